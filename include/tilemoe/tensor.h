@@ -1,0 +1,78 @@
+// Views of memory that the caller owns.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "tilemoe/error.h"
+
+namespace tilemoe {
+
+enum class DType : int {
+  kFloat32 = TILEMOE_FLOAT32,
+  kBFloat16 = TILEMOE_BFLOAT16,
+  kFloat16 = TILEMOE_FLOAT16,
+  kInt32 = TILEMOE_INT32,
+  kInt64 = TILEMOE_INT64,
+};
+
+enum class Device : int { kCpu = TILEMOE_CPU, kCuda = TILEMOE_CUDA };
+
+inline tilemoe_dtype to_c(DType dtype) {
+  return static_cast<tilemoe_dtype>(dtype);
+}
+inline tilemoe_device to_c(Device device) {
+  return static_cast<tilemoe_device>(device);
+}
+// Bytes of one element.
+inline size_t size_of(DType dtype) {
+  return tilemoe_dtype_size(to_c(dtype));
+}
+
+// A view of 1 to 3 dimensions; strides count elements. A default-constructed tensor is absent.
+struct Tensor : tilemoe_tensor {
+  Tensor() : tilemoe_tensor{} {}
+
+  // Contiguous, the last dimension fastest. Throws Error where there are more than 3 dimensions.
+  Tensor(const void* pointer, DType type, std::initializer_list<int64_t> dims) : tilemoe_tensor{} {
+    assign(pointer, type, dims);
+    int64_t step = 1;
+    for (int i = ndim - 1; i >= 0; --i) {
+      stride[i] = step;
+      step *= shape[i];
+    }
+  }
+
+  Tensor(const void* pointer, DType type, std::initializer_list<int64_t> dims,
+         std::initializer_list<int64_t> strides)
+      : tilemoe_tensor{} {
+    assign(pointer, type, dims);
+    if (strides.size() != dims.size())
+      throw Error(Status::kInvalidArgument, "Tensor: as many strides as dimensions are needed");
+    int i = 0;
+    for (int64_t step : strides) stride[i++] = step;
+  }
+
+  // The same memory with its last two dimensions exchanged: how a checkpoint's (E, d, 2n) becomes
+  // the (E, 2n, d) that tilemoe asks for.
+  Tensor transposed() const {
+    if (ndim < 2) throw Error(Status::kInvalidArgument, "Tensor::transposed needs two dimensions");
+    Tensor view = *this;
+    view.shape[ndim - 2] = shape[ndim - 1], view.shape[ndim - 1] = shape[ndim - 2];
+    view.stride[ndim - 2] = stride[ndim - 1], view.stride[ndim - 1] = stride[ndim - 2];
+    return view;
+  }
+
+  bool present() const { return ndim != 0; }
+
+ private:
+  void assign(const void* pointer, DType type, std::initializer_list<int64_t> dims) {
+    if (dims.size() > TILEMOE_MAX_DIMS)
+      throw Error(Status::kInvalidArgument, "Tensor: at most 3 dimensions");
+    data = const_cast<void*>(pointer);
+    dtype = to_c(type);
+    for (int64_t size : dims) shape[ndim++] = size;
+  }
+};
+
+}  // namespace tilemoe

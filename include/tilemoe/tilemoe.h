@@ -1,0 +1,432 @@
+/* TileMoE's C interface: the one binary boundary of the library.
+ *
+ * The C++ headers beside this file (tensor.h, routing.h, layer.h) are thin wrappers over it that
+ * turn a status into an exception. Symbols are those of docs/mathematics.md:
+ *
+ *   T, d     tokens in the batch, width of a token
+ *   E, K     experts, experts per token
+ *   n        width inside one expert (W1 has 2n rows when the activation is gated, n when it is
+ * not) f_e, M   tokens routed to expert e; M = sum of f_e capacity rows that the buffers can hold;
+ * M is known on the device only X, O     input and output (T, d);  s: router weight of a (token,
+ * expert) pair, float32 H, A, Y  pre-activation (M, 2n), activation (M, n), expert output (M, d);
+ * rows grouped by expert
+ *
+ * Rules that hold for every function here:
+ *   - All memory is the caller's. No call allocates memory for tensors or keeps a pointer after it
+ * returns (CPU), or after the work it put on the stream has run (GPU).
+ *   - Arguments (null, dtype, shape, stride, alignment, sizes, workspace) are checked before
+ * anything is written; a failed check returns TILEMOE_INVALID_ARGUMENT or TILEMOE_UNSUPPORTED,
+ * leaves every output as it was and sets tilemoe_last_error(). Values inside arrays are never
+ * errors.
+ *   - Every struct that may grow starts with `struct_size`; set it to sizeof the struct. Zero every
+ * field you do not use.
+ *   - Data pointers of X, weights, biases, H and outputs lie on 16 bytes, and so does every stride
+ * but the contiguous one.
+ */
+#ifndef TILEMOE_TILEMOE_H_
+#define TILEMOE_TILEMOE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define TILEMOE_API
+#else
+#define TILEMOE_API __attribute__((visibility("default")))
+#endif
+
+#define TILEMOE_VERSION_MAJOR 0
+#define TILEMOE_VERSION_MINOR 1
+#define TILEMOE_VERSION_PATCH 0
+
+/* ---------------------------------------------------------------- status */
+
+typedef enum tilemoe_status {
+  TILEMOE_SUCCESS = 0,
+  TILEMOE_INVALID_ARGUMENT = 1, /* a shape, stride, dtype, pointer or size is wrong */
+  TILEMOE_UNSUPPORTED = 2,      /* legal, but this backend or build cannot do it */
+  TILEMOE_DEVICE_ERROR = 3,     /* the device or its driver reported an error */
+  TILEMOE_INTERNAL_ERROR = 4    /* a defect of the library */
+} tilemoe_status;
+
+/* "0.1.0" */
+TILEMOE_API const char* tilemoe_version(void);
+/* "invalid argument", ... never null, whatever the number. */
+TILEMOE_API const char* tilemoe_status_name(tilemoe_status status);
+/* What the last failed call on this thread said: the sentence, the shape seen, file and line. Empty
+ * after a success. Valid until the thread's next call. */
+TILEMOE_API const char* tilemoe_last_error(void);
+
+/* --------------------------------------------------------------- tensors */
+
+typedef enum tilemoe_dtype {
+  TILEMOE_FLOAT32 = 0,
+  TILEMOE_BFLOAT16 = 1,
+  TILEMOE_FLOAT16 = 2,
+  TILEMOE_INT32 = 3,
+  TILEMOE_INT64 = 4
+} tilemoe_dtype;
+
+#define TILEMOE_MAX_DIMS 3
+
+/* A view of the caller's memory. `stride` counts elements. An absent optional tensor has data ==
+ * NULL and ndim == 0 (a zeroed struct). A tensor of zero elements may have data == NULL. */
+typedef struct tilemoe_tensor {
+  void* data;
+  tilemoe_dtype dtype;
+  int32_t ndim;
+  int64_t shape[TILEMOE_MAX_DIMS];
+  int64_t stride[TILEMOE_MAX_DIMS];
+} tilemoe_tensor;
+
+/* Bytes of one element; 0 for a number that is no dtype. */
+TILEMOE_API size_t tilemoe_dtype_size(tilemoe_dtype dtype);
+TILEMOE_API const char* tilemoe_dtype_name(tilemoe_dtype dtype);
+
+/* ---------------------------------------------------------------- devices */
+
+typedef enum tilemoe_device { TILEMOE_CPU = 0, TILEMOE_CUDA = 1 } tilemoe_device;
+
+/* 1 if this build has the backend and a device for it is present, else 0 (tilemoe_last_error()
+ * tells why). */
+TILEMOE_API int tilemoe_device_available(tilemoe_device device);
+/* One line about the backend ("cpu: 2 threads, AVX3, oneDNN 2.6.3"); valid until the thread's next
+ * call. */
+TILEMOE_API const char* tilemoe_device_description(tilemoe_device device);
+/* Threads of the CPU backend, the calling one included. 0 asks for one a core (the default).
+ * Results do not depend on it, workspace sizes do. Not to be called while another thread is inside
+ * the library. */
+TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
+TILEMOE_API int tilemoe_num_threads(void);
+
+/* ---------------------------------------------------------------- routing */
+
+/* How the rows of a batch come about, and with it which pairs ds is given for. */
+typedef enum tilemoe_routing_kind {
+  TILEMOE_ROUTING_TOP_K = 0, /* K slots a token; pair p = t * K + k */
+  TILEMOE_ROUTING_GENERAL =
+      1, /* caller's (token, expert, score) triples; pair p = index of the triple */
+  TILEMOE_ROUTING_ROUNDED =
+      2,                      /* token rounding; pairs grouped by token, token_offsets says where */
+  TILEMOE_ROUTING_GROUPED = 3 /* rows already sorted by expert; pair p = row */
+} tilemoe_routing_kind;
+
+/* How many rows an expert gets under token rounding: f'_e, a multiple of m next to f_e. */
+typedef enum tilemoe_rounding {
+  TILEMOE_ROUND_NEAREST = 0, /* up where f_e mod m >= m/2 */
+  TILEMOE_ROUND_UP = 1,
+  TILEMOE_ROUND_DOWN = 2,
+  TILEMOE_ROUND_STOCHASTIC = 3, /* up with probability (f_e mod m) / m */
+  TILEMOE_ROUND_BALANCED = 4    /* keeps the sum: the largest remainders go up */
+} tilemoe_rounding;
+
+/* Scores from logits, and the order in which experts are chosen. */
+typedef enum tilemoe_scoring {
+  TILEMOE_SOFTMAX_OVER_CHOSEN = 0,  /* softmax over the K chosen logits */
+  TILEMOE_SOFTMAX_OVER_ALL = 1,     /* softmax over E, the chosen ones kept as they are */
+  TILEMOE_SOFTMAX_RENORMALIZED = 2, /* softmax over E, the chosen ones divided by their sum */
+  TILEMOE_SIGMOID = 3, /* sigmoid; chosen by sigmoid + selection bias, the bias not in the score */
+  TILEMOE_SIGMOID_RENORMALIZED =
+      4 /* the same, the chosen ones divided by their sum (DeepSeek-V3) */
+} tilemoe_scoring;
+
+/* The size of a routing, known on the host before any logit is. */
+typedef struct tilemoe_routing_spec {
+  uint64_t struct_size;
+  tilemoe_device device;
+  tilemoe_routing_kind kind;
+  int64_t T;        /* tokens (top-K, general, rounded); 0 for grouped */
+  int64_t E;        /* experts */
+  int64_t K;        /* experts per token (top-K, rounded); 0 otherwise */
+  int64_t pairs;    /* general: number of triples; 0 otherwise */
+  int64_t capacity; /* rows; 0 asks for the kind's own bound. Grouped: the number of rows given */
+  int64_t m;        /* rounded: rows are rounded to multiples of m (1 <= m) */
+  tilemoe_rounding rounding;
+} tilemoe_routing_spec;
+
+/* Counted on the device while a routing is built. */
+enum {
+  TILEMOE_COUNT_OVER_CAPACITY = 0, /* pairs that did not fit: highest expert, then highest token */
+  TILEMOE_COUNT_BAD_IDS = 1,    /* ids outside [0, E), or tokens outside [0, T) or out of order */
+  TILEMOE_COUNT_NAN_TOKENS = 2, /* tokens with a NaN logit */
+  TILEMOE_COUNTERS = 4
+};
+
+/* The routing of a batch: one object, in memory of the caller's that tilemoe_routing_bind laid out.
+ * The arrays are device memory; everything else is host memory. 12 bytes a pair, plus O(E), plus
+ * for general and rounded routing 4 bytes a token. */
+typedef struct tilemoe_routing {
+  uint64_t struct_size;
+  tilemoe_routing_spec spec; /* with pairs and capacity filled in */
+  int32_t* offsets;   /* (E + 1) expert e has rows [offsets[e], offsets[e + 1]); offsets[E] = M */
+  int32_t* counters;  /* (TILEMOE_COUNTERS) */
+  int32_t* row_token; /* (capacity) token of a row; null when grouped */
+  float* row_score;   /* (capacity) s of a row; 1 when grouped without scores */
+  int32_t* pair_row;  /* (pairs) row of a pair, -1 when it has none; null when grouped */
+  int32_t* token_offsets; /* (T + 1) pairs of token t are [token_offsets[t], token_offsets[t + 1]);
+                             null for top-K, where they are [t * K, t * K + K), and when grouped */
+} tilemoe_routing;
+
+/* Bound on M, with which buffers are sized: T*K (top-K, down), T*K + E*(m-1) (up, stochastic),
+ * T*K + E*(m/2) (nearest), T*K + m (balanced), each at most T*E; `pairs` (general); `capacity`
+ * (grouped). spec->capacity, where it is not 0, replaces the bound. */
+TILEMOE_API tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec,
+                                                    int64_t* capacity);
+/* Bytes of the routing object's arrays, and of the workspace that building it or its backward
+ * needs. */
+TILEMOE_API tilemoe_status tilemoe_routing_bytes(const tilemoe_routing_spec* spec, size_t* bytes);
+TILEMOE_API tilemoe_status tilemoe_routing_workspace_bytes(const tilemoe_routing_spec* spec,
+                                                           size_t* bytes);
+/* Lays the arrays out in `memory` (at least tilemoe_routing_bytes, on 16 bytes). Writes nothing
+ * there. */
+TILEMOE_API tilemoe_status tilemoe_routing_bind(const tilemoe_routing_spec* spec, void* memory,
+                                                size_t bytes, tilemoe_routing* routing);
+
+/* Top K of each token's logits. Ties go to the lower id, NaN ranks last, a token's K stand in
+ * descending order. A token with any NaN logit gets K distinct valid ids and NaN scores. */
+typedef struct tilemoe_top_k_args {
+  uint64_t struct_size;
+  tilemoe_device device;
+  tilemoe_scoring scoring;
+  int64_t K;
+  tilemoe_tensor logits;         /* (T, E) float32, bfloat16 or float16 */
+  tilemoe_tensor selection_bias; /* (E) float32, sigmoid scorings only; optional */
+  tilemoe_tensor ids;            /* out (T, K) int32 or int64, contiguous */
+  tilemoe_tensor scores;         /* out (T, K) float32, contiguous */
+  tilemoe_tensor expert_counts;  /* out (E) int32: how often each expert was chosen; optional */
+  void* stream;
+} tilemoe_top_k_args;
+TILEMOE_API tilemoe_status tilemoe_top_k(const tilemoe_top_k_args* args);
+
+/* Builds a routing of kind TOP_K from chosen ids and scores. Rows of an expert stand in the order
+ * of pairs. Ids outside [0, E) are skipped. ids (T, K) int32 or int64; scores (T, K) float32,
+ * bfloat16 or float16. */
+typedef struct tilemoe_route_top_k_args {
+  uint64_t struct_size;
+  tilemoe_tensor ids;
+  tilemoe_tensor scores;
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+} tilemoe_route_top_k_args;
+TILEMOE_API tilemoe_status tilemoe_route_top_k(tilemoe_routing* routing,
+                                               const tilemoe_route_top_k_args* args);
+
+/* Builds a routing of kind GENERAL from triples sorted by token. A triple whose token is outside
+ * [0, T) or smaller than one before it, or whose expert is outside [0, E) (-1: "not here"), is
+ * skipped. Repeated pairs are legal. tokens, experts (pairs) int32 or int64; scores (pairs)
+ * float32, bfloat16 or float16. */
+typedef struct tilemoe_route_general_args {
+  uint64_t struct_size;
+  tilemoe_tensor tokens;
+  tilemoe_tensor experts;
+  tilemoe_tensor scores;
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+} tilemoe_route_general_args;
+TILEMOE_API tilemoe_status tilemoe_route_general(tilemoe_routing* routing,
+                                                 const tilemoe_route_general_args* args);
+
+/* Builds a routing of kind ROUNDED from logits: top-K by softmax over all experts, renormalised,
+ * then each expert's count is rounded to a multiple of m. Expert e ranks its top-K tokens before
+ * the others, then by s, then by lower token id, and takes the first f'_e. Where f'_e would pass T
+ * it is floor(T/m)*m; where T < m the routing is plain top-K. A token's pairs stand in the order of
+ * its K, then added ones by expert.
+ */
+typedef struct tilemoe_route_rounded_args {
+  uint64_t struct_size;
+  tilemoe_tensor logits;        /* (T, E) float32, bfloat16 or float16 */
+  tilemoe_tensor seed;          /* (1) int64 in device memory; stochastic only */
+  tilemoe_tensor step;          /* (1) int64 in device memory; stochastic only */
+  tilemoe_tensor expert_counts; /* out (E) int32: f_e before rounding; optional */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+} tilemoe_route_rounded_args;
+TILEMOE_API tilemoe_status tilemoe_route_rounded(tilemoe_routing* routing,
+                                                 const tilemoe_route_rounded_args* args);
+
+/* Builds a routing of kind GROUPED: counts (E) int32 or int64, scores (capacity) float32, optional
+ * (absent: every s is 1). Negative counts count as 0; rows past the sum are never read. */
+typedef struct tilemoe_route_grouped_args {
+  uint64_t struct_size;
+  tilemoe_tensor counts;
+  tilemoe_tensor scores;
+  void* stream;
+} tilemoe_route_grouped_args;
+TILEMOE_API tilemoe_status tilemoe_route_grouped(tilemoe_routing* routing,
+                                                 const tilemoe_route_grouped_args* args);
+
+/* From ds to the logits. `scoring` is the rule that chose (rounded routing: SOFTMAX_RENORMALIZED,
+ * always). SOFTMAX_OVER_CHOSEN needs no logits; the other rules read them as the router stored
+ * them. A token's skipped pairs count as absent. Routing kinds TOP_K and ROUNDED. */
+typedef struct tilemoe_router_backward_args {
+  uint64_t struct_size;
+  tilemoe_scoring scoring;
+  const tilemoe_routing* routing;
+  tilemoe_tensor logits;  /* (T, E); absent for SOFTMAX_OVER_CHOSEN */
+  tilemoe_tensor ds;      /* (pairs) float32, as tilemoe_backward wrote it */
+  tilemoe_tensor dlogits; /* out (T, E), float32 or the logits' dtype */
+  float beta;             /* 0: written; 1: added to */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+} tilemoe_router_backward_args;
+TILEMOE_API tilemoe_status tilemoe_router_backward(const tilemoe_router_backward_args* args);
+
+/* balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e) (Switch Transformer, arXiv 2101.03961, eq. 4;
+ * 1 when balanced), z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, eq. 5), p = softmax
+ * over E. Tokens with a NaN logit are left out of both means. */
+typedef struct tilemoe_router_losses_args {
+  uint64_t struct_size;
+  tilemoe_device device;
+  tilemoe_tensor logits;        /* (T, E) */
+  tilemoe_tensor expert_counts; /* (E) int32: c_e, the experts' choices before rounding */
+  tilemoe_tensor losses;        /* out (2) float32: balance, z; optional */
+  float balance_coefficient;    /* with dlogits: scale of the balance loss */
+  float z_coefficient;
+  tilemoe_tensor
+      dlogits; /* (T, E): the losses' gradient is ADDED here; optional. float32 or logits' */
+  void* workspace;
+  size_t workspace_bytes; /* at least tilemoe_router_losses_workspace_bytes(device, T, E) */
+  void* stream;
+} tilemoe_router_losses_args;
+TILEMOE_API tilemoe_status tilemoe_router_losses_workspace_bytes(tilemoe_device device, int64_t T,
+                                                                 int64_t E, size_t* bytes);
+TILEMOE_API tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_args* args);
+
+/* ---------------------------------------------------------------- layer */
+
+typedef enum tilemoe_activation {
+  TILEMOE_SWIGLU = 0,     /* silu(gate) * up */
+  TILEMOE_GEGLU = 1,      /* gelu(gate) * up, erf form */
+  TILEMOE_GEGLU_TANH = 2, /* gelu(gate) * up, tanh form */
+  TILEMOE_REGLU = 3,      /* relu(gate) * up */
+  TILEMOE_SILU = 4,       /* from here on not gated: W1 is (E, n, d) */
+  TILEMOE_GELU = 5,
+  TILEMOE_GELU_TANH = 6,
+  TILEMOE_RELU = 7,
+  TILEMOE_RELU_SQUARED = 8,
+  TILEMOE_IDENTITY = 9
+} tilemoe_activation;
+/* 1 where W1 has gate and up rows. */
+TILEMOE_API int tilemoe_activation_gated(tilemoe_activation activation);
+TILEMOE_API const char* tilemoe_activation_name(tilemoe_activation activation);
+
+/* Where W1's gate and up rows are. Meaningless (CONCATENATED) when the activation is not gated. */
+typedef enum tilemoe_gate_layout {
+  TILEMOE_GATE_CONCATENATED =
+      0, /* W1 (E, 2n, d): n gate rows, then n up rows (Hugging Face's gate_up_proj) */
+  TILEMOE_GATE_INTERLEAVED = 1, /* W1 (E, 2n, d): gate and up rows alternate, gate first */
+  TILEMOE_GATE_SPLIT =
+      2 /* W1 (E, n, d) is the gate, W1_up (E, n, d) the up (torchtitan's w1, w3) */
+} tilemoe_gate_layout;
+
+/* What the experts compute. */
+typedef struct tilemoe_experts {
+  uint64_t struct_size;
+  tilemoe_device device;
+  tilemoe_dtype dtype; /* of X, O, weights, biases and H: float32 (CPU), bfloat16, float16 */
+  int64_t d, n, E;
+  tilemoe_activation activation;
+  tilemoe_gate_layout gate_layout;
+  /* SwiGLU only, gpt-oss's form: gate = min(gate, clamp), up = clip(up, -clamp, clamp),
+   * A = gate * sigmoid(alpha * gate) * (up + up_shift). All zero is the plain form (clamp none,
+   * alpha 1). */
+  float clamp;
+  float alpha;
+  float up_shift;
+} tilemoe_experts;
+
+/* The experts' weights, in the checkpoint's own layout. A weight's last two dimensions may be
+ * stored either way: W1 (E, 2n, d) with stride 1 on d, or on 2n when the checkpoint keeps (E, d,
+ * 2n). */
+typedef struct tilemoe_weights {
+  tilemoe_tensor W1;    /* (E, 2n, d), or (E, n, d) when split or not gated */
+  tilemoe_tensor W1_up; /* (E, n, d) when split, else absent */
+  tilemoe_tensor W2;    /* (E, d, n) */
+  tilemoe_tensor b1;    /* (E, 2n) in W1's row order, or (E, n) when split or not gated; optional */
+  tilemoe_tensor b1_up; /* (E, n) when split and biased, else absent */
+  tilemoe_tensor b2;    /* (E, d); optional */
+} tilemoe_weights;
+
+/* What forward keeps for backward beside X and the routing. Host struct over device memory. */
+typedef struct tilemoe_saved {
+  tilemoe_tensor
+      H; /* (capacity, 2n) or (capacity, n): gate columns, then up columns (gpt-oss's transposed
+            and interleaved W1 may keep them adjacent on some backends); contiguous */
+  int32_t consumed; /* set by a backward that wrote dH over H; such a state cannot be used again */
+} tilemoe_saved;
+
+/* Bytes that live from forward to backward. */
+typedef struct tilemoe_saved_size {
+  size_t rows; /* X (T, d), or the grouped entry's rows (capacity, d): the caller's input, kept by
+                  it */
+  size_t H;
+  size_t routing; /* tilemoe_routing_bytes */
+  size_t total;
+} tilemoe_saved_size;
+TILEMOE_API tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,
+                                               const tilemoe_routing_spec* routing,
+                                               tilemoe_saved_size* size);
+
+typedef enum tilemoe_pass {
+  TILEMOE_PASS_INFERENCE = 0,
+  TILEMOE_PASS_FORWARD = 1,
+  TILEMOE_PASS_BACKWARD = 2,
+  TILEMOE_PASS_BACKWARD_DH_OVER_H = 3
+} tilemoe_pass;
+/* Workspace of one pass. Depends on the shapes, the capacity and the number of threads, never on
+ * f_e. */
+TILEMOE_API tilemoe_status tilemoe_workspace_bytes(const tilemoe_experts* experts,
+                                                   const tilemoe_routing_spec* routing,
+                                                   tilemoe_pass pass, size_t* bytes);
+
+/* O_t = addend_t + sum over the token's pairs of s * (act(X_t W1_e^T + b1_e) W2_e^T + b2_e), in
+ * float32, in the order of the token's pairs. Grouped: O_r = addend_r + s_r * (...), rows past the
+ * sum of the counts are zero. `saved` null is inference: H is not written. */
+typedef struct tilemoe_forward_args {
+  uint64_t struct_size;
+  const tilemoe_routing* routing;
+  tilemoe_weights weights;
+  tilemoe_tensor X;      /* (T, d); grouped: (capacity, d) */
+  tilemoe_tensor O;      /* out, X's shape */
+  tilemoe_tensor addend; /* X's shape; optional */
+  tilemoe_saved* saved;
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+} tilemoe_forward_args;
+TILEMOE_API tilemoe_status tilemoe_forward(const tilemoe_experts* experts,
+                                           const tilemoe_forward_args* args);
+
+/* The gradients. An absent output is not computed. */
+typedef struct tilemoe_backward_args {
+  uint64_t struct_size;
+  const tilemoe_routing* routing;
+  tilemoe_weights weights;
+  tilemoe_tensor X;  /* as in forward */
+  tilemoe_tensor dO; /* X's shape */
+  tilemoe_saved* saved;
+  int32_t overwrite_H;   /* 1: dH is written over H and the saved state is consumed */
+  tilemoe_tensor dX;     /* out, X's shape */
+  tilemoe_tensor addend; /* added to dX (the router's part, the residual's); X's shape; optional */
+  tilemoe_weights dweights; /* out, each in its weight's shape; the weight's dtype or float32 */
+  float beta;               /* dweights: 0 written, 1 added to (in float32, rounded once) */
+  tilemoe_tensor ds; /* out (pairs) float32; (T, K) is accepted for top-K. Skipped pairs get 0 */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+} tilemoe_backward_args;
+TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,
+                                            const tilemoe_backward_args* args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* TILEMOE_TILEMOE_H_ */

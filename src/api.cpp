@@ -1,0 +1,234 @@
+// The C interface: every function turns what is thrown below it into a status and a text.
+#include <exception>
+#include <new>
+#include <string>
+
+#include "backend.h"
+#include "check.h"
+#include "layer.h"
+#include "routing/rules.h"
+#include "routing/spec.h"
+#include "tilemoe/tilemoe.h"
+
+namespace {
+
+thread_local std::string last_error;
+thread_local std::string last_description;
+
+tilemoe_status fail(tilemoe_status status, const char* function, const char* what) noexcept {
+  try {
+    last_error = std::string(function) + ": " + what;
+  } catch (...) {
+    last_error.clear();
+  }
+  return status;
+}
+
+template <class Body>
+tilemoe_status guarded(const char* function, Body&& body) noexcept {
+  try {
+    last_error.clear();
+    body();
+    return TILEMOE_SUCCESS;
+  } catch (const tilemoe::Error& error) {
+    return fail(static_cast<tilemoe_status>(error.status()), function, error.what());
+  } catch (const std::exception& error) {
+    return fail(TILEMOE_INTERNAL_ERROR, function, error.what());
+  } catch (...) {
+    return fail(TILEMOE_INTERNAL_ERROR, function, "unknown exception");
+  }
+}
+
+template <class Pointer>
+void check_out(Pointer* pointer, const char* name) {
+  TILEMOE_CHECK(pointer != nullptr, name << " is null");
+}
+
+#define TILEMOE_STRINGIFY_(x) #x
+#define TILEMOE_STRINGIFY(x) TILEMOE_STRINGIFY_(x)
+
+}  // namespace
+
+extern "C" {
+
+const char* tilemoe_version(void) {
+  return TILEMOE_STRINGIFY(TILEMOE_VERSION_MAJOR) "." TILEMOE_STRINGIFY(
+      TILEMOE_VERSION_MINOR) "." TILEMOE_STRINGIFY(TILEMOE_VERSION_PATCH);
+}
+
+const char* tilemoe_status_name(tilemoe_status status) {
+  switch (status) {
+    case TILEMOE_SUCCESS: return "success";
+    case TILEMOE_INVALID_ARGUMENT: return "invalid argument";
+    case TILEMOE_UNSUPPORTED: return "unsupported";
+    case TILEMOE_DEVICE_ERROR: return "device error";
+    case TILEMOE_INTERNAL_ERROR: return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* tilemoe_last_error(void) {
+  return last_error.c_str();
+}
+
+size_t tilemoe_dtype_size(tilemoe_dtype dtype) {
+  switch (dtype) {
+    case TILEMOE_FLOAT32:
+    case TILEMOE_INT32: return 4;
+    case TILEMOE_BFLOAT16:
+    case TILEMOE_FLOAT16: return 2;
+    case TILEMOE_INT64: return 8;
+  }
+  return 0;
+}
+
+const char* tilemoe_dtype_name(tilemoe_dtype dtype) {
+  switch (dtype) {
+    case TILEMOE_FLOAT32: return "float32";
+    case TILEMOE_BFLOAT16: return "bfloat16";
+    case TILEMOE_FLOAT16: return "float16";
+    case TILEMOE_INT32: return "int32";
+    case TILEMOE_INT64: return "int64";
+  }
+  return "unknown dtype";
+}
+
+int tilemoe_activation_gated(tilemoe_activation activation) {
+  return activation >= TILEMOE_SWIGLU && activation <= TILEMOE_REGLU;
+}
+
+const char* tilemoe_activation_name(tilemoe_activation activation) {
+  switch (activation) {
+    case TILEMOE_SWIGLU: return "swiglu";
+    case TILEMOE_GEGLU: return "geglu";
+    case TILEMOE_GEGLU_TANH: return "geglu_tanh";
+    case TILEMOE_REGLU: return "reglu";
+    case TILEMOE_SILU: return "silu";
+    case TILEMOE_GELU: return "gelu";
+    case TILEMOE_GELU_TANH: return "gelu_tanh";
+    case TILEMOE_RELU: return "relu";
+    case TILEMOE_RELU_SQUARED: return "relu_squared";
+    case TILEMOE_IDENTITY: return "identity";
+  }
+  return "unknown activation";
+}
+
+int tilemoe_device_available(tilemoe_device device) {
+  return guarded("tilemoe_device_available", [&] { tilemoe::backend_for(device); }) ==
+         TILEMOE_SUCCESS;
+}
+
+const char* tilemoe_device_description(tilemoe_device device) {
+  const tilemoe_status status = guarded("tilemoe_device_description", [&] {
+    last_description = tilemoe::backend_for(device).description();
+  });
+  return status == TILEMOE_SUCCESS ? last_description.c_str() : last_error.c_str();
+}
+
+tilemoe_status tilemoe_set_num_threads(int threads) {
+  return guarded("tilemoe_set_num_threads", [&] {
+    TILEMOE_CHECK(threads >= 0 && threads <= 4096,
+                  "threads is " << threads << ", expected 0 to 4096");
+    tilemoe::set_num_threads(threads);
+  });
+}
+
+int tilemoe_num_threads(void) {
+  return tilemoe::num_threads();
+}
+
+tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec, int64_t* capacity) {
+  return guarded("tilemoe_routing_capacity", [&] {
+    check_out(capacity, "capacity");
+    *capacity = tilemoe::complete(spec).capacity;
+  });
+}
+
+tilemoe_status tilemoe_routing_bytes(const tilemoe_routing_spec* spec, size_t* bytes) {
+  return guarded("tilemoe_routing_bytes", [&] {
+    check_out(bytes, "bytes");
+    *bytes = tilemoe::routing_bytes(tilemoe::complete(spec));
+  });
+}
+
+tilemoe_status tilemoe_routing_workspace_bytes(const tilemoe_routing_spec* spec, size_t* bytes) {
+  return guarded("tilemoe_routing_workspace_bytes", [&] {
+    check_out(bytes, "bytes");
+    const tilemoe_routing_spec complete = tilemoe::complete(spec);
+    *bytes = tilemoe::backend_for(complete.device).routing_scratch_bytes(complete);
+  });
+}
+
+tilemoe_status tilemoe_routing_bind(const tilemoe_routing_spec* spec, void* memory, size_t bytes,
+                                    tilemoe_routing* routing) {
+  return guarded("tilemoe_routing_bind", [&] {
+    check_out(routing, "routing");
+    *routing = tilemoe::bind_routing(tilemoe::complete(spec), memory, bytes);
+  });
+}
+
+tilemoe_status tilemoe_top_k(const tilemoe_top_k_args* args) {
+  return guarded("tilemoe_top_k", [&] { tilemoe::top_k(args); });
+}
+
+tilemoe_status tilemoe_route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* args) {
+  return guarded("tilemoe_route_top_k", [&] { tilemoe::route_top_k(routing, args); });
+}
+
+tilemoe_status tilemoe_route_general(tilemoe_routing* routing,
+                                     const tilemoe_route_general_args* args) {
+  return guarded("tilemoe_route_general", [&] { tilemoe::route_general(routing, args); });
+}
+
+tilemoe_status tilemoe_route_rounded(tilemoe_routing* routing,
+                                     const tilemoe_route_rounded_args* args) {
+  return guarded("tilemoe_route_rounded", [&] { tilemoe::route_rounded(routing, args); });
+}
+
+tilemoe_status tilemoe_route_grouped(tilemoe_routing* routing,
+                                     const tilemoe_route_grouped_args* args) {
+  return guarded("tilemoe_route_grouped", [&] { tilemoe::route_grouped(routing, args); });
+}
+
+tilemoe_status tilemoe_router_backward(const tilemoe_router_backward_args* args) {
+  return guarded("tilemoe_router_backward", [&] { tilemoe::router_backward(args); });
+}
+
+tilemoe_status tilemoe_router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E,
+                                                     size_t* bytes) {
+  return guarded("tilemoe_router_losses_workspace_bytes", [&] {
+    check_out(bytes, "bytes");
+    *bytes = tilemoe::router_losses_workspace_bytes(device, T, E);
+  });
+}
+
+tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_args* args) {
+  return guarded("tilemoe_router_losses", [&] { tilemoe::router_losses(args); });
+}
+
+tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,
+                                   const tilemoe_routing_spec* routing, tilemoe_saved_size* size) {
+  return guarded("tilemoe_saved_bytes", [&] {
+    check_out(size, "size");
+    *size = tilemoe::saved_bytes(experts, routing);
+  });
+}
+
+tilemoe_status tilemoe_workspace_bytes(const tilemoe_experts* experts,
+                                       const tilemoe_routing_spec* routing, tilemoe_pass pass,
+                                       size_t* bytes) {
+  return guarded("tilemoe_workspace_bytes", [&] {
+    check_out(bytes, "bytes");
+    *bytes = tilemoe::workspace_bytes(experts, routing, pass);
+  });
+}
+
+tilemoe_status tilemoe_forward(const tilemoe_experts* experts, const tilemoe_forward_args* args) {
+  return guarded("tilemoe_forward", [&] { tilemoe::forward(experts, args); });
+}
+
+tilemoe_status tilemoe_backward(const tilemoe_experts* experts, const tilemoe_backward_args* args) {
+  return guarded("tilemoe_backward", [&] { tilemoe::backward(experts, args); });
+}
+
+}  // extern "C"

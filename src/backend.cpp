@@ -1,0 +1,29 @@
+#include "backend.h"
+
+#include "check.h"
+#include "cpu/backend.h"
+#include "cpu/thread_pool.h"
+
+namespace tilemoe {
+
+Backend& cpu_backend() {
+  static cpu::CpuBackend backend;
+  return backend;
+}
+
+Backend& backend_for(tilemoe_device device) {
+  TILEMOE_CHECK(device == TILEMOE_CPU || device == TILEMOE_CUDA,
+                "device is " << static_cast<int>(device) << ", expected cpu (0) or cuda (1)");
+  TILEMOE_CHECK_SUPPORTED(device == TILEMOE_CPU,
+                          "the CUDA backend is not built yet: use the CPU backend");
+  return cpu_backend();
+}
+
+void set_num_threads(int threads) {
+  cpu::set_num_threads(threads);
+}
+int num_threads() {
+  return cpu::num_threads();
+}
+
+}  // namespace tilemoe

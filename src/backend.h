@@ -1,0 +1,201 @@
+// What a backend provides: the steps of the layer and of the routing, one function each, named as
+// in docs/mathematics.md. layer.cpp and routing/ check every argument and own the order and the
+// memory plan, so a step may trust what it is given. Nothing here allocates; scratch comes with the
+// step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe {
+
+struct Scratch {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+// The rows of a batch as a step sees them: device pointers.
+struct Rows {
+  int64_t E = 0;
+  int64_t capacity = 0;
+  const int32_t* offsets = nullptr;  // (E + 1)
+  const int32_t* token = nullptr;    // (capacity) source row in X and dO; null: row r is row r
+  const float* score = nullptr;      // (capacity); null: every s is 1
+};
+
+// Where W1's columns come from, and the activation. One per step that touches W1.
+struct UpWeights {
+  tilemoe_tensor W1, W1_up;  // W1_up only when split
+  tilemoe_tensor b1, b1_up;  // absent without biases
+};
+
+// H = X W1^T + b1, A = act(H): gathers X. A comes from the float32 accumulator, not from the stored
+// H.
+struct UpProjection {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor X;  // (T, d)
+  UpWeights weights;
+  tilemoe_tensor H;  // out (capacity, 2n); absent in inference
+  tilemoe_tensor A;  // out (capacity, n)
+  Scratch scratch;
+  void* stream;
+};
+
+// Y = A W2^T + b2
+struct DownProjection {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor A;   // (capacity, n)
+  tilemoe_tensor W2;  // (E, d, n)
+  tilemoe_tensor b2;  // (E, d); optional
+  tilemoe_tensor Y;   // out (capacity, d)
+  Scratch scratch;
+  void* stream;
+};
+
+// out_t = addend_t + sum over the token's pairs of [s *] row, float32, in pair order. Grouped:
+// out_r = addend_r + [s *] row, zero past the last row.
+struct Combine {
+  const tilemoe_experts* experts;
+  const tilemoe_routing* routing;
+  tilemoe_tensor row_values;  // Y or dX~ (capacity, d)
+  bool scale_by_score;
+  tilemoe_tensor addend;  // optional
+  tilemoe_tensor out;     // O or dX
+  void* stream;
+};
+
+// dA' = dO W2 (gathers dO); then A = act(H), ds partials = <dA', A> by column tile, dH = act'(H) (s
+// dA'), A' = s A. dH may lie over H.
+struct ActivationGradient {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dO;  // (T, d)
+  tilemoe_tensor W2;
+  tilemoe_tensor H;
+  tilemoe_tensor dH;        // out (capacity, 2n); absent: not wanted
+  tilemoe_tensor A_scaled;  // out A' (capacity, n); absent: not wanted
+  float* ds_partial;        // out (ds_tiles, capacity); null: not wanted
+  Scratch scratch;
+  void* stream;
+};
+
+// ds(pair) = sum over tiles, in order, of ds_partial(tile, row) + <dO_t, b2_e>; 0 for a pair
+// without a row.
+struct ScoreGradient {
+  const tilemoe_experts* experts;
+  const tilemoe_routing* routing;
+  const float* ds_partial;  // (ds_tiles, capacity)
+  int64_t ds_tiles;
+  tilemoe_tensor dO;
+  tilemoe_tensor b2;  // optional
+  float* ds;          // out (pairs)
+  void* stream;
+};
+
+// dW2_e = dO_e^T A'_e (gathers dO). Exact zeros for an expert without rows (beta 0).
+struct WeightGradient2 {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dO;
+  tilemoe_tensor A_scaled;
+  tilemoe_tensor dW2;  // out (E, d, n), either major
+  bool accumulate;
+  Scratch scratch;
+  void* stream;
+};
+
+// dX~ = dH W1
+struct InputGradient {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dH;
+  UpWeights weights;
+  tilemoe_tensor dX_rows;  // out dX~ (capacity, d)
+  Scratch scratch;
+  void* stream;
+};
+
+// dW1_e = dH_e^T X_e (gathers X)
+struct WeightGradient1 {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dH;
+  tilemoe_tensor X;
+  tilemoe_tensor dW1, dW1_up;  // out, in W1's layout; either may be absent
+  bool accumulate;
+  Scratch scratch;
+  void* stream;
+};
+
+// db2_e = sum of s dO over the expert's rows (gathers dO); db1_e = sum of dH.
+struct BiasGradient {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dO, db2;          // db2 absent: not wanted
+  tilemoe_tensor dH, db1, db1_up;  // db1 absent: not wanted
+  bool accumulate;
+  Scratch scratch;
+  void* stream;
+};
+
+// A step that asks for scratch of its own.
+enum class Step {
+  kUpProjection,
+  kDownProjection,
+  kActivationGradient,
+  kWeightGradient2,
+  kInputGradient,
+  kWeightGradient1,
+  kBiasGradient,
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // One line for `tilemoe info`.
+  virtual std::string description() const = 0;
+  // Throws Error(kUnsupported) with the reason where this backend cannot run these experts.
+  virtual void check_supported(const tilemoe_experts& experts) const = 0;
+
+  // ---- the layer
+  virtual size_t scratch_bytes(Step step, const tilemoe_experts& experts,
+                               int64_t capacity) const = 0;
+  // Column tiles into which the activation gradient cuts ds.
+  virtual int64_t ds_tiles(const tilemoe_experts& experts) const = 0;
+  virtual void up_projection(const UpProjection& step) = 0;
+  virtual void down_projection(const DownProjection& step) = 0;
+  virtual void combine(const Combine& step) = 0;
+  virtual void activation_gradient(const ActivationGradient& step) = 0;
+  virtual void score_gradient(const ScoreGradient& step) = 0;
+  virtual void weight_gradient_2(const WeightGradient2& step) = 0;
+  virtual void input_gradient(const InputGradient& step) = 0;
+  virtual void weight_gradient_1(const WeightGradient1& step) = 0;
+  virtual void bias_gradient(const BiasGradient& step) = 0;
+
+  // ---- routing. Arguments are those of the public interface, checked.
+  virtual size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const = 0;
+  virtual size_t router_losses_scratch_bytes(int64_t T, int64_t E) const = 0;
+  virtual void top_k(const tilemoe_top_k_args& args) = 0;
+  virtual void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) = 0;
+  virtual void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) = 0;
+  virtual void route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) = 0;
+  virtual void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) = 0;
+  virtual void router_backward(const tilemoe_router_backward_args& args) = 0;
+  virtual void router_losses(const tilemoe_router_losses_args& args) = 0;
+};
+
+// The backend of a device, or Error(kUnsupported) with the reason why this build or machine has
+// none.
+Backend& backend_for(tilemoe_device device);
+Backend& cpu_backend();
+
+// Threads of the CPU backend; 0 asks for one a core.
+void set_num_threads(int threads);
+int num_threads();
+
+}  // namespace tilemoe

@@ -1,0 +1,143 @@
+#include "check.h"
+
+#include <cstring>
+
+namespace tilemoe {
+
+void throw_error(Status status, const std::string& message, const char* file, int line,
+                 const char* expression) {
+  const char* name = std::strrchr(file, '/');
+  std::ostringstream text;
+  text << message << " [" << (name ? name + 1 : file) << ":" << line << ": " << expression << "]";
+  throw Error(status, text.str());
+}
+
+std::string describe_shape(const tilemoe_tensor& tensor) {
+  std::ostringstream text;
+  text << "(";
+  for (int i = 0; i < tensor.ndim && i < TILEMOE_MAX_DIMS; ++i)
+    text << (i ? ", " : "") << tensor.shape[i];
+  text << ")";
+  return text.str();
+}
+
+std::string describe(const tilemoe_tensor& tensor) {
+  if (!present(tensor)) return "absent";
+  return std::string(tilemoe_dtype_name(tensor.dtype)) + " " + describe_shape(tensor);
+}
+
+int64_t checked_product(int64_t a, int64_t b, const char* what) {
+  TILEMOE_CHECK(a >= 0 && b >= 0, what << " is negative: " << a << " * " << b);
+  TILEMOE_CHECK(a == 0 || b <= (int64_t{1} << 62) / a, what << " overflows: " << a << " * " << b);
+  return a * b;
+}
+
+size_t round_up(size_t bytes, size_t to) {
+  return (bytes + to - 1) / to * to;
+}
+
+namespace {
+
+std::string join_shape(std::initializer_list<int64_t> shape) {
+  std::ostringstream text;
+  text << "(";
+  const char* comma = "";
+  for (int64_t size : shape) text << comma << size, comma = ", ";
+  text << ")";
+  return text.str();
+}
+
+std::string join_dtypes(std::initializer_list<tilemoe_dtype> dtypes) {
+  std::ostringstream text;
+  const char* comma = "";
+  for (tilemoe_dtype dtype : dtypes) text << comma << tilemoe_dtype_name(dtype), comma = " or ";
+  return text.str();
+}
+
+// Dimensions of size 1 may have any stride: nothing steps along them.
+void check_strides(const char* name, const tilemoe_tensor& tensor, const TensorRule& rule) {
+  const int last = tensor.ndim - 1;
+  const int64_t size = static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype));
+  if (rule.strides == Strides::kContiguous) {
+    int64_t step = 1;
+    for (int i = last; i >= 0; --i) {
+      TILEMOE_CHECK(tensor.shape[i] == 1 || tensor.stride[i] == step,
+                    name << " " << describe(tensor) << " must be contiguous: stride[" << i
+                         << "] is " << tensor.stride[i] << ", expected " << step);
+      step *= tensor.shape[i];
+    }
+    return;
+  }
+  int inner = last;  // the contiguous dimension
+  if (rule.strides == Strides::kMatrixEitherMajor && tensor.stride[last] != 1) inner = last - 1;
+  TILEMOE_CHECK(
+      tensor.stride[inner] == 1,
+      name << " " << describe(tensor) << " has no contiguous dimension: the last stride is "
+           << tensor.stride[last]
+           << (rule.strides == Strides::kMatrixEitherMajor ? ", the one before " : "")
+           << (rule.strides == Strides::kMatrixEitherMajor ? std::to_string(tensor.stride[last - 1])
+                                                           : std::string()));
+  int64_t extent = tensor.shape[inner];
+  const int outer = inner == last ? last - 1 : last;  // the other matrix dimension
+  for (int i = outer, step = 0; i >= 0 && step < tensor.ndim - 1; ++step) {
+    if (tensor.shape[i] > 1) {
+      TILEMOE_CHECK(tensor.stride[i] >= extent,
+                    name << " " << describe(tensor) << " overlaps itself: stride[" << i << "] is "
+                         << tensor.stride[i] << ", expected at least " << extent);
+      TILEMOE_CHECK(!rule.aligned || tensor.stride[i] % (16 / size) == 0,
+                    name << " " << describe(tensor) << ": stride[" << i << "] is "
+                         << tensor.stride[i] << " elements, which is not a multiple of 16 bytes");
+      extent = checked_product(tensor.stride[i], tensor.shape[i], name);
+    }
+    i = inner == last ? i - 1 : last - 2;
+  }
+}
+
+}  // namespace
+
+void check_tensor(const char* name, const tilemoe_tensor& tensor, const TensorRule& rule) {
+  TILEMOE_CHECK(present(tensor), name << " is absent, expected shape " << join_shape(rule.shape));
+  bool dtype_fits = false;
+  for (tilemoe_dtype dtype : rule.dtypes) dtype_fits = dtype_fits || tensor.dtype == dtype;
+  TILEMOE_CHECK(dtype_fits,
+                name << " is " << describe(tensor) << ", expected " << join_dtypes(rule.dtypes));
+  bool shape_fits = tensor.ndim == static_cast<int>(rule.shape.size());
+  int64_t elements = 1;
+  int i = 0;
+  for (int64_t size : rule.shape) {
+    if (shape_fits && tensor.shape[i] != size) shape_fits = false;
+    elements = checked_product(elements, size, name);
+    ++i;
+  }
+  TILEMOE_CHECK(shape_fits, name << " has shape " << describe_shape(tensor) << ", expected "
+                                 << join_shape(rule.shape));
+  checked_product(elements, static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype)), name);
+  if (elements == 0) return;
+  TILEMOE_CHECK(tensor.data != nullptr,
+                name << " " << describe(tensor) << " has a null data pointer");
+  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+  const size_t alignment = rule.aligned ? 16 : tilemoe_dtype_size(tensor.dtype);
+  TILEMOE_CHECK(address % alignment == 0, name << " " << describe(tensor) << ": data pointer "
+                                               << tensor.data << " is not on " << alignment
+                                               << " bytes");
+  check_strides(name, tensor, rule);
+}
+
+void check_optional(const char* name, const tilemoe_tensor& tensor, const TensorRule& rule) {
+  if (present(tensor)) check_tensor(name, tensor, rule);
+}
+
+void check_absent(const char* name, const tilemoe_tensor& tensor, const char* why) {
+  TILEMOE_CHECK(!present(tensor), name << " is " << describe(tensor) << ", expected none: " << why);
+}
+
+void check_workspace(const void* workspace, size_t bytes, size_t needed) {
+  TILEMOE_CHECK(bytes >= needed,
+                "workspace has " << bytes << " bytes, expected at least " << needed);
+  TILEMOE_CHECK(needed == 0 || workspace != nullptr,
+                "workspace is null, expected " << needed << " bytes");
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(workspace) % 16 == 0,
+                "workspace " << workspace << " is not on 16 bytes");
+}
+
+}  // namespace tilemoe

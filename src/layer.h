@@ -1,0 +1,15 @@
+// The layer: argument checks, the order of the kernels and the memory plan, the same for every
+// backend.
+#pragma once
+
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe {
+
+tilemoe_saved_size saved_bytes(const tilemoe_experts* experts, const tilemoe_routing_spec* routing);
+size_t workspace_bytes(const tilemoe_experts* experts, const tilemoe_routing_spec* routing,
+                       tilemoe_pass pass);
+void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args);
+void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args);
+
+}  // namespace tilemoe

@@ -1,0 +1,17 @@
+// The routing entries: argument checks that no backend owns, then the backend of the device.
+#pragma once
+
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe {
+
+void top_k(const tilemoe_top_k_args* args);
+void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* args);
+void route_general(tilemoe_routing* routing, const tilemoe_route_general_args* args);
+void route_rounded(tilemoe_routing* routing, const tilemoe_route_rounded_args* args);
+void route_grouped(tilemoe_routing* routing, const tilemoe_route_grouped_args* args);
+void router_backward(const tilemoe_router_backward_args* args);
+size_t router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E);
+void router_losses(const tilemoe_router_losses_args* args);
+
+}  // namespace tilemoe

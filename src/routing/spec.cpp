@@ -1,0 +1,142 @@
+#include "routing/spec.h"
+
+#include <algorithm>
+
+#include "check.h"
+
+namespace tilemoe {
+namespace {
+
+constexpr int64_t kMaxRows = INT32_MAX;  // rows and pairs are int32 on the device
+constexpr size_t kArrayAlignment = 16;
+
+// T*K plus what rounding may add at most, and never more than every token in every expert.
+int64_t rounded_capacity(const tilemoe_routing_spec& spec) {
+  const int64_t chosen = checked_product(spec.T, spec.K, "T * K");
+  int64_t added = 0;
+  switch (spec.rounding) {
+    case TILEMOE_ROUND_NEAREST: added = checked_product(spec.E, spec.m / 2, "E * m"); break;
+    case TILEMOE_ROUND_UP:
+    case TILEMOE_ROUND_STOCHASTIC: added = checked_product(spec.E, spec.m - 1, "E * m"); break;
+    case TILEMOE_ROUND_DOWN: added = 0; break;
+    case TILEMOE_ROUND_BALANCED: added = spec.m; break;
+  }
+  return std::min(chosen + added, checked_product(spec.T, spec.E, "T * E"));
+}
+
+int64_t row_bound(const tilemoe_routing_spec& spec) {
+  switch (spec.kind) {
+    case TILEMOE_ROUTING_TOP_K: return checked_product(spec.T, spec.K, "T * K");
+    case TILEMOE_ROUTING_GENERAL: return spec.pairs;
+    case TILEMOE_ROUTING_ROUNDED: return rounded_capacity(spec);
+    case TILEMOE_ROUTING_GROUPED: return spec.capacity;
+  }
+  return 0;
+}
+
+bool grouped(const tilemoe_routing_spec& spec) {
+  return spec.kind == TILEMOE_ROUTING_GROUPED;
+}
+bool has_token_offsets(const tilemoe_routing_spec& spec) {
+  return spec.kind == TILEMOE_ROUTING_GENERAL || spec.kind == TILEMOE_ROUTING_ROUNDED;
+}
+
+// Hands out consecutive arrays of 4-byte elements.
+class Layout {
+ public:
+  explicit Layout(char* base) : base_(base) {}
+  template <class Element>
+  Element* take(int64_t count) {
+    static_assert(sizeof(Element) == 4);
+    char* place = base_ ? base_ + used_ : nullptr;
+    used_ += round_up(static_cast<size_t>(count) * sizeof(Element), kArrayAlignment);
+    return reinterpret_cast<Element*>(place);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+tilemoe_routing lay_out(const tilemoe_routing_spec& spec, Layout& layout) {
+  tilemoe_routing routing{};
+  routing.struct_size = sizeof routing;
+  routing.spec = spec;
+  routing.offsets = layout.take<int32_t>(spec.E + 1);
+  routing.counters = layout.take<int32_t>(TILEMOE_COUNTERS);
+  routing.row_score = layout.take<float>(spec.capacity);
+  if (grouped(spec)) return routing;
+  routing.row_token = layout.take<int32_t>(spec.capacity);
+  routing.pair_row = layout.take<int32_t>(spec.pairs);
+  if (has_token_offsets(spec)) routing.token_offsets = layout.take<int32_t>(spec.T + 1);
+  return routing;
+}
+
+}  // namespace
+
+tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
+  check_struct(given, "routing spec");
+  tilemoe_routing_spec spec = *given;
+  TILEMOE_CHECK(spec.device == TILEMOE_CPU || spec.device == TILEMOE_CUDA,
+                "device is " << static_cast<int>(spec.device) << ", expected cpu (0) or cuda (1)");
+  TILEMOE_CHECK(spec.kind >= TILEMOE_ROUTING_TOP_K && spec.kind <= TILEMOE_ROUTING_GROUPED,
+                "routing kind is " << static_cast<int>(spec.kind) << ", expected 0 to 3");
+  TILEMOE_CHECK(spec.T >= 0 && spec.T <= kMaxRows,
+                "T is " << spec.T << ", expected 0 to " << kMaxRows);
+  TILEMOE_CHECK(spec.E >= 1 && spec.E < kMaxRows, "E is " << spec.E << ", expected at least 1");
+  TILEMOE_CHECK(spec.pairs >= 0, "pairs is " << spec.pairs << ", expected at least 0");
+  TILEMOE_CHECK(spec.capacity >= 0 && spec.capacity <= kMaxRows,
+                "capacity is " << spec.capacity << ", expected 0 to " << kMaxRows);
+  const bool chooses = spec.kind == TILEMOE_ROUTING_TOP_K || spec.kind == TILEMOE_ROUTING_ROUNDED;
+  if (chooses)
+    TILEMOE_CHECK(spec.K >= 1 && spec.K <= spec.E,
+                  "K is " << spec.K << ", expected 1 to E = " << spec.E);
+  if (spec.kind == TILEMOE_ROUTING_ROUNDED) {
+    TILEMOE_CHECK(spec.m >= 1 && spec.m <= kMaxRows, "m is " << spec.m << ", expected at least 1");
+    TILEMOE_CHECK(spec.rounding >= TILEMOE_ROUND_NEAREST && spec.rounding <= TILEMOE_ROUND_BALANCED,
+                  "rounding is " << static_cast<int>(spec.rounding) << ", expected 0 to 4");
+  }
+  if (grouped(spec))
+    TILEMOE_CHECK(spec.T == 0, "T is " << spec.T << ", expected 0: grouped rows have no tokens");
+
+  if (spec.capacity == 0) spec.capacity = row_bound(spec);
+  if (spec.kind == TILEMOE_ROUTING_TOP_K) spec.pairs = checked_product(spec.T, spec.K, "T * K");
+  if (spec.kind == TILEMOE_ROUTING_ROUNDED || grouped(spec)) spec.pairs = spec.capacity;
+  TILEMOE_CHECK(spec.pairs <= kMaxRows && spec.capacity <= kMaxRows,
+                "the routing has " << spec.pairs << " pairs and " << spec.capacity
+                                   << " rows, expected at most " << kMaxRows);
+  return spec;
+}
+
+size_t routing_bytes(const tilemoe_routing_spec& spec) {
+  Layout layout(nullptr);
+  lay_out(spec, layout);
+  return layout.used();
+}
+
+tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, size_t bytes) {
+  const size_t needed = routing_bytes(spec);
+  TILEMOE_CHECK(memory != nullptr, "the routing's memory is null, expected " << needed << " bytes");
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(memory) % kArrayAlignment == 0,
+                "the routing's memory " << memory << " is not on 16 bytes");
+  TILEMOE_CHECK(bytes >= needed,
+                "the routing's memory has " << bytes << " bytes, expected at least " << needed);
+  Layout layout(static_cast<char*>(memory));
+  return lay_out(spec, layout);
+}
+
+void check_routing(const tilemoe_routing* routing) {
+  check_struct(routing, "routing");
+  const tilemoe_routing_spec spec = complete(&routing->spec);
+  TILEMOE_CHECK(spec.capacity == routing->spec.capacity && spec.pairs == routing->spec.pairs,
+                "the routing's spec was changed after tilemoe_routing_bind");
+  TILEMOE_CHECK(routing->offsets != nullptr && routing->counters != nullptr,
+                "the routing has null arrays: it did not come from tilemoe_routing_bind");
+  if (grouped(spec)) return;
+  TILEMOE_CHECK(routing->row_token && routing->row_score && routing->pair_row &&
+                    (routing->token_offsets != nullptr) == has_token_offsets(spec),
+                "the routing has null arrays: it did not come from tilemoe_routing_bind");
+}
+
+}  // namespace tilemoe
