@@ -6,6 +6,7 @@
 #include "backend.h"
 #include "check.h"
 #include "layer.h"
+#include "limits.h"
 #include "routing/rules.h"
 #include "routing/spec.h"
 #include "tilemoe/tilemoe.h"
@@ -127,8 +128,8 @@ const char* tilemoe_device_description(tilemoe_device device) {
 
 tilemoe_status tilemoe_set_num_threads(int threads) {
   return guarded("tilemoe_set_num_threads", [&] {
-    TILEMOE_CHECK(threads >= 0 && threads <= 4096,
-                  "threads is " << threads << ", expected 0 to 4096");
+    TILEMOE_CHECK(threads >= 0 && threads <= tilemoe::limits::kMaxThreads,
+                  "threads is " << threads << ", expected 0 to " << tilemoe::limits::kMaxThreads);
     tilemoe::set_num_threads(threads);
   });
 }

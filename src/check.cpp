@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "limits.h"
+
 namespace tilemoe {
 
 void throw_error(Status status, const std::string& message, const char* file, int line,
@@ -28,7 +30,8 @@ std::string describe(const tilemoe_tensor& tensor) {
 
 int64_t checked_product(int64_t a, int64_t b, const char* what) {
   TILEMOE_CHECK(a >= 0 && b >= 0, what << " is negative: " << a << " * " << b);
-  TILEMOE_CHECK(a == 0 || b <= (int64_t{1} << 62) / a, what << " overflows: " << a << " * " << b);
+  TILEMOE_CHECK(a == 0 || b <= limits::kMaxTensorBytes / a,
+                what << " overflows: " << a << " * " << b);
   return a * b;
 }
 
@@ -84,9 +87,11 @@ void check_strides(const char* name, const tilemoe_tensor& tensor, const TensorR
       TILEMOE_CHECK(tensor.stride[i] >= extent,
                     name << " " << describe(tensor) << " overlaps itself: stride[" << i << "] is "
                          << tensor.stride[i] << ", expected at least " << extent);
-      TILEMOE_CHECK(!rule.aligned || tensor.stride[i] % (16 / size) == 0,
+      TILEMOE_CHECK(!rule.aligned ||
+                        tensor.stride[i] % (static_cast<int64_t>(limits::kAlignment) / size) == 0,
                     name << " " << describe(tensor) << ": stride[" << i << "] is "
-                         << tensor.stride[i] << " elements, which is not a multiple of 16 bytes");
+                         << tensor.stride[i] << " elements, which is not a multiple of "
+                         << limits::kAlignment << " bytes");
       extent = checked_product(tensor.stride[i], tensor.shape[i], name);
     }
     i = inner == last ? i - 1 : last - 2;
@@ -116,7 +121,7 @@ void check_tensor(const char* name, const tilemoe_tensor& tensor, const TensorRu
   TILEMOE_CHECK(tensor.data != nullptr,
                 name << " " << describe(tensor) << " has a null data pointer");
   const auto address = reinterpret_cast<uintptr_t>(tensor.data);
-  const size_t alignment = rule.aligned ? 16 : tilemoe_dtype_size(tensor.dtype);
+  const size_t alignment = rule.aligned ? limits::kAlignment : tilemoe_dtype_size(tensor.dtype);
   TILEMOE_CHECK(address % alignment == 0, name << " " << describe(tensor) << ": data pointer "
                                                << tensor.data << " is not on " << alignment
                                                << " bytes");
@@ -136,7 +141,7 @@ void check_workspace(const void* workspace, size_t bytes, size_t needed) {
                 "workspace has " << bytes << " bytes, expected at least " << needed);
   TILEMOE_CHECK(needed == 0 || workspace != nullptr,
                 "workspace is null, expected " << needed << " bytes");
-  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(workspace) % 16 == 0,
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(workspace) % limits::kAlignment == 0,
                 "workspace " << workspace << " is not on 16 bytes");
 }
 

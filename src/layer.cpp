@@ -5,13 +5,15 @@
 
 #include "backend.h"
 #include "check.h"
+#include "limits.h"
 #include "routing/spec.h"
 
 namespace tilemoe {
 namespace {
 
+using namespace limits;
+
 constexpr size_t kRegionAlignment = 256;
-constexpr int64_t kWidthMultiple = 8;  // a row of 16-bit elements is a multiple of 16 bytes
 
 bool gated(const tilemoe_experts& experts) {
   return tilemoe_activation_gated(experts.activation) != 0;
@@ -34,11 +36,12 @@ void check_experts(const tilemoe_experts* experts) {
   TILEMOE_CHECK(is_float(experts->dtype), "experts.dtype is "
                                               << tilemoe_dtype_name(experts->dtype)
                                               << ", expected float32, bfloat16 or float16");
-  TILEMOE_CHECK(experts->E >= 1, "E is " << experts->E << ", expected at least 1");
+  TILEMOE_CHECK(experts->E >= 1 && experts->E <= kMaxExperts,
+                "E is " << experts->E << ", expected 1 to " << kMaxExperts);
   for (const auto& [name, width] : {std::pair("d", experts->d), std::pair("n", experts->n)})
-    TILEMOE_CHECK(
-        width >= kWidthMultiple && width % kWidthMultiple == 0 && width <= INT32_MAX / 4,
-        name << " is " << width << ", expected a positive multiple of " << kWidthMultiple);
+    TILEMOE_CHECK(width >= kWidthMultiple && width % kWidthMultiple == 0 && width <= kMaxWidth,
+                  name << " is " << width << ", expected a positive multiple of " << kWidthMultiple
+                       << ", at most " << kMaxWidth);
   TILEMOE_CHECK(experts->activation >= TILEMOE_SWIGLU && experts->activation <= TILEMOE_IDENTITY,
                 "activation is " << static_cast<int>(experts->activation) << ", expected 0 to 9");
   TILEMOE_CHECK(experts->gate_layout >= TILEMOE_GATE_CONCATENATED &&
@@ -252,14 +255,14 @@ size_t workspace_bytes(const tilemoe_experts* experts, const tilemoe_routing_spe
   return 0;
 }
 
-void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args) {
+void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args, Backend* steps) {
   check_experts(experts);
   check_struct(args, "forward args");
   check_routing(args->routing);
   const tilemoe_routing& routing = *args->routing;
   const tilemoe_routing_spec& spec = routing.spec;
   check_same_device(*experts, spec);
-  Backend& backend = supported_backend(*experts);
+  Backend& backend = steps ? *steps : supported_backend(*experts);
   const DTypes dtype = {experts->dtype};
   check_weights(*experts, args->weights);
   check_tensor("X", args->X, row_rule(*experts, spec, dtype));
@@ -303,14 +306,14 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args) {
   if (args->saved) args->saved->consumed = 0;
 }
 
-void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args) {
+void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args, Backend* steps) {
   check_experts(experts);
   check_struct(args, "backward args");
   check_routing(args->routing);
   const tilemoe_routing& routing = *args->routing;
   const tilemoe_routing_spec& spec = routing.spec;
   check_same_device(*experts, spec);
-  Backend& backend = supported_backend(*experts);
+  Backend& backend = steps ? *steps : supported_backend(*experts);
   const DTypes dtype = {experts->dtype};
   const tilemoe_weights& weights = args->weights;
   const tilemoe_weights& grads = args->dweights;

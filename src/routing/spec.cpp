@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "check.h"
+#include "limits.h"
 
 namespace tilemoe {
 namespace {
 
-constexpr int64_t kMaxRows = INT32_MAX;  // rows and pairs are int32 on the device
-constexpr size_t kArrayAlignment = 16;
+using namespace limits;
 
 // T*K plus what rounding may add at most, and never more than every token in every expert.
 int64_t rounded_capacity(const tilemoe_routing_spec& spec) {
@@ -49,7 +49,7 @@ class Layout {
   Element* take(int64_t count) {
     static_assert(sizeof(Element) == 4);
     char* place = base_ ? base_ + used_ : nullptr;
-    used_ += round_up(static_cast<size_t>(count) * sizeof(Element), kArrayAlignment);
+    used_ += round_up(static_cast<size_t>(count) * sizeof(Element), kAlignment);
     return reinterpret_cast<Element*>(place);
   }
   size_t used() const { return used_; }
@@ -84,7 +84,8 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
                 "routing kind is " << static_cast<int>(spec.kind) << ", expected 0 to 3");
   TILEMOE_CHECK(spec.T >= 0 && spec.T <= kMaxRows,
                 "T is " << spec.T << ", expected 0 to " << kMaxRows);
-  TILEMOE_CHECK(spec.E >= 1 && spec.E < kMaxRows, "E is " << spec.E << ", expected at least 1");
+  TILEMOE_CHECK(spec.E >= 1 && spec.E <= kMaxExperts,
+                "E is " << spec.E << ", expected 1 to " << kMaxExperts);
   TILEMOE_CHECK(spec.pairs >= 0, "pairs is " << spec.pairs << ", expected at least 0");
   TILEMOE_CHECK(spec.capacity >= 0 && spec.capacity <= kMaxRows,
                 "capacity is " << spec.capacity << ", expected 0 to " << kMaxRows);
@@ -118,8 +119,8 @@ size_t routing_bytes(const tilemoe_routing_spec& spec) {
 tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, size_t bytes) {
   const size_t needed = routing_bytes(spec);
   TILEMOE_CHECK(memory != nullptr, "the routing's memory is null, expected " << needed << " bytes");
-  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(memory) % kArrayAlignment == 0,
-                "the routing's memory " << memory << " is not on 16 bytes");
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(memory) % kAlignment == 0,
+                "the routing's memory " << memory << " is not on " << kAlignment << " bytes");
   TILEMOE_CHECK(bytes >= needed,
                 "the routing's memory has " << bytes << " bytes, expected at least " << needed);
   Layout layout(static_cast<char*>(memory));
