@@ -6,7 +6,7 @@
 #include "backend.h"
 #include "check.h"
 #include "layer.h"
-#include "limits.h"
+#include "library_limits.h"
 #include "routing/rules.h"
 #include "routing/spec.h"
 #include "tilemoe/tilemoe.h"

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "limits.h"
+#include "library_limits.h"
 
 namespace tilemoe {
 

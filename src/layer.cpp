@@ -5,7 +5,7 @@
 
 #include "backend.h"
 #include "check.h"
-#include "limits.h"
+#include "library_limits.h"
 #include "routing/spec.h"
 
 namespace tilemoe {

@@ -79,8 +79,8 @@ struct RoutingSpec : tilemoe_routing_spec {
 // The routing of a batch, in `bytes` bytes of the caller's at `memory`, which must outlive it.
 class Routing : public tilemoe_routing {
  public:
-  Routing(const RoutingSpec& spec, void* memory, size_t bytes) : tilemoe_routing{} {
-    check(tilemoe_routing_bind(&spec, memory, bytes, this));
+  Routing(const RoutingSpec& size, void* memory, size_t bytes) : tilemoe_routing{} {
+    check(tilemoe_routing_bind(&size, memory, bytes, this));
   }
 
   // ids, scores (T, K)

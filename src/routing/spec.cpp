@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "check.h"
-#include "limits.h"
+#include "library_limits.h"
 
 namespace tilemoe {
 namespace {
