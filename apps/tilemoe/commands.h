@@ -1,0 +1,16 @@
+// The subcommands of `tilemoe`. Each function adds one to the command line; parsing the arguments
+// puts what the chosen subcommand does into `run`, which main calls afterwards. `run` returns the
+// exit status (0 done, 1 done and found wanting); it throws std::exception with one clear sentence
+// where the work cannot be done.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace tilemoe::app {
+
+using Run = std::function<int()>;
+
+void add_info(CLI::App& app, Run& run);
+
+}  // namespace tilemoe::app

@@ -1,0 +1,176 @@
+// `tilemoe info`: what this build is, which devices it finds and what each can do. What is
+// supported is asked of the library, one question a combination, so that it cannot drift from the
+// truth.
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "build_info.h"
+#include "commands.h"
+#include "device.h"
+#include "library_limits.h"
+#include "table.h"
+#include "tilemoe/layer.h"
+
+namespace tilemoe::app {
+namespace {
+
+using nlohmann::json;
+
+struct Limit {
+  const char* what;
+  std::string bounds;
+};
+
+std::vector<Limit> limit_table() {
+  const std::string most = ", at most ";
+  return {
+      {"d, n", "multiples of " + std::to_string(limits::kWidthMultiple) + most +
+                   std::to_string(limits::kMaxWidth)},
+      {"T, pairs, rows", "0" + most + std::to_string(limits::kMaxRows)},
+      {"E", "1" + most + std::to_string(limits::kMaxExperts)},
+      {"K", "1, at most E"},
+      {"m (rounding)", "1" + most + std::to_string(limits::kMaxRows)},
+      {"bytes of a tensor", "0" + most + std::to_string(limits::kMaxTensorBytes)},
+      {"pointers, strides", "multiples of " + std::to_string(limits::kAlignment) + " bytes"},
+      {"CPU threads", "1" + most + std::to_string(limits::kMaxThreads)},
+  };
+}
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+
+constexpr struct {
+  GateLayout layout;
+  const char* name;
+} kGateLayouts[] = {{GateLayout::kConcatenated, "concatenated"},
+                    {GateLayout::kInterleaved, "interleaved"},
+                    {GateLayout::kSplit, "split"}};
+
+// A small problem of every kind of routing.
+std::vector<std::pair<std::string, RoutingSpec>> routings(Device device) {
+  constexpr int64_t T = 16, E = 4, K = 2;
+  return {{"top_k", RoutingSpec::top_k(T, E, K, device)},
+          {"general", RoutingSpec::general(T, E, T * K, device)},
+          {"rounded_nearest", RoutingSpec::rounded(T, E, K, Rounding::kNearest, 8, device)},
+          {"rounded_up", RoutingSpec::rounded(T, E, K, Rounding::kUp, 8, device)},
+          {"rounded_down", RoutingSpec::rounded(T, E, K, Rounding::kDown, 8, device)},
+          {"rounded_stochastic", RoutingSpec::rounded(T, E, K, Rounding::kStochastic, 8, device)},
+          {"rounded_balanced", RoutingSpec::rounded(T, E, K, Rounding::kBalanced, 8, device)},
+          {"grouped", RoutingSpec::grouped(T * K, E, device)}};
+}
+
+bool supported(const Experts& experts, const RoutingSpec& routing) {
+  size_t bytes = 0;
+  return tilemoe_workspace_bytes(&experts, &routing, TILEMOE_PASS_BACKWARD, &bytes) ==
+         TILEMOE_SUCCESS;
+}
+
+// {"dtypes": [...], "activations": [...], "gate_layouts": [...], "routings": [...]}: what the
+// library accepts, each list with the other three at their defaults.
+json support_of(Device device) {
+  constexpr int64_t d = 16, n = 8, E = 4;
+  const DType usual = device == Device::kCuda ? DType::kBFloat16 : DType::kFloat32;
+  const RoutingSpec top_k = routings(device).front().second;
+  const auto experts = [&](DType dtype, Activation activation, GateLayout layout) {
+    return Experts(d, n, E, dtype, activation, layout, device);
+  };
+  json support = {{"dtypes", json::array()},
+                  {"activations", json::array()},
+                  {"gate_layouts", json::array()},
+                  {"routings", json::array()}};
+  for (DType dtype : kDTypes)
+    if (supported(experts(dtype, Activation::kSwiGLU, GateLayout::kConcatenated), top_k))
+      support["dtypes"].push_back(tilemoe_dtype_name(to_c(dtype)));
+  for (int i = TILEMOE_SWIGLU; i <= TILEMOE_IDENTITY; ++i)
+    if (supported(experts(usual, static_cast<Activation>(i), GateLayout::kConcatenated), top_k))
+      support["activations"].push_back(tilemoe_activation_name(static_cast<tilemoe_activation>(i)));
+  for (const auto& [layout, name] : kGateLayouts)
+    if (supported(experts(usual, Activation::kSwiGLU, layout), top_k))
+      support["gate_layouts"].push_back(name);
+  for (const auto& [name, routing] : routings(device))
+    if (supported(experts(usual, Activation::kSwiGLU, GateLayout::kConcatenated), routing))
+      support["routings"].push_back(name);
+  return support;
+}
+
+json backend_entry(Device device) {
+  json entry = {{"name", name_of(device)}};
+  const std::string reason = why_unavailable(device);
+  entry["available"] = reason.empty();
+  if (!reason.empty()) {
+    entry["reason"] = reason;
+    return entry;
+  }
+  entry["description"] = tilemoe_device_description(to_c(device));
+  entry["supports"] = support_of(device);
+  return entry;
+}
+
+json collect() {
+  const BuildInfo build = build_info();
+  json limits = json::object();
+  for (const Limit& limit : limit_table()) limits[limit.what] = limit.bounds;
+  return {{"version", build.version},
+          {"commit", build.commit},
+          {"build_type", build.build_type},
+          {"compiler", build.compiler},
+          {"onednn", build.onednn},
+          {"devices", json::array({{{"name", "cpu"},
+                                    {"model", cpu_model()},
+                                    {"hardware_threads", std::thread::hardware_concurrency()}}})},
+          {"backends", json::array({backend_entry(Device::kCpu), backend_entry(Device::kCuda)})},
+          {"limits", limits}};
+}
+
+std::string joined(const json& names) {
+  std::string text;
+  for (const std::string name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+void print_text(const json& info, std::ostream& out) {
+  const auto text = [&](const json& from, const char* key) { return from[key].get<std::string>(); };
+  out << "TileMoE " << text(info, "version") << ", commit " << text(info, "commit") << ", "
+      << text(info, "build_type") << ", " << text(info, "compiler") << ", oneDNN "
+      << text(info, "onednn") << "\n\nDevices\n";
+  for (const json& device : info["devices"])
+    out << "  " << text(device, "name") << ": " << text(device, "model") << ", "
+        << device["hardware_threads"] << " hardware threads\n";
+  out << "\nBackends\n";
+  for (const json& backend : info["backends"]) {
+    if (!backend["available"]) {
+      out << "  " << text(backend, "name") << ": not available, " << text(backend, "reason")
+          << "\n";
+      continue;
+    }
+    out << "  " << text(backend, "description") << "\n";
+    for (const auto& [what, names] : backend["supports"].items())
+      out << "    " << what << ": " << joined(names) << "\n";
+  }
+  out << "\nLimits\n";
+  Table table({{"what", Table::Align::kLeft}, {"takes", Table::Align::kLeft}});
+  for (const Limit& limit : limit_table()) table.add({limit.what, limit.bounds});
+  table.print(out);
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Run& run) {
+  auto as_json = std::make_shared<bool>(false);
+  CLI::App* command = app.add_subcommand("info", "Say what this build is and what it supports");
+  command->add_flag("--json", *as_json, "Print JSON instead of text");
+  command->callback([&run, as_json] {
+    run = [as_json] {
+      const json info = collect();
+      if (*as_json)
+        std::cout << info.dump(2) << "\n";
+      else
+        print_text(info, std::cout);
+      return 0;
+    };
+  });
+}
+
+}  // namespace tilemoe::app

@@ -1,0 +1,47 @@
+// `tilemoe`: the command line. Exit status: 0 done, 1 failed or found wanting, 2 wrong usage.
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "commands.h"
+#include "tilemoe/tilemoe.h"
+
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kWrongUsage = 2;
+
+int fail(const char* reason) {
+  std::cerr << "tilemoe: error: " << reason << "\n";
+  return kFailed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace tilemoe::app;
+  CLI::App app("TileMoE: the Mixture-of-Experts layer, forward and backward.", "tilemoe");
+  app.set_version_flag("--version", std::string("tilemoe ") + tilemoe_version());
+  app.require_subcommand(1);
+  app.failure_message(CLI::FailureMessage::help);
+  app.get_formatter()->column_width(34);
+
+  Run run;
+  add_info(app, run);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const bool asked_for_help = error.get_exit_code() == 0;
+    if (asked_for_help) return app.exit(error);
+    std::cerr << "tilemoe: error: " << error.what() << "\nRun with --help for the options.\n";
+    return kWrongUsage;
+  }
+  try {
+    return run();
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory");
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+}
