@@ -1,0 +1,20 @@
+# What TileMoE needs from the distribution. Sourced; the one place that names packages.
+#
+# Supported: Debian 12, Ubuntu 22.04 and 24.04, whose packages have these names. Elsewhere, install
+# the same software by your own means and set TILEMOE_SETUP=skip.
+#
+# One line a package: group, package, a command that serves as well ("-": none), what it is for.
+packages() {
+  cat <<'END'
+build g++                  c++           C++20 compiler (GCC 11 or Clang 14, or newer)
+build cmake                cmake         build system (3.22 or newer)
+build ninja-build          ninja         runs the build on all cores
+build libdnnl-dev          -             oneDNN: matrix products of the CPU backend
+build libhwy-dev           -             Highway: vector units of the CPU backend
+build libcli11-dev         -             CLI11: options of the command line
+build nlohmann-json3-dev   -             JSON: logs, results, checkpoint headers
+train dict-gcide           -             the default training text: a dictionary, 40 MB of English
+test  libgtest-dev         -             GoogleTest
+ci    clang-format-14      -             the formatter; other versions format differently
+END
+}

@@ -1,0 +1,61 @@
+# Set-up and build, for the scripts at the top. Sourced.
+#
+#   require <group>...  makes sure that the packages of these groups (scripts/packages.sh) are there
+#   build <preset>      configures and builds one of CMakePresets.json
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=scripts/packages.sh
+. "$root/scripts/packages.sh"
+
+say() { printf '\n== %s\n' "$*" >&2; }
+die() {
+  printf '\nerror: %s\n' "$*" >&2
+  exit 1
+}
+
+is_installed() {
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# Prints the packages of the given groups that are missing, each with its use.
+missing_packages() {
+  local group package command purpose
+  packages | while read -r group package command purpose; do
+    case " $* " in *" $group "*) ;; *) continue ;; esac
+    is_installed "$package" && continue
+    [ "$command" != - ] && command -v "$command" >/dev/null && continue
+    printf '%s  %s\n' "$package" "$purpose"
+  done
+}
+
+require() {
+  [ "${TILEMOE_SETUP:-}" != skip ] || return 0
+  command -v apt-get >/dev/null || die "this machine has no apt-get, so packages cannot be looked" \
+    "up. Install what scripts/packages.sh lists, then run this again with TILEMOE_SETUP=skip."
+
+  local missing names
+  missing=$(missing_packages "$@")
+  [ -n "$missing" ] || return 0
+  names=$(printf '%s\n' "$missing" | awk '{ printf "%s%s", separator, $1; separator = " " }')
+  say "missing packages:"
+  printf '%s\n' "$missing" | sed 's/^/  /' >&2
+  [ "$(id -u)" = 0 ] || die "installing packages takes root. Run this, then run me again:
+
+  sudo apt-get update && sudo apt-get install --no-install-recommends $names"
+
+  say "installing them with apt-get"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -q >&2 || die "apt-get update failed; the lines above say why."
+  # shellcheck disable=SC2086  # one word a package
+  apt-get install -q -y --no-install-recommends $names </dev/null >&2 ||
+    die "apt-get could not install: $names. The lines above say why."
+}
+
+build() {
+  say "building (preset $1; the first time takes a few minutes)"
+  (
+    cd "$root"
+    cmake --preset "$1" >&2 && cmake --build --preset "$1" >&2
+  ) || die "the build failed; the first error above says where." \
+    "'rm -r $root/build/$1' starts it afresh."
+}
