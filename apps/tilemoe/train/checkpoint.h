@@ -11,11 +11,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace tilemoe::train {
+
+class File;
 
 // float32 tensors of the trainer; saving reads them, loading writes them.
 struct TensorRef {
@@ -37,7 +40,7 @@ class RunFolder {
 
  private:
   std::filesystem::path path_;
-  int lock_ = -1;
+  std::unique_ptr<File> lock_;
 };
 
 struct CheckpointFile {

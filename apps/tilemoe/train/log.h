@@ -1,6 +1,6 @@
-// The training log: JSON lines, one object a line, each flushed when written. Lines of one step
-// carry it as "step" (the number of steps done), in ascending order. The trainer writes all lines
-// of a step before it saves that step's checkpoint.
+// The training log: JSON lines, one object a line, each handed to the system at once. Lines of one
+// step carry it as "step" (the number of steps done), in ascending order. The trainer writes all
+// lines of a step before it saves that step's checkpoint.
 //   {"event":"start", "config":{...}, "text":{...}, "version":...}   a run begins
 //   {"event":"resume", "step":600, "checkpoint":"..."}               it goes on from a checkpoint
 //   {"event":"step", "step":1, "loss":..., "lr":..., "grad_norm":..., "tokens_per_s":...,
@@ -13,6 +13,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <utility>
+
+#include "file.h"
 
 namespace tilemoe::train {
 
@@ -24,18 +27,13 @@ class JsonLog {
   // missing file is an empty one.
   static JsonLog resume(const std::filesystem::path& path, int64_t step);
 
-  JsonLog(JsonLog&& other) noexcept;
-  JsonLog& operator=(JsonLog&&) = delete;
-  ~JsonLog();
-
   // Throws std::runtime_error when the line cannot be written whole.
   void write(const nlohmann::ordered_json& line);
 
  private:
-  JsonLog(std::filesystem::path path, int file);
+  explicit JsonLog(File file) : file_(std::move(file)) {}
 
-  std::filesystem::path path_;
-  int file_;
+  File file_;
 };
 
 }  // namespace tilemoe::train

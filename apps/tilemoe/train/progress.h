@@ -31,10 +31,9 @@ class Progress {
 
   std::FILE* out_;
   bool terminal_;
-  bool bar_shown_ = false;
   int64_t first_, total_;
   Clock::time_point start_, last_drawn_;
-  std::string bar_;
+  std::string bar_;  // what stands on the last line of the terminal
 };
 
 // The text of a bar of at most `width` columns; parts that do not fit are left out, the bar first.

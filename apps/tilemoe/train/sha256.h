@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 
 struct evp_md_ctx_st;  // OpenSSL's EVP_MD_CTX
@@ -11,16 +12,13 @@ namespace tilemoe::train {
 class Sha256 {
  public:
   Sha256();
-  ~Sha256();
-  Sha256(const Sha256&) = delete;
-  Sha256& operator=(const Sha256&) = delete;
 
   void update(const void* data, size_t bytes);
   // Ends the computation: call it once, and update no more.
   std::string hex();
 
  private:
-  evp_md_ctx_st* context_;
+  std::unique_ptr<evp_md_ctx_st, void (*)(evp_md_ctx_st*)> context_;
 };
 
 }  // namespace tilemoe::train

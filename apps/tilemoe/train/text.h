@@ -32,16 +32,17 @@ struct DictionaryFiles {
 // returns only), which belongs to it; a stretch of more than 16 KiB without one is cut at the last
 // line end inside the 16 KiB, or after them. Held out are the last documents of each file, in
 // proportion to its size: together at least min(held_bytes, a tenth of the text), and less than one
-// document more. Files ending in .gz or .dz are decompressed. Throws std::runtime_error naming the
-// file that is missing, empty, unreadable, or too small to be split.
+// document more. What is gzip-compressed is decompressed. Throws std::runtime_error naming the file
+// that is missing, empty, unreadable or damaged, or saying that the text is too small to be split.
 Corpus read_text(const std::vector<std::filesystem::path>& files, int64_t held_bytes);
 
-// The same for the dictionary: a document is an entry of its index. Throws as above.
+// The same for the dictionary: a document is an entry of its index.
 Corpus read_dictionary(const DictionaryFiles& files, int64_t held_bytes);
 
-// Makes sure that the dictionary is there: root gets it installed by the system's package manager
-// (said on stderr first); anyone else gets an exception with the one command to run.
-void require_dictionary(const DictionaryFiles& files);
+// Makes sure that the dictionary is there. Who `may_install` (root, that is) gets it installed by
+// the system's package manager, which is said on stderr first; anyone else gets an exception with
+// the one command to run.
+void require_dictionary(const DictionaryFiles& files, bool may_install);
 
 // What `train` calls: the files, or the dictionary when there are none.
 Corpus load_corpus(const std::vector<std::filesystem::path>& files, int64_t held_bytes);
