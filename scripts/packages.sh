@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What TileMoE needs from the distribution. Sourced; the one place that names packages.
 #
 # Supported: Debian 12, Ubuntu 22.04 and 24.04, whose packages have these names. Elsewhere, install
@@ -13,8 +14,11 @@ build libdnnl-dev          -             oneDNN: matrix products of the CPU back
 build libhwy-dev           -             Highway: vector units of the CPU backend
 build libcli11-dev         -             CLI11: options of the command line
 build nlohmann-json3-dev   -             JSON: logs, results, checkpoint headers
+build libssl-dev           -             SHA-256 of texts and checkpoints
+build zlib1g-dev           -             reads compressed texts
 train dict-gcide           -             the default training text: a dictionary, 40 MB of English
 test  libgtest-dev         -             GoogleTest
+test  pkg-config           pkg-config    tests the installed tilemoe.pc
 ci    clang-format-14      -             the formatter; other versions format differently
 END
 }
