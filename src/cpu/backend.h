@@ -2,7 +2,7 @@
 // file a step; each says how the step is cut into tasks.
 #pragma once
 
-#include "backend.h"
+#include "../backend.h"  // "backend.h" would find this file itself
 
 namespace tilemoe::cpu {
 

@@ -1,0 +1,209 @@
+#include "routing/rules.h"
+
+#include <cmath>
+
+#include "backend.h"
+#include "check.h"
+#include "library_limits.h"
+#include "routing/spec.h"
+
+namespace tilemoe {
+namespace {
+
+using DTypes = std::initializer_list<tilemoe_dtype>;
+constexpr DTypes kFloats = {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16};
+constexpr DTypes kFloat32 = {TILEMOE_FLOAT32};
+constexpr DTypes kIntegers = {TILEMOE_INT32, TILEMOE_INT64};
+constexpr DTypes kInt32 = {TILEMOE_INT32};
+constexpr DTypes kInt64 = {TILEMOE_INT64};
+
+const char* kind_name(tilemoe_routing_kind kind) {
+  switch (kind) {
+    case TILEMOE_ROUTING_TOP_K: return "top-K";
+    case TILEMOE_ROUTING_GENERAL: return "general";
+    case TILEMOE_ROUTING_ROUNDED: return "rounded";
+    case TILEMOE_ROUTING_GROUPED: return "grouped";
+  }
+  return "unknown";
+}
+
+// Arrays of routing have any number of elements a row, so nothing is asked of their alignment.
+void check_vector(const char* name, const tilemoe_tensor& tensor, int64_t size, DTypes dtypes) {
+  check_tensor(name, tensor, {{size}, dtypes, Strides::kContiguous, false});
+}
+void check_matrix(const char* name, const tilemoe_tensor& tensor, int64_t rows, int64_t columns,
+                  DTypes dtypes, Strides strides = Strides::kContiguous) {
+  check_tensor(name, tensor, {{rows, columns}, dtypes, strides, false});
+}
+
+void check_kind(const tilemoe_routing& routing, tilemoe_routing_kind expected) {
+  TILEMOE_CHECK(routing.spec.kind == expected, "the routing is of kind "
+                                                   << kind_name(routing.spec.kind) << ", expected "
+                                                   << kind_name(expected));
+}
+
+void check_scoring(tilemoe_scoring scoring) {
+  TILEMOE_CHECK(scoring >= TILEMOE_SOFTMAX_OVER_CHOSEN && scoring <= TILEMOE_SIGMOID_RENORMALIZED,
+                "scoring is " << static_cast<int>(scoring) << ", expected 0 to 4");
+}
+
+void check_tokens_and_experts(int64_t T, int64_t E) {
+  TILEMOE_CHECK(T >= 0 && T <= limits::kMaxRows,
+                "T is " << T << ", expected 0 to " << limits::kMaxRows);
+  TILEMOE_CHECK(E >= 1 && E <= limits::kMaxExperts,
+                "E is " << E << ", expected 1 to " << limits::kMaxExperts);
+}
+
+// Where T and E come from the logits themselves.
+void check_logits(const tilemoe_tensor& logits) {
+  TILEMOE_CHECK(logits.ndim == 2, "logits are " << describe(logits) << ", expected (T, E)");
+  const int64_t T = logits.shape[0], E = logits.shape[1];
+  check_tokens_and_experts(T, E);
+  check_matrix("logits", logits, T, E, kFloats, Strides::kRows);
+}
+
+void check_dlogits(const tilemoe_tensor& dlogits, int64_t T, int64_t E,
+                   const tilemoe_tensor& logits) {
+  if (present(logits))
+    check_matrix("dlogits", dlogits, T, E, {TILEMOE_FLOAT32, logits.dtype}, Strides::kRows);
+  else
+    check_matrix("dlogits", dlogits, T, E, kFloats, Strides::kRows);
+}
+
+// The scores alone tell the gradient of a softmax over the chosen, by either of its names.
+bool needs_logits(tilemoe_scoring scoring, tilemoe_routing_kind kind) {
+  const bool over_chosen =
+      scoring == TILEMOE_SOFTMAX_OVER_CHOSEN || scoring == TILEMOE_SOFTMAX_RENORMALIZED;
+  return kind == TILEMOE_ROUTING_ROUNDED || !over_chosen;
+}
+
+// ds: (pairs), or (T, K) where there are K a token.
+void check_pairs(const char* name, const tilemoe_tensor& tensor, const tilemoe_routing_spec& spec) {
+  if (spec.kind == TILEMOE_ROUTING_TOP_K && tensor.ndim == 2)
+    check_matrix(name, tensor, spec.T, spec.K, kFloat32);
+  else
+    check_vector(name, tensor, spec.pairs, kFloat32);
+}
+
+template <class Args>
+Backend& check_building(const tilemoe_routing* routing, const Args* args, const char* name,
+                        tilemoe_routing_kind kind) {
+  check_routing(routing);
+  check_struct(args, name);
+  check_kind(*routing, kind);
+  return backend_for(routing->spec.device);
+}
+
+void check_routing_workspace(const Backend& backend, const tilemoe_routing_spec& spec,
+                             const void* workspace, size_t bytes) {
+  check_workspace(workspace, bytes, backend.routing_scratch_bytes(spec));
+}
+
+}  // namespace
+
+void top_k(const tilemoe_top_k_args* args) {
+  check_struct(args, "top_k args");
+  check_scoring(args->scoring);
+  check_logits(args->logits);
+  Backend& backend = backend_for(args->device);
+  const int64_t T = args->logits.shape[0], E = args->logits.shape[1], K = args->K;
+  TILEMOE_CHECK(K >= 1 && K <= E, "K is " << K << ", expected 1 to E = " << E);
+  const bool sigmoid =
+      args->scoring == TILEMOE_SIGMOID || args->scoring == TILEMOE_SIGMOID_RENORMALIZED;
+  if (!sigmoid)
+    check_absent("selection_bias", args->selection_bias, "only the sigmoid scorings have it");
+  else if (present(args->selection_bias))
+    check_vector("selection_bias", args->selection_bias, E, kFloat32);
+  check_matrix("ids", args->ids, T, K, kIntegers);
+  check_matrix("scores", args->scores, T, K, kFloat32);
+  if (present(args->expert_counts)) check_vector("expert_counts", args->expert_counts, E, kInt32);
+  backend.top_k(*args);
+}
+
+void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* args) {
+  Backend& backend = check_building(routing, args, "route_top_k args", TILEMOE_ROUTING_TOP_K);
+  const tilemoe_routing_spec& spec = routing->spec;
+  check_matrix("ids", args->ids, spec.T, spec.K, kIntegers);
+  check_matrix("scores", args->scores, spec.T, spec.K, kFloats);
+  check_routing_workspace(backend, spec, args->workspace, args->workspace_bytes);
+  backend.route_top_k(*routing, *args);
+}
+
+void route_general(tilemoe_routing* routing, const tilemoe_route_general_args* args) {
+  Backend& backend = check_building(routing, args, "route_general args", TILEMOE_ROUTING_GENERAL);
+  const tilemoe_routing_spec& spec = routing->spec;
+  check_vector("tokens", args->tokens, spec.pairs, kIntegers);
+  check_vector("experts", args->experts, spec.pairs, kIntegers);
+  check_vector("scores", args->scores, spec.pairs, kFloats);
+  check_routing_workspace(backend, spec, args->workspace, args->workspace_bytes);
+  backend.route_general(*routing, *args);
+}
+
+void route_rounded(tilemoe_routing* routing, const tilemoe_route_rounded_args* args) {
+  Backend& backend = check_building(routing, args, "route_rounded args", TILEMOE_ROUTING_ROUNDED);
+  const tilemoe_routing_spec& spec = routing->spec;
+  check_matrix("logits", args->logits, spec.T, spec.E, kFloats, Strides::kRows);
+  if (spec.rounding == TILEMOE_ROUND_STOCHASTIC) {
+    check_vector("seed", args->seed, 1, kInt64);
+    check_vector("step", args->step, 1, kInt64);
+  } else {
+    check_absent("seed", args->seed, "only stochastic rounding has it");
+    check_absent("step", args->step, "only stochastic rounding has it");
+  }
+  if (present(args->expert_counts))
+    check_vector("expert_counts", args->expert_counts, spec.E, kInt32);
+  check_routing_workspace(backend, spec, args->workspace, args->workspace_bytes);
+  backend.route_rounded(*routing, *args);
+}
+
+void route_grouped(tilemoe_routing* routing, const tilemoe_route_grouped_args* args) {
+  Backend& backend = check_building(routing, args, "route_grouped args", TILEMOE_ROUTING_GROUPED);
+  const tilemoe_routing_spec& spec = routing->spec;
+  check_vector("counts", args->counts, spec.E, kIntegers);
+  if (present(args->scores)) check_vector("scores", args->scores, spec.capacity, kFloat32);
+  backend.route_grouped(*routing, *args);
+}
+
+void router_backward(const tilemoe_router_backward_args* args) {
+  check_struct(args, "router_backward args");
+  check_scoring(args->scoring);
+  check_routing(args->routing);
+  const tilemoe_routing_spec& spec = args->routing->spec;
+  Backend& backend = backend_for(spec.device);
+  const bool rounded = spec.kind == TILEMOE_ROUTING_ROUNDED;
+  TILEMOE_CHECK(rounded || spec.kind == TILEMOE_ROUTING_TOP_K,
+                "the routing is of kind " << kind_name(spec.kind) << ", expected top-K or rounded");
+  TILEMOE_CHECK(!rounded || args->scoring == TILEMOE_SOFTMAX_RENORMALIZED,
+                "scoring is " << static_cast<int>(args->scoring)
+                              << ", expected 2 (softmax renormalised), the rule of token rounding");
+  if (present(args->logits) || needs_logits(args->scoring, spec.kind))
+    check_matrix("logits", args->logits, spec.T, spec.E, kFloats, Strides::kRows);
+  check_pairs("ds", args->ds, spec);
+  check_dlogits(args->dlogits, spec.T, spec.E, args->logits);
+  TILEMOE_CHECK(args->beta == 0.f || args->beta == 1.f,
+                "beta is " << args->beta << ", expected 0 or 1");
+  check_routing_workspace(backend, spec, args->workspace, args->workspace_bytes);
+  backend.router_backward(*args);
+}
+
+size_t router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E) {
+  check_tokens_and_experts(T, E);
+  return backend_for(device).router_losses_scratch_bytes(T, E);
+}
+
+void router_losses(const tilemoe_router_losses_args* args) {
+  check_struct(args, "router_losses args");
+  check_logits(args->logits);
+  const int64_t T = args->logits.shape[0], E = args->logits.shape[1];
+  check_vector("expert_counts", args->expert_counts, E, kInt32);
+  if (present(args->losses)) check_vector("losses", args->losses, 2, kFloat32);
+  if (present(args->dlogits)) check_dlogits(args->dlogits, T, E, args->logits);
+  TILEMOE_CHECK(std::isfinite(args->balance_coefficient) && std::isfinite(args->z_coefficient),
+                "balance_coefficient is " << args->balance_coefficient << " and z_coefficient "
+                                          << args->z_coefficient << ", expected finite numbers");
+  check_workspace(args->workspace, args->workspace_bytes,
+                  router_losses_workspace_bytes(args->device, T, E));
+  backend_for(args->device).router_losses(*args);
+}
+
+}  // namespace tilemoe
