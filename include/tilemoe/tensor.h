@@ -32,6 +32,7 @@ inline size_t size_of(DType dtype) {
 // A view of 1 to 3 dimensions; strides count elements. A default-constructed tensor is absent.
 struct Tensor : tilemoe_tensor {
   Tensor() : tilemoe_tensor{} {}
+  Tensor(const tilemoe_tensor& view) : tilemoe_tensor(view) {}
 
   // Contiguous, the last dimension fastest. Throws Error where there are more than 3 dimensions.
   Tensor(const void* pointer, DType type, std::initializer_list<int64_t> dims) : tilemoe_tensor{} {
