@@ -39,13 +39,21 @@ extern "C" {
 #define TILEMOE_API __attribute__((visibility("default")))
 #endif
 
+/* An enum of this interface holds any int: a wrong number is refused, in C++ too, where reading it
+ * would otherwise be undefined. */
+#ifdef __cplusplus
+#define TILEMOE_INT : int
+#else
+#define TILEMOE_INT
+#endif
+
 #define TILEMOE_VERSION_MAJOR 0
 #define TILEMOE_VERSION_MINOR 1
 #define TILEMOE_VERSION_PATCH 0
 
 /* ---------------------------------------------------------------- status */
 
-typedef enum tilemoe_status {
+typedef enum tilemoe_status TILEMOE_INT {
   TILEMOE_SUCCESS = 0,
   TILEMOE_INVALID_ARGUMENT = 1, /* a shape, stride, dtype, pointer or size is wrong */
   TILEMOE_UNSUPPORTED = 2,      /* legal, but this backend or build cannot do it */
@@ -63,7 +71,7 @@ TILEMOE_API const char* tilemoe_last_error(void);
 
 /* --------------------------------------------------------------- tensors */
 
-typedef enum tilemoe_dtype {
+typedef enum tilemoe_dtype TILEMOE_INT {
   TILEMOE_FLOAT32 = 0,
   TILEMOE_BFLOAT16 = 1,
   TILEMOE_FLOAT16 = 2,
@@ -89,7 +97,7 @@ TILEMOE_API const char* tilemoe_dtype_name(tilemoe_dtype dtype);
 
 /* ---------------------------------------------------------------- devices */
 
-typedef enum tilemoe_device { TILEMOE_CPU = 0, TILEMOE_CUDA = 1 } tilemoe_device;
+typedef enum tilemoe_device TILEMOE_INT { TILEMOE_CPU = 0, TILEMOE_CUDA = 1 } tilemoe_device;
 
 /* 1 if this build has the backend and a device for it is present, else 0 (tilemoe_last_error()
  * tells why). */
@@ -106,7 +114,7 @@ TILEMOE_API int tilemoe_num_threads(void);
 /* ---------------------------------------------------------------- routing */
 
 /* How the rows of a batch come about, and with it which pairs ds is given for. */
-typedef enum tilemoe_routing_kind {
+typedef enum tilemoe_routing_kind TILEMOE_INT {
   TILEMOE_ROUTING_TOP_K = 0, /* K slots a token; pair p = t * K + k */
   TILEMOE_ROUTING_GENERAL =
       1, /* caller's (token, expert, score) triples; pair p = index of the triple */
@@ -116,7 +124,7 @@ typedef enum tilemoe_routing_kind {
 } tilemoe_routing_kind;
 
 /* How many rows an expert gets under token rounding: f'_e, a multiple of m next to f_e. */
-typedef enum tilemoe_rounding {
+typedef enum tilemoe_rounding TILEMOE_INT {
   TILEMOE_ROUND_NEAREST = 0, /* up where f_e mod m >= m/2 */
   TILEMOE_ROUND_UP = 1,
   TILEMOE_ROUND_DOWN = 2,
@@ -125,7 +133,7 @@ typedef enum tilemoe_rounding {
 } tilemoe_rounding;
 
 /* Scores from logits, and the order in which experts are chosen. */
-typedef enum tilemoe_scoring {
+typedef enum tilemoe_scoring TILEMOE_INT {
   TILEMOE_SOFTMAX_OVER_CHOSEN = 0,  /* softmax over the K chosen logits */
   TILEMOE_SOFTMAX_OVER_ALL = 1,     /* softmax over E, the chosen ones kept as they are */
   TILEMOE_SOFTMAX_RENORMALIZED = 2, /* softmax over E, the chosen ones divided by their sum */
@@ -302,7 +310,7 @@ TILEMOE_API tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_arg
 
 /* ---------------------------------------------------------------- layer */
 
-typedef enum tilemoe_activation {
+typedef enum tilemoe_activation TILEMOE_INT {
   TILEMOE_SWIGLU = 0,     /* silu(gate) * up */
   TILEMOE_GEGLU = 1,      /* gelu(gate) * up, erf form */
   TILEMOE_GEGLU_TANH = 2, /* gelu(gate) * up, tanh form */
@@ -319,7 +327,7 @@ TILEMOE_API int tilemoe_activation_gated(tilemoe_activation activation);
 TILEMOE_API const char* tilemoe_activation_name(tilemoe_activation activation);
 
 /* Where W1's gate and up rows are. Meaningless (CONCATENATED) when the activation is not gated. */
-typedef enum tilemoe_gate_layout {
+typedef enum tilemoe_gate_layout TILEMOE_INT {
   TILEMOE_GATE_CONCATENATED =
       0, /* W1 (E, 2n, d): n gate rows, then n up rows (Hugging Face's gate_up_proj) */
   TILEMOE_GATE_INTERLEAVED = 1, /* W1 (E, 2n, d): gate and up rows alternate, gate first */
@@ -375,7 +383,7 @@ TILEMOE_API tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,
                                                const tilemoe_routing_spec* routing,
                                                tilemoe_saved_size* size);
 
-typedef enum tilemoe_pass {
+typedef enum tilemoe_pass TILEMOE_INT {
   TILEMOE_PASS_INFERENCE = 0,
   TILEMOE_PASS_FORWARD = 1,
   TILEMOE_PASS_BACKWARD = 2,
