@@ -59,13 +59,11 @@ std::string progress_line(const StepReport& report, int64_t total, double second
       short_duration(seconds_left) + " left",
       short_count(report.tokens_per_second) + " tokens/s",
   };
-  std::string line;
-  for (const std::string& part : parts) {
-    const std::string separator = line.empty() ? "" : "  ";
-    if (line.size() + separator.size() + part.size() > room) break;
-    line += separator + part;
+  std::string line = parts.front().substr(0, room);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (line.size() + 2 + parts[i].size() > room) return line;
+    line += "  " + parts[i];
   }
-  if (line.empty()) return parts.front().substr(0, room);
 
   constexpr size_t kBrackets = 3;  // "[", "]" and a space
   if (line.size() + kBrackets + kNarrowestBar > room) return line;
