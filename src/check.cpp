@@ -1,6 +1,9 @@
 #include "check.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 
 #include "library_limits.h"
 
@@ -35,6 +38,12 @@ int64_t checked_product(int64_t a, int64_t b, const char* what) {
   return a * b;
 }
 
+int64_t checked_sum(int64_t a, int64_t b, const char* what) {
+  TILEMOE_CHECK(a >= 0 && b >= 0, what << " is negative: " << a << " + " << b);
+  TILEMOE_CHECK(b <= limits::kMaxTensorBytes - a, what << " overflows: " << a << " + " << b);
+  return a + b;
+}
+
 size_t round_up(size_t bytes, size_t to) {
   return (bytes + to - 1) / to * to;
 }
@@ -57,45 +66,50 @@ std::string join_dtypes(std::initializer_list<tilemoe_dtype> dtypes) {
   return text.str();
 }
 
-// Dimensions of size 1 may have any stride: nothing steps along them.
+// Dimensions of size 1 may have any stride, here and below: nothing steps along them.
+void check_contiguous(const char* name, const tilemoe_tensor& tensor) {
+  int64_t step = 1;
+  for (int i = tensor.ndim - 1; i >= 0; --i) {
+    TILEMOE_CHECK(tensor.shape[i] == 1 || tensor.stride[i] == step,
+                  name << " " << describe(tensor) << " must be contiguous: stride[" << i << "] is "
+                       << tensor.stride[i] << ", expected " << step);
+    step *= tensor.shape[i];
+  }
+}
+
+// In ascending order of stride, each dimension steps past all that the ones before it span.
+void check_overlap(const char* name, const tilemoe_tensor& tensor) {
+  std::array<int, TILEMOE_MAX_DIMS> order{};
+  const auto first = order.begin(), last = first + tensor.ndim;
+  std::iota(first, last, 0);
+  std::sort(first, last, [&](int a, int b) { return tensor.stride[a] < tensor.stride[b]; });
+  int64_t span = 1;  // elements
+  for (auto i = first; i != last; ++i) {
+    if (tensor.shape[*i] == 1) continue;
+    TILEMOE_CHECK(tensor.stride[*i] >= span,
+                  name << " " << describe(tensor) << " overlaps itself: stride[" << *i << "] is "
+                       << tensor.stride[*i] << ", expected at least " << span);
+    span = checked_sum(span, checked_product(tensor.stride[*i], tensor.shape[*i] - 1, name), name);
+  }
+  checked_product(span, static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype)), name);
+}
+
 void check_strides(const char* name, const tilemoe_tensor& tensor, const TensorRule& rule) {
+  if (rule.strides == Strides::kContiguous) return check_contiguous(name, tensor);
+  const bool either = rule.strides == Strides::kMatrixEitherMajor;
   const int last = tensor.ndim - 1;
-  const int64_t size = static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype));
-  if (rule.strides == Strides::kContiguous) {
-    int64_t step = 1;
-    for (int i = last; i >= 0; --i) {
-      TILEMOE_CHECK(tensor.shape[i] == 1 || tensor.stride[i] == step,
-                    name << " " << describe(tensor) << " must be contiguous: stride[" << i
-                         << "] is " << tensor.stride[i] << ", expected " << step);
-      step *= tensor.shape[i];
-    }
-    return;
-  }
-  int inner = last;  // the contiguous dimension
-  if (rule.strides == Strides::kMatrixEitherMajor && tensor.stride[last] != 1) inner = last - 1;
-  TILEMOE_CHECK(
-      tensor.stride[inner] == 1,
-      name << " " << describe(tensor) << " has no contiguous dimension: the last stride is "
-           << tensor.stride[last]
-           << (rule.strides == Strides::kMatrixEitherMajor ? ", the one before " : "")
-           << (rule.strides == Strides::kMatrixEitherMajor ? std::to_string(tensor.stride[last - 1])
-                                                           : std::string()));
-  int64_t extent = tensor.shape[inner];
-  const int outer = inner == last ? last - 1 : last;  // the other matrix dimension
-  for (int i = outer, step = 0; i >= 0 && step < tensor.ndim - 1; ++step) {
-    if (tensor.shape[i] > 1) {
-      TILEMOE_CHECK(tensor.stride[i] >= extent,
-                    name << " " << describe(tensor) << " overlaps itself: stride[" << i << "] is "
-                         << tensor.stride[i] << ", expected at least " << extent);
-      TILEMOE_CHECK(!rule.aligned ||
-                        tensor.stride[i] % (static_cast<int64_t>(limits::kAlignment) / size) == 0,
-                    name << " " << describe(tensor) << ": stride[" << i << "] is "
-                         << tensor.stride[i] << " elements, which is not a multiple of "
-                         << limits::kAlignment << " bytes");
-      extent = checked_product(tensor.stride[i], tensor.shape[i], name);
-    }
-    i = inner == last ? i - 1 : last - 2;
-  }
+  const int inner = either && tensor.stride[last] != 1 ? last - 1 : last;
+  TILEMOE_CHECK(tensor.shape[inner] == 1 || tensor.stride[inner] == 1,
+                name << " " << describe(tensor) << ": stride[" << last << "] is "
+                     << tensor.stride[last] << ", expected 1"
+                     << (either ? " in that dimension or the one before" : ""));
+  const auto multiple = static_cast<int64_t>(limits::kAlignment / tilemoe_dtype_size(tensor.dtype));
+  for (int i = 0; i < tensor.ndim && rule.aligned; ++i)
+    TILEMOE_CHECK(i == inner || tensor.shape[i] == 1 || tensor.stride[i] % multiple == 0,
+                  name << " " << describe(tensor) << ": stride[" << i << "] is " << tensor.stride[i]
+                       << " elements, which is not a multiple of " << limits::kAlignment
+                       << " bytes");
+  check_overlap(name, tensor);
 }
 
 }  // namespace

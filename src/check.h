@@ -54,8 +54,9 @@ inline bool is_float(tilemoe_dtype dtype) {
 std::string describe(const tilemoe_tensor& tensor);
 std::string describe_shape(const tilemoe_tensor& tensor);
 
-// a * b, or an error that names `what` where the product passes 2^62.
+// a * b and a + b, or an error that names `what` where they pass 2^62 or a term is negative.
 int64_t checked_product(int64_t a, int64_t b, const char* what);
+int64_t checked_sum(int64_t a, int64_t b, const char* what);
 size_t round_up(size_t bytes, size_t to);
 
 // How a tensor's strides may lie.

@@ -136,7 +136,9 @@ class Plan {
  public:
   size_t take(size_t bytes) {
     const size_t place = used_;
-    used_ += round_up(bytes, kRegionAlignment);
+    used_ = static_cast<size_t>(checked_sum(static_cast<int64_t>(used_),
+                                            static_cast<int64_t>(round_up(bytes, kRegionAlignment)),
+                                            "workspace"));
     return place;
   }
   size_t used() const { return used_; }

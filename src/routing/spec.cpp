@@ -132,12 +132,17 @@ void check_routing(const tilemoe_routing* routing) {
   const tilemoe_routing_spec spec = complete(&routing->spec);
   TILEMOE_CHECK(spec.capacity == routing->spec.capacity && spec.pairs == routing->spec.pairs,
                 "the routing's spec was changed after tilemoe_routing_bind");
-  TILEMOE_CHECK(routing->offsets != nullptr && routing->counters != nullptr,
-                "the routing has null arrays: it did not come from tilemoe_routing_bind");
-  if (grouped(spec)) return;
-  TILEMOE_CHECK(routing->row_token && routing->row_score && routing->pair_row &&
-                    (routing->token_offsets != nullptr) == has_token_offsets(spec),
-                "the routing has null arrays: it did not come from tilemoe_routing_bind");
+  const auto address = reinterpret_cast<uintptr_t>(routing->offsets);
+  TILEMOE_CHECK(address != 0 && address % limits::kAlignment == 0,
+                "the routing's offsets are at " << routing->offsets
+                                                << ": it did not come from tilemoe_routing_bind");
+  Layout layout(reinterpret_cast<char*>(routing->offsets));
+  const tilemoe_routing bound = lay_out(spec, layout);
+  TILEMOE_CHECK(
+      routing->counters == bound.counters && routing->row_score == bound.row_score &&
+          routing->row_token == bound.row_token && routing->pair_row == bound.pair_row &&
+          routing->token_offsets == bound.token_offsets,
+      "the routing's arrays do not lie where tilemoe_routing_bind puts them for its spec");
 }
 
 }  // namespace tilemoe
