@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Set-up and build, for the scripts at the top. Sourced.
 #
 #   require <group>...  makes sure that the packages of these groups (scripts/packages.sh) are there

@@ -1,0 +1,76 @@
+# Installs TileMoE to a fresh prefix, then builds and runs the outside programs against it.
+#
+#   cmake -DLINKAGE=static|shared -DSOURCE=<TileMoE> -DBINARY=<scratch> -DBUILD=<TileMoE's build
+#         directory, or "" to build the library afresh> -DCXX=<compiler> -DCC=<compiler> -P ...
+cmake_minimum_required(VERSION 3.22)
+
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    list(JOIN ARGV " " command)
+    message(FATAL_ERROR "failed (${status}): ${command}")
+  endif()
+endfunction()
+
+set(prefix ${BINARY}/prefix)
+file(REMOVE_RECURSE ${prefix} ${BINARY}/outside)
+
+if(NOT BUILD)
+  set(BUILD ${BINARY}/library)
+  set(shared OFF)
+  if(LINKAGE STREQUAL shared)
+    set(shared ON)
+  endif()
+  run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${BUILD} -DCMAKE_BUILD_TYPE=Release
+      -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC} -DBUILD_SHARED_LIBS=${shared}
+      -DTILEMOE_BUILD_APPS=OFF -DTILEMOE_BUILD_TESTS=OFF)
+  run(${CMAKE_COMMAND} --build ${BUILD})
+endif()
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+
+# A shared library shows its C interface and nothing else.
+file(GLOB_RECURSE shared_library ${prefix}/libtilemoe.so)
+if(LINKAGE STREQUAL shared)
+  if(NOT shared_library)
+    message(FATAL_ERROR "no libtilemoe.so under ${prefix}")
+  endif()
+  execute_process(COMMAND nm --dynamic --defined-only --format=posix ${shared_library}
+                  OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^\n]+" symbols "${symbols}")
+  list(TRANSFORM symbols REPLACE " .*" "")
+  set(strangers ${symbols})
+  list(FILTER strangers EXCLUDE REGEX "^tilemoe_")
+  list(FILTER symbols INCLUDE REGEX "^tilemoe_")
+  list(LENGTH symbols count)
+  if(strangers OR count LESS 20)
+    message(FATAL_ERROR "${count} symbols of tilemoe_*, and these besides: ${strangers}")
+  endif()
+  message(STATUS "libtilemoe.so exports ${count} symbols, all tilemoe_*")
+elseif(shared_library)
+  message(FATAL_ERROR "a static build installed ${shared_library}")
+endif()
+
+# find_package
+run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE}/tests/package -B ${BINARY}/outside
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC}
+    -DCMAKE_PREFIX_PATH=${prefix})
+run(${CMAKE_COMMAND} --build ${BINARY}/outside)
+run(${BINARY}/outside/outside_cpp)
+run(${BINARY}/outside/outside_c)
+
+# pkg-config
+file(GLOB_RECURSE pc ${prefix}/tilemoe.pc)
+get_filename_component(pc_dir ${pc} DIRECTORY)
+get_filename_component(lib_dir ${pc_dir} DIRECTORY)
+set(ENV{PKG_CONFIG_PATH} ${pc_dir})
+set(static_flag "")
+if(LINKAGE STREQUAL static)
+  set(static_flag --static)
+endif()
+execute_process(COMMAND pkg-config ${static_flag} --define-variable=prefix=${prefix}
+                        --cflags --libs tilemoe
+                OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
+separate_arguments(flags UNIX_COMMAND "${flags}")
+run(${CC} -std=c99 ${SOURCE}/tests/package/outside.c -o ${BINARY}/outside/by_pkg_config ${flags})
+set(ENV{LD_LIBRARY_PATH} ${lib_dir})
+run(${BINARY}/outside/by_pkg_config)

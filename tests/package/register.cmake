@@ -1,0 +1,15 @@
+# The installed package in both linkages: the build at hand is installed as it is, the other linkage
+# is built for the purpose.
+foreach(linkage static shared)
+  set(build "")
+  if((linkage STREQUAL shared AND BUILD_SHARED_LIBS) OR
+     (linkage STREQUAL static AND NOT BUILD_SHARED_LIBS))
+    set(build ${PROJECT_BINARY_DIR})
+  endif()
+  add_test(NAME package_${linkage}
+    COMMAND ${CMAKE_COMMAND} -DLINKAGE=${linkage} -DSOURCE=${PROJECT_SOURCE_DIR}
+      -DBINARY=${CMAKE_CURRENT_BINARY_DIR}/package_${linkage} -DBUILD=${build}
+      -DCXX=${CMAKE_CXX_COMPILER} -DCC=${CMAKE_C_COMPILER}
+      -P ${CMAKE_CURRENT_SOURCE_DIR}/package/check_package.cmake)
+  set_tests_properties(package_${linkage} PROPERTIES TIMEOUT 900)
+endforeach()
