@@ -25,10 +25,10 @@ struct Model {
     std::fill(b.begin(), b.end(), -fill);
     std::fill(m.begin(), m.end(), 2 * fill);
   }
-  std::vector<TensorRef> tensors() {
+  std::vector<TensorRef> tensors() & {
     return {{"w", {2, 3}, w.data()}, {"b", {3}, b.data()}, {"optimizer.m.w", {2, 3}, m.data()}};
   }
-  std::vector<TensorRef> weights() { return {{"w", {2, 3}, w.data()}, {"b", {3}, b.data()}}; }
+  std::vector<TensorRef> weights() & { return {{"w", {2, 3}, w.data()}, {"b", {3}, b.data()}}; }
   bool operator==(const Model& other) const {
     return std::memcmp(w.data(), other.w.data(), w.size() * sizeof(float)) == 0 &&
            std::memcmp(b.data(), other.b.data(), b.size() * sizeof(float)) == 0 &&
@@ -49,7 +49,8 @@ std::set<std::string> names_in(const std::filesystem::path& folder) {
 class Checkpoint : public testing::Test {
  protected:
   std::filesystem::path save(int64_t step, float fill = 1, int keep = 3) {
-    return save_checkpoint(run_, step, Model(fill).tensors(), {{"step", step}}, keep);
+    Model model(fill);
+    return save_checkpoint(run_, step, model.tensors(), {{"step", step}}, keep);
   }
   // The complaint about a file that must not load; the model must be left as it was.
   std::string load_error(const std::filesystem::path& path) {
@@ -236,7 +237,8 @@ TEST_F(Checkpoint, AFullDiskLeavesTheEarlierOnes) {
 TEST_F(Checkpoint, BadArgumentsAreRefused) {
   EXPECT_THROW(save(-1), std::invalid_argument);
   EXPECT_THROW(save(1, 1, 0), std::invalid_argument);
-  auto tensors = Model().tensors();
+  Model model;
+  auto tensors = model.tensors();
   tensors[1].name = "w";
   EXPECT_THROW(save_checkpoint(run_, 1, tensors, Json::object(), 1), std::invalid_argument);
   EXPECT_TRUE(names_in(run_.path()).empty());
