@@ -119,9 +119,13 @@ void check_weight_gradients(const tilemoe_experts& experts, const tilemoe_backwa
 }
 
 // X, O, dO, dX and addends: outer rows of width d.
-TensorRule row_rule(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
-                    const DTypes& dtype) {
-  return {{outer_rows(spec), experts.d}, dtype, Strides::kRows};
+void check_rows(const char* name, const tilemoe_tensor& tensor, const tilemoe_experts& experts,
+                const tilemoe_routing_spec& spec) {
+  check_tensor(name, tensor, {{outer_rows(spec), experts.d}, {experts.dtype}, Strides::kRows});
+}
+void check_optional_rows(const char* name, const tilemoe_tensor& tensor,
+                         const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
+  if (present(tensor)) check_rows(name, tensor, experts, spec);
 }
 
 void check_saved(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
@@ -265,11 +269,10 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args, B
   const tilemoe_routing_spec& spec = routing.spec;
   check_same_device(*experts, spec);
   Backend& backend = steps ? *steps : supported_backend(*experts);
-  const DTypes dtype = {experts->dtype};
   check_weights(*experts, args->weights);
-  check_tensor("X", args->X, row_rule(*experts, spec, dtype));
-  check_tensor("O", args->O, row_rule(*experts, spec, dtype));
-  check_optional("addend", args->addend, row_rule(*experts, spec, dtype));
+  check_rows("X", args->X, *experts, spec);
+  check_rows("O", args->O, *experts, spec);
+  check_optional_rows("addend", args->addend, *experts, spec);
   if (args->saved) check_saved(*experts, spec, *args->saved);
   const ForwardPlan plan(backend, *experts, spec);
   check_workspace(args->workspace, args->workspace_bytes, plan.total);
@@ -316,7 +319,6 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   const tilemoe_routing_spec& spec = routing.spec;
   check_same_device(*experts, spec);
   Backend& backend = steps ? *steps : supported_backend(*experts);
-  const DTypes dtype = {experts->dtype};
   const tilemoe_weights& weights = args->weights;
   const tilemoe_weights& grads = args->dweights;
   check_weights(*experts, weights);
@@ -326,10 +328,10 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   TILEMOE_CHECK(
       args->saved->consumed == 0,
       "saved was consumed by an earlier backward that wrote dH over H; run forward again");
-  check_tensor("X", args->X, row_rule(*experts, spec, dtype));
-  check_tensor("dO", args->dO, row_rule(*experts, spec, dtype));
-  check_optional("dX", args->dX, row_rule(*experts, spec, dtype));
-  check_optional("addend", args->addend, row_rule(*experts, spec, dtype));
+  check_rows("X", args->X, *experts, spec);
+  check_rows("dO", args->dO, *experts, spec);
+  check_optional_rows("dX", args->dX, *experts, spec);
+  check_optional_rows("addend", args->addend, *experts, spec);
   TILEMOE_CHECK(!present(args->addend) || present(args->dX), "addend is given but dX is absent");
   const bool top_k = spec.kind == TILEMOE_ROUTING_TOP_K;
   const TensorRule flat_ds{{spec.pairs}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
