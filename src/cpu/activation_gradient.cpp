@@ -1,0 +1,103 @@
+// dA' = dO W2, and from it and H: dH, A' and the column tiles of ds. A task is a tile of an
+// expert's rows by a range of A's columns, which is one of ds's column tiles.
+#include <algorithm>
+
+#include "cpu/activation.h"
+#include "cpu/backend.h"
+#include "cpu/elementwise.h"
+#include "cpu/gemm.h"
+#include "cpu/row_tiles.h"
+#include "cpu/thread_pool.h"
+#include "cpu/tiles.h"
+
+namespace tilemoe::cpu {
+namespace {
+
+// A row that is read or written as float32: in place where it is float32, else through `buffer`.
+float* as_float(char* row, tilemoe_dtype dtype, float* buffer) {
+  return dtype == TILEMOE_FLOAT32 ? reinterpret_cast<float*>(row) : buffer;
+}
+void store_unless_in_place(const float* values, char* row, tilemoe_dtype dtype, int64_t columns) {
+  if (values && dtype != TILEMOE_FLOAT32) from_float(values, row, dtype, 1, columns, false);
+}
+
+// One row of a tile: `H`, `dH` and `A_scaled` point at the row's first column of the range.
+struct RowPlaces {
+  char* H_gate;
+  char* H_up;     // null where there is no gate
+  char* dH_gate;  // null: not wanted
+  char* dH_up;
+  char* A_scaled;  // null: not wanted
+};
+
+float differentiate(const tilemoe_experts& experts, const RowPlaces& at, const float* dA,
+                    float score, int64_t columns) {
+  const tilemoe_dtype dtype = experts.dtype;
+  alignas(64) float buffers[5][kInnerColumns];
+  float* gate = as_float(at.H_gate, dtype, buffers[0]);
+  float* up = at.H_up ? as_float(at.H_up, dtype, buffers[1]) : nullptr;
+  if (dtype != TILEMOE_FLOAT32) {
+    to_float(at.H_gate, dtype, 1, gate, columns);
+    if (up) to_float(at.H_up, dtype, 1, up, columns);
+  }
+  const ActivationGradientRow row{
+      .gate = gate,
+      .up = up,
+      .dA = dA,
+      .score = score,
+      .d_gate = at.dH_gate ? as_float(at.dH_gate, dtype, buffers[2]) : nullptr,
+      .d_up = at.dH_up ? as_float(at.dH_up, dtype, buffers[3]) : nullptr,
+      .A_scaled = at.A_scaled ? as_float(at.A_scaled, dtype, buffers[4]) : nullptr};
+  const float ds = activate_gradient(experts, row, columns);
+  store_unless_in_place(row.d_gate, at.dH_gate, dtype, columns);
+  store_unless_in_place(row.d_up, at.dH_up, dtype, columns);
+  store_unless_in_place(row.A_scaled, at.A_scaled, dtype, columns);
+  return ds;
+}
+
+void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int64_t column_tile,
+                        const WorkerScratch& scratch) {
+  const tilemoe_experts& experts = *step.experts;
+  const bool gated = tilemoe_activation_gated(experts.activation) != 0;
+  const int64_t first = column_tile * kInnerColumns;
+  const int64_t columns = std::min(kInnerColumns, experts.n - first);
+
+  const Matrix dO = row_matrix(step.dO, step.rows.token).at(tile.first, 0);
+  const Matrix W2 = expert_matrix(step.W2, tile.expert).at(0, first);
+  multiply(tile.rows, columns, experts.d, dO, W2, /*add=*/false, scratch.tile, columns,
+           scratch.panels);
+
+  const Matrix H = row_matrix(step.H);
+  const Matrix dH = step.dH.ndim ? row_matrix(step.dH) : Matrix{};
+  const Matrix A_scaled = step.A_scaled.ndim ? row_matrix(step.A_scaled) : Matrix{};
+  const int64_t up = experts.n + first;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const int64_t r = tile.first + i;
+    const RowPlaces places{.H_gate = H.at(r, first).data,
+                           .H_up = gated ? H.at(r, up).data : nullptr,
+                           .dH_gate = dH.data ? dH.at(r, first).data : nullptr,
+                           .dH_up = dH.data && gated ? dH.at(r, up).data : nullptr,
+                           .A_scaled = A_scaled.data ? A_scaled.at(r, first).data : nullptr};
+    const float score = step.rows.score ? step.rows.score[r] : 1.0f;
+    const float ds = differentiate(experts, places, scratch.tile + i * columns, score, columns);
+    if (step.ds_partial) step.ds_partial[column_tile * step.rows.capacity + r] = ds;
+  }
+}
+
+}  // namespace
+
+int64_t CpuBackend::ds_tiles(const tilemoe_experts& experts) const {
+  return tile_count(experts.n, kInnerColumns);
+}
+
+void CpuBackend::activation_gradient(const ActivationGradient& step) {
+  const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
+  const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
+  const int64_t column_tiles = ds_tiles(*step.experts);
+  parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
+    differentiate_tile(step, tiles[task / column_tiles], task % column_tiles,
+                       scratch.worker(worker));
+  });
+}
+
+}  // namespace tilemoe::cpu

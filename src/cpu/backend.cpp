@@ -1,0 +1,30 @@
+#include "cpu/backend.h"
+
+#include <dnnl.h>
+
+#include <sstream>
+
+#include "cpu/elementwise.h"
+#include "cpu/thread_pool.h"
+#include "cpu/tiles.h"
+
+namespace tilemoe::cpu {
+
+std::string CpuBackend::description() const {
+  const dnnl_version_t* onednn = dnnl_version();
+  const int threads = num_threads();
+  std::ostringstream text;
+  text << "cpu: " << threads << (threads == 1 ? " thread, " : " threads, ") << vector_target()
+       << ", oneDNN " << onednn->major << "." << onednn->minor << "." << onednn->patch;
+  return text.str();
+}
+
+// Whatever the interface admits runs here.
+void CpuBackend::check_supported(const tilemoe_experts&) const {}
+
+size_t CpuBackend::scratch_bytes(Step step, const tilemoe_experts& experts,
+                                 int64_t capacity) const {
+  return step == Step::kBiasGradient ? 0 : StepScratch::bytes(experts, capacity);
+}
+
+}  // namespace tilemoe::cpu

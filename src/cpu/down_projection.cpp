@@ -1,0 +1,42 @@
+// Y = A W2^T + b2. A task is a tile of an expert's rows by a range of Y's columns.
+#include <algorithm>
+
+#include "cpu/backend.h"
+#include "cpu/elementwise.h"
+#include "cpu/gemm.h"
+#include "cpu/row_tiles.h"
+#include "cpu/thread_pool.h"
+#include "cpu/tiles.h"
+
+namespace tilemoe::cpu {
+namespace {
+
+void project(const DownProjection& step, const RowTile& tile, int64_t first, int64_t columns,
+             const WorkerScratch& scratch) {
+  const Matrix A = row_matrix(step.A).at(tile.first, 0);
+  const Matrix W2 = expert_matrix(step.W2, tile.expert).at(first, 0);
+  const OutputTile Y(row_matrix(step.Y).at(tile.first, first), tile.rows, columns, scratch.tile);
+  multiply(tile.rows, columns, step.experts->n, A, W2.transposed(), /*add=*/false, Y.data(),
+           Y.row_stride(), scratch.panels);
+  if (step.b2.ndim) {
+    const Matrix b2 = expert_matrix(step.b2, tile.expert).at(first, 0);
+    for (int64_t i = 0; i < tile.rows; ++i) add_scaled(b2.data, b2.dtype, 1.0f, Y.row(i), columns);
+  }
+  Y.store(/*add=*/false);
+}
+
+}  // namespace
+
+void CpuBackend::down_projection(const DownProjection& step) {
+  const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
+  const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
+  const int64_t d = step.experts->d;
+  const int64_t column_tiles = tile_count(d, kOuterColumns);
+  parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
+    const int64_t first = task % column_tiles * kOuterColumns;
+    project(step, tiles[task / column_tiles], first, std::min(kOuterColumns, d - first),
+            scratch.worker(worker));
+  });
+}
+
+}  // namespace tilemoe::cpu

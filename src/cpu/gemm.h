@@ -1,0 +1,41 @@
+// Float32 products of matrices of any type and layout.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/matrix.h"
+
+namespace tilemoe::cpu {
+
+// Floats of panel memory that products up to (rows, depth) x (depth, columns) need.
+int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth);
+
+// C (rows, columns) = A (rows, depth) B (depth, columns), or C += where `add` is set, on the
+// calling thread. An operand that is not plain float32 is gathered or converted into `panels` by
+// parts of kDepth. Nothing outside the given sizes is read.
+void multiply(int64_t rows, int64_t columns, int64_t depth, const Matrix& A, const Matrix& B,
+              bool add, float* C, int64_t row_stride, float* panels);
+
+// Where a product's float32 result goes: straight into the output where that is float32 with
+// contiguous rows, else into scratch, from which store() converts it.
+class OutputTile {
+ public:
+  OutputTile(const Matrix& out, int64_t rows, int64_t columns, float* scratch);
+
+  float* data() const { return data_; }
+  float* row(int64_t i) const { return data_ + i * row_stride_; }
+  int64_t row_stride() const { return row_stride_; }
+  bool in_place() const { return in_place_; }
+  // Rounds the tile to the output's type, or adds it to what is there. In place there is nothing
+  // left to do: the product itself has added.
+  void store(bool add) const;
+
+ private:
+  Matrix out_;
+  int64_t rows_, columns_;
+  bool in_place_;
+  float* data_;
+  int64_t row_stride_;
+};
+
+}  // namespace tilemoe::cpu

@@ -1,0 +1,81 @@
+// H = X W1^T + b1, A = act(H). A task is a tile of an expert's rows by a range of A's columns, with
+// the gate and up columns of H that it comes from.
+#include <algorithm>
+
+#include "cpu/activation.h"
+#include "cpu/backend.h"
+#include "cpu/elementwise.h"
+#include "cpu/gemm.h"
+#include "cpu/row_tiles.h"
+#include "cpu/thread_pool.h"
+#include "cpu/tiles.h"
+#include "cpu/up_weights.h"
+
+namespace tilemoe::cpu {
+namespace {
+
+void add_bias(const UpParts& biases, float* gate, float* up) {
+  alignas(64) float bias[2 * kInnerColumns];
+  for (const UpPart& part : biases) {
+    to_float(part.weights.data, part.weights.dtype, part.weights.row_stride, bias, part.columns);
+    add_scaled(bias, TILEMOE_FLOAT32, 1.0f, part.half ? up : gate, part.columns);
+  }
+}
+
+void project(const UpProjection& step, const RowTile& tile, int64_t first, int64_t columns,
+             const WorkerScratch& scratch) {
+  const tilemoe_experts& experts = *step.experts;
+  const bool gated = tilemoe_activation_gated(experts.activation) != 0;
+  const bool keeps_H = step.H.ndim != 0;
+  const bool H_in_place = keeps_H && step.H.dtype == TILEMOE_FLOAT32;
+  const Matrix X = row_matrix(step.X, step.rows.token).at(tile.first, 0);
+  const Matrix A = row_matrix(step.A).at(tile.first, first);
+  const Matrix H_gate = keeps_H ? row_matrix(step.H).at(tile.first, first) : Matrix{};
+  const Matrix H_up = keeps_H ? H_gate.at(0, experts.n) : Matrix{};
+
+  // The accumulator: gate columns, then up columns, `up_offset` apart.
+  float* accumulator = H_in_place ? reinterpret_cast<float*>(H_gate.data) : scratch.tile;
+  const int64_t row_stride = H_in_place ? H_gate.row_stride : (gated ? 2 * columns : columns);
+  const int64_t up_offset = H_in_place ? experts.n : columns;
+
+  const UpParts weights =
+      up_parts(experts, step.weights.W1, step.weights.W1_up, tile.expert, first, columns);
+  for (const UpPart& part : weights)
+    multiply(tile.rows, part.columns, experts.d, X, part.weights.transposed(), /*add=*/false,
+             accumulator + part.half * up_offset, row_stride, scratch.panels);
+
+  const UpParts biases =
+      up_parts(experts, step.weights.b1, step.weights.b1_up, tile.expert, first, columns);
+  alignas(64) float buffer[kInnerColumns];
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    float* gate = accumulator + i * row_stride;
+    float* up = gated ? gate + up_offset : nullptr;
+    add_bias(biases, gate, up);
+    if (keeps_H && !H_in_place) {
+      from_float(gate, H_gate.row(i), step.H.dtype, 1, columns, false);
+      if (gated) from_float(up, H_up.row(i), step.H.dtype, 1, columns, false);
+    }
+    if (A.dtype == TILEMOE_FLOAT32) {
+      activate(experts, gate, up, reinterpret_cast<float*>(A.row(i)), columns);
+    } else {
+      activate(experts, gate, up, buffer, columns);
+      from_float(buffer, A.row(i), A.dtype, 1, columns, false);
+    }
+  }
+}
+
+}  // namespace
+
+void CpuBackend::up_projection(const UpProjection& step) {
+  const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
+  const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
+  const int64_t n = step.experts->n;
+  const int64_t column_tiles = tile_count(n, kInnerColumns);
+  parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
+    const int64_t first = task % column_tiles * kInnerColumns;
+    project(step, tiles[task / column_tiles], first, std::min(kInnerColumns, n - first),
+            scratch.worker(worker));
+  });
+}
+
+}  // namespace tilemoe::cpu

@@ -1,0 +1,59 @@
+// W1's rows as products see them, whatever the gate layout: for a range of A's columns, the parts
+// of W1 that make H's columns. H itself always has gate columns first, then up columns.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "backend.h"
+#include "cpu/matrix.h"
+
+namespace tilemoe::cpu {
+
+struct UpPart {
+  Matrix weights;   // (columns, d); of a bias (columns, 1)
+  int64_t half;     // 0: begins in H's gate columns (or H has no other), 1: in its up columns
+  int64_t columns;  // twice those of the range where the part covers both halves
+};
+
+class UpParts {
+ public:
+  const UpPart* begin() const { return parts_.data(); }
+  const UpPart* end() const { return parts_.data() + count_; }
+  void push_back(const UpPart& part) { parts_[count_++] = part; }
+
+ private:
+  std::array<UpPart, 2> parts_;
+  size_t count_ = 0;
+};
+
+// Of one expert, for A's columns [first, first + columns). `W` and `W_up` are W1 and W1_up, their
+// gradients, or biases; a part whose tensor is absent is left out.
+inline UpParts up_parts(const tilemoe_experts& experts, const tilemoe_tensor& W,
+                        const tilemoe_tensor& W_up, int64_t expert, int64_t first,
+                        int64_t columns) {
+  const int64_t n = experts.n;
+  const bool gated = tilemoe_activation_gated(experts.activation) != 0;
+  UpParts parts;
+  if (experts.gate_layout == TILEMOE_GATE_SPLIT) {
+    if (W.ndim) parts.push_back({expert_matrix(W, expert).at(first, 0), 0, columns});
+    if (W_up.ndim) parts.push_back({expert_matrix(W_up, expert).at(first, 0), 1, columns});
+    return parts;
+  }
+  if (!W.ndim) return parts;
+  const Matrix whole = expert_matrix(W, expert);
+  if (!gated) {
+    parts.push_back({whole.at(first, 0), 0, columns});
+  } else if (experts.gate_layout == TILEMOE_GATE_INTERLEAVED) {
+    parts.push_back({whole.at(2 * first, 0).every_row(2), 0, columns});
+    parts.push_back({whole.at(2 * first + 1, 0).every_row(2), 1, columns});
+  } else if (columns == n) {
+    parts.push_back({whole, 0, 2 * n});
+  } else {
+    parts.push_back({whole.at(first, 0), 0, columns});
+    parts.push_back({whole.at(n + first, 0), 1, columns});
+  }
+  return parts;
+}
+
+}  // namespace tilemoe::cpu
