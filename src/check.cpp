@@ -1,9 +1,6 @@
 #include "check.h"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
-#include <numeric>
 
 #include "library_limits.h"
 
@@ -50,19 +47,18 @@ size_t round_up(size_t bytes, size_t to) {
 
 namespace {
 
-std::string join_shape(std::initializer_list<int64_t> shape) {
+std::string join_shape(const Shape& shape) {
   std::ostringstream text;
   text << "(";
-  const char* comma = "";
-  for (int64_t size : shape) text << comma << size, comma = ", ";
+  for (int i = 0; i < shape.ndim; ++i) text << (i ? ", " : "") << shape.size[i];
   text << ")";
   return text.str();
 }
 
-std::string join_dtypes(std::initializer_list<tilemoe_dtype> dtypes) {
+std::string join_dtypes(const DTypes& dtypes) {
   std::ostringstream text;
-  const char* comma = "";
-  for (tilemoe_dtype dtype : dtypes) text << comma << tilemoe_dtype_name(dtype), comma = " or ";
+  for (int i = 0; i < dtypes.count; ++i)
+    text << (i ? " or " : "") << tilemoe_dtype_name(dtypes.dtype[i]);
   return text.str();
 }
 
@@ -77,21 +73,32 @@ void check_contiguous(const char* name, const tilemoe_tensor& tensor) {
   }
 }
 
-// In ascending order of stride, each dimension steps past all that the ones before it span.
-void check_overlap(const char* name, const tilemoe_tensor& tensor) {
-  std::array<int, TILEMOE_MAX_DIMS> order{};
-  const auto first = order.begin(), last = first + tensor.ndim;
-  std::iota(first, last, 0);
-  std::sort(first, last, [&](int a, int b) { return tensor.stride[a] < tensor.stride[b]; });
-  int64_t span = 1;  // elements
-  for (auto i = first; i != last; ++i) {
-    if (tensor.shape[*i] == 1) continue;
-    TILEMOE_CHECK(tensor.stride[*i] >= span,
-                  name << " " << describe(tensor) << " overlaps itself: stride[" << *i << "] is "
-                       << tensor.stride[*i] << ", expected at least " << span);
-    span = checked_sum(span, checked_product(tensor.stride[*i], tensor.shape[*i] - 1, name), name);
+// Elements from the first one to the last that the dimensions with smaller strides than `dim`
+// reach.
+int64_t span_below(const char* name, const tilemoe_tensor& tensor, int dim) {
+  int64_t span = 1;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    const bool below = tensor.stride[i] < tensor.stride[dim] ||
+                       (tensor.stride[i] == tensor.stride[dim] && i > dim);
+    if (i != dim && below && tensor.shape[i] > 1 && tensor.stride[i] > 0)
+      span = checked_sum(span, checked_product(tensor.stride[i], tensor.shape[i] - 1, name), name);
   }
-  checked_product(span, static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype)), name);
+  return span;
+}
+
+// No element is reached twice where each dimension steps past all that the smaller ones span.
+void check_overlap(const char* name, const tilemoe_tensor& tensor) {
+  int64_t last_element = 0;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] == 1) continue;
+    const int64_t span = tensor.stride[i] > 0 ? span_below(name, tensor, i) : 1;
+    TILEMOE_CHECK(tensor.stride[i] >= span,
+                  name << " " << describe(tensor) << " overlaps itself: stride[" << i << "] is "
+                       << tensor.stride[i] << ", expected at least " << span);
+    last_element = checked_sum(last_element,
+                               checked_product(tensor.stride[i], tensor.shape[i] - 1, name), name);
+  }
+  checked_product(last_element + 1, static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype)), name);
 }
 
 void check_strides(const char* name, const tilemoe_tensor& tensor, const TensorRule& rule) {
@@ -117,16 +124,15 @@ void check_strides(const char* name, const tilemoe_tensor& tensor, const TensorR
 void check_tensor(const char* name, const tilemoe_tensor& tensor, const TensorRule& rule) {
   TILEMOE_CHECK(present(tensor), name << " is absent, expected shape " << join_shape(rule.shape));
   bool dtype_fits = false;
-  for (tilemoe_dtype dtype : rule.dtypes) dtype_fits = dtype_fits || tensor.dtype == dtype;
+  for (int i = 0; i < rule.dtypes.count; ++i)
+    dtype_fits = dtype_fits || tensor.dtype == rule.dtypes.dtype[i];
   TILEMOE_CHECK(dtype_fits,
                 name << " is " << describe(tensor) << ", expected " << join_dtypes(rule.dtypes));
-  bool shape_fits = tensor.ndim == static_cast<int>(rule.shape.size());
+  bool shape_fits = tensor.ndim == rule.shape.ndim;
   int64_t elements = 1;
-  int i = 0;
-  for (int64_t size : rule.shape) {
-    if (shape_fits && tensor.shape[i] != size) shape_fits = false;
-    elements = checked_product(elements, size, name);
-    ++i;
+  for (int i = 0; i < rule.shape.ndim; ++i) {
+    if (shape_fits && tensor.shape[i] != rule.shape.size[i]) shape_fits = false;
+    elements = checked_product(elements, rule.shape.size[i], name);
   }
   TILEMOE_CHECK(shape_fits, name << " has shape " << describe_shape(tensor) << ", expected "
                                  << join_shape(rule.shape));

@@ -67,9 +67,26 @@ enum class Strides {
                       // bytes
 };
 
+// The dimensions and the dtypes that a rule asks for: values, since a rule may outlive the braces
+// that it was written with.
+struct Shape {
+  int ndim = 0;
+  int64_t size[TILEMOE_MAX_DIMS] = {};
+  Shape(std::initializer_list<int64_t> sizes) {
+    for (int64_t each : sizes) size[ndim++] = each;
+  }
+};
+struct DTypes {
+  int count = 0;
+  tilemoe_dtype dtype[3] = {};
+  constexpr DTypes(std::initializer_list<tilemoe_dtype> dtypes) {
+    for (tilemoe_dtype each : dtypes) dtype[count++] = each;
+  }
+};
+
 struct TensorRule {
-  std::initializer_list<int64_t> shape;
-  std::initializer_list<tilemoe_dtype> dtypes;
+  Shape shape;
+  DTypes dtypes;
   Strides strides = Strides::kContiguous;
   bool aligned = true;  // data and strides on 16 bytes
 };

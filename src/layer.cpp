@@ -74,8 +74,6 @@ int64_t outer_rows(const tilemoe_routing_spec& spec) {
   return spec.kind == TILEMOE_ROUTING_GROUPED ? spec.capacity : spec.T;
 }
 
-using DTypes = std::initializer_list<tilemoe_dtype>;
-
 void check_weights(const tilemoe_experts& experts, const tilemoe_weights& weights) {
   const DTypes dtype = {experts.dtype};
   const int64_t E = experts.E, d = experts.d, n = experts.n;

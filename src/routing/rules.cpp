@@ -10,7 +10,6 @@
 namespace tilemoe {
 namespace {
 
-using DTypes = std::initializer_list<tilemoe_dtype>;
 constexpr DTypes kFloats = {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16};
 constexpr DTypes kFloat32 = {TILEMOE_FLOAT32};
 constexpr DTypes kIntegers = {TILEMOE_INT32, TILEMOE_INT64};

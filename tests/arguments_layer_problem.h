@@ -1,0 +1,128 @@
+// A layer's forward and backward with every argument right, for the argument tests to spoil.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "arguments_support.h"
+
+namespace tilemoe::arguments {
+
+constexpr int64_t kT = 7, kD = 24, kN = 16, kE = 5, kK = 3;
+
+// A layer over routing of the given kind, up to the workspace that forward and backward share.
+struct LayerProblem {
+  Arena arena;
+  tilemoe_experts experts{};
+  tilemoe_routing_spec spec{};
+  tilemoe_routing routing{};
+  tilemoe_saved saved{};
+  tilemoe_forward_args forward{};
+  tilemoe_backward_args backward{};
+
+  explicit LayerProblem(bool split = false, bool grouped = false) {
+    experts.struct_size = sizeof experts;
+    experts.d = kD, experts.n = kN, experts.E = kE;
+    experts.gate_layout = split ? TILEMOE_GATE_SPLIT : TILEMOE_GATE_CONCATENATED;
+    spec.struct_size = sizeof spec;
+    spec.E = kE;
+    if (grouped) {
+      spec.kind = TILEMOE_ROUTING_GROUPED, spec.capacity = kT;
+    } else {
+      spec.T = kT, spec.K = kK;
+    }
+    bind_and_route(grouped);
+    saved.H = zeros({routing.spec.capacity, 2 * kN});
+
+    forward.struct_size = sizeof forward;
+    forward.routing = &routing;
+    forward.weights = new_weights(split);
+    forward.X = floats({kT, kD});
+    forward.O = floats({kT, kD});
+    forward.addend = floats({kT, kD});
+    forward.saved = &saved;
+
+    backward.struct_size = sizeof backward;
+    backward.routing = &routing;
+    backward.weights = forward.weights;
+    backward.X = forward.X;
+    backward.dO = floats({kT, kD});
+    backward.saved = &saved;
+    backward.dX = floats({kT, kD});
+    backward.addend = floats({kT, kD});
+    backward.dweights = new_weights(split);
+    backward.ds = floats({routing.spec.pairs});
+
+    size_t needed = 0;
+    for (tilemoe_pass pass :
+         {TILEMOE_PASS_FORWARD, TILEMOE_PASS_BACKWARD, TILEMOE_PASS_BACKWARD_DH_OVER_H})
+      needed = std::max(needed, workspace_bytes(pass));
+    forward.workspace = backward.workspace = arena.take(needed);
+    forward.workspace_bytes = backward.workspace_bytes = needed;
+  }
+  LayerProblem(const LayerProblem&) = delete;
+  LayerProblem& operator=(const LayerProblem&) = delete;
+
+  bool accepts(const std::string&, tilemoe_dtype dtype) const { return dtype == TILEMOE_FLOAT32; }
+  bool accepts_ndim(const std::string&, int) const { return false; }
+  std::vector<int64_t> host_outputs() const { return {saved.consumed}; }
+
+  size_t workspace_bytes(tilemoe_pass pass) const {
+    size_t bytes = 0;
+    require(tilemoe_workspace_bytes(&experts, &spec, pass, &bytes));
+    return bytes;
+  }
+
+  static void require(tilemoe_status status) {
+    if (status != TILEMOE_SUCCESS) throw std::runtime_error(tilemoe_last_error());
+  }
+
+ private:
+  tilemoe_tensor floats(std::vector<int64_t> shape) {
+    return new_tensor(arena, TILEMOE_FLOAT32, shape);
+  }
+  tilemoe_tensor zeros(std::vector<int64_t> shape) {
+    const tilemoe_tensor view = floats(shape);
+    std::memset(view.data, 0, sizeof(float) * static_cast<size_t>(shape[0] * shape[1]));
+    return view;
+  }
+
+  tilemoe_weights new_weights(bool split) {
+    tilemoe_weights weights{};
+    const int64_t rows = split ? kN : 2 * kN;
+    weights.W1 = floats({kE, rows, kD});
+    weights.W2 = floats({kE, kD, kN});
+    weights.b1 = floats({kE, rows});
+    weights.b2 = floats({kE, kD});
+    if (split) weights.W1_up = floats({kE, kN, kD}), weights.b1_up = floats({kE, kN});
+    return weights;
+  }
+
+  void bind_and_route(bool grouped) {
+    size_t bytes = 0;
+    require(tilemoe_routing_bytes(&spec, &bytes));
+    require(tilemoe_routing_bind(&spec, arena.take(bytes), bytes, &routing));
+    if (grouped) {
+      tilemoe_route_grouped_args args{};
+      args.struct_size = sizeof args;
+      args.counts = new_tensor(arena, TILEMOE_INT32, {kE});
+      static_cast<int32_t*>(args.counts.data)[1] = kT;
+      require(tilemoe_route_grouped(&routing, &args));
+      return;
+    }
+    tilemoe_route_top_k_args args{};
+    args.struct_size = sizeof args;
+    args.ids = new_tensor(arena, TILEMOE_INT32, {kT, kK});
+    for (int64_t pair = 0; pair < kT * kK; ++pair)
+      static_cast<int32_t*>(args.ids.data)[pair] = static_cast<int32_t>(pair % kE);
+    args.scores = floats({kT, kK});
+    require(tilemoe_routing_workspace_bytes(&spec, &bytes));
+    args.workspace = arena.take(bytes), args.workspace_bytes = bytes;
+    require(tilemoe_route_top_k(&routing, &args));
+  }
+};
+
+}  // namespace tilemoe::arguments
