@@ -1,0 +1,81 @@
+// One case of the registry: a layer, its routing, its data and what is asked of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tilemoe/layer.h"
+
+namespace tilemoe::verify {
+
+enum class RoutingKind { kTopK, kGeneral, kRounded, kGrouped };
+
+// How tokens spread over experts.
+enum class Load {
+  kRandom,
+  kZipf,       // popularity falls as 1 / (e + 1)^2
+  kOneExpert,  // every token chooses expert E / 2 first
+  kHalfEmpty,  // experts of odd number get no token
+};
+
+enum class Data {
+  kUnitScale,  // x ~ N(0, 1), W ~ N(0, 1 / fan-in)
+  kIntegers,   // small whole numbers: every sum is exact in float32
+  kBench,      // x = 0.2 N(0, 1), W = 0.02 N(0, 1): the scale of a layer in training
+};
+
+// The gradients that backward is asked for; biases only where the case has them.
+struct Gradients {
+  bool dX = true, dW1 = true, dW2 = true, db1 = true, db2 = true, ds = true;
+};
+
+struct Case {
+  std::string name = {};
+  // K: experts per token; general routing: pairs per token on average. T is 0 for grouped routing.
+  int64_t T = 0, d = 0, n = 0, E = 0, K = 0;
+  DType dtype = DType::kFloat32;
+  Data data = Data::kUnitScale;
+
+  Activation activation = Activation::kSwiGLU;
+  float clamp = 0, alpha = 0, up_shift = 0;
+  GateLayout gate_layout = GateLayout::kConcatenated;
+  bool W1_transposed = false, W2_transposed = false;
+  bool biases = false;
+  bool padded = false;  // rows and experts lie apart: strides larger than dense ones
+
+  RoutingKind routing = RoutingKind::kTopK;
+  Scoring scoring = Scoring::kSoftmaxOverChosen;
+  Rounding rounding = Rounding::kNearest;
+  int64_t m = 0;                     // rounded
+  std::vector<int64_t> counts = {};  // grouped: rows of each expert
+  int64_t spare_rows = 0;            // grouped: rows past the sum of the counts
+  bool row_scores = true;            // grouped
+  Load load = Load::kRandom;
+  int64_t capacity = 0;  // 0: the routing's own bound
+  bool bad_ids = false;  // some ids lie outside [0, E)
+  DType id_dtype = DType::kInt32;
+  DType score_dtype = DType::kFloat32;
+
+  bool addend = false;         // to O and to dX
+  bool float32_dW = false;     // weight gradients in float32 whatever the dtype
+  bool accumulate_dW = false;  // beta = 1
+  bool dH_over_H = false;
+  Gradients wanted = {};
+
+  bool reduced = false;  // small enough for runs under a sanitizer
+  bool bench = false;    // for timing
+  bool huge = false;     // more than 2^31 elements: run by name only
+
+  bool gated() const {
+    return tilemoe_activation_gated(static_cast<tilemoe_activation>(activation)) != 0;
+  }
+  int64_t h_width() const { return gated() ? 2 * n : n; }
+  // Rows of X and O.
+  int64_t outer_rows() const;
+  DType dW_dtype() const { return float32_dW ? DType::kFloat32 : dtype; }
+  RoutingSpec spec(int64_t pairs, Device device) const;
+  Experts experts(Device device) const;
+};
+
+}  // namespace tilemoe::verify

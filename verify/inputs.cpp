@@ -1,0 +1,203 @@
+#include "inputs.h"
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "number.h"
+#include "random.h"
+
+namespace tilemoe::verify {
+namespace {
+
+// One sequence of random numbers each, so that no tensor's size moves another's values.
+enum Stream : uint64_t {
+  kX,
+  kDO,
+  kOAddend,
+  kDXAddend,
+  kW1,
+  kW2,
+  kB1,
+  kB2,
+  kDW1,
+  kDW2,
+  kDb1,
+  kDb2,
+  kLogits,
+  kScores,
+  kTriples,
+  kBadIds
+};
+
+// How large the values of a tensor are: a normal's deviation, or the largest whole number.
+struct Magnitude {
+  double deviation;
+  int64_t largest_integer;
+};
+
+class Generator {
+ public:
+  Generator(const Case& test_case, uint64_t seed) : case_(test_case), seed_(seed) {}
+
+  std::vector<float> tensor(Stream stream, int64_t count, DType dtype, Magnitude magnitude) const {
+    Random random(seed_, stream);
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = static_cast<float>(draw(random, dtype, magnitude));
+    return values;
+  }
+
+  // (outer_rows, d), NaN past the last row that is given.
+  std::vector<float> rows(Stream stream, double deviation) const {
+    std::vector<float> values = tensor(stream, case_.outer_rows() * case_.d, case_.dtype,
+                                       {.deviation = deviation, .largest_integer = 2});
+    const auto spare = static_cast<std::ptrdiff_t>(spare_rows() * case_.d);
+    std::fill(values.end() - spare, values.end(), std::numeric_limits<float>::quiet_NaN());
+    return values;
+  }
+
+  ExpertValues experts(DType dtype, double W1, double W2, double bias,
+                       std::initializer_list<Stream> streams) const {
+    const Stream* stream = streams.begin();
+    const int64_t E = case_.E, d = case_.d, n = case_.n, h = case_.h_width();
+    ExpertValues values{
+        .W1 = tensor(stream[0], E * h * d, dtype, {.deviation = W1, .largest_integer = 1}),
+        .W2 = tensor(stream[1], E * d * n, dtype, {.deviation = W2, .largest_integer = 1}),
+        .b1 = {},
+        .b2 = {}};
+    if (!case_.biases) return values;
+    values.b1 = tensor(stream[2], E * h, dtype, {.deviation = bias, .largest_integer = 2});
+    values.b2 = tensor(stream[3], E * d, dtype, {.deviation = bias, .largest_integer = 2});
+    return values;
+  }
+
+  // (T, E): random, plus what makes the case's load.
+  std::vector<float> logits(double deviation) const {
+    Random random(seed_, kLogits);
+    std::vector<float> values(static_cast<size_t>(case_.T * case_.E));
+    size_t i = 0;
+    for (int64_t t = 0; t < case_.T; ++t)
+      for (int64_t e = 0; e < case_.E; ++e)
+        values[i++] = static_cast<float>(deviation * random.normal() + popularity(e));
+    return values;
+  }
+
+  std::vector<float> scores(int64_t count) const {
+    Random random(seed_, kScores);
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = static_cast<float>(draw_score(random));
+    return values;
+  }
+
+  std::vector<int64_t> bad_pairs(int64_t pairs) const {
+    Random random(seed_, kBadIds);
+    std::vector<int64_t> chosen;
+    for (int64_t pair = 0; pair < pairs; ++pair)
+      if (random.below(8) == 0) chosen.push_back(pair);
+    return chosen;
+  }
+
+  // Tokens in ascending order with 0 to 2K pairs each, some repeated.
+  void triples(Inputs& inputs) const {
+    Random random(seed_, kTriples);
+    for (int64_t t = 0; t < case_.T; ++t)
+      for (int64_t left = random.below(2 * case_.K + 1); left > 0; --left) {
+        inputs.tokens.push_back(t);
+        inputs.experts.push_back(draw_expert(random));
+      }
+    inputs.scores = scores(inputs.pairs());
+  }
+
+ private:
+  double draw(Random& random, DType dtype, Magnitude magnitude) const {
+    const int64_t largest = magnitude.largest_integer;
+    if (case_.data == Data::kIntegers)
+      return static_cast<double>(random.below(2 * largest + 1) - largest);
+    return round_to(dtype, magnitude.deviation * random.normal());
+  }
+
+  double draw_score(Random& random) const {
+    constexpr double kExact[] = {-1, 0, 0.5, 1, 2};
+    if (case_.data == Data::kIntegers) return kExact[random.below(std::size(kExact))];
+    return round_to(case_.score_dtype, 1.25 * random.uniform() - 0.25);
+  }
+
+  // Added to the logits of expert e.
+  double popularity(int64_t e) const {
+    constexpr double kCertain = 30;
+    switch (case_.load) {
+      case Load::kRandom: return 0;
+      case Load::kZipf: return -2 * std::log(static_cast<double>(e + 1));
+      case Load::kOneExpert: return e == case_.E / 2 ? kCertain : 0;
+      case Load::kHalfEmpty: return e % 2 ? -kCertain : 0;
+    }
+    return 0;
+  }
+
+  // By the largest of noisy popularities, as top-1 of such logits would choose.
+  int64_t draw_expert(Random& random) const {
+    if (case_.bad_ids && random.below(8) == 0) return random.below(2) ? -1 : case_.E + 3;
+    if (case_.load == Load::kRandom) return random.below(case_.E);
+    int64_t best = 0;
+    double best_value = -std::numeric_limits<double>::infinity();
+    for (int64_t e = 0; e < case_.E; ++e) {
+      const double value = random.normal() + popularity(e);
+      if (value > best_value) best = e, best_value = value;
+    }
+    return best;
+  }
+
+  int64_t spare_rows() const {
+    return case_.routing == RoutingKind::kGrouped ? case_.spare_rows : 0;
+  }
+
+  const Case& case_;
+  uint64_t seed_;
+};
+
+}  // namespace
+
+int64_t Inputs::pairs() const {
+  if (test_case.routing == RoutingKind::kTopK) return test_case.T * test_case.K;
+  if (test_case.routing == RoutingKind::kGeneral) return static_cast<int64_t>(tokens.size());
+  return test_case.spec(0, Device::kCpu).bound();
+}
+
+Inputs make_inputs(const Case& test_case, uint64_t seed) {
+  const Generator make(test_case, seed);
+  const bool bench = test_case.data == Data::kBench;
+  const auto fan_in = [](int64_t width) { return 1 / std::sqrt(static_cast<double>(width)); };
+
+  Inputs inputs;
+  inputs.test_case = test_case;
+  inputs.X = make.rows(kX, bench ? 0.2 : 1);
+  inputs.dO = make.rows(kDO, 1);
+  if (test_case.addend) {
+    inputs.O_addend = make.rows(kOAddend, 1);
+    inputs.dX_addend = make.rows(kDXAddend, 1);
+  }
+  inputs.weights = make.experts(test_case.dtype, bench ? 0.02 : fan_in(test_case.d),
+                                bench ? 0.02 : fan_in(test_case.n), 0.5, {kW1, kW2, kB1, kB2});
+  if (test_case.accumulate_dW)
+    inputs.dW_before = make.experts(test_case.dW_dtype(), 1, 1, 1, {kDW1, kDW2, kDb1, kDb2});
+
+  switch (test_case.routing) {
+    case RoutingKind::kTopK:
+      inputs.logits = make.logits(bench ? 0.2 : 1);
+      if (test_case.data == Data::kIntegers) inputs.scores = make.scores(inputs.pairs());
+      if (test_case.bad_ids) inputs.bad_pairs = make.bad_pairs(inputs.pairs());
+      break;
+    case RoutingKind::kRounded: inputs.logits = make.logits(bench ? 0.2 : 1); break;
+    case RoutingKind::kGeneral: make.triples(inputs); break;
+    case RoutingKind::kGrouped:
+      if (test_case.row_scores) {
+        inputs.scores = make.scores(inputs.pairs());
+        std::fill(inputs.scores.end() - static_cast<std::ptrdiff_t>(test_case.spare_rows),
+                  inputs.scores.end(), std::numeric_limits<float>::quiet_NaN());
+      }
+      break;
+  }
+  return inputs;
+}
+
+}  // namespace tilemoe::verify

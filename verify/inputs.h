@@ -1,0 +1,51 @@
+// The numbers that go into a case, as float32 values that the case's dtypes hold exactly.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "case.h"
+
+namespace tilemoe::verify {
+
+// Dense, and gate rows first whatever the case's layout is.
+struct ExpertValues {
+  std::vector<float> W1;  // (E, h_width, d)
+  std::vector<float> W2;  // (E, d, n)
+  std::vector<float> b1;  // (E, h_width); empty without biases
+  std::vector<float> b2;  // (E, d); empty without biases
+};
+
+struct Inputs {
+  Case test_case;
+  // Grouped: rows past the sum of the counts are NaN, here and in everything of their length.
+  std::vector<float> X;          // (outer_rows, d)
+  std::vector<float> dO;         // (outer_rows, d)
+  std::vector<float> O_addend;   // (outer_rows, d) or empty
+  std::vector<float> dX_addend;  // (outer_rows, d) or empty
+  ExpertValues weights;
+  ExpertValues dW_before;  // what the weight gradients hold before backward; empty unless added to
+
+  // Top-K and rounded routing begin with the logits, (T, E); general routing with triples, grouped
+  // routing with scores of the rows.
+  std::vector<float> logits;
+  std::vector<int64_t> tokens, experts;  // (pairs)
+  std::vector<int64_t> bad_pairs;        // top-K: pairs whose chosen id is replaced by a bad one
+  // (pairs), or (outer_rows) when grouped. Top-K: empty, or what replaces the chosen scores.
+  std::vector<float> scores;
+
+  int64_t pairs() const;
+};
+
+Inputs make_inputs(const Case& test_case, uint64_t seed);
+
+// A (token, expert) pair that has a row.
+struct Pair {
+  int64_t index;  // of ds
+  int64_t row;    // of H
+  int64_t token;  // row of X and O
+  int64_t expert;
+  double score;
+};
+
+}  // namespace tilemoe::verify

@@ -1,0 +1,302 @@
+#include "problem.h"
+
+#include <algorithm>
+
+#include "number.h"
+
+namespace tilemoe::verify {
+namespace {
+
+bool chooses(const Case& test_case) {
+  return test_case.routing == RoutingKind::kTopK || test_case.routing == RoutingKind::kRounded;
+}
+
+std::vector<float> as_floats(const std::vector<int64_t>& values) {
+  return {values.begin(), values.end()};
+}
+
+// Gives each pair its row: by expert, then in the order of pairs; what does not fit has none.
+std::vector<Pair> with_rows(std::vector<Pair> pairs, int64_t capacity) {
+  std::vector<Pair*> by_expert;
+  for (Pair& pair : pairs) by_expert.push_back(&pair);
+  std::stable_sort(by_expert.begin(), by_expert.end(),
+                   [](const Pair* a, const Pair* b) { return a->expert < b->expert; });
+  int64_t row = 0;
+  for (Pair* pair : by_expert) pair->row = row++;
+  std::erase_if(pairs, [&](const Pair& pair) { return pair.row >= capacity; });
+  return pairs;
+}
+
+}  // namespace
+
+Problem::Problem(const Inputs& inputs, Memory& memory)
+    : in_(inputs),
+      case_(in_.test_case),
+      memory_(memory),
+      experts_(case_.experts(memory.device())),
+      spec_(case_.spec(in_.pairs(), memory.device())),
+      weights_(case_, case_.dtype, {.W1 = true, .W2 = true, .b1 = case_.biases, .b2 = case_.biases},
+               memory),
+      routing_memory_(memory, spec_.bytes()) {
+  const MatrixLayout rows{.padded = case_.padded};
+  const std::vector<int64_t> outer = {case_.outer_rows(), case_.d};
+  add_input("X", X_, case_.dtype, outer, in_.X, rows);
+  add_input("dO", dO_, case_.dtype, outer, in_.dO, rows);
+  if (!in_.O_addend.empty())
+    add_input("O_addend", O_addend_, case_.dtype, outer, in_.O_addend, rows);
+  if (!in_.dX_addend.empty())
+    add_input("dX_addend", dX_addend_, case_.dtype, outer, in_.dX_addend, rows);
+  weights_.write(in_.weights);
+  for (const auto& [name, tensor] : weights_.tensors())
+    inputs_.push_back({{name, tensor}, tensor->fingerprint()});
+  const int64_t pairs = in_.pairs();
+  if (chooses(case_)) add_input("logits", logits_, DType::kFloat32, {case_.T, case_.E}, in_.logits);
+  switch (case_.routing) {
+    case RoutingKind::kTopK:
+      ids_.emplace(memory, case_.id_dtype, std::vector{case_.T, case_.K});
+      chosen_scores_.emplace(memory, DType::kFloat32, std::vector{case_.T, case_.K});
+      scores_.emplace(memory, case_.score_dtype, std::vector{case_.T, case_.K});
+      break;
+    case RoutingKind::kGeneral:
+      add_input("tokens", tokens_, case_.id_dtype, {pairs}, as_floats(in_.tokens));
+      add_input("experts", ids_, case_.id_dtype, {pairs}, as_floats(in_.experts));
+      add_input("scores", scores_, case_.score_dtype, {pairs}, in_.scores);
+      break;
+    case RoutingKind::kRounded:
+      add_input("seed", seed_, DType::kInt64, {1}, {20});
+      add_input("step", step_, DType::kInt64, {1}, {3});
+      break;
+    case RoutingKind::kGrouped:
+      add_input("counts", counts_, case_.id_dtype, {case_.E}, as_floats(case_.counts));
+      if (!in_.scores.empty()) add_input("scores", scores_, DType::kFloat32, {pairs}, in_.scores);
+      break;
+  }
+
+  const Gradients& wants = case_.wanted;
+  O_.emplace(memory, case_.dtype, outer, rows);
+  H_.emplace(memory, case_.dtype, std::vector{spec_.bound(), case_.h_width()});
+  saved_ = Saved(H_->view());
+  outputs_ = {{"O", &*O_}, {"H", &*H_}};
+  if (wants.dX) outputs_.push_back({"dX", &dX_.emplace(memory, case_.dtype, outer, rows)});
+  if (wants.ds) {
+    const bool top_k = case_.routing == RoutingKind::kTopK;
+    const std::vector<int64_t> shape = top_k ? std::vector{case_.T, case_.K} : std::vector{pairs};
+    outputs_.push_back({"ds", &ds_.emplace(memory, DType::kFloat32, shape)});
+  }
+  const WeightTensors::Parts parts{.W1 = wants.dW1,
+                                   .W2 = wants.dW2,
+                                   .b1 = wants.db1 && case_.biases,
+                                   .b2 = wants.db2 && case_.biases};
+  dweights_.emplace(case_, case_.dW_dtype(), parts, memory);
+  for (const auto& [name, tensor] : dweights_->tensors())
+    outputs_.push_back({std::string("d") + name, tensor});
+}
+
+Problem::~Problem() = default;
+
+void Problem::add_input(const char* name, std::optional<GuardedTensor>& place, DType dtype,
+                        std::vector<int64_t> shape, const std::vector<float>& values,
+                        MatrixLayout layout) {
+  place.emplace(memory_, dtype, std::move(shape), layout);
+  place->write(values);
+  inputs_.push_back({{name, &*place}, place->fingerprint()});
+}
+
+void Problem::poison() {
+  for (const NamedTensor& output : outputs_) output.tensor->poison();
+  if (case_.accumulate_dW) dweights_->write(in_.dW_before);
+  routing_memory_.poison();
+  for (auto* workspace : {&routing_workspace_, &forward_workspace_, &backward_workspace_})
+    if (*workspace) (*workspace)->poison();
+  H_of_forward_.clear();
+}
+
+void* Problem::sized(std::unique_ptr<GuardedBuffer>& buffer, size_t bytes, Memory& memory) {
+  if (!buffer || buffer->bytes() != bytes) buffer = std::make_unique<GuardedBuffer>(memory, bytes);
+  return buffer->data();
+}
+
+// Top-K by the library, then what the case puts in the place of ids and scores.
+void Problem::choose_experts() {
+  top_k(case_.scoring, case_.K, logits_->view(), ids_->view(), chosen_scores_->view(), {}, {},
+        memory_.device());
+  scores_->write(in_.scores.empty() ? chosen_scores_->read() : in_.scores);
+  if (in_.bad_pairs.empty()) return;
+  std::vector<float> ids = ids_->read();
+  for (int64_t pair : in_.bad_pairs)
+    ids[static_cast<size_t>(pair)] = static_cast<float>(pair % 2 ? -1 : case_.E + pair);
+  ids_->write(ids);
+}
+
+void Problem::route() {
+  const size_t bytes = spec_.workspace_bytes();
+  void* workspace = sized(routing_workspace_, bytes, memory_);
+  routing_.emplace(spec_, routing_memory_.data(), routing_memory_.bytes());
+  switch (case_.routing) {
+    case RoutingKind::kTopK:
+      choose_experts();
+      routing_->from_top_k(ids_->view(), scores_->view(), workspace, bytes);
+      break;
+    case RoutingKind::kGeneral:
+      routing_->from_triples(tokens_->view(), ids_->view(), scores_->view(), workspace, bytes);
+      break;
+    case RoutingKind::kRounded: {
+      const bool stochastic = case_.rounding == Rounding::kStochastic;
+      routing_->from_logits_rounded(logits_->view(), workspace, bytes,
+                                    stochastic ? seed_->view() : Tensor(),
+                                    stochastic ? step_->view() : Tensor());
+      break;
+    }
+    case RoutingKind::kGrouped:
+      routing_->from_counts(counts_->view(), scores_ ? scores_->view() : Tensor());
+      break;
+  }
+}
+
+ForwardArgs Problem::forward_args() {
+  ForwardArgs args;
+  args.routing = &*routing_;
+  args.weights = weights_.view();
+  args.X = X_->view(), args.O = O_->view();
+  if (O_addend_) args.addend = O_addend_->view();
+  args.saved = &saved_;
+  args.workspace_bytes = experts_.workspace_bytes(spec_, Pass::kForward);
+  args.workspace = sized(forward_workspace_, args.workspace_bytes, memory_);
+  return args;
+}
+
+BackwardArgs Problem::backward_args() {
+  BackwardArgs args;
+  args.routing = &*routing_;
+  args.weights = weights_.view();
+  args.X = X_->view(), args.dO = dO_->view();
+  args.saved = &saved_;
+  args.overwrite_H = case_.dH_over_H ? 1 : 0;
+  if (dX_) args.dX = dX_->view();
+  if (dX_ && dX_addend_) args.addend = dX_addend_->view();
+  args.dweights = dweights_->view();
+  args.beta = case_.accumulate_dW ? 1.f : 0.f;
+  if (ds_) args.ds = ds_->view();
+  const Pass pass = case_.dH_over_H ? Pass::kBackwardDhOverH : Pass::kBackward;
+  args.workspace_bytes = experts_.workspace_bytes(spec_, pass);
+  args.workspace = sized(backward_workspace_, args.workspace_bytes, memory_);
+  return args;
+}
+
+void Problem::forward() {
+  experts_.forward(forward_args());
+}
+
+void Problem::infer() {
+  ForwardArgs args = forward_args();
+  args.saved = nullptr;
+  experts_.forward(args);
+}
+
+void Problem::backward() {
+  if (case_.dH_over_H && H_of_forward_.empty()) H_of_forward_ = H_->read();
+  experts_.backward(backward_args());
+}
+
+void Problem::run() {
+  poison();
+  route();
+  forward();
+  backward();
+}
+
+std::vector<Pair> Problem::pairs() const {
+  std::vector<Pair> pairs;
+  const auto add = [&](size_t index, int64_t token, int64_t expert, double score) {
+    if (expert >= 0 && expert < case_.E)
+      pairs.push_back({.index = static_cast<int64_t>(index),
+                       .row = -1,
+                       .token = token,
+                       .expert = expert,
+                       .score = score});
+  };
+  switch (case_.routing) {
+    case RoutingKind::kTopK: {
+      const std::vector<float> ids = ids_->read(), scores = scores_->read();
+      for (size_t p = 0; p < ids.size(); ++p)
+        add(p, static_cast<int64_t>(p) / case_.K, static_cast<int64_t>(ids[p]), scores[p]);
+      break;
+    }
+    case RoutingKind::kGeneral:
+      for (size_t p = 0; p < in_.tokens.size(); ++p)
+        add(p, in_.tokens[p], in_.experts[p], in_.scores[p]);
+      break;
+    case RoutingKind::kGrouped: {
+      size_t row = 0;
+      for (size_t e = 0; e < case_.counts.size(); ++e)
+        for (int64_t left = case_.counts[e]; left > 0; --left, ++row)
+          add(row, static_cast<int64_t>(row), static_cast<int64_t>(e),
+              in_.scores.empty() ? 1 : in_.scores[row]);
+      break;
+    }
+    case RoutingKind::kRounded: return rounded_pairs();
+  }
+  return with_rows(std::move(pairs), spec_.bound());
+}
+
+std::vector<Pair> Problem::rounded_pairs() const {
+  const auto copy = [&](auto* from, int64_t count) {
+    std::vector<std::remove_cvref_t<decltype(*from)>> values(static_cast<size_t>(count));
+    memory_.copy_out(values.data(), from, values.size() * sizeof(*from));
+    return values;
+  };
+  const std::vector<int32_t> offsets = copy(routing_->offsets, case_.E + 1);
+  const std::vector<int32_t> token_offsets = copy(routing_->token_offsets, case_.T + 1);
+  const std::vector<int32_t> pair_row = copy(routing_->pair_row, routing_->pairs());
+  const std::vector<float> row_score = copy(routing_->row_score, routing_->capacity());
+  std::vector<Pair> pairs;
+  for (size_t t = 0; t < static_cast<size_t>(case_.T); ++t)
+    for (int32_t p = token_offsets[t]; p < token_offsets[t + 1]; ++p) {
+      const int32_t row = pair_row[static_cast<size_t>(p)];
+      if (row < 0) continue;
+      const auto next = std::upper_bound(offsets.begin(), offsets.end(), row);
+      pairs.push_back({.index = p,
+                       .row = row,
+                       .token = static_cast<int64_t>(t),
+                       .expert = next - offsets.begin() - 1,
+                       .score = row_score[static_cast<size_t>(row)]});
+    }
+  return pairs;
+}
+
+Computed Problem::computed() const {
+  Computed result;
+  const bool moved = !H_of_forward_.empty();
+  if (wanted(case_, kH)) {
+    result[kH] = moved ? H_of_forward_ : H_->read();
+    result[kH].resize(pairs().size() * static_cast<size_t>(case_.h_width()));
+  }
+  result[kO] = O_->read();
+  if (dX_) result[kDX] = dX_->read();
+  if (ds_) result[kDs] = ds_->read();
+  ExpertValues gradients = dweights_->read();
+  result[kDW1] = std::move(gradients.W1), result[kDW2] = std::move(gradients.W2);
+  result[kDb1] = std::move(gradients.b1), result[kDb2] = std::move(gradients.b2);
+  return result;
+}
+
+std::vector<std::string> Problem::damage() {
+  std::vector<std::string> lines;
+  for (const Input& input : inputs_)
+    if (input.tensor.tensor->fingerprint() != input.fingerprint)
+      lines.push_back("the input " + input.tensor.name + " was changed");
+  for (const NamedTensor& output : outputs_)
+    if (!output.tensor->gaps_intact())
+      lines.push_back("bytes outside the elements of " + output.name + " were written");
+  const auto check = [&](const char* name, const GuardedBuffer* buffer) {
+    if (buffer && !buffer->guards_intact())
+      lines.push_back(std::string("bytes outside the ") + name + " were written");
+  };
+  check("routing", &routing_memory_);
+  check("workspace of the routing", routing_workspace_.get());
+  check("workspace of forward", forward_workspace_.get());
+  check("workspace of backward", backward_workspace_.get());
+  return lines;
+}
+
+}  // namespace tilemoe::verify

@@ -1,0 +1,95 @@
+// A case in a device's memory, run through the library's public interface.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inputs.h"
+#include "memory.h"
+#include "reference.h"
+#include "tilemoe/layer.h"
+#include "weights.h"
+
+namespace tilemoe::verify {
+
+using Computed = std::array<std::vector<float>, kOutputs>;
+
+// Owns every tensor and workspace that the case needs, each of exactly the size that the library
+// asks for, between guards. Call route, forward and backward in this order, or run() for all.
+class Problem {
+ public:
+  explicit Problem(const Inputs& inputs, Memory& memory = host_memory());
+  ~Problem();
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+
+  // Fills outputs, saved state, routing and workspaces with NaN, or with what gradients are added
+  // to.
+  void poison();
+  void route();
+  void forward();
+  void infer();  // writes O alone
+  void backward();
+  // poison, route, forward, backward
+  void run();
+
+  // What route() built, found again from ids, triples or counts; rounded routing is read from the
+  // routing itself.
+  std::vector<Pair> pairs() const;
+  // What was computed, laid out as the reference's Results; H as forward left it.
+  Computed computed() const;
+  // A line for each input that changed, and for each byte written outside an output.
+  std::vector<std::string> damage();
+
+  const Experts& experts() const { return experts_; }
+  const RoutingSpec& spec() const { return spec_; }
+  const Routing& routing() const { return *routing_; }
+  Saved& saved() { return saved_; }
+  ForwardArgs forward_args();  // with saved
+  BackwardArgs backward_args();
+
+ private:
+  struct NamedTensor {
+    std::string name;
+    GuardedTensor* tensor;
+  };
+  struct Input {
+    NamedTensor tensor;
+    uint64_t fingerprint;
+  };
+
+  void add_input(const char* name, std::optional<GuardedTensor>& place, DType dtype,
+                 std::vector<int64_t> shape, const std::vector<float>& values,
+                 MatrixLayout layout = {});
+  void choose_experts();
+  std::vector<Pair> rounded_pairs() const;
+  // `buffer` of exactly `bytes` bytes
+  static void* sized(std::unique_ptr<GuardedBuffer>& buffer, size_t bytes, Memory& memory);
+
+  const Inputs in_;
+  const Case& case_;
+  Memory& memory_;
+  Experts experts_;
+  RoutingSpec spec_;
+
+  std::optional<GuardedTensor> X_, dO_, O_addend_, dX_addend_, logits_;
+  std::optional<GuardedTensor> ids_, tokens_, scores_, counts_, seed_, step_;
+  std::optional<GuardedTensor> chosen_scores_;  // what top_k wrote
+  WeightTensors weights_;
+  std::vector<Input> inputs_;
+
+  std::optional<GuardedTensor> O_, H_, dX_, ds_;
+  std::optional<WeightTensors> dweights_;
+  std::vector<NamedTensor> outputs_;
+  std::vector<float> H_of_forward_;  // where backward writes over it
+
+  GuardedBuffer routing_memory_;
+  std::optional<Routing> routing_;
+  Saved saved_;
+  std::unique_ptr<GuardedBuffer> routing_workspace_, forward_workspace_, backward_workspace_;
+};
+
+}  // namespace tilemoe::verify

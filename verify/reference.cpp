@@ -1,0 +1,299 @@
+#include "reference.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "activation.h"
+#include "number.h"
+
+namespace tilemoe::verify {
+namespace {
+
+// Experts are dealt to this many threads, each with sums of its own, whatever the machine: results
+// do not depend on it.
+constexpr int kThreads = 4;
+// Rows that go through an expert together; bounds the memory of a case with very many rows.
+constexpr size_t kBlockRows = 256;
+
+// Row-major.
+template <class Real>
+struct Matrix {
+  Matrix(size_t row_count, size_t column_count)
+      : rows(row_count), columns(column_count), values(row_count * column_count) {}
+  Real* row(size_t i) { return values.data() + i * columns; }
+  const Real* row(size_t i) const { return values.data() + i * columns; }
+
+  size_t rows, columns;
+  std::vector<Real> values;
+};
+
+// Eight sums side by side, so that the compiler may use vectors.
+template <class Real>
+Real dot(const Real* a, const float* b, size_t count) {
+  constexpr size_t kLanes = 8;
+  Real lanes[kLanes] = {};
+  for (size_t i = 0; i < count; i += kLanes)  // count is a multiple of 8, as d and n are
+    for (size_t lane = 0; lane < kLanes; ++lane)
+      lanes[lane] += a[i + lane] * static_cast<Real>(b[i + lane]);
+  Real sum = 0;
+  for (Real lane : lanes) sum += lane;
+  return sum;
+}
+
+template <class Real, class Element>
+void add_scaled(Real* to, Real scale, const Element* from, size_t count) {
+  for (size_t i = 0; i < count; ++i) to[i] += scale * static_cast<Real>(from[i]);
+}
+
+// A B^T, B (columns, A.columns)
+template <class Real>
+Matrix<Real> times_transposed(const Matrix<Real>& A, const float* B, size_t columns) {
+  Matrix<Real> C(A.rows, columns);
+  for (size_t i = 0; i < A.rows; ++i)
+    for (size_t j = 0; j < columns; ++j) C.row(i)[j] = dot(A.row(i), B + j * A.columns, A.columns);
+  return C;
+}
+
+// A B, B (A.columns, columns)
+template <class Real>
+Matrix<Real> times(const Matrix<Real>& A, const float* B, size_t columns) {
+  Matrix<Real> C(A.rows, columns);
+  for (size_t i = 0; i < A.rows; ++i)
+    for (size_t k = 0; k < A.columns; ++k)
+      add_scaled(C.row(i), A.row(i)[k], B + k * columns, columns);
+  return C;
+}
+
+// C += A^T B, C (A.columns, B.columns)
+template <class Real>
+void add_transposed_times(Real* C, const Matrix<Real>& A, const Matrix<Real>& B) {
+  for (size_t r = 0; r < A.rows; ++r)
+    for (size_t i = 0; i < A.columns; ++i)
+      add_scaled(C + i * B.columns, A.row(r)[i], B.row(r), B.columns);
+}
+
+template <class Real>
+class Evaluation {
+ public:
+  Evaluation(const Inputs& inputs, const std::vector<Pair>& pairs, bool rounds)
+      : in_(inputs),
+        case_(inputs.test_case),
+        rounds_(rounds),
+        d_(static_cast<size_t>(case_.d)),
+        n_(static_cast<size_t>(case_.n)),
+        h_(static_cast<size_t>(case_.h_width())),
+        experts_(static_cast<size_t>(case_.E)) {
+    const size_t E = experts_.size();
+    int64_t rows = 0;
+    for (const Pair& pair : pairs) {
+      experts_[static_cast<size_t>(pair.expert)].push_back(pair);
+      rows = std::max(rows, pair.row + 1);
+    }
+    allocate(kH, wanted(case_, kH) ? static_cast<size_t>(rows) * h_ : 0);
+    allocate(kDs, static_cast<size_t>(inputs.pairs()));
+    allocate(kDW1, E * h_ * d_);
+    allocate(kDW2, E * d_ * n_);
+    allocate(kDb1, case_.biases ? E * h_ : 0);
+    allocate(kDb2, case_.biases ? E * d_ : 0);
+  }
+
+  Results run() {
+    std::vector<Sums> sums(kThreads, Sums(inputs_size()));
+    std::vector<std::thread> threads;
+    for (size_t thread = 0; thread < kThreads; ++thread)
+      threads.emplace_back([this, thread, &sums] {
+        for (size_t e = thread; e < experts_.size(); e += kThreads) expert(e, sums[thread]);
+      });
+    for (std::thread& thread : threads) thread.join();
+
+    combine(kO, in_.O_addend, sums, &Sums::O);
+    combine(kDX, in_.dX_addend, sums, &Sums::dX);
+    finish_weights(kDW1, in_.dW_before.W1);
+    finish_weights(kDW2, in_.dW_before.W2);
+    finish_weights(kDb1, in_.dW_before.b1);
+    finish_weights(kDb2, in_.dW_before.b2);
+
+    Results results;
+    for (size_t output = 0; output < kOutputs; ++output)
+      if (wanted(case_, static_cast<Output>(output)))
+        results[output].assign(values_[output].begin(), values_[output].end());
+    return results;
+  }
+
+ private:
+  // Sums over a token's pairs.
+  struct Sums {
+    explicit Sums(size_t size) : O(size), dX(size) {}
+    std::vector<Real> O, dX;  // (outer_rows, d)
+  };
+
+  size_t inputs_size() const { return in_.X.size(); }
+  void allocate(Output output, size_t size) { values_[output].resize(size); }
+
+  Real stored(Real value, DType dtype) const {
+    return rounds_ ? static_cast<Real>(round_to(dtype, static_cast<double>(value))) : value;
+  }
+  void store(Matrix<Real>& matrix) const {
+    for (Real& value : matrix.values) value = stored(value, case_.dtype);
+  }
+
+  Matrix<Real> gather(const std::vector<float>& from, const Pair* pairs, size_t count) const {
+    Matrix<Real> rows(count, d_);
+    for (size_t r = 0; r < count; ++r)
+      std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(pairs[r].token) * case_.d, d_,
+                  rows.row(r));
+    return rows;
+  }
+
+  void add_bias(Matrix<Real>& rows, const std::vector<float>& bias, size_t e) const {
+    if (bias.empty()) return;
+    for (size_t r = 0; r < rows.rows; ++r)
+      add_scaled(rows.row(r), Real{1}, bias.data() + e * rows.columns, rows.columns);
+  }
+
+  void expert(size_t e, Sums& sums) {
+    const std::vector<Pair>& pairs = experts_[e];
+    for (size_t first = 0; first < pairs.size(); first += kBlockRows)
+      block(e, pairs.data() + first, std::min(kBlockRows, pairs.size() - first), sums);
+  }
+
+  ActivationValue<Real> activate_at(const Matrix<Real>& H, size_t r, size_t j) const {
+    return activate<Real>(case_, H.row(r)[j], case_.gated() ? H.row(r)[n_ + j] : Real{0});
+  }
+
+  // Forward and backward of some rows of an expert.
+  void block(size_t e, const Pair* pairs, size_t count, Sums& sums) {
+    const float* W1 = in_.weights.W1.data() + e * h_ * d_;  // (h, d)
+    const float* W2 = in_.weights.W2.data() + e * d_ * n_;  // (d, n)
+
+    // H = X W1^T + b1, A = act(H)
+    const Matrix<Real> X = gather(in_.X, pairs, count);
+    Matrix<Real> H = times_transposed(X, W1, h_);
+    add_bias(H, in_.weights.b1, e);
+    Matrix<Real> A(count, n_);
+    for (size_t r = 0; r < count; ++r)
+      for (size_t j = 0; j < n_; ++j) A.row(r)[j] = activate_at(H, r, j).A;
+    store(A);
+    store(H);
+    for (size_t r = 0; r < count && wanted(case_, kH); ++r)
+      std::copy_n(H.row(r), h_, values_[kH].data() + static_cast<size_t>(pairs[r].row) * h_);
+
+    // Y = A W2^T + b2, O_t += s Y
+    Matrix<Real> Y = times_transposed(A, W2, d_);
+    add_bias(Y, in_.weights.b2, e);
+    store(Y);
+    for (size_t r = 0; r < count; ++r)
+      add_scaled(sums.O.data() + static_cast<size_t>(pairs[r].token) * d_, score(pairs[r]),
+                 Y.row(r), d_);
+
+    // dA' = dO W2; A = act(H) again, from the stored H
+    const Matrix<Real> dO = gather(in_.dO, pairs, count);
+    const Matrix<Real> dA = times(dO, W2, n_);
+    Matrix<Real> dH(count, h_);
+    Matrix<Real> A_scaled(count, n_);
+    for (size_t r = 0; r < count; ++r) {
+      const Real s = score(pairs[r]);
+      Real ds = 0;
+      for (size_t j = 0; j < n_; ++j) {
+        const ActivationValue<Real> act = activate_at(H, r, j);
+        ds += dA.row(r)[j] * act.A;
+        A_scaled.row(r)[j] = s * act.A;
+        dH.row(r)[j] = s * dA.row(r)[j] * act.dgate;
+        if (case_.gated()) dH.row(r)[n_ + j] = s * dA.row(r)[j] * act.dup;
+      }
+      if (case_.biases) ds += dot(dO.row(r), in_.weights.b2.data() + e * d_, d_);
+      values_[kDs][static_cast<size_t>(pairs[r].index)] = ds;
+    }
+    store(dH);
+    store(A_scaled);
+
+    // dW2 = dO^T A', dX~ = dH W1, dX_t += dX~, dW1 = dH^T X
+    add_transposed_times(values_[kDW2].data() + e * d_ * n_, dO, A_scaled);
+    Matrix<Real> dX = times(dH, W1, d_);
+    store(dX);
+    for (size_t r = 0; r < count; ++r)
+      add_scaled(sums.dX.data() + static_cast<size_t>(pairs[r].token) * d_, Real{1}, dX.row(r), d_);
+    add_transposed_times(values_[kDW1].data() + e * h_ * d_, dH, X);
+    if (!case_.biases) return;
+    for (size_t r = 0; r < count; ++r) {
+      add_scaled(values_[kDb1].data() + e * h_, Real{1}, dH.row(r), h_);
+      add_scaled(values_[kDb2].data() + e * d_, score(pairs[r]), dO.row(r), d_);
+    }
+  }
+
+  static Real score(const Pair& pair) { return static_cast<Real>(pair.score); }
+
+  // The addend's rows past the last one of grouped routing are NaN, and so is nothing of the sum.
+  void combine(Output output, const std::vector<float>& addend, const std::vector<Sums>& sums,
+               std::vector<Real> Sums::*sum) {
+    std::vector<Real>& total = values_[output];
+    total.assign(inputs_size(), 0);
+    const size_t given = inputs_size() - static_cast<size_t>(spare_rows()) * d_;
+    if (!addend.empty()) std::copy_n(addend.begin(), given, total.begin());
+    for (const Sums& part : sums) add_scaled(total.data(), Real{1}, (part.*sum).data(), given);
+    for (Real& value : total) value = stored(value, case_.dtype);
+  }
+
+  int64_t spare_rows() const {
+    return case_.routing == RoutingKind::kGrouped ? case_.spare_rows : 0;
+  }
+
+  void finish_weights(Output output, const std::vector<float>& before) {
+    std::vector<Real>& gradient = values_[output];
+    if (!before.empty()) add_scaled(gradient.data(), Real{1}, before.data(), before.size());
+    for (Real& value : gradient) value = stored(value, case_.dW_dtype());
+  }
+
+  const Inputs& in_;
+  const Case& case_;
+  bool rounds_;
+  size_t d_, n_, h_;
+  std::vector<std::vector<Pair>> experts_;
+  std::vector<Real> values_[kOutputs];
+};
+
+}  // namespace
+
+const char* output_name(Output output) {
+  constexpr const char* kNames[kOutputs] = {"H", "O", "dX", "ds", "dW1", "dW2", "db1", "db2"};
+  return kNames[output];
+}
+
+bool wanted(const Case& test_case, Output output) {
+  const Gradients& gradients = test_case.wanted;
+  switch (output) {
+    case kH: return !test_case.huge;
+    case kO: return true;
+    case kDX: return gradients.dX;
+    case kDs: return gradients.ds;
+    case kDW1: return gradients.dW1;
+    case kDW2: return gradients.dW2;
+    case kDb1: return gradients.db1 && test_case.biases;
+    case kDb2: return gradients.db2 && test_case.biases;
+    case kOutputs: break;
+  }
+  return false;
+}
+
+int64_t row_width(const Case& test_case, Output output) {
+  constexpr int64_t kPairsInARow = 8;  // where a token's pairs vary in number
+  switch (output) {
+    case kH:
+    case kDb1: return test_case.h_width();
+    case kDW2: return test_case.n;
+    case kDs: return test_case.routing == RoutingKind::kTopK ? test_case.K : kPairsInARow;
+    case kO:
+    case kDX:
+    case kDW1:
+    case kDb2:
+    case kOutputs: break;
+  }
+  return test_case.d;
+}
+
+Results evaluate(const Inputs& inputs, const std::vector<Pair>& pairs, Precision precision) {
+  if (precision == Precision::kFloat32) return Evaluation<float>(inputs, pairs, false).run();
+  return Evaluation<double>(inputs, pairs, precision == Precision::kRounded).run();
+}
+
+}  // namespace tilemoe::verify

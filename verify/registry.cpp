@@ -1,0 +1,287 @@
+#include "registry.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace tilemoe::verify {
+namespace {
+
+// A named variation of a shape.
+template <class Change>
+Case vary(const char* name, Case shape, Change&& change) {
+  shape.name = name;
+  change(shape);
+  return shape;
+}
+
+// Sizes: T, d, n, E and K pairwise different and off every tile size, unless an edge is the point.
+std::vector<Case> activation_cases() {
+  std::vector<Case> cases;
+  for (Activation activation :
+       {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh, Activation::kReGLU,
+        Activation::kSiLU, Activation::kGELU, Activation::kGELUTanh, Activation::kReLU,
+        Activation::kReLUSquared, Activation::kIdentity})
+    cases.push_back({.name = tilemoe_activation_name(static_cast<tilemoe_activation>(activation)),
+                     .T = 203,
+                     .d = 136,
+                     .n = 72,
+                     .E = 7,
+                     .K = 3,
+                     .activation = activation,
+                     .reduced = activation == Activation::kSwiGLU});
+  return cases;
+}
+
+std::vector<Case> size_cases() {
+  std::vector<Case> cases = {
+      {.name = "no-token", .T = 0, .d = 24, .n = 40, .E = 5, .K = 2, .reduced = true},
+      {.name = "one-token", .T = 1, .d = 40, .n = 24, .E = 6, .K = 3, .reduced = true},
+      {.name = "smallest", .T = 1, .d = 8, .n = 8, .E = 1, .K = 1, .reduced = true},
+      {.name = "every-expert", .T = 67, .d = 72, .n = 40, .E = 5, .K = 5, .reduced = true},
+      {.name = "single-expert", .T = 161, .d = 56, .n = 88, .E = 1, .K = 1},
+      {.name = "top-1", .T = 150, .d = 88, .n = 120, .E = 6, .K = 1},
+      {.name = "more-experts-than-tokens", .T = 11, .d = 64, .n = 48, .E = 90, .K = 2},
+      {.name = "wide", .T = 139, .d = 520, .n = 264, .E = 5, .K = 2},
+      {.name = "narrow-d", .T = 333, .d = 8, .n = 136, .E = 5, .K = 3},
+      {.name = "narrow-n", .T = 333, .d = 136, .n = 8, .E = 5, .K = 3},
+      {.name = "tall", .T = 1410, .d = 104, .n = 56, .E = 9, .K = 2},
+  };
+  for (Case& one : cases) one.biases = one.T < 2;
+  return cases;
+}
+
+std::vector<Case> layout_cases() {
+  const Case shape{.T = 131, .d = 104, .n = 56, .E = 6, .K = 2};
+  const auto transpose = [](Case& c) { c.W1_transposed = c.W2_transposed = true; };
+  return {
+      vary("biases", shape, [](Case& c) { c.biases = c.reduced = true; }),
+      vary("interleaved", shape,
+           [](Case& c) { c.gate_layout = GateLayout::kInterleaved, c.biases = true; }),
+      vary("split", shape, [](Case& c) { c.gate_layout = GateLayout::kSplit, c.biases = true; }),
+      vary("transposed", shape, [&](Case& c) { transpose(c), c.reduced = true; }),
+      vary("transposed-W1", shape,
+           [](Case& c) {
+             c.activation = Activation::kSiLU;
+             c.W1_transposed = c.biases = true;
+           }),
+      vary("transposed-W2", shape,
+           [](Case& c) { c.gate_layout = GateLayout::kSplit, c.W2_transposed = true; }),
+      vary("transposed-split", shape,
+           [](Case& c) {
+             c.gate_layout = GateLayout::kSplit;
+             c.W1_transposed = c.biases = true;
+           }),
+      vary("gpt-oss", shape,
+           [&](Case& c) {
+             c.clamp = 1.5f, c.alpha = 1.702f, c.up_shift = 1;
+             c.gate_layout = GateLayout::kInterleaved;
+             transpose(c), c.biases = c.reduced = true;
+           }),
+      vary("padded", shape,
+           [](Case& c) { c.padded = c.biases = c.addend = c.accumulate_dW = c.reduced = true; }),
+      vary("padded-transposed", shape,
+           [&](Case& c) {
+             c.gate_layout = GateLayout::kInterleaved;
+             transpose(c), c.padded = c.dH_over_H = true;
+           }),
+  };
+}
+
+std::vector<Case> top_k_cases() {
+  const Case shape{.T = 173, .d = 72, .n = 56, .E = 11, .K = 4};
+  return {
+      vary("softmax-over-all", shape, [](Case& c) { c.scoring = Scoring::kSoftmaxOverAll; }),
+      vary("softmax-renormalized", shape,
+           [](Case& c) {
+             c.scoring = Scoring::kSoftmaxRenormalized;
+             c.id_dtype = DType::kInt64;
+           }),
+      vary("sigmoid", shape,
+           [](Case& c) { c.scoring = Scoring::kSigmoid, c.score_dtype = DType::kBFloat16; }),
+      vary("sigmoid-renormalized", shape,
+           [](Case& c) {
+             c.scoring = Scoring::kSigmoidRenormalized;
+             c.score_dtype = DType::kFloat16;
+           }),
+      vary("zipf", shape, [](Case& c) { c.T = 607, c.E = 23, c.load = Load::kZipf; }),
+      vary("one-expert-has-all", shape,
+           [](Case& c) {
+             c.T = 301, c.load = Load::kOneExpert;
+             c.scoring = Scoring::kSigmoid;  // softmax would leave nothing to the others
+           }),
+      vary("half-of-the-experts-empty", shape,
+           [](Case& c) { c.load = Load::kHalfEmpty, c.biases = c.reduced = true; }),
+      vary("bad-ids", shape, [](Case& c) { c.biases = c.bad_ids = c.reduced = true; }),
+      vary("over-capacity", shape, [](Case& c) { c.capacity = 501, c.biases = c.reduced = true; }),
+      vary("spare-capacity", shape, [](Case& c) { c.capacity = 1003; }),
+  };
+}
+
+std::vector<Case> other_routing_cases() {
+  const Case general{.T = 157, .d = 72, .n = 88, .E = 6, .K = 3, .routing = RoutingKind::kGeneral};
+  const Case rounded{.T = 405, .d = 56, .n = 40, .E = 9, .K = 2, .routing = RoutingKind::kRounded};
+  const Case grouped{.d = 72, .n = 40, .routing = RoutingKind::kGrouped};
+  const auto rule = [](Rounding rounding, int64_t m) {
+    return [=](Case& c) { c.rounding = rounding, c.m = m; };
+  };
+  return {
+      vary("general", general, [](Case& c) { c.biases = c.bad_ids = c.reduced = true; }),
+      vary("general-over-capacity", general,
+           [](Case& c) {
+             c.load = Load::kZipf, c.capacity = 333, c.bad_ids = true;
+             c.id_dtype = DType::kInt64, c.score_dtype = DType::kBFloat16;
+           }),
+      vary("rounded-nearest", rounded, rule(Rounding::kNearest, 32)),
+      vary("rounded-up", rounded, rule(Rounding::kUp, 48)),
+      vary("rounded-down", rounded, rule(Rounding::kDown, 16)),
+      vary("rounded-stochastic", rounded, rule(Rounding::kStochastic, 64)),
+      vary("rounded-balanced", rounded, rule(Rounding::kBalanced, 32)),
+      // Counts on both sides of every tile height.
+      vary("grouped", grouped,
+           [](Case& c) {
+             c.counts = {0, 1, 15, 16, 17, 31, 33, 63, 64, 65, 0, 127, 128, 129, 257};
+             c.E = 15, c.spare_rows = 37;
+             c.biases = c.addend = c.reduced = true;
+           }),
+      vary("grouped-without-scores", grouped,
+           [](Case& c) {
+             c.counts = {191, 0, 193, 5};
+             c.E = 4, c.spare_rows = 3, c.row_scores = false, c.id_dtype = DType::kInt64;
+             c.biases = c.padded = true;
+           }),
+      vary("grouped-without-a-row", grouped,
+           [](Case& c) {
+             c.counts = {0, 0, 0};
+             c.E = 3, c.spare_rows = 21, c.addend = true;
+           }),
+  };
+}
+
+std::vector<Case> gradient_cases() {
+  const Case shape{.T = 145, .d = 88, .n = 64, .E = 7, .K = 3, .biases = true};
+  const Gradients none{
+      .dX = false, .dW1 = false, .dW2 = false, .db1 = false, .db2 = false, .ds = false};
+  const auto only = [&](bool Gradients::*gradient) {
+    return [=](Case& c) { c.wanted = none, c.wanted.*gradient = true; };
+  };
+  return {
+      vary("dW-float32", shape, [](Case& c) { c.float32_dW = true; }),
+      vary("dW-added", shape, [](Case& c) { c.accumulate_dW = c.reduced = true; }),
+      vary("dW-added-float32", shape,
+           [](Case& c) {
+             c.accumulate_dW = c.float32_dW = true;
+             c.load = Load::kHalfEmpty, c.gate_layout = GateLayout::kSplit;
+           }),
+      vary("addend", shape, [](Case& c) { c.addend = true; }),
+      vary("dH-over-H", shape, [](Case& c) { c.dH_over_H = c.reduced = true; }),
+      vary("dX-only", shape, only(&Gradients::dX)),
+      vary("dW1-only", shape, only(&Gradients::dW1)),
+      vary("dW2-only", shape, only(&Gradients::dW2)),
+      vary("db1-only", shape, only(&Gradients::db1)),
+      vary("db2-only", shape, only(&Gradients::db2)),
+      vary("ds-only", shape, only(&Gradients::ds)),
+      vary("frozen-experts", shape,
+           [&](Case& c) { c.wanted = none, c.wanted.dX = c.wanted.ds = c.reduced = true; }),
+      vary("no-gradient", shape, [&](Case& c) { c.wanted = none; }),
+  };
+}
+
+// Rows times width passes 2^31 in the (M, d) tensors, then in the (M, 2n) ones; few tokens carry
+// many pairs, so that X and O stay small.
+std::vector<Case> make_huge_cases() {
+  const Case shape{
+      .T = 97, .E = 3, .dtype = DType::kBFloat16, .routing = RoutingKind::kGeneral, .huge = true};
+  return {
+      vary("huge-rows", shape, [](Case& c) { c.d = 2056, c.n = 8, c.K = 12500; }),
+      vary("huge-hidden", shape, [](Case& c) { c.d = 8, c.n = 2056, c.K = 6300; }),
+  };
+}
+
+std::vector<Case> make_bench_cases() {
+  std::vector<Case> cases = {
+      {.name = "7b-n256", .T = 24576, .d = 1536, .n = 256, .E = 128, .K = 8},
+      {.name = "7b-n1024", .T = 24576, .d = 1536, .n = 1024, .E = 32, .K = 2},
+      {.name = "30b-n256", .T = 32768, .d = 4096, .n = 256, .E = 256, .K = 16},
+      {.name = "30b-n1024", .T = 32768, .d = 4096, .n = 1024, .E = 64, .K = 4},
+      {.name = "olmoe", .T = 32768, .d = 2048, .n = 1024, .E = 64, .K = 8},
+      {.name = "qwen3-235b", .T = 32768, .d = 4096, .n = 1536, .E = 128, .K = 8},
+      {.name = "gpt-oss-20b", .T = 32768, .d = 2880, .n = 2880, .E = 32, .K = 4},
+  };
+  for (Case& one : cases) one.dtype = DType::kBFloat16;
+  const Case cpu{.T = 4096, .d = 512, .n = 256, .E = 32, .K = 4};
+  const std::vector<Case> for_cpu = {
+      vary("cpu-t4096", cpu, [](Case&) {}),
+      vary("cpu-t512", cpu, [](Case& c) { c.T = 512; }),
+      vary("cpu-fine-grained", cpu, [](Case& c) { c.n = 64, c.E = 128, c.K = 16; }),
+      vary("cpu-zipf", cpu, [](Case& c) { c.load = Load::kZipf; }),
+      vary("cpu-rounded", cpu,
+           [](Case& c) {
+             c.routing = RoutingKind::kRounded, c.rounding = Rounding::kNearest, c.m = 128;
+           }),
+  };
+  cases.insert(cases.end(), for_cpu.begin(), for_cpu.end());
+  for (Case& one : cases) one.data = Data::kBench, one.bench = true;
+  return cases;
+}
+
+std::vector<Case> make_verification_cases() {
+  const char* subset = std::getenv("TILEMOE_CASES");
+  const bool reduced = subset && std::strcmp(subset, "reduced") == 0;
+  std::vector<Case> cases;
+  for (const auto& group : {activation_cases(), size_cases(), layout_cases(), top_k_cases(),
+                            other_routing_cases(), gradient_cases()})
+    for (const Case& one : group)
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+        if (reduced && !one.reduced) continue;
+        cases.push_back(one);
+        cases.back().dtype = dtype;
+        cases.back().name += std::string("/") + tilemoe_dtype_name(to_c(dtype));
+      }
+  return cases;
+}
+
+}  // namespace
+
+const std::vector<Case>& verification_cases() {
+  static const std::vector<Case> cases = make_verification_cases();
+  return cases;
+}
+const std::vector<Case>& bench_cases() {
+  static const std::vector<Case> cases = make_bench_cases();
+  return cases;
+}
+const std::vector<Case>& huge_cases() {
+  static const std::vector<Case> cases = make_huge_cases();
+  return cases;
+}
+
+const Case* find_case(std::string_view name) {
+  for (const auto* cases : {&verification_cases(), &bench_cases(), &huge_cases()})
+    for (const Case& one : *cases)
+      if (one.name == name) return &one;
+  return nullptr;
+}
+
+bool has_integer_form(const Case& original) {
+  return original.routing != RoutingKind::kRounded;
+}
+
+Case integer_form(Case original) {
+  original.data = Data::kIntegers;
+  original.clamp = original.alpha = original.up_shift = 0;
+  switch (original.activation) {
+    case Activation::kSwiGLU:
+    case Activation::kGeGLU:
+    case Activation::kGeGLUTanh: original.activation = Activation::kReGLU; break;
+    case Activation::kSiLU:
+    case Activation::kGELU:
+    case Activation::kGELUTanh: original.activation = Activation::kReLU; break;
+    case Activation::kReGLU:
+    case Activation::kReLU:
+    case Activation::kReLUSquared:
+    case Activation::kIdentity: break;
+  }
+  return original;
+}
+
+}  // namespace tilemoe::verify

@@ -1,0 +1,29 @@
+// The one registry of cases that drives check, bench and the tests, on every backend.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "case.h"
+
+namespace tilemoe::verify {
+
+// All cases that verify, in each of their dtypes ("swiglu/bfloat16"), without the huge ones. Where
+// the environment has TILEMOE_CASES=reduced, only those that are quick under a sanitizer.
+const std::vector<Case>& verification_cases();
+
+// Cases to be timed: the table of docs/benchmarks.md in bfloat16, and smaller ones for a CPU.
+const std::vector<Case>& bench_cases();
+
+// Cases of more than 2^31 elements. They need tens of gigabytes and are run by name only.
+const std::vector<Case>& huge_cases();
+
+// Any case by its name; null where there is none.
+const Case* find_case(std::string_view name);
+
+// The same case on small whole numbers, with an activation that keeps them whole. There is none
+// where the scores cannot be chosen: token rounding computes them.
+bool has_integer_form(const Case& original);
+Case integer_form(Case original);
+
+}  // namespace tilemoe::verify

@@ -1,0 +1,95 @@
+#include "spoil.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+namespace tilemoe::verify {
+namespace {
+
+// A pair matters whose score is at least this part of its token's largest.
+constexpr double kSay = 0.1;
+
+std::optional<int64_t> least_expert_that_matters(const std::vector<Pair>& pairs) {
+  std::map<int64_t, double> largest;     // score by token
+  std::map<int64_t, int64_t> row_count;  // by expert
+  for (const Pair& pair : pairs) {
+    largest[pair.token] = std::max(largest[pair.token], std::fabs(pair.score));
+    ++row_count[pair.expert];
+  }
+  std::optional<int64_t> least;
+  for (const Pair& pair : pairs) {
+    if (pair.score == 0 || std::fabs(pair.score) < kSay * largest[pair.token]) continue;
+    if (!least || row_count[pair.expert] < row_count[*least]) least = pair.expert;
+  }
+  return least;
+}
+
+}  // namespace
+
+const char* spoiling_name(Spoiling spoiling) {
+  switch (spoiling) {
+    case Spoiling::kZeroed: return "zeroed";
+    case Spoiling::kTwoRowsSwapped: return "two rows swapped";
+    case Spoiling::kExpertDropped: return "one expert dropped";
+  }
+  return "?";
+}
+
+Spoiler::Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs) : case_(inputs.test_case) {
+  const std::optional<int64_t> expert = least_expert_that_matters(pairs);
+  if (!expert) return;
+  std::vector<Pair> its_pairs = pairs;
+  std::erase_if(its_pairs, [&](const Pair& pair) { return pair.expert != *expert; });
+  Inputs bare = inputs;  // an expert's share has no part in what is added
+  bare.O_addend.clear(), bare.dX_addend.clear();
+  bare.dW_before = {};
+  share_ = evaluate(bare, its_pairs, Precision::kExact);
+}
+
+std::optional<std::vector<float>> Spoiler::spoil(Spoiling spoiling, Output output,
+                                                 const std::vector<float>& values) const {
+  if (std::all_of(values.begin(), values.end(), [](float value) { return value == 0; }))
+    return std::nullopt;
+  switch (spoiling) {
+    case Spoiling::kZeroed: return std::vector<float>(values.size());
+    case Spoiling::kTwoRowsSwapped: return swap_rows(output, values);
+    case Spoiling::kExpertDropped: return drop_expert(output, values);
+  }
+  return std::nullopt;
+}
+
+// The first two full rows that differ and are not small.
+std::optional<std::vector<float>> Spoiler::swap_rows(Output output,
+                                                     std::vector<float> values) const {
+  const auto width = static_cast<std::ptrdiff_t>(row_width(case_, output));
+  const auto rows = static_cast<std::ptrdiff_t>(values.size()) / width;
+  const auto begin = [&](std::ptrdiff_t row) { return values.begin() + row * width; };
+  const auto square = [](double sum, float value) { return sum + double{value} * value; };
+  const double mean_square =
+      std::accumulate(values.begin(), values.end(), 0.0, square) / static_cast<double>(rows);
+  std::ptrdiff_t first = -1;
+  for (std::ptrdiff_t row = 0; row < rows; ++row) {
+    if (std::accumulate(begin(row), begin(row + 1), 0.0, square) < 0.01 * mean_square) continue;
+    if (first < 0) {
+      first = row;
+    } else if (!std::equal(begin(first), begin(first + 1), begin(row))) {
+      std::swap_ranges(begin(first), begin(first + 1), begin(row));
+      return values;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::vector<float>> Spoiler::drop_expert(Output output,
+                                                       std::vector<float> values) const {
+  if (!share_) return std::nullopt;
+  const std::vector<double>& share = (*share_)[output];
+  if (std::all_of(share.begin(), share.end(), [](double value) { return value == 0; }))
+    return std::nullopt;
+  for (size_t i = 0; i < share.size(); ++i) values[i] -= static_cast<float>(share[i]);
+  return values;
+}
+
+}  // namespace tilemoe::verify

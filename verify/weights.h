@@ -1,0 +1,47 @@
+// The experts' weights, or their gradients, as tensors in a case's own layout.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "inputs.h"
+#include "memory.h"
+#include "tilemoe/layer.h"
+
+namespace tilemoe::verify {
+
+class WeightTensors {
+ public:
+  // Which of them there are; W1 stands for W1_up too, b1 for b1_up.
+  struct Parts {
+    bool W1, W2, b1, b2;
+  };
+  WeightTensors(const Case& test_case, DType dtype, Parts parts, Memory& memory);
+
+  Weights view() const;
+  void write(const ExpertValues& values);
+  ExpertValues read() const;  // empty where a part is absent
+
+  // The tensors that there are, by the names of tilemoe_weights.
+  std::vector<std::pair<const char*, GuardedTensor*>> tensors();
+
+ private:
+  // Where row i of an expert's W1 or b1, gate rows first, is kept.
+  struct Place {
+    bool in_up;
+    int64_t row;
+  };
+  Place place_of(int64_t row) const;
+  void write_up(std::optional<GuardedTensor>& main, std::optional<GuardedTensor>& up,
+                const std::vector<float>& values, int64_t width);
+  std::vector<float> read_up(const std::optional<GuardedTensor>& main,
+                             const std::optional<GuardedTensor>& up, int64_t width) const;
+
+  int64_t E_, n_, h_width_;
+  GateLayout gate_layout_;
+  bool gated_;
+  std::optional<GuardedTensor> W1_, W1_up_, W2_, b1_, b1_up_, b2_;
+};
+
+}  // namespace tilemoe::verify
