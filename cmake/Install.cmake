@@ -26,7 +26,7 @@ install(FILES
 if(BUILD_SHARED_LIBS)
   set(tilemoe_pc_private "")
 else()
-  set(tilemoe_pc_private "-ldnnl -lhwy ${OpenMP_CXX_FLAGS} -lstdc++ -pthread")
+  set(tilemoe_pc_private "-ldnnl -lhwy ${OpenMP_CXX_FLAGS} -lstdc++ -lm -pthread")
 endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/tilemoe.pc.in ${PROJECT_BINARY_DIR}/tilemoe.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/tilemoe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

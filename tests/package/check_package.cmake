@@ -17,12 +17,12 @@ file(REMOVE_RECURSE ${prefix} ${BINARY}/outside)
 
 if(NOT BUILD)
   set(BUILD ${BINARY}/library)
-  set(shared OFF)
-  if(LINKAGE STREQUAL shared)
-    set(shared ON)
+  set(build_shared OFF)
+  if(LINKAGE STREQUAL "shared")
+    set(build_shared ON)
   endif()
   run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${BUILD} -DCMAKE_BUILD_TYPE=Release
-      -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC} -DBUILD_SHARED_LIBS=${shared}
+      -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC} -DBUILD_SHARED_LIBS=${build_shared}
       -DTILEMOE_BUILD_APPS=OFF -DTILEMOE_BUILD_TESTS=OFF)
   run(${CMAKE_COMMAND} --build ${BUILD})
 endif()
@@ -30,7 +30,7 @@ run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
 
 # A shared library shows its C interface and nothing else.
 file(GLOB_RECURSE shared_library ${prefix}/libtilemoe.so)
-if(LINKAGE STREQUAL shared)
+if(LINKAGE STREQUAL "shared")
   if(NOT shared_library)
     message(FATAL_ERROR "no libtilemoe.so under ${prefix}")
   endif()
@@ -64,7 +64,7 @@ get_filename_component(pc_dir ${pc} DIRECTORY)
 get_filename_component(lib_dir ${pc_dir} DIRECTORY)
 set(ENV{PKG_CONFIG_PATH} ${pc_dir})
 set(static_flag "")
-if(LINKAGE STREQUAL static)
+if(LINKAGE STREQUAL "static")
   set(static_flag --static)
 endif()
 execute_process(COMMAND pkg-config ${static_flag} --define-variable=prefix=${prefix}

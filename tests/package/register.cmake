@@ -2,8 +2,8 @@
 # is built for the purpose.
 foreach(linkage static shared)
   set(build "")
-  if((linkage STREQUAL shared AND BUILD_SHARED_LIBS) OR
-     (linkage STREQUAL static AND NOT BUILD_SHARED_LIBS))
+  if((linkage STREQUAL "shared" AND BUILD_SHARED_LIBS) OR
+     (linkage STREQUAL "static" AND NOT BUILD_SHARED_LIBS))
     set(build ${PROJECT_BINARY_DIR})
   endif()
   add_test(NAME package_${linkage}
