@@ -62,7 +62,7 @@ std::string progress_line(const StepReport& report, int64_t total, double second
   std::string line = parts.front().substr(0, room);
   for (size_t i = 1; i < parts.size(); ++i) {
     if (line.size() + 2 + parts[i].size() > room) return line;
-    line += "  " + parts[i];
+    line.append("  ").append(parts[i]);
   }
 
   constexpr size_t kBrackets = 3;  // "[", "]" and a space
@@ -70,7 +70,9 @@ std::string progress_line(const StepReport& report, int64_t total, double second
   const size_t cells = std::min<size_t>(room - line.size() - kBrackets, kWidestBar);
   const double done = total > 0 ? static_cast<double>(report.step) / static_cast<double>(total) : 1;
   const auto filled = static_cast<size_t>(std::clamp(done, 0.0, 1.0) * static_cast<double>(cells));
-  return "[" + std::string(filled, '#') + std::string(cells - filled, '.') + "] " + line;
+  std::string bar = "[";
+  bar.append(filled, '#').append(cells - filled, '.').append("] ");
+  return bar.append(line);
 }
 
 Progress::Progress(int64_t first, int64_t total, std::FILE* out)
