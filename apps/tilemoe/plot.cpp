@@ -4,11 +4,9 @@
 #include <sys/wait.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "commands.h"
@@ -19,36 +17,50 @@ extern char** environ;  // POSIX has it in no header
 namespace tilemoe::app {
 namespace {
 
+constexpr char kInstall[] =
+    "Pictures take Python and matplotlib. Install them with\n"
+    "  sudo apt-get install -y python3-matplotlib";
+
 struct PlotOptions {
   std::string log;
   std::string folder;
   std::string format = "png";
-  std::string python = "python3";
+  std::string python;
 };
 
-// The exit status of `arguments`, searched for in PATH.
+// The exit status of `arguments`, the first searched for in PATH; -1 where there is no such
+// program.
 int run_program(std::vector<std::string> arguments) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   pid_t child = 0;
-  const int error = ::posix_spawnp(&child, pointers[0], nullptr, nullptr, pointers.data(), environ);
-  if (error != 0)
-    throw std::runtime_error("cannot run " + arguments[0] + ": " +
-                             std::generic_category().message(error) +
-                             "\nPictures take Python and matplotlib. Install them with\n"
-                             "  sudo apt-get install -y python3-matplotlib");
+  if (::posix_spawnp(&child, pointers[0], nullptr, nullptr, pointers.data(), environ) != 0)
+    return -1;
   int status = 0;
   while (::waitpid(child, &status, 0) < 0)
     if (errno != EINTR) throw std::runtime_error("cannot wait for " + arguments[0]);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
+// The user's Python may not be the one that the package belongs to, so that one is tried, too.
+std::string python_with_matplotlib() {
+  for (const char* python : {"python3", "/usr/bin/python3"}) {
+    const char* check =
+        "import importlib.util as u, sys; sys.exit(u.find_spec('matplotlib') is None)";
+    if (run_program({python, "-c", check}) == 0) return python;
+  }
+  throw std::runtime_error(kInstall);
+}
+
 int plot(const PlotOptions& options) {
-  std::vector<std::string> arguments = {options.python, "-c",       kPlotScript,
-                                        options.log,    "--format", options.format};
+  const std::string python = options.python.empty() ? python_with_matplotlib() : options.python;
+  std::vector<std::string> arguments = {python,      "-c",       kPlotScript,
+                                        options.log, "--format", options.format};
   if (!options.folder.empty()) arguments.insert(arguments.end(), {"--out", options.folder});
-  return run_program(std::move(arguments)) == 0 ? 0 : 1;
+  const int status = run_program(std::move(arguments));
+  if (status < 0) throw std::runtime_error("cannot run " + python + ". " + kInstall);
+  return status == 0 ? 0 : 1;
 }
 
 }  // namespace
@@ -62,8 +74,8 @@ void add_plot(CLI::App& app, Run& run) {
   command->add_option("--format", options->format, "Of the pictures")
       ->check(CLI::IsMember({"png", "svg", "pdf"}))
       ->capture_default_str();
-  command->add_option("--python", options->python, "A Python that has matplotlib")
-      ->capture_default_str();
+  command->add_option("--python", options->python,
+                      "A Python that has matplotlib (default: python3)");
   command->callback([options, &run] { run = [options] { return plot(*options); }; });
 }
 
