@@ -11,6 +11,9 @@ namespace tilemoe::app {
 
 using Run = std::function<int()>;
 
+void add_bench(CLI::App& app, Run& run);
+void add_check(CLI::App& app, Run& run);
 void add_info(CLI::App& app, Run& run);
+void add_plot(CLI::App& app, Run& run);
 
 }  // namespace tilemoe::app

@@ -25,17 +25,19 @@ struct Limit {
 };
 
 std::vector<Limit> limit_table() {
-  const std::string most = ", at most ";
+  const auto range = [](int64_t least, int64_t most) {
+    return std::to_string(least) + " to " + std::to_string(most);
+  };
   return {
-      {"d, n", "multiples of " + std::to_string(limits::kWidthMultiple) + most +
-                   std::to_string(limits::kMaxWidth)},
-      {"T, pairs, rows", "0" + most + std::to_string(limits::kMaxRows)},
-      {"E", "1" + most + std::to_string(limits::kMaxExperts)},
-      {"K", "1, at most E"},
-      {"m (rounding)", "1" + most + std::to_string(limits::kMaxRows)},
-      {"bytes of a tensor", "0" + most + std::to_string(limits::kMaxTensorBytes)},
+      {"d, n", "multiples of " + std::to_string(limits::kWidthMultiple) + ", " +
+                   range(limits::kWidthMultiple, limits::kMaxWidth)},
+      {"T, pairs, rows", range(0, limits::kMaxRows)},
+      {"E", range(1, limits::kMaxExperts)},
+      {"K", "1 to E"},
+      {"m (rounding)", range(1, limits::kMaxRows)},
+      {"bytes of a tensor", range(0, limits::kMaxTensorBytes)},
       {"pointers, strides", "multiples of " + std::to_string(limits::kAlignment) + " bytes"},
-      {"CPU threads", "1" + most + std::to_string(limits::kMaxThreads)},
+      {"CPU threads", range(1, limits::kMaxThreads)},
   };
 }
 

@@ -27,7 +27,10 @@ int main(int argc, char** argv) {
   app.get_formatter()->column_width(34);
 
   Run run;
+  add_bench(app, run);
+  add_check(app, run);
   add_info(app, run);
+  add_plot(app, run);
 
   try {
     app.parse(argc, argv);

@@ -1,5 +1,6 @@
 # Writes OUTPUT, a header that names the commit of SOURCE_DIR; run at every build, it touches the
 # file only where the text changes, so that nothing is compiled again without need.
+cmake_minimum_required(VERSION 3.22)
 set(commit unknown)
 find_package(Git QUIET)
 if(Git_FOUND)

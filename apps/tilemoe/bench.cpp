@@ -1,0 +1,138 @@
+// `tilemoe bench`: times the layer on the registry's bench cases, in turn with a baseline.
+#include <fstream>
+#include <iostream>
+#include <stdexcept>
+
+#include "bench_measure.h"
+#include "bench_report.h"
+#include "commands.h"
+#include "device.h"
+#include "table.h"
+#include "verify/registry.h"
+
+namespace tilemoe::app {
+namespace {
+
+using nlohmann::json;
+
+struct BenchOptions {
+  DeviceOptions where;
+  std::vector<std::string> configs;
+  std::string dtype = "case";
+  std::string baseline = kDenseBackend;
+  std::string json_file;
+  int rounds = 15;
+  bool rounds_from_stdin = false;
+  bool list = false;
+};
+
+// float32 is what a CPU computes in; the table's 16-bit cases are made for GPUs.
+bool runs_by_default(const verify::Case& layer, Device device) {
+  return (layer.dtype == DType::kFloat32) == (device == Device::kCpu);
+}
+
+const verify::Case& find_bench_case(const std::string& name) {
+  std::string known;
+  for (const verify::Case& layer : verify::bench_cases()) {
+    if (layer.name == name) return layer;
+    known += (known.empty() ? "" : ", ") + layer.name;
+  }
+  throw std::runtime_error("no bench case is called " + name + "; there are " + known);
+}
+
+std::vector<verify::Case> chosen_cases(const BenchOptions& options, Device device) {
+  std::vector<verify::Case> cases;
+  for (const std::string& name : options.configs) cases.push_back(find_bench_case(name));
+  if (cases.empty())
+    for (const verify::Case& layer : verify::bench_cases())
+      if (runs_by_default(layer, device)) cases.push_back(layer);
+  for (verify::Case& layer : cases)
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+      if (options.dtype == tilemoe_dtype_name(to_c(dtype))) layer.dtype = dtype;
+  return cases;
+}
+
+void list_cases(std::ostream& out) {
+  Table table({{"config", Table::Align::kLeft}, {"T"}, {"d"}, {"n"}, {"E"}, {"K"}, {"dtype"}});
+  for (const verify::Case& layer : verify::bench_cases())
+    table.add({layer.name, std::to_string(layer.T), std::to_string(layer.d),
+               std::to_string(layer.n), std::to_string(layer.E), std::to_string(layer.K),
+               tilemoe_dtype_name(to_c(layer.dtype))});
+  table.print(out);
+}
+
+void write_json(const json& entries, const std::string& file) {
+  if (file == "-") {
+    std::cout << entries.dump(2) << "\n";
+    return;
+  }
+  std::ofstream out(file);
+  out << entries.dump(2) << "\n";
+  out.close();
+  if (!out) throw std::runtime_error("cannot write " + file);
+}
+
+// A round for every line of standard input, answered by a line of JSON, so that a caller can let
+// the layer take turns with a peer in another process; the entries follow when the input ends.
+void serve_rounds(Measurement& measurement) {
+  const auto answer = [](const json& line) { std::cout << line.dump() << std::endl; };
+  answer({{"ready", kLayerBackend}, {"shape", shape_of(measurement.layer())}});
+  for (std::string line; std::getline(std::cin, line);)
+    answer(times_of(measurement, measurement.run_round()));
+  answer(entries_of(measurement));
+}
+
+int bench(const BenchOptions& options) {
+  if (options.list) {
+    list_cases(std::cout);
+    return 0;
+  }
+  const Device device = options.where.select();
+  const std::vector<verify::Case> cases = chosen_cases(options, device);
+  if (options.rounds_from_stdin && cases.size() != 1)
+    throw std::runtime_error("--rounds-from-stdin takes one --config");
+  json entries = json::array();
+  for (const verify::Case& layer : cases) {
+    Measurement measurement(layer, device, options.baseline == kDenseBackend);
+    if (options.rounds_from_stdin) {
+      serve_rounds(measurement);
+      return 0;
+    }
+    for (int round = 0; round < options.rounds; ++round) measurement.run_round();
+    if (options.json_file != "-") print_table(measurement, std::cout);
+    for (json& entry : entries_of(measurement)) entries.push_back(std::move(entry));
+  }
+  if (!options.json_file.empty()) write_json(entries, options.json_file);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Run& run) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand(
+      "bench", "Time the layer, forward and backward, step by step and against a baseline");
+  command->add_option("--config", options->configs,
+                      "Cases to time, by name; without it the ones made for the device");
+  command->add_option("--dtype", options->dtype, "Type of the tensors; 'case' for each case's own")
+      ->check(CLI::IsMember({"case", "float32", "bfloat16", "float16"}))
+      ->capture_default_str();
+  command
+      ->add_option("--baseline", options->baseline,
+                   "What to measure in turn: the layer's matrix products alone by oneDNN, or none")
+      ->check(CLI::IsMember({kDenseBackend, "none"}))
+      ->capture_default_str();
+  command->add_option("--rounds", options->rounds, "Rounds; medians are reported")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command->add_option("--json", options->json_file,
+                      "Write the numbers to this file; '-' prints them instead of the table");
+  command->add_flag("--list", options->list, "List the cases and do nothing else");
+  command->add_flag("--rounds-from-stdin", options->rounds_from_stdin,
+                    "Run one round for every line of standard input, for scripts that let several "
+                    "programs take turns");
+  options->where.add_to(*command);
+  command->callback([&run, options] { run = [options] { return bench(*options); }; });
+}
+
+}  // namespace tilemoe::app

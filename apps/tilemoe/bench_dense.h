@@ -1,0 +1,75 @@
+// The baseline `onednn-dense`: what oneDNN takes for the six matrix products of the layer's forward
+// and backward, with dense operands of M/E rows an expert. Nothing else of a layer is in it: no
+// router, no gather, no activation, no combine; so a layer that takes as long wastes nothing.
+//
+// Each product may be asked of oneDNN in several ways (a primitive or sgemm; all threads on one
+// expert's product, a batch over the experts, or an expert a thread). All are tried beforehand, and
+// the fastest are the baseline.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench_memory.h"
+#include "verify/case.h"
+
+namespace tilemoe::app {
+
+// One step's product, for each of E experts: C (rows, columns) = A (rows, depth) B (depth,
+// columns), all row-major; a transposed operand is stored the other way round.
+struct DenseProduct {
+  const char* step;
+  bool backward;
+  int64_t rows, columns, depth;
+  bool A_transposed, B_transposed;
+};
+
+// Waits until no thread of OpenMP's spins any more, which after its work it does for some 20 ms.
+void let_threads_rest();
+
+class DenseBaseline {
+ public:
+  enum class Way {
+    kMatmul,
+    kMatmulBatched,
+    kMatmulExpertAThread,
+    kSgemm,
+    kSgemmExpertAThread,
+  };
+
+  // False where oneDNN has no product of the type on this machine.
+  static bool available(DType dtype);
+
+  explicit DenseBaseline(const verify::Case& layer);
+  ~DenseBaseline();
+
+  // Milliseconds of the forward's and of the backward's products.
+  double forward();
+  double backward();
+
+  struct Chosen {
+    std::string step;
+    std::string way;
+    double gflop_per_second;  // in the trial
+  };
+  const std::vector<Chosen>& chosen() const { return chosen_; }
+
+ private:
+  class Runner;
+  struct Trial {
+    double ms = 0;
+    std::vector<std::unique_ptr<Runner>> runners;
+    std::vector<Chosen> chosen;
+  };
+  // Each product in the fastest way of a family.
+  Trial try_out(const verify::Case& layer, const std::vector<DenseProduct>& products,
+                const std::vector<Way>& family) const;
+  double run(bool backward);
+
+  Buffer A_, B_, C_;
+  std::vector<std::unique_ptr<Runner>> runners_;
+  std::vector<Chosen> chosen_;
+};
+
+}  // namespace tilemoe::app

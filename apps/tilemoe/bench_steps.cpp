@@ -1,0 +1,99 @@
+#include "bench_steps.h"
+
+namespace tilemoe::app {
+
+void StepClock::add(const char* step, double ms) {
+  for (Entry& entry : entries_) {
+    if (entry.step != step) continue;
+    entry.ms += ms;
+    return;
+  }
+  entries_.push_back({step, ms});
+}
+
+void TimedBackend::up_projection(const UpProjection& args) {
+  clock_.time(step::kUpProjection, [&] { inner_.up_projection(args); });
+}
+void TimedBackend::down_projection(const DownProjection& args) {
+  clock_.time(step::kDownProjection, [&] { inner_.down_projection(args); });
+}
+void TimedBackend::combine(const Combine& args) {
+  // Only the forward's weighs by s; the backward's has it in dH already.
+  clock_.time(args.scale_by_score ? step::kCombine : step::kCombineGradient,
+              [&] { inner_.combine(args); });
+}
+void TimedBackend::activation_gradient(const ActivationGradient& args) {
+  clock_.time(step::kActivationGradient, [&] { inner_.activation_gradient(args); });
+}
+void TimedBackend::score_gradient(const ScoreGradient& args) {
+  clock_.time(step::kScoreGradient, [&] { inner_.score_gradient(args); });
+}
+void TimedBackend::weight_gradient_2(const WeightGradient2& args) {
+  clock_.time(step::kWeightGradient2, [&] { inner_.weight_gradient_2(args); });
+}
+void TimedBackend::input_gradient(const InputGradient& args) {
+  clock_.time(step::kInputGradient, [&] { inner_.input_gradient(args); });
+}
+void TimedBackend::weight_gradient_1(const WeightGradient1& args) {
+  clock_.time(step::kWeightGradient1, [&] { inner_.weight_gradient_1(args); });
+}
+void TimedBackend::bias_gradient(const BiasGradient& args) {
+  clock_.time(step::kBiasGradient, [&] { inner_.bias_gradient(args); });
+}
+
+size_t TimedBackend::routing_scratch_bytes(const tilemoe_routing_spec& spec) const {
+  return inner_.routing_scratch_bytes(spec);
+}
+size_t TimedBackend::router_losses_scratch_bytes(int64_t T, int64_t E) const {
+  return inner_.router_losses_scratch_bytes(T, E);
+}
+void TimedBackend::top_k(const tilemoe_top_k_args& args) {
+  inner_.top_k(args);
+}
+void TimedBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) {
+  inner_.route_top_k(routing, args);
+}
+void TimedBackend::route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) {
+  inner_.route_general(routing, args);
+}
+void TimedBackend::route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) {
+  inner_.route_rounded(routing, args);
+}
+void TimedBackend::route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) {
+  inner_.route_grouped(routing, args);
+}
+void TimedBackend::router_backward(const tilemoe_router_backward_args& args) {
+  inner_.router_backward(args);
+}
+void TimedBackend::router_losses(const tilemoe_router_losses_args& args) {
+  inner_.router_losses(args);
+}
+
+Work work_of(const std::string& name, const verify::Case& layer, int64_t rows) {
+  const auto element = static_cast<double>(size_of(layer.dtype));
+  const auto T = static_cast<double>(layer.T), d = static_cast<double>(layer.d),
+             n = static_cast<double>(layer.n), E = static_cast<double>(layer.E),
+             K = static_cast<double>(layer.K), M = static_cast<double>(rows),
+             h = static_cast<double>(layer.h_width());
+  const double logits = T * E * sizeof(float), chosen = T * K * (sizeof(int32_t) + sizeof(float));
+  const double tokens = element * T * d;
+  const double pair = sizeof(int32_t) + sizeof(float) + sizeof(int32_t);  // of the routing object
+  const double W1 = element * E * h * d, W2 = element * E * d * n, router = element * E * d;
+  if (name == step::kRouter) return {2 * T * d * E, tokens + router + logits};
+  if (name == step::kTopK) return {0, logits + chosen};
+  if (name == step::kRoute) return {0, chosen + M * pair};
+  if (name == step::kUpProjection) return {2 * M * d * h, tokens + W1 + element * M * (h + n)};
+  if (name == step::kDownProjection) return {2 * M * n * d, element * M * (n + d) + W2};
+  if (name == step::kCombine || name == step::kCombineGradient)
+    return {2 * M * d, element * M * d + tokens};
+  if (name == step::kActivationGradient)
+    return {2 * M * d * n, tokens + W2 + element * M * (2 * h + n)};
+  if (name == step::kWeightGradient2) return {2 * M * d * n, tokens + element * M * n + W2};
+  if (name == step::kInputGradient) return {2 * M * d * h, element * M * (h + d) + W1};
+  if (name == step::kWeightGradient1) return {2 * M * d * h, tokens + element * M * h + W1};
+  if (name == step::kRouterBackward) return {0, chosen + logits};
+  if (name == step::kRouterGradient) return {4 * T * d * E, 3 * tokens + 2 * router + logits};
+  return {};  // the small ones: score and bias gradients
+}
+
+}  // namespace tilemoe::app

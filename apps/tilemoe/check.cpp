@@ -1,0 +1,160 @@
+// `tilemoe check`: runs the verification cases on a backend and prints how far each tensor is from
+// a float64 evaluation, and how far it may be. Exit status 1 where one is further.
+#include "verify/check.h"
+
+#include <fnmatch.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <stdexcept>
+
+#include "commands.h"
+#include "device.h"
+#include "table.h"
+#include "verify/registry.h"
+
+namespace tilemoe::app {
+namespace {
+
+using verify::Case;
+
+struct CheckOptions {
+  DeviceOptions where;
+  std::vector<std::string> patterns;
+  std::string dtype = "all";
+  uint64_t seed = 1;
+  bool list = false;
+};
+
+bool matches(const Case& test_case, const CheckOptions& options) {
+  if (options.dtype != "all" && options.dtype != tilemoe_dtype_name(to_c(test_case.dtype)))
+    return false;
+  if (options.patterns.empty()) return true;
+  const std::string& name = test_case.name;
+  const std::string without_dtype = name.substr(0, name.rfind('/'));
+  for (const std::string& pattern : options.patterns)
+    if (fnmatch(pattern.c_str(), name.c_str(), 0) == 0 ||
+        fnmatch(pattern.c_str(), without_dtype.c_str(), 0) == 0)
+      return true;
+  return false;
+}
+
+std::vector<Case> chosen_cases(const CheckOptions& options) {
+  std::vector<Case> cases;
+  for (const Case& test_case : verify::verification_cases())
+    if (matches(test_case, options)) cases.push_back(test_case);
+  for (const Case& huge : verify::huge_cases())  // tens of gigabytes: by their full name only
+    for (const std::string& pattern : options.patterns)
+      if (pattern == huge.name) cases.push_back(huge);
+  if (cases.empty())
+    throw std::runtime_error("no case matches; `tilemoe check --list` names them all");
+  return cases;
+}
+
+void list_cases(const std::vector<Case>& cases, std::ostream& out) {
+  Table table({{"case", Table::Align::kLeft}, {"rows"}, {"d"}, {"n"}, {"E"}, {"K"}});
+  for (const Case& test_case : cases)
+    table.add({test_case.name, std::to_string(test_case.outer_rows()), std::to_string(test_case.d),
+               std::to_string(test_case.n), std::to_string(test_case.E),
+               std::to_string(test_case.K)});
+  table.print(out);
+}
+
+class Checker {
+ public:
+  explicit Checker(uint64_t seed) : seed_(seed) {}
+
+  // The case on unit-scale data against float64, and on small whole numbers bit for bit.
+  void run(const Case& test_case) {
+    judge(test_case);
+    if (verify::has_integer_form(test_case)) judge(verify::integer_form(test_case));
+  }
+
+  void print(std::ostream& out) const { table_.print(out); }
+  int tensors() const { return tensors_; }
+  const std::vector<std::string>& failures() const { return failures_; }
+
+ private:
+  void judge(const Case& test_case) {
+    const verify::Report report = verify::check_case(test_case, seed_);
+    const std::string name =
+        test_case.name + (test_case.data == verify::Data::kIntegers ? " (integers)" : "");
+    for (const verify::TensorReport& tensor : report.tensors) add(name, tensor);
+    for (const std::string& line : report.damage) failures_.push_back(name + ": " + line);
+  }
+
+  void add(const std::string& name, const verify::TensorReport& tensor) {
+    const char* output = verify::output_name(tensor.output);
+    const verify::Figures& figures = tensor.figures;
+    const verify::Limit& limit = tensor.limit;
+    const bool good = tensor.passed && tensor.missed_spoilings.empty();
+    table_.add({name, output, scientific(figures.frobenius, 2), scientific(limit.frobenius, 2),
+                scientific(figures.worst_row, 2), scientific(limit.worst_row, 2),
+                good ? "ok" : "FAILED"});
+    ++tensors_;
+    const std::string place = name + ", " + output + ": ";
+    if (!tensor.passed) failures_.push_back(place + describe(figures, limit));
+    for (const std::string& spoiling : tensor.missed_spoilings)
+      failures_.push_back(place + "the limit lets pass: " + spoiling);
+  }
+
+  uint64_t seed_;
+  Table table_{{{"case", Table::Align::kLeft},
+                {"tensor", Table::Align::kLeft},
+                {"Frobenius"},
+                {"limit"},
+                {"worst row"},
+                {"limit"},
+                {"", Table::Align::kLeft}}};
+  std::vector<std::string> failures_;
+  int tensors_ = 0;
+};
+
+// On a terminal, the case that runs now.
+void show_progress(size_t done, size_t all, const std::string& name) {
+  constexpr const char* kClearLine = "\r\x1b[K";
+  if (!isatty(STDERR_FILENO)) return;
+  std::cerr << kClearLine;
+  if (done < all) std::cerr << done + 1 << "/" << all << " " << name << std::flush;
+}
+
+int check_cases(const CheckOptions& options) {
+  const std::vector<Case> cases = chosen_cases(options);
+  if (options.list) {
+    list_cases(cases, std::cout);
+    return 0;
+  }
+  const Device device = options.where.select();
+  Checker checker(options.seed);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    show_progress(i, cases.size(), cases[i].name);
+    checker.run(cases[i]);
+  }
+  show_progress(cases.size(), cases.size(), "");
+  checker.print(std::cout);
+  std::cout << "\n"
+            << tilemoe_device_description(to_c(device)) << "\n"
+            << cases.size() << " cases, " << checker.tensors() << " tensors, "
+            << checker.failures().size() << " failures\n";
+  for (const std::string& failure : checker.failures()) std::cout << "  " << failure << "\n";
+  return checker.failures().empty() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Run& run) {
+  auto options = std::make_shared<CheckOptions>();
+  CLI::App* command =
+      app.add_subcommand("check", "Compare the layer with a float64 evaluation, tensor by tensor");
+  command->add_option("case", options->patterns,
+                      "Cases to run: names or patterns such as 'rounded-*'; without them all");
+  command->add_option("--dtype", options->dtype, "Only the cases of this type")
+      ->check(CLI::IsMember({"all", "float32", "bfloat16", "float16"}))
+      ->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of the random numbers")->capture_default_str();
+  command->add_flag("--list", options->list, "List the cases and do nothing else");
+  options->where.add_to(*command);
+  command->callback([&run, options] { run = [options] { return check_cases(*options); }; });
+}
+
+}  // namespace tilemoe::app
