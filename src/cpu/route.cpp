@@ -1,6 +1,5 @@
-// Routing from pairs: a counting sort by expert that keeps the order of pairs. Blocks of pairs
-// count, one scan over (block, expert) gives each block its first row of every expert, and the
-// blocks place their pairs. No two blocks write the same place, so the threads do not matter.
+// Routing from pairs: they are sorted by expert and keep their order, so row r of an expert is the
+// r-th pair that asked for it. Pairs past the capacity are the highest expert's last ones.
 #include <limits>
 
 #include "cpu/backend.h"
@@ -22,7 +21,7 @@ struct TopKPairs {
 
   // visit(pair, token, expert or kSkipped)
   template <class Visit>
-  void walk(int64_t begin, int64_t end, int32_t /*last_token*/, const Visit& visit) const {
+  void walk(int64_t begin, int64_t end, int32_t /*token_before*/, const Visit& visit) const {
     int64_t token = begin / K, k = begin % K;
     for (int64_t pair = begin; pair < end; ++pair) {
       const auto id = static_cast<int64_t>(ids[pair]);
@@ -92,11 +91,11 @@ void place_block(const Pairs& pairs, int64_t begin, int64_t end, int32_t token_b
   });
 }
 
-void fill_counters(const SortScratch& scratch, int64_t over_capacity, int32_t* counters) {
+void fill_counters(const PairScratch& scratch, int64_t over_capacity, int32_t* counters) {
   int64_t bad_ids = 0, nan_tokens = 0;
   int32_t last_nan_token = -1;
-  for (int64_t b = 0; b < scratch.blocks.count; ++b) {
-    const PairBlock& block = scratch.pair_blocks[b];
+  for (int64_t b = 0; b < scratch.sort.blocks.count; ++b) {
+    const PairBlock& block = scratch.blocks[b];
     bad_ids += block.bad_ids;
     nan_tokens += block.nan_tokens;
     if (block.nan_tokens == 0) continue;
@@ -105,49 +104,51 @@ void fill_counters(const SortScratch& scratch, int64_t over_capacity, int32_t* c
   }
   std::fill_n(counters, TILEMOE_COUNTERS, 0);
   counters[TILEMOE_COUNT_OVER_CAPACITY] = saturate(over_capacity);
-  counters[TILEMOE_COUNT_BAD_IDS] = static_cast<int32_t>(bad_ids);
-  counters[TILEMOE_COUNT_NAN_TOKENS] = static_cast<int32_t>(nan_tokens);
+  counters[TILEMOE_COUNT_BAD_IDS] = saturate(bad_ids);
+  counters[TILEMOE_COUNT_NAN_TOKENS] = saturate(nan_tokens);
 }
 
 template <class Pairs>
-void sort_pairs(const Pairs& pairs, const SortScratch& scratch, tilemoe_routing& routing) {
-  const Blocks& blocks = scratch.blocks;
+void sort_pairs(const Pairs& pairs, const PairScratch& scratch, tilemoe_routing& routing) {
+  const SortScratch& sort = scratch.sort;
+  const Blocks& blocks = sort.blocks;
   const int64_t E = routing.spec.E;
   parallel_for(blocks.count, [&](int64_t b, int) {
-    count_block(pairs, blocks.begin(b), blocks.end(b), E, scratch.block_counts(b, E),
-                scratch.pair_blocks[b]);
+    count_block(pairs, blocks.begin(b), blocks.end(b), E, sort.counts(b), scratch.blocks[b]);
   });
-  const int64_t total = scratch.scan_counts(routing);
+  sort.scan(routing.offsets);
+  const int32_t total = routing.offsets[E], capacity = saturate(routing.spec.capacity);
+  for (int64_t e = 0; e <= E; ++e) routing.offsets[e] = std::min(routing.offsets[e], capacity);
   fill_counters(scratch, total - routing.offsets[E], routing.counters);
   parallel_for(blocks.count, [&](int64_t b, int) {
-    place_block(pairs, blocks.begin(b), blocks.end(b), scratch.pair_blocks[b].token_before,
-                scratch.block_starts(b, E), routing);
+    place_block(pairs, blocks.begin(b), blocks.end(b), scratch.blocks[b].token_before,
+                sort.places(b), routing);
   });
 }
 
 // Gives every block the largest token before it.
 template <class Pairs>
-void find_tokens_before(const Pairs& pairs, const SortScratch& scratch) {
-  const Blocks& blocks = scratch.blocks;
+void find_tokens_before(const Pairs& pairs, const PairScratch& scratch) {
+  const Blocks& blocks = scratch.sort.blocks;
   parallel_for(blocks.count, [&](int64_t b, int) {
-    scratch.pair_blocks[b].token_before = pairs.largest_token(blocks.begin(b), blocks.end(b));
+    scratch.blocks[b].token_before = pairs.largest_token(blocks.begin(b), blocks.end(b));
   });
   int32_t before = -1;
   for (int64_t b = 0; b < blocks.count; ++b) {
-    const int32_t largest = std::max(before, scratch.pair_blocks[b].token_before);
-    scratch.pair_blocks[b].token_before = before;
+    const int32_t largest = std::max(before, scratch.blocks[b].token_before);
+    scratch.blocks[b].token_before = before;
     before = largest;
   }
 }
 
 // A token's range starts at the first pair that reaches it; skipped pairs fall to the token before.
 template <class Pairs>
-void fill_token_offsets(const Pairs& pairs, const SortScratch& scratch, tilemoe_routing& routing) {
-  const Blocks& blocks = scratch.blocks;
+void fill_token_offsets(const Pairs& pairs, const PairScratch& scratch, tilemoe_routing& routing) {
+  const Blocks& blocks = scratch.sort.blocks;
   const int64_t T = routing.spec.T, count = routing.spec.pairs;
   int32_t* offsets = routing.token_offsets;
   parallel_for(blocks.count, [&](int64_t b, int) {
-    int32_t reached = scratch.pair_blocks[b].token_before;
+    int32_t reached = scratch.blocks[b].token_before;
     pairs.walk(blocks.begin(b), blocks.end(b), reached, [&](int64_t pair, int32_t token, int64_t) {
       while (reached < token) offsets[++reached] = static_cast<int32_t>(pair);
     });
@@ -160,8 +161,9 @@ void fill_token_offsets(const Pairs& pairs, const SortScratch& scratch, tilemoe_
 }  // namespace
 
 void CpuBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) {
-  const SortScratch scratch(routing.spec, args.workspace);
-  for (int64_t b = 0; b < scratch.blocks.count; ++b) scratch.pair_blocks[b].token_before = -1;
+  ScratchLayout layout(args.workspace);
+  const PairScratch scratch(routing.spec, layout);
+  for (int64_t b = 0; b < scratch.sort.blocks.count; ++b) scratch.blocks[b].token_before = -1;
   with_integer_type(args.ids.dtype, [&](auto id) {
     with_float_type(args.scores.dtype, [&](auto score) {
       using Id = typename decltype(id)::Type;
@@ -175,7 +177,8 @@ void CpuBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k
 }
 
 void CpuBackend::route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) {
-  const SortScratch scratch(routing.spec, args.workspace);
+  ScratchLayout layout(args.workspace);
+  const PairScratch scratch(routing.spec, layout);
   with_integer_type(args.tokens.dtype, [&](auto token) {
     with_integer_type(args.experts.dtype, [&](auto id) {
       with_float_type(args.scores.dtype, [&](auto score) {

@@ -1,11 +1,207 @@
-// Token rounding.
-#include "check.h"
+// Token rounding. By token: top-K and its softmax. By expert: count, round, keep the best of the
+// chosen or add the best of the others, write the rows. By token again: list its rows.
 #include "cpu/backend.h"
+#include "cpu/choose.h"
+#include "cpu/element_types.h"
+#include "cpu/native_fma.h"
+#include "cpu/round_candidates.h"
+#include "cpu/routing_scratch.h"
+#include "cpu/thread_pool.h"
+#include "routing/rounding.h"
 
 namespace tilemoe::cpu {
+namespace {
 
-void CpuBackend::route_rounded(tilemoe_routing&, const tilemoe_route_rounded_args&) {
-  TILEMOE_CHECK_SUPPORTED(false, "token rounding is not built yet");
+template <class Logit>
+void choose_block(const tilemoe_tensor& logits, int64_t K, int64_t block,
+                  const RoundScratch& scratch) {
+  const int64_t E = logits.shape[1];
+  int32_t nan_tokens = 0;
+  with_native_fma([&]() TILEMOE_ALWAYS_INLINE {
+    for (int64_t t = scratch.tokens.begin(block); t < scratch.tokens.end(block); ++t) {
+      const Logit* row = row_of<const Logit>(logits, t);
+      int32_t* ids = scratch.ids + t * K;
+      const bool any_nan = choose_and_score(TILEMOE_SOFTMAX_RENORMALIZED, row, nullptr, E, K,
+                                            scratch.scores + t * K, ids);
+      const float max = to_float(row[ids[0]]);
+      const float sum = any_nan ? order::from_key(order::kNaNKey) : softmax_sum(row, E, max);
+      scratch.softmax[t] = {max, sum, order::key(to_float(row[ids[K - 1]])), ids[K - 1]};
+      nan_tokens += any_nan ? 1 : 0;
+    }
+  });
+  scratch.nan_tokens[block] = nan_tokens;
+}
+
+// Sorts the chosen pairs by expert, as ranks of (score, pair).
+void sort_chosen(const tilemoe_routing_spec& spec, const RoundScratch& scratch) {
+  const SortScratch& sort = scratch.sort;
+  parallel_for(sort.blocks.count, [&](int64_t b, int) {
+    std::fill_n(sort.counts(b), spec.E, 0);
+    for (int64_t pair = sort.blocks.begin(b); pair < sort.blocks.end(b); ++pair)
+      ++sort.counts(b)[scratch.ids[pair]];
+  });
+  sort.scan(scratch.chosen_offsets);
+  parallel_for(sort.blocks.count, [&](int64_t b, int) {
+    for (int64_t pair = sort.blocks.begin(b); pair < sort.blocks.end(b); ++pair) {
+      const int32_t place = sort.places(b)[scratch.ids[pair]]++;
+      scratch.chosen[place] =
+          order::rank(order::key(scratch.scores[pair]), static_cast<int32_t>(pair));
+    }
+  });
+}
+
+// f, f', and the rows that each expert has room for.
+void fill_offsets(const tilemoe_route_rounded_args& args, const RoundScratch& scratch,
+                  tilemoe_routing& routing) {
+  const tilemoe_routing_spec& spec = routing.spec;
+  for (int64_t e = 0; e < spec.E; ++e)
+    scratch.counts[e] = scratch.chosen_offsets[e + 1] - scratch.chosen_offsets[e];
+  if (present(args.expert_counts))
+    std::copy_n(scratch.counts, spec.E, static_cast<int32_t*>(args.expert_counts.data));
+  const bool stochastic = spec.rounding == TILEMOE_ROUND_STOCHASTIC;
+  const int64_t seed = stochastic ? *static_cast<const int64_t*>(args.seed.data) : 0;
+  const int64_t step = stochastic ? *static_cast<const int64_t*>(args.step.data) : 0;
+  rounding_targets(spec, scratch.counts, seed, step, scratch.expert_ranks, scratch.targets);
+
+  int64_t rows = 0, nan_tokens = 0;
+  for (int64_t e = 0; e < spec.E; ++e) {
+    routing.offsets[e] = static_cast<int32_t>(std::min(rows, spec.capacity));
+    rows += scratch.targets[e];
+  }
+  routing.offsets[spec.E] = static_cast<int32_t>(std::min(rows, spec.capacity));
+  for (int64_t b = 0; b < scratch.tokens.count; ++b) nan_tokens += scratch.nan_tokens[b];
+  std::fill_n(routing.counters, TILEMOE_COUNTERS, 0);
+  routing.counters[TILEMOE_COUNT_OVER_CAPACITY] = saturate(rows - routing.offsets[spec.E]);
+  routing.counters[TILEMOE_COUNT_NAN_TOKENS] = saturate(nan_tokens);
+}
+
+// The chosen pairs that an expert keeps, in ascending order of pair; returns their number.
+int64_t keep_best(uint64_t* chosen, int64_t count, int64_t target) {
+  if (target >= count) return count;  // all, and they stand in that order already
+  std::nth_element(chosen, chosen + target, chosen + count);
+  std::sort(chosen, chosen + target,
+            [](uint64_t a, uint64_t b) { return order::rank_index(a) < order::rank_index(b); });
+  return target;
+}
+
+// Writes an expert's rows in ascending order of token, as many as it has room for.
+void write_rows(int64_t e, const uint64_t* kept, int64_t kept_count, const uint64_t* added,
+                int64_t added_count, const RoundScratch& scratch, tilemoe_routing& routing) {
+  const int64_t K = routing.spec.K;
+  int64_t k = 0, a = 0;
+  for (int32_t row = routing.offsets[e]; row < routing.offsets[e + 1]; ++row) {
+    const int64_t pair = k < kept_count ? order::rank_index(kept[k]) : -1;
+    const bool takes_kept =
+        k < kept_count && (a == added_count || pair / K < order::rank_index(added[a]));
+    const uint64_t rank = takes_kept ? kept[k++] : added[a++];
+    routing.row_token[row] = takes_kept ? static_cast<int32_t>(pair / K) : order::rank_index(rank);
+    routing.row_score[row] = order::from_key(order::rank_key(rank));
+    scratch.row_pair[row] = takes_kept ? static_cast<int32_t>(pair) : -1;
+  }
+}
+
+// The rows of experts [e0, e0 + count).
+template <class Logit>
+void fill_experts(const tilemoe_tensor& logits, int64_t e0, int count, const RoundScratch& scratch,
+                  tilemoe_routing& routing) {
+  FirstRanks first[kColumns];
+  bool any = false;
+  for (int c = 0; c < count; ++c) {
+    const int64_t needed = std::max(0, scratch.targets[e0 + c] - scratch.counts[e0 + c]);
+    first[c] = FirstRanks(scratch.candidates + (e0 + c) * scratch.candidates_each,
+                          scratch.candidates_each, needed);
+    any |= needed > 0;
+  }
+  if (any)
+    with_native_fma([&]() TILEMOE_ALWAYS_INLINE {
+      offer_columns<Logit>(logits, scratch.softmax, e0, count, first);
+    });
+  for (int c = 0; c < count; ++c) {
+    const int64_t e = e0 + c;
+    uint64_t* chosen = scratch.chosen + scratch.chosen_offsets[e];
+    const int64_t kept = keep_best(chosen, scratch.counts[e], scratch.targets[e]);
+    const int64_t added = first[c].finish();
+    write_rows(e, chosen, kept, scratch.candidates + e * scratch.candidates_each, added, scratch,
+               routing);
+  }
+}
+
+// visit(row) for the rows of tokens [begin, end), by expert: each expert's rows ascend by token.
+template <class Visit>
+void for_rows_of_tokens(const tilemoe_routing& routing, int64_t begin, int64_t end,
+                        const Visit& visit) {
+  for (int64_t e = 0; e < routing.spec.E; ++e) {
+    const int32_t* last = routing.row_token + routing.offsets[e + 1];
+    const int32_t* row = std::lower_bound(
+        static_cast<const int32_t*>(routing.row_token + routing.offsets[e]), last, begin);
+    for (; row < last && *row < end; ++row) visit(static_cast<int32_t>(row - routing.row_token));
+  }
+}
+
+// token_offsets[t + 1] = number of token t's rows, for now; chosen_row.
+void count_rows_of_tokens(int64_t begin, int64_t end, const RoundScratch& scratch,
+                          tilemoe_routing& routing) {
+  const int64_t K = routing.spec.K;
+  std::fill(scratch.chosen_row + begin * K, scratch.chosen_row + end * K, -1);
+  std::fill(routing.token_offsets + begin + 1, routing.token_offsets + end + 1, 0);
+  for_rows_of_tokens(routing, begin, end, [&](int32_t row) {
+    ++routing.token_offsets[routing.row_token[row] + 1];
+    if (scratch.row_pair[row] >= 0) scratch.chosen_row[scratch.row_pair[row]] = row;
+  });
+}
+
+// A token's pairs: the kept of its K in their order, then the added ones by expert.
+void list_rows_of_tokens(int64_t begin, int64_t end, const RoundScratch& scratch,
+                         tilemoe_routing& routing) {
+  const int64_t K = routing.spec.K;
+  for (int64_t t = begin; t < end; ++t) {
+    int32_t slot = routing.token_offsets[t];
+    for (int64_t pair = t * K; pair < (t + 1) * K; ++pair)
+      if (scratch.chosen_row[pair] >= 0) routing.pair_row[slot++] = scratch.chosen_row[pair];
+    scratch.next_slot[t] = slot;
+  }
+  for_rows_of_tokens(routing, begin, end, [&](int32_t row) {
+    if (scratch.row_pair[row] < 0)
+      routing.pair_row[scratch.next_slot[routing.row_token[row]]++] = row;
+  });
+}
+
+void fill_pairs(const RoundScratch& scratch, tilemoe_routing& routing) {
+  constexpr int64_t kTokensPerBlock = 256;
+  const int64_t T = routing.spec.T;
+  const Blocks blocks = Blocks::cut(T, kTokensPerBlock, kMostBlocks);
+  parallel_for(blocks.count, [&](int64_t b, int) {
+    count_rows_of_tokens(blocks.begin(b), blocks.end(b), scratch, routing);
+  });
+  routing.token_offsets[0] = 0;
+  for (int64_t t = 0; t < T; ++t) routing.token_offsets[t + 1] += routing.token_offsets[t];
+  parallel_for(blocks.count, [&](int64_t b, int) {
+    list_rows_of_tokens(blocks.begin(b), blocks.end(b), scratch, routing);
+  });
+  std::fill(routing.pair_row + routing.token_offsets[T], routing.pair_row + routing.spec.pairs, -1);
+}
+
+}  // namespace
+
+void CpuBackend::route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) {
+  const tilemoe_routing_spec& spec = routing.spec;
+  ScratchLayout layout(args.workspace);
+  const RoundScratch scratch(spec, layout);
+  with_float_type(args.logits.dtype, [&](auto logit) {
+    using Logit = typename decltype(logit)::Type;
+    parallel_for(scratch.tokens.count, [&](int64_t block, int) {
+      choose_block<Logit>(args.logits, spec.K, block, scratch);
+    });
+    sort_chosen(spec, scratch);
+    fill_offsets(args, scratch, routing);
+    const Blocks experts = Blocks::cut(spec.E, kColumns, spec.E);
+    parallel_for(experts.count, [&](int64_t group, int) {
+      const int64_t e0 = experts.begin(group);
+      fill_experts<Logit>(args.logits, e0, static_cast<int>(experts.end(group) - e0), scratch,
+                          routing);
+    });
+  });
+  fill_pairs(scratch, routing);
 }
 
 }  // namespace tilemoe::cpu

@@ -1,4 +1,4 @@
-// What building a routing keeps in the caller's workspace.
+// What building a routing, and going back from it, keep in the caller's workspace.
 #pragma once
 
 #include <limits>
@@ -9,62 +9,130 @@
 
 namespace tilemoe::cpu {
 
+constexpr int64_t kMostBlocks = 64;  // where a block has an array of E of its own
+
 inline int32_t saturate(int64_t count) {
   return static_cast<int32_t>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
 }
 
-// What one block of pairs found.
-struct PairBlock {
-  int32_t token_before;  // general: largest token in range before the block
-  int32_t bad_ids;
-  int32_t nan_tokens, first_nan_token, last_nan_token;  // tokens with a NaN score
-};
-
-// The counting sort of pairs by expert.
+// A counting sort of pairs by expert that keeps their order: blocks of pairs count, one scan gives
+// each block its first place for every expert, the blocks place. No two blocks write the same
+// place, so the threads do not matter.
 struct SortScratch {
   Blocks blocks;
-  PairBlock* pair_blocks;  // (blocks)
-  int32_t* rows;           // (blocks + 1, E)
-  size_t bytes;
+  int64_t E;
+  int32_t* rows;  // (blocks + 1, E)
 
-  SortScratch(const tilemoe_routing_spec& spec, void* memory)
-      : blocks(Blocks::cut(spec.pairs, std::max(kPairsPerBlock, spec.E), kMostBlocks)) {
-    ScratchLayout layout(memory);
-    pair_blocks = layout.take<PairBlock>(blocks.count);
-    rows = layout.take<int32_t>((blocks.count + 1) * spec.E);
-    bytes = layout.used();
+  SortScratch(int64_t pairs, int64_t experts, ScratchLayout& layout)
+      : blocks(Blocks::cut(pairs, std::max(kPairsPerBlock, experts), kMostBlocks)), E(experts) {
+    rows = layout.take<int32_t>((blocks.count + 1) * E);
   }
 
-  // Before the scan, a block's number of pairs by expert; they lie where the next block's starts
+  // Before the scan, a block's number of pairs by expert; they lie where the next block's places
   // will, so that the scan needs no memory of its own.
-  int32_t* block_counts(int64_t block, int64_t E) const { return rows + (block + 1) * E; }
-  // After the scan, a block's first row by expert.
-  int32_t* block_starts(int64_t block, int64_t E) const { return rows + block * E; }
+  int32_t* counts(int64_t block) const { return rows + (block + 1) * E; }
+  // After the scan, a block's first place by expert.
+  int32_t* places(int64_t block) const { return rows + block * E; }
 
-  // Fills the routing's offsets, cut at its capacity, and every block's starts, which are not cut.
-  // Returns the number of pairs counted.
-  int64_t scan_counts(tilemoe_routing& routing) const {
-    const int64_t E = routing.spec.E;
-    int32_t* totals = rows;
-    std::fill_n(totals, E, 0);
+  // Fills offsets (E + 1), expert e's pairs being [offsets[e], offsets[e + 1]), and the places.
+  void scan(int32_t* offsets) const {
+    int32_t* first = places(0);
+    std::fill_n(first, E, 0);
     for (int64_t b = 0; b < blocks.count; ++b)
-      for (int64_t e = 0; e < E; ++e) totals[e] += block_counts(b, E)[e];
-    int32_t start = 0;
+      for (int64_t e = 0; e < E; ++e) first[e] += counts(b)[e];
+    offsets[0] = 0;
     for (int64_t e = 0; e < E; ++e) {
-      routing.offsets[e] = std::min(start, saturate(routing.spec.capacity));
-      const int32_t count = totals[e];
-      totals[e] = start;
-      start += count;
+      offsets[e + 1] = offsets[e] + first[e];
+      first[e] = offsets[e];
     }
-    routing.offsets[E] = std::min(start, saturate(routing.spec.capacity));
     for (int64_t b = 0; b < blocks.count; ++b)
-      for (int64_t e = 0; e < E; ++e) block_counts(b, E)[e] += block_starts(b, E)[e];
-    return start;
+      for (int64_t e = 0; e < E; ++e) counts(b)[e] += places(b)[e];
   }
 
  private:
   static constexpr int64_t kPairsPerBlock = 4096;
-  static constexpr int64_t kMostBlocks = 64;
+};
+
+// What one block of the caller's pairs holds beside its counts.
+struct PairBlock {
+  int32_t token_before;  // general: the largest token in range before the block
+  int32_t bad_ids;
+  int32_t nan_tokens, first_nan_token, last_nan_token;  // tokens with a NaN score
+};
+
+// Routing from pairs.
+struct PairScratch {
+  SortScratch sort;
+  PairBlock* blocks;  // (sort.blocks)
+
+  PairScratch(const tilemoe_routing_spec& spec, ScratchLayout& layout)
+      : sort(spec.pairs, spec.E, layout) {
+    blocks = layout.take<PairBlock>(sort.blocks.count);
+  }
+};
+
+// What the columns of a token's softmax need, and the last of its K.
+struct TokenSoftmax {
+  float max, sum;  // p(e) = softmax_weight(logit, max) / sum
+  int32_t last_key, last_id;
+};
+
+// Token rounding.
+struct RoundScratch {
+  Blocks tokens;
+  SortScratch sort;
+  int32_t* ids;             // (T, K) each token's choice
+  float* scores;            // (T, K)
+  TokenSoftmax* softmax;    // (T)
+  int32_t* nan_tokens;      // (tokens) of a block
+  int32_t* chosen_offsets;  // (E + 1)
+  uint64_t* chosen;         // (T * K) by expert: rank of (score, pair)
+  int32_t* counts;          // (E) f
+  int32_t* targets;         // (E) f'
+  uint64_t* expert_ranks;   // (E)
+  int64_t candidates_each;
+  uint64_t* candidates;  // (E, candidates_each) ranks of (p, token) that may be added
+  int32_t* row_pair;     // (capacity) pair of a chosen row, -1 for an added one
+  int32_t* chosen_row;   // (T, K) row of a pair, -1 where it is dropped
+  int32_t* next_slot;    // (T)
+
+  RoundScratch(const tilemoe_routing_spec& spec, ScratchLayout& layout)
+      : tokens(token_blocks(spec.T, spec.E)), sort(spec.T * spec.K, spec.E, layout) {
+    const int64_t T = spec.T, E = spec.E, chosen_pairs = T * spec.K;
+    ids = layout.take<int32_t>(chosen_pairs);
+    scores = layout.take<float>(chosen_pairs);
+    softmax = layout.take<TokenSoftmax>(T);
+    nan_tokens = layout.take<int32_t>(tokens.count);
+    chosen_offsets = layout.take<int32_t>(E + 1);
+    chosen = layout.take<uint64_t>(chosen_pairs);
+    counts = layout.take<int32_t>(E);
+    targets = layout.take<int32_t>(E);
+    expert_ranks = layout.take<uint64_t>(E);
+    // Fewer than m are added; twice as many, and half of the work is done when they are sifted.
+    const bool adds = spec.rounding != TILEMOE_ROUND_DOWN && T >= spec.m;
+    candidates_each = adds ? std::min(T, 2 * (spec.m - 1)) : 0;
+    candidates = layout.take<uint64_t>(E * candidates_each);
+    row_pair = layout.take<int32_t>(spec.capacity);
+    chosen_row = layout.take<int32_t>(chosen_pairs);
+    next_slot = layout.take<int32_t>(T);
+  }
+};
+
+// The router's backward: a token's gradient in float32, and its choice, for every block of tokens.
+struct BackwardScratch {
+  Blocks tokens;
+  float* gradient;  // (tokens, E)
+  int32_t* ids;     // (tokens, K)
+  float* scores;    // (tokens, K)
+  float* ds;        // (tokens, K)
+
+  BackwardScratch(const tilemoe_routing_spec& spec, ScratchLayout& layout)
+      : tokens(Blocks::cut(spec.T, std::max<int64_t>(1, kLogitsPerTask / spec.E), kMostBlocks)) {
+    gradient = layout.take<float>(tokens.count * spec.E);
+    ids = layout.take<int32_t>(tokens.count * spec.K);
+    scores = layout.take<float>(tokens.count * spec.K);
+    ds = layout.take<float>(tokens.count * spec.K);
+  }
 };
 
 }  // namespace tilemoe::cpu

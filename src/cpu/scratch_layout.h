@@ -12,7 +12,8 @@ class ScratchLayout {
   template <class Element>
   Element* take(int64_t count) {
     char* place = base_ ? base_ + used_ : nullptr;
-    used_ += round_up(static_cast<size_t>(count) * sizeof(Element), kAlignment);
+    const int64_t bytes = checked_product(count, sizeof(Element), "bytes of scratch");
+    used_ += round_up(static_cast<size_t>(bytes), kAlignment);
     return reinterpret_cast<Element*>(place);
   }
   size_t used() const { return used_; }

@@ -90,9 +90,12 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
   TILEMOE_CHECK(spec.capacity >= 0 && spec.capacity <= kMaxRows,
                 "capacity is " << spec.capacity << ", expected 0 to " << kMaxRows);
   const bool chooses = spec.kind == TILEMOE_ROUTING_TOP_K || spec.kind == TILEMOE_ROUTING_ROUNDED;
-  if (chooses)
+  if (chooses) {
     TILEMOE_CHECK(spec.K >= 1 && spec.K <= spec.E,
                   "K is " << spec.K << ", expected 1 to E = " << spec.E);
+    TILEMOE_CHECK(checked_product(spec.T, spec.K, "T * K") <= kMaxRows,
+                  "T * K is " << spec.T << " * " << spec.K << ", expected at most " << kMaxRows);
+  }
   if (spec.kind == TILEMOE_ROUTING_ROUNDED) {
     TILEMOE_CHECK(spec.m >= 1 && spec.m <= kMaxRows, "m is " << spec.m << ", expected at least 1");
     TILEMOE_CHECK(spec.rounding >= TILEMOE_ROUND_NEAREST && spec.rounding <= TILEMOE_ROUND_BALANCED,
@@ -102,7 +105,7 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
     TILEMOE_CHECK(spec.T == 0, "T is " << spec.T << ", expected 0: grouped rows have no tokens");
 
   if (spec.capacity == 0) spec.capacity = row_bound(spec);
-  if (spec.kind == TILEMOE_ROUTING_TOP_K) spec.pairs = checked_product(spec.T, spec.K, "T * K");
+  if (spec.kind == TILEMOE_ROUTING_TOP_K) spec.pairs = spec.T * spec.K;
   if (spec.kind == TILEMOE_ROUTING_ROUNDED || grouped(spec)) spec.pairs = spec.capacity;
   TILEMOE_CHECK(spec.pairs <= kMaxRows && spec.capacity <= kMaxRows,
                 "the routing has " << spec.pairs << " pairs and " << spec.capacity

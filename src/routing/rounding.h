@@ -1,0 +1,56 @@
+// Token rounding's targets: how many rows f'_e expert e gets instead of the f_e that chose it.
+#pragma once
+
+#include <cstdint>
+
+#include "routing/host_device.h"
+#include "routing/philox.h"
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe {
+
+// 32 random bits for expert e at a step: the key is the seed, the counter (step, e).
+TILEMOE_HOST_DEVICE uint32_t rounding_bits(int64_t seed, int64_t step, int64_t e) {
+  const auto low = [](int64_t x) { return static_cast<uint32_t>(x); };
+  const auto high = [](int64_t x) { return static_cast<uint32_t>(static_cast<uint64_t>(x) >> 32); };
+  const PhiloxCounter counter = {{low(step), high(step), low(e), high(e)}};
+  return philox(counter, {{low(seed), high(seed)}}).word[0];
+}
+
+// Whether an expert's remainder f mod m is rounded up, for the rules that look at one expert alone.
+// `bits` are the stochastic rule's: up with probability remainder / m, to 2^-32.
+TILEMOE_HOST_DEVICE bool rounds_up(tilemoe_rounding rule, int64_t remainder, int64_t m,
+                                   uint32_t bits) {
+  switch (rule) {
+    case TILEMOE_ROUND_NEAREST: return remainder > 0 && 2 * remainder >= m;
+    case TILEMOE_ROUND_UP: return remainder > 0;
+    case TILEMOE_ROUND_STOCHASTIC:
+      return static_cast<uint64_t>(bits) * static_cast<uint64_t>(m) <
+             static_cast<uint64_t>(remainder) << 32;
+    case TILEMOE_ROUND_DOWN:
+    case TILEMOE_ROUND_BALANCED: return false;
+  }
+  return false;
+}
+
+// f'_e: the multiple of m below f or above it, and never more than T holds. Where T < m nothing is
+// rounded.
+TILEMOE_HOST_DEVICE int32_t rounded_count(int64_t f, int64_t T, int64_t m, bool up) {
+  if (T < m) return static_cast<int32_t>(f);
+  const int64_t target = f / m * m + (up ? m : 0);
+  const int64_t most = T / m * m;
+  return static_cast<int32_t>(target < most ? target : most);
+}
+
+// Balanced: how many experts go up so that the sum of all f' is nearest to that of all f; a half
+// goes up.
+TILEMOE_HOST_DEVICE int64_t balanced_ups(int64_t sum_of_remainders, int64_t m) {
+  return (2 * sum_of_remainders + m) / (2 * m);
+}
+
+// f' (E) from f (E) by the spec's rule. Balanced: the experts with the largest remainders go up,
+// ties to the lower id; `ranks` (E) is scratch for their order. seed and step: stochastic only.
+void rounding_targets(const tilemoe_routing_spec& spec, const int32_t* f, int64_t seed,
+                      int64_t step, uint64_t* ranks, int32_t* targets);
+
+}  // namespace tilemoe
