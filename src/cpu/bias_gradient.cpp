@@ -71,13 +71,10 @@ void CpuBackend::bias_gradient(const BiasGradient& step) {
   const auto parts_of = [&](int64_t expert) {
     return up_parts(experts, step.db1, step.db1_up, expert, 0, experts.n);
   };
-  const UpParts first_parts = parts_of(0);  // alike for every expert
-  const auto parts = first_parts.end() - first_parts.begin();
-  for (std::ptrdiff_t p = 0; p < parts; ++p) {
-    const UpPart& part = first_parts.begin()[p];
-    for_each_expert(step.rows, dH.at(0, part.half * experts.n), nullptr, part.columns,
-                    step.accumulate, [&](int64_t e) { return parts_of(e).begin()[p].weights; });
-  }
+  const UpParts parts = parts_of(0);  // alike for every expert
+  for (int64_t p = 0; p < parts.count(); ++p)
+    for_each_expert(step.rows, dH.at(0, parts[p].half * experts.n), nullptr, parts[p].columns,
+                    step.accumulate, [&](int64_t e) { return parts_of(e)[p].weights; });
 }
 
 }  // namespace tilemoe::cpu

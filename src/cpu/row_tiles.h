@@ -1,18 +1,20 @@
 // The rows of a batch cut into tiles that never cross from one expert to the next: the tasks of the
-// steps whose output has a row per row.
+// steps whose output has a row per row. An expert's tiles are of equal height, give or take a row:
+// a short last one would have all of the weights packed for few rows.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "backend.h"
+#include "cpu/tiles.h"
 
 namespace tilemoe::cpu {
 
 struct RowTile {
   int64_t expert;
   int64_t first;  // row
-  int64_t rows;   // 1 to the height
+  int64_t rows;   // at least 1
 };
 
 class RowTiles {
@@ -21,14 +23,12 @@ class RowTiles {
     return static_cast<size_t>(experts + 1) * sizeof(int64_t);
   }
 
-  // `memory` has bytes(rows.E) bytes and lives as long as this.
+  // Tiles have at most `height` rows. `memory` has bytes(rows.E) bytes and lives as long as this.
   RowTiles(const Rows& rows, int64_t height, void* memory)
-      : rows_(rows), height_(height), first_tile_(static_cast<int64_t*>(memory)) {
+      : rows_(rows), first_tile_(static_cast<int64_t*>(memory)) {
     first_tile_[0] = 0;
-    for (int64_t e = 0; e < rows.E; ++e) {
-      const int64_t expert_rows = rows.offsets[e + 1] - rows.offsets[e];
-      first_tile_[e + 1] = first_tile_[e] + (expert_rows + height - 1) / height;
-    }
+    for (int64_t e = 0; e < rows.E; ++e)
+      first_tile_[e + 1] = first_tile_[e] + tile_count(rows_of(e), height);
   }
 
   int64_t count() const { return first_tile_[rows_.E]; }
@@ -36,13 +36,19 @@ class RowTiles {
   RowTile operator[](int64_t tile) const {
     const int64_t* next = std::upper_bound(first_tile_, first_tile_ + rows_.E + 1, tile);
     const int64_t expert = next - first_tile_ - 1;
-    const int64_t first = rows_.offsets[expert] + (tile - first_tile_[expert]) * height_;
-    return {expert, first, std::min<int64_t>(height_, rows_.offsets[expert + 1] - first)};
+    const int64_t index = tile - first_tile_[expert];
+    const int64_t tiles = first_tile_[expert + 1] - first_tile_[expert];
+    const int64_t begin = rows_of(expert) * index / tiles;
+    const int64_t end = rows_of(expert) * (index + 1) / tiles;
+    return {expert, rows_.offsets[expert] + begin, end - begin};
   }
 
  private:
+  int64_t rows_of(int64_t expert) const {
+    return rows_.offsets[expert + 1] - rows_.offsets[expert];
+  }
+
   Rows rows_;
-  int64_t height_;
   int64_t* first_tile_;  // (E + 1)
 };
 

@@ -14,7 +14,7 @@ constexpr size_t kAlignment = 64;  // a cache line
 
 int64_t tile_floats() {
   return std::max(
-      {kTileRows * 2 * kInnerColumns, kTileRows * kOuterColumns, kGradientInner * kGradientOuter});
+      {kTileRows * 2 * kInnerColumns, kTileRows * kOuterColumns, kGradientTile * kGradientTile});
 }
 
 // Panels for the projections' products (rows of a tile) and for the weight gradients' (summed over
@@ -23,7 +23,7 @@ int64_t largest_panels(const tilemoe_experts& experts, int64_t capacity) {
   const int64_t h_width = tilemoe_activation_gated(experts.activation) ? 2 * experts.n : experts.n;
   const int64_t d = experts.d;
   const int64_t projection = panel_floats(kTileRows, kOuterColumns, std::max(h_width, d));
-  const int64_t gradient = panel_floats(kGradientInner, kGradientOuter, capacity);
+  const int64_t gradient = panel_floats(kGradientTile, kGradientTile, capacity);
   return std::max(projection, gradient);
 }
 

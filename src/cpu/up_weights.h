@@ -20,6 +20,8 @@ class UpParts {
  public:
   const UpPart* begin() const { return parts_.data(); }
   const UpPart* end() const { return parts_.data() + count_; }
+  int64_t count() const { return static_cast<int64_t>(count_); }
+  const UpPart& operator[](int64_t index) const { return parts_[static_cast<size_t>(index)]; }
   void push_back(const UpPart& part) { parts_[count_++] = part; }
 
  private:

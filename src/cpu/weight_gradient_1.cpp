@@ -1,7 +1,5 @@
-// dW1_e = dH_e^T X_e. A task is a tile of one part (gate, up, or both) of one expert's dW1, over
-// all of the expert's rows.
+// dW1_e = dH_e^T X_e, by parts where gate and up rows are not one matrix.
 #include "cpu/backend.h"
-#include "cpu/thread_pool.h"
 #include "cpu/up_weights.h"
 #include "cpu/weight_gradient.h"
 
@@ -15,27 +13,15 @@ void CpuBackend::weight_gradient_1(const WeightGradient1& step) {
   const auto parts_of = [&](int64_t expert) {
     return up_parts(experts, step.dW1, step.dW1_up, expert, 0, experts.n);
   };
-  const UpParts first_parts = parts_of(0);  // alike for every expert
-  const int64_t parts = first_parts.end() - first_parts.begin();
-  if (parts == 0) return;
-  const int64_t inner_tiles = tile_count(first_parts.begin()->columns, kGradientInner);
-  const int64_t outer_tiles = tile_count(experts.d, kGradientOuter);
-  const int64_t tiles = parts * inner_tiles * outer_tiles;
-  parallel_for(step.rows.E * tiles, [&](int64_t task, int worker) {
-    const int64_t expert = task / tiles;
-    const int64_t first = step.rows.offsets[expert];
-    const UpParts expert_parts = parts_of(expert);
-    const UpPart& part = expert_parts.begin()[task / (inner_tiles * outer_tiles) % parts];
-    const OuterProduct product{.rows = step.rows.offsets[expert + 1] - first,
-                               .left = dH.at(first, part.half * experts.n),
-                               .right = X.at(first, 0),
-                               .out = part.weights,
-                               .inner = part.columns,
-                               .outer = experts.d,
-                               .accumulate = step.accumulate};
-    multiply_tile(product, task % inner_tiles, task / inner_tiles % outer_tiles,
-                  scratch.worker(worker));
-  });
+  for (int64_t p = 0; p < parts_of(0).count(); ++p)
+    sum_outer_products(step.rows, step.accumulate, scratch, [&](int64_t expert) {
+      const UpPart part = parts_of(expert)[p];
+      return OuterProduct{.left = dH.at(0, part.half * experts.n),
+                          .right = X,
+                          .out = part.weights,
+                          .rows = part.columns,
+                          .columns = experts.d};
+    });
 }
 
 }  // namespace tilemoe::cpu
