@@ -1,0 +1,257 @@
+// The calls that answer with a size, bind a routing or set the threads: bad specifications, and the
+// documented sizes of good ones.
+#include <thread>
+
+#include "arguments_routing_problem.h"
+#include "tilemoe/layer.h"
+
+namespace tilemoe::arguments {
+namespace {
+
+// Every size of one routing and layer; a failed call leaves the numbers as they were.
+struct Sizes {
+  Arena arena;
+  tilemoe_routing_spec spec{};
+  tilemoe_experts experts{};
+  tilemoe_routing routing{};
+  int64_t capacity = -77;
+  size_t bytes = 77;
+  tilemoe_saved_size saved{77, 77, 77, 77};
+
+  Sizes() {
+    spec.struct_size = sizeof spec;
+    spec.kind = TILEMOE_ROUTING_ROUNDED;
+    spec.T = kT, spec.E = kE, spec.K = kK, spec.m = 4;
+    experts.struct_size = sizeof experts;
+    experts.d = 24, experts.n = 16, experts.E = kE;
+  }
+  std::vector<int64_t> host_outputs() const {
+    return {capacity, static_cast<int64_t>(bytes), static_cast<int64_t>(saved.rows),
+            static_cast<int64_t>(saved.total), reinterpret_cast<intptr_t>(routing.offsets)};
+  }
+};
+
+template <int kCall>
+struct SizesOf : Sizes {
+  static constexpr const char* kNames[] = {
+      "tilemoe_routing_capacity", "tilemoe_routing_bytes", "tilemoe_routing_workspace_bytes",
+      "tilemoe_routing_bind",     "tilemoe_saved_bytes",   "tilemoe_workspace_bytes"};
+  const tilemoe_routing_spec* spec_pointer = &spec;
+  const char* function() const { return kNames[kCall]; }
+  tilemoe_status call() {
+    switch (kCall) {
+      case 0: return tilemoe_routing_capacity(spec_pointer, &capacity);
+      case 1: return tilemoe_routing_bytes(spec_pointer, &bytes);
+      case 2: return tilemoe_routing_workspace_bytes(spec_pointer, &bytes);
+      case 3: return tilemoe_routing_bind(spec_pointer, arena.take(4096), 4096, &routing);
+      case 4: return tilemoe_saved_bytes(&experts, spec_pointer, &saved);
+      default: return tilemoe_workspace_bytes(&experts, spec_pointer, TILEMOE_PASS_FORWARD, &bytes);
+    }
+  }
+};
+
+template <int kCall>
+void run_spec_cases() {
+  using Problem = SizesOf<kCall>;
+  std::vector<BadCase<Problem>> cases = {
+      {"null", [](Problem& p) { p.spec_pointer = nullptr; }, {"spec is null"}},
+      {"struct_size", [](Problem& p) { p.spec.struct_size = 12; }, {"struct_size is 12"}},
+      {"device", [](Problem& p) { p.spec.device = tilemoe_device(-1); }, {"device is -1"}},
+      {"kind -1", [](Problem& p) { p.spec.kind = tilemoe_routing_kind(-1); }, {"kind is -1"}},
+      {"kind 4", [](Problem& p) { p.spec.kind = tilemoe_routing_kind(4); }, {"kind is 4"}},
+      {"rounding 5", [](Problem& p) { p.spec.rounding = tilemoe_rounding(5); }, {"rounding is 5"}},
+      {"T past the rows of a grouped routing",
+       [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_GROUPED; },
+       {"T is 7", "expected 0"}},
+      {"T * K past int32",
+       [](Problem& p) { p.spec.T = INT32_MAX, p.spec.rounding = TILEMOE_ROUND_DOWN; },
+       {"6442450941"}},
+      {"E * m past int32",
+       [](Problem& p) {
+         p.spec.T = 1 << 20, p.spec.m = INT32_MAX, p.spec.E = p.experts.E = 1 << 20;
+       },
+       {"rows"}},
+      {"pairs past int32",
+       [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_GENERAL, p.spec.pairs = int64_t{1} << 31; },
+       {"2147483648"}},
+      {"pairs negative",
+       [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_GENERAL, p.spec.pairs = -1; },
+       {"pairs is -1"}},
+  };
+  const auto numbers = [&](const char* name, int64_t tilemoe_routing_spec::*member,
+                           std::vector<int64_t> values) {
+    for (int64_t value : values)
+      cases.push_back({std::string(name) + " = " + std::to_string(value),
+                       [member, value](Problem& p) { p.spec.*member = value; },
+                       {std::string(name) + " is " + std::to_string(value)}});
+  };
+  numbers("T", &tilemoe_routing_spec::T, {-1, INT64_MIN, int64_t{1} << 31, INT64_MAX});
+  numbers("E", &tilemoe_routing_spec::E, {0, -1, INT64_MIN, INT32_MAX, INT64_MAX});
+  numbers("K", &tilemoe_routing_spec::K, {0, -1, kE + 1, INT64_MAX});
+  numbers("m", &tilemoe_routing_spec::m, {0, -128, int64_t{1} << 31, INT64_MAX});
+  numbers("capacity", &tilemoe_routing_spec::capacity, {-1, INT64_MIN, int64_t{1} << 31});
+  run_cases(cases);
+}
+
+TEST(SizeArguments, RoutingCapacity) {
+  run_spec_cases<0>();
+}
+TEST(SizeArguments, RoutingBytes) {
+  run_spec_cases<1>();
+}
+TEST(SizeArguments, RoutingWorkspace) {
+  run_spec_cases<2>();
+}
+TEST(SizeArguments, RoutingBind) {
+  run_spec_cases<3>();
+}
+TEST(SizeArguments, SavedBytes) {
+  run_spec_cases<4>();
+}
+TEST(SizeArguments, LayerWorkspace) {
+  run_spec_cases<5>();
+}
+
+void expect_refused(tilemoe_status status, const char* word,
+                    tilemoe_status expected = TILEMOE_INVALID_ARGUMENT) {
+  EXPECT_EQ(status, expected);
+  EXPECT_NE(std::string(tilemoe_last_error()).find(word), std::string::npos)
+      << "no '" << word << "' in: " << tilemoe_last_error();
+}
+
+TEST(SizeArguments, NowhereToWrite) {
+  Sizes p;
+  expect_refused(tilemoe_routing_capacity(&p.spec, nullptr), "capacity is null");
+  expect_refused(tilemoe_routing_bytes(&p.spec, nullptr), "bytes is null");
+  expect_refused(tilemoe_routing_workspace_bytes(&p.spec, nullptr), "bytes is null");
+  expect_refused(tilemoe_routing_bind(&p.spec, p.arena.take(4096), 4096, nullptr),
+                 "routing is null");
+  expect_refused(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, kT, kE, nullptr),
+                 "bytes is null");
+  expect_refused(tilemoe_saved_bytes(&p.experts, &p.spec, nullptr), "size is null");
+  expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, TILEMOE_PASS_FORWARD, nullptr),
+                 "bytes is null");
+}
+
+TEST(SizeArguments, RoutingMemory) {
+  Sizes p;
+  size_t bytes = 0;
+  require(tilemoe_routing_bytes(&p.spec, &bytes));
+  char* memory = static_cast<char*>(p.arena.take(bytes + 16));
+  expect_refused(tilemoe_routing_bind(&p.spec, nullptr, bytes, &p.routing), "null");
+  expect_refused(tilemoe_routing_bind(&p.spec, memory + 4, bytes, &p.routing), "16 bytes");
+  expect_refused(tilemoe_routing_bind(&p.spec, memory, bytes - 1, &p.routing), "bytes, expected");
+  expect_refused(tilemoe_routing_bind(&p.spec, memory, 0, &p.routing), "0 bytes");
+  EXPECT_EQ(p.routing.offsets, nullptr);
+  const auto before = p.arena.bytes();
+  EXPECT_EQ(tilemoe_routing_bind(&p.spec, memory, bytes, &p.routing), TILEMOE_SUCCESS);
+  EXPECT_TRUE(p.arena.bytes() == before) << "binding wrote";
+}
+
+TEST(SizeArguments, Passes) {
+  Sizes p;
+  for (int pass : {-1, 4, 1 << 20})
+    expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, tilemoe_pass(pass), &p.bytes),
+                   "pass is");
+  p.experts.device = p.spec.device = TILEMOE_CUDA;
+  expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, TILEMOE_PASS_FORWARD, &p.bytes),
+                 "CUDA", TILEMOE_UNSUPPORTED);
+  expect_refused(tilemoe_routing_workspace_bytes(&p.spec, &p.bytes), "CUDA", TILEMOE_UNSUPPORTED);
+  EXPECT_EQ(p.bytes, 77u);
+}
+
+// Sizes whose product no 64-bit number holds are refused, not wrapped around.
+TEST(SizeArguments, OverflowingSizes) {
+  Sizes p;
+  p.spec.kind = TILEMOE_ROUTING_GROUPED, p.spec.T = 0, p.spec.K = 0, p.spec.m = 0;
+  p.spec.capacity = INT32_MAX;
+  p.experts.d = p.experts.n = INT32_MAX / 4 / 8 * 8;
+  p.experts.E = p.spec.E = 1;
+  for (int pass = 0; pass < 4; ++pass)
+    expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, tilemoe_pass(pass), &p.bytes),
+                   "overflows");
+  p.experts.E = p.spec.E = INT32_MAX - 1;
+  p.spec.capacity = 1;
+  expect_refused(tilemoe_saved_bytes(&p.experts, &p.spec, &p.saved), "overflows");
+  EXPECT_EQ(p.bytes, 77u);
+  EXPECT_EQ(p.saved.total, 77u);
+}
+
+TEST(SizeArguments, LossesWorkspace) {
+  size_t bytes = 77;
+  expect_refused(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, -1, kE, &bytes), "T is -1");
+  expect_refused(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, kT, 0, &bytes), "E is 0");
+  expect_refused(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, INT64_MAX, kE, &bytes), "T is");
+  expect_refused(tilemoe_router_losses_workspace_bytes(tilemoe_device(4), kT, kE, &bytes),
+                 "device is 4");
+  expect_refused(tilemoe_router_losses_workspace_bytes(TILEMOE_CUDA, kT, kE, &bytes), "CUDA",
+                 TILEMOE_UNSUPPORTED);
+  EXPECT_EQ(bytes, 77u);
+}
+
+TEST(SizeArguments, Threads) {
+  const int before = tilemoe_num_threads();
+  for (int threads : {-1, INT32_MIN, 4097, INT32_MAX})
+    expect_refused(tilemoe_set_num_threads(threads), "threads is");
+  EXPECT_EQ(tilemoe_num_threads(), before);
+}
+
+TEST(SizeArguments, Devices) {
+  EXPECT_EQ(tilemoe_device_available(TILEMOE_CPU), 1);
+  EXPECT_STREQ(tilemoe_last_error(), "");
+  EXPECT_EQ(tilemoe_device_available(TILEMOE_CUDA), 0);
+  EXPECT_NE(std::string(tilemoe_last_error()).find("CUDA"), std::string::npos);
+  EXPECT_EQ(tilemoe_device_available(tilemoe_device(9)), 0);
+  EXPECT_NE(std::string(tilemoe_device_description(TILEMOE_CPU)).find("cpu"), std::string::npos);
+  EXPECT_NE(std::string(tilemoe_device_description(tilemoe_device(9))).find("device is 9"),
+            std::string::npos);
+}
+
+// Names of numbers that mean nothing are still text.
+TEST(SizeArguments, Names) {
+  const std::string version = std::to_string(TILEMOE_VERSION_MAJOR) + "." +
+                              std::to_string(TILEMOE_VERSION_MINOR) + "." +
+                              std::to_string(TILEMOE_VERSION_PATCH);
+  EXPECT_EQ(tilemoe_version(), version);
+  for (int number : {-1, 5, 10, 1 << 30}) {
+    EXPECT_STREQ(tilemoe_status_name(tilemoe_status(number)), "unknown status");
+    EXPECT_STREQ(tilemoe_dtype_name(tilemoe_dtype(number)), "unknown dtype");
+    EXPECT_STREQ(tilemoe_activation_name(tilemoe_activation(number == 5 ? 11 : number)),
+                 "unknown activation");
+    EXPECT_EQ(tilemoe_dtype_size(tilemoe_dtype(number)), 0u);
+    EXPECT_EQ(tilemoe_activation_gated(tilemoe_activation(number)), 0);
+  }
+}
+
+// The documented bound on the rows of each kind of routing.
+TEST(SizeArguments, DocumentedCapacities) {
+  constexpr int64_t T = 100, E = 6, K = 2, m = 9;
+  const auto rounded = [](Rounding rule, int64_t tokens) {
+    return RoutingSpec::rounded(tokens, E, K, rule, m).bound();
+  };
+  EXPECT_EQ(RoutingSpec::top_k(T, E, K).bound(), T * K);
+  EXPECT_EQ(RoutingSpec::general(T, E, 31).bound(), 31);
+  EXPECT_EQ(RoutingSpec::grouped(41, E).bound(), 41);
+  EXPECT_EQ(rounded(Rounding::kNearest, T), T * K + E * (m / 2));
+  EXPECT_EQ(rounded(Rounding::kUp, T), T * K + E * (m - 1));
+  EXPECT_EQ(rounded(Rounding::kStochastic, T), T * K + E * (m - 1));
+  EXPECT_EQ(rounded(Rounding::kDown, T), T * K);
+  EXPECT_EQ(rounded(Rounding::kBalanced, T), T * K + m);
+  EXPECT_EQ(rounded(Rounding::kUp, 10), 10 * E);  // never more than every token in every expert
+  EXPECT_EQ(RoutingSpec::top_k(0, E, K).bound(), 0);
+  RoutingSpec chosen = RoutingSpec::top_k(T, E, K);
+  chosen.capacity = 55;
+  EXPECT_EQ(chosen.bound(), 55);
+}
+
+// The message of one thread's failure is not another's.
+TEST(SizeArguments, ErrorsBelongToTheirThread) {
+  expect_refused(tilemoe_set_num_threads(-1), "threads is -1");
+  std::string seen = "not run";
+  std::thread([&] { seen = tilemoe_last_error(); }).join();
+  EXPECT_EQ(seen, "");
+  EXPECT_NE(std::string(tilemoe_last_error()), "");
+}
+
+}  // namespace
+}  // namespace tilemoe::arguments
