@@ -9,7 +9,7 @@ namespace tilemoe::verify {
 namespace {
 
 constexpr double kFloat32Frobenius = 2e-6, kFloat32WorstRow = 1e-5;
-constexpr double kSmallRow = 1e-2;  // of the rms of the rows' norms
+constexpr size_t kFewElements = 1024;
 
 // error / norm, where nothing may be wrong with a tensor of zeros.
 double relative(double error, double norm) {
@@ -20,7 +20,8 @@ double relative(double error, double norm) {
 }  // namespace
 
 template <class Element>
-Figures measure(const std::vector<Element>& got, const std::vector<double>& truth, int64_t width) {
+Figures measure(const std::vector<Element>& got, const std::vector<double>& truth, int64_t width,
+                double smallest) {
   Figures figures;
   const size_t size = truth.size(), row_size = static_cast<size_t>(width);
   const size_t rows = (size + row_size - 1) / row_size;
@@ -38,10 +39,10 @@ Figures measure(const std::vector<Element>& got, const std::vector<double>& trut
     total_error += error[row], total_norm += norm[row];
   }
   figures.frobenius = relative(std::sqrt(total_error), std::sqrt(total_norm));
-  const double small =
-      kSmallRow * std::sqrt(total_norm / static_cast<double>(std::max<size_t>(rows, 1)));
+  const double floor =
+      smallest * std::sqrt(total_norm / static_cast<double>(std::max<size_t>(rows, 1)));
   for (size_t row = 0; row < rows; ++row) {
-    const double value = relative(std::sqrt(error[row]), std::max(std::sqrt(norm[row]), small));
+    const double value = relative(std::sqrt(error[row]), std::max(std::sqrt(norm[row]), floor));
     if (value <= figures.worst_row) continue;
     figures.worst_row = value;
     figures.worst_row_index = static_cast<int64_t>(row);
@@ -50,17 +51,23 @@ Figures measure(const std::vector<Element>& got, const std::vector<double>& trut
   return figures;
 }
 
-template Figures measure(const std::vector<float>&, const std::vector<double>&, int64_t);
-template Figures measure(const std::vector<double>&, const std::vector<double>&, int64_t);
+template Figures measure(const std::vector<float>&, const std::vector<double>&, int64_t, double);
+template Figures measure(const std::vector<double>&, const std::vector<double>&, int64_t, double);
 
 bool within(const Figures& figures, const Limit& limit) {
   return figures.frobenius <= limit.frobenius && figures.worst_row <= limit.worst_row;
 }
 
-Limit limit_for(DType dtype, const Figures& plain) {
-  if (dtype == DType::kFloat32)
-    return {.frobenius = std::min(kFloat32Frobenius, 2 * plain.frobenius),
-            .worst_row = std::min(kFloat32WorstRow, 2 * plain.worst_row)};
+double small_row(DType dtype) {
+  return dtype == DType::kFloat32 ? 0.1 : 1e-2;
+}
+
+Limit limit_for(DType dtype, const Figures& plain, size_t elements) {
+  if (dtype == DType::kFloat32) {
+    const double worst_row = std::max(kFloat32WorstRow, 2 * plain.worst_row);
+    const double frobenius = std::min(kFloat32Frobenius, 2 * plain.frobenius);
+    return {.frobenius = elements < kFewElements ? worst_row : frobenius, .worst_row = worst_row};
+  }
   // A tensor without a 16-bit rounding on its way (db2 in float32) is judged as float32 is.
   return {.frobenius = std::max(kFloat32Frobenius, 1.05 * plain.frobenius),
           .worst_row = std::max(kFloat32WorstRow, 1.25 * plain.worst_row)};

@@ -1,5 +1,6 @@
 #include "inputs.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -30,27 +31,29 @@ enum Stream : uint64_t {
   kBadIds
 };
 
-// How large the values of a tensor are: a normal's deviation, or the largest whole number.
-struct Magnitude {
+// The values of a tensor: normal, or whole numbers of which one in `sparsity` is drawn, the rest 0.
+struct Distribution {
   double deviation;
   int64_t largest_integer;
+  int64_t sparsity = 1;
 };
 
 class Generator {
  public:
   Generator(const Case& test_case, uint64_t seed) : case_(test_case), seed_(seed) {}
 
-  std::vector<float> tensor(Stream stream, int64_t count, DType dtype, Magnitude magnitude) const {
+  std::vector<float> tensor(Stream stream, int64_t count, DType dtype,
+                            Distribution distribution) const {
     Random random(seed_, stream);
     std::vector<float> values(static_cast<size_t>(count));
-    for (float& value : values) value = static_cast<float>(draw(random, dtype, magnitude));
+    for (float& value : values) value = static_cast<float>(draw(random, dtype, distribution));
     return values;
   }
 
   // (outer_rows, d), NaN past the last row that is given.
-  std::vector<float> rows(Stream stream, double deviation) const {
-    std::vector<float> values = tensor(stream, case_.outer_rows() * case_.d, case_.dtype,
-                                       {.deviation = deviation, .largest_integer = 2});
+  std::vector<float> rows(Stream stream, Distribution distribution) const {
+    std::vector<float> values =
+        tensor(stream, case_.outer_rows() * case_.d, case_.dtype, distribution);
     const auto spare = static_cast<std::ptrdiff_t>(spare_rows() * case_.d);
     std::fill(values.end() - spare, values.end(), std::numeric_limits<float>::quiet_NaN());
     return values;
@@ -60,11 +63,16 @@ class Generator {
                        std::initializer_list<Stream> streams) const {
     const Stream* stream = streams.begin();
     const int64_t E = case_.E, d = case_.d, n = case_.n, h = case_.h_width();
-    ExpertValues values{
-        .W1 = tensor(stream[0], E * h * d, dtype, {.deviation = W1, .largest_integer = 1}),
-        .W2 = tensor(stream[1], E * d * n, dtype, {.deviation = W2, .largest_integer = 1}),
-        .b1 = {},
-        .b2 = {}};
+    // About 20 weights of a row are not zero, which keeps sums small.
+    const auto weight = [](double deviation, int64_t fan_in) -> Distribution {
+      return {.deviation = deviation,
+              .largest_integer = 1,
+              .sparsity = std::max<int64_t>(1, fan_in / 32)};
+    };
+    ExpertValues values{.W1 = tensor(stream[0], E * h * d, dtype, weight(W1, d)),
+                        .W2 = tensor(stream[1], E * d * n, dtype, weight(W2, n)),
+                        .b1 = {},
+                        .b2 = {}};
     if (!case_.biases) return values;
     values.b1 = tensor(stream[2], E * h, dtype, {.deviation = bias, .largest_integer = 2});
     values.b2 = tensor(stream[3], E * d, dtype, {.deviation = bias, .largest_integer = 2});
@@ -109,11 +117,12 @@ class Generator {
   }
 
  private:
-  double draw(Random& random, DType dtype, Magnitude magnitude) const {
-    const int64_t largest = magnitude.largest_integer;
-    if (case_.data == Data::kIntegers)
-      return static_cast<double>(random.below(2 * largest + 1) - largest);
-    return round_to(dtype, magnitude.deviation * random.normal());
+  double draw(Random& random, DType dtype, Distribution distribution) const {
+    if (case_.data != Data::kIntegers)
+      return round_to(dtype, distribution.deviation * random.normal());
+    const int64_t largest = distribution.largest_integer;
+    if (random.below(distribution.sparsity) != 0) return 0;
+    return static_cast<double>(random.below(2 * largest + 1) - largest);
   }
 
   double draw_score(Random& random) const {
@@ -170,11 +179,11 @@ Inputs make_inputs(const Case& test_case, uint64_t seed) {
 
   Inputs inputs;
   inputs.test_case = test_case;
-  inputs.X = make.rows(kX, bench ? 0.2 : 1);
-  inputs.dO = make.rows(kDO, 1);
+  inputs.X = make.rows(kX, {.deviation = bench ? 0.2 : 1, .largest_integer = 2});
+  inputs.dO = make.rows(kDO, {.deviation = 1, .largest_integer = 1});
   if (test_case.addend) {
-    inputs.O_addend = make.rows(kOAddend, 1);
-    inputs.dX_addend = make.rows(kDXAddend, 1);
+    inputs.O_addend = make.rows(kOAddend, {.deviation = 1, .largest_integer = 2});
+    inputs.dX_addend = make.rows(kDXAddend, {.deviation = 1, .largest_integer = 2});
   }
   inputs.weights = make.experts(test_case.dtype, bench ? 0.02 : fan_in(test_case.d),
                                 bench ? 0.02 : fan_in(test_case.n), 0.5, {kW1, kW2, kB1, kB2});

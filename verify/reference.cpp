@@ -27,30 +27,32 @@ struct Matrix {
   std::vector<Real> values;
 };
 
-// Eight sums side by side, so that the compiler may use vectors.
-template <class Real>
-Real dot(const Real* a, const float* b, size_t count) {
-  constexpr size_t kLanes = 8;
-  Real lanes[kLanes] = {};
-  for (size_t i = 0; i < count; i += kLanes)  // count is a multiple of 8, as d and n are
-    for (size_t lane = 0; lane < kLanes; ++lane)
-      lanes[lane] += a[i + lane] * static_cast<Real>(b[i + lane]);
-  Real sum = 0;
-  for (Real lane : lanes) sum += lane;
-  return sum;
-}
-
 template <class Real, class Element>
 void add_scaled(Real* to, Real scale, const Element* from, size_t count) {
   for (size_t i = 0; i < count; ++i) to[i] += scale * static_cast<Real>(from[i]);
 }
 
-// A B^T, B (columns, A.columns)
+template <class Real, class Element>
+Real dot(const Real* a, const Element* b, size_t count) {
+  Real sum = 0;
+  for (size_t i = 0; i < count; ++i) sum += a[i] * static_cast<Real>(b[i]);
+  return sum;
+}
+
+// A B^T, B (columns, A.columns). Every sum runs in order; the compiler may take rows side by side.
 template <class Real>
 Matrix<Real> times_transposed(const Matrix<Real>& A, const float* B, size_t columns) {
-  Matrix<Real> C(A.rows, columns);
+  Matrix<Real> A_transposed(A.columns, A.rows), C(A.rows, columns);
   for (size_t i = 0; i < A.rows; ++i)
-    for (size_t j = 0; j < columns; ++j) C.row(i)[j] = dot(A.row(i), B + j * A.columns, A.columns);
+    for (size_t k = 0; k < A.columns; ++k) A_transposed.row(k)[i] = A.row(i)[k];
+  std::vector<Real> column(A.rows);
+  for (size_t j = 0; j < columns; ++j) {
+    std::fill(column.begin(), column.end(), Real{0});
+    for (size_t k = 0; k < A.columns; ++k)
+      add_scaled(column.data(), static_cast<Real>(B[j * A.columns + k]), A_transposed.row(k),
+                 A.rows);
+    for (size_t i = 0; i < A.rows; ++i) C.row(i)[j] = column[i];
+  }
   return C;
 }
 
@@ -276,12 +278,12 @@ bool wanted(const Case& test_case, Output output) {
 }
 
 int64_t row_width(const Case& test_case, Output output) {
-  constexpr int64_t kPairsInARow = 8;  // where a token's pairs vary in number
+  constexpr int64_t kPairsInARow = 64;
   switch (output) {
     case kH:
     case kDb1: return test_case.h_width();
     case kDW2: return test_case.n;
-    case kDs: return test_case.routing == RoutingKind::kTopK ? test_case.K : kPairsInARow;
+    case kDs: return kPairsInARow;
     case kO:
     case kDX:
     case kDW1:

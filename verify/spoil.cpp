@@ -60,10 +60,10 @@ std::optional<std::vector<float>> Spoiler::spoil(Spoiling spoiling, Output outpu
   return std::nullopt;
 }
 
-// The first two full rows that differ and are not small.
+// The first two full rows that differ and are not small; two pairs of ds.
 std::optional<std::vector<float>> Spoiler::swap_rows(Output output,
                                                      std::vector<float> values) const {
-  const auto width = static_cast<std::ptrdiff_t>(row_width(case_, output));
+  const auto width = static_cast<std::ptrdiff_t>(output == kDs ? 1 : row_width(case_, output));
   const auto rows = static_cast<std::ptrdiff_t>(values.size()) / width;
   const auto begin = [&](std::ptrdiff_t row) { return values.begin() + row * width; };
   const auto square = [](double sum, float value) { return sum + double{value} * value; };
