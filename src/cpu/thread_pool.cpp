@@ -1,12 +1,16 @@
 #include "cpu/thread_pool.h"
 
+#include <hwy/cache_control.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace tilemoe::cpu {
@@ -24,95 +28,174 @@ class SingleThreadedOpenMP {
   int before_;
 };
 
-struct Job {
-  int64_t tasks = 0;
-  detail::TaskFunction function = nullptr;
-  void* context = nullptr;
-  std::atomic<int64_t> next{0};
-  std::atomic<bool> failed{false};
-  std::exception_ptr error;
+// Steps follow each other closely, and waking a thread costs about as much as a short step takes;
+// so a thread looks out for so long before it sleeps, and lets others have its core meanwhile.
+constexpr std::chrono::microseconds kLookout{50};
 
+template <class Condition>
+bool look_out_for(Condition&& condition) {
+  const auto end = std::chrono::steady_clock::now() + kLookout;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (condition()) return true;
+      hwy::Pause();
+    }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+class Job {
+ public:
+  void set(int64_t tasks, detail::TaskFunction function, void* context) {
+    tasks_ = tasks, function_ = function, context_ = context;
+    next_.store(0, std::memory_order_relaxed);
+    failed_.store(false, std::memory_order_relaxed);
+    error_ = nullptr;
+  }
+
+  // Runs tasks until none is left to start. After a failure no other is started.
   void work(int worker) {
-    for (;;) {
-      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= tasks || failed.load(std::memory_order_relaxed)) return;
+    while (!failed_.load(std::memory_order_relaxed)) {
+      const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
+      if (task >= tasks_) return;
       try {
-        function(context, task, worker);
+        function_(context_, task, worker);
       } catch (...) {
-        if (!failed.exchange(true)) error = std::current_exception();
+        if (!failed_.exchange(true)) error_ = std::current_exception();
       }
     }
   }
+
+  // Once every worker is back.
+  std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
+
+ private:
+  int64_t tasks_ = 0;
+  detail::TaskFunction function_ = nullptr;
+  void* context_ = nullptr;
+  std::atomic<int64_t> next_{0};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
+};
+
+// What a call and the workers agree on, in one word: the call's number, how many workers it wants,
+// whether it is closed, and how many workers are inside. A worker enters an open call only, and the
+// caller closes it when no task is left to start; so the caller waits for those who are inside,
+// never for one that is still waking up, and the job outlives every use.
+struct CallWord {
+  static constexpr uint64_t kInside = 0xffff;  // 16 bits
+  static constexpr uint64_t kClosed = uint64_t{1} << 16;
+  static constexpr int kWantedShift = 17;    // 16 bits
+  static constexpr uint64_t kStop = 0xffff;  // in place of a number of workers
+  static constexpr int kNumberShift = 33;
+
+  static uint64_t open(uint64_t number, uint64_t wanted) {
+    return number << kNumberShift | wanted << kWantedShift;
+  }
+  static uint64_t number(uint64_t word) { return word >> kNumberShift; }
+  static uint64_t wanted(uint64_t word) { return word >> kWantedShift & 0xffff; }
+  static bool is_closed(uint64_t word) { return (word & kClosed) != 0; }
+  static uint64_t inside(uint64_t word) { return word & kInside; }
 };
 
 class Pool {
  public:
   explicit Pool(int threads) {
     for (int worker = 1; worker < threads; ++worker)
-      threads_.emplace_back([this, worker] { serve(worker); });
+      threads_.emplace_back([this, worker] { serve(static_cast<uint64_t>(worker)); });
   }
 
   ~Pool() {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
+    announce(CallWord::kStop);
     for (std::thread& thread : threads_) thread.join();
   }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
 
   // False when another call is running.
   bool run(int64_t tasks, detail::TaskFunction function, void* context) {
-    std::unique_lock one_job(job_mutex_, std::try_to_lock);
-    if (!one_job.owns_lock()) return false;
-    Job job;
-    job.tasks = tasks, job.function = function, job.context = context;
-    {
-      std::lock_guard lock(mutex_);
-      job_ = &job;
-      ++generation_;
-      running_ = static_cast<int>(threads_.size());
+    std::unique_lock one_call(call_mutex_, std::try_to_lock);
+    if (!one_call.owns_lock()) return false;
+    job_.set(tasks, function, context);
+    announce(static_cast<uint64_t>(std::min<int64_t>(tasks - 1, size() - 1)));
+    job_.work(0);
+    word_.fetch_or(CallWord::kClosed, std::memory_order_relaxed);
+    const auto nobody_inside = [this] {
+      return CallWord::inside(word_.load(std::memory_order_acquire)) == 0;
+    };
+    if (!look_out_for(nobody_inside)) {
+      std::unique_lock lock(sleep_mutex_);
+      left_.wait(lock, nobody_inside);
     }
-    wake_.notify_all();
-    job.work(0);
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
-    job_ = nullptr;
-    lock.unlock();
-    one_job.unlock();
-    if (job.error) std::rethrow_exception(job.error);
+    const std::exception_ptr error = job_.take_error();
+    one_call.unlock();
+    if (error) std::rethrow_exception(error);
     return true;
   }
 
  private:
-  void serve(int worker) {
+  void announce(uint64_t wanted) {
+    {
+      std::lock_guard lock(sleep_mutex_);  // nobody falls asleep between this and the notification
+      const uint64_t number = CallWord::number(word_.load(std::memory_order_relaxed)) + 1;
+      word_.store(CallWord::open(number, wanted), std::memory_order_release);
+    }
+    announced_.notify_all();
+  }
+
+  // Waits for a call after number `seen`.
+  uint64_t next_call(uint64_t seen) {
+    uint64_t word = 0;
+    const auto is_new = [&] {
+      word = word_.load(std::memory_order_acquire);
+      return CallWord::number(word) != seen;
+    };
+    if (!look_out_for(is_new)) {
+      std::unique_lock lock(sleep_mutex_);
+      announced_.wait(lock, is_new);
+    }
+    return word;
+  }
+
+  void serve(uint64_t worker) {
     omp_set_num_threads(1);
+    inside_task = true;
     uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-      if (stopping_) return;
-      seen = generation_;
-      Job* job = job_;
-      lock.unlock();
-      inside_task = true;
-      job->work(worker);
-      inside_task = false;
-      lock.lock();
-      if (--running_ == 0) done_.notify_one();
+      uint64_t word = next_call(seen);
+      seen = CallWord::number(word);
+      if (CallWord::wanted(word) == CallWord::kStop) return;
+      if (enter(word, worker)) {
+        job_.work(static_cast<int>(worker));
+        leave();
+      }
     }
   }
 
+  bool enter(uint64_t word, uint64_t worker) {
+    const uint64_t call = CallWord::number(word);
+    while (CallWord::number(word) == call && !CallWord::is_closed(word) &&
+           worker <= CallWord::wanted(word))
+      if (word_.compare_exchange_weak(word, word + 1, std::memory_order_acquire)) return true;
+    return false;
+  }
+
+  void leave() {
+    const uint64_t word = word_.fetch_sub(1, std::memory_order_release) - 1;
+    if (CallWord::inside(word) > 0 || !CallWord::is_closed(word)) return;
+    std::lock_guard lock(sleep_mutex_);
+    left_.notify_one();
+  }
+
   std::vector<std::thread> threads_;
-  std::mutex job_mutex_;  // held by the one call that runs
-  std::mutex mutex_;      // guards what follows
-  std::condition_variable wake_, done_;
-  Job* job_ = nullptr;
-  uint64_t generation_ = 0;
-  int running_ = 0;
-  bool stopping_ = false;
+  std::mutex call_mutex_;   // held by the one call that runs
+  std::mutex sleep_mutex_;  // held to announce a call, and to fall asleep
+  std::condition_variable announced_, left_;
+  std::atomic<uint64_t> word_{CallWord::kClosed};
+  Job job_;
 
  public:
   static thread_local bool inside_task;
