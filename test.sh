@@ -6,6 +6,7 @@ set -euo pipefail
 preset=${PRESET:-release}
 
 require build train test
+require_python
 build "$preset"
 say "testing"
 cd "$root"

@@ -18,6 +18,8 @@ build libssl-dev           -             SHA-256 of texts and checkpoints
 build zlib1g-dev           -             reads compressed texts
 train dict-gcide           -             the default training text: a dictionary, 40 MB of English
 test  libgtest-dev         -             GoogleTest
+test  python3              python3       kills trainings, reads their checkpoints
+test  python3-venv         -             the Python tests' packages, in .venv
 test  pkg-config           pkg-config    tests the installed tilemoe.pc
 ci    clang-format-14      -             the formatter; other versions format differently
 END

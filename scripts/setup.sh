@@ -2,6 +2,7 @@
 # Set-up and build, for the scripts at the top. Sourced.
 #
 #   require <group>...  makes sure that the packages of these groups (scripts/packages.sh) are there
+#   require_python      makes sure that .venv has Python and what tests/python/requirements.txt names
 #   build <preset>      configures and builds one of CMakePresets.json
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -50,6 +51,16 @@ require() {
   # shellcheck disable=SC2086  # one word a package
   apt-get install -q -y --no-install-recommends $names </dev/null >&2 ||
     die "apt-get could not install: $names. The lines above say why."
+}
+
+require_python() {
+  [ "${TILEMOE_SETUP:-}" != skip ] || return 0
+  local environment=$root/.venv
+  "$environment/bin/python" -c 'import matplotlib, numpy, safetensors' 2>/dev/null && return 0
+  say "making .venv with what the Python tests import"
+  python3 -m venv "$environment" >&2 &&
+    "$environment/bin/python" -m pip install -q -r "$root/tests/python/requirements.txt" >&2 ||
+    die "the Python packages could not be installed; the lines above say why."
 }
 
 build() {

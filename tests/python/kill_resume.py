@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Ends a training by SIGKILL again and again, resumes it, and compares it with one left alone.
+
+    kill_resume.py --tilemoe build/release/apps/tilemoe/tilemoe --kills 50 --inside-save 10
+
+Kills fall at random times after the start of the process; some wait for a save to begin and fall at
+a random time after that. A kill counts as inside a save when it leaves an unfinished checkpoint
+behind. In the end every line of the log (loss, gradient norm, load, to the last digit) and every
+byte of the last checkpoint must be those of the run left alone. Options that it does not know go to
+`tilemoe train`. Needs nothing but Python.
+"""
+
+import argparse
+import filecmp
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+UNFINISHED = ".unfinished"
+# 4.4 million numbers with the optimiser's, so that a save takes a while, beside a step that does not.
+MODEL = ["--layers", "2", "--width", "64", "--experts", "32", "--expert-width", "128", "--top-k", "2",
+         "--heads", "2", "--head-width", "16", "--batch", "2", "--length", "64"]
+SAVE_EVERY = 5
+# A kill comes on average after less than half of these; a run that reaches its end all the same is
+# compared, and another is begun.
+STEPS_PER_KILL = 40
+LONGEST_WAIT = 120  # seconds for anything that must happen
+
+
+def make_text(path, rng):
+    """40 KB of made-up words in paragraphs."""
+    words = ["".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9)))
+             for _ in range(300)]
+    with open(path, "w", encoding="ascii") as file:
+        while file.tell() < 40_000:
+            file.write(" ".join(rng.choice(words) for _ in range(30)) + ".\n\n")
+
+
+class Runs:
+    def __init__(self, tilemoe, folder, text, steps, options):
+        self.command = [tilemoe, "train", *MODEL, "--text", text, "--steps", str(steps),
+                        "--warm-up", "5", "--save-every", str(SAVE_EVERY), "--keep", "2", *options]
+        self.folder = folder
+        self.output = os.path.join(folder, "output.txt")
+
+    def start(self, run):
+        resume = checkpoints(run)
+        place = ["--resume", run] if resume else ["--out", run]
+        with open(self.output, "w", encoding="utf-8") as output:
+            return subprocess.Popen(self.command + place, stdout=output, stderr=subprocess.STDOUT)
+
+    def finish(self, process):
+        status = process.wait(timeout=3600)
+        if status != 0:
+            self.fail(f"the training ended with status {status}")
+
+    def fail(self, reason):
+        with open(self.output, encoding="utf-8", errors="replace") as output:
+            sys.exit(f"FAILED: {reason}\n--- its output:\n{output.read()[-4000:]}")
+
+
+def names(run, suffix):
+    try:
+        return sorted(name for name in os.listdir(run) if name.endswith(suffix))
+    except FileNotFoundError:
+        return []
+
+
+def checkpoints(run):
+    return names(run, ".safetensors")
+
+
+def step_of(name):
+    return int(name.split("-")[1].split(".")[0])
+
+
+def wait_for_save(run, process):
+    """Returns once an unfinished checkpoint is there, or the process has ended."""
+    deadline = time.monotonic() + LONGEST_WAIT
+    while not names(run, UNFINISHED) and process.poll() is None:
+        if time.monotonic() > deadline:
+            sys.exit("FAILED: no save began")
+
+
+def kill(runs, run, rng, inside_save, longest_delay, save_seconds):
+    """One life of the training, ended by SIGKILL. Says what the kill met; None where it came late."""
+    before = checkpoints(run)
+    process = runs.start(run)
+    if inside_save:
+        if names(run, UNFINISHED):  # left by the last kill; the new process removes it
+            deadline = time.monotonic() + LONGEST_WAIT
+            while names(run, UNFINISHED) and process.poll() is None:
+                if time.monotonic() > deadline:
+                    runs.fail("an unfinished checkpoint was not removed")
+        wait_for_save(run, process)
+        time.sleep(rng.uniform(0, save_seconds))
+    else:
+        try:
+            process.wait(timeout=rng.uniform(0, longest_delay))
+        except subprocess.TimeoutExpired:
+            pass
+    process.send_signal(signal.SIGKILL)
+    status = process.wait()
+    if status == 0:
+        return None
+    if status != -signal.SIGKILL:
+        runs.fail(f"the training ended with status {status} before it could be killed")
+    after = checkpoints(run)
+    return {"resumed_from": step_of(before[-1]) if before else None,
+            "newest_after": step_of(after[-1]) if after else None,
+            "inside_save": bool(names(run, UNFINISHED))}
+
+
+def read_steps(run):
+    """Step -> what the log says of it, the times left out."""
+    steps = {}
+    with open(os.path.join(run, "log.jsonl"), encoding="utf-8") as file:
+        for line in map(json.loads, file):
+            if line["event"] not in ("step", "eval"):
+                continue
+            line.pop("tokens_per_s", None)
+            key = (line["event"], line["step"])
+            if key in steps:
+                sys.exit(f"FAILED: the log of {run} has {key} twice")
+            steps[key] = line
+    return steps
+
+
+def compare(alone, killed):
+    """Ends the program unless both runs are the same."""
+    steps_alone, steps_killed = read_steps(alone), read_steps(killed)
+    if steps_alone.keys() != steps_killed.keys():
+        sys.exit("FAILED: the logs tell of different steps: "
+                 f"{sorted(steps_alone.keys() ^ steps_killed.keys())[:5]}")
+    for key, line in steps_alone.items():
+        if line != steps_killed[key]:
+            sys.exit(f"FAILED: {key} differs:\n{line}\n{steps_killed[key]}")
+    if checkpoints(alone) != checkpoints(killed) or not checkpoints(alone):
+        sys.exit(f"FAILED: checkpoints {checkpoints(alone)} and {checkpoints(killed)}")
+    for name in checkpoints(alone):
+        if not filecmp.cmp(os.path.join(alone, name), os.path.join(killed, name), shallow=False):
+            sys.exit(f"FAILED: {name} differs")
+    return len(steps_alone)
+
+
+def measure_save(runs, run, process):
+    """Seconds that the saves of a running training take, as a watcher sees them; the longest."""
+    longest, began = 0.0, None
+    while process.poll() is None:
+        now = time.monotonic()
+        if names(run, UNFINISHED):
+            began = began or now
+        elif began:
+            longest, began = max(longest, now - began), None
+        time.sleep(0.0005)
+    return longest
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tilemoe", required=True, help="the program")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--inside-save", type=int, default=10, help="kills that must meet a save")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", help="JSON file to write")
+    arguments, options = parser.parse_known_args()
+    rng = random.Random(arguments.seed)
+
+    with tempfile.TemporaryDirectory(prefix="tilemoe-kill-") as folder:
+        text = os.path.join(folder, "text.txt")
+        make_text(text, rng)
+        steps = STEPS_PER_KILL * arguments.kills
+        runs = Runs(os.path.abspath(arguments.tilemoe), folder, text, steps, options)
+
+        alone, killed = os.path.join(folder, "alone"), os.path.join(folder, "killed")
+        start = time.monotonic()
+        process = runs.start(alone)
+        save_seconds = measure_save(runs, alone, process)
+        runs.finish(process)
+        seconds = time.monotonic() - start
+        print(f"left alone: {steps} steps in {seconds:.1f} s, the longest save {save_seconds:.3f} s")
+
+        longest_delay = seconds / arguments.kills
+        kills = []
+        while len(kills) < arguments.kills:
+            met = sum(entry["inside_save"] for entry in kills)
+            left = arguments.kills - len(kills)
+            aim = met < arguments.inside_save and (
+                rng.random() < 0.4 or left <= arguments.inside_save - met + 1)
+            result = kill(runs, killed, rng, aim, longest_delay, save_seconds)
+            if result is None:
+                compare(alone, killed)
+                shutil.rmtree(killed)
+                continue
+            kills.append(result)
+            print(f"kill {len(kills)}: {result}", flush=True)
+        runs.finish(runs.start(killed))
+        lines = compare(alone, killed)
+
+    met = sum(entry["inside_save"] for entry in kills)
+    if met < arguments.inside_save:
+        sys.exit(f"FAILED: only {met} kills fell inside a save")
+    resumed = sum(entry["resumed_from"] is not None for entry in kills)
+    print(f"{len(kills)} kills, {met} inside a save, {resumed} after a resume: "
+          f"{lines} log lines and the last checkpoints are the same")
+    if arguments.results:
+        with open(arguments.results, "w", encoding="utf-8") as file:
+            version = subprocess.run([arguments.tilemoe, "--version"], capture_output=True, text=True)
+            json.dump({"version": version.stdout.strip(), "kills": len(kills), "inside_save": met, "killed_after_a_resume": resumed,
+                       "steps": steps, "log_lines_equal": lines, "checkpoints_equal": True,
+                       "seed": arguments.seed, "options": options, "machine": platform.machine(),
+                       "each": kills}, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
