@@ -73,10 +73,13 @@ Report check_case(const Case& test_case, uint64_t seed, Memory& memory) {
                         .figures = figures,
                         .limit = limit,
                         .passed = within(figures, limit),
+                        .spoilings_tried = 0,
                         .missed_spoilings = {}};
     for (Spoiling spoiling : kSpoilings) {
       const auto spoiled = spoiler.spoil(spoiling, output, computed[output]);
-      if (spoiled && within(off(*spoiled), limit))
+      if (!spoiled) continue;
+      ++tensor.spoilings_tried;
+      if (within(off(*spoiled), limit))
         tensor.missed_spoilings.emplace_back(spoiling_name(spoiling));
     }
     report.tensors.push_back(tensor);

@@ -15,6 +15,7 @@ struct TensorReport {
   Figures figures;
   Limit limit;
   bool passed;
+  int spoilings_tried;
   // Spoilings of this tensor that the same limit let pass: a defect of the comparison.
   std::vector<std::string> missed_spoilings;
 };

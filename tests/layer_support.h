@@ -1,0 +1,63 @@
+// What the tests of the layer share: cases as parameters, and reports as failures.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "verify/check.h"
+#include "verify/problem.h"
+#include "verify/registry.h"
+
+namespace tilemoe::verify {
+
+// How GoogleTest names a parameter.
+inline void PrintTo(const Case& test_case, std::ostream* out) {
+  *out << test_case.name;
+}
+
+inline std::string test_name(const testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.name;
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
+  return name;
+}
+
+inline void expect_passed(const Report& report) {
+  for (const std::string& line : report.damage) ADD_FAILURE() << line;
+  EXPECT_FALSE(report.tensors.empty());
+  for (const TensorReport& tensor : report.tensors) {
+    EXPECT_TRUE(tensor.passed) << output_name(tensor.output) << ": "
+                               << describe(tensor.figures, tensor.limit);
+    for (const std::string& spoiling : tensor.missed_spoilings)
+      ADD_FAILURE() << output_name(tensor.output) << " passes even when spoiled: " << spoiling;
+  }
+}
+
+// The case of that name in any dtype, or a failure that ends the test.
+inline Case named_case(const std::string& name) {
+  const Case* found = find_case(name);
+  if (!found) throw std::runtime_error("no case is called " + name);
+  return *found;
+}
+
+// The first element whose bits differ, or -1.
+inline int64_t first_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (std::memcmp(&a[i], &b[i], sizeof(float)) != 0) return static_cast<int64_t>(i);
+  return -1;
+}
+
+inline void expect_same_bits(const Computed& a, const Computed& b) {
+  for (size_t output = 0; output < kOutputs; ++output)
+    EXPECT_EQ(first_difference(a[output], b[output]), -1)
+        << "in " << output_name(static_cast<Output>(output));
+}
+
+}  // namespace tilemoe::verify
