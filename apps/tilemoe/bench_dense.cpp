@@ -89,10 +89,25 @@ std::vector<DenseProduct> products_of(const verify::Case& layer) {
   };
 }
 
+// Elements of the largest A, B and C of all experts.
+struct Operands {
+  int64_t A = 0, B = 0, C = 0;
+};
+
+Operands operands_of(const verify::Case& layer, const std::vector<DenseProduct>& products) {
+  Operands most;
+  for (const DenseProduct& product : products) {
+    most.A = std::max(most.A, layer.E * product.rows * product.depth);
+    most.B = std::max(most.B, layer.E * product.depth * product.columns);
+    most.C = std::max(most.C, layer.E * product.rows * product.columns);
+  }
+  return most;
+}
+
 }  // namespace
 
 void let_threads_rest() {
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
 }
 
 // One product of every expert, done in one way.
@@ -189,15 +204,15 @@ bool DenseBaseline::available(DType dtype) {
   }
 }
 
+size_t DenseBaseline::bytes(const verify::Case& layer) {
+  const Operands most = operands_of(layer, products_of(layer));
+  return size_of(layer.dtype) * static_cast<size_t>(most.A + most.B + most.C);
+}
+
 DenseBaseline::DenseBaseline(const verify::Case& layer) {
   omp_set_num_threads(cpu::num_threads());
   const std::vector<DenseProduct> products = products_of(layer);
-  int64_t A = 0, B = 0, C = 0;
-  for (const DenseProduct& product : products) {
-    A = std::max(A, layer.E * product.rows * product.depth);
-    B = std::max(B, layer.E * product.depth * product.columns);
-    C = std::max(C, layer.E * product.rows * product.columns);
-  }
+  const auto [A, B, C] = operands_of(layer, products);
   A_ = Buffer(layer.dtype, A), B_ = Buffer(layer.dtype, B), C_ = Buffer(layer.dtype, C);
   fill_normal(layer.dtype, A_.data(), A, 0.2, 6);
   fill_normal(layer.dtype, B_.data(), B, 0.02, 7);

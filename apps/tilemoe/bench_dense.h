@@ -25,7 +25,7 @@ struct DenseProduct {
   bool A_transposed, B_transposed;
 };
 
-// Waits until no thread of OpenMP's spins any more, which after its work it does for some 20 ms.
+// Waits until no thread of OpenMP's spins any more, which after its work it does for about 5 ms.
 void let_threads_rest();
 
 class DenseBaseline {
@@ -40,6 +40,9 @@ class DenseBaseline {
 
   // False where oneDNN has no product of the type on this machine.
   static bool available(DType dtype);
+
+  // Before anything is allocated.
+  static size_t bytes(const verify::Case& layer);
 
   explicit DenseBaseline(const verify::Case& layer);
   ~DenseBaseline();

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "layer.h"
-#include "table.h"
 #include "verify/number.h"
 
 namespace tilemoe::app {
@@ -44,7 +43,12 @@ Scoring scoring_of(const Case& layer) {
   return layer.routing == RoutingKind::kRounded ? Scoring::kSoftmaxRenormalized : layer.scoring;
 }
 
-LayerBytes measure(const Case& layer, const Experts& experts, const RoutingSpec& spec) {
+}  // namespace
+
+LayerBytes BenchLayer::measure(const Case& layer, Device device) {
+  check_benchable(layer);
+  const Experts experts = layer.experts(device);
+  const RoutingSpec spec = layer.spec(0, device);
   const size_t element = size_of(layer.dtype);
   const auto count = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
   LayerBytes bytes;
@@ -67,18 +71,12 @@ LayerBytes measure(const Case& layer, const Experts& experts, const RoutingSpec&
   return bytes;
 }
 
-}  // namespace
-
 BenchLayer::BenchLayer(const Case& layer, Device device)
-    : case_(layer), experts_(layer.experts(device)), spec_(layer.spec(0, device)) {
-  check_benchable(layer);
+    : case_(layer),
+      experts_(layer.experts(device)),
+      spec_(layer.spec(0, device)),
+      bytes_(measure(layer, device)) {
   if (device != Device::kCpu) throw std::runtime_error("bench: layers on a GPU are not built yet");
-  bytes_ = measure(layer, experts_, spec_);
-  if (const size_t available = available_memory(); bytes_.peak > available)
-    throw std::runtime_error(layer.name + " in " + tilemoe_dtype_name(to_c(layer.dtype)) +
-                             " needs " + app::bytes(static_cast<double>(bytes_.peak)) +
-                             " of memory, but " + app::bytes(static_cast<double>(available)) +
-                             " are free");
   allocate();
   fill();
 }

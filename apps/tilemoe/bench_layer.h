@@ -26,7 +26,9 @@ struct LayerBytes {
 
 class BenchLayer {
  public:
-  // Throws std::runtime_error where the case is not one to be timed, or does not fit the memory.
+  // Before anything is allocated. Throws std::runtime_error where the case is not one to be timed.
+  static LayerBytes measure(const verify::Case& layer, Device device);
+
   BenchLayer(const verify::Case& layer, Device device);
 
   // With a clock, each step is timed on its own.

@@ -1,5 +1,9 @@
 #include "bench_measure.h"
 
+#include <stdexcept>
+
+#include "table.h"
+
 namespace tilemoe::app {
 namespace {
 
@@ -10,10 +14,24 @@ double time_ms(Body&& body) {
   return milliseconds_since(start);
 }
 
+// The case, where the layer and the baseline fit the memory together.
+const verify::Case& fitting(const verify::Case& layer, Device device, bool with_dense) {
+  const size_t layer_bytes = BenchLayer::measure(layer, device).peak;
+  const size_t needed = layer_bytes + (with_dense ? DenseBaseline::bytes(layer) : 0);
+  const size_t available = available_memory();
+  const size_t reserve = available / 16;  // for everything that is small
+  if (needed > available - reserve)
+    throw std::runtime_error(layer.name + " in " + tilemoe_dtype_name(to_c(layer.dtype)) +
+                             " needs " + bytes(static_cast<double>(needed)) + " of memory" +
+                             (with_dense ? " with its baseline" : "") + ", but " +
+                             bytes(static_cast<double>(available - reserve)) + " can be had");
+  return layer;
+}
+
 }  // namespace
 
 Measurement::Measurement(const verify::Case& layer, Device device, bool with_dense)
-    : case_(layer), layer_(layer, device) {
+    : case_(fitting(layer, device, with_dense)), layer_(layer, device) {
   if (with_dense && DenseBaseline::available(layer.dtype))
     dense_ = std::make_unique<DenseBaseline>(layer);
   layer_.forward();

@@ -109,6 +109,14 @@ json dense_entry(const Measurement& measurement) {
   return entry;
 }
 
+// Of the step's product alone, in the baseline's trial; empty for a step that is no product.
+std::string dense_rate(const Measurement& measurement, const std::string& step) {
+  if (!measurement.dense()) return "";
+  for (const DenseBaseline::Chosen& chosen : measurement.dense()->chosen())
+    if (chosen.step == step) return fixed(chosen.gflop_per_second * 1e-3, 3);
+  return "";
+}
+
 std::string percent(double part) {
   return fixed(100 * part, 1) + " %";
 }
@@ -142,7 +150,12 @@ void print_table(const Measurement& measurement, std::ostream& out) {
       << measurement.rows() << " rows, " << cpu::num_threads() << " threads, median of "
       << rounds.size() << " rounds\n";
 
-  Table table({{"", Table::Align::kLeft}, {"ms"}, {"share"}, {"TFLOP/s"}, {"GB/s"}});
+  Table table({{"", Table::Align::kLeft},
+               {"ms"},
+               {"share"},
+               {"TFLOP/s"},
+               {"GB/s"},
+               {measurement.dense() ? "oneDNN's TFLOP/s" : ""}});
   Work whole;
   const std::vector<StepFigures> steps = figures_of(measurement);
   double sum = 0;
@@ -150,17 +163,18 @@ void print_table(const Measurement& measurement, std::ostream& out) {
   for (const StepFigures& figures : steps)
     table.add({figures.step, fixed(figures.ms, 2), percent(figures.ms / sum),
                fixed(tflops(figures.work, figures.ms), 3),
-               fixed(gb_per_second(figures.work, figures.ms), 1)});
+               fixed(gb_per_second(figures.work, figures.ms), 1),
+               dense_rate(measurement, figures.step)});
   const double forward = median_of(rounds, [](const Round& r) { return r.layer.forward; });
   const double backward = median_of(rounds, [](const Round& r) { return r.layer.backward; });
   const double both = median_of(rounds, [](const Round& r) { return r.layer.whole(); });
-  table.add({"forward", fixed(forward, 2), "", "", ""});
-  table.add({"backward", fixed(backward, 2), "", "", ""});
+  table.add({"forward", fixed(forward, 2), "", "", "", ""});
+  table.add({"backward", fixed(backward, 2), "", "", "", ""});
   table.add({"forward + backward", fixed(both, 2), "", fixed(tflops(whole, both), 3),
-             fixed(gb_per_second(whole, both), 1)});
+             fixed(gb_per_second(whole, both), 1), ""});
   if (measurement.dense()) {
     const double dense = median_of(rounds, [](const Round& r) { return r.dense.whole(); });
-    table.add({kDenseBackend, fixed(dense, 2), "", "", ""});
+    table.add({kDenseBackend, fixed(dense, 2), "", "", "", ""});
   }
   table.print(out);
   out << "saved for backward " << app::bytes(static_cast<double>(measurement.bytes().saved))
