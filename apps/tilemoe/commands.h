@@ -15,5 +15,6 @@ void add_bench(CLI::App& app, Run& run);
 void add_check(CLI::App& app, Run& run);
 void add_info(CLI::App& app, Run& run);
 void add_plot(CLI::App& app, Run& run);
+void add_train(CLI::App& app, Run& run);
 
 }  // namespace tilemoe::app

@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   add_check(app, run);
   add_info(app, run);
   add_plot(app, run);
+  add_train(app, run);
 
   try {
     app.parse(argc, argv);

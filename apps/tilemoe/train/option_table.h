@@ -1,0 +1,57 @@
+// Options of a command that are also its configuration: each is known to the command line, to the
+// checkpoint and to the log by one name.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace tilemoe::train {
+
+class OptionTable {
+ public:
+  explicit OptionTable(CLI::App& command) : command_(command) {}
+
+  // Adds "--name" to the command line. `value` holds the default and takes what is given; it must
+  // outlive the table.
+  template <class Value>
+  CLI::Option* add(const std::string& name, Value& value, const std::string& help) {
+    CLI::Option* option;
+    if constexpr (std::is_same_v<Value, bool>)
+      option = command_.add_flag("--" + name, value, help);
+    else
+      option = command_.add_option("--" + name, value, help)->capture_default_str();
+    entries_.push_back({name, option, [&value] { return nlohmann::json(value); },
+                        [&value](const nlohmann::json& saved) { saved.get_to(value); }});
+    return option;
+  }
+
+  // {"name": value, ...}
+  nlohmann::json to_json() const {
+    nlohmann::json values = nlohmann::json::object();
+    for (const Entry& entry : entries_) values[entry.name] = entry.read();
+    return values;
+  }
+
+  // Options that the command line does not give take the values saved.
+  void take_missing(const nlohmann::json& saved) {
+    for (Entry& entry : entries_)
+      if (entry.option->count() == 0 && saved.contains(entry.name))
+        entry.write(saved.at(entry.name));
+  }
+
+ private:
+  struct Entry {
+    std::string name;
+    CLI::Option* option;
+    std::function<nlohmann::json()> read;
+    std::function<void(const nlohmann::json&)> write;
+  };
+
+  CLI::App& command_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace tilemoe::train

@@ -1,0 +1,229 @@
+#include "train/options.h"
+
+#include <array>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+namespace tilemoe::train {
+namespace {
+
+template <class Value, size_t kCount>
+using Names = std::array<std::pair<const char*, Value>, kCount>;
+
+constexpr Names<Scoring, 5> kScorings = {{
+    {"softmax-chosen", Scoring::kSoftmaxOverChosen},
+    {"softmax-all", Scoring::kSoftmaxOverAll},
+    {"softmax-renormalized", Scoring::kSoftmaxRenormalized},
+    {"sigmoid", Scoring::kSigmoid},
+    {"sigmoid-renormalized", Scoring::kSigmoidRenormalized},
+}};
+
+constexpr Names<Rounding, 5> kRoundings = {{
+    {"nearest", Rounding::kNearest},
+    {"up", Rounding::kUp},
+    {"down", Rounding::kDown},
+    {"stochastic", Rounding::kStochastic},
+    {"balanced", Rounding::kBalanced},
+}};
+constexpr char kTopK[] = "top-k";
+
+constexpr Names<Activation, 10> kActivations = {{
+    {"swiglu", Activation::kSwiGLU},
+    {"geglu", Activation::kGeGLU},
+    {"geglu-tanh", Activation::kGeGLUTanh},
+    {"reglu", Activation::kReGLU},
+    {"silu", Activation::kSiLU},
+    {"gelu", Activation::kGELU},
+    {"gelu-tanh", Activation::kGELUTanh},
+    {"relu", Activation::kReLU},
+    {"relu-squared", Activation::kReLUSquared},
+    {"identity", Activation::kIdentity},
+}};
+
+template <class Value, size_t kCount>
+std::vector<std::string> names_of(const Names<Value, kCount>& table) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : table) names.push_back(name);
+  return names;
+}
+
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+template <class Value, size_t kCount>
+Value named(const char* option, const std::string& name, const Names<Value, kCount>& table) {
+  std::string known;
+  for (const auto& [entry, value] : table) {
+    if (name == entry) return value;
+    known += known.empty() ? entry : std::string(", ") + entry;
+  }
+  throw std::invalid_argument("--" + std::string(option) + " is " + name + ", expected one of " +
+                              known);
+}
+
+// Large enough for any training, small enough that no product of two sizes overflows.
+constexpr int64_t kLargestSize = int64_t{1} << 24;
+
+void require_size(const char* option, int64_t value, int64_t least = 1) {
+  require(value >= least && value <= kLargestSize, "--", option, " is ", value, ", expected ",
+          least, " to ", kLargestSize);
+}
+void require_multiple(const char* option, int64_t value, int64_t of) {
+  require(value >= of && value <= kLargestSize && value % of == 0, "--", option, " is ", value,
+          ", expected a positive multiple of ", of);
+}
+void require_number(const char* option, double value, double least, double most) {
+  require(value >= least && value <= most, "--", option, " is ", value, ", expected ", least,
+          " to ", most);
+}
+
+}  // namespace
+
+void ModelOptions::add_to(OptionTable& table) {
+  const char* group = "Text";
+  const auto add = [&](const char* name, auto& value, const std::string& help) {
+    return table.add(name, value, help)->group(group);
+  };
+  add("text", text, "Files to learn; without it the dictionary of the package dict-gcide");
+  add("held-bytes", held_bytes, "Bytes at the end of the text that are kept for evaluation");
+
+  group = "Model";
+  add("layers", layers, "Residual blocks");
+  add("width", width, "Width of a token, d");
+  add("embedded-bytes", embedded_bytes, "Bytes that make a token: its own and those before it");
+  add("experts", experts, "Experts in a layer, E");
+  add("top-k", top_k, "Experts a token goes to, K");
+  add("expert-width", expert_width, "Width inside an expert, n");
+  add("activation", activation, "Activation of the experts")
+      ->check(CLI::IsMember(names_of(kActivations)));
+  add("heads", heads, "Heads of the attention");
+  add("head-width", head_width, "Width of a head");
+  add("taps", taps, "Tokens that the convolution sees");
+  add("dense", dense, "For comparison: a feed-forward of width K * n in the experts' place");
+  add("experts-off", experts_off, "For comparison: nothing in the experts' place");
+
+  group = "Routing";
+  std::vector<std::string> routings = names_of(kRoundings);
+  routings.insert(routings.begin(), kTopK);
+  add("routing", routing, "top-k, or how token rounding rounds an expert's rows, in training")
+      ->check(CLI::IsMember(routings));
+  add("scoring", scoring, "Scores of top-K; the sigmoids have a selection bias moved by the load")
+      ->check(CLI::IsMember(names_of(kScorings)));
+  add("m", m, "Token rounding: rows of an expert are a multiple of it");
+  add("bias-rate", bias_rate, "What a step moves a selection bias by");
+  add("balance-loss", balance_loss, "Coefficient of the router's balance loss");
+  add("z-loss", z_loss, "Coefficient of the router's z-loss");
+
+  group = "Training";
+  add("steps", steps, "Steps of the whole training");
+  add("batch", batch, "Sequences in a step");
+  add("length", length, "Bytes in a sequence");
+  add("lr", learning_rate, "Highest learning rate");
+  add("head-lr", head_learning_rate, "Highest learning rate of the output head");
+  add("warm-up", warm_up, "Steps in which the learning rate rises");
+  add("final-lr", final_rate, "Fraction of the highest learning rate that the cosine ends at");
+  add("beta1", beta1, "AdamW's decay of the mean gradient");
+  add("beta2", beta2, "AdamW's decay of the mean squared gradient");
+  add("weight-decay", weight_decay, "Decay of the matrices");
+  add("clip", clip, "Largest norm of the gradient; 0 for any");
+  add("seed", seed, "Decides the first weights and the order of the text");
+}
+
+TrainerConfig ModelOptions::checked() const {
+  require_size("held-bytes", held_bytes);
+  require_size("layers", layers);
+  require_multiple("width", width, kRowMultiple);
+  require_size("embedded-bytes", embedded_bytes);
+  require_size("experts", experts);
+  require(top_k >= 1 && top_k <= experts, "--top-k is ", top_k, ", expected 1 to the ", experts,
+          " of --experts");
+  require_multiple("expert-width", expert_width, 8);
+  require_size("heads", heads);
+  require_multiple("head-width", head_width, kRowMultiple);
+  require_size("taps", taps);
+  require(!dense || !experts_off, "--dense and --experts-off exclude each other");
+
+  const bool rounded = routing != kTopK;
+  require(!rounded || scoring == ModelOptions().scoring, "--scoring is ", scoring,
+          ", but token rounding has scores of its own: leave one of the two out");
+  require_size("m", m);
+  require_number("bias-rate", bias_rate, 0, 1);
+  require_number("balance-loss", balance_loss, 0, 1e3);
+  require_number("z-loss", z_loss, 0, 1e3);
+
+  require_size("steps", steps);
+  require_size("batch", batch);
+  require_size("length", length);
+  require(batch * length <= kLargestSize, "--batch times --length is ", batch * length,
+          ", expected at most ", kLargestSize);
+  require_number("lr", learning_rate, 0, 1e3);
+  require_number("head-lr", head_learning_rate, 0, 1e3);
+  require(warm_up >= 0 && warm_up <= steps, "--warm-up is ", warm_up, ", expected 0 to the ", steps,
+          " of --steps");
+  require_number("final-lr", final_rate, 0, 1);
+  require(beta1 >= 0 && beta1 < 1, "--beta1 is ", beta1, ", expected at least 0 and less than 1");
+  require(beta2 >= 0 && beta2 < 1, "--beta2 is ", beta2, ", expected at least 0 and less than 1");
+  require_number("weight-decay", weight_decay, 0, 1e3);
+  require_number("clip", clip, 0, 1e9);
+
+  TrainerConfig config;
+  ModelConfig& model = config.model;
+  model.layers = layers, model.width = width, model.embedded_bytes = embedded_bytes;
+  model.heads = heads, model.head_width = head_width, model.taps = taps;
+  model.experts = experts, model.top_k = top_k, model.expert_width = expert_width;
+  model.activation = named("activation", activation, kActivations);
+  if (dense) model.mode = ExpertsMode::kDense;
+  if (experts_off) model.mode = ExpertsMode::kOff;
+  model.routing.rounded = rounded;
+  if (rounded) model.routing.rounding = named("routing", routing, kRoundings);
+  model.routing.scoring = named("scoring", scoring, kScorings);
+  model.routing.m = m;
+  model.routing.bias_rate = static_cast<float>(bias_rate);
+  model.routing.balance_loss = static_cast<float>(balance_loss);
+  model.routing.z_loss = static_cast<float>(z_loss);
+  config.optimizer = {.learning_rate = learning_rate,
+                      .head_learning_rate = head_learning_rate,
+                      .beta1 = beta1,
+                      .beta2 = beta2,
+                      .weight_decay = weight_decay,
+                      .clip = clip};
+  config.schedule = {.steps = steps, .warm_up = warm_up, .final_fraction = final_rate};
+  config.batch = {.count = batch, .length = length};
+  config.seed = seed;
+  config.evaluation_context = length / 2;
+  return config;
+}
+
+void RunOptions::add_to(CLI::App& command) {
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->group("Run");
+  };
+  CLI::Option* folder = add("--out", out, "Folder of the run; runs/1, runs/2, ... without it");
+  add("--resume", resume, "Goes on from a checkpoint, or from the newest one of a folder")
+      ->excludes(folder);
+  add("--save-every", save_every, "Steps between two checkpoints")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add("--keep", keep, "Checkpoints that are kept")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add("--eval-every", evaluate_every, "Steps between two evaluations; 0 for one at the end")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  add("--log", log, "File of the log; log.jsonl in the run's folder without it");
+  add("--sample", sample, "Bytes of text to print from the trained model")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  add("--prompt", prompt, "What the printed text goes on from");
+  add("--temperature", temperature, "Of the printed text; 0 takes the likeliest byte")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+}  // namespace tilemoe::train

@@ -1,0 +1,53 @@
+// The options of `tilemoe train`.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "train/option_table.h"
+#include "train/sampling.h"
+#include "train/text.h"
+#include "train/trainer.h"
+
+namespace tilemoe::train {
+
+// What decides every bit of the result: kept in the checkpoint, and the same when a run is resumed.
+struct ModelOptions {
+  std::vector<std::string> text;
+  int64_t held_bytes = kDefaultHeldBytes;
+
+  int64_t layers = 2, width = 192, embedded_bytes = 4;
+  int64_t heads = 4, head_width = 16, taps = 4;
+  int64_t experts = 32, top_k = 2, expert_width = 128;
+  std::string activation = "swiglu";
+  bool dense = false, experts_off = false;
+
+  std::string routing = "top-k", scoring = "softmax-chosen";
+  int64_t m = 128;
+  double bias_rate = 1e-3, balance_loss = 0.02, z_loss = 1e-4;
+
+  int64_t steps = 1000, batch = 8, length = 512, warm_up = 60;
+  double learning_rate = 4.5e-3, head_learning_rate = 1e-2, final_rate = 0.05;
+  double beta1 = 0.9, beta2 = 0.95, weight_decay = 0.2, clip = 0.5;
+  uint64_t seed = 0;
+
+  void add_to(OptionTable& table);
+  // Throws std::invalid_argument with one sentence that names the option.
+  TrainerConfig checked() const;
+};
+
+// What a run does beside: free to differ when it is resumed.
+struct RunOptions {
+  std::filesystem::path out, resume, log;
+  int64_t save_every = 200;
+  int keep = 2;
+  int64_t evaluate_every = 0;
+  int64_t sample = 0;
+  std::string prompt;
+  double temperature = 0.7;
+
+  void add_to(CLI::App& command);
+};
+
+}  // namespace tilemoe::train

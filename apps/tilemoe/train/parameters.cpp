@@ -1,0 +1,46 @@
+#include "train/parameters.h"
+
+#include <functional>
+#include <numeric>
+
+#include "train/random.h"
+
+namespace tilemoe::train {
+
+Parameter& ParameterStore::add(const std::string& name, std::vector<int64_t> shape,
+                               ParameterGroup group) {
+  const int64_t size =
+      std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>());
+  return parameters_.emplace_back(Parameter{.name = name,
+                                            .shape = std::move(shape),
+                                            .group = group,
+                                            .value = FloatArray(size),
+                                            .gradient = FloatArray(size)});
+}
+
+Parameter& ParameterStore::add_normal(const std::string& name, std::vector<int64_t> shape,
+                                      ParameterGroup group, double deviation) {
+  Parameter& parameter = add(name, std::move(shape), group);
+  const RandomStream random(seed_, name);
+  for_row_blocks(parameter.size(), [&](int64_t first, int64_t last, int64_t) {
+    for (int64_t i = first; i < last; ++i)
+      parameter.value.data()[i] =
+          static_cast<float>(deviation * random.normal(static_cast<uint64_t>(i)));
+  });
+  return parameter;
+}
+
+Parameter& ParameterStore::add_constant(const std::string& name, std::vector<int64_t> shape,
+                                        ParameterGroup group, float value) {
+  Parameter& parameter = add(name, std::move(shape), group);
+  std::fill_n(parameter.value.data(), parameter.size(), value);
+  return parameter;
+}
+
+int64_t ParameterStore::count() const {
+  int64_t sum = 0;
+  for (const Parameter& parameter : parameters_) sum += parameter.size();
+  return sum;
+}
+
+}  // namespace tilemoe::train

@@ -1,0 +1,52 @@
+// The model's parameters: values, gradients, and what the optimiser has to know of each.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "train/memory.h"
+#include "train/ops/tasks.h"
+
+namespace tilemoe::train {
+
+enum class ParameterGroup {
+  kMatrix,  // decayed
+  kHead,    // a learning rate of its own
+  kOther,
+};
+
+struct Parameter {
+  std::string name;
+  std::vector<int64_t> shape;
+  ParameterGroup group = ParameterGroup::kOther;
+  FloatArray value;
+  FloatArray gradient;
+
+  int64_t size() const { return value.size(); }
+};
+
+class ParameterStore {
+ public:
+  explicit ParameterStore(uint64_t seed) : seed_(seed) {}
+
+  // Drawn from N(0, deviation^2) by (seed, name): the order of the calls does not matter, and
+  // models that share a parameter's name and shape begin with the same values.
+  Parameter& add_normal(const std::string& name, std::vector<int64_t> shape, ParameterGroup group,
+                        double deviation);
+  Parameter& add_constant(const std::string& name, std::vector<int64_t> shape, ParameterGroup group,
+                          float value);
+
+  // References to parameters stay valid.
+  std::deque<Parameter>& all() { return parameters_; }
+  const std::deque<Parameter>& all() const { return parameters_; }
+  int64_t count() const;  // numbers in all parameters
+
+ private:
+  Parameter& add(const std::string& name, std::vector<int64_t> shape, ParameterGroup group);
+
+  uint64_t seed_;
+  std::deque<Parameter> parameters_;
+};
+
+}  // namespace tilemoe::train

@@ -1,0 +1,161 @@
+#include "train/run.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+namespace tilemoe::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+fs::path first_free_folder() {
+  for (int number = 1;; ++number) {
+    fs::path folder = fs::path("runs") / std::to_string(number);
+    if (!fs::exists(folder)) return folder;
+  }
+}
+
+fs::path folder_of(const RunOptions& options) {
+  if (!options.resume.empty()) {
+    const fs::path folder = find_checkpoint(options.resume).parent_path();
+    return folder.empty() ? fs::path(".") : folder;
+  }
+  if (options.out.empty()) return first_free_folder();
+  if (!list_checkpoints(options.out).empty())
+    throw std::runtime_error(options.out.string() +
+                             " holds the checkpoints of a run: go on with --resume " +
+                             options.out.string() + ", or choose another --out");
+  return options.out;
+}
+
+}  // namespace
+
+TrainingRun::TrainingRun(const TrainerConfig& config, const RunOptions& options,
+                         const Corpus& corpus, const nlohmann::json& saved_options)
+    : config_(config),
+      options_(options),
+      saved_options_(saved_options),
+      folder_(folder_of(options)),
+      trainer_(config, corpus),
+      log_(open_log()) {}
+
+// Loads the checkpoint first: what the log keeps of an earlier run depends on its step.
+JsonLog TrainingRun::open_log() {
+  const fs::path path = options_.log.empty() ? folder_.path() / "log.jsonl" : options_.log;
+  if (options_.resume.empty()) {
+    JsonLog log = JsonLog::create(path);
+    const nlohmann::json state = trainer_.state(saved_options_);
+    log.write({{"event", "start"},
+               {"version", tilemoe_version()},
+               {"parameters", trainer_.model().parameters().count()},
+               {"config", state.at("config")},
+               {"text", state.at("text")}});
+    return log;
+  }
+  const fs::path checkpoint = find_checkpoint(options_.resume);
+  trainer_.load(checkpoint);
+  JsonLog log = JsonLog::resume(path, trainer_.steps_done());
+  log.write(
+      {{"event", "resume"}, {"step", trainer_.steps_done()}, {"checkpoint", checkpoint.string()}});
+  return log;
+}
+
+void TrainingRun::step(Progress& progress) {
+  constexpr double kSmoothing = 0.95;
+  const Clock::time_point start = Clock::now();
+  const StepResult result = trainer_.step();
+  const double tokens_per_second =
+      static_cast<double>(config_.batch.tokens()) / seconds_since(start);
+  Json line = {{"event", "step"},
+               {"step", result.step},
+               {"loss", result.loss},
+               {"lr", result.learning_rate},
+               {"grad_norm", result.gradient_norm},
+               {"tokens_per_s", std::round(tokens_per_second)}};
+  for (const RouterReport& router : result.routers) {
+    line["expert_load"].push_back(router.load);
+    line["dropped"].push_back(router.dropped);
+    line["added"].push_back(router.added);
+    line["balance_loss"].push_back(router.balance_loss);
+    line["z_loss"].push_back(router.z_loss);
+  }
+  log_.write(line);
+  smooth_loss_ =
+      smooth_loss_ == 0 ? result.loss : kSmoothing * smooth_loss_ + (1 - kSmoothing) * result.loss;
+  progress.update({result.step, smooth_loss_, tokens_per_second});
+  if (!std::isfinite(result.loss))
+    throw std::runtime_error("the loss of step " + std::to_string(result.step) +
+                             " is not a number: try a smaller --lr");
+  evaluated_ = saved_ = false;
+}
+
+void TrainingRun::evaluate(Progress& progress) {
+  const Evaluation result = trainer_.evaluate([this] { return stop_.requested(); });
+  if (stop_.requested()) return;  // it is not of the whole text
+  log_.write({{"event", "eval"},
+              {"step", trainer_.steps_done()},
+              {"loss", result.loss},
+              {"bits_per_byte", result.bits_per_byte()}});
+  char text[96];
+  std::snprintf(text, sizeof text, "step %lld: held-out text %.4f bits a byte",
+                static_cast<long long>(trainer_.steps_done()), result.bits_per_byte());
+  progress.note(text);
+  evaluated_ = true;
+}
+
+void TrainingRun::save(Progress& progress) {
+  const fs::path path = save_checkpoint(folder_, trainer_.steps_done(), trainer_.tensors(),
+                                        trainer_.state(saved_options_), options_.keep);
+  progress.note("saved " + path.string());
+  saved_ = true;
+}
+
+void TrainingRun::train() {
+  const auto due = [this](int64_t every) {
+    return every > 0 && trainer_.steps_done() % every == 0;
+  };
+  std::printf("%lld parameters; the run is in %s\n",
+              static_cast<long long>(trainer_.model().parameters().count()),
+              folder_.path().c_str());
+  const Clock::time_point start = Clock::now();
+  {
+    Progress progress(trainer_.steps_done(), config_.schedule.steps);
+    saved_ = trainer_.done();
+    while (!trainer_.done() && !stop_.requested()) {
+      step(progress);
+      if (due(options_.evaluate_every)) evaluate(progress);
+      if (due(options_.save_every) && !trainer_.done()) save(progress);
+    }
+    if (trainer_.done() && !evaluated_ && !stop_.requested()) evaluate(progress);
+    if (!saved_) save(progress);
+  }
+  const bool stopped = stop_.requested();
+  log_.write({{"event", "end"},
+              {"step", trainer_.steps_done()},
+              {"reason", stopped ? "stopped" : "done"}});
+  if (stopped) {
+    std::printf("stopped; go on with: tilemoe train --resume %s\n", folder_.path().c_str());
+    return;
+  }
+  std::printf("done in %s\n", short_duration(seconds_since(start)).c_str());
+  if (options_.sample > 0) print_sample();
+}
+
+void TrainingRun::print_sample() {
+  const std::string text = sample(trainer_.model(), {.bytes = options_.sample,
+                                                     .prompt = options_.prompt,
+                                                     .temperature = options_.temperature,
+                                                     .seed = config_.seed});
+  std::printf("\n%s%s\n", options_.prompt.c_str(), text.c_str());
+}
+
+}  // namespace tilemoe::train

@@ -1,0 +1,43 @@
+// A training run as the user sees it: folder, checkpoints, log, progress, a calm end on Ctrl-C.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "train/log.h"
+#include "train/options.h"
+#include "train/progress.h"
+#include "train/stop.h"
+
+namespace tilemoe::train {
+
+class TrainingRun {
+ public:
+  // Opens the run's folder, and takes the checkpoint where `options` name one. `saved_options` is
+  // what log and checkpoints keep of the command line. Everything throws std::exception with one
+  // clear sentence.
+  TrainingRun(const TrainerConfig& config, const RunOptions& options, const Corpus& corpus,
+              const nlohmann::json& saved_options);
+
+  // Trains to the last step, or until the user stops it; evaluates, saves, prints a sample.
+  void train();
+
+ private:
+  JsonLog open_log();
+  void step(Progress& progress);
+  void evaluate(Progress& progress);
+  void save(Progress& progress);
+  void print_sample();
+
+  const TrainerConfig& config_;
+  const RunOptions& options_;
+  const nlohmann::json& saved_options_;
+  const StopSignal stop_;
+  const RunFolder folder_;
+  Trainer trainer_;
+  JsonLog log_;
+  double smooth_loss_ = 0;  // for the eye
+  bool saved_ = false;      // the last step
+  bool evaluated_ = false;  // the last step
+};
+
+}  // namespace tilemoe::train

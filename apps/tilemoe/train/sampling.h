@@ -1,0 +1,21 @@
+// Text from a model.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "train/model.h"
+
+namespace tilemoe::train {
+
+struct SamplingConfig {
+  int64_t bytes = 0;
+  std::string prompt;      // what the text goes on from; begins after a line end
+  double temperature = 1;  // 0 takes the likeliest byte
+  uint64_t seed = 0;
+};
+
+// The bytes after the prompt. They depend on the weights and the configuration alone.
+std::string sample(Model& model, const SamplingConfig& config);
+
+}  // namespace tilemoe::train

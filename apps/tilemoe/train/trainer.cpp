@@ -1,0 +1,84 @@
+#include "train/trainer.h"
+
+#include <stdexcept>
+
+namespace tilemoe::train {
+
+Trainer::Trainer(const TrainerConfig& config, const Corpus& corpus)
+    : config_(config),
+      corpus_(corpus),
+      model_(config.model, config.batch, config.seed),
+      optimizer_(config.optimizer, model_.parameters()),
+      batches_(corpus.train, config.batch, model_.past(), config.seed),
+      inputs_(static_cast<size_t>(config.batch.count * (model_.past() + config.batch.length))),
+      targets_(static_cast<size_t>(config.batch.tokens())) {}
+
+StepResult Trainer::step() {
+  const int64_t step = steps_done_ + 1;
+  const double factor = config_.schedule.factor(step);
+  StepResult result;
+  result.step = step;
+  result.learning_rate = factor * config_.optimizer.learning_rate;
+  batches_.fill(step, inputs_, targets_);
+  result.loss = model_.loss_and_gradient(config_.batch, step, inputs_, targets_);
+  result.gradient_norm = optimizer_.update(step, factor);
+  for (MoeLayer* layer : model_.moe_layers()) {
+    result.routers.push_back(layer->report());
+    layer->balance_selection();
+  }
+  steps_done_ = step;
+  return result;
+}
+
+Evaluation Trainer::evaluate(const std::function<bool()>& stopped) {
+  return train::evaluate(model_, corpus_.held, config_.evaluation_context, stopped);
+}
+
+std::vector<TensorRef> Trainer::tensors() {
+  std::vector<TensorRef> tensors;
+  for (Parameter& parameter : model_.parameters().all())
+    tensors.push_back({parameter.name, parameter.shape, parameter.value.data()});
+  int64_t layer_index = 0;
+  for (MoeLayer* layer : model_.moe_layers()) {
+    FloatArray& bias = layer->selection_bias();
+    if (bias.size() > 0)
+      tensors.push_back({"blocks." + std::to_string(layer_index) + ".moe.router.selection_bias",
+                         {bias.size()},
+                         bias.data()});
+    ++layer_index;
+  }
+  for (AdamW::Moments& moments : optimizer_.moments()) {
+    const Parameter& parameter = *moments.parameter;
+    tensors.push_back({"optimizer.mean." + parameter.name, parameter.shape, moments.mean.data()});
+    tensors.push_back(
+        {"optimizer.square." + parameter.name, parameter.shape, moments.square.data()});
+  }
+  return tensors;
+}
+
+// The random numbers of a step follow from the seed and the step, and so do its batch's places in
+// the text: the state of both is written down for whoever reads the file.
+nlohmann::json Trainer::state(const nlohmann::json& options) const {
+  return {{"step", steps_done_},
+          {"random", {{"seed", config_.seed}, {"step", steps_done_}}},
+          {"data", {{"sequences", steps_done_ * config_.batch.count}}},
+          {"text",
+           {{"sha256", corpus_.sha256},
+            {"files", corpus_.names},
+            {"train_bytes", corpus_.train.size()},
+            {"held_bytes", corpus_.held.size()}}},
+          {"config", options}};
+}
+
+void Trainer::load(const std::filesystem::path& checkpoint) {
+  const nlohmann::json saved = read_checkpoint_state(checkpoint);
+  const std::string sha256 = saved.at("text").at("sha256");
+  if (sha256 != corpus_.sha256)
+    throw std::runtime_error("cannot resume from " + checkpoint.string() +
+                             ": it was trained on a text with SHA-256 " + sha256 +
+                             ", but this text has " + corpus_.sha256);
+  load_checkpoint(checkpoint, tensors());
+  steps_done_ = saved.at("step").get<int64_t>();
+}
+
+}  // namespace tilemoe::train
