@@ -42,6 +42,16 @@ TILEMOE_HOST_DEVICE float softmax_sum(const Logit* row, int64_t E, float max) {
   return order::add_lanes(lanes);
 }
 
+// Sum over a token's K.
+TILEMOE_HOST_DEVICE float sum_chosen(const float* x, int64_t K) {
+  float lanes[kChunk] = {};
+  for (int64_t begin = 0; begin < K; begin += kChunk) {
+    const int64_t count = std::min<int64_t>(kChunk, K - begin);
+    for (int64_t l = 0; l < count; ++l) lanes[l] += x[begin + l];
+  }
+  return order::add_lanes(lanes);
+}
+
 // The K best seen so far as a heap in the caller's own output: the worst on top until sort().
 template <class Id>
 class BestK {
@@ -141,11 +151,8 @@ TILEMOE_HOST_DEVICE void softmax_scores(tilemoe_scoring scoring, const Logit* ro
                                         int64_t K, float* scores) {
   const float max = scores[0];
   for (int64_t k = 0; k < K; ++k) scores[k] = order::softmax_weight(scores[k], max);
-  float sum = 0.f;
-  if (scoring == TILEMOE_SOFTMAX_OVER_ALL)
-    sum = softmax_sum(row, E, max);
-  else
-    for (int64_t k = 0; k < K; ++k) sum += scores[k];
+  const bool over_all = scoring == TILEMOE_SOFTMAX_OVER_ALL;
+  const float sum = over_all ? softmax_sum(row, E, max) : sum_chosen(scores, K);
   for (int64_t k = 0; k < K; ++k) scores[k] /= sum;
 }
 
@@ -155,8 +162,7 @@ TILEMOE_HOST_DEVICE void sigmoid_scores(tilemoe_scoring scoring, const Logit* ro
                                         int64_t K, float* scores) {
   for (int64_t k = 0; k < K; ++k) scores[k] = order::sigmoid(to_float(row[ids[k]]));
   if (scoring == TILEMOE_SIGMOID) return;
-  float sum = 0.f;
-  for (int64_t k = 0; k < K; ++k) sum += scores[k];
+  const float sum = sum_chosen(scores, K);
   for (int64_t k = 0; k < K; ++k)
     scores[k] = sum > 0 ? scores[k] / sum : 1.f / static_cast<float>(K);
 }

@@ -59,8 +59,8 @@ TILEMOE_HOST_DEVICE float power_of_two(int32_t n) {
   return from_bits((n + 127) << 23);
 }
 
-// e^x within 0.55 ulp over the whole range (subnormal results within one more rounding); exactly 1
-// at 0; NaN at NaN.
+// e^x within 1.01 ulp (0.75 of the smallest number where the result is subnormal), never
+// decreasing: measured on every 7th float. Exactly 1 at 0; NaN at NaN.
 //
 // x = n ln 2 + r with |r| <= ln(2)/2, e^r = 1 + r + r^2 q(r). q is the minimax polynomial of degree
 // 4 for the relative error of e^r, 3.1e-9. ln 2 is cut in two so that n * kLn2High is exact.
@@ -86,7 +86,8 @@ TILEMOE_HOST_DEVICE float exp(float x) {
   return mantissa * power_of_two(half) * power_of_two(safe - half);
 }
 
-// 1 / (1 + e^-x), through e^-|x| so that neither tail loses digits.
+// 1 / (1 + e^-x), through e^-|x| so that neither tail loses digits: within 2.4 ulp, never
+// decreasing.
 TILEMOE_HOST_DEVICE float sigmoid(float x) {
   const float z = exp(x < 0 ? x : -x);
   return (x < 0 ? z : 1.f) / (1.f + z);
@@ -98,8 +99,8 @@ TILEMOE_HOST_DEVICE float softmax_weight(float x, float max) {
   return exp(x == max ? 0.f : x - max);
 }
 
-// A sum over experts: lane l adds those with id mod 32 = l in ascending order, then lanes are added
-// in halves. It is what a warp does with one shuffle a halving.
+// A sum over experts, or over a token's K: lane l adds those whose index mod 32 is l in ascending
+// order, then lanes are added in halves. It is what a warp does with one shuffle a halving.
 constexpr int kSumLanes = 32;
 
 TILEMOE_HOST_DEVICE float add_lanes(float (&lanes)[kSumLanes]) {

@@ -1,0 +1,224 @@
+// Top-K of every scoring against a full sort and float64 scores.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "routing_support.h"
+
+namespace tilemoe::routing_test {
+namespace {
+
+struct Choice {
+  std::vector<int64_t> ids;   // (T, K)
+  std::vector<float> scores;  // (T, K)
+  std::vector<int32_t> counts;
+};
+
+template <class Id>
+Choice choose(Scoring scoring, Matrix& logits, int64_t K, const std::vector<float>& bias) {
+  const Tensor view = logits.tensor();
+  const int64_t T = view.shape[0], E = view.shape[1];
+  const auto pairs = static_cast<size_t>(T * K);
+  std::vector<Id> ids(pairs + 8, -77);
+  std::vector<float> scores(pairs + 8, -77.f);
+  std::vector<int32_t> counts(static_cast<size_t>(E) + 1, -77);
+  const DType id_type = sizeof(Id) == 4 ? DType::kInt32 : DType::kInt64;
+  top_k(scoring, K, view, {ids.data(), id_type, {T, K}}, {scores.data(), DType::kFloat32, {T, K}},
+        bias.empty() ? Tensor() : vector_of(bias), {counts.data(), DType::kInt32, {E}});
+  EXPECT_EQ(ids[pairs], -77);
+  EXPECT_EQ(scores[pairs], -77.f);
+  EXPECT_EQ(counts.back(), -77);
+  return {{ids.begin(), ids.begin() + static_cast<int64_t>(pairs)},
+          {scores.begin(), scores.begin() + static_cast<int64_t>(pairs)},
+          {counts.begin(), counts.end() - 1}};
+}
+
+bool is_sigmoid(Scoring scoring) {
+  return scoring == Scoring::kSigmoid || scoring == Scoring::kSigmoidRenormalized;
+}
+
+// What a token's experts are ranked by.
+std::vector<float> ranking(Scoring scoring, std::vector<float> row,
+                           const std::vector<float>& bias) {
+  if (!is_sigmoid(scoring)) return row;
+  for (size_t e = 0; e < row.size(); ++e)
+    row[e] = order::sigmoid(row[e]) + (bias.empty() ? 0.f : bias[e]);
+  return row;
+}
+
+// Scores of the chosen in float64, from the definitions.
+std::vector<double> scores64(Scoring scoring, const std::vector<float>& row,
+                             const std::vector<int32_t>& chosen) {
+  const size_t K = chosen.size();
+  std::vector<double> scores(K);
+  std::vector<float> logits(K);
+  for (size_t k = 0; k < K; ++k) logits[k] = row[static_cast<size_t>(chosen[k])];
+  const std::vector<double> over_all = softmax64(row);
+  double sum = 0;
+  switch (scoring) {
+    case Scoring::kSoftmaxOverChosen: return softmax64(logits);
+    case Scoring::kSoftmaxOverAll:
+    case Scoring::kSoftmaxRenormalized:
+      for (size_t k = 0; k < K; ++k) sum += scores[k] = over_all[static_cast<size_t>(chosen[k])];
+      break;
+    case Scoring::kSigmoid:
+    case Scoring::kSigmoidRenormalized:
+      for (size_t k = 0; k < K; ++k) sum += scores[k] = sigmoid64(logits[k]);
+      break;
+  }
+  const bool renormalized =
+      scoring == Scoring::kSoftmaxRenormalized || scoring == Scoring::kSigmoidRenormalized;
+  if (renormalized)
+    for (double& score : scores) score = sum > 0 ? score / sum : 1.0 / static_cast<double>(K);
+  return scores;
+}
+
+void expect_choice(Scoring scoring, const std::vector<float>& logits, int64_t T, int64_t E,
+                   int64_t K, const std::vector<float>& bias, const Choice& got) {
+  std::vector<int32_t> counts(static_cast<size_t>(E), 0);
+  // Roundings: the difference to the largest, exp and the division, then a lane's terms.
+  const double tolerance = std::ldexp(16 + static_cast<double>(E) / 32, -24);
+  for (int64_t t = 0; t < T; ++t) {
+    const std::vector<float> row = row_of_logits(logits, t, E);
+    std::vector<int32_t> want = sorted_descending(ranking(scoring, row, bias));
+    want.resize(static_cast<size_t>(K));
+    const bool nan = has_nan(row);
+    const std::vector<double> scores =
+        nan ? std::vector<double>(static_cast<size_t>(K)) : scores64(scoring, row, want);
+    for (int64_t k = 0; k < K; ++k) {
+      const auto pair = static_cast<size_t>(t * K + k);
+      const auto slot = static_cast<size_t>(k);
+      ASSERT_EQ(got.ids[pair], want[slot]) << "token " << t << ", slot " << k;
+      ++counts[static_cast<size_t>(want[slot])];
+      const double error = std::fabs(got.scores[pair] - scores[slot]);
+      if (nan)
+        ASSERT_TRUE(std::isnan(got.scores[pair])) << "token " << t << ", slot " << k;
+      else  // the last term is for subnormal scores
+        ASSERT_TRUE(error <= tolerance * scores[slot] + 1e-44)
+            << "token " << t << ", slot " << k << ": " << got.scores[pair] << ", expected "
+            << scores[slot];
+    }
+  }
+  EXPECT_EQ(got.counts, counts);
+}
+
+struct Shape {
+  int64_t T, E, K;
+};
+const Shape kShapes[] = {{0, 5, 2},     {1, 1, 1},   {3, 2, 2},    {17, 7, 7},
+                         {100, 32, 4},  {65, 33, 1}, {40, 31, 31}, {9, 64, 64},
+                         {30, 100, 37}, {300, 8, 2}, {5, 4096, 8}, {2, 4096, 4096}};
+const Scoring kScorings[] = {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxOverAll,
+                             Scoring::kSoftmaxRenormalized, Scoring::kSigmoid,
+                             Scoring::kSigmoidRenormalized};
+
+using Parameter = std::tuple<Scoring, Logits>;
+class TopK : public testing::TestWithParam<Parameter> {
+ protected:
+  Scoring scoring() const { return std::get<0>(GetParam()); }
+  Logits kind() const { return std::get<1>(GetParam()); }
+};
+
+TEST_P(TopK, EqualsAFullSort) {
+  for (const auto& [T, E, K] : kShapes) {
+    SCOPED_TRACE(testing::Message() << "T " << T << ", E " << E << ", K " << K);
+    const std::vector<float> values = make_logits(kind(), T, E);
+    Matrix logits(values, DType::kFloat32, T, E);
+    expect_choice(scoring(), values, T, E, K, {}, choose<int32_t>(scoring(), logits, K, {}));
+  }
+}
+
+TEST_P(TopK, ReadsEveryTypeAndStride) {
+  const int64_t T = 50, E = 37, K = 5;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+    for (int64_t gap : {0, 1, 11}) {
+      SCOPED_TRACE(testing::Message() << tilemoe_dtype_name(to_c(dtype)) << ", stride " << E + gap);
+      Matrix logits(make_logits(kind(), T, E, 5), dtype, T, E, gap);
+      expect_choice(scoring(), logits.values(), T, E, K, {},
+                    choose<int64_t>(scoring(), logits, K, {}));
+    }
+}
+
+std::string test_name(const testing::TestParamInfo<Parameter>& info) {
+  return std::string(name(std::get<1>(info.param))) +
+         std::to_string(static_cast<int>(std::get<0>(info.param)));
+}
+INSTANTIATE_TEST_SUITE_P(All, TopK,
+                         testing::Combine(testing::ValuesIn(kScorings),
+                                          testing::Values(Logits::kNormal, Logits::kTies,
+                                                          Logits::kSpecial, Logits::kSkewed)),
+                         test_name);
+
+TEST(TopKWithBias, RanksBySigmoidPlusBias) {
+  const int64_t T = 200, E = 19, K = 4;
+  std::vector<float> bias = make_logits(Logits::kNormal, 1, E, 9);
+  bias[3] = kInfinity, bias[4] = -kInfinity, bias[5] = kNaN;
+  for (Scoring scoring : {Scoring::kSigmoid, Scoring::kSigmoidRenormalized})
+    for (Logits kind : {Logits::kNormal, Logits::kTies, Logits::kSpecial}) {
+      SCOPED_TRACE(name(kind));
+      const std::vector<float> values = make_logits(kind, T, E, 3);
+      Matrix logits(values, DType::kFloat32, T, E);
+      expect_choice(scoring, values, T, E, K, bias, choose<int32_t>(scoring, logits, K, bias));
+    }
+}
+
+// Every row of 4 logits out of NaN, -inf, -1, 0, -0, 1, inf, for every K.
+TEST(TopKOfEveryRow, EqualsAFullSort) {
+  const float values[] = {kNaN, -kInfinity, -1.f, 0.f, -0.f, 1.f, kInfinity};
+  const int64_t E = 4, T = 7 * 7 * 7 * 7;
+  std::vector<float> rows;
+  for (int64_t t = 0; t < T; ++t)
+    for (int64_t code = t, e = 0; e < E; ++e, code /= 7) rows.push_back(values[code % 7]);
+  Matrix logits(rows, DType::kFloat32, T, E);
+  for (Scoring scoring : kScorings)
+    for (int64_t K = 1; K <= E; ++K) {
+      SCOPED_TRACE(testing::Message() << "scoring " << static_cast<int>(scoring) << ", K " << K);
+      expect_choice(scoring, rows, T, E, K, {}, choose<int32_t>(scoring, logits, K, {}));
+    }
+}
+
+TEST(TopKWithNaN, ChangesNoBitOfAnotherToken) {
+  const int64_t T = 64, E = 40, K = 6;
+  const std::vector<float> clean = make_logits(Logits::kNormal, T, E);
+  for (Scoring scoring : kScorings) {
+    Matrix logits(clean, DType::kFloat32, T, E);
+    const Choice before = choose<int32_t>(scoring, logits, K, {});
+    logits.set(20, 39, kNaN);
+    const Choice after = choose<int32_t>(scoring, logits, K, {});
+    for (int64_t t = 0; t < T; ++t)
+      for (auto pair = static_cast<size_t>(t * K); pair < static_cast<size_t>((t + 1) * K);
+           ++pair) {
+        if (t == 20) {
+          EXPECT_TRUE(std::isnan(after.scores[pair]));
+        } else {
+          EXPECT_EQ(after.ids[pair], before.ids[pair]);
+          EXPECT_EQ(after.scores[pair], before.scores[pair]);
+        }
+      }
+  }
+}
+
+TEST(TopKScores, SumToOneWhereTheyAreRenormalized) {
+  const int64_t T = 500, E = 64, K = 8;
+  Matrix logits(make_logits(Logits::kNormal, T, E), DType::kFloat32, T, E);
+  for (Scoring scoring : {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxRenormalized,
+                          Scoring::kSigmoidRenormalized}) {
+    const Choice choice = choose<int32_t>(scoring, logits, K, {});
+    for (int64_t t = 0; t < T; ++t) {
+      const auto first = choice.scores.begin() + t * K;
+      EXPECT_NEAR(std::accumulate(first, first + K, 0.0), 1.0, 5e-7);
+    }
+  }
+}
+
+// Equal numbers under equal names: a softmax over all, renormalised, is the softmax over the
+// chosen.
+TEST(TopKScores, OfBothRenormalizedSoftmaxesAreTheSameBits) {
+  const int64_t T = 200, E = 48, K = 5;
+  Matrix logits(make_logits(Logits::kSpecial, T, E), DType::kFloat32, T, E);
+  EXPECT_EQ(bits_of(choose<int32_t>(Scoring::kSoftmaxOverChosen, logits, K, {}).scores),
+            bits_of(choose<int32_t>(Scoring::kSoftmaxRenormalized, logits, K, {}).scores));
+}
+
+}  // namespace
+}  // namespace tilemoe::routing_test
