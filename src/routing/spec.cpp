@@ -64,12 +64,14 @@ tilemoe_routing lay_out(const tilemoe_routing_spec& spec, Layout& layout) {
   routing.struct_size = sizeof routing;
   routing.spec = spec;
   routing.offsets = layout.take<int32_t>(spec.E + 1);
-  routing.counters = layout.take<int32_t>(TILEMOE_COUNTERS);
   routing.row_score = layout.take<float>(spec.capacity);
-  if (grouped(spec)) return routing;
-  routing.row_token = layout.take<int32_t>(spec.capacity);
-  routing.pair_row = layout.take<int32_t>(spec.pairs);
+  if (!grouped(spec)) {
+    routing.row_token = layout.take<int32_t>(spec.capacity);
+    routing.pair_row = layout.take<int32_t>(spec.pairs);
+  }
   if (has_token_offsets(spec)) routing.token_offsets = layout.take<int32_t>(spec.T + 1);
+  // Last, so that its place tells whether the spec is still the one that was bound.
+  routing.counters = layout.take<int32_t>(TILEMOE_COUNTERS);
   return routing;
 }
 

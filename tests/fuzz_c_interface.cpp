@@ -1,0 +1,440 @@
+// The calls that the fuzzer makes: sizes from any numbers; then, over a small problem, a routing,
+// its layer forward and backward, and the router.
+#include <algorithm>
+
+#include "fuzz_call.h"
+
+namespace tilemoe::fuzz {
+namespace {
+
+int64_t any_number(Choices& choices) {
+  switch (choices.below(4)) {
+    case 0: return choices.between(-2, 40);
+    case 1: return int64_t{1} << choices.below(63);
+    case 2: return (int64_t{1} << choices.below(63)) - choices.between(-1, 2);
+    default: return choices.pick<int64_t>({0, -1, INT32_MAX, INT64_MAX, INT64_MIN});
+  }
+}
+
+void require(bool condition, const char* what) {
+  if (!condition)
+    throw Finding(std::string(what) + " (last error: '" + tilemoe_last_error() + "')");
+}
+
+// A refused size leaves the number alone and says why.
+void check_size(World& world, tilemoe_status status, bool untouched) {
+  ++world.statistics.sizes;
+  if (status == TILEMOE_SUCCESS) return;
+  require(status == TILEMOE_INVALID_ARGUMENT || status == TILEMOE_UNSUPPORTED, "size: status");
+  require(untouched, "size: written, though refused");
+  require(*tilemoe_last_error() != '\0', "size: refused without a word");
+}
+
+void fuzz_sizes(World& world, Choices& choices) {
+  tilemoe_routing_spec spec{};
+  spec.struct_size = choices.one_in(10) ? static_cast<uint64_t>(any_number(choices)) : sizeof spec;
+  spec.device = static_cast<tilemoe_device>(choices.one_in(10) ? any_number(choices) : 0);
+  spec.kind = static_cast<tilemoe_routing_kind>(choices.between(-1, 4));
+  spec.T = any_number(choices), spec.E = any_number(choices), spec.K = any_number(choices);
+  spec.pairs = any_number(choices), spec.capacity = any_number(choices);
+  spec.m = any_number(choices);
+  spec.rounding = static_cast<tilemoe_rounding>(choices.between(-1, 5));
+  tilemoe_experts experts{};
+  experts.struct_size = sizeof experts;
+  experts.device = spec.device;
+  experts.dtype = static_cast<tilemoe_dtype>(choices.between(-1, 5));
+  experts.d = any_number(choices), experts.n = any_number(choices);
+  experts.E = choices.one_in(4) ? any_number(choices) : spec.E;
+  experts.activation = static_cast<tilemoe_activation>(choices.between(-1, 10));
+  experts.gate_layout = static_cast<tilemoe_gate_layout>(choices.between(-1, 3));
+
+  int64_t capacity = -7;
+  check_size(world, tilemoe_routing_capacity(&spec, &capacity), capacity == -7);
+  size_t bytes = 7;
+  check_size(world, tilemoe_routing_bytes(&spec, &bytes), bytes == 7);
+  bytes = 7;
+  check_size(world, tilemoe_routing_workspace_bytes(&spec, &bytes), bytes == 7);
+  bytes = 7;
+  const auto pass = static_cast<tilemoe_pass>(choices.between(-1, 4));
+  check_size(world, tilemoe_workspace_bytes(&experts, &spec, pass, &bytes), bytes == 7);
+  bytes = 7;
+  check_size(world, tilemoe_router_losses_workspace_bytes(spec.device, spec.T, spec.E, &bytes),
+             bytes == 7);
+  tilemoe_saved_size saved{7, 7, 7, 7};
+  check_size(world, tilemoe_saved_bytes(&experts, &spec, &saved), saved.total == 7);
+}
+
+tilemoe_dtype any_float(Choices& choices) {
+  return choices.pick({TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16});
+}
+tilemoe_dtype any_integer(Choices& choices) {
+  return choices.pick({TILEMOE_INT32, TILEMOE_INT64});
+}
+
+// A small problem: its specification, and the routing built for it.
+class Problem {
+ public:
+  Problem(World& world, Choices& choices) : world_(world), choices_(choices) {
+    spec_.struct_size = sizeof spec_;
+    spec_.kind = static_cast<tilemoe_routing_kind>(choices.below(4));
+    spec_.E = choices.between(1, 5);
+    if (spec_.kind != TILEMOE_ROUTING_GROUPED) spec_.T = choices.between(0, 8);
+    if (spec_.kind == TILEMOE_ROUTING_TOP_K || spec_.kind == TILEMOE_ROUTING_ROUNDED)
+      spec_.K = choices.between(1, spec_.E);
+    if (spec_.kind == TILEMOE_ROUTING_GENERAL) spec_.pairs = choices.between(0, 12);
+    if (spec_.kind == TILEMOE_ROUTING_GROUPED || choices.one_in(3))
+      spec_.capacity = choices.between(0, 12);
+    if (spec_.kind == TILEMOE_ROUTING_ROUNDED) {
+      spec_.m = choices.between(1, 5);
+      spec_.rounding = static_cast<tilemoe_rounding>(choices.below(5));
+    }
+    size_t bytes = 0;
+    check(tilemoe_routing_bytes(&spec_, &bytes));
+    unsigned char* memory = world.routing.place(bytes, 16, choices.one_in(2));
+    std::fill_n(world.routing.begin(), world.routing.bytes(), static_cast<unsigned char>(0x5A));
+    check(tilemoe_routing_bind(&spec_, memory, bytes, &routing_));
+    check(tilemoe_routing_workspace_bytes(&spec_, &routing_workspace_));
+  }
+
+  bool build_routing();
+  void choose();
+  void layer();
+  void router_backward();
+  void losses();
+
+ private:
+  void check(tilemoe_status status) const { require(status == TILEMOE_SUCCESS, "a good problem"); }
+  void check_routing() const;
+  void routing_hazards(Call& call, tilemoe_routing& routing);
+  void experts_hazards(Call& call, tilemoe_experts& experts);
+  void weights(Call& call, const tilemoe_experts& experts, tilemoe_weights& weights);
+  void gradients(Call& call, const tilemoe_experts& experts, const tilemoe_weights& weights,
+                 tilemoe_weights& gradients, bool accumulate);
+  bool forward(const tilemoe_experts& experts);
+  bool backward(const tilemoe_experts& experts);
+  size_t layer_workspace(const tilemoe_experts& experts, tilemoe_pass pass) const {
+    size_t bytes = 0;
+    check(tilemoe_workspace_bytes(&experts, &spec_, pass, &bytes));
+    return bytes;
+  }
+  int64_t outer_rows() const {
+    return spec_.kind == TILEMOE_ROUTING_GROUPED ? routing_.spec.capacity : spec_.T;
+  }
+
+  World& world_;
+  Choices& choices_;
+  tilemoe_routing_spec spec_{};
+  tilemoe_routing routing_{};
+  size_t routing_workspace_ = 0;
+};
+
+void Problem::routing_hazards(Call& call, tilemoe_routing& routing) {
+  call.hazard([&routing] { routing.struct_size = 3; });
+  call.hazard([&routing] { routing.offsets = nullptr; });
+  call.hazard([&routing] { routing.row_score = nullptr; });
+  call.hazard([&routing] { routing.spec.capacity += 64; });
+  call.hazard([&routing] { routing.spec.E += 64; });
+  call.hazard([&routing] { routing.spec.T = -1; });
+  call.hazard([&routing] { routing.spec.device = TILEMOE_CUDA; });
+  call.hazard([&routing, kind = choices_.between(-1, 4)] {
+    routing.spec.kind = static_cast<tilemoe_routing_kind>(kind);
+  });
+}
+
+// What a built routing promises, whatever it was built from.
+void Problem::check_routing() const {
+  const int64_t E = spec_.E, capacity = routing_.spec.capacity;
+  require(routing_.offsets[0] == 0, "routing: offsets start at 0");
+  for (int64_t e = 0; e < E; ++e)
+    require(routing_.offsets[e] <= routing_.offsets[e + 1], "routing: offsets ascend");
+  const int64_t M = routing_.offsets[E];
+  require(M <= capacity, "routing: rows fit the capacity");
+  if (spec_.kind == TILEMOE_ROUTING_GROUPED) return;
+  int64_t rows = 0;
+  const int64_t pairs =
+      routing_.token_offsets ? routing_.token_offsets[spec_.T] : routing_.spec.pairs;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    require(routing_.pair_row[pair] >= -1 && routing_.pair_row[pair] < M, "routing: rows of pairs");
+    rows += routing_.pair_row[pair] >= 0;
+  }
+  require(rows == M, "routing: as many pairs as rows");
+  for (int64_t row = 0; row < M; ++row)
+    require(routing_.row_token[row] >= 0 && routing_.row_token[row] < spec_.T, "routing: tokens");
+}
+
+bool Problem::build_routing() {
+  Call call(world_, choices_, "build");
+  call.builds_routing();
+  tilemoe_routing routing = routing_;
+  routing_hazards(call, routing);
+  bool built = false;
+  switch (spec_.kind) {
+    case TILEMOE_ROUTING_TOP_K: {
+      tilemoe_route_top_k_args args{};
+      args.struct_size = sizeof args;
+      call.input(args.ids, any_integer(choices_), {spec_.T, spec_.K}, Layout::kContiguous, false,
+                 -1, spec_.E);
+      call.input(args.scores, any_float(choices_), {spec_.T, spec_.K});
+      call.workspace(args.workspace, args.workspace_bytes, routing_workspace_);
+      call.hazard([&args] { args.struct_size += 8; });
+      built = call.run([&] { return tilemoe_route_top_k(&routing, &args); });
+      break;
+    }
+    case TILEMOE_ROUTING_GENERAL: {
+      tilemoe_route_general_args args{};
+      args.struct_size = sizeof args;
+      call.input(args.tokens, any_integer(choices_), {spec_.pairs}, Layout::kContiguous, false, -1,
+                 spec_.T);
+      call.input(args.experts, any_integer(choices_), {spec_.pairs}, Layout::kContiguous, false, -1,
+                 spec_.E);
+      call.input(args.scores, any_float(choices_), {spec_.pairs});
+      call.workspace(args.workspace, args.workspace_bytes, routing_workspace_);
+      built = call.run([&] { return tilemoe_route_general(&routing, &args); });
+      break;
+    }
+    case TILEMOE_ROUTING_ROUNDED: {
+      tilemoe_route_rounded_args args{};
+      args.struct_size = sizeof args;
+      call.input(args.logits, any_float(choices_), {spec_.T, spec_.E}, Layout::kRows);
+      if (spec_.rounding == TILEMOE_ROUND_STOCHASTIC) {
+        call.input(args.seed, TILEMOE_INT64, {1}, Layout::kContiguous, false, -9, 9);
+        call.input(args.step, TILEMOE_INT64, {1}, Layout::kContiguous, false, -9, 9);
+      }
+      if (choices_.one_in(2)) call.output(args.expert_counts, TILEMOE_INT32, {spec_.E});
+      call.workspace(args.workspace, args.workspace_bytes, routing_workspace_);
+      built = call.run([&] { return tilemoe_route_rounded(&routing, &args); });
+      break;
+    }
+    case TILEMOE_ROUTING_GROUPED: {
+      tilemoe_route_grouped_args args{};
+      args.struct_size = sizeof args;
+      call.input(args.counts, any_integer(choices_), {spec_.E}, Layout::kContiguous, false, -1, 5);
+      if (choices_.one_in(2)) call.input(args.scores, TILEMOE_FLOAT32, {routing_.spec.capacity});
+      built = call.run([&] { return tilemoe_route_grouped(&routing, &args); });
+      break;
+    }
+  }
+  if (built) check_routing();
+  return built;
+}
+
+void Problem::choose() {
+  Call call(world_, choices_, "tilemoe_top_k");
+  tilemoe_top_k_args args{};
+  args.struct_size = sizeof args;
+  args.scoring = static_cast<tilemoe_scoring>(choices_.below(5));
+  const int64_t T = choices_.between(0, 8), E = choices_.between(1, 9);
+  args.K = choices_.between(1, E);
+  call.input(args.logits, any_float(choices_), {T, E}, Layout::kRows);
+  if (args.scoring >= TILEMOE_SIGMOID && choices_.one_in(2))
+    call.input(args.selection_bias, TILEMOE_FLOAT32, {E});
+  call.output(args.ids, any_integer(choices_), {T, args.K});
+  call.output(args.scores, TILEMOE_FLOAT32, {T, args.K});
+  if (choices_.one_in(2)) call.output(args.expert_counts, TILEMOE_INT32, {E});
+  call.hazard([&args, K = any_number(choices_)] { args.K = K; });
+  call.hazard([&args, scoring = choices_.between(-1, 6)] {
+    args.scoring = static_cast<tilemoe_scoring>(scoring);
+  });
+  call.hazard([&args] { args.device = TILEMOE_CUDA; });
+  call.run([&] { return tilemoe_top_k(&args); });
+}
+
+void Problem::experts_hazards(Call& call, tilemoe_experts& experts) {
+  call.hazard([&experts, d = any_number(choices_)] { experts.d = d; });
+  call.hazard([&experts, n = any_number(choices_)] { experts.n = n; });
+  call.hazard([&experts, E = any_number(choices_)] { experts.E = E; });
+  call.hazard([&experts, dtype = choices_.between(-1, 5)] {
+    experts.dtype = static_cast<tilemoe_dtype>(dtype);
+  });
+  call.hazard([&experts, activation = choices_.between(-1, 10)] {
+    experts.activation = static_cast<tilemoe_activation>(activation);
+  });
+  call.hazard([&experts, layout = choices_.between(-1, 3)] {
+    experts.gate_layout = static_cast<tilemoe_gate_layout>(layout);
+  });
+  call.hazard([&experts] { experts.clamp = -1; });
+  call.hazard([&experts] { experts.struct_size = 0; });
+}
+
+void Problem::weights(Call& call, const tilemoe_experts& experts, tilemoe_weights& weights) {
+  const bool gated = tilemoe_activation_gated(experts.activation);
+  const bool split = experts.gate_layout == TILEMOE_GATE_SPLIT;
+  const int64_t E = experts.E, d = experts.d, n = experts.n, rows = gated && !split ? 2 * n : n;
+  const bool b1 = choices_.one_in(2);
+  call.input(weights.W1, experts.dtype, {E, rows, d}, Layout::kMatrix, true);
+  call.input(weights.W2, experts.dtype, {E, d, n}, Layout::kMatrix, true);
+  if (split) call.input(weights.W1_up, experts.dtype, {E, n, d}, Layout::kMatrix, true);
+  if (b1) call.input(weights.b1, experts.dtype, {E, rows}, Layout::kRows, true);
+  if (b1 && split) call.input(weights.b1_up, experts.dtype, {E, n}, Layout::kRows, true);
+  if (choices_.one_in(2)) call.input(weights.b2, experts.dtype, {E, d}, Layout::kRows, true);
+}
+
+// Some of the weights' gradients. Those that are added to hold garbage, so nothing is asked of
+// their values.
+void Problem::gradients(Call& call, const tilemoe_experts& experts, const tilemoe_weights& weights,
+                        tilemoe_weights& gradients, bool accumulate) {
+  if (accumulate) call.may_overflow();
+  const auto some = [&](tilemoe_tensor& gradient, const tilemoe_tensor& weight) {
+    if (weight.ndim == 0 || choices_.one_in(3)) return;
+    const tilemoe_dtype dtype = choices_.one_in(2) ? experts.dtype : TILEMOE_FLOAT32;
+    if (weight.ndim == 3)
+      call.output(gradient, dtype, {weight.shape[0], weight.shape[1], weight.shape[2]},
+                  Layout::kMatrix, true);
+    else
+      call.output(gradient, dtype, {weight.shape[0], weight.shape[1]}, Layout::kRows, true);
+  };
+  some(gradients.W1, weights.W1), some(gradients.W1_up, weights.W1_up);
+  some(gradients.W2, weights.W2);
+  some(gradients.b1, weights.b1), some(gradients.b1_up, weights.b1_up);
+  some(gradients.b2, weights.b2);
+}
+
+bool Problem::forward(const tilemoe_experts& good) {
+  Call call(world_, choices_, "tilemoe_forward");
+  tilemoe_experts experts = good;
+  tilemoe_routing routing = routing_;
+  tilemoe_saved saved{};
+  tilemoe_forward_args args{};
+  args.struct_size = sizeof args;
+  args.routing = &routing;
+  weights(call, experts, args.weights);
+  const int64_t h_width = (tilemoe_activation_gated(experts.activation) ? 2 : 1) * experts.n;
+  call.input(args.X, experts.dtype, {outer_rows(), experts.d}, Layout::kRows, true);
+  call.output(args.O, experts.dtype, {outer_rows(), experts.d}, Layout::kRows, true);
+  if (choices_.one_in(2))
+    call.input(args.addend, experts.dtype, {outer_rows(), experts.d}, Layout::kRows, true);
+  if (choices_.one_in(2)) {
+    call.output(saved.H, experts.dtype, {routing_.spec.capacity, h_width}, Layout::kContiguous,
+                true);
+    args.saved = &saved;
+    call.may_overflow();  // rows of H past the last are not written
+  }
+  call.workspace(
+      args.workspace, args.workspace_bytes,
+      layer_workspace(experts, args.saved ? TILEMOE_PASS_FORWARD : TILEMOE_PASS_INFERENCE));
+  routing_hazards(call, routing);
+  experts_hazards(call, experts);
+  call.hazard([&args] { args.routing = nullptr; });
+  call.hazard([&args] { args.struct_size -= 4; });
+  return call.run([&] { return tilemoe_forward(&experts, &args); });
+}
+
+bool Problem::backward(const tilemoe_experts& good) {
+  Call call(world_, choices_, "tilemoe_backward");
+  tilemoe_experts experts = good;
+  tilemoe_routing routing = routing_;
+  tilemoe_saved saved{};
+  tilemoe_backward_args args{};
+  args.struct_size = sizeof args;
+  args.routing = &routing, args.saved = &saved;
+  args.overwrite_H = choices_.one_in(3);
+  args.beta = choices_.pick({0.f, 1.f});
+  weights(call, experts, args.weights);
+  const int64_t T = outer_rows(), d = experts.d;
+  const int64_t h_width = (tilemoe_activation_gated(experts.activation) ? 2 : 1) * experts.n;
+  call.input(args.X, experts.dtype, {T, d}, Layout::kRows, true);
+  call.input(args.dO, experts.dtype, {T, d}, Layout::kRows, true);
+  if (args.overwrite_H)
+    call.output(saved.H, experts.dtype, {routing_.spec.capacity, h_width}, Layout::kContiguous,
+                true);
+  else
+    call.input(saved.H, experts.dtype, {routing_.spec.capacity, h_width}, Layout::kContiguous,
+               true);
+  if (choices_.one_in(2)) {
+    call.output(args.dX, experts.dtype, {T, d}, Layout::kRows, true);
+    if (choices_.one_in(2)) call.input(args.addend, experts.dtype, {T, d}, Layout::kRows, true);
+  }
+  gradients(call, experts, args.weights, args.dweights, args.beta == 1.f);
+  if (choices_.one_in(2)) call.output(args.ds, TILEMOE_FLOAT32, {routing_.spec.pairs});
+  call.workspace(args.workspace, args.workspace_bytes,
+                 layer_workspace(experts, args.overwrite_H ? TILEMOE_PASS_BACKWARD_DH_OVER_H
+                                                           : TILEMOE_PASS_BACKWARD));
+  routing_hazards(call, routing);
+  experts_hazards(call, experts);
+  call.hazard([&args] { args.saved = nullptr; });
+  call.hazard([&saved] { saved.consumed = 1; });
+  call.hazard([&args] { args.beta = 0.25f; });
+  call.hazard([&args] { args.struct_size = 1; });
+  return call.run([&] { return tilemoe_backward(&experts, &args); });
+}
+
+void Problem::layer() {
+  tilemoe_experts experts{};
+  experts.struct_size = sizeof experts;
+  experts.dtype = any_float(choices_);
+  experts.d = 8 * choices_.between(1, 3), experts.n = 8 * choices_.between(1, 3);
+  experts.E = spec_.E;
+  experts.activation = static_cast<tilemoe_activation>(choices_.below(10));
+  if (tilemoe_activation_gated(experts.activation))
+    experts.gate_layout = static_cast<tilemoe_gate_layout>(choices_.below(3));
+  if (experts.activation == TILEMOE_SWIGLU && choices_.one_in(2))
+    experts.clamp = 0.5f, experts.alpha = 1.7f, experts.up_shift = 1;
+  forward(experts);
+  backward(experts);
+}
+
+void Problem::router_backward() {
+  const bool rounded = spec_.kind == TILEMOE_ROUTING_ROUNDED;
+  if (!rounded && spec_.kind != TILEMOE_ROUTING_TOP_K) return;
+  Call call(world_, choices_, "tilemoe_router_backward");
+  tilemoe_routing routing = routing_;
+  tilemoe_router_backward_args args{};
+  args.struct_size = sizeof args;
+  args.routing = &routing;
+  args.scoring =
+      rounded ? TILEMOE_SOFTMAX_RENORMALIZED : static_cast<tilemoe_scoring>(choices_.below(5));
+  args.beta = choices_.pick({0.f, 1.f});
+  if (args.beta == 1.f) call.may_overflow();
+  const tilemoe_dtype dtype = any_float(choices_);
+  call.input(args.logits, dtype, {spec_.T, spec_.E}, Layout::kRows);
+  call.input(args.ds, TILEMOE_FLOAT32, {routing_.spec.pairs});
+  call.output(args.dlogits, choices_.one_in(2) ? dtype : TILEMOE_FLOAT32, {spec_.T, spec_.E},
+              Layout::kRows);
+  call.workspace(args.workspace, args.workspace_bytes, routing_workspace_);
+  routing_hazards(call, routing);
+  call.hazard([&args] { args.beta = -1; });
+  call.hazard([&args, scoring = choices_.between(-1, 5)] {
+    args.scoring = static_cast<tilemoe_scoring>(scoring);
+  });
+  call.run([&] { return tilemoe_router_backward(&args); });
+}
+
+void Problem::losses() {
+  Call call(world_, choices_, "tilemoe_router_losses");
+  tilemoe_router_losses_args args{};
+  args.struct_size = sizeof args;
+  const int64_t T = choices_.between(0, 8), E = choices_.between(1, 9);
+  const tilemoe_dtype dtype = any_float(choices_);
+  call.input(args.logits, dtype, {T, E}, Layout::kRows);
+  call.input(args.expert_counts, TILEMOE_INT32, {E}, Layout::kContiguous, false, 0, 9);
+  if (choices_.one_in(2)) call.output(args.losses, TILEMOE_FLOAT32, {2});
+  if (choices_.one_in(2)) {
+    call.output(args.dlogits, choices_.one_in(2) ? dtype : TILEMOE_FLOAT32, {T, E}, Layout::kRows);
+    call.may_overflow();  // added to garbage
+  }
+  args.balance_coefficient = 0.5f, args.z_coefficient = 0.25f;
+  size_t needed = 0;
+  check(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, T, E, &needed));
+  call.workspace(args.workspace, args.workspace_bytes, needed);
+  call.hazard([&args] { args.z_coefficient = 1 / (args.z_coefficient - 0.25f); });
+  call.hazard([&args] { args.device = static_cast<tilemoe_device>(7); });
+  call.run([&] { return tilemoe_router_losses(&args); });
+}
+
+}  // namespace
+
+void fuzz(World& world, const uint8_t* data, size_t size) {
+  Choices choices(data, size);
+  world.finite = !choices.one_in(3);
+  while (!choices.empty()) {
+    fuzz_sizes(world, choices);
+    Problem problem(world, choices);
+    problem.choose();
+    problem.losses();
+    if (!problem.build_routing()) continue;
+    problem.layer();
+    problem.router_backward();
+  }
+}
+
+}  // namespace tilemoe::fuzz
