@@ -58,8 +58,8 @@ require_python() {
   local environment=$root/.venv
   "$environment/bin/python" -c 'import matplotlib, numpy, safetensors' 2>/dev/null && return 0
   say "making .venv with what the Python tests import"
-  python3 -m venv "$environment" >&2 &&
-    "$environment/bin/python" -m pip install -q -r "$root/tests/python/requirements.txt" >&2 ||
+  { python3 -m venv "$environment" &&
+    "$environment/bin/python" -m pip install -q -r "$root/tests/python/requirements.txt"; } >&2 ||
     die "the Python packages could not be installed; the lines above say why."
 }
 
