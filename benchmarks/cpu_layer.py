@@ -86,7 +86,8 @@ def measure(args, dtype):
     }
     for entry in entries:
         name = entry["backend"]
-        entry["rounds"] = [r[name] for r in rounds]
+        entry["rounds"] = len(rounds)
+        entry["round_times"] = [r[name] for r in rounds]
         entry["fwd_plus_bwd_ms"] = statistics.median(whole(r[name]) for r in rounds)
         entry["commit"] = layer["commit"]
         entry["load_average"] = os.getloadavg()[0]
@@ -137,6 +138,11 @@ def main():
     args.tilemoe = args.tilemoe or ROOT / "build" / "release" / "apps" / "tilemoe" / "tilemoe"
     if not args.tilemoe.exists():
         sys.exit(f"cpu_layer.py: error: {args.tilemoe} is not there; build it or name it by --tilemoe")
+    try:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.open("a").close()
+    except OSError as error:
+        sys.exit(f"cpu_layer.py: error: cannot write {args.output}: {error.strerror}")
 
     results, all_met = [], True
     for dtype in args.dtypes:

@@ -61,6 +61,12 @@ void list_cases(std::ostream& out) {
   table.print(out);
 }
 
+// Before minutes of measuring, not after them. Leaves what is in the file.
+void check_writable(const std::string& file) {
+  if (!file.empty() && file != "-" && !std::ofstream(file, std::ios::app))
+    throw std::runtime_error("cannot write " + file);
+}
+
 void write_json(const json& entries, const std::string& file) {
   if (file == "-") {
     std::cout << entries.dump(2) << "\n";
@@ -91,6 +97,7 @@ int bench(const BenchOptions& options) {
   const std::vector<verify::Case> cases = chosen_cases(options, device);
   if (options.rounds_from_stdin && cases.size() != 1)
     throw std::runtime_error("--rounds-from-stdin takes one --config");
+  check_writable(options.json_file);
   json entries = json::array();
   for (const verify::Case& layer : cases) {
     Measurement measurement(layer, device, options.baseline == kDenseBackend);

@@ -16,13 +16,18 @@ int fail(const char* reason) {
   return kFailed;
 }
 
+int refuse(const char* reason) {
+  std::cerr << "tilemoe: error: " << reason << "\nRun with --help for the options.\n";
+  return kWrongUsage;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace tilemoe::app;
   CLI::App app("TileMoE: the Mixture-of-Experts layer, forward and backward.", "tilemoe");
   app.set_version_flag("--version", std::string("tilemoe ") + tilemoe_version());
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   app.failure_message(CLI::FailureMessage::help);
   app.get_formatter()->column_width(34);
 
@@ -37,10 +42,9 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const bool asked_for_help = error.get_exit_code() == 0;
-    if (asked_for_help) return app.exit(error);
-    std::cerr << "tilemoe: error: " << error.what() << "\nRun with --help for the options.\n";
-    return kWrongUsage;
+    return asked_for_help ? app.exit(error) : refuse(error.what());
   }
+  if (!run) return refuse("a subcommand is required");
   try {
     return run();
   } catch (const std::bad_alloc&) {

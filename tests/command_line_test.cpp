@@ -1,0 +1,180 @@
+// The program as a user meets it: what it prints, and its exit status.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+namespace {
+
+using nlohmann::json;
+
+constexpr int kDone = 0, kFailed = 1, kWrongUsage = 2;
+
+struct Outcome {
+  int status;
+  std::string text;  // standard output and standard error
+};
+
+Outcome run_shell(const std::string& command) {
+  Outcome outcome{.status = -1, .text = {}};
+  FILE* pipe = popen(command.c_str(), "r");
+  if (!pipe) return outcome;
+  std::array<char, 4096> piece;
+  while (const size_t size = fread(piece.data(), 1, piece.size(), pipe))
+    outcome.text.append(piece.data(), size);
+  const int status = pclose(pipe);
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return outcome;
+}
+
+Outcome tilemoe(const std::string& arguments) {
+  return run_shell("'" TILEMOE_PROGRAM "' " + arguments + " 2>&1");
+}
+
+// One clear sentence, and nothing of a crash.
+void expect_error(const std::string& arguments, int status, const std::string& part) {
+  const Outcome outcome = tilemoe(arguments);
+  EXPECT_EQ(outcome.status, status) << outcome.text;
+  EXPECT_EQ(outcome.text.rfind("tilemoe: error: ", 0), 0u) << outcome.text;
+  EXPECT_NE(outcome.text.find(part), std::string::npos) << outcome.text;
+  EXPECT_EQ(outcome.text.find("terminate"), std::string::npos) << outcome.text;
+}
+
+TEST(CommandLine, HelpNamesEverySubcommand) {
+  const Outcome outcome = tilemoe("--help");
+  EXPECT_EQ(outcome.status, kDone);
+  for (const char* name : {"train", "plot", "bench", "check", "info"}) {
+    EXPECT_NE(outcome.text.find(std::string("\n  ") + name), std::string::npos) << name;
+    EXPECT_EQ(tilemoe(std::string(name) + " --help").status, kDone) << name;
+  }
+}
+
+TEST(CommandLine, VersionIsTheLibrarys) {
+  const Outcome outcome = tilemoe("--version");
+  EXPECT_EQ(outcome.status, kDone);
+  EXPECT_EQ(outcome.text, "tilemoe " TILEMOE_PROGRAM_VERSION "\n");
+}
+
+TEST(CommandLine, WrongUsageIsSaid) {
+  expect_error("", kWrongUsage, "ubcommand");
+  expect_error("dance", kWrongUsage, "dance");
+  expect_error("bench --rounds many", kWrongUsage, "many");
+  expect_error("bench --rounds 0", kWrongUsage, "--rounds");
+  expect_error("bench --threads -1", kWrongUsage, "--threads");
+  expect_error("check --dtype int8", kWrongUsage, "--dtype");
+}
+
+TEST(CommandLine, CudaIsNotBuiltYet) {
+  for (const char* command : {"bench", "check"})
+    expect_error(std::string(command) + " --device cuda", kFailed,
+                 "--device cuda: the CUDA backend is not built yet");
+}
+
+TEST(Info, JsonSaysWhatIsSupported) {
+  const Outcome outcome = tilemoe("info --json");
+  ASSERT_EQ(outcome.status, kDone);
+  const json info = json::parse(outcome.text);
+  for (const char* key : {"version", "commit", "build_type", "compiler", "devices", "limits"})
+    EXPECT_TRUE(info.contains(key)) << key;
+  const json& cpu = info.at("backends").at(0);
+  EXPECT_EQ(cpu.at("name"), "cpu");
+  EXPECT_TRUE(cpu.at("available").get<bool>());
+  const json& supports = cpu.at("supports");
+  EXPECT_EQ(supports.at("dtypes"), json({"float32", "bfloat16", "float16"}));
+  EXPECT_EQ(supports.at("activations").size(), 10u);
+  EXPECT_EQ(supports.at("gate_layouts"), json({"concatenated", "interleaved", "split"}));
+  EXPECT_EQ(supports.at("routings").size(), 8u);
+  const json& cuda = info.at("backends").at(1);
+  EXPECT_FALSE(cuda.at("available").get<bool>());
+  EXPECT_NE(cuda.at("reason").get<std::string>().find("not built"), std::string::npos);
+}
+
+TEST(Check, JudgesTheCasesThatMatch) {
+  const Outcome outcome = tilemoe("check 'one-tok*' --dtype bfloat16");
+  EXPECT_EQ(outcome.status, kDone) << outcome.text;
+  EXPECT_NE(outcome.text.find("one-token/bfloat16"), std::string::npos) << outcome.text;
+  EXPECT_NE(outcome.text.find("1 cases"), std::string::npos) << outcome.text;
+  EXPECT_EQ(outcome.text.find("float32"), std::string::npos) << outcome.text;
+  expect_error("check no-such-case", kFailed, "no case matches");
+}
+
+TEST(Check, ListsWithoutRunning) {
+  const Outcome outcome = tilemoe("check --list 'rounded-*'");
+  EXPECT_EQ(outcome.status, kDone);
+  EXPECT_NE(outcome.text.find("rounded-balanced/float16"), std::string::npos);
+  EXPECT_EQ(outcome.text.find("swiglu"), std::string::npos);
+  EXPECT_EQ(outcome.text.find("ok"), std::string::npos);
+}
+
+void expect_bench_entry(const json& entry, const char* backend) {
+  EXPECT_EQ(entry.at("config"), "cpu-t512");
+  EXPECT_EQ(entry.at("backend"), backend);
+  for (const char* key : {"device", "commit"}) EXPECT_TRUE(entry.at(key).is_string()) << key;
+  for (const char* key : {"fwd_ms", "bwd_ms"}) EXPECT_GT(entry.at(key).get<double>(), 0) << key;
+  EXPECT_TRUE(entry.contains("saved_bytes") && entry.contains("peak_bytes"));
+  EXPECT_TRUE(entry.at("steps").is_object() && entry.at("versions").is_object());
+}
+
+TEST(Bench, JsonHasTheDocumentedForm) {
+  const Outcome outcome = tilemoe("bench --config cpu-t512 --rounds 1 --threads 1 --json -");
+  ASSERT_EQ(outcome.status, kDone) << outcome.text;
+  const json entries = json::parse(outcome.text);
+  ASSERT_EQ(entries.size(), 2u);
+  expect_bench_entry(entries[0], "tilemoe-cpu");
+  expect_bench_entry(entries[1], "onednn-dense");
+  const json& layer = entries[0];
+  EXPECT_EQ(layer.at("threads"), 1);
+  EXPECT_EQ(layer.at("rows"), 512 * 4);
+  // X and H in float32; at most 16 bytes a pair and a little for the experts
+  const int64_t tensors = 4 * (512 * 512 + 2048 * 2 * 256);
+  EXPECT_GE(layer.at("saved_bytes").get<int64_t>(), tensors);
+  EXPECT_LE(layer.at("saved_bytes").get<int64_t>(), tensors + 16 * 2048 + 1024);
+  EXPECT_GT(layer.at("peak_bytes"), layer.at("saved_bytes"));
+  for (const char* step :
+       {"router", "top_k", "route", "up_projection", "down_projection", "combine",
+        "activation_gradient", "score_gradient", "weight_gradient_2", "input_gradient",
+        "combine_dX", "weight_gradient_1", "router_backward", "router_gradient"})
+    EXPECT_GT(layer.at("steps").at(step).at("ms").get<double>(), 0) << step;
+  EXPECT_EQ(layer.at("steps").size(), 14u);
+}
+
+TEST(Bench, AnswersARoundForEveryLine) {
+  const Outcome outcome =
+      run_shell("printf 'a\\nb\\n' | '" TILEMOE_PROGRAM
+                "' bench --config cpu-t512 --baseline none --rounds-from-stdin");
+  ASSERT_EQ(outcome.status, kDone);
+  std::istringstream lines(outcome.text);
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(json::parse(line).at("ready"), "tilemoe-cpu");
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(std::getline(lines, line));
+    EXPECT_GT(json::parse(line).at("tilemoe-cpu").at("fwd_ms").get<double>(), 0);
+  }
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(json::parse(line).at(0).at("rounds"), 2);
+  EXPECT_FALSE(std::getline(lines, line));
+}
+
+TEST(Bench, RefusesWhatDoesNotFitOrIsNotThere) {
+  expect_error("bench --config nothing", kFailed, "no bench case is called nothing");
+  expect_error("bench --config cpu-t512 --rounds 1 --baseline none --json /nowhere/out.json",
+               kFailed, "/nowhere/out.json");
+}
+
+#ifndef TILEMOE_SANITIZED
+// A limit on the address space stands for a machine with less memory.
+TEST(Bench, SaysThatMemoryIsShort) {
+  const Outcome outcome = run_shell("ulimit -v 1000000; '" TILEMOE_PROGRAM
+                                    "' bench --config 7b-n256 --baseline none 2>&1");
+  EXPECT_EQ(outcome.status, kFailed) << outcome.text;
+  EXPECT_EQ(outcome.text.rfind("tilemoe: error: ", 0), 0u) << outcome.text;
+  EXPECT_NE(outcome.text.find("memory"), std::string::npos) << outcome.text;
+}
+#endif
+
+}  // namespace
