@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <initializer_list>
 #include <ostream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -39,11 +41,18 @@ inline void expect_passed(const Report& report) {
   }
 }
 
-// The case of that name in any dtype, or a failure that ends the test.
 inline Case named_case(const std::string& name) {
   const Case* found = find_case(name);
   if (!found) throw std::runtime_error("no case is called " + name);
   return *found;
+}
+
+inline std::vector<Case> named_cases(std::initializer_list<const char*> names,
+                                     std::initializer_list<const char*> dtypes) {
+  std::vector<Case> cases;
+  for (const char* name : names)
+    for (const char* dtype : dtypes) cases.push_back(named_case(std::string(name) + "/" + dtype));
+  return cases;
 }
 
 // The first element whose bits differ, or -1.

@@ -71,6 +71,7 @@ class GuardedTensor {
   std::vector<float> read() const;
   std::vector<std::byte> bits() const { return buffer_.read(); }
   uint64_t fingerprint() const { return buffer_.fingerprint(); }
+  bool is_poisoned() const { return buffer_.read() == buffer_.poisoned(); }
   // Nothing but elements was written since the buffer was poisoned.
   bool gaps_intact() const;
 

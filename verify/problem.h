@@ -41,6 +41,8 @@ class Problem {
   std::vector<Pair> pairs() const;
   // What was computed, laid out as the reference's Results; H as forward left it.
   Computed computed() const;
+  // Nothing wrote H since it was poisoned.
+  bool H_is_poisoned() const { return H_->is_poisoned(); }
   // A line for each input that changed, and for each byte written outside an output.
   std::vector<std::string> damage();
 

@@ -18,7 +18,7 @@ const std::vector<Case>& bench_cases();
 // Cases of more than 2^31 elements. They need tens of gigabytes and are run by name only.
 const std::vector<Case>& huge_cases();
 
-// Any case by its name; null where there is none.
+// Any case by its name, whatever the environment says; null where there is none.
 const Case* find_case(std::string_view name);
 
 // The same case on small whole numbers, with an activation that keeps them whole. There is none

@@ -1,0 +1,108 @@
+// The same bits on every run, for every number of threads, on a busy machine, and while another
+// thread is inside the library too.
+#include <atomic>
+#include <thread>
+
+#include "layer_support.h"
+
+namespace tilemoe::verify {
+namespace {
+
+class Threads {
+ public:
+  explicit Threads(int count) { check(tilemoe_set_num_threads(count)); }
+  ~Threads() { tilemoe_set_num_threads(0); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+};
+
+// Keeps more threads busy than the machine has cores.
+class Load {
+ public:
+  Load() {
+    for (unsigned i = 0; i < std::thread::hardware_concurrency() + 1; ++i)
+      spinners_.emplace_back([this] {
+        while (!stop_.load(std::memory_order_relaxed)) continue;
+      });
+  }
+  ~Load() {
+    stop_ = true;
+    for (std::thread& spinner : spinners_) spinner.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> spinners_;
+};
+
+Computed run(const Case& test_case) {
+  Problem problem(make_inputs(test_case, 11));
+  problem.run();
+  return problem.computed();
+}
+
+class Determinism : public testing::TestWithParam<Case> {};
+
+TEST_P(Determinism, SameBitsForEveryNumberOfThreads) {
+  Computed expected;
+  {
+    const Threads one(1);
+    expected = run(GetParam());
+  }
+  for (int threads : {2, 3, 5}) {
+    const Threads some(threads);
+    expect_same_bits(expected, run(GetParam()));
+  }
+}
+
+TEST_P(Determinism, SameBitsOnEveryRunOfABusyMachine) {
+  const Threads more_than_cores(3);
+  Problem problem(make_inputs(GetParam(), 11));
+  problem.run();
+  const Computed expected = problem.computed();
+  const Load load;
+  for (int i = 0; i < 8; ++i) {
+    problem.run();
+    expect_same_bits(expected, problem.computed());
+  }
+}
+
+std::vector<Case> determinism_cases() {
+  return named_cases({"wide", "biases", "zipf", "general", "rounded-nearest", "grouped", "dW-added",
+                      "transposed", "one-expert-has-all"},
+                     {"float32", "bfloat16"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, Determinism, testing::ValuesIn(determinism_cases()), test_name);
+
+TEST(DeterminismOfManyRuns, SameBitsAThousandTimes) {
+  const Threads threads(2);
+  Problem problem(make_inputs(named_case("one-token/float32"), 11));
+  problem.run();
+  const Computed expected = problem.computed();
+  for (int i = 0; i < 1000; ++i) {
+    problem.run();
+    expect_same_bits(expected, problem.computed());
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(ConcurrentCalls, GiveTheBitsOfSeparateOnes) {
+  const Threads threads(3);
+  const std::vector<Case> cases =
+      named_cases({"biases", "general", "rounded-nearest"}, {"float32", "bfloat16"});
+  std::vector<Computed> expected;
+  for (const Case& one : cases) expected.push_back(run(one));
+  std::vector<std::thread> callers;
+  for (size_t caller = 0; caller < 2; ++caller)
+    callers.emplace_back([&, caller] {
+      for (size_t i = 0; i < 4 * cases.size(); ++i) {
+        const size_t which = (i + caller) % cases.size();
+        expect_same_bits(expected[which], run(cases[which]));
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+}
+
+}  // namespace
+}  // namespace tilemoe::verify

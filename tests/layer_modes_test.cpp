@@ -1,0 +1,154 @@
+// What the modes of forward and backward promise each other.
+#include <cmath>
+
+#include "layer_support.h"
+
+namespace tilemoe::verify {
+namespace {
+
+Computed run(const Case& test_case) {
+  Problem problem(make_inputs(test_case, 3));
+  problem.run();
+  EXPECT_TRUE(problem.damage().empty());
+  return problem.computed();
+}
+
+class LayerModes : public testing::TestWithParam<Case> {};
+
+TEST_P(LayerModes, InferenceGivesTheBitsOfTraining) {
+  Problem problem(make_inputs(GetParam(), 3));
+  problem.poison();
+  problem.route();
+  problem.forward();
+  const std::vector<float> O = problem.computed()[kO];
+  problem.poison();
+  problem.route();
+  problem.infer();
+  EXPECT_EQ(first_difference(problem.computed()[kO], O), -1);
+  EXPECT_TRUE(problem.damage().empty());
+  EXPECT_TRUE(problem.H_is_poisoned()) << "inference wrote H";
+}
+
+TEST_P(LayerModes, DHOverHGivesTheBitsOfTheOtherPath) {
+  Case apart = GetParam(), over = GetParam();
+  apart.dH_over_H = false, over.dH_over_H = true;
+  expect_same_bits(run(apart), run(over));
+}
+
+TEST_P(LayerModes, ConsumedStateIsRefused) {
+  Case over = GetParam();
+  over.dH_over_H = true;
+  Problem problem(make_inputs(over, 3));
+  problem.run();
+  const Computed before = problem.computed();
+  for (int overwrite : {0, 1}) {
+    BackwardArgs args = problem.backward_args();
+    args.overwrite_H = overwrite;
+    try {
+      problem.experts().backward(args);
+      ADD_FAILURE() << "a second backward ran on consumed state";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find("consumed"), std::string::npos) << error.what();
+    }
+  }
+  expect_same_bits(before, problem.computed());
+  problem.forward();
+  problem.backward();  // forward made the state whole again
+  expect_same_bits(before, problem.computed());
+}
+
+TEST_P(LayerModes, BackwardCanBeRepeated) {
+  Problem problem(make_inputs(GetParam(), 3));
+  problem.run();
+  const Computed first = problem.computed();
+  problem.backward();
+  expect_same_bits(first, problem.computed());
+}
+
+// Each gradient alone has the bits that it has among all others.
+TEST_P(LayerModes, AnAbsentGradientChangesNoOther) {
+  const Computed all = run(GetParam());
+  const Gradients none{
+      .dX = false, .dW1 = false, .dW2 = false, .db1 = false, .db2 = false, .ds = false};
+  for (bool Gradients::*gradient : {&Gradients::dX, &Gradients::dW1, &Gradients::dW2,
+                                    &Gradients::db1, &Gradients::db2, &Gradients::ds}) {
+    Case one = GetParam();
+    one.wanted = none, one.wanted.*gradient = true;
+    const Computed alone = run(one);
+    for (size_t output = 0; output < kOutputs; ++output) {
+      if (alone[output].empty()) continue;
+      EXPECT_EQ(first_difference(alone[output], all[output]), -1)
+          << output_name(static_cast<Output>(output));
+    }
+  }
+}
+
+std::vector<Case> mode_cases() {
+  return named_cases({"biases", "gpt-oss", "general", "grouped", "zipf", "silu"},
+                     {"float32", "bfloat16"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, LayerModes, testing::ValuesIn(mode_cases()), test_name);
+
+// The gate's or the up half's gradient may be wanted alone.
+TEST(LayerSplit, AFrozenHalfChangesNotTheOther) {
+  const Case split = named_case("split/float32");
+  Problem problem(make_inputs(split, 3));
+  problem.run();
+  const Computed both = problem.computed();
+  const size_t half = both[kDW1].size() / static_cast<size_t>(2 * split.E);
+  for (bool keeps_up : {false, true}) {
+    problem.poison();
+    problem.route();
+    problem.forward();
+    BackwardArgs args = problem.backward_args();
+    (keeps_up ? args.dweights.W1 : args.dweights.W1_up) = {};
+    problem.experts().backward(args);
+    const std::vector<float> dW1 = problem.computed()[kDW1];
+    for (size_t i = 0; i < dW1.size(); ++i) {
+      const bool is_up = i / half % 2 == 1;
+      const bool same = std::memcmp(&dW1[i], &both[kDW1][i], sizeof(float)) == 0;
+      ASSERT_TRUE(is_up == keeps_up ? same : std::isnan(dW1[i])) << "at " << i;
+    }
+  }
+}
+
+// beta = 1: what is there is added in float32 and rounded once.
+TEST(LayerAccumulation, AddsToWhatIsThere) {
+  const Case plain = integer_form(named_case("biases/float32"));
+  Case added = plain;
+  added.accumulate_dW = true;
+  const Inputs inputs = make_inputs(added, 3);
+  Problem problem(inputs);
+  problem.run();
+  const Computed sums = problem.computed(), gradients = run(plain);
+  const auto expect_sum = [&](Output output, const std::vector<float>& before) {
+    for (size_t i = 0; i < before.size(); ++i)
+      ASSERT_EQ(sums[output][i], before[i] + gradients[output][i]) << output_name(output);
+  };
+  expect_sum(kDW1, inputs.dW_before.W1), expect_sum(kDW2, inputs.dW_before.W2);
+  expect_sum(kDb1, inputs.dW_before.b1), expect_sum(kDb2, inputs.dW_before.b2);
+}
+
+TEST(LayerCapacity, CountsWhatDoesNotFitAndBadIds) {
+  for (Case bounded :
+       named_cases({"over-capacity", "general-over-capacity", "bad-ids", "general"}, {"float32"})) {
+    const Inputs inputs = make_inputs(bounded, 3);
+    Problem problem(inputs);
+    problem.run();
+    EXPECT_TRUE(problem.damage().empty());
+    bounded.capacity = 0;
+    Problem unbounded(make_inputs(bounded, 3));
+    unbounded.run();
+    const auto fits = static_cast<int64_t>(problem.pairs().size());
+    const auto valid = static_cast<int64_t>(unbounded.pairs().size());
+    const int32_t* counters = problem.routing().counters;
+    EXPECT_EQ(counters[TILEMOE_COUNT_OVER_CAPACITY], valid - fits) << bounded.name;
+    EXPECT_EQ(counters[TILEMOE_COUNT_BAD_IDS], inputs.pairs() - valid) << bounded.name;
+    EXPECT_EQ(problem.routing().offsets[bounded.E], fits) << bounded.name;
+  }
+}
+
+}  // namespace
+}  // namespace tilemoe::verify

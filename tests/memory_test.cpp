@@ -1,0 +1,189 @@
+// The memory contract: what lives from forward to backward is what saved_bytes says, and a step
+// allocates nothing.
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "layer_support.h"
+#include "memory_hooks.h"
+
+namespace tilemoe::verify {
+namespace {
+
+TEST(Allocations, AreCounted) {
+  std::vector<std::unique_ptr<std::vector<int>>> kept;
+  EXPECT_EQ(allocations_of([&] { kept.push_back(std::make_unique<std::vector<int>>(100)); }), 3);
+  void* memory = nullptr;
+  EXPECT_EQ(allocations_of([&] { memory = std::malloc(10); }), 1);
+  EXPECT_EQ(allocations_of([&] { memory = std::realloc(memory, 100); }), 1);
+  std::free(memory);
+  EXPECT_EQ(allocations_of([] {}), 0);
+}
+
+TEST(Allocations, NoneInForwardAndBackward) {
+  check(tilemoe_set_num_threads(2));
+  for (const Case& one : verification_cases()) {
+    Problem problem(make_inputs(one, 1));
+    problem.poison();
+    problem.route();
+    const ForwardArgs forward = problem.forward_args();
+    ForwardArgs inference = forward;
+    inference.saved = nullptr;
+    const BackwardArgs backward = problem.backward_args();
+    const Experts& experts = problem.experts();
+    EXPECT_EQ(allocations_of([&] { experts.forward(inference); }), 0) << one.name;
+    EXPECT_EQ(allocations_of([&] { experts.forward(forward); }), 0) << one.name;
+    EXPECT_EQ(allocations_of([&] { experts.backward(backward); }), 0) << one.name;
+  }
+}
+
+// Zeros: what routing decides does not matter here.
+class RoutingMemory {
+ public:
+  explicit RoutingMemory(const RoutingSpec& spec)
+      : arrays_(host_memory(), spec.bytes()),
+        workspace_(host_memory(), spec.workspace_bytes()),
+        routing(spec, arrays_.data(), arrays_.bytes()) {}
+  void* workspace() const { return workspace_.data(); }
+  size_t workspace_bytes() const { return workspace_.bytes(); }
+
+ private:
+  GuardedBuffer arrays_, workspace_;
+
+ public:
+  Routing routing;
+};
+
+class RoutingAllocations : public testing::Test {
+ protected:
+  static constexpr int64_t T = 301, E = 12, K = 3;
+
+  static GuardedTensor tensor(DType dtype, std::vector<int64_t> shape) {
+    GuardedTensor result(host_memory(), dtype, std::move(shape));
+    result.write(std::vector<float>(static_cast<size_t>(result.elements()), 1.f));
+    return result;
+  }
+
+  GuardedTensor logits = tensor(DType::kFloat32, {T, E});
+  GuardedTensor dlogits = tensor(DType::kFloat32, {T, E});
+  GuardedTensor ids = tensor(DType::kInt32, {T, K});
+  GuardedTensor scores = tensor(DType::kFloat32, {T, K});
+  GuardedTensor counts = tensor(DType::kInt32, {E});
+  GuardedTensor one = tensor(DType::kInt64, {1});
+};
+
+TEST_F(RoutingAllocations, NoneInTopKAndItsBackward) {
+  RoutingMemory memory(RoutingSpec::top_k(T, E, K));
+  const GuardedTensor ds = tensor(DType::kFloat32, {T * K});
+  for (Scoring scoring :
+       {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxOverAll, Scoring::kSoftmaxRenormalized,
+        Scoring::kSigmoid, Scoring::kSigmoidRenormalized})
+    EXPECT_EQ(allocations_of([&] {
+                top_k(scoring, K, logits.view(), ids.view(), scores.view(), {}, counts.view());
+                memory.routing.from_top_k(ids.view(), scores.view(), memory.workspace(),
+                                          memory.workspace_bytes());
+                router_backward(scoring, memory.routing, logits.view(), ds.view(), dlogits.view(),
+                                memory.workspace(), memory.workspace_bytes());
+              }),
+              0);
+}
+
+TEST_F(RoutingAllocations, NoneInGeneralAndGroupedRouting) {
+  RoutingMemory general(RoutingSpec::general(T, E, T));
+  const GuardedTensor tokens = tensor(DType::kInt32, {T});
+  const GuardedTensor weights = tensor(DType::kFloat32, {T});
+  RoutingMemory grouped(RoutingSpec::grouped(T, E));
+  EXPECT_EQ(allocations_of([&] {
+              general.routing.from_triples(tokens.view(), tokens.view(), weights.view(),
+                                           general.workspace(), general.workspace_bytes());
+              grouped.routing.from_counts(counts.view(), weights.view());
+            }),
+            0);
+}
+
+TEST_F(RoutingAllocations, NoneInRoundedRoutingAndTheLosses) {
+  const size_t bytes = router_losses_workspace_bytes(T, E);
+  const GuardedBuffer losses_workspace(host_memory(), bytes);
+  const GuardedTensor losses = tensor(DType::kFloat32, {2});
+  for (Rounding rule : {Rounding::kNearest, Rounding::kUp, Rounding::kDown, Rounding::kStochastic,
+                        Rounding::kBalanced}) {
+    RoutingMemory memory(RoutingSpec::rounded(T, E, K, rule, 16));
+    const bool stochastic = rule == Rounding::kStochastic;
+    const Tensor seed = stochastic ? one.view() : Tensor();
+    const GuardedTensor ds = tensor(DType::kFloat32, {memory.routing.pairs()});
+    EXPECT_EQ(
+        allocations_of([&] {
+          memory.routing.from_logits_rounded(logits.view(), memory.workspace(),
+                                             memory.workspace_bytes(), seed, seed, counts.view());
+          router_backward(Scoring::kSoftmaxRenormalized, memory.routing, logits.view(), ds.view(),
+                          dlogits.view(), memory.workspace(), memory.workspace_bytes());
+          router_losses(logits.view(), counts.view(), losses.view(), losses_workspace.data(), bytes,
+                        0.01f, 0.001f, dlogits.view());
+        }),
+        0);
+  }
+}
+
+// ---------------------------------------------------------------- saved_bytes
+
+int64_t element_bytes(const Case& one) {
+  return static_cast<int64_t>(size_of(one.dtype));
+}
+
+TEST(SavedBytes, AreRowsAndHAndLittleMore) {
+  std::vector<Case> cases = verification_cases();
+  cases.insert(cases.end(), bench_cases().begin(), bench_cases().end());
+  for (const Case& one : cases) {
+    const bool general = one.routing == RoutingKind::kGeneral;
+    const RoutingSpec spec = one.spec(general ? one.T * one.K : 0, Device::kCpu);
+    const tilemoe_saved_size size = one.experts(Device::kCpu).saved_bytes(spec);
+    const int64_t M = spec.bound();
+    const auto saved = [](size_t bytes) { return static_cast<int64_t>(bytes); };
+    // 2Td + 4Mn in 16 bits and gated; the grouped entry keeps its rows
+    EXPECT_EQ(saved(size.rows), element_bytes(one) * one.outer_rows() * one.d) << one.name;
+    EXPECT_EQ(saved(size.H), element_bytes(one) * M * one.h_width()) << one.name;
+    EXPECT_EQ(size.total, size.rows + size.H + size.routing) << one.name;
+    // at most 16 bytes a pair and O(E); general and rounded routing find a token's pairs by T + 1
+    // offsets
+    const bool offsets = general || one.routing == RoutingKind::kRounded;
+    const int64_t pairs = std::max(M, one.routing == RoutingKind::kTopK ? one.T * one.K : M);
+    const int64_t most = 16 * pairs + 4 * one.E + (offsets ? 4 * one.T : 0) + 256;
+    EXPECT_LE(saved(size.routing), most) << one.name;
+    EXPECT_EQ(size.routing, spec.bytes()) << one.name;
+  }
+}
+
+TEST(SavedBytes, DoNotGrowWithGranularity) {
+  constexpr int64_t T = 24576, d = 1536, nK = 2048;
+  for (int64_t K : {1, 2, 4, 8, 16}) {
+    const Experts experts(d, nK / K, 128, DType::kBFloat16);
+    const tilemoe_saved_size size = experts.saved_bytes(RoutingSpec::top_k(T, 128, K));
+    EXPECT_EQ(size.rows + size.H, static_cast<size_t>(2 * T * d + 4 * T * nK));
+    EXPECT_LE(size.routing, static_cast<size_t>(16 * T * K + 2048));
+  }
+}
+
+// Saved state is all that joins forward to backward: X, H and the routing, moved elsewhere, do.
+TEST(SavedBytes, AreAllThatBackwardNeeds) {
+  for (const Case& one :
+       named_cases({"biases", "general", "rounded-nearest", "grouped"}, {"bfloat16"})) {
+    const Inputs inputs = make_inputs(one, 1);
+    Problem problem(inputs);
+    problem.run();
+    const Computed expected = problem.computed();
+
+    Problem later(inputs);
+    later.poison();
+    later.route();
+    const Tensor H(problem.saved().H), moved(later.saved().H);
+    std::memcpy(moved.data, H.data,
+                static_cast<size_t>(H.shape[0] * H.shape[1]) * size_of(one.dtype));
+    later.backward();
+    Computed found = later.computed();
+    found[kO] = expected[kO];
+    expect_same_bits(expected, found);
+  }
+}
+
+}  // namespace
+}  // namespace tilemoe::verify
