@@ -145,7 +145,7 @@ class Generator {
 
   // By the largest of noisy popularities, as top-1 of such logits would choose.
   int64_t draw_expert(Random& random) const {
-    if (case_.bad_ids && random.below(8) == 0) return random.below(2) ? -1 : case_.E + 3;
+    if (case_.bad_ids && random.below(8) == 0) return random.below(2) ? -1 : case_.E;
     if (case_.load == Load::kRandom) return random.below(case_.E);
     int64_t best = 0;
     double best_value = -std::numeric_limits<double>::infinity();

@@ -124,7 +124,7 @@ void Problem::choose_experts() {
   if (in_.bad_pairs.empty()) return;
   std::vector<float> ids = ids_->read();
   for (int64_t pair : in_.bad_pairs)
-    ids[static_cast<size_t>(pair)] = static_cast<float>(pair % 2 ? -1 : case_.E + pair);
+    ids[static_cast<size_t>(pair)] = static_cast<float>(pair % 2 ? -1 : case_.E + pair % 3);
   ids_->write(ids);
 }
 

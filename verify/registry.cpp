@@ -41,12 +41,21 @@ std::vector<Case> size_cases() {
       {.name = "single-expert", .T = 161, .d = 56, .n = 88, .E = 1, .K = 1},
       {.name = "top-1", .T = 150, .d = 88, .n = 120, .E = 6, .K = 1},
       {.name = "more-experts-than-tokens", .T = 11, .d = 64, .n = 48, .E = 90, .K = 2},
-      {.name = "wide", .T = 139, .d = 520, .n = 264, .E = 5, .K = 2},
+      {.name = "many-pairs", .T = 3001, .d = 24, .n = 16, .E = 17, .K = 3},
       {.name = "narrow-d", .T = 333, .d = 8, .n = 136, .E = 5, .K = 3},
       {.name = "narrow-n", .T = 333, .d = 136, .n = 8, .E = 5, .K = 3},
       {.name = "tall", .T = 1410, .d = 104, .n = 56, .E = 9, .K = 2},
   };
   for (Case& one : cases) one.biases = one.T < 2;
+  // More columns than any tile has, with more rows in an expert than any tile has.
+  const Case wide{.T = 67, .d = 520, .n = 264, .E = 4, .K = 2};
+  cases.push_back(vary("wide", wide, [](Case& c) {
+    c.T = 277, c.load = Load::kOneExpert, c.scoring = Scoring::kSigmoid;
+  }));
+  cases.push_back(vary("wide-transposed", wide, [](Case& c) {
+    c.gate_layout = GateLayout::kInterleaved;
+    c.W1_transposed = c.W2_transposed = c.biases = true;
+  }));
   return cases;
 }
 
