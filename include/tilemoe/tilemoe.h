@@ -160,7 +160,7 @@ typedef struct tilemoe_routing_spec {
 enum {
   TILEMOE_COUNT_OVER_CAPACITY = 0, /* pairs that did not fit: highest expert, then highest token */
   TILEMOE_COUNT_BAD_IDS = 1,    /* ids outside [0, E), or tokens outside [0, T) or out of order */
-  TILEMOE_COUNT_NAN_TOKENS = 2, /* tokens with a NaN logit */
+  TILEMOE_COUNT_NAN_TOKENS = 2, /* tokens with a NaN logit; from pairs: with a NaN score */
   TILEMOE_COUNTERS = 4
 };
 
@@ -243,9 +243,9 @@ TILEMOE_API tilemoe_status tilemoe_route_general(tilemoe_routing* routing,
 /* Builds a routing of kind ROUNDED from logits: top-K by softmax over all experts, renormalised,
  * then each expert's count is rounded to a multiple of m. Expert e ranks its top-K tokens before
  * the others, then by s, then by lower token id, and takes the first f'_e. Where f'_e would pass T
- * it is floor(T/m)*m; where T < m the routing is plain top-K. A token's pairs stand in the order of
- * its K, then added ones by expert.
- */
+ * it is floor(T/m)*m; where T < m the routing is plain top-K. Rows of an expert stand in ascending
+ * order of token. A token's pairs stand in the order of its K, then added ones by expert; dropped
+ * ones are not among them, and the unused tail of pair_row is -1. */
 typedef struct tilemoe_route_rounded_args {
   uint64_t struct_size;
   tilemoe_tensor logits;        /* (T, E) float32, bfloat16 or float16 */
@@ -271,13 +271,14 @@ TILEMOE_API tilemoe_status tilemoe_route_grouped(tilemoe_routing* routing,
                                                  const tilemoe_route_grouped_args* args);
 
 /* From ds to the logits. `scoring` is the rule that chose (rounded routing: SOFTMAX_RENORMALIZED,
- * always). SOFTMAX_OVER_CHOSEN needs no logits; the other rules read them as the router stored
- * them. A token's skipped pairs count as absent. Routing kinds TOP_K and ROUNDED. */
+ * always). Top-K by SOFTMAX_OVER_CHOSEN or SOFTMAX_RENORMALIZED needs no logits; the others read
+ * them as the router stored them. A token's skipped pairs count as absent. Routing kinds TOP_K and
+ * ROUNDED. */
 typedef struct tilemoe_router_backward_args {
   uint64_t struct_size;
   tilemoe_scoring scoring;
   const tilemoe_routing* routing;
-  tilemoe_tensor logits;  /* (T, E); absent for SOFTMAX_OVER_CHOSEN */
+  tilemoe_tensor logits;  /* (T, E); optional where the scores alone tell */
   tilemoe_tensor ds;      /* (pairs) float32, as tilemoe_backward wrote it */
   tilemoe_tensor dlogits; /* out (T, E), float32 or the logits' dtype */
   float beta;             /* 0: written; 1: added to */
