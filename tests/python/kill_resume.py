@@ -188,25 +188,23 @@ def main():
         print(f"left alone: {steps} steps in {seconds:.1f} s, the longest save {save_seconds:.3f} s")
 
         longest_delay = seconds / arguments.kills
-        kills = []
-        while len(kills) < arguments.kills:
-            met = sum(entry["inside_save"] for entry in kills)
-            left = arguments.kills - len(kills)
-            aim = met < arguments.inside_save and (
-                rng.random() < 0.4 or left <= arguments.inside_save - met + 1)
+        kills, met = [], 0
+        while len(kills) < arguments.kills or met < arguments.inside_save:
+            if len(kills) > 4 * arguments.kills:
+                sys.exit(f"FAILED: only {met} of {len(kills)} kills fell inside a save")
+            missing, left = arguments.inside_save - met, arguments.kills - len(kills)
+            aim = missing > 0 and (rng.random() < 0.4 or left <= missing)
             result = kill(runs, killed, rng, aim, longest_delay, save_seconds)
             if result is None:
                 compare(alone, killed)
                 shutil.rmtree(killed)
                 continue
             kills.append(result)
+            met += result["inside_save"]
             print(f"kill {len(kills)}: {result}", flush=True)
         runs.finish(runs.start(killed))
         lines = compare(alone, killed)
 
-    met = sum(entry["inside_save"] for entry in kills)
-    if met < arguments.inside_save:
-        sys.exit(f"FAILED: only {met} kills fell inside a save")
     resumed = sum(entry["resumed_from"] is not None for entry in kills)
     print(f"{len(kills)} kills, {met} inside a save, {resumed} after a resume: "
           f"{lines} log lines and the last checkpoints are the same")
