@@ -3,8 +3,9 @@
 // router, no gather, no activation, no combine; so a layer that takes as long wastes nothing.
 //
 // Each product may be asked of oneDNN in several ways (a primitive or sgemm; all threads on one
-// expert's product, a batch over the experts, or an expert a thread). All are tried beforehand, and
-// the fastest are the baseline.
+// expert's product, a batch over the experts, or an expert a thread). All are tried beforehand: the
+// baseline is the fastest of those that use OpenMP's threads for each product, or of those that take
+// an expert a thread, whichever sum is smaller.
 #pragma once
 
 #include <memory>
