@@ -87,10 +87,13 @@ void MoeLayer::route(Phase phase, int64_t step, ConstFloats v) {
     linear({tokens, experts_.d, E}, v, router_->value.span(), logits_.first(tokens * E));
   if (routing_spec.kind == TILEMOE_ROUTING_ROUNDED) {
     seed_and_step_.data()[1] = step;
-    routing_->from_logits_rounded(
-        view(logits_, DType::kFloat32, {tokens, E}), workspace_.library(),
-        workspace_.library_bytes(), Tensor(seed_and_step_.data(), DType::kInt64, {1}),
-        Tensor(seed_and_step_.data() + 1, DType::kInt64, {1}), view(counts_, DType::kInt32, {E}));
+    const bool draws = config_.routing.rounding == Rounding::kStochastic;
+    const auto number = [&](int64_t at) {
+      return draws ? Tensor(seed_and_step_.data() + at, DType::kInt64, {1}) : Tensor();
+    };
+    routing_->from_logits_rounded(view(logits_, DType::kFloat32, {tokens, E}),
+                                  workspace_.library(), workspace_.library_bytes(), number(0),
+                                  number(1), view(counts_, DType::kInt32, {E}));
     return;
   }
   const Tensor ids = view(ids_, DType::kInt32, {tokens, top_k_});
