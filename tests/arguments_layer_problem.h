@@ -13,6 +13,26 @@ namespace tilemoe::arguments {
 
 constexpr int64_t kT = 7, kD = 24, kN = 16, kE = 5, kK = 3;
 
+// The layer's workspace, which is large: one for all problems, made anew only after a call wrote
+// it.
+class SharedWorkspace {
+ public:
+  static constexpr unsigned char kFill = 0xA5;
+
+  void* take(size_t bytes) {
+    if (bytes > bytes_.size() || !clean()) bytes_.assign(std::max(bytes, bytes_.size()), kFill);
+    return bytes_.data();
+  }
+  bool clean() const {
+    return bytes_.empty() || (bytes_[0] == kFill && std::memcmp(bytes_.data(), bytes_.data() + 1,
+                                                                bytes_.size() - 1) == 0);
+  }
+
+ private:
+  std::vector<unsigned char> bytes_;
+};
+inline SharedWorkspace shared_workspace;
+
 // A layer over routing of the given kind, up to the workspace that forward and backward share.
 struct LayerProblem {
   Arena arena;
@@ -60,7 +80,7 @@ struct LayerProblem {
     for (tilemoe_pass pass :
          {TILEMOE_PASS_FORWARD, TILEMOE_PASS_BACKWARD, TILEMOE_PASS_BACKWARD_DH_OVER_H})
       needed = std::max(needed, workspace_bytes(pass));
-    forward.workspace = backward.workspace = arena.take(needed);
+    forward.workspace = backward.workspace = shared_workspace.take(needed);
     forward.workspace_bytes = backward.workspace_bytes = needed;
   }
   LayerProblem(const LayerProblem&) = delete;
@@ -68,7 +88,7 @@ struct LayerProblem {
 
   bool accepts(const std::string&, tilemoe_dtype dtype) const { return dtype == TILEMOE_FLOAT32; }
   bool accepts_ndim(const std::string&, int) const { return false; }
-  std::vector<int64_t> host_outputs() const { return {saved.consumed}; }
+  std::vector<int64_t> host_outputs() const { return {saved.consumed, shared_workspace.clean()}; }
 
   size_t workspace_bytes(tilemoe_pass pass) const {
     size_t bytes = 0;

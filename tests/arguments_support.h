@@ -24,7 +24,7 @@ inline testing::Environment* const one_thread =
 // Everything a problem points to, in one block whose bytes can be compared before and after a call.
 class Arena {
  public:
-  static constexpr size_t kBytes = size_t{1} << 20;
+  static constexpr size_t kBytes = size_t{1} << 17;
   static constexpr size_t kAlignment = 64;
 
   // Bytes on kAlignment, with at least as many untouched ones behind them.

@@ -93,10 +93,10 @@ void Call::output(tilemoe_tensor& tensor, tilemoe_dtype dtype, std::initializer_
 }
 
 void Call::workspace(void*& pointer, size_t& bytes, size_t needed) {
-  if (needed > world_.workspace.bytes()) throw std::logic_error("too small a workspace slab");
+  if (needed > world_.workspace->bytes()) world_.workspace = std::make_unique<Slab>(needed);
   workspace_pointer_ = &pointer, workspace_bytes_ = &bytes, needed_ = needed;
   bytes = needed;
-  pointer = world_.workspace.place(needed, 16, choices_.one_in(2));
+  pointer = world_.workspace->place(needed, 16, choices_.one_in(2));
   hazard([this] {
     *workspace_bytes_ = static_cast<size_t>(choices_.below(static_cast<int64_t>(needed_)));
   });
@@ -202,7 +202,7 @@ bool Call::run(const std::function<tilemoe_status()>& call) {
       tensor.data = choices_.one_in(2) ? nullptr : static_cast<unsigned char*>(tensor.data) - 1;
   }
   for (Entry& entry : entries_) entry.slab->remember();
-  world_.workspace.remember();
+  world_.workspace->remember();
   world_.routing.remember();
 
   const tilemoe_status status = call();
@@ -223,7 +223,7 @@ void Call::check_refused(tilemoe_status status, bool spoiled) const {
   if (std::strlen(tilemoe_last_error()) == 0) fail("refused without a word");
   for (const Entry& entry : entries_)
     if (!entry.slab->unchanged()) fail("wrote, though it refused");
-  if (!world_.workspace.unchanged()) fail("wrote to the workspace, though it refused");
+  if (!world_.workspace->unchanged()) fail("wrote to the workspace, though it refused");
   if (!world_.routing.unchanged()) fail("wrote to the routing, though it refused");
 }
 
@@ -239,11 +239,11 @@ void Call::check_done() const {
   size_t start = 0, size = 0;
   if (workspace_pointer_ && *workspace_pointer_) {
     start = static_cast<size_t>(static_cast<unsigned char*>(*workspace_pointer_) -
-                                world_.workspace.begin());
+                                world_.workspace->begin());
     size = *workspace_bytes_;
   }
-  if (!world_.workspace.unchanged(0, start) ||
-      !world_.workspace.unchanged(start + size, world_.workspace.bytes()))
+  if (!world_.workspace->unchanged(0, start) ||
+      !world_.workspace->unchanged(start + size, world_.workspace->bytes()))
     fail("wrote outside the workspace");
 }
 

@@ -50,11 +50,10 @@ struct Statistics {
 struct World {
   static constexpr size_t kSlabBytes = size_t{1} << 16;
   static constexpr size_t kSlabs = 26;
-  static constexpr size_t kWorkspaceBytes = size_t{5} << 19;
 
   World();
   std::vector<std::unique_ptr<Slab>> slabs;
-  Slab workspace{kWorkspaceBytes};
+  std::unique_ptr<Slab> workspace = std::make_unique<Slab>(1);  // as large as was ever needed
   Slab routing{kSlabBytes};
   bool finite = true;  // of every float that calls are given
   Statistics statistics;
