@@ -54,7 +54,7 @@ class Generator {
   std::vector<float> rows(Stream stream, Distribution distribution) const {
     std::vector<float> values =
         tensor(stream, case_.outer_rows() * case_.d, case_.dtype, distribution);
-    const auto spare = static_cast<std::ptrdiff_t>(spare_rows() * case_.d);
+    const auto spare = static_cast<std::ptrdiff_t>(case_.spare_rows * case_.d);
     std::fill(values.end() - spare, values.end(), std::numeric_limits<float>::quiet_NaN());
     return values;
   }
@@ -154,10 +154,6 @@ class Generator {
       if (value > best_value) best = e, best_value = value;
     }
     return best;
-  }
-
-  int64_t spare_rows() const {
-    return case_.routing == RoutingKind::kGrouped ? case_.spare_rows : 0;
   }
 
   const Case& case_;

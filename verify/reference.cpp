@@ -230,14 +230,10 @@ class Evaluation {
                std::vector<Real> Sums::*sum) {
     std::vector<Real>& total = values_[output];
     total.assign(inputs_size(), 0);
-    const size_t given = inputs_size() - static_cast<size_t>(spare_rows()) * d_;
+    const size_t given = inputs_size() - static_cast<size_t>(case_.spare_rows) * d_;
     if (!addend.empty()) std::copy_n(addend.begin(), given, total.begin());
     for (const Sums& part : sums) add_scaled(total.data(), Real{1}, (part.*sum).data(), given);
     for (Real& value : total) value = stored(value, case_.dtype);
-  }
-
-  int64_t spare_rows() const {
-    return case_.routing == RoutingKind::kGrouped ? case_.spare_rows : 0;
   }
 
   void finish_weights(Output output, const std::vector<float>& before) {
