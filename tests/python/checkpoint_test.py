@@ -47,25 +47,23 @@ class Checkpoint(unittest.TestCase):
                        check=True, stdout=subprocess.DEVNULL, timeout=600)
         return os.path.join(self.run_folder, f"step-{STEPS:08}.safetensors")
 
-    def error(self, path, weights, state, data):
-        """Of the logits of these weights, relative to the rms of the program's."""
-        printed = subprocess.run([PRINT_LOGITS, path], input=data, check=True, capture_output=True)
-        expected = np.frombuffer(printed.stdout, np.float32).reshape(len(data), 256)
-        found = read_checkpoint.logits(weights, state["config"], data)
-        rms = np.sqrt(np.square(expected, dtype=np.float64).mean())
-        self.assertGreater(rms, 0.1, "the model has learnt nothing, so its logits tell nothing")
-        return np.abs(found - expected).max() / rms
-
     def check_logits(self, *options, unused=()):
         path = self.train(*options)
         weights, state = read_checkpoint.load(path, np.float64)
         data = words(99, 30).encode()
-        error = self.error(path, weights, state, data)
-        self.assertTrue(error <= TOLERANCE, f"the logits differ by {error:.2e}")
+        printed = subprocess.run([PRINT_LOGITS, path], input=data, check=True, capture_output=True)
+        expected = np.frombuffer(printed.stdout, np.float32).reshape(len(data), 256)
+        rms = np.sqrt(np.square(expected, dtype=np.float64).mean())
+        self.assertGreater(rms, 0.1, "the model has learnt nothing, so its logits tell nothing")
+
+        def error(tensors):
+            found = read_checkpoint.logits(tensors, state["config"], data)
+            return np.abs(found - expected).max() / rms
+
+        self.assertTrue(error(weights) <= TOLERANCE, f"the logits differ by {error(weights):.2e}")
         for name in weights.keys() - set(unused):  # each tensor takes part
             spoilt = {**weights, name: np.zeros_like(weights[name])}
-            error = self.error(path, spoilt, state, data)
-            self.assertFalse(error <= 10 * TOLERANCE, f"{name} makes no difference")
+            self.assertFalse(error(spoilt) <= 10 * TOLERANCE, f"{name} makes no difference")
 
     def test_top_k_swiglu(self):
         self.check_logits()

@@ -91,9 +91,9 @@ void MoeLayer::route(Phase phase, int64_t step, ConstFloats v) {
     const auto number = [&](int64_t at) {
       return draws ? Tensor(seed_and_step_.data() + at, DType::kInt64, {1}) : Tensor();
     };
-    routing_->from_logits_rounded(view(logits_, DType::kFloat32, {tokens, E}),
-                                  workspace_.library(), workspace_.library_bytes(), number(0),
-                                  number(1), view(counts_, DType::kInt32, {E}));
+    routing_->from_logits_rounded(view(logits_, DType::kFloat32, {tokens, E}), workspace_.library(),
+                                  workspace_.library_bytes(), number(0), number(1),
+                                  view(counts_, DType::kInt32, {E}));
     return;
   }
   const Tensor ids = view(ids_, DType::kInt32, {tokens, top_k_});
