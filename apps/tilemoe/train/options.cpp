@@ -171,6 +171,7 @@ TrainerConfig ModelOptions::checked() const {
   require(beta2 >= 0 && beta2 < 1, "--beta2 is ", beta2, ", expected at least 0 and less than 1");
   require_number("weight-decay", weight_decay, 0, 1e3);
   require_number("clip", clip, 0, 1e9);
+  require(seed >= 0, "--seed is ", seed, ", expected at least 0");
 
   TrainerConfig config;
   ModelConfig& model = config.model;
@@ -195,7 +196,7 @@ TrainerConfig ModelOptions::checked() const {
                       .clip = clip};
   config.schedule = {.steps = steps, .warm_up = warm_up, .final_fraction = final_rate};
   config.batch = {.count = batch, .length = length};
-  config.seed = seed;
+  config.seed = static_cast<uint64_t>(seed);
   config.evaluation_context = length / 2;
   return config;
 }

@@ -30,7 +30,7 @@ struct ModelOptions {
   int64_t steps = 1000, batch = 8, length = 512, warm_up = 60;
   double learning_rate = 4.5e-3, head_learning_rate = 1e-2, final_rate = 0.05;
   double beta1 = 0.9, beta2 = 0.95, weight_decay = 0.2, clip = 0.5;
-  uint64_t seed = 0;
+  int64_t seed = 0;
 
   void add_to(OptionTable& table);
   // Throws std::invalid_argument with one sentence that names the option.

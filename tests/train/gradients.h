@@ -1,0 +1,63 @@
+// Float64 stand-ins and central differences, against which the trainer's float32 code is held.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "train/random.h"
+
+namespace tilemoe::train {
+
+using Doubles = std::vector<double>;
+
+inline Doubles random_doubles(const std::string& name, int64_t count) {
+  const RandomStream random(7, name);
+  Doubles values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(random.normal(i));
+  return values;
+}
+
+inline std::vector<float> to_float(const Doubles& values) {
+  return {values.begin(), values.end()};
+}
+
+inline double inner(std::span<const double> a, std::span<const double> b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// |got - want| / |want|, NaN where anything is.
+inline double relative_error(std::span<const float> got, const Doubles& want) {
+  if (got.size() != want.size()) return NAN;
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+// Of a function of x, which it changes and puts back.
+inline Doubles central_differences(Doubles& x, const std::function<double()>& function) {
+  constexpr double kStep = 1e-5;
+  Doubles gradient(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double before = x[i];
+    x[i] = before + kStep;
+    const double above = function();
+    x[i] = before - kStep;
+    gradient[i] = (above - function()) / (2 * kStep);
+    x[i] = before;
+  }
+  return gradient;
+}
+
+constexpr double kFloatTolerance = 3e-6;
+
+}  // namespace tilemoe::train

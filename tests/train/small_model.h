@@ -1,0 +1,43 @@
+// A model small enough to be tried in many ways, and a text for it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/random.h"
+#include "train/trainer.h"
+
+namespace tilemoe::train {
+
+inline TrainerConfig small_config() {
+  TrainerConfig config;
+  config.model.width = 32;
+  config.model.embedded_bytes = 2;
+  config.model.heads = 2;
+  config.model.taps = 3;
+  config.model.experts = 4;
+  config.model.top_k = 2;
+  config.model.expert_width = 16;
+  config.model.routing.m = 8;
+  config.batch = {3, 20};
+  config.schedule = {.steps = 40, .warm_up = 5};
+  config.evaluation_context = 10;
+  return config;
+}
+
+// Words in a random order: there is something to learn, and something that cannot be.
+inline Corpus small_corpus(uint64_t seed = 1) {
+  const std::string words[] = {"the ", "quick ", "brown ", "fox ", "jumps ", "over ", "it\n"};
+  const RandomStream random(seed, "words");
+  std::string text;
+  for (uint64_t i = 0; text.size() < 5000; ++i) text += words[random.bits(i) % 7];
+  Corpus corpus;
+  corpus.train.assign(text.begin(), text.begin() + 4000);
+  corpus.held.assign(text.begin() + 4000, text.end());
+  corpus.sha256 = std::to_string(seed);
+  corpus.names = {"words"};
+  return corpus;
+}
+
+}  // namespace tilemoe::train

@@ -1,0 +1,198 @@
+// Training in steps: that it learns, that its bits are the same however it is cut, and what it
+// keeps.
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "small_model.h"
+#include "temp_folder.h"
+#include "tilemoe/tilemoe.h"
+#include "train/sampling.h"
+
+namespace tilemoe::train {
+namespace {
+
+// Every bit that a run has made so far.
+std::vector<float> everything(Trainer& trainer) {
+  std::vector<float> values;
+  for (const TensorRef& tensor : trainer.tensors()) {
+    int64_t size = 1;
+    for (const int64_t extent : tensor.shape) size *= extent;
+    values.insert(values.end(), tensor.data, tensor.data + size);
+  }
+  return values;
+}
+
+void take_steps(Trainer& trainer, int count) {
+  for (int i = 0; i < count; ++i) trainer.step();
+}
+
+TEST(Trainer, LearnsTheText) {
+  const Corpus corpus = small_corpus();
+  Trainer trainer(small_config(), corpus);
+  const double before = trainer.evaluate().bits_per_byte();
+  EXPECT_NEAR(before, 8, 1e-5);  // a head of zeros
+  while (!trainer.done()) trainer.step();
+  EXPECT_EQ(trainer.steps_done(), 40);
+  // All seven words are known: what is left is which comes next, log2(7) bits in 4.7 bytes.
+  EXPECT_LE(trainer.evaluate().bits_per_byte(), 2.5);
+}
+
+struct RunCase {
+  const char* name;
+  bool rounded;
+  Rounding rounding;
+  Scoring scoring;
+  ExpertsMode mode;
+};
+
+class TrainerRun : public testing::TestWithParam<RunCase> {
+ protected:
+  static TrainerConfig config() {
+    TrainerConfig config = small_config();
+    config.model.routing.rounded = GetParam().rounded;
+    config.model.routing.rounding = GetParam().rounding;
+    config.model.routing.scoring = GetParam().scoring;
+    config.model.mode = GetParam().mode;
+    return config;
+  }
+};
+
+TEST_P(TrainerRun, ResumedHasTheBitsOfTheUninterrupted) {
+  const Corpus corpus = small_corpus();
+  const TempFolder temp;
+  Trainer whole(config(), corpus);
+  take_steps(whole, 5);
+  const RunFolder folder(temp.path() / "run");
+  const auto checkpoint =
+      save_checkpoint(folder, whole.steps_done(), whole.tensors(), whole.state({}), 1);
+  take_steps(whole, 4);
+
+  Trainer resumed(config(), corpus);
+  take_steps(resumed, 2);  // what it did before must not matter
+  resumed.load(checkpoint);
+  EXPECT_EQ(resumed.steps_done(), 5);
+  take_steps(resumed, 4);
+  EXPECT_EQ(everything(whole), everything(resumed));
+  EXPECT_EQ(whole.evaluate().loss, resumed.evaluate().loss);
+}
+
+TEST_P(TrainerRun, HasTheSameBitsForEveryNumberOfThreads) {
+  const Corpus corpus = small_corpus();
+  std::vector<std::vector<float>> results;
+  for (const int threads : {1, 3}) {
+    ASSERT_EQ(tilemoe_set_num_threads(threads), TILEMOE_SUCCESS);
+    Trainer trainer(config(), corpus);
+    take_steps(trainer, 4);
+    results.push_back(everything(trainer));
+  }
+  ASSERT_EQ(tilemoe_set_num_threads(0), TILEMOE_SUCCESS);
+  EXPECT_EQ(results[0], results[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Routings, TrainerRun,
+    testing::Values(RunCase{"TopK", false, Rounding::kNearest, Scoring::kSoftmaxOverChosen,
+                            ExpertsMode::kRouted},
+                    RunCase{"SigmoidWithBias", false, Rounding::kNearest,
+                            Scoring::kSigmoidRenormalized, ExpertsMode::kRouted},
+                    RunCase{"Nearest", true, Rounding::kNearest, Scoring::kSoftmaxOverChosen,
+                            ExpertsMode::kRouted},
+                    RunCase{"Stochastic", true, Rounding::kStochastic, Scoring::kSoftmaxOverChosen,
+                            ExpertsMode::kRouted},
+                    RunCase{"Balanced", true, Rounding::kBalanced, Scoring::kSoftmaxOverChosen,
+                            ExpertsMode::kRouted},
+                    RunCase{"Dense", false, Rounding::kNearest, Scoring::kSoftmaxOverChosen,
+                            ExpertsMode::kDense},
+                    RunCase{"Off", false, Rounding::kNearest, Scoring::kSoftmaxOverChosen,
+                            ExpertsMode::kOff}),
+    [](const testing::TestParamInfo<RunCase>& test) { return test.param.name; });
+
+TEST(Trainer, RoundingAndTopKBeginWithTheSameWeightsAndText) {
+  const Corpus corpus = small_corpus();
+  TrainerConfig rounded = small_config();
+  rounded.model.routing.rounded = true;
+  Trainer a(small_config(), corpus), b(rounded, corpus);
+  EXPECT_EQ(everything(a), everything(b));
+  // With a head of zeros the first loss depends on the targets' bytes alone; the second on all.
+  EXPECT_EQ(a.step().loss, b.step().loss);
+  EXPECT_NE(a.step().loss, b.step().loss);
+}
+
+TEST(Trainer, SeedsDiffer) {
+  const Corpus corpus = small_corpus();
+  TrainerConfig other = small_config();
+  other.seed = 1;
+  Trainer a(small_config(), corpus), b(other, corpus);
+  EXPECT_NE(everything(a), everything(b));
+}
+
+TEST(Trainer, EvaluatesWithTopKWhateverTheTraining) {
+  const Corpus corpus = small_corpus();
+  TrainerConfig rounded = small_config();
+  rounded.model.routing.rounded = true;
+  rounded.model.routing.rounding = Rounding::kDown;
+  Trainer a(small_config(), corpus), b(rounded, corpus);
+  take_steps(a, 6);
+  const TempFolder temp;
+  const RunFolder folder(temp.path() / "run");
+  b.load(save_checkpoint(folder, a.steps_done(), a.tensors(), a.state({}), 1));
+  // The two ways to write the same scores differ in the last bits.
+  EXPECT_NEAR(a.evaluate().loss, b.evaluate().loss, 1e-6);
+}
+
+TEST(Trainer, SelectionBiasMovesAgainstTheLoad) {
+  const Corpus corpus = small_corpus();
+  TrainerConfig config = small_config();
+  config.model.routing.scoring = Scoring::kSigmoid;
+  Trainer trainer(config, corpus);
+  const StepResult result = trainer.step();
+  for (const TensorRef& tensor : trainer.tensors()) {
+    if (tensor.name != "blocks.1.moe.router.selection_bias") continue;
+    ASSERT_EQ(tensor.shape, std::vector<int64_t>{4});
+    for (size_t e = 0; e < 4; ++e) {
+      const int32_t load = result.routers[1].load[e], mean = 3 * 20 * 2 / 4;
+      const float rate = config.model.routing.bias_rate;
+      EXPECT_EQ(tensor.data[e], load < mean ? rate : load > mean ? -rate : 0.f) << load;
+    }
+    return;
+  }
+  FAIL() << "no selection bias";
+}
+
+TEST(Trainer, RefusesACheckpointOfAnotherText) {
+  const Corpus corpus = small_corpus(), other = small_corpus(2);
+  const TempFolder temp;
+  const RunFolder folder(temp.path() / "run");
+  Trainer trainer(small_config(), corpus), elsewhere(small_config(), other);
+  const auto checkpoint = save_checkpoint(folder, 0, trainer.tensors(), trainer.state({}), 1);
+  try {
+    elsewhere.load(checkpoint);
+    FAIL() << "it was taken";
+  } catch (const std::runtime_error& error) {
+    EXPECT_NE(std::string(error.what()).find("SHA-256"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Sample, GoesOnWithWhatTheModelLearnt) {
+  Corpus corpus = small_corpus();
+  for (size_t i = 0; i < corpus.train.size(); ++i)
+    corpus.train[i] = static_cast<uint8_t>("abcde"[i % 5]);
+  Trainer trainer(small_config(), corpus);
+  while (!trainer.done()) trainer.step();
+  const SamplingConfig likeliest{.bytes = 30, .prompt = "abcdeab", .temperature = 0};
+  EXPECT_EQ(sample(trainer.model(), likeliest), "cdeabcdeabcdeabcdeabcdeabcdeab");
+  const SamplingConfig drawn{.bytes = 30, .prompt = "x", .temperature = 50, .seed = 3};
+  const std::string text = sample(trainer.model(), drawn);
+  EXPECT_EQ(text.size(), 30u);
+  EXPECT_EQ(text, sample(trainer.model(), drawn));
+  SamplingConfig other = drawn;
+  other.seed = 4;
+  EXPECT_NE(text, sample(trainer.model(), other));
+}
+
+}  // namespace
+}  // namespace tilemoe::train
