@@ -4,8 +4,8 @@
 //
 // Each product may be asked of oneDNN in several ways (a primitive or sgemm; all threads on one
 // expert's product, a batch over the experts, or an expert a thread). All are tried beforehand: the
-// baseline is the fastest of those that use OpenMP's threads for each product, or of those that take
-// an expert a thread, whichever sum is smaller.
+// baseline is the fastest of those that use OpenMP's threads, or of those that take an expert a
+// thread, whichever sum is smaller.
 #pragma once
 
 #include <memory>
