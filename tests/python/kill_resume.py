@@ -150,17 +150,20 @@ def compare(alone, killed):
     return len(steps_alone)
 
 
-def measure_save(runs, run, process):
-    """Seconds that the saves of a running training take, as a watcher sees them; the longest."""
-    longest, began = 0.0, None
+def watch_saves(run, process):
+    """Seconds from now to a training's first save, and the longest save that a watcher sees."""
+    start, began, first, longest = time.monotonic(), None, None, 0.0
     while process.poll() is None:
         now = time.monotonic()
         if names(run, UNFINISHED):
             began = began or now
+            first = first or now - start
         elif began:
             longest, began = max(longest, now - began), None
         time.sleep(0.0005)
-    return longest
+    if first is None:
+        sys.exit("FAILED: no save was seen")
+    return first, longest
 
 
 def main():
@@ -182,12 +185,12 @@ def main():
         alone, killed = os.path.join(folder, "alone"), os.path.join(folder, "killed")
         start = time.monotonic()
         process = runs.start(alone)
-        save_seconds = measure_save(runs, alone, process)
+        first_save, save_seconds = watch_saves(alone, process)
         runs.finish(process)
         seconds = time.monotonic() - start
         print(f"left alone: {steps} steps in {seconds:.1f} s, the longest save {save_seconds:.3f} s")
 
-        longest_delay = seconds / arguments.kills
+        longest_delay = 1.5 * first_save + seconds / arguments.kills
         kills, met = [], 0
         while len(kills) < arguments.kills or met < arguments.inside_save:
             if len(kills) > 4 * arguments.kills:
