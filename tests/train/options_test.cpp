@@ -124,8 +124,8 @@ TEST(Options, BadValuesAreRefusedByName) {
 
 TEST(Options, WordsThatMeanNothingAreRefusedWhenParsed) {
   for (const char* arguments :
-       {"--routing best", "--scoring cosine", "--activation tanh", "--steps many", 
-        "--lr fast", "--dense=perhaps", "--unknown 1", "--text"}) {
+       {"--routing best", "--scoring cosine", "--activation tanh", "--steps many", "--lr fast",
+        "--dense=perhaps", "--unknown 1", "--text"}) {
     SCOPED_TRACE(arguments);
     EXPECT_THROW(CommandLine line(arguments), CLI::ParseError);
   }
