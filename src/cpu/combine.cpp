@@ -1,5 +1,5 @@
 // O or dX from the rows of Y or dX~. A task is a range of tokens, or of rows where rows are
-// grouped.
+// grouped; grouped rows past the last one are zero, and the addend is not read there.
 #include <algorithm>
 
 #include "cpu/backend.h"
