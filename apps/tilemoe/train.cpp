@@ -24,7 +24,7 @@ struct TrainOptions {
 // then, and what it gives must be the same.
 void take_saved_options(TrainOptions& options) {
   const auto checkpoint = train::find_checkpoint(options.run.resume);
-  const nlohmann::json saved = train::read_checkpoint_state(checkpoint).at("config");
+  const nlohmann::json saved = train::Trainer::saved_options(checkpoint);
   options.table.take_missing(saved);
   train::require_same_options(saved, options.table.to_json(), checkpoint);
 }

@@ -5,7 +5,9 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace tilemoe::train {
@@ -35,11 +37,18 @@ class OptionTable {
     return values;
   }
 
-  // Options that the command line does not give take the values saved.
+  // Options that the command line does not give take the values saved. Throws std::runtime_error
+  // where one is of another type.
   void take_missing(const nlohmann::json& saved) {
-    for (Entry& entry : entries_)
-      if (entry.option->count() == 0 && saved.contains(entry.name))
+    for (Entry& entry : entries_) {
+      if (entry.option->count() > 0 || !saved.contains(entry.name)) continue;
+      try {
         entry.write(saved.at(entry.name));
+      } catch (const nlohmann::json::exception&) {
+        throw std::runtime_error("the saved value of --" + entry.name + " is " +
+                                 saved.at(entry.name).dump());
+      }
+    }
   }
 
  private:

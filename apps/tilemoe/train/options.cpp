@@ -67,12 +67,17 @@ Value named(const char* option, const std::string& name, const Names<Value, kCou
                               known);
 }
 
-// Large enough for any training, small enough that no product of two sizes overflows.
-constexpr int64_t kLargestSize = int64_t{1} << 24;
+// Small enough that the product of three sizes does not overflow.
+constexpr int64_t kLargestSize = int64_t{1} << 20;
+constexpr int64_t kLargestCount = int64_t{1} << 40;
 
-void require_size(const char* option, int64_t value, int64_t least = 1) {
-  require(value >= least && value <= kLargestSize, "--", option, " is ", value, ", expected ",
-          least, " to ", kLargestSize);
+void require_size(const char* option, int64_t value) {
+  require(value >= 1 && value <= kLargestSize, "--", option, " is ", value, ", expected 1 to ",
+          kLargestSize);
+}
+void require_count(const char* option, int64_t value) {
+  require(value >= 1 && value <= kLargestCount, "--", option, " is ", value, ", expected 1 to ",
+          kLargestCount);
 }
 void require_multiple(const char* option, int64_t value, int64_t of) {
   require(value >= of && value <= kLargestSize && value % of == 0, "--", option, " is ", value,
@@ -136,7 +141,7 @@ void ModelOptions::add_to(OptionTable& table) {
 }
 
 TrainerConfig ModelOptions::checked() const {
-  require_size("held-bytes", held_bytes);
+  require_count("held-bytes", held_bytes);
   require_size("layers", layers);
   require_multiple("width", width, kRowMultiple);
   require_size("embedded-bytes", embedded_bytes);
@@ -157,7 +162,7 @@ TrainerConfig ModelOptions::checked() const {
   require_number("balance-loss", balance_loss, 0, 1e3);
   require_number("z-loss", z_loss, 0, 1e3);
 
-  require_size("steps", steps);
+  require_count("steps", steps);
   require_size("batch", batch);
   require_size("length", length);
   require(batch * length <= kLargestSize, "--batch times --length is ", batch * length,

@@ -44,8 +44,8 @@ TrainingRun::TrainingRun(const TrainerConfig& config, const RunOptions& options,
     : config_(config),
       options_(options),
       saved_options_(saved_options),
-      folder_(folder_of(options)),
       trainer_(config, corpus),
+      folder_(folder_of(options)),
       log_(open_log()) {}
 
 // Loads the checkpoint first: what the log keeps of an earlier run depends on its step.
@@ -151,10 +151,11 @@ void TrainingRun::train() {
 }
 
 void TrainingRun::print_sample() {
-  const std::string text = sample(trainer_.model(), {.bytes = options_.sample,
-                                                     .prompt = options_.prompt,
-                                                     .temperature = options_.temperature,
-                                                     .seed = config_.seed});
+  const SamplingConfig config{.bytes = options_.sample,
+                              .prompt = options_.prompt,
+                              .temperature = options_.temperature,
+                              .seed = config_.seed};
+  const std::string text = sample(trainer_.model(), config, [this] { return stop_.requested(); });
   std::printf("\n%s%s\n", options_.prompt.c_str(), text.c_str());
 }
 

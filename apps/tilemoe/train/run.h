@@ -12,9 +12,9 @@ namespace tilemoe::train {
 
 class TrainingRun {
  public:
-  // Opens the run's folder, and takes the checkpoint where `options` name one. `saved_options` is
-  // what log and checkpoints keep of the command line. Everything throws std::exception with one
-  // clear sentence.
+  // Opens the run's folder, and takes the checkpoint where `options` name one. All but
+  // `saved_options`, which log and checkpoints keep, must outlive the run. Throws std::exception
+  // with one clear sentence, as train() does.
   TrainingRun(const TrainerConfig& config, const RunOptions& options, const Corpus& corpus,
               const nlohmann::json& saved_options);
 
@@ -30,10 +30,10 @@ class TrainingRun {
 
   const TrainerConfig& config_;
   const RunOptions& options_;
-  const nlohmann::json& saved_options_;
+  const nlohmann::json saved_options_;
   const StopSignal stop_;
-  const RunFolder folder_;
   Trainer trainer_;
+  const RunFolder folder_;
   JsonLog log_;
   double smooth_loss_ = 0;  // for the eye
   bool saved_ = false;      // the last step

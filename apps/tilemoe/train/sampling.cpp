@@ -25,7 +25,8 @@ uint8_t pick(ConstFloats logits, double temperature, double place) {
 
 }  // namespace
 
-std::string sample(Model& model, const SamplingConfig& config) {
+std::string sample(Model& model, const SamplingConfig& config,
+                   const std::function<bool()>& stopped) {
   const RandomStream random(config.seed, "sample");
   const auto longest = static_cast<size_t>(model.capacity().length);
   // What the model sees of the past of the first byte is zero, as at the start of a text.
@@ -34,7 +35,7 @@ std::string sample(Model& model, const SamplingConfig& config) {
   text.push_back('\n');
   text.insert(text.end(), config.prompt.begin(), config.prompt.end());
   std::string sampled;
-  for (int64_t i = 0; i < config.bytes; ++i) {
+  for (int64_t i = 0; i < config.bytes && !(stopped && stopped()); ++i) {
     const size_t seen = std::min(text.size() - past, longest);
     const ConstFloats logits =
         model.logits({1, static_cast<int64_t>(seen)}, ConstBytes(text).last(past + seen));

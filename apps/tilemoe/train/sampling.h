@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "train/model.h"
@@ -15,7 +16,9 @@ struct SamplingConfig {
   uint64_t seed = 0;
 };
 
-// The bytes after the prompt. They depend on the weights and the configuration alone.
-std::string sample(Model& model, const SamplingConfig& config);
+// The bytes after the prompt. They depend on the weights and the configuration alone. `stopped`,
+// asked before each byte, ends the text early.
+std::string sample(Model& model, const SamplingConfig& config,
+                   const std::function<bool()>& stopped = {});
 
 }  // namespace tilemoe::train

@@ -3,6 +3,17 @@
 #include <stdexcept>
 
 namespace tilemoe::train {
+namespace {
+
+nlohmann::json field(const std::filesystem::path& checkpoint, const nlohmann::json& state,
+                     const char* name) {
+  if (!state.contains(name))
+    throw std::runtime_error(checkpoint.string() + ": its state has no \"" + name +
+                             "\": it was not written by `tilemoe train`");
+  return state.at(name);
+}
+
+}  // namespace
 
 Trainer::Trainer(const TrainerConfig& config, const Corpus& corpus)
     : config_(config),
@@ -72,13 +83,19 @@ nlohmann::json Trainer::state(const nlohmann::json& options) const {
 
 void Trainer::load(const std::filesystem::path& checkpoint) {
   const nlohmann::json saved = read_checkpoint_state(checkpoint);
-  const std::string sha256 = saved.at("text").at("sha256");
+  const auto text = field(checkpoint, saved, "text");
+  const auto sha256 = field(checkpoint, text, "sha256").get<std::string>();
   if (sha256 != corpus_.sha256)
     throw std::runtime_error("cannot resume from " + checkpoint.string() +
                              ": it was trained on a text with SHA-256 " + sha256 +
                              ", but this text has " + corpus_.sha256);
+  const auto steps = field(checkpoint, saved, "step").get<int64_t>();
   load_checkpoint(checkpoint, tensors());
-  steps_done_ = saved.at("step").get<int64_t>();
+  steps_done_ = steps;
+}
+
+nlohmann::json Trainer::saved_options(const std::filesystem::path& checkpoint) {
+  return field(checkpoint, read_checkpoint_state(checkpoint), "config");
 }
 
 }  // namespace tilemoe::train

@@ -51,6 +51,8 @@ class Trainer {
   // Takes both from a checkpoint. Throws std::runtime_error where the file is bad, of another
   // shape, or was trained on another text.
   void load(const std::filesystem::path& checkpoint);
+  // The options in a checkpoint's state.
+  static nlohmann::json saved_options(const std::filesystem::path& checkpoint);
 
   Model& model() { return model_; }
 

@@ -5,10 +5,13 @@ namespace tilemoe::train {
 // Scaled by 1 / sqrt(w); zero past the sequence.
 void AttentionHead::copy_queries(const float* qkv, int64_t first, int64_t count,
                                  float* queries) const {
-  for (int64_t r = 0; r < count; ++r)
-    for (int64_t c = 0; c < width; ++c)
-      queries[r * width + c] =
-          first + r < length ? scale() * qkv[(first + r) * qkv_stride() + c] : 0.f;
+  const float factor = scale();
+  const int64_t known = std::min(count, length - first);
+  for (int64_t r = 0; r < known; ++r) {
+    const float* const query = qkv + (first + r) * qkv_stride();
+    for (int64_t c = 0; c < width; ++c) queries[r * width + c] = factor * query[c];
+  }
+  std::fill_n(queries + known * width, (count - known) * width, 0.f);
 }
 
 void AttentionHead::copy_keys(const float* qkv, float* keys) const {
