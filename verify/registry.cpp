@@ -252,13 +252,16 @@ const std::vector<Case>& all_verification_cases() {
 }
 
 std::vector<Case> asked_for(std::vector<Case> cases) {
-  const char* subset = std::getenv("TILEMOE_CASES");
-  if (subset && std::strcmp(subset, "reduced") == 0)
-    std::erase_if(cases, [](const Case& one) { return !one.reduced; });
+  if (reduced_run()) std::erase_if(cases, [](const Case& one) { return !one.reduced; });
   return cases;
 }
 
 }  // namespace
+
+bool reduced_run() {
+  const char* subset = std::getenv("TILEMOE_CASES");
+  return subset && std::strcmp(subset, "reduced") == 0;
+}
 
 const std::vector<Case>& verification_cases() {
   static const std::vector<Case> cases = asked_for(all_verification_cases());

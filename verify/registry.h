@@ -8,8 +8,12 @@
 
 namespace tilemoe::verify {
 
-// All cases that verify, in each of their dtypes ("swiglu/bfloat16"), without the huge ones. Where
-// the environment has TILEMOE_CASES=reduced, only those that are quick under a sanitizer.
+// The environment has TILEMOE_CASES=reduced: a run under a sanitizer, which takes ten times as
+// long.
+bool reduced_run();
+
+// All cases that verify, in each of their dtypes ("swiglu/bfloat16"), without the huge ones; in a
+// reduced run those that are quick.
 const std::vector<Case>& verification_cases();
 
 // Cases to be timed: the table of docs/benchmarks.md in bfloat16, and smaller ones for a CPU.
