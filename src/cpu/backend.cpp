@@ -10,6 +10,8 @@
 
 namespace tilemoe::cpu {
 
+CpuBackend::CpuBackend() { num_threads(); }
+
 std::string CpuBackend::description() const {
   const dnnl_version_t* onednn = dnnl_version();
   const int threads = num_threads();

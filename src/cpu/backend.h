@@ -8,6 +8,9 @@ namespace tilemoe::cpu {
 
 class CpuBackend final : public Backend {
  public:
+  // Starts the threads, so that no step does: whoever asks for a size has them.
+  CpuBackend();
+
   std::string description() const override;
   void check_supported(const tilemoe_experts& experts) const override;
 
