@@ -47,10 +47,10 @@ def lines_of(log):
         return [json.loads(line) for line in file]
 
 
-def finished(folder, commit):
-    """The run's log if it is complete and of this program, else none."""
-    stamp, log = folder / "commit", folder / "log.jsonl"
-    if not log.exists() or not stamp.exists() or stamp.read_text() != commit:
+def finished(folder, made_by):
+    """The run's log if it is complete and of this program and these options, else none."""
+    stamp, log = folder / "made_by", folder / "log.jsonl"
+    if not log.exists() or not stamp.exists() or stamp.read_text() != made_by:
         return None
     lines = lines_of(log)
     return lines if lines and lines[-1].get("reason") == "done" else None
@@ -59,18 +59,20 @@ def finished(folder, commit):
 def train(args, name, options):
     """Trains into --work/name unless that is done; the lines of its log."""
     folder = args.work / name
-    lines = finished(folder, args.program["commit"])
+    options = [str(option) for option in [*args.options, *options]]
+    made_by = json.dumps([args.program["commit"], options])
+    lines = finished(folder, made_by)
     if lines is None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        command = [args.tilemoe, "train", "--out", folder, *args.options, *options]
+        command = [args.tilemoe, "train", "--out", folder, *options]
         with open(folder / "output.txt", "w", encoding="utf-8") as output:
             status = subprocess.run([str(word) for word in command], stdout=output, stderr=output)
         if status.returncode:
             sys.exit(f"train_study.py: error: {name} ended with status {status.returncode}; "
                      f"{folder}/output.txt says why")
-        (folder / "commit").write_text(args.program["commit"])
-        lines = finished(folder, args.program["commit"])
+        (folder / "made_by").write_text(made_by)
+        lines = finished(folder, made_by)
         if lines is None:
             sys.exit(f"train_study.py: error: the log of {name} is not complete")
     print(f"  {name}: {held_out(lines):.4f} bits a byte", file=sys.stderr, flush=True)
