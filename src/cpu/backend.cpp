@@ -10,7 +10,9 @@
 
 namespace tilemoe::cpu {
 
-CpuBackend::CpuBackend() { num_threads(); }
+CpuBackend::CpuBackend() {
+  num_threads();
+}
 
 std::string CpuBackend::description() const {
   const dnnl_version_t* onednn = dnnl_version();
