@@ -3,6 +3,7 @@
 #include "check.h"
 #include "cpu/backend.h"
 #include "cpu/thread_pool.h"
+#include "cuda/backend.h"
 
 namespace tilemoe {
 
@@ -14,9 +15,7 @@ Backend& cpu_backend() {
 Backend& backend_for(tilemoe_device device) {
   TILEMOE_CHECK(device == TILEMOE_CPU || device == TILEMOE_CUDA,
                 "device is " << static_cast<int>(device) << ", expected cpu (0) or cuda (1)");
-  TILEMOE_CHECK_SUPPORTED(device == TILEMOE_CPU,
-                          "the CUDA backend is not built yet: use the CPU backend");
-  return cpu_backend();
+  return device == TILEMOE_CUDA ? cuda::backend() : cpu_backend();
 }
 
 void set_num_threads(int threads) {

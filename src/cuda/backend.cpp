@@ -1,0 +1,100 @@
+#include "cuda/backend.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <sstream>
+
+#include "check.h"
+#include "cuda/device.h"
+#include "cuda/step/steps.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+[[noreturn]] void not_yet(const char* step) {
+  std::ostringstream text;
+  text << "the CUDA backend has no " << step << " yet: use the CPU backend";
+  throw_error(Status::kUnsupported, text.str(), __FILE__, __LINE__, step);
+}
+
+bool is_plain_swiglu(const tilemoe_experts& experts) {
+  return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
+         experts.up_shift == 0;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  std::string description() const override {
+    const DeviceInfo& device = current_device();
+    std::ostringstream text;
+    text << "cuda: " << device.name << ", " << device.multiprocessors << " multiprocessors";
+    return text.str();
+  }
+
+  void check_supported(const tilemoe_experts& experts) const override {
+    TILEMOE_CHECK_SUPPORTED(is_16bit(experts.dtype),
+                            "experts.dtype is " << tilemoe_dtype_name(experts.dtype)
+                                                << ", the CUDA backend takes bfloat16 and float16");
+  }
+
+  size_t scratch_bytes(Step, const tilemoe_experts&, int64_t) const override { return 0; }
+  int64_t ds_tiles(const tilemoe_experts&) const override { return 1; }
+
+  void up_projection(const UpProjection& step) override {
+    const tilemoe_experts& experts = *step.experts;
+    const bool transposed = step.weights.W1.stride[2] != 1;
+    TILEMOE_CHECK_SUPPORTED(!transposed || experts.gate_layout != TILEMOE_GATE_INTERLEAVED,
+                            "W1 with gate and up in adjacent columns (interleaved and contiguous "
+                            "along 2n) is not built "
+                            "on the CUDA backend yet");
+    if (experts.dtype == TILEMOE_FLOAT16)
+      cuda::up_projection<__half>(step);
+    else if (is_plain_swiglu(experts) && !transposed)
+      up_projection_swiglu(step);
+    else
+      cuda::up_projection<__nv_bfloat16>(step);
+  }
+  void down_projection(const DownProjection& step) override {
+    if (step.experts->dtype == TILEMOE_FLOAT16)
+      cuda::down_projection<__half>(step);
+    else
+      cuda::down_projection<__nv_bfloat16>(step);
+  }
+  void combine(const Combine& step) override { cuda::combine(step); }
+
+  void activation_gradient(const ActivationGradient&) override { not_yet("activation gradient"); }
+  void score_gradient(const ScoreGradient&) override { not_yet("score gradient"); }
+  void weight_gradient_2(const WeightGradient2&) override { not_yet("gradient of W2"); }
+  void input_gradient(const InputGradient&) override { not_yet("input gradient"); }
+  void weight_gradient_1(const WeightGradient1&) override { not_yet("gradient of W1"); }
+  void bias_gradient(const BiasGradient&) override { not_yet("bias gradient"); }
+
+  size_t routing_scratch_bytes(const tilemoe_routing_spec&) const override { return 0; }
+  size_t router_losses_scratch_bytes(int64_t, int64_t) const override { return 0; }
+  void top_k(const tilemoe_top_k_args&) override { not_yet("top-K"); }
+  void route_top_k(tilemoe_routing&, const tilemoe_route_top_k_args&) override {
+    not_yet("routing from pairs");
+  }
+  void route_general(tilemoe_routing&, const tilemoe_route_general_args&) override {
+    not_yet("routing from triples");
+  }
+  void route_rounded(tilemoe_routing&, const tilemoe_route_rounded_args&) override {
+    not_yet("token rounding");
+  }
+  void route_grouped(tilemoe_routing&, const tilemoe_route_grouped_args&) override {
+    not_yet("routing from counts");
+  }
+  void router_backward(const tilemoe_router_backward_args&) override { not_yet("router backward"); }
+  void router_losses(const tilemoe_router_losses_args&) override { not_yet("router losses"); }
+};
+
+}  // namespace
+
+Backend& backend() {
+  static CudaBackend instance;
+  current_device();
+  return instance;
+}
+
+}  // namespace tilemoe::cuda

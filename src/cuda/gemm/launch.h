@@ -1,0 +1,34 @@
+// Starts a grouped GEMM: one block a multiprocessor, each working through its share of the tiles.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+#include "cuda/device.h"
+#include "cuda/gemm/grouped_gemm.h"
+
+namespace tilemoe::cuda {
+
+// `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+template <class Gemm>
+void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* stream) {
+  const DeviceInfo& device = current_device();
+  const auto kernel = grouped_gemm<Gemm>;
+  static std::array<std::once_flag, kMaxDevices> allowed;
+  std::call_once(allowed[static_cast<size_t>(device.index)], [&] {
+    TILEMOE_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            Gemm::kSharedBytesUsed),
+                       Gemm::kSharedBytesUsed << " bytes of shared memory for a grouped GEMM");
+  });
+  const auto blocks = std::min<int64_t>(device.multiprocessors, tiles_at_most);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kBlockThreads);
+  config.dynamicSmemBytes = Gemm::kSharedBytesUsed;
+  config.stream = static_cast<cudaStream_t>(stream);
+  TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params),
+                     "grouped GEMM of " << blocks << " blocks");
+}
+
+}  // namespace tilemoe::cuda

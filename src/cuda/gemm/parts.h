@@ -1,0 +1,67 @@
+// What plugs into the skeleton, and what a part lacks when it does not.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "cuda/gemm/shape.h"
+#include "cuda/gemm/tile.h"
+
+namespace tilemoe::cuda {
+
+// Brings one operand's k blocks into shared memory, as its Operand lays them out. Constructed by
+// every thread of the producer that takes part; begin() is told each tile.
+template <class L>
+concept LoaderBase = requires(L loader, const typename L::Params& params, const Tile& tile,
+                              int32_t thread) {
+  typename L::Operand;
+  { L::kEngineBytes } -> std::convertible_to<int>;
+  { L::kThreadArrivals } -> std::convertible_to<int>;
+  L(params, thread);
+  loader.begin(tile);
+  loader.prefetch();
+};
+
+// load(shared, full barrier, k block): one thread starts the copy engine, which delivers
+// kEngineBytes.
+template <class L>
+concept EngineLoader = LoaderBase<L> && L::kThreadArrivals == 0 &&
+                       L::kEngineBytes == L::Operand::kBytes&& requires(L loader, uint32_t shared,
+                                                                        uint32_t full,
+                                                                        int32_t k_block) {
+  loader.load(shared, full, k_block);
+};
+
+// copy(shared, k block): every thread of the producer issues its cp.async; the skeleton
+// arrives for them when the copies land.
+template <class L>
+concept ThreadLoader = LoaderBase<L> && L::kThreadArrivals == kWarpgroup&& L::kEngineBytes == 0 &&
+                       requires(L loader, uint32_t shared, int32_t k_block) {
+  loader.copy(shared, k_block);
+};
+
+template <class L>
+concept Loader = EngineLoader<L> || ThreadLoader<L>;
+
+template <Loader L>
+inline constexpr bool copies_by_threads = ThreadLoader<L>;
+
+// Finishes one consumer's accumulators: store() is called by its 128 threads with the global number
+// of the consumer's first row, finish() once at the end. kSharedBytes are each consumer's own.
+template <class E, class Shape>
+concept EpilogueOf = requires(E epilogue, const typename E::Params& params, Accumulators<Shape>& D,
+                              const Tile& tile, int32_t row, uint32_t shared) {
+  { E::kSharedBytes } -> std::convertible_to<int>;
+  E(params, shared, row);
+  epilogue.store(D, tile, row);
+  epilogue.finish();
+};
+
+// Which tile next: next() is called by whole warps and gives every warp of a block the same tiles.
+template <class O>
+concept TileOrder = requires(O order, const typename O::Params& params, Tile& tile) {
+  O(params);
+  { order.next(tile) } -> std::same_as<bool>;
+};
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,16 @@
+// What a tile order hands to the roles: which part of which expert's product comes next.
+#pragma once
+
+#include <cstdint>
+
+namespace tilemoe::cuda {
+
+struct Tile {
+  int32_t expert;
+  int32_t row_begin;  // first row of the tile, counted over all experts
+  int32_t row_end;    // end of the expert's rows; the tile may reach past it
+  int32_t n_block;
+  int32_t k_blocks;  // at least 1
+};
+
+}  // namespace tilemoe::cuda

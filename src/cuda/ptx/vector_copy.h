@@ -1,0 +1,26 @@
+// 16 bytes at a time.
+#pragma once
+
+#include <cstdint>
+
+namespace tilemoe::cuda::ptx {
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared)
+               : "memory");
+  return v;
+}
+
+// Of memory that no one writes while the kernel runs; not kept in L1.
+__device__ __forceinline__ uint4 load_global_once_16(const void* global) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(global));
+  return v;
+}
+
+}  // namespace tilemoe::cuda::ptx

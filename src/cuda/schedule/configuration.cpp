@@ -1,0 +1,53 @@
+#include "cuda/schedule/configuration.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tilemoe::cuda {
+namespace {
+
+std::optional<TileConfiguration> forced;
+
+int64_t blocks(int64_t size, int64_t block) {
+  return (size + block - 1) / block;
+}
+
+// Cycles of the whole product. An SM multiplies 2048 pairs a cycle; a tile begins with the latency
+// of its first stage unless the ring hides it. A cooperative tile's epilogue is exposed, that of
+// ping-pong runs beside the other consumer's products.
+double cycles(const ProjectionSize& size, const TileConfiguration& tile, int multiprocessors) {
+  constexpr double kPairsACycle = 2048, kTileOverhead = 300;
+  const int64_t rows_an_expert = blocks(size.rows, size.E);
+  const int64_t tiles =
+      size.E * blocks(rows_an_expert, tile.block_m) * blocks(size.columns, tile.block_n);
+  const double products = static_cast<double>(tile.block_m) * tile.block_n *
+                          static_cast<double>(blocks(size.sum, 64) * 64) / kPairsACycle;
+  const double epilogue = size.epilogue_a_column * tile.block_n * tile.block_m / 64;
+  // Operands of a k block over what the L2 delivers to one SM.
+  const double loads =
+      static_cast<double>(blocks(size.sum, 64)) * (tile.block_m + tile.block_n) * 128 / 44.0;
+  const double main = std::max(products, loads);
+  const double tile_time = tile.schedule == Schedule::kPingPong
+                               ? std::max(main, epilogue / 2) + kTileOverhead / 2
+                               : main + epilogue / 2 + kTileOverhead;
+  const double waves = static_cast<double>(tiles) / multiprocessors;
+  // A last wave that is not full costs a whole one, if there are few.
+  const double rounded = waves < 8 ? std::ceil(waves) : waves + 0.5;
+  return rounded * tile_time;
+}
+
+}  // namespace
+
+TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
+                              int multiprocessors) {
+  if (forced && std::find(from.begin(), from.end(), *forced) != from.end()) return *forced;
+  return *std::min_element(from.begin(), from.end(), [&](const auto& a, const auto& b) {
+    return cycles(size, a, multiprocessors) < cycles(size, b, multiprocessors);
+  });
+}
+
+void force_tile(std::optional<TileConfiguration> tile) {
+  forced = tile;
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,40 @@
+// Which tile a projection uses. The candidates are the tiles that its kernels are built for; each
+// is scored by a model of the time it takes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "cuda/gemm/shape.h"
+
+namespace tilemoe::cuda {
+
+struct TileConfiguration {
+  int block_m, block_n;
+  Schedule schedule;
+  bool operator==(const TileConfiguration&) const = default;
+};
+
+inline constexpr TileConfiguration kCooperative256{128, 256, Schedule::kCooperative};
+inline constexpr TileConfiguration kPingPong128{128, 128, Schedule::kPingPong};
+
+// A projection as the model sees it; counts of an expert's rows are on the device, so rows are
+// taken as spread evenly.
+struct ProjectionSize {
+  int64_t rows, E;
+  int64_t columns;           // of the product
+  int64_t sum;               // d or n
+  double epilogue_a_column;  // cycles of a consumer for 64 rows of one column
+};
+
+TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
+                              int multiprocessors);
+
+// For benchmarks: every choice that can takes this tile. Not to be called while steps run.
+void force_tile(std::optional<TileConfiguration> tile);
+
+// Blocks of columns that share rows while they are in L2; see RowTiles.
+constexpr int32_t kColumnGroup = 8;
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,18 @@
+# The CUDA backend. Kernels have one file a (step, type), so that they compile side by side.
+target_sources(tilemoe_objects PRIVATE
+  cuda/backend.cpp
+  cuda/device.cpp
+  cuda/tensor_map.cpp
+  cuda/schedule/configuration.cpp
+  cuda/step/combine.cu
+  cuda/step/down_projection_bf16.cu
+  cuda/step/down_projection_f16.cu
+  cuda/step/up_projection_bf16.cu
+  cuda/step/up_projection_f16.cu
+)
+# Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
+# assembler serialises are warnings of ptxas, and errors here.
+target_compile_options(tilemoe_objects PRIVATE
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode=arch=compute_90a,code=sm_90a>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror>")
+list(APPEND tilemoe_dependencies CUDA::cudart_static)

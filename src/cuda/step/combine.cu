@@ -1,0 +1,162 @@
+// O or dX from the rows of Y or dX~: each token gathers its rows and sums them in float32, in the
+// order of its pairs. No atomics, so the same bits on every run.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "check.h"
+#include "cuda/device.h"
+#include "cuda/ptx/vector_copy.h"
+#include "cuda/step/steps.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kAtOnce = 8;  // rows whose loads are under way together
+
+// Where a token's rows are.
+enum class Pairs {
+  kFixed,    // pair_row[t * K + k]
+  kOffsets,  // pair_row[token_offsets[t]] ...
+  kGrouped,  // row t itself
+};
+
+struct CombineParams {
+  const char* rows;  // (capacity, d)
+  int64_t row_bytes;
+  const char* addend;  // (T, d); null: none
+  int64_t addend_bytes;
+  char* out;  // (T, d)
+  int64_t out_bytes;
+  const int32_t* pair_row;
+  const int32_t* token_offsets;  // (T + 1)
+  const float* score;            // (capacity); null: 1
+  const int32_t* M;              // grouped: rows past it are zero
+  int64_t outputs;               // T, or the capacity when grouped
+  int32_t K;
+  int32_t chunks;  // of 16 bytes, a row
+};
+
+template <class Element>
+struct PairOf;
+template <>
+struct PairOf<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+  __device__ static float2 widen(Type pair) { return __bfloat1622float2(pair); }
+  __device__ static Type round(float2 v) { return __float22bfloat162_rn(v); }
+};
+template <>
+struct PairOf<__half> {
+  using Type = __half2;
+  __device__ static float2 widen(Type pair) { return __half22float2(pair); }
+  __device__ static Type round(float2 v) { return __float22half2_rn(v); }
+};
+
+// Eight sums of a thread's 16 bytes.
+template <class Element>
+struct Sums {
+  using Pair = PairOf<Element>;
+  float2 sum[4] = {};
+
+  __device__ void add(const uint4& bytes, float scale) {
+    const auto* pairs = reinterpret_cast<const typename Pair::Type*>(&bytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 v = Pair::widen(pairs[i]);
+      sum[i].x = fmaf(scale, v.x, sum[i].x);
+      sum[i].y = fmaf(scale, v.y, sum[i].y);
+    }
+  }
+  __device__ uint4 rounded() const {
+    uint4 bytes;
+    auto* pairs = reinterpret_cast<typename Pair::Type*>(&bytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = Pair::round(sum[i]);
+    return bytes;
+  }
+};
+
+// One thread for 16 bytes of one output row.
+template <class Element, Pairs kPairs>
+__global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams params) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t t = index / params.chunks;
+  if (t >= params.outputs) return;
+  const int64_t byte = (index - t * params.chunks) * 16;
+  Sums<Element> sums;
+  int64_t first = 0;
+  int32_t count = 1;
+  if constexpr (kPairs == Pairs::kFixed) {
+    first = t * params.K, count = params.K;
+  } else if constexpr (kPairs == Pairs::kOffsets) {
+    first = params.token_offsets[t];
+    count = params.token_offsets[t + 1] - params.token_offsets[t];
+  } else {
+    count = t < *params.M ? 1 : 0;
+  }
+  if (params.addend != nullptr && (kPairs != Pairs::kGrouped || count > 0))
+    sums.add(ptx::load_global_once_16(params.addend + t * params.addend_bytes + byte), 1.f);
+
+  for (int32_t begin = 0; begin < count; begin += kAtOnce) {
+    uint4 value[kAtOnce];
+    float scale[kAtOnce];
+    bool exists[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      int32_t row = -1;
+      if (begin + i < count)
+        row = kPairs == Pairs::kGrouped ? static_cast<int32_t>(t)
+                                        : params.pair_row[first + begin + i];
+      exists[i] = row >= 0;
+      if (!exists[i]) continue;
+      value[i] = ptx::load_global_once_16(params.rows + row * params.row_bytes + byte);
+      scale[i] = params.score ? params.score[row] : 1.f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (exists[i]) sums.add(value[i], scale[i]);
+  }
+  *reinterpret_cast<uint4*>(params.out + t * params.out_bytes + byte) = sums.rounded();
+}
+
+template <class Element>
+void run(const CombineParams& params, tilemoe_routing_kind kind, bool offsets, void* stream) {
+  const int64_t blocks = (params.outputs * params.chunks + kThreads - 1) / kThreads;
+  TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
+  const auto kernel = kind == TILEMOE_ROUTING_GROUPED ? combine_rows<Element, Pairs::kGrouped>
+                      : offsets                       ? combine_rows<Element, Pairs::kOffsets>
+                                                      : combine_rows<Element, Pairs::kFixed>;
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+  TILEMOE_CHECK_CUDA(cudaGetLastError(), "combine of " << params.outputs << " rows");
+}
+
+}  // namespace
+
+void combine(const Combine& step) {
+  constexpr int64_t kElementBytes = 2;
+  const tilemoe_routing& routing = *step.routing;
+  const tilemoe_routing_spec& spec = routing.spec;
+  const bool grouped = spec.kind == TILEMOE_ROUTING_GROUPED;
+  const CombineParams params{
+      .rows = static_cast<const char*>(step.row_values.data),
+      .row_bytes = step.row_values.stride[0] * kElementBytes,
+      .addend = present(step.addend) ? static_cast<const char*>(step.addend.data) : nullptr,
+      .addend_bytes = present(step.addend) ? step.addend.stride[0] * kElementBytes : 0,
+      .out = static_cast<char*>(step.out.data),
+      .out_bytes = step.out.stride[0] * kElementBytes,
+      .pair_row = routing.pair_row,
+      .token_offsets = routing.token_offsets,
+      .score = step.scale_by_score ? routing.row_score : nullptr,
+      .M = routing.offsets + spec.E,
+      .outputs = grouped ? spec.capacity : spec.T,
+      .K = static_cast<int32_t>(spec.K),
+      .chunks = static_cast<int32_t>(step.experts->d * kElementBytes / 16)};
+  if (params.outputs == 0) return;
+  const bool offsets = routing.token_offsets != nullptr;
+  if (step.experts->dtype == TILEMOE_FLOAT16)
+    run<__half>(params, spec.kind, offsets, step.stream);
+  else
+    run<__nv_bfloat16>(params, spec.kind, offsets, step.stream);
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,53 @@
+// Y = A W2^T + b2. One instantiation file a type.
+#pragma once
+
+#include "cuda/epilogue/store.h"
+#include "cuda/step/projection.h"
+
+namespace tilemoe::cuda {
+
+template <class Shape, Major kMajor>
+void run_down_projection(const DownProjection& step) {
+  using Epilogue = StoreEpilogue<Shape>;
+  using LoadW2 = Weights<Shape, kMajor, 1>;
+  using Gemm = GroupedGemm<Shape, DenseRows<Shape>, LoadW2, Epilogue, RowTiles<Shape::BLOCK_M>>;
+  const int64_t n = step.experts->n, d = step.experts->d;
+  const int64_t n_blocks = (d + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
+  const int64_t k_blocks = (n + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
+
+  typename Gemm::Params params{};
+  params.a.rows = make_tensor_map({.dtype = step.A.dtype,
+                                   .data = step.A.data,
+                                   .size = {n, step.A.shape[0], 1},
+                                   .stride = {step.A.stride[0], 0},
+                                   .box = {Shape::BLOCK_K, Shape::BLOCK_M, 1}});
+  params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kPartRows>(step.W2, 0, d);
+  params.epilogue.D = output_of<Shape, Epilogue::kSlice>(step.Y, 1, d);
+  if (present(step.b2))
+    params.epilogue.bias = {.data = step.b2.data,
+                            .expert_stride = step.b2.stride[0],
+                            .column_stride = 1,
+                            .columns = static_cast<int32_t>(d)};
+  params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
+  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
+}
+
+template <class Element>
+void down_projection(const DownProjection& step) {
+  using Cooperative256 = TileShape<Element, 128, 256, Schedule::kCooperative>;
+  if (major_of(step.W2) == Major::kRows)
+    return run_down_projection<Cooperative256, Major::kRows>(step);
+  static constexpr TileConfiguration kTiles[] = {kCooperative256, kPingPong128};
+  const TileConfiguration tile = choose_tile({.rows = step.rows.capacity,
+                                              .E = step.rows.E,
+                                              .columns = step.experts->d,
+                                              .sum = step.experts->n,
+                                              .epilogue_a_column = 4},
+                                             kTiles, current_device().multiprocessors);
+  if (tile == kPingPong128)
+    run_down_projection<TileShape<Element, 128, 128, Schedule::kPingPong>, Major::kSum>(step);
+  else
+    run_down_projection<Cooperative256, Major::kSum>(step);
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,86 @@
+// What the up- and the down-projection share on the host: tensor maps of weights and outputs.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "backend.h"
+#include "check.h"
+#include "cuda/epilogue/bias.h"
+#include "cuda/epilogue/output.h"
+#include "cuda/gemm/launch.h"
+#include "cuda/load/dense_rows.h"
+#include "cuda/load/gathered_rows.h"
+#include "cuda/load/weights.h"
+#include "cuda/schedule/configuration.h"
+#include "cuda/schedule/row_tiles.h"
+#include "cuda/tensor_map.h"
+
+namespace tilemoe::cuda {
+
+template <class Element>
+inline constexpr tilemoe_dtype kDTypeOf =
+    std::is_same_v<Element, __half> ? TILEMOE_FLOAT16 : TILEMOE_BFLOAT16;
+
+inline Major major_of(const tilemoe_tensor& weights) {
+  return weights.stride[2] == 1 ? Major::kSum : Major::kRows;
+}
+
+// A part of the weights of one width: `rows` rows from row `first` on, every `every`th.
+template <class Shape, Major kMajor, int kPartRows>
+CUtensorMap weights_map(const tilemoe_tensor& W, int64_t first, int64_t rows, int64_t every = 1) {
+  const int64_t E = W.shape[0], sum = W.shape[2];
+  const auto* data = static_cast<const typename Shape::Element*>(W.data) + first * W.stride[1];
+  const tilemoe_dtype dtype = kDTypeOf<typename Shape::Element>;
+  if constexpr (kMajor == Major::kSum)
+    return make_tensor_map({.dtype = dtype,
+                            .data = data,
+                            .size = {sum, rows, E},
+                            .stride = {W.stride[1] * every, W.stride[0]},
+                            .box = {Shape::BLOCK_K, kPartRows, 1}});
+  else
+    return make_tensor_map({.dtype = dtype,
+                            .data = data,
+                            .size = {rows, sum, E},
+                            .stride = {W.stride[2], W.stride[0]},
+                            .box = {64, Shape::BLOCK_K, 1}});
+}
+
+// Rows of `parts` parts of `columns` columns each.
+template <class Shape, int kSlice>
+Output output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
+  if (!present(out)) return {};
+  return {
+      .map = make_tensor_map({.dtype = kDTypeOf<typename Shape::Element>,
+                              .data = out.data,
+                              .size = {columns, parts, out.shape[0]},
+                              .stride = {columns, out.stride[0]},
+                              .box = {kSlice, 1, kStoreRows},
+                              .swizzle = kSlice == 64 ? Swizzle::k128Bytes : Swizzle::k64Bytes}),
+      .data = out.data,
+      .row_bytes = out.stride[0] * static_cast<int64_t>(sizeof(typename Shape::Element)),
+      .columns = static_cast<int32_t>(columns)};
+}
+
+// Tiles of BLOCK_M rows over all experts by `n_blocks`; the order's and its bound on the host.
+template <class Shape>
+typename RowTiles<Shape::BLOCK_M>::Params row_tiles(const Rows& rows, int64_t n_blocks,
+                                                    int64_t k_blocks) {
+  return {.offsets = rows.offsets,
+          .E = static_cast<int32_t>(rows.E),
+          .n_blocks = static_cast<int32_t>(n_blocks),
+          .n_group = std::min(kColumnGroup, static_cast<int32_t>(n_blocks)),
+          .k_blocks = static_cast<int32_t>(k_blocks)};
+}
+
+template <class Shape>
+int64_t row_tiles_at_most(const Rows& rows, int64_t n_blocks) {
+  const int64_t m_blocks =
+      rows.capacity / Shape::BLOCK_M + std::min<int64_t>(rows.E, rows.capacity);
+  TILEMOE_CHECK_SUPPORTED(m_blocks <= INT32_MAX / (2 * n_blocks),
+                          "the product of " << rows.capacity << " rows of " << rows.E
+                                            << " experts has too many tiles to count");
+  return m_blocks * n_blocks;
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,109 @@
+// Tensors on the host and on the device with the same contents, for tests that run one step on two
+// backends.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "tilemoe/tensor.h"
+#include "verify/number.h"
+#include "verify/random.h"
+
+namespace tilemoe::test {
+
+inline void expect_cuda(cudaError_t error, const char* what) {
+  ASSERT_EQ(error, cudaSuccess) << what << ": " << cudaGetErrorString(error);
+}
+
+// 16 bytes of guard lie on either side of the contents; poison is NaN in every floating type.
+class TwinBuffer {
+ public:
+  explicit TwinBuffer(size_t bytes) : host_(bytes + 2 * kGuard, kPoison) {
+    expect_cuda(cudaMalloc(&device_, host_.size()), "cudaMalloc");
+    upload();
+  }
+  ~TwinBuffer() { cudaFree(device_); }
+  TwinBuffer(const TwinBuffer&) = delete;
+  TwinBuffer& operator=(const TwinBuffer&) = delete;
+
+  uint8_t* host() { return host_.data() + kGuard; }
+  uint8_t* device() { return static_cast<uint8_t*>(device_) + kGuard; }
+  void upload() {
+    expect_cuda(cudaMemcpy(device_, host_.data(), host_.size(), cudaMemcpyHostToDevice), "upload");
+  }
+  // What the device has, guards included.
+  std::vector<uint8_t> download() const {
+    std::vector<uint8_t> bytes(host_.size());
+    expect_cuda(cudaMemcpy(bytes.data(), device_, bytes.size(), cudaMemcpyDeviceToHost),
+                "download");
+    return bytes;
+  }
+  const std::vector<uint8_t>& host_bytes() const { return host_; }
+
+  static constexpr uint8_t kPoison = 0xff;
+  static constexpr size_t kGuard = 256;
+
+ private:
+  std::vector<uint8_t> host_;
+  void* device_ = nullptr;
+};
+
+// A dense tensor, or one whose last two dimensions are stored transposed.
+class TwinTensor {
+ public:
+  TwinTensor(tilemoe_dtype dtype, std::vector<int64_t> shape, bool transposed = false)
+      : dtype_(dtype), buffer_(bytes_of(dtype, shape)) {
+    view_.dtype = dtype;
+    view_.ndim = static_cast<int32_t>(shape.size());
+    int64_t stride = 1;
+    for (size_t i = shape.size(); i-- > 0;) {
+      view_.shape[i] = shape[i];
+      view_.stride[i] = stride;
+      stride *= shape[i];
+    }
+    elements_ = stride;
+    if (transposed) {
+      view_.stride[1] = 1;
+      view_.stride[2] = shape[1];
+    }
+  }
+
+  // value(place in memory), rounded to the dtype
+  template <class Value>
+  void fill(const Value& value) {
+    for (int64_t i = 0; i < elements_; ++i)
+      verify::store(static_cast<DType>(dtype_), buffer_.host(), i, value(i));
+    buffer_.upload();
+  }
+  double at(const std::vector<uint8_t>& bytes, int64_t place) const {
+    return verify::load(static_cast<DType>(dtype_), bytes.data() + TwinBuffer::kGuard, place);
+  }
+
+  tilemoe_tensor host() { return view(buffer_.host()); }
+  tilemoe_tensor device() { return view(buffer_.device()); }
+  TwinBuffer& buffer() { return buffer_; }
+  int64_t elements() const { return elements_; }
+
+ private:
+  static size_t bytes_of(tilemoe_dtype dtype, const std::vector<int64_t>& shape) {
+    size_t bytes = tilemoe_dtype_size(dtype);
+    for (int64_t size : shape) bytes *= static_cast<size_t>(size);
+    return bytes;
+  }
+  tilemoe_tensor view(void* data) const {
+    tilemoe_tensor tensor = view_;
+    tensor.data = data;
+    return tensor;
+  }
+
+  tilemoe_dtype dtype_;
+  TwinBuffer buffer_;
+  tilemoe_tensor view_{};
+  int64_t elements_ = 0;
+};
+
+}  // namespace tilemoe::test

@@ -1,0 +1,423 @@
+// The forward steps on the device against the CPU backend: equal bits on small whole numbers, close
+// on unit-scale data, nothing written outside, the same bits on every run.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "cuda/backend.h"
+#include "cuda/device_tensors.h"
+#include "cuda/schedule/configuration.h"
+
+namespace tilemoe::test {
+namespace {
+
+struct StepCase {
+  std::string name;
+  std::vector<int32_t> counts;  // rows of each expert
+  int64_t d, n;
+  int64_t spare_rows = 0;  // capacity past M
+  int64_t T = 37;
+  tilemoe_dtype dtype = TILEMOE_BFLOAT16;
+  tilemoe_activation activation = TILEMOE_REGLU;
+  tilemoe_gate_layout gate_layout = TILEMOE_GATE_CONCATENATED;
+  bool W1_transposed = false, W2_transposed = false;
+  bool biases = false;
+  bool H = true;
+  bool gathered = true;
+  bool integers = true;
+  int32_t nan_expert = -1;
+  float clamp = 0, alpha = 0, up_shift = 0;
+  std::optional<cuda::TileConfiguration> tile = {};
+};
+
+void PrintTo(const StepCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
+// Inputs and outputs of the three steps. H, A and Y are inputs of nothing: each step has its own
+// inputs, so that its numbers stay small and a slip in one does not hide another's.
+class StepProblem {
+ public:
+  explicit StepProblem(const StepCase& c)
+      : c_(c),
+        E_(static_cast<int64_t>(c.counts.size())),
+        M_(std::accumulate(c.counts.begin(), c.counts.end(), int64_t{0})),
+        capacity_(M_ + c.spare_rows),
+        gated_(tilemoe_activation_gated(c.activation) != 0),
+        width_(gated_ ? 2 * c.n : c.n),
+        offsets_(TILEMOE_INT32, {E_ + 1}),
+        tokens_(TILEMOE_INT32, {capacity_}),
+        X_(c.dtype, {c.gathered ? c.T : capacity_, c.d}),
+        W1_(c.dtype, {E_, w1_rows(), c.d}, c.W1_transposed),
+        W1_up_(c.dtype, {E_, c.n, c.d}, c.W1_transposed),
+        W2_(c.dtype, {E_, c.d, c.n}, c.W2_transposed),
+        b1_(c.dtype, {E_, w1_rows()}),
+        b1_up_(c.dtype, {E_, c.n}),
+        b2_(c.dtype, {E_, c.d}),
+        A_in_(c.dtype, {capacity_, c.n}),
+        H_(c.dtype, {capacity_, width_}),
+        A_(c.dtype, {capacity_, c.n}),
+        Y_(c.dtype, {capacity_, c.d}) {
+    experts_.struct_size = sizeof experts_;
+    experts_.dtype = c.dtype;
+    experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
+    experts_.activation = c.activation;
+    experts_.gate_layout = c.gate_layout;
+    experts_.clamp = c.clamp, experts_.alpha = c.alpha, experts_.up_shift = c.up_shift;
+    fill();
+  }
+
+  void run(Backend& backend, bool on_device) {
+    std::vector<std::byte> scratch;
+    const auto scratch_for = [&](Step step) -> Scratch {
+      scratch.resize(backend.scratch_bytes(step, experts_, capacity_));
+      return {scratch.data(), scratch.size()};
+    };
+    const auto place = [&](TwinTensor& t) { return on_device ? t.device() : t.host(); };
+    const auto optional = [&](TwinTensor& t, bool there) {
+      return there ? place(t) : tilemoe_tensor{};
+    };
+    const bool split = c_.gate_layout == TILEMOE_GATE_SPLIT;
+    const Rows rows{
+        .E = E_,
+        .capacity = capacity_,
+        .offsets = static_cast<const int32_t*>(place(offsets_).data),
+        .token = c_.gathered ? static_cast<const int32_t*>(place(tokens_).data) : nullptr};
+    backend.up_projection(
+        {.experts = &experts_,
+         .rows = rows,
+         .X = place(X_),
+         .weights = {place(W1_), optional(W1_up_, split), optional(b1_, c_.biases),
+                     optional(b1_up_, c_.biases && split)},
+         .H = optional(H_, c_.H),
+         .A = place(A_),
+         .scratch = scratch_for(Step::kUpProjection),
+         .stream = nullptr});
+    backend.down_projection({.experts = &experts_,
+                             .rows = rows,
+                             .A = place(A_in_),
+                             .W2 = place(W2_),
+                             .b2 = optional(b2_, c_.biases),
+                             .Y = place(Y_),
+                             .scratch = scratch_for(Step::kDownProjection),
+                             .stream = nullptr});
+  }
+
+  struct NamedOutput {
+    const char* name;
+    TwinTensor* tensor;
+  };
+  std::vector<NamedOutput> outputs() { return {{"H", &H_}, {"A", &A_}, {"Y", &Y_}}; }
+
+ private:
+  int64_t w1_rows() const { return c_.gate_layout == TILEMOE_GATE_SPLIT ? c_.n : width_; }
+
+  void fill() {
+    verify::Random random(7, 1);
+    int64_t begin = 0;
+    offsets_.fill([&](int64_t e) {
+      const int64_t offset = begin;
+      if (e < E_) begin += c_.counts[static_cast<size_t>(e)];
+      return static_cast<double>(offset);
+    });
+    // Rows past M name no token: reading one would be outside X.
+    tokens_.fill([&](int64_t r) {
+      return r < M_ ? static_cast<double>(random.below(std::max<int64_t>(c_.T, 1))) : 1e9;
+    });
+    const auto numbers = [&](TwinTensor& tensor, int64_t range, double scale) {
+      tensor.fill([&](int64_t) {
+        if (!c_.integers) return scale * random.normal();
+        return static_cast<double>(random.below(2 * range + 1) - range);
+      });
+    };
+    numbers(X_, 2, 1);
+    numbers(W1_, 1, 1 / std::sqrt(static_cast<double>(c_.d)));
+    numbers(W1_up_, 1, 1 / std::sqrt(static_cast<double>(c_.d)));
+    numbers(W2_, 1, 1 / std::sqrt(static_cast<double>(c_.n)));
+    numbers(b1_, 4, 1);
+    numbers(b1_up_, 4, 1);
+    numbers(b2_, 4, 1);
+    numbers(A_in_, 2, 1);
+    if (c_.nan_expert >= 0) spoil_expert();
+  }
+
+  // NaN in one expert's weights, and in every row past M.
+  void spoil_expert() {
+    for (TwinTensor* W : {&W1_, &W2_}) {
+      const int64_t matrix = W->elements() / E_;
+      for (int64_t i = 0; i < matrix; ++i)
+        verify::store(static_cast<DType>(c_.dtype), W->buffer().host(), c_.nan_expert * matrix + i,
+                      NAN);
+      W->buffer().upload();
+    }
+    for (int64_t i = M_ * c_.n; i < capacity_ * c_.n; ++i)
+      verify::store(static_cast<DType>(c_.dtype), A_in_.buffer().host(), i, NAN);
+    A_in_.buffer().upload();
+  }
+
+  const StepCase c_;
+  int64_t E_, M_, capacity_;
+  bool gated_;
+  int64_t width_;
+  tilemoe_experts experts_{};
+  TwinTensor offsets_, tokens_, X_, W1_, W1_up_, W2_, b1_, b1_up_, b2_, A_in_, H_, A_, Y_;
+};
+
+// Rows differ by bits, NaN equal to NaN; -1 where none does.
+int64_t first_difference(const TwinTensor& tensor, const std::vector<uint8_t>& got,
+                         const std::vector<uint8_t>& expected) {
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    const double a = tensor.at(got, i), b = tensor.at(expected, i);
+    if (!(a == b) && !(std::isnan(a) && std::isnan(b))) return i;
+  }
+  return -1;
+}
+
+double relative_error(const TwinTensor& tensor, const std::vector<uint8_t>& got,
+                      const std::vector<uint8_t>& expected) {
+  double error = 0, norm = 0;
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    const double a = tensor.at(got, i), b = tensor.at(expected, i);
+    if (std::isnan(a) && std::isnan(b)) continue;  // untouched on both sides
+    error += (a - b) * (a - b);
+    norm += b * b;
+  }
+  return std::sqrt(error / norm);
+}
+
+class ForwardSteps : public testing::TestWithParam<StepCase> {
+ protected:
+  void SetUp() override {
+    if (!tilemoe_device_available(TILEMOE_CUDA)) GTEST_SKIP() << tilemoe_last_error();
+    cuda::force_tile(GetParam().tile);
+  }
+  void TearDown() override { cuda::force_tile({}); }
+};
+
+TEST_P(ForwardSteps, EqualTheCpus) {
+  const StepCase& c = GetParam();
+  StepProblem problem(c);
+  problem.run(cuda::backend(), true);
+  expect_cuda(cudaDeviceSynchronize(), "the steps");
+  std::vector<std::vector<uint8_t>> got;
+  for (const auto& output : problem.outputs()) got.push_back(output.tensor->buffer().download());
+  problem.run(cpu_backend(), false);
+  size_t i = 0;
+  for (const auto& output : problem.outputs()) {
+    const std::vector<uint8_t>& bytes = got[i++];
+    const std::vector<uint8_t>& expected = output.tensor->buffer().host_bytes();
+    SCOPED_TRACE(output.name);
+    if (c.integers) {
+      const int64_t at = first_difference(*output.tensor, bytes, expected);
+      if (at >= 0) {
+        const int64_t width = output.tensor->host().shape[1];
+        ADD_FAILURE() << "row " << at / width << ", column " << at % width << ": "
+                      << output.tensor->at(bytes, at) << ", expected "
+                      << output.tensor->at(expected, at);
+      }
+    } else {
+      EXPECT_LT(relative_error(*output.tensor, bytes, expected),
+                c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
+    }
+    const auto guard = static_cast<std::ptrdiff_t>(TwinBuffer::kGuard);
+    EXPECT_TRUE(std::equal(bytes.begin(), bytes.begin() + guard, expected.begin()));
+    EXPECT_TRUE(std::equal(bytes.end() - guard, bytes.end(), expected.end() - guard));
+  }
+}
+
+TEST_P(ForwardSteps, GiveTheSameBitsEveryTime) {
+  StepProblem problem(GetParam());
+  problem.run(cuda::backend(), true);
+  expect_cuda(cudaDeviceSynchronize(), "the steps");
+  std::vector<std::vector<uint8_t>> first;
+  for (const auto& output : problem.outputs()) first.push_back(output.tensor->buffer().download());
+  for (int repeat = 0; repeat < 20; ++repeat) problem.run(cuda::backend(), true);
+  expect_cuda(cudaDeviceSynchronize(), "the steps");
+  size_t i = 0;
+  for (const auto& output : problem.outputs())
+    EXPECT_EQ(output.tensor->buffer().download(), first[i++]) << output.name;
+}
+
+std::vector<StepCase> cases() {
+  const std::vector<int32_t> ragged = {129, 0, 1, 64, 300, 127, 0, 128};
+  std::vector<StepCase> all = {
+      {.name = "any_tile", .counts = ragged, .d = 256, .n = 192, .spare_rows = 77},
+      {.name = "odd_widths", .counts = ragged, .d = 200, .n = 72, .spare_rows = 5},
+      {.name = "tiny", .counts = {1}, .d = 8, .n = 8, .T = 1},
+      {.name = "one_expert_has_all", .counts = {0, 0, 700, 0}, .d = 136, .n = 264},
+      {.name = "no_row", .counts = {0, 0, 0}, .d = 64, .n = 64, .spare_rows = 40},
+      {.name = "grouped", .counts = ragged, .d = 256, .n = 192, .gathered = false},
+      {.name = "interleaved",
+       .counts = ragged,
+       .d = 256,
+       .n = 136,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .biases = true},
+      {.name = "split",
+       .counts = ragged,
+       .d = 256,
+       .n = 136,
+       .gate_layout = TILEMOE_GATE_SPLIT,
+       .biases = true},
+      {.name = "biases", .counts = ragged, .d = 256, .n = 136, .biases = true},
+      {.name = "transposed",
+       .counts = ragged,
+       .d = 200,
+       .n = 136,
+       .W1_transposed = true,
+       .W2_transposed = true},
+      {.name = "transposed_split",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .gate_layout = TILEMOE_GATE_SPLIT,
+       .W1_transposed = true,
+       .W2_transposed = true},
+      {.name = "float16", .counts = ragged, .d = 256, .n = 192, .dtype = TILEMOE_FLOAT16},
+      {.name = "float16_transposed",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .dtype = TILEMOE_FLOAT16,
+       .W1_transposed = true,
+       .W2_transposed = true},
+      {.name = "identity",
+       .counts = ragged,
+       .d = 256,
+       .n = 328,
+       .activation = TILEMOE_IDENTITY,
+       .biases = true},
+      {.name = "identity_transposed",
+       .counts = ragged,
+       .d = 256,
+       .n = 328,
+       .activation = TILEMOE_IDENTITY,
+       .W1_transposed = true,
+       .W2_transposed = true},
+      {.name = "relu_squared",
+       .counts = ragged,
+       .d = 64,
+       .n = 328,
+       .activation = TILEMOE_RELU_SQUARED},
+      {.name = "inference", .counts = ragged, .d = 256, .n = 192, .H = false},
+      {.name = "nan_expert",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .spare_rows = 90,
+       .nan_expert = 4},
+      {.name = "many_experts",
+       .counts = std::vector<int32_t>(300, 7),
+       .d = 72,
+       .n = 40,
+       .spare_rows = 200},
+      {.name = "many_tiles", .counts = {2000, 1500, 33, 1025, 900}, .d = 1032, .n = 520, .T = 1000},
+  };
+  for (const auto& [name, tile] : {std::pair("cooperative256", cuda::kCooperative256),
+                                   std::pair("pingpong128", cuda::kPingPong128)}) {
+    const std::string suffix = std::string("_") + name;
+    StepCase swiglu{.name = "swiglu" + suffix,
+                    .counts = ragged,
+                    .d = 512,
+                    .n = 328,
+                    .spare_rows = 77,
+                    .activation = TILEMOE_SWIGLU,
+                    .integers = false,
+                    .tile = tile};
+    all.push_back(swiglu);
+    swiglu.name = "swiglu_biases" + suffix, swiglu.biases = true;
+    all.push_back(swiglu);
+    swiglu.name = "swiglu_many_tiles" + suffix;
+    swiglu.counts = {2000, 1500, 33, 1025, 900}, swiglu.d = 1032, swiglu.n = 520, swiglu.T = 1000;
+    all.push_back(swiglu);
+    all.push_back({.name = "down" + suffix,
+                   .counts = {2000, 1500, 33, 1025, 900},
+                   .d = 1032,
+                   .n = 520,
+                   .T = 1000,
+                   .tile = tile});
+  }
+  const std::pair<const char*, tilemoe_activation> activations[] = {
+      {"geglu", TILEMOE_GEGLU}, {"geglu_tanh", TILEMOE_GEGLU_TANH}, {"silu", TILEMOE_SILU},
+      {"gelu", TILEMOE_GELU},   {"gelu_tanh", TILEMOE_GELU_TANH},   {"swiglu_f16", TILEMOE_SWIGLU}};
+  for (const auto& [name, activation] : activations)
+    all.push_back({.name = name,
+                   .counts = ragged,
+                   .d = 256,
+                   .n = 192,
+                   .dtype = TILEMOE_FLOAT16,
+                   .activation = activation,
+                   .integers = false});
+  all.push_back({.name = "clamped_swiglu",
+                 .counts = ragged,
+                 .d = 256,
+                 .n = 192,
+                 .activation = TILEMOE_SWIGLU,
+                 .biases = true,
+                 .integers = false,
+                 .clamp = 1.5f,
+                 .alpha = 1.702f,
+                 .up_shift = 1.f});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuda, ForwardSteps, testing::ValuesIn(cases()),
+                         [](const auto& instance) { return instance.param.name; });
+
+// Each token's rows, with and without addend; pairs that have no row are left out.
+TEST(Combine, SumsInTheOrderOfPairs) {
+  if (!tilemoe_device_available(TILEMOE_CUDA)) GTEST_SKIP() << tilemoe_last_error();
+  for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+    for (const int64_t K : {1, 3, 8, 11}) {
+      SCOPED_TRACE(K);
+      const int64_t T = 101, d = 264, E = 16, capacity = T * K;
+      tilemoe_experts experts{};
+      experts.struct_size = sizeof experts;
+      experts.dtype = dtype;
+      experts.d = d, experts.n = 8, experts.E = E;
+      TwinTensor Y(dtype, {capacity, d}), addend(dtype, {T, d}), O(dtype, {T, d});
+      TwinTensor pair_row(TILEMOE_INT32, {T * K}), score(TILEMOE_FLOAT32, {capacity});
+      TwinTensor offsets(TILEMOE_INT32, {E + 1});
+      verify::Random random(3, 2);
+      for (TwinTensor* t : {&Y, &addend})
+        t->fill([&](int64_t) { return static_cast<double>(random.below(9)) - 4; });
+      score.fill([&](int64_t) { return static_cast<double>(random.below(8)) / 4; });
+      pair_row.fill([&](int64_t i) {
+        return i % 5 == 3 ? -1.0 : static_cast<double>(random.below(capacity));
+      });
+      offsets.fill([&](int64_t e) { return static_cast<double>(e * capacity / E); });
+      for (const bool adds : {false, true}) {
+        const auto combine = [&](Backend& backend, bool on_device) {
+          const auto place = [&](TwinTensor& t) { return on_device ? t.device() : t.host(); };
+          tilemoe_routing routing{};
+          routing.spec.kind = TILEMOE_ROUTING_TOP_K;
+          routing.spec.T = T, routing.spec.E = E, routing.spec.K = K;
+          routing.spec.pairs = routing.spec.capacity = capacity;
+          routing.offsets = static_cast<int32_t*>(place(offsets).data);
+          routing.pair_row = static_cast<int32_t*>(place(pair_row).data);
+          routing.row_score = static_cast<float*>(place(score).data);
+          backend.combine({.experts = &experts,
+                           .routing = &routing,
+                           .row_values = place(Y),
+                           .scale_by_score = true,
+                           .addend = adds ? place(addend) : tilemoe_tensor{},
+                           .out = place(O),
+                           .stream = nullptr});
+        };
+        combine(cuda::backend(), true);
+        expect_cuda(cudaDeviceSynchronize(), "combine");
+        combine(cpu_backend(), false);
+        EXPECT_EQ(O.buffer().download(), O.buffer().host_bytes());
+      }
+    }
+}
+
+}  // namespace
+}  // namespace tilemoe::test
