@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/step/routing.h"
 #include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
@@ -72,7 +73,7 @@ class CudaBackend final : public Backend {
 
   size_t routing_scratch_bytes(const tilemoe_routing_spec&) const override { return 0; }
   size_t router_losses_scratch_bytes(int64_t, int64_t) const override { return 0; }
-  void top_k(const tilemoe_top_k_args&) override { not_yet("top-K"); }
+  void top_k(const tilemoe_top_k_args& args) override { cuda::top_k(args); }
   void route_top_k(tilemoe_routing&, const tilemoe_route_top_k_args&) override {
     not_yet("routing from pairs");
   }

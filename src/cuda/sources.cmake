@@ -7,9 +7,12 @@ target_sources(tilemoe_objects PRIVATE
   cuda/step/combine.cu
   cuda/step/down_projection_bf16.cu
   cuda/step/down_projection_f16.cu
+  cuda/step/top_k.cu
   cuda/step/up_projection_bf16.cu
   cuda/step/up_projection_f16.cu
 )
+# Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
+set_source_files_properties(cuda/step/top_k.cu PROPERTIES COMPILE_OPTIONS "-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.
 target_compile_options(tilemoe_objects PRIVATE

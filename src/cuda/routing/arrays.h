@@ -1,0 +1,69 @@
+// Arrays of routing, whose type is known when they are read: a switch that all threads take alike
+// costs nothing beside the memory, and there is one kernel instead of one for every pair of types.
+#pragma once
+
+#include <cstdint>
+
+#include "check.h"
+#include "routing/half.h"
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe::cuda {
+
+struct FloatArray {
+  const void* data;
+  tilemoe_dtype dtype;
+
+  __device__ __forceinline__ float at(int64_t i) const {
+    switch (dtype) {
+      case TILEMOE_BFLOAT16: return to_float(static_cast<const BFloat16*>(data)[i]);
+      case TILEMOE_FLOAT16: return to_float(static_cast<const Float16*>(data)[i]);
+      default: return static_cast<const float*>(data)[i];
+    }
+  }
+};
+
+struct IntegerArray {
+  void* data;
+  bool wide;  // int64, else int32
+
+  __device__ __forceinline__ int64_t at(int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+  __device__ __forceinline__ void set(int64_t i, int32_t value) const {
+    if (wide)
+      static_cast<int64_t*>(data)[i] = value;
+    else
+      static_cast<int32_t*>(data)[i] = value;
+  }
+  __device__ __forceinline__ IntegerArray from(int64_t i) const {
+    return {static_cast<char*>(data) + i * (wide ? 8 : 4), wide};
+  }
+};
+
+// Row t of logits (T, E).
+struct LogitRows {
+  const void* data;
+  tilemoe_dtype dtype;
+  int64_t row_bytes;
+
+  __device__ __forceinline__ FloatArray row(int64_t t) const {
+    return {static_cast<const char*>(data) + t * row_bytes, dtype};
+  }
+};
+
+inline FloatArray float_array(const tilemoe_tensor& tensor) {
+  return {tensor.data, tensor.dtype};
+}
+inline IntegerArray integer_array(const tilemoe_tensor& tensor) {
+  return {tensor.data, tensor.dtype == TILEMOE_INT64};
+}
+inline LogitRows logit_rows(const tilemoe_tensor& logits) {
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(logits.dtype));
+  return {logits.data, logits.dtype, logits.stride[0] * element};
+}
+__host__ __device__ inline bool ranks_by_sigmoid(tilemoe_scoring scoring) {
+  return scoring == TILEMOE_SIGMOID || scoring == TILEMOE_SIGMOID_RENORMALIZED;
+}
+
+}  // namespace tilemoe::cuda

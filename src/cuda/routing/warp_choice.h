@@ -1,0 +1,128 @@
+// A token's choice within one warp. Number e of a row of E lies in lane e % 32, slot e / 32: these
+// are the lanes of routing/order.h's sums, so every sum has the bits of the CPU's. For E up to
+// 32 * kSlots and K up to 32. Everything here is called by all lanes of a warp; translation units
+// compile it without contraction.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/routing/arrays.h"
+#include "routing/order.h"
+
+namespace tilemoe::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+static_assert(kWarp == order::kSumLanes);
+
+__device__ __forceinline__ int lane_index() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+
+// order::add_lanes of the lanes' values, in every lane.
+__device__ __forceinline__ float sum_of_lanes(float value) {
+#pragma unroll
+  for (int half = kWarp / 2; half > 0; half /= 2) value += __shfl_xor_sync(kAllLanes, value, half);
+  return value;
+}
+
+template <int kSlots>
+struct WarpRow {
+  float x[kSlots];
+
+  // Past E they are -inf.
+  __device__ __forceinline__ void load(const FloatArray& row, int32_t E) {
+    switch (row.dtype) {  // outside the loop, so that all loads are under way together
+      case TILEMOE_BFLOAT16: return load(static_cast<const BFloat16*>(row.data), E);
+      case TILEMOE_FLOAT16: return load(static_cast<const Float16*>(row.data), E);
+      default: return load(static_cast<const float*>(row.data), E);
+    }
+  }
+
+  __device__ __forceinline__ bool any_nan() const {
+    bool nan = false;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) nan |= x[s] != x[s];
+    return __any_sync(kAllLanes, nan);
+  }
+
+  // Sum over all E of softmax_weight(x, max), in every lane.
+  __device__ __forceinline__ float softmax_sum(int32_t E, float max) const {
+    float sum = 0.f;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s)
+      if (s * kWarp + lane_index() < E) sum += order::softmax_weight(x[s], max);
+    return sum_of_lanes(sum);
+  }
+
+ private:
+  template <class Logit>
+  __device__ __forceinline__ void load(const Logit* row, int32_t E) {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const int32_t e = s * kWarp + lane_index();
+      x[s] = e < E ? to_float(row[e]) : order::from_key(-order::kInfinityBits);
+    }
+  }
+};
+
+// What lane k got: the k-th best.
+struct Chosen {
+  float value;  // what it was ranked by; any number where that is NaN
+  int32_t id;
+};
+
+// The numbers of a row as they are still to be chosen.
+template <int kSlots>
+class WarpChoice {
+ public:
+  __device__ __forceinline__ WarpChoice(const WarpRow<kSlots>& row, int32_t E) {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const int32_t key = order::key(row.x[s]);
+      const int32_t ranked = key == order::kNaNKey ? kNaN : key;
+      key_[s] = s * kWarp + lane_index() < E ? ranked : kTaken;
+    }
+    find_best();
+  }
+
+  // The greatest of what is left, in every lane.
+  __device__ __forceinline__ float max() const {
+    return order::from_key(__reduce_max_sync(kAllLanes, best_));
+  }
+
+  // Greatest first, ties to the lower id, NaN last; lane k < K returns the k-th. K <= min(E, 32).
+  __device__ __forceinline__ Chosen choose(int32_t K) {
+    Chosen mine = {0.f, 0};
+    for (int32_t k = 0; k < K; ++k) {
+      const int32_t key = __reduce_max_sync(kAllLanes, best_);
+      const int32_t candidate = best_ == key ? slot_ * kWarp + lane_index() : INT32_MAX;
+      const int32_t id = __reduce_min_sync(kAllLanes, candidate);
+      if (lane_index() == k) mine = {order::from_key(key), id};
+      if (candidate == id) take();
+    }
+    return mine;
+  }
+
+ private:
+  static constexpr int32_t kNaN = -order::kInfinityBits - 1;  // below every number
+  static constexpr int32_t kTaken = INT32_MIN;
+
+  __device__ __forceinline__ void take() {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s)
+      if (s == slot_) key_[s] = kTaken;
+    find_best();
+  }
+  __device__ __forceinline__ void find_best() {
+    best_ = key_[0], slot_ = 0;
+#pragma unroll
+    for (int s = 1; s < kSlots; ++s)
+      if (key_[s] > best_) best_ = key_[s], slot_ = s;
+  }
+
+  int32_t key_[kSlots];
+  int32_t best_, slot_;  // of this lane
+};
+
+}  // namespace tilemoe::cuda

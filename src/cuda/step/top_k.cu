@@ -1,0 +1,228 @@
+// Top-K: each token's best experts and their scores. Usual sizes take a warp a token and stay in
+// its registers; any other takes a block a token.
+#include <algorithm>
+
+#include "check.h"
+#include "cuda/device.h"
+#include "cuda/routing/block_choice.h"
+#include "cuda/routing/launch.h"
+#include "cuda/routing/warp_choice.h"
+#include "cuda/step/routing.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kMaxWarpExperts = 512;  // of a warp's choice: 16 registers a lane
+// A block's K stand in shared memory up to here, where a multiprocessor still takes three blocks;
+// past it they are sorted where they are written.
+constexpr int64_t kMaxSharedK = 8192;
+
+struct TopKParams {
+  LogitRows logits;   // (T, E)
+  const float* bias;  // (E); null: none
+  IntegerArray ids;   // (T, K)
+  float* scores;      // (T, K)
+  int32_t* counts;    // (E); null: not wanted
+  int64_t T;
+  int32_t E, K;
+  tilemoe_scoring scoring;
+};
+
+// What a choice by sigmoid ranks by.
+__device__ __forceinline__ float biased_sigmoid(const TopKParams& params, float logit, int64_t e) {
+  const float value = order::sigmoid(logit);
+  return params.bias == nullptr ? value : value + params.bias[e];
+}
+
+// The K shares of a sum; where all are 0 they share equally, as softmax does.
+__device__ __forceinline__ float share(float value, float sum, int32_t K) {
+  return sum > 0 ? value / sum : 1.f / static_cast<float>(K);
+}
+
+template <int kSlots>
+__device__ __forceinline__ void rank_by_sigmoid(const TopKParams& params, WarpRow<kSlots>& row) {
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    const int32_t e = s * kWarp + lane_index();
+    if (e < params.E) row.x[s] = biased_sigmoid(params, row.x[s], e);
+  }
+}
+
+// Lane k < K gets the k-th best of token t and its score.
+template <int kSlots>
+__device__ __forceinline__ void choose_by_warp(const TopKParams& params, int64_t t, int32_t& id,
+                                               float& score) {
+  const FloatArray logits = params.logits.row(t);
+  WarpRow<kSlots> row;
+  row.load(logits, params.E);
+  const bool nan = row.any_nan();
+  const bool chosen = lane_index() < params.K;
+  if (ranks_by_sigmoid(params.scoring)) {
+    rank_by_sigmoid(params, row);
+    id = WarpChoice<kSlots>(row, params.E).choose(params.K).id;
+    score = chosen ? order::sigmoid(logits.at(id)) : 0.f;
+    if (params.scoring == TILEMOE_SIGMOID_RENORMALIZED)
+      score = share(score, sum_of_lanes(score), params.K);
+  } else {
+    WarpChoice<kSlots> choice(row, params.E);
+    const float max = choice.max();
+    const bool over_all = params.scoring == TILEMOE_SOFTMAX_OVER_ALL;
+    const float sum_over_all = over_all ? row.softmax_sum(params.E, max) : 0.f;
+    const Chosen best = choice.choose(params.K);
+    id = best.id;
+    score = chosen ? order::softmax_weight(best.value, max) : 0.f;
+    score /= over_all ? sum_over_all : sum_of_lanes(score);
+  }
+  if (nan) score = order::from_key(order::kNaNKey);
+}
+
+template <int kSlots>
+__global__ void __launch_bounds__(kThreads) top_k_by_warps(const TopKParams params) {
+  __shared__ int32_t counts[kSlots * kWarp];
+  for (int e = static_cast<int>(threadIdx.x); e < params.E; e += kThreads) counts[e] = 0;
+  __syncthreads();
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
+  for (int64_t t = blockIdx.x * kWarps + threadIdx.x / kWarp; t < params.T; t += stride) {
+    int32_t id;
+    float score;
+    choose_by_warp<kSlots>(params, t, id, score);
+    if (lane_index() >= params.K) continue;
+    const int64_t pair = t * params.K + lane_index();
+    params.ids.set(pair, id);
+    params.scores[pair] = score;
+    if (params.counts != nullptr) atomicAdd(&counts[id], 1);
+  }
+  if (params.counts == nullptr) return;
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < params.E; e += kThreads)
+    if (counts[e] != 0) atomicAdd(&params.counts[e], counts[e]);
+}
+
+// sum over i of value(i) in the order of routing/order.h, in every thread of the block.
+template <class Value>
+__device__ float sum_by_first_warp(float& shared, int64_t count, const Value& value) {
+  if (threadIdx.x < kWarp) {
+    float lane = 0.f;
+    for (int64_t i = threadIdx.x; i < count; i += kWarp) lane += value(i);
+    lane = sum_of_lanes(lane);
+    if (threadIdx.x == 0) shared = lane;
+  }
+  __syncthreads();
+  return shared;
+}
+
+// values: on entry what each of the K was ranked by, on return its score.
+__device__ void score_by_block(const TopKParams& params, const FloatArray& logits,
+                               const IntegerArray& ids, float* values) {
+  __shared__ float shared_sum;
+  const int32_t E = params.E, K = params.K;
+  const auto chosen = [&](int64_t k) { return values[k]; };
+  if (ranks_by_sigmoid(params.scoring)) {
+    for (int64_t k = threadIdx.x; k < K; k += kThreads)
+      values[k] = order::sigmoid(logits.at(ids.at(k)));
+    if (params.scoring == TILEMOE_SIGMOID) return;
+    __syncthreads();
+    const float sum = sum_by_first_warp(shared_sum, K, chosen);
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) values[k] = share(values[k], sum, K);
+    return;
+  }
+  const float max = values[0];
+  __syncthreads();  // it is overwritten below
+  for (int64_t k = threadIdx.x; k < K; k += kThreads)
+    values[k] = order::softmax_weight(values[k], max);
+  __syncthreads();
+  const auto weight = [&](int64_t e) { return order::softmax_weight(logits.at(e), max); };
+  const float sum = params.scoring == TILEMOE_SOFTMAX_OVER_ALL
+                        ? sum_by_first_warp(shared_sum, E, weight)
+                        : sum_by_first_warp(shared_sum, K, chosen);
+  for (int64_t k = threadIdx.x; k < K; k += kThreads) values[k] /= sum;
+}
+
+__global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams params) {
+  using Choice = BlockChoice<kThreads>;
+  __shared__ typename Choice::Shared shared;
+  extern __shared__ float shared_values[];  // (K), then the ids (K)
+  const int32_t E = params.E, K = params.K;
+  for (int64_t t = blockIdx.x; t < params.T; t += gridDim.x) {
+    const FloatArray logits = params.logits.row(t);
+    const IntegerArray ids_out = params.ids.from(t * K);
+    float* const scores_out = params.scores + t * K;
+    const bool in_shared = K <= kMaxSharedK;
+    float* const values = in_shared ? shared_values : scores_out;
+    const IntegerArray ids = in_shared ? IntegerArray{shared_values + K, false} : ids_out;
+
+    bool nan = false;
+    for (int64_t e = threadIdx.x; e < E; e += kThreads)
+      nan |= order::key(logits.at(e)) == order::kNaNKey;
+    nan = __syncthreads_or(nan);
+    if (ranks_by_sigmoid(params.scoring))
+      Choice::choose(
+          shared, [&](int32_t e) { return biased_sigmoid(params, logits.at(e), e); }, E, K, values,
+          ids);
+    else
+      Choice::choose(
+          shared, [&](int32_t e) { return logits.at(e); }, E, K, values, ids);
+    score_by_block(params, logits, ids, values);
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) {  // each thread its own
+      const auto id = static_cast<int32_t>(ids.at(k));
+      if (in_shared) ids_out.set(k, id);
+      scores_out[k] = nan ? order::from_key(order::kNaNKey) : values[k];
+      if (params.counts != nullptr) atomicAdd(&params.counts[id], 1);
+    }
+    __syncthreads();  // the next token's choice overwrites this one's
+  }
+}
+
+template <int kSlots>
+void launch_warps(const TopKParams& params, cudaStream_t stream) {
+  constexpr int64_t kBlocksEach = 8;  // a multiprocessor's 2048 threads
+  const int64_t blocks = std::min<int64_t>((params.T + kWarps - 1) / kWarps,
+                                           current_device().multiprocessors * kBlocksEach);
+  top_k_by_warps<kSlots><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+}
+
+void launch_blocks(const TopKParams& params, cudaStream_t stream) {
+  constexpr int kMostBytes = kMaxSharedK * (sizeof(float) + sizeof(int32_t));
+  allow_shared_memory<top_k_by_blocks>(kMostBytes);
+  const int64_t bytes = params.K <= kMaxSharedK ? params.K * 8 : 0;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(params.T, INT32_MAX));
+  top_k_by_blocks<<<blocks, kThreads, static_cast<size_t>(bytes), stream>>>(params);
+}
+
+}  // namespace
+
+void top_k(const tilemoe_top_k_args& args) {
+  const int64_t T = args.logits.shape[0], E = args.logits.shape[1];
+  const auto stream = static_cast<cudaStream_t>(args.stream);
+  const TopKParams params{.logits = logit_rows(args.logits),
+                          .bias = static_cast<const float*>(args.selection_bias.data),
+                          .ids = integer_array(args.ids),
+                          .scores = static_cast<float*>(args.scores.data),
+                          .counts = static_cast<int32_t*>(args.expert_counts.data),
+                          .T = T,
+                          .E = static_cast<int32_t>(E),
+                          .K = static_cast<int32_t>(args.K),
+                          .scoring = args.scoring};
+  if (params.counts != nullptr)
+    TILEMOE_CHECK_CUDA(
+        cudaMemsetAsync(params.counts, 0, static_cast<size_t>(E) * sizeof(int32_t), stream),
+        "top-K: " << E << " counts");
+  if (T == 0) return;
+  if (E > kMaxWarpExperts || args.K > kWarp)
+    launch_blocks(params, stream);
+  else if (E <= 32)
+    launch_warps<1>(params, stream);
+  else if (E <= 64)
+    launch_warps<2>(params, stream);
+  else if (E <= 128)
+    launch_warps<4>(params, stream);
+  else if (E <= 256)
+    launch_warps<8>(params, stream);
+  else
+    launch_warps<16>(params, stream);
+  TILEMOE_CHECK_CUDA(cudaGetLastError(), "top-K of " << T << " tokens");
+}
+
+}  // namespace tilemoe::cuda
