@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets this machine up, builds TileMoE and runs every test. Options go to ctest, for instance
+# Sets this machine up, builds TileMoE and runs every test; those that need a GPU only where there is
+# one. Options go to ctest, for instance
 # "-R routing". PRESET picks another build of CMakePresets.json: PRESET=asan ./test.sh
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
@@ -10,5 +11,10 @@ require_python
 build "$preset"
 say "testing"
 cd "$root"
-ctest --preset "$preset" -j "$(nproc)" "$@" ||
+only=()
+if ! nvidia-smi -L >/dev/null 2>&1; then
+  say "no GPU here: the tests labelled gpu are NOT run"
+  only=(-LE '^gpu$')
+fi
+ctest --preset "$preset" -j "$(nproc)" "${only[@]}" "$@" ||
   die "tests failed; their output is above and in build/$preset/Testing/Temporary/LastTest.log."

@@ -3,6 +3,7 @@
 #
 #   require <group>...  makes sure that the packages of these groups (scripts/packages.sh) are there
 #   require_python      makes sure that .venv has Python and what tests/python/requirements.txt names
+#   require_nvcc        makes sure that there is a CUDA compiler: the machine's own, or one in .venv-cuda
 #   build <preset>      configures and builds one of CMakePresets.json
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -61,6 +62,25 @@ require_python() {
   { python3 -m venv "$environment" &&
     "$environment/bin/python" -m pip install -q -r "$root/tests/python/requirements.txt"; } >&2 ||
     die "the Python packages could not be installed; the lines above say why."
+}
+
+# The compiler of PATH or /usr/local/cuda, where that is new enough for cmake/Cuda.cmake to take it,
+# or else the pinned one.
+require_nvcc() {
+  [ "${TILEMOE_SETUP:-}" != skip ] || return 0
+  [ -z "${CUDACXX:-}" ] || return 0
+  local environment=$root/.venv-cuda nvcc
+  nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc) &&
+    "$nvcc" --version | grep -Eq 'release (12\.[5-9]|1[3-9]\.)' && return 0
+  if ! [ -e "$environment/complete" ]; then
+    say "making .venv-cuda with a CUDA compiler"
+    { rm -rf "$environment" && python3 -m venv "$environment" &&
+      "$environment/bin/python" -m pip install -q -r "$root/scripts/cuda-compiler.txt" &&
+      touch "$environment/complete"; } >&2 ||
+      die "the CUDA compiler could not be installed; the lines above say why."
+  fi
+  CUDACXX=$(find "$environment" -path '*/bin/nvcc' -print -quit)
+  export CUDACXX
 }
 
 build() {

@@ -37,7 +37,8 @@ const DeviceInfo& current_device() {
   TILEMOE_CHECK_SUPPORTED(device.major == 9 && device.minor == 0,
                           device.name << " has compute capability " << device.major << "."
                                       << device.minor
-                                      << ", the CUDA backend needs 9.0 (H100, H200)");
+                                      << ", the CUDA backend needs 9.0 (H100, H200): use the CPU "
+                                         "backend");
   return device;
 }
 

@@ -1,0 +1,11 @@
+# Holds the stripped shared library to its size.
+cmake_minimum_required(VERSION 3.22)
+math(EXPR most "8 * 1024 * 1024")
+
+execute_process(COMMAND ${STRIP} -o ${LIBRARY}.stripped ${LIBRARY} COMMAND_ERROR_IS_FATAL ANY)
+file(SIZE ${LIBRARY}.stripped bytes)
+file(REMOVE ${LIBRARY}.stripped)
+message(STATUS "${bytes} bytes stripped, at most ${most}")
+if(NOT bytes LESS most)
+  message(FATAL_ERROR "${bytes} bytes stripped, at most ${most}")
+endif()
