@@ -6,6 +6,7 @@
 
 #include "compare.h"
 #include "memory.h"
+#include "problem.h"
 #include "reference.h"
 
 namespace tilemoe::verify {
@@ -27,6 +28,8 @@ struct Report {
 };
 
 // Integer cases must be equal to the evaluation that rounds, the others within limit_for.
-Report check_case(const Case& test_case, uint64_t seed, Memory& memory = host_memory());
+// Judges what the passes write.
+Report check_case(const Case& test_case, uint64_t seed, Memory& memory = host_memory(),
+                  Passes passes = Passes::kAll);
 
 }  // namespace tilemoe::verify

@@ -82,6 +82,10 @@ Memory& host_memory() {
   return memory;
 }
 
+Memory& memory_of(Device device) {
+  return device == Device::kCuda ? cuda_memory() : host_memory();
+}
+
 GuardedBuffer::GuardedBuffer(Memory& memory, size_t bytes) : memory_(&memory), bytes_(bytes) {
   allocation_ = memory.allocate(kGuardBefore + bytes + kGuardAfter);
   poison();

@@ -22,6 +22,9 @@ class Memory {
 };
 
 Memory& host_memory();
+// Of the current GPU; throws std::runtime_error in a build without the CUDA backend.
+Memory& cuda_memory();
+Memory& memory_of(Device device);
 
 // Bytes between two guards, on 16 bytes and on no larger power of two. Guards, and the contents
 // after poison(), are a pattern that is NaN in every floating type and differs from place to place,

@@ -198,11 +198,11 @@ void Problem::backward() {
   experts_.backward(backward_args());
 }
 
-void Problem::run() {
+void Problem::run(Passes passes) {
   poison();
   route();
   forward();
-  backward();
+  if (passes == Passes::kAll) backward();
 }
 
 std::vector<Pair> Problem::pairs() const {

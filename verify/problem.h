@@ -15,6 +15,11 @@
 
 namespace tilemoe::verify {
 
+enum class Passes {
+  kForward,  // route, forward
+  kAll,      // and backward
+};
+
 using Computed = std::array<std::vector<float>, kOutputs>;
 
 // Owns every tensor and workspace that the case needs, each of exactly the size that the library
@@ -33,8 +38,8 @@ class Problem {
   void forward();
   void infer();  // writes O alone
   void backward();
-  // poison, route, forward, backward
-  void run();
+  // poison, then the passes
+  void run(Passes passes = Passes::kAll);
 
   // What route() built, found again from ids, triples or counts; rounded routing is read from the
   // routing itself.
