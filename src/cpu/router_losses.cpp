@@ -6,9 +6,9 @@
 #include "cpu/choose.h"
 #include "cpu/element_types.h"
 #include "cpu/native_fma.h"
-#include "cpu/scratch_layout.h"
 #include "cpu/thread_pool.h"
 #include "cpu/token_blocks.h"
+#include "routing/scratch_layout.h"
 
 namespace tilemoe::cpu {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <limits>
 
-#include "cpu/scratch_layout.h"
 #include "cpu/token_blocks.h"
+#include "routing/scratch_layout.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe::cpu {

@@ -71,20 +71,24 @@ class CudaBackend final : public Backend {
   void weight_gradient_1(const WeightGradient1&) override { not_yet("gradient of W1"); }
   void bias_gradient(const BiasGradient&) override { not_yet("bias gradient"); }
 
-  size_t routing_scratch_bytes(const tilemoe_routing_spec&) const override { return 0; }
+  size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const override {
+    const bool from_pairs =
+        spec.kind == TILEMOE_ROUTING_TOP_K || spec.kind == TILEMOE_ROUTING_GENERAL;
+    return from_pairs ? pair_scratch_bytes(spec) : 0;
+  }
   size_t router_losses_scratch_bytes(int64_t, int64_t) const override { return 0; }
   void top_k(const tilemoe_top_k_args& args) override { cuda::top_k(args); }
-  void route_top_k(tilemoe_routing&, const tilemoe_route_top_k_args&) override {
-    not_yet("routing from pairs");
+  void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) override {
+    cuda::route_top_k(routing, args);
   }
-  void route_general(tilemoe_routing&, const tilemoe_route_general_args&) override {
-    not_yet("routing from triples");
+  void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) override {
+    cuda::route_general(routing, args);
   }
   void route_rounded(tilemoe_routing&, const tilemoe_route_rounded_args&) override {
     not_yet("token rounding");
   }
-  void route_grouped(tilemoe_routing&, const tilemoe_route_grouped_args&) override {
-    not_yet("routing from counts");
+  void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) override {
+    cuda::route_grouped(routing, args);
   }
   void router_backward(const tilemoe_router_backward_args&) override { not_yet("router backward"); }
   void router_losses(const tilemoe_router_losses_args&) override { not_yet("router losses"); }

@@ -4,9 +4,13 @@ target_sources(tilemoe_objects PRIVATE
   cuda/device.cpp
   cuda/tensor_map.cpp
   cuda/schedule/configuration.cpp
+  cuda/routing/pair_sort.cu
   cuda/step/combine.cu
   cuda/step/down_projection_bf16.cu
   cuda/step/down_projection_f16.cu
+  cuda/step/route_general.cu
+  cuda/step/route_grouped.cu
+  cuda/step/route_top_k.cu
   cuda/step/top_k.cu
   cuda/step/up_projection_bf16.cu
   cuda/step/up_projection_f16.cu

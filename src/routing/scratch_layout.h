@@ -3,7 +3,7 @@
 
 #include "check.h"
 
-namespace tilemoe::cpu {
+namespace tilemoe {
 
 class ScratchLayout {
  public:
@@ -19,9 +19,10 @@ class ScratchLayout {
   size_t used() const { return used_; }
 
  private:
-  static constexpr size_t kAlignment = 64;  // a cache line, so that tasks do not share one
+  static constexpr size_t kAlignment =
+      64;  // a cache line of the CPU, so that tasks do not share one
   char* base_;
   size_t used_ = 0;
 };
 
-}  // namespace tilemoe::cpu
+}  // namespace tilemoe

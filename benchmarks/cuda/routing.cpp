@@ -1,0 +1,113 @@
+// Times of routing on the device: top-K, and the routing from its pairs. Cold L2, medians.
+// tilemoe_cuda_routing
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+#include <vector>
+
+#include "tilemoe/layer.h"
+#include "verify/number.h"
+#include "verify/random.h"
+
+namespace tilemoe {
+namespace {
+
+struct Config {
+  const char* name;
+  int64_t T, E, K;
+};
+constexpr Config kConfigs[] = {{"7b-n256", 24576, 128, 8},    {"7b-n1024", 24576, 32, 2},
+                               {"30b-n256", 32768, 256, 16},  {"30b-n1024", 32768, 64, 4},
+                               {"olmoe", 32768, 64, 8},       {"qwen3-235b", 32768, 128, 8},
+                               {"gpt-oss-20b", 32768, 32, 4}, {"wide", 32768, 4096, 8}};
+
+void check_cuda(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+}
+
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(size_t bytes) : bytes_(bytes) { check_cuda(cudaMalloc(&data_, bytes)); }
+  ~DeviceBuffer() { cudaFree(data_); }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  size_t bytes_;
+  void* data_ = nullptr;
+};
+
+// Microseconds, the median; the cache is overwritten before each run.
+template <class Run>
+double median_us(const DeviceBuffer& flush, const Run& run) {
+  constexpr int kRuns = 31, kWarmUp = 3;
+  cudaEvent_t begin, end;
+  check_cuda(cudaEventCreate(&begin));
+  check_cuda(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < kWarmUp + kRuns; ++i) {
+    check_cuda(cudaMemsetAsync(flush.data(), i, flush.bytes()));
+    check_cuda(cudaEventRecord(begin));
+    run();
+    check_cuda(cudaEventRecord(end));
+    check_cuda(cudaEventSynchronize(end));
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= kWarmUp) times.push_back(ms);
+  }
+  check_cuda(cudaEventDestroy(begin));
+  check_cuda(cudaEventDestroy(end));
+  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
+  return static_cast<double>(times[kRuns / 2]) * 1e3;
+}
+
+void bench(const Config& c, DType dtype) {
+  const auto elements = static_cast<size_t>(c.T * c.E), pairs = static_cast<size_t>(c.T * c.K);
+  const size_t element = dtype == DType::kFloat32 ? 4 : 2;
+  std::vector<uint8_t> values(elements * element);
+  verify::Random random(1, 1);
+  for (size_t i = 0; i < elements; ++i)
+    verify::store(dtype, values.data(), static_cast<int64_t>(i), random.normal());
+  DeviceBuffer logits(values.size()), ids(pairs * 4), scores(pairs * 4);
+  DeviceBuffer flush(size_t{256} << 20);
+  check_cuda(cudaMemcpy(logits.data(), values.data(), values.size(), cudaMemcpyHostToDevice));
+  const RoutingSpec spec = RoutingSpec::top_k(c.T, c.E, c.K, Device::kCuda);
+  DeviceBuffer memory(spec.bytes()), workspace(spec.workspace_bytes());
+  Routing routing(spec, memory.data(), memory.bytes());
+  const Tensor x(logits.data(), dtype, {c.T, c.E});
+  const Tensor id(ids.data(), DType::kInt32, {c.T, c.K});
+  const Tensor score(scores.data(), DType::kFloat32, {c.T, c.K});
+  const auto choose = [&] {
+    top_k(Scoring::kSoftmaxOverChosen, c.K, x, id, score, {}, {}, Device::kCuda);
+  };
+  const auto route = [&] { routing.from_top_k(id, score, workspace.data(), workspace.bytes()); };
+  const double top_k_us = median_us(flush, choose), route_us = median_us(flush, route);
+  const double both_us = median_us(flush, [&] {
+    choose();
+    route();
+  });
+  // Logits, ids and scores; then both again, twice the ids, and 12 bytes a pair.
+  const double pair_bytes = static_cast<double>(pairs) * 4;
+  const double limit_us = (static_cast<double>(values.size()) + 8 * pair_bytes) / 3.0e6;
+  std::printf("%-12s %-8s top_k %7.2f us  route %7.2f us  both %7.2f us  (bytes alone %6.2f us)\n",
+              c.name, dtype == DType::kFloat32 ? "float32" : "bfloat16", top_k_us, route_us,
+              both_us, limit_us);
+  std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace tilemoe
+
+int main() {
+  try {
+    for (const tilemoe::Config& config : tilemoe::kConfigs)
+      for (const tilemoe::DType dtype : {tilemoe::DType::kFloat32, tilemoe::DType::kBFloat16})
+        tilemoe::bench(config, dtype);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}

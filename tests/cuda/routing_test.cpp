@@ -1,0 +1,423 @@
+// The routing steps on the device against the CPU's, through the public interface: every byte of
+// ids, scores, counts and of the routing's memory is the same, poison where nothing is written
+// included.
+#include <functional>
+#include <optional>
+
+#include "cuda/device_tensors.h"
+#include "routing_support.h"
+#include "tilemoe/layer.h"
+
+namespace tilemoe::test {
+namespace {
+
+using routing_test::Logits;
+using routing_test::make_logits;
+
+void expect_ok(tilemoe_status status) {
+  ASSERT_EQ(status, TILEMOE_SUCCESS) << tilemoe_last_error();
+}
+
+void expect_same(TwinTensor& tensor, const char* what) {
+  EXPECT_TRUE(tensor.buffer().download() == tensor.buffer().host_bytes()) << what << " differ";
+}
+
+// The same routing on the host and on the device, with memory and workspace.
+class TwinRouting {
+ public:
+  explicit TwinRouting(const tilemoe_routing_spec& spec) {
+    for (const tilemoe_device device : {TILEMOE_CPU, TILEMOE_CUDA}) {
+      tilemoe_routing_spec on = spec;
+      on.device = device;
+      size_t bytes = 0, workspace_bytes = 0;
+      expect_ok(tilemoe_routing_bytes(&on, &bytes));
+      expect_ok(tilemoe_routing_workspace_bytes(&on, &workspace_bytes));
+      if (device == TILEMOE_CPU) memory_.emplace(bytes);
+      Side& side = device == TILEMOE_CPU ? host_ : device_;
+      side.workspace.emplace(workspace_bytes);
+      void* memory = device == TILEMOE_CPU ? memory_->host() : memory_->device();
+      expect_ok(tilemoe_routing_bind(&on, memory, bytes, &side.routing));
+    }
+  }
+
+  // build(device, routing, workspace, bytes)
+  void build(const std::function<void(bool, tilemoe_routing&, void*, size_t)>& call) {
+    call(false, host_.routing, host_.workspace->host(), host_.workspace_bytes());
+    call(true, device_.routing, device_.workspace->device(), device_.workspace_bytes());
+    expect_cuda(cudaDeviceSynchronize(), "routing");
+    expect_same();
+  }
+  void expect_same() const {
+    EXPECT_TRUE(memory_->download() == memory_->host_bytes()) << "routings differ";
+    const std::vector<uint8_t> workspace = device_.workspace->download();
+    for (size_t i = 0; i < TwinBuffer::kGuard; ++i) {
+      ASSERT_EQ(workspace[i], TwinBuffer::kPoison) << "written before the workspace";
+      ASSERT_EQ(workspace[workspace.size() - 1 - i], TwinBuffer::kPoison)
+          << "written behind the workspace";
+    }
+  }
+  int32_t counter(int which) const { return host_.routing.counters[which]; }
+  int32_t rows() const { return host_.routing.offsets[host_.routing.spec.E]; }
+
+ private:
+  struct Side {
+    tilemoe_routing routing{};
+    std::optional<TwinBuffer> workspace;
+    size_t workspace_bytes() const {
+      return workspace->host_bytes().size() - 2 * TwinBuffer::kGuard;
+    }
+  };
+  std::optional<TwinBuffer> memory_;
+  Side host_, device_;
+};
+
+tilemoe_tensor on(bool device, TwinTensor& tensor) {
+  return device ? tensor.device() : tensor.host();
+}
+
+// ------------------------------------------------------------------ top-K
+
+struct TopKCase {
+  int64_t T, E, K;
+  Logits logits = Logits::kNormal;
+  tilemoe_dtype dtype = TILEMOE_FLOAT32;
+  tilemoe_dtype id_dtype = TILEMOE_INT32;
+  tilemoe_scoring scoring = TILEMOE_SOFTMAX_OVER_CHOSEN;
+  bool bias = false;
+  int64_t gap = 0;
+};
+
+std::string describe(const TopKCase& c) {
+  return "T " + std::to_string(c.T) + " E " + std::to_string(c.E) + " K " + std::to_string(c.K) +
+         " " + routing_test::name(c.logits) + " " + tilemoe_dtype_name(c.dtype) + " " +
+         tilemoe_dtype_name(c.id_dtype) + " scoring " + std::to_string(c.scoring) +
+         (c.bias ? " biased" : "");
+}
+
+void expect_same_top_k(const TopKCase& c) {
+  SCOPED_TRACE(describe(c));
+  TwinTensor logits(c.dtype, {c.T, c.E + c.gap}), bias(TILEMOE_FLOAT32, {c.E});
+  TwinTensor ids(c.id_dtype, {c.T, c.K}), scores(TILEMOE_FLOAT32, {c.T, c.K});
+  TwinTensor counts(TILEMOE_INT32, {c.E});
+  const std::vector<float> values = make_logits(c.logits, c.T, c.E + c.gap);
+  logits.fill([&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
+  // Whole numbers tie once a sigmoid is added; a NaN in the bias ranks its expert last.
+  bias.fill([&](int64_t e) {
+    return e % 11 == 7 ? static_cast<double>(routing_test::kNaN) : static_cast<double>(e % 3);
+  });
+  for (const bool device : {false, true}) {
+    tilemoe_top_k_args args{};
+    args.struct_size = sizeof args;
+    args.device = device ? TILEMOE_CUDA : TILEMOE_CPU;
+    args.scoring = c.scoring;
+    args.K = c.K;
+    args.logits = on(device, logits);
+    args.logits.shape[1] = c.E;
+    if (c.bias) args.selection_bias = on(device, bias);
+    args.ids = on(device, ids), args.scores = on(device, scores);
+    args.expert_counts = on(device, counts);
+    expect_ok(tilemoe_top_k(&args));
+  }
+  expect_cuda(cudaDeviceSynchronize(), "top-K");
+  expect_same(ids, "ids"), expect_same(scores, "scores"), expect_same(counts, "counts");
+}
+
+constexpr tilemoe_scoring kScorings[] = {TILEMOE_SOFTMAX_OVER_CHOSEN, TILEMOE_SOFTMAX_OVER_ALL,
+                                         TILEMOE_SOFTMAX_RENORMALIZED, TILEMOE_SIGMOID,
+                                         TILEMOE_SIGMOID_RENORMALIZED};
+constexpr Logits kLogits[] = {Logits::kNormal, Logits::kTies, Logits::kSpecial, Logits::kSkewed};
+
+// Every rule by a warp and by a block, with every kind of logits.
+TEST(CudaRouting, TopKOfEveryRule) {
+  const std::pair<int64_t, int64_t> sizes[] = {{1, 1},    {7, 3},     {32, 32}, {40, 8},
+                                               {100, 33}, {129, 6},   {257, 2}, {512, 32},
+                                               {512, 40}, {1000, 17}, {513, 1}, {600, 600}};
+  for (const auto& [E, K] : sizes)
+    for (const tilemoe_scoring scoring : kScorings)
+      for (const Logits logits : kLogits)
+        for (const bool bias : {false, true})
+          if (!bias || scoring >= TILEMOE_SIGMOID)
+            expect_same_top_k(
+                {.T = 37, .E = E, .K = K, .logits = logits, .scoring = scoring, .bias = bias});
+}
+
+TEST(CudaRouting, TopKOfEveryType) {
+  for (const tilemoe_dtype dtype : {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+    for (const tilemoe_dtype id_dtype : {TILEMOE_INT32, TILEMOE_INT64})
+      for (const auto& [E, K] : {std::pair<int64_t, int64_t>{96, 8}, {1024, 9}})
+        for (const Logits logits : {Logits::kNormal, Logits::kSpecial})
+          for (const tilemoe_scoring scoring : {TILEMOE_SOFTMAX_OVER_ALL, TILEMOE_SIGMOID})
+            expect_same_top_k({.T = 301,
+                               .E = E,
+                               .K = K,
+                               .logits = logits,
+                               .dtype = dtype,
+                               .id_dtype = id_dtype,
+                               .scoring = scoring,
+                               .gap = 16});
+}
+
+TEST(CudaRouting, TopKOfUnusualSizes) {
+  for (const int64_t T : {0, 1, 2, 5, 2113})
+    for (const auto& [E, K] : {std::pair<int64_t, int64_t>{128, 8}, {640, 5}})
+      expect_same_top_k({.T = T, .E = E, .K = K});
+  for (const Logits logits : kLogits)
+    for (const int64_t K : {1, 8, 4095, 4096})
+      for (const tilemoe_scoring scoring : {TILEMOE_SOFTMAX_OVER_ALL, TILEMOE_SIGMOID})
+        expect_same_top_k({.T = 9, .E = 4096, .K = K, .logits = logits, .scoring = scoring});
+  // Past what shared memory holds, the chosen are sorted where they are written.
+  for (const tilemoe_dtype id_dtype : {TILEMOE_INT32, TILEMOE_INT64})
+    for (const int64_t K : {8192, 8193, 20000})
+      expect_same_top_k(
+          {.T = 2, .E = 20000, .K = K, .logits = Logits::kTies, .id_dtype = id_dtype});
+  expect_same_top_k({.T = 2, .E = 200000, .K = 11, .logits = Logits::kTies});
+}
+
+// ------------------------------------------------------------- from pairs
+
+tilemoe_routing_spec spec_of(tilemoe_routing_kind kind, int64_t T, int64_t E) {
+  tilemoe_routing_spec spec{};
+  spec.struct_size = sizeof spec;
+  spec.kind = kind;
+  spec.T = T, spec.E = E;
+  return spec;
+}
+
+struct PairsCase {
+  int64_t T, E, K;
+  int64_t capacity = 0;
+  tilemoe_dtype id_dtype = TILEMOE_INT32;
+  tilemoe_dtype score_dtype = TILEMOE_FLOAT32;
+  int64_t used = 0;      // experts that ids name; 0: all
+  int64_t bad_each = 0;  // one id of so many is bad; 0: none
+  int64_t nan_each = 0;  // one score of so many is NaN
+};
+
+double any_id(verify::Random& random, const PairsCase& c) {
+  const double bad[] = {-1., static_cast<double>(c.E), -2147483648., 2147483647.};
+  if (c.bad_each > 0 && random.below(c.bad_each) == 0) return bad[random.below(4)];
+  return static_cast<double>(random.below(c.used > 0 ? c.used : c.E));
+}
+double any_score(verify::Random& random, const PairsCase& c) {
+  if (c.nan_each > 0 && random.below(c.nan_each) == 0)
+    return static_cast<double>(routing_test::kNaN);
+  return static_cast<double>(random.below(1000)) / 1024;
+}
+
+void route_pairs(const PairsCase& c, TwinRouting& twin, uint64_t seed) {
+  SCOPED_TRACE("T " + std::to_string(c.T) + " E " + std::to_string(c.E) + " K " +
+               std::to_string(c.K) + " seed " + std::to_string(seed));
+  TwinTensor ids(c.id_dtype, {c.T, c.K}), scores(c.score_dtype, {c.T, c.K});
+  verify::Random random(seed, 1);
+  ids.fill([&](int64_t) { return any_id(random, c); });
+  scores.fill([&](int64_t) { return any_score(random, c); });
+  twin.build([&](bool device, tilemoe_routing& routing, void* workspace, size_t bytes) {
+    tilemoe_route_top_k_args args{};
+    args.struct_size = sizeof args;
+    args.ids = on(device, ids), args.scores = on(device, scores);
+    args.workspace = workspace, args.workspace_bytes = bytes;
+    expect_ok(tilemoe_route_top_k(&routing, &args));
+  });
+}
+
+tilemoe_routing_spec spec_of(const PairsCase& c) {
+  tilemoe_routing_spec spec = spec_of(TILEMOE_ROUTING_TOP_K, c.T, c.E);
+  spec.K = c.K, spec.capacity = c.capacity;
+  return spec;
+}
+
+TEST(CudaRouting, FromPairs) {
+  const PairsCase cases[] = {
+      {.T = 0, .E = 5, .K = 2},
+      {.T = 1, .E = 1, .K = 1},
+      {.T = 1, .E = 4096, .K = 4096},
+      {.T = 1023, .E = 3, .K = 1, .nan_each = 9},
+      {.T = 1000, .E = 64, .K = 6, .bad_each = 5, .nan_each = 7},
+      {.T = 1000, .E = 64, .K = 6, .capacity = 4097, .bad_each = 11},
+      {.T = 1000, .E = 64, .K = 6, .capacity = 1, .bad_each = 11},
+      {.T = 1000, .E = 64, .K = 6, .capacity = 9000},
+      {.T = 1000, .E = 64, .K = 6, .bad_each = 1},
+      {.T = 5000, .E = 300, .K = 7, .used = 1},
+      {.T = 5000, .E = 300, .K = 7, .capacity = 20000, .used = 2, .nan_each = 2},
+      {.T = 3001, .E = 2048, .K = 9},
+      {.T = 3001, .E = 2049, .K = 9, .bad_each = 50},
+      {.T = 3001, .E = 4096, .K = 9, .capacity = 26000, .nan_each = 40},
+      {.T = 777, .E = 20000, .K = 3, .bad_each = 50, .nan_each = 40},
+      {.T = 32768, .E = 256, .K = 16, .bad_each = 1000, .nan_each = 1000},
+      {.T = 100000, .E = 8, .K = 8},
+  };
+  for (const PairsCase& c : cases) {
+    TwinRouting twin(spec_of(c));
+    route_pairs(c, twin, 1);
+    route_pairs(c, twin, 2);  // in memory that holds another routing
+    if (c.bad_each > 0) {
+      EXPECT_GT(twin.counter(TILEMOE_COUNT_BAD_IDS), 0);
+    }
+    if (c.nan_each > 0) {
+      EXPECT_GT(twin.counter(TILEMOE_COUNT_NAN_TOKENS), 0);
+    }
+  }
+}
+
+TEST(CudaRouting, FromPairsOfEveryType) {
+  for (const tilemoe_dtype id_dtype : {TILEMOE_INT32, TILEMOE_INT64})
+    for (const tilemoe_dtype score_dtype : {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16}) {
+      const PairsCase c{.T = 999,
+                        .E = 40,
+                        .K = 5,
+                        .id_dtype = id_dtype,
+                        .score_dtype = score_dtype,
+                        .bad_each = 20,
+                        .nan_each = 20};
+      TwinRouting twin(spec_of(c));
+      route_pairs(c, twin, 3);
+      EXPECT_EQ(twin.rows() + twin.counter(TILEMOE_COUNT_BAD_IDS), c.T * c.K);
+    }
+}
+
+// An int64 id must not be cut to 32 bits before it is judged.
+TEST(CudaRouting, WideIdsAreJudgedWhole) {
+  const PairsCase c{.T = 64, .E = 16, .K = 4, .id_dtype = TILEMOE_INT64};
+  TwinTensor ids(c.id_dtype, {c.T, c.K}), scores(c.score_dtype, {c.T, c.K});
+  ids.fill([](int64_t i) { return static_cast<double>(i % 16) + (i % 3 == 0 ? 4294967296. : 0.); });
+  scores.fill([](int64_t) { return 0.5; });
+  TwinRouting twin(spec_of(c));
+  twin.build([&](bool device, tilemoe_routing& routing, void* workspace, size_t bytes) {
+    tilemoe_route_top_k_args args{};
+    args.struct_size = sizeof args;
+    args.ids = on(device, ids), args.scores = on(device, scores);
+    args.workspace = workspace, args.workspace_bytes = bytes;
+    expect_ok(tilemoe_route_top_k(&routing, &args));
+  });
+  EXPECT_EQ(twin.counter(TILEMOE_COUNT_BAD_IDS), 86);
+}
+
+// ----------------------------------------------------------- from triples
+
+TEST(CudaRouting, FromTriples) {
+  struct Triples {
+    PairsCase pairs;  // K is not used
+    int64_t count;
+    int64_t disorder_each;  // one token of so many is anywhere, in range or not; 0: none
+  };
+  const Triples cases[] = {
+      {{.T = 5, .E = 3, .K = 0}, 0, 0},
+      {{.T = 0, .E = 3, .K = 0}, 40, 0},
+      {{.T = 1, .E = 3, .K = 0, .nan_each = 3}, 1500, 0},
+      {{.T = 700, .E = 30, .K = 0, .bad_each = 3, .nan_each = 4}, 4000, 9},
+      {{.T = 700, .E = 30, .K = 0, .capacity = 1000, .bad_each = 8}, 4000, 0},
+      {{.T = 100000, .E = 17, .K = 0}, 300, 0},
+      {{.T = 100, .E = 3000, .K = 0, .bad_each = 9, .nan_each = 9}, 30000, 1000},
+      {{.T = 9000, .E = 64, .K = 0, .bad_each = 1}, 20000, 7},
+      {{.T = 20000, .E = 128, .K = 0, .used = 3, .bad_each = 2}, 250000, 100},
+  };
+  for (const auto& [c, count, disorder_each] : cases)
+    for (const tilemoe_dtype dtype : {TILEMOE_INT32, TILEMOE_INT64}) {
+      SCOPED_TRACE("T " + std::to_string(c.T) + " pairs " + std::to_string(count));
+      tilemoe_routing_spec spec = spec_of(TILEMOE_ROUTING_GENERAL, c.T, c.E);
+      spec.pairs = count, spec.capacity = c.capacity;
+      TwinTensor tokens(dtype, {count}), experts(dtype, {count}), scores(TILEMOE_FLOAT32, {count});
+      verify::Random random(11, 1);
+      tokens.fill([&](int64_t i) {
+        if (disorder_each > 0 && random.below(disorder_each) == 0)
+          return static_cast<double>(random.below(c.T + 20)) - 10;
+        return static_cast<double>(i * c.T / count);
+      });
+      experts.fill([&](int64_t) { return any_id(random, c); });
+      scores.fill([&](int64_t) { return any_score(random, c); });
+      TwinRouting twin(spec);
+      for (int use = 0; use < 2; ++use)
+        twin.build([&](bool device, tilemoe_routing& routing, void* workspace, size_t bytes) {
+          tilemoe_route_general_args args{};
+          args.struct_size = sizeof args;
+          args.tokens = on(device, tokens), args.experts = on(device, experts);
+          args.scores = on(device, scores);
+          args.workspace = workspace, args.workspace_bytes = bytes;
+          expect_ok(tilemoe_route_general(&routing, &args));
+        });
+    }
+}
+
+// ------------------------------------------------------------- from counts
+
+TEST(CudaRouting, FromCounts) {
+  verify::Random random(2, 2);
+  for (const int64_t E : {1, 7, 1024, 1025, 5000})
+    for (const int64_t capacity : {0, 1, 1000, 40000})
+      for (const tilemoe_dtype dtype : {TILEMOE_INT32, TILEMOE_INT64})
+        for (const bool scored : {false, true}) {
+          SCOPED_TRACE("E " + std::to_string(E) + " capacity " + std::to_string(capacity));
+          tilemoe_routing_spec spec = spec_of(TILEMOE_ROUTING_GROUPED, 0, E);
+          spec.capacity = capacity;
+          TwinTensor counts(dtype, {E}), scores(TILEMOE_FLOAT32, {capacity});
+          counts.fill([&](int64_t e) {
+            if (dtype == TILEMOE_INT64 && E == 1025 && e == 1000) return 1e15;
+            return static_cast<double>(random.below(20)) - 4;
+          });
+          scores.fill([&](int64_t) { return static_cast<double>(random.below(100)); });
+          TwinRouting twin(spec);
+          for (int use = 0; use < 2; ++use)
+            twin.build([&](bool device, tilemoe_routing& routing, void*, size_t) {
+              tilemoe_route_grouped_args args{};
+              args.struct_size = sizeof args;
+              args.counts = on(device, counts);
+              if (scored) args.scores = on(device, scores);
+              expect_ok(tilemoe_route_grouped(&routing, &args));
+            });
+        }
+}
+
+// ------------------------------------------------- both, in a captured graph
+
+TEST(CudaRouting, ReplaysFromAGraph) {
+  const int64_t T = 24576, E = 128, K = 8;
+  TwinTensor logits(TILEMOE_FLOAT32, {T, E}), ids(TILEMOE_INT32, {T, K});
+  TwinTensor scores(TILEMOE_FLOAT32, {T, K}), counts(TILEMOE_INT32, {E});
+  tilemoe_routing_spec spec = spec_of(TILEMOE_ROUTING_TOP_K, T, E);
+  spec.K = K;
+  TwinRouting twin(spec);
+  cudaStream_t stream = nullptr;
+  expect_cuda(cudaStreamCreate(&stream), "stream");
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  const auto run = [&](bool device, tilemoe_routing& routing, void* workspace, size_t bytes) {
+    tilemoe_top_k_args choose{};
+    choose.struct_size = sizeof choose;
+    choose.device = device ? TILEMOE_CUDA : TILEMOE_CPU;
+    choose.K = K;
+    choose.logits = on(device, logits), choose.ids = on(device, ids);
+    choose.scores = on(device, scores), choose.expert_counts = on(device, counts);
+    choose.stream = stream;
+    tilemoe_route_top_k_args route{};
+    route.struct_size = sizeof route;
+    route.ids = choose.ids, route.scores = choose.scores;
+    route.workspace = workspace, route.workspace_bytes = bytes, route.stream = stream;
+    const bool capture = device && replay == nullptr;
+    if (capture)
+      expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+    if (capture || !device) {
+      expect_ok(tilemoe_top_k(&choose));
+      expect_ok(tilemoe_route_top_k(&routing, &route));
+    }
+    if (capture) {
+      expect_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+      expect_cuda(cudaGraphInstantiate(&replay, graph, 0), "graph");
+    }
+    if (device) expect_cuda(cudaGraphLaunch(replay, stream), "replay");
+  };
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    const std::vector<float> values = make_logits(Logits::kSkewed, T, E, seed);
+    logits.fill([&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
+    twin.build(run);
+    expect_same(ids, "ids"), expect_same(scores, "scores"), expect_same(counts, "counts");
+    for (int again = 0; again < 20; ++again) {
+      expect_cuda(cudaGraphLaunch(replay, stream), "replay");
+      expect_cuda(cudaStreamSynchronize(stream), "replay");
+      twin.expect_same();
+    }
+  }
+  cudaGraphExecDestroy(replay), cudaGraphDestroy(graph), cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace tilemoe::test
