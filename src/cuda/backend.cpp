@@ -24,6 +24,13 @@ bool is_plain_swiglu(const tilemoe_experts& experts) {
          experts.up_shift == 0;
 }
 
+void check_gate_layout(const tilemoe_experts& experts, const tilemoe_tensor& W1) {
+  TILEMOE_CHECK_SUPPORTED(
+      !present(W1) || W1.stride[2] == 1 || experts.gate_layout != TILEMOE_GATE_INTERLEAVED,
+      "W1 with gate and up in adjacent columns (interleaved and contiguous "
+      "along 2n) is not built on the CUDA backend yet");
+}
+
 class CudaBackend final : public Backend {
  public:
   std::string description() const override {
@@ -45,10 +52,7 @@ class CudaBackend final : public Backend {
   void up_projection(const UpProjection& step) override {
     const tilemoe_experts& experts = *step.experts;
     const bool transposed = step.weights.W1.stride[2] != 1;
-    TILEMOE_CHECK_SUPPORTED(!transposed || experts.gate_layout != TILEMOE_GATE_INTERLEAVED,
-                            "W1 with gate and up in adjacent columns (interleaved and contiguous "
-                            "along 2n) is not built "
-                            "on the CUDA backend yet");
+    check_gate_layout(experts, step.weights.W1);
     if (experts.dtype == TILEMOE_FLOAT16)
       cuda::up_projection<__half>(step);
     else if (is_plain_swiglu(experts) && !transposed)
@@ -66,9 +70,18 @@ class CudaBackend final : public Backend {
 
   void activation_gradient(const ActivationGradient&) override { not_yet("activation gradient"); }
   void score_gradient(const ScoreGradient&) override { not_yet("score gradient"); }
-  void weight_gradient_2(const WeightGradient2&) override { not_yet("gradient of W2"); }
-  void input_gradient(const InputGradient&) override { not_yet("input gradient"); }
-  void weight_gradient_1(const WeightGradient1&) override { not_yet("gradient of W1"); }
+  void weight_gradient_2(const WeightGradient2& step) override { cuda::weight_gradient_2(step); }
+  void input_gradient(const InputGradient& step) override {
+    check_gate_layout(*step.experts, step.weights.W1);
+    if (step.experts->dtype == TILEMOE_FLOAT16)
+      cuda::input_gradient<__half>(step);
+    else
+      cuda::input_gradient<__nv_bfloat16>(step);
+  }
+  void weight_gradient_1(const WeightGradient1& step) override {
+    check_gate_layout(*step.experts, step.dW1);
+    cuda::weight_gradient_1(step);
+  }
   void bias_gradient(const BiasGradient&) override { not_yet("bias gradient"); }
 
   size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const override {

@@ -8,12 +8,17 @@ target_sources(tilemoe_objects PRIVATE
   cuda/step/combine.cu
   cuda/step/down_projection_bf16.cu
   cuda/step/down_projection_f16.cu
+  cuda/step/input_gradient_bf16.cu
+  cuda/step/input_gradient_f16.cu
   cuda/step/route_general.cu
   cuda/step/route_grouped.cu
   cuda/step/route_top_k.cu
   cuda/step/top_k.cu
   cuda/step/up_projection_bf16.cu
   cuda/step/up_projection_f16.cu
+  cuda/step/weight_gradient.cpp
+  cuda/step/weight_gradient_bf16.cu
+  cuda/step/weight_gradient_f16.cu
 )
 # Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
 set_source_files_properties(cuda/step/top_k.cu PROPERTIES COMPILE_OPTIONS "-fmad=false")

@@ -22,37 +22,61 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
   return function;
 }
 
+constexpr cuuint64_t kElementBytes = 2;
+
+// Sizes and box in elements, fastest dimension first; strides in bytes.
+template <size_t kDims>
+CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuint64_t, kDims>& size,
+                   const std::array<cuuint64_t, kDims - 1>& stride_bytes,
+                   const std::array<cuuint32_t, kDims>& box, Swizzle swizzle) {
+  std::array<cuuint32_t, kDims> every;
+  every.fill(1);
+  CUtensorMap map;
+  const CUresult result = encode_function()(
+      &map,
+      dtype == TILEMOE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      kDims, const_cast<void*>(data), size.data(), stride_bytes.data(), box.data(), every.data(),
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      swizzle == Swizzle::k128Bytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  TILEMOE_CHECK_AS(Status::kDeviceError, result == CUDA_SUCCESS,
+                   "cuTensorMapEncodeTiled refused a tensor of size (..., "
+                       << size[2] << ", " << size[1] << ", " << size[0] << "), strides "
+                       << stride_bytes[1] << " and " << stride_bytes[0] << " bytes, box (..., "
+                       << box[2] << ", " << box[1] << ", " << box[0] << "): error "
+                       << static_cast<int>(result));
+  return map;
+}
+
 }  // namespace
 
 CUtensorMap make_tensor_map(const TensorMapSpec& spec) {
-  constexpr cuuint64_t kElementBytes = 2;
-  cuuint64_t size[3];
-  cuuint32_t box[3];
+  std::array<cuuint64_t, 3> size;
+  std::array<cuuint32_t, 3> box;
   for (size_t i = 0; i < 3; ++i) {
     size[i] = static_cast<cuuint64_t>(spec.size[i]);
     box[i] = static_cast<cuuint32_t>(spec.box[i]);
   }
-  cuuint64_t stride_bytes[2];
+  std::array<cuuint64_t, 2> stride_bytes;
   for (size_t i = 0; i < 2; ++i)
     stride_bytes[i] =
         size[i + 1] == 1 ? 16 : static_cast<cuuint64_t>(spec.stride[i]) * kElementBytes;
-  const cuuint32_t every[3] = {1, 1, 1};
-  CUtensorMap map;
-  const CUresult result = encode_function()(
-      &map,
-      spec.dtype == TILEMOE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      3, const_cast<void*>(spec.data), size, stride_bytes, box, every,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      spec.swizzle == Swizzle::k128Bytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  TILEMOE_CHECK_AS(Status::kDeviceError, result == CUDA_SUCCESS,
-                   "cuTensorMapEncodeTiled refused a tensor of size ("
-                       << size[2] << ", " << size[1] << ", " << size[0] << "), strides "
-                       << stride_bytes[1] << " and " << stride_bytes[0] << " bytes, box (" << box[2]
-                       << ", " << box[1] << ", " << box[0] << "): error "
-                       << static_cast<int>(result));
-  return map;
+  return encode<3>(spec.dtype, spec.data, size, stride_bytes, box, spec.swizzle);
+}
+
+CUtensorMap make_ragged_map(const RaggedMapSpec& spec) {
+  constexpr cuuint64_t kWraps = uint64_t{1} << 34;  // times kRaggedRows is 2^64
+  const auto row_bytes = static_cast<cuuint64_t>(spec.row_stride) * kElementBytes;
+  TILEMOE_CHECK_SUPPORTED(row_bytes < kWraps && spec.rows < kRaggedRows,
+                          "a matrix of " << spec.rows << " rows of " << row_bytes << " bytes");
+  return encode<4>(
+      spec.dtype, spec.data,
+      {static_cast<cuuint64_t>(spec.columns), cuuint64_t{kRaggedRows},
+       static_cast<cuuint64_t>(spec.rows) + 1, cuuint64_t{kRaggedRows} + 1},
+      {row_bytes, row_bytes, kWraps - row_bytes},
+      {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1},
+      Swizzle::k128Bytes);
 }
 
 }  // namespace tilemoe::cuda

@@ -25,4 +25,20 @@ struct TensorMapSpec {
 
 CUtensorMap make_tensor_map(const TensorMapSpec& spec);
 
+// A matrix whose end is known on the device only: of rows [.., end) the box at column x and row r
+// is the one at (x, kRaggedRows - end + r, end, kRaggedRows), and its rows from `end` on are read
+// as zeros. The second coordinate is out of bounds exactly there, and the fourth takes kRaggedRows
+// rows off the address again, modulo 2^64.
+struct RaggedMapSpec {
+  tilemoe_dtype dtype;
+  const void* data;
+  int64_t columns, rows;  // of the whole matrix; `end` is at most `rows`
+  int64_t row_stride;     // in elements
+  std::array<int, 2> box;
+};
+
+inline constexpr int32_t kRaggedRows = 1 << 30;
+
+CUtensorMap make_ragged_map(const RaggedMapSpec& spec);
+
 }  // namespace tilemoe::cuda

@@ -12,6 +12,7 @@
 
 #include "backend.h"
 #include "cuda/backend.h"
+#include "cuda/compare.h"
 #include "cuda/device_tensors.h"
 #include "cuda/schedule/configuration.h"
 
@@ -170,28 +171,6 @@ class StepProblem {
   TwinTensor offsets_, tokens_, X_, W1_, W1_up_, W2_, b1_, b1_up_, b2_, A_in_, H_, A_, Y_;
 };
 
-// Rows differ by bits, NaN equal to NaN; -1 where none does.
-int64_t first_difference(const TwinTensor& tensor, const std::vector<uint8_t>& got,
-                         const std::vector<uint8_t>& expected) {
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    const double a = tensor.at(got, i), b = tensor.at(expected, i);
-    if (!(a == b) && !(std::isnan(a) && std::isnan(b))) return i;
-  }
-  return -1;
-}
-
-double relative_error(const TwinTensor& tensor, const std::vector<uint8_t>& got,
-                      const std::vector<uint8_t>& expected) {
-  double error = 0, norm = 0;
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    const double a = tensor.at(got, i), b = tensor.at(expected, i);
-    if (std::isnan(a) && std::isnan(b)) continue;  // untouched on both sides
-    error += (a - b) * (a - b);
-    norm += b * b;
-  }
-  return std::sqrt(error / norm);
-}
-
 class ForwardSteps : public testing::TestWithParam<StepCase> {
  protected:
   void SetUp() override { cuda::force_tile(GetParam().tile); }
@@ -209,23 +188,8 @@ TEST_P(ForwardSteps, EqualTheCpus) {
   size_t i = 0;
   for (const auto& output : problem.outputs()) {
     const std::vector<uint8_t>& bytes = got[i++];
-    const std::vector<uint8_t>& expected = output.tensor->buffer().host_bytes();
     SCOPED_TRACE(output.name);
-    if (c.integers) {
-      const int64_t at = first_difference(*output.tensor, bytes, expected);
-      if (at >= 0) {
-        const int64_t width = output.tensor->host().shape[1];
-        ADD_FAILURE() << "row " << at / width << ", column " << at % width << ": "
-                      << output.tensor->at(bytes, at) << ", expected "
-                      << output.tensor->at(expected, at);
-      }
-    } else {
-      EXPECT_LT(relative_error(*output.tensor, bytes, expected),
-                c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
-    }
-    const auto guard = static_cast<std::ptrdiff_t>(TwinBuffer::kGuard);
-    EXPECT_TRUE(std::equal(bytes.begin(), bytes.begin() + guard, expected.begin()));
-    EXPECT_TRUE(std::equal(bytes.end() - guard, bytes.end(), expected.end() - guard));
+    expect_equal(*output.tensor, bytes, c.integers, c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
   }
 }
 

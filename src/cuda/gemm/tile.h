@@ -7,10 +7,11 @@ namespace tilemoe::cuda {
 
 struct Tile {
   int32_t expert;
-  int32_t row_begin;  // first row of the tile, counted over all experts
+  int32_t row_begin;  // first row of the tile, or of its sum, counted over all experts
   int32_t row_end;    // end of the expert's rows; the tile may reach past it
   int32_t n_block;
-  int32_t k_blocks;  // at least 1
+  int32_t k_blocks;     // at least 1
+  int32_t m_block = 0;  // where rows are summed over: the tile's block of rows of the product
 };
 
 }  // namespace tilemoe::cuda

@@ -1,4 +1,5 @@
-// The copy engine: boxes of a tensor map of three dimensions, between global and shared memory.
+// The copy engine: boxes of a tensor map of three or four dimensions, between global and shared
+// memory.
 // Coordinates are in elements, fastest dimension first. What lies outside the tensor is read as
 // zeros and not written.
 #pragma once
@@ -20,6 +21,15 @@ __device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap* map
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
+                                         int32_t x, int32_t y, int32_t z, int32_t w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
 

@@ -1,4 +1,4 @@
-// The forward steps that have kernels, as the backend calls them.
+// The steps that have kernels, as the backend calls them.
 #pragma once
 
 #include "backend.h"
@@ -14,5 +14,28 @@ template <class Element>
 void down_projection(const DownProjection& step);
 
 void combine(const Combine& step);
+
+template <class Element>
+void input_gradient(const InputGradient& step);
+
+// What the weight gradients have in common: per expert and part, out = [out +] the sum over the
+// expert's rows of dense^T gathered. The parts' outputs have one dtype and one major.
+struct WeightGradientProduct {
+  Rows rows;
+  tilemoe_tensor dense;     // (capacity, columns)
+  int64_t dense_columns;    // of a part
+  tilemoe_tensor gathered;  // (T, d)
+  struct Part {
+    tilemoe_tensor out;   // (E, dense_columns, d)
+    int64_t dense_first;  // column of `dense`
+  } part[2];
+  int parts;
+  bool accumulate;
+  void* stream;
+};
+template <class Element>
+void weight_gradient(const WeightGradientProduct& product);
+void weight_gradient_2(const WeightGradient2& step);
+void weight_gradient_1(const WeightGradient1& step);
 
 }  // namespace tilemoe::cuda

@@ -1,0 +1,67 @@
+// Times of the backward steps on the device: cold L2, medians.
+// tilemoe_cuda_backward_steps [config ...]
+#include "step_bench.h"
+
+namespace tilemoe {
+namespace {
+
+void bench(const Config& c) {
+  const int64_t M = c.T * c.K;
+  const auto elements = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b * 2); };
+  DeviceBuffer X(elements(c.T, c.d)), dO(elements(c.T, c.d));
+  DeviceBuffer W1(elements(c.E * 2 * c.n, c.d)), dW1(elements(c.E * 2 * c.n, c.d));
+  DeviceBuffer dW2(elements(c.E * c.d, c.n));
+  DeviceBuffer dH(elements(M, 2 * c.n)), A_scaled(elements(M, c.n)), dX_rows(elements(M, c.d));
+  DeviceBuffer flush(size_t{256} << 20);
+  X.fill(0.2), dO.fill(0.02), W1.fill(0.02), dH.fill(0.01), A_scaled.fill(0.01);
+  const RandomRouting routing(c);
+  DeviceBuffer offsets(routing.offsets.size() * 4), tokens(routing.tokens.size() * 4);
+  DeviceBuffer scores(routing.scores.size() * 4);
+  offsets.upload(routing.offsets), tokens.upload(routing.tokens), scores.upload(routing.scores);
+
+  tilemoe_experts experts{};
+  experts.struct_size = sizeof experts;
+  experts.device = TILEMOE_CUDA;
+  experts.dtype = TILEMOE_BFLOAT16;
+  experts.d = c.d, experts.n = c.n, experts.E = c.E;
+  const Rows rows{.E = c.E,
+                  .capacity = M,
+                  .offsets = static_cast<const int32_t*>(offsets.data()),
+                  .token = static_cast<const int32_t*>(tokens.data()),
+                  .score = static_cast<const float*>(scores.data())};
+  WeightGradient2 gradient_2{};
+  gradient_2.experts = &experts;
+  gradient_2.rows = rows;
+  gradient_2.dO = tensor(dO, {c.T, c.d});
+  gradient_2.A_scaled = tensor(A_scaled, {M, c.n});
+  gradient_2.dW2 = tensor(dW2, {c.E, c.d, c.n});
+  InputGradient input{};
+  input.experts = &experts;
+  input.rows = rows;
+  input.dH = tensor(dH, {M, 2 * c.n});
+  input.weights.W1 = tensor(W1, {c.E, 2 * c.n, c.d});
+  input.dX_rows = tensor(dX_rows, {M, c.d});
+  WeightGradient1 gradient_1{};
+  gradient_1.experts = &experts;
+  gradient_1.rows = rows;
+  gradient_1.dH = input.dH;
+  gradient_1.X = tensor(X, {c.T, c.d});
+  gradient_1.dW1 = tensor(dW1, {c.E, 2 * c.n, c.d});
+
+  Backend& backend = cuda::backend();
+  const auto m = static_cast<double>(M), d = static_cast<double>(c.d), n = static_cast<double>(c.n);
+  const auto E = static_cast<double>(c.E), T = static_cast<double>(c.T);
+  const double dW2_ms = median_ms(flush, [&] { backend.weight_gradient_2(gradient_2); });
+  report(c.name, "dW2", "", dW2_ms, 2 * m * d * n, 2 * (T * d + m * n + E * d * n));
+  const double dX_ms = median_ms(flush, [&] { backend.input_gradient(input); });
+  report(c.name, "dX~", "", dX_ms, 4 * m * d * n, 2 * (2 * m * n + E * 2 * n * d + m * d));
+  const double dW1_ms = median_ms(flush, [&] { backend.weight_gradient_1(gradient_1); });
+  report(c.name, "dW1", "", dW1_ms, 4 * m * d * n, 2 * (T * d + 2 * m * n + E * 2 * n * d));
+}
+
+}  // namespace
+}  // namespace tilemoe
+
+int main(int argc, char** argv) {
+  return tilemoe::bench_configs(argc, argv, tilemoe::bench);
+}

@@ -1,0 +1,55 @@
+// Tile order of the weight gradients: every expert has a product of the same size, summed over as
+// many rows as the expert has. Counts are read from the device, so the host never waits for them.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/gemm/tile.h"
+
+namespace tilemoe::cuda {
+
+// A persistent block takes tiles blockIdx.x, blockIdx.x + gridDim.x, ... of the order in which
+// experts ascend; within an expert, groups of `n_group` blocks of columns; within a group, blocks
+// of rows of the product; within these, the group's columns. So the tiles under way at one time sum
+// over the same rows, which come from L2 but for the first of them.
+template <int BLOCK_K>
+class ExpertTiles {
+ public:
+  struct Params {
+    const int32_t* offsets;  // (E + 1)
+    int32_t E;
+    int32_t m_blocks, n_blocks;
+    int32_t n_group;
+  };
+
+  __device__ explicit ExpertTiles(const Params& params) : params_(params), next_(blockIdx.x) {}
+
+  __device__ bool next(Tile& tile) {
+    const int32_t tiles = params_.m_blocks * params_.n_blocks;
+    const int32_t expert = next_ / tiles;
+    if (expert >= params_.E) return false;
+    const int32_t in_expert = next_ - expert * tiles;
+    next_ += static_cast<int32_t>(gridDim.x);
+
+    const int32_t group = in_expert / (params_.m_blocks * params_.n_group);
+    const int32_t first_n = group * params_.n_group;
+    const int32_t in_group = in_expert - first_n * params_.m_blocks;
+    const int32_t width = min(params_.n_group, params_.n_blocks - first_n);
+    const int32_t m_block = in_group / width;
+    const int32_t begin = params_.offsets[expert], end = params_.offsets[expert + 1];
+    // An expert without rows has one k block, of zeros.
+    tile = {.expert = expert,
+            .row_begin = begin,
+            .row_end = end,
+            .n_block = first_n + in_group - m_block * width,
+            .k_blocks = max(1, (end - begin + BLOCK_K - 1) / BLOCK_K),
+            .m_block = m_block};
+    return true;
+  }
+
+ private:
+  const Params& params_;
+  int32_t next_;  // index in the order of this block's next tile
+};
+
+}  // namespace tilemoe::cuda

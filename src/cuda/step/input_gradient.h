@@ -1,0 +1,45 @@
+// dX~ = dH W1, summed over gate and up columns of dH. One instantiation file a type.
+#pragma once
+
+#include "cuda/epilogue/store.h"
+#include "cuda/load/summed_parts.h"
+#include "cuda/step/projection.h"
+#include "cuda/step/up_parts.h"
+
+namespace tilemoe::cuda {
+
+template <class Shape, Major kMajor>
+void run_input_gradient(const InputGradient& step) {
+  using Epilogue = StoreEpilogue<Shape>;
+  using LoadW1 = SummedWeights<Shape, kMajor>;
+  using Gemm = GroupedGemm<Shape, DensePartRows<Shape>, LoadW1, Epilogue, RowTiles<Shape::BLOCK_M>>;
+  const int64_t n = step.experts->n, d = step.experts->d;
+  const int64_t n_blocks = (d + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
+  const int64_t blocks_a_part = (n + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
+  const UpParts parts = up_parts(*step.experts, step.weights.W1, step.weights.W1_up);
+
+  typename Gemm::Params params{};
+  params.a.rows = make_tensor_map({.dtype = step.dH.dtype,
+                                   .data = step.dH.data,
+                                   .size = {n, parts.count, step.dH.shape[0]},
+                                   .stride = {n, step.dH.stride[0]},
+                                   .box = {Shape::BLOCK_K, 1, Shape::BLOCK_M}});
+  params.a.blocks_a_part = params.b.blocks_a_part = static_cast<int32_t>(blocks_a_part);
+  for (int p = 0; p < parts.count; ++p)
+    params.b.part[p] = weights_map<Shape, kMajor, Shape::BLOCK_N>(transposed(parts.part[p]), 0, d);
+  if (parts.count == 1) params.b.part[1] = params.b.part[0];
+  params.epilogue.D = output_of<Shape, Epilogue::kSlice>(step.dX_rows, 1, d);
+  params.order = row_tiles<Shape>(step.rows, n_blocks, parts.count * blocks_a_part);
+  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
+}
+
+template <class Element>
+void input_gradient(const InputGradient& step) {
+  using Cooperative256 = TileShape<Element, 128, 256, Schedule::kCooperative>;
+  if (step.weights.W1.stride[2] == 1)
+    run_input_gradient<Cooperative256, Major::kRows>(step);
+  else
+    run_input_gradient<Cooperative256, Major::kSum>(step);
+}
+
+}  // namespace tilemoe::cuda

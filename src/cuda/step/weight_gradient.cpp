@@ -1,0 +1,50 @@
+// dW2_e = dO_e^T A'_e and dW1_e = dH_e^T X_e as products of one form.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "check.h"
+#include "cuda/step/steps.h"
+#include "cuda/step/up_parts.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+void run(const tilemoe_experts& experts, const WeightGradientProduct& product) {
+  if (product.parts == 0) return;
+  if (experts.dtype == TILEMOE_FLOAT16)
+    weight_gradient<__half>(product);
+  else
+    weight_gradient<__nv_bfloat16>(product);
+}
+
+}  // namespace
+
+void weight_gradient_2(const WeightGradient2& step) {
+  WeightGradientProduct product{.rows = step.rows,
+                                .dense = step.A_scaled,
+                                .dense_columns = step.experts->n,
+                                .gathered = step.dO,
+                                .part = {{.out = transposed(step.dW2), .dense_first = 0}},
+                                .parts = 1,
+                                .accumulate = step.accumulate,
+                                .stream = step.stream};
+  run(*step.experts, product);
+}
+
+void weight_gradient_1(const WeightGradient1& step) {
+  WeightGradientProduct product{.rows = step.rows,
+                                .dense = step.dH,
+                                .dense_columns = step.experts->n,
+                                .gathered = step.X,
+                                .part = {},
+                                .parts = 0,
+                                .accumulate = step.accumulate,
+                                .stream = step.stream};
+  const UpParts parts = up_parts(*step.experts, step.dW1, step.dW1_up);
+  for (int p = 0; p < parts.count; ++p)
+    if (present(parts.part[p]))
+      product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * step.experts->n};
+  run(*step.experts, product);
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,288 @@
+// The backward steps on the device against the CPU backend: equal on small whole numbers, close on
+// unit-scale data, nothing written outside, the same bits on every run. Every dense row past M is
+// NaN, and so are, where a case asks, all rows of one expert and the tokens that only it has.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "cuda/backend.h"
+#include "cuda/compare.h"
+#include "cuda/device_tensors.h"
+
+namespace tilemoe::test {
+namespace {
+
+struct BackwardCase {
+  std::string name;
+  std::vector<int32_t> counts;  // rows of each expert
+  int64_t d, n;
+  int64_t spare_rows = 0;  // capacity past M
+  int64_t T = 37;
+  tilemoe_dtype dtype = TILEMOE_BFLOAT16;
+  tilemoe_activation activation = TILEMOE_REGLU;
+  tilemoe_gate_layout gate_layout = TILEMOE_GATE_CONCATENATED;
+  bool W1_transposed = false, W2_transposed = false;
+  bool gathered = true;
+  bool integers = true;
+  int32_t nan_expert = -1;
+  float clamp = 0, alpha = 0, up_shift = 0;
+  bool float_gradients = false;
+  bool accumulate = false;
+};
+
+void PrintTo(const BackwardCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
+// Inputs and outputs of the steps. dH and A' that are read are not those that are written: each
+// step has its own inputs, so that its numbers stay small and a slip in one hides no other's.
+class BackwardProblem {
+ public:
+  explicit BackwardProblem(const BackwardCase& c)
+      : c_(c),
+        E_(static_cast<int64_t>(c.counts.size())),
+        M_(std::accumulate(c.counts.begin(), c.counts.end(), int64_t{0})),
+        capacity_(M_ + c.spare_rows),
+        gated_(tilemoe_activation_gated(c.activation) != 0),
+        split_(c.gate_layout == TILEMOE_GATE_SPLIT),
+        width_(gated_ ? 2 * c.n : c.n),
+        offsets_(TILEMOE_INT32, {E_ + 1}),
+        tokens_(TILEMOE_INT32, {capacity_}),
+        X_(c.dtype, {source_rows(), c.d}),
+        dO_(c.dtype, {source_rows(), c.d}),
+        W1_(c.dtype, {E_, w1_rows(), c.d}, c.W1_transposed),
+        W1_up_(c.dtype, {E_, c.n, c.d}, c.W1_transposed),
+        dH_in_(c.dtype, {capacity_, width_}),
+        A_scaled_in_(c.dtype, {capacity_, c.n}),
+        dX_rows_(c.dtype, {capacity_, c.d}),
+        dW1_(gradient_dtype(), {E_, w1_rows(), c.d}, c.W1_transposed),
+        dW1_up_(gradient_dtype(), {E_, c.n, c.d}, c.W1_transposed),
+        dW2_(gradient_dtype(), {E_, c.d, c.n}, c.W2_transposed) {
+    experts_.struct_size = sizeof experts_;
+    experts_.dtype = c.dtype;
+    experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
+    experts_.activation = c.activation;
+    experts_.gate_layout = c.gate_layout;
+    experts_.clamp = c.clamp, experts_.alpha = c.alpha, experts_.up_shift = c.up_shift;
+    fill();
+  }
+
+  void run(Backend& backend, bool on_device) {
+    std::vector<std::byte> scratch;
+    const auto scratch_for = [&](Step step) -> Scratch {
+      scratch.resize(backend.scratch_bytes(step, experts_, capacity_));
+      return {scratch.data(), scratch.size()};
+    };
+    const auto place = [&](TwinTensor& t) { return on_device ? t.device() : t.host(); };
+    const auto up = [&](TwinTensor& t) { return split_ ? place(t) : tilemoe_tensor{}; };
+    const Rows rows{
+        .E = E_,
+        .capacity = capacity_,
+        .offsets = static_cast<const int32_t*>(place(offsets_).data),
+        .token = c_.gathered ? static_cast<const int32_t*>(place(tokens_).data) : nullptr};
+    backend.weight_gradient_2({.experts = &experts_,
+                               .rows = rows,
+                               .dO = place(dO_),
+                               .A_scaled = place(A_scaled_in_),
+                               .dW2 = place(dW2_),
+                               .accumulate = c_.accumulate,
+                               .scratch = scratch_for(Step::kWeightGradient2),
+                               .stream = nullptr});
+    backend.input_gradient({.experts = &experts_,
+                            .rows = rows,
+                            .dH = place(dH_in_),
+                            .weights = {place(W1_), up(W1_up_), {}, {}},
+                            .dX_rows = place(dX_rows_),
+                            .scratch = scratch_for(Step::kInputGradient),
+                            .stream = nullptr});
+    backend.weight_gradient_1({.experts = &experts_,
+                               .rows = rows,
+                               .dH = place(dH_in_),
+                               .X = place(X_),
+                               .dW1 = place(dW1_),
+                               .dW1_up = up(dW1_up_),
+                               .accumulate = c_.accumulate,
+                               .scratch = scratch_for(Step::kWeightGradient1),
+                               .stream = nullptr});
+  }
+
+  struct NamedOutput {
+    const char* name;
+    TwinTensor* tensor;
+  };
+  std::vector<NamedOutput> outputs() {
+    std::vector<NamedOutput> all = {{"dW2", &dW2_}, {"dX~", &dX_rows_}, {"dW1", &dW1_}};
+    if (split_) all.push_back({"dW1_up", &dW1_up_});
+    return all;
+  }
+
+ private:
+  static constexpr int64_t kOwnTokens = 4;  // of the expert whose rows are NaN
+
+  int64_t w1_rows() const { return split_ ? c_.n : width_; }
+  int64_t source_rows() const { return c_.gathered ? c_.T + kOwnTokens : capacity_; }
+  tilemoe_dtype gradient_dtype() const { return c_.float_gradients ? TILEMOE_FLOAT32 : c_.dtype; }
+
+  void fill() {
+    verify::Random random(7, 1);
+    int64_t begin = 0, nan_begin = 0, nan_end = 0;
+    offsets_.fill([&](int64_t e) {
+      const int64_t offset = begin;
+      if (e < E_) begin += c_.counts[static_cast<size_t>(e)];
+      if (e == c_.nan_expert) nan_begin = offset, nan_end = begin;
+      return static_cast<double>(offset);
+    });
+    const auto spoilt = [&](int64_t row) { return row >= nan_begin && row < nan_end; };
+    // Rows past M name no token: reading one would be outside X.
+    tokens_.fill([&](int64_t r) {
+      if (r >= M_) return 1e9;
+      return spoilt(r) ? static_cast<double>(c_.T + random.below(kOwnTokens))
+                       : static_cast<double>(random.below(c_.T));
+    });
+    const auto number = [&](int64_t range, double scale) {
+      if (!c_.integers) return scale * random.normal();
+      return static_cast<double>(random.below(2 * range + 1) - range);
+    };
+    for (TwinTensor* source : {&X_, &dO_})
+      source->fill([&](int64_t i) {
+        const int64_t row = i / c_.d;
+        const bool nan = c_.gathered ? row >= c_.T : row >= M_ || spoilt(row);
+        return nan ? NAN : number(2, 1);
+      });
+    for (TwinTensor* rows : {&dH_in_, &A_scaled_in_})
+      rows->fill([&](int64_t i) {
+        const int64_t row = i / rows->host().shape[1];
+        return row >= M_ || spoilt(row) ? NAN : number(2, 1);
+      });
+    for (TwinTensor* W : {&W1_, &W1_up_})
+      W->fill([&](int64_t) { return number(1, 1 / std::sqrt(static_cast<double>(c_.d))); });
+    if (c_.accumulate)
+      for (TwinTensor* dW : {&dW1_, &dW1_up_, &dW2_})
+        dW->fill([&](int64_t) { return number(8, 1); });
+  }
+
+  const BackwardCase c_;
+  int64_t E_, M_, capacity_;
+  bool gated_, split_;
+  int64_t width_;
+  tilemoe_experts experts_{};
+  TwinTensor offsets_, tokens_, X_, dO_, W1_, W1_up_, dH_in_, A_scaled_in_;
+  TwinTensor dX_rows_, dW1_, dW1_up_, dW2_;
+};
+
+class BackwardSteps : public testing::TestWithParam<BackwardCase> {
+ protected:
+  static std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem) {
+    for (const auto& output : problem.outputs()) output.tensor->buffer().upload();
+    problem.run(cuda::backend(), true);
+    expect_cuda(cudaDeviceSynchronize(), "the steps");
+    std::vector<std::vector<uint8_t>> got;
+    for (const auto& output : problem.outputs()) got.push_back(output.tensor->buffer().download());
+    return got;
+  }
+};
+
+TEST_P(BackwardSteps, EqualTheCpus) {
+  const BackwardCase& c = GetParam();
+  BackwardProblem problem(c);
+  const auto got = run_on_device(problem);
+  problem.run(cpu_backend(), false);
+  size_t i = 0;
+  for (const auto& output : problem.outputs()) {
+    SCOPED_TRACE(output.name);
+    expect_equal(*output.tensor, got[i++], c.integers, c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
+  }
+}
+
+TEST_P(BackwardSteps, GiveTheSameBitsEveryTime) {
+  BackwardProblem problem(GetParam());
+  const auto first = run_on_device(problem);
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    const auto again = run_on_device(problem);
+    size_t i = 0;
+    for (const auto& output : problem.outputs()) {
+      EXPECT_EQ(again[i], first[i]) << output.name;
+      ++i;
+    }
+  }
+}
+
+std::vector<BackwardCase> cases() {
+  const std::vector<int32_t> ragged = {129, 0, 1, 64, 300, 127, 0, 128};
+  std::vector<BackwardCase> all = {
+      {.name = "ragged", .counts = ragged, .d = 256, .n = 192, .spare_rows = 77},
+      {.name = "odd_widths", .counts = ragged, .d = 200, .n = 72, .spare_rows = 5},
+      {.name = "tiny", .counts = {1}, .d = 8, .n = 8, .T = 1},
+      {.name = "one_expert_has_all", .counts = {0, 0, 700, 0}, .d = 136, .n = 264},
+      {.name = "no_row", .counts = {0, 0, 0}, .d = 64, .n = 64, .spare_rows = 40},
+      {.name = "grouped",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .spare_rows = 33,
+       .gathered = false},
+      {.name = "nan_expert",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .spare_rows = 90,
+       .nan_expert = 4},
+      {.name = "nan_expert_grouped",
+       .counts = ragged,
+       .d = 72,
+       .n = 40,
+       .spare_rows = 90,
+       .gathered = false,
+       .nan_expert = 2},
+      {.name = "many_experts",
+       .counts = std::vector<int32_t>(300, 7),
+       .d = 72,
+       .n = 40,
+       .spare_rows = 200},
+      {.name = "many_tiles", .counts = {2000, 1500, 33, 1025, 900}, .d = 1032, .n = 520, .T = 1000},
+      {.name = "unit_scale", .counts = ragged, .d = 520, .n = 328, .integers = false}};
+  // Every layout, with every dtype of the gradients, written and added.
+  struct Layout {
+    const char* name;
+    tilemoe_gate_layout gate_layout;
+    bool transposed;
+    tilemoe_activation activation;
+  };
+  for (const Layout& layout :
+       {Layout{"concatenated", TILEMOE_GATE_CONCATENATED, false, TILEMOE_REGLU},
+        Layout{"concatenated_transposed", TILEMOE_GATE_CONCATENATED, true, TILEMOE_REGLU},
+        Layout{"interleaved", TILEMOE_GATE_INTERLEAVED, false, TILEMOE_REGLU},
+        Layout{"split", TILEMOE_GATE_SPLIT, false, TILEMOE_REGLU},
+        Layout{"split_transposed", TILEMOE_GATE_SPLIT, true, TILEMOE_REGLU},
+        Layout{"plain", TILEMOE_GATE_CONCATENATED, false, TILEMOE_IDENTITY},
+        Layout{"plain_transposed", TILEMOE_GATE_CONCATENATED, true, TILEMOE_IDENTITY}})
+    for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+      for (const bool float_gradients : {false, true})
+        for (const bool accumulate : {false, true})
+          all.push_back({.name = std::string(layout.name) +
+                                 (dtype == TILEMOE_FLOAT16 ? "_float16" : "_bfloat16") +
+                                 (float_gradients ? "_to_float32" : "") +
+                                 (accumulate ? "_added" : ""),
+                         .counts = ragged,
+                         .d = 200,
+                         .n = 136,
+                         .spare_rows = 9,
+                         .dtype = dtype,
+                         .activation = layout.activation,
+                         .gate_layout = layout.gate_layout,
+                         .W1_transposed = layout.transposed,
+                         .W2_transposed = layout.transposed,
+                         .float_gradients = float_gradients,
+                         .accumulate = accumulate});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuda, BackwardSteps, testing::ValuesIn(cases()),
+                         [](const auto& instance) { return instance.param.name; });
+
+}  // namespace
+}  // namespace tilemoe::test
