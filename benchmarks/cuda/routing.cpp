@@ -1,9 +1,11 @@
-// Times of routing on the device: top-K, and the routing from its pairs. Cold L2, medians.
-// tilemoe_cuda_routing
+// Times of routing on the device: top-K, the routing from its pairs, and token rounding in their
+// place. Cold L2, medians.
+// tilemoe_cuda_routing [config ...]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -95,17 +97,30 @@ void bench(const Config& c, DType dtype) {
   std::printf("%-12s %-8s top_k %7.2f us  route %7.2f us  both %7.2f us  (bytes alone %6.2f us)\n",
               c.name, dtype == DType::kFloat32 ? "float32" : "bfloat16", top_k_us, route_us,
               both_us, limit_us);
+  for (const auto& [name, rule] :
+       {std::pair{"nearest", Rounding::kNearest}, {"balanced", Rounding::kBalanced}}) {
+    const RoutingSpec size = RoutingSpec::rounded(c.T, c.E, c.K, rule, 128, Device::kCuda);
+    DeviceBuffer rounded_memory(size.bytes()), rounded_workspace(size.workspace_bytes());
+    Routing rounded(size, rounded_memory.data(), rounded_memory.bytes());
+    const double us = median_us(flush, [&] {
+      rounded.from_logits_rounded(x, rounded_workspace.data(), rounded_workspace.bytes());
+    });
+    std::printf("%-12s   rounded, %-8s %7.2f us: %+.2f us\n", c.name, name, us, us - both_us);
+  }
   std::fflush(stdout);
 }
 
 }  // namespace
 }  // namespace tilemoe
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    for (const tilemoe::Config& config : tilemoe::kConfigs)
+    for (const tilemoe::Config& config : tilemoe::kConfigs) {
+      const auto wanted = [&](const char* name) { return std::strcmp(name, config.name) == 0; };
+      if (argc > 1 && std::none_of(argv + 1, argv + argc, wanted)) continue;
       for (const tilemoe::DType dtype : {tilemoe::DType::kFloat32, tilemoe::DType::kBFloat16})
         tilemoe::bench(config, dtype);
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

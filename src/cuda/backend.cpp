@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "check.h"
@@ -46,7 +47,9 @@ class CudaBackend final : public Backend {
                                                 << ", the CUDA backend takes bfloat16 and float16");
   }
 
-  size_t scratch_bytes(Step, const tilemoe_experts&, int64_t) const override { return 0; }
+  size_t scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) const override {
+    return step == Step::kBiasGradient ? bias_gradient_scratch_bytes(experts, capacity) : 0;
+  }
   int64_t ds_tiles(const tilemoe_experts&) const override { return 1; }
 
   void up_projection(const UpProjection& step) override {
@@ -69,7 +72,7 @@ class CudaBackend final : public Backend {
   void combine(const Combine& step) override { cuda::combine(step); }
 
   void activation_gradient(const ActivationGradient&) override { not_yet("activation gradient"); }
-  void score_gradient(const ScoreGradient&) override { not_yet("score gradient"); }
+  void score_gradient(const ScoreGradient& step) override { cuda::score_gradient(step); }
   void weight_gradient_2(const WeightGradient2& step) override { cuda::weight_gradient_2(step); }
   void input_gradient(const InputGradient& step) override {
     check_gate_layout(*step.experts, step.weights.W1);
@@ -82,14 +85,21 @@ class CudaBackend final : public Backend {
     check_gate_layout(*step.experts, step.dW1);
     cuda::weight_gradient_1(step);
   }
-  void bias_gradient(const BiasGradient&) override { not_yet("bias gradient"); }
+  void bias_gradient(const BiasGradient& step) override { cuda::bias_gradient(step); }
 
   size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const override {
-    const bool from_pairs =
-        spec.kind == TILEMOE_ROUTING_TOP_K || spec.kind == TILEMOE_ROUTING_GENERAL;
-    return from_pairs ? pair_scratch_bytes(spec) : 0;
+    switch (spec.kind) {
+      case TILEMOE_ROUTING_TOP_K:
+      case TILEMOE_ROUTING_GENERAL: return pair_scratch_bytes(spec);
+      case TILEMOE_ROUTING_ROUNDED:
+        return std::max(round_scratch_bytes(spec), router_backward_scratch_bytes(spec));
+      case TILEMOE_ROUTING_GROUPED: break;
+    }
+    return 0;
   }
-  size_t router_losses_scratch_bytes(int64_t, int64_t) const override { return 0; }
+  size_t router_losses_scratch_bytes(int64_t T, int64_t E) const override {
+    return cuda::router_losses_scratch_bytes(T, E);
+  }
   void top_k(const tilemoe_top_k_args& args) override { cuda::top_k(args); }
   void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) override {
     cuda::route_top_k(routing, args);
@@ -97,14 +107,16 @@ class CudaBackend final : public Backend {
   void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) override {
     cuda::route_general(routing, args);
   }
-  void route_rounded(tilemoe_routing&, const tilemoe_route_rounded_args&) override {
-    not_yet("token rounding");
+  void route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) override {
+    cuda::route_rounded(routing, args);
   }
   void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) override {
     cuda::route_grouped(routing, args);
   }
-  void router_backward(const tilemoe_router_backward_args&) override { not_yet("router backward"); }
-  void router_losses(const tilemoe_router_losses_args&) override { not_yet("router losses"); }
+  void router_backward(const tilemoe_router_backward_args& args) override {
+    cuda::router_backward(args);
+  }
+  void router_losses(const tilemoe_router_losses_args& args) override { cuda::router_losses(args); }
 };
 
 }  // namespace

@@ -5,6 +5,7 @@ target_sources(tilemoe_objects PRIVATE
   cuda/tensor_map.cpp
   cuda/schedule/configuration.cpp
   cuda/routing/pair_sort.cu
+  cuda/step/bias_gradient.cu
   cuda/step/combine.cu
   cuda/step/down_projection_bf16.cu
   cuda/step/down_projection_f16.cu
@@ -12,7 +13,11 @@ target_sources(tilemoe_objects PRIVATE
   cuda/step/input_gradient_f16.cu
   cuda/step/route_general.cu
   cuda/step/route_grouped.cu
+  cuda/step/route_rounded.cu
   cuda/step/route_top_k.cu
+  cuda/step/router_backward.cu
+  cuda/step/router_losses.cu
+  cuda/step/score_gradient.cu
   cuda/step/top_k.cu
   cuda/step/up_projection_bf16.cu
   cuda/step/up_projection_f16.cu
@@ -21,7 +26,10 @@ target_sources(tilemoe_objects PRIVATE
   cuda/step/weight_gradient_f16.cu
 )
 # Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
-set_source_files_properties(cuda/step/top_k.cu PROPERTIES COMPILE_OPTIONS "-fmad=false")
+set_source_files_properties(
+  cuda/step/route_rounded.cu cuda/step/router_backward.cu cuda/step/router_losses.cu
+  cuda/step/top_k.cu
+  PROPERTIES COMPILE_OPTIONS "-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.
 target_compile_options(tilemoe_objects PRIVATE

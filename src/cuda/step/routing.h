@@ -13,4 +13,13 @@ void route_grouped(const tilemoe_routing& routing, const tilemoe_route_grouped_a
 // Scratch of a routing from pairs, top-K or general.
 size_t pair_scratch_bytes(const tilemoe_routing_spec& spec);
 
+void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args);
+size_t round_scratch_bytes(const tilemoe_routing_spec& spec);
+
+void router_backward(const tilemoe_router_backward_args& args);
+size_t router_backward_scratch_bytes(const tilemoe_routing_spec& spec);
+
+void router_losses(const tilemoe_router_losses_args& args);
+size_t router_losses_scratch_bytes(int64_t T, int64_t E);
+
 }  // namespace tilemoe::cuda

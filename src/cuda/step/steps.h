@@ -38,4 +38,8 @@ void weight_gradient(const WeightGradientProduct& product);
 void weight_gradient_2(const WeightGradient2& step);
 void weight_gradient_1(const WeightGradient1& step);
 
+void score_gradient(const ScoreGradient& step);
+void bias_gradient(const BiasGradient& step);
+size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, int64_t capacity);
+
 }  // namespace tilemoe::cuda

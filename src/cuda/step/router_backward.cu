@@ -1,0 +1,250 @@
+// From the scores' gradient to the logits'. One warp a token: its pairs are few and are added into
+// a window of its row in shared memory; what a softmax over all takes from every expert is added
+// when the window is written, so a gradient is rounded once.
+#include <algorithm>
+
+#include "check.h"
+#include "cuda/device.h"
+#include "cuda/routing/expert_of_row.h"
+#include "cuda/routing/float_types.h"
+#include "cuda/routing/token_softmax.h"
+#include "cuda/routing/warp_choice.h"
+#include "cuda/step/routing.h"
+#include "routing/order.h"
+#include "routing/scratch_layout.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kWindow = 1024;  // experts: 4 KiB a warp leaves room for all warps of an SM
+
+struct BackwardParams {
+  tilemoe_scoring scoring;
+  bool rounded;
+  int64_t T, E, K;
+  const int32_t* offsets;        // (E + 1)
+  const float* row_score;        // (capacity)
+  const int32_t* pair_row;       // (pairs)
+  const int32_t* token_offsets;  // (T + 1); null: K pairs a token
+  const float* ds;               // (pairs)
+  const void* logits;            // (T, E); null where the scores alone tell
+  int64_t logits_stride;
+  const int32_t* chosen;  // (T, K) rounded: each token's choice
+  void* dlogits;          // (T, E)
+  int64_t dlogits_stride;
+  bool accumulate;
+};
+
+// A pair of a token; without a row it has no expert, and s = ds = 0.
+struct Pair {
+  int32_t expert;
+  float s, ds;
+};
+
+class TokenPairs {
+ public:
+  __device__ TokenPairs(const BackwardParams& params, int64_t t) : params_(params) {
+    const bool offsets = params.token_offsets != nullptr;
+    begin_ = offsets ? params.token_offsets[t] : t * params.K;
+    end_ = offsets ? params.token_offsets[t + 1] : (t + 1) * params.K;
+  }
+
+  // visit(Pair) by all lanes together, for 32 pairs at a time in their order.
+  template <class Visit>
+  __device__ void each(const Visit& visit) const {
+    for (int64_t first = begin_; first < end_; first += kWarp) {
+      const int64_t pair = first + lane_index();
+      const int32_t row = pair < end_ ? params_.pair_row[pair] : -1;
+      if (row < 0)
+        visit(Pair{-1, 0.f, 0.f});
+      else
+        visit(Pair{expert_of_row(params_.offsets, static_cast<int32_t>(params_.E), row),
+                   params_.row_score[row], params_.ds[pair]});
+    }
+  }
+
+ private:
+  const BackwardParams& params_;
+  int64_t begin_, end_;
+};
+
+// Lanes of equal expert add one after another, in their order: a caller's ids may repeat.
+__device__ void add_to_window(float* window, int64_t first, const Pair& pair, float gradient) {
+  const bool inside = pair.expert >= first && pair.expert < first + kWindow;
+  const uint32_t same = __match_any_sync(kAllLanes, inside ? pair.expert : -1);
+  const int turn = inside ? __popc(same & ((1u << lane_index()) - 1)) : -1;
+  for (int i = 0; __any_sync(kAllLanes, turn >= i); ++i) {
+    if (turn == i) window[pair.expert - first] += gradient;
+    __syncwarp();
+  }
+}
+
+// What every rule adds: pair_gradient(Pair, logit) for the token's pairs, and
+// gradient(added, expert, logit) from their sum for every expert.
+template <class Logit, class Out, class OfPair, class OfExpert>
+__device__ void write_row(const BackwardParams& params, const TokenPairs& pairs, const Logit* row,
+                          int64_t t, float* window, const OfPair& of_pair,
+                          const OfExpert& of_expert) {
+  Out* out = static_cast<Out*>(params.dlogits) + t * params.dlogits_stride;
+  for (int64_t first = 0; first < params.E; first += kWindow) {
+    const int64_t end = min(params.E, first + kWindow);
+    for (int64_t e = first + lane_index(); e < end; e += kWarp) window[e - first] = 0.f;
+    __syncwarp();
+    pairs.each([&](const Pair& pair) {
+      const float gradient = pair.expert >= 0 ? of_pair(pair) : 0.f;
+      add_to_window(window, first, pair, gradient);
+    });
+    for (int64_t e = first + lane_index(); e < end; e += kWarp) {
+      const float gradient = of_expert(static_cast<int32_t>(e), window[e - first]);
+      store(params.accumulate ? to_float(out[e]) + gradient : gradient, out[e]);
+    }
+    __syncwarp();
+  }
+}
+
+// Sum of s ds over the token's pairs that `counts` takes.
+template <class Counts>
+__device__ float dot_of(const TokenPairs& pairs, const Counts& counts) {
+  float dot = 0.f;
+  pairs.each([&](const Pair& pair) {
+    if (pair.expert >= 0 && counts(pair.expert)) dot += pair.s * pair.ds;
+  });
+  return sum_of_lanes(dot);
+}
+
+// Token rounding: s is a share of the K chosen where the token chose the expert, whether it was
+// kept or not, and a share of all E where it was added.
+template <class Logit, class Out>
+__device__ void rounded_row(const BackwardParams& params, const TokenPairs& pairs, const Logit* row,
+                            int64_t t, float* window) {
+  const auto softmax = TokenSoftmax::of(row, params.E, params.chosen + t * params.K, params.K);
+  const auto chosen = [&](int32_t e) { return softmax.chose(e, order::key(to_float(row[e]))); };
+  bool any_added = false;
+  pairs.each([&](const Pair& pair) { any_added |= pair.expert >= 0 && !chosen(pair.expert); });
+  any_added = __any_sync(kAllLanes, any_added);
+  const float chosen_dot = dot_of(pairs, chosen);
+  const float added_dot = dot_of(pairs, [&](int32_t e) { return !chosen(e); });
+  write_row<Logit, Out>(
+      params, pairs, row, t, window,
+      [&](const Pair& pair) { return chosen(pair.expert) ? pair.ds : pair.s * pair.ds; },
+      [&](int32_t e, float sum) {
+        const float weight = softmax.weight(to_float(row[e]));
+        float gradient = chosen(e) ? weight / softmax.chosen_sum * (sum - chosen_dot) : sum;
+        if (any_added) gradient -= weight / softmax.sum * added_dot;
+        return gradient;
+      });
+}
+
+template <class Logit, class Out>
+__device__ void top_k_row(const BackwardParams& params, const TokenPairs& pairs, const Logit* row,
+                          int64_t t, float* window) {
+  const auto all = [](int32_t) { return true; };
+  const auto as_it_is = [](int32_t, float sum) { return sum; };
+  const auto write = [&](const auto& of_pair, const auto& of_expert) {
+    write_row<Logit, Out>(params, pairs, row, t, window, of_pair, of_expert);
+  };
+  switch (params.scoring) {
+    case TILEMOE_SOFTMAX_OVER_CHOSEN:
+    case TILEMOE_SOFTMAX_RENORMALIZED: {
+      const float dot = dot_of(pairs, all);
+      return write([&](const Pair& pair) { return pair.s * (pair.ds - dot); }, as_it_is);
+    }
+    case TILEMOE_SOFTMAX_OVER_ALL: {
+      const float max = largest_logit(row, params.E);
+      const float scale = -dot_of(pairs, all) / softmax_sum(row, params.E, max);
+      return write([](const Pair& pair) { return pair.s * pair.ds; },
+                   [&](int32_t e, float sum) {
+                     return order::softmax_weight(to_float(row[e]), max) * scale + sum;
+                   });
+    }
+    case TILEMOE_SIGMOID:
+      return write(
+          [&](const Pair& pair) {
+            const float x = to_float(row[pair.expert]);
+            return order::sigmoid(x) * order::sigmoid(-x) * pair.ds;
+          },
+          as_it_is);
+    case TILEMOE_SIGMOID_RENORMALIZED: {
+      const float dot = dot_of(pairs, all);
+      return write(
+          [&](const Pair& pair) {
+            return pair.s * order::sigmoid(-to_float(row[pair.expert])) * (pair.ds - dot);
+          },
+          as_it_is);
+    }
+  }
+}
+
+template <class Logit, class Out>
+__global__ void __launch_bounds__(kThreads, 4) backward_rows(const BackwardParams params) {
+  __shared__ float windows[kWarps][kWindow];
+  const auto warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t t = int64_t{blockIdx.x} * kWarps + warp;
+  if (t >= params.T) return;
+  const TokenPairs pairs(params, t);
+  const Logit* row = static_cast<const Logit*>(params.logits) + t * params.logits_stride;
+  if (params.rounded)
+    rounded_row<Logit, Out>(params, pairs, row, t, windows[warp]);
+  else
+    top_k_row<Logit, Out>(params, pairs, row, t, windows[warp]);
+}
+
+// Token rounding: the choice is made again. Its scores are a by-product.
+struct BackwardScratch {
+  int32_t* ids;   // (T, K)
+  float* scores;  // (T, K)
+
+  BackwardScratch(const tilemoe_routing_spec& spec, ScratchLayout& layout) {
+    const int64_t chosen = spec.kind == TILEMOE_ROUTING_ROUNDED ? spec.T * spec.K : 0;
+    ids = layout.take<int32_t>(chosen);
+    scores = layout.take<float>(chosen);
+  }
+};
+
+}  // namespace
+
+size_t router_backward_scratch_bytes(const tilemoe_routing_spec& spec) {
+  ScratchLayout layout(nullptr);
+  BackwardScratch(spec, layout);
+  return layout.used();
+}
+
+void router_backward(const tilemoe_router_backward_args& args) {
+  const tilemoe_routing& routing = *args.routing;
+  const tilemoe_routing_spec& spec = routing.spec;
+  if (spec.T == 0) return;
+  ScratchLayout layout(args.workspace);
+  const BackwardScratch scratch(spec, layout);
+  const bool rounded = spec.kind == TILEMOE_ROUTING_ROUNDED;
+  if (rounded)
+    top_k(choice_args(args.logits, spec.K, scratch.ids, scratch.scores, nullptr, args.stream));
+  const BackwardParams params{.scoring = args.scoring,
+                              .rounded = rounded,
+                              .T = spec.T,
+                              .E = spec.E,
+                              .K = spec.K,
+                              .offsets = routing.offsets,
+                              .row_score = routing.row_score,
+                              .pair_row = routing.pair_row,
+                              .token_offsets = routing.token_offsets,
+                              .ds = static_cast<const float*>(args.ds.data),
+                              .logits = args.logits.data,
+                              .logits_stride = args.logits.stride[0],
+                              .chosen = scratch.ids,
+                              .dlogits = args.dlogits.data,
+                              .dlogits_stride = args.dlogits.stride[0],
+                              .accumulate = args.beta != 0};
+  const tilemoe_dtype logits = present(args.logits) ? args.logits.dtype : args.dlogits.dtype;
+  with_gradient_types(logits, args.dlogits.dtype, [&](auto logit, auto out) {
+    using Logit = typename decltype(logit)::Type;
+    using Out = typename decltype(out)::Type;
+    const auto blocks = static_cast<unsigned>((spec.T + kWarps - 1) / kWarps);
+    backward_rows<Logit, Out>
+        <<<blocks, kThreads, 0, static_cast<cudaStream_t>(args.stream)>>>(params);
+  });
+  TILEMOE_CHECK_CUDA(cudaGetLastError(), "router backward of " << spec.T << " tokens");
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,245 @@
+// The gradients of scores and of biases on the device: the CPU's bits on small whole numbers, whose
+// sums are exact in any order.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "cuda/backend.h"
+#include "cuda/device_tensors.h"
+
+namespace tilemoe::test {
+namespace {
+
+struct GradientCase {
+  std::string name;
+  std::vector<int32_t> counts;  // rows of each expert
+  int64_t d, n;
+  tilemoe_dtype dtype = TILEMOE_BFLOAT16;
+  tilemoe_activation activation = TILEMOE_SWIGLU;
+  tilemoe_gate_layout gate_layout = TILEMOE_GATE_CONCATENATED;
+  bool gathered = true;
+  bool scored = true;
+  bool b2 = true;
+  tilemoe_dtype gradient = TILEMOE_FLOAT32;
+  bool accumulate = false;
+};
+
+void PrintTo(const GradientCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
+constexpr int64_t kT = 53, kSpareRows = 11, kTiles = 5;
+
+class GradientProblem {
+ public:
+  explicit GradientProblem(const GradientCase& c)
+      : c_(c),
+        E_(static_cast<int64_t>(c.counts.size())),
+        M_(std::accumulate(c.counts.begin(), c.counts.end(), int64_t{0})),
+        capacity_(M_ + kSpareRows),
+        width_(tilemoe_activation_gated(c.activation) != 0 ? 2 * c.n : c.n),
+        offsets_(TILEMOE_INT32, {E_ + 1}),
+        tokens_(TILEMOE_INT32, {capacity_}),
+        scores_(TILEMOE_FLOAT32, {capacity_}),
+        pair_row_(TILEMOE_INT32, {capacity_}),
+        dO_(c.dtype, {c.gathered ? kT : capacity_, c.d}),
+        dH_(c.dtype, {capacity_, width_}),
+        b2_(c.dtype, {E_, c.d}),
+        ds_partial_(TILEMOE_FLOAT32, {kTiles, capacity_}),
+        ds_(TILEMOE_FLOAT32, {capacity_}),
+        db2_(c.gradient, {E_, c.d}),
+        db1_(c.gradient, {E_, split() ? c.n : width_}),
+        db1_up_(c.gradient, {E_, c.n}) {
+    experts_.struct_size = sizeof experts_;
+    experts_.dtype = c.dtype;
+    experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
+    experts_.activation = c.activation;
+    experts_.gate_layout = c.gate_layout;
+    fill();
+  }
+
+  void run(Backend& backend, bool device) {
+    const auto place = [&](TwinTensor& t) { return device ? t.device() : t.host(); };
+    tilemoe_routing routing{};
+    routing.spec.kind = c_.gathered ? TILEMOE_ROUTING_GENERAL : TILEMOE_ROUTING_GROUPED;
+    routing.spec.T = kT, routing.spec.E = E_;
+    routing.spec.pairs = routing.spec.capacity = capacity_;
+    routing.offsets = static_cast<int32_t*>(place(offsets_).data);
+    if (c_.gathered) {
+      routing.row_token = static_cast<int32_t*>(place(tokens_).data);
+      routing.pair_row = static_cast<int32_t*>(place(pair_row_).data);
+    }
+    const Rows rows{.E = E_,
+                    .capacity = capacity_,
+                    .offsets = routing.offsets,
+                    .token = routing.row_token,
+                    .score = c_.scored ? static_cast<const float*>(place(scores_).data) : nullptr};
+    backend.score_gradient({.experts = &experts_,
+                            .routing = &routing,
+                            .ds_partial = static_cast<const float*>(place(ds_partial_).data),
+                            .ds_tiles = kTiles,
+                            .dO = place(dO_),
+                            .b2 = c_.b2 ? place(b2_) : tilemoe_tensor{},
+                            .ds = static_cast<float*>(place(ds_).data),
+                            .stream = nullptr});
+    TwinBuffer scratch(backend.scratch_bytes(Step::kBiasGradient, experts_, capacity_));
+    backend.bias_gradient({.experts = &experts_,
+                           .rows = rows,
+                           .dO = place(dO_),
+                           .db2 = place(db2_),
+                           .dH = place(dH_),
+                           .db1 = place(db1_),
+                           .db1_up = split() ? place(db1_up_) : tilemoe_tensor{},
+                           .accumulate = c_.accumulate,
+                           .scratch = {device ? scratch.device() : scratch.host(),
+                                       scratch.host_bytes().size() - 2 * TwinBuffer::kGuard},
+                           .stream = nullptr});
+    expect_cuda(cudaDeviceSynchronize(), c_.name.c_str());
+    const std::vector<uint8_t> bytes = scratch.download();
+    for (size_t i = 0; i < TwinBuffer::kGuard; ++i)
+      ASSERT_EQ(bytes[bytes.size() - 1 - i], TwinBuffer::kPoison) << "written behind the scratch";
+  }
+
+  void expect_same() {
+    const auto expect = [&](TwinTensor& tensor, const char* what) {
+      EXPECT_TRUE(tensor.buffer().download() == tensor.buffer().host_bytes())
+          << c_.name << ": " << what;
+    };
+    expect(ds_, "ds");
+    expect(db2_, "db2");
+    expect(db1_, "db1");
+    expect(db1_up_, "db1_up");
+  }
+
+ private:
+  bool split() const { return c_.gate_layout == TILEMOE_GATE_SPLIT; }
+
+  void fill() {
+    verify::Random random(11, 3);
+    int64_t begin = 0;
+    offsets_.fill([&](int64_t e) {
+      const int64_t offset = begin;
+      if (e < E_) begin += c_.counts[static_cast<size_t>(e)];
+      return static_cast<double>(offset);
+    });
+    // What lies past M names no token, and is NaN.
+    tokens_.fill([&](int64_t r) { return r < M_ ? static_cast<double>(random.below(kT)) : 1e9; });
+    // Every third pair has no row.
+    pair_row_.fill([&](int64_t p) {
+      return p % 3 == 0 || p >= M_ ? -1. : static_cast<double>((p * 7 + 5) % M_);
+    });
+    scores_.fill([&](int64_t r) { return r < M_ ? 0.5 * static_cast<double>(1 + r % 3) : NAN; });
+    const auto whole = [&] { return static_cast<double>(random.below(5) - 2); };
+    const bool grouped = !c_.gathered;
+    dO_.fill([&](int64_t i) { return grouped && i >= M_ * c_.d ? NAN : whole(); });
+    dH_.fill([&](int64_t i) { return i >= M_ * width_ ? NAN : whole(); });
+    ds_partial_.fill([&](int64_t i) { return i % capacity_ >= M_ ? NAN : whole(); });
+    for (TwinTensor* tensor : {&b2_, &db2_, &db1_, &db1_up_})
+      tensor->fill([&](int64_t) { return whole(); });
+  }
+
+  const GradientCase c_;
+  int64_t E_, M_, capacity_, width_;
+  tilemoe_experts experts_{};
+  TwinTensor offsets_, tokens_, scores_, pair_row_, dO_, dH_, b2_, ds_partial_, ds_, db2_, db1_,
+      db1_up_;
+};
+
+class CudaScoreAndBiasGradient : public testing::TestWithParam<GradientCase> {};
+
+TEST_P(CudaScoreAndBiasGradient, AreTheCpus) {
+  GradientProblem problem(GetParam());
+  problem.run(cpu_backend(), false);
+  problem.run(cuda::backend(), true);
+  problem.expect_same();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, CudaScoreAndBiasGradient,
+    testing::Values(GradientCase{"no_rows", {0, 0, 0}, 24, 16},
+                    GradientCase{"no_rows_added",
+                                 {0, 0, 0},
+                                 24,
+                                 16,
+                                 TILEMOE_BFLOAT16,
+                                 TILEMOE_SWIGLU,
+                                 TILEMOE_GATE_CONCATENATED,
+                                 true,
+                                 true,
+                                 true,
+                                 TILEMOE_BFLOAT16,
+                                 true},
+                    GradientCase{"one_row", {0, 1, 0}, 24, 16},
+                    GradientCase{"ragged", {300, 0, 1, 255, 256, 257, 31, 0, 513}, 1032, 520},
+                    GradientCase{"float16", {300, 0, 1, 255}, 136, 40, TILEMOE_FLOAT16},
+                    GradientCase{"into_16_bits",
+                                 {300, 0, 1, 255},
+                                 136,
+                                 40,
+                                 TILEMOE_FLOAT16,
+                                 TILEMOE_SWIGLU,
+                                 TILEMOE_GATE_CONCATENATED,
+                                 true,
+                                 true,
+                                 true,
+                                 TILEMOE_FLOAT16},
+                    GradientCase{"added",
+                                 {70, 0, 1, 255},
+                                 136,
+                                 40,
+                                 TILEMOE_BFLOAT16,
+                                 TILEMOE_SWIGLU,
+                                 TILEMOE_GATE_CONCATENATED,
+                                 true,
+                                 true,
+                                 true,
+                                 TILEMOE_BFLOAT16,
+                                 true},
+                    GradientCase{"interleaved",
+                                 {70, 0, 1, 700},
+                                 136,
+                                 40,
+                                 TILEMOE_BFLOAT16,
+                                 TILEMOE_SWIGLU,
+                                 TILEMOE_GATE_INTERLEAVED},
+                    GradientCase{"split",
+                                 {70, 0, 1, 700},
+                                 136,
+                                 40,
+                                 TILEMOE_BFLOAT16,
+                                 TILEMOE_SWIGLU,
+                                 TILEMOE_GATE_SPLIT,
+                                 true,
+                                 true,
+                                 true,
+                                 TILEMOE_FLOAT32,
+                                 true},
+                    GradientCase{
+                        "not_gated", {70, 0, 1, 700}, 136, 40, TILEMOE_BFLOAT16, TILEMOE_RELU},
+                    GradientCase{"grouped_without_scores",
+                                 {70, 0, 1, 700},
+                                 136,
+                                 40,
+                                 TILEMOE_BFLOAT16,
+                                 TILEMOE_SWIGLU,
+                                 TILEMOE_GATE_CONCATENATED,
+                                 false,
+                                 false},
+                    GradientCase{"without_b2",
+                                 {70, 0, 1, 700},
+                                 136,
+                                 40,
+                                 TILEMOE_BFLOAT16,
+                                 TILEMOE_SWIGLU,
+                                 TILEMOE_GATE_CONCATENATED,
+                                 true,
+                                 true,
+                                 false},
+                    GradientCase{"many_experts", std::vector<int32_t>(600, 3), 16, 8}),
+    [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace tilemoe::test
