@@ -10,10 +10,12 @@ void bench(const Config& c) {
   const auto elements = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b * 2); };
   DeviceBuffer X(elements(c.T, c.d)), dO(elements(c.T, c.d));
   DeviceBuffer W1(elements(c.E * 2 * c.n, c.d)), dW1(elements(c.E * 2 * c.n, c.d));
-  DeviceBuffer dW2(elements(c.E * c.d, c.n));
+  DeviceBuffer W2(elements(c.E * c.d, c.n)), dW2(elements(c.E * c.d, c.n));
+  DeviceBuffer H(elements(M, 2 * c.n));
   DeviceBuffer dH(elements(M, 2 * c.n)), A_scaled(elements(M, c.n)), dX_rows(elements(M, c.d));
   DeviceBuffer flush(size_t{256} << 20);
   X.fill(0.2), dO.fill(0.02), W1.fill(0.02), dH.fill(0.01), A_scaled.fill(0.01);
+  W2.fill(0.02), H.fill(0.15);
   const RandomRouting routing(c);
   DeviceBuffer offsets(routing.offsets.size() * 4), tokens(routing.tokens.size() * 4);
   DeviceBuffer scores(routing.scores.size() * 4);
@@ -29,6 +31,17 @@ void bench(const Config& c) {
                   .offsets = static_cast<const int32_t*>(offsets.data()),
                   .token = static_cast<const int32_t*>(tokens.data()),
                   .score = static_cast<const float*>(scores.data())};
+  Backend& backend = cuda::backend();
+  DeviceBuffer ds_partial(static_cast<size_t>(backend.ds_tiles(experts) * M) * 4);
+  ActivationGradient activation{};
+  activation.experts = &experts;
+  activation.rows = rows;
+  activation.dO = tensor(dO, {c.T, c.d});
+  activation.W2 = tensor(W2, {c.E, c.d, c.n});
+  activation.H = tensor(H, {M, 2 * c.n});
+  activation.dH = tensor(dH, {M, 2 * c.n});
+  activation.A_scaled = tensor(A_scaled, {M, c.n});
+  activation.ds_partial = static_cast<float*>(ds_partial.data());
   WeightGradient2 gradient_2{};
   gradient_2.experts = &experts;
   gradient_2.rows = rows;
@@ -48,9 +61,10 @@ void bench(const Config& c) {
   gradient_1.X = tensor(X, {c.T, c.d});
   gradient_1.dW1 = tensor(dW1, {c.E, 2 * c.n, c.d});
 
-  Backend& backend = cuda::backend();
   const auto m = static_cast<double>(M), d = static_cast<double>(c.d), n = static_cast<double>(c.n);
   const auto E = static_cast<double>(c.E), T = static_cast<double>(c.T);
+  const double dA_ms = median_ms(flush, [&] { backend.activation_gradient(activation); });
+  report(c.name, "dA'", "", dA_ms, 2 * m * d * n, 2 * (T * d + E * d * n + 5 * m * n));
   const double dW2_ms = median_ms(flush, [&] { backend.weight_gradient_2(gradient_2); });
   report(c.name, "dW2", "", dW2_ms, 2 * m * d * n, 2 * (T * d + m * n + E * d * n));
   const double dX_ms = median_ms(flush, [&] { backend.input_gradient(input); });

@@ -14,12 +14,6 @@
 namespace tilemoe::cuda {
 namespace {
 
-[[noreturn]] void not_yet(const char* step) {
-  std::ostringstream text;
-  text << "the CUDA backend has no " << step << " yet: use the CPU backend";
-  throw_error(Status::kUnsupported, text.str(), __FILE__, __LINE__, step);
-}
-
 bool is_plain_swiglu(const tilemoe_experts& experts) {
   return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
          experts.up_shift == 0;
@@ -50,7 +44,9 @@ class CudaBackend final : public Backend {
   size_t scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) const override {
     return step == Step::kBiasGradient ? bias_gradient_scratch_bytes(experts, capacity) : 0;
   }
-  int64_t ds_tiles(const tilemoe_experts&) const override { return 1; }
+  int64_t ds_tiles(const tilemoe_experts& experts) const override {
+    return cuda::ds_tiles(experts);
+  }
 
   void up_projection(const UpProjection& step) override {
     const tilemoe_experts& experts = *step.experts;
@@ -71,7 +67,14 @@ class CudaBackend final : public Backend {
   }
   void combine(const Combine& step) override { cuda::combine(step); }
 
-  void activation_gradient(const ActivationGradient&) override { not_yet("activation gradient"); }
+  void activation_gradient(const ActivationGradient& step) override {
+    if (step.experts->dtype == TILEMOE_FLOAT16)
+      cuda::activation_gradient<__half>(step);
+    else if (is_plain_swiglu(*step.experts) && step.W2.stride[2] == 1)
+      activation_gradient_swiglu(step);
+    else
+      cuda::activation_gradient<__nv_bfloat16>(step);
+  }
   void score_gradient(const ScoreGradient& step) override { cuda::score_gradient(step); }
   void weight_gradient_2(const WeightGradient2& step) override { cuda::weight_gradient_2(step); }
   void input_gradient(const InputGradient& step) override {

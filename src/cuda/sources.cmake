@@ -5,6 +5,8 @@ target_sources(tilemoe_objects PRIVATE
   cuda/tensor_map.cpp
   cuda/schedule/configuration.cpp
   cuda/routing/pair_sort.cu
+  cuda/step/activation_gradient_bf16.cu
+  cuda/step/activation_gradient_f16.cu
   cuda/step/bias_gradient.cu
   cuda/step/combine.cu
   cuda/step/down_projection_bf16.cu

@@ -32,6 +32,9 @@ struct BackwardCase {
   float clamp = 0, alpha = 0, up_shift = 0;
   bool float_gradients = false;
   bool accumulate = false;
+  bool dH_over_H = false;
+  bool scores = true;
+  bool wants_dH = true, wants_A_scaled = true, wants_ds = true;
 };
 
 void PrintTo(const BackwardCase& c, std::ostream* out) {
@@ -56,8 +59,14 @@ class BackwardProblem {
         dO_(c.dtype, {source_rows(), c.d}),
         W1_(c.dtype, {E_, w1_rows(), c.d}, c.W1_transposed),
         W1_up_(c.dtype, {E_, c.n, c.d}, c.W1_transposed),
+        W2_(c.dtype, {E_, c.d, c.n}, c.W2_transposed),
+        H_(c.dtype, {capacity_, width_}),
+        scores_(TILEMOE_FLOAT32, {capacity_}),
         dH_in_(c.dtype, {capacity_, width_}),
         A_scaled_in_(c.dtype, {capacity_, c.n}),
+        dH_(c.dtype, {capacity_, width_}),
+        A_scaled_(c.dtype, {capacity_, c.n}),
+        ds_partial_(TILEMOE_FLOAT32, {kMostTiles, capacity_}),
         dX_rows_(c.dtype, {capacity_, c.d}),
         dW1_(gradient_dtype(), {E_, w1_rows(), c.d}, c.W1_transposed),
         dW1_up_(gradient_dtype(), {E_, c.n, c.d}, c.W1_transposed),
@@ -83,7 +92,23 @@ class BackwardProblem {
         .E = E_,
         .capacity = capacity_,
         .offsets = static_cast<const int32_t*>(place(offsets_).data),
-        .token = c_.gathered ? static_cast<const int32_t*>(place(tokens_).data) : nullptr};
+        .token = c_.gathered ? static_cast<const int32_t*>(place(tokens_).data) : nullptr,
+        .score = c_.scores ? static_cast<const float*>(place(scores_).data) : nullptr};
+    const auto optional = [&](TwinTensor& t, bool there) {
+      return there ? place(t) : tilemoe_tensor{};
+    };
+    ASSERT_LE(backend.ds_tiles(experts_), kMostTiles);
+    backend.activation_gradient(
+        {.experts = &experts_,
+         .rows = rows,
+         .dO = place(dO_),
+         .W2 = place(W2_),
+         .H = place(H_),
+         .dH = optional(c_.dH_over_H ? H_ : dH_, c_.wants_dH),
+         .A_scaled = optional(A_scaled_, c_.wants_A_scaled),
+         .ds_partial = c_.wants_ds ? static_cast<float*>(place(ds_partial_).data) : nullptr,
+         .scratch = scratch_for(Step::kActivationGradient),
+         .stream = nullptr});
     backend.weight_gradient_2({.experts = &experts_,
                                .rows = rows,
                                .dO = place(dO_),
@@ -117,10 +142,22 @@ class BackwardProblem {
   std::vector<NamedOutput> outputs() {
     std::vector<NamedOutput> all = {{"dW2", &dW2_}, {"dX~", &dX_rows_}, {"dW1", &dW1_}};
     if (split_) all.push_back({"dW1_up", &dW1_up_});
+    if (c_.wants_dH) all.push_back({"dH", c_.dH_over_H ? &H_ : &dH_});
+    if (c_.wants_A_scaled) all.push_back({"A'", &A_scaled_});
     return all;
+  }
+  TwinTensor& ds_partial() { return ds_partial_; }
+  // The sums over tiles, which are cut as the backend likes, of the rows that exist.
+  std::vector<double> ds(Backend& backend, const std::vector<uint8_t>& partial) const {
+    std::vector<double> sums(static_cast<size_t>(M_));
+    for (int64_t tile = 0; tile < backend.ds_tiles(experts_); ++tile)
+      for (int64_t r = 0; r < M_; ++r)
+        sums[static_cast<size_t>(r)] += ds_partial_.at(partial, tile * capacity_ + r);
+    return sums;
   }
 
  private:
+  static constexpr int64_t kMostTiles = 8;
   static constexpr int64_t kOwnTokens = 4;  // of the expert whose rows are NaN
 
   int64_t w1_rows() const { return split_ ? c_.n : width_; }
@@ -153,11 +190,14 @@ class BackwardProblem {
         const bool nan = c_.gathered ? row >= c_.T : row >= M_ || spoilt(row);
         return nan ? NAN : number(2, 1);
       });
-    for (TwinTensor* rows : {&dH_in_, &A_scaled_in_})
+    scores_.fill(
+        [&](int64_t r) { return r < M_ ? 0.5 * static_cast<double>(1 + random.below(4)) : NAN; });
+    for (TwinTensor* rows : {&H_, &dH_in_, &A_scaled_in_})
       rows->fill([&](int64_t i) {
         const int64_t row = i / rows->host().shape[1];
         return row >= M_ || spoilt(row) ? NAN : number(2, 1);
       });
+    W2_.fill([&](int64_t) { return number(1, 1 / std::sqrt(static_cast<double>(c_.n))); });
     for (TwinTensor* W : {&W1_, &W1_up_})
       W->fill([&](int64_t) { return number(1, 1 / std::sqrt(static_cast<double>(c_.d))); });
     if (c_.accumulate)
@@ -170,8 +210,8 @@ class BackwardProblem {
   bool gated_, split_;
   int64_t width_;
   tilemoe_experts experts_{};
-  TwinTensor offsets_, tokens_, X_, dO_, W1_, W1_up_, dH_in_, A_scaled_in_;
-  TwinTensor dX_rows_, dW1_, dW1_up_, dW2_;
+  TwinTensor offsets_, tokens_, X_, dO_, W1_, W1_up_, W2_, H_, scores_, dH_in_, A_scaled_in_;
+  TwinTensor dH_, A_scaled_, ds_partial_, dX_rows_, dW1_, dW1_up_, dW2_;
 };
 
 class BackwardSteps : public testing::TestWithParam<BackwardCase> {
@@ -190,11 +230,25 @@ TEST_P(BackwardSteps, EqualTheCpus) {
   const BackwardCase& c = GetParam();
   BackwardProblem problem(c);
   const auto got = run_on_device(problem);
+  const auto ds = problem.ds(cuda::backend(), problem.ds_partial().buffer().download());
   problem.run(cpu_backend(), false);
   size_t i = 0;
   for (const auto& output : problem.outputs()) {
     SCOPED_TRACE(output.name);
     expect_equal(*output.tensor, got[i++], c.integers, c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
+  }
+  if (!c.wants_ds) return;
+  const auto expected = problem.ds(cpu_backend(), problem.ds_partial().buffer().host_bytes());
+  double error = 0, norm = 0;
+  for (size_t r = 0; r < ds.size(); ++r) {
+    const bool equal = ds[r] == expected[r] || (std::isnan(ds[r]) && std::isnan(expected[r]));
+    EXPECT_TRUE(equal || !c.integers)
+        << "ds of row " << r << ": " << ds[r] << ", expected " << expected[r];
+    error += (ds[r] - expected[r]) * (ds[r] - expected[r]);
+    norm += expected[r] * expected[r];
+  }
+  if (!c.integers) {
+    EXPECT_LT(std::sqrt(error / norm), 1e-5);
   }
 }
 
@@ -244,6 +298,37 @@ std::vector<BackwardCase> cases() {
        .n = 40,
        .spare_rows = 200},
       {.name = "many_tiles", .counts = {2000, 1500, 33, 1025, 900}, .d = 1032, .n = 520, .T = 1000},
+      {.name = "dH_over_H",
+       .counts = ragged,
+       .d = 200,
+       .n = 328,
+       .spare_rows = 20,
+       .dH_over_H = true},
+      {.name = "dH_over_H_many_tiles",
+       .counts = {2000, 1500, 33, 1025, 900},
+       .d = 264,
+       .n = 1032,
+       .T = 1000,
+       .dH_over_H = true},
+      {.name = "no_scores", .counts = ragged, .d = 200, .n = 136, .scores = false},
+      {.name = "only_dH",
+       .counts = ragged,
+       .d = 200,
+       .n = 136,
+       .wants_A_scaled = false,
+       .wants_ds = false},
+      {.name = "only_ds",
+       .counts = ragged,
+       .d = 200,
+       .n = 136,
+       .wants_dH = false,
+       .wants_A_scaled = false},
+      {.name = "only_A_scaled",
+       .counts = ragged,
+       .d = 200,
+       .n = 136,
+       .wants_dH = false,
+       .wants_ds = false},
       {.name = "unit_scale", .counts = ragged, .d = 520, .n = 328, .integers = false}};
   // Every layout, with every dtype of the gradients, written and added.
   struct Layout {
@@ -278,6 +363,29 @@ std::vector<BackwardCase> cases() {
                          .W2_transposed = layout.transposed,
                          .float_gradients = float_gradients,
                          .accumulate = accumulate});
+  for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+    for (const auto& [name, activation] :
+         {std::pair("swiglu", TILEMOE_SWIGLU), std::pair("geglu", TILEMOE_GEGLU),
+          std::pair("geglu_tanh", TILEMOE_GEGLU_TANH), std::pair("reglu", TILEMOE_REGLU),
+          std::pair("silu", TILEMOE_SILU), std::pair("gelu", TILEMOE_GELU),
+          std::pair("gelu_tanh", TILEMOE_GELU_TANH), std::pair("relu", TILEMOE_RELU),
+          std::pair("relu_squared", TILEMOE_RELU_SQUARED)})
+      all.push_back({.name = std::string(name) + (dtype == TILEMOE_FLOAT16 ? "_float16" : ""),
+                     .counts = ragged,
+                     .d = 200,
+                     .n = 264,
+                     .dtype = dtype,
+                     .activation = activation,
+                     .integers = false});
+  all.push_back({.name = "clamped_swiglu",
+                 .counts = ragged,
+                 .d = 200,
+                 .n = 136,
+                 .activation = TILEMOE_SWIGLU,
+                 .integers = false,
+                 .clamp = 1.25f,
+                 .alpha = 1.702f,
+                 .up_shift = 1.f});
   return all;
 }
 

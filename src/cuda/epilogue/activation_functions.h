@@ -23,9 +23,10 @@ constexpr float kLog2E = 1.44269504f;
 __device__ __forceinline__ float silu(float x, float alpha = 1.f) {
   return __fdividef(x, 1.f + ptx::exp2_approx(-kLog2E * alpha * x));
 }
-// x Phi(x), Phi the normal distribution. Phi(-t) exp(t^2 / 2) as y P(y), y = 1 / (1 + 0.35 t): the
-// polynomial of cpu/activation_functions-inl.h, where its error is stated.
-__device__ __forceinline__ float gelu(float x) {
+// Phi(x), the normal distribution, and bell = exp(-x^2 / 2). Phi(-t) exp(t^2 / 2) as y P(y),
+// y = 1 / (1 + 0.35 t): the polynomial of cpu/activation_functions-inl.h, where its error is
+// stated.
+__device__ __forceinline__ float normal_distribution(float x, float& bell) {
   const float y = __fdividef(1.f, fmaf(fabsf(x), 0.35f, 1.f));
   float p = -0.0291580297f;
   p = fmaf(p, y, 0.144031614f);
@@ -36,8 +37,14 @@ __device__ __forceinline__ float gelu(float x) {
   p = fmaf(p, y, 0.119821183f);
   p = fmaf(p, y, 0.139863536f);
   p = fmaf(p, y, 0.139621302f);
-  const float tail = ptx::exp2_approx(x * x * (-0.5f * kLog2E)) * p * y;
-  return x * (x < 0.f ? tail : 1.f - tail);
+  bell = ptx::exp2_approx(x * x * (-0.5f * kLog2E));
+  const float tail = bell * p * y;
+  return x < 0.f ? tail : 1.f - tail;
+}
+// x Phi(x)
+__device__ __forceinline__ float gelu(float x) {
+  float bell;
+  return x * normal_distribution(x, bell);
 }
 // x (1 + tanh u) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
 __device__ __forceinline__ float gelu_tanh(float x) {

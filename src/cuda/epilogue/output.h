@@ -33,6 +33,13 @@ __device__ __forceinline__ uint32_t pack(float low, float high, __half) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
+__device__ __forceinline__ float2 unpack(uint32_t pair, __nv_bfloat16) {
+  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+}
+__device__ __forceinline__ float2 unpack(uint32_t pair, __half) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+
 // A slice of a tile's columns: as wide as a swizzled row can be.
 constexpr int slice_columns(int columns) {
   return columns % 64 == 0 ? 64 : 32;
@@ -40,6 +47,29 @@ constexpr int slice_columns(int columns) {
 
 // Rows of accumulators that one warp has of an instruction's 64, and stores by itself.
 constexpr int kStoreRows = 16;
+
+// Sends a warp's slot of kSlice columns, visible to the copy engine and to the warp's lanes: whole
+// by the copy engine, whose group is still to be closed, or by the lanes, those rows that exist.
+template <class Element, int kSlice>
+__device__ __forceinline__ void send_rows(const Output& out, uint32_t slot, int32_t row,
+                                          int32_t rows, int32_t part, int32_t column) {
+  constexpr int32_t kRowBytes = kSlice * static_cast<int32_t>(sizeof(Element));
+  constexpr int32_t kChunks = kRowBytes / 16;
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+  if (rows >= kStoreRows) {
+    if (lane == 0) ptx::tma_store(&out.map, slot, column, part, row);
+    return;
+  }
+  char* first = static_cast<char*>(out.data) + row * out.row_bytes +
+                (static_cast<int64_t>(part) * out.columns + column) * sizeof(Element);
+  for (int32_t i = lane; i < rows * kChunks; i += kWarp) {
+    const int32_t r = i / kChunks, chunk = i % kChunks;
+    if (column + chunk * (kSlice / kChunks) >= out.columns) continue;
+    const uint32_t swizzle = r * kRowBytes >> 7 & (kChunks - 1);
+    *reinterpret_cast<uint4*>(first + r * out.row_bytes + chunk * 16) =
+        ptx::load_shared_16(slot + r * kRowBytes + (chunk ^ swizzle) * 16);
+  }
+}
 
 // Stores slices of a warp's rows through slots of shared memory of its own, in turn: registers go
 // to a slot by stmatrix, the copy engine takes it from there while the next slices are written to
@@ -111,24 +141,8 @@ class SliceStore {
                        packed(value(j + 1, 2), value(j + 1, 3)));
     ptx::fence_proxy_async();
     __syncwarp();
-    if (rows < kStoreRows) store_by_lanes(out, slot, row, rows, part, column);
-    if (lane() == 0) {
-      if (rows >= kStoreRows) ptx::tma_store(&out.map, slot, column, part, row);
-      ptx::tma_store_commit();  // a group for every slot, even if empty
-    }
-  }
-
-  __device__ void store_by_lanes(const Output& out, uint32_t slot, int32_t row, int32_t rows,
-                                 int32_t part, int32_t column) const {
-    char* first = static_cast<char*>(out.data) + row * out.row_bytes +
-                  (static_cast<int64_t>(part) * out.columns + column) * sizeof(Element);
-    for (int32_t i = lane(); i < rows * kChunks; i += kWarp) {
-      const int32_t r = i / kChunks, chunk = i % kChunks;
-      if (column + chunk * (kSlice / kChunks) >= out.columns) continue;
-      const uint32_t swizzle = r * kRowBytes >> 7 & kSwizzleMask;
-      *reinterpret_cast<uint4*>(first + r * out.row_bytes + chunk * 16) =
-          ptx::load_shared_16(slot + r * kRowBytes + (chunk ^ swizzle) * 16);
-    }
+    send_rows<Element, kSlice>(out, slot, row, rows, part, column);
+    if (lane() == 0) ptx::tma_store_commit();  // a group for every slot, even if empty
   }
 
   uint32_t shared_;       // this warp's slots

@@ -183,6 +183,7 @@ __device__ __forceinline__ void consume(const typename Gemm::Params& params,
   // ping-pong the other one's products hide it, and the larger accumulators leave no registers.
   Tile tile;
   for (bool more = next_of_mine(tile); more;) {
+    if constexpr (BeginsEarly<Epilogue>) epilogue.begin(tile, tile.row_begin + first_row);
     if constexpr (kTurns) {
       ptx::barrier_sync(my_turn, kBoth);
       multiply<Gemm>(D, ring, at, shared, first_row, tile.k_blocks,

@@ -57,6 +57,13 @@ concept EpilogueOf = requires(E epilogue, const typename E::Params& params, Accu
   epilogue.finish();
 };
 
+// An epilogue with operands of its own has begin() called before the tile's products, to start
+// their loads.
+template <class E>
+concept BeginsEarly = requires(E epilogue, const Tile& tile, int32_t row) {
+  epilogue.begin(tile, row);
+};
+
 // Which tile next: next() is called by whole warps and gives every warp of a block the same tiles.
 template <class O>
 concept TileOrder = requires(O order, const typename O::Params& params, Tile& tile) {

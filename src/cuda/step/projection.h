@@ -4,8 +4,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <limits>
+
 #include "backend.h"
 #include "check.h"
+#include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
 #include "cuda/epilogue/output.h"
 #include "cuda/gemm/launch.h"
@@ -24,6 +27,13 @@ inline constexpr tilemoe_dtype kDTypeOf =
 
 inline Major major_of(const tilemoe_tensor& weights) {
   return weights.stride[2] == 1 ? Major::kSum : Major::kRows;
+}
+
+inline ActivationParams activation_params(const tilemoe_experts& experts) {
+  return {.kind = experts.activation,
+          .clamp = experts.clamp != 0 ? experts.clamp : std::numeric_limits<float>::infinity(),
+          .alpha = experts.alpha != 0 ? experts.alpha : 1.f,
+          .up_shift = experts.up_shift};
 }
 
 // A part of the weights of one width: `rows` rows from row `first` on, every `every`th.

@@ -15,6 +15,16 @@ void down_projection(const DownProjection& step);
 
 void combine(const Combine& step);
 
+// Columns of A that a tile of the activation gradient has, and so a row of ds's partial sums.
+inline constexpr int kActivationGradientColumns = 256;
+inline int64_t ds_tiles(const tilemoe_experts& experts) {
+  return (experts.n + kActivationGradientColumns - 1) / kActivationGradientColumns;
+}
+template <class Element>
+void activation_gradient(const ActivationGradient& step);
+// bfloat16, plain SwiGLU, W2 contiguous along n.
+void activation_gradient_swiglu(const ActivationGradient& step);
+
 template <class Element>
 void input_gradient(const InputGradient& step);
 

@@ -2,8 +2,6 @@
 // instantiation file a type.
 #pragma once
 
-#include <limits>
-
 #include "cuda/epilogue/activation.h"
 #include "cuda/step/projection.h"
 
@@ -52,11 +50,7 @@ void run_up_projection(const UpProjection& step) {
   }
   params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, Epilogue::kParts, n);
   params.epilogue.A = output_of<Shape, Epilogue::kSlice>(step.A, 1, n);
-  params.epilogue.activation = {
-      .kind = experts.activation,
-      .clamp = experts.clamp != 0 ? experts.clamp : std::numeric_limits<float>::infinity(),
-      .alpha = experts.alpha != 0 ? experts.alpha : 1.f,
-      .up_shift = experts.up_shift};
+  params.epilogue.activation = activation_params(experts);
   params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
   launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
 }

@@ -1,0 +1,219 @@
+// The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
+// dA'), A' = s A and the row sums <dA', A> of this tile's columns.
+//
+// A warp walks its 16 rows slice by slice of columns, through slots of shared memory of its own:
+//
+//   copy engine   H -> slot                     dH, A' slot ->            next H -> slot
+//   warp                     H -> dH in place, A'
+//
+// The first slices are on their way before the tile's products begin. dH may lie over H: a slice is
+// stored after it has landed, and no other warp reads what is stored.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/epilogue/activation_slopes.h"
+#include "cuda/epilogue/output.h"
+#include "cuda/gemm/ring.h"
+#include "cuda/gemm/shape.h"
+#include "cuda/gemm/tile.h"
+#include "cuda/ptx/ldmatrix.h"
+#include "cuda/ptx/mbarrier.h"
+
+namespace tilemoe::cuda {
+
+template <class Shape, Activations kActivations>
+class ActivationGradientEpilogue {
+ public:
+  using Element = typename Shape::Element;
+  static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;  // of H
+  static constexpr int kSlice = 32;
+  static constexpr int kSlots = 3;  // one computed, one stored, one loaded
+  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
+  static constexpr int kPartBytes = kStoreRows * kRowBytes;
+  static constexpr int kSlotBytes = (kParts + 1) * kPartBytes;  // H or dH, and A'
+  static constexpr int kWarpBytes = kSlots * kSlotBytes;
+  static constexpr int kWarps = kWarpgroup / kWarp;
+  static constexpr int kBarriersAt = kWarps * kWarpBytes;
+  static constexpr int kSharedBytes =
+      (kBarriersAt + kWarps * kSlots * 8 + kSwizzleAtom - 1) / kSwizzleAtom * kSwizzleAtom;
+
+  struct Params {
+    Output H;            // (capacity, kParts, n), read
+    Output dH;           // the same; data null: not wanted
+    Output A_scaled;     // (capacity, 1, n); data null: not wanted
+    const float* score;  // (capacity); null: every s is 1
+    float* ds_partial;   // (column tiles, capacity); null: not wanted
+    int64_t capacity;
+    ActivationParams activation;
+  };
+
+  __device__ ActivationGradientEpilogue(const Params& params, uint32_t shared, int32_t thread)
+      : params_(params),
+        slots_(shared + thread / kWarp * kWarpBytes),
+        barriers_(shared + kBarriersAt + thread / kWarp * kSlots * 8) {
+    if (lane() == 0) {
+      for (int slot = 0; slot < kSlots; ++slot) ptx::mbarrier_init(barriers_ + 8 * slot, 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncwarp();
+  }
+
+  // Before the tile's products.
+  __device__ void begin(const Tile& tile, int32_t row) {
+    const int32_t rows = tile.row_end - row - warp() * kStoreRows;
+    first_row_ = row + warp() * kStoreRows;
+    first_column_ = tile.n_block * Shape::BLOCK_N;
+    const int32_t columns = min(params_.H.columns - first_column_, Shape::BLOCK_N);
+    slices_ = (columns + kSlice - 1) / kSlice;
+    to_load_ = rows <= 0 ? 0 : min((rows + 63) / 64, Shape::kSubtiles) * slices_;
+    loading_ = stored_ = 0;
+    if (lane() == 0) ptx::tma_store_wait_read<0>();
+    for (int i = 0; i < kSlots; ++i) load_next();
+  }
+
+  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
+    const int32_t rows = tile.row_end - row - warp() * kStoreRows;
+    if (rows <= 0) return;
+    with_activation_slopes<kActivations>(params_.activation, [&](const auto& f) {
+#pragma unroll
+      for (int m = 0; m < Shape::kSubtiles; ++m)
+        if (rows > m * 64)
+          finish_rows(f, D[m], row + m * 64 + warp() * kStoreRows, rows - m * 64, tile.n_block);
+    });
+  }
+
+  __device__ void finish() const {
+    if (lane() == 0) ptx::tma_store_wait();
+  }
+
+ private:
+  __device__ static int32_t lane() {
+    return static_cast<int32_t>(threadIdx.x % kWarp);
+  }
+  __device__ static int32_t warp() {
+    return static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp);
+  }
+
+  // Starts the next slice of H towards the slot after the last one loaded.
+  __device__ void load_next() {
+    if (loading_ == to_load_) return;
+    if (lane() == 0) {
+      const int32_t m = loading_ / slices_, slice = loading_ - m * slices_;
+      const uint32_t barrier = barriers_ + 8 * load_slot_;
+      ptx::mbarrier_arrive_expect_bytes(barrier, kParts * kPartBytes);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        ptx::tma_load(slots_ + load_slot_ * kSlotBytes + part * kPartBytes, &params_.H.map, barrier,
+                      first_column_ + slice * kSlice, part, first_row_ + m * 64);
+    }
+    ++loading_;
+    load_slot_ = load_slot_ + 1 == kSlots ? 0 : load_slot_ + 1;
+  }
+
+  // The warp's 16 rows from `row` on, of which `rows` exist.
+  template <class Function>
+  __device__ __forceinline__ void finish_rows(const Function& f,
+                                              const float (&dA)[Shape::BLOCK_N / 2], int32_t row,
+                                              int32_t rows, int32_t n_block) {
+    float s[2], ds[2] = {0.f, 0.f};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t r = lane() / 4 + 8 * half;
+      s[half] = params_.score != nullptr && r < rows ? params_.score[row + r] : 1.f;
+    }
+#pragma unroll
+    for (int slice = 0; slice < Shape::BLOCK_N / kSlice; ++slice) {
+      const int32_t column = first_column_ + slice * kSlice;
+      if (column >= params_.H.columns) break;
+      const uint32_t slot = slots_ + at_.stage * kSlotBytes;
+      wait_for(barriers_ + 8 * at_.stage, at_.parity);
+      at_.advance();
+#pragma unroll
+      for (int j = 0; j < kSlice / 8; j += 2)
+        differentiate(f, slot, j, &dA[slice * (kSlice / 2) + 4 * j], s, ds);
+      store_slice(slot, row, rows, column);
+    }
+    store_sums(ds, row, rows, n_block);
+  }
+
+  // 16 columns of the slice, from block j of 8 on.
+  template <class Function>
+  __device__ __forceinline__ void differentiate(const Function& f, uint32_t slot, int j,
+                                                const float* dA, const float (&s)[2],
+                                                float (&ds)[2]) const {
+    // Lane l gives row l % 16, and the left or right 8 of the 16 columns.
+    const uint32_t row = static_cast<uint32_t>(lane()) % kStoreRows * kRowBytes;
+    const uint32_t left_or_right = static_cast<uint32_t>(lane()) / kStoreRows;
+    const uint32_t place =
+        (slot + row + (left_or_right ^ (row >> 7 & (kRowBytes / 16 - 1))) * 16) ^ j * 16;
+    uint32_t gate[4], up[4] = {}, scaled[4];
+    ptx::ldmatrix_x4(gate, place);
+    if constexpr (kParts == 2) ptx::ldmatrix_x4(up, place + kPartBytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int half = i % 2;
+      const float2 g = unpack(gate[i], Element()), u = unpack(up[i], Element());
+      float2 gate_slope, up_slope;
+      const float A_low = f(g.x, u.x, gate_slope.x, up_slope.x);
+      const float A_high = f(g.y, u.y, gate_slope.y, up_slope.y);
+      const float dA_low = dA[2 * i], dA_high = dA[2 * i + 1];
+      ds[half] = fmaf(dA_high, A_high, fmaf(dA_low, A_low, ds[half]));
+      const float low = s[half] * dA_low, high = s[half] * dA_high;
+      gate[i] = pack(gate_slope.x * low, gate_slope.y * high, Element());
+      if constexpr (kParts == 2) up[i] = pack(up_slope.x * low, up_slope.y * high, Element());
+      scaled[i] = pack(s[half] * A_low, s[half] * A_high, Element());
+    }
+    store_blocks(place, gate);
+    if constexpr (kParts == 2) store_blocks(place + kPartBytes, up);
+    store_blocks(place + kParts * kPartBytes, scaled);
+  }
+
+  __device__ static void store_blocks(uint32_t place, const uint32_t (&r)[4]) {
+    ptx::stmatrix_x4(place, r[0], r[1], r[2], r[3]);
+  }
+
+  // Sends the slot off, and has the one before it, which has left by now, loaded again.
+  __device__ __forceinline__ void store_slice(uint32_t slot, int32_t row, int32_t rows,
+                                              int32_t column) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (params_.dH.data != nullptr)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        send_rows<Element, kSlice>(params_.dH, slot + part * kPartBytes, row, rows, part, column);
+    if (params_.A_scaled.data != nullptr)
+      send_rows<Element, kSlice>(params_.A_scaled, slot + kParts * kPartBytes, row, rows, 0,
+                                 column);
+    if (lane() == 0) {
+      ptx::tma_store_commit();
+      ptx::tma_store_wait_read<1>();
+    }
+    __syncwarp();
+    if (stored_++ > 0) load_next();
+  }
+
+  // Sums over the four lanes that share a row, in a fixed order.
+  __device__ void store_sums(const float (&ds)[2], int32_t row, int32_t rows,
+                             int32_t n_block) const {
+    if (params_.ds_partial == nullptr) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = ds[half];
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      const int32_t r = lane() / 4 + 8 * half;
+      if (lane() % 4 == 0 && r < rows)
+        params_.ds_partial[n_block * params_.capacity + row + r] = sum;
+    }
+  }
+
+  const Params& params_;
+  uint32_t slots_, barriers_;  // this warp's
+  RingPosition<kSlots> at_;    // the slot to be computed
+  int32_t load_slot_ = 0;
+  // Of the tile: where the warp begins, how many slices are loaded and are to be, and stored.
+  int32_t first_row_, first_column_, slices_, loading_, to_load_, stored_ = 0;
+};
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,61 @@
+// dA' = dO W2, gathered, and from it and H: dH, A' and the partial sums of ds. One instantiation
+// file a type.
+#pragma once
+
+#include "cuda/epilogue/activation_gradient.h"
+#include "cuda/step/projection.h"
+#include "cuda/step/steps.h"
+#include "cuda/step/up_parts.h"
+
+namespace tilemoe::cuda {
+
+template <class Shape, Activations kActivations, Major kMajor>
+void run_activation_gradient(const ActivationGradient& step) {
+  using Epilogue = ActivationGradientEpilogue<Shape, kActivations>;
+  using LoadW2 = Weights<Shape, kMajor, 1>;
+  using Gemm = GroupedGemm<Shape, GatheredRows<Shape>, LoadW2, Epilogue, RowTiles<Shape::BLOCK_M>>;
+  static_assert(Shape::BLOCK_N == kActivationGradientColumns, "a row of partial sums a tile");
+  constexpr auto kElementBytes = static_cast<int64_t>(sizeof(typename Shape::Element));
+  const int64_t n = step.experts->n, d = step.experts->d;
+  const int64_t n_blocks = ds_tiles(*step.experts);
+  const int64_t k_blocks = (d + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
+
+  typename Gemm::Params params{};
+  params.a = {.source = step.dO.data,
+              .row_bytes = step.dO.stride[0] * kElementBytes,
+              .width_bytes = static_cast<int32_t>(d * kElementBytes),
+              .token = step.rows.token};
+  params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kPartRows>(transposed(step.W2), 0, n);
+  params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, Epilogue::kParts, n);
+  params.epilogue.dH = output_of<Shape, Epilogue::kSlice>(step.dH, Epilogue::kParts, n);
+  params.epilogue.A_scaled = output_of<Shape, Epilogue::kSlice>(step.A_scaled, 1, n);
+  params.epilogue.score = step.rows.score;
+  params.epilogue.ds_partial = step.ds_partial;
+  params.epilogue.capacity = step.rows.capacity;
+  params.epilogue.activation = activation_params(*step.experts);
+  params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
+  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
+}
+
+template <class Element>
+using ActivationGradientTile =
+    TileShape<Element, 128, kActivationGradientColumns, Schedule::kCooperative>;
+
+template <class Element, Activations kActivations>
+void run_activation_gradient_along(const ActivationGradient& step) {
+  using Tile = ActivationGradientTile<Element>;
+  if (step.W2.stride[2] == 1)
+    run_activation_gradient<Tile, kActivations, Major::kRows>(step);
+  else
+    run_activation_gradient<Tile, kActivations, Major::kSum>(step);
+}
+
+template <class Element>
+void activation_gradient(const ActivationGradient& step) {
+  if (tilemoe_activation_gated(step.experts->activation))
+    run_activation_gradient_along<Element, Activations::kGated>(step);
+  else
+    run_activation_gradient_along<Element, Activations::kPlain>(step);
+}
+
+}  // namespace tilemoe::cuda
