@@ -21,6 +21,27 @@ struct FloatArray {
       default: return static_cast<const float*>(data)[i];
     }
   }
+  // Elements first, first + step, ... before `end`, 0 past it: all loads are under way together.
+  template <int kCount>
+  __device__ __forceinline__ void load(int64_t first, int64_t step, int64_t end,
+                                       float (&out)[kCount]) const {
+    switch (dtype) {
+      case TILEMOE_BFLOAT16: return load(static_cast<const BFloat16*>(data), first, step, end, out);
+      case TILEMOE_FLOAT16: return load(static_cast<const Float16*>(data), first, step, end, out);
+      default: return load(static_cast<const float*>(data), first, step, end, out);
+    }
+  }
+
+ private:
+  template <class Element, int kCount>
+  __device__ __forceinline__ static void load(const Element* from, int64_t first, int64_t step,
+                                              int64_t end, float (&out)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int64_t place = first + i * step;
+      out[i] = place < end ? to_float(from[place]) : 0.f;
+    }
+  }
 };
 
 struct IntegerArray {

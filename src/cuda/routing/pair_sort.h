@@ -9,7 +9,8 @@
 
 namespace tilemoe::cuda {
 
-constexpr int32_t kSkipped = -1;
+constexpr int32_t kSkipped = -1;  // an id outside [0, E)
+constexpr int32_t kNoPair = -2;   // past the last pair
 
 // The pairs in their order.
 struct Pairs {
@@ -20,10 +21,15 @@ struct Pairs {
   int32_t E;
   int64_t count;
 
-  // kSkipped for an id outside [0, E).
-  __device__ __forceinline__ int32_t expert(int64_t pair) const {
-    const int64_t id = experts.at(pair);
-    return id >= 0 && id < E ? static_cast<int32_t>(id) : kSkipped;
+  __device__ __forceinline__ int32_t expert(int64_t pair) const { return judged(experts.at(pair)); }
+  // Pairs first, first + step, ... before `end`: all loads are under way together.
+  template <int kCount>
+  __device__ __forceinline__ void load_experts(int64_t first, int64_t step, int64_t end,
+                                               int32_t (&out)[kCount]) const {
+    if (experts.wide)
+      load_experts(static_cast<const int64_t*>(experts.data), first, step, end, out);
+    else
+      load_experts(static_cast<const int32_t*>(experts.data), first, step, end, out);
   }
   __device__ __forceinline__ int32_t token(int64_t pair) const {
     return tokens != nullptr
@@ -33,6 +39,20 @@ struct Pairs {
   __device__ __forceinline__ bool is_nan(int64_t pair) const {
     const float score = scores.at(pair);
     return score != score;
+  }
+
+ private:
+  __device__ __forceinline__ int32_t judged(int64_t id) const {
+    return id >= 0 && id < E ? static_cast<int32_t>(id) : kSkipped;
+  }
+  template <class Id, int kCount>
+  __device__ __forceinline__ void load_experts(const Id* ids, int64_t first, int64_t step,
+                                               int64_t end, int32_t (&out)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int64_t pair = first + i * step;
+      out[i] = pair < end ? judged(ids[pair]) : kNoPair;
+    }
   }
 };
 
