@@ -44,7 +44,7 @@ struct RoundScratch {
   int64_t words;        // of 32 tokens
   int32_t* counts;      // (E) f
   int32_t* targets;     // (E) f'
-  int32_t* nan_tokens;  // (1)
+  int32_t* nan_tokens;  // (words) of each word
   int32_t* ids;         // (T, K) each token's choice
   float* scores;        // (T, K)
   uint32_t* codes;      // (E, words * 32)
@@ -54,7 +54,7 @@ struct RoundScratch {
       : words((spec.T + kWordTokens - 1) / kWordTokens) {
     counts = layout.take<int32_t>(spec.E);
     targets = layout.take<int32_t>(spec.E);
-    nan_tokens = layout.take<int32_t>(1);
+    nan_tokens = layout.take<int32_t>(words);
     ids = layout.take<int32_t>(spec.T * spec.K);
     scores = layout.take<float>(spec.T * spec.K);
     codes = layout.take<uint32_t>(checked_product(spec.E, words * kWordTokens, "E * T"));

@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/routing/block_scan.h"
 #include "cuda/routing/float_types.h"
+#include "cuda/routing/launch.h"
 #include "cuda/routing/round_scratch.h"
 #include "cuda/routing/select.h"
 #include "cuda/routing/token_softmax.h"
@@ -28,51 +29,65 @@ struct RoundParams {
   __device__ int64_t code_stride() const { return scratch.words * kWordTokens; }
 };
 
+// Every kernel starts while the one before it ends, and begins with this.
+__device__ void wait_for_previous() {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+}
+
 // ------------------------------------------------------------ weights, by token
 
 constexpr int kWeightWarps = 8;
 constexpr int kTokensPerWarp = kWordTokens / kWeightWarps;
+constexpr int kTileExperts = 256;
 
-// A block takes 32 tokens. A warp weighs 32 experts at a time for all of them, lane = expert, and
-// stores them with lane = token.
+// A block takes 32 tokens. A warp weighs its four with lane = expert; what the warps found is
+// stored with lane = token.
 template <class Logit>
-__global__ void __launch_bounds__(kWeightWarps* kWarp) weigh(const RoundParams params) {
-  __shared__ TokenSoftmax tokens[kWordTokens];
-  __shared__ uint32_t tiles[kWeightWarps][kWarp][kWarp + 1];  // [expert][token]
-  const int64_t E = params.routing.spec.E, K = params.routing.spec.K;
+__global__ void __launch_bounds__(kWeightWarps* kWarp, 3) weigh(const RoundParams params) {
+  wait_for_previous();
+  __shared__ uint32_t tile[kTileExperts][kWordTokens + 1];
+  __shared__ int32_t nan_tokens;
+  const int64_t T = params.routing.spec.T, E = params.routing.spec.E, K = params.routing.spec.K;
   const int64_t t0 = int64_t{blockIdx.x} * kWordTokens;
-  const auto count = static_cast<int>(min(kWordTokens, params.routing.spec.T - t0));
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = lane_index();
-  const Logit* rows = static_cast<const Logit*>(params.logits) + t0 * params.logits_stride;
-
-  for (int i = warp * kTokensPerWarp; i < min(count, (warp + 1) * kTokensPerWarp); ++i) {
-    const TokenSoftmax token =
-        TokenSoftmax::of(rows + i * params.logits_stride, E, params.scratch.ids + (t0 + i) * K, K);
-    if (lane == 0) {
-      tokens[i] = token;
-      if (token.sum != token.sum) atomicAdd(params.scratch.nan_tokens, 1);
-    }
-  }
+  if (threadIdx.x == 0) nan_tokens = 0;
   __syncthreads();
 
-  auto& tile = tiles[warp];
-  for (int64_t e0 = warp * kWarp; e0 < E; e0 += kWeightWarps * kWarp) {
-    const int64_t e = e0 + lane;
-    for (int i = 0; i < kWarp; ++i) {
-      uint32_t code = WeightCode::kNone;
-      if (i < count && e < E) {
-        const float logit = to_float(rows[i * params.logits_stride + e]);
-        const bool chosen = tokens[i].chose(static_cast<int32_t>(e), order::key(logit));
-        const float sum = chosen ? tokens[i].chosen_sum : tokens[i].sum;
-        code = WeightCode::of(tokens[i].weight(logit) / sum, chosen);
-      }
-      tile[lane][i] = code;
-    }
-    __syncwarp();
-    for (int i = 0; i < kWarp && e0 + i < E; ++i)
-      params.scratch.codes[(e0 + i) * params.code_stride() + t0 + lane] = tile[i][lane];
-    __syncwarp();
+  // Tokens past the last repeat it, so that four are always under way together.
+  const Logit* rows[kTokensPerWarp];
+  TokenSoftmax tokens[kTokensPerWarp];
+#pragma unroll
+  for (int i = 0; i < kTokensPerWarp; ++i) {
+    const int64_t t = min(t0 + warp * kTokensPerWarp + i, T - 1);
+    rows[i] = static_cast<const Logit*>(params.logits) + t * params.logits_stride;
+    tokens[i] = TokenSoftmax::of(rows[i], E, params.scratch.ids + t * K, K);
   }
+#pragma unroll
+  for (int i = 0; i < kTokensPerWarp; ++i)
+    if (lane == 0 && tokens[i].sum != tokens[i].sum && t0 + warp * kTokensPerWarp + i < T)
+      atomicAdd(&nan_tokens, 1);
+
+  for (int64_t e0 = 0; e0 < E; e0 += kTileExperts) {
+    const auto experts = static_cast<int>(min(int64_t{kTileExperts}, E - e0));
+    for (int column = lane; column < experts; column += kWarp) {
+      const auto e = static_cast<int32_t>(e0 + column);
+#pragma unroll
+      for (int i = 0; i < kTokensPerWarp; ++i) {
+        const float logit = to_float(rows[i][e]);
+        const bool chosen = tokens[i].chose(e, order::key(logit));
+        const float sum = chosen ? tokens[i].chosen_sum : tokens[i].sum;
+        const int token = warp * kTokensPerWarp + i;
+        tile[column][token] = t0 + token < T ? WeightCode::of(tokens[i].weight(logit) / sum, chosen)
+                                             : WeightCode::kNone;
+      }
+    }
+    __syncthreads();
+    for (int column = warp; column < experts; column += kWeightWarps)
+      params.scratch.codes[(e0 + column) * params.code_stride() + t0 + lane] = tile[column][lane];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) params.scratch.nan_tokens[blockIdx.x] = nan_tokens;
 }
 
 // ------------------------------------------------------------ f', one block
@@ -120,6 +135,7 @@ __device__ BalancedUps balanced(const RoundParams& params, BlockSelect::Shared& 
 }
 
 __global__ void __launch_bounds__(kTargetThreads, 1) round_counts(const RoundParams params) {
+  wait_for_previous();
   using Scan = BlockScan<int64_t, Add, kTargetThreads>;
   __shared__ BlockSelect::Shared select;
   __shared__ Scan::Shared scan;
@@ -149,19 +165,24 @@ __global__ void __launch_bounds__(kTargetThreads, 1) round_counts(const RoundPar
       routing.offsets[e] = static_cast<int32_t>(min(rows + sum.inclusive - target, spec.capacity));
     rows += sum.total;
   }
+  int64_t nan_tokens = 0;
+  for (int64_t w = threadIdx.x; w < params.scratch.words; w += kTargetThreads)
+    nan_tokens += params.scratch.nan_tokens[w];
+  nan_tokens = Scan::scan(scan, nan_tokens).total;
   if (threadIdx.x != 0) return;
   const int64_t fits = min(rows, spec.capacity);
   routing.offsets[spec.E] = static_cast<int32_t>(fits);
   for (int i = 0; i < TILEMOE_COUNTERS; ++i) routing.counters[i] = 0;
   routing.counters[TILEMOE_COUNT_OVER_CAPACITY] =
       static_cast<int32_t>(min(rows - fits, int64_t{INT32_MAX}));
-  routing.counters[TILEMOE_COUNT_NAN_TOKENS] = *params.scratch.nan_tokens;
+  routing.counters[TILEMOE_COUNT_NAN_TOKENS] = static_cast<int32_t>(nan_tokens);
 }
 
 // ------------------------------------------------------------ rows, by expert
 
 constexpr int kRowThreads = BlockSelect::kThreads;
 constexpr int kRowWarps = kRowThreads / kWarp;
+constexpr int kAtOnce = 8;  // words whose loads are under way together
 
 // Which tokens an expert takes: all of one side of its choice and, of the other, those above a
 // threshold.
@@ -202,6 +223,7 @@ __device__ Selection select_tokens(const uint32_t* codes, int64_t stride, int32_
 
 // A warp takes a range of words, a lane a token.
 __global__ void __launch_bounds__(kRowThreads, 1) fill_rows(const RoundParams params) {
+  wait_for_previous();
   using Scan = BlockScan<int32_t, Add, kRowThreads>;
   __shared__ BlockSelect::Shared shared;
   const tilemoe_routing& routing = params.routing;
@@ -215,7 +237,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) fill_rows(const RoundParams pa
   const int64_t each = (words + kRowWarps - 1) / kRowWarps;
   const int64_t begin = min(words, warp * each), end = min(words, begin + each);
   int32_t takes = 0, ties = 0;  // of this lane
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t w = begin; w < end; ++w) {
     const uint32_t code = codes[w * kWordTokens + lane];
     takes += selection.takes(code) ? 1 : 0;
@@ -232,23 +254,31 @@ __global__ void __launch_bounds__(kRowThreads, 1) fill_rows(const RoundParams pa
   const int32_t first_row = routing.offsets[e], room = routing.offsets[e + 1] - first_row;
   int32_t before = min(room, __shfl_sync(kAllLanes, through.inclusive, 0) - warp_takes);
   const uint32_t lanes_below = (1u << lane) - 1;
-  for (int64_t w = begin; w < end; ++w) {
-    const uint32_t code = codes[w * kWordTokens + lane];
-    const uint32_t tied = __ballot_sync(kAllLanes, selection.ties(code));
-    const bool tie_taken =
-        selection.ties(code) && ties_before + __popc(tied & lanes_below) < selection.last.ties;
-    const bool taken = selection.takes(code) || tie_taken;
-    const int32_t row = before + __popc(__ballot_sync(kAllLanes, taken) & lanes_below);
-    const bool fits = taken && row < room;
-    if (fits) {
-      routing.row_token[first_row + row] = static_cast<int32_t>(w * kWordTokens + lane);
-      routing.row_score[first_row + row] = WeightCode::weight(code);
+  for (int64_t w0 = begin; w0 < end; w0 += kAtOnce) {
+    uint32_t code_of[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      code_of[i] = w0 + i < end ? codes[(w0 + i) * kWordTokens + lane] : WeightCode::kNone;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t w = w0 + i;
+      const uint32_t code = code_of[i];
+      const uint32_t tied = __ballot_sync(kAllLanes, selection.ties(code));
+      const bool tie_taken =
+          selection.ties(code) && ties_before + __popc(tied & lanes_below) < selection.last.ties;
+      const bool taken = selection.takes(code) || tie_taken;
+      const int32_t row = before + __popc(__ballot_sync(kAllLanes, taken) & lanes_below);
+      const bool fits = taken && row < room;
+      if (fits) {
+        routing.row_token[first_row + row] = static_cast<int32_t>(w * kWordTokens + lane);
+        routing.row_score[first_row + row] = WeightCode::weight(code);
+      }
+      const uint32_t kept = __ballot_sync(kAllLanes, fits && WeightCode::chosen(code));
+      const uint32_t added = __ballot_sync(kAllLanes, fits && !WeightCode::chosen(code));
+      if (lane == 0 && w < end) params.scratch.masks[w * E + e] = {kept, added, before};
+      ties_before += __popc(tied);
+      before += __popc(kept | added);
     }
-    const uint32_t kept = __ballot_sync(kAllLanes, fits && WeightCode::chosen(code));
-    const uint32_t added = __ballot_sync(kAllLanes, fits && !WeightCode::chosen(code));
-    if (lane == 0) params.scratch.masks[w * E + e] = {kept, added, before};
-    ties_before += __popc(tied);
-    before += __popc(kept | added);
   }
 }
 
@@ -271,7 +301,8 @@ __device__ uint32_t transpose_bits(uint32_t bits) {
 }
 
 // A warp takes 32 tokens. Their first pair is the sum of what every expert has before them.
-__global__ void __launch_bounds__(kPairThreads) list_pairs(const RoundParams params) {
+__global__ void __launch_bounds__(kPairThreads, 4) list_pairs(const RoundParams params) {
+  wait_for_previous();
   const tilemoe_routing& routing = params.routing;
   const int64_t T = routing.spec.T, E = routing.spec.E, K = routing.spec.K;
   const int lane = lane_index();
@@ -308,9 +339,18 @@ __global__ void __launch_bounds__(kPairThreads) list_pairs(const RoundParams par
   int32_t slot = before + through - count;
   if (t < T) {
     routing.token_offsets[t + 1] = before + through;
-    for (int64_t k = 0; k < K; ++k) {
-      const int32_t e = params.scratch.ids[t * K + k];
-      if (words[e].kept >> lane & 1) routing.pair_row[slot++] = row_in(e);
+    for (int64_t k0 = 0; k0 < K; k0 += kAtOnce) {
+      int32_t row[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        row[i] = -1;
+        if (k0 + i >= K) continue;
+        const int32_t e = params.scratch.ids[t * K + k0 + i];
+        if (words[e].kept >> lane & 1) row[i] = row_in(e);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (row[i] >= 0) routing.pair_row[slot++] = row[i];
     }
   }
   each_expert([](const ExpertWord& word) { return word.added; },
@@ -341,18 +381,15 @@ void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_a
                            .scratch = RoundScratch(spec, layout)};
   const RoundScratch& scratch = params.scratch;
   top_k(choice_args(args.logits, spec.K, scratch.ids, scratch.scores, scratch.counts, args.stream));
-  TILEMOE_CHECK_CUDA(cudaMemsetAsync(scratch.nan_tokens, 0, sizeof(int32_t), stream),
-                     "token rounding");
   if (spec.T > 0)
     with_float_type(args.logits.dtype, [&](auto logit) {
-      weigh<typename decltype(logit)::Type>
-          <<<static_cast<unsigned>(scratch.words), kWeightWarps * kWarp, 0, stream>>>(params);
+      launch_early(weigh<typename decltype(logit)::Type>, static_cast<unsigned>(scratch.words),
+                   kWeightWarps * kWarp, 0, stream, params);
     });
-  round_counts<<<1, kTargetThreads, 0, stream>>>(params);
-  fill_rows<<<static_cast<unsigned>(spec.E), kRowThreads, 0, stream>>>(params);
+  launch_early(round_counts, 1, kTargetThreads, 0, stream, params);
+  launch_early(fill_rows, static_cast<unsigned>(spec.E), kRowThreads, 0, stream, params);
   const int64_t pair_blocks = (scratch.words + kPairWarps - 1) / kPairWarps;
-  list_pairs<<<static_cast<unsigned>(pair_blocks + 1), kPairThreads, 0, stream>>>(params);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "token rounding of " << spec.T << " tokens");
+  launch_early(list_pairs, static_cast<unsigned>(pair_blocks + 1), kPairThreads, 0, stream, params);
 }
 
 }  // namespace tilemoe::cuda
