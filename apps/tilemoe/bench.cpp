@@ -6,6 +6,7 @@
 #include "bench_measure.h"
 #include "bench_report.h"
 #include "commands.h"
+#include "cuda/bench_gpu.h"
 #include "device.h"
 #include "table.h"
 #include "verify/registry.h"
@@ -19,7 +20,9 @@ struct BenchOptions {
   DeviceOptions where;
   std::vector<std::string> configs;
   std::string dtype = "case";
-  std::string baseline = kDenseBackend;
+  std::string routing = "case";
+  std::string rounding = "case";
+  std::string baseline = "dense";
   std::string json_file;
   int rounds = 15;
   bool rounds_from_stdin = false;
@@ -40,6 +43,26 @@ const verify::Case& find_bench_case(const std::string& name) {
   throw std::runtime_error("no bench case is called " + name + "; there are " + known);
 }
 
+constexpr std::pair<const char*, Rounding> kRoundings[] = {{"nearest", Rounding::kNearest},
+                                                           {"up", Rounding::kUp},
+                                                           {"down", Rounding::kDown},
+                                                           {"balanced", Rounding::kBalanced}};
+
+void change_routing(verify::Case& layer, const BenchOptions& options) {
+  if (options.routing == "random") layer.load = verify::Load::kRandom;
+  if (options.routing == "zipf") layer.load = verify::Load::kZipf;
+  if (options.routing == "one-expert") {  // K = 1, so that it is all that the expert gets
+    layer.load = verify::Load::kOneExpert;
+    layer.K = 1;
+  }
+  if (options.rounding == "none") layer.routing = verify::RoutingKind::kTopK;
+  for (const auto& [name, rule] : kRoundings) {
+    if (options.rounding != name) continue;
+    layer.routing = verify::RoutingKind::kRounded;
+    layer.rounding = rule, layer.m = 128;
+  }
+}
+
 std::vector<verify::Case> chosen_cases(const BenchOptions& options, Device device) {
   std::vector<verify::Case> cases;
   for (const std::string& name : options.configs) cases.push_back(find_bench_case(name));
@@ -49,6 +72,7 @@ std::vector<verify::Case> chosen_cases(const BenchOptions& options, Device devic
   for (verify::Case& layer : cases)
     for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
       if (options.dtype == tilemoe_dtype_name(to_c(dtype))) layer.dtype = dtype;
+  for (verify::Case& layer : cases) change_routing(layer, options);
   return cases;
 }
 
@@ -98,9 +122,19 @@ int bench(const BenchOptions& options) {
   if (options.rounds_from_stdin && cases.size() != 1)
     throw std::runtime_error("--rounds-from-stdin takes one --config");
   check_writable(options.json_file);
+  const bool with_dense = options.baseline == "dense";
   json entries = json::array();
+  if (device == Device::kCuda) {
+    entries = bench_on_gpu({.cases = cases,
+                            .rounds = options.rounds,
+                            .with_dense = with_dense,
+                            .print_tables = options.json_file != "-",
+                            .rounds_from_stdin = options.rounds_from_stdin});
+    if (!options.json_file.empty()) write_json(entries, options.json_file);
+    return 0;
+  }
   for (const verify::Case& layer : cases) {
-    Measurement measurement(layer, device, options.baseline == kDenseBackend);
+    Measurement measurement(layer, device, with_dense);
     if (options.rounds_from_stdin) {
       serve_rounds(measurement);
       return 0;
@@ -125,9 +159,19 @@ void add_bench(CLI::App& app, Run& run) {
       ->check(CLI::IsMember({"case", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
   command
-      ->add_option("--baseline", options->baseline,
-                   "What to measure in turn: the layer's matrix products alone by oneDNN, or none")
-      ->check(CLI::IsMember({kDenseBackend, "none"}))
+      ->add_option("--routing", options->routing,
+                   "How tokens spread over experts; 'case' for each case's own")
+      ->check(CLI::IsMember({"case", "random", "zipf", "one-expert"}))
+      ->capture_default_str();
+  command->add_option("--rounding", options->rounding, "Token rounding to multiples of 128")
+      ->check(CLI::IsMember({"case", "none", "nearest", "up", "down", "balanced"}))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--baseline", options->baseline,
+          "What to measure in turn: dense products of the layer's sizes by oneDNN (CPU) or "
+          "cuBLASLt (GPU), or none")
+      ->check(CLI::IsMember({"dense", "none"}))
       ->capture_default_str();
   command->add_option("--rounds", options->rounds, "Rounds; medians are reported")
       ->check(CLI::Range(1, 100000))

@@ -45,7 +45,7 @@ const Round& Measurement::run_round() {
   flush_();
   round.layer.backward = time_ms([&] { layer_.backward(); });
 
-  StepClock clock;
+  HostClock clock;
   flush_();
   layer_.forward(&clock);
   flush_();

@@ -19,11 +19,12 @@ inline double milliseconds_since(std::chrono::steady_clock::time_point start) {
 // Milliseconds by step, in the order in which the steps first ran.
 class StepClock {
  public:
+  virtual ~StepClock() = default;
   template <class Body>
   void time(const char* step, Body&& body) {
-    const auto start = std::chrono::steady_clock::now();
+    begin(step);
     body();
-    add(step, milliseconds_since(start));
+    end(step);
   }
 
   struct Entry {
@@ -32,9 +33,21 @@ class StepClock {
   };
   const std::vector<Entry>& entries() const { return entries_; }
 
- private:
+ protected:
+  virtual void begin(const char* step) = 0;
+  virtual void end(const char* step) = 0;
   void add(const char* step, double ms);
+
+ private:
   std::vector<Entry> entries_;
+};
+
+// The host's clock: for steps that are done when they return.
+class HostClock final : public StepClock {
+ private:
+  void begin(const char*) override { start_ = std::chrono::steady_clock::now(); }
+  void end(const char* step) override { add(step, milliseconds_since(start_)); }
+  std::chrono::steady_clock::time_point start_;
 };
 
 // Runs the layer's steps on `inner` and reports each to `clock`. Routing is asked of the backend by

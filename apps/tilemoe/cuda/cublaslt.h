@@ -1,0 +1,42 @@
+// Dense products by cuBLASLt: the router's, which is the application's and not the library's, and
+// the baseline of the bench. The library is looked for when the first product is made, so that the
+// program runs where it is missing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cuda/device.h"
+#include "tilemoe/tensor.h"
+
+namespace tilemoe::app {
+
+// C (M, N) = A (M, K) B^T, B (N, K); row-major, sums in float32.
+struct DenseShape {
+  int64_t M, N, K;
+  DType operands;  // bfloat16 or float16
+  DType result;    // the same, or float32
+};
+
+class LtProduct {
+ public:
+  // Throws std::runtime_error where cuBLASLt is missing or has no algorithm for the shape.
+  explicit LtProduct(const DenseShape& shape);
+  ~LtProduct();
+
+  // Keeps the fastest of the at most 8 algorithms that cuBLASLt's heuristics name, on these
+  // operands and with a cold cache; writes C.
+  void choose(const void* A, const void* B, void* C, const DeviceCacheFlush& flush);
+  // On the default stream.
+  void run(const void* A, const void* B, void* C);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// "13.1.0" of the library that was found.
+std::string cublaslt_version();
+
+}  // namespace tilemoe::app

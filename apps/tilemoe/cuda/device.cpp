@@ -1,0 +1,85 @@
+#include "cuda/device.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "bench_memory.h"
+
+namespace tilemoe::app {
+namespace {
+
+std::string dotted(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+}  // namespace
+
+void check_cuda(cudaError_t error, const char* what) {
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error) + ": " +
+                             cudaGetErrorString(error));
+}
+
+DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
+  void* memory = nullptr;
+  check_cuda(cudaMalloc(&memory, std::max(bytes, size_t{1})), "cudaMalloc");
+  data_.reset(memory);
+}
+
+void DeviceBuffer::write(const void* from_host, size_t bytes) {
+  check_cuda(cudaMemcpy(data(), from_host, bytes, cudaMemcpyHostToDevice), "a copy to the GPU");
+}
+
+void DeviceBuffer::read(void* to_host, size_t bytes) const {
+  check_cuda(cudaMemcpy(to_host, data(), bytes, cudaMemcpyDeviceToHost), "a copy from the GPU");
+}
+
+void DeviceBuffer::fill_normal(DType dtype, double scale, uint64_t seed) {
+  constexpr int64_t kBlock = 4194301;  // prime: no two rows begin at the same place of the block
+  const size_t block_bytes = size_of(dtype) * static_cast<size_t>(kBlock);
+  std::vector<std::byte> block(block_bytes);
+  app::fill_normal(dtype, block.data(), kBlock, scale, seed);
+  write(block.data(), std::min(block_bytes, bytes_));
+  for (size_t have = block_bytes; have < bytes_; have *= 2)
+    check_cuda(cudaMemcpy(static_cast<std::byte*>(data()) + have, data(),
+                          std::min(have, bytes_ - have), cudaMemcpyDeviceToDevice),
+               "a copy on the GPU");
+}
+
+Event::Event() {
+  check_cuda(cudaEventCreate(&event_), "cudaEventCreate");
+}
+
+double Event::ms_since(const Event& begin) const {
+  float ms = 0;
+  check_cuda(cudaEventSynchronize(event_), "the work before an event");
+  check_cuda(cudaEventElapsedTime(&ms, begin.event_, event_), "cudaEventElapsedTime");
+  return static_cast<double>(ms);
+}
+
+void DeviceCacheFlush::operator()() const {
+  check_cuda(cudaMemsetAsync(buffer_.data(), 0, buffer_.bytes()), "cudaMemsetAsync");
+}
+
+std::string gpu_name() {
+  int index = 0;
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+  check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
+std::string driver_version() {
+  int version = 0;
+  check_cuda(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+  return dotted(version);
+}
+
+std::string runtime_version() {
+  int version = 0;
+  check_cuda(cudaRuntimeGetVersion(&version), "cudaRuntimeGetVersion");
+  return dotted(version);
+}
+
+}  // namespace tilemoe::app
