@@ -1,0 +1,129 @@
+// The whole layer on the GPU through the public interface: the registry against float64, and what a
+// user may do with it: streams, graphs, devices, a busy GPU.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <exception>
+#include <thread>
+
+#include "cuda/device_layer.h"
+#include "layer_support.h"
+
+namespace tilemoe::verify {
+namespace {
+
+class RegistryForward : public testing::TestWithParam<Case> {};
+
+TEST_P(RegistryForward, IsWithinItsBound) {
+  expect_passed(check_case(GetParam(), 1, cuda_memory(), Passes::kForward));
+}
+
+TEST_P(RegistryForward, IsExactOnWholeNumbers) {
+  if (!has_integer_form(GetParam())) GTEST_SKIP() << "token rounding computes its scores";
+  expect_passed(check_case(integer_form(GetParam()), 1, cuda_memory(), Passes::kForward));
+}
+
+std::vector<Case> cases_of_the_gpu() {
+  std::vector<Case> cases = verification_cases();
+  std::erase_if(cases, [](const Case& one) { return one.dtype == DType::kFloat32; });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, RegistryForward, testing::ValuesIn(cases_of_the_gpu()),
+                         test_name);
+
+}  // namespace
+}  // namespace tilemoe::verify
+
+namespace tilemoe::test {
+namespace {
+
+// What a layer of that routing gives when nothing else runs.
+DeviceLayer::Bits alone(DeviceLayer& layer, uint64_t logits) {
+  layer.write_logits(logits);
+  layer.poison();
+  layer.enqueue(nullptr);
+  DeviceLayer::Bits bits = layer.bits();
+  EXPECT_TRUE(layer.is_whole());
+  return bits;
+}
+
+TEST(DeviceLayerTest, GivesTheSameBitsOnABusyGpu) {
+  const int repeats = verify::reduced_run() ? 10 : 1000;
+  DeviceLayer layer(1), other(2, {.T = 900, .d = 520, .n = 136, .E = 5, .K = 2});
+  const DeviceLayer::Bits expected = alone(layer, 7);
+  const Stream stream, busy;
+  for (int i = 0; i < repeats; ++i) {
+    layer.poison();
+    for (int j = 0; j <= i % 3; ++j) other.enqueue(busy.get());
+    layer.enqueue(stream.get());
+    ASSERT_TRUE(layer.bits() == expected) << "run " << i;
+  }
+}
+
+TEST(DeviceLayerTest, RunsOnTwoStreamsAtOnce) {
+  const int repeats = verify::reduced_run() ? 3 : 50;
+  std::array<DeviceLayer, 2> layers{DeviceLayer(1), DeviceLayer(5)};
+  const std::array expected{alone(layers[0], 7), alone(layers[1], 8)};
+  ASSERT_FALSE(expected[0] == expected[1]);
+  for (DeviceLayer& layer : layers) layer.poison();
+  std::array<std::exception_ptr, 2> errors;
+  const auto run = [&](size_t i) {
+    try {
+      const Stream stream;
+      for (int repeat = 0; repeat < repeats; ++repeat) layers[i].enqueue(stream.get());
+      check_cuda(cudaStreamSynchronize(stream.get()));
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  std::thread first(run, 0), second(run, 1);
+  first.join();
+  second.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  for (size_t i = 0; i < layers.size(); ++i) EXPECT_TRUE(layers[i].bits() == expected[i]) << i;
+}
+
+// Captured with one routing, replayed with others: all that depends on it is on the device.
+TEST(DeviceLayerTest, IsCapturedAndReplayedWithAnotherRouting) {
+  DeviceLayer layer(1);
+  const std::array<uint64_t, 3> routings{7, 8, 9};
+  std::vector<DeviceLayer::Bits> expected;
+  for (const uint64_t routing : routings) expected.push_back(alone(layer, routing));
+  ASSERT_FALSE(expected[0] == expected[1]);
+
+  const Stream stream;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal));
+  layer.enqueue(stream.get());
+  check_cuda(cudaStreamEndCapture(stream.get(), &graph));
+  check_cuda(cudaGraphInstantiate(&replay, graph, 0));
+  for (size_t i = 0; i < routings.size(); ++i) {
+    layer.write_logits(routings[i]);
+    layer.poison();
+    check_cuda(cudaDeviceSynchronize());
+    check_cuda(cudaGraphLaunch(replay, stream.get()));
+    EXPECT_TRUE(layer.bits() == expected[i]) << "routing " << i;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+}
+
+TEST(DeviceLayerTest, GivesTheSameBitsOnEveryDevice) {
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count));
+  if (count < 2) GTEST_SKIP() << "this machine has one GPU";
+  std::vector<DeviceLayer::Bits> bits;
+  for (int device = 0; device < count; ++device) {
+    check_cuda(cudaSetDevice(device));
+    DeviceLayer layer(1);
+    bits.push_back(alone(layer, 7));
+  }
+  check_cuda(cudaSetDevice(0));
+  for (const DeviceLayer::Bits& one : bits) EXPECT_TRUE(one == bits.front());
+}
+
+}  // namespace
+}  // namespace tilemoe::test
