@@ -1,3 +1,4 @@
+#include <cstdio>
 #include <memory>
 
 #include "commands.h"
@@ -29,10 +30,26 @@ void take_saved_options(TrainOptions& options) {
   train::require_same_options(saved, options.table.to_json(), checkpoint);
 }
 
+// A GPU only where it was asked for: as long as the backward pass is on the CPU, it makes a
+// training no faster.
+Device device_of(const TrainOptions& options) {
+  const Device best = options.device.select();
+  return options.device.device == "cuda" ? best : Device::kCpu;
+}
+
+void announce_device() {
+  std::printf(
+      "on the GPU: the experts' forward pass, in bfloat16, copied in and out (%s)\n"
+      "on the CPU: router, routing, the backward pass and all other layers, in float32\n",
+      tilemoe_device_description(TILEMOE_CUDA));
+}
+
 int train_model(TrainOptions& options) {
-  options.device.select();
+  const Device device = device_of(options);
   if (!options.run.resume.empty()) take_saved_options(options);
-  const train::TrainerConfig config = options.model.checked();
+  train::TrainerConfig config = options.model.checked();
+  config.model.device = device;
+  if (device == Device::kCuda) announce_device();
   const train::Corpus corpus = train::load_corpus(
       {options.model.text.begin(), options.model.text.end()}, options.model.held_bytes);
   train::TrainingRun(config, options.run, corpus, options.table.to_json()).train();

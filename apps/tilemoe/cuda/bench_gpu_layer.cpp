@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "cuda/random_fill.h"
 #include "layer.h"
 #include "table.h"
 #include "verify/random.h"
@@ -111,10 +112,10 @@ GpuLayer::GpuLayer(const Case& layer)
 }
 
 void GpuLayer::fill() {
-  X_.fill_normal(case_.dtype, 0.2, 1);
-  W1_.fill_normal(case_.dtype, 0.02, 3);
-  W2_.fill_normal(case_.dtype, 0.02, 4);
-  Wr_.fill_normal(case_.dtype, 1 / std::sqrt(static_cast<double>(case_.d)), 5);
+  fill_normal(X_, case_.dtype, 0.2, 1);
+  fill_normal(W1_, case_.dtype, 0.02, 3);
+  fill_normal(W2_, case_.dtype, 0.02, 4);
+  fill_normal(Wr_, case_.dtype, 1 / std::sqrt(static_cast<double>(case_.d)), 5);
   if (case_.load == Load::kRandom) return;
   const std::vector<float> logits = skewed_logits(case_);
   chosen_logits_ = DeviceBuffer(logits_.bytes());

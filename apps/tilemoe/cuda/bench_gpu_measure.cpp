@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/random_fill.h"
+
 namespace tilemoe::app {
 namespace {
 
@@ -30,9 +32,9 @@ GpuMeasurement::Dense::Dense(const verify::Case& layer, int64_t rows, const Devi
       down_weight(layer.dtype, layer.d * layer.n),
       up({rows, layer.h_width(), layer.d, layer.dtype, layer.dtype}),
       down({rows, layer.d, layer.n, layer.dtype, layer.dtype}) {
-  rows_in.fill_normal(layer.dtype, 0.2, 7);
-  up_weight.fill_normal(layer.dtype, 0.02, 8);
-  down_weight.fill_normal(layer.dtype, 0.02, 9);
+  fill_normal(rows_in, layer.dtype, 0.2, 7);
+  fill_normal(up_weight, layer.dtype, 0.02, 8);
+  fill_normal(down_weight, layer.dtype, 0.02, 9);
   up.choose(rows_in.data(), up_weight.data(), rows_out.data(), flush);
   down.choose(rows_in.data(), down_weight.data(), rows_out.data(), flush);
 }

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <vector>
-
-#include "bench_memory.h"
 
 namespace tilemoe::app {
 namespace {
@@ -33,18 +30,6 @@ void DeviceBuffer::write(const void* from_host, size_t bytes) {
 
 void DeviceBuffer::read(void* to_host, size_t bytes) const {
   check_cuda(cudaMemcpy(to_host, data(), bytes, cudaMemcpyDeviceToHost), "a copy from the GPU");
-}
-
-void DeviceBuffer::fill_normal(DType dtype, double scale, uint64_t seed) {
-  constexpr int64_t kBlock = 4194301;  // prime: no two rows begin at the same place of the block
-  const size_t block_bytes = size_of(dtype) * static_cast<size_t>(kBlock);
-  std::vector<std::byte> block(block_bytes);
-  app::fill_normal(dtype, block.data(), kBlock, scale, seed);
-  write(block.data(), std::min(block_bytes, bytes_));
-  for (size_t have = block_bytes; have < bytes_; have *= 2)
-    check_cuda(cudaMemcpy(static_cast<std::byte*>(data()) + have, data(),
-                          std::min(have, bytes_ - have), cudaMemcpyDeviceToDevice),
-               "a copy on the GPU");
 }
 
 Event::Event() {

@@ -27,8 +27,6 @@ class DeviceBuffer {
   size_t bytes() const { return bytes_; }
   void write(const void* from_host, size_t bytes);
   void read(void* to_host, size_t bytes) const;
-  // scale * N(0, 1): one random block of a prime number of elements, over and over.
-  void fill_normal(DType dtype, double scale, uint64_t seed);
 
  private:
   struct Free {

@@ -69,6 +69,9 @@ MoeLayer::MoeLayer(const ModelConfig& config, const std::string& name, int64_t m
     for (const Pass pass : {Pass::kInference, Pass::kForward, Pass::kBackwardDhOverH})
       workspace.need_library(experts_.workspace_bytes(routing, pass));
   }
+  if (config.device == Device::kCuda)
+    device_experts_ =
+        std::make_unique<DeviceExperts>(experts_, std::vector<RoutingSpec>{training, evaluation});
 }
 
 RoutingSpec MoeLayer::spec(Phase phase, int64_t tokens) const {
@@ -113,6 +116,12 @@ Scoring MoeLayer::scoring() const {
 void MoeLayer::forward(Phase phase, int64_t step, ConstFloats v, ConstFloats x, Floats y) {
   const int64_t tokens = std::ssize(v) / experts_.d;
   route(phase, step, v);
+  if (device_experts_) {
+    device_experts_->forward(*routing_, v, w1_.value.span(), w2_.value.span(), y,
+                             phase == Phase::kTrain ? H_.span() : Floats());
+    for (size_t i = 0; i < y.size(); ++i) y[i] += x[i];  // the residual stays float32
+    return;
+  }
   Saved saved(view(H_, DType::kFloat32, {routing_->capacity(), experts_.h_width()}));
   ForwardArgs args;
   args.routing = &*routing_;

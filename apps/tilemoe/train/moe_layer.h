@@ -1,11 +1,13 @@
 // A Mixture-of-Experts layer with its router, on the library's public interface.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tilemoe/layer.h"
+#include "train/cuda/device_experts.h"
 #include "train/model_config.h"
 #include "train/ops/tasks.h"
 #include "train/parameters.h"
@@ -67,7 +69,8 @@ class MoeLayer {
   Array<int32_t> counts_;         // (E) choices before rounding
   Array<int64_t> seed_and_step_;  // (2)
   Array<std::byte> routing_memory_;
-  std::optional<Routing> routing_;  // of the last forward, in routing_memory_
+  std::unique_ptr<DeviceExperts> device_experts_;  // where the forward pass is on a GPU
+  std::optional<Routing> routing_;                 // of the last forward, in routing_memory_
 };
 
 }  // namespace tilemoe::train
