@@ -30,6 +30,14 @@ double limit_ms(const Work& work) {
   return std::max(work.flop / kFlopPerMs, work.bytes / kBytesPerMs);
 }
 
+// Weights are counted where they are read: one expert's where it has all rows.
+Work work_at_least(const std::string& name, const GpuMeasurement& measurement) {
+  Case layer = measurement.layer();
+  const bool reads_weights = name == step::kUpProjection || name == step::kDownProjection;
+  if (layer.load == Load::kOneExpert && reads_weights) layer.E = 1;
+  return work_of(name, layer, measurement.rows());
+}
+
 std::vector<StepFigures> figures_of(const GpuMeasurement& measurement) {
   std::vector<StepFigures> figures;
   const std::vector<GpuRound>& rounds = measurement.rounds();
@@ -42,7 +50,7 @@ std::vector<StepFigures> figures_of(const GpuMeasurement& measurement) {
                          : name == step::kDownProjection ? down
                                                          : 0;
     figures.push_back({name, median_of(rounds, [&](const GpuRound& r) { return r.steps[i].ms; }),
-                       work_of(name, measurement.layer(), measurement.rows()), dense});
+                       work_at_least(name, measurement), dense});
   }
   return figures;
 }
