@@ -60,6 +60,17 @@ void bench(const Config& c) {
   gradient_1.dH = input.dH;
   gradient_1.X = tensor(X, {c.T, c.d});
   gradient_1.dW1 = tensor(dW1, {c.E, 2 * c.n, c.d});
+  DeviceBuffer db2(static_cast<size_t>(c.E * c.d) * 2), db1(static_cast<size_t>(c.E * 2 * c.n) * 2);
+  DeviceBuffer scratch(backend.scratch_bytes(Step::kBiasGradient, experts, M));
+  BiasGradient bias_2{};
+  bias_2.experts = &experts;
+  bias_2.rows = rows;
+  bias_2.scratch = {scratch.data(), scratch.bytes()};
+  BiasGradient bias_1 = bias_2;
+  bias_2.dO = tensor(dO, {c.T, c.d});
+  bias_2.db2 = tensor(db2, {c.E, c.d});
+  bias_1.dH = input.dH;
+  bias_1.db1 = tensor(db1, {c.E, 2 * c.n});
 
   const auto m = static_cast<double>(M), d = static_cast<double>(c.d), n = static_cast<double>(c.n);
   const auto E = static_cast<double>(c.E), T = static_cast<double>(c.T);
@@ -71,6 +82,11 @@ void bench(const Config& c) {
   report(c.name, "dX~", "", dX_ms, 4 * m * d * n, 2 * (2 * m * n + E * 2 * n * d + m * d));
   const double dW1_ms = median_ms(flush, [&] { backend.weight_gradient_1(gradient_1); });
   report(c.name, "dW1", "", dW1_ms, 4 * m * d * n, 2 * (T * d + 2 * m * n + E * 2 * n * d));
+  // Bytes of db2's gathered rows, though L2 has some of them already.
+  const double db2_ms = median_ms(flush, [&] { backend.bias_gradient(bias_2); });
+  report(c.name, "db2", "", db2_ms, 0, 2 * m * d);
+  const double db1_ms = median_ms(flush, [&] { backend.bias_gradient(bias_1); });
+  report(c.name, "db1", "", db1_ms, 0, 2 * m * 2 * n);
 }
 
 }  // namespace
