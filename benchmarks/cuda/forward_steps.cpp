@@ -66,9 +66,15 @@ void bench(const Config& c) {
   const std::pair<const char*, std::optional<cuda::TileConfiguration>> tiles[] = {
       {"chosen", {}},
       {"cooperative256", cuda::kCooperative256},
+      {"pairs256", cuda::kCooperative256Pairs},
       {"pingpong128", cuda::kPingPong128}};
-  const double up_ms = median_ms(flush, [&] { backend.up_projection(up); });
-  report(c.name, "up", "", up_ms, 4 * m * d * n, 2 * (T * d + E * 2 * n * d + 2 * m * n + m * n));
+  for (const auto& [name, tile] : tiles) {
+    if (tile == cuda::kPingPong128) continue;  // not built for this step
+    cuda::force_tile(tile);
+    const double up_ms = median_ms(flush, [&] { backend.up_projection(up); });
+    report(c.name, "up", name, up_ms, 4 * m * d * n,
+           2 * (T * d + E * 2 * n * d + 2 * m * n + m * n));
+  }
   for (const auto& [name, tile] : tiles) {
     cuda::force_tile(tile);
     const double down_ms = median_ms(flush, [&] { backend.down_projection(down); });

@@ -21,6 +21,7 @@
 #include "cuda/gemm/ring.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
+#include "cuda/ptx/cluster.h"
 #include "cuda/ptx/cp_async.h"
 #include "cuda/ptx/named_barrier.h"
 #include "cuda/ptx/proxy_fence.h"
@@ -50,14 +51,14 @@ struct GroupedGemm {
   static constexpr bool kThreadsCopy = copies_by_threads<LoadA> || copies_by_threads<LoadB>;
   static constexpr int kEngineBytes = LoadA::kEngineBytes + LoadB::kEngineBytes;
   static constexpr int kFullArrivals = 1 + (kThreadsCopy ? kWarpgroup : 0);
-  static constexpr int kEmptyArrivals = Shape::kReaders * kWarpgroup / kWarp;
+  static constexpr int kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;
 
   // Shared memory: stages (A, B), the consumers' epilogues, barriers.
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
   static constexpr int kEpilogueBytes = kConsumers * Epilogue::kSharedBytes;
   static constexpr int kBarrierRoom = 256;
   static constexpr int kStages = (kSharedBytes - kEpilogueBytes - kBarrierRoom) / kStageBytes;
-  using Ring = cuda::Ring<kStages, kFullArrivals, kEmptyArrivals>;
+  using Ring = cuda::Ring<kStages, kFullArrivals, kReadingWarps, Shape::kCluster>;
   static constexpr int kEpilogueAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kEpilogueAt + kEpilogueBytes;
   static constexpr int kSharedBytesUsed = kBarriersAt + Ring::kBarrierBytes;
@@ -115,7 +116,6 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
 
   const uint64_t a_first = A::descriptor(shared + first_row * A::kRowBytes);
   const uint64_t b_first = B::descriptor(shared + A::kBytes);
-  const bool releases = threadIdx.x % kWarp == 0;
   int32_t previous = 0;
   for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
     ring.wait_full(at);
@@ -137,7 +137,7 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
     ptx::wgmma_commit();
     if (k_block > 0) {
       ptx::wgmma_wait<1>();
-      if (releases) ptx::mbarrier_arrive(ring.empty(previous));
+      ring.release(previous);
     }
     previous = at.stage;
   }
@@ -146,7 +146,7 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
 #pragma unroll
   for (int m = 0; m < Shape::kSubtiles; ++m)
     for (float& accumulator : D[m]) ptx::pin(accumulator);
-  if (releases) ptx::mbarrier_arrive(ring.empty(previous));
+  ring.release(previous);
 }
 
 template <class Gemm>
@@ -212,7 +212,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     typename Gemm::LoadA(params.a, 0).prefetch();
     typename Gemm::LoadB(params.b, 0).prefetch();
   }
-  __syncthreads();
+  // The other block of the cluster copies into this one's memory and arrives at its barriers.
+  const auto sync = [] {
+    if constexpr (Gemm::Shape::kCluster > 1)
+      ptx::cluster_sync();
+    else
+      __syncthreads();
+  };
+  sync();
 
   // Uniform over the warp, and known to be so.
   const int32_t warpgroup =
@@ -224,6 +231,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ptx::acquire_registers<kConsumerRegisters>();
     consume<Gemm>(params, ring, shared, warpgroup - 1);
   }
+  if constexpr (Gemm::Shape::kCluster > 1) sync();
 }
 
 }  // namespace tilemoe::cuda

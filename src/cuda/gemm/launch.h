@@ -1,4 +1,5 @@
 // Starts a grouped GEMM: one block a multiprocessor, each working through its share of the tiles.
+// Two multiprocessors stand so close together that clusters of two leave none idle.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +22,18 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
                                             Gemm::kSharedBytesUsed),
                        Gemm::kSharedBytesUsed << " bytes of shared memory for a grouped GEMM");
   });
-  const auto blocks = std::min<int64_t>(device.multiprocessors, tiles_at_most);
+  constexpr int kCluster = Gemm::Shape::kCluster;
+  const auto blocks =
+      std::min<int64_t>(device.multiprocessors / kCluster, tiles_at_most) * kCluster;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kBlockThreads);
   config.dynamicSmemBytes = Gemm::kSharedBytesUsed;
+  config.attrs = &cluster;
+  config.numAttrs = kCluster > 1 ? 1 : 0;
   config.stream = static_cast<cudaStream_t>(stream);
   TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params),
                      "grouped GEMM of " << blocks << " blocks");

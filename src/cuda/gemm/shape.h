@@ -25,19 +25,22 @@ static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 constexpr int kSharedBytes = 227 * 1024;  // of a block
 constexpr int kSwizzleAtom = 1024;        // 8 rows of 128 bytes: what shared tiles are aligned to
 
-template <class Element_, int kBlockM, int kBlockN, Schedule kSchedule_>
+// `kCluster_` blocks work side by side on tiles of neighbouring rows and share what they read of B.
+template <class Element_, int kBlockM, int kBlockN, Schedule kSchedule_, int kCluster_ = 1>
 struct TileShape {
   using Element = Element_;
   static constexpr int BLOCK_M = kBlockM;
   static constexpr int BLOCK_N = kBlockN;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
   static constexpr Schedule kSchedule = kSchedule_;
+  static constexpr int kCluster = kCluster_;
 
   // Of one consumer: rows, instructions of 64 rows each, and how many consumers a stage is read by.
   static constexpr int kRows = kSchedule == Schedule::kCooperative ? BLOCK_M / kConsumers : BLOCK_M;
   static constexpr int kSubtiles = kRows / 64;
   static constexpr int kReaders = kSchedule == Schedule::kCooperative ? kConsumers : 1;
 
+  static_assert(kCluster == 1 || kCluster == 2, "B is brought in halves");
   static_assert(kRows % 64 == 0, "an instruction multiplies 64 rows");
   static_assert(kSubtiles * BLOCK_N / 2 <= 192, "accumulators leave no registers for the epilogue");
 };

@@ -12,6 +12,9 @@ struct Tile {
   int32_t n_block;
   int32_t k_blocks;     // at least 1
   int32_t m_block = 0;  // where rows are summed over: the tile's block of rows of the product
+  // All blocks of the cluster have this expert and n_block, and so the same B. They always have the
+  // same k_blocks.
+  bool shares_b = false;
 };
 
 }  // namespace tilemoe::cuda

@@ -1,7 +1,8 @@
 // Operand B: BLOCK_N columns of the product, which are rows of one expert's weights, by the copy
 // engine. Of a gated activation the tile has two parts, gate rows and then as many up rows, each
 // from a map of its own: so gate and up of a column meet in one thread's accumulators, whether they
-// lie one after the other, interleaved or in two tensors, and neither spills into the other.
+// lie one after the other, interleaved or in two tensors, and neither spills into the other. Blocks
+// of a cluster that share B bring half of it each, to both.
 #pragma once
 
 #include <cuda.h>
@@ -21,10 +22,11 @@ class Weights {
   static constexpr int kEngineBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
   static constexpr int kPartRows = Shape::BLOCK_N / kParts;
-  using Part = cuda::Operand<kMajor, kPartRows>;
+  static constexpr int kHalfRows = Shape::BLOCK_N / 2;
+  using Half = cuda::Operand<kMajor, kHalfRows>;
 
   struct Params {
-    // Contiguous along the sum: (E, rows, sum), boxes of (1, kPartRows, BLOCK_K).
+    // Contiguous along the sum: (E, rows, sum), boxes of (1, kHalfRows, BLOCK_K).
     // Contiguous along rows: (E, sum, rows), boxes of (1, BLOCK_K, 64).
     CUtensorMap part[kParts];
   };
@@ -37,26 +39,44 @@ class Weights {
   __device__ void begin(const Tile& tile) {
     expert_ = tile.expert;
     first_row_ = tile.n_block * kPartRows;
+    shared_by_cluster_ = tile.shares_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
-    const int32_t sum = k_block * Shape::BLOCK_K;
+    if (Shape::kCluster > 1 && shared_by_cluster_) {
+      const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
+      load_half<true>(rank, shared, full, k_block);
+    } else {
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      const uint32_t part = shared + p * Part::kBytes;
-      if constexpr (kMajor == Major::kSum) {
-        ptx::tma_load(part, &params_.part[p], full, sum, first_row_, expert_);
-      } else {
-#pragma unroll
-        for (int chunk = 0; chunk < kPartRows / 64; ++chunk)
-          ptx::tma_load(part + chunk * Part::kChunkBytes, &params_.part[p], full,
-                        first_row_ + chunk * 64, sum, expert_);
-      }
+      for (int half = 0; half < 2; ++half) load_half<false>(half, shared, full, k_block);
     }
   }
 
  private:
+  template <bool kMulticast>
+  __device__ void load_half(int32_t half, uint32_t shared, uint32_t full, int32_t k_block) const {
+    constexpr uint16_t kAllBlocks = (1 << Shape::kCluster) - 1;
+    const CUtensorMap* map = &params_.part[kParts == 2 ? half : 0];
+    const int32_t first_row = first_row_ + (kParts == 2 ? 0 : half * kHalfRows);
+    const int32_t sum = k_block * Shape::BLOCK_K;
+    const auto box = [&](uint32_t to, int32_t x, int32_t y) {
+      if constexpr (kMulticast)
+        ptx::tma_load_multicast(to, map, full, kAllBlocks, x, y, expert_);
+      else
+        ptx::tma_load(to, map, full, x, y, expert_);
+    };
+    const uint32_t to = shared + half * Half::kBytes;
+    if constexpr (kMajor == Major::kSum) {
+      box(to, sum, first_row);
+    } else {
+#pragma unroll
+      for (int chunk = 0; chunk < kHalfRows / 64; ++chunk)
+        box(to + chunk * Half::kChunkBytes, first_row + chunk * 64, sum);
+    }
+  }
+
   const Params& params_;
   int32_t expert_, first_row_;
+  bool shared_by_cluster_;
 };
 
 }  // namespace tilemoe::cuda

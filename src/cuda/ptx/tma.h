@@ -33,6 +33,18 @@ __device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap* map
       : "memory");
 }
 
+// The same into every block of the cluster whose bit is set in `blocks`, at the same address, and
+// to the barrier there.
+__device__ __forceinline__ void tma_load_multicast(uint32_t shared, const CUtensorMap* map,
+                                                   uint32_t barrier, uint16_t blocks, int32_t x,
+                                                   int32_t y, int32_t z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(shared),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t shared, int32_t x,
                                           int32_t y, int32_t z) {
   asm volatile(

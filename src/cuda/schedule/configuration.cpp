@@ -14,19 +14,25 @@ int64_t blocks(int64_t size, int64_t block) {
 
 // Cycles of the whole product. An SM multiplies 2048 pairs a cycle; a tile begins with the latency
 // of its first stage unless the ring hides it. A cooperative tile's epilogue is exposed, that of
-// ping-pong runs beside the other consumer's products.
+// ping-pong runs beside the other consumer's products. A cluster's blocks read B once where they
+// have row blocks of one expert, but wait for each other: longest where rows are gathered.
 double cycles(const ProjectionSize& size, const TileConfiguration& tile, int multiprocessors) {
   constexpr double kPairsACycle = 2048, kTileOverhead = 300;
   const int64_t rows_an_expert = blocks(size.rows, size.E);
-  const int64_t tiles =
-      size.E * blocks(rows_an_expert, tile.block_m) * blocks(size.columns, tile.block_n);
+  const int64_t row_blocks = blocks(rows_an_expert, tile.block_m);
+  const int64_t tiles = size.E * row_blocks * blocks(size.columns, tile.block_n);
   const double products = static_cast<double>(tile.block_m) * tile.block_n *
                           static_cast<double>(blocks(size.sum, 64) * 64) / kPairsACycle;
   const double epilogue = size.epilogue_a_column * tile.block_n * tile.block_m / 64;
   // Operands of a k block over what the L2 delivers to one SM.
-  const double loads =
-      static_cast<double>(blocks(size.sum, 64)) * (tile.block_m + tile.block_n) * 128 / 44.0;
-  const double main = std::max(products, loads);
+  const double alone = row_blocks == 0 ? 1.0
+                                       : static_cast<double>(row_blocks % tile.cluster) /
+                                             static_cast<double>(row_blocks);
+  const double b_read = alone + (1 - alone) / tile.cluster;
+  const double loads = static_cast<double>(blocks(size.sum, 64)) *
+                       (tile.block_m + b_read * tile.block_n) * 128 / 44.0;
+  const double wait = tile.cluster == 1 ? 0 : size.gathers ? 2600 : 300;
+  const double main = std::max(products, loads) + wait;
   const double tile_time = tile.schedule == Schedule::kPingPong
                                ? std::max(main, epilogue / 2) + kTileOverhead / 2
                                : main + epilogue / 2 + kTileOverhead;

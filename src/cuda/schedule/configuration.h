@@ -13,10 +13,12 @@ namespace tilemoe::cuda {
 struct TileConfiguration {
   int block_m, block_n;
   Schedule schedule;
+  int cluster = 1;  // blocks that share what they read of B
   bool operator==(const TileConfiguration&) const = default;
 };
 
 inline constexpr TileConfiguration kCooperative256{128, 256, Schedule::kCooperative};
+inline constexpr TileConfiguration kCooperative256Pairs{128, 256, Schedule::kCooperative, 2};
 inline constexpr TileConfiguration kPingPong128{128, 128, Schedule::kPingPong};
 
 // A projection as the model sees it; counts of an expert's rows are on the device, so rows are
@@ -26,6 +28,7 @@ struct ProjectionSize {
   int64_t columns;           // of the product
   int64_t sum;               // d or n
   double epilogue_a_column;  // cycles of a consumer for 64 rows of one column
+  bool gathers = false;      // rows of A come by threads' copies
 };
 
 TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,

@@ -14,8 +14,10 @@ namespace tilemoe::cuda {
 //   within an expert, groups of `n_group` blocks of columns ascend; within a group, row blocks; and
 //   within a row block, the group's columns: rows gathered once are met by the whole group while
 //   they are in L2, and so is the group's slice of the weights by the next row block.
+// A cluster of two takes two row blocks of the same columns at a time, so that both need the same
+// weights; of an expert's last, odd row block it takes two blocks of columns, so that none is idle.
 // Every warp that needs tiles walks the order itself, 32 experts at a time.
-template <int BLOCK_M>
+template <int BLOCK_M, int kCluster = 1>
 class RowTiles {
  public:
   struct Params {
@@ -26,7 +28,8 @@ class RowTiles {
     int32_t k_blocks;
   };
 
-  __device__ explicit RowTiles(const Params& params) : params_(params), next_(blockIdx.x) {
+  __device__ explicit RowTiles(const Params& params)
+      : params_(params), next_(blockIdx.x / kCluster) {
     load_chunk();
   }
 
@@ -34,7 +37,7 @@ class RowTiles {
   __device__ bool next(Tile& tile) {
     __syncwarp();
     const int32_t index = next_;
-    next_ += static_cast<int32_t>(gridDim.x);
+    next_ += static_cast<int32_t>(gridDim.x) / kCluster;
     for (int32_t tiles; index >= before_ + (tiles = __shfl_sync(kAllLanes, tiles_through_, 31));) {
       before_ += tiles;
       chunk_ += kWarp;
@@ -45,20 +48,26 @@ class RowTiles {
     const int32_t owner = __ffs(__ballot_sync(kAllLanes, tiles_through_ > in_chunk)) - 1;
     const int32_t begin = __shfl_sync(kAllLanes, begin_, owner);
     const int32_t end = __shfl_sync(kAllLanes, end_, owner);
-    const int32_t m_blocks = blocks(end - begin);
     const int32_t through = __shfl_sync(kAllLanes, tiles_through_, owner);
-    const int32_t in_expert = in_chunk - (through - m_blocks * params_.n_blocks);
+    const int32_t in_expert = in_chunk - (through - cluster_tiles(end - begin));
+    const int32_t together = blocks(end - begin) / kCluster;  // row blocks, a cluster's at a time
+    const auto rank = static_cast<int32_t>(blockIdx.x % kCluster);
 
-    const int32_t group = in_expert / (m_blocks * params_.n_group);
+    tile = {.expert = chunk_ + owner, .row_end = end, .k_blocks = params_.k_blocks};
+    if (kCluster > 1 && in_expert >= together * params_.n_blocks) {
+      tile.n_block = (in_expert - together * params_.n_blocks) * kCluster + rank;
+      tile.row_begin =
+          tile.n_block < params_.n_blocks ? begin + together * kCluster * BLOCK_M : end;
+      return true;
+    }
+    const int32_t group = in_expert / (together * params_.n_group);
     const int32_t first_n = group * params_.n_group;
-    const int32_t in_group = in_expert - first_n * m_blocks;
+    const int32_t in_group = in_expert - first_n * together;
     const int32_t width = min(params_.n_group, params_.n_blocks - first_n);
-    const int32_t m_block = in_group / width;
-    tile = {.expert = chunk_ + owner,
-            .row_begin = begin + m_block * BLOCK_M,
-            .row_end = end,
-            .n_block = first_n + in_group - m_block * width,
-            .k_blocks = params_.k_blocks};
+    const int32_t m = in_group / width;
+    tile.row_begin = begin + (m * kCluster + rank) * BLOCK_M;
+    tile.n_block = first_n + in_group - m * width;
+    tile.shares_b = kCluster > 1;
     return true;
   }
 
@@ -66,6 +75,13 @@ class RowTiles {
   static constexpr uint32_t kAllLanes = 0xffffffff;
 
   __device__ static int32_t blocks(int32_t rows) { return (rows + BLOCK_M - 1) / BLOCK_M; }
+
+  // Of an expert; what a cluster takes at a time is one.
+  __device__ int32_t cluster_tiles(int32_t rows) const {
+    const int32_t m_blocks = blocks(rows);
+    const int32_t odd = (params_.n_blocks + kCluster - 1) / kCluster;
+    return m_blocks / kCluster * params_.n_blocks + m_blocks % kCluster * odd;
+  }
 
   // This lane's expert of the chunk, and how many tiles the chunk has up to and with it.
   __device__ void load_chunk() {
@@ -76,7 +92,7 @@ class RowTiles {
       begin_ = params_.offsets[expert];
       end_ = params_.offsets[expert + 1];
     }
-    tiles_through_ = blocks(end_ - begin_) * params_.n_blocks;
+    tiles_through_ = cluster_tiles(end_ - begin_);
 #pragma unroll
     for (int32_t distance = 1; distance < kWarp; distance *= 2) {
       const int32_t below = __shfl_up_sync(kAllLanes, tiles_through_, distance);
@@ -85,7 +101,7 @@ class RowTiles {
   }
 
   const Params& params_;
-  int32_t next_;        // index in the order of this block's next tile
+  int32_t next_;        // index in the order of this block's, or its cluster's, next tile
   int32_t chunk_ = 0;   // first expert of the chunk
   int32_t before_ = 0;  // tiles before the chunk
   int32_t begin_, end_, tiles_through_;

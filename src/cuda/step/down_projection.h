@@ -10,7 +10,7 @@ template <class Shape, Major kMajor>
 void run_down_projection(const DownProjection& step) {
   using Epilogue = StoreEpilogue<Shape>;
   using LoadW2 = Weights<Shape, kMajor, 1>;
-  using Gemm = GroupedGemm<Shape, DenseRows<Shape>, LoadW2, Epilogue, RowTiles<Shape::BLOCK_M>>;
+  using Gemm = GroupedGemm<Shape, DenseRows<Shape>, LoadW2, Epilogue, RowTilesOf<Shape>>;
   const int64_t n = step.experts->n, d = step.experts->d;
   const int64_t n_blocks = (d + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
   const int64_t k_blocks = (n + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
@@ -21,7 +21,7 @@ void run_down_projection(const DownProjection& step) {
                                    .size = {n, step.A.shape[0], 1},
                                    .stride = {step.A.stride[0], 0},
                                    .box = {Shape::BLOCK_K, Shape::BLOCK_M, 1}});
-  params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kPartRows>(step.W2, 0, d);
+  params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kHalfRows>(step.W2, 0, d);
   params.epilogue.D = output_of<Shape, Epilogue::kSlice>(step.Y, 1, d);
   if (present(step.b2))
     params.epilogue.bias = {.data = step.b2.data,
@@ -35,9 +35,11 @@ void run_down_projection(const DownProjection& step) {
 template <class Element>
 void down_projection(const DownProjection& step) {
   using Cooperative256 = TileShape<Element, 128, 256, Schedule::kCooperative>;
+  using Cooperative256Pairs = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
   if (major_of(step.W2) == Major::kRows)
     return run_down_projection<Cooperative256, Major::kRows>(step);
-  static constexpr TileConfiguration kTiles[] = {kCooperative256, kPingPong128};
+  static constexpr TileConfiguration kTiles[] = {kCooperative256, kCooperative256Pairs,
+                                                 kPingPong128};
   const TileConfiguration tile = choose_tile({.rows = step.rows.capacity,
                                               .E = step.rows.E,
                                               .columns = step.experts->d,
@@ -46,6 +48,8 @@ void down_projection(const DownProjection& step) {
                                              kTiles, current_device().multiprocessors);
   if (tile == kPingPong128)
     run_down_projection<TileShape<Element, 128, 128, Schedule::kPingPong>, Major::kSum>(step);
+  else if (tile == kCooperative256Pairs)
+    run_down_projection<Cooperative256Pairs, Major::kSum>(step);
   else
     run_down_projection<Cooperative256, Major::kSum>(step);
 }

@@ -37,7 +37,7 @@ inline ActivationParams activation_params(const tilemoe_experts& experts) {
 }
 
 // A part of the weights of one width: `rows` rows from row `first` on, every `every`th.
-template <class Shape, Major kMajor, int kPartRows>
+template <class Shape, Major kMajor, int kBoxRows>
 CUtensorMap weights_map(const tilemoe_tensor& W, int64_t first, int64_t rows, int64_t every = 1) {
   const int64_t E = W.shape[0], sum = W.shape[2];
   const auto* data = static_cast<const typename Shape::Element*>(W.data) + first * W.stride[1];
@@ -47,7 +47,7 @@ CUtensorMap weights_map(const tilemoe_tensor& W, int64_t first, int64_t rows, in
                             .data = data,
                             .size = {sum, rows, E},
                             .stride = {W.stride[1] * every, W.stride[0]},
-                            .box = {Shape::BLOCK_K, kPartRows, 1}});
+                            .box = {Shape::BLOCK_K, kBoxRows, 1}});
   else
     return make_tensor_map({.dtype = dtype,
                             .data = data,
@@ -74,8 +74,10 @@ Output output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
 
 // Tiles of BLOCK_M rows over all experts by `n_blocks`; the order's and its bound on the host.
 template <class Shape>
-typename RowTiles<Shape::BLOCK_M>::Params row_tiles(const Rows& rows, int64_t n_blocks,
-                                                    int64_t k_blocks) {
+using RowTilesOf = RowTiles<Shape::BLOCK_M, Shape::kCluster>;
+
+template <class Shape>
+typename RowTilesOf<Shape>::Params row_tiles(const Rows& rows, int64_t n_blocks, int64_t k_blocks) {
   return {.offsets = rows.offsets,
           .E = static_cast<int32_t>(rows.E),
           .n_blocks = static_cast<int32_t>(n_blocks),

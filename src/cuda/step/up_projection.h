@@ -12,8 +12,8 @@ void run_up_projection(const UpProjection& step) {
   using Epilogue = ActivationEpilogue<Shape, kActivations>;
   using LoadX = GatheredRows<Shape>;
   using LoadW1 = Weights<Shape, kMajor, Epilogue::kParts>;
-  using Gemm = GroupedGemm<Shape, LoadX, LoadW1, Epilogue, RowTiles<Shape::BLOCK_M>>;
-  constexpr int kPartRows = LoadW1::kPartRows;
+  using Gemm = GroupedGemm<Shape, LoadX, LoadW1, Epilogue, RowTilesOf<Shape>>;
+  constexpr int kBoxRows = LoadW1::kHalfRows;
   using Element = typename Shape::Element;
   const tilemoe_experts& experts = *step.experts;
   const int64_t n = experts.n, d = experts.d;
@@ -35,16 +35,16 @@ void run_up_projection(const UpProjection& step) {
             .columns = static_cast<int32_t>(n)};
   };
   if constexpr (Epilogue::kParts == 1) {
-    params.b.part[0] = weights_map<Shape, kMajor, kPartRows>(W1, 0, n);
+    params.b.part[0] = weights_map<Shape, kMajor, kBoxRows>(W1, 0, n);
     params.epilogue.bias[0] = bias(b1, 0, 1);
   } else {
     const bool split = experts.gate_layout == TILEMOE_GATE_SPLIT;
     const bool interleaved = experts.gate_layout == TILEMOE_GATE_INTERLEAVED;
     const int32_t every = interleaved ? 2 : 1;
     const int64_t first_up = split ? 0 : interleaved ? 1 : n;
-    params.b.part[0] = weights_map<Shape, kMajor, kPartRows>(W1, 0, n, every);
+    params.b.part[0] = weights_map<Shape, kMajor, kBoxRows>(W1, 0, n, every);
     params.b.part[1] =
-        weights_map<Shape, kMajor, kPartRows>(split ? step.weights.W1_up : W1, first_up, n, every);
+        weights_map<Shape, kMajor, kBoxRows>(split ? step.weights.W1_up : W1, first_up, n, every);
     params.epilogue.bias[0] = bias(b1, 0, every);
     params.epilogue.bias[1] = bias(split ? step.weights.b1_up : b1, first_up, every);
   }
@@ -58,6 +58,8 @@ void run_up_projection(const UpProjection& step) {
 // The one tile that every activation and layout has.
 template <class Element>
 using AnyTile = TileShape<Element, 128, 256, Schedule::kCooperative>;
+template <class Element>
+using PairsTile = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
 
 template <class Element, Major kMajor>
 void run_any_up_projection(const UpProjection& step) {
