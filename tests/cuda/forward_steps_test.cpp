@@ -282,6 +282,7 @@ std::vector<StepCase> cases() {
       {.name = "many_tiles", .counts = {2000, 1500, 33, 1025, 900}, .d = 1032, .n = 520, .T = 1000},
   };
   for (const auto& [name, tile] : {std::pair("cooperative256", cuda::kCooperative256),
+                                   std::pair("pairs256", cuda::kCooperative256Pairs),
                                    std::pair("pingpong128", cuda::kPingPong128)}) {
     const std::string suffix = std::string("_") + name;
     StepCase swiglu{.name = "swiglu" + suffix,
