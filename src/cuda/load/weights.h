@@ -21,12 +21,13 @@ class Weights {
   using Operand = cuda::Operand<kMajor, Shape::BLOCK_N>;
   static constexpr int kEngineBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
-  static constexpr int kPartRows = Shape::BLOCK_N / kParts;
-  static constexpr int kHalfRows = Shape::BLOCK_N / 2;
-  using Half = cuda::Operand<kMajor, kHalfRows>;
+  // A cluster's blocks bring a box each where they share B.
+  static constexpr int kBoxes = Shape::kCluster == 1 ? kParts : 2;
+  static constexpr int kBoxRows = Shape::BLOCK_N / kBoxes;
+  using Box = cuda::Operand<kMajor, kBoxRows>;
 
   struct Params {
-    // Contiguous along the sum: (E, rows, sum), boxes of (1, kHalfRows, BLOCK_K).
+    // Contiguous along the sum: (E, rows, sum), boxes of (1, kBoxRows, BLOCK_K).
     // Contiguous along rows: (E, sum, rows), boxes of (1, BLOCK_K, 64).
     CUtensorMap part[kParts];
   };
@@ -38,25 +39,25 @@ class Weights {
   }
   __device__ void begin(const Tile& tile) {
     expert_ = tile.expert;
-    first_row_ = tile.n_block * kPartRows;
+    first_row_ = tile.n_block * (Shape::BLOCK_N / kParts);
     shared_by_cluster_ = tile.shares_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
     if (Shape::kCluster > 1 && shared_by_cluster_) {
       const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
-      load_half<true>(rank, shared, full, k_block);
+      load_box<true>(rank, shared, full, k_block);
     } else {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) load_half<false>(half, shared, full, k_block);
+      for (int box = 0; box < kBoxes; ++box) load_box<false>(box, shared, full, k_block);
     }
   }
 
  private:
   template <bool kMulticast>
-  __device__ void load_half(int32_t half, uint32_t shared, uint32_t full, int32_t k_block) const {
+  __device__ void load_box(int32_t number, uint32_t shared, uint32_t full, int32_t k_block) const {
     constexpr uint16_t kAllBlocks = (1 << Shape::kCluster) - 1;
-    const CUtensorMap* map = &params_.part[kParts == 2 ? half : 0];
-    const int32_t first_row = first_row_ + (kParts == 2 ? 0 : half * kHalfRows);
+    const CUtensorMap* map = &params_.part[kParts == 2 ? number : 0];
+    const int32_t first_row = first_row_ + (kParts == 2 ? 0 : number * kBoxRows);
     const int32_t sum = k_block * Shape::BLOCK_K;
     const auto box = [&](uint32_t to, int32_t x, int32_t y) {
       if constexpr (kMulticast)
@@ -64,13 +65,13 @@ class Weights {
       else
         ptx::tma_load(to, map, full, x, y, expert_);
     };
-    const uint32_t to = shared + half * Half::kBytes;
+    const uint32_t to = shared + number * Box::kBytes;
     if constexpr (kMajor == Major::kSum) {
       box(to, sum, first_row);
     } else {
 #pragma unroll
-      for (int chunk = 0; chunk < kHalfRows / 64; ++chunk)
-        box(to + chunk * Half::kChunkBytes, first_row + chunk * 64, sum);
+      for (int chunk = 0; chunk < kBoxRows / 64; ++chunk)
+        box(to + chunk * Box::kChunkBytes, first_row + chunk * 64, sum);
     }
   }
 

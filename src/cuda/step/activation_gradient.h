@@ -25,7 +25,7 @@ void run_activation_gradient(const ActivationGradient& step) {
               .row_bytes = step.dO.stride[0] * kElementBytes,
               .width_bytes = static_cast<int32_t>(d * kElementBytes),
               .token = step.rows.token};
-  params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kPartRows>(transposed(step.W2), 0, n);
+  params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kBoxRows>(transposed(step.W2), 0, n);
   params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, Epilogue::kParts, n);
   params.epilogue.dH = output_of<Shape, Epilogue::kSlice>(step.dH, Epilogue::kParts, n);
   params.epilogue.A_scaled = output_of<Shape, Epilogue::kSlice>(step.A_scaled, 1, n);

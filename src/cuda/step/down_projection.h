@@ -21,7 +21,7 @@ void run_down_projection(const DownProjection& step) {
                                    .size = {n, step.A.shape[0], 1},
                                    .stride = {step.A.stride[0], 0},
                                    .box = {Shape::BLOCK_K, Shape::BLOCK_M, 1}});
-  params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kHalfRows>(step.W2, 0, d);
+  params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kBoxRows>(step.W2, 0, d);
   params.epilogue.D = output_of<Shape, Epilogue::kSlice>(step.Y, 1, d);
   if (present(step.b2))
     params.epilogue.bias = {.data = step.b2.data,

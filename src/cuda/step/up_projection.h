@@ -13,7 +13,7 @@ void run_up_projection(const UpProjection& step) {
   using LoadX = GatheredRows<Shape>;
   using LoadW1 = Weights<Shape, kMajor, Epilogue::kParts>;
   using Gemm = GroupedGemm<Shape, LoadX, LoadW1, Epilogue, RowTilesOf<Shape>>;
-  constexpr int kBoxRows = LoadW1::kHalfRows;
+  constexpr int kBoxRows = LoadW1::kBoxRows;
   using Element = typename Shape::Element;
   const tilemoe_experts& experts = *step.experts;
   const int64_t n = experts.n, d = experts.d;
