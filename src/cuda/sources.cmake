@@ -37,4 +37,9 @@ set_source_files_properties(
 target_compile_options(tilemoe_objects PRIVATE
   "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode=arch=compute_90a,code=sm_90a>"
   "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror>")
+# A sixth of the size for some decompression when a kernel is first used; nvcc has it from 12.8 on.
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+  target_compile_options(tilemoe_objects PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
+endif()
 list(APPEND tilemoe_dependencies CUDA::cudart_static)
