@@ -1,17 +1,14 @@
 // Times of routing on the device: top-K, the routing from its pairs, and token rounding in their
 // place. Cold L2, medians.
 // tilemoe_cuda_routing [config ...]
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <stdexcept>
+#include <exception>
 #include <vector>
 
+#include "device_timing.h"
 #include "tilemoe/layer.h"
-#include "verify/number.h"
-#include "verify/random.h"
 
 namespace tilemoe {
 namespace {
@@ -25,45 +22,10 @@ constexpr Config kConfigs[] = {{"7b-n256", 24576, 128, 8},    {"7b-n1024", 24576
                                {"olmoe", 32768, 64, 8},       {"qwen3-235b", 32768, 128, 8},
                                {"gpt-oss-20b", 32768, 32, 4}, {"wide", 32768, 4096, 8}};
 
-void check_cuda(cudaError_t error) {
-  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
-}
-
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(size_t bytes) : bytes_(bytes) { check_cuda(cudaMalloc(&data_, bytes)); }
-  ~DeviceBuffer() { cudaFree(data_); }
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  void* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
-
- private:
-  size_t bytes_;
-  void* data_ = nullptr;
-};
-
-// Microseconds, the median; the cache is overwritten before each run.
+// Steps of microseconds: more runs than the products get.
 template <class Run>
 double median_us(const DeviceBuffer& flush, const Run& run) {
-  constexpr int kRuns = 31, kWarmUp = 3;
-  cudaEvent_t begin, end;
-  check_cuda(cudaEventCreate(&begin));
-  check_cuda(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < kWarmUp + kRuns; ++i) {
-    check_cuda(cudaMemsetAsync(flush.data(), i, flush.bytes()));
-    check_cuda(cudaEventRecord(begin));
-    run();
-    check_cuda(cudaEventRecord(end));
-    check_cuda(cudaEventSynchronize(end));
-    float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= kWarmUp) times.push_back(ms);
-  }
-  check_cuda(cudaEventDestroy(begin));
-  check_cuda(cudaEventDestroy(end));
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  return static_cast<double>(times[kRuns / 2]) * 1e3;
+  return median_ms<31, 3>(flush, run) * 1e3;
 }
 
 void bench(const Config& c, DType dtype) {
@@ -75,7 +37,7 @@ void bench(const Config& c, DType dtype) {
     verify::store(dtype, values.data(), static_cast<int64_t>(i), random.normal());
   DeviceBuffer logits(values.size()), ids(pairs * 4), scores(pairs * 4);
   DeviceBuffer flush(size_t{256} << 20);
-  check_cuda(cudaMemcpy(logits.data(), values.data(), values.size(), cudaMemcpyHostToDevice));
+  logits.upload(values);
   const RoutingSpec spec = RoutingSpec::top_k(c.T, c.E, c.K, Device::kCuda);
   DeviceBuffer memory(spec.bytes()), workspace(spec.workspace_bytes());
   Routing routing(spec, memory.data(), memory.bytes());

@@ -1,8 +1,5 @@
-// What benchmarks of single steps share: the configurations, buffers of random numbers, a random
-// routing, cold medians.
+// What benchmarks of single steps share: the configurations and a random routing.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,7 +11,7 @@
 
 #include "backend.h"
 #include "cuda/backend.h"
-#include "verify/number.h"
+#include "device_timing.h"
 #include "verify/random.h"
 
 namespace tilemoe {
@@ -28,46 +25,6 @@ inline constexpr Config kConfigs[] = {
     {"30b-n256", 32768, 4096, 256, 256, 16},  {"30b-n1024", 32768, 4096, 1024, 64, 4},
     {"olmoe", 32768, 2048, 1024, 64, 8},      {"qwen3-235b", 32768, 4096, 1536, 128, 8},
     {"gpt-oss-20b", 32768, 2880, 2880, 32, 4}};
-
-inline void check_cuda(cudaError_t error) {
-  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
-}
-
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(size_t bytes) : bytes_(bytes) { check_cuda(cudaMalloc(&data_, bytes)); }
-  ~DeviceBuffer() { cudaFree(data_); }
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  void* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
-  template <class T>
-  void upload(const std::vector<T>& values) {
-    check_cuda(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  // Copies of one random block of a prime number of elements.
-  void fill(double scale) {
-    constexpr size_t kElements = 4194301;
-    static const std::vector<float> normals = [] {
-      verify::Random random(1, 1);
-      std::vector<float> values(kElements);
-      for (float& v : values) v = static_cast<float>(random.normal());
-      return values;
-    }();
-    std::vector<uint16_t> block(kElements);
-    for (size_t i = 0; i < kElements; ++i)
-      block[i] = verify::encode_16bit(DType::kBFloat16, scale * static_cast<double>(normals[i]));
-    const size_t block_bytes = kElements * 2;
-    check_cuda(
-        cudaMemcpy(data_, block.data(), std::min(block_bytes, bytes_), cudaMemcpyHostToDevice));
-    for (size_t have = block_bytes; have < bytes_; have *= 2)
-      check_cuda(cudaMemcpy(static_cast<char*>(data_) + have, data_, std::min(have, bytes_ - have),
-                            cudaMemcpyDeviceToDevice));
-  }
-
- private:
-  size_t bytes_;
-  void* data_ = nullptr;
-};
 
 inline tilemoe_tensor tensor(const DeviceBuffer& buffer, std::vector<int64_t> shape) {
   tilemoe_tensor view{};
@@ -111,28 +68,6 @@ struct RandomRouting {
     }
   }
 };
-
-// Milliseconds, the median; the cache is overwritten before each run.
-template <class Run>
-double median_ms(const DeviceBuffer& flush, const Run& run) {
-  constexpr int kRuns = 15;
-  cudaEvent_t begin, end;
-  check_cuda(cudaEventCreate(&begin));
-  check_cuda(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < kRuns + 2; ++i) {
-    check_cuda(cudaMemsetAsync(flush.data(), i, flush.bytes()));
-    check_cuda(cudaEventRecord(begin));
-    run();
-    check_cuda(cudaEventRecord(end));
-    check_cuda(cudaEventSynchronize(end));
-    float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 2) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  return static_cast<double>(times[kRuns / 2]);
-}
 
 inline void report(const char* config, const char* step, const char* tile, double ms, double flop,
                    double bytes) {
