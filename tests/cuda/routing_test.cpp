@@ -1,12 +1,8 @@
 // The routing steps on the device against the CPU's, through the public interface: every byte of
 // ids, scores, counts and of the routing's memory is the same, poison where nothing is written
 // included.
-#include <functional>
-#include <optional>
-
-#include "cuda/device_tensors.h"
+#include "cuda/twin_routing.h"
 #include "routing_support.h"
-#include "tilemoe/layer.h"
 
 namespace tilemoe::test {
 namespace {
@@ -14,62 +10,9 @@ namespace {
 using routing_test::Logits;
 using routing_test::make_logits;
 
-void expect_ok(tilemoe_status status) {
-  ASSERT_EQ(status, TILEMOE_SUCCESS) << tilemoe_last_error();
-}
-
 void expect_same(TwinTensor& tensor, const char* what) {
   EXPECT_TRUE(tensor.buffer().download() == tensor.buffer().host_bytes()) << what << " differ";
 }
-
-// The same routing on the host and on the device, with memory and workspace.
-class TwinRouting {
- public:
-  explicit TwinRouting(const tilemoe_routing_spec& spec) {
-    for (const tilemoe_device device : {TILEMOE_CPU, TILEMOE_CUDA}) {
-      tilemoe_routing_spec on = spec;
-      on.device = device;
-      size_t bytes = 0, workspace_bytes = 0;
-      expect_ok(tilemoe_routing_bytes(&on, &bytes));
-      expect_ok(tilemoe_routing_workspace_bytes(&on, &workspace_bytes));
-      if (device == TILEMOE_CPU) memory_.emplace(bytes);
-      Side& side = device == TILEMOE_CPU ? host_ : device_;
-      side.workspace.emplace(workspace_bytes);
-      void* memory = device == TILEMOE_CPU ? memory_->host() : memory_->device();
-      expect_ok(tilemoe_routing_bind(&on, memory, bytes, &side.routing));
-    }
-  }
-
-  // build(device, routing, workspace, bytes)
-  void build(const std::function<void(bool, tilemoe_routing&, void*, size_t)>& call) {
-    call(false, host_.routing, host_.workspace->host(), host_.workspace_bytes());
-    call(true, device_.routing, device_.workspace->device(), device_.workspace_bytes());
-    expect_cuda(cudaDeviceSynchronize(), "routing");
-    expect_same();
-  }
-  void expect_same() const {
-    EXPECT_TRUE(memory_->download() == memory_->host_bytes()) << "routings differ";
-    const std::vector<uint8_t> workspace = device_.workspace->download();
-    for (size_t i = 0; i < TwinBuffer::kGuard; ++i) {
-      ASSERT_EQ(workspace[i], TwinBuffer::kPoison) << "written before the workspace";
-      ASSERT_EQ(workspace[workspace.size() - 1 - i], TwinBuffer::kPoison)
-          << "written behind the workspace";
-    }
-  }
-  int32_t counter(int which) const { return host_.routing.counters[which]; }
-  int32_t rows() const { return host_.routing.offsets[host_.routing.spec.E]; }
-
- private:
-  struct Side {
-    tilemoe_routing routing{};
-    std::optional<TwinBuffer> workspace;
-    size_t workspace_bytes() const {
-      return workspace->host_bytes().size() - 2 * TwinBuffer::kGuard;
-    }
-  };
-  std::optional<TwinBuffer> memory_;
-  Side host_, device_;
-};
 
 tilemoe_tensor on(bool device, TwinTensor& tensor) {
   return device ? tensor.device() : tensor.host();
@@ -413,7 +356,7 @@ TEST(CudaRouting, ReplaysFromAGraph) {
     for (int again = 0; again < 20; ++again) {
       expect_cuda(cudaGraphLaunch(replay, stream), "replay");
       expect_cuda(cudaStreamSynchronize(stream), "replay");
-      twin.expect_same();
+      twin.expect_same("replayed");
     }
   }
   cudaGraphExecDestroy(replay), cudaGraphDestroy(graph), cudaStreamDestroy(stream);

@@ -37,8 +37,23 @@ class TwinRouting {
   void lend_workspace(bool device, Args& args) {
     TwinBuffer& workspace = device ? device_workspace_ : host_workspace_;
     args.workspace = device ? workspace.device() : workspace.host();
-    args.workspace_bytes = workspace.host_bytes().size() - 2 * TwinBuffer::kGuard;
+    args.workspace_bytes = contents(workspace);
   }
+
+  // call(on the device, routing, workspace, bytes) for either side, whose routings then are the
+  // same.
+  template <class Call>
+  void build(const Call& call) {
+    for (const bool device : {false, true}) {
+      TwinBuffer& workspace = device ? device_workspace_ : host_workspace_;
+      call(device, device ? device_ : host_, device ? workspace.device() : workspace.host(),
+           contents(workspace));
+    }
+    expect_cuda(cudaDeviceSynchronize(), "routing");
+    expect_same("built");
+  }
+  int32_t counter(int which) const { return host_.counters[which]; }
+  int32_t rows() const { return host_.offsets[host_.spec.E]; }
 
   // Every byte of the device's memory is that of the host's, poison included.
   void expect_same(const std::string& what) {
@@ -52,6 +67,9 @@ class TwinRouting {
   }
 
  private:
+  static size_t contents(const TwinBuffer& buffer) {
+    return buffer.host_bytes().size() - 2 * TwinBuffer::kGuard;
+  }
   static size_t routing_bytes(const tilemoe_routing_spec& spec) {
     size_t bytes = 0;
     expect_ok(tilemoe_routing_bytes(&spec, &bytes));
