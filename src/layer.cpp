@@ -348,6 +348,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   const bool wants_dW2 = present(grads.W2);
   const bool wants_ds = present(args->ds);
   const bool wants_dH = present(args->dX) || wants_dW1 || wants_db1;
+  const bool any_rows = spec.capacity > 0;  // without one, sums over rows are zeros all the same
   const tilemoe_tensor dH =
       over_h ? args->saved->H : region(*experts, spec, base, plan.dH, h_width(*experts));
   const tilemoe_tensor A_scaled = region(*experts, spec, base, plan.A_scaled, experts->n);
@@ -355,7 +356,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   float* ds_partial = reinterpret_cast<float*>(base + plan.ds_partial);
   const UpWeights up{weights.W1, weights.W1_up, weights.b1, weights.b1_up};
 
-  if (wants_dH || wants_dW2 || wants_ds)
+  if (any_rows && (wants_dH || wants_dW2 || wants_ds))
     backend.activation_gradient({.experts = experts,
                                  .rows = rows,
                                  .dO = args->dO,
@@ -386,13 +387,14 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                                .scratch = scratch,
                                .stream = args->stream});
   if (present(args->dX)) {
-    backend.input_gradient({.experts = experts,
-                            .rows = rows,
-                            .dH = dH,
-                            .weights = up,
-                            .dX_rows = dX_rows,
-                            .scratch = scratch,
-                            .stream = args->stream});
+    if (any_rows)
+      backend.input_gradient({.experts = experts,
+                              .rows = rows,
+                              .dH = dH,
+                              .weights = up,
+                              .dX_rows = dX_rows,
+                              .scratch = scratch,
+                              .stream = args->stream});
     backend.combine({.experts = experts,
                      .routing = &routing,
                      .row_values = dX_rows,

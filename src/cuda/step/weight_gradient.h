@@ -51,13 +51,16 @@ void run_weight_gradient(const WeightGradientProduct& product) {
   dense.blocks_a_part = params.epilogue.blocks_a_part = static_cast<int32_t>(dense_blocks);
   for (int p = 0; p < product.parts; ++p) {
     const auto& part = product.part[p];
-    dense.part[p] =
-        make_ragged_map({.dtype = kDTypeOf<Element>,
-                         .data = static_cast<const Element*>(product.dense.data) + part.dense_first,
-                         .columns = n,
-                         .rows = product.rows.capacity,
-                         .row_stride = product.dense.stride[0],
-                         .box = {64, Shape::BLOCK_K}});
+    // Without rows there may be no dense matrix, and none is read; a map has an address all the
+    // same.
+    const auto* const matrix =
+        static_cast<const Element*>(product.rows.capacity > 0 ? product.dense.data : part.out.data);
+    dense.part[p] = make_ragged_map({.dtype = kDTypeOf<Element>,
+                                     .data = matrix + part.dense_first,
+                                     .columns = n,
+                                     .rows = product.rows.capacity,
+                                     .row_stride = product.dense.stride[0],
+                                     .box = {64, Shape::BLOCK_K}});
     const tilemoe_tensor& out = part.out;  // (E, n, d)
     const int64_t row_stride = kDense == Side::kA ? out.stride[1] : out.stride[2];
     auto& to = params.epilogue.part[p];

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Packs the programs of a build that run on a GPU, stripped, and the shared libraries that they need,
+# for a machine without a compiler:
+#
+#   scripts/gpu/pack.sh build/ci gpu.tar.xz     there: tar -xJf gpu.tar.xz -C DIR, and then
+#   scripts/gpu/run.py --programs DIR
+set -euo pipefail
+[ $# = 2 ] || { sed -n '2,6s/^# \?//p' "$0" >&2; exit 2; }
+build=$1 archive=$2
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+mkdir "$place/bin" "$place/lib"
+
+find "$build" -type f -perm -u+x \( -name 'cuda_*_test' -o -name 'tilemoe_cuda_*' -o -name tilemoe \) \
+  -exec cp -t "$place/bin" {} +
+[ -e "$place/bin/tilemoe" ] || { echo "error: $build has no tilemoe; build it first" >&2; exit 1; }
+strip "$place"/bin/*
+# The system's own libraries are everywhere; these are not.
+ldd "$place"/bin/* | awk '$2 == "=>" { print $3 }' | sort -u |
+  { grep -Ev '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' || true; } |
+  xargs -r cp -L -t "$place/lib"
+strip --strip-unneeded "$place"/lib/*
+tar -C "$place" -c bin lib | xz -T0 -6 >"$archive"
+ls -l "$archive"

@@ -1,0 +1,52 @@
+"""What the programs that run.py starts have said, as the results files keep it."""
+
+import csv
+import io
+import json
+import re
+
+
+METRICS = [
+    "gpu__time_duration.sum",
+    "sm__cycles_elapsed.avg.per_second",
+    "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+    "lts__t_sector_hit_rate.pct",
+    "l1tex__data_bank_conflicts_pipe_lsu.sum",
+]
+
+
+def test_counts(file):
+    """Of a GoogleTest program: how many tests there were and failed, and which were skipped."""
+    suites = json.loads(file.read_text())
+    tests = [(suite["name"], one) for suite in suites["testsuites"] for one in suite["testsuite"]]
+    skipped = [f"{suite}.{one['name']}" for suite, one in tests if one.get("result") == "SKIPPED"]
+    return {"tests": suites["tests"], "failures": suites["failures"], "skipped": skipped}
+
+
+def check_counts(output):
+    return next((line for line in output.splitlines() if " cases, " in line), None)
+
+
+def bench_entries(file):
+    return json.loads(file.read_text())
+
+
+def sanitizer_errors(output):
+    """The sanitizer's own last word: `ERROR SUMMARY: 0 errors`, or racecheck's counts."""
+    return re.findall(r"========= ((?:ERROR|RACECHECK) SUMMARY: .*)", output)
+
+
+def kernel_profile(output):
+    """Each profiled launch: its kernel's short name and the metrics, in base units."""
+    table = output[output.index('"ID"'):] if '"ID"' in output else ""
+    launches = {}
+    for row in csv.DictReader(io.StringIO(table)):
+        kernel = re.sub(r"\(.*", "", row["Kernel Name"])
+        launch = launches.setdefault(row["ID"], {"kernel": kernel, "grid": row["Grid Size"]})
+        value = row["Metric Value"].replace(",", "")
+        launch[row["Metric Name"]] = float(value) if value else None
+    return list(launches.values())
+

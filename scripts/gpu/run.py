@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Tests, sanitizes, times and profiles a build on this machine's GPU, stage by stage.
+
+  scripts/gpu/run.py --programs build/ci                  # every stage
+  scripts/gpu/run.py --programs build/ci test bench       # these two
+
+Builds nothing. Each stage ends within 8 minutes and writes one results file, gpu_STAGE.json. What
+passed at this commit is not run again, so a run that was cut off goes on where it stopped. Says at
+the end what was skipped and why; its status is 1 where something failed.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from stages import STAGES, Machine
+
+STAGE_LIMIT_S = 480
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def device_facts(tilemoe, environment):
+    """The commit that was built and the GPU; ends the program where there is none."""
+    said = subprocess.run([tilemoe, "info"], env=environment, capture_output=True, text=True)
+    if said.returncode:
+        sys.exit(f"run.py: error: {tilemoe} does not run: {said.stderr.strip()}")
+    query = "name,driver_version,clocks.max.sm,power.limit"
+    try:
+        gpu = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+                             capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        sys.exit("run.py: error: no GPU answers here (nvidia-smi); run this where there is one")
+    first_line = said.stdout.splitlines()[0]
+    commit = first_line.split("commit ")[1].split(",")[0]
+    return {"commit": commit, "build": first_line, **dict(zip(query.split(","), gpu.split(", ")))}
+
+
+def run_item(item, folder, environment, limit_s):
+    """Runs one command; returns what the results file says of it. Its output is kept beside."""
+    start = time.monotonic()
+    # A group of its own: a sanitizer's child must not outlive the limit.
+    process = subprocess.Popen([str(word) for word in item.command], env=environment, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               errors="replace", start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+        status = "passed" if process.returncode == 0 else f"exit status {process.returncode}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        status = f"not done in {limit_s:.0f} s"
+    (folder / f"{item.name}.log").write_text(output)
+    try:
+        report = item.report(output)
+    except (OSError, ValueError, KeyError) as error:
+        report = None
+        if status == "passed":
+            status = f"no result: {error}"
+    return {"item": item.name, "status": status,
+            "seconds": round(time.monotonic() - start, 1), "report": report}
+
+
+def run_stage(name, machine, facts, args, environment):
+    """Runs what has not passed yet; returns the stage's items with their status."""
+    folder = args.out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + STAGE_LIMIT_S
+    done = []
+    for item in STAGES[name](machine, folder):
+        kept = folder / f"{item.name}.done"
+        if item.missing:
+            result = {"item": item.name, "status": f"skipped: {item.missing}"}
+        elif not args.again and kept.exists() and json.loads(kept.read_text())["facts"] == facts:
+            result = json.loads(kept.read_text())["result"]
+            say(f"  {item.name}: passed before")
+        elif end - time.monotonic() < 5:
+            result = {"item": item.name, "status": "skipped: the stage's 8 minutes are over"}
+        else:
+            limit_s = min(item.limit_s, end - time.monotonic())
+            result = run_item(item, folder, environment, limit_s)
+            say(f"  {item.name}: {result['status']}, {result['seconds']} s")
+            if result["status"] == "passed":
+                kept.write_text(json.dumps({"facts": facts, "result": result}))
+        done.append(result)
+    return done
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", metavar="stage", help=", ".join(STAGES))
+    parser.add_argument("--programs", type=pathlib.Path, required=True,
+                        help="a build's folder, or an unpacked scripts/gpu/pack.sh archive")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/gpu"),
+                        help="where logs, what has passed, and the results go (build/gpu)")
+    parser.add_argument("--peer", type=pathlib.Path,
+                        help="a folder of Python packages with sonic-moe, for the stage peer")
+    parser.add_argument("--again", action="store_true", help="run also what has passed")
+    args = parser.parse_args()
+    for name in args.stages:
+        if name not in STAGES:
+            parser.error(f"no stage is called {name}; there are {', '.join(STAGES)}")
+
+    environment = dict(os.environ)
+    libraries = (args.programs / "lib").resolve()
+    if libraries.is_dir():
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(
+            filter(None, [str(libraries), environment.get("LD_LIBRARY_PATH")]))
+    machine = Machine(args.programs, args.peer)
+    if "tilemoe" not in machine.programs:
+        sys.exit(f"run.py: error: {args.programs} has no program tilemoe; build it first")
+    facts = device_facts(machine.program("tilemoe"), environment)
+    say(f"{facts['build']}; {facts['name']}")
+
+    lines = []
+    for name in args.stages or STAGES:
+        say(name)
+        items = run_stage(name, machine, facts, args, environment)
+        (args.out / f"gpu_{name}.json").write_text(
+            json.dumps({"stage": name, **facts, "items": items}, indent=1) + "\n")
+        for item in items:
+            if item["status"] != "passed":
+                lines.append(f"{name}, {item['item']}: {item['status']}")
+        if all(item["status"] == "passed" for item in items):
+            lines.append(f"{name}: all {len(items)} passed")
+    lines += [f"{name}: skipped: not asked for" for name in STAGES
+              if args.stages and name not in args.stages]
+    print("\n".join(lines))
+    failed = [l for l in lines if not ("skipped:" in l or l.endswith("passed"))]
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The stages of run.py: what each runs, and what it takes.
+
+A stage is a list of items, each one command with a time limit of its own. What an item needs and
+this machine lacks is found out before it runs, and named.
+"""
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import shutil
+from typing import Callable
+
+from reports import (METRICS, bench_entries, check_counts, kernel_profile, sanitizer_errors,
+                     test_counts)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b"]
+PEER_CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024"]
+PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
+SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+# Of the step tests, the tiles that the cost model does not pick for the registry's small cases.
+FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
+
+
+@dataclasses.dataclass
+class Item:
+    name: str
+    command: list
+    limit_s: int
+    report: Callable[[str], object]  # what the results file says of it, from its output
+    missing: str | None = None  # why it cannot run here
+
+
+class Machine:
+    """The programs to run and the tools that are here."""
+
+    def __init__(self, programs, peer):
+        self.programs = {}
+        for path in sorted(pathlib.Path(programs).rglob("*")):
+            if path.is_file() and os.access(path, os.X_OK):
+                self.programs.setdefault(path.name, path)
+        self.sanitizer = find_tool("compute-sanitizer")
+        self.profiler = find_tool("ncu")
+        self.peer = peer
+
+    def program(self, name):
+        return self.programs.get(name, name)
+
+    def tests(self):
+        return [n for n in self.programs if n.startswith("cuda_") and n.endswith("_test")]
+
+    def item(self, name, program, arguments, limit_s, report, tool=(), missing=None):
+        if program not in self.programs:
+            missing = f"{program} was not built"
+        return Item(name, [*tool, self.program(program), *arguments], limit_s, report, missing)
+
+
+def find_tool(name):
+    places = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    return shutil.which(name, path=os.pathsep.join(places))
+
+
+def test(machine, folder):
+    items = []
+    for name in machine.tests():
+        file = folder / f"{name}.json"
+        arguments = ["--gtest_brief=1", f"--gtest_output=json:{file}"]
+        items.append(machine.item(name, name, arguments, 180, lambda _, file=file: test_counts(file)))
+    check = ["check", "--device", "cuda", "--pass", "all"]
+    return [*items, machine.item("check", "tilemoe", check, 240, check_counts)]
+
+
+def sanitize(tool):
+    def stage(machine, folder):
+        missing = None if machine.sanitizer else "compute-sanitizer is not installed"
+        prefix = [machine.sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
+        check = ["check", "--device", "cuda", "--pass", "all", "--reduced"]
+        tiles = ["--gtest_brief=1", f"--gtest_filter={FORCED_TILES}"]
+        return [
+            machine.item("check-reduced", "tilemoe", check, 400, sanitizer_errors, prefix, missing),
+            machine.item("forced-tiles", "cuda_forward_steps_test", tiles, 200, sanitizer_errors,
+                         prefix, missing),
+        ]
+
+    return stage
+
+
+def bench(machine, folder):
+    def item(name, *arguments):
+        file = folder / f"{name}.json"
+        command = ["bench", "--device", "cuda", *arguments, "--json", str(file)]
+        return machine.item(name, "tilemoe", command, 120, lambda _: bench_entries(file))
+
+    items = [item(config, "--config", config) for config in CONFIGS]
+    items += [item(f"{config}-zipf", "--config", config, "--routing", "zipf", "--baseline", "none")
+              for config in ("7b-n256", "qwen3-235b")]
+    items += [item("7b-n256-one-expert", "--config", "7b-n256", "--routing", "one-expert")]
+    items += [item(f"{config}-nearest", "--config", config, "--rounding", "nearest",
+                   "--baseline", "none") for config in CONFIGS]
+    return items
+
+
+def peer(machine, folder):
+    missing = None
+    if not machine.peer:
+        missing = "no packed sonic-moe was named by --peer"
+    elif importlib.util.find_spec("torch") is None:
+        missing = "this Python has no torch"
+    script = ROOT / "benchmarks" / "gpu_layer.py"
+    items = []
+    for config in PEER_CONFIGS:
+        file = folder / f"{config}.json"
+        command = ["python3", script, "--tilemoe", machine.program("tilemoe"), "--config", config,
+                   "--peer", machine.peer, "--json", file]
+        items.append(Item(config, command, 240, lambda _, file=file: bench_entries(file), missing))
+    return items
+
+
+def profile(machine, folder):
+    missing = None if machine.profiler else "ncu is not installed"
+    prefix = [machine.profiler, "--clock-control", "none", "--csv", "--print-units", "base",
+              "-k", "regex:grouped_gemm|combine", "--launch-count", "12", "--metrics",
+              ",".join(METRICS)]
+    return [
+        machine.item(config, "tilemoe",
+                     ["bench", "--device", "cuda", "--config", config, "--rounds", "1",
+                      "--baseline", "none"],
+                     120, kernel_profile, prefix, missing)
+        for config in PROFILED
+    ]
+
+
+STAGES = {
+    "test": test,
+    **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
+    "bench": bench,
+    "peer": peer,
+    "profile": profile,
+}
