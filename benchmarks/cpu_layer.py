@@ -17,8 +17,9 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
+
+from rounds import Worker
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAYER, DENSE, TORCH = "tilemoe-cpu", "onednn-dense", "torch-grouped_mm"
@@ -26,34 +27,6 @@ LAYER, DENSE, TORCH = "tilemoe-cpu", "onednn-dense", "torch-grouped_mm"
 BARS = {TORCH: 1.5, DENSE: 0.70}
 ROUTING_BAR = 0.03
 SHAPE = "TdnEK"
-
-
-class Worker:
-    """A program that does one round for every line it is sent and waits idle in between."""
-
-    def __init__(self, command):
-        self.command = [str(word) for word in command]
-        self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.ready = self.read()
-
-    def read(self):
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"cpu_layer.py: error: {self.command[0]} ended with status {self.process.wait()}")
-        return json.loads(line)
-
-    def round(self):
-        self.process.stdin.write("round\n")
-        self.process.stdin.flush()
-        return self.read()
-
-    def finish(self):
-        self.process.stdin.close()
-        result = self.read()
-        self.process.wait()
-        return result
 
 
 def whole(times):
@@ -70,13 +43,13 @@ def measure(args, dtype):
     rounds = []
     for index in range(args.rounds):
         if index % 2:
-            times = {TORCH: torch.round(), **ours.round()}
+            times = {**torch.round(), **ours.round()}
         else:
-            times = {**ours.round(), TORCH: torch.round()}
+            times = {**ours.round(), **torch.round()}
         rounds.append(times)
         line = ", ".join(f"{name} {whole(times[name]):.1f}" for name in sorted(times))
         print(f"  round {index + 1:2} ms: {line}", file=sys.stderr)
-    entries = ours.finish() + [torch.finish()]
+    entries = ours.finish() + torch.finish()
     layer, peers = entries[0], entries[1:]
     layer["speed_against"] = {
         peer["backend"]: statistics.median(

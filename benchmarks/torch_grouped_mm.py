@@ -15,6 +15,8 @@ import statistics
 import sys
 import time
 
+from rounds import serve
+
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, about GPUs that are not there
 try:
     import torch
@@ -170,18 +172,21 @@ def main():
     }
     one_round(layer, flush)
     rounds = []
+
+    def another():
+        rounds.append(one_round(layer, flush))
+        return rounds[-1]
+
+    def result():
+        medians = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]} if rounds else {}
+        return {**entry, **medians, "rounds": len(rounds)}
+
     if args.rounds_from_stdin:
-        print(json.dumps({"ready": BACKEND}), flush=True)
-        for _ in sys.stdin:
-            rounds.append(one_round(layer, flush))
-            print(json.dumps(rounds[-1]), flush=True)
+        serve(BACKEND, another, result)
     else:
-        rounds = [one_round(layer, flush) for _ in range(args.rounds)]
-    if rounds:
-        for key in ("fwd_ms", "bwd_ms"):
-            entry[key] = statistics.median(r[key] for r in rounds)
-    entry["rounds"] = len(rounds)
-    print(json.dumps(entry), flush=True)
+        for _ in range(args.rounds):
+            another()
+        print(json.dumps(result()), flush=True)
 
 
 if __name__ == "__main__":

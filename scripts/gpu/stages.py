@@ -111,7 +111,7 @@ def peer(machine, folder):
     items = []
     for config in PEER_CONFIGS:
         file = folder / f"{config}.json"
-        command = ["python3", script, "--tilemoe", machine.program("tilemoe"), "--config", config,
+        command = ["python3", script, "--pass", "both", "--tilemoe", machine.program("tilemoe"), "--config", config,
                    "--peer", machine.peer, "--json", file]
         items.append(Item(config, command, 240, lambda _, file=file: bench_entries(file), missing))
     return items

@@ -1,0 +1,88 @@
+"""scripts/gpu/run.py on stand-ins for the GPU and the programs: what it runs, keeps and says."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+RUN = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu" / "run.py"
+INFO = 'echo "TileMoE 0.1.0, commit 0123abcd, Release"'
+
+
+class GpuRun(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.program("tilemoe", f'if [ "$1" = info ]; then {INFO}; else echo "3 cases, 0 failures"; fi')
+        self.program("cuda_some_test", self.counts(failures=0))
+        self.program("nvidia-smi", 'echo "Stand-in, 1.0, 100 MHz, 5 W"', place="tools")
+
+    def program(self, name, script, place="programs"):
+        file = self.folder / place / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/bash\necho $0 >>{self.folder}/ran\n{script}\n")
+        file.chmod(0o755)
+
+    def counts(self, failures):
+        suites = json.dumps({"tests": 7, "failures": failures, "testsuites": [
+            {"name": "A", "testsuite": [{"name": "b", "result": "SKIPPED"}]}]})
+        return f"echo '{suites}' >${{2#*json:}}; exit {min(failures, 1)}"
+
+    def run_stages(self, *arguments, path="/usr/bin:/bin"):
+        return subprocess.run(
+            [sys.executable, RUN, "--programs", self.folder / "programs", "--out",
+             self.folder / "out", *arguments],
+            text=True, capture_output=True, timeout=60,
+            env={**os.environ, "PATH": f"{self.folder / 'tools'}:{path}"})
+
+    def results(self, stage):
+        return json.loads((self.folder / "out" / f"gpu_{stage}.json").read_text())
+
+    def runs_of(self, name):
+        return sum(line.endswith("/" + name) for line in (self.folder / "ran").read_text().split())
+
+    def test_writes_what_ran_and_where(self):
+        said = self.run_stages("test")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertIn("test: all 2 passed", said.stdout)
+        self.assertIn("bench: skipped: not asked for", said.stdout)
+        results = self.results("test")
+        self.assertEqual((results["commit"], results["name"]), ("0123abcd", "Stand-in"))
+        self.assertEqual(results["items"][0]["report"],
+                         {"tests": 7, "failures": 0, "skipped": ["A.b"]})
+        self.assertEqual(results["items"][1]["report"], "3 cases, 0 failures")
+
+    def test_goes_on_where_it_stopped(self):
+        self.program("cuda_some_test", self.counts(failures=2))
+        said = self.run_stages("test")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("cuda_some_test: exit status 1", said.stdout)
+        self.program("cuda_some_test", self.counts(failures=0))
+        self.assertEqual(self.run_stages("test").returncode, 0)
+        self.assertEqual(self.runs_of("cuda_some_test"), 2)
+        self.assertEqual(self.run_stages("test").returncode, 0)
+        self.assertEqual(self.runs_of("cuda_some_test"), 2, "it had passed at this commit")
+        self.program("tilemoe", INFO.replace("0123", "4567"))
+        self.run_stages("test")
+        self.assertEqual(self.runs_of("cuda_some_test"), 3, "another commit")
+
+    def test_says_what_is_missing(self):
+        said = self.run_stages("peer")
+        self.assertIn("peer, 7b-n256: skipped: no packed sonic-moe was named by --peer", said.stdout)
+
+    def test_ends_without_a_gpu_or_programs(self):
+        self.program("nvidia-smi", "exit 9", place="tools")
+        said = self.run_stages("test")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("no GPU answers here", said.stderr)
+        (self.folder / "programs" / "tilemoe").unlink()
+        self.assertIn("has no program tilemoe; build it first", self.run_stages("test").stderr)
+        self.assertIn("no stage is called nonsense", self.run_stages("nonsense").stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
