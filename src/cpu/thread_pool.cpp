@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/held_signals.h"
+
 namespace tilemoe::cpu {
 namespace {
 
@@ -161,6 +163,7 @@ class Pool {
   }
 
   void serve(uint64_t worker) {
+    const HeldSignals held;  // for good: the program's own threads take them
     omp_set_num_threads(1);
     inside_task = true;
     uint64_t seen = 0;
@@ -233,6 +236,7 @@ namespace detail {
 
 void run_tasks(int64_t tasks, TaskFunction function, void* context) {
   if (tasks <= 0) return;
+  const HeldSignals held;
   const SingleThreadedOpenMP guard;
   if (!Pool::inside_task && tasks > 1) {
     Pool::inside_task = true;
