@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/measured.md from the results files of scripts/gpu/run.py.
+
+  python3 benchmarks/gpu_tables.py             # rewrites what stands between the page's marks
+  python3 benchmarks/gpu_tables.py --check     # status 1 where the page differs from the files
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "measured.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- gpu_tables.py writes from here -->\n", "<!-- to here -->\n"
+SHAPE = "TdnEK"
+
+
+def stage(name):
+    file = RESULTS / f"gpu_{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def heading(title, results, command):
+    """Where and at which commit it was measured, and by which stage."""
+    return (f"### {title}\n{results['name']}, driver {results['driver_version']}, commit "
+            f"`{results['commit']}`: [`gpu_{results['stage']}.json`]"
+            f"(../benchmarks/results/gpu_{results['stage']}.json), by `scripts/gpu/run.py {command}`.\n\n")
+
+
+def passed(results):
+    return [i for i in results["items"] if i["status"] == "passed"]
+
+
+def share(part, whole):
+    return f"{100 * part / whole:.0f} %" if part and whole else ""
+
+
+def milliseconds(value):
+    return "" if value is None else f"{value:.3f}"
+
+
+def layers(results):
+    """The whole layer, case by case."""
+    rows = []
+    for item in passed(results):
+        entry = item["report"][0]
+        shape = " ".join(f"{name}={entry['shape'][name]}" for name in SHAPE)
+        kind = ", ".join(k for k in (entry["routing"], entry["rounding"])
+                         if k not in ("random", "none"))
+        rows.append([entry["config"], shape, kind, milliseconds(entry["fwd_ms"]),
+                     share(entry["limit_ms"], entry["fwd_ms"]), f"{1000 * entry['host_ms']:.0f}"])
+    return table(["config", "shape", "routing", "forward, ms", "limit / time", "host, us"], rows)
+
+
+def steps(results):
+    """The steps that have a dense product to be compared with, and what the others take."""
+    rows = []
+    for item in passed(results):
+        entry = item["report"][0]
+        if (entry["routing"], entry["rounding"]) != ("random", "none"):
+            continue
+        for name, step in entry["steps"].items():
+            rows.append([entry["config"], name, milliseconds(step["ms"]),
+                         share(step["limit_ms"], step["ms"]),
+                         share(step.get("dense_ms"), step["ms"]), f"{step['tflops']:.0f}",
+                         f"{step['gb_per_s']:.0f}"])
+    return table(["config", "step", "ms", "limit / time", "dense / time", "TFLOP/s", "GB/s"], rows)
+
+
+def peers(results):
+    rows = []
+    for item in passed(results):
+        ours, peer = item["report"]
+        for key, ratio in ours["time_of_peers"].items():
+            rows.append([ours["config"], {"fwd_ms": "forward", "bwd_ms": "backward"}[key],
+                         milliseconds(ours[key]), milliseconds(peer[key]), f"{ratio:.3f}"])
+    versions = [i["report"][1]["versions"] for i in passed(results)][:1]
+    said = ", ".join(f"{name} {version}" for name, version in versions[0].items()) if versions else ""
+    header = ["config", "pass", "TileMoE, ms", "sonic-moe, ms", "ratio"]
+    return f"In turn, round by round, in one call; {said}.\n\n" + table(header, rows)
+
+
+def tests(all_results):
+    rows = []
+    for results in all_results:
+        for item in results["items"]:
+            report = item.get("report")
+            if isinstance(report, dict):
+                report = f"{report['tests']} tests, {report['failures']} failures" + (
+                    f", skipped: {', '.join(report['skipped'])}" if report["skipped"] else "")
+            elif isinstance(report, list):
+                report = "; ".join(report)
+            rows.append([results["stage"], item["item"], item["status"], report or ""])
+    return table(["stage", "what", "", "said"], rows)
+
+
+def profiles(results):
+    rows = []
+    for item in passed(results):
+        for launch in item["report"]:
+            ms = launch["gpu__time_duration.sum"] * 1e-6
+            moved = launch["dram__bytes_read.sum"] + launch["dram__bytes_write.sum"]
+            rows.append([
+                item["item"], f"`{launch['kernel']}`", milliseconds(ms),
+                f"{launch['sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active']:.0f} %",
+                f"{launch['sm__cycles_elapsed.avg.per_second'] * 1e-9:.2f}",
+                f"{moved * 1e-9:.2f}", f"{launch['lts__t_sector_hit_rate.pct']:.0f} %"])
+    return table(["config", "kernel", "ms", "tensor pipe", "GHz", "DRAM, GB", "L2 hits"], rows)
+
+
+def page_part():
+    text = ""
+    if results := stage("bench"):
+        text += heading("The layer", results, "bench") + layers(results) + "\n"
+        text += heading("Its steps", results, "bench") + steps(results) + "\n"
+    if results := stage("peer"):
+        text += heading("Against sonic-moe", results, "peer") + peers(results) + "\n"
+    if results := stage("profile"):
+        text += heading("Counters", results, "profile") + profiles(results) + "\n"
+    checks = [r for r in map(stage, ["test", *(f"sanitize-{i}" for i in range(1, 5))]) if r]
+    if checks:
+        text += heading("Tests and sanitizers", checks[0], "test sanitize-1 ... sanitize-4")
+        text += tests(checks)
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    args = parser.parse_args()
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    new = before + BEGIN + page_part() + END + after
+    if args.check and new != page:
+        sys.exit("gpu_tables.py: docs/measured.md is not what the results say; run me without --check")
+    if not args.check:
+        PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
