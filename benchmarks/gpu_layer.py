@@ -31,7 +31,7 @@ def peer_environment(packages):
 def measure(args):
     """The entries, the layer's first, with its speed against the peer, pass by pass."""
     ours = Worker([args.tilemoe, "bench", "--device", "cuda", "--config", args.config,
-                   "--baseline", "none", "--rounds-from-stdin"])
+                   "--pass", args.passes, "--baseline", "none", "--rounds-from-stdin"])
     shape = [f"--{name}={ours.ready['shape'][name]}" for name in SHAPE]
     peer = Worker(["python3", HERE / "sonic_moe.py", "--config", args.config, *shape,
                    "--pass", args.passes], peer_environment(args.peer))

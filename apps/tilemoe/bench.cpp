@@ -22,9 +22,12 @@ struct BenchOptions {
   std::string dtype = "case";
   std::string routing = "case";
   std::string rounding = "case";
+  std::string pass = "both";
   std::string baseline = "dense";
   std::string json_file;
   int rounds = 15;
+  bool biases = false;
+  bool dH_over_H = false;
   bool rounds_from_stdin = false;
   bool list = false;
 };
@@ -72,7 +75,10 @@ std::vector<verify::Case> chosen_cases(const BenchOptions& options, Device devic
   for (verify::Case& layer : cases)
     for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
       if (options.dtype == tilemoe_dtype_name(to_c(dtype))) layer.dtype = dtype;
-  for (verify::Case& layer : cases) change_routing(layer, options);
+  for (verify::Case& layer : cases) {
+    change_routing(layer, options);
+    layer.biases |= options.biases, layer.dH_over_H |= options.dH_over_H;
+  }
   return cases;
 }
 
@@ -121,20 +127,24 @@ int bench(const BenchOptions& options) {
   const std::vector<verify::Case> cases = chosen_cases(options, device);
   if (options.rounds_from_stdin && cases.size() != 1)
     throw std::runtime_error("--rounds-from-stdin takes one --config");
+  if (device == Device::kCpu && options.pass != "both")
+    throw std::runtime_error("--pass " + options.pass + ": on a CPU both passes are timed");
   check_writable(options.json_file);
   const bool with_dense = options.baseline == "dense";
   json entries = json::array();
   if (device == Device::kCuda) {
-    entries = bench_on_gpu({.cases = cases,
-                            .rounds = options.rounds,
-                            .with_dense = with_dense,
-                            .print_tables = options.json_file != "-",
-                            .rounds_from_stdin = options.rounds_from_stdin});
+    entries = bench_on_gpu(
+        {.cases = cases,
+         .passes = {.forward = options.pass != "backward", .backward = options.pass != "forward"},
+         .rounds = options.rounds,
+         .with_dense = with_dense,
+         .print_tables = options.json_file != "-",
+         .rounds_from_stdin = options.rounds_from_stdin});
     if (!options.json_file.empty()) write_json(entries, options.json_file);
     return 0;
   }
   for (const verify::Case& layer : cases) {
-    Measurement measurement(layer, device, with_dense);
+    Measurement measurement(layer, with_dense);
     if (options.rounds_from_stdin) {
       serve_rounds(measurement);
       return 0;
@@ -166,6 +176,14 @@ void add_bench(CLI::App& app, Run& run) {
   command->add_option("--rounding", options->rounding, "Token rounding to multiples of 128")
       ->check(CLI::IsMember({"case", "none", "nearest", "up", "down", "balanced"}))
       ->capture_default_str();
+  command
+      ->add_option("--pass", options->pass,
+                   "On a GPU, what to time: forward, backward (an untimed forward goes before "
+                   "each), or both")
+      ->check(CLI::IsMember({"forward", "backward", "both"}))
+      ->capture_default_str();
+  command->add_flag("--biases", options->biases, "With biases b1 and b2");
+  command->add_flag("--dh-over-h", options->dH_over_H, "Write dH over H in the backward");
   command
       ->add_option(
           "--baseline", options->baseline,

@@ -77,16 +77,7 @@ dnnl::matmul::primitive_desc matmul_descriptor(const dnnl::engine& engine,
 }
 
 std::vector<DenseProduct> products_of(const verify::Case& layer) {
-  const int64_t d = layer.d, n = layer.n, h = layer.h_width();
-  const int64_t rows = std::max<int64_t>(1, layer.T * layer.K / layer.E);
-  return {
-      {step::kUpProjection, false, rows, h, d, false, true},        // X W1^T
-      {step::kDownProjection, false, rows, d, n, false, true},      // A W2^T
-      {step::kActivationGradient, true, rows, n, d, false, false},  // dO W2
-      {step::kWeightGradient2, true, d, n, rows, true, false},      // dO^T A'
-      {step::kInputGradient, true, rows, d, h, false, false},       // dH W1
-      {step::kWeightGradient1, true, h, d, rows, true, false},      // dH^T X
-  };
+  return dense_products(layer, std::max<int64_t>(1, layer.T * layer.K / layer.E));
 }
 
 // Elements of the largest A, B and C of all experts.

@@ -13,18 +13,10 @@
 #include <vector>
 
 #include "bench_memory.h"
+#include "bench_steps.h"
 #include "verify/case.h"
 
 namespace tilemoe::app {
-
-// One step's product, for each of E experts: C (rows, columns) = A (rows, depth) B (depth,
-// columns), all row-major; a transposed operand is stored the other way round.
-struct DenseProduct {
-  const char* step;
-  bool backward;
-  int64_t rows, columns, depth;
-  bool A_transposed, B_transposed;
-};
 
 // Waits until no thread of OpenMP's spins any more, which after its work it does for about 5 ms.
 void let_threads_rest();

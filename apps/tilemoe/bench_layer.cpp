@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <vector>
 
 #include "layer.h"
 #include "verify/number.h"
+#include "verify/random.h"
 
 namespace tilemoe::app {
 namespace {
@@ -26,11 +28,11 @@ void timed(StepClock* clock, const char* name, Body&& body) {
 void check_benchable(const Case& layer) {
   const bool routed = layer.routing == RoutingKind::kTopK || layer.routing == RoutingKind::kRounded;
   const bool plain_layout = layer.gate_layout != GateLayout::kSplit && !layer.W1_transposed &&
-                            !layer.W2_transposed && !layer.padded && !layer.biases;
-  if (!routed || !plain_layout)
+                            !layer.W2_transposed && !layer.padded;
+  if (!routed || !plain_layout || layer.load == Load::kHalfEmpty)
     throw std::runtime_error(layer.name +
                              ": bench times layers that route by their logits, with dense weights "
-                             "and no biases");
+                             "and random, zipf or one-expert loads");
 }
 
 // The logits that a scoring's gradient reads live until the backward.
@@ -41,6 +43,10 @@ bool gradient_reads_logits(const Case& layer) {
 // The scores of token rounding are renormalised, whatever the case says.
 Scoring scoring_of(const Case& layer) {
   return layer.routing == RoutingKind::kRounded ? Scoring::kSoftmaxRenormalized : layer.scoring;
+}
+
+Pass backward_pass(const Case& layer) {
+  return layer.dH_over_H ? Pass::kBackwardDhOverH : Pass::kBackward;
 }
 
 }  // namespace
@@ -54,15 +60,18 @@ LayerBytes BenchLayer::measure(const Case& layer, Device device) {
   LayerBytes bytes;
   bytes.weights = element * (count(layer.E * layer.h_width(), layer.d) +
                              count(layer.E * layer.d, layer.n) + count(layer.E, layer.d));
+  if (layer.biases) bytes.weights += element * count(layer.E, layer.h_width() + layer.d);
   bytes.gradients = bytes.weights;
   bytes.tokens = 4 * element * count(layer.T, layer.d);
-  const size_t logits = sizeof(float) * count(layer.T, layer.E);
+  const size_t logits = element * count(layer.T, layer.E);
   const size_t chosen = count(layer.T, layer.K) * (sizeof(int32_t) + sizeof(float));
   const size_t ds = sizeof(float) * static_cast<size_t>(spec.bound());
-  bytes.saved =
-      experts.saved_bytes(spec).total + (gradient_reads_logits(layer) ? logits : size_t{0});
+  const tilemoe_saved_size saved = experts.saved_bytes(spec);
+  bytes.saved = saved.total + (gradient_reads_logits(layer) ? logits : size_t{0});
   bytes.forward_workspace = experts.workspace_bytes(spec, Pass::kForward);
-  bytes.backward_workspace = experts.workspace_bytes(spec, Pass::kBackward);
+  bytes.backward_workspace = experts.workspace_bytes(spec, backward_pass(layer));
+  bytes.library_peak =
+      saved.H + saved.routing + std::max(bytes.forward_workspace, bytes.backward_workspace);
   // X is in `tokens` and in `saved`; the gradients are counted although the forward has none yet.
   const size_t always =
       bytes.weights + bytes.gradients + bytes.tokens - element * count(layer.T, layer.d);
@@ -71,56 +80,102 @@ LayerBytes BenchLayer::measure(const Case& layer, Device device) {
   return bytes;
 }
 
-BenchLayer::BenchLayer(const Case& layer, Device device)
+BenchLayer::BenchLayer(const Case& layer, const BenchMachine& machine, bool with_backward)
     : case_(layer),
-      experts_(layer.experts(device)),
-      spec_(layer.spec(0, device)),
-      bytes_(measure(layer, device)) {
-  if (device != Device::kCpu) throw std::runtime_error("bench: layers on a GPU are not built yet");
-  allocate();
-  fill();
+      machine_(machine),
+      experts_(layer.experts(machine.device())),
+      spec_(layer.spec(0, machine.device())),
+      bytes_(measure(layer, machine.device())) {
+  allocate(with_backward);
+  fill(with_backward);
+  router_ = machine.router(layer, with_backward);
 }
 
-void BenchLayer::allocate() {
+void BenchLayer::allocate(bool with_backward) {
   const int64_t T = case_.T, d = case_.d, n = case_.n, E = case_.E, K = case_.K;
   const int64_t h = case_.h_width(), rows = spec_.bound();
-  const DType dtype = case_.dtype;
-  W1_ = Buffer(dtype, E * h * d), W2_ = Buffer(dtype, E * d * n), Wr_ = Buffer(dtype, E * d);
-  dW1_ = Buffer(dtype, E * h * d), dW2_ = Buffer(dtype, E * d * n), dWr_ = Buffer(dtype, E * d);
-  X_ = Buffer(dtype, T * d), O_ = Buffer(dtype, T * d);
-  dO_ = Buffer(dtype, T * d), dX_ = Buffer(dtype, T * d);
-  H_ = Buffer(dtype, rows * h);
-  logits_ = Buffer(DType::kFloat32, T * E), dlogits_ = Buffer(DType::kFloat32, T * E);
-  ids_ = Buffer(DType::kInt32, T * K), scores_ = Buffer(DType::kFloat32, T * K);
-  ds_ = Buffer(DType::kFloat32, rows);
-  routing_memory_ = Buffer(spec_.bytes());
-  routing_workspace_ = Buffer(spec_.workspace_bytes());
-  workspace_ = Buffer(std::max(bytes_.forward_workspace, bytes_.backward_workspace));
-  router_ = std::make_unique<Router>(T, d, E);
+  const auto take = [&](int64_t elements) {
+    return MachineBuffer(machine_, case_.dtype, elements);
+  };
+  const auto take_float32 = [&](int64_t elements) {
+    return MachineBuffer(machine_, DType::kFloat32, elements);
+  };
+  W1_ = take(E * h * d), W2_ = take(E * d * n), Wr_ = take(E * d);
+  X_ = take(T * d), O_ = take(T * d), H_ = take(rows * h), logits_ = take(T * E);
+  ids_ = MachineBuffer(machine_, DType::kInt32, T * K), scores_ = take_float32(T * K);
+  if (case_.biases) b1_ = take(E * h), b2_ = take(E * d);
+  size_t workspace = bytes_.forward_workspace;
+  if (with_backward) {
+    dW1_ = take(E * h * d), dW2_ = take(E * d * n), dWr_ = take(E * d);
+    if (case_.biases) db1_ = take(E * h), db2_ = take(E * d);
+    dO_ = take(T * d), dX_ = take(T * d), dlogits_ = take(T * E);
+    ds_ = take_float32(rows);
+    workspace = std::max(workspace, bytes_.backward_workspace);
+  }
+  routing_memory_ = MachineBuffer(machine_, spec_.bytes());
+  routing_workspace_ = MachineBuffer(machine_, spec_.workspace_bytes());
+  workspace_ = MachineBuffer(machine_, workspace);
   routing_ = std::make_unique<Routing>(spec_, routing_memory_.data(), routing_memory_.bytes());
-  saved_ = Saved(Tensor(H_.data(), dtype, {rows, h}));
+  saved_ = Saved(view(H_, {rows, h}));
 }
 
-void BenchLayer::fill() {
-  const int64_t T = case_.T, d = case_.d, E = case_.E;
-  const DType dtype = case_.dtype;
-  fill_normal(dtype, X_.data(), T * d, 0.2, 1);
-  fill_normal(dtype, dO_.data(), T * d, 0.2, 2);
-  fill_normal(dtype, W1_.data(), E * case_.h_width() * d, 0.02, 3);
-  fill_normal(dtype, W2_.data(), E * d * case_.n, 0.02, 4);
-  fill_normal(dtype, Wr_.data(), E * d, 1 / std::sqrt(static_cast<double>(d)), 5);
-  if (case_.load == Load::kRandom) return;
-  if (case_.load != Load::kZipf)
-    throw std::runtime_error(case_.name + ": bench knows random and zipf loads");
-  // The first column of X is 1, which makes the router's first column a bias: an expert's logit is
-  // lower by 0.2 ln(e + 1), where the other columns give logits of deviation 0.2.
-  for (int64_t t = 0; t < T; ++t) verify::store(dtype, X_.data(), t * d, 1);
-  for (int64_t e = 0; e < E; ++e)
-    verify::store(dtype, Wr_.data(), e * d, -0.2 * std::log(static_cast<double>(e + 1)));
+void BenchLayer::fill(bool with_backward) {
+  const int64_t T = case_.T, d = case_.d, E = case_.E, h = case_.h_width();
+  const auto fill_with = [&](MachineBuffer& buffer, int64_t elements, double scale, uint64_t seed) {
+    machine_.fill_normal(case_.dtype, buffer.data(), elements, scale, seed);
+  };
+  fill_with(X_, T * d, 0.2, 1);
+  if (with_backward) fill_with(dO_, T * d, 0.2, 2);
+  fill_with(W1_, E * h * d, 0.02, 3);
+  fill_with(W2_, E * d * case_.n, 0.02, 4);
+  fill_with(Wr_, E * d, 1 / std::sqrt(static_cast<double>(d)), 5);
+  if (case_.biases) fill_with(b1_, E * h, 0.02, 6), fill_with(b2_, E * d, 0.02, 7);
+  if (case_.load != Load::kRandom) prepare_skewed_logits();
 }
 
+// log p(e) + Gumbel noise: top-K of these draws K experts without replacement by their popularity
+// p, 1 / (e + 1) or all of it one expert's.
+void BenchLayer::prepare_skewed_logits() {
+  constexpr double kCertain = 100;
+  skewed_logits_ = MachineBuffer(machine_, logits_.bytes());
+  std::vector<std::byte> logits(logits_.bytes());
+  verify::Random random(6, 6);
+  for (int64_t t = 0, i = 0; t < case_.T; ++t)
+    for (int64_t e = 0; e < case_.E; ++e, ++i) {
+      const double uniform = (static_cast<double>(random.below(int64_t{1} << 30)) + 0.5) * 0x1p-30;
+      const double popularity = case_.load == Load::kOneExpert
+                                    ? (e == case_.E / 2 ? kCertain : 0)
+                                    : -std::log(static_cast<double>(e + 1));
+      verify::store(case_.dtype, logits.data(), i, popularity - std::log(-std::log(uniform)));
+    }
+  machine_.memory().copy_in(skewed_logits_.data(), logits.data(), logits.size());
+}
+
+Weights BenchLayer::weights() const {
+  const int64_t d = case_.d, n = case_.n, E = case_.E, h = case_.h_width();
+  Weights all;
+  all.W1 = view(W1_, {E, h, d}), all.W2 = view(W2_, {E, d, n});
+  if (case_.biases) all.b1 = view(b1_, {E, h}), all.b2 = view(b2_, {E, d});
+  return all;
+}
+
+Weights BenchLayer::gradients() const {
+  const int64_t d = case_.d, n = case_.n, E = case_.E, h = case_.h_width();
+  Weights all;
+  all.W1 = view(dW1_, {E, h, d}), all.W2 = view(dW2_, {E, d, n});
+  if (case_.biases) all.b1 = view(db1_, {E, h}), all.b2 = view(db2_, {E, d});
+  return all;
+}
+
+void BenchLayer::router() {
+  router_->forward(view(X_, {case_.T, case_.d}), view(Wr_, {case_.E, case_.d}),
+                   view(logits_, {case_.T, case_.E}));
+}
+
+// A skewed load has its logits prepared; the router's product runs all the same.
 void BenchLayer::route(StepClock* clock) {
-  const Tensor logits(logits_.data(), DType::kFloat32, {case_.T, case_.E});
+  const MachineBuffer& source = case_.load == Load::kRandom ? logits_ : skewed_logits_;
+  const Tensor logits = view(source, {case_.T, case_.E});
   if (case_.routing == RoutingKind::kRounded) {
     timed(clock, step::kRoute, [&] {
       routing_->from_logits_rounded(logits, routing_workspace_.data(), routing_workspace_.bytes());
@@ -129,26 +184,19 @@ void BenchLayer::route(StepClock* clock) {
   }
   const Tensor ids(ids_.data(), DType::kInt32, {case_.T, case_.K});
   const Tensor scores(scores_.data(), DType::kFloat32, {case_.T, case_.K});
-  timed(clock, step::kTopK, [&] { top_k(case_.scoring, case_.K, logits, ids, scores); });
+  timed(clock, step::kTopK,
+        [&] { top_k(case_.scoring, case_.K, logits, ids, scores, {}, {}, machine_.device()); });
   timed(clock, step::kRoute, [&] {
     routing_->from_top_k(ids, scores, routing_workspace_.data(), routing_workspace_.bytes());
   });
 }
 
-void BenchLayer::forward(StepClock* clock) {
-  const int64_t T = case_.T, d = case_.d, E = case_.E;
-  const DType dtype = case_.dtype;
-  const Tensor X(X_.data(), dtype, {T, d});
-  timed(clock, step::kRouter, [&] {
-    router_->forward(X, Tensor(Wr_.data(), dtype, {E, d}),
-                     Tensor(logits_.data(), DType::kFloat32, {T, E}));
-  });
+void BenchLayer::library_forward(StepClock* clock) {
   route(clock);
   ForwardArgs args;
   args.routing = routing_.get();
-  args.weights.W1 = Tensor(W1_.data(), dtype, {E, case_.h_width(), d});
-  args.weights.W2 = Tensor(W2_.data(), dtype, {E, d, case_.n});
-  args.X = X, args.O = Tensor(O_.data(), dtype, {T, d});
+  args.weights = weights();
+  args.X = view(X_, {case_.T, case_.d}), args.O = view(O_, {case_.T, case_.d});
   args.saved = &saved_;
   args.workspace = workspace_.data(), args.workspace_bytes = workspace_.bytes();
   if (!clock) return experts_.forward(args);
@@ -156,20 +204,22 @@ void BenchLayer::forward(StepClock* clock) {
   tilemoe::forward(&experts_, &args, &steps);
 }
 
+void BenchLayer::forward(StepClock* clock) {
+  timed(clock, step::kRouter, [&] { router(); });
+  library_forward(clock);
+}
+
 void BenchLayer::backward(StepClock* clock) {
-  const int64_t T = case_.T, d = case_.d, E = case_.E, h = case_.h_width();
-  const DType dtype = case_.dtype;
-  const Tensor X(X_.data(), dtype, {T, d}), dX(dX_.data(), dtype, {T, d});
+  const int64_t T = case_.T, d = case_.d, E = case_.E;
+  const Tensor X = view(X_, {T, d}), dX = view(dX_, {T, d});
   const Tensor ds(ds_.data(), DType::kFloat32, {routing_->pairs()});
   BackwardArgs args;
   args.routing = routing_.get();
-  args.weights.W1 = Tensor(W1_.data(), dtype, {E, h, d});
-  args.weights.W2 = Tensor(W2_.data(), dtype, {E, d, case_.n});
-  args.dweights.W1 = Tensor(dW1_.data(), dtype, {E, h, d});
-  args.dweights.W2 = Tensor(dW2_.data(), dtype, {E, d, case_.n});
-  args.X = X, args.dX = dX, args.dO = Tensor(dO_.data(), dtype, {T, d});
+  args.weights = weights(), args.dweights = gradients();
+  args.X = X, args.dX = dX, args.dO = view(dO_, {T, d});
   args.ds = ds;
   args.saved = &saved_;
+  args.overwrite_H = case_.dH_over_H;
   args.workspace = workspace_.data(), args.workspace_bytes = workspace_.bytes();
   if (clock) {
     TimedBackend steps(backend_for(experts_.device), *clock);
@@ -178,20 +228,21 @@ void BenchLayer::backward(StepClock* clock) {
     experts_.backward(args);
   }
 
-  const Tensor logits(logits_.data(), DType::kFloat32, {T, E});
-  const Tensor dlogits(dlogits_.data(), DType::kFloat32, {T, E});
+  const MachineBuffer& routed = case_.load == Load::kRandom ? logits_ : skewed_logits_;
+  const Tensor logits = view(routed, {T, E}), dlogits = view(dlogits_, {T, E});
   timed(clock, step::kRouterBackward, [&] {
     router_backward(scoring_of(case_), *routing_, gradient_reads_logits(case_) ? logits : Tensor(),
                     ds, dlogits, routing_workspace_.data(), routing_workspace_.bytes());
   });
   timed(clock, step::kRouterGradient, [&] {
-    router_->backward(dlogits, X, Tensor(Wr_.data(), dtype, {E, d}), dX,
-                      Tensor(dWr_.data(), dtype, {E, d}));
+    router_->backward(dlogits, X, view(Wr_, {E, d}), dX, view(dWr_, {E, d}));
   });
 }
 
 int64_t BenchLayer::rows() const {
-  return routing_->offsets[case_.E];
+  int32_t M = 0;
+  machine_.memory().copy_out(&M, routing_->offsets + case_.E, sizeof M);
+  return M;
 }
 
 }  // namespace tilemoe::app

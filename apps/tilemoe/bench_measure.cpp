@@ -15,10 +15,10 @@ double time_ms(Body&& body) {
 }
 
 // The case, where the layer and the baseline fit the memory together.
-const verify::Case& fitting(const verify::Case& layer, Device device, bool with_dense) {
-  const size_t layer_bytes = BenchLayer::measure(layer, device).peak;
+const verify::Case& fitting(const verify::Case& layer, bool with_dense) {
+  const size_t layer_bytes = BenchLayer::measure(layer, Device::kCpu).peak;
   const size_t needed = layer_bytes + (with_dense ? DenseBaseline::bytes(layer) : 0);
-  const size_t available = available_memory();
+  const size_t available = cpu_machine().available_memory();
   const size_t reserve = available / 16;  // for everything that is small
   if (needed > available - reserve)
     throw std::runtime_error(layer.name + " in " + tilemoe_dtype_name(to_c(layer.dtype)) +
@@ -30,8 +30,8 @@ const verify::Case& fitting(const verify::Case& layer, Device device, bool with_
 
 }  // namespace
 
-Measurement::Measurement(const verify::Case& layer, Device device, bool with_dense)
-    : case_(fitting(layer, device, with_dense)), layer_(layer, device) {
+Measurement::Measurement(const verify::Case& layer, bool with_dense)
+    : case_(fitting(layer, with_dense)), layer_(layer, cpu_machine(), true) {
   if (with_dense && DenseBaseline::available(layer.dtype))
     dense_ = std::make_unique<DenseBaseline>(layer);
   layer_.forward();

@@ -28,7 +28,7 @@ class Measurement {
  public:
   // Warms everything up. `with_dense` where the baseline is wanted; it is left out where oneDNN has
   // no products of the case's type.
-  Measurement(const verify::Case& layer, Device device, bool with_dense);
+  Measurement(const verify::Case& layer, bool with_dense);
 
   const Round& run_round();
 

@@ -17,7 +17,7 @@ int64_t tiles(int64_t size, int64_t tile) {
 
 }  // namespace
 
-Router::Router(int64_t T, int64_t d, int64_t E)
+CpuRouter::CpuRouter(int64_t T, int64_t d, int64_t E)
     : T_(T),
       d_(d),
       E_(E),
@@ -27,12 +27,12 @@ Router::Router(int64_t T, int64_t d, int64_t E)
                                cpu::panel_floats(E, kColumns, T)})),
       scratch_(DType::kFloat32, worker_floats_ * cpu::num_threads()) {}
 
-Router::Scratch Router::scratch(int worker) const {
+CpuRouter::Scratch CpuRouter::scratch(int worker) const {
   float* base = scratch_.as<float>() + worker * worker_floats_;
   return {base, base + tile_floats_};
 }
 
-void Router::forward(const Tensor& X, const Tensor& Wr, const Tensor& logits) {
+void CpuRouter::forward(const Tensor& X, const Tensor& Wr, const Tensor& logits) {
   const cpu::Matrix router = cpu::row_matrix(Wr).transposed();  // (d, E)
   cpu::parallel_for(tiles(T_, kTokens), [&](int64_t task, int worker) {
     const int64_t first = task * kTokens, rows = std::min(kTokens, T_ - first);
@@ -43,8 +43,8 @@ void Router::forward(const Tensor& X, const Tensor& Wr, const Tensor& logits) {
   });
 }
 
-void Router::backward(const Tensor& dlogits, const Tensor& X, const Tensor& Wr, const Tensor& dX,
-                      const Tensor& dWr) {
+void CpuRouter::backward(const Tensor& dlogits, const Tensor& X, const Tensor& Wr, const Tensor& dX,
+                         const Tensor& dWr) {
   cpu::parallel_for(tiles(T_, kTokens), [&](int64_t task, int worker) {
     const int64_t first = task * kTokens, rows = std::min(kTokens, T_ - first);
     const cpu::OutputTile out(cpu::row_matrix(dX).at(first, 0), rows, d_, scratch(worker).tile);

@@ -1,24 +1,20 @@
-// The router's matrix products on the CPU, which are the application's and not the library's:
-// logits = X Wr^T, dX += dlogits Wr, dWr = dlogits^T X. The matrices may be of any floating type;
-// sums are float32 and do not depend on the number of threads.
+// The router's matrix products on the CPU: logits = X Wr^T, dX += dlogits Wr, dWr = dlogits^T X.
+// The matrices may be of any floating type; sums are float32 and do not depend on the number of
+// threads.
 #pragma once
 
+#include "bench_machine.h"
 #include "bench_memory.h"
-#include "tilemoe/tensor.h"
 
 namespace tilemoe::app {
 
-class Router {
+class CpuRouter final : public RouterProducts {
  public:
-  Router(int64_t T, int64_t d, int64_t E);
+  CpuRouter(int64_t T, int64_t d, int64_t E);
 
-  // X (T, d), Wr (E, d) -> logits (T, E) float32
-  void forward(const Tensor& X, const Tensor& Wr, const Tensor& logits);
-  // dlogits (T, E) float32; dX is added to, dWr written.
+  void forward(const Tensor& X, const Tensor& Wr, const Tensor& logits) override;
   void backward(const Tensor& dlogits, const Tensor& X, const Tensor& Wr, const Tensor& dX,
-                const Tensor& dWr);
-
-  size_t scratch_bytes() const { return scratch_.bytes(); }
+                const Tensor& dWr) override;
 
  private:
   struct Scratch {

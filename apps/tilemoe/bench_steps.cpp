@@ -69,13 +69,25 @@ void TimedBackend::router_losses(const tilemoe_router_losses_args& args) {
   inner_.router_losses(args);
 }
 
+std::vector<DenseProduct> dense_products(const verify::Case& layer, int64_t rows) {
+  const int64_t d = layer.d, n = layer.n, h = layer.h_width();
+  return {
+      {step::kUpProjection, false, rows, h, d, false, true},        // X W1^T
+      {step::kDownProjection, false, rows, d, n, false, true},      // A W2^T
+      {step::kActivationGradient, true, rows, n, d, false, false},  // dO W2
+      {step::kWeightGradient2, true, d, n, rows, true, false},      // dO^T A'
+      {step::kInputGradient, true, rows, d, h, false, false},       // dH W1
+      {step::kWeightGradient1, true, h, d, rows, true, false},      // dH^T X
+  };
+}
+
 Work work_of(const std::string& name, const verify::Case& layer, int64_t rows) {
   const auto element = static_cast<double>(size_of(layer.dtype));
   const auto T = static_cast<double>(layer.T), d = static_cast<double>(layer.d),
              n = static_cast<double>(layer.n), E = static_cast<double>(layer.E),
              K = static_cast<double>(layer.K), M = static_cast<double>(rows),
              h = static_cast<double>(layer.h_width());
-  const double logits = T * E * sizeof(float), chosen = T * K * (sizeof(int32_t) + sizeof(float));
+  const double logits = element * T * E, chosen = T * K * (sizeof(int32_t) + sizeof(float));
   const double tokens = element * T * d;
   const double pair = sizeof(int32_t) + sizeof(float) + sizeof(int32_t);  // of the routing object
   const double W1 = element * E * h * d, W2 = element * E * d * n, router = element * E * d;
@@ -93,7 +105,8 @@ Work work_of(const std::string& name, const verify::Case& layer, int64_t rows) {
   if (name == step::kWeightGradient1) return {2 * M * d * h, tokens + element * M * h + W1};
   if (name == step::kRouterBackward) return {0, chosen + logits};
   if (name == step::kRouterGradient) return {4 * T * d * E, 3 * tokens + 2 * router + logits};
-  return {};  // the small ones: score and bias gradients
+  if (name == step::kBiasGradient) return {M * (h + d), tokens + element * (M * h + E * (h + d))};
+  return {};  // the score gradient, which adds up a few numbers a row
 }
 
 }  // namespace tilemoe::app

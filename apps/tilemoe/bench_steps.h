@@ -111,6 +111,17 @@ inline constexpr const char* kRouterBackward = "router_backward";
 inline constexpr const char* kRouterGradient = "router_gradient";
 }  // namespace step
 
+// A step's matrix product for `rows` rows of one expert: C (rows, columns) = A (rows, depth) B
+// (depth, columns), all row-major; a transposed operand is stored the other way round.
+struct DenseProduct {
+  const char* step;
+  bool backward;
+  int64_t rows, columns, depth;
+  bool A_transposed, B_transposed;
+};
+// The six of a layer's forward and backward.
+std::vector<DenseProduct> dense_products(const verify::Case& layer, int64_t rows);
+
 // What a step has to do at least: multiplications and additions, and bytes with every tensor
 // counted once.
 struct Work {

@@ -21,7 +21,14 @@ struct StepFigures {
   std::string step;
   double ms;
   Work work;
-  double dense_ms;  // 0 where it is no projection
+  double dense_ms;  // 0 where it is no product of the experts
+};
+
+// One pass of all rounds.
+struct PassReport {
+  const char* name;  // "forward"
+  double ms, host_ms;
+  std::vector<StepFigures> steps;
 };
 
 // What an H100 can do at most: the rate of a large dense product that was measured, and of a copy.
@@ -30,29 +37,53 @@ double limit_ms(const Work& work) {
   return std::max(work.flop / kFlopPerMs, work.bytes / kBytesPerMs);
 }
 
+double limit_ms(const PassReport& pass) {
+  double sum = 0;
+  for (const StepFigures& figures : pass.steps) sum += limit_ms(figures.work);
+  return sum;
+}
+
 // Weights are counted where they are read: one expert's where it has all rows.
 Work work_at_least(const std::string& name, const GpuMeasurement& measurement) {
   Case layer = measurement.layer();
-  const bool reads_weights = name == step::kUpProjection || name == step::kDownProjection;
+  const bool reads_weights = name == step::kUpProjection || name == step::kDownProjection ||
+                             name == step::kActivationGradient || name == step::kInputGradient;
   if (layer.load == Load::kOneExpert && reads_weights) layer.E = 1;
   return work_of(name, layer, measurement.rows());
 }
 
-std::vector<StepFigures> figures_of(const GpuMeasurement& measurement) {
-  std::vector<StepFigures> figures;
+double dense_ms(const std::string& name, const GpuMeasurement& measurement) {
+  const std::vector<DenseProduct>& products = measurement.products();
+  for (size_t i = 0; i < products.size(); ++i)
+    if (products[i].step == name)
+      return median_of(measurement.rounds(), [&](const GpuRound& r) { return r.dense[i]; });
+  return 0;
+}
+
+PassReport report_of(const GpuMeasurement& measurement, const char* name,
+                     PassFigures GpuRound::*pass) {
   const std::vector<GpuRound>& rounds = measurement.rounds();
-  if (rounds.empty()) return figures;
-  const double up = median_of(rounds, [](const GpuRound& r) { return r.dense_up; });
-  const double down = median_of(rounds, [](const GpuRound& r) { return r.dense_down; });
-  for (size_t i = 0; i < rounds.front().steps.size(); ++i) {
-    const std::string& name = rounds.front().steps[i].step;
-    const double dense = name == step::kUpProjection     ? up
-                         : name == step::kDownProjection ? down
-                                                         : 0;
-    figures.push_back({name, median_of(rounds, [&](const GpuRound& r) { return r.steps[i].ms; }),
-                       work_at_least(name, measurement), dense});
+  PassReport report{.name = name,
+                    .ms = median_of(rounds, [&](const GpuRound& r) { return (r.*pass).device; }),
+                    .host_ms = median_of(rounds, [&](const GpuRound& r) { return (r.*pass).host; }),
+                    .steps = {}};
+  const size_t steps = rounds.empty() ? 0 : (rounds.front().*pass).steps.size();
+  for (size_t i = 0; i < steps; ++i) {
+    const std::string& step = (rounds.front().*pass).steps[i].step;
+    report.steps.push_back(
+        {step, median_of(rounds, [&](const GpuRound& r) { return (r.*pass).steps[i].ms; }),
+         work_at_least(step, measurement), dense_ms(step, measurement)});
   }
-  return figures;
+  return report;
+}
+
+std::vector<PassReport> reports_of(const GpuMeasurement& measurement) {
+  std::vector<PassReport> reports;
+  if (measurement.passes().forward)
+    reports.push_back(report_of(measurement, "forward", &GpuRound::forward));
+  if (measurement.passes().backward)
+    reports.push_back(report_of(measurement, "backward", &GpuRound::backward));
+  return reports;
 }
 
 const char* load_name(Load load) {
@@ -87,7 +118,7 @@ json gpu_versions() {
 
 json layer_entry(const GpuMeasurement& measurement) {
   const Case& layer = measurement.layer();
-  const std::vector<GpuRound>& rounds = measurement.rounds();
+  const LayerBytes& sizes = measurement.bytes();
   json entry = {{"config", layer.name},
                 {"device", gpu_name()},
                 {"backend", kGpuLayerBackend},
@@ -95,30 +126,38 @@ json layer_entry(const GpuMeasurement& measurement) {
                 {"shape", shape_of(layer)},
                 {"routing", load_name(layer.load)},
                 {"rounding", rounding_name(layer)},
+                {"biases", layer.biases},
+                {"dh_over_h", layer.dH_over_H},
                 {"rows", measurement.rows()},
-                {"rounds", rounds.size()},
+                {"rounds", measurement.rounds().size()},
+                {"saved_bytes", sizes.saved},
+                {"workspace_bytes",
+                 {{"forward", sizes.forward_workspace}, {"backward", sizes.backward_workspace}}},
+                {"library_peak_bytes", sizes.library_peak},
+                {"peak_bytes", sizes.peak},
+                {"fwd_ms", nullptr},
+                {"bwd_ms", nullptr},
+                {"host_ms", json::object()},
+                {"limit_ms", json::object()},
+                {"steps", json::object()},
                 {"commit", build_info().commit},
                 {"versions", gpu_versions()}};
-  entry["fwd_ms"] = median_of(rounds, [](const GpuRound& r) { return r.forward; });
-  entry["bwd_ms"] = nullptr;  // not timed yet
-  entry["host_ms"] = median_of(rounds, [](const GpuRound& r) { return r.host; });
   if (measurement.first_call().context > 0)
     entry["first_call_ms"] = {{"context", measurement.first_call().context},
                               {"forward", measurement.first_call().forward}};
-  entry["saved_bytes"] = measurement.device_layer().saved_bytes();
-  entry["workspace_bytes"] = {{"forward", measurement.device_layer().workspace_bytes()}};
-  entry["steps"] = json::object();
-  double limit = 0;
-  for (const StepFigures& figures : figures_of(measurement)) {
-    json& step = entry["steps"][figures.step];
-    step = {{"ms", figures.ms},
-            {"limit_ms", limit_ms(figures.work)},
-            {"tflops", figures.work.flop / figures.ms * 1e-9},
-            {"gb_per_s", figures.work.bytes / figures.ms * 1e-6}};
-    if (figures.dense_ms > 0) step["dense_ms"] = figures.dense_ms;
-    limit += limit_ms(figures.work);
+  for (const PassReport& pass : reports_of(measurement)) {
+    entry[std::string(pass.name) == "forward" ? "fwd_ms" : "bwd_ms"] = pass.ms;
+    entry["host_ms"][pass.name] = pass.host_ms;
+    entry["limit_ms"][pass.name] = limit_ms(pass);
+    for (const StepFigures& figures : pass.steps) {
+      json& step = entry["steps"][figures.step];
+      step = {{"ms", figures.ms},
+              {"limit_ms", limit_ms(figures.work)},
+              {"tflops", figures.work.flop / figures.ms * 1e-9},
+              {"gb_per_s", figures.work.bytes / figures.ms * 1e-6}};
+      if (figures.dense_ms > 0) step["dense_ms"] = figures.dense_ms;
+    }
   }
-  entry["limit_ms"] = limit;
   return entry;
 }
 
@@ -126,52 +165,65 @@ std::string ratio(double part, double whole) {
   return fixed(100 * part / whole, 1) + " %";
 }
 
-void print_table(const GpuMeasurement& measurement, std::ostream& out) {
-  const Case& layer = measurement.layer();
-  const std::vector<GpuRound>& rounds = measurement.rounds();
-  out << layer.name << ": T=" << layer.T << " d=" << layer.d << " n=" << layer.n << " E=" << layer.E
-      << " K=" << layer.K << ", " << tilemoe_dtype_name(to_c(layer.dtype)) << ", routing "
-      << load_name(layer.load) << ", rounding " << rounding_name(layer) << ", "
-      << measurement.rows() << " rows, " << gpu_name() << ", median of " << rounds.size()
-      << " rounds\n";
-  Table table({{"", Table::Align::kLeft},
-               {"ms"},
-               {"limit"},
-               {"of limit"},
-               {"TFLOP/s"},
-               {"GB/s"},
-               {measurement.has_dense() ? "dense ms" : ""},
-               {measurement.has_dense() ? "of dense" : ""}});
-  double limit = 0;
-  for (const StepFigures& figures : figures_of(measurement)) {
+void add_rows(const PassReport& pass, Table& table) {
+  for (const StepFigures& figures : pass.steps) {
     const double least = limit_ms(figures.work);
     const bool dense = figures.dense_ms > 0;
-    limit += least;
     table.add({figures.step, fixed(figures.ms, 4), fixed(least, 4), ratio(least, figures.ms),
                fixed(figures.work.flop / figures.ms * 1e-9, 1),
                fixed(figures.work.bytes / figures.ms * 1e-6, 0),
                dense ? fixed(figures.dense_ms, 4) : "",
                dense ? ratio(figures.dense_ms, figures.ms) : ""});
   }
-  const double forward = median_of(rounds, [](const GpuRound& r) { return r.forward; });
-  table.add({"forward, in one", fixed(forward, 4), fixed(limit, 4), ratio(limit, forward), "", "",
-             "", ""});
+  table.add({std::string(pass.name) + ", in one", fixed(pass.ms, 4), fixed(limit_ms(pass), 4),
+             ratio(limit_ms(pass), pass.ms), "", "", "", ""});
+}
+
+void print_table(const GpuMeasurement& measurement, std::ostream& out) {
+  const Case& layer = measurement.layer();
+  out << layer.name << ": T=" << layer.T << " d=" << layer.d << " n=" << layer.n << " E=" << layer.E
+      << " K=" << layer.K << ", " << tilemoe_dtype_name(to_c(layer.dtype)) << ", routing "
+      << load_name(layer.load) << ", rounding " << rounding_name(layer) << ", "
+      << (layer.biases ? "biases, " : "") << (layer.dH_over_H ? "dH over H, " : "")
+      << measurement.rows() << " rows, " << gpu_name() << ", median of "
+      << measurement.rounds().size() << " rounds\n";
+  const bool dense = !measurement.products().empty();
+  Table table({{"", Table::Align::kLeft},
+               {"ms"},
+               {"limit"},
+               {"of limit"},
+               {"TFLOP/s"},
+               {"GB/s"},
+               {dense ? "dense ms" : ""},
+               {dense ? "of dense" : ""}});
+  const std::vector<PassReport> passes = reports_of(measurement);
+  for (const PassReport& pass : passes) add_rows(pass, table);
   table.print(out);
-  const double host_us = 1000 * median_of(rounds, [](const GpuRound& r) { return r.host; });
-  out << "host " << fixed(host_us, 1) << " us, saved for backward "
-      << bytes(static_cast<double>(measurement.device_layer().saved_bytes())) << ", workspace "
-      << bytes(static_cast<double>(measurement.device_layer().workspace_bytes()));
+  const auto text = [](size_t count) { return bytes(static_cast<double>(count)); };
+  const LayerBytes& sizes = measurement.bytes();
+  for (const PassReport& pass : passes)
+    out << "host time of a " << pass.name << " " << fixed(1000 * pass.host_ms, 1) << " us, ";
+  out << "saved for backward " << text(sizes.saved) << ", workspace "
+      << text(sizes.forward_workspace) << " and " << text(sizes.backward_workspace)
+      << ", the library's peak " << text(sizes.library_peak) << ", of all " << text(sizes.peak);
   if (measurement.first_call().context > 0)
     out << ", first call of the process " << fixed(measurement.first_call().forward, 1)
         << " ms after the context's " << fixed(measurement.first_call().context, 1);
-  out << "; backward is not timed yet\n\n";
+  out << "\n\n";
+}
+
+json times_of(const GpuMeasurement& measurement, const GpuRound& round) {
+  json times = json::object();
+  if (measurement.passes().forward) times["fwd_ms"] = round.forward.device;
+  if (measurement.passes().backward) times["bwd_ms"] = round.backward.device;
+  return {{kGpuLayerBackend, times}};
 }
 
 void serve_rounds(GpuMeasurement& measurement) {
   const auto answer = [](const json& line) { std::cout << line.dump() << std::endl; };
   answer({{"ready", kGpuLayerBackend}, {"shape", shape_of(measurement.layer())}});
   for (std::string line; std::getline(std::cin, line);)
-    answer({{kGpuLayerBackend, {{"fwd_ms", measurement.run_round().forward}}}});
+    answer(times_of(measurement, measurement.run_round()));
   answer(json::array({layer_entry(measurement)}));
 }
 
@@ -180,7 +232,7 @@ void serve_rounds(GpuMeasurement& measurement) {
 json bench_on_gpu(const GpuBench& bench) {
   json entries = json::array();
   for (const Case& layer : bench.cases) {
-    GpuMeasurement measurement(layer, bench.with_dense);
+    GpuMeasurement measurement(layer, bench.passes, bench.with_dense);
     if (bench.rounds_from_stdin) {
       serve_rounds(measurement);
       continue;

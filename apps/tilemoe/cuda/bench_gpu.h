@@ -9,10 +9,14 @@
 namespace tilemoe::app {
 
 inline constexpr const char* kGpuLayerBackend = "tilemoe-cuda";
-inline constexpr const char* kGpuDenseBackend = "cublaslt-dense";
+
+struct GpuPasses {
+  bool forward = true, backward = true;  // to be timed; a backward has an untimed forward before it
+};
 
 struct GpuBench {
   std::vector<verify::Case> cases;
+  GpuPasses passes;
   int rounds = 15;
   bool with_dense = true;
   bool print_tables = true;

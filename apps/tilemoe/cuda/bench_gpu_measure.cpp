@@ -1,9 +1,11 @@
 #include "cuda/bench_gpu_measure.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
-#include "cuda/random_fill.h"
+#include "cuda/gpu_machine.h"
+#include "table.h"
 
 namespace tilemoe::app {
 namespace {
@@ -23,67 +25,147 @@ double create_context_ms() {
   return milliseconds_since(start);
 }
 
-}  // namespace
-
-GpuMeasurement::Dense::Dense(const verify::Case& layer, int64_t rows, const DeviceCacheFlush& flush)
-    : rows_in(layer.dtype, rows * std::max(layer.d, layer.n)),
-      rows_out(layer.dtype, rows * std::max(layer.h_width(), layer.d)),
-      up_weight(layer.dtype, layer.h_width() * layer.d),
-      down_weight(layer.dtype, layer.d * layer.n),
-      up({rows, layer.h_width(), layer.d, layer.dtype, layer.dtype}),
-      down({rows, layer.d, layer.n, layer.dtype, layer.dtype}) {
-  fill_normal(rows_in, layer.dtype, 0.2, 7);
-  fill_normal(up_weight, layer.dtype, 0.02, 8);
-  fill_normal(down_weight, layer.dtype, 0.02, 9);
-  up.choose(rows_in.data(), up_weight.data(), rows_out.data(), flush);
-  down.choose(rows_in.data(), down_weight.data(), rows_out.data(), flush);
+// Before anything is allocated.
+const verify::Case& fitting(const verify::Case& layer) {
+  if (layer.dtype == DType::kFloat32)
+    throw std::runtime_error(layer.name + " on a GPU is in bfloat16 or float16");
+  const size_t needed = BenchLayer::measure(layer, Device::kCuda).peak;
+  const size_t available = gpu_machine().available_memory();
+  if (needed > available)
+    throw std::runtime_error(layer.name + " needs " + bytes(static_cast<double>(needed)) +
+                             " of the GPU's memory, but " + bytes(static_cast<double>(available)) +
+                             " are free");
+  return layer;
 }
 
-FirstCall GpuMeasurement::measure_first_call(GpuLayer& layer, double context_ms) {
+FirstCall measure_first_call(BenchLayer& layer, double context_ms) {
   layer.router();
   wait();
   const auto start = steady_clock::now();
-  layer.library();
+  layer.library_forward();
   wait();
   return {.context = context_ms, .forward = milliseconds_since(start)};
 }
 
-GpuMeasurement::GpuMeasurement(const verify::Case& layer, bool with_dense)
+// Milliseconds of the host until `body` has returned; the GPU is idle before and after.
+template <class Body>
+double host_ms(Body&& body) {
+  wait();
+  const auto start = steady_clock::now();
+  body();
+  const double ms = milliseconds_since(start);
+  wait();
+  return ms;
+}
+
+// The GPU's clock: each step begins with a cold cache. Entries appear with collect().
+class DeviceClock final : public StepClock {
+ public:
+  explicit DeviceClock(const DeviceCacheFlush& flush) : flush_(flush) {}
+  // Waits for the steps.
+  void collect() {
+    for (const auto& span : spans_) add(span->step, span->end.ms_since(span->begin));
+    spans_.clear();
+  }
+
+ private:
+  struct Span {
+    const char* step;
+    Event begin, end;
+  };
+  void begin(const char* step) override {
+    flush_();
+    spans_.push_back(std::make_unique<Span>());
+    spans_.back()->step = step;
+    spans_.back()->begin.record();
+  }
+  void end(const char*) override { spans_.back()->end.record(); }
+
+  const DeviceCacheFlush& flush_;
+  std::vector<std::unique_ptr<Span>> spans_;
+};
+
+}  // namespace
+
+class GpuMeasurement::Dense {
+ public:
+  Dense(const DenseProduct& product, DType dtype)
+      : lt_({.M = product.rows,
+             .N = product.columns,
+             .K = product.depth,
+             .A_transposed = product.A_transposed,
+             .B_transposed = product.B_transposed,
+             .operands = dtype,
+             .result = dtype}) {}
+  void choose(const void* A, const void* B, void* C, const DeviceCacheFlush& flush) {
+    lt_.choose(A, B, C, flush);
+  }
+  double ms(const void* A, const void* B, void* C) {
+    return device_ms([&] { lt_.run(A, B, C); });
+  }
+
+ private:
+  LtProduct lt_;
+};
+
+GpuMeasurement::GpuMeasurement(const verify::Case& layer, GpuPasses passes, bool with_dense)
     : context_ms_(create_context_ms()),
-      case_(layer),
-      layer_(layer),
+      case_(fitting(layer)),
+      passes_(passes),
+      layer_(layer, gpu_machine(), passes.backward),
       first_(measure_first_call(layer_, context_ms_)),
       rows_(layer_.rows()) {
-  if (with_dense && rows_ > 0) dense_ = std::make_unique<Dense>(layer, rows_, flush_);
-  for (int i = 0; i < 3; ++i) layer_.forward();
+  if (with_dense && rows_ > 0) {
+    int64_t A = 0, B = 0, C = 0;
+    for (const DenseProduct& product : dense_products(layer, rows_)) {
+      if (!(product.backward ? passes.backward : passes.forward)) continue;
+      products_.push_back(product);
+      A = std::max(A, product.rows * product.depth);
+      B = std::max(B, product.depth * product.columns);
+      C = std::max(C, product.rows * product.columns);
+    }
+    const auto take = [&](int64_t elements) {
+      return MachineBuffer(gpu_machine(), layer.dtype, elements);
+    };
+    A_ = take(A), B_ = take(B), C_ = take(C);
+    gpu_machine().fill_normal(layer.dtype, A_.data(), A, 0.2, 8);
+    gpu_machine().fill_normal(layer.dtype, B_.data(), B, 0.02, 9);
+    for (const DenseProduct& product : products_) {
+      dense_.push_back(std::make_unique<Dense>(product, layer.dtype));
+      dense_.back()->choose(A_.data(), B_.data(), C_.data(), flush_);
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    layer_.forward();
+    if (passes.backward) layer_.backward();
+  }
   wait();
 }
+
+GpuMeasurement::~GpuMeasurement() = default;
 
 const GpuRound& GpuMeasurement::run_round() {
   GpuRound round;
   flush_();
-  round.forward = device_ms([&] { layer_.forward(); });
-
-  wait();
-  const auto start = steady_clock::now();
-  layer_.forward();
-  round.host = milliseconds_since(start);
-  wait();
-
-  DeviceClock clock(flush_);
-  layer_.forward(&clock);
-  clock.collect();
-  round.steps = clock.entries();
-
-  if (dense_) {
-    Dense& dense = *dense_;
+  round.forward.device = device_ms([&] { layer_.forward(); });
+  if (passes_.backward) {
     flush_();
-    round.dense_up = device_ms(
-        [&] { dense.up.run(dense.rows_in.data(), dense.up_weight.data(), dense.rows_out.data()); });
+    round.backward.device = device_ms([&] { layer_.backward(); });
+  }
+
+  round.forward.host = host_ms([&] { layer_.forward(); });
+  if (passes_.backward) round.backward.host = host_ms([&] { layer_.backward(); });
+
+  DeviceClock forward_clock(flush_), backward_clock(flush_);
+  layer_.forward(&forward_clock);
+  if (passes_.backward) layer_.backward(&backward_clock);
+  forward_clock.collect(), backward_clock.collect();
+  round.forward.steps = forward_clock.entries();
+  round.backward.steps = backward_clock.entries();
+
+  for (const auto& product : dense_) {
     flush_();
-    round.dense_down = device_ms([&] {
-      dense.down.run(dense.rows_in.data(), dense.down_weight.data(), dense.rows_out.data());
-    });
+    round.dense.push_back(product->ms(A_.data(), B_.data(), C_.data()));
   }
   rounds_.push_back(std::move(round));
   return rounds_.back();

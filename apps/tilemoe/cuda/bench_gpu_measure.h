@@ -1,11 +1,15 @@
-// Rounds of one case on a GPU: the layer's forward as one sequence, its steps one by one, and the
-// dense products of the same sizes, in turn.
+// Rounds of one case on a GPU: the layer's passes as one sequence each, their steps one by one, and
+// the dense products of the same sizes, in turn.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "bench_layer.h"
 #include "bench_statistics.h"
-#include "cuda/bench_gpu_layer.h"
+#include "cuda/bench_gpu.h"
+#include "cuda/cublaslt.h"
+#include "cuda/device.h"
 
 namespace tilemoe::app {
 
@@ -16,43 +20,49 @@ struct FirstCall {
   double forward = 0;
 };
 
+// All in ms.
+struct PassFigures {
+  double device = 0;                    // the whole pass, back to back, cold at its start
+  double host = 0;                      // until its calls have returned
+  std::vector<StepClock::Entry> steps;  // of a further pass, each cold
+};
+
 struct GpuRound {
-  double forward = 0;                   // ms of the whole forward, back to back, cold at its start
-  double host = 0;                      // ms until the calls of a forward have returned
-  std::vector<StepClock::Entry> steps;  // of a second forward, each cold
-  double dense_up = 0, dense_down = 0;  // ms of one product of M rows, cold
+  PassFigures forward, backward;
+  std::vector<double> dense;  // ms of one product of M rows, cold, in the order of products()
 };
 
 class GpuMeasurement {
  public:
-  // Warms everything up.
-  GpuMeasurement(const verify::Case& layer, bool with_dense);
+  // Warms everything up. Throws std::runtime_error where the case does not fit.
+  GpuMeasurement(const verify::Case& layer, GpuPasses passes, bool with_dense);
+  ~GpuMeasurement();
 
   const GpuRound& run_round();
 
   const verify::Case& layer() const { return case_; }
-  const GpuLayer& device_layer() const { return layer_; }
+  GpuPasses passes() const { return passes_; }
+  const LayerBytes& bytes() const { return layer_.bytes(); }
   int64_t rows() const { return rows_; }
-  bool has_dense() const { return dense_ != nullptr; }
+  // The dense products that take turns with the layer; none without the baseline.
+  const std::vector<DenseProduct>& products() const { return products_; }
   const FirstCall& first_call() const { return first_; }
   const std::vector<GpuRound>& rounds() const { return rounds_; }
 
  private:
-  // One dense product of the layer's rows for each projection, on operands of its own.
-  struct Dense {
-    Dense(const verify::Case& layer, int64_t rows, const DeviceCacheFlush& flush);
-    DeviceBuffer rows_in, rows_out, up_weight, down_weight;
-    LtProduct up, down;
-  };
-  static FirstCall measure_first_call(GpuLayer& layer, double context_ms);
+  // One dense product of the layer's rows for each step that is one, on operands of their own.
+  class Dense;
 
   double context_ms_;
   verify::Case case_;
-  GpuLayer layer_;
+  GpuPasses passes_;
+  BenchLayer layer_;
   FirstCall first_;
   int64_t rows_;
+  std::vector<DenseProduct> products_;
   DeviceCacheFlush flush_;
-  std::unique_ptr<Dense> dense_;
+  std::vector<std::unique_ptr<Dense>> dense_;
+  MachineBuffer A_, B_, C_;  // the dense products' operands
   std::vector<GpuRound> rounds_;
 };
 

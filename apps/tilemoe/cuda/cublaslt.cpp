@@ -7,6 +7,7 @@
 #include <array>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 namespace tilemoe::app {
 namespace {
@@ -41,7 +42,7 @@ struct Lt {
     for (const std::string& path : {name, "/usr/local/cuda/lib64/" + name})
       if (!library) library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library)
-      throw std::runtime_error("the bench on a GPU takes its dense products from " + name +
+      throw std::runtime_error("dense products on a GPU are taken from " + name +
                                ", which is neither on the library path nor in /usr/local/cuda");
     const auto find = [&](auto& function, const char* symbol) {
       function =
@@ -81,34 +82,35 @@ cudaDataType_t type_of(DType dtype) {
   throw std::runtime_error("a dense product takes floating types");
 }
 
-cublasLtMatrixLayout_t column_major(DType dtype, int64_t rows, int64_t columns) {
+// A row-major (rows, columns) matrix, whose rows are cuBLASLt's columns; or its transpose.
+cublasLtMatrixLayout_t row_major(DType dtype, int64_t rows, int64_t columns, bool transposed) {
+  if (transposed) std::swap(rows, columns);
   cublasLtMatrixLayout_t layout = nullptr;
-  check_lt(lt().create_layout(&layout, type_of(dtype), static_cast<uint64_t>(rows),
-                              static_cast<uint64_t>(columns), rows),
+  check_lt(lt().create_layout(&layout, type_of(dtype), static_cast<uint64_t>(columns),
+                              static_cast<uint64_t>(rows), columns),
            "cublasLtMatrixLayoutCreate");
   return layout;
 }
 
 }  // namespace
 
-// cuBLASLt counts by columns: C^T (N, M) = B A^T, where our rows are its columns.
+// cuBLASLt counts by columns: C^T (N, M) = B^T A^T, where our rows are its columns.
 struct LtProduct::State {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t A = nullptr, B = nullptr, C = nullptr;
   std::array<cublasLtMatmulHeuristicResult_t, kAlgorithms> algorithms{};
   int found = 0, chosen = 0;
+  float beta = 0;
   DeviceBuffer workspace{kWorkspaceBytes};
 
-  explicit State(const DenseShape& shape) {
+  explicit State(const DenseShape& shape) : beta(shape.accumulate ? 1.f : 0.f) {
     check_lt(lt().create_operation(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
              "cublasLtMatmulDescCreate");
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    check_lt(
-        lt().set_operation(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
-        "cublasLtMatmulDescSetAttribute");
-    B = column_major(shape.operands, shape.K, shape.N);
-    A = column_major(shape.operands, shape.K, shape.M);
-    C = column_major(shape.result, shape.N, shape.M);
+    set(CUBLASLT_MATMUL_DESC_TRANSA, shape.B_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, shape.A_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    B = row_major(shape.operands, shape.K, shape.N, shape.B_transposed);
+    A = row_major(shape.operands, shape.M, shape.K, shape.A_transposed);
+    C = row_major(shape.result, shape.M, shape.N, false);
     cublasLtMatmulPreference_t preference = nullptr;
     check_lt(lt().create_preference(&preference), "cublasLtMatmulPreferenceCreate");
     check_lt(lt().set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -127,6 +129,12 @@ struct LtProduct::State {
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
+
+ private:
+  void set(cublasLtMatmulDescAttributes_t attribute, cublasOperation_t value) {
+    check_lt(lt().set_operation(operation, attribute, &value, sizeof value),
+             "cublasLtMatmulDescSetAttribute");
+  }
 };
 
 LtProduct::LtProduct(const DenseShape& shape) : state_(std::make_unique<State>(shape)) {}
@@ -154,9 +162,9 @@ void LtProduct::choose(const void* left, const void* right, void* result,
 }
 
 void LtProduct::run(const void* left, const void* right, void* result) {
-  constexpr float kOne = 1, kZero = 0;
+  constexpr float kOne = 1;
   State& s = *state_;
-  check_lt(lt().multiply(lt().handle, s.operation, &kOne, right, s.B, left, s.A, &kZero, result,
+  check_lt(lt().multiply(lt().handle, s.operation, &kOne, right, s.B, left, s.A, &s.beta, result,
                          s.C, result, s.C, &s.algorithms[static_cast<size_t>(s.chosen)].algo,
                          s.workspace.data(), kWorkspaceBytes, nullptr),
            "cublasLtMatmul");

@@ -1,6 +1,6 @@
-// Dense products by cuBLASLt: the router's, which is the application's and not the library's, and
-// the baseline of the bench. The library is looked for when the first product is made, so that the
-// program runs where it is missing.
+// Dense products by cuBLASLt: those of a model around the experts, and the baseline of the bench.
+// The library is looked for when the first product is made, so that the program runs where it is
+// missing.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,14 @@
 
 namespace tilemoe::app {
 
-// C (M, N) = A (M, K) B^T, B (N, K); row-major, sums in float32.
+// C (M, N) = A (M, K) B (K, N); row-major, sums in float32.
 struct DenseShape {
   int64_t M, N, K;
-  DType operands;  // bfloat16 or float16
-  DType result;    // the same, or float32
+  bool A_transposed = false;  // A lies there as (K, M)
+  bool B_transposed = false;  // B lies there as (N, K)
+  DType operands = DType::kBFloat16;
+  DType result = DType::kBFloat16;  // the operands' type, or float32
+  bool accumulate = false;          // C is added to
 };
 
 class LtProduct {
@@ -26,7 +29,7 @@ class LtProduct {
   ~LtProduct();
 
   // Keeps the fastest of the at most 8 algorithms that cuBLASLt's heuristics name, on these
-  // operands and with a cold cache; writes C.
+  // operands and with a cold cache; writes C. Without it, the heuristics' first.
   void choose(const void* A, const void* B, void* C, const DeviceCacheFlush& flush);
   // On the default stream.
   void run(const void* A, const void* B, void* C);
