@@ -55,9 +55,14 @@ def layers(results):
         shape = " ".join(f"{name}={entry['shape'][name]}" for name in SHAPE)
         kind = ", ".join(k for k in (entry["routing"], entry["rounding"])
                          if k not in ("random", "none"))
-        rows.append([entry["config"], shape, kind, milliseconds(entry["fwd_ms"]),
-                     share(entry["limit_ms"], entry["fwd_ms"]), f"{1000 * entry['host_ms']:.0f}"])
-    return table(["config", "shape", "routing", "forward, ms", "limit / time", "host, us"], rows)
+        cells = [entry["config"], shape, kind]
+        for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward")):
+            host = entry["host_ms"].get(name)
+            cells += [milliseconds(entry[key]), share(entry["limit_ms"].get(name), entry[key]),
+                      "" if host is None else f"{1000 * host:.0f}"]
+        rows.append(cells)
+    return table(["config", "shape", "routing", "forward, ms", "limit / time", "host, us",
+                  "backward, ms", "limit / time", "host, us"], rows)
 
 
 def steps(results):
