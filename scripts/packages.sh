@@ -11,6 +11,7 @@ build g++                  c++           C++20 compiler (GCC 11 or Clang 14, or 
 build cmake                cmake         build system (3.22 or newer)
 build ninja-build          ninja         runs the build on all cores
 build libdnnl-dev          -             oneDNN: matrix products of the CPU backend
+build ocl-icd-opencl-dev   -             OpenCL: Debian's oneDNN asks for it when it is configured
 build libhwy-dev           -             Highway: vector units of the CPU backend
 build libcli11-dev         -             CLI11: options of the command line
 build nlohmann-json3-dev   -             JSON: logs, results, checkpoint headers
