@@ -1,6 +1,7 @@
 """Programs that take turns: what the comparisons share."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -33,9 +34,16 @@ class Worker:
         return result
 
 
-def serve(name, one_round, entry):
+def claim_stdout():
+    """Standard output for answers alone: what libraries print from now on goes to stderr."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+def serve(answers, name, one_round, entry):
     """The worker's other end: a round for every line of standard input, then its entry."""
-    print(json.dumps({"ready": name}), flush=True)
+    print(json.dumps({"ready": name}), file=answers)
     for _ in sys.stdin:
-        print(json.dumps({name: one_round()}), flush=True)
-    print(json.dumps([entry()]), flush=True)
+        print(json.dumps({name: one_round()}), file=answers)
+    print(json.dumps([entry()]), file=answers)
