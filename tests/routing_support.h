@@ -100,19 +100,20 @@ inline std::vector<int32_t> bits_of(const std::vector<float>& x) {
 
 // ------------------------------------------------------------------ logits
 
-enum class Logits { kNormal, kTies, kSpecial, kSkewed };
+enum class Logits { kNormal, kTies, kSpecial, kSkewed, kStriped };
 inline const char* name(Logits kind) {
   switch (kind) {
     case Logits::kNormal: return "Normal";
     case Logits::kTies: return "Ties";
     case Logits::kSpecial: return "Special";
     case Logits::kSkewed: return "Skewed";
+    case Logits::kStriped: return "Striped";
   }
   return "";
 }
 
 // kTies: small integers, so that ties are everywhere. kSpecial: ties with NaN, infinities and both
-// zeros. kSkewed: a few experts get most tokens.
+// zeros. kSkewed: a few experts get most tokens. kStriped: every 32nd expert is better than others.
 inline std::vector<float> make_logits(Logits kind, int64_t T, int64_t E, uint32_t seed = 1) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -123,6 +124,9 @@ inline std::vector<float> make_logits(Logits kind, int64_t T, int64_t E, uint32_
       case Logits::kNormal: x[i] = normal(random); break;
       case Logits::kTies: x[i] = static_cast<float>(static_cast<int>(random() % 3) - 1); break;
       case Logits::kSkewed: x[i] = normal(random) - 3.f * e / static_cast<float>(E); break;
+      case Logits::kStriped:
+        x[i] = normal(random) + (static_cast<int64_t>(i) % E % 32 == 5 ? 9.f : 0.f);
+        break;
       case Logits::kSpecial: {
         const float special[] = {kInfinity, -kInfinity, -kInfinity, -kInfinity, 0.f, -0.f};
         x[i] = random() % 4 == 0 ? special[random() % 6] : static_cast<float>(random() % 3);

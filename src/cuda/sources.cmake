@@ -26,11 +26,12 @@ target_sources(tilemoe_objects PRIVATE
   cuda/step/weight_gradient.cpp
   cuda/step/weight_gradient_bf16.cu
   cuda/step/weight_gradient_f16.cu
+  cuda/step/weigh_tokens.cu
 )
 # Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
 set_source_files_properties(
   cuda/step/route_rounded.cu cuda/step/router_backward.cu cuda/step/router_losses.cu
-  cuda/step/top_k.cu
+  cuda/step/top_k.cu cuda/step/weigh_tokens.cu
   PROPERTIES COMPILE_OPTIONS "-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.

@@ -108,6 +108,13 @@ TEST(CudaRouting, TopKOfUnusualSizes) {
     for (const int64_t K : {1, 8, 4095, 4096})
       for (const tilemoe_scoring scoring : {TILEMOE_SOFTMAX_OVER_ALL, TILEMOE_SIGMOID})
         expect_same_top_k({.T = 9, .E = 4096, .K = K, .logits = logits, .scoring = scoring});
+  // One lane of a warp has all of the best, and more of them than it gathers at once.
+  for (const tilemoe_dtype dtype : {TILEMOE_FLOAT32, TILEMOE_BFLOAT16})
+    for (const int64_t K : {1, 20, 32})
+      expect_same_top_k(
+          {.T = 40, .E = 8000, .K = K, .logits = Logits::kStriped, .dtype = dtype, .gap = 3});
+  for (const int64_t E : {1023, 1024, 1025, 16384, 16385})
+    expect_same_top_k({.T = 20, .E = E, .K = 12, .gap = 1});
   // Past what shared memory holds, the chosen are sorted where they are written.
   for (const tilemoe_dtype id_dtype : {TILEMOE_INT32, TILEMOE_INT64})
     for (const int64_t K : {8192, 8193, 20000})

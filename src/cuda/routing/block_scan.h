@@ -37,21 +37,25 @@ class BlockScan {
   // Called by all threads. Ends with a barrier, so the next call may follow at once.
   __device__ static Result scan(Shared& shared, Number value) {
     const int lane = lane_index(), warp = static_cast<int>(threadIdx.x) / kWarp;
+    value = scan_lanes(value);
+    if (lane == kWarp - 1) shared.warp_total[warp] = value;
+    __syncthreads();
+    // Lanes past the last warp repeat it; nobody asks them.
+    const Number through = scan_lanes(shared.warp_total[min(lane, kWarps - 1)]);
+    const Number total = __shfl_sync(kAllLanes, through, kWarps - 1);
+    const Number before = __shfl_sync(kAllLanes, through, max(warp - 1, 0));
+    __syncthreads();
+    return {warp > 0 ? Operation::combine(before, value) : value, total};
+  }
+
+ private:
+  __device__ __forceinline__ static Number scan_lanes(Number value) {
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {
       const Number before = __shfl_up_sync(kAllLanes, value, distance);
-      if (lane >= distance) value = Operation::combine(before, value);
+      if (lane_index() >= distance) value = Operation::combine(before, value);
     }
-    if (lane == kWarp - 1) shared.warp_total[warp] = value;
-    __syncthreads();
-    Number total = shared.warp_total[0], inclusive = value;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w > 0) total = Operation::combine(total, shared.warp_total[w]);
-      if (w < warp) inclusive = Operation::combine(shared.warp_total[w], inclusive);
-    }
-    __syncthreads();
-    return {inclusive, total};
+    return value;
   }
 };
 

@@ -19,6 +19,12 @@ void allow_shared_memory(int bytes) {
   });
 }
 
+// Begins every kernel that starts while the one before it ends, and lets the next one start.
+__device__ __forceinline__ void wait_for_previous() {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+}
+
 // Starts a kernel while the one before it in the stream ends: the kernel itself waits, by
 // cudaGridDependencySynchronize, before it touches what that one reads or writes.
 template <class Params>

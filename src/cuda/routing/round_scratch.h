@@ -60,6 +60,12 @@ struct RoundScratch {
     codes = layout.take<uint32_t>(checked_product(spec.E, words * kWordTokens, "E * T"));
     masks = layout.take<ExpertWord>(checked_product(spec.E, words, "E * T"));
   }
+
+  TILEMOE_HOST_DEVICE int64_t code_stride() const { return words * kWordTokens; }
 };
+
+// Fills ids, counts, codes and nan_tokens from the logits (T, E).
+void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& scratch,
+                  void* stream);
 
 }  // namespace tilemoe::cuda

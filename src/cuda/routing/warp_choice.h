@@ -49,10 +49,18 @@ struct WarpRow {
 
   // Sum over all E of softmax_weight(x, max), in every lane.
   __device__ __forceinline__ float softmax_sum(int32_t E, float max) const {
+    WarpRow weights = *this;
+    return weights.to_softmax_weights(E, max);
+  }
+
+  // Puts these weights in place of x, and returns their sum.
+  __device__ __forceinline__ float to_softmax_weights(int32_t E, float max) {
     float sum = 0.f;
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s)
-      if (s * kWarp + lane_index() < E) sum += order::softmax_weight(x[s], max);
+    for (int s = 0; s < kSlots; ++s) {
+      x[s] = s * kWarp + lane_index() < E ? order::softmax_weight(x[s], max) : 0.f;
+      sum += x[s];
+    }
     return sum_of_lanes(sum);
   }
 
@@ -102,11 +110,6 @@ class WarpChoice {
     for (int s = 0; s < kSlots; ++s) slots_ |= static_cast<Slots>(slot[s]) << s * kSlotBits;
   }
 
-  // The greatest of what is left, in every lane.
-  __device__ __forceinline__ float max() const {
-    return order::from_key(__reduce_max_sync(kAllLanes, key_[0]));
-  }
-
   // Greatest first, ties to the lower id, NaN last; lane k < K returns the k-th. K <= min(E, 32).
   __device__ __forceinline__ Chosen choose(int32_t K) {
     int32_t mine = 0, my_id = 0;
@@ -120,6 +123,11 @@ class WarpChoice {
     return {order::from_key(mine), my_id};
   }
 
+  // Bit s: whether this lane's slot s was chosen.
+  __device__ __forceinline__ uint32_t chosen_slots() const {
+    return chosen_;
+  }
+
  private:
   static constexpr int32_t kNaN = -order::kInfinityBits - 1;  // below every number
   static constexpr int32_t kTaken = INT32_MIN;
@@ -129,6 +137,7 @@ class WarpChoice {
   using Slots = std::conditional_t<(kSlots * kSlotBits > 32), uint64_t, uint32_t>;
 
   __device__ __forceinline__ void take() {
+    chosen_ |= 1u << static_cast<int>(slots_ & kSlotMask);
 #pragma unroll
     for (int s = 1; s < kSlots; ++s) key_[s - 1] = key_[s];
     key_[kSlots - 1] = kTaken;
@@ -137,6 +146,7 @@ class WarpChoice {
 
   int32_t key_[kSlots];  // of this lane, the greatest first
   Slots slots_ = 0;      // the slots they came from, four bits each
+  uint32_t chosen_ = 0;
 };
 
 }  // namespace tilemoe::cuda

@@ -1,17 +1,14 @@
-// Token rounding, after top-K. By token: every expert's weight, stored by expert. One block: f'. By
-// expert: a threshold instead of a sort, then the rows in order of tokens and masks of the tokens
-// they are for. By token again: the rows it has, read off the masks.
+// Token rounding. By token: its choice and every expert's weight, stored by expert
+// (weigh_tokens.cu). One block: f'. By expert: a threshold instead of a sort, then the rows in
+// order of tokens and masks of the tokens they are for. By token again: the rows it has, read off
+// the masks.
 #include "check.h"
 #include "cuda/device.h"
 #include "cuda/routing/block_scan.h"
-#include "cuda/routing/float_types.h"
 #include "cuda/routing/launch.h"
 #include "cuda/routing/round_scratch.h"
 #include "cuda/routing/select.h"
-#include "cuda/routing/token_softmax.h"
-#include "cuda/routing/warp_choice.h"
 #include "cuda/step/routing.h"
-#include "routing/order.h"
 #include "routing/rounding.h"
 
 namespace tilemoe::cuda {
@@ -19,76 +16,11 @@ namespace {
 
 struct RoundParams {
   tilemoe_routing routing;
-  const void* logits;  // (T, E)
-  int64_t logits_stride;
   const int64_t* seed;
   const int64_t* step;
   int32_t* expert_counts;  // (E) or null
   RoundScratch scratch;
-
-  __device__ int64_t code_stride() const { return scratch.words * kWordTokens; }
 };
-
-// Every kernel starts while the one before it ends, and begins with this.
-__device__ void wait_for_previous() {
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-}
-
-// ------------------------------------------------------------ weights, by token
-
-constexpr int kWeightWarps = 8;
-constexpr int kTokensPerWarp = kWordTokens / kWeightWarps;
-constexpr int kTileExperts = 256;
-
-// A block takes 32 tokens. A warp weighs its four with lane = expert; what the warps found is
-// stored with lane = token.
-template <class Logit>
-__global__ void __launch_bounds__(kWeightWarps* kWarp, 3) weigh(const RoundParams params) {
-  wait_for_previous();
-  __shared__ uint32_t tile[kTileExperts][kWordTokens + 1];
-  __shared__ int32_t nan_tokens;
-  const int64_t T = params.routing.spec.T, E = params.routing.spec.E, K = params.routing.spec.K;
-  const int64_t t0 = int64_t{blockIdx.x} * kWordTokens;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = lane_index();
-  if (threadIdx.x == 0) nan_tokens = 0;
-  __syncthreads();
-
-  // Tokens past the last repeat it, so that four are always under way together.
-  const Logit* rows[kTokensPerWarp];
-  TokenSoftmax tokens[kTokensPerWarp];
-#pragma unroll
-  for (int i = 0; i < kTokensPerWarp; ++i) {
-    const int64_t t = min(t0 + warp * kTokensPerWarp + i, T - 1);
-    rows[i] = static_cast<const Logit*>(params.logits) + t * params.logits_stride;
-    tokens[i] = TokenSoftmax::of(rows[i], E, params.scratch.ids + t * K, K);
-  }
-#pragma unroll
-  for (int i = 0; i < kTokensPerWarp; ++i)
-    if (lane == 0 && tokens[i].sum != tokens[i].sum && t0 + warp * kTokensPerWarp + i < T)
-      atomicAdd(&nan_tokens, 1);
-
-  for (int64_t e0 = 0; e0 < E; e0 += kTileExperts) {
-    const auto experts = static_cast<int>(min(int64_t{kTileExperts}, E - e0));
-    for (int column = lane; column < experts; column += kWarp) {
-      const auto e = static_cast<int32_t>(e0 + column);
-#pragma unroll
-      for (int i = 0; i < kTokensPerWarp; ++i) {
-        const float logit = to_float(rows[i][e]);
-        const bool chosen = tokens[i].chose(e, order::key(logit));
-        const float sum = chosen ? tokens[i].chosen_sum : tokens[i].sum;
-        const int token = warp * kTokensPerWarp + i;
-        tile[column][token] = t0 + token < T ? WeightCode::of(tokens[i].weight(logit) / sum, chosen)
-                                             : WeightCode::kNone;
-      }
-    }
-    __syncthreads();
-    for (int column = warp; column < experts; column += kWeightWarps)
-      params.scratch.codes[(e0 + column) * params.code_stride() + t0 + lane] = tile[column][lane];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) params.scratch.nan_tokens[blockIdx.x] = nan_tokens;
-}
 
 // ------------------------------------------------------------ f', one block
 
@@ -184,41 +116,39 @@ constexpr int kRowThreads = BlockSelect::kThreads;
 constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int kAtOnce = 8;  // words whose loads are under way together
 
-// Which tokens an expert takes: all of one side of its choice and, of the other, those above a
-// threshold.
+// The codes of the tokens that an expert takes: those above a threshold, and the first of those
+// equal to it. Codes of tokens that chose it are above all others.
 struct Selection {
-  bool ranks_chosen;  // it shrinks, and takes the best of those that chose it
-  bool takes_chosen;  // else all of them
-  Threshold last;
-
-  // Whether it ranks a token that is there.
-  __device__ bool ranks(uint32_t code) const {
-    return code != WeightCode::kNone && WeightCode::chosen(code) == ranks_chosen;
-  }
-  __device__ bool takes(uint32_t code) const {
-    if (WeightCode::chosen(code) && takes_chosen) return true;
-    return ranks(code) && WeightCode::ordered(code) > last.value;
-  }
-  __device__ bool ties(uint32_t code) const {
-    return ranks(code) && WeightCode::ordered(code) == last.value;
-  }
+  uint32_t threshold;
+  int32_t ties;
 };
 
+// It shrinks, and takes the best of those that chose it; or takes all of them, and the best others.
 __device__ Selection select_tokens(const uint32_t* codes, int64_t stride, int32_t f, int32_t target,
                                    BlockSelect::Shared& shared) {
-  Selection selection{.ranks_chosen = target < f, .takes_chosen = target >= f, .last = {~0u, 0}};
-  const int32_t wanted = target < f ? target : target - f;
-  if (wanted == 0) return selection;
-  selection.last = BlockSelect::select(shared, wanted, WeightCode::kBits, [&](const auto& visit) {
-    const auto* quads = reinterpret_cast<const uint4*>(codes);
+  const bool shrinks = target < f;
+  const int32_t wanted = shrinks ? target : target - f;
+  if (wanted == 0) return {shrinks ? ~0u : WeightCode::kChosen - 1, 0};
+  const uint32_t side = shrinks ? WeightCode::kChosen : 0;
+  const Threshold last =
+      BlockSelect::select(shared, wanted, WeightCode::kBits, [&](const auto& visit) {
+        const auto* quads = reinterpret_cast<const uint4*>(codes);
 #pragma unroll 4
-    for (int64_t i = threadIdx.x; i < stride / 4; i += kRowThreads) {
-      const uint4 quad = quads[i];
-      for (const uint32_t code : {quad.x, quad.y, quad.z, quad.w})
-        if (selection.ranks(code)) visit(WeightCode::ordered(code));
-    }
-  });
-  return selection;
+        for (int64_t i = threadIdx.x; i < stride / 4; i += kRowThreads) {
+          const uint4 quad = quads[i];
+          for (const uint32_t code : {quad.x, quad.y, quad.z, quad.w}) {
+            const uint32_t ordered = code ^ side;  // kNone and the other side's fall out of range
+            if (ordered - 1 < WeightCode::kChosen - 1) visit(ordered);
+          }
+        }
+      });
+  return {last.value | side, last.ties};
+}
+
+// The first `count` lanes of a mask.
+__device__ __forceinline__ uint32_t first_lanes(uint32_t mask, int32_t count) {
+  const int32_t below = __popc(mask & ((1u << lane_index()) - 1));
+  return __ballot_sync(kAllLanes, (mask >> lane_index() & 1) != 0 && below < count);
 }
 
 // A warp takes a range of words, a lane a token.
@@ -229,56 +159,56 @@ __global__ void __launch_bounds__(kRowThreads, 1) fill_rows(const RoundParams pa
   const tilemoe_routing& routing = params.routing;
   const int64_t E = routing.spec.E, words = params.scratch.words;
   const auto e = static_cast<int32_t>(blockIdx.x);
-  const uint32_t* codes = params.scratch.codes + e * params.code_stride();
-  const Selection selection = select_tokens(codes, params.code_stride(), params.scratch.counts[e],
-                                            params.scratch.targets[e], shared);
+  const int64_t stride = params.scratch.code_stride();
+  const uint32_t* codes = params.scratch.codes + e * stride;
+  const Selection selection =
+      select_tokens(codes, stride, params.scratch.counts[e], params.scratch.targets[e], shared);
 
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = lane_index();
   const int64_t each = (words + kRowWarps - 1) / kRowWarps;
   const int64_t begin = min(words, warp * each), end = min(words, begin + each);
-  int32_t takes = 0, ties = 0;  // of this lane
+  int32_t above = 0, ties = 0;  // of this lane
 #pragma unroll 8
   for (int64_t w = begin; w < end; ++w) {
     const uint32_t code = codes[w * kWordTokens + lane];
-    takes += selection.takes(code) ? 1 : 0;
-    ties += selection.ties(code) ? 1 : 0;
+    above += code > selection.threshold ? 1 : 0;
+    ties += code == selection.threshold ? 1 : 0;
   }
   const Scan::Result ties_through = Scan::scan(shared.scan, ties);
   const int32_t warp_ties = __reduce_add_sync(kAllLanes, ties);
   int32_t ties_before = __shfl_sync(kAllLanes, ties_through.inclusive - ties, 0);
-  const auto taken_ties = [&](int32_t count) { return min(count, selection.last.ties); };
-  const int32_t warp_takes = __reduce_add_sync(kAllLanes, takes) +
+  const auto taken_ties = [&](int32_t count) { return min(count, selection.ties); };
+  const int32_t warp_takes = __reduce_add_sync(kAllLanes, above) +
                              taken_ties(ties_before + warp_ties) - taken_ties(ties_before);
   const Scan::Result through = Scan::scan(shared.scan, lane == 0 ? warp_takes : 0);
 
   const int32_t first_row = routing.offsets[e], room = routing.offsets[e + 1] - first_row;
   int32_t before = min(room, __shfl_sync(kAllLanes, through.inclusive, 0) - warp_takes);
-  const uint32_t lanes_below = (1u << lane) - 1;
   for (int64_t w0 = begin; w0 < end; w0 += kAtOnce) {
     uint32_t code_of[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
       code_of[i] = w0 + i < end ? codes[(w0 + i) * kWordTokens + lane] : WeightCode::kNone;
+    ExpertWord word{};  // of lane i: word w0 + i
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t w = w0 + i;
       const uint32_t code = code_of[i];
-      const uint32_t tied = __ballot_sync(kAllLanes, selection.ties(code));
-      const bool tie_taken =
-          selection.ties(code) && ties_before + __popc(tied & lanes_below) < selection.last.ties;
-      const bool taken = selection.takes(code) || tie_taken;
-      const int32_t row = before + __popc(__ballot_sync(kAllLanes, taken) & lanes_below);
-      const bool fits = taken && row < room;
-      if (fits) {
-        routing.row_token[first_row + row] = static_cast<int32_t>(w * kWordTokens + lane);
-        routing.row_score[first_row + row] = WeightCode::weight(code);
+      uint32_t taken = __ballot_sync(kAllLanes, code > selection.threshold);
+      if (const uint32_t tied = __ballot_sync(kAllLanes, code == selection.threshold); tied != 0) {
+        taken |= first_lanes(tied, selection.ties - ties_before);
+        ties_before += __popc(tied);
       }
-      const uint32_t kept = __ballot_sync(kAllLanes, fits && WeightCode::chosen(code));
-      const uint32_t added = __ballot_sync(kAllLanes, fits && !WeightCode::chosen(code));
-      if (lane == 0 && w < end) params.scratch.masks[w * E + e] = {kept, added, before};
-      ties_before += __popc(tied);
-      before += __popc(kept | added);
+      if (__popc(taken) > room - before) taken = first_lanes(taken, room - before);
+      const uint32_t chosen = __ballot_sync(kAllLanes, WeightCode::chosen(code));
+      if ((taken >> lane & 1) != 0) {
+        const int32_t row = first_row + before + __popc(taken & ((1u << lane) - 1));
+        routing.row_token[row] = static_cast<int32_t>((w0 + i) * kWordTokens + lane);
+        routing.row_score[row] = WeightCode::weight(code);
+      }
+      if (lane == i) word = {taken & chosen, taken & ~chosen, before};
+      before += __popc(taken);
     }
+    if (lane < kAtOnce && w0 + lane < end) params.scratch.masks[(w0 + lane) * E + e] = word;
   }
 }
 
@@ -373,19 +303,12 @@ void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_a
   const auto stream = static_cast<cudaStream_t>(args.stream);
   ScratchLayout layout(args.workspace);
   const RoundParams params{.routing = routing,
-                           .logits = args.logits.data,
-                           .logits_stride = args.logits.stride[0],
                            .seed = static_cast<const int64_t*>(args.seed.data),
                            .step = static_cast<const int64_t*>(args.step.data),
                            .expert_counts = static_cast<int32_t*>(args.expert_counts.data),
                            .scratch = RoundScratch(spec, layout)};
   const RoundScratch& scratch = params.scratch;
-  top_k(choice_args(args.logits, spec.K, scratch.ids, scratch.scores, scratch.counts, args.stream));
-  if (spec.T > 0)
-    with_float_type(args.logits.dtype, [&](auto logit) {
-      launch_early(weigh<typename decltype(logit)::Type>, static_cast<unsigned>(scratch.words),
-                   kWeightWarps * kWarp, 0, stream, params);
-    });
+  weigh_tokens(args.logits, spec.K, scratch, args.stream);
   launch_early(round_counts, 1, kTargetThreads, 0, stream, params);
   launch_early(fill_rows, static_cast<unsigned>(spec.E), kRowThreads, 0, stream, params);
   const int64_t pair_blocks = (scratch.words + kPairWarps - 1) / kPairWarps;

@@ -1,12 +1,15 @@
 // Top-K: each token's best experts and their scores. Usual sizes take a warp a token and stay in
-// its registers; any other takes a block a token.
+// its registers; many experts take a warp that looks at its row twice; any other size takes a block
+// a token.
 #include <algorithm>
 
 #include "check.h"
 #include "cuda/device.h"
 #include "cuda/routing/block_choice.h"
+#include "cuda/routing/float_types.h"
 #include "cuda/routing/launch.h"
 #include "cuda/routing/warp_choice.h"
+#include "cuda/routing/wide_choice.h"
 #include "cuda/step/routing.h"
 
 namespace tilemoe::cuda {
@@ -50,6 +53,32 @@ __device__ __forceinline__ void rank_by_sigmoid(const TopKParams& params, WarpRo
   }
 }
 
+// Lane k's score. `best` is what it chose; sum_over_all(max) is asked for by that rule alone.
+template <class SumOverAll>
+__device__ __forceinline__ float score_by_warp(const TopKParams& params, const FloatArray& logits,
+                                               const Chosen& best, bool nan,
+                                               const SumOverAll& sum_over_all) {
+  const bool chosen = lane_index() < params.K;
+  float score = 0.f;
+  if (ranks_by_sigmoid(params.scoring)) {
+    if (chosen) score = order::sigmoid(logits.at(best.id));
+    if (params.scoring == TILEMOE_SIGMOID_RENORMALIZED)
+      score = share(score, sum_of_lanes(score), params.K);
+  } else {
+    const float max = __shfl_sync(kAllLanes, best.value, 0);
+    if (chosen) score = order::softmax_weight(best.value, max);
+    score /= params.scoring == TILEMOE_SOFTMAX_OVER_ALL ? sum_over_all(max) : sum_of_lanes(score);
+  }
+  return nan ? order::from_key(order::kNaNKey) : score;
+}
+
+__device__ __forceinline__ void store_by_warp(const TopKParams& params, int64_t t, int32_t id,
+                                              float score) {
+  const int64_t pair = t * params.K + lane_index();
+  params.ids.set(pair, id);
+  params.scores[pair] = score;
+}
+
 // Lane k < K gets the k-th best of token t and its score.
 template <int kSlots>
 __device__ __forceinline__ void choose_by_warp(const TopKParams& params, int64_t t, int32_t& id,
@@ -58,24 +87,11 @@ __device__ __forceinline__ void choose_by_warp(const TopKParams& params, int64_t
   WarpRow<kSlots> row;
   row.load(logits, params.E);
   const bool nan = row.any_nan();
-  const bool chosen = lane_index() < params.K;
-  if (ranks_by_sigmoid(params.scoring)) {
-    rank_by_sigmoid(params, row);
-    id = WarpChoice<kSlots>(row, params.E).choose(params.K).id;
-    score = chosen ? order::sigmoid(logits.at(id)) : 0.f;
-    if (params.scoring == TILEMOE_SIGMOID_RENORMALIZED)
-      score = share(score, sum_of_lanes(score), params.K);
-  } else {
-    WarpChoice<kSlots> choice(row, params.E);
-    const float max = choice.max();
-    const bool over_all = params.scoring == TILEMOE_SOFTMAX_OVER_ALL;
-    const float sum_over_all = over_all ? row.softmax_sum(params.E, max) : 0.f;
-    const Chosen best = choice.choose(params.K);
-    id = best.id;
-    score = chosen ? order::softmax_weight(best.value, max) : 0.f;
-    score /= over_all ? sum_over_all : sum_of_lanes(score);
-  }
-  if (nan) score = order::from_key(order::kNaNKey);
+  if (ranks_by_sigmoid(params.scoring)) rank_by_sigmoid(params, row);
+  const Chosen best = WarpChoice<kSlots>(row, params.E).choose(params.K);
+  id = best.id;
+  score = score_by_warp(params, logits, best, nan,
+                        [&](float max) { return row.softmax_sum(params.E, max); });
 }
 
 template <int kSlots>
@@ -89,15 +105,49 @@ __global__ void __launch_bounds__(kThreads) top_k_by_warps(const TopKParams para
     float score;
     choose_by_warp<kSlots>(params, t, id, score);
     if (lane_index() >= params.K) continue;
-    const int64_t pair = t * params.K + lane_index();
-    params.ids.set(pair, id);
-    params.scores[pair] = score;
+    store_by_warp(params, t, id, score);
     if (params.counts != nullptr) atomicAdd(&counts[id], 1);
   }
   if (params.counts == nullptr) return;
   __syncthreads();
   for (int e = static_cast<int>(threadIdx.x); e < params.E; e += kThreads)
     if (counts[e] != 0) atomicAdd(&params.counts[e], counts[e]);
+}
+
+// The row's type is known, so that a cell's loads are under way together.
+template <class Logit>
+__global__ void __launch_bounds__(kThreads, 4) top_k_by_wide_warps(const TopKParams params) {
+  __shared__ WideChoice::Shared shared[kWarps];
+  WideChoice::Shared& mine = shared[threadIdx.x / kWarp];
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
+  for (int64_t t = blockIdx.x * kWarps + threadIdx.x / kWarp; t < params.T; t += stride) {
+    const FloatArray logits = params.logits.row(t);
+    const auto logit = [row = static_cast<const Logit*>(logits.data)](int32_t e) {
+      return to_float(row[e]);
+    };
+    bool nan = false;  // of a logit that this lane saw
+    const auto seen = [&](int32_t e) {
+      const float x = logit(e);
+      nan |= x != x;
+      return x;
+    };
+    const auto choose = [&](const auto& value) {
+      return WideChoice::choose(mine, value, params.E, params.K);
+    };
+    const Chosen best = ranks_by_sigmoid(params.scoring)
+                            ? choose([&](int32_t e) { return biased_sigmoid(params, seen(e), e); })
+                            : choose(seen);
+    nan = __any_sync(kAllLanes, nan);
+    const float score = score_by_warp(params, logits, best, nan, [&](float max) {
+      float sum = 0.f;
+      for (int32_t e = lane_index(); e < params.E; e += kWarp)
+        sum += order::softmax_weight(logit(e), max);
+      return sum_of_lanes(sum);
+    });
+    if (lane_index() >= params.K) continue;
+    store_by_warp(params, t, best.id, score);
+    if (params.counts != nullptr) atomicAdd(&params.counts[best.id], 1);
+  }
 }
 
 // sum over i of value(i) in the order of routing/order.h, in every thread of the block.
@@ -175,12 +225,22 @@ __global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams 
   }
 }
 
+// As many blocks as tokens take, or as a GPU holds at once where a multiprocessor holds `each`.
+unsigned warp_blocks(const TopKParams& params, int64_t each) {
+  return static_cast<unsigned>(
+      std::min<int64_t>((params.T + kWarps - 1) / kWarps, current_device().multiprocessors * each));
+}
+
 template <int kSlots>
 void launch_warps(const TopKParams& params, cudaStream_t stream) {
-  constexpr int64_t kBlocksEach = 8;  // a multiprocessor's 2048 threads
-  const int64_t blocks = std::min<int64_t>((params.T + kWarps - 1) / kWarps,
-                                           current_device().multiprocessors * kBlocksEach);
-  top_k_by_warps<kSlots><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+  top_k_by_warps<kSlots><<<warp_blocks(params, 8), kThreads, 0, stream>>>(params);
+}
+
+void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
+  with_float_type(params.logits.dtype, [&](auto logit) {
+    top_k_by_wide_warps<typename decltype(logit)::Type>
+        <<<warp_blocks(params, 4), kThreads, 0, stream>>>(params);
+  });
 }
 
 void launch_blocks(const TopKParams& params, cudaStream_t stream) {
@@ -210,8 +270,10 @@ void top_k(const tilemoe_top_k_args& args) {
         cudaMemsetAsync(params.counts, 0, static_cast<size_t>(E) * sizeof(int32_t), stream),
         "top-K: " << E << " counts");
   if (T == 0) return;
-  if (E > kMaxWarpExperts || args.K > kWarp)
+  if (E > WideChoice::kMaxExperts || args.K > kWarp)
     launch_blocks(params, stream);
+  else if (E > kMaxWarpExperts)
+    launch_wide_warps(params, stream);
   else if (E <= 32)
     launch_warps<1>(params, stream);
   else if (E <= 64)
