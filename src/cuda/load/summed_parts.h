@@ -9,6 +9,7 @@
 
 #include "cuda/gemm/operand.h"
 #include "cuda/gemm/tile.h"
+#include "cuda/load/weight_box.h"
 #include "cuda/ptx/tma.h"
 
 namespace tilemoe::cuda {
@@ -52,17 +53,19 @@ class DensePartRows {
   int32_t row_begin_;
 };
 
-// Operand B from one expert's weights.
+// Operand B from one expert's weights. Blocks of a cluster that share it bring half of it each, to
+// both.
 template <class Shape, Major kMajor>
 class SummedWeights {
  public:
   using Operand = cuda::Operand<kMajor, Shape::BLOCK_N>;
   static constexpr int kEngineBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
+  static constexpr int kBoxes = Shape::kCluster;
+  static constexpr int kBoxRows = Shape::BLOCK_N / kBoxes;
+  using Box = WeightBox<Shape, kMajor, kBoxRows>;
 
   struct Params {
-    // Contiguous along the sum: (E, d, n), boxes of (1, BLOCK_N, BLOCK_K).
-    // Contiguous along rows: (E, n, d), boxes of (1, BLOCK_K, 64).
     CUtensorMap part[2];
     int32_t blocks_a_part;
   };
@@ -75,23 +78,29 @@ class SummedWeights {
   __device__ void begin(const Tile& tile) {
     expert_ = tile.expert;
     first_row_ = tile.n_block * Shape::BLOCK_N;
+    shared_by_cluster_ = tile.shares_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
     const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
-    const CUtensorMap* map = &params_.part[sum.part];
-    if constexpr (kMajor == Major::kSum) {
-      ptx::tma_load(shared, map, full, sum.begin, first_row_, expert_);
+    if (Shape::kCluster > 1 && shared_by_cluster_) {
+      const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
+      load_box<true>(rank, shared, full, sum);
     } else {
 #pragma unroll
-      for (int chunk = 0; chunk < Shape::BLOCK_N / 64; ++chunk)
-        ptx::tma_load(shared + chunk * Operand::kChunkBytes, map, full, first_row_ + chunk * 64,
-                      sum.begin, expert_);
+      for (int box = 0; box < kBoxes; ++box) load_box<false>(box, shared, full, sum);
     }
   }
 
  private:
+  template <bool kMulticast>
+  __device__ void load_box(int32_t number, uint32_t shared, uint32_t full, PartOfSum sum) const {
+    Box::template load<kMulticast>(shared + number * Box::Operand::kBytes, &params_.part[sum.part],
+                                   full, first_row_ + number * kBoxRows, sum.begin, expert_);
+  }
+
   const Params& params_;
   int32_t expert_, first_row_;
+  bool shared_by_cluster_;
 };
 
 }  // namespace tilemoe::cuda

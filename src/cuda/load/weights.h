@@ -11,6 +11,7 @@
 
 #include "cuda/gemm/operand.h"
 #include "cuda/gemm/tile.h"
+#include "cuda/load/weight_box.h"
 #include "cuda/ptx/tma.h"
 
 namespace tilemoe::cuda {
@@ -24,11 +25,9 @@ class Weights {
   // A cluster's blocks bring a box each where they share B.
   static constexpr int kBoxes = Shape::kCluster == 1 ? kParts : 2;
   static constexpr int kBoxRows = Shape::BLOCK_N / kBoxes;
-  using Box = cuda::Operand<kMajor, kBoxRows>;
+  using Box = WeightBox<Shape, kMajor, kBoxRows>;
 
   struct Params {
-    // Contiguous along the sum: (E, rows, sum), boxes of (1, kBoxRows, BLOCK_K).
-    // Contiguous along rows: (E, sum, rows), boxes of (1, BLOCK_K, 64).
     CUtensorMap part[kParts];
   };
 
@@ -55,24 +54,10 @@ class Weights {
  private:
   template <bool kMulticast>
   __device__ void load_box(int32_t number, uint32_t shared, uint32_t full, int32_t k_block) const {
-    constexpr uint16_t kAllBlocks = (1 << Shape::kCluster) - 1;
     const CUtensorMap* map = &params_.part[kParts == 2 ? number : 0];
     const int32_t first_row = first_row_ + (kParts == 2 ? 0 : number * kBoxRows);
-    const int32_t sum = k_block * Shape::BLOCK_K;
-    const auto box = [&](uint32_t to, int32_t x, int32_t y) {
-      if constexpr (kMulticast)
-        ptx::tma_load_multicast(to, map, full, kAllBlocks, x, y, expert_);
-      else
-        ptx::tma_load(to, map, full, x, y, expert_);
-    };
-    const uint32_t to = shared + number * Box::kBytes;
-    if constexpr (kMajor == Major::kSum) {
-      box(to, sum, first_row);
-    } else {
-#pragma unroll
-      for (int chunk = 0; chunk < kBoxRows / 64; ++chunk)
-        box(to + chunk * Box::kChunkBytes, first_row + chunk * 64, sum);
-    }
+    Box::template load<kMulticast>(shared + number * Box::Operand::kBytes, map, full, first_row,
+                                   k_block * Shape::BLOCK_K, expert_);
   }
 
   const Params& params_;

@@ -12,7 +12,7 @@ template <class Shape, Major kMajor>
 void run_input_gradient(const InputGradient& step) {
   using Epilogue = StoreEpilogue<Shape>;
   using LoadW1 = SummedWeights<Shape, kMajor>;
-  using Gemm = GroupedGemm<Shape, DensePartRows<Shape>, LoadW1, Epilogue, RowTiles<Shape::BLOCK_M>>;
+  using Gemm = GroupedGemm<Shape, DensePartRows<Shape>, LoadW1, Epilogue, RowTilesOf<Shape>>;
   const int64_t n = step.experts->n, d = step.experts->d;
   const int64_t n_blocks = (d + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
   const int64_t blocks_a_part = (n + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
@@ -26,7 +26,8 @@ void run_input_gradient(const InputGradient& step) {
                                    .box = {Shape::BLOCK_K, 1, Shape::BLOCK_M}});
   params.a.blocks_a_part = params.b.blocks_a_part = static_cast<int32_t>(blocks_a_part);
   for (int p = 0; p < parts.count; ++p)
-    params.b.part[p] = weights_map<Shape, kMajor, Shape::BLOCK_N>(transposed(parts.part[p]), 0, d);
+    params.b.part[p] =
+        weights_map<Shape, kMajor, LoadW1::kBoxRows>(transposed(parts.part[p]), 0, d);
   if (parts.count == 1) params.b.part[1] = params.b.part[0];
   params.epilogue.D = output_of<Shape, Epilogue::kSlice>(step.dX_rows, 1, d);
   params.order = row_tiles<Shape>(step.rows, n_blocks, parts.count * blocks_a_part);
@@ -35,11 +36,13 @@ void run_input_gradient(const InputGradient& step) {
 
 template <class Element>
 void input_gradient(const InputGradient& step) {
-  using Cooperative256 = TileShape<Element, 128, 256, Schedule::kCooperative>;
+  // Two blocks share the weights they read: without, 1.77 times the time on gpt-oss-20b, 1.26 times
+  // on qwen3-235b, the same within 4 % elsewhere.
+  using Pairs = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
   if (step.weights.W1.stride[2] == 1)
-    run_input_gradient<Cooperative256, Major::kRows>(step);
+    run_input_gradient<Pairs, Major::kRows>(step);
   else
-    run_input_gradient<Cooperative256, Major::kSum>(step);
+    run_input_gradient<Pairs, Major::kSum>(step);
 }
 
 }  // namespace tilemoe::cuda
