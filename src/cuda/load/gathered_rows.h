@@ -1,7 +1,8 @@
 // Operand A from rows that lie anywhere: row r of the tile is row token[row_begin + r] of the
 // source, or row row_begin + r itself where there is no token list. Copied by all threads of the
-// producer, 16 bytes at a time; eight neighbouring threads read one row's 128 bytes. Rows past the
-// expert's last and columns past the source's width are zeros.
+// producer, 16 bytes at a time; eight neighbouring threads read one row's 128 bytes. Columns past
+// the source's width are zeros; rows past the expert's last repeat it, and meet no row that is
+// stored.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ class GatheredRows {
 
   struct Params {
     const void* source;    // (T, width)
-    int64_t row_bytes;     // from one row to the next
+    uint32_t row_bytes;    // from one row to the next
     int32_t width_bytes;   // of a row
     const int32_t* token;  // (capacity) or null
   };
@@ -38,33 +39,32 @@ class GatheredRows {
   __device__ void begin(const Tile& tile) {
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const int32_t row = tile.row_begin + row_ + i * kRowsAtOnce;
-      source_row_[i] = row >= tile.row_end ? kNone : params_.token ? params_.token[row] : row;
+      const int32_t row =
+          min(tile.row_begin + static_cast<int32_t>(row_) + i * kRowsAtOnce, tile.row_end - 1);
+      source_row_[i] = static_cast<uint32_t>(params_.token ? params_.token[row] : row);
     }
   }
 
   __device__ void copy(uint32_t shared, int32_t k_block) const {
-    const int32_t column = k_block * Operand::kRowBytes + chunk_ * 16;  // in bytes
-    const bool inside = column < params_.width_bytes;
-    const char* first = static_cast<const char*>(params_.source) + (inside ? column : 0);
+    const int32_t column =
+        k_block * Operand::kRowBytes + static_cast<int32_t>(chunk_) * 16;  // in bytes
+    const uint32_t bytes = column < params_.width_bytes ? 16 : 0;
+    const char* first = static_cast<const char*>(params_.source) + column;
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const bool exists = inside && source_row_[i] != kNone;
+    for (int i = 0; i < kPasses; ++i)
       ptx::cp_async_16(shared + shared_offset_ + i * kRowsAtOnce * Operand::kRowBytes,
-                       first + (exists ? source_row_[i] * params_.row_bytes : 0), exists ? 16 : 0);
-    }
+                       first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes, bytes);
   }
 
  private:
   static constexpr int kChunks = Operand::kRowBytes / 16;
   static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
-  static constexpr int32_t kNone = -1;
   static constexpr int kPasses = Shape::BLOCK_M / kRowsAtOnce;
   static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
 
   const Params& params_;
   uint32_t row_, chunk_, shared_offset_;
-  int32_t source_row_[kPasses];  // half the registers of pointers: the producer has 40
+  uint32_t source_row_[kPasses];  // half the registers of pointers: the producer has 40
 };
 
 }  // namespace tilemoe::cuda

@@ -13,17 +13,17 @@ template <class Shape, Activations kActivations, Major kMajor>
 void run_activation_gradient(const ActivationGradient& step) {
   using Epilogue = ActivationGradientEpilogue<Shape, kActivations>;
   using LoadW2 = Weights<Shape, kMajor, 1>;
-  using Gemm = GroupedGemm<Shape, GatheredRows<Shape>, LoadW2, Epilogue, RowTiles<Shape::BLOCK_M>>;
+  using Gemm = GroupedGemm<Shape, GatheredRows<Shape>, LoadW2, Epilogue, RowTilesOf<Shape>>;
   static_assert(Shape::BLOCK_N == kActivationGradientColumns, "a row of partial sums a tile");
-  constexpr auto kElementBytes = static_cast<int64_t>(sizeof(typename Shape::Element));
   const int64_t n = step.experts->n, d = step.experts->d;
   const int64_t n_blocks = ds_tiles(*step.experts);
   const int64_t k_blocks = (d + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 
   typename Gemm::Params params{};
   params.a = {.source = step.dO.data,
-              .row_bytes = step.dO.stride[0] * kElementBytes,
-              .width_bytes = static_cast<int32_t>(d * kElementBytes),
+              .row_bytes = gathered_row_bytes(step.dO),
+              .width_bytes =
+                  static_cast<int32_t>(d * static_cast<int64_t>(sizeof(typename Shape::Element))),
               .token = step.rows.token};
   params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kBoxRows>(transposed(step.W2), 0, n);
   params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, Epilogue::kParts, n);

@@ -72,6 +72,16 @@ Output output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
       .columns = static_cast<int32_t>(columns)};
 }
 
+// From one row to the next of a matrix that is gathered: 32 bits, so that an address is one
+// multiplication.
+inline uint32_t gathered_row_bytes(const tilemoe_tensor& source) {
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(source.dtype));
+  const int64_t bytes = source.shape[0] > 1 ? source.stride[0] * element : 0;
+  TILEMOE_CHECK_SUPPORTED(bytes >= 0 && bytes <= UINT32_MAX,
+                          "rows of " << bytes << " bytes are too far apart to be gathered");
+  return static_cast<uint32_t>(bytes);
+}
+
 // Tiles of BLOCK_M rows over all experts by `n_blocks`; the order's and its bound on the host.
 template <class Shape>
 using RowTilesOf = RowTiles<Shape::BLOCK_M, Shape::kCluster>;

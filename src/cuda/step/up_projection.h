@@ -24,7 +24,7 @@ void run_up_projection(const UpProjection& step) {
 
   typename Gemm::Params params{};
   params.a = {.source = step.X.data,
-              .row_bytes = step.X.stride[0] * static_cast<int64_t>(sizeof(Element)),
+              .row_bytes = gathered_row_bytes(step.X),
               .width_bytes = static_cast<int32_t>(d * static_cast<int64_t>(sizeof(Element))),
               .token = step.rows.token};
   const auto bias = [&](const tilemoe_tensor& b, int64_t first, int32_t every) -> Bias {
