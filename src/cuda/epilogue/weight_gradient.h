@@ -1,47 +1,50 @@
-// D as an expert's weight gradient: written, or added to what is there in float32 and rounded once,
-// in 16 bits or float32. Gradients have one or two parts along the side of the dense operand.
+// D, or its transpose, as an expert's weight gradient: written, or added to what is there in
+// float32 and rounded once, in 16 bits or float32. D's columns are in one or two parts, a gradient
+// each.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/epilogue/output.h"
+#include "cuda/epilogue/transposed_store.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
-#include "cuda/load/summed_rows.h"
 
 namespace tilemoe::cuda {
 
-template <class Shape, class Out, Side kPartsAlong>
+// How D lies in the gradient: kRows, D's columns are contiguous; kTransposed, its rows are.
+enum class Lies { kRows, kTransposed };
+
+template <class Shape, class Out, Lies kLies>
 class WeightGradientEpilogue {
  public:
   static constexpr bool kFloat = std::is_same_v<Out, float>;
-  static constexpr int kSlice = slice_columns(Shape::BLOCK_N);
-  using Slices = SliceStore<Shape, kSlice>;
-  static constexpr int kSharedBytes = kFloat ? 0 : Slices::kSharedBytes;
+  static constexpr bool kTransposed = kLies == Lies::kTransposed;
+  static constexpr int kSlice = 64;
+  using Store = std::conditional_t<kTransposed, TransposedStore<Shape>, SliceStore<Shape, kSlice>>;
+  static constexpr int kSharedBytes = kFloat ? 0 : Store::kSharedBytes;
+  static constexpr int kBoxRows = kTransposed ? kSlice : kStoreRows;  // of the map; 64 columns
 
   struct Part {
-    Output out;  // 16 bits: (rows, E, columns), in the order of the map's dimensions
-    Out* data;   // (E, rows, columns)
-    int64_t expert_stride, row_stride;  // in elements
+    Output out;  // 16 bits: D's or its transpose's (rows, E, columns), in the order of the map
+    Out* data;
+    int64_t expert_stride, stride;  // the latter of D's dimension that is not contiguous
   };
   struct Params {
     Part part[2];
-    int32_t rows, columns;  // of a part
+    int32_t rows, columns;  // of D, the latter of a part
     int32_t blocks_a_part;
     bool accumulate;
   };
 
   __device__ WeightGradientEpilogue(const Params& params, uint32_t shared, int32_t thread)
-      : params_(params), slices_(shared, thread) {}
+      : params_(params), store_(shared, thread) {}
 
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
-    const int32_t part = block_of<kPartsAlong>(tile) >= params_.blocks_a_part ? 1 : 0;
-    const int32_t before = part * params_.blocks_a_part;
-    const int32_t m_block = tile.m_block - (kPartsAlong == Side::kA ? before : 0);
-    const int32_t n_block = tile.n_block - (kPartsAlong == Side::kB ? before : 0);
-    const int32_t first_row = m_block * Shape::BLOCK_M + row - tile.row_begin;
-    const int32_t first_column = n_block * Shape::BLOCK_N;
+    const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
+    const int32_t first_row = tile.m_block * Shape::BLOCK_M + row - tile.row_begin;
+    const int32_t first_column = (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N;
     const int32_t rows = params_.rows - first_row;
     const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
     if (rows <= 0 || nothing_to_add) return;
@@ -49,40 +52,50 @@ class WeightGradientEpilogue {
     const Part& to = params_.part[part];
     Out* expert = to.data + tile.expert * to.expert_stride;
     if (params_.accumulate)
-      for_each_pair(expert, to.row_stride, first_row, first_column, D,
-                    [](const Out* old, float& low, float& high) {
-                      low += static_cast<float>(old[0]);
-                      high += static_cast<float>(old[1]);
-                    });
+      for_each_run(expert, to.stride, first_row, first_column, D, [](const Out* old, float* value) {
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) value[i] += static_cast<float>(old[i]);
+      });
     if constexpr (kFloat) {
-      for_each_pair(expert, to.row_stride, first_row, first_column, D,
-                    [](float* out, float low, float high) {
-                      *reinterpret_cast<float2*>(out) = {low, high};
-                    });
+      for_each_run(expert, to.stride, first_row, first_column, D, [](float* out, float* value) {
+        if constexpr (kRun == 2)
+          *reinterpret_cast<float2*>(out) = {value[0], value[1]};
+        else
+          *out = value[0];
+      });
     } else {
-      // The copy engine clips what lies past the last row, so that every warp's rows count as
-      // whole.
-      const int32_t whole = (rows + kStoreRows - 1) / kStoreRows * kStoreRows;
 #pragma unroll
       for (int slice = 0; slice < Shape::BLOCK_N / kSlice; ++slice) {
         const int32_t column = first_column + slice * kSlice;
         if (column >= params_.columns) break;
-        slices_.store(to.out, first_row, whole, tile.expert, column,
-                      [&](int m, int j, int i) { return D[m][slice * (kSlice / 2) + 4 * j + i]; });
+        const auto value = [&](int m, int j, int i) {
+          return D[m][slice * (kSlice / 2) + 4 * j + i];
+        };
+        if constexpr (kTransposed) {
+          store_.store(to.out.map, first_row, tile.expert, column,
+                       [&](int j, int i) { return value(0, j, i); });
+        } else {
+          // The copy engine clips what lies past the last row, so that every warp's rows count as
+          // whole.
+          const int32_t whole = (rows + kStoreRows - 1) / kStoreRows * kStoreRows;
+          store_.store(to.out, first_row, whole, tile.expert, column, value);
+        }
       }
     }
   }
 
   __device__ void finish() const {
-    slices_.finish();
+    store_.finish();
   }
 
  private:
-  // Calls visit(place, low, high) for the pairs of neighbouring accumulators that exist.
+  static constexpr int kRun = kTransposed ? 1 : 2;  // accumulators that are neighbours in memory
+
+  // Calls visit(place, value) for the runs of accumulators that exist.
   template <class Visit>
-  __device__ __forceinline__ void for_each_pair(Out* expert, int64_t row_stride, int32_t first_row,
-                                                int32_t first_column, Accumulators<Shape>& D,
-                                                const Visit& visit) const {
+  __device__ __forceinline__ void for_each_run(Out* expert, int64_t stride, int32_t first_row,
+                                               int32_t first_column, Accumulators<Shape>& D,
+                                               const Visit& visit) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
     const auto warp = static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp);
     const int32_t column = first_column + lane % 4 * 2;
@@ -92,17 +105,20 @@ class WeightGradientEpilogue {
       for (int half = 0; half < 2; ++half) {
         const int32_t row = first_row + m * 64 + warp * kStoreRows + half * 8 + lane / 4;
         if (row >= params_.rows) continue;
-        Out* place = expert + row * row_stride + column;
+        Out* place = expert + (kTransposed ? column * stride + row : row * stride + column);
 #pragma unroll
         for (int j = 0; j < Shape::BLOCK_N / 8; ++j) {
           if (column + 8 * j >= params_.columns) break;
-          visit(place + 8 * j, D[m][4 * j + 2 * half], D[m][4 * j + 2 * half + 1]);
+#pragma unroll
+          for (int i = 0; i < 2; i += kRun)
+            visit(place + (kTransposed ? (8 * j + i) * stride : 8 * j + i),
+                  &D[m][4 * j + 2 * half + i]);
         }
       }
   }
 
   const Params& params_;
-  Slices slices_;
+  Store store_;
 };
 
 }  // namespace tilemoe::cuda

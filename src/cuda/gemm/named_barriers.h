@@ -9,6 +9,8 @@ enum class NamedBarrier : uint32_t {
   kBlock = 0,  // __syncthreads()
   kTurn0 = 1,  // ping-pong: consumer 1 tells consumer 0 that the ring is its
   kTurn1 = 2,
+  kStore0 = 3,  // the warps of a consumer that store together
+  kStore1 = 4,
 };
 
 __device__ constexpr uint32_t number_of(NamedBarrier first, int consumer) {

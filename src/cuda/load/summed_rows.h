@@ -16,97 +16,103 @@
 
 namespace tilemoe::cuda {
 
-// Which operand of the product a loader brings: the one along its rows, or along its columns.
-enum class Side { kA, kB };
-
-template <class Shape, Side kSide>
-inline constexpr int kBlockOf = kSide == Side::kA ? Shape::BLOCK_M : Shape::BLOCK_N;
-
-template <Side kSide>
-__device__ __forceinline__ int32_t block_of(const Tile& tile) {
-  return kSide == Side::kA ? tile.m_block : tile.n_block;
-}
-
-// Rows that lie anywhere: row r of the sum is row token[r] of the source, or row r itself where
-// there is no token list. Copied by all threads of the producer, 16 bytes at a time; eight
-// neighbouring threads read one row's 128 bytes. Columns past the source's width are zeros too.
-template <class Shape, Side kSide>
+// Operand A from rows that lie anywhere: row r of the sum is row token[r] of the source, or row r
+// itself where there is no token list. Copied by all threads of the producer, 16 bytes at a time;
+// eight neighbouring threads read one row's 128 bytes. Columns past the source's width are zeros
+// too.
+//
+// The producer's instructions are what limits these kernels. So a lane looks up one row for its
+// whole warp, two k blocks ahead; and what a copy needs beside the row is known to the tile.
+template <class Shape>
 class GatheredSummedRows {
  public:
-  using Operand = cuda::Operand<Major::kRows, kBlockOf<Shape, kSide>>;
+  using Operand = cuda::Operand<Major::kRows, Shape::BLOCK_M>;
   static constexpr int kEngineBytes = 0;
   static constexpr int kThreadArrivals = kWarpgroup;
 
   struct Params {
     const void* source;    // (T, width)
-    int64_t row_bytes;     // from one row to the next
+    uint32_t row_bytes;    // from one row to the next
     int32_t width_bytes;   // of a row
     const int32_t* token;  // (capacity) or null
   };
 
   __device__ GatheredSummedRows(const Params& params, int32_t thread)
       : params_(params),
-        row_(thread / kPieces),
+        row_in_warp_(thread % kWarp / kPieces),
         piece_(thread % kPieces),
-        shared_offset_(row_ * Operand::kRowBytes + swizzled_chunk(row_, piece_)) {}
+        shared_offset_(thread / kPieces * Operand::kRowBytes +
+                       swizzled_chunk(thread / kPieces, piece_)) {}
 
   __device__ void prefetch() const {}
 
   __device__ void begin(const Tile& tile) {
-    next_row_ = tile.row_begin + static_cast<int32_t>(row_);
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    const int32_t pass = thread % kWarpRows / kRowsAPass, row = thread % kRowsAPass;
+    next_row_ = tile.row_begin + pass * kRowsAtOnce + thread / kWarp * kRowsAPass + row;
     row_end_ = tile.row_end;
-    column_ =
-        block_of<kSide>(tile) * kChunks * Operand::kRowBytes + static_cast<int32_t>(piece_) * 16;
-    find_rows();
+    const int32_t column = tile.m_block * kChunks * Operand::kRowBytes + piece_ * 16;  // in bytes
+    first_ = static_cast<const char*>(params_.source) + column;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      inside_[chunk] = column + chunk * Operand::kRowBytes < params_.width_bytes;
+    soon_ = look_up();
+    later_ = look_up();
   }
 
+  // All lanes of a warp call it.
   __device__ void copy(uint32_t shared, int32_t /*k_block*/) {
-    const char* first = static_cast<const char*>(params_.source) + column_;
+    const int32_t now = soon_;
+    soon_ = later_;
+    later_ = look_up();
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const bool exists = source_row_[i] != kNone;
-      const char* row = first + (exists ? source_row_[i] * params_.row_bytes : 0);
+      const int32_t source_row = __shfl_sync(0xffffffff, now, i * kRowsAPass + row_in_warp_);
+      const char* row = first_ + static_cast<uint64_t>(static_cast<uint32_t>(source_row)) *
+                                     params_.row_bytes;  // not read where there is none
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const bool inside = column_ + chunk * Operand::kRowBytes < params_.width_bytes;
+      for (int chunk = 0; chunk < kChunks; ++chunk)
         ptx::cp_async_16(shared + shared_offset_ + chunk * Operand::kChunkBytes +
                              i * kRowsAtOnce * Operand::kRowBytes,
-                         inside ? row + chunk * Operand::kRowBytes : params_.source,
-                         exists && inside ? 16 : 0);
-      }
+                         row + chunk * Operand::kRowBytes,
+                         source_row != kNone && inside_[chunk] ? 16 : 0);
     }
-    find_rows();  // the next k block's, while this one's copies are under way
   }
 
  private:
   static constexpr int kPieces = Operand::kRowBytes / 16;
   static constexpr int kChunks = Operand::kRows / 64;
   static constexpr int kRowsAtOnce = kWarpgroup / kPieces;
+  static constexpr int kRowsAPass = kWarp / kPieces;  // of a warp
   static constexpr int kPasses = Shape::BLOCK_K / kRowsAtOnce;
+  static constexpr int kWarpRows = kPasses * kRowsAPass;  // of a k block
   static constexpr int32_t kNone = -1;
   static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
+  static_assert(kWarp % kWarpRows == 0, "a lane looks up one row");
 
-  __device__ void find_rows() {
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const int32_t row = next_row_ + i * kRowsAtOnce;
-      source_row_[i] = row >= row_end_ ? kNone : params_.token ? params_.token[row] : row;
-    }
+  // This lane's row of the k block after the last one asked for.
+  __device__ int32_t look_up() {
+    const int32_t row = next_row_;
     next_row_ += Shape::BLOCK_K;
+    if (row >= row_end_) return kNone;
+    return params_.token ? params_.token[row] : row;
   }
 
   const Params& params_;
-  uint32_t row_, piece_, shared_offset_;
+  int32_t row_in_warp_, piece_;
+  uint32_t shared_offset_;
+  const char* first_;  // of this thread's columns, in row 0
+  bool inside_[kChunks];
   int32_t next_row_, row_end_;
-  int32_t column_;  // in bytes
-  int32_t source_row_[kPasses];
+  int32_t soon_, later_;  // source rows of the next k block and of the one after it
 };
 
-// Rows grouped by expert, of one or two parts of columns, by the copy engine.
-template <class Shape, Side kSide>
+// Operand B from rows grouped by expert, of one or two parts of columns, by the copy engine. Blocks
+// of a cluster that share it bring half of it each, to both.
+template <class Shape>
 class DenseSummedRows {
  public:
-  using Operand = cuda::Operand<Major::kRows, kBlockOf<Shape, kSide>>;
+  using Operand = cuda::Operand<Major::kRows, Shape::BLOCK_N>;
   static constexpr int kEngineBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
 
@@ -121,18 +127,26 @@ class DenseSummedRows {
     for (const CUtensorMap& map : params_.part) ptx::tma_prefetch_map(&map);
   }
   __device__ void begin(const Tile& tile) {
-    const int32_t block = block_of<kSide>(tile);
-    part_ = block >= params_.blocks_a_part ? 1 : 0;
-    column_ = (block - part_ * params_.blocks_a_part) * Operand::kRows;
+    part_ = tile.n_block >= params_.blocks_a_part ? 1 : 0;
+    column_ = (tile.n_block - part_ * params_.blocks_a_part) * Operand::kRows;
     row_begin_ = tile.row_begin;
     row_end_ = tile.row_end;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
-    const int32_t row = row_begin_ + k_block * Shape::BLOCK_K;
+    constexpr int kMine = Operand::kRows / 64 / Shape::kCluster;  // chunks
+    constexpr uint16_t kAllBlocks = (1 << Shape::kCluster) - 1;
+    const CUtensorMap* map = &params_.part[part_];
+    const int32_t first = static_cast<int32_t>(blockIdx.x % Shape::kCluster) * kMine;
+    const int32_t row = kRaggedRows - row_end_ + row_begin_ + k_block * Shape::BLOCK_K;
 #pragma unroll
-    for (int chunk = 0; chunk < Operand::kRows / 64; ++chunk)
-      ptx::tma_load(shared + chunk * Operand::kChunkBytes, &params_.part[part_], full,
-                    column_ + chunk * 64, kRaggedRows - row_end_ + row, row_end_, kRaggedRows);
+    for (int i = 0; i < kMine; ++i) {
+      const uint32_t to = shared + (first + i) * Operand::kChunkBytes;
+      const int32_t column = column_ + (first + i) * 64;
+      if constexpr (Shape::kCluster > 1)
+        ptx::tma_load_multicast(to, map, full, kAllBlocks, column, row, row_end_, kRaggedRows);
+      else
+        ptx::tma_load(to, map, full, column, row, row_end_, kRaggedRows);
+    }
   }
 
  private:

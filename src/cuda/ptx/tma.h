@@ -45,6 +45,16 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t shared, const CUtens
       : "memory");
 }
 
+__device__ __forceinline__ void tma_load_multicast(uint32_t shared, const CUtensorMap* map,
+                                                   uint32_t barrier, uint16_t blocks, int32_t x,
+                                                   int32_t y, int32_t z, int32_t w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(shared),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t shared, int32_t x,
                                           int32_t y, int32_t z) {
   asm volatile(

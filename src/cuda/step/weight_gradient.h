@@ -10,101 +10,76 @@
 
 namespace tilemoe::cuda {
 
-// The dense operand's columns are the gradient's rows where these are contiguous (kDense kA), else
-// its columns.
-template <class Shape, class Out, Side kDense>
+// D is the gradient's transpose, gathered columns by dense columns, so that the wide side of the
+// tile is the dense one, which costs no thread's copies and is shared by a cluster.
+template <class Shape, class Out, Lies kLies>
 void run_weight_gradient(const WeightGradientProduct& product) {
-  constexpr Side kGathered = kDense == Side::kA ? Side::kB : Side::kA;
   using Element = typename Shape::Element;
-  using LoadDense = DenseSummedRows<Shape, kDense>;
-  using LoadGathered = GatheredSummedRows<Shape, kGathered>;
-  using LoadA = std::conditional_t<kDense == Side::kA, LoadDense, LoadGathered>;
-  using LoadB = std::conditional_t<kDense == Side::kA, LoadGathered, LoadDense>;
-  using Epilogue = WeightGradientEpilogue<Shape, Out, kDense>;
-  using Gemm = GroupedGemm<Shape, LoadA, LoadB, Epilogue, ExpertTiles<Shape::BLOCK_K>>;
-  constexpr auto kElementBytes = static_cast<int64_t>(sizeof(Element));
-  constexpr int64_t kDenseBlock = LoadDense::Operand::kRows;
-  constexpr int64_t kGatheredBlock = LoadGathered::Operand::kRows;
+  using LoadGathered = GatheredSummedRows<Shape>;
+  using LoadDense = DenseSummedRows<Shape>;
+  using Epilogue = WeightGradientEpilogue<Shape, Out, kLies>;
+  using Order = ExpertTiles<Shape::BLOCK_K, Shape::kCluster>;
+  using Gemm = GroupedGemm<Shape, LoadGathered, LoadDense, Epilogue, Order>;
+  constexpr int64_t kStepRows = Shape::BLOCK_M * Shape::kCluster;
   const int64_t n = product.dense_columns, d = product.gathered.shape[1];
-  const int64_t dense_blocks = (n + kDenseBlock - 1) / kDenseBlock;
-  const int64_t gathered_blocks = (d + kGatheredBlock - 1) / kGatheredBlock;
+  const int64_t blocks_a_part = (n + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
 
   typename Gemm::Params params{};
-  auto& dense = [&]() -> auto& {
-    if constexpr (kDense == Side::kA)
-      return params.a;
-    else
-      return params.b;
-  }
-  ();
-  auto& gathered = [&]() -> auto& {
-    if constexpr (kDense == Side::kA)
-      return params.b;
-    else
-      return params.a;
-  }
-  ();
-  gathered = {.source = product.gathered.data,
-              .row_bytes = product.gathered.stride[0] * kElementBytes,
-              .width_bytes = static_cast<int32_t>(d * kElementBytes),
+  params.a = {.source = product.gathered.data,
+              .row_bytes = gathered_row_bytes(product.gathered),
+              .width_bytes = static_cast<int32_t>(d * static_cast<int64_t>(sizeof(Element))),
               .token = product.rows.token};
-  dense.blocks_a_part = params.epilogue.blocks_a_part = static_cast<int32_t>(dense_blocks);
+  params.b.blocks_a_part = params.epilogue.blocks_a_part = static_cast<int32_t>(blocks_a_part);
+  params.epilogue.rows = static_cast<int32_t>(d);
+  params.epilogue.columns = static_cast<int32_t>(n);
+  params.epilogue.accumulate = product.accumulate;
   for (int p = 0; p < product.parts; ++p) {
     const auto& part = product.part[p];
     // Without rows there may be no dense matrix, and none is read; a map has an address all the
     // same.
     const auto* const matrix =
         static_cast<const Element*>(product.rows.capacity > 0 ? product.dense.data : part.out.data);
-    dense.part[p] = make_ragged_map({.dtype = kDTypeOf<Element>,
-                                     .data = matrix + part.dense_first,
-                                     .columns = n,
-                                     .rows = product.rows.capacity,
-                                     .row_stride = product.dense.stride[0],
-                                     .box = {64, Shape::BLOCK_K}});
+    params.b.part[p] = make_ragged_map({.dtype = kDTypeOf<Element>,
+                                        .data = matrix + part.dense_first,
+                                        .columns = n,
+                                        .rows = product.rows.capacity,
+                                        .row_stride = product.dense.stride[0],
+                                        .box = {64, Shape::BLOCK_K}});
     const tilemoe_tensor& out = part.out;  // (E, n, d)
-    const int64_t row_stride = kDense == Side::kA ? out.stride[1] : out.stride[2];
+    const int64_t stride = kLies == Lies::kTransposed ? out.stride[1] : out.stride[2];
     auto& to = params.epilogue.part[p];
     to.data = static_cast<Out*>(out.data);
     to.expert_stride = out.stride[0];
-    to.row_stride = row_stride;
-    const int64_t columns = kDense == Side::kA ? d : n, rows = kDense == Side::kA ? n : d;
+    to.stride = stride;
     if constexpr (!Epilogue::kFloat)
-      to.out.map = make_tensor_map(
-          {.dtype = kDTypeOf<Element>,
-           .data = out.data,
-           .size = {columns, out.shape[0], rows},
-           .stride = {out.stride[0], row_stride},
-           .box = {Epilogue::kSlice, 1, kStoreRows},
-           .swizzle = Epilogue::kSlice == 64 ? Swizzle::k128Bytes : Swizzle::k64Bytes});
-    params.epilogue.rows = static_cast<int32_t>(rows);
-    params.epilogue.columns = static_cast<int32_t>(columns);
+      to.out.map = make_tensor_map({.dtype = kDTypeOf<Element>,
+                                    .data = out.data,
+                                    .size = {kLies == Lies::kTransposed ? d : n, out.shape[0],
+                                             kLies == Lies::kTransposed ? n : d},
+                                    .stride = {out.stride[0], stride},
+                                    .box = {64, 1, Epilogue::kBoxRows}});
   }
-  if (product.parts == 1) dense.part[1] = dense.part[0];
-  params.epilogue.accumulate = product.accumulate;
-  const int64_t all_dense = product.parts * dense_blocks;
-  const int64_t m_blocks = kDense == Side::kA ? all_dense : gathered_blocks;
-  const int64_t n_blocks = kDense == Side::kA ? gathered_blocks : all_dense;
+  if (product.parts == 1) params.b.part[1] = params.b.part[0];
+  const int64_t m_steps = (d + kStepRows - 1) / kStepRows;
+  const int64_t n_blocks = product.parts * blocks_a_part;
   TILEMOE_CHECK_SUPPORTED(
-      m_blocks <= INT32_MAX / (2 * n_blocks * product.rows.E),
+      m_steps <= INT32_MAX / (2 * n_blocks * product.rows.E),
       "the weight gradients of " << product.rows.E << " experts have too many tiles to count");
   params.order = {.offsets = product.rows.offsets,
                   .E = static_cast<int32_t>(product.rows.E),
-                  .m_blocks = static_cast<int32_t>(m_blocks),
+                  .m_steps = static_cast<int32_t>(m_steps),
                   .n_blocks = static_cast<int32_t>(n_blocks),
                   .n_group = std::min(kColumnGroup, static_cast<int32_t>(n_blocks))};
-  launch<Gemm>(params, product.rows.E * m_blocks * n_blocks, product.stream);
+  launch<Gemm>(params, product.rows.E * m_steps * n_blocks, product.stream);
 }
 
 template <class Element, class Out>
 void run_weight_gradient_along(const WeightGradientProduct& product) {
-  // The gathered operand has the tile's short side: copies by threads are what limits these
-  // kernels. With 256 gathered columns dW1 was a tenth slower.
+  using Pairs = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
   if (product.part[0].out.stride[2] == 1)
-    run_weight_gradient<TileShape<Element, 256, 128, Schedule::kCooperative>, Out, Side::kA>(
-        product);
+    run_weight_gradient<Pairs, Out, Lies::kTransposed>(product);
   else
-    run_weight_gradient<TileShape<Element, 128, 256, Schedule::kCooperative>, Out, Side::kB>(
-        product);
+    run_weight_gradient<Pairs, Out, Lies::kRows>(product);
 }
 
 template <class Element>
