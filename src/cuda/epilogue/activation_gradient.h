@@ -3,7 +3,7 @@
 //
 // A warp walks its 16 rows slice by slice of columns, through slots of shared memory of its own:
 //
-//   copy engine   H -> slot                     dH, A' slot ->            next H -> slot
+//   copy engine   H -> slot                     dH slot, A' slot ->       next H -> slot
 //   warp                     H -> dH in place, A'
 //
 // The first slices are on their way before the tile's products begin. dH may lie over H: a slice is
@@ -28,11 +28,15 @@ class ActivationGradientEpilogue {
   using Element = typename Shape::Element;
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;  // of H
   static constexpr int kSlice = 32;
-  static constexpr int kSlots = 3;  // one computed, one stored, one loaded
+  // 16 columns each; the other activations take more registers.
+  static constexpr int kBlocksAtOnce = kActivations == Activations::kSwiGLU ? 2 : 1;
+  static constexpr int kSlots = 3;        // of H: one computed, one stored, one loaded
+  static constexpr int kScaledSlots = 2;  // of A': one computed, one stored
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
   static constexpr int kPartBytes = kStoreRows * kRowBytes;
-  static constexpr int kSlotBytes = (kParts + 1) * kPartBytes;  // H or dH, and A'
-  static constexpr int kWarpBytes = kSlots * kSlotBytes;
+  static constexpr int kSlotBytes = kParts * kPartBytes;  // H or dH
+  static constexpr int kScaledAt = kSlots * kSlotBytes;
+  static constexpr int kWarpBytes = kScaledAt + kScaledSlots * kPartBytes;
   static constexpr int kWarps = kWarpgroup / kWarp;
   static constexpr int kBarriersAt = kWarps * kWarpBytes;
   static constexpr int kSharedBytes =
@@ -68,6 +72,13 @@ class ActivationGradientEpilogue {
     slices_ = (columns + kSlice - 1) / kSlice;
     to_load_ = rows <= 0 ? 0 : min((rows + 63) / 64, Shape::kSubtiles) * slices_;
     loading_ = stored_ = 0;
+#pragma unroll
+    for (int m = 0; m < Shape::kSubtiles; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t r = lane() / 4 + m * 64 + 8 * half;
+        s_[m][half] = params_.score != nullptr && r < rows ? params_.score[first_row_ + r] : 1.f;
+      }
     if (lane() == 0) ptx::tma_store_wait_read<0>();
     for (int i = 0; i < kSlots; ++i) load_next();
   }
@@ -76,10 +87,17 @@ class ActivationGradientEpilogue {
     const int32_t rows = tile.row_end - row - warp() * kStoreRows;
     if (rows <= 0) return;
     with_activation_slopes<kActivations>(params_.activation, [&](const auto& f) {
+    // The code of a subtile once: unrolled, it did not fit the instruction cache.
+#pragma unroll 1
+      for (int m = 0; m < Shape::kSubtiles && rows > m * 64; ++m) {
+        finish_rows(f, D[0], s_[0], first_row_ + m * 64, rows - m * 64, tile.n_block);
+        if constexpr (Shape::kSubtiles == 2) {
 #pragma unroll
-      for (int m = 0; m < Shape::kSubtiles; ++m)
-        if (rows > m * 64)
-          finish_rows(f, D[m], row + m * 64 + warp() * kStoreRows, rows - m * 64, tile.n_block);
+          for (int i = 0; i < Shape::BLOCK_N / 2; ++i) D[0][i] = D[1][i];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) s_[0][half] = s_[1][half];
+        }
+      }
     });
   }
 
@@ -114,68 +132,76 @@ class ActivationGradientEpilogue {
   // The warp's 16 rows from `row` on, of which `rows` exist.
   template <class Function>
   __device__ __forceinline__ void finish_rows(const Function& f,
-                                              const float (&dA)[Shape::BLOCK_N / 2], int32_t row,
-                                              int32_t rows, int32_t n_block) {
-    float s[2], ds[2] = {0.f, 0.f};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t r = lane() / 4 + 8 * half;
-      s[half] = params_.score != nullptr && r < rows ? params_.score[row + r] : 1.f;
-    }
+                                              const float (&dA)[Shape::BLOCK_N / 2],
+                                              const float (&s)[2], int32_t row, int32_t rows,
+                                              int32_t n_block) {
+    float ds[2] = {0.f, 0.f};
 #pragma unroll
     for (int slice = 0; slice < Shape::BLOCK_N / kSlice; ++slice) {
       const int32_t column = first_column_ + slice * kSlice;
       if (column >= params_.H.columns) break;
       const uint32_t slot = slots_ + at_.stage * kSlotBytes;
+      const uint32_t scaled = slots_ + kScaledAt + slice % kScaledSlots * kPartBytes;
       wait_for(barriers_ + 8 * at_.stage, at_.parity);
       at_.advance();
-#pragma unroll
-      for (int j = 0; j < kSlice / 8; j += 2)
-        differentiate(f, slot, j, &dA[slice * (kSlice / 2) + 4 * j], s, ds);
-      store_slice(slot, row, rows, column);
+      differentiate(f, slot, scaled, &dA[slice * (kSlice / 2)], s, ds);
+      store_slice(slot, scaled, row, rows, column);
     }
     store_sums(ds, row, rows, n_block);
   }
 
-  // 16 columns of the slice, from block j of 8 on.
+  // A slice: its 16-bit numbers come and go in blocks of 16 columns.
   template <class Function>
-  __device__ __forceinline__ void differentiate(const Function& f, uint32_t slot, int j,
+  __device__ __forceinline__ void differentiate(const Function& f, uint32_t slot, uint32_t scaled,
                                                 const float* dA, const float (&s)[2],
                                                 float (&ds)[2]) const {
     // Lane l gives row l % 16, and the left or right 8 of the 16 columns.
     const uint32_t row = static_cast<uint32_t>(lane()) % kStoreRows * kRowBytes;
     const uint32_t left_or_right = static_cast<uint32_t>(lane()) / kStoreRows;
-    const uint32_t place =
-        (slot + row + (left_or_right ^ (row >> 7 & (kRowBytes / 16 - 1))) * 16) ^ j * 16;
-    uint32_t gate[4], up[4] = {}, scaled[4];
-    ptx::ldmatrix_x4(gate, place);
-    if constexpr (kParts == 2) ptx::ldmatrix_x4(up, place + kPartBytes);
+    const uint32_t place = row + (left_or_right ^ (row >> 7 & (kRowBytes / 16 - 1))) * 16;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int half = i % 2;
-      const float2 g = unpack(gate[i], Element()), u = unpack(up[i], Element());
-      float2 gate_slope, up_slope;
-      const float A_low = f(g.x, u.x, gate_slope.x, up_slope.x);
-      const float A_high = f(g.y, u.y, gate_slope.y, up_slope.y);
-      const float dA_low = dA[2 * i], dA_high = dA[2 * i + 1];
-      ds[half] = fmaf(dA_high, A_high, fmaf(dA_low, A_low, ds[half]));
-      const float low = s[half] * dA_low, high = s[half] * dA_high;
-      gate[i] = pack(gate_slope.x * low, gate_slope.y * high, Element());
-      if constexpr (kParts == 2) up[i] = pack(up_slope.x * low, up_slope.y * high, Element());
-      scaled[i] = pack(s[half] * A_low, s[half] * A_high, Element());
+    for (int first = 0; first < kSlice / 16; first += kBlocksAtOnce) {
+      uint32_t gate[kBlocksAtOnce][4], up[kBlocksAtOnce][4] = {}, A_scaled[kBlocksAtOnce][4];
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b) {
+        const uint32_t block = (first + b) * 32;
+        ptx::ldmatrix_x4(gate[b], (slot + place) ^ block);
+        if constexpr (kParts == 2) ptx::ldmatrix_x4(up[b], (slot + kPartBytes + place) ^ block);
+      }
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int half = i % 2;
+          const float2 g = unpack(gate[b][i], Element()), u = unpack(up[b][i], Element());
+          float2 gate_slope, up_slope;
+          const float A_low = f(g.x, u.x, gate_slope.x, up_slope.x);
+          const float A_high = f(g.y, u.y, gate_slope.y, up_slope.y);
+          const float* const dA_pair = &dA[8 * (first + b) + 2 * i];
+          ds[half] = fmaf(dA_pair[1], A_high, fmaf(dA_pair[0], A_low, ds[half]));
+          const float low = s[half] * dA_pair[0], high = s[half] * dA_pair[1];
+          gate[b][i] = pack(gate_slope.x * low, gate_slope.y * high, Element());
+          if constexpr (kParts == 2)
+            up[b][i] = pack(up_slope.x * low, up_slope.y * high, Element());
+          A_scaled[b][i] = pack(s[half] * A_low, s[half] * A_high, Element());
+        }
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b) {
+        const uint32_t block = (first + b) * 32;
+        store_blocks((slot + place) ^ block, gate[b]);
+        if constexpr (kParts == 2) store_blocks((slot + kPartBytes + place) ^ block, up[b]);
+        store_blocks((scaled + place) ^ block, A_scaled[b]);
+      }
     }
-    store_blocks(place, gate);
-    if constexpr (kParts == 2) store_blocks(place + kPartBytes, up);
-    store_blocks(place + kParts * kPartBytes, scaled);
   }
 
   __device__ static void store_blocks(uint32_t place, const uint32_t (&r)[4]) {
     ptx::stmatrix_x4(place, r[0], r[1], r[2], r[3]);
   }
 
-  // Sends the slot off, and has the one before it, which has left by now, loaded again.
-  __device__ __forceinline__ void store_slice(uint32_t slot, int32_t row, int32_t rows,
-                                              int32_t column) {
+  // Sends the slots off, and has H's before it, which has left by now, loaded again.
+  __device__ __forceinline__ void store_slice(uint32_t slot, uint32_t scaled, int32_t row,
+                                              int32_t rows, int32_t column) {
     ptx::fence_proxy_async();
     __syncwarp();
     if (params_.dH.data != nullptr)
@@ -183,8 +209,7 @@ class ActivationGradientEpilogue {
       for (int part = 0; part < kParts; ++part)
         send_rows<Element, kSlice>(params_.dH, slot + part * kPartBytes, row, rows, part, column);
     if (params_.A_scaled.data != nullptr)
-      send_rows<Element, kSlice>(params_.A_scaled, slot + kParts * kPartBytes, row, rows, 0,
-                                 column);
+      send_rows<Element, kSlice>(params_.A_scaled, scaled, row, rows, 0, column);
     if (lane() == 0) {
       ptx::tma_store_commit();
       ptx::tma_store_wait_read<1>();
@@ -212,6 +237,7 @@ class ActivationGradientEpilogue {
   uint32_t slots_, barriers_;  // this warp's
   RingPosition<kSlots> at_;    // the slot to be computed
   int32_t load_slot_ = 0;
+  float s_[Shape::kSubtiles][2];  // scores of this lane's rows
   // Of the tile: where the warp begins, how many slices are loaded and are to be, and stored.
   int32_t first_row_, first_column_, slices_, loading_, to_load_, stored_ = 0;
 };

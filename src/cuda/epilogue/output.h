@@ -62,6 +62,7 @@ __device__ __forceinline__ void send_rows(const Output& out, uint32_t slot, int3
   }
   char* first = static_cast<char*>(out.data) + row * out.row_bytes +
                 (static_cast<int64_t>(part) * out.columns + column) * sizeof(Element);
+#pragma unroll 1
   for (int32_t i = lane; i < rows * kChunks; i += kWarp) {
     const int32_t r = i / kChunks, chunk = i % kChunks;
     if (column + chunk * (kSlice / kChunks) >= out.columns) continue;
