@@ -3,6 +3,7 @@
 // NaN, and so are, where a case asks, all rows of one expert and the tokens that only it has.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -155,9 +156,23 @@ class BackwardProblem {
         sums[static_cast<size_t>(r)] += ds_partial_.at(partial, tile * capacity_ + r);
     return sums;
   }
+  // Place of the first partial sum that was written though its row does not exist, or though it was
+  // not asked for; -1 where there is none.
+  int64_t stray_sum(Backend& backend, const std::vector<uint8_t>& partial) const {
+    const auto* sums = partial.data() + TwinBuffer::kGuard;
+    for (int64_t place = 0; place < ds_partial_.elements(); ++place) {
+      const bool wanted =
+          c_.wants_ds && place / capacity_ < backend.ds_tiles(experts_) && place % capacity_ < M_;
+      const auto* sum = sums + place * static_cast<int64_t>(sizeof(float));
+      if (!wanted && std::any_of(sum, sum + sizeof(float),
+                                 [](uint8_t byte) { return byte != TwinBuffer::kPoison; }))
+        return place;
+    }
+    return -1;
+  }
 
  private:
-  static constexpr int64_t kMostTiles = 8;
+  static constexpr int64_t kMostTiles = 16;
   static constexpr int64_t kOwnTokens = 4;  // of the expert whose rows are NaN
 
   int64_t w1_rows() const { return split_ ? c_.n : width_; }
@@ -230,13 +245,15 @@ TEST_P(BackwardSteps, EqualTheCpus) {
   const BackwardCase& c = GetParam();
   BackwardProblem problem(c);
   const auto got = run_on_device(problem);
-  const auto ds = problem.ds(cuda::backend(), problem.ds_partial().buffer().download());
+  const auto ds_partial = problem.ds_partial().buffer().download();
+  const auto ds = problem.ds(cuda::backend(), ds_partial);
   problem.run(cpu_backend(), false);
   size_t i = 0;
   for (const auto& output : problem.outputs()) {
     SCOPED_TRACE(output.name);
     expect_equal(*output.tensor, got[i++], c.integers, c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
   }
+  EXPECT_EQ(problem.stray_sum(cuda::backend(), ds_partial), -1);
   if (!c.wants_ds) return;
   const auto expected = problem.ds(cpu_backend(), problem.ds_partial().buffer().host_bytes());
   double error = 0, norm = 0;
