@@ -1,7 +1,7 @@
 // A token's choice by one warp, from a row that does not fit its registers. The row is read once,
 // and of every lane's numbers the best of each cell is kept. At least K numbers reach the K-th best
-// of the lanes' bests, and in most rows few more: cells that reach it are looked at again, and the K
-// are chosen from what is found there. Of 4096 independent numbers K = 8 leaves about 9.
+// of the lanes' bests, and in most rows few more: cells that reach it are looked at again, and the
+// K are chosen from what is found there. Of 4096 independent numbers K = 8 leaves about 9.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace tilemoe::cuda {
 
 class WideChoice {
  public:
-  static constexpr int kCell = kWarp;            // numbers of one lane, kWarp apart
-  static constexpr int kGroup = kCell * kWarp;   // a cell of every lane: read together
+  static constexpr int kCell = kWarp;           // numbers of one lane, kWarp apart
+  static constexpr int kGroup = kCell * kWarp;  // a cell of every lane: read together
   static constexpr int kMaxGroups = 16;
   static constexpr int kMaxExperts = kMaxGroups * kGroup;
 
@@ -23,19 +23,21 @@ class WideChoice {
     float best[kMaxGroups][kWarp];   // of each cell; NaN where it has no number
   };
 
-  // Greatest first, ties to the lower id, NaN last; lane k < K returns the k-th best of value(e), e
-  // in [0, E). 32 <= E <= kMaxExperts, K <= 32.
-  template <class Value>
-  __device__ static Chosen choose(Shared& shared, const Value& value, int32_t E, int32_t K) {
-    // What ranks behind it is not among the K.
-    uint64_t last = order::rank(bound_of_cells(shared, value, E, K), INT32_MAX);
+  // Greatest first, ties to the lower id, NaN last; lane k < K returns the k-th best of
+  // value(logit(e), e), e in [0, E). 32 <= E <= kMaxExperts, K <= 32. `nan` tells whether a logit
+  // is.
+  template <class Logit, class Value>
+  __device__ static Chosen choose(Shared& shared, const Logit& logit, const Value& value, int32_t E,
+                                  int32_t K, bool& nan) {
+    const int32_t bound = bound_of_cells(shared, logit, value, E, K, nan);
+    uint64_t last = order::rank(bound, INT32_MAX);  // what ranks behind it is not among the K
     int count = 0;
     for (int32_t e0 = 0; e0 < E; e0 += kGroup) {
       unsigned lanes = __ballot_sync(
           kAllLanes, order::key(shared.best[e0 / kGroup][lane_index()]) >= order::rank_key(last));
       for (; lanes != 0; lanes &= lanes - 1) {  // one cell, by all lanes
         const int32_t e = e0 + lane_index() * kWarp + __ffs(static_cast<int>(lanes)) - 1;
-        const uint64_t rank = e < E ? order::rank(order::key(value(e)), e) : kNone;
+        const uint64_t rank = e < E ? order::rank(order::key(value(logit(e), e)), e) : kNone;
         const bool reaches = rank <= last;
         const unsigned found = __ballot_sync(kAllLanes, reaches);
         const int place = count + __popc(found & ((1u << lane_index()) - 1));
@@ -58,24 +60,30 @@ class WideChoice {
   static constexpr uint64_t kNone = ~uint64_t{0};  // no number's rank
 
   // Fills shared.best; returns the key of the K-th best of the lanes' bests.
-  template <class Value>
-  __device__ static int32_t bound_of_cells(Shared& shared, const Value& value, int32_t E,
-                                           int32_t K) {
+  template <class Logit, class Value>
+  __device__ static int32_t bound_of_cells(Shared& shared, const Logit& logit, const Value& value,
+                                           int32_t E, int32_t K, bool& nan) {
     const float none = order::from_key(order::kNaNKey);  // fmaxf leaves a NaN out
     float lane_best = none;
+    bool lane_nan = false;
     for (int32_t e0 = 0; e0 < E; e0 += kGroup) {
-      float x[kCell];
+      float x[kCell];  // loaded before any is looked at
 #pragma unroll
       for (int i = 0; i < kCell; ++i) {
         const int32_t e = e0 + i * kWarp + lane_index();
-        x[i] = e < E ? value(e) : none;
+        x[i] = e < E ? logit(e) : 0.f;
       }
       float best = none;
 #pragma unroll
-      for (int i = 0; i < kCell; ++i) best = fmaxf(best, x[i]);
+      for (int i = 0; i < kCell; ++i) {
+        const int32_t e = e0 + i * kWarp + lane_index();
+        lane_nan |= x[i] != x[i];
+        best = fmaxf(best, e < E ? value(x[i], e) : none);
+      }
       shared.best[e0 / kGroup][lane_index()] = best;
       lane_best = fmaxf(lane_best, best);
     }
+    nan = __any_sync(kAllLanes, lane_nan);
     int32_t key = order::key(lane_best), bound = 0;
     for (int32_t wanted = K; wanted > 0;) {
       bound = __reduce_max_sync(kAllLanes, key);

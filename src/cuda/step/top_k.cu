@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) top_k_by_warps(const TopKParams para
 
 // The row's type is known, so that a cell's loads are under way together.
 template <class Logit>
-__global__ void __launch_bounds__(kThreads, 4) top_k_by_wide_warps(const TopKParams params) {
+__global__ void __launch_bounds__(kThreads, 3) top_k_by_wide_warps(const TopKParams params) {
   __shared__ WideChoice::Shared shared[kWarps];
   WideChoice::Shared& mine = shared[threadIdx.x / kWarp];
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
@@ -125,19 +125,14 @@ __global__ void __launch_bounds__(kThreads, 4) top_k_by_wide_warps(const TopKPar
     const auto logit = [row = static_cast<const Logit*>(logits.data)](int32_t e) {
       return to_float(row[e]);
     };
-    bool nan = false;  // of a logit that this lane saw
-    const auto seen = [&](int32_t e) {
-      const float x = logit(e);
-      nan |= x != x;
-      return x;
-    };
+    bool nan;
     const auto choose = [&](const auto& value) {
-      return WideChoice::choose(mine, value, params.E, params.K);
+      return WideChoice::choose(mine, logit, value, params.E, params.K, nan);
     };
-    const Chosen best = ranks_by_sigmoid(params.scoring)
-                            ? choose([&](int32_t e) { return biased_sigmoid(params, seen(e), e); })
-                            : choose(seen);
-    nan = __any_sync(kAllLanes, nan);
+    const Chosen best =
+        ranks_by_sigmoid(params.scoring)
+            ? choose([&](float x, int32_t e) { return biased_sigmoid(params, x, e); })
+            : choose([](float x, int32_t) { return x; });
     const float score = score_by_warp(params, logits, best, nan, [&](float max) {
       float sum = 0.f;
       for (int32_t e = lane_index(); e < params.E; e += kWarp)
@@ -239,7 +234,7 @@ void launch_warps(const TopKParams& params, cudaStream_t stream) {
 void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
   with_float_type(params.logits.dtype, [&](auto logit) {
     top_k_by_wide_warps<typename decltype(logit)::Type>
-        <<<warp_blocks(params, 4), kThreads, 0, stream>>>(params);
+        <<<warp_blocks(params, 3), kThreads, 0, stream>>>(params);
   });
 }
 
