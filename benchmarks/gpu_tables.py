@@ -15,6 +15,10 @@ PAGE = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- gpu_tables.py writes from here -->\n", "<!-- to here -->\n"
 SHAPE = "TdnEK"
+# In the order in which they run.
+STEPS = ["router", "top_k", "route", "up_projection", "down_projection", "combine",
+         "activation_gradient", "score_gradient", "weight_gradient_2", "input_gradient",
+         "combine_dX", "weight_gradient_1", "bias_gradient", "router_backward", "router_gradient"]
 
 
 def stage(name):
@@ -72,11 +76,12 @@ def steps(results):
         entry = item["report"][0]
         if (entry["routing"], entry["rounding"]) != ("random", "none"):
             continue
-        for name, step in entry["steps"].items():
+        for name, step in sorted(entry["steps"].items(), key=lambda s: STEPS.index(s[0])):
+            dense = "dense_ms" in step
             rows.append([entry["config"], name, milliseconds(step["ms"]),
                          share(step["limit_ms"], step["ms"]),
-                         share(step.get("dense_ms"), step["ms"]), f"{step['tflops']:.0f}",
-                         f"{step['gb_per_s']:.0f}"])
+                         share(step["dense_ms"], step["ms"]) if dense else "",
+                         f"{step['tflops']:.0f}" if dense else "", f"{step['gb_per_s']:.0f}"])
     return table(["config", "step", "ms", "limit / time", "dense / time", "TFLOP/s", "GB/s"], rows)
 
 
