@@ -1,6 +1,6 @@
 // Top-K: each token's best experts and their scores. Usual sizes take a warp a token and stay in
-// its registers; many experts take a warp that looks at its row twice; any other size takes a block
-// a token.
+// its registers; many experts take a warp that looks at its row piece by piece; any other size
+// takes a block a token.
 #include <algorithm>
 
 #include "check.h"
@@ -17,7 +17,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kMaxWarpExperts = 512;  // of a warp's choice: 16 registers a lane
+constexpr int kMaxWarpExperts = 512;    // of a warp's choice: 16 registers a lane
+constexpr int kMaxWideExperts = 16384;  // past it few tokens would leave the GPU idle
 // A block's K stand in shared memory up to here, where a multiprocessor still takes three blocks;
 // past it they are sorted where they are written.
 constexpr int64_t kMaxSharedK = 8192;
@@ -265,7 +266,7 @@ void top_k(const tilemoe_top_k_args& args) {
         cudaMemsetAsync(params.counts, 0, static_cast<size_t>(E) * sizeof(int32_t), stream),
         "top-K: " << E << " counts");
   if (T == 0) return;
-  if (E > WideChoice::kMaxExperts || args.K > kWarp)
+  if (E > kMaxWideExperts || args.K > kWarp)
     launch_blocks(params, stream);
   else if (E > kMaxWarpExperts)
     launch_wide_warps(params, stream);
