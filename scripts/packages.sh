@@ -22,6 +22,7 @@ test  libgtest-dev         -             GoogleTest
 test  python3              python3       kills trainings, reads their checkpoints
 test  python3-venv         -             the Python tests' packages, in .venv
 test  pkg-config           pkg-config    tests the installed tilemoe.pc
+ci    git                git           tells the formatter which files there are
 ci    clang-format-14      -             the formatter; other versions format differently
 fuzz  clang                clang++       libFuzzer (preset fuzz)
 fuzz  libomp-dev           -             OpenMP for clang (preset fuzz)
