@@ -1,0 +1,371 @@
+"""The layer in plain PyTorch: the functions of `tilemoe` by the same names and arguments, for any
+floating type (float64 is the yardstick), differentiated by autograd.
+
+It is written to be read, not to be fast: one loop over the experts, one over the rounded ones. The
+letters are those of docs/mathematics.md, the rules of choice those of docs/routing.md:
+
+    x (..., d) -> T tokens    W1 (E, 2n, d) or (E, n, d)    W2 (E, d, n)    logits, p (T, E)
+    pairs: P (token, expert, score) triples; rounding and top-K alike become pairs
+
+Scores take float32, or float64 where the logits do.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+
+class Aux(NamedTuple):
+    expert_counts: torch.Tensor  # (E) int32, the tokens' own choices, before rounding
+    dropped: torch.Tensor  # () int32, chosen pairs that rounding leaves out
+    added: torch.Tensor  # () int32, pairs that rounding adds
+    skipped: torch.Tensor  # () int32, pairs with an id outside [0, E) or a bad token
+
+
+ACTIVATIONS = {  # name: (gated, function of one half or the whole of H)
+    "swiglu": (True, F.silu),
+    "geglu": (True, F.gelu),
+    "geglu_tanh": (True, lambda g: F.gelu(g, approximate="tanh")),
+    "reglu": (True, F.relu),
+    "silu": (False, F.silu),
+    "gelu": (False, F.gelu),
+    "gelu_tanh": (False, lambda h: F.gelu(h, approximate="tanh")),
+    "relu": (False, F.relu),
+    "relu_squared": (False, lambda h: F.relu(h) ** 2),
+    "identity": (False, lambda h: h),
+}
+SCORINGS = (
+    "softmax_over_chosen",
+    "softmax_over_all",
+    "softmax_renormalized",
+    "sigmoid",
+    "sigmoid_renormalized",
+)
+ROUNDINGS = ("nearest", "up", "down", "stochastic", "balanced")
+
+
+# ---------------------------------------------------------------- routing
+
+
+def _wide(logits):
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _first_in_order(values, K):
+    """ids (T, K) of the greatest values (T, E): ties to the lower id, NaN last."""
+    ranked = torch.where(values.isnan(), -torch.inf, values)
+    # -inf beats NaN: a second, stable key tells them apart.
+    order = ranked.argsort(dim=-1, descending=True, stable=True)
+    isnan = values.isnan().gather(-1, order).to(torch.uint8)
+    order = order.gather(-1, isnan.argsort(dim=-1, stable=True))
+    return order[..., :K]
+
+
+def topk_router(
+    logits, K, *, scoring="softmax_over_chosen", selection_bias=None, ids_dtype=torch.int32
+):
+    """logits (T, E) -> scores (T, K), ids (T, K)."""
+    x = _wide(logits)
+    sigmoid = scoring.startswith("sigmoid")
+    if selection_bias is not None and not sigmoid:
+        raise ValueError("selection_bias: only the sigmoid scorings have it")
+    with torch.no_grad():
+        order = x.sigmoid() if sigmoid else x
+        if selection_bias is not None:
+            order = order + selection_bias
+        ids = _first_in_order(order, K)
+    if scoring == "softmax_over_chosen":
+        scores = x.gather(-1, ids).softmax(-1)
+    elif scoring == "softmax_over_all":
+        scores = x.softmax(-1).gather(-1, ids)
+    elif scoring == "softmax_renormalized":
+        p = x.softmax(-1).gather(-1, ids)
+        scores = p / p.sum(-1, keepdim=True)
+    elif scoring == "sigmoid":
+        scores = x.sigmoid().gather(-1, ids)
+    elif scoring == "sigmoid_renormalized":
+        p = x.sigmoid().gather(-1, ids)
+        scores = p / p.sum(-1, keepdim=True)
+    else:
+        raise ValueError(f"scoring is {scoring!r}, expected one of {SCORINGS}")
+    nan = x.isnan().any(-1, keepdim=True)
+    return torch.where(nan, torch.nan, scores), ids.to(ids_dtype)
+
+
+def router_losses(logits, expert_counts):
+    """logits (T, E), expert_counts (E) -> balance, z: scalars.
+
+    balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e)   (arXiv 2101.03961, equation 4)
+    z       = mean_t logsumexp(logits_t)^2                (arXiv 2202.08906, equation 5)
+    """
+    x = _wide(logits)
+    x = x[~x.isnan().any(-1)]
+    if x.shape[0] == 0:
+        return x.sum(), x.sum()
+    counts = expert_counts.to(x.dtype)
+    share = counts / counts.sum().clamp(min=1)
+    balance = logits.shape[-1] * (share * x.softmax(-1).mean(0)).sum()
+    return balance, (x.logsumexp(-1) ** 2).mean()
+
+
+def philox_bits(seed, step, e):
+    """First word of Philox 4x32-10: key = seed, counter = (step, e), low words first."""
+    low, high = (lambda v: v & 0xFFFFFFFF), (lambda v: v >> 32 & 0xFFFFFFFF)
+    c0, c1, c2, c3 = low(step), high(step), low(e), high(e)
+    k0, k1 = low(seed), high(seed)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = high(b) ^ c1 ^ k0, low(b), high(a) ^ c3 ^ k1, low(a)
+        k0, k1 = low(k0 + 0x9E3779B9), low(k1 + 0xBB67AE85)
+    return c0
+
+
+def rounded_counts(f, T, m, rounding, seed=0, step=0):
+    """f' (list of E) from f (list of E): multiples of m next to f, at most floor(T/m)*m."""
+    if T < m:
+        return list(f)
+    E, remainders = len(f), [count % m for count in f]
+    if rounding == "nearest":
+        up = [r > 0 and 2 * r >= m for r in remainders]
+    elif rounding == "up":
+        up = [r > 0 for r in remainders]
+    elif rounding == "down":
+        up = [False] * E
+    elif rounding == "stochastic":
+        up = [philox_bits(seed, step, e) * m < remainders[e] << 32 for e in range(E)]
+    elif rounding == "balanced":
+        ups = (2 * sum(remainders) + m) // (2 * m)
+        largest = sorted(range(E), key=lambda e: (-remainders[e], e))[:ups]
+        up = [e in largest for e in range(E)]
+    else:
+        raise ValueError(f"rounding is {rounding!r}, expected one of {ROUNDINGS}")
+    return [min(count // m * m + m * u, T // m * m) for count, u in zip(f, up)]
+
+
+def rounded_pairs(logits, K, rounding, m=128, seed=0, step=0):
+    """logits (T, E) -> tokens (P), experts (P), scores (P), Aux.
+
+    An expert takes its first f'_e tokens: those that chose it first; then by greater score, NaN
+    last; then by lower token. A chosen pair scores p / (sum of p over its token's K), an added one p.
+    """
+    x = _wide(logits)
+    T, E = x.shape
+    p = x.softmax(-1)
+    chosen_scores, ids = topk_router(x, K, scoring="softmax_renormalized", ids_dtype=torch.int64)
+    chosen = torch.zeros(T, E, dtype=torch.bool, device=x.device).scatter(-1, ids, True)
+    weight = p.scatter(-1, ids, chosen_scores)  # (T, E): the score of each pair that could be
+    f = chosen.sum(0)
+    targets = rounded_counts(f.tolist(), T, m, rounding, seed, step)
+    kept = torch.zeros_like(chosen)
+    for e, target in enumerate(targets):
+        with torch.no_grad():
+            s = torch.where(weight[:, e].isnan(), -1.0, weight[:, e])
+            by_score = s.argsort(descending=True, stable=True)
+            order = by_score[(~chosen[by_score, e]).to(torch.uint8).argsort(stable=True)]
+        kept[order[:target], e] = True
+    tokens, experts = kept.nonzero(as_tuple=True)
+    zero = torch.zeros((), dtype=torch.int32, device=x.device)
+    aux = Aux(
+        f.to(torch.int32),
+        (chosen & ~kept).sum().to(torch.int32),
+        (kept & ~chosen).sum().to(torch.int32),
+        zero,
+    )
+    return tokens, experts, weight[tokens, experts], aux
+
+
+# ---------------------------------------------------------------- experts
+
+
+def activate(H, activation, gate_layout="concatenated", clamp=0.0, alpha=0.0, up_shift=0.0):
+    """H (rows, 2n), or (rows, n) without a gate -> A (rows, n)."""
+    gated, act = ACTIVATIONS[activation]
+    if not gated:
+        return act(H)
+    if gate_layout == "interleaved":
+        gate, up = H[..., 0::2], H[..., 1::2]
+    else:
+        gate, up = H.chunk(2, dim=-1)
+    if clamp == 0 and alpha == 0 and up_shift == 0:
+        return act(gate) * up
+    if activation != "swiglu":
+        raise ValueError("clamp, alpha and up_shift: only swiglu has them")
+    if clamp:
+        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
+    return gate * torch.sigmoid((alpha or 1.0) * gate) * (up + up_shift)
+
+
+def _expert(x, e, W1, W2, W1_up, b1, b1_up, b2, act):
+    """x (rows, d) -> (rows, d): what expert e makes of them, unweighted."""
+    H = x @ W1[e].T
+    if b1 is not None:
+        H = H + b1[e]
+    if W1_up is not None:
+        up = x @ W1_up[e].T
+        H = torch.cat([H, up if b1_up is None else up + b1_up[e]], dim=-1)
+    Y = activate(H, **act) @ W2[e].T
+    return Y if b2 is None else Y + b2[e]
+
+
+def _sum_of_pairs(x, tokens, experts, scores, weights, act, addend):
+    """x (T, d); tokens, experts, scores (P) -> O (T, d); experts outside [0, E) do nothing."""
+    wide = torch.promote_types(x.dtype, scores.dtype)
+    O = torch.zeros(x.shape, dtype=wide, device=x.device)
+    for e in range(weights["W2"].shape[0]):
+        mine = (experts == e).nonzero().squeeze(-1)
+        Y = _expert(x[tokens[mine]], e, **weights, act=act)
+        O = O.index_add(0, tokens[mine], scores[mine].unsqueeze(-1).to(wide) * Y.to(wide))
+    if addend is not None:
+        O = O + addend.reshape(O.shape)
+    return O.to(x.dtype)
+
+
+def moe(
+    x,
+    logits_or_scores,
+    W1,
+    W2,
+    *,
+    K=None,
+    ids=None,
+    W1_up=None,
+    b1=None,
+    b1_up=None,
+    b2=None,
+    activation="swiglu",
+    gate_layout="concatenated",
+    clamp=0.0,
+    alpha=0.0,
+    up_shift=0.0,
+    scoring="softmax_over_chosen",
+    selection_bias=None,
+    rounding=None,
+    m=128,
+    seed=None,
+    offset=None,
+    addend=None,
+    overwrite_H=False,
+    return_aux=False,
+):
+    """x (..., d) and logits (..., E), or scores (..., K) with ids (..., K) -> O (..., d) [, Aux]."""
+    shape, E = x.shape, W2.shape[0]
+    x = x.reshape(-1, shape[-1])
+    T = x.shape[0]
+    second = logits_or_scores.reshape(T, -1)
+    zero = torch.zeros((), dtype=torch.int32, device=x.device)
+    if ids is None and rounding is not None:
+        if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
+            raise ValueError(f"scoring is {scoring!r}: rounding renormalises a softmax")
+        if rounding == "stochastic" and (seed is None or offset is None):
+            raise ValueError("stochastic rounding: seed and offset are missing")
+        key = (int(seed), int(offset)) if rounding == "stochastic" else (0, 0)
+        tokens, experts, scores, aux = rounded_pairs(second, K, rounding, m, *key)
+    else:
+        if ids is None:
+            second, ids = topk_router(second, K, scoring=scoring, selection_bias=selection_bias)
+        experts = ids.reshape(-1).long()
+        tokens = torch.arange(T, device=x.device).repeat_interleave(ids.shape[-1])
+        scores = second.reshape(-1)
+        valid = (experts >= 0) & (experts < E)
+        counts = torch.bincount(experts[valid], minlength=E).to(torch.int32)
+        aux = Aux(counts, zero, zero, (~valid).sum().to(torch.int32))
+    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
+    act = dict(
+        activation=activation,
+        gate_layout=gate_layout,
+        clamp=clamp,
+        alpha=alpha,
+        up_shift=up_shift,
+    )
+    O = _sum_of_pairs(x, tokens, experts, scores, weights, act, addend).reshape(shape)
+    return (O, aux) if return_aux else O
+
+
+def moe_general(
+    x,
+    tokens,
+    experts,
+    scores,
+    W1,
+    W2,
+    *,
+    W1_up=None,
+    b1=None,
+    b1_up=None,
+    b2=None,
+    activation="swiglu",
+    gate_layout="concatenated",
+    clamp=0.0,
+    alpha=0.0,
+    up_shift=0.0,
+    addend=None,
+    overwrite_H=False,
+    return_aux=False,
+):
+    """x (T, d); tokens, experts, scores (P), sorted by token -> O (T, d) [, Aux].
+
+    A triple is skipped whose expert or token is out of range, or whose token is smaller than one in
+    range before it.
+    """
+    T, E = x.shape[0], W2.shape[0]
+    tokens, experts = tokens.long(), experts.long()
+    in_range = (tokens >= 0) & (tokens < T)
+    latest = torch.where(in_range, tokens, -1)
+    if tokens.numel():
+        latest = latest.cummax(0).values
+    valid = in_range & (tokens >= latest) & (experts >= 0) & (experts < E)
+    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
+    act = dict(
+        activation=activation,
+        gate_layout=gate_layout,
+        clamp=clamp,
+        alpha=alpha,
+        up_shift=up_shift,
+    )
+    O = _sum_of_pairs(x, tokens, torch.where(valid, experts, -1), scores, weights, act, addend)
+    zero = torch.zeros((), dtype=torch.int32, device=x.device)
+    counts = torch.bincount(experts[valid], minlength=E).to(torch.int32)
+    aux = Aux(counts, zero, zero, (~valid).sum().to(torch.int32))
+    return (O, aux) if return_aux else O
+
+
+def grouped_experts(
+    rows,
+    counts,
+    W1,
+    W2,
+    *,
+    row_scores=None,
+    W1_up=None,
+    b1=None,
+    b1_up=None,
+    b2=None,
+    activation="swiglu",
+    gate_layout="concatenated",
+    clamp=0.0,
+    alpha=0.0,
+    up_shift=0.0,
+    addend=None,
+    overwrite_H=False,
+):
+    """rows (R, d) sorted by expert, counts (E), row_scores (R) -> (R, d), zero past sum(counts)."""
+    R, E = rows.shape[0], W2.shape[0]
+    experts = torch.repeat_interleave(torch.arange(E, device=rows.device), counts.clamp(min=0))
+    experts = F.pad(experts, (0, max(0, R - experts.shape[0])), value=-1)[:R]
+    ones = torch.ones(R, dtype=rows.dtype, device=rows.device)
+    scores = ones if row_scores is None else row_scores
+    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
+    act = dict(
+        activation=activation,
+        gate_layout=gate_layout,
+        clamp=clamp,
+        alpha=alpha,
+        up_shift=up_shift,
+    )
+    tokens = torch.arange(R, device=rows.device)
+    O = _sum_of_pairs(rows, tokens, experts, scores, weights, act, None)
+    if addend is None:
+        return O
+    # The addend, too, stops at the last row.
+    return O + torch.where((experts >= 0).unsqueeze(-1), addend, torch.zeros_like(addend))
