@@ -64,6 +64,15 @@ require_python() {
     die "the Python packages could not be installed; the lines above say why."
 }
 
+# The packages have the toolkit's libraries in lib, the runtime's under its version alone; the compiler
+# and CMake look in lib64, and for the plain name.
+name_cuda_libraries() {
+  local runtime
+  runtime=$(find "$1" -name 'libcudart.so.*' -print -quit) && [ -n "$runtime" ] &&
+    ln -sfn "${runtime##*/}" "${runtime%/*}/libcudart.so" &&
+    ln -sfn lib "${runtime%/*}64"
+}
+
 # The compiler of PATH or /usr/local/cuda, where that is new enough for cmake/Cuda.cmake to take it,
 # or else the pinned one.
 require_nvcc() {
@@ -76,7 +85,7 @@ require_nvcc() {
     say "making .venv-cuda with a CUDA compiler"
     { rm -rf "$environment" && python3 -m venv "$environment" &&
       "$environment/bin/python" -m pip install -q -r "$root/scripts/cuda-compiler.txt" &&
-      touch "$environment/complete"; } >&2 ||
+      name_cuda_libraries "$environment" && touch "$environment/complete"; } >&2 ||
       die "the CUDA compiler could not be installed; the lines above say why."
   fi
   CUDACXX=$(find "$environment" -path '*/bin/nvcc' -print -quit)
