@@ -1,6 +1,5 @@
 // The same bits on every run, for every number of threads, on a busy machine, and while another
 // thread is inside the library too.
-#include <atomic>
 #include <thread>
 
 #include "layer_support.h"
@@ -14,25 +13,6 @@ class Threads {
   ~Threads() { tilemoe_set_num_threads(0); }
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
-};
-
-// Keeps more threads busy than the machine has cores.
-class Load {
- public:
-  Load() {
-    for (unsigned i = 0; i < std::thread::hardware_concurrency() + 1; ++i)
-      spinners_.emplace_back([this] {
-        while (!stop_.load(std::memory_order_relaxed)) continue;
-      });
-  }
-  ~Load() {
-    stop_ = true;
-    for (std::thread& spinner : spinners_) spinner.join();
-  }
-
- private:
-  std::atomic<bool> stop_{false};
-  std::vector<std::thread> spinners_;
 };
 
 Computed run(const Case& test_case) {
@@ -60,7 +40,7 @@ TEST_P(Determinism, SameBitsOnEveryRunOfABusyMachine) {
   Problem problem(make_inputs(GetParam(), 11));
   problem.run();
   const Computed expected = problem.computed();
-  const Load load;
+  const std::unique_ptr<OtherWork> other_work = host_memory().do_other_work();
   for (int i = 0; i < (reduced_run() ? 2 : 8); ++i) {
     problem.run();
     expect_same_bits(expected, problem.computed());

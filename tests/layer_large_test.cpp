@@ -130,6 +130,23 @@ TEST_P(LayerLarge, StridesPastTheIndexRangeOf32Bits) {
     EXPECT_TRUE(inputs[i]->equals_the_dense_one()) << "input " << i << " was changed";
 }
 
+// As the registry's largest case is judged, on a layer that fits.
+TEST(HiddenLayer, IsJudgedInTheMidstOfACrowd) {
+  const Case large{.name = "hidden",
+                   .T = 61,
+                   .d = 72,
+                   .n = 40,
+                   .E = 9,
+                   .K = 3,
+                   .dtype = DType::kBFloat16,
+                   .routing = RoutingKind::kGeneral,
+                   .huge = true,
+                   .too_large = true};
+  const Report report = check_case(large, 1);
+  expect_passed(report);
+  EXPECT_EQ(report.tensors.size(), 5u);  // O, dX, ds, dW1, dW2
+}
+
 INSTANTIATE_TEST_SUITE_P(Registry, LayerLarge,
                          testing::ValuesIn(named_cases({"biases", "gpt-oss", "transposed-split",
                                                         "grouped-without-scores"},

@@ -63,9 +63,10 @@ struct Case {
   bool dH_over_H = false;
   Gradients wanted = {};
 
-  bool reduced = false;  // small enough for runs under a sanitizer
-  bool bench = false;    // for timing
-  bool huge = false;     // more than 2^31 elements: run by name only
+  bool reduced = false;    // small enough for runs under a sanitizer
+  bool bench = false;      // for timing
+  bool huge = false;       // more than 2^31 elements: run by name only
+  bool too_large = false;  // for a whole reference: judged by a small layer hidden in it (large.h)
 
   bool gated() const {
     return tilemoe_activation_gated(static_cast<tilemoe_activation>(activation)) != 0;

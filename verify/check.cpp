@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "large.h"
 #include "spoil.h"
 
 namespace tilemoe::verify {
@@ -47,19 +48,15 @@ bool Report::passed() const {
          });
 }
 
-Report check_case(const Case& test_case, uint64_t seed, Memory& memory, Passes passes) {
-  const Inputs inputs = make_inputs(test_case, seed);
-  Problem problem(inputs, memory);
-  problem.run(passes);
-  const std::vector<Pair> pairs = problem.pairs();
-  const Computed computed = problem.computed();
+Report judge(const Inputs& inputs, const std::vector<Pair>& pairs, const Computed& computed,
+             Passes passes) {
+  const Case& test_case = inputs.test_case;
   const bool exact = test_case.data == Data::kIntegers;
   const Results truth = evaluate(inputs, pairs, exact ? Precision::kRounded : Precision::kExact);
   const Results plain = exact ? truth : evaluate(inputs, pairs, plain_precision(test_case));
   const Spoiler spoiler(inputs, pairs);
 
   Report report;
-  report.damage = problem.damage();
   if (exact && !is_exact(inputs, pairs, truth))
     report.damage.emplace_back("the case is no integer case: its sums are not exact");
   for (int i = 0; i < kOutputs; ++i) {
@@ -89,6 +86,31 @@ Report check_case(const Case& test_case, uint64_t seed, Memory& memory, Passes p
     report.tensors.push_back(tensor);
   }
   return report;
+}
+
+Report check_case(const Case& test_case, uint64_t seed, Memory& memory, Passes passes) {
+  if (test_case.too_large) return check_large(test_case, seed, memory, passes);
+  const Inputs inputs = make_inputs(test_case, seed);
+  Problem problem(inputs, memory);
+  problem.run(passes);
+  Report report = judge(inputs, problem.pairs(), problem.computed(), passes);
+  const std::vector<std::string> damage = problem.damage();
+  report.damage.insert(report.damage.begin(), damage.begin(), damage.end());
+  return report;
+}
+
+int64_t find_other_bits(const Case& test_case, uint64_t seed, int64_t repeats, Memory& memory,
+                        Passes passes) {
+  Problem problem(make_inputs(test_case, seed), memory);
+  const std::unique_ptr<OtherWork> other_work = memory.do_other_work();
+  std::vector<uint64_t> first;
+  for (int64_t run = 0; run < repeats; ++run) {
+    problem.run(passes);
+    const std::vector<uint64_t> outputs = problem.fingerprints();
+    if (run == 0) first = outputs;
+    if (outputs != first) return run;
+  }
+  return -1;
 }
 
 }  // namespace tilemoe::verify

@@ -27,9 +27,18 @@ struct Report {
   bool passed() const;
 };
 
-// Integer cases must be equal to the evaluation that rounds, the others within limit_for.
-// Judges what the passes write.
+// Judges what the passes write. Integer cases must be equal to the evaluation that rounds, the
+// others within limit_for.
+Report judge(const Inputs& inputs, const std::vector<Pair>& pairs, const Computed& computed,
+             Passes passes);
+
+// Runs the case and judges it.
 Report check_case(const Case& test_case, uint64_t seed, Memory& memory = host_memory(),
                   Passes passes = Passes::kAll);
+
+// Runs the case `repeats` times while the device does other work as well. Returns the first run,
+// the first being 0, whose outputs have other bits than run 0's, or -1.
+int64_t find_other_bits(const Case& test_case, uint64_t seed, int64_t repeats, Memory& memory,
+                        Passes passes);
 
 }  // namespace tilemoe::verify

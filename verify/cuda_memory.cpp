@@ -1,8 +1,10 @@
 // The current GPU's memory, for builds with the CUDA backend.
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "memory.h"
 
@@ -14,6 +16,41 @@ void check_cuda(cudaError_t error, const char* what) {
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error) + ": " +
                              cudaGetErrorString(error));
 }
+
+// Copies back and forth on a stream of its own.
+class CopyingStream final : public OtherWork {
+ public:
+  CopyingStream() {
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    void* memory = nullptr;
+    check_cuda(cudaMalloc(&memory, 2 * kBytes), "cudaMalloc");
+    memory_ = static_cast<std::byte*>(memory);
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    copier_ = std::thread([this, device] {
+      cudaSetDevice(device);
+      while (!stop_.load(std::memory_order_relaxed)) {
+        for (int i = 0; i < 8; ++i)
+          cudaMemcpyAsync(memory_ + (i % 2) * kBytes, memory_ + (1 - i % 2) * kBytes, kBytes,
+                          cudaMemcpyDeviceToDevice, stream_);
+        cudaStreamSynchronize(stream_);
+      }
+    });
+  }
+  ~CopyingStream() override {
+    stop_ = true;
+    copier_.join();
+    cudaFree(memory_);
+    cudaStreamDestroy(stream_);
+  }
+
+ private:
+  static constexpr size_t kBytes = size_t{64} << 20;
+  cudaStream_t stream_ = nullptr;
+  std::byte* memory_ = nullptr;
+  std::atomic<bool> stop_{false};
+  std::thread copier_;
+};
 
 // The copies wait for the default stream, where the cases run: an error of a kernel is thrown here.
 class CudaMemory final : public Memory {
@@ -31,6 +68,7 @@ class CudaMemory final : public Memory {
   void copy_out(void* to_host, const void* from, size_t bytes) override {
     check_cuda(cudaMemcpy(to_host, from, bytes, cudaMemcpyDeviceToHost), "a copy from the GPU");
   }
+  std::unique_ptr<OtherWork> do_other_work() override { return std::make_unique<CopyingStream>(); }
 };
 
 }  // namespace

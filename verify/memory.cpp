@@ -1,9 +1,11 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "number.h"
@@ -15,6 +17,25 @@ constexpr size_t kAlignment = 256;
 constexpr size_t kGuardBefore = kAlignment + 16;
 constexpr size_t kGuardAfter = 256;
 constexpr int64_t kGapBytes = 16;
+
+// Keeps more threads busy than the machine has cores.
+class SpinningThreads final : public OtherWork {
+ public:
+  SpinningThreads() {
+    for (unsigned i = 0; i < std::thread::hardware_concurrency() + 1; ++i)
+      spinners_.emplace_back([this] {
+        while (!stop_.load(std::memory_order_relaxed)) continue;
+      });
+  }
+  ~SpinningThreads() override {
+    stop_ = true;
+    for (std::thread& spinner : spinners_) spinner.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> spinners_;
+};
 
 class HostMemory final : public Memory {
  public:
@@ -31,6 +52,9 @@ class HostMemory final : public Memory {
   }
   void copy_out(void* to_host, const void* from, size_t bytes) override {
     if (bytes > 0) std::memcpy(to_host, from, bytes);
+  }
+  std::unique_ptr<OtherWork> do_other_work() override {
+    return std::make_unique<SpinningThreads>();
   }
 };
 

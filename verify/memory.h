@@ -3,12 +3,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tilemoe/tensor.h"
 
 namespace tilemoe::verify {
+
+// Other work that a device does for as long as this lives.
+class OtherWork {
+ public:
+  virtual ~OtherWork() = default;
+};
 
 // Where a backend's tensors live. Copies are complete when they return.
 class Memory {
@@ -19,6 +26,7 @@ class Memory {
   virtual void release(void* memory) = 0;
   virtual void copy_in(void* to, const void* from_host, size_t bytes) = 0;
   virtual void copy_out(void* to_host, const void* from, size_t bytes) = 0;
+  virtual std::unique_ptr<OtherWork> do_other_work() = 0;
 };
 
 Memory& host_memory();

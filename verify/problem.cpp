@@ -280,6 +280,12 @@ Computed Problem::computed() const {
   return result;
 }
 
+std::vector<uint64_t> Problem::fingerprints() const {
+  std::vector<uint64_t> all;
+  for (const NamedTensor& output : outputs_) all.push_back(output.tensor->fingerprint());
+  return all;
+}
+
 std::vector<std::string> Problem::damage() {
   std::vector<std::string> lines;
   for (const Input& input : inputs_)

@@ -48,6 +48,8 @@ class Problem {
   Computed computed() const;
   // Nothing wrote H since it was poisoned.
   bool H_is_poisoned() const { return H_->is_poisoned(); }
+  // Of the bits of each output, H included.
+  std::vector<uint64_t> fingerprints() const;
   // A line for each input that changed, and for each byte written outside an output.
   std::vector<std::string> damage();
 

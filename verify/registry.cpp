@@ -195,14 +195,19 @@ std::vector<Case> gradient_cases() {
   };
 }
 
-// Rows times width passes 2^31 in the (M, d) tensors, then in the (M, 2n) ones; few tokens carry
-// many pairs, so that X and O stay small.
+// Rows times width passes 2^31 in the (M, d) tensors, then in the (M, 2n) ones, where few tokens
+// carry many pairs, so that X and O stay small; then the weights do.
 std::vector<Case> make_huge_cases() {
   const Case shape{
       .T = 97, .E = 3, .dtype = DType::kBFloat16, .routing = RoutingKind::kGeneral, .huge = true};
   return {
       vary("huge-rows", shape, [](Case& c) { c.d = 2056, c.n = 8, c.K = 12500; }),
       vary("huge-hidden", shape, [](Case& c) { c.d = 8, c.n = 2056, c.K = 6300; }),
+      vary("deepseek-v3.2", shape,
+           [](Case& c) {
+             c.T = 32768, c.d = 7168, c.n = 2048, c.E = 256, c.K = 8;
+             c.too_large = true;
+           }),
   };
 }
 

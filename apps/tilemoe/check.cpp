@@ -24,6 +24,7 @@ struct CheckOptions {
   std::string dtype = "all";
   std::string pass = "all";
   uint64_t seed = 1;
+  int64_t repeats = 0;
   bool reduced = false;
   bool list = false;
 };
@@ -68,12 +69,16 @@ void list_cases(const std::vector<Case>& cases, std::ostream& out) {
 
 class Checker {
  public:
-  Checker(uint64_t seed, Device device, verify::Passes passes)
-      : seed_(seed), memory_(verify::memory_of(device)), passes_(passes) {}
+  Checker(const CheckOptions& options, Device device, verify::Passes passes)
+      : seed_(options.seed),
+        repeats_(options.repeats),
+        memory_(verify::memory_of(device)),
+        passes_(passes) {}
 
   // The case on unit-scale data against float64, and on small whole numbers bit for bit.
   void run(const Case& test_case) {
-    judge(test_case);
+    if (!judge(test_case) || test_case.too_large) return;
+    if (repeats_ > 0) repeat(test_case);
     if (verify::has_integer_form(test_case)) judge(verify::integer_form(test_case));
   }
 
@@ -83,8 +88,8 @@ class Checker {
   const std::vector<std::string>& failures() const { return failures_; }
 
  private:
-  // What the backend refuses is a failure: a case is there to be verified.
-  void judge(const Case& test_case) {
+  // What the backend refuses is a failure: a case is there to be verified. False where it did.
+  bool judge(const Case& test_case) {
     const std::string name =
         test_case.name + (test_case.data == verify::Data::kIntegers ? " (integers)" : "");
     verify::Report report;
@@ -94,10 +99,18 @@ class Checker {
       if (error.status() != Status::kUnsupported) throw;
       failures_.push_back(name + ": " + error.what());
       ++refused_;
-      return;
+      return false;
     }
     for (const verify::TensorReport& tensor : report.tensors) add(name, tensor);
     for (const std::string& line : report.damage) failures_.push_back(name + ": " + line);
+    return true;
+  }
+
+  void repeat(const Case& test_case) {
+    const int64_t other = verify::find_other_bits(test_case, seed_, repeats_, memory_, passes_);
+    if (other >= 0)
+      failures_.push_back(test_case.name + ": run " + std::to_string(other) +
+                          " has other bits than run 0");
   }
 
   void add(const std::string& name, const verify::TensorReport& tensor) {
@@ -116,6 +129,7 @@ class Checker {
   }
 
   uint64_t seed_;
+  int64_t repeats_;
   verify::Memory& memory_;
   verify::Passes passes_;
   Table table_{{{"case", Table::Align::kLeft},
@@ -146,7 +160,7 @@ int check_cases(const CheckOptions& options) {
     return 0;
   }
   const auto passes = options.pass == "forward" ? verify::Passes::kForward : verify::Passes::kAll;
-  Checker checker(options.seed, device, passes);
+  Checker checker(options, device, passes);
   for (size_t i = 0; i < cases.size(); ++i) {
     show_progress(i, cases.size(), cases[i].name);
     checker.run(cases[i]);
@@ -158,6 +172,7 @@ int check_cases(const CheckOptions& options) {
             << cases.size() << " cases, " << checker.tensors() << " tensors"
             << (passes == verify::Passes::kForward ? " of the forward pass alone, " : ", ")
             << checker.failures().size() << " failures";
+  if (options.repeats > 0) std::cout << ", each case run " << options.repeats << " times";
   if (checker.refused() > 0) std::cout << ", " << checker.refused() << " of them refused";
   std::cout << "\n";
   for (const std::string& failure : checker.failures()) std::cout << "  " << failure << "\n";
@@ -181,6 +196,11 @@ void add_check(CLI::App& app, Run& run) {
       ->capture_default_str();
   command->add_flag("--reduced", options->reduced,
                     "Only the quick cases that together run every kernel, for slow tools");
+  command
+      ->add_option("--repeat", options->repeats,
+                   "Also run each case this often on a busy device: the bits must stay the same")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the random numbers")->capture_default_str();
   command->add_flag("--list", options->list, "List the cases and do nothing else");
   options->where.add_to(*command);
