@@ -30,22 +30,13 @@ void take_saved_options(TrainOptions& options) {
   train::require_same_options(saved, options.table.to_json(), checkpoint);
 }
 
-// A GPU only where it was asked for: as long as the backward pass is on the CPU, it makes a
-// training no faster.
-Device device_of(const TrainOptions& options) {
-  const Device best = options.device.select();
-  return options.device.device == "cuda" ? best : Device::kCpu;
-}
-
 void announce_device() {
-  std::printf(
-      "on the GPU: the experts' forward pass, in bfloat16, copied in and out (%s)\n"
-      "on the CPU: router, routing, the backward pass and all other layers, in float32\n",
-      tilemoe_device_description(TILEMOE_CUDA));
+  std::printf("on %s; the experts compute in bfloat16, all else in float32\n",
+              tilemoe_device_description(TILEMOE_CUDA));
 }
 
 int train_model(TrainOptions& options) {
-  const Device device = device_of(options);
+  const Device device = options.device.select();
   if (!options.run.resume.empty()) take_saved_options(options);
   train::TrainerConfig config = options.model.checked();
   config.model.device = device;

@@ -35,6 +35,7 @@ struct Lt {
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristics;
   decltype(&cublasLtMatmul) multiply;
   cublasLtHandle_t handle = nullptr;
+  DeviceBuffer workspace;
 
   Lt() {
     const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
@@ -62,6 +63,7 @@ struct Lt {
     find(heuristics, "cublasLtMatmulAlgoGetHeuristic");
     find(multiply, "cublasLtMatmul");
     check_lt(create(&handle), "cublasLtCreate");
+    workspace = DeviceBuffer(kWorkspaceBytes);
   }
 };
 
@@ -101,7 +103,6 @@ struct LtProduct::State {
   std::array<cublasLtMatmulHeuristicResult_t, kAlgorithms> algorithms{};
   int found = 0, chosen = 0;
   float beta = 0;
-  DeviceBuffer workspace{kWorkspaceBytes};
 
   explicit State(const DenseShape& shape) : beta(shape.accumulate ? 1.f : 0.f) {
     check_lt(lt().create_operation(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
@@ -166,7 +167,7 @@ void LtProduct::run(const void* left, const void* right, void* result) {
   State& s = *state_;
   check_lt(lt().multiply(lt().handle, s.operation, &kOne, right, s.B, left, s.A, &s.beta, result,
                          s.C, result, s.C, &s.algorithms[static_cast<size_t>(s.chosen)].algo,
-                         s.workspace.data(), kWorkspaceBytes, nullptr),
+                         lt().workspace.data(), kWorkspaceBytes, nullptr),
            "cublasLtMatmul");
 }
 

@@ -24,7 +24,8 @@ struct DenseShape {
 
 class LtProduct {
  public:
-  // Throws std::runtime_error where cuBLASLt is missing or has no algorithm for the shape.
+  // Throws std::runtime_error where cuBLASLt is missing or has no algorithm for the shape. All
+  // products share a workspace: their work is on the default stream.
   explicit LtProduct(const DenseShape& shape);
   ~LtProduct();
 

@@ -1,38 +1,21 @@
 #include "train/adamw.h"
 
 #include <cmath>
-#include <numeric>
-
-#include "train/ops/adamw_update.h"
 
 namespace tilemoe::train {
 
-AdamW::AdamW(const AdamWConfig& config, ParameterStore& parameters) : config_(config) {
-  constexpr int64_t kStretch = 32768;  // four arrays of it fit a core's second cache
-  for (Parameter& parameter : parameters.all())
+AdamW::AdamW(const AdamWConfig& config, ParameterStore& parameters)
+    : config_(config), operators_(parameters.operators()) {
+  for (Parameter& parameter : parameters.all()) {
     moments_.push_back({.parameter = &parameter,
-                        .mean = FloatArray(parameter.size()),
-                        .square = FloatArray(parameter.size())});
-  for (Moments& moments : moments_)
-    for (int64_t first = 0; first < moments.parameter->size(); first += kStretch)
-      stretches_.push_back({.moments = &moments,
-                            .first = first,
-                            .size = std::min(kStretch, moments.parameter->size() - first)});
-  squares_.resize(stretches_.size());
-}
-
-double AdamW::gradient_norm() {
-  cpu::parallel_for(std::ssize(stretches_), [&](int64_t task, int) {
-    const auto i = static_cast<size_t>(task);
-    const Stretch& stretch = stretches_[i];
-    squares_[i] =
-        sum_of_squares(stretch.moments->parameter->gradient.data() + stretch.first, stretch.size);
-  });
-  return std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
+                        .mean = FloatArray(parameter.size(), operators_.memory()),
+                        .square = FloatArray(parameter.size(), operators_.memory())});
+    gradients_.push_back(parameter.gradient.span());
+  }
 }
 
 double AdamW::update(int64_t step, double factor) {
-  const double norm = gradient_norm();
+  const double norm = std::sqrt(operators_.sum_of_squares(gradients_));
   const double scale = config_.clip > 0 && norm > config_.clip ? config_.clip / norm : 1.0;
   const auto steps = static_cast<double>(step);
   const auto factors_of = [&](ParameterGroup group) {
@@ -49,16 +32,17 @@ double AdamW::update(int64_t step, double factor) {
         .kept = static_cast<float>(1 - rate * decay),
     };
   };
-  cpu::parallel_for(std::ssize(stretches_), [&](int64_t task, int) {
-    const Stretch& stretch = stretches_[static_cast<size_t>(task)];
-    Moments& moments = *stretch.moments;
-    adamw_update({.size = stretch.size,
-                  .gradient = moments.parameter->gradient.data() + stretch.first,
-                  .value = moments.parameter->value.data() + stretch.first,
-                  .mean = moments.mean.data() + stretch.first,
-                  .square = moments.square.data() + stretch.first},
-                 factors_of(moments.parameter->group));
-  });
+  std::vector<AdamWTask> tasks;
+  for (const Moments& moments : moments_) {
+    const Parameter& parameter = *moments.parameter;
+    tasks.push_back({.stretch = {.size = parameter.size(),
+                                 .gradient = parameter.gradient.data(),
+                                 .value = parameter.value.data(),
+                                 .mean = moments.mean.data(),
+                                 .square = moments.square.data()},
+                     .factors = factors_of(parameter.group)});
+  }
+  operators_.adamw_update(tasks);
   return norm;
 }
 

@@ -35,19 +35,10 @@ class AdamW {
   std::vector<Moments>& moments() { return moments_; }
 
  private:
-  // A stretch of one parameter: one task.
-  struct Stretch {
-    Moments* moments;
-    int64_t first;
-    int64_t size;
-  };
-
-  double gradient_norm();
-
   AdamWConfig config_;
+  Operators& operators_;
   std::vector<Moments> moments_;
-  std::vector<Stretch> stretches_;
-  std::vector<double> squares_;  // (stretches)
+  std::vector<ConstFloats> gradients_;
 };
 
 }  // namespace tilemoe::train

@@ -7,8 +7,8 @@ Block::Block(const ModelConfig& config, const std::string& name, Sequences capac
     : mixer_norm_(name + "mixer_norm.", config.width, capacity.tokens(), parameters, workspace),
       mixer_(config, name + "mixer.", capacity, parameters, workspace),
       moe_norm_(name + "moe_norm.", config.width, capacity.tokens(), parameters, workspace),
-      y_(capacity.tokens() * config.width),
-      z_(capacity.tokens() * config.width) {
+      y_(workspace.floats(capacity.tokens() * config.width)),
+      z_(workspace.floats(capacity.tokens() * config.width)) {
   if (config.mode != ExpertsMode::kOff)
     moe_.emplace(config, name + "moe.", capacity.tokens(), seed, parameters, workspace);
 }

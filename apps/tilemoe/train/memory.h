@@ -3,36 +3,66 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <span>
+#include <utility>
+#include <vector>
 
 namespace tilemoe::train {
 
-// An array on a cache line, zero at first.
+// Where a device's arrays lie. Copies wait for the work before them, and are complete when they
+// return.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual void* allocate(size_t bytes) = 0;  // on a cache line, zero
+  virtual void release(void* memory) = 0;
+  virtual void copy_in(void* to, const void* from_host, size_t bytes) = 0;
+  virtual void copy_out(void* to_host, const void* from, size_t bytes) = 0;
+};
+
+Memory& host_memory();
+
+// An array of numbers, zero at first. What is in it is the host's to touch in the host's memory
+// alone; read() and write() work in any.
 template <class Element>
 class Array {
  public:
   Array() = default;
-  explicit Array(int64_t count)
-      : data_(static_cast<Element*>(
-            ::operator new(static_cast<size_t>(count) * sizeof(Element), kAlignment))),
-        size_(static_cast<size_t>(count)) {
-    std::uninitialized_value_construct_n(data_.get(), size_);
+  explicit Array(int64_t count, Memory& memory = host_memory())
+      : memory_(&memory),
+        data_(static_cast<Element*>(memory.allocate(static_cast<size_t>(count) * sizeof(Element)))),
+        size_(static_cast<size_t>(count)) {}
+  ~Array() {
+    if (data_ != nullptr) memory_->release(data_);
+  }
+  Array(Array&& other) noexcept { *this = std::move(other); }
+  Array& operator=(Array&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
   }
 
-  Element* data() const { return data_.get(); }
+  Element* data() const { return data_; }
   int64_t size() const { return static_cast<int64_t>(size_); }
-  std::span<Element> span() const { return {data_.get(), size_}; }
+  std::span<Element> span() const { return {data_, size_}; }
   // The first `count` elements.
   std::span<Element> first(int64_t count) const { return span().first(static_cast<size_t>(count)); }
 
+  std::vector<Element> read() const { return read_first(size()); }
+  std::vector<Element> read_first(int64_t count) const {
+    std::vector<Element> values(static_cast<size_t>(count));
+    if (count > 0) memory_->copy_out(values.data(), data_, values.size() * sizeof(Element));
+    return values;
+  }
+  // The first elements of the array.
+  void write(std::span<const Element> values) const {
+    if (!values.empty()) memory_->copy_in(data_, values.data(), values.size_bytes());
+  }
+
  private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Release {
-    void operator()(Element* data) const { ::operator delete(data, kAlignment); }
-  };
-  std::unique_ptr<Element, Release> data_;
+  Memory* memory_ = nullptr;
+  Element* data_ = nullptr;
   size_t size_ = 0;
 };
 

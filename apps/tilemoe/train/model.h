@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "train/block.h"
@@ -32,6 +33,7 @@ class Model {
                      ConstBytes inputs);  // (sequences, past() + length)
 
   ParameterStore& parameters() { return parameters_; }
+  Operators& operators() { return *operators_; }
   // The layers' experts, first layer first; none where they are off.
   std::vector<MoeLayer*> moe_layers();
   Sequences capacity() const { return capacity_; }
@@ -40,21 +42,28 @@ class Model {
 
  private:
   Floats forward(Phase phase, int64_t step, Sequences sequences, ConstBytes inputs);
+  ConstBytes put_targets(ConstBytes targets);
+  // What the host may read of the first elements of an array.
+  ConstFloats on_host(const FloatArray& array, int64_t count);
 
   const ModelConfig config_;
   const Sequences capacity_;
+  const std::unique_ptr<Operators> operators_;
   ParameterStore parameters_;
   Workspace workspace_;
   Parameter& embedding_;      // (W, 256, d)
   std::deque<Block> blocks_;  // never moved: layers refer to each other's memory
   NormLayer head_norm_;
-  Parameter& head_;       // (256, d)
-  Parameter& head_bias_;  // (256)
-  FloatArray embedded_;   // (T, d)
-  FloatArray logits_;     // (T, 256), then their gradient
-  FloatArray losses_;     // (T)
-  FloatArray dx_, du_;    // (T, d)
-  ConstFloats last_;      // (T, d), what the last block returned
+  Parameter& head_;         // (256, d)
+  Parameter& head_bias_;    // (256)
+  Array<uint8_t> inputs_;   // (sequences, past() + length), of the last forward
+  Array<uint8_t> targets_;  // (T)
+  FloatArray embedded_;     // (T, d)
+  FloatArray logits_;       // (T, 256), then their gradient
+  FloatArray losses_;       // (T)
+  FloatArray dx_, du_;      // (T, d)
+  ConstFloats last_;        // (T, d), what the last block returned
+  std::vector<float> host_;
 };
 
 }  // namespace tilemoe::train

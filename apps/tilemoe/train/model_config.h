@@ -43,7 +43,7 @@ struct ModelConfig {
   Activation activation = Activation::kSwiGLU;
   ExpertsMode mode = ExpertsMode::kRouted;
   RoutingConfig routing;
-  Device device = Device::kCpu;  // of the experts' forward pass; all else is on the CPU
+  Device device = Device::kCpu;
 
   int64_t attention_width() const { return heads * head_width; }  // D
 };

@@ -1,15 +1,12 @@
 // A Mixture-of-Experts layer with its router, on the library's public interface.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tilemoe/layer.h"
-#include "train/cuda/device_experts.h"
 #include "train/model_config.h"
-#include "train/ops/tasks.h"
 #include "train/parameters.h"
 #include "train/workspace.h"
 
@@ -50,10 +47,17 @@ class MoeLayer {
   RoutingSpec spec(Phase phase, int64_t tokens) const;
   void route(Phase phase, int64_t step, ConstFloats v);
   Scoring scoring() const;
-  Weights weights(FloatArray Parameter::*part) const;
+  // `values` as the experts take them: where they compute in 16 bits, rounded into `copy`.
+  Tensor operand(ConstFloats values, const Array<uint16_t>& copy,
+                 std::initializer_list<int64_t> shape) const;
+  // What the experts write to: `values`, or result_copy_, to be widened into them.
+  Tensor result(Floats values, std::initializer_list<int64_t> shape) const;
+  Saved saved() const;
 
   const ModelConfig& config_;
   const Workspace& workspace_;
+  Operators& operators_;
+  int64_t seed_;
   Experts experts_;
   int64_t top_k_;                 // K; 1 when dense
   Parameter& w1_;                 // (E, 2n, d)
@@ -63,14 +67,17 @@ class MoeLayer {
   FloatArray logits_, dlogits_;   // (T, E)
   FloatArray scores_;             // (T, K)
   FloatArray ds_;                 // (pairs)
-  FloatArray H_;                  // (capacity, 2n)
+  Array<std::byte> H_;            // (capacity, 2n) in the experts' type
   FloatArray losses_;             // (2) balance, z
   Array<int32_t> ids_;            // (T, K)
   Array<int32_t> counts_;         // (E) choices before rounding
   Array<int64_t> seed_and_step_;  // (2)
   Array<std::byte> routing_memory_;
-  std::unique_ptr<DeviceExperts> device_experts_;  // where the forward pass is on a GPU
-  std::optional<Routing> routing_;                 // of the last forward, in routing_memory_
+  std::optional<Routing> routing_;  // of the last forward, in routing_memory_
+  Weights weights_;                 // of the last forward
+  Tensor X_;
+  // Where the experts compute in 16 bits: X, W1 and W2 of the last forward, dO, and O or dX.
+  Array<uint16_t> X_copy_, w1_copy_, w2_copy_, dO_copy_, result_copy_;
 };
 
 }  // namespace tilemoe::train

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "train/ops/rms_norm.h"
 #include "train/parameters.h"
 #include "train/workspace.h"
 
@@ -15,15 +14,16 @@ class NormLayer {
             Workspace& workspace)
       : workspace_(workspace),
         gain_(parameters.add_constant(name + "weight", {width}, ParameterGroup::kOther, 1.f)),
-        y_(max_tokens * width),
-        inverse_rms_(max_tokens) {
+        y_(workspace.floats(max_tokens * width)),
+        inverse_rms_(workspace.floats(max_tokens)) {
     workspace.need_scratch(rms_norm_scratch(max_tokens, width));
   }
 
   // x (T, d) -> y (T, d), valid until the next forward
   ConstFloats forward(ConstFloats x) {
     const int64_t tokens = std::ssize(x) / gain_.size();
-    rms_norm(x, gain_.value.span(), y_.first(std::ssize(x)), inverse_rms_.first(tokens));
+    workspace_.operators().rms_norm(x, gain_.value.span(), y_.first(std::ssize(x)),
+                                    inverse_rms_.first(tokens));
     return output(x);
   }
   // What the last forward of x returned.
@@ -32,8 +32,8 @@ class NormLayer {
   // dx += what dy passes on to x, the x of the last forward.
   void backward(ConstFloats x, ConstFloats dy, Floats dx) {
     const int64_t tokens = std::ssize(x) / gain_.size();
-    rms_norm_backward(x, gain_.value.span(), inverse_rms_.first(tokens), dy, dx,
-                      gain_.gradient.span(), workspace_.scratch());
+    workspace_.operators().rms_norm_backward(x, gain_.value.span(), inverse_rms_.first(tokens), dy,
+                                             dx, gain_.gradient.span(), workspace_.scratch());
   }
 
  private:

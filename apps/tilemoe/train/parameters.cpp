@@ -14,26 +14,27 @@ Parameter& ParameterStore::add(const std::string& name, std::vector<int64_t> sha
   return parameters_.emplace_back(Parameter{.name = name,
                                             .shape = std::move(shape),
                                             .group = group,
-                                            .value = FloatArray(size),
-                                            .gradient = FloatArray(size)});
+                                            .value = FloatArray(size, operators_.memory()),
+                                            .gradient = FloatArray(size, operators_.memory())});
 }
 
 Parameter& ParameterStore::add_normal(const std::string& name, std::vector<int64_t> shape,
                                       ParameterGroup group, double deviation) {
   Parameter& parameter = add(name, std::move(shape), group);
   const RandomStream random(seed_, name);
+  std::vector<float> values(static_cast<size_t>(parameter.size()));
   for_row_blocks(parameter.size(), [&](int64_t first, int64_t last, int64_t) {
-    for (int64_t i = first; i < last; ++i)
-      parameter.value.data()[i] =
-          static_cast<float>(deviation * random.normal(static_cast<uint64_t>(i)));
+    for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(last); ++i)
+      values[i] = static_cast<float>(deviation * random.normal(i));
   });
+  parameter.value.write(values);
   return parameter;
 }
 
 Parameter& ParameterStore::add_constant(const std::string& name, std::vector<int64_t> shape,
                                         ParameterGroup group, float value) {
   Parameter& parameter = add(name, std::move(shape), group);
-  std::fill_n(parameter.value.data(), parameter.size(), value);
+  parameter.value.write(std::vector<float>(static_cast<size_t>(parameter.size()), value));
   return parameter;
 }
 

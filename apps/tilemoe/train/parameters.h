@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/memory.h"
-#include "train/ops/tasks.h"
+#include "train/operators.h"
 
 namespace tilemoe::train {
 
@@ -28,7 +27,9 @@ struct Parameter {
 
 class ParameterStore {
  public:
-  explicit ParameterStore(uint64_t seed) : seed_(seed) {}
+  // The parameters lie where `operators` work on them.
+  explicit ParameterStore(uint64_t seed, Operators& operators = cpu_operators())
+      : seed_(seed), operators_(operators) {}
 
   // Drawn from N(0, deviation^2) by (seed, name): the order of the calls does not matter, and
   // models that share a parameter's name and shape begin with the same values.
@@ -41,11 +42,13 @@ class ParameterStore {
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }
   int64_t count() const;  // numbers in all parameters
+  Operators& operators() const { return operators_; }
 
  private:
   Parameter& add(const std::string& name, std::vector<int64_t> shape, ParameterGroup group);
 
   uint64_t seed_;
+  Operators& operators_;
   std::deque<Parameter> parameters_;
 };
 

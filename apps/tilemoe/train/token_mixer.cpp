@@ -2,9 +2,6 @@
 
 #include <cmath>
 
-#include "train/ops/causal_conv.h"
-#include "train/ops/linear.h"
-
 namespace tilemoe::train {
 namespace {
 
@@ -31,16 +28,20 @@ TokenMixer::TokenMixer(const ModelConfig& config, const std::string& name, Seque
       out_weight_(parameters.add_normal(
           name + "attention.out.weight", {config.width, config.attention_width()},
           ParameterGroup::kMatrix, deviation(0.5, config.attention_width()))),
-      slopes_(config.heads) {
+      slopes_(workspace.floats(config.heads)) {
   const int64_t T = capacity.tokens(), d = config.width, D = config.attention_width();
-  for (int64_t h = 0; h < config.heads; ++h) slopes_.data()[h] = slope_of_head(h);
+  std::vector<float> slopes;
+  for (int64_t h = 0; h < config.heads; ++h) slopes.push_back(slope_of_head(h));
+  slopes_.write(slopes);
   // Keys begin as queries do, so that a token first finds tokens which follow its like.
-  std::copy_n(qkv_weight_.value.data(), D * d, qkv_weight_.value.data() + D * d);
-  qkv_ = FloatArray(T * 3 * D);
-  attended_ = FloatArray(T * D);
-  log_sum_ = FloatArray(T * config.heads);
-  dqkv_ = FloatArray(T * 3 * D);
-  dattended_ = FloatArray(T * D);
+  std::vector<float> qkv_weight = qkv_weight_.value.read();
+  std::copy_n(qkv_weight.begin(), D * d, qkv_weight.begin() + D * d);
+  qkv_weight_.value.write(qkv_weight);
+  qkv_ = workspace.floats(T * 3 * D);
+  attended_ = workspace.floats(T * D);
+  log_sum_ = workspace.floats(T * config.heads);
+  dqkv_ = workspace.floats(T * 3 * D);
+  dattended_ = workspace.floats(T * D);
   workspace.need_scratch(causal_conv_scratch(capacity, config.taps, d));
   workspace.need_scratch(linear_backward_weight_scratch({T, d, 3 * D}));
   workspace.need_scratch(linear_backward_weight_scratch({T, D, d}));
@@ -53,27 +54,29 @@ AttentionShape TokenMixer::attention_shape(Sequences sequences) const {
 
 void TokenMixer::forward(Sequences sequences, ConstFloats u, ConstFloats x, Floats y) {
   const int64_t T = sequences.tokens(), d = config_.width, D = config_.attention_width();
+  Operators& operators = workspace_.operators();
   const Floats qkv = qkv_.first(T * 3 * D), attended = attended_.first(T * D);
-  causal_conv(sequences, u, filter_.value.span(), config_.taps, x, y);
-  linear({T, d, 3 * D}, u, qkv_weight_.value.span(), qkv);
-  attention(attention_shape(sequences), slopes_.span(), qkv, attended, log_sum_.span(),
-            workspace_.scratch());
-  linear({T, D, d}, attended, out_weight_.value.span(), y, Write::kAdd);
+  operators.causal_conv(sequences, u, filter_.value.span(), config_.taps, x, y);
+  operators.linear({T, d, 3 * D}, u, qkv_weight_.value.span(), qkv);
+  operators.attention(attention_shape(sequences), slopes_.span(), qkv, attended, log_sum_.span(),
+                      workspace_.scratch());
+  operators.linear({T, D, d}, attended, out_weight_.value.span(), y, Write::kAdd);
 }
 
 void TokenMixer::backward(Sequences sequences, ConstFloats u, ConstFloats dy, Floats du) {
   const int64_t T = sequences.tokens(), d = config_.width, D = config_.attention_width();
+  Operators& operators = workspace_.operators();
   const Floats qkv = qkv_.first(T * 3 * D), attended = attended_.first(T * D);
   const Floats dqkv = dqkv_.first(T * 3 * D), dattended = dattended_.first(T * D);
   const Floats scratch = workspace_.scratch();
-  linear_backward_input({T, D, d}, dy, out_weight_.value.span(), dattended);
-  linear_backward_weight({T, D, d}, dy, attended, out_weight_.gradient.span(), scratch);
-  attention_backward(attention_shape(sequences), slopes_.span(), qkv, attended, log_sum_.span(),
-                     dattended, dqkv, scratch);
-  linear_backward_input({T, d, 3 * D}, dqkv, qkv_weight_.value.span(), du);
-  linear_backward_weight({T, d, 3 * D}, dqkv, u, qkv_weight_.gradient.span(), scratch);
-  causal_conv_backward(sequences, u, filter_.value.span(), config_.taps, dy, du,
-                       filter_.gradient.span(), scratch);
+  operators.linear_backward_input({T, D, d}, dy, out_weight_.value.span(), dattended);
+  operators.linear_backward_weight({T, D, d}, dy, attended, out_weight_.gradient.span(), scratch);
+  operators.attention_backward(attention_shape(sequences), slopes_.span(), qkv, attended,
+                               log_sum_.span(), dattended, dqkv, scratch);
+  operators.linear_backward_input({T, d, 3 * D}, dqkv, qkv_weight_.value.span(), du);
+  operators.linear_backward_weight({T, d, 3 * D}, dqkv, u, qkv_weight_.gradient.span(), scratch);
+  operators.causal_conv_backward(sequences, u, filter_.value.span(), config_.taps, dy, du,
+                                 filter_.gradient.span(), scratch);
 }
 
 }  // namespace tilemoe::train

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "train/model_config.h"
-#include "train/ops/attention.h"
 #include "train/parameters.h"
 #include "train/workspace.h"
 

@@ -45,24 +45,35 @@ Evaluation Trainer::evaluate(const std::function<bool()>& stopped) {
   return train::evaluate(model_, corpus_.held, config_.evaluation_context, stopped);
 }
 
-std::vector<TensorRef> Trainer::tensors() {
-  std::vector<TensorRef> tensors;
+std::vector<Trainer::Held> Trainer::held_tensors() {
+  std::vector<Held> held;
   for (Parameter& parameter : model_.parameters().all())
-    tensors.push_back({parameter.name, parameter.shape, parameter.value.data()});
+    held.push_back({parameter.name, parameter.shape, &parameter.value});
   int64_t layer_index = 0;
   for (MoeLayer* layer : model_.moe_layers()) {
     FloatArray& bias = layer->selection_bias();
     if (bias.size() > 0)
-      tensors.push_back({"blocks." + std::to_string(layer_index) + ".moe.router.selection_bias",
-                         {bias.size()},
-                         bias.data()});
+      held.push_back({"blocks." + std::to_string(layer_index) + ".moe.router.selection_bias",
+                      {bias.size()},
+                      &bias});
     ++layer_index;
   }
   for (AdamW::Moments& moments : optimizer_.moments()) {
     const Parameter& parameter = *moments.parameter;
-    tensors.push_back({"optimizer.mean." + parameter.name, parameter.shape, moments.mean.data()});
-    tensors.push_back(
-        {"optimizer.square." + parameter.name, parameter.shape, moments.square.data()});
+    held.push_back({"optimizer.mean." + parameter.name, parameter.shape, &moments.mean});
+    held.push_back({"optimizer.square." + parameter.name, parameter.shape, &moments.square});
+  }
+  return held;
+}
+
+std::vector<TensorRef> Trainer::tensors() {
+  const bool in_place = model_.operators().device() == Device::kCpu;
+  copies_.clear();
+  std::vector<TensorRef> tensors;
+  for (Held& held : held_tensors()) {
+    if (!in_place) copies_.push_back(held.array->read());
+    tensors.push_back({std::move(held.name), std::move(held.shape),
+                       in_place ? held.array->data() : copies_.back().data()});
   }
   return tensors;
 }
@@ -91,6 +102,9 @@ void Trainer::load(const std::filesystem::path& checkpoint) {
                              ", but this text has " + corpus_.sha256);
   const auto steps = field(checkpoint, saved, "step").get<int64_t>();
   load_checkpoint(checkpoint, tensors());
+  const std::vector<Held> held = held_tensors();
+  for (size_t i = 0; i < copies_.size(); ++i) held[i].array->write(copies_[i]);
+  copies_.clear();
   steps_done_ = steps;
 }
 

@@ -44,7 +44,8 @@ class Trainer {
   // Of the held-out text.
   Evaluation evaluate(const std::function<bool()>& stopped = {});
 
-  // The weights, then everything else that the next step depends on.
+  // The weights, then everything else that the next step depends on. On a GPU they are copies,
+  // valid until the next call.
   std::vector<TensorRef> tensors();
   // The same as numbers; `options` are those of the command line.
   nlohmann::json state(const nlohmann::json& options) const;
@@ -57,6 +58,13 @@ class Trainer {
   Model& model() { return model_; }
 
  private:
+  struct Held {
+    std::string name;
+    std::vector<int64_t> shape;
+    const FloatArray* array;
+  };
+  std::vector<Held> held_tensors();
+
   const TrainerConfig config_;
   const Corpus& corpus_;
   Model model_;
@@ -64,6 +72,7 @@ class Trainer {
   Batches batches_;
   std::vector<uint8_t> inputs_;   // (sequences, past + length)
   std::vector<uint8_t> targets_;  // (T)
+  std::vector<std::vector<float>> copies_;
   int64_t steps_done_ = 0;
 };
 

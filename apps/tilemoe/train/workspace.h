@@ -1,29 +1,40 @@
-// Memory that the model's layers share: nothing in it outlives the call that wrote it.
+// What the model's layers share: the operators of their device, and memory in which nothing
+// outlives the call that wrote it.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 
-#include "train/memory.h"
+#include "train/operators.h"
 
 namespace tilemoe::train {
 
 // Each layer says what it needs when it is built; allocate() then takes the most of each.
 class Workspace {
  public:
+  explicit Workspace(Operators& operators) : operators_(operators) {}
+
+  Operators& operators() const { return operators_; }
+  FloatArray floats(int64_t count) const { return FloatArray(count, operators_.memory()); }
+  template <class Element>
+  Array<Element> array(int64_t count) const {
+    return Array<Element>(count, operators_.memory());
+  }
+
   void need_scratch(int64_t floats) { scratch_floats_ = std::max(scratch_floats_, floats); }
   void need_library(size_t bytes) { library_bytes_ = std::max(library_bytes_, bytes); }
 
   void allocate() {
-    scratch_ = FloatArray(scratch_floats_);
-    library_ = Array<std::byte>(static_cast<int64_t>(library_bytes_));
+    scratch_ = floats(scratch_floats_);
+    library_ = array<std::byte>(static_cast<int64_t>(library_bytes_));
   }
 
-  std::span<float> scratch() const { return scratch_.span(); }  // for one op
+  std::span<float> scratch() const { return scratch_.span(); }  // for one operator
   void* library() const { return library_.data(); }             // for one call of the library
   size_t library_bytes() const { return library_bytes_; }
 
  private:
+  Operators& operators_;
   int64_t scratch_floats_ = 0;
   size_t library_bytes_ = 0;
   FloatArray scratch_;
