@@ -32,7 +32,8 @@ class Operators {
   virtual DType experts_type() const = 0;
 
   virtual void clear(Floats values) = 0;
-  // To bfloat16, to nearest even; and back: to = from + addend, which may be empty.
+  // For experts that compute in bfloat16: to it, to nearest even; and back, to = from + addend,
+  // which may be empty.
   virtual void round(ConstFloats from, uint16_t* to) = 0;
   virtual void widen(const uint16_t* from, ConstFloats addend, Floats to) = 0;
 
