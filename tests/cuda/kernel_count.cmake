@@ -1,5 +1,6 @@
 # Counts the kernels of the grouped GEMM in the objects that OBJECTS lists, by the host's function
-# that launches each. Every instantiation costs compile time and bytes of every program.
+# that launches each; that function's cold part (name.cold) is none. Every instantiation costs
+# compile time and bytes of every program.
 cmake_minimum_required(VERSION 3.22)
 set(most 80)
 
@@ -11,7 +12,7 @@ foreach(object IN LISTS objects)
   endif()
   execute_process(COMMAND ${NM} --defined-only --format=posix ${object}
     OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
-  string(REGEX MATCHALL "(^|\n)_ZN7tilemoe4cudaL?[0-9]+[a-z_]*gemmI[^ \n]* [tTwW] " kernels
+  string(REGEX MATCHALL "(^|\n)_ZN7tilemoe4cudaL?[0-9]+[a-z_]*gemmI[^ .\n]* [tTwW] " kernels
     "${symbols}")
   list(LENGTH kernels here)
   if(here GREATER 0)
