@@ -1,5 +1,5 @@
 # The CUDA backend. Kernels have one file a (step, type), so that they compile side by side.
-target_sources(tilemoe_objects PRIVATE
+target_sources(tilemoe_cuda_objects PRIVATE
   cuda/backend.cpp
   cuda/device.cpp
   cuda/tensor_map.cpp
@@ -35,12 +35,12 @@ set_source_files_properties(
   PROPERTIES COMPILE_OPTIONS "-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.
-target_compile_options(tilemoe_objects PRIVATE
+target_compile_options(tilemoe_cuda_objects PRIVATE
   "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode=arch=compute_90a,code=sm_90a>"
   "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror>")
 # A sixth of the size for some decompression when a kernel is first used; nvcc has it from 12.8 on.
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
-  target_compile_options(tilemoe_objects PRIVATE
+  target_compile_options(tilemoe_cuda_objects PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
 endif()
 list(APPEND tilemoe_dependencies CUDA::cudart_static)

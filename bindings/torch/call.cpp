@@ -1,0 +1,113 @@
+#include "call.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace tilemoe_torch {
+namespace {
+
+constexpr int64_t kAlignment = 16;  // bytes, of pointers and strides
+
+tilemoe_dtype dtype_of(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: return TILEMOE_FLOAT32;
+    case ScalarType::BFloat16: return TILEMOE_BFLOAT16;
+    case ScalarType::Half: return TILEMOE_FLOAT16;
+    case ScalarType::Int: return TILEMOE_INT32;
+    case ScalarType::Long: return TILEMOE_INT64;
+    default:
+      refuse(std::string(name) + " is " + torch::headeronly::toString(tensor.scalar_type()) + " " +
+             describe_shape(tensor) + ", expected float32, bfloat16, float16, int32 or int64");
+  }
+}
+
+bool has_dense_rows(const Tensor& matrix) {
+  return (matrix.size(1) == 1 || matrix.stride(1) == 1) &&
+         (matrix.size(0) == 1 || matrix.stride(0) >= matrix.size(1));
+}
+
+bool on_16_bytes(const Tensor& matrix) {
+  const auto row_bytes = matrix.stride(0) * static_cast<int64_t>(matrix.element_size());
+  return reinterpret_cast<uintptr_t>(matrix.data_ptr()) % kAlignment == 0 &&
+         (matrix.size(0) == 1 || row_bytes % kAlignment == 0);
+}
+
+// torch::stable::contiguous gives a contiguous tensor back as it is, wherever it lies.
+Tensor contiguous_copy(const Tensor& tensor) {
+  Tensor copy =
+      torch::stable::empty(tensor.sizes(), tensor.scalar_type(), std::nullopt, tensor.device());
+  return torch::stable::copy_(copy, tensor);
+}
+
+}  // namespace
+
+tilemoe_tensor Call::view(const char* name, const Tensor& tensor) const {
+  if (!(tensor.device() == torch_device_))
+    refuse(std::string(name) + " " + describe_shape(tensor) +
+           " is on another device than the call's first tensor");
+  if (tensor.dim() > TILEMOE_MAX_DIMS)
+    refuse(std::string(name) + " has shape " + describe_shape(tensor) + ", expected at most " +
+           std::to_string(TILEMOE_MAX_DIMS) + " dimensions");
+  tilemoe_tensor view{};
+  view.data = tensor.data_ptr();
+  view.dtype = dtype_of(name, tensor);
+  view.ndim = static_cast<int32_t>(tensor.dim());
+  for (int32_t i = 0; i < view.ndim; ++i)
+    view.shape[i] = tensor.size(i), view.stride[i] = tensor.stride(i);
+  return view;
+}
+
+tilemoe_tensor Call::view(const char* name, const std::optional<Tensor>& tensor) const {
+  return tensor ? view(name, *tensor) : tilemoe_tensor{};
+}
+
+Tensor Call::empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
+  return torch::stable::empty({shape.begin(), shape.size()}, dtype, std::nullopt, torch_device_);
+}
+
+Tensor Call::zeros(std::initializer_list<int64_t> shape, ScalarType dtype) const {
+  Tensor tensor = empty(shape, dtype);
+  return torch::stable::zero_(tensor);
+}
+
+Tensor Call::bytes(size_t count) const {
+  return empty({static_cast<int64_t>(count)}, ScalarType::Byte);
+}
+
+void check(tilemoe_status status) {
+  if (status == TILEMOE_SUCCESS) return;
+  const std::string sentence = tilemoe_last_error();
+  if (status == TILEMOE_INVALID_ARGUMENT) throw std::invalid_argument(sentence);
+  throw std::runtime_error(std::string(tilemoe_status_name(status)) + ": " + sentence);
+}
+
+void refuse(const std::string& sentence) {
+  throw std::invalid_argument("tilemoe: " + sentence);
+}
+
+std::string describe_shape(const Tensor& tensor) {
+  std::ostringstream text;
+  text << "(";
+  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
+  text << ")";
+  return text.str();
+}
+
+void check_dims(const char* name, const Tensor& tensor, int64_t dims, const char* expected) {
+  if (tensor.dim() != dims)
+    refuse(std::string(name) + " has shape " + describe_shape(tensor) + ", expected " + expected);
+}
+
+Tensor dense_rows(const Tensor& tensor) {
+  return tensor.dim() != 2 || has_dense_rows(tensor) ? tensor : contiguous_copy(tensor);
+}
+
+Tensor dense_rows_on_16(const Tensor& tensor) {
+  const bool fits = tensor.dim() != 2 || (has_dense_rows(tensor) && on_16_bytes(tensor));
+  return fits ? tensor : contiguous_copy(tensor);
+}
+
+}  // namespace tilemoe_torch

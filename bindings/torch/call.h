@@ -1,0 +1,59 @@
+// What one call of the library needs to know of the device that its tensors are on, and the way
+// from torch's tensors to the C interface's views. call_cpu.cpp and call_cuda.cpp are its two
+// beginnings: each library of the binding is linked with one of them.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+#include <memory>
+#include <optional>
+
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe_torch {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+class Call {
+ public:
+  // CPU: torch's number of threads holds while the object lives. CUDA: `tensor`'s device and its
+  // current stream do.
+  explicit Call(const Tensor& tensor);
+
+  tilemoe_device device() const { return device_; }
+  void* stream() const { return stream_; }
+
+  // The tensor as the C interface sees it. It must be on this call's device.
+  tilemoe_tensor view(const char* name, const Tensor& tensor) const;
+  tilemoe_tensor view(const char* name, const std::optional<Tensor>& tensor) const;
+
+  // Uninitialised and contiguous, from torch's allocator.
+  Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const;
+  Tensor zeros(std::initializer_list<int64_t> shape, ScalarType dtype) const;
+  Tensor bytes(size_t count) const;
+
+ private:
+  torch::stable::Device torch_device_;
+  tilemoe_device device_;
+  void* stream_ = nullptr;
+  std::shared_ptr<void> held_;  // a lock or a device guard
+};
+
+// Throws where a call of the library failed: invalid arguments as std::invalid_argument, which
+// becomes Python's ValueError, all else as std::runtime_error.
+void check(tilemoe_status status);
+[[noreturn]] void refuse(const std::string& sentence);
+
+// "(4096, 512)"
+std::string describe_shape(const Tensor& tensor);
+void check_dims(const char* name, const Tensor& tensor, int64_t dims, const char* expected);
+
+// A matrix whose rows are dense and do not overlap: the tensor itself where it is one, else a
+// contiguous copy. `dense_rows_on_16` asks for rows on 16 bytes too, as those of X are.
+Tensor dense_rows(const Tensor& tensor);
+Tensor dense_rows_on_16(const Tensor& tensor);
+
+}  // namespace tilemoe_torch

@@ -1,0 +1,31 @@
+// A call on the CPU. The library's workers follow torch.get_num_threads(): sizes of workspaces
+// depend on their number, so it is held from the first size asked for to the last call.
+#include <torch/csrc/stable/ops.h>
+
+#include <mutex>
+#include <shared_mutex>
+
+#include "call.h"
+
+namespace tilemoe_torch {
+namespace {
+
+std::shared_mutex threads_mutex;  // shared: a call is running; exclusive: their number changes
+
+std::shared_ptr<void> hold_torch_threads() {
+  const auto wanted = static_cast<int>(torch::stable::get_num_threads());
+  for (;;) {
+    auto calling = std::make_shared<std::shared_lock<std::shared_mutex>>(threads_mutex);
+    if (tilemoe_num_threads() == wanted) return calling;
+    calling->unlock();
+    const std::unique_lock changing(threads_mutex);
+    check(tilemoe_set_num_threads(wanted));
+  }
+}
+
+}  // namespace
+
+Call::Call(const Tensor& tensor)
+    : torch_device_(tensor.device()), device_(TILEMOE_CPU), held_(hold_torch_threads()) {}
+
+}  // namespace tilemoe_torch

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include "operators.h"
+
+namespace tilemoe_torch {
+
+// The same functions serve every dispatch key: what differs is the Call that the library is linked
+// with.
+inline void register_operators(torch::stable::detail::StableLibrary& m) {
+  m.impl("top_k", TORCH_BOX(&top_k));
+  m.impl("top_k_backward", TORCH_BOX(&top_k_backward));
+  m.impl("route_logits", TORCH_BOX(&route_logits));
+  m.impl("route_top_k", TORCH_BOX(&route_top_k));
+  m.impl("route_general", TORCH_BOX(&route_general));
+  m.impl("route_rounded", TORCH_BOX(&route_rounded));
+  m.impl("route_grouped", TORCH_BOX(&route_grouped));
+  m.impl("experts", TORCH_BOX(&experts));
+  m.impl("experts_backward", TORCH_BOX(&experts_backward));
+  m.impl("experts_backward_out", TORCH_BOX(&experts_backward_out));
+  m.impl("router_backward", TORCH_BOX(&router_backward));
+  m.impl("router_losses", TORCH_BOX(&router_losses));
+  m.impl("router_losses_backward", TORCH_BOX(&router_losses_backward));
+}
+
+}  // namespace tilemoe_torch

@@ -1,0 +1,47 @@
+// The routing of a batch as one opaque int32 tensor, laid out by tilemoe_routing_bind.
+#pragma once
+
+#include "call.h"
+
+namespace tilemoe_torch {
+
+inline tilemoe_routing_spec routing_spec(const Call& call, tilemoe_routing_kind kind, int64_t T,
+                                         int64_t E, int64_t K, int64_t capacity) {
+  tilemoe_routing_spec spec{};
+  spec.struct_size = sizeof spec;
+  spec.device = call.device();
+  spec.kind = kind;
+  spec.T = T, spec.E = E, spec.K = K;
+  if (kind == TILEMOE_ROUTING_GENERAL) spec.pairs = capacity;
+  spec.capacity = capacity;
+  // A routing that was built is read alike whatever rounding built it.
+  spec.rounding = TILEMOE_ROUND_DOWN;
+  spec.m = 1;
+  return spec;
+}
+
+// A new routing, to be filled in.
+class NewRouting {
+ public:
+  NewRouting(const Call& call, const tilemoe_routing_spec& spec);
+
+  tilemoe_routing& get() { return routing_; }
+  void* workspace() const { return workspace_.data_ptr(); }
+  size_t workspace_bytes() const { return workspace_bytes_; }
+  const Tensor& tensor() const { return tensor_; }
+
+ private:
+  Tensor tensor_;  // (bytes / 4) int32
+  size_t workspace_bytes_ = 0;
+  Tensor workspace_;
+  tilemoe_routing routing_{};
+};
+
+// The routing that `tensor` holds.
+tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,
+                             const Tensor& tensor);
+
+// Memory for building a routing of `spec`, or for its backward.
+Tensor routing_workspace(const Call& call, const tilemoe_routing_spec& spec, size_t* bytes);
+
+}  // namespace tilemoe_torch

@@ -1,0 +1,62 @@
+// What the operators are called and take, once for all devices. Fake kernels, autograd and the rest
+// are registered in Python (python/tilemoe/ops.py).
+#include <torch/csrc/stable/library.h>
+
+// The experts' weights and what they compute: W1 (E, 2n, d) or (E, n, d), W1_up (E, n, d),
+// W2 (E, d, n), each in either major, b1 and b1_up in W1's row order, b2 (E, d).
+#define TILEMOE_WEIGHTS "Tensor W1, Tensor? W1_up, Tensor W2, Tensor? b1, Tensor? b1_up, Tensor? b2"
+#define TILEMOE_ACTIVATION \
+  "int activation, int gate_layout, float clamp, float alpha, float up_shift"
+
+STABLE_TORCH_LIBRARY(tilemoe, m) {
+  // logits (T, E) -> scores (T, K) float32, ids (T, K), expert_counts (E) int32
+  m.def(
+      "top_k(Tensor logits, Tensor? selection_bias, int K, int scoring, ScalarType ids_dtype) -> "
+      "(Tensor scores, Tensor ids, Tensor expert_counts)");
+  // dscores (T, K) -> dlogits (T, E) of `dtype`; logits only where the scoring's rule reads them
+  m.def(
+      "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
+      "int scoring, ScalarType dtype) -> Tensor");
+
+  // A routing is one opaque int32 tensor, laid out by tilemoe_routing_bind.
+  m.def(
+      "route_logits(Tensor logits, Tensor? selection_bias, int K, int scoring) -> "
+      "(Tensor routing, Tensor expert_counts)");
+  m.def("route_top_k(Tensor ids, Tensor scores, int E) -> Tensor");
+  m.def("route_general(Tensor tokens, Tensor experts, Tensor scores, SymInt T, int E) -> Tensor");
+  m.def(
+      "route_rounded(Tensor logits, Tensor? seed, Tensor? offset, int K, int m, int rounding) -> "
+      "(Tensor routing, Tensor expert_counts)");
+  m.def("route_grouped(Tensor counts, Tensor? row_scores, SymInt rows) -> Tensor");
+
+  // X (T, d), or the grouped entry's rows -> O of X's shape, and H (capacity, 2n or n) where it is
+  // to be kept, else empty. `router` is the tensor that the scores came from: logits under a
+  // scoring rule, or, where scoring is -1, the scores themselves. It is not read; its gradient is
+  // what flows back. `overwrite_H` is for the backward, whose dH is then written over H.
+  m.def("experts(Tensor X, Tensor? router, Tensor routing, " TILEMOE_WEIGHTS
+        ", Tensor? addend, int kind, int K, SymInt capacity, int scoring, " TILEMOE_ACTIVATION
+        ", bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H)");
+  // The gradients whose bit is in `wanted` (wanted.h), in that order: dX, ds, dW1, dW1_up, dW2,
+  // db1, db1_up, db2. What is not wanted is not computed.
+  m.def("experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, " TILEMOE_WEIGHTS
+        ", int kind, int K, " TILEMOE_ACTIVATION ", int wanted) -> Tensor[]");
+  // The same, into the caller's memory: weight gradients that are given are written, or added to
+  // (accumulate), and do not come back; H_consumed in place of H has dH written over it.
+  m.def(
+      "experts_backward_out(Tensor dO, Tensor X, Tensor? H, Tensor(a!)? H_consumed, "
+      "Tensor routing, " TILEMOE_WEIGHTS
+      ", Tensor(b!)? dW1, Tensor(c!)? dW1_up, Tensor(d!)? dW2, Tensor(e!)? db1, "
+      "Tensor(f!)? db1_up, Tensor(g!)? db2, int kind, int K, " TILEMOE_ACTIVATION
+      ", int wanted, bool accumulate) -> Tensor[]");
+  // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
+  m.def(
+      "router_backward(Tensor ds, Tensor routing, Tensor? logits, int kind, int E, int K, "
+      "int scoring, ScalarType dtype) -> Tensor");
+
+  // logits (T, E), expert_counts (E) int32 -> (2) float32: balance, z
+  m.def("router_losses(Tensor logits, Tensor expert_counts) -> Tensor");
+  // (T, E) float32: the gradient of balance_coefficient * balance + z_coefficient * z
+  m.def(
+      "router_losses_backward(Tensor logits, Tensor expert_counts, float balance_coefficient, "
+      "float z_coefficient) -> Tensor");
+}

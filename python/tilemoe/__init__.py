@@ -1,0 +1,21 @@
+"""TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch."""
+
+from .functional import (
+    Aux,
+    WeightGradients,
+    grouped_experts,
+    moe,
+    moe_general,
+    router_losses,
+    topk_router,
+)
+
+__all__ = [
+    "Aux",
+    "WeightGradients",
+    "grouped_experts",
+    "moe",
+    "moe_general",
+    "router_losses",
+    "topk_router",
+]

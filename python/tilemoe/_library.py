@@ -1,0 +1,66 @@
+"""Finds and loads the operators' libraries: libtilemoe_torch (their names and the CPU) and, where
+torch itself has CUDA, libtilemoe_torch_cuda."""
+
+import os
+from pathlib import Path
+
+import torch
+
+LEAST_TORCH = (2, 10)
+
+
+def _directory():
+    """Where the libraries are: TILEMOE_LIBRARY_DIR (a build tree's bindings/torch), else here."""
+    given = os.environ.get("TILEMOE_LIBRARY_DIR")
+    return Path(given) if given else Path(__file__).parent / "lib"
+
+
+def _check_torch():
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        raise ImportError(f"tilemoe needs torch {least} or newer, but torch is {torch.__version__}")
+
+
+def _load():
+    """Loads both libraries. Returns why there is no CUDA, or None where there is."""
+    _check_torch()
+    directory = _directory()
+    cpu = directory / "libtilemoe_torch.so"
+    if not cpu.exists():
+        raise ImportError(
+            f"tilemoe's operators are not at {cpu}: install the package (pip install .), or set "
+            "TILEMOE_LIBRARY_DIR to bindings/torch of a build that was configured with "
+            "TILEMOE_TORCH=ON"
+        )
+    torch.ops.load_library(cpu)
+    cuda = directory / "libtilemoe_torch_cuda.so"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    if not cuda.exists():
+        return "this tilemoe was built without its CUDA library"
+    try:
+        torch.ops.load_library(cuda)
+    except OSError as error:
+        return f"its CUDA library cannot be loaded ({error.__cause__ or error})"
+    return None
+
+
+_no_cuda = _load()
+
+
+def require(tensor):
+    """Refuses a tensor of a device or dtype that no library here takes, in one sentence."""
+    kind = tensor.device.type
+    if kind == "cuda":
+        if _no_cuda is not None:
+            raise NotImplementedError(f"tilemoe cannot use {tensor.device}: {_no_cuda}")
+        if tensor.dtype not in (torch.bfloat16, torch.float16):
+            raise NotImplementedError(
+                f"tilemoe on a GPU takes bfloat16 and float16, but the tensor is {tensor.dtype} "
+                f"{tuple(tensor.shape)}"
+            )
+    elif kind not in ("cpu", "meta"):
+        raise NotImplementedError(
+            f"tilemoe runs on cpu and cuda, but the tensor is on {tensor.device}"
+        )

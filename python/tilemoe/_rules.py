@@ -1,0 +1,87 @@
+"""The C interface's enums by name, and the sizes of a routing that it knows before any value."""
+
+import torch
+
+TOP_K, GENERAL, ROUNDED, GROUPED = range(4)  # kinds of routing
+
+SCORINGS = (
+    "softmax_over_chosen",
+    "softmax_over_all",
+    "softmax_renormalized",
+    "sigmoid",
+    "sigmoid_renormalized",
+)
+SCORES_GIVEN = -1  # in place of a scoring: what flows back is the gradient of the scores themselves
+ROUNDINGS = ("nearest", "up", "down", "stochastic", "balanced")
+ACTIVATIONS = (
+    "swiglu",
+    "geglu",
+    "geglu_tanh",
+    "reglu",
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "relu_squared",
+    "identity",
+)
+GATE_LAYOUTS = ("concatenated", "interleaved", "split")
+_GATED = 4  # the first four activations
+_SPLIT = GATE_LAYOUTS.index("split")
+
+
+def number(what, names, name):
+    """The enum's number of `name`."""
+    if name not in names:
+        raise ValueError(f"tilemoe: {what} is {name!r}, expected one of {', '.join(names)}")
+    return names.index(name)
+
+
+def is_gated(activation):
+    return activation < _GATED
+
+
+def h_width(activation, n):
+    return 2 * n if is_gated(activation) else n
+
+
+def w1_rows(activation, gate_layout, n):
+    return n if gate_layout == _SPLIT else h_width(activation, n)
+
+
+def reads_logits(scoring, kind):
+    """Whether the logits' gradient needs the logits again, beside the scores."""
+    return kind == ROUNDED or SCORINGS[scoring] not in (
+        "softmax_over_chosen",
+        "softmax_renormalized",
+    )
+
+
+def rounded_capacity(T, E, K, m, rounding):
+    """Rows that a rounded routing may have."""
+    added = {"nearest": E * (m // 2), "down": 0, "balanced": m}.get(rounding, E * (m - 1))
+    return torch.sym_min(T * K + added, T * E)
+
+
+def _on_16_bytes(elements):
+    return (elements + 3) // 4 * 4
+
+
+def offsets_of(routing, E):
+    """(E + 1) int32: expert e has rows [offsets[e], offsets[e + 1])."""
+    return routing[: E + 1]
+
+
+def counters_of(routing):
+    """(4) int32: pairs over capacity, pairs with bad ids, tokens with NaN, unused."""
+    return routing[-4:]
+
+
+def routing_elements(kind, T, E, capacity):
+    """Elements of the int32 tensor that tilemoe_routing_bind lays out."""
+    elements = _on_16_bytes(E + 1) + _on_16_bytes(capacity)  # offsets, row_score
+    if kind != GROUPED:
+        elements += 2 * _on_16_bytes(capacity)  # row_token, pair_row: as many pairs as rows
+    if kind in (GENERAL, ROUNDED):
+        elements += _on_16_bytes(T + 1)  # token_offsets
+    return elements + 4  # counters

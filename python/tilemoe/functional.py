@@ -1,0 +1,358 @@
+"""The layer as functions of tensors. Letters as everywhere: T tokens of width d, E experts of width
+n, K experts a token; W1 (E, 2n, d), or (E, n, d) where it is split or the activation has no gate;
+W2 (E, d, n).
+
+Either of a weight's last two dimensions may be the contiguous one: pass a checkpoint's transposed
+tensor as its `transpose(1, 2)`, nothing is copied. Under autocast x, the weights and the biases are
+cast, as in a linear layer; logits and scores stay as they are, since routing counts in float32."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _library, _rules, ops
+
+_ops = torch.ops.tilemoe
+
+
+class Aux(NamedTuple):
+    """What a routing did, on the device: reading it is the first wait for the host."""
+
+    expert_counts: Tensor  # (E) int32: how often each expert was chosen, before rounding
+    dropped: Tensor  # () int32: chosen pairs that rounding dropped
+    added: Tensor  # () int32: pairs that rounding added
+    skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
+
+
+class WeightGradients(NamedTuple):
+    """Memory for the gradients of weights, each of its weight's shape, in the weight's dtype or
+    float32; None where autograd shall return that gradient as usual."""
+
+    W1: Tensor | None = None
+    W1_up: Tensor | None = None
+    W2: Tensor | None = None
+    b1: Tensor | None = None
+    b1_up: Tensor | None = None
+    b2: Tensor | None = None
+
+
+class _Layer(NamedTuple):
+    """What the experts compute, and how a call of them is differentiated."""
+
+    weights: tuple  # W1, W1_up, W2, b1, b1_up, b2
+    activation: int
+    gate_layout: int
+    shape: tuple  # clamp, alpha, up_shift
+    overwrite_H: bool
+    weight_grad_out: WeightGradients | None
+    accumulate: bool
+
+
+def topk_router(
+    logits, K, *, scoring="softmax_over_chosen", selection_bias=None, ids_dtype=torch.int32
+):
+    """Each token's K experts.
+
+    logits (..., E) float32, bfloat16 or float16 -> scores (..., K) float32, differentiable in the
+    logits, and ids (..., K) int32 or int64. `scoring` is one of softmax_over_chosen,
+    softmax_over_all, softmax_renormalized, sigmoid and sigmoid_renormalized; `selection_bias` (E)
+    float32, of the sigmoid scorings, is added where experts are chosen and not in the scores. Ties
+    go to the lower id, NaN ranks last, a token's K stand in descending order.
+    """
+    rows, leading = _rows(logits)
+    scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
+    scores, ids, _ = ops.call(_ops.top_k.default, rows, selection_bias, K, scoring, ids_dtype)
+    return scores.reshape(*leading, K), ids.reshape(*leading, K)
+
+
+def router_losses(logits, expert_counts):
+    """The router's losses, two float32 scalars that are differentiable in logits (..., E).
+
+    balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e), 1 when balanced (Switch Transformer,
+    arXiv 2101.03961, equation 4), with c the `expert_counts` (E) int32 of `Aux`;
+    z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
+    """
+    rows, _ = _rows(logits)
+    return ops.call(_ops.router_losses.default, rows, expert_counts).unbind()
+
+
+def moe(
+    x,
+    logits_or_scores,
+    W1,
+    W2,
+    *,
+    K=None,
+    ids=None,
+    W1_up=None,
+    b1=None,
+    b1_up=None,
+    b2=None,
+    activation="swiglu",
+    gate_layout="concatenated",
+    clamp=0.0,
+    alpha=0.0,
+    up_shift=0.0,
+    scoring="softmax_over_chosen",
+    selection_bias=None,
+    rounding=None,
+    m=128,
+    seed=None,
+    offset=None,
+    addend=None,
+    overwrite_H=False,
+    weight_grad_out=None,
+    accumulate=True,
+    return_aux=False,
+):
+    """The routed layer: O_t = addend_t + sum over the token's pairs of s * expert(x_t).
+
+    x (..., d) -> O of its shape. With `ids` (..., K) the second argument is scores (..., K), and
+    gradients go to x, scores, weights, biases and addend; ids outside [0, E) are skipped. Without,
+    it is logits (..., E), from which `K` experts are chosen by `scoring` (see topk_router) and to
+    which the gradient goes. `rounding` (nearest, up, down, stochastic, balanced) then makes every
+    expert's count a multiple of `m`: for training, with scoring softmax_over_chosen; `stochastic`
+    draws from `seed` and `offset`, int64 tensors (1) on x's device, or ints.
+
+    `gate_layout` says where W1's gate and up rows are: concatenated, interleaved, or split, with
+    the up rows in W1_up (E, n, d). clamp, alpha and up_shift are gpt-oss's form of swiglu.
+    `overwrite_H` has backward write its largest intermediate over what forward kept, after which a
+    second backward raises. `weight_grad_out` (WeightGradients) is memory into which backward writes
+    the weights' gradients, or adds them where `accumulate`; the weights' .grad then stays as it is.
+    With `return_aux` the result is O, Aux.
+    """
+    layer = _layer(
+        W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
+        overwrite_H, weight_grad_out, accumulate,
+    )  # fmt: skip
+    rows, leading = _rows(x)
+    router, _ = _rows(logits_or_scores)
+    if addend is not None:
+        addend = addend.reshape(rows.shape)
+    if ids is not None:
+        if rounding is not None or selection_bias is not None:
+            raise ValueError(
+                "tilemoe: rounding and selection_bias choose from logits, but ids are given"
+            )
+        ids, _ = _rows(ids)
+        K, E = ids.shape[1], W1.shape[0]
+        routing = ops.call(_ops.route_top_k.default, ids, router.detach(), E)
+        out = _experts(
+            rows, router, routing, layer, addend, _rules.TOP_K, K, ids.numel(), _rules.SCORES_GIVEN
+        )
+        aux = _aux(routing, E) if return_aux else None
+    else:
+        kind, capacity, scoring, routing, counts = _choose(
+            router, K, scoring, selection_bias, rounding, m, seed, offset
+        )
+        out = _experts(rows, router, routing, layer, addend, kind, K, capacity, scoring)
+        aux = _aux(routing, router.shape[1], counts) if return_aux else None
+    out = out.reshape(*leading, out.shape[-1])
+    return (out, aux) if return_aux else out
+
+
+def moe_general(
+    x,
+    tokens,
+    experts,
+    scores,
+    W1,
+    W2,
+    *,
+    W1_up=None,
+    b1=None,
+    b1_up=None,
+    b2=None,
+    activation="swiglu",
+    gate_layout="concatenated",
+    clamp=0.0,
+    alpha=0.0,
+    up_shift=0.0,
+    addend=None,
+    overwrite_H=False,
+    weight_grad_out=None,
+    accumulate=True,
+    return_aux=False,
+):
+    """The routed layer with any number of experts a token: tokens, experts (pairs) int32 or int64
+    and scores (pairs) say which, sorted by token.
+
+    x (T, d) -> O (T, d). A pair whose expert is outside [0, E), or whose token is outside [0, T) or
+    smaller than one before it, is skipped. All else as in `moe`.
+    """
+    layer = _layer(
+        W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
+        overwrite_H, weight_grad_out, accumulate,
+    )  # fmt: skip
+    rows, leading = _rows(x)
+    if addend is not None:
+        addend = addend.reshape(rows.shape)
+    E, pairs = W1.shape[0], tokens.shape[0]
+    routing = ops.call(
+        _ops.route_general.default, tokens, experts, scores.detach(), rows.shape[0], E
+    )
+    out = _experts(
+        rows, scores, routing, layer, addend, _rules.GENERAL, 0, pairs, _rules.SCORES_GIVEN
+    )
+    out = out.reshape(*leading, out.shape[-1])
+    return (out, _aux(routing, E)) if return_aux else out
+
+
+def grouped_experts(
+    rows,
+    counts,
+    W1,
+    W2,
+    *,
+    row_scores=None,
+    W1_up=None,
+    b1=None,
+    b1_up=None,
+    b2=None,
+    activation="swiglu",
+    gate_layout="concatenated",
+    clamp=0.0,
+    alpha=0.0,
+    up_shift=0.0,
+    addend=None,
+    overwrite_H=False,
+    weight_grad_out=None,
+    accumulate=True,
+):
+    """The experts alone, over rows that are sorted by expert already.
+
+    rows (R, d) and counts (E) int32 or int64 -> (R, d): the first counts[0] rows go through expert
+    0, and so on, each scaled by its `row_scores` (R). Rows past the sum of the counts are not read:
+    they are zero in the output and in the gradient. Every row counts when the counts are read, on
+    the device. All else as in `moe`.
+    """
+    layer = _layer(
+        W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
+        overwrite_H, weight_grad_out, accumulate,
+    )  # fmt: skip
+    if row_scores is not None:
+        row_scores = row_scores.float()
+    detached = row_scores.detach() if row_scores is not None else None
+    routing = ops.call(_ops.route_grouped.default, counts, detached, rows.shape[0])
+    return _experts(
+        rows, row_scores, routing, layer, addend, _rules.GROUPED, 0, rows.shape[0],
+        _rules.SCORES_GIVEN,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _rows(tensor):
+    """(..., width) as (rows, width), and the leading shape."""
+    leading = tensor.shape[:-1]
+    return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() != 2 else tensor, leading
+
+
+def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
+           overwrite_H, weight_grad_out, accumulate):  # fmt: skip
+    return _Layer(
+        (W1, W1_up, W2, b1, b1_up, b2),
+        _rules.number("activation", _rules.ACTIVATIONS, activation),
+        _rules.number("gate_layout", _rules.GATE_LAYOUTS, gate_layout),
+        (clamp, alpha, up_shift),
+        overwrite_H,
+        weight_grad_out,
+        accumulate,
+    )
+
+
+def _choose(logits, K, scoring, selection_bias, rounding, m, seed, offset):
+    """Routes by logits (T, E): kind, capacity, scoring's number, routing, expert_counts (E)."""
+    if K is None:
+        raise ValueError("tilemoe: K is None: it says how many experts to choose from the logits")
+    T, E = logits.shape
+    values = logits.detach()
+    if rounding is None:
+        scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
+        routing, counts = ops.call(_ops.route_logits.default, values, selection_bias, K, scoring)
+        return _rules.TOP_K, T * K, scoring, routing, counts
+    # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
+    if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
+        raise ValueError(
+            f"tilemoe: scoring is {scoring!r}, but rounding goes with softmax_over_chosen"
+        )
+    if selection_bias is not None:
+        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings have it")
+    number = _rules.number("rounding", _rules.ROUNDINGS, rounding)
+    if (rounding == "stochastic") != (seed is not None and offset is not None):
+        raise ValueError("tilemoe: stochastic rounding has a seed and an offset, no other has")
+    seed, offset = (_counter(value, logits.device) for value in (seed, offset))
+    routing, counts = ops.call(_ops.route_rounded.default, values, seed, offset, K, m, number)
+    capacity = _rules.rounded_capacity(T, E, K, m, rounding)
+    renormalized = _rules.SCORINGS.index("softmax_renormalized")
+    return _rules.ROUNDED, capacity, renormalized, routing, counts
+
+
+def _counter(value, device):
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        return value.reshape(1)
+    return torch.full((1,), value, dtype=torch.int64, device=device)
+
+
+def _aux(routing, E, chosen=None):
+    """`chosen` (E) int32 are the counts before rounding; without them, those of the routing."""
+    counters = _rules.counters_of(routing)
+    skipped = counters[0] + counters[1]
+    given = _rules.offsets_of(routing, E).diff()
+    if chosen is None:
+        chosen = given
+    # Within one expert rounding drops or adds, never both.
+    change = given - chosen
+    added = change.clamp(min=0).sum(dtype=torch.int32)
+    dropped = (-change).clamp(min=0).sum(dtype=torch.int32)
+    return Aux(chosen, dropped, added, skipped)
+
+
+def _cast(tensor, dtype):
+    if tensor is None or tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype)
+
+
+def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
+    weights = layer.weights
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+        x, addend = _cast(x, dtype), _cast(addend, dtype)
+        weights = tuple(_cast(weight, dtype) for weight in weights)
+    _library.require(x)
+    keep_H = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (x, router, *weights)
+    )
+    args = (
+        x, router, routing, *weights, addend, kind, K, capacity, scoring, layer.activation,
+        layer.gate_layout, *layer.shape, keep_H, layer.overwrite_H,
+    )  # fmt: skip
+    if keep_H and layer.weight_grad_out is not None:
+        return _ExpertsIntoGradients.apply(layer.weight_grad_out, layer.accumulate, *args)
+    return ops.call(_ops.experts.default, *args)[0]
+
+
+class _ExpertsIntoGradients(torch.autograd.Function):
+    """The operator `experts` whose backward writes weight gradients where it is told to. The memory
+    is kept as it is, not as saved tensors: other layers and micro-batches add to it meanwhile."""
+
+    @staticmethod
+    def forward(ctx, given, accumulate, *args):
+        O, H = ops.call(_ops.experts.default, *args)
+        ctx.given, ctx.accumulate = given, accumulate
+        ops.save_experts(ctx, args, H)
+        return O
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dO):
+        gradients = ops.experts_gradients(
+            ctx, dO, ctx.needs_input_grad[2:], ctx.given, ctx.accumulate
+        )
+        return None, None, *gradients, *(None,) * 11

@@ -1,0 +1,363 @@
+"""What torch is told of the operators in `torch.ops.tilemoe` beside their kernels: shapes (fake
+kernels), gradients, and what they refuse. Their names and arguments are in
+bindings/torch/schema.cpp."""
+
+import torch
+
+from . import _library  # noqa: F401  loads the operators
+from ._rules import (
+    GENERAL,
+    GROUPED,
+    ROUNDED,
+    ROUNDINGS,
+    SCORES_GIVEN,
+    TOP_K,
+    h_width,
+    offsets_of,
+    reads_logits,
+    rounded_capacity,
+    routing_elements,
+    w1_rows,
+)
+
+_ops = torch.ops.tilemoe
+_UNSUPPORTED = "unsupported: "
+
+# The bits of `wanted`, in the order in which gradients come back (bindings/torch/wanted.h).
+WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
+    1 << bit for bit in range(8)
+)
+
+
+def call(op, *args):
+    """Calls an operator. What the library cannot do is a NotImplementedError, as Python has it; a
+    wrong argument is a ValueError already."""
+    try:
+        return op(*args)
+    except RuntimeError as error:
+        if not str(error).startswith(_UNSUPPORTED):
+            raise
+        raise NotImplementedError(str(error)[len(_UNSUPPORTED) :]) from None
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def _check_dims(name, tensor, dims, expected):
+    if tensor.dim() != dims:
+        raise ValueError(f"tilemoe: {name} has shape {tuple(tensor.shape)}, expected {expected}")
+
+
+def _check_shape(function, name, tensor, *shape):
+    if tensor is not None and tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"{function}: {name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}"
+        )
+
+
+def _check_weights(function, X, W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout):
+    """Returns E, d, n, as W2 tells them."""
+    _check_dims("W2", W2, 3, "(E, d, n)")
+    E, d, n = W2.shape
+    rows = w1_rows(activation, gate_layout, n)
+    _check_shape(function, "weights.W1", W1, E, rows, d)
+    _check_shape(function, "weights.b1", b1, E, rows)
+    _check_shape(function, "weights.b2", b2, E, d)
+    _check_shape(function, "weights.W1_up", W1_up, E, n, d)
+    _check_shape(function, "weights.b1_up", b1_up, E, n)
+    _check_dims("X", X, 2, "(T, d)")
+    _check_shape(function, "X", X, X.shape[0], d)
+    return E, d, n
+
+
+def _int32(like, *shape):
+    return like.new_empty(shape, dtype=torch.int32)
+
+
+def _check_K(K, E):
+    if not 1 <= K <= E:
+        raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
+
+
+@torch.library.register_fake("tilemoe::top_k")
+def _(logits, selection_bias, K, scoring, ids_dtype):
+    _check_dims("logits", logits, 2, "(T, E)")
+    T, E = logits.shape
+    _check_K(K, E)
+    scores = logits.new_empty((T, K), dtype=torch.float32)
+    return scores, logits.new_empty((T, K), dtype=ids_dtype), _int32(logits, E)
+
+
+@torch.library.register_fake("tilemoe::top_k_backward")
+def _(dscores, ids, scores, logits, E, scoring, dtype):
+    return dscores.new_empty((ids.shape[0], E), dtype=dtype)
+
+
+@torch.library.register_fake("tilemoe::route_logits")
+def _(logits, selection_bias, K, scoring):
+    _check_dims("logits", logits, 2, "(T, E)")
+    T, E = logits.shape
+    _check_K(K, E)
+    return _int32(logits, routing_elements(TOP_K, T, E, T * K)), _int32(logits, E)
+
+
+@torch.library.register_fake("tilemoe::route_top_k")
+def _(ids, scores, E):
+    _check_dims("ids", ids, 2, "(T, K)")
+    T, K = ids.shape
+    _check_shape("tilemoe_route_top_k", "scores", scores, T, K)
+    return _int32(ids, routing_elements(TOP_K, T, E, T * K))
+
+
+@torch.library.register_fake("tilemoe::route_general")
+def _(tokens, experts, scores, T, E):
+    _check_dims("tokens", tokens, 1, "(pairs)")
+    pairs = tokens.shape[0]
+    _check_shape("tilemoe_route_general", "experts", experts, pairs)
+    _check_shape("tilemoe_route_general", "scores", scores, pairs)
+    return _int32(tokens, routing_elements(GENERAL, T, E, pairs))
+
+
+@torch.library.register_fake("tilemoe::route_rounded")
+def _(logits, seed, offset, K, m, rounding):
+    _check_dims("logits", logits, 2, "(T, E)")
+    T, E = logits.shape
+    _check_K(K, E)
+    capacity = rounded_capacity(T, E, K, m, ROUNDINGS[rounding])
+    return _int32(logits, routing_elements(ROUNDED, T, E, capacity)), _int32(logits, E)
+
+
+@torch.library.register_fake("tilemoe::route_grouped")
+def _(counts, row_scores, rows):
+    _check_dims("counts", counts, 1, "(E)")
+    _check_shape("tilemoe_route_grouped", "scores", row_scores, rows)
+    return _int32(counts, routing_elements(GROUPED, 0, counts.shape[0], rows))
+
+
+@torch.library.register_fake("tilemoe::experts")
+def _(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind, K, capacity, scoring,
+      activation, gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H):  # fmt: skip
+    weights = (W1, W1_up, W2, b1, b1_up, b2)
+    _, _, n = _check_weights("tilemoe_forward", X, *weights, activation, gate_layout)
+    if addend is not None:
+        _check_shape("tilemoe_forward", "addend", addend, *X.shape)
+    H = X.new_empty((capacity, h_width(activation, n)) if keep_H else (0,))
+    return X.new_empty(X.shape), H
+
+
+def _gradient_like(weight):
+    """A gradient in its weight's own layout, whichever of its last two dimensions is contiguous."""
+    if weight.dim() == 3 and weight.stride(2) != 1 and weight.stride(1) == 1:
+        E, rows, columns = weight.shape
+        return weight.new_empty((E, columns, rows)).transpose(1, 2)
+    return weight.new_empty(weight.shape)
+
+
+def _fake_gradients(dO, X, H, weights, kind, K, activation, gate_layout, wanted, given):
+    """weights, given: W1, W1_up, W2, b1, b1_up, b2 and the gradients that memory is given for."""
+    _check_weights("tilemoe_backward", X, *weights, activation, gate_layout)
+    _check_shape("tilemoe_backward", "dO", dO, *X.shape)
+    made = []
+    if wanted & WANTED_X:
+        made.append(X.new_empty(X.shape))
+    if wanted & WANTED_S:
+        pairs = (X.shape[0], K) if kind == TOP_K else (H.shape[0],)
+        made.append(X.new_empty(pairs, dtype=torch.float32))
+    for i, (weight, out) in enumerate(zip(weights, given)):
+        if out is None and wanted & WANTED_W1 << i:
+            made.append(_gradient_like(weight))
+    return made
+
+
+@torch.library.register_fake("tilemoe::experts_backward")
+def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, kind, K, activation, gate_layout, clamp,
+      alpha, up_shift, wanted):  # fmt: skip
+    weights = (W1, W1_up, W2, b1, b1_up, b2)
+    return _fake_gradients(
+        dO, X, H, weights, kind, K, activation, gate_layout, wanted, (None,) * 6
+    )
+
+
+@torch.library.register_fake("tilemoe::experts_backward_out")
+def _(dO, X, H, H_consumed, routing, W1, W1_up, W2, b1, b1_up, b2, dW1, dW1_up, dW2, db1, db1_up,
+      db2, kind, K, activation, gate_layout, clamp, alpha, up_shift, wanted,
+      accumulate):  # fmt: skip
+    weights = (W1, W1_up, W2, b1, b1_up, b2)
+    given = (dW1, dW1_up, dW2, db1, db1_up, db2)
+    H = H if H is not None else H_consumed
+    return _fake_gradients(dO, X, H, weights, kind, K, activation, gate_layout, wanted, given)
+
+
+@torch.library.register_fake("tilemoe::router_backward")
+def _(ds, routing, logits, kind, E, K, scoring, dtype):
+    T = logits.shape[0] if logits is not None else ds.shape[0]
+    return ds.new_empty((T, E), dtype=dtype)
+
+
+@torch.library.register_fake("tilemoe::router_losses")
+def _(logits, expert_counts):
+    _check_dims("logits", logits, 2, "(T, E)")
+    _check_shape("tilemoe_router_losses", "expert_counts", expert_counts, logits.shape[1])
+    return logits.new_empty((2,), dtype=torch.float32)
+
+
+@torch.library.register_fake("tilemoe::router_losses_backward")
+def _(logits, expert_counts, balance_coefficient, z_coefficient):
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def _top_k_context(ctx, inputs, output):
+    logits, _, _, scoring, _ = inputs
+    scores, ids, expert_counts = output
+    ctx.mark_non_differentiable(ids, expert_counts)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(ids, scores, logits if reads_logits(scoring, TOP_K) else None)
+    ctx.E, ctx.dtype, ctx.scoring = logits.shape[1], logits.dtype, scoring
+
+
+def _top_k_backward(ctx, dscores, _ids, _counts):
+    if dscores is None:
+        return (None,) * 5
+    ids, scores, logits = ctx.saved_tensors
+    args = (dscores, ids, scores, logits, ctx.E, ctx.scoring, ctx.dtype)
+    return call(_ops.top_k_backward.default, *args), None, None, None, None
+
+
+def _router_losses_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _router_losses_backward(ctx, dlosses):
+    logits, expert_counts = ctx.saved_tensors
+    gradient = _ops.router_losses_backward.default
+    # The losses' own gradients are on the device: they scale there, no one waits for them.
+    of_balance = call(gradient, logits, expert_counts, 1.0, 0.0)
+    of_z = call(gradient, logits, expert_counts, 0.0, 1.0)
+    return (dlosses[0] * of_balance + dlosses[1] * of_z).to(logits.dtype), None
+
+
+CONSUMED = (
+    "tilemoe_backward: saved was consumed by an earlier backward that wrote dH over H; "
+    "run forward again"
+)
+_NOT_KEPT = (
+    "tilemoe_backward: H was not kept: call the layer with gradients enabled, or the operator "
+    "with keep_H"
+)
+
+
+def save_experts(ctx, inputs, H):
+    """Keeps what the backward of one call of `experts` reads: X, H, the routing, the weights by
+    reference, and logits only where the scoring's rule reads them."""
+    (X, router, routing, W1, W1_up, W2, b1, b1_up, b2, _addend, kind, K, _capacity, scoring,
+     activation, gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H) = inputs  # fmt: skip
+    logits = None
+    if router is not None and scoring != SCORES_GIVEN and reads_logits(scoring, kind):
+        logits = router
+    ctx.save_for_backward(X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits)
+    ctx.set_materialize_grads(False)  # none of H's, which is as large as H
+    ctx.router_dtype = router.dtype if router is not None else None
+    ctx.kind, ctx.K, ctx.scoring, ctx.overwrite_H = kind, K, scoring, overwrite_H
+    ctx.config = (kind, K, activation, gate_layout, clamp, alpha, up_shift)
+    ctx.keep_H, ctx.consumed = keep_H, False
+
+
+def experts_gradients(ctx, dO, needs, given=None, accumulate=False):
+    """Gradients of X, router, W1, W1_up, W2, b1, b1_up, b2 and addend, in the order of the
+    operator's arguments, None for what `needs` (a truth an argument) does not ask for. `given` are six weight gradients to write or
+    to add to; those do not come back."""
+    if not ctx.keep_H:
+        raise RuntimeError(_NOT_KEPT)
+    if ctx.consumed:
+        raise RuntimeError(CONSUMED)
+    X, H, routing, *weights, logits = ctx.saved_tensors
+    wanted_by = (0, 1, 3, 4, 5, 6, 7, 8)  # arguments: X, router, W1, W1_up, W2, b1, b1_up, b2
+    wanted = sum(1 << bit for bit, argument in enumerate(wanted_by) if needs[argument])
+    grads = [None] * 10
+    if needs[9]:
+        grads[9] = _addend_gradient(ctx, dO, routing, weights[0].shape[0])
+    if wanted == 0:
+        return grads
+    if given is None:
+        given = (None,) * 6
+    else:
+        given = [out if wanted & WANTED_W1 << i else None for i, out in enumerate(given)]
+    if ctx.overwrite_H or any(out is not None for out in given):
+        kept, consumed = (None, H) if ctx.overwrite_H else (H, None)
+        ctx.consumed = ctx.overwrite_H
+        made = call(
+            _ops.experts_backward_out.default,
+            dO, X, kept, consumed, routing, *weights, *given, *ctx.config, wanted, accumulate,
+        )  # fmt: skip
+    else:
+        made = call(
+            _ops.experts_backward.default, dO, X, H, routing, *weights, *ctx.config, wanted
+        )
+    made = iter(made)
+    for bit, argument in enumerate(wanted_by):
+        if wanted & 1 << bit and (bit < 2 or given[bit - 2] is None):
+            grads[argument] = next(made)
+    if needs[1]:
+        grads[1] = _router_gradient(ctx, grads[1], routing, logits, weights[0].shape[0])
+    return grads
+
+
+def _router_gradient(ctx, ds, routing, logits, E):
+    if ctx.scoring == SCORES_GIVEN:
+        return ds.to(ctx.router_dtype)
+    args = (ds, routing, logits, ctx.kind, E, ctx.K, ctx.scoring, ctx.router_dtype)
+    return call(_ops.router_backward.default, *args)
+
+
+def _addend_gradient(ctx, dO, routing, E):
+    if ctx.kind != GROUPED:
+        return dO
+    row = torch.arange(dO.shape[0], device=dO.device).unsqueeze(-1)
+    return dO.masked_fill(row >= offsets_of(routing, E)[E], 0)  # as O has it
+
+
+def _experts_context(ctx, inputs, output):
+    _, H = output
+    ctx.mark_non_differentiable(H)
+    save_experts(ctx, inputs, H)
+
+
+def _experts_backward(ctx, dO, _dH):
+    if dO is None:
+        return (None,) * 21
+    return *experts_gradients(ctx, dO, ctx.needs_input_grad), *(None,) * 11
+
+
+torch.library.register_autograd(
+    "tilemoe::top_k", _top_k_backward, setup_context=_top_k_context
+)
+torch.library.register_autograd(
+    "tilemoe::router_losses", _router_losses_backward, setup_context=_router_losses_context
+)
+torch.library.register_autograd(
+    "tilemoe::experts", _experts_backward, setup_context=_experts_context
+)
+
+
+def _refuse_double_backward(ctx, *_):
+    raise NotImplementedError(
+        "tilemoe: gradients of gradients are not there: run backward without create_graph"
+    )
+
+
+def _refuse_vmap(info, in_dims, *args):
+    raise NotImplementedError(
+        "tilemoe: vmap over its operators is not there: put the batch into the tokens"
+    )
+
+
+for _name in ("top_k_backward", "experts_backward", "router_backward", "router_losses_backward"):
+    torch.library.register_autograd(f"tilemoe::{_name}", _refuse_double_backward)
+for _name in (
+    "top_k", "route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped",
+    "experts", "router_losses",
+):  # fmt: skip
+    torch.library.register_vmap(f"tilemoe::{_name}", _refuse_vmap)
