@@ -74,7 +74,8 @@ struct Combine {
 struct ActivationGradient {
   const tilemoe_experts* experts;
   Rows rows;
-  tilemoe_tensor dO;  // (T, d)
+  tilemoe_tensor dO;       // (T, d)
+  tilemoe_tensor W1 = {};  // for its layout alone, which may decide the order of H's columns
   tilemoe_tensor W2;
   tilemoe_tensor H;
   tilemoe_tensor dH;        // out (capacity, 2n); absent: not wanted
@@ -124,6 +125,7 @@ struct InputGradient {
 struct WeightGradient1 {
   const tilemoe_experts* experts;
   Rows rows;
+  tilemoe_tensor W1 = {};  // for its layout alone
   tilemoe_tensor dH;
   tilemoe_tensor X;
   tilemoe_tensor dW1, dW1_up;  // out, in W1's layout; either may be absent
@@ -137,6 +139,7 @@ struct BiasGradient {
   const tilemoe_experts* experts;
   Rows rows;
   tilemoe_tensor dO, db2;          // db2 absent: not wanted
+  tilemoe_tensor W1 = {};          // for its layout alone
   tilemoe_tensor dH, db1, db1_up;  // db1 absent: not wanted
   bool accumulate;
   Scratch scratch;
@@ -161,6 +164,10 @@ class Backend {
   virtual std::string description() const = 0;
   // Throws Error(kUnsupported) with the reason where this backend cannot run these experts.
   virtual void check_supported(const tilemoe_experts& experts) const = 0;
+  // The same where it cannot write gradients of that layout for weights of this one.
+  virtual void check_gradients(const tilemoe_experts& /*experts*/,
+                               const tilemoe_weights& /*weights*/,
+                               const tilemoe_weights& /*gradients*/) const {}
 
   // ---- the layer
   virtual size_t scratch_bytes(Step step, const tilemoe_experts& experts,

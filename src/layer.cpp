@@ -321,6 +321,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   const tilemoe_weights& grads = args->dweights;
   check_weights(*experts, weights);
   check_weight_gradients(*experts, *args);
+  backend.check_gradients(*experts, weights, grads);
   TILEMOE_CHECK(args->saved != nullptr, "saved is null: backward needs the H that forward wrote");
   check_saved(*experts, spec, *args->saved);
   TILEMOE_CHECK(
@@ -360,6 +361,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
     backend.activation_gradient({.experts = experts,
                                  .rows = rows,
                                  .dO = args->dO,
+                                 .W1 = weights.W1,
                                  .W2 = weights.W2,
                                  .H = args->saved->H,
                                  .dH = wants_dH ? dH : tilemoe_tensor{},
@@ -406,6 +408,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   if (wants_dW1)
     backend.weight_gradient_1({.experts = experts,
                                .rows = rows,
+                               .W1 = weights.W1,
                                .dH = dH,
                                .X = args->X,
                                .dW1 = grads.W1,
@@ -418,6 +421,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                            .rows = rows,
                            .dO = args->dO,
                            .db2 = grads.b2,
+                           .W1 = weights.W1,
                            .dH = wants_db1 ? dH : tilemoe_tensor{},
                            .db1 = grads.b1,
                            .db1_up = grads.b1_up,

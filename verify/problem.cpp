@@ -194,7 +194,7 @@ void Problem::infer() {
 }
 
 void Problem::backward() {
-  if (case_.dH_over_H && H_of_forward_.empty()) H_of_forward_ = H_->read();
+  if (case_.dH_over_H && H_of_forward_.empty()) H_of_forward_ = read_H();
   experts_.backward(backward_args());
 }
 
@@ -264,11 +264,25 @@ std::vector<Pair> Problem::rounded_pairs() const {
   return pairs;
 }
 
+std::vector<float> Problem::read_H() const {
+  std::vector<float> H = H_->read();
+  const bool adjacent = case_.gate_layout == GateLayout::kInterleaved && case_.W1_transposed;
+  if (memory_.device() == Device::kCpu || !adjacent) return H;
+  const auto width = static_cast<size_t>(case_.h_width());
+  std::vector<float> row(width);
+  for (auto first = H.begin(); first != H.end(); first += case_.h_width()) {
+    for (size_t i = 0; i < width; ++i)
+      row[i % 2 * (width / 2) + i / 2] = first[static_cast<std::ptrdiff_t>(i)];
+    std::copy(row.begin(), row.end(), first);
+  }
+  return H;
+}
+
 Computed Problem::computed() const {
   Computed result;
   const bool moved = !H_of_forward_.empty();
   if (wanted(case_, kH)) {
-    result[kH] = moved ? H_of_forward_ : H_->read();
+    result[kH] = moved ? H_of_forward_ : read_H();
     result[kH].resize(pairs().size() * static_cast<size_t>(case_.h_width()));
   }
   result[kO] = O_->read();

@@ -75,6 +75,7 @@ class Problem {
                  MatrixLayout layout = {});
   void choose_experts();
   std::vector<Pair> rounded_pairs() const;
+  std::vector<float> read_H() const;  // gate columns, then up columns
   // `buffer` of exactly `bytes` bytes
   static void* sized(std::unique_ptr<GuardedBuffer>& buffer, size_t bytes, Memory& memory);
 

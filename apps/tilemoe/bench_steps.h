@@ -60,6 +60,10 @@ class TimedBackend final : public Backend {
   void check_supported(const tilemoe_experts& experts) const override {
     inner_.check_supported(experts);
   }
+  void check_gradients(const tilemoe_experts& experts, const tilemoe_weights& weights,
+                       const tilemoe_weights& gradients) const override {
+    inner_.check_gradients(experts, weights, gradients);
+  }
   size_t scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) const override {
     return inner_.scratch_bytes(step, experts, capacity);
   }

@@ -1,5 +1,6 @@
 // Times of the backward steps on the device: cold L2, medians.
 // tilemoe_cuda_backward_steps [config ...]
+#include "cuda/step/up_parts.h"
 #include "step_bench.h"
 
 namespace tilemoe {
@@ -82,6 +83,21 @@ void bench(const Config& c) {
   report(c.name, "dX~", "", dX_ms, 4 * m * d * n, 2 * (2 * m * n + E * 2 * n * d + m * d));
   const double dW1_ms = median_ms(flush, [&] { backend.weight_gradient_1(gradient_1); });
   report(c.name, "dW1", "", dW1_ms, 4 * m * d * n, 2 * (T * d + 2 * m * n + E * 2 * n * d));
+  // gpt-oss's layout, with H's columns in W1's order.
+  experts.gate_layout = TILEMOE_GATE_INTERLEAVED;
+  const tilemoe_tensor adjacent_W1 = cuda::transposed(tensor(W1, {c.E, c.d, 2 * c.n}));
+  activation.W1 = input.weights.W1 = gradient_1.W1 = adjacent_W1;
+  gradient_1.dW1 = cuda::transposed(tensor(dW1, {c.E, c.d, 2 * c.n}));
+  const double dA_adjacent_ms = median_ms(flush, [&] { backend.activation_gradient(activation); });
+  report(c.name, "dA'", "adjacent", dA_adjacent_ms, 2 * m * d * n,
+         2 * (T * d + E * d * n + 5 * m * n));
+  const double dX_adjacent_ms = median_ms(flush, [&] { backend.input_gradient(input); });
+  report(c.name, "dX~", "adjacent", dX_adjacent_ms, 4 * m * d * n,
+         2 * (2 * m * n + E * 2 * n * d + m * d));
+  const double dW1_adjacent_ms = median_ms(flush, [&] { backend.weight_gradient_1(gradient_1); });
+  report(c.name, "dW1", "adjacent", dW1_adjacent_ms, 4 * m * d * n,
+         2 * (T * d + 2 * m * n + E * 2 * n * d));
+  experts.gate_layout = TILEMOE_GATE_CONCATENATED;
   // Bytes of db2's gathered rows, though L2 has some of them already.
   const double db2_ms = median_ms(flush, [&] { backend.bias_gradient(bias_2); });
   report(c.name, "db2", "", db2_ms, 0, 2 * m * d);

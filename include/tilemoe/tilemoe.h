@@ -367,8 +367,8 @@ typedef struct tilemoe_weights {
 /* What forward keeps for backward beside X and the routing. Host struct over device memory. */
 typedef struct tilemoe_saved {
   tilemoe_tensor
-      H; /* (capacity, 2n) or (capacity, n): gate columns, then up columns (gpt-oss's transposed
-            and interleaved W1 may keep them adjacent on some backends); contiguous */
+      H; /* (capacity, 2n) or (capacity, n): gate columns, then up columns; on CUDA in W1's own
+            order where W1 is interleaved and has stride 1 on 2n (gpt-oss); contiguous */
   int32_t consumed; /* set by a backward that wrote dH over H; such a state cannot be used again */
 } tilemoe_saved;
 

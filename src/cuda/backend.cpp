@@ -10,6 +10,7 @@
 #include "cuda/device.h"
 #include "cuda/step/routing.h"
 #include "cuda/step/steps.h"
+#include "cuda/step/up_parts.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -17,13 +18,6 @@ namespace {
 bool is_plain_swiglu(const tilemoe_experts& experts) {
   return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
          experts.up_shift == 0;
-}
-
-void check_gate_layout(const tilemoe_experts& experts, const tilemoe_tensor& W1) {
-  TILEMOE_CHECK_SUPPORTED(
-      !present(W1) || W1.stride[2] == 1 || experts.gate_layout != TILEMOE_GATE_INTERLEAVED,
-      "W1 with gate and up in adjacent columns (interleaved and contiguous "
-      "along 2n) is not built on the CUDA backend yet");
 }
 
 class CudaBackend final : public Backend {
@@ -41,6 +35,14 @@ class CudaBackend final : public Backend {
                                                 << ", the CUDA backend takes bfloat16 and float16");
   }
 
+  void check_gradients(const tilemoe_experts& experts, const tilemoe_weights& weights,
+                       const tilemoe_weights& gradients) const override {
+    TILEMOE_CHECK_SUPPORTED(
+        !has_adjacent_columns(experts, gradients.W1) || has_adjacent_columns(experts, weights.W1),
+        "dweights.W1 has gate and up in adjacent columns (interleaved and contiguous along 2n), "
+        "weights.W1 has not: the CUDA backend writes it only where both have");
+  }
+
   size_t scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) const override {
     return step == Step::kBiasGradient ? bias_gradient_scratch_bytes(experts, capacity) : 0;
   }
@@ -51,7 +53,6 @@ class CudaBackend final : public Backend {
   void up_projection(const UpProjection& step) override {
     const tilemoe_experts& experts = *step.experts;
     const bool transposed = step.weights.W1.stride[2] != 1;
-    check_gate_layout(experts, step.weights.W1);
     if (experts.dtype == TILEMOE_FLOAT16)
       cuda::up_projection<__half>(step);
     else if (is_plain_swiglu(experts) && !transposed)
@@ -70,7 +71,8 @@ class CudaBackend final : public Backend {
   void activation_gradient(const ActivationGradient& step) override {
     if (step.experts->dtype == TILEMOE_FLOAT16)
       cuda::activation_gradient<__half>(step);
-    else if (is_plain_swiglu(*step.experts) && step.W2.stride[2] == 1)
+    else if (is_plain_swiglu(*step.experts) && step.W2.stride[2] == 1 &&
+             !has_adjacent_columns(*step.experts, step.W1))
       activation_gradient_swiglu(step);
     else
       cuda::activation_gradient<__nv_bfloat16>(step);
@@ -78,16 +80,12 @@ class CudaBackend final : public Backend {
   void score_gradient(const ScoreGradient& step) override { cuda::score_gradient(step); }
   void weight_gradient_2(const WeightGradient2& step) override { cuda::weight_gradient_2(step); }
   void input_gradient(const InputGradient& step) override {
-    check_gate_layout(*step.experts, step.weights.W1);
     if (step.experts->dtype == TILEMOE_FLOAT16)
       cuda::input_gradient<__half>(step);
     else
       cuda::input_gradient<__nv_bfloat16>(step);
   }
-  void weight_gradient_1(const WeightGradient1& step) override {
-    check_gate_layout(*step.experts, step.dW1);
-    cuda::weight_gradient_1(step);
-  }
+  void weight_gradient_1(const WeightGradient1& step) override { cuda::weight_gradient_1(step); }
   void bias_gradient(const BiasGradient& step) override { cuda::bias_gradient(step); }
 
   size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const override {

@@ -78,6 +78,8 @@ class BackwardProblem {
     experts_.activation = c.activation;
     experts_.gate_layout = c.gate_layout;
     experts_.clamp = c.clamp, experts_.alpha = c.alpha, experts_.up_shift = c.up_shift;
+    if (c.gate_layout == TILEMOE_GATE_INTERLEAVED && c.W1_transposed)
+      for (TwinTensor* t : {&H_, &dH_in_, &dH_}) t->alternate_on_device();
     fill();
   }
 
@@ -103,6 +105,7 @@ class BackwardProblem {
         {.experts = &experts_,
          .rows = rows,
          .dO = place(dO_),
+         .W1 = place(W1_),
          .W2 = place(W2_),
          .H = place(H_),
          .dH = optional(c_.dH_over_H ? H_ : dH_, c_.wants_dH),
@@ -127,6 +130,7 @@ class BackwardProblem {
                             .stream = nullptr});
     backend.weight_gradient_1({.experts = &experts_,
                                .rows = rows,
+                               .W1 = place(W1_),
                                .dH = place(dH_in_),
                                .X = place(X_),
                                .dW1 = place(dW1_),
@@ -346,6 +350,39 @@ std::vector<BackwardCase> cases() {
        .n = 136,
        .wants_dH = false,
        .wants_ds = false},
+      {.name = "adjacent_dH_over_H",
+       .counts = ragged,
+       .d = 200,
+       .n = 328,
+       .spare_rows = 20,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true,
+       .dH_over_H = true},
+      {.name = "adjacent_many_tiles",
+       .counts = {2000, 1500, 33, 1025, 900},
+       .d = 264,
+       .n = 1032,
+       .T = 1000,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true,
+       .W2_transposed = true,
+       .dH_over_H = true},
+      {.name = "adjacent_nan_expert",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .spare_rows = 90,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true,
+       .nan_expert = 4},
+      {.name = "adjacent_unit_scale",
+       .counts = ragged,
+       .d = 520,
+       .n = 328,
+       .activation = TILEMOE_SWIGLU,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true,
+       .integers = false},
       {.name = "unit_scale", .counts = ragged, .d = 520, .n = 328, .integers = false}};
   // Every layout, with every dtype of the gradients, written and added.
   struct Layout {
@@ -358,6 +395,7 @@ std::vector<BackwardCase> cases() {
        {Layout{"concatenated", TILEMOE_GATE_CONCATENATED, false, TILEMOE_REGLU},
         Layout{"concatenated_transposed", TILEMOE_GATE_CONCATENATED, true, TILEMOE_REGLU},
         Layout{"interleaved", TILEMOE_GATE_INTERLEAVED, false, TILEMOE_REGLU},
+        Layout{"adjacent", TILEMOE_GATE_INTERLEAVED, true, TILEMOE_REGLU},
         Layout{"split", TILEMOE_GATE_SPLIT, false, TILEMOE_REGLU},
         Layout{"split_transposed", TILEMOE_GATE_SPLIT, true, TILEMOE_REGLU},
         Layout{"plain", TILEMOE_GATE_CONCATENATED, false, TILEMOE_IDENTITY},
@@ -394,15 +432,23 @@ std::vector<BackwardCase> cases() {
                      .dtype = dtype,
                      .activation = activation,
                      .integers = false});
-  all.push_back({.name = "clamped_swiglu",
-                 .counts = ragged,
-                 .d = 200,
-                 .n = 136,
-                 .activation = TILEMOE_SWIGLU,
-                 .integers = false,
-                 .clamp = 1.25f,
-                 .alpha = 1.702f,
-                 .up_shift = 1.f});
+  BackwardCase gpt_oss{.name = "clamped_swiglu",
+                       .counts = ragged,
+                       .d = 200,
+                       .n = 136,
+                       .activation = TILEMOE_SWIGLU,
+                       .integers = false,
+                       .clamp = 1.25f,
+                       .alpha = 1.702f,
+                       .up_shift = 1.f};
+  all.push_back(gpt_oss);
+  gpt_oss.gate_layout = TILEMOE_GATE_INTERLEAVED;
+  gpt_oss.W1_transposed = gpt_oss.W2_transposed = true;
+  for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16}) {
+    gpt_oss.name = std::string("gpt_oss") + (dtype == TILEMOE_FLOAT16 ? "_float16" : "");
+    gpt_oss.dtype = dtype;
+    all.push_back(gpt_oss);
+  }
   return all;
 }
 

@@ -33,14 +33,20 @@ class TwinBuffer {
   uint8_t* host() { return host_.data() + kGuard; }
   uint8_t* device() { return static_cast<uint8_t*>(device_) + kGuard; }
   void upload() {
-    expect_cuda(cudaMemcpy(device_, host_.data(), host_.size(), cudaMemcpyHostToDevice), "upload");
+    const std::vector<uint8_t> bytes = with_halves_in_turn(host_, true);
+    expect_cuda(cudaMemcpy(device_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "upload");
   }
   // What the device has, guards included.
   std::vector<uint8_t> download() const {
     std::vector<uint8_t> bytes(host_.size());
     expect_cuda(cudaMemcpy(bytes.data(), device_, bytes.size(), cudaMemcpyDeviceToHost),
                 "download");
-    return bytes;
+    return with_halves_in_turn(bytes, false);
+  }
+  // From here on the device has the elements of a row's two halves in turn.
+  void alternate_on_device(size_t row_bytes, size_t element_bytes) {
+    row_bytes_ = row_bytes, element_bytes_ = element_bytes;
+    upload();
   }
   const std::vector<uint8_t>& host_bytes() const { return host_; }
 
@@ -48,8 +54,23 @@ class TwinBuffer {
   static constexpr size_t kGuard = 256;
 
  private:
+  // In turn, or one after the other again.
+  std::vector<uint8_t> with_halves_in_turn(const std::vector<uint8_t>& bytes, bool in_turn) const {
+    std::vector<uint8_t> result = bytes;
+    if (row_bytes_ == 0) return result;
+    const size_t half = row_bytes_ / 2;
+    for (size_t row = kGuard; row + row_bytes_ + kGuard <= bytes.size(); row += row_bytes_)
+      for (size_t at = 0; at < row_bytes_; at += element_bytes_) {
+        const size_t alternate = at % half * 2 + at / half * element_bytes_;
+        std::memcpy(&result[row + (in_turn ? alternate : at)],
+                    &bytes[row + (in_turn ? at : alternate)], element_bytes_);
+      }
+    return result;
+  }
+
   std::vector<uint8_t> host_;
   void* device_ = nullptr;
+  size_t row_bytes_ = 0, element_bytes_ = 0;  // 0: the same order on both sides
 };
 
 // A dense tensor, or one whose last two dimensions are stored transposed.
@@ -78,6 +99,11 @@ class TwinTensor {
     for (int64_t i = 0; i < elements_; ++i)
       verify::store(static_cast<DType>(dtype_), buffer_.host(), i, value(i));
     buffer_.upload();
+  }
+  // Rows of gate columns, then up columns here, and of both side by side on the device.
+  void alternate_on_device() {
+    const size_t element = tilemoe_dtype_size(dtype_);
+    buffer_.alternate_on_device(static_cast<size_t>(view_.shape[1]) * element, element);
   }
   double at(const std::vector<uint8_t>& bytes, int64_t place) const {
     return verify::load(static_cast<DType>(dtype_), bytes.data() + TwinBuffer::kGuard, place);

@@ -72,6 +72,7 @@ class StepProblem {
     experts_.activation = c.activation;
     experts_.gate_layout = c.gate_layout;
     experts_.clamp = c.clamp, experts_.alpha = c.alpha, experts_.up_shift = c.up_shift;
+    if (c.gate_layout == TILEMOE_GATE_INTERLEAVED && c.W1_transposed) H_.alternate_on_device();
     fill();
   }
 
@@ -139,6 +140,7 @@ class StepProblem {
       });
     };
     numbers(X_, 2, 1);
+    if (!c_.gathered) spoil(X_, M_ * c_.d, X_.elements());
     numbers(W1_, 1, 1 / std::sqrt(static_cast<double>(c_.d)));
     numbers(W1_up_, 1, 1 / std::sqrt(static_cast<double>(c_.d)));
     numbers(W2_, 1, 1 / std::sqrt(static_cast<double>(c_.n)));
@@ -153,14 +155,14 @@ class StepProblem {
   void spoil_expert() {
     for (TwinTensor* W : {&W1_, &W2_}) {
       const int64_t matrix = W->elements() / E_;
-      for (int64_t i = 0; i < matrix; ++i)
-        verify::store(static_cast<DType>(c_.dtype), W->buffer().host(), c_.nan_expert * matrix + i,
-                      NAN);
-      W->buffer().upload();
+      spoil(*W, c_.nan_expert * matrix, (c_.nan_expert + 1) * matrix);
     }
-    for (int64_t i = M_ * c_.n; i < capacity_ * c_.n; ++i)
-      verify::store(static_cast<DType>(c_.dtype), A_in_.buffer().host(), i, NAN);
-    A_in_.buffer().upload();
+    spoil(A_in_, M_ * c_.n, capacity_ * c_.n);
+  }
+  void spoil(TwinTensor& tensor, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      verify::store(static_cast<DType>(c_.dtype), tensor.buffer().host(), i, NAN);
+    tensor.buffer().upload();
   }
 
   const StepCase c_;
@@ -214,7 +216,12 @@ std::vector<StepCase> cases() {
       {.name = "tiny", .counts = {1}, .d = 8, .n = 8, .T = 1},
       {.name = "one_expert_has_all", .counts = {0, 0, 700, 0}, .d = 136, .n = 264},
       {.name = "no_row", .counts = {0, 0, 0}, .d = 64, .n = 64, .spare_rows = 40},
-      {.name = "grouped", .counts = ragged, .d = 256, .n = 192, .gathered = false},
+      {.name = "grouped",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .spare_rows = 130,
+       .gathered = false},
       {.name = "interleaved",
        .counts = ragged,
        .d = 256,
@@ -241,6 +248,53 @@ std::vector<StepCase> cases() {
        .gate_layout = TILEMOE_GATE_SPLIT,
        .W1_transposed = true,
        .W2_transposed = true},
+      {.name = "adjacent",
+       .counts = ragged,
+       .d = 200,
+       .n = 136,
+       .spare_rows = 77,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true,
+       .W2_transposed = true,
+       .biases = true},
+      {.name = "adjacent_tiny",
+       .counts = {1},
+       .d = 8,
+       .n = 8,
+       .T = 1,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true},
+      {.name = "adjacent_grouped",
+       .counts = ragged,
+       .d = 264,
+       .n = 328,
+       .spare_rows = 9,
+       .dtype = TILEMOE_FLOAT16,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true,
+       .gathered = false},
+      {.name = "adjacent_inference",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true,
+       .H = false},
+      {.name = "adjacent_nan_expert",
+       .counts = ragged,
+       .d = 256,
+       .n = 192,
+       .spare_rows = 90,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true,
+       .nan_expert = 4},
+      {.name = "adjacent_many_tiles",
+       .counts = {2000, 1500, 33, 1025, 900},
+       .d = 1032,
+       .n = 520,
+       .T = 1000,
+       .gate_layout = TILEMOE_GATE_INTERLEAVED,
+       .W1_transposed = true},
       {.name = "float16", .counts = ragged, .d = 256, .n = 192, .dtype = TILEMOE_FLOAT16},
       {.name = "float16_transposed",
        .counts = ragged,
@@ -296,6 +350,9 @@ std::vector<StepCase> cases() {
     all.push_back(swiglu);
     swiglu.name = "swiglu_biases" + suffix, swiglu.biases = true;
     all.push_back(swiglu);
+    swiglu.name = "swiglu_grouped" + suffix, swiglu.gathered = false;
+    all.push_back(swiglu);
+    swiglu.gathered = true;
     swiglu.name = "swiglu_many_tiles" + suffix;
     swiglu.counts = {2000, 1500, 33, 1025, 900}, swiglu.d = 1032, swiglu.n = 520, swiglu.T = 1000;
     all.push_back(swiglu);
@@ -317,16 +374,24 @@ std::vector<StepCase> cases() {
                    .dtype = TILEMOE_FLOAT16,
                    .activation = activation,
                    .integers = false});
-  all.push_back({.name = "clamped_swiglu",
-                 .counts = ragged,
-                 .d = 256,
-                 .n = 192,
-                 .activation = TILEMOE_SWIGLU,
-                 .biases = true,
-                 .integers = false,
-                 .clamp = 1.5f,
-                 .alpha = 1.702f,
-                 .up_shift = 1.f});
+  StepCase gpt_oss{.name = "clamped_swiglu",
+                   .counts = ragged,
+                   .d = 256,
+                   .n = 192,
+                   .activation = TILEMOE_SWIGLU,
+                   .biases = true,
+                   .integers = false,
+                   .clamp = 1.5f,
+                   .alpha = 1.702f,
+                   .up_shift = 1.f};
+  all.push_back(gpt_oss);
+  gpt_oss.gate_layout = TILEMOE_GATE_INTERLEAVED;
+  gpt_oss.W1_transposed = gpt_oss.W2_transposed = true;
+  for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16}) {
+    gpt_oss.name = std::string("gpt_oss") + (dtype == TILEMOE_FLOAT16 ? "_float16" : "");
+    gpt_oss.dtype = dtype;
+    all.push_back(gpt_oss);
+  }
   return all;
 }
 

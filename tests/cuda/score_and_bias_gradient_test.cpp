@@ -25,6 +25,7 @@ struct GradientCase {
   bool b2 = true;
   tilemoe_dtype gradient = TILEMOE_FLOAT32;
   bool accumulate = false;
+  bool W1_transposed = false;
 };
 
 void PrintTo(const GradientCase& c, std::ostream* out) {
@@ -58,6 +59,9 @@ class GradientProblem {
     experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
     experts_.activation = c.activation;
     experts_.gate_layout = c.gate_layout;
+    W1_.ndim = 3;
+    W1_.stride[2] = c.W1_transposed ? width_ : 1;
+    if (c.gate_layout == TILEMOE_GATE_INTERLEAVED && c.W1_transposed) dH_.alternate_on_device();
     fill();
   }
 
@@ -90,6 +94,7 @@ class GradientProblem {
                            .rows = rows,
                            .dO = place(dO_),
                            .db2 = place(db2_),
+                           .W1 = W1_,
                            .dH = place(dH_),
                            .db1 = place(db1_),
                            .db1_up = split() ? place(db1_up_) : tilemoe_tensor{},
@@ -144,6 +149,7 @@ class GradientProblem {
   const GradientCase c_;
   int64_t E_, M_, capacity_, width_;
   tilemoe_experts experts_{};
+  tilemoe_tensor W1_{};  // a layout
   TwinTensor offsets_, tokens_, scores_, pair_row_, dO_, dH_, b2_, ds_partial_, ds_, db2_, db1_,
       db1_up_;
 };
@@ -205,6 +211,19 @@ INSTANTIATE_TEST_SUITE_P(
                                  TILEMOE_BFLOAT16,
                                  TILEMOE_SWIGLU,
                                  TILEMOE_GATE_INTERLEAVED},
+                    GradientCase{"adjacent",
+                                 {70, 0, 1, 700},
+                                 136,
+                                 40,
+                                 TILEMOE_BFLOAT16,
+                                 TILEMOE_SWIGLU,
+                                 TILEMOE_GATE_INTERLEAVED,
+                                 true,
+                                 true,
+                                 true,
+                                 TILEMOE_FLOAT32,
+                                 true,
+                                 true},
                     GradientCase{"split",
                                  {70, 0, 1, 700},
                                  136,

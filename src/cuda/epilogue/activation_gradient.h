@@ -7,7 +7,8 @@
 //   warp                     H -> dH in place, A'
 //
 // The first slices are on their way before the tile's products begin. dH may lie over H: a slice is
-// stored after it has landed, and no other warp reads what is stored.
+// stored after it has landed, and no other warp reads what is stored. H comes as two boxes: gate
+// and up columns, or where these are adjacent, the first and the last half of both.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "cuda/gemm/tile.h"
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/mbarrier.h"
+#include "cuda/ptx/vector_copy.h"
 
 namespace tilemoe::cuda {
 
@@ -42,13 +44,17 @@ class ActivationGradientEpilogue {
   static constexpr int kSharedBytes =
       (kBarriersAt + kWarps * kSlots * 8 + kSwizzleAtom - 1) / kSwizzleAtom * kSwizzleAtom;
 
+  static constexpr bool kMayBeAdjacent = kActivations == Activations::kGated;
+
   struct Params {
-    Output H;            // (capacity, kParts, n), read
+    Output H;            // (capacity, kParts, n), or (capacity, 1, 2n) where adjacent; read
     Output dH;           // the same; data null: not wanted
     Output A_scaled;     // (capacity, 1, n); data null: not wanted
     const float* score;  // (capacity); null: every s is 1
     float* ds_partial;   // (column tiles, capacity); null: not wanted
     int64_t capacity;
+    int32_t n;
+    bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
     ActivationParams activation;
   };
 
@@ -68,7 +74,7 @@ class ActivationGradientEpilogue {
     const int32_t rows = tile.row_end - row - warp() * kStoreRows;
     first_row_ = row + warp() * kStoreRows;
     first_column_ = tile.n_block * Shape::BLOCK_N;
-    const int32_t columns = min(params_.H.columns - first_column_, Shape::BLOCK_N);
+    const int32_t columns = min(params_.n - first_column_, Shape::BLOCK_N);
     slices_ = (columns + kSlice - 1) / kSlice;
     to_load_ = rows <= 0 ? 0 : min((rows + 63) / 64, Shape::kSubtiles) * slices_;
     loading_ = stored_ = 0;
@@ -113,6 +119,17 @@ class ActivationGradientEpilogue {
     return static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp);
   }
 
+  __device__ bool adjacent() const {
+    return kMayBeAdjacent && params_.adjacent;
+  }
+  // Where a slice's box number `box` lies in H.
+  struct Place {
+    int32_t part, column;
+  };
+  __device__ Place place_of(int32_t box, int32_t column) const {
+    return adjacent() ? Place{0, 2 * column + box * kSlice} : Place{box, column};
+  }
+
   // Starts the next slice of H towards the slot after the last one loaded.
   __device__ void load_next() {
     if (loading_ == to_load_) return;
@@ -121,9 +138,11 @@ class ActivationGradientEpilogue {
       const uint32_t barrier = barriers_ + 8 * load_slot_;
       ptx::mbarrier_arrive_expect_bytes(barrier, kParts * kPartBytes);
 #pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        ptx::tma_load(slots_ + load_slot_ * kSlotBytes + part * kPartBytes, &params_.H.map, barrier,
-                      first_column_ + slice * kSlice, part, first_row_ + m * 64);
+      for (int box = 0; box < kParts; ++box) {
+        const Place place = place_of(box, first_column_ + slice * kSlice);
+        ptx::tma_load(slots_ + load_slot_ * kSlotBytes + box * kPartBytes, &params_.H.map, barrier,
+                      place.column, place.part, first_row_ + m * 64);
+      }
     }
     ++loading_;
     load_slot_ = load_slot_ + 1 == kSlots ? 0 : load_slot_ + 1;
@@ -139,7 +158,7 @@ class ActivationGradientEpilogue {
 #pragma unroll
     for (int slice = 0; slice < Shape::BLOCK_N / kSlice; ++slice) {
       const int32_t column = first_column_ + slice * kSlice;
-      if (column >= params_.H.columns) break;
+      if (column >= params_.n) break;
       const uint32_t slot = slots_ + at_.stage * kSlotBytes;
       const uint32_t scaled = slots_ + kScaledAt + slice % kScaledSlots * kPartBytes;
       wait_for(barriers_ + 8 * at_.stage, at_.parity);
@@ -165,8 +184,12 @@ class ActivationGradientEpilogue {
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b) {
         const uint32_t block = (first + b) * 32;
-        ptx::ldmatrix_x4(gate[b], (slot + place) ^ block);
-        if constexpr (kParts == 2) ptx::ldmatrix_x4(up[b], (slot + kPartBytes + place) ^ block);
+        if (adjacent()) {
+          load_pairs(pairs_of(slot, first + b), gate[b], up[b]);
+        } else {
+          ptx::ldmatrix_x4(gate[b], (slot + place) ^ block);
+          if constexpr (kParts == 2) ptx::ldmatrix_x4(up[b], (slot + kPartBytes + place) ^ block);
+        }
       }
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b)
@@ -188,8 +211,12 @@ class ActivationGradientEpilogue {
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b) {
         const uint32_t block = (first + b) * 32;
-        store_blocks((slot + place) ^ block, gate[b]);
-        if constexpr (kParts == 2) store_blocks((slot + kPartBytes + place) ^ block, up[b]);
+        if (adjacent()) {
+          store_pairs(pairs_of(slot, first + b), gate[b], up[b]);
+        } else {
+          store_blocks((slot + place) ^ block, gate[b]);
+          if constexpr (kParts == 2) store_blocks((slot + kPartBytes + place) ^ block, up[b]);
+        }
         store_blocks((scaled + place) ^ block, A_scaled[b]);
       }
     }
@@ -199,6 +226,32 @@ class ActivationGradientEpilogue {
     ptx::stmatrix_x4(place, r[0], r[1], r[2], r[3]);
   }
 
+  // Adjacent: a block of 16 columns of A is one box of H. A lane has gate and up of two neighbours,
+  // 8 bytes, in four places: of the two halves of the columns, rows l / 4 and l / 4 + 8.
+  __device__ static uint32_t pairs_of(uint32_t slot, int block) {
+    const auto row = static_cast<uint32_t>(lane()) / 4, pair = static_cast<uint32_t>(lane()) % 4;
+    return slot + block * kPartBytes + row * kRowBytes + (pair / 2 ^ (row / 2 & 3)) * 16 +
+           pair % 2 * 8;
+  }
+  __device__ static uint32_t pairs_at(uint32_t pairs, int i) {
+    return (pairs ^ i / 2 * 32) + i % 2 * 8 * kRowBytes;
+  }
+  __device__ static void load_pairs(uint32_t pairs, uint32_t (&gate)[4], uint32_t (&up)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint2 both = ptx::load_shared_8(pairs_at(pairs, i));
+      gate[i] = __byte_perm(both.x, both.y, kLowHalves);
+      up[i] = __byte_perm(both.x, both.y, kHighHalves);
+    }
+  }
+  __device__ static void store_pairs(uint32_t pairs, const uint32_t (&gate)[4],
+                                     const uint32_t (&up)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::store_shared_8(pairs_at(pairs, i), {__byte_perm(gate[i], up[i], kLowHalves),
+                                               __byte_perm(gate[i], up[i], kHighHalves)});
+  }
+
   // Sends the slots off, and has H's before it, which has left by now, loaded again.
   __device__ __forceinline__ void store_slice(uint32_t slot, uint32_t scaled, int32_t row,
                                               int32_t rows, int32_t column) {
@@ -206,8 +259,11 @@ class ActivationGradientEpilogue {
     __syncwarp();
     if (params_.dH.data != nullptr)
 #pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        send_rows<Element, kSlice>(params_.dH, slot + part * kPartBytes, row, rows, part, column);
+      for (int box = 0; box < kParts; ++box) {
+        const Place place = place_of(box, column);
+        send_rows<Element, kSlice>(params_.dH, slot + box * kPartBytes, row, rows, place.part,
+                                   place.column);
+      }
     if (params_.A_scaled.data != nullptr)
       send_rows<Element, kSlice>(params_.A_scaled, scaled, row, rows, 0, column);
     if (lane() == 0) {
@@ -232,6 +288,8 @@ class ActivationGradientEpilogue {
         params_.ds_partial[n_block * params_.capacity + row + r] = sum;
     }
   }
+
+  static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
 
   const Params& params_;
   uint32_t slots_, barriers_;  // this warp's

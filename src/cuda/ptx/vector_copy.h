@@ -1,4 +1,4 @@
-// 16 bytes at a time.
+// 16 or 8 bytes at a time.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,15 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
                : "r"(shared)
                : "memory");
   return v;
+}
+
+__device__ __forceinline__ uint2 load_shared_8(uint32_t shared) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared_8(uint32_t shared, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared), "r"(v.x), "r"(v.y) : "memory");
 }
 
 // Of memory that no one writes while the kernel runs; not kept in L1.

@@ -20,18 +20,19 @@ void run_activation_gradient(const ActivationGradient& step) {
   const int64_t k_blocks = (d + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 
   typename Gemm::Params params{};
-  params.a = {.source = step.dO.data,
-              .row_bytes = gathered_row_bytes(step.dO),
-              .width_bytes =
-                  static_cast<int32_t>(d * static_cast<int64_t>(sizeof(typename Shape::Element))),
-              .token = step.rows.token};
+  params.a = gathered_rows<Shape>(step.dO, step.rows);
   params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kBoxRows>(transposed(step.W2), 0, n);
-  params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, Epilogue::kParts, n);
-  params.epilogue.dH = output_of<Shape, Epilogue::kSlice>(step.dH, Epilogue::kParts, n);
+  const bool adjacent = has_adjacent_columns(*step.experts, step.W1);
+  const int64_t parts = adjacent ? 1 : Epilogue::kParts;
+  const int64_t columns = Epilogue::kParts * n / parts;
+  params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, parts, columns);
+  params.epilogue.dH = output_of<Shape, Epilogue::kSlice>(step.dH, parts, columns);
   params.epilogue.A_scaled = output_of<Shape, Epilogue::kSlice>(step.A_scaled, 1, n);
   params.epilogue.score = step.rows.score;
   params.epilogue.ds_partial = step.ds_partial;
   params.epilogue.capacity = step.rows.capacity;
+  params.epilogue.n = static_cast<int32_t>(n);
+  params.epilogue.adjacent = adjacent;
   params.epilogue.activation = activation_params(*step.experts);
   params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
   launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);

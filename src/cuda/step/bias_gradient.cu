@@ -7,6 +7,7 @@
 #include "cuda/device.h"
 #include "cuda/ptx/vector_copy.h"
 #include "cuda/step/steps.h"
+#include "cuda/step/up_parts.h"
 #include "cuda/step/widen.h"
 #include "routing/half.h"
 
@@ -151,12 +152,14 @@ BiasColumns bias_columns(const tilemoe_tensor& bias, int64_t offset, int64_t beg
           .step = step};
 }
 
-// H has gate columns, then up columns; b1 has them as W1 has its rows.
+// dH has gate columns, then up columns, unless it has them as W1, which b1 always does.
 void write_b1(const BiasGradient& step, const ChunkSums& sums, cudaStream_t stream) {
   const int64_t n = step.experts->n;
   const auto write = [&](const BiasColumns& columns) {
     write_bias(sums, columns, step.accumulate, stream);
   };
+  if (has_adjacent_columns(*step.experts, step.W1))
+    return write(bias_columns(step.db1, 0, 0, sums.width, 1));
   switch (step.experts->gate_layout) {
     case TILEMOE_GATE_SPLIT:
       if (present(step.db1)) write(bias_columns(step.db1, 0, 0, n, 1));

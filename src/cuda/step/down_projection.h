@@ -16,11 +16,7 @@ void run_down_projection(const DownProjection& step) {
   const int64_t k_blocks = (n + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 
   typename Gemm::Params params{};
-  params.a.rows = make_tensor_map({.dtype = step.A.dtype,
-                                   .data = step.A.data,
-                                   .size = {n, step.A.shape[0], 1},
-                                   .stride = {step.A.stride[0], 0},
-                                   .box = {Shape::BLOCK_K, Shape::BLOCK_M, 1}});
+  params.a = dense_rows<Shape>(step.A);
   params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kBoxRows>(step.W2, 0, d);
   params.epilogue.D = output_of<Shape, Epilogue::kSlice>(step.Y, 1, d);
   if (present(step.b2))

@@ -13,16 +13,19 @@ void run_input_gradient(const InputGradient& step) {
   using Epilogue = StoreEpilogue<Shape>;
   using LoadW1 = SummedWeights<Shape, kMajor>;
   using Gemm = GroupedGemm<Shape, DensePartRows<Shape>, LoadW1, Epilogue, RowTilesOf<Shape>>;
-  const int64_t n = step.experts->n, d = step.experts->d;
+  const tilemoe_experts& experts = *step.experts;
+  const UpWeights& weights = step.weights;
+  const UpParts parts =
+      up_parts(experts, weights.W1, weights.W1_up, has_adjacent_columns(experts, weights.W1));
+  const int64_t d = experts.d;
   const int64_t n_blocks = (d + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
-  const int64_t blocks_a_part = (n + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
-  const UpParts parts = up_parts(*step.experts, step.weights.W1, step.weights.W1_up);
+  const int64_t blocks_a_part = (parts.columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 
   typename Gemm::Params params{};
   params.a.rows = make_tensor_map({.dtype = step.dH.dtype,
                                    .data = step.dH.data,
-                                   .size = {n, parts.count, step.dH.shape[0]},
-                                   .stride = {n, step.dH.stride[0]},
+                                   .size = {parts.columns, parts.count, step.dH.shape[0]},
+                                   .stride = {parts.columns, step.dH.stride[0]},
                                    .box = {Shape::BLOCK_K, 1, Shape::BLOCK_M}});
   params.a.blocks_a_part = params.b.blocks_a_part = static_cast<int32_t>(blocks_a_part);
   for (int p = 0; p < parts.count; ++p)

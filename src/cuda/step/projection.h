@@ -36,6 +36,36 @@ inline ActivationParams activation_params(const tilemoe_experts& experts) {
           .up_shift = experts.up_shift};
 }
 
+// From one row to the next of a matrix that is gathered: 32 bits, so that an address is one
+// multiplication.
+inline uint32_t gathered_row_bytes(const tilemoe_tensor& source) {
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(source.dtype));
+  const int64_t bytes = source.shape[0] > 1 ? source.stride[0] * element : 0;
+  TILEMOE_CHECK_SUPPORTED(bytes >= 0 && bytes <= UINT32_MAX,
+                          "rows of " << bytes << " bytes are too far apart to be gathered");
+  return static_cast<uint32_t>(bytes);
+}
+
+// Operand A: the rows of `source` that the routing names.
+template <class Shape>
+typename GatheredRows<Shape>::Params gathered_rows(const tilemoe_tensor& source, const Rows& rows) {
+  constexpr auto kElementBytes = static_cast<int64_t>(sizeof(typename Shape::Element));
+  return {.source = source.data,
+          .row_bytes = gathered_row_bytes(source),
+          .width_bytes = static_cast<int32_t>(source.shape[1] * kElementBytes),
+          .token = rows.token};
+}
+
+// Operand A: rows as they lie.
+template <class Shape>
+typename DenseRows<Shape>::Params dense_rows(const tilemoe_tensor& source) {
+  return {make_tensor_map({.dtype = kDTypeOf<typename Shape::Element>,
+                           .data = source.data,
+                           .size = {source.shape[1], source.shape[0], 1},
+                           .stride = {source.stride[0], 0},
+                           .box = {Shape::BLOCK_K, Shape::BLOCK_M, 1}})};
+}
+
 // A part of the weights of one width: `rows` rows from row `first` on, every `every`th.
 template <class Shape, Major kMajor, int kBoxRows>
 CUtensorMap weights_map(const tilemoe_tensor& W, int64_t first, int64_t rows, int64_t every = 1) {
@@ -70,16 +100,6 @@ Output output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
       .data = out.data,
       .row_bytes = out.stride[0] * static_cast<int64_t>(sizeof(typename Shape::Element)),
       .columns = static_cast<int32_t>(columns)};
-}
-
-// From one row to the next of a matrix that is gathered: 32 bits, so that an address is one
-// multiplication.
-inline uint32_t gathered_row_bytes(const tilemoe_tensor& source) {
-  const auto element = static_cast<int64_t>(tilemoe_dtype_size(source.dtype));
-  const int64_t bytes = source.shape[0] > 1 ? source.stride[0] * element : 0;
-  TILEMOE_CHECK_SUPPORTED(bytes >= 0 && bytes <= UINT32_MAX,
-                          "rows of " << bytes << " bytes are too far apart to be gathered");
-  return static_cast<uint32_t>(bytes);
 }
 
 // Tiles of BLOCK_M rows over all experts by `n_blocks`; the order's and its bound on the host.

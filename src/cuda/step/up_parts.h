@@ -1,4 +1,5 @@
-// W1 or its gradient as the parts that make H's columns, gate and then up, whatever the layout.
+// W1 or its gradient as the parts that make H's columns: gate and then up, whatever the layout, or
+// both at once where H has them in adjacent columns.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,16 @@
 namespace tilemoe::cuda {
 
 struct UpParts {
-  tilemoe_tensor part[2];  // (E, n, d) each; absent where its tensor is
-  int count;               // 2 where there is a gate
+  tilemoe_tensor part[2];  // (E, columns, d) each; absent where its tensor is
+  int count;
+  int64_t columns;  // of H, that a part makes
 };
+
+// H, and with it dH, has gate and up of a column side by side where W1 does: interleaved and
+// contiguous along 2n. The copy engine cannot part them.
+inline bool has_adjacent_columns(const tilemoe_experts& experts, const tilemoe_tensor& W1) {
+  return experts.gate_layout == TILEMOE_GATE_INTERLEAVED && present(W1) && W1.stride[2] != 1;
+}
 
 // `rows` rows from row `first` on, every `every`th.
 inline tilemoe_tensor rows_of(tilemoe_tensor W, int64_t first, int64_t rows, int64_t every) {
@@ -25,13 +33,14 @@ inline tilemoe_tensor rows_of(tilemoe_tensor W, int64_t first, int64_t rows, int
 }
 
 inline UpParts up_parts(const tilemoe_experts& experts, const tilemoe_tensor& W,
-                        const tilemoe_tensor& W_up) {
+                        const tilemoe_tensor& W_up, bool adjacent) {
   const int64_t n = experts.n;
-  if (!tilemoe_activation_gated(experts.activation)) return {{W, {}}, 1};
+  if (adjacent) return {{W, {}}, 1, 2 * n};
+  if (!tilemoe_activation_gated(experts.activation)) return {{W, {}}, 1, n};
   switch (experts.gate_layout) {
-    case TILEMOE_GATE_SPLIT: return {{W, W_up}, 2};
-    case TILEMOE_GATE_INTERLEAVED: return {{rows_of(W, 0, n, 2), rows_of(W, 1, n, 2)}, 2};
-    default: return {{rows_of(W, 0, n, 1), rows_of(W, n, n, 1)}, 2};
+    case TILEMOE_GATE_SPLIT: return {{W, W_up}, 2, n};
+    case TILEMOE_GATE_INTERLEAVED: return {{rows_of(W, 0, n, 2), rows_of(W, 1, n, 2)}, 2, n};
+    default: return {{rows_of(W, 0, n, 1), rows_of(W, n, n, 1)}, 2, n};
   }
 }
 

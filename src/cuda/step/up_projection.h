@@ -3,14 +3,15 @@
 #pragma once
 
 #include "cuda/epilogue/activation.h"
+#include "cuda/step/adjacent_up_projection.h"
 #include "cuda/step/projection.h"
+#include "cuda/step/up_parts.h"
 
 namespace tilemoe::cuda {
 
-template <class Shape, Activations kActivations, Major kMajor>
+template <class Shape, Activations kActivations, Major kMajor, class LoadX = GatheredRows<Shape>>
 void run_up_projection(const UpProjection& step) {
   using Epilogue = ActivationEpilogue<Shape, kActivations>;
-  using LoadX = GatheredRows<Shape>;
   using LoadW1 = Weights<Shape, kMajor, Epilogue::kParts>;
   using Gemm = GroupedGemm<Shape, LoadX, LoadW1, Epilogue, RowTilesOf<Shape>>;
   constexpr int kBoxRows = LoadW1::kBoxRows;
@@ -23,10 +24,10 @@ void run_up_projection(const UpProjection& step) {
   const int64_t k_blocks = (d + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 
   typename Gemm::Params params{};
-  params.a = {.source = step.X.data,
-              .row_bytes = gathered_row_bytes(step.X),
-              .width_bytes = static_cast<int32_t>(d * static_cast<int64_t>(sizeof(Element))),
-              .token = step.rows.token};
+  if constexpr (std::is_same_v<LoadX, DenseRows<Shape>>)
+    params.a = dense_rows<Shape>(step.X);
+  else
+    params.a = gathered_rows<Shape>(step.X, step.rows);
   const auto bias = [&](const tilemoe_tensor& b, int64_t first, int32_t every) -> Bias {
     if (!present(b)) return {};
     return {.data = static_cast<const Element*>(b.data) + first,
@@ -73,6 +74,8 @@ template <class Element>
 void up_projection(const UpProjection& step) {
   if (major_of(step.weights.W1) == Major::kSum)
     run_any_up_projection<Element, Major::kSum>(step);
+  else if (has_adjacent_columns(*step.experts, step.weights.W1))
+    run_adjacent_up_projection<AnyTile<Element>>(step);
   else
     run_any_up_projection<Element, Major::kRows>(step);
 }

@@ -1,10 +1,19 @@
-// bfloat16, with a kernel for plain SwiGLU beside what every type has.
+// bfloat16, with kernels for plain SwiGLU beside what every type has: rows that are sorted already,
+// those of the grouped entry, come by the copy engine.
 #include "cuda/step/steps.h"
 #include "cuda/step/up_projection.h"
 
 namespace tilemoe::cuda {
 
 template void up_projection<__nv_bfloat16>(const UpProjection&);
+
+template <class Shape>
+void run_swiglu(const UpProjection& step) {
+  if (step.rows.token != nullptr)
+    run_up_projection<Shape, Activations::kSwiGLU, Major::kSum>(step);
+  else
+    run_up_projection<Shape, Activations::kSwiGLU, Major::kSum, DenseRows<Shape>>(step);
+}
 
 // One tile. Ping-pong with 128x192 and 128x128 was 13 and 40 % slower on 7b-n256, 3 and 43 % on
 // qwen3-235b: the smaller tiles load more for each product than the hidden epilogue saves; with W1
@@ -16,12 +25,12 @@ void up_projection_swiglu(const UpProjection& step) {
                                               .columns = 2 * step.experts->n,
                                               .sum = step.experts->d,
                                               .epilogue_a_column = 8,
-                                              .gathers = true},
+                                              .gathers = step.rows.token != nullptr},
                                              kTiles, current_device().multiprocessors);
   if (tile == kCooperative256Pairs)
-    run_up_projection<PairsTile<__nv_bfloat16>, Activations::kSwiGLU, Major::kSum>(step);
+    run_swiglu<PairsTile<__nv_bfloat16>>(step);
   else
-    run_up_projection<AnyTile<__nv_bfloat16>, Activations::kSwiGLU, Major::kSum>(step);
+    run_swiglu<AnyTile<__nv_bfloat16>>(step);
 }
 
 }  // namespace tilemoe::cuda

@@ -32,18 +32,19 @@ void weight_gradient_2(const WeightGradient2& step) {
 }
 
 void weight_gradient_1(const WeightGradient1& step) {
+  const bool adjacent = has_adjacent_columns(*step.experts, step.W1);
+  const UpParts parts = up_parts(*step.experts, step.dW1, step.dW1_up, adjacent);
   WeightGradientProduct product{.rows = step.rows,
                                 .dense = step.dH,
-                                .dense_columns = step.experts->n,
+                                .dense_columns = parts.columns,
                                 .gathered = step.X,
                                 .part = {},
                                 .parts = 0,
                                 .accumulate = step.accumulate,
                                 .stream = step.stream};
-  const UpParts parts = up_parts(*step.experts, step.dW1, step.dW1_up);
   for (int p = 0; p < parts.count; ++p)
     if (present(parts.part[p]))
-      product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * step.experts->n};
+      product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * parts.columns};
   run(*step.experts, product);
 }
 
