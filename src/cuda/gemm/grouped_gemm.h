@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "cuda/early_launch.h"
 #include "cuda/gemm/named_barriers.h"
 #include "cuda/gemm/parts.h"
 #include "cuda/gemm/ring.h"
@@ -212,6 +213,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     typename Gemm::LoadA(params.a, 0).prefetch();
     typename Gemm::LoadB(params.b, 0).prefetch();
   }
+  wait_for_previous();
   // The other block of the cluster copies into this one's memory and arrives at its barriers.
   const auto sync = [] {
     if constexpr (Gemm::Shape::kCluster > 1)

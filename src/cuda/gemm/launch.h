@@ -7,7 +7,9 @@
 #include <mutex>
 
 #include "cuda/device.h"
+#include "cuda/early_launch.h"
 #include "cuda/gemm/grouped_gemm.h"
+#include "cuda/schedule/configuration.h"
 
 namespace tilemoe::cuda {
 
@@ -25,15 +27,15 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
   constexpr int kCluster = Gemm::Shape::kCluster;
   const auto blocks =
       std::min<int64_t>(device.multiprocessors / kCluster, tiles_at_most) * kCluster;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
+  cudaLaunchAttribute attributes[2] = {early_launch(early_steps()), {}};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kBlockThreads);
   config.dynamicSmemBytes = Gemm::kSharedBytesUsed;
-  config.attrs = &cluster;
-  config.numAttrs = kCluster > 1 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = kCluster > 1 ? 2 : 1;
   config.stream = static_cast<cudaStream_t>(stream);
   TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params),
                      "grouped GEMM of " << blocks << " blocks");

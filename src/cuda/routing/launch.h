@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "cuda/device.h"
+#include "cuda/early_launch.h"
 
 namespace tilemoe::cuda {
 
@@ -17,31 +18,6 @@ void allow_shared_memory(int bytes) {
         cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         bytes << " bytes of shared memory for routing");
   });
-}
-
-// Begins every kernel that starts while the one before it ends, and lets the next one start.
-__device__ __forceinline__ void wait_for_previous() {
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-}
-
-// Starts a kernel while the one before it in the stream ends: the kernel itself waits, by
-// cudaGridDependencySynchronize, before it touches what that one reads or writes.
-template <class Params>
-void launch_early(void (*kernel)(Params), unsigned blocks, int threads, int shared_bytes,
-                  cudaStream_t stream, const Params& params) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params),
-                     "routing in " << blocks << " blocks");
 }
 
 }  // namespace tilemoe::cuda

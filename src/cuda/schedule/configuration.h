@@ -39,5 +39,13 @@ void force_tile(std::optional<TileConfiguration> tile);
 
 // Blocks of columns that share rows while they are in L2; see RowTiles.
 constexpr int32_t kColumnGroup = 8;
+int32_t column_group();
+// For benchmarks, as above.
+void force_column_group(std::optional<int32_t> blocks);
+
+// Whether the products and the combine start while the kernel before them ends: forward was 0.6 to
+// 1.4 % slower so, and only benchmarks ask for it.
+bool early_steps();
+void force_early_steps(bool early);
 
 }  // namespace tilemoe::cuda

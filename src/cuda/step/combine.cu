@@ -5,7 +5,9 @@
 
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/early_launch.h"
 #include "cuda/ptx/vector_copy.h"
+#include "cuda/schedule/configuration.h"
 #include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
@@ -79,6 +81,7 @@ struct Sums {
 // One thread for 16 bytes of one output row.
 template <class Element, Pairs kPairs>
 __global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams params) {
+  wait_for_previous();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t t = index / params.chunks;
   if (t >= params.outputs) return;
@@ -126,8 +129,8 @@ void run(const CombineParams& params, tilemoe_routing_kind kind, bool offsets, v
   const auto kernel = kind == TILEMOE_ROUTING_GROUPED ? combine_rows<Element, Pairs::kGrouped>
                       : offsets                       ? combine_rows<Element, Pairs::kOffsets>
                                                       : combine_rows<Element, Pairs::kFixed>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "combine of " << params.outputs << " rows");
+  launch_early(kernel, static_cast<unsigned>(blocks), kThreads, 0,
+               static_cast<cudaStream_t>(stream), params, early_steps());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "cuda/epilogue/store.h"
 #include "cuda/step/projection.h"
+#include "cuda/step/projection_tiles.h"
 
 namespace tilemoe::cuda {
 
@@ -34,14 +35,7 @@ void down_projection(const DownProjection& step) {
   using Cooperative256Pairs = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
   if (major_of(step.W2) == Major::kRows)
     return run_down_projection<Cooperative256, Major::kRows>(step);
-  static constexpr TileConfiguration kTiles[] = {kCooperative256, kCooperative256Pairs,
-                                                 kPingPong128};
-  const TileConfiguration tile = choose_tile({.rows = step.rows.capacity,
-                                              .E = step.rows.E,
-                                              .columns = step.experts->d,
-                                              .sum = step.experts->n,
-                                              .epilogue_a_column = 4},
-                                             kTiles, current_device().multiprocessors);
+  const TileConfiguration tile = tile_of(step);
   if (tile == kPingPong128)
     run_down_projection<TileShape<Element, 128, 128, Schedule::kPingPong>, Major::kSum>(step);
   else if (tile == kCooperative256Pairs)

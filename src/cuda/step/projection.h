@@ -111,7 +111,7 @@ typename RowTilesOf<Shape>::Params row_tiles(const Rows& rows, int64_t n_blocks,
   return {.offsets = rows.offsets,
           .E = static_cast<int32_t>(rows.E),
           .n_blocks = static_cast<int32_t>(n_blocks),
-          .n_group = std::min(kColumnGroup, static_cast<int32_t>(n_blocks)),
+          .n_group = std::min(column_group(), static_cast<int32_t>(n_blocks)),
           .k_blocks = static_cast<int32_t>(k_blocks)};
 }
 

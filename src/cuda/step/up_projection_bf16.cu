@@ -1,5 +1,6 @@
 // bfloat16, with kernels for plain SwiGLU beside what every type has: rows that are sorted already,
 // those of the grouped entry, come by the copy engine.
+#include "cuda/step/projection_tiles.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_projection.h"
 
@@ -19,15 +20,7 @@ void run_swiglu(const UpProjection& step) {
 // qwen3-235b: the smaller tiles load more for each product than the hidden epilogue saves; with W1
 // shared by two blocks still 9 and 13, 9 and 25 %.
 void up_projection_swiglu(const UpProjection& step) {
-  static constexpr TileConfiguration kTiles[] = {kCooperative256, kCooperative256Pairs};
-  const TileConfiguration tile = choose_tile({.rows = step.rows.capacity,
-                                              .E = step.rows.E,
-                                              .columns = 2 * step.experts->n,
-                                              .sum = step.experts->d,
-                                              .epilogue_a_column = 8,
-                                              .gathers = step.rows.token != nullptr},
-                                             kTiles, current_device().multiprocessors);
-  if (tile == kCooperative256Pairs)
+  if (tile_of(step) == kCooperative256Pairs)
     run_swiglu<PairsTile<__nv_bfloat16>>(step);
   else
     run_swiglu<AnyTile<__nv_bfloat16>>(step);

@@ -1,0 +1,26 @@
+#include "cuda/step/projection_tiles.h"
+
+#include "cuda/device.h"
+
+namespace tilemoe::cuda {
+
+TileConfiguration tile_of(const UpProjection& step) {
+  return choose_tile({.rows = step.rows.capacity,
+                      .E = step.rows.E,
+                      .columns = 2 * step.experts->n,
+                      .sum = step.experts->d,
+                      .epilogue_a_column = 8,
+                      .gathers = step.rows.token != nullptr},
+                     kUpTiles, current_device().multiprocessors);
+}
+
+TileConfiguration tile_of(const DownProjection& step) {
+  return choose_tile({.rows = step.rows.capacity,
+                      .E = step.rows.E,
+                      .columns = step.experts->d,
+                      .sum = step.experts->n,
+                      .epilogue_a_column = 4},
+                     kDownTiles, current_device().multiprocessors);
+}
+
+}  // namespace tilemoe::cuda
