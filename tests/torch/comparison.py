@@ -11,11 +11,11 @@ class Limits(NamedTuple):
     row: float  # the same of the worst row (last dimension)
 
 
-# float32: those of the library's own tests. 16 bits: one rounding to nearest has a relative rms error
-# of 2^-7.5 / sqrt(12) = 0.16 % in bfloat16 (an ulp is 2^-7 to 2^-8 of the value) and an eighth of that in
-# float16. Between an input and a gradient up to five tensors are stored (H, A', dH, dX~, dX), each
-# rounding independent, and act' amplifies H's: sqrt(5) * 0.16 % = 0.36 %, measured 0.3 to 0.5 %. The
-# limit leaves half again; a row is short, so its own rms strays to twice the tensor's.
+# float32: those of the library's own tests. 16 bits: one rounding to nearest has a relative rms
+# error of 2^-7.5 / sqrt(12) = 0.16 % in bfloat16 (an ulp is 2^-7 to 2^-8 of the value) and an eighth
+# of that in float16. Between an input and a gradient up to five tensors are stored (H, A', dH, dX~,
+# dX), each rounding independent, and act' amplifies H's: sqrt(5) * 0.16 % = 0.36 % and more. The
+# limit is twice that; a row is short, so its own rms strays to twice the tensor's.
 LIMITS = {
     torch.float64: Limits(1e-12, 1e-11),
     torch.float32: Limits(2e-6, 1e-5),
@@ -53,13 +53,13 @@ def assert_close(got, want, what="tensor", limits=None):
     found = errors(got, want)
     if not (found.whole <= limits.whole and found.row <= limits.row):
         raise AssertionError(
-            f"{what} {tuple(got.shape)} {got.dtype}: error {found.whole:.3g} (limit {limits.whole:.3g}), "
-            f"worst row {found.row:.3g} (limit {limits.row:.3g})"
+            f"{what} {tuple(got.shape)} {got.dtype}: error {found.whole:.3g} (limit "
+            f"{limits.whole:.3g}), worst row {found.row:.3g} (limit {limits.row:.3g})"
         )
 
 
 def doubled(tensors):
-    """Float64 copies that require a gradient where the originals do; None and integers as they are."""
+    """Float64 copies that require a gradient where the originals do; others as they are."""
     return {
         name: t.detach().double().requires_grad_(t.requires_grad)
         if isinstance(t, torch.Tensor) and t.is_floating_point()

@@ -13,7 +13,7 @@ ROUTER = "router_weight"
 
 
 def problem(dtype=torch.float32, seed=0):
-    """Unit-scale data: x (T, d), router_weight (E, d), W1 (E, 2n, d), W2 (E, d, n), b1, b2, dO (T, d)."""
+    """Unit-scale data: x, router_weight (E, d), W1, W2, b1, b2 by name; dO (T, d)."""
     g = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(shape, generator=g, dtype=torch.float64)
     tensors = {
@@ -144,7 +144,7 @@ def test_a_missing_gradient_and_a_wrong_shape_fail():
 
 
 def dense_layer(x, scores, ids, W1, W2, b1, b2):
-    """The layer written once more, without pairs: every expert on every token, weighted by (T, E)."""
+    """The layer written once more: every expert on every token, weighted by (T, E)."""
     H = torch.einsum("td,ehd->teh", x, W1) + b1
     Y = torch.einsum("ten,edn->ted", F.silu(H[..., :n]) * H[..., n:], W2) + b2
     weight = torch.zeros(T, E, dtype=x.dtype).scatter(1, ids.long(), scores)

@@ -147,7 +147,8 @@ def rounded_pairs(logits, K, rounding, m=128, seed=0, step=0):
     """logits (T, E) -> tokens (P), experts (P), scores (P), Aux.
 
     An expert takes its first f'_e tokens: those that chose it first; then by greater score, NaN
-    last; then by lower token. A chosen pair scores p / (sum of p over its token's K), an added one p.
+    last; then by lower token. A chosen pair scores p / (sum of p over its token's K), an added
+    one p.
     """
     x = _wide(logits)
     T, E = x.shape
@@ -248,11 +249,11 @@ def moe(
     overwrite_H=False,
     return_aux=False,
 ):
-    """x (..., d) and logits (..., E), or scores (..., K) with ids (..., K) -> O (..., d) [, Aux]."""
+    """x (..., d); logits (..., E), or scores and ids (..., K) -> O (..., d) [, Aux]."""
     shape, E = x.shape, W2.shape[0]
     x = x.reshape(-1, shape[-1])
     T = x.shape[0]
-    second = logits_or_scores.reshape(T, -1)
+    second = logits_or_scores.reshape(T, logits_or_scores.shape[-1])
     zero = torch.zeros((), dtype=torch.int32, device=x.device)
     if ids is None and rounding is not None:
         if scoring not in ("softmax_over_chosen", "softmax_renormalized"):

@@ -1,0 +1,278 @@
+"""`MoE`: router, routing and experts as one torch.nn.Module, with Hugging Face's names and shapes.
+
+The letters are those of docs/mathematics.md: T tokens of width d, E experts of width n, K of them
+for each token.
+"""
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from . import functional
+from ._distributed import Spread, is_dtensor, plain
+
+# H of these has gate and up halves: W1 is (E, 2n, d). The others' is (E, n, d).
+GATED = frozenset({"swiglu", "geglu", "geglu_tanh", "reglu"})
+NOT_GATED = frozenset({"silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity"})
+SIGMOID_SCORINGS = frozenset({"sigmoid", "sigmoid_renormalized"})
+SOFTMAX_SCORINGS = frozenset({"softmax_over_chosen", "softmax_over_all", "softmax_renormalized"})
+# Token rounding divides a chosen expert's probability by the token's chosen sum: these do the same.
+ROUNDED_SCORINGS = frozenset({"softmax_over_chosen", "softmax_renormalized"})
+ROUNDINGS = frozenset({"nearest", "up", "down", "stochastic", "balanced"})
+
+
+class MoEAux(NamedTuple):
+    """What MoE.forward returns beside its output: tensors on the module's device, read without the
+    host being kept waiting. A pytree, as every NamedTuple is."""
+
+    loss: torch.Tensor  # () float32: balance_coefficient * balance + z_coefficient * z; add it
+    balance: torch.Tensor  # () float32, 1 when balanced; 0 where both coefficients are 0
+    z: torch.Tensor  # () float32; 0 where both coefficients are 0
+    expert_counts: torch.Tensor  # (E) int32: tokens that chose an expert, before rounding
+    dropped: torch.Tensor  # () int32: chosen pairs that rounding leaves out
+    added: torch.Tensor  # () int32: pairs that rounding adds
+
+
+def _one_of(name, value, allowed):
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(sorted(allowed))}")
+    return value
+
+
+class Router(nn.Module):
+    """x (T, d) -> logits (T, E). Hugging Face's `gate`: `weight` (E, d), and, for a selection bias,
+    the buffer `e_score_correction_bias` (E), float32 whatever the module is cast to."""
+
+    def __init__(self, d, E, *, selection_bias=False, dtype=None, device=None, module_dtype=None):
+        super().__init__()
+        self.dtype = dtype
+        weight = torch.empty(E, d, device=device, dtype=dtype or module_dtype)
+        self.weight = nn.Parameter(weight)
+        bias = torch.zeros(E, device=device, dtype=torch.float32) if selection_bias else None
+        self.register_buffer("e_score_correction_bias", bias)
+
+    def reset_parameters(self):
+        bound = self.weight.shape[-1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.e_score_correction_bias is not None:
+            nn.init.zeros_(self.e_score_correction_bias)
+
+    def forward(self, x, spread: Optional[Spread] = None):
+        local = spread.parameter if spread else plain
+        weight = local("gate.weight", self.weight)
+        if self.dtype is None:
+            return nn.functional.linear(x, weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return nn.functional.linear(x.to(self.dtype), weight.to(self.dtype))
+
+    def _apply(self, fn, recurse=True):
+        # Updates of 1e-3 are lost in 16 bits, so the bias follows a cast's device, not its dtype.
+        bias = self.e_score_correction_bias
+        super()._apply(fn, recurse)
+        moved = self.e_score_correction_bias
+        if moved is not None and moved.dtype != torch.float32:
+            self.e_score_correction_bias = bias.to(moved.device)
+        return self
+
+    def extra_repr(self):
+        E, d = self.weight.shape
+        bias = ", selection_bias=True" if self.e_score_correction_bias is not None else ""
+        return f"d={d}, E={E}, dtype={self.dtype or self.weight.dtype}{bias}"
+
+
+class Experts(nn.Module):
+    """Hugging Face's `experts`: `gate_up_proj` (E, 2n, d), n gate rows then n up rows, or `up_proj`
+    (E, n, d) where the activation is not gated; `down_proj` (E, d, n); with biases
+    `gate_up_proj_bias` (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d)."""
+
+    def __init__(self, d, n, E, *, activation="swiglu", bias=False, device=None, dtype=None):
+        super().__init__()
+        _one_of("activation", activation, GATED | NOT_GATED)
+        self.activation = activation
+        gated = activation in GATED
+        self._up = "gate_up_proj" if gated else "up_proj"
+        width = 2 * n if gated else n
+        empty = lambda *shape: nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.register_parameter(self._up, empty(E, width, d))
+        self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
+        self.down_proj = empty(E, d, n)
+        self.register_parameter("down_proj_bias", empty(E, d) if bias else None)
+
+    def reset_parameters(self):
+        for name in (self._up, "down_proj"):
+            weight, bias = getattr(self, name), getattr(self, name + "_bias")
+            bound = weight.shape[-1] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(self, x, logits, spread: Optional[Spread] = None, **routing):
+        """x (T, d), logits (T, E), routing: arguments of functional.moe -> O (T, d), its aux."""
+        local = spread.parameter if spread else plain
+        names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
+        parameters = [local("experts." + name, getattr(self, name)) for name in names]
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x = x.to(dtype)
+            parameters = [p if p is None else p.to(dtype) for p in parameters]
+        W1, W2, b1, b2 = parameters
+        return functional.moe(
+            x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, return_aux=True, **routing
+        )
+
+    def extra_repr(self):
+        E, d, n = self.down_proj.shape
+        bias = ", bias=True" if self.down_proj_bias is not None else ""
+        return f"d={d}, n={n}, E={E}, activation={self.activation!r}{bias}"
+
+
+class MoE(nn.Module):
+    """The Mixture-of-Experts layer: out_t = sum over the token's K experts of s * expert(x_t).
+
+    Args:
+        d, n, E, K: width of a token, width inside one expert, experts, experts per token.
+        activation: "swiglu", "geglu", "geglu_tanh", "reglu"; not gated: "silu", "gelu",
+            "gelu_tanh", "relu", "relu_squared", "identity".
+        bias: the experts have biases.
+        scoring: scores from logits: "softmax_over_chosen", "softmax_over_all",
+            "softmax_renormalized", "sigmoid", "sigmoid_renormalized".
+        selection_bias: experts are chosen by sigmoid + bias, the bias not in the score
+            (DeepSeek-V3); sigmoid scorings only. See `update_selection_bias`.
+        rounding: in training, round each expert's tokens to a multiple of `m`: "nearest", "up",
+            "down", "stochastic", "balanced"; None and evaluation: plain top-K. It needs a softmax
+            scoring over the chosen.
+        balance_coefficient, z_coefficient: of the Switch Transformer's load balance loss and
+            ST-MoE's z loss in `aux.loss`. The losses are computed where one of them is not 0.
+        router_dtype: of the router's weight and logits; None: the module's dtype. With another
+            dtype than x's, the router keeps its own copy of x for backward.
+        device, dtype: of the parameters, as in torch.nn.
+
+    Shape: x (..., d) -> out (..., d), `MoEAux`.
+    """
+
+    def __init__(
+        self,
+        d,
+        n,
+        E,
+        K,
+        *,
+        activation="swiglu",
+        bias=False,
+        scoring="softmax_over_chosen",
+        selection_bias=False,
+        rounding=None,
+        m=128,
+        balance_coefficient=0.0,
+        z_coefficient=0.0,
+        router_dtype=None,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        if not 1 <= K <= E:
+            raise ValueError(f"K is {K}, expected 1 to E = {E}")
+        _one_of("scoring", scoring, SIGMOID_SCORINGS | SOFTMAX_SCORINGS)
+        if selection_bias and scoring not in SIGMOID_SCORINGS:
+            raise ValueError(f"scoring is {scoring!r}: only the sigmoid scorings have a bias")
+        if rounding is not None:
+            _one_of("rounding", rounding, ROUNDINGS)
+            _one_of("scoring under token rounding", scoring, ROUNDED_SCORINGS)
+            if m < 1:
+                raise ValueError(f"m is {m}, expected at least 1")
+        self.d, self.n, self.E, self.K = d, n, E, K
+        self.scoring, self.rounding, self.m = scoring, rounding, m
+        self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
+        self.gate = Router(
+            d,
+            E,
+            selection_bias=selection_bias,
+            dtype=router_dtype,
+            module_dtype=dtype,
+            device=device,
+        )
+        self.experts = Experts(
+            d, n, E, activation=activation, bias=bias, device=device, dtype=dtype
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Weights uniform in +-1/sqrt(fan-in), as in torch.nn.Linear; biases zero."""
+        self.gate.reset_parameters()
+        self.experts.reset_parameters()
+
+    def forward(self, x, seed=None, offset=None):
+        """x (..., d) -> out (..., d), MoEAux.
+
+        seed, offset: of stochastic rounding, int or int64 tensor of one element; in training it
+        needs both. The same two give the same rounding: count `offset` up once a step.
+        """
+        if x.shape[-1] != self.d:
+            raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., {self.d})")
+        rounding = self.rounding if self.training else None
+        stochastic = rounding == "stochastic"
+        if stochastic and (seed is None or offset is None):
+            raise ValueError("stochastic rounding needs seed and offset in training")
+
+        spread = Spread(x) if is_dtensor(x) else None
+        local = x.to_local() if spread else x
+        tokens = local.reshape(-1, self.d)  # (T, d)
+        logits = self.gate(tokens, spread)  # (T, E)
+        bias = self.gate.e_score_correction_bias
+        out, aux = self.experts(
+            tokens,
+            logits,
+            spread,
+            K=self.K,
+            scoring=self.scoring,
+            selection_bias=bias,
+            rounding=rounding,
+            m=self.m,
+            seed=seed if stochastic else None,
+            offset=offset if stochastic else None,
+        )
+        out = out.reshape(local.shape)
+        balance, z = self._losses(logits, aux.expert_counts)
+        loss = self.balance_coefficient * balance + self.z_coefficient * z
+        aux = MoEAux(loss, balance, z, aux.expert_counts, aux.dropped, aux.added)
+        if spread is None:
+            return out, aux
+        losses, counts = aux[:3], aux[3:]
+        return spread.output(out), MoEAux(*map(spread.mean, losses), *map(spread.total, counts))
+
+    def _losses(self, logits, expert_counts):
+        if self.balance_coefficient == 0 and self.z_coefficient == 0:
+            zero = torch.zeros((), device=logits.device)
+            return zero, zero.clone()
+        return functional.router_losses(logits, expert_counts)
+
+    @torch.no_grad()
+    def update_selection_bias(self, expert_counts, rate=1e-3):
+        """DeepSeek-V3's load balance without a loss: bias += rate * sign(mean(c) - c), so that an
+        expert with too few tokens is chosen more often (arXiv 2408.15664, algorithm 1; arXiv
+        2412.19437, section 2.1.2, whose rate is 1e-3).
+
+        expert_counts (E): `aux.expert_counts` of one step, summed over its micro-batches and, in
+        data parallel training, over the ranks (all_reduce), so that all ranks keep one bias. Call
+        it once after each optimizer step.
+        """
+        bias = self.gate.e_score_correction_bias
+        if bias is None:
+            raise ValueError("update_selection_bias: the module was made without selection_bias")
+        if expert_counts.shape != bias.shape:
+            raise ValueError(
+                f"expert_counts has shape {tuple(expert_counts.shape)}, expected ({self.E},)"
+            )
+        counts = expert_counts.to(bias)
+        bias.add_(torch.sign(counts.mean() - counts), alpha=rate)
+
+    def extra_repr(self):
+        parts = [f"K={self.K}, scoring={self.scoring!r}"]
+        if self.rounding is not None:
+            parts.append(f"rounding={self.rounding!r}, m={self.m}")
+        if self.balance_coefficient:
+            parts.append(f"balance_coefficient={self.balance_coefficient}")
+        if self.z_coefficient:
+            parts.append(f"z_coefficient={self.z_coefficient}")
+        return ", ".join(parts)

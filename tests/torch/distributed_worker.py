@@ -1,0 +1,242 @@
+"""One of the processes of distributed_test.py: python distributed_worker.py RANK WORLD FOLDER.
+
+Runs every scenario and writes FOLDER/RANK.json: {scenario: "" or the traceback}. What a scenario
+compares with is always the whole batch in one process, computed here.
+"""
+
+import copy
+import datetime
+import json
+import pathlib
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from comparison import LIMITS, assert_close
+from module_support import batch, d, make
+
+SHAPE = (4, 11)  # of the whole batch: two sequences for each of two ranks
+
+
+class Job:
+    def __init__(self, rank, world, folder):
+        self.rank, self.world, self.folder = rank, world, folder
+        self.mesh = init_device_mesh("cpu", (world,))
+
+    def mine(self, tensor):
+        """This rank's sequences of a whole batch."""
+        return tensor.detach().chunk(self.world)[self.rank].clone()
+
+
+def whole(moe, x, dO, world):
+    """One process, the whole batch -> out, {name: gradient of <out, dO> / world + loss}. What data
+    parallel ranks average is the same, as the z loss is a mean over tokens."""
+    out, aux = moe(x)
+    objective = (out * dO).sum(dtype=torch.float32) / world + aux.loss
+    names, parameters = zip(*moe.named_parameters())
+    return out.detach(), dict(zip(names, torch.autograd.grad(objective, parameters)))
+
+
+def full(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def step(called, x, dO):
+    """Forward and backward of a rank's share, as a training loop does it -> out."""
+    out, aux = called(x)
+    ((out * dO).sum(dtype=torch.float32) + aux.loss).backward()
+    return out.detach()
+
+
+def compare_gradients(module, want, limits=None):
+    got = {name.removeprefix("module."): p.grad for name, p in module.named_parameters()}
+    assert got.keys() == want.keys(), (got.keys(), want.keys())
+    for name in want:
+        assert_close(full(got[name]), want[name].double(), name, limits)
+
+
+# ---------------------------------------------------------------- scenarios
+
+
+def ddp(job):
+    moe = make(bias=True, z_coefficient=0.1)
+    x, dO = batch(shape=SHAPE)
+    want_out, want = whole(moe, x, dO, job.world)
+    wrapped = DistributedDataParallel(moe)
+    out = step(wrapped, job.mine(x), job.mine(dO))
+    assert_close(out, job.mine(want_out).double(), "out")
+    compare_gradients(wrapped, want)
+
+
+def fsdp(job, nested=False, recompute=False, **options):
+    """Two steps of SGD, so that the second gathers what the first updated."""
+    moe = make(bias=True, z_coefficient=0.1, **options)
+    one = copy.deepcopy(moe)
+    if nested:
+        fully_shard(moe.experts, mesh=job.mesh)
+        fully_shard(moe.gate, mesh=job.mesh)
+    fully_shard(moe, mesh=job.mesh)
+    assert all(isinstance(p, DTensor) for p in moe.parameters())
+    called = (lambda x: checkpoint(moe, x, use_reentrant=False)) if recompute else moe
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-2) for m in (moe, one)]
+    for seed in (1, 2):
+        x, dO = batch(seed, shape=SHAPE)
+        want_out, want = whole(one, x, dO, job.world)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        out = step(called, job.mine(x), job.mine(dO))
+        assert_close(out, job.mine(want_out).double(), "out")
+        compare_gradients(moe, want)
+        for name, p in one.named_parameters():
+            p.grad = want[name]
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def fsdp_nested(job):
+    fsdp(job, nested=True)
+
+
+def fsdp_recomputed(job):
+    fsdp(job, recompute=True)
+
+
+def fsdp_selection_bias(job):
+    """The counts are summed over the ranks before the bias is updated: all ranks keep one bias."""
+    options = dict(scoring="sigmoid_renormalized", selection_bias=True)
+    moe = fully_shard(make(**options), mesh=job.mesh)
+    one = make(**options)
+    x, _ = batch(shape=SHAPE)
+    _, aux = moe(job.mine(x))
+    counts = aux.expert_counts.clone()
+    dist.all_reduce(counts)
+    _, want = one(x)
+    assert torch.equal(counts, want.expert_counts)
+    moe.update_selection_bias(counts)
+    one.update_selection_bias(want.expert_counts)
+    assert torch.equal(moe.gate.e_score_correction_bias, one.gate.e_score_correction_bias)
+
+
+def fsdp_mixed_precision(job, **options):
+    """Gathered in bfloat16, reduced in float32: as a bfloat16 module computes it."""
+    moe = make(z_coefficient=0.1, **options)
+    low = copy.deepcopy(moe).to(torch.bfloat16)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(moe, mesh=job.mesh, mp_policy=policy)
+    x, dO = batch(shape=SHAPE)
+    dO = dO.to(torch.bfloat16)
+    want_out, want = whole(low, x.to(torch.bfloat16), dO, job.world)
+    out = step(moe, job.mine(x), job.mine(dO))
+    assert out.dtype == torch.bfloat16
+    assert_close(out, job.mine(want_out).double(), "out")
+    for p in moe.parameters():
+        assert p.dtype == p.grad.dtype == torch.float32
+    compare_gradients(moe, want, LIMITS[torch.bfloat16])
+
+
+def fsdp_mixed_precision_float32_router(job):
+    fsdp_mixed_precision(job, router_dtype=torch.float32)
+
+
+def dtensor(job):
+    """Parameters spread over the ranks in every way, tokens spread or the same on all ranks."""
+    for x_placement in (Shard(0), Shard(1), Replicate()):
+        for parameter_placement in (Replicate(), Shard(0), Shard(1)):
+            moe = make(bias=True, z_coefficient=0.1)
+            x, dO = batch(shape=SHAPE)
+            want_out, want = whole(moe, x, dO, 1)
+            for module in (moe.gate, moe.experts):
+                for name, p in list(module.named_parameters()):
+                    spread = distribute_tensor(p.detach(), job.mesh, [parameter_placement])
+                    setattr(module, name, torch.nn.Parameter(spread))
+            x = distribute_tensor(x.detach(), job.mesh, [x_placement]).requires_grad_()
+            out, aux = moe(x)
+            assert out.placements == x.placements and out.shape == x.shape
+            if x_placement != Shard(1):  # 11 over 2: means of unequal parts are not the mean
+                ((out * distribute_tensor(dO, job.mesh, [x_placement])).sum() + aux.loss).backward()
+                compare_gradients(moe, want)
+                assert x.grad.placements == x.placements
+            assert_close(out.full_tensor(), want_out.double(), "out")
+            pairs = SHAPE[0] * SHAPE[1] * moe.K
+            assert aux.expert_counts.full_tensor().sum() == pairs
+
+
+def dtensor_refusals(job):
+    moe = make()
+    x, _ = batch(shape=SHAPE)
+    x = x.detach()
+    expect("a token's 32 values", lambda: moe(distribute_tensor(x, job.mesh, [Shard(2)])))
+    weight = moe.gate.weight.detach()
+    moe.gate.weight = torch.nn.Parameter(distribute_tensor(weight, job.mesh, [Replicate()]))
+    expect("gate.weight is a DTensor and x is not", lambda: moe(x))
+
+
+def expect(message, call):
+    try:
+        call()
+    except ValueError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(f"no ValueError: {message}")
+
+
+def distributed_checkpoint(job):
+    """Saved by two, sharded: the test loads it in one process and compares with whole.pt."""
+    moe = make(bias=True, scoring="sigmoid", selection_bias=True)
+    if job.rank == 0:
+        torch.save(moe.state_dict(), job.folder / "whole.pt")
+    fully_shard(moe, mesh=job.mesh)
+    dcp.save(moe.state_dict(), checkpoint_id=job.folder / "checkpoint")
+    other = fully_shard(make(seed=9, bias=True, scoring="sigmoid", selection_bias=True))
+    state = other.state_dict()
+    dcp.load(state, checkpoint_id=job.folder / "checkpoint")
+    other.load_state_dict(state)
+    for name, t in moe.state_dict().items():
+        assert torch.equal(full(t), full(other.state_dict()[name])), name
+
+
+SCENARIOS = (
+    ddp,
+    fsdp,
+    fsdp_nested,
+    fsdp_recomputed,
+    fsdp_selection_bias,
+    fsdp_mixed_precision,
+    fsdp_mixed_precision_float32_router,
+    dtensor,
+    dtensor_refusals,
+    distributed_checkpoint,
+)
+
+
+def main(rank, world, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    job = Job(rank, world, folder)
+    results = {}
+    for scenario in SCENARIOS:
+        try:
+            scenario(job)
+            results[scenario.__name__] = ""
+        except Exception:
+            results[scenario.__name__] = traceback.format_exc()
+        (folder / f"{rank}.json").write_text(json.dumps(results))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]))

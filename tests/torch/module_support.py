@@ -1,0 +1,101 @@
+"""MoE modules to test, and what they should compute: the float64 reference on the module's own
+parameters."""
+
+import torch
+
+import reference
+from comparison import assert_close
+from tilemoe.module import MoE
+
+d, n, E, K = 32, 24, 6, 2
+SHAPE = (3, 13)  # of a batch; with d at the end
+
+
+def make(seed=0, **options):
+    """A small MoE with unit-scale parameters, biases and selection bias included."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = options.pop("dtype", torch.float32)
+    moe = MoE(d, n, E, K, dtype=dtype, **options)
+    with torch.no_grad():
+        for name, p in moe.named_parameters():
+            scale = 0.5 if name.endswith("_bias") else p.shape[-1] ** -0.5
+            p.copy_(torch.randn(p.shape, generator=generator) * scale)
+        bias = moe.gate.e_score_correction_bias
+        if bias is not None:
+            bias.copy_(torch.randn(E, generator=generator) * 0.3)
+    return moe
+
+
+def batch(seed=1, dtype=torch.float32, shape=SHAPE):
+    """x, dO (..., d)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, d, generator=generator).to(dtype).requires_grad_()
+    return x, torch.randn(*shape, d, generator=generator).to(dtype)
+
+
+def run(moe, x, dO, **arguments):
+    """-> {name: tensor}: out, every loss and count, and every gradient of <out, dO> + loss."""
+    out, aux = moe(x, **arguments)
+    parameters = {name: p for name, p in moe.named_parameters() if p.requires_grad}
+    wanted = parameters | ({"x": x} if x.requires_grad else {})
+    objective = (out * dO).sum(dtype=torch.float32) + aux.loss
+    gradients = torch.autograd.grad(objective, list(wanted.values()))
+    return {"out": out, **aux._asdict()} | {"d" + k: g for k, g in zip(wanted, gradients)}
+
+
+def expected(moe, x, dO, seed=None, offset=None):
+    """The same in float64. The logits have the module's own values, so that the same experts are
+    chosen, and the gradient of their float64 product."""
+    p = {k: v.detach().double().requires_grad_() for k, v in moe.named_parameters()}
+    up = "experts.gate_up_proj" if "experts.gate_up_proj" in p else "experts.up_proj"
+    x64 = x.detach().double().requires_grad_()
+    flat = x64.reshape(-1, d)
+    product = flat @ p["gate.weight"].T
+    with torch.no_grad():
+        logits_of_module = moe.gate(x.reshape(-1, d)).double()
+    logits = product + (logits_of_module - product).detach()
+    out, aux = reference.moe(
+        flat,
+        logits,
+        p[up],
+        p["experts.down_proj"],
+        K=K,
+        b1=p.get(up + "_bias"),
+        b2=p.get("experts.down_proj_bias"),
+        activation=moe.experts.activation,
+        scoring=moe.scoring,
+        selection_bias=moe.gate.e_score_correction_bias,
+        rounding=moe.rounding if moe.training else None,
+        m=moe.m,
+        seed=seed,
+        offset=offset,
+        return_aux=True,
+    )
+    balance, z = reference.router_losses(logits, aux.expert_counts)
+    if moe.balance_coefficient == 0 and moe.z_coefficient == 0:
+        balance, z = balance * 0, z * 0
+    loss = moe.balance_coefficient * balance + moe.z_coefficient * z
+    out = out.reshape(x.shape)
+    objective = (out * dO.double()).sum() + loss
+    gradients = torch.autograd.grad(objective, [*p.values(), x64])
+    names = [*p, "x"]
+    aux = dict(loss=loss, balance=balance, z=z) | {
+        name: getattr(aux, name) for name in ("expert_counts", "dropped", "added")
+    }
+    return {"out": out, **aux} | {"d" + k: g for k, g in zip(names, gradients)}
+
+
+def check(got, want):
+    """Counts to the bit, everything else within the limits of its dtype."""
+    assert got.keys() == want.keys()
+    for name, tensor in got.items():
+        if tensor.is_floating_point():
+            assert_close(tensor, want[name], name)
+        else:
+            assert torch.equal(tensor, want[name]), (name, tensor, want[name])
+
+
+def same_bits(got, want):
+    assert got.keys() == want.keys()
+    for name in want:
+        assert torch.equal(got[name], want[name]), name

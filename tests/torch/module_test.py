@@ -1,0 +1,235 @@
+"""MoE alone: what it computes, what it returns, what it refuses."""
+
+import pytest
+import torch
+
+import reference
+from module_support import E, K, SHAPE, batch, check, d, expected, make, n, run, same_bits
+from tilemoe.module import GATED, NOT_GATED, MoE, MoEAux
+
+OPTIONS = {
+    "plain": {},
+    "biases": dict(bias=True),
+    "losses": dict(balance_coefficient=0.3, z_coefficient=0.02),
+    "over all": dict(scoring="softmax_over_all"),
+    "sigmoid": dict(scoring="sigmoid", selection_bias=True),
+    "renormalized": dict(scoring="sigmoid_renormalized", selection_bias=True, bias=True),
+    "float32 router": dict(router_dtype=torch.float32),
+    "nearest": dict(rounding="nearest", m=8, bias=True),
+    "up": dict(rounding="up", m=8),
+    "down": dict(rounding="down", m=4, balance_coefficient=0.1),
+    "balanced": dict(rounding="balanced", m=8, z_coefficient=0.1),
+    "stochastic": dict(rounding="stochastic", m=8),
+}
+
+
+def key_of(options):
+    return dict(seed=11, offset=3) if options.get("rounding") == "stochastic" else {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_forward_and_gradients(options, dtype):
+    moe = make(dtype=dtype, **options)
+    x, dO = batch(dtype=dtype)
+    check(run(moe, x, dO, **key_of(options)), expected(moe, x, dO, **key_of(options)))
+
+
+@pytest.mark.parametrize("activation", sorted(GATED | NOT_GATED))
+def test_activations(activation):
+    moe = make(activation=activation, bias=True)
+    x, dO = batch()
+    check(run(moe, x, dO), expected(moe, x, dO))
+
+
+def test_activations_are_the_reference_s():
+    assert GATED == {name for name, (gated, _) in reference.ACTIVATIONS.items() if gated}
+    assert GATED | NOT_GATED == set(reference.ACTIVATIONS)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (5,), (2, 0), (2, 3, 4)], ids=str)
+def test_leading_shapes(shape):
+    moe = make(balance_coefficient=0.1)
+    x, dO = batch(shape=shape)
+    got = run(moe, x, dO)
+    assert got["out"].shape == x.shape and got["dx"].shape == x.shape
+    check(got, expected(moe, x, dO))
+
+
+def test_non_contiguous_input():
+    moe = make()
+    x, dO = batch()
+    strided = x.detach().permute(2, 0, 1).contiguous().permute(1, 2, 0).requires_grad_()
+    assert not strided.is_contiguous()
+    same_bits(run(moe, strided, dO.mT.contiguous().mT), run(moe, x, dO))
+
+
+def test_evaluation_is_plain_top_k():
+    x, dO = batch()
+    rounded, plain = make(rounding="stochastic", m=16), make()
+    got = run(rounded.eval(), x, dO)  # no seed: nothing is drawn
+    same_bits(got, run(plain, x, dO))
+    assert got["dropped"] == 0 and got["added"] == 0
+    rounded.train()
+    assert not torch.equal(run(rounded, x, dO, seed=1, offset=0)["out"], got["out"])
+
+
+def test_rounding_counts():
+    T = SHAPE[0] * SHAPE[1]
+    for rounding in ("nearest", "up", "down", "balanced"):
+        moe = make(rounding=rounding, m=8)
+        x, dO = batch()
+        aux = run(moe, x, dO)
+        total = T * K + aux["added"] - aux["dropped"]
+        assert aux["expert_counts"].sum() == T * K and total % 8 == 0
+        assert (aux["added"] > 0) == (rounding != "down")
+        assert (aux["dropped"] > 0) == (rounding != "up")
+
+
+def test_stochastic_rounding_follows_seed_and_offset():
+    moe = make(rounding="stochastic", m=16)
+    x, dO = batch()
+    first = run(moe, x, dO, seed=5, offset=7)
+    same_bits(run(moe, x, dO, seed=5, offset=7), first)
+    tensors = dict(seed=torch.tensor([5]), offset=torch.tensor([7]))
+    same_bits(run(moe, x, dO, **tensors), first)
+    others = [run(moe, x, dO, seed=5, offset=8 + i)["out"] for i in range(4)]
+    others += [run(moe, x, dO, seed=6 + i, offset=7)["out"] for i in range(4)]
+    assert any(not torch.equal(out, first["out"]) for out in others[:4])
+    assert any(not torch.equal(out, first["out"]) for out in others[4:])
+
+
+def test_stochastic_rounding_without_seed_is_refused():
+    moe = make(rounding="stochastic", m=16)
+    x, _ = batch()
+    for arguments in ({}, dict(seed=1), dict(offset=1)):
+        with pytest.raises(ValueError, match="needs seed and offset"):
+            moe(x, **arguments)
+
+
+def test_aux_is_a_pytree_of_tensors_on_the_device():
+    x, _ = batch()
+    out, aux = make(balance_coefficient=0.1)(x)
+    assert isinstance(aux, MoEAux)
+    leaves, spec = torch.utils._pytree.tree_flatten((out, aux))
+    assert len(leaves) == 1 + len(MoEAux._fields)
+    assert all(isinstance(leaf, torch.Tensor) and leaf.device == x.device for leaf in leaves)
+    assert torch.utils._pytree.tree_unflatten(leaves, spec)[1] == aux
+    assert aux.loss.requires_grad and not aux.expert_counts.requires_grad
+    assert aux.expert_counts.dtype == aux.dropped.dtype == aux.added.dtype == torch.int32
+
+
+def test_parameters_have_hugging_face_names_and_shapes():
+    shapes = lambda moe: {name: tuple(t.shape) for name, t in moe.state_dict().items()}
+    assert shapes(MoE(d, n, E, K)) == {
+        "gate.weight": (E, d),
+        "experts.gate_up_proj": (E, 2 * n, d),
+        "experts.down_proj": (E, d, n),
+    }
+    biased = MoE(d, n, E, K, bias=True, scoring="sigmoid", selection_bias=True)
+    assert shapes(biased) == shapes(MoE(d, n, E, K)) | {
+        "gate.e_score_correction_bias": (E,),
+        "experts.gate_up_proj_bias": (E, 2 * n),
+        "experts.down_proj_bias": (E, d),
+    }
+    assert shapes(MoE(d, n, E, K, activation="relu_squared", bias=True)) == {
+        "gate.weight": (E, d),
+        "experts.up_proj": (E, n, d),
+        "experts.up_proj_bias": (E, n),
+        "experts.down_proj": (E, d, n),
+        "experts.down_proj_bias": (E, d),
+    }
+
+
+def test_dtypes():
+    moe = MoE(
+        d, n, E, K, dtype=torch.bfloat16, router_dtype=torch.float32, scoring="sigmoid",
+        selection_bias=True,
+    )  # fmt: skip
+    assert moe.gate.weight.dtype == torch.float32
+    assert moe.experts.gate_up_proj.dtype == moe.experts.down_proj.dtype == torch.bfloat16
+    x, _ = batch(dtype=torch.bfloat16)
+    assert moe.gate(x).dtype == torch.float32 and moe(x)[0].dtype == torch.bfloat16
+    moe.gate.e_score_correction_bias.fill_(1 / 3)
+    moe.to(torch.bfloat16)  # casts the router's weight, not its bias
+    assert moe.gate.weight.dtype == torch.bfloat16
+    assert (moe.gate.e_score_correction_bias == torch.tensor(1 / 3)).all()
+    assert moe.gate(x).dtype == torch.float32
+
+
+def test_reset_parameters():
+    torch.manual_seed(0)
+    moe = MoE(d, n, E, K, bias=True, scoring="sigmoid", selection_bias=True)
+    before = {name: t.clone() for name, t in moe.state_dict().items()}
+    for name, t in before.items():
+        if name.endswith("_bias"):
+            assert (t == 0).all()
+        else:
+            bound = t.shape[-1] ** -0.5
+            assert t.abs().max() <= bound and abs(t.std() / bound - 3**-0.5) < 0.1
+    with torch.no_grad():
+        for t in moe.state_dict().values():
+            t.fill_(7)
+    torch.manual_seed(0)
+    moe.reset_parameters()
+    same_bits(moe.state_dict(), before)
+
+
+def test_selection_bias_update():
+    moe = MoE(d, n, 4, 2, scoring="sigmoid", selection_bias=True)
+    moe.update_selection_bias(torch.tensor([10, 0, 4, 2], dtype=torch.int32), rate=0.5)  # mean 4
+    assert moe.gate.e_score_correction_bias.tolist() == [-0.5, 0.5, 0.0, 0.5]
+    with pytest.raises(ValueError, match=r"shape \(3,\), expected \(4,\)"):
+        moe.update_selection_bias(torch.zeros(3))
+    with pytest.raises(ValueError, match="without selection_bias"):
+        MoE(d, n, 4, 2, scoring="sigmoid").update_selection_bias(torch.zeros(4))
+
+
+def test_selection_bias_balances():
+    moe = make(scoring="sigmoid_renormalized", selection_bias=True)
+    moe.gate.reset_parameters()
+    g = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        moe.gate.weight.copy_(torch.randn(E, d, generator=g) * d**-0.5)
+        x = torch.randn(512, d, generator=g) + 0.7 * torch.randn(d, generator=g)  # favours some
+        most = []
+        for _ in range(80):
+            _, aux = moe(x)
+            most.append(aux.expert_counts.max().item() / (512 * K / E))
+            moe.update_selection_bias(aux.expert_counts, rate=0.01)
+    assert most[0] > 1.5 and max(most[-10:]) < 1.15, most
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(K=0), "K is 0, expected 1 to E = 6"),
+        (dict(K=7), "K is 7, expected 1 to E = 6"),
+        (dict(activation="swish"), "activation is 'swish', expected one of geglu"),
+        (dict(scoring="softmax"), "scoring is 'softmax', expected one of sigmoid"),
+        (dict(rounding="nearst"), "rounding is 'nearst', expected one of balanced"),
+        (dict(rounding="up", m=0), "m is 0, expected at least 1"),
+        (dict(rounding="up", scoring="sigmoid"), "scoring under token rounding is 'sigmoid'"),
+        (dict(selection_bias=True), "only the sigmoid scorings have a bias"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(options, message):
+    arguments = dict(d=d, n=n, E=E, K=K) | options
+    with pytest.raises(ValueError, match=message):
+        MoE(**arguments)
+
+
+def test_wrong_width_is_refused():
+    with pytest.raises(ValueError, match=r"x has shape \(5, 31\), expected \(..., 32\)"):
+        make()(torch.zeros(5, 31))
+
+
+def test_repr():
+    text = repr(make(rounding="up", m=8, balance_coefficient=0.01, bias=True))
+    for part in (
+        "K=2, scoring='softmax_over_chosen', rounding='up', m=8, balance_coefficient=0.01",
+        "(gate): Router(d=32, E=6, dtype=torch.float32)",
+        "(experts): Experts(d=32, n=24, E=6, activation='swiglu', bias=True)",
+    ):
+        assert part in text
