@@ -30,7 +30,7 @@ class Spread:
             )
             if not whole_rows:
                 raise ValueError(
-                    f"x has placements {self.placements}: a token's {x.shape[-1]} values must lie "
+                    f"tilemoe: x has placements {self.placements}: a token's {x.shape[-1]} values must lie "
                     "on one rank, so redistribute x to Replicate() or Shard() of its tokens"
                 )
         self._sum = tuple(
@@ -49,7 +49,7 @@ class Spread:
             return tensor
         if tensor.device_mesh != self.mesh:
             raise ValueError(
-                f"{name} lies on {tensor.device_mesh} and x on {self.mesh}, expected one mesh"
+                f"tilemoe: {name} lies on {tensor.device_mesh} and x on {self.mesh}, expected one mesh"
             )
         return tensor.redistribute(placements=self._whole).to_local(grad_placements=self._sum)
 
@@ -83,7 +83,7 @@ def plain(name, tensor):
     """The parameter where x is no DTensor: it must be none either."""
     if tensor is not None and is_dtensor(tensor):
         raise ValueError(
-            f"{name} is a DTensor and x is not: make x a DTensor, whose placements say which "
-            "tokens a rank holds, or shard the module by fully_shard"
+            f"tilemoe: {name} is a DTensor and x is not: make x a DTensor, whose placements say "
+            "which tokens a rank holds, or shard the module by fully_shard"
         )
     return tensor

@@ -9,17 +9,12 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
-from . import functional
+from . import _rules, functional
 from ._distributed import Spread, is_dtensor, plain
 
-# H of these has gate and up halves: W1 is (E, 2n, d). The others' is (E, n, d).
-GATED = frozenset({"swiglu", "geglu", "geglu_tanh", "reglu"})
-NOT_GATED = frozenset({"silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity"})
-SIGMOID_SCORINGS = frozenset({"sigmoid", "sigmoid_renormalized"})
-SOFTMAX_SCORINGS = frozenset({"softmax_over_chosen", "softmax_over_all", "softmax_renormalized"})
+_SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 # Token rounding divides a chosen expert's probability by the token's chosen sum: these do the same.
-ROUNDED_SCORINGS = frozenset({"softmax_over_chosen", "softmax_renormalized"})
-ROUNDINGS = frozenset({"nearest", "up", "down", "stochastic", "balanced"})
+_ROUNDED_SCORINGS = ("softmax_over_chosen", "softmax_renormalized")
 
 
 class MoEAux(NamedTuple):
@@ -34,10 +29,27 @@ class MoEAux(NamedTuple):
     added: torch.Tensor  # () int32: pairs that rounding adds
 
 
-def _one_of(name, value, allowed):
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(sorted(allowed))}")
-    return value
+class _WideLinear(torch.autograd.Function):
+    """x (T, d), weight (E, d) -> logits (T, E), computed in `dtype`. Backward keeps x as it is given,
+    where torch.nn.functional.linear would keep a copy of it in the wider dtype."""
+
+    @staticmethod
+    def forward(ctx, x, weight, dtype):
+        ctx.save_for_backward(x, weight)
+        ctx.dtype = dtype
+        with torch.autocast(x.device.type, enabled=False):
+            return nn.functional.linear(x.to(dtype), weight.to(dtype))
+
+    @staticmethod
+    def backward(ctx, dlogits):
+        x, weight = ctx.saved_tensors
+        dx = dweight = None
+        with torch.autocast(x.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                dx = (dlogits @ weight.to(ctx.dtype)).to(x.dtype)
+            if ctx.needs_input_grad[1]:
+                dweight = (dlogits.mT @ x.to(ctx.dtype)).to(weight.dtype)
+        return dx, dweight, None
 
 
 class Router(nn.Module):
@@ -63,8 +75,7 @@ class Router(nn.Module):
         weight = local("gate.weight", self.weight)
         if self.dtype is None:
             return nn.functional.linear(x, weight)
-        with torch.autocast(x.device.type, enabled=False):
-            return nn.functional.linear(x.to(self.dtype), weight.to(self.dtype))
+        return _WideLinear.apply(x, weight, self.dtype)
 
     def _apply(self, fn, recurse=True):
         # Updates of 1e-3 are lost in 16 bits, so the bias follows a cast's device, not its dtype.
@@ -88,11 +99,10 @@ class Experts(nn.Module):
 
     def __init__(self, d, n, E, *, activation="swiglu", bias=False, device=None, dtype=None):
         super().__init__()
-        _one_of("activation", activation, GATED | NOT_GATED)
         self.activation = activation
-        gated = activation in GATED
-        self._up = "gate_up_proj" if gated else "up_proj"
-        width = 2 * n if gated else n
+        number = _rules.number("activation", _rules.ACTIVATIONS, activation)
+        self._up = "gate_up_proj" if _rules.is_gated(number) else "up_proj"
+        width = _rules.h_width(number, n)
         empty = lambda *shape: nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.register_parameter(self._up, empty(E, width, d))
         self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
@@ -111,12 +121,7 @@ class Experts(nn.Module):
         """x (T, d), logits (T, E), routing: arguments of functional.moe -> O (T, d), its aux."""
         local = spread.parameter if spread else plain
         names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
-        parameters = [local("experts." + name, getattr(self, name)) for name in names]
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x = x.to(dtype)
-            parameters = [p if p is None else p.to(dtype) for p in parameters]
-        W1, W2, b1, b2 = parameters
+        W1, W2, b1, b2 = (local("experts." + name, getattr(self, name)) for name in names)
         return functional.moe(
             x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, return_aux=True, **routing
         )
@@ -144,8 +149,8 @@ class MoE(nn.Module):
             scoring over the chosen.
         balance_coefficient, z_coefficient: of the Switch Transformer's load balance loss and
             ST-MoE's z loss in `aux.loss`. The losses are computed where one of them is not 0.
-        router_dtype: of the router's weight and logits; None: the module's dtype. With another
-            dtype than x's, the router keeps its own copy of x for backward.
+        router_dtype: of the router's weight and logits, float32 for instance; None: the module's
+            dtype.
         device, dtype: of the parameters, as in torch.nn.
 
     Shape: x (..., d) -> out (..., d), `MoEAux`.
@@ -172,15 +177,18 @@ class MoE(nn.Module):
     ):
         super().__init__()
         if not 1 <= K <= E:
-            raise ValueError(f"K is {K}, expected 1 to E = {E}")
-        _one_of("scoring", scoring, SIGMOID_SCORINGS | SOFTMAX_SCORINGS)
-        if selection_bias and scoring not in SIGMOID_SCORINGS:
-            raise ValueError(f"scoring is {scoring!r}: only the sigmoid scorings have a bias")
+            raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
+        _rules.number("scoring", _rules.SCORINGS, scoring)
+        if selection_bias and scoring not in _SIGMOIDS:
+            raise ValueError(
+                f"tilemoe: scoring is {scoring!r}, but only the sigmoid scorings have a selection "
+                "bias"
+            )
         if rounding is not None:
-            _one_of("rounding", rounding, ROUNDINGS)
-            _one_of("scoring under token rounding", scoring, ROUNDED_SCORINGS)
+            _rules.number("rounding", _rules.ROUNDINGS, rounding)
+            _rules.number("scoring under token rounding", _ROUNDED_SCORINGS, scoring)
             if m < 1:
-                raise ValueError(f"m is {m}, expected at least 1")
+                raise ValueError(f"tilemoe: m is {m}, expected at least 1")
         self.d, self.n, self.E, self.K = d, n, E, K
         self.scoring, self.rounding, self.m = scoring, rounding, m
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
@@ -209,11 +217,11 @@ class MoE(nn.Module):
         needs both. The same two give the same rounding: count `offset` up once a step.
         """
         if x.shape[-1] != self.d:
-            raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., {self.d})")
+            raise ValueError(f"tilemoe: x has shape {tuple(x.shape)}, expected (..., {self.d})")
         rounding = self.rounding if self.training else None
         stochastic = rounding == "stochastic"
         if stochastic and (seed is None or offset is None):
-            raise ValueError("stochastic rounding needs seed and offset in training")
+            raise ValueError("tilemoe: stochastic rounding needs seed and offset in training")
 
         spread = Spread(x) if is_dtensor(x) else None
         local = x.to_local() if spread else x
@@ -259,10 +267,11 @@ class MoE(nn.Module):
         """
         bias = self.gate.e_score_correction_bias
         if bias is None:
-            raise ValueError("update_selection_bias: the module was made without selection_bias")
+            raise ValueError("tilemoe: the module was made without selection_bias")
         if expert_counts.shape != bias.shape:
             raise ValueError(
-                f"expert_counts has shape {tuple(expert_counts.shape)}, expected ({self.E},)"
+                f"tilemoe: expert_counts has shape {tuple(expert_counts.shape)}, expected "
+                f"({self.E},)"
             )
         counts = expert_counts.to(bias)
         bias.add_(torch.sign(counts.mean() - counts), alpha=rate)

@@ -253,7 +253,7 @@ def test_meta_tensors_and_fake_tensors_go_through():
     x, _ = batch()
     want, _ = make()(x)
     with torch.device("meta"):
-        out, aux = MoE(d, n, E, K)(torch.empty_like(x))
+        out, aux = MoE(d, n, E, K)(torch.empty(x.shape))
     assert out.is_meta and out.shape == want.shape and aux.expert_counts.shape == (E,)
     with FakeTensorMode():
         out, aux = MoE(d, n, E, K)(torch.empty(x.shape))
