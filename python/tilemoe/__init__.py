@@ -9,9 +9,12 @@ from .functional import (
     router_losses,
     topk_router,
 )
+from .module import MoE, MoEAux
 
 __all__ = [
     "Aux",
+    "MoE",
+    "MoEAux",
     "WeightGradients",
     "grouped_experts",
     "moe",

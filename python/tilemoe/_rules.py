@@ -60,7 +60,9 @@ def reads_logits(scoring, kind):
 def rounded_capacity(T, E, K, m, rounding):
     """Rows that a rounded routing may have."""
     added = {"nearest": E * (m // 2), "down": 0, "balanced": m}.get(rounding, E * (m - 1))
-    return torch.sym_min(T * K + added, T * E)
+    bounds = T * K + added, T * E
+    # torch.compile traces no sym_min of two constants; min() of two symbols would be a guard.
+    return min(bounds) if all(isinstance(b, int) for b in bounds) else torch.sym_min(*bounds)
 
 
 def _on_16_bytes(elements):

@@ -321,7 +321,7 @@ def _cast(tensor, dtype):
 def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
     weights = layer.weights
     device_type = x.device.type
-    if torch.is_autocast_enabled(device_type):
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         x, addend = _cast(x, dtype), _cast(addend, dtype)
         weights = tuple(_cast(weight, dtype) for weight in weights)

@@ -218,6 +218,10 @@ class MoE(nn.Module):
         """
         if x.shape[-1] != self.d:
             raise ValueError(f"tilemoe: x has shape {tuple(x.shape)}, expected (..., {self.d})")
+        if x.device != self.gate.weight.device:  # a meta parameter would give an output of noise
+            raise ValueError(
+                f"tilemoe: x is on {x.device} and the parameters on {self.gate.weight.device}"
+            )
         rounding = self.rounding if self.training else None
         stochastic = rounding == "stochastic"
         if stochastic and (seed is None or offset is None):

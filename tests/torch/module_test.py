@@ -220,6 +220,12 @@ def test_wrong_width_is_refused():
         make()(torch.zeros(5, 31))
 
 
+def test_another_device_than_the_parameters_is_refused():
+    x, _ = batch()
+    with pytest.raises(ValueError, match="x is on cpu and the parameters on meta"):
+        MoE(d, n, E, K, device="meta")(x)
+
+
 def test_repr():
     text = repr(make(rounding="up", m=8, balance_coefficient=0.01, bias=True))
     for part in (
