@@ -11,16 +11,15 @@ if(torch_wanted STREQUAL "OFF")
   return()
 endif()
 
-find_program(TILEMOE_TORCH_PYTHON NAMES python3 python
-  HINTS ${Python3_EXECUTABLE} ${Python_EXECUTABLE} DOC "The Python whose torch is built against")
+if(Python3_EXECUTABLE)  # so pyproject.toml's build names the Python that runs it
+  set(TILEMOE_TORCH_PYTHON ${Python3_EXECUTABLE})
+endif()
+find_program(TILEMOE_TORCH_PYTHON NAMES python3 python DOC "The Python whose torch is built against")
 set(torch_missing "")
 if(NOT TILEMOE_TORCH_PYTHON)
   set(torch_missing "no Python was found")
 else()
-  # torch is not imported: that takes seconds, and its version is a file of its own.
-  execute_process(COMMAND ${TILEMOE_TORCH_PYTHON} -c
-    "import importlib.util as u, importlib.metadata as m, os
-print(m.version('torch')); print(os.path.dirname(u.find_spec('torch').origin))"
+  execute_process(COMMAND ${TILEMOE_TORCH_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/find_torch.py
     OUTPUT_VARIABLE torch_found ERROR_QUIET RESULT_VARIABLE torch_result
     OUTPUT_STRIP_TRAILING_WHITESPACE)
   if(NOT torch_result EQUAL 0)
