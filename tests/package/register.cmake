@@ -12,4 +12,8 @@ foreach(linkage static shared)
       -DCXX=${CMAKE_CXX_COMPILER} -DCC=${CMAKE_C_COMPILER}
       -P ${CMAKE_CURRENT_SOURCE_DIR}/package/check_package.cmake)
   set_tests_properties(package_${linkage} PROPERTIES TIMEOUT 900)
+  if(TILEMOE_CUDA)  # a static library's users link the runtime; its toolkit may be nowhere on PATH
+    set_tests_properties(package_${linkage} PROPERTIES
+      ENVIRONMENT CUDAToolkit_ROOT=${CUDAToolkit_BIN_DIR}/..)
+  endif()
 endforeach()
