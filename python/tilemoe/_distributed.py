@@ -30,8 +30,8 @@ class Spread:
             )
             if not whole_rows:
                 raise ValueError(
-                    f"tilemoe: x has placements {self.placements}: a token's {x.shape[-1]} values must lie "
-                    "on one rank, so redistribute x to Replicate() or Shard() of its tokens"
+                    f"tilemoe: x has placements {self.placements}: a token's {x.shape[-1]} values "
+                    "must lie on one rank, so redistribute x to Replicate() or Shard() of its tokens"
                 )
         self._sum = tuple(
             Partial() if placement.is_shard() else Replicate() for placement in self.placements
@@ -49,7 +49,8 @@ class Spread:
             return tensor
         if tensor.device_mesh != self.mesh:
             raise ValueError(
-                f"tilemoe: {name} lies on {tensor.device_mesh} and x on {self.mesh}, expected one mesh"
+                f"tilemoe: {name} lies on {tensor.device_mesh} and x on {self.mesh}, expected one "
+                "mesh"
             )
         return tensor.redistribute(placements=self._whole).to_local(grad_placements=self._sum)
 

@@ -147,7 +147,8 @@ def moe(
             router, K, scoring, selection_bias, rounding, m, seed, offset
         )
         out = _experts(rows, router, routing, layer, addend, kind, K, capacity, scoring)
-        aux = _aux(routing, router.shape[1], counts) if return_aux else None
+        rounded = rounding is not None
+        aux = _aux(routing, router.shape[1], counts, rounded) if return_aux else None
     out = out.reshape(*leading, out.shape[-1])
     return (out, aux) if return_aux else out
 
@@ -298,15 +299,16 @@ def _counter(value, device):
     return torch.full((1,), value, dtype=torch.int64, device=device)
 
 
-def _aux(routing, E, chosen=None):
+def _aux(routing, E, chosen=None, rounded=False):
     """`chosen` (E) int32 are the counts before rounding; without them, those of the routing."""
     counters = _rules.counters_of(routing)
     skipped = counters[0] + counters[1]
-    given = _rules.offsets_of(routing, E).diff()
-    if chosen is None:
-        chosen = given
+    if not rounded:
+        dropped, added = torch.zeros_like(counters[:2]).unbind()
+        chosen = _rules.offsets_of(routing, E).diff() if chosen is None else chosen
+        return Aux(chosen, dropped, added, skipped)
     # Within one expert rounding drops or adds, never both.
-    change = given - chosen
+    change = _rules.offsets_of(routing, E).diff() - chosen
     added = change.clamp(min=0).sum(dtype=torch.int32)
     dropped = (-change).clamp(min=0).sum(dtype=torch.int32)
     return Aux(chosen, dropped, added, skipped)

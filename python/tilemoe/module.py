@@ -30,8 +30,8 @@ class MoEAux(NamedTuple):
 
 
 class _WideLinear(torch.autograd.Function):
-    """x (T, d), weight (E, d) -> logits (T, E), computed in `dtype`. Backward keeps x as it is given,
-    where torch.nn.functional.linear would keep a copy of it in the wider dtype."""
+    """x (T, d), weight (E, d) -> logits (T, E), computed in `dtype`. Backward keeps x as it is
+    given, where torch.nn.functional.linear would keep a copy of it in the wider dtype."""
 
     @staticmethod
     def forward(ctx, x, weight, dtype):
@@ -73,6 +73,8 @@ class Router(nn.Module):
     def forward(self, x, spread: Optional[Spread] = None):
         local = spread.parameter if spread else plain
         weight = local("gate.weight", self.weight)
+        if x.device != weight.device:  # a meta parameter would make an output of noise
+            raise ValueError(f"tilemoe: x is on {x.device} and gate.weight on {weight.device}")
         if self.dtype is None:
             return nn.functional.linear(x, weight)
         return _WideLinear.apply(x, weight, self.dtype)
@@ -218,10 +220,6 @@ class MoE(nn.Module):
         """
         if x.shape[-1] != self.d:
             raise ValueError(f"tilemoe: x has shape {tuple(x.shape)}, expected (..., {self.d})")
-        if x.device != self.gate.weight.device:  # a meta parameter would give an output of noise
-            raise ValueError(
-                f"tilemoe: x is on {x.device} and the parameters on {self.gate.weight.device}"
-            )
         rounding = self.rounding if self.training else None
         stochastic = rounding == "stochastic"
         if stochastic and (seed is None or offset is None):
@@ -245,19 +243,18 @@ class MoE(nn.Module):
             offset=offset if stochastic else None,
         )
         out = out.reshape(local.shape)
-        balance, z = self._losses(logits, aux.expert_counts)
-        loss = self.balance_coefficient * balance + self.z_coefficient * z
-        aux = MoEAux(loss, balance, z, aux.expert_counts, aux.dropped, aux.added)
+        losses = self._losses(logits, aux.expert_counts)
+        counts = aux.expert_counts, aux.dropped, aux.added
         if spread is None:
-            return out, aux
-        losses, counts = aux[:3], aux[3:]
+            return out, MoEAux(*losses, *counts)
         return spread.output(out), MoEAux(*map(spread.mean, losses), *map(spread.total, counts))
 
     def _losses(self, logits, expert_counts):
+        """logits (T, E), expert_counts (E) -> loss, balance, z."""
         if self.balance_coefficient == 0 and self.z_coefficient == 0:
-            zero = torch.zeros((), device=logits.device)
-            return zero, zero.clone()
-        return functional.router_losses(logits, expert_counts)
+            return torch.zeros(3, device=logits.device).unbind()
+        balance, z = functional.router_losses(logits, expert_counts)
+        return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
     @torch.no_grad()
     def update_selection_bias(self, expert_counts, rate=1e-3):

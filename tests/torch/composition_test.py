@@ -190,6 +190,35 @@ def test_deterministic_algorithms():
         torch.use_deterministic_algorithms(False)
 
 
+@every_option
+@pytest.mark.parametrize("router_dtype", [None, torch.float32], ids=str)
+def test_memory_from_forward_to_backward(options, router_dtype):
+    """X, H and the routing, and where the logits' gradient needs them the logits: to 2 %, counted
+    by storage, so that a view costs nothing and a copy does."""
+    moe = make(**options, dtype=torch.bfloat16, router_dtype=router_dtype)
+    x, dO = batch(dtype=torch.bfloat16, shape=(512,))
+    parameters = {p.untyped_storage().data_ptr() for p in moe.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out, aux = moe(x, **key_of(options))
+    T, m = 512, 8
+    rows = T * K + {"balanced": m, "stochastic": E * (m - 1)}.get(moe.rounding, 0)
+    width = n if moe.experts.activation == "relu_squared" else 2 * n
+    wanted = 2 * T * d + 2 * rows * width + 16 * rows + 32 * E
+    dense_in_E = moe.rounding or moe.balance_coefficient or moe.scoring != "softmax_over_chosen"
+    if dense_in_E:
+        wanted += T * E * moe.gate(x).element_size()
+    assert sum(kept.values()) <= 1.02 * wanted, (sum(kept.values()) / wanted, kept)
+    assert sum(kept.values()) >= 0.8 * wanted  # the hooks did see what is kept
+
+
 def test_gradients_accumulate():
     moe = make(bias=True)
     x, dO = batch()

@@ -222,7 +222,7 @@ def test_wrong_width_is_refused():
 
 def test_another_device_than_the_parameters_is_refused():
     x, _ = batch()
-    with pytest.raises(ValueError, match="x is on cpu and the parameters on meta"):
+    with pytest.raises(ValueError, match="x is on cpu and gate.weight on meta"):
         MoE(d, n, E, K, device="meta")(x)
 
 
