@@ -148,7 +148,7 @@ def test_dtypes():
     moe.gate.e_score_correction_bias.fill_(1 / 3)
     moe.to(torch.bfloat16)  # casts the router's weight, not its bias
     assert moe.gate.weight.dtype == torch.bfloat16
-    assert (moe.gate.e_score_correction_bias == torch.tensor(1 / 3)).all()
+    assert torch.equal(moe.gate.e_score_correction_bias, torch.full((E,), 1 / 3))
     assert moe.gate(x).dtype == torch.float32
 
 
