@@ -64,46 +64,15 @@ Tensor gradient_like(const Call& call, const Tensor& weight) {
   return torch::stable::transpose(call.empty({E, columns, rows}, dtype), 1, 2);
 }
 
-// Every gradient of one backward: those that the caller gave memory for, those that are made here
-// because they are wanted, and none else.
-class Gradients {
- public:
-  Gradients(const Call& call, int64_t wanted) : call_(call), wanted_(wanted) {}
-
-  tilemoe_tensor rows(int64_t bit, std::initializer_list<int64_t> shape, ScalarType dtype) {
-    return wanted_ & bit ? made(call_.empty(shape, dtype)) : tilemoe_tensor{};
-  }
-  tilemoe_tensor weight(int64_t bit, const char* name, const MaybeTensor& given,
-                        const MaybeTensor& weight) {
-    if (given) return call_.view(name, *given);
-    if (!(wanted_ & bit)) return {};
-    if (!weight) refuse(std::string(name) + " is wanted, but there is no such weight");
-    return made(gradient_like(call_, *weight));
-  }
-
-  std::vector<Tensor> take() { return std::move(made_); }
-
- private:
-  tilemoe_tensor made(Tensor tensor) {
-    made_.push_back(std::move(tensor));
-    return call_.view("gradient", made_.back());
-  }
-
-  const Call& call_;
-  int64_t wanted_;
-  std::vector<Tensor> made_;
-};
-
-struct GivenGradients {
-  MaybeTensor W1, W1_up, W2, b1, b1_up, b2;
+// Every gradient of one backward; what is absent is not computed.
+struct Gradients {
+  MaybeTensor X, s, W1, W1_up, W2, b1, b1_up, b2;
 };
 
 // `H` is read, or, where it may be consumed, overwritten with dH.
-std::vector<Tensor> backward(const Tensor& dO, const Tensor& X, const Tensor& H, bool consume,
-                             const Tensor& routing_tensor, const Weights& weights,
-                             const Config& config, int64_t wanted, const GivenGradients& given,
-                             bool accumulate) {
-  const Call call(X);
+void backward(const Call& call, const Tensor& dO, const Tensor& X, const Tensor& H, bool consume,
+              const Tensor& routing_tensor, const Weights& weights, const Config& config,
+              const Gradients& gradients, bool accumulate) {
   const Tensor rows = dense_rows_on_16(X), grad_rows = dense_rows_on_16(dO);
   const tilemoe_experts experts = experts_of(call, X, weights, config);
   check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
@@ -119,26 +88,21 @@ std::vector<Tensor> backward(const Tensor& dO, const Tensor& X, const Tensor& H,
   args.dO = call.view("dO", grad_rows);
   args.saved = &saved;
   args.overwrite_H = consume;
+  args.dX = call.view("dX", gradients.X);
+  args.ds = call.view("ds", gradients.s);
+  args.dweights.W1 = call.view("dW1", gradients.W1);
+  args.dweights.W1_up = call.view("dW1_up", gradients.W1_up);
+  args.dweights.W2 = call.view("dW2", gradients.W2);
+  args.dweights.b1 = call.view("db1", gradients.b1);
+  args.dweights.b1_up = call.view("db1_up", gradients.b1_up);
+  args.dweights.b2 = call.view("db2", gradients.b2);
   args.beta = accumulate ? 1.f : 0.f;
-  Gradients gradients(call, wanted);
-  args.dX = gradients.rows(kWantedX, {X.size(0), X.size(1)}, X.scalar_type());
-  if (routing.spec.kind == TILEMOE_ROUTING_TOP_K)
-    args.ds = gradients.rows(kWantedS, {spec.T, spec.K}, ScalarType::Float);
-  else
-    args.ds = gradients.rows(kWantedS, {routing.spec.pairs}, ScalarType::Float);
-  args.dweights.W1 = gradients.weight(kWantedW1, "dW1", given.W1, weights.W1);
-  args.dweights.W1_up = gradients.weight(kWantedW1Up, "dW1_up", given.W1_up, weights.W1_up);
-  args.dweights.W2 = gradients.weight(kWantedW2, "dW2", given.W2, weights.W2);
-  args.dweights.b1 = gradients.weight(kWantedB1, "db1", given.b1, weights.b1);
-  args.dweights.b1_up = gradients.weight(kWantedB1Up, "db1_up", given.b1_up, weights.b1_up);
-  args.dweights.b2 = gradients.weight(kWantedB2, "db2", given.b2, weights.b2);
   const Tensor workspace = workspace_for(
       call, experts, spec, consume ? TILEMOE_PASS_BACKWARD_DH_OVER_H : TILEMOE_PASS_BACKWARD,
       &args.workspace_bytes);
   args.workspace = workspace.data_ptr();
   args.stream = call.stream();
   check(tilemoe_backward(&experts, &args));
-  return gradients.take();
 }
 
 }  // namespace
@@ -187,24 +151,51 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
                                      MaybeTensor b1_up, MaybeTensor b2, int64_t kind, int64_t K,
                                      int64_t activation, int64_t gate_layout, double clamp,
                                      double alpha, double up_shift, int64_t wanted) {
-  return backward(dO, X, H, false, routing, {W1, W1_up, W2, b1, b1_up, b2},
-                  {kind, K, activation, gate_layout, clamp, alpha, up_shift}, wanted, {}, false);
+  const Call call(X);
+  std::vector<Tensor> made;
+  const auto make = [&](int64_t bit, auto&& allocate) -> MaybeTensor {
+    if (!(wanted & bit)) return std::nullopt;
+    made.push_back(allocate());
+    return made.back();
+  };
+  const auto make_like = [&](int64_t bit, const MaybeTensor& weight) {
+    return make(bit, [&] {
+      if (!weight) refuse("the gradient of an absent weight is wanted");
+      return gradient_like(call, *weight);
+    });
+  };
+  check_dims("X", X, 2, "(T, d)");
+  check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
+  Gradients gradients;
+  gradients.X = make(kWantedX, [&] { return call.empty({X.size(0), X.size(1)}, X.scalar_type()); });
+  gradients.s = make(kWantedS, [&] {
+    return kind == TILEMOE_ROUTING_TOP_K ? call.empty({X.size(0), K}, ScalarType::Float)
+                                         : call.empty({H.size(0)}, ScalarType::Float);
+  });
+  gradients.W1 = make_like(kWantedW1, W1);
+  gradients.W1_up = make_like(kWantedW1Up, W1_up);
+  gradients.W2 = make_like(kWantedW2, W2);
+  gradients.b1 = make_like(kWantedB1, b1);
+  gradients.b1_up = make_like(kWantedB1Up, b1_up);
+  gradients.b2 = make_like(kWantedB2, b2);
+  backward(call, dO, X, H, false, routing, {W1, W1_up, W2, b1, b1_up, b2},
+           {kind, K, activation, gate_layout, clamp, alpha, up_shift}, gradients, false);
+  return made;
 }
 
-std::vector<Tensor> experts_backward_out(Tensor dO, Tensor X, MaybeTensor H, MaybeTensor H_consumed,
-                                         Tensor routing, Tensor W1, MaybeTensor W1_up, Tensor W2,
-                                         MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2,
-                                         MaybeTensor dW1, MaybeTensor dW1_up, MaybeTensor dW2,
-                                         MaybeTensor db1, MaybeTensor db1_up, MaybeTensor db2,
-                                         int64_t kind, int64_t K, int64_t activation,
-                                         int64_t gate_layout, double clamp, double alpha,
-                                         double up_shift, int64_t wanted, bool accumulate) {
+void experts_backward_out(Tensor dO, Tensor X, MaybeTensor H, MaybeTensor H_consumed,
+                          Tensor routing, Tensor W1, MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
+                          MaybeTensor b1_up, MaybeTensor b2, MaybeTensor dX, MaybeTensor ds,
+                          MaybeTensor dW1, MaybeTensor dW1_up, MaybeTensor dW2, MaybeTensor db1,
+                          MaybeTensor db1_up, MaybeTensor db2, int64_t kind, int64_t K,
+                          int64_t activation, int64_t gate_layout, double clamp, double alpha,
+                          double up_shift, bool accumulate) {
   if (H.has_value() == H_consumed.has_value())
     refuse("H and H_consumed are both given or both absent, expected one of them");
-  return backward(dO, X, H ? *H : *H_consumed, H_consumed.has_value(), routing,
-                  {W1, W1_up, W2, b1, b1_up, b2},
-                  {kind, K, activation, gate_layout, clamp, alpha, up_shift}, wanted,
-                  {dW1, dW1_up, dW2, db1, db1_up, db2}, accumulate);
+  backward(Call(X), dO, X, H ? *H : *H_consumed, H_consumed.has_value(), routing,
+           {W1, W1_up, W2, b1, b1_up, b2},
+           {kind, K, activation, gate_layout, clamp, alpha, up_shift},
+           {dX, ds, dW1, dW1_up, dW2, db1, db1_up, db2}, accumulate);
 }
 
 }  // namespace tilemoe_torch

@@ -40,14 +40,14 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
   // db1, db1_up, db2. What is not wanted is not computed.
   m.def("experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, " TILEMOE_WEIGHTS
         ", int kind, int K, " TILEMOE_ACTIVATION ", int wanted) -> Tensor[]");
-  // The same, into the caller's memory: weight gradients that are given are written, or added to
-  // (accumulate), and do not come back; H_consumed in place of H has dH written over it.
+  // The same, into the caller's memory: a gradient that is absent is not computed, those of weights
+  // are written, or added to (accumulate). H_consumed in place of H has dH written over it.
   m.def(
       "experts_backward_out(Tensor dO, Tensor X, Tensor? H, Tensor(a!)? H_consumed, "
       "Tensor routing, " TILEMOE_WEIGHTS
-      ", Tensor(b!)? dW1, Tensor(c!)? dW1_up, Tensor(d!)? dW2, Tensor(e!)? db1, "
-      "Tensor(f!)? db1_up, Tensor(g!)? db2, int kind, int K, " TILEMOE_ACTIVATION
-      ", int wanted, bool accumulate) -> Tensor[]");
+      ", Tensor(b!)? dX, Tensor(c!)? ds, Tensor(d!)? dW1, Tensor(e!)? dW1_up, Tensor(f!)? dW2, "
+      "Tensor(g!)? db1, Tensor(h!)? db1_up, Tensor(i!)? db2, int kind, int K, " TILEMOE_ACTIVATION
+      ", bool accumulate) -> ()");
   // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
   m.def(
       "router_backward(Tensor ds, Tensor routing, Tensor? logits, int kind, int E, int K, "

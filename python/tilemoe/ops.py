@@ -153,39 +153,36 @@ def _gradient_like(weight):
     return weight.new_empty(weight.shape)
 
 
-def _fake_gradients(dO, X, H, weights, kind, K, activation, gate_layout, wanted, given):
-    """weights, given: W1, W1_up, W2, b1, b1_up, b2 and the gradients that memory is given for."""
+def _empty_gradients(X, H, weights, kind, K, wanted):
+    """The eight gradients, uninitialised, None for what `wanted` has no bit for."""
+    dX = X.new_empty(X.shape) if wanted & WANTED_X else None
+    pairs = (X.shape[0], K) if kind == TOP_K else (H.shape[0],)
+    ds = X.new_empty(pairs, dtype=torch.float32) if wanted & WANTED_S else None
+    return dX, ds, *(
+        _gradient_like(weight) if wanted & WANTED_W1 << i else None
+        for i, weight in enumerate(weights)
+    )
+
+
+def _check_backward(dO, X, weights, activation, gate_layout):
     _check_weights("tilemoe_backward", X, *weights, activation, gate_layout)
     _check_shape("tilemoe_backward", "dO", dO, *X.shape)
-    made = []
-    if wanted & WANTED_X:
-        made.append(X.new_empty(X.shape))
-    if wanted & WANTED_S:
-        pairs = (X.shape[0], K) if kind == TOP_K else (H.shape[0],)
-        made.append(X.new_empty(pairs, dtype=torch.float32))
-    for i, (weight, out) in enumerate(zip(weights, given)):
-        if out is None and wanted & WANTED_W1 << i:
-            made.append(_gradient_like(weight))
-    return made
 
 
 @torch.library.register_fake("tilemoe::experts_backward")
 def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, kind, K, activation, gate_layout, clamp,
       alpha, up_shift, wanted):  # fmt: skip
     weights = (W1, W1_up, W2, b1, b1_up, b2)
-    return _fake_gradients(
-        dO, X, H, weights, kind, K, activation, gate_layout, wanted, (None,) * 6
-    )
+    _check_backward(dO, X, weights, activation, gate_layout)
+    made = _empty_gradients(X, H, weights, kind, K, wanted)
+    return [gradient for gradient in made if gradient is not None]
 
 
 @torch.library.register_fake("tilemoe::experts_backward_out")
-def _(dO, X, H, H_consumed, routing, W1, W1_up, W2, b1, b1_up, b2, dW1, dW1_up, dW2, db1, db1_up,
-      db2, kind, K, activation, gate_layout, clamp, alpha, up_shift, wanted,
+def _(dO, X, H, H_consumed, routing, W1, W1_up, W2, b1, b1_up, b2, dX, ds, dW1, dW1_up, dW2, db1,
+      db1_up, db2, kind, K, activation, gate_layout, clamp, alpha, up_shift,
       accumulate):  # fmt: skip
-    weights = (W1, W1_up, W2, b1, b1_up, b2)
-    given = (dW1, dW1_up, dW2, db1, db1_up, db2)
-    H = H if H is not None else H_consumed
-    return _fake_gradients(dO, X, H, weights, kind, K, activation, gate_layout, wanted, given)
+    _check_backward(dO, X, (W1, W1_up, W2, b1, b1_up, b2), activation, gate_layout)
 
 
 @torch.library.register_fake("tilemoe::router_backward")
@@ -269,8 +266,6 @@ def experts_gradients(ctx, dO, needs, given=None, accumulate=False):
     """Gradients of X, router, W1, W1_up, W2, b1, b1_up, b2 and addend, in the order of the
     operator's arguments, None for what `needs` (a truth an argument) does not ask for. `given` are six weight gradients to write or
     to add to; those do not come back."""
-    if not ctx.keep_H:
-        raise RuntimeError(_NOT_KEPT)
     if ctx.consumed:
         raise RuntimeError(CONSUMED)
     X, H, routing, *weights, logits = ctx.saved_tensors
@@ -281,28 +276,40 @@ def experts_gradients(ctx, dO, needs, given=None, accumulate=False):
         grads[9] = _addend_gradient(ctx, dO, routing, weights[0].shape[0])
     if wanted == 0:
         return grads
-    if given is None:
-        given = (None,) * 6
-    else:
-        given = [out if wanted & WANTED_W1 << i else None for i, out in enumerate(given)]
-    if ctx.overwrite_H or any(out is not None for out in given):
-        kept, consumed = (None, H) if ctx.overwrite_H else (H, None)
-        ctx.consumed = ctx.overwrite_H
-        made = call(
-            _ops.experts_backward_out.default,
-            dO, X, kept, consumed, routing, *weights, *given, *ctx.config, wanted, accumulate,
-        )  # fmt: skip
-    else:
-        made = call(
-            _ops.experts_backward.default, dO, X, H, routing, *weights, *ctx.config, wanted
+    if not ctx.keep_H:
+        raise RuntimeError(_NOT_KEPT)
+    if given is None and not ctx.overwrite_H:
+        made = iter(
+            call(_ops.experts_backward.default, dO, X, H, routing, *weights, *ctx.config, wanted)
         )
-    made = iter(made)
-    for bit, argument in enumerate(wanted_by):
-        if wanted & 1 << bit and (bit < 2 or given[bit - 2] is None):
-            grads[argument] = next(made)
+        made = [next(made) if wanted & 1 << bit else None for bit in range(8)]
+    else:
+        made = _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate)
+    for argument, gradient in zip(wanted_by, made):
+        grads[argument] = gradient
     if needs[1]:
         grads[1] = _router_gradient(ctx, grads[1], routing, logits, weights[0].shape[0])
     return grads
+
+
+def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
+    """The eight gradients, where H is overwritten or memory is given for some; None for those."""
+    given = (None, None, *(given or (None,) * 6))
+    given = [out if wanted & 1 << bit else None for bit, out in enumerate(given)]
+    for bit, out in enumerate(given):
+        if out is not None:
+            wanted &= ~(1 << bit)
+    made = _empty_gradients(X, H, weights, ctx.kind, ctx.K, wanted)
+    if accumulate and any(out is not None for out in given):
+        for gradient in made[2:]:
+            if gradient is not None:
+                gradient.zero_()
+    into = [new if out is None else out for new, out in zip(made, given)]
+    kept, consumed = (None, H) if ctx.overwrite_H else (H, None)
+    ctx.consumed = ctx.overwrite_H
+    args = (kept, consumed, routing, *weights, *into, *ctx.config, accumulate)
+    call(_ops.experts_backward_out.default, dO, X, *args)
+    return made
 
 
 def _router_gradient(ctx, ds, routing, logits, E):

@@ -1,0 +1,419 @@
+"""The layer among torch's own machinery: what is kept, what is computed, compiled, recomputed."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tilemoe
+from comparison import assert_close
+from layers import E, K, T, check, compare, d, logits_layer, n, normal, results
+from tilemoe import WeightGradients, ops
+
+WANTED = {
+    "x": ops.WANTED_X,
+    "logits_or_scores": ops.WANTED_S,
+    "W1": ops.WANTED_W1,
+    "W2": ops.WANTED_W2,
+    "b1": ops.WANTED_B1,
+    "b2": ops.WANTED_B2,
+}
+
+
+class Calls(TorchDispatchMode):
+    """Records the operators of ours that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "tilemoe":
+            self.seen.append((function._opname, args))
+        return function(*args, **(kwargs or {}))
+
+    def of(self, name):
+        return [args for seen, args in self.seen if seen == name]
+
+
+class Saved(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes that autograd keeps, each storage once, and leaves `not_counted` out."""
+
+    def __init__(self, *not_counted):
+        super().__init__(self._pack, lambda kept: kept)
+        self.not_counted = {t.untyped_storage().data_ptr() for t in not_counted}
+        self.storages = {}
+
+    def _pack(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.not_counted:
+            self.storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def __enter__(self):
+        super().__enter__()
+        return self
+
+    def total(self):
+        return sum(self.storages.values())
+
+
+@pytest.mark.parametrize("subset", range(1, 64))
+def test_only_what_is_asked_for_is_computed(subset):
+    asked = [name for bit, name in enumerate(WANTED) if subset & 1 << bit]
+    everything = logits_layer(torch.float32, bias=True)
+    want = results(tilemoe.moe, everything, K=K)
+    tensors = {name: t.detach().requires_grad_(name in asked) for name, t in everything.items()}
+    with Calls() as calls:
+        O = tilemoe.moe(**tensors, K=K)
+        O.backward(normal(T, d, seed=30, dtype=torch.float32))
+    (backward,) = calls.of("experts_backward")
+    assert backward[-1] == sum(WANTED[name] for name in asked)
+    assert len(calls.of("router_backward")) == ("logits_or_scores" in asked)
+    for name, tensor in tensors.items():
+        if name in asked:
+            assert torch.equal(tensor.grad, want[f"d{name}"])
+        else:
+            assert tensor.grad is None
+
+
+def test_only_the_addend():
+    tensors = {name: t.detach() for name, t in logits_layer(torch.float32).items()}
+    addend = normal(T, d, seed=24, dtype=torch.float32).requires_grad_()
+    with Calls() as calls:
+        tilemoe.moe(**tensors, K=K, addend=addend).sum().backward()
+    assert torch.equal(addend.grad, torch.ones(T, d)) and not calls.of("experts_backward")
+
+
+@pytest.mark.parametrize("inference", [torch.no_grad, torch.inference_mode])
+def test_inference_keeps_nothing(inference):
+    tensors = logits_layer(torch.float32)
+    want = tilemoe.moe(**tensors, K=K)
+    with inference(), Calls() as calls:
+        O = tilemoe.moe(**tensors, K=K)
+    (forward,) = calls.of("experts")
+    assert forward[-2] is False and O.grad_fn is None and torch.equal(O, want)
+    frozen = {name: t.detach() for name, t in tensors.items()}
+    with Saved() as saved:
+        O = tilemoe.moe(**frozen, K=K)
+    assert saved.total() == 0 and O.grad_fn is None
+
+
+@pytest.mark.parametrize("scoring", ["softmax_over_chosen", "sigmoid_renormalized"])
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+@pytest.mark.parametrize("granularity", [1, 4])
+def test_memory_kept_is_the_contract(granularity, gated, scoring):
+    T, d, n, E, K = 512, 128, 128 // granularity, 16 * granularity, 2 * granularity
+    bf16 = torch.bfloat16
+    x = torch.randn(T, d, dtype=bf16, requires_grad=True)
+    logits = torch.randn(T, E, requires_grad=True)
+    W1 = torch.randn(E, 2 * n if gated else n, d, dtype=bf16, requires_grad=True)
+    W2 = torch.randn(E, d, n, dtype=bf16, requires_grad=True)
+    activation = "swiglu" if gated else "relu_squared"
+    with Saved(W1, W2) as saved:
+        tilemoe.moe(x, logits, W1, W2, K=K, activation=activation, scoring=scoring)
+    pairs = T * K
+    rows = 2 * T * d + (4 if gated else 2) * pairs * n
+    logits_kept = 4 * T * E if scoring == "sigmoid_renormalized" else 0
+    assert saved.total() >= rows + logits_kept
+    assert saved.total() <= 1.02 * (rows + 16 * pairs + logits_kept)
+
+
+def test_logits_are_kept_where_they_are_read():
+    tensors = logits_layer(torch.float32)
+    logits = tensors["logits_or_scores"]
+
+    def keeps_logits(**options):
+        with Saved() as saved:
+            tilemoe.moe(**tensors, K=K, **options)
+        return logits.untyped_storage().data_ptr() in saved.storages
+
+    assert not keeps_logits()
+    assert not keeps_logits(scoring="softmax_renormalized")
+    assert keeps_logits(scoring="softmax_over_all")
+    assert keeps_logits(scoring="sigmoid")
+    assert keeps_logits(rounding="up", m=8)
+
+
+def test_double_backward_raises():
+    tensors = logits_layer(torch.float32)
+    O = tilemoe.moe(**tensors, K=K)
+    (dx,) = torch.autograd.grad(O.square().sum(), tensors["x"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
+        dx.sum().backward()
+    scores, _ = tilemoe.topk_router(tensors["logits_or_scores"], K)
+    (dlogits,) = torch.autograd.grad(
+        scores.square().sum(), tensors["logits_or_scores"], create_graph=True
+    )
+    with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
+        dlogits.sum().backward()
+    balance, z = tilemoe.router_losses(tensors["logits_or_scores"], torch.ones(E, dtype=torch.int32))
+    (dlogits,) = torch.autograd.grad(balance + z, tensors["logits_or_scores"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
+        dlogits.sum().backward()
+
+
+def test_backward_twice():
+    tensors = logits_layer(torch.float32)
+    O = tilemoe.moe(**tensors, K=K)
+    dO = torch.ones_like(O)
+    first = torch.autograd.grad(O, tensors["W1"], dO, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(O, tensors["W1"], dO)[0])
+
+
+def test_dH_over_H():
+    tensors = logits_layer(torch.float32)
+    want = results(tilemoe.moe, tensors, K=K)
+    compare_bits(results(tilemoe.moe, tensors, K=K, overwrite_H=True), want)
+    O = tilemoe.moe(**tensors, K=K, overwrite_H=True)
+    O.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="consumed by an earlier backward"):
+        O.sum().backward()
+
+
+def compare_bits(got, want):
+    assert got.keys() == want.keys()
+    for name in want:
+        assert torch.equal(got[name], want[name]), name
+
+
+@pytest.mark.parametrize("gradient_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("overwrite_H", [False, True])
+def test_weight_gradients_into_given_memory(overwrite_H, gradient_dtype):
+    tensors = logits_layer(torch.bfloat16, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    given = WeightGradients(
+        W1=torch.ones(E, 2 * n, d, dtype=gradient_dtype),
+        b1=torch.ones(E, 2 * n, dtype=gradient_dtype),
+    )
+    dO = normal(T, d, seed=30, dtype=torch.bfloat16)
+    for step in range(3):  # the first writes over the ones, the others add
+        O = tilemoe.moe(
+            **tensors, K=K, overwrite_H=overwrite_H, weight_grad_out=given, accumulate=step > 0
+        )
+        O.backward(dO)
+    assert tensors["W1"].grad is None and tensors["b1"].grad is None
+    for name in ("W1", "b1"):
+        got, one = getattr(given, name), want[f"d{name}"].double()
+        rounding = 2**-8 if gradient_dtype == torch.float32 else 2**-6
+        assert (got.double() - 3 * one).norm() <= rounding * (3 * one).norm()
+    for name in ("x", "logits_or_scores", "W2", "b2"):
+        got, one = tensors[name].grad.double(), want[f"d{name}"].double()
+        assert (got - 3 * one).norm() <= 2**-7 * (3 * one).norm(), name
+
+
+def test_micro_batches_in_any_order():
+    tensors = logits_layer(torch.float32)
+    given = WeightGradients(W1=torch.zeros(E, 2 * n, d), W2=torch.zeros(E, d, n))
+    one, two = (tilemoe.moe(**tensors, K=K, weight_grad_out=given) for _ in range(2))
+    one.sum().backward()
+    two.sum().backward()
+    want = torch.autograd.grad(tilemoe.moe(**tensors, K=K).sum(), [tensors["W1"], tensors["W2"]])
+    assert_close(given.W1, 2 * want[0], "dW1")
+    assert_close(given.W2, 2 * want[1], "dW2")
+
+
+def test_a_frozen_weight_leaves_its_given_memory_alone():
+    tensors = logits_layer(torch.float32)
+    tensors["W1"].requires_grad_(False)
+    given = WeightGradients(W1=torch.ones(E, 2 * n, d), W2=torch.zeros(E, d, n))
+    tilemoe.moe(**tensors, K=K, weight_grad_out=given).sum().backward()
+    assert torch.equal(given.W1, torch.ones(E, 2 * n, d)) and given.W2.any()
+
+
+def test_gradients_have_their_weights_layout():
+    tensors = logits_layer(torch.float32, transposed=True)
+    assert tensors["W1"].stride(1) == 1
+    got = results(tilemoe.moe, tensors, K=K)
+    assert got["dW1"].stride() == tensors["W1"].stride()
+    assert got["dW2"].stride() == tensors["W2"].stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tensors_that_lie_badly(dtype):
+    tensors = logits_layer(dtype)
+    want = results(tilemoe.moe, tensors, K=K)
+    wide = torch.zeros(T, 3 * d + 1, dtype=dtype)
+    lying = {
+        "every third column": wide[:, : 3 * d : 3],
+        "rows off 16 bytes": wide[:, 1 : d + 1],
+        "columns first": torch.zeros(d, T, dtype=dtype).t(),
+        "a first element off 16 bytes": torch.zeros(T * d + 1, dtype=dtype)[1:].view(T, d),
+    }
+    for how, x in lying.items():
+        x = x.copy_(tensors["x"].detach()).requires_grad_()
+        logits = tensors["logits_or_scores"].detach().t().contiguous().t().requires_grad_()
+        given = tensors | {"x": x, "logits_or_scores": logits}
+        got = results(tilemoe.moe, given, K=K)
+        for name in want:
+            assert torch.equal(got[name], want[name]), (how, name)
+
+
+def test_gradients_that_lie_badly():
+    tensors = logits_layer(torch.float32)
+    names = [name for name in tensors]
+    O = tilemoe.moe(**tensors, K=K)
+    inputs = [tensors[name] for name in names]
+    of_sum = torch.autograd.grad(O.sum(), inputs, retain_graph=True)  # dO is one number, expanded
+    of_ones = torch.autograd.grad(O, inputs, torch.ones(T, d), retain_graph=True)
+    turned = torch.autograd.grad(O, inputs, torch.ones(d, T).t())
+    for a, b, c in zip(of_sum, of_ones, turned):
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
+COMPILED = {
+    "top-K": dict(),
+    "sigmoid": dict(scoring="sigmoid"),
+    "rounded": dict(rounding="nearest", m=8),
+    "dH over H": dict(overwrite_H=True),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("how", COMPILED)
+def test_compile(how, backend):
+    torch._dynamo.reset()
+    tensors = logits_layer(torch.float32, bias=True)
+    options = dict(K=K, **COMPILED[how])
+    want = results(tilemoe.moe, tensors, **options)
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def layer(**given):
+        if backend == "inductor":  # nothing but the operators: elementwise work is a C++ compiler's
+            return tilemoe.moe(**given, **options)
+        O, aux = tilemoe.moe(**given, return_aux=True, **options)
+        return O * (aux.skipped == 0)
+
+    compare_bits(results(layer, tensors), want)
+
+
+def test_compile_with_any_number_of_tokens():
+    torch._dynamo.reset()
+    tensors = logits_layer(torch.float32)
+    layer = torch.compile(
+        lambda x, logits: tilemoe.moe(x, logits, tensors["W1"], tensors["W2"], K=K),
+        fullgraph=True, dynamic=True, backend="aot_eager",
+    )  # fmt: skip
+    torch._dynamo.utils.counters.clear()
+    for tokens in (T, 12, 29, 5):
+        x = tensors["x"].detach()[:tokens].clone().requires_grad_()
+        logits = tensors["logits_or_scores"].detach()[:tokens].clone().requires_grad_()
+        O = layer(x, logits)
+        assert torch.equal(O, tilemoe.moe(x, logits, tensors["W1"], tensors["W2"], K=K))
+        O.sum().backward()
+        assert x.grad.any()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_compile_of_every_entry():
+    torch._dynamo.reset()
+    tensors = logits_layer(torch.float32)
+    W1, W2 = tensors["W1"], tensors["W2"]
+    counts = torch.tensor([5] * E)
+    tokens, experts = torch.arange(T), torch.arange(T) % E
+
+    def entries(x, logits):
+        scores, ids = tilemoe.topk_router(logits, K)
+        balance, z = tilemoe.router_losses(logits, counts.int())
+        routed = tilemoe.moe(x, scores, W1, W2, ids=ids)
+        grouped = tilemoe.grouped_experts(x, counts, W1, W2, row_scores=scores[:, 0])
+        general = tilemoe.moe_general(x, tokens, experts, scores[:, 1], W1, W2)
+        return routed + 2 * grouped + 3 * general + balance + z
+
+    given = {"x": tensors["x"], "logits": tensors["logits_or_scores"]}
+    want = results(entries, given)
+    got = results(torch.compile(entries, fullgraph=True, backend="aot_eager"), given)
+    compare(got, {name: t.double() for name, t in want.items()}, given)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(use_reentrant):
+    tensors = logits_layer(torch.float32)
+    want = results(tilemoe.moe, tensors, K=K)
+
+    def checkpointed(x, logits_or_scores, W1, W2):
+        layer = lambda *args: tilemoe.moe(*args, K=K)  # noqa: E731
+        return torch.utils.checkpoint.checkpoint(
+            layer, x, logits_or_scores, W1, W2, use_reentrant=use_reentrant
+        )
+
+    if not use_reentrant:
+        return compare_bits(results(checkpointed, tensors), want)
+    O = checkpointed(**tensors)  # reentrant checkpoints know of .backward() alone
+    O.backward(normal(T, d, seed=30, dtype=torch.float32))
+    compare_bits({"O": O, **{f"d{name}": t.grad for name, t in tensors.items()}}, want)
+
+
+def test_checkpoint_of_stochastic_rounding_makes_the_same_choice():
+    tensors = logits_layer(torch.float32)
+    options = dict(K=K, rounding="stochastic", m=8, seed=torch.tensor([1]), offset=torch.tensor([2]))
+    want = results(tilemoe.moe, tensors, **options)
+
+    def checkpointed(x, logits_or_scores, W1, W2):
+        layer = lambda *args: tilemoe.moe(*args, **options)  # noqa: E731
+        args = (x, logits_or_scores, W1, W2)
+        return torch.utils.checkpoint.checkpoint(layer, *args, use_reentrant=False)
+
+    compare_bits(results(checkpointed, tensors), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype):
+    tensors = logits_layer(torch.float32, bias=True)
+    cast = {
+        name: t if name == "logits_or_scores" else t.detach().to(dtype).requires_grad_()
+        for name, t in tensors.items()
+    }
+    want = results(tilemoe.moe, cast, K=K)
+    with torch.autocast("cpu", dtype=dtype):
+        O = tilemoe.moe(**tensors, K=K)
+    assert O.dtype == dtype and torch.equal(O, want["O"])
+    O.backward(normal(T, d, seed=30, dtype=dtype))
+    for name, tensor in tensors.items():
+        assert tensor.grad.dtype == torch.float32
+        assert torch.equal(tensor.grad, want[f"d{name}"].float()), name
+    with torch.autocast("cpu", enabled=False):
+        assert tilemoe.moe(**tensors, K=K).dtype == torch.float32
+
+
+def test_deterministic_algorithms():
+    tensors = logits_layer(torch.float32, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    torch.use_deterministic_algorithms(True)
+    try:
+        compare_bits(results(tilemoe.moe, tensors, K=K), want)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_threads_follow_torch():
+    tensors = logits_layer(torch.float32)
+    want = results(tilemoe.moe, tensors, K=K)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3, 2):
+            torch.set_num_threads(threads)
+            compare_bits(results(tilemoe.moe, tensors, K=K), want)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_gradcheck_directions():
+    """A direction's derivative by differences, without the reference: in float32, so coarse."""
+    tensors = logits_layer(torch.float32, bias=True)
+    dO = normal(T, d, seed=30, dtype=torch.float32)
+    gradients = results(tilemoe.moe, tensors, K=K)
+    step = 1e-2
+    for name in ("x", "W1", "W2", "b1", "b2"):
+        direction = normal(*tensors[name].shape, seed=31, dtype=torch.float32)
+        moved = [
+            (tilemoe.moe(**tensors | {name: tensors[name] + h * direction}, K=K) * dO).sum().double()
+            for h in (step, -step)
+        ]
+        slope = (moved[0] - moved[1]) / (2 * step)
+        expected = (gradients[f"d{name}"] * direction).sum().double()
+        assert abs(slope - expected) <= 2e-2 * abs(expected) + 0.1, name
+
+
+def test_check_is_the_reference():
+    check("moe", logits_layer(torch.float32), K=K)

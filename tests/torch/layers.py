@@ -1,0 +1,95 @@
+"""Random layers, and their comparison with the reference: O and every gradient, tensor by tensor."""
+
+import torch
+
+import reference
+import tilemoe
+from comparison import LIMITS, assert_close, doubled
+
+T, d, n, E, K = 37, 40, 24, 7, 3  # different from each other, off every tile
+
+
+def normal(*shape, seed, dtype, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+
+def is_gated(activation):
+    return reference.ACTIVATIONS[activation][0]
+
+
+def weights(dtype, activation="swiglu", gate_layout="concatenated", bias=False, transposed=False):
+    """-> {W1, W2, ...}: unit-scale weights that require gradients, as leaves of their own layout."""
+    rows = 2 * n if is_gated(activation) and gate_layout != "split" else n
+    shapes = {"W1": (E, rows, d, d**-0.5), "W2": (E, d, n, n**-0.5)}
+    if gate_layout == "split":
+        shapes["W1_up"] = (E, n, d, d**-0.5)
+    made = {}
+    for seed, (name, (*shape, scale)) in enumerate(shapes.items()):
+        if transposed:
+            shape = (shape[0], shape[2], shape[1])
+        made[name] = normal(*shape, seed=seed, dtype=dtype, scale=scale)
+        if transposed:
+            made[name] = made[name].transpose(1, 2)
+    if bias:
+        made["b1"] = normal(E, rows, seed=10, dtype=dtype, scale=0.5)
+        made["b2"] = normal(E, d, seed=11, dtype=dtype, scale=0.5)
+        if gate_layout == "split":
+            made["b1_up"] = normal(E, n, seed=12, dtype=dtype, scale=0.5)
+    return {name: tensor.requires_grad_() for name, tensor in made.items()}
+
+
+def logits_layer(dtype, logits_dtype=torch.float32, **kinds):
+    """Arguments of `moe` with logits."""
+    return {
+        "x": normal(T, d, seed=20, dtype=dtype).requires_grad_(),
+        "logits_or_scores": normal(T, E, seed=21, dtype=logits_dtype).requires_grad_(),
+        **weights(dtype, **kinds),
+    }
+
+
+def limits_of(name, tensor):
+    """Those of a tensor's dtype, but for rows that are sums of few terms, or of unlike ones. A row of
+    a weight's gradient sums one number of each of an expert's tokens, few here: one number that an
+    activation's slope nearly cancelled is the row's error, and a lost row still errs by 1. A row of
+    dlogits is of differences of a token's ds, which may nearly all cancel too."""
+    limits = LIMITS[tensor.dtype]
+    if name.startswith(("W", "b")):
+        return limits._replace(row=0.25)
+    if name not in ("logits", "logits_or_scores"):
+        return limits
+    return limits._replace(whole=4 * limits.whole, row=10 * limits.row, smallest=0.1)
+
+
+def results(function, tensors, **options):
+    """-> {name: tensor}: O, and the gradient of every tensor that requires one."""
+    O = function(**tensors, **options)
+    dO = normal(*O.shape, seed=30, dtype=O.dtype)
+    names = [k for k, t in tensors.items() if isinstance(t, torch.Tensor) and t.requires_grad]
+    gradients = torch.autograd.grad(O, [tensors[name] for name in names], dO, allow_unused=True)
+    return {"O": O, **{f"d{name}": g for name, g in zip(names, gradients)}}
+
+
+def compare(got, want, tensors):
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        if tensor is None:
+            assert got[name] is None or not got[name].any(), f"{name} is not zero"
+            continue
+        limits = None
+        # 16-bit layers have float32 logits and scores: what they are compared by is x's.
+        source = tensors[name[1:]] if name != "O" else tensors["x" if "x" in tensors else "rows"]
+        rows = tensors["x" if "x" in tensors else "rows"]
+        coarse = min((source, rows), key=lambda t: t.element_size())
+        limits = limits_of(name[1:], coarse)
+        assert_close(got[name], tensor, name, limits)
+
+
+def check(name, tensors, edit=None, **options):
+    """Compares `tilemoe.<name>` with the reference. `edit` changes what tilemoe is given."""
+    want = results(getattr(reference, name), doubled(tensors), **options)
+    function = getattr(tilemoe, name)
+    if edit is not None:
+        inner = function
+        function = lambda **given: inner(**edit(given))  # noqa: E731
+    compare(results(function, tensors, **options), want, tensors)

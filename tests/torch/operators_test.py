@@ -1,0 +1,207 @@
+"""What torch is told of each operator: schema, fake kernel, autograd; and what the operators refuse,
+in the same words whether a kernel runs or torch only traces."""
+
+import pytest
+import torch
+
+import tilemoe
+from layers import E, K, T, d, logits_layer, n, normal, weights
+from tilemoe import ops
+
+tm = torch.ops.tilemoe
+CONFIG = (0, 0, 0.0, 0.0, 0.0)  # swiglu, concatenated
+
+
+def leaf(tensor):
+    return None if tensor is None else tensor.detach().clone().requires_grad_()
+
+
+def example():
+    """A layer and what its forward made, by name."""
+    logits = normal(T, E, seed=1, dtype=torch.float32)
+    X = normal(T, d, seed=2, dtype=torch.float32)
+    W1, W2, b1, b2 = (weights(torch.float32, bias=True)[k].detach() for k in ("W1", "W2", "b1", "b2"))
+    scores, ids, counts = tm.top_k(logits, None, K, 0, torch.int32)
+    routing, _ = tm.route_logits(logits, None, K, 0)
+    layer = (W1, None, W2, b1, None, b2)
+    O, H = tm.experts(X, logits, routing, *layer, None, 0, K, T * K, 0, *CONFIG, True, False)
+    return dict(
+        logits=logits, X=X, layer=layer, scores=scores, ids=ids, counts=counts, routing=routing, H=H,
+        ds=normal(T, K, seed=3, dtype=torch.float32), dO=normal(T, d, seed=4, dtype=torch.float32),
+    )  # fmt: skip
+
+
+def experts_arguments(x, X=None, layer=None, addend=None, keep_H=True):
+    X = x["X"] if X is None else X
+    layer = x["layer"] if layer is None else layer
+    return (
+        X, x["logits"], x["routing"], *layer, addend, 0, K, T * K, 0, *CONFIG, keep_H, False,
+    )  # fmt: skip
+
+
+def backward_out_arguments(x, consume):
+    gradients = [
+        torch.zeros_like(t) if t is not None else None for t in (x["X"], x["ds"], *x["layer"])
+    ]
+    H = (None, x["H"]) if consume else (x["H"], None)
+    layer = (x["routing"], *x["layer"])
+    return (x["dO"], x["X"], *H, *layer, *gradients, 0, K, *CONFIG, True)
+
+
+def _split_transposed():
+    made = weights(torch.float32, gate_layout="split", transposed=True, bias=True)
+    return [made[k] for k in ("W1", "W1_up", "W2", "b1", "b1_up", "b2")]
+
+
+def cases():
+    x = example()
+    logits, routing, layer = x["logits"], x["routing"], x["layer"]
+    one = torch.tensor([1])
+    split = _split_transposed()
+    yield "top_k", *((leaf(logits), None, K, s, torch.int64) for s in range(5))
+    yield "top_k", (leaf(logits), torch.ones(E), K, 4, torch.int32)
+    yield "top_k_backward", (x["ds"], x["ids"], x["scores"], None, E, 0, torch.float32)
+    yield "top_k_backward", (x["ds"], x["ids"], x["scores"], logits, E, 3, torch.float32)
+    yield "route_logits", (logits, None, K, 1), (logits, torch.ones(E), K, 3)
+    yield "route_top_k", (x["ids"], x["scores"], E)
+    tokens = torch.tensor([0, 0, 2])
+    yield "route_general", (tokens, torch.tensor([1, 2, -1]), torch.rand(3), T, E)
+    yield "route_rounded", *((logits, None, None, K, 4, r) for r in (0, 1, 2, 4))
+    yield "route_rounded", (logits, one, one, K, 4, 3)
+    counts = torch.arange(E)
+    yield "route_grouped", (counts, torch.rand(T), T), (counts, None, T)
+    yield "experts", experts_arguments(x), experts_arguments(x, keep_H=False)
+    yield (
+        "experts",
+        experts_arguments(x, leaf(x["X"]), [leaf(w) for w in layer], leaf(x["X"])),
+        (leaf(x["X"]), leaf(logits), routing, *split, None, 0, K, T * K, 0, 0, 2, *CONFIG[2:], True,
+         False),
+    )  # fmt: skip
+    saved = (x["dO"], x["X"], x["H"], routing)
+    yield "experts_backward", *((*saved, *layer, 0, K, *CONFIG, w) for w in (1, 2, 4, 16, 1 | 32 | 128))
+    split = [w.detach() for w in split]
+    yield "experts_backward", (*saved, *split, 0, K, 0, 2, *CONFIG[2:], 255)
+    yield "experts_backward_out", *(backward_out_arguments(x, consume) for consume in (False, True))
+    yield "router_backward", (x["ds"], routing, None, 0, E, K, 0, torch.float32)
+    yield "router_backward", (x["ds"], routing, logits, 0, E, K, 1, torch.float32)
+    yield "router_losses", (leaf(logits), x["counts"])
+    yield "router_losses_backward", (logits, x["counts"], 1.0, 0.5)
+
+
+CASES = [(name, arguments) for name, *many in cases() for arguments in many]
+
+
+@pytest.mark.parametrize("i", range(len(CASES)), ids=[f"{name}{i}" for i, (name, _) in enumerate(CASES)])
+def test_opcheck(i):
+    name, arguments = CASES[i]
+    # A routing's arrays are as large as their bound: what lies past their end is not written.
+    # Deterministic algorithms have torch fill new memory, so that two runs can be compared.
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.library.opcheck(getattr(tm, name).default, arguments)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def test_opcheck_is_of_every_operator():
+    defined = {s.name.split("::")[1] for s in torch._C._jit_get_all_schemas() if s.name.startswith("tilemoe::")}
+    assert defined == {name for name, _ in CASES}
+
+
+# ---------------------------------------------------------------- refusals
+
+LAYER = {name: t.detach() for name, t in logits_layer(torch.float32, bias=True).items()}
+WRONG = {
+    "W1 too narrow": (dict(W1=LAYER["W1"][..., :-8]), "weights.W1", (E, 2 * n, d - 8)),
+    "W1 of other experts": (dict(W1=LAYER["W1"][1:]), "weights.W1", (E - 1, 2 * n, d)),
+    "x too wide": (dict(x=torch.zeros(T, d + 8)), "X", (T, d + 8)),
+    "b1 too long": (dict(b1=torch.zeros(E, 2 * n + 8)), "weights.b1", (E, 2 * n + 8)),
+    "b2 a vector": (dict(b2=torch.zeros(d)), "weights.b2", (d,)),
+    "addend of fewer rows": (dict(addend=torch.zeros(T - 1, d)), "addend", None),
+    "W2 a matrix": (dict(W2=torch.zeros(d, n)), "W2", (d, n)),
+    "K past E": (dict(K=E + 1), f"K is {E + 1}, expected 1 to E = {E}", None),
+}
+
+
+@pytest.mark.parametrize("fake", [False, True], ids=["run", "traced"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_shapes(wrong, fake):
+    change, name, shape = WRONG[wrong]
+    arguments = dict(LAYER, K=K) | change
+    if "addend" in change:
+        with pytest.raises(RuntimeError, match="shape"):  # torch's own: it cannot be reshaped
+            tilemoe.moe(**arguments)
+        return
+    if fake:
+        arguments = {k: t.to("meta") if torch.is_tensor(t) else t for k, t in arguments.items()}
+    with pytest.raises(ValueError) as raised:
+        tilemoe.moe(**arguments)
+    assert name in str(raised.value)
+    if shape is not None:
+        assert f"shape ({', '.join(map(str, shape))}" in str(raised.value)
+
+
+def test_wrong_names_and_numbers():
+    def refused(sentence, **change):
+        with pytest.raises(ValueError, match=sentence):
+            tilemoe.moe(**dict(LAYER, K=K) | change)
+
+    refused("activation is 'swish', expected one of swiglu", activation="swish")
+    refused("gate_layout is 'mixed'", gate_layout="mixed")
+    refused("scoring is 'max'", scoring="max")
+    refused("rounding is 'half'", rounding="half")
+    refused("rounding goes with softmax_over_chosen", rounding="up", scoring="sigmoid")
+    refused("has a seed and an offset", rounding="stochastic")
+    refused("has a seed and an offset", rounding="up", seed=1, offset=1)
+    refused("K is None", K=None)
+    refused("only the sigmoid scorings", selection_bias=torch.zeros(E))
+    refused("clamp, alpha and up_shift belong to swiglu", activation="geglu", alpha=1.0)
+    refused("clamp >= 0", clamp=-1.0)
+    refused("has no gate", activation="relu", gate_layout="split")
+    refused("float64 \\(37, 40\\), expected|Double \\(37, 40\\), expected", x=LAYER["x"].double())
+    refused("weights.W1 is float32 \\(7, 48, 40\\), expected bfloat16", x=LAYER["x"].bfloat16())
+    refused("not a multiple of 16 bytes", W1=torch.zeros(E, 2 * n, d + 1)[..., :d])
+
+
+def test_a_routing_of_other_sizes_is_refused():
+    x = example()
+    other, _ = tm.route_logits(x["logits"][:-8], None, K, 0)
+    arguments = list(experts_arguments(x))
+    arguments[2] = other
+    with pytest.raises(ValueError, match="routing is int32 .* expected the contiguous int32"):
+        tm.experts(*arguments)
+    arguments[2] = x["routing"].float()
+    with pytest.raises(ValueError, match="routing is float32"):
+        tm.experts(*arguments)
+
+
+def test_statuses_become_exceptions():
+    def raising(text):
+        def op():
+            raise RuntimeError(text)
+
+        return op
+
+    with pytest.raises(NotImplementedError, match="^the sentence$"):
+        ops.call(raising("unsupported: the sentence"))
+    with pytest.raises(RuntimeError, match="^internal error: x$") as raised:
+        ops.call(raising("internal error: x"))
+    assert not isinstance(raised.value, NotImplementedError)
+
+
+def test_vmap_is_refused():
+    logits = torch.zeros(2, T, E)
+    with pytest.raises(NotImplementedError, match="vmap"):
+        torch.vmap(lambda one: tilemoe.moe(LAYER["x"], one, LAYER["W1"], LAYER["W2"], K=K))(logits)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
+def test_devices_without_operators_are_refused():
+    class OnGpu:
+        device, dtype, shape = torch.device("cuda", 0), torch.bfloat16, (3, 8)
+
+    with pytest.raises(NotImplementedError, match="tilemoe cannot use cuda:0|takes bfloat16"):
+        tilemoe._library.require(OnGpu) if tilemoe._library._no_cuda else tilemoe._library.require(
+            type("Float", (OnGpu,), {"dtype": torch.float32})
+        )
