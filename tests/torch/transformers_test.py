@@ -1,0 +1,399 @@
+"""Every experts class of transformers: TileMoE computes what `eager` does, or says why not.
+
+Run as a script it writes the tables into docs/transformers.md; the tests compare them.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.activations import ACT2FN
+from transformers.integrations.moe import use_experts_implementation
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
+
+import tilemoe
+import tilemoe.transformers
+from comparison import assert_close
+from transformers_support import (
+    E,
+    assert_same,
+    build,
+    decorated_classes,
+    fill,
+    problem,
+    relative_error,
+    run,
+    run_eager,
+    slips,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
+CLASSES = decorated_classes()
+each_class = pytest.mark.parametrize(
+    "cls", [c for _, c in CLASSES], ids=[c.__name__ for _, c in CLASSES]
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    tilemoe.transformers.register()
+
+
+def small(cls, implementation="tilemoe"):
+    module = fill(build(cls))
+    module.config._experts_implementation = implementation
+    return module
+
+
+# ---------------------------------------------------------------- the table
+
+
+def weights_words(module):
+    words = ["gated" if module.has_gate else "not gated"]
+    if module.has_gate:
+        words.append("concatenated" if module.is_concatenated else "interleaved")
+    words += ["transposed"] * module.is_transposed + ["biased"] * module.has_bias
+    return ", ".join(words)
+
+
+def form_words(form):
+    numbers = {k: v for k, v in form._asdict().items() if isinstance(v, float) and v}
+    return " ".join([form.activation, *(f"{k}={v:g}" for k, v in numbers.items())])
+
+
+def outcome(module):
+    """How the class fares: what is computed, or the refusal's words."""
+    module.config._experts_implementation = "tilemoe"
+    try:
+        form = tilemoe.transformers.prepare(module)[""]
+    except NotImplementedError as refusal:
+        return "", f"refused: {str(refusal).partition(': ')[2]}"
+    for sentinels in (False, True):
+        data = problem(sentinels=sentinels)
+        assert_same(run(module, *data), run_eager(module, *data))
+    return form_words(form), "same as eager, sentinel ids too"
+
+
+def class_table():
+    lines = [
+        "| model | class | weights | between the products | outcome |",
+        "|---|---|---|---|---|",
+    ]
+    for folder, cls in CLASSES:
+        module = small(cls)
+        gate = "" if cls._apply_gate.__qualname__ == "_default_apply_gate" else " (its own gate)"
+        computes, result = outcome(module)
+        lines.append(
+            f"| {folder} | {cls.__name__} | {weights_words(module)} | {computes}{gate} | {result} |"
+        )
+    return "\n".join(lines)
+
+
+def activation_table():
+    """Every name that a configuration may give as its activation, with a gate and without."""
+    lines = ["| activation | gated | not gated |", "|---|---|---|"]
+    for name in sorted(ACT2FN):
+        cells = []
+        for cls, attribute in (
+            (MixtralExperts, "hidden_act"),
+            (NemotronHExperts, "mlp_hidden_act"),
+        ):
+            config = build(cls).config
+            setattr(config, attribute, name)
+            module = fill(cls(config))
+            computes, result = outcome(module)
+            cells.append(computes or result.partition(":")[0])
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines)
+
+
+TABLES = {"classes": class_table, "activations": activation_table}
+
+
+def between(page, name):
+    start, end = f"<!-- {name}: written by tests/torch/transformers_test.py -->\n", "\n<!-- end -->"
+    before, _, rest = page.partition(start)
+    table, _, after = rest.partition(end)
+    return before + start, table, end + after
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_recorded_table_still_holds(name):
+    _, committed, _ = between(PAGE.read_text(), name)
+    table = TABLES[name]()
+    print(table)
+    assert table == committed
+
+
+def test_the_table_has_every_kind():
+    _, table, _ = between(PAGE.read_text(), "classes")
+    rows = [line for line in table.splitlines()[2:]]
+    assert len(rows) == len(CLASSES) >= 55
+    for kind in (
+        "transposed",
+        "interleaved",
+        "biased",
+        "not gated",
+        "its own gate",
+        "sentinel ids",
+    ):
+        assert any(kind in row for row in rows), kind
+    assert any("gated, concatenated |" in row for row in rows)
+
+
+# ---------------------------------------------------------------- the comparison can fail
+
+
+@each_class
+def test_every_slip_is_noticed(cls, monkeypatch):
+    module = small(cls)
+    data = problem()
+    want = run_eager(module, *data)
+    for slip, function in slips(tilemoe.moe, module).items():
+        with monkeypatch.context() as patch:
+            patch.setattr(tilemoe, "moe", function)
+            got = run(module, *data)
+        with pytest.raises(AssertionError):
+            assert_same(got, want)
+            print(f"{cls.__name__}: nobody noticed that {slip}")
+
+
+@each_class
+def test_sentinel_ids_give_zeros_and_no_gradient(cls, monkeypatch):
+    module = small(cls)
+    x, ids, scores, dO = problem(sentinels=True)
+    got = run(module, x, ids, scores, dO)
+    assert (got["output"][0] == 0).all() and (got["d hidden_states"][0] == 0).all()
+    assert (got["d top_k_weights"][ids == E] == 0).all()
+    assert (got["d top_k_weights"][ids < E] != 0).all()
+    # A sentinel's token is not read: even NaN stays where it is.
+    x[0] = torch.nan
+    assert all(
+        torch.equal(a, b) for a, b in zip(run(module, x, ids, scores, dO).values(), got.values())
+    )
+    # Taking the last expert instead is noticed.
+    real = tilemoe.moe
+    monkeypatch.setattr(tilemoe, "moe", lambda *a, ids, **k: real(*a, ids=ids.clamp(0, E - 1), **k))
+    with pytest.raises(AssertionError):
+        assert_same(
+            run(module, *problem(sentinels=True)), run_eager(module, *problem(sentinels=True))
+        )
+
+
+def test_as_grouped_mm_does_with_sentinel_ids():
+    """transformers' own implementation that knows sentinels, whose scores there are zero."""
+    x, ids, scores, dO = problem(sentinels=True)
+    scores = scores * (ids < E)
+    theirs = run(small(MixtralExperts, "grouped_mm"), x, ids, scores, dO)
+    ours = run(small(MixtralExperts), x, ids, scores, dO)
+    ours["d top_k_weights"] *= ids < E
+    assert_same(ours, theirs)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+class Swapped(MixtralExperts):
+    def _apply_gate(self, H):
+        gate, up = H.chunk(2, dim=-1)
+        return gate * self.act_fn(up)
+
+
+class SoftCapped(MixtralExperts):
+    def _apply_gate(self, H):
+        gate, up = H.chunk(2, dim=-1)
+        return self.act_fn(gate) * 30 * torch.tanh(up / 30)
+
+
+class Normalized(MixtralExperts):
+    def _apply_gate(self, H):
+        gate, up = H.chunk(2, dim=-1)
+        A = self.act_fn(gate) * up
+        return A / A.norm(dim=-1, keepdim=True)
+
+
+class GateStopped(MixtralExperts):
+    """SwiGLU in value, not in gradient."""
+
+    def _apply_gate(self, H):
+        gate, up = H.chunk(2, dim=-1)
+        return self.act_fn(gate).detach() * up
+
+
+class ClampedUpAlone(MixtralExperts):
+    def _apply_gate(self, H):
+        gate, up = H.chunk(2, dim=-1)
+        return self.act_fn(gate) * up.clamp(-7, 7)
+
+
+class WithNoise(MixtralExperts):
+    def _apply_gate(self, H):
+        gate, up = H.chunk(2, dim=-1)
+        return torch.nn.functional.dropout(self.act_fn(gate) * up, 0.1, training=True)
+
+
+class WithScale(MixtralExperts):
+    def __init__(self, config):
+        super().__init__(config)
+        self.per_expert_scale = torch.nn.Parameter(torch.ones(E))
+
+
+@use_experts_implementation(is_concatenated=False)
+class SaysInterleaved(MixtralExperts):
+    """Its gate is that of concatenated columns all the same."""
+
+
+REFUSED = [Swapped, SoftCapped, Normalized, GateStopped, ClampedUpAlone, WithNoise, WithScale]
+
+
+@pytest.mark.parametrize("cls", [*REFUSED, SaysInterleaved], ids=lambda cls: cls.__name__)
+def test_what_is_not_known_is_refused(cls):
+    config = build(MixtralExperts).config
+    config._experts_implementation = "tilemoe"
+    module = fill(cls(config))
+    x, ids, scores, _ = problem()
+    with pytest.raises(NotImplementedError, match=cls.__qualname__) as refusal:
+        module(x, ids, scores)
+    print(refusal.value)
+    with pytest.raises(NotImplementedError, match=cls.__qualname__):
+        tilemoe.transformers.prepare(torch.nn.ModuleList([module]))
+
+
+def test_a_changed_limit_or_activation_is_asked_for_again():
+    module = small(GptOssExperts)
+    data = problem()
+    before = run(module, *data)
+    module.limit = 1.5
+    assert_same(run(module, *data), run_eager(module, *data))
+    assert not torch.equal(run(module, *data)["output"], before["output"])
+
+    module = small(MixtralExperts)
+    run(module, *data)
+    module.act_fn = torch.nn.Tanh()
+    with pytest.raises(NotImplementedError, match="Tanh"):
+        run(module, *data)
+
+
+def test_nothing_is_registered_by_importing():
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, tilemoe, tilemoe.transformers\n"
+        "assert 'transformers' not in sys.modules\n"
+        "from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS as known\n"
+        "assert 'tilemoe' not in known\n"
+        "tilemoe.transformers.register('another_name')\n"
+        "assert 'another_name' in known and 'tilemoe' not in known\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# ---------------------------------------------------------------- how it is computed
+
+
+@pytest.mark.parametrize("cls", [MixtralExperts, GptOssExperts, NemotronHExperts])
+def test_sixteen_bits_are_no_worse_than_eager(cls):
+    """Over eight problems together. Away from the clamp: a value that rounds across it changes its
+    slope from 1 to 0, and a few such decide the error of either."""
+    module = fill(build(cls), meets_clamp=False).bfloat16()
+    ours, theirs = {}, {}
+    for seed in range(8):
+        x, ids, scores, dO = problem(seed)
+        data = (x.bfloat16(), ids, scores.bfloat16(), dO.bfloat16())
+        want = run_eager(module, *data)
+        for implementation, errors in ("tilemoe", ours), ("eager", theirs):
+            module.config._experts_implementation = implementation
+            for name, tensor in run(module, *data).items():
+                errors[name] = errors.get(name, 0) + relative_error(tensor, want[name]) ** 2
+    for name, bound in theirs.items():
+        assert ours[name] <= 1.05**2 * bound, (name, ours[name], bound)
+        assert not 8 * 1.0 <= 1.05**2 * bound  # zeros in our place
+
+
+class LargeTensors(TorchDispatchMode):
+    """Notes every operation that gives memory of its own as large as the smallest weight."""
+
+    def __init__(self, module):
+        super().__init__()
+        weights = [p for p in module.parameters() if p.ndim == 3]
+        self.known = {p.untyped_storage().data_ptr() for p in weights}
+        self.least = min(p.numel() for p in weights)
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.numel() >= self.least:
+                if tensor.untyped_storage().data_ptr() not in self.known:
+                    self.known.add(tensor.untyped_storage().data_ptr())
+                    self.seen.append(str(function))
+        return out
+
+
+@pytest.mark.parametrize("cls", [MixtralExperts, GptOssExperts, NemotronHExperts])
+def test_weights_are_read_and_gradients_written_in_place(cls):
+    module = small(cls)
+    tilemoe.transformers.prepare(module)
+    x, ids, scores, dO = (tensor[:3] for tensor in problem())
+    with LargeTensors(module) as large:
+        out = module(x.requires_grad_(), ids, scores.requires_grad_())
+    assert large.seen == [], "the forward pass copies weights"
+    with LargeTensors(module) as large:
+        out.backward(dO)
+    assert set(large.seen) == {"tilemoe.experts_backward.default"} and len(large.seen) == 2
+    for name, p in module.named_parameters():
+        assert p.grad.stride() == p.stride(), name
+    with LargeTensors(module) as large:
+        module.gate_up_proj.mT.contiguous() if module.has_gate else module.up_proj.clone()
+    assert large.seen, "a copy would not be noticed"
+
+
+@pytest.mark.parametrize("cls", [MixtralExperts, GptOssExperts, NemotronHExperts])
+def test_autocast_computes_in_its_type(cls):
+    """The output and x's gradient keep their float32; the products are bfloat16's."""
+    module = fill(build(cls), meets_clamp=False)
+    data = problem()
+    want = run_eager(module, *data)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = run(module, *data)
+    for name, tensor in got.items():
+        assert tensor.dtype == torch.float32
+        assert relative_error(tensor, want[name]) <= 1e-2, name
+    assert relative_error(got["output"], want["output"]) >= 1e-4  # float32 would be nearer
+
+
+@pytest.mark.parametrize("cls", [MixtralExperts, GptOssExperts])
+def test_frozen_experts(cls):
+    module = small(cls)
+    data = problem()
+    want = run_eager(module, *data)
+    module.requires_grad_(False)
+    got = run(module, *data)
+    for name in ("output", "d hidden_states", "d top_k_weights"):
+        assert_close(got[name], want[name], name)
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_compiled_as_one_graph():
+    module = small(GptOssExperts)
+    data = problem()
+    want = run(module, *data)
+    tilemoe.transformers.prepare(module)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x, ids, scores, _ = data
+    got = compiled(x, ids, scores)
+    assert_close(got, want["output"], "output")
+
+
+if __name__ == "__main__":
+    tilemoe.transformers.register()
+    for name, table in TABLES.items():
+        before, _, after = between(PAGE.read_text(), name)
+        PAGE.write_text(before + table() + after)
