@@ -31,7 +31,7 @@ class Spread:
             if not whole_rows:
                 raise ValueError(
                     f"tilemoe: x has placements {self.placements}: a token's {x.shape[-1]} values "
-                    "must lie on one rank, so redistribute x to Replicate() or Shard() of its tokens"
+                    "must lie on one rank: redistribute x to Replicate() or Shard() of its tokens"
                 )
         self._sum = tuple(
             Partial() if placement.is_shard() else Replicate() for placement in self.placements

@@ -1,55 +1,19 @@
 """Two processes on this machine, gloo: DDP, fully_shard, mixed precision, DTensors, distributed
 checkpoint. The processes run every scenario once; each is a test here."""
 
-import json
-import pathlib
-import subprocess
-import sys
-import time
-
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from distributed_worker import SCENARIOS
+from distributed_worker import SCENARIOS, launch
 from module_support import make, same_bits
-
-WORLD = 2
-LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """-> folder, {scenario: [traceback or "", for each rank]}."""
+    """-> folder, for each rank {scenario: "" or what went wrong}."""
     folder = tmp_path_factory.mktemp("distributed")
-    script = pathlib.Path(__file__).with_name("distributed_worker.py")
-    logs = [(folder / f"{rank}.log").open("w+") for rank in range(WORLD)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(WORLD), folder],
-            stdout=logs[rank],
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(WORLD)
-    ]
-    end = time.monotonic() + LIMIT_S
-    try:
-        for process in processes:
-            process.wait(timeout=max(0.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass  # a scenario without a result tells
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    results = []
-    for rank, log in enumerate(logs):
-        log.seek(0)
-        file = folder / f"{rank}.json"
-        done = json.loads(file.read_text()) if file.exists() else {}
-        missing = f"no result within {LIMIT_S} s; its output:\n{log.read()[-4000:]}"
-        results.append({s.__name__: done.get(s.__name__, missing) for s in SCENARIOS})
-    return folder, results
+    return folder, launch(folder, "cpu", "float32")
 
 
 @pytest.mark.parametrize("scenario", [s.__name__ for s in SCENARIOS])

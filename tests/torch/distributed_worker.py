@@ -1,14 +1,20 @@
-"""One of the processes of distributed_test.py: python distributed_worker.py RANK WORLD FOLDER.
+"""Two processes that hold parts of a batch, a module or both, compared with one that holds all:
 
-Runs every scenario and writes FOLDER/RANK.json: {scenario: "" or the traceback}. What a scenario
-compares with is always the whole batch in one process, computed here.
+    python distributed_worker.py --device cuda      on two GPUs, NCCL, bfloat16
+    python distributed_worker.py                    as distributed_test.py does: CPU, gloo, float32
+
+Each process runs every scenario and writes FOLDER/RANK.json: {scenario: "" or the traceback}.
 """
 
+import argparse
 import copy
 import datetime
 import json
 import pathlib
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
 
 import torch
@@ -20,15 +26,27 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from comparison import LIMITS, assert_close
-from module_support import batch, d, make
+import module_support
 
+WORLD = 2
+LIMIT_S = 240
 SHAPE = (4, 11)  # of the whole batch: two sequences for each of two ranks
 
 
 class Job:
-    def __init__(self, rank, world, folder):
+    def __init__(self, rank, world, folder, device, dtype):
         self.rank, self.world, self.folder = rank, world, folder
-        self.mesh = init_device_mesh("cpu", (world,))
+        self.device, self.dtype = device, dtype
+        self.mesh = init_device_mesh(device, (world,))
+        # Of a gradient that ranks have averaged; one rank's own errors are no larger.
+        self.limits = LIMITS[dtype]
+
+    def make(self, dtype=None, **options):
+        return module_support.make(dtype=dtype or self.dtype, **options).to(self.device)
+
+    def batch(self, seed=1, dtype=None):
+        tensors = module_support.batch(seed, dtype or self.dtype, SHAPE)
+        return [t.detach().to(self.device).requires_grad_(t.requires_grad) for t in tensors]
 
     def mine(self, tensor):
         """This rank's sequences of a whole batch."""
@@ -55,7 +73,7 @@ def step(called, x, dO):
     return out.detach()
 
 
-def compare_gradients(module, want, limits=None):
+def compare_gradients(module, want, limits):
     got = {name.removeprefix("module."): p.grad for name, p in module.named_parameters()}
     assert got.keys() == want.keys(), (got.keys(), want.keys())
     for name in want:
@@ -66,18 +84,18 @@ def compare_gradients(module, want, limits=None):
 
 
 def ddp(job):
-    moe = make(bias=True, z_coefficient=0.1)
-    x, dO = batch(shape=SHAPE)
+    moe = job.make(bias=True, z_coefficient=0.1)
+    x, dO = job.batch()
     want_out, want = whole(moe, x, dO, job.world)
     wrapped = DistributedDataParallel(moe)
     out = step(wrapped, job.mine(x), job.mine(dO))
     assert_close(out, job.mine(want_out).double(), "out")
-    compare_gradients(wrapped, want)
+    compare_gradients(wrapped, want, job.limits)
 
 
 def fsdp(job, nested=False, recompute=False, **options):
     """Two steps of SGD, so that the second gathers what the first updated."""
-    moe = make(bias=True, z_coefficient=0.1, **options)
+    moe = job.make(bias=True, z_coefficient=0.1, **options)
     one = copy.deepcopy(moe)
     if nested:
         fully_shard(moe.experts, mesh=job.mesh)
@@ -87,13 +105,13 @@ def fsdp(job, nested=False, recompute=False, **options):
     called = (lambda x: checkpoint(moe, x, use_reentrant=False)) if recompute else moe
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-2) for m in (moe, one)]
     for seed in (1, 2):
-        x, dO = batch(seed, shape=SHAPE)
+        x, dO = job.batch(seed)
         want_out, want = whole(one, x, dO, job.world)
         for optimizer in optimizers:
             optimizer.zero_grad()
         out = step(called, job.mine(x), job.mine(dO))
         assert_close(out, job.mine(want_out).double(), "out")
-        compare_gradients(moe, want)
+        compare_gradients(moe, want, job.limits)
         for name, p in one.named_parameters():
             p.grad = want[name]
         for optimizer in optimizers:
@@ -111,9 +129,9 @@ def fsdp_recomputed(job):
 def fsdp_selection_bias(job):
     """The counts are summed over the ranks before the bias is updated: all ranks keep one bias."""
     options = dict(scoring="sigmoid_renormalized", selection_bias=True)
-    moe = fully_shard(make(**options), mesh=job.mesh)
-    one = make(**options)
-    x, _ = batch(shape=SHAPE)
+    moe = fully_shard(job.make(**options), mesh=job.mesh)
+    one = job.make(**options)
+    x, _ = job.batch()
     _, aux = moe(job.mine(x))
     counts = aux.expert_counts.clone()
     dist.all_reduce(counts)
@@ -126,11 +144,11 @@ def fsdp_selection_bias(job):
 
 def fsdp_mixed_precision(job, **options):
     """Gathered in bfloat16, reduced in float32: as a bfloat16 module computes it."""
-    moe = make(z_coefficient=0.1, **options)
+    moe = job.make(torch.float32, z_coefficient=0.1, **options)
     low = copy.deepcopy(moe).to(torch.bfloat16)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     fully_shard(moe, mesh=job.mesh, mp_policy=policy)
-    x, dO = batch(shape=SHAPE)
+    x, dO = job.batch(dtype=torch.float32)
     dO = dO.to(torch.bfloat16)
     want_out, want = whole(low, x.to(torch.bfloat16), dO, job.world)
     out = step(moe, job.mine(x), job.mine(dO))
@@ -149,8 +167,8 @@ def dtensor(job):
     """Parameters spread over the ranks in every way, tokens spread or the same on all ranks."""
     for x_placement in (Shard(0), Shard(1), Replicate()):
         for parameter_placement in (Replicate(), Shard(0), Shard(1)):
-            moe = make(bias=True, z_coefficient=0.1)
-            x, dO = batch(shape=SHAPE)
+            moe = job.make(bias=True, z_coefficient=0.1)
+            x, dO = job.batch()
             want_out, want = whole(moe, x, dO, 1)
             for module in (moe.gate, moe.experts):
                 for name, p in list(module.named_parameters()):
@@ -161,7 +179,7 @@ def dtensor(job):
             assert out.placements == x.placements and out.shape == x.shape
             if x_placement != Shard(1):  # 11 over 2: means of unequal parts are not the mean
                 ((out * distribute_tensor(dO, job.mesh, [x_placement])).sum() + aux.loss).backward()
-                compare_gradients(moe, want)
+                compare_gradients(moe, want, job.limits)
                 assert x.grad.placements == x.placements
             assert_close(out.full_tensor(), want_out.double(), "out")
             pairs = SHAPE[0] * SHAPE[1] * moe.K
@@ -169,8 +187,8 @@ def dtensor(job):
 
 
 def dtensor_refusals(job):
-    moe = make()
-    x, _ = batch(shape=SHAPE)
+    moe = job.make()
+    x, _ = job.batch()
     x = x.detach()
     expect("a token's 32 values", lambda: moe(distribute_tensor(x, job.mesh, [Shard(2)])))
     weight = moe.gate.weight.detach()
@@ -189,12 +207,13 @@ def expect(message, call):
 
 def distributed_checkpoint(job):
     """Saved by two, sharded: the test loads it in one process and compares with whole.pt."""
-    moe = make(bias=True, scoring="sigmoid", selection_bias=True)
+    moe = job.make(bias=True, scoring="sigmoid", selection_bias=True)
     if job.rank == 0:
         torch.save(moe.state_dict(), job.folder / "whole.pt")
     fully_shard(moe, mesh=job.mesh)
     dcp.save(moe.state_dict(), checkpoint_id=job.folder / "checkpoint")
-    other = fully_shard(make(seed=9, bias=True, scoring="sigmoid", selection_bias=True))
+    other = job.make(seed=9, bias=True, scoring="sigmoid", selection_bias=True)
+    fully_shard(other, mesh=job.mesh)
     state = other.state_dict()
     dcp.load(state, checkpoint_id=job.folder / "checkpoint")
     other.load_state_dict(state)
@@ -216,16 +235,18 @@ SCENARIOS = (
 )
 
 
-def main(rank, world, folder):
+def run_rank(rank, folder, device, dtype):
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
-        world_size=world,
+        world_size=WORLD,
         timeout=datetime.timedelta(seconds=60),
     )
-    job = Job(rank, world, folder)
+    job = Job(rank, WORLD, folder, device, dtype)
     results = {}
     for scenario in SCENARIOS:
         try:
@@ -238,5 +259,61 @@ def main(rank, world, folder):
     dist.destroy_process_group()
 
 
+def launch(folder, device, dtype):
+    """Runs the processes, for at most LIMIT_S -> by rank {scenario: "" or what went wrong}."""
+    arguments = ["--folder", folder, "--device", device, "--dtype", dtype]
+    logs = [(folder / f"{rank}.log").open("w+") for rank in range(WORLD)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--rank", str(rank), *arguments],
+            stdout=logs[rank],
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(WORLD)
+    ]
+    end = time.monotonic() + LIMIT_S
+    try:
+        for process in processes:
+            process.wait(timeout=max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass  # a scenario without a result tells
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    results = []
+    for rank, log in enumerate(logs):
+        log.seek(0)
+        file = folder / f"{rank}.json"
+        done = json.loads(file.read_text()) if file.exists() else {}
+        missing = f"no result within {LIMIT_S} s; its output:\n{log.read()[-4000:]}"
+        results.append({s.__name__: done.get(s.__name__, missing) for s in SCENARIOS})
+        log.close()
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--folder", type=pathlib.Path, help="of the results; else temporary")
+    parser.add_argument("--rank", type=int, help="run one process, not all")
+    options = parser.parse_args()
+    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    if options.rank is not None:
+        run_rank(options.rank, options.folder, options.device, getattr(torch, dtype))
+        return 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or pathlib.Path(temporary)
+        results = launch(folder, options.device, dtype)
+    wrong = 0
+    for scenario in SCENARIOS:
+        said = [f"rank {rank}: {r[scenario.__name__]}" for rank, r in enumerate(results)]
+        said = [line for line, r in zip(said, results) if r[scenario.__name__]]
+        print(scenario.__name__, "failed" if said else "passed", *said, sep="\n  " if said else " ")
+        wrong += bool(said)
+    return 1 if wrong else 0
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]))
+    sys.exit(main())
