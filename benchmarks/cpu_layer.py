@@ -3,7 +3,7 @@
 
   tilemoe-cpu        the whole layer: router, top-K, routing, experts, combine, and all of it backward
   onednn-dense       the layer's matrix products alone, dense operands of M/E rows an expert
-  torch-grouped_mm   the layer as PyTorch users write it (torch_grouped_mm.py), in a process of its own
+  torch-grouped_mm   the layer as PyTorch users write it (python/tilemoe/bench), in a process of its own
 
 A round runs each once, one after the other, with caches cold; the order changes from round to round.
 Prints the medians and the medians of the rounds' ratios, writes all to a results file, and says
@@ -19,9 +19,10 @@ import pathlib
 import statistics
 import sys
 
-from rounds import Worker
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
+from rounds import Worker, peer_worker  # noqa: E402
+
 LAYER, DENSE, TORCH = "tilemoe-cpu", "onednn-dense", "torch-grouped_mm"
 # In float32: the layer's speed against each peer, and the part of its time that routing may take.
 BARS = {TORCH: 1.5, DENSE: 0.70}
@@ -37,9 +38,11 @@ def measure(args, dtype):
     """The entries of one type: the layer's first, with its speed against the others."""
     common = ["--dtype", dtype, "--threads", args.threads, "--rounds-from-stdin"]
     ours = Worker([args.tilemoe, "bench", "--config", args.config, *common])
-    shape = [f"--{name}={ours.ready['shape'][name]}" for name in SHAPE]
-    script = ROOT / "benchmarks" / "torch_grouped_mm.py"
-    torch = Worker([args.python, script, "--config", args.config, *shape, *common])
+    shape = {name: ours.ready["shape"][name] for name in SHAPE}
+    case = {"name": args.config, **shape, "device": "cpu", "dtype": dtype}
+    torch = peer_worker(args.python, TORCH, case, threads=args.threads)
+    if reason := torch.ready.get("left_out"):
+        sys.exit(f"cpu_layer.py: error: {TORCH}: {reason}")
     rounds = []
     for index in range(args.rounds):
         if index % 2:

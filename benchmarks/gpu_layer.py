@@ -14,9 +14,10 @@ import pathlib
 import statistics
 import sys
 
-from rounds import Worker
-
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "python" / "tilemoe" / "bench"))  # a file of it needs no package
+from rounds import Worker, peer_worker  # noqa: E402
+
 OURS, PEER = "tilemoe-cuda", "sonic-moe"
 SHAPE = "TdnEK"
 
@@ -32,9 +33,11 @@ def measure(args):
     """The entries, the layer's first, with its speed against the peer, pass by pass."""
     ours = Worker([args.tilemoe, "bench", "--device", "cuda", "--config", args.config,
                    "--pass", args.passes, "--baseline", "none", "--rounds-from-stdin"])
-    shape = [f"--{name}={ours.ready['shape'][name]}" for name in SHAPE]
-    peer = Worker(["python3", HERE / "sonic_moe.py", "--config", args.config, *shape,
-                   "--pass", args.passes], peer_environment(args.peer))
+    shape = {name: ours.ready["shape"][name] for name in SHAPE}
+    case = {"name": args.config, **shape, "device": "cuda", "dtype": "bfloat16"}
+    peer = peer_worker("python3", PEER, case, args.passes, environment=peer_environment(args.peer))
+    if reason := peer.ready.get("left_out"):
+        sys.exit(f"gpu_layer.py: error: {PEER}: {reason}")
     rounds = []
     for index in range(args.rounds):
         turns = [ours, peer] if index % 2 == 0 else [peer, ours]

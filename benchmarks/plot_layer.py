@@ -9,43 +9,26 @@ import json
 import pathlib
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
 try:
-    import matplotlib
+    from plots import look, plt, save
 except ImportError:
     sys.exit(
         "plot_layer.py: error: this Python has no matplotlib; "
         f"{sys.executable} -m pip install -r benchmarks/requirements.txt"
     )
-matplotlib.use("Agg")
-matplotlib.rcParams.update(
-    {
-        "svg.hashsalt": "tilemoe",  # the same file from the same numbers
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-)
-import matplotlib.pyplot as plt  # noqa: E402
-
-# Backend -> label, colour of the forward (or of what is saved), of the backward (or of the rest).
-LOOKS = {
-    "tilemoe-cpu": ("TileMoE", "#1b6ca8", "#7fb3d5"),
-    "torch-grouped_mm": ("PyTorch grouped_mm", "#b45f06", "#e8b27a"),
-    "onednn-dense": ("oneDNN, the products alone", "#555555", "#aaaaaa"),
-}
 
 
 def stacked(axes, entries, parts, unit):
     """A horizontal bar for each entry: the two parts, and their sum at its end."""
     for row, entry in enumerate(entries):
-        _, first_colour, second_colour = LOOKS[entry["backend"]]
+        _, first_colour, second_colour = look(entry["backend"])
         first, second = parts(entry)
         axes.barh(row, first, color=first_colour, height=0.6)
         axes.barh(row, second, left=first, color=second_colour, height=0.6)
         axes.text(first + second, row, f" {first + second:.0f} {unit}", va="center")
-    axes.set_yticks(range(len(entries)), [LOOKS[entry["backend"]][0] for entry in entries])
+    axes.set_yticks(range(len(entries)), [look(entry["backend"])[0] for entry in entries])
     axes.invert_yaxis()
     axes.margins(x=0.2)
     axes.set_xlabel(unit)
@@ -74,8 +57,7 @@ def draw(entries, output):
         memory_axes.set_title(f"{dtype}: kept (dark), peak", loc="left")
     shape = " ".join(f"{name}={first['shape'][name]}" for name in "TdnEK")
     figure.suptitle(f"One MoE layer, {shape}; {first['threads']} threads of {first['device']}")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
+    save(figure, output)
 
 
 def main():

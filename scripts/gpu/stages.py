@@ -113,7 +113,7 @@ def peer(machine, folder):
         file = folder / f"{config}.json"
         command = ["python3", script, "--pass", "both", "--tilemoe", machine.program("tilemoe"), "--config", config,
                    "--peer", machine.peer, "--json", file]
-        items.append(Item(config, command, 240, lambda _, file=file: bench_entries(file), missing))
+        items.append(Item(config, command, 360, lambda _, file=file: bench_entries(file), missing))
     return items
 
 

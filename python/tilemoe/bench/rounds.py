@@ -1,7 +1,8 @@
-"""Programs that take turns: what the comparisons share."""
+"""Programs that take turns: what the comparisons share. Needs nothing but Python."""
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -32,6 +33,14 @@ class Worker:
         result = self.read()
         self.process.wait()
         return result
+
+
+def peer_worker(python, name, case, passes="both", threads=0, environment=None):
+    """The peer `name` of peers.py in a process of `python`'s, which need not have tilemoe. case: the
+    fields of cases.Case. Where it cannot run, `ready` has `left_out` that says why."""
+    script = pathlib.Path(__file__).with_name("alone.py")
+    return Worker([python, script, "--peer", name, "--case", json.dumps(case), "--pass", passes,
+                   "--threads", threads], environment)
 
 
 def claim_stdout():

@@ -1,0 +1,150 @@
+"""python -m tilemoe.bench: times the layer beside other implementations of it.
+
+Each round runs every peer once, one after the other, with cold caches; numbers are medians over the
+rounds, ratios are medians of the rounds' ratios. A peer that is not installed, or that does not
+compute the layer, is left out by name. See docs/benchmarks.md.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from dataclasses import replace
+
+import torch
+
+from . import session
+from .cases import CASES, DTYPES, SHAPE, Case
+from .measure import PASSES
+from .peers import TileMoE, TileMoEOverwriting, all_peers
+from .report import table
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m tilemoe.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--list", action="store_true", help="every case, and every peer with what it lacks here")
+    add("--config", nargs="+", metavar="NAME", help="cases; else all of the device")
+    add("--shape", nargs=5, type=int, metavar=tuple(SHAPE), help="a case of your own")
+    add("--device", choices=["cpu", "cuda"], help="else cuda where there is one")
+    add("--dtype", choices=DTYPES, help="else float32 on the CPU, bfloat16 on a GPU")
+    add("--pass", dest="passes", choices=PASSES, default="both")
+    add("--against", nargs="*", metavar="PEER", help="peers; else all that are there")
+    add("--python", nargs="+", default=[], metavar="PEER=PYTHON",
+        help="run a peer in another Python, where its packages do not fit this one's")  # fmt: skip
+    add("--rounds", type=int, default=15)
+    add("--threads", type=int, default=0, help="on the CPU; else torch's own number")
+    add("--json", type=pathlib.Path, help="write the entries to this file")
+    add("--plots", type=pathlib.Path, metavar="DIR",
+        help="pictures: throughput, memory against granularity, kernels")  # fmt: skip
+    add("--from", dest="source", nargs="+", type=pathlib.Path, metavar="FILE",
+        help="draw these JSON files, this bench's or `tilemoe bench`'s, and measure nothing")  # fmt: skip
+    return parser
+
+
+def _cases(args):
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no GPU here")
+    if args.shape:
+        chosen = [Case("custom", *args.shape, dtype="float32" if device == "cpu" else "bfloat16")]
+    elif args.config:
+        if unknown := [name for name in args.config if name not in CASES]:
+            raise ValueError(f"--config {unknown[0]}: not one of {', '.join(CASES)}")
+        chosen = [CASES[name] for name in args.config]
+    else:
+        chosen = [case for case in CASES.values() if case.device == device]
+    return [replace(case, device=device, dtype=args.dtype or case.dtype) for case in chosen]
+
+
+def _peers(args):
+    """Classes, TileMoE first, and the Python of those that run in another."""
+    known = all_peers()
+    pythons = dict(word.partition("=")[::2] for word in args.python)
+    wanted = args.against
+    if wanted is None:
+        wanted = [name for name in known if name != TileMoEOverwriting.name]
+    for option, names in (("--against", wanted), ("--python", pythons)):
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"{option} {unknown[0]}: not one of {', '.join(known)}")
+    names = dict.fromkeys([TileMoE.name, *wanted])
+    return [known[name] for name in names], pythons
+
+
+def _list():
+    for case in CASES.values():
+        shape = " ".join(f"{letter}={size}" for letter, size in case.shape.items())
+        more = ", zipf" if case.zipf else f", rounding {case.rounding}" if case.rounding else ""
+        print(f"{case.name:18} {shape}, {case.dtype}, {case.device}{more}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    case = next(case for case in CASES.values() if case.device == device)
+    for name, peer in all_peers().items():
+        print(f"{name:26} {peer.missing(case) or 'there'}")
+
+
+def _writable(path):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ValueError(f"--json {path}: {error.strerror}") from None
+
+
+def _plots(folder):
+    try:
+        from . import plots
+    except ImportError:
+        raise ValueError("--plots needs matplotlib: pip install 'tilemoe[bench]'") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    return plots
+
+
+def _measure(args):
+    peers, pythons = _peers(args)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    entries = []
+    for case in _cases(args):
+        found = session.run(
+            case, peers, passes=args.passes, rounds=args.rounds, threads=args.threads,
+            pythons=pythons, pictures=args.plots is not None,
+            say=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
+        )  # fmt: skip
+        print(table(found), flush=True)
+        entries += found
+    return entries
+
+
+def main(argv=None):
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        if args.list:
+            return _list()
+        if args.rounds < 1:
+            raise ValueError("--rounds: at least 1")
+        if args.source and not args.plots:
+            raise ValueError("--from draws: --plots says where to")
+        plots = _plots(args.plots) if args.plots else None
+        if args.json:
+            _writable(args.json)
+        if args.source:
+            entries = [entry for file in args.source for entry in json.loads(file.read_text())]
+        else:
+            entries = _measure(args)
+    except (ValueError, OSError, session.LeftOut) as error:
+        sys.exit(f"tilemoe.bench: error: {error}")
+    if args.json:
+        args.json.write_text(json.dumps(entries, indent=1) + "\n")
+        print(f"written to {args.json}")
+    if plots:
+        for path in plots.draw(entries, args.plots):
+            print(f"drawn to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""The implementations that take turns: each a whole layer, router included, as its users call it.
+
+SwiGLU, top-K by softmax over the chosen. A peer is made from a Problem and keeps it; it may hold W1
+in a row order of its own. What cannot run says why, and what would mend it."""
+
+import importlib.util
+
+import torch
+import torch.nn.functional as F
+
+from .cases import DTYPES
+
+
+class Peer:
+    name = ""
+    packages = ("torch",)  # whose versions tell what was measured
+    install = ""  # what makes it available
+    module = None  # that it imports
+
+    @classmethod
+    def missing(cls, case):
+        """Why it cannot run this case, or None."""
+        if cls.module is not None and importlib.util.find_spec(cls.module) is None:
+            return f"not installed: {cls.install}"
+        if case.rounding is not None:
+            return "it has no token rounding"
+        return None
+
+    @staticmethod
+    def working_bytes(case):
+        """About what it holds at once beside weights, gradients and tokens: some copies of the
+        gathered rows and of H."""
+        return 3 * case.rows * (case.d + 3 * case.n) * DTYPES[case.dtype].itemsize
+
+    def __init__(self, problem):
+        self.problem = problem
+        order = self.rows_of_W1(problem.case.n)
+        self.order = order if order is None else order.to(problem.X.device)
+        W1 = problem.W1
+        if order is not None:
+            W1 = W1.detach()[:, self.order].contiguous().requires_grad_()
+        self.X, self.router, self.W1, self.W2 = problem.X, problem.router, W1, problem.W2
+
+    @staticmethod
+    def rows_of_W1(n):
+        """(2n): for each row of W1 as the peer wants it, the row of the problem's, whose gate rows
+        come first. None where the two are one."""
+        return None
+
+    def forward(self):
+        """-> O (T, d)"""
+        raise NotImplementedError
+
+    def backward(self, O):
+        """-> dX, drouter, dW1, dW2, the last two in the peer's layout."""
+        leaves = [self.X, self.router, self.W1, self.W2]
+        return torch.autograd.grad(O, leaves, self.problem.dO)
+
+    def given_layout(self, dW1):
+        """dW1 with the problem's order of rows."""
+        if self.order is None:
+            return dW1
+        given = torch.empty_like(dW1)
+        given[:, self.order] = dW1
+        return given
+
+    def top_k(self):
+        """scores (T, K) of X's type and ids (T, K), as PyTorch users write them."""
+        top, ids = self.problem.logits().float().topk(self.problem.K, dim=-1)
+        return top.softmax(dim=-1).to(self.X.dtype), ids
+
+
+class TileMoE(Peer):
+    name = "tilemoe"
+    packages = ("torch", "tilemoe")
+    overwrite_H = False
+
+    @classmethod
+    def missing(cls, case):
+        if importlib.util.find_spec("tilemoe") is None:
+            return "not installed: pip install . in its source tree"
+        if case.device == "cuda" and case.dtype == "float32":
+            return "on a GPU it takes bfloat16 and float16"
+        return None
+
+    def forward(self):
+        from tilemoe import moe
+
+        p = self.problem
+        return moe(
+            p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding, overwrite_H=self.overwrite_H
+        )  # fmt: skip
+
+
+class TileMoEOverwriting(TileMoE):
+    """The one of less memory: backward writes dH over H."""
+
+    name = "tilemoe-dh-over-h"
+    overwrite_H = True
+
+
+class TorchGroupedMM(Peer):
+    """Sort by expert, gather, grouped_mm, SwiGLU, grouped_mm, weighted index_add. No step waits for
+    the device."""
+
+    name = "torch-grouped_mm"
+
+    @classmethod
+    def missing(cls, case):
+        if not hasattr(F, "grouped_mm"):
+            return f"torch {torch.__version__} has no grouped_mm: pip install 'torch>=2.10'"
+        return super().missing(case)
+
+    def forward(self):
+        K, E = self.problem.K, self.W1.shape[0]
+        s, ids = self.top_k()  # (T, K)
+        expert, order = ids.flatten().sort(stable=True)  # (M), and the pair of a row
+        token = order // K  # (M)
+        every = torch.arange(E, device=expert.device)
+        offsets = torch.searchsorted(expert, every, right=True).to(torch.int32)  # (E) ends
+        rows = self.X[token]  # (M, d)
+        H = F.grouped_mm(rows, self.W1.transpose(1, 2), offs=offsets)  # (M, 2n)
+        gate, up = H.chunk(2, dim=-1)
+        Y = F.grouped_mm(F.silu(gate) * up, self.W2.transpose(1, 2), offs=offsets)  # (M, d)
+        weighted = Y * s.flatten()[order, None]
+        return torch.zeros_like(self.X).index_add_(0, token, weighted)  # (T, d)
+
+
+class SonicMoE(Peer):
+    """Its tile search is kept to five shapes, as a full one takes minutes for every new shape;
+    QUACK_CACHE_DIR keeps what it compiled. Gate and up rows are interleaved, as it wants them."""
+
+    name = "sonic-moe"
+    packages = ("torch", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl")
+    install = "pip install sonic-moe==0.1.2.post1 quack-kernels==0.3.11"
+    module = "sonicmoe"
+    # (tile M, tile N, ping-pong)
+    TILES = {
+        (128, 128, True),
+        (128, 192, True),
+        (128, 256, False),
+        (256, 128, False),
+        (256, 192, False),
+    }
+
+    @classmethod
+    def missing(cls, case):
+        if case.device != "cuda" or case.dtype != "bfloat16":
+            return "it runs on a GPU in bfloat16"
+        if case.zipf:
+            return "it has its router inside, and the case prescribes logits"
+        return super().missing(case)
+
+    def __init__(self, problem):
+        from sonicmoe.enums import ActivationType
+        from sonicmoe.functional import moe_TC_softmax_topk_layer
+
+        self.keep_tiles()
+        super().__init__(problem)
+        self.layer, self.activation = moe_TC_softmax_topk_layer, ActivationType.SWIGLU
+
+    @classmethod
+    def keep_tiles(cls):
+        from quack import gemm_config
+
+        every = gemm_config.get_all_configs
+        if getattr(every, "kept", False):
+            return
+
+        def kept(*args, **kwargs):
+            return [
+                c
+                for c in every(*args, **kwargs)
+                if c.device_capacity == 9
+                and not c.swap_ab
+                and (c.tile_m, c.tile_n, c.pingpong) in cls.TILES
+            ]
+
+        kept.kept = True
+        gemm_config.get_all_configs = kept
+
+    @staticmethod
+    def rows_of_W1(n):
+        return torch.arange(2 * n).view(2, n).t().flatten()
+
+    def forward(self):
+        W1, W2 = self.W1.permute(1, 2, 0), self.W2.permute(1, 2, 0)
+        stream, inference = torch.cuda.current_stream().cuda_stream, not torch.is_grad_enabled()
+        return self.layer(
+            self.X, self.router, W1, None, W2, None, self.problem.K, stream, self.activation,
+            inference,
+        )[0]  # fmt: skip
+
+
+class ScatterMoE(Peer):
+    """Its GLUMLP, whose W1 has the up rows first."""
+
+    name = "scattermoe"
+    packages = ("torch", "scattermoe", "triton")
+    install = "pip install git+https://github.com/shawntan/scattermoe"
+    module = "scattermoe"
+
+    @classmethod
+    def missing(cls, case):
+        return "it runs on a GPU" if case.device != "cuda" else super().missing(case)
+
+    def __init__(self, problem):
+        from scattermoe.mlp import GLUMLP
+
+        super().__init__(problem)
+        case = problem.case
+        with torch.device("meta"):
+            self.mlp = GLUMLP(case.d, case.n, case.E, case.K)
+        self.W1 = self.mlp.experts.weight = torch.nn.Parameter(self.W1)
+        self.W2 = self.mlp.output_experts.weight = torch.nn.Parameter(self.W2)
+
+    @staticmethod
+    def rows_of_W1(n):
+        return torch.arange(2 * n).roll(n)
+
+    def forward(self):
+        return self.mlp(self.X, *self.top_k())
+
+
+class Transformers(Peer):
+    """Mixtral's experts by one of Hugging Face's implementations of them."""
+
+    packages = ("torch", "transformers")
+    install = "pip install transformers==5.17"
+    module = "transformers"
+    implementation = ""
+
+    @classmethod
+    def working_bytes(cls, case):
+        if cls.implementation != "batched_mm":
+            return super().working_bytes(case)
+        # A copy of the chosen expert's weights for every pair, and its gradient.
+        return 6 * case.rows * case.n * case.d * DTYPES[case.dtype].itemsize
+
+    def __init__(self, problem):
+        from transformers import MixtralConfig
+        from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+        super().__init__(problem)
+        case = problem.case
+        config = MixtralConfig(
+            hidden_size=case.d, intermediate_size=case.n, num_local_experts=case.E
+        )
+        config._experts_implementation = self.implementation
+        with torch.device("meta"):
+            self.experts = MixtralExperts(config)
+        self.W1 = self.experts.gate_up_proj = torch.nn.Parameter(self.W1)
+        self.W2 = self.experts.down_proj = torch.nn.Parameter(self.W2)
+
+    def forward(self):
+        s, ids = self.top_k()
+        return self.experts(self.X, ids, s)
+
+
+def _transformers():
+    """A peer for each of its implementations; one that is not there where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        return [type("Transformers", (Transformers,), {"name": "transformers"})]
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    return [
+        type("Transformers", (Transformers,), {"name": f"transformers-{kind}", "implementation": kind})
+        for kind in ("eager", *sorted(ALL_EXPERTS_FUNCTIONS))
+    ]
+
+
+def all_peers():
+    """Name -> class, TileMoE first."""
+    peers = [TileMoE, TileMoEOverwriting, TorchGroupedMM, SonicMoE, ScatterMoE, *_transformers()]
+    return {peer.name: peer for peer in peers}

@@ -1,0 +1,163 @@
+"""Pictures of the entries that the benches write as JSON. Needs matplotlib, no torch."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+matplotlib.rcParams.update(
+    {
+        "svg.hashsalt": "tilemoe",  # the same file from the same numbers
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+)
+import matplotlib.pyplot as plt  # noqa: E402
+
+# Backend -> label, colour of the forward (or of what is saved), of the backward (or of the rest).
+LOOKS = {
+    "tilemoe": ("TileMoE", "#1b6ca8", "#7fb3d5"),
+    "tilemoe-cpu": ("TileMoE", "#1b6ca8", "#7fb3d5"),
+    "tilemoe-cuda": ("TileMoE", "#1b6ca8", "#7fb3d5"),
+    "tilemoe-dh-over-h": ("TileMoE, dH over H", "#0b3c5d", "#6f93ad"),
+    "torch-grouped_mm": ("PyTorch grouped_mm", "#b45f06", "#e8b27a"),
+    "onednn-dense": ("oneDNN, the products alone", "#555555", "#aaaaaa"),
+    "sonic-moe": ("sonic-moe", "#38761d", "#93c47d"),
+    "scattermoe": ("ScatterMoE", "#741b47", "#c27ba0"),
+    "transformers-eager": ("transformers eager", "#7f6000", "#ffd966"),
+    "transformers-grouped_mm": ("transformers grouped_mm", "#990000", "#ea9999"),
+    "transformers-batched_mm": ("transformers batched_mm", "#351c75", "#b4a7d6"),
+}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KERNELS_NAMED = 10
+
+
+def look(backend):
+    return LOOKS.get(backend, (backend, "#333333", "#999999"))
+
+
+def save(figure, output):
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def _unique(values):
+    return list(dict.fromkeys(values))
+
+
+def _bars(axes, entries, value):
+    """Grouped by case, a colour a backend."""
+    configs, backends = (_unique(e[key] for e in entries) for key in ("config", "backend"))
+    width = 0.8 / len(backends)
+    for index, backend in enumerate(backends):
+        mine = {e["config"]: value(e) for e in entries if e["backend"] == backend}
+        at = [i + (index - (len(backends) - 1) / 2) * width for i in range(len(configs))]
+        heights = [mine.get(config) or 0 for config in configs]
+        axes.bar(at, heights, width, label=look(backend)[0], color=look(backend)[1])
+    axes.set_xticks(range(len(configs)), configs)
+
+
+def throughput(entries, output):
+    """TFLOP/s of each pass; two operations a multiply-add of the layer's products."""
+    passes = [(key, flop, title) for key, flop, title in
+              (("fwd_ms", 6, "forward"), ("bwd_ms", 12, "backward"))
+              if any(key in e for e in entries)]  # fmt: skip
+    configs = len(_unique(e["config"] for e in entries))
+    figure, panels = plt.subplots(
+        len(passes), 1, figsize=(max(6, 1.6 * configs + 2), 2.6 * len(passes)), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for axes, (key, flop, title) in zip(panels[:, 0], passes):
+        def value(entry):
+            d, n = (entry["shape"][letter] for letter in "dn")
+            ms = entry.get(key)
+            return flop * entry["rows"] * d * n / ms * 1e-9 if ms else None
+
+        _bars(axes, entries, value)
+        axes.set_title(f"{title}, TFLOP/s", loc="left")
+    panels[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(f"One MoE layer, {entries[0]['dtype']}, {entries[0]['device']}")
+    save(figure, output)
+
+
+def _contract(dtype, point):
+    """Bytes of X, H and 16 a (token, expert) pair, the most that TileMoE keeps."""
+    T, d, n, K = (point[letter] for letter in "TdnK")
+    return BYTES[dtype] * (T * d + 2 * T * K * n) + 16 * T * K
+
+
+def memory(entries, output):
+    """What is kept and the peak against granularity d/n at constant n * K, of one case."""
+    figure, (kept, peak) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for entry in entries:
+        points = entry["granularity"]
+        x = [point["d"] / point["n"] for point in points]
+        label, colour, _ = look(entry["backend"])
+        kept.plot(x, [p["saved_bytes"] / 2**20 for p in points], "o-", color=colour, label=label)
+        above = [(p["peak_bytes"] - p["resident_bytes"]) / 2**20 for p in points]
+        peak.plot(x, above, "o-", color=colour, label=label)
+    first = max((e for e in entries), key=lambda e: len(e["granularity"]))
+    points = first["granularity"]
+    kept.plot([p["d"] / p["n"] for p in points],
+              [_contract(first["dtype"], p) / 2**20 for p in points],
+              "--", color="black", linewidth=1, label="X, H and the routing")  # fmt: skip
+    for axes, title in ((kept, "kept for backward, MiB"), (peak, "peak above weights, X, dO, MiB")):
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("d/n, at constant n K and n E")
+        axes.set_title(title, loc="left")
+    kept.legend(frameon=False, fontsize=8)
+    shape = " ".join(f"{name}={first['shape'][name]}" for name in "Td")
+    figure.suptitle(f"{first['config']}: {shape}, {first['dtype']}, {first['device']}")
+    save(figure, output)
+
+
+def parts(entry):
+    """[(name, ms)] in the order in which they ran: kernels, or the steps of `tilemoe bench`."""
+    kernels = entry.get("kernels") or {}
+    found = [(name, ms) for times in kernels.values() for name, ms in times.items()]
+    if not found:
+        found = [(name, step["ms"]) for name, step in (entry.get("steps") or {}).items()
+                 if "ms" in step]  # fmt: skip
+    return found
+
+
+def kernels(entries, output):
+    """A bar for each backend, of its kernels one after the other; the small ones together."""
+    figure, panels = plt.subplots(
+        len(entries), 1, figsize=(9, 2.4 * len(entries)), squeeze=False, layout="constrained"
+    )
+    colours = plt.get_cmap("tab20").colors
+    for axes, entry in zip(panels[:, 0], entries):
+        found = parts(entry)
+        named = sorted(found, key=lambda part: -part[1])[:KERNELS_NAMED]
+        rest = sum(ms for _, ms in found) - sum(ms for _, ms in named)
+        left = 0.0
+        for index, (name, ms) in enumerate([*(p for p in found if p in named), ("other", rest)]):
+            axes.barh(0, ms, left=left, color=colours[index % 20], label=f"{name[:48]}: {ms:.3f}")
+            left += ms
+        axes.set_yticks([])
+        axes.set_title(f"{entry['config']}, {look(entry['backend'])[0]}: {left:.3f} ms", loc="left")
+        axes.legend(frameon=False, fontsize=6, ncols=2, loc="upper left", bbox_to_anchor=(1, 1.1))
+    panels[-1, 0].set_xlabel("ms")
+    save(figure, output)
+
+
+def draw(entries, folder):
+    """All pictures that the entries have numbers for; their paths."""
+    timed = [e for e in entries if "fwd_ms" in e or "bwd_ms" in e]
+    paths = []
+    for dtype in _unique(e["dtype"] for e in timed):
+        paths.append(folder / f"throughput_{dtype}.svg")
+        throughput([e for e in timed if e["dtype"] == dtype], paths[-1])
+    for config in _unique(e["config"] for e in entries):
+        mine = [e for e in entries if e["config"] == config]
+        if any(e.get("granularity") for e in mine):
+            paths.append(folder / f"memory_{config}.svg")
+            memory([e for e in mine if e.get("granularity")], paths[-1])
+        if any(parts(e) for e in mine):
+            paths.append(folder / f"kernels_{config}.svg")
+            kernels([e for e in mine if parts(e)], paths[-1])
+    return paths

@@ -1,0 +1,121 @@
+"""A case: which peers run it, their rounds in turn, and what is told of them."""
+
+import dataclasses
+import os
+import statistics
+
+from . import machine, memory
+from .cases import DTYPES
+from .check import Wrong, check
+from .measure import Measured, make_clock
+from .peers import TileMoE
+from .problem import Problem
+from .rounds import peer_worker
+
+
+class LeftOut(Exception):
+    """Why a peer is not timed."""
+
+
+def _needed_bytes(peer, case):
+    """About what a peer takes beside the problem: gradients, a copy of W1, O and dX, its own."""
+    weights = 5 * case.E * case.d * case.n + 3 * case.T * case.d
+    return weights * DTYPES[case.dtype].itemsize + peer.working_bytes(case)
+
+
+def measured_in_process(peer, problem, clock, passes):
+    """Checks a peer, then warms it up. LeftOut where it cannot run here."""
+    case = problem.case
+    if reason := peer.missing(case):
+        raise LeftOut(reason)
+    needed, there = _needed_bytes(peer, case), machine.available_bytes(case.device)
+    if needed > there:
+        raise LeftOut(f"it needs some {needed / 2**30:.1f} GiB, {there / 2**30:.1f} can be had")
+    try:
+        check(peer, case.device, case.dtype, case.zipf, passes in ("both", "backward"))
+        return Measured(peer, problem, clock, passes)
+    except Wrong as error:
+        raise LeftOut(f"wrong results: {error}") from error
+    except Exception as error:  # of foreign code: whatever it raises
+        sentence = (str(error) or "no more was said").splitlines()[0]
+        raise LeftOut(f"{type(error).__name__}: {sentence}") from error
+
+
+class Remote:
+    """A peer in another Python."""
+
+    def __init__(self, python, peer, case, passes, threads):
+        self.name = peer.name
+        self.worker = peer_worker(python, peer.name, dataclasses.asdict(case), passes, threads)
+        if reason := self.worker.ready.get("left_out"):
+            raise LeftOut(reason)
+
+    def round(self):
+        return self.worker.round()[self.name]
+
+    def entry(self):
+        return self.worker.finish()[0]
+
+
+def run(case, peers, *, passes="both", rounds=15, threads=0, pythons=None, pictures=False,
+        say=lambda line: None):  # fmt: skip
+    """The case's entries, TileMoE's first. peers: classes of peers.py; pythons: for a peer's name the
+    Python that it runs in, where that is not this one. pictures: also measure what only they show."""
+    problem, clock = Problem(case), make_clock(case.device)
+    runners, left_out = [], {}
+    for peer in peers:
+        say(f"{case.name}: preparing {peer.name}")
+        try:
+            if python := (pythons or {}).get(peer.name):
+                runners.append(Remote(python, peer, case, passes, threads))
+            else:
+                runners.append(measured_in_process(peer, problem, clock, passes))
+        except LeftOut as error:
+            if issubclass(peer, TileMoE):
+                raise LeftOut(f"{peer.name}: {error}") from error
+            left_out[peer.name] = str(error)
+
+    times = []
+    for index in range(rounds):
+        first = index % len(runners)
+        turns = runners[first:] + runners[:first]
+        times.append({runner.name: runner.round() for runner in turns})
+        line = ", ".join(f"{r.name} {sum(times[-1][r.name].values()):.3f}" for r in runners)
+        say(f"{case.name}: round {index + 1} of {rounds}, ms: {line}")
+
+    entries = []
+    packages = {peer.name: peer.packages for peer in peers}
+    for runner in runners:
+        entry = runner.entry()
+        if isinstance(runner, Measured):
+            entry |= machine.describe(case.device, packages[runner.name])
+        entry["pass"] = passes
+        entry["commit"] = machine.commit()
+        entry["load_average"] = os.getloadavg()[0]
+        entry["round_times"] = [r[runner.name] for r in times]
+        entry["fwd_plus_bwd_ms"] = statistics.median(sum(r[runner.name].values()) for r in times)
+        if pictures and isinstance(runner, Measured):
+            entry["kernels"] = runner.kernels()
+            if passes == "both":
+                entry["granularity"] = _granularity(type(runner.peer), case)
+        entries.append(entry)
+    ours = entries[0]
+    ours["left_out"] = left_out
+    ours["speed_against"] = {
+        entry["backend"]: statistics.median(
+            sum(r[entry["backend"]].values()) / sum(r[ours["backend"]].values()) for r in times
+        )
+        for entry in entries[1:]
+    }
+    return entries
+
+
+def _granularity(peer, case):
+    """Memory at other n with equal n * K and n * E."""
+    found = []
+    for finer in case.granularities():
+        if _needed_bytes(peer, finer) > machine.available_bytes(case.device):
+            continue
+        problem = Problem(finer)
+        found.append({**finer.shape, **memory.measure(peer(problem))})
+    return found

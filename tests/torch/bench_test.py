@@ -1,0 +1,271 @@
+"""python -m tilemoe.bench, on small layers: what it measures and what it leaves out, not how fast."""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilemoe.bench import __main__ as bench
+from tilemoe.bench import check, memory, peers, session
+from tilemoe.bench.cases import CASES, Case
+from tilemoe.bench.measure import CpuClock
+from tilemoe.bench.problem import Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = Case("small", T=96, d=40, n=24, E=6, K=2)
+CPU_PEERS = ["tilemoe", "tilemoe-dh-over-h", "torch-grouped_mm"]
+
+
+def run(*words):
+    bench.main([str(word) for word in words])
+
+
+def shape_words(case):
+    return ["--device", "cpu", "--shape", *case.shape.values()]
+
+
+def test_cases_are_those_of_the_documentation():
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    rows = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", page, re.M)
+    assert {name: tuple(map(int, sizes)) for name, *sizes in rows} == {
+        case.name: tuple(case.shape.values()) for case in CASES.values()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("zipf", [False, True])
+@pytest.mark.parametrize("name", CPU_PEERS)
+def test_peers_compute_the_layer(name, zipf, dtype):
+    check.check(peers.all_peers()[name], "cpu", dtype, zipf)
+
+
+class Sabotaged(peers.TorchGroupedMM):
+    name = "sabotaged"
+
+    def backward(self, O):
+        return tuple(self.spoil(list(super().backward(O))))
+
+    @staticmethod
+    def spoil(gradients):
+        return gradients
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("index, tensor", list(enumerate(check.NAMES)))
+def test_check_refuses(index, tensor, dtype):
+    """A lost row block of each result."""
+
+    class Peer(Sabotaged):
+        def forward(self):
+            O = super().forward()
+            return O * (torch.arange(O.shape[0]) > 7)[:, None] if tensor == "O" else O
+
+        @staticmethod
+        def spoil(gradients):
+            if tensor != "O":
+                g = gradients[index - 1].clone()
+                g[0] = 0
+                gradients[index - 1] = g
+            return gradients
+
+    with pytest.raises(check.Wrong, match=tensor):
+        check.check(Peer, "cpu", dtype)
+
+
+def test_check_refuses_swapped_gate_and_up():
+    class Peer(Sabotaged):
+        @staticmethod
+        def rows_of_W1(n):
+            return torch.arange(2 * n).roll(n)
+
+    with pytest.raises(check.Wrong, match="O is off"):
+        check.check(Peer, "cpu", "float32")
+
+
+def test_own_row_orders_are_undone():
+    for peer in (peers.SonicMoE, peers.ScatterMoE):
+        order = peer.rows_of_W1(3)
+        given = torch.arange(6)
+        held = peer.__new__(peer)
+        held.order = order
+        assert torch.equal(held.given_layout(given[order][None])[0], given)
+    assert peers.SonicMoE.rows_of_W1(3).tolist() == [0, 3, 1, 4, 2, 5]
+    assert peers.ScatterMoE.rows_of_W1(3).tolist() == [3, 4, 5, 0, 1, 2]
+
+
+def test_tilemoe_keeps_what_the_design_says():
+    for case in SMALL.granularities():
+        found = memory.measure(peers.TileMoE(Problem(case)))
+        pairs = case.T * case.K
+        kept = 4 * (case.T * case.d + 2 * pairs * case.n)
+        assert kept <= found["saved_bytes"] <= kept + 16 * pairs + 8 * case.E + 64
+        assert found["peak_bytes"] > found["resident_bytes"]
+    assert [case.K for case in SMALL.granularities()] == [1, 2]
+
+
+def test_peak_counts_every_live_tensor():
+    class Peer(peers.TorchGroupedMM):
+        """Holds a further 1 MiB while it runs forward."""
+
+        def forward(self):
+            ballast = torch.empty(1 << 20, dtype=torch.uint8)
+            O = super().forward()
+            del ballast
+            return O
+
+    problem = Problem(dataclasses.replace(SMALL, T=8))
+    plain = memory.measure(peers.TorchGroupedMM(problem))
+    more = memory.measure(Peer(problem))
+    assert more["peak_bytes"] - plain["peak_bytes"] > 0.9 * 2**20
+    assert more["saved_bytes"] == plain["saved_bytes"]
+
+
+def test_table_json_and_pictures(tmp_path, capsys):
+    file, folder = tmp_path / "out.json", tmp_path / "plots"
+    run(*shape_words(SMALL), "--rounds", 2, "--against", "torch-grouped_mm", "sonic-moe",
+        "--json", file, "--plots", folder)  # fmt: skip
+    text = capsys.readouterr().out
+    assert "left out: sonic-moe: it runs on a GPU" in text
+    ours, torchs = json.loads(file.read_text())
+    assert [ours["backend"], torchs["backend"]] == ["tilemoe", "torch-grouped_mm"]
+    for entry in (ours, torchs):
+        assert entry["shape"] == SMALL.shape and entry["rows"] == 192 and entry["rounds"] == 2
+        assert len(entry["round_times"]) == 2 and entry["fwd_ms"] > 0 and entry["bwd_ms"] > 0
+        assert set(entry["host_ms"]) == {"forward", "backward"}
+        assert torch.__version__.startswith(entry["versions"]["torch"])
+        assert len(entry["granularity"]) == 2
+    both = [[sum(r.values()) for r in e["round_times"]] for e in (ours, torchs)]
+    ratios = [theirs / mine for mine, theirs in zip(*both)]
+    assert ours["speed_against"]["torch-grouped_mm"] == pytest.approx(sum(ratios) / 2)
+    drawn = {path.name for path in folder.iterdir()}
+    assert drawn == {"throughput_float32.svg", "memory_custom.svg"}
+
+
+@pytest.mark.parametrize(
+    "passes, keys",
+    [("forward", {"fwd_ms"}), ("backward", {"bwd_ms"}), ("inference", {"fwd_ms"})],
+)
+def test_passes(passes, keys):
+    (entry,) = session.run(SMALL, [peers.TileMoE], passes=passes, rounds=1)
+    assert entry["round_times"][0].keys() == keys
+    assert ("saved_bytes" in entry) == (passes == "backward")
+
+
+def test_rounded_case_runs_alone():
+    case = dataclasses.replace(SMALL, rounding="nearest")
+    (entry,) = session.run(case, [peers.TileMoE, peers.TorchGroupedMM], rounds=1)
+    assert entry["left_out"] == {"torch-grouped_mm": "it has no token rounding"}
+
+
+def test_wrong_and_failing_peers_are_left_out():
+    class Wrong(Sabotaged):
+        name = "wrong"
+
+        @staticmethod
+        def spoil(gradients):
+            return [2 * g for g in gradients]
+
+    class Failing(peers.TorchGroupedMM):
+        name = "failing"
+
+        def forward(self):
+            raise MemoryError("the machine said no\nand more")
+
+    class Large(peers.TorchGroupedMM):
+        name = "large"
+
+        @staticmethod
+        def working_bytes(case):
+            return 1 << 60
+
+    (entry,) = session.run(SMALL, [peers.TileMoE, Wrong, Failing, Large], rounds=1)
+    assert entry["left_out"]["wrong"].startswith("wrong results: dX is off by 1.0e+00")
+    assert entry["left_out"]["failing"] == "MemoryError: the machine said no"
+    assert entry["left_out"]["large"].startswith("it needs some 1073741824.")
+
+
+def test_a_wrong_tilemoe_is_an_error(monkeypatch):
+    monkeypatch.setattr(peers.TileMoE, "backward", lambda self, O: [
+        torch.zeros_like(g) for g in peers.Peer.backward(self, O)])  # fmt: skip
+    with pytest.raises(SystemExit, match="error: tilemoe: wrong results: dX is off"):
+        run(*shape_words(SMALL), "--rounds", 1, "--against")
+
+
+def test_peer_in_another_python():
+    entries = session.run(
+        SMALL, [peers.TileMoE, peers.TorchGroupedMM, peers.ScatterMoE], rounds=2, threads=1,
+        pythons={"torch-grouped_mm": sys.executable, "scattermoe": sys.executable},
+    )  # fmt: skip
+    ours, torchs = entries
+    assert torchs["backend"] == "torch-grouped_mm" and torchs["threads"] == 1
+    assert torchs["fwd_ms"] == pytest.approx(
+        sum(r["fwd_ms"] for r in torchs["round_times"]) / 2
+    )
+    assert ours["left_out"] == {"scattermoe": "it runs on a GPU"}
+
+
+def test_pictures_of_steps_and_of_kernels(tmp_path):
+    """The C++ bench's steps, and kernels as a GPU's entries have them."""
+    shape = {"shape": SMALL.shape, "rows": 192, "dtype": "bfloat16", "device": "some GPU"}
+    entries = [
+        {"config": "a", "backend": "tilemoe-cuda", "fwd_ms": 1.0, "bwd_ms": 2.0, **shape,
+         "steps": {"router": {"ms": 0.25}, "up_projection": {"ms": 0.75}}},
+        {"config": "a", "backend": "sonic-moe", "fwd_ms": 1.5, "bwd_ms": 2.5, **shape,
+         "kernels": {"forward": {f"k{i}": 0.1 * i for i in range(14)}, "backward": {"b": 3.0}}},
+    ]  # fmt: skip
+    file = tmp_path / "in.json"
+    file.write_text(json.dumps(entries))
+    run("--from", file, "--plots", tmp_path)
+    picture = (tmp_path / "kernels_a.svg").read_text()
+    assert "up_projection: 0.750" in picture and "b: 3.000" in picture
+    assert "other: 1.000" in picture  # k0 to k4
+    assert (tmp_path / "throughput_bfloat16.svg").exists()
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["--config", "cpu-t9"], "--config cpu-t9: not one of cpu-t4096"),
+        (["--against", "megablocks"], "--against megablocks: not one of tilemoe"),
+        (["--python", "megablocks=python3"], "--python megablocks: not one of"),
+        (["--rounds", "0"], "--rounds: at least 1"),
+        (["--json", "/proc/nowhere/out.json"], "--json /proc/nowhere/out.json"),
+        (["--from", "nowhere.json", "--plots", "."], "nowhere.json"),
+        (["--from", "nowhere.json"], "--from draws: --plots says where to"),
+        (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
+    ],
+)
+def test_errors(words, sentence, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=f"^tilemoe.bench: error: .*{re.escape(sentence)}"):
+        run(*words)
+
+
+def test_list_names_what_a_missing_peer_takes(capsys, monkeypatch):
+    there = peers.importlib.util.find_spec
+    monkeypatch.setattr(
+        peers.importlib.util, "find_spec", lambda n: None if n == "transformers" else there(n)
+    )
+    run("--list")
+    text = capsys.readouterr().out
+    assert "cpu-t4096" in text and "qwen3-235b" in text
+    assert re.search(r"transformers +not installed: pip install transformers==5.17", text)
+
+
+def test_caches_are_cold_and_the_order_turns(monkeypatch):
+    """Every timed pass follows a flush, and each peer is first in turn."""
+    seen = []
+    flush = CpuClock.timed
+    monkeypatch.setattr(CpuClock, "REST_SECONDS", 0)
+    monkeypatch.setattr(
+        CpuClock, "timed", lambda self, work: (seen.append(work), flush(self, work))[1]
+    )
+    session.run(SMALL, [peers.TileMoE, peers.TorchGroupedMM], rounds=2)
+    owners = [work.__self__.name for work in seen if hasattr(work, "__self__")]
+    assert owners == ["tilemoe", "torch-grouped_mm", "torch-grouped_mm", "tilemoe"]
+    assert len(seen) == 8
