@@ -338,15 +338,36 @@ def _experts_backward(ctx, dO, _dH):
     return *experts_gradients(ctx, dO, ctx.needs_input_grad), *(None,) * 11
 
 
-torch.library.register_autograd(
-    "tilemoe::top_k", _top_k_backward, setup_context=_top_k_context
-)
-torch.library.register_autograd(
-    "tilemoe::router_losses", _router_losses_backward, setup_context=_router_losses_context
-)
-torch.library.register_autograd(
-    "tilemoe::experts", _experts_backward, setup_context=_experts_context
-)
+_library_of_gradients = torch.library.Library("tilemoe", "IMPL")
+
+
+def _differentiate(name, save, backward):
+    """Registers what torch.library.register_autograd would, but for defaults of arguments, of which
+    there are none here: it looks each up in the schema, in time quadratic in their number, longer
+    than all else that the host does for `experts` taken together."""
+    op = getattr(_ops, name).default
+
+    def forward(ctx, *args):
+        with torch._C._AutoDispatchBelowAutograd():
+            output = op(*args)
+        save(ctx, args, output)
+        return output
+
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    differentiable = type(f"tilemoe_{name}", (torch.autograd.Function,), functions)
+
+    def kernel(*args):
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return differentiable.apply(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+
+    _library_of_gradients.impl(name, kernel, "Autograd")
+
+
+_differentiate("top_k", _top_k_context, _top_k_backward)
+_differentiate("router_losses", _router_losses_context, _router_losses_backward)
+_differentiate("experts", _experts_context, _experts_backward)
 
 
 def _refuse_double_backward(ctx, *_):

@@ -146,7 +146,9 @@ def test_double_backward_raises():
     )
     with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
         dlogits.sum().backward()
-    balance, z = tilemoe.router_losses(tensors["logits_or_scores"], torch.ones(E, dtype=torch.int32))
+    balance, z = tilemoe.router_losses(
+        tensors["logits_or_scores"], torch.ones(E, dtype=torch.int32)
+    )
     (dlogits,) = torch.autograd.grad(balance + z, tensors["logits_or_scores"], create_graph=True)
     with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
         dlogits.sum().backward()
@@ -345,7 +347,9 @@ def test_activation_checkpointing(use_reentrant):
 
 def test_checkpoint_of_stochastic_rounding_makes_the_same_choice():
     tensors = logits_layer(torch.float32)
-    options = dict(K=K, rounding="stochastic", m=8, seed=torch.tensor([1]), offset=torch.tensor([2]))
+    options = dict(
+        K=K, rounding="stochastic", m=8, seed=torch.tensor([1]), offset=torch.tensor([2])
+    )
     want = results(tilemoe.moe, tensors, **options)
 
     def checkpointed(x, logits_or_scores, W1, W2):
@@ -407,7 +411,9 @@ def test_gradcheck_directions():
     for name in ("x", "W1", "W2", "b1", "b2"):
         direction = normal(*tensors[name].shape, seed=31, dtype=torch.float32)
         moved = [
-            (tilemoe.moe(**tensors | {name: tensors[name] + h * direction}, K=K) * dO).sum().double()
+            (tilemoe.moe(**tensors | {name: tensors[name] + h * direction}, K=K) * dO)
+            .sum()
+            .double()
             for h in (step, -step)
         ]
         slope = (moved[0] - moved[1]) / (2 * step)

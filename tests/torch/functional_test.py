@@ -28,7 +28,9 @@ def test_layouts(dtype, gate_layout, transposed, bias):
 
 
 @pytest.mark.parametrize("gate_layout", ["concatenated", "interleaved", "split"])
-@pytest.mark.parametrize("shape", [GPT_OSS, {"clamp": 0.5}, {"alpha": 0.7}, {"up_shift": -0.5}], ids=str)
+@pytest.mark.parametrize(
+    "shape", [GPT_OSS, {"clamp": 0.5}, {"alpha": 0.7}, {"up_shift": -0.5}], ids=str
+)
 def test_gpt_oss_form(shape, gate_layout):
     tensors = logits_layer(torch.float32, gate_layout=gate_layout, bias=True, transposed=True)
     check("moe", tensors, K=K, gate_layout=gate_layout, **shape)
@@ -182,7 +184,9 @@ def test_topk_router(scoring, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_router_losses(dtype):
     logits = normal(T, E, seed=21, dtype=dtype).requires_grad_()
-    counts = torch.randint(0, 20, (E,), dtype=torch.int32, generator=torch.Generator().manual_seed(2))
+    counts = torch.randint(
+        0, 20, (E,), dtype=torch.int32, generator=torch.Generator().manual_seed(2)
+    )
     wide = logits.detach().double().requires_grad_()
     balance, z = tilemoe.router_losses(logits, counts)
     want_balance, want_z = reference.router_losses(wide, counts)
@@ -256,9 +260,7 @@ SLIPS = {
         given | {"logits_or_scores": _ZeroGradient.apply(given["logits_or_scores"])}
     ),
     "dW1 zeroed": lambda given: given | {"W1": _ZeroGradient.apply(given["W1"])},
-    "two rows swapped": lambda given: (
-        given | {"x": given["x"][torch.tensor([1, 0, *range(2, T)])]}
-    ),
+    "two rows swapped": lambda given: given | {"x": given["x"][torch.tensor([1, 0, *range(2, T)])]},
 }
 
 
@@ -277,5 +279,10 @@ def test_comparison_finds(slip, dtype):
 
 
 def test_every_activation_has_its_kind():
-    assert [a for a in reference.ACTIVATIONS if is_gated(a)] == ["swiglu", "geglu", "geglu_tanh", "reglu"]
+    assert [a for a in reference.ACTIVATIONS if is_gated(a)] == [
+        "swiglu",
+        "geglu",
+        "geglu_tanh",
+        "reglu",
+    ]
     assert weights(torch.float32, activation="relu")["W1"].shape == (E, n, d)

@@ -20,7 +20,9 @@ def example():
     """A layer and what its forward made, by name."""
     logits = normal(T, E, seed=1, dtype=torch.float32)
     X = normal(T, d, seed=2, dtype=torch.float32)
-    W1, W2, b1, b2 = (weights(torch.float32, bias=True)[k].detach() for k in ("W1", "W2", "b1", "b2"))
+    W1, W2, b1, b2 = (
+        weights(torch.float32, bias=True)[k].detach() for k in ("W1", "W2", "b1", "b2")
+    )
     scores, ids, counts = tm.top_k(logits, None, K, 0, torch.int32)
     routing, _ = tm.route_logits(logits, None, K, 0)
     layer = (W1, None, W2, b1, None, b2)
@@ -78,7 +80,10 @@ def cases():
          False),
     )  # fmt: skip
     saved = (x["dO"], x["X"], x["H"], routing)
-    yield "experts_backward", *((*saved, *layer, 0, K, *CONFIG, w) for w in (1, 2, 4, 16, 1 | 32 | 128))
+    yield (
+        "experts_backward",
+        *((*saved, *layer, 0, K, *CONFIG, w) for w in (1, 2, 4, 16, 1 | 32 | 128)),
+    )
     split = [w.detach() for w in split]
     yield "experts_backward", (*saved, *split, 0, K, 0, 2, *CONFIG[2:], 255)
     yield "experts_backward_out", *(backward_out_arguments(x, consume) for consume in (False, True))
@@ -91,7 +96,9 @@ def cases():
 CASES = [(name, arguments) for name, *many in cases() for arguments in many]
 
 
-@pytest.mark.parametrize("i", range(len(CASES)), ids=[f"{name}{i}" for i, (name, _) in enumerate(CASES)])
+@pytest.mark.parametrize(
+    "i", range(len(CASES)), ids=[f"{name}{i}" for i, (name, _) in enumerate(CASES)]
+)
 def test_opcheck(i):
     name, arguments = CASES[i]
     # A routing's arrays are as large as their bound: what lies past their end is not written.
@@ -105,7 +112,11 @@ def test_opcheck(i):
 
 
 def test_opcheck_is_of_every_operator():
-    defined = {s.name.split("::")[1] for s in torch._C._jit_get_all_schemas() if s.name.startswith("tilemoe::")}
+    defined = {
+        s.name.split("::")[1]
+        for s in torch._C._jit_get_all_schemas()
+        if s.name.startswith("tilemoe::")
+    }
     assert defined == {name for name, _ in CASES}
 
 
