@@ -158,9 +158,13 @@ def _empty_gradients(X, H, weights, kind, K, wanted):
     dX = X.new_empty(X.shape) if wanted & WANTED_X else None
     pairs = (X.shape[0], K) if kind == TOP_K else (H.shape[0],)
     ds = X.new_empty(pairs, dtype=torch.float32) if wanted & WANTED_S else None
-    return dX, ds, *(
-        _gradient_like(weight) if wanted & WANTED_W1 << i else None
-        for i, weight in enumerate(weights)
+    return (
+        dX,
+        ds,
+        *(
+            _gradient_like(weight) if wanted & WANTED_W1 << i else None
+            for i, weight in enumerate(weights)
+        ),
     )
 
 

@@ -1,16 +1,19 @@
-"""What the documentation shows of the module runs as it stands there."""
+"""What the documentation shows runs as it stands there."""
 
 import pathlib
 import re
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_the_module_s_section():
+@pytest.mark.parametrize("title", ["The module", "The functions"])
+def test_a_section(title):
     page = (ROOT / "docs" / "pytorch.md").read_text()
-    section = page.split("## The module\n")[1].split("\n## ")[0]
+    section = page.split(f"## {title}\n")[1].split("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert blocks
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Every rule, layout and type of the functions, against the reference: the output and all gradients."""
+"""Every rule, layout and type of the functions against the reference: O and all gradients."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_gpt_oss_form(shape, gate_layout):
     check("moe", tensors, K=K, gate_layout=gate_layout, **shape)
 
 
-# Where the clamp cuts, 16 bits round H to the other side of the kink: there it is left out of reach.
+# Where the clamp cuts, 16 bits round H to the other side of the kink: here it is out of reach.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("gate_layout", ["concatenated", "interleaved", "split"])
 def test_gpt_oss_form_in_16_bits(gate_layout, dtype):

@@ -1,4 +1,4 @@
-"""Random layers, and their comparison with the reference: O and every gradient, tensor by tensor."""
+"""Random layers, and their comparison with the reference: O and every gradient."""
 
 import torch
 
@@ -19,7 +19,7 @@ def is_gated(activation):
 
 
 def weights(dtype, activation="swiglu", gate_layout="concatenated", bias=False, transposed=False):
-    """-> {W1, W2, ...}: unit-scale weights that require gradients, as leaves of their own layout."""
+    """-> {W1, W2, ...}: unit-scale leaves of the layout that is asked for."""
     rows = 2 * n if is_gated(activation) and gate_layout != "split" else n
     shapes = {"W1": (E, rows, d, d**-0.5), "W2": (E, d, n, n**-0.5)}
     if gate_layout == "split":
@@ -49,10 +49,10 @@ def logits_layer(dtype, logits_dtype=torch.float32, **kinds):
 
 
 def limits_of(name, tensor):
-    """Those of a tensor's dtype, but for rows that are sums of few terms, or of unlike ones. A row of
-    a weight's gradient sums one number of each of an expert's tokens, few here: one number that an
-    activation's slope nearly cancelled is the row's error, and a lost row still errs by 1. A row of
-    dlogits is of differences of a token's ds, which may nearly all cancel too."""
+    """Those of a tensor's dtype, but for rows that are sums of few terms, or of unlike ones. A row
+    of a weight's gradient sums one number of each of an expert's tokens, few here: one number that
+    an activation's slope nearly cancelled is the row's error, and a lost row still errs by 1. A row
+    of dlogits is of differences of a token's ds, which may nearly all cancel too."""
     limits = LIMITS[tensor.dtype]
     if name.startswith(("W", "b")):
         return limits._replace(row=0.25)

@@ -1,5 +1,5 @@
-"""What torch is told of each operator: schema, fake kernel, autograd; and what the operators refuse,
-in the same words whether a kernel runs or torch only traces."""
+"""What torch is told of each operator: schema, fake kernel, autograd; and what the operators
+refuse, in the same words whether a kernel runs or torch only traces."""
 
 import pytest
 import torch
@@ -28,8 +28,9 @@ def example():
     layer = (W1, None, W2, b1, None, b2)
     O, H = tm.experts(X, logits, routing, *layer, None, 0, K, T * K, 0, *CONFIG, True, False)
     return dict(
-        logits=logits, X=X, layer=layer, scores=scores, ids=ids, counts=counts, routing=routing, H=H,
-        ds=normal(T, K, seed=3, dtype=torch.float32), dO=normal(T, d, seed=4, dtype=torch.float32),
+        logits=logits, X=X, layer=layer, scores=scores, ids=ids, counts=counts, routing=routing,
+        H=H, ds=normal(T, K, seed=3, dtype=torch.float32),
+        dO=normal(T, d, seed=4, dtype=torch.float32),
     )  # fmt: skip
 
 
