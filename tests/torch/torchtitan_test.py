@@ -1,0 +1,248 @@
+"""torchtitan's experts, its own and TileMoE's in their place, against a float64 loop over experts.
+
+Both compute in bfloat16, so the bound on ours is their error, over eight problems together.
+"""
+
+import importlib.util
+import sys
+import types
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("torchtitan", reason="torchtitan is not installed")
+
+from torchtitan.config.override import OverrideConfig, apply_overrides
+from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
+from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
+
+import tilemoe
+import tilemoe.torchtitan
+
+D, N, E = 24, 16, 5
+COUNTS = torch.tensor([7, 0, 13, 1, 10])  # one expert has nothing to do
+R = int(COUNTS.sum())
+
+
+def gpt_oss_experts():
+    """GptOssGroupedExperts of its own file: its package's other parts want a newer torch."""
+    name = "torchtitan.models.gpt_oss"
+    if name not in sys.modules:
+        package = types.ModuleType(name)
+        package.__path__ = list(importlib.util.find_spec(name).submodule_search_locations)
+        sys.modules[name] = package
+    from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
+
+    return GptOssGroupedExperts
+
+
+CLASSES = {"swiglu": lambda: GroupedExperts, "gpt_oss": gpt_oss_experts}
+each_class = pytest.mark.parametrize("kind", CLASSES)
+
+
+def build(kind, ours, reach=1.0):
+    """torchtitan's experts of that kind, or ours as the override makes them; equal weights. `reach`
+    is the scale of H: at 3 some of it is beyond gpt-oss's clamp.
+    """
+    cfg = CLASSES[kind]().Config(dim=D, hidden_dim=N, num_experts=E)
+    module = (tilemoe.torchtitan.experts(cfg) if ours else cfg).build()
+    g = torch.Generator().manual_seed(0)
+    for name, p in module.named_parameters():
+        scale = 0.5 if p.ndim == 2 else p.shape[-1] ** -0.5
+        if name == "mlp1_weight_EGD":
+            scale *= reach
+        p.data = (torch.randn(p.shape, generator=g) * scale).bfloat16().float()
+    return module
+
+
+def rows(seed=1, more=0):
+    """x (R + more, D), dO of its shape."""
+    x, dO = torch.randn(2, R + more, D, generator=torch.Generator().manual_seed(seed))
+    return x.bfloat16(), dO.bfloat16()
+
+
+def loop(module, x, counts):
+    """The experts one by one, in x's dtype."""
+    weights = {name: p.to(x.dtype) for name, p in module.named_parameters()}
+    outs = []
+    for e, rows_of_e in enumerate(x.split(counts.tolist())):
+        w = {name: p[e] for name, p in weights.items()}
+        if "w1_EFD" in w:
+            A = F.silu(rows_of_e @ w["w1_EFD"].T) * (rows_of_e @ w["w3_EFD"].T)
+            outs.append(A @ w["w2_EDF"].T)
+        else:
+            H = rows_of_e @ w["mlp1_weight_EGD"].T + w["mlp1_bias_EG"]
+            gate, up = H[:, ::2].clamp(max=7.0), H[:, 1::2].clamp(-7.0, 7.0)
+            A = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+            outs.append(A @ w["mlp2_weight_EDF"].T + w["mlp2_bias_ED"])
+    return torch.cat(outs)
+
+
+def run(module, x, dO, forward=None):
+    """-> {name: tensor}: the output and every gradient."""
+    x = x.detach().requires_grad_()
+    module.zero_grad()
+    out = (forward or module.__call__)(x, COUNTS)
+    out.backward(dO.to(out.dtype))
+    gradients = {f"d {name}": p.grad for name, p in module.named_parameters()}
+    return {"output": out, "d x": x.grad} | gradients
+
+
+def squared_errors(module, forward=None):
+    """{name: sum over eight problems of the squared relative error}"""
+    total = {}
+    for seed in range(8):
+        x, dO = rows(seed)
+        want = run(module, x.double(), dO.double(), lambda x, counts: loop(module, x, counts))
+        want = {name: tensor.detach().clone().double() for name, tensor in want.items()}
+        for name, tensor in run(module, x, dO, forward).items():
+            wrong = torch.zeros(()) if tensor is None else tensor.double()
+            error = ((wrong - want[name]).norm() / want[name].norm()).item()
+            total[name] = total.get(name, 0.0) + error**2
+    return total
+
+
+def out_of_bounds(found, theirs):
+    """[name]: what is farther than theirs by 5 % and than 0.2 %, the error of one rounding: theirs
+    has the last bias's gradient, a plain sum of dO, in float32 where ours is bfloat16 once."""
+    return [
+        name
+        for name, bound in theirs.items()
+        if not found[name] <= max(1.05**2 * bound, 8 * 2e-3**2)
+    ]
+
+
+@each_class
+def test_as_near_as_torchtitans_own(kind):
+    theirs, ours = squared_errors(build(kind, ours=False)), squared_errors(build(kind, ours=True))
+    assert ours.keys() == theirs.keys()
+    for name, bound in theirs.items():
+        print(f"{kind} {name}: {(ours[name] / 8) ** 0.5:.3%}, theirs {(bound / 8) ** 0.5:.3%}")
+    assert out_of_bounds(ours, theirs) == []
+
+
+def test_as_near_where_the_clamp_is_met(monkeypatch):
+    """By the output: a value that rounds across the clamp changes its slope from 1 to 0, and a
+    few such decide a gradient's error, theirs as ours."""
+    theirs = squared_errors(build("gpt_oss", ours=False, reach=3.0))
+    module = build("gpt_oss", ours=True, reach=3.0)
+    assert squared_errors(module)["output"] <= 1.05**2 * theirs["output"]
+    real = tilemoe.grouped_experts
+    monkeypatch.setattr(
+        tilemoe, "grouped_experts", lambda *args, **k: real(*args, **(k | {"clamp": 0.0}))
+    )
+    assert not squared_errors(module)["output"] <= 1.05**2 * theirs["output"]
+
+
+SLIPS = {
+    "zeros": lambda real, x, c, W1, W2, **k: real(x, c, W1, W2, **k) * 0,
+    "gate and up are swapped": lambda real, x, c, W1, W2, **k: (
+        real(x, c, k.pop("W1_up"), W2, W1_up=W1, **k)
+        if "W1_up" in k
+        else real(x, c, W1.unflatten(1, (N, 2)).flip(2).flatten(1, 2), W2, **k)
+    ),
+    "an expert is dropped": lambda real, x, c, W1, W2, **k: real(
+        x, c, W1, W2 * (torch.arange(E) != 2).view(E, 1, 1), **k
+    ),
+    "rows are given to the wrong expert": lambda real, x, c, W1, W2, **k: real(
+        x, c.roll(1), W1, W2, **k
+    ),
+    "another activation": lambda real, x, c, W1, W2, **k: real(
+        x, c, W1, W2, **(k | {"activation": "geglu", "clamp": 0.0, "alpha": 0.0, "up_shift": 0.0})
+    ),
+    "no gradient of x": lambda real, x, c, W1, W2, **k: real(x.detach(), c, W1, W2, **k),
+    "no gradient of W1": lambda real, x, c, W1, W2, **k: real(x, c, W1.detach(), W2, **k),
+    "no gradient of W2": lambda real, x, c, W1, W2, **k: real(x, c, W1, W2.detach(), **k),
+}
+GPT_OSS_SLIPS = {
+    "b1 is ignored": lambda real, x, c, W1, W2, **k: real(x, c, W1, W2, **(k | {"b1": None})),
+    "b2 is ignored": lambda real, x, c, W1, W2, **k: real(x, c, W1, W2, **(k | {"b2": None})),
+}
+
+
+@each_class
+def test_every_slip_is_noticed(kind, monkeypatch):
+    bounds = squared_errors(build(kind, ours=False))
+    module = build(kind, ours=True)
+    real = tilemoe.grouped_experts
+    for slip, function in (SLIPS | (GPT_OSS_SLIPS if kind == "gpt_oss" else {})).items():
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                tilemoe,
+                "grouped_experts",
+                lambda *args, function=function, **k: function(real, *args, **k),
+            )
+            found = squared_errors(module)
+        assert out_of_bounds(found, bounds), slip
+
+
+@each_class
+def test_rows_past_the_counts_are_zero_and_not_read(kind):
+    module = build(kind, ours=True)
+    x, dO = rows(more=9)
+    x[R:] = torch.nan
+    got = run(module, x, dO)
+    assert (got["output"][R:] == 0).all() and (got["d x"][R:] == 0).all()
+    want = run(module, x[:R], dO[:R])
+    assert torch.equal(got["output"][:R], want["output"])
+    assert all(torch.equal(got[name], want[name]) for name in got if "EDF" in name or "ED" in name)
+
+
+def layer_config():
+    return MoE.Config(
+        num_experts=E,
+        routed_experts=RoutedExperts.Config(
+            inner_experts=GroupedExperts.Config(
+                dim=D,
+                hidden_dim=N,
+                num_experts=E,
+                param_init={
+                    name: lambda t: torch.nn.init.normal_(t, std=0.2)
+                    for name in ("w1_EFD", "w2_EDF", "w3_EFD")
+                },
+            ),
+            token_dispatcher=LocalTokenDispatcher.Config(num_experts=E, top_k=2),
+        ),
+        router=TokenChoiceTopKRouter.Config(
+            num_experts=E,
+            gate=Linear.Config(
+                in_features=D, out_features=E, param_init={"weight": torch.nn.init.normal_}
+            ),
+            top_k=2,
+        ),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast")  # torchtitan's router asks for float32
+def test_the_override_replaces_experts_in_a_layer():
+    theirs_cfg, ours_cfg = layer_config(), layer_config()
+    log = apply_overrides(OverrideConfig(imports=["tilemoe.torchtitan.experts"]), ours_cfg)
+    assert len(log) == 1 and "TileMoEGroupedExperts" in log[0]
+    theirs, ours = theirs_cfg.build(), ours_cfg.build()
+    assert isinstance(ours.routed_experts.inner_experts, tilemoe.torchtitan.TileMoEGroupedExperts)
+    theirs.init_states()
+    ours.init_states()  # the initialisers came along
+    assert ours.routed_experts.inner_experts.w3_EFD.detach().std() == pytest.approx(0.2, rel=0.1)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 19, D, generator=torch.Generator().manual_seed(3))
+    results = []
+    for layer in (theirs, ours):
+        leaf = x.clone().requires_grad_()
+        layer(leaf).square().sum().backward()
+        results.append([layer(x).detach(), leaf.grad, *(p.grad for p in layer.parameters())])
+    for got, want in zip(results[1], results[0], strict=True):
+        assert (got - want).norm() <= 2e-2 * want.norm()
+
+
+def test_a_derived_class_is_refused():
+    class Derived(GroupedExperts):
+        @dataclass(kw_only=True, slots=True)
+        class Config(GroupedExperts.Config):
+            pass
+
+    with pytest.raises(NotImplementedError, match="Derived.Config"):
+        tilemoe.torchtitan.experts(Derived.Config(dim=D, hidden_dim=N, num_experts=E))
