@@ -84,6 +84,33 @@ def test_another_batch_size_or_offset_does_not_recompile(fresh_compiler):
             same_bits(run_module(compiled, moe, x, dO, **key), run(moe, x, dO, **key))
 
 
+@pytest.mark.parametrize("options", [{}, dict(router_dtype=torch.float32)], ids=["plain", "wide"])
+def test_compiles_under_autocast(options, fresh_compiler):
+    moe = make(bias=True, **options)
+    x, dO = batch()
+
+    def called(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return moe(x)
+
+    compiled = torch.compile(called, fullgraph=True, backend="aot_eager")
+    dO = dO.to(torch.bfloat16)
+    same_bits(run_module(compiled, moe, x, dO), run_module(called, moe, x, dO))
+
+
+@every_option
+def test_exports_for_inference(options, fresh_compiler):
+    moe = make(**options).eval()
+    x, _ = batch()
+    tokens = torch.export.Dim("tokens", min=2)
+    with torch.no_grad():
+        exported = torch.export.export(moe, (x.detach(),), dynamic_shapes={"x": {1: tokens}})
+        for length in (13, 20):
+            x, _ = batch(shape=(3, length))
+            got, want = exported.module()(x), moe(x)
+            assert all(torch.equal(a, b) for a, b in zip((got[0], *got[1]), (want[0], *want[1])))
+
+
 # ---------------------------------------------------------------- autocast
 
 
