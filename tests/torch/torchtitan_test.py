@@ -21,6 +21,7 @@ from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
 import tilemoe
 import tilemoe.torchtitan
+from tilemoe.state_dict import from_torchtitan, to_torchtitan
 
 D, N, E = 24, 16, 5
 COUNTS = torch.tensor([7, 0, 13, 1, 10])  # one expert has nothing to do
@@ -236,6 +237,21 @@ def test_the_override_replaces_experts_in_a_layer():
         results.append([layer(x).detach(), leaf.grad, *(p.grad for p in layer.parameters())])
     for got, want in zip(results[1], results[0], strict=True):
         assert (got - want).norm() <= 2e-2 * want.norm()
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+def test_a_layers_state_dict_is_the_modules_too():
+    theirs = layer_config().build()
+    theirs.init_states()
+    theirs.expert_bias_E.copy_(torch.linspace(-0.3, 0.3, E))
+    ours = tilemoe.MoE(D, N, E, 2, scoring="sigmoid", selection_bias=True)
+    ours.load_state_dict(from_torchtitan(theirs.state_dict()))
+    x = torch.randn(2, 19, D, generator=torch.Generator().manual_seed(3))
+    want = theirs(x).detach()
+    assert (ours(x)[0] - want).norm() <= 2e-2 * want.norm()  # torchtitan's experts are in bfloat16
+    back = to_torchtitan(ours.state_dict())
+    assert back.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in theirs.state_dict().items())
 
 
 def test_a_derived_class_is_refused():
