@@ -15,6 +15,7 @@ not know, is refused with NotImplementedError; it is never computed as something
 
 import inspect
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -122,13 +123,11 @@ def _what_decides(module: torch.nn.Module) -> tuple:
 @torch.compiler.disable(reason="call tilemoe.transformers.prepare(model) before compiling")
 def _ask(module: torch.nn.Module) -> Form:
     _refuse_unknown_parameters(module)
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.device("cpu"),
-    ):
-        form = _ask_gate(module) if module.has_gate else _ask_activation(module)
+    ask = _ask_gate if module.has_gate else _ask_activation
+    # In a thread of its own, which none of the caller's modes reach: checkpointing's hooks, autocast,
+    # inference mode, a default device.
+    with ThreadPoolExecutor(1) as thread:
+        form = thread.submit(ask, module).result()
     module._tilemoe_form = (_what_decides(module), form)
     return form
 

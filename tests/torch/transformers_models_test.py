@@ -148,3 +148,34 @@ def test_generates_the_same_text(name):
     want = model.generate(**prompt)
     model.set_experts_implementation("tilemoe")
     assert torch.equal(model.generate(**prompt), want)
+
+
+def checkpointed(model):
+    model.train().gradient_checkpointing_enable()
+    return run(model)
+
+
+def under_inference_mode(model):
+    with torch.inference_mode():
+        return {"logits": model(input_ids=tokens()).logits.clone()}
+
+
+def copied(model):
+    run(model)
+    return run(copy.deepcopy(model))
+
+
+def compiled(model):
+    tilemoe.transformers.prepare(model)
+    whole = torch.compile(model, fullgraph=True, backend="aot_eager")
+    return {"logits": whole(input_ids=tokens(), use_cache=False).logits}
+
+
+@pytest.mark.parametrize("mode", [checkpointed, under_inference_mode, copied, compiled])
+def test_modes_of_the_caller(mode):
+    """The first forward of a model, in which its experts are asked what they compute."""
+    model = build("gpt_oss")
+    want = run(copy.deepcopy(model).double())
+    model.set_experts_implementation("tilemoe")
+    got = mode(model)
+    assert_same(got, {name: want[name] for name in got})
