@@ -328,7 +328,8 @@ def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
         x, addend = _cast(x, dtype), _cast(addend, dtype)
         weights = tuple(_cast(weight, dtype) for weight in weights)
     _library.require(x)
-    keep_H = torch.is_grad_enabled() and any(
+    grad_enabled = torch.is_grad_enabled()
+    keep_H = grad_enabled and any(
         tensor is not None and tensor.requires_grad for tensor in (x, router, *weights)
     )
     args = (
@@ -337,7 +338,9 @@ def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
     )  # fmt: skip
     if keep_H and layer.weight_grad_out is not None:
         return _ExpertsIntoGradients.apply(layer.weight_grad_out, layer.accumulate, *args)
-    return ops.call(_ops.experts.default, *args)[0]
+    passes_through = grad_enabled and addend is not None and addend.requires_grad
+    run = ops.call if keep_H or passes_through else ops.call_undifferentiated
+    return run(_ops.experts.default, *args)[0]
 
 
 class _ExpertsIntoGradients(torch.autograd.Function):

@@ -40,19 +40,33 @@ def call(op, *args):
         raise NotImplementedError(str(error)[len(_UNSUPPORTED) :]) from None
 
 
+def call_undifferentiated(op, *args):
+    """The same where no gradient can be asked for, past the autograd kernels, which are Python: a
+    third of what the host does."""
+    if torch.compiler.is_compiling():  # it costs nothing there, and the guard cannot be traced
+        return call(op, *args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return call(op, *args)
+
+
 # ---------------------------------------------------------------- shapes
+
+
+# The sentences are the library's own.
+def _shape_text(shape):
+    return f"({', '.join(map(str, shape))})"
 
 
 def _check_dims(name, tensor, dims, expected):
     if tensor.dim() != dims:
-        raise ValueError(f"tilemoe: {name} has shape {tuple(tensor.shape)}, expected {expected}")
+        seen = _shape_text(tensor.shape)
+        raise ValueError(f"tilemoe: {name} has shape {seen}, expected {expected}")
 
 
 def _check_shape(function, name, tensor, *shape):
     if tensor is not None and tuple(tensor.shape) != shape:
-        raise ValueError(
-            f"{function}: {name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}"
-        )
+        seen, expected = _shape_text(tensor.shape), _shape_text(shape)
+        raise ValueError(f"{function}: {name} has shape {seen}, expected {expected}")
 
 
 def _check_weights(function, X, W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout):

@@ -1,5 +1,7 @@
 """The layer among torch's own machinery: what is kept, what is computed, compiled, recomputed."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -402,7 +404,61 @@ def test_threads_follow_torch():
         torch.set_num_threads(before)
 
 
-def test_gradcheck_directions():
+def test_python_threads_at_once():
+    tensors = logits_layer(torch.float32, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+
+    def repeat(_):
+        # A thread of Python's has torch's default number of threads: the pool changes under way.
+        return [results(tilemoe.moe, tensors, K=K) for _ in range(10)]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with ThreadPoolExecutor(4) as executor:
+            for many in executor.map(repeat, range(4)):
+                for got in many:
+                    compare_bits(got, want)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_weights_go_through_as_they_lie():
+    tensors = logits_layer(torch.float32, transposed=True)
+    whole = torch.zeros(2 * E, d, 2 * n)  # a checkpoint's tensor of two layers, stored (E, d, 2n)
+    whole[::2].copy_(tensors["W1"].detach().transpose(1, 2))
+    tensors["W1"] = whole[::2].transpose(1, 2).requires_grad_()
+    with Calls() as calls:
+        tilemoe.moe(**tensors, K=K).sum().backward()
+    (forward,), (backward,) = calls.of("experts"), calls.of("experts_backward")
+    for W1 in (forward[3], backward[4]):
+        assert W1.data_ptr() == whole.data_ptr() and W1.stride() == tensors["W1"].stride()
+    check("moe", tensors, K=K)
+
+
+def test_compile_under_autocast():
+    torch._dynamo.reset()
+    tensors = logits_layer(torch.float32)
+
+    def layer(**given):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return tilemoe.moe(**given, K=K)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compare_bits(results(compiled, tensors), results(layer, tensors))
+
+
+def test_compile_of_inference():
+    torch._dynamo.reset()
+    tensors = logits_layer(torch.float32)
+    compiled = torch.compile(tilemoe.moe, fullgraph=True, backend="aot_eager")
+    with torch.no_grad(), Calls() as calls:
+        O = compiled(**tensors, K=K)
+    assert torch.equal(O, tilemoe.moe(**tensors, K=K))
+    assert [args[-2] for args in calls.of("experts")] == [False]
+
+
+def test_directions_by_differences():
     """A direction's derivative by differences, without the reference: in float32, so coarse."""
     tensors = logits_layer(torch.float32, bias=True)
     dO = normal(T, d, seed=30, dtype=torch.float32)
