@@ -4,6 +4,7 @@ SwiGLU, top-K by softmax over the chosen. A peer is made from a Problem and keep
 in a row order of its own. What cannot run says why, and what would mend it."""
 
 import importlib.util
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -258,11 +259,16 @@ class Transformers(Peer):
 
 
 def _transformers():
-    """A peer for each of its implementations; one that is not there where it is not installed."""
+    """A peer for each of its implementations, TileMoE's among them where this runs inside of it; one
+    that is not there where transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return [type("Transformers", (Transformers,), {"name": "transformers"})]
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    if "tilemoe" in sys.modules:
+        import tilemoe.transformers
+
+        tilemoe.transformers.register()
     return [
         type("Transformers", (Transformers,), {"name": f"transformers-{kind}", "implementation": kind})
         for kind in ("eager", *sorted(ALL_EXPERTS_FUNCTIONS))

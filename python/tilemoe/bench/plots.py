@@ -25,6 +25,7 @@ LOOKS = {
     "onednn-dense": ("oneDNN, the products alone", "#555555", "#aaaaaa"),
     "sonic-moe": ("sonic-moe", "#38761d", "#93c47d"),
     "scattermoe": ("ScatterMoE", "#741b47", "#c27ba0"),
+    "transformers-tilemoe": ("transformers with TileMoE", "#134f5c", "#76a5af"),
     "transformers-eager": ("transformers eager", "#7f6000", "#ffd966"),
     "transformers-grouped_mm": ("transformers grouped_mm", "#990000", "#ea9999"),
     "transformers-batched_mm": ("transformers batched_mm", "#351c75", "#b4a7d6"),
@@ -60,24 +61,26 @@ def _bars(axes, entries, value):
 
 
 def throughput(entries, output):
-    """TFLOP/s of each pass; two operations a multiply-add of the layer's products."""
+    """Speed of each pass; two operations a multiply-add of the layer's products."""
+    unit, scale = ("TFLOP/s", 1e3) if any("driver_version" in e for e in entries) else ("GFLOP/s", 1)
     passes = [(key, flop, title) for key, flop, title in
               (("fwd_ms", 6, "forward"), ("bwd_ms", 12, "backward"))
               if any(key in e for e in entries)]  # fmt: skip
     configs = len(_unique(e["config"] for e in entries))
     figure, panels = plt.subplots(
-        len(passes), 1, figsize=(max(6, 1.6 * configs + 2), 2.6 * len(passes)), squeeze=False,
+        len(passes), 1, figsize=(max(8, 1.6 * configs + 2), 2.6 * len(passes)), squeeze=False,
         layout="constrained",
     )  # fmt: skip
     for axes, (key, flop, title) in zip(panels[:, 0], passes):
         def value(entry):
             d, n = (entry["shape"][letter] for letter in "dn")
             ms = entry.get(key)
-            return flop * entry["rows"] * d * n / ms * 1e-9 if ms else None
+            return flop * entry["rows"] * d * n / ms * 1e-6 / scale if ms else None
 
         _bars(axes, entries, value)
-        axes.set_title(f"{title}, TFLOP/s", loc="left")
-    panels[0, 0].legend(frameon=False, fontsize=8)
+        axes.set_title(f"{title}, {unit}", loc="left")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(f"One MoE layer, {entries[0]['dtype']}, {entries[0]['device']}")
     save(figure, output)
 
@@ -105,10 +108,13 @@ def memory(entries, output):
               "--", color="black", linewidth=1, label="X, H and the routing")  # fmt: skip
     for axes, title in ((kept, "kept for backward, MiB"), (peak, "peak above weights, X, dO, MiB")):
         axes.set_xscale("log", base=2)
-        axes.set_ylim(bottom=0)
+        axes.set_yscale("log", base=2)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("d/n, at constant n K and n E")
         axes.set_title(title, loc="left")
-    kept.legend(frameon=False, fontsize=8)
+    handles, labels = kept.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     shape = " ".join(f"{name}={first['shape'][name]}" for name in "Td")
     figure.suptitle(f"{first['config']}: {shape}, {first['dtype']}, {first['device']}")
     save(figure, output)

@@ -16,13 +16,19 @@ def _microseconds(value):
     return "" if value is None else f"{1e3 * value:.0f}"
 
 
+def _speed(tflops):
+    if tflops is None:
+        return ""
+    return f"{1e3 * tflops:.4g} G" if tflops < 1 else f"{tflops:.4g} T"
+
+
 def _row(entry, speed):
     host, peak = entry["host_ms"], entry.get("peak_bytes")
     return [
         entry["backend"],
         _milliseconds(entry.get("fwd_ms")),
         _milliseconds(entry.get("bwd_ms")),
-        "" if entry["tflops"] is None else f"{entry['tflops']:.4g}",
+        _speed(entry["tflops"]),
         _microseconds(host.get("forward")),
         _microseconds(host.get("backward")),
         _mebibytes(entry.get("saved_bytes")),
@@ -32,7 +38,7 @@ def _row(entry, speed):
 
 
 HEADER = [
-    "", "forward, ms", "backward, ms", "TFLOP/s", "host fwd, us", "host bwd, us", "kept, MiB",
+    "", "forward, ms", "backward, ms", "FLOP/s", "host fwd, us", "host bwd, us", "kept, MiB",
     "peak*, MiB", "TileMoE's speed",
 ]  # fmt: skip
 

@@ -116,6 +116,7 @@ def _granularity(peer, case):
     for finer in case.granularities():
         if _needed_bytes(peer, finer) > machine.available_bytes(case.device):
             continue
-        problem = Problem(finer)
-        found.append({**finer.shape, **memory.measure(peer(problem))})
+        made = peer(Problem(finer))
+        made.backward(made.forward())  # a first call may keep what later ones find
+        found.append({**finer.shape, **memory.measure(made)})
     return found
