@@ -137,12 +137,15 @@ def moe(
             )
         ids, _ = _rows(ids)
         K, E = ids.shape[1], W1.shape[0]
+        _check_shape("ids", ids, rows.shape[0], K)
+        _check_shape("scores", router, rows.shape[0], K)
         routing = ops.call(_ops.route_top_k.default, ids, router.detach(), E)
         out = _experts(
             rows, router, routing, layer, addend, _rules.TOP_K, K, ids.numel(), _rules.SCORES_GIVEN
         )
         aux = _aux(routing, E) if return_aux else None
     else:
+        _check_shape("logits", router, rows.shape[0], W1.shape[0])
         kind, capacity, scoring, routing, counts = _choose(
             router, K, scoring, selection_bias, rounding, m, seed, offset
         )
@@ -249,6 +252,14 @@ def _rows(tensor):
     """(..., width) as (rows, width), and the leading shape."""
     leading = tensor.shape[:-1]
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() != 2 else tensor, leading
+
+
+def _check_shape(name, tensor, *shape):
+    if tensor.shape != shape:
+        raise ValueError(
+            f"tilemoe: {name} has shape {ops.shape_text(tensor.shape)}, expected "
+            f"{ops.shape_text(shape)} for this x and these weights"
+        )
 
 
 def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,

@@ -53,19 +53,19 @@ def call_undifferentiated(op, *args):
 
 
 # The sentences are the library's own.
-def _shape_text(shape):
+def shape_text(shape):
     return f"({', '.join(map(str, shape))})"
 
 
 def _check_dims(name, tensor, dims, expected):
     if tensor.dim() != dims:
-        seen = _shape_text(tensor.shape)
+        seen = shape_text(tensor.shape)
         raise ValueError(f"tilemoe: {name} has shape {seen}, expected {expected}")
 
 
 def _check_shape(function, name, tensor, *shape):
     if tensor is not None and tuple(tensor.shape) != shape:
-        seen, expected = _shape_text(tensor.shape), _shape_text(shape)
+        seen, expected = shape_text(tensor.shape), shape_text(shape)
         raise ValueError(f"{function}: {name} has shape {seen}, expected {expected}")
 
 
@@ -281,9 +281,9 @@ def save_experts(ctx, inputs, H):
 
 
 def experts_gradients(ctx, dO, needs, given=None, accumulate=False):
-    """Gradients of X, router, W1, W1_up, W2, b1, b1_up, b2 and addend, in the order of the
-    operator's arguments, None for what `needs` (a truth an argument) does not ask for. `given` are six weight gradients to write or
-    to add to; those do not come back."""
+    """Gradients of the operator's first ten arguments (none of the routing), None for what `needs`,
+    a truth an argument, does not ask for. `given` are six weights' gradients to write, or to add
+    to; those do not come back."""
     if ctx.consumed:
         raise RuntimeError(CONSUMED)
     X, H, routing, *weights, logits = ctx.saved_tensors

@@ -148,7 +148,7 @@ def test_opcheck_is_of_every_operator():
 LAYER = {name: t.detach() for name, t in logits_layer(torch.float32, bias=True).items()}
 WRONG = {
     "W1, too narrow": dict(W1=LAYER["W1"][..., :-8]),
-    "W1, of other experts": dict(W1=LAYER["W1"][1:]),
+    "W1, unlike W2": dict(W2=LAYER["W2"][1:]),
     "X, too wide": dict(x=torch.zeros(T, d + 8)),
     "b1, too long": dict(b1=torch.zeros(E, 2 * n + 8)),
     "b2, a vector": dict(b2=torch.zeros(d)),
@@ -193,6 +193,21 @@ def test_wrong_names_and_numbers():
     refused("float64 \\(37, 40\\), expected|Double \\(37, 40\\), expected", x=LAYER["x"].double())
     refused("weights.W1 is float32 \\(7, 48, 40\\), expected bfloat16", x=LAYER["x"].bfloat16())
     refused("not a multiple of 16 bytes", W1=torch.zeros(E, 2 * n, d + 1)[..., :d])
+
+
+def test_tensors_of_unlike_tokens_are_refused():
+    def refused(sentence, **change):
+        with pytest.raises(ValueError, match=sentence):
+            tilemoe.moe(**LAYER | change)
+
+    fewer = torch.zeros(T - 1, E)
+    refused(r"logits has shape \(36, 7\), expected \(37, 7\)", K=K, logits_or_scores=fewer)
+    refused(
+        r"logits has shape \(37, 9\), expected \(37, 7\)", K=K, logits_or_scores=torch.zeros(T, 9)
+    )
+    ids = torch.zeros(T, K, dtype=torch.int32)
+    refused(r"scores has shape \(37, 7\), expected \(37, 3\)", ids=ids)
+    refused(r"ids has shape \(36, 3\), expected \(37, 3\)", ids=ids[1:], logits_or_scores=fewer)
 
 
 def test_a_routing_of_other_sizes_is_refused():
