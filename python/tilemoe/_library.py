@@ -49,18 +49,21 @@ def _load():
 _no_cuda = _load()
 
 
-def require(tensor):
-    """Refuses a tensor of a device or dtype that no library here takes, in one sentence."""
+def require_device(tensor):
+    """Refuses a tensor on a device that no library here is for, in one sentence."""
     kind = tensor.device.type
     if kind == "cuda":
         if _no_cuda is not None:
             raise NotImplementedError(f"tilemoe cannot use {tensor.device}: {_no_cuda}")
-        if tensor.dtype not in (torch.bfloat16, torch.float16):
-            raise NotImplementedError(
-                f"tilemoe on a GPU takes bfloat16 and float16, but the tensor is {tensor.dtype} "
-                f"{tuple(tensor.shape)}"
-            )
     elif kind not in ("cpu", "meta"):
         raise NotImplementedError(
             f"tilemoe runs on cpu and cuda, but the tensor is on {tensor.device}"
+        )
+
+
+def require_dtype(x):
+    """Refuses what no kernel on a GPU computes in, in one sentence."""
+    if x.device.type == "cuda" and x.dtype not in (torch.bfloat16, torch.float16):
+        raise NotImplementedError(
+            f"tilemoe on a GPU takes bfloat16 and float16, but x is {x.dtype} {tuple(x.shape)}"
         )

@@ -60,6 +60,7 @@ def topk_router(
     float32, of the sigmoid scorings, is added where experts are chosen and not in the scores. Ties
     go to the lower id, NaN ranks last, a token's K stand in descending order.
     """
+    _library.require_device(logits)
     rows, leading = _rows(logits)
     scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
     scores, ids, _ = ops.call(_ops.top_k.default, rows, selection_bias, K, scoring, ids_dtype)
@@ -73,6 +74,7 @@ def router_losses(logits, expert_counts):
     arXiv 2101.03961, equation 4), with c the `expert_counts` (E) int32 of `Aux`;
     z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
     """
+    _library.require_device(logits)
     rows, _ = _rows(logits)
     return ops.call(_ops.router_losses.default, rows, expert_counts).unbind()
 
@@ -126,6 +128,7 @@ def moe(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
+    _library.require_device(x)
     rows, leading = _rows(x)
     router, _ = _rows(logits_or_scores)
     if addend is not None:
@@ -189,6 +192,7 @@ def moe_general(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
+    _library.require_device(x)
     rows, leading = _rows(x)
     if addend is not None:
         addend = addend.reshape(rows.shape)
@@ -235,6 +239,7 @@ def grouped_experts(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
+    _library.require_device(rows)
     if row_scores is not None:
         row_scores = row_scores.float()
     detached = row_scores.detach() if row_scores is not None else None
@@ -338,7 +343,7 @@ def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
         dtype = torch.get_autocast_dtype(device_type)
         x, addend = _cast(x, dtype), _cast(addend, dtype)
         weights = tuple(_cast(weight, dtype) for weight in weights)
-    _library.require(x)
+    _library.require_dtype(x)
     grad_enabled = torch.is_grad_enabled()
     keep_H = grad_enabled and any(
         tensor is not None and tensor.requires_grad for tensor in (x, router, *weights)

@@ -3,6 +3,7 @@ refuse, in the same words whether a kernel runs or torch only traces."""
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilemoe
 from layers import E, K, T, d, logits_layer, n, normal, weights
@@ -242,12 +243,40 @@ def test_vmap_is_refused():
         torch.vmap(lambda one: tilemoe.moe(LAYER["x"], one, LAYER["W1"], LAYER["W2"], K=K))(logits)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
-def test_devices_without_operators_are_refused():
-    class OnGpu:
-        device, dtype, shape = torch.device("cuda", 0), torch.bfloat16, (3, 8)
+# Fake tensors: they are of a GPU wherever the test runs, and nothing is computed.
+def on_gpu(dtype):
+    return {name: torch.empty(t.shape, dtype=dtype, device="cuda:0") for name, t in LAYER.items()}
 
-    with pytest.raises(NotImplementedError, match="tilemoe cannot use cuda:0|takes bfloat16"):
-        tilemoe._library.require(OnGpu) if tilemoe._library._no_cuda else tilemoe._library.require(
-            type("Float", (OnGpu,), {"dtype": torch.float32})
-        )
+
+def test_a_gpu_without_its_library_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(tilemoe._library, "_no_cuda", "the reason")
+    sentence = "^tilemoe cannot use cuda:0: the reason$"
+    with FakeTensorMode():
+        layer = on_gpu(torch.bfloat16)
+        x, logits, W1, W2 = (layer[name] for name in ("x", "logits_or_scores", "W1", "W2"))
+        counts = torch.empty(E, dtype=torch.int32, device="cuda:0")
+        for call in (
+            lambda: tilemoe.moe(**layer, K=K),
+            lambda: tilemoe.topk_router(logits, K),
+            lambda: tilemoe.router_losses(logits, counts),
+            lambda: tilemoe.grouped_experts(x, counts, W1, W2),
+            lambda: tilemoe.moe_general(x, counts, counts, logits[0], W1, W2),
+        ):
+            with pytest.raises(NotImplementedError, match=sentence):
+                call()
+
+
+def test_float32_on_a_gpu_is_refused_with_what_is_supported(monkeypatch):
+    monkeypatch.setattr(tilemoe._library, "_no_cuda", None)
+    sentence = r"takes bfloat16 and float16, but x is torch.float32 \(37, 40\)$"
+    with FakeTensorMode():
+        with pytest.raises(NotImplementedError, match=sentence):
+            tilemoe.moe(**on_gpu(torch.float32), K=K)
+        O = tilemoe.moe(**on_gpu(torch.float16), K=K)
+        assert O.shape == (T, d) and O.device.type == "cuda"
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(NotImplementedError, match="runs on cpu and cuda, but the tensor is on xpu"):
+        with FakeTensorMode():
+            tilemoe.topk_router(torch.empty(T, E, device="xpu"), K)
