@@ -7,11 +7,15 @@ if(NOT torch_wanted MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TILEMOE_TORCH is '${torch_wanted}', expected AUTO, ON or OFF")
 endif()
 set(TILEMOE_TORCH OFF)
+if(torch_wanted STREQUAL "AUTO" AND TILEMOE_SANITIZE)
+  message(STATUS "PyTorch operators: not built (a sanitizer would have to be in Python first)")
+  return()
+endif()
 if(torch_wanted STREQUAL "OFF")
   return()
 endif()
 
-if(Python3_EXECUTABLE)  # so pyproject.toml's build names the Python that runs it
+if(Python3_EXECUTABLE AND NOT TILEMOE_TORCH_PYTHON)  # so pyproject.toml's build names the Python that runs it
   set(TILEMOE_TORCH_PYTHON ${Python3_EXECUTABLE})
 endif()
 find_program(TILEMOE_TORCH_PYTHON NAMES python3 python DOC "The Python whose torch is built against")

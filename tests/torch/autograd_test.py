@@ -436,6 +436,17 @@ def test_weights_go_through_as_they_lie():
     check("moe", tensors, K=K)
 
 
+def test_compile_into_given_memory():
+    torch._dynamo.reset()
+    tensors = logits_layer(torch.float32)
+    want = results(tilemoe.moe, tensors, K=K)
+    given = WeightGradients(W1=torch.zeros(E, 2 * n, d))
+    layer = torch.compile(tilemoe.moe, fullgraph=True, backend="aot_eager")
+    got = results(layer, tensors, K=K, weight_grad_out=given)
+    assert got.pop("dW1") is None and torch.equal(given.W1, want.pop("dW1"))
+    compare_bits(got, want)
+
+
 def test_compile_under_autocast():
     torch._dynamo.reset()
     tensors = logits_layer(torch.float32)
