@@ -26,7 +26,7 @@ from transformers_support import relative_error, slips
 
 E, K, n = 6, 3, 16  # n as in transformers_support, whose slips roll W1 by it
 COMMON = dict(
-    vocab_size=97,
+    vocab_size=98,
     hidden_size=32,
     num_hidden_layers=2,
     num_attention_heads=4,

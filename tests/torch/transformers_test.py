@@ -381,6 +381,18 @@ def test_frozen_experts(cls):
     assert all(p.grad is None for p in module.parameters())
 
 
+@pytest.mark.parametrize("cls", [MixtralExperts, GptOssExperts])
+def test_weights_of_a_mapped_checkpoint(cls):
+    """They may begin on any 8 bytes."""
+    module = small(cls)
+    for p in module.parameters():
+        memory = torch.empty(p.numel() + 2)
+        p.data = memory[2:].view(p.shape).copy_(p.data)
+        assert p.data_ptr() % 16 == 8
+    data = problem()
+    assert_same(run(module, *data), run_eager(module, *data))
+
+
 def test_compiled_as_one_graph():
     module = small(GptOssExperts)
     data = problem()
