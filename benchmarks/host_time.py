@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""What a call of `tilemoe.moe` from logits takes of the host's time, and what of it is not C++'s.
+
+  whole        tilemoe.moe on a layer of few tokens; on a GPU until the call returns
+  over no-op   the same Python over operators of the same signatures that do nothing: what a call
+               takes beyond the C++ layer
+  no-op        one such operator as the package registers it, differentiated by a rule that keeps and
+               returns tensors and does nothing else
+
+The bars: over no-op at most 25 us without gradient; with gradient, forward and backward, at most 1.3
+times no-op and 10 us. Needs tilemoe, and libtilemoe_torch_noop.so of a build tree with
+tests:
+
+  TILEMOE_LIBRARY_DIR=build/release/bindings/torch python3 benchmarks/host_time.py
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+
+import tilemoe
+from tilemoe import functional, ops
+
+T, d, n, E, K = 8, 64, 32, 8, 2
+BARS = {"without gradient": 25.0, "factor": 1.3, "more": 10.0}
+REGISTERED = ("route_logits", "experts", "experts_backward", "router_backward")
+
+
+def load_noop():
+    """Defines torch.ops.tilemoe_noop by the package's own schemas. What is returned keeps it."""
+    folder = pathlib.Path(os.environ.get("TILEMOE_LIBRARY_DIR", "."))
+    file = folder / "libtilemoe_torch_noop.so"
+    if not file.exists():
+        sys.exit(f"host_time.py: error: {file} is not there: build with TILEMOE_BUILD_TESTS=ON, "
+                 "and set TILEMOE_LIBRARY_DIR to bindings/torch of that build")
+    library = torch.library.Library("tilemoe_noop", "DEF")
+    for name in REGISTERED:
+        schema = getattr(torch.ops.tilemoe, name).default._schema
+        library.define(str(schema).removeprefix("tilemoe::"))
+    torch.ops.load_library(file)
+    return library
+
+
+class Noop:
+    """Puts the operators that do nothing in the place of the package's, while it lasts."""
+
+    def __init__(self):
+        self.definitions = load_noop()
+        self.package, self.ops = torch.ops.tilemoe, torch.ops.tilemoe_noop
+        self.registered = None
+
+    def __enter__(self):
+        ops._ops = functional._ops = self.ops
+
+    def __exit__(self, *_):
+        ops._ops = functional._ops = self.package
+
+    def differentiate(self, save, backward):
+        """Gives `experts` a gradient, in the package's way, in the place of the one before."""
+        if self.registered is not None:
+            self.registered._destroy()
+        self.registered = torch.library.Library("tilemoe_noop", "IMPL")
+        of_package = ops._library_of_gradients
+        ops._library_of_gradients = self.registered
+        try:
+            with self:
+                ops._differentiate("experts", save, backward)
+        finally:
+            ops._library_of_gradients = of_package
+
+
+def save_nothing_else(ctx, inputs, output):
+    X, router, _, W1, _, W2, *_ = inputs
+    O, H = output
+    ctx.mark_non_differentiable(H)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(X, router, W1, W2)
+
+
+def return_what_was_kept(ctx, dO, _dH):
+    X, router, W1, W2 = ctx.saved_tensors
+    return X, router, None, W1, None, W2, *(None,) * 15
+
+
+def median_us(call, rounds):
+    """Of single calls, on an idle device."""
+    times = []
+    for _ in range(rounds):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(times)
+
+
+def tensors(device, dtype):
+    torch.manual_seed(0)
+    make = lambda *shape: torch.randn(*shape, device=device).to(dtype).requires_grad_()
+    return make(T, d), make(T, E), make(E, 2 * n, d), make(E, d, n)
+
+
+def measure(rounds, device, dtype):
+    """{what: {pass: microseconds}}"""
+    x, logits, W1, W2 = leaves = tensors(device, dtype)
+    dO = torch.ones_like(x)
+    noop = Noop()
+    routing, _ = noop.ops.route_logits.default(logits, None, K, 0)
+    arguments = (x, logits, routing, W1, None, W2, None, None, None, None, 0, K, T * K, 0, 0, 0,
+                 0.0, 0.0, 0.0, True, False)  # fmt: skip
+
+    def layer():
+        return tilemoe.moe(x, logits, W1, W2, K=K)
+
+    def operator():
+        return noop.ops.experts.default(*arguments)[0]
+
+    def with_gradient(forward):
+        return lambda: torch.autograd.grad(forward(), leaves, dO)
+
+    found = {}
+
+    def take(name, forward):
+        calls = {"forward, no gradient": torch.no_grad()(forward), "forward": forward,
+                 "forward and backward": with_gradient(forward)}  # fmt: skip
+        for call in calls.values():
+            median_us(call, 50)
+        found[name] = {kind: median_us(call, rounds) for kind, call in calls.items()}
+
+    take("whole", layer)
+    noop.differentiate(save_nothing_else, return_what_was_kept)
+    take("no-op", operator)
+    noop.differentiate(ops._experts_context, ops._experts_backward)
+    with noop:
+        take("over no-op", layer)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    torch.set_num_threads(1)
+    found = measure(args.rounds, "cuda" if cuda else "cpu",
+                    torch.bfloat16 if cuda else torch.float32)  # fmt: skip
+    kinds = list(found["whole"])
+    print(f"{'us':12}" + "".join(f"{kind:>24}" for kind in kinds))
+    for name, times in found.items():
+        print(f"{name:12}" + "".join(f"{times[kind]:24.1f}" for kind in kinds))
+    without = found["over no-op"]["forward, no gradient"]
+    both = found["over no-op"]["forward and backward"]
+    bar = BARS["factor"] * found["no-op"]["forward and backward"] + BARS["more"]
+    print(f"without gradient {without:.1f}, bar {BARS['without gradient']:.1f}; "
+          f"with gradient {both:.1f}, bar {bar:.1f}")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
