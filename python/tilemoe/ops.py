@@ -49,6 +49,13 @@ def call_undifferentiated(op, *args):
         return call(op, *args)
 
 
+def call_in_backward(op, *args):
+    """Calls an operator from a gradient's rule. Its own autograd kernel refuses gradients of
+    gradients; none are asked for, and it is left out, where create_graph is not."""
+    run = call if torch.is_grad_enabled() else call_undifferentiated
+    return run(op, *args)
+
+
 # ---------------------------------------------------------------- shapes
 
 
@@ -238,7 +245,7 @@ def _top_k_backward(ctx, dscores, _ids, _counts):
         return (None,) * 5
     ids, scores, logits = ctx.saved_tensors
     args = (dscores, ids, scores, logits, ctx.E, ctx.scoring, ctx.dtype)
-    return call(_ops.top_k_backward.default, *args), None, None, None, None
+    return call_in_backward(_ops.top_k_backward.default, *args), None, None, None, None
 
 
 def _router_losses_context(ctx, inputs, output):
@@ -249,8 +256,8 @@ def _router_losses_backward(ctx, dlosses):
     logits, expert_counts = ctx.saved_tensors
     gradient = _ops.router_losses_backward.default
     # The losses' own gradients are on the device: they scale there, no one waits for them.
-    of_balance = call(gradient, logits, expert_counts, 1.0, 0.0)
-    of_z = call(gradient, logits, expert_counts, 0.0, 1.0)
+    of_balance = call_in_backward(gradient, logits, expert_counts, 1.0, 0.0)
+    of_z = call_in_backward(gradient, logits, expert_counts, 0.0, 1.0)
     return (dlosses[0] * of_balance + dlosses[1] * of_z).to(logits.dtype), None
 
 
@@ -297,9 +304,8 @@ def experts_gradients(ctx, dO, needs, given=None, accumulate=False):
     if not ctx.keep_H:
         raise RuntimeError(_NOT_KEPT)
     if given is None and not ctx.overwrite_H:
-        made = iter(
-            call(_ops.experts_backward.default, dO, X, H, routing, *weights, *ctx.config, wanted)
-        )
+        args = (dO, X, H, routing, *weights, *ctx.config, wanted)
+        made = iter(call_in_backward(_ops.experts_backward.default, *args))
         made = [next(made) if wanted & 1 << bit else None for bit in range(8)]
     else:
         made = _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate)
@@ -326,7 +332,7 @@ def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
     kept, consumed = (None, H) if ctx.overwrite_H else (H, None)
     ctx.consumed = ctx.overwrite_H
     args = (kept, consumed, routing, *weights, *into, *ctx.config, accumulate)
-    call(_ops.experts_backward_out.default, dO, X, *args)
+    call_in_backward(_ops.experts_backward_out.default, dO, X, *args)
     return made
 
 
@@ -334,7 +340,7 @@ def _router_gradient(ctx, ds, routing, logits, E):
     if ctx.scoring == SCORES_GIVEN:
         return ds.to(ctx.router_dtype)
     args = (ds, routing, logits, ctx.kind, E, ctx.K, ctx.scoring, ctx.router_dtype)
-    return call(_ops.router_backward.default, *args)
+    return call_in_backward(_ops.router_backward.default, *args)
 
 
 def _addend_gradient(ctx, dO, routing, E):
