@@ -49,6 +49,7 @@ def versions(packages):
 
 def available_bytes(device):
     if device == "cuda":
+        torch.cuda.empty_cache()  # what torch holds back of earlier peers is to be had too
         return torch.cuda.mem_get_info()[0]
     with open("/proc/meminfo") as lines:
         found = next(line for line in lines if line.startswith("MemAvailable"))
