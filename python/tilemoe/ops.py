@@ -265,6 +265,9 @@ CONSUMED = (
     "tilemoe_backward: saved was consumed by an earlier backward that wrote dH over H; "
     "run forward again"
 )
+_NO_SECOND_GRADIENT = (
+    "tilemoe: gradients of gradients are not there: run backward without create_graph"
+)
 _NOT_KEPT = (
     "tilemoe_backward: H was not kept: call the layer with gradients enabled, or the operator "
     "with keep_H"
@@ -318,6 +321,8 @@ def experts_gradients(ctx, dO, needs, given=None, accumulate=False):
 
 def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
     """The eight gradients, where H is overwritten or memory is given for some; None for those."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise NotImplementedError(_NO_SECOND_GRADIENT)  # memory that is written has no history
     given = (None, None, *(given or (None,) * 6))
     given = [out if wanted & 1 << bit else None for bit, out in enumerate(given)]
     for bit, out in enumerate(given):
@@ -395,9 +400,7 @@ _differentiate("experts", _experts_context, _experts_backward)
 
 
 def _refuse_double_backward(ctx, *_):
-    raise NotImplementedError(
-        "tilemoe: gradients of gradients are not there: run backward without create_graph"
-    )
+    raise NotImplementedError(_NO_SECOND_GRADIENT)
 
 
 def _refuse_vmap(info, in_dims, *args):

@@ -156,6 +156,13 @@ def test_double_backward_raises():
         dlogits.sum().backward()
 
 
+def test_a_graph_of_gradients_in_given_memory_is_refused():
+    tensors = logits_layer(torch.float32)
+    O = tilemoe.moe(**tensors, K=K, overwrite_H=True)
+    with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
+        torch.autograd.grad(O.sum(), tensors["x"], create_graph=True)
+
+
 def test_backward_twice():
     tensors = logits_layer(torch.float32)
     O = tilemoe.moe(**tensors, K=K)
