@@ -4,12 +4,11 @@
   whole        tilemoe.moe on a layer of few tokens; on a GPU until the call returns
   over no-op   the same Python over operators of the same signatures that do nothing: what a call
                takes beyond the C++ layer
-  no-op        one such operator as the package registers it, differentiated by a rule that keeps and
-               returns tensors and does nothing else
+  no-op        one such operator as the package registers it, differentiated by a rule that keeps
+               and returns tensors and does nothing else
 
-The bars: over no-op at most 25 us without gradient; with gradient, forward and backward, at most 1.3
-times no-op and 10 us. Needs tilemoe, and libtilemoe_torch_noop.so of a build tree with
-tests:
+The bars: over no-op at most 25 us without gradient; with gradient, forward and backward, at most
+1.3 times no-op and 10 us. Needs tilemoe, and libtilemoe_torch_noop.so of a build tree with tests:
 
   TILEMOE_LIBRARY_DIR=build/release/bindings/torch python3 benchmarks/host_time.py
 """

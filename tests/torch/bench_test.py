@@ -1,4 +1,4 @@
-"""python -m tilemoe.bench, on small layers: what it measures and what it leaves out, not how fast."""
+"""python -m tilemoe.bench, on small layers: what it measures and leaves out, not how fast."""
 
 import dataclasses
 import json

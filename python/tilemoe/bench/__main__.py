@@ -42,7 +42,7 @@ def _parser():
     add("--plots", type=pathlib.Path, metavar="DIR",
         help="pictures: throughput, memory against granularity, kernels")  # fmt: skip
     add("--from", dest="source", nargs="+", type=pathlib.Path, metavar="FILE",
-        help="draw these JSON files, this bench's or `tilemoe bench`'s, and measure nothing")  # fmt: skip
+        help="draw JSON files, this bench's or `tilemoe bench`'s, and measure nothing")  # fmt: skip
     return parser
 
 

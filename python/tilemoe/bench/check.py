@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from .cases import Case
 from .problem import Problem
 
-# Of a tensor's norm. 16 bits: a peer stores up to eight tensors between an input and a gradient, each
-# rounded by 2^-9 of its value (bfloat16); measured 0.4 to 0.7 %. A swapped gate or a lost expert is
-# over 10 %.
+# Of a tensor's norm. 16 bits: a peer stores up to eight tensors between an input and a gradient,
+# each rounded by 2^-9 of its value (bfloat16); measured 0.4 to 0.7 %. A swapped gate or a lost
+# expert is over 10 %.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 NAMES = ("O", "dX", "drouter", "dW1", "dW2")
 

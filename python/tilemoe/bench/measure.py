@@ -120,7 +120,8 @@ class Measured:
         def profiled(work):
             self.clock.flush.add_(1)
             torch.cuda.synchronize()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            activities = [torch.profiler.ProfilerActivity.CUDA]
+            with torch.profiler.profile(activities=activities) as profile:
                 result = work()
                 torch.cuda.synchronize()
             times = {}

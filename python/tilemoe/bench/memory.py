@@ -57,8 +57,8 @@ def _on_cuda(peer):
 
 
 def measure(peer):
-    """saved_bytes: kept from forward to backward, X included, weights not. peak_bytes: the most that
-    is alive in both passes, with resident_bytes: weights, X and dO."""
+    """saved_bytes: kept from forward to backward, X included, weights not. peak_bytes: the most
+    that is alive in both passes, with resident_bytes: weights, X and dO."""
     if peer.X.device.type == "cuda":
         saved, above = _on_cuda(peer)
     else:

@@ -259,8 +259,8 @@ class Transformers(Peer):
 
 
 def _transformers():
-    """A peer for each of its implementations, TileMoE's among them where this runs inside of it; one
-    that is not there where transformers is not installed."""
+    """A peer for each of its implementations, TileMoE's among them where this runs inside of it;
+    one that is not there where transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return [type("Transformers", (Transformers,), {"name": "transformers"})]
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -270,7 +270,11 @@ def _transformers():
 
         tilemoe.transformers.register()
     return [
-        type("Transformers", (Transformers,), {"name": f"transformers-{kind}", "implementation": kind})
+        type(
+            "Transformers",
+            (Transformers,),
+            {"name": f"transformers-{kind}", "implementation": kind},
+        )
         for kind in ("eager", *sorted(ALL_EXPERTS_FUNCTIONS))
     ]
 

@@ -55,14 +55,20 @@ def _bars(axes, entries, value):
     for index, backend in enumerate(backends):
         mine = {e["config"]: value(e) for e in entries if e["backend"] == backend}
         at = [i + (index - (len(backends) - 1) / 2) * width for i in range(len(configs))]
-        heights = [mine.get(config) or 0 for config in configs]
+        heights = [mine.get(config, 0) for config in configs]
         axes.bar(at, heights, width, label=look(backend)[0], color=look(backend)[1])
     axes.set_xticks(range(len(configs)), configs)
 
 
+def _gflops(entry, key, flop):
+    """Per second, of the pass whose time is at `key`; 0 where it was not timed."""
+    d, n = (entry["shape"][letter] for letter in "dn")
+    ms = entry.get(key)
+    return flop * entry["rows"] * d * n / ms * 1e-6 if ms else 0
+
+
 def throughput(entries, output):
     """Speed of each pass; two operations a multiply-add of the layer's products."""
-    unit, scale = ("TFLOP/s", 1e3) if any("driver_version" in e for e in entries) else ("GFLOP/s", 1)
     passes = [(key, flop, title) for key, flop, title in
               (("fwd_ms", 6, "forward"), ("bwd_ms", 12, "backward"))
               if any(key in e for e in entries)]  # fmt: skip
@@ -72,12 +78,9 @@ def throughput(entries, output):
         layout="constrained",
     )  # fmt: skip
     for axes, (key, flop, title) in zip(panels[:, 0], passes):
-        def value(entry):
-            d, n = (entry["shape"][letter] for letter in "dn")
-            ms = entry.get(key)
-            return flop * entry["rows"] * d * n / ms * 1e-6 / scale if ms else None
-
-        _bars(axes, entries, value)
+        fastest = max(_gflops(entry, key, flop) for entry in entries)
+        unit, scale = ("TFLOP/s", 1e3) if fastest >= 1e3 else ("GFLOP/s", 1)
+        _bars(axes, entries, lambda entry: _gflops(entry, key, flop) / scale)
         axes.set_title(f"{title}, {unit}", loc="left")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)

@@ -47,7 +47,9 @@ def table(entries):
     """One case's entries as lines of text."""
     ours = entries[0]
     shape = " ".join(f"{letter}={size}" for letter, size in ours["shape"].items())
-    where = f"{ours['threads']} threads of {ours['device']}" if "threads" in ours else ours["device"]
+    where = ours["device"]
+    if "threads" in ours:
+        where = f"{ours['threads']} threads of {where}"
     lines = [f"{ours['config']}: {shape}, {ours['dtype']}, {ours['rounds']} rounds, {where}"]
     rows = [HEADER]
     rows += [_row(entry, ours["speed_against"].get(entry["backend"])) for entry in entries]

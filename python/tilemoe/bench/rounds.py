@@ -36,8 +36,8 @@ class Worker:
 
 
 def peer_worker(python, name, case, passes="both", threads=0, environment=None):
-    """The peer `name` of peers.py in a process of `python`'s, which need not have tilemoe. case: the
-    fields of cases.Case. Where it cannot run, `ready` has `left_out` that says why."""
+    """The peer `name` of peers.py in a process of `python`'s, which need not have tilemoe. case:
+    the fields of cases.Case. Where it cannot run, `ready` has `left_out` that says why."""
     script = pathlib.Path(__file__).with_name("alone.py")
     return Worker([python, script, "--peer", name, "--case", json.dumps(case), "--pass", passes,
                    "--threads", threads], environment)

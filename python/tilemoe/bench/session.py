@@ -59,8 +59,9 @@ class Remote:
 
 def run(case, peers, *, passes="both", rounds=15, threads=0, pythons=None, pictures=False,
         say=lambda line: None):  # fmt: skip
-    """The case's entries, TileMoE's first. peers: classes of peers.py; pythons: for a peer's name the
-    Python that it runs in, where that is not this one. pictures: also measure what only they show."""
+    """The case's entries, TileMoE's first. peers: classes of peers.py; pythons: for a peer's name
+    the Python that it runs in, where that is not this one; pictures: also measure what only they
+    show."""
     problem, clock = Problem(case), make_clock(case.device)
     runners, left_out = [], {}
     for peer in peers:
