@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets this machine up, builds TileMoE and runs every test; those that need a GPU only where there is
 # one. Options go to ctest, for instance
-# "-R routing". PRESET picks another build of CMakePresets.json: PRESET=asan ./test.sh
+# "-R routing". The PyTorch package has tests of its own: scripts/test_torch.sh. PRESET picks another build of CMakePresets.json: PRESET=asan ./test.sh
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
 preset=${PRESET:-release}
@@ -18,3 +18,4 @@ if ! nvidia-smi -L >/dev/null 2>&1; then
 fi
 ctest --preset "$preset" -j "$(nproc)" "${only[@]}" "$@" ||
   die "tests failed; their output is above and in build/$preset/Testing/Temporary/LastTest.log."
+[ -n "${CI:-}" ] || say "the PyTorch package is NOT among what was tested: scripts/test_torch.sh"

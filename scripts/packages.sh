@@ -22,6 +22,10 @@ test  libgtest-dev         -             GoogleTest
 test  python3              python3       kills trainings, reads their checkpoints
 test  python3-venv         -             the Python tests' packages, in .venv
 test  pkg-config           pkg-config    tests the installed tilemoe.pc
+python python3             python3       builds and tests the PyTorch package
+python python3-venv        -             its build's and its tests' packages, in .venv-*
+python python3-dev         -             Python's headers: torch.compile's kernels
+ci    ccache               ccache        compiles a file once for the tests and for the wheel
 ci    git                git           tells the formatter which files there are
 ci    clang-format-14      -             the formatter; other versions format differently
 fuzz  clang                clang++       libFuzzer (preset fuzz)

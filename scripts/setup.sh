@@ -3,6 +3,9 @@
 #
 #   require <group>...  makes sure that the packages of these groups (scripts/packages.sh) are there
 #   require_python      makes sure that .venv has Python and what tests/python/requirements.txt names
+#   require_torch [-newest]  makes sure that .venv-torch has torch and what the package's tests need;
+#                       with -newest .venv-torch-newest
+#   require_wheel_tools makes sure that .venv-wheel has what makes a wheel portable
 #   require_nvcc        makes sure that there is a CUDA compiler: the machine's own, or one in .venv-cuda
 #   build <preset>      configures and builds one of CMakePresets.json
 
@@ -63,6 +66,26 @@ require_python() {
     "$environment/bin/python" -m pip install -q -r "$root/tests/python/requirements.txt"; } >&2 ||
     die "the Python packages could not be installed; the lines above say why."
 }
+
+# Makes a virtual environment of just what requirements files name, and again when they change.
+pinned_environment() {
+  [ "${TILEMOE_SETUP:-}" != skip ] || return 0
+  local environment=$root/$1
+  shift
+  cat "$@" | cmp -s - "$environment/complete" && return 0
+  say "making ${environment##*/}"
+  { rm -rf "$environment" && python3 -m venv "$environment" &&
+    "$environment/bin/python" -m pip install -q --no-deps "${@/#/--requirement=}" &&
+    cat "$@" >"$environment/complete"; } >&2 ||
+    die "the Python packages could not be installed; the lines above say why."
+}
+
+require_torch() {
+  local tests=$root/tests/torch
+  pinned_environment ".venv-torch${1:-}" "$tests"/requirements{-tests,"${1:-}"}.txt
+}
+
+require_wheel_tools() { pinned_environment .venv-wheel "$root/scripts/wheel.txt"; }
 
 # The packages have the toolkit's libraries in lib, the runtime's under its version alone; the compiler
 # and CMake look in lib64, and for the plain name.

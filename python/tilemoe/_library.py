@@ -33,7 +33,12 @@ def _load():
             "TILEMOE_LIBRARY_DIR to bindings/torch of a build that was configured with "
             "TILEMOE_TORCH=ON"
         )
-    torch.ops.load_library(cpu)
+    try:
+        torch.ops.load_library(cpu)
+    except OSError as error:
+        raise ImportError(
+            f"tilemoe's operators at {cpu} cannot be loaded ({error.__cause__ or error})"
+        ) from None
     cuda = directory / "libtilemoe_torch_cuda.so"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"

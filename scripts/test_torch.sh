@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The PyTorch package as its users get it: builds the wheel (scripts/wheel.sh), installs it into
+# environments that have torch and what the tests need, and runs tests/torch there: all of it with the
+# torch of requirements.txt, the operators with the newest one. Options go to pytest. The first time
+# downloads 2.1 GB for each torch; NEWEST=skip leaves out the second.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$root"
+
+case ${CI:-} in
+"") scripts/wheel.sh ;;
+*) scripts/wheel.sh -C cmake.define.TILEMOE_WERROR=ON ;;
+esac
+wheel=$(echo "$root"/build/dist/*.whl)
+export CUDA_VISIBLE_DEVICES='' TILEMOE_WHEEL=$wheel
+
+# Runs tests with the wheel in an environment; from build/, so that Python has the source nowhere on
+# its path.
+test_wheel() {
+  local environment=$root/$1
+  shift
+  "$environment/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel" >&2 ||
+    die "the wheel cannot be installed into $environment."
+  (cd "$root/build" && "$environment/bin/python" -m pytest -q -p no:cacheprovider \
+    -o pythonpath="$root/tests/torch" "$@") ||
+    die "tests of the PyTorch package failed; their output is above."
+}
+
+say "testing the wheel"
+test_wheel .venv-torch "$root/tests/wheel" "$root/tests/torch" "$@"
+
+if [ "${NEWEST:-}" != skip ]; then
+  require_torch -newest
+  say "testing the wheel with the newest torch"
+  test_wheel .venv-torch-newest \
+    "$root"/tests/torch/{loading,operators,functional}_test.py "$@"
+fi

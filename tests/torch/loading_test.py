@@ -1,0 +1,126 @@
+"""Importing the package: how long it takes, and what it says where something is missing or broken."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CPU, CUDA = "libtilemoe_torch.so", "libtilemoe_torch_cuda.so"
+
+
+def python(program, **environment):
+    """Runs a program beside this one's packages. -> CompletedProcess"""
+    path = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path} | environment,
+    )
+
+
+def succeeds(program, **environment):
+    """-> what it printed."""
+    run = python(program, **environment)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@pytest.fixture
+def libraries(tmp_path):
+    """A copy of the libraries, which may be spoilt, as a wheel has them: with what it bundles two
+    folders up."""
+    installed = Path(importlib.util.find_spec("tilemoe").origin).parent
+    source = Path(os.environ.get("TILEMOE_LIBRARY_DIR", installed / "lib"))
+    copy = tmp_path / "tilemoe" / "lib"
+    shutil.copytree(source, copy, ignore=lambda _, names: {n for n in names if n not in (CPU, CUDA)})
+    bundled = installed.parent / "tilemoe.libs"
+    if bundled.exists():
+        (tmp_path / bundled.name).symlink_to(bundled)
+    return copy
+
+
+WORKS = """
+import tilemoe, torch
+x = torch.randn(5, 16)
+O = tilemoe.moe(x, torch.randn(5, 4), torch.randn(4, 16, 16), torch.randn(4, 16, 8), K=2)
+print(tuple(O.shape))
+"""
+
+# A GPU's tensors without a GPU: torch only traces.
+ON_CUDA = """
+import tilemoe, torch
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode():
+    randn = lambda *shape: torch.randn(shape, device="cuda", dtype=torch.{dtype})
+    try:
+        tilemoe.moe(randn(5, 16), randn(5, 4), randn(4, 16, 16), randn(4, 16, 8), K=2)
+    except NotImplementedError as error:
+        print(error)
+"""
+
+
+def refused_on_cuda(libraries, dtype="bfloat16"):
+    """-> the sentence."""
+    assert succeeds(WORKS, TILEMOE_LIBRARY_DIR=str(libraries)) == "(5, 16)"
+    told = succeeds(ON_CUDA.format(dtype=dtype), TILEMOE_LIBRARY_DIR=str(libraries))
+    assert "\n" not in told
+    return told
+
+
+def import_fails(libraries):
+    """-> the last line of what the import says."""
+    run = python("import tilemoe", TILEMOE_LIBRARY_DIR=str(libraries))
+    assert run.returncode == 1
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: tilemoe"), run.stderr
+    return last
+
+
+def test_import_time():
+    program = "import time, torch; t = time.perf_counter(); import tilemoe; print(time.perf_counter() - t)"
+    assert min(float(succeeds(program)) for _ in range(3)) < 0.5
+
+
+def test_needs_no_gpu(libraries):
+    assert succeeds(WORKS, TILEMOE_LIBRARY_DIR=str(libraries), CUDA_VISIBLE_DEVICES="") == "(5, 16)"
+
+
+def test_cpu_library_absent(libraries):
+    (libraries / CPU).unlink()
+    assert str(libraries / CPU) in import_fails(libraries)
+
+
+def test_cpu_library_corrupt(libraries):
+    (libraries / CPU).write_bytes(b"\x7fELF")
+    assert re.search(rf"{CPU} cannot be loaded \(.*\)$", import_fails(libraries))
+
+
+def test_torch_too_old():
+    program = "import torch; torch.__version__ = '2.9.1'; import tilemoe"
+    last = python(program).stderr.strip().splitlines()[-1]
+    assert last == "ImportError: tilemoe needs torch 2.10 or newer, but torch is 2.9.1"
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA tensors")
+class TestCuda:
+    def test_library_absent(self, libraries):
+        (libraries / CUDA).unlink(missing_ok=True)
+        told = refused_on_cuda(libraries)
+        assert told == "tilemoe cannot use cuda:0: this tilemoe was built without its CUDA library"
+
+    def test_library_corrupt(self, libraries):
+        (libraries / CUDA).write_bytes(b"\x7fELF")
+        told = refused_on_cuda(libraries)
+        assert re.fullmatch(r"tilemoe cannot use cuda:0: its CUDA library cannot be loaded \(.*\)", told)
+
+    def test_float32(self, libraries):
+        if not (libraries / CUDA).exists():
+            pytest.skip("built without CUDA")
+        assert "takes bfloat16 and float16" in refused_on_cuda(libraries, dtype="float32")

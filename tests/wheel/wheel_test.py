@@ -1,0 +1,94 @@
+"""The wheel as a file (TILEMOE_WHEEL), and as it is installed: what it weighs, brings, needs and shows.
+The libraries of its CPU half and of its CUDA half are read with binutils."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+WHEEL = Path(os.environ["TILEMOE_WHEEL"])
+TAG = "py3-none-manylinux_2_35_x86_64"  # Debian 12, Ubuntu 22.04 and newer
+SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+TORCH = {"libtorch_cpu.so", "libtorch_cuda.so", "libgomp.so.1"}  # in the process before ours are
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """{file name: path} of every shared library of the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    zipfile.ZipFile(WHEEL).extractall(folder)
+    return {path.name: path for path in folder.rglob("*.so*")}
+
+
+@pytest.fixture(scope="module")
+def ours(libraries):
+    found = {name: path for name, path in libraries.items() if name.startswith("libtilemoe")}
+    assert set(found) - {"libtilemoe_torch_cuda.so"} == {"libtilemoe_torch.so"}
+    return found
+
+
+def output(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_tag():
+    assert WHEEL.name.endswith(f"-{TAG}.whl")
+
+
+def test_size():
+    assert 2**20 < WHEEL.stat().st_size < 30 * 2**20
+
+
+def test_says_whether_it_has_cuda(ours):
+    assert ("libtilemoe_torch_cuda.so" in ours) == ("+cpu" not in WHEEL.name)
+
+
+def test_exports_nothing(ours):
+    for path in ours.values():
+        assert output("nm", "-D", "--defined-only", path) == ""
+
+
+def test_links_no_python(libraries):
+    for path in libraries.values():
+        assert not re.search(r" _?Py[A-Z_]", output("nm", "-D", path))
+
+
+def test_is_stripped(libraries):
+    for path in libraries.values():
+        assert not re.search(r"\.symtab|\.debug_", output("readelf", "-SW", path))
+
+
+def test_needs_only_torch_and_the_system(libraries):
+    for path in libraries.values():
+        needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-dW", path)))
+        assert needed - SYSTEM - TORCH <= set(libraries)
+
+
+def test_looks_for_libraries_in_the_wheel_alone(libraries):
+    for name, path in libraries.items():
+        found = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", output("readelf", "-dW", path))
+        assert set(":".join(found).split(":")) <= {"", "$ORIGIN", "$ORIGIN/../../tilemoe.libs"}, name
+
+
+def test_carries_the_licenses(libraries):
+    names = {Path(name).name for name in zipfile.ZipFile(WHEEL).namelist() if "/licenses/" in name}
+    assert names == {"LICENSE", "libdnnl2.txt", "libhwy1.txt", "ocl-icd-libopencl1.txt"}
+    bundled = {re.split(r"[-.]", name)[0] for name in libraries} - {"libtilemoe_torch", "libtilemoe_torch_cuda"}
+    assert bundled == {"libdnnl", "libhwy", "libOpenCL"}
+
+
+def test_depends_on_torch_alone():
+    needed = importlib.metadata.requires("tilemoe")
+    assert [one for one in needed if "extra ==" not in one] == ["torch>=2.10"]
+
+
+def test_is_what_is_imported():
+    origin = Path(importlib.util.find_spec("tilemoe").origin)
+    assert origin.parent.parent == Path(sysconfig.get_path("platlib"))
+    assert f"tilemoe-{importlib.metadata.version('tilemoe')}-" in WHEEL.name
