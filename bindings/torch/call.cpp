@@ -79,13 +79,12 @@ Tensor Call::bytes(size_t count) const {
 
 void check(tilemoe_status status) {
   if (status == TILEMOE_SUCCESS) return;
-  const std::string sentence = tilemoe_last_error();
-  if (status == TILEMOE_INVALID_ARGUMENT) throw std::invalid_argument(sentence);
-  throw std::runtime_error(std::string(tilemoe_status_name(status)) + ": " + sentence);
+  throw std::runtime_error(std::string(tilemoe_status_name(status)) + ": " + tilemoe_last_error());
 }
 
 void refuse(const std::string& sentence) {
-  throw std::invalid_argument("tilemoe: " + sentence);
+  const char* status = tilemoe_status_name(TILEMOE_INVALID_ARGUMENT);
+  throw std::runtime_error(std::string(status) + ": tilemoe: " + sentence);
 }
 
 std::string describe_shape(const Tensor& tensor) {

@@ -21,7 +21,7 @@ from ._rules import (
 )
 
 _ops = torch.ops.tilemoe
-_UNSUPPORTED = "unsupported: "
+_EXCEPTIONS = {"invalid argument: ": ValueError, "unsupported: ": NotImplementedError}
 
 # The bits of `wanted`, in the order in which gradients come back (bindings/torch/wanted.h).
 WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
@@ -30,14 +30,16 @@ WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP,
 
 
 def call(op, *args):
-    """Calls an operator. What the library cannot do is a NotImplementedError, as Python has it; a
-    wrong argument is a ValueError already."""
+    """Calls an operator. What is wrong in an argument is a ValueError, what the library cannot do a
+    NotImplementedError, as Python has it; torch makes a RuntimeError of each."""
     try:
         return op(*args)
     except RuntimeError as error:
-        if not str(error).startswith(_UNSUPPORTED):
-            raise
-        raise NotImplementedError(str(error)[len(_UNSUPPORTED) :]) from None
+        text = str(error)
+        for status, kind in _EXCEPTIONS.items():
+            if text.startswith(status):
+                raise kind(text[len(status) :]) from None
+        raise
 
 
 def call_undifferentiated(op, *args):

@@ -217,10 +217,10 @@ def test_a_routing_of_other_sizes_is_refused():
     arguments = list(experts_arguments(x))
     arguments[2] = other
     with pytest.raises(ValueError, match="routing is int32 .* expected the contiguous int32"):
-        tm.experts(*arguments)
+        ops.call(tm.experts.default, *arguments)
     arguments[2] = x["routing"].float()
     with pytest.raises(ValueError, match="routing is float32"):
-        tm.experts(*arguments)
+        ops.call(tm.experts.default, *arguments)
 
 
 def test_statuses_become_exceptions():
@@ -230,6 +230,8 @@ def test_statuses_become_exceptions():
 
         return op
 
+    with pytest.raises(ValueError, match="^the sentence$"):
+        ops.call(raising("invalid argument: the sentence"))
     with pytest.raises(NotImplementedError, match="^the sentence$"):
         ops.call(raising("unsupported: the sentence"))
     with pytest.raises(RuntimeError, match="^internal error: x$") as raised:
