@@ -1,0 +1,75 @@
+"""Checkpoints of torch.distributed.checkpoint that are there as a whole or not at all.
+
+A save goes to `step-N.partial`; when every process has written and flushed its part, the folder is
+renamed to `step-N`, which a file system does at once. Only then are older ones removed. So a job
+that is killed at any moment finds the last finished one.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+
+class Checkpoints:
+    def __init__(self, folder, keep):
+        self.folder, self.keep = Path(folder), keep
+        if dist.get_rank() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob("step-*.partial"):
+                shutil.rmtree(left)
+        dist.barrier()
+
+    def finished(self):
+        """Folders, oldest first."""
+        return sorted(p for p in self.folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name))
+
+    def last(self):
+        return next(reversed(self.finished()), None)
+
+    def save(self, step, model, optimizer, progress):
+        """progress: a dictionary of numbers and strings, the position in the data among them."""
+        final = self.folder / f"step-{step:09d}"
+        partial = final.with_suffix(".partial")
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state, "progress": progress}
+        # The writer flushes its files (sync_files), and save() returns when all processes have.
+        dcp.save(state, checkpoint_id=partial)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            flush(partial)
+            os.rename(partial, final)
+            flush(self.folder)
+            for old in self.finished()[: -self.keep]:  # half removed is no checkpoint either
+                os.rename(old, old.with_suffix(".partial"))
+                shutil.rmtree(old.with_suffix(".partial"))
+        dist.barrier()
+
+    def progress(self, folder, like):
+        """What save() was given, read before anything else is; `like` has its keys."""
+        state = {"progress": dict(like)}
+        dcp.load(state, checkpoint_id=folder)
+        return state["progress"]
+
+    def load(self, folder, model, optimizer):
+        """Into model and optimizer, however many processes wrote it."""
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state}
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+
+
+def flush(folder):
+    """A folder's entries to the disk, so that a rename outlives a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

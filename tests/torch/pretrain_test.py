@@ -1,0 +1,298 @@
+"""examples/pretrain on the CPU: it learns, goes on where it was, alone and in two processes, and
+survives being killed in the middle of a save."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "pretrain"
+sys.path.append(str(EXAMPLE))
+
+import corpus  # noqa: E402
+import plan  # noqa: E402
+from data import Corpus  # noqa: E402
+from model import CONFIGS, Transformer  # noqa: E402
+
+STEPS, SAVED = 24, 4
+RUN = f"--steps {STEPS} --save-every {SAVED} --keep 9 --evaluate-every {STEPS}".split()
+RUN += "--precision float32 --deterministic --batch 8 --micro-batch 2".split()
+
+
+def launch(folder, data, *options, processes=1, config="tiny", program=(EXAMPLE / "train.py",)):
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += [*program, "--config", config, "--data", data, "--output", folder, *RUN, *options]
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        start_new_session=True,  # so that a test may kill all of it
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def log(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def steps(folder):
+    """{step: its record}, the last one where a step was done twice, without its time."""
+    records = {r["step"]: r for r in log(folder) if "step" in r}
+    return {s: {k: v for k, v in r.items() if k != "tokens_per_s"} for s, r in records.items()}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    corpus.build(folder, [ROOT / "docs", ROOT / "include"], held_out=0.2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data):
+    """{processes: folder of a run that nothing interrupted}."""
+    folders = {}
+    for processes in (1, 2):
+        folders[processes] = tmp_path_factory.mktemp("whole") / "run"
+        done = launch(folders[processes], data, processes=processes)
+        assert done.returncode == 0, done.stderr
+    return folders
+
+
+def from_step(step, whole, folder):
+    """A run's folder as it was after a step."""
+    name = Path("checkpoints") / f"step-{step:09d}"
+    shutil.copytree(whole / name, folder / name)
+    return folder
+
+
+def test_it_learns(whole):
+    losses = [record["loss"] for record in steps(whole[1]).values()]
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0] - 0.4
+    held_out = [r["held_out_loss"] for r in log(whole[1]) if "held_out_loss" in r]
+    assert len(held_out) == 1 and held_out[0] < losses[0] - 0.4
+
+
+def compare(ours, theirs, equal):
+    done = steps(ours)
+    assert sorted(done) == list(range(SAVED + 1, STEPS + 1))
+    for step, record in done.items():
+        reference = steps(theirs)[step]
+        assert record["batch"] == reference["batch"]
+        assert equal(record, reference), (record, reference)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_as_many_processes_go_on_with_the_same_bits(whole, data, tmp_path, processes):
+    folder = from_step(SAVED, whole[processes], tmp_path)
+    assert launch(folder, data, processes=processes).returncode == 0
+    assert log(folder)[0]["resumed"] == SAVED
+    compare(folder, whole[processes], lambda a, b: a == b)
+
+
+@pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
+def test_another_number_of_processes_goes_on(whole, data, tmp_path, before, after):
+    folder = from_step(SAVED, whole[before], tmp_path)
+    done = launch(folder, data, processes=after)
+    assert done.returncode == 0, done.stderr
+    close = lambda a, b: abs(a["loss"] - b["loss"]) <= 1e-5 * b["loss"]
+    compare(folder, whole[before], close)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {example!r})
+import checkpoints, train
+
+save, rename = checkpoints.dcp.save, os.rename
+
+def killed():
+    os.killpg(0, signal.SIGKILL)
+
+def half_a_save(state, checkpoint_id):
+    save(state, checkpoint_id=checkpoint_id)
+    if state["progress"]["step"] == 12:
+        os.truncate(next(checkpoint_id.glob("*.distcp")), 100)
+        (checkpoint_id / ".metadata").unlink(missing_ok=True)
+        killed()
+
+def no_rename(source, target):
+    killed() if target.name.endswith("12") else rename(source, target)
+
+if sys.argv.pop(1) == "write":
+    checkpoints.dcp.save = half_a_save
+else:
+    checkpoints.os.rename = no_rename
+sys.exit(train.main())
+"""
+
+
+@pytest.mark.parametrize("moment, processes", [("write", 2), ("rename", 1)])
+def test_a_job_killed_in_a_save_loses_the_steps_since_the_last(
+    whole, data, tmp_path, moment, processes
+):
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED.format(example=str(EXAMPLE)))
+    folder = tmp_path / "run"
+    done = launch(folder, data, processes=processes, program=(program, moment))
+    assert done.returncode != 0
+    assert max(steps(folder)) == 12  # the step whose save was cut
+    left = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    assert left == ["step-000000004", "step-000000008", "step-000000012.partial"]
+
+    assert launch(folder, data, processes=processes).returncode == 0
+    assert [r["resumed"] for r in log(folder) if "resumed" in r] == [8]
+    assert steps(folder) == steps(whole[processes])
+    assert not list((folder / "checkpoints").glob("*.partial"))
+
+
+POISONED = """
+import sys
+sys.path.insert(0, {example!r})
+import train
+
+step = train.Run.train
+
+def poisoned(run):
+    if run.step == 6:
+        run.model.norm.weight.data.to_local().fill_(float("nan"))
+    return step(run)
+
+train.Run.train = poisoned
+sys.exit(train.main())
+"""
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(whole, data, tmp_path):
+    program = tmp_path / "poisoned.py"
+    program.write_text(POISONED.format(example=str(EXAMPLE)))
+    folder = from_step(SAVED, whole[1], tmp_path / "run")
+    done = launch(folder, data, program=(program,))
+    assert done.returncode == 1
+    good = folder / "checkpoints" / "step-000000004"
+    assert "stopped at step 7: loss nan" in done.stderr
+    assert f"batch: sequences 48 to 55; last good checkpoint: {good}" in done.stderr
+    last = log(folder)[-1]
+    assert last == {"not_finite": 7, "sequences": [48, 55], "last_good": str(good)}
+
+
+def test_a_gradient_that_is_not_a_number_stops_the_run(whole, data, tmp_path):
+    folder = from_step(SAVED, whole[1], tmp_path)
+    done = launch(folder, data, "--learning-rate", "1e38")  # step 5 is done, 6 overflows
+    assert done.returncode == 1
+    assert re.search(r"stopped at step 6: loss \S+, norm of the gradient (nan|inf);", done.stderr)
+
+
+def test_only_the_last_checkpoints_are_kept(data, tmp_path):
+    done = launch(tmp_path, data, "--keep", "2", "--steps", "12")
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-000000008", "step-000000012"]
+    other = launch(tmp_path, data, "--seed", "1")
+    assert other.returncode != 0 and "continues with its own" in other.stderr
+
+
+@pytest.mark.parametrize("precision", ["mixed", "bfloat16"])
+def test_bfloat16_learns(data, tmp_path, precision):
+    done = launch(tmp_path, data, "--precision", precision, "--recompute")
+    assert done.returncode == 0, done.stderr
+    losses = [record["loss"] for record in steps(tmp_path).values()]
+    assert losses[-1] < losses[0] - 0.4
+
+
+def test_the_selection_bias_is_one_over_two_processes(data, tmp_path):
+    """Experts are chosen by a bias that the counts of the whole step moved: with each process'
+    own counts the losses would part."""
+    runs = {}
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        done = launch(
+            folder, data, "--bias-rate", "0.05", processes=processes, config="tiny-bias"
+        )
+        assert done.returncode == 0, done.stderr
+        runs[processes] = steps(folder)
+    for step, record in runs[1].items():
+        assert abs(runs[2][step]["loss"] - record["loss"]) <= 1e-5 * record["loss"]
+
+
+@pytest.mark.parametrize("rounding", [None, "stochastic"])
+def test_grouped_mm_computes_the_same_model(rounding):
+    c = dataclasses.replace(CONFIGS["tiny"], rounding=rounding, m=4)
+    torch.manual_seed(0)
+    ours = Transformer(c)
+    theirs = Transformer(c, "grouped_mm")
+    theirs.load_state_dict(ours.state_dict())
+    tokens = torch.randint(c.vocabulary, (2, c.context + 1))
+    if rounding is not None:
+        with pytest.raises(ValueError, match="no token rounding"):
+            theirs(tokens)
+        return
+    gradients = []
+    for model in (ours, theirs):
+        losses, _ = model(tokens)
+        losses.total.backward()
+        gradients.append([losses.total.detach()] + [p.grad for p in model.parameters()])
+    for mine, other in zip(*gradients, strict=True):
+        assert not (mine - other).abs().max() > 1e-5 * max(1e-2, float(other.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-bias"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_plan_counts_what_the_model_has_and_keeps(name, recompute):
+    c = CONFIGS[name]
+    numbers = plan.plan(
+        c, experts="tilemoe", recompute=recompute, precision="float32", micro_batch=3, processes=2
+    )
+    model = Transformer(c, recompute=recompute)
+    total = sum(p.numel() for p in model.parameters())
+    assert numbers["parameters"] == total
+    one_expert = 3 * c.d * c.n
+    assert numbers["active parameters"] == total - c.layers * (c.E - c.K) * one_expert
+    assert numbers["AdamW's moments' shard"] == 8 * total / 2
+    tokens = torch.randint(c.vocabulary, (3, c.context + 1))
+    assert numbers["kept for backward"] == plan.kept_for_backward(model, tokens)
+
+
+@pytest.mark.parametrize(
+    "name, total, active",
+    [("S1", 218.6e6, 29.9e6), ("S2", 823.1e6, 30.4e6), ("7B", 6.768e9, 1.106e9)],
+)
+def test_the_configurations_have_their_sizes(name, total, active):
+    counted = plan.parameters(CONFIGS[name])
+    assert counted[0] == pytest.approx(total, rel=1e-3)
+    assert counted[1] == pytest.approx(active, rel=1e-3)
+
+
+def test_an_epoch_has_every_window_once(data):
+    c = Corpus(data, "train", 32, seed=3)
+    epochs = [[c.window(e * c.windows + i) for i in range(c.windows)] for e in (0, 1)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(c.windows))
+    assert epochs[0] != epochs[1]
+    numbers = range(5, 9)
+    again = Corpus(data, "train", 32, seed=3)
+    assert torch.equal(c.sequences(numbers), again.sequences(numbers))
+    row = c.sequences([5])[0]
+    start = c.window(5) * 32
+    assert row.tolist() == c.tokens[start : start + 33].tolist()
+
+
+def test_a_corpus_has_each_document_once(tmp_path):
+    texts = {"a": b"one", "b": b"two", "c": b"one", "empty": b""}
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text)
+    manifest = corpus.build(tmp_path / "out", [tmp_path / name for name in texts], held_out=0.0)
+    assert manifest["train"]["documents"] == 2 and manifest["held_out"]["documents"] == 0
+    tokens = (tmp_path / "out" / "train.bin").read_bytes()
+    assert tokens == b"".join(bytes([b, 0]) for b in b"one") + b"\0\1" + b"t\0w\0o\0" + b"\0\1"
