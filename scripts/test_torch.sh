@@ -9,7 +9,7 @@ cd "$root"
 
 case ${CI:-} in
 "") scripts/wheel.sh ;;
-*) scripts/wheel.sh -C cmake.define.TILEMOE_WERROR=ON ;;
+*) scripts/wheel.sh --config-settings=cmake.define.TILEMOE_WERROR=ON ;;
 esac
 wheel=$(echo "$root"/build/dist/*.whl)
 export CUDA_VISIBLE_DEVICES='' TILEMOE_WHEEL=$wheel

@@ -13,7 +13,8 @@ say "building the wheel"
 export CC=${CC:-cc} CXX=${CXX:-c++}  # as CMake has them elsewhere, so that ccache knows the files
 rm -rf build/dist
 mkdir -p build/dist
-.venv-torch/bin/python -m pip wheel -q --no-deps -w build/dist/here -C build-dir=build/wheel "$@" . ||
+.venv-torch/bin/python -m pip wheel -q --no-deps -w build/dist/here \
+  --config-settings=build-dir=build/wheel "$@" . ||
   die "the wheel could not be built; the lines above say why."
 
 say "bundling what a clean machine lacks"
