@@ -10,6 +10,7 @@
 #include "cuda/gemm/operand.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
+#include "cuda/load/gather_source.h"
 #include "cuda/ptx/cp_async.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/tensor_map.h"
@@ -30,12 +31,7 @@ class GatheredSummedRows {
   static constexpr int kEngineBytes = 0;
   static constexpr int kThreadArrivals = kWarpgroup;
 
-  struct Params {
-    const void* source;    // (T, width)
-    uint32_t row_bytes;    // from one row to the next
-    int32_t width_bytes;   // of a row
-    const int32_t* token;  // (capacity) or null
-  };
+  using Params = GatherSource;
 
   __device__ GatheredSummedRows(const Params& params, int32_t thread)
       : params_(params),

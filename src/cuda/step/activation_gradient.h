@@ -20,7 +20,7 @@ void run_activation_gradient(const ActivationGradient& step) {
   const int64_t k_blocks = (d + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 
   typename Gemm::Params params{};
-  params.a = gathered_rows<Shape>(step.dO, step.rows);
+  params.a = gathered_rows(step.dO, step.rows);
   params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kBoxRows>(transposed(step.W2), 0, n);
   const bool adjacent = has_adjacent_columns(*step.experts, step.W1);
   const int64_t parts = adjacent ? 1 : Epilogue::kParts;

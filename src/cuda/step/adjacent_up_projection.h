@@ -18,7 +18,7 @@ void run_adjacent_up_projection(const UpProjection& step) {
   const int64_t k_blocks = (d + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 
   typename Gemm::Params params{};
-  params.a = gathered_rows<Shape>(step.X, step.rows);
+  params.a = gathered_rows(step.X, step.rows);
   params.b.part[0] = weights_map<Shape, Major::kRows, LoadW1::kBoxRows>(step.weights.W1, 0, 2 * n);
   params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, 1, 2 * n);
   params.epilogue.A = output_of<Shape, Epilogue::kSlice>(step.A, 1, n);

@@ -36,23 +36,16 @@ inline ActivationParams activation_params(const tilemoe_experts& experts) {
           .up_shift = experts.up_shift};
 }
 
-// From one row to the next of a matrix that is gathered: 32 bits, so that an address is one
-// multiplication.
-inline uint32_t gathered_row_bytes(const tilemoe_tensor& source) {
+// The rows of `source` that the routing names. From one to the next 32 bits of bytes, so that an
+// address is one multiplication.
+inline GatherSource gathered_rows(const tilemoe_tensor& source, const Rows& rows) {
   const auto element = static_cast<int64_t>(tilemoe_dtype_size(source.dtype));
   const int64_t bytes = source.shape[0] > 1 ? source.stride[0] * element : 0;
   TILEMOE_CHECK_SUPPORTED(bytes >= 0 && bytes <= UINT32_MAX,
                           "rows of " << bytes << " bytes are too far apart to be gathered");
-  return static_cast<uint32_t>(bytes);
-}
-
-// Operand A: the rows of `source` that the routing names.
-template <class Shape>
-typename GatheredRows<Shape>::Params gathered_rows(const tilemoe_tensor& source, const Rows& rows) {
-  constexpr auto kElementBytes = static_cast<int64_t>(sizeof(typename Shape::Element));
   return {.source = source.data,
-          .row_bytes = gathered_row_bytes(source),
-          .width_bytes = static_cast<int32_t>(source.shape[1] * kElementBytes),
+          .row_bytes = static_cast<uint32_t>(bytes),
+          .width_bytes = static_cast<int32_t>(source.shape[1] * element),
           .token = rows.token};
 }
 

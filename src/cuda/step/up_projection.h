@@ -27,7 +27,7 @@ void run_up_projection(const UpProjection& step) {
   if constexpr (std::is_same_v<LoadX, DenseRows<Shape>>)
     params.a = dense_rows<Shape>(step.X);
   else
-    params.a = gathered_rows<Shape>(step.X, step.rows);
+    params.a = gathered_rows(step.X, step.rows);
   const auto bias = [&](const tilemoe_tensor& b, int64_t first, int32_t every) -> Bias {
     if (!present(b)) return {};
     return {.data = static_cast<const Element*>(b.data) + first,

@@ -25,10 +25,7 @@ void run_weight_gradient(const WeightGradientProduct& product) {
   const int64_t blocks_a_part = (n + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
 
   typename Gemm::Params params{};
-  params.a = {.source = product.gathered.data,
-              .row_bytes = gathered_row_bytes(product.gathered),
-              .width_bytes = static_cast<int32_t>(d * static_cast<int64_t>(sizeof(Element))),
-              .token = product.rows.token};
+  params.a = gathered_rows(product.gathered, product.rows);
   params.b.blocks_a_part = params.epilogue.blocks_a_part = static_cast<int32_t>(blocks_a_part);
   params.epilogue.rows = static_cast<int32_t>(d);
   params.epilogue.columns = static_cast<int32_t>(n);
