@@ -65,17 +65,39 @@ CUtensorMap make_tensor_map(const TensorMapSpec& spec) {
   return encode<3>(spec.dtype, spec.data, size, stride_bytes, box, spec.swizzle);
 }
 
-CUtensorMap make_ragged_map(const RaggedMapSpec& spec) {
-  constexpr cuuint64_t kWraps = uint64_t{1} << 34;  // times kRaggedRows is 2^64
+namespace {
+
+constexpr cuuint64_t kWraps = uint64_t{1} << 34;  // times kRaggedRows is 2^64
+
+cuuint64_t ragged_row_bytes(const RaggedMapSpec& spec) {
   const auto row_bytes = static_cast<cuuint64_t>(spec.row_stride) * kElementBytes;
   TILEMOE_CHECK_SUPPORTED(row_bytes < kWraps && spec.rows < kRaggedRows,
                           "a matrix of " << spec.rows << " rows of " << row_bytes << " bytes");
+  return row_bytes;
+}
+
+}  // namespace
+
+CUtensorMap make_ragged_map(const RaggedMapSpec& spec) {
+  const cuuint64_t row_bytes = ragged_row_bytes(spec);
   return encode<4>(
       spec.dtype, spec.data,
       {static_cast<cuuint64_t>(spec.columns), cuuint64_t{kRaggedRows},
        static_cast<cuuint64_t>(spec.rows) + 1, cuuint64_t{kRaggedRows} + 1},
       {row_bytes, row_bytes, kWraps - row_bytes},
       {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1},
+      Swizzle::k128Bytes);
+}
+
+CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, int64_t parts) {
+  const cuuint64_t row_bytes = ragged_row_bytes(spec);
+  const auto columns = static_cast<cuuint64_t>(spec.columns);
+  return encode<5>(
+      spec.dtype, spec.data,
+      {columns, cuuint64_t{kRaggedRows}, static_cast<cuuint64_t>(spec.rows) + 1,
+       cuuint64_t{kRaggedRows} + 1, static_cast<cuuint64_t>(parts)},
+      {row_bytes, row_bytes, kWraps - row_bytes, columns * kElementBytes},
+      {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1, 1},
       Swizzle::k128Bytes);
 }
 

@@ -27,8 +27,8 @@ CUtensorMap make_tensor_map(const TensorMapSpec& spec);
 
 // A matrix whose end is known on the device only: of rows [.., end) the box at column x and row r
 // is the one at (x, kRaggedRows - end + r, end, kRaggedRows), and its rows from `end` on are read
-// as zeros. The second coordinate is out of bounds exactly there, and the fourth takes kRaggedRows
-// rows off the address again, modulo 2^64.
+// as zeros and not written. The second coordinate is out of bounds exactly there, and the fourth
+// takes kRaggedRows rows off the address again, modulo 2^64.
 struct RaggedMapSpec {
   tilemoe_dtype dtype;
   const void* data;
@@ -40,5 +40,9 @@ struct RaggedMapSpec {
 inline constexpr int32_t kRaggedRows = 1 << 30;
 
 CUtensorMap make_ragged_map(const RaggedMapSpec& spec);
+
+// The same with `parts` matrices side by side in a row, `spec.columns` wide each; the part is the
+// fifth coordinate.
+CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, int64_t parts);
 
 }  // namespace tilemoe::cuda

@@ -6,7 +6,7 @@
 
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
-#include "cuda/epilogue/output.h"
+#include "cuda/epilogue/ragged_store.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
 
@@ -18,31 +18,27 @@ class ActivationEpilogue {
  public:
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;
   static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of A
-  static constexpr int kSlice = slice_columns(kColumns);
-  using Slices = SliceStore<Shape, kSlice>;
-  static constexpr int kSharedBytes = Slices::kSharedBytes;
+  using Rows = RaggedStore<Shape>;
+  static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {
-    Output H;  // (capacity, kParts, n); data null: not wanted
-    Output A;  // (capacity, 1, n)
+    RaggedOutput H;  // (capacity, kParts, n); may be not wanted
+    RaggedOutput A;  // (capacity, 1, n)
     Bias bias[kParts];
     ActivationParams activation;
   };
 
   __device__ ActivationEpilogue(const Params& params, uint32_t shared, int32_t thread)
-      : params_(params), slices_(shared, thread) {}
+      : params_(params), rows_(shared, thread) {}
 
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
-    const int32_t rows = tile.row_end - row;
-    if (rows <= 0) return;
+    if (row >= tile.row_end) return;
     const int32_t column = tile.n_block * kColumns;
     add_bias<Shape, 0, kColumns>(params_.bias[0], tile.expert, column, D);
     if constexpr (kParts == 2)
       add_bias<Shape, kUp, kColumns>(params_.bias[1], tile.expert, column, D);
-    if (params_.H.data != nullptr) {
-      store_part<0>(params_.H, 0, row, rows, column, D);
-      if constexpr (kParts == 2) store_part<kUp>(params_.H, 1, row, rows, column, D);
-    }
+    store_part<0>(params_.H, 0, row, tile.row_end, column, D);
+    if constexpr (kParts == 2) store_part<kUp>(params_.H, 1, row, tile.row_end, column, D);
     // All at once: the switch over activations inside the loop over slices spilled registers.
     with_activation<kActivations>(params_.activation, [&](const auto& f) {
 #pragma unroll
@@ -51,11 +47,11 @@ class ActivationEpilogue {
         for (int i = 0; i < kUp; ++i)
           D[m][i] = f(D[m][i], kParts == 2 ? D[m][kUp % kAll + i] : 0.f);
     });
-    store_part<0>(params_.A, 0, row, rows, column, D);
+    store_part<0>(params_.A, 0, row, tile.row_end, column, D);
   }
 
   __device__ void finish() const {
-    slices_.finish();
+    rows_.finish();
   }
 
  private:
@@ -64,20 +60,19 @@ class ActivationEpilogue {
 
   // The part that begins at accumulator kFirst.
   template <int kFirst>
-  __device__ __forceinline__ void store_part(const Output& out, int32_t part, int32_t row,
-                                             int32_t rows, int32_t column,
-                                             const Accumulators<Shape>& D) {
+  __device__ __forceinline__ void store_part(const RaggedOutput& out, int32_t part, int32_t row,
+                                             int32_t row_end, int32_t column,
+                                             const Accumulators<Shape>& D) const {
 #pragma unroll
-    for (int slice = 0; slice < kColumns / kSlice; ++slice) {
-      if (column + slice * kSlice >= out.columns) break;
-      slices_.store(out, row, rows, part, column + slice * kSlice, [&](int m, int j, int i) {
-        return D[m][kFirst + slice * (kSlice / 2) + 4 * j + i];
-      });
-    }
+    for (int m = 0; m < Shape::kSubtiles; ++m)
+#pragma unroll
+      for (int first = 0; first < kColumns; first += Rows::kBatchColumns)
+        rows_.store(out, row + m * 64, row_end, part, column + first,
+                    [&](int j, int i) { return D[m][kFirst + first / 2 + 4 * j + i]; });
   }
 
   const Params& params_;
-  Slices slices_;
+  Rows rows_;
 };
 
 }  // namespace tilemoe::cuda

@@ -1,4 +1,4 @@
-// The copy engine: boxes of a tensor map of three or four dimensions, between global and shared
+// The copy engine: boxes of a tensor map of three to five dimensions, between global and shared
 // memory.
 // Coordinates are in elements, fastest dimension first. What lies outside the tensor is read as
 // zeros and not written.
@@ -61,6 +61,15 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t share
       "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
           map),
       "r"(shared), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t shared, int32_t x,
+                                          int32_t y, int32_t z, int32_t w, int32_t v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(map),
+      "r"(shared), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
       : "memory");
 }
 

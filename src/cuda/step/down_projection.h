@@ -19,7 +19,7 @@ void run_down_projection(const DownProjection& step) {
   typename Gemm::Params params{};
   params.a = dense_rows<Shape>(step.A);
   params.b.part[0] = weights_map<Shape, kMajor, LoadW2::kBoxRows>(step.W2, 0, d);
-  params.epilogue.D = output_of<Shape, Epilogue::kSlice>(step.Y, 1, d);
+  params.epilogue.D = ragged_output_of<typename Shape::Element>(step.Y, 1, d);
   if (present(step.b2))
     params.epilogue.bias = {.data = step.b2.data,
                             .expert_stride = step.b2.stride[0],

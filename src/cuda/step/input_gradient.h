@@ -32,7 +32,7 @@ void run_input_gradient(const InputGradient& step) {
     params.b.part[p] =
         weights_map<Shape, kMajor, LoadW1::kBoxRows>(transposed(parts.part[p]), 0, d);
   if (parts.count == 1) params.b.part[1] = params.b.part[0];
-  params.epilogue.D = output_of<Shape, Epilogue::kSlice>(step.dX_rows, 1, d);
+  params.epilogue.D = ragged_output_of<typename Shape::Element>(step.dX_rows, 1, d);
   params.order = row_tiles<Shape>(step.rows, n_blocks, parts.count * blocks_a_part);
   launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
 }

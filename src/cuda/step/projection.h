@@ -11,6 +11,7 @@
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
 #include "cuda/epilogue/output.h"
+#include "cuda/epilogue/ragged_store.h"
 #include "cuda/gemm/launch.h"
 #include "cuda/load/dense_rows.h"
 #include "cuda/load/gathered_rows.h"
@@ -93,6 +94,20 @@ Output output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
       .data = out.data,
       .row_bytes = out.stride[0] * static_cast<int64_t>(sizeof(typename Shape::Element)),
       .columns = static_cast<int32_t>(columns)};
+}
+
+// The same where rows end at an expert's last.
+template <class Element>
+RaggedOutput ragged_output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
+  if (!present(out)) return {};
+  return {.map = make_ragged_parts_map({.dtype = kDTypeOf<Element>,
+                                        .data = out.data,
+                                        .columns = columns,
+                                        .rows = out.shape[0],
+                                        .row_stride = out.stride[0],
+                                        .box = {kStoreColumns, kStoreRows}},
+                                       parts),
+          .columns = static_cast<int32_t>(columns)};
 }
 
 // Tiles of BLOCK_M rows over all experts by `n_blocks`; the order's and its bound on the host.

@@ -49,8 +49,8 @@ void run_up_projection(const UpProjection& step) {
     params.epilogue.bias[0] = bias(b1, 0, every);
     params.epilogue.bias[1] = bias(split ? step.weights.b1_up : b1, first_up, every);
   }
-  params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, Epilogue::kParts, n);
-  params.epilogue.A = output_of<Shape, Epilogue::kSlice>(step.A, 1, n);
+  params.epilogue.H = ragged_output_of<typename Shape::Element>(step.H, Epilogue::kParts, n);
+  params.epilogue.A = ragged_output_of<typename Shape::Element>(step.A, 1, n);
   params.epilogue.activation = activation_params(experts);
   params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
   launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
