@@ -42,10 +42,7 @@ class ActivationEpilogue {
     // All at once: the switch over activations inside the loop over slices spilled registers.
     with_activation<kActivations>(params_.activation, [&](const auto& f) {
 #pragma unroll
-      for (int m = 0; m < Shape::kSubtiles; ++m)
-#pragma unroll
-        for (int i = 0; i < kUp; ++i)
-          D[m][i] = f(D[m][i], kParts == 2 ? D[m][kUp % kAll + i] : 0.f);
+      for (int m = 0; m < Shape::kSubtiles; ++m) activate(f, D[m]);
     });
     store_part<0>(params_.A, 0, row, tile.row_end, column, D);
   }
@@ -57,6 +54,18 @@ class ActivationEpilogue {
  private:
   static constexpr int kAll = Shape::BLOCK_N / 2;  // accumulators of a subtile
   static constexpr int kUp = kColumns / 2;         // the first of the up part
+
+  template <class Function>
+  __device__ __forceinline__ static void activate(const Function& f,
+                                                  float (&D)[Shape::BLOCK_N / 2]) {
+    if constexpr (kActivations == Activations::kSwiGLU) {
+#pragma unroll
+      for (int i = 0; i < kUp; i += 2) f.pair(D[i], D[i + 1], D[kUp + i], D[kUp + i + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kUp; ++i) D[i] = f(D[i], kParts == 2 ? D[(kUp + i) % kAll] : 0.f);
+    }
+  }
 
   // The part that begins at accumulator kFirst.
   template <int kFirst>
