@@ -1,66 +1,285 @@
-"""Plain text files -> a corpus of byte tokens that training maps into memory.
+"""Builds a corpus of tokens that training maps into memory.
 
-    python examples/pretrain/corpus.py runs/corpus docs README.md
+    python examples/pretrain/corpus.py runs/corpus --packages            # Linux and dictionaries
+    python examples/pretrain/corpus.py runs/corpus docs README.md        # files of your own
+    python examples/pretrain/corpus.py runs/corpus docs --bytes          # tokens are bytes
 
-Every file is a document: its bytes (tokens 0 to 255), then the token 256. Equal documents are
-taken once. A document is held out when the hash of its bytes says so, so that adding files moves
-none between the parts. The folder has train.bin, held_out.bin (uint16, little-endian) and
-manifest.json with counts and hashes.
+Three stages, each of which leaves a file that is there as a whole or not at all, so that a command
+that was stopped goes on where it was:
+1. text.bin, documents.json: the documents, each once, in the order of their hashes. Two are the
+   same when they differ in white space alone.
+2. tokenizer.json: byte-level BPE, trained on the first of the training documents.
+3. train-*.bin, held_out-*.bin: shards of uint16 tokens, little-endian. A document is held out when
+   its hash says so: adding files moves none between the parts.
+manifest.json, with counts and hashes, comes last; text.bin goes then.
 """
 
 import argparse
 import hashlib
 import json
+import os
+import sys
+import time
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-END = 256  # of a document
-VOCABULARY = 257
+import sources
+
 PARTS = ("train", "held_out")
+BYTES = 257  # vocabulary of bytes: 256 ends a document
+END = "<|end|>"
+SHARD = 32 << 20  # bytes of text
+SAMPLE = 64 << 20  # bytes that the tokenizer is trained on
 
 
-def files_of(paths):
-    """Files and folders -> files, sorted, so that the order is that of no file system."""
-    for path in map(Path, paths):
-        yield from sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else (path,)
+class Progress:
+    """A line a second, at most."""
+
+    def __init__(self, what):
+        self.what, self.began, self.said = what, time.monotonic(), 0.0
+
+    def __call__(self, done, total=None, always=False):
+        now = time.monotonic()
+        if not always and now < self.said + 1:
+            return
+        self.said = now
+        of = f" of {total / 1e6:.0f}" if total else ""
+        rate = done / 1e6 / max(1e-9, now - self.began)
+        print(f"{self.what}: {done / 1e6:.1f}{of} MB, {rate:.1f} MB/s", file=sys.stderr)
 
 
-def build(folder, paths, held_out=0.05):
+def write(path, data):
+    """The file is there as a whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data if isinstance(data, bytes) else data.encode())
+    os.replace(partial, path)
+
+
+def share(digest):
+    """Uniform in [0, 1), by the document's hash: its end, as its beginning says which are taken."""
+    return int(digest[-16:], 16) / 2**64
+
+
+def gather(folder, documents, largest, limit):
+    """Stage 1 -> [(hash, first byte, bytes)] in text.bin, and what was left out."""
+    index = folder / "documents.json"
+    if index.exists():
+        return json.loads(index.read_text())
+    seen, kept, left = set(), [], {"same": 0, "empty": 0, "too large": 0, "not UTF-8": 0}
+    at, progress = 0, Progress("text")
+    with open(folder / "text.bin", "wb") as text:
+        for _, content in documents:
+            words = content.split()
+            digest = hashlib.sha256(b" ".join(words)).hexdigest()
+            reason = (
+                "empty" if not words
+                else "too large" if len(content) > largest
+                else "same" if digest in seen
+                else None if is_utf8(content)
+                else "not UTF-8"
+            )  # fmt: skip
+            if reason is not None:
+                left[reason] += 1
+                continue
+            seen.add(digest)
+            text.write(content)
+            kept.append((digest, at, len(content)))
+            at += len(content)
+            progress(at)
+    progress(at, always=True)
+    kept.sort()
+    size, taken = 0, []
+    for document in kept:
+        if limit is not None and size + document[2] > limit:
+            break
+        taken.append(document)
+        size += document[2]
+    if not taken:
+        raise ValueError(f"there is no document to take: left out were {left}")
+    left["past the limit"] = len(kept) - len(taken)
+    result = {"documents": taken, "left out": left}
+    write(index, json.dumps(result))
+    return result
+
+
+def is_utf8(content):
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class Bytes:
+    vocabulary, end = BYTES, BYTES - 1
+
+    def encode(self, documents):
+        return [np.frombuffer(document, np.uint8) for document in documents]
+
+
+class BPE:
+    """Stage 2, by Hugging Face's tokenizers: every byte is a token, so nothing is unknown."""
+
+    def __init__(self, folder, vocabulary, sample):
+        try:
+            import tokenizers
+        except ImportError:
+            raise ValueError("a tokenizer needs pip install tokenizers; --bytes does without")
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            self.train(tokenizers, path, vocabulary, sample)
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        self.vocabulary = self.tokenizer.get_vocab_size()
+        self.end = self.tokenizer.token_to_id(END)
+        if self.vocabulary > vocabulary:
+            raise ValueError(f"{path} has {self.vocabulary} tokens: remove {folder}")
+
+    @staticmethod
+    def train(tokenizers, path, vocabulary, sample):
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet,
+            show_progress=sys.stderr.isatty(),
+        )  # fmt: skip
+        print(f"tokenizer: training {vocabulary} tokens", file=sys.stderr)
+        tokenizer.train_from_iterator((document.decode() for document in sample), trainer)
+        write(path, tokenizer.to_str())
+
+    def encode(self, documents):
+        # Special tokens in the text would end documents: they are text here.
+        self.tokenizer.encode_special_tokens = True
+        texts = [document.decode() for document in documents]
+        return [np.array(e.ids) for e in self.tokenizer.encode_batch_fast(texts)]
+
+
+def first(documents, size):
+    for document in documents:
+        size -= len(document)
+        if size < 0:
+            return
+        yield document
+
+
+def shards(documents):
+    """[(hash, first byte, bytes)] -> lists of them, each of at most SHARD bytes or one document."""
+    shard, size = [], 0
+    for document in documents:
+        if shard and size + document[2] > SHARD:
+            yield shard
+            shard, size = [], 0
+        shard.append(document)
+        size += document[2]
+    if shard:
+        yield shard
+
+
+def build(folder, documents, *, vocabulary=BYTES, held_out=0.05, largest=1 << 18, limit=None):
+    """documents: (name, bytes) each -> the manifest."""
     folder = Path(folder)
+    if not BYTES <= vocabulary <= 1 << 16:
+        raise ValueError(f"a vocabulary of {vocabulary} is not in [{BYTES}, 65536]")
     folder.mkdir(parents=True, exist_ok=True)
-    seen, sums = set(), {part: hashlib.sha256() for part in PARTS}
-    parts = {part: {"documents": 0, "tokens": 0} for part in PARTS}
-    outputs = {part: open(folder / f"{part}.bin", "wb") for part in PARTS}
-    for path in files_of(paths):
-        text = path.read_bytes()
-        digest = hashlib.sha256(text).digest()
-        if not text or digest in seen:
-            continue
-        seen.add(digest)
-        share = int.from_bytes(digest[:8], "little") / 2**64  # uniform in [0, 1)
-        part = "held_out" if share < held_out else "train"
-        tokens = np.append(np.frombuffer(text, np.uint8).astype("<u2"), np.uint16(END))
-        data = tokens.astype("<u2").tobytes()
-        outputs[part].write(data)
-        sums[part].update(data)
-        parts[part]["documents"] += 1
-        parts[part]["tokens"] += len(tokens)
+    settings = {"vocabulary": vocabulary, "held_out": held_out, "largest": largest, "limit": limit}
+    settings_are(folder / "settings.json", settings)
+    gathered = gather(folder, documents, largest, limit)
+    text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
+    read = lambda document: text[document[1] : document[1] + document[2]].tobytes()
+    parts = {part: [] for part in PARTS}
+    for document in gathered["documents"]:
+        parts["held_out" if share(document[0]) < held_out else "train"].append(document)
+    if not parts["train"] or held_out > 0 and not parts["held_out"]:
+        counts = {part: len(chosen) for part, chosen in parts.items()}
+        raise ValueError(f"too few documents for --held-out {held_out}: {counts}")
+    sample = first(map(read, parts["train"]), SAMPLE)
+    codec = Bytes() if vocabulary == BYTES else BPE(folder, vocabulary, sample)
+    total = sum(size for _, _, size in gathered["documents"])
+    done, progress, manifest = 0, Progress("tokens"), {"vocabulary": codec.vocabulary}
+    manifest |= {"end": codec.end, "left out": gathered["left out"]}
     for part in PARTS:
-        outputs[part].close()
-        parts[part]["sha256"] = sums[part].hexdigest()
-    manifest = {"vocabulary": VOCABULARY, "tokens": "bytes, 256 ends a document", **parts}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        files = []
+        for number, shard in enumerate(shards(parts[part])):
+            path = folder / f"{part}-{number:05}.bin"
+            if not path.exists():
+                write(path, tokens_of(codec, map(read, shard)))
+            data = path.read_bytes()
+            digest = hashlib.sha256(data).hexdigest()
+            files.append({"file": path.name, "tokens": len(data) // 2, "sha256": digest})
+            done += sum(size for _, _, size in shard)
+            progress(done, total)
+        manifest[part] = {
+            "documents": len(parts[part]),
+            "bytes": sum(size for _, _, size in parts[part]),
+            "tokens": sum(file["tokens"] for file in files),
+            "sha256": hashlib.sha256("".join(f["sha256"] for f in files).encode()).hexdigest(),
+            "shards": files,
+        }
+    progress(done, total, always=True)
+    write(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    for name in ("text.bin", "documents.json"):
+        (folder / name).unlink()
     return manifest
 
 
-def main():
+def settings_are(path, settings):
+    """A folder goes on with the settings that it was begun with."""
+    if not path.exists():
+        write(path, json.dumps(settings))
+    begun = json.loads(path.read_text())
+    if begun != settings:
+        raise ValueError(f"{path.parent} was begun with {begun}, not {settings}: take another")
+
+
+def tokens_of(codec, documents, batch=256):
+    pieces, waiting = [], []
+    for document in chain(documents, [None]):
+        if document is not None:
+            waiting.append(document)
+        if len(waiting) == batch or document is None:
+            for tokens in codec.encode(waiting):
+                pieces += [tokens.astype("<u2"), np.array([codec.end], dtype="<u2")]
+            waiting = []
+    return np.concatenate(pieces).tobytes()
+
+
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", help="where the corpus goes")
-    parser.add_argument("text", nargs="+", help="files, or folders with files")
-    parser.add_argument("--held-out", type=float, default=0.05, help="share of the documents")
-    args = parser.parse_args()
-    print(json.dumps(build(args.folder, args.text, args.held_out), indent=2))
+    add = parser.add_argument
+    add("folder", type=Path, help="where the corpus goes")
+    add("text", nargs="*", help="files, or folders with files")
+    add("--packages", nargs="*", metavar="PACKAGE", help="of the distribution, in place of files; "
+        f"without names {', '.join(sources.PACKAGES)}")  # fmt: skip
+    add("--vocabulary", type=int, default=16384, help="tokens of the tokenizer")
+    add("--bytes", action="store_true", help="no tokenizer: a token is a byte")
+    add("--megabytes", type=float, help="of text, at most: the first documents by their hashes")
+    add("--largest", type=int, default=1 << 18, help="bytes; larger documents are left out")
+    add("--held-out", type=float, default=0.05, help="share of the documents")
+    args = parser.parse_args(argv)
+    if bool(args.text) == (args.packages is not None):
+        parser.error("expected files, or --packages")
+    if (args.folder / "manifest.json").exists():
+        parser.error(f"{args.folder} has a corpus already")
+    if args.text:
+        documents = sources.files(args.text)
+    else:
+        say = lambda line: print(line, file=sys.stderr)
+        documents = sources.packages(args.packages or sources.PACKAGES, say)
+    limit = None if args.megabytes is None else int(args.megabytes * 1e6)
+    try:
+        manifest = build(
+            args.folder, documents, vocabulary=BYTES if args.bytes else args.vocabulary,
+            held_out=args.held_out, largest=args.largest, limit=limit,
+        )  # fmt: skip
+    except ValueError as error:
+        parser.exit(1, f"error: {error}\n")
+    for part in PARTS:
+        numbers = manifest[part]
+        print(f"{part}: {numbers['documents']:,} documents, {numbers['bytes']:,} bytes, "
+              f"{numbers['tokens']:,} tokens")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,16 +14,23 @@ import torch
 
 class Corpus:
     def __init__(self, folder, part, context, seed=0):
-        manifest = json.loads((Path(folder) / "manifest.json").read_text())
-        self.vocabulary, self.sha256 = manifest["vocabulary"], manifest[part]["sha256"]
+        manifest = Path(folder) / "manifest.json"
+        if not manifest.exists():
+            raise ValueError(f"{folder} has no corpus: examples/pretrain/corpus.py makes one")
+        described = json.loads(manifest.read_text())
+        self.vocabulary, self.sha256 = described["vocabulary"], described[part]["sha256"]
         self.context, self.seed = context, seed
-        self.windows = max(0, manifest[part]["tokens"] - 1) // context  # a token of each is shared
+        shards = described[part]["shards"]
+        self.shards = [np.memmap(Path(folder) / s["file"], dtype="<u2", mode="r") for s in shards]
+        # A window lies in one shard; its last token is the next one's first.
+        counts = [max(0, shard["tokens"] - 1) // context for shard in shards]
+        self.ends = np.cumsum(counts)  # of windows, by shard
+        self.windows = int(sum(counts))
         if self.windows == 0:
             raise ValueError(
-                f"{folder}: {part} has {manifest[part]['tokens']} tokens, a sequence takes "
+                f"{folder}: {part} has {described[part]['tokens']} tokens, a sequence takes "
                 f"{context + 1}"
             )
-        self.tokens = np.memmap(Path(folder) / f"{part}.bin", dtype="<u2", mode="r")
 
     @lru_cache(maxsize=2)
     def _order(self, epoch):
@@ -35,8 +42,13 @@ class Corpus:
         epoch, rest = divmod(i, self.windows)
         return int(self._order(epoch)[rest])
 
+    def tokens(self, window):
+        """-> (context + 1)"""
+        shard = int(np.searchsorted(self.ends, window, side="right"))
+        start = (window - (int(self.ends[shard - 1]) if shard else 0)) * self.context
+        return self.shards[shard][start : start + self.context + 1]
+
     def sequences(self, numbers):
         """-> (len(numbers), context + 1) int64."""
-        starts = [self.window(i) * self.context for i in numbers]
-        rows = [self.tokens[s : s + self.context + 1].astype(np.int64) for s in starts]
+        rows = [self.tokens(self.window(i)).astype(np.int64) for i in numbers]
         return torch.from_numpy(np.stack(rows))

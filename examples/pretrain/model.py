@@ -3,56 +3,20 @@
 B sequences of S tokens, so T = B S; the other letters are those of docs/mathematics.md.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import tilemoe
-from grouped_mm import GroupedMMExperts
+from configs import Config
+from experts import PEERS, is_one_graph
+from head import LinearCrossEntropy, cross_entropy
 
-
-@dataclass(frozen=True)
-class Config:
-    d: int  # width of a token
-    layers: int
-    heads: int
-    kv_heads: int  # each shared by heads / kv_heads queries
-    context: int  # tokens of a sequence
-    vocabulary: int
-    E: int
-    K: int
-    n: int
-    shared: int = 0  # width of the expert that every token has; 0: none
-    tied: bool = True  # the output layer is the embedding
-    scoring: str = "softmax_over_chosen"
-    selection_bias: bool = False
-    balance_coefficient: float = 0.01
-    z_coefficient: float = 0.001
-    rounding: str | None = None
-    m: int = 128
-
-    @property
-    def head(self):
-        return self.d // self.heads
-
-
-CONFIGS = {
-    # For tests: it learns bytes on a CPU in seconds.
-    "tiny": Config(32, 2, 4, 2, 32, 257, E=8, K=2, n=16, shared=16),
-    # The same with DeepSeek-V3's balance: no loss, but a bias on the choice.
-    "tiny-bias": Config(
-        32, 2, 4, 2, 32, 257, E=8, K=2, n=16, scoring="sigmoid_renormalized",
-        selection_bias=True, balance_coefficient=0.0, z_coefficient=0.0,
-    ),
-    "S1": Config(512, 8, 8, 8, 1024, 16384, E=128, K=8, n=128),
-    "S2": Config(512, 8, 8, 8, 1024, 16384, E=256, K=4, n=256),
-    # The layers of lm-engine's public 7B configuration.
-    "7B": Config(1536, 40, 24, 24, 4096, 100352, E=128, K=8, n=256, shared=1024),
-}  # fmt: skip
+RECOMPUTE = {"none": 0, "half": 2, "blocks": 1}  # every how many blocks keeps its input alone
 
 
 class Losses(NamedTuple):
@@ -127,12 +91,13 @@ class Block(nn.Module):
             z_coefficient=c.z_coefficient,
             router_dtype=torch.float32,
         )
-        if experts == "grouped_mm":
-            self.moe.experts = GroupedMMExperts(c.d, c.n, c.E)
+        if experts != "tilemoe":
+            self.moe.experts = PEERS[experts](c.d, c.n, c.E)
         self.shared = SharedExpert(c.d, c.shared) if c.shared else None
 
     def forward(self, x, cos, sin, seed, offset):
-        """x (B, S, d) -> (B, S, d), of the layer: loss, balance, z () and expert_counts (E)."""
+        """x (B, S, d), seed and offset (1) int64 or None -> (B, S, d), of the layer: loss, balance,
+        z () and expert_counts (E)."""
         x = x + self.attention(self.attention_norm(x), cos, sin)
         h = self.moe_norm(x)
         out, aux = self.moe(h, seed=seed, offset=offset)
@@ -142,26 +107,50 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """experts: "tilemoe" or "grouped_mm", with the same parameters and names; recompute: keep the
-    input of every block and compute the rest again in backward."""
+    """experts: of experts.IMPLEMENTATIONS, all with the same parameters and names; recompute: of
+    RECOMPUTE, the blocks that keep their input and compute the rest again in backward."""
 
-    def __init__(self, c: Config, experts="tilemoe", recompute=False):
+    def __init__(self, c: Config, experts="tilemoe", recompute="none"):
         super().__init__()
-        self.c, self.recompute = c, recompute
+        self.c, self.experts, self.every = c, experts, RECOMPUTE[recompute]
         self.embedding = nn.Embedding(c.vocabulary, c.d)
         self.blocks = nn.ModuleList(Block(c, experts) for _ in range(c.layers))
         self.norm = nn.RMSNorm(c.d)
         self.head = None if c.tied else nn.Linear(c.d, c.vocabulary, bias=False)
-        self.reset_parameters()
+        self.rows_loss = cross_entropy
 
-    def reset_parameters(self):
-        """Normal of 0.02; what is added to the residual stream less by sqrt(2 layers), as GPT-2."""
-        for name, parameter in self.named_parameters():
+    @torch.no_grad()
+    def initialise(self, seed, order=None):
+        """Normal of 0.02; what is added to the residual stream less by sqrt(2 layers), as GPT-2.
+
+        A parameter's values depend on its number and the seed alone, so any number of processes
+        starts from the same model; none holds more than one whole parameter. `order` (E) renumbers
+        the experts of every layer: the same function with its experts in another order."""
+        for number, (name, parameter) in enumerate(self.named_parameters()):
             if parameter.dim() == 1:
-                nn.init.ones_(parameter)  # of a norm
-            else:
-                added = name.endswith(("attention.out.weight", "down_proj", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * self.c.layers) ** (0.5 * added))
+                parameter.fill_(1)  # of a norm
+                continue
+            generator = torch.Generator(parameter.device).manual_seed((seed << 16) + number)
+            added = name.endswith(("attention.out.weight", "down_proj", "down.weight"))
+            std = 0.02 / (2 * self.c.layers) ** (0.5 * added)
+            whole = torch.empty(parameter.shape, device=parameter.device)
+            whole.normal_(std=std, generator=generator)
+            if order is not None and ".moe." in name:
+                whole = whole[order]
+            if isinstance(parameter, DTensor):
+                mesh, placements = parameter.device_mesh, parameter.placements
+                whole = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            parameter.copy_(whole)
+        for buffer in self.buffers():
+            buffer.zero_()  # selection biases
+
+    def compile_blocks(self, backend="inductor"):
+        """Every block as one graph, which all of them share, and the loss of some rows."""
+        whole = is_one_graph(self.experts)
+        for block in self.blocks:
+            # The function, not the module: FSDP's hooks stay outside of the graph.
+            block.forward = torch.compile(block.forward, fullgraph=whole, backend=backend)
+        self.rows_loss = torch.compile(cross_entropy, fullgraph=True, backend=backend)
 
     def forward(self, tokens, offset=0):
         """tokens (B, S + 1) -> Losses of predicting tokens[:, 1:], expert_counts (layers, E).
@@ -171,15 +160,21 @@ class Transformer(nn.Module):
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         x = self.embedding(inputs)  # (B, S, d)
         cos, sin = rotation(inputs.shape[1], self.c.head, x.device)
+        seeds = drawn = None
+        if self.c.rounding == "stochastic" and self.training:  # tensors: one graph for all layers
+            seeds = torch.arange(self.c.layers, device=x.device)
+            drawn = torch.full((1,), offset, device=x.device)
         layers = []
-        for seed, block in enumerate(self.blocks):
-            if self.recompute and self.training:
-                x, *rest = checkpoint(block, x, cos, sin, seed, offset, use_reentrant=False)
+        for i, block in enumerate(self.blocks):
+            args = (x, cos, sin, None if seeds is None else seeds[i : i + 1], drawn)
+            if self.every and i % self.every == 0 and self.training:
+                x, *rest = checkpoint(block, *args, use_reentrant=False)
             else:
-                x, *rest = block(x, cos, sin, seed, offset)
+                x, *rest = block(*args)
             layers.append(rest)
         loss, balance, z, counts = (torch.stack(kind) for kind in zip(*layers))
         weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = F.linear(self.norm(x), weight)  # (B, S, vocabulary)
-        next_token = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        next_token = LinearCrossEntropy.apply(
+            self.norm(x).flatten(0, 1), weight, targets.flatten(), self.rows_loss
+        )
         return Losses(next_token + loss.mean(), next_token, balance.mean(), z.mean()), counts

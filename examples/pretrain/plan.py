@@ -1,16 +1,35 @@
-"""What a configuration takes, before anything of it is allocated."""
+"""What a configuration takes, before anything of it is allocated: memory, and how long a step is.
+
+Memory is counted from the model on fake tensors; time is predict.py's.
+"""
 
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from model import Config, Transformer
+import head
+import predict
+from configs import Config
+from model import Transformer
 
 GIB = 2**30
 # Bytes of a parameter's value, its gradient and AdamW's two moments; of its copy for computing.
 STATE_BYTES = {"float32": (4, 4, 8), "mixed": (4, 4, 8), "bfloat16": (2, 2, 4)}
 COMPUTE_DTYPE = {"float32": torch.float32, "mixed": torch.bfloat16, "bfloat16": torch.bfloat16}
+# Of the device's memory: the rest is CUDA's, NCCL's, and what the allocator cannot use.
+USABLE = 0.92
+# Dense bfloat16 FLOP/s of the data sheets.
+PEAKS = {"H100": 989e12, "H200": 989e12}
+
+
+def peak_flops(device):
+    """Of a device, or None where it is in no table."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def parameters(c: Config):
@@ -56,33 +75,90 @@ def default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
-def plan(c: Config, *, experts, recompute, precision, micro_batch, processes):
-    """-> {what: count or bytes of one process}, by FSDP-2 over `processes` of them."""
-    total, active = parameters(c)
-    value, gradient, moments = (b * total / processes for b in STATE_BYTES[precision])
-    dtype = COMPUTE_DTYPE[precision]
-    with FakeTensorMode(), default_dtype(dtype):
-        model = Transformer(c, experts, recompute)
-        block = sum(p.numel() for p in model.blocks[0].parameters())
+@dataclass(frozen=True)
+class Plan:
+    """Of one process, by FSDP-2 over `processes` of them."""
+
+    config: Config
+    experts: str
+    recompute: str
+    precision: str
+    processes: int
+
+    def kept(self, micro_batch):
+        c = self.config
+        with FakeTensorMode(), default_dtype(COMPUTE_DTYPE[self.precision]):
+            model = Transformer(c, self.experts, self.recompute)
+            tokens = torch.zeros(micro_batch, c.context + 1, dtype=torch.int64)
+            return kept_for_backward(model, tokens)
+
+    def for_a_while(self, micro_batch):
+        """The largest of what a step uses and gives back: the rows of logits; one block's backward
+        pass of the experts (dH, A', dX~ and a gradient of x); one block again, where recomputed."""
+        c, size = self.config, COMPUTE_DTYPE[self.precision].itemsize
+        T = micro_batch * c.context
+        rows = T * c.K
+        logits = min(head.ROWS, T) * c.vocabulary * (2 * size + 3 * 4)
+        logits += 4 * c.vocabulary * c.d  # the weight's gradient in float32
+        experts = rows * (3 * c.n + c.d) * size + T * c.d * size
+        again = 0
+        if self.recompute != "none":
+            block = replace(self, config=replace(c, layers=1), recompute="none")
+            again = block.kept(micro_batch)
+        return max(logits, experts + again)
+
+    def memory(self, micro_batch):
+        """-> {component: bytes}"""
+        c = self.config
+        total, _ = parameters(c)
+        value, gradient, moments = (
+            of_one * total // self.processes for of_one in STATE_BYTES[self.precision]
+        )
+        block = (total - parameters_outside(c)) // c.layers
         root = total - c.layers * block
-        kept = kept_for_backward(model, torch.zeros(micro_batch, c.context + 1, dtype=torch.int64))
-    return {
-        "parameters": total,
-        "active parameters": active,
-        "parameters' shard": value,
-        "gradients' shard": gradient,
-        "AdamW's moments' shard": moments,
-        # The root's stay from forward to backward; one block computes while the next is gathered.
-        "gathered parameters": (root + min(2, c.layers) * block) * dtype.itemsize,
-        "kept for backward": kept,
-    }
+        size = COMPUTE_DTYPE[self.precision].itemsize
+        return {
+            "parameters' shard": value,
+            "gradients' shard": gradient,
+            "AdamW's moments' shard": moments,
+            # The root's stay from forward to backward; one block computes while another is
+            # gathered.
+            "gathered parameters": (root + min(2, c.layers) * block) * size,
+            # A block's, and in float32 for the reduction; the root's come last.
+            "gathered gradients": (root + block) * size + max(root, block) * 4,
+            "kept for backward": self.kept(micro_batch),
+            "for a while": self.for_a_while(micro_batch),
+        }
+
+    def largest_micro_batch(self, device_bytes):
+        """Sequences; 0 where one does not fit. What grows with them grows evenly."""
+        one, two = (sum(self.memory(size).values()) for size in (1, 2))
+        if one > USABLE * device_bytes:
+            return 0
+        return 1 + int((USABLE * device_bytes - one) / (two - one))
 
 
-def table(c, name, **options):
-    numbers = plan(c, **options)
-    lines = [f"{name}: " + ", ".join(f"{key} {value}" for key, value in options.items())]
-    for key in ("parameters", "active parameters"):
-        lines.append(f"  {key:24}{numbers.pop(key):>16,}")
-    for key, size in (numbers | {"sum": sum(numbers.values())}).items():
+def parameters_outside(c):
+    """Of blocks: embedding, the last norm, and the output layer where it is one of its own."""
+    return c.vocabulary * c.d * (1 if c.tied else 2) + c.d
+
+
+def table(name, of: Plan, micro_batch, device_bytes):
+    c = of.config
+    total, active = parameters(c)
+    lines = [
+        f"{name}: {c.layers} layers, experts {of.experts}, recompute {of.recompute}, precision "
+        f"{of.precision}, micro-batch {micro_batch}, processes {of.processes}",
+        f"  {'parameters':24}{total:>16,}",
+        f"  {'active parameters':24}{active:>16,}",
+    ]
+    memory = of.memory(micro_batch)
+    for key, size in (memory | {"sum": sum(memory.values())}).items():
         lines.append(f"  {key:24}{size / GIB:>12.3f} GiB")
+    largest = of.largest_micro_batch(device_bytes)
+    lines.append(
+        f"  {'largest micro-batch':24}{largest:>12} sequences of {c.context}, in {USABLE:.0%} of "
+        f"{device_bytes / GIB:.1f} GiB"
+    )
+    lines += predict.lines(of, micro_batch, flop_of_token(c), PEAKS["H100"])
     return "\n".join(lines)

@@ -1,7 +1,6 @@
 """examples/pretrain on the CPU: it learns, goes on where it was, alone and in two processes, and
 survives being killed in the middle of a save."""
 
-import dataclasses
 import json
 import os
 import re
@@ -18,9 +17,9 @@ EXAMPLE = ROOT / "examples" / "pretrain"
 sys.path.append(str(EXAMPLE))
 
 import corpus  # noqa: E402
-import plan  # noqa: E402
+import guard  # noqa: E402
+import sources  # noqa: E402
 from data import Corpus  # noqa: E402
-from model import CONFIGS, Transformer  # noqa: E402
 
 STEPS, SAVED = 24, 4
 RUN = f"--steps {STEPS} --save-every {SAVED} --keep 9 --evaluate-every {STEPS}".split()
@@ -55,7 +54,7 @@ def steps(folder):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    corpus.build(folder, [ROOT / "docs", ROOT / "include"], held_out=0.2)
+    corpus.build(folder, sources.files([ROOT / "docs", ROOT / "include"]), held_out=0.2)
     return folder
 
 
@@ -205,7 +204,7 @@ def test_only_the_last_checkpoints_are_kept(data, tmp_path):
 
 @pytest.mark.parametrize("precision", ["mixed", "bfloat16"])
 def test_bfloat16_learns(data, tmp_path, precision):
-    done = launch(tmp_path, data, "--precision", precision, "--recompute")
+    done = launch(tmp_path, data, "--precision", precision, "--recompute", "blocks")
     assert done.returncode == 0, done.stderr
     losses = [record["loss"] for record in steps(tmp_path).values()]
     assert losses[-1] < losses[0] - 0.4
@@ -217,61 +216,63 @@ def test_the_selection_bias_is_one_over_two_processes(data, tmp_path):
     runs = {}
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        done = launch(
-            folder, data, "--bias-rate", "0.05", processes=processes, config="tiny-bias"
-        )
+        done = launch(folder, data, "--bias-rate", "0.05", processes=processes, config="tiny-bias")
         assert done.returncode == 0, done.stderr
         runs[processes] = steps(folder)
     for step, record in runs[1].items():
         assert abs(runs[2][step]["loss"] - record["loss"]) <= 1e-5 * record["loss"]
 
 
-@pytest.mark.parametrize("rounding", [None, "stochastic"])
-def test_grouped_mm_computes_the_same_model(rounding):
-    c = dataclasses.replace(CONFIGS["tiny"], rounding=rounding, m=4)
-    torch.manual_seed(0)
-    ours = Transformer(c)
-    theirs = Transformer(c, "grouped_mm")
-    theirs.load_state_dict(ours.state_dict())
-    tokens = torch.randint(c.vocabulary, (2, c.context + 1))
-    if rounding is not None:
-        with pytest.raises(ValueError, match="no token rounding"):
-            theirs(tokens)
-        return
-    gradients = []
-    for model in (ours, theirs):
-        losses, _ = model(tokens)
-        losses.total.backward()
-        gradients.append([losses.total.detach()] + [p.grad for p in model.parameters()])
-    for mine, other in zip(*gradients, strict=True):
-        assert not (mine - other).abs().max() > 1e-5 * max(1e-2, float(other.abs().max()))
-
-
-@pytest.mark.parametrize("name", ["tiny", "tiny-bias"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_the_plan_counts_what_the_model_has_and_keeps(name, recompute):
-    c = CONFIGS[name]
-    numbers = plan.plan(
-        c, experts="tilemoe", recompute=recompute, precision="float32", micro_batch=3, processes=2
+def command(name, *arguments):
+    """One of the example's commands that train themselves."""
+    return subprocess.run(
+        [sys.executable, EXAMPLE / name, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
     )
-    model = Transformer(c, recompute=recompute)
-    total = sum(p.numel() for p in model.parameters())
-    assert numbers["parameters"] == total
-    one_expert = 3 * c.d * c.n
-    assert numbers["active parameters"] == total - c.layers * (c.E - c.K) * one_expert
-    assert numbers["AdamW's moments' shard"] == 8 * total / 2
-    tokens = torch.randint(c.vocabulary, (3, c.context + 1))
-    assert numbers["kept for backward"] == plan.kept_for_backward(model, tokens)
 
 
-@pytest.mark.parametrize(
-    "name, total, active",
-    [("S1", 218.6e6, 29.9e6), ("S2", 823.1e6, 30.4e6), ("7B", 6.768e9, 1.106e9)],
-)
-def test_the_configurations_have_their_sizes(name, total, active):
-    counted = plan.parameters(CONFIGS[name])
-    assert counted[0] == pytest.approx(total, rel=1e-3)
-    assert counted[1] == pytest.approx(active, rel=1e-3)
+def test_the_guard_in_pieces(data, tmp_path):
+    options = ["--out", tmp_path / "guard.json", "--work", tmp_path / "work", "--data", data]
+    options += ["--config", "tiny", "--steps", 24, "--last", 8, "--batch", 4]
+    first = command("guard.py", *options, "--seconds", 0)
+    assert first.returncode == 75, first.stderr
+    assert "tilemoe: " in first.stderr and not (tmp_path / "guard.json").exists()
+    last = command("guard.py", *options)
+    assert last.returncode == 0, last.stderr
+    written = json.loads((tmp_path / "guard.json").read_text())
+    lengths = {name: len(run["loss"]) for name, run in written["runs"].items()}
+    assert lengths == {n: 20 if n == "float32" else 24 for n in guard.RUNS}
+    assert (tmp_path / "work" / "tilemoe" / "log.jsonl").read_text().count('"step": 1,') == 1
+    misses = written["verdict"]["misses"]
+    assert "norm_dW2 of the first steps" in misses["spoiled"]
+    assert "norm_dW2 of the first steps" not in misses["tilemoe"]
+
+
+def test_the_measurement(data, tmp_path):
+    out = tmp_path / "measured.json"
+    options = ["--data", data, "--config", "tiny", "--layers", 1, "--micro-batches", 2]
+    options += ["--implementations", "tilemoe", "grouped_mm", "--profile", 1]
+    done = command("measure.py", "--out", out, *options, "--warmup-steps", 1, "--measured-steps", 2)
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(out.read_text())["entries"]
+    assert [entry["experts"] for entry in entries] == ["tilemoe", "grouped_mm"]
+    for entry in entries:
+        speed = entry["tokens_per_s_and_process"]
+        assert speed == pytest.approx(2 * 32 / (entry["ms"] / 1e3)) and entry["kernels"]
+    refused = command("measure.py", "--out", out, *options, "--layers", 3)
+    assert refused.returncode != 0 and "--layers is 3, and tiny has 2" in refused.stderr
+
+
+def test_tensorboard_has_what_the_log_has(data, tmp_path):
+    done = launch(tmp_path, data, "--tensorboard", "--steps", "2", "--evaluate-every", "2")
+    assert done.returncode == 0, done.stderr
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    written = events.read_bytes()
+    for name in (b"loss", b"gradient_norm", b"tokens_per_s", b"held_out_loss"):
+        assert name in written
 
 
 def test_an_epoch_has_every_window_once(data):
@@ -285,14 +286,4 @@ def test_an_epoch_has_every_window_once(data):
     assert torch.equal(c.sequences(numbers), again.sequences(numbers))
     row = c.sequences([5])[0]
     start = c.window(5) * 32
-    assert row.tolist() == c.tokens[start : start + 33].tolist()
-
-
-def test_a_corpus_has_each_document_once(tmp_path):
-    texts = {"a": b"one", "b": b"two", "c": b"one", "empty": b""}
-    for name, text in texts.items():
-        (tmp_path / name).write_bytes(text)
-    manifest = corpus.build(tmp_path / "out", [tmp_path / name for name in texts], held_out=0.0)
-    assert manifest["train"]["documents"] == 2 and manifest["held_out"]["documents"] == 0
-    tokens = (tmp_path / "out" / "train.bin").read_bytes()
-    assert tokens == b"".join(bytes([b, 0]) for b in b"one") + b"\0\1" + b"t\0w\0o\0" + b"\0\1"
+    assert row.tolist() == c.shards[0][start : start + 33].tolist()

@@ -1,0 +1,56 @@
+"""The sizes of the models, one line each. The letters are those of docs/mathematics.md."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Config:
+    d: int  # width of a token
+    layers: int
+    heads: int
+    kv_heads: int  # each shared by heads / kv_heads queries
+    context: int  # tokens of a sequence
+    vocabulary: int
+    E: int
+    K: int
+    n: int
+    shared: int = 0  # width of the expert that every token has; 0: none
+    tied: bool = True  # the output layer is the embedding
+    scoring: str = "softmax_over_chosen"
+    selection_bias: bool = False
+    balance_coefficient: float = 0.01
+    z_coefficient: float = 0.001
+    rounding: str | None = None
+    m: int = 128
+
+    @property
+    def head(self):
+        return self.d // self.heads
+
+
+CONFIGS = {
+    # For tests: it learns bytes on a CPU in seconds.
+    "tiny": Config(32, 2, 4, 2, 32, 257, E=8, K=2, n=16, shared=16),
+    # The same with DeepSeek-V3's balance: no loss, but a bias on the choice.
+    "tiny-bias": Config(
+        32, 2, 4, 2, 32, 257, E=8, K=2, n=16, scoring="sigmoid_renormalized",
+        selection_bias=True, balance_coefficient=0.0, z_coefficient=0.0,
+    ),
+    # Large beside a corpus of some 30 million tokens, small beside a GPU; S2 is the sparser one.
+    "S1": Config(512, 8, 8, 8, 1024, 16384, E=128, K=8, n=128),
+    "S2": Config(512, 8, 8, 8, 1024, 16384, E=256, K=4, n=256),
+    # The layers of arXiv 2512.14080's models; their number is what the size in the name takes.
+    "0.5B": Config(768, 12, 12, 12, 4096, 50304, E=64, K=8, n=256),
+    "1.4B": Config(768, 18, 12, 12, 4096, 50304, E=128, K=8, n=256),
+    # The layers of lm-engine's public 7B configuration.
+    "7B": Config(1536, 40, 24, 24, 4096, 100352, E=128, K=8, n=256, shared=1024),
+    "30B": Config(4096, 36, 32, 8, 4096, 100352, E=256, K=16, n=256),
+}  # fmt: skip
+
+
+def configuration(name, layers=None, rounding=None):
+    """`layers`: so many of the configuration's in place of all."""
+    c = CONFIGS[name]
+    if layers is not None and not 1 <= layers <= c.layers:
+        raise ValueError(f"--layers is {layers}, and {name} has {c.layers}")
+    return replace(c, layers=layers or c.layers, rounding=rounding)

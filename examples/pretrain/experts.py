@@ -1,0 +1,117 @@
+"""The experts of a tilemoe.MoE by other libraries: the same parameters, names and checkpoints.
+
+Each has SwiGLU experts without biases, takes x (T, d) and logits (T, E), and chooses by TileMoE's
+router, so that what differs is the experts' own computation."""
+
+import importlib.util
+
+import torch
+import torch.nn.functional as F
+
+import tilemoe
+from tilemoe.module import Experts
+
+
+class Peer(Experts):
+    """What every other library's experts share: the choice before them and the counts after."""
+
+    name = ""
+    module = None  # that it imports
+    install = ""
+    one_graph = True  # torch.compile takes it without a break
+
+    @classmethod
+    def refusal(cls, rounding, device):
+        """Why it cannot run, in one sentence; or None."""
+        if rounding is not None:
+            return f"--experts {cls.name} has no token rounding, but --rounding is {rounding}"
+        if cls.module is not None and device != "cuda":
+            return f"--experts {cls.name} runs on a GPU, and this process has none"
+        if cls.module is not None and importlib.util.find_spec(cls.module) is None:
+            return f"--experts {cls.name} is not installed: {cls.install}"
+        return None
+
+    def forward(self, x, logits, spread, *, K, scoring, selection_bias, **_):
+        """x (T, d), logits (T, E) -> O (T, d), its aux."""
+        scores, ids = tilemoe.topk_router(logits, K, scoring=scoring, selection_bias=selection_bias)
+        expert, order = ids.flatten().sort(stable=True)  # (T K), and the pair of a row
+        every = torch.arange(logits.shape[1], device=x.device, dtype=expert.dtype)
+        ends = torch.searchsorted(expert, every, right=True).to(torch.int32)  # (E)
+        out = self.compute(x, scores, expert, order, ends)
+        none = ends.new_zeros(())
+        return out, tilemoe.Aux(ends.diff(prepend=ends.new_zeros(1)), none, none, none)
+
+    def compute(self, x, scores, expert, order, ends):
+        """x (T, d), scores (T, K); rows sorted by expert: their expert and pair (T K), and where
+        each expert's end (E) -> O (T, d)."""
+        raise NotImplementedError
+
+
+class GroupedMM(Peer):
+    """torch's grouped_mm: gather, product, SwiGLU, product, weighted sum by token in float32.
+    Backward is autograd's, and no step waits for the device."""
+
+    name = "grouped_mm"
+
+    def compute(self, x, scores, expert, order, ends):
+        token = order // scores.shape[1]
+        rows = x.index_select(0, token)  # (T K, d)
+        gate, up = F.grouped_mm(rows, self.gate_up_proj.mT, offs=ends).chunk(2, dim=-1)
+        Y = F.grouped_mm(F.silu(gate) * up, self.down_proj.mT, offs=ends)  # (T K, d)
+        weighted = Y * scores.flatten().index_select(0, order).to(Y.dtype)[:, None]
+        out = torch.zeros_like(x, dtype=torch.float32)
+        return out.index_add(0, token, weighted.float()).to(x.dtype)
+
+
+class ScatterMoE(Peer):
+    name = "scattermoe"
+    module = "scattermoe"
+    install = "pip install git+https://github.com/shawntan/scattermoe"
+    one_graph = False
+
+    def compute(self, x, scores, expert, order, ends):
+        from scattermoe.parallel_experts import parallel_linear
+
+        K, scores = scores.shape[1], scores.to(x.dtype)
+        H = parallel_linear(
+            x, self.gate_up_proj.mT, K, expert, order, ends, grouped_out=True
+        )  # (T K, 2n)
+        gate, up = H.chunk(2, dim=-1)
+        return parallel_linear(
+            F.silu(gate) * up, self.down_proj.mT, 1, expert, order, ends,
+            grouped_in=True, gates=scores,
+        )  # fmt: skip
+
+
+class SonicMoE(Peer):
+    name = "sonic-moe"
+    module = "sonicmoe"
+    install = "pip install sonic-moe==0.1.2.post1 quack-kernels==0.3.11"
+    one_graph = False
+
+    def compute(self, x, scores, expert, order, ends):
+        from sonicmoe.enums import ActivationType
+        from sonicmoe.functional import moe_general_routing_inputs
+
+        T, K = scores.shape
+        pair = torch.argsort(order)  # where a pair's row is: undoes the sort of its expert
+        token = torch.arange(T, device=x.device, dtype=torch.int32).repeat_interleave(K)
+        return moe_general_routing_inputs(
+            x, scores.flatten(), token, expert[pair], self.gate_up_proj.permute(1, 2, 0), None,
+            self.down_proj.permute(1, 2, 0), None, ends.shape[0],
+            torch.cuda.current_stream().cuda_stream, ActivationType.SWIGLU,
+            not torch.is_grad_enabled(), concat_layout=True,
+        )[0]  # fmt: skip
+
+
+PEERS = {peer.name: peer for peer in (GroupedMM, ScatterMoE, SonicMoE)}
+IMPLEMENTATIONS = ("tilemoe", *PEERS)
+
+
+def refusal(name, rounding, device):
+    """Why an implementation cannot run, in one sentence; or None."""
+    return None if name == "tilemoe" else PEERS[name].refusal(rounding, device)
+
+
+def is_one_graph(name):
+    return name == "tilemoe" or PEERS[name].one_graph

@@ -1,0 +1,52 @@
+"""The output layer and its loss without the logits of all tokens.
+
+Logits are the largest tensor of a small model: T x vocabulary in float32 are 9.9 GB at T = 24,576
+and a vocabulary of 100,352. Here they are made for some rows at a time; since the loss is a scalar,
+their gradient is known at once, and what is kept for backward is that of x and of the weight."""
+
+import torch
+
+ROWS = 4096  # of logits at a time: large enough for the product, 0.8 GB at a vocabulary of 100,352
+
+
+def cross_entropy(logits, targets):
+    """logits (rows, vocabulary), targets (rows) -> losses (rows) float32, their gradient in the
+    logits, in the logits' dtype."""
+    wide = logits.float()
+    total = wide.logsumexp(dim=-1)
+    losses = total - wide.gather(1, targets[:, None])[:, 0]
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    gradient = (wide - total[:, None]).exp() - (columns == targets[:, None]).float()
+    return losses, gradient.to(logits.dtype)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """x (T, d), weight (vocabulary, d), targets (T) -> the mean loss () float32. `of_rows` is
+    cross_entropy, or cross_entropy compiled."""
+
+    @staticmethod
+    def forward(ctx, x, weight, targets, of_rows):
+        T, wanted = x.shape[0], ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        loss = torch.zeros((), device=x.device)
+        dx = torch.empty_like(x) if wanted else None  # (T, d)
+        dweight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+        for start in range(0, T, ROWS):
+            rows = slice(start, start + ROWS)
+            losses, dlogits = of_rows(x[rows] @ weight.mT, targets[rows])
+            loss += losses.sum()
+            if wanted:
+                torch.mm(dlogits, weight, out=dx[rows])
+                dweight += dlogits.mT @ x[rows]
+        if wanted:
+            # The mean's 1/T comes last: in the logits it would cost 16-bit gradients their range.
+            ctx.save_for_backward(dx, dweight.to(weight.dtype))
+            ctx.T = T
+        return loss / T
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dloss):
+        dx, dweight = ctx.saved_tensors
+        scale = dloss / ctx.T  # float32: rounded to 16 bits it would scale every gradient
+        scaled = lambda gradient: (gradient.float() * scale).to(gradient.dtype)
+        return scaled(dx), scaled(dweight), None, None

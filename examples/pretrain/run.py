@@ -1,0 +1,185 @@
+"""One training job: its state, one step, one evaluation.
+
+The micro-batch is the unit of everything that is not linear in the tokens: balance and z loss are
+computed in each and averaged over all of a step, whoever computes them. So a step is the same
+function of the same batch on one process and on eight.
+"""
+
+import json
+import math
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from checkpoints import Checkpoints
+from configs import configuration
+from data import Corpus
+from experts import refusal
+from model import Transformer
+from parallel import shard
+
+
+def adamw(model, args):
+    """Fused; no weight decay on the norms' weights."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=args.weight_decay, fused=True
+    )
+
+
+def learning_rate(step, args):
+    """Up from 0 over the warm-up, then half a cosine down to a tenth."""
+    if step < args.warmup:
+        return args.learning_rate * (step + 1) / args.warmup
+    done = (step - args.warmup) / max(1, args.steps - args.warmup)
+    return args.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+
+def build(args, mesh, device, order=None):
+    """Configuration, sharded model with its initial values, optimizer."""
+    c = configuration(args.config, args.layers, args.rounding)
+    why = refusal(args.experts, args.rounding, device.type)
+    if why is not None:
+        raise ValueError(why)
+    if device.type == "cuda" and args.precision != "float32":
+        # Products of float32 by TF32, the router's alone: exact where the factors are bfloat16.
+        torch.set_float32_matmul_precision("high")
+    with torch.device("meta"):
+        model = Transformer(c, args.experts, args.recompute)
+    if args.precision == "bfloat16":
+        model.to(torch.bfloat16)
+    if args.compile:
+        model.compile_blocks()
+    shard(model, mesh, args.precision, args.keep_gathered)
+    model.to_empty(device=device)
+    model.initialise(args.seed, order)
+    return c, model, adamw(model, args)
+
+
+class Run:
+    """`order` renumbers the experts (Transformer.initialise)."""
+
+    def __init__(self, args, mesh, device, order=None):
+        self.args, self.device = args, device
+        self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
+        self.micro_batches = args.batch // args.micro_batch  # of a step, over all processes
+        if self.micro_batches % self.ranks:
+            raise ValueError(
+                f"a step has {self.micro_batches} micro-batches, which {self.ranks} processes do "
+                "not share evenly"
+            )
+        self.config, self.model, self.optimizer = build(args, mesh, device, order)
+        c = self.config
+        self.corpus = Corpus(args.data, "train", c.context, args.seed)
+        self.held_out = Corpus(args.data, "held_out", c.context, args.seed)
+        if self.corpus.vocabulary > c.vocabulary:
+            raise ValueError(
+                f"{args.data} has {self.corpus.vocabulary} tokens, {args.config} {c.vocabulary}"
+            )
+        self.checkpoints = Checkpoints(args.output / "checkpoints", args.keep)
+        self.step = self.sequence = 0  # done, and the next one of the data
+        self.watched = {}  # {name: parameters} whose gradient's norm the log has too
+
+    def progress(self):
+        """What a checkpoint keeps beside the state of model and optimizer. Schedule, rounding and
+        the order of the data are functions of these."""
+        a, c = self.args, self.config
+        of = [a.config, c.layers, a.batch, a.micro_batch, a.seed, self.corpus.sha256]
+        return {"step": self.step, "sequence": self.sequence, "of": json.dumps(of)}
+
+    def save(self):
+        self.checkpoints.save(self.step, self.model, self.optimizer, self.progress())
+
+    def resume(self):
+        """-> the checkpoint's folder, or None."""
+        folder = self.checkpoints.last()
+        if folder is None:
+            return None
+        wanted = self.progress()
+        saved = self.checkpoints.progress(folder, wanted)
+        if saved["of"] != wanted["of"]:
+            raise ValueError(
+                "a checkpoint continues with its own configuration, batch, micro-batch, seed and "
+                f"corpus: {folder} has {saved['of']}, this run {wanted['of']}"
+            )
+        self.checkpoints.load(folder, self.model, self.optimizer)
+        self.step, self.sequence = saved["step"], saved["sequence"]
+        return folder
+
+    def micro(self, corpus, sequence):
+        """This process' part of the batch that begins with a sequence -> number of a micro-batch,
+        tokens (micro_batch, S + 1)."""
+        share, size = self.micro_batches // self.ranks, self.args.micro_batch
+        first = sequence // size + self.rank * share
+        for number in range(first, first + share):
+            yield number, corpus.sequences(range(number * size, (number + 1) * size))
+
+    def on_device(self, tokens):
+        """A copy that does not wait for what the device is still doing."""
+        if self.device.type == "cpu":
+            return tokens
+        return tokens.pin_memory().to(self.device, non_blocking=True)
+
+    def mean(self, total, share):
+        """Sum over the micro-batches of a process -> the mean over those of all of them."""
+        dist.all_reduce(total)
+        return total / (share * self.ranks)
+
+    def train(self):
+        """One step -> what the log says of it, and whether loss and gradient are finite: where
+        not, nothing was changed."""
+        share = self.micro_batches // self.ranks
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        counts, checksum = 0, 0
+        self.model.train()
+        for i, (number, tokens) in enumerate(self.micro(self.corpus, self.sequence)):
+            self.model.set_requires_gradient_sync(i + 1 == share)  # reduced once, with the last
+            losses, chosen = self.model(self.on_device(tokens), offset=number)
+            (losses.total / share).backward()  # FSDP takes the mean over processes
+            sums += torch.stack(losses[1:]).detach()
+            counts = counts + chosen
+            checksum += sum(zlib.crc32(row.numpy().tobytes()) for row in tokens)
+        means = self.mean(sums, share)
+        norms = [
+            torch.nn.utils.get_total_norm([p.grad for p in watched]).full_tensor()
+            for watched in self.watched.values()
+        ]
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
+        norm, *watched = torch.stack([norm.full_tensor(), *norms]).tolist()  # waits for the device
+        loss, balance, z = means.tolist()
+        batch = torch.tensor(checksum)  # int64
+        if self.ranks > 1:
+            batch = batch.to(self.device)
+            dist.all_reduce(batch)
+        lr = learning_rate(self.step, self.args)
+        record = {"step": self.step + 1, "loss": loss, "balance": balance, "z": z}
+        record |= {"gradient_norm": norm, "learning_rate": lr, "batch": batch.item()}
+        record |= {f"norm_{name}": value for name, value in zip(self.watched, watched)}
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return record, False
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.config.selection_bias:
+            dist.all_reduce(counts)  # (layers, E): of the whole step, so that ranks keep one bias
+            for block, chosen in zip(self.model.blocks, counts):
+                block.moe.update_selection_bias(chosen, self.args.bias_rate)
+        self.step += 1
+        self.sequence += self.args.batch
+        return record, True
+
+    @torch.no_grad()
+    def evaluate(self):
+        """-> mean loss of the first held-out sequences."""
+        self.model.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for batch in range(self.args.evaluate_batches):
+            for _, tokens in self.micro(self.held_out, batch * self.args.batch):
+                total += self.model(self.on_device(tokens))[0].next_token
+        share = self.micro_batches // self.ranks * self.args.evaluate_batches
+        return self.mean(total, share).item()

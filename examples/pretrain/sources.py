@@ -1,0 +1,80 @@
+"""Where a corpus' text comes from: the user's files, or packages of the distribution.
+
+Every source is a generator of documents, (name, bytes), in the same order on every machine.
+"""
+
+import gzip
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+# Package and what it is for; --packages names others. Together 1.1 GB of text.
+PACKAGES = {
+    "linux-source": "the Linux kernel: C, and its documentation in English",
+    "dict-gcide": "a dictionary of English",
+    "dict-wn": "WordNet, a thesaurus of English",
+    "dict-foldoc": "a dictionary of computing",
+}
+SUFFIXES = {".c", ".h", ".s", ".rst", ".txt", ".py", ".pl", ".sh", ".dts", ".dtsi", ".yaml", ".md"}
+NAMES = {"Kconfig", "Makefile"}
+PIECE = 1 << 16  # bytes of a dictionary that are one document
+
+
+def files(paths):
+    """Files, and all files of folders."""
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+        inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in inside:
+            yield str(file), file.read_bytes()
+
+
+def packages(names, say=print):
+    """Documents of Debian packages, which apt fetches into a folder that is gone afterwards."""
+    for tool in ("apt-get", "apt-cache", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise ValueError(f"--packages needs {tool}: give files of your own on other systems")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            for part in with_dependency(name):
+                say(f"fetching {part}")
+                run("apt-get", "download", part, cwd=folder)
+            for archive in sorted(Path(folder).glob("*.deb")):
+                say(f"reading {archive.name}")
+                run("dpkg-deb", "-x", str(archive), folder, cwd=folder)
+            root = Path(folder, "usr")
+            for file in sorted(p for p in root.rglob("*") if p.is_file() and not p.is_symlink()):
+                yield from documents_of(name, file)
+
+
+def with_dependency(name):
+    """linux-source is empty, and depends on the one of a version."""
+    listed = run("apt-cache", "depends", "--no-recommends", "--no-suggests", name)
+    needed = [line.split()[-1] for line in listed.splitlines() if "Depends:" in line]
+    return [name, *(part for part in needed if part.startswith(name + "-"))]
+
+
+def documents_of(package, file):
+    if file.name.endswith((".tar.xz", ".tar.gz")):
+        with tarfile.open(file, "r|*") as archive:
+            for member in archive:
+                path = Path(member.name)
+                if member.isfile() and (path.suffix.lower() in SUFFIXES or path.name in NAMES):
+                    yield f"{package}/{member.name}", archive.extractfile(member).read()
+    elif file.name.endswith(".dict.dz"):
+        with gzip.open(file) as lines:
+            for number, piece in enumerate(iter(lambda: lines.readlines(PIECE), [])):
+                yield f"{package}/{file.name}/{number}", b"".join(piece)
+    elif file.suffix in SUFFIXES:
+        yield f"{package}/{file.name}", file.read_bytes()
+
+
+def run(*command, cwd=None):
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise ValueError(f"{' '.join(command)} failed: {last}")
+    return done.stdout

@@ -1,0 +1,250 @@
+"""examples/pretrain's model, in one process: initial values, experts, the loss without logits,
+torch.compile, configurations and plan; and the commands that measure it, small."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
+sys.path.append(str(EXAMPLE))
+
+import experts  # noqa: E402
+import guard  # noqa: E402
+import head  # noqa: E402
+import plan  # noqa: E402
+import predict  # noqa: E402
+from configs import CONFIGS, configuration  # noqa: E402
+from model import RECOMPUTE, Transformer  # noqa: E402
+
+
+def model_of(c, *args, seed=0, **options):
+    model = Transformer(c, *args)
+    model.initialise(seed, **options)
+    return model
+
+
+def batch(c, sequences=2):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(c.vocabulary, (sequences, c.context + 1), generator=generator)
+
+
+def loss_and_gradients(model, tokens):
+    losses, counts = model(tokens)
+    losses.total.backward()
+    return [losses.total.detach(), counts, *(p.grad for p in model.parameters())]
+
+
+def test_initial_values_depend_on_the_seed_alone():
+    c = CONFIGS["tiny"]
+    torch.manual_seed(1)
+    one = model_of(c)
+    torch.manual_seed(2)
+    with torch.device("meta"):
+        late = Transformer(c)
+    late.to_empty(device="cpu")
+    late.initialise(0)
+    other = model_of(c, seed=1)
+    for (name, a), b, different in zip(
+        one.named_parameters(), late.parameters(), other.parameters(), strict=True
+    ):
+        assert torch.equal(a, b)
+        assert (a.dim() == 1) == torch.equal(a, different), name
+        added = name.endswith(("attention.out.weight", "down_proj", "down.weight"))
+        if a.dim() > 1:
+            expected = 0.02 / (2 if added else 1)  # two layers: sqrt(2 * 2)
+            assert a.std().item() == pytest.approx(expected, rel=0.1), name
+
+
+def test_renumbered_experts_are_the_same_function():
+    c = CONFIGS["tiny"]
+    order = torch.randperm(c.E, generator=torch.Generator().manual_seed(3))
+    given, renumbered = model_of(c), model_of(c, order=order)
+    (a, a_counts, *_), (b, b_counts, *_) = (
+        loss_and_gradients(model, batch(c)) for model in (given, renumbered)
+    )
+    assert abs(a - b) <= 1e-6 * a
+    assert torch.equal(b_counts, a_counts[:, order]) and not torch.equal(b_counts, a_counts)
+
+
+def test_grouped_mm_computes_the_same_model():
+    c = CONFIGS["tiny"]
+    ours, theirs = model_of(c), Transformer(c, "grouped_mm")
+    theirs.load_state_dict(ours.state_dict())
+    found = [loss_and_gradients(model, batch(c)) for model in (ours, theirs)]
+    for mine, other in zip(*found, strict=True):
+        assert not (mine - other).abs().max() > 1e-5 * max(1e-2, float(other.abs().max()))
+
+
+@pytest.mark.parametrize("name", experts.PEERS)
+def test_all_experts_have_the_same_state_dict(name):
+    c = CONFIGS["tiny"]
+    shapes = lambda model: {key: value.shape for key, value in model.state_dict().items()}
+    with torch.device("meta"):
+        assert shapes(Transformer(c, name)) == shapes(Transformer(c))
+
+
+def test_what_cannot_run_is_refused_in_a_sentence():
+    for name in ("scattermoe", "sonic-moe"):
+        assert "runs on a GPU, and this process has none" in experts.refusal(name, None, "cpu")
+        assert f"{name} is not installed: pip install" in experts.refusal(name, None, "cuda")
+        assert "has no token rounding" in experts.refusal(name, "nearest", "cuda")
+    assert "has no token rounding" in experts.refusal("grouped_mm", "nearest", "cpu")
+    assert experts.refusal("grouped_mm", None, "cpu") is None
+    assert experts.refusal("tilemoe", "nearest", "cpu") is None
+
+
+@pytest.mark.parametrize("T", [1, 6, 8, 17])
+def test_the_loss_of_some_rows_at_a_time_is_that_of_all(T, monkeypatch):
+    monkeypatch.setattr(head, "ROWS", 8)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(T, 24, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(40, 24, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(40, (T,), generator=generator)
+    expected = F.cross_entropy(x @ weight.T, targets)
+    found = head.LinearCrossEntropy.apply(x, weight, targets, head.cross_entropy)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    wanted = torch.autograd.grad(3 * expected, (x, weight))
+    for ours, theirs in zip(torch.autograd.grad(3 * found, (x, weight)), wanted):
+        assert not (ours - theirs).abs().max() > 1e-6 * theirs.abs().max()
+
+
+@pytest.mark.parametrize(
+    "name, rounding", [("tilemoe", None), ("tilemoe", "stochastic"), ("grouped_mm", None)]
+)
+def test_all_blocks_are_one_graph(name, rounding):
+    c = dataclasses.replace(CONFIGS["tiny"], layers=4, rounding=rounding, m=4)
+    # bfloat16: torch.compile's grouped_mm takes nothing else.
+    plain, compiled = (model_of(c, name).to(torch.bfloat16) for _ in range(2))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled.compile_blocks(backend=backend)
+    for mine, other in zip(
+        loss_and_gradients(compiled, batch(c)), loss_and_gradients(plain, batch(c)), strict=True
+    ):
+        assert torch.equal(mine, other)
+    assert len(graphs) == 2  # a block, and the rows' loss
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_recomputation_changes_no_bit(recompute):
+    c = CONFIGS["tiny"]
+    whole, other = model_of(c), model_of(c, "tilemoe", recompute)
+    for a, b in zip(
+        loss_and_gradients(whole, batch(c)), loss_and_gradients(other, batch(c)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+SIZES = [
+    ("S1", 218.6e6, 29.9e6),
+    ("S2", 823.1e6, 30.4e6),
+    ("0.5B", 521e6, 124e6),
+    ("1.4B", 1.44e9, 168e6),
+    ("7B", 6.768e9, 1.106e9),
+    ("30B", 30.9e9, 3.77e9),
+]
+
+
+@pytest.mark.parametrize("name, total, active", SIZES)
+def test_the_configurations_have_their_sizes(name, total, active):
+    counted = plan.parameters(CONFIGS[name])
+    assert counted[0] == pytest.approx(total, rel=6e-3)
+    assert counted[1] == pytest.approx(active, rel=6e-3)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-bias"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_the_plan_counts_what_the_model_has_and_keeps(name, recompute):
+    c = CONFIGS[name]
+    memory = plan.Plan(c, "tilemoe", recompute, "float32", processes=2).memory(3)
+    model = model_of(c, "tilemoe", recompute)
+    total = sum(p.numel() for p in model.parameters())
+    one_expert = 3 * c.d * c.n
+    assert plan.parameters(c) == (total, total - c.layers * (c.E - c.K) * one_expert)
+    assert memory["AdamW's moments' shard"] == 8 * total // 2
+    block = sum(p.numel() for p in model.blocks[0].parameters())
+    assert memory["gathered parameters"] == 4 * (total - c.layers * block + 2 * block)
+    assert memory["kept for backward"] == plan.kept_for_backward(model, batch(c, 3))
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_the_largest_micro_batch_is_the_largest(recompute):
+    of = plan.Plan(CONFIGS["tiny"], "tilemoe", recompute, "mixed", processes=1)
+    for device in (4e6, 1e7):
+        largest = of.largest_micro_batch(device)
+        taken = [sum(of.memory(size).values()) for size in (largest, largest + 1)]
+        assert taken[0] <= plan.USABLE * device < taken[1]
+    assert of.largest_micro_batch(1e6) == 0
+
+
+def test_a_prediction_is_the_sum_of_its_parts():
+    c = CONFIGS["7B"]
+    parts, source = predict.step(c, 24576, processes=1)
+    forward, backward, _ = predict.experts(c, 24576)
+    assert source == "this layer measured"
+    assert (forward + backward) * 40 == parts["experts"]
+    # What the measured layer took at this T, of benchmarks/results/gpu_bench.json.
+    report = json.loads(predict.LAYERS.read_text())["items"][0]["report"][0]
+    assert report["shape"] == {"T": 24576, "d": c.d, "n": c.n, "E": c.E, "K": c.K}
+    assert forward == pytest.approx(report["fwd_ms"] / 1e3, rel=1e-9)
+    assert backward == pytest.approx(report["bwd_ms"] / 1e3, rel=1e-9)
+    assert predict.experts(CONFIGS["S1"], 24576)[2] == "the mean of measured layers"
+    shared, _ = predict.step(c, 24576, processes=4)
+    assert shared["parameters"] == parts["parameters"] / 4
+    assert {k: v for k, v in shared.items() if k != "parameters"} == {
+        k: v for k, v in parts.items() if k != "parameters"
+    }
+
+
+def test_some_layers_of_a_configuration():
+    assert configuration("7B", 4).layers == 4 and configuration("7B").layers == 40
+    for layers in (0, 41):
+        with pytest.raises(ValueError, match=f"--layers is {layers}, and 7B has 40"):
+            configuration("7B", layers)
+
+
+def curve(value, noise=0.0, steps=40):
+    return [value * (1 + noise * (-1) ** i) for i in range(steps)]
+
+
+def runs(**changed):
+    """Five runs that agree, but for what is given: {run: {key: values}}."""
+    noise = {"tilemoe": 2e-3, "grouped_mm": 2e-3, "renumbered": 2e-3, "spoiled": 2e-3, "float32": 0}
+    made = {name: {key: curve(2.0, n) for key in guard.KEYS} for name, n in noise.items()}
+    for name, values in changed.items():
+        made[name] |= values
+    return made
+
+
+@pytest.mark.parametrize(
+    "changed, missed",
+    [
+        ({}, []),
+        ({"loss": curve(2.0)[:20] + curve(2.005)[20:]}, ["loss of the last steps"]),
+        (
+            {"gradient_norm": curve(2.0)[:20] + curve(1.99)[20:]},
+            ["gradient_norm of the last steps"],
+        ),
+        ({"norm_dW2": curve(2.1)}, ["norm_dW2 of the first steps"]),
+        ({"loss": curve(2.0, 4e-3)}, ["loss of the first steps"]),
+        ({"loss": curve(float("nan"))}, ["loss of the last steps", "loss of the first steps"]),
+    ],
+)
+def test_the_guard_finds_what_it_is_to_find(changed, missed):
+    assert guard.judge(runs(tilemoe=changed), 20)["misses"]["tilemoe"] == missed
+
+
+def test_the_guard_allows_what_a_permutation_does():
+    other = {"loss": curve(2.0)[:20] + curve(2.01)[20:]}
+    ours = {"loss": curve(2.0)[:20] + curve(1.985)[20:]}
+    assert guard.judge(runs(tilemoe=ours, renumbered=other), 20)["misses"]["tilemoe"] == []
+    assert guard.judge(runs(tilemoe=ours), 20)["misses"]["tilemoe"] != []
