@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tilemoe
 from comparison import assert_close
 from layers import E, K, T, check, compare, d, logits_layer, n, normal, results
+from target import DEVICE, DTYPE, DTYPES
 from tilemoe import WeightGradients, ops
 
 WANTED = {
@@ -19,6 +20,10 @@ WANTED = {
     "b1": ops.WANTED_B1,
     "b2": ops.WANTED_B2,
 }
+
+
+def zeros(*shape):
+    return torch.zeros(shape, dtype=DTYPE)
 
 
 class Calls(TorchDispatchMode):
@@ -62,12 +67,12 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
 @pytest.mark.parametrize("subset", range(1, 64))
 def test_only_what_is_asked_for_is_computed(subset):
     asked = [name for bit, name in enumerate(WANTED) if subset & 1 << bit]
-    everything = logits_layer(torch.float32, bias=True)
+    everything = logits_layer(DTYPE, bias=True)
     want = results(tilemoe.moe, everything, K=K)
     tensors = {name: t.detach().requires_grad_(name in asked) for name, t in everything.items()}
     with Calls() as calls:
         O = tilemoe.moe(**tensors, K=K)
-        O.backward(normal(T, d, seed=30, dtype=torch.float32))
+        O.backward(normal(T, d, seed=30, dtype=DTYPE))
     (backward,) = calls.of("experts_backward")
     assert backward[-1] == sum(WANTED[name] for name in asked)
     assert len(calls.of("router_backward")) == ("logits_or_scores" in asked)
@@ -79,16 +84,16 @@ def test_only_what_is_asked_for_is_computed(subset):
 
 
 def test_only_the_addend():
-    tensors = {name: t.detach() for name, t in logits_layer(torch.float32).items()}
-    addend = normal(T, d, seed=24, dtype=torch.float32).requires_grad_()
+    tensors = {name: t.detach() for name, t in logits_layer(DTYPE).items()}
+    addend = normal(T, d, seed=24, dtype=DTYPE).requires_grad_()
     with Calls() as calls:
         tilemoe.moe(**tensors, K=K, addend=addend).sum().backward()
-    assert torch.equal(addend.grad, torch.ones(T, d)) and not calls.of("experts_backward")
+    assert torch.equal(addend.grad, zeros(T, d) + 1) and not calls.of("experts_backward")
 
 
 @pytest.mark.parametrize("inference", [torch.no_grad, torch.inference_mode])
 def test_inference_keeps_nothing(inference):
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     want = tilemoe.moe(**tensors, K=K)
     with inference(), Calls() as calls:
         O = tilemoe.moe(**tensors, K=K)
@@ -121,7 +126,7 @@ def test_memory_kept_is_the_contract(granularity, gated, scoring):
 
 
 def test_logits_are_kept_where_they_are_read():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     logits = tensors["logits_or_scores"]
 
     def keeps_logits(**options):
@@ -137,7 +142,7 @@ def test_logits_are_kept_where_they_are_read():
 
 
 def test_double_backward_raises():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     O = tilemoe.moe(**tensors, K=K)
     (dx,) = torch.autograd.grad(O.square().sum(), tensors["x"], create_graph=True)
     with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
@@ -157,14 +162,14 @@ def test_double_backward_raises():
 
 
 def test_a_graph_of_gradients_in_given_memory_is_refused():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     O = tilemoe.moe(**tensors, K=K, overwrite_H=True)
     with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
         torch.autograd.grad(O.sum(), tensors["x"], create_graph=True)
 
 
 def test_backward_twice():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     O = tilemoe.moe(**tensors, K=K)
     dO = torch.ones_like(O)
     first = torch.autograd.grad(O, tensors["W1"], dO, retain_graph=True)[0]
@@ -172,7 +177,7 @@ def test_backward_twice():
 
 
 def test_dH_over_H():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     want = results(tilemoe.moe, tensors, K=K)
     compare_bits(results(tilemoe.moe, tensors, K=K, overwrite_H=True), want)
     O = tilemoe.moe(**tensors, K=K, overwrite_H=True)
@@ -213,8 +218,8 @@ def test_weight_gradients_into_given_memory(overwrite_H, gradient_dtype):
 
 
 def test_micro_batches_in_any_order():
-    tensors = logits_layer(torch.float32)
-    given = WeightGradients(W1=torch.zeros(E, 2 * n, d), W2=torch.zeros(E, d, n))
+    tensors = logits_layer(DTYPE)
+    given = WeightGradients(W1=zeros(E, 2 * n, d), W2=zeros(E, d, n))
     one, two = (tilemoe.moe(**tensors, K=K, weight_grad_out=given) for _ in range(2))
     one.sum().backward()
     two.sum().backward()
@@ -224,22 +229,22 @@ def test_micro_batches_in_any_order():
 
 
 def test_a_frozen_weight_leaves_its_given_memory_alone():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     tensors["W1"].requires_grad_(False)
-    given = WeightGradients(W1=torch.ones(E, 2 * n, d), W2=torch.zeros(E, d, n))
+    given = WeightGradients(W1=zeros(E, 2 * n, d) + 1, W2=zeros(E, d, n))
     tilemoe.moe(**tensors, K=K, weight_grad_out=given).sum().backward()
-    assert torch.equal(given.W1, torch.ones(E, 2 * n, d)) and given.W2.any()
+    assert torch.equal(given.W1, zeros(E, 2 * n, d) + 1) and given.W2.any()
 
 
 def test_gradients_have_their_weights_layout():
-    tensors = logits_layer(torch.float32, transposed=True)
+    tensors = logits_layer(DTYPE, transposed=True)
     assert tensors["W1"].stride(1) == 1
     got = results(tilemoe.moe, tensors, K=K)
     assert got["dW1"].stride() == tensors["W1"].stride()
     assert got["dW2"].stride() == tensors["W2"].stride()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_tensors_that_lie_badly(dtype):
     tensors = logits_layer(dtype)
     want = results(tilemoe.moe, tensors, K=K)
@@ -260,13 +265,13 @@ def test_tensors_that_lie_badly(dtype):
 
 
 def test_gradients_that_lie_badly():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     names = [name for name in tensors]
     O = tilemoe.moe(**tensors, K=K)
     inputs = [tensors[name] for name in names]
     of_sum = torch.autograd.grad(O.sum(), inputs, retain_graph=True)  # dO is one number, expanded
-    of_ones = torch.autograd.grad(O, inputs, torch.ones(T, d), retain_graph=True)
-    turned = torch.autograd.grad(O, inputs, torch.ones(d, T).t())
+    of_ones = torch.autograd.grad(O, inputs, zeros(T, d) + 1, retain_graph=True)
+    turned = torch.autograd.grad(O, inputs, (zeros(d, T) + 1).t())
     for a, b, c in zip(of_sum, of_ones, turned):
         assert torch.equal(a, b) and torch.equal(a, c)
 
@@ -283,7 +288,7 @@ COMPILED = {
 @pytest.mark.parametrize("how", COMPILED)
 def test_compile(how, backend):
     torch._dynamo.reset()
-    tensors = logits_layer(torch.float32, bias=True)
+    tensors = logits_layer(DTYPE, bias=True)
     options = dict(K=K, **COMPILED[how])
     want = results(tilemoe.moe, tensors, **options)
 
@@ -299,7 +304,7 @@ def test_compile(how, backend):
 
 def test_compile_with_any_number_of_tokens():
     torch._dynamo.reset()
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     layer = torch.compile(
         lambda x, logits: tilemoe.moe(x, logits, tensors["W1"], tensors["W2"], K=K),
         fullgraph=True, dynamic=True, backend="aot_eager",
@@ -317,7 +322,7 @@ def test_compile_with_any_number_of_tokens():
 
 def test_compile_of_every_entry():
     torch._dynamo.reset()
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     W1, W2 = tensors["W1"], tensors["W2"]
     counts = torch.tensor([5] * E)
     tokens, experts = torch.arange(T), torch.arange(T) % E
@@ -338,7 +343,7 @@ def test_compile_of_every_entry():
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant):
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     want = results(tilemoe.moe, tensors, K=K)
 
     def checkpointed(x, logits_or_scores, W1, W2):
@@ -350,12 +355,12 @@ def test_activation_checkpointing(use_reentrant):
     if not use_reentrant:
         return compare_bits(results(checkpointed, tensors), want)
     O = checkpointed(**tensors)  # reentrant checkpoints know of .backward() alone
-    O.backward(normal(T, d, seed=30, dtype=torch.float32))
+    O.backward(normal(T, d, seed=30, dtype=DTYPE))
     compare_bits({"O": O, **{f"d{name}": t.grad for name, t in tensors.items()}}, want)
 
 
 def test_checkpoint_of_stochastic_rounding_makes_the_same_choice():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     options = dict(
         K=K, rounding="stochastic", m=8, seed=torch.tensor([1]), offset=torch.tensor([2])
     )
@@ -377,19 +382,19 @@ def test_autocast(dtype):
         for name, t in tensors.items()
     }
     want = results(tilemoe.moe, cast, K=K)
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast(DEVICE, dtype=dtype):
         O = tilemoe.moe(**tensors, K=K)
     assert O.dtype == dtype and torch.equal(O, want["O"])
     O.backward(normal(T, d, seed=30, dtype=dtype))
     for name, tensor in tensors.items():
         assert tensor.grad.dtype == torch.float32
         assert torch.equal(tensor.grad, want[f"d{name}"].float()), name
-    with torch.autocast("cpu", enabled=False):
-        assert tilemoe.moe(**tensors, K=K).dtype == torch.float32
+    with torch.autocast(DEVICE, enabled=False):
+        assert tilemoe.moe(**logits_layer(DTYPE), K=K).dtype == DTYPE
 
 
 def test_deterministic_algorithms():
-    tensors = logits_layer(torch.float32, bias=True)
+    tensors = logits_layer(DTYPE, bias=True)
     want = results(tilemoe.moe, tensors, K=K)
     torch.use_deterministic_algorithms(True)
     try:
@@ -398,8 +403,9 @@ def test_deterministic_algorithms():
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.cpu
 def test_threads_follow_torch():
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     want = results(tilemoe.moe, tensors, K=K)
     before = torch.get_num_threads()
     try:
@@ -412,7 +418,7 @@ def test_threads_follow_torch():
 
 
 def test_python_threads_at_once():
-    tensors = logits_layer(torch.float32, bias=True)
+    tensors = logits_layer(DTYPE, bias=True)
     want = results(tilemoe.moe, tensors, K=K)
 
     def repeat(_):
@@ -431,8 +437,8 @@ def test_python_threads_at_once():
 
 
 def test_weights_go_through_as_they_lie():
-    tensors = logits_layer(torch.float32, transposed=True)
-    whole = torch.zeros(2 * E, d, 2 * n)  # a checkpoint's tensor of two layers, stored (E, d, 2n)
+    tensors = logits_layer(DTYPE, transposed=True)
+    whole = zeros(2 * E, d, 2 * n)  # a checkpoint's tensor of two layers, stored (E, d, 2n)
     whole[::2].copy_(tensors["W1"].detach().transpose(1, 2))
     tensors["W1"] = whole[::2].transpose(1, 2).requires_grad_()
     with Calls() as calls:
@@ -445,9 +451,9 @@ def test_weights_go_through_as_they_lie():
 
 def test_compile_into_given_memory():
     torch._dynamo.reset()
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     want = results(tilemoe.moe, tensors, K=K)
-    given = WeightGradients(W1=torch.zeros(E, 2 * n, d))
+    given = WeightGradients(W1=zeros(E, 2 * n, d))
     layer = torch.compile(tilemoe.moe, fullgraph=True, backend="aot_eager")
     got = results(layer, tensors, K=K, weight_grad_out=given)
     assert got.pop("dW1") is None and torch.equal(given.W1, want.pop("dW1"))
@@ -459,7 +465,7 @@ def test_compile_under_autocast():
     tensors = logits_layer(torch.float32)
 
     def layer(**given):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             return tilemoe.moe(**given, K=K)
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -468,7 +474,7 @@ def test_compile_under_autocast():
 
 def test_compile_of_inference():
     torch._dynamo.reset()
-    tensors = logits_layer(torch.float32)
+    tensors = logits_layer(DTYPE)
     compiled = torch.compile(tilemoe.moe, fullgraph=True, backend="aot_eager")
     with torch.no_grad(), Calls() as calls:
         O = compiled(**tensors, K=K)
@@ -476,10 +482,11 @@ def test_compile_of_inference():
     assert [args[-2] for args in calls.of("experts")] == [False]
 
 
+@pytest.mark.cpu
 def test_directions_by_differences():
     """A direction's derivative by differences, without the reference: in float32, so coarse."""
-    tensors = logits_layer(torch.float32, bias=True)
-    dO = normal(T, d, seed=30, dtype=torch.float32)
+    tensors = logits_layer(DTYPE, bias=True)
+    dO = normal(T, d, seed=30, dtype=DTYPE)
     gradients = results(tilemoe.moe, tensors, K=K)
     step = 1e-2
     for name in ("x", "W1", "W2", "b1", "b2"):
@@ -496,4 +503,4 @@ def test_directions_by_differences():
 
 
 def test_check_is_the_reference():
-    check("moe", logits_layer(torch.float32), K=K)
+    check("moe", logits_layer(DTYPE), K=K)

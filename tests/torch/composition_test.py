@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comparison import LIMITS, assert_close
 from module_support import E, K, batch, check, d, expected, make, n, run, same_bits
+from target import DEVICE
 from tilemoe.module import MoE
 
 OPTIONS = {
@@ -86,11 +87,11 @@ def test_another_batch_size_or_offset_does_not_recompile(fresh_compiler):
 
 @pytest.mark.parametrize("options", [{}, dict(router_dtype=torch.float32)], ids=["plain", "wide"])
 def test_compiles_under_autocast(options, fresh_compiler):
-    moe = make(bias=True, **options)
-    x, dO = batch()
+    moe = make(bias=True, dtype=torch.float32, **options)
+    x, dO = batch(dtype=torch.float32)
 
     def called(x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             return moe(x)
 
     compiled = torch.compile(called, fullgraph=True, backend="aot_eager")
@@ -117,10 +118,10 @@ def test_exports_for_inference(options, fresh_compiler):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("router_dtype", [None, torch.float32], ids=str)
 def test_autocast(dtype, router_dtype):
-    moe = make(router_dtype=router_dtype, bias=True)
+    moe = make(router_dtype=router_dtype, bias=True, dtype=torch.float32)
     x, dO = batch(dtype=dtype)
     x = x.detach().float().requires_grad_()  # float32, of values that the cast leaves as they are
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast(DEVICE, dtype=dtype):
         logits = moe.gate(x)
         got = run(moe, x, dO)
     assert logits.dtype == (router_dtype or dtype)
@@ -295,7 +296,7 @@ def test_meta_device(options):
     with torch.device("meta"):
         moe = MoE(d, n, E, K, **options)
     assert all(t.is_meta for t in moe.state_dict().values())
-    moe.to_empty(device="cpu")
+    moe.to_empty(device=DEVICE)
     with torch.no_grad():
         for t in moe.state_dict().values():
             t.fill_(torch.nan)
@@ -314,7 +315,7 @@ def test_meta_tensors_and_fake_tensors_go_through():
         out, aux = MoE(d, n, E, K)(torch.empty(x.shape))
     assert out.is_meta and out.shape == want.shape and aux.expert_counts.shape == (E,)
     with FakeTensorMode():
-        out, aux = MoE(d, n, E, K)(torch.empty(x.shape))
+        out, aux = MoE(d, n, E, K, dtype=x.dtype)(torch.empty(x.shape, dtype=x.dtype))
     assert out.shape == want.shape and out.dtype == want.dtype
 
 

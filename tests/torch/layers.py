@@ -3,6 +3,7 @@
 import torch
 
 import reference
+import target
 import tilemoe
 from comparison import LIMITS, assert_close, doubled
 
@@ -11,7 +12,8 @@ T, d, n, E, K = 37, 40, 24, 7, 3  # different from each other, off every tile
 
 def normal(*shape, seed, dtype, scale=1.0):
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") * scale
+    return values.to(target.DEVICE, dtype)
 
 
 def is_gated(activation):
@@ -80,7 +82,7 @@ def compare(got, want, tensors):
         # 16-bit layers have float32 logits and scores: what they are compared by is x's.
         source = tensors[name[1:]] if name != "O" else tensors["x" if "x" in tensors else "rows"]
         rows = tensors["x" if "x" in tensors else "rows"]
-        coarse = min((source, rows), key=lambda t: t.element_size())
+        coarse = max((source, rows), key=lambda t: LIMITS[t.dtype].whole)
         limits = limits_of(name[1:], coarse)
         assert_close(got[name], tensor, name, limits)
 

@@ -5,6 +5,7 @@ import torch
 
 import reference
 from module_support import E, K, SHAPE, batch, check, d, expected, make, n, run, same_bits
+from target import DEVICE, DTYPE, DTYPES
 from tilemoe.module import MoE, MoEAux
 
 OPTIONS = {
@@ -27,7 +28,7 @@ def key_of(options):
     return dict(seed=11, offset=3) if options.get("rounding") == "stochastic" else {}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_forward_and_gradients(options, dtype):
     moe = make(dtype=dtype, **options)
@@ -185,8 +186,9 @@ def test_selection_bias_balances():
     moe.gate.reset_parameters()
     g = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        moe.gate.weight.copy_(torch.randn(E, d, generator=g) * d**-0.5)
-        x = torch.randn(512, d, generator=g) + 0.7 * torch.randn(d, generator=g)  # favours some
+        randn = lambda *shape: torch.randn(shape, generator=g, device="cpu").to(DEVICE, DTYPE)
+        moe.gate.weight.copy_(randn(E, d) * d**-0.5)
+        x = randn(512, d) + 0.7 * randn(d)  # favours some
         most = []
         for _ in range(80):
             _, aux = moe(x)
@@ -222,7 +224,7 @@ def test_wrong_width_is_refused():
 
 def test_another_device_than_the_parameters_is_refused():
     x, _ = batch()
-    with pytest.raises(ValueError, match="x is on cpu and gate.weight on meta"):
+    with pytest.raises(ValueError, match=f"x is on {x.device} and gate.weight on meta"):
         MoE(d, n, E, K, device="meta")(x)
 
 
@@ -230,7 +232,7 @@ def test_repr():
     text = repr(make(rounding="up", m=8, balance_coefficient=0.01, bias=True))
     for part in (
         "K=2, scoring='softmax_over_chosen', rounding='up', m=8, balance_coefficient=0.01",
-        "(gate): Router(d=32, E=6, dtype=torch.float32)",
+        f"(gate): Router(d=32, E=6, dtype={DTYPE})",
         "(experts): Experts(d=32, n=24, E=6, activation='swiglu', bias=True)",
     ):
         assert part in text

@@ -7,10 +7,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilemoe
 from layers import E, K, T, d, logits_layer, n, normal, weights
+from target import DTYPE
 from tilemoe import ops
 
 tm = torch.ops.tilemoe
 CONFIG = (0, 0, 0.0, 0.0, 0.0)  # swiglu, concatenated
+
+
+def zeros(*shape):
+    return torch.zeros(shape, dtype=DTYPE)
 
 
 def leaf(tensor):
@@ -20,9 +25,9 @@ def leaf(tensor):
 def example():
     """A layer and what its forward made, by name."""
     logits = normal(T, E, seed=1, dtype=torch.float32)
-    X = normal(T, d, seed=2, dtype=torch.float32)
+    X = normal(T, d, seed=2, dtype=DTYPE)
     W1, W2, b1, b2 = (
-        weights(torch.float32, bias=True)[k].detach() for k in ("W1", "W2", "b1", "b2")
+        weights(DTYPE, bias=True)[k].detach() for k in ("W1", "W2", "b1", "b2")
     )
     scores, ids, counts = tm.top_k(logits, None, K, 0, torch.int32)
     routing, _ = tm.route_logits(logits, None, K, 0)
@@ -31,7 +36,7 @@ def example():
     return dict(
         logits=logits, X=X, layer=layer, scores=scores, ids=ids, counts=counts, routing=routing,
         H=H, ds=normal(T, K, seed=3, dtype=torch.float32),
-        dO=normal(T, d, seed=4, dtype=torch.float32),
+        dO=normal(T, d, seed=4, dtype=DTYPE),
     )  # fmt: skip
 
 
@@ -53,7 +58,7 @@ def backward_out_arguments(x, consume):
 
 
 def _split_transposed():
-    made = weights(torch.float32, gate_layout="split", transposed=True, bias=True)
+    made = weights(DTYPE, gate_layout="split", transposed=True, bias=True)
     return [made[k] for k in ("W1", "W1_up", "W2", "b1", "b1_up", "b2")]
 
 
@@ -146,14 +151,14 @@ def test_opcheck_is_of_every_operator():
 
 # ---------------------------------------------------------------- refusals
 
-LAYER = {name: t.detach() for name, t in logits_layer(torch.float32, bias=True).items()}
+LAYER = {name: t.detach() for name, t in logits_layer(DTYPE, bias=True).items()}
 WRONG = {
     "W1, too narrow": dict(W1=LAYER["W1"][..., :-8]),
     "W1, unlike W2": dict(W2=LAYER["W2"][1:]),
-    "X, too wide": dict(x=torch.zeros(T, d + 8)),
-    "b1, too long": dict(b1=torch.zeros(E, 2 * n + 8)),
-    "b2, a vector": dict(b2=torch.zeros(d)),
-    "W2, a matrix": dict(W2=torch.zeros(d, n)),
+    "X, too wide": dict(x=zeros(T, d + 8)),
+    "b1, too long": dict(b1=zeros(E, 2 * n + 8)),
+    "b2, a vector": dict(b2=zeros(d)),
+    "W2, a matrix": dict(W2=zeros(d, n)),
     "K, past E": dict(K=E + 1),
     "K, of 0": dict(K=0),
 }
@@ -191,9 +196,15 @@ def test_wrong_names_and_numbers():
     refused("clamp, alpha and up_shift belong to swiglu", activation="geglu", alpha=1.0)
     refused("clamp >= 0", clamp=-1.0)
     refused("has no gate", activation="relu", gate_layout="split")
-    refused("float64 \\(37, 40\\), expected|Double \\(37, 40\\), expected", x=LAYER["x"].double())
-    refused("weights.W1 is float32 \\(7, 48, 40\\), expected bfloat16", x=LAYER["x"].bfloat16())
-    refused("not a multiple of 16 bytes", W1=torch.zeros(E, 2 * n, d + 1)[..., :d])
+    held = str(DTYPE).removeprefix("torch.")
+    refused(f"weights.W1 is {held} \\(7, 48, 40\\), expected float16", x=LAYER["x"].half())
+    refused("not a multiple of 16 bytes", W1=zeros(E, 2 * n, d + 1)[..., :d])
+
+
+@pytest.mark.cpu  # on a GPU Python refuses every type but two
+def test_a_type_that_no_kernel_has():
+    with pytest.raises(ValueError, match="(float64|Double) \\(37, 40\\), expected"):
+        tilemoe.moe(**LAYER | {"x": LAYER["x"].double()}, K=K)
 
 
 def test_tensors_of_unlike_tokens_are_refused():

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import functools
 import importlib
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def fill(module, seed=0, meets_clamp=True):
             scale = fan_in**-0.5
         if name.startswith(("gate_up", "up")):
             scale *= limit
-        p.data = torch.randn(p.shape, generator=g) * scale
+        p.data = torch.randn(p.shape, generator=g, device="cpu") * scale
     return module
 
 
@@ -94,11 +95,12 @@ def problem(seed=1, sentinels=False):
     Their scores are as any others, so that one which is computed after all shows.
     """
     g = torch.Generator().manual_seed(seed)
-    x, dO = torch.randn(2, T, d, generator=g)
-    ids = torch.rand(T, E - 1, generator=g).argsort(-1)[:, :K]
-    scores = torch.rand(T, K, generator=g) + 0.1
+    rand = functools.partial(torch.rand, generator=g, device="cpu")
+    x, dO = torch.randn(2, T, d, generator=g, device="cpu")
+    ids = rand(T, E - 1).argsort(-1)[:, :K]
+    scores = rand(T, K) + 0.1
     if sentinels:
-        elsewhere = torch.rand(T, K, generator=g) < 1 / 3
+        elsewhere = rand(T, K) < 1 / 3
         elsewhere[0] = True
         ids = ids.masked_fill(elsewhere, E)
     return x, ids, scores, dO

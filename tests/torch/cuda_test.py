@@ -1,0 +1,347 @@
+"""The layer on a GPU: as on the CPU, in CUDA graphs, on streams, and its memory as torch's allocator
+counts it. Run by --device cuda."""
+
+import pytest
+import torch
+
+import module_support
+import tilemoe
+from comparison import LIMITS, assert_close
+from layers import E, K, T, d, logits_layer, n, normal, results
+from module_support import same_bits
+from target import DTYPES
+from tilemoe import WeightGradients, _library
+from tilemoe.bench import memory
+from tilemoe.bench.cases import CASES
+from tilemoe.bench.peers import TileMoE, TileMoEOverwriting
+from tilemoe.bench.problem import Problem
+
+MIB = 1 << 20
+SCORINGS = ("softmax_over_chosen", "softmax_over_all", "sigmoid_renormalized")
+ROUTINGS = {
+    **{scoring: dict(scoring=scoring) for scoring in SCORINGS},
+    **{name: dict(rounding=name, m=8) for name in ("nearest", "up", "down", "balanced")},
+    "stochastic": dict(rounding="stochastic", m=8),
+}
+every_routing = pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+
+
+def counter(seed=7, offset=3):
+    return dict(seed=torch.tensor([seed]), offset=torch.tensor([offset]))
+
+
+def key_of(routing):
+    return counter() if routing.get("rounding") == "stochastic" else {}
+
+
+def test_the_cuda_library_is_loaded():
+    assert _library._no_cuda is None
+
+
+# ---------------------------------------------------------------- as on the CPU
+
+
+def on_cpu(arguments):
+    """Leaves of their own, so that each device has its own gradients."""
+
+    def moved(tensor):
+        return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
+
+    return {k: moved(v) if torch.is_tensor(v) else v for k, v in arguments.items()}
+
+
+@every_routing
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_same_choices_and_results_as_on_the_cpu(dtype, routing):
+    arguments = logits_layer(dtype, bias=True) | dict(K=K) | routing | key_of(routing)
+    with torch.device("cpu"):
+        O_of_cpu, aux_of_cpu = tilemoe.moe(**on_cpu(arguments), return_aux=True)
+    O, aux = tilemoe.moe(**arguments, return_aux=True)
+    for name, got, want in zip(aux._fields, aux, aux_of_cpu):
+        assert torch.equal(got.cpu(), want), name
+    assert_close(O.cpu(), O_of_cpu.double(), "O", LIMITS[dtype])
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("logits_dtype", [torch.float32, *DTYPES], ids=str)
+def test_the_same_ids_as_on_the_cpu(logits_dtype, scoring):
+    logits = normal(4096, 64, seed=50, dtype=torch.float32).to(logits_dtype)  # with many ties
+    scores, ids = tilemoe.topk_router(logits, 8, scoring=scoring)
+    scores_of_cpu, ids_of_cpu = tilemoe.topk_router(logits.cpu(), 8, scoring=scoring)
+    assert torch.equal(ids.cpu(), ids_of_cpu)
+    torch.testing.assert_close(scores.cpu(), scores_of_cpu, rtol=1e-6, atol=0)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_wide_types_are_refused_with_what_is_supported(dtype):
+    with pytest.raises(NotImplementedError, match="takes bfloat16 and float16, but x is"):
+        tilemoe.moe(**logits_layer(dtype), K=K)
+
+
+def test_tensors_of_two_devices_are_refused():
+    layer = {name: t.detach() for name, t in logits_layer(torch.bfloat16, bias=True).items()}
+    for name in layer:
+        with pytest.raises(ValueError, match="device"):
+            tilemoe.moe(**layer | {name: layer[name].cpu()}, K=K)
+
+
+# ---------------------------------------------------------------- CUDA graphs
+
+
+def captured(call):
+    """A graph of `call` and what it gives, after two calls outside of it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    return graph, out
+
+
+def steps():
+    """Logits (T, E) of very different routings."""
+    yield normal(T, E, seed=60, dtype=torch.float32)
+    everyone = torch.zeros(T, E)
+    everyone[:, 2] = 9  # and every token ties for the others
+    yield everyone
+    yield normal(T, E, seed=61, dtype=torch.float32) - 8 * (torch.arange(E) % 2)
+    yield torch.full((T, E), torch.nan)
+
+
+@every_routing
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_graph_of_both_passes_serves_any_routing(dtype, routing):
+    tensors = logits_layer(dtype, bias=True)
+    options = dict(K=K, **routing, **key_of(routing))
+
+    def both():
+        O, aux = tilemoe.moe(**tensors, **options, return_aux=True)
+        dO = (tensors["x"].detach() * 0.5).sin()
+        gradients = torch.autograd.grad(O, list(tensors.values()), dO)
+        return [O.detach(), *aux, *gradients]
+
+    graph, out = captured(both)
+    seen = []
+    for step, logits in enumerate(steps()):
+        with torch.no_grad():
+            tensors["logits_or_scores"].copy_(logits)
+            tensors["x"].copy_(normal(T, d, seed=70 + step, dtype=dtype))
+            if "offset" in options:
+                options["offset"].fill_(step)
+        graph.replay()
+        replayed = [t.clone() for t in out]
+        for got, want in zip(replayed, both(), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        seen.append(replayed[0])
+    assert not any(torch.equal(seen[0], other) for other in seen[1:])
+
+
+def test_a_replay_draws_what_seed_and_offset_say():
+    tensors = {k: t.detach() for k, t in logits_layer(torch.bfloat16).items()}
+    at = counter()
+    options = dict(K=K, rounding="stochastic", m=16, return_aux=True)
+    graph, (O, aux) = captured(lambda: tilemoe.moe(**tensors, **options, **at))
+    changes = set()
+    for seed, offset in [(7, 3), (7, 4), (8, 3), (2**40, 2**50), *((1, i) for i in range(8))]:
+        at["seed"].fill_(seed), at["offset"].fill_(offset)
+        first = [None, None]
+        for i in range(2):
+            graph.replay()
+            first[i] = O.clone()
+        want, want_aux = tilemoe.moe(**tensors, **options, seed=seed, offset=offset)
+        assert torch.equal(first[0], want) and torch.equal(first[1], want)
+        assert torch.equal(aux.added, want_aux.added)
+        changes.add((aux.added.item(), aux.dropped.item()))
+    assert len(changes) > 1
+
+
+def test_a_graph_adds_gradients_to_given_memory():
+    tensors = logits_layer(torch.bfloat16)
+    given = WeightGradients(W1=torch.zeros(E, 2 * n, d), W2=torch.zeros(E, d, n))
+
+    def both():
+        O = tilemoe.moe(**tensors, K=K, weight_grad_out=given, overwrite_H=True)
+        return torch.autograd.grad(O.sum(), tensors["x"])
+
+    graph, (dx,) = captured(both)
+    ones = torch.ones(T, d, dtype=torch.bfloat16)
+    inputs = [tensors["W1"], tensors["W2"], tensors["x"]]
+    want = torch.autograd.grad(tilemoe.moe(**tensors, K=K), inputs, ones)
+    for memory_given in given.W1, given.W2:
+        memory_given.zero_()
+    for _ in range(3):
+        graph.replay()
+    assert torch.equal(dx, want[2])
+    for got, one in zip((given.W1, given.W2), want):
+        assert_close(got.to(torch.bfloat16), 3 * one.double(), "gradient")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(), dict(balance_coefficient=0.1, z_coefficient=0.01), dict(rounding="nearest", m=8)],
+    ids=["plain", "losses", "rounded"],
+)
+def test_a_graph_of_a_training_step_of_the_module(options):
+    moe = module_support.make(**options)
+    x, dO = module_support.batch()
+    step = lambda: list(module_support.run(moe, x, dO).values())  # noqa: E731
+    graph, out = captured(step)
+    for seed in (2, 3):
+        fresh, _ = module_support.batch(seed)
+        x.data.copy_(fresh)
+        graph.replay()
+        for got, want in zip([t.clone() for t in out], step(), strict=True):
+            assert torch.equal(got, want)
+
+
+def test_compiled_into_cuda_graphs():
+    torch._dynamo.reset()
+    moe = module_support.make(router_dtype=torch.float32)
+    compiled = torch.compile(moe, fullgraph=True, mode="reduce-overhead")
+    for seed in range(4):
+        x, dO = module_support.batch(seed)
+        want = module_support.run(moe, x, dO)
+        torch.compiler.cudagraph_mark_step_begin()
+        out, _ = compiled(x)
+        (dx,) = torch.autograd.grad(out, x, dO)
+        assert_close(out, want["out"].double(), "out")
+        assert_close(dx, want["dx"].double(), "dx")
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_a_side_stream():
+    """What is given was written on the same stream, late: a kernel of another one would be early."""
+    tensors = logits_layer(torch.bfloat16, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    x = tensors["x"].detach().clone()
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        tensors["x"].zero_()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        with torch.no_grad():
+            tensors["x"].copy_(x)
+        got = results(tilemoe.moe, tensors, K=K)
+    assert not stream.query()  # nothing has waited for the GPU
+    stream.synchronize()
+    same_bits(got, want)
+
+
+def test_two_streams_at_once():
+    layers = [logits_layer(torch.bfloat16, bias=True) for _ in range(2)]
+    with torch.no_grad():
+        layers[1]["x"].mul_(-0.5)
+    want = [results(tilemoe.moe, layer, K=K) for layer in layers]
+    streams = [torch.cuda.Stream() for _ in layers]
+    torch.cuda.synchronize()
+    got = [[], []]
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                got[i].append(results(tilemoe.moe, layers[i], K=K))
+    torch.cuda.synchronize()
+    for i in range(2):
+        for one in got[i]:
+            same_bits(one, want[i])
+
+
+def test_no_call_waits_for_the_gpu():
+    tensors = logits_layer(torch.bfloat16, bias=True)
+    x, _ = module_support.batch()
+    moe = module_support.make(balance_coefficient=0.1, rounding="stochastic", m=8)
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for routing in ROUTINGS.values():
+            at = {k: v for k, v in zip(("seed", "offset"), torch.ones(2, 1, dtype=torch.int64))}
+            at = at if routing.get("rounding") == "stochastic" else {}
+            O, _ = tilemoe.moe(**tensors, K=K, return_aux=True, **routing, **at)
+            O.sum().backward()
+        out, aux = moe(x, seed=1, offset=2)
+        (out.sum() + aux.loss).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def kept_and_left(call):
+    """Bytes that are allocated more after a call, its output aside, and what the call gave."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    out = call()
+    torch.cuda.synchronize()
+    own = out.untyped_storage().nbytes()
+    return torch.cuda.memory_allocated() - before - own, out
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+@pytest.mark.parametrize("granularity", [1, 4])
+def test_memory_kept_is_the_contract(granularity, gated, scoring):
+    T, d, n, E, K = 8192, 512, 512 // granularity, 16 * granularity, 2 * granularity
+    make = lambda *shape: torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)  # noqa: E731
+    x, logits, W1, W2 = make(T, d), make(T, E), make(E, n * (1 + gated), d), make(E, d, n)
+    options = dict(K=K, scoring=scoring, activation="swiglu" if gated else "relu")
+    call = lambda: tilemoe.moe(x, logits, W1, W2, **options)  # noqa: E731
+    kept, O = kept_and_left(call)
+    H = (4 if gated else 2) * T * K * n
+    contract = 2 * T * d + H + 16 * T * K  # x is the caller's, and so are the logits
+    assert H <= kept <= 1.02 * contract - 2 * T * d, (kept, contract)
+    O.backward(torch.ones_like(O))
+    with torch.no_grad():
+        kept, _ = kept_and_left(call)
+    assert kept == 0
+
+
+def test_memory_of_the_7b_configuration():
+    """Above weights, x and dO, of the whole layer: kept, and the most in both passes."""
+    problem = Problem(CASES["7b-n256"])
+    case = problem.case
+    pairs = case.T * case.K
+    peaks = {}
+    for peer in (TileMoE, TileMoEOverwriting):
+        made = peer(problem)
+        made.backward(made.forward())
+        torch.cuda.empty_cache()
+        found = memory.measure(made)
+        assert found["saved_bytes"] <= 1.02 * (
+            2 * case.T * case.d + 4 * pairs * case.n + 16 * pairs
+        )
+        peaks[peer.name] = (found["peak_bytes"] - found["resident_bytes"]) / MIB
+    print(peaks)
+    assert peaks["tilemoe-dh-over-h"] <= 1030
+
+
+def test_deterministic_on_a_busy_gpu():
+    tensors = logits_layer(torch.bfloat16, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    noise = torch.randn(2048, 2048, dtype=torch.bfloat16)
+    other = torch.cuda.Stream()
+    for _ in range(100):
+        with torch.cuda.stream(other):
+            noise @ noise
+        same_bits(results(tilemoe.moe, tensors, K=K), want)
+
+
+def test_a_second_call_takes_no_new_memory():
+    tensors = logits_layer(torch.bfloat16, bias=True)
+    results(tilemoe.moe, tensors, K=K)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(5):
+        results(tilemoe.moe, tensors, K=K)
+    assert torch.cuda.memory_allocated() == before

@@ -1,0 +1,111 @@
+"""The experts classes of transformers on a GPU, in bfloat16, and a model that trains and generates.
+Run by --device cuda."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
+
+import tilemoe.transformers
+from transformers_support import (
+    assert_same,
+    build,
+    decorated_classes,
+    fill,
+    problem,
+    relative_error,
+    run,
+    run_eager,
+)
+
+CLASSES = [cls for _, cls in decorated_classes()]
+KINDS = [MixtralExperts, GptOssExperts, NemotronHExperts]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    tilemoe.transformers.register()
+
+
+def on_gpu(cls):
+    # Away from the clamp, across which a value that rounds changes its slope from 1 to 0.
+    module = fill(build(cls), meets_clamp=False).to("cuda", torch.bfloat16)
+    module.config._experts_implementation = "tilemoe"
+    return module
+
+
+def data(**options):
+    x, ids, scores, dO = (tensor.cuda() for tensor in problem(**options))
+    return x.bfloat16(), ids, scores.bfloat16(), dO.bfloat16()
+
+
+@pytest.mark.parametrize("sentinels", [False, True], ids=["own", "sentinels"])
+@pytest.mark.parametrize("cls", CLASSES, ids=[cls.__name__ for cls in CLASSES])
+def test_every_class_is_as_eager_or_refused(cls, sentinels):
+    module = on_gpu(cls)
+    try:
+        tilemoe.transformers.prepare(module)
+    except NotImplementedError as refusal:
+        print(f"refused: {refusal}")
+        with pytest.raises(NotImplementedError):
+            run(module, *data())
+        return
+    given = data(sentinels=sentinels)
+    assert_same(run(module, *given), run_eager(module, *given))
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
+def test_autocast(cls):
+    module = fill(build(cls), meets_clamp=False).cuda()
+    module.config._experts_implementation = "tilemoe"
+    given = tuple(tensor.cuda() for tensor in problem())
+    want = run_eager(module, *given)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        got = run(module, *given)
+    for name, tensor in got.items():
+        assert tensor.dtype == torch.float32
+        assert relative_error(tensor, want[name]) <= 1e-2, name
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
+def test_weights_may_begin_on_any_8_bytes(cls):
+    module = on_gpu(cls)
+    given = data()
+    want = run(module, *given)
+    for p in module.parameters():
+        memory = torch.empty(p.numel() + 4, dtype=p.dtype, device="cuda")
+        p.data = memory[4:].view(p.shape).copy_(p.data)
+        assert p.data_ptr() % 16 == 8
+    got = run(module, *given)
+    for name in want:
+        assert torch.equal(got[name], want[name]), name
+
+
+def test_a_model_trains_and_generates():
+    config = MixtralConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=6, num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="tilemoe")
+    model = model.to("cuda", torch.bfloat16)
+    tokens = torch.randint(3, 97, (3, 11), device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for _ in range(30):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0], losses
+    model.eval()
+    prompt = dict(inputs=tokens[:1], max_new_tokens=8, do_sample=False)
+    text = model.generate(**prompt)
+    assert text.shape == (1, 19)
+    model.set_experts_implementation("eager")
+    logits = model(input_ids=tokens).logits
+    model.set_experts_implementation("tilemoe")
+    assert relative_error(model(input_ids=tokens).logits, logits.double()) <= 2e-2
