@@ -61,10 +61,10 @@ def topk_router(
     go to the lower id, NaN ranks last, a token's K stand in descending order.
     """
     _library.require_device(logits)
-    rows, leading = _rows(logits)
+    rows = _rows(logits)
     scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
     scores, ids, _ = ops.call(_ops.top_k.default, rows, selection_bias, K, scoring, ids_dtype)
-    return scores.reshape(*leading, K), ids.reshape(*leading, K)
+    return _shaped(scores, logits), _shaped(ids, logits)
 
 
 def router_losses(logits, expert_counts):
@@ -75,7 +75,7 @@ def router_losses(logits, expert_counts):
     z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
     """
     _library.require_device(logits)
-    rows, _ = _rows(logits)
+    rows = _rows(logits)
     return ops.call(_ops.router_losses.default, rows, expert_counts).unbind()
 
 
@@ -129,8 +129,8 @@ def moe(
         overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
     _library.require_device(x)
-    rows, leading = _rows(x)
-    router, _ = _rows(logits_or_scores)
+    rows = _rows(x)
+    router = _rows(logits_or_scores)
     if addend is not None:
         addend = addend.reshape(rows.shape)
     if ids is not None:
@@ -138,7 +138,7 @@ def moe(
             raise ValueError(
                 "tilemoe: rounding and selection_bias choose from logits, but ids are given"
             )
-        ids, _ = _rows(ids)
+        ids = _rows(ids)
         K, E = ids.shape[1], W1.shape[0]
         _check_shape("ids", ids, rows.shape[0], K)
         _check_shape("scores", router, rows.shape[0], K)
@@ -155,7 +155,7 @@ def moe(
         out = _experts(rows, router, routing, layer, addend, kind, K, capacity, scoring)
         rounded = rounding is not None
         aux = _aux(routing, router.shape[1], counts, rounded) if return_aux else None
-    out = out.reshape(*leading, out.shape[-1])
+    out = _shaped(out, x)
     return (out, aux) if return_aux else out
 
 
@@ -193,7 +193,7 @@ def moe_general(
         overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
     _library.require_device(x)
-    rows, leading = _rows(x)
+    rows = _rows(x)
     if addend is not None:
         addend = addend.reshape(rows.shape)
     E, pairs = W1.shape[0], tokens.shape[0]
@@ -203,7 +203,7 @@ def moe_general(
     out = _experts(
         rows, scores, routing, layer, addend, _rules.GENERAL, 0, pairs, _rules.SCORES_GIVEN
     )
-    out = out.reshape(*leading, out.shape[-1])
+    out = _shaped(out, x)
     return (out, _aux(routing, E)) if return_aux else out
 
 
@@ -254,9 +254,13 @@ def grouped_experts(
 
 
 def _rows(tensor):
-    """(..., width) as (rows, width), and the leading shape."""
-    leading = tensor.shape[:-1]
-    return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() != 2 else tensor, leading
+    """(..., width) as (rows, width)."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+def _shaped(rows, like):
+    """(rows, width) as (..., width). A view that changes nothing would be a node of the graph."""
+    return rows if like.dim() == 2 else rows.reshape(*like.shape[:-1], rows.shape[-1])
 
 
 def _check_shape(name, tensor, *shape):
@@ -346,34 +350,18 @@ def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
     _library.require_dtype(x)
     grad_enabled = torch.is_grad_enabled()
     keep_H = grad_enabled and any(
-        tensor is not None and tensor.requires_grad for tensor in (x, router, *weights)
+        [t is not None and t.requires_grad for t in (x, router, *weights)]
     )
-    args = (
-        x, router, routing, *weights, addend, kind, K, capacity, scoring, layer.activation,
-        layer.gate_layout, *layer.shape, keep_H, layer.overwrite_H,
+    numbers = (
+        kind, K, capacity, scoring, layer.activation, layer.gate_layout, *layer.shape, keep_H,
+        layer.overwrite_H,
     )  # fmt: skip
-    if keep_H and layer.weight_grad_out is not None:
-        return _ExpertsIntoGradients.apply(layer.weight_grad_out, layer.accumulate, *args)
     passes_through = grad_enabled and addend is not None and addend.requires_grad
-    run = ops.call if keep_H or passes_through else ops.call_undifferentiated
-    return run(_ops.experts.default, *args)[0]
-
-
-class _ExpertsIntoGradients(torch.autograd.Function):
-    """The operator `experts` whose backward writes weight gradients where it is told to. The memory
-    is kept as it is, not as saved tensors: other layers and micro-batches add to it meanwhile."""
-
-    @staticmethod
-    def forward(ctx, given, accumulate, *args):
-        O, H = ops.call(_ops.experts.default, *args)
-        ctx.given, ctx.accumulate = given, accumulate
-        ops.save_experts(ctx, args, H)
-        return O
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dO):
-        gradients = ops.experts_gradients(
-            ctx, dO, ctx.needs_input_grad[2:], ctx.given, ctx.accumulate
-        )
-        return None, None, *gradients, *(None,) * 11
+    if not (keep_H or passes_through):
+        run = ops.call_undifferentiated
+        return run(_ops.experts.default, x, router, routing, *weights, addend, *numbers)[0]
+    given = layer.weight_grad_out if keep_H else None
+    if given is None and torch.compiler.is_compiling():
+        return ops.call(_ops.experts.default, x, router, routing, *weights, addend, *numbers)[0]
+    accumulate = given is not None and layer.accumulate
+    return ops.Experts.apply(numbers, given, accumulate, routing, x, router, *weights, addend)
