@@ -28,7 +28,7 @@ from tilemoe import functional, ops
 
 T, d, n, E, K = 8, 64, 32, 8, 2
 BARS = {"without gradient": 25.0, "factor": 1.3, "more": 10.0}
-REGISTERED = ("route_logits", "experts", "experts_backward", "router_backward")
+REGISTERED = ("route_logits", "experts", "experts_backward")
 
 
 def load_noop():
@@ -51,10 +51,9 @@ class Noop:
 
     def __init__(self):
         self.definitions = load_noop()
-        for name in ("experts_backward", "router_backward"):  # as the package's: refused twice
-            torch.library.register_autograd(
-                f"tilemoe_noop::{name}", ops._refuse_double_backward, lib=self.definitions
-            )
+        torch.library.register_autograd(  # as the package's
+            "tilemoe_noop::experts_backward", ops._refuse_double_backward, lib=self.definitions
+        )
         self.package, self.ops = torch.ops.tilemoe, torch.ops.tilemoe_noop
         self.registered = None
 

@@ -39,20 +39,17 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor /*router*/, Tensor /*ro
 std::vector<Tensor> experts_backward(Tensor /*dO*/, Tensor X, Tensor /*H*/, Tensor /*routing*/,
                                      Tensor W1, MaybeTensor /*W1_up*/, Tensor W2,
                                      MaybeTensor /*b1*/, MaybeTensor /*b1_up*/, MaybeTensor /*b2*/,
-                                     int64_t /*kind*/, int64_t K, int64_t /*activation*/,
-                                     int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/,
-                                     double /*up_shift*/, int64_t wanted) {
+                                     MaybeTensor /*logits*/, int64_t /*kind*/, int64_t /*K*/,
+                                     int64_t /*scoring*/, ScalarType router_dtype,
+                                     int64_t /*activation*/, int64_t /*gate_layout*/,
+                                     double /*clamp*/, double /*alpha*/, double /*up_shift*/,
+                                     int64_t wanted) {
   std::vector<Tensor> made;
   if (wanted & kWantedX) made.push_back(torch::stable::empty_like(X));
-  if (wanted & kWantedS) made.push_back(empty(X, {X.size(0), K}, ScalarType::Float));
+  if (wanted & kWantedS) made.push_back(empty(X, {X.size(0), W2.size(0)}, router_dtype));
   if (wanted & kWantedW1) made.push_back(torch::stable::empty_like(W1));
   if (wanted & kWantedW2) made.push_back(torch::stable::empty_like(W2));
   return made;
-}
-
-Tensor router_backward(Tensor ds, Tensor /*routing*/, MaybeTensor /*logits*/, int64_t /*kind*/,
-                       int64_t E, int64_t /*K*/, int64_t /*scoring*/, ScalarType dtype) {
-  return empty(ds, {ds.size(0), E}, dtype);
 }
 
 namespace {
@@ -61,7 +58,6 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("route_logits", TORCH_BOX(&route_logits));
   m.impl("experts", TORCH_BOX(&experts));
   m.impl("experts_backward", TORCH_BOX(&experts_backward));
-  m.impl("router_backward", TORCH_BOX(&router_backward));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "operators.h"
+#include "router.h"
 #include "routing.h"
 #include "wanted.h"
 
@@ -148,9 +149,11 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor /*router*/, Tensor rout
 
 std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, Tensor W1,
                                      MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
-                                     MaybeTensor b1_up, MaybeTensor b2, int64_t kind, int64_t K,
-                                     int64_t activation, int64_t gate_layout, double clamp,
-                                     double alpha, double up_shift, int64_t wanted) {
+                                     MaybeTensor b1_up, MaybeTensor b2, MaybeTensor logits,
+                                     int64_t kind, int64_t K, int64_t scoring,
+                                     ScalarType router_dtype, int64_t activation,
+                                     int64_t gate_layout, double clamp, double alpha,
+                                     double up_shift, int64_t wanted) {
   const Call call(X);
   std::vector<Tensor> made;
   const auto make = [&](int64_t bit, auto&& allocate) -> MaybeTensor {
@@ -178,8 +181,15 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
   gradients.b1 = make_like(kWantedB1, b1);
   gradients.b1_up = make_like(kWantedB1Up, b1_up);
   gradients.b2 = make_like(kWantedB2, b2);
-  backward(call, dO, X, H, false, routing, {W1, W1_up, W2, b1, b1_up, b2},
-           {kind, K, activation, gate_layout, clamp, alpha, up_shift}, gradients, false);
+  const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift};
+  backward(call, dO, X, H, false, routing, {W1, W1_up, W2, b1, b1_up, b2}, config, gradients, false);
+  if (gradients.s && scoring >= 0) {
+    const tilemoe_routing_spec spec =
+        routing_spec(call, static_cast<tilemoe_routing_kind>(kind), X.size(0), W2.size(0), K,
+                     gradients.s->numel());
+    made[wanted & kWantedX ? 1 : 0] = logits_gradient(call, bind_routing(call, spec, routing),
+                                                      *gradients.s, logits, scoring, router_dtype);
+  }
   return made;
 }
 

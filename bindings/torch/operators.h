@@ -41,9 +41,11 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor router, Tensor routing,
                                    bool keep_H, bool overwrite_H);
 std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, Tensor W1,
                                      MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
-                                     MaybeTensor b1_up, MaybeTensor b2, int64_t kind, int64_t K,
-                                     int64_t activation, int64_t gate_layout, double clamp,
-                                     double alpha, double up_shift, int64_t wanted);
+                                     MaybeTensor b1_up, MaybeTensor b2, MaybeTensor logits,
+                                     int64_t kind, int64_t K, int64_t scoring,
+                                     ScalarType router_dtype, int64_t activation,
+                                     int64_t gate_layout, double clamp, double alpha,
+                                     double up_shift, int64_t wanted);
 void experts_backward_out(Tensor dO, Tensor X, MaybeTensor H, MaybeTensor H_consumed,
                           Tensor routing, Tensor W1, MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
                           MaybeTensor b1_up, MaybeTensor b2, MaybeTensor dX, MaybeTensor ds,

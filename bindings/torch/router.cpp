@@ -5,9 +5,7 @@
 #include "routing.h"
 
 namespace tilemoe_torch {
-namespace {
 
-// From ds to the logits of the routing's tokens.
 Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const Tensor& ds,
                        const MaybeTensor& logits, int64_t scoring, ScalarType dtype) {
   const tilemoe_routing_spec& spec = routing.spec;
@@ -28,6 +26,8 @@ Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const T
   check(tilemoe_router_backward(&args));
   return dlogits;
 }
+
+namespace {
 
 struct LossesArgs {
   Tensor logits, counts, workspace;  // what the views look at

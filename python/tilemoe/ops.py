@@ -197,12 +197,14 @@ def _check_backward(dO, X, weights, activation, gate_layout):
 
 
 @torch.library.register_fake("tilemoe::experts_backward")
-def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, kind, K, activation, gate_layout, clamp,
-      alpha, up_shift, wanted):  # fmt: skip
+def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, kind, K, scoring, router_dtype,
+      activation, gate_layout, clamp, alpha, up_shift, wanted):  # fmt: skip
     weights = (W1, W1_up, W2, b1, b1_up, b2)
     _check_backward(dO, X, weights, activation, gate_layout)
-    made = _empty_gradients(X, H, weights, kind, K, wanted)
-    return [gradient for gradient in made if gradient is not None]
+    dX, ds, *others = _empty_gradients(X, H, weights, kind, K, wanted)
+    if ds is not None and scoring != SCORES_GIVEN:
+        ds = X.new_empty((X.shape[0], W2.shape[0]), dtype=router_dtype)
+    return [gradient for gradient in (dX, ds, *others) if gradient is not None]
 
 
 @torch.library.register_fake("tilemoe::experts_backward_out")
@@ -286,9 +288,9 @@ def _save_experts(ctx, inputs, H):
         logits = router
     ctx.save_for_backward(X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits)
     ctx.set_materialize_grads(False)  # none of H's, which is as large as H
-    ctx.router_dtype = router.dtype if router is not None else None
+    ctx.router_dtype = router.dtype if router is not None else torch.float32
     ctx.kind, ctx.K, ctx.scoring, ctx.overwrite_H = kind, K, scoring, overwrite_H
-    ctx.config = (kind, K, activation, gate_layout, clamp, alpha, up_shift)
+    ctx.activation = (activation, gate_layout, clamp, alpha, up_shift)
     ctx.keep_H, ctx.consumed = keep_H, False
 
 
@@ -308,13 +310,22 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
         if not ctx.keep_H:
             raise RuntimeError(_NOT_KEPT)
         if given is None and not ctx.overwrite_H:
-            args = (dO, X, H, routing, *weights, *ctx.config, wanted)
-            dense = iter(call_in_backward(_ops.experts_backward.default, *args))
-            made = [next(dense) if wanted & 1 << bit else None for bit in range(8)]
+            dense = call_in_backward(
+                _ops.experts_backward.default, dO, X, H, routing, *weights, logits, ctx.kind, ctx.K,
+                ctx.scoring, ctx.router_dtype, *ctx.activation, wanted,
+            )  # fmt: skip
+            for bit in reversed(range(8)):
+                if needs[bit]:
+                    made[bit] = dense.pop()
         else:
             made = _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate)
-    if needs[1]:
-        made[1] = _router_gradient(ctx, made[1], routing, logits, weights[0].shape[0])
+            if needs[1] and ctx.scoring != SCORES_GIVEN:
+                args = (routing, logits, ctx.kind, weights[0].shape[0], ctx.K, ctx.scoring)
+                made[1] = call_in_backward(
+                    _ops.router_backward.default, made[1], *args, ctx.router_dtype
+                )
+        if needs[1]:
+            made[1] = made[1].to(ctx.router_dtype)
     of_addend = _addend_gradient(ctx, dO, routing, weights[0].shape[0]) if needs[8] else None
     return *made, of_addend
 
@@ -336,16 +347,11 @@ def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
     into = [new if out is None else out for new, out in zip(made, given)]
     kept, consumed = (None, H) if ctx.overwrite_H else (H, None)
     ctx.consumed = ctx.overwrite_H
-    args = (kept, consumed, routing, *weights, *into, *ctx.config, accumulate)
-    call_in_backward(_ops.experts_backward_out.default, dO, X, *args)
+    call_in_backward(
+        _ops.experts_backward_out.default, dO, X, kept, consumed, routing, *weights, *into,
+        ctx.kind, ctx.K, *ctx.activation, accumulate,
+    )  # fmt: skip
     return list(made)
-
-
-def _router_gradient(ctx, ds, routing, logits, E):
-    if ctx.scoring == SCORES_GIVEN:
-        return ds.to(ctx.router_dtype)
-    args = (ds, routing, logits, ctx.kind, E, ctx.K, ctx.scoring, ctx.router_dtype)
-    return call_in_backward(_ops.router_backward.default, *args)
 
 
 def _addend_gradient(ctx, dO, routing, E):

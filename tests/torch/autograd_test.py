@@ -75,7 +75,6 @@ def test_only_what_is_asked_for_is_computed(subset):
         O.backward(normal(T, d, seed=30, dtype=DTYPE))
     (backward,) = calls.of("experts_backward")
     assert backward[-1] == sum(WANTED[name] for name in asked)
-    assert len(calls.of("router_backward")) == ("logits_or_scores" in asked)
     for name, tensor in tensors.items():
         if name in asked:
             assert torch.equal(tensor.grad, want[f"d{name}"])

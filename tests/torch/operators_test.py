@@ -12,6 +12,7 @@ from tilemoe import ops
 
 tm = torch.ops.tilemoe
 CONFIG = (0, 0, 0.0, 0.0, 0.0)  # swiglu, concatenated
+CHOSEN = (0, K, 0, torch.float32)  # top-K, softmax over the chosen
 
 
 def zeros(*shape):
@@ -89,10 +90,11 @@ def cases():
     saved = (x["dO"], x["X"], x["H"], routing)
     yield (
         "experts_backward",
-        *((*saved, *layer, 0, K, *CONFIG, w) for w in (1, 2, 4, 16, 1 | 32 | 128)),
+        *((*saved, *layer, None, *CHOSEN, *CONFIG, w) for w in (1, 2, 4, 16, 1 | 32 | 128)),
     )
+    yield "experts_backward", (*saved, *layer, logits, 0, K, 3, torch.float32, *CONFIG, 3)
     split = [w.detach() for w in split]
-    yield "experts_backward", (*saved, *split, 0, K, 0, 2, *CONFIG[2:], 255)
+    yield "experts_backward", (*saved, *split, None, *CHOSEN, 0, 2, *CONFIG[2:], 255)
     yield "experts_backward_out", *(backward_out_arguments(x, consume) for consume in (False, True))
     yield from other_kinds(x)
     yield "router_backward", (x["ds"], routing, None, 0, E, K, 0, torch.float32)
@@ -117,7 +119,8 @@ def other_kinds(x):
         forward = (X, None, routing, *layer, None, kind, k, rows, scoring, *CONFIG)
         yield "experts", (*forward, False, False)  # with H, its rows past the last would be NaN
         _, H = tm.experts(*forward, True, False)
-        yield "experts_backward", (dO, X, H, routing, *layer, kind, k, *CONFIG, 1 | 2 | 4)
+        of_router = (logits if scoring >= 0 else None, kind, k, scoring, torch.float32)
+        yield "experts_backward", (dO, X, H, routing, *layer, *of_router, *CONFIG, 1 | 2 | 4)
     ds = normal(capacity, seed=5, dtype=torch.float32)
     yield "router_backward", (ds, rounded, logits, 2, E, K, 2, torch.float32)
 
