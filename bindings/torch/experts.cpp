@@ -182,11 +182,11 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
   gradients.b1_up = make_like(kWantedB1Up, b1_up);
   gradients.b2 = make_like(kWantedB2, b2);
   const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift};
-  backward(call, dO, X, H, false, routing, {W1, W1_up, W2, b1, b1_up, b2}, config, gradients, false);
+  backward(call, dO, X, H, false, routing, {W1, W1_up, W2, b1, b1_up, b2}, config, gradients,
+           false);
   if (gradients.s && scoring >= 0) {
-    const tilemoe_routing_spec spec =
-        routing_spec(call, static_cast<tilemoe_routing_kind>(kind), X.size(0), W2.size(0), K,
-                     gradients.s->numel());
+    const tilemoe_routing_spec spec = routing_spec(call, static_cast<tilemoe_routing_kind>(kind),
+                                                   X.size(0), W2.size(0), K, gradients.s->numel());
     made[wanted & kWantedX ? 1 : 0] = logits_gradient(call, bind_routing(call, spec, routing),
                                                       *gradients.s, logits, scoring, router_dtype);
   }

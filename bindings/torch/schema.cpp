@@ -39,9 +39,10 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
   // The gradients whose bit is in `wanted` (wanted.h), in that order: dX, ds, dW1, dW1_up, dW2,
   // db1, db1_up, db2. What is not wanted is not computed. In the place of ds, under a scoring rule,
   // is what router_backward makes of it: one call less for the host.
-  m.def("experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, " TILEMOE_WEIGHTS
-        ", Tensor? logits, int kind, int K, int scoring, ScalarType router_dtype, " TILEMOE_ACTIVATION
-        ", int wanted) -> Tensor[]");
+  m.def(
+      "experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, " TILEMOE_WEIGHTS
+      ", Tensor? logits, int kind, int K, int scoring, ScalarType router_dtype, " TILEMOE_ACTIVATION
+      ", int wanted) -> Tensor[]");
   // The same, into the caller's memory: a gradient that is absent is not computed, those of weights
   // are written, or added to (accumulate). H_consumed in place of H has dH written over it.
   m.def(

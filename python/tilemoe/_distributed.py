@@ -80,6 +80,11 @@ class Spread:
         return DTensor.from_local(local, self.mesh, self._sum, run_check=False)
 
 
+def local_bfloat16(parameter):
+    """This rank's part, in the type of the products, as torchtitan's own experts take it."""
+    return (parameter.to_local() if is_dtensor(parameter) else parameter).bfloat16()
+
+
 def plain(name, tensor):
     """The parameter where x is no DTensor: it must be none either."""
     if tensor is not None and is_dtensor(tensor):

@@ -8,7 +8,7 @@ from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts, ScaleBiasForward
 
 import tilemoe
 
-from .torchtitan import local_bfloat16
+from ._distributed import local_bfloat16
 
 
 class TileMoEGptOssGroupedExperts(GptOssGroupedExperts):

@@ -23,6 +23,8 @@ from ._rules import (
 _ops = torch.ops.tilemoe
 _EXCEPTIONS = {"invalid argument: ": ValueError, "unsupported: ": NotImplementedError}
 
+_WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
+
 # The bits of `wanted`, in the order in which gradients come back (bindings/torch/wanted.h).
 WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
     1 << bit for bit in range(8)
@@ -80,6 +82,10 @@ def _check_shape(function, name, tensor, *shape):
 
 def _check_weights(function, X, W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout):
     """Returns E, d, n, as W2 tells them."""
+    for name, weight in zip(_WEIGHTS, (W1, W1_up, W2, b1, b1_up, b2)):
+        # A weight on meta brings its call here, whatever x is.
+        if weight is not None and weight.device != X.device:
+            raise ValueError(f"tilemoe: {name} is on {weight.device} and X on {X.device}")
     _check_dims("W2", W2, 3, "(E, d, n)")
     E, d, n = W2.shape
     rows = w1_rows(activation, gate_layout, n)

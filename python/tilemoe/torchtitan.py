@@ -12,11 +12,12 @@ torchtitan's. As there, the products are bfloat16's.
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import DTensor
 from torchtitan.config import derive, override
 from torchtitan.models.common.moe import GroupedExperts
 
 import tilemoe
+
+from ._distributed import local_bfloat16
 
 
 class TileMoEGroupedExperts(GroupedExperts):
@@ -57,10 +58,3 @@ def experts(cfg: GroupedExperts.Config) -> GroupedExperts.Config:
         f"tilemoe cannot compute {kind.__module__}.{kind.__qualname__}: it replaces GroupedExperts "
         "and GptOssGroupedExperts themselves, not classes derived from them"
     )
-
-
-def local_bfloat16(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part, in the type of the products, as torchtitan's own experts take it."""
-    if isinstance(parameter, DTensor):
-        parameter = parameter.tolocal_bfloat16()
-    return parameter.bfloat16()

@@ -87,8 +87,8 @@ def main():
     parser.add_argument("--commit", default=commit(), help="else that of this checkout")
     parser.add_argument("--limit", type=int, default=480, help="seconds for the tests")
     parser.add_argument("--workers", type=int, default=8, help="with pytest-xdist")
-    parser.add_argument("pytest", nargs="*", help="options of pytest")
-    args = parser.parse_args()
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args = parser.parse_args(sys.argv[1:end])
     facts = {"commit": args.commit, **gpu(), "versions": versions()}
     args.out.mkdir(parents=True, exist_ok=True)
     report = args.out.resolve() / "torch.xml"
@@ -97,7 +97,7 @@ def main():
         install([args.wheel, *(args.packages.glob("*.whl") if args.packages else [])], folder)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--device",
                    "cuda", "-o", f"pythonpath={ROOT}/tests/torch", f"--junitxml={report}",
-                   "--durations=15", f"{ROOT}/tests/torch", *args.pytest]  # fmt: skip
+                   "--durations=15", f"{ROOT}/tests/torch", *sys.argv[end + 1 :]]  # fmt: skip
         if importlib.util.find_spec("xdist") and args.workers > 1:
             command += ["-n", str(args.workers)]
         environment = {**os.environ, "PYTHONPATH": folder}

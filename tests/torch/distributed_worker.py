@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comparison import LIMITS, assert_close
 import module_support
+from tilemoe._distributed import local_bfloat16
 
 WORLD = 2
 LIMIT_S = 240
@@ -196,6 +197,17 @@ def dtensor_refusals(job):
     expect("gate.weight is a DTensor and x is not", lambda: moe(x))
 
 
+def local_part(job):
+    """What torchtitan's experts compute with under expert parallelism."""
+    weight = torch.arange(32.0, device=job.device).reshape(4, 8).requires_grad_()
+    spread = distribute_tensor(weight.detach(), job.mesh, [Shard(0)]).requires_grad_()
+    for parameter, want in (weight, weight), (spread, weight.chunk(job.world)[job.rank]):
+        got = local_bfloat16(parameter)
+        assert got.dtype == torch.bfloat16 and torch.equal(got, want.bfloat16())
+        got.sum().backward()
+        assert torch.equal(full(parameter.grad), torch.ones_like(weight))
+
+
 def expect(message, call):
     try:
         call()
@@ -231,6 +243,7 @@ SCENARIOS = (
     fsdp_mixed_precision_float32_router,
     dtensor,
     dtensor_refusals,
+    local_part,
     distributed_checkpoint,
 )
 

@@ -225,6 +225,12 @@ def test_tensors_of_unlike_tokens_are_refused():
     refused(r"ids has shape \(36, 3\), expected \(37, 3\)", ids=ids[1:], logits_or_scores=fewer)
 
 
+@pytest.mark.parametrize("name", ["x", "W1", "b2"])
+def test_one_tensor_on_meta_is_refused(name):
+    with pytest.raises(ValueError, match="is on (meta|cpu) and X on (meta|cpu)"):
+        tilemoe.moe(**LAYER | {name: LAYER[name].to("meta")}, K=K)
+
+
 def test_a_routing_of_other_sizes_is_refused():
     x = example()
     other, _ = tm.route_logits(x["logits"][:-8], None, K, 0)
