@@ -28,7 +28,7 @@ from tilemoe import functional, ops
 
 T, d, n, E, K = 8, 64, 32, 8, 2
 BARS = {"without gradient": 25.0, "factor": 1.3, "more": 10.0}
-REGISTERED = ("route_logits", "experts", "experts_backward")
+REGISTERED = ("moe", "experts_backward")
 
 
 def load_noop():
@@ -64,7 +64,7 @@ class Noop:
         ops._ops = functional._ops = self.package
 
     def differentiate(self, save, backward):
-        """Gives `experts` a gradient, in the package's way, in the place of the one before."""
+        """Gives `moe` a gradient, in the package's way, in the place of the one before."""
         if self.registered is not None:
             self.registered._destroy()
         self.registered = torch.library.Library("tilemoe_noop", "IMPL")
@@ -72,22 +72,22 @@ class Noop:
         ops._library_of_gradients = self.registered
         try:
             with self:
-                ops._differentiate("experts", save, backward)
+                ops._differentiate("moe", save, backward)
         finally:
             ops._library_of_gradients = of_package
 
 
 def save_nothing_else(ctx, inputs, output):
     X, router, _, W1, _, W2, *_ = inputs
-    O, H = output
-    ctx.mark_non_differentiable(H)
+    _, *others = output
+    ctx.mark_non_differentiable(*others)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(X, router, W1, W2)
 
 
-def return_what_was_kept(ctx, dO, _dH):
+def return_what_was_kept(ctx, dO, *_):
     X, router, W1, W2 = ctx.saved_tensors
-    return X, router, None, W1, None, W2, *(None,) * 15
+    return X, router, None, W1, None, W2, *(None,) * 13
 
 
 def median_us(call, rounds):
@@ -113,15 +113,14 @@ def measure(rounds, device, dtype):
     x, logits, W1, W2 = leaves = tensors(device, dtype)
     dO = torch.ones_like(x)
     noop = Noop()
-    routing, _ = noop.ops.route_logits.default(logits, None, K, 0)
-    arguments = (x, logits, routing, W1, None, W2, None, None, None, None, 0, K, T * K, 0, 0, 0,
-                 0.0, 0.0, 0.0, True, False)  # fmt: skip
+    arguments = (x, logits, None, W1, None, W2, None, None, None, None, K, 0, 0, 0, 0.0, 0.0, 0.0,
+                 True, False)  # fmt: skip
 
     def layer():
         return tilemoe.moe(x, logits, W1, W2, K=K)
 
     def operator():
-        return noop.ops.experts.default(*arguments)[0]
+        return noop.ops.moe.default(*arguments)[0]
 
     def with_gradient(forward):
         return lambda: torch.autograd.grad(forward(), leaves, dO)
@@ -138,7 +137,7 @@ def measure(rounds, device, dtype):
     take("whole", layer)
     noop.differentiate(save_nothing_else, return_what_was_kept)
     take("no-op", operator)
-    noop.differentiate(ops._experts_context, ops._experts_backward)
+    noop.differentiate(ops._moe_context, ops._layer_backward)
     with noop:
         take("over no-op", layer)
     return found

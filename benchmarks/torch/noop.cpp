@@ -16,24 +16,18 @@ Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarTyp
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> route_logits(Tensor logits, MaybeTensor /*selection_bias*/, int64_t K,
-                                        int64_t /*scoring*/) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
+    Tensor X, Tensor logits, MaybeTensor /*selection_bias*/, Tensor W1, MaybeTensor /*W1_up*/,
+    Tensor /*W2*/, MaybeTensor /*b1*/, MaybeTensor /*b1_up*/, MaybeTensor /*b2*/,
+    MaybeTensor /*addend*/, int64_t K, int64_t /*scoring*/, int64_t /*activation*/,
+    int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/, double /*up_shift*/, bool keep_H,
+    bool /*overwrite_H*/) {
   // Large enough for three numbers a pair and the experts' offsets; nobody reads it.
-  const int64_t T = logits.size(0), E = logits.size(1);
-  return {empty(logits, {3 * T * K + E + 16}, ScalarType::Int),
-          empty(logits, {E}, ScalarType::Int)};
-}
-
-std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor /*router*/, Tensor /*routing*/, Tensor W1,
-                                   MaybeTensor /*W1_up*/, Tensor /*W2*/, MaybeTensor /*b1*/,
-                                   MaybeTensor /*b1_up*/, MaybeTensor /*b2*/,
-                                   MaybeTensor /*addend*/, int64_t /*kind*/, int64_t /*K*/,
-                                   int64_t capacity, int64_t /*scoring*/, int64_t /*activation*/,
-                                   int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/,
-                                   double /*up_shift*/, bool keep_H, bool /*overwrite_H*/) {
-  const ScalarType dtype = X.scalar_type();
+  const int64_t pairs = X.size(0) * K, E = W1.size(0);
   return {torch::stable::empty_like(X),
-          keep_H ? empty(X, {capacity, W1.size(1)}, dtype) : empty(X, {0}, dtype)};
+          keep_H ? empty(X, {pairs, W1.size(1)}, X.scalar_type()) : empty(X, {0}, X.scalar_type()),
+          empty(logits, {3 * pairs + E + 16}, ScalarType::Int),
+          empty(logits, {E}, ScalarType::Int)};
 }
 
 std::vector<Tensor> experts_backward(Tensor /*dO*/, Tensor X, Tensor /*H*/, Tensor /*routing*/,
@@ -55,8 +49,7 @@ std::vector<Tensor> experts_backward(Tensor /*dO*/, Tensor X, Tensor /*H*/, Tens
 namespace {
 
 void register_operators(torch::stable::detail::StableLibrary& m) {
-  m.impl("route_logits", TORCH_BOX(&route_logits));
-  m.impl("experts", TORCH_BOX(&experts));
+  m.impl("moe", TORCH_BOX(&moe));
   m.impl("experts_backward", TORCH_BOX(&experts_backward));
 }
 

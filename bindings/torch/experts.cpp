@@ -147,6 +147,20 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor /*router*/, Tensor rout
   return {O, H};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe(Tensor X, Tensor logits, MaybeTensor selection_bias,
+                                               Tensor W1, MaybeTensor W1_up, Tensor W2,
+                                               MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2,
+                                               MaybeTensor addend, int64_t K, int64_t scoring,
+                                               int64_t activation, int64_t gate_layout,
+                                               double clamp, double alpha, double up_shift,
+                                               bool keep_H, bool overwrite_H) {
+  const auto [routing, expert_counts] = route_logits(logits, selection_bias, K, scoring);
+  const auto [O, H] = experts(X, logits, routing, W1, W1_up, W2, b1, b1_up, b2, addend,
+                              TILEMOE_ROUTING_TOP_K, K, logits.size(0) * K, scoring, activation,
+                              gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H);
+  return {O, H, routing, expert_counts};
+}
+
 std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, Tensor W1,
                                      MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
                                      MaybeTensor b1_up, MaybeTensor b2, MaybeTensor logits,

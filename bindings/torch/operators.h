@@ -39,6 +39,13 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor router, Tensor routing,
                                    int64_t capacity, int64_t scoring, int64_t activation,
                                    int64_t gate_layout, double clamp, double alpha, double up_shift,
                                    bool keep_H, bool overwrite_H);
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe(Tensor X, Tensor logits, MaybeTensor selection_bias,
+                                               Tensor W1, MaybeTensor W1_up, Tensor W2,
+                                               MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2,
+                                               MaybeTensor addend, int64_t K, int64_t scoring,
+                                               int64_t activation, int64_t gate_layout,
+                                               double clamp, double alpha, double up_shift,
+                                               bool keep_H, bool overwrite_H);
 std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, Tensor W1,
                                      MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
                                      MaybeTensor b1_up, MaybeTensor b2, MaybeTensor logits,

@@ -17,6 +17,7 @@ inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("route_rounded", TORCH_BOX(&route_rounded));
   m.impl("route_grouped", TORCH_BOX(&route_grouped));
   m.impl("experts", TORCH_BOX(&experts));
+  m.impl("moe", TORCH_BOX(&moe));
   m.impl("experts_backward", TORCH_BOX(&experts_backward));
   m.impl("experts_backward_out", TORCH_BOX(&experts_backward_out));
   m.impl("router_backward", TORCH_BOX(&router_backward));

@@ -36,6 +36,11 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
   m.def("experts(Tensor X, Tensor? router, Tensor routing, " TILEMOE_WEIGHTS
         ", Tensor? addend, int kind, int K, SymInt capacity, int scoring, " TILEMOE_ACTIVATION
         ", bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H)");
+  // route_logits and experts in one call of the host, the form that models use: (T, d), (T, E).
+  m.def("moe(Tensor X, Tensor logits, Tensor? selection_bias, " TILEMOE_WEIGHTS
+        ", Tensor? addend, int K, int scoring, " TILEMOE_ACTIVATION
+        ", bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H, Tensor routing, "
+        "Tensor expert_counts)");
   // The gradients whose bit is in `wanted` (wanted.h), in that order: dX, ds, dW1, dW1_up, dW2,
   // db1, db1_up, db2. What is not wanted is not computed. In the place of ds, under a scoring rule,
   // is what router_backward makes of it: one call less for the host.

@@ -6,6 +6,7 @@ Either of a weight's last two dimensions may be the contiguous one: pass a check
 tensor as its `transpose(1, 2)`, nothing is copied. Under autocast x, the weights and the biases are
 cast, as in a linear layer; logits and scores stay as they are, since routing counts in float32."""
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -41,9 +42,7 @@ class _Layer(NamedTuple):
     """What the experts compute, and how a call of them is differentiated."""
 
     weights: tuple  # W1, W1_up, W2, b1, b1_up, b2
-    activation: int
-    gate_layout: int
-    shape: tuple  # clamp, alpha, up_shift
+    shape: tuple  # activation, gate_layout, clamp, alpha, up_shift
     overwrite_H: bool
     weight_grad_out: WeightGradients | None
     accumulate: bool
@@ -149,10 +148,14 @@ def moe(
         aux = _aux(routing, E) if return_aux else None
     else:
         _check_shape("logits", router, rows.shape[0], W1.shape[0])
-        kind, capacity, scoring, routing, counts = _choose(
-            router, K, scoring, selection_bias, rounding, m, seed, offset
-        )
-        out = _experts(rows, router, routing, layer, addend, kind, K, capacity, scoring)
+        if K is None:
+            raise ValueError(
+                "tilemoe: K is None: it says how many experts to choose from the logits"
+            )
+        choose = _top_k if rounding is None else functools.partial(
+            _rounded, rounding=rounding, m=m, seed=seed, offset=offset
+        )  # fmt: skip
+        out, routing, counts = choose(rows, router, layer, addend, K, scoring, selection_bias)
         rounded = rounding is not None
         aux = _aux(routing, router.shape[1], counts, rounded) if return_aux else None
     out = _shaped(out, x)
@@ -275,25 +278,25 @@ def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, 
            overwrite_H, weight_grad_out, accumulate):  # fmt: skip
     return _Layer(
         (W1, W1_up, W2, b1, b1_up, b2),
-        _rules.number("activation", _rules.ACTIVATIONS, activation),
-        _rules.number("gate_layout", _rules.GATE_LAYOUTS, gate_layout),
-        (clamp, alpha, up_shift),
+        (
+            _rules.number("activation", _rules.ACTIVATIONS, activation),
+            _rules.number("gate_layout", _rules.GATE_LAYOUTS, gate_layout),
+            clamp, alpha, up_shift,
+        ),
         overwrite_H,
         weight_grad_out,
         accumulate,
     )
 
 
-def _choose(logits, K, scoring, selection_bias, rounding, m, seed, offset):
-    """Routes by logits (T, E): kind, capacity, scoring's number, routing, expert_counts (E)."""
-    if K is None:
-        raise ValueError("tilemoe: K is None: it says how many experts to choose from the logits")
-    T, E = logits.shape
-    values = logits.detach()
-    if rounding is None:
-        scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
-        routing, counts = ops.call(_ops.route_logits.default, values, selection_bias, K, scoring)
-        return _rules.TOP_K, T * K, scoring, routing, counts
+def _top_k(x, logits, layer, addend, K, scoring, selection_bias):
+    """O (T, d), routing, expert_counts (E)."""
+    scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
+    return _run(_ops.moe.default, x, logits, selection_bias, layer, addend, (K, scoring))
+
+
+def _rounded(x, logits, layer, addend, K, scoring, selection_bias, rounding, m, seed, offset):
+    """O (T, d), routing, expert_counts (E) before rounding."""
     # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
     if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
         raise ValueError(
@@ -305,10 +308,13 @@ def _choose(logits, K, scoring, selection_bias, rounding, m, seed, offset):
     if (rounding == "stochastic") != (seed is not None and offset is not None):
         raise ValueError("tilemoe: stochastic rounding has a seed and an offset, no other has")
     seed, offset = (_counter(value, logits.device) for value in (seed, offset))
-    routing, counts = ops.call(_ops.route_rounded.default, values, seed, offset, K, m, number)
+    args = (logits.detach(), seed, offset, K, m, number)
+    routing, counts = ops.call(_ops.route_rounded.default, *args)
+    T, E = logits.shape
     capacity = _rules.rounded_capacity(T, E, K, m, rounding)
     renormalized = _rules.SCORINGS.index("softmax_renormalized")
-    return _rules.ROUNDED, capacity, renormalized, routing, counts
+    out = _experts(x, logits, routing, layer, addend, _rules.ROUNDED, K, capacity, renormalized)
+    return out, routing, counts
 
 
 def _counter(value, device):
@@ -341,27 +347,38 @@ def _cast(tensor, dtype):
 
 
 def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
+    """O (T, d) of a routing that was built."""
+    rule = (kind, K, capacity, scoring)
+    return _run(_ops.experts.default, x, router, routing, layer, addend, rule)[0]
+
+
+def _run(op, x, router, third, layer, addend, rule):
+    """`moe` or `experts`, whose third argument and first numbers are `third` and `rule`. What it
+    gives but for H, which is autograd's."""
     weights = layer.weights
     device_type = x.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         x, addend = _cast(x, dtype), _cast(addend, dtype)
-        weights = tuple(_cast(weight, dtype) for weight in weights)
+        weights = tuple([_cast(weight, dtype) for weight in weights])
     _library.require_dtype(x)
-    grad_enabled = torch.is_grad_enabled()
-    keep_H = grad_enabled and any(
-        [t is not None and t.requires_grad for t in (x, router, *weights)]
-    )
-    numbers = (
-        kind, K, capacity, scoring, layer.activation, layer.gate_layout, *layer.shape, keep_H,
-        layer.overwrite_H,
-    )  # fmt: skip
-    passes_through = grad_enabled and addend is not None and addend.requires_grad
-    if not (keep_H or passes_through):
-        run = ops.call_undifferentiated
-        return run(_ops.experts.default, x, router, routing, *weights, addend, *numbers)[0]
-    given = layer.weight_grad_out if keep_H else None
-    if given is None and torch.compiler.is_compiling():
-        return ops.call(_ops.experts.default, x, router, routing, *weights, addend, *numbers)[0]
-    accumulate = given is not None and layer.accumulate
-    return ops.Experts.apply(numbers, given, accumulate, routing, x, router, *weights, addend)
+    tensors = (x, router, *weights, addend)
+    given = layer.weight_grad_out
+    if not torch.is_grad_enabled():
+        found = ops.call_undifferentiated(
+            op, x, router, third, *weights, addend, *rule, *layer.shape, False, layer.overwrite_H
+        )
+    elif given is None and (
+        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    ):
+        keep_H = any(t is not None and t.requires_grad for t in tensors[:-1])
+        found = ops.call(
+            op, x, router, third, *weights, addend, *rule, *layer.shape, keep_H, layer.overwrite_H
+        )
+    else:
+        numbers = (*rule, *layer.shape)
+        accumulate = given is not None and layer.accumulate
+        return ops.differentiated(
+            op, tensors, third, numbers, layer.overwrite_H, given, accumulate
+        )
+    return found[0], *found[2:]

@@ -21,6 +21,7 @@ from ._rules import (
 )
 
 _ops = torch.ops.tilemoe
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _EXCEPTIONS = {"invalid argument: ": ValueError, "unsupported: ": NotImplementedError}
 
 _WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
@@ -31,17 +32,21 @@ WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP,
 )
 
 
+def _reraise(error):
+    text = str(error)
+    for status, kind in _EXCEPTIONS.items():
+        if text.startswith(status):
+            raise kind(text[len(status) :]) from None
+    raise error
+
+
 def call(op, *args):
     """Calls an operator. What is wrong in an argument is a ValueError, what the library cannot do a
     NotImplementedError, as Python has it; torch makes a RuntimeError of each."""
     try:
         return op(*args)
     except RuntimeError as error:
-        text = str(error)
-        for status, kind in _EXCEPTIONS.items():
-            if text.startswith(status):
-                raise kind(text[len(status) :]) from None
-        raise
+        _reraise(error)
 
 
 def call_undifferentiated(op, *args):
@@ -49,8 +54,11 @@ def call_undifferentiated(op, *args):
     third of what the host does."""
     if torch.compiler.is_compiling():  # it costs nothing there, and the guard cannot be traced
         return call(op, *args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return call(op, *args)
+    try:
+        with _BelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        _reraise(error)
 
 
 def call_in_backward(op, *args):
@@ -123,7 +131,7 @@ def _(dscores, ids, scores, logits, E, scoring, dtype):
 
 
 @torch.library.register_fake("tilemoe::route_logits")
-def _(logits, selection_bias, K, scoring):
+def _fake_route_logits(logits, selection_bias, K, scoring):
     _check_dims("logits", logits, 2, "(T, E)")
     T, E = logits.shape
     _check_K(K, E)
@@ -164,14 +172,26 @@ def _(counts, row_scores, rows):
 
 
 @torch.library.register_fake("tilemoe::experts")
-def _(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind, K, capacity, scoring,
-      activation, gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H):  # fmt: skip
+def _fake_experts(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind, K, capacity,
+                  scoring, activation, gate_layout, clamp, alpha, up_shift, keep_H,
+                  overwrite_H):  # fmt: skip
     weights = (W1, W1_up, W2, b1, b1_up, b2)
     _, _, n = _check_weights("tilemoe_forward", X, *weights, activation, gate_layout)
     if addend is not None:
         _check_shape("tilemoe_forward", "addend", addend, *X.shape)
     H = X.new_empty((capacity, h_width(activation, n)) if keep_H else (0,))
     return X.new_empty(X.shape), H
+
+
+@torch.library.register_fake("tilemoe::moe")
+def _(X, logits, selection_bias, W1, W1_up, W2, b1, b1_up, b2, addend, K, scoring, activation,
+      gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H):  # fmt: skip
+    routing, expert_counts = _fake_route_logits(logits, selection_bias, K, scoring)
+    O, H = _fake_experts(
+        X, logits, routing, W1, W1_up, W2, b1, b1_up, b2, addend, TOP_K, K, logits.shape[0] * K,
+        scoring, activation, gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H,
+    )  # fmt: skip
+    return O, H, routing, expert_counts
 
 
 def _gradient_like(weight):
@@ -284,20 +304,18 @@ _NOT_KEPT = (
 )
 
 
-def _save_experts(ctx, inputs, H):
-    """Keeps what the backward of one call of `experts` reads: X, H, the routing, the weights by
-    reference, and logits only where the scoring's rule reads them."""
-    (X, router, routing, W1, W1_up, W2, b1, b1_up, b2, _addend, kind, K, _capacity, scoring,
-     activation, gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H) = inputs  # fmt: skip
-    logits = None
-    if router is not None and scoring != SCORES_GIVEN and reads_logits(scoring, kind):
-        logits = router
-    ctx.save_for_backward(X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits)
+def _save_experts(ctx, tensors, H, routing, rule, activation, keep_H, overwrite_H):
+    """Keeps what the backward of one call of `experts` or `moe` reads: X, H, the routing, the
+    weights by reference, and logits only where the scoring's rule reads them. tensors: X, router,
+    the six weights; rule: kind, K, scoring."""
+    kind, _, scoring = rule
+    X, router, *weights = tensors
+    reads = router is not None and scoring != SCORES_GIVEN and reads_logits(scoring, kind)
+    ctx.save_for_backward(X, H, routing, *weights, router if reads else None)
     ctx.set_materialize_grads(False)  # none of H's, which is as large as H
     ctx.router_dtype = router.dtype if router is not None else torch.float32
-    ctx.kind, ctx.K, ctx.scoring, ctx.overwrite_H = kind, K, scoring, overwrite_H
-    ctx.activation = (activation, gate_layout, clamp, alpha, up_shift)
-    ctx.keep_H, ctx.consumed = keep_H, False
+    ctx.rule, ctx.activation = rule, activation
+    ctx.keep_H, ctx.overwrite_H, ctx.consumed = keep_H, overwrite_H, False
 
 
 def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
@@ -307,6 +325,7 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
     if ctx.consumed:
         raise RuntimeError(CONSUMED)
     X, H, routing, *weights, logits = ctx.saved_tensors
+    kind, K, scoring = ctx.rule
     wanted = 0
     for bit in range(8):
         if needs[bit]:
@@ -317,23 +336,21 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
             raise RuntimeError(_NOT_KEPT)
         if given is None and not ctx.overwrite_H:
             dense = call_in_backward(
-                _ops.experts_backward.default, dO, X, H, routing, *weights, logits, ctx.kind, ctx.K,
-                ctx.scoring, ctx.router_dtype, *ctx.activation, wanted,
+                _ops.experts_backward.default, dO, X, H, routing, *weights, logits, kind, K,
+                scoring, ctx.router_dtype, *ctx.activation, wanted,
             )  # fmt: skip
             for bit in reversed(range(8)):
                 if needs[bit]:
                     made[bit] = dense.pop()
         else:
             made = _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate)
-            if needs[1] and ctx.scoring != SCORES_GIVEN:
-                args = (routing, logits, ctx.kind, weights[0].shape[0], ctx.K, ctx.scoring)
-                made[1] = call_in_backward(
-                    _ops.router_backward.default, made[1], *args, ctx.router_dtype
-                )
+            if needs[1] and scoring != SCORES_GIVEN:
+                args = (routing, logits, kind, weights[0].shape[0], K, scoring, ctx.router_dtype)
+                made[1] = call_in_backward(_ops.router_backward.default, made[1], *args)
         if needs[1]:
             made[1] = made[1].to(ctx.router_dtype)
-    of_addend = _addend_gradient(ctx, dO, routing, weights[0].shape[0]) if needs[8] else None
-    return *made, of_addend
+    made.append(_addend_gradient(ctx, dO, routing, weights[0].shape[0]) if needs[8] else None)
+    return made
 
 
 def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
@@ -345,7 +362,8 @@ def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
     for bit, out in enumerate(given):
         if out is not None:
             wanted &= ~(1 << bit)
-    made = _empty_gradients(X, H, weights, ctx.kind, ctx.K, wanted)
+    kind, K, _ = ctx.rule
+    made = _empty_gradients(X, H, weights, kind, K, wanted)
     if accumulate and any(out is not None for out in given):
         for gradient in made[2:]:
             if gradient is not None:
@@ -355,57 +373,100 @@ def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
     ctx.consumed = ctx.overwrite_H
     call_in_backward(
         _ops.experts_backward_out.default, dO, X, kept, consumed, routing, *weights, *into,
-        ctx.kind, ctx.K, *ctx.activation, accumulate,
+        kind, K, *ctx.activation, accumulate,
     )  # fmt: skip
     return list(made)
 
 
 def _addend_gradient(ctx, dO, routing, E):
-    if ctx.kind != GROUPED:
+    if ctx.rule[0] != GROUPED:
         return dO
     row = torch.arange(dO.shape[0], device=dO.device).unsqueeze(-1)
     return dO.masked_fill(row >= offsets_of(routing, E)[E], 0)  # as O has it
 
 
 def _experts_context(ctx, inputs, output):
+    X, router, routing, *others = inputs
+    kind, K, _capacity, scoring, *activation, keep_H, overwrite_H = others[7:]
     _, H = output
     ctx.mark_non_differentiable(H)
-    _save_experts(ctx, inputs, H)
+    _save_experts(
+        ctx, (X, router, *others[:6]), H, routing, (kind, K, scoring), activation, keep_H,
+        overwrite_H,
+    )  # fmt: skip
 
 
-def _experts_backward(ctx, dO, _dH):
+def _moe_context(ctx, inputs, output):
+    X, logits, _selection_bias, *others = inputs
+    K, scoring, *activation, keep_H, overwrite_H = others[7:]
+    _, H, routing, counts = output
+    ctx.mark_non_differentiable(H, routing, counts)
+    _save_experts(
+        ctx, (X, logits, *others[:6]), H, routing, (TOP_K, K, scoring), activation, keep_H,
+        overwrite_H,
+    )  # fmt: skip
+
+
+def _layer_backward(ctx, dO, *_):
+    """Of `experts` and of `moe`, whose third argument has no gradient and neither has a number."""
+    arguments = len(ctx.needs_input_grad)
     if dO is None:
-        return (None,) * 21
+        return (None,) * arguments
     needs = list(ctx.needs_input_grad[:10])
-    del needs[2]  # the routing's
+    del needs[2]
     of_X, of_router, *others = _experts_gradients(ctx, dO, needs)
-    return of_X, of_router, None, *others, *(None,) * 11
+    return of_X, of_router, None, *others, *(None,) * (arguments - 10)
 
 
-class Experts(torch.autograd.Function):
-    """The operator `experts` as the functions call it where nothing is traced. It computes the same
-    as the operator's own autograd kernel, in half of the host's time: it passes the dispatcher
-    once, and not twice with all arguments as Python objects.
+def differentiated(op, tensors, third, numbers, overwrite_H, given=None, accumulate=False):
+    """`experts` or `moe` as the functions call it where nothing is traced. It computes the same as
+    the operator's own autograd kernel, in half of the host's time: it passes the dispatcher once,
+    and not twice with all arguments as Python objects.
 
-    numbers: the operator's last eleven arguments. `given` is memory for weights' gradients, kept as
-    it is and not as saved tensors: other layers and micro-batches add to it meanwhile."""
+    tensors: X, the router's, the six weights, the addend; third, numbers: the operator's other
+    arguments, keep_H not among them. `given` is memory for weights' gradients, kept as it is and
+    not as saved tensors: other layers and micro-batches add to it meanwhile.
+    -> O alone of `experts`, O, routing, expert_counts of `moe`."""
+    # Torch looks at every argument several times, so tensors that are absent are none.
+    absent = [i for i, tensor in enumerate(tensors) if tensor is None]
+    there = [tensor for tensor in tensors if tensor is not None]
+    call = (op, numbers, overwrite_H, given, accumulate, absent)
+    return _Differentiated.apply(call, third, *there)
+
+
+class _Differentiated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call, third, *there):
+        op, numbers, overwrite_H, ctx.given, ctx.accumulate, ctx.absent = call
+        tensors, needs = list(there), list(ctx.needs_input_grad[2:])
+        for i in ctx.absent:
+            tensors.insert(i, None)
+            needs.insert(i, False)
+        ctx.needs = needs
+        keep_H = True in needs[:8]
+        found = call_undifferentiated(
+            op, *tensors[:2], third, *tensors[2:], *numbers, keep_H, overwrite_H
+        )
+        if len(found) == 2:
+            (O, H), routing = found, third
+            kind, K, _capacity, scoring, *activation = numbers
+        else:
+            O, H, routing, counts = found
+            kind = TOP_K
+            K, scoring, *activation = numbers
+            ctx.mark_non_differentiable(routing, counts)
+        rule = (kind, K, scoring)
+        _save_experts(ctx, tensors[:8], H, routing, rule, activation, keep_H, overwrite_H)
+        return (O,) if len(found) == 2 else (O, routing, counts)
 
     @staticmethod
-    def forward(ctx, numbers, given, accumulate, routing, X, router, *others):
-        args = (X, router, routing, *others, *numbers)
-        O, H = call_undifferentiated(_ops.experts.default, *args)
-        _save_experts(ctx, args, H)
-        ctx.given, ctx.accumulate = given, accumulate
-        return O
-
-    @staticmethod
-    def backward(ctx, dO):
+    def backward(ctx, dO, *_):
         if dO is None:
-            return (None,) * 13
-        needs = ctx.needs_input_grad[4:]
-        return None, None, None, None, *_experts_gradients(
-            ctx, dO, needs, ctx.given, ctx.accumulate
-        )  # fmt: skip
+            return (None,) * len(ctx.needs_input_grad)
+        gradients = _experts_gradients(ctx, dO, ctx.needs, ctx.given, ctx.accumulate)
+        for i in reversed(ctx.absent):
+            del gradients[i]
+        return None, None, *gradients
 
 
 _library_of_gradients = torch.library.Library("tilemoe", "IMPL")
@@ -437,7 +498,8 @@ def _differentiate(name, save, backward):
 
 _differentiate("top_k", _top_k_context, _top_k_backward)
 _differentiate("router_losses", _router_losses_context, _router_losses_backward)
-_differentiate("experts", _experts_context, _experts_backward)
+_differentiate("experts", _experts_context, _layer_backward)
+_differentiate("moe", _moe_context, _layer_backward)
 
 
 def _refuse_double_backward(ctx, *_):
@@ -454,6 +516,6 @@ for _name in ("top_k_backward", "experts_backward", "router_backward", "router_l
     torch.library.register_autograd(f"tilemoe::{_name}", _refuse_double_backward)
 for _name in (
     "top_k", "route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped",
-    "experts", "router_losses",
+    "experts", "moe", "router_losses",
 ):  # fmt: skip
     torch.library.register_vmap(f"tilemoe::{_name}", _refuse_vmap)

@@ -96,7 +96,7 @@ def test_inference_keeps_nothing(inference):
     want = tilemoe.moe(**tensors, K=K)
     with inference(), Calls() as calls:
         O = tilemoe.moe(**tensors, K=K)
-    (forward,) = calls.of("experts")
+    (forward,) = calls.of("moe")
     assert forward[-2] is False and O.grad_fn is None and torch.equal(O, want)
     frozen = {name: t.detach() for name, t in tensors.items()}
     with Saved() as saved:
@@ -442,7 +442,7 @@ def test_weights_go_through_as_they_lie():
     tensors["W1"] = whole[::2].transpose(1, 2).requires_grad_()
     with Calls() as calls:
         tilemoe.moe(**tensors, K=K).sum().backward()
-    (forward,), (backward,) = calls.of("experts"), calls.of("experts_backward")
+    (forward,), (backward,) = calls.of("moe"), calls.of("experts_backward")
     for W1 in (forward[3], backward[4]):
         assert W1.data_ptr() == whole.data_ptr() and W1.stride() == tensors["W1"].stride()
     check("moe", tensors, K=K)
@@ -478,7 +478,7 @@ def test_compile_of_inference():
     with torch.no_grad(), Calls() as calls:
         O = compiled(**tensors, K=K)
     assert torch.equal(O, tilemoe.moe(**tensors, K=K))
-    assert [args[-2] for args in calls.of("experts")] == [False]
+    assert [args[-2] for args in calls.of("moe")] == [False]
 
 
 @pytest.mark.cpu

@@ -87,6 +87,11 @@ def cases():
         (leaf(x["X"]), leaf(logits), routing, *split, None, 0, K, T * K, 0, 0, 2, *CONFIG[2:], True,
          False),
     )  # fmt: skip
+    whole = (None, K, 1, *CONFIG, True, False)
+    yield "moe", (x["X"], logits, None, *layer, *whole)
+    leaves = [leaf(w) for w in layer]
+    yield "moe", (leaf(x["X"]), leaf(logits), None, *leaves, leaf(x["X"]), *whole[1:])
+    yield "moe", (x["X"], logits, torch.ones(E), *layer, None, K, 3, *CONFIG, False, False)
     saved = (x["dO"], x["X"], x["H"], routing)
     yield (
         "experts_backward",
