@@ -22,6 +22,14 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
   return function;
 }
 
+// The driver wants a context that is current, and a thread that has not yet launched or allocated
+// anything has none: autograd's own, when its first work is ours.
+void make_context_current() {
+  int device = 0;
+  TILEMOE_CHECK_CUDA(cudaGetDevice(&device), "asking for the device");
+  TILEMOE_CHECK_CUDA(cudaSetDevice(device), "making a context current");
+}
+
 constexpr cuuint64_t kElementBytes = 2;
 
 // Sizes and box in elements, fastest dimension first; strides in bytes.
@@ -32,14 +40,21 @@ CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuin
   std::array<cuuint32_t, kDims> every;
   every.fill(1);
   CUtensorMap map;
-  const CUresult result = encode_function()(
-      &map,
-      dtype == TILEMOE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      kDims, const_cast<void*>(data), size.data(), stride_bytes.data(), box.data(), every.data(),
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle == Swizzle::k128Bytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto try_to_encode = [&] {
+    return encode_function()(
+        &map,
+        dtype == TILEMOE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        kDims, const_cast<void*>(data), size.data(), stride_bytes.data(), box.data(), every.data(),
+        CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle == Swizzle::k128Bytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = try_to_encode();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    make_context_current();
+    result = try_to_encode();
+  }
   TILEMOE_CHECK_AS(Status::kDeviceError, result == CUDA_SUCCESS,
                    "cuTensorMapEncodeTiled refused a tensor of size (..., "
                        << size[2] << ", " << size[1] << ", " << size[0] << "), strides "

@@ -1,5 +1,5 @@
-"""The layer on a GPU: as on the CPU, in CUDA graphs, on streams, and its memory as torch's allocator
-counts it. Run by --device cuda."""
+"""The layer on a GPU: as on the CPU, in CUDA graphs, on streams, and its memory as torch's
+allocator counts it. Run by --device cuda."""
 
 import pytest
 import torch
@@ -219,7 +219,7 @@ def test_compiled_into_cuda_graphs():
 
 
 def test_a_side_stream():
-    """What is given was written on the same stream, late: a kernel of another one would be early."""
+    """What is given was written on the same stream, late: a kernel of another would be early."""
     tensors = logits_layer(torch.bfloat16, bias=True)
     want = results(tilemoe.moe, tensors, K=K)
     x = tensors["x"].detach().clone()
@@ -229,7 +229,7 @@ def test_a_side_stream():
         tensors["x"].zero_()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(500_000_000)  # a quarter of a second
         with torch.no_grad():
             tensors["x"].copy_(x)
         got = results(tilemoe.moe, tensors, K=K)

@@ -303,6 +303,7 @@ def test_float32_on_a_gpu_is_refused_with_what_is_supported(monkeypatch):
         assert O.shape == (T, d) and O.device.type == "cuda"
 
 
+@pytest.mark.cpu  # a torch with CUDA makes not even a fake tensor of another GPU
 def test_other_devices_are_refused():
     with pytest.raises(NotImplementedError, match="runs on cpu and cuda, but the tensor is on xpu"):
         with FakeTensorMode():
