@@ -3,6 +3,7 @@
 
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/ptx/exp2.h"
+#include "cuda/ptx/reciprocal.h"
 
 namespace tilemoe::cuda {
 
@@ -70,6 +71,26 @@ struct Gated {
   }
 };
 
+// Two neighbouring columns, with one reciprocal as in SwiGLU::pair.
+struct SwiGLUSlopes {
+  __device__ void pair(float2 gate, float2 up, float2& A, float2& gate_slope,
+                       float2& up_slope) const {
+    const float p = 1.f + ptx::exp2_approx(fminf(-kLog2E * gate.x, 60.f));
+    const float q = 1.f + ptx::exp2_approx(fminf(-kLog2E * gate.y, 60.f));
+    const float r = ptx::reciprocal_approx(p * q);
+    one(gate.x, up.x, r * q, A.x, gate_slope.x, up_slope.x);
+    one(gate.y, up.y, r * p, A.y, gate_slope.y, up_slope.y);
+  }
+
+ private:
+  __device__ static void one(float gate, float up, float sigmoid, float& A, float& gate_slope,
+                             float& up_slope) {
+    up_slope = gate * sigmoid;
+    gate_slope = up * fmaf(up_slope, 1.f - sigmoid, sigmoid);
+    A = up * up_slope;
+  }
+};
+
 // Nothing flows back through what was clamped; NaN is not clamped.
 struct ClampedSwiGLUSlopes {
   ClampedSwiGLU params;
@@ -93,7 +114,7 @@ __device__ __forceinline__ void with_activation_slopes(const ActivationParams& p
                                                        const Body& body) {
   using namespace activation;
   if constexpr (kSet == Activations::kSwiGLU) {
-    body(Gated<SiLU>());
+    body(SwiGLUSlopes());
   } else if constexpr (kSet == Activations::kGated) {
     switch (params.kind) {
       case TILEMOE_SWIGLU:

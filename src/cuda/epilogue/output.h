@@ -34,7 +34,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high, __half) {
 }
 
 __device__ __forceinline__ float2 unpack(uint32_t pair, __nv_bfloat16) {
-  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 __device__ __forceinline__ float2 unpack(uint32_t pair, __half) {
   return __half22float2(reinterpret_cast<const __half2&>(pair));

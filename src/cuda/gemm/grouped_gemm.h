@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "cuda/early_launch.h"
+#include "cuda/gemm/epilogue_blocks.h"
 #include "cuda/gemm/named_barriers.h"
 #include "cuda/gemm/parts.h"
 #include "cuda/gemm/ring.h"
@@ -60,6 +61,7 @@ struct GroupedGemm {
   static constexpr int kBarrierRoom = 256;
   static constexpr int kStages = (kSharedBytes - kEpilogueBytes - kBarrierRoom) / kStageBytes;
   using Ring = cuda::Ring<kStages, kFullArrivals, kReadingWarps, Shape::kCluster>;
+  using Blocks = EpilogueBlocks<Ring, kStageBytes>;
   static constexpr int kEpilogueAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kEpilogueAt + kEpilogueBytes;
   static constexpr int kSharedBytesUsed = kBarriersAt + Ring::kBarrierBytes;
@@ -67,6 +69,28 @@ struct GroupedGemm {
   static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && kStageBytes % kSwizzleAtom == 0 &&
                 Epilogue::kSharedBytes % kSwizzleAtom == 0);
 };
+
+// Brings what the tile's epilogue reads; the threads that copy k blocks arrive with empty hands.
+template <class Gemm>
+__device__ __forceinline__ void produce_for_epilogue(const typename Gemm::Params& params,
+                                                     const typename Gemm::Ring& ring,
+                                                     typename Gemm::Ring::Position& at,
+                                                     uint32_t shared, const Tile& tile) {
+  using Load = typename Gemm::Epilogue::Load;
+  static_assert(Gemm::Shape::kSchedule == Schedule::kCooperative, "consumers pass every block");
+  static_assert(Load::kBlockBytes <= Gemm::kStageBytes);
+  Load load(params.epilogue);
+  load.begin(tile);
+  for (int32_t block = 0; block < Load::kBlocks; ++block, at.advance()) {
+    ring.wait_empty(at);
+    const uint32_t full = ring.full(at.stage);
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_arrive_expect_bytes(full, Load::kEngineBytes);
+      load.load(shared + at.stage * Gemm::kStageBytes, full, block);
+    }
+    if constexpr (Gemm::kThreadsCopy) ptx::mbarrier_arrive(full);
+  }
+}
 
 template <class Gemm>
 __device__ __forceinline__ void produce(const typename Gemm::Params& params,
@@ -97,16 +121,20 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
       if constexpr (copies_by_threads<LoadB>) load_b.copy(stage_b, k_block);
       if constexpr (Gemm::kThreadsCopy) ptx::cp_async_arrive(ring.full(at.stage));
     }
+    if constexpr (ReadsThroughRing<typename Gemm::Epilogue>)
+      produce_for_epilogue<Gemm>(params, ring, at, shared, tile);
   }
 }
 
 // D = sum over the tile's k blocks of A B^T, for the consumer's rows from `first_row` on. Calls
-// beside_last_products() when all of the tile has landed and its last products are under way.
-template <class Gemm, class BesideLastProducts>
+// beside_first_products() when the first are under way, and beside_last_products() when all of the
+// tile has landed and its last products are.
+template <class Gemm, class BesideFirstProducts, class BesideLastProducts>
 __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
                                          const typename Gemm::Ring& ring,
                                          typename Gemm::Ring::Position& at, uint32_t shared,
                                          int32_t first_row, int32_t k_blocks,
+                                         const BesideFirstProducts& beside_first_products,
                                          const BesideLastProducts& beside_last_products) {
   using Shape = typename Gemm::Shape;
   using A = typename Gemm::LoadA::Operand;
@@ -139,6 +167,8 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
     if (k_block > 0) {
       ptx::wgmma_wait<1>();
       ring.release(previous);
+    } else {
+      beside_first_products();
     }
     previous = at.stage;
   }
@@ -180,6 +210,24 @@ __device__ __forceinline__ void consume(const typename Gemm::Params& params,
     return false;
   };
 
+  // The last of the epilogue's blocks of the tile before.
+  bool first_tile = true;
+  const auto release_block = [&] {
+    if constexpr (ReadsThroughRing<Epilogue>)
+      if (!first_tile) {
+        epilogue.wait_for_stores();
+        ring.release(at.before());
+      }
+    first_tile = false;
+  };
+  const auto store = [&](const Tile& tile) {
+    const int32_t row = tile.row_begin + first_row;
+    if constexpr (ReadsThroughRing<Epilogue>)
+      epilogue.store(D, tile, row, typename Gemm::Blocks(ring, at, shared));
+    else
+      epilogue.store(D, tile, row);
+  };
+
   // Consumers that store at the same time look for their next tile while the last products run. In
   // ping-pong the other one's products hide it, and the larger accumulators leave no registers.
   Tile tile;
@@ -187,15 +235,16 @@ __device__ __forceinline__ void consume(const typename Gemm::Params& params,
     if constexpr (BeginsEarly<Epilogue>) epilogue.begin(tile, tile.row_begin + first_row);
     if constexpr (kTurns) {
       ptx::barrier_sync(my_turn, kBoth);
-      multiply<Gemm>(D, ring, at, shared, first_row, tile.k_blocks,
-                     [&] { ptx::barrier_arrive(other_turn, kBoth); });
-      epilogue.store(D, tile, tile.row_begin + first_row);
+      multiply<Gemm>(
+          D, ring, at, shared, first_row, tile.k_blocks, [] {},
+          [&] { ptx::barrier_arrive(other_turn, kBoth); });
+      store(tile);
       more = next_of_mine(tile);
     } else {
       Tile next;
-      multiply<Gemm>(D, ring, at, shared, first_row, tile.k_blocks,
+      multiply<Gemm>(D, ring, at, shared, first_row, tile.k_blocks, release_block,
                      [&] { more = next_of_mine(next); });
-      epilogue.store(D, tile, tile.row_begin + first_row);
+      store(tile);
       tile = next;
     }
   }
@@ -212,6 +261,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ring.init();
     typename Gemm::LoadA(params.a, 0).prefetch();
     typename Gemm::LoadB(params.b, 0).prefetch();
+    if constexpr (ReadsThroughRing<typename Gemm::Epilogue>)
+      typename Gemm::Epilogue::Load(params.epilogue).prefetch();
   }
   wait_for_previous();
   // The other block of the cluster copies into this one's memory and arrives at its barriers.

@@ -48,17 +48,42 @@ inline constexpr bool copies_by_threads = ThreadLoader<L>;
 
 // Finishes one consumer's accumulators: store() is called by its 128 threads with the global number
 // of the consumer's first row, finish() once at the end. kSharedBytes are each consumer's own.
-template <class E, class Shape>
-concept EpilogueOf = requires(E epilogue, const typename E::Params& params, Accumulators<Shape>& D,
-                              const Tile& tile, int32_t row, uint32_t shared) {
+template <class E>
+concept EpilogueBase = requires(E epilogue, const typename E::Params& params, int32_t thread,
+                                uint32_t shared) {
   { E::kSharedBytes } -> std::convertible_to<int>;
-  E(params, shared, row);
-  epilogue.store(D, tile, row);
+  E(params, shared, thread);
   epilogue.finish();
 };
 
-// An epilogue with operands of its own has begin() called before the tile's products, to start
-// their loads.
+template <class E, class Shape>
+concept StoringEpilogue = EpilogueBase<E> &&
+    requires(E epilogue, Accumulators<Shape>& D, const Tile& tile, int32_t row) {
+  epilogue.store(D, tile, row);
+};
+
+// An epilogue with an operand of its own names what brings it: kBlocks blocks a tile that follow
+// the k blocks through the ring, each kEngineBytes by the copy engine, in a stage of which the
+// epilogue uses kBlockBytes. store() gets them as EpilogueBlocks; wait_for_stores() waits until its
+// stores have read them.
+template <class E>
+concept ReadsThroughRing = EpilogueBase<E> &&
+    requires(E epilogue, typename E::Load load, const typename E::Params& params, const Tile& tile,
+             uint32_t shared, uint32_t full, int32_t block) {
+  { E::Load::kBlocks } -> std::convertible_to<int>;
+  { E::Load::kEngineBytes } -> std::convertible_to<int>;
+  { E::Load::kBlockBytes } -> std::convertible_to<int>;
+  requires std::constructible_from<typename E::Load, decltype(params)>;
+  load.prefetch();
+  load.begin(tile);
+  load.load(shared, full, block);
+  epilogue.wait_for_stores();
+};
+
+template <class E, class Shape>
+concept EpilogueOf = StoringEpilogue<E, Shape> || ReadsThroughRing<E>;
+
+// An epilogue that reads a few numbers a row has begin() called before the tile's products.
 template <class E>
 concept BeginsEarly = requires(E epilogue, const Tile& tile, int32_t row) {
   epilogue.begin(tile, row);

@@ -33,6 +33,8 @@ struct RingPosition {
   __device__ void advance() {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
+  // The stage before this one.
+  __device__ int32_t before() const { return stage == 0 ? kStages - 1 : stage - 1; }
   __device__ void advance(int32_t stages) {
     const int32_t end = stage + stages;
     stage = end % kStages;

@@ -33,6 +33,15 @@ __device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap* map
       : "memory");
 }
 
+__device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
+                                         int32_t x, int32_t y, int32_t z, int32_t w, int32_t v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+      : "memory");
+}
+
 // The same into every block of the cluster whose bit is set in `blocks`, at the same address, and
 // to the barrier there.
 __device__ __forceinline__ void tma_load_multicast(uint32_t shared, const CUtensorMap* map,

@@ -25,9 +25,10 @@ void run_activation_gradient(const ActivationGradient& step) {
   const bool adjacent = has_adjacent_columns(*step.experts, step.W1);
   const int64_t parts = adjacent ? 1 : Epilogue::kParts;
   const int64_t columns = Epilogue::kParts * n / parts;
-  params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, parts, columns);
-  params.epilogue.dH = output_of<Shape, Epilogue::kSlice>(step.dH, parts, columns);
-  params.epilogue.A_scaled = output_of<Shape, Epilogue::kSlice>(step.A_scaled, 1, n);
+  using Element = typename Shape::Element;
+  params.epilogue.H = ragged_map<Element>(step.H, parts, columns, Shape::BLOCK_M);
+  params.epilogue.dH = ragged_output_of<Element>(step.dH, parts, columns);
+  params.epilogue.A_scaled = ragged_output_of<Element>(step.A_scaled, 1, n);
   params.epilogue.score = step.rows.score;
   params.epilogue.ds_partial = step.ds_partial;
   params.epilogue.capacity = step.rows.capacity;

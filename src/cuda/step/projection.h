@@ -96,17 +96,22 @@ Output output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
       .columns = static_cast<int32_t>(columns)};
 }
 
-// The same where rows end at an expert's last.
+// The same where rows end at an expert's last, in boxes of `box_rows` rows.
+template <class Element>
+CUtensorMap ragged_map(const tilemoe_tensor& rows, int64_t parts, int64_t columns, int box_rows) {
+  return make_ragged_parts_map({.dtype = kDTypeOf<Element>,
+                                .data = rows.data,
+                                .columns = columns,
+                                .rows = rows.shape[0],
+                                .row_stride = rows.stride[0],
+                                .box = {kStoreColumns, box_rows}},
+                               parts);
+}
+
 template <class Element>
 RaggedOutput ragged_output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
   if (!present(out)) return {};
-  return {.map = make_ragged_parts_map({.dtype = kDTypeOf<Element>,
-                                        .data = out.data,
-                                        .columns = columns,
-                                        .rows = out.shape[0],
-                                        .row_stride = out.stride[0],
-                                        .box = {kStoreColumns, kStoreRows}},
-                                       parts),
+  return {.map = ragged_map<Element>(out, parts, columns, kStoreRows),
           .columns = static_cast<int32_t>(columns)};
 }
 
