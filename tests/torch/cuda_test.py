@@ -256,6 +256,22 @@ def test_two_streams_at_once():
             same_bits(one, want[i])
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has one GPU")
+def test_another_gpu_than_the_current_one():
+    tensors = logits_layer(torch.bfloat16, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    moved = {name: t.detach().to("cuda:1").requires_grad_() for name, t in tensors.items()}
+    O = tilemoe.moe(**moved, K=K)
+    dO = normal(T, d, seed=30, dtype=torch.bfloat16).to("cuda:1")
+    got = [O, *torch.autograd.grad(O, list(moved.values()), dO)]
+    assert torch.cuda.current_device() == 0
+    for one, other in zip(got, want.values(), strict=True):
+        assert one.device.index == 1 and torch.equal(one.to("cuda:0"), other)
+    mixed = moved | {"W1": tensors["W1"]}
+    with pytest.raises(ValueError, match="W1 .* is on another device"):
+        tilemoe.moe(**mixed, K=K)
+
+
 def test_no_call_waits_for_the_gpu():
     tensors = logits_layer(torch.bfloat16, bias=True)
     x, _ = module_support.batch()
