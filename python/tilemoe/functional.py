@@ -155,9 +155,12 @@ def moe(
         choose = _top_k if rounding is None else functools.partial(
             _rounded, rounding=rounding, m=m, seed=seed, offset=offset
         )  # fmt: skip
-        out, routing, counts = choose(rows, router, layer, addend, K, scoring, selection_bias)
-        rounded = rounding is not None
-        aux = _aux(routing, router.shape[1], counts, rounded) if return_aux else None
+        found = choose(rows, router, layer, addend, K, scoring, selection_bias, return_aux)
+        if return_aux:
+            out, routing, counts = found
+            aux = _aux(routing, router.shape[1], counts, rounding is not None)
+        else:
+            out = found
     out = _shaped(out, x)
     return (out, aux) if return_aux else out
 
@@ -289,14 +292,15 @@ def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, 
     )
 
 
-def _top_k(x, logits, layer, addend, K, scoring, selection_bias):
-    """O (T, d), routing, expert_counts (E)."""
+def _top_k(x, logits, layer, addend, K, scoring, selection_bias, more):
+    """O (T, d), and where `more` is asked for routing, expert_counts (E)."""
     scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
-    return _run(_ops.moe.default, x, logits, selection_bias, layer, addend, (K, scoring))
+    return _run(_ops.moe.default, x, logits, selection_bias, layer, addend, (K, scoring), more)
 
 
-def _rounded(x, logits, layer, addend, K, scoring, selection_bias, rounding, m, seed, offset):
-    """O (T, d), routing, expert_counts (E) before rounding."""
+def _rounded(x, logits, layer, addend, K, scoring, selection_bias, more, rounding, m, seed,
+             offset):  # fmt: skip
+    """The same; the counts are those before rounding."""
     # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
     if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
         raise ValueError(
@@ -314,7 +318,7 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, rounding, m, 
     capacity = _rules.rounded_capacity(T, E, K, m, rounding)
     renormalized = _rules.SCORINGS.index("softmax_renormalized")
     out = _experts(x, logits, routing, layer, addend, _rules.ROUNDED, K, capacity, renormalized)
-    return out, routing, counts
+    return (out, routing, counts) if more else out
 
 
 def _counter(value, device):
@@ -349,12 +353,12 @@ def _cast(tensor, dtype):
 def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
     """O (T, d) of a routing that was built."""
     rule = (kind, K, capacity, scoring)
-    return _run(_ops.experts.default, x, router, routing, layer, addend, rule)[0]
+    return _run(_ops.experts.default, x, router, routing, layer, addend, rule)
 
 
-def _run(op, x, router, third, layer, addend, rule):
-    """`moe` or `experts`, whose third argument and first numbers are `third` and `rule`. What it
-    gives but for H, which is autograd's."""
+def _run(op, x, router, third, layer, addend, rule, more=False):
+    """`moe` or `experts`, whose third argument and first numbers are `third` and `rule`. O, and
+    where `more` is asked for what else it gives; H is autograd's."""
     weights = layer.weights
     device_type = x.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
@@ -379,6 +383,6 @@ def _run(op, x, router, third, layer, addend, rule):
         numbers = (*rule, *layer.shape)
         accumulate = given is not None and layer.accumulate
         return ops.differentiated(
-            op, tensors, third, numbers, layer.overwrite_H, given, accumulate
+            op, tensors, third, numbers, layer.overwrite_H, more, given, accumulate
         )
-    return found[0], *found[2:]
+    return (found[0], *found[2:]) if more else found[0]

@@ -418,7 +418,7 @@ def _layer_backward(ctx, dO, *_):
     return of_X, of_router, None, *others, *(None,) * (arguments - 10)
 
 
-def differentiated(op, tensors, third, numbers, overwrite_H, given=None, accumulate=False):
+def differentiated(op, tensors, third, numbers, overwrite_H, more, given=None, accumulate=False):
     """`experts` or `moe` as the functions call it where nothing is traced. It computes the same as
     the operator's own autograd kernel, in half of the host's time: it passes the dispatcher once,
     and not twice with all arguments as Python objects.
@@ -426,38 +426,39 @@ def differentiated(op, tensors, third, numbers, overwrite_H, given=None, accumul
     tensors: X, the router's, the six weights, the addend; third, numbers: the operator's other
     arguments, keep_H not among them. `given` is memory for weights' gradients, kept as it is and
     not as saved tensors: other layers and micro-batches add to it meanwhile.
-    -> O alone of `experts`, O, routing, expert_counts of `moe`."""
-    # Torch looks at every argument several times, so tensors that are absent are none.
+    -> O or, of `moe` where `more` is asked for, O, routing, expert_counts."""
+    # Torch looks at every argument and every result several times: what is absent is none.
     absent = [i for i, tensor in enumerate(tensors) if tensor is None]
     there = [tensor for tensor in tensors if tensor is not None]
-    call = (op, numbers, overwrite_H, given, accumulate, absent)
-    return _Differentiated.apply(call, third, *there)
+    call = (op, numbers, overwrite_H, more, given, accumulate, absent)
+    apply = _Differentiated.apply if torch.compiler.is_compiling() else _apply
+    return apply(call, third, *there)
 
 
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, third, *there):
-        op, numbers, overwrite_H, ctx.given, ctx.accumulate, ctx.absent = call
+        op, numbers, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent = call
         tensors, needs = list(there), list(ctx.needs_input_grad[2:])
         for i in ctx.absent:
             tensors.insert(i, None)
             needs.insert(i, False)
         ctx.needs = needs
         keep_H = True in needs[:8]
-        found = call_undifferentiated(
+        O, H, *routed = call_undifferentiated(
             op, *tensors[:2], third, *tensors[2:], *numbers, keep_H, overwrite_H
         )
-        if len(found) == 2:
-            (O, H), routing = found, third
-            kind, K, _capacity, scoring, *activation = numbers
+        if routed:
+            routing, (K, scoring, *activation) = routed[0], numbers
+            rule = (TOP_K, K, scoring)
         else:
-            O, H, routing, counts = found
-            kind = TOP_K
-            K, scoring, *activation = numbers
-            ctx.mark_non_differentiable(routing, counts)
-        rule = (kind, K, scoring)
+            routing, (kind, K, _capacity, scoring, *activation) = third, numbers
+            rule = (kind, K, scoring)
         _save_experts(ctx, tensors[:8], H, routing, rule, activation, keep_H, overwrite_H)
-        return (O,) if len(found) == 2 else (O, routing, counts)
+        if not more:
+            return O
+        ctx.mark_non_differentiable(*routed)
+        return O, *routed
 
     @staticmethod
     def backward(ctx, dO, *_):
@@ -468,6 +469,9 @@ class _Differentiated(torch.autograd.Function):
             del gradients[i]
         return None, None, *gradients
 
+
+# Past the Python of Function.apply, which is for functorch: where that is, it is not called.
+_apply = super(torch.autograd.Function, _Differentiated).apply
 
 _library_of_gradients = torch.library.Library("tilemoe", "IMPL")
 
