@@ -10,6 +10,23 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import plan
 
 
+def norm_of(parameters):
+    """-> () float32, of the gradients of all shards. On the shards themselves: through DTensor the
+    host takes milliseconds."""
+    shards = [p.grad.to_local() for p in parameters]
+    square = torch.stack(torch._foreach_norm(shards, 2.0, dtype=torch.float32)).square().sum()
+    dist.all_reduce(square)
+    return square.sqrt()
+
+
+def clip(parameters, largest):
+    """Scales gradients down to a norm. -> the norm before, ()."""
+    norm = norm_of(parameters)
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_([p.grad.to_local() for p in parameters], factor)
+    return norm
+
+
 def start():
     """Joins torchrun's processes, or is a job of one. -> the mesh of all of them, device."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -19,12 +36,26 @@ def start():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
+    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     return init_device_mesh(device.type, (dist.get_world_size(),)), device
 
 
+def groups(blocks):
+    """Blocks that are gathered at once: as many as have plan.GROUP parameters together. One by one
+    small ones would cost the host more time than their products cost the device."""
+    group, size = [], 0
+    for block in blocks:
+        group.append(block)
+        size += sum(p.numel() for p in block.parameters())
+        if size >= plan.GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
 def shard(model, mesh, precision, keep_gathered=False):
-    """FSDP-2 over all processes, block by block: values, gradients and moments lie in shards.
+    """FSDP-2 over all processes, in groups of blocks: values, gradients and moments lie in shards.
     `keep_gathered`: the copies for computing stay from forward to backward."""
     policy = MixedPrecisionPolicy(
         param_dtype=plan.COMPUTE_DTYPE[precision],
@@ -32,6 +63,6 @@ def shard(model, mesh, precision, keep_gathered=False):
         cast_forward_inputs=False,  # rotations stay float32
     )
     options = {"mesh": mesh, "mp_policy": policy}
-    for block in model.blocks:
-        fully_shard(block, **options, reshard_after_forward=not keep_gathered)
+    for group in groups(model.blocks):
+        fully_shard(group, **options, reshard_after_forward=not keep_gathered)
     return fully_shard(model, **options)

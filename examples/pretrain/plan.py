@@ -20,6 +20,8 @@ STATE_BYTES = {"float32": (4, 4, 8), "mixed": (4, 4, 8), "bfloat16": (2, 2, 4)}
 COMPUTE_DTYPE = {"float32": torch.float32, "mixed": torch.bfloat16, "bfloat16": torch.bfloat16}
 # Of the device's memory: the rest is CUDA's, NCCL's, and what the allocator cannot use.
 USABLE = 0.92
+# Parameters that FSDP gathers at once, at least: parallel.groups.
+GROUP = 100_000_000
 # Dense bfloat16 FLOP/s of the data sheets.
 PEAKS = {"H100": 989e12, "H200": 989e12}
 
@@ -116,16 +118,18 @@ class Plan:
         )
         block = (total - parameters_outside(c)) // c.layers
         root = total - c.layers * block
+        together = min(c.layers, -(-GROUP // block))
         size = COMPUTE_DTYPE[self.precision].itemsize
         return {
             "parameters' shard": value,
             "gradients' shard": gradient,
             "AdamW's moments' shard": moments,
-            # The root's stay from forward to backward; one block computes while another is
-            # gathered.
-            "gathered parameters": (root + min(2, c.layers) * block) * size,
-            # A block's, and in float32 for the reduction; the root's come last.
-            "gathered gradients": (root + block) * size + max(root, block) * 4,
+            # The root's stay from forward to backward; a group of blocks computes while another
+            # is gathered.
+            "gathered parameters": (root + min(2 * together, c.layers) * block) * size,
+            # A group's, and in float32 for the reduction; the root's come last.
+            "gathered gradients": (root + together * block) * size
+            + max(root, together * block) * 4,
             "kept for backward": self.kept(micro_batch),
             "for a while": self.for_a_while(micro_batch),
         }

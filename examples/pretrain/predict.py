@@ -1,9 +1,10 @@
 """How long a step of a configuration takes on a Hopper GPU, from measured rates.
 
 The experts: every kernel's limit is max(FLOP / PRODUCTS, bytes / MEMORY), each tensor counted once
-(docs/benchmarks.md); the measured layers of benchmarks/results/gpu_bench.json say how many times
-the limit a layer takes, that of the same shape where there is one, the mean of all otherwise. The
-rest: FLOP and bytes over the RATES below. Communication between processes is not in it.
+(docs/benchmarks.md). How many times the limit they take is measured: by the profile of a training
+with this layer (benchmarks/results/pretrain_speed_*.json), else by the layer alone (gpu_bench.json
+there), else it is the mean of all layers. The rest: FLOP and bytes over the RATES below.
+Communication between processes is not in it, nor what the host does while the device waits.
 """
 
 import json
@@ -11,9 +12,10 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from configs import Config
+from configs import CONFIGS, Config
 
-LAYERS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_bench.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+LAYERS = RESULTS / "gpu_bench.json"
 # The limits' rates: products in bfloat16, and device memory, of an H100.
 PRODUCTS, MEMORY = 798e12, 3.0e12
 
@@ -65,12 +67,28 @@ def measured(path=LAYERS):
     return ratios
 
 
+def profiled(files=None):
+    """-> {(d, n, E, K): time / limit, the same for both passes}, of profiles of whole trainings,
+    from the largest micro-batch."""
+    ratios = {}
+    for file in files or sorted(RESULTS.glob("pretrain_speed_*.json")):
+        entries = [e for e in json.loads(file.read_text())["entries"] if "kinds_ms" in e]
+        for entry in sorted(entries, key=lambda e: e["micro_batch"]):
+            if entry["experts"] == "tilemoe":
+                c = CONFIGS[entry["config"]]
+                spent = entry["kinds_ms"]["experts"] / 1e3 / (entry["layers"] or c.layers)
+                ratio = spent / sum(kernels(c, entry["micro_batch"] * c.context))
+                ratios[c.d, c.n, c.E, c.K] = ratio, ratio
+    return ratios
+
+
 def experts(c: Config, T):
     """-> seconds of one layer's experts, forward and backward; where the rate is from."""
-    ratios = measured()
-    own = ratios.get((c.d, c.n, c.E, c.K))
-    ratio = own or tuple(map(statistics.mean, zip(*ratios.values())))
-    source = "this layer measured" if own else "the mean of measured layers"
+    of, layers = (c.d, c.n, c.E, c.K), measured()
+    found = {"a profile of this layer's training": profiled().get(of)}
+    found["this layer measured"] = layers.get(of)
+    found["the mean of measured layers"] = tuple(map(statistics.mean, zip(*layers.values())))
+    source, ratio = next((source, ratio) for source, ratio in found.items() if ratio)
     forward, backward = (limit * times for limit, times in zip(kernels(c, T), ratio))
     return forward, backward, source
 

@@ -17,7 +17,7 @@ from configs import configuration
 from data import Corpus
 from experts import refusal
 from model import Transformer
-from parallel import shard
+from parallel import clip, norm_of, shard
 
 
 def adamw(model, args):
@@ -144,12 +144,9 @@ class Run:
             counts = counts + chosen
             checksum += sum(zlib.crc32(row.numpy().tobytes()) for row in tokens)
         means = self.mean(sums, share)
-        norms = [
-            torch.nn.utils.get_total_norm([p.grad for p in watched]).full_tensor()
-            for watched in self.watched.values()
-        ]
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
-        norm, *watched = torch.stack([norm.full_tensor(), *norms]).tolist()  # waits for the device
+        norms = [norm_of(watched) for watched in self.watched.values()]
+        norms.append(clip(list(self.model.parameters()), self.args.clip))
+        *watched, norm = torch.stack(norms).tolist()  # the step's one wait for the device
         loss, balance, z = means.tolist()
         batch = torch.tensor(checksum)  # int64
         if self.ranks > 1:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
 sys.path.append(str(EXAMPLE))
@@ -16,8 +18,10 @@ sys.path.append(str(EXAMPLE))
 import experts  # noqa: E402
 import guard  # noqa: E402
 import head  # noqa: E402
+import parallel  # noqa: E402
 import plan  # noqa: E402
 import predict  # noqa: E402
+import tables  # noqa: E402
 from configs import CONFIGS, configuration  # noqa: E402
 from model import RECOMPUTE, Transformer  # noqa: E402
 
@@ -186,18 +190,30 @@ def test_the_largest_micro_batch_is_the_largest(recompute):
     assert of.largest_micro_batch(1e6) == 0
 
 
-def test_a_prediction_is_the_sum_of_its_parts():
+def test_a_layers_time_is_the_best_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "RESULTS", tmp_path)
     c = CONFIGS["7B"]
-    parts, source = predict.step(c, 24576, processes=1)
-    forward, backward, _ = predict.experts(c, 24576)
+    forward, backward, source = predict.experts(c, 24576)
     assert source == "this layer measured"
-    assert (forward + backward) * 40 == parts["experts"]
-    # What the measured layer took at this T, of benchmarks/results/gpu_bench.json.
     report = json.loads(predict.LAYERS.read_text())["items"][0]["report"][0]
     assert report["shape"] == {"T": 24576, "d": c.d, "n": c.n, "E": c.E, "K": c.K}
     assert forward == pytest.approx(report["fwd_ms"] / 1e3, rel=1e-9)
     assert backward == pytest.approx(report["bwd_ms"] / 1e3, rel=1e-9)
     assert predict.experts(CONFIGS["S1"], 24576)[2] == "the mean of measured layers"
+
+    entry = {"config": "7B", "layers": 4, "experts": "tilemoe", "micro_batch": 6}
+    entries = [entry | {"kinds_ms": {"experts": 20.0}}, entry | {"experts": "grouped_mm"}]
+    (tmp_path / "pretrain_speed_7b.json").write_text(json.dumps({"entries": entries}))
+    forward, backward, source = predict.experts(c, 24576)
+    assert source == "a profile of this layer's training"
+    assert forward + backward == pytest.approx(20e-3 / 4, rel=1e-9)
+
+
+def test_a_prediction_is_the_sum_of_its_parts():
+    c = CONFIGS["7B"]
+    parts, _ = predict.step(c, 24576, processes=1)
+    forward, backward, _ = predict.experts(c, 24576)
+    assert (forward + backward) * 40 == parts["experts"]
     shared, _ = predict.step(c, 24576, processes=4)
     assert shared["parameters"] == parts["parameters"] / 4
     assert {k: v for k, v in shared.items() if k != "parameters"} == {
@@ -210,6 +226,59 @@ def test_some_layers_of_a_configuration():
     for layers in (0, 41):
         with pytest.raises(ValueError, match=f"--layers is {layers}, and 7B has 40"):
             configuration("7B", layers)
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("largest, factor", [(0.5, 0.1), (20.0, 1.0)])
+def test_clipping_scales_the_gradients_to_a_norm(alone, largest, factor):
+    model = parallel.shard(model_of(CONFIGS["tiny"]), alone, "float32")
+    loss_and_gradients(model, batch(CONFIGS["tiny"]))
+    parameters = list(model.parameters())
+    scale = 5 / torch.nn.utils.get_total_norm([p.grad.full_tensor() for p in parameters])
+    for p in parameters:
+        p.grad.to_local().mul_(scale)
+    before = [p.grad.full_tensor().clone() for p in parameters]
+    assert parallel.clip(parameters, largest).item() == pytest.approx(5, rel=1e-6)
+    for p, was in zip(parameters, before, strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), factor * was, rtol=1e-5, atol=0)
+
+
+def test_small_blocks_are_gathered_together(monkeypatch):
+    c = dataclasses.replace(CONFIGS["tiny"], layers=5)
+    blocks = list(model_of(c).blocks)
+    size = sum(p.numel() for p in blocks[0].parameters())
+    for least, expected in ((1, [1] * 5), (size + 1, [2, 2, 1]), (99 * size, [5])):
+        monkeypatch.setattr(plan, "GROUP", least)
+        found = list(parallel.groups(blocks))
+        assert [len(group) for group in found] == expected
+        assert sum(found, []) == blocks
+
+
+def test_the_page_has_what_was_measured():
+    assert tables.main(["--check"]) == 0
+
+
+def test_the_table_says_how_it_was_measured(tmp_path):
+    entry = {"config": "7B", "layers": 4, "experts": "tilemoe", "micro_batch": 6, "ms": 100.0}
+    entry |= {"precision": "mixed", "compile": True, "recompute": "none", "mfu": 0.301}
+    entry |= {"tokens_per_s_and_process": 245760.0, "peak_bytes": 2**34}
+    large = {k: entry[k] for k in ("config", "layers", "experts", "precision", "recompute")}
+    large |= {"compile": True, "micro_batch": 60, "does_not_fit": "out of memory"}
+    document = {"device": "a GPU", "versions": {"torch": "2.11.0"}, "processes": 1}
+    file = tmp_path / "pretrain_speed_x.json"
+    file.write_text(json.dumps(document | {"entries": [entry, large]}))
+    written = tables.page(f"a\n{tables.BEGIN}old\n{tables.END}b\n", [file])
+    assert written.startswith("a\n") and written.endswith("b\n") and "old" not in written
+    assert "a GPU, torch 2.11.0, state and compute mixed, torch.compile" in written
+    assert "| 7B | 4 | tilemoe | 6 | 245,760 | 30.1% | 16.0 | 100.0 |" in written
+    assert "| 7B | 4 | tilemoe | 60 |  |  | does not fit |  |" in written
 
 
 def curve(value, noise=0.0, steps=40):

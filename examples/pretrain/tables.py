@@ -1,0 +1,69 @@
+"""Writes README.md's table of measured speeds from the files of measure.py.
+
+python examples/pretrain/tables.py             # rewrites what stands between the page's marks
+python examples/pretrain/tables.py --check     # status 1 where the page differs from the files
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE / "README.md"
+RESULTS = HERE.parents[1] / "benchmarks" / "results"
+BEGIN, END = "<!-- tables.py writes from here -->\n", "<!-- to here -->\n"
+HEADER = ["config", "layers", "experts", "micro-batch", "tokens/s", "MFU", "peak, GiB", "ms"]
+
+
+def row(entry):
+    if "does_not_fit" in entry:
+        numbers = ["", "", "does not fit", ""]
+    else:
+        speed, mfu = entry["tokens_per_s_and_process"], entry["mfu"]
+        numbers = [f"{speed:,.0f}", f"{mfu:.1%}", f"{entry['peak_bytes'] / 2**30:.1f}"]
+        numbers.append(f"{entry['ms']:.1f}")
+    layers = entry["layers"] or "all"
+    return [entry["config"], str(layers), entry["experts"], str(entry["micro_batch"]), *numbers]
+
+
+def section(file):
+    """A file's table under a line that says where, how and by which policy it was measured."""
+    measured = json.loads(file.read_text())
+    entries, versions = measured["entries"], measured["versions"]
+    first = entries[0]
+    how = f"state and compute {first['precision']}"
+    how += ", torch.compile" if first["compile"] else ""
+    how += f", recompute {first['recompute']}, {measured['processes']} process"
+    lines = [
+        f"{measured['device']}, torch {versions['torch']}, {how}: "
+        f"[`{file.name}`](../../benchmarks/results/{file.name})",
+        "",
+        "| " + " | ".join(HEADER) + " |",
+        "|" + "---|" * len(HEADER),
+        *("| " + " | ".join(row(entry)) + " |" for entry in entries),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def page(text, files):
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return before + BEGIN + "\n".join(map(section, files)) + END + after
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args(argv)
+    text = PAGE.read_text()
+    written = page(text, sorted(RESULTS.glob("pretrain_speed_*.json")))
+    if args.check:
+        return int(written != text)
+    PAGE.write_text(written)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
