@@ -3,6 +3,10 @@
 from dataclasses import dataclass, replace
 
 
+class Refusal(ValueError):
+    """What was asked for cannot be done: a sentence for the user, who needs no traceback."""
+
+
 @dataclass(frozen=True)
 class Config:
     d: int  # width of a token
@@ -52,5 +56,5 @@ def configuration(name, layers=None, rounding=None):
     """`layers`: so many of the configuration's in place of all."""
     c = CONFIGS[name]
     if layers is not None and not 1 <= layers <= c.layers:
-        raise ValueError(f"--layers is {layers}, and {name} has {c.layers}")
+        raise Refusal(f"--layers is {layers}, and {name} has {c.layers}")
     return replace(c, layers=layers or c.layers, rounding=rounding)

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from configs import Refusal
+
 
 class Corpus:
     def __init__(self, folder, part, context, seed=0):
         manifest = Path(folder) / "manifest.json"
         if not manifest.exists():
-            raise ValueError(f"{folder} has no corpus: examples/pretrain/corpus.py makes one")
+            raise Refusal(f"{folder} has no corpus: examples/pretrain/corpus.py makes one")
         described = json.loads(manifest.read_text())
         self.vocabulary, self.sha256 = described["vocabulary"], described[part]["sha256"]
         self.context, self.seed = context, seed
@@ -27,7 +29,7 @@ class Corpus:
         self.ends = np.cumsum(counts)  # of windows, by shard
         self.windows = int(sum(counts))
         if self.windows == 0:
-            raise ValueError(
+            raise Refusal(
                 f"{folder}: {part} has {described[part]['tokens']} tokens, a sequence takes "
                 f"{context + 1}"
             )

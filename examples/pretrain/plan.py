@@ -20,6 +20,8 @@ STATE_BYTES = {"float32": (4, 4, 8), "mixed": (4, 4, 8), "bfloat16": (2, 2, 4)}
 COMPUTE_DTYPE = {"float32": torch.float32, "mixed": torch.bfloat16, "bfloat16": torch.bfloat16}
 # Of the device's memory: the rest is CUDA's, NCCL's, and what the allocator cannot use.
 USABLE = 0.92
+# Experts and precision, beside tilemoe's, whose kernels take fake tensors.
+COUNTED = {("grouped_mm", "mixed"), ("grouped_mm", "bfloat16")}
 # Parameters that FSDP gathers at once, at least: parallel.groups.
 GROUP = 100_000_000
 # Dense bfloat16 FLOP/s of the data sheets.

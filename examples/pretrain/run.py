@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from checkpoints import Checkpoints
-from configs import configuration
+from configs import Refusal, configuration
 from data import Corpus
 from experts import refusal
 from model import Transformer
@@ -44,7 +44,7 @@ def build(args, mesh, device, order=None):
     c = configuration(args.config, args.layers, args.rounding)
     why = refusal(args.experts, args.rounding, device.type)
     if why is not None:
-        raise ValueError(why)
+        raise Refusal(why)
     if device.type == "cuda" and args.precision != "float32":
         # Products of float32 by TF32, the router's alone: exact where the factors are bfloat16.
         torch.set_float32_matmul_precision("high")
@@ -68,7 +68,7 @@ class Run:
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
         self.micro_batches = args.batch // args.micro_batch  # of a step, over all processes
         if self.micro_batches % self.ranks:
-            raise ValueError(
+            raise Refusal(
                 f"a step has {self.micro_batches} micro-batches, which {self.ranks} processes do "
                 "not share evenly"
             )
@@ -77,7 +77,7 @@ class Run:
         self.corpus = Corpus(args.data, "train", c.context, args.seed)
         self.held_out = Corpus(args.data, "held_out", c.context, args.seed)
         if self.corpus.vocabulary > c.vocabulary:
-            raise ValueError(
+            raise Refusal(
                 f"{args.data} has {self.corpus.vocabulary} tokens, {args.config} {c.vocabulary}"
             )
         self.checkpoints = Checkpoints(args.output / "checkpoints", args.keep)
@@ -102,7 +102,7 @@ class Run:
         wanted = self.progress()
         saved = self.checkpoints.progress(folder, wanted)
         if saved["of"] != wanted["of"]:
-            raise ValueError(
+            raise Refusal(
                 "a checkpoint continues with its own configuration, batch, micro-batch, seed and "
                 f"corpus: {folder} has {saved['of']}, this run {wanted['of']}"
             )

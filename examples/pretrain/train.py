@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import plan
-from configs import CONFIGS, configuration
+from configs import CONFIGS, Refusal, configuration
 from experts import IMPLEMENTATIONS
 from logs import Log
 from model import RECOMPUTE
@@ -138,7 +138,16 @@ def device_bytes(args):
 
 def main(argv=None):
     args = arguments(argv)
+    try:
+        return carry_out(args)
+    except Refusal as why:
+        return f"error: {why}"
+
+
+def carry_out(args):
     if args.plan:
+        if args.experts != "tilemoe" and (args.experts, args.precision) not in plan.COUNTED:
+            raise Refusal("--plan counts tilemoe, and grouped_mm where it computes in bfloat16")
         config = configuration(args.config, args.layers, args.rounding)
         of = plan.Plan(config, args.experts, args.recompute, args.precision, args.processes)
         print(plan.table(args.config, of, args.micro_batch, device_bytes(args)))
