@@ -85,6 +85,49 @@ def steps(results):
     return table(["config", "step", "ms", "limit / time", "dense / time", "TFLOP/s", "GB/s"], rows)
 
 
+THREE_KERNELS = ["up_projection", "down_projection", "combine"]
+
+
+def rounding(results):
+    """The three kernels' time for a pair: top-K's beside that of rounded routing."""
+    entries = {(e["config"], e["rounding"]): e for e in (i["report"][0] for i in passed(results))}
+    rows = []
+    for (config, rule), rounded in entries.items():
+        plain = entries.get((config, "none"))
+        if rule == "none" or plain is None:
+            continue
+        nanoseconds = []
+        for entry in (plain, rounded):
+            ms = sum(entry["steps"][step]["ms"] for step in THREE_KERNELS)
+            nanoseconds.append(1e6 * ms / entry["rows"])
+        shape = plain["shape"]
+        tiles = shape["T"] * shape["K"] / (shape["E"] * 128)
+        rows.append([config, f"{tiles:.0f}", str(plain["rows"]), str(rounded["rows"]),
+                     *(f"{ns:.2f}" for ns in nanoseconds),
+                     f"{nanoseconds[0] / nanoseconds[1]:.3f}",
+                     milliseconds(plain["fwd_ms"]), milliseconds(rounded["fwd_ms"])])
+    return table(["config", "tiles an expert", "pairs, top-K", "pairs, nearest", "ns a pair, top-K",
+                  "ns a pair, nearest", "ratio", "forward, top-K, ms", "forward, nearest, ms"], rows)
+
+
+def configurations(results):
+    """The cost model's picks, tile orders and early launches."""
+    report = results["items"][0]["report"]
+    name = lambda entry: [entry["config"], entry["step"]] if "step" in entry else [entry["config"]]
+    picks = [[*name(e), ", ".join(f"{tile} {ms:.3f}" for tile, ms in e["ms"].items()), e["pick"],
+              f"{e['pick_over_best']:.3f}"] for e in report["projections"]]
+    groups = [[*name(e), *(milliseconds(ms) for ms in e["ms"].values())]
+              for e in report["column_groups"]]
+    widths = list(report["column_groups"][0]["ms"])
+    early = [[*name(e), milliseconds(e["ms"]["off"]), milliseconds(e["ms"]["on"])]
+             for e in report["early_launch"]]
+    return (table(["config", "step", "tiles, ms", "the cost model's pick", "pick / best"], picks)
+            + "\nBlocks of columns that go together (of 256 columns), ms:\n\n"
+            + table(["config", "step", *widths], groups)
+            + "\nProgrammatic dependent launch of the three kernels, ms:\n\n"
+            + table(["config", "off", "on"], early))
+
+
 def peers(results):
     rows = []
     for item in passed(results):
@@ -131,6 +174,11 @@ def page_part():
     if results := stage("bench"):
         text += heading("The layer", results, "bench") + layers(results) + "\n"
         text += heading("Its steps", results, "bench") + steps(results) + "\n"
+    if results := stage("rounding"):
+        text += heading("Token rounding", results, "rounding") + rounding(results) + "\n"
+    if results := stage("configurations"):
+        text += (heading("Tiles, orders and launches", results, "configurations")
+                 + configurations(results) + "\n")
     if results := stage("peer"):
         text += heading("Against sonic-moe", results, "peer") + peers(results) + "\n"
     if results := stage("profile"):

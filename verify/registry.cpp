@@ -221,6 +221,11 @@ std::vector<Case> make_bench_cases() {
       {.name = "qwen3-235b", .T = 32768, .d = 4096, .n = 1536, .E = 128, .K = 8},
       {.name = "gpt-oss-20b", .T = 32768, .d = 2880, .n = 2880, .E = 32, .K = 4},
   };
+  // The sparser, the fewer rows an expert has for its tiles: what token rounding is for.
+  for (const auto& [name, E] :
+       {std::pair("sparse-e128", 128), {"sparse-e256", 256}, {"sparse-e512", 512}})
+    cases.push_back(
+        {.name = name, .T = 16384, .d = 4096, .n = 1024, .E = E, .K = 8, .by_name = true});
   for (Case& one : cases) one.dtype = DType::kBFloat16;
   const Case cpu{.T = 4096, .d = 512, .n = 256, .E = 32, .K = 4};
   const std::vector<Case> for_cpu = {

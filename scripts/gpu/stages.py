@@ -6,6 +6,7 @@ this machine lacks is found out before it runs, and named.
 
 import dataclasses
 import importlib.util
+import json
 import os
 import pathlib
 import shutil
@@ -16,6 +17,7 @@ from reports import (METRICS, bench_entries, check_counts, kernel_profile, sanit
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b"]
+SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
 PEER_CONFIGS = ["7b-n256", "7b-n1024"]  # each takes minutes to compile on a new machine
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
@@ -101,6 +103,26 @@ def bench(machine, folder):
     return items
 
 
+def rounding(machine, folder):
+    """Top-K and token rounding at the same T, E and K, the sparser the fewer rows an expert has."""
+    def item(config, rule):
+        file = folder / f"{config}-{rule}.json"
+        return machine.item(f"{config}-{rule}", "tilemoe",
+                            ["bench", "--device", "cuda", "--pass", "forward", "--config", config,
+                             "--rounding", rule, "--baseline", "none", "--json", str(file)],
+                            120, lambda _: bench_entries(file))
+
+    return [item(config, rule) for config in SPARSE for rule in ("none", "nearest")]
+
+
+def configurations(machine, folder):
+    """The cost model's pick beside every other tile, tile orders and early launches."""
+    file = folder / "configurations.json"
+    return [machine.item("configurations", "tilemoe_cuda_steps",
+                         ["--configurations", "--json", str(file)], 120,
+                         lambda _: json.loads(file.read_text()))]
+
+
 def peer(machine, folder):
     missing = None
     if not machine.peer:
@@ -135,6 +157,8 @@ STAGES = {
     "test": test,
     **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
     "bench": bench,
+    "rounding": rounding,
+    "configurations": configurations,
     "peer": peer,
     "profile": profile,
 }
