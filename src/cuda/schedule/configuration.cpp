@@ -15,13 +15,14 @@ int64_t blocks(int64_t size, int64_t block) {
 }
 
 // Cycles of the whole product. An SM multiplies 2048 pairs a cycle, and gets 44 bytes a cycle from
-// the L2, 12 of them from memory. A cooperative tile's epilogue is exposed, that of ping-pong runs
-// beside the other consumer's products. A cluster's blocks read B once where they have row blocks
-// of one expert, but wait for each other: longest where rows are gathered. The numbers are fitted
-// to what `tilemoe_cuda_steps --configurations` measured on an H100.
+// the L2, 12 of them from memory, less where several blocks ask for the same of B at a time. A
+// cooperative tile's epilogue is exposed, that of ping-pong runs beside the other consumer's
+// products. A cluster's blocks read B once where they have row blocks of one expert, but wait for
+// each other: longest where rows are gathered. The numbers are fitted to what `tilemoe_cuda_steps
+// --configurations` measured on an H100.
 double cycles(const ProjectionSize& size, const TileConfiguration& tile, int multiprocessors) {
   constexpr double kPairsACycle = 2048, kL2Bytes = 44, kMemoryBytes = 12;
-  constexpr double kTileOverhead = 300, kPingPongOverhead = 450;
+  constexpr double kTileOverhead = 300, kPingPongOverhead = 450, kAskedTwice = 0.1;
   const int64_t rows_an_expert = blocks(size.rows, size.E);
   const int64_t row_blocks = blocks(rows_an_expert, tile.block_m);
   const int64_t tiles = size.E * row_blocks * blocks(size.columns, tile.block_n);
@@ -38,9 +39,11 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile, int mul
   const double operands =
       2.0 * static_cast<double>(size.sum) *
       static_cast<double>(size.E * size.columns + (size.gathers ? 0 : size.rows));
-  const double memory = tiles == 0 ? 0 : operands / static_cast<double>(tiles) / kMemoryBytes;
+  const double memory = tiles == 0 ? 0
+                                   : operands / static_cast<double>(tiles) / kMemoryBytes *
+                                         (1 + kAskedTwice * b_read);
   const double wait = tile.cluster == 1 ? 0 : size.gathers ? 2600 : 300;
-  const double main = std::max({products, loads, memory}) + wait;
+  const double main = std::max(std::max(products, loads) + wait, memory);
   const double tile_time = tile.schedule == Schedule::kPingPong
                                ? std::max(main, epilogue / 2) + kPingPongOverhead
                                : main + epilogue / 2 + kTileOverhead;
