@@ -14,7 +14,6 @@ namespace tilemoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAtOnce = 8;  // rows whose loads are under way together
 
 // Where a token's rows are.
 enum class Pairs {
@@ -36,7 +35,8 @@ struct CombineParams {
   const int32_t* M;              // grouped: rows past it are zero
   int64_t outputs;               // T, or the capacity when grouped
   int32_t K;
-  int32_t chunks;  // of 16 bytes, a row
+  int32_t chunks;       // of 16 bytes, a row
+  int32_t part_chunks;  // of them, in each of the parts that a row is cut into
 };
 
 template <class Element>
@@ -78,15 +78,22 @@ struct Sums {
   }
 };
 
-// One thread for 16 bytes of one output row.
-template <class Element, Pairs kPairs>
+// One thread for 16 bytes of each part of one output row. Of a token's rows it has kAtOnce under
+// way together; where these are few, more parts keep as many bytes under way.
+template <class Element, Pairs kPairs, int kParts, int kAtOnce>
 __global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams params) {
   wait_for_previous();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t t = index / params.chunks;
+  const int64_t t = index / params.part_chunks;
   if (t >= params.outputs) return;
-  const int64_t byte = (index - t * params.chunks) * 16;
-  Sums<Element> sums;
+  const auto first_chunk = static_cast<int32_t>(index - t * params.part_chunks);
+  const auto chunk_of = [&](int part) { return first_chunk + part * params.part_chunks; };
+  const auto is_there = [&](int part) { return kParts == 1 || chunk_of(part) < params.chunks; };
+  const auto load = [&](const char* row, int part) {
+    return ptx::load_global_once_16(row + int64_t{16} * chunk_of(part));
+  };
+
+  Sums<Element> sums[kParts];
   int64_t first = 0;
   int32_t count = 1;
   if constexpr (kPairs == Pairs::kFixed) {
@@ -98,10 +105,12 @@ __global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams par
     count = t < *params.M ? 1 : 0;
   }
   if (params.addend != nullptr && (kPairs != Pairs::kGrouped || count > 0))
-    sums.add(ptx::load_global_once_16(params.addend + t * params.addend_bytes + byte), 1.f);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      if (is_there(part)) sums[part].add(load(params.addend + t * params.addend_bytes, part), 1.f);
 
   for (int32_t begin = 0; begin < count; begin += kAtOnce) {
-    uint4 value[kAtOnce];
+    uint4 value[kAtOnce][kParts];
     float scale[kAtOnce];
     bool exists[kAtOnce];
 #pragma unroll
@@ -112,25 +121,50 @@ __global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams par
                                         : params.pair_row[first + begin + i];
       exists[i] = row >= 0;
       if (!exists[i]) continue;
-      value[i] = ptx::load_global_once_16(params.rows + row * params.row_bytes + byte);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        if (is_there(part)) value[i][part] = load(params.rows + row * params.row_bytes, part);
       scale[i] = params.score ? params.score[row] : 1.f;
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      if (exists[i]) sums.add(value[i], scale[i]);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        if (exists[i] && is_there(part)) sums[part].add(value[i][part], scale[i]);
   }
-  *reinterpret_cast<uint4*>(params.out + t * params.out_bytes + byte) = sums.rounded();
+#pragma unroll
+  for (int part = 0; part < kParts; ++part)
+    if (is_there(part))
+      *reinterpret_cast<uint4*>(params.out + t * params.out_bytes + int64_t{16} * chunk_of(part)) =
+          sums[part].rounded();
 }
 
+template <class Element, Pairs kPairs, int kParts, int kAtOnce>
+void launch_parts(CombineParams params, void* stream) {
+  params.part_chunks = (params.chunks + kParts - 1) / kParts;
+  const int64_t blocks = (params.outputs * params.part_chunks + kThreads - 1) / kThreads;
+  TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
+  launch_early(combine_rows<Element, kPairs, kParts, kAtOnce>, static_cast<unsigned>(blocks),
+               kThreads, 0, static_cast<cudaStream_t>(stream), params, early_steps());
+}
+
+// With token rounding a token has K pairs on average, often some more.
 template <class Element>
 void run(const CombineParams& params, tilemoe_routing_kind kind, bool offsets, void* stream) {
-  const int64_t blocks = (params.outputs * params.chunks + kThreads - 1) / kThreads;
-  TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
-  const auto kernel = kind == TILEMOE_ROUTING_GROUPED ? combine_rows<Element, Pairs::kGrouped>
-                      : offsets                       ? combine_rows<Element, Pairs::kOffsets>
-                                                      : combine_rows<Element, Pairs::kFixed>;
-  launch_early(kernel, static_cast<unsigned>(blocks), kThreads, 0,
-               static_cast<cudaStream_t>(stream), params, early_steps());
+  if (kind == TILEMOE_ROUTING_GROUPED)
+    launch_parts<Element, Pairs::kGrouped, 4, 1>(params, stream);
+  else if (offsets && params.K <= 2)
+    launch_parts<Element, Pairs::kOffsets, 2, 3>(params, stream);
+  else if (offsets && params.K <= 4)
+    launch_parts<Element, Pairs::kOffsets, 1, 6>(params, stream);
+  else if (offsets)
+    launch_parts<Element, Pairs::kOffsets, 1, 10>(params, stream);
+  else if (params.K <= 2)
+    launch_parts<Element, Pairs::kFixed, 2, 2>(params, stream);
+  else if (params.K <= 4)
+    launch_parts<Element, Pairs::kFixed, 2, 4>(params, stream);
+  else
+    launch_parts<Element, Pairs::kFixed, 1, 8>(params, stream);
 }
 
 }  // namespace
@@ -153,7 +187,8 @@ void combine(const Combine& step) {
       .M = routing.offsets + spec.E,
       .outputs = grouped ? spec.capacity : spec.T,
       .K = static_cast<int32_t>(spec.K),
-      .chunks = static_cast<int32_t>(step.experts->d * kElementBytes / 16)};
+      .chunks = static_cast<int32_t>(step.experts->d * kElementBytes / 16),
+      .part_chunks = 0};
   if (params.outputs == 0) return;
   const bool offsets = routing.token_offsets != nullptr;
   if (step.experts->dtype == TILEMOE_FLOAT16)
