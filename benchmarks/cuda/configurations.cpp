@@ -36,7 +36,7 @@ constexpr Config kOtherConfigs[] = {
     {"mixtral", 8192, 4096, 14336, 8, 2},  {"phi", 8192, 4096, 6400, 16, 2},
     {"deepseek", 4096, 7168, 2048, 64, 8}, {"n1408", 8192, 2048, 1408, 60, 4}};
 // Where column groups and early launches are compared too.
-constexpr const char* kExamined[] = {"7b-n256", "30b-n1024", "qwen3-235b"};
+constexpr const char* kExamined[] = {"7b-n256", "30b-n256", "30b-n1024", "qwen3-235b"};
 
 std::string name_of(const TileConfiguration& tile) {
   return std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
