@@ -158,7 +158,7 @@ void run(const CombineParams& params, tilemoe_routing_kind kind, bool offsets, v
   else if (offsets && params.K <= 4)
     launch_parts<Element, Pairs::kOffsets, 1, 6>(params, stream);
   else if (offsets)
-    launch_parts<Element, Pairs::kOffsets, 1, 10>(params, stream);
+    launch_parts<Element, Pairs::kOffsets, 1, 8>(params, stream);
   else if (params.K <= 2)
     launch_parts<Element, Pairs::kFixed, 2, 2>(params, stream);
   else if (params.K <= 4)
