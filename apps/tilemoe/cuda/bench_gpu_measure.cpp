@@ -47,8 +47,8 @@ FirstCall measure_first_call(BenchLayer& layer, double context_ms) {
   return {.context = context_ms, .forward = milliseconds_since(start)};
 }
 
-// Milliseconds of the host for `body`, of some in a row as in a model's loop; the GPU is idle before
-// and after.
+// Milliseconds of the host for `body`, of some in a row as in a model's loop; the GPU is idle
+// before and after.
 template <class Body>
 double host_ms(Body&& body) {
   constexpr int kInARow = 4;
