@@ -232,7 +232,7 @@ def test_tensors_of_unlike_tokens_are_refused():
 
 @pytest.mark.parametrize("name", ["x", "W1", "b2"])
 def test_one_tensor_on_meta_is_refused(name):
-    with pytest.raises(ValueError, match="is on (meta|cpu) and X on (meta|cpu)"):
+    with pytest.raises(ValueError, match="is on meta and X on|and X on meta"):
         tilemoe.moe(**LAYER | {name: LAYER[name].to("meta")}, K=K)
 
 

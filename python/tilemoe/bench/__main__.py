@@ -39,6 +39,7 @@ def _parser():
     add("--rounds", type=int, default=15)
     add("--threads", type=int, default=0, help="on the CPU; else torch's own number")
     add("--json", type=pathlib.Path, help="write the entries to this file")
+    add("--commit", help="what was built, where this is no source tree and cannot know it")
     add("--plots", type=pathlib.Path, metavar="DIR",
         help="pictures: throughput, memory against granularity, kernels")  # fmt: skip
     add("--from", dest="source", nargs="+", type=pathlib.Path, metavar="FILE",
@@ -114,6 +115,8 @@ def _measure(args):
             pythons=pythons, pictures=args.plots is not None,
             say=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
         )  # fmt: skip
+        for entry in found:
+            entry["commit"] = args.commit or entry["commit"]
         print(table(found), flush=True)
         entries += found
     return entries
