@@ -155,48 +155,67 @@ size_t row_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spe
       checked_product(spec.capacity, width, "capacity * width"), element, "workspace"));
 }
 
-size_t scratch_of(const Backend& backend, const tilemoe_experts& experts,
-                  const tilemoe_routing_spec& spec, std::initializer_list<Step> steps) {
+// What a step may use while it runs, in a plan of the workspace.
+struct ScratchRegion {
+  size_t place, size;
+};
+ScratchRegion take_scratch(Plan& plan, const Backend& backend, const tilemoe_experts& experts,
+                           const tilemoe_routing_spec& spec, std::initializer_list<Step> steps) {
   size_t bytes = 0;
   for (Step step : steps)
     bytes = std::max(bytes, backend.scratch_bytes(step, experts, spec.capacity));
-  return bytes;
+  return {plan.take(bytes), bytes};
+}
+Scratch scratch_at(void* workspace, const ScratchRegion& region) {
+  return {static_cast<char*>(workspace) + region.place, region.size};
 }
 
 // A lives until the down-projection has read it, Y until the combine.
 struct ForwardPlan {
-  size_t A, Y, scratch, scratch_size, total;
+  size_t A, Y, total;
+  ScratchRegion scratch;
 
   ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
               const tilemoe_routing_spec& spec) {
     Plan plan;
     A = plan.take(row_bytes(experts, spec, experts.n));
     Y = plan.take(row_bytes(experts, spec, experts.d));
-    scratch_size = scratch_of(backend, experts, spec, {Step::kUpProjection, Step::kDownProjection});
-    scratch = plan.take(scratch_size);
+    scratch =
+        take_scratch(plan, backend, experts, spec, {Step::kUpProjection, Step::kDownProjection});
     total = plan.used();
   }
 };
 
-// dH lives from the activation gradient to dW1. A' ends with dW2, before dX~ begins, so they share
-// a region.
+// dH lives from the activation gradient to the last step. In the rest of the workspace one follows
+// the other: A' with the partial sums of ds, then with the scratch of dW2; dX~; the scratch of dW1
+// and of the biases' gradients.
 struct BackwardPlan {
-  size_t dH, A_scaled, dX_rows, ds_partial, scratch, scratch_size, total;
+  size_t dH, A_scaled, dX_rows, ds_partial, total;
+  ScratchRegion activation_scratch, dW2_scratch, dX_scratch, dW1_scratch, bias_scratch;
 
   BackwardPlan(const Backend& backend, const tilemoe_experts& experts,
                const tilemoe_routing_spec& spec, bool dh_over_h) {
-    Plan plan;
-    dH = dh_over_h ? 0 : plan.take(row_bytes(experts, spec, h_width(experts)));
-    A_scaled = dX_rows = plan.take(row_bytes(experts, spec, std::max(experts.d, experts.n)));
+    const auto scratch_in = [&](Plan& plan, Step step) {
+      return take_scratch(plan, backend, experts, spec, {step});
+    };
+    Plan all;
+    dH = dh_over_h ? 0 : all.take(row_bytes(experts, spec, h_width(experts)));
+    Plan activation = all;
+    A_scaled = activation.take(row_bytes(experts, spec, experts.n));
+    Plan dW2 = activation;
     const int64_t partials =
         checked_product(backend.ds_tiles(experts), spec.capacity, "ds partials");
-    ds_partial =
-        plan.take(static_cast<size_t>(checked_product(partials, sizeof(float), "ds partials")));
-    scratch_size = scratch_of(backend, experts, spec,
-                              {Step::kActivationGradient, Step::kWeightGradient2,
-                               Step::kInputGradient, Step::kWeightGradient1, Step::kBiasGradient});
-    scratch = plan.take(scratch_size);
-    total = plan.used();
+    ds_partial = activation.take(
+        static_cast<size_t>(checked_product(partials, sizeof(float), "ds partials")));
+    activation_scratch = scratch_in(activation, Step::kActivationGradient);
+    dW2_scratch = scratch_in(dW2, Step::kWeightGradient2);
+    Plan dX = all;
+    dX_rows = dX.take(row_bytes(experts, spec, experts.d));
+    dX_scratch = scratch_in(dX, Step::kInputGradient);
+    Plan dW1 = all, bias = all;
+    dW1_scratch = scratch_in(dW1, Step::kWeightGradient1);
+    bias_scratch = scratch_in(bias, Step::kBiasGradient);
+    total = std::max({activation.used(), dW2.used(), dX.used(), dW1.used(), bias.used()});
   }
 };
 
@@ -275,7 +294,7 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args, B
   const ForwardPlan plan(backend, *experts, spec);
   check_workspace(args->workspace, args->workspace_bytes, plan.total);
 
-  const Scratch scratch{static_cast<char*>(args->workspace) + plan.scratch, plan.scratch_size};
+  const Scratch scratch = scratch_at(args->workspace, plan.scratch);
   const tilemoe_tensor A = region(*experts, spec, args->workspace, plan.A, experts->n);
   const tilemoe_tensor Y = region(*experts, spec, args->workspace, plan.Y, experts->d);
   const tilemoe_weights& weights = args->weights;
@@ -341,7 +360,6 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   check_workspace(args->workspace, args->workspace_bytes, plan.total);
 
   char* base = static_cast<char*>(args->workspace);
-  const Scratch scratch{base + plan.scratch, plan.scratch_size};
   const Rows rows = rows_of(routing);
   const bool accumulate = args->beta != 0;
   const bool wants_dW1 = present(grads.W1) || present(grads.W1_up);
@@ -367,7 +385,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                                  .dH = wants_dH ? dH : tilemoe_tensor{},
                                  .A_scaled = wants_dW2 ? A_scaled : tilemoe_tensor{},
                                  .ds_partial = wants_ds ? ds_partial : nullptr,
-                                 .scratch = scratch,
+                                 .scratch = scratch_at(base, plan.activation_scratch),
                                  .stream = args->stream});
   if (over_h && wants_dH) args->saved->consumed = 1;
   if (wants_ds)
@@ -386,7 +404,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                                .A_scaled = A_scaled,
                                .dW2 = grads.W2,
                                .accumulate = accumulate,
-                               .scratch = scratch,
+                               .scratch = scratch_at(base, plan.dW2_scratch),
                                .stream = args->stream});
   if (present(args->dX)) {
     if (any_rows)
@@ -395,7 +413,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                               .dH = dH,
                               .weights = up,
                               .dX_rows = dX_rows,
-                              .scratch = scratch,
+                              .scratch = scratch_at(base, plan.dX_scratch),
                               .stream = args->stream});
     backend.combine({.experts = experts,
                      .routing = &routing,
@@ -414,7 +432,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                                .dW1 = grads.W1,
                                .dW1_up = grads.W1_up,
                                .accumulate = accumulate,
-                               .scratch = scratch,
+                               .scratch = scratch_at(base, plan.dW1_scratch),
                                .stream = args->stream});
   if (wants_db1 || present(grads.b2))
     backend.bias_gradient({.experts = experts,
@@ -426,7 +444,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                            .db1 = grads.b1,
                            .db1_up = grads.b1_up,
                            .accumulate = accumulate,
-                           .scratch = scratch,
+                           .scratch = scratch_at(base, plan.bias_scratch),
                            .stream = args->stream});
 }
 

@@ -62,11 +62,16 @@ void bench(const Config& c) {
   gradient_1.X = tensor(X, {c.T, c.d});
   gradient_1.dW1 = tensor(dW1, {c.E, 2 * c.n, c.d});
   DeviceBuffer db2(static_cast<size_t>(c.E * c.d) * 2), db1(static_cast<size_t>(c.E * 2 * c.n) * 2);
-  DeviceBuffer scratch(backend.scratch_bytes(Step::kBiasGradient, experts, M));
+  size_t scratch_bytes = 0;
+  for (Step step : {Step::kWeightGradient1, Step::kWeightGradient2, Step::kBiasGradient})
+    scratch_bytes = std::max(scratch_bytes, backend.scratch_bytes(step, experts, M));
+  const DeviceBuffer scratch_memory(scratch_bytes);
+  const Scratch scratch{scratch_memory.data(), scratch_memory.bytes()};
+  gradient_1.scratch = gradient_2.scratch = scratch;
   BiasGradient bias_2{};
   bias_2.experts = &experts;
   bias_2.rows = rows;
-  bias_2.scratch = {scratch.data(), scratch.bytes()};
+  bias_2.scratch = scratch;
   BiasGradient bias_1 = bias_2;
   bias_2.dO = tensor(dO, {c.T, c.d});
   bias_2.db2 = tensor(db2, {c.E, c.d});

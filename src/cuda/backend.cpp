@@ -44,7 +44,12 @@ class CudaBackend final : public Backend {
   }
 
   size_t scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) const override {
-    return step == Step::kBiasGradient ? bias_gradient_scratch_bytes(experts, capacity) : 0;
+    switch (step) {
+      case Step::kWeightGradient1:
+      case Step::kWeightGradient2: return weight_gradient_scratch_bytes(step, experts, capacity);
+      case Step::kBiasGradient: return bias_gradient_scratch_bytes(experts, capacity);
+      default: return 0;
+    }
   }
   int64_t ds_tiles(const tilemoe_experts& experts) const override {
     return cuda::ds_tiles(experts);

@@ -20,18 +20,18 @@ inline cudaLaunchAttribute early_launch(bool allowed) {
 }
 
 template <class Params>
-void launch_early(void (*kernel)(Params), unsigned blocks, int threads, int shared_bytes,
+void launch_early(void (*kernel)(Params), dim3 blocks, int threads, int shared_bytes,
                   cudaStream_t stream, const Params& params, bool allowed = true) {
   cudaLaunchAttribute early = early_launch(allowed);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = 1;
   TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params),
-                     "a kernel of " << blocks << " blocks");
+                     "a kernel of " << blocks.x << " by " << blocks.y << " blocks");
 }
 
 }  // namespace tilemoe::cuda

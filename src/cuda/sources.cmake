@@ -14,6 +14,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/step/input_gradient_bf16.cu
   cuda/step/input_gradient_f16.cu
   cuda/step/projection_tiles.cpp
+  cuda/step/rank_experts.cu
   cuda/step/route_general.cu
   cuda/step/route_grouped.cu
   cuda/step/route_rounded.cu

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <list>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -84,10 +85,11 @@ class BackwardProblem {
   }
 
   void run(Backend& backend, bool on_device) {
-    std::vector<std::byte> scratch;
+    std::list<TwinBuffer> scratches;
     const auto scratch_for = [&](Step step) -> Scratch {
-      scratch.resize(backend.scratch_bytes(step, experts_, capacity_));
-      return {scratch.data(), scratch.size()};
+      const size_t bytes = backend.scratch_bytes(step, experts_, capacity_);
+      TwinBuffer& scratch = scratches.emplace_back(bytes);
+      return {on_device ? scratch.device() : scratch.host(), bytes};
     };
     const auto place = [&](TwinTensor& t) { return on_device ? t.device() : t.host(); };
     const auto up = [&](TwinTensor& t) { return split_ ? place(t) : tilemoe_tensor{}; };
@@ -138,6 +140,9 @@ class BackwardProblem {
                                .accumulate = c_.accumulate,
                                .scratch = scratch_for(Step::kWeightGradient1),
                                .stream = nullptr});
+    if (!on_device) return;
+    expect_cuda(cudaDeviceSynchronize(), "the steps");
+    for (const TwinBuffer& scratch : scratches) EXPECT_TRUE(scratch.guards_intact());
   }
 
   struct NamedOutput {
@@ -238,7 +243,6 @@ class BackwardSteps : public testing::TestWithParam<BackwardCase> {
   static std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem) {
     for (const auto& output : problem.outputs()) output.tensor->buffer().upload();
     problem.run(cuda::backend(), true);
-    expect_cuda(cudaDeviceSynchronize(), "the steps");
     std::vector<std::vector<uint8_t>> got;
     for (const auto& output : problem.outputs()) got.push_back(output.tensor->buffer().download());
     return got;
@@ -288,6 +292,7 @@ TEST_P(BackwardSteps, GiveTheSameBitsEveryTime) {
 
 std::vector<BackwardCase> cases() {
   const std::vector<int32_t> ragged = {129, 0, 1, 64, 300, 127, 0, 128};
+  const std::vector<int32_t> long_experts = {70, 1301, 0, 2000};
   std::vector<BackwardCase> all = {
       {.name = "ragged", .counts = ragged, .d = 256, .n = 192, .spare_rows = 77},
       {.name = "odd_widths", .counts = ragged, .d = 200, .n = 72, .spare_rows = 5},
@@ -313,6 +318,22 @@ std::vector<BackwardCase> cases() {
        .spare_rows = 90,
        .gathered = false,
        .nan_expert = 2},
+      {.name = "nan_expert_long",
+       .counts = {1500, 64, 2100, 3, 1400},
+       .d = 264,
+       .n = 136,
+       .spare_rows = 90,
+       .nan_expert = 2},
+      {.name = "long_expert_alone", .counts = {4097}, .d = 264, .n = 520, .spare_rows = 30},
+      {.name = "long_expert_among_many",
+       .counts =
+           [] {
+             std::vector<int32_t> counts(700, 3);
+             counts[77] = 3000, counts[699] = 1100, counts[300] = 0;
+             return counts;
+           }(),
+       .d = 40,
+       .n = 72},
       {.name = "many_experts",
        .counts = std::vector<int32_t>(300, 7),
        .d = 72,
@@ -384,7 +405,8 @@ std::vector<BackwardCase> cases() {
        .W1_transposed = true,
        .integers = false},
       {.name = "unit_scale", .counts = ragged, .d = 520, .n = 328, .integers = false}};
-  // Every layout, with every dtype of the gradients, written and added.
+  // Every layout, with every dtype of the gradients, written and added; and again with experts so
+  // long that blocks share their weight gradients.
   struct Layout {
     const char* name;
     tilemoe_gate_layout gate_layout;
@@ -403,21 +425,22 @@ std::vector<BackwardCase> cases() {
     for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
       for (const bool float_gradients : {false, true})
         for (const bool accumulate : {false, true})
-          all.push_back({.name = std::string(layout.name) +
-                                 (dtype == TILEMOE_FLOAT16 ? "_float16" : "_bfloat16") +
-                                 (float_gradients ? "_to_float32" : "") +
-                                 (accumulate ? "_added" : ""),
-                         .counts = ragged,
-                         .d = 200,
-                         .n = 136,
-                         .spare_rows = 9,
-                         .dtype = dtype,
-                         .activation = layout.activation,
-                         .gate_layout = layout.gate_layout,
-                         .W1_transposed = layout.transposed,
-                         .W2_transposed = layout.transposed,
-                         .float_gradients = float_gradients,
-                         .accumulate = accumulate});
+          for (const bool is_long : {false, true})
+            all.push_back({.name = std::string(layout.name) +
+                                   (dtype == TILEMOE_FLOAT16 ? "_float16" : "_bfloat16") +
+                                   (float_gradients ? "_to_float32" : "") +
+                                   (accumulate ? "_added" : "") + (is_long ? "_long" : ""),
+                           .counts = is_long ? long_experts : ragged,
+                           .d = 200,
+                           .n = 136,
+                           .spare_rows = 9,
+                           .dtype = dtype,
+                           .activation = layout.activation,
+                           .gate_layout = layout.gate_layout,
+                           .W1_transposed = layout.transposed,
+                           .W2_transposed = layout.transposed,
+                           .float_gradients = float_gradients,
+                           .accumulate = accumulate});
   for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
     for (const auto& [name, activation] :
          {std::pair("swiglu", TILEMOE_SWIGLU), std::pair("geglu", TILEMOE_GEGLU),

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -49,6 +50,13 @@ class TwinBuffer {
     upload();
   }
   const std::vector<uint8_t>& host_bytes() const { return host_; }
+  // Whether nothing was written beside the device's contents.
+  bool guards_intact() const {
+    const std::vector<uint8_t> bytes = download();
+    const auto is_poison = [](uint8_t byte) { return byte == kPoison; };
+    return std::all_of(bytes.begin(), bytes.begin() + kGuard, is_poison) &&
+           std::all_of(bytes.end() - kGuard, bytes.end(), is_poison);
+  }
 
   static constexpr uint8_t kPoison = 0xff;
   static constexpr size_t kGuard = 256;

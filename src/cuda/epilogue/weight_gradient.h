@@ -1,12 +1,13 @@
 // D, or its transpose, as an expert's weight gradient: written, or added to what is there in
 // float32 and rounded once, in 16 bits or float32. D's columns are in one or two parts, a gradient
-// each.
+// each. Of a tile that is one part of a sum, D is left for later.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/epilogue/output.h"
+#include "cuda/epilogue/partial_sums.h"
 #include "cuda/epilogue/transposed_store.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
@@ -19,6 +20,7 @@ enum class Lies { kRows, kTransposed };
 template <class Shape, class Out, Lies kLies>
 class WeightGradientEpilogue {
  public:
+  using Element = Out;
   static constexpr bool kFloat = std::is_same_v<Out, float>;
   static constexpr bool kTransposed = kLies == Lies::kTransposed;
   static constexpr int kSlice = 64;
@@ -36,6 +38,7 @@ class WeightGradientEpilogue {
     int32_t rows, columns;  // of D, the latter of a part
     int32_t blocks_a_part;
     bool accumulate;
+    PartialSums<Shape> partial_sums;
   };
 
   __device__ WeightGradientEpilogue(const Params& params, uint32_t shared, int32_t thread)
@@ -48,6 +51,7 @@ class WeightGradientEpilogue {
     const int32_t rows = params_.rows - first_row;
     const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
     if (rows <= 0 || nothing_to_add) return;
+    if (tile.partial_sum >= 0) return params_.partial_sums.write(tile.partial_sum, D);
 
     const Part& to = params_.part[part];
     Out* expert = to.data + tile.expert * to.expert_stride;

@@ -15,6 +15,8 @@ struct Tile {
   // All blocks of the cluster have this expert and n_block, and so the same B. They always have the
   // same k_blocks.
   bool shares_b = false;
+  // Where the tile's sum is one part of an expert's: which place among the partial sums it has.
+  int32_t partial_sum = -1;
 };
 
 }  // namespace tilemoe::cuda

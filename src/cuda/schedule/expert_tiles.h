@@ -5,20 +5,25 @@
 #include <cstdint>
 
 #include "cuda/gemm/tile.h"
+#include "cuda/schedule/long_tiles.h"
 
 namespace tilemoe::cuda {
 
-// A persistent block, or a cluster, takes tiles blockIdx.x, blockIdx.x + gridDim.x, ... of the
-// order in which experts ascend; within an expert, groups of `n_group` blocks of columns; within a
-// group, blocks of rows of the product; and within these, the group's columns. So the tiles under
-// way at one time sum over the same rows, which come from L2 but for the first of them. A cluster
-// of two takes two blocks of rows at a time, so that both need the same columns; the last of an odd
-// number of them has a second one that is empty.
+// A persistent block, or a cluster, first works off its share of the long experts' tiles; then it
+// takes one of every `clusters` tiles of the order in which experts get shorter: there and back, so
+// that who has the longer one of one round has the shorter one of the next.
+// Within an expert, groups of `n_group` blocks of columns ascend; within a group, blocks of rows of
+// the product; and within these, the group's columns. So the tiles under way at one time sum over
+// the same rows, which come from L2 but for the first of them. A cluster of two takes two blocks of
+// rows at a time, so that both need the same columns; the last of an odd number of them has a
+// second one that is empty.
 template <int BLOCK_K, int kCluster = 1>
 class ExpertTiles {
  public:
+  static_assert(BLOCK_K == kSumRows, "ranks count k blocks of this size");
+
   struct Params {
-    const int32_t* offsets;  // (E + 1)
+    LongTiles::Params long_tiles;
     int32_t E;
     int32_t m_steps;  // blocks of rows, a cluster's at a time
     int32_t n_blocks;
@@ -26,35 +31,76 @@ class ExpertTiles {
   };
 
   __device__ explicit ExpertTiles(const Params& params)
-      : params_(params), next_(static_cast<int32_t>(blockIdx.x) / kCluster) {}
+      : params_(params), long_tiles_(params.long_tiles) {
+    next_ = long_tiles_.begin(cluster());
+    share_end_ = long_tiles_.begin(cluster() + 1);
+    if (next_ < share_end_) rank_ = long_tiles_.rank_at(next_);
+  }
 
   __device__ bool next(Tile& tile) {
-    const int32_t tiles = params_.m_steps * params_.n_blocks;
-    const int32_t expert = next_ / tiles;
-    if (expert >= params_.E) return false;
-    const int32_t in_expert = next_ - expert * tiles;
-    next_ += static_cast<int32_t>(gridDim.x) / kCluster;
+    return next_ < share_end_ ? next_of_share(tile) : next_of_short(tile);
+  }
 
-    const int32_t group = in_expert / (params_.m_steps * params_.n_group);
-    const int32_t first_n = group * params_.n_group;
-    const int32_t in_group = in_expert - first_n * params_.m_steps;
-    const int32_t width = min(params_.n_group, params_.n_blocks - first_n);
+  // The expert's tile of that number, as block `rank_in_cluster` has it.
+  __device__ static Tile tile_of(const Params& params, const RankedExpert& expert, int32_t number,
+                                 int32_t rank_in_cluster) {
+    const int32_t group = number / (params.m_steps * params.n_group);
+    const int32_t first_n = group * params.n_group;
+    const int32_t in_group = number - first_n * params.m_steps;
+    const int32_t width = min(params.n_group, params.n_blocks - first_n);
     const int32_t m_step = in_group / width;
-    const int32_t begin = params_.offsets[expert], end = params_.offsets[expert + 1];
     // An expert without rows has one k block, of zeros.
-    tile = {.expert = expert,
-            .row_begin = begin,
-            .row_end = end,
+    return {.expert = expert.expert,
+            .row_begin = expert.begin,
+            .row_end = expert.end,
             .n_block = first_n + in_group - m_step * width,
-            .k_blocks = max(1, (end - begin + BLOCK_K - 1) / BLOCK_K),
-            .m_block = m_step * kCluster + static_cast<int32_t>(blockIdx.x % kCluster),
+            .k_blocks = max(1, sum_blocks(expert.end - expert.begin)),
+            .m_block = m_step * kCluster + rank_in_cluster,
             .shares_b = kCluster > 1};
-    return true;
   }
 
  private:
+  __device__ static int32_t cluster() { return static_cast<int32_t>(blockIdx.x) / kCluster; }
+  __device__ static int32_t rank_in_cluster() {
+    return static_cast<int32_t>(blockIdx.x) % kCluster;
+  }
+
+  __device__ bool next_of_share(Tile& tile) {
+    const LongTiles::Place place = long_tiles_.at(next_, rank_);
+    tile = tile_of(params_, place.expert, place.tile, rank_in_cluster());
+    const int32_t whole = tile.k_blocks;
+    tile.k_blocks = min(whole - place.k_block, share_end_ - next_);
+    tile.row_begin += place.k_block * BLOCK_K;
+    tile.row_end = min(tile.row_end, tile.row_begin + tile.k_blocks * BLOCK_K);
+    if (tile.k_blocks < whole)
+      tile.partial_sum =
+          LongTiles::partial_sum(cluster(), place.k_block == 0) * kCluster + rank_in_cluster();
+    next_ += tile.k_blocks;
+    const bool ends_expert = place.k_block + tile.k_blocks == whole &&
+                             place.tile + 1 == params_.m_steps * params_.n_blocks;
+    if (ends_expert) ++rank_;
+    return true;
+  }
+
+  __device__ bool next_of_short(Tile& tile) {
+    const auto clusters = static_cast<int32_t>(gridDim.x) / kCluster;
+    const int32_t tiles = params_.m_steps * params_.n_blocks;
+    const int32_t index =
+        round_ * clusters + (round_ % 2 == 0 ? cluster() : clusters - 1 - cluster());
+    const int32_t in_order = index / tiles;
+    const int32_t rank = long_tiles_.experts() + in_order;
+    if (rank >= params_.E) return false;
+    ++round_;
+    tile = tile_of(params_, params_.long_tiles.ranked[rank], index - in_order * tiles,
+                   rank_in_cluster());
+    return true;
+  }
+
   const Params& params_;
-  int32_t next_;  // index in the order of this block's, or its cluster's, next tile
+  LongTiles long_tiles_;
+  int32_t next_, share_end_;  // k blocks of this cluster's share that are still to be done
+  int32_t rank_ = 0;          // of the expert that has the first of them
+  int32_t round_ = 0;         // of the short experts' tiles
 };
 
 }  // namespace tilemoe::cuda

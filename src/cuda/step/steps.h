@@ -41,12 +41,16 @@ struct WeightGradientProduct {
   } part[2];
   int parts;
   bool accumulate;
+  Scratch scratch;
   void* stream;
 };
 template <class Element>
 void weight_gradient(const WeightGradientProduct& product);
 void weight_gradient_2(const WeightGradient2& step);
 void weight_gradient_1(const WeightGradient1& step);
+size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity);
+// shares_at_most() of a product with so many blocks of dense columns.
+int32_t weight_gradient_shares(int64_t n_blocks, int64_t d, int64_t capacity);
 
 void score_gradient(const ScoreGradient& step);
 void bias_gradient(const BiasGradient& step);

@@ -2,7 +2,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "check.h"
+#include "cuda/device.h"
+#include "cuda/schedule/expert_ranks.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
 
@@ -17,7 +21,27 @@ void run(const tilemoe_experts& experts, const WeightGradientProduct& product) {
     weight_gradient<__nv_bfloat16>(product);
 }
 
+int64_t blocks(int64_t size) {
+  return (size + kWeightGradientBlock - 1) / kWeightGradientBlock;
+}
+
 }  // namespace
+
+int32_t weight_gradient_shares(int64_t n_blocks, int64_t d, int64_t capacity) {
+  return shares_at_most(n_blocks * blocks(d), capacity, current_device().multiprocessors / 2);
+}
+
+size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) {
+  const int64_t n = experts.n;
+  const bool two_parts =
+      step == Step::kWeightGradient1 && tilemoe_activation_gated(experts.activation) != 0;
+  // One part of two may be asked for, and two may lie in each other's columns.
+  int32_t shares = weight_gradient_shares(blocks(n), experts.d, capacity);
+  if (two_parts)
+    shares = std::max({shares, weight_gradient_shares(blocks(2 * n), experts.d, capacity),
+                       weight_gradient_shares(2 * blocks(n), experts.d, capacity)});
+  return ExpertRanks::bytes(experts.E, shares);
+}
 
 void weight_gradient_2(const WeightGradient2& step) {
   WeightGradientProduct product{.rows = step.rows,
@@ -27,6 +51,7 @@ void weight_gradient_2(const WeightGradient2& step) {
                                 .part = {{.out = transposed(step.dW2), .dense_first = 0}},
                                 .parts = 1,
                                 .accumulate = step.accumulate,
+                                .scratch = step.scratch,
                                 .stream = step.stream};
   run(*step.experts, product);
 }
@@ -41,6 +66,7 @@ void weight_gradient_1(const WeightGradient1& step) {
                                 .part = {},
                                 .parts = 0,
                                 .accumulate = step.accumulate,
+                                .scratch = step.scratch,
                                 .stream = step.stream};
   for (int p = 0; p < parts.count; ++p)
     if (present(parts.part[p]))

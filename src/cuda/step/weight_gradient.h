@@ -4,70 +4,119 @@
 
 #include "cuda/epilogue/weight_gradient.h"
 #include "cuda/load/summed_rows.h"
+#include "cuda/schedule/expert_ranks.h"
 #include "cuda/schedule/expert_tiles.h"
 #include "cuda/step/projection.h"
+#include "cuda/step/shared_sums.h"
 #include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
 
-// D is the gradient's transpose, gathered columns by dense columns, so that the wide side of the
-// tile is the dense one, which costs no thread's copies and is shared by a cluster.
-template <class Shape, class Out, Lies kLies>
-void run_weight_gradient(const WeightGradientProduct& product) {
-  using Element = typename Shape::Element;
-  using LoadGathered = GatheredSummedRows<Shape>;
-  using LoadDense = DenseSummedRows<Shape>;
-  using Epilogue = WeightGradientEpilogue<Shape, Out, kLies>;
-  using Order = ExpertTiles<Shape::BLOCK_K, Shape::kCluster>;
-  using Gemm = GroupedGemm<Shape, LoadGathered, LoadDense, Epilogue, Order>;
-  constexpr int64_t kStepRows = Shape::BLOCK_M * Shape::kCluster;
+// `column_blocks` blocks of the epilogue's columns are what a part has.
+template <class Epilogue, class Element>
+typename Epilogue::Params gradient_outputs(const WeightGradientProduct& product,
+                                           int64_t column_blocks) {
+  using Out = typename Epilogue::Element;
+  constexpr bool kTransposed = Epilogue::kTransposed;
   const int64_t n = product.dense_columns, d = product.gathered.shape[1];
-  const int64_t blocks_a_part = (n + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
+  typename Epilogue::Params params{};
+  params.rows = static_cast<int32_t>(d);
+  params.columns = static_cast<int32_t>(n);
+  params.blocks_a_part = static_cast<int32_t>(column_blocks);
+  params.accumulate = product.accumulate;
+  for (int p = 0; p < product.parts; ++p) {
+    const tilemoe_tensor& out = product.part[p].out;  // (E, n, d)
+    const int64_t stride = kTransposed ? out.stride[1] : out.stride[2];
+    auto& to = params.part[p];
+    to.data = static_cast<Out*>(out.data);
+    to.expert_stride = out.stride[0];
+    to.stride = stride;
+    if constexpr (!Epilogue::kFloat)
+      to.out.map =
+          make_tensor_map({.dtype = kDTypeOf<Element>,
+                           .data = out.data,
+                           .size = {kTransposed ? d : n, out.shape[0], kTransposed ? n : d},
+                           .stride = {out.stride[0], stride},
+                           .box = {64, 1, Epilogue::kBoxRows}});
+  }
+  return params;
+}
 
-  typename Gemm::Params params{};
-  params.a = gathered_rows(product.gathered, product.rows);
-  params.b.blocks_a_part = params.epilogue.blocks_a_part = static_cast<int32_t>(blocks_a_part);
-  params.epilogue.rows = static_cast<int32_t>(d);
-  params.epilogue.columns = static_cast<int32_t>(n);
-  params.epilogue.accumulate = product.accumulate;
+template <class Shape>
+typename DenseSummedRows<Shape>::Params summed_rows(const WeightGradientProduct& product,
+                                                    int64_t blocks_a_part) {
+  using Element = typename Shape::Element;
+  typename DenseSummedRows<Shape>::Params params{};
+  params.blocks_a_part = static_cast<int32_t>(blocks_a_part);
   for (int p = 0; p < product.parts; ++p) {
     const auto& part = product.part[p];
     // Without rows there may be no dense matrix, and none is read; a map has an address all the
     // same.
     const auto* const matrix =
         static_cast<const Element*>(product.rows.capacity > 0 ? product.dense.data : part.out.data);
-    params.b.part[p] = make_ragged_map({.dtype = kDTypeOf<Element>,
-                                        .data = matrix + part.dense_first,
-                                        .columns = n,
-                                        .rows = product.rows.capacity,
-                                        .row_stride = product.dense.stride[0],
-                                        .box = {64, Shape::BLOCK_K}});
-    const tilemoe_tensor& out = part.out;  // (E, n, d)
-    const int64_t stride = kLies == Lies::kTransposed ? out.stride[1] : out.stride[2];
-    auto& to = params.epilogue.part[p];
-    to.data = static_cast<Out*>(out.data);
-    to.expert_stride = out.stride[0];
-    to.stride = stride;
-    if constexpr (!Epilogue::kFloat)
-      to.out.map = make_tensor_map({.dtype = kDTypeOf<Element>,
-                                    .data = out.data,
-                                    .size = {kLies == Lies::kTransposed ? d : n, out.shape[0],
-                                             kLies == Lies::kTransposed ? n : d},
-                                    .stride = {out.stride[0], stride},
-                                    .box = {64, 1, Epilogue::kBoxRows}});
+    params.part[p] = make_ragged_map({.dtype = kDTypeOf<Element>,
+                                      .data = matrix + part.dense_first,
+                                      .columns = product.dense_columns,
+                                      .rows = product.rows.capacity,
+                                      .row_stride = product.dense.stride[0],
+                                      .box = {64, Shape::BLOCK_K}});
   }
-  if (product.parts == 1) params.b.part[1] = params.b.part[0];
+  if (product.parts == 1) params.part[1] = params.part[0];
+  return params;
+}
+
+// D is the gradient's transpose, gathered columns by dense columns, so that the wide side of the
+// tile is the dense one, which costs no thread's copies and is shared by a cluster.
+template <class Shape, class Out, Lies kLies>
+void run_weight_gradient(const WeightGradientProduct& product) {
+  using Element = typename Shape::Element;
+  using Epilogue = WeightGradientEpilogue<Shape, Out, kLies>;
+  using Order = ExpertTiles<Shape::BLOCK_K, Shape::kCluster>;
+  using Gemm =
+      GroupedGemm<Shape, GatheredSummedRows<Shape>, DenseSummedRows<Shape>, Epilogue, Order>;
+  using Sums = PartialSums<Shape>;
+  constexpr int64_t kStepRows = Shape::BLOCK_M * Shape::kCluster;
+  static_assert(kStepRows == kWeightGradientBlock && Shape::BLOCK_N == kWeightGradientBlock);
+  const int64_t n = product.dense_columns, d = product.gathered.shape[1], E = product.rows.E;
+  const int64_t blocks_a_part = (n + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
   const int64_t m_steps = (d + kStepRows - 1) / kStepRows;
   const int64_t n_blocks = product.parts * blocks_a_part;
   TILEMOE_CHECK_SUPPORTED(
-      m_steps <= INT32_MAX / (2 * n_blocks * product.rows.E),
-      "the weight gradients of " << product.rows.E << " experts have too many tiles to count");
-  params.order = {.offsets = product.rows.offsets,
-                  .E = static_cast<int32_t>(product.rows.E),
-                  .m_steps = static_cast<int32_t>(m_steps),
-                  .n_blocks = static_cast<int32_t>(n_blocks),
-                  .n_group = std::min(kColumnGroup, static_cast<int32_t>(n_blocks))};
-  launch<Gemm>(params, product.rows.E * m_steps * n_blocks, product.stream);
+      m_steps <= INT32_MAX / (2 * n_blocks * E),
+      "the weight gradients of " << E << " experts have too many tiles to count");
+  const int64_t tiles = m_steps * n_blocks;
+  const int32_t shares = weight_gradient_shares(n_blocks, d, product.rows.capacity);
+  TILEMOE_ASSERT(product.scratch.bytes >= ExpertRanks::bytes(E, shares),
+                 product.scratch.bytes << " bytes of scratch for the experts' ranks");
+  const ExpertRanks ranks = ExpertRanks::in(product.scratch, E);
+  const Sums sums{static_cast<float4*>(ranks.partial_sums)};
+
+  typename Gemm::Params params{
+      .a = gathered_rows(product.gathered, product.rows),
+      .b = summed_rows<Shape>(product, blocks_a_part),
+      .epilogue = gradient_outputs<Epilogue, Element>(product, blocks_a_part),
+      .order = {.long_tiles = {.ranked = ranks.ranked,
+                               .long_experts = ranks.long_experts,
+                               .tiles = static_cast<int32_t>(tiles),
+                               .shares_at_most = shares},
+                .E = static_cast<int32_t>(E),
+                .m_steps = static_cast<int32_t>(m_steps),
+                .n_blocks = static_cast<int32_t>(n_blocks),
+                .n_group = std::min(kColumnGroup, static_cast<int32_t>(n_blocks))}};
+  params.epilogue.partial_sums = sums;
+  rank_experts(product.rows, ranks, tiles, shares, product.stream);
+  launch<Gemm>(params, E * tiles + shares, product.stream);
+  if (shares < 2) return;
+  using SliceShape = TileShape<Element, Shape::BLOCK_M, Sums::kSlice, Shape::kSchedule>;
+  using SliceEpilogue = WeightGradientEpilogue<SliceShape, Out, kLies>;
+  launch_early(
+      add_shared_sums<Shape, Order, SliceEpilogue>,
+      dim3(static_cast<unsigned>(shares - 1), Sums::kSlices * Shape::kCluster), kBlockThreads, 0,
+      static_cast<cudaStream_t>(product.stream),
+      SharedSums<Shape, Order, SliceEpilogue>{.order = params.order,
+                                              .epilogue = gradient_outputs<SliceEpilogue, Element>(
+                                                  product, blocks_a_part * Sums::kSlices),
+                                              .partial_sums = sums});
 }
 
 template <class Element, class Out>

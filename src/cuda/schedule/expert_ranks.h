@@ -1,0 +1,69 @@
+// Experts in the order in which the weight gradients take them, longest first; those that are so
+// long that one cluster would work on a tile for too long; and the scratch where both are told.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "backend.h"
+
+namespace tilemoe::cuda {
+
+// What a cluster takes at a time of an expert's product, either way, and the rows of a k block.
+constexpr int64_t kWeightGradientBlock = 256;
+constexpr int32_t kSumRows = 64;
+
+struct RankedExpert {
+  int32_t expert;
+  int32_t begin, end;     // its rows
+  int32_t blocks_before;  // k blocks of the experts of smaller rank
+};
+
+// The experts of the first `count` ranks, with `k_blocks` in all.
+struct LongExperts {
+  int32_t count, k_blocks;
+};
+
+// An expert is long where one of its tiles is more than 1 / kOfAnAverage of a cluster's average
+// work; but a sum over few rows is not worth the way through memory.
+constexpr int64_t kOfAnAverage = 4;
+constexpr int32_t kFewRows = 1024;
+constexpr int32_t kLeastShare = 8;  // k blocks
+
+// Shares that the work on long experts is cut into at most; 0: no expert counts as long. `tiles`
+// are of an expert, as a cluster takes them.
+inline int32_t shares_at_most(int64_t tiles, int64_t capacity, int clusters) {
+  // Of `blocks` k blocks in all, no more than all have a tile that long.
+  const int64_t blocks = capacity / kSumRows + capacity / kFewRows;
+  if (capacity <= kFewRows || tiles >= kOfAnAverage * clusters || blocks > INT32_MAX / tiles)
+    return 0;
+  return static_cast<int32_t>(std::min<int64_t>(clusters, tiles * blocks / kLeastShare));
+}
+
+// In a step's scratch, one after the other.
+struct ExpertRanks {
+  LongExperts* long_experts;  // (1)
+  RankedExpert* ranked;       // (E)
+  void* partial_sums;         // (2 a share) blocks of float32
+
+  static size_t bytes(int64_t E, int32_t shares) {
+    constexpr size_t kBlockBytes = kWeightGradientBlock * kWeightGradientBlock * sizeof(float);
+    return kHead + static_cast<size_t>(E) * sizeof(RankedExpert) +
+           2 * static_cast<size_t>(shares) * kBlockBytes;
+  }
+  static ExpertRanks in(const Scratch& scratch, int64_t E) {
+    auto* const head = static_cast<std::byte*>(scratch.data);
+    auto* const ranked = reinterpret_cast<RankedExpert*>(head + kHead);
+    return {reinterpret_cast<LongExperts*>(head), ranked, ranked + E};
+  }
+
+ private:
+  static constexpr size_t kHead = 16;
+};
+
+// Fills in both; `tiles` as above.
+void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t shares_at_most,
+                  void* stream);
+
+}  // namespace tilemoe::cuda
