@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/measured.md from the results files of scripts/gpu/run.py.
+"""Writes the GPU's tables of docs/measured.md and README.md from the results files of
+scripts/gpu/run.py.
 
-  python3 benchmarks/gpu_tables.py             # rewrites what stands between the page's marks
-  python3 benchmarks/gpu_tables.py --check     # status 1 where the page differs from the files
+  python3 benchmarks/gpu_tables.py             # rewrites what stands between the pages' marks
+  python3 benchmarks/gpu_tables.py --check     # status 1 where a page differs from the files
 """
 
 import argparse
@@ -11,7 +12,7 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "measured.md"
+MEASURED, README = ROOT / "docs" / "measured.md", ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- gpu_tables.py writes from here -->\n", "<!-- to here -->\n"
 SHAPE = "TdnEK"
@@ -190,19 +191,41 @@ def page_part():
     return text
 
 
+def summary():
+    """The configurations' whole layers, for a page that tells no more."""
+    rows = []
+    for item in passed(stage("bench")):
+        entry = item["report"][0]
+        if (entry["routing"], entry["rounding"]) == ("random", "none"):
+            cells = [f"{entry[key]:.2f} ({entry['limit_ms'][name]:.2f})"
+                     for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward"))]
+            shape = ", ".join(str(entry["shape"][name]) for name in SHAPE)
+            rows.append([entry["config"], shape, *cells])
+    return table(["", "T, d, n, E, K", "forward, ms (limit)", "backward, ms (limit)"], rows)
+
+
+def with_part(page, part):
+    """The page with `part` between its marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit("gpu_tables.py: error: a page has lost its marks")
+    return before + BEGIN + part + END + after
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
-    page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    new = before + BEGIN + page_part() + END + after
-    if args.check and new != page:
-        sys.exit("gpu_tables.py: docs/measured.md is not what the results say; run me without --check")
-    if not args.check:
-        PAGE.write_text(new)
+    for file, part in ((MEASURED, page_part()), (README, summary())):
+        page = file.read_text()
+        new = with_part(page, part)
+        if args.check and new != page:
+            sys.exit(f"gpu_tables.py: {file.relative_to(ROOT)} is not what the results say; "
+                     "run me without --check")
+        if not args.check:
+            file.write_text(new)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from stages import STAGES, Machine
+from stages import AT_ONCE, STAGES, Machine
 
 STAGE_LIMIT_S = 480
 
@@ -73,24 +74,24 @@ def run_stage(name, machine, facts, args, environment):
     folder = args.out / name
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + STAGE_LIMIT_S
-    done = []
-    for item in STAGES[name](machine, folder):
+
+    def result_of(item):
         kept = folder / f"{item.name}.done"
         if item.missing:
-            result = {"item": item.name, "status": f"skipped: {item.missing}"}
-        elif not args.again and kept.exists() and json.loads(kept.read_text())["facts"] == facts:
-            result = json.loads(kept.read_text())["result"]
+            return {"item": item.name, "status": f"skipped: {item.missing}"}
+        if not args.again and kept.exists() and json.loads(kept.read_text())["facts"] == facts:
             say(f"  {item.name}: passed before")
-        elif end - time.monotonic() < 5:
-            result = {"item": item.name, "status": "skipped: the stage's 8 minutes are over"}
-        else:
-            limit_s = min(item.limit_s, end - time.monotonic())
-            result = run_item(item, folder, environment, limit_s)
-            say(f"  {item.name}: {result['status']}, {result['seconds']} s")
-            if result["status"] == "passed":
-                kept.write_text(json.dumps({"facts": facts, "result": result}))
-        done.append(result)
-    return done
+            return json.loads(kept.read_text())["result"]
+        if end - time.monotonic() < 5:
+            return {"item": item.name, "status": "skipped: the stage's 8 minutes are over"}
+        result = run_item(item, folder, environment, min(item.limit_s, end - time.monotonic()))
+        say(f"  {item.name}: {result['status']}, {result['seconds']} s")
+        if result["status"] == "passed":
+            kept.write_text(json.dumps({"facts": facts, "result": result}))
+        return result
+
+    with ThreadPoolExecutor(AT_ONCE.get(name, 1)) as pool:
+        return list(pool.map(result_of, STAGES[name](machine, folder)))
 
 
 def main():

@@ -162,3 +162,5 @@ STAGES = {
     "peer": peer,
     "profile": profile,
 }
+# Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
+AT_ONCE = {"test": 4, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}
