@@ -30,7 +30,7 @@ from tilemoe.bench import machine
 PACKAGES = ("torch", "triton", "tilemoe", "scattermoe", "sonic-moe")
 # Kernels by a part of their name, the first that matches: what a step's time is spent on.
 KINDS = {
-    "experts": ("tilemoe", "grouped", "scatter2scatter", "sonic", "quack"),
+    "experts": ("tilemoe", "groupproblem", "grouped", "scatter2scatter", "sonic", "quack"),
     "attention": ("flash", "fmha", "cudnn", "attention"),
     "products": ("gemm", "cutlass", "nvjet", "xmma"),
     "communication": ("nccl",),

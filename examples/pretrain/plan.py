@@ -87,6 +87,7 @@ class Plan:
     experts: str
     recompute: str
     precision: str
+    compiled: bool
     processes: int
 
     def kept(self, micro_batch):
@@ -102,7 +103,8 @@ class Plan:
         c, size = self.config, COMPUTE_DTYPE[self.precision].itemsize
         T = micro_batch * c.context
         rows = T * c.K
-        logits = min(head.ROWS, T) * c.vocabulary * (2 * size + 3 * 4)
+        wide = 0 if self.compiled else 3 * 4  # in float32, of each logit
+        logits = min(head.ROWS, T) * c.vocabulary * (2 * size + wide)
         logits += 4 * c.vocabulary * c.d  # the weight's gradient in float32
         experts = rows * (3 * c.n + c.d) * size + T * c.d * size
         again = 0
@@ -111,8 +113,8 @@ class Plan:
             again = block.kept(micro_batch)
         return max(logits, experts + again)
 
-    def memory(self, micro_batch):
-        """-> {component: bytes}"""
+    def memory(self, micro_batch, kept=None):
+        """-> {component: bytes}; `kept` where it is known."""
         c = self.config
         total, _ = parameters(c)
         value, gradient, moments = (
@@ -132,16 +134,32 @@ class Plan:
             # A group's, and in float32 for the reduction; the root's come last.
             "gathered gradients": (root + together * block) * size
             + max(root, together * block) * 4,
-            "kept for backward": self.kept(micro_batch),
+            "kept for backward": self.kept(micro_batch) if kept is None else kept,
             "for a while": self.for_a_while(micro_batch),
         }
 
     def largest_micro_batch(self, device_bytes):
-        """Sequences; 0 where one does not fit. What grows with them grows evenly."""
-        one, two = (sum(self.memory(size).values()) for size in (1, 2))
-        if one > USABLE * device_bytes:
+        """Sequences; 0 where one does not fit. What is kept for backward grows evenly."""
+        one, two = self.kept(1), self.kept(2)
+
+        def fits(size):
+            memory = self.memory(size, kept=one + (size - 1) * (two - one))
+            return peak(memory) <= USABLE * device_bytes
+
+        if not fits(1):
             return 0
-        return 1 + int((USABLE * device_bytes - one) / (two - one))
+        low, high = 1, 2
+        while fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+def peak(memory):
+    """Of a step of one micro-batch: gradients come as what was kept for backward goes."""
+    return sum(memory.values()) - min(memory["gradients' shard"], memory["kept for backward"])
 
 
 def parameters_outside(c):
@@ -152,14 +170,15 @@ def parameters_outside(c):
 def table(name, of: Plan, micro_batch, device_bytes):
     c = of.config
     total, active = parameters(c)
+    compiled = ", compiled" if of.compiled else ""
     lines = [
         f"{name}: {c.layers} layers, experts {of.experts}, recompute {of.recompute}, precision "
-        f"{of.precision}, micro-batch {micro_batch}, processes {of.processes}",
+        f"{of.precision}{compiled}, micro-batch {micro_batch}, processes {of.processes}",
         f"  {'parameters':24}{total:>16,}",
         f"  {'active parameters':24}{active:>16,}",
     ]
     memory = of.memory(micro_batch)
-    for key, size in (memory | {"sum": sum(memory.values())}).items():
+    for key, size in (memory | {"peak": peak(memory)}).items():
         lines.append(f"  {key:24}{size / GIB:>12.3f} GiB")
     largest = of.largest_micro_batch(device_bytes)
     lines.append(

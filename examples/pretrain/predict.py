@@ -93,16 +93,17 @@ def experts(c: Config, T):
     return forward, backward, source
 
 
-# What the rest of a step reaches: estimates.
+# What the rest of a step reaches, by the profiles of S1 and of four layers of 7B on an H100
+# (benchmarks/results/pretrain_speed_*.json).
 RATES = {
-    "products": 500e12,  # FLOP/s of attention's projections, the shared expert and the head
-    "attention": 250e12,  # FLOP/s of causal attention, heads of 64
+    "products": 650e12,  # FLOP/s of attention's projections, the shared expert and the head
+    "attention": 270e12,  # FLOP/s of causal attention, heads of 64
     "bytes": 2.5e12,  # of elementwise kernels and the optimizer
 }
-# Bytes of x (T, d) in 16 bits that a block's norms, rotations and residuals move, forward and
-# backward; and of a parameter that gathering, reduction, clipping and AdamW do, each once a step.
-PASSES = 40
-PARAMETER_BYTES = 82
+# How often a block's norms, rotations and residuals move x (T, d) in 16 bits, forward and backward;
+# bytes that the loss moves of a logit; and of a parameter, by gathering, reduction, clipping and
+# AdamW, each once a step.
+PASSES, LOGIT_BYTES, PARAMETER_BYTES = 40, 12, 80
 
 
 def step(c: Config, T, processes):
@@ -112,7 +113,7 @@ def step(c: Config, T, processes):
     attention = 2 * c.d * c.d * (1 + c.kv_heads / c.heads)
     weights = c.layers * (attention + 3 * c.d * c.shared + c.d * c.E) + c.vocabulary * c.d
     total = c.layers * (attention + 3 * c.E * c.n * c.d) + c.vocabulary * c.d
-    moved = c.layers * PASSES * 2 * T * c.d + 12 * T * c.vocabulary
+    moved = c.layers * PASSES * 2 * T * c.d + LOGIT_BYTES * T * c.vocabulary
     return {
         "experts": c.layers * (forward + backward),
         "products": 6 * T * weights / RATES["products"],

@@ -137,7 +137,8 @@ class Run:
         counts, checksum = 0, 0
         self.model.train()
         for i, (number, tokens) in enumerate(self.micro(self.corpus, self.sequence)):
-            self.model.set_requires_gradient_sync(i + 1 == share)  # reduced once, with the last
+            last = i + 1 == share
+            self.model.set_requires_gradient_sync(last or self.args.reduce == "micro-batch")
             losses, chosen = self.model(self.on_device(tokens), offset=number)
             (losses.total / share).backward()  # FSDP takes the mean over processes
             sums += torch.stack(losses[1:]).detach()

@@ -55,6 +55,13 @@ def arguments(argv=None):
         action="store_true",
         help="copies of parameters for computing stay from forward to backward",
     )
+    add(
+        "--reduce",
+        choices=("step", "micro-batch"),
+        default="step",
+        help="gradients over processes: once a step, whole ones accumulating in each process, or "
+        "after each micro-batch, into shards",
+    )
     add("--precision", choices=plan.STATE_BYTES, default="mixed", help="see README.md")
     add("--learning-rate", type=float, default=1e-3)
     add("--warmup", type=int, default=10, help="steps")
@@ -149,7 +156,8 @@ def carry_out(args):
         if args.experts != "tilemoe" and (args.experts, args.precision) not in plan.COUNTED:
             raise Refusal("--plan counts tilemoe, and grouped_mm where it computes in bfloat16")
         config = configuration(args.config, args.layers, args.rounding)
-        of = plan.Plan(config, args.experts, args.recompute, args.precision, args.processes)
+        choices = args.experts, args.recompute, args.precision, args.compile
+        of = plan.Plan(config, *choices, processes=args.processes)
         print(plan.table(args.config, of, args.micro_batch, device_bytes(args)))
         return 0
     args.output.mkdir(parents=True, exist_ok=True)

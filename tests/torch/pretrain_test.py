@@ -93,6 +93,13 @@ def compare(ours, theirs, equal):
         assert equal(record, reference), (record, reference)
 
 
+def test_reducing_after_each_micro_batch_is_the_same_step(whole, data, tmp_path):
+    folder = from_step(SAVED, whole[2], tmp_path)
+    done = launch(folder, data, "--reduce", "micro-batch", processes=2)
+    assert done.returncode == 0, done.stderr
+    compare(folder, whole[2], lambda a, b: abs(a["loss"] - b["loss"]) <= 1e-5 * b["loss"])
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_as_many_processes_go_on_with_the_same_bits(whole, data, tmp_path, processes):
     folder = from_step(SAVED, whole[processes], tmp_path)
