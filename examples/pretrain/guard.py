@@ -143,6 +143,7 @@ def main(argv=None):
     add("--last", type=int, default=200, help="steps whose means are compared")
     add("--batch", type=int, default=32, help="sequences")
     add("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="of all, these now")
+    add("--commit", help="what was built, where this is no source tree and cannot know it")
     add("--seconds", type=float, default=float("inf"), help="then stop, to go on another time")
     options, rest = parser.parse_known_args(argv)
     deadline = time.monotonic() + options.seconds
@@ -172,6 +173,7 @@ def main(argv=None):
         finished[name] = json.loads(done.read_text())
     if len(finished) == len(RUNS):
         document = machine.describe(device.type, ("torch", "triton", "tilemoe"))
+        document["commit"] = options.commit or document["commit"]
         document |= {"command": argv or sys.argv[1:], "verdict": judge(finished, options.last)}
         options.out.write_text(json.dumps(document | {"runs": finished}, indent=1) + "\n")
         print(json.dumps(document["verdict"], indent=1))

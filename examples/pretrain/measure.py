@@ -127,10 +127,12 @@ def main(argv=None):
     add("--micro-batches", nargs="+", type=int, default=[1], help="sequences")
     add("--warmup-steps", type=int, default=10)
     add("--measured-steps", type=int, default=20)
+    add("--commit", help="what was built, where this is no source tree and cannot know it")
     add("--profile", type=int, default=0, metavar="STEPS", help="after the measured ones")
     options, rest = parser.parse_known_args(argv)
     mesh, device = start()
     document = machine.describe(device.type, PACKAGES)
+    document["commit"] = options.commit or document["commit"]
     document |= {"command": sys.argv[1:], "processes": dist.get_world_size(), "entries": []}
     for size in options.micro_batches:
         for name in options.implementations:
