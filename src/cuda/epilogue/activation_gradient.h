@@ -26,6 +26,7 @@
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/proxy_fence.h"
 #include "cuda/ptx/tma.h"
+#include "cuda/ptx/uniform.h"
 #include "cuda/ptx/vector_copy.h"
 #include "cuda/tensor_map.h"
 
@@ -72,9 +73,9 @@ class ActivationGradientEpilogue {
 
     __device__ void prefetch() const { ptx::tma_prefetch_map(&params_.H); }
     __device__ void begin(const Tile& tile) {
-      row_ = tile.row_begin;
-      row_end_ = tile.row_end;
-      column_ = tile.n_block * Shape::BLOCK_N;
+      row_ = ptx::uniform(tile.row_begin);
+      row_end_ = ptx::uniform(tile.row_end);
+      column_ = ptx::uniform(tile.n_block) * Shape::BLOCK_N;
     }
     __device__ void load(uint32_t shared, uint32_t full, int32_t slice) const {
 #pragma unroll
@@ -146,17 +147,19 @@ class ActivationGradientEpilogue {
   __device__ __forceinline__ void finish_rows(const Function& f,
                                               const float (&dA)[Shape::BLOCK_N / 2],
                                               const Tile& tile, int32_t row, Blocks& slices) const {
-    const int32_t first_column = tile.n_block * Shape::BLOCK_N;
+    const int32_t first_column = ptx::uniform(tile.n_block * Shape::BLOCK_N);
+    const int32_t row_end = ptx::uniform(tile.row_end);
+    row = ptx::uniform(row);
     float ds[2] = {0.f, 0.f};
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t column = first_column + slice * kSlice;
-      const uint32_t warp_part = slices.wait() + (row - tile.row_begin) * kRowBytes;
+      const uint32_t warp_part = ptx::uniform(slices.wait() + (row - tile.row_begin) * kRowBytes);
       if (row < tile.row_end && column < params_.n) {
         differentiate(f, warp_part, &dA[slice * (kSlice / 2)], ds);
         ptx::fence_proxy_async();
         __syncwarp();
-        if (lane() == 0) send(warp_part, row, tile.row_end, column);
+        if (lane() == 0) send(warp_part, row, row_end, column);
       }
       if (lane() == 0) ptx::tma_store_commit();
       if (slice > 0) {

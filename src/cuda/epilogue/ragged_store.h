@@ -12,6 +12,7 @@
 #include "cuda/ptx/stmatrix.h"
 #include "cuda/ptx/thread_index.h"
 #include "cuda/ptx/tma.h"
+#include "cuda/ptx/uniform.h"
 #include "cuda/tensor_map.h"
 
 namespace tilemoe::cuda {
@@ -54,7 +55,10 @@ class RaggedStore {
   __device__ __forceinline__ void store(const RaggedOutput& out, int32_t row, int32_t row_end,
                                         int32_t part, int32_t column, const Value& value) const {
     const int32_t thread = ptx::thread_index();
-    row += thread % kWarpgroup / kWarp * kStoreRows;
+    row = ptx::uniform(row + thread % kWarpgroup / kWarp * kStoreRows);
+    row_end = ptx::uniform(row_end);
+    column = ptx::uniform(column);
+    const uint32_t slots = ptx::uniform(place_);
     if (row >= row_end || column >= out.columns) return;
     const bool first_lane = thread % kWarp == 0;
     if (first_lane) ptx::tma_store_wait_read<0>();
@@ -74,7 +78,7 @@ class RaggedStore {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot)
       if (column + slot * kSlice < out.columns)
-        ptx::tma_store(&out.map, place_ + slot * kSlotBytes, column + slot * kSlice,
+        ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,
                        kRaggedRows - row_end + row, row_end, kRaggedRows, part);
     ptx::tma_store_commit();
   }

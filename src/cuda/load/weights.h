@@ -13,6 +13,7 @@
 #include "cuda/gemm/tile.h"
 #include "cuda/load/weight_box.h"
 #include "cuda/ptx/tma.h"
+#include "cuda/ptx/uniform.h"
 
 namespace tilemoe::cuda {
 
@@ -37,8 +38,8 @@ class Weights {
     for (const CUtensorMap& map : params_.part) ptx::tma_prefetch_map(&map);
   }
   __device__ void begin(const Tile& tile) {
-    expert_ = tile.expert;
-    first_row_ = tile.n_block * (Shape::BLOCK_N / kParts);
+    expert_ = ptx::uniform(tile.expert);
+    first_row_ = ptx::uniform(tile.n_block) * (Shape::BLOCK_N / kParts);
     shared_by_cluster_ = tile.shares_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
