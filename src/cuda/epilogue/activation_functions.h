@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/exp2.h"
+#include "cuda/ptx/reciprocal.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe::cuda {
@@ -64,7 +65,7 @@ struct SwiGLU {
   __device__ void pair(float& gate0, float& gate1, float up0, float up1) const {
     const float p = 1.f + ptx::exp2_approx(fminf(-kLog2E * gate0, 60.f));
     const float q = 1.f + ptx::exp2_approx(fminf(-kLog2E * gate1, 60.f));
-    const float r = __fdividef(1.f, p * q);
+    const float r = ptx::reciprocal_approx(p * q);
     gate0 *= up0 * (r * q);
     gate1 *= up1 * (r * p);
   }
