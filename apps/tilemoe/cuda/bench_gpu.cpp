@@ -56,22 +56,23 @@ double dense_ms(const std::string& name, const GpuMeasurement& measurement) {
   const std::vector<DenseProduct>& products = measurement.products();
   for (size_t i = 0; i < products.size(); ++i)
     if (products[i].step == name)
-      return median_of(measurement.rounds(), [&](const GpuRound& r) { return r.dense[i]; });
+      return median_of(measurement.step_rounds(), [&](const StepRound& r) { return r.dense[i]; });
   return 0;
 }
 
-PassReport report_of(const GpuMeasurement& measurement, const char* name,
-                     PassFigures GpuRound::*pass) {
-  const std::vector<GpuRound>& rounds = measurement.rounds();
-  PassReport report{.name = name,
-                    .ms = median_of(rounds, [&](const GpuRound& r) { return (r.*pass).device; }),
-                    .host_ms = median_of(rounds, [&](const GpuRound& r) { return (r.*pass).host; }),
-                    .steps = {}};
+PassReport report_of(const GpuMeasurement& measurement, const char* name, double GpuRound::*whole,
+                     StepRound::Pass StepRound::*pass) {
+  const std::vector<StepRound>& rounds = measurement.step_rounds();
+  PassReport report{
+      .name = name,
+      .ms = median_of(measurement.rounds(), [&](const GpuRound& r) { return r.*whole; }),
+      .host_ms = median_of(rounds, [&](const StepRound& r) { return (r.*pass).host; }),
+      .steps = {}};
   const size_t steps = rounds.empty() ? 0 : (rounds.front().*pass).steps.size();
   for (size_t i = 0; i < steps; ++i) {
     const std::string& step = (rounds.front().*pass).steps[i].step;
     report.steps.push_back(
-        {step, median_of(rounds, [&](const GpuRound& r) { return (r.*pass).steps[i].ms; }),
+        {step, median_of(rounds, [&](const StepRound& r) { return (r.*pass).steps[i].ms; }),
          work_at_least(step, measurement), dense_ms(step, measurement)});
   }
   return report;
@@ -80,9 +81,10 @@ PassReport report_of(const GpuMeasurement& measurement, const char* name,
 std::vector<PassReport> reports_of(const GpuMeasurement& measurement) {
   std::vector<PassReport> reports;
   if (measurement.passes().forward)
-    reports.push_back(report_of(measurement, "forward", &GpuRound::forward));
+    reports.push_back(report_of(measurement, "forward", &GpuRound::forward, &StepRound::forward));
   if (measurement.passes().backward)
-    reports.push_back(report_of(measurement, "backward", &GpuRound::backward));
+    reports.push_back(
+        report_of(measurement, "backward", &GpuRound::backward, &StepRound::backward));
   return reports;
 }
 
@@ -214,8 +216,8 @@ void print_table(const GpuMeasurement& measurement, std::ostream& out) {
 
 json times_of(const GpuMeasurement& measurement, const GpuRound& round) {
   json times = json::object();
-  if (measurement.passes().forward) times["fwd_ms"] = round.forward.device;
-  if (measurement.passes().backward) times["bwd_ms"] = round.backward.device;
+  if (measurement.passes().forward) times["fwd_ms"] = round.forward;
+  if (measurement.passes().backward) times["bwd_ms"] = round.backward;
   return {{kGpuLayerBackend, times}};
 }
 
@@ -224,6 +226,7 @@ void serve_rounds(GpuMeasurement& measurement) {
   answer({{"ready", kGpuLayerBackend}, {"shape", shape_of(measurement.layer())}});
   for (std::string line; std::getline(std::cin, line);)
     answer(times_of(measurement, measurement.run_round()));
+  measurement.run_step_round();
   answer(json::array({layer_entry(measurement)}));
 }
 
@@ -238,6 +241,7 @@ json bench_on_gpu(const GpuBench& bench) {
       continue;
     }
     for (int round = 0; round < bench.rounds; ++round) measurement.run_round();
+    for (int round = 0; round < bench.rounds; ++round) measurement.run_step_round();
     if (bench.print_tables) print_table(measurement, std::cout);
     entries.push_back(layer_entry(measurement));
   }

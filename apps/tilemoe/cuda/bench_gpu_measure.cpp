@@ -149,12 +149,17 @@ GpuMeasurement::~GpuMeasurement() = default;
 const GpuRound& GpuMeasurement::run_round() {
   GpuRound round;
   flush_();
-  round.forward.device = device_ms([&] { layer_.forward(); });
+  round.forward = device_ms([&] { layer_.forward(); });
   if (passes_.backward) {
     flush_();
-    round.backward.device = device_ms([&] { layer_.backward(); });
+    round.backward = device_ms([&] { layer_.backward(); });
   }
+  rounds_.push_back(round);
+  return rounds_.back();
+}
 
+void GpuMeasurement::run_step_round() {
+  StepRound round;
   round.forward.host = host_ms([&] { layer_.forward(); });
   if (passes_.backward) round.backward.host = host_ms([&] { layer_.backward(); });
 
@@ -169,8 +174,7 @@ const GpuRound& GpuMeasurement::run_round() {
     flush_();
     round.dense.push_back(product->ms(A_.data(), B_.data(), C_.data()));
   }
-  rounds_.push_back(std::move(round));
-  return rounds_.back();
+  step_rounds_.push_back(std::move(round));
 }
 
 }  // namespace tilemoe::app

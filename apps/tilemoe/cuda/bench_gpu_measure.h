@@ -1,5 +1,6 @@
-// Rounds of one case on a GPU: the layer's passes as one sequence each, their steps one by one, and
-// the dense products of the same sizes, in turn.
+// One case on a GPU: rounds of the layer's passes as one sequence each, as a model has them; and
+// rounds of their steps one by one, in turn with the dense products of the same sizes. Apart, since
+// what ran before sets a GPU's temperature and so its clock.
 #pragma once
 
 #include <memory>
@@ -20,16 +21,19 @@ struct FirstCall {
   double forward = 0;
 };
 
-// All in ms.
-struct PassFigures {
-  double device = 0;                    // the whole pass, back to back, cold at its start
-  double host = 0;                      // until its calls have returned
-  std::vector<StepClock::Entry> steps;  // of a further pass, each cold
+// ms of each whole pass, back to back, cold at its start; 0 where it is not timed.
+struct GpuRound {
+  double forward = 0, backward = 0;
 };
 
-struct GpuRound {
-  PassFigures forward, backward;
-  std::vector<double> dense;  // ms of one product of M rows, cold, in the order of products()
+// All in ms.
+struct StepRound {
+  struct Pass {
+    double host = 0;                      // until the pass's calls have returned
+    std::vector<StepClock::Entry> steps;  // of a further pass, each cold
+  };
+  Pass forward, backward;
+  std::vector<double> dense;  // one product of M rows, cold, in the order of products()
 };
 
 class GpuMeasurement {
@@ -39,6 +43,7 @@ class GpuMeasurement {
   ~GpuMeasurement();
 
   const GpuRound& run_round();
+  void run_step_round();
 
   const verify::Case& layer() const { return case_; }
   GpuPasses passes() const { return passes_; }
@@ -48,6 +53,7 @@ class GpuMeasurement {
   const std::vector<DenseProduct>& products() const { return products_; }
   const FirstCall& first_call() const { return first_; }
   const std::vector<GpuRound>& rounds() const { return rounds_; }
+  const std::vector<StepRound>& step_rounds() const { return step_rounds_; }
 
  private:
   // One dense product of the layer's rows for each step that is one, on operands of their own.
@@ -64,6 +70,7 @@ class GpuMeasurement {
   std::vector<std::unique_ptr<Dense>> dense_;
   MachineBuffer A_, B_, C_;  // the dense products' operands
   std::vector<GpuRound> rounds_;
+  std::vector<StepRound> step_rounds_;
 };
 
 }  // namespace tilemoe::app
