@@ -11,9 +11,9 @@ constexpr int kThreads = 256;
 struct RankParams {
   const int32_t* offsets;  // (E + 1)
   int32_t E;
-  int32_t tiles;           // of an expert
-  int32_t shares_at_most;  // 0: no expert is long
-  RankedExpert* ranked;    // out (E)
+  int32_t tiles;              // of an expert
+  int32_t shares_at_most;     // 0: no expert is long
+  RankedExpert* ranked;       // out (E)
   LongExperts* long_experts;  // out (1)
 };
 
