@@ -17,26 +17,8 @@ from configs import Refusal, configuration
 from data import Corpus
 from experts import refusal
 from model import Transformer
+from optimizer import learning_rate, optimizer_of
 from parallel import clip, norm_of, shard
-
-
-def adamw(model, args):
-    """Fused; no weight decay on the norms' weights."""
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() > 1]},
-        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups, lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=args.weight_decay, fused=True
-    )
-
-
-def learning_rate(step, args):
-    """Up from 0 over the warm-up, then half a cosine down to a tenth."""
-    if step < args.warmup:
-        return args.learning_rate * (step + 1) / args.warmup
-    done = (step - args.warmup) / max(1, args.steps - args.warmup)
-    return args.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
 
 def build(args, mesh, device, order=None):
@@ -57,7 +39,7 @@ def build(args, mesh, device, order=None):
     shard(model, mesh, args.precision, args.keep_gathered)
     model.to_empty(device=device)
     model.initialise(args.seed, order)
-    return c, model, adamw(model, args)
+    return c, model, optimizer_of(model, args)
 
 
 class Run:
@@ -146,23 +128,23 @@ class Run:
             checksum += sum(zlib.crc32(row.numpy().tobytes()) for row in tokens)
         means = self.mean(sums, share)
         norms = [norm_of(watched) for watched in self.watched.values()]
-        norms.append(clip(list(self.model.parameters()), self.args.clip))
-        *watched, norm = torch.stack(norms).tolist()  # the step's one wait for the device
-        loss, balance, z = means.tolist()
-        batch = torch.tensor(checksum)  # int64
-        if self.ranks > 1:
-            batch = batch.to(self.device)
-            dist.all_reduce(batch)
+        norm = clip(list(self.model.parameters()), self.args.clip)
         lr = learning_rate(self.step, self.args)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step(skip=1 - torch.isfinite(means[0] + norm).float())
+        self.optimizer.zero_grad()
+        if self.ranks > 1:
+            batch = torch.tensor(checksum, device=self.device)  # int64
+            dist.all_reduce(batch)
+            checksum = batch.item()
+        norm, *watched = torch.stack([norm, *norms]).tolist()  # waits for the device
+        loss, balance, z = means.tolist()
         record = {"step": self.step + 1, "loss": loss, "balance": balance, "z": z}
-        record |= {"gradient_norm": norm, "learning_rate": lr, "batch": batch.item()}
+        record |= {"gradient_norm": norm, "learning_rate": lr, "batch": checksum}
         record |= {f"norm_{name}": value for name, value in zip(self.watched, watched)}
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return record, False
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad()
         if self.config.selection_bias:
             dist.all_reduce(counts)  # (layers, E): of the whole step, so that ranks keep one bias
             for block, chosen in zip(self.model.blocks, counts):

@@ -4,6 +4,7 @@ torch.compile, configurations and plan; and the commands that measure it, small.
 import dataclasses
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
 sys.path.append(str(EXAMPLE))
@@ -18,6 +20,7 @@ sys.path.append(str(EXAMPLE))
 import experts  # noqa: E402
 import guard  # noqa: E402
 import head  # noqa: E402
+import optimizer  # noqa: E402
 import parallel  # noqa: E402
 import plan  # noqa: E402
 import predict  # noqa: E402
@@ -248,6 +251,40 @@ def test_clipping_scales_the_gradients_to_a_norm(alone, largest, factor):
     assert parallel.clip(parameters, largest).item() == pytest.approx(5, rel=1e-6)
     for p, was in zip(parameters, before, strict=True):
         torch.testing.assert_close(p.grad.full_tensor(), factor * was, rtol=1e-5, atol=0)
+
+
+def test_adamw_on_shards_is_torchs(alone):
+    """The same bits, state too; and a step that is to be skipped changes nothing."""
+    c = CONFIGS["tiny"]
+    args = types.SimpleNamespace(learning_rate=1e-2, weight_decay=0.1)
+    models = [parallel.shard(model_of(c), alone, "float32") for _ in range(2)]
+    ours = optimizer.optimizer_of(models[0], args)
+    groups = [
+        {"params": [p for p in models[1].parameters() if p.dim() > 1]},
+        {"params": [p for p in models[1].parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    theirs = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    for seed in range(3):
+        for model, stepped in zip(models, (ours, theirs)):
+            generator = torch.Generator().manual_seed(seed)
+            for p in model.parameters():
+                gradient = torch.empty(p.shape).normal_(generator=generator)
+                p.grad = distribute_tensor(gradient, alone, p.placements)
+            stepped.step()
+    whole = lambda value: value.full_tensor() if isinstance(value, DTensor) else value
+    values = lambda model, stepped: [
+        whole(value).clone()
+        for p in model.parameters()
+        for value in (p.detach(), *stepped.state[p].values())
+    ]
+    mine = values(models[0], ours)
+    for a, b in zip(mine, values(models[1], theirs), strict=True):
+        assert torch.equal(a, b)
+    ours.step(skip=torch.ones(()))
+    for a, b in zip(mine, values(models[0], ours), strict=True):
+        assert torch.equal(a, b)
+    ours.step(skip=torch.zeros(()))
+    assert not any(map(torch.equal, mine, values(models[0], ours)))
 
 
 def test_small_blocks_are_gathered_together(monkeypatch):
