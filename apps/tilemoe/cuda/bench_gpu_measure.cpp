@@ -47,17 +47,21 @@ FirstCall measure_first_call(BenchLayer& layer, double context_ms) {
   return {.context = context_ms, .forward = milliseconds_since(start)};
 }
 
-// Milliseconds of the host for `body`, of some in a row as in a model's loop; the GPU is idle
-// before and after.
-template <class Body>
-double host_ms(Body&& body) {
+// Milliseconds of the host for `body`, of some in a row as in a model's loop, each after what it
+// needs; the GPU is idle before and after.
+template <class Need, class Body>
+double host_ms(Need&& need, Body&& body) {
   constexpr int kInARow = 4;
+  double ms = 0;
   wait();
-  const auto start = steady_clock::now();
-  for (int i = 0; i < kInARow; ++i) body();
-  const double ms = milliseconds_since(start) / kInARow;
+  for (int i = 0; i < kInARow; ++i) {
+    need();
+    const auto start = steady_clock::now();
+    body();
+    ms += milliseconds_since(start);
+  }
   wait();
-  return ms;
+  return ms / kInARow;
 }
 
 // The GPU's clock: each step begins with a cold cache. Entries appear with collect().
@@ -160,8 +164,9 @@ const GpuRound& GpuMeasurement::run_round() {
 
 void GpuMeasurement::run_step_round() {
   StepRound round;
-  round.forward.host = host_ms([&] { layer_.forward(); });
-  if (passes_.backward) round.backward.host = host_ms([&] { layer_.backward(); });
+  const auto forward = [&] { layer_.forward(); };
+  round.forward.host = host_ms([] {}, forward);
+  if (passes_.backward) round.backward.host = host_ms(forward, [&] { layer_.backward(); });
 
   DeviceClock forward_clock(flush_), backward_clock(flush_);
   layer_.forward(&forward_clock);
