@@ -45,14 +45,14 @@ struct UpProjection {
   void* stream;
 };
 
-// Y = A W2^T + b2
+// Y = A W2^T + b2, or a block of Y's columns, which are then the rows of W2 that are given.
 struct DownProjection {
   const tilemoe_experts* experts;
   Rows rows;
   tilemoe_tensor A;   // (capacity, n)
-  tilemoe_tensor W2;  // (E, d, n)
-  tilemoe_tensor b2;  // (E, d); optional
-  tilemoe_tensor Y;   // out (capacity, d)
+  tilemoe_tensor W2;  // (E, d or a block of it, n)
+  tilemoe_tensor b2;  // (E, d or a block of it); optional
+  tilemoe_tensor Y;   // out (capacity, d or a block of it)
   Scratch scratch;
   void* stream;
 };
@@ -62,7 +62,7 @@ struct DownProjection {
 struct Combine {
   const tilemoe_experts* experts;
   const tilemoe_routing* routing;
-  tilemoe_tensor row_values;  // Y or dX~ (capacity, d)
+  tilemoe_tensor row_values;  // Y or dX~ (capacity, d), or a block of columns, as all below
   bool scale_by_score;
   tilemoe_tensor addend;  // optional
   tilemoe_tensor out;     // O or dX
@@ -110,13 +110,13 @@ struct WeightGradient2 {
   void* stream;
 };
 
-// dX~ = dH W1
+// dX~ = dH W1, or a block of dX~'s columns, which are then the columns of W1 that are given.
 struct InputGradient {
   const tilemoe_experts* experts;
   Rows rows;
   tilemoe_tensor dH;
   UpWeights weights;
-  tilemoe_tensor dX_rows;  // out dX~ (capacity, d)
+  tilemoe_tensor dX_rows;  // out dX~ (capacity, d or a block of it)
   Scratch scratch;
   void* stream;
 };

@@ -58,6 +58,8 @@ void check_experts(const tilemoe_experts* experts) {
                     std::isfinite(experts->alpha) && std::isfinite(experts->up_shift),
                 "clamp " << experts->clamp << ", alpha " << experts->alpha << ", up_shift "
                          << experts->up_shift << ": expected finite numbers and clamp >= 0");
+  TILEMOE_CHECK(experts->column_blocks >= 0,
+                "column_blocks is " << experts->column_blocks << ", expected at least 0");
   const int64_t matrix = checked_product(h_width(*experts), experts->d, "2n * d");
   checked_product(checked_product(experts->E, matrix, "E * 2n * d"), 4, "bytes of W1");
 }
@@ -155,6 +157,27 @@ size_t row_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spe
       checked_product(spec.capacity, width, "capacity * width"), element, "workspace"));
 }
 
+// Columns of Y that exist at a time.
+int64_t output_block_columns(const tilemoe_experts& experts) {
+  const int64_t blocks = std::max<int64_t>(experts.column_blocks, 1);
+  const int64_t columns = (experts.d + blocks - 1) / blocks;
+  return blocks == 1 ? columns : std::min(experts.d, (columns + 63) / 64 * 64);
+}
+
+// Those of dX~. Where dH lies over H, the place that A and Y had in the forward pass is dX~'s
+// alone: as few blocks as fit there, of whole tiles of 256 if they do.
+int64_t input_block_columns(const tilemoe_experts& experts, bool dh_over_h) {
+  const int64_t columns = output_block_columns(experts);
+  if (columns == experts.d || !dh_over_h) return columns;
+  const int64_t room = experts.n + columns;
+  const int64_t blocks = (experts.d + room - 1) / room;
+  const int64_t least = (experts.d + blocks - 1) / blocks;
+  for (int64_t multiple : {256, 64})
+    if (const int64_t whole = (least + multiple - 1) / multiple * multiple; whole <= room)
+      return std::min(experts.d, whole);
+  return columns;
+}
+
 // What a step may use while it runs, in a plan of the workspace.
 struct ScratchRegion {
   size_t place, size;
@@ -170,16 +193,18 @@ Scratch scratch_at(void* workspace, const ScratchRegion& region) {
   return {static_cast<char*>(workspace) + region.place, region.size};
 }
 
-// A lives until the down-projection has read it, Y until the combine.
+// A lives until the last block of Y is made, a block of Y until the combine.
 struct ForwardPlan {
   size_t A, Y, total;
+  int64_t block_columns;  // of Y
   ScratchRegion scratch;
 
   ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
               const tilemoe_routing_spec& spec) {
     Plan plan;
     A = plan.take(row_bytes(experts, spec, experts.n));
-    Y = plan.take(row_bytes(experts, spec, experts.d));
+    block_columns = output_block_columns(experts);
+    Y = plan.take(row_bytes(experts, spec, block_columns));
     scratch =
         take_scratch(plan, backend, experts, spec, {Step::kUpProjection, Step::kDownProjection});
     total = plan.used();
@@ -191,6 +216,7 @@ struct ForwardPlan {
 // and of the biases' gradients.
 struct BackwardPlan {
   size_t dH, A_scaled, dX_rows, ds_partial, total;
+  int64_t block_columns;  // of dX~
   ScratchRegion activation_scratch, dW2_scratch, dX_scratch, dW1_scratch, bias_scratch;
 
   BackwardPlan(const Backend& backend, const tilemoe_experts& experts,
@@ -210,7 +236,8 @@ struct BackwardPlan {
     activation_scratch = scratch_in(activation, Step::kActivationGradient);
     dW2_scratch = scratch_in(dW2, Step::kWeightGradient2);
     Plan dX = all;
-    dX_rows = dX.take(row_bytes(experts, spec, experts.d));
+    block_columns = input_block_columns(experts, dh_over_h);
+    dX_rows = dX.take(row_bytes(experts, spec, block_columns));
     dX_scratch = scratch_in(dX, Step::kInputGradient);
     Plan dW1 = all, bias = all;
     dW1_scratch = scratch_in(dW1, Step::kWeightGradient1);
@@ -229,6 +256,21 @@ tilemoe_tensor region(const tilemoe_experts& experts, const tilemoe_routing_spec
   tensor.shape[0] = spec.capacity, tensor.shape[1] = width;
   tensor.stride[0] = width, tensor.stride[1] = 1;
   return tensor;
+}
+
+// Indices [first, first + count) of a dimension; what is absent stays so.
+tilemoe_tensor slice(tilemoe_tensor tensor, int dimension, int64_t first, int64_t count) {
+  if (!present(tensor)) return tensor;
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype));
+  tensor.data = static_cast<char*>(tensor.data) + first * tensor.stride[dimension] * element;
+  tensor.shape[dimension] = count;
+  return tensor;
+}
+
+// Calls body(first, columns) for each block of so many of d's columns.
+template <class Body>
+void for_each_block(int64_t d, int64_t columns, const Body& body) {
+  for (int64_t first = 0; first < d; first += columns) body(first, std::min(columns, d - first));
 }
 
 Rows rows_of(const tilemoe_routing& routing) {
@@ -296,11 +338,10 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args, B
 
   const Scratch scratch = scratch_at(args->workspace, plan.scratch);
   const tilemoe_tensor A = region(*experts, spec, args->workspace, plan.A, experts->n);
-  const tilemoe_tensor Y = region(*experts, spec, args->workspace, plan.Y, experts->d);
   const tilemoe_weights& weights = args->weights;
   const Rows rows = rows_of(routing);
 
-  if (spec.capacity > 0) {
+  if (spec.capacity > 0)
     backend.up_projection({.experts = experts,
                            .rows = rows,
                            .X = args->X,
@@ -309,22 +350,25 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args, B
                            .A = A,
                            .scratch = scratch,
                            .stream = args->stream});
-    backend.down_projection({.experts = experts,
-                             .rows = rows,
-                             .A = A,
-                             .W2 = weights.W2,
-                             .b2 = weights.b2,
-                             .Y = Y,
-                             .scratch = scratch,
-                             .stream = args->stream});
-  }
-  backend.combine({.experts = experts,
-                   .routing = &routing,
-                   .row_values = Y,
-                   .scale_by_score = true,
-                   .addend = args->addend,
-                   .out = args->O,
-                   .stream = args->stream});
+  for_each_block(experts->d, plan.block_columns, [&](int64_t first, int64_t columns) {
+    const tilemoe_tensor Y = region(*experts, spec, args->workspace, plan.Y, columns);
+    if (spec.capacity > 0)
+      backend.down_projection({.experts = experts,
+                               .rows = rows,
+                               .A = A,
+                               .W2 = slice(weights.W2, 1, first, columns),
+                               .b2 = slice(weights.b2, 1, first, columns),
+                               .Y = Y,
+                               .scratch = scratch,
+                               .stream = args->stream});
+    backend.combine({.experts = experts,
+                     .routing = &routing,
+                     .row_values = Y,
+                     .scale_by_score = true,
+                     .addend = slice(args->addend, 1, first, columns),
+                     .out = slice(args->O, 1, first, columns),
+                     .stream = args->stream});
+  });
   if (args->saved) args->saved->consumed = 0;
 }
 
@@ -371,9 +415,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   const tilemoe_tensor dH =
       over_h ? args->saved->H : region(*experts, spec, base, plan.dH, h_width(*experts));
   const tilemoe_tensor A_scaled = region(*experts, spec, base, plan.A_scaled, experts->n);
-  const tilemoe_tensor dX_rows = region(*experts, spec, base, plan.dX_rows, experts->d);
   float* ds_partial = reinterpret_cast<float*>(base + plan.ds_partial);
-  const UpWeights up{weights.W1, weights.W1_up, weights.b1, weights.b1_up};
 
   if (any_rows && (wants_dH || wants_dW2 || wants_ds))
     backend.activation_gradient({.experts = experts,
@@ -406,23 +448,28 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                                .accumulate = accumulate,
                                .scratch = scratch_at(base, plan.dW2_scratch),
                                .stream = args->stream});
-  if (present(args->dX)) {
-    if (any_rows)
-      backend.input_gradient({.experts = experts,
-                              .rows = rows,
-                              .dH = dH,
-                              .weights = up,
-                              .dX_rows = dX_rows,
-                              .scratch = scratch_at(base, plan.dX_scratch),
-                              .stream = args->stream});
-    backend.combine({.experts = experts,
-                     .routing = &routing,
-                     .row_values = dX_rows,
-                     .scale_by_score = false,
-                     .addend = args->addend,
-                     .out = args->dX,
-                     .stream = args->stream});
-  }
+  if (present(args->dX))
+    for_each_block(experts->d, plan.block_columns, [&](int64_t first, int64_t columns) {
+      const tilemoe_tensor dX_rows = region(*experts, spec, base, plan.dX_rows, columns);
+      if (any_rows)
+        backend.input_gradient({.experts = experts,
+                                .rows = rows,
+                                .dH = dH,
+                                .weights = {slice(weights.W1, 2, first, columns),
+                                            slice(weights.W1_up, 2, first, columns),
+                                            {},
+                                            {}},
+                                .dX_rows = dX_rows,
+                                .scratch = scratch_at(base, plan.dX_scratch),
+                                .stream = args->stream});
+      backend.combine({.experts = experts,
+                       .routing = &routing,
+                       .row_values = dX_rows,
+                       .scale_by_score = false,
+                       .addend = slice(args->addend, 1, first, columns),
+                       .out = slice(args->dX, 1, first, columns),
+                       .stream = args->stream});
+    });
   if (wants_dW1)
     backend.weight_gradient_1({.experts = experts,
                                .rows = rows,

@@ -253,6 +253,7 @@ void Problem::experts_hazards(Call& call, tilemoe_experts& experts) {
     experts.gate_layout = static_cast<tilemoe_gate_layout>(layout);
   });
   call.hazard([&experts] { experts.clamp = -1; });
+  call.hazard([&experts] { experts.column_blocks = -1; });
   call.hazard([&experts] { experts.struct_size = 0; });
 }
 

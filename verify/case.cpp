@@ -24,6 +24,7 @@ RoutingSpec Case::spec(int64_t pairs, Device device) const {
 Experts Case::experts(Device device) const {
   Experts result(d, n, E, dtype, activation, gate_layout, device);
   result.clamp = clamp, result.alpha = alpha, result.up_shift = up_shift;
+  result.column_blocks = column_blocks;
   return result;
 }
 

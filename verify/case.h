@@ -61,6 +61,7 @@ struct Case {
   bool float32_dW = false;     // weight gradients in float32 whatever the dtype
   bool accumulate_dW = false;  // beta = 1
   bool dH_over_H = false;
+  int32_t column_blocks = 0;  // of Y and dX~
   Gradients wanted = {};
 
   bool reduced = false;    // small enough for runs under a sanitizer

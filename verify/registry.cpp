@@ -112,6 +112,9 @@ std::vector<Case> top_k_cases() {
              c.scoring = Scoring::kSigmoidRenormalized;
              c.score_dtype = DType::kFloat16;
            }),
+      // So many rows that several blocks of a GPU have parts of their sums.
+      vary("long-experts", shape,
+           [](Case& c) { c.T = 2417, c.E = 5, c.K = 2, c.biases = c.reduced = true; }),
       vary("zipf", shape, [](Case& c) { c.T = 607, c.E = 23, c.load = Load::kZipf; }),
       vary("one-expert-has-all", shape,
            [](Case& c) {
@@ -183,6 +186,19 @@ std::vector<Case> gradient_cases() {
            }),
       vary("addend", shape, [](Case& c) { c.addend = true; }),
       vary("dH-over-H", shape, [](Case& c) { c.dH_over_H = c.reduced = true; }),
+      vary("column-blocks", shape,
+           [](Case& c) {
+             c.d = 200, c.column_blocks = 3;  // of 128 columns, and one of the rest
+             c.addend = c.padded = c.reduced = true;
+           }),
+      vary("column-blocks-transposed", shape,
+           [](Case& c) {
+             c.d = 264, c.column_blocks = 2, c.dH_over_H = true;
+             c.gate_layout = GateLayout::kInterleaved;
+             c.W1_transposed = c.W2_transposed = true;
+           }),
+      vary("column-blocks-split", shape,
+           [](Case& c) { c.d = 424, c.column_blocks = 2, c.gate_layout = GateLayout::kSplit; }),
       vary("dX-only", shape, only(&Gradients::dX)),
       vary("dW1-only", shape, only(&Gradients::dW1)),
       vary("dW2-only", shape, only(&Gradients::dW2)),

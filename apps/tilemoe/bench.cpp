@@ -28,6 +28,7 @@ struct BenchOptions {
   int rounds = 15;
   bool biases = false;
   bool dH_over_H = false;
+  int32_t column_blocks = 0;
   bool rounds_from_stdin = false;
   bool list = false;
 };
@@ -78,6 +79,7 @@ std::vector<verify::Case> chosen_cases(const BenchOptions& options, Device devic
   for (verify::Case& layer : cases) {
     change_routing(layer, options);
     layer.biases |= options.biases, layer.dH_over_H |= options.dH_over_H;
+    if (options.column_blocks > 0) layer.column_blocks = options.column_blocks;
   }
   return cases;
 }
@@ -184,6 +186,11 @@ void add_bench(CLI::App& app, Run& run) {
       ->capture_default_str();
   command->add_flag("--biases", options->biases, "With biases b1 and b2");
   command->add_flag("--dh-over-h", options->dH_over_H, "Write dH over H in the backward");
+  command
+      ->add_option("--column-blocks", options->column_blocks,
+                   "Blocks of columns in which Y and dX~ exist: less workspace, more time")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
   command
       ->add_option(
           "--baseline", options->baseline,

@@ -1,5 +1,9 @@
 // Times of the backward steps on the device: cold L2, medians.
 // tilemoe_cuda_backward_steps [config ...]
+#include <optional>
+#include <utility>
+
+#include "cuda/schedule/configuration.h"
 #include "cuda/step/up_parts.h"
 #include "step_bench.h"
 
@@ -84,8 +88,16 @@ void bench(const Config& c) {
   report(c.name, "dA'", "", dA_ms, 2 * m * d * n, 2 * (T * d + E * d * n + 5 * m * n));
   const double dW2_ms = median_ms(flush, [&] { backend.weight_gradient_2(gradient_2); });
   report(c.name, "dW2", "", dW2_ms, 2 * m * d * n, 2 * (T * d + m * n + E * d * n));
-  const double dX_ms = median_ms(flush, [&] { backend.input_gradient(input); });
-  report(c.name, "dX~", "", dX_ms, 4 * m * d * n, 2 * (2 * m * n + E * 2 * n * d + m * d));
+  const std::pair<const char*, std::optional<cuda::TileConfiguration>> tiles[] = {
+      {"chosen", {}},
+      {"pairs256", cuda::kCooperative256Pairs},
+      {"pairs192", cuda::kCooperative192Pairs}};
+  for (const auto& [name, tile] : tiles) {
+    cuda::force_tile(tile);
+    const double dX_ms = median_ms(flush, [&] { backend.input_gradient(input); });
+    report(c.name, "dX~", name, dX_ms, 4 * m * d * n, 2 * (2 * m * n + E * 2 * n * d + m * d));
+  }
+  cuda::force_tile({});
   const double dW1_ms = median_ms(flush, [&] { backend.weight_gradient_1(gradient_1); });
   report(c.name, "dW1", "", dW1_ms, 4 * m * d * n, 2 * (T * d + 2 * m * n + E * 2 * n * d));
   // gpt-oss's layout, with H's columns in W1's order.

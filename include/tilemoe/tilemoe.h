@@ -350,6 +350,10 @@ typedef struct tilemoe_experts {
   float clamp;
   float alpha;
   float up_shift;
+  /* Less workspace for a little time: Y (capacity, d) of the forward and dX~ (capacity, d) of the
+   * backward exist in so many blocks of columns, one after the other. A block has a multiple of 64
+   * columns; 0 and 1 are the whole. The results are those without, on a GPU to the bit. */
+  int32_t column_blocks;
 } tilemoe_experts;
 
 /* The experts' weights, in the checkpoint's own layout. A weight's last two dimensions may be

@@ -30,7 +30,7 @@ TokenRows rows_of_token(const tilemoe_routing& routing, int64_t token) {
 void CpuBackend::combine(const Combine& step) {
   const tilemoe_routing& routing = *step.routing;
   const bool grouped = routing.spec.kind == TILEMOE_ROUTING_GROUPED;
-  const int64_t d = step.experts->d;
+  const int64_t d = step.row_values.shape[1];
   const int64_t outputs = grouped ? routing.spec.capacity : routing.spec.T;
   const int32_t M = routing.offsets[routing.spec.E];
   const Matrix rows = row_matrix(step.row_values);

@@ -30,7 +30,7 @@ void project(const DownProjection& step, const RowTile& tile, int64_t first, int
 void CpuBackend::down_projection(const DownProjection& step) {
   const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
   const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
-  const int64_t d = step.experts->d;
+  const int64_t d = step.Y.shape[1];
   const int64_t column_tiles = tile_count(d, kOuterColumns);
   parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
     const int64_t first = task % column_tiles * kOuterColumns;

@@ -32,7 +32,7 @@ void project(const InputGradient& step, const RowTile& tile, int64_t first, int6
 void CpuBackend::input_gradient(const InputGradient& step) {
   const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
   const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
-  const int64_t d = step.experts->d;
+  const int64_t d = step.dX_rows.shape[1];
   const int64_t column_tiles = tile_count(d, kOuterColumns);
   parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
     const int64_t first = task % column_tiles * kOuterColumns;

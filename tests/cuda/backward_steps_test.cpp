@@ -7,6 +7,7 @@
 #include <cmath>
 #include <list>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "cuda/backend.h"
 #include "cuda/compare.h"
 #include "cuda/device_tensors.h"
+#include "cuda/schedule/configuration.h"
 
 namespace tilemoe::test {
 namespace {
@@ -37,6 +39,7 @@ struct BackwardCase {
   bool dH_over_H = false;
   bool scores = true;
   bool wants_dH = true, wants_A_scaled = true, wants_ds = true;
+  std::optional<cuda::TileConfiguration> tile = {};  // the one chosen, where none is told
 };
 
 void PrintTo(const BackwardCase& c, std::ostream* out) {
@@ -240,6 +243,8 @@ class BackwardProblem {
 
 class BackwardSteps : public testing::TestWithParam<BackwardCase> {
  protected:
+  void SetUp() override { cuda::force_tile(GetParam().tile); }
+  void TearDown() override { cuda::force_tile({}); }
   static std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem) {
     for (const auto& output : problem.outputs()) output.tensor->buffer().upload();
     problem.run(cuda::backend(), true);
@@ -441,6 +446,21 @@ std::vector<BackwardCase> cases() {
                            .W2_transposed = layout.transposed,
                            .float_gradients = float_gradients,
                            .accumulate = accumulate});
+  for (const auto& [name, tile] : {std::pair("pairs256", cuda::kCooperative256Pairs),
+                                   std::pair("pairs192", cuda::kCooperative192Pairs)})
+    for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+      for (const bool transposed : {false, true})
+        all.push_back({.name = std::string(name) +
+                               (dtype == TILEMOE_FLOAT16 ? "_float16" : "_bfloat16") +
+                               (transposed ? "_transposed" : ""),
+                       .counts = {300, 1, 0, 640, 129},
+                       .d = 1032,
+                       .n = 136,
+                       .spare_rows = 60,
+                       .dtype = dtype,
+                       .W1_transposed = transposed,
+                       .nan_expert = 3,
+                       .tile = tile});
   for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
     for (const auto& [name, activation] :
          {std::pair("swiglu", TILEMOE_SWIGLU), std::pair("geglu", TILEMOE_GEGLU),

@@ -130,6 +130,7 @@ json layer_entry(const GpuMeasurement& measurement) {
                 {"rounding", rounding_name(layer)},
                 {"biases", layer.biases},
                 {"dh_over_h", layer.dH_over_H},
+                {"column_blocks", std::max(layer.column_blocks, 1)},
                 {"rows", measurement.rows()},
                 {"rounds", measurement.rounds().size()},
                 {"saved_bytes", sizes.saved},
@@ -187,6 +188,7 @@ void print_table(const GpuMeasurement& measurement, std::ostream& out) {
       << " K=" << layer.K << ", " << tilemoe_dtype_name(to_c(layer.dtype)) << ", routing "
       << load_name(layer.load) << ", rounding " << rounding_name(layer) << ", "
       << (layer.biases ? "biases, " : "") << (layer.dH_over_H ? "dH over H, " : "")
+      << (layer.column_blocks > 1 ? std::to_string(layer.column_blocks) + " column blocks, " : "")
       << measurement.rows() << " rows, " << gpu_name() << ", median of "
       << measurement.rounds().size() << " rounds\n";
   const bool dense = !measurement.products().empty();

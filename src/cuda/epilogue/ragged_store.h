@@ -33,7 +33,7 @@ template <class Shape>
 class RaggedStore {
  public:
   static constexpr int kSlice = kStoreColumns;
-  static constexpr int kSlots = 2;  // slices of a batch
+  static constexpr int kSlots = Shape::BLOCK_N % (2 * kSlice) == 0 ? 2 : 3;  // slices of a batch
   static constexpr int kBatchColumns = kSlots * kSlice;
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(typename Shape::Element));
   static constexpr int kSlotBytes = kStoreRows * kRowBytes;

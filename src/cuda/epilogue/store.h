@@ -14,6 +14,7 @@ template <class Shape>
 class StoreEpilogue {
  public:
   using Rows = RaggedStore<Shape>;
+  static_assert(Shape::BLOCK_N % Rows::kBatchColumns == 0);
   static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {

@@ -53,16 +53,17 @@ class DensePartRows {
   int32_t row_begin_;
 };
 
-// Operand B from one expert's weights. Blocks of a cluster that share it bring half of it each, to
-// both.
+// Operand B from one expert's weights. Blocks of a cluster that share it bring its boxes in turn,
+// to both.
 template <class Shape, Major kMajor>
 class SummedWeights {
  public:
   using Operand = cuda::Operand<kMajor, Shape::BLOCK_N>;
   static constexpr int kEngineBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
-  static constexpr int kBoxes = Shape::kCluster;
-  static constexpr int kBoxRows = Shape::BLOCK_N / kBoxes;
+  // What lies in chunks of rows comes chunk by chunk: three of them have no halves.
+  static constexpr int kBoxRows = kMajor == Major::kRows ? 64 : Shape::BLOCK_N / Shape::kCluster;
+  static constexpr int kBoxes = Shape::BLOCK_N / kBoxRows;
   using Box = WeightBox<Shape, kMajor, kBoxRows>;
 
   struct Params {
@@ -84,7 +85,9 @@ class SummedWeights {
     const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
     if (Shape::kCluster > 1 && shared_by_cluster_) {
       const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
-      load_box<true>(rank, shared, full, sum);
+#pragma unroll
+      for (int box = 0; box < kBoxes; box += Shape::kCluster)
+        if (box + rank < kBoxes) load_box<true>(box + rank, shared, full, sum);
     } else {
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) load_box<false>(box, shared, full, sum);

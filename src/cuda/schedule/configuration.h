@@ -19,6 +19,7 @@ struct TileConfiguration {
 
 inline constexpr TileConfiguration kCooperative256{128, 256, Schedule::kCooperative};
 inline constexpr TileConfiguration kCooperative256Pairs{128, 256, Schedule::kCooperative, 2};
+inline constexpr TileConfiguration kCooperative192Pairs{128, 192, Schedule::kCooperative, 2};
 inline constexpr TileConfiguration kPingPong128{128, 128, Schedule::kPingPong};
 
 // A projection as the model sees it; counts of an expert's rows are on the device, so rows are

@@ -187,7 +187,7 @@ void combine(const Combine& step) {
       .M = routing.offsets + spec.E,
       .outputs = grouped ? spec.capacity : spec.T,
       .K = static_cast<int32_t>(spec.K),
-      .chunks = static_cast<int32_t>(step.experts->d * kElementBytes / 16),
+      .chunks = static_cast<int32_t>(step.row_values.shape[1] * kElementBytes / 16),
       .part_chunks = 0};
   if (params.outputs == 0) return;
   const bool offsets = routing.token_offsets != nullptr;

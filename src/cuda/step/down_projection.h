@@ -12,7 +12,7 @@ void run_down_projection(const DownProjection& step) {
   using Epilogue = StoreEpilogue<Shape>;
   using LoadW2 = Weights<Shape, kMajor, 1>;
   using Gemm = GroupedGemm<Shape, DenseRows<Shape>, LoadW2, Epilogue, RowTilesOf<Shape>>;
-  const int64_t n = step.experts->n, d = step.experts->d;
+  const int64_t n = step.experts->n, d = step.Y.shape[1];
   const int64_t n_blocks = (d + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
   const int64_t k_blocks = (n + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 

@@ -17,10 +17,19 @@ TileConfiguration tile_of(const UpProjection& step) {
 TileConfiguration tile_of(const DownProjection& step) {
   return choose_tile({.rows = step.rows.capacity,
                       .E = step.rows.E,
-                      .columns = step.experts->d,
+                      .columns = step.Y.shape[1],
                       .sum = step.experts->n,
                       .epilogue_a_column = 4},
                      kDownTiles, current_device().multiprocessors);
+}
+
+TileConfiguration tile_of(const InputGradient& step) {
+  return choose_tile({.rows = step.rows.capacity,
+                      .E = step.rows.E,
+                      .columns = step.dX_rows.shape[1],
+                      .sum = step.dH.shape[1],
+                      .epilogue_a_column = 4},
+                     kInputTiles, current_device().multiprocessors);
 }
 
 }  // namespace tilemoe::cuda
