@@ -20,8 +20,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
     Tensor X, Tensor logits, MaybeTensor /*selection_bias*/, Tensor W1, MaybeTensor /*W1_up*/,
     Tensor /*W2*/, MaybeTensor /*b1*/, MaybeTensor /*b1_up*/, MaybeTensor /*b2*/,
     MaybeTensor /*addend*/, int64_t K, int64_t /*scoring*/, int64_t /*activation*/,
-    int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/, double /*up_shift*/, bool keep_H,
-    bool /*overwrite_H*/) {
+    int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/, double /*up_shift*/,
+    int64_t /*column_blocks*/, bool keep_H, bool /*overwrite_H*/) {
   // Large enough for three numbers a pair and the experts' offsets; nobody reads it.
   const int64_t pairs = X.size(0) * K, E = W1.size(0);
   return {torch::stable::empty_like(X),
@@ -37,7 +37,7 @@ std::vector<Tensor> experts_backward(Tensor /*dO*/, Tensor X, Tensor /*H*/, Tens
                                      int64_t /*scoring*/, ScalarType router_dtype,
                                      int64_t /*activation*/, int64_t /*gate_layout*/,
                                      double /*clamp*/, double /*alpha*/, double /*up_shift*/,
-                                     int64_t wanted) {
+                                     int64_t /*column_blocks*/, int64_t wanted) {
   std::vector<Tensor> made;
   if (wanted & kWantedX) made.push_back(torch::stable::empty_like(X));
   if (wanted & kWantedS) made.push_back(empty(X, {X.size(0), W2.size(0)}, router_dtype));

@@ -11,6 +11,7 @@ namespace {
 struct Config {
   int64_t kind, K, activation, gate_layout;
   double clamp, alpha, up_shift;
+  int64_t column_blocks;
 };
 
 struct Weights {
@@ -39,6 +40,7 @@ tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& wei
   experts.clamp = static_cast<float>(config.clamp);
   experts.alpha = static_cast<float>(config.alpha);
   experts.up_shift = static_cast<float>(config.up_shift);
+  experts.column_blocks = static_cast<int32_t>(config.column_blocks);
   return experts;
 }
 
@@ -113,11 +115,11 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor /*router*/, Tensor rout
                                    MaybeTensor b1_up, MaybeTensor b2, MaybeTensor addend,
                                    int64_t kind, int64_t K, int64_t capacity, int64_t /*scoring*/,
                                    int64_t activation, int64_t gate_layout, double clamp,
-                                   double alpha, double up_shift, bool keep_H,
-                                   bool /*overwrite_H*/) {
+                                   double alpha, double up_shift, int64_t column_blocks,
+                                   bool keep_H, bool /*overwrite_H*/) {
   const Call call(X);
   const Weights weights{W1, W1_up, W2, b1, b1_up, b2};
-  const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift};
+  const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks};
   const tilemoe_experts layer = experts_of(call, X, weights, config);
   const tilemoe_routing_spec spec = spec_of(call, X, layer, config, capacity);
   const tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
@@ -147,17 +149,16 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor /*router*/, Tensor rout
   return {O, H};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> moe(Tensor X, Tensor logits, MaybeTensor selection_bias,
-                                               Tensor W1, MaybeTensor W1_up, Tensor W2,
-                                               MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2,
-                                               MaybeTensor addend, int64_t K, int64_t scoring,
-                                               int64_t activation, int64_t gate_layout,
-                                               double clamp, double alpha, double up_shift,
-                                               bool keep_H, bool overwrite_H) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
+    Tensor X, Tensor logits, MaybeTensor selection_bias, Tensor W1, MaybeTensor W1_up, Tensor W2,
+    MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2, MaybeTensor addend, int64_t K,
+    int64_t scoring, int64_t activation, int64_t gate_layout, double clamp, double alpha,
+    double up_shift, int64_t column_blocks, bool keep_H, bool overwrite_H) {
   const auto [routing, expert_counts] = route_logits(logits, selection_bias, K, scoring);
-  const auto [O, H] = experts(X, logits, routing, W1, W1_up, W2, b1, b1_up, b2, addend,
-                              TILEMOE_ROUTING_TOP_K, K, logits.size(0) * K, scoring, activation,
-                              gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H);
+  const auto [O, H] =
+      experts(X, logits, routing, W1, W1_up, W2, b1, b1_up, b2, addend, TILEMOE_ROUTING_TOP_K, K,
+              logits.size(0) * K, scoring, activation, gate_layout, clamp, alpha, up_shift,
+              column_blocks, keep_H, overwrite_H);
   return {O, H, routing, expert_counts};
 }
 
@@ -167,7 +168,7 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
                                      int64_t kind, int64_t K, int64_t scoring,
                                      ScalarType router_dtype, int64_t activation,
                                      int64_t gate_layout, double clamp, double alpha,
-                                     double up_shift, int64_t wanted) {
+                                     double up_shift, int64_t column_blocks, int64_t wanted) {
   const Call call(X);
   std::vector<Tensor> made;
   const auto make = [&](int64_t bit, auto&& allocate) -> MaybeTensor {
@@ -195,7 +196,7 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
   gradients.b1 = make_like(kWantedB1, b1);
   gradients.b1_up = make_like(kWantedB1Up, b1_up);
   gradients.b2 = make_like(kWantedB2, b2);
-  const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift};
+  const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks};
   backward(call, dO, X, H, false, routing, {W1, W1_up, W2, b1, b1_up, b2}, config, gradients,
            false);
   if (gradients.s && scoring >= 0) {
@@ -213,12 +214,12 @@ void experts_backward_out(Tensor dO, Tensor X, MaybeTensor H, MaybeTensor H_cons
                           MaybeTensor dW1, MaybeTensor dW1_up, MaybeTensor dW2, MaybeTensor db1,
                           MaybeTensor db1_up, MaybeTensor db2, int64_t kind, int64_t K,
                           int64_t activation, int64_t gate_layout, double clamp, double alpha,
-                          double up_shift, bool accumulate) {
+                          double up_shift, int64_t column_blocks, bool accumulate) {
   if (H.has_value() == H_consumed.has_value())
     refuse("H and H_consumed are both given or both absent, expected one of them");
   backward(Call(X), dO, X, H ? *H : *H_consumed, H_consumed.has_value(), routing,
            {W1, W1_up, W2, b1, b1_up, b2},
-           {kind, K, activation, gate_layout, clamp, alpha, up_shift},
+           {kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks},
            {dX, ds, dW1, dW1_up, dW2, db1, db1_up, db2}, accumulate);
 }
 

@@ -38,27 +38,25 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor router, Tensor routing,
                                    MaybeTensor b2, MaybeTensor addend, int64_t kind, int64_t K,
                                    int64_t capacity, int64_t scoring, int64_t activation,
                                    int64_t gate_layout, double clamp, double alpha, double up_shift,
-                                   bool keep_H, bool overwrite_H);
-std::tuple<Tensor, Tensor, Tensor, Tensor> moe(Tensor X, Tensor logits, MaybeTensor selection_bias,
-                                               Tensor W1, MaybeTensor W1_up, Tensor W2,
-                                               MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2,
-                                               MaybeTensor addend, int64_t K, int64_t scoring,
-                                               int64_t activation, int64_t gate_layout,
-                                               double clamp, double alpha, double up_shift,
-                                               bool keep_H, bool overwrite_H);
+                                   int64_t column_blocks, bool keep_H, bool overwrite_H);
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
+    Tensor X, Tensor logits, MaybeTensor selection_bias, Tensor W1, MaybeTensor W1_up, Tensor W2,
+    MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2, MaybeTensor addend, int64_t K,
+    int64_t scoring, int64_t activation, int64_t gate_layout, double clamp, double alpha,
+    double up_shift, int64_t column_blocks, bool keep_H, bool overwrite_H);
 std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, Tensor W1,
                                      MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
                                      MaybeTensor b1_up, MaybeTensor b2, MaybeTensor logits,
                                      int64_t kind, int64_t K, int64_t scoring,
                                      ScalarType router_dtype, int64_t activation,
                                      int64_t gate_layout, double clamp, double alpha,
-                                     double up_shift, int64_t wanted);
+                                     double up_shift, int64_t column_blocks, int64_t wanted);
 void experts_backward_out(Tensor dO, Tensor X, MaybeTensor H, MaybeTensor H_consumed,
                           Tensor routing, Tensor W1, MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
                           MaybeTensor b1_up, MaybeTensor b2, MaybeTensor dX, MaybeTensor ds,
                           MaybeTensor dW1, MaybeTensor dW1_up, MaybeTensor dW2, MaybeTensor db1,
                           MaybeTensor db1_up, MaybeTensor db2, int64_t kind, int64_t K,
                           int64_t activation, int64_t gate_layout, double clamp, double alpha,
-                          double up_shift, bool accumulate);
+                          double up_shift, int64_t column_blocks, bool accumulate);
 
 }  // namespace tilemoe_torch

@@ -6,7 +6,7 @@
 // W2 (E, d, n), each in either major, b1 and b1_up in W1's row order, b2 (E, d).
 #define TILEMOE_WEIGHTS "Tensor W1, Tensor? W1_up, Tensor W2, Tensor? b1, Tensor? b1_up, Tensor? b2"
 #define TILEMOE_ACTIVATION \
-  "int activation, int gate_layout, float clamp, float alpha, float up_shift"
+  "int activation, int gate_layout, float clamp, float alpha, float up_shift, int column_blocks"
 
 STABLE_TORCH_LIBRARY(tilemoe, m) {
   // logits (T, E) -> scores (T, K) float32, ids (T, K), expert_counts (E) int32

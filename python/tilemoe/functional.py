@@ -42,7 +42,7 @@ class _Layer(NamedTuple):
     """What the experts compute, and how a call of them is differentiated."""
 
     weights: tuple  # W1, W1_up, W2, b1, b1_up, b2
-    shape: tuple  # activation, gate_layout, clamp, alpha, up_shift
+    shape: tuple  # activation, gate_layout, clamp, alpha, up_shift, column_blocks
     overwrite_H: bool
     weight_grad_out: WeightGradients | None
     accumulate: bool
@@ -103,6 +103,7 @@ def moe(
     offset=None,
     addend=None,
     overwrite_H=False,
+    column_blocks=1,
     weight_grad_out=None,
     accumulate=True,
     return_aux=False,
@@ -119,13 +120,15 @@ def moe(
     `gate_layout` says where W1's gate and up rows are: concatenated, interleaved, or split, with
     the up rows in W1_up (E, n, d). clamp, alpha and up_shift are gpt-oss's form of swiglu.
     `overwrite_H` has backward write its largest intermediate over what forward kept, after which a
-    second backward raises. `weight_grad_out` (WeightGradients) is memory into which backward writes
-    the weights' gradients, or adds them where `accumulate`; the weights' .grad then stays as it is.
-    With `return_aux` the result is O, Aux.
+    second backward raises. `column_blocks` has the experts' outputs, and their inputs' gradients,
+    exist in so many blocks of columns one after the other: less memory for a little time.
+    `weight_grad_out` (WeightGradients) is memory into which backward writes the weights' gradients,
+    or adds them where `accumulate`; the weights' .grad then stays as it is. With `return_aux` the
+    result is O, Aux.
     """
     layer = _layer(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
-        overwrite_H, weight_grad_out, accumulate,
+        column_blocks, overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
     _library.require_device(x)
     rows = _rows(x)
@@ -184,6 +187,7 @@ def moe_general(
     up_shift=0.0,
     addend=None,
     overwrite_H=False,
+    column_blocks=1,
     weight_grad_out=None,
     accumulate=True,
     return_aux=False,
@@ -196,7 +200,7 @@ def moe_general(
     """
     layer = _layer(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
-        overwrite_H, weight_grad_out, accumulate,
+        column_blocks, overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
     _library.require_device(x)
     rows = _rows(x)
@@ -231,6 +235,7 @@ def grouped_experts(
     up_shift=0.0,
     addend=None,
     overwrite_H=False,
+    column_blocks=1,
     weight_grad_out=None,
     accumulate=True,
 ):
@@ -243,7 +248,7 @@ def grouped_experts(
     """
     layer = _layer(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
-        overwrite_H, weight_grad_out, accumulate,
+        column_blocks, overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
     _library.require_device(rows)
     if row_scores is not None:
@@ -278,13 +283,13 @@ def _check_shape(name, tensor, *shape):
 
 
 def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
-           overwrite_H, weight_grad_out, accumulate):  # fmt: skip
+           column_blocks, overwrite_H, weight_grad_out, accumulate):  # fmt: skip
     return _Layer(
         (W1, W1_up, W2, b1, b1_up, b2),
         (
             _rules.number("activation", _rules.ACTIVATIONS, activation),
             _rules.number("gate_layout", _rules.GATE_LAYOUTS, gate_layout),
-            clamp, alpha, up_shift,
+            clamp, alpha, up_shift, column_blocks,
         ),
         overwrite_H,
         weight_grad_out,

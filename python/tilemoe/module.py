@@ -151,6 +151,7 @@ class MoE(nn.Module):
             scoring over the chosen.
         balance_coefficient, z_coefficient: of the Switch Transformer's load balance loss and
             ST-MoE's z loss in `aux.loss`. The losses are computed where one of them is not 0.
+        column_blocks: of functional.moe: less memory for a little time.
         router_dtype: of the router's weight and logits, float32 for instance; None: the module's
             dtype.
         device, dtype: of the parameters, as in torch.nn.
@@ -173,6 +174,7 @@ class MoE(nn.Module):
         m=128,
         balance_coefficient=0.0,
         z_coefficient=0.0,
+        column_blocks=1,
         router_dtype=None,
         device=None,
         dtype=None,
@@ -194,6 +196,7 @@ class MoE(nn.Module):
         self.d, self.n, self.E, self.K = d, n, E, K
         self.scoring, self.rounding, self.m = scoring, rounding, m
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
+        self.column_blocks = column_blocks
         self.gate = Router(
             d,
             E,
@@ -241,6 +244,7 @@ class MoE(nn.Module):
             m=self.m,
             seed=seed if stochastic else None,
             offset=offset if stochastic else None,
+            column_blocks=self.column_blocks,
         )
         out = out.reshape(local.shape)
         losses = self._losses(logits, aux.expert_counts)

@@ -173,7 +173,7 @@ def _(counts, row_scores, rows):
 
 @torch.library.register_fake("tilemoe::experts")
 def _fake_experts(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind, K, capacity,
-                  scoring, activation, gate_layout, clamp, alpha, up_shift, keep_H,
+                  scoring, activation, gate_layout, clamp, alpha, up_shift, column_blocks, keep_H,
                   overwrite_H):  # fmt: skip
     weights = (W1, W1_up, W2, b1, b1_up, b2)
     _, _, n = _check_weights("tilemoe_forward", X, *weights, activation, gate_layout)
@@ -185,11 +185,12 @@ def _fake_experts(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind
 
 @torch.library.register_fake("tilemoe::moe")
 def _(X, logits, selection_bias, W1, W1_up, W2, b1, b1_up, b2, addend, K, scoring, activation,
-      gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H):  # fmt: skip
+      gate_layout, clamp, alpha, up_shift, column_blocks, keep_H, overwrite_H):  # fmt: skip
     routing, expert_counts = _fake_route_logits(logits, selection_bias, K, scoring)
     O, H = _fake_experts(
         X, logits, routing, W1, W1_up, W2, b1, b1_up, b2, addend, TOP_K, K, logits.shape[0] * K,
-        scoring, activation, gate_layout, clamp, alpha, up_shift, keep_H, overwrite_H,
+        scoring, activation, gate_layout, clamp, alpha, up_shift, column_blocks, keep_H,
+        overwrite_H,
     )  # fmt: skip
     return O, H, routing, expert_counts
 
@@ -224,7 +225,7 @@ def _check_backward(dO, X, weights, activation, gate_layout):
 
 @torch.library.register_fake("tilemoe::experts_backward")
 def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, kind, K, scoring, router_dtype,
-      activation, gate_layout, clamp, alpha, up_shift, wanted):  # fmt: skip
+      activation, gate_layout, clamp, alpha, up_shift, column_blocks, wanted):  # fmt: skip
     weights = (W1, W1_up, W2, b1, b1_up, b2)
     _check_backward(dO, X, weights, activation, gate_layout)
     dX, ds, *others = _empty_gradients(X, H, weights, kind, K, wanted)
@@ -235,7 +236,7 @@ def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, kind, K, scoring,
 
 @torch.library.register_fake("tilemoe::experts_backward_out")
 def _(dO, X, H, H_consumed, routing, W1, W1_up, W2, b1, b1_up, b2, dX, ds, dW1, dW1_up, dW2, db1,
-      db1_up, db2, kind, K, activation, gate_layout, clamp, alpha, up_shift,
+      db1_up, db2, kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks,
       accumulate):  # fmt: skip
     _check_backward(dO, X, (W1, W1_up, W2, b1, b1_up, b2), activation, gate_layout)
 

@@ -185,6 +185,25 @@ def test_dH_over_H():
         O.sum().backward()
 
 
+def test_column_blocks():
+    wide = 136  # of 64 columns, and a rest
+    tensors = {
+        "x": normal(T, wide, seed=1, dtype=DTYPE),
+        "logits_or_scores": normal(T, E, seed=2, dtype=DTYPE),
+        "W1": normal(E, 2 * n, wide, seed=3, dtype=DTYPE, scale=wide**-0.5),
+        "W2": normal(E, wide, n, seed=4, dtype=DTYPE, scale=n**-0.5),
+        "b2": normal(E, wide, seed=5, dtype=DTYPE),
+    }
+    for tensor in tensors.values():
+        tensor.requires_grad_()
+    want = results(tilemoe.moe, tensors, K=K)
+    got = results(tilemoe.moe, tensors, K=K, column_blocks=3)
+    for name in want:
+        assert (got[name] - want[name]).norm() <= 1e-3 * want[name].norm(), name
+    with pytest.raises(ValueError, match="column_blocks is -1"):
+        tilemoe.moe(**tensors, K=K, column_blocks=-1)
+
+
 def compare_bits(got, want):
     assert got.keys() == want.keys()
     for name in want:

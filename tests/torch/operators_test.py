@@ -11,7 +11,7 @@ from target import DTYPE
 from tilemoe import ops
 
 tm = torch.ops.tilemoe
-CONFIG = (0, 0, 0.0, 0.0, 0.0)  # swiglu, concatenated
+CONFIG = (0, 0, 0.0, 0.0, 0.0, 1)  # swiglu, concatenated
 CHOSEN = (0, K, 0, torch.float32)  # top-K, softmax over the chosen
 
 
