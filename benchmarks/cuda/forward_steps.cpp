@@ -31,9 +31,11 @@ void bench(const Config& c) {
       {"chosen", {}},
       {"cooperative256", cuda::kCooperative256},
       {"pairs256", cuda::kCooperative256Pairs},
+      {"pairs192", cuda::kCooperative192Pairs},
       {"pingpong128", cuda::kPingPong128}};
   for (const auto& [name, tile] : tiles) {
-    if (tile == cuda::kPingPong128) continue;  // not built for this step
+    // Not built for this step.
+    if (tile == cuda::kPingPong128 || tile == cuda::kCooperative192Pairs) continue;
     cuda::force_tile(tile);
     report_up(name, problem.up, T);
   }

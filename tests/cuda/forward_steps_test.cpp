@@ -337,6 +337,7 @@ std::vector<StepCase> cases() {
   };
   for (const auto& [name, tile] : {std::pair("cooperative256", cuda::kCooperative256),
                                    std::pair("pairs256", cuda::kCooperative256Pairs),
+                                   std::pair("pairs192", cuda::kCooperative192Pairs),
                                    std::pair("pingpong128", cuda::kPingPong128)}) {
     const std::string suffix = std::string("_") + name;
     StepCase swiglu{.name = "swiglu" + suffix,

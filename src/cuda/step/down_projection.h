@@ -38,6 +38,8 @@ void down_projection(const DownProjection& step) {
   const TileConfiguration tile = tile_of(step);
   if (tile == kPingPong128)
     run_down_projection<TileShape<Element, 128, 128, Schedule::kPingPong>, Major::kSum>(step);
+  else if (tile == kCooperative192Pairs)
+    run_down_projection<TileShape<Element, 128, 192, Schedule::kCooperative, 2>, Major::kSum>(step);
   else if (tile == kCooperative256Pairs)
     run_down_projection<Cooperative256Pairs, Major::kSum>(step);
   else
