@@ -215,7 +215,7 @@ struct ForwardPlan {
 // the other: A' with the partial sums of ds, then with the scratch of dW2; dX~; the scratch of dW1
 // and of the biases' gradients.
 struct BackwardPlan {
-  size_t dH, A_scaled, dX_rows, ds_partial, total;
+  size_t dH, A_scaled, dX_rows, ds_partial, total, rest;
   int64_t block_columns;  // of dX~
   ScratchRegion activation_scratch, dW2_scratch, dX_scratch, dW1_scratch, bias_scratch;
 
@@ -242,7 +242,8 @@ struct BackwardPlan {
     Plan dW1 = all, bias = all;
     dW1_scratch = scratch_in(dW1, Step::kWeightGradient1);
     bias_scratch = scratch_in(bias, Step::kBiasGradient);
-    total = std::max({activation.used(), dW2.used(), dX.used(), dW1.used(), bias.used()});
+    rest = std::max(dW1.used(), bias.used());
+    total = std::max({activation.used(), dW2.used(), dX.used(), rest});
   }
 };
 
@@ -315,8 +316,9 @@ size_t workspace_bytes(const tilemoe_experts* experts, const tilemoe_routing_spe
     case TILEMOE_PASS_FORWARD: return ForwardPlan(backend, *experts, spec).total;
     case TILEMOE_PASS_BACKWARD: return BackwardPlan(backend, *experts, spec, false).total;
     case TILEMOE_PASS_BACKWARD_DH_OVER_H: return BackwardPlan(backend, *experts, spec, true).total;
+    case TILEMOE_PASS_BACKWARD_REST: return BackwardPlan(backend, *experts, spec, true).rest;
   }
-  TILEMOE_CHECK(false, "pass is " << static_cast<int>(pass) << ", expected 0 to 3");
+  TILEMOE_CHECK(false, "pass is " << static_cast<int>(pass) << ", expected 0 to 4");
   return 0;
 }
 
@@ -387,11 +389,16 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   backend.check_gradients(*experts, weights, grads);
   TILEMOE_CHECK(args->saved != nullptr, "saved is null: backward needs the H that forward wrote");
   check_saved(*experts, spec, *args->saved);
+  // Without dO a call goes on from the dH that an earlier one left in H.
+  const bool goes_on = args->overwrite_H && args->saved->consumed == 1 && !present(args->dO);
   TILEMOE_CHECK(
-      args->saved->consumed == 0,
+      args->saved->consumed == 0 || goes_on,
       "saved was consumed by an earlier backward that wrote dH over H; run forward again");
+  TILEMOE_CHECK(!goes_on || !(present(args->dX) || present(args->ds) || present(grads.W2) ||
+                              present(grads.b2)),
+                "dO is absent: from the dH of an earlier backward come dW1 and db1 alone");
   check_rows("X", args->X, *experts, spec);
-  check_rows("dO", args->dO, *experts, spec);
+  if (!goes_on) check_rows("dO", args->dO, *experts, spec);
   check_optional_rows("dX", args->dX, *experts, spec);
   check_optional_rows("addend", args->addend, *experts, spec);
   TILEMOE_CHECK(!present(args->addend) || present(args->dX), "addend is given but dX is absent");
@@ -401,7 +408,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   check_optional("ds", args->ds, top_k && args->ds.ndim == 2 ? top_k_ds : flat_ds);
   const bool over_h = args->overwrite_H != 0;
   const BackwardPlan plan(backend, *experts, spec, over_h);
-  check_workspace(args->workspace, args->workspace_bytes, plan.total);
+  check_workspace(args->workspace, args->workspace_bytes, goes_on ? plan.rest : plan.total);
 
   char* base = static_cast<char*>(args->workspace);
   const Rows rows = rows_of(routing);
@@ -417,7 +424,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   const tilemoe_tensor A_scaled = region(*experts, spec, base, plan.A_scaled, experts->n);
   float* ds_partial = reinterpret_cast<float*>(base + plan.ds_partial);
 
-  if (any_rows && (wants_dH || wants_dW2 || wants_ds))
+  if (any_rows && !goes_on && (wants_dH || wants_dW2 || wants_ds))
     backend.activation_gradient({.experts = experts,
                                  .rows = rows,
                                  .dO = args->dO,

@@ -150,7 +150,7 @@ TEST(SizeArguments, RoutingMemory) {
 
 TEST(SizeArguments, Passes) {
   Sizes p;
-  for (int pass : {-1, 4, 1 << 20})
+  for (int pass : {-1, 5, 1 << 20})
     expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, tilemoe_pass(pass), &p.bytes),
                    "pass is");
   p.experts.device = p.spec.device = TILEMOE_CUDA;

@@ -55,7 +55,7 @@ void fuzz_sizes(World& world, Choices& choices) {
   bytes = 7;
   check_size(world, tilemoe_routing_workspace_bytes(&spec, &bytes), bytes == 7);
   bytes = 7;
-  const auto pass = static_cast<tilemoe_pass>(choices.between(-1, 4));
+  const auto pass = static_cast<tilemoe_pass>(choices.between(-1, 5));
   check_size(world, tilemoe_workspace_bytes(&experts, &spec, pass, &bytes), bytes == 7);
   bytes = 7;
   check_size(world, tilemoe_router_losses_workspace_bytes(spec.device, spec.T, spec.E, &bytes),

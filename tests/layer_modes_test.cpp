@@ -51,6 +51,29 @@ TEST_P(LayerModes, ColumnBlocksGiveWhatTheWholeGives) {
   }
 }
 
+TEST_P(LayerModes, DHOverHInTwoCallsGivesTheBitsOfOne) {
+  Case over = GetParam();
+  over.dH_over_H = true;
+  const Computed one = run(over);
+  Problem problem(make_inputs(over, 3));
+  problem.poison();
+  problem.route();
+  problem.forward();
+  BackwardArgs first = problem.backward_args(), second = first;
+  first.dweights.W1 = first.dweights.W1_up = first.dweights.b1 = first.dweights.b1_up = {};
+  second.dO = second.dX = second.addend = second.ds = second.dweights.W2 = second.dweights.b2 = {};
+  second.workspace_bytes = problem.experts().workspace_bytes(problem.spec(), Pass::kBackwardRest);
+  EXPECT_LT(second.workspace_bytes, first.workspace_bytes);
+  problem.experts().backward(first);
+  problem.experts().backward(second);
+  Computed two = problem.computed();
+  two[kH] = one[kH];  // dH by now
+  expect_same_bits(one, two);
+
+  second.dweights.W2 = first.dweights.W2;  // of a dO that is not there
+  EXPECT_THROW(problem.experts().backward(second), Error);
+}
+
 TEST_P(LayerModes, ConsumedStateIsRefused) {
   Case over = GetParam();
   over.dH_over_H = true;

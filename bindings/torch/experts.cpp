@@ -73,15 +73,16 @@ struct Gradients {
 };
 
 // `H` is read, or, where it may be consumed, overwritten with dH.
-void backward(const Call& call, const Tensor& dO, const Tensor& X, const Tensor& H, bool consume,
-              const Tensor& routing_tensor, const Weights& weights, const Config& config,
-              const Gradients& gradients, bool accumulate) {
-  const Tensor rows = dense_rows_on_16(X), grad_rows = dense_rows_on_16(dO);
+void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
+              bool consume, const Tensor& routing_tensor, const Weights& weights,
+              const Config& config, const Gradients& gradients, bool accumulate) {
+  const Tensor rows = dense_rows_on_16(X);
+  const MaybeTensor grad_rows = dO ? MaybeTensor(dense_rows_on_16(*dO)) : std::nullopt;
   const tilemoe_experts experts = experts_of(call, X, weights, config);
   check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
   const tilemoe_routing_spec spec = spec_of(call, X, experts, config, H.size(0));
   const tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
-  tilemoe_saved saved{call.view("H", H), 0};
+  tilemoe_saved saved{call.view("H", H), dO ? 0 : 1};
 
   tilemoe_backward_args args{};
   args.struct_size = sizeof args;
@@ -100,9 +101,11 @@ void backward(const Call& call, const Tensor& dO, const Tensor& X, const Tensor&
   args.dweights.b1_up = call.view("db1_up", gradients.b1_up);
   args.dweights.b2 = call.view("db2", gradients.b2);
   args.beta = accumulate ? 1.f : 0.f;
-  const Tensor workspace = workspace_for(
-      call, experts, spec, consume ? TILEMOE_PASS_BACKWARD_DH_OVER_H : TILEMOE_PASS_BACKWARD,
-      &args.workspace_bytes);
+  const Tensor workspace = workspace_for(call, experts, spec,
+                                         !dO       ? TILEMOE_PASS_BACKWARD_REST
+                                         : consume ? TILEMOE_PASS_BACKWARD_DH_OVER_H
+                                                   : TILEMOE_PASS_BACKWARD,
+                                         &args.workspace_bytes);
   args.workspace = workspace.data_ptr();
   args.stream = call.stream();
   check(tilemoe_backward(&experts, &args));
@@ -208,7 +211,7 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
   return made;
 }
 
-void experts_backward_out(Tensor dO, Tensor X, MaybeTensor H, MaybeTensor H_consumed,
+void experts_backward_out(MaybeTensor dO, Tensor X, MaybeTensor H, MaybeTensor H_consumed,
                           Tensor routing, Tensor W1, MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
                           MaybeTensor b1_up, MaybeTensor b2, MaybeTensor dX, MaybeTensor ds,
                           MaybeTensor dW1, MaybeTensor dW1_up, MaybeTensor dW2, MaybeTensor db1,
@@ -217,6 +220,7 @@ void experts_backward_out(Tensor dO, Tensor X, MaybeTensor H, MaybeTensor H_cons
                           double up_shift, int64_t column_blocks, bool accumulate) {
   if (H.has_value() == H_consumed.has_value())
     refuse("H and H_consumed are both given or both absent, expected one of them");
+  if (!dO && !H_consumed) refuse("dO is absent, expected only with an H_consumed that holds dH");
   backward(Call(X), dO, X, H ? *H : *H_consumed, H_consumed.has_value(), routing,
            {W1, W1_up, W2, b1, b1_up, b2},
            {kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks},

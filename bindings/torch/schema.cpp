@@ -49,9 +49,10 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
       ", Tensor? logits, int kind, int K, int scoring, ScalarType router_dtype, " TILEMOE_ACTIVATION
       ", int wanted) -> Tensor[]");
   // The same, into the caller's memory: a gradient that is absent is not computed, those of weights
-  // are written, or added to (accumulate). H_consumed in place of H has dH written over it.
+  // are written, or added to (accumulate). H_consumed in place of H has dH written over it; a
+  // second call without dO then computes dW1 and db1, for which memory need not be there before.
   m.def(
-      "experts_backward_out(Tensor dO, Tensor X, Tensor? H, Tensor(a!)? H_consumed, "
+      "experts_backward_out(Tensor? dO, Tensor X, Tensor? H, Tensor(a!)? H_consumed, "
       "Tensor routing, " TILEMOE_WEIGHTS
       ", Tensor(b!)? dX, Tensor(c!)? ds, Tensor(d!)? dW1, Tensor(e!)? dW1_up, Tensor(f!)? dW2, "
       "Tensor(g!)? db1, Tensor(h!)? db1_up, Tensor(i!)? db2, int kind, int K, " TILEMOE_ACTIVATION

@@ -31,6 +31,7 @@ enum class Pass : int {
   kForward = TILEMOE_PASS_FORWARD,
   kBackward = TILEMOE_PASS_BACKWARD,
   kBackwardDhOverH = TILEMOE_PASS_BACKWARD_DH_OVER_H,
+  kBackwardRest = TILEMOE_PASS_BACKWARD_REST,
 };
 
 struct Weights : tilemoe_weights {

@@ -373,7 +373,8 @@ typedef struct tilemoe_saved {
   tilemoe_tensor
       H; /* (capacity, 2n) or (capacity, n): gate columns, then up columns; on CUDA in W1's own
             order where W1 is interleaved and has stride 1 on 2n (gpt-oss); contiguous */
-  int32_t consumed; /* set by a backward that wrote dH over H; such a state cannot be used again */
+  int32_t consumed; /* set by a backward that wrote dH over H; no backward starts from such a state
+                       again */
 } tilemoe_saved;
 
 /* Bytes that live from forward to backward. */
@@ -392,7 +393,8 @@ typedef enum tilemoe_pass TILEMOE_INT {
   TILEMOE_PASS_INFERENCE = 0,
   TILEMOE_PASS_FORWARD = 1,
   TILEMOE_PASS_BACKWARD = 2,
-  TILEMOE_PASS_BACKWARD_DH_OVER_H = 3
+  TILEMOE_PASS_BACKWARD_DH_OVER_H = 3,
+  TILEMOE_PASS_BACKWARD_REST = 4 /* the second of two calls (tilemoe_backward) */
 } tilemoe_pass;
 /* Workspace of one pass. Depends on the shapes, the capacity and the number of threads, never on
  * f_e. */
@@ -418,13 +420,15 @@ typedef struct tilemoe_forward_args {
 TILEMOE_API tilemoe_status tilemoe_forward(const tilemoe_experts* experts,
                                            const tilemoe_forward_args* args);
 
-/* The gradients. An absent output is not computed. */
+/* The gradients. An absent output is not computed. With dH over H the work can be divided in two
+ * calls, so that memory for dW1 need not be there while dX's workspace is: the first asks for no
+ * dW1 and db1, the second for nothing else and has no dO. */
 typedef struct tilemoe_backward_args {
   uint64_t struct_size;
   const tilemoe_routing* routing;
   tilemoe_weights weights;
   tilemoe_tensor X;  /* as in forward */
-  tilemoe_tensor dO; /* X's shape */
+  tilemoe_tensor dO; /* X's shape; absent in the second of two calls */
   tilemoe_saved* saved;
   int32_t overwrite_H;   /* 1: dH is written over H and the saved state is consumed */
   tilemoe_tensor dX;     /* out, X's shape */

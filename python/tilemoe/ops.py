@@ -30,6 +30,7 @@ _WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
     1 << bit for bit in range(8)
 )
+_EVERYTHING = 255
 
 
 def _reraise(error):
@@ -363,20 +364,31 @@ def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
     for bit, out in enumerate(given):
         if out is not None:
             wanted &= ~(1 << bit)
-    kind, K, _ = ctx.rule
-    made = _empty_gradients(X, H, weights, kind, K, wanted)
-    if accumulate and any(out is not None for out in given):
-        for gradient in made[2:]:
-            if gradient is not None:
-                gradient.zero_()
-    into = [new if out is None else out for new, out in zip(made, given)]
     kept, consumed = (None, H) if ctx.overwrite_H else (H, None)
     ctx.consumed = ctx.overwrite_H
-    call_in_backward(
-        _ops.experts_backward_out.default, dO, X, kept, consumed, routing, *weights, *into,
-        kind, K, *ctx.activation, accumulate,
-    )  # fmt: skip
-    return list(made)
+    kind, K, _ = ctx.rule
+
+    def compute(dO, bits):
+        """Those of `bits`, in new memory where none is given."""
+        made = _empty_gradients(X, H, weights, kind, K, wanted & bits)
+        into = [new if out is None else out for new, out in zip(made, given)]
+        into = [out if bits & 1 << bit else None for bit, out in enumerate(into)]
+        if accumulate and any(out is not None for out in given):
+            for gradient in made[2:]:
+                if gradient is not None:
+                    gradient.zero_()
+        call_in_backward(
+            _ops.experts_backward_out.default, dO, X, kept, consumed, routing, *weights, *into,
+            kind, K, *ctx.activation, accumulate,
+        )  # fmt: skip
+        return made
+
+    of_W1 = WANTED_W1 | WANTED_W1_UP
+    if not (ctx.overwrite_H and wanted & WANTED_X and wanted & of_W1):
+        return list(compute(dO, _EVERYTHING))
+    # dX's workspace is gone before there is memory for dW1: both at once would be the peak.
+    first, second = compute(dO, _EVERYTHING & ~of_W1), compute(None, of_W1)
+    return [a if a is not None else b for a, b in zip(first, second)]
 
 
 def _addend_gradient(ctx, dO, routing, E):

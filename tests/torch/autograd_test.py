@@ -204,6 +204,17 @@ def test_column_blocks():
         tilemoe.moe(**tensors, K=K, column_blocks=-1)
 
 
+def test_dH_over_H_of_some_gradients():
+    tensors = logits_layer(DTYPE, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    for asked in (["x"], ["W1"], ["W1", "x"], ["W2", "logits_or_scores"], ["W1", "b1"]):
+        given = {name: t.detach().requires_grad_(name in asked) for name, t in tensors.items()}
+        with Calls() as calls:
+            got = results(tilemoe.moe, given, K=K, overwrite_H=True)
+        compare_bits(got, {name: want[name] for name in got})
+        assert len(calls.of("experts_backward_out")) == 1 + (asked == ["W1", "x"])
+
+
 def compare_bits(got, want):
     assert got.keys() == want.keys()
     for name in want:

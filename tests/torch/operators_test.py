@@ -101,6 +101,9 @@ def cases():
     split = [w.detach() for w in split]
     yield "experts_backward", (*saved, *split, None, *CHOSEN, 0, 2, *CONFIG[2:], 255)
     yield "experts_backward_out", *(backward_out_arguments(x, consume) for consume in (False, True))
+    dW1 = (None, None, torch.zeros_like(layer[0]), *(None,) * 5)
+    second = (None, x["X"], None, x["H"], routing, *layer, *dW1, 0, K, *CONFIG, False)
+    yield "experts_backward_out", second
     yield from other_kinds(x)
     yield "router_backward", (x["ds"], routing, None, 0, E, K, 0, torch.float32)
     yield "router_backward", (x["ds"], routing, logits, 0, E, K, 1, torch.float32)
