@@ -6,9 +6,10 @@
                takes beyond the C++ layer
   no-op        one such operator as the package registers it, differentiated by a rule that keeps
                and returns tensors and does nothing else
+  no-op twice  the same, but as the package's rule does it calls an operator that does nothing
 
 The bars: over no-op at most 25 us without gradient; with gradient, forward and backward, at most
-1.3 times no-op and 10 us. Needs tilemoe, and libtilemoe_torch_noop.so of a build tree with tests:
+1.3 times a no-op and 10 us, told beside both. Needs tilemoe, and libtilemoe_torch_noop.so of a build tree with tests:
 
   TILEMOE_LIBRARY_DIR=build/release/bindings/torch python3 benchmarks/host_time.py
 """
@@ -91,6 +92,23 @@ def return_what_was_kept(ctx, dO, *_):
     return X, router, None, W1, None, W2, *(None,) * (len(ctx.needs_input_grad) - 6)
 
 
+def call_another(ops):
+    """A rule that calls the backward operator with what was kept."""
+
+    def backward(ctx, dO, *_):
+        X, _, W1, W2 = ctx.saved_tensors
+        layer = (W1, None, W2, None, None, None)
+        numbers = (0, K, 0, torch.float32, 0, 0, 0.0, 0.0, 0.0, 1)
+        with torch._C._AutoDispatchBelowAutograd():
+            dX, dlogits, dW1, dW2 = ops.experts_backward.default(
+                dO, X, X, X, *layer, None, *numbers, 1 | 2 | 4 | 16
+            )
+        others = (None,) * (len(ctx.needs_input_grad) - 6)
+        return dX, dlogits.to(X.dtype), None, dW1, None, dW2, *others
+
+    return backward
+
+
 def median_us(call, rounds):
     """Of single calls, on an idle device."""
     times = []
@@ -138,6 +156,8 @@ def measure(rounds, device, dtype):
     take("whole", layer)
     noop.differentiate(save_nothing_else, return_what_was_kept)
     take("no-op", operator)
+    noop.differentiate(save_nothing_else, call_another(noop.ops))
+    take("no-op twice", operator)
     noop.differentiate(ops._moe_context, ops._layer_backward)
     with noop:
         take("over no-op", layer)
@@ -162,18 +182,19 @@ def main():
         print(f"{name:12}" + "".join(f"{times[kind]:24.1f}" for kind in kinds))
     without = found["over no-op"]["forward, no gradient"]
     both = found["over no-op"]["forward and backward"]
-    bar = BARS["factor"] * found["no-op"]["forward and backward"] + BARS["more"]
+    bars = {name: BARS["factor"] * found[name]["forward and backward"] + BARS["more"]
+            for name in ("no-op", "no-op twice")}  # fmt: skip
     print(f"without gradient {without:.1f}, bar {BARS['without gradient']:.1f}; "
-          f"with gradient {both:.1f}, bar {bar:.1f}")
+          f"with gradient {both:.1f}, bar {bars['no-op']:.1f} by no-op, "
+          f"{bars['no-op twice']:.1f} by no-op twice")
     if args.json:
         entry = {
             **machine.describe("cuda" if cuda else "cpu", ("torch", "tilemoe")),
             "commit": args.commit,
             "rounds": args.rounds,
             "us": found,
-            "bars_us": {"forward, no gradient": BARS["without gradient"],
-                        "forward and backward": bar},
-        }  # fmt: skip
+            "bars_us": {"without gradient": BARS["without gradient"], **bars},
+        }
         args.json.write_text(json.dumps(entry, indent=1) + "\n")
 
 

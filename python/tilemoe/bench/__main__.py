@@ -16,7 +16,7 @@ import torch
 from . import session
 from .cases import CASES, DTYPES, SHAPE, Case
 from .measure import PASSES
-from .peers import TileMoE, TileMoEOverwriting, all_peers
+from .peers import TileMoE, all_peers
 from .report import table
 
 
@@ -68,7 +68,7 @@ def _peers(args):
     pythons = dict(word.partition("=")[::2] for word in args.python)
     wanted = args.against
     if wanted is None:
-        wanted = [name for name in known if name != TileMoEOverwriting.name]
+        wanted = [name for name in known if not name.startswith("tilemoe-")]
     for option, names in (("--against", wanted), ("--python", pythons)):
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"{option} {unknown[0]}: not one of {', '.join(known)}")

@@ -75,6 +75,7 @@ class TileMoE(Peer):
     name = "tilemoe"
     packages = ("torch", "tilemoe")
     overwrite_H = False
+    column_blocks = 1
 
     @classmethod
     def missing(cls, case):
@@ -89,7 +90,8 @@ class TileMoE(Peer):
 
         p = self.problem
         return moe(
-            p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding, overwrite_H=self.overwrite_H
+            p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding, overwrite_H=self.overwrite_H,
+            column_blocks=self.column_blocks,
         )  # fmt: skip
 
 
@@ -98,6 +100,13 @@ class TileMoEOverwriting(TileMoE):
 
     name = "tilemoe-dh-over-h"
     overwrite_H = True
+
+
+class TileMoESmall(TileMoEOverwriting):
+    """The one of least memory: Y and dX~ exist in four blocks of columns besides."""
+
+    name = "tilemoe-small-peak"
+    column_blocks = 4
 
 
 class TorchGroupedMM(Peer):
@@ -281,5 +290,6 @@ def _transformers():
 
 def all_peers():
     """Name -> class, TileMoE first."""
-    peers = [TileMoE, TileMoEOverwriting, TorchGroupedMM, SonicMoE, ScatterMoE, *_transformers()]
+    peers = [TileMoE, TileMoEOverwriting, TileMoESmall, TorchGroupedMM, SonicMoE, ScatterMoE]
+    peers += _transformers()
     return {peer.name: peer for peer in peers}

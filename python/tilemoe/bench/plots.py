@@ -21,6 +21,7 @@ LOOKS = {
     "tilemoe-cpu": ("TileMoE", "#1b6ca8", "#7fb3d5"),
     "tilemoe-cuda": ("TileMoE", "#1b6ca8", "#7fb3d5"),
     "tilemoe-dh-over-h": ("TileMoE, dH over H", "#0b3c5d", "#6f93ad"),
+    "tilemoe-small-peak": ("TileMoE, small peak", "#5b9aa0", "#b8d8d8"),
     "torch-grouped_mm": ("PyTorch grouped_mm", "#b45f06", "#e8b27a"),
     "onednn-dense": ("oneDNN, the products alone", "#555555", "#aaaaaa"),
     "sonic-moe": ("sonic-moe", "#38761d", "#93c47d"),
