@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _library, _rules, ops
+from ._shapes import shape_text
 
 _ops = torch.ops.tilemoe
 
@@ -277,8 +278,8 @@ def _shaped(rows, like):
 def _check_shape(name, tensor, *shape):
     if tensor.shape != shape:
         raise ValueError(
-            f"tilemoe: {name} has shape {ops.shape_text(tensor.shape)}, expected "
-            f"{ops.shape_text(shape)} for this x and these weights"
+            f"tilemoe: {name} has shape {shape_text(tensor.shape)}, expected "
+            f"{shape_text(shape)} for this x and these weights"
         )
 
 

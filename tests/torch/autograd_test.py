@@ -10,15 +10,15 @@ import tilemoe
 from comparison import assert_close
 from layers import E, K, T, check, compare, d, logits_layer, n, normal, results
 from target import DEVICE, DTYPE, DTYPES
-from tilemoe import WeightGradients, ops
+from tilemoe import WeightGradients, _shapes
 
 WANTED = {
-    "x": ops.WANTED_X,
-    "logits_or_scores": ops.WANTED_S,
-    "W1": ops.WANTED_W1,
-    "W2": ops.WANTED_W2,
-    "b1": ops.WANTED_B1,
-    "b2": ops.WANTED_B2,
+    "x": _shapes.WANTED_X,
+    "logits_or_scores": _shapes.WANTED_S,
+    "W1": _shapes.WANTED_W1,
+    "W2": _shapes.WANTED_W2,
+    "b1": _shapes.WANTED_B1,
+    "b2": _shapes.WANTED_B2,
 }
 
 

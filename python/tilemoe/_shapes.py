@@ -1,0 +1,211 @@
+"""What torch traces in the operators' place: fake kernels, which tell the shapes of what comes out
+and refuse what the kernels refuse, in the library's own sentences."""
+
+import torch
+
+from . import _library  # noqa: F401  loads the operators
+from ._rules import (
+    GENERAL,
+    GROUPED,
+    ROUNDED,
+    ROUNDINGS,
+    SCORES_GIVEN,
+    TOP_K,
+    h_width,
+    rounded_capacity,
+    routing_elements,
+    w1_rows,
+)
+
+# The bits of `wanted`, in the order in which gradients come back (bindings/torch/wanted.h).
+WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
+    1 << bit for bit in range(8)
+)
+_WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
+
+
+def shape_text(shape):
+    return f"({', '.join(map(str, shape))})"
+
+
+def _check_dims(name, tensor, dims, expected):
+    if tensor.dim() != dims:
+        seen = shape_text(tensor.shape)
+        raise ValueError(f"tilemoe: {name} has shape {seen}, expected {expected}")
+
+
+def _check_shape(function, name, tensor, *shape):
+    if tensor is not None and tuple(tensor.shape) != shape:
+        seen, expected = shape_text(tensor.shape), shape_text(shape)
+        raise ValueError(f"{function}: {name} has shape {seen}, expected {expected}")
+
+
+def _check_weights(function, X, W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout):
+    """Returns E, d, n, as W2 tells them."""
+    for name, weight in zip(_WEIGHTS, (W1, W1_up, W2, b1, b1_up, b2)):
+        # A weight on meta brings its call here, whatever x is.
+        if weight is not None and weight.device != X.device:
+            raise ValueError(f"tilemoe: {name} is on {weight.device} and X on {X.device}")
+    _check_dims("W2", W2, 3, "(E, d, n)")
+    E, d, n = W2.shape
+    rows = w1_rows(activation, gate_layout, n)
+    _check_shape(function, "weights.W1", W1, E, rows, d)
+    _check_shape(function, "weights.b1", b1, E, rows)
+    _check_shape(function, "weights.b2", b2, E, d)
+    _check_shape(function, "weights.W1_up", W1_up, E, n, d)
+    _check_shape(function, "weights.b1_up", b1_up, E, n)
+    _check_dims("X", X, 2, "(T, d)")
+    _check_shape(function, "X", X, X.shape[0], d)
+    return E, d, n
+
+
+def _int32(like, *shape):
+    return like.new_empty(shape, dtype=torch.int32)
+
+
+def _check_K(K, E):
+    if not 1 <= K <= E:
+        raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
+
+
+@torch.library.register_fake("tilemoe::top_k")
+def _(logits, selection_bias, K, scoring, ids_dtype):
+    _check_dims("logits", logits, 2, "(T, E)")
+    T, E = logits.shape
+    _check_K(K, E)
+    scores = logits.new_empty((T, K), dtype=torch.float32)
+    return scores, logits.new_empty((T, K), dtype=ids_dtype), _int32(logits, E)
+
+
+@torch.library.register_fake("tilemoe::top_k_backward")
+def _(dscores, ids, scores, logits, E, scoring, dtype):
+    return dscores.new_empty((ids.shape[0], E), dtype=dtype)
+
+
+@torch.library.register_fake("tilemoe::route_logits")
+def _fake_route_logits(logits, selection_bias, K, scoring):
+    _check_dims("logits", logits, 2, "(T, E)")
+    T, E = logits.shape
+    _check_K(K, E)
+    return _int32(logits, routing_elements(TOP_K, T, E, T * K)), _int32(logits, E)
+
+
+@torch.library.register_fake("tilemoe::route_top_k")
+def _(ids, scores, E):
+    _check_dims("ids", ids, 2, "(T, K)")
+    T, K = ids.shape
+    _check_shape("tilemoe_route_top_k", "scores", scores, T, K)
+    return _int32(ids, routing_elements(TOP_K, T, E, T * K))
+
+
+@torch.library.register_fake("tilemoe::route_general")
+def _(tokens, experts, scores, T, E):
+    _check_dims("tokens", tokens, 1, "(pairs)")
+    pairs = tokens.shape[0]
+    _check_shape("tilemoe_route_general", "experts", experts, pairs)
+    _check_shape("tilemoe_route_general", "scores", scores, pairs)
+    return _int32(tokens, routing_elements(GENERAL, T, E, pairs))
+
+
+@torch.library.register_fake("tilemoe::route_rounded")
+def _(logits, seed, offset, K, m, rounding):
+    _check_dims("logits", logits, 2, "(T, E)")
+    T, E = logits.shape
+    _check_K(K, E)
+    capacity = rounded_capacity(T, E, K, m, ROUNDINGS[rounding])
+    return _int32(logits, routing_elements(ROUNDED, T, E, capacity)), _int32(logits, E)
+
+
+@torch.library.register_fake("tilemoe::route_grouped")
+def _(counts, row_scores, rows):
+    _check_dims("counts", counts, 1, "(E)")
+    _check_shape("tilemoe_route_grouped", "scores", row_scores, rows)
+    return _int32(counts, routing_elements(GROUPED, 0, counts.shape[0], rows))
+
+
+@torch.library.register_fake("tilemoe::experts")
+def _fake_experts(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind, K, capacity,
+                  scoring, activation, gate_layout, clamp, alpha, up_shift, column_blocks, keep_H,
+                  overwrite_H):  # fmt: skip
+    weights = (W1, W1_up, W2, b1, b1_up, b2)
+    _, _, n = _check_weights("tilemoe_forward", X, *weights, activation, gate_layout)
+    if addend is not None:
+        _check_shape("tilemoe_forward", "addend", addend, *X.shape)
+    H = X.new_empty((capacity, h_width(activation, n)) if keep_H else (0,))
+    return X.new_empty(X.shape), H
+
+
+@torch.library.register_fake("tilemoe::moe")
+def _(X, logits, selection_bias, W1, W1_up, W2, b1, b1_up, b2, addend, K, scoring, activation,
+      gate_layout, clamp, alpha, up_shift, column_blocks, keep_H, overwrite_H):  # fmt: skip
+    routing, expert_counts = _fake_route_logits(logits, selection_bias, K, scoring)
+    O, H = _fake_experts(
+        X, logits, routing, W1, W1_up, W2, b1, b1_up, b2, addend, TOP_K, K, logits.shape[0] * K,
+        scoring, activation, gate_layout, clamp, alpha, up_shift, column_blocks, keep_H,
+        overwrite_H,
+    )  # fmt: skip
+    return O, H, routing, expert_counts
+
+
+def _gradient_like(weight):
+    """A gradient in its weight's own layout, whichever of its last two dimensions is contiguous."""
+    if weight.dim() == 3 and weight.stride(2) != 1 and weight.stride(1) == 1:
+        E, rows, columns = weight.shape
+        return weight.new_empty((E, columns, rows)).transpose(1, 2)
+    return weight.new_empty(weight.shape)
+
+
+def empty_gradients(X, H, weights, kind, K, wanted):
+    """The eight gradients, uninitialised, None for what `wanted` has no bit for."""
+    dX = X.new_empty(X.shape) if wanted & WANTED_X else None
+    pairs = (X.shape[0], K) if kind == TOP_K else (H.shape[0],)
+    ds = X.new_empty(pairs, dtype=torch.float32) if wanted & WANTED_S else None
+    return (
+        dX,
+        ds,
+        *(
+            _gradient_like(weight) if wanted & WANTED_W1 << i else None
+            for i, weight in enumerate(weights)
+        ),
+    )
+
+
+def _check_backward(dO, X, weights, activation, gate_layout):
+    _check_weights("tilemoe_backward", X, *weights, activation, gate_layout)
+    _check_shape("tilemoe_backward", "dO", dO, *X.shape)
+
+
+@torch.library.register_fake("tilemoe::experts_backward")
+def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, kind, K, scoring, router_dtype,
+      activation, gate_layout, clamp, alpha, up_shift, column_blocks, wanted):  # fmt: skip
+    weights = (W1, W1_up, W2, b1, b1_up, b2)
+    _check_backward(dO, X, weights, activation, gate_layout)
+    dX, ds, *others = empty_gradients(X, H, weights, kind, K, wanted)
+    if ds is not None and scoring != SCORES_GIVEN:
+        ds = X.new_empty((X.shape[0], W2.shape[0]), dtype=router_dtype)
+    return [gradient for gradient in (dX, ds, *others) if gradient is not None]
+
+
+@torch.library.register_fake("tilemoe::experts_backward_out")
+def _(dO, X, H, H_consumed, routing, W1, W1_up, W2, b1, b1_up, b2, dX, ds, dW1, dW1_up, dW2, db1,
+      db1_up, db2, kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks,
+      accumulate):  # fmt: skip
+    _check_backward(dO, X, (W1, W1_up, W2, b1, b1_up, b2), activation, gate_layout)
+
+
+@torch.library.register_fake("tilemoe::router_backward")
+def _(ds, routing, logits, kind, E, K, scoring, dtype):
+    T = logits.shape[0] if logits is not None else ds.shape[0]
+    return ds.new_empty((T, E), dtype=dtype)
+
+
+@torch.library.register_fake("tilemoe::router_losses")
+def _(logits, expert_counts):
+    _check_dims("logits", logits, 2, "(T, E)")
+    _check_shape("tilemoe_router_losses", "expert_counts", expert_counts, logits.shape[1])
+    return logits.new_empty((2,), dtype=torch.float32)
+
+
+@torch.library.register_fake("tilemoe::router_losses_backward")
+def _(logits, expert_counts, balance_coefficient, z_coefficient):
+    return logits.new_empty(logits.shape, dtype=torch.float32)
