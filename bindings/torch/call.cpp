@@ -65,7 +65,15 @@ tilemoe_tensor Call::view(const char* name, const std::optional<Tensor>& tensor)
 }
 
 Tensor Call::empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
-  return torch::stable::empty({shape.begin(), shape.size()}, dtype, std::nullopt, torch_device_);
+  try {
+    return torch::stable::empty({shape.begin(), shape.size()}, dtype, std::nullopt, torch_device_);
+  } catch (const std::exception&) {
+    // Torch's own sentence goes to stderr: the stable ABI brings back that a call failed, not why.
+    std::string sizes;
+    for (int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+    throw std::runtime_error("out of memory: tilemoe: no memory for a tensor of shape (" + sizes +
+                             ")");
+  }
 }
 
 Tensor Call::zeros(std::initializer_list<int64_t> shape, ScalarType dtype) const {

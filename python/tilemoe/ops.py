@@ -8,7 +8,11 @@ from ._shapes import WANTED_W1, WANTED_W1_UP, WANTED_X, empty_gradients
 
 _ops = torch.ops.tilemoe
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
-_EXCEPTIONS = {"invalid argument: ": ValueError, "unsupported: ": NotImplementedError}
+_EXCEPTIONS = {
+    "invalid argument: ": ValueError,
+    "unsupported: ": NotImplementedError,
+    "out of memory: ": torch.OutOfMemoryError,
+}
 
 _EVERYTHING = 255  # every bit of `wanted`
 

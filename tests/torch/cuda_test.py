@@ -88,6 +88,16 @@ def test_tensors_of_two_devices_are_refused():
             tilemoe.moe(**layer | {name: layer[name].cpu()}, K=K)
 
 
+def test_too_little_memory_is_torch_s_own_error():
+    make = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16)  # noqa: E731
+    T, d, n, E, K = 1 << 20, 8, 1 << 14, 8, 8
+    x, logits, W1, W2 = make(T, d).requires_grad_(), make(T, E), make(E, 2 * n, d), make(E, d, n)
+    with pytest.raises(torch.OutOfMemoryError, match=f"no memory for .* \\({T * K}, {2 * n}\\)"):
+        tilemoe.moe(x, logits, W1, W2, K=K)  # whose H would be 512 GiB
+    O = tilemoe.moe(x[:64], logits[:64], W1, W2, K=K)
+    assert O.shape == (64, d)
+
+
 # ---------------------------------------------------------------- CUDA graphs
 
 
