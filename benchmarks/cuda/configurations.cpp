@@ -44,6 +44,22 @@ std::string name_of(const TileConfiguration& tile) {
          (tile.cluster > 1 ? ", pairs" : "");
 }
 
+// The activation gradient of the forward problem's tensors, X in the place of dO.
+ActivationGradient gradient_of(const ForwardProblem& problem, const DeviceBuffer& dH,
+                               const DeviceBuffer& ds_partial) {
+  ActivationGradient step{};
+  step.experts = problem.up.experts;
+  step.rows = problem.up.rows;
+  step.dO = problem.up.X;
+  step.W1 = problem.up.weights.W1;
+  step.W2 = problem.down.W2;
+  step.H = step.dH = problem.up.H;
+  step.dH.data = dH.data();
+  step.A_scaled = problem.up.A;
+  step.ds_partial = static_cast<float*>(ds_partial.data());
+  return step;
+}
+
 // Medians of runs that take turns, so that a change of clocks meets all of them.
 std::vector<double> medians_ms(const DeviceBuffer& flush, const Runs& runs) {
   constexpr int kRounds = 15;
@@ -74,6 +90,13 @@ struct Comparison {
     const auto down = [&] { backend.down_projection(problem.down); };
     compare_tiles(c, "up", cuda::kUpTiles, cuda::tile_of(problem.up), flush, up);
     compare_tiles(c, "down", cuda::kDownTiles, cuda::tile_of(problem.down), flush, down);
+    const auto M = static_cast<size_t>(c.T * c.K);
+    const DeviceBuffer dH(M * static_cast<size_t>(2 * c.n) * 2);
+    const DeviceBuffer ds_partial(static_cast<size_t>(backend.ds_tiles(*problem.up.experts)) * M *
+                                  sizeof(float));
+    const ActivationGradient gradient = gradient_of(problem, dH, ds_partial);
+    compare_tiles(c, "dA'", cuda::kActivationGradientTiles, cuda::tile_of(gradient), flush,
+                  [&] { backend.activation_gradient(gradient); });
     const std::string name = c.name;
     if (std::find(std::begin(kExamined), std::end(kExamined), name) == std::end(kExamined)) return;
     compare_column_groups(c, "up", flush, up);

@@ -16,6 +16,7 @@
 #include "cuda/compare.h"
 #include "cuda/device_tensors.h"
 #include "cuda/schedule/configuration.h"
+#include "cuda/step/projection_tiles.h"
 
 namespace tilemoe::test {
 namespace {
@@ -475,6 +476,24 @@ std::vector<BackwardCase> cases() {
                      .dtype = dtype,
                      .activation = activation,
                      .integers = false});
+  for (const auto& tile : cuda::kActivationGradientTiles) {
+    const std::string name = tile.cluster == 1 ? "alone" : "pairs";
+    BackwardCase base{.name = name,
+                      .counts = ragged,
+                      .d = 200,
+                      .n = 264,
+                      .spare_rows = 77,
+                      .activation = TILEMOE_SWIGLU,
+                      .integers = false,
+                      .tile = tile};
+    all.push_back(base);
+    base.name = name + "_many_tiles_dH_over_H";
+    base.counts = {2000, 1500, 33, 1025, 900};
+    base.d = 1032, base.n = 776;
+    base.T = 1000;
+    base.dH_over_H = true;
+    all.push_back(base);
+  }
   BackwardCase gpt_oss{.name = "clamped_swiglu",
                        .counts = ragged,
                        .d = 200,

@@ -39,9 +39,9 @@ void run_activation_gradient(const ActivationGradient& step) {
   launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
 }
 
-template <class Element>
+template <class Element, int kCluster = 1>
 using ActivationGradientTile =
-    TileShape<Element, 128, kActivationGradientColumns, Schedule::kCooperative>;
+    TileShape<Element, 128, kActivationGradientColumns, Schedule::kCooperative, kCluster>;
 
 template <class Element, Activations kActivations>
 void run_activation_gradient_along(const ActivationGradient& step) {

@@ -32,4 +32,14 @@ TileConfiguration tile_of(const InputGradient& step) {
                      kInputTiles, current_device().multiprocessors);
 }
 
+TileConfiguration tile_of(const ActivationGradient& step) {
+  return choose_tile({.rows = step.rows.capacity,
+                      .E = step.rows.E,
+                      .columns = step.experts->n,
+                      .sum = step.experts->d,
+                      .epilogue_a_column = 44,
+                      .gathers = true},
+                     kActivationGradientTiles, current_device().multiprocessors);
+}
+
 }  // namespace tilemoe::cuda
