@@ -27,9 +27,8 @@ def build(args, mesh, device, order=None):
     why = refusal(args.experts, args.rounding, device.type)
     if why is not None:
         raise Refusal(why)
-    if device.type == "cuda" and args.precision != "float32":
-        # Products of float32 by TF32, the router's alone: exact where the factors are bfloat16.
-        torch.set_float32_matmul_precision("high")
+    # Products of float32 beside bfloat16 are the router's: by TF32, exact for factors of bfloat16.
+    torch.set_float32_matmul_precision("highest" if args.precision == "float32" else "high")
     with torch.device("meta"):
         model = Transformer(c, args.experts, args.recompute)
     if args.precision == "bfloat16":

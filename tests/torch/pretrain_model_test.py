@@ -198,7 +198,8 @@ def test_a_layers_time_is_the_best_known(tmp_path, monkeypatch):
     c = CONFIGS["7B"]
     forward, backward, source = predict.experts(c, 24576)
     assert source == "this layer measured"
-    report = json.loads(predict.LAYERS.read_text())["items"][0]["report"][0]
+    items = json.loads(predict.LAYERS.read_text())["items"]
+    report = next(item["report"][0] for item in items if item["item"] == "7b-n256")
     assert report["shape"] == {"T": 24576, "d": c.d, "n": c.n, "E": c.E, "K": c.K}
     assert forward == pytest.approx(report["fwd_ms"] / 1e3, rel=1e-9)
     assert backward == pytest.approx(report["bwd_ms"] / 1e3, rel=1e-9)
