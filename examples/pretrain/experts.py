@@ -47,20 +47,38 @@ class Peer(Experts):
         raise NotImplementedError
 
 
+class Permute(torch.autograd.Function):
+    """Rows in another order. Autograd's own backward adds rows to zeros one by one, for it does not
+    know that an index is a permutation; this one reads them in the order before."""
+
+    @staticmethod
+    def forward(ctx, rows, index, inverse):
+        ctx.save_for_backward(index, inverse)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, drows):
+        index, inverse = ctx.saved_tensors
+        return Permute.apply(drows, inverse, index), None, None
+
+
 class GroupedMM(Peer):
     """torch's grouped_mm: gather, product, SwiGLU, product, weighted sum by token in float32.
-    Backward is autograd's, and no step waits for the device."""
+    Backward is autograd's, nothing is added atomically, and no step waits for the device. Under
+    torch.compile the gather, and the sum of the K pairs of a token, are a kernel each."""
 
     name = "grouped_mm"
 
     def compute(self, x, scores, expert, order, ends):
-        token = order // scores.shape[1]
-        rows = x.index_select(0, token)  # (T K, d)
+        T, K = scores.shape
+        row = torch.empty_like(order)  # of a pair: undoes `order`
+        row.scatter_(0, order, torch.arange(T * K, device=x.device))
+        pairs = x[:, None].expand(T, K, -1).reshape(T * K, -1)
+        rows = Permute.apply(pairs, order, row)  # (T K, d), by expert
         gate, up = F.grouped_mm(rows, self.gate_up_proj.mT, offs=ends).chunk(2, dim=-1)
         Y = F.grouped_mm(F.silu(gate) * up, self.down_proj.mT, offs=ends)  # (T K, d)
-        weighted = Y * scores.flatten().index_select(0, order).to(Y.dtype)[:, None]
-        out = torch.zeros_like(x, dtype=torch.float32)
-        return out.index_add(0, token, weighted.float()).to(x.dtype)
+        Y = Permute.apply(Y, row, order).view(T, K, -1)
+        return (Y * scores[..., None]).sum(dim=1).to(x.dtype)
 
 
 class ScatterMoE(Peer):
