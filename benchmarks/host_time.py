@@ -9,7 +9,8 @@
   no-op twice  the same, but as the package's rule does it calls an operator that does nothing
 
 The bars: over no-op at most 25 us without gradient; with gradient, forward and backward, at most
-1.3 times a no-op and 10 us, told beside both. Needs tilemoe, and libtilemoe_torch_noop.so of a build tree with tests:
+1.3 times a no-op and 10 us, told beside both. Needs tilemoe, and libtilemoe_torch_noop.so of a
+build tree with tests:
 
   TILEMOE_LIBRARY_DIR=build/release/bindings/torch python3 benchmarks/host_time.py
 """

@@ -49,9 +49,13 @@ def call_undifferentiated(op, *args):
 def call_in_backward(op, *args):
     """Calls an operator from a gradient's rule. Its own autograd kernel refuses gradients of
     gradients; none are asked for, and it is left out, where create_graph is not."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return call(op, *args)
-    return call_undifferentiated(op, *args)
+    try:
+        with _BelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        _reraise(error)
 
 
 # ---------------------------------------------------------------- gradients
@@ -143,7 +147,7 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
             if needs[1] and scoring != SCORES_GIVEN:
                 args = (routing, logits, kind, weights[0].shape[0], K, scoring, ctx.router_dtype)
                 made[1] = call_in_backward(_ops.router_backward.default, made[1], *args)
-        if needs[1]:
+        if needs[1] and scoring == SCORES_GIVEN:
             made[1] = made[1].to(ctx.router_dtype)
     made.append(_addend_gradient(ctx, dO, routing, weights[0].shape[0]) if needs[8] else None)
     return made
