@@ -269,3 +269,16 @@ def test_caches_are_cold_and_the_order_turns(monkeypatch):
     owners = [work.__self__.name for work in seen if hasattr(work, "__self__")]
     assert owners == ["tilemoe", "torch-grouped_mm", "torch-grouped_mm", "tilemoe"]
     assert len(seen) == 8
+
+
+def test_kernels_have_short_names():
+    from tilemoe.bench.plots import short
+
+    tile = "a::TileShape<__nv_bfloat16, 128, 256, (a::Schedule)0, 1>"
+    gemm = f"a::GroupedGemm<{tile}, a::GatheredRows<{tile} >, a::ActivationEpilogue<{tile}, 0> >"
+    assert short(f"void a::grouped_gemm<{gemm} >({gemm}::Params)") == (
+        "GEMM: Gathered rows, Activation"
+    )
+    assert short("void a::(anonymous namespace)::combine_rows<b::X, 1>(a::Params)") == "combine_rows"
+    assert short("nvjet_sm90_tst_128x192") == "nvjet_sm90_tst_128x192"
+    assert short("up_projection") == "up_projection"

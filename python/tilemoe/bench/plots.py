@@ -1,5 +1,7 @@
 """Pictures of the entries that the benches write as JSON. Needs matplotlib, no torch."""
 
+import re
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -134,6 +136,18 @@ def parts(entry):
     return found
 
 
+def short(kernel):
+    """A kernel's name without namespaces, template arguments and parameters; of TileMoE's grouped
+    GEMM how its rows are loaded and what its epilogue does."""
+    parts = re.findall(r"(\w+)(Rows|Epilogue)<", kernel)
+    if "grouped_gemm" in kernel and parts:
+        load = next((name for name, what in parts if what == "Rows"), "")
+        finish = next((name for name, what in parts if what == "Epilogue"), "")
+        return f"GEMM: {load} rows, {finish}"
+    name = re.sub(r"\(anonymous namespace\)::|\w+::|^void ", "", kernel)
+    return re.split(r"[<(]", name)[0]
+
+
 def kernels(entries, output):
     """A bar for each backend, of its kernels one after the other; the small ones together."""
     figure, panels = plt.subplots(
@@ -146,7 +160,7 @@ def kernels(entries, output):
         rest = sum(ms for _, ms in found) - sum(ms for _, ms in named)
         left = 0.0
         for index, (name, ms) in enumerate([*(p for p in found if p in named), ("other", rest)]):
-            axes.barh(0, ms, left=left, color=colours[index % 20], label=f"{name[:48]}: {ms:.3f}")
+            axes.barh(0, ms, left=left, color=colours[index % 20], label=f"{short(name)[:48]}: {ms:.3f}")
             left += ms
         axes.set_yticks([])
         axes.set_title(f"{entry['config']}, {look(entry['backend'])[0]}: {left:.3f} ms", loc="left")
