@@ -174,7 +174,8 @@ def main(argv=None):
     if len(finished) == len(RUNS):
         document = machine.describe(device.type, ("torch", "triton", "tilemoe"))
         document["commit"] = options.commit or document["commit"]
-        document |= {"command": argv or sys.argv[1:], "verdict": judge(finished, options.last)}
+        how = {name: vars(options)[name] for name in ("config", "steps", "last", "batch")}
+        document |= how | {"options": rest, "verdict": judge(finished, options.last)}
         options.out.write_text(json.dumps(document | {"runs": finished}, indent=1) + "\n")
         print(json.dumps(document["verdict"], indent=1))
     dist.destroy_process_group()

@@ -12,7 +12,6 @@ import argparse
 import gc
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -133,7 +132,8 @@ def main(argv=None):
     mesh, device = start()
     document = machine.describe(device.type, PACKAGES)
     document["commit"] = options.commit or document["commit"]
-    document |= {"command": sys.argv[1:], "processes": dist.get_world_size(), "entries": []}
+    how = {name: vars(options)[name] for name in ("warmup_steps", "measured_steps", "profile")}
+    document |= how | {"options": rest, "processes": dist.get_world_size(), "entries": []}
     for size in options.micro_batches:
         for name in options.implementations:
             with tempfile.TemporaryDirectory() as scratch:
