@@ -58,7 +58,7 @@ def with_dependency(name):
 
 
 def documents_of(package, file):
-    if file.name.endswith((".tar.xz", ".tar.gz")):
+    if file.name.endswith((".tar.xz", ".tar.bz2", ".tar.gz")):
         with tarfile.open(file, "r|*") as archive:
             for member in archive:
                 path = Path(member.name)

@@ -121,7 +121,8 @@ def test_the_loss_of_some_rows_at_a_time_is_that_of_all(T, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, rounding", [("tilemoe", None), ("tilemoe", "stochastic"), ("grouped_mm", None)]
+    "name, rounding",
+    [("tilemoe", None), ("tilemoe", "stochastic"), ("grouped_mm", None), ("spoiled", None)],
 )
 def test_all_blocks_are_one_graph(name, rounding):
     c = dataclasses.replace(CONFIGS["tiny"], layers=4, rounding=rounding, m=4)

@@ -281,6 +281,7 @@ def test_the_measurement(data, tmp_path):
 
 
 def test_tensorboard_has_what_the_log_has(data, tmp_path):
+    pytest.importorskip("tensorboard")
     done = launch(tmp_path, data, "--tensorboard", "--steps", "2", "--evaluate-every", "2")
     assert done.returncode == 0, done.stderr
     (events,) = tmp_path.glob("events.out.tfevents.*")
