@@ -8,6 +8,7 @@
 
 #include "cuda/epilogue/output.h"
 #include "cuda/gemm/shape.h"
+#include "cuda/ptx/pin.h"
 #include "cuda/ptx/proxy_fence.h"
 #include "cuda/ptx/stmatrix.h"
 #include "cuda/ptx/thread_index.h"
@@ -60,6 +61,13 @@ class RaggedStore {
     column = ptx::uniform(column);
     const uint32_t slots = ptx::uniform(place_);
     if (row >= row_end || column >= out.columns) return;
+    // Rounded while the copy engine still reads the batch before from the slots.
+    uint32_t pairs[kBatchColumns / 8][2];
+#pragma unroll
+    for (int j = 0; j < kBatchColumns / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        ptx::pin(pairs[j][half] = packed(value(j, 2 * half), value(j, 2 * half + 1)));
     const bool first_lane = thread % kWarp == 0;
     if (first_lane) ptx::tma_store_wait_read<0>();
     __syncwarp();  // nobody reads the slots any more
@@ -68,9 +76,8 @@ class RaggedStore {
 #pragma unroll
       for (int b = 0; b < kSlice / 8; b += 2) {
         const int j = slot * (kSlice / 8) + b;
-        ptx::stmatrix_x4((place_ + slot * kSlotBytes) ^ b * 16, packed(value(j, 0), value(j, 1)),
-                         packed(value(j, 2), value(j, 3)), packed(value(j + 1, 0), value(j + 1, 1)),
-                         packed(value(j + 1, 2), value(j + 1, 3)));
+        ptx::stmatrix_x4((place_ + slot * kSlotBytes) ^ b * 16, pairs[j][0], pairs[j][1],
+                         pairs[j + 1][0], pairs[j + 1][1]);
       }
     ptx::fence_proxy_async();
     __syncwarp();

@@ -26,6 +26,7 @@
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/cp_async.h"
 #include "cuda/ptx/named_barrier.h"
+#include "cuda/ptx/pin.h"
 #include "cuda/ptx/proxy_fence.h"
 #include "cuda/ptx/registers.h"
 #include "cuda/ptx/shared_address.h"

@@ -27,11 +27,6 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of an accumulator across this point.
-__device__ __forceinline__ void pin(float& accumulator) {
-  asm volatile("" : "+f"(accumulator)::"memory");
-}
-
 // A matrix in shared memory in atoms of 8 rows of 128 bytes, swizzled, 1024 bytes each. Contiguous
 // along the sum: `group_stride` is the distance between groups of 8 rows, `chunk_stride` is unused.
 // Contiguous along rows: `group_stride` is the distance between groups of 8 steps of the sum,
