@@ -60,7 +60,7 @@ def draw(entries, output):
     axes.margins(x=0.12, y=0.15)
     axes.set_xlim(left=0)
     shape = " ".join(f"{name}={first['shape'][name]}" for name in "TdnEK")
-    axes.set_title(f"{first['config']}, {shape}, dH over H; {first['device']}", loc="left",
+    axes.set_title(f"{first['config']}, {shape}, dH over H\n{first['device']}", loc="left",
                    fontsize=9)
     save(figure, output)
 
