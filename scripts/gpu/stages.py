@@ -68,7 +68,7 @@ def test(machine, folder):
     for name in machine.tests():
         file = folder / f"{name}.json"
         arguments = ["--gtest_brief=1", f"--gtest_output=json:{file}"]
-        items.append(machine.item(name, name, arguments, 180, lambda _, file=file: test_counts(file)))
+        items.append(machine.item(name, name, arguments, 300, lambda _, file=file: test_counts(file)))
     check = ["check", "--device", "cuda", "--pass", "all"]
     return [*items, machine.item("check", "tilemoe", check, 240, check_counts)]
 
