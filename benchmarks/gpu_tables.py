@@ -16,6 +16,7 @@ MEASURED, README = ROOT / "docs" / "measured.md", ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- gpu_tables.py writes from here -->\n", "<!-- to here -->\n"
 SHAPE = "TdnEK"
+CHECKS = ["test", "repeat", "huge", *(f"sanitize-{i}" for i in range(1, 5))]
 # In the order in which they run.
 STEPS = ["router", "top_k", "route", "up_projection", "down_projection", "combine",
          "activation_gradient", "score_gradient", "weight_gradient_2", "input_gradient",
@@ -184,9 +185,9 @@ def page_part():
         text += heading("Against sonic-moe", results, "peer") + peers(results) + "\n"
     if results := stage("profile"):
         text += heading("Counters", results, "profile") + profiles(results) + "\n"
-    checks = [r for r in map(stage, ["test", *(f"sanitize-{i}" for i in range(1, 5))]) if r]
+    checks = [r for r in map(stage, CHECKS) if r]
     if checks:
-        text += heading("Tests and sanitizers", checks[0], "test sanitize-1 ... sanitize-4")
+        text += heading("Tests and sanitizers", checks[0], "test repeat huge sanitize-1 ...")
         text += tests(checks)
     return text
 

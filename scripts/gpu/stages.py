@@ -18,6 +18,10 @@ from reports import (METRICS, bench_entries, check_counts, kernel_profile, sanit
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b"]
 SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
+# Routing by top-K, few rows and many an expert, rounding, long experts in shares, blocks of columns.
+REPEATED = [f"{case}/bfloat16" for case in
+            ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks")]
+HUGE = ["huge-rows", "huge-hidden", "deepseek-v3.2"]
 PEER_CONFIGS = ["7b-n256", "7b-n1024"]  # each takes minutes to compile on a new machine
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
@@ -71,6 +75,19 @@ def test(machine, folder):
         items.append(machine.item(name, name, arguments, 300, lambda _, file=file: test_counts(file)))
     check = ["check", "--device", "cuda", "--pass", "all"]
     return [*items, machine.item("check", "tilemoe", check, 240, check_counts)]
+
+
+def repeat(machine, folder):
+    """The same bits a thousand times on a busy GPU."""
+    return [machine.item(name.replace("/", "-"), "tilemoe",
+                         ["check", "--device", "cuda", "--pass", "all", "--repeat", "1000", name],
+                         120, check_counts) for name in REPEATED]
+
+
+def huge(machine, folder):
+    """Tensors, then weights, of more than 2^31 elements."""
+    return [machine.item(name, "tilemoe", ["check", "--device", "cuda", "--pass", "all", name],
+                         240, check_counts) for name in HUGE]
 
 
 def sanitize(tool):
@@ -155,6 +172,8 @@ def profile(machine, folder):
 
 STAGES = {
     "test": test,
+    "repeat": repeat,
+    "huge": huge,
     **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
     "bench": bench,
     "rounding": rounding,
@@ -163,4 +182,4 @@ STAGES = {
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
-AT_ONCE = {"test": 4, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}
+AT_ONCE = {"test": 4, "repeat": 5, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}
