@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,8 @@ def archive(folder, scratch):
     control.write_text(
         "Package: linux-source-1.0\nVersion: 1\nArchitecture: all\nMaintainer: n\nDescription: d\n"
     )
-    subprocess.run(["tar", "-cJf", target / "linux.tar.xz", "-C", scratch, "linux-1.0"], check=True)
+    with tarfile.open(target / "linux.tar.xz", "w:xz") as source:
+        source.add(scratch / "linux-1.0", "linux-1.0")
     subprocess.run(
         ["dpkg-deb", "--build", "--root-owner-group", scratch / "package", folder / "linux.deb"],
         check=True, capture_output=True,
