@@ -62,6 +62,23 @@ TEST(RefusedByTheGpu, IsSaidFirst) {
   EXPECT_EQ(first_difference(problem.computed()[kH], H), -1);
 }
 
+// Tiles of other sizes sum in the same order.
+TEST(ColumnBlocks, GiveTheBitsOfTheWhole) {
+  for (const char* name : {"column-blocks/bfloat16", "column-blocks-transposed/float16",
+                           "column-blocks-split/bfloat16"}) {
+    SCOPED_TRACE(name);
+    Case cut = named_case(name), whole = named_case(name);
+    whole.column_blocks = 0;
+    const auto run = [](const Case& one) {
+      Problem problem(make_inputs(one, 1), cuda_memory());
+      problem.run();
+      EXPECT_TRUE(problem.damage().empty());
+      return problem.computed();
+    };
+    expect_same_bits(run(cut), run(whole));
+  }
+}
+
 }  // namespace
 }  // namespace tilemoe::verify
 
