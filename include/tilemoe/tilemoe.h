@@ -352,7 +352,7 @@ typedef struct tilemoe_experts {
   float up_shift;
   /* Less workspace for a little time: Y (capacity, d) of the forward and dX~ (capacity, d) of the
    * backward exist in so many blocks of columns, one after the other. A block has a multiple of 64
-   * columns; 0 and 1 are the whole. The results are those without, on a GPU to the bit. */
+   * columns; 0 and 1 are the whole. The results are those without, within the same bounds. */
   int32_t column_blocks;
 } tilemoe_experts;
 
