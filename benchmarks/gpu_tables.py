@@ -9,6 +9,7 @@ scripts/gpu/run.py.
 import argparse
 import json
 import pathlib
+import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -157,18 +158,28 @@ def tests(all_results):
     return table(["stage", "what", "", "said"], rows)
 
 
+# The first of these in a kernel's name says which step it is.
+KERNELS = {"combine_rows": "combine", "ActivationGradientEpilogue": "activation_gradient",
+           "ActivationEpilogue": "up_projection", "WeightGradientEpilogue": "weight_gradient_1, _2",
+           "SummedWeights": "input_gradient", "StoreEpilogue": "down_projection"}
+
+
 def profiles(results):
-    rows = []
+    """Medians over the launches of each step."""
+    launches = {}
     for item in passed(results):
         for launch in item["report"]:
-            ms = launch["gpu__time_duration.sum"] * 1e-6
-            moved = launch["dram__bytes_read.sum"] + launch["dram__bytes_write.sum"]
-            rows.append([
-                item["item"], f"`{launch['kernel']}`", milliseconds(ms),
-                f"{launch['sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active']:.0f} %",
-                f"{launch['sm__cycles_elapsed.avg.per_second'] * 1e-9:.2f}",
-                f"{moved * 1e-9:.2f}", f"{launch['lts__t_sector_hit_rate.pct']:.0f} %"])
-    return table(["config", "kernel", "ms", "tensor pipe", "GHz", "DRAM, GB", "L2 hits"], rows)
+            step = next(step for part, step in KERNELS.items() if part in launch["kernel"])
+            launches.setdefault((item["item"], step), []).append(launch)
+    rows = []
+    for (config, step), all_of_it in launches.items():
+        value = lambda metric: statistics.median(launch[metric] for launch in all_of_it)
+        moved = value("dram__bytes_read.sum") + value("dram__bytes_write.sum")
+        rows.append([config, step, milliseconds(value("gpu__time_duration.sum") * 1e-6),
+                     f"{value('lts__t_sectors.avg.pct_of_peak_sustained_elapsed'):.0f} %",
+                     f"{value('sm__cycles_elapsed.avg.per_second') * 1e-9:.2f}",
+                     f"{moved * 1e-9:.2f}", f"{value('lts__t_sector_hit_rate.pct'):.0f} %"])
+    return table(["config", "step", "ms", "of L2's peak", "GHz", "DRAM, GB", "L2 hits"], rows)
 
 
 def page_part():

@@ -9,7 +9,6 @@ import re
 METRICS = [
     "gpu__time_duration.sum",
     "sm__cycles_elapsed.avg.per_second",
-    "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
     "dram__bytes_read.sum",
     "dram__bytes_write.sum",
     "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
