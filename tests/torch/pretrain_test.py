@@ -260,9 +260,10 @@ def test_the_guard_in_pieces(data, tmp_path):
     lengths = {name: len(run["loss"]) for name, run in written["runs"].items()}
     assert lengths == {n: 20 if n == "float32" else 24 for n in guard.RUNS}
     assert (tmp_path / "work" / "tilemoe" / "log.jsonl").read_text().count('"step": 1,') == 1
-    misses = written["verdict"]["misses"]
-    assert "norm_dW2 of the first steps" in misses["spoiled"]
-    assert "norm_dW2 of the first steps" not in misses["tilemoe"]
+    # What TileMoE's own run misses is chance in one so short; what is spoiled stands out of it.
+    assert "norm_dW2 of the first steps" in written["verdict"]["misses"]["spoiled"]
+    off = written["verdict"]["first_steps"]["norm_dW2"]["off"]
+    assert off["spoiled"] > 2 * off["tilemoe"], off
 
 
 def test_the_measurement(data, tmp_path):
