@@ -49,13 +49,9 @@ def call_undifferentiated(op, *args):
 def call_in_backward(op, *args):
     """Calls an operator from a gradient's rule. Its own autograd kernel refuses gradients of
     gradients; none are asked for, and it is left out, where create_graph is not."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled():
         return call(op, *args)
-    try:
-        with _BelowAutograd():
-            return op(*args)
-    except RuntimeError as error:
-        _reraise(error)
+    return call_undifferentiated(op, *args)
 
 
 # ---------------------------------------------------------------- gradients
