@@ -61,14 +61,19 @@ class HostMemory final : public Memory {
 // Bytes [first, first + bytes) of the pattern. The exponent bits of float16 and bfloat16 are all
 // ones in each half word, so every aligned element of 2 or 4 bytes is a NaN; as an integer it is
 // negative.
+constexpr uint32_t kPayloads = 127;
+constexpr size_t kPatternPeriod = 2 * kPayloads;
 std::vector<std::byte> pattern(size_t first, size_t bytes) {
-  constexpr uint32_t kNaN = 0xff80, kPayloads = 127;
+  constexpr uint32_t kNaN = 0xff80;
   std::vector<std::byte> result(bytes);
-  for (size_t i = 0; i < bytes; ++i) {
+  const size_t period = std::min(bytes, kPatternPeriod);
+  for (size_t i = 0; i < period; ++i) {
     const size_t place = first + i;
     const uint32_t word = kNaN | (1 + static_cast<uint32_t>(place / 2) % kPayloads);
     result[i] = static_cast<std::byte>(place % 2 ? word >> 8 : word & 0xff);
   }
+  for (size_t done = period; done < bytes; done *= 2)
+    std::memcpy(result.data() + done, result.data(), std::min(done, bytes - done));
   return result;
 }
 
@@ -133,12 +138,12 @@ void* GuardedBuffer::data() const {
 }
 
 void GuardedBuffer::poison() {
-  constexpr size_t kChunk = size_t{1} << 20;
+  constexpr size_t kChunk = kPatternPeriod << 16;
   const size_t all = kGuardBefore + bytes_ + kGuardAfter;
-  for (size_t first = 0; first < all; first += kChunk) {
-    const std::vector<std::byte> part = pattern(first, std::min(kChunk, all - first));
-    memory_->copy_in(static_cast<char*>(allocation_) + first, part.data(), part.size());
-  }
+  const std::vector<std::byte> part = pattern(0, std::min(kChunk, all));
+  for (size_t first = 0; first < all; first += kChunk)
+    memory_->copy_in(static_cast<char*>(allocation_) + first, part.data(),
+                     std::min(kChunk, all - first));
 }
 
 void GuardedBuffer::write(const std::vector<std::byte>& contents) {

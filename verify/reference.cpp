@@ -10,8 +10,8 @@ namespace tilemoe::verify {
 namespace {
 
 // Experts are dealt to this many threads, each with sums of its own, whatever the machine: results
-// do not depend on it.
-constexpr int kThreads = 4;
+// do not depend on it. Where there are fewer experts, parts of their rows are.
+constexpr size_t kThreads = 12;
 // Rows that go through an expert together; bounds the memory of a case with very many rows.
 constexpr size_t kBlockRows = 256;
 
@@ -93,10 +93,11 @@ class Evaluation {
     }
     allocate(kH, wanted(case_, kH) ? static_cast<size_t>(rows) * h_ : 0);
     allocate(kDs, static_cast<size_t>(inputs.pairs()));
-    allocate(kDW1, E * h_ * d_);
-    allocate(kDW2, E * d_ * n_);
-    allocate(kDb1, case_.biases ? E * h_ : 0);
-    allocate(kDb2, case_.biases ? E * d_ : 0);
+    parts_ = E < kThreads ? (kThreads + E - 1) / E : 1;
+    allocate(kDW1, parts_ * E * h_ * d_);
+    allocate(kDW2, parts_ * E * d_ * n_);
+    allocate(kDb1, case_.biases ? parts_ * E * h_ : 0);
+    allocate(kDb2, case_.biases ? parts_ * E * d_ : 0);
   }
 
   Results run() {
@@ -104,7 +105,8 @@ class Evaluation {
     std::vector<std::thread> threads;
     for (size_t thread = 0; thread < kThreads; ++thread)
       threads.emplace_back([this, thread, &sums] {
-        for (size_t e = thread; e < experts_.size(); e += kThreads) expert(e, sums[thread]);
+        for (size_t i = thread; i < parts_ * experts_.size(); i += kThreads)
+          part_of_expert(i / experts_.size(), i % experts_.size(), sums[thread]);
       });
     for (std::thread& thread : threads) thread.join();
 
@@ -153,10 +155,15 @@ class Evaluation {
       add_scaled(rows.row(r), Real{1}, bias.data() + e * rows.columns, rows.columns);
   }
 
-  void expert(size_t e, Sums& sums) {
+  void part_of_expert(size_t part, size_t e, Sums& sums) {
     const std::vector<Pair>& pairs = experts_[e];
-    for (size_t first = 0; first < pairs.size(); first += kBlockRows)
-      block(e, pairs.data() + first, std::min(kBlockRows, pairs.size() - first), sums);
+    for (size_t first = part * kBlockRows; first < pairs.size(); first += parts_ * kBlockRows)
+      block(part, e, pairs.data() + first, std::min(kBlockRows, pairs.size() - first), sums);
+  }
+
+  // This part's sum over rows of expert e, in values_[output], (parts, E, size).
+  Real* gradient(Output output, size_t part, size_t e, size_t size) {
+    return values_[output].data() + (part * experts_.size() + e) * size;
   }
 
   ActivationValue<Real> activate_at(const Matrix<Real>& H, size_t r, size_t j) const {
@@ -164,7 +171,7 @@ class Evaluation {
   }
 
   // Forward and backward of some rows of an expert.
-  void block(size_t e, const Pair* pairs, size_t count, Sums& sums) {
+  void block(size_t part, size_t e, const Pair* pairs, size_t count, Sums& sums) {
     const float* W1 = in_.weights.W1.data() + e * h_ * d_;  // (h, d)
     const float* W2 = in_.weights.W2.data() + e * d_ * n_;  // (d, n)
 
@@ -210,16 +217,16 @@ class Evaluation {
     store(A_scaled);
 
     // dW2 = dO^T A', dX~ = dH W1, dX_t += dX~, dW1 = dH^T X
-    add_transposed_times(values_[kDW2].data() + e * d_ * n_, dO, A_scaled);
+    add_transposed_times(gradient(kDW2, part, e, d_ * n_), dO, A_scaled);
     Matrix<Real> dX = times(dH, W1, d_);
     store(dX);
     for (size_t r = 0; r < count; ++r)
       add_scaled(sums.dX.data() + static_cast<size_t>(pairs[r].token) * d_, Real{1}, dX.row(r), d_);
-    add_transposed_times(values_[kDW1].data() + e * h_ * d_, dH, X);
+    add_transposed_times(gradient(kDW1, part, e, h_ * d_), dH, X);
     if (!case_.biases) return;
     for (size_t r = 0; r < count; ++r) {
-      add_scaled(values_[kDb1].data() + e * h_, Real{1}, dH.row(r), h_);
-      add_scaled(values_[kDb2].data() + e * d_, score(pairs[r]), dO.row(r), d_);
+      add_scaled(gradient(kDb1, part, e, h_), Real{1}, dH.row(r), h_);
+      add_scaled(gradient(kDb2, part, e, d_), score(pairs[r]), dO.row(r), d_);
     }
   }
 
@@ -237,15 +244,20 @@ class Evaluation {
   }
 
   void finish_weights(Output output, const std::vector<float>& before) {
-    std::vector<Real>& gradient = values_[output];
-    if (!before.empty()) add_scaled(gradient.data(), Real{1}, before.data(), before.size());
-    for (Real& value : gradient) value = stored(value, case_.dW_dtype());
+    std::vector<Real>& sums = values_[output];
+    const size_t size = sums.size() / parts_;
+    for (size_t part = 1; part < parts_; ++part)
+      add_scaled(sums.data(), Real{1}, sums.data() + part * size, size);
+    sums.resize(size);
+    if (!before.empty()) add_scaled(sums.data(), Real{1}, before.data(), before.size());
+    for (Real& value : sums) value = stored(value, case_.dW_dtype());
   }
 
   const Inputs& in_;
   const Case& case_;
   bool rounds_;
   size_t d_, n_, h_;
+  size_t parts_;  // of each expert's rows, with sums of their own
   std::vector<std::vector<Pair>> experts_;
   std::vector<Real> values_[kOutputs];
 };
