@@ -19,6 +19,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import device
 from stages import AT_ONCE, STAGES, Machine
 
 STAGE_LIMIT_S = 480
@@ -33,15 +34,10 @@ def device_facts(tilemoe, environment):
     said = subprocess.run([tilemoe, "info"], env=environment, capture_output=True, text=True)
     if said.returncode:
         sys.exit(f"run.py: error: {tilemoe} does not run: {said.stderr.strip()}")
-    query = "name,driver_version,clocks.max.sm,power.limit"
-    try:
-        gpu = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-                             capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        sys.exit("run.py: error: no GPU answers here (nvidia-smi); run this where there is one")
+    gpu = device.facts("run.py", "name", "driver_version", "clocks.max.sm", "power.limit")
     first_line = said.stdout.splitlines()[0]
     commit = first_line.split("commit ")[1].split(",")[0]
-    return {"commit": commit, "build": first_line, **dict(zip(query.split(","), gpu.split(", ")))}
+    return {"commit": commit, "build": first_line, **gpu}
 
 
 def run_item(item, folder, environment, limit_s):

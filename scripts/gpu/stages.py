@@ -182,4 +182,4 @@ STAGES = {
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
-AT_ONCE = {"test": 4, "repeat": 5, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}
+AT_ONCE = {"test": 4, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}

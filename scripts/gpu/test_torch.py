@@ -4,9 +4,10 @@
   scripts/gpu/test_torch.py build/dist/tilemoe-*.whl
   scripts/gpu/test_torch.py WHEEL --packages DIR -- -k graph     # options after -- are pytest's
 
-Needs no network: this Python has torch and pytest; what else it lacks (expecttest, for opcheck) is
-taken from the wheels in DIR. Writes gpu_torch.json: how many tests there were, which failed, and on
-what they ran. Its status is 1 where one failed.
+Where there are two GPUs, the scenarios of several processes run on them, over NCCL. Needs no
+network: this Python has torch and pytest; what else it lacks (expecttest, for opcheck) is taken from
+the wheels in DIR. Writes gpu_torch.json: how many tests there were, which failed, and on what they
+ran. Its status is 1 where one failed.
 """
 
 import argparse
@@ -15,11 +16,14 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree
+
+import device
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "transformers", "pytest", "numpy")
@@ -44,20 +48,24 @@ def versions():
     return found
 
 
-def gpu():
-    query = "name,driver_version"
-    try:
-        said = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-                              capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        sys.exit("test_torch.py: error: no GPU answers here (nvidia-smi)")
-    return dict(zip(query.split(","), said.split(", ")))
-
-
 def install(wheels, folder):
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps",
                     "--no-compile", "--disable-pip-version-check", "--target", folder, *wheels],
                    check=True)
+
+
+def run_on_two_gpus(environment, folder):
+    """distributed_worker.py over NCCL -> {scenario: "passed" or "failed"}; {} where there is one."""
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    if len(listed.splitlines()) < 2:
+        return {}
+    said = subprocess.run(
+        [sys.executable, ROOT / "tests" / "torch" / "distributed_worker.py", "--device", "cuda"],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        check=False).stdout  # fmt: skip
+    print(said[-6000:])
+    results = re.findall(r"^(\w+) (passed|failed)$", said, re.MULTILINE)
+    return dict(results) or {"distributed_worker.py": said[-1000:]}
 
 
 def counts(report):
@@ -85,7 +93,8 @@ def main():
     parser.add_argument("--workers", type=int, default=8, help="with pytest-xdist")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args = parser.parse_args(sys.argv[1:end])
-    facts = {"commit": args.commit, **gpu(), "versions": versions()}
+    facts = {"commit": args.commit, **device.facts("test_torch.py", "name", "driver_version"),
+             "versions": versions()}
     args.out.mkdir(parents=True, exist_ok=True)
     report = args.out.resolve() / "torch.xml"
     report.unlink(missing_ok=True)
@@ -105,6 +114,7 @@ def main():
                               cwd=folder, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, check=False)
         facts["seconds"] = round(time.monotonic() - begin, 1)
+        facts["two_gpus"] = run_on_two_gpus(environment, folder)
     (args.out / "torch.log").write_text(done.stdout)
     print(done.stdout[-6000:])
     if not report.exists():
@@ -112,7 +122,8 @@ def main():
     facts["finished"] = done.returncode in (0, 1)
     facts |= counts(report)
     (args.out / "gpu_torch.json").write_text(json.dumps(facts, indent=1) + "\n")
-    sys.exit(0 if done.returncode == 0 else 1)
+    good = done.returncode == 0 and set(facts["two_gpus"].values()) <= {"passed"}
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

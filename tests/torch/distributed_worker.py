@@ -323,7 +323,7 @@ def main():
     for scenario in SCENARIOS:
         said = [f"rank {rank}: {r[scenario.__name__]}" for rank, r in enumerate(results)]
         said = [line for line, r in zip(said, results) if r[scenario.__name__]]
-        print(scenario.__name__, "failed" if said else "passed", *said, sep="\n  " if said else " ")
+        print(f"{scenario.__name__} {'failed' if said else 'passed'}", *said, sep="\n  ")
         wrong += bool(said)
     return 1 if wrong else 0
 
