@@ -174,7 +174,8 @@ class Transformer(nn.Module):
             layers.append(rest)
         loss, balance, z, counts = (torch.stack(kind) for kind in zip(*layers))
         weight = self.embedding.weight if self.head is None else self.head.weight
-        next_token = LinearCrossEntropy.apply(
-            self.norm(x).flatten(0, 1), weight, targets.flatten(), self.rows_loss
-        )
+        with torch.profiler.record_function("head"):  # its gradients too: they come with the loss
+            next_token = LinearCrossEntropy.apply(
+                self.norm(x).flatten(0, 1), weight, targets.flatten(), self.rows_loss
+            )
         return Losses(next_token + loss.mean(), next_token, balance.mean(), z.mean()), counts

@@ -110,6 +110,16 @@ class Run:
         dist.all_reduce(total)
         return total / (share * self.ranks)
 
+    def update(self, lr, loss):
+        """Of the parameters, by the gradients of a whole step, which are given back -> their norm,
+        (). Nothing changes where it or the loss, (), is not finite."""
+        norm = clip(list(self.model.parameters()), self.args.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step(skip=1 - torch.isfinite(loss + norm).float())
+        self.optimizer.zero_grad()
+        return norm
+
     def train(self):
         """One step -> what the log says of it, and whether loss and gradient are finite: where
         not, nothing was changed."""
@@ -127,12 +137,8 @@ class Run:
             checksum += sum(zlib.crc32(row.numpy().tobytes()) for row in tokens)
         means = self.mean(sums, share)
         norms = [norm_of(watched) for watched in self.watched.values()]
-        norm = clip(list(self.model.parameters()), self.args.clip)
         lr = learning_rate(self.step, self.args)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step(skip=1 - torch.isfinite(means[0] + norm).float())
-        self.optimizer.zero_grad()
+        norm = self.update(lr, means[0])
         if self.ranks > 1:
             batch = torch.tensor(checksum, device=self.device)  # int64
             dist.all_reduce(batch)

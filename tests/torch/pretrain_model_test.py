@@ -24,6 +24,8 @@ import optimizer  # noqa: E402
 import parallel  # noqa: E402
 import plan  # noqa: E402
 import predict  # noqa: E402
+import speed_study  # noqa: E402
+import stopwatch  # noqa: E402
 import tables  # noqa: E402
 from configs import CONFIGS, configuration  # noqa: E402
 from model import RECOMPUTE, Transformer  # noqa: E402
@@ -298,6 +300,29 @@ def test_small_blocks_are_gathered_together(monkeypatch):
         found = list(parallel.groups(blocks))
         assert [len(group) for group in found] == expected
         assert sum(found, []) == blocks
+
+
+@pytest.mark.parametrize("fitting", [0, 1, 2, 3, 40, 63, 100])
+@pytest.mark.parametrize("bend", [0, 40])
+def test_the_largest_micro_batch_is_found(fitting, bend):
+    """Also where memory grows faster than the first two sizes say."""
+    taken = lambda size: 100 + 7 * size + (bend if size > 30 else 0)
+    limit = taken(fitting)
+    tried = []
+
+    def peak(size):
+        tried.append(size)
+        return taken(size) if taken(size) <= limit else None
+
+    found, refused = speed_study.largest(peak, (1, 2), limit)
+    assert found <= fitting < refused and refused - found <= max(1, fitting // 16)
+    assert len(tried) == len(set(tried)) <= 12 and (found == 0 or found in tried)
+
+
+def test_a_kernel_between_the_heads_is_the_heads():
+    kernels = [("nvjet_a", 5, 1.0), ("nvjet_b", 15, 2.0), ("triton_x", 16, 4.0), ("flash", 17, 8.0)]
+    found = stopwatch.by_kind(kernels, head=[(10, 20)])
+    assert found == {"products": 1.0, "head": 6.0, "attention": 8.0}
 
 
 def test_the_page_has_what_was_measured():

@@ -19,6 +19,7 @@ sys.path.append(str(EXAMPLE))
 import corpus  # noqa: E402
 import guard  # noqa: E402
 import sources  # noqa: E402
+import speed_study  # noqa: E402
 from data import Corpus  # noqa: E402
 
 STEPS, SAVED = 24, 4
@@ -279,6 +280,47 @@ def test_the_measurement(data, tmp_path):
         assert speed == pytest.approx(2 * 32 / (entry["ms"] / 1e3)) and entry["kernels"]
     refused = command("measure.py", "--out", out, *options, "--layers", 3)
     assert refused.returncode != 0 and "--layers is 3, and tiny has 2" in refused.stderr
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_study_goes_on_where_it_was(data, tmp_path, processes):
+    """Each entry has a file, is measured once, and is merged with what was there."""
+    study = [EXAMPLE / "speed_study.py", "run", "--data", data, "--out", tmp_path / "out", "--eager"]
+    study += ["--warmup-steps", 1, "--measured-steps", 2]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+
+    def run(*patterns):
+        done = subprocess.run(
+            list(map(str, [sys.executable, *(launcher * (processes > 1)), *study, *patterns])),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    name = f"tiny-2-{{}}-none-2-x1-p{processes}"
+    names = [name.format(experts) for experts in ("tilemoe", "grouped_mm")]
+    assert "no GPU" not in run(names[0]) and names[0] not in run("tiny-*-2-*", "--seconds", 0)
+    said = run(*names, name.format("scattermoe"))
+    assert f"{names[0]} {{" not in said and f"{names[1]} {{" in said
+    assert "runs on a GPU, and this process has none" in said
+    files = sorted(file.stem for file in (tmp_path / "out").iterdir())
+    assert files == sorted(names)
+    results = tmp_path / "merged.json"
+    results.write_text(json.dumps([{"name": names[1], "device": "another"}]))
+    merge = ["merge", tmp_path / "out", "--results", results]
+    assert speed_study.main(list(map(str, merge))) == 0
+    merged = json.loads(results.read_text())
+    assert sorted(entry["name"] for entry in merged) == sorted([*names, names[1]])
+    measured = [entry for entry in merged if entry["device"] != "another"]
+    for entry in measured:
+        assert entry["processes"] == processes and len(entry["losses"]) == 3
+        assert 0 < entry["update_ms"] < entry["ms"] and entry["kinds_ms"]["head"] > 0
+        speed = entry["tokens_per_s_and_process"]
+        assert speed == pytest.approx(2 * 32 / (entry["ms"] / 1e3))
+    assert measured[0]["losses"] == pytest.approx(measured[1]["losses"], rel=0.02)
 
 
 def test_tensorboard_has_what_the_log_has(data, tmp_path):
