@@ -1,13 +1,13 @@
 """How fast real training gets: a list of entries, each measured once and kept in a file of its own.
 
     python examples/pretrain/speed_study.py list '7B-*-p1'
-    python examples/pretrain/speed_study.py run --data runs/linux --out runs/speed '7B-8-*' '7B-4-*'
-    torchrun --nproc-per-node 4 examples/pretrain/speed_study.py run --data ... --out runs/speed
+    python examples/pretrain/speed_study.py run --data runs/linux --out runs/speed
+    torchrun --nproc-per-node 4 examples/pretrain/speed_study.py run --data ... --out ...
     python examples/pretrain/speed_study.py merge runs/speed
 
-`run` takes the entries that are for as many processes as there are, in the order of the patterns. It
-skips what has a file in --out, and begins none after --seconds: given again it goes on. `merge` puts
-the files of some folders into benchmarks/results/pretrain_study.json; speed_page.py writes
+`run` takes the entries that are for as many processes as there are, in the order of the patterns.
+It skips what has a file in --out, and begins none after --seconds: given again it goes on. `merge`
+puts the files of some folders into benchmarks/results/pretrain_study.json; speed_page.py writes
 docs/training_speed.md from that.
 """
 
@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -92,6 +93,11 @@ def chosen(patterns, processes=None):
     return list(dict.fromkeys(found))
 
 
+def names(options):
+    print(*(entry.name for entry in chosen(options.patterns)), sep="\n")
+    return 0
+
+
 def arguments(entry, micro_batch, options, scratch):
     """Of train.py."""
     batch = micro_batch * entry.share * entry.processes
@@ -148,7 +154,8 @@ def measured(entry, mesh, device, options):
 
 
 def run(options):
-    began = time.perf_counter()
+    """-> exit status."""
+    began, failed = time.perf_counter(), 0
     mesh, device = start()
     options.out.mkdir(parents=True, exist_ok=True)
     first = dist.get_rank() == 0
@@ -173,6 +180,10 @@ def run(options):
             if first:
                 print(f"{entry.name}: {why}", flush=True)
             continue
+        except Exception:  # the rest can still be measured
+            failed += 1
+            print(f"{entry.name}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+            continue
         if first:
             whole = {"name": entry.name, **where, **asdict(entry), **found}
             file.with_suffix(".partial").write_text(json.dumps(whole, indent=1) + "\n")
@@ -180,6 +191,7 @@ def run(options):
             short = {k: v for k, v in found.items() if k not in ("kernels", "losses")}
             print(f"{time.perf_counter() - began:.0f} s", entry.name, json.dumps(short), flush=True)
     dist.destroy_process_group()
+    return int(failed > 0)
 
 
 def merge(options):
@@ -192,6 +204,7 @@ def merge(options):
         kept[entry.get("device"), entry["name"]] = entry
     ordered = [kept[key] for key in sorted(kept)]
     options.results.write_text(json.dumps(ordered, indent=1) + "\n")
+    return 0
 
 
 def parsed(argv=None):
@@ -220,11 +233,7 @@ def parsed(argv=None):
 
 def main(argv=None):
     options = parsed(argv)
-    if options.command == "list":
-        print(*(entry.name for entry in chosen(options.patterns)), sep="\n")
-    else:
-        {"run": run, "merge": merge}[options.command](options)
-    return 0
+    return {"list": names, "run": run, "merge": merge}[options.command](options)
 
 
 if __name__ == "__main__":
