@@ -310,7 +310,7 @@ const Case* find_case(std::string_view name) {
 }
 
 bool has_integer_form(const Case& original) {
-  return original.routing != RoutingKind::kRounded;
+  return original.routing != RoutingKind::kRounded && !original.huge;
 }
 
 Case integer_form(Case original) {

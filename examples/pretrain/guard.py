@@ -37,6 +37,7 @@ from tilemoe.bench import machine
 
 LEAST_BAR = 0.002  # of the value
 FIRST = 20  # steps that are compared with float32
+BLOCK = 50  # steps whose means the file of the verdict keeps
 MEDIAN_BAR = 1.5  # a quarter is the standard deviation of 20 normal distances' median
 WATCHED = {"dW1": "gate_up_proj", "dW2": "down_proj", "router": "gate.weight"}
 KEYS = ("loss", "gradient_norm", *(f"norm_{name}" for name in WATCHED))
@@ -111,6 +112,15 @@ def metrics(folder):
     return {key: [line[key] for line in ordered] for key in KEYS}
 
 
+def condensed(run):
+    """{key: values by step} -> {"first": {key: first values}, "means": {key: of BLOCK steps}}"""
+    means = {
+        key: [statistics.fmean(values[i : i + BLOCK]) for i in range(0, len(values), BLOCK)]
+        for key, values in run.items()
+    }
+    return {"first": {key: values[:FIRST] for key, values in run.items()}, "means": means}
+
+
 def go_on(args, mesh, device, order, until, deadline):
     """-> whether the run has come to its end."""
     args.output.mkdir(parents=True, exist_ok=True)
@@ -176,7 +186,9 @@ def main(argv=None):
         document["commit"] = options.commit or document["commit"]
         how = {name: vars(options)[name] for name in ("config", "steps", "last", "batch")}
         document |= how | {"options": rest, "verdict": judge(finished, options.last)}
-        options.out.write_text(json.dumps(document | {"runs": finished}, indent=1) + "\n")
+        runs = {name: condensed(run) for name, run in finished.items()}
+        document |= {"block": BLOCK, "runs": runs}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
         print(json.dumps(document["verdict"], indent=1))
     dist.destroy_process_group()
     return 0

@@ -258,8 +258,12 @@ def test_the_guard_in_pieces(data, tmp_path):
     last = command("guard.py", *options)
     assert last.returncode == 0, last.stderr
     written = json.loads((tmp_path / "guard.json").read_text())
-    lengths = {name: len(run["loss"]) for name, run in written["runs"].items()}
-    assert lengths == {n: 20 if n == "float32" else 24 for n in guard.RUNS}
+    for name in guard.RUNS:
+        every = json.loads((tmp_path / "work" / f"{name}.json").read_text())["loss"]
+        assert len(every) == (20 if name == "float32" else 24)
+        kept = written["runs"][name]
+        assert kept["first"]["loss"] == every[: guard.FIRST]
+        assert kept["means"]["loss"] == [pytest.approx(sum(every) / len(every))]
     assert (tmp_path / "work" / "tilemoe" / "log.jsonl").read_text().count('"step": 1,') == 1
     # What TileMoE's own run misses is chance in one so short; what is spoiled stands out of it.
     assert "norm_dW2 of the first steps" in written["verdict"]["misses"]["spoiled"]
