@@ -26,6 +26,9 @@ class Config:
     z_coefficient: float = 0.001
     rounding: str | None = None
     m: int = 128
+    # Every so many tokens are rounded, or kept to a capacity, by themselves; None: a micro-batch.
+    routing_tokens: int | None = None
+    capacity: float | None = None  # an expert keeps so many times its share of pairs at most
 
     @property
     def head(self):
@@ -52,9 +55,12 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def configuration(name, layers=None, rounding=None):
+def configuration(name, layers=None, rounding=None, routing_tokens=None, capacity=None):
     """`layers`: so many of the configuration's in place of all."""
     c = CONFIGS[name]
     if layers is not None and not 1 <= layers <= c.layers:
         raise Refusal(f"--layers is {layers}, and {name} has {c.layers}")
-    return replace(c, layers=layers or c.layers, rounding=rounding)
+    if rounding is not None and capacity is not None:
+        raise Refusal("--rounding and --capacity: one of them says how many pairs an expert has")
+    routing = {"rounding": rounding, "routing_tokens": routing_tokens, "capacity": capacity}
+    return replace(c, layers=layers or c.layers, **routing)

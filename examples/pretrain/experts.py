@@ -21,10 +21,12 @@ class Peer(Experts):
     one_graph = True  # torch.compile takes it without a break
 
     @classmethod
-    def refusal(cls, rounding, device):
+    def refusal(cls, c, device):
         """Why it cannot run, in one sentence; or None."""
-        if rounding is not None:
-            return f"--experts {cls.name} has no token rounding, but --rounding is {rounding}"
+        if c.rounding is not None:
+            return f"--experts {cls.name} has no token rounding, but --rounding is {c.rounding}"
+        if c.capacity is not None:
+            return f"--experts {cls.name} has no capacity, but --capacity is {c.capacity}"
         if cls.module is not None and device != "cuda":
             return f"--experts {cls.name} runs on a GPU, and this process has none"
         if cls.module is not None and importlib.util.find_spec(cls.module) is None:
@@ -39,7 +41,7 @@ class Peer(Experts):
         ends = torch.searchsorted(expert, every, right=True).to(torch.int32)  # (E)
         out = self.compute(x, scores, expert, order, ends)
         none = ends.new_zeros(())
-        return out, tilemoe.Aux(ends.diff(prepend=ends.new_zeros(1)), none, none, none)
+        return out, tilemoe.Aux(ends.diff(prepend=ends.new_zeros(1)), *[none] * 4)
 
     def compute(self, x, scores, expert, order, ends):
         """x (T, d), scores (T, K); rows sorted by expert: their expert and pair (T K), and where
@@ -126,9 +128,9 @@ PEERS = {peer.name: peer for peer in (GroupedMM, ScatterMoE, SonicMoE)}
 IMPLEMENTATIONS = ("tilemoe", *PEERS)
 
 
-def refusal(name, rounding, device):
-    """Why an implementation cannot run, in one sentence; or None."""
-    return None if name == "tilemoe" else PEERS[name].refusal(rounding, device)
+def refusal(name, c, device):
+    """Why an implementation cannot run a configuration, in one sentence; or None."""
+    return None if name == "tilemoe" else PEERS[name].refusal(c, device)
 
 
 def is_one_graph(name):

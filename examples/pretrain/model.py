@@ -12,11 +12,23 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import tilemoe
+from capacity import Bounded
 from configs import Config
 from experts import PEERS, is_one_graph
 from head import LinearCrossEntropy, cross_entropy
 
 RECOMPUTE = {"none": 0, "half": 2, "blocks": 1}  # every how many blocks keeps its input alone
+
+
+class Routed(NamedTuple):
+    """What the layers' routing did with one micro-batch."""
+
+    expert_counts: torch.Tensor  # (layers, E) int32, before rounding and dropping
+    # () float32, means over the layers:
+    load: torch.Tensor  # tokens of the expert that has most of them, over the mean
+    dropped: torch.Tensor  # chosen pairs that are left out, as a share of all chosen ones
+    added: torch.Tensor  # pairs that are added, of the same
+    without: torch.Tensor  # tokens that no expert gets, as a share of all
 
 
 class Losses(NamedTuple):
@@ -87,23 +99,25 @@ class Block(nn.Module):
             selection_bias=c.selection_bias,
             rounding=c.rounding,
             m=c.m,
+            rounding_tokens=c.routing_tokens,
             balance_coefficient=c.balance_coefficient,
             z_coefficient=c.z_coefficient,
             router_dtype=torch.float32,
         )
         if experts != "tilemoe":
             self.moe.experts = PEERS[experts](c.d, c.n, c.E)
+        elif c.capacity is not None:
+            self.moe.experts = Bounded(c)
         self.shared = SharedExpert(c.d, c.shared) if c.shared else None
 
     def forward(self, x, cos, sin, seed, offset):
-        """x (B, S, d), seed and offset (1) int64 or None -> (B, S, d), of the layer: loss, balance,
-        z () and expert_counts (E)."""
+        """x (B, S, d), seed and offset (1) int64 or None -> (B, S, d), the layer's aux."""
         x = x + self.attention(self.attention_norm(x), cos, sin)
         h = self.moe_norm(x)
         out, aux = self.moe(h, seed=seed, offset=offset)
         if self.shared is not None:
             out = out + self.shared(h)
-        return x + out, aux.loss, aux.balance, aux.z, aux.expert_counts
+        return x + out, *aux
 
 
 class Transformer(nn.Module):
@@ -153,7 +167,7 @@ class Transformer(nn.Module):
         self.rows_loss = torch.compile(cross_entropy, fullgraph=True, backend=backend)
 
     def forward(self, tokens, offset=0):
-        """tokens (B, S + 1) -> Losses of predicting tokens[:, 1:], expert_counts (layers, E).
+        """tokens (B, S + 1) -> Losses of predicting tokens[:, 1:], Routed.
 
         offset: number of the micro-batch, for stochastic rounding; a layer's number is its seed.
         """
@@ -172,10 +186,19 @@ class Transformer(nn.Module):
             else:
                 x, *rest = block(*args)
             layers.append(rest)
-        loss, balance, z, counts = (torch.stack(kind) for kind in zip(*layers))
+        aux = tilemoe.MoEAux(*(torch.stack(kind) for kind in zip(*layers)))
         weight = self.embedding.weight if self.head is None else self.head.weight
         with torch.profiler.record_function("head"):  # its gradients too: they come with the loss
             next_token = LinearCrossEntropy.apply(
                 self.norm(x).flatten(0, 1), weight, targets.flatten(), self.rows_loss
             )
-        return Losses(next_token + loss.mean(), next_token, balance.mean(), z.mean()), counts
+        loss = next_token + aux.loss.mean()
+        return Losses(loss, next_token, aux.balance.mean(), aux.z.mean()), self.routed(aux, targets)
+
+    def routed(self, aux, targets):
+        """aux: of all layers; targets: of the micro-batch's tokens."""
+        counts, T = aux.expert_counts, targets.numel()
+        pairs = T * self.c.K
+        load = counts.max(dim=1).values.float().mean() * (self.c.E / pairs)
+        changed = aux.dropped.float().mean() / pairs, aux.added.float().mean() / pairs
+        return Routed(counts, load, *changed, aux.without.float().mean() / T)

@@ -20,11 +20,15 @@ from model import Transformer
 from optimizer import learning_rate, optimizer_of
 from parallel import clip, norm_of, shard
 
+# What the log has of a step: means over its micro-batches; the last three are shares.
+MEANS = ("loss", "balance", "z", "load", "pairs_dropped", "pairs_added", "tokens_without")
+
 
 def build(args, mesh, device, order=None):
     """Configuration, sharded model with its initial values, optimizer."""
-    c = configuration(args.config, args.layers, args.rounding)
-    why = refusal(args.experts, args.rounding, device.type)
+    routing = args.rounding, args.routing_tokens, args.capacity
+    c = configuration(args.config, args.layers, *routing)
+    why = refusal(args.experts, c, device.type)
     if why is not None:
         raise Refusal(why)
     # Products of float32 beside bfloat16 are the router's: by TF32, exact for factors of bfloat16.
@@ -124,16 +128,16 @@ class Run:
         """One step -> what the log says of it, and whether loss and gradient are finite: where
         not, nothing was changed."""
         share = self.micro_batches // self.ranks
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(len(MEANS), dtype=torch.float64, device=self.device)
         counts, checksum = 0, 0
         self.model.train()
         for i, (number, tokens) in enumerate(self.micro(self.corpus, self.sequence)):
             last = i + 1 == share
             self.model.set_requires_gradient_sync(last or self.args.reduce == "micro-batch")
-            losses, chosen = self.model(self.on_device(tokens), offset=number)
+            losses, routed = self.model(self.on_device(tokens), offset=number)
             (losses.total / share).backward()  # FSDP takes the mean over processes
-            sums += torch.stack(losses[1:]).detach()
-            counts = counts + chosen
+            sums += torch.stack([*losses[1:], *routed[1:]]).detach()
+            counts = counts + routed.expert_counts
             checksum += sum(zlib.crc32(row.numpy().tobytes()) for row in tokens)
         means = self.mean(sums, share)
         norms = [norm_of(watched) for watched in self.watched.values()]
@@ -144,8 +148,9 @@ class Run:
             dist.all_reduce(batch)
             checksum = batch.item()
         norm, *watched = torch.stack([norm, *norms]).tolist()  # waits for the device
-        loss, balance, z = means.tolist()
-        record = {"step": self.step + 1, "loss": loss, "balance": balance, "z": z}
+        record = {"step": self.step + 1} | dict(zip(MEANS, means.tolist()))
+        record["T"] = self.config.routing_tokens or self.args.micro_batch * self.config.context
+        loss = record["loss"]
         record |= {"gradient_norm": norm, "learning_rate": lr, "batch": checksum}
         record |= {f"norm_{name}": value for name, value in zip(self.watched, watched)}
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -159,12 +164,14 @@ class Run:
         return record, True
 
     @torch.no_grad()
-    def evaluate(self):
-        """-> mean loss of the first held-out sequences."""
-        self.model.eval()
+    def evaluate(self, as_trained=False):
+        """-> mean loss of the first held-out sequences; `as_trained`: with the training's rounding
+        or capacity, in place of top-K."""
+        self.model.train(as_trained)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in range(self.args.evaluate_batches):
-            for _, tokens in self.micro(self.held_out, batch * self.args.batch):
-                total += self.model(self.on_device(tokens))[0].next_token
+            for number, tokens in self.micro(self.held_out, batch * self.args.batch):
+                losses, _ = self.model(self.on_device(tokens), offset=number)
+                total += losses.next_token
         share = self.micro_batches // self.ranks * self.args.evaluate_batches
         return self.mean(total, share).item()

@@ -44,6 +44,18 @@ def arguments(argv=None):
     add("--experts", choices=IMPLEMENTATIONS, default="tilemoe")
     add("--rounding", choices=("nearest", "up", "down", "stochastic", "balanced"))
     add(
+        "--capacity",
+        type=float,
+        metavar="FACTOR",
+        help="an expert keeps FACTOR times its share of pairs at most, those of the highest scores",
+    )
+    add(
+        "--routing-tokens",
+        type=int,
+        metavar="T",
+        help="every T tokens of a micro-batch are rounded, or kept to a capacity, by themselves",
+    )
+    add(
         "--recompute",
         choices=RECOMPUTE,
         default="none",
@@ -155,7 +167,9 @@ def carry_out(args):
     if args.plan:
         if args.experts != "tilemoe" and (args.experts, args.precision) not in plan.COUNTED:
             raise Refusal("--plan counts tilemoe, and grouped_mm where it computes in bfloat16")
-        config = configuration(args.config, args.layers, args.rounding)
+        config = configuration(
+            args.config, args.layers, args.rounding, args.routing_tokens, args.capacity
+        )
         choices = args.experts, args.recompute, args.precision, args.compile
         of = plan.Plan(config, *choices, processes=args.processes)
         print(plan.table(args.config, of, args.micro_batch, device_bytes(args)))

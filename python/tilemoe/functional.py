@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _library, _rules, ops
+from . import _groups, _library, _rules, ops
 from ._shapes import shape_text
 
 _ops = torch.ops.tilemoe
@@ -25,6 +25,7 @@ class Aux(NamedTuple):
     dropped: Tensor  # () int32: chosen pairs that rounding dropped
     added: Tensor  # () int32: pairs that rounding added
     skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
+    without: Tensor  # () int32: tokens that no expert gets
 
 
 class WeightGradients(NamedTuple):
@@ -100,6 +101,7 @@ def moe(
     selection_bias=None,
     rounding=None,
     m=128,
+    rounding_tokens=None,
     seed=None,
     offset=None,
     addend=None,
@@ -116,7 +118,10 @@ def moe(
     it is logits (..., E), from which `K` experts are chosen by `scoring` (see topk_router) and to
     which the gradient goes. `rounding` (nearest, up, down, stochastic, balanced) then makes every
     expert's count a multiple of `m`: for training, with scoring softmax_over_chosen; `stochastic`
-    draws from `seed` and `offset`, int64 tensors (1) on x's device, or ints.
+    draws from `seed` and `offset`, int64 tensors (1) on x's device, or ints. `rounding_tokens`
+    rounds every so many tokens, of which there is then a multiple, by themselves, as batches of
+    that size would be: what is chosen then depends neither on the batch's size nor on who shares
+    it. `stochastic` gives each of G such groups, i, the offset `offset * G + i`.
 
     `gate_layout` says where W1's gate and up rows are: concatenated, interleaved, or split, with
     the up rows in W1_up (E, n, d). clamp, alpha and up_shift are gpt-oss's form of swiglu.
@@ -149,7 +154,7 @@ def moe(
         out = _experts(
             rows, router, routing, layer, addend, _rules.TOP_K, K, ids.numel(), _rules.SCORES_GIVEN
         )
-        aux = _aux(routing, E) if return_aux else None
+        aux = _aux(routing, E, rows.shape[0], ids.numel()) if return_aux else None
     else:
         _check_shape("logits", router, rows.shape[0], W1.shape[0])
         if K is None:
@@ -157,14 +162,10 @@ def moe(
                 "tilemoe: K is None: it says how many experts to choose from the logits"
             )
         choose = _top_k if rounding is None else functools.partial(
-            _rounded, rounding=rounding, m=m, seed=seed, offset=offset
+            _rounded, rounding=rounding, m=m, tokens=rounding_tokens, seed=seed, offset=offset
         )  # fmt: skip
         found = choose(rows, router, layer, addend, K, scoring, selection_bias, return_aux)
-        if return_aux:
-            out, routing, counts = found
-            aux = _aux(routing, router.shape[1], counts, rounding is not None)
-        else:
-            out = found
+        out, aux = found if return_aux else (found, None)
     out = _shaped(out, x)
     return (out, aux) if return_aux else out
 
@@ -215,7 +216,7 @@ def moe_general(
         rows, scores, routing, layer, addend, _rules.GENERAL, 0, pairs, _rules.SCORES_GIVEN
     )
     out = _shaped(out, x)
-    return (out, _aux(routing, E)) if return_aux else out
+    return (out, _aux(routing, E, rows.shape[0], pairs)) if return_aux else out
 
 
 def grouped_experts(
@@ -298,14 +299,21 @@ def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, 
     )
 
 
-def _top_k(x, logits, layer, addend, K, scoring, selection_bias, more):
-    """O (T, d), and where `more` is asked for routing, expert_counts (E)."""
+def _top_k(x, logits, layer, addend, K, scoring, selection_bias, return_aux):
+    """O (T, d), and where it is asked for its Aux."""
     scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
-    return _run(_ops.moe.default, x, logits, selection_bias, layer, addend, (K, scoring), more)
+    args = (x, logits, selection_bias, layer, addend, (K, scoring), return_aux)
+    found = _run(_ops.moe.default, *args)
+    if not return_aux:
+        return found
+    out, routing, counts = found
+    counters = _rules.counters_of(routing)
+    none = torch.zeros_like(counters[:3]).unbind()  # K distinct experts have every token
+    return out, Aux(counts, *none[:2], counters[0] + counters[1], none[2])
 
 
-def _rounded(x, logits, layer, addend, K, scoring, selection_bias, more, rounding, m, seed,
-             offset):  # fmt: skip
+def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, rounding, m, tokens,
+             seed, offset):  # fmt: skip
     """The same; the counts are those before rounding."""
     # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
     if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
@@ -318,13 +326,36 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, more, roundin
     if (rounding == "stochastic") != (seed is not None and offset is not None):
         raise ValueError("tilemoe: stochastic rounding has a seed and an offset, no other has")
     seed, offset = (_counter(value, logits.device) for value in (seed, offset))
-    args = (logits.detach(), seed, offset, K, m, number)
-    routing, counts = ops.call(_ops.route_rounded.default, *args)
     T, E = logits.shape
-    capacity = _rules.rounded_capacity(T, E, K, m, rounding)
+    tokens = T if tokens is None else tokens
+    if tokens < 1 and T > 0 or T % max(tokens, 1):
+        raise ValueError(f"tilemoe: rounding_tokens is {tokens}, and T = {T} is no multiple of it")
+    groups = T // max(tokens, 1)
+    if groups <= 1:
+        args = (logits.detach(), seed, offset, K, m, number)
+        routing, counts = ops.call(_ops.route_rounded.default, *args)
+        capacity = _rules.rounded_capacity(T, E, K, m, rounding)
+        change = _rules.offsets_of(routing, E).diff() - counts  # (E)
+    else:
+        of_group = _rules.rounded_capacity(tokens, E, K, m, rounding)
+        capacity = groups * of_group
+        made = []
+        for i, part in enumerate(logits.detach().split(tokens)):
+            drawn = offset * groups + i if offset is not None else None
+            made.append(ops.call(_ops.route_rounded.default, part, seed, drawn, K, m, number))
+        routings, counts = (torch.stack(tensors) for tensors in zip(*made))
+        change = _rules.offsets_of(routings, E).diff() - counts  # (groups, E)
+        routing = _groups.as_one(routings, tokens, E, of_group)
+        counts = counts.sum(0, dtype=torch.int32)
     renormalized = _rules.SCORINGS.index("softmax_renormalized")
     out = _experts(x, logits, routing, layer, addend, _rules.ROUNDED, K, capacity, renormalized)
-    return (out, routing, counts) if more else out
+    if not return_aux:
+        return out
+    # Within one expert rounding drops or adds, never both.
+    dropped, added = ((sign * change).clamp(min=0).sum(dtype=torch.int32) for sign in (-1, 1))
+    *_, token_offsets = _rules.row_arrays_of(routing, E, capacity)
+    without = (token_offsets[: T + 1].diff() == 0).sum(dtype=torch.int32)
+    return out, Aux(counts, dropped, added, torch.zeros_like(dropped), without)
 
 
 def _counter(value, device):
@@ -335,19 +366,16 @@ def _counter(value, device):
     return torch.full((1,), value, dtype=torch.int64, device=device)
 
 
-def _aux(routing, E, chosen=None, rounded=False):
-    """`chosen` (E) int32 are the counts before rounding; without them, those of the routing."""
-    counters = _rules.counters_of(routing)
-    skipped = counters[0] + counters[1]
-    if not rounded:
-        dropped, added = torch.zeros_like(counters[:2]).unbind()
-        chosen = _rules.offsets_of(routing, E).diff() if chosen is None else chosen
-        return Aux(chosen, dropped, added, skipped)
-    # Within one expert rounding drops or adds, never both.
-    change = _rules.offsets_of(routing, E).diff() - chosen
-    added = change.clamp(min=0).sum(dtype=torch.int32)
-    dropped = (-change).clamp(min=0).sum(dtype=torch.int32)
-    return Aux(chosen, dropped, added, skipped)
+def _aux(routing, E, T, capacity):
+    """Of pairs that were given."""
+    offsets, counters = _rules.offsets_of(routing, E), _rules.counters_of(routing)
+    _, row_token, *_ = _rules.row_arrays_of(routing, E, capacity)
+    there = torch.arange(capacity, device=routing.device) < offsets[E]
+    seen = torch.zeros(T + 1, dtype=torch.bool, device=routing.device)
+    seen = seen.scatter(0, torch.where(there, row_token, T).long(), True)[:T]
+    without = T - seen.sum(dtype=torch.int32)
+    none = torch.zeros_like(without)
+    return Aux(offsets.diff(), none, none, counters[0] + counters[1], without)
 
 
 def _cast(tensor, dtype):

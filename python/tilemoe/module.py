@@ -27,6 +27,7 @@ class MoEAux(NamedTuple):
     expert_counts: torch.Tensor  # (E) int32: tokens that chose an expert, before rounding
     dropped: torch.Tensor  # () int32: chosen pairs that rounding leaves out
     added: torch.Tensor  # () int32: pairs that rounding adds
+    without: torch.Tensor  # () int32: tokens that rounding leaves without an expert
 
 
 class _WideLinear(torch.autograd.Function):
@@ -149,6 +150,8 @@ class MoE(nn.Module):
         rounding: in training, round each expert's tokens to a multiple of `m`: "nearest", "up",
             "down", "stochastic", "balanced"; None and evaluation: plain top-K. It needs a softmax
             scoring over the chosen.
+        rounding_tokens: round every so many tokens, of which there is then a multiple, by
+            themselves; None: all of a call.
         balance_coefficient, z_coefficient: of the Switch Transformer's load balance loss and
             ST-MoE's z loss in `aux.loss`. The losses are computed where one of them is not 0.
         column_blocks: of functional.moe: less memory for a little time.
@@ -172,6 +175,7 @@ class MoE(nn.Module):
         selection_bias=False,
         rounding=None,
         m=128,
+        rounding_tokens=None,
         balance_coefficient=0.0,
         z_coefficient=0.0,
         column_blocks=1,
@@ -195,6 +199,7 @@ class MoE(nn.Module):
                 raise ValueError(f"tilemoe: m is {m}, expected at least 1")
         self.d, self.n, self.E, self.K = d, n, E, K
         self.scoring, self.rounding, self.m = scoring, rounding, m
+        self.rounding_tokens = rounding_tokens
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
         self.column_blocks = column_blocks
         self.gate = Router(
@@ -242,13 +247,14 @@ class MoE(nn.Module):
             selection_bias=bias,
             rounding=rounding,
             m=self.m,
+            rounding_tokens=self.rounding_tokens,
             seed=seed if stochastic else None,
             offset=offset if stochastic else None,
             column_blocks=self.column_blocks,
         )
         out = out.reshape(local.shape)
         losses = self._losses(logits, aux.expert_counts)
-        counts = aux.expert_counts, aux.dropped, aux.added
+        counts = aux.expert_counts, aux.dropped, aux.added, aux.without
         if spread is None:
             return out, MoEAux(*losses, *counts)
         return spread.output(out), MoEAux(*map(spread.mean, losses), *map(spread.total, counts))

@@ -77,6 +77,45 @@ def test_rounding(rounding, m):
         assert torch.equal(got, want), (name, got, want)
 
 
+def some_tokens(tensors, T):
+    """The same layer with as many of its tokens."""
+    cut = {k: tensors[k].detach()[:T].requires_grad_() for k in ("x", "logits_or_scores")}
+    return tensors | cut
+
+
+@pytest.mark.parametrize("rounding", reference.ROUNDINGS)
+@pytest.mark.parametrize("groups, m", [(2, 4), (3, 4), (4, 1), (36, 1), (1, 8)])
+def test_rounding_by_groups(rounding, groups, m):
+    counter = dict(seed=5, offset=9) if rounding == "stochastic" else {}
+    options = dict(K=K, rounding=rounding, m=m, rounding_tokens=36 // groups, **counter)
+    tensors = some_tokens(logits_layer(DTYPE), 36)
+    check("moe", tensors, **options)
+    _, aux = tilemoe.moe(**tensors, **options, return_aux=True)
+    _, expected = reference.moe(**tensors, **options, return_aux=True)
+    for name, got, want in zip(aux._fields, aux, expected):
+        assert torch.equal(got, want), (name, got, want)
+
+
+@pytest.mark.parametrize("tokens", [0, 5, 36, 38])
+def test_tokens_that_are_no_groups_are_refused(tokens):
+    with pytest.raises(ValueError, match=f"rounding_tokens is {tokens}, and T = 37 is no multiple"):
+        tilemoe.moe(**logits_layer(DTYPE), K=K, rounding="up", rounding_tokens=tokens)
+
+
+def test_tokens_without_an_expert():
+    """Rounded down to nothing; and of given pairs those that are all skipped."""
+    tensors = logits_layer(DTYPE)
+    _, aux = tilemoe.moe(**tensors, K=K, rounding="down", m=T, return_aux=True)
+    counts = tilemoe.moe(**tensors, K=K, return_aux=True)[1].expert_counts
+    assert counts.max() < T and aux.without == T and aux.dropped == T * K
+    ids = torch.zeros(T, K, dtype=torch.int32, device=DEVICE)
+    ids[::3] = -1
+    ids[1] = E
+    tensors["logits_or_scores"] = normal(T, K, seed=22, dtype=torch.float32)
+    _, aux = tilemoe.moe(**tensors, ids=ids, return_aux=True)
+    assert aux.without == len(range(0, T, 3)) + 1
+
+
 def test_stochastic_rounding_follows_seed_and_offset():
     tensors = logits_layer(DTYPE)
 

@@ -69,6 +69,7 @@ def expected(moe, x, dO, seed=None, offset=None):
         selection_bias=moe.gate.e_score_correction_bias,
         rounding=moe.rounding if moe.training else None,
         m=moe.m,
+        rounding_tokens=moe.rounding_tokens,
         seed=seed,
         offset=offset,
         return_aux=True,
@@ -82,7 +83,7 @@ def expected(moe, x, dO, seed=None, offset=None):
     gradients = torch.autograd.grad(objective, [*p.values(), x64])
     names = [*p, "x"]
     aux = dict(loss=loss, balance=balance, z=z) | {
-        name: getattr(aux, name) for name in ("expert_counts", "dropped", "added")
+        name: getattr(aux, name) for name in ("expert_counts", "dropped", "added", "without")
     }
     return {"out": out, **aux} | {"d" + k: g for k, g in zip(names, gradients)}
 

@@ -21,6 +21,7 @@ OPTIONS = {
     "down": dict(rounding="down", m=4, balance_coefficient=0.1),
     "balanced": dict(rounding="balanced", m=8, z_coefficient=0.1),
     "stochastic": dict(rounding="stochastic", m=8),
+    "by groups": dict(rounding="nearest", m=4, rounding_tokens=13, balance_coefficient=0.1),
 }
 
 
@@ -112,7 +113,8 @@ def test_aux_is_a_pytree_of_tensors_on_the_device():
     assert all(isinstance(leaf, torch.Tensor) and leaf.device == x.device for leaf in leaves)
     assert torch.utils._pytree.tree_unflatten(leaves, spec)[1] == aux
     assert aux.loss.requires_grad and not aux.expert_counts.requires_grad
-    assert aux.expert_counts.dtype == aux.dropped.dtype == aux.added.dtype == torch.int32
+    for counts in (aux.expert_counts, aux.dropped, aux.added, aux.without):
+        assert counts.dtype == torch.int32
 
 
 def test_parameters_have_hugging_face_names_and_shapes():

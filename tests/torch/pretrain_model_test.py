@@ -43,9 +43,9 @@ def batch(c, sequences=2):
 
 
 def loss_and_gradients(model, tokens):
-    losses, counts = model(tokens)
+    losses, routed = model(tokens)
     losses.total.backward()
-    return [losses.total.detach(), counts, *(p.grad for p in model.parameters())]
+    return [losses.total.detach(), *routed, *(p.grad for p in model.parameters())]
 
 
 def test_initial_values_depend_on_the_seed_alone():
@@ -98,13 +98,19 @@ def test_all_experts_have_the_same_state_dict(name):
 
 
 def test_what_cannot_run_is_refused_in_a_sentence():
+    plain, rounded = configuration("tiny"), configuration("tiny", rounding="nearest")
+    bounded = configuration("tiny", capacity=1.0)
     for name in ("scattermoe", "sonic-moe"):
-        assert "runs on a GPU, and this process has none" in experts.refusal(name, None, "cpu")
-        assert f"{name} is not installed: pip install" in experts.refusal(name, None, "cuda")
-        assert "has no token rounding" in experts.refusal(name, "nearest", "cuda")
-    assert "has no token rounding" in experts.refusal("grouped_mm", "nearest", "cpu")
-    assert experts.refusal("grouped_mm", None, "cpu") is None
-    assert experts.refusal("tilemoe", "nearest", "cpu") is None
+        assert "runs on a GPU, and this process has none" in experts.refusal(name, plain, "cpu")
+        assert f"{name} is not installed: pip install" in experts.refusal(name, plain, "cuda")
+        assert "has no token rounding" in experts.refusal(name, rounded, "cuda")
+        assert "has no capacity" in experts.refusal(name, bounded, "cuda")
+    assert "has no token rounding" in experts.refusal("grouped_mm", rounded, "cpu")
+    assert experts.refusal("grouped_mm", plain, "cpu") is None
+    for c in (plain, rounded, bounded):
+        assert experts.refusal("tilemoe", c, "cpu") is None
+    with pytest.raises(ValueError, match="--rounding and --capacity: one of them"):
+        configuration("tiny", rounding="up", capacity=1.0)
 
 
 @pytest.mark.parametrize("T", [1, 6, 8, 17])
@@ -123,11 +129,18 @@ def test_the_loss_of_some_rows_at_a_time_is_that_of_all(T, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, rounding",
-    [("tilemoe", None), ("tilemoe", "stochastic"), ("grouped_mm", None), ("spoiled", None)],
+    "name, routing",
+    [
+        ("tilemoe", {}),
+        ("tilemoe", {"rounding": "stochastic"}),
+        ("tilemoe", {"rounding": "stochastic", "routing_tokens": 16}),
+        ("tilemoe", {"capacity": 1.0, "routing_tokens": 16}),
+        ("grouped_mm", {}),
+        ("spoiled", {}),
+    ],
 )
-def test_all_blocks_are_one_graph(name, rounding):
-    c = dataclasses.replace(CONFIGS["tiny"], layers=4, rounding=rounding, m=4)
+def test_all_blocks_are_one_graph(name, routing):
+    c = dataclasses.replace(CONFIGS["tiny"], layers=4, m=4, **routing)
     # bfloat16: torch.compile's grouped_mm takes nothing else.
     plain, compiled = (model_of(c, name).to(torch.bfloat16) for _ in range(2))
     graphs = []

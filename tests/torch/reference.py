@@ -21,6 +21,7 @@ class Aux(NamedTuple):
     dropped: torch.Tensor  # () int32, chosen pairs that rounding leaves out
     added: torch.Tensor  # () int32, pairs that rounding adds
     skipped: torch.Tensor  # () int32, pairs with an id outside [0, E) or a bad token
+    without: torch.Tensor  # () int32, tokens that no expert gets
 
 
 ACTIVATIONS = {  # name: (gated, function of one half or the whole of H)
@@ -172,8 +173,28 @@ def rounded_pairs(logits, K, rounding, m=128, seed=0, step=0):
         (chosen & ~kept).sum().to(torch.int32),
         (kept & ~chosen).sum().to(torch.int32),
         zero,
+        (~kept.any(dim=1)).sum().to(torch.int32),
     )
     return tokens, experts, weight[tokens, experts], aux
+
+
+def pairs_of_groups(logits, K, rounding, m, size, seed, step):
+    """The same where every `size` tokens are rounded by themselves, `stochastic` by a step each."""
+    parts = logits.split(size)
+    made = [
+        rounded_pairs(part, K, rounding, m, seed, step * len(parts) + i)
+        for i, part in enumerate(parts)
+    ]
+    tokens, experts, scores, aux = zip(*made)
+    tokens = [size * i + of_group for i, of_group in enumerate(tokens)]
+    aux = Aux(*(torch.stack(kind).sum(0, dtype=torch.int32) for kind in zip(*aux)))
+    return *map(torch.cat, (tokens, experts, scores)), aux
+
+
+def _tokens_without(tokens, T):
+    seen = torch.zeros(T, dtype=torch.bool, device=tokens.device)
+    seen[tokens] = True
+    return (~seen).sum().to(torch.int32)
 
 
 # ---------------------------------------------------------------- experts
@@ -243,6 +264,7 @@ def moe(
     selection_bias=None,
     rounding=None,
     m=128,
+    rounding_tokens=None,
     seed=None,
     offset=None,
     addend=None,
@@ -261,7 +283,8 @@ def moe(
         if rounding == "stochastic" and (seed is None or offset is None):
             raise ValueError("stochastic rounding: seed and offset are missing")
         key = (int(seed), int(offset)) if rounding == "stochastic" else (0, 0)
-        tokens, experts, scores, aux = rounded_pairs(second, K, rounding, m, *key)
+        size = rounding_tokens or max(T, 1)
+        tokens, experts, scores, aux = pairs_of_groups(second, K, rounding, m, size, *key)
     else:
         if ids is None:
             second, ids = topk_router(second, K, scoring=scoring, selection_bias=selection_bias)
@@ -270,7 +293,8 @@ def moe(
         scores = second.reshape(-1)
         valid = (experts >= 0) & (experts < E)
         counts = torch.bincount(experts[valid], minlength=E).to(torch.int32)
-        aux = Aux(counts, zero, zero, (~valid).sum().to(torch.int32))
+        without = _tokens_without(tokens[valid], T)
+        aux = Aux(counts, zero, zero, (~valid).sum().to(torch.int32), without)
     weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
     act = dict(
         activation=activation,
@@ -327,7 +351,8 @@ def moe_general(
     O = _sum_of_pairs(x, tokens, torch.where(valid, experts, -1), scores, weights, act, addend)
     zero = torch.zeros((), dtype=torch.int32, device=x.device)
     counts = torch.bincount(experts[valid], minlength=E).to(torch.int32)
-    aux = Aux(counts, zero, zero, (~valid).sum().to(torch.int32))
+    skipped = (~valid).sum().to(torch.int32)
+    aux = Aux(counts, zero, zero, skipped, _tokens_without(tokens[valid], T))
     return (O, aux) if return_aux else O
 
 

@@ -1,5 +1,7 @@
 """One layer's weights and one batch, with the bench's distributions. All peers get the same."""
 
+import copy
+
 import torch
 
 from .cases import DTYPES
@@ -34,6 +36,12 @@ class Problem:
             self.router.zero_()
         for leaf in self.leaves:
             leaf.requires_grad_()
+
+    def of(self, case):
+        """The same tensors for a case that differs in its rounding alone."""
+        other = copy.copy(self)
+        other.case, other.rounding = case, case.rounding
+        return other
 
     @property
     def leaves(self):

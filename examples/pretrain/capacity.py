@@ -1,0 +1,59 @@
+"""The usual remedy for experts with too many tokens: what is past a capacity is dropped."""
+
+import math
+
+import torch
+
+import tilemoe
+from configs import Config
+from tilemoe.module import Experts
+
+
+def kept_pairs(scores, ids, E, most, tokens):
+    """scores, ids (T, K) -> which pairs stay (T, K) bool, counts of the chosen (E) int32: of every
+    `tokens` tokens an expert keeps the `most` pairs of the highest scores, equal ones by token."""
+    T, K = ids.shape
+    groups = T // tokens
+    group = torch.arange(T, device=ids.device) // tokens
+    segment = (group[:, None] * E + ids).flatten()  # (T K): an expert of a group
+    # A score's bits are in its own order: it is never negative. NaN comes last.
+    bits = scores.detach().nan_to_num(nan=0.0).flatten().view(torch.int32)
+    key, order = ((segment << 32) - bits).sort(stable=True)
+    segment = segment[order]
+    first = torch.searchsorted(segment, segment)
+    rank = torch.arange(T * K, device=ids.device) - first
+    stays = torch.empty_like(rank, dtype=torch.bool).scatter(0, order, rank < most)
+    ends = torch.searchsorted(
+        segment, torch.arange(groups * E, device=ids.device), right=True
+    )  # (groups E)
+    counts = ends.diff(prepend=ends.new_zeros(1)).view(groups, E).sum(0)
+    return stays.view(T, K), counts.to(torch.int32)
+
+
+class Bounded(Experts):
+    """tilemoe.MoE's experts, of which each keeps at most ceil(capacity T K / E) pairs of T tokens
+    in training: those of the highest scores. Dropped pairs have no gradient; their scores stay in
+    the sum that the token's others are divided by."""
+
+    def __init__(self, c: Config):
+        super().__init__(c.d, c.n, c.E)
+        self.capacity, self.tokens = c.capacity, c.routing_tokens
+
+    def forward(self, x, logits, spread, *, K, scoring, selection_bias, **rest):
+        """x (T, d), logits (T, E) -> O (T, d), its aux; the counts are those before dropping."""
+        routing = {"scoring": scoring, "selection_bias": selection_bias}
+        if not self.training:
+            return super().forward(x, logits, spread, K=K, **routing, **rest)
+        T, E = logits.shape
+        tokens = self.tokens or T
+        if T % tokens:
+            raise ValueError(f"routing_tokens is {tokens}, and T = {T} is no multiple of it")
+        scores, ids = tilemoe.topk_router(logits, K, **routing)
+        most = math.ceil(self.capacity * tokens * K / E)
+        stays, counts = kept_pairs(scores, ids, E, most, tokens)
+        out, aux = tilemoe.moe(
+            x, scores, self.gate_up_proj, self.down_proj, ids=torch.where(stays, ids, -1),
+            activation=self.activation, column_blocks=rest["column_blocks"], return_aux=True,
+        )  # fmt: skip
+        none = torch.zeros_like(aux.skipped)
+        return out, aux._replace(expert_counts=counts, dropped=aux.skipped, skipped=none)
