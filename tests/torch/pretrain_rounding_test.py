@@ -1,0 +1,177 @@
+"""examples/pretrain's study of token rounding, small: capacity drops the right pairs; runs are
+paired, skip themselves when they are done, and share their work."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
+sys.path.append(str(EXAMPLE))
+
+import capacity  # noqa: E402
+import corpus  # noqa: E402
+import rounding  # noqa: E402
+import sources  # noqa: E402
+from configs import CONFIGS  # noqa: E402
+
+
+def chosen(T, E, K, seed=0):
+    """scores, ids (T, K) of random logits, some scores equal and some NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-3, 4, (T, E), generator=generator).float()
+    scores, ids = logits.softmax(-1).topk(K)
+    scores[T // 2, 0] = math.nan
+    return scores, ids.to(torch.int32)
+
+
+@pytest.mark.parametrize(
+    "T, groups, E, K, most", [(24, 1, 5, 2, 6), (24, 3, 5, 2, 2), (8, 2, 4, 4, 3)]
+)
+def test_capacity_keeps_the_highest_scores(T, groups, E, K, most):
+    scores, ids = chosen(T, E, K)
+    stays, counts = capacity.kept_pairs(scores, ids, E, most, T // groups)
+    assert counts.tolist() == torch.bincount(ids.flatten(), minlength=E).tolist()
+    expected = torch.zeros(T, K, dtype=torch.bool)
+    for group in range(groups):
+        for e in range(E):
+            first = group * T // groups
+            of_expert = (ids[first : first + T // groups] == e).nonzero() + torch.tensor([first, 0])
+            score = lambda pair: -math.inf if scores[pair].isnan() else float(scores[pair])
+            pairs = sorted(map(tuple, of_expert.tolist()), key=lambda pair: (-score(pair), pair))
+            for pair in pairs[:most]:
+                expected[pair] = True
+    assert torch.equal(stays, expected) and not stays.all()
+
+
+def test_dropped_pairs_have_no_part_in_output_and_gradient():
+    c = dataclasses.replace(CONFIGS["tiny"], capacity=0.5, routing_tokens=16)
+    generator = torch.Generator().manual_seed(1)
+    normal = lambda *shape: torch.randn(*shape, generator=generator)
+    experts = capacity.Bounded(c)
+    torch.manual_seed(2)
+    experts.reset_parameters()
+    x, logits = normal(32, c.d), normal(32, c.E).requires_grad_()
+    routing = dict(K=c.K, scoring=c.scoring, selection_bias=None, column_blocks=1)
+    out, aux = experts(x, logits, None, **routing)
+    scores, ids = logits.topk(c.K)
+    scores = scores.softmax(-1)
+    most = math.ceil(0.5 * 16 * c.K / c.E)
+    stays, counts = capacity.kept_pairs(scores, ids, c.E, most, 16)
+    assert aux.dropped == (~stays).sum() > 0 and aux.added == 0
+    assert aux.without == (~stays.any(dim=1)).sum()
+    assert torch.equal(aux.expert_counts, counts)
+    W1, W2 = experts.gate_up_proj, experts.down_proj
+    expected = torch.zeros(32, c.d)
+    for t, k in stays.nonzero().tolist():
+        gate, up = (W1[ids[t, k]] @ x[t]).chunk(2)
+        expected[t] += scores[t, k] * (W2[ids[t, k]] @ (torch.nn.functional.silu(gate) * up))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    dO = normal(32, c.d)
+    (mine,) = torch.autograd.grad((out * dO).sum(), logits)
+    (want,) = torch.autograd.grad((expected * dO).sum(), logits)
+    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
+    plain, aux = experts.eval()(x, logits, None, **routing)
+    assert aux.dropped == 0 and not torch.equal(plain, out)
+
+
+def test_names_are_the_runs():
+    runs = rounding.study()
+    assert len(set(map(str, runs))) == len(runs)
+    assert [rounding.named(str(run)) for run in runs] == runs
+    wanted = {
+        (model, method, seed)
+        for model in ("S1", "S2")
+        for method, seeds in [("top_k", 5), ("nearest", 5), *((m, 3) for m in rounding.METHODS)]
+        for seed in range(seeds)
+    }
+    assert {(run.model, run.method, run.seed) for run in runs} == wanted
+    for model in ("S1", "S2"):
+        tiles = {run.tiles for run in runs if run.model == model and run.method == "nearest"}
+        assert tiles == {1, 2, 4, 8}
+        c = CONFIGS[model]
+        for run in runs:
+            if run.model == model and run.tiles:
+                assert run.routing_tokens * c.K == run.tiles * c.E * c.m
+    for wrong in ("S1-top_k-2-s0", "S1-nearest-s0", "S3-up-2-s0", "S1-sideways-2-s0"):
+        with pytest.raises(ValueError):
+            rounding.named(wrong)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    corpus.build(folder, sources.files([EXAMPLE.parents[1] / "docs"]), held_out=0.2)
+    return folder
+
+
+OPTIONS = ["--tokens", "8192", "--batch", "32", "--precision", "float32"]
+OPTIONS += ["--learning-rate", "0.01"]
+
+
+def study(data, out, *arguments):
+    command = [sys.executable, EXAMPLE / "rounding.py", "--data", data, "--out", out]
+    return subprocess.run(
+        list(map(str, [*command, *OPTIONS, *arguments])),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+
+
+NAMES = [
+    "tiny-top_k-s0", "tiny-nearest-1-s0", "tiny-stochastic-2-s0", "tiny-capacity-1-s0",
+    "tiny-nearest-1-s1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """Folder of metrics that two processes wrote together."""
+    out = tmp_path_factory.mktemp("study")
+    done = study(data, out, "--runs", *NAMES, "--gpus", 2)
+    assert done.returncode == 0, done.stderr
+    assert sorted(json.loads(line)["name"] for line in done.stdout.splitlines()) == sorted(NAMES)
+    return out
+
+
+def test_runs_of_a_seed_are_paired(finished):
+    metrics = {name: json.loads((finished / f"{name}.json").read_text()) for name in NAMES}
+    assert sorted(p.name for p in finished.iterdir()) == sorted(f"{name}.json" for name in NAMES)
+    pairing = {name: (m["initial"], m["batches"]) for name, m in metrics.items()}
+    assert len(set(pairing.values())) == 2
+    assert len({pairing[name] for name in NAMES if name.endswith("s0")}) == 1
+    for name, m in metrics.items():
+        assert m["steps"] == 8 and m["T"] == (512 if "-1-" in name else 1024)
+        assert m["curve"]["loss"][-1] < m["curve"]["loss"][0] - 0.2
+        assert abs(m["held_out"]["top_k"] - m["curve"]["loss"][-1]) < 0.5
+        changed = m["whole"]["pairs_dropped"], m["whole"]["pairs_added"]
+        if m["method"] == "top_k":
+            assert changed == (0, 0) and set(m["held_out"]) == {"top_k"}
+        else:
+            assert (changed[0] > 0) and (changed[1] > 0) == (m["method"] != "capacity")
+            assert m["held_out"]["as_trained"] != m["held_out"]["top_k"]
+    losses = {name: m["curve"]["loss"] for name, m in metrics.items()}
+    assert losses["tiny-top_k-s0"] != losses["tiny-nearest-1-s0"] != losses["tiny-capacity-1-s0"]
+
+
+def test_a_finished_run_is_left_out(finished, data):
+    before = {file: file.stat().st_mtime_ns for file in finished.iterdir()}
+    again = study(data, finished, "--runs", *NAMES)
+    assert again.returncode == 0 and again.stdout == ""
+    assert {file: file.stat().st_mtime_ns for file in finished.iterdir()} == before
+    listed = study(data, finished, "--runs", NAMES[0], "tiny-up-1-s0", "--list")
+    assert listed.stdout.splitlines() == [f"{NAMES[0]} finished", "tiny-up-1-s0 "]
+
+
+def test_no_run_begins_that_would_end_too_late(finished, data):
+    late = study(data, finished, "--runs", "tiny-up-1-s0", "--seconds", "0.01")
+    assert late.returncode == 0 and late.stdout == ""
+    assert not (finished / "tiny-up-1-s0.json").exists()
