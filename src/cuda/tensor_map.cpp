@@ -36,19 +36,18 @@ constexpr cuuint64_t kElementBytes = 2;
 template <size_t kDims>
 CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuint64_t, kDims>& size,
                    const std::array<cuuint64_t, kDims - 1>& stride_bytes,
-                   const std::array<cuuint32_t, kDims>& box, Swizzle swizzle) {
+                   const std::array<cuuint32_t, kDims>& box) {
   std::array<cuuint32_t, kDims> every;
   every.fill(1);
   CUtensorMap map;
   const auto try_to_encode = [&] {
-    return encode_function()(
-        &map,
-        dtype == TILEMOE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        kDims, const_cast<void*>(data), size.data(), stride_bytes.data(), box.data(), every.data(),
-        CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzle == Swizzle::k128Bytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return encode_function()(&map,
+                             dtype == TILEMOE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                             kDims, const_cast<void*>(data), size.data(), stride_bytes.data(),
+                             box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = try_to_encode();
   if (result == CUDA_ERROR_INVALID_CONTEXT) {
@@ -77,7 +76,7 @@ CUtensorMap make_tensor_map(const TensorMapSpec& spec) {
   for (size_t i = 0; i < 2; ++i)
     stride_bytes[i] =
         size[i + 1] == 1 ? 16 : static_cast<cuuint64_t>(spec.stride[i]) * kElementBytes;
-  return encode<3>(spec.dtype, spec.data, size, stride_bytes, box, spec.swizzle);
+  return encode<3>(spec.dtype, spec.data, size, stride_bytes, box);
 }
 
 namespace {
@@ -100,20 +99,21 @@ CUtensorMap make_ragged_map(const RaggedMapSpec& spec) {
       {static_cast<cuuint64_t>(spec.columns), cuuint64_t{kRaggedRows},
        static_cast<cuuint64_t>(spec.rows) + 1, cuuint64_t{kRaggedRows} + 1},
       {row_bytes, row_bytes, kWraps - row_bytes},
-      {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1},
-      Swizzle::k128Bytes);
+      {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1});
 }
 
-CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, int64_t parts) {
+CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, const MapParts& parts) {
   const cuuint64_t row_bytes = ragged_row_bytes(spec);
-  const auto columns = static_cast<cuuint64_t>(spec.columns);
+  // The stride of a dimension of size 1 is free, as above.
+  const cuuint64_t part_bytes =
+      parts.count == 1 ? 16 : static_cast<cuuint64_t>(parts.stride) * kElementBytes;
   return encode<5>(
       spec.dtype, spec.data,
-      {columns, cuuint64_t{kRaggedRows}, static_cast<cuuint64_t>(spec.rows) + 1,
-       cuuint64_t{kRaggedRows} + 1, static_cast<cuuint64_t>(parts)},
-      {row_bytes, row_bytes, kWraps - row_bytes, columns * kElementBytes},
-      {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1, 1},
-      Swizzle::k128Bytes);
+      {static_cast<cuuint64_t>(spec.columns), cuuint64_t{kRaggedRows},
+       static_cast<cuuint64_t>(spec.rows) + 1, cuuint64_t{kRaggedRows} + 1,
+       static_cast<cuuint64_t>(parts.count)},
+      {row_bytes, row_bytes, kWraps - row_bytes, part_bytes},
+      {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1, 1});
 }
 
 }  // namespace tilemoe::cuda

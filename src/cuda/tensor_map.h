@@ -1,4 +1,4 @@
-// Descriptions of tensors for the copy engine.
+// Descriptions of tensors for the copy engine, all with the swizzle of 128 bytes.
 #pragma once
 
 #include <cuda.h>
@@ -10,8 +10,6 @@
 
 namespace tilemoe::cuda {
 
-enum class Swizzle { k64Bytes, k128Bytes };
-
 // A tensor of three dimensions of 16-bit numbers, fastest first. The fastest is contiguous; strides
 // and boxes are in elements, the strides multiples of 8. A stride of a dimension of size 1 is free.
 struct TensorMapSpec {
@@ -20,7 +18,6 @@ struct TensorMapSpec {
   std::array<int64_t, 3> size;
   std::array<int64_t, 2> stride;  // of the second and the third
   std::array<int, 3> box;
-  Swizzle swizzle = Swizzle::k128Bytes;
 };
 
 CUtensorMap make_tensor_map(const TensorMapSpec& spec);
@@ -41,8 +38,10 @@ inline constexpr int32_t kRaggedRows = 1 << 30;
 
 CUtensorMap make_ragged_map(const RaggedMapSpec& spec);
 
-// The same with `parts` matrices side by side in a row, `spec.columns` wide each; the part is the
-// fifth coordinate.
-CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, int64_t parts);
+// The same with several such matrices, `stride` elements apart; the part is the fifth coordinate.
+struct MapParts {
+  int64_t count, stride;
+};
+CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, const MapParts& parts);
 
 }  // namespace tilemoe::cuda

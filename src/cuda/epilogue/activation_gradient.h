@@ -18,7 +18,7 @@
 #include <cstdint>
 
 #include "cuda/epilogue/activation_slopes.h"
-#include "cuda/epilogue/output.h"
+#include "cuda/epilogue/pairs.h"
 #include "cuda/epilogue/ragged_store.h"
 #include "cuda/gemm/operand.h"
 #include "cuda/gemm/shape.h"

@@ -6,7 +6,7 @@
 
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
-#include "cuda/epilogue/output.h"
+#include "cuda/epilogue/ragged_store.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
 
@@ -27,26 +27,25 @@ template <class Shape>
 class AdjacentActivationEpilogue {
  public:
   static constexpr int kColumns = Shape::BLOCK_N / 2;  // of A
-  static constexpr int kSlice = slice_columns(kColumns);
-  using Slices = SliceStore<Shape, kSlice>;
-  static constexpr int kSharedBytes = Slices::kSharedBytes;
+  using Rows = RaggedStore<Shape>;
+  static_assert(kColumns % Rows::kBatchColumns == 0);
+  static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {
-    Output H;   // (capacity, 1, 2n); data null: not wanted
-    Output A;   // (capacity, 1, n)
-    Bias bias;  // (E, 2n)
+    RaggedOutput H;  // (capacity, 1, 2n); may be not wanted
+    RaggedOutput A;  // (capacity, 1, n)
+    Bias bias;       // (E, 2n)
     ActivationParams activation;
   };
 
   __device__ AdjacentActivationEpilogue(const Params& params, uint32_t shared, int32_t thread)
-      : params_(params), slices_(shared, thread) {}
+      : params_(params), rows_(shared, thread) {}
 
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
-    const int32_t rows = tile.row_end - row;
-    if (rows <= 0) return;
+    if (row >= tile.row_end) return;
     const int32_t first = tile.n_block * Shape::BLOCK_N;
     add_bias<Shape, 0, Shape::BLOCK_N>(params_.bias, tile.expert, first, D);
-    if (params_.H.data != nullptr) store_columns<Shape::BLOCK_N>(params_.H, row, rows, first, D);
+    store_columns<Shape::BLOCK_N>(params_.H, row, tile.row_end, first, D);
     with_activation<Activations::kGated>(params_.activation, [&](const auto& f) {
 #pragma unroll
       for (int m = 0; m < Shape::kSubtiles; ++m)
@@ -60,28 +59,29 @@ class AdjacentActivationEpilogue {
             D[m][4 * j + 2 * half + 1] = A.y;
           }
     });
-    store_columns<kColumns>(params_.A, row, rows, first / 2, D);
+    store_columns<kColumns>(params_.A, row, tile.row_end, first / 2, D);
   }
 
   __device__ void finish() const {
-    slices_.finish();
+    rows_.finish();
   }
 
  private:
   // The first kCount columns of the accumulators.
   template <int kCount>
-  __device__ __forceinline__ void store_columns(const Output& out, int32_t row, int32_t rows,
-                                                int32_t column, const Accumulators<Shape>& D) {
+  __device__ __forceinline__ void store_columns(const RaggedOutput& out, int32_t row,
+                                                int32_t row_end, int32_t column,
+                                                const Accumulators<Shape>& D) const {
 #pragma unroll
-    for (int slice = 0; slice < kCount / kSlice; ++slice) {
-      if (column + slice * kSlice >= out.columns) break;
-      slices_.store(out, row, rows, 0, column + slice * kSlice,
-                    [&](int m, int j, int i) { return D[m][slice * (kSlice / 2) + 4 * j + i]; });
-    }
+    for (int m = 0; m < Shape::kSubtiles; ++m)
+#pragma unroll
+      for (int first = 0; first < kCount; first += Rows::kBatchColumns)
+        rows_.store(out, row + m * 64, row_end, 0, column + first,
+                    [&](int j, int i) { return D[m][first / 2 + 4 * j + i]; });
   }
 
   const Params& params_;
-  Slices slices_;
+  Rows rows_;
 };
 
 }  // namespace tilemoe::cuda

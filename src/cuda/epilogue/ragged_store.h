@@ -1,12 +1,12 @@
-// Stores an expert's rows, whose end is known on the device only: the copy engine takes 16 rows of
-// a warp at a time and leaves out those past the end.
+// Stores rows up to an end that may be known on the device only, an expert's last: the copy engine
+// takes 16 rows of a warp at a time and leaves out those past the end.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-#include "cuda/epilogue/output.h"
+#include "cuda/epilogue/pairs.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/proxy_fence.h"
@@ -19,9 +19,10 @@
 namespace tilemoe::cuda {
 
 constexpr int kStoreColumns = 64;  // 128 bytes: as wide as a swizzled row can be
+constexpr int kStoreRows = 16;     // that one warp has of an instruction's 64
 
-// A matrix (rows, parts, columns), contiguous but for its rows: H has a gate and an up part, so
-// that a box of columns never spills from one into the other.
+// A matrix (rows, parts, columns): H has a gate and an up part, so that a box of columns never
+// spills from one into the other.
 struct RaggedOutput {
   CUtensorMap map;  // ragged, boxes of (1, kStoreRows, kStoreColumns)
   int32_t columns;  // of one part; 0: not wanted
@@ -34,7 +35,8 @@ template <class Shape>
 class RaggedStore {
  public:
   static constexpr int kSlice = kStoreColumns;
-  static constexpr int kSlots = Shape::BLOCK_N % (2 * kSlice) == 0 ? 2 : 3;  // slices of a batch
+  static constexpr int kSlices = Shape::BLOCK_N / kSlice;
+  static constexpr int kSlots = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;  // of a batch
   static constexpr int kBatchColumns = kSlots * kSlice;
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(typename Shape::Element));
   static constexpr int kSlotBytes = kStoreRows * kRowBytes;

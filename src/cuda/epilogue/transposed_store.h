@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "cuda/epilogue/output.h"
+#include "cuda/epilogue/pairs.h"
 #include "cuda/gemm/named_barriers.h"
 #include "cuda/gemm/operand.h"
 #include "cuda/gemm/shape.h"
@@ -17,15 +17,15 @@
 
 namespace tilemoe::cuda {
 
-// Slices of kSlice columns go through two slots of shared memory in turn: all four warps write one,
+// Batches of columns go through two slots of shared memory in turn: all four warps write one,
 // transposed, and the copy engine takes it from there while the other is written.
 template <class Shape>
 class TransposedStore {
  public:
   using Element = typename Shape::Element;
-  static constexpr int kSlice = 64;
+  static constexpr int kBatchColumns = 64;
   static constexpr int kRowBytes = 64 * static_cast<int>(sizeof(Element));
-  static constexpr int kSlotBytes = kSlice * kRowBytes;
+  static constexpr int kSlotBytes = kBatchColumns * kRowBytes;
   static constexpr int kSlots = 2;
   static constexpr int kSharedBytes = kSlots * kSlotBytes;  // of a consumer
   static_assert(Shape::kSubtiles == 1 && kRowBytes == 128, "a swizzled row of the consumer's rows");
@@ -38,9 +38,9 @@ class TransposedStore {
         (lane / 16 * 8 + lane % 8) * kRowBytes + swizzled_chunk(lane % 8, warp * 2 + lane / 8 % 2);
   }
 
-  // Columns [column, column + kSlice) of D, of which value(j, i) is accumulator 4 j + i, to rows
-  // from `out_row` on and columns from `out_column` on of the output's part `part`. The map has
-  // boxes of (kSlice, 1, 64) and clips what is not there. All of the consumer call it.
+  // kBatchColumns columns of D, of which value(j, i) is accumulator 4 j + i, to rows from `out_row`
+  // on and columns from `out_column` on of the output's part `part`. The map has boxes of
+  // (kBatchColumns, 1, 64) and clips what is not there. All of the consumer call it.
   template <class Value>
   __device__ __forceinline__ void store(const CUtensorMap& out, int32_t out_column, int32_t part,
                                         int32_t out_row, const Value& value) {
@@ -50,7 +50,7 @@ class TransposedStore {
     if (sends) ptx::tma_store_wait_read<kSlots - 1>();
     sync();  // nobody reads the slot any more
 #pragma unroll
-    for (int j = 0; j < kSlice / 8; j += 2)
+    for (int j = 0; j < kBatchColumns / 8; j += 2)
       ptx::stmatrix_x4_transposed(slot + lane_offset_ + j * 8 * kRowBytes,
                                   pack(value(j, 0), value(j, 1), Element()),
                                   pack(value(j, 2), value(j, 3), Element()),

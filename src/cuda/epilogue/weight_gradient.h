@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/epilogue/output.h"
 #include "cuda/epilogue/partial_sums.h"
+#include "cuda/epilogue/ragged_store.h"
 #include "cuda/epilogue/transposed_store.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
@@ -23,13 +23,12 @@ class WeightGradientEpilogue {
   using Element = Out;
   static constexpr bool kFloat = std::is_same_v<Out, float>;
   static constexpr bool kTransposed = kLies == Lies::kTransposed;
-  static constexpr int kSlice = 64;
-  using Store = std::conditional_t<kTransposed, TransposedStore<Shape>, SliceStore<Shape, kSlice>>;
+  using Store = std::conditional_t<kTransposed, TransposedStore<Shape>, RaggedStore<Shape>>;
+  using Output = std::conditional_t<kTransposed, CUtensorMap, RaggedOutput>;
   static constexpr int kSharedBytes = kFloat ? 0 : Store::kSharedBytes;
-  static constexpr int kBoxRows = kTransposed ? kSlice : kStoreRows;  // of the map; 64 columns
 
   struct Part {
-    Output out;  // 16 bits: D's or its transpose's (rows, E, columns), in the order of the map
+    Output out;  // in 16 bits
     Out* data;
     int64_t expert_stride, stride;  // the latter of D's dimension that is not contiguous
   };
@@ -48,9 +47,8 @@ class WeightGradientEpilogue {
     const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
     const int32_t first_row = tile.m_block * Shape::BLOCK_M + row - tile.row_begin;
     const int32_t first_column = (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N;
-    const int32_t rows = params_.rows - first_row;
     const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
-    if (rows <= 0 || nothing_to_add) return;
+    if (first_row >= params_.rows || nothing_to_add) return;
     if (tile.partial_sum >= 0) return params_.partial_sums.write(tile.partial_sum, D);
 
     const Part& to = params_.part[part];
@@ -69,20 +67,14 @@ class WeightGradientEpilogue {
       });
     } else {
 #pragma unroll
-      for (int slice = 0; slice < Shape::BLOCK_N / kSlice; ++slice) {
-        const int32_t column = first_column + slice * kSlice;
-        if (column >= params_.columns) break;
-        const auto value = [&](int m, int j, int i) {
-          return D[m][slice * (kSlice / 2) + 4 * j + i];
-        };
+      for (int first = 0; first < Shape::BLOCK_N; first += Store::kBatchColumns) {
+        const int32_t column = first_column + first;
+        const auto value = [&](int j, int i) { return D[0][first / 2 + 4 * j + i]; };
         if constexpr (kTransposed) {
-          store_.store(to.out.map, first_row, tile.expert, column,
-                       [&](int j, int i) { return value(0, j, i); });
+          if (column >= params_.columns) break;
+          store_.store(to.out, first_row, tile.expert, column, value);
         } else {
-          // The copy engine clips what lies past the last row, so that every warp's rows count as
-          // whole.
-          const int32_t whole = (rows + kStoreRows - 1) / kStoreRows * kStoreRows;
-          store_.store(to.out, first_row, whole, tile.expert, column, value);
+          store_.store(to.out, first_row, params_.rows, tile.expert, column, value);
         }
       }
     }

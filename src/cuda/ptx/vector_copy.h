@@ -5,15 +5,6 @@
 
 namespace tilemoe::cuda::ptx {
 
-__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(shared)
-               : "memory");
-  return v;
-}
-
 __device__ __forceinline__ uint2 load_shared_8(uint32_t shared) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared) : "memory");

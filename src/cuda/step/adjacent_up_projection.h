@@ -20,8 +20,8 @@ void run_adjacent_up_projection(const UpProjection& step) {
   typename Gemm::Params params{};
   params.a = gathered_rows(step.X, step.rows);
   params.b.part[0] = weights_map<Shape, Major::kRows, LoadW1::kBoxRows>(step.weights.W1, 0, 2 * n);
-  params.epilogue.H = output_of<Shape, Epilogue::kSlice>(step.H, 1, 2 * n);
-  params.epilogue.A = output_of<Shape, Epilogue::kSlice>(step.A, 1, n);
+  params.epilogue.H = ragged_output_of<typename Shape::Element>(step.H, 1, 2 * n);
+  params.epilogue.A = ragged_output_of<typename Shape::Element>(step.A, 1, n);
   if (present(b1))
     params.epilogue.bias = {.data = b1.data,
                             .expert_stride = b1.stride[0],

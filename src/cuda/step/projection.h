@@ -10,7 +10,6 @@
 #include "check.h"
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
-#include "cuda/epilogue/output.h"
 #include "cuda/epilogue/ragged_store.h"
 #include "cuda/gemm/launch.h"
 #include "cuda/load/dense_rows.h"
@@ -80,23 +79,8 @@ CUtensorMap weights_map(const tilemoe_tensor& W, int64_t first, int64_t rows, in
                             .box = {64, Shape::BLOCK_K, 1}});
 }
 
-// Rows of `parts` parts of `columns` columns each.
-template <class Shape, int kSlice>
-Output output_of(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
-  if (!present(out)) return {};
-  return {
-      .map = make_tensor_map({.dtype = kDTypeOf<typename Shape::Element>,
-                              .data = out.data,
-                              .size = {columns, parts, out.shape[0]},
-                              .stride = {columns, out.stride[0]},
-                              .box = {kSlice, 1, kStoreRows},
-                              .swizzle = kSlice == 64 ? Swizzle::k128Bytes : Swizzle::k64Bytes}),
-      .data = out.data,
-      .row_bytes = out.stride[0] * static_cast<int64_t>(sizeof(typename Shape::Element)),
-      .columns = static_cast<int32_t>(columns)};
-}
-
-// The same where rows end at an expert's last, in boxes of `box_rows` rows.
+// Rows of `parts` parts of `columns` columns each, which end at an expert's last; in boxes of
+// `box_rows` rows.
 template <class Element>
 CUtensorMap ragged_map(const tilemoe_tensor& rows, int64_t parts, int64_t columns, int box_rows) {
   return make_ragged_parts_map({.dtype = kDTypeOf<Element>,
@@ -105,7 +89,7 @@ CUtensorMap ragged_map(const tilemoe_tensor& rows, int64_t parts, int64_t column
                                 .rows = rows.shape[0],
                                 .row_stride = rows.stride[0],
                                 .box = {kStoreColumns, box_rows}},
-                               parts);
+                               {.count = parts, .stride = columns});
 }
 
 template <class Element>

@@ -31,13 +31,22 @@ typename Epilogue::Params gradient_outputs(const WeightGradientProduct& product,
     to.data = static_cast<Out*>(out.data);
     to.expert_stride = out.stride[0];
     to.stride = stride;
-    if constexpr (!Epilogue::kFloat)
-      to.out.map =
-          make_tensor_map({.dtype = kDTypeOf<Element>,
-                           .data = out.data,
-                           .size = {kTransposed ? d : n, out.shape[0], kTransposed ? n : d},
-                           .stride = {out.stride[0], stride},
-                           .box = {64, 1, Epilogue::kBoxRows}});
+    if constexpr (Epilogue::kFloat) continue;
+    if constexpr (kTransposed)
+      to.out = make_tensor_map({.dtype = kDTypeOf<Element>,
+                                .data = out.data,
+                                .size = {d, out.shape[0], n},
+                                .stride = {out.stride[0], stride},
+                                .box = {64, 1, Epilogue::Store::kBatchColumns}});
+    else
+      to.out = {.map = make_ragged_parts_map({.dtype = kDTypeOf<Element>,
+                                              .data = out.data,
+                                              .columns = n,
+                                              .rows = d,
+                                              .row_stride = stride,
+                                              .box = {kStoreColumns, kStoreRows}},
+                                             {.count = out.shape[0], .stride = out.stride[0]}),
+                .columns = params.columns};
   }
   return params;
 }
