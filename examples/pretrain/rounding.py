@@ -51,6 +51,10 @@ METHODS = {
 CURVE = 24  # parts of a training, whose mean losses the metrics have
 
 
+class NotFinite(ValueError):
+    """A training that cannot go on; others can."""
+
+
 class Named(NamedTuple):
     model: str
     method: str
@@ -140,7 +144,7 @@ def carry_out(run, options, rest, mesh, device):
         while job.step < steps:
             record, good = job.train()
             if not good:
-                raise ValueError(f"{run}: loss or gradient is not finite: {record}")
+                raise NotFinite(f"loss or gradient is not finite: {record}")
             records.append(record)
             batches = zlib.crc32(str(record["batch"]).encode(), batches)
             if job.step == 1:
@@ -175,12 +179,13 @@ def longest(out, model):
 
 def work(options, rest):
     """One process on one device: takes the first run that is not finished and that no other process
-    has, until none is left or the time is over."""
+    has, until none is left or the time is over. -> exit status."""
     deadline = time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     mesh, device = start()
     described = machine.describe(device.type, ("torch", "triton", "tilemoe"))
     described["commit"] = options.commit or described["commit"]
+    failed = 0
     for run in options.runs:
         ends = time.monotonic() + longest(options.out, run.model)
         if finished(options.out, run) or ends > deadline:
@@ -192,7 +197,12 @@ def work(options, rest):
                 continue
             if finished(options.out, run):
                 continue
-            metrics = described | carry_out(run, options, rest, mesh, device)
+            try:
+                metrics = described | carry_out(run, options, rest, mesh, device)
+            except NotFinite as why:
+                print(f"{run}: {why}", file=sys.stderr, flush=True)
+                failed += 1
+                continue
             partial = options.out / f"{run}.partial"
             partial.write_text(json.dumps(metrics, indent=1) + "\n")
             os.replace(partial, options.out / f"{run}.json")
@@ -200,6 +210,7 @@ def work(options, rest):
         said = {key: metrics[key] for key in ("name", "T", "held_out", "tokens_per_s", "seconds")}
         print(json.dumps(said), flush=True)
     dist.destroy_process_group()
+    return int(failed > 0)
 
 
 def spread(gpus):

@@ -18,6 +18,8 @@ sys.path.append(str(EXAMPLE))
 import capacity  # noqa: E402
 import corpus  # noqa: E402
 import rounding  # noqa: E402
+import rounding_plots  # noqa: E402
+import rounding_tables  # noqa: E402
 import sources  # noqa: E402
 from configs import CONFIGS  # noqa: E402
 
@@ -175,3 +177,80 @@ def test_no_run_begins_that_would_end_too_late(finished, data):
     late = study(data, finished, "--runs", "tiny-up-1-s0", "--seconds", "0.01")
     assert late.returncode == 0 and late.stdout == ""
     assert not (finished / "tiny-up-1-s0.json").exists()
+
+
+def made_up(run, loss, as_trained=None, **changed):
+    """Metrics of a run that nobody made."""
+    whole = {key: 0.01 for key in rounding.MEANS}
+    metrics = run._asdict() | {"name": str(run), "T": 512, "initial": run.seed, "batches": 7}
+    metrics |= {"held_out": {"top_k": loss, "as_trained": as_trained or loss}, "whole": whole}
+    metrics |= {"held_out_tokens": 2_000_000, "steps": 916, "tokens_of_step": 131072}
+    metrics |= {"unique_tokens": 41_000_000, "options": [], "device": "a GPU", "commit": "abc"}
+    return metrics | {"versions": {"torch": "2.11.0"}} | changed
+
+
+def some_runs(differences, **changed):
+    """Top-K, and `nearest` at two tiles, whose losses are so many % more."""
+    made = {}
+    for seed, more in enumerate(differences):
+        top_k = rounding.Named("S1", "top_k", None, seed)
+        nearest = rounding.Named("S1", "nearest", 2, seed)
+        made[top_k] = made_up(top_k, 2.0 + seed / 10)
+        loss = (2.0 + seed / 10) * (1 + more / 100)
+        made[nearest] = made_up(nearest, loss, loss / 1.001, **changed)
+    return made
+
+
+@pytest.mark.parametrize(
+    "differences, mean, half, said",
+    [
+        # Student's t with two degrees of freedom: 4.303 times a deviation of 0.1 over sqrt(3).
+        ((0.1, 0.2, 0.3), 0.2, 0.248, "holds"),
+        ((0.3, 0.4, 0.5), 0.4, 0.248, "missed"),
+        ((0.2, 0.2), 0.2, 0.0, "holds"),
+        ((0.4,), 0.4, None, "one seed tells nothing"),
+        ((math.nan, 0.1, 0.2), math.nan, math.nan, "missed"),
+    ],
+)
+def test_paired_differences(differences, mean, half, said):
+    runs = some_runs(differences)
+    ((of, pairs),) = rounding_tables.groups(runs).items()
+    assert of == ("S1", "nearest", 2) and len(pairs) == len(differences)
+    off = rounding_tables.difference(pairs)
+    assert off.mean == pytest.approx(mean, abs=1e-9, nan_ok=True)
+    assert off.half == (half and pytest.approx(half, abs=5e-4, nan_ok=True))
+    assert rounding_tables.verdict("nearest", 2, off) == said
+    assert rounding_tables.verdict("nearest", 1, off) == ""
+    if said != "missed":
+        assert rounding_tables.of_evaluation(pairs).mean == pytest.approx(0.1, abs=1e-9)
+
+
+@pytest.mark.parametrize("key", ["initial", "batches", "steps", "options"])
+def test_what_is_no_pair_is_refused(key):
+    with pytest.raises(ValueError, match=f"S1-nearest-2-s0 and S1-top_k-s0 .*: their {key} differ"):
+        rounding_tables.groups(some_runs((0.1,), **{key: [1]}))
+
+
+def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
+    runs = some_runs((0.1, 0.2, 0.3))
+    entry = {"part": "layer", "model": "S1", "tiles": 2, "T": 4096, "rows": 1000, "bwd_ms": 3.0}
+    entry |= {"device": "a GPU", "commit": "abc", "versions": {"torch": "2.11.0"}}
+    kernels = lambda ms: {"forward": {"kernels": ms, "routing": 0.1, "rest": 0.1}}
+    entries = [
+        entry | {"method": "top_k", "fwd_ms": 1.5, "profile_ms": kernels(1.0)},
+        entry | {"method": "nearest", "fwd_ms": 1.2, "profile_ms": kernels(0.8)},
+    ]
+    text = f"a\n{rounding_tables.BEGIN}old\n{rounding_tables.END}b\n"
+    written = rounding_tables.page(text, runs, entries)
+    assert written.startswith("a\n") and written.endswith("b\n") and "\nold" not in written
+    assert "| S1 | `nearest` | 2 | 512 | 3 | 2.1000 | 2.1043 | +0.200 ± 0.248 | holds |" in written
+    assert "| S1 | 2 | 4,096 | 1000.00 | 800.00 | 1.250 | 1.500 | 1.200 | 1.250 |" in written
+    assert "| S1 | `nearest` | 2 | 3, 4 |" in written  # of the seeds, those that are missing
+    assert "| S2 | `nearest` | 2 | 0, 1, 2, 3, 4 |" in written
+    differences = {("S1", "nearest", 2): rounding_tables.Interval([0.1, 0.2])}
+    rounding_plots.draw(differences, rounding_tables.ratios(entries), 0.5, tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["quality.svg", "time.svg"]
+
+
+def test_the_page_has_what_was_measured():
+    assert rounding_tables.main(["--check"]) == 0

@@ -1,0 +1,72 @@
+"""The pictures of docs/token_rounding.md."""
+
+from tilemoe.bench.plots import plt, save
+
+COLOURS = {
+    "nearest": "#1b6ca8",
+    "up": "#b45f06",
+    "down": "#741b47",
+    "stochastic": "#38761d",
+    "balanced": "#7f6000",
+    "capacity": "#555555",
+}
+
+
+def panels(models):
+    figure, axes = plt.subplots(
+        1, len(models), figsize=(4.2 * len(models), 3), layout="constrained", squeeze=False
+    )
+    for model, panel in zip(models, axes[0]):
+        panel.set_title(model, loc="left")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        panel.set_xlabel("tiles an expert, T K / (E m)")
+    return figure, dict(zip(models, axes[0]))
+
+
+def quality(differences, bar, output):
+    """Differences from top-K with their intervals; the methods stand beside each other."""
+    models = list(dict.fromkeys(model for model, _, _ in differences))
+    figure, by_model = panels(models)
+    for (model, method, tiles), off in differences.items():
+        beside = 2 ** (0.07 * list(COLOURS).index(method))
+        by_model[model].errorbar(
+            [tiles * beside], [off.mean], yerr=[off.half or 0], fmt="o", capsize=3,
+            color=COLOURS[method], label=method,
+        )  # fmt: skip
+    for panel in by_model.values():
+        panel.axhline(0, color="black", linewidth=0.6)
+        panel.axhline(bar, color="black", linewidth=0.6, linestyle=":")
+        panel.set_ylabel("held-out loss beyond top-K's, %")
+        handles, labels = panel.get_legend_handles_labels()
+        unique = dict(zip(labels, handles))
+        panel.legend(unique.values(), unique.keys(), frameon=False)
+    save(figure, output)
+
+
+def time(ratios, output):
+    models = list(dict.fromkeys(model for model, _ in ratios))
+    measured = list(dict.fromkeys(column for columns in ratios.values() for column in columns))
+    figure, by_model = panels(models)
+    for model, panel in by_model.items():
+        for column in measured:
+            points = [
+                (tiles, columns[column][0] / columns[column][1])
+                for (of, tiles), columns in ratios.items()
+                if of == model and column in columns
+            ]
+            if points:
+                panel.plot(*zip(*points), "o-", label=column.split(",")[0])
+        panel.axhline(1, color="black", linewidth=0.6)
+        panel.set_ylabel("time of top-K over that of nearest")
+        panel.legend(frameon=False)
+    save(figure, output)
+
+
+def draw(differences, ratios, bar, folder):
+    """differences: {(model, method, tiles): an interval}; ratios: {(model, tiles): {what was timed:
+    (top-K's, nearest's)}}."""
+    if differences:
+        quality(differences, bar, folder / "quality.svg")
+    if ratios:
+        time(ratios, folder / "time.svg")
