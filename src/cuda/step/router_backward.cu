@@ -1,6 +1,7 @@
-// From the scores' gradient to the logits'. One warp a token: its pairs are few and are added into
-// a window of its row in shared memory; what a softmax over all takes from every expert is added
-// when the window is written, so a gradient is rounded once.
+// From the scores' gradient to the logits'. A token's pairs are few and are added into a window of
+// its row in shared memory; what a softmax over all takes from every expert is added when the
+// window is written, so a gradient is rounded once. Where a token's pairs alone tell its gradient,
+// a warp has several tokens side by side, else one.
 #include <algorithm>
 
 #include "check.h"
@@ -18,7 +19,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kWindow = 1024;  // experts: 4 KiB a warp leaves room for all warps of an SM
+constexpr int kWindow = 1024;       // experts: 4 KiB a warp leaves room for all warps of an SM
+constexpr int kTokensWindow = 512;  // of all tokens of a warp
 
 struct BackwardParams {
   tilemoe_scoring scoring;
@@ -70,13 +72,13 @@ class TokenPairs {
   int64_t begin_, end_;
 };
 
-// Lanes of equal expert add one after another, in their order: a caller's ids may repeat.
-__device__ void add_to_window(float* window, int64_t first, const Pair& pair, float gradient) {
-  const bool inside = pair.expert >= first && pair.expert < first + kWindow;
-  const uint32_t same = __match_any_sync(kAllLanes, inside ? pair.expert : -1);
-  const int turn = inside ? __popc(same & ((1u << lane_index()) - 1)) : -1;
+// Lanes of equal place add one after another, in their order: a caller's ids may repeat. A negative
+// place is none.
+__device__ void add_to_window(float* window, int32_t place, float gradient) {
+  const uint32_t same = __match_any_sync(kAllLanes, place);
+  const int turn = place >= 0 ? __popc(same & ((1u << lane_index()) - 1)) : -1;
   for (int i = 0; __any_sync(kAllLanes, turn >= i); ++i) {
-    if (turn == i) window[pair.expert - first] += gradient;
+    if (turn == i) window[place] += gradient;
     __syncwarp();
   }
 }
@@ -93,8 +95,9 @@ __device__ void write_row(const BackwardParams& params, const TokenPairs& pairs,
     for (int64_t e = first + lane_index(); e < end; e += kWarp) window[e - first] = 0.f;
     __syncwarp();
     pairs.each([&](const Pair& pair) {
-      const float gradient = pair.expert >= 0 ? of_pair(pair) : 0.f;
-      add_to_window(window, first, pair, gradient);
+      const bool inside = pair.expert >= first && pair.expert < first + kWindow;
+      add_to_window(window, inside ? pair.expert - static_cast<int32_t>(first) : -1,
+                    inside ? of_pair(pair) : 0.f);
     });
     for (int64_t e = first + lane_index(); e < end; e += kWarp) {
       const float gradient = of_expert(static_cast<int32_t>(e), window[e - first]);
@@ -137,44 +140,40 @@ __device__ void rounded_row(const BackwardParams& params, const TokenPairs& pair
       });
 }
 
+// What a pair gives to its expert's logit; `dot` is the sum of s ds over the token's pairs.
+template <class Logit>
+__device__ float pair_gradient(tilemoe_scoring scoring, const Pair& pair, float dot,
+                               const Logit* row) {
+  switch (scoring) {
+    case TILEMOE_SOFTMAX_OVER_CHOSEN:
+    case TILEMOE_SOFTMAX_RENORMALIZED: return pair.s * (pair.ds - dot);
+    case TILEMOE_SOFTMAX_OVER_ALL: return pair.s * pair.ds;
+    case TILEMOE_SIGMOID: {
+      const float x = to_float(row[pair.expert]);
+      return order::sigmoid(x) * order::sigmoid(-x) * pair.ds;
+    }
+    case TILEMOE_SIGMOID_RENORMALIZED:
+      return pair.s * order::sigmoid(-to_float(row[pair.expert])) * (pair.ds - dot);
+  }
+  return 0.f;
+}
+
 template <class Logit, class Out>
 __device__ void top_k_row(const BackwardParams& params, const TokenPairs& pairs, const Logit* row,
                           int64_t t, float* window) {
-  const auto all = [](int32_t) { return true; };
-  const auto as_it_is = [](int32_t, float sum) { return sum; };
-  const auto write = [&](const auto& of_pair, const auto& of_expert) {
-    write_row<Logit, Out>(params, pairs, row, t, window, of_pair, of_expert);
+  const float dot = dot_of(pairs, [](int32_t) { return true; });
+  const auto write = [&](const auto& of_expert) {
+    write_row<Logit, Out>(
+        params, pairs, row, t, window,
+        [&](const Pair& pair) { return pair_gradient(params.scoring, pair, dot, row); }, of_expert);
   };
-  switch (params.scoring) {
-    case TILEMOE_SOFTMAX_OVER_CHOSEN:
-    case TILEMOE_SOFTMAX_RENORMALIZED: {
-      const float dot = dot_of(pairs, all);
-      return write([&](const Pair& pair) { return pair.s * (pair.ds - dot); }, as_it_is);
-    }
-    case TILEMOE_SOFTMAX_OVER_ALL: {
-      const float max = largest_logit(row, params.E);
-      const float scale = -dot_of(pairs, all) / softmax_sum(row, params.E, max);
-      return write([](const Pair& pair) { return pair.s * pair.ds; },
-                   [&](int32_t e, float sum) {
-                     return order::softmax_weight(to_float(row[e]), max) * scale + sum;
-                   });
-    }
-    case TILEMOE_SIGMOID:
-      return write(
-          [&](const Pair& pair) {
-            const float x = to_float(row[pair.expert]);
-            return order::sigmoid(x) * order::sigmoid(-x) * pair.ds;
-          },
-          as_it_is);
-    case TILEMOE_SIGMOID_RENORMALIZED: {
-      const float dot = dot_of(pairs, all);
-      return write(
-          [&](const Pair& pair) {
-            return pair.s * order::sigmoid(-to_float(row[pair.expert])) * (pair.ds - dot);
-          },
-          as_it_is);
-    }
-  }
+  if (params.scoring != TILEMOE_SOFTMAX_OVER_ALL)
+    return write([](int32_t, float sum) { return sum; });
+  const float max = largest_logit(row, params.E);
+  const float scale = -dot / softmax_sum(row, params.E, max);
+  write([&](int32_t e, float sum) {
+    return order::softmax_weight(to_float(row[e]), max) * scale + sum;
+  });
 }
 
 template <class Logit, class Out>
@@ -189,6 +188,57 @@ __global__ void __launch_bounds__(kThreads, 4) backward_rows(const BackwardParam
     rounded_row<Logit, Out>(params, pairs, row, t, windows[warp]);
   else
     top_k_row<Logit, Out>(params, pairs, row, t, windows[warp]);
+}
+
+// Of a warp, in the kernel below: lanes of a token, a power of two, and tokens.
+struct Group {
+  int32_t lanes, tokens;
+
+  explicit Group(const BackwardParams& params) : lanes(1), tokens(0) {
+    const bool pairs_tell = !params.rounded && params.scoring != TILEMOE_SOFTMAX_OVER_ALL;
+    if (!pairs_tell || params.token_offsets != nullptr || params.K > kWarp) return;
+    while (lanes < params.K) lanes *= 2;
+    tokens = static_cast<int32_t>(std::min<int64_t>(kWarp / lanes, kTokensWindow / params.E));
+  }
+};
+
+// A lane a pair. Sums over a token's lanes are in the order of sums over a warp's.
+template <class Logit, class Out>
+__global__ void __launch_bounds__(kThreads, 6)
+    backward_groups(const BackwardParams params, const int32_t lanes, const int32_t tokens) {
+  __shared__ float windows[kWarps][kTokensWindow];
+  const auto warp = static_cast<int>(threadIdx.x) / kWarp;
+  float* const window = windows[warp];
+  const auto E = static_cast<int32_t>(params.E);
+  const int64_t first_token = (int64_t{blockIdx.x} * kWarps + warp) * tokens;
+  const auto here = static_cast<int32_t>(min(int64_t{tokens}, params.T - first_token));
+  if (here <= 0) return;
+  const int32_t token = lane_index() / lanes, k = lane_index() % lanes;
+  const int64_t t = first_token + token;
+
+  for (int32_t i = lane_index(); i < here * E; i += kWarp) window[i] = 0.f;
+  Pair pair{-1, 0.f, 0.f};
+  if (token < here && k < params.K) {
+    const int32_t row = params.pair_row[t * params.K + k];
+    if (row >= 0)
+      pair = {expert_of_row(params.offsets, E, row), params.row_score[row],
+              params.ds[t * params.K + k]};
+  }
+  float dot = pair.s * pair.ds;
+  for (int32_t half = lanes / 2; half > 0; half /= 2) dot += __shfl_xor_sync(kAllLanes, dot, half);
+  const Logit* const row = static_cast<const Logit*>(params.logits) + t * params.logits_stride;
+  __syncwarp();
+  const bool exists = pair.expert >= 0;
+  add_to_window(window, exists ? token * E + pair.expert : -1,
+                exists ? pair_gradient(params.scoring, pair, dot, row) : 0.f);
+
+  for (int32_t i = 0; i < here; ++i) {
+    Out* out = static_cast<Out*>(params.dlogits) + (first_token + i) * params.dlogits_stride;
+    for (int32_t e = lane_index(); e < E; e += kWarp) {
+      const float gradient = window[i * E + e];
+      store(params.accumulate ? to_float(out[e]) + gradient : gradient, out[e]);
+    }
+  }
 }
 
 // Token rounding: the choice is made again. Its scores are a by-product.
@@ -236,13 +286,21 @@ void router_backward(const tilemoe_router_backward_args& args) {
                               .dlogits = args.dlogits.data,
                               .dlogits_stride = args.dlogits.stride[0],
                               .accumulate = args.beta != 0};
+  const Group group(params);
   const tilemoe_dtype logits = present(args.logits) ? args.logits.dtype : args.dlogits.dtype;
   with_gradient_types(logits, args.dlogits.dtype, [&](auto logit, auto out) {
     using Logit = typename decltype(logit)::Type;
     using Out = typename decltype(out)::Type;
-    const auto blocks = static_cast<unsigned>((spec.T + kWarps - 1) / kWarps);
-    backward_rows<Logit, Out>
-        <<<blocks, kThreads, 0, static_cast<cudaStream_t>(args.stream)>>>(params);
+    const auto stream = static_cast<cudaStream_t>(args.stream);
+    const auto blocks = [&](int64_t tokens_a_warp) {
+      return static_cast<unsigned>((spec.T + kWarps * tokens_a_warp - 1) /
+                                   (kWarps * tokens_a_warp));
+    };
+    if (group.tokens > 1)
+      backward_groups<Logit, Out>
+          <<<blocks(group.tokens), kThreads, 0, stream>>>(params, group.lanes, group.tokens);
+    else
+      backward_rows<Logit, Out><<<blocks(1), kThreads, 0, stream>>>(params);
   });
   TILEMOE_CHECK_CUDA(cudaGetLastError(), "router backward of " << spec.T << " tokens");
 }
