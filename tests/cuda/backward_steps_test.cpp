@@ -412,7 +412,7 @@ std::vector<BackwardCase> cases() {
        .integers = false},
       {.name = "unit_scale", .counts = ragged, .d = 520, .n = 328, .integers = false}};
   // Every layout, with every dtype of the gradients, written and added; and again with experts so
-  // long that blocks share their weight gradients.
+  // long that blocks share their weight gradients. Either tile meets each of them.
   struct Layout {
     const char* name;
     tilemoe_gate_layout gate_layout;
@@ -437,7 +437,7 @@ std::vector<BackwardCase> cases() {
                                    (float_gradients ? "_to_float32" : "") +
                                    (accumulate ? "_added" : "") + (is_long ? "_long" : ""),
                            .counts = is_long ? long_experts : ragged,
-                           .d = 200,
+                           .d = float_gradients ? 264 : 200,
                            .n = 136,
                            .spare_rows = 9,
                            .dtype = dtype,
@@ -446,7 +446,9 @@ std::vector<BackwardCase> cases() {
                            .W1_transposed = layout.transposed,
                            .W2_transposed = layout.transposed,
                            .float_gradients = float_gradients,
-                           .accumulate = accumulate});
+                           .accumulate = accumulate,
+                           .tile = is_long == accumulate ? cuda::kCooperative256Pairs
+                                                         : cuda::kCooperative192Pairs});
   for (const auto& [name, tile] : {std::pair("pairs256", cuda::kCooperative256Pairs),
                                    std::pair("pairs192", cuda::kCooperative192Pairs)})
     for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})

@@ -104,7 +104,7 @@ class GatheredSummedRows {
 };
 
 // Operand B from rows grouped by expert, of one or two parts of columns, by the copy engine. Blocks
-// of a cluster that share it bring half of it each, to both.
+// of a cluster that share it bring its chunks in turn, to both.
 template <class Shape>
 class DenseSummedRows {
  public:
@@ -127,27 +127,39 @@ class DenseSummedRows {
     column_ = (tile.n_block - part_ * params_.blocks_a_part) * Operand::kRows;
     row_begin_ = tile.row_begin;
     row_end_ = tile.row_end;
+    shared_by_cluster_ = tile.shares_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
-    constexpr int kMine = Operand::kRows / 64 / Shape::kCluster;  // chunks
-    constexpr uint16_t kAllBlocks = (1 << Shape::kCluster) - 1;
-    const CUtensorMap* map = &params_.part[part_];
-    const int32_t first = static_cast<int32_t>(blockIdx.x % Shape::kCluster) * kMine;
     const int32_t row = kRaggedRows - row_end_ + row_begin_ + k_block * Shape::BLOCK_K;
+    if (Shape::kCluster > 1 && shared_by_cluster_) {
+      const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const uint32_t to = shared + (first + i) * Operand::kChunkBytes;
-      const int32_t column = column_ + (first + i) * 64;
-      if constexpr (Shape::kCluster > 1)
-        ptx::tma_load_multicast(to, map, full, kAllBlocks, column, row, row_end_, kRaggedRows);
-      else
-        ptx::tma_load(to, map, full, column, row, row_end_, kRaggedRows);
+      for (int chunk = 0; chunk < kChunks; chunk += Shape::kCluster)
+        if (chunk + rank < kChunks) load_chunk<true>(chunk + rank, shared, full, row);
+    } else {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) load_chunk<false>(chunk, shared, full, row);
     }
   }
 
  private:
+  static constexpr int kChunks = Operand::kRows / 64;
+
+  template <bool kMulticast>
+  __device__ void load_chunk(int32_t chunk, uint32_t shared, uint32_t full, int32_t row) const {
+    constexpr uint16_t kAllBlocks = (1 << Shape::kCluster) - 1;
+    const CUtensorMap* map = &params_.part[part_];
+    const uint32_t to = shared + chunk * Operand::kChunkBytes;
+    const int32_t column = column_ + chunk * 64;
+    if constexpr (kMulticast)
+      ptx::tma_load_multicast(to, map, full, kAllBlocks, column, row, row_end_, kRaggedRows);
+    else
+      ptx::tma_load(to, map, full, column, row, row_end_, kRaggedRows);
+  }
+
   const Params& params_;
   int32_t part_, column_, row_begin_, row_end_;
+  bool shared_by_cluster_;
 };
 
 }  // namespace tilemoe::cuda

@@ -73,6 +73,11 @@ TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileCo
   });
 }
 
+TileConfiguration choose_pairs(int64_t columns) {
+  if (forced == kCooperative256Pairs || forced == kCooperative192Pairs) return *forced;
+  return narrow_blocks_pay(columns) ? kCooperative192Pairs : kCooperative256Pairs;
+}
+
 void force_tile(std::optional<TileConfiguration> tile) {
   forced = tile;
 }

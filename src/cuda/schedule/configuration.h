@@ -35,6 +35,9 @@ struct ProjectionSize {
 TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
                               int multiprocessors);
 
+// Of pairs with blocks of 256 and of 192 columns those that waste fewer.
+TileConfiguration choose_pairs(int64_t columns);
+
 // For benchmarks: every choice that can takes this tile. Not to be called while steps run.
 void force_tile(std::optional<TileConfiguration> tile);
 

@@ -10,9 +10,15 @@
 
 namespace tilemoe::cuda {
 
-// What a cluster takes at a time of an expert's product, either way, and the rows of a k block.
+// What a cluster takes at a time of an expert's product at most, either way, and the rows of a k
+// block.
 constexpr int64_t kWeightGradientBlock = 256;
 constexpr int32_t kSumRows = 64;
+
+// An expert's tiles, as clusters take them; see ExpertTiles.
+constexpr int64_t expert_tiles(int64_t m_blocks, int64_t n_blocks, int64_t cluster) {
+  return m_blocks / cluster * n_blocks + m_blocks % cluster * ((n_blocks + cluster - 1) / cluster);
+}
 
 struct RankedExpert {
   int32_t expert;

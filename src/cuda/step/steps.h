@@ -49,8 +49,8 @@ void weight_gradient(const WeightGradientProduct& product);
 void weight_gradient_2(const WeightGradient2& step);
 void weight_gradient_1(const WeightGradient1& step);
 size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity);
-// shares_at_most() of a product with so many blocks of dense columns.
-int32_t weight_gradient_shares(int64_t n_blocks, int64_t d, int64_t capacity);
+// shares_at_most() of a product of so many dense parts.
+int32_t weight_gradient_shares(int64_t dense_columns, int parts, int64_t d, int64_t capacity);
 
 void score_gradient(const ScoreGradient& step);
 void bias_gradient(const BiasGradient& step);

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/schedule/configuration.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
@@ -21,14 +22,17 @@ void run(const tilemoe_experts& experts, const WeightGradientProduct& product) {
     weight_gradient<__nv_bfloat16>(product);
 }
 
-int64_t blocks(int64_t size) {
-  return (size + kWeightGradientBlock - 1) / kWeightGradientBlock;
+int64_t blocks(int64_t size, int64_t block) {
+  return (size + block - 1) / block;
 }
 
 }  // namespace
 
-int32_t weight_gradient_shares(int64_t n_blocks, int64_t d, int64_t capacity) {
-  return shares_at_most(n_blocks * blocks(d), capacity, current_device().multiprocessors / 2);
+int32_t weight_gradient_shares(int64_t dense_columns, int parts, int64_t d, int64_t capacity) {
+  const TileConfiguration tile = choose_pairs(dense_columns);
+  const int64_t n_blocks = parts * blocks(dense_columns, tile.block_n);
+  return shares_at_most(expert_tiles(blocks(d, tile.block_m), n_blocks, tile.cluster), capacity,
+                        current_device().multiprocessors / tile.cluster);
 }
 
 size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) {
@@ -36,10 +40,10 @@ size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts, 
   const bool two_parts =
       step == Step::kWeightGradient1 && tilemoe_activation_gated(experts.activation) != 0;
   // One part of two may be asked for, and two may lie in each other's columns.
-  int32_t shares = weight_gradient_shares(blocks(n), experts.d, capacity);
+  int32_t shares = weight_gradient_shares(n, 1, experts.d, capacity);
   if (two_parts)
-    shares = std::max({shares, weight_gradient_shares(blocks(2 * n), experts.d, capacity),
-                       weight_gradient_shares(2 * blocks(n), experts.d, capacity)});
+    shares = std::max({shares, weight_gradient_shares(2 * n, 1, experts.d, capacity),
+                       weight_gradient_shares(n, 2, experts.d, capacity)});
   return ExpertRanks::bytes(experts.E, shares);
 }
 

@@ -84,17 +84,17 @@ void run_weight_gradient(const WeightGradientProduct& product) {
   using Gemm =
       GroupedGemm<Shape, GatheredSummedRows<Shape>, DenseSummedRows<Shape>, Epilogue, Order>;
   using Sums = PartialSums<Shape>;
-  constexpr int64_t kStepRows = Shape::BLOCK_M * Shape::kCluster;
-  static_assert(kStepRows == kWeightGradientBlock && Shape::BLOCK_N == kWeightGradientBlock);
+  static_assert(Shape::BLOCK_M * Shape::kCluster <= kWeightGradientBlock &&
+                Shape::BLOCK_N <= kWeightGradientBlock);
   const int64_t n = product.dense_columns, d = product.gathered.shape[1], E = product.rows.E;
   const int64_t blocks_a_part = (n + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
-  const int64_t m_steps = (d + kStepRows - 1) / kStepRows;
+  const int64_t m_blocks = (d + Shape::BLOCK_M - 1) / Shape::BLOCK_M;
   const int64_t n_blocks = product.parts * blocks_a_part;
   TILEMOE_CHECK_SUPPORTED(
-      m_steps <= INT32_MAX / (2 * n_blocks * E),
+      m_blocks <= INT32_MAX / (2 * n_blocks * E),
       "the weight gradients of " << E << " experts have too many tiles to count");
-  const int64_t tiles = m_steps * n_blocks;
-  const int32_t shares = weight_gradient_shares(n_blocks, d, product.rows.capacity);
+  const int64_t tiles = expert_tiles(m_blocks, n_blocks, Shape::kCluster);
+  const int32_t shares = weight_gradient_shares(n, product.parts, d, product.rows.capacity);
   TILEMOE_ASSERT(product.scratch.bytes >= ExpertRanks::bytes(E, shares),
                  product.scratch.bytes << " bytes of scratch for the experts' ranks");
   const ExpertRanks ranks = ExpertRanks::in(product.scratch, E);
@@ -109,7 +109,7 @@ void run_weight_gradient(const WeightGradientProduct& product) {
                                .tiles = static_cast<int32_t>(tiles),
                                .shares_at_most = shares},
                 .E = static_cast<int32_t>(E),
-                .m_steps = static_cast<int32_t>(m_steps),
+                .m_blocks = static_cast<int32_t>(m_blocks),
                 .n_blocks = static_cast<int32_t>(n_blocks),
                 .n_group = std::min(kColumnGroup, static_cast<int32_t>(n_blocks))}};
   params.epilogue.partial_sums = sums;
@@ -128,21 +128,30 @@ void run_weight_gradient(const WeightGradientProduct& product) {
                                               .partial_sums = sums});
 }
 
-template <class Element, class Out>
+template <class Shape, class Out>
 void run_weight_gradient_along(const WeightGradientProduct& product) {
-  using Pairs = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
   if (product.part[0].out.stride[2] == 1)
-    run_weight_gradient<Pairs, Out, Lies::kTransposed>(product);
+    run_weight_gradient<Shape, Out, Lies::kTransposed>(product);
   else
-    run_weight_gradient<Pairs, Out, Lies::kRows>(product);
+    run_weight_gradient<Shape, Out, Lies::kRows>(product);
+}
+
+template <class Element, class Out>
+void run_weight_gradient_into(const WeightGradientProduct& product) {
+  using Pairs256 = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
+  using Pairs192 = TileShape<Element, 128, 192, Schedule::kCooperative, 2>;
+  if (choose_pairs(product.dense_columns) == kCooperative192Pairs)
+    run_weight_gradient_along<Pairs192, Out>(product);
+  else
+    run_weight_gradient_along<Pairs256, Out>(product);
 }
 
 template <class Element>
 void weight_gradient(const WeightGradientProduct& product) {
   if (product.part[0].out.dtype == TILEMOE_FLOAT32)
-    run_weight_gradient_along<Element, float>(product);
+    run_weight_gradient_into<Element, float>(product);
   else
-    run_weight_gradient_along<Element, Element>(product);
+    run_weight_gradient_into<Element, Element>(product);
 }
 
 }  // namespace tilemoe::cuda
