@@ -20,6 +20,15 @@ def cross_entropy(logits, targets):
     return losses, gradient.to(logits.dtype)
 
 
+def add_product(total, a, b):
+    """total (m, n) float32 += a (m, k) @ b (k, n). On a GPU the sum goes on in the product's own
+    registers; elsewhere the product is rounded to its factors' dtype first."""
+    if total.is_cuda and a.dtype != total.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
+
+
 class LinearCrossEntropy(torch.autograd.Function):
     """x (T, d), weight (vocabulary, d), targets (T) -> the mean loss () float32. `of_rows` is
     cross_entropy, or cross_entropy compiled."""
@@ -36,7 +45,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             loss += losses.sum()
             if wanted:
                 torch.mm(dlogits, weight, out=dx[rows])
-                dweight += dlogits.mT @ x[rows]
+                add_product(dweight, dlogits.mT, x[rows])
         if wanted:
             # The mean's 1/T comes last: in the logits it would cost 16-bit gradients their range.
             ctx.save_for_backward(dx, dweight.to(weight.dtype))

@@ -56,7 +56,8 @@ def groups(blocks):
 
 def shard(model, mesh, precision, keep_gathered=False):
     """FSDP-2 over all processes, in groups of blocks: values, gradients and moments lie in shards.
-    `keep_gathered`: the copies for computing stay from forward to backward."""
+    `keep_gathered`: the copies for computing stay from forward to backward (for how many of them,
+    run.py says)."""
     policy = MixedPrecisionPolicy(
         param_dtype=plan.COMPUTE_DTYPE[precision],
         reduce_dtype=torch.float32,

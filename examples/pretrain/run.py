@@ -134,6 +134,7 @@ class Run:
         for i, (number, tokens) in enumerate(self.micro(self.corpus, self.sequence)):
             last = i + 1 == share
             self.model.set_requires_gradient_sync(last or self.args.reduce == "micro-batch")
+            self.model.set_reshard_after_backward(last or not self.args.keep_gathered)
             losses, routed = self.model(self.on_device(tokens), offset=number)
             (losses.total / share).backward()  # FSDP takes the mean over processes
             sums += torch.stack([*losses[1:], *routed[1:]]).detach()

@@ -41,45 +41,49 @@ KERNELS = 12  # of a profile that the merged file keeps
 
 @dataclass(frozen=True)
 class Entry:
-    """One measurement. micro_batch: sequences, or 0 for as many as fit; share: micro-batches of a
-    step in each process."""
+    """One measurement."""
 
     config: str
     layers: int
     experts: str
-    micro_batch: int
+    micro_batch: int  # sequences; 0: as many as fit
     recompute: str = "none"
-    share: int = 1
+    share: int = 1  # micro-batches of a step in each process
     processes: int = 1
+    kept: bool = False  # copies for computing, over all of a step
 
     @property
     def name(self):
         size = self.micro_batch or "largest"
         parts = [self.config, self.layers, self.experts, self.recompute, size]
-        return "-".join(map(str, [*parts, f"x{self.share}", f"p{self.processes}"]))
+        parts += [f"x{self.share}", f"p{self.processes}", *["kept"] * self.kept]
+        return "-".join(map(str, parts))
 
 
 def entries():
     """Of the study: sizes at which all implementations are measured, then as many as fit."""
     whole = lambda config: CONFIGS[config].layers
-    sizes = [  # config, layers, micro-batches, recompute, share, processes
-        # The layer's time by the difference of two depths; 24,576 tokens as in the layer's bench.
-        ("7B", 4, (6,), "none", 1, (1,)),
-        ("7B", 8, (6,), "none", 1, (1,)),
+    sizes = [  # config, layers, micro-batches, recompute, processes
+        # The layers' time by the difference of two depths; 24,576 tokens as in the layer's bench.
+        ("7B", 4, (6,), "none", (1,)),
+        ("7B", 8, (6,), "none", (1,)),
         # The whole model on one GPU of 139 GiB, and in shards on several.
-        ("7B", whole("7B"), (1, 2, 4), "none", 1, (1, 2, 4)),
-        ("7B", whole("7B"), (4, 8), "half", 1, (1, 2, 4)),
-        ("7B", whole("7B"), (8, 16), "blocks", 1, (1, 2, 4)),
-        ("7B", whole("7B"), (4,), "none", 4, (1, 2, 4)),
-        ("1.4B", whole("1.4B"), (8, 16), "none", 1, (1, 2, 4)),
+        ("7B", whole("7B"), (3, 6), "none", (1, 2, 4)),
+        ("7B", whole("7B"), (6, 12), "half", (1, 2, 4)),
+        ("7B", whole("7B"), (24,), "blocks", (1, 2, 4)),
+        ("1.4B", whole("1.4B"), (8, 16), "none", (1, 2, 4)),
         # For tests, on a CPU.
-        ("tiny", whole("tiny"), (2, 4), "none", 1, (1, 2)),
-        ("tiny", 1, (2,), "none", 1, (1,)),
+        ("tiny", whole("tiny"), (2, 4), "none", (1, 2)),
+        ("tiny", 1, (2,), "none", (1,)),
     ]
     found = []
-    for config, layers, micro_batches, recompute, share, counts in sizes:
+    for config, layers, micro_batches, recompute, counts in sizes:
         for size, count, name in product(micro_batches, counts, IMPLEMENTATIONS):
-            found.append(Entry(config, layers, name, size, recompute, share, count))
+            found.append(Entry(config, layers, name, size, recompute, processes=count))
+    # Steps of several micro-batches, as real ones are.
+    for count, kept, name in product((1, 2, 4), (False, True), IMPLEMENTATIONS):
+        of = {"share": 4, "processes": count, "kept": kept}
+        found.append(Entry("7B", whole("7B"), name, 3, **of))
     for config, layers in (("7B", 4), ("7B", whole("7B")), ("1.4B", whole("1.4B"))):
         for recompute, name in product(("none", "half", "blocks"), IMPLEMENTATIONS):
             found.append(Entry(config, layers, name, 0, recompute))
@@ -105,6 +109,7 @@ def arguments(entry, micro_batch, options, scratch):
     words += ["--layers", entry.layers, "--recompute", entry.recompute]
     words += ["--micro-batch", micro_batch, "--batch", batch]
     words += ["--reduce", "step" if entry.share == 1 else "micro-batch"]
+    words += ["--keep-gathered"] * entry.kept
     words += ["--data", options.data, "--output", scratch, *["--compile"] * (not options.eager)]
     return train.arguments(list(map(str, words)))
 

@@ -21,6 +21,7 @@ KINDS = {
     "optimizer": ("adam", "multi_tensor"),
     "copies of parameters": ("chunk_cat", "split_with_sizes", "memcpy", "copy_kernel"),
 }
+NAMED = 360  # characters of a kernel's name, of which templates take the first hundreds
 IN_HEAD = ("products", "elementwise and other")  # kinds that, inside of its range, are the head's
 
 
@@ -109,7 +110,7 @@ def profile(run, steps):
             count, ms = calls.get(event.name, (0, 0.0))
             calls[event.name] = count + 1, ms + kernels[-1][-1]
     largest = sorted(calls.items(), key=lambda of: -of[1][1])[:25]
-    table = [{"kernel": n[:120], "calls": count / steps, "ms": ms} for n, (count, ms) in largest]
+    table = [{"kernel": n[:NAMED], "calls": count / steps, "ms": ms} for n, (count, ms) in largest]
     return {"kinds_ms": by_kind(kernels, head), "kernels": table}
 
 

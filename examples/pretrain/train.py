@@ -65,7 +65,8 @@ def arguments(argv=None):
     add(
         "--keep-gathered",
         action="store_true",
-        help="copies of parameters for computing stay from forward to backward",
+        help="copies of parameters for computing stay from forward to backward, and for all "
+        "micro-batches of a step",
     )
     add(
         "--reduce",

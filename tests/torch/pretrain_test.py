@@ -94,9 +94,10 @@ def compare(ours, theirs, equal):
         assert equal(record, reference), (record, reference)
 
 
-def test_reducing_after_each_micro_batch_is_the_same_step(whole, data, tmp_path):
+@pytest.mark.parametrize("kept", [[], ["--keep-gathered"]], ids=["gathered again", "kept"])
+def test_reducing_after_each_micro_batch_is_the_same_step(whole, data, tmp_path, kept):
     folder = from_step(SAVED, whole[2], tmp_path)
-    done = launch(folder, data, "--reduce", "micro-batch", processes=2)
+    done = launch(folder, data, "--reduce", "micro-batch", *kept, processes=2)
     assert done.returncode == 0, done.stderr
     compare(folder, whole[2], lambda a, b: abs(a["loss"] - b["loss"]) <= 1e-5 * b["loss"])
 
@@ -289,8 +290,8 @@ def test_the_measurement(data, tmp_path):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_study_goes_on_where_it_was(data, tmp_path, processes):
     """Each entry has a file, is measured once, and is merged with what was there."""
-    study = [EXAMPLE / "speed_study.py", "run", "--data", data, "--out", tmp_path / "out", "--eager"]
-    study += ["--warmup-steps", 1, "--measured-steps", 2]
+    study = [EXAMPLE / "speed_study.py", "run", "--data", data, "--out", tmp_path / "out"]
+    study += ["--eager", "--warmup-steps", 1, "--measured-steps", 2]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
 
     def run(*patterns):
