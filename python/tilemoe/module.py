@@ -291,6 +291,8 @@ class MoE(nn.Module):
         parts = [f"K={self.K}, scoring={self.scoring!r}"]
         if self.rounding is not None:
             parts.append(f"rounding={self.rounding!r}, m={self.m}")
+            if self.rounding_tokens is not None:
+                parts.append(f"rounding_tokens={self.rounding_tokens}")
         if self.balance_coefficient:
             parts.append(f"balance_coefficient={self.balance_coefficient}")
         if self.z_coefficient:

@@ -232,6 +232,8 @@ def test_another_device_than_the_parameters_is_refused():
 
 def test_repr():
     text = repr(make(rounding="up", m=8, balance_coefficient=0.01, bias=True))
+    groups = dict(rounding="up", m=8, rounding_tokens=4)
+    assert "rounding='up', m=8, rounding_tokens=4" in repr(make(**groups))
     for part in (
         "K=2, scoring='softmax_over_chosen', rounding='up', m=8, balance_coefficient=0.01",
         f"(gate): Router(d=32, E=6, dtype={DTYPE})",

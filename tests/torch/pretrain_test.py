@@ -239,6 +239,26 @@ def test_the_selection_bias_is_one_over_two_processes(data, tmp_path):
         assert abs(runs[2][step]["loss"] - record["loss"]) <= 1e-5 * record["loss"]
 
 
+def test_the_log_tells_what_routing_did(whole, data, tmp_path):
+    """The same of one process and of two, which share the micro-batches."""
+    bounded = ["--capacity", "0.75", "--routing-tokens", "32", "--steps", "4"]
+    runs = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        done = launch(folder, data, *bounded, processes=processes)
+        assert done.returncode == 0, done.stderr
+        runs.append(steps(folder))
+    keys = ("load", "pairs_dropped", "pairs_added", "tokens_without")
+    for step, record in runs[0].items():
+        assert record["T"] == runs[1][step]["T"] == 32
+        assert 1 < record["load"] < 4 and 0.05 < record["pairs_dropped"] < 0.9
+        assert record["pairs_added"] == 0 and 0 <= record["tokens_without"] < 0.5
+        for key in keys:
+            assert runs[1][step][key] == pytest.approx(record[key], abs=2e-3)  # experts may differ
+    for record in steps(whole[1]).values():
+        assert record["T"] == 64 and all(record[key] == 0 for key in keys[1:])
+
+
 def command(name, *arguments):
     """One of the example's commands that train themselves."""
     return subprocess.run(
