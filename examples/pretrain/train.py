@@ -91,6 +91,10 @@ def arguments(argv=None):
     args = parser.parse_args(argv)
     if not args.plan and args.batch % args.micro_batch:
         parser.error(f"--batch {args.batch} is no multiple of --micro-batch {args.micro_batch}")
+    T = args.micro_batch * CONFIGS[args.config].context
+    together = args.routing_tokens or T
+    if not args.plan and (together < 1 or T % together):
+        parser.error(f"--routing-tokens is {together}, and a micro-batch has {T} tokens")
     if args.keep < 1:
         parser.error(f"--keep is {args.keep}, expected at least 1")
     if not args.plan and not (args.data and args.output):
@@ -168,9 +172,8 @@ def carry_out(args):
     if args.plan:
         if args.experts != "tilemoe" and (args.experts, args.precision) not in plan.COUNTED:
             raise Refusal("--plan counts tilemoe, and grouped_mm where it computes in bfloat16")
-        config = configuration(
-            args.config, args.layers, args.rounding, args.routing_tokens, args.capacity
-        )
+        # Groups change little of a plan, which is made of micro-batches of one and of two.
+        config = configuration(args.config, args.layers, args.rounding, None, args.capacity)
         choices = args.experts, args.recompute, args.precision, args.compile
         of = plan.Plan(config, *choices, processes=args.processes)
         print(plan.table(args.config, of, args.micro_batch, device_bytes(args)))

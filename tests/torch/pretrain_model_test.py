@@ -27,6 +27,7 @@ import predict  # noqa: E402
 import speed_study  # noqa: E402
 import stopwatch  # noqa: E402
 import tables  # noqa: E402
+import train  # noqa: E402
 from configs import CONFIGS, configuration  # noqa: E402
 from model import RECOMPUTE, Transformer  # noqa: E402
 
@@ -111,6 +112,16 @@ def test_what_cannot_run_is_refused_in_a_sentence():
         assert experts.refusal("tilemoe", c, "cpu") is None
     with pytest.raises(ValueError, match="--rounding and --capacity: one of them"):
         configuration("tiny", rounding="up", capacity=1.0)
+
+
+@pytest.mark.parametrize("tokens", [-32, 48, 128])
+def test_tokens_that_share_no_micro_batch_evenly_are_refused(tokens, capsys):
+    own = ["--config", "tiny", "--data", "data", "--output", "out", "--micro-batch", "2"]
+    assert train.arguments([*own, "--routing-tokens", "16"]).routing_tokens == 16
+    with pytest.raises(SystemExit):
+        train.arguments([*own, "--routing-tokens", str(tokens)])
+    told = f"--routing-tokens is {tokens}, and a micro-batch has 64 tokens"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("T", [1, 6, 8, 17])
