@@ -479,7 +479,7 @@ std::vector<BackwardCase> cases() {
                      .activation = activation,
                      .integers = false});
   for (const auto& tile : cuda::kActivationGradientTiles) {
-    const std::string name = tile.cluster == 1 ? "alone" : "pairs";
+    const std::string name = (tile.cluster == 1 ? "alone" : "pairs") + std::to_string(tile.block_n);
     BackwardCase base{.name = name,
                       .counts = ragged,
                       .d = 200,

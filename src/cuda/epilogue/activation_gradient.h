@@ -43,8 +43,13 @@ class ActivationGradientEpilogue {
   static constexpr int kBlocksAtOnce = kActivations == Activations::kSwiGLU ? 2 : 1;
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
   static constexpr int kPartBytes = Shape::BLOCK_M * kRowBytes;
-  static constexpr int kScaledAt = kParts * kPartBytes;  // A' in a stage, after H or dH
-  static constexpr int kSharedBytes = 0;
+  // A' lies in a slice's stage, after H or dH; where a stage is too small, every slice's has a
+  // place of its own.
+  static constexpr int kScaledAt = kParts * kPartBytes;
+  static constexpr bool kScaledInStage =
+      kScaledAt + kPartBytes <= (Shape::BLOCK_M + Shape::BLOCK_N) * kRowBytes;
+  static constexpr int kScaledBytes = kPartBytes / kConsumers;
+  static constexpr int kSharedBytes = kScaledInStage ? 0 : kSlices * kScaledBytes;
   static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
   static_assert(Shape::kSubtiles == 1, "a consumer has 64 rows");
 
@@ -67,7 +72,7 @@ class ActivationGradientEpilogue {
    public:
     static constexpr int kBlocks = kSlices;
     static constexpr int kEngineBytes = kParts * kPartBytes;
-    static constexpr int kBlockBytes = kScaledAt + kPartBytes;
+    static constexpr int kBlockBytes = kScaledAt + (kScaledInStage ? kPartBytes : 0);
 
     __device__ explicit Load(const Params& params) : params_(params) {}
 
@@ -91,9 +96,8 @@ class ActivationGradientEpilogue {
     int32_t row_, row_end_, column_;
   };
 
-  __device__ ActivationGradientEpilogue(const Params& params, uint32_t /*shared*/,
-                                        int32_t /*thread*/)
-      : params_(params) {}
+  __device__ ActivationGradientEpilogue(const Params& params, uint32_t shared, int32_t /*thread*/)
+      : params_(params), shared_(shared) {}
 
   // Before the tile's products: scores of this lane's rows.
   __device__ void begin(const Tile& tile, int32_t row) {
@@ -155,11 +159,12 @@ class ActivationGradientEpilogue {
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t column = first_column + slice * kSlice;
       const uint32_t warp_part = ptx::uniform(slices.wait() + (row - tile.row_begin) * kRowBytes);
+      const uint32_t scaled_part = scaled_part_of(warp_part, slice);
       if (row < tile.row_end && column < params_.n) {
-        differentiate(f, warp_part, &dA[slice * (kSlice / 2)], ds);
+        differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds);
         ptx::fence_proxy_async();
         __syncwarp();
-        if (lane() == 0) send(warp_part, row, row_end, column);
+        if (lane() == 0) send(warp_part, scaled_part, row, row_end, column);
       }
       if (lane() == 0) ptx::tma_store_commit();
       if (slice > 0) {
@@ -172,10 +177,19 @@ class ActivationGradientEpilogue {
     store_sums(ds, row, tile);
   }
 
+  // Where the warp's A' of a slice goes whose H or dH is at `warp_part`.
+  __device__ uint32_t scaled_part_of(uint32_t warp_part, int slice) const {
+    if constexpr (kScaledInStage)
+      return warp_part + kScaledAt;
+    else
+      return ptx::uniform(shared_ + slice * kScaledBytes + warp() * kStoreRows * kRowBytes);
+  }
+
   // A slice of the warp's rows: its 16-bit numbers come and go in blocks of 16 columns.
   template <class Function>
   __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
-                                                const float* dA, float (&ds)[2]) const {
+                                                uint32_t scaled_part, const float* dA,
+                                                float (&ds)[2]) const {
     // Lane l gives row l % 16, and the left or right 8 of the 16 columns.
     const auto l = static_cast<uint32_t>(lane());
     const uint32_t place =
@@ -218,7 +232,7 @@ class ActivationGradientEpilogue {
           store_blocks(block, gate[b]);
           if constexpr (kParts == 2) store_blocks(block + kPartBytes, up[b]);
         }
-        store_blocks(block + kScaledAt, A_scaled[b]);
+        store_blocks(block + (scaled_part - warp_part), A_scaled[b]);
       }
     }
   }
@@ -266,7 +280,8 @@ class ActivationGradientEpilogue {
   }
 
   // One lane sends the warp's part of a slice off.
-  __device__ void send(uint32_t warp_part, int32_t row, int32_t row_end, int32_t column) const {
+  __device__ void send(uint32_t warp_part, uint32_t scaled_part, int32_t row, int32_t row_end,
+                       int32_t column) const {
     const auto to = [&](const RaggedOutput& out, uint32_t from, Place place) {
       if (out.columns == 0) return;
       ptx::tma_store(&out.map, from, place.column, kRaggedRows - row_end + row, row_end,
@@ -275,7 +290,7 @@ class ActivationGradientEpilogue {
 #pragma unroll
     for (int box = 0; box < kParts; ++box)
       to(params_.dH, warp_part + box * kPartBytes, place_of(params_, box, column));
-    to(params_.A_scaled, warp_part + kScaledAt, {0, column});
+    to(params_.A_scaled, scaled_part, {0, column});
   }
 
   // Sums over the four lanes that share a row, in a fixed order.
@@ -295,7 +310,8 @@ class ActivationGradientEpilogue {
   static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
 
   const Params& params_;
-  float s_[2];  // scores of this lane's rows
+  uint32_t shared_;  // this consumer's
+  float s_[2];       // scores of this lane's rows
 };
 
 }  // namespace tilemoe::cuda

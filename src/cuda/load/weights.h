@@ -2,7 +2,7 @@
 // engine. Of a gated activation the tile has two parts, gate rows and then as many up rows, each
 // from a map of its own: so gate and up of a column meet in one thread's accumulators, whether they
 // lie one after the other, interleaved or in two tensors, and neither spills into the other. Blocks
-// of a cluster that share B bring half of it each, to both.
+// of a cluster that share B bring its boxes in turn, to both.
 #pragma once
 
 #include <cuda.h>
@@ -23,8 +23,12 @@ class Weights {
   using Operand = cuda::Operand<kMajor, Shape::BLOCK_N>;
   static constexpr int kEngineBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
-  // A cluster's blocks bring a box each where they share B.
-  static constexpr int kBoxes = Shape::kCluster == 1 ? kParts : 2;
+  // A cluster's blocks bring half of B each where it has halves: three chunks of rows have none.
+  static constexpr bool kHasHalves = kMajor == Major::kSum || Shape::BLOCK_N % 128 == 0;
+  static constexpr int kBoxes = Shape::kCluster == 1 ? kParts
+                                : kHasHalves         ? 2
+                                                     : Shape::BLOCK_N / 64;
+  static_assert(kHasHalves || kParts == 1);
   static constexpr int kBoxRows = Shape::BLOCK_N / kBoxes;
   using Box = WeightBox<Shape, kMajor, kBoxRows>;
 
@@ -45,7 +49,9 @@ class Weights {
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
     if (Shape::kCluster > 1 && shared_by_cluster_) {
       const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
-      load_box<true>(rank, shared, full, k_block);
+#pragma unroll
+      for (int box = 0; box < kBoxes; box += Shape::kCluster)
+        if (box + rank < kBoxes) load_box<true>(box + rank, shared, full, k_block);
     } else {
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) load_box<false>(box, shared, full, k_block);

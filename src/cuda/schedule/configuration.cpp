@@ -73,9 +73,9 @@ TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileCo
   });
 }
 
-TileConfiguration choose_pairs(int64_t columns) {
-  if (forced == kCooperative256Pairs || forced == kCooperative192Pairs) return *forced;
-  return narrow_blocks_pay(columns) ? kCooperative192Pairs : kCooperative256Pairs;
+int column_block(int64_t columns) {
+  if (forced && (forced->block_n == 256 || forced->block_n == 192)) return forced->block_n;
+  return narrow_blocks_pay(columns) ? 192 : 256;
 }
 
 void force_tile(std::optional<TileConfiguration> tile) {

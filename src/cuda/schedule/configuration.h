@@ -35,8 +35,8 @@ struct ProjectionSize {
 TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
                               int multiprocessors);
 
-// Of pairs with blocks of 256 and of 192 columns those that waste fewer.
-TileConfiguration choose_pairs(int64_t columns);
+// Blocks of 256 or 192 columns, where a product's size decides by what they waste.
+int column_block(int64_t columns);
 
 // For benchmarks: every choice that can takes this tile. Not to be called while steps run.
 void force_tile(std::optional<TileConfiguration> tile);

@@ -4,6 +4,7 @@
 
 #include "cuda/epilogue/activation_gradient.h"
 #include "cuda/step/projection.h"
+#include "cuda/step/projection_tiles.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
 
@@ -14,9 +15,9 @@ void run_activation_gradient(const ActivationGradient& step) {
   using Epilogue = ActivationGradientEpilogue<Shape, kActivations>;
   using LoadW2 = Weights<Shape, kMajor, 1>;
   using Gemm = GroupedGemm<Shape, GatheredRows<Shape>, LoadW2, Epilogue, RowTilesOf<Shape>>;
-  static_assert(Shape::BLOCK_N == kActivationGradientColumns, "a row of partial sums a tile");
   const int64_t n = step.experts->n, d = step.experts->d;
   const int64_t n_blocks = ds_tiles(*step.experts);
+  TILEMOE_ASSERT(column_block(n) == Shape::BLOCK_N, "ds has a row of partial sums a tile");
   const int64_t k_blocks = (d + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 
   typename Gemm::Params params{};
@@ -39,25 +40,31 @@ void run_activation_gradient(const ActivationGradient& step) {
   launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
 }
 
-template <class Element, int kCluster = 1>
-using ActivationGradientTile =
-    TileShape<Element, 128, kActivationGradientColumns, Schedule::kCooperative, kCluster>;
+template <class Element, int kColumns, int kCluster = 1>
+using ActivationGradientTile = TileShape<Element, 128, kColumns, Schedule::kCooperative, kCluster>;
 
-template <class Element, Activations kActivations>
+template <class Shape, Activations kActivations>
 void run_activation_gradient_along(const ActivationGradient& step) {
-  using Tile = ActivationGradientTile<Element>;
   if (step.W2.stride[2] == 1)
-    run_activation_gradient<Tile, kActivations, Major::kRows>(step);
+    run_activation_gradient<Shape, kActivations, Major::kRows>(step);
   else
-    run_activation_gradient<Tile, kActivations, Major::kSum>(step);
+    run_activation_gradient<Shape, kActivations, Major::kSum>(step);
+}
+
+template <class Shape>
+void run_any_activation_gradient(const ActivationGradient& step) {
+  if (tilemoe_activation_gated(step.experts->activation))
+    run_activation_gradient_along<Shape, Activations::kGated>(step);
+  else
+    run_activation_gradient_along<Shape, Activations::kPlain>(step);
 }
 
 template <class Element>
 void activation_gradient(const ActivationGradient& step) {
-  if (tilemoe_activation_gated(step.experts->activation))
-    run_activation_gradient_along<Element, Activations::kGated>(step);
+  if (tile_of(step) == kCooperative192Pairs)
+    run_any_activation_gradient<ActivationGradientTile<Element, 192, 2>>(step);
   else
-    run_activation_gradient_along<Element, Activations::kPlain>(step);
+    run_any_activation_gradient<ActivationGradientTile<Element, 256>>(step);
 }
 
 }  // namespace tilemoe::cuda

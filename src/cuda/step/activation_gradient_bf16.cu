@@ -1,6 +1,5 @@
 // bfloat16, with kernels for plain SwiGLU beside what every type has.
 #include "cuda/step/activation_gradient.h"
-#include "cuda/step/projection_tiles.h"
 
 namespace tilemoe::cuda {
 
@@ -12,10 +11,13 @@ void run_swiglu_gradient(const ActivationGradient& step) {
 }
 
 void activation_gradient_swiglu(const ActivationGradient& step) {
-  if (tile_of(step) == kCooperative256Pairs)
-    run_swiglu_gradient<ActivationGradientTile<__nv_bfloat16, 2>>(step);
+  const TileConfiguration tile = tile_of(step);
+  if (tile == kCooperative192Pairs)
+    run_swiglu_gradient<ActivationGradientTile<__nv_bfloat16, 192, 2>>(step);
+  else if (tile == kCooperative256Pairs)
+    run_swiglu_gradient<ActivationGradientTile<__nv_bfloat16, 256, 2>>(step);
   else
-    run_swiglu_gradient<ActivationGradientTile<__nv_bfloat16>>(step);
+    run_swiglu_gradient<ActivationGradientTile<__nv_bfloat16, 256>>(step);
 }
 
 }  // namespace tilemoe::cuda

@@ -1,6 +1,7 @@
 #include "cuda/step/projection_tiles.h"
 
 #include "cuda/device.h"
+#include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
 
@@ -32,7 +33,13 @@ TileConfiguration tile_of(const InputGradient& step) {
                      kInputTiles, current_device().multiprocessors);
 }
 
+int64_t ds_tiles(const tilemoe_experts& experts) {
+  const int columns = column_block(experts.n);
+  return (experts.n + columns - 1) / columns;
+}
+
 TileConfiguration tile_of(const ActivationGradient& step) {
+  if (column_block(step.experts->n) == kCooperative192Pairs.block_n) return kCooperative192Pairs;
   return choose_tile({.rows = step.rows.capacity,
                       .E = step.rows.E,
                       .columns = step.experts->n,

@@ -15,11 +15,8 @@ void down_projection(const DownProjection& step);
 
 void combine(const Combine& step);
 
-// Columns of A that a tile of the activation gradient has, and so a row of ds's partial sums.
-inline constexpr int kActivationGradientColumns = 256;
-inline int64_t ds_tiles(const tilemoe_experts& experts) {
-  return (experts.n + kActivationGradientColumns - 1) / kActivationGradientColumns;
-}
+// Blocks of A's columns in the activation gradient: each has a row of ds's partial sums.
+int64_t ds_tiles(const tilemoe_experts& experts);
 template <class Element>
 void activation_gradient(const ActivationGradient& step);
 // bfloat16, plain SwiGLU, W2 contiguous along n.

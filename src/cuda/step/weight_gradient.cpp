@@ -29,10 +29,10 @@ int64_t blocks(int64_t size, int64_t block) {
 }  // namespace
 
 int32_t weight_gradient_shares(int64_t dense_columns, int parts, int64_t d, int64_t capacity) {
-  const TileConfiguration tile = choose_pairs(dense_columns);
-  const int64_t n_blocks = parts * blocks(dense_columns, tile.block_n);
-  return shares_at_most(expert_tiles(blocks(d, tile.block_m), n_blocks, tile.cluster), capacity,
-                        current_device().multiprocessors / tile.cluster);
+  constexpr TileConfiguration kTile = kCooperative256Pairs;
+  const int64_t n_blocks = parts * blocks(dense_columns, column_block(dense_columns));
+  return shares_at_most(expert_tiles(blocks(d, kTile.block_m), n_blocks, kTile.cluster), capacity,
+                        current_device().multiprocessors / kTile.cluster);
 }
 
 size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) {

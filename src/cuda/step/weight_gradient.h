@@ -140,7 +140,7 @@ template <class Element, class Out>
 void run_weight_gradient_into(const WeightGradientProduct& product) {
   using Pairs256 = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
   using Pairs192 = TileShape<Element, 128, 192, Schedule::kCooperative, 2>;
-  if (choose_pairs(product.dense_columns) == kCooperative192Pairs)
+  if (column_block(product.dense_columns) == Pairs192::BLOCK_N)
     run_weight_gradient_along<Pairs192, Out>(product);
   else
     run_weight_gradient_along<Pairs256, Out>(product);
