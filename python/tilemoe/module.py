@@ -32,13 +32,21 @@ class MoEAux(NamedTuple):
 
 class _WideLinear(torch.autograd.Function):
     """x (T, d), weight (E, d) -> logits (T, E), computed in `dtype`. Backward keeps x as it is
-    given, where torch.nn.functional.linear would keep a copy of it in the wider dtype."""
+    given, where torch.nn.functional.linear would keep a copy of it in the wider dtype.
+
+    On a GPU bfloat16 factors make float32 products as they are: no copy of x is widened, nor does
+    TF32 have a say. A gradient of float32 is a factor as the sum of two in bfloat16, whose 16 bits
+    are more than x's and weight's own gradients keep."""
 
     @staticmethod
     def forward(ctx, x, weight, dtype):
         ctx.save_for_backward(x, weight)
         ctx.dtype = dtype
+        narrow = x.dtype == weight.dtype == torch.bfloat16 and dtype == torch.float32
+        ctx.is_direct = x.is_cuda and narrow
         with torch.autocast(x.device.type, enabled=False):
+            if ctx.is_direct:
+                return torch.mm(x, weight.mT, out_dtype=dtype)
             return nn.functional.linear(x.to(dtype), weight.to(dtype))
 
     @staticmethod
@@ -46,6 +54,15 @@ class _WideLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx = dweight = None
         with torch.autocast(x.device.type, enabled=False):
+            if ctx.is_direct:
+                high = dlogits.to(x.dtype)
+                parts = torch.cat((high, (dlogits - high).to(x.dtype)), dim=1)  # (T, 2E)
+                if ctx.needs_input_grad[0]:
+                    dx = parts @ torch.cat((weight, weight))
+                if ctx.needs_input_grad[1]:
+                    of_parts = torch.mm(parts.mT, x, out_dtype=ctx.dtype)  # (2E, d)
+                    dweight = of_parts.view(2, *weight.shape).sum(dim=0).to(weight.dtype)
+                return dx, dweight, None
             if ctx.needs_input_grad[0]:
                 dx = (dlogits @ weight.to(ctx.dtype)).to(x.dtype)
             if ctx.needs_input_grad[1]:

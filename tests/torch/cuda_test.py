@@ -15,6 +15,7 @@ from tilemoe.bench import memory
 from tilemoe.bench.cases import CASES
 from tilemoe.bench.peers import TileMoE, TileMoEOverwriting, TileMoESmall
 from tilemoe.bench.problem import Problem
+from tilemoe.module import Router
 
 MIB = 1 << 20
 SCORINGS = ("softmax_over_chosen", "softmax_over_all", "sigmoid_renormalized")
@@ -70,6 +71,25 @@ def test_the_same_ids_as_on_the_cpu(logits_dtype, scoring):
     scores_of_cpu, ids_of_cpu = tilemoe.topk_router(logits.cpu(), 8, scoring=scoring)
     assert torch.equal(ids.cpu(), ids_of_cpu)
     torch.testing.assert_close(scores.cpu(), scores_of_cpu, rtol=1e-6, atol=0)
+
+
+def test_a_float32_routers_products():
+    """Logits are float32's, and the gradients no further from float64's than rounding them is."""
+    router = Router(d, E, dtype=torch.float32, device="cuda").to(torch.bfloat16)
+    router.reset_parameters()
+    x = normal(512, d, seed=1, dtype=torch.bfloat16).requires_grad_()
+    scales = torch.logspace(-6, 1, 512, device="cuda")[:, None]
+    dlogits = normal(512, E, seed=2, dtype=torch.float32) * scales
+    logits = router(x)
+    logits.backward(dlogits)
+    wide_x, weight, wide_dlogits = x.double(), router.weight.double(), dlogits.double()
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), wide_x @ weight.mT, rtol=1e-5, atol=1e-5)
+    gradients = [(x.grad, wide_dlogits @ weight), (router.weight.grad, wide_dlogits.mT @ wide_x)]
+    for got, want in gradients:
+        assert got.dtype == torch.bfloat16
+        off = lambda values: ((values.double() - want).norm(dim=1) / want.norm(dim=1)).mean()
+        assert not (off(got) > 1.1 * off(want.bfloat16()))
 
 
 # ---------------------------------------------------------------- what is refused
