@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 
@@ -68,9 +68,9 @@ def entries():
         ("7B", 4, (6,), "none", (1,)),
         ("7B", 8, (6,), "none", (1,)),
         # The whole model on one GPU of 139 GiB, and in shards on several.
-        ("7B", whole("7B"), (3, 6), "none", (1, 2, 4)),
-        ("7B", whole("7B"), (6, 12), "half", (1, 2, 4)),
-        ("7B", whole("7B"), (24,), "blocks", (1, 2, 4)),
+        ("7B", whole("7B"), (2, 3, 4, 6), "none", (1, 2, 4)),
+        ("7B", whole("7B"), (4, 6, 8, 12), "half", (1, 2, 4)),
+        ("7B", whole("7B"), (12, 24), "blocks", (1, 2, 4)),
         ("1.4B", whole("1.4B"), (8, 16), "none", (1, 2, 4)),
         # For tests, on a CPU.
         ("tiny", whole("tiny"), (2, 4), "none", (1, 2)),
@@ -200,13 +200,14 @@ def run(options):
 
 
 def merge(options):
-    """One list by device and name; a later folder's replace an earlier's."""
-    kept = {}
+    """One list by device and name; a later folder's replace an earlier's. What a file does not say
+    is what the entry had before there was a choice."""
+    kept, choices = {}, {f.name: f.default for f in fields(Entry) if f.default is not MISSING}
     before = json.loads(options.results.read_text()) if options.results.exists() else []
     files = [file for folder in options.folders for file in sorted(folder.glob("*.json"))]
     for entry in before + [json.loads(file.read_text()) for file in files]:
         entry["kernels"] = entry.get("kernels", [])[:KERNELS]
-        kept[entry.get("device"), entry["name"]] = entry
+        kept[entry.get("device"), entry["name"]] = choices | entry
     ordered = [kept[key] for key in sorted(kept)]
     options.results.write_text(json.dumps(ordered, indent=1) + "\n")
     return 0

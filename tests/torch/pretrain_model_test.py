@@ -24,6 +24,7 @@ import optimizer  # noqa: E402
 import parallel  # noqa: E402
 import plan  # noqa: E402
 import predict  # noqa: E402
+import speed_page  # noqa: E402
 import speed_study  # noqa: E402
 import stopwatch  # noqa: E402
 import tables  # noqa: E402
@@ -349,8 +350,66 @@ def test_a_kernel_between_the_heads_is_the_heads():
     assert found == {"products": 1.0, "head": 6.0, "attention": 8.0}
 
 
-def test_the_page_has_what_was_measured():
+def test_the_pages_have_what_was_measured():
     assert tables.main(["--check"]) == 0
+    assert speed_page.main(["--check"]) == 0
+
+
+def cells(written, title, **wanted):
+    """{column: cell} of the one row below a title that has some cells."""
+    lines = written.partition(f"### {title}\n")[2].partition("\n\n")[0].splitlines()
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    rows = [dict(zip(header, row, strict=True)) for row in rows if row]
+    found = [row for row in rows if wanted.items() <= row.items()]
+    assert len(found) == 1, (rows, wanted)
+    return found[0]
+
+
+def test_the_studys_page(tmp_path):
+    one = {"device": "NVIDIA H100 80GB HBM3", "config": "7B", "layers": 4, "processes": 1}
+    one |= {"recompute": "none", "micro_batch": 6, "share": 1, "experts": "tilemoe"}
+    one |= {"kept": False, "ms": 100.0}
+    one |= {"update_ms": 15.0, "tokens_per_s_and_process": 245760.0, "mfu": 0.3, "commit": "abc"}
+    one |= {"peak_bytes": 2**34, "reserved_bytes": 2**35, "versions": {"torch": "2.11.0"}}
+    one |= {"kinds_ms": {"experts": 13.0, "communication": 9.0}}
+    deep = {"layers": 8, "ms": 150.0, "update_ms": 25.0}
+    full = {"layers": 40, "ms": 700.0, "update_ms": 60.0}
+    other = {"experts": "grouped_mm", "peak_bytes": 2**35}
+    entries = [one, one | deep, one | other | {"ms": 130.0}, one | other | deep | {"ms": 210.0}]
+    entries += [one | full, one | full | other | {"ms": 960.0, "recompute": "half"}]
+    entries += [one | full | {"processes": 2, "ms": 680.0, "update_ms": 20.0}]
+    entries += [one | {"does_not_fit_micro_batch": 10, "micro_batch": 9}]
+    entries += [one | other | {"does_not_fit_micro_batch": 7}, one | {"does_not_fit": "no memory"}]
+    entries[-1].pop("ms")
+    written = speed_page.page(f"a\n{speed_page.BEGIN}old\n{speed_page.END}b\n", entries)
+    assert written.startswith("a\n") and written.endswith("b\n") and "old" not in written
+
+    rest = {"layers": "4", "micro-batch": "6", "experts by": "tilemoe"}
+    row = cells(written, "Where a step's time goes, ms", **rest)
+    layer = next(e for e in json.loads(speed_page.LAYERS.read_text()) if e["config"] == "7b-n256")
+    of_layer = 4 * (layer["fwd_ms"] + layer["bwd_ms"])
+    assert row["experts by the layer alone"] == f"{of_layer:.1f}" and row["head"] == "0.0"
+    assert row["communication"] == "9.0" and row["all but communication"] == "13.0"
+    # 65,536 tokens are 8/3 steps of 85 ms, and an update.
+    row = cells(written, "What was measured", **rest)
+    assert row[speed_page.PER_DAY] == f"{65536 / (85 * 8 / 3 + 15) * 1e3 * 86400 / 1e9:.2f}"
+    assert row["10^9 tokens/day/GPU"] == "21.23" and row["taken, GiB"] == "32.0"
+    row = cells(written, "The same micro-batch, over TileMoE's", layers="8")
+    assert (row["step"], row["step without update"]) == ("1.40", "1.48")
+    assert row["peak memory"] == "2.00" and row["step, by the layers' times alone"] != ""
+    other = {"experts by": "grouped_mm"}
+    row = cells(written, "The whole model from some of its layers", **other)
+    assert row["one layer, ms"] == "17.50" and row["update, ms"] == "105"
+    assert row["step without update, ms"] == "745" and row["TileMoE's times this"] == "1.67"
+    row = cells(written, "Each at its fastest", **other)
+    assert row["TileMoE's recompute, micro-batch"] == "none, 6" and row["recompute"] == "half"
+    assert row["ratio"] == f"{(900 * 8 / 3 + 60) / (640 * 8 / 3 + 60):.2f}"
+    row = cells(written, "The largest micro-batch", **other)
+    assert (row["does not fit"], row["TileMoE's times this"]) == ("7", "1.50")
+    row = cells(written, "Several GPUs", GPUs="2")
+    assert row["of one GPU's speed"] == f"{640 / 660:.1%}"
+    speed_page.draw(entries[:-1], tmp_path / "picture.svg")
+    assert "copies of parameters" in (tmp_path / "picture.svg").read_text()
 
 
 def test_the_table_says_how_it_was_measured(tmp_path):
