@@ -62,8 +62,10 @@ class CudaMemory final : public Memory {
     return memory;
   }
   void release(void* memory) override { cudaFree(memory); }
+  // A copy from pageable memory returns when it is staged: another stream would not wait for it.
   void copy_in(void* to, const void* from_host, size_t bytes) override {
     check_cuda(cudaMemcpy(to, from_host, bytes, cudaMemcpyHostToDevice), "a copy to the GPU");
+    check_cuda(cudaStreamSynchronize(nullptr), "a copy to the GPU");
   }
   void copy_out(void* to_host, const void* from, size_t bytes) override {
     check_cuda(cudaMemcpy(to_host, from, bytes, cudaMemcpyDeviceToHost), "a copy from the GPU");
