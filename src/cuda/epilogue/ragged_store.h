@@ -57,12 +57,6 @@ class RaggedStore {
   template <class Value>
   __device__ __forceinline__ void store(const RaggedOutput& out, int32_t row, int32_t row_end,
                                         int32_t part, int32_t column, const Value& value) const {
-    const int32_t thread = ptx::thread_index();
-    row = ptx::uniform(row + thread % kWarpgroup / kWarp * kStoreRows);
-    row_end = ptx::uniform(row_end);
-    column = ptx::uniform(column);
-    const uint32_t slots = ptx::uniform(place_);
-    if (row >= row_end || column >= out.columns) return;
     // Rounded while the copy engine still reads the batch before from the slots.
     uint32_t pairs[kBatchColumns / 8][2];
 #pragma unroll
@@ -70,6 +64,19 @@ class RaggedStore {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         ptx::pin(pairs[j][half] = packed(value(j, 2 * half), value(j, 2 * half + 1)));
+    store_pairs(out, row, row_end, part, column, pairs);
+  }
+
+  // The same of what is rounded: pairs[j][half] has accumulators 4 j + 2 half and the next.
+  __device__ __forceinline__ void store_pairs(const RaggedOutput& out, int32_t row, int32_t row_end,
+                                              int32_t part, int32_t column,
+                                              const uint32_t (*pairs)[2]) const {
+    const int32_t thread = ptx::thread_index();
+    row = ptx::uniform(row + thread % kWarpgroup / kWarp * kStoreRows);
+    row_end = ptx::uniform(row_end);
+    column = ptx::uniform(column);
+    const uint32_t slots = ptx::uniform(place_);
+    if (row >= row_end || column >= out.columns) return;
     const bool first_lane = thread % kWarp == 0;
     if (first_lane) ptx::tma_store_wait_read<0>();
     __syncwarp();  // nobody reads the slots any more

@@ -1,9 +1,10 @@
-// D + bias, rounded and stored.
+// D + bias, rounded and stored beside the next tile's products.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/epilogue/bias.h"
+#include "cuda/epilogue/held_tile.h"
 #include "cuda/epilogue/ragged_store.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
@@ -25,16 +26,27 @@ class StoreEpilogue {
   __device__ StoreEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), rows_(shared, thread) {}
 
-  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
-    if (row >= tile.row_end) return;
-    const int32_t column = tile.n_block * Shape::BLOCK_N;
-    add_bias<Shape, 0, Shape::BLOCK_N>(params_.bias, tile.expert, column, D);
+  static constexpr int kBatches = Shape::BLOCK_N / Rows::kBatchColumns;
+
+  __device__ __forceinline__ void hold(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
+    row_ = row;
+    row_end_ = tile.row_end;
+    column_ = tile.n_block * Shape::BLOCK_N;
+    if (row_ >= row_end_) return;
+    add_bias<Shape, 0, Shape::BLOCK_N>(params_.bias, tile.expert, column_, D);
+    held_.round(D);
+  }
+
+  __device__ __forceinline__ void store_held(int32_t batch) {
+    if (row_ >= row_end_) return;
 #pragma unroll
-    for (int m = 0; m < Shape::kSubtiles; ++m)
+    for (int i = 0; i < kBatches; ++i)
+      if (i == batch)  // registers have constant numbers
 #pragma unroll
-      for (int first = 0; first < Shape::BLOCK_N; first += Rows::kBatchColumns)
-        rows_.store(params_.D, row + m * 64, tile.row_end, 0, column + first,
-                    [&](int j, int i) { return D[m][first / 2 + 4 * j + i]; });
+        for (int m = 0; m < Shape::kSubtiles; ++m)
+          rows_.store_pairs(params_.D, row_ + m * 64, row_end_, 0,
+                            column_ + i * Rows::kBatchColumns,
+                            &held_.pairs[m][i * Rows::kBatchColumns / 8]);
   }
 
   __device__ void finish() const {
@@ -44,6 +56,8 @@ class StoreEpilogue {
  private:
   const Params& params_;
   Rows rows_;
+  HeldTile<Shape> held_;
+  int32_t row_ = 0, row_end_ = 0, column_;  // of the tile that is held; no row: none is
 };
 
 }  // namespace tilemoe::cuda

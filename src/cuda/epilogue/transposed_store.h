@@ -38,12 +38,12 @@ class TransposedStore {
         (lane / 16 * 8 + lane % 8) * kRowBytes + swizzled_chunk(lane % 8, warp * 2 + lane / 8 % 2);
   }
 
-  // kBatchColumns columns of D, of which value(j, i) is accumulator 4 j + i, to rows from `out_row`
-  // on and columns from `out_column` on of the output's part `part`. The map has boxes of
-  // (kBatchColumns, 1, 64) and clips what is not there. All of the consumer call it.
-  template <class Value>
-  __device__ __forceinline__ void store(const CUtensorMap& out, int32_t out_column, int32_t part,
-                                        int32_t out_row, const Value& value) {
+  // kBatchColumns columns of D, of which pairs[j][half] has accumulators 4 j + 2 half and the next,
+  // to rows from `out_row` on and columns from `out_column` on of the output's part `part`. The map
+  // has boxes of (kBatchColumns, 1, 64) and clips what is not there. All of the consumer call it.
+  __device__ __forceinline__ void store_pairs(const CUtensorMap& out, int32_t out_column,
+                                              int32_t part, int32_t out_row,
+                                              const uint32_t (*pairs)[2]) {
     const uint32_t slot = shared_ + next_slot_ * kSlotBytes;
     next_slot_ = (next_slot_ + 1) % kSlots;
     const bool sends = threadIdx.x % kWarpgroup == 0;
@@ -51,11 +51,8 @@ class TransposedStore {
     sync();  // nobody reads the slot any more
 #pragma unroll
     for (int j = 0; j < kBatchColumns / 8; j += 2)
-      ptx::stmatrix_x4_transposed(slot + lane_offset_ + j * 8 * kRowBytes,
-                                  pack(value(j, 0), value(j, 1), Element()),
-                                  pack(value(j, 2), value(j, 3), Element()),
-                                  pack(value(j + 1, 0), value(j + 1, 1), Element()),
-                                  pack(value(j + 1, 2), value(j + 1, 3), Element()));
+      ptx::stmatrix_x4_transposed(slot + lane_offset_ + j * 8 * kRowBytes, pairs[j][0], pairs[j][1],
+                                  pairs[j + 1][0], pairs[j + 1][1]);
     ptx::fence_proxy_async();
     sync();
     if (sends) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/epilogue/held_tile.h"
 #include "cuda/epilogue/partial_sums.h"
 #include "cuda/epilogue/ragged_store.h"
 #include "cuda/epilogue/transposed_store.h"
@@ -26,6 +27,7 @@ class WeightGradientEpilogue {
   using Store = std::conditional_t<kTransposed, TransposedStore<Shape>, RaggedStore<Shape>>;
   using Output = std::conditional_t<kTransposed, CUtensorMap, RaggedOutput>;
   static constexpr int kSharedBytes = kFloat ? 0 : Store::kSharedBytes;
+  static constexpr int kBatches = Shape::BLOCK_N / Store::kBatchColumns;
 
   struct Part {
     Output out;  // in 16 bits
@@ -43,40 +45,38 @@ class WeightGradientEpilogue {
   __device__ WeightGradientEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), store_(shared, thread) {}
 
-  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
-    const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
-    const int32_t first_row = tile.m_block * Shape::BLOCK_M + row - tile.row_begin;
-    const int32_t first_column = (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N;
-    const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
-    if (first_row >= params_.rows || nothing_to_add) return;
-    if (tile.partial_sum >= 0) return params_.partial_sums.write(tile.partial_sum, D);
+  // Float32: at once.
+  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile,
+                                        int32_t row) requires(kFloat) {
+    const Place place = place_of(tile, row);
+    if (!finish_sum(D, tile, place)) return;
+    for_each_run(place, D, [](float* out, float* value) {
+      if constexpr (kRun == 2)
+        *reinterpret_cast<float2*>(out) = {value[0], value[1]};
+      else
+        *out = value[0];
+    });
+  }
 
-    const Part& to = params_.part[part];
-    Out* expert = to.data + tile.expert * to.expert_stride;
-    if (params_.accumulate)
-      for_each_run(expert, to.stride, first_row, first_column, D, [](const Out* old, float* value) {
+  // 16 bits: later.
+  __device__ __forceinline__ void hold(Accumulators<Shape>& D, const Tile& tile,
+                                       int32_t row) requires(!kFloat) {
+    place_ = place_of(tile, row);
+    holds_ = finish_sum(D, tile, place_);
+    if (holds_) held_.round(D);
+  }
+  __device__ __forceinline__ void store_held(int32_t batch) requires(!kFloat) {
+    if (!holds_) return;
+    const Output& out = params_.part[place_.part].out;
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) value[i] += static_cast<float>(old[i]);
-      });
-    if constexpr (kFloat) {
-      for_each_run(expert, to.stride, first_row, first_column, D, [](float* out, float* value) {
-        if constexpr (kRun == 2)
-          *reinterpret_cast<float2*>(out) = {value[0], value[1]};
-        else
-          *out = value[0];
-      });
-    } else {
-#pragma unroll
-      for (int first = 0; first < Shape::BLOCK_N; first += Store::kBatchColumns) {
-        const int32_t column = first_column + first;
-        const auto value = [&](int j, int i) { return D[0][first / 2 + 4 * j + i]; };
-        if constexpr (kTransposed) {
-          if (column >= params_.columns) break;
-          store_.store(to.out, first_row, tile.expert, column, value);
-        } else {
-          store_.store(to.out, first_row, params_.rows, tile.expert, column, value);
-        }
-      }
+    for (int i = 0; i < kBatches; ++i) {
+      if (i != batch) continue;  // registers have constant numbers
+      const int32_t column = place_.column + i * Store::kBatchColumns;
+      const auto* pairs = &held_.pairs[0][i * Store::kBatchColumns / 8];
+      if constexpr (!kTransposed)
+        store_.store_pairs(out, place_.row, params_.rows, place_.expert, column, pairs);
+      else if (column < params_.columns)
+        store_.store_pairs(out, place_.row, place_.expert, column, pairs);
     }
   }
 
@@ -87,19 +87,49 @@ class WeightGradientEpilogue {
  private:
   static constexpr int kRun = kTransposed ? 1 : 2;  // accumulators that are neighbours in memory
 
+  // Of the consumer's rows of a tile, in the gradient.
+  struct Place {
+    int32_t part, expert, row, column;
+  };
+  __device__ Place place_of(const Tile& tile, int32_t row) const {
+    const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
+    return {part, tile.expert, tile.m_block * Shape::BLOCK_M + row - tile.row_begin,
+            (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N};
+  }
+
+  // Adds what is there, if it is asked for. False where nothing is to be stored, or D is one part
+  // of a sum and left where these are.
+  __device__ __forceinline__ bool finish_sum(Accumulators<Shape>& D, const Tile& tile,
+                                             const Place& place) const {
+    const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
+    if (place.row >= params_.rows || nothing_to_add) return false;
+    if (tile.partial_sum >= 0) {
+      params_.partial_sums.write(tile.partial_sum, D);
+      return false;
+    }
+    if (params_.accumulate)
+      for_each_run(place, D, [](const Out* old, float* value) {
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) value[i] += static_cast<float>(old[i]);
+      });
+    return true;
+  }
+
   // Calls visit(place, value) for the runs of accumulators that exist.
   template <class Visit>
-  __device__ __forceinline__ void for_each_run(Out* expert, int64_t stride, int32_t first_row,
-                                               int32_t first_column, Accumulators<Shape>& D,
+  __device__ __forceinline__ void for_each_run(const Place& first, Accumulators<Shape>& D,
                                                const Visit& visit) const {
+    const Part& to = params_.part[first.part];
+    Out* const expert = to.data + first.expert * to.expert_stride;
+    const int64_t stride = to.stride;
     const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
     const auto warp = static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp);
-    const int32_t column = first_column + lane % 4 * 2;
+    const int32_t column = first.column + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < Shape::kSubtiles; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t row = first_row + m * 64 + warp * kStoreRows + half * 8 + lane / 4;
+        const int32_t row = first.row + m * 64 + warp * kStoreRows + half * 8 + lane / 4;
         if (row >= params_.rows) continue;
         Out* place = expert + (kTransposed ? column * stride + row : row * stride + column);
 #pragma unroll
@@ -115,6 +145,9 @@ class WeightGradientEpilogue {
 
   const Params& params_;
   Store store_;
+  HeldTile<Shape> held_;
+  Place place_;  // of the tile that is held, if one is
+  bool holds_ = false;
 };
 
 }  // namespace tilemoe::cuda

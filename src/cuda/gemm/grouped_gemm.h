@@ -11,6 +11,9 @@
 //   producer     | load 4        | load 5        | load 6 ...
 //   consumer     | mma 0 | mma 1, release 0 | mma 2, release 1 | ... | epilogue | mma ...
 //
+// An epilogue that only rounds holds the tile in registers and stores it beside the next tile's
+// first products.
+//
 // What plugs in (gemm/parts.h says what each must have): LoadA, LoadB, Epilogue, Order.
 #pragma once
 
@@ -128,14 +131,14 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
 }
 
 // D = sum over the tile's k blocks of A B^T, for the consumer's rows from `first_row` on. Calls
-// beside_first_products() when the first are under way, and beside_last_products() when all of the
-// tile has landed and its last products are.
-template <class Gemm, class BesideFirstProducts, class BesideLastProducts>
+// beside_products(k block) when a k block's are under way, and beside_last_products() when all of
+// the tile has landed and its last products are.
+template <class Gemm, class BesideProducts, class BesideLastProducts>
 __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
                                          const typename Gemm::Ring& ring,
                                          typename Gemm::Ring::Position& at, uint32_t shared,
                                          int32_t first_row, int32_t k_blocks,
-                                         const BesideFirstProducts& beside_first_products,
+                                         const BesideProducts& beside_products,
                                          const BesideLastProducts& beside_last_products) {
   using Shape = typename Gemm::Shape;
   using A = typename Gemm::LoadA::Operand;
@@ -168,9 +171,8 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
     if (k_block > 0) {
       ptx::wgmma_wait<1>();
       ring.release(previous);
-    } else {
-      beside_first_products();
     }
+    beside_products(k_block);
     previous = at.stage;
   }
   beside_last_products();
@@ -188,6 +190,7 @@ __device__ __forceinline__ void consume(const typename Gemm::Params& params,
   using Shape = typename Gemm::Shape;
   using Epilogue = typename Gemm::Epilogue;
   constexpr bool kTurns = Shape::kSchedule == Schedule::kPingPong;
+  constexpr bool kStoresLater = !kTurns && StoresLater<Epilogue, Shape>;
   constexpr uint32_t kBoth = kConsumers * kWarpgroup;
   const auto thread = static_cast<int32_t>(threadIdx.x % kWarpgroup);
   const int32_t first_row = kTurns ? 0 : consumer * Shape::kRows;
@@ -221,12 +224,21 @@ __device__ __forceinline__ void consume(const typename Gemm::Params& params,
       }
     first_tile = false;
   };
+  // Of the tile that the epilogue holds, the batches from `batch` on.
+  const auto store_held_from = [&](int32_t batch) {
+    if constexpr (kStoresLater)
+      for (; batch < Epilogue::kBatches; ++batch) epilogue.store_held(batch);
+  };
   const auto store = [&](const Tile& tile) {
     const int32_t row = tile.row_begin + first_row;
-    if constexpr (ReadsThroughRing<Epilogue>)
+    if constexpr (ReadsThroughRing<Epilogue>) {
       epilogue.store(D, tile, row, typename Gemm::Blocks(ring, at, shared));
-    else
-      epilogue.store(D, tile, row);
+    } else if constexpr (kStoresLater) {
+      store_held_from(tile.k_blocks);
+      epilogue.hold(D, tile, row);
+    } else {
+      store_at_once(epilogue, D, tile, row);
+    }
   };
 
   // Consumers that store at the same time look for their next tile while the last products run. In
@@ -237,18 +249,24 @@ __device__ __forceinline__ void consume(const typename Gemm::Params& params,
     if constexpr (kTurns) {
       ptx::barrier_sync(my_turn, kBoth);
       multiply<Gemm>(
-          D, ring, at, shared, first_row, tile.k_blocks, [] {},
+          D, ring, at, shared, first_row, tile.k_blocks, [](int32_t) {},
           [&] { ptx::barrier_arrive(other_turn, kBoth); });
       store(tile);
       more = next_of_mine(tile);
     } else {
       Tile next;
-      multiply<Gemm>(D, ring, at, shared, first_row, tile.k_blocks, release_block,
-                     [&] { more = next_of_mine(next); });
+      multiply<Gemm>(
+          D, ring, at, shared, first_row, tile.k_blocks,
+          [&](int32_t k_block) {
+            if (k_block == 0) release_block();
+            if constexpr (kStoresLater) epilogue.store_held(k_block);
+          },
+          [&] { more = next_of_mine(next); });
       store(tile);
       tile = next;
     }
   }
+  store_held_from(0);
   epilogue.finish();
 }
 

@@ -80,8 +80,32 @@ concept ReadsThroughRing = EpilogueBase<E> &&
   epilogue.wait_for_stores();
 };
 
+// An epilogue that stores beside the next tile's products: hold() rounds the accumulators to
+// registers of its own, store_held(batch) stores one of kBatches batches of them. All batches are
+// stored, in order, before the next hold().
 template <class E, class Shape>
-concept EpilogueOf = StoringEpilogue<E, Shape> || ReadsThroughRing<E>;
+concept StoresLater = EpilogueBase<E> &&
+    requires(E epilogue, Accumulators<Shape>& D, const Tile& tile, int32_t row, int32_t batch) {
+  { E::kBatches } -> std::convertible_to<int>;
+  epilogue.hold(D, tile, row);
+  epilogue.store_held(batch);
+};
+
+template <class E, class Shape>
+concept EpilogueOf = StoringEpilogue<E, Shape> || StoresLater<E, Shape> || ReadsThroughRing<E>;
+
+// Whichever of the first two it is.
+template <class E, class Accumulators>
+__device__ __forceinline__ void store_at_once(E& epilogue, Accumulators& D, const Tile& tile,
+                                              int32_t row) {
+  if constexpr (requires { epilogue.hold(D, tile, row); }) {
+    epilogue.hold(D, tile, row);
+#pragma unroll
+    for (int batch = 0; batch < E::kBatches; ++batch) epilogue.store_held(batch);
+  } else {
+    epilogue.store(D, tile, row);
+  }
+}
 
 // An epilogue that reads a few numbers a row has begin() called before the tile's products.
 template <class E>

@@ -5,6 +5,7 @@
 
 #include "cuda/early_launch.h"
 #include "cuda/epilogue/partial_sums.h"
+#include "cuda/gemm/parts.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/ptx/shared_address.h"
 #include "cuda/schedule/long_tiles.h"
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   Epilogue epilogue(params.epilogue,
                     ptx::shared_address(memory) + consumer * Epilogue::kSharedBytes,
                     static_cast<int32_t>(threadIdx.x % kWarpgroup));
-  epilogue.store(D, tile, tile.row_begin + consumer * Shape::kRows);
+  store_at_once(epilogue, D, tile, tile.row_begin + consumer * Shape::kRows);
   epilogue.finish();
 }
 
