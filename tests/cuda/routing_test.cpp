@@ -87,8 +87,9 @@ TEST(CudaRouting, TopKOfEveryRule) {
 TEST(CudaRouting, TopKOfEveryType) {
   for (const tilemoe_dtype dtype : {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
     for (const tilemoe_dtype id_dtype : {TILEMOE_INT32, TILEMOE_INT64})
-      for (const auto& [E, K] : {std::pair<int64_t, int64_t>{96, 8}, {1024, 9}})
-        for (const Logits logits : {Logits::kNormal, Logits::kSpecial})
+      for (const auto& [E, K] :
+           {std::pair<int64_t, int64_t>{9, 9}, {40, 8}, {96, 8}, {256, 16}, {500, 32}, {1024, 9}})
+        for (const Logits logits : {Logits::kNormal, Logits::kTies, Logits::kSpecial})
           for (const tilemoe_scoring scoring : {TILEMOE_SOFTMAX_OVER_ALL, TILEMOE_SIGMOID})
             expect_same_top_k({.T = 301,
                                .E = E,

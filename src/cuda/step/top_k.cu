@@ -8,6 +8,7 @@
 #include "cuda/routing/block_choice.h"
 #include "cuda/routing/float_types.h"
 #include "cuda/routing/launch.h"
+#include "cuda/routing/packed_choice.h"
 #include "cuda/routing/warp_choice.h"
 #include "cuda/routing/wide_choice.h"
 #include "cuda/step/routing.h"
@@ -88,15 +89,26 @@ __device__ __forceinline__ void choose_by_warp(const TopKParams& params, int64_t
   WarpRow<kSlots> row;
   row.load(logits, params.E);
   const bool nan = row.any_nan();
-  if (ranks_by_sigmoid(params.scoring)) rank_by_sigmoid(params, row);
-  const Chosen best = WarpChoice<kSlots>(row, params.E).choose(params.K);
+  const bool by_sigmoid = ranks_by_sigmoid(params.scoring);
+  if (by_sigmoid) rank_by_sigmoid(params, row);
+  // With 16 slots a choice of either kind would take half more registers.
+  const bool packs = kSlots <= 8 && !by_sigmoid && logits.dtype != TILEMOE_FLOAT32;
+  const Chosen best = packs ? PackedChoice<kSlots>(row, params.E).choose(params.K)
+                            : WarpChoice<kSlots>(row, params.E).choose(params.K);
   id = best.id;
   score = score_by_warp(params, logits, best, nan,
                         [&](float max) { return row.softmax_sum(params.E, max); });
 }
 
+// Blocks that a multiprocessor holds at once, by the registers that a row takes.
 template <int kSlots>
-__global__ void __launch_bounds__(kThreads) top_k_by_warps(const TopKParams params) {
+constexpr int kBlocksAtOnce = kSlots <= 4   ? 8
+                              : kSlots <= 8 ? 5
+                                            : 3;
+
+template <int kSlots>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kSlots>)
+    top_k_by_warps(const TopKParams params) {
   __shared__ int32_t counts[kSlots * kWarp];
   for (int e = static_cast<int>(threadIdx.x); e < params.E; e += kThreads) counts[e] = 0;
   __syncthreads();
@@ -229,7 +241,8 @@ unsigned warp_blocks(const TopKParams& params, int64_t each) {
 
 template <int kSlots>
 void launch_warps(const TopKParams& params, cudaStream_t stream) {
-  top_k_by_warps<kSlots><<<warp_blocks(params, 8), kThreads, 0, stream>>>(params);
+  top_k_by_warps<kSlots>
+      <<<warp_blocks(params, kBlocksAtOnce<kSlots>), kThreads, 0, stream>>>(params);
 }
 
 void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
