@@ -110,8 +110,14 @@ __device__ void add_columns(const SortParams& params, int64_t first, const Table
   }
 }
 
+// One block more than there are blocks of pairs writes what is told of all of them, while the
+// others place theirs.
+__device__ bool is_past_last(const SortParams& params) {
+  return static_cast<int32_t>(blockIdx.x) == params.blocks;
+}
+
 // From counts to the first row of every warp for every expert; returns the rows up to the range's
-// end, `rows_before` being those up to its begin. The first block writes the offsets.
+// end, `rows_before` being those up to its begin. The block past the last writes the offsets.
 __device__ int32_t find_rows(const SortParams& params, int64_t first, const Tables& tables,
                              int32_t rows_before) {
   using Scan = BlockScan<int32_t, Add, kThreads>;
@@ -124,13 +130,14 @@ __device__ int32_t find_rows(const SortParams& params, int64_t first, const Tabl
     const int32_t offset = rows_before + sum.inclusive - total;
     rows_before += sum.total;
     if (!exists) continue;
-    if (blockIdx.x == 0) params.offsets[first + e] = min(offset, params.capacity);
-    int32_t row = offset + tables.before[e];
+    if (is_past_last(params)) params.offsets[first + e] = min(offset, params.capacity);
+    int32_t row = offset + tables.before[e], count[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) count[w] = tables.rows[w * tables.range + e];
+#pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      int32_t& place = tables.rows[w * tables.range + e];
-      const int32_t count = place;
-      place = row;
-      row += count;
+      tables.rows[w * tables.range + e] = row;
+      row += count[w];
     }
   }
   return rows_before;
@@ -227,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_pairs(const SortParams para
     place_warp(params, begin, end, first, tables.range, warp_rows);
     __syncthreads();  // the next range overwrites the tables
   }
-  if (blockIdx.x == 0 && warp == 0) fill_counters(params, rows_before);
+  if (is_past_last(params) && warp == 0) fill_counters(params, rows_before);
 }
 
 }  // namespace
@@ -250,7 +257,7 @@ void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_ro
   allow_shared_memory<place_pairs>(kPlaceRange * kBytesEach);
   const int bytes = std::min(kPlaceRange, pairs.E) * kBytesEach;
   launch_early(count_pairs, blocks, kThreads, 0, on, params);
-  launch_early(place_pairs, blocks, kThreads, bytes, on, params);
+  launch_early(place_pairs, blocks + 1, kThreads, bytes, on, params);
 }
 
 size_t pair_scratch_bytes(const tilemoe_routing_spec& spec) {
