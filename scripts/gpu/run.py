@@ -10,6 +10,7 @@ the end what was skipped and why; its status is 1 where something failed.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -40,6 +41,17 @@ def device_facts(tilemoe, environment):
     return {"commit": commit, "build": first_line, **gpu}
 
 
+running = set()  # processes of items
+
+
+def end_with_all(signal_number, _):
+    """What is left running would disturb whatever is timed next."""
+    for process in list(running):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
+    os._exit(128 + signal_number)
+
+
 def run_item(item, folder, environment, limit_s):
     """Runs one command; returns what the results file says of it. Its output is kept beside."""
     start = time.monotonic()
@@ -47,6 +59,7 @@ def run_item(item, folder, environment, limit_s):
     process = subprocess.Popen([str(word) for word in item.command], env=environment, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                errors="replace", start_new_session=True)
+    running.add(process)
     try:
         output, _ = process.communicate(timeout=limit_s)
         status = "passed" if process.returncode == 0 else f"exit status {process.returncode}"
@@ -54,6 +67,7 @@ def run_item(item, folder, environment, limit_s):
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         status = f"not done in {limit_s:.0f} s"
+    running.discard(process)
     (folder / f"{item.name}.log").write_text(output)
     try:
         report = item.report(output)
@@ -102,6 +116,8 @@ def main():
                         help="a folder of Python packages with sonic-moe, for the stage peer")
     parser.add_argument("--again", action="store_true", help="run also what has passed")
     args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end_with_all)
     for name in args.stages:
         if name not in STAGES:
             parser.error(f"no stage is called {name}; there are {', '.join(STAGES)}")

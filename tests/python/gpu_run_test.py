@@ -3,13 +3,23 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 RUN = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu" / "run.py"
 INFO = 'echo "TileMoE 0.1.0, commit 0123abcd, Release"'
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.02)
 
 
 class GpuRun(unittest.TestCase):
@@ -55,6 +65,21 @@ class GpuRun(unittest.TestCase):
         self.assertEqual(results["items"][0]["report"],
                          {"tests": 7, "failures": 0, "skipped": ["A.b"]})
         self.assertEqual(results["items"][1]["report"], "3 cases, 0 failures")
+
+    def test_leaves_nothing_running(self):
+        """Killed, it takes along what it has begun: a program's child too."""
+        self.program("cuda_some_test", f"sleep 50 & echo $! >{self.folder}/child; wait")
+        command = [sys.executable, RUN, "--programs", self.folder / "programs", "--out",
+                   self.folder / "out", "test"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              env={**os.environ,
+                                   "PATH": f"{self.folder / 'tools'}:/usr/bin:/bin"}) as run:
+            child = self.folder / "child"
+            until(lambda: child.exists() and child.read_text())
+            run.terminate()
+            self.assertEqual(run.wait(timeout=20), 128 + signal.SIGTERM)
+        status = pathlib.Path(f"/proc/{child.read_text().strip()}/status")
+        until(lambda: not status.exists() or "zombie" in status.read_text())
 
     def test_goes_on_where_it_stopped(self):
         self.program("cuda_some_test", self.counts(failures=2))
