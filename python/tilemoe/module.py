@@ -95,7 +95,8 @@ class Router(nn.Module):
             raise ValueError(f"tilemoe: x is on {x.device} and gate.weight on {weight.device}")
         if self.dtype is None:
             return nn.functional.linear(x, weight)
-        return _WideLinear.apply(x, weight, self.dtype)
+        logits = _WideLinear.apply(x.reshape(-1, x.shape[-1]), weight, self.dtype)  # (T, E)
+        return logits.reshape(*x.shape[:-1], weight.shape[0])
 
     def _apply(self, fn, recurse=True):
         # Updates of 1e-3 are lost in 16 bits, so the bias follows a cast's device, not its dtype.

@@ -394,6 +394,9 @@ def test_a_second_call_takes_no_new_memory():
     results(tilemoe.moe, tensors, K=K)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
+    after = []
     for _ in range(5):
         results(tilemoe.moe, tensors, K=K)
-    assert torch.cuda.memory_allocated() == before
+        after.append(torch.cuda.memory_allocated())
+    # autograd's thread lets go of its last tensors a moment after a call; what stays would add up.
+    assert min(after) == before, (before, after)
