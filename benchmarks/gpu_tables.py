@@ -50,6 +50,12 @@ def share(part, whole):
     return f"{100 * part / whole:.0f} %" if part and whole else ""
 
 
+def config(entry, results):
+    """Its name, and its commit where that is not the others'."""
+    commit = entry["commit"]
+    return entry["config"] + ("" if commit == results["commit"] else f" (at `{commit[:7]}`)")
+
+
 def milliseconds(value):
     return "" if value is None else f"{value:.3f}"
 
@@ -62,7 +68,7 @@ def layers(results):
         shape = " ".join(f"{name}={entry['shape'][name]}" for name in SHAPE)
         kind = ", ".join(k for k in (entry["routing"], entry["rounding"])
                          if k not in ("random", "none"))
-        cells = [entry["config"], shape, kind]
+        cells = [config(entry, results), shape, kind]
         for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward")):
             host = entry["host_ms"].get(name)
             cells += [milliseconds(entry[key]), share(entry["limit_ms"].get(name), entry[key]),
@@ -81,7 +87,7 @@ def steps(results):
             continue
         for name, step in sorted(entry["steps"].items(), key=lambda s: STEPS.index(s[0])):
             dense = "dense_ms" in step
-            rows.append([entry["config"], name, milliseconds(step["ms"]),
+            rows.append([config(entry, results), name, milliseconds(step["ms"]),
                          share(step["limit_ms"], step["ms"]),
                          share(step["dense_ms"], step["ms"]) if dense else "",
                          f"{step['tflops']:.0f}" if dense else "", f"{step['gb_per_s']:.0f}"])
@@ -145,8 +151,11 @@ def peers(results):
 
 
 def tests(all_results):
-    rows = []
+    first, rows = all_results[0], []
     for results in all_results:
+        where = [results["stage"]]
+        where += [results["name"]] if results["name"] != first["name"] else []
+        where += [f"at `{results['commit'][:7]}`"] if results["commit"] != first["commit"] else []
         for item in results["items"]:
             report = item.get("report")
             if isinstance(report, dict):
@@ -154,7 +163,7 @@ def tests(all_results):
                     f", skipped: {', '.join(report['skipped'])}" if report["skipped"] else "")
             elif isinstance(report, list):
                 report = "; ".join(report)
-            rows.append([results["stage"], item["item"], item["status"], report or ""])
+            rows.append([", ".join(where), item["item"], item["status"], report or ""])
     return table(["stage", "what", "", "said"], rows)
 
 
@@ -205,14 +214,14 @@ def page_part():
 
 def summary():
     """The configurations' whole layers, for a page that tells no more."""
-    rows = []
-    for item in passed(stage("bench")):
+    results, rows = stage("bench"), []
+    for item in passed(results):
         entry = item["report"][0]
         if (entry["routing"], entry["rounding"]) == ("random", "none"):
             cells = [f"{entry[key]:.2f} ({entry['limit_ms'][name]:.2f})"
                      for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward"))]
             shape = ", ".join(str(entry["shape"][name]) for name in SHAPE)
-            rows.append([entry["config"], shape, *cells])
+            rows.append([config(entry, results), shape, *cells])
     return table(["", "T, d, n, E, K", "forward, ms (limit)", "backward, ms (limit)"], rows)
 
 
