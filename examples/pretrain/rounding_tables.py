@@ -11,13 +11,14 @@ import statistics
 import sys
 from pathlib import Path
 
+from pages import table, with_part
 from rounding import Named, study
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "token_rounding.md"
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "docs" / "images" / "token_rounding"
-BEGIN, END = "<!-- rounding_tables.py writes from here -->\n", "<!-- to here -->\n"
+BEGIN = "<!-- rounding_tables.py writes from here -->\n"
 BAR = 0.5  # % of top-K's held-out loss, of `nearest` at two or more tiles an expert
 GAIN = 1.16  # of the forward's kernels, where an expert has fewest tiles
 # Student's t with so many degrees of freedom, from one on, beyond which 2.5 % lie on either side.
@@ -84,11 +85,6 @@ def of_evaluation(pairs):
     """% by which top-K's evaluation is worse than that with the training's own routing."""
     held_out = [metrics["held_out"] for metrics, _ in pairs]
     return Interval([100 * (h["top_k"] / h["as_trained"] - 1) for h in held_out])
-
-
-def table(header, rows):
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def verdict(method, tiles, interval):
@@ -246,9 +242,7 @@ def picture(name, says):
 
 
 def page(text, runs, entries):
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + sections(runs, entries) + END + after
+    return with_part(text, BEGIN, sections(runs, entries))
 
 
 def main(argv=None):

@@ -9,13 +9,14 @@ import json
 import sys
 
 from configs import CONFIGS
+from pages import table, with_part
 from plan import PEAKS, flop_of_token
 from speed_study import RESULTS
 
 PAGE = RESULTS.parents[2] / "docs" / "training_speed.md"
 PICTURE = PAGE.parent / "images" / "training_speed.svg"
 LAYERS = RESULTS.parent / "gpu_torch_layer.json"
-BEGIN, END = "<!-- speed_page.py writes from here -->\n", "<!-- to here -->\n"
+BEGIN = "<!-- speed_page.py writes from here -->\n"
 STEP = 65_536  # tokens of a GPU from one update to the next, where a column says so
 SETTING = ("device", "config", "layers", "processes", "recompute", "micro_batch", "share", "kept")
 HEADER = ["GPU", "config", "layers", "GPUs", "recompute", "micro-batch", "experts by"]
@@ -23,11 +24,6 @@ PER_DAY = f"10^9 tokens/day/GPU, an update in {STEP:,} tokens"
 KINDS = ("experts", "attention", "products", "head", "elementwise and other",
          "copies of parameters", "communication", "optimizer")  # fmt: skip
 LAYER_NAMES = {"tilemoe": "tilemoe", "grouped_mm": "torch-grouped_mm"}  # of LAYERS' backends
-
-
-def table(header, rows):
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
 
 
 def start(e):
@@ -212,8 +208,6 @@ PARTS = {
 
 
 def page(text, entries):
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
     entries = [e for e in entries if "ms" in e]
     versions = {(e["device"], e["versions"]["torch"], e["commit"]) for e in entries}
     where = "; ".join(f"{d}, torch {t}, commit `{c}`" for d, t, c in sorted(versions))
@@ -222,7 +216,7 @@ def page(text, entries):
         tabled = part(entries)
         if tabled.count("\n") > 2:
             written += f"\n### {title}\n{tabled}"
-    return before + BEGIN + written + END + after
+    return with_part(text, BEGIN, written)
 
 
 def draw(entries, output):

@@ -9,10 +9,12 @@ import json
 import sys
 from pathlib import Path
 
+from pages import table, with_part
+
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
-BEGIN, END = "<!-- tables.py writes from here -->\n", "<!-- to here -->\n"
+BEGIN = "<!-- tables.py writes from here -->\n"
 HEADER = ["config", "layers", "experts", "micro-batch", "tokens/s", "MFU", "peak, GiB", "ms"]
 
 
@@ -39,18 +41,13 @@ def section(file):
         f"{measured['device']}, torch {versions['torch']}, {how}: "
         f"[`{file.name}`](../../benchmarks/results/{file.name})",
         "",
-        "| " + " | ".join(HEADER) + " |",
-        "|" + "---|" * len(HEADER),
-        *("| " + " | ".join(row(entry)) + " |" for entry in entries),
-        "",
+        table(HEADER, map(row, entries)),
     ]
     return "\n".join(lines)
 
 
 def page(text, files):
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + "\n".join(map(section, files)) + END + after
+    return with_part(text, BEGIN, "\n".join(map(section, files)))
 
 
 def main(argv=None):

@@ -21,6 +21,7 @@ import experts  # noqa: E402
 import guard  # noqa: E402
 import head  # noqa: E402
 import optimizer  # noqa: E402
+import pages  # noqa: E402
 import parallel  # noqa: E402
 import plan  # noqa: E402
 import predict  # noqa: E402
@@ -381,7 +382,7 @@ def test_the_studys_page(tmp_path):
     entries += [one | {"does_not_fit_micro_batch": 10, "micro_batch": 9}]
     entries += [one | other | {"does_not_fit_micro_batch": 7}, one | {"does_not_fit": "no memory"}]
     entries[-1].pop("ms")
-    written = speed_page.page(f"a\n{speed_page.BEGIN}old\n{speed_page.END}b\n", entries)
+    written = speed_page.page(f"a\n{speed_page.BEGIN}old\n{pages.END}b\n", entries)
     assert written.startswith("a\n") and written.endswith("b\n") and "old" not in written
 
     rest = {"layers": "4", "micro-batch": "6", "experts by": "tilemoe"}
@@ -421,7 +422,7 @@ def test_the_table_says_how_it_was_measured(tmp_path):
     document = {"device": "a GPU", "versions": {"torch": "2.11.0"}, "processes": 1}
     file = tmp_path / "pretrain_speed_x.json"
     file.write_text(json.dumps(document | {"entries": [entry, large]}))
-    written = tables.page(f"a\n{tables.BEGIN}old\n{tables.END}b\n", [file])
+    written = tables.page(f"a\n{tables.BEGIN}old\n{pages.END}b\n", [file])
     assert written.startswith("a\n") and written.endswith("b\n") and "old" not in written
     assert "a GPU, torch 2.11.0, state and compute mixed, torch.compile" in written
     assert "| 7B | 4 | tilemoe | 6 | 245,760 | 30.1% | 16.0 | 100.0 |" in written

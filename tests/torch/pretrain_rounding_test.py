@@ -17,6 +17,7 @@ sys.path.append(str(EXAMPLE))
 
 import capacity  # noqa: E402
 import corpus  # noqa: E402
+import pages  # noqa: E402
 import rounding  # noqa: E402
 import rounding_plots  # noqa: E402
 import rounding_tables  # noqa: E402
@@ -240,7 +241,7 @@ def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
         entry | {"method": "top_k", "fwd_ms": 1.5, "profile_ms": kernels(1.0)},
         entry | {"method": "nearest", "fwd_ms": 1.2, "profile_ms": kernels(0.8)},
     ]
-    text = f"a\n{rounding_tables.BEGIN}old\n{rounding_tables.END}b\n"
+    text = f"a\n{rounding_tables.BEGIN}old\n{pages.END}b\n"
     written = rounding_tables.page(text, runs, entries)
     assert written.startswith("a\n") and written.endswith("b\n") and "\nold" not in written
     assert "| S1 | `nearest` | 2 | 512 | 3 | 2.1000 | 2.1043 | +0.200 ± 0.248 | holds |" in written
