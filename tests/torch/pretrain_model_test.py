@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
-sys.path.append(str(EXAMPLE))
+sys.path += [str(EXAMPLE), str(EXAMPLE / "study")]
 
 import experts  # noqa: E402
 import guard  # noqa: E402

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
-sys.path.append(str(EXAMPLE))
+STUDY = EXAMPLE / "study"
+sys.path += [str(EXAMPLE), str(STUDY)]
 
 import capacity  # noqa: E402
 import corpus  # noqa: E402
@@ -119,7 +120,7 @@ OPTIONS += ["--learning-rate", "0.01"]
 
 
 def study(data, out, *arguments):
-    command = [sys.executable, EXAMPLE / "rounding.py", "--data", data, "--out", out]
+    command = [sys.executable, STUDY / "rounding.py", "--data", data, "--out", out]
     return subprocess.run(
         list(map(str, [*command, *OPTIONS, *arguments])),
         capture_output=True,

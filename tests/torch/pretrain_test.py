@@ -14,7 +14,8 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "pretrain"
-sys.path.append(str(EXAMPLE))
+STUDY = EXAMPLE / "study"
+sys.path += [str(EXAMPLE), str(STUDY)]
 
 import corpus  # noqa: E402
 import guard  # noqa: E402
@@ -260,9 +261,9 @@ def test_the_log_tells_what_routing_did(whole, data, tmp_path):
 
 
 def command(name, *arguments):
-    """One of the example's commands that train themselves."""
+    """One of the study's commands that train themselves."""
     return subprocess.run(
-        [sys.executable, EXAMPLE / name, *map(str, arguments)],
+        [sys.executable, STUDY / name, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -310,7 +311,7 @@ def test_the_measurement(data, tmp_path):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_study_goes_on_where_it_was(data, tmp_path, processes):
     """Each entry has a file, is measured once, and is merged with what was there."""
-    study = [EXAMPLE / "speed_study.py", "run", "--data", data, "--out", tmp_path / "out"]
+    study = [STUDY / "speed_study.py", "run", "--data", data, "--out", tmp_path / "out"]
     study += ["--eager", "--warmup-steps", 1, "--measured-steps", 2]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
 

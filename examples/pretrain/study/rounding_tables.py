@@ -1,22 +1,20 @@
 """Writes the tables and pictures of docs/token_rounding.md from the metrics of rounding.py and the
 times of rounding_time.py.
 
-    python examples/pretrain/rounding_tables.py             # rewrites what is between the marks
-    python examples/pretrain/rounding_tables.py --check     # status 1 where the page differs
+    python examples/pretrain/study/rounding_tables.py           # rewrites what is between the marks
+    python examples/pretrain/study/rounding_tables.py --check   # status 1 where the page differs
 """
 
 import argparse
 import json
 import statistics
 import sys
-from pathlib import Path
 
+from example import RESULTS, ROOT
 from pages import table, with_part
 from rounding import Named, study
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "token_rounding.md"
-RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "docs" / "images" / "token_rounding"
 BEGIN = "<!-- rounding_tables.py writes from here -->\n"
 BAR = 0.5  # % of top-K's held-out loss, of `nearest` at two or more tiles an expert

@@ -1,9 +1,9 @@
 """How fast real training gets: a list of entries, each measured once and kept in a file of its own.
 
-    python examples/pretrain/speed_study.py list '7B-*-p1'
-    python examples/pretrain/speed_study.py run --data runs/linux --out runs/speed
-    torchrun --nproc-per-node 4 examples/pretrain/speed_study.py run --data ... --out ...
-    python examples/pretrain/speed_study.py merge runs/speed
+    python examples/pretrain/study/speed_study.py list '7B-*-p1'
+    python examples/pretrain/study/speed_study.py run --data runs/linux --out runs/speed
+    torchrun --nproc-per-node 4 examples/pretrain/study/speed_study.py run --data ... --out ...
+    python examples/pretrain/study/speed_study.py merge runs/speed
 
 `run` takes the entries that are for as many processes as there are, in the order of the patterns.
 It skips what has a file in --out, and begins none after --seconds: given again it goes on. `merge`
@@ -28,6 +28,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 
 import torch
 import torch.distributed as dist
 
+import example
 import train
 from configs import CONFIGS, Refusal
 from experts import IMPLEMENTATIONS
@@ -35,7 +36,7 @@ from parallel import start
 from stopwatch import PACKAGES, entry_of
 from tilemoe.bench import machine
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "pretrain_study.json"
+RESULTS = example.RESULTS / "pretrain_study.json"
 KERNELS = 12  # of a profile that the merged file keeps
 
 

@@ -1,6 +1,6 @@
 """Does TileMoE train as torch's grouped_mm does? The same seed, the same data, many steps.
 
-    python examples/pretrain/guard.py --out guard.json --work runs/guard --data runs/corpus
+    python examples/pretrain/study/guard.py --out guard.json --work runs/guard --data runs/corpus
 
 Runs, one after another: TileMoE; grouped_mm; grouped_mm with its experts renumbered, the same model
 with other rounding errors; TileMoE with dW2 scaled by 1.05, which has to be found out; and some
@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import example  # noqa: F401
 import experts
 import tilemoe
 import train

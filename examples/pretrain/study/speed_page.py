@@ -1,21 +1,22 @@
 """Writes docs/training_speed.md's tables and its picture from what speed_study.py measured.
 
-python examples/pretrain/speed_page.py             # between the page's marks; and the picture
-python examples/pretrain/speed_page.py --check     # status 1 where the page differs from the files
+python examples/pretrain/study/speed_page.py           # between the page's marks; and the picture
+python examples/pretrain/study/speed_page.py --check   # status 1 where the page differs
 """
 
 import argparse
 import json
 import sys
 
+import example
 from configs import CONFIGS
 from pages import table, with_part
 from plan import PEAKS, flop_of_token
 from speed_study import RESULTS
 
-PAGE = RESULTS.parents[2] / "docs" / "training_speed.md"
+PAGE = example.ROOT / "docs" / "training_speed.md"
 PICTURE = PAGE.parent / "images" / "training_speed.svg"
-LAYERS = RESULTS.parent / "gpu_torch_layer.json"
+LAYERS = example.RESULTS / "gpu_torch_layer.json"
 BEGIN = "<!-- speed_page.py writes from here -->\n"
 STEP = 65_536  # tokens of a GPU from one update to the next, where a column says so
 SETTING = ("device", "config", "layers", "processes", "recompute", "micro_batch", "share", "kept")

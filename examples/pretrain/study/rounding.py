@@ -1,8 +1,8 @@
 """What token rounding does to a model: short trainings that differ in their routing alone.
 
-    python examples/pretrain/rounding.py --list
-    python examples/pretrain/rounding.py --data runs/corpus --out benchmarks/results/rounding
-    python examples/pretrain/rounding.py ... --gpus 4 --seconds 900   # and go on another time
+    python examples/pretrain/study/rounding.py --list
+    python examples/pretrain/study/rounding.py --data runs/corpus --out benchmarks/results/rounding
+    python examples/pretrain/study/rounding.py ... --gpus 4 --seconds 900   # and go on another time
 
 A run has a name: model, method, tiles an expert, seed; of `S1-nearest-2-s0`, T K / (E m) = 2. Every
 T tokens of a step are routed by themselves, as micro-batches or ranks of T tokens would be, while
@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+import example  # noqa: F401
 import train
 from configs import CONFIGS
 from parallel import start

@@ -1,7 +1,7 @@
 """How fast a configuration trains: the implementations of the experts one after another.
 
-    python examples/pretrain/measure.py --out s1.json --data runs/corpus --config S1 --compile \\
-        --implementations tilemoe grouped_mm --micro-batches 32 64
+    python examples/pretrain/study/measure.py --out s1.json --data runs/corpus --config S1 \\
+        --compile --implementations tilemoe grouped_mm --micro-batches 32 64
 
 Writes one JSON file: tokens/s, MFU, memory and, with --profile, where the device's time goes. All
 other options are those of train.py; a step is one micro-batch for each process. What does not fit
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+import example  # noqa: F401
 import train
 from experts import IMPLEMENTATIONS
 from parallel import start

@@ -1,7 +1,7 @@
 """What token rounding gains in time, by the tiles that an expert has: T K / (E m).
 
-    python examples/pretrain/rounding_time.py --out benchmarks/results/rounding_time.json
-    python examples/pretrain/rounding_time.py --out ... --data runs/corpus --step --models S1 S2
+    python examples/pretrain/study/rounding_time.py --out benchmarks/results/rounding_time.json
+    python examples/pretrain/study/rounding_time.py --out ... --step --data runs/corpus --models S1
 
 Times top-K and `nearest` at the same T, E, K and m: one layer, router and routing included, and its
 kernels by torch's profiler; with --step the whole training step, for which T is the micro-batch.
@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+import example  # noqa: F401
 import train
 from configs import CONFIGS
 from parallel import start

@@ -8,6 +8,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
+import example  # noqa: F401
 import plan
 from run import Run
 

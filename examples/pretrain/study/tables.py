@@ -1,19 +1,17 @@
-"""Writes README.md's table of measured speeds from the files of measure.py.
+"""Writes ../README.md's table of measured speeds from the files of measure.py.
 
-python examples/pretrain/tables.py             # rewrites what stands between the page's marks
-python examples/pretrain/tables.py --check     # status 1 where the page differs from the files
+python examples/pretrain/study/tables.py           # rewrites what stands between the page's marks
+python examples/pretrain/study/tables.py --check   # status 1 where the page differs
 """
 
 import argparse
 import json
 import sys
-from pathlib import Path
 
+from example import FOLDER, RESULTS
 from pages import table, with_part
 
-HERE = Path(__file__).parent
-PAGE = HERE / "README.md"
-RESULTS = HERE.parents[1] / "benchmarks" / "results"
+PAGE = FOLDER / "README.md"
 BEGIN = "<!-- tables.py writes from here -->\n"
 HEADER = ["config", "layers", "experts", "micro-batch", "tokens/s", "MFU", "peak, GiB", "ms"]
 
