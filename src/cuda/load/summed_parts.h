@@ -9,6 +9,7 @@
 
 #include "cuda/gemm/operand.h"
 #include "cuda/gemm/tile.h"
+#include "cuda/load/cluster_boxes.h"
 #include "cuda/load/weight_box.h"
 #include "cuda/ptx/tma.h"
 
@@ -53,8 +54,7 @@ class DensePartRows {
   int32_t row_begin_;
 };
 
-// Operand B from one expert's weights. Blocks of a cluster that share it bring its boxes in turn,
-// to both.
+// Operand B from one expert's weights.
 template <class Shape, Major kMajor>
 class SummedWeights {
  public:
@@ -64,7 +64,7 @@ class SummedWeights {
   // What lies in chunks of rows comes chunk by chunk: three of them have no halves.
   static constexpr int kBoxRows = kMajor == Major::kRows ? 64 : Shape::BLOCK_N / Shape::kCluster;
   static constexpr int kBoxes = Shape::BLOCK_N / kBoxRows;
-  using Box = WeightBox<Shape, kMajor, kBoxRows>;
+  using Box = WeightBox<kMajor, kBoxRows>;
 
   struct Params {
     CUtensorMap part[2];
@@ -83,24 +83,16 @@ class SummedWeights {
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
     const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
-    if (Shape::kCluster > 1 && shared_by_cluster_) {
-      const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
-#pragma unroll
-      for (int box = 0; box < kBoxes; box += Shape::kCluster)
-        if (box + rank < kBoxes) load_box<true>(box + rank, shared, full, sum);
-    } else {
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) load_box<false>(box, shared, full, sum);
-    }
+    load_boxes<kBoxes, Shape::kCluster>(*this, shared_by_cluster_, shared, full, sum);
+  }
+  template <class Copy>
+  __device__ void load_box(Copy copy, int32_t number, uint32_t shared, uint32_t full,
+                           PartOfSum sum) const {
+    Box::load(copy, shared + number * Box::Operand::kBytes, &params_.part[sum.part], full,
+              first_row_ + number * kBoxRows, sum.begin, expert_);
   }
 
  private:
-  template <bool kMulticast>
-  __device__ void load_box(int32_t number, uint32_t shared, uint32_t full, PartOfSum sum) const {
-    Box::template load<kMulticast>(shared + number * Box::Operand::kBytes, &params_.part[sum.part],
-                                   full, first_row_ + number * kBoxRows, sum.begin, expert_);
-  }
-
   const Params& params_;
   int32_t expert_, first_row_;
   bool shared_by_cluster_;

@@ -10,6 +10,7 @@
 #include "cuda/gemm/operand.h"
 #include "cuda/gemm/shape.h"
 #include "cuda/gemm/tile.h"
+#include "cuda/load/cluster_boxes.h"
 #include "cuda/load/gather_source.h"
 #include "cuda/ptx/cp_async.h"
 #include "cuda/ptx/tma.h"
@@ -103,8 +104,7 @@ class GatheredSummedRows {
   int32_t soon_, later_;  // source rows of the next k block and of the one after it
 };
 
-// Operand B from rows grouped by expert, of one or two parts of columns, by the copy engine. Blocks
-// of a cluster that share it bring its chunks in turn, to both.
+// Operand B from rows grouped by expert, of one or two parts of columns, by the copy engine.
 template <class Shape>
 class DenseSummedRows {
  public:
@@ -131,31 +131,17 @@ class DenseSummedRows {
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
     const int32_t row = kRaggedRows - row_end_ + row_begin_ + k_block * Shape::BLOCK_K;
-    if (Shape::kCluster > 1 && shared_by_cluster_) {
-      const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; chunk += Shape::kCluster)
-        if (chunk + rank < kChunks) load_chunk<true>(chunk + rank, shared, full, row);
-    } else {
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) load_chunk<false>(chunk, shared, full, row);
-    }
+    load_boxes<kChunks, Shape::kCluster>(*this, shared_by_cluster_, shared, full, row);
+  }
+  template <class Copy>
+  __device__ void load_box(Copy copy, int32_t chunk, uint32_t shared, uint32_t full,
+                           int32_t row) const {
+    copy.load(shared + chunk * Operand::kChunkBytes, &params_.part[part_], full,
+              column_ + chunk * 64, row, row_end_, kRaggedRows);
   }
 
  private:
   static constexpr int kChunks = Operand::kRows / 64;
-
-  template <bool kMulticast>
-  __device__ void load_chunk(int32_t chunk, uint32_t shared, uint32_t full, int32_t row) const {
-    constexpr uint16_t kAllBlocks = (1 << Shape::kCluster) - 1;
-    const CUtensorMap* map = &params_.part[part_];
-    const uint32_t to = shared + chunk * Operand::kChunkBytes;
-    const int32_t column = column_ + chunk * 64;
-    if constexpr (kMulticast)
-      ptx::tma_load_multicast(to, map, full, kAllBlocks, column, row, row_end_, kRaggedRows);
-    else
-      ptx::tma_load(to, map, full, column, row, row_end_, kRaggedRows);
-  }
 
   const Params& params_;
   int32_t part_, column_, row_begin_, row_end_;

@@ -1,8 +1,7 @@
 // Operand B: BLOCK_N columns of the product, which are rows of one expert's weights, by the copy
 // engine. Of a gated activation the tile has two parts, gate rows and then as many up rows, each
 // from a map of its own: so gate and up of a column meet in one thread's accumulators, whether they
-// lie one after the other, interleaved or in two tensors, and neither spills into the other. Blocks
-// of a cluster that share B bring its boxes in turn, to both.
+// lie one after the other, interleaved or in two tensors, and neither spills into the other.
 #pragma once
 
 #include <cuda.h>
@@ -11,6 +10,7 @@
 
 #include "cuda/gemm/operand.h"
 #include "cuda/gemm/tile.h"
+#include "cuda/load/cluster_boxes.h"
 #include "cuda/load/weight_box.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/uniform.h"
@@ -30,7 +30,7 @@ class Weights {
                                                      : Shape::BLOCK_N / 64;
   static_assert(kHasHalves || kParts == 1);
   static constexpr int kBoxRows = Shape::BLOCK_N / kBoxes;
-  using Box = WeightBox<Shape, kMajor, kBoxRows>;
+  using Box = WeightBox<kMajor, kBoxRows>;
 
   struct Params {
     CUtensorMap part[kParts];
@@ -47,26 +47,18 @@ class Weights {
     shared_by_cluster_ = tile.shares_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
-    if (Shape::kCluster > 1 && shared_by_cluster_) {
-      const auto rank = static_cast<int32_t>(blockIdx.x % Shape::kCluster);
-#pragma unroll
-      for (int box = 0; box < kBoxes; box += Shape::kCluster)
-        if (box + rank < kBoxes) load_box<true>(box + rank, shared, full, k_block);
-    } else {
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) load_box<false>(box, shared, full, k_block);
-    }
+    load_boxes<kBoxes, Shape::kCluster>(*this, shared_by_cluster_, shared, full, k_block);
+  }
+  template <class Copy>
+  __device__ void load_box(Copy copy, int32_t number, uint32_t shared, uint32_t full,
+                           int32_t k_block) const {
+    const CUtensorMap* map = &params_.part[kParts == 2 ? number : 0];
+    const int32_t first_row = first_row_ + (kParts == 2 ? 0 : number * kBoxRows);
+    Box::load(copy, shared + number * Box::Operand::kBytes, map, full, first_row,
+              k_block * Shape::BLOCK_K, expert_);
   }
 
  private:
-  template <bool kMulticast>
-  __device__ void load_box(int32_t number, uint32_t shared, uint32_t full, int32_t k_block) const {
-    const CUtensorMap* map = &params_.part[kParts == 2 ? number : 0];
-    const int32_t first_row = first_row_ + (kParts == 2 ? 0 : number * kBoxRows);
-    Box::template load<kMulticast>(shared + number * Box::Operand::kBytes, map, full, first_row,
-                                   k_block * Shape::BLOCK_K, expert_);
-  }
-
   const Params& params_;
   int32_t expert_, first_row_;
   bool shared_by_cluster_;
