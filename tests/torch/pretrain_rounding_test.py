@@ -210,7 +210,7 @@ def some_runs(differences, **changed):
         ((0.1, 0.2, 0.3), 0.2, 0.248, "holds"),
         ((0.3, 0.4, 0.5), 0.4, 0.248, "missed"),
         ((0.2, 0.2), 0.2, 0.0, "holds"),
-        ((0.4,), 0.4, None, "one seed tells nothing"),
+        ((0.4,), 0.4, None, "one seed, no interval"),
         ((math.nan, 0.1, 0.2), math.nan, math.nan, "missed"),
     ],
 )

@@ -89,7 +89,7 @@ def verdict(method, tiles, interval):
     if method != "nearest" or tiles < 2:
         return ""
     if interval.half is None:
-        return "one seed tells nothing"
+        return "one seed, no interval"
     return "holds" if interval.upper <= BAR else "missed"
 
 
