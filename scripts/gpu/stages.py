@@ -22,8 +22,9 @@ SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
 REPEATED = [f"{case}/bfloat16" for case in
             ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks")]
 HUGE = ["huge-rows", "huge-hidden", "deepseek-v3.2"]
-PEER_CONFIGS = ["7b-n256", "7b-n1024"]  # each takes minutes to compile on a new machine
+PEER_CONFIGS = ["7b-n256", "7b-n1024", "olmoe", "30b-n256"]  # each takes minutes to compile on a new machine
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
+LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are dealt to so many processes
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 # Of the step tests, the tiles that the cost model does not pick for the registry's small cases.
 FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
@@ -68,11 +69,15 @@ def find_tool(name):
 
 
 def test(machine, folder):
-    items = []
-    for name in machine.tests():
+    def item(program, part, parts):
+        name = program if parts == 1 else f"{program}-{part + 1}-of-{parts}"
         file = folder / f"{name}.json"
         arguments = ["--gtest_brief=1", f"--gtest_output=json:{file}"]
-        items.append(machine.item(name, name, arguments, 300, lambda _, file=file: test_counts(file)))
+        dealt = ["env", f"GTEST_TOTAL_SHARDS={parts}", f"GTEST_SHARD_INDEX={part}"]
+        return machine.item(name, program, arguments, 300, lambda _: test_counts(file), dealt)
+
+    items = [item(program, part, LONG_TESTS.get(program, 1)) for program in machine.tests()
+             for part in range(LONG_TESTS.get(program, 1))]
     check = ["check", "--device", "cuda", "--pass", "all"]
     return [*items, machine.item("check", "tilemoe", check, 240, check_counts)]
 
@@ -182,4 +187,4 @@ STAGES = {
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
-AT_ONCE = {"test": 4, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}
+AT_ONCE = {"test": 6, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}
