@@ -6,17 +6,16 @@
 #include <algorithm>
 #include <cmath>
 #include <list>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "backend.h"
 #include "cuda/backend.h"
-#include "cuda/compare.h"
 #include "cuda/device_tensors.h"
 #include "cuda/schedule/configuration.h"
 #include "cuda/step/projection_tiles.h"
+#include "cuda/step_problem.h"
 
 namespace tilemoe::test {
 namespace {
@@ -49,23 +48,12 @@ void PrintTo(const BackwardCase& c, std::ostream* out) {
 
 // Inputs and outputs of the steps. dH and A' that are read are not those that are written: each
 // step has its own inputs, so that its numbers stay small and a slip in one hides no other's.
-class BackwardProblem {
+class BackwardProblem : public StepProblem<BackwardCase> {
  public:
   explicit BackwardProblem(const BackwardCase& c)
-      : c_(c),
-        E_(static_cast<int64_t>(c.counts.size())),
-        M_(std::accumulate(c.counts.begin(), c.counts.end(), int64_t{0})),
-        capacity_(M_ + c.spare_rows),
-        gated_(tilemoe_activation_gated(c.activation) != 0),
-        split_(c.gate_layout == TILEMOE_GATE_SPLIT),
-        width_(gated_ ? 2 * c.n : c.n),
-        offsets_(TILEMOE_INT32, {E_ + 1}),
-        tokens_(TILEMOE_INT32, {capacity_}),
+      : StepProblem(c),
         X_(c.dtype, {source_rows(), c.d}),
         dO_(c.dtype, {source_rows(), c.d}),
-        W1_(c.dtype, {E_, w1_rows(), c.d}, c.W1_transposed),
-        W1_up_(c.dtype, {E_, c.n, c.d}, c.W1_transposed),
-        W2_(c.dtype, {E_, c.d, c.n}, c.W2_transposed),
         H_(c.dtype, {capacity_, width_}),
         scores_(TILEMOE_FLOAT32, {capacity_}),
         dH_in_(c.dtype, {capacity_, width_}),
@@ -74,18 +62,12 @@ class BackwardProblem {
         A_scaled_(c.dtype, {capacity_, c.n}),
         ds_partial_(TILEMOE_FLOAT32, {kMostTiles, capacity_}),
         dX_rows_(c.dtype, {capacity_, c.d}),
-        dW1_(gradient_dtype(), {E_, w1_rows(), c.d}, c.W1_transposed),
+        dW1_(gradient_dtype(), {E_, w1_rows_, c.d}, c.W1_transposed),
         dW1_up_(gradient_dtype(), {E_, c.n, c.d}, c.W1_transposed),
         dW2_(gradient_dtype(), {E_, c.d, c.n}, c.W2_transposed) {
-    experts_.struct_size = sizeof experts_;
-    experts_.dtype = c.dtype;
-    experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
-    experts_.activation = c.activation;
-    experts_.gate_layout = c.gate_layout;
-    experts_.clamp = c.clamp, experts_.alpha = c.alpha, experts_.up_shift = c.up_shift;
-    if (c.gate_layout == TILEMOE_GATE_INTERLEAVED && c.W1_transposed)
+    if (adjacent())
       for (TwinTensor* t : {&H_, &dH_in_, &dH_}) t->alternate_on_device();
-    fill();
+    fill_inputs();
   }
 
   void run(Backend& backend, bool on_device) {
@@ -95,14 +77,10 @@ class BackwardProblem {
       TwinBuffer& scratch = scratches.emplace_back(bytes);
       return {on_device ? scratch.device() : scratch.host(), bytes};
     };
-    const auto place = [&](TwinTensor& t) { return on_device ? t.device() : t.host(); };
+    const auto place = [&](TwinTensor& t) { return t.on(on_device); };
     const auto up = [&](TwinTensor& t) { return split_ ? place(t) : tilemoe_tensor{}; };
-    const Rows rows{
-        .E = E_,
-        .capacity = capacity_,
-        .offsets = static_cast<const int32_t*>(place(offsets_).data),
-        .token = c_.gathered ? static_cast<const int32_t*>(place(tokens_).data) : nullptr,
-        .score = c_.scores ? static_cast<const float*>(place(scores_).data) : nullptr};
+    Rows rows = StepProblem::rows(on_device);
+    if (c_.scores) rows.score = static_cast<const float*>(place(scores_).data);
     const auto optional = [&](TwinTensor& t, bool there) {
       return there ? place(t) : tilemoe_tensor{};
     };
@@ -149,10 +127,6 @@ class BackwardProblem {
     for (const TwinBuffer& scratch : scratches) EXPECT_TRUE(scratch.guards_intact());
   }
 
-  struct NamedOutput {
-    const char* name;
-    TwinTensor* tensor;
-  };
   std::vector<NamedOutput> outputs() {
     std::vector<NamedOutput> all = {{"dW2", &dW2_}, {"dX~", &dX_rows_}, {"dW1", &dW1_}};
     if (split_) all.push_back({"dW1_up", &dW1_up_});
@@ -188,30 +162,20 @@ class BackwardProblem {
   static constexpr int64_t kMostTiles = 16;
   static constexpr int64_t kOwnTokens = 4;  // of the expert whose rows are NaN
 
-  int64_t w1_rows() const { return split_ ? c_.n : width_; }
   int64_t source_rows() const { return c_.gathered ? c_.T + kOwnTokens : capacity_; }
   tilemoe_dtype gradient_dtype() const { return c_.float_gradients ? TILEMOE_FLOAT32 : c_.dtype; }
 
-  void fill() {
-    verify::Random random(7, 1);
-    int64_t begin = 0, nan_begin = 0, nan_end = 0;
-    offsets_.fill([&](int64_t e) {
-      const int64_t offset = begin;
-      if (e < E_) begin += c_.counts[static_cast<size_t>(e)];
-      if (e == c_.nan_expert) nan_begin = offset, nan_end = begin;
-      return static_cast<double>(offset);
-    });
+  void fill_inputs() {
+    const bool spoils = c_.nan_expert >= 0;
+    const int64_t nan_begin = spoils ? row_begin(c_.nan_expert) : 0;
+    const int64_t nan_end = spoils ? row_begin(c_.nan_expert + 1) : 0;
     const auto spoilt = [&](int64_t row) { return row >= nan_begin && row < nan_end; };
     // Rows past M name no token: reading one would be outside X.
     tokens_.fill([&](int64_t r) {
       if (r >= M_) return 1e9;
-      return spoilt(r) ? static_cast<double>(c_.T + random.below(kOwnTokens))
-                       : static_cast<double>(random.below(c_.T));
+      return spoilt(r) ? static_cast<double>(c_.T + random_.below(kOwnTokens))
+                       : static_cast<double>(random_.below(c_.T));
     });
-    const auto number = [&](int64_t range, double scale) {
-      if (!c_.integers) return scale * random.normal();
-      return static_cast<double>(random.below(2 * range + 1) - range);
-    };
     for (TwinTensor* source : {&X_, &dO_})
       source->fill([&](int64_t i) {
         const int64_t row = i / c_.d;
@@ -219,41 +183,28 @@ class BackwardProblem {
         return nan ? NAN : number(2, 1);
       });
     scores_.fill(
-        [&](int64_t r) { return r < M_ ? 0.5 * static_cast<double>(1 + random.below(4)) : NAN; });
+        [&](int64_t r) { return r < M_ ? 0.5 * static_cast<double>(1 + random_.below(4)) : NAN; });
     for (TwinTensor* rows : {&H_, &dH_in_, &A_scaled_in_})
       rows->fill([&](int64_t i) {
         const int64_t row = i / rows->host().shape[1];
         return row >= M_ || spoilt(row) ? NAN : number(2, 1);
       });
-    W2_.fill([&](int64_t) { return number(1, 1 / std::sqrt(static_cast<double>(c_.n))); });
-    for (TwinTensor* W : {&W1_, &W1_up_})
-      W->fill([&](int64_t) { return number(1, 1 / std::sqrt(static_cast<double>(c_.d))); });
+    fill_weights();
     if (c_.accumulate)
-      for (TwinTensor* dW : {&dW1_, &dW1_up_, &dW2_})
-        dW->fill([&](int64_t) { return number(8, 1); });
+      for (TwinTensor* dW : {&dW1_, &dW1_up_, &dW2_}) fill(*dW, 8, 1);
   }
 
-  const BackwardCase c_;
-  int64_t E_, M_, capacity_;
-  bool gated_, split_;
-  int64_t width_;
-  tilemoe_experts experts_{};
-  TwinTensor offsets_, tokens_, X_, dO_, W1_, W1_up_, W2_, H_, scores_, dH_in_, A_scaled_in_;
+  TwinTensor X_, dO_, H_, scores_, dH_in_, A_scaled_in_;
   TwinTensor dH_, A_scaled_, ds_partial_, dX_rows_, dW1_, dW1_up_, dW2_;
 };
 
-class BackwardSteps : public testing::TestWithParam<BackwardCase> {
- protected:
-  void SetUp() override { cuda::force_tile(GetParam().tile); }
-  void TearDown() override { cuda::force_tile({}); }
-  static std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem) {
-    for (const auto& output : problem.outputs()) output.tensor->buffer().upload();
-    problem.run(cuda::backend(), true);
-    std::vector<std::vector<uint8_t>> got;
-    for (const auto& output : problem.outputs()) got.push_back(output.tensor->buffer().download());
-    return got;
-  }
-};
+using BackwardSteps = StepsTest<BackwardCase>;
+
+std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem) {
+  for (const auto& output : problem.outputs()) output.tensor->buffer().upload();
+  problem.run(cuda::backend(), true);
+  return device_outputs(problem);
+}
 
 TEST_P(BackwardSteps, EqualTheCpus) {
   const BackwardCase& c = GetParam();
@@ -262,11 +213,7 @@ TEST_P(BackwardSteps, EqualTheCpus) {
   const auto ds_partial = problem.ds_partial().buffer().download();
   const auto ds = problem.ds(cuda::backend(), ds_partial);
   problem.run(cpu_backend(), false);
-  size_t i = 0;
-  for (const auto& output : problem.outputs()) {
-    SCOPED_TRACE(output.name);
-    expect_equal(*output.tensor, got[i++], c.integers, c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
-  }
+  expect_outputs(problem, got, c);
   EXPECT_EQ(problem.stray_sum(cuda::backend(), ds_partial), -1);
   if (!c.wants_ds) return;
   const auto expected = problem.ds(cpu_backend(), problem.ds_partial().buffer().host_bytes());
@@ -286,14 +233,7 @@ TEST_P(BackwardSteps, EqualTheCpus) {
 TEST_P(BackwardSteps, GiveTheSameBitsEveryTime) {
   BackwardProblem problem(GetParam());
   const auto first = run_on_device(problem);
-  for (int repeat = 0; repeat < 4; ++repeat) {
-    const auto again = run_on_device(problem);
-    size_t i = 0;
-    for (const auto& output : problem.outputs()) {
-      EXPECT_EQ(again[i], first[i]) << output.name;
-      ++i;
-    }
-  }
+  for (int repeat = 0; repeat < 4; ++repeat) expect_bits(problem, run_on_device(problem), first);
 }
 
 std::vector<BackwardCase> cases() {

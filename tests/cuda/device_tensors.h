@@ -119,6 +119,7 @@ class TwinTensor {
 
   tilemoe_tensor host() { return view(buffer_.host()); }
   tilemoe_tensor device() { return view(buffer_.device()); }
+  tilemoe_tensor on(bool on_device) { return on_device ? device() : host(); }
   TwinBuffer& buffer() { return buffer_; }
   int64_t elements() const { return elements_; }
 

@@ -4,22 +4,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "backend.h"
 #include "cuda/backend.h"
-#include "cuda/compare.h"
 #include "cuda/device_tensors.h"
 #include "cuda/schedule/configuration.h"
+#include "cuda/step_problem.h"
 
 namespace tilemoe::test {
 namespace {
 
-struct StepCase {
+struct ForwardCase {
   std::string name;
   std::vector<int32_t> counts;  // rows of each expert
   int64_t d, n;
@@ -38,42 +36,26 @@ struct StepCase {
   std::optional<cuda::TileConfiguration> tile = {};
 };
 
-void PrintTo(const StepCase& c, std::ostream* out) {
+void PrintTo(const ForwardCase& c, std::ostream* out) {
   *out << c.name;
 }
 
 // Inputs and outputs of the three steps. H, A and Y are inputs of nothing: each step has its own
 // inputs, so that its numbers stay small and a slip in one does not hide another's.
-class StepProblem {
+class ForwardProblem : public StepProblem<ForwardCase> {
  public:
-  explicit StepProblem(const StepCase& c)
-      : c_(c),
-        E_(static_cast<int64_t>(c.counts.size())),
-        M_(std::accumulate(c.counts.begin(), c.counts.end(), int64_t{0})),
-        capacity_(M_ + c.spare_rows),
-        gated_(tilemoe_activation_gated(c.activation) != 0),
-        width_(gated_ ? 2 * c.n : c.n),
-        offsets_(TILEMOE_INT32, {E_ + 1}),
-        tokens_(TILEMOE_INT32, {capacity_}),
+  explicit ForwardProblem(const ForwardCase& c)
+      : StepProblem(c),
         X_(c.dtype, {c.gathered ? c.T : capacity_, c.d}),
-        W1_(c.dtype, {E_, w1_rows(), c.d}, c.W1_transposed),
-        W1_up_(c.dtype, {E_, c.n, c.d}, c.W1_transposed),
-        W2_(c.dtype, {E_, c.d, c.n}, c.W2_transposed),
-        b1_(c.dtype, {E_, w1_rows()}),
+        b1_(c.dtype, {E_, w1_rows_}),
         b1_up_(c.dtype, {E_, c.n}),
         b2_(c.dtype, {E_, c.d}),
         A_in_(c.dtype, {capacity_, c.n}),
         H_(c.dtype, {capacity_, width_}),
         A_(c.dtype, {capacity_, c.n}),
         Y_(c.dtype, {capacity_, c.d}) {
-    experts_.struct_size = sizeof experts_;
-    experts_.dtype = c.dtype;
-    experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
-    experts_.activation = c.activation;
-    experts_.gate_layout = c.gate_layout;
-    experts_.clamp = c.clamp, experts_.alpha = c.alpha, experts_.up_shift = c.up_shift;
-    if (c.gate_layout == TILEMOE_GATE_INTERLEAVED && c.W1_transposed) H_.alternate_on_device();
-    fill();
+    if (adjacent()) H_.alternate_on_device();
+    fill_inputs();
   }
 
   void run(Backend& backend, bool on_device) {
@@ -82,28 +64,22 @@ class StepProblem {
       scratch.resize(backend.scratch_bytes(step, experts_, capacity_));
       return {scratch.data(), scratch.size()};
     };
-    const auto place = [&](TwinTensor& t) { return on_device ? t.device() : t.host(); };
+    const auto place = [&](TwinTensor& t) { return t.on(on_device); };
     const auto optional = [&](TwinTensor& t, bool there) {
       return there ? place(t) : tilemoe_tensor{};
     };
-    const bool split = c_.gate_layout == TILEMOE_GATE_SPLIT;
-    const Rows rows{
-        .E = E_,
-        .capacity = capacity_,
-        .offsets = static_cast<const int32_t*>(place(offsets_).data),
-        .token = c_.gathered ? static_cast<const int32_t*>(place(tokens_).data) : nullptr};
     backend.up_projection(
         {.experts = &experts_,
-         .rows = rows,
+         .rows = rows(on_device),
          .X = place(X_),
-         .weights = {place(W1_), optional(W1_up_, split), optional(b1_, c_.biases),
-                     optional(b1_up_, c_.biases && split)},
+         .weights = {place(W1_), optional(W1_up_, split_), optional(b1_, c_.biases),
+                     optional(b1_up_, c_.biases && split_)},
          .H = optional(H_, c_.H),
          .A = place(A_),
          .scratch = scratch_for(Step::kUpProjection),
          .stream = nullptr});
     backend.down_projection({.experts = &experts_,
-                             .rows = rows,
+                             .rows = rows(on_device),
                              .A = place(A_in_),
                              .W2 = place(W2_),
                              .b2 = optional(b2_, c_.biases),
@@ -112,42 +88,21 @@ class StepProblem {
                              .stream = nullptr});
   }
 
-  struct NamedOutput {
-    const char* name;
-    TwinTensor* tensor;
-  };
   std::vector<NamedOutput> outputs() { return {{"H", &H_}, {"A", &A_}, {"Y", &Y_}}; }
 
  private:
-  int64_t w1_rows() const { return c_.gate_layout == TILEMOE_GATE_SPLIT ? c_.n : width_; }
-
-  void fill() {
-    verify::Random random(7, 1);
-    int64_t begin = 0;
-    offsets_.fill([&](int64_t e) {
-      const int64_t offset = begin;
-      if (e < E_) begin += c_.counts[static_cast<size_t>(e)];
-      return static_cast<double>(offset);
-    });
+  void fill_inputs() {
     // Rows past M name no token: reading one would be outside X.
     tokens_.fill([&](int64_t r) {
-      return r < M_ ? static_cast<double>(random.below(std::max<int64_t>(c_.T, 1))) : 1e9;
+      return r < M_ ? static_cast<double>(random_.below(std::max<int64_t>(c_.T, 1))) : 1e9;
     });
-    const auto numbers = [&](TwinTensor& tensor, int64_t range, double scale) {
-      tensor.fill([&](int64_t) {
-        if (!c_.integers) return scale * random.normal();
-        return static_cast<double>(random.below(2 * range + 1) - range);
-      });
-    };
-    numbers(X_, 2, 1);
+    fill(X_, 2, 1);
     if (!c_.gathered) spoil(X_, M_ * c_.d, X_.elements());
-    numbers(W1_, 1, 1 / std::sqrt(static_cast<double>(c_.d)));
-    numbers(W1_up_, 1, 1 / std::sqrt(static_cast<double>(c_.d)));
-    numbers(W2_, 1, 1 / std::sqrt(static_cast<double>(c_.n)));
-    numbers(b1_, 4, 1);
-    numbers(b1_up_, 4, 1);
-    numbers(b2_, 4, 1);
-    numbers(A_in_, 2, 1);
+    fill_weights();
+    fill(b1_, 4, 1);
+    fill(b1_up_, 4, 1);
+    fill(b2_, 4, 1);
+    fill(A_in_, 2, 1);
     if (c_.nan_expert >= 0) spoil_expert();
   }
 
@@ -165,52 +120,33 @@ class StepProblem {
     tensor.buffer().upload();
   }
 
-  const StepCase c_;
-  int64_t E_, M_, capacity_;
-  bool gated_;
-  int64_t width_;
-  tilemoe_experts experts_{};
-  TwinTensor offsets_, tokens_, X_, W1_, W1_up_, W2_, b1_, b1_up_, b2_, A_in_, H_, A_, Y_;
+  TwinTensor X_, b1_, b1_up_, b2_, A_in_, H_, A_, Y_;
 };
 
-class ForwardSteps : public testing::TestWithParam<StepCase> {
- protected:
-  void SetUp() override { cuda::force_tile(GetParam().tile); }
-  void TearDown() override { cuda::force_tile({}); }
-};
+using ForwardSteps = StepsTest<ForwardCase>;
 
 TEST_P(ForwardSteps, EqualTheCpus) {
-  const StepCase& c = GetParam();
-  StepProblem problem(c);
+  ForwardProblem problem(GetParam());
   problem.run(cuda::backend(), true);
   expect_cuda(cudaDeviceSynchronize(), "the steps");
-  std::vector<std::vector<uint8_t>> got;
-  for (const auto& output : problem.outputs()) got.push_back(output.tensor->buffer().download());
+  const auto got = device_outputs(problem);
   problem.run(cpu_backend(), false);
-  size_t i = 0;
-  for (const auto& output : problem.outputs()) {
-    const std::vector<uint8_t>& bytes = got[i++];
-    SCOPED_TRACE(output.name);
-    expect_equal(*output.tensor, bytes, c.integers, c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
-  }
+  expect_outputs(problem, got, GetParam());
 }
 
 TEST_P(ForwardSteps, GiveTheSameBitsEveryTime) {
-  StepProblem problem(GetParam());
+  ForwardProblem problem(GetParam());
   problem.run(cuda::backend(), true);
   expect_cuda(cudaDeviceSynchronize(), "the steps");
-  std::vector<std::vector<uint8_t>> first;
-  for (const auto& output : problem.outputs()) first.push_back(output.tensor->buffer().download());
+  const auto first = device_outputs(problem);
   for (int repeat = 0; repeat < 20; ++repeat) problem.run(cuda::backend(), true);
   expect_cuda(cudaDeviceSynchronize(), "the steps");
-  size_t i = 0;
-  for (const auto& output : problem.outputs())
-    EXPECT_EQ(output.tensor->buffer().download(), first[i++]) << output.name;
+  expect_bits(problem, device_outputs(problem), first);
 }
 
-std::vector<StepCase> cases() {
+std::vector<ForwardCase> cases() {
   const std::vector<int32_t> ragged = {129, 0, 1, 64, 300, 127, 0, 128};
-  std::vector<StepCase> all = {
+  std::vector<ForwardCase> all = {
       {.name = "any_tile", .counts = ragged, .d = 256, .n = 192, .spare_rows = 77},
       {.name = "odd_widths", .counts = ragged, .d = 200, .n = 72, .spare_rows = 5},
       {.name = "tiny", .counts = {1}, .d = 8, .n = 8, .T = 1},
@@ -340,14 +276,14 @@ std::vector<StepCase> cases() {
                                    std::pair("pairs192", cuda::kCooperative192Pairs),
                                    std::pair("pingpong128", cuda::kPingPong128)}) {
     const std::string suffix = std::string("_") + name;
-    StepCase swiglu{.name = "swiglu" + suffix,
-                    .counts = ragged,
-                    .d = 512,
-                    .n = 328,
-                    .spare_rows = 77,
-                    .activation = TILEMOE_SWIGLU,
-                    .integers = false,
-                    .tile = tile};
+    ForwardCase swiglu{.name = "swiglu" + suffix,
+                       .counts = ragged,
+                       .d = 512,
+                       .n = 328,
+                       .spare_rows = 77,
+                       .activation = TILEMOE_SWIGLU,
+                       .integers = false,
+                       .tile = tile};
     all.push_back(swiglu);
     swiglu.name = "swiglu_biases" + suffix, swiglu.biases = true;
     all.push_back(swiglu);
@@ -375,16 +311,16 @@ std::vector<StepCase> cases() {
                    .dtype = TILEMOE_FLOAT16,
                    .activation = activation,
                    .integers = false});
-  StepCase gpt_oss{.name = "clamped_swiglu",
-                   .counts = ragged,
-                   .d = 256,
-                   .n = 192,
-                   .activation = TILEMOE_SWIGLU,
-                   .biases = true,
-                   .integers = false,
-                   .clamp = 1.5f,
-                   .alpha = 1.702f,
-                   .up_shift = 1.f};
+  ForwardCase gpt_oss{.name = "clamped_swiglu",
+                      .counts = ragged,
+                      .d = 256,
+                      .n = 192,
+                      .activation = TILEMOE_SWIGLU,
+                      .biases = true,
+                      .integers = false,
+                      .clamp = 1.5f,
+                      .alpha = 1.702f,
+                      .up_shift = 1.f};
   all.push_back(gpt_oss);
   gpt_oss.gate_layout = TILEMOE_GATE_INTERLEAVED;
   gpt_oss.W1_transposed = gpt_oss.W2_transposed = true;

@@ -1,0 +1,126 @@
+// What the tests of the forward and of the backward steps have in common: a case's rows, experts
+// and weights on the host and on the device, and the comparison of what the steps leave there.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "backend.h"
+#include "cuda/backend.h"
+#include "cuda/compare.h"
+#include "cuda/device_tensors.h"
+#include "cuda/schedule/configuration.h"
+
+namespace tilemoe::test {
+
+// Inputs that are in both. A case has sizes, types and layout, and whether numbers are `integers`.
+template <class Case>
+class StepProblem {
+ public:
+  struct NamedOutput {
+    const char* name;
+    TwinTensor* tensor;
+  };
+
+ protected:
+  explicit StepProblem(const Case& c)
+      : c_(c),
+        E_(static_cast<int64_t>(c.counts.size())),
+        M_(row_begin(E_)),
+        capacity_(M_ + c.spare_rows),
+        split_(c.gate_layout == TILEMOE_GATE_SPLIT),
+        width_(tilemoe_activation_gated(c.activation) != 0 ? 2 * c.n : c.n),
+        w1_rows_(split_ ? c.n : width_),
+        offsets_(TILEMOE_INT32, {E_ + 1}),
+        tokens_(TILEMOE_INT32, {capacity_}),
+        W1_(c.dtype, {E_, w1_rows_, c.d}, c.W1_transposed),
+        W1_up_(c.dtype, {E_, c.n, c.d}, c.W1_transposed),
+        W2_(c.dtype, {E_, c.d, c.n}, c.W2_transposed) {
+    experts_.struct_size = sizeof experts_;
+    experts_.dtype = c.dtype;
+    experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
+    experts_.activation = c.activation;
+    experts_.gate_layout = c.gate_layout;
+    experts_.clamp = c.clamp, experts_.alpha = c.alpha, experts_.up_shift = c.up_shift;
+    offsets_.fill([&](int64_t e) { return static_cast<double>(row_begin(e)); });
+  }
+  ~StepProblem() = default;
+
+  // Whether the device has gate and up columns of H in turn, which the host has one after the
+  // other.
+  bool adjacent() const { return c_.gate_layout == TILEMOE_GATE_INTERLEAVED && c_.W1_transposed; }
+  int64_t row_begin(int64_t e) const {
+    return std::accumulate(c_.counts.begin(), c_.counts.begin() + e, int64_t{0});
+  }
+  Rows rows(bool on_device) {
+    const auto* token = static_cast<const int32_t*>(tokens_.on(on_device).data);
+    return {.E = E_,
+            .capacity = capacity_,
+            .offsets = static_cast<const int32_t*>(offsets_.on(on_device).data),
+            .token = c_.gathered ? token : nullptr};
+  }
+
+  // Up to `range`, or of the size of `scale`.
+  double number(int64_t range, double scale) {
+    if (!c_.integers) return scale * random_.normal();
+    return static_cast<double>(random_.below(2 * range + 1) - range);
+  }
+  void fill(TwinTensor& tensor, int64_t range, double scale) {
+    tensor.fill([&](int64_t) { return number(range, scale); });
+  }
+  void fill_weights() {
+    fill(W1_, 1, 1 / std::sqrt(static_cast<double>(c_.d)));
+    fill(W1_up_, 1, 1 / std::sqrt(static_cast<double>(c_.d)));
+    fill(W2_, 1, 1 / std::sqrt(static_cast<double>(c_.n)));
+  }
+
+  const Case c_;
+  int64_t E_, M_, capacity_;
+  bool split_;
+  int64_t width_, w1_rows_;
+  verify::Random random_{7, 1};
+  tilemoe_experts experts_{};
+  TwinTensor offsets_, tokens_, W1_, W1_up_, W2_;
+};
+
+// What the device has of every output, guards included.
+template <class Problem>
+std::vector<std::vector<uint8_t>> device_outputs(Problem& problem) {
+  std::vector<std::vector<uint8_t>> bytes;
+  for (const auto& output : problem.outputs()) bytes.push_back(output.tensor->buffer().download());
+  return bytes;
+}
+
+template <class Problem>
+void expect_bits(Problem& problem, const std::vector<std::vector<uint8_t>>& got,
+                 const std::vector<std::vector<uint8_t>>& expected) {
+  size_t i = 0;
+  for (const auto& output : problem.outputs()) {
+    EXPECT_EQ(got[i], expected[i]) << output.name;
+    ++i;
+  }
+}
+
+// Beside what the host has.
+template <class Problem, class Case>
+void expect_outputs(Problem& problem, const std::vector<std::vector<uint8_t>>& got, const Case& c) {
+  size_t i = 0;
+  for (const auto& output : problem.outputs()) {
+    SCOPED_TRACE(output.name);
+    expect_equal(*output.tensor, got[i++], c.integers, c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
+  }
+}
+
+// Runs under a case's tile, where it names one.
+template <class Case>
+class StepsTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override { cuda::force_tile(this->GetParam().tile); }
+  void TearDown() override { cuda::force_tile({}); }
+};
+
+}  // namespace tilemoe::test
