@@ -29,19 +29,6 @@ double relative_error(const std::vector<float>& got, const std::vector<float>& w
   return norm(difference) / norm(want);
 }
 
-struct Batch {
-  explicit Batch(const Model& model) {
-    const Sequences sequences = model.capacity();
-    const RandomStream random(5, "batch");
-    inputs.resize(static_cast<size_t>(sequences.count * (model.past() + sequences.length)));
-    targets.resize(static_cast<size_t>(sequences.tokens()));
-    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = static_cast<uint8_t>(random.bits(i));
-    for (size_t i = 0; i < targets.size(); ++i)
-      targets[i] = static_cast<uint8_t>(random.bits(1000 + i));
-  }
-  std::vector<uint8_t> inputs, targets;
-};
-
 struct Gradients {
   double loss = 0;
   std::vector<std::string> names;
@@ -58,7 +45,7 @@ Gradients gradients_of(const ModelConfig& config, Sequences sequences) {
     for (size_t i = 0; i < head.size(); ++i) head[i] = static_cast<float>(0.3 * random.normal(i));
     parameter.value.write(head);
   }
-  const Batch batch(model);
+  const Batch batch(model, model.capacity());
   Gradients all;
   all.loss = model.loss_and_gradient(sequences, 3, batch.inputs, batch.targets);
   for (const Parameter& parameter : model.parameters().all()) {

@@ -9,15 +9,6 @@
 namespace tilemoe::train {
 namespace {
 
-using FloatVec = std::vector<float>;
-
-FloatVec zeros(int64_t count) {
-  return FloatVec(static_cast<size_t>(count));
-}
-size_t at(int64_t i) {
-  return static_cast<size_t>(i);
-}
-
 struct AttentionCase {
   AttentionShape shape;
   Doubles slopes;

@@ -14,6 +14,14 @@
 namespace tilemoe::train {
 
 using Doubles = std::vector<double>;
+using FloatVec = std::vector<float>;
+
+inline FloatVec zeros(int64_t count) {
+  return FloatVec(static_cast<size_t>(count));
+}
+inline size_t at(int64_t i) {
+  return static_cast<size_t>(i);
+}
 
 inline Doubles random_doubles(const std::string& name, int64_t count) {
   const RandomStream random(7, name);
@@ -22,7 +30,7 @@ inline Doubles random_doubles(const std::string& name, int64_t count) {
   return values;
 }
 
-inline std::vector<float> to_float(const Doubles& values) {
+inline FloatVec to_float(const Doubles& values) {
   return {values.begin(), values.end()};
 }
 

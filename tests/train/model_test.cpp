@@ -13,18 +13,6 @@
 namespace tilemoe::train {
 namespace {
 
-struct Batch {
-  explicit Batch(const Model& model, Sequences sequences) {
-    const RandomStream random(5, "batch");
-    inputs.resize(static_cast<size_t>(sequences.count * (model.past() + sequences.length)));
-    targets.resize(static_cast<size_t>(sequences.tokens()));
-    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = static_cast<uint8_t>(random.bits(i));
-    for (size_t i = 0; i < targets.size(); ++i)
-      targets[i] = static_cast<uint8_t>(random.bits(1000 + i));
-  }
-  std::vector<uint8_t> inputs, targets;
-};
-
 // A head of zeros, as training begins with, would hide every other gradient.
 void fill_head(Model& model) {
   for (Parameter& parameter : model.parameters().all()) {

@@ -1,4 +1,4 @@
-// A model small enough to be tried in many ways, and a text for it.
+// A model small enough to be tried in many ways, and what it reads.
 #pragma once
 
 #include <cstdint>
@@ -39,5 +39,18 @@ inline Corpus small_corpus(uint64_t seed = 1) {
   corpus.names = {"words"};
   return corpus;
 }
+
+// Random bytes, as a pass over so many sequences takes them.
+struct Batch {
+  Batch(const Model& model, Sequences sequences) {
+    const RandomStream random(5, "batch");
+    inputs.resize(static_cast<size_t>(sequences.count * (model.past() + sequences.length)));
+    targets.resize(static_cast<size_t>(sequences.tokens()));
+    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = static_cast<uint8_t>(random.bits(i));
+    for (size_t i = 0; i < targets.size(); ++i)
+      targets[i] = static_cast<uint8_t>(random.bits(1000 + i));
+  }
+  std::vector<uint8_t> inputs, targets;
+};
 
 }  // namespace tilemoe::train
