@@ -1,13 +1,10 @@
 // dA' = dO W2, and from it and H: dH, A' and the column tiles of ds. A task is a tile of an
 // expert's rows by a range of A's columns, which is one of ds's column tiles.
-#include <algorithm>
-
 #include "cpu/activation.h"
 #include "cpu/backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/gemm.h"
 #include "cpu/row_tiles.h"
-#include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
 
 namespace tilemoe::cpu {
@@ -55,12 +52,10 @@ float differentiate(const tilemoe_experts& experts, const RowPlaces& at, const f
   return ds;
 }
 
-void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int64_t column_tile,
-                        const WorkerScratch& scratch) {
+void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int64_t first,
+                        int64_t columns, const WorkerScratch& scratch) {
   const tilemoe_experts& experts = *step.experts;
   const bool gated = tilemoe_activation_gated(experts.activation) != 0;
-  const int64_t first = column_tile * kInnerColumns;
-  const int64_t columns = std::min(kInnerColumns, experts.n - first);
 
   const Matrix dO = row_matrix(step.dO, step.rows.token).at(tile.first, 0);
   const Matrix W2 = expert_matrix(step.W2, tile.expert).at(0, first);
@@ -80,7 +75,7 @@ void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int
                            .A_scaled = A_scaled.data ? A_scaled.at(r, first).data : nullptr};
     const float score = step.rows.score ? step.rows.score[r] : 1.0f;
     const float ds = differentiate(experts, places, scratch.tile + i * columns, score, columns);
-    if (step.ds_partial) step.ds_partial[column_tile * step.rows.capacity + r] = ds;
+    if (step.ds_partial) step.ds_partial[first / kInnerColumns * step.rows.capacity + r] = ds;
   }
 }
 
@@ -91,13 +86,7 @@ int64_t CpuBackend::ds_tiles(const tilemoe_experts& experts) const {
 }
 
 void CpuBackend::activation_gradient(const ActivationGradient& step) {
-  const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
-  const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
-  const int64_t column_tiles = ds_tiles(*step.experts);
-  parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
-    differentiate_tile(step, tiles[task / column_tiles], task % column_tiles,
-                       scratch.worker(worker));
-  });
+  for_each_tile(step, step.experts->n, kInnerColumns, differentiate_tile);
 }
 
 }  // namespace tilemoe::cpu

@@ -1,11 +1,8 @@
 // Y = A W2^T + b2. A task is a tile of an expert's rows by a range of Y's columns.
-#include <algorithm>
-
 #include "cpu/backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/gemm.h"
 #include "cpu/row_tiles.h"
-#include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
 
 namespace tilemoe::cpu {
@@ -28,15 +25,7 @@ void project(const DownProjection& step, const RowTile& tile, int64_t first, int
 }  // namespace
 
 void CpuBackend::down_projection(const DownProjection& step) {
-  const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
-  const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
-  const int64_t d = step.Y.shape[1];
-  const int64_t column_tiles = tile_count(d, kOuterColumns);
-  parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
-    const int64_t first = task % column_tiles * kOuterColumns;
-    project(step, tiles[task / column_tiles], first, std::min(kOuterColumns, d - first),
-            scratch.worker(worker));
-  });
+  for_each_tile(step, step.Y.shape[1], kOuterColumns, project);
 }
 
 }  // namespace tilemoe::cpu

@@ -1,10 +1,7 @@
 // dX~ = dH W1. A task is a tile of an expert's rows by a range of dX~'s columns.
-#include <algorithm>
-
 #include "cpu/backend.h"
 #include "cpu/gemm.h"
 #include "cpu/row_tiles.h"
-#include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
 #include "cpu/up_weights.h"
 
@@ -30,15 +27,7 @@ void project(const InputGradient& step, const RowTile& tile, int64_t first, int6
 }  // namespace
 
 void CpuBackend::input_gradient(const InputGradient& step) {
-  const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
-  const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
-  const int64_t d = step.dX_rows.shape[1];
-  const int64_t column_tiles = tile_count(d, kOuterColumns);
-  parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
-    const int64_t first = task % column_tiles * kOuterColumns;
-    project(step, tiles[task / column_tiles], first, std::min(kOuterColumns, d - first),
-            scratch.worker(worker));
-  });
+  for_each_tile(step, step.dX_rows.shape[1], kOuterColumns, project);
 }
 
 }  // namespace tilemoe::cpu

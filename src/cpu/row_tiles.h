@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend.h"
+#include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
 
 namespace tilemoe::cpu {
@@ -51,5 +52,19 @@ class RowTiles {
   Rows rows_;
   int64_t* first_tile_;  // (E + 1)
 };
+
+// task(step, tile, first column, columns, the worker's scratch) for every tile of the step's rows
+// by every `width` of the columns, on all threads.
+template <class Step, class Task>
+void for_each_tile(const Step& step, int64_t columns, int64_t width, const Task& task) {
+  const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
+  const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
+  const int64_t column_tiles = tile_count(columns, width);
+  parallel_for(tiles.count() * column_tiles, [&](int64_t number, int worker) {
+    const int64_t first = number % column_tiles * width;
+    task(step, tiles[number / column_tiles], first, std::min(width, columns - first),
+         scratch.worker(worker));
+  });
+}
 
 }  // namespace tilemoe::cpu

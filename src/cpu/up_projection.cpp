@@ -1,13 +1,10 @@
 // H = X W1^T + b1, A = act(H). A task is a tile of an expert's rows by a range of A's columns, with
 // the gate and up columns of H that it comes from.
-#include <algorithm>
-
 #include "cpu/activation.h"
 #include "cpu/backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/gemm.h"
 #include "cpu/row_tiles.h"
-#include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
 #include "cpu/up_weights.h"
 
@@ -67,15 +64,7 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
 }  // namespace
 
 void CpuBackend::up_projection(const UpProjection& step) {
-  const StepScratch scratch(*step.experts, step.rows.capacity, step.scratch);
-  const RowTiles tiles(step.rows, kTileRows, scratch.row_tiles());
-  const int64_t n = step.experts->n;
-  const int64_t column_tiles = tile_count(n, kInnerColumns);
-  parallel_for(tiles.count() * column_tiles, [&](int64_t task, int worker) {
-    const int64_t first = task % column_tiles * kInnerColumns;
-    project(step, tiles[task / column_tiles], first, std::min(kInnerColumns, n - first),
-            scratch.worker(worker));
-  });
+  for_each_tile(step, step.experts->n, kInnerColumns, project);
 }
 
 }  // namespace tilemoe::cpu
