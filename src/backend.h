@@ -64,7 +64,7 @@ struct Combine {
   const tilemoe_routing* routing;
   tilemoe_tensor row_values;  // Y or dX~ (capacity, d), or a block of columns, as all below
   bool scale_by_score;
-  tilemoe_tensor addend;  // optional
+  tilemoe_tensor addend;  // optional; `out` itself is one too
   tilemoe_tensor out;     // O or dX
   void* stream;
 };

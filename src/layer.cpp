@@ -211,9 +211,10 @@ struct ForwardPlan {
   }
 };
 
-// dH lives from the activation gradient to the last step. In the rest of the workspace one follows
-// the other: A' with the partial sums of ds, then with the scratch of dW2; dX~; the scratch of dW1
-// and of the biases' gradients.
+// dH lives from the activation gradient to the last step, and on to calls that go on from it:
+// nothing else takes its place. In the rest of the workspace one follows the other: A' with the
+// partial sums of ds, then with the scratch of dW2; dX~; the scratch of dW1 and of the biases'
+// gradients.
 struct BackwardPlan {
   size_t dH, A_scaled, dX_rows, ds_partial, total, rest;
   int64_t block_columns;  // of dX~
@@ -257,6 +258,29 @@ tilemoe_tensor region(const tilemoe_experts& experts, const tilemoe_routing_spec
   tensor.shape[0] = spec.capacity, tensor.shape[1] = width;
   tensor.stride[0] = width, tensor.stride[1] = 1;
   return tensor;
+}
+
+// Whether a backward goes on from the dH of an earlier one: it has no dO. Checks that this dH is
+// where the call looks for it, and enough for what the call asks for.
+bool goes_on_from_dH(const tilemoe_backward_args& args) {
+  const tilemoe_saved& saved = *args.saved;
+  const bool over_h = args.overwrite_H != 0;
+  const bool goes_on = !present(args.dO) && (over_h ? saved.consumed == 1 : saved.consumed == 0);
+  TILEMOE_CHECK(
+      saved.consumed == 0 || goes_on,
+      "saved was consumed by an earlier backward that wrote dH over H; run forward again");
+  if (!goes_on) return false;
+  if (!over_h) {
+    TILEMOE_CHECK(saved.dH_workspace != nullptr || args.workspace == nullptr,
+                  "dO is absent, and no earlier backward has kept dH (keep_dH)");
+    TILEMOE_CHECK(saved.dH_workspace == args.workspace,
+                  "dO is absent, and the dH to go on from is in the workspace "
+                      << saved.dH_workspace << ", but the call's is " << args.workspace);
+  }
+  TILEMOE_CHECK(
+      !(present(args.ds) || present(args.dweights.W2) || present(args.dweights.b2)),
+      "dO is absent: from the dH of an earlier backward come dX, dW1 and db1, not ds, dW2 and db2");
+  return true;
 }
 
 // Indices [first, first + count) of a dimension; what is absent stays so.
@@ -371,7 +395,7 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args, B
                      .out = slice(args->O, 1, first, columns),
                      .stream = args->stream});
   });
-  if (args->saved) args->saved->consumed = 0;
+  if (args->saved) args->saved->consumed = 0, args->saved->dH_workspace = nullptr;
 }
 
 void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args, Backend* steps) {
@@ -389,14 +413,8 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   backend.check_gradients(*experts, weights, grads);
   TILEMOE_CHECK(args->saved != nullptr, "saved is null: backward needs the H that forward wrote");
   check_saved(*experts, spec, *args->saved);
-  // Without dO a call goes on from the dH that an earlier one left in H.
-  const bool goes_on = args->overwrite_H && args->saved->consumed == 1 && !present(args->dO);
-  TILEMOE_CHECK(
-      args->saved->consumed == 0 || goes_on,
-      "saved was consumed by an earlier backward that wrote dH over H; run forward again");
-  TILEMOE_CHECK(!goes_on || !(present(args->dX) || present(args->ds) || present(grads.W2) ||
-                              present(grads.b2)),
-                "dO is absent: from the dH of an earlier backward come dW1 and db1 alone");
+  const bool over_h = args->overwrite_H != 0;
+  const bool goes_on = goes_on_from_dH(*args);
   check_rows("X", args->X, *experts, spec);
   if (!goes_on) check_rows("dO", args->dO, *experts, spec);
   check_optional_rows("dX", args->dX, *experts, spec);
@@ -406,9 +424,9 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   const TensorRule flat_ds{{spec.pairs}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
   const TensorRule top_k_ds{{spec.T, spec.K}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
   check_optional("ds", args->ds, top_k && args->ds.ndim == 2 ? top_k_ds : flat_ds);
-  const bool over_h = args->overwrite_H != 0;
   const BackwardPlan plan(backend, *experts, spec, over_h);
-  check_workspace(args->workspace, args->workspace_bytes, goes_on ? plan.rest : plan.total);
+  const bool only_rest = goes_on && over_h && !present(args->dX);
+  check_workspace(args->workspace, args->workspace_bytes, only_rest ? plan.rest : plan.total);
 
   char* base = static_cast<char*>(args->workspace);
   const Rows rows = rows_of(routing);
@@ -417,8 +435,9 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
   const bool wants_db1 = present(grads.b1) || present(grads.b1_up);
   const bool wants_dW2 = present(grads.W2);
   const bool wants_ds = present(args->ds);
-  const bool wants_dH = present(args->dX) || wants_dW1 || wants_db1;
   const bool any_rows = spec.capacity > 0;  // without one, sums over rows are zeros all the same
+  const bool keeps_dH = args->keep_dH != 0;
+  const bool wants_dH = present(args->dX) || wants_dW1 || wants_db1 || keeps_dH;
   const tilemoe_tensor dH =
       over_h ? args->saved->H : region(*experts, spec, base, plan.dH, h_width(*experts));
   const tilemoe_tensor A_scaled = region(*experts, spec, base, plan.A_scaled, experts->n);
@@ -437,6 +456,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
                                  .scratch = scratch_at(base, plan.activation_scratch),
                                  .stream = args->stream});
   if (over_h && wants_dH) args->saved->consumed = 1;
+  if (!goes_on) args->saved->dH_workspace = keeps_dH && !over_h ? base : nullptr;
   if (wants_ds)
     backend.score_gradient({.experts = experts,
                             .routing = &routing,

@@ -88,7 +88,10 @@ struct LayerProblem {
 
   bool accepts(const std::string&, tilemoe_dtype dtype) const { return dtype == TILEMOE_FLOAT32; }
   bool accepts_ndim(const std::string&, int) const { return false; }
-  std::vector<int64_t> host_outputs() const { return {saved.consumed, shared_workspace.clean()}; }
+  std::vector<int64_t> host_outputs() const {
+    return {saved.consumed, static_cast<int64_t>(reinterpret_cast<intptr_t>(saved.dH_workspace)),
+            shared_workspace.clean()};
+  }
 
   size_t workspace_bytes(tilemoe_pass pass) const {
     size_t bytes = 0;

@@ -329,6 +329,7 @@ bool Problem::backward(const tilemoe_experts& good) {
   args.struct_size = sizeof args;
   args.routing = &routing, args.saved = &saved;
   args.overwrite_H = choices_.one_in(3);
+  args.keep_dH = choices_.one_in(3);
   args.beta = choices_.pick({0.f, 1.f});
   weights(call, experts, args.weights);
   const int64_t T = outer_rows(), d = experts.d;

@@ -74,6 +74,30 @@ TEST_P(LayerModes, DHOverHInTwoCallsGivesTheBitsOfOne) {
   EXPECT_THROW(problem.experts().backward(second), Error);
 }
 
+TEST_P(LayerModes, TwoCallsGiveTheBitsOfOne) {
+  expect_two_calls_give_the_bits_of_one(GetParam(), host_memory());
+}
+
+// A call that goes on from dH leaves it as it was.
+TEST_P(LayerModes, DHThatIsKeptServesManyCalls) {
+  const Computed all = run(GetParam());
+  Problem problem(make_inputs(GetParam(), 3));
+  problem.poison();
+  problem.route();
+  problem.forward();
+  auto [first, rest] = problem.backward_calls();
+  problem.experts().backward(first);
+  BackwardArgs dX = rest, dW1 = rest;
+  dX.dweights = {};
+  dW1.dX = dW1.addend = {};
+  for (const BackwardArgs& call : {dX, dW1, rest, dW1, dX}) problem.experts().backward(call);
+  expect_same_bits(all, problem.computed());
+  EXPECT_TRUE(problem.damage().empty());
+
+  problem.forward();  // dH is the last forward's no longer
+  EXPECT_THROW(problem.experts().backward(rest), Error);
+}
+
 TEST_P(LayerModes, ConsumedStateIsRefused) {
   Case over = GetParam();
   over.dH_over_H = true;

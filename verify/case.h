@@ -61,6 +61,7 @@ struct Case {
   bool float32_dW = false;     // weight gradients in float32 whatever the dtype
   bool accumulate_dW = false;  // beta = 1
   bool dH_over_H = false;
+  bool in_two_calls = false;  // backward: what needs dO, then the rest, with the addend in dX
   int32_t column_blocks = 0;  // of Y and dX~
   Gradients wanted = {};
 

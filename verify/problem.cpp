@@ -183,6 +183,16 @@ BackwardArgs Problem::backward_args() {
   return args;
 }
 
+Problem::BackwardCalls Problem::backward_calls() {
+  BackwardCalls calls{backward_args(), backward_args()};
+  auto& [first, second] = calls;
+  first.keep_dH = 1;
+  first.dX = first.addend = {};
+  first.dweights.W1 = first.dweights.W1_up = first.dweights.b1 = first.dweights.b1_up = {};
+  second.dO = second.ds = second.dweights.W2 = second.dweights.b2 = {};
+  return calls;
+}
+
 void Problem::forward() {
   experts_.forward(forward_args());
 }
@@ -195,7 +205,14 @@ void Problem::infer() {
 
 void Problem::backward() {
   if (case_.dH_over_H && H_of_forward_.empty()) H_of_forward_ = read_H();
-  experts_.backward(backward_args());
+  if (!case_.in_two_calls) return experts_.backward(backward_args());
+  auto [first, second] = backward_calls();
+  experts_.backward(first);
+  if (dX_ && dX_addend_) {
+    dX_->write(in_.dX_addend);
+    second.addend = second.dX;
+  }
+  experts_.backward(second);
 }
 
 void Problem::run(Passes passes) {

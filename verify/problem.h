@@ -59,6 +59,11 @@ class Problem {
   Saved& saved() { return saved_; }
   ForwardArgs forward_args();  // with saved
   BackwardArgs backward_args();
+  // The same in two calls: ds, dW2 and db2; then the rest, from the dH that the first kept.
+  struct BackwardCalls {
+    BackwardArgs first, second;
+  };
+  BackwardCalls backward_calls();
 
  private:
   struct NamedTensor {

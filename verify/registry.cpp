@@ -186,6 +186,13 @@ std::vector<Case> gradient_cases() {
            }),
       vary("addend", shape, [](Case& c) { c.addend = true; }),
       vary("dH-over-H", shape, [](Case& c) { c.dH_over_H = c.reduced = true; }),
+      vary("two-calls", shape,
+           [](Case& c) { c.in_two_calls = c.addend = c.padded = c.reduced = true; }),
+      vary("two-calls-dH-over-H", shape,
+           [](Case& c) {
+             c.in_two_calls = c.addend = c.dH_over_H = true;
+             c.d = 200, c.column_blocks = 3;
+           }),
       vary("column-blocks", shape,
            [](Case& c) {
              c.d = 200, c.column_blocks = 3;  // of 128 columns, and one of the rest

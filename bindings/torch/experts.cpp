@@ -82,7 +82,9 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
   const tilemoe_routing_spec spec = spec_of(call, X, experts, config, H.size(0));
   const tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
-  tilemoe_saved saved{call.view("H", H), dO ? 0 : 1};
+  tilemoe_saved saved{};
+  saved.H = call.view("H", H);
+  saved.consumed = dO ? 0 : 1;
 
   tilemoe_backward_args args{};
   args.struct_size = sizeof args;

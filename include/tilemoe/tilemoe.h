@@ -373,8 +373,11 @@ typedef struct tilemoe_saved {
   tilemoe_tensor
       H; /* (capacity, 2n) or (capacity, n): gate columns, then up columns; on CUDA in W1's own
             order where W1 is interleaved and has stride 1 on 2n (gpt-oss); contiguous */
-  int32_t consumed; /* set by a backward that wrote dH over H; no backward starts from such a state
-                       again */
+  int32_t consumed; /* set by a backward that wrote dH over H: calls without dO go on from it, and
+                       no backward starts from such a state again */
+  const void* dH_workspace; /* set by a backward with keep_dH whose dH does not lie over H: the
+                               workspace that holds it for calls without dO; null: none. Forward and
+                               every backward with dO set it anew */
 } tilemoe_saved;
 
 /* Bytes that live from forward to backward. */
@@ -394,7 +397,7 @@ typedef enum tilemoe_pass TILEMOE_INT {
   TILEMOE_PASS_FORWARD = 1,
   TILEMOE_PASS_BACKWARD = 2,
   TILEMOE_PASS_BACKWARD_DH_OVER_H = 3,
-  TILEMOE_PASS_BACKWARD_REST = 4 /* the second of two calls (tilemoe_backward) */
+  TILEMOE_PASS_BACKWARD_REST = 4 /* dW1 and db1 alone from dH over H (tilemoe_backward) */
 } tilemoe_pass;
 /* Workspace of one pass. Depends on the shapes, the capacity and the number of threads, never on
  * f_e. */
@@ -420,25 +423,33 @@ typedef struct tilemoe_forward_args {
 TILEMOE_API tilemoe_status tilemoe_forward(const tilemoe_experts* experts,
                                            const tilemoe_forward_args* args);
 
-/* The gradients. An absent output is not computed. With dH over H the work can be divided in two
- * calls, so that memory for dW1 need not be there while dX's workspace is: the first asks for no
- * dW1 and db1, the second for nothing else and has no dO. */
+/* The gradients. An absent output is not computed.
+ *
+ * The work can be divided: ds, dW2 and db2 need dO; dX, dW1 and db1 follow from dH. A call with
+ * keep_dH leaves dH for calls without dO, which may ask for any of the latter, as often as they
+ * like, with the same experts, routing, overwrite_H and saved. So what comes of ds can be the
+ * addend of dX, and memory for dW1 need not be there while dX's workspace is. With dH over H the
+ * workspace may be another each time, and TILEMOE_PASS_BACKWARD_REST is enough for a call for dW1
+ * and db1 alone; else dH is in the workspace, which every call is given and nobody else writes. */
 typedef struct tilemoe_backward_args {
   uint64_t struct_size;
   const tilemoe_routing* routing;
   tilemoe_weights weights;
   tilemoe_tensor X;  /* as in forward */
-  tilemoe_tensor dO; /* X's shape; absent in the second of two calls */
+  tilemoe_tensor dO; /* X's shape; absent where an earlier call's dH is gone on from */
   tilemoe_saved* saved;
-  int32_t overwrite_H;   /* 1: dH is written over H and the saved state is consumed */
-  tilemoe_tensor dX;     /* out, X's shape */
-  tilemoe_tensor addend; /* added to dX (the router's part, the residual's); X's shape; optional */
+  int32_t overwrite_H;      /* 1: dH is written over H and the saved state is consumed */
+  tilemoe_tensor dX;        /* out, X's shape */
+  tilemoe_tensor addend;    /* added to dX (the router's part, the residual's); X's shape; optional.
+                               dX itself, with its strides, is one too */
   tilemoe_weights dweights; /* out, each in its weight's shape; the weight's dtype or float32 */
   float beta;               /* dweights: 0 written, 1 added to (in float32, rounded once) */
   tilemoe_tensor ds; /* out (pairs) float32; (T, K) is accepted for top-K. Skipped pairs get 0 */
   void* workspace;
   size_t workspace_bytes;
   void* stream;
+  int32_t keep_dH; /* 1: dH is computed, whatever is asked for, and kept for calls without dO. A
+                      call that writes dH over H keeps it in any case */
 } tilemoe_backward_args;
 TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,
                                             const tilemoe_backward_args* args);

@@ -79,6 +79,12 @@ TEST(ColumnBlocks, GiveTheBitsOfTheWhole) {
   }
 }
 
+TEST(TwoCalls, GiveTheBitsOfOne) {
+  for (const char* name : {"biases/bfloat16", "gpt-oss/float16", "general/bfloat16",
+                           "grouped/float16", "many-pairs/bfloat16", "column-blocks/bfloat16"})
+    expect_two_calls_give_the_bits_of_one(named_case(name), cuda_memory());
+}
+
 }  // namespace
 }  // namespace tilemoe::verify
 

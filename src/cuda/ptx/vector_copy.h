@@ -23,4 +23,14 @@ __device__ __forceinline__ uint4 load_global_once_16(const void* global) {
   return v;
 }
 
+// The same of memory that the kernel may write.
+__device__ __forceinline__ uint4 load_global_16(const void* global) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global)
+               : "memory");
+  return v;
+}
+
 }  // namespace tilemoe::cuda::ptx

@@ -25,7 +25,7 @@ enum class Pairs {
 struct CombineParams {
   const char* rows;  // (capacity, d)
   int64_t row_bytes;
-  const char* addend;  // (T, d); null: none
+  const char* addend;  // (T, d), `out` too; null: none
   int64_t addend_bytes;
   char* out;  // (T, d)
   int64_t out_bytes;
@@ -107,7 +107,10 @@ __global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams par
   if (params.addend != nullptr && (kPairs != Pairs::kGrouped || count > 0))
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
-      if (is_there(part)) sums[part].add(load(params.addend + t * params.addend_bytes, part), 1.f);
+      if (is_there(part))  // may be `out`
+        sums[part].add(ptx::load_global_16(params.addend + t * params.addend_bytes +
+                                           int64_t{16} * chunk_of(part)),
+                       1.f);
 
   for (int32_t begin = 0; begin < count; begin += kAtOnce) {
     uint4 value[kAtOnce][kParts];
