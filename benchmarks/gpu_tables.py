@@ -20,8 +20,8 @@ SHAPE = "TdnEK"
 CHECKS = ["test", "repeat", "huge", *(f"sanitize-{i}" for i in range(1, 5))]
 # In the order in which they run.
 STEPS = ["router", "top_k", "route", "up_projection", "down_projection", "combine",
-         "activation_gradient", "score_gradient", "weight_gradient_2", "input_gradient",
-         "combine_dX", "weight_gradient_1", "bias_gradient", "router_backward", "router_gradient"]
+         "activation_gradient", "score_gradient", "weight_gradient_2", "router_backward",
+         "router_gradient", "input_gradient", "combine_dX", "weight_gradient_1", "bias_gradient"]
 
 
 def stage(name):

@@ -209,25 +209,29 @@ void BenchLayer::forward(StepClock* clock) {
   library_forward(clock);
 }
 
+// What the router adds to dX follows from ds: it is written to dX between two calls of the library,
+// whose combine adds it.
 void BenchLayer::backward(StepClock* clock) {
   const int64_t T = case_.T, d = case_.d, E = case_.E;
   const Tensor X = view(X_, {T, d}), dX = view(dX_, {T, d});
   const Tensor ds(ds_.data(), DType::kFloat32, {routing_->pairs()});
   BackwardArgs args;
   args.routing = routing_.get();
-  args.weights = weights(), args.dweights = gradients();
-  args.X = X, args.dX = dX, args.dO = view(dO_, {T, d});
-  args.ds = ds;
+  args.weights = weights();
+  args.X = X;
   args.saved = &saved_;
   args.overwrite_H = case_.dH_over_H;
   args.workspace = workspace_.data(), args.workspace_bytes = workspace_.bytes();
-  if (clock) {
-    TimedBackend steps(backend_for(experts_.device), *clock);
-    tilemoe::backward(&experts_, &args, &steps);
-  } else {
-    experts_.backward(args);
-  }
+  BackwardArgs first = args, second = args;
+  const Weights all = gradients();
+  first.dO = view(dO_, {T, d});
+  first.keep_dH = 1;
+  first.ds = ds;
+  first.dweights.W2 = all.W2, first.dweights.b2 = all.b2;
+  second.dX = second.addend = dX;
+  second.dweights.W1 = all.W1, second.dweights.b1 = all.b1;
 
+  library_backward(first, clock);
   const MachineBuffer& routed = case_.load == Load::kRandom ? logits_ : skewed_logits_;
   const Tensor logits = view(routed, {T, E}), dlogits = view(dlogits_, {T, E});
   timed(clock, step::kRouterBackward, [&] {
@@ -237,6 +241,13 @@ void BenchLayer::backward(StepClock* clock) {
   timed(clock, step::kRouterGradient, [&] {
     router_->backward(dlogits, X, view(Wr_, {E, d}), dX, view(dWr_, {E, d}));
   });
+  library_backward(second, clock);
+}
+
+void BenchLayer::library_backward(const BackwardArgs& args, StepClock* clock) {
+  if (!clock) return experts_.backward(args);
+  TimedBackend steps(backend_for(experts_.device), *clock);
+  tilemoe::backward(&experts_, &args, &steps);
 }
 
 int64_t BenchLayer::rows() const {

@@ -46,6 +46,7 @@ class BenchLayer {
   void fill(bool with_backward);
   void prepare_skewed_logits();
   void route(StepClock* clock);
+  void library_backward(const BackwardArgs& args, StepClock* clock);
   Weights weights() const;
   Weights gradients() const;
   Tensor view(const MachineBuffer& buffer, std::initializer_list<int64_t> shape) const {

@@ -17,7 +17,7 @@ class RouterProducts {
   virtual ~RouterProducts() = default;
   // X (T, d), Wr (E, d) -> logits (T, E)
   virtual void forward(const Tensor& X, const Tensor& Wr, const Tensor& logits) = 0;
-  // dlogits (T, E); dX (T, d) is added to, dWr (E, d) written.
+  // dlogits (T, E) -> the router's part of dX (T, d), and dWr (E, d)
   virtual void backward(const Tensor& dlogits, const Tensor& X, const Tensor& Wr, const Tensor& dX,
                         const Tensor& dWr) = 0;
 };

@@ -48,9 +48,9 @@ void CpuRouter::backward(const Tensor& dlogits, const Tensor& X, const Tensor& W
   cpu::parallel_for(tiles(T_, kTokens), [&](int64_t task, int worker) {
     const int64_t first = task * kTokens, rows = std::min(kTokens, T_ - first);
     const cpu::OutputTile out(cpu::row_matrix(dX).at(first, 0), rows, d_, scratch(worker).tile);
-    cpu::multiply(rows, d_, E_, cpu::row_matrix(dlogits).at(first, 0), cpu::row_matrix(Wr),
-                  out.in_place(), out.data(), out.row_stride(), scratch(worker).panels);
-    out.store(true);
+    cpu::multiply(rows, d_, E_, cpu::row_matrix(dlogits).at(first, 0), cpu::row_matrix(Wr), false,
+                  out.data(), out.row_stride(), scratch(worker).panels);
+    out.store(false);
   });
   const cpu::Matrix dlogits_by_expert = cpu::row_matrix(dlogits).transposed();  // (E, T)
   cpu::parallel_for(tiles(d_, kColumns), [&](int64_t task, int worker) {

@@ -1,4 +1,4 @@
-// The router's matrix products on the CPU: logits = X Wr^T, dX += dlogits Wr, dWr = dlogits^T X.
+// The router's matrix products on the CPU: logits = X Wr^T, dX = dlogits Wr, dWr = dlogits^T X.
 // The matrices may be of any floating type; sums are float32 and do not depend on the number of
 // threads.
 #pragma once

@@ -96,15 +96,15 @@ Work work_of(const std::string& name, const verify::Case& layer, int64_t rows) {
   if (name == step::kRoute) return {0, chosen + M * pair};
   if (name == step::kUpProjection) return {2 * M * d * h, tokens + W1 + element * M * (h + n)};
   if (name == step::kDownProjection) return {2 * M * n * d, element * M * (n + d) + W2};
-  if (name == step::kCombine || name == step::kCombineGradient)
-    return {2 * M * d, element * M * d + tokens};
+  if (name == step::kCombine) return {2 * M * d, element * M * d + tokens};
+  if (name == step::kCombineGradient) return {2 * M * d, element * M * d + 2 * tokens};
   if (name == step::kActivationGradient)
     return {2 * M * d * n, tokens + W2 + element * M * (2 * h + n)};
   if (name == step::kWeightGradient2) return {2 * M * d * n, tokens + element * M * n + W2};
   if (name == step::kInputGradient) return {2 * M * d * h, element * M * (h + d) + W1};
   if (name == step::kWeightGradient1) return {2 * M * d * h, tokens + element * M * h + W1};
   if (name == step::kRouterBackward) return {0, chosen + logits};
-  if (name == step::kRouterGradient) return {4 * T * d * E, 3 * tokens + 2 * router + logits};
+  if (name == step::kRouterGradient) return {4 * T * d * E, 2 * tokens + 2 * router + logits};
   if (name == step::kBiasGradient) return {M * (h + d), tokens + element * (M * h + E * (h + d))};
   return {};  // the score gradient, which adds up a few numbers a row
 }

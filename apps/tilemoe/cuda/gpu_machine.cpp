@@ -36,12 +36,8 @@ class GpuRouter final : public RouterProducts {
                  .operands = layer.dtype,
                  .result = layer.dtype}) {
     if (!with_backward) return;
-    dX_.emplace(DenseShape{.M = layer.T,
-                           .N = layer.d,
-                           .K = layer.E,
-                           .operands = layer.dtype,
-                           .result = layer.dtype,
-                           .accumulate = true});
+    dX_.emplace(DenseShape{
+        .M = layer.T, .N = layer.d, .K = layer.E, .operands = layer.dtype, .result = layer.dtype});
     dWr_.emplace(DenseShape{.M = layer.E,
                             .N = layer.d,
                             .K = layer.T,
