@@ -88,7 +88,7 @@ class ForwardProblem : public StepProblem<ForwardCase> {
                              .stream = nullptr});
   }
 
-  std::vector<NamedOutput> outputs() { return {{"H", &H_}, {"A", &A_}, {"Y", &Y_}}; }
+  std::vector<NamedOutput> outputs() { return {{"H", &H_, c_.H}, {"A", &A_}, {"Y", &Y_}}; }
 
  private:
   void fill_inputs() {
@@ -290,6 +290,9 @@ std::vector<ForwardCase> cases() {
     swiglu.name = "swiglu_grouped" + suffix, swiglu.gathered = false;
     all.push_back(swiglu);
     swiglu.gathered = true;
+    swiglu.name = "swiglu_inference" + suffix, swiglu.H = false;
+    all.push_back(swiglu);
+    swiglu.H = true;
     swiglu.name = "swiglu_many_tiles" + suffix;
     swiglu.counts = {2000, 1500, 33, 1025, 900}, swiglu.d = 1032, swiglu.n = 520, swiglu.T = 1000;
     all.push_back(swiglu);

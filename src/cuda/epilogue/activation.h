@@ -1,5 +1,5 @@
 // The up-projection's end: H = D + bias, stored where it is wanted, and A = act(H) from the float32
-// accumulators, so that inference and training give equal bits.
+// accumulators, so that inference and training give equal bits. Plain SwiGLU's is in swiglu.h.
 #pragma once
 
 #include <cstdint>
@@ -38,22 +38,15 @@ class ActivationEpilogue {
     if constexpr (kParts == 2)
       add_bias<Shape, kUp, kColumns>(params_.bias[1], tile.expert, column, D);
     store_part<0>(params_.H, 0, row, tile.row_end, column, D);
-    if constexpr (kActivations == Activations::kSwiGLU) {
-      // Each part's way out of shared memory is hidden by half of A, which takes the gate's place.
-      activate_swiglu<0>(D);
-      store_part<kUp>(params_.H, 1, row, tile.row_end, column, D);
-      activate_swiglu<kUp / 2>(D);
-    } else {
-      if constexpr (kParts == 2) store_part<kUp>(params_.H, 1, row, tile.row_end, column, D);
-      // All at once: the switch over activations inside the loop over slices spilled registers.
-      with_activation<kActivations>(params_.activation, [&](const auto& f) {
+    if constexpr (kParts == 2) store_part<kUp>(params_.H, 1, row, tile.row_end, column, D);
+    // All at once: the switch over activations inside the loop over slices spilled registers.
+    with_activation<kActivations>(params_.activation, [&](const auto& f) {
 #pragma unroll
-        for (int m = 0; m < Shape::kSubtiles; ++m)
+      for (int m = 0; m < Shape::kSubtiles; ++m)
 #pragma unroll
-          for (int i = 0; i < kUp; ++i)
-            D[m][i] = f(D[m][i], kParts == 2 ? D[m][(kUp + i) % kAll] : 0.f);
-      });
-    }
+        for (int i = 0; i < kUp; ++i)
+          D[m][i] = f(D[m][i], kParts == 2 ? D[m][(kUp + i) % kAll] : 0.f);
+    });
     store_part<0>(params_.A, 0, row, tile.row_end, column, D);
   }
 
@@ -64,16 +57,6 @@ class ActivationEpilogue {
  private:
   static constexpr int kAll = Shape::BLOCK_N / 2;  // accumulators of a subtile
   static constexpr int kUp = kColumns / 2;         // the first of the up part
-
-  // Half of the columns, from accumulator kFirst on.
-  template <int kFirst>
-  __device__ __forceinline__ static void activate_swiglu(Accumulators<Shape>& D) {
-#pragma unroll
-    for (int m = 0; m < Shape::kSubtiles; ++m)
-#pragma unroll
-      for (int i = kFirst; i < kFirst + kUp / 2; i += 2)
-        activation::SwiGLU().pair(D[m][i], D[m][i + 1], D[m][kUp + i], D[m][kUp + i + 1]);
-  }
 
   // The part that begins at accumulator kFirst.
   template <int kFirst>

@@ -11,8 +11,8 @@
 //   producer     | load 4        | load 5        | load 6 ...
 //   consumer     | mma 0 | mma 1, release 0 | mma 2, release 1 | ... | epilogue | mma ...
 //
-// An epilogue that only rounds holds the tile in registers and stores it beside the next tile's
-// first products.
+// An epilogue may hold what it stores in registers, and store it beside the next tile's first
+// products.
 //
 // What plugs in (gemm/parts.h says what each must have): LoadA, LoadB, Epilogue, Order.
 #pragma once

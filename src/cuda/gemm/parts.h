@@ -80,9 +80,9 @@ concept ReadsThroughRing = EpilogueBase<E> &&
   epilogue.wait_for_stores();
 };
 
-// An epilogue that stores beside the next tile's products: hold() rounds the accumulators to
-// registers of its own, store_held(batch) stores one of kBatches batches of them. All batches are
-// stored, in order, before the next hold().
+// An epilogue that stores beside the next tile's products: hold() brings the accumulators, or what
+// is made of them, to registers of its own, store_held(batch) stores one of kBatches batches of
+// them. All batches are stored, in order, before the next hold().
 template <class E, class Shape>
 concept StoresLater = EpilogueBase<E> &&
     requires(E epilogue, Accumulators<Shape>& D, const Tile& tile, int32_t row, int32_t batch) {

@@ -2,7 +2,10 @@
 // instantiation file a type.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/epilogue/activation.h"
+#include "cuda/epilogue/swiglu.h"
 #include "cuda/step/adjacent_up_projection.h"
 #include "cuda/step/projection.h"
 #include "cuda/step/up_parts.h"
@@ -11,7 +14,9 @@ namespace tilemoe::cuda {
 
 template <class Shape, Activations kActivations, Major kMajor, class LoadX = GatheredRows<Shape>>
 void run_up_projection(const UpProjection& step) {
-  using Epilogue = ActivationEpilogue<Shape, kActivations>;
+  constexpr bool kSwiGLU = kActivations == Activations::kSwiGLU;
+  using Epilogue =
+      std::conditional_t<kSwiGLU, SwiGLUEpilogue<Shape>, ActivationEpilogue<Shape, kActivations>>;
   using LoadW1 = Weights<Shape, kMajor, Epilogue::kParts>;
   using Gemm = GroupedGemm<Shape, LoadX, LoadW1, Epilogue, RowTilesOf<Shape>>;
   constexpr int kBoxRows = LoadW1::kBoxRows;
@@ -51,7 +56,7 @@ void run_up_projection(const UpProjection& step) {
   }
   params.epilogue.H = ragged_output_of<typename Shape::Element>(step.H, Epilogue::kParts, n);
   params.epilogue.A = ragged_output_of<typename Shape::Element>(step.A, 1, n);
-  params.epilogue.activation = activation_params(experts);
+  if constexpr (!kSwiGLU) params.epilogue.activation = activation_params(experts);
   params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
   launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
 }
