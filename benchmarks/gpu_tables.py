@@ -169,8 +169,9 @@ def tests(all_results):
 
 # The first of these in a kernel's name says which step it is.
 KERNELS = {"combine_rows": "combine", "ActivationGradientEpilogue": "activation_gradient",
-           "ActivationEpilogue": "up_projection", "WeightGradientEpilogue": "weight_gradient_1, _2",
-           "SummedWeights": "input_gradient", "StoreEpilogue": "down_projection"}
+           "SwiGLUEpilogue": "up_projection", "ActivationEpilogue": "up_projection",
+           "WeightGradientEpilogue": "weight_gradient_1, _2", "SummedWeights": "input_gradient",
+           "StoreEpilogue": "down_projection"}
 
 
 def profiles(results):
