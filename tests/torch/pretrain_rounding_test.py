@@ -251,8 +251,11 @@ def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
     assert "| S1 | `nearest` | 2 | 3, 4 |" in written  # of the seeds, those that are missing
     assert "| S2 | `nearest` | 2 | 0, 1, 2, 3, 4 |" in written
     differences = {("S1", "nearest", 2): rounding_tables.Interval([0.1, 0.2])}
-    rounding_plots.draw(differences, rounding_tables.ratios(entries), 0.5, tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["quality.svg", "time.svg"]
+    losses = rounding_tables.by_dropping(rounding_tables.groups(runs))
+    assert [round(loss, 6) for _, loss in losses["S1", "nearest"]] == [0.1, 0.2, 0.3]
+    rounding_plots.draw(differences, losses, rounding_tables.ratios(entries), 0.5, tmp_path)
+    drawn = sorted(file.name for file in tmp_path.iterdir())
+    assert drawn == ["dropped.svg", "quality.svg", "time.svg"]
 
 
 def test_the_page_has_what_was_measured():

@@ -44,6 +44,22 @@ def quality(differences, bar, output):
     save(figure, output)
 
 
+def dropped(losses, output):
+    """losses: {(model, method): [(share of pairs dropped, loss beyond top-K's) of each run]}, in %."""
+    figure, panel = plt.subplots(figsize=(4.6, 3), layout="constrained")
+    shapes = dict(zip(dict.fromkeys(model for model, _ in losses), "osD^"))
+    for (model, method), points in losses.items():
+        panel.plot(
+            *zip(*points), shapes[model], color=COLOURS[method], fillstyle="none",
+            label=f"{model} {method}",
+        )  # fmt: skip
+    panel.axhline(0, color="black", linewidth=0.6)
+    panel.set_xlabel("pairs dropped, %")
+    panel.set_ylabel("held-out loss beyond top-K's, %")
+    panel.legend(frameon=False)
+    save(figure, output)
+
+
 def time(ratios, output):
     models = list(dict.fromkeys(model for model, _ in ratios))
     measured = list(dict.fromkeys(column for columns in ratios.values() for column in columns))
@@ -63,10 +79,11 @@ def time(ratios, output):
     save(figure, output)
 
 
-def draw(differences, ratios, bar, folder):
-    """differences: {(model, method, tiles): an interval}; ratios: {(model, tiles): {what was timed:
-    (top-K's, nearest's)}}."""
+def draw(differences, losses, ratios, bar, folder):
+    """differences: {(model, method, tiles): an interval}; losses: dropped()'s; ratios: {(model,
+    tiles): {what was timed: (top-K's, nearest's)}}."""
     if differences:
         quality(differences, bar, folder / "quality.svg")
+        dropped(losses, folder / "dropped.svg")
     if ratios:
         time(ratios, folder / "time.svg")

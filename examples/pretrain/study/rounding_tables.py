@@ -79,6 +79,16 @@ def difference(pairs):
     return Interval([100 * (loss(a) / loss(b) - 1) for a, b in pairs])
 
 
+def by_dropping(found):
+    """-> {(model, method): [(pairs dropped, difference) of each run]}, in %."""
+    losses = {}
+    for (model, method, _), pairs in found.items():
+        points = losses.setdefault((model, method), [])
+        for pair in pairs:
+            points.append((100 * pair[0]["whole"]["pairs_dropped"], difference([pair]).mean))
+    return losses
+
+
 def of_evaluation(pairs):
     """% by which top-K's evaluation is worse than that with the training's own routing."""
     held_out = [metrics["held_out"] for metrics, _ in pairs]
@@ -221,6 +231,7 @@ def sections(runs, entries):
     if found:
         written.append(picture("quality", "difference from top-K by tiles an expert"))
         written.append(quality(found))
+        written.append(picture("dropped", "difference from top-K by the share of pairs dropped"))
     else:
         written.append("No pair of runs has been made yet.\n")
     if runs:
@@ -256,8 +267,9 @@ def main(argv=None):
     PAGE.write_text(written)
     import rounding_plots  # needs matplotlib, which --check does without
 
-    differences = {of: difference(pairs) for of, pairs in groups(runs).items()}
-    rounding_plots.draw(differences, ratios(entries), BAR, PICTURES)
+    found = groups(runs)
+    differences = {of: difference(pairs) for of, pairs in found.items()}
+    rounding_plots.draw(differences, by_dropping(found), ratios(entries), BAR, PICTURES)
     return 0
 
 
