@@ -19,6 +19,7 @@ sys.path += [str(EXAMPLE), str(STUDY)]
 
 import corpus  # noqa: E402
 import guard  # noqa: E402
+import launcher  # noqa: E402
 import sources  # noqa: E402
 import speed_study  # noqa: E402
 from data import Corpus  # noqa: E402
@@ -29,10 +30,8 @@ RUN += "--precision float32 --deterministic --batch 8 --micro-batch 2".split()
 
 
 def launch(folder, data, *options, processes=1, config="tiny", program=(EXAMPLE / "train.py",)):
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += [*program, "--config", config, "--data", data, "--output", folder, *RUN, *options]
+    command = [*launcher.python(processes), *program]
+    command += ["--config", config, "--data", data, "--output", folder, *RUN, *options]
     return subprocess.run(
         list(map(str, command)),
         capture_output=True,
@@ -313,11 +312,10 @@ def test_the_study_goes_on_where_it_was(data, tmp_path, processes):
     """Each entry has a file, is measured once, and is merged with what was there."""
     study = [STUDY / "speed_study.py", "run", "--data", data, "--out", tmp_path / "out"]
     study += ["--eager", "--warmup-steps", 1, "--measured-steps", 2]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
 
     def run(*patterns):
         done = subprocess.run(
-            list(map(str, [sys.executable, *(launcher * (processes > 1)), *study, *patterns])),
+            list(map(str, [*launcher.python(processes), *study, *patterns])),
             capture_output=True,
             text=True,
             timeout=120,

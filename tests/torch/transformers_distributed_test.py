@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
+import launcher
 import tilemoe.transformers
 from transformers_models_test import build, run
 from transformers_support import relative_error
@@ -58,8 +59,7 @@ def test_two_processes_equal_one(tmp_path):
     for name in {name for name, _ in SCENARIOS}:
         build(name).save_pretrained(tmp_path / name)
     job = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        + [__file__, str(tmp_path)],
+        [*launcher.python(2), __file__, str(tmp_path)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
