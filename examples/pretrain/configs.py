@@ -28,6 +28,7 @@ class Config:
     m: int = 128
     # Every so many tokens are rounded, or kept to a capacity, by themselves; None: a micro-batch.
     routing_tokens: int | None = None
+    renormalize: bool = False  # what rounding leaves of a token's scores adds up to 1 again
     capacity: float | None = None  # an expert keeps so many times its share of pairs at most
 
     @property
@@ -55,12 +56,17 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def configuration(name, layers=None, rounding=None, routing_tokens=None, capacity=None):
+def configuration(
+    name, layers=None, rounding=None, routing_tokens=None, capacity=None, renormalize=False
+):
     """`layers`: so many of the configuration's in place of all."""
     c = CONFIGS[name]
     if layers is not None and not 1 <= layers <= c.layers:
         raise Refusal(f"--layers is {layers}, and {name} has {c.layers}")
     if rounding is not None and capacity is not None:
         raise Refusal("--rounding and --capacity: one of them says how many pairs an expert has")
+    if renormalize and rounding is None:
+        raise Refusal("--renormalize is about what --rounding leaves of a token's scores")
     routing = {"rounding": rounding, "routing_tokens": routing_tokens, "capacity": capacity}
+    routing["renormalize"] = renormalize
     return replace(c, layers=layers or c.layers, **routing)

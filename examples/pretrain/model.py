@@ -16,6 +16,7 @@ from capacity import Bounded
 from configs import Config
 from experts import PEERS, is_one_graph
 from head import LinearCrossEntropy, cross_entropy
+from renormalized import Renormalized
 
 RECOMPUTE = {"none": 0, "half": 2, "blocks": 1}  # every how many blocks keeps its input alone
 
@@ -108,6 +109,8 @@ class Block(nn.Module):
             self.moe.experts = PEERS[experts](c.d, c.n, c.E)
         elif c.capacity is not None:
             self.moe.experts = Bounded(c)
+        elif c.renormalize:
+            self.moe.experts = Renormalized(c)
         self.shared = SharedExpert(c.d, c.shared) if c.shared else None
 
     def forward(self, x, cos, sin, seed, offset):

@@ -26,7 +26,7 @@ MEANS = ("loss", "balance", "z", "load", "pairs_dropped", "pairs_added", "tokens
 
 def build(args, mesh, device, order=None):
     """Configuration, sharded model with its initial values, optimizer."""
-    routing = args.rounding, args.routing_tokens, args.capacity
+    routing = args.rounding, args.routing_tokens, args.capacity, args.renormalize
     c = configuration(args.config, args.layers, *routing)
     why = refusal(args.experts, c, device.type)
     if why is not None:

@@ -44,6 +44,11 @@ def arguments(argv=None):
     add("--experts", choices=IMPLEMENTATIONS, default="tilemoe")
     add("--rounding", choices=("nearest", "up", "down", "stochastic", "balanced"))
     add(
+        "--renormalize",
+        action="store_true",
+        help="under --rounding, what is left of a token's scores adds up to 1 again",
+    )
+    add(
         "--capacity",
         type=float,
         metavar="FACTOR",
@@ -173,7 +178,9 @@ def carry_out(args):
         if args.experts != "tilemoe" and (args.experts, args.precision) not in plan.COUNTED:
             raise Refusal("--plan counts tilemoe, and grouped_mm where it computes in bfloat16")
         # Groups change little of a plan, which is made of micro-batches of one and of two.
-        config = configuration(args.config, args.layers, args.rounding, None, args.capacity)
+        config = configuration(
+            args.config, args.layers, args.rounding, None, args.capacity, args.renormalize
+        )
         choices = args.experts, args.recompute, args.precision, args.compile
         of = plan.Plan(config, *choices, processes=args.processes)
         print(plan.table(args.config, of, args.micro_batch, device_bytes(args)))

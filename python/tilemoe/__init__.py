@@ -6,6 +6,7 @@ from .functional import (
     grouped_experts,
     moe,
     moe_general,
+    rounded_router,
     router_losses,
     topk_router,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "grouped_experts",
     "moe",
     "moe_general",
+    "rounded_router",
     "router_losses",
     "topk_router",
 ]

@@ -68,6 +68,37 @@ def topk_router(
     return _shaped(scores, logits), _shaped(ids, logits)
 
 
+def rounded_router(logits, K, *, rounding, m=128, rounding_tokens=None, seed=None, offset=None):
+    """Each token's experts under token rounding, as pairs for `moe_general`, which with them
+    computes what `moe` does with the same `rounding` and the options that go with it.
+
+    logits (T, E) float32, bfloat16 or float16 -> tokens (pairs) int32, experts (pairs) int32,
+    scores (pairs) float32, differentiable in the logits: softmax over all experts, which of a
+    chosen pair is divided by its sum over the token's K, whether they stay or not. Pairs are as
+    many as there can be, sorted by token; those past the last have token T, expert E and score 0,
+    and are skipped.
+    """
+    _library.require_device(logits)
+    if logits.dim() != 2:
+        raise ValueError(f"tilemoe: logits has shape {shape_text(logits.shape)}, expected (T, E)")
+    T, E = logits.shape
+    routing, capacity, *_ = _route_rounded(logits, K, rounding, m, rounding_tokens, seed, offset)
+    offsets = _rules.offsets_of(routing, E)
+    _, row_token, pair_row, _ = _rules.row_arrays_of(routing, E, capacity)
+    pair = torch.arange(capacity, device=logits.device)
+    there = pair < offsets[E]
+    row = torch.where(there, pair_row, 0).long()
+    tokens = torch.where(there, row_token[row], T)
+    expert_of = torch.searchsorted(offsets[1:].contiguous(), row, right=True, out_int32=True)
+    experts = torch.where(there, expert_of, E)
+    chosen, ids = topk_router(logits, K, ids_dtype=torch.int64)
+    score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (T, E)
+    # Past the last pair any place will do: each its own, since gradients are added there.
+    at = torch.where(there, tokens.long() * E + experts, pair)
+    scores = torch.where(there, score_of.flatten().gather(0, at), 0.0)
+    return tokens, experts, scores
+
+
 def router_losses(logits, expert_counts):
     """The router's losses, two float32 scalars that are differentiable in logits (..., E).
 
@@ -312,16 +343,9 @@ def _top_k(x, logits, layer, addend, K, scoring, selection_bias, return_aux):
     return out, Aux(counts, *none[:2], counters[0] + counters[1], none[2])
 
 
-def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, rounding, m, tokens,
-             seed, offset):  # fmt: skip
-    """The same; the counts are those before rounding."""
-    # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
-    if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
-        raise ValueError(
-            f"tilemoe: scoring is {scoring!r}, but rounding goes with softmax_over_chosen"
-        )
-    if selection_bias is not None:
-        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings have it")
+def _route_rounded(logits, K, rounding, m, tokens, seed, offset):
+    """The rounded routing of logits (T, E), the rows it may have, the counts (E) before rounding
+    and what rounding changed, (E) or (groups, E)."""
     number = _rules.number("rounding", _rules.ROUNDINGS, rounding)
     if (rounding == "stochastic") != (seed is not None and offset is not None):
         raise ValueError("tilemoe: stochastic rounding has a seed and an offset, no other has")
@@ -347,6 +371,22 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, r
         change = _rules.offsets_of(routings, E).diff() - counts  # (groups, E)
         routing = _groups.as_one(routings, tokens, E, of_group)
         counts = counts.sum(0, dtype=torch.int32)
+    return routing, capacity, counts, change
+
+
+def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, rounding, m, tokens,
+             seed, offset):  # fmt: skip
+    """The same; the counts are those before rounding."""
+    # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
+    if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
+        raise ValueError(
+            f"tilemoe: scoring is {scoring!r}, but rounding goes with softmax_over_chosen"
+        )
+    if selection_bias is not None:
+        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings have it")
+    T, E = logits.shape
+    args = (K, rounding, m, tokens, seed, offset)
+    routing, capacity, counts, change = _route_rounded(logits, *args)
     renormalized = _rules.SCORINGS.index("softmax_renormalized")
     out = _experts(x, logits, routing, layer, addend, _rules.ROUNDED, K, capacity, renormalized)
     if not return_aux:

@@ -96,6 +96,34 @@ def test_rounding_by_groups(rounding, groups, m):
         assert torch.equal(got, want), (name, got, want)
 
 
+@pytest.mark.parametrize("rounding", reference.ROUNDINGS)
+@pytest.mark.parametrize("tokens", [None, 12])
+def test_rounded_pairs_give_the_same_layer(rounding, tokens):
+    counter = dict(seed=5, offset=9) if rounding == "stochastic" else {}
+    how = dict(rounding=rounding, m=4, rounding_tokens=tokens, **counter)
+    tensors = some_tokens(logits_layer(DTYPE), 36)
+    asked = [t for t in tensors.values() if t.requires_grad]
+    out, aux = tilemoe.moe(**tensors, K=K, **how, return_aux=True)
+    layer = {name: tensors[name] for name in ("x", "W1", "W2")}
+    pairs = tilemoe.rounded_router(tensors["logits_or_scores"], K, **how)
+    given = dict(zip(("tokens", "experts", "scores"), pairs))
+    same, of_pairs = tilemoe.moe_general(**layer, **given, return_aux=True)
+    there = int(36 * K - aux.dropped + aux.added)
+    assert (pairs[0] < 36).sum() == (pairs[1] < E).sum() == there
+    assert of_pairs.without == aux.without and of_pairs.expert_counts.sum() == there
+    dO = torch.randn_like(out)
+    close = dict(rtol=1e-5, atol=1e-5) if DTYPE == torch.float32 else dict(rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(same, out, **close)
+    ours, want = (torch.autograd.grad((o * dO).sum(), asked) for o in (same, out))
+    for got, expected in zip(ours, want):
+        torch.testing.assert_close(got, expected, **close)
+
+
+def test_rounded_router_refuses_logits_of_other_dimensions():
+    with pytest.raises(ValueError, match="logits has shape"):
+        tilemoe.rounded_router(torch.zeros(2, 3, 4, device=DEVICE), 2, rounding="up")
+
+
 @pytest.mark.parametrize("tokens", [0, 5, 36, 38])
 def test_tokens_that_are_no_groups_are_refused(tokens):
     with pytest.raises(ValueError, match=f"rounding_tokens is {tokens}, and T = 37 is no multiple"):

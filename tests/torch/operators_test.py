@@ -288,6 +288,7 @@ def test_a_gpu_without_its_library_is_refused_in_a_sentence(monkeypatch):
         for call in (
             lambda: tilemoe.moe(**layer, K=K),
             lambda: tilemoe.topk_router(logits, K),
+            lambda: tilemoe.rounded_router(logits, K, rounding="nearest"),
             lambda: tilemoe.router_losses(logits, counts),
             lambda: tilemoe.grouped_experts(x, counts, W1, W2),
             lambda: tilemoe.moe_general(x, counts, counts, logits[0], W1, W2),

@@ -19,10 +19,12 @@ sys.path += [str(EXAMPLE), str(STUDY)]
 import capacity  # noqa: E402
 import corpus  # noqa: E402
 import pages  # noqa: E402
+import renormalized  # noqa: E402
 import rounding  # noqa: E402
 import rounding_plots  # noqa: E402
 import rounding_tables  # noqa: E402
 import sources  # noqa: E402
+import tilemoe  # noqa: E402
 from configs import CONFIGS  # noqa: E402
 
 
@@ -82,6 +84,43 @@ def test_dropped_pairs_have_no_part_in_output_and_gradient():
     (want,) = torch.autograd.grad((expected * dO).sum(), logits)
     torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
     plain, aux = experts.eval()(x, logits, None, **routing)
+    assert aux.dropped == 0 and not torch.equal(plain, out)
+
+
+def test_renormalized_scores_add_up_to_one():
+    c = dataclasses.replace(CONFIGS["tiny"], rounding="nearest", m=8, renormalize=True)
+    generator = torch.Generator().manual_seed(1)
+    normal = lambda *shape: torch.randn(*shape, generator=generator)
+    experts = renormalized.Renormalized(c)
+    torch.manual_seed(2)
+    experts.reset_parameters()
+    x, logits = normal(32, c.d), normal(32, c.E).requires_grad_()
+    routing = dict(K=c.K, scoring=c.scoring, selection_bias=None, column_blocks=1)
+    routing |= dict(rounding="nearest", m=8, rounding_tokens=16, seed=None, offset=None)
+    out, aux = experts(x, logits, None, **routing)
+    given = {key: routing[key] for key in ("rounding", "m", "rounding_tokens")}
+    tokens, ids, _ = tilemoe.rounded_router(logits, c.K, **given)
+    has = torch.zeros(32, c.E, dtype=torch.bool)
+    for t, e in zip(tokens.tolist(), ids.tolist()):
+        if t < 32:
+            has[t, e] = True
+    chosen = torch.zeros_like(has).scatter(1, logits.topk(c.K).indices, True)
+    assert aux.dropped == (chosen & ~has).sum() > 0 and aux.added == (has & ~chosen).sum() > 0
+    assert aux.without == (~has.any(dim=1)).sum()
+    assert torch.equal(aux.expert_counts.long(), chosen.sum(0))
+    p = torch.where(has, logits.exp(), 0)
+    p = p / p.sum(dim=1, keepdim=True).clamp(min=1e-30)
+    W1, W2 = experts.gate_up_proj, experts.down_proj
+    expected = torch.zeros(32, c.d)
+    for t, e in has.nonzero().tolist():
+        gate, up = (W1[e] @ x[t]).chunk(2)
+        expected[t] += p[t, e] * (W2[e] @ (torch.nn.functional.silu(gate) * up))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    dO = normal(32, c.d)
+    (mine,) = torch.autograd.grad((out * dO).sum(), logits)
+    (want,) = torch.autograd.grad((expected * dO).sum(), logits)
+    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
+    plain, aux = experts.eval()(x, logits, None, **routing | {"rounding": None})
     assert aux.dropped == 0 and not torch.equal(plain, out)
 
 

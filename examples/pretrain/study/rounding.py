@@ -43,6 +43,7 @@ from tilemoe.bench import machine
 METHODS = {
     "top_k": (),
     "nearest": ("--rounding", "nearest"),
+    "renormalized": ("--rounding", "nearest", "--renormalize"),
     "up": ("--rounding", "up"),
     "down": ("--rounding", "down"),
     "stochastic": ("--rounding", "stochastic"),

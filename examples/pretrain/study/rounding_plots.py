@@ -4,6 +4,7 @@ from tilemoe.bench.plots import plt, save
 
 COLOURS = {
     "nearest": "#1b6ca8",
+    "renormalized": "#0b8f8f",
     "up": "#b45f06",
     "down": "#741b47",
     "stochastic": "#38761d",

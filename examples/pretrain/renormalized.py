@@ -1,0 +1,50 @@
+"""Token rounding whose scores add up to one: what it drops of a token, the token's others get."""
+
+import torch
+
+import tilemoe
+from configs import Config
+from tilemoe.module import Experts
+
+
+def renormalized_pairs(logits, K, **rounding):
+    """logits (T, E), arguments of tilemoe.rounded_router -> its tokens, experts and, by softmax
+    over the experts that a token got, scores (pairs); which a token chose and which it got (T, E)
+    bool."""
+    T, E = logits.shape
+    tokens, experts, _ = tilemoe.rounded_router(logits, K, **rounding)
+    _, ids = tilemoe.topk_router(logits.detach(), K, ids_dtype=torch.int64)
+    none = torch.zeros(T + 1, E + 1, dtype=torch.bool, device=logits.device)
+    chose = none[:T, :E].scatter(1, ids, True)
+    at = tokens.long() * (E + 1) + experts  # the last one: of what is no pair
+    got = none.flatten().scatter(0, at, True).view(T + 1, E + 1)[:T, :E]
+    p = torch.where(got, logits.float().softmax(-1), 0.0)
+    p = p / p.sum(-1, keepdim=True).clamp(min=1e-30)
+    # Of no pair: any place, but each its own, since gradients are added there.
+    place = torch.arange(len(tokens), device=logits.device)
+    place = torch.where(tokens < T, tokens.long() * E + experts, place)
+    return tokens, experts, p.flatten().gather(0, place), chose, got
+
+
+class Renormalized(Experts):
+    """tilemoe.MoE's experts under token rounding. The library divides a chosen pair's score by the
+    sum over the token's K, whether they stay or not, and leaves an added pair's as it is; here all
+    are divided by the sum over the experts that the token gets."""
+
+    def __init__(self, c: Config):
+        super().__init__(c.d, c.n, c.E)
+
+    def forward(self, x, logits, spread, *, K, rounding, column_blocks, **rest):
+        """x (T, d), logits (T, E) -> O (T, d), its aux; the counts are those before rounding."""
+        if not self.training:
+            whole = {"K": K, "rounding": rounding, "column_blocks": column_blocks}
+            return super().forward(x, logits, spread, **whole, **rest)
+        how = {key: rest[key] for key in ("m", "rounding_tokens", "seed", "offset")}
+        *pairs, chose, got = renormalized_pairs(logits, K, rounding=rounding, **how)
+        out, aux = tilemoe.moe_general(
+            x, *pairs, self.gate_up_proj, self.down_proj,
+            activation=self.activation, column_blocks=column_blocks, return_aux=True,
+        )  # fmt: skip
+        count = lambda pairs: pairs.sum(dtype=torch.int32)
+        counts = chose.sum(0, dtype=torch.int32), count(chose & ~got), count(got & ~chose)
+        return out, tilemoe.Aux(*counts, torch.zeros_like(aux.skipped), aux.without)
