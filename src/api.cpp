@@ -138,6 +138,18 @@ int tilemoe_num_threads(void) {
   return tilemoe::num_threads();
 }
 
+tilemoe_status tilemoe_set_block_turns(int turns) {
+  return guarded("tilemoe_set_block_turns", [&] {
+    TILEMOE_CHECK(turns >= 1 && turns <= tilemoe::limits::kMaxBlockTurns,
+                  "turns is " << turns << ", expected 1 to " << tilemoe::limits::kMaxBlockTurns);
+    tilemoe::set_block_turns(turns);
+  });
+}
+
+int tilemoe_block_turns(void) {
+  return tilemoe::block_turns();
+}
+
 tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec, int64_t* capacity) {
   return guarded("tilemoe_routing_capacity", [&] {
     check_out(capacity, "capacity");

@@ -205,4 +205,8 @@ Backend& cpu_backend();
 void set_num_threads(int threads);
 int num_threads();
 
+// Blocks that a product of the CUDA backend has for each multiprocessor.
+void set_block_turns(int turns);
+int block_turns();
+
 }  // namespace tilemoe

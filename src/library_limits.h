@@ -14,5 +14,6 @@ inline constexpr int64_t kMaxExperts = INT32_MAX - 1;         // E: E + 1 offset
 inline constexpr size_t kAlignment = 16;                      // pointers and strides, in bytes
 inline constexpr int64_t kMaxTensorBytes = int64_t{1} << 62;  // of one tensor
 inline constexpr int kMaxThreads = 4096;
+inline constexpr int kMaxBlockTurns = 16;
 
 }  // namespace tilemoe::limits

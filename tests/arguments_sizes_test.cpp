@@ -196,6 +196,15 @@ TEST(SizeArguments, Threads) {
   EXPECT_EQ(tilemoe_num_threads(), before);
 }
 
+TEST(SizeArguments, BlockTurns) {
+  EXPECT_EQ(tilemoe_block_turns(), 1);
+  for (int turns : {0, -1, INT32_MIN, 17, INT32_MAX})
+    expect_refused(tilemoe_set_block_turns(turns), "turns is");
+  EXPECT_EQ(tilemoe_set_block_turns(16), TILEMOE_SUCCESS);
+  EXPECT_EQ(tilemoe_block_turns(), 16);
+  EXPECT_EQ(tilemoe_set_block_turns(1), TILEMOE_SUCCESS);
+}
+
 TEST(SizeArguments, Devices) {
   EXPECT_EQ(tilemoe_device_available(TILEMOE_CPU), 1);
   EXPECT_STREQ(tilemoe_last_error(), "");

@@ -18,6 +18,9 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
       "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
       "int scoring, ScalarType dtype) -> Tensor");
 
+  // Of the process, not of a tensor: the library with the CUDA backend alone has it.
+  m.def("set_block_turns(int turns) -> ()");
+
   // A routing is one opaque int32 tensor, laid out by tilemoe_routing_bind.
   m.def(
       "route_logits(Tensor logits, Tensor? selection_bias, int K, int scoring) -> "

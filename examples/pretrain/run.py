@@ -12,6 +12,7 @@ import zlib
 import torch
 import torch.distributed as dist
 
+import tilemoe
 from checkpoints import Checkpoints
 from configs import Refusal, configuration
 from data import Corpus
@@ -31,6 +32,7 @@ def build(args, mesh, device, order=None):
     why = refusal(args.experts, c, device.type)
     if why is not None:
         raise Refusal(why)
+    tilemoe.set_block_turns(args.block_turns)
     # Products of float32 beside bfloat16 are the router's: by TF32, exact for factors of bfloat16.
     torch.set_float32_matmul_precision("highest" if args.precision == "float32" else "high")
     with torch.device("meta"):

@@ -80,6 +80,13 @@ def arguments(argv=None):
         help="gradients over processes: once a step, whole ones accumulating in each process, or "
         "after each micro-batch, into shards",
     )
+    add(
+        "--block-turns",
+        type=int,
+        default=1,
+        help="blocks of tilemoe's products a multiprocessor, one after the other: 4 where "
+        "collectives slow them (tilemoe.set_block_turns)",
+    )
     add("--precision", choices=plan.STATE_BYTES, default="mixed", help="see README.md")
     add("--learning-rate", type=float, default=1e-3)
     add("--warmup", type=int, default=10, help="steps")

@@ -1,5 +1,6 @@
 """TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch."""
 
+from ._library import set_block_turns
 from .functional import (
     Aux,
     WeightGradients,
@@ -22,5 +23,6 @@ __all__ = [
     "moe_general",
     "rounded_router",
     "router_losses",
+    "set_block_turns",
     "topk_router",
 ]

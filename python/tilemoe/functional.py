@@ -89,7 +89,8 @@ def rounded_router(logits, K, *, rounding, m=128, rounding_tokens=None, seed=Non
     there = pair < offsets[E]
     row = torch.where(there, pair_row, 0).long()
     tokens = torch.where(there, row_token[row], T)
-    expert_of = torch.searchsorted(offsets[1:].contiguous(), row, right=True, out_int32=True)
+    # Of all offsets, not of those behind the first: torch.compile searches a view from its base on.
+    expert_of = torch.searchsorted(offsets.contiguous(), row, right=True, out_int32=True) - 1
     experts = torch.where(there, expert_of, E)
     chosen, ids = topk_router(logits, K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (T, E)

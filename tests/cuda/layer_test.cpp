@@ -85,6 +85,35 @@ TEST(TwoCalls, GiveTheBitsOfOne) {
     expect_two_calls_give_the_bits_of_one(named_case(name), cuda_memory());
 }
 
+// More tiles than blocks, whatever the tile; experts so long that their tiles are shared out, too.
+TEST(BlockTurns, GiveTheSameBits) {
+  const int64_t T = reduced_run() ? 700 : 4200;
+  const Case even{.name = "even",
+                  .T = T,
+                  .d = 1032,
+                  .n = 520,
+                  .E = 9,
+                  .K = 3,
+                  .dtype = DType::kBFloat16,
+                  .biases = true};
+  Case uneven = even, plain = even;
+  uneven.name = "uneven", uneven.load = Load::kOneExpert, uneven.dtype = DType::kFloat16;
+  plain.name = "plain", plain.activation = Activation::kGELU;
+  for (const Case& one : {even, uneven, plain}) {
+    SCOPED_TRACE(one.name);
+    const auto run = [&](int turns) {
+      EXPECT_EQ(tilemoe_set_block_turns(turns), TILEMOE_SUCCESS);
+      Problem problem(make_inputs(one, 1), cuda_memory());
+      problem.run();
+      EXPECT_EQ(tilemoe_set_block_turns(1), TILEMOE_SUCCESS);
+      EXPECT_TRUE(problem.damage().empty());
+      return problem.computed();
+    };
+    const auto expected = run(1);
+    for (int turns : {2, 4, 16}) expect_same_bits(run(turns), expected);
+  }
+}
+
 }  // namespace
 }  // namespace tilemoe::verify
 

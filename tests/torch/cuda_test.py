@@ -245,6 +245,24 @@ def test_compiled_into_cuda_graphs():
         assert_close(dx, want["dx"].double(), "dx")
 
 
+@pytest.mark.parametrize("tokens", [None, 1024], ids=["whole", "groups"])
+def test_compiled_rounding_chooses_the_same(tokens):
+    """Of many experts, so that a search in the wrong place finds the wrong ones."""
+    torch._dynamo.reset()
+    many, how = 64, dict(rounding="nearest", m=16, rounding_tokens=tokens)
+    logits = normal(4096, many, seed=3, dtype=torch.float32)
+    x = normal(4096, d, seed=4, dtype=torch.bfloat16)
+    W1 = normal(many, 2 * n, d, seed=5, dtype=torch.bfloat16) / 8
+    W2 = normal(many, d, n, seed=6, dtype=torch.bfloat16) / 8
+    router = lambda logits: tilemoe.rounded_router(logits, 4, **how)
+    got = torch.compile(router, fullgraph=True)(logits)
+    want = router(logits)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    torch.testing.assert_close(got[2], want[2])
+    layer = lambda x: tilemoe.moe(x, logits, W1, W2, K=4, **how)
+    assert torch.equal(torch.compile(layer, fullgraph=True)(x), layer(x))
+
+
 # ---------------------------------------------------------------- streams
 
 
@@ -387,6 +405,17 @@ def test_deterministic_on_a_busy_gpu():
         with torch.cuda.stream(other):
             noise @ noise
         same_bits(results(tilemoe.moe, tensors, K=K), want)
+
+
+@pytest.mark.parametrize("turns", [2, 4, 16])
+def test_the_same_bits_with_blocks_in_turns(turns):
+    tensors = logits_layer(torch.bfloat16, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    tilemoe.set_block_turns(turns)
+    try:
+        same_bits(results(tilemoe.moe, tensors, K=K), want)
+    finally:
+        tilemoe.set_block_turns(1)
 
 
 def test_a_second_call_takes_no_new_memory():

@@ -157,7 +157,7 @@ def test_opcheck_is_of_every_operator():
         for s in torch._C._jit_get_all_schemas()
         if s.name.startswith("tilemoe::")
     }
-    assert defined == {name for name, _ in CASES}
+    assert defined == {name for name, _ in CASES} | {"set_block_turns"}  # which takes no tensor
 
 
 # ---------------------------------------------------------------- refusals
@@ -265,6 +265,12 @@ def test_statuses_become_exceptions():
     with pytest.raises(RuntimeError, match="^internal error: x$") as raised:
         ops.call(raising("internal error: x"))
     assert not isinstance(raised.value, NotImplementedError)
+
+
+def test_block_turns_out_of_range_are_refused():
+    for turns in (0, 17, -1, 2.0, None):
+        with pytest.raises(ValueError, match="turns is .*, expected an int, 1 to 16"):
+            tilemoe.set_block_turns(turns)
 
 
 def test_vmap_is_refused():

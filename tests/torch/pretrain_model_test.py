@@ -369,7 +369,7 @@ def cells(written, title, **wanted):
 def test_the_studys_page(tmp_path):
     one = {"device": "NVIDIA H100 80GB HBM3", "config": "7B", "layers": 4, "processes": 1}
     one |= {"recompute": "none", "micro_batch": 6, "share": 1, "experts": "tilemoe"}
-    one |= {"kept": False, "ms": 100.0}
+    one |= {"kept": False, "once": False, "turns": 1, "ms": 100.0}
     one |= {"update_ms": 15.0, "tokens_per_s_and_process": 245760.0, "mfu": 0.3, "commit": "abc"}
     one |= {"peak_bytes": 2**34, "reserved_bytes": 2**35, "versions": {"torch": "2.11.0"}}
     one |= {"kinds_ms": {"experts": 13.0, "communication": 9.0}}

@@ -19,7 +19,8 @@ PICTURE = PAGE.parent / "images" / "training_speed.svg"
 LAYERS = example.RESULTS / "gpu_torch_layer.json"
 BEGIN = "<!-- speed_page.py writes from here -->\n"
 STEP = 65_536  # tokens of a GPU from one update to the next, where a column says so
-SETTING = ("device", "config", "layers", "processes", "recompute", "micro_batch", "share", "kept")
+SETTING = ("device", "config", "layers", "processes", "recompute", "micro_batch", "share", "kept",
+           "once")  # fmt: skip
 HEADER = ["GPU", "config", "layers", "GPUs", "recompute", "micro-batch", "experts by"]
 PER_DAY = f"10^9 tokens/day/GPU, an update in {STEP:,} tokens"
 KINDS = ("experts", "attention", "products", "head", "elementwise and other",
@@ -31,7 +32,8 @@ def start(e):
     """The columns that say what was measured."""
     device = e["device"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
     size = f"{e['micro_batch']} x {e['share']}" if e["share"] > 1 else str(e["micro_batch"])
-    size += ", kept" * e["kept"]
+    size += ", kept" * e["kept"] + ", reduced once" * e["once"]
+    size += f", {e['turns']} turns" * (e["turns"] > 1)
     return [device, e["config"], e["layers"], e["processes"], e["recompute"], size, e["experts"]]
 
 
@@ -58,9 +60,10 @@ def per_day(tokens_per_s):
     return f"{tokens_per_s * 86_400 / 1e9:.2f}"
 
 
-def kernels(e):
+def kernels(e, update=True):
     """Milliseconds of the profiled step's kernels but for communication, which waits for others."""
-    return sum(ms for kind, ms in e["kinds_ms"].items() if kind != "communication")
+    without = ["communication"] if update else ["communication", "optimizer"]
+    return sum(ms for kind, ms in e["kinds_ms"].items() if kind not in without)
 
 
 def groups(entries, keys):
@@ -168,9 +171,10 @@ def scaling(entries):
     for of in groups(entries, keys).values():
         alone = next((e for e in of if e["processes"] == 1), None)
         for e in of if alone and len(of) > 1 else ():
-            kept = f"{passes(alone) / passes(e):.1%}"
-            rows.append([*start(e), f"{passes(e):.1f}", f"{e['update_ms']:.1f}", kept])
-    return table([*HEADER, "step without update, ms", "update, ms", "of one GPU's speed"], rows)
+            kept = [f"{of_one / passes(e):.1%}" for of_one in (passes(alone), kernels(alone, False))]
+            rows.append([*start(e), f"{passes(e):.1f}", f"{e['update_ms']:.1f}", *kept])
+    columns = ["step without update, ms", "update, ms", "of one GPU's speed"]
+    return table([*HEADER, *columns, "of the speed of its kernels"], rows)
 
 
 def by_the_layer(e):
@@ -213,8 +217,10 @@ def page(text, entries):
     versions = {(e["device"], e["versions"]["torch"], e["commit"]) for e in entries}
     where = "; ".join(f"{d}, torch {t}, commit `{c}`" for d, t, c in sorted(versions))
     written = f"{where}: [`{RESULTS.name}`](../benchmarks/results/{RESULTS.name})\n"
+    # What searched for the largest micro-batch may have measured few steps of it.
+    timed = [e for e in entries if "does_not_fit_micro_batch" not in e]
     for title, part in PARTS.items():
-        tabled = part(entries)
+        tabled = part(entries if part is largest else timed)
         if tabled.count("\n") > 2:
             written += f"\n### {title}\n{tabled}"
     return with_part(text, BEGIN, written)

@@ -52,12 +52,16 @@ class Entry:
     share: int = 1  # micro-batches of a step in each process
     processes: int = 1
     kept: bool = False  # copies for computing, over all of a step
+    once: bool = False  # gradients are reduced once a step, not after each of its micro-batches
+    turns: int = 1  # of tilemoe's blocks (tilemoe.set_block_turns)
 
     @property
     def name(self):
         size = self.micro_batch or "largest"
         parts = [self.config, self.layers, self.experts, self.recompute, size]
-        parts += [f"x{self.share}", f"p{self.processes}", *["kept"] * self.kept]
+        parts += [f"x{self.share}", f"p{self.processes}"]
+        parts += ["kept"] * self.kept + ["once"] * self.once
+        parts += [f"turns{self.turns}"] * (self.turns > 1)
         return "-".join(map(str, parts))
 
 
@@ -70,6 +74,7 @@ def entries():
         ("7B", 8, (6,), "none", (1,)),
         # The whole model on one GPU of 139 GiB, and in shards on several.
         ("7B", whole("7B"), (2, 3, 4, 6), "none", (1, 2, 4)),
+        ("7B", whole("7B"), (8, 10, 12), "none", (2, 4)),
         ("7B", whole("7B"), (4, 6, 8, 12), "half", (1, 2, 4)),
         ("7B", whole("7B"), (12, 24), "blocks", (1, 2, 4)),
         ("1.4B", whole("1.4B"), (8, 16), "none", (1, 2, 4)),
@@ -82,9 +87,13 @@ def entries():
         for size, count, name in product(micro_batches, counts, IMPLEMENTATIONS):
             found.append(Entry(config, layers, name, size, recompute, processes=count))
     # Steps of several micro-batches, as real ones are.
-    for count, kept, name in product((1, 2, 4), (False, True), IMPLEMENTATIONS):
-        of = {"share": 4, "processes": count, "kept": kept}
+    ways = ((False, False), (True, False), (True, True))  # kept, once
+    for count, (kept, once), name in product((1, 2, 4), ways, IMPLEMENTATIONS):
+        of = {"share": 4, "processes": count, "kept": kept, "once": once}
         found.append(Entry("7B", whole("7B"), name, 3, **of))
+    # Beside other kernels: NCCL's.
+    for count, size in product((2, 4), (3, 6, 10)):
+        found.append(Entry("7B", whole("7B"), "tilemoe", size, processes=count, turns=4))
     for config, layers in (("7B", 4), ("7B", whole("7B")), ("1.4B", whole("1.4B"))):
         for recompute, name in product(("none", "half", "blocks"), IMPLEMENTATIONS):
             found.append(Entry(config, layers, name, 0, recompute))
@@ -109,8 +118,8 @@ def arguments(entry, micro_batch, options, scratch):
     words = ["--config", entry.config, "--layers", entry.layers, "--experts", entry.experts]
     words += ["--layers", entry.layers, "--recompute", entry.recompute]
     words += ["--micro-batch", micro_batch, "--batch", batch]
-    words += ["--reduce", "step" if entry.share == 1 else "micro-batch"]
-    words += ["--keep-gathered"] * entry.kept
+    words += ["--reduce", "step" if entry.share == 1 or entry.once else "micro-batch"]
+    words += ["--keep-gathered"] * entry.kept + ["--block-turns", entry.turns]
     words += ["--data", options.data, "--output", scratch, *["--compile"] * (not options.eager)]
     return train.arguments(list(map(str, words)))
 

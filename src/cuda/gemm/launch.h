@@ -1,11 +1,13 @@
-// Starts a grouped GEMM: one block a multiprocessor, each working through its share of the tiles.
-// Two multiprocessors stand so close together that clusters of two leave none idle.
+// Starts a grouped GEMM: one block a multiprocessor, each working through its share of the tiles,
+// or as many as take turns there. Two multiprocessors stand so close together that clusters of two
+// leave none idle.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <mutex>
 
+#include "backend.h"
 #include "cuda/device.h"
 #include "cuda/early_launch.h"
 #include "cuda/gemm/grouped_gemm.h"
@@ -25,8 +27,8 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
                        Gemm::kSharedBytesUsed << " bytes of shared memory for a grouped GEMM");
   });
   constexpr int kCluster = Gemm::Shape::kCluster;
-  const auto blocks =
-      std::min<int64_t>(device.multiprocessors / kCluster, tiles_at_most) * kCluster;
+  const int64_t clusters = int64_t{device.multiprocessors / kCluster} * block_turns();
+  const int64_t blocks = std::min(clusters, tiles_at_most) * kCluster;
   cudaLaunchAttribute attributes[2] = {early_launch(early_steps()), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
