@@ -56,8 +56,9 @@ def install(wheels, folder):
 
 def run_on_two_gpus(environment, folder):
     """distributed_worker.py over NCCL -> {scenario: "passed" or "failed"}; {} where there is one."""
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    if len(listed.splitlines()) < 2:
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]  # visible ones
+    counted = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    if int(counted.stdout) < 2:
         return {}
     said = subprocess.run(
         [sys.executable, ROOT / "tests" / "torch" / "distributed_worker.py", "--device", "cuda"],
@@ -114,14 +115,15 @@ def main():
                               cwd=folder, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, check=False)
         facts["seconds"] = round(time.monotonic() - begin, 1)
+        (args.out / "torch.log").write_text(done.stdout)
+        print(done.stdout[-6000:], flush=True)
+        if not report.exists():
+            sys.exit(f"test_torch.py: error: pytest ended with {done.returncode}, without a report")
+        facts |= {"two_gpus": {}, "finished": done.returncode in (0, 1), **counts(report)}
+        written = args.out / "gpu_torch.json"
+        written.write_text(json.dumps(facts, indent=1) + "\n")
         facts["two_gpus"] = run_on_two_gpus(environment, folder)
-    (args.out / "torch.log").write_text(done.stdout)
-    print(done.stdout[-6000:])
-    if not report.exists():
-        sys.exit(f"test_torch.py: error: pytest ended with {done.returncode} and wrote no report")
-    facts["finished"] = done.returncode in (0, 1)
-    facts |= counts(report)
-    (args.out / "gpu_torch.json").write_text(json.dumps(facts, indent=1) + "\n")
+        written.write_text(json.dumps(facts, indent=1) + "\n")
     good = done.returncode == 0 and set(facts["two_gpus"].values()) <= {"passed"}
     sys.exit(0 if good else 1)
 
