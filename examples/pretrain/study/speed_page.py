@@ -230,7 +230,7 @@ def draw(entries, output):
     from tilemoe.bench.plots import plt, save  # needs matplotlib
 
     profiled = [e for e in entries if "kinds_ms" in e and e["config"] != "tiny"]
-    figure, axes = plt.subplots(figsize=(9, 1 + 0.35 * len(profiled)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(11, 1 + 0.3 * len(profiled)), layout="constrained")
     left = [0.0] * len(profiled)
     for kind in KINDS:
         values = [e["kinds_ms"].get(kind, 0.0) * 1e3 / tokens(e) for e in profiled]
@@ -238,6 +238,7 @@ def draw(entries, output):
         left = [a + b for a, b in zip(left, values)]
     names = [", ".join(map(str, start(e))) for e in profiled]
     axes.set_yticks(range(len(profiled)), names)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("device time of a token, us")
     axes.set_title("GPU, config, layers, GPUs, recompute, micro-batch, experts", loc="left")
