@@ -56,14 +56,33 @@ def test_capacity_keeps_the_highest_scores(T, groups, E, K, most):
     assert torch.equal(stays, expected) and not stays.all()
 
 
-def test_dropped_pairs_have_no_part_in_output_and_gradient():
-    c = dataclasses.replace(CONFIGS["tiny"], capacity=0.5, routing_tokens=16)
+def tiny_layer(kind, **change):
+    """Experts of a kind, x (32, d) and logits (32, E), and the configuration."""
+    c = dataclasses.replace(CONFIGS["tiny"], routing_tokens=16, **change)
     generator = torch.Generator().manual_seed(1)
     normal = lambda *shape: torch.randn(*shape, generator=generator)
-    experts = capacity.Bounded(c)
+    experts = kind(c)
     torch.manual_seed(2)
     experts.reset_parameters()
-    x, logits = normal(32, c.d), normal(32, c.E).requires_grad_()
+    return experts, normal(32, c.d), normal(32, c.E).requires_grad_(), c
+
+
+def check_layer(out, experts, x, logits, weight):
+    """out (32, d) and its gradient are those of the experts, one by one, by weight (32, E)."""
+    W1, W2 = experts.gate_up_proj, experts.down_proj
+    expected = torch.zeros_like(x)
+    for t, e in weight.detach().nonzero().tolist():
+        gate, up = (W1[e] @ x[t]).chunk(2)
+        expected[t] += weight[t, e] * (W2[e] @ (torch.nn.functional.silu(gate) * up))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    dO = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+    (mine,) = torch.autograd.grad((out * dO).sum(), logits)
+    (want,) = torch.autograd.grad((expected * dO).sum(), logits)
+    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
+
+
+def test_dropped_pairs_have_no_part_in_output_and_gradient():
+    experts, x, logits, c = tiny_layer(capacity.Bounded, capacity=0.5)
     routing = dict(K=c.K, scoring=c.scoring, selection_bias=None, column_blocks=1)
     out, aux = experts(x, logits, None, **routing)
     scores, ids = logits.topk(c.K)
@@ -73,32 +92,19 @@ def test_dropped_pairs_have_no_part_in_output_and_gradient():
     assert aux.dropped == (~stays).sum() > 0 and aux.added == 0
     assert aux.without == (~stays.any(dim=1)).sum()
     assert torch.equal(aux.expert_counts, counts)
-    W1, W2 = experts.gate_up_proj, experts.down_proj
-    expected = torch.zeros(32, c.d)
-    for t, k in stays.nonzero().tolist():
-        gate, up = (W1[ids[t, k]] @ x[t]).chunk(2)
-        expected[t] += scores[t, k] * (W2[ids[t, k]] @ (torch.nn.functional.silu(gate) * up))
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    dO = normal(32, c.d)
-    (mine,) = torch.autograd.grad((out * dO).sum(), logits)
-    (want,) = torch.autograd.grad((expected * dO).sum(), logits)
-    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
+    weight = torch.zeros_like(logits).scatter(1, ids, torch.where(stays, scores, 0))
+    check_layer(out, experts, x, logits, weight)
     plain, aux = experts.eval()(x, logits, None, **routing)
     assert aux.dropped == 0 and not torch.equal(plain, out)
 
 
 def test_renormalized_scores_add_up_to_one():
-    c = dataclasses.replace(CONFIGS["tiny"], rounding="nearest", m=8, renormalize=True)
-    generator = torch.Generator().manual_seed(1)
-    normal = lambda *shape: torch.randn(*shape, generator=generator)
-    experts = renormalized.Renormalized(c)
-    torch.manual_seed(2)
-    experts.reset_parameters()
-    x, logits = normal(32, c.d), normal(32, c.E).requires_grad_()
+    change = dict(rounding="nearest", m=8, renormalize=True)
+    experts, x, logits, c = tiny_layer(renormalized.Renormalized, **change)
+    given = dict(rounding="nearest", m=8, rounding_tokens=16)
     routing = dict(K=c.K, scoring=c.scoring, selection_bias=None, column_blocks=1)
-    routing |= dict(rounding="nearest", m=8, rounding_tokens=16, seed=None, offset=None)
+    routing |= given | dict(seed=None, offset=None)
     out, aux = experts(x, logits, None, **routing)
-    given = {key: routing[key] for key in ("rounding", "m", "rounding_tokens")}
     tokens, ids, _ = tilemoe.rounded_router(logits, c.K, **given)
     has = torch.zeros(32, c.E, dtype=torch.bool)
     for t, e in zip(tokens.tolist(), ids.tolist()):
@@ -109,17 +115,7 @@ def test_renormalized_scores_add_up_to_one():
     assert aux.without == (~has.any(dim=1)).sum()
     assert torch.equal(aux.expert_counts.long(), chosen.sum(0))
     p = torch.where(has, logits.exp(), 0)
-    p = p / p.sum(dim=1, keepdim=True).clamp(min=1e-30)
-    W1, W2 = experts.gate_up_proj, experts.down_proj
-    expected = torch.zeros(32, c.d)
-    for t, e in has.nonzero().tolist():
-        gate, up = (W1[e] @ x[t]).chunk(2)
-        expected[t] += p[t, e] * (W2[e] @ (torch.nn.functional.silu(gate) * up))
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    dO = normal(32, c.d)
-    (mine,) = torch.autograd.grad((out * dO).sum(), logits)
-    (want,) = torch.autograd.grad((expected * dO).sum(), logits)
-    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
+    check_layer(out, experts, x, logits, p / p.sum(dim=1, keepdim=True).clamp(min=1e-30))
     plain, aux = experts.eval()(x, logits, None, **routing | {"rounding": None})
     assert aux.dropped == 0 and not torch.equal(plain, out)
 
