@@ -67,6 +67,5 @@ def configuration(
         raise Refusal("--rounding and --capacity: one of them says how many pairs an expert has")
     if renormalize and rounding is None:
         raise Refusal("--renormalize is about what --rounding leaves of a token's scores")
-    routing = {"rounding": rounding, "routing_tokens": routing_tokens, "capacity": capacity}
-    routing["renormalize"] = renormalize
-    return replace(c, layers=layers or c.layers, **routing)
+    routing = {"routing_tokens": routing_tokens, "capacity": capacity, "renormalize": renormalize}
+    return replace(c, layers=layers or c.layers, rounding=rounding, **routing)

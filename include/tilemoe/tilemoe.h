@@ -111,11 +111,11 @@ TILEMOE_API const char* tilemoe_device_description(tilemoe_device device);
 TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
 TILEMOE_API int tilemoe_num_threads(void);
 /* How many blocks of threads, one after the other, a product of the CUDA backend has for each
- * multiprocessor: 1 (the default) to 16. With 1 a block stays for the whole product, which is
- * fastest where the GPU is its own. Where kernels of another stream hold multiprocessors, as
- * collectives do that overlap a training step, the blocks meant for these begin when others have
- * ended, and the product takes up to twice as long; with 4 others take over what they would have
- * done. Results have the same bits. For the whole process, from the next call on. */
+ * multiprocessor: 1 (the default) to 16. With 1 a block stays for the whole product, and fills its
+ * pipeline once. Where kernels of another stream hold multiprocessors, as collectives do that
+ * overlap a training step, the blocks meant for these begin when others have ended; with 4 others
+ * take over what they would have done. Results have the same bits. For the whole process, from the
+ * next call on. */
 TILEMOE_API tilemoe_status tilemoe_set_block_turns(int turns);
 TILEMOE_API int tilemoe_block_turns(void);
 

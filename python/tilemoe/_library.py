@@ -58,10 +58,10 @@ def set_block_turns(turns):
     """How many blocks of threads, one after the other, a product on a GPU has for each
     multiprocessor: 1 (the default) to 16, for the whole process.
 
-    One block stays for the whole product, which is fastest where the GPU is its own. Where
-    kernels of another stream hold multiprocessors, as NCCL's do in training on several GPUs, the
-    blocks meant for these begin when others have ended, and the product takes up to twice as
-    long; with 4 others take over. Results have the same bits. Without a GPU nothing changes.
+    One block stays for the whole product, and fills its pipeline once. Where kernels of another
+    stream hold multiprocessors, as NCCL's do in training on several GPUs, the blocks meant for
+    these begin when others have ended; with 4 others take over. Results have the same bits.
+    Without a GPU nothing changes.
     """
     if not isinstance(turns, int) or not 1 <= turns <= 16:
         raise ValueError(f"tilemoe: turns is {turns!r}, expected an int, 1 to 16")

@@ -171,7 +171,8 @@ def scaling(entries):
     for of in groups(entries, keys).values():
         alone = next((e for e in of if e["processes"] == 1), None)
         for e in of if alone and len(of) > 1 else ():
-            kept = [f"{of_one / passes(e):.1%}" for of_one in (passes(alone), kernels(alone, False))]
+            of_one = passes(alone), kernels(alone, update=False)
+            kept = [f"{ms / passes(e):.1%}" for ms in of_one]
             rows.append([*start(e), f"{passes(e):.1f}", f"{e['update_ms']:.1f}", *kept])
     columns = ["step without update, ms", "update, ms", "of one GPU's speed"]
     return table([*HEADER, *columns, "of the speed of its kernels"], rows)
