@@ -1,17 +1,9 @@
 """TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch."""
 
 from ._library import set_block_turns
-from .functional import (
-    Aux,
-    WeightGradients,
-    grouped_experts,
-    moe,
-    moe_general,
-    rounded_router,
-    router_losses,
-    topk_router,
-)
+from .functional import WeightGradients, grouped_experts, moe, moe_general
 from .module import MoE, MoEAux
+from .routing import Aux, rounded_router, router_losses, topk_router
 
 __all__ = [
     "Aux",

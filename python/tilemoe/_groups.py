@@ -5,6 +5,13 @@ import torch
 from ._rules import counters_of, lay_out, offsets_of, row_arrays_of
 
 
+def expert_of(offsets, row):
+    """offsets (..., E + 1), row (..., rows) -> the expert that has each row; E of those past the
+    last."""
+    # Not of the offsets behind the first: torch.compile (2.11) searches a view from its base on.
+    return torch.searchsorted(offsets.contiguous(), row, right=True) - 1
+
+
 def as_one(routings, T, E, capacity):
     """routings (G, elements) int32, rounded, of T tokens and room for `capacity` rows each -> the
     rounded routing of G T tokens, whose capacity is the sum of theirs. An expert's rows are those
@@ -22,8 +29,7 @@ def as_one(routings, T, E, capacity):
 
     # Where a group's row goes: its expert begins there, and its place in the expert stays.
     each = row.expand(G, -1).contiguous()
-    expert = torch.searchsorted(offsets[:, 1:].contiguous(), each, right=True)
-    expert = expert.clamp(max=E - 1)  # of the rows past a group's last
+    expert = expert_of(offsets, each).clamp(max=E - 1)  # the last also of rows past its own
     place = row - offsets.gather(1, expert)
     goes_to = starts.mT.gather(1, expert) + place  # (G, capacity)
 

@@ -12,20 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _groups, _library, _rules, ops
+from . import _library, _rules, ops
 from ._shapes import shape_text
+from .routing import Aux, aux_of_pairs, route_rounded, rows_of, shaped_like
 
 _ops = torch.ops.tilemoe
-
-
-class Aux(NamedTuple):
-    """What a routing did, on the device: reading it is the first wait for the host."""
-
-    expert_counts: Tensor  # (E) int32: how often each expert was chosen, before rounding
-    dropped: Tensor  # () int32: chosen pairs that rounding dropped
-    added: Tensor  # () int32: pairs that rounding added
-    skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
-    without: Tensor  # () int32: tokens that no expert gets
 
 
 class WeightGradients(NamedTuple):
@@ -48,68 +39,6 @@ class _Layer(NamedTuple):
     overwrite_H: bool
     weight_grad_out: WeightGradients | None
     accumulate: bool
-
-
-def topk_router(
-    logits, K, *, scoring="softmax_over_chosen", selection_bias=None, ids_dtype=torch.int32
-):
-    """Each token's K experts.
-
-    logits (..., E) float32, bfloat16 or float16 -> scores (..., K) float32, differentiable in the
-    logits, and ids (..., K) int32 or int64. `scoring` is one of softmax_over_chosen,
-    softmax_over_all, softmax_renormalized, sigmoid and sigmoid_renormalized; `selection_bias` (E)
-    float32, of the sigmoid scorings, is added where experts are chosen and not in the scores. Ties
-    go to the lower id, NaN ranks last, a token's K stand in descending order.
-    """
-    _library.require_device(logits)
-    rows = _rows(logits)
-    scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
-    scores, ids, _ = ops.call(_ops.top_k.default, rows, selection_bias, K, scoring, ids_dtype)
-    return _shaped(scores, logits), _shaped(ids, logits)
-
-
-def rounded_router(logits, K, *, rounding, m=128, rounding_tokens=None, seed=None, offset=None):
-    """Each token's experts under token rounding, as pairs for `moe_general`, which with them
-    computes what `moe` does with the same `rounding` and the options that go with it.
-
-    logits (T, E) float32, bfloat16 or float16 -> tokens (pairs) int32, experts (pairs) int32,
-    scores (pairs) float32, differentiable in the logits: softmax over all experts, which of a
-    chosen pair is divided by its sum over the token's K, whether they stay or not. Pairs are as
-    many as there can be, sorted by token; those past the last have token T, expert E and score 0,
-    and are skipped.
-    """
-    _library.require_device(logits)
-    if logits.dim() != 2:
-        raise ValueError(f"tilemoe: logits has shape {shape_text(logits.shape)}, expected (T, E)")
-    T, E = logits.shape
-    routing, capacity, *_ = _route_rounded(logits, K, rounding, m, rounding_tokens, seed, offset)
-    offsets = _rules.offsets_of(routing, E)
-    _, row_token, pair_row, _ = _rules.row_arrays_of(routing, E, capacity)
-    pair = torch.arange(capacity, device=logits.device)
-    there = pair < offsets[E]
-    row = torch.where(there, pair_row, 0).long()
-    tokens = torch.where(there, row_token[row], T)
-    # Of all offsets, not of those behind the first: torch.compile searches a view from its base on.
-    expert_of = torch.searchsorted(offsets.contiguous(), row, right=True, out_int32=True) - 1
-    experts = torch.where(there, expert_of, E)
-    chosen, ids = topk_router(logits, K, ids_dtype=torch.int64)
-    score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (T, E)
-    # Past the last pair any place will do: each its own, since gradients are added there.
-    at = torch.where(there, tokens.long() * E + experts, pair)
-    scores = torch.where(there, score_of.flatten().gather(0, at), 0.0)
-    return tokens, experts, scores
-
-
-def router_losses(logits, expert_counts):
-    """The router's losses, two float32 scalars that are differentiable in logits (..., E).
-
-    balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e), 1 when balanced (Switch Transformer,
-    arXiv 2101.03961, equation 4), with c the `expert_counts` (E) int32 of `Aux`;
-    z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
-    """
-    _library.require_device(logits)
-    rows = _rows(logits)
-    return ops.call(_ops.router_losses.default, rows, expert_counts).unbind()
 
 
 def moe(
@@ -169,8 +98,8 @@ def moe(
         column_blocks, overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
     _library.require_device(x)
-    rows = _rows(x)
-    router = _rows(logits_or_scores)
+    rows = rows_of(x)
+    router = rows_of(logits_or_scores)
     if addend is not None:
         addend = addend.reshape(rows.shape)
     if ids is not None:
@@ -178,7 +107,7 @@ def moe(
             raise ValueError(
                 "tilemoe: rounding and selection_bias choose from logits, but ids are given"
             )
-        ids = _rows(ids)
+        ids = rows_of(ids)
         K, E = ids.shape[1], W1.shape[0]
         _check_shape("ids", ids, rows.shape[0], K)
         _check_shape("scores", router, rows.shape[0], K)
@@ -186,7 +115,7 @@ def moe(
         out = _experts(
             rows, router, routing, layer, addend, _rules.TOP_K, K, ids.numel(), _rules.SCORES_GIVEN
         )
-        aux = _aux(routing, E, rows.shape[0], ids.numel()) if return_aux else None
+        aux = aux_of_pairs(routing, E, rows.shape[0], ids.numel()) if return_aux else None
     else:
         _check_shape("logits", router, rows.shape[0], W1.shape[0])
         if K is None:
@@ -198,7 +127,7 @@ def moe(
         )  # fmt: skip
         found = choose(rows, router, layer, addend, K, scoring, selection_bias, return_aux)
         out, aux = found if return_aux else (found, None)
-    out = _shaped(out, x)
+    out = shaped_like(out, x)
     return (out, aux) if return_aux else out
 
 
@@ -237,7 +166,7 @@ def moe_general(
         column_blocks, overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
     _library.require_device(x)
-    rows = _rows(x)
+    rows = rows_of(x)
     if addend is not None:
         addend = addend.reshape(rows.shape)
     E, pairs = W1.shape[0], tokens.shape[0]
@@ -247,8 +176,8 @@ def moe_general(
     out = _experts(
         rows, scores, routing, layer, addend, _rules.GENERAL, 0, pairs, _rules.SCORES_GIVEN
     )
-    out = _shaped(out, x)
-    return (out, _aux(routing, E, rows.shape[0], pairs)) if return_aux else out
+    out = shaped_like(out, x)
+    return (out, aux_of_pairs(routing, E, rows.shape[0], pairs)) if return_aux else out
 
 
 def grouped_experts(
@@ -298,16 +227,6 @@ def grouped_experts(
 # ---------------------------------------------------------------- parts
 
 
-def _rows(tensor):
-    """(..., width) as (rows, width)."""
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
-
-
-def _shaped(rows, like):
-    """(rows, width) as (..., width). A view that changes nothing would be a node of the graph."""
-    return rows if like.dim() == 2 else rows.reshape(*like.shape[:-1], rows.shape[-1])
-
-
 def _check_shape(name, tensor, *shape):
     if tensor.shape != shape:
         raise ValueError(
@@ -344,37 +263,6 @@ def _top_k(x, logits, layer, addend, K, scoring, selection_bias, return_aux):
     return out, Aux(counts, *none[:2], counters[0] + counters[1], none[2])
 
 
-def _route_rounded(logits, K, rounding, m, tokens, seed, offset):
-    """The rounded routing of logits (T, E), the rows it may have, the counts (E) before rounding
-    and what rounding changed, (E) or (groups, E)."""
-    number = _rules.number("rounding", _rules.ROUNDINGS, rounding)
-    if (rounding == "stochastic") != (seed is not None and offset is not None):
-        raise ValueError("tilemoe: stochastic rounding has a seed and an offset, no other has")
-    seed, offset = (_counter(value, logits.device) for value in (seed, offset))
-    T, E = logits.shape
-    tokens = T if tokens is None else tokens
-    if tokens < 1 and T > 0 or T % max(tokens, 1):
-        raise ValueError(f"tilemoe: rounding_tokens is {tokens}, and T = {T} is no multiple of it")
-    groups = T // max(tokens, 1)
-    if groups <= 1:
-        args = (logits.detach(), seed, offset, K, m, number)
-        routing, counts = ops.call(_ops.route_rounded.default, *args)
-        capacity = _rules.rounded_capacity(T, E, K, m, rounding)
-        change = _rules.offsets_of(routing, E).diff() - counts  # (E)
-    else:
-        of_group = _rules.rounded_capacity(tokens, E, K, m, rounding)
-        capacity = groups * of_group
-        made = []
-        for i, part in enumerate(logits.detach().split(tokens)):
-            drawn = offset * groups + i if offset is not None else None
-            made.append(ops.call(_ops.route_rounded.default, part, seed, drawn, K, m, number))
-        routings, counts = (torch.stack(tensors) for tensors in zip(*made))
-        change = _rules.offsets_of(routings, E).diff() - counts  # (groups, E)
-        routing = _groups.as_one(routings, tokens, E, of_group)
-        counts = counts.sum(0, dtype=torch.int32)
-    return routing, capacity, counts, change
-
-
 def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, rounding, m, tokens,
              seed, offset):  # fmt: skip
     """The same; the counts are those before rounding."""
@@ -387,7 +275,7 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, r
         raise ValueError("tilemoe: selection_bias: only the sigmoid scorings have it")
     T, E = logits.shape
     args = (K, rounding, m, tokens, seed, offset)
-    routing, capacity, counts, change = _route_rounded(logits, *args)
+    routing, capacity, counts, change = route_rounded(logits, *args)
     renormalized = _rules.SCORINGS.index("softmax_renormalized")
     out = _experts(x, logits, routing, layer, addend, _rules.ROUNDED, K, capacity, renormalized)
     if not return_aux:
@@ -397,26 +285,6 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, r
     *_, token_offsets = _rules.row_arrays_of(routing, E, capacity)
     without = (token_offsets[: T + 1].diff() == 0).sum(dtype=torch.int32)
     return out, Aux(counts, dropped, added, torch.zeros_like(dropped), without)
-
-
-def _counter(value, device):
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        return value.reshape(1)
-    return torch.full((1,), value, dtype=torch.int64, device=device)
-
-
-def _aux(routing, E, T, capacity):
-    """Of pairs that were given."""
-    offsets, counters = _rules.offsets_of(routing, E), _rules.counters_of(routing)
-    _, row_token, *_ = _rules.row_arrays_of(routing, E, capacity)
-    there = torch.arange(capacity, device=routing.device) < offsets[E]
-    seen = torch.zeros(T + 1, dtype=torch.bool, device=routing.device)
-    seen = seen.scatter(0, torch.where(there, row_token, T).long(), True)[:T]
-    without = T - seen.sum(dtype=torch.int32)
-    none = torch.zeros_like(without)
-    return Aux(offsets.diff(), none, none, counters[0] + counters[1], without)
 
 
 def _cast(tensor, dtype):

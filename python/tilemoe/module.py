@@ -11,6 +11,7 @@ from torch import nn
 
 from . import _rules, functional
 from ._distributed import Spread, is_dtensor, plain
+from .routing import router_losses
 
 _SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 # Token rounding divides a chosen expert's probability by the token's chosen sum: these do the same.
@@ -281,7 +282,7 @@ class MoE(nn.Module):
         """logits (T, E), expert_counts (E) -> loss, balance, z."""
         if self.balance_coefficient == 0 and self.z_coefficient == 0:
             return torch.zeros(3, device=logits.device).unbind()
-        balance, z = functional.router_losses(logits, expert_counts)
+        balance, z = router_losses(logits, expert_counts)
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
     @torch.no_grad()

@@ -75,8 +75,8 @@ def entries():
         # The whole model on one GPU of 139 GiB, and in shards on several.
         ("7B", whole("7B"), (2, 3, 4, 6), "none", (1, 2, 4)),
         ("7B", whole("7B"), (8, 10, 12), "none", (2, 4)),
-        ("7B", whole("7B"), (4, 6, 8, 12), "half", (1, 2, 4)),
-        ("7B", whole("7B"), (12, 24), "blocks", (1, 2, 4)),
+        ("7B", whole("7B"), (4, 6, 8, 10, 12), "half", (1, 2, 4)),
+        ("7B", whole("7B"), (12, 16, 24), "blocks", (1, 2, 4)),
         ("1.4B", whole("1.4B"), (8, 16), "none", (1, 2, 4)),
         # For tests, on a CPU.
         ("tiny", whole("tiny"), (2, 4), "none", (1, 2)),
@@ -91,9 +91,13 @@ def entries():
     for count, (kept, once), name in product((1, 2, 4), ways, IMPLEMENTATIONS):
         of = {"share": 4, "processes": count, "kept": kept, "once": once}
         found.append(Entry("7B", whole("7B"), name, 3, **of))
-    # Beside other kernels: NCCL's.
-    for count, size in product((2, 4), (3, 6, 10)):
-        found.append(Entry("7B", whole("7B"), "tilemoe", size, processes=count, turns=4))
+    # Beside other kernels, NCCL's: fewer of them, and blocks that make way for them.
+    for count, size in product((2, 4), (3, 6, 10, 12)):
+        of = {"micro_batch": size, "processes": count}
+        for name in IMPLEMENTATIONS:
+            found.append(Entry("7B", whole("7B"), name, kept=True, **of))
+        for kept in (False, True):
+            found.append(Entry("7B", whole("7B"), "tilemoe", kept=kept, turns=4, **of))
     for config, layers in (("7B", 4), ("7B", whole("7B")), ("1.4B", whole("1.4B"))):
         for recompute, name in product(("none", "half", "blocks"), IMPLEMENTATIONS):
             found.append(Entry(config, layers, name, 0, recompute))

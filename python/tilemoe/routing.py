@@ -1,0 +1,147 @@
+"""Routing as functions of tensors: T tokens choose K of E experts.
+
+What is built here is on the device and never waits for the host."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _groups, _library, _rules, ops
+from ._shapes import shape_text
+
+_ops = torch.ops.tilemoe
+
+
+class Aux(NamedTuple):
+    """What a routing did, on the device: reading it is the first wait for the host."""
+
+    expert_counts: Tensor  # (E) int32: how often each expert was chosen, before rounding
+    dropped: Tensor  # () int32: chosen pairs that rounding dropped
+    added: Tensor  # () int32: pairs that rounding added
+    skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
+    without: Tensor  # () int32: tokens that no expert gets
+
+
+def topk_router(
+    logits, K, *, scoring="softmax_over_chosen", selection_bias=None, ids_dtype=torch.int32
+):
+    """Each token's K experts.
+
+    logits (..., E) float32, bfloat16 or float16 -> scores (..., K) float32, differentiable in the
+    logits, and ids (..., K) int32 or int64. `scoring` is one of softmax_over_chosen,
+    softmax_over_all, softmax_renormalized, sigmoid and sigmoid_renormalized; `selection_bias` (E)
+    float32, of the sigmoid scorings, is added where experts are chosen and not in the scores. Ties
+    go to the lower id, NaN ranks last, a token's K stand in descending order.
+    """
+    _library.require_device(logits)
+    rows = rows_of(logits)
+    scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
+    scores, ids, _ = ops.call(_ops.top_k.default, rows, selection_bias, K, scoring, ids_dtype)
+    return shaped_like(scores, logits), shaped_like(ids, logits)
+
+
+def rounded_router(logits, K, *, rounding, m=128, rounding_tokens=None, seed=None, offset=None):
+    """Each token's experts under token rounding, as pairs for `moe_general`, which with them
+    computes what `moe` does with the same `rounding` and the options that go with it.
+
+    logits (T, E) float32, bfloat16 or float16 -> tokens (pairs) int32, experts (pairs) int32,
+    scores (pairs) float32, differentiable in the logits: softmax over all experts, which of a
+    chosen pair is divided by its sum over the token's K, whether they stay or not. Pairs are as
+    many as there can be, sorted by token; those past the last have token T, expert E and score 0,
+    and are skipped.
+    """
+    _library.require_device(logits)
+    if logits.dim() != 2:
+        raise ValueError(f"tilemoe: logits has shape {shape_text(logits.shape)}, expected (T, E)")
+    T, E = logits.shape
+    routing, capacity, *_ = route_rounded(logits, K, rounding, m, rounding_tokens, seed, offset)
+    offsets = _rules.offsets_of(routing, E)
+    _, row_token, pair_row, _ = _rules.row_arrays_of(routing, E, capacity)
+    pair = torch.arange(capacity, device=logits.device)
+    there = pair < offsets[E]
+    row = torch.where(there, pair_row, 0).long()
+    tokens = torch.where(there, row_token[row], T)
+    experts = torch.where(there, _groups.expert_of(offsets, row).to(torch.int32), E)
+    chosen, ids = topk_router(logits, K, ids_dtype=torch.int64)
+    score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (T, E)
+    # Past the last pair any place will do: each its own, since gradients are added there.
+    at = torch.where(there, tokens.long() * E + experts, pair)
+    scores = torch.where(there, score_of.flatten().gather(0, at), 0.0)
+    return tokens, experts, scores
+
+
+def router_losses(logits, expert_counts):
+    """The router's losses, two float32 scalars that are differentiable in logits (..., E).
+
+    balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e), 1 when balanced (Switch Transformer,
+    arXiv 2101.03961, equation 4), with c the `expert_counts` (E) int32 of `Aux`;
+    z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
+    """
+    _library.require_device(logits)
+    rows = rows_of(logits)
+    return ops.call(_ops.router_losses.default, rows, expert_counts).unbind()
+
+
+# ---------------------------------------------------------------- for functional.py
+
+
+def rows_of(tensor):
+    """(..., width) as (rows, width)."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+def shaped_like(rows, like):
+    """(rows, width) as (..., width). A view that changes nothing would be a node of the graph."""
+    return rows if like.dim() == 2 else rows.reshape(*like.shape[:-1], rows.shape[-1])
+
+
+def route_rounded(logits, K, rounding, m, tokens, seed, offset):
+    """The rounded routing of logits (T, E), the rows it may have, the counts (E) before rounding
+    and what rounding changed, (E) or (groups, E)."""
+    number = _rules.number("rounding", _rules.ROUNDINGS, rounding)
+    if (rounding == "stochastic") != (seed is not None and offset is not None):
+        raise ValueError("tilemoe: stochastic rounding has a seed and an offset, no other has")
+    seed, offset = (_counter(value, logits.device) for value in (seed, offset))
+    T, E = logits.shape
+    tokens = T if tokens is None else tokens
+    if tokens < 1 and T > 0 or T % max(tokens, 1):
+        raise ValueError(f"tilemoe: rounding_tokens is {tokens}, and T = {T} is no multiple of it")
+    groups = T // max(tokens, 1)
+    if groups <= 1:
+        args = (logits.detach(), seed, offset, K, m, number)
+        routing, counts = ops.call(_ops.route_rounded.default, *args)
+        capacity = _rules.rounded_capacity(T, E, K, m, rounding)
+        change = _rules.offsets_of(routing, E).diff() - counts  # (E)
+    else:
+        of_group = _rules.rounded_capacity(tokens, E, K, m, rounding)
+        capacity = groups * of_group
+        made = []
+        for i, part in enumerate(logits.detach().split(tokens)):
+            drawn = offset * groups + i if offset is not None else None
+            made.append(ops.call(_ops.route_rounded.default, part, seed, drawn, K, m, number))
+        routings, counts = (torch.stack(tensors) for tensors in zip(*made))
+        change = _rules.offsets_of(routings, E).diff() - counts  # (groups, E)
+        routing = _groups.as_one(routings, tokens, E, of_group)
+        counts = counts.sum(0, dtype=torch.int32)
+    return routing, capacity, counts, change
+
+
+def _counter(value, device):
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        return value.reshape(1)
+    return torch.full((1,), value, dtype=torch.int64, device=device)
+
+
+def aux_of_pairs(routing, E, T, capacity):
+    """Of a routing of pairs that were given."""
+    offsets, counters = _rules.offsets_of(routing, E), _rules.counters_of(routing)
+    _, row_token, *_ = _rules.row_arrays_of(routing, E, capacity)
+    there = torch.arange(capacity, device=routing.device) < offsets[E]
+    seen = torch.zeros(T + 1, dtype=torch.bool, device=routing.device)
+    seen = seen.scatter(0, torch.where(there, row_token, T).long(), True)[:T]
+    without = T - seen.sum(dtype=torch.int32)
+    none = torch.zeros_like(without)
+    return Aux(offsets.diff(), none, none, counters[0] + counters[1], without)
