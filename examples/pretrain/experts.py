@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tilemoe
+from tilemoe.bench import peers as bench_peers
 from tilemoe.module import Experts
 
 
@@ -36,16 +37,27 @@ class Peer(Experts):
     def forward(self, x, logits, spread, *, K, scoring, selection_bias, **_):
         """x (T, d), logits (T, E) -> O (T, d), its aux."""
         scores, ids = tilemoe.topk_router(logits, K, scoring=scoring, selection_bias=selection_bias)
-        expert, order = ids.flatten().sort(stable=True)  # (T K), and the pair of a row
-        every = torch.arange(logits.shape[1], device=x.device, dtype=expert.dtype)
-        ends = torch.searchsorted(expert, every, right=True).to(torch.int32)  # (E)
-        out = self.compute(x, scores, expert, order, ends)
-        none = ends.new_zeros(())
-        return out, tilemoe.Aux(ends.diff(prepend=ends.new_zeros(1)), *[none] * 4)
+        out, counts = self.compute(x, scores, ids)
+        none = counts.new_zeros(())
+        return out, tilemoe.Aux(counts, *[none] * 4)
 
-    def compute(self, x, scores, expert, order, ends):
-        """x (T, d), scores (T, K); rows sorted by expert: their expert and pair (T K), and where
-        each expert's end (E) -> O (T, d)."""
+    def compute(self, x, scores, ids):
+        """x (T, d), scores and ids (T, K) -> O (T, d), how often each expert was chosen (E)."""
+        raise NotImplementedError
+
+
+class Sorted(Peer):
+    """What takes its rows sorted by expert."""
+
+    def compute(self, x, scores, ids):
+        expert, order = ids.flatten().sort(stable=True)  # (T K), and the pair of a row
+        every = torch.arange(self.gate_up_proj.shape[0], device=x.device, dtype=expert.dtype)
+        ends = torch.searchsorted(expert, every, right=True).to(torch.int32)  # (E)
+        out = self.compute_rows(x, scores, expert, order, ends)
+        return out, ends.diff(prepend=ends.new_zeros(1))
+
+    def compute_rows(self, x, scores, expert, order, ends):
+        """Of each row its expert and pair (T K), and where each expert's end (E) -> O (T, d)."""
         raise NotImplementedError
 
 
@@ -64,14 +76,14 @@ class Permute(torch.autograd.Function):
         return Permute.apply(drows, inverse, index), None, None
 
 
-class GroupedMM(Peer):
+class GroupedMM(Sorted):
     """torch's grouped_mm: gather, product, SwiGLU, product, weighted sum by token in float32.
     Backward is autograd's, nothing is added atomically, and no step waits for the device. Under
     torch.compile the gather, and the sum of the K pairs of a token, are a kernel each."""
 
     name = "grouped_mm"
 
-    def compute(self, x, scores, expert, order, ends):
+    def compute_rows(self, x, scores, expert, order, ends):
         T, K = scores.shape
         row = torch.empty_like(order)  # of a pair: undoes `order`
         row.scatter_(0, order, torch.arange(T * K, device=x.device))
@@ -83,13 +95,13 @@ class GroupedMM(Peer):
         return (Y * scores[..., None]).sum(dim=1).to(x.dtype)
 
 
-class ScatterMoE(Peer):
+class ScatterMoE(Sorted):
     name = "scattermoe"
     module = "scattermoe"
     install = "pip install git+https://github.com/shawntan/scattermoe"
     one_graph = False
 
-    def compute(self, x, scores, expert, order, ends):
+    def compute_rows(self, x, scores, expert, order, ends):
         from scattermoe.parallel_experts import parallel_linear
 
         K, scores = scores.shape[1], scores.to(x.dtype)
@@ -109,19 +121,19 @@ class SonicMoE(Peer):
     install = "pip install sonic-moe==0.1.2.post1 quack-kernels==0.3.11"
     one_graph = False
 
-    def compute(self, x, scores, expert, order, ends):
+    @torch.compiler.disable  # it refuses to be traced
+    def compute(self, x, scores, ids):
+        bench_peers.SonicMoE.keep_tiles()
         from sonicmoe.enums import ActivationType
         from sonicmoe.functional import moe_general_routing_inputs
 
-        T, K = scores.shape
-        pair = torch.argsort(order)  # where a pair's row is: undoes the sort of its expert
+        (T, K), E = scores.shape, self.gate_up_proj.shape[0]
         token = torch.arange(T, device=x.device, dtype=torch.int32).repeat_interleave(K)
         return moe_general_routing_inputs(
-            x, scores.flatten(), token, expert[pair], self.gate_up_proj.permute(1, 2, 0), None,
-            self.down_proj.permute(1, 2, 0), None, ends.shape[0],
-            torch.cuda.current_stream().cuda_stream, ActivationType.SWIGLU,
-            not torch.is_grad_enabled(), concat_layout=True,
-        )[0]  # fmt: skip
+            x, scores.flatten(), token, ids.flatten(), self.gate_up_proj.permute(1, 2, 0), None,
+            self.down_proj.permute(1, 2, 0), None, E, torch.cuda.current_stream().cuda_stream,
+            ActivationType.SWIGLU, not torch.is_grad_enabled(), concat_layout=True,
+        )  # fmt: skip
 
 
 PEERS = {peer.name: peer for peer in (GroupedMM, ScatterMoE, SonicMoE)}

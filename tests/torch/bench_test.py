@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -255,6 +256,33 @@ def test_list_names_what_a_missing_peer_takes(capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "cpu-t4096" in text and "qwen3-235b" in text
     assert re.search(r"transformers +not installed: pip install transformers==5.17", text)
+
+
+def test_tiles_of_sonic_moe_are_kept_before_it_lists_them(monkeypatch):
+    """Its kernels' list is made where it is imported: by stand-ins for its modules."""
+    config = lambda m, n, **of: SimpleNamespace(
+        tile_m=m, tile_n=n, **{"pingpong": True, "swap_ab": False, "device_capacity": 9} | of
+    )
+    good = config(128, 192)
+    every = [config(192, 128), config(128, 192, swap_ab=True), good, config(128, 256)]
+    quack, gemm_config = ModuleType("quack"), ModuleType("quack.gemm_config")
+    quack.gemm_config = gemm_config
+    gemm_config.get_all_configs = lambda *_: every
+    listed = []
+
+    class AtImport(ModuleType):
+        def __getattr__(self, name):
+            listed.append(gemm_config.get_all_configs("gated"))
+            return name
+
+    enums = ModuleType("sonicmoe.enums")
+    enums.ActivationType = SimpleNamespace(SWIGLU="swiglu")
+    modules = {"quack": quack, "quack.gemm_config": gemm_config, "sonicmoe.enums": enums}
+    modules |= {"sonicmoe": ModuleType("sonicmoe"), "sonicmoe.functional": AtImport("functional")}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    peers.SonicMoE(Problem(SMALL))
+    assert [good] in listed and every not in listed
 
 
 def test_caches_are_cold_and_the_order_turns(monkeypatch):

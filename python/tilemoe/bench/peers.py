@@ -162,15 +162,16 @@ class SonicMoE(Peer):
         return super().missing(case)
 
     def __init__(self, problem):
+        self.keep_tiles()
         from sonicmoe.enums import ActivationType
         from sonicmoe.functional import moe_TC_softmax_topk_layer
 
-        self.keep_tiles()
         super().__init__(problem)
         self.layer, self.activation = moe_TC_softmax_topk_layer, ActivationType.SWIGLU
 
     @classmethod
     def keep_tiles(cls):
+        """To be called before sonicmoe is imported, which then makes its list of tiles."""
         from quack import gemm_config
 
         every = gemm_config.get_all_configs
