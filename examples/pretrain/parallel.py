@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import plan
 
@@ -54,6 +54,24 @@ def groups(blocks):
         yield group
 
 
+class ReduceScatter:
+    """FSDP's own but for where gradients' shards lie: in memory of the stream that computes, where
+    they take what activations give back. FSDP takes them from its own stream's, which nobody else
+    may use from one backward pass to the next."""
+
+    def allocate(self, size, *, dtype, device):
+        if device.type != "cuda":
+            return torch.empty(size, dtype=dtype, device=device)
+        with torch.cuda.stream(torch.cuda.default_stream(device)):
+            memory = torch.empty(size, dtype=dtype, device=device)
+        # FSDP's stream may still add it to a shard when it is given back.
+        memory.record_stream(torch.cuda.current_stream(device))
+        return memory
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+
+
 def shard(model, mesh, precision, keep_gathered=False):
     """FSDP-2 over all processes, in groups of blocks: values, gradients and moments lie in shards.
     `keep_gathered`: the copies for computing stay from forward to backward (for how many of them,
@@ -66,4 +84,9 @@ def shard(model, mesh, precision, keep_gathered=False):
     options = {"mesh": mesh, "mp_policy": policy}
     for group in groups(model.blocks):
         fully_shard(group, **options, reshard_after_forward=not keep_gathered)
-    return fully_shard(model, **options)
+    fully_shard(model, **options)
+    reduce_scatter = ReduceScatter()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(reduce_scatter)
+    return model

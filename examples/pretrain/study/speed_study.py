@@ -73,7 +73,7 @@ def entries():
         ("7B", 4, (6,), "none", (1,)),
         ("7B", 8, (6,), "none", (1,)),
         # The whole model on one GPU of 139 GiB, and in shards on several.
-        ("7B", whole("7B"), (2, 3, 4, 6), "none", (1, 2, 4)),
+        ("7B", whole("7B"), (2, 3, 4, 6, 7), "none", (1, 2, 4)),
         ("7B", whole("7B"), (8, 10, 12), "none", (2, 4)),
         ("7B", whole("7B"), (4, 6, 8, 10, 12), "half", (1, 2, 4)),
         ("7B", whole("7B"), (12, 16, 24), "blocks", (1, 2, 4)),
@@ -92,7 +92,7 @@ def entries():
         of = {"share": 4, "processes": count, "kept": kept, "once": once}
         found.append(Entry("7B", whole("7B"), name, 3, **of))
     # Beside other kernels, NCCL's: fewer of them, and blocks that make way for them.
-    for count, size in product((2, 4), (3, 6, 10, 12)):
+    for count, size in product((2, 4), (3, 6, 10, 12, 13, 14)):
         of = {"micro_batch": size, "processes": count}
         for name in IMPLEMENTATIONS:
             found.append(Entry("7B", whole("7B"), name, kept=True, **of))

@@ -15,13 +15,17 @@ from run import Run
 PACKAGES = ("torch", "triton", "tilemoe", "scattermoe", "sonic-moe")
 # Kernels by a part of their name, the first that matches: what a step's time is spent on.
 KINDS = {
-    "experts": ("tilemoe", "group", "scatter2scatter", "sonic", "quack", "index_select", "sort"),
+    "experts": (
+        "tilemoe", "group", "scatter2scatter", "index_select", "sort",
+        # sonic-moe's
+        "quack", "token_gather", "col_partial_sum", "metadata_compute",
+    ),
     "attention": ("flash", "fmha", "cudnn", "attention"),
     "products": ("gemm", "cutlass", "nvjet", "xmma"),
     "communication": ("nccl",),
     "optimizer": ("adam", "multi_tensor"),
     "copies of parameters": ("chunk_cat", "split_with_sizes", "memcpy", "copy_kernel"),
-}
+}  # fmt: skip
 NAMED = 360  # characters of a kernel's name, of which templates take the first hundreds
 IN_HEAD = ("products", "elementwise and other")  # kinds that, inside of its range, are the head's
 
