@@ -117,7 +117,7 @@ def best(entries):
         fastest[tuple(e[key] for key in keys), e["experts"]] = e
     rows = []
     for ours, e in compared(fastest.values(), keys):
-        size = f"{ours['recompute']}, {ours['micro_batch']}"
+        size = f"{ours['recompute']}, {start(ours)[5]}"
         ratio = f"{speed(ours) / speed(e):.2f}"
         rows.append([*start(e), per_day(speed(e)), size, per_day(speed(ours)), ratio])
     columns = [PER_DAY, "TileMoE's recompute, micro-batch", "its tokens", "ratio"]
