@@ -60,7 +60,8 @@ class ReduceScatter:
     may use from one backward pass to the next."""
 
     def allocate(self, size, *, dtype, device):
-        if device.type != "cuda":
+        # Deterministic algorithms fill what is empty with NaN, in the order of the stream it is of.
+        if device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
             return torch.empty(size, dtype=dtype, device=device)
         with torch.cuda.stream(torch.cuda.default_stream(device)):
             memory = torch.empty(size, dtype=dtype, device=device)

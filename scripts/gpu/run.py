@@ -80,7 +80,7 @@ def run_item(item, folder, environment, limit_s):
 
 
 def run_stage(name, machine, facts, args, environment):
-    """Runs what has not passed yet; returns the stage's items with their status."""
+    """Runs what has not passed yet; yields the stage's items with their status, in their order."""
     folder = args.out / name
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + STAGE_LIMIT_S
@@ -101,7 +101,7 @@ def run_stage(name, machine, facts, args, environment):
         return result
 
     with ThreadPoolExecutor(AT_ONCE.get(name, 1)) as pool:
-        return list(pool.map(result_of, STAGES[name](machine, folder)))
+        yield from pool.map(result_of, STAGES[name](machine, folder))
 
 
 def main():
@@ -136,9 +136,12 @@ def main():
     lines = []
     for name in args.stages or STAGES:
         say(name)
-        items = run_stage(name, machine, facts, args, environment)
-        (args.out / f"gpu_{name}.json").write_text(
-            json.dumps({"stage": name, **facts, "items": items}, indent=1) + "\n")
+        items = []
+        for item in run_stage(name, machine, facts, args, environment):
+            items.append(item)
+            # After each, for a run that is cut off.
+            (args.out / f"gpu_{name}.json").write_text(
+                json.dumps({"stage": name, **facts, "items": items}, indent=1) + "\n")
         for item in items:
             if item["status"] != "passed":
                 lines.append(f"{name}, {item['item']}: {item['status']}")

@@ -66,20 +66,31 @@ class GpuRun(unittest.TestCase):
                          {"tests": 7, "failures": 0, "skipped": ["A.b"]})
         self.assertEqual(results["items"][1]["report"], "3 cases, 0 failures")
 
-    def test_leaves_nothing_running(self):
-        """Killed, it takes along what it has begun: a program's child too."""
-        self.program("cuda_some_test", f"sleep 50 & echo $! >{self.folder}/child; wait")
+    def killed(self, when):
+        """run.py's stage `test`, ended when a condition holds."""
         command = [sys.executable, RUN, "--programs", self.folder / "programs", "--out",
                    self.folder / "out", "test"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                               env={**os.environ,
                                    "PATH": f"{self.folder / 'tools'}:/usr/bin:/bin"}) as run:
-            child = self.folder / "child"
-            until(lambda: child.exists() and child.read_text())
+            until(when)
             run.terminate()
             self.assertEqual(run.wait(timeout=20), 128 + signal.SIGTERM)
+
+    def test_leaves_nothing_running(self):
+        """Killed, it takes along what it has begun: a program's child too."""
+        self.program("cuda_some_test", f"sleep 50 & echo $! >{self.folder}/child; wait")
+        child = self.folder / "child"
+        self.killed(lambda: child.exists() and child.read_text())
         status = pathlib.Path(f"/proc/{child.read_text().strip()}/status")
         until(lambda: not status.exists() or "zombie" in status.read_text())
+
+    def test_keeps_the_results_before_it_is_killed(self):
+        self.program("tilemoe", f'if [ "$1" = info ]; then {INFO}; else sleep 50; fi')
+        file = self.folder / "out" / "gpu_test.json"
+        self.killed(lambda: file.exists() and file.read_text().endswith("}\n"))
+        items = self.results("test")["items"]
+        self.assertEqual([(i["item"], i["status"]) for i in items], [("cuda_some_test", "passed")])
 
     def test_goes_on_where_it_stopped(self):
         self.program("cuda_some_test", self.counts(failures=2))
