@@ -14,15 +14,15 @@ esac
 wheel=$(echo "$root"/build/dist/*.whl)
 export CUDA_VISIBLE_DEVICES='' TILEMOE_WHEEL=$wheel
 
-# Runs tests with the wheel in an environment; from build/, so that Python has the source nowhere on
-# its path.
+# Runs tests with the wheel in an environment, in up to four processes; from build/, so that Python
+# has the source nowhere on its path.
 test_wheel() {
   local environment=$root/$1
   shift
   "$environment/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel" >&2 ||
     die "the wheel cannot be installed into $environment."
   (cd "$root/build" && "$environment/bin/python" -m pytest -q -p no:cacheprovider \
-    -o pythonpath="$root/tests/torch" "$@") ||
+    -n logical --maxprocesses 4 --dist worksteal -o pythonpath="$root/tests/torch" "$@") ||
     die "tests of the PyTorch package failed; their output is above."
 }
 
