@@ -142,7 +142,6 @@ def main():
             # After each, for a run that is cut off.
             (args.out / f"gpu_{name}.json").write_text(
                 json.dumps({"stage": name, **facts, "items": items}, indent=1) + "\n")
-        for item in items:
             if item["status"] != "passed":
                 lines.append(f"{name}, {item['item']}: {item['status']}")
         if all(item["status"] == "passed" for item in items):

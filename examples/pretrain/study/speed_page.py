@@ -28,13 +28,18 @@ KINDS = ("experts", "attention", "products", "head", "elementwise and other",
 LAYER_NAMES = {"tilemoe": "tilemoe", "grouped_mm": "torch-grouped_mm"}  # of LAYERS' backends
 
 
+def micro_batch(e):
+    """The column of that name: its sequences, and how a step goes about them."""
+    size = f"{e['micro_batch']} x {e['share']}" if e["share"] > 1 else str(e["micro_batch"])
+    size += ", kept" * e["kept"] + ", reduced once" * e["once"]
+    return size + f", {e['turns']} turns" * (e["turns"] > 1)
+
+
 def start(e):
     """The columns that say what was measured."""
     device = e["device"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
-    size = f"{e['micro_batch']} x {e['share']}" if e["share"] > 1 else str(e["micro_batch"])
-    size += ", kept" * e["kept"] + ", reduced once" * e["once"]
-    size += f", {e['turns']} turns" * (e["turns"] > 1)
-    return [device, e["config"], e["layers"], e["processes"], e["recompute"], size, e["experts"]]
+    of = [e[key] for key in ("config", "layers", "processes", "recompute")]
+    return [device, *of, micro_batch(e), e["experts"]]
 
 
 def whole(e):
@@ -117,7 +122,7 @@ def best(entries):
         fastest[tuple(e[key] for key in keys), e["experts"]] = e
     rows = []
     for ours, e in compared(fastest.values(), keys):
-        size = f"{ours['recompute']}, {start(ours)[5]}"
+        size = f"{ours['recompute']}, {micro_batch(ours)}"
         ratio = f"{speed(ours) / speed(e):.2f}"
         rows.append([*start(e), per_day(speed(e)), size, per_day(speed(ours)), ratio])
     columns = [PER_DAY, "TileMoE's recompute, micro-batch", "its tokens", "ratio"]
