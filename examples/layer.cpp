@@ -47,8 +47,12 @@ int run() {
   const int64_t T = 1024, d = 256, n = 128, E = 16, K = 2;
 
   // Sizes come first, from the shapes alone.
-  const RoutingSpec spec = RoutingSpec::top_k(T, E, K);
-  const Experts experts(d, n, E);  // float32, SwiGLU, gate rows then up rows
+  const RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, T, E, K);
+  const Experts experts{// float32, SwiGLU, gate rows then up rows
+                        .device = Device::kCpu,
+                        .d = d,
+                        .n = n,
+                        .E = E};
   const tilemoe_saved_size saved_size = experts.saved_bytes(spec);
 
   // Inputs and weights.
@@ -66,7 +70,12 @@ int run() {
   const Tensor logits_view(logits.data(), DType::kFloat32, {T, E});
   const Tensor ids_view(ids.data(), DType::kInt32, {T, K});
   const Tensor scores_view(scores.data(), DType::kFloat32, {T, K});
-  top_k(Scoring::kSoftmaxOverChosen, K, logits_view, ids_view, scores_view);
+  top_k({.device = Device::kCpu,
+         .scoring = Scoring::kSoftmaxOverChosen,
+         .K = K,
+         .logits = logits_view,
+         .ids = ids_view,
+         .scores = scores_view});
   Routing routing(spec, routing_memory.data(), routing_memory.bytes());
   routing.from_top_k(ids_view, scores_view, routing_workspace.data(), routing_workspace.bytes());
 
@@ -74,37 +83,38 @@ int run() {
   const Buffer h(saved_size.H), o(float_bytes(T * d));
   const Buffer forward_workspace(experts.workspace_bytes(spec, Pass::kForward));
   Saved saved(Tensor(h.data(), DType::kFloat32, {routing.capacity(), experts.h_width()}));
-  ForwardArgs forward;
-  forward.routing = &routing;
-  forward.weights.W1 = Tensor(w1.data(), DType::kFloat32, {E, 2 * n, d});
-  forward.weights.W2 = Tensor(w2.data(), DType::kFloat32, {E, d, n});
-  forward.X = Tensor(x.data(), DType::kFloat32, {T, d});
-  forward.O = Tensor(o.data(), DType::kFloat32, {T, d});
-  forward.saved = &saved;
-  forward.workspace = forward_workspace.data();
-  forward.workspace_bytes = forward_workspace.bytes();
+  const ForwardArgs forward{.routing = &routing,
+                            .weights = {.W1 = {w1.data(), DType::kFloat32, {E, 2 * n, d}},
+                                        .W2 = {w2.data(), DType::kFloat32, {E, d, n}}},
+                            .X = {x.data(), DType::kFloat32, {T, d}},
+                            .O = {o.data(), DType::kFloat32, {T, d}},
+                            .saved = &saved,
+                            .workspace = forward_workspace.data(),
+                            .workspace_bytes = forward_workspace.bytes()};
   experts.forward(forward);
 
   // Backward of the loss |O|^2 / 2, so dO = O. Gradients left absent are not computed.
   const Buffer dx(float_bytes(T * d)), dw1(w1.bytes()), dw2(w2.bytes());
   const Buffer ds(float_bytes(T * K)), dlogits(logits.bytes());
-  const Buffer backward_workspace(experts.workspace_bytes(spec, Pass::kBackward));
-  BackwardArgs backward;
-  backward.routing = &routing;
-  backward.weights = forward.weights;
-  backward.X = forward.X;
-  backward.dO = forward.O;
-  backward.saved = &saved;
-  backward.dX = Tensor(dx.data(), DType::kFloat32, {T, d});
-  backward.dweights.W1 = Tensor(dw1.data(), DType::kFloat32, {E, 2 * n, d});
-  backward.dweights.W2 = Tensor(dw2.data(), DType::kFloat32, {E, d, n});
-  backward.ds = Tensor(ds.data(), DType::kFloat32, {T, K});
-  backward.workspace = backward_workspace.data();
-  backward.workspace_bytes = backward_workspace.bytes();
+  const Buffer backward_workspace(experts.workspace_bytes(spec, BackwardMode::kWhole));
+  const BackwardArgs backward{.routing = &routing,
+                              .weights = forward.weights,
+                              .X = forward.X,
+                              .dO = forward.O,
+                              .saved = &saved,
+                              .dX = {dx.data(), DType::kFloat32, {T, d}},
+                              .dweights = {.W1 = {dw1.data(), DType::kFloat32, {E, 2 * n, d}},
+                                           .W2 = {dw2.data(), DType::kFloat32, {E, d, n}}},
+                              .ds = {ds.data(), DType::kFloat32, {T, K}},
+                              .workspace = backward_workspace.data(),
+                              .workspace_bytes = backward_workspace.bytes()};
   experts.backward(backward);
-  router_backward(Scoring::kSoftmaxOverChosen, routing, {}, backward.ds,
-                  Tensor(dlogits.data(), DType::kFloat32, {T, E}), routing_workspace.data(),
-                  routing_workspace.bytes());
+  router_backward({.scoring = Scoring::kSoftmaxOverChosen,
+                   .routing = &routing,
+                   .ds = backward.ds,
+                   .dlogits = {dlogits.data(), DType::kFloat32, {T, E}},
+                   .workspace = routing_workspace.data(),
+                   .workspace_bytes = routing_workspace.bytes()});
 
   // A step against the gradient of the experts' down-projection must lower the loss.
   const auto loss = [&] {

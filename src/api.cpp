@@ -3,6 +3,7 @@
 #include <new>
 #include <string>
 
+#include "activation_kinds.h"
 #include "backend.h"
 #include "check.h"
 #include "layer.h"
@@ -57,6 +58,10 @@ const char* tilemoe_version(void) {
       TILEMOE_VERSION_MINOR) "." TILEMOE_STRINGIFY(TILEMOE_VERSION_PATCH);
 }
 
+int tilemoe_version_number(void) {
+  return TILEMOE_VERSION_NUMBER;
+}
+
 const char* tilemoe_status_name(tilemoe_status status) {
   switch (status) {
     case TILEMOE_SUCCESS: return "success";
@@ -95,23 +100,12 @@ const char* tilemoe_dtype_name(tilemoe_dtype dtype) {
 }
 
 int tilemoe_activation_gated(tilemoe_activation activation) {
-  return activation >= TILEMOE_SWIGLU && activation <= TILEMOE_REGLU;
+  return tilemoe::activation_kind(activation).gated;
 }
 
 const char* tilemoe_activation_name(tilemoe_activation activation) {
-  switch (activation) {
-    case TILEMOE_SWIGLU: return "swiglu";
-    case TILEMOE_GEGLU: return "geglu";
-    case TILEMOE_GEGLU_TANH: return "geglu_tanh";
-    case TILEMOE_REGLU: return "reglu";
-    case TILEMOE_SILU: return "silu";
-    case TILEMOE_GELU: return "gelu";
-    case TILEMOE_GELU_TANH: return "gelu_tanh";
-    case TILEMOE_RELU: return "relu";
-    case TILEMOE_RELU_SQUARED: return "relu_squared";
-    case TILEMOE_IDENTITY: return "identity";
-  }
-  return "unknown activation";
+  const char* const name = tilemoe::activation_kind(activation).name;
+  return name ? name : "unknown activation";
 }
 
 int tilemoe_device_available(tilemoe_device device) {
@@ -136,18 +130,6 @@ tilemoe_status tilemoe_set_num_threads(int threads) {
 
 int tilemoe_num_threads(void) {
   return tilemoe::num_threads();
-}
-
-tilemoe_status tilemoe_set_block_turns(int turns) {
-  return guarded("tilemoe_set_block_turns", [&] {
-    TILEMOE_CHECK(turns >= 1 && turns <= tilemoe::limits::kMaxBlockTurns,
-                  "turns is " << turns << ", expected 1 to " << tilemoe::limits::kMaxBlockTurns);
-    tilemoe::set_block_turns(turns);
-  });
-}
-
-int tilemoe_block_turns(void) {
-  return tilemoe::block_turns();
 }
 
 tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec, int64_t* capacity) {
@@ -175,8 +157,7 @@ tilemoe_status tilemoe_routing_workspace_bytes(const tilemoe_routing_spec* spec,
 tilemoe_status tilemoe_routing_bind(const tilemoe_routing_spec* spec, void* memory, size_t bytes,
                                     tilemoe_routing* routing) {
   return guarded("tilemoe_routing_bind", [&] {
-    check_out(routing, "routing");
-    *routing = tilemoe::bind_routing(tilemoe::complete(spec), memory, bytes);
+    tilemoe::write_routing(tilemoe::bind_routing(tilemoe::complete(spec), memory, bytes), routing);
   });
 }
 
@@ -222,17 +203,14 @@ tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_args* args) {
 tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,
                                    const tilemoe_routing_spec* routing, tilemoe_saved_size* size) {
   return guarded("tilemoe_saved_bytes", [&] {
-    check_out(size, "size");
-    *size = tilemoe::saved_bytes(experts, routing);
+    tilemoe::write_struct("size", size, tilemoe::saved_bytes(experts, routing));
   });
 }
 
-tilemoe_status tilemoe_workspace_bytes(const tilemoe_experts* experts,
-                                       const tilemoe_routing_spec* routing, tilemoe_pass pass,
-                                       size_t* bytes) {
+tilemoe_status tilemoe_workspace_bytes(const tilemoe_workspace_query* query, size_t* bytes) {
   return guarded("tilemoe_workspace_bytes", [&] {
     check_out(bytes, "bytes");
-    *bytes = tilemoe::workspace_bytes(experts, routing, pass);
+    *bytes = tilemoe::workspace_bytes(query);
   });
 }
 

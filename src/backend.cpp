@@ -1,7 +1,5 @@
 #include "backend.h"
 
-#include <atomic>
-
 #include "check.h"
 #include "cpu/backend.h"
 #include "cpu/thread_pool.h"
@@ -25,17 +23,6 @@ void set_num_threads(int threads) {
 }
 int num_threads() {
   return cpu::num_threads();
-}
-
-namespace {
-std::atomic<int> turns_of_blocks = 1;
-}  // namespace
-
-void set_block_turns(int turns) {
-  turns_of_blocks.store(turns, std::memory_order_relaxed);
-}
-int block_turns() {
-  return turns_of_blocks.load(std::memory_order_relaxed);
 }
 
 }  // namespace tilemoe

@@ -1,7 +1,8 @@
 // What a backend provides: the steps of the layer and of the routing, one function each, named as
 // in docs/mathematics.md. layer.cpp and routing/ check every argument and own the order and the
 // memory plan, so a step may trust what it is given. Nothing here allocates; scratch comes with the
-// step.
+// step. block_turns: blocks of threads that a product has for each multiprocessor, one after the
+// other (CUDA).
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,8 @@ struct Scratch {
 struct Rows {
   int64_t E = 0;
   int64_t capacity = 0;
+  int64_t of_an_expert =
+      INT64_MAX;  // at most, unless ids repeat within a token; past capacity: any
   const int32_t* offsets = nullptr;  // (E + 1)
   const int32_t* token = nullptr;    // (capacity) source row in X and dO; null: row r is row r
   const float* score = nullptr;      // (capacity); null: every s is 1
@@ -43,6 +46,7 @@ struct UpProjection {
   tilemoe_tensor A;  // out (capacity, n)
   Scratch scratch;
   void* stream;
+  int block_turns = 1;
 };
 
 // Y = A W2^T + b2, or a block of Y's columns, which are then the rows of W2 that are given.
@@ -55,6 +59,7 @@ struct DownProjection {
   tilemoe_tensor Y;   // out (capacity, d or a block of it)
   Scratch scratch;
   void* stream;
+  int block_turns = 1;
 };
 
 // out_t = addend_t + sum over the token's pairs of [s *] row, float32, in pair order. Grouped:
@@ -83,6 +88,7 @@ struct ActivationGradient {
   float* ds_partial;        // out (ds_tiles, capacity); null: not wanted
   Scratch scratch;
   void* stream;
+  int block_turns = 1;
 };
 
 // ds(pair) = sum over tiles, in order, of ds_partial(tile, row) + <dO_t, b2_e>; 0 for a pair
@@ -108,6 +114,7 @@ struct WeightGradient2 {
   bool accumulate;
   Scratch scratch;
   void* stream;
+  int block_turns = 1;
 };
 
 // dX~ = dH W1, or a block of dX~'s columns, which are then the columns of W1 that are given.
@@ -119,6 +126,7 @@ struct InputGradient {
   tilemoe_tensor dX_rows;  // out dX~ (capacity, d or a block of it)
   Scratch scratch;
   void* stream;
+  int block_turns = 1;
 };
 
 // dW1_e = dH_e^T X_e (gathers X)
@@ -132,6 +140,7 @@ struct WeightGradient1 {
   bool accumulate;
   Scratch scratch;
   void* stream;
+  int block_turns = 1;
 };
 
 // db2_e = sum of s dO over the expert's rows (gathers dO); db1_e = sum of dH.
@@ -157,6 +166,14 @@ enum class Step {
   kBiasGradient,
 };
 
+// What the size of a step's scratch depends on beside the experts.
+struct ScratchSizes {
+  int64_t capacity;
+  int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert
+  // kWeightGradient1: which of its outputs are asked for. Both: either may be left out.
+  bool dW1 = true, dW1_up = true;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -171,7 +188,7 @@ class Backend {
 
   // ---- the layer
   virtual size_t scratch_bytes(Step step, const tilemoe_experts& experts,
-                               int64_t capacity) const = 0;
+                               const ScratchSizes& sizes) const = 0;
   // Column tiles into which the activation gradient cuts ds.
   virtual int64_t ds_tiles(const tilemoe_experts& experts) const = 0;
   virtual void up_projection(const UpProjection& step) = 0;
@@ -204,9 +221,5 @@ Backend& cpu_backend();
 // Threads of the CPU backend; 0 asks for one a core.
 void set_num_threads(int threads);
 int num_threads();
-
-// Blocks that a product of the CUDA backend has for each multiprocessor.
-void set_block_turns(int turns);
-int block_turns();
 
 }  // namespace tilemoe

@@ -1,5 +1,6 @@
 #include "check.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "library_limits.h"
@@ -12,6 +13,39 @@ void throw_error(Status status, const std::string& message, const char* file, in
   std::ostringstream text;
   text << message << " [" << (name ? name + 1 : file) << ":" << line << ": " << expression << "]";
   throw Error(status, text.str());
+}
+
+namespace {
+
+uint64_t checked_size(const char* name, const void* given, size_t least) {
+  TILEMOE_CHECK(given != nullptr, name << " is null");
+  uint64_t size = 0;
+  std::memcpy(&size, given, sizeof size);
+  TILEMOE_CHECK(size >= least && size <= kMostStructBytes && size % 4 == 0,
+                name << ".struct_size is " << size << ", expected at least " << least
+                     << ": set it to sizeof the struct");
+  return size;
+}
+
+}  // namespace
+
+void copy_struct(const char* name, const void* given, size_t least, void* copy, size_t known) {
+  const uint64_t size = checked_size(name, given, least);
+  const auto* const bytes = static_cast<const unsigned char*>(given);
+  for (size_t i = known; i < size; ++i)
+    TILEMOE_CHECK(bytes[i] == 0, name << " of " << size << " bytes has something at byte " << i
+                                      << ", but this version knows " << known
+                                      << " bytes: a newer version is needed");
+  std::memcpy(copy, given, std::min<size_t>(known, size));
+}
+
+void fill_struct(const char* name, void* to, size_t least, const void* value, size_t known) {
+  const uint64_t size = checked_size(name, to, least);
+  const size_t filled = std::min<size_t>(known, size);
+  auto* const bytes = static_cast<unsigned char*>(to);
+  std::memcpy(bytes + sizeof size, static_cast<const unsigned char*>(value) + sizeof size,
+              filled - sizeof size);
+  std::memset(bytes + filled, 0, size - filled);
 }
 
 std::string describe_shape(const tilemoe_tensor& tensor) {
@@ -163,6 +197,14 @@ void check_workspace(const void* workspace, size_t bytes, size_t needed) {
                 "workspace is null, expected " << needed << " bytes");
   TILEMOE_CHECK(reinterpret_cast<uintptr_t>(workspace) % limits::kAlignment == 0,
                 "workspace " << workspace << " is not on 16 bytes");
+}
+
+void check_flag(const char* name, int32_t flag) {
+  TILEMOE_CHECK(flag == 0 || flag == 1, name << " is " << flag << ", expected 0 or 1");
+}
+
+void check_reserved(const char* name, int32_t reserved) {
+  TILEMOE_CHECK(reserved == 0, name << ".reserved is " << reserved << ", expected 0");
 }
 
 }  // namespace tilemoe

@@ -2,10 +2,12 @@
 // ends with the file, the line and the expression.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 #include "tilemoe/error.h"
 
@@ -31,14 +33,79 @@ namespace tilemoe {
 #define TILEMOE_ASSERT(condition, message) \
   TILEMOE_CHECK_AS(::tilemoe::Status::kInternalError, condition, message)
 
-template <class Args>
-void check_struct(const Args* args, const char* name) {
-  TILEMOE_CHECK(args != nullptr, name << " is null");
-  TILEMOE_CHECK(
-      args->struct_size == sizeof(Args),
-      name << ".struct_size is " << args->struct_size << ", expected " << sizeof(Args)
-           << ": it was not set, or the program was built against another version's header");
+// ---- structs that grow at their end (the rules stand in tilemoe.h)
+
+// The least of a struct that is taken: its first layout, less what may be absent at its end.
+template <class Struct>
+inline constexpr size_t kLeastBytes = sizeof(Struct);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_routing_spec> = offsetof(tilemoe_routing_spec, m);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_routing> =
+    offsetof(tilemoe_routing, spec) + kLeastBytes<tilemoe_routing_spec>;
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_top_k_args> = offsetof(tilemoe_top_k_args, stream);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_route_top_k_args> = offsetof(tilemoe_route_top_k_args,
+                                                                         stream);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_route_general_args> =
+    offsetof(tilemoe_route_general_args, stream);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_route_rounded_args> =
+    offsetof(tilemoe_route_rounded_args, stream);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_route_grouped_args> =
+    offsetof(tilemoe_route_grouped_args, stream);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_router_backward_args> =
+    offsetof(tilemoe_router_backward_args, stream);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_router_losses_args> =
+    offsetof(tilemoe_router_losses_args, stream);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_experts> = offsetof(tilemoe_experts, clamp);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_weights> = offsetof(tilemoe_weights, b1);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_saved_size> = offsetof(tilemoe_saved_size, total);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_workspace_query> = offsetof(tilemoe_workspace_query,
+                                                                        gradients);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_forward_args> = offsetof(tilemoe_forward_args,
+                                                                     block_turns);
+template <>
+inline constexpr size_t kLeastBytes<tilemoe_backward_args> = offsetof(tilemoe_backward_args,
+                                                                      block_turns);
+
+// A size past this was never set.
+inline constexpr size_t kMostStructBytes = 1 << 12;
+
+// `given` starts with its struct_size. Copies what both know to `copy`, of `known` bytes; throws
+// where `given` is null or too small, or has something in the bytes that `copy` lacks.
+void copy_struct(const char* name, const void* given, size_t least, void* copy, size_t known);
+// Copies `value`, of `known` bytes, to as much as `to` has by its struct_size, which it keeps, and
+// zeroes the rest of it.
+void fill_struct(const char* name, void* to, size_t least, const void* value, size_t known);
+
+// A caller's struct as this version knows it: what the caller's lacks is zero.
+template <class Struct>
+Struct read_struct(const char* name, const Struct* given, size_t least = kLeastBytes<Struct>) {
+  static_assert(std::is_trivially_copyable_v<Struct> && offsetof(Struct, struct_size) == 0);
+  Struct copy{};
+  copy_struct(name, given, least, &copy, sizeof copy);
+  copy.struct_size = sizeof copy;
+  return copy;
 }
+// Fills a caller's struct, as far as it goes.
+template <class Struct>
+void write_struct(const char* name, Struct* to, const Struct& value,
+                  size_t least = kLeastBytes<Struct>) {
+  fill_struct(name, to, least, &value, sizeof value);
+}
+
+// ---- tensors
 
 inline bool present(const tilemoe_tensor& tensor) {
   return tensor.ndim != 0 || tensor.data != nullptr;
@@ -99,5 +166,8 @@ void check_optional(const char* name, const tilemoe_tensor& tensor, const Tensor
 void check_absent(const char* name, const tilemoe_tensor& tensor, const char* why);
 
 void check_workspace(const void* workspace, size_t bytes, size_t needed);
+// 0 or 1.
+void check_flag(const char* name, int32_t flag);
+void check_reserved(const char* name, int32_t reserved);
 
 }  // namespace tilemoe

@@ -1,5 +1,5 @@
-// The layer: argument checks, the order of the kernels and the memory plan, the same for every
-// backend.
+// The layer: the order of the steps, the same for every backend. What is asked for and its checks are
+// in layer_call.h, the memory plan in layer_plan.h.
 #pragma once
 
 #include "tilemoe/tilemoe.h"
@@ -9,8 +9,7 @@ namespace tilemoe {
 class Backend;
 
 tilemoe_saved_size saved_bytes(const tilemoe_experts* experts, const tilemoe_routing_spec* routing);
-size_t workspace_bytes(const tilemoe_experts* experts, const tilemoe_routing_spec* routing,
-                       tilemoe_pass pass);
+size_t workspace_bytes(const tilemoe_workspace_query* query);
 // `steps`, where given, runs the steps in place of the device's backend: a decorator of it that
 // times each one.
 void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args,

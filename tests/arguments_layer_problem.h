@@ -39,6 +39,7 @@ struct LayerProblem {
   tilemoe_experts experts{};
   tilemoe_routing_spec spec{};
   tilemoe_routing routing{};
+  tilemoe_weights weights{}, dweights{};
   tilemoe_saved saved{};
   tilemoe_forward_args forward{};
   tilemoe_backward_args backward{};
@@ -55,11 +56,13 @@ struct LayerProblem {
       spec.T = kT, spec.K = kK;
     }
     bind_and_route(grouped);
+    saved.struct_size = sizeof saved;
     saved.H = zeros({routing.spec.capacity, 2 * kN});
+    weights = new_weights(split), dweights = new_weights(split);
 
     forward.struct_size = sizeof forward;
     forward.routing = &routing;
-    forward.weights = new_weights(split);
+    forward.weights = &weights;
     forward.X = floats({kT, kD});
     forward.O = floats({kT, kD});
     forward.addend = floats({kT, kD});
@@ -67,19 +70,16 @@ struct LayerProblem {
 
     backward.struct_size = sizeof backward;
     backward.routing = &routing;
-    backward.weights = forward.weights;
+    backward.weights = &weights;
     backward.X = forward.X;
     backward.dO = floats({kT, kD});
     backward.saved = &saved;
     backward.dX = floats({kT, kD});
     backward.addend = floats({kT, kD});
-    backward.dweights = new_weights(split);
+    backward.dweights = &dweights;
     backward.ds = floats({routing.spec.pairs});
 
-    size_t needed = 0;
-    for (tilemoe_pass pass :
-         {TILEMOE_PASS_FORWARD, TILEMOE_PASS_BACKWARD, TILEMOE_PASS_BACKWARD_DH_OVER_H})
-      needed = std::max(needed, workspace_bytes(pass));
+    const size_t needed = std::max(forward_workspace(), backward_workspace(TILEMOE_BACKWARD_WHOLE));
     forward.workspace = backward.workspace = shared_workspace.take(needed);
     forward.workspace_bytes = backward.workspace_bytes = needed;
   }
@@ -89,14 +89,15 @@ struct LayerProblem {
   bool accepts(const std::string&, tilemoe_dtype dtype) const { return dtype == TILEMOE_FLOAT32; }
   bool accepts_ndim(const std::string&, int) const { return false; }
   std::vector<int64_t> host_outputs() const {
-    return {saved.consumed, static_cast<int64_t>(reinterpret_cast<intptr_t>(saved.dH_workspace)),
+    return {saved.state, static_cast<int64_t>(reinterpret_cast<intptr_t>(saved.dH)),
             shared_workspace.clean()};
   }
 
-  size_t workspace_bytes(tilemoe_pass pass) const {
-    size_t bytes = 0;
-    require(tilemoe_workspace_bytes(&experts, &spec, pass, &bytes));
-    return bytes;
+  size_t forward_workspace() const {
+    return workspace_bytes(TILEMOE_PASS_FORWARD, TILEMOE_BACKWARD_WHOLE, 0);
+  }
+  size_t backward_workspace(tilemoe_backward_mode mode, uint32_t gradients = 0) const {
+    return workspace_bytes(TILEMOE_PASS_BACKWARD, mode, gradients);
   }
 
   static void require(tilemoe_status status) {
@@ -104,6 +105,16 @@ struct LayerProblem {
   }
 
  private:
+  size_t workspace_bytes(tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients) const {
+    tilemoe_workspace_query query{};
+    query.struct_size = sizeof query;
+    query.experts = &experts, query.routing = &spec;
+    query.pass = pass, query.mode = mode, query.gradients = gradients;
+    size_t bytes = 0;
+    require(tilemoe_workspace_bytes(&query, &bytes));
+    return bytes;
+  }
+
   tilemoe_tensor floats(std::vector<int64_t> shape) {
     return new_tensor(arena, TILEMOE_FLOAT32, shape);
   }
@@ -114,19 +125,21 @@ struct LayerProblem {
   }
 
   tilemoe_weights new_weights(bool split) {
-    tilemoe_weights weights{};
+    tilemoe_weights all{};
+    all.struct_size = sizeof all;
     const int64_t rows = split ? kN : 2 * kN;
-    weights.W1 = floats({kE, rows, kD});
-    weights.W2 = floats({kE, kD, kN});
-    weights.b1 = floats({kE, rows});
-    weights.b2 = floats({kE, kD});
-    if (split) weights.W1_up = floats({kE, kN, kD}), weights.b1_up = floats({kE, kN});
-    return weights;
+    all.W1 = floats({kE, rows, kD});
+    all.W2 = floats({kE, kD, kN});
+    all.b1 = floats({kE, rows});
+    all.b2 = floats({kE, kD});
+    if (split) all.W1_up = floats({kE, kN, kD}), all.b1_up = floats({kE, kN});
+    return all;
   }
 
   void bind_and_route(bool grouped) {
     size_t bytes = 0;
     require(tilemoe_routing_bytes(&spec, &bytes));
+    routing.struct_size = sizeof routing;
     require(tilemoe_routing_bind(&spec, arena.take(bytes), bytes, &routing));
     if (grouped) {
       tilemoe_route_grouped_args args{};

@@ -140,9 +140,10 @@ std::vector<BadCase<Problem>> router_backward_cases() {
        {"CUDA"},
        TILEMOE_UNSUPPORTED},
   };
-  for (float beta : {0.5f, -1.f, kNan})
-    cases.push_back(
-        {"beta " + std::to_string(beta), [beta](Problem& p) { p.args.beta = beta; }, {"beta is"}});
+  for (int32_t accumulate : {-1, 2})
+    cases.push_back({"accumulate " + std::to_string(accumulate),
+                     [accumulate](Problem& p) { p.args.accumulate = accumulate; },
+                     {"accumulate is"}});
   append_tensor(cases, "ds", &tilemoe_router_backward_args::ds);
   append_tensor(cases, "dlogits", &tilemoe_router_backward_args::dlogits, false, Layout::kRows);
   append_workspace(cases);

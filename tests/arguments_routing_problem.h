@@ -42,6 +42,7 @@ struct RoutingProblem {
     if (kind == TILEMOE_ROUTING_ROUNDED) spec.m = 2, spec.rounding = rounding;
     size_t bytes = 0;
     require(tilemoe_routing_bytes(&spec, &bytes));
+    routing.struct_size = sizeof routing;
     require(tilemoe_routing_bind(&spec, arena.take(bytes), bytes, &routing));
     require(tilemoe_routing_workspace_bytes(&spec, &workspace_bytes));
     workspace = arena.take(workspace_bytes);

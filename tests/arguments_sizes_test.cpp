@@ -16,7 +16,8 @@ struct Sizes {
   tilemoe_routing routing{};
   int64_t capacity = -77;
   size_t bytes = 77;
-  tilemoe_saved_size saved{77, 77, 77, 77};
+  tilemoe_saved_size saved{sizeof(tilemoe_saved_size), 77, 77, 77, 77};
+  tilemoe_workspace_query query{};
 
   Sizes() {
     spec.struct_size = sizeof spec;
@@ -24,7 +25,13 @@ struct Sizes {
     spec.T = kT, spec.E = kE, spec.K = kK, spec.m = 4;
     experts.struct_size = sizeof experts;
     experts.d = 24, experts.n = 16, experts.E = kE;
+    routing.struct_size = sizeof routing;
+    query.struct_size = sizeof query;
+    query.experts = &experts, query.routing = &spec, query.pass = TILEMOE_PASS_FORWARD;
   }
+  Sizes(const Sizes&) = delete;
+  Sizes& operator=(const Sizes&) = delete;
+  tilemoe_status workspace() { return tilemoe_workspace_bytes(&query, &bytes); }
   std::vector<int64_t> host_outputs() const {
     return {capacity, static_cast<int64_t>(bytes), static_cast<int64_t>(saved.rows),
             static_cast<int64_t>(saved.total), reinterpret_cast<intptr_t>(routing.offsets)};
@@ -45,7 +52,7 @@ struct SizesOf : Sizes {
       case 2: return tilemoe_routing_workspace_bytes(spec_pointer, &bytes);
       case 3: return tilemoe_routing_bind(spec_pointer, arena.take(4096), 4096, &routing);
       case 4: return tilemoe_saved_bytes(&experts, spec_pointer, &saved);
-      default: return tilemoe_workspace_bytes(&experts, spec_pointer, TILEMOE_PASS_FORWARD, &bytes);
+      default: query.routing = spec_pointer; return workspace();
     }
   }
 };
@@ -129,8 +136,7 @@ TEST(SizeArguments, NowhereToWrite) {
   expect_refused(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, kT, kE, nullptr),
                  "bytes is null");
   expect_refused(tilemoe_saved_bytes(&p.experts, &p.spec, nullptr), "size is null");
-  expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, TILEMOE_PASS_FORWARD, nullptr),
-                 "bytes is null");
+  expect_refused(tilemoe_workspace_bytes(&p.query, nullptr), "bytes is null");
 }
 
 TEST(SizeArguments, RoutingMemory) {
@@ -148,16 +154,58 @@ TEST(SizeArguments, RoutingMemory) {
   EXPECT_TRUE(p.arena.bytes() == before) << "binding wrote";
 }
 
-TEST(SizeArguments, Passes) {
+TEST(SizeArguments, Queries) {
   Sizes p;
-  for (int pass : {-1, 5, 1 << 20})
-    expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, tilemoe_pass(pass), &p.bytes),
-                   "pass is");
+  const auto expect = [&](tilemoe_pass pass, int mode, uint32_t gradients, const char* word) {
+    p.query.pass = pass, p.query.mode = tilemoe_backward_mode(mode);
+    p.query.gradients = gradients;
+    expect_refused(p.workspace(), word);
+  };
+  for (int pass : {-1, 3, 1 << 20}) expect(tilemoe_pass(pass), 0, 0, "pass is");
+  for (int mode : {-1, 4, 1 << 20}) expect(TILEMOE_PASS_BACKWARD, mode, 0, "mode is");
+  expect(TILEMOE_PASS_FORWARD, 1, 0, "mode is 1");
+  expect(TILEMOE_PASS_FORWARD, 0, TILEMOE_GRADIENT_X, "gradients 1");
+  expect(TILEMOE_PASS_BACKWARD, 0, 256, "gradients is 256");
+  for (uint32_t bit : {TILEMOE_GRADIENT_S, TILEMOE_GRADIENT_W2, TILEMOE_GRADIENT_B2})
+    expect(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_REST, bit, "REST");
+  p.query = {};
+  expect_refused(p.workspace(), "query.struct_size is 0");
+  expect_refused(tilemoe_workspace_bytes(nullptr, &p.bytes), "query is null");
+  p.query.struct_size = sizeof p.query, p.query.routing = &p.spec;
+  expect_refused(p.workspace(), "experts is null");
+  p.query.experts = &p.experts, p.query.reserved = 1;
+  expect_refused(p.workspace(), "reserved is 1");
+  p.query.reserved = 0;
   p.experts.device = p.spec.device = TILEMOE_CUDA;
-  expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, TILEMOE_PASS_FORWARD, &p.bytes),
-                 "CUDA", TILEMOE_UNSUPPORTED);
+  expect_refused(p.workspace(), "CUDA", TILEMOE_UNSUPPORTED);
   expect_refused(tilemoe_routing_workspace_bytes(&p.spec, &p.bytes), "CUDA", TILEMOE_UNSUPPORTED);
   EXPECT_EQ(p.bytes, 77u);
+}
+
+// Less is never more: any part of the gradients needs at most what all of them do.
+TEST(SizeArguments, WorkspaceOfParts) {
+  Sizes p;
+  p.query.pass = TILEMOE_PASS_BACKWARD;
+  const auto bytes_of = [&](tilemoe_backward_mode mode, uint32_t gradients) {
+    p.query.mode = mode, p.query.gradients = gradients;
+    EXPECT_EQ(p.workspace(), TILEMOE_SUCCESS) << tilemoe_last_error();
+    return p.bytes;
+  };
+  for (const auto mode : {TILEMOE_BACKWARD_WHOLE, TILEMOE_BACKWARD_OVER_H, TILEMOE_BACKWARD_FIRST})
+    for (uint32_t some = 1; some < 256; ++some) {
+      EXPECT_LE(bytes_of(mode, some), bytes_of(mode, 0)) << mode << " " << some;
+      for (uint32_t bit = 1; bit < 256; bit *= 2)
+        EXPECT_LE(bytes_of(mode, some & ~bit ? some & ~bit : bit), bytes_of(mode, some | bit))
+            << mode << " " << some;
+    }
+  EXPECT_EQ(bytes_of(TILEMOE_BACKWARD_WHOLE, 0), bytes_of(TILEMOE_BACKWARD_FIRST, 0));
+  EXPECT_LT(bytes_of(TILEMOE_BACKWARD_OVER_H, 0), bytes_of(TILEMOE_BACKWARD_WHOLE, 0));
+  EXPECT_LT(bytes_of(TILEMOE_BACKWARD_REST, TILEMOE_GRADIENT_W1),
+            bytes_of(TILEMOE_BACKWARD_REST, TILEMOE_GRADIENT_X));
+  // db2 needs no dH, dW2 no partial sums of ds
+  EXPECT_LT(bytes_of(TILEMOE_BACKWARD_WHOLE, TILEMOE_GRADIENT_W2),
+            bytes_of(TILEMOE_BACKWARD_WHOLE, TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_S));
+  EXPECT_EQ(bytes_of(TILEMOE_BACKWARD_WHOLE, TILEMOE_GRADIENT_B2), 0u);
 }
 
 // Sizes whose product no 64-bit number holds are refused, not wrapped around.
@@ -167,9 +215,10 @@ TEST(SizeArguments, OverflowingSizes) {
   p.spec.capacity = INT32_MAX;
   p.experts.d = p.experts.n = INT32_MAX / 4 / 8 * 8;
   p.experts.E = p.spec.E = 1;
-  for (int pass = 0; pass < 4; ++pass)
-    expect_refused(tilemoe_workspace_bytes(&p.experts, &p.spec, tilemoe_pass(pass), &p.bytes),
-                   "overflows");
+  for (int pass = 0; pass < 3; ++pass) {
+    p.query.pass = static_cast<tilemoe_pass>(pass);
+    expect_refused(p.workspace(), "overflows");
+  }
   p.experts.E = p.spec.E = INT32_MAX - 1;
   p.spec.capacity = 1;
   expect_refused(tilemoe_saved_bytes(&p.experts, &p.spec, &p.saved), "overflows");
@@ -196,15 +245,6 @@ TEST(SizeArguments, Threads) {
   EXPECT_EQ(tilemoe_num_threads(), before);
 }
 
-TEST(SizeArguments, BlockTurns) {
-  EXPECT_EQ(tilemoe_block_turns(), 1);
-  for (int turns : {0, -1, INT32_MIN, 17, INT32_MAX})
-    expect_refused(tilemoe_set_block_turns(turns), "turns is");
-  EXPECT_EQ(tilemoe_set_block_turns(16), TILEMOE_SUCCESS);
-  EXPECT_EQ(tilemoe_block_turns(), 16);
-  EXPECT_EQ(tilemoe_set_block_turns(1), TILEMOE_SUCCESS);
-}
-
 TEST(SizeArguments, Devices) {
   EXPECT_EQ(tilemoe_device_available(TILEMOE_CPU), 1);
   EXPECT_STREQ(tilemoe_last_error(), "");
@@ -222,6 +262,8 @@ TEST(SizeArguments, Names) {
                               std::to_string(TILEMOE_VERSION_MINOR) + "." +
                               std::to_string(TILEMOE_VERSION_PATCH);
   EXPECT_EQ(tilemoe_version(), version);
+  EXPECT_EQ(tilemoe_version_number(), TILEMOE_VERSION_NUMBER);
+  EXPECT_EQ(TILEMOE_VERSION_NUMBER, 200);
   for (int number : {-1, 5, 10, 1 << 30}) {
     EXPECT_STREQ(tilemoe_status_name(tilemoe_status(number)), "unknown status");
     EXPECT_STREQ(tilemoe_dtype_name(tilemoe_dtype(number)), "unknown dtype");
@@ -236,19 +278,19 @@ TEST(SizeArguments, Names) {
 TEST(SizeArguments, DocumentedCapacities) {
   constexpr int64_t T = 100, E = 6, K = 2, m = 9;
   const auto rounded = [](Rounding rule, int64_t tokens) {
-    return RoutingSpec::rounded(tokens, E, K, rule, m).bound();
+    return RoutingSpec::rounded(Device::kCpu, tokens, E, K, rule, m).bound();
   };
-  EXPECT_EQ(RoutingSpec::top_k(T, E, K).bound(), T * K);
-  EXPECT_EQ(RoutingSpec::general(T, E, 31).bound(), 31);
-  EXPECT_EQ(RoutingSpec::grouped(41, E).bound(), 41);
+  EXPECT_EQ(RoutingSpec::top_k(Device::kCpu, T, E, K).bound(), T * K);
+  EXPECT_EQ(RoutingSpec::general(Device::kCpu, T, E, 31).bound(), 31);
+  EXPECT_EQ(RoutingSpec::grouped(Device::kCpu, 41, E).bound(), 41);
   EXPECT_EQ(rounded(Rounding::kNearest, T), T * K + E * (m / 2));
   EXPECT_EQ(rounded(Rounding::kUp, T), T * K + E * (m - 1));
   EXPECT_EQ(rounded(Rounding::kStochastic, T), T * K + E * (m - 1));
   EXPECT_EQ(rounded(Rounding::kDown, T), T * K);
   EXPECT_EQ(rounded(Rounding::kBalanced, T), T * K + m);
   EXPECT_EQ(rounded(Rounding::kUp, 10), 10 * E);  // never more than every token in every expert
-  EXPECT_EQ(RoutingSpec::top_k(0, E, K).bound(), 0);
-  RoutingSpec chosen = RoutingSpec::top_k(T, E, K);
+  EXPECT_EQ(RoutingSpec::top_k(Device::kCpu, 0, E, K).bound(), 0);
+  RoutingSpec chosen = RoutingSpec::top_k(Device::kCpu, T, E, K);
   chosen.capacity = 55;
   EXPECT_EQ(chosen.bound(), 55);
 }

@@ -55,12 +55,18 @@ void fuzz_sizes(World& world, Choices& choices) {
   bytes = 7;
   check_size(world, tilemoe_routing_workspace_bytes(&spec, &bytes), bytes == 7);
   bytes = 7;
-  const auto pass = static_cast<tilemoe_pass>(choices.between(-1, 5));
-  check_size(world, tilemoe_workspace_bytes(&experts, &spec, pass, &bytes), bytes == 7);
+  tilemoe_workspace_query query{};
+  query.struct_size =
+      choices.one_in(10) ? static_cast<uint64_t>(any_number(choices)) : sizeof query;
+  query.experts = &experts, query.routing = &spec;
+  query.pass = static_cast<tilemoe_pass>(choices.between(-1, 3));
+  query.mode = static_cast<tilemoe_backward_mode>(choices.between(-1, 4));
+  query.gradients = static_cast<uint32_t>(choices.below(300));
+  check_size(world, tilemoe_workspace_bytes(&query, &bytes), bytes == 7);
   bytes = 7;
   check_size(world, tilemoe_router_losses_workspace_bytes(spec.device, spec.T, spec.E, &bytes),
              bytes == 7);
-  tilemoe_saved_size saved{7, 7, 7, 7};
+  tilemoe_saved_size saved{sizeof saved, 7, 7, 7, 7};
   check_size(world, tilemoe_saved_bytes(&experts, &spec, &saved), saved.total == 7);
 }
 
@@ -92,6 +98,7 @@ class Problem {
     check(tilemoe_routing_bytes(&spec_, &bytes));
     unsigned char* memory = world.routing.place(bytes, 16, choices.one_in(2));
     std::fill_n(world.routing.begin(), world.routing.bytes(), static_cast<unsigned char>(0x5A));
+    routing_.struct_size = sizeof routing_;
     check(tilemoe_routing_bind(&spec_, memory, bytes, &routing_));
     check(tilemoe_routing_workspace_bytes(&spec_, &routing_workspace_));
   }
@@ -105,6 +112,7 @@ class Problem {
  private:
   void check(tilemoe_status status) const { require(status == TILEMOE_SUCCESS, "a good problem"); }
   void check_routing() const;
+  void struct_size_hazard(Call& call, uint64_t& size);
   void routing_hazards(Call& call, tilemoe_routing& routing);
   void experts_hazards(Call& call, tilemoe_experts& experts);
   void weights(Call& call, const tilemoe_experts& experts, tilemoe_weights& weights);
@@ -112,9 +120,13 @@ class Problem {
                  tilemoe_weights& gradients, bool accumulate);
   bool forward(const tilemoe_experts& experts);
   bool backward(const tilemoe_experts& experts);
-  size_t layer_workspace(const tilemoe_experts& experts, tilemoe_pass pass) const {
+  size_t layer_workspace(const tilemoe_experts& experts, tilemoe_pass pass,
+                         tilemoe_backward_mode mode = TILEMOE_BACKWARD_WHOLE) const {
+    tilemoe_workspace_query query{};
+    query.struct_size = sizeof query;
+    query.experts = &experts, query.routing = &spec_, query.pass = pass, query.mode = mode;
     size_t bytes = 0;
-    check(tilemoe_workspace_bytes(&experts, &spec_, pass, &bytes));
+    check(tilemoe_workspace_bytes(&query, &bytes));
     return bytes;
   }
   int64_t outer_rows() const {
@@ -127,6 +139,13 @@ class Problem {
   tilemoe_routing routing_{};
   size_t routing_workspace_ = 0;
 };
+
+// A size that no struct has: what is behind a struct is not looked at.
+void Problem::struct_size_hazard(Call& call, uint64_t& size) {
+  call.hazard([&size, any = static_cast<uint64_t>(any_number(choices_))] {
+    size = any < size ? any : UINT64_MAX - any % 4096;
+  });
+}
 
 void Problem::routing_hazards(Call& call, tilemoe_routing& routing) {
   call.hazard([&routing] { routing.struct_size = 3; });
@@ -176,7 +195,7 @@ bool Problem::build_routing() {
                  -1, spec_.E);
       call.input(args.scores, any_float(choices_), {spec_.T, spec_.K});
       call.workspace(args.workspace, args.workspace_bytes, routing_workspace_);
-      call.hazard([&args] { args.struct_size += 8; });
+      struct_size_hazard(call, args.struct_size);
       built = call.run([&] { return tilemoe_route_top_k(&routing, &args); });
       break;
     }
@@ -258,6 +277,7 @@ void Problem::experts_hazards(Call& call, tilemoe_experts& experts) {
 }
 
 void Problem::weights(Call& call, const tilemoe_experts& experts, tilemoe_weights& weights) {
+  weights.struct_size = sizeof weights;
   const bool gated = tilemoe_activation_gated(experts.activation);
   const bool split = experts.gate_layout == TILEMOE_GATE_SPLIT;
   const int64_t E = experts.E, d = experts.d, n = experts.n, rows = gated && !split ? 2 * n : n;
@@ -295,10 +315,13 @@ bool Problem::forward(const tilemoe_experts& good) {
   tilemoe_experts experts = good;
   tilemoe_routing routing = routing_;
   tilemoe_saved saved{};
+  saved.struct_size = sizeof saved;
+  tilemoe_weights all{};
   tilemoe_forward_args args{};
   args.struct_size = sizeof args;
-  args.routing = &routing;
-  weights(call, experts, args.weights);
+  args.routing = &routing, args.weights = &all;
+  args.block_turns = static_cast<int32_t>(choices_.below(17));
+  weights(call, experts, all);
   const int64_t h_width = (tilemoe_activation_gated(experts.activation) ? 2 : 1) * experts.n;
   call.input(args.X, experts.dtype, {outer_rows(), experts.d}, Layout::kRows, true);
   call.output(args.O, experts.dtype, {outer_rows(), experts.d}, Layout::kRows, true);
@@ -316,7 +339,12 @@ bool Problem::forward(const tilemoe_experts& good) {
   routing_hazards(call, routing);
   experts_hazards(call, experts);
   call.hazard([&args] { args.routing = nullptr; });
-  call.hazard([&args] { args.struct_size -= 4; });
+  call.hazard([&args] { args.weights = nullptr; });
+  call.hazard(
+      [&args, turns = any_number(choices_)] { args.block_turns = static_cast<int32_t>(turns); });
+  struct_size_hazard(call, args.struct_size);
+  struct_size_hazard(call, saved.struct_size);
+  struct_size_hazard(call, all.struct_size);
   return call.run([&] { return tilemoe_forward(&experts, &args); });
 }
 
@@ -325,18 +353,22 @@ bool Problem::backward(const tilemoe_experts& good) {
   tilemoe_experts experts = good;
   tilemoe_routing routing = routing_;
   tilemoe_saved saved{};
+  saved.struct_size = sizeof saved;
+  tilemoe_weights all{}, dweights{};
+  dweights.struct_size = sizeof dweights;
   tilemoe_backward_args args{};
   args.struct_size = sizeof args;
   args.routing = &routing, args.saved = &saved;
-  args.overwrite_H = choices_.one_in(3);
-  args.keep_dH = choices_.one_in(3);
-  args.beta = choices_.pick({0.f, 1.f});
-  weights(call, experts, args.weights);
+  args.weights = &all, args.dweights = &dweights;
+  args.mode =
+      choices_.pick({TILEMOE_BACKWARD_WHOLE, TILEMOE_BACKWARD_OVER_H, TILEMOE_BACKWARD_FIRST});
+  args.accumulate = choices_.one_in(2);
+  weights(call, experts, all);
   const int64_t T = outer_rows(), d = experts.d;
   const int64_t h_width = (tilemoe_activation_gated(experts.activation) ? 2 : 1) * experts.n;
   call.input(args.X, experts.dtype, {T, d}, Layout::kRows, true);
   call.input(args.dO, experts.dtype, {T, d}, Layout::kRows, true);
-  if (args.overwrite_H)
+  if (args.mode == TILEMOE_BACKWARD_OVER_H)
     call.output(saved.H, experts.dtype, {routing_.spec.capacity, h_width}, Layout::kContiguous,
                 true);
   else
@@ -346,17 +378,25 @@ bool Problem::backward(const tilemoe_experts& good) {
     call.output(args.dX, experts.dtype, {T, d}, Layout::kRows, true);
     if (choices_.one_in(2)) call.input(args.addend, experts.dtype, {T, d}, Layout::kRows, true);
   }
-  gradients(call, experts, args.weights, args.dweights, args.beta == 1.f);
+  gradients(call, experts, all, dweights, args.accumulate);
   if (choices_.one_in(2)) call.output(args.ds, TILEMOE_FLOAT32, {routing_.spec.pairs});
   call.workspace(args.workspace, args.workspace_bytes,
-                 layer_workspace(experts, args.overwrite_H ? TILEMOE_PASS_BACKWARD_DH_OVER_H
-                                                           : TILEMOE_PASS_BACKWARD));
+                 layer_workspace(experts, TILEMOE_PASS_BACKWARD, args.mode));
   routing_hazards(call, routing);
   experts_hazards(call, experts);
   call.hazard([&args] { args.saved = nullptr; });
-  call.hazard([&saved] { saved.consumed = 1; });
-  call.hazard([&args] { args.beta = 0.25f; });
-  call.hazard([&args] { args.struct_size = 1; });
+  call.hazard([&saved, state = choices_.between(-1, 3)] {
+    saved.state = static_cast<tilemoe_saved_state>(state);
+  });
+  call.hazard([&args, mode = any_number(choices_)] {
+    args.mode = static_cast<tilemoe_backward_mode>(mode);
+  });
+  call.hazard([&args] { args.accumulate = 2; });
+  call.hazard([&args] { args.dO = args.dX; });
+  call.hazard([&args] { args.dweights = nullptr; });
+  struct_size_hazard(call, args.struct_size);
+  struct_size_hazard(call, saved.struct_size);
+  struct_size_hazard(call, dweights.struct_size);
   return call.run([&] { return tilemoe_backward(&experts, &args); });
 }
 
@@ -385,8 +425,8 @@ void Problem::router_backward() {
   args.routing = &routing;
   args.scoring =
       rounded ? TILEMOE_SOFTMAX_RENORMALIZED : static_cast<tilemoe_scoring>(choices_.below(5));
-  args.beta = choices_.pick({0.f, 1.f});
-  if (args.beta == 1.f) call.may_overflow();
+  args.accumulate = choices_.one_in(2);
+  if (args.accumulate) call.may_overflow();
   const tilemoe_dtype dtype = any_float(choices_);
   call.input(args.logits, dtype, {spec_.T, spec_.E}, Layout::kRows);
   call.input(args.ds, TILEMOE_FLOAT32, {routing_.spec.pairs});
@@ -394,7 +434,8 @@ void Problem::router_backward() {
               Layout::kRows);
   call.workspace(args.workspace, args.workspace_bytes, routing_workspace_);
   routing_hazards(call, routing);
-  call.hazard([&args] { args.beta = -1; });
+  call.hazard([&args] { args.accumulate = -1; });
+  struct_size_hazard(call, args.struct_size);
   call.hazard([&args, scoring = choices_.between(-1, 5)] {
     args.scoring = static_cast<tilemoe_scoring>(scoring);
   });

@@ -61,8 +61,12 @@ TEST_P(LayerModes, DHOverHInTwoCallsGivesTheBitsOfOne) {
   problem.forward();
   BackwardArgs first = problem.backward_args(), second = first;
   first.dweights.W1 = first.dweights.W1_up = first.dweights.b1 = first.dweights.b1_up = {};
-  second.dO = second.dX = second.addend = second.ds = second.dweights.W2 = second.dweights.b2 = {};
-  second.workspace_bytes = problem.experts().workspace_bytes(problem.spec(), Pass::kBackwardRest);
+  second.mode = BackwardMode::kRest;
+  second.dO = second.addend = {};
+  second.dX = second.ds = second.dweights.W2 = second.dweights.b2 = {};
+  second.workspace_bytes = problem.experts().workspace_bytes(
+      problem.spec(), BackwardMode::kRest,
+      TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP | TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP);
   EXPECT_LT(second.workspace_bytes, first.workspace_bytes);
   problem.experts().backward(first);
   problem.experts().backward(second);
@@ -78,8 +82,8 @@ TEST_P(LayerModes, TwoCallsGiveTheBitsOfOne) {
   expect_two_calls_give_the_bits_of_one(GetParam(), host_memory());
 }
 
-// A call that goes on from dH leaves it as it was.
-TEST_P(LayerModes, DHThatIsKeptServesManyCalls) {
+// A call of mode REST leaves dH as it was.
+TEST_P(LayerModes, DHServesManyCalls) {
   const Computed all = run(GetParam());
   Problem problem(make_inputs(GetParam(), 3));
   problem.poison();
@@ -89,7 +93,7 @@ TEST_P(LayerModes, DHThatIsKeptServesManyCalls) {
   problem.experts().backward(first);
   BackwardArgs dX = rest, dW1 = rest;
   dX.dweights = {};
-  dW1.dX = dW1.addend = {};
+  dW1.dX = {}, dW1.addend = {};
   for (const BackwardArgs& call : {dX, dW1, rest, dW1, dX}) problem.experts().backward(call);
   expect_same_bits(all, problem.computed());
   EXPECT_TRUE(problem.damage().empty());
@@ -104,9 +108,10 @@ TEST_P(LayerModes, ConsumedStateIsRefused) {
   Problem problem(make_inputs(over, 3));
   problem.run();
   const Computed before = problem.computed();
-  for (int overwrite : {0, 1}) {
+  for (const BackwardMode mode :
+       {BackwardMode::kWhole, BackwardMode::kOverH, BackwardMode::kFirst}) {
     BackwardArgs args = problem.backward_args();
-    args.overwrite_H = overwrite;
+    args.mode = mode;
     try {
       problem.experts().backward(args);
       ADD_FAILURE() << "a second backward ran on consumed state";
@@ -177,7 +182,7 @@ TEST(LayerSplit, AFrozenHalfChangesNotTheOther) {
   }
 }
 
-// beta = 1: what is there is added in float32 and rounded once.
+// accumulate: what is there is added in float32 and rounded once.
 TEST(LayerAccumulation, AddsToWhatIsThere) {
   const Case plain = integer_form(named_case("biases/float32"));
   Case added = plain;

@@ -73,26 +73,37 @@ class RoutingAllocations : public testing::Test {
 };
 
 TEST_F(RoutingAllocations, NoneInTopKAndItsBackward) {
-  RoutingMemory memory(RoutingSpec::top_k(T, E, K));
+  RoutingMemory memory(RoutingSpec::top_k(Device::kCpu, T, E, K));
   const GuardedTensor ds = tensor(DType::kFloat32, {T * K});
   for (Scoring scoring :
        {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxOverAll, Scoring::kSoftmaxRenormalized,
         Scoring::kSigmoid, Scoring::kSigmoidRenormalized})
     EXPECT_EQ(allocations_of([&] {
-                top_k(scoring, K, logits.view(), ids.view(), scores.view(), {}, counts.view());
+                top_k({.device = Device::kCpu,
+                       .scoring = scoring,
+                       .K = K,
+                       .logits = logits.view(),
+                       .ids = ids.view(),
+                       .scores = scores.view(),
+                       .expert_counts = counts.view()});
                 memory.routing.from_top_k(ids.view(), scores.view(), memory.workspace(),
                                           memory.workspace_bytes());
-                router_backward(scoring, memory.routing, logits.view(), ds.view(), dlogits.view(),
-                                memory.workspace(), memory.workspace_bytes());
+                router_backward({.scoring = scoring,
+                                 .routing = &memory.routing,
+                                 .logits = logits.view(),
+                                 .ds = ds.view(),
+                                 .dlogits = dlogits.view(),
+                                 .workspace = memory.workspace(),
+                                 .workspace_bytes = memory.workspace_bytes()});
               }),
               0);
 }
 
 TEST_F(RoutingAllocations, NoneInGeneralAndGroupedRouting) {
-  RoutingMemory general(RoutingSpec::general(T, E, T));
+  RoutingMemory general(RoutingSpec::general(Device::kCpu, T, E, T));
   const GuardedTensor tokens = tensor(DType::kInt32, {T});
   const GuardedTensor weights = tensor(DType::kFloat32, {T});
-  RoutingMemory grouped(RoutingSpec::grouped(T, E));
+  RoutingMemory grouped(RoutingSpec::grouped(Device::kCpu, T, E));
   EXPECT_EQ(allocations_of([&] {
               general.routing.from_triples(tokens.view(), tokens.view(), weights.view(),
                                            general.workspace(), general.workspace_bytes());
@@ -102,25 +113,40 @@ TEST_F(RoutingAllocations, NoneInGeneralAndGroupedRouting) {
 }
 
 TEST_F(RoutingAllocations, NoneInRoundedRoutingAndTheLosses) {
-  const size_t bytes = router_losses_workspace_bytes(T, E);
+  const size_t bytes = router_losses_workspace_bytes(Device::kCpu, T, E);
   const GuardedBuffer losses_workspace(host_memory(), bytes);
   const GuardedTensor losses = tensor(DType::kFloat32, {2});
   for (Rounding rule : {Rounding::kNearest, Rounding::kUp, Rounding::kDown, Rounding::kStochastic,
                         Rounding::kBalanced}) {
-    RoutingMemory memory(RoutingSpec::rounded(T, E, K, rule, 16));
+    RoutingMemory memory(RoutingSpec::rounded(Device::kCpu, T, E, K, rule, 16));
     const bool stochastic = rule == Rounding::kStochastic;
     const Tensor seed = stochastic ? one.view() : Tensor();
     const GuardedTensor ds = tensor(DType::kFloat32, {memory.routing.pairs()});
-    EXPECT_EQ(
-        allocations_of([&] {
-          memory.routing.from_logits_rounded(logits.view(), memory.workspace(),
-                                             memory.workspace_bytes(), seed, seed, counts.view());
-          router_backward(Scoring::kSoftmaxRenormalized, memory.routing, logits.view(), ds.view(),
-                          dlogits.view(), memory.workspace(), memory.workspace_bytes());
-          router_losses(logits.view(), counts.view(), losses.view(), losses_workspace.data(), bytes,
-                        0.01f, 0.001f, dlogits.view());
-        }),
-        0);
+    EXPECT_EQ(allocations_of([&] {
+                memory.routing.from_logits({.logits = logits.view(),
+                                            .seed = seed,
+                                            .step = seed,
+                                            .expert_counts = counts.view(),
+                                            .workspace = memory.workspace(),
+                                            .workspace_bytes = memory.workspace_bytes()});
+                router_backward({.scoring = Scoring::kSoftmaxRenormalized,
+                                 .routing = &memory.routing,
+                                 .logits = logits.view(),
+                                 .ds = ds.view(),
+                                 .dlogits = dlogits.view(),
+                                 .workspace = memory.workspace(),
+                                 .workspace_bytes = memory.workspace_bytes()});
+                router_losses({.device = Device::kCpu,
+                               .balance_coefficient = 0.01f,
+                               .z_coefficient = 0.001f,
+                               .logits = logits.view(),
+                               .expert_counts = counts.view(),
+                               .losses = losses.view(),
+                               .dlogits = dlogits.view(),
+                               .workspace = losses_workspace.data(),
+                               .workspace_bytes = bytes});
+              }),
+              0);
   }
 }
 
@@ -156,8 +182,10 @@ TEST(SavedBytes, AreRowsAndHAndLittleMore) {
 TEST(SavedBytes, DoNotGrowWithGranularity) {
   constexpr int64_t T = 24576, d = 1536, nK = 2048;
   for (int64_t K : {1, 2, 4, 8, 16}) {
-    const Experts experts(d, nK / K, 128, DType::kBFloat16);
-    const tilemoe_saved_size size = experts.saved_bytes(RoutingSpec::top_k(T, 128, K));
+    const Experts experts{
+        .device = Device::kCpu, .dtype = DType::kBFloat16, .d = d, .n = nK / K, .E = 128};
+    const tilemoe_saved_size size =
+        experts.saved_bytes(RoutingSpec::top_k(Device::kCpu, T, 128, K));
     EXPECT_EQ(size.rows + size.H, static_cast<size_t>(2 * T * d + 4 * T * nK));
     EXPECT_LE(size.routing, static_cast<size_t>(16 * T * K + 2048));
   }

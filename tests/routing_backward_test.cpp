@@ -55,7 +55,7 @@ struct Problem {
 
 std::unique_ptr<Problem> top_k_problem(Scoring scoring, DType dtype, int64_t T, int64_t E,
                                        int64_t K, int64_t capacity = 0) {
-  RoutingSpec spec = RoutingSpec::top_k(T, E, K);
+  RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, T, E, K);
   spec.capacity = capacity;
   auto problem = std::unique_ptr<Problem>(
       new Problem{Matrix(make_logits(Logits::kNormal, T, E, 3), dtype, T, E, 3), Routed(spec),
@@ -63,7 +63,12 @@ std::unique_ptr<Problem> top_k_problem(Scoring scoring, DType dtype, int64_t T, 
   std::vector<float> scores(problem->ids.size());
   const Tensor ids(problem->ids.data(), DType::kInt64, {T, K});
   const Tensor s(scores.data(), DType::kFloat32, {T, K});
-  top_k(scoring, K, problem->logits.tensor(), ids, s);
+  top_k({.device = Device::kCpu,
+         .scoring = scoring,
+         .K = K,
+         .logits = problem->logits.tensor(),
+         .ids = ids,
+         .scores = s});
   Routed& routed = problem->routed;
   routed.routing().from_top_k(ids, s, routed.workspace(), routed.workspace_bytes());
   for (size_t pair = 0; pair < problem->ds.size(); ++pair)  // a skipped pair's ds is not read
@@ -71,12 +76,16 @@ std::unique_ptr<Problem> top_k_problem(Scoring scoring, DType dtype, int64_t T, 
   return problem;
 }
 
-std::vector<float> backward(Scoring scoring, Problem& problem, Matrix& dlogits, float beta,
-                            bool with_logits = true) {
-  router_backward(scoring, problem.routed.routing(),
-                  with_logits ? problem.logits.tensor() : Tensor(), vector_of(problem.ds),
-                  dlogits.tensor(), problem.routed.workspace(), problem.routed.workspace_bytes(),
-                  beta);
+std::vector<float> backward(Scoring scoring, Problem& problem, Matrix& dlogits,
+                            bool accumulate = false, bool with_logits = true) {
+  router_backward({.scoring = scoring,
+                   .routing = &problem.routed.routing(),
+                   .logits = with_logits ? problem.logits.tensor() : Tensor(),
+                   .ds = vector_of(problem.ds),
+                   .dlogits = dlogits.tensor(),
+                   .accumulate = accumulate,
+                   .workspace = problem.routed.workspace(),
+                   .workspace_bytes = problem.routed.workspace_bytes()});
   EXPECT_TRUE(dlogits.gaps_intact());
   return dlogits.values();
 }
@@ -154,7 +163,7 @@ TEST_P(TopKBackward, CountsSkippedPairsAsAbsent) {
   const auto problem = top_k_problem(GetParam(), DType::kFloat32, T, E, K, 70);
   ASSERT_EQ(problem->routed.counter(TILEMOE_COUNT_OVER_CAPACITY), 20);
   Matrix dlogits(DType::kFloat32, T, E);
-  const std::vector<float> got = backward(GetParam(), *problem, dlogits, 0);
+  const std::vector<float> got = backward(GetParam(), *problem, dlogits);
   for (int64_t t = 0; t < T; ++t)
     expect_near(got, t, top_k_gradient(GetParam(), *problem, t), DType::kFloat32, {});
 }
@@ -169,13 +178,18 @@ TEST_P(TopKBackward, SpoilsTheRowOfATokenWithNaNAlone) {
       std::vector<float> scores(problem->ids.size());
       const Tensor ids(problem->ids.data(), DType::kInt64, {T, K});
       const Tensor s(scores.data(), DType::kFloat32, {T, K});
-      top_k(GetParam(), K, problem->logits.tensor(), ids, s);
+      top_k({.device = Device::kCpu,
+             .scoring = GetParam(),
+             .K = K,
+             .logits = problem->logits.tensor(),
+             .ids = ids,
+             .scores = s});
       Routed& routed = problem->routed;
       routed.routing().from_top_k(ids, s, routed.workspace(), routed.workspace_bytes());
       for (int64_t k = 0; k < K; ++k) problem->ds[static_cast<size_t>(7 * K + k)] = kNaN;
     }
     Matrix dlogits(DType::kFloat32, T, E);
-    results.push_back(backward(GetParam(), *problem, dlogits, 0));
+    results.push_back(backward(GetParam(), *problem, dlogits));
   }
   int nan = 0;
   for (size_t i = 0; i < results[0].size(); ++i) {
@@ -190,7 +204,7 @@ TEST_P(TopKBackward, SpoilsTheRowOfATokenWithNaNAlone) {
 TEST_P(TopKBackward, TakesNoTokens) {
   const auto problem = top_k_problem(GetParam(), DType::kFloat32, 0, 4, 2);
   Matrix dlogits(DType::kFloat32, 0, 4);
-  EXPECT_TRUE(backward(GetParam(), *problem, dlogits, 0).empty());
+  EXPECT_TRUE(backward(GetParam(), *problem, dlogits).empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TopKBackward,
@@ -207,7 +221,7 @@ TEST(SoftmaxOverChosenBackward, NeedsNoLogits) {
   for (Scoring scoring : {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxRenormalized}) {
     const auto problem = top_k_problem(scoring, DType::kFloat32, T, E, K);
     Matrix with(DType::kFloat32, T, E), without(DType::kFloat32, T, E);
-    EXPECT_EQ(bits_of(backward(scoring, *problem, with, 0)),
+    EXPECT_EQ(bits_of(backward(scoring, *problem, with)),
               bits_of(backward(scoring, *problem, without, 0, false)));
   }
 }
@@ -224,12 +238,17 @@ TEST(SoftmaxBackward, IsFiniteWhereLogitsAreInfinite) {
     std::vector<float> scores(problem->ids.size());
     const Tensor ids(problem->ids.data(), DType::kInt64, {T, K});
     const Tensor s(scores.data(), DType::kFloat32, {T, K});
-    top_k(scoring, K, problem->logits.tensor(), ids, s);
+    top_k({.device = Device::kCpu,
+           .scoring = scoring,
+           .K = K,
+           .logits = problem->logits.tensor(),
+           .ids = ids,
+           .scores = s});
     Routed& routed = problem->routed;
     routed.routing().from_top_k(ids, s, routed.workspace(), routed.workspace_bytes());
     problem->ds = {1, 3, 1, 3, 1, 3};
     Matrix dlogits(DType::kFloat32, T, E);
-    const std::vector<float> got = backward(scoring, *problem, dlogits, 0);
+    const std::vector<float> got = backward(scoring, *problem, dlogits);
     const std::vector<float> want =
         scoring == Scoring::kSoftmaxOverChosen
             ? std::vector<float>{-0.5, 0.5, 0, 0, -0.5, 0.5, 0, 0,  //
@@ -254,7 +273,7 @@ TEST_P(RoundedBackward, EqualsCentralDifferences) {
                                              {20, 9, 4, 1, 0}})
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       SCOPED_TRACE(testing::Message() << "T " << T << ", E " << E << ", K " << K << ", m " << m);
-      RoutingSpec spec = RoutingSpec::rounded(T, E, K, GetParam(), m);
+      RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, T, E, K, GetParam(), m);
       spec.capacity = capacity;
       Problem problem{Matrix(make_logits(Logits::kSkewed, T, E, 6), dtype, T, E, 2),
                       Routed(spec),
@@ -262,16 +281,18 @@ TEST_P(RoundedBackward, EqualsCentralDifferences) {
                       {}};
       const int64_t seed = 1, step = 2;
       const bool stochastic = GetParam() == Rounding::kStochastic;
-      problem.routed.routing().from_logits_rounded(
-          problem.logits.tensor(), problem.routed.workspace(), problem.routed.workspace_bytes(),
-          stochastic ? Tensor(&seed, DType::kInt64, {1}) : Tensor(),
-          stochastic ? Tensor(&step, DType::kInt64, {1}) : Tensor());
+      problem.routed.routing().from_logits(
+          {.logits = problem.logits.tensor(),
+           .seed = stochastic ? ConstTensor(&seed, DType::kInt64, {1}) : ConstTensor(),
+           .step = stochastic ? ConstTensor(&step, DType::kInt64, {1}) : ConstTensor(),
+           .workspace = problem.routed.workspace(),
+           .workspace_bytes = problem.routed.workspace_bytes()});
       const tilemoe_routing& routing = problem.routed.get();
       for (int64_t pair = routing.token_offsets[T]; pair < routing.spec.pairs; ++pair)
         problem.ds[static_cast<size_t>(pair)] = kNaN;  // never read
       const std::vector<float> values = problem.logits.values();
       Matrix dlogits(DType::kFloat32, T, E, 1);
-      const std::vector<float> got = backward(Scoring::kSoftmaxRenormalized, problem, dlogits, 0);
+      const std::vector<float> got = backward(Scoring::kSoftmaxRenormalized, problem, dlogits);
       for (int64_t t = 0; t < T; ++t) {
         const std::vector<int32_t> sorted = sorted_descending(row_of_logits(values, t, E));
         const std::vector<int64_t> chosen(sorted.begin(), sorted.begin() + K);

@@ -43,10 +43,17 @@ std::vector<int32_t> random_counts(int64_t E, uint32_t seed) {
 Losses call(Matrix& logits, const std::vector<int32_t>& counts, float balance_coefficient = 0,
             float z_coefficient = 0, const Tensor& dlogits = {}) {
   const Tensor view = logits.tensor();
-  Guarded workspace(router_losses_workspace_bytes(view.shape[0], view.shape[1]));
+  Guarded workspace(router_losses_workspace_bytes(Device::kCpu, view.shape[0], view.shape[1]));
   std::vector<float> losses(3, -7.f);
-  router_losses(view, vector_of(counts), {losses.data(), DType::kFloat32, {2}}, workspace.data(),
-                workspace.bytes(), balance_coefficient, z_coefficient, dlogits);
+  router_losses({.device = Device::kCpu,
+                 .balance_coefficient = balance_coefficient,
+                 .z_coefficient = z_coefficient,
+                 .logits = view,
+                 .expert_counts = vector_of(counts),
+                 .losses = {losses.data(), DType::kFloat32, {2}},
+                 .dlogits = dlogits,
+                 .workspace = workspace.data(),
+                 .workspace_bytes = workspace.bytes()});
   EXPECT_EQ(losses[2], -7.f);
   return {losses[0], losses[1]};
 }
@@ -155,7 +162,7 @@ TEST(RouterLosses, WriteNoLossesWhereNoneAreWanted) {
   const std::vector<int32_t> counts = random_counts(E, 1);
   Matrix with(std::vector<float>(150, 0.f), DType::kFloat32, T, E), without = with;
   call(logits, counts, 1.f, 1.f, with.tensor());
-  Guarded workspace(router_losses_workspace_bytes(T, E));
+  Guarded workspace(router_losses_workspace_bytes(Device::kCpu, T, E));
   router_losses(logits.tensor(), vector_of(counts), {}, workspace.data(), workspace.bytes(), 1.f,
                 1.f, without.tensor());
   EXPECT_EQ(with.values(), without.values());

@@ -111,7 +111,7 @@ TEST(RouteTopK, EqualsAStableSort) {
   for (const auto& [T, E, K] : kTopKShapes) {
     SCOPED_TRACE(testing::Message() << "T " << T << ", E " << E << ", K " << K);
     Pairs pairs = random_top_k(T, E, K, 7);
-    Routed routed(RoutingSpec::top_k(T, E, K));
+    Routed routed(RoutingSpec::top_k(Device::kCpu, T, E, K));
     const std::vector<int32_t> ids = narrow(pairs.experts);
     routed.routing().from_top_k({ids.data(), DType::kInt32, {T, K}},
                                 {pairs.scores.data(), DType::kFloat32, {T, K}}, routed.workspace(),
@@ -123,7 +123,7 @@ TEST(RouteTopK, EqualsAStableSort) {
 TEST(RouteTopK, SkipsLongIdsThatOnlyTheirLowHalfWouldSave) {
   const std::vector<int64_t> ids = {(int64_t{1} << 32) + 1, 1, int64_t{1} << 40, -1, INT64_MIN, 2};
   const std::vector<float> scores = {1, 2, 3, 4, 5, 6};
-  Routed routed(RoutingSpec::top_k(3, 4, 2));
+  Routed routed(RoutingSpec::top_k(Device::kCpu, 3, 4, 2));
   routed.routing().from_top_k({ids.data(), DType::kInt64, {3, 2}},
                               {scores.data(), DType::kFloat32, {3, 2}}, routed.workspace(),
                               routed.workspace_bytes());
@@ -138,7 +138,7 @@ TEST(RouteTopK, ReadsScoresOfEveryType) {
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     Matrix scores(pairs.scores, dtype, T, K);
     pairs.scores = scores.values();
-    Routed routed(RoutingSpec::top_k(T, E, K));
+    Routed routed(RoutingSpec::top_k(Device::kCpu, T, E, K));
     routed.routing().from_top_k({pairs.experts.data(), DType::kInt64, {T, K}}, scores.tensor(),
                                 routed.workspace(), routed.workspace_bytes());
     const Reference want = route(pairs, T, E, T * K);
@@ -154,7 +154,7 @@ TEST(RouteTopK, DropsTheHighestExpertsThenTheHighestTokensOverCapacity) {
   const Pairs pairs = random_top_k(T, E, K, 11);
   for (int64_t capacity = 1; capacity <= T * K; ++capacity) {
     SCOPED_TRACE(testing::Message() << "capacity " << capacity);
-    RoutingSpec spec = RoutingSpec::top_k(T, E, K);
+    RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, T, E, K);
     spec.capacity = capacity;
     Routed routed(spec);
     routed.routing().from_top_k({pairs.experts.data(), DType::kInt64, {T, K}},
@@ -181,7 +181,7 @@ TEST(RouteGeneral, EqualsAStableSort) {
     const Pairs pairs = random_triples(T, E, count, 5);
     for (int64_t capacity : {count, count / 2}) {
       if (capacity == 0 && count > 0) continue;  // 0 asks for the bound
-      RoutingSpec spec = RoutingSpec::general(T, E, count);
+      RoutingSpec spec = RoutingSpec::general(Device::kCpu, T, E, count);
       spec.capacity = capacity;
       const Reference want = route(pairs, T, E, capacity);
       const std::vector<int32_t> tokens = narrow(pairs.tokens), experts = narrow(pairs.experts);
@@ -203,7 +203,7 @@ TEST(RouteGeneral, EqualsAStableSort) {
 TEST(RouteGeneral, KeepsRepeatedPairs) {
   const std::vector<int32_t> tokens = {0, 0, 0, 2, 2}, experts = {1, 1, 0, 1, 1};
   const std::vector<float> scores = {1, 2, 3, 4, 5};
-  Routed routed(RoutingSpec::general(3, 2, 5));
+  Routed routed(RoutingSpec::general(Device::kCpu, 3, 2, 5));
   routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
                                 routed.workspace(), routed.workspace_bytes());
   EXPECT_EQ(routed.pair_rows(), (std::vector<int32_t>{1, 2, 0, 3, 4}));
@@ -216,7 +216,7 @@ TEST(RouteGeneral, KeepsRepeatedPairs) {
 TEST(RouteGeneral, SkipsTokensOutOfRangeAlone) {
   const std::vector<int64_t> tokens = {0, int64_t{1} << 33, 1, -1, 2, 1, 2}, experts(7, 0);
   const std::vector<float> scores(7, 1.f);
-  Routed routed(RoutingSpec::general(3, 1, 7));
+  Routed routed(RoutingSpec::general(Device::kCpu, 3, 1, 7));
   routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
                                 routed.workspace(), routed.workspace_bytes());
   EXPECT_EQ(routed.pair_rows(), (std::vector<int32_t>{0, -1, 1, -1, 2, -1, 3}));
@@ -231,7 +231,7 @@ TEST(RouteGeneral, CountsATokenWithNaNOnce) {
   tokens[0] = 0, tokens.back() = 2;
   std::vector<float> scores(tokens.size(), kNaN);
   scores[0] = 1.f;
-  Routed routed(RoutingSpec::general(T, 1, count));
+  Routed routed(RoutingSpec::general(Device::kCpu, T, 1, count));
   routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
                                 routed.workspace(), routed.workspace_bytes());
   EXPECT_EQ(routed.counter(TILEMOE_COUNT_NAN_TOKENS), 2);
@@ -251,7 +251,7 @@ TEST(RouteGrouped, AddsCountsUpToItsRows) {
                            {{6, 7, 5}, {0, 6, 10, 10}, 8},
                            {{11, 1, 1}, {0, 10, 10, 10}, 3},
                            {{INT64_MAX, INT64_MAX, 1}, {0, 10, 10, 10}, INT32_MAX}}) {
-    Routed routed(RoutingSpec::grouped(rows, 3));
+    Routed routed(RoutingSpec::grouped(Device::kCpu, rows, 3));
     std::vector<float> scores(static_cast<size_t>(rows));
     for (size_t i = 0; i < scores.size(); ++i) scores[i] = 0.5f + static_cast<float>(i);
     routed.routing().from_counts(vector_of(each.counts), vector_of(scores));
@@ -272,7 +272,7 @@ TEST(RouteGrouped, AddsCountsUpToItsRows) {
 }
 
 TEST(RouteGrouped, TakesNoRowsAtAll) {
-  Routed routed(RoutingSpec::grouped(0, 2));
+  Routed routed(RoutingSpec::grouped(Device::kCpu, 0, 2));
   const std::vector<int32_t> counts = {0, 5};
   routed.routing().from_counts(vector_of(counts));
   EXPECT_EQ(routed.offsets(), (std::vector<int32_t>{0, 0, 0}));

@@ -128,7 +128,7 @@ Reference round(Rounding rule, const std::vector<float>& logits, const Shape& sh
 }
 
 RoutingSpec spec_of(Rounding rule, const Shape& shape) {
-  return RoutingSpec::rounded(shape.T, shape.E, shape.K, rule, shape.m);
+  return RoutingSpec::rounded(Device::kCpu, shape.T, shape.E, shape.K, rule, shape.m);
 }
 
 // Routes, and returns f.
@@ -136,10 +136,13 @@ std::vector<int32_t> route(Routed& routed, Matrix& logits, int64_t seed, int64_t
   const tilemoe_routing_spec& spec = routed.get().spec;
   std::vector<int32_t> counts(static_cast<size_t>(spec.E), -7);
   const bool stochastic = spec.rounding == TILEMOE_ROUND_STOCHASTIC;
-  routed.routing().from_logits_rounded(
-      logits.tensor(), routed.workspace(), routed.workspace_bytes(),
-      stochastic ? Tensor(&seed, DType::kInt64, {1}) : Tensor(),
-      stochastic ? Tensor(&step, DType::kInt64, {1}) : Tensor(), vector_of(counts));
+  routed.routing().from_logits(
+      {.logits = logits.tensor(),
+       .seed = stochastic ? ConstTensor(&seed, DType::kInt64, {1}) : ConstTensor(),
+       .step = stochastic ? ConstTensor(&step, DType::kInt64, {1}) : ConstTensor(),
+       .expert_counts = vector_of(counts),
+       .workspace = routed.workspace(),
+       .workspace_bytes = routed.workspace_bytes()});
   return counts;
 }
 
@@ -270,7 +273,7 @@ TEST(BalancedRounding, KeepsTheSumToHalfATile) {
 }
 
 TEST(BalancedRounding, SendsTheLargestRemaindersUpTiesToTheLowerId) {
-  RoutingSpec spec = RoutingSpec::rounded(1000, 6, 1, Rounding::kBalanced, 10);
+  RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, 1000, 6, 1, Rounding::kBalanced, 10);
   std::vector<uint64_t> ranks(6);
   const auto round = [&](std::vector<int32_t> f) {
     std::vector<int32_t> target(f.size());
@@ -302,7 +305,7 @@ TEST(NearestRounding, SendsHalfATileUp) {
 // Up with probability (f mod m) / m, independently for every step: within 5 standard deviations.
 TEST(StochasticRounding, HasTheRightFrequencies) {
   const int64_t m = 16, steps = 20000;
-  RoutingSpec spec = RoutingSpec::rounded(1 << 20, m, 1, Rounding::kStochastic, m);
+  RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, 1 << 20, m, 1, Rounding::kStochastic, m);
   std::vector<int32_t> f(static_cast<size_t>(m)), target(f.size());
   std::vector<int64_t> ups(f.size(), 0);
   std::vector<uint64_t> ranks(f.size());

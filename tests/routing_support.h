@@ -203,14 +203,19 @@ class Matrix {
   std::vector<unsigned char> bytes_;
 };
 
-inline Tensor vector_of(const std::vector<float>& x) {
-  return {x.data(), DType::kFloat32, {static_cast<int64_t>(x.size())}};
+template <class Element>
+constexpr DType dtype_of() {
+  static_assert(std::is_same_v<Element, float> || std::is_integral_v<Element>);
+  if (std::is_same_v<Element, float>) return DType::kFloat32;
+  return sizeof(Element) == 4 ? DType::kInt32 : DType::kInt64;
 }
-inline Tensor vector_of(const std::vector<int32_t>& x) {
-  return {x.data(), DType::kInt32, {static_cast<int64_t>(x.size())}};
+template <class Element>
+Tensor vector_of(std::vector<Element>& x) {
+  return {x.data(), dtype_of<Element>(), {static_cast<int64_t>(x.size())}};
 }
-inline Tensor vector_of(const std::vector<int64_t>& x) {
-  return {x.data(), DType::kInt64, {static_cast<int64_t>(x.size())}};
+template <class Element>
+ConstTensor vector_of(const std::vector<Element>& x) {
+  return {x.data(), dtype_of<Element>(), {static_cast<int64_t>(x.size())}};
 }
 
 // --------------------------------------------------------------- reference

@@ -31,12 +31,23 @@ Bytes top_k_and_back(Scoring scoring) {
   std::vector<float> scores(ids.size());
   const Tensor ids_view(ids.data(), DType::kInt32, {kT, kK});
   const Tensor scores_view(scores.data(), DType::kFloat32, {kT, kK});
-  top_k(scoring, kK, logits.tensor(), ids_view, scores_view, {}, vector_of(counts));
-  Routed routed(RoutingSpec::top_k(kT, kE, kK));
+  top_k({.device = Device::kCpu,
+         .scoring = scoring,
+         .K = kK,
+         .logits = logits.tensor(),
+         .ids = ids_view,
+         .scores = scores_view,
+         .expert_counts = vector_of(counts)});
+  Routed routed(RoutingSpec::top_k(Device::kCpu, kT, kE, kK));
   routed.routing().from_top_k(ids_view, scores_view, routed.workspace(), routed.workspace_bytes());
   Matrix dlogits(DType::kFloat32, kT, kE);
-  router_backward(scoring, routed.routing(), logits.tensor(), vector_of(scores), dlogits.tensor(),
-                  routed.workspace(), routed.workspace_bytes());
+  router_backward({.scoring = scoring,
+                   .routing = &routed.routing(),
+                   .logits = logits.tensor(),
+                   .ds = vector_of(scores),
+                   .dlogits = dlogits.tensor(),
+                   .workspace = routed.workspace(),
+                   .workspace_bytes = routed.workspace_bytes()});
   Bytes bytes;
   append(bytes, ids.data(), ids.size());
   append(bytes, scores.data(), scores.size());
@@ -48,18 +59,25 @@ Bytes top_k_and_back(Scoring scoring) {
 
 Bytes rounded_and_back(Rounding rule) {
   Matrix logits(make_logits(Logits::kSpecial, kT, kE), DType::kBFloat16, kT, kE);
-  const RoutingSpec spec = RoutingSpec::rounded(kT, kE, kK, rule, 16);
+  const RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, kT, kE, kK, rule, 16);
   Routed routed(spec);
   const int64_t seed = 3, step = 4;
   const bool stochastic = rule == Rounding::kStochastic;
-  routed.routing().from_logits_rounded(logits.tensor(), routed.workspace(),
-                                       routed.workspace_bytes(),
-                                       stochastic ? Tensor(&seed, DType::kInt64, {1}) : Tensor(),
-                                       stochastic ? Tensor(&step, DType::kInt64, {1}) : Tensor());
+  routed.routing().from_logits(
+      {.logits = logits.tensor(),
+       .seed = stochastic ? ConstTensor(&seed, DType::kInt64, {1}) : ConstTensor(),
+       .step = stochastic ? ConstTensor(&step, DType::kInt64, {1}) : ConstTensor(),
+       .workspace = routed.workspace(),
+       .workspace_bytes = routed.workspace_bytes()});
   const std::vector<float> ds = make_logits(Logits::kNormal, spec.bound(), 1);
   Matrix dlogits(DType::kBFloat16, kT, kE);
-  router_backward(Scoring::kSoftmaxRenormalized, routed.routing(), logits.tensor(), vector_of(ds),
-                  dlogits.tensor(), routed.workspace(), routed.workspace_bytes());
+  router_backward({.scoring = Scoring::kSoftmaxRenormalized,
+                   .routing = &routed.routing(),
+                   .logits = logits.tensor(),
+                   .ds = vector_of(ds),
+                   .dlogits = dlogits.tensor(),
+                   .workspace = routed.workspace(),
+                   .workspace_bytes = routed.workspace_bytes()});
   Bytes bytes;
   append(bytes, routed);
   append(bytes, dlogits.bytes().data(), dlogits.bytes().size());
@@ -76,7 +94,7 @@ Bytes general() {
     experts[i] = static_cast<int32_t>(random() % (kE + 1)) - 1;
     scores[i] = random() % 5 == 0 ? kNaN : static_cast<float>(i);
   }
-  Routed routed(RoutingSpec::general(kT, kE, pairs));
+  Routed routed(RoutingSpec::general(Device::kCpu, kT, kE, pairs));
   routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
                                 routed.workspace(), routed.workspace_bytes());
   Bytes bytes;
@@ -89,9 +107,16 @@ Bytes losses() {
   Matrix dlogits(std::vector<float>(static_cast<size_t>(kT * kE), 0.f), DType::kFloat32, kT, kE);
   const std::vector<int32_t> counts(static_cast<size_t>(kE), 3);
   std::vector<float> out(2);
-  Guarded workspace(router_losses_workspace_bytes(kT, kE));
-  router_losses(logits.tensor(), vector_of(counts), vector_of(out), workspace.data(),
-                workspace.bytes(), 0.5f, 0.25f, dlogits.tensor());
+  Guarded workspace(router_losses_workspace_bytes(Device::kCpu, kT, kE));
+  router_losses({.device = Device::kCpu,
+                 .balance_coefficient = 0.5f,
+                 .z_coefficient = 0.25f,
+                 .logits = logits.tensor(),
+                 .expert_counts = vector_of(counts),
+                 .losses = vector_of(out),
+                 .dlogits = dlogits.tensor(),
+                 .workspace = workspace.data(),
+                 .workspace_bytes = workspace.bytes()});
   Bytes bytes;
   append(bytes, out.data(), out.size());
   append(bytes, dlogits.bytes().data(), dlogits.bytes().size());

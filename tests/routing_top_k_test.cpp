@@ -23,8 +23,14 @@ Choice choose(Scoring scoring, Matrix& logits, int64_t K, const std::vector<floa
   std::vector<float> scores(pairs + 8, -77.f);
   std::vector<int32_t> counts(static_cast<size_t>(E) + 1, -77);
   const DType id_type = sizeof(Id) == 4 ? DType::kInt32 : DType::kInt64;
-  top_k(scoring, K, view, {ids.data(), id_type, {T, K}}, {scores.data(), DType::kFloat32, {T, K}},
-        bias.empty() ? Tensor() : vector_of(bias), {counts.data(), DType::kInt32, {E}});
+  top_k({.device = Device::kCpu,
+         .scoring = scoring,
+         .K = K,
+         .logits = view,
+         .selection_bias = bias.empty() ? ConstTensor() : vector_of(bias),
+         .ids = {ids.data(), id_type, {T, K}},
+         .scores = {scores.data(), DType::kFloat32, {T, K}},
+         .expert_counts = {counts.data(), DType::kInt32, {E}}});
   EXPECT_EQ(ids[pairs], -77);
   EXPECT_EQ(scores[pairs], -77.f);
   EXPECT_EQ(counts.back(), -77);

@@ -10,11 +10,11 @@ int64_t Case::outer_rows() const {
 }
 
 RoutingSpec Case::spec(int64_t pairs, Device device) const {
-  RoutingSpec result = RoutingSpec::grouped(outer_rows(), E, device);
+  RoutingSpec result = RoutingSpec::grouped(device, outer_rows(), E);
   switch (routing) {
-    case RoutingKind::kTopK: result = RoutingSpec::top_k(T, E, K, device); break;
-    case RoutingKind::kGeneral: result = RoutingSpec::general(T, E, pairs, device); break;
-    case RoutingKind::kRounded: result = RoutingSpec::rounded(T, E, K, rounding, m, device); break;
+    case RoutingKind::kTopK: result = RoutingSpec::top_k(device, T, E, K); break;
+    case RoutingKind::kGeneral: result = RoutingSpec::general(device, T, E, pairs); break;
+    case RoutingKind::kRounded: result = RoutingSpec::rounded(device, T, E, K, rounding, m); break;
     case RoutingKind::kGrouped: break;
   }
   if (capacity != 0) result.capacity = capacity;
@@ -22,10 +22,17 @@ RoutingSpec Case::spec(int64_t pairs, Device device) const {
 }
 
 Experts Case::experts(Device device) const {
-  Experts result(d, n, E, dtype, activation, gate_layout, device);
-  result.clamp = clamp, result.alpha = alpha, result.up_shift = up_shift;
-  result.column_blocks = column_blocks;
-  return result;
+  return {.device = device,
+          .dtype = dtype,
+          .d = d,
+          .n = n,
+          .E = E,
+          .activation = activation,
+          .gate_layout = gate_layout,
+          .clamp = clamp,
+          .alpha = alpha,
+          .up_shift = up_shift,
+          .column_blocks = column_blocks};
 }
 
 }  // namespace tilemoe::verify

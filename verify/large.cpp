@@ -182,7 +182,7 @@ class LargeLayer {
     const Rows arrays = bytes(spec_.bytes());
     const size_t needed =
         std::max({spec_.workspace_bytes(), experts_.workspace_bytes(spec_, Pass::kForward),
-                  experts_.workspace_bytes(spec_, Pass::kBackward)});
+                  experts_.workspace_bytes(spec_, BackwardMode::kWhole)});
     const Rows workspace = bytes(needed);
     Routing routing(spec_, arrays.data(), arrays.bytes());
     routing.from_triples(tokens.view({pairs}), experts.view({pairs}), scores.view({pairs}),

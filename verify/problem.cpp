@@ -118,8 +118,12 @@ void* Problem::sized(std::unique_ptr<GuardedBuffer>& buffer, size_t bytes, Memor
 
 // Top-K by the library, then what the case puts in the place of ids and scores.
 void Problem::choose_experts() {
-  top_k(case_.scoring, case_.K, logits_->view(), ids_->view(), chosen_scores_->view(), {}, {},
-        memory_.device());
+  top_k({.device = memory_.device(),
+         .scoring = case_.scoring,
+         .K = case_.K,
+         .logits = logits_->view(),
+         .ids = ids_->view(),
+         .scores = chosen_scores_->view()});
   scores_->write(in_.scores.empty() ? chosen_scores_->read() : in_.scores);
   if (in_.bad_pairs.empty()) return;
   std::vector<float> ids = ids_->read();
@@ -142,9 +146,11 @@ void Problem::route() {
       break;
     case RoutingKind::kRounded: {
       const bool stochastic = case_.rounding == Rounding::kStochastic;
-      routing_->from_logits_rounded(logits_->view(), workspace, bytes,
-                                    stochastic ? seed_->view() : Tensor(),
-                                    stochastic ? step_->view() : Tensor());
+      routing_->from_logits({.logits = logits_->view(),
+                             .seed = stochastic ? seed_->view() : Tensor(),
+                             .step = stochastic ? step_->view() : Tensor(),
+                             .workspace = workspace,
+                             .workspace_bytes = bytes});
       break;
     }
     case RoutingKind::kGrouped:
@@ -171,14 +177,13 @@ BackwardArgs Problem::backward_args() {
   args.weights = weights_.view();
   args.X = X_->view(), args.dO = dO_->view();
   args.saved = &saved_;
-  args.overwrite_H = case_.dH_over_H ? 1 : 0;
+  args.mode = case_.dH_over_H ? BackwardMode::kOverH : BackwardMode::kWhole;
   if (dX_) args.dX = dX_->view();
   if (dX_ && dX_addend_) args.addend = dX_addend_->view();
-  args.dweights = dweights_->view();
-  args.beta = case_.accumulate_dW ? 1.f : 0.f;
+  args.dweights = dweights_->gradients();
+  args.accumulate = case_.accumulate_dW;
   if (ds_) args.ds = ds_->view();
-  const Pass pass = case_.dH_over_H ? Pass::kBackwardDhOverH : Pass::kBackward;
-  args.workspace_bytes = experts_.workspace_bytes(spec_, pass);
+  args.workspace_bytes = experts_.workspace_bytes(spec_, args.mode);
   args.workspace = sized(backward_workspace_, args.workspace_bytes, memory_);
   return args;
 }
@@ -186,10 +191,11 @@ BackwardArgs Problem::backward_args() {
 Problem::BackwardCalls Problem::backward_calls() {
   BackwardCalls calls{backward_args(), backward_args()};
   auto& [first, second] = calls;
-  first.keep_dH = 1;
-  first.dX = first.addend = {};
+  if (!case_.dH_over_H) first.mode = BackwardMode::kFirst;
+  second.mode = BackwardMode::kRest;
+  first.dX = {}, first.addend = {};
   first.dweights.W1 = first.dweights.W1_up = first.dweights.b1 = first.dweights.b1_up = {};
-  second.dO = second.ds = second.dweights.W2 = second.dweights.b2 = {};
+  second.dO = {}, second.ds = second.dweights.W2 = second.dweights.b2 = {};
   return calls;
 }
 

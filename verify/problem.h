@@ -59,7 +59,7 @@ class Problem {
   Saved& saved() { return saved_; }
   ForwardArgs forward_args();  // with saved
   BackwardArgs backward_args();
-  // The same in two calls: ds, dW2 and db2; then the rest, from the dH that the first kept.
+  // The same in two calls: ds, dW2 and db2; then the rest, from the dH that the first left.
   struct BackwardCalls {
     BackwardArgs first, second;
   };

@@ -29,13 +29,15 @@ WeightTensors::WeightTensors(const Case& test_case, DType dtype, Parts parts, Me
 }
 
 Weights WeightTensors::view() const {
+  const WeightGradients all = gradients();
+  return {all.W1, all.W1_up, all.W2, all.b1, all.b1_up, all.b2};
+}
+
+WeightGradients WeightTensors::gradients() const {
   const auto of = [](const std::optional<GuardedTensor>& tensor) {
     return tensor ? tensor->view() : Tensor();
   };
-  Weights weights;
-  weights.W1 = of(W1_), weights.W1_up = of(W1_up_), weights.W2 = of(W2_);
-  weights.b1 = of(b1_), weights.b1_up = of(b1_up_), weights.b2 = of(b2_);
-  return weights;
+  return {of(W1_), of(W1_up_), of(W2_), of(b1_), of(b1_up_), of(b2_)};
 }
 
 WeightTensors::Place WeightTensors::place_of(int64_t row) const {

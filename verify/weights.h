@@ -20,6 +20,7 @@ class WeightTensors {
   WeightTensors(const Case& test_case, DType dtype, Parts parts, Memory& memory);
 
   Weights view() const;
+  WeightGradients gradients() const;
   void write(const ExpertValues& values);
   ExpertValues read() const;  // empty where a part is absent
 

@@ -45,8 +45,9 @@ Scoring scoring_of(const Case& layer) {
   return layer.routing == RoutingKind::kRounded ? Scoring::kSoftmaxRenormalized : layer.scoring;
 }
 
-Pass backward_pass(const Case& layer) {
-  return layer.dH_over_H ? Pass::kBackwardDhOverH : Pass::kBackward;
+// Of the first of the two calls that make a backward.
+BackwardMode backward_mode(const Case& layer) {
+  return layer.dH_over_H ? BackwardMode::kOverH : BackwardMode::kFirst;
 }
 
 }  // namespace
@@ -69,7 +70,7 @@ LayerBytes BenchLayer::measure(const Case& layer, Device device) {
   const tilemoe_saved_size saved = experts.saved_bytes(spec);
   bytes.saved = saved.total + (gradient_reads_logits(layer) ? logits : size_t{0});
   bytes.forward_workspace = experts.workspace_bytes(spec, Pass::kForward);
-  bytes.backward_workspace = experts.workspace_bytes(spec, backward_pass(layer));
+  bytes.backward_workspace = experts.workspace_bytes(spec, backward_mode(layer));
   bytes.library_peak =
       saved.H + saved.routing + std::max(bytes.forward_workspace, bytes.backward_workspace);
   // X is in `tokens` and in `saved`; the gradients are counted although the forward has none yet.
@@ -159,9 +160,9 @@ Weights BenchLayer::weights() const {
   return all;
 }
 
-Weights BenchLayer::gradients() const {
+WeightGradients BenchLayer::gradients() const {
   const int64_t d = case_.d, n = case_.n, E = case_.E, h = case_.h_width();
-  Weights all;
+  WeightGradients all;
   all.W1 = view(dW1_, {E, h, d}), all.W2 = view(dW2_, {E, d, n});
   if (case_.biases) all.b1 = view(db1_, {E, h}), all.b2 = view(db2_, {E, d});
   return all;
@@ -178,14 +179,22 @@ void BenchLayer::route(StepClock* clock) {
   const Tensor logits = view(source, {case_.T, case_.E});
   if (case_.routing == RoutingKind::kRounded) {
     timed(clock, step::kRoute, [&] {
-      routing_->from_logits_rounded(logits, routing_workspace_.data(), routing_workspace_.bytes());
+      routing_->from_logits({.logits = logits,
+                             .workspace = routing_workspace_.data(),
+                             .workspace_bytes = routing_workspace_.bytes()});
     });
     return;
   }
   const Tensor ids(ids_.data(), DType::kInt32, {case_.T, case_.K});
   const Tensor scores(scores_.data(), DType::kFloat32, {case_.T, case_.K});
-  timed(clock, step::kTopK,
-        [&] { top_k(case_.scoring, case_.K, logits, ids, scores, {}, {}, machine_.device()); });
+  timed(clock, step::kTopK, [&] {
+    top_k({.device = machine_.device(),
+           .scoring = case_.scoring,
+           .K = case_.K,
+           .logits = logits,
+           .ids = ids,
+           .scores = scores});
+  });
   timed(clock, step::kRoute, [&] {
     routing_->from_top_k(ids, scores, routing_workspace_.data(), routing_workspace_.bytes());
   });
@@ -200,8 +209,11 @@ void BenchLayer::library_forward(StepClock* clock) {
   args.saved = &saved_;
   args.workspace = workspace_.data(), args.workspace_bytes = workspace_.bytes();
   if (!clock) return experts_.forward(args);
-  TimedBackend steps(backend_for(experts_.device), *clock);
-  tilemoe::forward(&experts_, &args, &steps);
+  const tilemoe_experts experts = experts_.to_c();
+  const tilemoe_weights all = args.weights.to_c();
+  const tilemoe_forward_args c_args = args.to_c(all);
+  TimedBackend steps(backend_for(experts.device), *clock);
+  tilemoe::forward(&experts, &c_args, &steps);
 }
 
 void BenchLayer::forward(StepClock* clock) {
@@ -220,23 +232,27 @@ void BenchLayer::backward(StepClock* clock) {
   args.weights = weights();
   args.X = X;
   args.saved = &saved_;
-  args.overwrite_H = case_.dH_over_H;
   args.workspace = workspace_.data(), args.workspace_bytes = workspace_.bytes();
   BackwardArgs first = args, second = args;
-  const Weights all = gradients();
+  const WeightGradients all = gradients();
+  first.mode = backward_mode(case_), second.mode = BackwardMode::kRest;
   first.dO = view(dO_, {T, d});
-  first.keep_dH = 1;
   first.ds = ds;
   first.dweights.W2 = all.W2, first.dweights.b2 = all.b2;
-  second.dX = second.addend = dX;
+  second.dX = dX, second.addend = dX;
   second.dweights.W1 = all.W1, second.dweights.b1 = all.b1;
 
   library_backward(first, clock);
   const MachineBuffer& routed = case_.load == Load::kRandom ? logits_ : skewed_logits_;
   const Tensor logits = view(routed, {T, E}), dlogits = view(dlogits_, {T, E});
   timed(clock, step::kRouterBackward, [&] {
-    router_backward(scoring_of(case_), *routing_, gradient_reads_logits(case_) ? logits : Tensor(),
-                    ds, dlogits, routing_workspace_.data(), routing_workspace_.bytes());
+    router_backward({.scoring = scoring_of(case_),
+                     .routing = routing_.get(),
+                     .logits = gradient_reads_logits(case_) ? logits : Tensor(),
+                     .ds = ds,
+                     .dlogits = dlogits,
+                     .workspace = routing_workspace_.data(),
+                     .workspace_bytes = routing_workspace_.bytes()});
   });
   timed(clock, step::kRouterGradient, [&] {
     router_->backward(dlogits, X, view(Wr_, {E, d}), dX, view(dWr_, {E, d}));
@@ -246,8 +262,11 @@ void BenchLayer::backward(StepClock* clock) {
 
 void BenchLayer::library_backward(const BackwardArgs& args, StepClock* clock) {
   if (!clock) return experts_.backward(args);
-  TimedBackend steps(backend_for(experts_.device), *clock);
-  tilemoe::backward(&experts_, &args, &steps);
+  const tilemoe_experts experts = experts_.to_c();
+  const tilemoe_weights all = args.weights.to_c(), dweights = args.dweights.to_c();
+  const tilemoe_backward_args c_args = args.to_c(all, dweights);
+  TimedBackend steps(backend_for(experts.device), *clock);
+  tilemoe::backward(&experts, &c_args, &steps);
 }
 
 int64_t BenchLayer::rows() const {

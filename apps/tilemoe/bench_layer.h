@@ -48,7 +48,7 @@ class BenchLayer {
   void route(StepClock* clock);
   void library_backward(const BackwardArgs& args, StepClock* clock);
   Weights weights() const;
-  Weights gradients() const;
+  WeightGradients gradients() const;
   Tensor view(const MachineBuffer& buffer, std::initializer_list<int64_t> shape) const {
     return Tensor(buffer.data(), case_.dtype, shape);
   }

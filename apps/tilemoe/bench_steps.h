@@ -64,8 +64,9 @@ class TimedBackend final : public Backend {
                        const tilemoe_weights& gradients) const override {
     inner_.check_gradients(experts, weights, gradients);
   }
-  size_t scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) const override {
-    return inner_.scratch_bytes(step, experts, capacity);
+  size_t scratch_bytes(Step step, const tilemoe_experts& experts,
+                       const ScratchSizes& sizes) const override {
+    return inner_.scratch_bytes(step, experts, sizes);
   }
   int64_t ds_tiles(const tilemoe_experts& experts) const override {
     return inner_.ds_tiles(experts);

@@ -31,10 +31,11 @@ std::vector<Limit> limit_table() {
   return {
       {"d, n", "multiples of " + std::to_string(limits::kWidthMultiple) + ", " +
                    range(limits::kWidthMultiple, limits::kMaxWidth)},
-      {"T, pairs, rows", range(0, limits::kMaxRows)},
+      {"T, pairs, rows (cpu)", range(0, limits::kMaxRows)},
+      {"T, pairs, rows (cuda)", range(0, limits::kMaxRowsCuda)},
       {"E", range(1, limits::kMaxExperts)},
       {"K", "1 to E"},
-      {"m (rounding)", range(1, limits::kMaxRows)},
+      {"m (rounding)", range(1, limits::kMaxMultiple)},
       {"bytes of a tensor", range(0, limits::kMaxTensorBytes)},
       {"pointers, strides", "multiples of " + std::to_string(limits::kAlignment) + " bytes"},
       {"CPU threads", range(1, limits::kMaxThreads)},
@@ -53,20 +54,23 @@ constexpr struct {
 // A small problem of every kind of routing.
 std::vector<std::pair<std::string, RoutingSpec>> routings(Device device) {
   constexpr int64_t T = 16, E = 4, K = 2;
-  return {{"top_k", RoutingSpec::top_k(T, E, K, device)},
-          {"general", RoutingSpec::general(T, E, T * K, device)},
-          {"rounded_nearest", RoutingSpec::rounded(T, E, K, Rounding::kNearest, 8, device)},
-          {"rounded_up", RoutingSpec::rounded(T, E, K, Rounding::kUp, 8, device)},
-          {"rounded_down", RoutingSpec::rounded(T, E, K, Rounding::kDown, 8, device)},
-          {"rounded_stochastic", RoutingSpec::rounded(T, E, K, Rounding::kStochastic, 8, device)},
-          {"rounded_balanced", RoutingSpec::rounded(T, E, K, Rounding::kBalanced, 8, device)},
-          {"grouped", RoutingSpec::grouped(T * K, E, device)}};
+  return {{"top_k", RoutingSpec::top_k(device, T, E, K)},
+          {"general", RoutingSpec::general(device, T, E, T * K)},
+          {"rounded_nearest", RoutingSpec::rounded(device, T, E, K, Rounding::kNearest, 8)},
+          {"rounded_up", RoutingSpec::rounded(device, T, E, K, Rounding::kUp, 8)},
+          {"rounded_down", RoutingSpec::rounded(device, T, E, K, Rounding::kDown, 8)},
+          {"rounded_stochastic", RoutingSpec::rounded(device, T, E, K, Rounding::kStochastic, 8)},
+          {"rounded_balanced", RoutingSpec::rounded(device, T, E, K, Rounding::kBalanced, 8)},
+          {"grouped", RoutingSpec::grouped(device, T * K, E)}};
 }
 
 bool supported(const Experts& experts, const RoutingSpec& routing) {
-  size_t bytes = 0;
-  return tilemoe_workspace_bytes(&experts, &routing, TILEMOE_PASS_BACKWARD, &bytes) ==
-         TILEMOE_SUCCESS;
+  try {
+    experts.workspace_bytes(routing, BackwardMode::kWhole);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // {"dtypes": [...], "activations": [...], "gate_layouts": [...], "routings": [...]}: what the
@@ -76,7 +80,13 @@ json support_of(Device device) {
   const DType usual = device == Device::kCuda ? DType::kBFloat16 : DType::kFloat32;
   const RoutingSpec top_k = routings(device).front().second;
   const auto experts = [&](DType dtype, Activation activation, GateLayout layout) {
-    return Experts(d, n, E, dtype, activation, layout, device);
+    return Experts{.device = device,
+                   .dtype = dtype,
+                   .d = d,
+                   .n = n,
+                   .E = E,
+                   .activation = activation,
+                   .gate_layout = layout};
   };
   json support = {{"dtypes", json::array()},
                   {"activations", json::array()},

@@ -68,7 +68,7 @@ void bench(const Config& c) {
   DeviceBuffer db2(static_cast<size_t>(c.E * c.d) * 2), db1(static_cast<size_t>(c.E * 2 * c.n) * 2);
   size_t scratch_bytes = 0;
   for (Step step : {Step::kWeightGradient1, Step::kWeightGradient2, Step::kBiasGradient})
-    scratch_bytes = std::max(scratch_bytes, backend.scratch_bytes(step, experts, M));
+    scratch_bytes = std::max(scratch_bytes, backend.scratch_bytes(step, experts, {.capacity = M}));
   const DeviceBuffer scratch_memory(scratch_bytes);
   const Scratch scratch{scratch_memory.data(), scratch_memory.bytes()};
   gradient_1.scratch = gradient_2.scratch = scratch;

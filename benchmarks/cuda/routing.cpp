@@ -38,14 +38,14 @@ void bench(const Config& c, DType dtype) {
   DeviceBuffer logits(values.size()), ids(pairs * 4), scores(pairs * 4);
   DeviceBuffer flush(size_t{256} << 20);
   logits.upload(values);
-  const RoutingSpec spec = RoutingSpec::top_k(c.T, c.E, c.K, Device::kCuda);
+  const RoutingSpec spec = RoutingSpec::top_k(Device::kCuda, c.T, c.E, c.K);
   DeviceBuffer memory(spec.bytes()), workspace(spec.workspace_bytes());
   Routing routing(spec, memory.data(), memory.bytes());
   const Tensor x(logits.data(), dtype, {c.T, c.E});
   const Tensor id(ids.data(), DType::kInt32, {c.T, c.K});
   const Tensor score(scores.data(), DType::kFloat32, {c.T, c.K});
   const auto choose = [&] {
-    top_k(Scoring::kSoftmaxOverChosen, c.K, x, id, score, {}, {}, Device::kCuda);
+    top_k({.device = Device::kCuda, .K = c.K, .logits = x, .ids = id, .scores = score});
   };
   const auto route = [&] { routing.from_top_k(id, score, workspace.data(), workspace.bytes()); };
   const double top_k_us = median_us(flush, choose), route_us = median_us(flush, route);
@@ -61,11 +61,13 @@ void bench(const Config& c, DType dtype) {
               both_us, limit_us);
   for (const auto& [name, rule] :
        {std::pair{"nearest", Rounding::kNearest}, {"balanced", Rounding::kBalanced}}) {
-    const RoutingSpec size = RoutingSpec::rounded(c.T, c.E, c.K, rule, 128, Device::kCuda);
+    const RoutingSpec size = RoutingSpec::rounded(Device::kCuda, c.T, c.E, c.K, rule, 128);
     DeviceBuffer rounded_memory(size.bytes()), rounded_workspace(size.workspace_bytes());
     Routing rounded(size, rounded_memory.data(), rounded_memory.bytes());
     const double us = median_us(flush, [&] {
-      rounded.from_logits_rounded(x, rounded_workspace.data(), rounded_workspace.bytes());
+      rounded.from_logits({.logits = x,
+                           .workspace = rounded_workspace.data(),
+                           .workspace_bytes = rounded_workspace.bytes()});
     });
     std::printf("%-12s   rounded, %-8s %7.2f us: %+.2f us\n", c.name, name, us, us - both_us);
   }

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <atomic>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -10,6 +11,9 @@ namespace tilemoe_torch {
 namespace {
 
 constexpr int64_t kAlignment = 16;  // bytes, of pointers and strides
+
+// For the whole process; the library itself takes it with each call.
+std::atomic<int32_t> turns_of_blocks = 1;
 
 tilemoe_dtype dtype_of(const char* name, const Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -43,6 +47,17 @@ Tensor contiguous_copy(const Tensor& tensor) {
 }
 
 }  // namespace
+
+int32_t Call::block_turns() {
+  return turns_of_blocks.load(std::memory_order_relaxed);
+}
+
+void set_block_turns(int64_t turns) {
+  constexpr int64_t kMost = 16;
+  if (turns < 1 || turns > kMost)
+    refuse("turns is " + std::to_string(turns) + ", expected 1 to " + std::to_string(kMost));
+  turns_of_blocks.store(static_cast<int32_t>(turns), std::memory_order_relaxed);
+}
 
 tilemoe_tensor Call::view(const char* name, const Tensor& tensor) const {
   if (!(tensor.device() == torch_device_))

@@ -25,6 +25,8 @@ class Call {
 
   tilemoe_device device() const { return device_; }
   void* stream() const { return stream_; }
+  // What tilemoe.set_block_turns was last given, for forward and backward.
+  static int32_t block_turns();
 
   // The tensor as the C interface sees it. It must be on this call's device.
   tilemoe_tensor view(const char* name, const Tensor& tensor) const;
@@ -41,6 +43,8 @@ class Call {
   void* stream_ = nullptr;
   std::shared_ptr<void> held_;  // a lock or a device guard
 };
+
+void set_block_turns(int64_t turns);
 
 // Throws where a call of the library failed: a std::runtime_error that begins with the status, of
 // which python/tilemoe/ops.py makes Python's exception. The type would not do: torch 2.11 makes a

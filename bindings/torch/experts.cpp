@@ -21,8 +21,9 @@ struct Weights {
   const MaybeTensor &b1, &b1_up, &b2;
 
   tilemoe_weights view(const Call& call) const {
-    return {call.view("W1", W1), call.view("W1_up", W1_up), call.view("W2", W2),
-            call.view("b1", b1), call.view("b1_up", b1_up), call.view("b2", b2)};
+    return {sizeof(tilemoe_weights), call.view("W1", W1), call.view("W1_up", W1_up),
+            call.view("W2", W2),     call.view("b1", b1), call.view("b1_up", b1_up),
+            call.view("b2", b2)};
   }
 };
 
@@ -53,8 +54,13 @@ tilemoe_routing_spec spec_of(const Call& call, const Tensor& X, const tilemoe_ex
 }
 
 Tensor workspace_for(const Call& call, const tilemoe_experts& experts,
-                     const tilemoe_routing_spec& spec, tilemoe_pass pass, size_t* bytes) {
-  check(tilemoe_workspace_bytes(&experts, &spec, pass, bytes));
+                     const tilemoe_routing_spec& spec, tilemoe_pass pass,
+                     tilemoe_backward_mode mode, uint32_t gradients, size_t* bytes) {
+  tilemoe_workspace_query query{};
+  query.struct_size = sizeof query;
+  query.experts = &experts, query.routing = &spec;
+  query.pass = pass, query.mode = mode, query.gradients = gradients;
+  check(tilemoe_workspace_bytes(&query, bytes));
   return call.bytes(*bytes);
 }
 
@@ -70,6 +76,15 @@ Tensor gradient_like(const Call& call, const Tensor& weight) {
 // Every gradient of one backward; what is absent is not computed.
 struct Gradients {
   MaybeTensor X, s, W1, W1_up, W2, b1, b1_up, b2;
+
+  // TILEMOE_GRADIENT_ bits. Without one 0, which stands for all: a little memory for nothing.
+  uint32_t bits() const {
+    const auto bit = [](const MaybeTensor& tensor, uint32_t of) { return tensor ? of : 0; };
+    return bit(X, TILEMOE_GRADIENT_X) | bit(s, TILEMOE_GRADIENT_S) | bit(W1, TILEMOE_GRADIENT_W1) |
+           bit(W1_up, TILEMOE_GRADIENT_W1_UP) | bit(W2, TILEMOE_GRADIENT_W2) |
+           bit(b1, TILEMOE_GRADIENT_B1) | bit(b1_up, TILEMOE_GRADIENT_B1_UP) |
+           bit(b2, TILEMOE_GRADIENT_B2);
+  }
 };
 
 // `H` is read, or, where it may be consumed, overwritten with dH.
@@ -83,31 +98,36 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   const tilemoe_routing_spec spec = spec_of(call, X, experts, config, H.size(0));
   const tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
   tilemoe_saved saved{};
+  saved.struct_size = sizeof saved;
   saved.H = call.view("H", H);
-  saved.consumed = dO ? 0 : 1;
+  saved.state = dO ? TILEMOE_SAVED_H : TILEMOE_SAVED_DH_OVER_H;
+
+  const tilemoe_weights all = weights.view(call);
+  tilemoe_weights dweights{};
+  dweights.struct_size = sizeof dweights;
+  dweights.W1 = call.view("dW1", gradients.W1);
+  dweights.W1_up = call.view("dW1_up", gradients.W1_up);
+  dweights.W2 = call.view("dW2", gradients.W2);
+  dweights.b1 = call.view("db1", gradients.b1);
+  dweights.b1_up = call.view("db1_up", gradients.b1_up);
+  dweights.b2 = call.view("db2", gradients.b2);
 
   tilemoe_backward_args args{};
   args.struct_size = sizeof args;
   args.routing = &routing;
-  args.weights = weights.view(call);
+  args.weights = &all, args.dweights = &dweights;
   args.X = call.view("X", rows);
   args.dO = call.view("dO", grad_rows);
   args.saved = &saved;
-  args.overwrite_H = consume;
+  args.mode = !dO       ? TILEMOE_BACKWARD_REST
+              : consume ? TILEMOE_BACKWARD_OVER_H
+                        : TILEMOE_BACKWARD_WHOLE;
   args.dX = call.view("dX", gradients.X);
   args.ds = call.view("ds", gradients.s);
-  args.dweights.W1 = call.view("dW1", gradients.W1);
-  args.dweights.W1_up = call.view("dW1_up", gradients.W1_up);
-  args.dweights.W2 = call.view("dW2", gradients.W2);
-  args.dweights.b1 = call.view("db1", gradients.b1);
-  args.dweights.b1_up = call.view("db1_up", gradients.b1_up);
-  args.dweights.b2 = call.view("db2", gradients.b2);
-  args.beta = accumulate ? 1.f : 0.f;
-  const Tensor workspace = workspace_for(call, experts, spec,
-                                         !dO       ? TILEMOE_PASS_BACKWARD_REST
-                                         : consume ? TILEMOE_PASS_BACKWARD_DH_OVER_H
-                                                   : TILEMOE_PASS_BACKWARD,
-                                         &args.workspace_bytes);
+  args.accumulate = accumulate;
+  args.block_turns = call.block_turns();
+  const Tensor workspace = workspace_for(call, experts, spec, TILEMOE_PASS_BACKWARD, args.mode,
+                                         gradients.bits(), &args.workspace_bytes);
   args.workspace = workspace.data_ptr();
   args.stream = call.stream();
   check(tilemoe_backward(&experts, &args));
@@ -135,19 +155,22 @@ std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor /*router*/, Tensor rout
   const Tensor H = keep_H ? call.empty({routing.spec.capacity, width}, X.scalar_type())
                           : call.empty({0}, X.scalar_type());
   tilemoe_saved saved{};
+  saved.struct_size = sizeof saved;
   if (keep_H) saved.H = call.view("H", H);
 
+  const tilemoe_weights all = weights.view(call);
   tilemoe_forward_args args{};
   args.struct_size = sizeof args;
   args.routing = &routing;
-  args.weights = weights.view(call);
+  args.weights = &all;
   args.X = call.view("X", rows);
   args.O = call.view("O", O);
   args.addend = call.view("addend", addend);
   args.saved = keep_H ? &saved : nullptr;
+  args.block_turns = call.block_turns();
   const Tensor workspace =
       workspace_for(call, layer, spec, keep_H ? TILEMOE_PASS_FORWARD : TILEMOE_PASS_INFERENCE,
-                    &args.workspace_bytes);
+                    TILEMOE_BACKWARD_WHOLE, 0, &args.workspace_bytes);
   args.workspace = workspace.data_ptr();
   args.stream = call.stream();
   check(tilemoe_forward(&layer, &args));

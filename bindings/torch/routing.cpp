@@ -51,6 +51,7 @@ tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,
            describe_shape(tensor) + ", expected the contiguous int32 (" +
            std::to_string(elements(spec)) + ",) that a route operator gave for these sizes");
   tilemoe_routing routing{};
+  routing.struct_size = sizeof routing;
   check(tilemoe_routing_bind(&spec, memory.data, routing_bytes(spec), &routing));
   return routing;
 }

@@ -29,59 +29,169 @@ enum class GateLayout : int {
 enum class Pass : int {
   kInference = TILEMOE_PASS_INFERENCE,
   kForward = TILEMOE_PASS_FORWARD,
-  kBackward = TILEMOE_PASS_BACKWARD,
-  kBackwardDhOverH = TILEMOE_PASS_BACKWARD_DH_OVER_H,
-  kBackwardRest = TILEMOE_PASS_BACKWARD_REST,
 };
 
-struct Weights : tilemoe_weights {
-  Weights() : tilemoe_weights{} {}
+// How a backward pass is divided, and where dH lies: see tilemoe_backward_mode.
+enum class BackwardMode : int {
+  kWhole = TILEMOE_BACKWARD_WHOLE,
+  kOverH = TILEMOE_BACKWARD_OVER_H,
+  kFirst = TILEMOE_BACKWARD_FIRST,
+  kRest = TILEMOE_BACKWARD_REST,
 };
 
+// The shapes of the members of both are those of tilemoe_weights.
+struct Weights {
+  ConstTensor W1 = {}, W1_up = {}, W2 = {};
+  ConstTensor b1 = {}, b1_up = {}, b2 = {};
+
+  tilemoe_weights to_c() const { return {sizeof(tilemoe_weights), W1, W1_up, W2, b1, b1_up, b2}; }
+};
+struct WeightGradients {
+  Tensor W1 = {}, W1_up = {}, W2 = {};
+  Tensor b1 = {}, b1_up = {}, b2 = {};
+
+  tilemoe_weights to_c() const { return {sizeof(tilemoe_weights), W1, W1_up, W2, b1, b1_up, b2}; }
+};
+
+// What forward keeps for backward. The library keeps its state here.
 struct Saved : tilemoe_saved {
-  Saved() : tilemoe_saved{} {}
+  Saved() : tilemoe_saved{} { struct_size = sizeof(tilemoe_saved); }
   // H (capacity, 2n), or (capacity, n) where the activation is not gated
-  explicit Saved(const Tensor& pre_activation) : tilemoe_saved{} { H = pre_activation; }
+  explicit Saved(const Tensor& pre_activation) : Saved() { H = pre_activation; }
 };
 
-struct ForwardArgs : tilemoe_forward_args {
-  ForwardArgs() : tilemoe_forward_args{} { struct_size = sizeof(tilemoe_forward_args); }
+struct ForwardArgs {
+  const tilemoe_routing* routing = nullptr;
+  Weights weights = {};
+  ConstTensor X = {};       // (T, d); grouped: (capacity, d)
+  Tensor O = {};            // out, X's shape
+  ConstTensor addend = {};  // X's shape; optional
+  Saved* saved = nullptr;   // null: inference, H is not written
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  void* stream = nullptr;
+  int block_turns = 0;
+
+  // The C interface's, for as long as `c_weights` lives.
+  tilemoe_forward_args to_c(const tilemoe_weights& c_weights) const {
+    tilemoe_forward_args args{};
+    args.struct_size = sizeof args;
+    args.routing = routing, args.weights = &c_weights;
+    args.X = X, args.O = O, args.addend = addend;
+    args.saved = saved;
+    args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
+    args.block_turns = block_turns;
+    return args;
+  }
 };
 
-struct BackwardArgs : tilemoe_backward_args {
-  BackwardArgs() : tilemoe_backward_args{} { struct_size = sizeof(tilemoe_backward_args); }
+struct BackwardArgs {
+  BackwardMode mode = BackwardMode::kWhole;
+  bool accumulate = false;  // dweights are added to, in place of written
+  const tilemoe_routing* routing = nullptr;
+  Weights weights = {};
+  ConstTensor X = {};
+  ConstTensor dO = {};  // absent in kRest
+  Saved* saved = nullptr;
+  Tensor dX = {};           // out, X's shape, as all below where it is asked for
+  ConstTensor addend = {};  // added to dX; optional
+  WeightGradients dweights = {};
+  Tensor ds = {};  // (pairs) float32, or (T, K) for top-K
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  void* stream = nullptr;
+  int block_turns = 0;
+
+  // The C interface's, for as long as both weights live.
+  tilemoe_backward_args to_c(const tilemoe_weights& c_weights,
+                             const tilemoe_weights& c_dweights) const {
+    tilemoe_backward_args args{};
+    args.struct_size = sizeof args;
+    args.mode = static_cast<tilemoe_backward_mode>(mode);
+    args.accumulate = accumulate;
+    args.routing = routing, args.weights = &c_weights;
+    args.X = X, args.dO = dO;
+    args.saved = saved;
+    args.dX = dX, args.addend = addend;
+    args.dweights = &c_dweights;
+    args.ds = ds;
+    args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
+    args.block_turns = block_turns;
+    return args;
+  }
 };
 
-// What the experts compute, and on which device. A value without resources.
-struct Experts : tilemoe_experts {
-  Experts(int64_t width, int64_t inner_width, int64_t experts, DType type = DType::kFloat32,
-          Activation act = Activation::kSwiGLU, GateLayout layout = GateLayout::kConcatenated,
-          Device where = Device::kCpu)
-      : tilemoe_experts{} {
-    struct_size = sizeof(tilemoe_experts);
-    device = to_c(where);
-    dtype = to_c(type);
-    d = width, n = inner_width, E = experts;
-    activation = static_cast<tilemoe_activation>(act);
-    gate_layout = static_cast<tilemoe_gate_layout>(layout);
+// What the experts compute, and on which device. A value without resources:
+//   const Experts experts{.device = Device::kCpu, .d = 256, .n = 128, .E = 16};
+struct Experts {
+  Required<Device> device;
+  DType dtype = DType::kFloat32;
+  int64_t d = 0, n = 0, E = 0;
+  Activation activation = Activation::kSwiGLU;
+  GateLayout gate_layout = GateLayout::kConcatenated;
+  float clamp = 0, alpha = 0, up_shift = 0;
+  int32_t column_blocks = 0;
+
+  tilemoe_experts to_c() const {
+    tilemoe_experts experts{};
+    experts.struct_size = sizeof experts;
+    experts.device = tilemoe::to_c(device);
+    experts.dtype = tilemoe::to_c(dtype);
+    experts.d = d, experts.n = n, experts.E = E;
+    experts.activation = static_cast<tilemoe_activation>(activation);
+    experts.gate_layout = static_cast<tilemoe_gate_layout>(gate_layout);
+    experts.clamp = clamp, experts.alpha = alpha, experts.up_shift = up_shift;
+    experts.column_blocks = column_blocks;
+    return experts;
   }
 
-  bool gated() const { return tilemoe_activation_gated(activation) != 0; }
+  bool gated() const {
+    return tilemoe_activation_gated(static_cast<tilemoe_activation>(activation)) != 0;
+  }
   // Columns of H: 2n, or n where the activation is not gated.
   int64_t h_width() const { return gated() ? 2 * n : n; }
 
-  tilemoe_saved_size saved_bytes(const RoutingSpec& routing) const {
+  tilemoe_saved_size saved_bytes(const tilemoe_routing_spec& routing) const {
+    const tilemoe_experts experts = to_c();
     tilemoe_saved_size size{};
-    check(tilemoe_saved_bytes(this, &routing, &size));
+    size.struct_size = sizeof size;
+    check(tilemoe_saved_bytes(&experts, &routing, &size));
     return size;
   }
-  size_t workspace_bytes(const RoutingSpec& routing, Pass pass) const {
+  size_t workspace_bytes(const tilemoe_routing_spec& routing, Pass pass) const {
+    return bytes_of(routing, static_cast<tilemoe_pass>(pass), TILEMOE_BACKWARD_WHOLE, 0);
+  }
+  // `gradients` are TILEMOE_GRADIENT_ bits; 0 stands for all that the mode has.
+  size_t workspace_bytes(const tilemoe_routing_spec& routing, BackwardMode mode,
+                         uint32_t gradients = 0) const {
+    return bytes_of(routing, TILEMOE_PASS_BACKWARD, static_cast<tilemoe_backward_mode>(mode),
+                    gradients);
+  }
+  void forward(const ForwardArgs& args) const {
+    const tilemoe_experts experts = to_c();
+    const tilemoe_weights weights = args.weights.to_c();
+    const tilemoe_forward_args c_args = args.to_c(weights);
+    check(tilemoe_forward(&experts, &c_args));
+  }
+  void backward(const BackwardArgs& args) const {
+    const tilemoe_experts experts = to_c();
+    const tilemoe_weights weights = args.weights.to_c(), gradients = args.dweights.to_c();
+    const tilemoe_backward_args c_args = args.to_c(weights, gradients);
+    check(tilemoe_backward(&experts, &c_args));
+  }
+
+ private:
+  size_t bytes_of(const tilemoe_routing_spec& routing, tilemoe_pass pass,
+                  tilemoe_backward_mode mode, uint32_t gradients) const {
+    const tilemoe_experts experts = to_c();
+    tilemoe_workspace_query query{};
+    query.struct_size = sizeof query;
+    query.experts = &experts, query.routing = &routing;
+    query.pass = pass, query.mode = mode, query.gradients = gradients;
     size_t size = 0;
-    check(tilemoe_workspace_bytes(this, &routing, static_cast<tilemoe_pass>(pass), &size));
+    check(tilemoe_workspace_bytes(&query, &size));
     return size;
   }
-  void forward(const ForwardArgs& args) const { check(tilemoe_forward(this, &args)); }
-  void backward(const BackwardArgs& args) const { check(tilemoe_backward(this, &args)); }
 };
 
 }  // namespace tilemoe

@@ -28,25 +28,25 @@ enum class Rounding : int {
 
 // The size of a routing; host data only.
 struct RoutingSpec : tilemoe_routing_spec {
-  static RoutingSpec top_k(int64_t T, int64_t E, int64_t K, Device device = Device::kCpu) {
+  static RoutingSpec top_k(Device device, int64_t T, int64_t E, int64_t K) {
     RoutingSpec spec(TILEMOE_ROUTING_TOP_K, device);
     spec.T = T, spec.E = E, spec.K = K;
     return spec;
   }
   // `pairs` triples over T tokens.
-  static RoutingSpec general(int64_t T, int64_t E, int64_t pairs, Device device = Device::kCpu) {
+  static RoutingSpec general(Device device, int64_t T, int64_t E, int64_t pairs) {
     RoutingSpec spec(TILEMOE_ROUTING_GENERAL, device);
     spec.T = T, spec.E = E, spec.pairs = pairs;
     return spec;
   }
-  static RoutingSpec rounded(int64_t T, int64_t E, int64_t K, Rounding rule, int64_t m = 128,
-                             Device device = Device::kCpu) {
+  static RoutingSpec rounded(Device device, int64_t T, int64_t E, int64_t K, Rounding rule,
+                             int64_t m = 128) {
     RoutingSpec spec(TILEMOE_ROUTING_ROUNDED, device);
     spec.T = T, spec.E = E, spec.K = K, spec.m = m;
     spec.rounding = static_cast<tilemoe_rounding>(rule);
     return spec;
   }
-  static RoutingSpec grouped(int64_t rows, int64_t E, Device device = Device::kCpu) {
+  static RoutingSpec grouped(Device device, int64_t rows, int64_t E) {
     RoutingSpec spec(TILEMOE_ROUTING_GROUPED, device);
     spec.E = E, spec.capacity = rows;
     return spec;
@@ -76,16 +76,28 @@ struct RoutingSpec : tilemoe_routing_spec {
   }
 };
 
+// Token rounding, from logits.
+struct RoundedRouting {
+  ConstTensor logits;         // (T, E)
+  ConstTensor seed = {};      // (1) int64, stochastic rounding only, as step
+  ConstTensor step = {};      // (1) int64
+  Tensor expert_counts = {};  // out (E) int32, optional
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  void* stream = nullptr;
+};
+
 // The routing of a batch, in `bytes` bytes of the caller's at `memory`, which must outlive it.
 class Routing : public tilemoe_routing {
  public:
   Routing(const RoutingSpec& size, void* memory, size_t bytes) : tilemoe_routing{} {
+    struct_size = sizeof(tilemoe_routing);
     check(tilemoe_routing_bind(&size, memory, bytes, this));
   }
 
   // ids, scores (T, K)
-  void from_top_k(const Tensor& ids, const Tensor& scores, void* workspace, size_t workspace_bytes,
-                  void* stream = nullptr) {
+  void from_top_k(const ConstTensor& ids, const ConstTensor& scores, void* workspace,
+                  size_t workspace_bytes, void* stream = nullptr) {
     tilemoe_route_top_k_args args{};
     args.struct_size = sizeof args;
     args.ids = ids, args.scores = scores;
@@ -93,27 +105,27 @@ class Routing : public tilemoe_routing {
     check(tilemoe_route_top_k(this, &args));
   }
   // tokens, experts, scores (pairs)
-  void from_triples(const Tensor& tokens, const Tensor& experts, const Tensor& scores,
-                    void* workspace, size_t workspace_bytes, void* stream = nullptr) {
+  void from_triples(const ConstTensor& tokens, const ConstTensor& experts,
+                    const ConstTensor& scores, void* workspace, size_t workspace_bytes,
+                    void* stream = nullptr) {
     tilemoe_route_general_args args{};
     args.struct_size = sizeof args;
     args.tokens = tokens, args.experts = experts, args.scores = scores;
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     check(tilemoe_route_general(this, &args));
   }
-  // logits (T, E); seed and step (1) int64, for stochastic rounding; expert_counts out (E) int32,
-  // optional
-  void from_logits_rounded(const Tensor& logits, void* workspace, size_t workspace_bytes,
-                           const Tensor& seed = {}, const Tensor& step = {},
-                           const Tensor& expert_counts = {}, void* stream = nullptr) {
+  void from_logits(const RoundedRouting& given) {
     tilemoe_route_rounded_args args{};
     args.struct_size = sizeof args;
-    args.logits = logits, args.seed = seed, args.step = step, args.expert_counts = expert_counts;
-    args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
+    args.logits = given.logits, args.seed = given.seed, args.step = given.step;
+    args.expert_counts = given.expert_counts;
+    args.workspace = given.workspace, args.workspace_bytes = given.workspace_bytes;
+    args.stream = given.stream;
     check(tilemoe_route_rounded(this, &args));
   }
   // counts (E); scores (rows), optional
-  void from_counts(const Tensor& counts, const Tensor& row_scores = {}, void* stream = nullptr) {
+  void from_counts(const ConstTensor& counts, const ConstTensor& row_scores = {},
+                   void* stream = nullptr) {
     tilemoe_route_grouped_args args{};
     args.struct_size = sizeof args;
     args.counts = counts, args.scores = row_scores, args.stream = stream;
@@ -124,38 +136,55 @@ class Routing : public tilemoe_routing {
   int64_t capacity() const { return spec.capacity; }
 };
 
-// logits (T, E) -> ids (T, K) int32 or int64, scores (T, K) float32, expert_counts (E) int32,
-// optional. selection_bias (E) float32 for the sigmoid rules.
-inline void top_k(Scoring scoring, int64_t K, const Tensor& logits, const Tensor& ids,
-                  const Tensor& scores, const Tensor& selection_bias = {},
-                  const Tensor& expert_counts = {}, Device device = Device::kCpu,
-                  void* stream = nullptr) {
+// logits (T, E) -> ids (T, K), scores (T, K), expert_counts (E).
+struct TopK {
+  Required<Device> device;
+  Scoring scoring = Scoring::kSoftmaxOverChosen;
+  int64_t K = 0;
+  ConstTensor logits;
+  ConstTensor selection_bias = {};  // (E) float32, for the sigmoid rules; optional
+  Tensor ids;                       // out, int32 or int64
+  Tensor scores;                    // out, float32
+  Tensor expert_counts = {};        // out, int32; optional
+  void* stream = nullptr;
+};
+inline void top_k(const TopK& given) {
   tilemoe_top_k_args args{};
   args.struct_size = sizeof args;
-  args.device = to_c(device);
-  args.scoring = static_cast<tilemoe_scoring>(scoring);
-  args.K = K;
-  args.logits = logits, args.selection_bias = selection_bias;
-  args.ids = ids, args.scores = scores, args.expert_counts = expert_counts;
-  args.stream = stream;
+  args.device = to_c(given.device);
+  args.scoring = static_cast<tilemoe_scoring>(given.scoring);
+  args.K = given.K;
+  args.logits = given.logits, args.selection_bias = given.selection_bias;
+  args.ids = given.ids, args.scores = given.scores, args.expert_counts = given.expert_counts;
+  args.stream = given.stream;
   check(tilemoe_top_k(&args));
 }
 
-// ds (pairs) float32 -> dlogits (T, E), written (beta 0) or added to (beta 1). logits may be absent
-// for kSoftmaxOverChosen.
-inline void router_backward(Scoring scoring, const Routing& routing, const Tensor& logits,
-                            const Tensor& ds, const Tensor& dlogits, void* workspace,
-                            size_t workspace_bytes, float beta = 0, void* stream = nullptr) {
+// ds (pairs) float32 -> dlogits (T, E).
+struct RouterBackward {
+  Scoring scoring = Scoring::kSoftmaxOverChosen;
+  const Routing* routing = nullptr;
+  ConstTensor logits = {};  // (T, E); may be absent for kSoftmaxOverChosen
+  ConstTensor ds;
+  Tensor dlogits;           // out
+  bool accumulate = false;  // added to dlogits, in place of written
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  void* stream = nullptr;
+};
+inline void router_backward(const RouterBackward& given) {
   tilemoe_router_backward_args args{};
   args.struct_size = sizeof args;
-  args.scoring = static_cast<tilemoe_scoring>(scoring);
-  args.routing = &routing;
-  args.logits = logits, args.ds = ds, args.dlogits = dlogits, args.beta = beta;
-  args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
+  args.scoring = static_cast<tilemoe_scoring>(given.scoring);
+  args.accumulate = given.accumulate;
+  args.routing = given.routing;
+  args.logits = given.logits, args.ds = given.ds, args.dlogits = given.dlogits;
+  args.workspace = given.workspace, args.workspace_bytes = given.workspace_bytes;
+  args.stream = given.stream;
   check(tilemoe_router_backward(&args));
 }
 
-inline size_t router_losses_workspace_bytes(int64_t T, int64_t E, Device device = Device::kCpu) {
+inline size_t router_losses_workspace_bytes(Device device, int64_t T, int64_t E) {
   size_t size = 0;
   check(tilemoe_router_losses_workspace_bytes(to_c(device), T, E, &size));
   return size;
@@ -163,17 +192,27 @@ inline size_t router_losses_workspace_bytes(int64_t T, int64_t E, Device device 
 
 // losses (2) float32: balance, z. Where dlogits is present, the gradient of
 // balance_coefficient * balance + z_coefficient * z is added to it.
-inline void router_losses(const Tensor& logits, const Tensor& expert_counts, const Tensor& losses,
-                          void* workspace, size_t workspace_bytes, float balance_coefficient = 0,
-                          float z_coefficient = 0, const Tensor& dlogits = {},
-                          Device device = Device::kCpu, void* stream = nullptr) {
+struct RouterLosses {
+  Required<Device> device;
+  float balance_coefficient = 0;
+  float z_coefficient = 0;
+  ConstTensor logits;         // (T, E)
+  ConstTensor expert_counts;  // (E) int32
+  Tensor losses = {};         // out; optional
+  Tensor dlogits = {};        // (T, E), added to; optional
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  void* stream = nullptr;
+};
+inline void router_losses(const RouterLosses& given) {
   tilemoe_router_losses_args args{};
   args.struct_size = sizeof args;
-  args.device = to_c(device);
-  args.logits = logits, args.expert_counts = expert_counts, args.losses = losses;
-  args.balance_coefficient = balance_coefficient, args.z_coefficient = z_coefficient;
-  args.dlogits = dlogits;
-  args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
+  args.device = to_c(given.device);
+  args.balance_coefficient = given.balance_coefficient, args.z_coefficient = given.z_coefficient;
+  args.logits = given.logits, args.expert_counts = given.expert_counts;
+  args.losses = given.losses, args.dlogits = given.dlogits;
+  args.workspace = given.workspace, args.workspace_bytes = given.workspace_bytes;
+  args.stream = given.stream;
   check(tilemoe_router_losses(&args));
 }
 

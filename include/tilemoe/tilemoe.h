@@ -3,25 +3,40 @@
  * The C++ headers beside this file (tensor.h, routing.h, layer.h) are thin wrappers over it that
  * turn a status into an exception. Symbols are those of docs/mathematics.md:
  *
- *   T, d     tokens in the batch, width of a token
- *   E, K     experts, experts per token
- *   n        width inside one expert (W1 has 2n rows when the activation is gated, n when it is
- * not) f_e, M   tokens routed to expert e; M = sum of f_e capacity rows that the buffers can hold;
- * M is known on the device only X, O     input and output (T, d);  s: router weight of a (token,
- * expert) pair, float32 H, A, Y  pre-activation (M, 2n), activation (M, n), expert output (M, d);
- * rows grouped by expert
+ *   T, d      tokens in the batch, width of a token
+ *   E, K      experts, experts per token
+ *   n         width inside one expert; W1 has 2n rows where the activation is gated, n where not
+ *   f_e, M    tokens routed to expert e; M = sum of f_e
+ *   capacity  rows that the buffers can hold; M is known on the device only
+ *   X, O      input and output (T, d)
+ *   s         router weight of a pair of token and expert, float32
+ *   H, A, Y   pre-activation (M, 2n), activation (M, n), expert output (M, d); rows by expert
  *
  * Rules that hold for every function here:
  *   - All memory is the caller's. No call allocates memory for tensors or keeps a pointer after it
- * returns (CPU), or after the work it put on the stream has run (GPU).
- *   - Arguments (null, dtype, shape, stride, alignment, sizes, workspace) are checked before
- * anything is written; a failed check returns TILEMOE_INVALID_ARGUMENT or TILEMOE_UNSUPPORTED,
- * leaves every output as it was and sets tilemoe_last_error(). Values inside arrays are never
- * errors.
- *   - Every struct that may grow starts with `struct_size`; set it to sizeof the struct. Zero every
- * field you do not use.
+ *     returns (CPU), or after the work it put on the stream has run (CUDA).
+ *   - Arguments (null, dtype, shape, stride, alignment, sizes, overlap, workspace) are checked
+ *     before anything is written. A failed check returns TILEMOE_INVALID_ARGUMENT or
+ *     TILEMOE_UNSUPPORTED, leaves every output as it was and sets tilemoe_last_error(). Values
+ *     inside arrays are never errors.
  *   - Data pointers of X, weights, biases, H and outputs lie on 16 bytes, and so does every stride
- * but the contiguous one.
+ *     but the contiguous one.
+ *   - An output shares no memory with another output, an input, the routing or the workspace,
+ *     unless its function says so; else the call is refused. Views that interleave with one set
+ *     of strides, such as the column halves of one matrix, share none.
+ *   - CUDA: `stream` is a cudaStream_t; null is the legacy default stream. The current device of
+ *     the calling thread is used: every pointer and the stream must belong to it. Routing's seed,
+ *     step, ids and all other arrays are device memory; structs are host memory.
+ *   - Rows (T, pairs, capacity) are at most 2^31 - 1 on the CPU and 2^30 - 1 on CUDA. A size
+ *     query refuses more, too.
+ *
+ * How structs grow: each starts with `struct_size`, which the caller sets to sizeof the struct it
+ * was compiled with, and zeroes every field that it does not use. Fields are only ever appended.
+ * The library takes
+ *   - a smaller struct of an older caller: the fields it lacks are 0, and none is written;
+ *   - a larger struct of a newer caller if what the library does not know is all 0;
+ * and refuses any other. That goes for structs that it fills, too: set their struct_size first.
+ * Fields named `reserved` must be 0. tilemoe_tensor has no size and never changes.
  */
 #ifndef TILEMOE_TILEMOE_H_
 #define TILEMOE_TILEMOE_H_
@@ -48,8 +63,11 @@ extern "C" {
 #endif
 
 #define TILEMOE_VERSION_MAJOR 0
-#define TILEMOE_VERSION_MINOR 1
+#define TILEMOE_VERSION_MINOR 2
 #define TILEMOE_VERSION_PATCH 0
+/* 10000 * major + 100 * minor + patch of this header; compare with tilemoe_version_number(). */
+#define TILEMOE_VERSION_NUMBER \
+  (10000 * TILEMOE_VERSION_MAJOR + 100 * TILEMOE_VERSION_MINOR + TILEMOE_VERSION_PATCH)
 
 /* ---------------------------------------------------------------- status */
 
@@ -61,8 +79,9 @@ typedef enum tilemoe_status TILEMOE_INT {
   TILEMOE_INTERNAL_ERROR = 4    /* a defect of the library */
 } tilemoe_status;
 
-/* "0.1.0" */
+/* Of the library at run time: "0.2.0", and TILEMOE_VERSION_NUMBER as it was built with (200). */
 TILEMOE_API const char* tilemoe_version(void);
+TILEMOE_API int tilemoe_version_number(void);
 /* "invalid argument", ... never null, whatever the number. */
 TILEMOE_API const char* tilemoe_status_name(tilemoe_status status);
 /* What the last failed call on this thread said: the sentence, the shape seen, file and line. Empty
@@ -82,7 +101,8 @@ typedef enum tilemoe_dtype TILEMOE_INT {
 #define TILEMOE_MAX_DIMS 3
 
 /* A view of the caller's memory. `stride` counts elements. An absent optional tensor has data ==
- * NULL and ndim == 0 (a zeroed struct). A tensor of zero elements may have data == NULL. */
+ * NULL and ndim == 0 (a zeroed struct). A tensor of zero elements may have data == NULL. Frozen:
+ * it is part of other structs by value. */
 typedef struct tilemoe_tensor {
   void* data;
   tilemoe_dtype dtype;
@@ -110,25 +130,15 @@ TILEMOE_API const char* tilemoe_device_description(tilemoe_device device);
  * the library. */
 TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
 TILEMOE_API int tilemoe_num_threads(void);
-/* How many blocks of threads, one after the other, a product of the CUDA backend has for each
- * multiprocessor: 1 (the default) to 16. With 1 a block stays for the whole product, and fills its
- * pipeline once. Where kernels of another stream hold multiprocessors, as collectives do that
- * overlap a training step, the blocks meant for these begin when others have ended; with 4 others
- * take over what they would have done. Results have the same bits. For the whole process, from the
- * next call on. */
-TILEMOE_API tilemoe_status tilemoe_set_block_turns(int turns);
-TILEMOE_API int tilemoe_block_turns(void);
 
 /* ---------------------------------------------------------------- routing */
 
 /* How the rows of a batch come about, and with it which pairs ds is given for. */
 typedef enum tilemoe_routing_kind TILEMOE_INT {
-  TILEMOE_ROUTING_TOP_K = 0, /* K slots a token; pair p = t * K + k */
-  TILEMOE_ROUTING_GENERAL =
-      1, /* caller's (token, expert, score) triples; pair p = index of the triple */
-  TILEMOE_ROUTING_ROUNDED =
-      2,                      /* token rounding; pairs grouped by token, token_offsets says where */
-  TILEMOE_ROUTING_GROUPED = 3 /* rows already sorted by expert; pair p = row */
+  TILEMOE_ROUTING_TOP_K = 0,   /* K slots a token; pair p = t * K + k */
+  TILEMOE_ROUTING_GENERAL = 1, /* caller's (token, expert, score) triples; pair p = index of one */
+  TILEMOE_ROUTING_ROUNDED = 2, /* token rounding; pairs by token, token_offsets says where */
+  TILEMOE_ROUTING_GROUPED = 3  /* rows already sorted by expert; pair p = row */
 } tilemoe_routing_kind;
 
 /* How many rows an expert gets under token rounding: f'_e, a multiple of m next to f_e. */
@@ -145,9 +155,8 @@ typedef enum tilemoe_scoring TILEMOE_INT {
   TILEMOE_SOFTMAX_OVER_CHOSEN = 0,  /* softmax over the K chosen logits */
   TILEMOE_SOFTMAX_OVER_ALL = 1,     /* softmax over E, the chosen ones kept as they are */
   TILEMOE_SOFTMAX_RENORMALIZED = 2, /* softmax over E, the chosen ones divided by their sum */
-  TILEMOE_SIGMOID = 3, /* sigmoid; chosen by sigmoid + selection bias, the bias not in the score */
-  TILEMOE_SIGMOID_RENORMALIZED =
-      4 /* the same, the chosen ones divided by their sum (DeepSeek-V3) */
+  TILEMOE_SIGMOID = 3,              /* sigmoid; a selection bias chooses, but is not in the score */
+  TILEMOE_SIGMOID_RENORMALIZED = 4  /* the same, divided by the chosen ones' sum (DeepSeek-V3) */
 } tilemoe_scoring;
 
 /* The size of a routing, known on the host before any logit is. */
@@ -162,29 +171,31 @@ typedef struct tilemoe_routing_spec {
   int64_t capacity; /* rows; 0 asks for the kind's own bound. Grouped: the number of rows given */
   int64_t m;        /* rounded: rows are rounded to multiples of m (1 <= m) */
   tilemoe_rounding rounding;
+  int32_t reserved;
 } tilemoe_routing_spec;
 
 /* Counted on the device while a routing is built. */
 enum {
   TILEMOE_COUNT_OVER_CAPACITY = 0, /* pairs that did not fit: highest expert, then highest token */
-  TILEMOE_COUNT_BAD_IDS = 1,    /* ids outside [0, E), or tokens outside [0, T) or out of order */
-  TILEMOE_COUNT_NAN_TOKENS = 2, /* tokens with a NaN logit; from pairs: with a NaN score */
+  TILEMOE_COUNT_BAD_IDS = 1,       /* ids outside [0, E); tokens outside [0, T) or out of order */
+  TILEMOE_COUNT_NAN_TOKENS = 2,    /* tokens with a NaN logit; from pairs: with a NaN score */
   TILEMOE_COUNTERS = 4
 };
 
 /* The routing of a batch: one object, in memory of the caller's that tilemoe_routing_bind laid out.
  * The arrays are device memory; everything else is host memory. 12 bytes a pair, plus O(E), plus
- * for general and rounded routing 4 bytes a token. */
+ * for general and rounded routing 4 bytes a token. The spec stands last, so that it can grow. */
 typedef struct tilemoe_routing {
   uint64_t struct_size;
-  tilemoe_routing_spec spec; /* with pairs and capacity filled in */
-  int32_t* offsets;   /* (E + 1) expert e has rows [offsets[e], offsets[e + 1]); offsets[E] = M */
-  int32_t* counters;  /* (TILEMOE_COUNTERS) */
-  int32_t* row_token; /* (capacity) token of a row; null when grouped */
-  float* row_score;   /* (capacity) s of a row; 1 when grouped without scores */
-  int32_t* pair_row;  /* (pairs) row of a pair, -1 when it has none; null when grouped */
-  int32_t* token_offsets; /* (T + 1) pairs of token t are [token_offsets[t], token_offsets[t + 1]);
+  int32_t* offsets;       /* (E + 1): expert e has rows [offsets[e], offsets[e + 1]); [E] is M */
+  int32_t* counters;      /* (TILEMOE_COUNTERS) */
+  int32_t* row_token;     /* (capacity) token of a row; null when grouped */
+  float* row_score;       /* (capacity) s of a row; 1 when grouped without scores */
+  int32_t* pair_row;      /* (pairs) row of a pair, -1 when it has none; null when grouped */
+  int32_t* token_offsets; /* (T + 1): pairs of token t are [token_offsets[t], token_offsets[t + 1]);
                              null for top-K, where they are [t * K, t * K + K), and when grouped */
+  void* reserved[4];
+  tilemoe_routing_spec spec; /* with pairs and capacity filled in */
 } tilemoe_routing;
 
 /* Bound on M, with which buffers are sized: T*K (top-K, down), T*K + E*(m-1) (up, stochastic),
@@ -197,8 +208,8 @@ TILEMOE_API tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* 
 TILEMOE_API tilemoe_status tilemoe_routing_bytes(const tilemoe_routing_spec* spec, size_t* bytes);
 TILEMOE_API tilemoe_status tilemoe_routing_workspace_bytes(const tilemoe_routing_spec* spec,
                                                            size_t* bytes);
-/* Lays the arrays out in `memory` (at least tilemoe_routing_bytes, on 16 bytes). Writes nothing
- * there. */
+/* Lays the arrays out in `memory` (at least tilemoe_routing_bytes, on 16 bytes) and fills *routing,
+ * up to the struct_size that the caller set in it. Writes nothing to `memory`. */
 TILEMOE_API tilemoe_status tilemoe_routing_bind(const tilemoe_routing_spec* spec, void* memory,
                                                 size_t bytes, tilemoe_routing* routing);
 
@@ -285,11 +296,11 @@ TILEMOE_API tilemoe_status tilemoe_route_grouped(tilemoe_routing* routing,
 typedef struct tilemoe_router_backward_args {
   uint64_t struct_size;
   tilemoe_scoring scoring;
+  int32_t accumulate; /* dlogits: 0 written, 1 added to */
   const tilemoe_routing* routing;
   tilemoe_tensor logits;  /* (T, E); optional where the scores alone tell */
   tilemoe_tensor ds;      /* (pairs) float32, as tilemoe_backward wrote it */
   tilemoe_tensor dlogits; /* out (T, E), float32 or the logits' dtype */
-  float beta;             /* 0: written; 1: added to */
   void* workspace;
   size_t workspace_bytes;
   void* stream;
@@ -302,13 +313,14 @@ TILEMOE_API tilemoe_status tilemoe_router_backward(const tilemoe_router_backward
 typedef struct tilemoe_router_losses_args {
   uint64_t struct_size;
   tilemoe_device device;
+  float balance_coefficient; /* with dlogits: scale of the balance loss */
+  float z_coefficient;
+  int32_t reserved;
   tilemoe_tensor logits;        /* (T, E) */
   tilemoe_tensor expert_counts; /* (E) int32: c_e, the experts' choices before rounding */
   tilemoe_tensor losses;        /* out (2) float32: balance, z; optional */
-  float balance_coefficient;    /* with dlogits: scale of the balance loss */
-  float z_coefficient;
-  tilemoe_tensor
-      dlogits; /* (T, E): the losses' gradient is ADDED here; optional. float32 or logits' */
+  tilemoe_tensor dlogits;       /* (T, E), float32 or the logits' dtype: the losses' gradient is
+                                   ADDED here; optional */
   void* workspace;
   size_t workspace_bytes; /* at least tilemoe_router_losses_workspace_bytes(device, T, E) */
   void* stream;
@@ -319,29 +331,28 @@ TILEMOE_API tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_arg
 
 /* ---------------------------------------------------------------- layer */
 
+/* New kinds are appended, whether gated or not: ask tilemoe_activation_gated, not the order. */
 typedef enum tilemoe_activation TILEMOE_INT {
-  TILEMOE_SWIGLU = 0,     /* silu(gate) * up */
-  TILEMOE_GEGLU = 1,      /* gelu(gate) * up, erf form */
-  TILEMOE_GEGLU_TANH = 2, /* gelu(gate) * up, tanh form */
-  TILEMOE_REGLU = 3,      /* relu(gate) * up */
-  TILEMOE_SILU = 4,       /* from here on not gated: W1 is (E, n, d) */
-  TILEMOE_GELU = 5,
-  TILEMOE_GELU_TANH = 6,
+  TILEMOE_SWIGLU = 0,     /* gated: silu(gate) * up */
+  TILEMOE_GEGLU = 1,      /* gated: gelu(gate) * up, erf form */
+  TILEMOE_GEGLU_TANH = 2, /* gated: gelu(gate) * up, tanh form */
+  TILEMOE_REGLU = 3,      /* gated: relu(gate) * up */
+  TILEMOE_SILU = 4,       /* not gated, as all below: W1 is (E, n, d) */
+  TILEMOE_GELU = 5,       /* erf form */
+  TILEMOE_GELU_TANH = 6,  /* tanh form */
   TILEMOE_RELU = 7,
-  TILEMOE_RELU_SQUARED = 8,
+  TILEMOE_RELU_SQUARED = 8, /* relu(h)^2 */
   TILEMOE_IDENTITY = 9
 } tilemoe_activation;
-/* 1 where W1 has gate and up rows. */
+/* 1 where W1 has gate and up rows, 0 where not and for a number that is no activation. */
 TILEMOE_API int tilemoe_activation_gated(tilemoe_activation activation);
 TILEMOE_API const char* tilemoe_activation_name(tilemoe_activation activation);
 
 /* Where W1's gate and up rows are. Meaningless (CONCATENATED) when the activation is not gated. */
 typedef enum tilemoe_gate_layout TILEMOE_INT {
-  TILEMOE_GATE_CONCATENATED =
-      0, /* W1 (E, 2n, d): n gate rows, then n up rows (Hugging Face's gate_up_proj) */
-  TILEMOE_GATE_INTERLEAVED = 1, /* W1 (E, 2n, d): gate and up rows alternate, gate first */
-  TILEMOE_GATE_SPLIT =
-      2 /* W1 (E, n, d) is the gate, W1_up (E, n, d) the up (torchtitan's w1, w3) */
+  TILEMOE_GATE_CONCATENATED = 0, /* W1 (E, 2n, d): n gate rows, then n up rows (gate_up_proj) */
+  TILEMOE_GATE_INTERLEAVED = 1,  /* W1 (E, 2n, d): gate and up rows alternate, gate first */
+  TILEMOE_GATE_SPLIT = 2         /* W1 (E, n, d) is the gate, W1_up (E, n, d) the up (w1, w3) */
 } tilemoe_gate_layout;
 
 /* What the experts compute. */
@@ -364,10 +375,11 @@ typedef struct tilemoe_experts {
   int32_t column_blocks;
 } tilemoe_experts;
 
-/* The experts' weights, in the checkpoint's own layout. A weight's last two dimensions may be
- * stored either way: W1 (E, 2n, d) with stride 1 on d, or on 2n when the checkpoint keeps (E, d,
- * 2n). */
+/* The experts' weights, in the checkpoint's own layout, or their gradients. A weight's last two
+ * dimensions may be stored either way: W1 (E, 2n, d) with stride 1 on d, or on 2n when the
+ * checkpoint keeps (E, d, 2n). */
 typedef struct tilemoe_weights {
+  uint64_t struct_size;
   tilemoe_tensor W1;    /* (E, 2n, d), or (E, n, d) when split or not gated */
   tilemoe_tensor W1_up; /* (E, n, d) when split, else absent */
   tilemoe_tensor W2;    /* (E, d, n) */
@@ -376,50 +388,104 @@ typedef struct tilemoe_weights {
   tilemoe_tensor b2;    /* (E, d); optional */
 } tilemoe_weights;
 
+/* What there is of a forward pass for backward to start from. */
+typedef enum tilemoe_saved_state TILEMOE_INT {
+  TILEMOE_SAVED_H = 0,        /* H, as forward wrote it */
+  TILEMOE_SAVED_H_AND_DH = 1, /* H, and dH in the workspace `dH` */
+  TILEMOE_SAVED_DH_OVER_H = 2 /* dH where H was: H is consumed */
+} tilemoe_saved_state;
+
 /* What forward keeps for backward beside X and the routing. Host struct over device memory. */
 typedef struct tilemoe_saved {
-  tilemoe_tensor
-      H; /* (capacity, 2n) or (capacity, n): gate columns, then up columns; on CUDA in W1's own
-            order where W1 is interleaved and has stride 1 on 2n (gpt-oss); contiguous */
-  int32_t consumed; /* set by a backward that wrote dH over H: calls without dO go on from it, and
-                       no backward starts from such a state again */
-  const void* dH_workspace; /* set by a backward with keep_dH whose dH does not lie over H: the
-                               workspace that holds it for calls without dO; null: none. Forward and
-                               every backward with dO set it anew */
+  uint64_t struct_size;
+  tilemoe_tensor H; /* (capacity, 2n) or (capacity, n), contiguous: gate columns, then up columns;
+                       on CUDA in W1's own order where W1 is interleaved and has stride 1 on 2n */
+  const void* dH;   /* set by backward: the workspace that holds dH; null where none does */
+  tilemoe_saved_state state; /* set by forward and backward */
+  int32_t reserved;
 } tilemoe_saved;
 
 /* Bytes that live from forward to backward. */
 typedef struct tilemoe_saved_size {
-  size_t rows; /* X (T, d), or the grouped entry's rows (capacity, d): the caller's input, kept by
-                  it */
+  uint64_t struct_size;
+  size_t rows; /* X (T, d), or the grouped entry's rows (capacity, d): the caller keeps them */
   size_t H;
   size_t routing; /* tilemoe_routing_bytes */
   size_t total;
 } tilemoe_saved_size;
+/* Fills *size, up to the struct_size that the caller set in it. */
 TILEMOE_API tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,
                                                const tilemoe_routing_spec* routing,
                                                tilemoe_saved_size* size);
 
+/* A backward pass runs whole, or in stages of which each is a call:
+ *
+ *   WHOLE   computes from dO and H. dH, where it is needed, lies in the workspace and is gone
+ *           afterwards. H stays: backward may run again.
+ *   OVER_H  computes from dO and H, and writes dH over H. The saved state is consumed: REST may
+ *           follow, no other backward until the next forward.
+ *   FIRST   computes from dO and H, and leaves dH in the workspace. H stays. REST may follow.
+ *   REST    computes dX, dW1 and db1 from the dH that OVER_H or FIRST left, as often as asked; the
+ *           saved state says where dH is. dO is not read and may be absent; ds, dW2 and db2 must
+ *           be. After FIRST: with FIRST's workspace, which nobody wrote since. After OVER_H: with
+ *           any workspace.
+ *
+ * ds, dW2 and db2 need dO; dX, dW1 and db1 need only dH. Each mode but REST computes whatever is
+ * asked for of all six. Bits do not depend on how the pass is divided. The lowest peak is OVER_H
+ * for ds, dW2, db2 and dX, then REST for dW1 and db1 with a workspace of its own: memory for dW1
+ * is not needed while dX's workspace is. Where REST is what asks for dX, ds is complete before it,
+ * so that the router's part of dX can be dX's addend. */
+typedef enum tilemoe_backward_mode TILEMOE_INT {
+  TILEMOE_BACKWARD_WHOLE = 0,
+  TILEMOE_BACKWARD_OVER_H = 1,
+  TILEMOE_BACKWARD_FIRST = 2,
+  TILEMOE_BACKWARD_REST = 3
+} tilemoe_backward_mode;
+
 typedef enum tilemoe_pass TILEMOE_INT {
   TILEMOE_PASS_INFERENCE = 0,
   TILEMOE_PASS_FORWARD = 1,
-  TILEMOE_PASS_BACKWARD = 2,
-  TILEMOE_PASS_BACKWARD_DH_OVER_H = 3,
-  TILEMOE_PASS_BACKWARD_REST = 4 /* dW1 and db1 alone from dH over H (tilemoe_backward) */
+  TILEMOE_PASS_BACKWARD = 2
 } tilemoe_pass;
-/* Workspace of one pass. Depends on the shapes, the capacity and the number of threads, never on
- * f_e. */
-TILEMOE_API tilemoe_status tilemoe_workspace_bytes(const tilemoe_experts* experts,
-                                                   const tilemoe_routing_spec* routing,
-                                                   tilemoe_pass pass, size_t* bytes);
+
+/* Gradients as bits, to say which a backward asks for. */
+enum {
+  TILEMOE_GRADIENT_X = 1,
+  TILEMOE_GRADIENT_S = 2, /* ds */
+  TILEMOE_GRADIENT_W1 = 4,
+  TILEMOE_GRADIENT_W1_UP = 8,
+  TILEMOE_GRADIENT_W2 = 16,
+  TILEMOE_GRADIENT_B1 = 32,
+  TILEMOE_GRADIENT_B1_UP = 64,
+  TILEMOE_GRADIENT_B2 = 128
+};
+
+typedef struct tilemoe_workspace_query {
+  uint64_t struct_size;
+  const tilemoe_experts* experts;
+  const tilemoe_routing_spec* routing;
+  tilemoe_pass pass;
+  tilemoe_backward_mode mode; /* of PASS_BACKWARD; 0 for others. REST stands for a call after
+                                 OVER_H: one after FIRST has FIRST's workspace */
+  uint32_t gradients; /* PASS_BACKWARD: the TILEMOE_GRADIENT_ bits that may be asked for; 0: all
+                         that the mode has. FIRST: its own and those of REST calls that follow */
+  int32_t reserved;
+} tilemoe_workspace_query;
+/* Workspace of one pass: enough for a call that asks for those gradients or some of them. Depends
+ * on the shapes, the capacity and what is asked for, never on f_e; on the CPU also on the number of
+ * threads, and on CUDA on the current device's multiprocessors: ask while the device is current
+ * that the pass will run on. */
+TILEMOE_API tilemoe_status tilemoe_workspace_bytes(const tilemoe_workspace_query* query,
+                                                   size_t* bytes);
 
 /* O_t = addend_t + sum over the token's pairs of s * (act(X_t W1_e^T + b1_e) W2_e^T + b2_e), in
  * float32, in the order of the token's pairs. Grouped: O_r = addend_r + s_r * (...), rows past the
- * sum of the counts are zero. `saved` null is inference: H is not written. */
+ * sum of the counts are zero. `saved` null is inference: H is not written. O may share X's memory,
+ * and may be the addend itself, with its strides. */
 typedef struct tilemoe_forward_args {
   uint64_t struct_size;
   const tilemoe_routing* routing;
-  tilemoe_weights weights;
+  const tilemoe_weights* weights;
   tilemoe_tensor X;      /* (T, d); grouped: (capacity, d) */
   tilemoe_tensor O;      /* out, X's shape */
   tilemoe_tensor addend; /* X's shape; optional */
@@ -427,37 +493,38 @@ typedef struct tilemoe_forward_args {
   void* workspace;
   size_t workspace_bytes;
   void* stream;
+  /* CUDA: how many blocks of threads, one after the other, a product has for each multiprocessor:
+   * 1 to 16; 0 is 1. With 1 a block stays for the whole product, and fills its pipeline once. Where
+   * kernels of another stream hold multiprocessors, as collectives do that overlap a training step,
+   * the blocks meant for these begin when others have ended; with 4, others take over what they
+   * would have done. The bits are the same. */
+  int32_t block_turns;
+  int32_t reserved;
 } tilemoe_forward_args;
 TILEMOE_API tilemoe_status tilemoe_forward(const tilemoe_experts* experts,
                                            const tilemoe_forward_args* args);
 
-/* The gradients. An absent output is not computed.
- *
- * The work can be divided: ds, dW2 and db2 need dO; dX, dW1 and db1 follow from dH. A call with
- * keep_dH leaves dH for calls without dO, which may ask for any of the latter, as often as they
- * like, with the same experts, routing, overwrite_H and saved. So what comes of ds can be the
- * addend of dX, and memory for dW1 need not be there while dX's workspace is. With dH over H the
- * workspace may be another each time, and TILEMOE_PASS_BACKWARD_REST is enough for a call for dW1
- * and db1 alone; else dH is in the workspace, which every call is given and nobody else writes. */
+/* The gradients. An absent output is not computed. dX may be the addend itself, with its
+ * strides. */
 typedef struct tilemoe_backward_args {
   uint64_t struct_size;
+  tilemoe_backward_mode mode;
+  int32_t accumulate; /* dweights: 0 written, 1 added to (in float32, rounded once) */
   const tilemoe_routing* routing;
-  tilemoe_weights weights;
+  const tilemoe_weights* weights;
   tilemoe_tensor X;  /* as in forward */
-  tilemoe_tensor dO; /* X's shape; absent where an earlier call's dH is gone on from */
+  tilemoe_tensor dO; /* X's shape; not read in REST */
   tilemoe_saved* saved;
-  int32_t overwrite_H;      /* 1: dH is written over H and the saved state is consumed */
-  tilemoe_tensor dX;        /* out, X's shape */
-  tilemoe_tensor addend;    /* added to dX (the router's part, the residual's); X's shape; optional.
-                               dX itself, with its strides, is one too */
-  tilemoe_weights dweights; /* out, each in its weight's shape; the weight's dtype or float32 */
-  float beta;               /* dweights: 0 written, 1 added to (in float32, rounded once) */
+  tilemoe_tensor dX;     /* out, X's shape */
+  tilemoe_tensor addend; /* added to dX (the router's part, the residual's); X's shape; optional */
+  const tilemoe_weights* dweights; /* out, each in its weight's shape, in the weight's dtype or
+                                      float32; null: none is asked for */
   tilemoe_tensor ds; /* out (pairs) float32; (T, K) is accepted for top-K. Skipped pairs get 0 */
   void* workspace;
   size_t workspace_bytes;
   void* stream;
-  int32_t keep_dH; /* 1: dH is computed, whatever is asked for, and kept for calls without dO. A
-                      call that writes dH over H keeps it in any case */
+  int32_t block_turns; /* as in forward */
+  int32_t reserved;
 } tilemoe_backward_args;
 TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,
                                             const tilemoe_backward_args* args);

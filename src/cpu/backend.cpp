@@ -27,8 +27,8 @@ std::string CpuBackend::description() const {
 void CpuBackend::check_supported(const tilemoe_experts&) const {}
 
 size_t CpuBackend::scratch_bytes(Step step, const tilemoe_experts& experts,
-                                 int64_t capacity) const {
-  return step == Step::kBiasGradient ? 0 : StepScratch::bytes(experts, capacity);
+                                 const ScratchSizes& sizes) const {
+  return step == Step::kBiasGradient ? 0 : StepScratch::bytes(experts, sizes.capacity);
 }
 
 }  // namespace tilemoe::cpu

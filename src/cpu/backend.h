@@ -14,7 +14,8 @@ class CpuBackend final : public Backend {
   std::string description() const override;
   void check_supported(const tilemoe_experts& experts) const override;
 
-  size_t scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) const override;
+  size_t scratch_bytes(Step step, const tilemoe_experts& experts,
+                       const ScratchSizes& sizes) const override;
   int64_t ds_tiles(const tilemoe_experts& experts) const override;
   void up_projection(const UpProjection& step) override;
   void down_projection(const DownProjection& step) override;

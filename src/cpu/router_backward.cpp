@@ -157,7 +157,7 @@ void backward_block(const tilemoe_router_backward_args& args, int64_t block,
                        scratch.ds + block * K, g);
     else
       top_k_gradient(args.scoring, row, pairs, E, g);
-    write_row(g, E, args.beta != 0, row_of<Out>(args.dlogits, t));
+    write_row(g, E, args.accumulate != 0, row_of<Out>(args.dlogits, t));
   }
 }
 

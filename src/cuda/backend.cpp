@@ -43,11 +43,12 @@ class CudaBackend final : public Backend {
         "weights.W1 has not: the CUDA backend writes it only where both have");
   }
 
-  size_t scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) const override {
+  size_t scratch_bytes(Step step, const tilemoe_experts& experts,
+                       const ScratchSizes& sizes) const override {
     switch (step) {
       case Step::kWeightGradient1:
-      case Step::kWeightGradient2: return weight_gradient_scratch_bytes(step, experts, capacity);
-      case Step::kBiasGradient: return bias_gradient_scratch_bytes(experts, capacity);
+      case Step::kWeightGradient2: return weight_gradient_scratch_bytes(step, experts, sizes);
+      case Step::kBiasGradient: return bias_gradient_scratch_bytes(experts, sizes.capacity);
       default: return 0;
     }
   }

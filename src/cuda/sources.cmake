@@ -4,6 +4,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/device.cpp
   cuda/tensor_map.cpp
   cuda/schedule/configuration.cpp
+  cuda/schedule/weight_gradient_shares.cpp
   cuda/routing/pair_sort.cu
   cuda/step/activation_gradient_bf16.cu
   cuda/step/activation_gradient_f16.cu

@@ -3,6 +3,7 @@
 #include <cudaTypedefs.h>
 
 #include "cuda/device.h"
+#include "library_limits.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -82,6 +83,7 @@ CUtensorMap make_tensor_map(const TensorMapSpec& spec) {
 namespace {
 
 constexpr cuuint64_t kWraps = uint64_t{1} << 34;  // times kRaggedRows is 2^64
+static_assert(limits::kMaxRowsCuda < kRaggedRows && limits::kMaxWidth < kRaggedRows);
 
 cuuint64_t ragged_row_bytes(const RaggedMapSpec& spec) {
   const auto row_bytes = static_cast<cuuint64_t>(spec.row_stride) * kElementBytes;

@@ -5,6 +5,7 @@
 #include "backend.h"
 #include "check.h"
 #include "library_limits.h"
+#include "memory_use.h"
 #include "routing/spec.h"
 
 namespace tilemoe {
@@ -46,18 +47,18 @@ void check_scoring(tilemoe_scoring scoring) {
                 "scoring is " << static_cast<int>(scoring) << ", expected 0 to 4");
 }
 
-void check_tokens_and_experts(int64_t T, int64_t E) {
-  TILEMOE_CHECK(T >= 0 && T <= limits::kMaxRows,
-                "T is " << T << ", expected 0 to " << limits::kMaxRows);
+void check_tokens_and_experts(int64_t T, int64_t E, tilemoe_device device) {
+  const int64_t most = limits::max_rows(device);
+  TILEMOE_CHECK(T >= 0 && T <= most, "T is " << T << ", expected 0 to " << most);
   TILEMOE_CHECK(E >= 1 && E <= limits::kMaxExperts,
                 "E is " << E << ", expected 1 to " << limits::kMaxExperts);
 }
 
 // Where T and E come from the logits themselves.
-void check_logits(const tilemoe_tensor& logits) {
+void check_logits(const tilemoe_tensor& logits, tilemoe_device device) {
   TILEMOE_CHECK(logits.ndim == 2, "logits are " << describe(logits) << ", expected (T, E)");
   const int64_t T = logits.shape[0], E = logits.shape[1];
-  check_tokens_and_experts(T, E);
+  check_tokens_and_experts(T, E, device);
   check_matrix("logits", logits, T, E, kFloats, Strides::kRows);
 }
 
@@ -84,125 +85,175 @@ void check_pairs(const char* name, const tilemoe_tensor& tensor, const tilemoe_r
     check_vector(name, tensor, spec.pairs, kFloat32);
 }
 
+// A routing to build, and what from.
 template <class Args>
-Backend& check_building(const tilemoe_routing* routing, const Args* args, const char* name,
-                        tilemoe_routing_kind kind) {
-  check_routing(routing);
-  check_struct(args, name);
-  check_kind(*routing, kind);
-  return backend_for(routing->spec.device);
-}
+struct Building {
+  tilemoe_routing routing;
+  Args args;
+  Backend& backend;
+  MemoryUse memory;
+
+  Building(tilemoe_routing* to, const char* name, const Args* from, tilemoe_routing_kind kind)
+      : routing(read_routing(to)),
+        args(read_struct(name, from)),
+        backend(backend_for(routing.spec.device)) {
+    check_kind(routing, kind);
+    memory.writes("routing", routing.offsets, routing_bytes(routing.spec));
+  }
+};
 
 void check_routing_workspace(const Backend& backend, const tilemoe_routing_spec& spec,
-                             const void* workspace, size_t bytes) {
-  check_workspace(workspace, bytes, backend.routing_scratch_bytes(spec));
+                             const void* workspace, size_t bytes, MemoryUse& memory) {
+  const size_t needed = backend.routing_scratch_bytes(spec);
+  check_workspace(workspace, bytes, needed);
+  memory.writes("workspace", workspace, needed);
 }
 
 }  // namespace
 
-void top_k(const tilemoe_top_k_args* args) {
-  check_struct(args, "top_k args");
-  check_scoring(args->scoring);
-  check_logits(args->logits);
-  Backend& backend = backend_for(args->device);
-  const int64_t T = args->logits.shape[0], E = args->logits.shape[1], K = args->K;
+void top_k(const tilemoe_top_k_args* given) {
+  const tilemoe_top_k_args args = read_struct("top_k args", given);
+  check_scoring(args.scoring);
+  check_logits(args.logits, args.device);
+  Backend& backend = backend_for(args.device);
+  const int64_t T = args.logits.shape[0], E = args.logits.shape[1], K = args.K;
   TILEMOE_CHECK(K >= 1 && K <= E, "K is " << K << ", expected 1 to E = " << E);
   const bool sigmoid =
-      args->scoring == TILEMOE_SIGMOID || args->scoring == TILEMOE_SIGMOID_RENORMALIZED;
+      args.scoring == TILEMOE_SIGMOID || args.scoring == TILEMOE_SIGMOID_RENORMALIZED;
   if (!sigmoid)
-    check_absent("selection_bias", args->selection_bias, "only the sigmoid scorings have it");
-  else if (present(args->selection_bias))
-    check_vector("selection_bias", args->selection_bias, E, kFloat32);
-  check_matrix("ids", args->ids, T, K, kIntegers);
-  check_matrix("scores", args->scores, T, K, kFloat32);
-  if (present(args->expert_counts)) check_vector("expert_counts", args->expert_counts, E, kInt32);
-  backend.top_k(*args);
+    check_absent("selection_bias", args.selection_bias, "only the sigmoid scorings have it");
+  else if (present(args.selection_bias))
+    check_vector("selection_bias", args.selection_bias, E, kFloat32);
+  check_matrix("ids", args.ids, T, K, kIntegers);
+  check_matrix("scores", args.scores, T, K, kFloat32);
+  if (present(args.expert_counts)) check_vector("expert_counts", args.expert_counts, E, kInt32);
+  MemoryUse memory;
+  memory.reads("logits", args.logits);
+  memory.reads("selection_bias", args.selection_bias);
+  memory.writes("ids", args.ids);
+  memory.writes("scores", args.scores);
+  memory.writes("expert_counts", args.expert_counts);
+  memory.check();
+  backend.top_k(args);
 }
 
-void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* args) {
-  Backend& backend = check_building(routing, args, "route_top_k args", TILEMOE_ROUTING_TOP_K);
-  const tilemoe_routing_spec& spec = routing->spec;
-  check_matrix("ids", args->ids, spec.T, spec.K, kIntegers);
-  check_matrix("scores", args->scores, spec.T, spec.K, kFloats);
-  check_routing_workspace(backend, spec, args->workspace, args->workspace_bytes);
-  backend.route_top_k(*routing, *args);
+void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* given) {
+  Building build(routing, "route_top_k args", given, TILEMOE_ROUTING_TOP_K);
+  const auto& args = build.args;
+  const tilemoe_routing_spec& spec = build.routing.spec;
+  check_matrix("ids", args.ids, spec.T, spec.K, kIntegers);
+  check_matrix("scores", args.scores, spec.T, spec.K, kFloats);
+  check_routing_workspace(build.backend, spec, args.workspace, args.workspace_bytes, build.memory);
+  build.memory.reads("ids", args.ids);
+  build.memory.reads("scores", args.scores);
+  build.memory.check();
+  build.backend.route_top_k(build.routing, args);
 }
 
-void route_general(tilemoe_routing* routing, const tilemoe_route_general_args* args) {
-  Backend& backend = check_building(routing, args, "route_general args", TILEMOE_ROUTING_GENERAL);
-  const tilemoe_routing_spec& spec = routing->spec;
-  check_vector("tokens", args->tokens, spec.pairs, kIntegers);
-  check_vector("experts", args->experts, spec.pairs, kIntegers);
-  check_vector("scores", args->scores, spec.pairs, kFloats);
-  check_routing_workspace(backend, spec, args->workspace, args->workspace_bytes);
-  backend.route_general(*routing, *args);
+void route_general(tilemoe_routing* routing, const tilemoe_route_general_args* given) {
+  Building build(routing, "route_general args", given, TILEMOE_ROUTING_GENERAL);
+  const auto& args = build.args;
+  const tilemoe_routing_spec& spec = build.routing.spec;
+  check_vector("tokens", args.tokens, spec.pairs, kIntegers);
+  check_vector("experts", args.experts, spec.pairs, kIntegers);
+  check_vector("scores", args.scores, spec.pairs, kFloats);
+  check_routing_workspace(build.backend, spec, args.workspace, args.workspace_bytes, build.memory);
+  build.memory.reads("tokens", args.tokens);
+  build.memory.reads("experts", args.experts);
+  build.memory.reads("scores", args.scores);
+  build.memory.check();
+  build.backend.route_general(build.routing, args);
 }
 
-void route_rounded(tilemoe_routing* routing, const tilemoe_route_rounded_args* args) {
-  Backend& backend = check_building(routing, args, "route_rounded args", TILEMOE_ROUTING_ROUNDED);
-  const tilemoe_routing_spec& spec = routing->spec;
-  check_matrix("logits", args->logits, spec.T, spec.E, kFloats, Strides::kRows);
+void route_rounded(tilemoe_routing* routing, const tilemoe_route_rounded_args* given) {
+  Building build(routing, "route_rounded args", given, TILEMOE_ROUTING_ROUNDED);
+  const auto& args = build.args;
+  const tilemoe_routing_spec& spec = build.routing.spec;
+  check_matrix("logits", args.logits, spec.T, spec.E, kFloats, Strides::kRows);
   if (spec.rounding == TILEMOE_ROUND_STOCHASTIC) {
-    check_vector("seed", args->seed, 1, kInt64);
-    check_vector("step", args->step, 1, kInt64);
+    check_vector("seed", args.seed, 1, kInt64);
+    check_vector("step", args.step, 1, kInt64);
   } else {
-    check_absent("seed", args->seed, "only stochastic rounding has it");
-    check_absent("step", args->step, "only stochastic rounding has it");
+    check_absent("seed", args.seed, "only stochastic rounding has it");
+    check_absent("step", args.step, "only stochastic rounding has it");
   }
-  if (present(args->expert_counts))
-    check_vector("expert_counts", args->expert_counts, spec.E, kInt32);
-  check_routing_workspace(backend, spec, args->workspace, args->workspace_bytes);
-  backend.route_rounded(*routing, *args);
+  if (present(args.expert_counts))
+    check_vector("expert_counts", args.expert_counts, spec.E, kInt32);
+  check_routing_workspace(build.backend, spec, args.workspace, args.workspace_bytes, build.memory);
+  build.memory.reads("logits", args.logits);
+  build.memory.reads("seed", args.seed);
+  build.memory.reads("step", args.step);
+  build.memory.writes("expert_counts", args.expert_counts);
+  build.memory.check();
+  build.backend.route_rounded(build.routing, args);
 }
 
-void route_grouped(tilemoe_routing* routing, const tilemoe_route_grouped_args* args) {
-  Backend& backend = check_building(routing, args, "route_grouped args", TILEMOE_ROUTING_GROUPED);
-  const tilemoe_routing_spec& spec = routing->spec;
-  check_vector("counts", args->counts, spec.E, kIntegers);
-  if (present(args->scores)) check_vector("scores", args->scores, spec.capacity, kFloat32);
-  backend.route_grouped(*routing, *args);
+void route_grouped(tilemoe_routing* routing, const tilemoe_route_grouped_args* given) {
+  Building build(routing, "route_grouped args", given, TILEMOE_ROUTING_GROUPED);
+  const auto& args = build.args;
+  const tilemoe_routing_spec& spec = build.routing.spec;
+  check_vector("counts", args.counts, spec.E, kIntegers);
+  if (present(args.scores)) check_vector("scores", args.scores, spec.capacity, kFloat32);
+  build.memory.reads("counts", args.counts);
+  build.memory.reads("scores", args.scores);
+  build.memory.check();
+  build.backend.route_grouped(build.routing, args);
 }
 
-void router_backward(const tilemoe_router_backward_args* args) {
-  check_struct(args, "router_backward args");
-  check_scoring(args->scoring);
-  check_routing(args->routing);
-  const tilemoe_routing_spec& spec = args->routing->spec;
+void router_backward(const tilemoe_router_backward_args* given) {
+  tilemoe_router_backward_args args = read_struct("router_backward args", given);
+  check_scoring(args.scoring);
+  const tilemoe_routing routing = read_routing(args.routing);
+  args.routing = &routing;
+  const tilemoe_routing_spec& spec = routing.spec;
   Backend& backend = backend_for(spec.device);
   const bool rounded = spec.kind == TILEMOE_ROUTING_ROUNDED;
   TILEMOE_CHECK(rounded || spec.kind == TILEMOE_ROUTING_TOP_K,
                 "the routing is of kind " << kind_name(spec.kind) << ", expected top-K or rounded");
-  TILEMOE_CHECK(!rounded || args->scoring == TILEMOE_SOFTMAX_RENORMALIZED,
-                "scoring is " << static_cast<int>(args->scoring)
+  TILEMOE_CHECK(!rounded || args.scoring == TILEMOE_SOFTMAX_RENORMALIZED,
+                "scoring is " << static_cast<int>(args.scoring)
                               << ", expected 2 (softmax renormalised), the rule of token rounding");
-  if (present(args->logits) || needs_logits(args->scoring, spec.kind))
-    check_matrix("logits", args->logits, spec.T, spec.E, kFloats, Strides::kRows);
-  check_pairs("ds", args->ds, spec);
-  check_dlogits(args->dlogits, spec.T, spec.E, args->logits);
-  TILEMOE_CHECK(args->beta == 0.f || args->beta == 1.f,
-                "beta is " << args->beta << ", expected 0 or 1");
-  check_routing_workspace(backend, spec, args->workspace, args->workspace_bytes);
-  backend.router_backward(*args);
+  if (present(args.logits) || needs_logits(args.scoring, spec.kind))
+    check_matrix("logits", args.logits, spec.T, spec.E, kFloats, Strides::kRows);
+  check_pairs("ds", args.ds, spec);
+  check_dlogits(args.dlogits, spec.T, spec.E, args.logits);
+  check_flag("accumulate", args.accumulate);
+  MemoryUse memory;
+  check_routing_workspace(backend, spec, args.workspace, args.workspace_bytes, memory);
+  memory.reads("routing", routing.offsets, routing_bytes(spec));
+  memory.reads("logits", args.logits);
+  memory.reads("ds", args.ds);
+  memory.writes("dlogits", args.dlogits);
+  memory.check();
+  backend.router_backward(args);
 }
 
 size_t router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E) {
-  check_tokens_and_experts(T, E);
+  check_tokens_and_experts(T, E, device);
   return backend_for(device).router_losses_scratch_bytes(T, E);
 }
 
-void router_losses(const tilemoe_router_losses_args* args) {
-  check_struct(args, "router_losses args");
-  check_logits(args->logits);
-  const int64_t T = args->logits.shape[0], E = args->logits.shape[1];
-  check_vector("expert_counts", args->expert_counts, E, kInt32);
-  if (present(args->losses)) check_vector("losses", args->losses, 2, kFloat32);
-  if (present(args->dlogits)) check_dlogits(args->dlogits, T, E, args->logits);
-  TILEMOE_CHECK(std::isfinite(args->balance_coefficient) && std::isfinite(args->z_coefficient),
-                "balance_coefficient is " << args->balance_coefficient << " and z_coefficient "
-                                          << args->z_coefficient << ", expected finite numbers");
-  check_workspace(args->workspace, args->workspace_bytes,
-                  router_losses_workspace_bytes(args->device, T, E));
-  backend_for(args->device).router_losses(*args);
+void router_losses(const tilemoe_router_losses_args* given) {
+  const tilemoe_router_losses_args args = read_struct("router_losses args", given);
+  check_reserved("router_losses args", args.reserved);
+  check_logits(args.logits, args.device);
+  const int64_t T = args.logits.shape[0], E = args.logits.shape[1];
+  check_vector("expert_counts", args.expert_counts, E, kInt32);
+  if (present(args.losses)) check_vector("losses", args.losses, 2, kFloat32);
+  if (present(args.dlogits)) check_dlogits(args.dlogits, T, E, args.logits);
+  TILEMOE_CHECK(std::isfinite(args.balance_coefficient) && std::isfinite(args.z_coefficient),
+                "balance_coefficient is " << args.balance_coefficient << " and z_coefficient "
+                                          << args.z_coefficient << ", expected finite numbers");
+  const size_t needed = router_losses_workspace_bytes(args.device, T, E);
+  check_workspace(args.workspace, args.workspace_bytes, needed);
+  MemoryUse memory;
+  memory.reads("logits", args.logits);
+  memory.reads("expert_counts", args.expert_counts);
+  memory.writes("losses", args.losses);
+  memory.writes("dlogits", args.dlogits);
+  memory.writes("workspace", args.workspace, needed);
+  memory.check();
+  backend_for(args.device).router_losses(args);
 }
 
 }  // namespace tilemoe

@@ -78,28 +78,29 @@ tilemoe_routing lay_out(const tilemoe_routing_spec& spec, Layout& layout) {
 }  // namespace
 
 tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
-  check_struct(given, "routing spec");
-  tilemoe_routing_spec spec = *given;
+  tilemoe_routing_spec spec = read_struct("routing spec", given);
+  check_reserved("routing spec", spec.reserved);
   TILEMOE_CHECK(spec.device == TILEMOE_CPU || spec.device == TILEMOE_CUDA,
                 "device is " << static_cast<int>(spec.device) << ", expected cpu (0) or cuda (1)");
   TILEMOE_CHECK(spec.kind >= TILEMOE_ROUTING_TOP_K && spec.kind <= TILEMOE_ROUTING_GROUPED,
                 "routing kind is " << static_cast<int>(spec.kind) << ", expected 0 to 3");
-  TILEMOE_CHECK(spec.T >= 0 && spec.T <= kMaxRows,
-                "T is " << spec.T << ", expected 0 to " << kMaxRows);
+  const int64_t most = max_rows(spec.device);
+  TILEMOE_CHECK(spec.T >= 0 && spec.T <= most, "T is " << spec.T << ", expected 0 to " << most);
   TILEMOE_CHECK(spec.E >= 1 && spec.E <= kMaxExperts,
                 "E is " << spec.E << ", expected 1 to " << kMaxExperts);
   TILEMOE_CHECK(spec.pairs >= 0, "pairs is " << spec.pairs << ", expected at least 0");
-  TILEMOE_CHECK(spec.capacity >= 0 && spec.capacity <= kMaxRows,
-                "capacity is " << spec.capacity << ", expected 0 to " << kMaxRows);
+  TILEMOE_CHECK(spec.capacity >= 0 && spec.capacity <= most,
+                "capacity is " << spec.capacity << ", expected 0 to " << most);
   const bool chooses = spec.kind == TILEMOE_ROUTING_TOP_K || spec.kind == TILEMOE_ROUTING_ROUNDED;
   if (chooses) {
     TILEMOE_CHECK(spec.K >= 1 && spec.K <= spec.E,
                   "K is " << spec.K << ", expected 1 to E = " << spec.E);
-    TILEMOE_CHECK(checked_product(spec.T, spec.K, "T * K") <= kMaxRows,
-                  "T * K is " << spec.T << " * " << spec.K << ", expected at most " << kMaxRows);
+    TILEMOE_CHECK(checked_product(spec.T, spec.K, "T * K") <= most,
+                  "T * K is " << spec.T << " * " << spec.K << ", expected at most " << most);
   }
   if (spec.kind == TILEMOE_ROUTING_ROUNDED) {
-    TILEMOE_CHECK(spec.m >= 1 && spec.m <= kMaxRows, "m is " << spec.m << ", expected at least 1");
+    TILEMOE_CHECK(spec.m >= 1 && spec.m <= kMaxMultiple,
+                  "m is " << spec.m << ", expected 1 to " << kMaxMultiple);
     TILEMOE_CHECK(spec.rounding >= TILEMOE_ROUND_NEAREST && spec.rounding <= TILEMOE_ROUND_BALANCED,
                   "rounding is " << static_cast<int>(spec.rounding) << ", expected 0 to 4");
   }
@@ -109,9 +110,9 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
   if (spec.capacity == 0) spec.capacity = row_bound(spec);
   if (spec.kind == TILEMOE_ROUTING_TOP_K) spec.pairs = spec.T * spec.K;
   if (spec.kind == TILEMOE_ROUTING_ROUNDED || grouped(spec)) spec.pairs = spec.capacity;
-  TILEMOE_CHECK(spec.pairs <= kMaxRows && spec.capacity <= kMaxRows,
+  TILEMOE_CHECK(spec.pairs <= most && spec.capacity <= most,
                 "the routing has " << spec.pairs << " pairs and " << spec.capacity
-                                   << " rows, expected at most " << kMaxRows);
+                                   << " rows, expected at most " << most);
   return spec;
 }
 
@@ -132,22 +133,44 @@ tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, siz
   return lay_out(spec, layout);
 }
 
-void check_routing(const tilemoe_routing* routing) {
-  check_struct(routing, "routing");
-  const tilemoe_routing_spec spec = complete(&routing->spec);
-  TILEMOE_CHECK(spec.capacity == routing->spec.capacity && spec.pairs == routing->spec.pairs,
+namespace {
+
+// What a struct of `size` bytes has for the spec at its end.
+uint64_t spec_bytes(uint64_t size) {
+  return size - offsetof(tilemoe_routing, spec);
+}
+
+}  // namespace
+
+void write_routing(const tilemoe_routing& routing, tilemoe_routing* to) {
+  write_struct("routing", to, routing);
+  to->spec.struct_size = spec_bytes(to->struct_size);
+}
+
+tilemoe_routing read_routing(const tilemoe_routing* given) {
+  tilemoe_routing routing = read_struct("routing", given);
+  TILEMOE_CHECK(routing.spec.struct_size == spec_bytes(given->struct_size),
+                "routing.spec.struct_size is "
+                    << routing.spec.struct_size << ", expected " << spec_bytes(given->struct_size)
+                    << ": the routing did not come from tilemoe_routing_bind");
+  routing.spec.struct_size = sizeof routing.spec;
+  for (const void* reserved : routing.reserved)
+    TILEMOE_CHECK(reserved == nullptr, "routing.reserved is " << reserved << ", expected null");
+  const tilemoe_routing_spec spec = complete(&routing.spec);
+  TILEMOE_CHECK(spec.capacity == routing.spec.capacity && spec.pairs == routing.spec.pairs,
                 "the routing's spec was changed after tilemoe_routing_bind");
-  const auto address = reinterpret_cast<uintptr_t>(routing->offsets);
+  const auto address = reinterpret_cast<uintptr_t>(routing.offsets);
   TILEMOE_CHECK(address != 0 && address % limits::kAlignment == 0,
-                "the routing's offsets are at " << routing->offsets
+                "the routing's offsets are at " << routing.offsets
                                                 << ": it did not come from tilemoe_routing_bind");
-  Layout layout(reinterpret_cast<char*>(routing->offsets));
+  Layout layout(reinterpret_cast<char*>(routing.offsets));
   const tilemoe_routing bound = lay_out(spec, layout);
   TILEMOE_CHECK(
-      routing->counters == bound.counters && routing->row_score == bound.row_score &&
-          routing->row_token == bound.row_token && routing->pair_row == bound.pair_row &&
-          routing->token_offsets == bound.token_offsets,
+      routing.counters == bound.counters && routing.row_score == bound.row_score &&
+          routing.row_token == bound.row_token && routing.pair_row == bound.pair_row &&
+          routing.token_offsets == bound.token_offsets,
       "the routing's arrays do not lie where tilemoe_routing_bind puts them for its spec");
+  return routing;
 }
 
 }  // namespace tilemoe

@@ -6,7 +6,7 @@
 
 namespace tilemoe {
 
-// Checks the spec and returns it with pairs and capacity filled in.
+// Checks the spec and returns it, as this version knows it, with pairs and capacity filled in.
 tilemoe_routing_spec complete(const tilemoe_routing_spec* spec);
 
 // Bytes of the routing object's arrays. `spec` is complete.
@@ -15,7 +15,10 @@ size_t routing_bytes(const tilemoe_routing_spec& spec);
 // Lays the arrays out in `memory`.
 tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, size_t bytes);
 
-// Throws unless `routing` came from bind_routing.
-void check_routing(const tilemoe_routing* routing);
+// Fills a caller's struct.
+void write_routing(const tilemoe_routing& routing, tilemoe_routing* to);
+
+// The routing as this version knows it, `spec` complete. Throws unless it came from bind_routing.
+tilemoe_routing read_routing(const tilemoe_routing* routing);
 
 }  // namespace tilemoe

@@ -73,7 +73,7 @@ class BackwardProblem : public StepProblem<BackwardCase> {
   void run(Backend& backend, bool on_device) {
     std::list<TwinBuffer> scratches;
     const auto scratch_for = [&](Step step) -> Scratch {
-      const size_t bytes = backend.scratch_bytes(step, experts_, capacity_);
+      const size_t bytes = backend.scratch_bytes(step, experts_, {.capacity = capacity_});
       TwinBuffer& scratch = scratches.emplace_back(bytes);
       return {on_device ? scratch.device() : scratch.host(), bytes};
     };

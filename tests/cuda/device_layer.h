@@ -30,7 +30,7 @@ class DeviceLayer {
       : shape_(shape),
         experts_(shape.d, shape.n, shape.E, DType::kBFloat16, Activation::kSwiGLU,
                  GateLayout::kConcatenated, Device::kCuda),
-        spec_(RoutingSpec::top_k(shape.T, shape.E, shape.K, Device::kCuda)),
+        spec_(RoutingSpec::top_k(Device::kCuda, shape.T, shape.E, shape.K)),
         X_(memory(), DType::kBFloat16, {shape.T, shape.d}),
         W1_(memory(), DType::kBFloat16, {shape.E, 2 * shape.n, shape.d}),
         W2_(memory(), DType::kBFloat16, {shape.E, shape.d, shape.n}),
@@ -58,8 +58,12 @@ class DeviceLayer {
   }
   // top-K, routing, forward
   void enqueue(cudaStream_t stream) {
-    top_k(Scoring::kSoftmaxOverChosen, shape_.K, logits_.view(), ids_.view(), scores_.view(), {},
-          {}, Device::kCuda, stream);
+    top_k({.device = Device::kCuda,
+           .K = shape_.K,
+           .logits = logits_.view(),
+           .ids = ids_.view(),
+           .scores = scores_.view(),
+           .stream = stream});
     routing_.from_top_k(ids_.view(), scores_.view(), routing_workspace_.data(),
                         routing_workspace_.bytes(), stream);
     Weights weights;

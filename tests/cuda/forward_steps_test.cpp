@@ -61,7 +61,7 @@ class ForwardProblem : public StepProblem<ForwardCase> {
   void run(Backend& backend, bool on_device) {
     std::vector<std::byte> scratch;
     const auto scratch_for = [&](Step step) -> Scratch {
-      scratch.resize(backend.scratch_bytes(step, experts_, capacity_));
+      scratch.resize(backend.scratch_bytes(step, experts_, {.capacity = capacity_}));
       return {scratch.data(), scratch.size()};
     };
     const auto place = [&](TwinTensor& t) { return t.on(on_device); };

@@ -102,10 +102,14 @@ TEST(BlockTurns, GiveTheSameBits) {
   for (const Case& one : {even, uneven, plain}) {
     SCOPED_TRACE(one.name);
     const auto run = [&](int turns) {
-      EXPECT_EQ(tilemoe_set_block_turns(turns), TILEMOE_SUCCESS);
       Problem problem(make_inputs(one, 1), cuda_memory());
-      problem.run();
-      EXPECT_EQ(tilemoe_set_block_turns(1), TILEMOE_SUCCESS);
+      problem.poison();
+      problem.route();
+      ForwardArgs forward = problem.forward_args();
+      BackwardArgs backward = problem.backward_args();
+      forward.block_turns = backward.block_turns = turns;
+      problem.experts().forward(forward);
+      problem.experts().backward(backward);
       EXPECT_TRUE(problem.damage().empty());
       return problem.computed();
     };

@@ -59,7 +59,8 @@ class RoundTwin {
 
  private:
   static tilemoe_routing_spec spec(const RoundCase& c, tilemoe_rounding rule) {
-    RoutingSpec spec = RoutingSpec::rounded(c.T, c.E, c.K, static_cast<Rounding>(rule), c.m);
+    RoutingSpec spec =
+        RoutingSpec::rounded(Device::kCpu, c.T, c.E, c.K, static_cast<Rounding>(rule), c.m);
     if (c.room != 1) spec.capacity = static_cast<int64_t>(c.room * static_cast<double>(c.T * c.K));
     return spec;
   }

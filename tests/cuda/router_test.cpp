@@ -97,7 +97,7 @@ class BackwardTwin {
     if (with_logits) args.logits = logits_.on(device);
     args.ds = device ? ds_.device() : ds_.host();
     args.dlogits = dlogits_.on(device);
-    args.beta = beta_;
+    args.accumulate = beta_ != 0;
     routing_.lend_workspace(device, args);
     expect_ok(tilemoe_router_backward(&args));
     expect_cuda(cudaDeviceSynchronize(), "router backward");
@@ -107,8 +107,9 @@ class BackwardTwin {
 
  private:
   static tilemoe_routing_spec spec(const BackwardCase& c) {
-    RoutingSpec spec = c.m > 0 ? RoutingSpec::rounded(c.T, c.E, c.K, Rounding::kNearest, c.m)
-                               : RoutingSpec::top_k(c.T, c.E, c.K);
+    RoutingSpec spec =
+        c.m > 0 ? RoutingSpec::rounded(Device::kCpu, c.T, c.E, c.K, Rounding::kNearest, c.m)
+                : RoutingSpec::top_k(Device::kCpu, c.T, c.E, c.K);
     spec.capacity = c.capacity;
     return spec;
   }

@@ -89,7 +89,8 @@ class GradientProblem {
                             .b2 = c_.b2 ? place(b2_) : tilemoe_tensor{},
                             .ds = static_cast<float*>(place(ds_).data),
                             .stream = nullptr});
-    TwinBuffer scratch(backend.scratch_bytes(Step::kBiasGradient, experts_, capacity_));
+    TwinBuffer scratch(
+        backend.scratch_bytes(Step::kBiasGradient, experts_, {.capacity = capacity_}));
     backend.bias_gradient({.experts = &experts_,
                            .rows = rows,
                            .dO = place(dO_),

@@ -25,6 +25,7 @@ class TwinRouting {
         device_workspace_(workspace_bytes(on_device(spec))) {
     const tilemoe_routing_spec device_spec = on_device(spec);
     const size_t bytes = routing_bytes(spec);
+    host_.struct_size = device_.struct_size = sizeof(tilemoe_routing);
     expect_ok(tilemoe_routing_bind(&spec, memory_.host(), bytes, &host_));
     expect_ok(tilemoe_routing_bind(&device_spec, memory_.device(), bytes, &device_));
   }

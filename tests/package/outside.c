@@ -89,6 +89,8 @@ int main(void) {
   tilemoe_forward_args forward;
   tilemoe_backward_args backward;
   tilemoe_saved saved;
+  tilemoe_weights weights, dweights;
+  tilemoe_workspace_query query;
   size_t routing_bytes, workspace_bytes, needed;
   int t, k, i, j;
 
@@ -115,11 +117,18 @@ int main(void) {
   spec.K = K;
 
   require(tilemoe_routing_bytes(&spec, &routing_bytes));
+  routing.struct_size = sizeof routing;
   require(tilemoe_routing_bind(&spec, allocate(routing_bytes), routing_bytes, &routing));
   require(tilemoe_routing_workspace_bytes(&spec, &workspace_bytes));
-  require(tilemoe_workspace_bytes(&experts, &spec, TILEMOE_PASS_FORWARD, &needed));
+  memset(&query, 0, sizeof query);
+  query.struct_size = sizeof query;
+  query.experts = &experts;
+  query.routing = &spec;
+  query.pass = TILEMOE_PASS_FORWARD;
+  require(tilemoe_workspace_bytes(&query, &needed));
   if (needed > workspace_bytes) workspace_bytes = needed;
-  require(tilemoe_workspace_bytes(&experts, &spec, TILEMOE_PASS_BACKWARD, &needed));
+  query.pass = TILEMOE_PASS_BACKWARD;
+  require(tilemoe_workspace_bytes(&query, &needed));
   if (needed > workspace_bytes) workspace_bytes = needed;
 
   memset(&route, 0, sizeof route);
@@ -131,13 +140,18 @@ int main(void) {
   require(tilemoe_route_top_k(&routing, &route));
 
   memset(&saved, 0, sizeof saved);
+  saved.struct_size = sizeof saved;
   saved.H = tensor(H, TILEMOE_FLOAT32, 2, T * K, N, 0);
+
+  memset(&weights, 0, sizeof weights);
+  weights.struct_size = sizeof weights;
+  weights.W1 = tensor(W1, TILEMOE_FLOAT32, 3, E, N, D);
+  weights.W2 = tensor(W2, TILEMOE_FLOAT32, 3, E, D, N);
 
   memset(&forward, 0, sizeof forward);
   forward.struct_size = sizeof forward;
   forward.routing = &routing;
-  forward.weights.W1 = tensor(W1, TILEMOE_FLOAT32, 3, E, N, D);
-  forward.weights.W2 = tensor(W2, TILEMOE_FLOAT32, 3, E, D, N);
+  forward.weights = &weights;
   forward.X = tensor(X, TILEMOE_FLOAT32, 2, T, D, 0);
   forward.O = tensor(O, TILEMOE_FLOAT32, 2, T, D, 0);
   forward.saved = &saved;
@@ -145,15 +159,19 @@ int main(void) {
   forward.workspace_bytes = workspace_bytes;
   require(tilemoe_forward(&experts, &forward));
 
+  memset(&dweights, 0, sizeof dweights);
+  dweights.struct_size = sizeof dweights;
+  dweights.W2 = tensor(dW2, TILEMOE_FLOAT32, 3, E, D, N);
+
   memset(&backward, 0, sizeof backward);
   backward.struct_size = sizeof backward;
   backward.routing = &routing;
-  backward.weights = forward.weights;
+  backward.weights = &weights;
   backward.X = forward.X;
   backward.dO = tensor(dO, TILEMOE_FLOAT32, 2, T, D, 0);
   backward.saved = &saved;
   backward.dX = tensor(dX, TILEMOE_FLOAT32, 2, T, D, 0);
-  backward.dweights.W2 = tensor(dW2, TILEMOE_FLOAT32, 3, E, D, N);
+  backward.dweights = &dweights;
   backward.ds = tensor(ds, TILEMOE_FLOAT32, 2, T, K, 0);
   backward.workspace = route.workspace;
   backward.workspace_bytes = workspace_bytes;

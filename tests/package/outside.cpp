@@ -61,23 +61,26 @@ bool near(const char* name, int64_t index, double found, double expected, double
 }  // namespace
 
 int main() try {
+  using tilemoe::Device;
   using tilemoe::DType;
   using tilemoe::Tensor;
   Problem p;
   const auto X = gaussian(T * d, 1, 3), dO = gaussian(T * d, 1, 4), logits = gaussian(T * E, 1, 5);
   Buffer<float> O(T * d), dX(T * d);
 
-  tilemoe::top_k(tilemoe::Scoring::kSoftmaxRenormalized, K,
-                 Tensor(logits.data(), DType::kFloat32, {T, E}),
-                 Tensor(p.ids.data(), DType::kInt32, {T, K}),
-                 Tensor(p.scores.data(), DType::kFloat32, {T, K}));
+  tilemoe::top_k({.device = Device::kCpu,
+                  .scoring = tilemoe::Scoring::kSoftmaxRenormalized,
+                  .K = K,
+                  .logits = {logits.data(), DType::kFloat32, {T, E}},
+                  .ids = {p.ids.data(), DType::kInt32, {T, K}},
+                  .scores = {p.scores.data(), DType::kFloat32, {T, K}}});
 
-  const auto spec = tilemoe::RoutingSpec::top_k(T, E, K);
-  const tilemoe::Experts experts(d, n, E);
+  const auto spec = tilemoe::RoutingSpec::top_k(Device::kCpu, T, E, K);
+  const tilemoe::Experts experts{.device = Device::kCpu, .d = d, .n = n, .E = E};
   Buffer<char> routing_memory(spec.bytes());
   Buffer<char> workspace(
       std::max({spec.workspace_bytes(), experts.workspace_bytes(spec, tilemoe::Pass::kForward),
-                experts.workspace_bytes(spec, tilemoe::Pass::kBackward)}));
+                experts.workspace_bytes(spec, tilemoe::BackwardMode::kWhole)}));
   tilemoe::Routing routing(spec, routing_memory.data(), routing_memory.size());
   routing.from_top_k(Tensor(p.ids.data(), DType::kInt32, {T, K}),
                      Tensor(p.scores.data(), DType::kFloat32, {T, K}), workspace.data(),
@@ -89,7 +92,7 @@ int main() try {
   forward.routing = &routing;
   forward.weights.W1 = Tensor(p.W1.data(), DType::kFloat32, {E, 2 * n, d});
   forward.weights.W2 = Tensor(p.W2.data(), DType::kFloat32, {E, d, n});
-  forward.X = Tensor(X.data(), DType::kFloat32, {T, d});
+  forward.X = {X.data(), DType::kFloat32, {T, d}};
   forward.O = Tensor(O.data(), DType::kFloat32, {T, d});
   forward.saved = &saved;
   forward.workspace = workspace.data(), forward.workspace_bytes = workspace.size();
@@ -99,7 +102,7 @@ int main() try {
   backward.routing = &routing;
   backward.weights = forward.weights;
   backward.X = forward.X;
-  backward.dO = Tensor(dO.data(), DType::kFloat32, {T, d});
+  backward.dO = {dO.data(), DType::kFloat32, {T, d}};
   backward.saved = &saved;
   backward.dX = Tensor(dX.data(), DType::kFloat32, {T, d});
   backward.workspace = workspace.data(), backward.workspace_bytes = workspace.size();

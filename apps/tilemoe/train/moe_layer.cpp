@@ -8,9 +8,12 @@ namespace {
 
 Experts experts_of(const ModelConfig& config, const Operators& operators) {
   const bool dense = config.mode == ExpertsMode::kDense;
-  return Experts(config.width, dense ? config.top_k * config.expert_width : config.expert_width,
-                 dense ? 1 : config.experts, operators.experts_type(), config.activation,
-                 GateLayout::kConcatenated, operators.device());
+  return {.device = operators.device(),
+          .dtype = operators.experts_type(),
+          .d = config.width,
+          .n = dense ? config.top_k * config.expert_width : config.expert_width,
+          .E = dense ? 1 : config.experts,
+          .activation = config.activation};
 }
 
 double deviation(double scale, int64_t fan_in) {
@@ -48,7 +51,7 @@ MoeLayer::MoeLayer(const ModelConfig& config, const std::string& name, int64_t m
     dlogits_ = workspace.floats(max_tokens * E);
     if (config.routing.has_selection_bias()) selection_bias_ = workspace.floats(E);
     workspace.need_scratch(linear_backward_weight_scratch({max_tokens, experts_.d, E}));
-    workspace.need_library(router_losses_workspace_bytes(max_tokens, E, operators_.device()));
+    workspace.need_library(router_losses_workspace_bytes(operators_.device(), max_tokens, E));
   }
   counts_ = workspace.array<int32_t>(E);
   losses_ = workspace.floats(2);
@@ -62,8 +65,9 @@ MoeLayer::MoeLayer(const ModelConfig& config, const std::string& name, int64_t m
       static_cast<int64_t>(std::max(training.bytes(), evaluation.bytes())));
   for (const RoutingSpec& routing : {training, evaluation}) {
     workspace.need_library(routing.workspace_bytes());
-    for (const Pass pass : {Pass::kInference, Pass::kForward, Pass::kBackwardDhOverH})
+    for (const Pass pass : {Pass::kInference, Pass::kForward})
       workspace.need_library(experts_.workspace_bytes(routing, pass));
+    workspace.need_library(experts_.workspace_bytes(routing, BackwardMode::kOverH));
   }
   if (operators_.experts_type() == DType::kFloat32) return;
   w1_copy_ = workspace.array<uint16_t>(w1_.size());
@@ -75,9 +79,9 @@ MoeLayer::MoeLayer(const ModelConfig& config, const std::string& name, int64_t m
 RoutingSpec MoeLayer::spec(Phase phase, int64_t tokens) const {
   const RoutingConfig& routing = config_.routing;
   if (phase == Phase::kTrain && routing.rounded && router_ != nullptr)
-    return RoutingSpec::rounded(tokens, experts_.E, top_k_, routing.rounding, routing.m,
-                                operators_.device());
-  return RoutingSpec::top_k(tokens, experts_.E, top_k_, operators_.device());
+    return RoutingSpec::rounded(operators_.device(), tokens, experts_.E, top_k_, routing.rounding,
+                                routing.m);
+  return RoutingSpec::top_k(operators_.device(), tokens, experts_.E, top_k_);
 }
 
 // The routing of v, from the router's logits.
@@ -93,17 +97,26 @@ void MoeLayer::route(Phase phase, int64_t step, ConstFloats v) {
     const auto number = [&](int64_t at) {
       return draws ? Tensor(seed_and_step_.data() + at, DType::kInt64, {1}) : Tensor();
     };
-    routing_->from_logits_rounded(view(logits_, DType::kFloat32, {tokens, E}), workspace_.library(),
-                                  workspace_.library_bytes(), number(0), number(1),
-                                  view(counts_, DType::kInt32, {E}));
+    routing_->from_logits({.logits = view(logits_, DType::kFloat32, {tokens, E}),
+                           .seed = number(0),
+                           .step = number(1),
+                           .expert_counts = view(counts_, DType::kInt32, {E}),
+                           .workspace = workspace_.library(),
+                           .workspace_bytes = workspace_.library_bytes()});
     return;
   }
   const Tensor ids = view(ids_, DType::kInt32, {tokens, top_k_});
   const Tensor scores = view(scores_, DType::kFloat32, {tokens, top_k_});
   if (router_ != nullptr)
-    top_k(scoring(), top_k_, view(logits_, DType::kFloat32, {tokens, E}), ids, scores,
-          selection_bias_.size() > 0 ? view(selection_bias_, DType::kFloat32, {E}) : Tensor(),
-          view(counts_, DType::kInt32, {E}), operators_.device());
+    top_k({.device = operators_.device(),
+           .scoring = scoring(),
+           .K = top_k_,
+           .logits = view(logits_, DType::kFloat32, {tokens, E}),
+           .selection_bias =
+               selection_bias_.size() > 0 ? view(selection_bias_, DType::kFloat32, {E}) : Tensor(),
+           .ids = ids,
+           .scores = scores,
+           .expert_counts = view(counts_, DType::kInt32, {E})});
   routing_->from_top_k(ids, scores, workspace_.library(), workspace_.library_bytes());
 }
 
@@ -112,9 +125,9 @@ Scoring MoeLayer::scoring() const {
   return config_.routing.rounded ? Scoring::kSoftmaxRenormalized : config_.routing.scoring;
 }
 
-Tensor MoeLayer::operand(ConstFloats values, const Array<uint16_t>& copy,
-                         std::initializer_list<int64_t> shape) const {
-  if (copy.size() == 0) return Tensor(values.data(), DType::kFloat32, shape);
+ConstTensor MoeLayer::operand(ConstFloats values, const Array<uint16_t>& copy,
+                              std::initializer_list<int64_t> shape) const {
+  if (copy.size() == 0) return ConstTensor(values.data(), DType::kFloat32, shape);
   operators_.round(values, copy.data());
   return Tensor(copy.data(), operators_.experts_type(), shape);
 }
@@ -141,7 +154,7 @@ void MoeLayer::forward(Phase phase, int64_t step, ConstFloats v, ConstFloats x, 
   args.weights = weights_;
   args.X = X_, args.O = result(y, {tokens, d});
   const bool rounded = result_copy_.size() > 0;  // the residual stays float32
-  if (!rounded) args.addend = Tensor(x.data(), DType::kFloat32, {tokens, d});
+  if (!rounded) args.addend = ConstTensor(x.data(), DType::kFloat32, {tokens, d});
   args.saved = phase == Phase::kTrain ? &saved_state : nullptr;
   args.workspace = workspace_.library(), args.workspace_bytes = workspace_.library_bytes();
   experts_.forward(args);
@@ -159,7 +172,7 @@ void MoeLayer::backward(ConstFloats v, ConstFloats dy, Floats dv) {
   args.X = X_, args.dO = operand(dy, dO_copy_, {tokens, d});
   args.dX = result(dv, {tokens, d});
   args.saved = &saved_state;
-  args.overwrite_H = 1;
+  args.mode = BackwardMode::kOverH;
   const Tensor ds = view(ds_, DType::kFloat32, {routing_->pairs()});
   if (router_ != nullptr) args.ds = ds;
   args.workspace = workspace_.library(), args.workspace_bytes = workspace_.library_bytes();
@@ -170,11 +183,22 @@ void MoeLayer::backward(ConstFloats v, ConstFloats dy, Floats dv) {
   const RoutingConfig& routing = config_.routing;
   const Tensor logits = view(logits_, DType::kFloat32, {tokens, E});
   const Tensor dlogits = view(dlogits_, DType::kFloat32, {tokens, E});
-  router_backward(scoring(), *routing_, logits, ds, dlogits, workspace_.library(),
-                  workspace_.library_bytes());
-  router_losses(logits, view(counts_, DType::kInt32, {E}), view(losses_, DType::kFloat32, {2}),
-                workspace_.library(), workspace_.library_bytes(), routing.balance_loss,
-                routing.z_loss, dlogits, operators_.device());
+  router_backward({.scoring = scoring(),
+                   .routing = &*routing_,
+                   .logits = logits,
+                   .ds = ds,
+                   .dlogits = dlogits,
+                   .workspace = workspace_.library(),
+                   .workspace_bytes = workspace_.library_bytes()});
+  router_losses({.device = operators_.device(),
+                 .balance_coefficient = routing.balance_loss,
+                 .z_coefficient = routing.z_loss,
+                 .logits = logits,
+                 .expert_counts = view(counts_, DType::kInt32, {E}),
+                 .losses = view(losses_, DType::kFloat32, {2}),
+                 .dlogits = dlogits,
+                 .workspace = workspace_.library(),
+                 .workspace_bytes = workspace_.library_bytes()});
   const Floats all_dlogits = dlogits_.first(tokens * E);
   operators_.linear_backward_input({tokens, d, E}, all_dlogits, router_->value.span(), dv,
                                    Write::kAdd);

@@ -48,8 +48,8 @@ class MoeLayer {
   void route(Phase phase, int64_t step, ConstFloats v);
   Scoring scoring() const;
   // `values` as the experts take them: where they compute in 16 bits, rounded into `copy`.
-  Tensor operand(ConstFloats values, const Array<uint16_t>& copy,
-                 std::initializer_list<int64_t> shape) const;
+  ConstTensor operand(ConstFloats values, const Array<uint16_t>& copy,
+                      std::initializer_list<int64_t> shape) const;
   // What the experts write to: `values`, or result_copy_, to be widened into them.
   Tensor result(Floats values, std::initializer_list<int64_t> shape) const;
   Saved saved() const;
@@ -75,7 +75,7 @@ class MoeLayer {
   Array<std::byte> routing_memory_;
   std::optional<Routing> routing_;  // of the last forward, in routing_memory_
   Weights weights_;                 // of the last forward
-  Tensor X_;
+  ConstTensor X_;
   // Where the experts compute in 16 bits: X, W1 and W2 of the last forward, dO, and O or dX.
   Array<uint16_t> X_copy_, w1_copy_, w2_copy_, dO_copy_, result_copy_;
 };

@@ -5,8 +5,6 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <iostream>
 #include <memory>
 #include <stdexcept>
 #include <string_view>
@@ -210,19 +208,8 @@ Corpus read_dictionary(const DictionaryFiles& files, int64_t held_bytes) {
   return corpus;
 }
 
-void require_dictionary(const DictionaryFiles& files, bool may_install) {
-  const auto present = [&] { return fs::exists(files.text) && fs::exists(files.index); };
-  if (present()) return;
-  if (may_install) {
-    std::cerr << "tilemoe: the default text is not on this machine yet; installing the package "
-                 "dict-gcide\n";
-    // The lists of packages may be missing or out of date: fetched only when the first try fails.
-    const std::string install =
-        "DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends dict-gcide 1>&2";
-    const std::string command = install + " || { apt-get update 1>&2 && " + install + "; }";
-    const int status = std::system(command.c_str());
-    if (status == 0 && present()) return;
-  }
+void require_dictionary(const DictionaryFiles& files) {
+  if (fs::exists(files.text) && fs::exists(files.index)) return;
   throw std::runtime_error(
       "the default text, the English dictionary of the package dict-gcide, is not on this "
       "machine. Install it with\n  sudo apt-get install -y dict-gcide\nor name files of your own "
@@ -232,7 +219,7 @@ void require_dictionary(const DictionaryFiles& files, bool may_install) {
 Corpus load_corpus(const std::vector<fs::path>& files, int64_t held_bytes) {
   if (!files.empty()) return read_text(files, held_bytes);
   const DictionaryFiles dictionary;
-  require_dictionary(dictionary, ::geteuid() == 0);
+  require_dictionary(dictionary);
   return read_dictionary(dictionary, held_bytes);
 }
 

@@ -39,10 +39,8 @@ Corpus read_text(const std::vector<std::filesystem::path>& files, int64_t held_b
 // The same for the dictionary: a document is an entry of its index.
 Corpus read_dictionary(const DictionaryFiles& files, int64_t held_bytes);
 
-// Makes sure that the dictionary is there. Who `may_install` (root, that is) gets it installed by
-// the system's package manager, which is said on stderr first; anyone else gets an exception with
-// the one command to run.
-void require_dictionary(const DictionaryFiles& files, bool may_install);
+// Throws, with the one command that installs it, where the dictionary is not there.
+void require_dictionary(const DictionaryFiles& files);
 
 // What `train` calls: the files, or the dictionary when there are none.
 Corpus load_corpus(const std::vector<std::filesystem::path>& files, int64_t held_bytes);

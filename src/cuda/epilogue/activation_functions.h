@@ -1,5 +1,5 @@
 // Activations of float32 accumulators: A from the gate and up columns of H, or from its one column.
-// Each keeps its relative accuracy in the negative tail and passes NaN on.
+// NaN passes through; relative accuracy holds in the negative tail (SwiGLU: down to a gate of -41).
 #pragma once
 
 #include "cuda/ptx/exp2.h"

@@ -17,7 +17,8 @@ namespace tilemoe::cuda {
 
 // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
 template <class Gemm>
-void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* stream) {
+void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* stream,
+            int block_turns) {
   const DeviceInfo& device = current_device();
   const auto kernel = grouped_gemm<Gemm>;
   static std::array<std::once_flag, kMaxDevices> allowed;
@@ -27,7 +28,7 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
                        Gemm::kSharedBytesUsed << " bytes of shared memory for a grouped GEMM");
   });
   constexpr int kCluster = Gemm::Shape::kCluster;
-  const int64_t clusters = int64_t{device.multiprocessors / kCluster} * block_turns();
+  const int64_t clusters = int64_t{device.multiprocessors / kCluster} * block_turns;
   const int64_t blocks = std::min(clusters, tiles_at_most) * kCluster;
   cudaLaunchAttribute attributes[2] = {early_launch(early_steps()), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;

@@ -37,14 +37,23 @@ constexpr int64_t kOfAnAverage = 4;
 constexpr int32_t kFewRows = 1024;
 constexpr int32_t kLeastShare = 8;  // k blocks
 
+// Whether a tile of an expert of so many rows, among M rows of which each expert has as many tiles,
+// is long beside all tiles' work spread over the shares.
+constexpr bool is_long(int64_t rows, int64_t M, int64_t tiles, int64_t shares) {
+  return rows > kFewRows && rows * kOfAnAverage * shares > M * tiles;
+}
+
 // Shares that the work on long experts is cut into at most; 0: no expert counts as long. `tiles`
-// are of an expert, as a cluster takes them.
-inline int32_t shares_at_most(int64_t tiles, int64_t capacity, int clusters) {
+// are of an expert, as a cluster takes them; it has at most `most_rows` of the `capacity` rows. None
+// counts as long where one with that many would not, all rows in use: with fewer in use some then
+// go uncut.
+constexpr int32_t shares_at_most(int64_t tiles, int64_t capacity, int64_t most_rows, int clusters) {
   // Of `blocks` k blocks in all, no more than all have a tile that long.
   const int64_t blocks = capacity / kSumRows + capacity / kFewRows;
   if (capacity <= kFewRows || tiles >= kOfAnAverage * clusters || blocks > INT32_MAX / tiles)
     return 0;
-  return static_cast<int32_t>(std::min<int64_t>(clusters, tiles * blocks / kLeastShare));
+  const int64_t shares = std::min<int64_t>(clusters, tiles * blocks / kLeastShare);
+  return is_long(most_rows, capacity, tiles, shares) ? static_cast<int32_t>(shares) : 0;
 }
 
 // In a step's scratch, one after the other.

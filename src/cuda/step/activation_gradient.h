@@ -37,7 +37,8 @@ void run_activation_gradient(const ActivationGradient& step) {
   params.epilogue.adjacent = adjacent;
   params.epilogue.activation = activation_params(*step.experts);
   params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
-  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
+  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream,
+               step.block_turns);
 }
 
 template <class Element, int kColumns, int kCluster = 1>

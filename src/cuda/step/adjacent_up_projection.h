@@ -29,7 +29,8 @@ void run_adjacent_up_projection(const UpProjection& step) {
                             .columns = static_cast<int32_t>(2 * n)};
   params.epilogue.activation = activation_params(*step.experts);
   params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
-  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
+  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream,
+               step.block_turns);
 }
 
 }  // namespace tilemoe::cuda

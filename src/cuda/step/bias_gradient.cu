@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/launch_kernel.h"
 #include "cuda/ptx/vector_copy.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
@@ -118,11 +119,8 @@ void sum_columns(const ChunkSums& sums, int64_t capacity, tilemoe_dtype dtype,
   constexpr int kColumns = kThreads * kVector;
   const dim3 grid(static_cast<unsigned>(most_chunks(capacity, sums.E)),
                   static_cast<unsigned>((sums.width + kColumns - 1) / kColumns));
-  if (dtype == TILEMOE_FLOAT16)
-    sum_chunks<__half><<<grid, kThreads, 0, stream>>>(sums);
-  else
-    sum_chunks<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(sums);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "sums of bias gradients over " << capacity << " rows");
+  launch_kernel("sums of bias gradients", {.blocks = grid, .threads = kThreads, .stream = stream},
+                dtype == TILEMOE_FLOAT16 ? sum_chunks<__half> : sum_chunks<__nv_bfloat16>, sums);
 }
 
 void write_bias(const ChunkSums& sums, const BiasColumns& columns, bool accumulate,
@@ -132,8 +130,9 @@ void write_bias(const ChunkSums& sums, const BiasColumns& columns, bool accumula
   const auto kernel = columns.dtype == TILEMOE_FLOAT32   ? add_chunks<float>
                       : columns.dtype == TILEMOE_FLOAT16 ? add_chunks<Float16>
                                                          : add_chunks<BFloat16>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(sums, columns, accumulate);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "bias gradients of " << sums.E << " experts");
+  launch_kernel("bias gradients",
+                {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .stream = stream},
+                kernel, sums, columns, accumulate);
 }
 
 int64_t width_of_H(const tilemoe_experts& experts) {

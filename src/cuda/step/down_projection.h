@@ -26,7 +26,8 @@ void run_down_projection(const DownProjection& step) {
                             .column_stride = 1,
                             .columns = static_cast<int32_t>(d)};
   params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
-  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
+  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream,
+               step.block_turns);
 }
 
 template <class Element>

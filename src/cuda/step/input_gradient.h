@@ -35,7 +35,8 @@ void run_input_gradient(const InputGradient& step) {
   if (parts.count == 1) params.b.part[1] = params.b.part[0];
   params.epilogue.D = ragged_output_of<typename Shape::Element>(step.dX_rows, 1, d);
   params.order = row_tiles<Shape>(step.rows, n_blocks, parts.count * blocks_a_part);
-  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
+  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream,
+               step.block_turns);
 }
 
 template <class Element, Major kMajor>

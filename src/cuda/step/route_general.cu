@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/device.h"
+#include "cuda/launch_kernel.h"
 #include "cuda/routing/block_scan.h"
 #include "cuda/routing/pair_sort.h"
 #include "cuda/step/routing.h"
@@ -102,13 +103,15 @@ void route_general(const tilemoe_routing& routing, const tilemoe_route_general_a
                             .pair_tokens = scratch.tokens,
                             .pair_experts = scratch.experts};
   const auto blocks = static_cast<unsigned>(scratch.blocks.count);
-  find_largest_tokens<<<blocks, kThreads, 0, stream>>>(params);
-  settle_triples<<<blocks, kThreads, 0, stream>>>(params);
+  const KernelLaunch by_triples{.blocks = blocks, .threads = kThreads, .stream = stream};
+  launch_kernel("the largest tokens of triples", by_triples, find_largest_tokens, params);
+  launch_kernel("tokens and experts of triples", by_triples, settle_triples, params);
   const int64_t token_blocks =
       std::min<int64_t>(spec.T / kThreads + 1, current_device().multiprocessors * 4);
-  fill_token_offsets<<<static_cast<unsigned>(token_blocks), kThreads, 0, stream>>>(
-      scratch.tokens, spec.pairs, spec.T, routing.token_offsets);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "routing from " << spec.pairs << " triples");
+  launch_kernel(
+      "offsets of tokens",
+      {.blocks = static_cast<unsigned>(token_blocks), .threads = kThreads, .stream = stream},
+      fill_token_offsets, scratch.tokens, spec.pairs, spec.T, routing.token_offsets);
   sort_pairs({.experts = {scratch.experts, false},
               .scores = float_array(args.scores),
               .tokens = scratch.tokens,

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/device.h"
+#include "cuda/launch_kernel.h"
 #include "cuda/routing/block_scan.h"
 #include "cuda/step/routing.h"
 
@@ -46,15 +47,15 @@ __global__ void __launch_bounds__(kThreads)
 void route_grouped(const tilemoe_routing& routing, const tilemoe_route_grouped_args& args) {
   const int64_t E = routing.spec.E, capacity = routing.spec.capacity;
   const auto stream = static_cast<cudaStream_t>(args.stream);
-  sum_counts<<<1, kThreads, 0, stream>>>(integer_array(args.counts), E, capacity, routing.offsets,
-                                         routing.counters);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "sum of " << E << " counts");
+  launch_kernel("sum of counts", {.blocks = 1, .threads = kThreads, .stream = stream}, sum_counts,
+                integer_array(args.counts), E, capacity, routing.offsets, routing.counters);
   if (capacity == 0) return;
   const int64_t blocks =
       std::min<int64_t>((capacity + kThreads - 1) / kThreads, current_device().multiprocessors * 2);
-  fill_scores<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      static_cast<const float*>(args.scores.data), routing.offsets + E, routing.row_score);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "scores of " << capacity << " rows");
+  launch_kernel("scores of rows",
+                {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .stream = stream},
+                fill_scores, static_cast<const float*>(args.scores.data), routing.offsets + E,
+                routing.row_score);
 }
 
 }  // namespace tilemoe::cuda

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/launch_kernel.h"
 #include "cuda/routing/expert_of_row.h"
 #include "cuda/routing/float_types.h"
 #include "cuda/routing/token_softmax.h"
@@ -285,7 +286,7 @@ void router_backward(const tilemoe_router_backward_args& args) {
                               .chosen = scratch.ids,
                               .dlogits = args.dlogits.data,
                               .dlogits_stride = args.dlogits.stride[0],
-                              .accumulate = args.beta != 0};
+                              .accumulate = args.accumulate != 0};
   const Group group(params);
   const tilemoe_dtype logits = present(args.logits) ? args.logits.dtype : args.dlogits.dtype;
   with_gradient_types(logits, args.dlogits.dtype, [&](auto logit, auto out) {
@@ -296,13 +297,13 @@ void router_backward(const tilemoe_router_backward_args& args) {
       return static_cast<unsigned>((spec.T + kWarps * tokens_a_warp - 1) /
                                    (kWarps * tokens_a_warp));
     };
+    const KernelLaunch where{.blocks = blocks(group.tokens), .threads = kThreads, .stream = stream};
     if (group.tokens > 1)
-      backward_groups<Logit, Out>
-          <<<blocks(group.tokens), kThreads, 0, stream>>>(params, group.lanes, group.tokens);
+      launch_kernel("router backward", where, backward_groups<Logit, Out>, params, group.lanes,
+                    group.tokens);
     else
-      backward_rows<Logit, Out><<<blocks(1), kThreads, 0, stream>>>(params);
+      launch_kernel("router backward", where, backward_rows<Logit, Out>, params);
   });
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "router backward of " << spec.T << " tokens");
 }
 
 }  // namespace tilemoe::cuda

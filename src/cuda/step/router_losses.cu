@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/launch_kernel.h"
 #include "cuda/routing/float_types.h"
 #include "cuda/routing/warp_choice.h"
 #include "cuda/step/routing.h"
@@ -190,20 +191,22 @@ void router_losses(const tilemoe_router_losses_args& args) {
       .scratch = LossScratch(T, E, layout)};
   const auto stream = static_cast<cudaStream_t>(args.stream);
   const auto blocks = static_cast<unsigned>(params.scratch.blocks);
-  fill_load<<<1, kThreads, 0, stream>>>(params);
+  const auto launch = [&](const char* what, unsigned grid, void (*kernel)(LossParams)) {
+    launch_kernel(what, {.blocks = grid, .threads = kThreads, .stream = stream}, kernel, params);
+  };
+  launch("the experts' load", 1, fill_load);
   if (T > 0)
     with_float_type(args.logits.dtype, [&](auto logit) {
-      sum_tokens<typename decltype(logit)::Type><<<blocks, kThreads, 0, stream>>>(params);
+      launch("router losses", blocks, sum_tokens<typename decltype(logit)::Type>);
     });
-  add_blocks<<<1, kThreads, 0, stream>>>(params);
+  launch("sum of router losses", 1, add_blocks);
   if (wants_gradient)
     with_gradient_types(args.logits.dtype, args.dlogits.dtype, [&](auto logit, auto out) {
       using Logit = typename decltype(logit)::Type;
       using Out = typename decltype(out)::Type;
       const auto all = static_cast<unsigned>((T + kWarps - 1) / kWarps);
-      add_gradient<Logit, Out><<<all, kThreads, 0, stream>>>(params);
+      launch("gradient of router losses", all, add_gradient<Logit, Out>);
     });
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "router losses of " << T << " tokens");
 }
 
 }  // namespace tilemoe::cuda

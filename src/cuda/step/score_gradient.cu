@@ -1,6 +1,7 @@
 // ds of every pair: the sum of its row's column tiles, in order, and <dO_t, b2_e>.
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/launch_kernel.h"
 #include "cuda/routing/expert_of_row.h"
 #include "cuda/routing/warp_choice.h"
 #include "cuda/step/steps.h"
@@ -101,8 +102,10 @@ void score_gradient(const ScoreGradient& step) {
                       : step.experts->dtype == TILEMOE_FLOAT16 ? sum_with_bias<__half>
                                                                : sum_with_bias<__nv_bfloat16>;
   const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(step.stream)>>>(params);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "score gradient of " << params.pairs << " pairs");
+  launch_kernel(
+      "score gradient",
+      {.blocks = blocks, .threads = kThreads, .stream = static_cast<cudaStream_t>(step.stream)},
+      kernel, params);
 }
 
 }  // namespace tilemoe::cuda

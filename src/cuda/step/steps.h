@@ -40,14 +40,16 @@ struct WeightGradientProduct {
   bool accumulate;
   Scratch scratch;
   void* stream;
+  int block_turns = 1;
 };
 template <class Element>
 void weight_gradient(const WeightGradientProduct& product);
 void weight_gradient_2(const WeightGradient2& step);
 void weight_gradient_1(const WeightGradient1& step);
-size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity);
-// shares_at_most() of a product of so many dense parts.
-int32_t weight_gradient_shares(int64_t dense_columns, int parts, int64_t d, int64_t capacity);
+size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
+                                     const ScratchSizes& sizes);
+// Of long experts, at most, on the current device: those of cuda/schedule/weight_gradient_shares.h.
+int32_t weight_gradient_shares(const WeightGradientProduct& product);
 
 void score_gradient(const ScoreGradient& step);
 void bias_gradient(const BiasGradient& step);

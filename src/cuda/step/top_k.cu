@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/launch_kernel.h"
 #include "cuda/routing/block_choice.h"
 #include "cuda/routing/float_types.h"
 #include "cuda/routing/launch.h"
@@ -241,14 +242,17 @@ unsigned warp_blocks(const TopKParams& params, int64_t each) {
 
 template <int kSlots>
 void launch_warps(const TopKParams& params, cudaStream_t stream) {
-  top_k_by_warps<kSlots>
-      <<<warp_blocks(params, kBlocksAtOnce<kSlots>), kThreads, 0, stream>>>(params);
+  launch_kernel(
+      "top-K",
+      {.blocks = warp_blocks(params, kBlocksAtOnce<kSlots>), .threads = kThreads, .stream = stream},
+      top_k_by_warps<kSlots>, params);
 }
 
 void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
   with_float_type(params.logits.dtype, [&](auto logit) {
-    top_k_by_wide_warps<typename decltype(logit)::Type>
-        <<<warp_blocks(params, 3), kThreads, 0, stream>>>(params);
+    launch_kernel("top-K",
+                  {.blocks = warp_blocks(params, 3), .threads = kThreads, .stream = stream},
+                  top_k_by_wide_warps<typename decltype(logit)::Type>, params);
   });
 }
 
@@ -257,7 +261,9 @@ void launch_blocks(const TopKParams& params, cudaStream_t stream) {
   allow_shared_memory<top_k_by_blocks>(kMostBytes);
   const int64_t bytes = params.K <= kMaxSharedK ? params.K * 8 : 0;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(params.T, INT32_MAX));
-  top_k_by_blocks<<<blocks, kThreads, static_cast<size_t>(bytes), stream>>>(params);
+  launch_kernel("top-K",
+                {.blocks = blocks, .threads = kThreads, .stream = stream, .shared_bytes = bytes},
+                top_k_by_blocks, params);
 }
 
 }  // namespace
@@ -293,7 +299,6 @@ void top_k(const tilemoe_top_k_args& args) {
     launch_warps<8>(params, stream);
   else
     launch_warps<16>(params, stream);
-  TILEMOE_CHECK_CUDA(cudaGetLastError(), "top-K of " << T << " tokens");
 }
 
 }  // namespace tilemoe::cuda

@@ -58,7 +58,8 @@ void run_up_projection(const UpProjection& step) {
   params.epilogue.A = ragged_output_of<typename Shape::Element>(step.A, 1, n);
   if constexpr (!kSwiGLU) params.epilogue.activation = activation_params(experts);
   params.order = row_tiles<Shape>(step.rows, n_blocks, k_blocks);
-  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream);
+  launch<Gemm>(params, row_tiles_at_most<Shape>(step.rows, n_blocks), step.stream,
+               step.block_turns);
 }
 
 // The one tile that every activation and layout has.

@@ -2,12 +2,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <algorithm>
-
 #include "check.h"
 #include "cuda/device.h"
-#include "cuda/schedule/configuration.h"
 #include "cuda/schedule/expert_ranks.h"
+#include "cuda/schedule/weight_gradient_shares.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
 
@@ -22,29 +20,21 @@ void run(const tilemoe_experts& experts, const WeightGradientProduct& product) {
     weight_gradient<__nv_bfloat16>(product);
 }
 
-int64_t blocks(int64_t size, int64_t block) {
-  return (size + block - 1) / block;
-}
-
 }  // namespace
 
-int32_t weight_gradient_shares(int64_t dense_columns, int parts, int64_t d, int64_t capacity) {
-  constexpr TileConfiguration kTile = kCooperative256Pairs;
-  const int64_t n_blocks = parts * blocks(dense_columns, column_block(dense_columns));
-  return shares_at_most(expert_tiles(blocks(d, kTile.block_m), n_blocks, kTile.cluster), capacity,
-                        current_device().multiprocessors / kTile.cluster);
+int32_t weight_gradient_shares(const WeightGradientProduct& product) {
+  return weight_gradient_shares({.dense_columns = product.dense_columns,
+                                 .parts = product.parts,
+                                 .d = product.gathered.shape[1],
+                                 .capacity = product.rows.capacity,
+                                 .of_an_expert = product.rows.of_an_expert},
+                                current_device().multiprocessors);
 }
 
-size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts, int64_t capacity) {
-  const int64_t n = experts.n;
-  const bool two_parts =
-      step == Step::kWeightGradient1 && tilemoe_activation_gated(experts.activation) != 0;
-  // One part of two may be asked for, and two may lie in each other's columns.
-  int32_t shares = weight_gradient_shares(n, 1, experts.d, capacity);
-  if (two_parts)
-    shares = std::max({shares, weight_gradient_shares(2 * n, 1, experts.d, capacity),
-                       weight_gradient_shares(n, 2, experts.d, capacity)});
-  return ExpertRanks::bytes(experts.E, shares);
+size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
+                                     const ScratchSizes& sizes) {
+  return ExpertRanks::bytes(
+      experts.E, weight_gradient_shares(step, experts, sizes, current_device().multiprocessors));
 }
 
 void weight_gradient_2(const WeightGradient2& step) {
@@ -56,7 +46,8 @@ void weight_gradient_2(const WeightGradient2& step) {
                                 .parts = 1,
                                 .accumulate = step.accumulate,
                                 .scratch = step.scratch,
-                                .stream = step.stream};
+                                .stream = step.stream,
+                                .block_turns = step.block_turns};
   run(*step.experts, product);
 }
 
@@ -71,7 +62,8 @@ void weight_gradient_1(const WeightGradient1& step) {
                                 .parts = 0,
                                 .accumulate = step.accumulate,
                                 .scratch = step.scratch,
-                                .stream = step.stream};
+                                .stream = step.stream,
+                                .block_turns = step.block_turns};
   for (int p = 0; p < parts.count; ++p)
     if (present(parts.part[p]))
       product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * parts.columns};

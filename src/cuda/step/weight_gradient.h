@@ -94,7 +94,7 @@ void run_weight_gradient(const WeightGradientProduct& product) {
       m_blocks <= INT32_MAX / (2 * n_blocks * E),
       "the weight gradients of " << E << " experts have too many tiles to count");
   const int64_t tiles = expert_tiles(m_blocks, n_blocks, Shape::kCluster);
-  const int32_t shares = weight_gradient_shares(n, product.parts, d, product.rows.capacity);
+  const int32_t shares = weight_gradient_shares(product);
   TILEMOE_ASSERT(product.scratch.bytes >= ExpertRanks::bytes(E, shares),
                  product.scratch.bytes << " bytes of scratch for the experts' ranks");
   const ExpertRanks ranks = ExpertRanks::in(product.scratch, E);
@@ -114,7 +114,7 @@ void run_weight_gradient(const WeightGradientProduct& product) {
                 .n_group = std::min(kColumnGroup, static_cast<int32_t>(n_blocks))}};
   params.epilogue.partial_sums = sums;
   rank_experts(product.rows, ranks, tiles, shares, product.stream);
-  launch<Gemm>(params, E * tiles + shares, product.stream);
+  launch<Gemm>(params, E * tiles + shares, product.stream, product.block_turns);
   if (shares < 2) return;
   using SliceShape = TileShape<Element, Shape::BLOCK_M, Sums::kSlice, Shape::kSchedule>;
   using SliceEpilogue = WeightGradientEpilogue<SliceShape, Out, kLies>;

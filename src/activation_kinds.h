@@ -1,0 +1,29 @@
+// The activations by their properties, stated once.
+#pragma once
+
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe {
+
+struct ActivationKind {
+  const char* name;  // null: there is no such activation
+  bool gated;
+};
+
+inline ActivationKind activation_kind(tilemoe_activation activation) {
+  switch (activation) {
+    case TILEMOE_SWIGLU: return {.name = "swiglu", .gated = true};
+    case TILEMOE_GEGLU: return {.name = "geglu", .gated = true};
+    case TILEMOE_GEGLU_TANH: return {.name = "geglu_tanh", .gated = true};
+    case TILEMOE_REGLU: return {.name = "reglu", .gated = true};
+    case TILEMOE_SILU: return {.name = "silu", .gated = false};
+    case TILEMOE_GELU: return {.name = "gelu", .gated = false};
+    case TILEMOE_GELU_TANH: return {.name = "gelu_tanh", .gated = false};
+    case TILEMOE_RELU: return {.name = "relu", .gated = false};
+    case TILEMOE_RELU_SQUARED: return {.name = "relu_squared", .gated = false};
+    case TILEMOE_IDENTITY: return {.name = "identity", .gated = false};
+  }
+  return {.name = nullptr, .gated = false};
+}
+
+}  // namespace tilemoe

@@ -1,0 +1,30 @@
+// Into how many shares the weight gradients cut the work on long experts, and what scratch that
+// takes. One function tells the kernel and the memory plan.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend.h"
+
+namespace tilemoe::cuda {
+
+// A product of `parts` dense parts of so many columns with d gathered ones.
+struct WeightGradientSize {
+  int64_t dense_columns;  // of a part
+  int parts;
+  int64_t d;
+  int64_t capacity;      // rows, of all experts
+  int64_t of_an_expert;  // rows that one may have; past capacity: any
+};
+
+// Shares at most, on a device of so many multiprocessors; 0: no expert counts as long. Experts that
+// have more rows than they may, of ids that repeat within a token, are then not cut: slower, and
+// right.
+int32_t weight_gradient_shares(const WeightGradientSize& size, int multiprocessors);
+
+// Shares of the step, for whatever of its outputs may be asked for: their most.
+int32_t weight_gradient_shares(Step step, const tilemoe_experts& experts, const ScratchSizes& sizes,
+                               int multiprocessors);
+
+}  // namespace tilemoe::cuda

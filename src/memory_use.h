@@ -1,0 +1,45 @@
+// What a call reads and writes, to refuse outputs that share memory with anything else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe {
+
+// Tensors have passed their checks, absent ones are left out. Names and tensors must outlive the
+// object.
+class MemoryUse {
+ public:
+  // `except` is the name of an output that the input may share memory with.
+  void reads(const char* name, const tilemoe_tensor& tensor, const char* except = nullptr);
+  void writes(const char* name, const tilemoe_tensor& tensor);
+  // Every byte of a range.
+  void reads(const char* name, const void* memory, size_t bytes);
+  void writes(const char* name, const void* memory, size_t bytes);
+
+  // Throws where two of them share memory of which one is written.
+  void check() const;
+
+ private:
+  struct Entry {
+    const char* name;
+    const char* except;
+    uintptr_t begin, end;          // addresses
+    const tilemoe_tensor* tensor;  // null: the whole range
+    bool written;
+  };
+  void add(const Entry& entry);
+  void add(const char* name, const char* except, const tilemoe_tensor& tensor, bool written);
+  static bool share_memory(const Entry& a, const Entry& b);
+
+  static constexpr size_t kMost = 32;  // a backward has 21
+  Entry entries_[kMost];
+  size_t count_ = 0;
+};
+
+// Whether both views have the same elements.
+bool same_view(const tilemoe_tensor& a, const tilemoe_tensor& b);
+
+}  // namespace tilemoe
