@@ -1,5 +1,5 @@
-// The layer: the order of the steps, the same for every backend. What is asked for and its checks are
-// in layer_call.h, the memory plan in layer_plan.h.
+// The layer: the order of the steps, the same for every backend. What is asked for and its checks
+// are in layer_call.h, the memory plan in layer_plan.h.
 #pragma once
 
 #include "tilemoe/tilemoe.h"

@@ -26,15 +26,14 @@ void check_activation(const tilemoe_experts& experts) {
   const ActivationKind kind = activation_kind(experts.activation);
   TILEMOE_CHECK(kind.name != nullptr, "activation is " << static_cast<int>(experts.activation)
                                                        << ", which is none of tilemoe_activation");
-  TILEMOE_CHECK(experts.gate_layout >= TILEMOE_GATE_CONCATENATED &&
-                    experts.gate_layout <= TILEMOE_GATE_SPLIT,
-                "gate_layout is " << static_cast<int>(experts.gate_layout) << ", expected 0 to 2");
+  TILEMOE_CHECK(
+      experts.gate_layout >= TILEMOE_GATE_CONCATENATED && experts.gate_layout <= TILEMOE_GATE_SPLIT,
+      "gate_layout is " << static_cast<int>(experts.gate_layout) << ", expected 0 to 2");
   TILEMOE_CHECK(kind.gated || experts.gate_layout == TILEMOE_GATE_CONCATENATED,
                 kind.name << " has no gate, so gate_layout must be 0");
   const bool shaped = experts.clamp != 0 || experts.alpha != 0 || experts.up_shift != 0;
-  TILEMOE_CHECK(
-      !shaped || experts.activation == TILEMOE_SWIGLU,
-      "clamp, alpha and up_shift belong to swiglu, but the activation is " << kind.name);
+  TILEMOE_CHECK(!shaped || experts.activation == TILEMOE_SWIGLU,
+                "clamp, alpha and up_shift belong to swiglu, but the activation is " << kind.name);
   TILEMOE_CHECK(std::isfinite(experts.clamp) && experts.clamp >= 0 &&
                     std::isfinite(experts.alpha) && std::isfinite(experts.up_shift),
                 "clamp " << experts.clamp << ", alpha " << experts.alpha << ", up_shift "
@@ -210,9 +209,8 @@ BackwardWork BackwardCall::asked_for() const {
   TILEMOE_CHECK(args.mode >= TILEMOE_BACKWARD_WHOLE && args.mode <= TILEMOE_BACKWARD_REST,
                 "mode is " << static_cast<int>(args.mode) << ", expected 0 to 3");
   BackwardWork asked{.mode = args.mode};
-  asked.dH_over_H =
-      args.mode == TILEMOE_BACKWARD_OVER_H ||
-      (args.mode == TILEMOE_BACKWARD_REST && saved.state == TILEMOE_SAVED_DH_OVER_H);
+  asked.dH_over_H = args.mode == TILEMOE_BACKWARD_OVER_H ||
+                    (args.mode == TILEMOE_BACKWARD_REST && saved.state == TILEMOE_SAVED_DH_OVER_H);
   const auto ask = [&](const tilemoe_tensor& gradient, uint32_t bit) {
     if (present(gradient)) asked.gradients |= bit;
   };
@@ -276,8 +274,7 @@ void BackwardCall::check_mode() const {
                 "mode is REST, but no backward of mode OVER_H or FIRST has left dH");
   TILEMOE_CHECK(saved.state == TILEMOE_SAVED_DH_OVER_H || saved.dH == args.workspace,
                 "mode is REST, and dH is in the workspace " << saved.dH << " that FIRST had, but "
-                                                            << "this call's is "
-                                                            << args.workspace);
+                                                            << "this call's is " << args.workspace);
   TILEMOE_CHECK(
       !work.wants(TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2),
       "mode is REST, which gives dX, dW1 and db1: ds, dW2 and db2 come from dO, in another mode");

@@ -73,8 +73,7 @@ int64_t rows_of_an_expert(const tilemoe_routing_spec& spec) {
 
 ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
                          const tilemoe_routing_spec& spec) {
-  const ScratchSizes sizes{.capacity = spec.capacity,
-                           .rows_of_an_expert = rows_of_an_expert(spec)};
+  const ScratchSizes sizes{.capacity = spec.capacity, .rows_of_an_expert = rows_of_an_expert(spec)};
   Plan plan;
   A = plan.take(row_bytes(experts, spec, experts.n));
   block_columns = output_block_columns(experts);
@@ -95,8 +94,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     return plan.take_scratch(backend.scratch_bytes(step, experts, sizes));
   };
   Plan all;
-  if (work.needs_dH() && !work.dH_over_H)
-    dH = all.take(row_bytes(experts, spec, h_width(experts)));
+  if (work.needs_dH() && !work.dH_over_H) dH = all.take(row_bytes(experts, spec, h_width(experts)));
   total = all.used();
   const auto end = [&](const Plan& plan) { total = std::max(total, plan.used()); };
 

@@ -115,9 +115,8 @@ void MemoryUse::check() const {
     for (const Entry* b = entries_; b != a; ++b) {
       if (!(a->written || b->written) || allows(*a, *b) || allows(*b, *a)) continue;
       const auto [output, other] = a->written ? std::pair(a, b) : std::pair(b, a);
-      TILEMOE_CHECK(!share_memory(*a, *b), output->name
-                                               << " shares memory with " << other->name
-                                               << ", expected memory of its own");
+      TILEMOE_CHECK(!share_memory(*a, *b), output->name << " shares memory with " << other->name
+                                                        << ", expected memory of its own");
     }
 }
 

@@ -208,22 +208,51 @@ TEST(SizeArguments, WorkspaceOfParts) {
   EXPECT_EQ(bytes_of(TILEMOE_BACKWARD_WHOLE, TILEMOE_GRADIENT_B2), 0u);
 }
 
-// Sizes whose product no 64-bit number holds are refused, not wrapped around.
+// The largest sizes there are do not wrap around; those whose product no 64-bit number holds are
+// refused.
 TEST(SizeArguments, OverflowingSizes) {
   Sizes p;
+  constexpr int64_t kWidest = int64_t{1} << 24;
   p.spec.kind = TILEMOE_ROUTING_GROUPED, p.spec.T = 0, p.spec.K = 0, p.spec.m = 0;
   p.spec.capacity = INT32_MAX;
-  p.experts.d = p.experts.n = INT32_MAX / 4 / 8 * 8;
+  p.experts.d = p.experts.n = kWidest;
   p.experts.E = p.spec.E = 1;
+  ASSERT_EQ(p.workspace(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  EXPECT_GE(p.bytes, sizeof(float) * 2 * kWidest * INT32_MAX);  // A and Y
+  p.query.pass = TILEMOE_PASS_BACKWARD;
+  ASSERT_EQ(p.workspace(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  EXPECT_GE(p.bytes, sizeof(float) * 3 * kWidest * INT32_MAX);  // dH and dX~
+  p.bytes = 77;
+  p.experts.E = p.spec.E = INT32_MAX - 1;
   for (int pass = 0; pass < 3; ++pass) {
     p.query.pass = static_cast<tilemoe_pass>(pass);
     expect_refused(p.workspace(), "overflows");
   }
-  p.experts.E = p.spec.E = INT32_MAX - 1;
-  p.spec.capacity = 1;
   expect_refused(tilemoe_saved_bytes(&p.experts, &p.spec, &p.saved), "overflows");
+  p.experts.d = 2 * kWidest;
+  expect_refused(p.workspace(), "d is 33554432");
   EXPECT_EQ(p.bytes, 77u);
   EXPECT_EQ(p.saved.total, 77u);
+}
+
+// One limit on rows, a smaller one where the hardware has it, told by every size query.
+TEST(SizeArguments, RowsOfADevice) {
+  constexpr int64_t kCuda = int64_t{1} << 30;
+  Sizes p;
+  p.spec.kind = TILEMOE_ROUTING_GROUPED, p.spec.T = 0, p.spec.K = 0, p.spec.m = 0;
+  p.spec.capacity = kCuda;
+  EXPECT_EQ(tilemoe_routing_capacity(&p.spec, &p.capacity), TILEMOE_SUCCESS);
+  p.spec.device = p.experts.device = TILEMOE_CUDA;
+  expect_refused(tilemoe_routing_capacity(&p.spec, &p.capacity), "1073741823");
+  expect_refused(tilemoe_routing_bytes(&p.spec, &p.bytes), "1073741823");
+  expect_refused(tilemoe_saved_bytes(&p.experts, &p.spec, &p.saved), "1073741823");
+  expect_refused(tilemoe_router_losses_workspace_bytes(TILEMOE_CUDA, kCuda, kE, &p.bytes),
+                 "1073741823");
+  p.spec.capacity = kCuda - 1;
+  EXPECT_EQ(tilemoe_routing_bytes(&p.spec, &p.bytes), TILEMOE_SUCCESS) << tilemoe_last_error();
+  p.spec.kind = TILEMOE_ROUTING_TOP_K, p.spec.capacity = 0;
+  p.spec.T = kCuda / 2, p.spec.K = 2;
+  expect_refused(tilemoe_routing_bytes(&p.spec, &p.bytes), "expected at most 1073741823");
 }
 
 TEST(SizeArguments, LossesWorkspace) {

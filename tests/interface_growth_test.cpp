@@ -114,8 +114,10 @@ class Run {
 
  private:
   tilemoe_tensor fresh(tilemoe_dtype dtype, const std::vector<int64_t>& shape) {
-    const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-    return tensor(memory_.take(static_cast<size_t>(count) * tilemoe_dtype_size(dtype)), dtype, shape);
+    const int64_t count =
+        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+    return tensor(memory_.take(static_cast<size_t>(count) * tilemoe_dtype_size(dtype)), dtype,
+                  shape);
   }
   tilemoe_tensor filled(const std::vector<int64_t>& shape) {
     const tilemoe_tensor view = fresh(TILEMOE_FLOAT32, shape);
@@ -156,8 +158,8 @@ class Run {
     size_t bytes = 0;
     require(tilemoe_routing_bytes(spec_, &bytes));
     see(bytes);
-    tilemoe_routing* const routing = caller_.make(
-        sized<tilemoe_routing>(), offsetof(tilemoe_routing, spec) + spec_bytes);
+    tilemoe_routing* const routing =
+        caller_.make(sized<tilemoe_routing>(), offsetof(tilemoe_routing, spec) + spec_bytes);
     require(tilemoe_routing_bind(spec_, memory_.take(bytes), bytes, routing));
     require(tilemoe_routing_workspace_bytes(spec_, &workspace_bytes_));
     see(workspace_bytes_);
@@ -292,7 +294,8 @@ TEST(InterfaceGrowth, OlderAndNewerCallersGetTheSame) {
   const auto expect_same = [&](Caller& caller, const char* who) {
     const std::vector<float> found = Run(caller).all();
     ASSERT_EQ(found.size(), expected.size()) << who;
-    EXPECT_EQ(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(float)), 0) << who;
+    EXPECT_EQ(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(float)), 0)
+        << who;
   };
   Older older;
   expect_same(older, "older");
@@ -348,45 +351,35 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
   auto saved = sized<tilemoe_saved>();
   int64_t capacity = 0;
 
-  expect_refused<tilemoe_routing_spec>("routing spec", [&](auto* p) {
-    return tilemoe_routing_capacity(p, &capacity);
-  });
+  expect_refused<tilemoe_routing_spec>(
+      "routing spec", [&](auto* p) { return tilemoe_routing_capacity(p, &capacity); });
   expect_refused<tilemoe_routing>("routing", [&](auto* p) {
     const auto args = sized<tilemoe_route_top_k_args>();
     return tilemoe_route_top_k(p, &args);
   });
   expect_refused<tilemoe_top_k_args>("args", [](auto* p) { return tilemoe_top_k(p); });
-  expect_refused<tilemoe_route_top_k_args>("args", [&](auto* p) {
-    return tilemoe_route_top_k(&routing, p);
-  });
-  expect_refused<tilemoe_route_general_args>("args", [&](auto* p) {
-    return tilemoe_route_general(&routing, p);
-  });
-  expect_refused<tilemoe_route_rounded_args>("args", [&](auto* p) {
-    return tilemoe_route_rounded(&routing, p);
-  });
-  expect_refused<tilemoe_route_grouped_args>("args", [&](auto* p) {
-    return tilemoe_route_grouped(&routing, p);
-  });
-  expect_refused<tilemoe_router_backward_args>("args", [](auto* p) {
-    return tilemoe_router_backward(p);
-  });
-  expect_refused<tilemoe_router_losses_args>("args", [](auto* p) {
-    return tilemoe_router_losses(p);
-  });
+  expect_refused<tilemoe_route_top_k_args>(
+      "args", [&](auto* p) { return tilemoe_route_top_k(&routing, p); });
+  expect_refused<tilemoe_route_general_args>(
+      "args", [&](auto* p) { return tilemoe_route_general(&routing, p); });
+  expect_refused<tilemoe_route_rounded_args>(
+      "args", [&](auto* p) { return tilemoe_route_rounded(&routing, p); });
+  expect_refused<tilemoe_route_grouped_args>(
+      "args", [&](auto* p) { return tilemoe_route_grouped(&routing, p); });
+  expect_refused<tilemoe_router_backward_args>("args",
+                                               [](auto* p) { return tilemoe_router_backward(p); });
+  expect_refused<tilemoe_router_losses_args>("args",
+                                             [](auto* p) { return tilemoe_router_losses(p); });
   expect_refused<tilemoe_experts>("experts", [&](auto* p) {
     auto size = sized<tilemoe_saved_size>();
     return tilemoe_saved_bytes(p, &spec, &size);
   });
-  expect_refused<tilemoe_workspace_query>("query", [&](auto* p) {
-    return tilemoe_workspace_bytes(p, &bytes);
-  });
-  expect_refused<tilemoe_forward_args>("args", [&](auto* p) {
-    return tilemoe_forward(&experts, p);
-  });
-  expect_refused<tilemoe_backward_args>("args", [&](auto* p) {
-    return tilemoe_backward(&experts, p);
-  });
+  expect_refused<tilemoe_workspace_query>(
+      "query", [&](auto* p) { return tilemoe_workspace_bytes(p, &bytes); });
+  expect_refused<tilemoe_forward_args>("args",
+                                       [&](auto* p) { return tilemoe_forward(&experts, p); });
+  expect_refused<tilemoe_backward_args>("args",
+                                        [&](auto* p) { return tilemoe_backward(&experts, p); });
   expect_refused<tilemoe_weights>("weights", [&](auto* p) {
     auto args = sized<tilemoe_forward_args>();
     args.routing = &routing, args.weights = p;

@@ -29,7 +29,9 @@ tilemoe_tensor strided(float* data, std::vector<int64_t> shape, std::vector<int6
 
 TEST(MemoryUse, RangesThatTouch) {
   std::vector<float> data(100);
-  const auto at = [&](int64_t first, int64_t count) { return tensor(&data[first], TILEMOE_FLOAT32, {count}); };
+  const auto at = [&](int64_t first, int64_t count) {
+    return tensor(&data[first], TILEMOE_FLOAT32, {count});
+  };
   EXPECT_FALSE(shares(at(0, 10), at(10, 10)));
   EXPECT_TRUE(shares(at(0, 11), at(10, 10)));
   EXPECT_TRUE(shares(at(10, 10), at(0, 11)));
@@ -80,9 +82,8 @@ TEST(MemoryUse, AgreesWithElements) {
               };
               mark(a), mark(b);
               const bool meet = *std::max_element(seen.begin(), seen.end()) > 1;
-              EXPECT_EQ(shares(a, b), meet)
-                  << rows << " " << columns << " " << other_rows << " " << other_columns << " "
-                  << row << " " << first;
+              EXPECT_EQ(shares(a, b), meet) << rows << " " << columns << " " << other_rows << " "
+                                            << other_columns << " " << row << " " << first;
               meetings += meet, ++pairs;
             }
   EXPECT_GT(meetings, pairs / 10);
@@ -97,8 +98,8 @@ void expect_refused(const char* output, const char* other, bool backward,
   p.require(tilemoe_forward(&p.experts, &p.forward));
   alias(p);
   const auto before = p.arena.bytes();
-  const tilemoe_status status =
-      backward ? tilemoe_backward(&p.experts, &p.backward) : tilemoe_forward(&p.experts, &p.forward);
+  const tilemoe_status status = backward ? tilemoe_backward(&p.experts, &p.backward)
+                                         : tilemoe_forward(&p.experts, &p.forward);
   EXPECT_EQ(status, TILEMOE_INVALID_ARGUMENT) << output << " and " << other;
   const std::string error = tilemoe_last_error();
   EXPECT_NE(error.find("shares memory with"), std::string::npos) << error;
@@ -142,14 +143,11 @@ TEST(LayerAliasing, BackwardRefuses) {
   refuses("dX", "workspace", [](Layer& p) { move_to(p.backward.dX, p.backward.workspace); });
   refuses("ds", "dO", [](Layer& p) { move_to(p.backward.ds, p.backward.dO.data); });
   refuses("ds", "routing", [](Layer& p) { move_to(p.backward.ds, p.routing.row_score); });
-  refuses("dweights.W1", "weights.W1",
-          [](Layer& p) { move_to(p.dweights.W1, p.weights.W1.data); });
-  refuses("dweights.W2", "weights.W2",
-          [](Layer& p) { move_to(p.dweights.W2, p.weights.W2.data); });
+  refuses("dweights.W1", "weights.W1", [](Layer& p) { move_to(p.dweights.W1, p.weights.W1.data); });
+  refuses("dweights.W2", "weights.W2", [](Layer& p) { move_to(p.dweights.W2, p.weights.W2.data); });
   refuses("dweights.W1", "dweights.W1_up",
           [](Layer& p) { move_to(p.dweights.W1, p.dweights.W1_up.data); });
-  refuses("dweights.b2", "weights.b2",
-          [](Layer& p) { move_to(p.dweights.b2, p.weights.b2.data); });
+  refuses("dweights.b2", "weights.b2", [](Layer& p) { move_to(p.dweights.b2, p.weights.b2.data); });
   refuses("saved.H", "X", [](Layer& p) {
     p.backward.mode = TILEMOE_BACKWARD_OVER_H;
     move_to(p.backward.X, p.saved.H.data);

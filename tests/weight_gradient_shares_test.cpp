@@ -9,7 +9,7 @@
 namespace tilemoe::cuda {
 namespace {
 
-constexpr int kH100 = 132;                // multiprocessors
+constexpr int kH100 = 132;  // multiprocessors
 constexpr int32_t kEveryCluster = kH100 / 2;
 
 struct Layer {
@@ -88,8 +88,8 @@ TEST(WeightGradientShares, CoverEveryProduct) {
       for (const int64_t n : {8, 200, 768, 3072})
         for (const int64_t K : {1, 4})
           for (const int multiprocessors : {2, 78, 132})
-            for (const auto layout : {TILEMOE_GATE_CONCATENATED, TILEMOE_GATE_INTERLEAVED,
-                                      TILEMOE_GATE_SPLIT}) {
+            for (const auto layout :
+                 {TILEMOE_GATE_CONCATENATED, TILEMOE_GATE_INTERLEAVED, TILEMOE_GATE_SPLIT}) {
               const Layer layer{.T = T, .d = d, .n = n, .E = 8, .K = K, .layout = layout};
               const int32_t all = shares(Step::kWeightGradient1, layer, multiprocessors);
               const auto product = [&](int64_t columns, int parts) {

@@ -1,6 +1,6 @@
 // Starts a kernel, and answers with the error of this launch alone. <<<>>> with cudaGetLastError()
-// would take an error for ours that the caller has pending, and clear it; cudaLaunchKernelEx returns
-// its own. (An error of an earlier kernel that the device itself is in is returned by every call.)
+// would take an error for ours that the caller has pending, and clear it; cudaLaunchKernelEx
+// returns its own. (Where an earlier kernel broke the context, every call returns that.)
 #pragma once
 
 #include <utility>

@@ -44,9 +44,9 @@ constexpr bool is_long(int64_t rows, int64_t M, int64_t tiles, int64_t shares) {
 }
 
 // Shares that the work on long experts is cut into at most; 0: no expert counts as long. `tiles`
-// are of an expert, as a cluster takes them; it has at most `most_rows` of the `capacity` rows. None
-// counts as long where one with that many would not, all rows in use: with fewer in use some then
-// go uncut.
+// are of an expert, as a cluster takes them; it has at most `most_rows` of the `capacity` rows.
+// None counts as long where one with that many would not, all rows in use: with fewer in use some
+// then go uncut.
 constexpr int32_t shares_at_most(int64_t tiles, int64_t capacity, int64_t most_rows, int clusters) {
   // Of `blocks` k blocks in all, no more than all have a tile that long.
   const int64_t blocks = capacity / kSumRows + capacity / kFewRows;

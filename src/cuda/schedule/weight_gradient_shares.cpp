@@ -16,7 +16,8 @@ int64_t blocks(int64_t size, int64_t block) {
 
 int32_t weight_gradient_shares(const WeightGradientSize& size, int multiprocessors) {
   constexpr TileConfiguration kTile = kCooperative256Pairs;
-  const int64_t n_blocks = size.parts * blocks(size.dense_columns, column_block(size.dense_columns));
+  const int64_t n_blocks =
+      size.parts * blocks(size.dense_columns, column_block(size.dense_columns));
   const int64_t tiles = expert_tiles(blocks(size.d, kTile.block_m), n_blocks, kTile.cluster);
   return shares_at_most(tiles, size.capacity, std::min(size.of_an_expert, size.capacity),
                         multiprocessors / kTile.cluster);

@@ -1,4 +1,4 @@
-// tilemoe_backward in stages: what mode REST must refuse after either first stage, and what it gives.
+// tilemoe_backward in stages: what mode REST must refuse after either first stage.
 #include "arguments_layer_problem.h"
 
 namespace tilemoe::arguments {
