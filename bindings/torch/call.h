@@ -9,6 +9,8 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 
 #include "tilemoe/tilemoe.h"
 
@@ -40,6 +42,12 @@ class Call {
   tilemoe_device device_;
   void* stream_ = nullptr;
   std::shared_ptr<void> held_;  // a lock or a device guard
+};
+
+// What torch's allocator has no memory for.
+struct OutOfMemory : std::runtime_error {
+  explicit OutOfMemory(const std::string& shape)
+      : std::runtime_error("out of memory: tilemoe: no memory for a tensor of shape " + shape) {}
 };
 
 // Throws where a call of the library failed: a std::runtime_error that begins with the status, of

@@ -1,5 +1,9 @@
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <climits>
+#include <stdexcept>
+#include <string>
 
 #include "call.h"
 #include "register.h"
@@ -12,11 +16,23 @@ void set_block_turns(int64_t turns) {
   check(tilemoe_set_block_turns(static_cast<int>(std::clamp(turns, kLeast, kMost))));
 }
 
+int64_t capture_id(Tensor tensor) {
+  const Call call(tensor);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  const auto stream = static_cast<cudaStream_t>(call.stream());
+  if (const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &id))
+    throw std::runtime_error(std::string("tilemoe: cudaStreamGetCaptureInfo: ") +
+                             cudaGetErrorString(error));
+  return status == cudaStreamCaptureStatusActive ? static_cast<int64_t>(id) : 0;
+}
+
 }  // namespace
 }  // namespace tilemoe_torch
 
 STABLE_TORCH_LIBRARY_IMPL(tilemoe, CUDA, m) {
   tilemoe_torch::register_operators(m);
+  m.impl("capture_id", TORCH_BOX(&tilemoe_torch::capture_id));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tilemoe, CompositeExplicitAutograd, m) {
