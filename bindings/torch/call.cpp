@@ -39,10 +39,21 @@ bool on_16_bytes(const Tensor& matrix) {
          (matrix.size(0) == 1 || row_bytes % kAlignment == 0);
 }
 
+Tensor empty_on(torch::stable::Device device, torch::headeronly::IntHeaderOnlyArrayRef shape,
+                ScalarType dtype) {
+  try {
+    return torch::stable::empty(shape, dtype, std::nullopt, device);
+  } catch (const std::exception&) {
+    // Torch's own sentence goes to stderr: the stable ABI brings back that a call failed, not why.
+    std::string sizes;
+    for (int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+    throw OutOfMemory("(" + sizes + ")");
+  }
+}
+
 // torch::stable::contiguous gives a contiguous tensor back as it is, wherever it lies.
 Tensor contiguous_copy(const Tensor& tensor) {
-  Tensor copy =
-      torch::stable::empty(tensor.sizes(), tensor.scalar_type(), std::nullopt, tensor.device());
+  Tensor copy = empty_on(tensor.device(), tensor.sizes(), tensor.scalar_type());
   return torch::stable::copy_(copy, tensor);
 }
 
@@ -80,15 +91,7 @@ tilemoe_tensor Call::view(const char* name, const std::optional<Tensor>& tensor)
 }
 
 Tensor Call::empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
-  try {
-    return torch::stable::empty({shape.begin(), shape.size()}, dtype, std::nullopt, torch_device_);
-  } catch (const std::exception&) {
-    // Torch's own sentence goes to stderr: the stable ABI brings back that a call failed, not why.
-    std::string sizes;
-    for (int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
-    throw std::runtime_error("out of memory: tilemoe: no memory for a tensor of shape (" + sizes +
-                             ")");
-  }
+  return empty_on(torch_device_, {shape.begin(), shape.size()}, dtype);
 }
 
 Tensor Call::zeros(std::initializer_list<int64_t> shape, ScalarType dtype) const {

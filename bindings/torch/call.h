@@ -9,6 +9,8 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 
 #include "tilemoe/tilemoe.h"
 
@@ -45,6 +47,12 @@ class Call {
 };
 
 void set_block_turns(int64_t turns);
+
+// What torch's allocator has no memory for.
+struct OutOfMemory : std::runtime_error {
+  explicit OutOfMemory(const std::string& shape)
+      : std::runtime_error("out of memory: tilemoe: no memory for a tensor of shape " + shape) {}
+};
 
 // Throws where a call of the library failed: a std::runtime_error that begins with the status, of
 // which python/tilemoe/ops.py makes Python's exception. The type would not do: torch 2.11 makes a

@@ -1,9 +1,11 @@
 #include <torch/csrc/stable/ops.h>
 
+#include <stdexcept>
+#include <string>
+
 #include "operators.h"
 #include "router.h"
 #include "routing.h"
-#include "wanted.h"
 
 namespace tilemoe_torch {
 namespace {
@@ -76,20 +78,75 @@ Tensor gradient_like(const Call& call, const Tensor& weight) {
 // Every gradient of one backward; what is absent is not computed.
 struct Gradients {
   MaybeTensor X, s, W1, W1_up, W2, b1, b1_up, b2;
-
-  // TILEMOE_GRADIENT_ bits. Without one 0, which stands for all: a little memory for nothing.
-  uint32_t bits() const {
-    const auto bit = [](const MaybeTensor& tensor, uint32_t of) { return tensor ? of : 0; };
-    return bit(X, TILEMOE_GRADIENT_X) | bit(s, TILEMOE_GRADIENT_S) | bit(W1, TILEMOE_GRADIENT_W1) |
-           bit(W1_up, TILEMOE_GRADIENT_W1_UP) | bit(W2, TILEMOE_GRADIENT_W2) |
-           bit(b1, TILEMOE_GRADIENT_B1) | bit(b1_up, TILEMOE_GRADIENT_B1_UP) |
-           bit(b2, TILEMOE_GRADIENT_B2);
-  }
+};
+return bit(X, TILEMOE_GRADIENT_X) | bit(s, TILEMOE_GRADIENT_S) | bit(W1, TILEMOE_GRADIENT_W1) |
+       bit(W1_up, TILEMOE_GRADIENT_W1_UP) | bit(W2, TILEMOE_GRADIENT_W2) |
+       bit(b1, TILEMOE_GRADIENT_B1) | bit(b1_up, TILEMOE_GRADIENT_B1_UP) |
+       bit(b2, TILEMOE_GRADIENT_B2);
+}
 };
 
-// `H` is read, or, where it may be consumed, overwritten with dH.
+// In the order of their bits (TILEMOE_GRADIENT_), in which they come back.
+constexpr MaybeTensor Gradients::*kInOrder[] = {&Gradients::X,     &Gradients::s,  &Gradients::W1,
+                                                &Gradients::W1_up, &Gradients::W2, &Gradients::b1,
+                                                &Gradients::b1_up, &Gradients::b2};
+
+// Those that come of dH alone but dX, and so can come last.
+constexpr int64_t kOfW1 =
+    TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP | TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP;
+
+// The bits of those that are there. Of none, which the library takes for all, dW1's: its workspace
+// is the least, and enough for dH over H.
+uint32_t workspace_bits(const Gradients& gradients) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 8; ++i)
+    if (gradients.*kInOrder[i]) bits |= 1u << i;
+  return bits ? bits : TILEMOE_GRADIENT_W1;
+}
+
+Gradients select(const Gradients& gradients, int64_t bits) {
+  Gradients selected;
+  for (int64_t i = 0; i < 8; ++i)
+    if (bits & (int64_t{1} << i)) selected.*kInOrder[i] = gradients.*kInOrder[i];
+  return selected;
+}
+
+// Puts new memory where `wanted` has a bit, zeros where sums are added to it.
+void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H,
+              const Weights& weights, const Config& config, bool accumulate, Gradients& gradients) {
+  check_dims("X", X, 2, "(T, d)");
+  check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
+  const auto like = [&](int64_t bit, const MaybeTensor& weight, MaybeTensor& gradient) {
+    if (!(wanted & bit)) return;
+    if (!weight) refuse("the gradient of an absent weight is wanted");
+    gradient = gradient_like(call, *weight);
+    if (accumulate) torch::stable::zero_(*gradient);
+  };
+  if (wanted & TILEMOE_GRADIENT_X)
+    gradients.X = call.empty({X.size(0), X.size(1)}, X.scalar_type());
+  if (wanted & TILEMOE_GRADIENT_S)
+    gradients.s = config.kind == TILEMOE_ROUTING_TOP_K
+                      ? call.empty({X.size(0), config.K}, ScalarType::Float)
+                      : call.empty({H.size(0)}, ScalarType::Float);
+  like(TILEMOE_GRADIENT_W1, weights.W1, gradients.W1);
+  like(TILEMOE_GRADIENT_W1_UP, weights.W1_up, gradients.W1_up);
+  like(TILEMOE_GRADIENT_W2, weights.W2, gradients.W2);
+  like(TILEMOE_GRADIENT_B1, weights.b1, gradients.b1);
+  like(TILEMOE_GRADIENT_B1_UP, weights.b1_up, gradients.b1_up);
+  like(TILEMOE_GRADIENT_B2, weights.b2, gradients.b2);
+}
+
+std::vector<Tensor> in_order(const Gradients& gradients, int64_t wanted) {
+  std::vector<Tensor> made;
+  for (int64_t i = 0; i < 8; ++i)
+    if (wanted & (int64_t{1} << i)) made.push_back(*(gradients.*kInOrder[i]));
+  return made;
+}
+
+// Asks for all memory that it needs, its workspace the last, before it launches anything; when it
+// returns the workspace is torch's again.
 void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
-              bool consume, const Tensor& routing_tensor, const Weights& weights,
+              tilemoe_backward_mode mode, const Tensor& routing_tensor, const Weights& weights,
               const Config& config, const Gradients& gradients, bool accumulate) {
   const Tensor rows = dense_rows_on_16(X);
   const MaybeTensor grad_rows = dO ? MaybeTensor(dense_rows_on_16(*dO)) : std::nullopt;
@@ -100,7 +157,7 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   tilemoe_saved saved{};
   saved.struct_size = sizeof saved;
   saved.H = call.view("H", H);
-  saved.state = dO ? TILEMOE_SAVED_H : TILEMOE_SAVED_DH_OVER_H;
+  saved.state = mode == TILEMOE_BACKWARD_REST ? TILEMOE_SAVED_DH_OVER_H : TILEMOE_SAVED_H;
 
   const tilemoe_weights all = weights.view(call);
   tilemoe_weights dweights{};
@@ -119,18 +176,26 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   args.X = call.view("X", rows);
   args.dO = call.view("dO", grad_rows);
   args.saved = &saved;
-  args.mode = !dO       ? TILEMOE_BACKWARD_REST
-              : consume ? TILEMOE_BACKWARD_OVER_H
-                        : TILEMOE_BACKWARD_WHOLE;
+  args.mode = mode;
   args.dX = call.view("dX", gradients.X);
   args.ds = call.view("ds", gradients.s);
   args.accumulate = accumulate;
   args.block_turns = call.block_turns();
-  const Tensor workspace = workspace_for(call, experts, spec, TILEMOE_PASS_BACKWARD, args.mode,
-                                         gradients.bits(), &args.workspace_bytes);
+  const Tensor workspace = workspace_for(call, experts, spec, TILEMOE_PASS_BACKWARD, mode,
+                                         workspace_bits(gradients), &args.workspace_bytes);
   args.workspace = workspace.data_ptr();
   args.stream = call.stream();
   check(tilemoe_backward(&experts, &args));
+}
+
+// What router_backward makes of ds.
+Tensor of_logits(const Call& call, const Tensor& ds, const Tensor& X, const Tensor& routing,
+                 const Weights& weights, const MaybeTensor& logits, const Config& config,
+                 int64_t scoring, ScalarType dtype) {
+  const tilemoe_routing_spec spec =
+      routing_spec(call, static_cast<tilemoe_routing_kind>(config.kind), X.size(0),
+                   weights.W2.size(0), config.K, ds.numel());
+  return logits_gradient(call, bind_routing(call, spec, routing), ds, logits, scoring, dtype);
 }
 
 }  // namespace
@@ -198,42 +263,57 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
                                      int64_t gate_layout, double clamp, double alpha,
                                      double up_shift, int64_t column_blocks, int64_t wanted) {
   const Call call(X);
-  std::vector<Tensor> made;
-  const auto make = [&](int64_t bit, auto&& allocate) -> MaybeTensor {
-    if (!(wanted & bit)) return std::nullopt;
-    made.push_back(allocate());
-    return made.back();
-  };
-  const auto make_like = [&](int64_t bit, const MaybeTensor& weight) {
-    return make(bit, [&] {
-      if (!weight) refuse("the gradient of an absent weight is wanted");
-      return gradient_like(call, *weight);
-    });
-  };
-  check_dims("X", X, 2, "(T, d)");
-  check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
-  Gradients gradients;
-  gradients.X = make(kWantedX, [&] { return call.empty({X.size(0), X.size(1)}, X.scalar_type()); });
-  gradients.s = make(kWantedS, [&] {
-    return kind == TILEMOE_ROUTING_TOP_K ? call.empty({X.size(0), K}, ScalarType::Float)
-                                         : call.empty({H.size(0)}, ScalarType::Float);
-  });
-  gradients.W1 = make_like(kWantedW1, W1);
-  gradients.W1_up = make_like(kWantedW1Up, W1_up);
-  gradients.W2 = make_like(kWantedW2, W2);
-  gradients.b1 = make_like(kWantedB1, b1);
-  gradients.b1_up = make_like(kWantedB1Up, b1_up);
-  gradients.b2 = make_like(kWantedB2, b2);
+  const Weights weights{W1, W1_up, W2, b1, b1_up, b2};
   const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks};
-  backward(call, dO, X, H, false, routing, {W1, W1_up, W2, b1, b1_up, b2}, config, gradients,
-           false);
-  if (gradients.s && scoring >= 0) {
-    const tilemoe_routing_spec spec = routing_spec(call, static_cast<tilemoe_routing_kind>(kind),
-                                                   X.size(0), W2.size(0), K, gradients.s->numel());
-    made[wanted & kWantedX ? 1 : 0] = logits_gradient(call, bind_routing(call, spec, routing),
-                                                      *gradients.s, logits, scoring, router_dtype);
+  Gradients gradients;
+  allocate(call, wanted, X, H, weights, config, false, gradients);
+  backward(call, dO, X, H, TILEMOE_BACKWARD_WHOLE, routing, weights, config, gradients, false);
+  if (gradients.s && scoring >= 0)
+    gradients.s =
+        of_logits(call, *gradients.s, X, routing, weights, logits, config, scoring, router_dtype);
+  return in_order(gradients, wanted);
+}
+
+// In two stages where dW1 and its like are new memory: they are asked for when the workspace of dX
+// is torch's again, so that both are never there at once.
+std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
+    MaybeTensor dO, Tensor X, Tensor H, Tensor routing, Tensor W1, MaybeTensor W1_up, Tensor W2,
+    MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2, MaybeTensor logits, MaybeTensor dW1,
+    MaybeTensor dW1_up, MaybeTensor dW2, MaybeTensor db1, MaybeTensor db1_up, MaybeTensor db2,
+    int64_t kind, int64_t K, int64_t scoring, ScalarType router_dtype, int64_t activation,
+    int64_t gate_layout, double clamp, double alpha, double up_shift, int64_t column_blocks,
+    int64_t wanted, bool accumulate) {
+  const Call call(X);
+  const Weights weights{W1, W1_up, W2, b1, b1_up, b2};
+  const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks};
+  Gradients gradients{std::nullopt, std::nullopt, dW1, dW1_up, dW2, db1, db1_up, db2};
+  const int64_t last = wanted & kOfW1 ? kOfW1 : 0, first = ~last;
+  if (dO) {
+    allocate(call, wanted & first, X, H, weights, config, accumulate, gradients);
+    backward(call, dO, X, H, TILEMOE_BACKWARD_OVER_H, routing, weights, config,
+             select(gradients, first), accumulate);
+  } else if (wanted & ~kOfW1) {
+    refuse("dO is absent: what comes of dH alone are the gradients of W1 and b1");
   }
-  return made;
+  // From here on H holds dH. What fails for want of memory can be gone on from, and nothing else.
+  try {
+    const MaybeTensor ds = gradients.s;
+    MaybeTensor dlogits;
+    if (ds && scoring >= 0)
+      dlogits = of_logits(call, *ds, X, routing, weights, logits, config, scoring, router_dtype);
+    if (last) {
+      allocate(call, wanted & last, X, H, weights, config, accumulate, gradients);
+      backward(call, std::nullopt, X, H, TILEMOE_BACKWARD_REST, routing, weights, config,
+               select(gradients, last), accumulate);
+    }
+    if (dlogits) gradients.s = dlogits;
+  } catch (const OutOfMemory&) {
+    return {in_order(gradients, wanted & first), false};
+  } catch (const std::exception& error) {
+    throw std::runtime_error("tilemoe: H was overwritten with dH, then: " +
+                             std::string(error.what()));
+  }
+  return {in_order(gradients, wanted), true};
 }
 
 void experts_backward_out(MaybeTensor dO, Tensor X, MaybeTensor H, MaybeTensor H_consumed,
@@ -246,8 +326,11 @@ void experts_backward_out(MaybeTensor dO, Tensor X, MaybeTensor H, MaybeTensor H
   if (H.has_value() == H_consumed.has_value())
     refuse("H and H_consumed are both given or both absent, expected one of them");
   if (!dO && !H_consumed) refuse("dO is absent, expected only with an H_consumed that holds dH");
-  backward(Call(X), dO, X, H ? *H : *H_consumed, H_consumed.has_value(), routing,
-           {W1, W1_up, W2, b1, b1_up, b2},
+  backward(Call(X), dO, X, H ? *H : *H_consumed,
+           H    ? TILEMOE_BACKWARD_WHOLE
+           : dO ? TILEMOE_BACKWARD_OVER_H
+                : TILEMOE_BACKWARD_REST,
+           routing, {W1, W1_up, W2, b1, b1_up, b2},
            {kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks},
            {dX, ds, dW1, dW1_up, dW2, db1, db1_up, db2}, accumulate);
 }

@@ -51,6 +51,13 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
                                      ScalarType router_dtype, int64_t activation,
                                      int64_t gate_layout, double clamp, double alpha,
                                      double up_shift, int64_t column_blocks, int64_t wanted);
+std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
+    MaybeTensor dO, Tensor X, Tensor H, Tensor routing, Tensor W1, MaybeTensor W1_up, Tensor W2,
+    MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2, MaybeTensor logits, MaybeTensor dW1,
+    MaybeTensor dW1_up, MaybeTensor dW2, MaybeTensor db1, MaybeTensor db1_up, MaybeTensor db2,
+    int64_t kind, int64_t K, int64_t scoring, ScalarType router_dtype, int64_t activation,
+    int64_t gate_layout, double clamp, double alpha, double up_shift, int64_t column_blocks,
+    int64_t wanted, bool accumulate);
 void experts_backward_out(MaybeTensor dO, Tensor X, MaybeTensor H, MaybeTensor H_consumed,
                           Tensor routing, Tensor W1, MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
                           MaybeTensor b1_up, MaybeTensor b2, MaybeTensor dX, MaybeTensor ds,

@@ -20,6 +20,8 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
 
   // Of the process, not of a tensor: the library with the CUDA backend alone has it.
   m.def("set_block_turns(int turns) -> ()");
+  // The capture of a CUDA graph that the current stream of a tensor's GPU is in; 0: none.
+  m.def("capture_id(Tensor tensor) -> int");
 
   // A routing is one opaque int32 tensor, laid out by tilemoe_routing_bind.
   m.def(
@@ -44,16 +46,28 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
         ", Tensor? addend, int K, int scoring, " TILEMOE_ACTIVATION
         ", bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H, Tensor routing, "
         "Tensor expert_counts)");
-  // The gradients whose bit is in `wanted` (wanted.h), in that order: dX, ds, dW1, dW1_up, dW2,
+  // The gradients whose bit is in `wanted` (TILEMOE_GRADIENT_), in that order: dX, ds, dW1, dW1_up, dW2,
   // db1, db1_up, db2. What is not wanted is not computed. In the place of ds, under a scoring rule,
   // is what router_backward makes of it: one call less for the host.
   m.def(
       "experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, " TILEMOE_WEIGHTS
       ", Tensor? logits, int kind, int K, int scoring, ScalarType router_dtype, " TILEMOE_ACTIVATION
       ", int wanted) -> Tensor[]");
-  // The same, into the caller's memory: a gradient that is absent is not computed, those of weights
-  // are written, or added to (accumulate). H_consumed in place of H has dH written over it; a
-  // second call without dO then computes dW1 and db1, for which memory need not be there before.
+  // The same, with dH written over H and the least memory at a time: W1's and b1's gradients are
+  // asked for when the workspace of the others is freed. A weight's gradient that is given is
+  // written, or added to (accumulate); it is neither in `wanted` nor in `made`. Where no memory is
+  // left once H holds dH, `complete` is false and `made` has all but the gradients of W1 and b1,
+  // with ds as it is; a call without dO goes on from there to them.
+  m.def(
+      "experts_backward_over_H(Tensor? dO, Tensor X, Tensor(a!) H, Tensor routing, " TILEMOE_WEIGHTS
+      ", Tensor? logits, Tensor(b!)? dW1, Tensor(c!)? dW1_up, Tensor(d!)? dW2, Tensor(e!)? db1, "
+      "Tensor(f!)? db1_up, Tensor(g!)? db2, int kind, int K, int scoring, ScalarType "
+      "router_dtype, " TILEMOE_ACTIVATION
+      ", int wanted, bool accumulate) -> (Tensor[] made, bool complete)");
+  // As experts_backward, into the caller's memory, the form that is traced: a gradient that is
+  // absent is not computed, those of weights are written, or added to (accumulate). H_consumed in
+  // place of H has dH written over it; a second call without dO then computes dW1 and db1, for
+  // which memory need not be there before.
   m.def(
       "experts_backward_out(Tensor? dO, Tensor X, Tensor? H, Tensor(a!)? H_consumed, "
       "Tensor routing, " TILEMOE_WEIGHTS

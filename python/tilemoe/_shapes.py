@@ -17,7 +17,7 @@ from ._rules import (
     w1_rows,
 )
 
-# The bits of `wanted`, in the order in which gradients come back (bindings/torch/wanted.h).
+# The bits of `wanted`, in the order in which gradients come back (TILEMOE_GRADIENT_ in tilemoe.h).
 WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
     1 << bit for bit in range(8)
 )
@@ -175,15 +175,28 @@ def _check_backward(dO, X, weights, activation, gate_layout):
     _check_shape("tilemoe_backward", "dO", dO, *X.shape)
 
 
+def _made(X, H, weights, kind, K, scoring, router_dtype, wanted):
+    dX, ds, *others = empty_gradients(X, H, weights, kind, K, wanted)
+    if ds is not None and scoring != SCORES_GIVEN:
+        ds = X.new_empty((X.shape[0], weights[2].shape[0]), dtype=router_dtype)
+    return [gradient for gradient in (dX, ds, *others) if gradient is not None]
+
+
 @torch.library.register_fake("tilemoe::experts_backward")
 def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, kind, K, scoring, router_dtype,
       activation, gate_layout, clamp, alpha, up_shift, column_blocks, wanted):  # fmt: skip
     weights = (W1, W1_up, W2, b1, b1_up, b2)
     _check_backward(dO, X, weights, activation, gate_layout)
-    dX, ds, *others = empty_gradients(X, H, weights, kind, K, wanted)
-    if ds is not None and scoring != SCORES_GIVEN:
-        ds = X.new_empty((X.shape[0], W2.shape[0]), dtype=router_dtype)
-    return [gradient for gradient in (dX, ds, *others) if gradient is not None]
+    return _made(X, H, weights, kind, K, scoring, router_dtype, wanted)
+
+
+@torch.library.register_fake("tilemoe::experts_backward_over_H")
+def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, dW1, dW1_up, dW2, db1, db1_up, db2,
+      kind, K, scoring, router_dtype, activation, gate_layout, clamp, alpha, up_shift,
+      column_blocks, wanted, accumulate):  # fmt: skip
+    weights = (W1, W1_up, W2, b1, b1_up, b2)
+    _check_backward(dO, X, weights, activation, gate_layout)
+    return _made(X, H, weights, kind, K, scoring, router_dtype, wanted), True
 
 
 @torch.library.register_fake("tilemoe::experts_backward_out")

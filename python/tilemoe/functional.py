@@ -36,7 +36,7 @@ class _Layer(NamedTuple):
 
     weights: tuple  # W1, W1_up, W2, b1, b1_up, b2
     shape: tuple  # activation, gate_layout, clamp, alpha, up_shift, column_blocks
-    overwrite_H: bool
+    overwrite_H: bool | None
     weight_grad_out: WeightGradients | None
     accumulate: bool
 
@@ -66,7 +66,7 @@ def moe(
     seed=None,
     offset=None,
     addend=None,
-    overwrite_H=False,
+    overwrite_H=None,
     column_blocks=1,
     weight_grad_out=None,
     accumulate=True,
@@ -86,9 +86,12 @@ def moe(
 
     `gate_layout` says where W1's gate and up rows are: concatenated, interleaved, or split, with
     the up rows in W1_up (E, n, d). clamp, alpha and up_shift are gpt-oss's form of swiglu.
-    `overwrite_H` has backward write its largest intermediate over what forward kept, after which a
-    second backward raises. `column_blocks` has the experts' outputs, and their inputs' gradients,
-    exist in so many blocks of columns one after the other: less memory for a little time.
+    `overwrite_H` says whether backward writes dH, its largest intermediate, over H, the largest
+    tensor that forward kept. None, the default: where nothing reads H again, so not under
+    `retain_graph`, nor while it is traced by torch.compile, nor in a CUDA graph that forward is not
+    in. True: always; a second backward then raises a RuntimeError. False: never. `column_blocks`
+    has the experts' outputs, and their inputs' gradients, exist in so many blocks of columns one
+    after the other: less memory for a little time.
     `weight_grad_out` (WeightGradients) is memory into which backward writes the weights' gradients,
     or adds them where `accumulate`; the weights' .grad then stays as it is. With `return_aux` the
     result is O, Aux.
@@ -149,7 +152,7 @@ def moe_general(
     alpha=0.0,
     up_shift=0.0,
     addend=None,
-    overwrite_H=False,
+    overwrite_H=None,
     column_blocks=1,
     weight_grad_out=None,
     accumulate=True,
@@ -197,7 +200,7 @@ def grouped_experts(
     alpha=0.0,
     up_shift=0.0,
     addend=None,
-    overwrite_H=False,
+    overwrite_H=None,
     column_blocks=1,
     weight_grad_out=None,
     accumulate=True,
@@ -313,15 +316,16 @@ def _run(op, x, router, third, layer, addend, rule, more=False):
     given = layer.weight_grad_out
     if not torch.is_grad_enabled():
         found = ops.call_undifferentiated(
-            op, x, router, third, *weights, addend, *rule, *layer.shape, False, layer.overwrite_H
+            op, x, router, third, *weights, addend, *rule, *layer.shape, False, False
         )
     elif given is None and (
         torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     ):
         keep_H = any(t is not None and t.requires_grad for t in tensors[:-1])
         found = ops.call(
-            op, x, router, third, *weights, addend, *rule, *layer.shape, keep_H, layer.overwrite_H
-        )
+            op, x, router, third, *weights, addend, *rule, *layer.shape, keep_H,
+            bool(layer.overwrite_H),
+        )  # fmt: skip
     else:
         numbers = (*rule, *layer.shape)
         accumulate = given is not None and layer.accumulate

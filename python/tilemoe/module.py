@@ -174,6 +174,8 @@ class MoE(nn.Module):
         balance_coefficient, z_coefficient: of the Switch Transformer's load balance loss and
             ST-MoE's z loss in `aux.loss`. The losses are computed where one of them is not 0.
         column_blocks: of functional.moe: less memory for a little time.
+        overwrite_H: of functional.moe: whether backward writes dH over H, the largest tensor that
+            forward kept. None: where nothing reads H again; True: always; False: never.
         router_dtype: of the router's weight and logits, float32 for instance; None: the module's
             dtype.
         device, dtype: of the parameters, as in torch.nn.
@@ -198,6 +200,7 @@ class MoE(nn.Module):
         balance_coefficient=0.0,
         z_coefficient=0.0,
         column_blocks=1,
+        overwrite_H=None,
         router_dtype=None,
         device=None,
         dtype=None,
@@ -220,7 +223,7 @@ class MoE(nn.Module):
         self.scoring, self.rounding, self.m = scoring, rounding, m
         self.rounding_tokens = rounding_tokens
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
-        self.column_blocks = column_blocks
+        self.column_blocks, self.overwrite_H = column_blocks, overwrite_H
         self.gate = Router(
             d,
             E,
@@ -270,6 +273,7 @@ class MoE(nn.Module):
             seed=seed if stochastic else None,
             offset=offset if stochastic else None,
             column_blocks=self.column_blocks,
+            overwrite_H=self.overwrite_H,
         )
         out = out.reshape(local.shape)
         losses = self._losses(logits, aux.expert_counts)

@@ -1,10 +1,20 @@
 """Calls of the operators in `torch.ops.tilemoe`, whose names and arguments are in
 bindings/torch/schema.cpp, and their gradients. Fake kernels are in _shapes.py."""
 
+from typing import NamedTuple
+
 import torch
 
+from ._overwrite import capture_of, is_read_last, is_traced
 from ._rules import GROUPED, SCORES_GIVEN, TOP_K, offsets_of, reads_logits
-from ._shapes import WANTED_W1, WANTED_W1_UP, WANTED_X, empty_gradients
+from ._shapes import (
+    WANTED_B1,
+    WANTED_B1_UP,
+    WANTED_W1,
+    WANTED_W1_UP,
+    WANTED_X,
+    empty_gradients,
+)
 
 _ops = torch.ops.tilemoe
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -91,6 +101,14 @@ CONSUMED = (
     "tilemoe_backward: saved was consumed by an earlier backward that wrote dH over H; "
     "run forward again"
 )
+_NO_MEMORY = (
+    "tilemoe_backward: no memory for the gradients of W1 and b1, and H holds dH already: free some "
+    "and call backward again with the same gradient of the output, which goes on from dH"
+)
+_ANOTHER_GRADIENT = (
+    "tilemoe_backward: an earlier backward ran out of memory after it had written dH over H, and "
+    "only one with the same gradient of the output can go on from there: run forward again"
+)
 _NO_SECOND_GRADIENT = (
     "tilemoe: gradients of gradients are not there: run backward without create_graph"
 )
@@ -111,14 +129,33 @@ def _save_experts(ctx, tensors, H, routing, rule, activation, keep_H, overwrite_
     ctx.set_materialize_grads(False)  # none of H's, which is as large as H
     ctx.router_dtype = router.dtype if router is not None else torch.float32
     ctx.rule, ctx.activation = rule, activation
-    ctx.keep_H, ctx.overwrite_H, ctx.consumed = keep_H, overwrite_H, False
+    ctx.keep_H, ctx.overwrite_H, ctx.consumed, ctx.begun = keep_H, overwrite_H, False, None
+    ctx.capture = capture_of(X) if overwrite_H is None else None
+
+
+class _Begun(NamedTuple):
+    """What a backward that ran out of memory left on its ctx, when H held dH already."""
+
+    dO: torch.Tensor
+    version: int  # dO's
+    dH: torch.Tensor  # (capacity, 2n or n): what saved-tensor hooks bring back may be H anew
+    made: list  # the eight gradients, None where one was given, is not wanted, or is left
+    left: int  # bits of those that are to be computed from dH
+    complete: bool  # else ds stands in the place of what a scoring rule makes of it
+
+    def check(self, dO):
+        same = dO is self.dO or torch.equal(dO, self.dO)
+        if not same or self.dO._version != self.version:
+            raise RuntimeError(_ANOTHER_GRADIENT)
 
 
 def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
     """Gradients of X, the router, the six weights and the addend, None for what `needs`, a truth
     for each, does not ask for. `given` are six weights' gradients to write, or to add to; those do
     not come back."""
-    if ctx.consumed:
+    if ctx.consumed and ctx.begun is None:
+        if ctx.overwrite_H is None:
+            ctx.saved_tensors  # torch refuses where it has freed them, and tells of retain_graph
         raise RuntimeError(CONSUMED)
     X, H, routing, *weights, logits = ctx.saved_tensors
     kind, K, scoring = ctx.rule
@@ -130,36 +167,128 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
     if wanted:
         if not ctx.keep_H:
             raise RuntimeError(_NOT_KEPT)
-        if given is None and not ctx.overwrite_H:
+        traced, overwrite = is_traced(H), ctx.overwrite_H
+        if overwrite is None:
+            overwrite = ctx.consumed or (not traced and is_read_last(ctx, H))
+        saved = X, H, routing, weights, logits
+        if overwrite and not traced:
+            return _gradients_over_H(ctx, dO, saved, needs, wanted, given, accumulate)
+        elif given is None and not overwrite:
             dense = call_in_backward(
                 _ops.experts_backward.default, dO, X, H, routing, *weights, logits, kind, K,
                 scoring, ctx.router_dtype, *ctx.activation, wanted,
             )  # fmt: skip
-            for bit in reversed(range(8)):
-                if needs[bit]:
-                    made[bit] = dense.pop()
+            _place(dense, wanted, made)
         else:
-            made = _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate)
+            made = _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate)
             if needs[1] and scoring != SCORES_GIVEN:
                 args = (routing, logits, kind, weights[0].shape[0], K, scoring, ctx.router_dtype)
                 made[1] = call_in_backward(_ops.router_backward.default, made[1], *args)
-        if needs[1] and scoring == SCORES_GIVEN:
-            made[1] = made[1].to(ctx.router_dtype)
-    made.append(_addend_gradient(ctx, dO, routing, weights[0].shape[0]) if needs[8] else None)
+    return _finished(ctx, made, dO, routing, needs, weights[0].shape[0])
+
+
+def _finished(ctx, made, dO, routing, needs, E):
+    """The eight gradients in the types of what they are of, and the addend's."""
+    if needs[1] and ctx.rule[2] == SCORES_GIVEN:
+        made[1] = made[1].to(ctx.router_dtype)
+    return [*made, _addend_gradient(ctx, dO, routing, E) if needs[8] else None]
+
+
+def _place(dense, bits, made):
+    """`made`, with the gradients of `bits` in their places."""
+    for bit in reversed(range(8)):
+        if bits & 1 << bit:
+            made[bit] = dense.pop()
     return made
 
 
-def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
-    """The eight gradients, where H is overwritten or memory is given for some; None for those."""
+_OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP
+
+
+def _without_given(wanted, given):
+    """The six gradients that are given and asked for, and the bits of those that are to be made."""
+    given = [out if wanted & WANTED_W1 << i else None for i, out in enumerate(given or (None,) * 6)]
+    for i, out in enumerate(given):
+        if out is not None:
+            wanted &= ~(WANTED_W1 << i)
+    return given, wanted
+
+
+def _gradients_over_H(ctx, dO, saved, needs, wanted, given, accumulate):
+    """_experts_gradients with dH written over H. Where memory fails after that, what was made stays
+    on the ctx, and a call with the same dO goes on from it."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError(_NO_SECOND_GRADIENT)  # memory that is written has no history
+    _, H, routing, weights, _ = saved
+    given, wanted = _without_given(wanted, given)
+    # Compiled autograd puts another object in the ctx's place for one call.
+    state = getattr(ctx, "real", ctx)
+    compute = _begin if state.begun is None else _go_on
+    made = compute(ctx, state, dO, saved, given, wanted, accumulate)
+    try:
+        finished = _finished(ctx, made, dO, routing, needs, weights[0].shape[0])
+    except Exception:
+        state.begun = _Begun(dO, dO._version, H, made, 0, True)
+        raise
+    state.begun = None
+    return finished
+
+
+def _begin(ctx, state, dO, saved, given, wanted, accumulate):
+    """The eight gradients, None for those that are given."""
+    X, H, routing, weights, logits = saved
+    if state.consumed:  # by another thread, meanwhile
+        raise RuntimeError(CONSUMED)
+    state.consumed = True
+    try:
+        dense, complete = call_undifferentiated(
+            _ops.experts_backward_over_H.default, dO, X, H, routing, *weights, logits, *given,
+            *ctx.rule, ctx.router_dtype, *ctx.activation, wanted, accumulate,
+        )  # fmt: skip
+    except (ValueError, NotImplementedError, torch.OutOfMemoryError):
+        state.consumed = False  # refused before anything was written
+        raise
+    left = 0 if complete else wanted & _OF_W1
+    made = _place(dense, wanted & ~left, [None] * 8)
+    if not complete:
+        state.begun = _Begun(dO, dO._version, H, made, left, False)
+        raise torch.OutOfMemoryError(_NO_MEMORY)
+    return made
+
+
+def _go_on(ctx, state, dO, saved, given, _, accumulate):
+    """The same, from what an earlier backward left."""
+    begun = state.begun
+    begun.check(dO)
+    X, _, routing, weights, logits = saved
+    kind, K, scoring = ctx.rule
+    made = list(begun.made)
+    if begun.complete:
+        return made
+    if made[1] is not None and scoring != SCORES_GIVEN:
+        args = (routing, logits, kind, weights[0].shape[0], K, scoring, ctx.router_dtype)
+        made[1] = call_undifferentiated(_ops.router_backward.default, made[1], *args)
+    if begun.left:
+        dense, complete = call_undifferentiated(
+            _ops.experts_backward_over_H.default, None, X, begun.dH, routing, *weights, logits,
+            *given, *ctx.rule, ctx.router_dtype, *ctx.activation, begun.left, accumulate,
+        )  # fmt: skip
+        if not complete:
+            raise torch.OutOfMemoryError(_NO_MEMORY)
+        _place(dense, begun.left, made)
+    return made
+
+
+def _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate):
+    """The eight gradients, where H is overwritten by a traced backward or memory is given for some;
+    None for those."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise NotImplementedError(_NO_SECOND_GRADIENT)  # memory that is written has no history
-    given = (None, None, *(given or (None,) * 6))
-    given = [out if wanted & 1 << bit else None for bit, out in enumerate(given)]
-    for bit, out in enumerate(given):
-        if out is not None:
-            wanted &= ~(1 << bit)
-    kept, consumed = (None, H) if ctx.overwrite_H else (H, None)
-    ctx.consumed = ctx.overwrite_H
+    X, H, routing, weights, _ = saved
+    given, wanted = _without_given(wanted, given)
+    given = [None, None, *given]
+    kept, consumed = (None, H) if overwrite else (H, None)
+    ctx.consumed = overwrite
     kind, K, _ = ctx.rule
 
     def compute(dO, bits):
@@ -178,7 +307,7 @@ def _gradients_into(ctx, dO, X, H, routing, weights, wanted, given, accumulate):
         return made
 
     of_W1 = WANTED_W1 | WANTED_W1_UP
-    if not (ctx.overwrite_H and wanted & WANTED_X and wanted & of_W1):
+    if not (overwrite and wanted & WANTED_X and wanted & of_W1):
         return list(compute(dO, _EVERYTHING))
     # dX's workspace is gone before there is memory for dW1: both at once would be the peak.
     first, second = compute(dO, _EVERYTHING & ~of_W1), compute(None, of_W1)
@@ -253,7 +382,7 @@ class _Differentiated(torch.autograd.Function):
         ctx.needs = needs
         keep_H = True in needs[:8]
         O, H, *routed = call_undifferentiated(
-            op, *tensors[:2], third, *tensors[2:], *numbers, keep_H, overwrite_H
+            op, *tensors[:2], third, *tensors[2:], *numbers, keep_H, bool(overwrite_H)
         )
         if routed:
             routing, (K, scoring, *activation) = routed[0], numbers

@@ -12,6 +12,7 @@ ON_BOTH = {
     "functional_test.py",
     "module_test.py",
     "operators_test.py",
+    "overwrite_test.py",
 }
 ON_CUDA_ALONE = {"cuda_test.py", "cuda_transformers_test.py"}
 

@@ -1,0 +1,50 @@
+"""Whether a backward may write dH over H where its caller leaves that open (`overwrite_H=None`): it
+may where nothing can read H after it.
+
+Torch frees what a graph has saved when a backward without `retain_graph` has gone through it, and
+says beforehand whether it will: AOTAutograd donates buffers by the same answer. The answer holds
+for the call that it is asked in. It says nothing while a backward is traced, since the trace is run
+later, nor while one is captured into a CUDA graph, since that may be replayed many times: then H
+may be overwritten where every replay writes it anew, in the same capture."""
+
+import torch
+
+# Where torch lacks it no graph is given up; where no backward runs torch says so itself.
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_users_of = getattr(torch._C, "_storage_Use_Count", lambda storage: 3)
+_TRACERS = tuple(
+    getattr(torch._C._TorchDispatchModeKey, name) for name in ("PROXY", "FUNCTIONAL", "FAKE")
+)
+
+
+def capture_of(tensor):
+    """The capture of a CUDA graph that the current stream of the tensor's GPU is in, else None."""
+    if torch.compiler.is_compiling() or not tensor.is_cuda or not _is_capturing():
+        return None
+    return torch.ops.tilemoe.capture_id.default(tensor) or None
+
+
+def is_traced(tensor):
+    """Whether what is computed from `tensor` is recorded, to be run later."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    if type(tensor) is not torch.Tensor:
+        return True
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return False
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+
+
+def is_read_last(ctx, H):
+    """Whether nothing reads H after the backward of `ctx` that asks, which is not traced: torch's
+    engine runs it, its graph is not kept, no graph is made of it, H was written in the same
+    capture, or H and it in none, and no other tensor lies where H does, such as what a dispatch
+    mode has detached and put by."""
+    return (
+        isinstance(ctx, torch.autograd.function.BackwardCFunction)  # compiled autograd has its own
+        and not _keeps_graph()
+        and not torch.is_grad_enabled()
+        and capture_of(H) == ctx.capture
+        and _users_of(H.untyped_storage()._cdata) == 2  # the tensor, and what Python holds of it
+    )

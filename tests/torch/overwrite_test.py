@@ -1,0 +1,466 @@
+"""dH over H: where a backward may write it, and what it does where it may not."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import tilemoe
+from layers import E, K, T, d, logits_layer, n, normal, results, weights
+from target import DEVICE, DTYPE, DTYPES
+from tilemoe import WeightGradients, _overwrite, ops
+
+OVER_H = "experts_backward_over_H"
+BESIDE_H = "experts_backward"
+
+
+class Backwards(TorchDispatchMode):
+    """Names of the operators of ours that compute gradients of experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "tilemoe" and function._opname.startswith("experts_backward"):
+            self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+def same_bits(got, want):
+    assert got.keys() == want.keys()
+    for name in want:
+        assert torch.equal(got[name], want[name]), name
+
+
+def dO_of(O):
+    return normal(*O.shape, seed=30, dtype=O.dtype)
+
+
+def gradients(O, tensors, **options):
+    """-> {name: gradient} of tensors that require one."""
+    names = [name for name, t in tensors.items() if t is not None and t.requires_grad]
+    inputs = [tensors[name] for name in names]
+    found = torch.autograd.grad(O, inputs, dO_of(O), **options)
+    return {name: g for name, g in zip(names, found, strict=True)}
+
+
+def expected(tensors, **options):
+    """O's gradients with H left as it is."""
+    return gradients(tilemoe.moe(**tensors, K=K, overwrite_H=False, **options), tensors)
+
+
+# ------------------------------------------------------------ the same bits
+
+
+def grouped(dtype, **kinds):
+    rows = normal(T, d, seed=20, dtype=dtype).requires_grad_()
+    scores = normal(T, seed=22, dtype=torch.float32).requires_grad_()
+    addend = normal(T, d, seed=23, dtype=dtype).requires_grad_()
+    counts = torch.tensor([5, 0, 9, 1, 7, 3, 6])  # and rows past their sum
+    given = {"rows": rows, "counts": counts, "row_scores": scores, "addend": addend}
+    return tilemoe.grouped_experts, given | weights(dtype, **kinds), {}
+
+
+def general(dtype, **kinds):
+    pairs = torch.arange(2 * T)
+    given = {
+        "x": normal(T, d, seed=20, dtype=dtype).requires_grad_(),
+        "tokens": pairs // 2,
+        "experts": pairs * 5 % (E + 1) - 1,  # -1 is skipped
+        "scores": normal(2 * T, seed=22, dtype=torch.float32).requires_grad_(),
+    }
+    return tilemoe.moe_general, given | weights(dtype, **kinds), {}
+
+
+def chosen(dtype, **kinds):
+    given = {
+        "x": normal(T, d, seed=20, dtype=dtype).requires_grad_(),
+        "logits_or_scores": normal(T, K, seed=21, dtype=torch.float32).requires_grad_(),
+        "ids": torch.arange(T * K).view(T, K) % E,
+    }
+    return tilemoe.moe, given | weights(dtype, **kinds), {}
+
+
+def logits(dtype, options=None, **kinds):
+    return tilemoe.moe, logits_layer(dtype, **kinds), dict(K=K, **(options or {}))
+
+
+LAYERS = {
+    "logits": logits,
+    "sigmoid": lambda dtype: logits(dtype, dict(scoring="sigmoid")),
+    "rounded": lambda dtype: logits(dtype, dict(rounding="nearest", m=8)),
+    "biases": lambda dtype: logits(dtype, bias=True),
+    "split": lambda dtype: logits(dtype, dict(gate_layout="split"), gate_layout="split", bias=True),
+    "interleaved": lambda dtype: logits(dtype, dict(gate_layout="interleaved"), bias=True),
+    "transposed": lambda dtype: logits(dtype, transposed=True),
+    "plain": lambda dtype: logits(
+        dtype, dict(activation="relu_squared"), activation="relu_squared"
+    ),
+    "ids": chosen,
+    "general": lambda dtype: general(dtype, bias=True),
+    "grouped": lambda dtype: grouped(dtype, bias=True),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_same_bits_wherever_dH_lies(layer, dtype):
+    function, tensors, options = LAYERS[layer](dtype)
+    want = results(function, tensors, overwrite_H=False, **options)
+    for overwrite_H, operator in ((None, OVER_H), (True, OVER_H), (False, BESIDE_H)):
+        with Backwards() as backwards:
+            got = results(function, tensors, overwrite_H=overwrite_H, **options)
+        assert backwards.names == [operator]
+        same_bits(got, want)
+    assert all(g is not None and g.any() for g in want.values())
+
+
+def test_the_module_leaves_it_open_and_takes_an_answer():
+    x = normal(T, d, seed=20, dtype=DTYPE).requires_grad_()
+    want = {None: OVER_H, True: OVER_H, False: BESIDE_H}
+    for overwrite_H, operator in want.items():
+        torch.manual_seed(1)
+        moe = tilemoe.MoE(d, n, E, K, dtype=DTYPE, device=DEVICE, overwrite_H=overwrite_H)
+        out, _ = moe(x)
+        with Backwards() as backwards:
+            out.sum().backward()
+        assert backwards.names == [operator]
+    assert tilemoe.MoE(d, n, E, K).overwrite_H is None
+
+
+# ------------------------------------------------------- kept and used graphs
+
+
+def test_a_kept_graph_is_used_again():
+    tensors = logits_layer(DTYPE, bias=True)
+    want = expected(tensors)
+    O = tilemoe.moe(**tensors, K=K)
+    with Backwards() as backwards:
+        for keep in (True, True, False):
+            same_bits(gradients(O, tensors, retain_graph=keep), want)
+    assert backwards.names == [BESIDE_H, BESIDE_H, OVER_H]
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        gradients(O, tensors)
+
+
+def test_parts_of_a_kept_graph_in_any_order():
+    tensors = logits_layer(DTYPE, bias=True)
+    want = expected(tensors)
+    O = tilemoe.moe(**tensors, K=K)
+    for order in (["W1"], ["x", "b2"], ["logits_or_scores"], ["b1", "W2"], ["x"]):
+        got = torch.autograd.grad(O, [tensors[k] for k in order], dO_of(O), retain_graph=True)
+        for name, gradient in zip(order, got):
+            assert torch.equal(gradient, want[name])
+    O.backward(dO_of(O), inputs=[tensors["W2"], tensors["x"]])
+    assert torch.equal(tensors["W2"].grad, want["W2"]) and tensors["W1"].grad is None
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(O, tensors["W1"], dO_of(O))
+
+
+def test_answered_with_true_a_kept_graph_is_used_up():
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    O = tilemoe.moe(**tensors, K=K, overwrite_H=True)
+    same_bits(gradients(O, tensors, retain_graph=True), want)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="consumed by an earlier backward"):
+            gradients(O, tensors, retain_graph=True)
+
+
+def test_two_layers_in_one_graph_and_one_output_used_twice():
+    tensors = logits_layer(DTYPE)
+
+    def stacked(overwrite_H):
+        layer = lambda x: tilemoe.moe(**tensors | {"x": x}, K=K, overwrite_H=overwrite_H)
+        inner = layer(tensors["x"])
+        return (layer(inner) + inner * inner).float()
+
+    want = gradients(stacked(False), tensors)
+    with Backwards() as backwards:
+        same_bits(gradients(stacked(None), tensors), want)
+    assert backwards.names == [OVER_H] * 2
+
+
+def test_a_graph_of_gradients_keeps_H():
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    for keep in (True, False):  # False: no graph is kept, but one of this backward is made
+        O = tilemoe.moe(**tensors, K=K)
+        got = gradients(O, tensors, create_graph=True, retain_graph=keep)
+        same_bits({name: g.detach() for name, g in got.items()}, want)
+        with pytest.raises(NotImplementedError, match="tilemoe: gradients of gradients"):
+            got["x"].sum().backward()
+
+
+def test_threads_with_graphs_of_their_own():
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    outputs = [tilemoe.moe(**tensors, K=K) for _ in range(8)]
+    got = [None] * 8
+
+    def backward(i):
+        kept = gradients(outputs[i], tensors, retain_graph=True)
+        got[i] = kept, gradients(outputs[i], tensors)
+
+    threads = [threading.Thread(target=backward, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for kept, freed in got:
+        same_bits(kept, want)
+        same_bits(freed, want)
+
+
+def test_a_node_called_by_hand_keeps_H():
+    """No engine runs, so no one frees the graph after it."""
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    O = tilemoe.moe(**tensors, K=K)
+    with Backwards() as backwards:
+        O.grad_fn.apply(dO_of(O))
+    assert backwards.names == [BESIDE_H]
+    same_bits(gradients(O, tensors), want)
+
+
+# ------------------------------------------------------------- saved tensors
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_overwrite_what_they_recomputed(use_reentrant):
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    layer = lambda *args: tilemoe.moe(*args, K=K)
+    args = list(tensors.values())
+    O = checkpoint(layer, *args, use_reentrant=use_reentrant)
+    with Backwards() as backwards:
+        O.backward(dO_of(O), retain_graph=not use_reentrant)
+    assert backwards.names == [OVER_H if use_reentrant else BESIDE_H]
+    same_bits({name: t.grad for name, t in tensors.items()}, want)
+    if not use_reentrant:
+        with Backwards() as backwards:
+            same_bits(gradients(O, tensors), want)
+        assert backwards.names == [OVER_H]
+
+
+def test_a_selective_checkpoint_that_puts_the_layer_by():
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+
+    def policy(context, op, *args, **kwargs):
+        ours = op is torch.ops.tilemoe.moe.default
+        return CheckpointPolicy.MUST_SAVE if ours else CheckpointPolicy.PREFER_RECOMPUTE
+
+    O = checkpoint(
+        lambda *args: tilemoe.moe(*args, K=K),
+        *tensors.values(),
+        use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(policy),
+    )
+    same_bits(gradients(O, tensors), want)
+
+
+def test_hooks_that_copy_have_right_gradients_each_time():
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (t.device, t.to("cpu", copy=True)), lambda kept: kept[1].to(kept[0], copy=True)
+    )
+    with hooks:
+        O = tilemoe.moe(**tensors, K=K)
+    with Backwards() as backwards:
+        same_bits(gradients(O, tensors, retain_graph=True), want)
+        same_bits(gradients(O, tensors), want)
+    assert backwards.names == [BESIDE_H, OVER_H]
+    with torch.autograd.graph.save_on_cpu():
+        O = tilemoe.moe(**tensors, K=K)
+    same_bits(gradients(O, tensors), want)
+
+
+def test_a_hook_that_keeps_the_tensor_sees_dH():
+    """As the documentation says: what the hook holds is H itself."""
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    seen = []
+
+    def pack(tensor):
+        if tensor.shape == (T * K, 2 * n):
+            seen.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        O = tilemoe.moe(**tensors, K=K)
+    (H,) = seen
+    before = H.clone()
+    same_bits(gradients(O, tensors), want)
+    assert not torch.equal(H, before)
+
+
+def test_H_that_another_tensor_shares_is_kept():
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    seen = []
+
+    class Puts(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if function is torch.ops.tilemoe.moe.default:
+                seen.append(out[1].detach())
+            return out
+
+    with Puts():
+        O = tilemoe.moe(**tensors, K=K)
+    (H,) = seen
+    before = H.clone()
+    same_bits(gradients(O, tensors), want)
+    assert torch.equal(H, before)
+
+
+def test_the_operators_leave_H_as_it_is():
+    """They give H to their caller."""
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    x, logits, W1, W2 = tensors.values()
+    shape = (0, 0, 0.0, 0.0, 0.0, 1)
+    O, H, routing, _ = torch.ops.tilemoe.moe(
+        x, logits, None, W1, None, W2, *(None,) * 4, K, 0, *shape, True, False
+    )
+    before = H.clone()
+    same_bits(gradients(O, tensors), want)
+    assert torch.equal(H, before)
+    O, H = torch.ops.tilemoe.experts(
+        x, logits, routing, W1, None, W2, *(None,) * 4, 0, K, T * K, 0, *shape, True, False
+    )
+    same_bits(gradients(O, tensors), want)
+    assert torch.equal(H, before)
+
+
+# ------------------------------------------------------------------- tracing
+
+
+def asks_nobody(monkeypatch):
+    def asked():
+        raise AssertionError("a traced backward asks whether its graph is kept")
+
+    monkeypatch.setattr(_overwrite, "_keeps_graph", asked)
+
+
+@pytest.mark.parametrize("how", ["real", "fake"])
+def test_a_traced_backward_keeps_H(how, monkeypatch):
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    asks_nobody(monkeypatch)
+
+    def both(dO, *leaves):
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        O = tilemoe.moe(*leaves, K=K)
+        return torch.autograd.grad(O, leaves, dO)
+
+    args = normal(T, d, seed=30, dtype=DTYPE), *tensors.values()
+    graph = make_fx(both, tracing_mode=how)(*args)
+    called = [str(node.target) for node in graph.graph.nodes if "tilemoe" in str(node.target)]
+    assert called == ["tilemoe.moe.default", "tilemoe.experts_backward.default"]
+    for got, name in zip(graph(*args), want):
+        assert torch.equal(got, want[name])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_compiled_layer_keeps_H(backend, monkeypatch):
+    torch._dynamo.reset()
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    asks_nobody(monkeypatch)
+    layer = torch.compile(tilemoe.moe, fullgraph=True, backend=backend)
+    O = layer(**tensors, K=K)
+    same_bits(gradients(O, tensors, retain_graph=True), want)
+    same_bits(gradients(O, tensors), want)
+
+
+@pytest.mark.parametrize("overwrite_H", [None, True])
+@pytest.mark.parametrize("seen_by", ["the compiler", "a mode"])
+def test_compiled_autograd(seen_by, overwrite_H):
+    """Where a dispatch mode is on Dynamo leaves the traced graph to Python, node by node."""
+    torch._dynamo.reset()
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    compiler = torch.compile(backend="aot_eager")
+
+    def backward(O, keep):
+        for tensor in tensors.values():
+            tensor.grad = None
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            O.backward(dO_of(O), retain_graph=keep)
+        same_bits({name: t.grad for name, t in tensors.items()}, want)
+
+    for keep in (False, True, False):  # traced, then run from the cache
+        with Backwards() if seen_by == "a mode" else contextlib.nullcontext() as mode:
+            O = tilemoe.moe(**tensors, K=K, overwrite_H=overwrite_H)
+            backward(O, keep)
+            if keep and overwrite_H is None:
+                backward(O, keep)
+        assert overwrite_H or mode is None or OVER_H not in mode.names
+        if keep and overwrite_H and mode is not None:
+            with pytest.raises(RuntimeError, match="consumed by an earlier backward"):
+                O.backward(dO_of(O))
+
+
+def test_without_torchs_answer_H_is_kept(monkeypatch):
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    monkeypatch.setattr(_overwrite, "_keeps_graph", lambda: True)  # as where torch lacks it
+    with Backwards() as backwards:
+        same_bits(gradients(tilemoe.moe(**tensors, K=K), tensors), want)
+    assert backwards.names == [BESIDE_H]
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "operator"),
+    [(None, None, OVER_H), (7, 7, OVER_H), (7, 8, BESIDE_H), (None, 8, BESIDE_H),
+     (7, None, BESIDE_H)],
+)  # fmt: skip
+def test_H_of_another_capture_is_kept(forward, backward, operator, monkeypatch):
+    """A graph that is captured is replayed, and asks nothing then: cuda_test.py has graphs."""
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    monkeypatch.setattr(ops, "capture_of", lambda tensor: forward)
+    monkeypatch.setattr(_overwrite, "capture_of", lambda tensor: backward)
+    O = tilemoe.moe(**tensors, K=K)
+    with Backwards() as backwards:
+        same_bits(gradients(O, tensors), want)
+    assert backwards.names == [operator]
+
+
+# ------------------------------------------------------------- given memory
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    "names", [["W1"], ["b1"], ["W2"], ["W1", "b1"], ["W1", "W2", "b1", "b2"]], ids=",".join
+)
+def test_given_memory_among_new(names, accumulate):
+    tensors = logits_layer(DTYPE, bias=True)
+    dO = normal(T, d, seed=30, dtype=DTYPE)
+    found = {}
+    for overwrite_H in (False, None):
+        given = {name: torch.ones_like(tensors[name]) for name in names}
+        O = tilemoe.moe(
+            **tensors, K=K, overwrite_H=overwrite_H, weight_grad_out=WeightGradients(**given),
+            accumulate=accumulate,
+        )  # fmt: skip
+        others = {name: t for name, t in tensors.items() if name not in names}
+        with Backwards() as backwards:
+            O.backward(dO)
+        assert backwards.names == [OVER_H if overwrite_H is None else "experts_backward_out"]
+        found[overwrite_H] = given | {name: t.grad for name, t in others.items()}
+        for tensor in tensors.values():
+            tensor.grad = None
+    same_bits(found[None], found[False])

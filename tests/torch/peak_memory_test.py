@@ -1,0 +1,224 @@
+"""What backward takes at its worst moment, on the CPU, where torch's profiler tells every byte of
+its allocator; and a backward that memory fails half-way. cuda_test.py has the GPU's."""
+
+import contextlib
+import resource
+
+import pytest
+import torch
+
+import tilemoe
+from layers import normal
+
+pytestmark = pytest.mark.cpu
+
+# Sizes by which an allocation is known: no two of H, dX, ds, dW1, dW2 and the workspaces are alike.
+T, d, n, E, K = 9000, 128, 56, 256, 4
+ROWS = T * K
+BYTES = {
+    "dX": 4 * T * d,
+    "dlogits": 4 * T * E,
+    "ds": 4 * T * K,
+    "dW1": 4 * E * 2 * n * d,
+    "dW2": 4 * E * d * n,
+    "H": 4 * ROWS * 2 * n,
+    "dX rows": 4 * ROWS * d,
+    "A'": 4 * ROWS * n,
+}
+MIB = 1 << 20
+SLACK = 3 * MIB  # partial sums, and where a thread's products turn weights over: no size is as small
+
+
+def layer(T=T, d=d, n=n, E=E, K=K, dtype=torch.float32):
+    made = {
+        "x": normal(T, d, seed=1, dtype=dtype),
+        "logits_or_scores": normal(T, E, seed=2, dtype=torch.float32),
+        "W1": normal(E, 2 * n, d, seed=3, dtype=dtype, scale=d**-0.5),
+        "W2": normal(E, d, n, seed=4, dtype=dtype, scale=n**-0.5),
+    }
+    return {name: t.requires_grad_() for name, t in made.items()}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Partial sums are a thread's each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def allocations(call):
+    """What a call takes from torch's allocator and gives back, in order: bytes, negative when they
+    are given back. What the call returns stays alive."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
+        kept = call()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    del kept
+    return [event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())]
+
+
+def live_sums(changes):
+    live, sums = 0, []
+    for change in changes:
+        live += change
+        sums.append(live)
+    return sums
+
+
+def backward_of(overwrite_H):
+    tensors = layer()
+    O = tilemoe.moe(**tensors, K=K, overwrite_H=overwrite_H)
+    dO = torch.ones_like(O)
+    return lambda: torch.autograd.grad(O, list(tensors.values()), dO)
+
+
+def test_stages_of_backward():
+    """dW1 is asked for when dX's workspace is given back, and no second H is."""
+    changes = allocations(backward_of(None))
+    assert changes.count(BYTES["dW1"]) == 1 and changes.count(BYTES["dX"]) == 1
+    at = changes.index(BYTES["dW1"])
+    workspace = max(changes)
+    assert BYTES["dX rows"] <= workspace <= BYTES["dX rows"] + SLACK
+    assert changes.index(workspace) < changes.index(-workspace) < at
+    # What lives on when dW1 comes: nothing but gradients.
+    gradients = sum(BYTES[name] for name in ("dX", "dlogits", "ds", "dW2"))
+    assert abs(sum(changes[:at]) - gradients) <= SLACK
+    # A second H, or a workspace with dH inside, is in none of them.
+    assert all(change <= BYTES["dX rows"] + SLACK for change in changes)
+    beside = max(allocations(backward_of(False)))
+    assert BYTES["H"] + BYTES["dX rows"] <= beside <= BYTES["H"] + BYTES["dX rows"] + SLACK
+
+
+def test_the_peak_of_backward_is_its_floor(capsys):
+    """The floor: at the worst moment dX~ with dX, ds and dW2; or, later, all gradients."""
+    first = BYTES["dX"] + BYTES["ds"] + BYTES["dW2"] + max(BYTES["dX rows"], BYTES["A'"])
+    last = sum(BYTES[name] for name in ("dX", "dlogits", "ds", "dW1", "dW2"))
+    floor = max(first, last)
+    seen = {how: max(live_sums(allocations(backward_of(how)))) for how in (None, True, False)}
+    with capsys.disabled():
+        of = ", ".join(f"overwrite_H={how} {most / MIB:.2f}" for how, most in seen.items())
+        print(f"\nbackward's peak, MiB: floor {floor / MIB:.2f}; seen with {of}")
+    assert floor <= seen[None] <= floor + SLACK
+    assert seen[True] == seen[None]
+    assert seen[False] >= floor + BYTES["H"]
+
+
+# ------------------------------------------------------------ memory fails
+
+
+def address_space():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def no_more_than(bytes_more):
+    """Memory that malloc can have beyond what the process has: larger blocks come from mmap."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + bytes_more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+BIG = dict(T=16, d=512, n=512, E=96, K=2)  # dW1 is 192 MiB, dW2 96, all else is small
+TIGHT, TIGHTER = 200 * MIB, 60 * MIB  # enough for all but dW1; for nothing
+
+
+@pytest.fixture(scope="module")
+def big():
+    tensors = layer(**BIG)
+    dO = normal(BIG["T"], BIG["d"], seed=5, dtype=torch.float32)
+    O = tilemoe.moe(**tensors, K=BIG["K"], overwrite_H=False)
+    want = torch.autograd.grad(O, list(tensors.values()), dO)
+    return tensors, dO, want
+
+
+def forward(tensors, **options):
+    return tilemoe.moe(**tensors, K=BIG["K"], **options)
+
+
+def compare(got, want):
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other)
+
+
+def fails(O, tensors, dO, room):
+    with no_more_than(room), pytest.raises(torch.OutOfMemoryError):
+        torch.autograd.grad(O, list(tensors.values()), dO)
+
+
+@pytest.mark.parametrize("overwrite_H", [None, True])
+@pytest.mark.parametrize("room", [TIGHT, TIGHTER], ids=["second stage", "first stage"])
+def test_a_backward_goes_on_after_memory_failed(big, room, overwrite_H):
+    tensors, dO, want = big
+    O = forward(tensors, overwrite_H=overwrite_H)
+    assert (O.grad_fn.begun, O.grad_fn.consumed) == (None, False)
+    second_stage = room == TIGHT
+    for more in (room, TIGHTER):  # what was made the first time needs no memory the second
+        fails(O, tensors, dO, more)
+        assert (O.grad_fn.begun is not None) == O.grad_fn.consumed == second_stage
+    if room == TIGHTER:
+        fails(O, tensors, dO, TIGHT)
+    compare(torch.autograd.grad(O, list(tensors.values()), dO.clone()), want)
+    assert O.grad_fn.begun is None
+
+
+def test_another_gradient_does_not_go_on(big):
+    tensors, dO, want = big
+    O = forward(tensors)
+    given = dO.clone()
+    fails(O, tensors, given, TIGHT)
+    with pytest.raises(RuntimeError, match="with the same gradient of the output"):
+        torch.autograd.grad(O, list(tensors.values()), 2 * dO)
+    given.mul_(2)  # the same tensor, no longer the same gradient
+    for other in (given, given.clone()):
+        with pytest.raises(RuntimeError, match="with the same gradient of the output"):
+            torch.autograd.grad(O, list(tensors.values()), other)
+    compare(torch.autograd.grad(forward(tensors), list(tensors.values()), dO), want)
+
+
+def test_going_on_has_dH_though_a_hook_brings_H_back(big):
+    tensors, dO, want = big
+    hooks = torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone)
+    with hooks:  # it copies weights too: room for those, not for dW1
+        O = forward(tensors)
+    fails(O, tensors, dO, TIGHT + 288 * MIB)
+    compare(torch.autograd.grad(O, list(tensors.values()), dO), want)
+
+
+def test_going_on_adds_once_to_given_memory(big):
+    tensors, dO, want = big
+    given = torch.ones_like(tensors["W2"])
+    O = forward(tensors, weight_grad_out=tilemoe.WeightGradients(W2=given))
+    names = ["x", "logits_or_scores", "W1"]
+    inputs = [tensors[name] for name in names]
+    with no_more_than(TIGHT - 100 * MIB), pytest.raises(torch.OutOfMemoryError):
+        torch.autograd.grad(O, inputs, dO)
+    compare(torch.autograd.grad(O, inputs, dO), want[:3])
+    once = torch.ones_like(given)
+    O = forward(tensors, weight_grad_out=tilemoe.WeightGradients(W2=once), overwrite_H=False)
+    torch.autograd.grad(O, inputs, dO)
+    assert torch.equal(given, once)
+
+
+def test_what_fails_otherwise_leaves_no_wrong_state(big, monkeypatch):
+    """An error after dH is written that memory is not the reason of: no gradient comes of it."""
+    tensors, dO, _ = big
+    O = forward(tensors)
+    operator = tilemoe.ops.call_undifferentiated
+
+    def fails_late(op, *args):
+        operator(op, *args)
+        raise RuntimeError("device error: kernel")
+
+    monkeypatch.setattr(tilemoe.ops, "call_undifferentiated", fails_late)
+    with pytest.raises(RuntimeError, match="device error"):
+        torch.autograd.grad(O, list(tensors.values()), dO)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="consumed by an earlier backward"):
+        torch.autograd.grad(O, list(tensors.values()), dO)
