@@ -79,12 +79,6 @@ Tensor gradient_like(const Call& call, const Tensor& weight) {
 struct Gradients {
   MaybeTensor X, s, W1, W1_up, W2, b1, b1_up, b2;
 };
-return bit(X, TILEMOE_GRADIENT_X) | bit(s, TILEMOE_GRADIENT_S) | bit(W1, TILEMOE_GRADIENT_W1) |
-       bit(W1_up, TILEMOE_GRADIENT_W1_UP) | bit(W2, TILEMOE_GRADIENT_W2) |
-       bit(b1, TILEMOE_GRADIENT_B1) | bit(b1_up, TILEMOE_GRADIENT_B1_UP) |
-       bit(b2, TILEMOE_GRADIENT_B2);
-}
-};
 
 // In the order of their bits (TILEMOE_GRADIENT_), in which they come back.
 constexpr MaybeTensor Gradients::*kInOrder[] = {&Gradients::X,     &Gradients::s,  &Gradients::W1,
@@ -101,7 +95,7 @@ uint32_t workspace_bits(const Gradients& gradients) {
   uint32_t bits = 0;
   for (int i = 0; i < 8; ++i)
     if (gradients.*kInOrder[i]) bits |= 1u << i;
-  return bits ? bits : TILEMOE_GRADIENT_W1;
+  return bits ? bits : uint32_t{TILEMOE_GRADIENT_W1};
 }
 
 Gradients select(const Gradients& gradients, int64_t bits) {

@@ -46,9 +46,9 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
         ", Tensor? addend, int K, int scoring, " TILEMOE_ACTIVATION
         ", bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H, Tensor routing, "
         "Tensor expert_counts)");
-  // The gradients whose bit is in `wanted` (TILEMOE_GRADIENT_), in that order: dX, ds, dW1, dW1_up, dW2,
-  // db1, db1_up, db2. What is not wanted is not computed. In the place of ds, under a scoring rule,
-  // is what router_backward makes of it: one call less for the host.
+  // The gradients whose bit is in `wanted` (TILEMOE_GRADIENT_), in that order: dX, ds, dW1, dW1_up,
+  // dW2, db1, db1_up, db2. What is not wanted is not computed. In the place of ds, under a scoring
+  // rule, is what router_backward makes of it: one call less for the host.
   m.def(
       "experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, " TILEMOE_WEIGHTS
       ", Tensor? logits, int kind, int K, int scoring, ScalarType router_dtype, " TILEMOE_ACTIVATION
