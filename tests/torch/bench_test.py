@@ -37,6 +37,18 @@ def test_cases_are_those_of_the_documentation():
     }
 
 
+def test_cases_are_those_of_the_registry():
+    """verify/registry.cpp's table of the cases for a GPU, but for those that run by name alone."""
+    source = (ROOT / "verify" / "registry.cpp").read_text()
+    body = source[source.index("make_bench_cases() {") : source.index("The sparser")]
+    row = r'\.name = "([\w-]+)", ' + ", ".join(rf"\.{letter} = (\d+)" for letter in "TdnEK")
+    found = {name: tuple(map(int, sizes)) for name, *sizes in re.findall(row, body)}
+    assert len(found) == body.count(".name =")
+    assert found == {
+        case.name: tuple(case.shape.values()) for case in CASES.values() if case.device == "cuda"
+    }
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("zipf", [False, True])
 @pytest.mark.parametrize("name", CPU_PEERS)
