@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the GPU's tables of docs/measured.md and README.md from the results files of
-scripts/gpu/run.py.
+"""Writes the GPU's tables of docs/measured.md, docs/benchmarks.md and README.md from the results files
+of scripts/gpu/run.py and gpu_peers.py, and on every page marks the links to results of other kernels
+(marks.py).
 
-  python3 benchmarks/gpu_tables.py             # rewrites what stands between the pages' marks
+  python3 benchmarks/gpu_tables.py             # rewrites what stands between the pages' lines
   python3 benchmarks/gpu_tables.py --check     # status 1 where a page differs from the files
 """
 
@@ -12,10 +13,11 @@ import pathlib
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-MEASURED, README = ROOT / "docs" / "measured.md", ROOT / "README.md"
-RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- gpu_tables.py writes from here -->\n", "<!-- to here -->\n"
+from marks import LEGEND, RESULTS, ROOT, mark, marked
+
+BEGIN, END = "<!-- gpu_tables.py writes {} from here -->\n", "<!-- to here -->\n"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")),
+         *sorted((ROOT / "examples").rglob("*.md"))]
 SHAPE = "TdnEK"
 CHECKS = ["test", "repeat", "huge", *(f"sanitize-{i}" for i in range(1, 5))]
 # In the order in which they run.
@@ -24,9 +26,13 @@ STEPS = ["router", "top_k", "route", "up_projection", "down_projection", "combin
          "router_gradient", "input_gradient", "combine_dX", "weight_gradient_1", "bias_gradient"]
 
 
-def stage(name):
-    file = RESULTS / f"gpu_{name}.json"
+def results_of(file):
+    file = RESULTS / file
     return json.loads(file.read_text()) if file.exists() else None
+
+
+def stage(name):
+    return results_of(f"gpu_{name}.json")
 
 
 def table(header, rows):
@@ -50,10 +56,18 @@ def share(part, whole):
     return f"{100 * part / whole:.0f} %" if part and whole else ""
 
 
+def marks(results, *entries):
+    """A space and the marks of numbers of a results file, by its own stamp and its entries'."""
+    hashed = {"machine_code": results.get("machine_code")}
+    found = mark(results, *({**hashed, **entry} for entry in entries))
+    return f" {found}" if found else ""
+
+
 def config(entry, results):
-    """Its name, and its commit where that is not the others'."""
+    """Its name, its commit where that is not the others', and its marks."""
     commit = entry["commit"]
-    return entry["config"] + ("" if commit == results["commit"] else f" (at `{commit[:7]}`)")
+    at = "" if commit == results["commit"] else f" (at `{commit[:7]}`)"
+    return entry["config"] + at + marks(results, entry)
 
 
 def milliseconds(value):
@@ -111,7 +125,7 @@ def rounding(results):
             nanoseconds.append(1e6 * ms / entry["rows"])
         shape = plain["shape"]
         tiles = shape["T"] * shape["K"] / (shape["E"] * 128)
-        rows.append([config, f"{tiles:.0f}", str(plain["rows"]), str(rounded["rows"]),
+        rows.append([config + marks(results, plain, rounded), f"{tiles:.0f}", str(plain["rows"]), str(rounded["rows"]),
                      *(f"{ns:.2f}" for ns in nanoseconds),
                      f"{nanoseconds[0] / nanoseconds[1]:.3f}",
                      milliseconds(plain["fwd_ms"]), milliseconds(rounded["fwd_ms"])])
@@ -122,7 +136,8 @@ def rounding(results):
 def configurations(results):
     """The cost model's picks, tile orders and early launches."""
     report = results["items"][0]["report"]
-    name = lambda entry: [entry["config"], entry["step"]] if "step" in entry else [entry["config"]]
+    found = marks(results, report)
+    name = lambda entry: [entry["config"] + found, *([entry["step"]] if "step" in entry else [])]
     picks = [[*name(e), ", ".join(f"{tile} {ms:.3f}" for tile, ms in e["ms"].items()), e["pick"],
               f"{e['pick_over_best']:.3f}"] for e in report["projections"]]
     groups = [[*name(e), *(milliseconds(ms) for ms in e["ms"].values())]
@@ -137,17 +152,142 @@ def configurations(results):
             + table(["config", "off", "on"], early))
 
 
+SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
+PASSES = ("fwd_ms", "bwd_ms")
+
+
+def by_peer(item):
+    """{peer: entry}, ours first, of a layer of gpu_peers.json."""
+    return {entry["backend"]: entry for entry in item["report"]}
+
+
+def ours_of(item):
+    return item["report"][0]
+
+
+def over(ours, peer, keys=PASSES):
+    """Our time over a peer's, forward / backward."""
+    ratios = ours["time_of_peers"].get(peer)
+    return "" if ratios is None else " / ".join(f"{ratios[key]:.3f}" for key in keys)
+
+
+def mebibytes(value):
+    return "" if value is None else f"{value / 2**20:.0f}"
+
+
+def above(entry, key):
+    """MiB above weights, inputs and dO."""
+    value = entry.get(key)
+    if value is None:
+        return ""
+    return mebibytes(value - entry["resident_bytes"] if key == "peak_bytes" else value)
+
+
+def shape_of(entry):
+    return " ".join(str(entry["shape"][name]) for name in SHAPE)
+
+
+def peer_row(item):
+    """The cells of config and marks: ours', and whether the tree had changes for any peer's."""
+    ours, others = ours_of(item), item["report"][1:]
+    hashed = {"machine_code": ours.get("machine_code")}
+    return ours["config"] + marks(ours, *({"commit": other["commit"], **hashed} for other in others))
+
+
+def said_of_peers(results):
+    """Where, with what and how gpu_peers.json was measured."""
+    entries = by_peer(passed(results)[0])
+    versions = entries[SONIC if SONIC in entries else "tilemoe"]["versions"]
+    commits = sorted({ours_of(item)["commit"] or "unknown" for item in passed(results)})
+    settings = "; ".join(f"{name}: {', '.join(f'{k} {v}' for k, v in entry['settings'].items())}"
+                         for name, entry in entries.items() if entry.get("settings"))
+    return (f"{results['name']}, driver {results['driver_version']}, TileMoE at "
+            f"{', '.join(f'`{one}`' for one in commits)}, {results['rounds']} rounds; "
+            + ", ".join(f"{name} {version}" for name, version in versions.items())
+            + (f". Settings: {settings}" if settings else "") + ".")
+
+
 def peers(results):
+    """Every layer and peer."""
     rows = []
     for item in passed(results):
-        ours, peer = item["report"]
-        for key, ratio in ours["time_of_peers"].items():
-            rows.append([ours["config"], {"fwd_ms": "forward", "bwd_ms": "backward"}[key],
-                         milliseconds(ours[key]), milliseconds(peer[key]), f"{ratio:.3f}"])
-    versions = [i["report"][1]["versions"] for i in passed(results)][:1]
-    said = ", ".join(f"{name} {version}" for name, version in versions[0].items()) if versions else ""
-    header = ["config", "pass", "TileMoE, ms", "sonic-moe, ms", "ratio"]
-    return f"In turn, round by round, in one call; {said}.\n\n" + table(header, rows)
+        ours = ours_of(item)
+        for name, entry in by_peer(item).items():
+            host = [f"{1000 * entry['host_ms'][way]:.0f}" if way in entry["host_ms"] else ""
+                    for way in ("forward", "backward")]
+            rows.append([
+                peer_row(item) if entry is ours else ours["config"] + marks(ours, entry | {
+                    "machine_code": entry.get("machine_code") or ours.get("machine_code")}),
+                name, *(milliseconds(entry[key]) for key in PASSES), over(ours, name), *host,
+                mebibytes(entry["saved_bytes"]), above(entry, "peak_bytes"),
+                above(entry, "reserved_bytes"), above(entry, "floor_bytes")])
+    header = ["layer", "peer", "forward, ms", "backward, ms", "TileMoE's time over it", "host fwd, us",
+              "host bwd, us", "kept, MiB", "peak, MiB", "of it reserved, MiB", "floor, MiB"]
+    return said_of_peers(results) + "\n\n" + table(header, rows)
+
+
+def span(ratios):
+    low, high = min(ratios), max(ratios)
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+
+
+def readme_peers():
+    """All layers beside sonic-moe and grouped_mm from PyTorch; until that is measured, what is."""
+    results = stage("peers")
+    if not results or not passed(results):
+        return torch_layers(short=True)
+    rows = []
+    for item in passed(results):
+        ours, found = ours_of(item), by_peer(item)
+        peak = [above(found[name], "peak_bytes") if name in found else ""
+                for name in ("tilemoe", SONIC, COMPILED)]
+        rows.append([peer_row(item), shape_of(ours), " / ".join(f"{ours[key]:.2f}" for key in PASSES),
+                     over(ours, SONIC), over(ours, COMPILED), over(ours, EAGER), " / ".join(peak)])
+    said = []
+    for name, words in ((SONIC, "sonic-moe's"), (COMPILED, "that of `grouped_mm` with compiled "
+                        "elementwise parts"), (EAGER, "that of eager `grouped_mm`")):
+        ratios = [ours_of(item)["time_of_peers"][name] for item in passed(results)
+                  if name in ours_of(item)["time_of_peers"]]
+        if ratios:
+            said.append(f"{span([r['fwd_ms'] for r in ratios])} of {words} forward, "
+                        f"{span([r['bwd_ms'] for r in ratios])} backward")
+    versions = by_peer(passed(results)[0]).get(SONIC, ours_of(passed(results)[0]))["versions"]
+    with_sonic = f"sonic-moe {versions['sonic-moe']}, " if "sonic-moe" in versions else ""
+    return (f"On one {results['name']}, bfloat16, all called from PyTorch, the router included, taking "
+            f"turns, {results['rounds']} rounds ({with_sonic}torch {versions['torch']}; "
+            "[file](benchmarks/results/gpu_peers.json), [how](docs/benchmarks.md#beside-other-layers)), "
+            f"TileMoE's time on the GPU is {'; '.join(said)}.\n\n"
+            + table(["layer", "T d n E K", "forward / backward, ms", "over sonic-moe's",
+                     "over compiled `grouped_mm`'s", "over eager `grouped_mm`'s",
+                     "peak*, MiB: TileMoE / sonic-moe / compiled `grouped_mm`"], rows)
+            + f"\n\\* above weights, inputs and dO. {LEGEND}\n")
+
+
+def torch_layers(short=False):
+    """TileMoE and eager grouped_mm, of gpu_torch_layer.json."""
+    cases = {}
+    for entry in results_of("gpu_torch_layer.json"):
+        cases.setdefault(entry["config"], {})[entry["backend"]] = entry
+    rows = []
+    for name, of in cases.items():
+        ours, eager = of["tilemoe"], of[EAGER]
+        times = [" / ".join(f"{e[key]:.3f}" for key in PASSES) for e in (ours, eager)]
+        cells = [config(ours, ours), *times, f"{ours['speed_against'][EAGER]:.2f}",
+                 mebibytes(ours["saved_bytes"]), mebibytes(eager["saved_bytes"])]
+        small = [of[one] for one in ("tilemoe-dh-over-h", "tilemoe-small-peak") if one in of]
+        if not short:
+            cells += [above(e, "peak_bytes") for e in (ours, *small, eager)]
+        rows.append(cells)
+    entry = ours
+    header = ["layer", "TileMoE, ms", "eager `grouped_mm`, ms", "speed", "kept, MiB",
+              "`grouped_mm`"]
+    up = "" if short else "../"
+    text = (f"On an {entry['device']}, bfloat16, top-K over random logits, router included, forward / "
+            f"backward, {entry['rounds']} rounds, torch {entry['versions']['torch']}, commit "
+            f"`{entry['commit']}` ([file]({up}benchmarks/results/gpu_torch_layer.json)). `grouped_mm` is "
+            "eager here; with its elementwise parts compiled it is faster.\n\n")
+    more = [] if short else ["peak, MiB", "dH over H", "and small peak", "`grouped_mm`"]
+    return text + table([*header, *more], rows) + f"\n{LEGEND}\n"
 
 
 def tests(all_results):
@@ -156,6 +296,7 @@ def tests(all_results):
         where = [results["stage"]]
         where += [results["name"]] if results["name"] != first["name"] else []
         where += [f"at `{results['commit'][:7]}`"] if results["commit"] != first["commit"] else []
+        where.append(marks(results).strip())
         for item in results["items"]:
             report = item.get("report")
             if isinstance(report, dict):
@@ -163,7 +304,7 @@ def tests(all_results):
                     f", skipped: {', '.join(report['skipped'])}" if report["skipped"] else "")
             elif isinstance(report, list):
                 report = "; ".join(report)
-            rows.append([", ".join(where), item["item"], item["status"], report or ""])
+            rows.append([", ".join(filter(None, where)), item["item"], item["status"], report or ""])
     return table(["stage", "what", "", "said"], rows)
 
 
@@ -185,15 +326,18 @@ def profiles(results):
     for (config, step), all_of_it in launches.items():
         value = lambda metric: statistics.median(launch[metric] for launch in all_of_it)
         moved = value("dram__bytes_read.sum") + value("dram__bytes_write.sum")
-        rows.append([config, step, milliseconds(value("gpu__time_duration.sum") * 1e-6),
+        rows.append([config + marks(results), step, milliseconds(value("gpu__time_duration.sum") * 1e-6),
                      f"{value('lts__t_sectors.avg.pct_of_peak_sustained_elapsed'):.0f} %",
                      f"{value('sm__cycles_elapsed.avg.per_second') * 1e-9:.2f}",
                      f"{moved * 1e-9:.2f}", f"{value('lts__t_sector_hit_rate.pct'):.0f} %"])
     return table(["config", "step", "ms", "of L2's peak", "GHz", "DRAM, GB", "L2 hits"], rows)
 
 
-def page_part():
+def measured_page():
     text = ""
+    if results := stage("peers"):
+        text += (f"### Beside other layers\n[`gpu_peers.json`](../benchmarks/results/gpu_peers.json), by "
+                 "`benchmarks/gpu_peers.py`. " + peers(results) + "\n")
     if results := stage("bench"):
         text += heading("The layer", results, "bench") + layers(results) + "\n"
         text += heading("Its steps", results, "bench") + steps(results) + "\n"
@@ -202,18 +346,16 @@ def page_part():
     if results := stage("configurations"):
         text += (heading("Tiles, orders and launches", results, "configurations")
                  + configurations(results) + "\n")
-    if results := stage("peer"):
-        text += heading("Against sonic-moe", results, "peer") + peers(results) + "\n"
     if results := stage("profile"):
         text += heading("Counters", results, "profile") + profiles(results) + "\n"
     checks = [r for r in map(stage, CHECKS) if r]
     if checks:
         text += heading("Tests and sanitizers", checks[0], "test repeat huge sanitize-1 ...")
         text += tests(checks)
-    return text
+    return f"{LEGEND}\n\n{text}"
 
 
-def summary():
+def readme_layers():
     """The configurations' whole layers, for a page that tells no more."""
     results, rows = stage("bench"), []
     for item in passed(results):
@@ -226,13 +368,26 @@ def summary():
     return table(["", "T, d, n, E, K", "forward, ms (limit)", "backward, ms (limit)"], rows)
 
 
-def with_part(page, part):
-    """The page with `part` between its marks."""
-    before, begin, rest = page.partition(BEGIN)
+PARTS = {"README.md": {"peers": readme_peers, "layers": readme_layers},
+         "docs/measured.md": {"tables": measured_page},
+         "docs/benchmarks.md": {"torch": torch_layers, "legend": lambda: f"{LEGEND}\n"}}
+
+
+def with_part(page, name, part):
+    """The page with `part` between its lines of this name."""
+    before, begin, rest = page.partition(BEGIN.format(name))
     _, end, after = rest.partition(END)
     if not begin or not end:
-        sys.exit("gpu_tables.py: error: a page has lost its marks")
-    return before + BEGIN + part + END + after
+        sys.exit(f"gpu_tables.py: error: a page has lost its lines of {name}")
+    return before + begin + part + END + after
+
+
+def written(file):
+    """The page as it is to be."""
+    page = file.read_text()
+    for name, part in PARTS.get(str(file.relative_to(ROOT)), {}).items():
+        page = with_part(page, name, part())
+    return marked(page)
 
 
 def main():
@@ -240,13 +395,12 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
-    for file, part in ((MEASURED, page_part()), (README, summary())):
-        page = file.read_text()
-        new = with_part(page, part)
-        if args.check and new != page:
+    for file in PAGES:
+        new = written(file)
+        if args.check and new != file.read_text():
             sys.exit(f"gpu_tables.py: {file.relative_to(ROOT)} is not what the results say; "
                      "run me without --check")
-        if not args.check:
+        if not args.check and new != file.read_text():
             file.write_text(new)
 
 
