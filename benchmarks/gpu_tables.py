@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the GPU's tables of docs/measured.md, docs/benchmarks.md and README.md from the results files
-of scripts/gpu/run.py and gpu_peers.py, and on every page marks the links to results of other kernels
+"""Writes the tables of docs/measured.md, docs/benchmarks.md and README.md from the results files of
+scripts/gpu/run.py, gpu_peers.py, cpu_layer.py and train_study.py, and on every page marks the links to results of other kernels
 (marks.py).
 
   python3 benchmarks/gpu_tables.py             # rewrites what stands between the pages' lines
@@ -368,7 +368,56 @@ def readme_layers():
     return table(["", "T, d, n, E, K", "forward, ms (limit)", "backward, ms (limit)"], rows)
 
 
-PARTS = {"README.md": {"peers": readme_peers, "layers": readme_layers},
+def cpu_layer():
+    """TileMoE, eager grouped_mm and oneDNN's products on the CPU."""
+    entries = {(e["backend"], e["dtype"]): e for e in results_of("cpu_layer.json")}
+    ours = entries["tilemoe-cpu", "float32"]
+    torch, dense = entries[EAGER, "float32"], entries["onednn-dense", "float32"]
+    shape = " ".join(f"{letter}={ours['shape'][letter]}" for letter in SHAPE)
+    loads = [e["load_average"] for e in entries.values()]
+    times = lambda e: " / ".join(f"{e[key]:.1f}" for key in PASSES)
+    rows = [["TileMoE", times(ours), mebibytes(ours["saved_bytes"])],
+            [f"PyTorch {torch['versions']['torch'].partition('+')[0]}, eager `grouped_mm`", times(torch),
+             mebibytes(torch["saved_bytes"])],
+            ["oneDNN, the dense products alone", times(dense), ""]]
+    sixteen = [f"in {dtype} {entries['tilemoe-cpu', dtype]['fwd_plus_bwd_ms']:.0f} ms, PyTorch "
+               f"{entries[EAGER, dtype]['fwd_plus_bwd_ms']:.0f}" for dtype in ("bfloat16", "float16")]
+    return (f"On the CPU, {ours['threads']} threads, one layer, float32, {shape}, router and routing "
+            f"included; the three took turns, {ours['rounds']} rounds (commit `{ours['commit']}`, load "
+            f"{min(loads):.1f} to {max(loads):.1f}; [file](benchmarks/results/cpu_layer.json), "
+            "[how](docs/benchmarks.md)):\n\n"
+            + table(["", "forward / backward, ms", "kept for backward, MiB"], rows)
+            + f"\nThat is {ours['speed_against'][EAGER]:.2f} times eager PyTorch's speed, and "
+            f"{100 * ours['speed_against']['onednn-dense']:.0f} % of what the products alone reach. Both "
+            f"passes together: {sixteen[0]}; {sixteen[1]}.\n")
+
+
+def cpu_training():
+    """Held-out bits a byte by seed."""
+    study = results_of("train_cpu.json")["study"]
+    names = {"top-k": "experts, top-K", "nearest": "experts, `nearest` rounding",
+             "dense": "a dense layer of equal active width", "experts-off": "no experts"}
+    rows = [[words, " / ".join(f"{bits:.3f}" for bits in study["bits_per_byte"][name])]
+            for name, words in names.items()]
+    return (table(["", "by seed"], rows) + "\n`xz -9`, given the same training text: "
+            f"{study['xz_bits_per_byte']:.2f} (commit `{study['commit']}`, "
+            "[file](benchmarks/results/train_cpu.json)).\n")
+
+
+def huge_cases():
+    """What `tilemoe check` said of operands of more than 2^31 elements."""
+    results = stage("huge")
+    by = lambda good: [f"`{item['item']}`" for item in results["items"]
+                       if (item["status"] == "passed") == good]
+    said = [f"{', '.join(names)} {word}" for names, word in
+            ((by(True), "passed"), (by(False), "did not pass")) if names]
+    return ("Operands of more than 2^31 elements, against float64, on an "
+            f"{results['name']} at commit `{results['commit']}`: {'; '.join(said)} "
+            "([file](benchmarks/results/gpu_huge.json)).\n")
+
+
+PARTS = {"README.md": {"peers": readme_peers, "layers": readme_layers, "cpu": cpu_layer,
+                       "training": cpu_training, "huge": huge_cases},
          "docs/measured.md": {"tables": measured_page},
          "docs/benchmarks.md": {"torch": torch_layers, "legend": lambda: f"{LEGEND}\n"}}
 
