@@ -199,7 +199,8 @@ def said_of_peers(results):
     entries = by_peer(passed(results)[0])
     versions = entries[SONIC if SONIC in entries else "tilemoe"]["versions"]
     commits = sorted({ours_of(item)["commit"] or "unknown" for item in passed(results)})
-    settings = "; ".join(f"{name}: {', '.join(f'{k} {v}' for k, v in entry['settings'].items())}"
+    words = lambda value: ", ".join(value) if isinstance(value, list) else str(value)
+    settings = "; ".join(f"{name}: " + ", ".join(f"{k} {words(v)}" for k, v in entry["settings"].items())
                          for name, entry in entries.items() if entry.get("settings"))
     return (f"{results['name']}, driver {results['driver_version']}, TileMoE at "
             f"{', '.join(f'`{one}`' for one in commits)}, {results['rounds']} rounds; "
