@@ -78,6 +78,7 @@ def environment(args):
         folder = args.cache.resolve()
         # quack keeps its compiled kernels and the tiles it chose; Triton and torch.compile theirs.
         found |= {"QUACK_CACHE_DIR": str(folder / "quack"), "QUACK_CACHE_AUTOTUNING": "1",
+                  "CUTE_DSL_CACHE_DIR": str(folder / "cute"),
                   "TRITON_CACHE_DIR": str(folder / "triton"), "TRITON_CACHE_AUTOTUNING": "1",
                   "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     return found

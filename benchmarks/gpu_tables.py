@@ -286,7 +286,7 @@ def torch_layers(short=False):
     text = (f"On an {entry['device']}, bfloat16, top-K over random logits, router included, forward / "
             f"backward, {entry['rounds']} rounds, torch {entry['versions']['torch']}, commit "
             f"`{entry['commit']}` ([file]({up}benchmarks/results/gpu_torch_layer.json)). `grouped_mm` is "
-            "eager here; with its elementwise parts compiled it is faster.\n\n")
+            "eager here; with compiled elementwise parts it takes less time.\n\n")
     more = [] if short else ["peak, MiB", "dH over H", "and small peak", "`grouped_mm`"]
     return text + table([*header, *more], rows) + f"\n{LEGEND}\n"
 
@@ -359,6 +359,10 @@ def measured_page():
 def readme_layers():
     """The configurations' whole layers, for a page that tells no more."""
     results, rows = stage("bench"), []
+    said = (f"From C++, on an {results['name']}, in a run of its own, passes back to back; \"limit\" is "
+            "what the operations at 798 TFLOP/s or the bytes at 3.0 TB/s take, step by step "
+            "([file](benchmarks/results/gpu_bench.json), steps and other routings in "
+            "[docs/measured.md](docs/measured.md)):\n\n")
     for item in passed(results):
         entry = item["report"][0]
         if (entry["routing"], entry["rounding"]) == ("random", "none"):
@@ -366,7 +370,7 @@ def readme_layers():
                      for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward"))]
             shape = ", ".join(str(entry["shape"][name]) for name in SHAPE)
             rows.append([config(entry, results), shape, *cells])
-    return table(["", "T, d, n, E, K", "forward, ms (limit)", "backward, ms (limit)"], rows)
+    return said + table(["", "T, d, n, E, K", "forward, ms (limit)", "backward, ms (limit)"], rows)
 
 
 def cpu_layer():
