@@ -32,12 +32,13 @@ def mark(*stamps):
 
 def _stamps(value, outer=None):
     """Of everything in a results file that names a commit; what lies in it has its hash too. Of other
-    implementations' numbers the commit alone counts: their kernels are not ours."""
+    implementations' numbers, and of an earlier build's beside ours, the commit alone counts."""
     if isinstance(value, dict):
         if "commit" in value:
             here = {"commit": value["commit"], "machine_code": value.get("machine_code")
                     or (outer or {}).get("machine_code")}
-            if not value.get("backend", "tilemoe").startswith(("tilemoe", "transformers-tilemoe")):
+            backend = value.get("backend", "tilemoe")
+            if backend == "tilemoe-before" or "tilemoe" not in backend:
                 here["machine_code"] = {"hash": current_hash()}
             yield here
             outer = here

@@ -57,7 +57,7 @@ class Marks(unittest.TestCase):
         for code, expected in ((NOW, ""), (THEN, "‡"), (None, "§")):
             top = {**GPU, "commit": "abc", "machine_code": code}
             self.assertEqual(self.mark({**top, "items": [{"report": {"commit": "abc"}}]}), expected)
-            self.assertEqual(self.mark([{"backend": "tilemoe-before", **top}]), expected)
+            self.assertEqual(self.mark([{"backend": "tilemoe-keeps-h", **top}]), expected)
         self.assertEqual(self.mark({**GPU, "items": []}), "§")
         mixed = [{**GPU, "commit": "abc", "machine_code": NOW}, {**GPU, "commit": "abc"}]
         self.assertEqual(self.mark(mixed), "§")
@@ -69,6 +69,7 @@ class Marks(unittest.TestCase):
         theirs = {"backend": "sonic-moe", "commit": "abc"}
         self.assertEqual(self.mark([ours, theirs]), "")
         self.assertEqual(self.mark([ours, {**theirs, "commit": "abc-dirty"}]), "†")
+        self.assertEqual(self.mark([ours, {**ours, "backend": "tilemoe-before", "machine_code": THEN}]), "")
 
     def test_links_get_keep_and_lose_marks(self):
         plain = "It takes 2 ms ([file](../benchmarks/results/a.json)), as said."
