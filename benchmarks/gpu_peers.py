@@ -110,10 +110,10 @@ def bench(args, *options, seconds):
             process.wait()
 
 
-def compile_ahead(args, options, left):
-    """Once for each cache folder and sonic-moe."""
+def compile_ahead(args, options, gpu, left):
+    """Once for each cache folder, GPU and sonic-moe."""
     done = args.cache / "compiled.json"
-    key = {"sonic-moe": fingerprint([args.sonic_moe / "sonicmoe", args.sonic_moe / "quack"]),
+    key = {"gpu": gpu, "sonic-moe": fingerprint([args.sonic_moe / "sonicmoe", args.sonic_moe / "quack"]),
            "layers": args.config}
     if done.exists() and json.loads(done.read_text()) == key:
         return
@@ -124,6 +124,18 @@ def compile_ahead(args, options, left):
         done.write_text(json.dumps(key) + "\n")
     else:
         say(f"  {how}: run me again to go on")
+
+
+def summary(item):
+    """A layer in a line for each peer: times, peak above what the caller owns, our time over theirs."""
+    ours = item["report"][0]
+    for entry in item["report"]:
+        times = " / ".join(f"{entry[key]:.3f}" for key in ("fwd_ms", "bwd_ms"))
+        peak = (entry["peak_bytes"] - entry["resident_bytes"]) / 2**20
+        line = f"{item['item']:12} {entry['backend']:26} {times} ms, peak {peak:.0f} MiB"
+        if ratios := ours["time_of_peers"].get(entry["backend"]):
+            line += "; tilemoe over it: " + ", ".join(f"{k} {v:.4f}" for k, v in ratios.items())
+        yield line
 
 
 def main():
@@ -159,7 +171,7 @@ def main():
     if args.cache:
         args.cache.mkdir(parents=True, exist_ok=True)
     if args.sonic_moe and args.cache and any(name not in kept for name in args.config):
-        compile_ahead(args, options, left)
+        compile_ahead(args, options, here["name"], left)
 
     items = dict(kept)
     for name in args.config:
@@ -185,6 +197,8 @@ def main():
     for name in args.config:
         for entry in items[name].get("report", [])[:1]:
             missing += [f"{name}: without {peer}: {why}" for peer, why in entry["left_out"].items()]
+        if "report" in items[name]:
+            print("\n".join(summary(items[name])))
     print("\n".join(missing) or f"all {len(args.config)} layers measured: {args.out}")
     sys.exit(1 if missing else 0)
 

@@ -17,6 +17,7 @@ import tilemoe
 from tilemoe import _library
 from tilemoe.bench import __main__ as bench
 from tilemoe.bench import check, memory, peers, session
+from tilemoe.bench.ahead import compile_for
 from tilemoe.bench.cases import CASES, Case
 from tilemoe.bench.measure import CpuClock
 from tilemoe.bench.problem import Problem
@@ -263,6 +264,20 @@ def test_a_process_that_ends_is_left_out(tmp_path):
     places = {"torch-grouped_mm": session.Place(packages=tmp_path)}
     (ours,) = session.run(SMALL, [peers.TileMoE, peers.TorchGroupedMM], rounds=1, places=places)
     assert ours["left_out"]["torch-grouped_mm"].endswith("ended with status 3")
+
+
+def test_peers_compile_ahead():
+    """The smallest case first; where one cannot run, the others do."""
+    said = []
+    larger = dataclasses.replace(SMALL, name="larger", E=8, rounding=None)
+    places = {"torch-grouped_mm": session.Place(), "scattermoe": session.Place()}
+    classes = [peers.TileMoE, peers.TorchGroupedMM, peers.ScatterMoE]
+    compile_for([larger, SMALL], classes, places, said.append)
+    assert [re.sub(r", \d+ s", "", line) for line in said] == [
+        "small: torch-grouped_mm compiled", "larger: torch-grouped_mm compiled",
+        "small: scattermoe is left out: it runs on a GPU",
+        "larger: scattermoe is left out: it runs on a GPU",
+    ]  # fmt: skip
 
 
 def peers_command(tmp_path, *words):
