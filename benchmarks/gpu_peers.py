@@ -62,11 +62,11 @@ def package_folders(given):
 
 def peers(args):
     """Their names, and the options that say where they are."""
-    names = ["tilemoe-keeps-h"]
     places = {"tilemoe-before": args.before, "sonic-moe": args.sonic_moe}
     places = {name: folder for name, folder in places.items() if folder}
     options = [f"{name}={folder.resolve()}" for name, folder in places.items()]
-    return [*names, *places, *GROUPED_MM], ["--packages", *options] if options else []
+    names = ["tilemoe-keeps-h", *places, *GROUPED_MM] if args.against is None else args.against
+    return names, ["--packages", *options] if options else []
 
 
 def environment(args):
@@ -146,6 +146,7 @@ def main():
     add("--before", type=pathlib.Path, help="a folder with another build of it")
     add("--sonic-moe", type=pathlib.Path, help="a folder with sonic-moe and what it needs")
     add("--cache", type=pathlib.Path, help="a folder for what peers compile")
+    add("--against", nargs="*", metavar="PEER", help="these alone, by their names in docs/benchmarks.md")
     add("--rounds", type=int, default=15)
     add("--config", nargs="+", default=LAYERS, help="layers, see `python -m tilemoe.bench --list`")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script itself")
@@ -170,7 +171,8 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     if args.cache:
         args.cache.mkdir(parents=True, exist_ok=True)
-    if args.sonic_moe and args.cache and any(name not in kept for name in args.config):
+    compiles = args.sonic_moe and args.cache and "sonic-moe" in names
+    if compiles and any(name not in kept for name in args.config):
         compile_ahead(args, options, here["name"], left)
 
     items = dict(kept)
