@@ -131,8 +131,11 @@ def summary(item):
     ours = item["report"][0]
     for entry in item["report"]:
         times = " / ".join(f"{entry[key]:.3f}" for key in ("fwd_ms", "bwd_ms"))
-        peak = (entry["peak_bytes"] - entry["resident_bytes"]) / 2**20
-        line = f"{item['item']:12} {entry['backend']:26} {times} ms, peak {peak:.0f} MiB"
+        line = f"{item['item']:12} {entry['backend']:26} {times} ms"
+        for key in ("peak_bytes", "reserved_bytes", "floor_bytes"):
+            if key in entry:
+                above = (entry[key] - entry["resident_bytes"]) / 2**20
+                line += f", {key.removesuffix('_bytes')} {above:.0f} MiB"
         if ratios := ours["time_of_peers"].get(entry["backend"]):
             line += "; tilemoe over it: " + ", ".join(f"{k} {v:.4f}" for k, v in ratios.items())
         yield line

@@ -178,9 +178,7 @@ def mebibytes(value):
 def above(entry, key):
     """MiB above weights, inputs and dO."""
     value = entry.get(key)
-    if value is None:
-        return ""
-    return mebibytes(value - entry["resident_bytes"] if key == "peak_bytes" else value)
+    return "" if value is None else mebibytes(value - entry["resident_bytes"])
 
 
 def shape_of(entry):
@@ -223,7 +221,7 @@ def peers(results):
                 mebibytes(entry["saved_bytes"]), above(entry, "peak_bytes"),
                 above(entry, "reserved_bytes"), above(entry, "floor_bytes")])
     header = ["layer", "peer", "forward, ms", "backward, ms", "TileMoE's time over it", "host fwd, us",
-              "host bwd, us", "kept, MiB", "peak, MiB", "of it reserved, MiB", "floor, MiB"]
+              "host bwd, us", "kept, MiB", "peak, MiB", "reserved, MiB", "floor, MiB"]
     return said_of_peers(results) + "\n\n" + table(header, rows)
 
 

@@ -99,7 +99,7 @@ class Marks(unittest.TestCase):
         return gpu_tables.readme_peers(), gpu_tables.peers(gpu_tables.stage("peers"))
 
     def test_tables_of_layers_beside_others(self):
-        ours = entry("tilemoe", 1.0, machine_code=NOW, reserved_bytes=6 * 2**20, floor_bytes=4 * 2**20)
+        ours = entry("tilemoe", 1.0, machine_code=NOW, reserved_bytes=8 * 2**20, floor_bytes=6 * 2**20)
         short, long = self.peers(ours, entry("sonic-moe", 2.0, settings={"tiles": ["a", "b"]}))
         self.assertIn("0.90 of sonic-moe's forward, 0.50 backward", short)
         self.assertIn("| some-layer | 8 16 24 4 2 | 0.50 / 1.00 | 0.900 / 0.500 |  |  | 5 / 5 /  |", short)
