@@ -3,13 +3,14 @@
 
   python3 benchmarks/gpu_peers.py --tilemoe DIR --sonic-moe DIR --cache DIR
 
-Each DIR holds Python packages, as `pip install --target DIR` leaves them; sonic-moe runs in a process
-of its own. A round runs every peer once; 15 rounds give medians, and medians of the rounds' ratios
-(python/tilemoe/bench has how). Results are kept a layer at a time: run it again after it was cut off,
-or after it stopped at --seconds, and it goes on. Its status is 1 until all layers are measured with
-all peers. First of all sonic-moe compiles what the layers need, several at once; --cache keeps that.
+Each DIR holds Python packages, as `pip install --target DIR` leaves them; sonic-moe runs in a
+process of its own. A round runs every peer once; 15 rounds give medians, and medians of the rounds'
+ratios (python/tilemoe/bench has how). Results are kept a layer at a time: run it again after it was
+cut off, or after it stopped at --seconds, and it goes on. Its status is 1 until all layers are
+measured with all peers. First of all sonic-moe compiles what the layers need, several at once;
+--cache keeps that.
 
-  --before DIR     another build of TileMoE, in the same rounds: what a change did to times and memory
+  --before DIR     another build of TileMoE, in the same rounds: what a change did
   --rounds 51      for differences under a percent
 
 It writes build/gpu/gpu_peers.json; benchmarks/gpu_tables.py makes the pages' tables of it.
@@ -29,8 +30,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "scripts" / "gpu"))
 import device  # noqa: E402
 
-LAYERS = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b", "kimi-linear",
-          "qwen3-next", "wide", "few-rows"]
+LAYERS = [
+    "7b-n256",
+    "7b-n1024",
+    "30b-n256",
+    "olmoe",
+    "gpt-oss-20b",
+    "qwen3-235b",
+    "kimi-linear",
+    "qwen3-next",
+    "wide",
+    "few-rows",
+]
 GROUPED_MM = ["torch-grouped_mm-compiled", "torch-grouped_mm"]
 LEAST_SECONDS = 60  # for a layer to be begun
 
@@ -77,10 +88,14 @@ def environment(args):
     if args.cache:
         folder = args.cache.resolve()
         # quack keeps its compiled kernels and the tiles it chose; Triton and torch.compile theirs.
-        found |= {"QUACK_CACHE_DIR": str(folder / "quack"), "QUACK_CACHE_AUTOTUNING": "1",
-                  "CUTE_DSL_CACHE_DIR": str(folder / "cute"),
-                  "TRITON_CACHE_DIR": str(folder / "triton"), "TRITON_CACHE_AUTOTUNING": "1",
-                  "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+        found |= {
+            "QUACK_CACHE_DIR": str(folder / "quack"),
+            "QUACK_CACHE_AUTOTUNING": "1",
+            "CUTE_DSL_CACHE_DIR": str(folder / "cute"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TRITON_CACHE_AUTOTUNING": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        }
     return found
 
 
@@ -89,10 +104,17 @@ def facts(args):
     folders = {"tilemoe": package_folders(args.tilemoe)}
     if args.before:
         folders["tilemoe-before"] = [args.before / "tilemoe"]
-    where = ({"name": "CPU", "driver_version": None} if args.device == "cpu" else
-             device.facts("gpu_peers.py", "name", "driver_version", "clocks.max.sm", "power.limit"))
-    return {**where, "rounds": args.rounds, "peers": peers(args)[0],
-            "packages": {name: fingerprint(of) for name, of in folders.items()}}
+    where = (
+        {"name": "CPU", "driver_version": None}
+        if args.device == "cpu"
+        else device.facts("gpu_peers.py", "name", "driver_version", "clocks.max.sm", "power.limit")
+    )
+    return {
+        **where,
+        "rounds": args.rounds,
+        "peers": peers(args)[0],
+        "packages": {name: fingerprint(of) for name, of in folders.items()},
+    }
 
 
 def bench(args, *options, seconds):
@@ -113,13 +135,24 @@ def bench(args, *options, seconds):
 def compile_ahead(args, options, gpu, left):
     """Once for each cache folder, GPU and sonic-moe."""
     done = args.cache / "compiled.json"
-    key = {"gpu": gpu, "sonic-moe": fingerprint([args.sonic_moe / "sonicmoe", args.sonic_moe / "quack"]),
-           "layers": args.config}
+    key = {
+        "gpu": gpu,
+        "sonic-moe": fingerprint([args.sonic_moe / "sonicmoe", args.sonic_moe / "quack"]),
+        "layers": args.config,
+    }
     if done.exists() and json.loads(done.read_text()) == key:
         return
     say("compiling sonic-moe's kernels")
-    good, how = bench(args, "--compile-only", "--config", *args.config, "--against", "sonic-moe",
-                      *options, seconds=left())
+    good, how = bench(
+        args,
+        "--compile-only",
+        "--config",
+        *args.config,
+        "--against",
+        "sonic-moe",
+        *options,
+        seconds=left(),
+    )
     if good:
         done.write_text(json.dumps(key) + "\n")
     else:
@@ -127,7 +160,7 @@ def compile_ahead(args, options, gpu, left):
 
 
 def summary(item):
-    """A layer in a line for each peer: times, peak above what the caller owns, our time over theirs."""
+    """A line for each peer: times, memory above what the caller owns, our time over theirs."""
     ours = item["report"][0]
     for entry in item["report"]:
         times = " / ".join(f"{entry[key]:.3f}" for key in ("fwd_ms", "bwd_ms"))
@@ -143,13 +176,19 @@ def summary(item):
 
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = lambda name, **of: parser.add_argument(name, **of)
     add("--tilemoe", type=pathlib.Path, help="a folder with the package; else this Python's own")
     add("--before", type=pathlib.Path, help="a folder with another build of it")
     add("--sonic-moe", type=pathlib.Path, help="a folder with sonic-moe and what it needs")
     add("--cache", type=pathlib.Path, help="a folder for what peers compile")
-    add("--against", nargs="*", metavar="PEER", help="these alone, by their names in docs/benchmarks.md")
+    add(
+        "--against",
+        nargs="*",
+        metavar="PEER",
+        help="these alone, by their names in docs/benchmarks.md",
+    )
     add("--rounds", type=int, default=15)
     add("--config", nargs="+", default=LAYERS, help="layers, see `python -m tilemoe.bench --list`")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script itself")
@@ -188,17 +227,36 @@ def main():
             continue
         file = folder / f"{name}.json"
         begin = time.monotonic()
-        good, how = bench(args, "--config", name, "--rounds", args.rounds, "--against", *names,
-                          *options, "--json", file, seconds=left())
-        items[name] = {"item": name, "status": "passed" if good else how,
-                       "seconds": round(time.monotonic() - begin, 1)}
+        good, how = bench(
+            args,
+            "--config",
+            name,
+            "--rounds",
+            args.rounds,
+            "--against",
+            *names,
+            *options,
+            "--json",
+            file,
+            seconds=left(),
+        )
+        items[name] = {
+            "item": name,
+            "status": "passed" if good else how,
+            "seconds": round(time.monotonic() - begin, 1),
+        }
         if good:
             items[name]["report"] = json.loads(file.read_text())
         ordered = [items[one] for one in [*LAYERS, *args.config] if one in items]
         unique = list({item["item"]: item for item in ordered}.values())
-        args.out.write_text(json.dumps({"stage": "peers", **here, "items": unique}, indent=1) + "\n")
-    missing = [f"{name}: {items[name]['status']}" for name in args.config
-               if items[name]["status"] != "passed"]
+        args.out.write_text(
+            json.dumps({"stage": "peers", **here, "items": unique}, indent=1) + "\n"
+        )
+    missing = [
+        f"{name}: {items[name]['status']}"
+        for name in args.config
+        if items[name]["status"] != "passed"
+    ]
     for name in args.config:
         for entry in items[name].get("report", [])[:1]:
             missing += [f"{name}: without {peer}: {why}" for peer, why in entry["left_out"].items()]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/measured.md, docs/benchmarks.md and README.md from the results files of
-scripts/gpu/run.py, gpu_peers.py, cpu_layer.py and train_study.py, and on every page marks the links to results of other kernels
-(marks.py).
+scripts/gpu/run.py, gpu_peers.py, cpu_layer.py and train_study.py, and on every page marks the links
+to results of other kernels (marks.py).
 
   python3 benchmarks/gpu_tables.py             # rewrites what stands between the pages' lines
   python3 benchmarks/gpu_tables.py --check     # status 1 where a page differs from the files
@@ -16,14 +16,31 @@ import sys
 from marks import LEGEND, RESULTS, ROOT, mark, marked
 
 BEGIN, END = "<!-- gpu_tables.py writes {} from here -->\n", "<!-- to here -->\n"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")),
-         *sorted((ROOT / "examples").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
 SHAPE = "TdnEK"
 CHECKS = ["test", "repeat", "huge", *(f"sanitize-{i}" for i in range(1, 5))]
 # In the order in which they run.
-STEPS = ["router", "top_k", "route", "up_projection", "down_projection", "combine",
-         "activation_gradient", "score_gradient", "weight_gradient_2", "router_backward",
-         "router_gradient", "input_gradient", "combine_dX", "weight_gradient_1", "bias_gradient"]
+STEPS = [
+    "router",
+    "top_k",
+    "route",
+    "up_projection",
+    "down_projection",
+    "combine",
+    "activation_gradient",
+    "score_gradient",
+    "weight_gradient_2",
+    "router_backward",
+    "router_gradient",
+    "input_gradient",
+    "combine_dX",
+    "weight_gradient_1",
+    "bias_gradient",
+]
 
 
 def results_of(file):
@@ -43,9 +60,11 @@ def table(header, rows):
 
 def heading(title, results, command):
     """Where and at which commit it was measured, and by which stage."""
-    return (f"### {title}\n{results['name']}, driver {results['driver_version']}, commit "
-            f"`{results['commit']}`: [`gpu_{results['stage']}.json`]"
-            f"(../benchmarks/results/gpu_{results['stage']}.json), by `scripts/gpu/run.py {command}`.\n\n")
+    return (
+        f"### {title}\n{results['name']}, driver {results['driver_version']}, commit "
+        f"`{results['commit']}`: [`gpu_{results['stage']}.json`]"
+        f"(../benchmarks/results/gpu_{results['stage']}.json), by `scripts/gpu/run.py {command}`.\n\n"
+    )
 
 
 def passed(results):
@@ -80,16 +99,32 @@ def layers(results):
     for item in passed(results):
         entry = item["report"][0]
         shape = " ".join(f"{name}={entry['shape'][name]}" for name in SHAPE)
-        kind = ", ".join(k for k in (entry["routing"], entry["rounding"])
-                         if k not in ("random", "none"))
+        kind = ", ".join(
+            k for k in (entry["routing"], entry["rounding"]) if k not in ("random", "none")
+        )
         cells = [config(entry, results), shape, kind]
         for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward")):
             host = entry["host_ms"].get(name)
-            cells += [milliseconds(entry[key]), share(entry["limit_ms"].get(name), entry[key]),
-                      "" if host is None else f"{1000 * host:.0f}"]
+            cells += [
+                milliseconds(entry[key]),
+                share(entry["limit_ms"].get(name), entry[key]),
+                "" if host is None else f"{1000 * host:.0f}",
+            ]
         rows.append(cells)
-    return table(["config", "shape", "routing", "forward, ms", "limit / time", "host, us",
-                  "backward, ms", "limit / time", "host, us"], rows)
+    return table(
+        [
+            "config",
+            "shape",
+            "routing",
+            "forward, ms",
+            "limit / time",
+            "host, us",
+            "backward, ms",
+            "limit / time",
+            "host, us",
+        ],
+        rows,
+    )
 
 
 def steps(results):
@@ -101,10 +136,17 @@ def steps(results):
             continue
         for name, step in sorted(entry["steps"].items(), key=lambda s: STEPS.index(s[0])):
             dense = "dense_ms" in step
-            rows.append([config(entry, results), name, milliseconds(step["ms"]),
-                         share(step["limit_ms"], step["ms"]),
-                         share(step["dense_ms"], step["ms"]) if dense else "",
-                         f"{step['tflops']:.0f}" if dense else "", f"{step['gb_per_s']:.0f}"])
+            rows.append(
+                [
+                    config(entry, results),
+                    name,
+                    milliseconds(step["ms"]),
+                    share(step["limit_ms"], step["ms"]),
+                    share(step["dense_ms"], step["ms"]) if dense else "",
+                    f"{step['tflops']:.0f}" if dense else "",
+                    f"{step['gb_per_s']:.0f}",
+                ]
+            )
     return table(["config", "step", "ms", "limit / time", "dense / time", "TFLOP/s", "GB/s"], rows)
 
 
@@ -125,12 +167,32 @@ def rounding(results):
             nanoseconds.append(1e6 * ms / entry["rows"])
         shape = plain["shape"]
         tiles = shape["T"] * shape["K"] / (shape["E"] * 128)
-        rows.append([config + marks(results, plain, rounded), f"{tiles:.0f}", str(plain["rows"]), str(rounded["rows"]),
-                     *(f"{ns:.2f}" for ns in nanoseconds),
-                     f"{nanoseconds[0] / nanoseconds[1]:.3f}",
-                     milliseconds(plain["fwd_ms"]), milliseconds(rounded["fwd_ms"])])
-    return table(["config", "tiles an expert", "pairs, top-K", "pairs, nearest", "ns a pair, top-K",
-                  "ns a pair, nearest", "ratio", "forward, top-K, ms", "forward, nearest, ms"], rows)
+        rows.append(
+            [
+                config + marks(results, plain, rounded),
+                f"{tiles:.0f}",
+                str(plain["rows"]),
+                str(rounded["rows"]),
+                *(f"{ns:.2f}" for ns in nanoseconds),
+                f"{nanoseconds[0] / nanoseconds[1]:.3f}",
+                milliseconds(plain["fwd_ms"]),
+                milliseconds(rounded["fwd_ms"]),
+            ]
+        )
+    return table(
+        [
+            "config",
+            "tiles an expert",
+            "pairs, top-K",
+            "pairs, nearest",
+            "ns a pair, top-K",
+            "ns a pair, nearest",
+            "ratio",
+            "forward, top-K, ms",
+            "forward, nearest, ms",
+        ],
+        rows,
+    )
 
 
 def configurations(results):
@@ -138,18 +200,30 @@ def configurations(results):
     report = results["items"][0]["report"]
     found = marks(results, report)
     name = lambda entry: [entry["config"] + found, *([entry["step"]] if "step" in entry else [])]
-    picks = [[*name(e), ", ".join(f"{tile} {ms:.3f}" for tile, ms in e["ms"].items()), e["pick"],
-              f"{e['pick_over_best']:.3f}"] for e in report["projections"]]
-    groups = [[*name(e), *(milliseconds(ms) for ms in e["ms"].values())]
-              for e in report["column_groups"]]
+    picks = [
+        [
+            *name(e),
+            ", ".join(f"{tile} {ms:.3f}" for tile, ms in e["ms"].items()),
+            e["pick"],
+            f"{e['pick_over_best']:.3f}",
+        ]
+        for e in report["projections"]
+    ]
+    groups = [
+        [*name(e), *(milliseconds(ms) for ms in e["ms"].values())] for e in report["column_groups"]
+    ]
     widths = list(report["column_groups"][0]["ms"])
-    early = [[*name(e), milliseconds(e["ms"]["off"]), milliseconds(e["ms"]["on"])]
-             for e in report["early_launch"]]
-    return (table(["config", "step", "tiles, ms", "the cost model's pick", "pick / best"], picks)
-            + "\nBlocks of columns that go together (of 256 columns), ms:\n\n"
-            + table(["config", "step", *widths], groups)
-            + "\nProgrammatic dependent launch of the three kernels, ms:\n\n"
-            + table(["config", "off", "on"], early))
+    early = [
+        [*name(e), milliseconds(e["ms"]["off"]), milliseconds(e["ms"]["on"])]
+        for e in report["early_launch"]
+    ]
+    return (
+        table(["config", "step", "tiles, ms", "the cost model's pick", "pick / best"], picks)
+        + "\nBlocks of columns that go together (of 256 columns), ms:\n\n"
+        + table(["config", "step", *widths], groups)
+        + "\nProgrammatic dependent launch of the three kernels, ms:\n\n"
+        + table(["config", "off", "on"], early)
+    )
 
 
 SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
@@ -189,7 +263,9 @@ def peer_row(item):
     """The cells of config and marks: ours', and whether the tree had changes for any peer's."""
     ours, others = ours_of(item), item["report"][1:]
     hashed = {"machine_code": ours.get("machine_code")}
-    return ours["config"] + marks(ours, *({"commit": other["commit"], **hashed} for other in others))
+    return ours["config"] + marks(
+        ours, *({"commit": other["commit"], **hashed} for other in others)
+    )
 
 
 def said_of_peers(results):
@@ -198,12 +274,18 @@ def said_of_peers(results):
     versions = entries[SONIC if SONIC in entries else "tilemoe"]["versions"]
     commits = sorted({ours_of(item)["commit"] or "unknown" for item in passed(results)})
     words = lambda value: ", ".join(value) if isinstance(value, list) else str(value)
-    settings = "; ".join(f"{name}: " + ", ".join(f"{k} {words(v)}" for k, v in entry["settings"].items())
-                         for name, entry in entries.items() if entry.get("settings"))
-    return (f"{results['name']}, driver {results['driver_version']}, TileMoE at "
-            f"{', '.join(f'`{one}`' for one in commits)}, {results['rounds']} rounds; "
-            + ", ".join(f"{name} {version}" for name, version in versions.items())
-            + (f". Settings: {settings}" if settings else "") + ".")
+    settings = "; ".join(
+        f"{name}: " + ", ".join(f"{k} {words(v)}" for k, v in entry["settings"].items())
+        for name, entry in entries.items()
+        if entry.get("settings")
+    )
+    return (
+        f"{results['name']}, driver {results['driver_version']}, TileMoE at "
+        f"{', '.join(f'`{one}`' for one in commits)}, {results['rounds']} rounds; "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + (f". Settings: {settings}" if settings else "")
+        + "."
+    )
 
 
 def peers(results):
@@ -212,16 +294,43 @@ def peers(results):
     for item in passed(results):
         ours = ours_of(item)
         for name, entry in by_peer(item).items():
-            host = [f"{1000 * entry['host_ms'][way]:.0f}" if way in entry["host_ms"] else ""
-                    for way in ("forward", "backward")]
-            rows.append([
-                peer_row(item) if entry is ours else ours["config"] + marks(ours, entry | {
-                    "machine_code": entry.get("machine_code") or ours.get("machine_code")}),
-                name, *(milliseconds(entry[key]) for key in PASSES), over(ours, name), *host,
-                mebibytes(entry["saved_bytes"]), above(entry, "peak_bytes"),
-                above(entry, "reserved_bytes"), above(entry, "floor_bytes")])
-    header = ["layer", "peer", "forward, ms", "backward, ms", "TileMoE's time over it", "host fwd, us",
-              "host bwd, us", "kept, MiB", "peak, MiB", "reserved, MiB", "floor, MiB"]
+            host = [
+                f"{1000 * entry['host_ms'][way]:.0f}" if way in entry["host_ms"] else ""
+                for way in ("forward", "backward")
+            ]
+            rows.append(
+                [
+                    peer_row(item)
+                    if entry is ours
+                    else ours["config"]
+                    + marks(
+                        ours,
+                        entry
+                        | {"machine_code": entry.get("machine_code") or ours.get("machine_code")},
+                    ),
+                    name,
+                    *(milliseconds(entry[key]) for key in PASSES),
+                    over(ours, name),
+                    *host,
+                    mebibytes(entry["saved_bytes"]),
+                    above(entry, "peak_bytes"),
+                    above(entry, "reserved_bytes"),
+                    above(entry, "floor_bytes"),
+                ]
+            )
+    header = [
+        "layer",
+        "peer",
+        "forward, ms",
+        "backward, ms",
+        "TileMoE's time over it",
+        "host fwd, us",
+        "host bwd, us",
+        "kept, MiB",
+        "peak, MiB",
+        "reserved, MiB",
+        "floor, MiB",
+    ]
     return said_of_peers(results) + "\n\n" + table(header, rows)
 
 
@@ -238,28 +347,58 @@ def readme_peers():
     rows = []
     for item in passed(results):
         ours, found = ours_of(item), by_peer(item)
-        peak = [above(found[name], "peak_bytes") if name in found else ""
-                for name in ("tilemoe", SONIC, COMPILED)]
-        rows.append([peer_row(item), shape_of(ours), " / ".join(f"{ours[key]:.2f}" for key in PASSES),
-                     over(ours, SONIC), over(ours, COMPILED), over(ours, EAGER), " / ".join(peak)])
+        peak = [
+            above(found[name], "peak_bytes") if name in found else ""
+            for name in ("tilemoe", SONIC, COMPILED)
+        ]
+        rows.append(
+            [
+                peer_row(item),
+                shape_of(ours),
+                " / ".join(f"{ours[key]:.2f}" for key in PASSES),
+                over(ours, SONIC),
+                over(ours, COMPILED),
+                over(ours, EAGER),
+                " / ".join(peak),
+            ]
+        )
     said = []
-    for name, words in ((SONIC, "sonic-moe's"), (COMPILED, "that of `grouped_mm` with compiled "
-                        "elementwise parts"), (EAGER, "that of eager `grouped_mm`")):
-        ratios = [ours_of(item)["time_of_peers"][name] for item in passed(results)
-                  if name in ours_of(item)["time_of_peers"]]
+    for name, words in (
+        (SONIC, "sonic-moe's"),
+        (COMPILED, "that of `grouped_mm` with compiled elementwise parts"),
+        (EAGER, "that of eager `grouped_mm`"),
+    ):
+        ratios = [
+            ours_of(item)["time_of_peers"][name]
+            for item in passed(results)
+            if name in ours_of(item)["time_of_peers"]
+        ]
         if ratios:
-            said.append(f"{span([r['fwd_ms'] for r in ratios])} of {words} forward, "
-                        f"{span([r['bwd_ms'] for r in ratios])} backward")
+            said.append(
+                f"{span([r['fwd_ms'] for r in ratios])} of {words} forward, "
+                f"{span([r['bwd_ms'] for r in ratios])} backward"
+            )
     versions = by_peer(passed(results)[0]).get(SONIC, ours_of(passed(results)[0]))["versions"]
     with_sonic = f"sonic-moe {versions['sonic-moe']}, " if "sonic-moe" in versions else ""
-    return (f"On one {results['name']}, bfloat16, all called from PyTorch, the router included, taking "
-            f"turns, {results['rounds']} rounds ({with_sonic}torch {versions['torch']}; "
-            "[file](benchmarks/results/gpu_peers.json), [how](docs/benchmarks.md#beside-other-layers)), "
-            f"TileMoE's time on the GPU is {'; '.join(said)}.\n\n"
-            + table(["layer", "T d n E K", "forward / backward, ms", "over sonic-moe's",
-                     "over compiled `grouped_mm`'s", "over eager `grouped_mm`'s",
-                     "peak*, MiB: TileMoE / sonic-moe / compiled `grouped_mm`"], rows)
-            + f"\n\\* above weights, inputs and dO. {LEGEND}\n")
+    return (
+        f"On one {results['name']}, bfloat16, all called from PyTorch, the router included, taking "
+        f"turns, {results['rounds']} rounds ({with_sonic}torch {versions['torch']}; "
+        "[file](benchmarks/results/gpu_peers.json), [how](docs/benchmarks.md#beside-other-layers)), "
+        f"TileMoE's time on the GPU is {'; '.join(said)}.\n\n"
+        + table(
+            [
+                "layer",
+                "T d n E K",
+                "forward / backward, ms",
+                "over sonic-moe's",
+                "over compiled `grouped_mm`'s",
+                "over eager `grouped_mm`'s",
+                "peak*, MiB: TileMoE / sonic-moe / compiled `grouped_mm`",
+            ],
+            rows,
+        )
+        + f"\n\\* above weights, inputs and dO. {LEGEND}\n"
+    )
 
 
 def torch_layers(short=False):
@@ -271,20 +410,33 @@ def torch_layers(short=False):
     for name, of in cases.items():
         ours, eager = of["tilemoe"], of[EAGER]
         times = [" / ".join(f"{e[key]:.3f}" for key in PASSES) for e in (ours, eager)]
-        cells = [config(ours, ours), *times, f"{ours['speed_against'][EAGER]:.2f}",
-                 mebibytes(ours["saved_bytes"]), mebibytes(eager["saved_bytes"])]
+        cells = [
+            config(ours, ours),
+            *times,
+            f"{ours['speed_against'][EAGER]:.2f}",
+            mebibytes(ours["saved_bytes"]),
+            mebibytes(eager["saved_bytes"]),
+        ]
         small = [of[one] for one in ("tilemoe-dh-over-h", "tilemoe-small-peak") if one in of]
         if not short:
             cells += [above(e, "peak_bytes") for e in (ours, *small, eager)]
         rows.append(cells)
     entry = ours
-    header = ["layer", "TileMoE, ms", "eager `grouped_mm`, ms", "speed", "kept, MiB",
-              "`grouped_mm`"]
+    header = [
+        "layer",
+        "TileMoE, ms",
+        "eager `grouped_mm`, ms",
+        "speed",
+        "kept, MiB",
+        "`grouped_mm`",
+    ]
     up = "" if short else "../"
-    text = (f"On an {entry['device']}, bfloat16, top-K over random logits, router included, forward / "
-            f"backward, {entry['rounds']} rounds, torch {entry['versions']['torch']}, commit "
-            f"`{entry['commit']}` ([file]({up}benchmarks/results/gpu_torch_layer.json)). `grouped_mm` is "
-            "eager here; with compiled elementwise parts it takes less time.\n\n")
+    text = (
+        f"On an {entry['device']}, bfloat16, top-K over random logits, router included, forward / "
+        f"backward, {entry['rounds']} rounds, torch {entry['versions']['torch']}, commit "
+        f"`{entry['commit']}` ([file]({up}benchmarks/results/gpu_torch_layer.json)). `grouped_mm` is "
+        "eager here; with compiled elementwise parts it takes less time.\n\n"
+    )
     more = [] if short else ["peak, MiB", "dH over H", "and small peak", "`grouped_mm`"]
     return text + table([*header, *more], rows) + f"\n{LEGEND}\n"
 
@@ -300,18 +452,26 @@ def tests(all_results):
             report = item.get("report")
             if isinstance(report, dict):
                 report = f"{report['tests']} tests, {report['failures']} failures" + (
-                    f", skipped: {', '.join(report['skipped'])}" if report["skipped"] else "")
+                    f", skipped: {', '.join(report['skipped'])}" if report["skipped"] else ""
+                )
             elif isinstance(report, list):
                 report = "; ".join(report)
-            rows.append([", ".join(filter(None, where)), item["item"], item["status"], report or ""])
+            rows.append(
+                [", ".join(filter(None, where)), item["item"], item["status"], report or ""]
+            )
     return table(["stage", "what", "", "said"], rows)
 
 
 # The first of these in a kernel's name says which step it is.
-KERNELS = {"combine_rows": "combine", "ActivationGradientEpilogue": "activation_gradient",
-           "SwiGLUEpilogue": "up_projection", "ActivationEpilogue": "up_projection",
-           "WeightGradientEpilogue": "weight_gradient_1, _2", "SummedWeights": "input_gradient",
-           "StoreEpilogue": "down_projection"}
+KERNELS = {
+    "combine_rows": "combine",
+    "ActivationGradientEpilogue": "activation_gradient",
+    "SwiGLUEpilogue": "up_projection",
+    "ActivationEpilogue": "up_projection",
+    "WeightGradientEpilogue": "weight_gradient_1, _2",
+    "SummedWeights": "input_gradient",
+    "StoreEpilogue": "down_projection",
+}
 
 
 def profiles(results):
@@ -325,26 +485,38 @@ def profiles(results):
     for (config, step), all_of_it in launches.items():
         value = lambda metric: statistics.median(launch[metric] for launch in all_of_it)
         moved = value("dram__bytes_read.sum") + value("dram__bytes_write.sum")
-        rows.append([config + marks(results), step, milliseconds(value("gpu__time_duration.sum") * 1e-6),
-                     f"{value('lts__t_sectors.avg.pct_of_peak_sustained_elapsed'):.0f} %",
-                     f"{value('sm__cycles_elapsed.avg.per_second') * 1e-9:.2f}",
-                     f"{moved * 1e-9:.2f}", f"{value('lts__t_sector_hit_rate.pct'):.0f} %"])
+        rows.append(
+            [
+                config + marks(results),
+                step,
+                milliseconds(value("gpu__time_duration.sum") * 1e-6),
+                f"{value('lts__t_sectors.avg.pct_of_peak_sustained_elapsed'):.0f} %",
+                f"{value('sm__cycles_elapsed.avg.per_second') * 1e-9:.2f}",
+                f"{moved * 1e-9:.2f}",
+                f"{value('lts__t_sector_hit_rate.pct'):.0f} %",
+            ]
+        )
     return table(["config", "step", "ms", "of L2's peak", "GHz", "DRAM, GB", "L2 hits"], rows)
 
 
 def measured_page():
     text = ""
     if results := stage("peers"):
-        text += (f"### Beside other layers\n[`gpu_peers.json`](../benchmarks/results/gpu_peers.json), by "
-                 "`benchmarks/gpu_peers.py`. " + peers(results) + "\n")
+        text += (
+            "### Beside other layers\n[`gpu_peers.json`](../benchmarks/results/gpu_peers.json), "
+            "by `benchmarks/gpu_peers.py`. " + peers(results) + "\n"
+        )
     if results := stage("bench"):
         text += heading("The layer", results, "bench") + layers(results) + "\n"
         text += heading("Its steps", results, "bench") + steps(results) + "\n"
     if results := stage("rounding"):
         text += heading("Token rounding", results, "rounding") + rounding(results) + "\n"
     if results := stage("configurations"):
-        text += (heading("Tiles, orders and launches", results, "configurations")
-                 + configurations(results) + "\n")
+        text += (
+            heading("Tiles, orders and launches", results, "configurations")
+            + configurations(results)
+            + "\n"
+        )
     if results := stage("profile"):
         text += heading("Counters", results, "profile") + profiles(results) + "\n"
     checks = [r for r in map(stage, CHECKS) if r]
@@ -357,15 +529,19 @@ def measured_page():
 def readme_layers():
     """The configurations' whole layers, for a page that tells no more."""
     results, rows = stage("bench"), []
-    said = (f"From C++, on an {results['name']}, in a run of its own, passes back to back; \"limit\" is "
-            "what the operations at 798 TFLOP/s or the bytes at 3.0 TB/s take, step by step "
-            "([file](benchmarks/results/gpu_bench.json), steps and other routings in "
-            "[docs/measured.md](docs/measured.md)):\n\n")
+    said = (
+        f'From C++, on an {results["name"]}, in a run of its own, passes back to back; "limit" is '
+        "what the operations at 798 TFLOP/s or the bytes at 3.0 TB/s take, step by step "
+        "([file](benchmarks/results/gpu_bench.json), steps and other routings in "
+        "[docs/measured.md](docs/measured.md)):\n\n"
+    )
     for item in passed(results):
         entry = item["report"][0]
         if (entry["routing"], entry["rounding"]) == ("random", "none"):
-            cells = [f"{entry[key]:.2f} ({entry['limit_ms'][name]:.2f})"
-                     for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward"))]
+            cells = [
+                f"{entry[key]:.2f} ({entry['limit_ms'][name]:.2f})"
+                for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward"))
+            ]
             shape = ", ".join(str(entry["shape"][name]) for name in SHAPE)
             rows.append([config(entry, results), shape, *cells])
     return said + table(["", "T, d, n, E, K", "forward, ms (limit)", "backward, ms (limit)"], rows)
@@ -379,50 +555,81 @@ def cpu_layer():
     shape = " ".join(f"{letter}={ours['shape'][letter]}" for letter in SHAPE)
     loads = [e["load_average"] for e in entries.values()]
     times = lambda e: " / ".join(f"{e[key]:.1f}" for key in PASSES)
-    rows = [["TileMoE", times(ours), mebibytes(ours["saved_bytes"])],
-            [f"PyTorch {torch['versions']['torch'].partition('+')[0]}, eager `grouped_mm`", times(torch),
-             mebibytes(torch["saved_bytes"])],
-            ["oneDNN, the dense products alone", times(dense), ""]]
-    sixteen = [f"in {dtype} {entries['tilemoe-cpu', dtype]['fwd_plus_bwd_ms']:.0f} ms, PyTorch "
-               f"{entries[EAGER, dtype]['fwd_plus_bwd_ms']:.0f}" for dtype in ("bfloat16", "float16")]
-    return (f"On the CPU, {ours['threads']} threads, one layer, float32, {shape}, router and routing "
-            f"included; the three took turns, {ours['rounds']} rounds (commit `{ours['commit']}`, load "
-            f"{min(loads):.1f} to {max(loads):.1f}; [file](benchmarks/results/cpu_layer.json), "
-            "[how](docs/benchmarks.md)):\n\n"
-            + table(["", "forward / backward, ms", "kept for backward, MiB"], rows)
-            + f"\nThat is {ours['speed_against'][EAGER]:.2f} times eager PyTorch's speed, and "
-            f"{100 * ours['speed_against']['onednn-dense']:.0f} % of what the products alone reach. Both "
-            f"passes together: {sixteen[0]}; {sixteen[1]}.\n")
+    rows = [
+        ["TileMoE", times(ours), mebibytes(ours["saved_bytes"])],
+        [
+            f"PyTorch {torch['versions']['torch'].partition('+')[0]}, eager `grouped_mm`",
+            times(torch),
+            mebibytes(torch["saved_bytes"]),
+        ],
+        ["oneDNN, the dense products alone", times(dense), ""],
+    ]
+    sixteen = [
+        f"in {dtype} {entries['tilemoe-cpu', dtype]['fwd_plus_bwd_ms']:.0f} ms, PyTorch "
+        f"{entries[EAGER, dtype]['fwd_plus_bwd_ms']:.0f}"
+        for dtype in ("bfloat16", "float16")
+    ]
+    return (
+        f"On the CPU, {ours['threads']} threads, one layer, float32, {shape}, router and routing "
+        f"included; the three took turns, {ours['rounds']} rounds (commit `{ours['commit']}`, load "
+        f"{min(loads):.1f} to {max(loads):.1f}; [file](benchmarks/results/cpu_layer.json), "
+        "[how](docs/benchmarks.md)):\n\n"
+        + table(["", "forward / backward, ms", "kept for backward, MiB"], rows)
+        + f"\nThat is {ours['speed_against'][EAGER]:.2f} times eager PyTorch's speed, and "
+        f"{100 * ours['speed_against']['onednn-dense']:.0f} % of what the products alone reach. Both "
+        f"passes together: {sixteen[0]}; {sixteen[1]}.\n"
+    )
 
 
 def cpu_training():
     """Held-out bits a byte by seed."""
     study = results_of("train_cpu.json")["study"]
-    names = {"top-k": "experts, top-K", "nearest": "experts, `nearest` rounding",
-             "dense": "a dense layer of equal active width", "experts-off": "no experts"}
-    rows = [[words, " / ".join(f"{bits:.3f}" for bits in study["bits_per_byte"][name])]
-            for name, words in names.items()]
-    return (table(["", "by seed"], rows) + "\n`xz -9`, given the same training text: "
-            f"{study['xz_bits_per_byte']:.2f} (commit `{study['commit']}`, "
-            "[file](benchmarks/results/train_cpu.json)).\n")
+    names = {
+        "top-k": "experts, top-K",
+        "nearest": "experts, `nearest` rounding",
+        "dense": "a dense layer of equal active width",
+        "experts-off": "no experts",
+    }
+    rows = [
+        [words, " / ".join(f"{bits:.3f}" for bits in study["bits_per_byte"][name])]
+        for name, words in names.items()
+    ]
+    return (
+        table(["", "by seed"], rows) + "\n`xz -9`, given the same training text: "
+        f"{study['xz_bits_per_byte']:.2f} (commit `{study['commit']}`, "
+        "[file](benchmarks/results/train_cpu.json)).\n"
+    )
 
 
 def huge_cases():
     """What `tilemoe check` said of operands of more than 2^31 elements."""
     results = stage("huge")
-    by = lambda good: [f"`{item['item']}`" for item in results["items"]
-                       if (item["status"] == "passed") == good]
-    said = [f"{', '.join(names)} {word}" for names, word in
-            ((by(True), "passed"), (by(False), "did not pass")) if names]
-    return ("Operands of more than 2^31 elements, against float64, on an "
-            f"{results['name']} at commit `{results['commit']}`: {'; '.join(said)} "
-            "([file](benchmarks/results/gpu_huge.json)).\n")
+    by = lambda good: [
+        f"`{item['item']}`" for item in results["items"] if (item["status"] == "passed") == good
+    ]
+    said = [
+        f"{', '.join(names)} {word}"
+        for names, word in ((by(True), "passed"), (by(False), "did not pass"))
+        if names
+    ]
+    return (
+        "Operands of more than 2^31 elements, against float64, on an "
+        f"{results['name']} at commit `{results['commit']}`: {'; '.join(said)} "
+        "([file](benchmarks/results/gpu_huge.json)).\n"
+    )
 
 
-PARTS = {"README.md": {"peers": readme_peers, "layers": readme_layers, "cpu": cpu_layer,
-                       "training": cpu_training, "huge": huge_cases},
-         "docs/measured.md": {"tables": measured_page},
-         "docs/benchmarks.md": {"torch": torch_layers, "legend": lambda: f"{LEGEND}\n"}}
+PARTS = {
+    "README.md": {
+        "peers": readme_peers,
+        "layers": readme_layers,
+        "cpu": cpu_layer,
+        "training": cpu_training,
+        "huge": huge_cases,
+    },
+    "docs/measured.md": {"tables": measured_page},
+    "docs/benchmarks.md": {"torch": torch_layers, "legend": lambda: f"{LEGEND}\n"},
+}
 
 
 def with_part(page, name, part):
@@ -444,14 +651,17 @@ def written(file):
 
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
     for file in PAGES:
         new = written(file)
         if args.check and new != file.read_text():
-            sys.exit(f"gpu_tables.py: {file.relative_to(ROOT)} is not what the results say; "
-                     "run me without --check")
+            sys.exit(
+                f"gpu_tables.py: {file.relative_to(ROOT)} is not what the results say; "
+                "run me without --check"
+            )
         if not args.check and new != file.read_text():
             file.write_text(new)
 

@@ -3,7 +3,7 @@
 has for the sources as they are: numbers of other kernels are marked in the pages.
 
   python3 benchmarks/kernel_hash.py build/ci/apps/tilemoe/tilemoe           # says it
-  python3 benchmarks/kernel_hash.py --write build/ci/apps/tilemoe/tilemoe   # after a change of a kernel
+  python3 benchmarks/kernel_hash.py --write build/ci/apps/tilemoe/tilemoe   # after a change
   python3 benchmarks/kernel_hash.py --check build/ci/apps/tilemoe/tilemoe
 
 The file may be any program or library with the CUDA backend inside. --check ends with 1 where the
@@ -26,7 +26,8 @@ NOT_CHECKED = 77
 
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
@@ -44,14 +45,18 @@ def main():
     if args.check:
         committed = json.loads(args.current.read_text())
         if found["nvcc"] != committed["nvcc"]:
-            print(f"kernel_hash.py: not checked: nvcc {found['nvcc']} made these kernels, "
-                  f"{committed['nvcc']} the committed ones")
+            print(
+                f"kernel_hash.py: not checked: nvcc {found['nvcc']} made these kernels, "
+                f"{committed['nvcc']} the committed ones"
+            )
             sys.exit(NOT_CHECKED)
         if found != committed:
-            sys.exit(f"kernel_hash.py: {args.current.name} has {committed['hash']} of "
-                     f"{committed['kernels']} kernels. Where a kernel was changed on purpose:\n"
-                     f"  python3 benchmarks/kernel_hash.py --write {args.file}\n"
-                     "  python3 benchmarks/gpu_tables.py")
+            sys.exit(
+                f"kernel_hash.py: {args.current.name} has {committed['hash']} of "
+                f"{committed['kernels']} kernels. Where a kernel was changed on purpose:\n"
+                f"  python3 benchmarks/kernel_hash.py --write {args.file}\n"
+                "  python3 benchmarks/gpu_tables.py"
+            )
 
 
 if __name__ == "__main__":

@@ -10,10 +10,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 CURRENT = ROOT / "benchmarks" / "kernel_hash.json"
 DIRTY, OTHER_KERNELS, NO_HASH = "†", "‡", "§"
-LEGEND = (f"{DIRTY} the tree had changes that no commit has; {OTHER_KERNELS} the kernels are others "
-          f"today; {NO_HASH} from before results kept a hash of the kernels, which may be others today.")
-LINK = re.compile(r"\]\(((?:\.\./)*)benchmarks/results/([\w./-]+\.json)\)"
-                  r"(?:\[[†‡§]+\]\([^)]*#marks\))?")
+LEGEND = (
+    f"{DIRTY} the tree had changes that no commit has; {OTHER_KERNELS} the kernels are others "
+    f"today; {NO_HASH} from before results kept a hash of the kernels, which may be others today."
+)
+LINK = re.compile(
+    r"\]\(((?:\.\./)*)benchmarks/results/([\w./-]+\.json)\)"
+    r"(?:\[[†‡§]+\]\([^)]*#marks\))?"
+)
 
 
 @functools.cache
@@ -31,12 +35,14 @@ def mark(*stamps):
 
 
 def _stamps(value, outer=None):
-    """Of everything in a results file that names a commit; what lies in it has its hash too. Of other
-    implementations' numbers, and of an earlier build's beside ours, the commit alone counts."""
+    """Of everything in a results file that names a commit; what lies in it has its hash too. Of
+    other implementations' numbers, and of an earlier build's beside ours, the commit alone counts."""
     if isinstance(value, dict):
         if "commit" in value:
-            here = {"commit": value["commit"], "machine_code": value.get("machine_code")
-                    or (outer or {}).get("machine_code")}
+            here = {
+                "commit": value["commit"],
+                "machine_code": value.get("machine_code") or (outer or {}).get("machine_code"),
+            }
             backend = value.get("backend", "tilemoe")
             if backend == "tilemoe-before" or "tilemoe" not in backend:
                 here["machine_code"] = {"hash": current_hash()}
@@ -62,6 +68,7 @@ def mark_of_file(name):
 
 def marked(text):
     """The text with the mark of each results file behind the links to it."""
+
     def link(match):
         up, name = match.groups()
         found = mark_of_file(name)

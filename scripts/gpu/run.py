@@ -41,7 +41,8 @@ def device_facts(tilemoe, environment):
     gpu = device.facts("run.py", "name", "driver_version", "clocks.max.sm", "power.limit")
     first_line = said.stdout.splitlines()[0]
     commit = first_line.split("commit ")[1].split(",")[0]
-    return {"commit": commit, "build": first_line, "machine_code": machine_code.stamp(tilemoe), **gpu}
+    kernels = machine_code.stamp(tilemoe)
+    return {"commit": commit, "build": first_line, "machine_code": kernels, **gpu}
 
 
 running = set()  # processes of items

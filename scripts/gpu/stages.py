@@ -118,7 +118,8 @@ def bench(machine, folder):
     items += [item(f"{config}-zipf", "--config", config, "--routing", "zipf", "--baseline", "none")
               for config in ("7b-n256", "qwen3-235b")]
     items += [item("7b-n256-one-expert", "--config", "7b-n256", "--routing", "one-expert"),
-              item("gpt-oss-20b-biases", "--config", "gpt-oss-20b", "--biases", "--baseline", "none")]
+              item("gpt-oss-20b-biases", "--config", "gpt-oss-20b", "--biases",
+                   "--baseline", "none")]
     items += [item(f"{config}-nearest", "--config", config, "--rounding", "nearest",
                    "--baseline", "none") for config in CONFIGS]
     return items

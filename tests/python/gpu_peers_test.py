@@ -11,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Writes down how it was called; a layer called slow takes for ever, one called wrong fails.
-BENCH = '''
+BENCH = """
 import json, os, pathlib, sys, time
 words = sys.argv[1:]
 of = lambda name: words[words.index(name) + 1]
@@ -28,7 +28,7 @@ if layer == "wrong":
 entry = {"backend": "tilemoe", "fwd_ms": 1.0, "bwd_ms": 2.0, "peak_bytes": 2**22, "resident_bytes": 0,
          "time_of_peers": {}, "left_out": {"sonic-moe": "no"} if layer == "alone" else {}}
 pathlib.Path(of("--json")).write_text(json.dumps([entry]))
-'''
+"""
 
 
 class GpuPeers(unittest.TestCase):
@@ -37,8 +37,11 @@ class GpuPeers(unittest.TestCase):
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
         self.out = self.folder / "out" / "peers.json"
-        for name, text in (("tilemoe/bench/__main__.py", BENCH), ("tilemoe/__init__.py", ""),
-                           ("tilemoe/bench/__init__.py", "")):
+        for name, text in (
+            ("tilemoe/bench/__main__.py", BENCH),
+            ("tilemoe/__init__.py", ""),
+            ("tilemoe/bench/__init__.py", ""),
+        ):
             self.file(f"ours/{name}", text)
         self.file("before/tilemoe/__init__.py", "")
         self.file("sonic/sonicmoe/__init__.py", "")
@@ -51,10 +54,24 @@ class GpuPeers(unittest.TestCase):
 
     def run_layers(self, *layers, options=()):
         return subprocess.run(
-            [sys.executable, ROOT / "benchmarks" / "gpu_peers.py", "--device", "cpu", "--tilemoe",
-             self.folder / "ours", "--out", self.out, "--config", *layers, *options],
-            text=True, capture_output=True, timeout=60,
-            env={**os.environ, "TILEMOE_LIBRARY_DIR": "/elsewhere"})
+            [
+                sys.executable,
+                ROOT / "benchmarks" / "gpu_peers.py",
+                "--device",
+                "cpu",
+                "--tilemoe",
+                self.folder / "ours",
+                "--out",
+                self.out,
+                "--config",
+                *layers,
+                *options,
+            ],
+            text=True,
+            capture_output=True,
+            timeout=60,
+            env={**os.environ, "TILEMOE_LIBRARY_DIR": "/elsewhere"},
+        )
 
     def calls(self):
         file = self.folder / "calls"
@@ -67,7 +84,9 @@ class GpuPeers(unittest.TestCase):
         said = self.run_layers("one", "wrong", "two")
         self.assertEqual(said.returncode, 1)
         self.assertIn("wrong: exit status 3", said.stdout)
-        self.assertEqual(self.statuses(), {"one": "passed", "wrong": "exit status 3", "two": "passed"})
+        self.assertEqual(
+            self.statuses(), {"one": "passed", "wrong": "exit status 3", "two": "passed"}
+        )
         self.assertEqual(self.run_layers("one", "two").returncode, 0)
         self.assertEqual(len(self.calls()), 3, "what was measured was measured again")
         self.run_layers("one", options=["--again"])
@@ -92,9 +111,19 @@ class GpuPeers(unittest.TestCase):
         ahead, one, two = self.calls()
         self.assertIn("--compile-only", ahead["words"])
         self.assertEqual(ahead["words"][ahead["words"].index("--config") + 1 :][:2], ["one", "two"])
-        against = one["words"][one["words"].index("--against") + 1 : one["words"].index("--packages")]
-        self.assertEqual(against, ["tilemoe-keeps-h", "tilemoe-before", "sonic-moe",
-                                   "torch-grouped_mm-compiled", "torch-grouped_mm"])
+        against = one["words"][
+            one["words"].index("--against") + 1 : one["words"].index("--packages")
+        ]
+        self.assertEqual(
+            against,
+            [
+                "tilemoe-keeps-h",
+                "tilemoe-before",
+                "sonic-moe",
+                "torch-grouped_mm-compiled",
+                "torch-grouped_mm",
+            ],
+        )
         for folder, peer in ((sonic, "sonic-moe"), (before, "tilemoe-before")):
             self.assertIn(f"{peer}={folder.resolve()}", one["words"])
         self.assertEqual(one["QUACK_CACHE_DIR"], str(cache.resolve() / "quack"))

@@ -22,12 +22,29 @@ def image(sections):
     """An ELF image: a header, the sections' contents, their names, the table of sections."""
     contents, names, table = b"", b"\0.shstrtab\0", [struct.pack("<IIQQQQ16x8x", *[0] * 6)]
     for name, data in sections.items():
-        table.append(struct.pack("<IIQQQQ16x8x", len(names), 1, 0, 0, 64 + len(contents), len(data)))
+        table.append(
+            struct.pack("<IIQQQQ16x8x", len(names), 1, 0, 0, 64 + len(contents), len(data))
+        )
         names += name.encode() + b"\0"
         contents += data
     table.append(struct.pack("<IIQQQQ16x8x", 1, 3, 0, 0, 64 + len(contents), len(names)))
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0,
-                         64 + len(contents) + len(names), 0, 64, 56, 0, 64, len(table), len(table) - 1)
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        b"\x7fELF\2\1\1",
+        2,
+        190,
+        1,
+        0,
+        0,
+        64 + len(contents) + len(names),
+        0,
+        64,
+        56,
+        0,
+        64,
+        len(table),
+        len(table) - 1,
+    )
     return header + contents + names + b"".join(table)
 
 
@@ -45,8 +62,13 @@ def fatbin(*entries):
     body = b""
     for kind, data, packed in entries:
         padding = b"\0" * (-len(data) % 8)
-        body += struct.pack("<HHIQI44x", kind, 0x101, 64, len(data + padding),
-                            len(data) if packed else 0) + data + padding
+        body += (
+            struct.pack(
+                "<HHIQI44x", kind, 0x101, 64, len(data + padding), len(data) if packed else 0
+            )
+            + data
+            + padding
+        )
     return machine_code.FATBIN + struct.pack("<HHQ", 1, 16, len(body)) + body
 
 
@@ -85,7 +107,9 @@ class MachineCode(unittest.TestCase):
         self.assertEqual(self.stamp(fatbin((2, compressed(whole), True))), good)
         self.assertEqual(self.stamp(*(fatbin((2, half, False)) for half in halves)), good)
         self.assertEqual(self.stamp(fatbin((1, b"some PTX", False), (2, whole, False))), good)
-        self.assertEqual(self.stamp(machine_code.FATBIN + b"a constant", fatbin((2, whole, False))), good)
+        self.assertEqual(
+            self.stamp(machine_code.FATBIN + b"a constant", fatbin((2, whole, False))), good
+        )
 
     def test_without_kernels_and_unreadable(self):
         self.assertIsNone(self.stamp(b""))
@@ -95,8 +119,17 @@ class MachineCode(unittest.TestCase):
 
     def check(self, *options):
         return subprocess.run(
-            [sys.executable, ROOT / "benchmarks" / "kernel_hash.py", self.folder / "program",
-             "--current", self.folder / "current.json", *options], text=True, capture_output=True)
+            [
+                sys.executable,
+                ROOT / "benchmarks" / "kernel_hash.py",
+                self.folder / "program",
+                "--current",
+                self.folder / "current.json",
+                *options,
+            ],
+            text=True,
+            capture_output=True,
+        )
 
     def test_check_tells_a_change_from_another_compiler(self):
         self.of(GOOD)

@@ -20,11 +20,20 @@ GPU = {"device": "NVIDIA H100"}
 def entry(backend, ms, ours=None, **more):
     """A peer's, on a layer of its 0.5 ms forward and `ms` backward."""
     found = {
-        "config": "some-layer", "backend": backend, "commit": "abc", "fwd_ms": 0.5, "bwd_ms": ms,
-        "shape": {"T": 8, "d": 16, "n": 24, "E": 4, "K": 2}, "host_ms": {"forward": 0.1, "backward": 0.2},
-        "saved_bytes": 2**20, "peak_bytes": 7 * 2**20, "resident_bytes": 2**21, "settings": {},
+        "config": "some-layer",
+        "backend": backend,
+        "commit": "abc",
+        "fwd_ms": 0.5,
+        "bwd_ms": ms,
+        "shape": {"T": 8, "d": 16, "n": 24, "E": 4, "K": 2},
+        "host_ms": {"forward": 0.1, "backward": 0.2},
+        "saved_bytes": 2**20,
+        "peak_bytes": 7 * 2**20,
+        "resident_bytes": 2**21,
+        "settings": {},
         "versions": {"torch": "2.11.0", **({"sonic-moe": "1.2"} if backend == "sonic-moe" else {})},
-        **more}
+        **more,
+    }
     return found
 
 
@@ -51,7 +60,9 @@ class Marks(unittest.TestCase):
         self.assertEqual(marks.mark({"commit": "abc"}), "§")
         self.assertEqual(marks.mark({"commit": None, "machine_code": None}), "§")
         self.assertEqual(marks.mark({"commit": "abc-dirty", "machine_code": NOW}), "†")
-        self.assertEqual(marks.mark({"commit": "abc-dirty"}, {"commit": "b", "machine_code": THEN}), "†‡§")
+        self.assertEqual(
+            marks.mark({"commit": "abc-dirty"}, {"commit": "b", "machine_code": THEN}), "†‡§"
+        )
 
     def test_marks_of_files(self):
         for code, expected in ((NOW, ""), (THEN, "‡"), (None, "§")):
@@ -69,7 +80,9 @@ class Marks(unittest.TestCase):
         theirs = {"backend": "sonic-moe", "commit": "abc"}
         self.assertEqual(self.mark([ours, theirs]), "")
         self.assertEqual(self.mark([ours, {**theirs, "commit": "abc-dirty"}]), "†")
-        self.assertEqual(self.mark([ours, {**ours, "backend": "tilemoe-before", "machine_code": THEN}]), "")
+        self.assertEqual(
+            self.mark([ours, {**ours, "backend": "tilemoe-before", "machine_code": THEN}]), ""
+        )
 
     def test_links_get_keep_and_lose_marks(self):
         plain = "It takes 2 ms ([file](../benchmarks/results/a.json)), as said."
@@ -90,25 +103,45 @@ class Marks(unittest.TestCase):
 
     def peers(self, ours, *others):
         ratios = {e["backend"]: {"fwd_ms": 0.9, "bwd_ms": 0.5} for e in others}
-        items = [{"item": "some-layer", "status": "passed",
-                  "report": [{**ours, "time_of_peers": ratios}, *others]},
-                 {"item": "another", "status": "not begun: the time was over"}]
-        results = {"stage": "peers", "name": "NVIDIA H200", "driver_version": "1", "rounds": 15,
-                   "items": items}
+        items = [
+            {
+                "item": "some-layer",
+                "status": "passed",
+                "report": [{**ours, "time_of_peers": ratios}, *others],
+            },
+            {"item": "another", "status": "not begun: the time was over"},
+        ]
+        results = {
+            "stage": "peers",
+            "name": "NVIDIA H200",
+            "driver_version": "1",
+            "rounds": 15,
+            "items": items,
+        }
         (self.folder / "gpu_peers.json").write_text(json.dumps(results))
         return gpu_tables.readme_peers(), gpu_tables.peers(gpu_tables.stage("peers"))
 
     def test_tables_of_layers_beside_others(self):
-        ours = entry("tilemoe", 1.0, machine_code=NOW, reserved_bytes=8 * 2**20, floor_bytes=6 * 2**20)
+        ours = entry(
+            "tilemoe", 1.0, machine_code=NOW, reserved_bytes=8 * 2**20, floor_bytes=6 * 2**20
+        )
         short, long = self.peers(ours, entry("sonic-moe", 2.0, settings={"tiles": ["a", "b"]}))
         self.assertIn("0.90 of sonic-moe's forward, 0.50 backward", short)
-        self.assertIn("| some-layer | 8 16 24 4 2 | 0.50 / 1.00 | 0.900 / 0.500 |  |  | 5 / 5 /  |", short)
-        self.assertIn("| some-layer | tilemoe | 0.500 | 1.000 |  | 100 | 200 | 1 | 5 | 6 | 4 |", long)
+        self.assertIn(
+            "| some-layer | 8 16 24 4 2 | 0.50 / 1.00 | 0.900 / 0.500 |  |  | 5 / 5 /  |", short
+        )
+        self.assertIn(
+            "| some-layer | tilemoe | 0.500 | 1.000 |  | 100 | 200 | 1 | 5 | 6 | 4 |", long
+        )
         self.assertIn("| some-layer | sonic-moe | 0.500 | 2.000 | 0.900 / 0.500 |", long)
         self.assertIn("sonic-moe: tiles a, b.", long)
 
     def test_those_tables_mark_layers(self):
-        for code, commit, expected in ((THEN, "abc", "‡"), (None, "abc", "§"), (NOW, "a-dirty", "†")):
+        for code, commit, expected in (
+            (THEN, "abc", "‡"),
+            (None, "abc", "§"),
+            (NOW, "a-dirty", "†"),
+        ):
             ours = entry("tilemoe", 1.0, machine_code=code)
             short, long = self.peers(ours, entry("sonic-moe", 2.0, commit=commit))
             self.assertIn(f"| some-layer {expected} | 8 16", short)

@@ -281,8 +281,8 @@ def test_peers_compile_ahead():
 
 
 def test_the_command_of_all_peers(tmp_path, other_build):
-    """benchmarks/gpu_peers.py on the CPU, with this process's package; tests/python/gpu_peers_test.py
-    has what it does besides."""
+    """benchmarks/gpu_peers.py on the CPU, with this process's package;
+    tests/python/gpu_peers_test.py has what it does besides."""
     out = tmp_path / "peers.json"
     command = [sys.executable, ROOT / "benchmarks" / "gpu_peers.py", "--device", "cpu", "--out", out,
                "--rounds", "2", "--config", "cpu-t512", "--before", other_build, "--cache",

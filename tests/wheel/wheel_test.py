@@ -98,7 +98,7 @@ def test_kernels_are_those_of_the_committed_hash(ours):
     found = machine_code.stamp(ours["libtilemoe_torch_cuda.so"])
     committed = json.loads((ROOT / "benchmarks" / "kernel_hash.json").read_text())
     if found["nvcc"] != committed["nvcc"]:
-        pytest.skip(f"nvcc {found['nvcc']} made the kernels, {committed['nvcc']} the committed hash's")
+        pytest.skip(f"nvcc {found['nvcc']} made these kernels, {committed['nvcc']} the committed")
     assert found == committed
 
 

@@ -38,9 +38,9 @@ def _parser():
     add("--python", nargs="+", default=[], metavar="PEER=PYTHON",
         help="run a peer in another Python, where its packages do not fit this one's")  # fmt: skip
     add("--packages", nargs="+", default=[], metavar="PEER=DIR",
-        help="run a peer in a process of its own, with a folder of packages before all others")  # fmt: skip
+        help="run a peer in a process of its own, with a folder of packages before others")  # fmt: skip
     add("--compile-only", action="store_true",
-        help="have peers compile what they need for the cases, several cases at once; time nothing")  # fmt: skip
+        help="have those of --packages compile for the cases, several at once; time nothing")  # fmt: skip
     add("--rounds", type=int, default=15)
     add("--threads", type=int, default=0, help="on the CPU; else torch's own number")
     add("--json", type=pathlib.Path, help="write the entries to this file")

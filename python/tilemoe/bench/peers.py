@@ -130,8 +130,8 @@ class TileMoEBefore(TileMoE):
 
 
 class TorchGroupedMM(Peer):
-    """Sort by expert, gather, grouped_mm, SwiGLU, grouped_mm, weighted index_add, all eager. No step
-    waits for the device."""
+    """Sort by expert, gather, grouped_mm, SwiGLU, grouped_mm, weighted index_add, all eager. No
+    step waits for the device."""
 
     name = "torch-grouped_mm"
     settings = {"torch.compile": "no"}
