@@ -12,6 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 import gpu_tables  # noqa: E402
 import marks  # noqa: E402
+import peer_tables  # noqa: E402
+import results_tables  # noqa: E402
 
 NOW, THEN = {"hash": marks.current_hash()}, {"hash": "0" * 16}
 GPU = {"device": "NVIDIA H100"}
@@ -42,7 +44,7 @@ class Marks(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
-        for module in (marks, gpu_tables):
+        for module in (marks, results_tables):
             patch = mock.patch.object(module, "RESULTS", self.folder)
             patch.start()
             self.addCleanup(patch.stop)
@@ -119,7 +121,7 @@ class Marks(unittest.TestCase):
             "items": items,
         }
         (self.folder / "gpu_peers.json").write_text(json.dumps(results))
-        return gpu_tables.readme_peers(), gpu_tables.peers(gpu_tables.stage("peers"))
+        return peer_tables.readme_peers(), peer_tables.peers(results_tables.stage("peers"))
 
     def test_tables_of_layers_beside_others(self):
         ours = entry(
