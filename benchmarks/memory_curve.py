@@ -21,6 +21,7 @@ MIB = 2**20
 
 def measure(args):
     """An entry of `tilemoe bench` for each number of blocks, the first's with `time_of_first` 1."""
+    import machine_code
     from rounds import Worker
 
     workers = [Worker([args.tilemoe, "bench", "--device", "cuda", "--config", args.config,
@@ -36,6 +37,7 @@ def measure(args):
         rounds.append(taken)
     entries = [entry for worker in workers for entry in worker.finish()]
     for number, entry in enumerate(entries):
+        entry["machine_code"] = machine_code.stamp(args.tilemoe)
         entry["round_ms"] = [taken[number] for taken in rounds]
         entry["time_of_first"] = statistics.median(taken[number] / taken[0] for taken in rounds)
     return entries

@@ -243,6 +243,10 @@ std::vector<Case> make_bench_cases() {
       {.name = "olmoe", .T = 32768, .d = 2048, .n = 1024, .E = 64, .K = 8},
       {.name = "qwen3-235b", .T = 32768, .d = 4096, .n = 1536, .E = 128, .K = 8},
       {.name = "gpt-oss-20b", .T = 32768, .d = 2880, .n = 2880, .E = 32, .K = 4},
+      {.name = "kimi-linear", .T = 32768, .d = 2304, .n = 1024, .E = 256, .K = 8},
+      {.name = "qwen3-next", .T = 32768, .d = 2048, .n = 512, .E = 512, .K = 10},
+      {.name = "wide", .T = 8192, .d = 2048, .n = 3072, .E = 8, .K = 2},
+      {.name = "few-rows", .T = 2048, .d = 2048, .n = 768, .E = 128, .K = 8},
   };
   // The sparser, the fewer rows an expert has for its tiles: what token rounding is for.
   for (const auto& [name, E] :

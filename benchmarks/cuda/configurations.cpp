@@ -211,7 +211,7 @@ bool compare_configurations(const std::vector<std::string>& names, const std::st
     return names.empty() || std::find(names.begin(), names.end(), c.name) != names.end();
   };
   Comparison comparison;
-  for (const Config& c : kConfigs)
+  for (const Config& c : configs())
     if (wanted(c)) comparison.compare(c);
   for (const Config& c : kOtherConfigs)
     if (wanted(c)) comparison.compare(c);

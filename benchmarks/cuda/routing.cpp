@@ -9,6 +9,7 @@
 
 #include "device_timing.h"
 #include "tilemoe/layer.h"
+#include "verify/registry.h"
 
 namespace tilemoe {
 namespace {
@@ -17,10 +18,15 @@ struct Config {
   const char* name;
   int64_t T, E, K;
 };
-constexpr Config kConfigs[] = {{"7b-n256", 24576, 128, 8},    {"7b-n1024", 24576, 32, 2},
-                               {"30b-n256", 32768, 256, 16},  {"30b-n1024", 32768, 64, 4},
-                               {"olmoe", 32768, 64, 8},       {"qwen3-235b", 32768, 128, 8},
-                               {"gpt-oss-20b", 32768, 32, 4}, {"wide", 32768, 4096, 8}};
+
+// The registry's, and one of more experts than any model has.
+std::vector<Config> configs() {
+  std::vector<Config> found;
+  for (const verify::Case& c : verify::bench_cases())
+    if (c.dtype == DType::kBFloat16 && !c.by_name) found.push_back({c.name.c_str(), c.T, c.E, c.K});
+  found.push_back({"4096-experts", 32768, 4096, 8});
+  return found;
+}
 
 // Steps of microseconds: more runs than the products get.
 template <class Run>
@@ -79,7 +85,7 @@ void bench(const Config& c, DType dtype) {
 
 int main(int argc, char** argv) {
   try {
-    for (const tilemoe::Config& config : tilemoe::kConfigs) {
+    for (const tilemoe::Config& config : tilemoe::configs()) {
       const auto wanted = [&](const char* name) { return std::strcmp(name, config.name) == 0; };
       if (argc > 1 && std::none_of(argv + 1, argv + argc, wanted)) continue;
       for (const tilemoe::DType dtype : {tilemoe::DType::kFloat32, tilemoe::DType::kBFloat16})

@@ -13,6 +13,7 @@
 #include "cuda/backend.h"
 #include "device_timing.h"
 #include "verify/random.h"
+#include "verify/registry.h"
 
 namespace tilemoe {
 
@@ -20,11 +21,14 @@ struct Config {
   const char* name;
   int64_t T, d, n, E, K;
 };
-inline constexpr Config kConfigs[] = {
-    {"7b-n256", 24576, 1536, 256, 128, 8},    {"7b-n1024", 24576, 1536, 1024, 32, 2},
-    {"30b-n256", 32768, 4096, 256, 256, 16},  {"30b-n1024", 32768, 4096, 1024, 64, 4},
-    {"olmoe", 32768, 2048, 1024, 64, 8},      {"qwen3-235b", 32768, 4096, 1536, 128, 8},
-    {"gpt-oss-20b", 32768, 2880, 2880, 32, 4}};
+// A GPU's cases of the registry.
+inline std::vector<Config> configs() {
+  std::vector<Config> found;
+  for (const verify::Case& c : verify::bench_cases())
+    if (c.dtype == DType::kBFloat16 && !c.by_name)
+      found.push_back({c.name.c_str(), c.T, c.d, c.n, c.E, c.K});
+  return found;
+}
 
 inline tilemoe_tensor tensor(const DeviceBuffer& buffer, std::vector<int64_t> shape) {
   tilemoe_tensor view{};
@@ -82,7 +86,7 @@ template <class Bench>
 int bench_configs(int argc, char** argv, const Bench& bench) {
   try {
     std::printf("%s\n", cuda::backend().description().c_str());
-    for (const Config& config : kConfigs) {
+    for (const Config& config : configs()) {
       const auto wanted = [&](const char* name) { return std::strcmp(name, config.name) == 0; };
       if (argc == 1 || std::any_of(argv + 1, argv + argc, wanted)) bench(config);
     }

@@ -21,6 +21,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import device
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tilemoe" / "bench"))
+import machine_code  # noqa: E402  a file of it needs no package
 from stages import AT_ONCE, STAGES, Machine
 
 STAGE_LIMIT_S = 480
@@ -31,14 +33,16 @@ def say(text):
 
 
 def device_facts(tilemoe, environment):
-    """The commit that was built and the GPU; ends the program where there is none."""
+    """The commit that was built, the hash of its kernels and the GPU; ends the program where there
+    is none."""
     said = subprocess.run([tilemoe, "info"], env=environment, capture_output=True, text=True)
     if said.returncode:
         sys.exit(f"run.py: error: {tilemoe} does not run: {said.stderr.strip()}")
     gpu = device.facts("run.py", "name", "driver_version", "clocks.max.sm", "power.limit")
     first_line = said.stdout.splitlines()[0]
     commit = first_line.split("commit ")[1].split(",")[0]
-    return {"commit": commit, "build": first_line, **gpu}
+    kernels = machine_code.stamp(tilemoe)
+    return {"commit": commit, "build": first_line, "machine_code": kernels, **gpu}
 
 
 running = set()  # processes of items
@@ -112,8 +116,6 @@ def main():
                         help="a build's folder, or an unpacked scripts/gpu/pack.sh archive")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/gpu"),
                         help="where logs, what has passed, and the results go (build/gpu)")
-    parser.add_argument("--peer", type=pathlib.Path,
-                        help="a folder of Python packages with sonic-moe, for the stage peer")
     parser.add_argument("--again", action="store_true", help="run also what has passed")
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -127,7 +129,7 @@ def main():
     if libraries.is_dir():
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(
             filter(None, [str(libraries), environment.get("LD_LIBRARY_PATH")]))
-    machine = Machine(args.programs, args.peer)
+    machine = Machine(args.programs)
     if "tilemoe" not in machine.programs:
         sys.exit(f"run.py: error: {args.programs} has no program tilemoe; build it first")
     facts = device_facts(machine.program("tilemoe"), environment)

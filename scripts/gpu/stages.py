@@ -5,7 +5,6 @@ this machine lacks is found out before it runs, and named.
 """
 
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
@@ -16,13 +15,13 @@ from reports import (METRICS, bench_entries, check_counts, kernel_profile, sanit
                      test_counts)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b"]
+CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
+           "kimi-linear", "qwen3-next", "wide", "few-rows"]
 SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
 # Routing by top-K, few rows and many an expert, rounding, long experts in shares, blocks of columns.
 REPEATED = [f"{case}/bfloat16" for case in
             ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks")]
 HUGE = ["huge-rows", "huge-hidden", "deepseek-v3.2"]
-PEER_CONFIGS = ["7b-n256", "7b-n1024", "olmoe", "30b-n256"]  # each takes minutes to compile on a new machine
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
 LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are dealt to so many processes
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
@@ -42,14 +41,13 @@ class Item:
 class Machine:
     """The programs to run and the tools that are here."""
 
-    def __init__(self, programs, peer):
+    def __init__(self, programs):
         self.programs = {}
         for path in sorted(pathlib.Path(programs).rglob("*")):
             if path.is_file() and os.access(path, os.X_OK):
                 self.programs.setdefault(path.name, path)
         self.sanitizer = find_tool("compute-sanitizer")
         self.profiler = find_tool("ncu")
-        self.peer = peer
 
     def program(self, name):
         return self.programs.get(name, name)
@@ -119,7 +117,9 @@ def bench(machine, folder):
     items = [item(config, "--config", config) for config in CONFIGS]
     items += [item(f"{config}-zipf", "--config", config, "--routing", "zipf", "--baseline", "none")
               for config in ("7b-n256", "qwen3-235b")]
-    items += [item("7b-n256-one-expert", "--config", "7b-n256", "--routing", "one-expert")]
+    items += [item("7b-n256-one-expert", "--config", "7b-n256", "--routing", "one-expert"),
+              item("gpt-oss-20b-biases", "--config", "gpt-oss-20b", "--biases",
+                   "--baseline", "none")]
     items += [item(f"{config}-nearest", "--config", config, "--rounding", "nearest",
                    "--baseline", "none") for config in CONFIGS]
     return items
@@ -145,22 +145,6 @@ def configurations(machine, folder):
                          lambda _: json.loads(file.read_text()))]
 
 
-def peer(machine, folder):
-    missing = None
-    if not machine.peer:
-        missing = "no packed sonic-moe was named by --peer"
-    elif importlib.util.find_spec("torch") is None:
-        missing = "this Python has no torch"
-    script = ROOT / "benchmarks" / "gpu_layer.py"
-    items = []
-    for config in PEER_CONFIGS:
-        file = folder / f"{config}.json"
-        command = ["python3", script, "--pass", "both", "--tilemoe", machine.program("tilemoe"), "--config", config,
-                   "--peer", machine.peer, "--json", file]
-        items.append(Item(config, command, 360, lambda _, file=file: bench_entries(file), missing))
-    return items
-
-
 def profile(machine, folder):
     missing = None if machine.profiler else "ncu is not installed"
     prefix = [machine.profiler, "--clock-control", "none", "--csv", "--print-units", "base",
@@ -183,7 +167,6 @@ STAGES = {
     "bench": bench,
     "rounding": rounding,
     "configurations": configurations,
-    "peer": peer,
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.

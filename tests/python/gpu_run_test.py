@@ -62,6 +62,7 @@ class GpuRun(unittest.TestCase):
         self.assertIn("bench: skipped: not asked for", said.stdout)
         results = self.results("test")
         self.assertEqual((results["commit"], results["name"]), ("0123abcd", "Stand-in"))
+        self.assertIsNone(results["machine_code"], "a script has no kernels")
         self.assertEqual(results["items"][0]["report"],
                          {"tests": 7, "failures": 0, "skipped": ["A.b"]})
         self.assertEqual(results["items"][1]["report"], "3 cases, 0 failures")
@@ -107,8 +108,8 @@ class GpuRun(unittest.TestCase):
         self.assertEqual(self.runs_of("cuda_some_test"), 3, "another commit")
 
     def test_says_what_is_missing(self):
-        said = self.run_stages("peer")
-        self.assertIn("peer, 7b-n256: skipped: no packed sonic-moe was named by --peer", said.stdout)
+        said = self.run_stages("sanitize-1")
+        self.assertIn("forced-tiles: skipped: cuda_forward_steps_test was not built", said.stdout)
 
     def test_ends_without_a_gpu_or_programs(self):
         self.program("nvidia-smi", "exit 9", place="tools")

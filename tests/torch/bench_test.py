@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,15 +13,19 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+import tilemoe
+from tilemoe import _library
 from tilemoe.bench import __main__ as bench
 from tilemoe.bench import check, memory, peers, session
+from tilemoe.bench.ahead import compile_for
 from tilemoe.bench.cases import CASES, Case
 from tilemoe.bench.measure import CpuClock
 from tilemoe.bench.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Case("small", T=96, d=40, n=24, E=6, K=2)
-CPU_PEERS = ["tilemoe", "tilemoe-dh-over-h", "torch-grouped_mm"]
+CPU_PEERS = ["tilemoe", "tilemoe-keeps-h", "tilemoe-dh-over-h", "torch-grouped_mm"]
+COMPILED = "torch-grouped_mm-compiled"
 
 
 def run(*words):
@@ -37,11 +44,28 @@ def test_cases_are_those_of_the_documentation():
     }
 
 
+def test_cases_are_those_of_the_registry():
+    """verify/registry.cpp's table of the cases for a GPU, but for those that run by name alone."""
+    source = (ROOT / "verify" / "registry.cpp").read_text()
+    body = source[source.index("make_bench_cases() {") : source.index("The sparser")]
+    row = r'\.name = "([\w-]+)", ' + ", ".join(rf"\.{letter} = (\d+)" for letter in "TdnEK")
+    found = {name: tuple(map(int, sizes)) for name, *sizes in re.findall(row, body)}
+    assert len(found) == body.count(".name =")
+    assert found == {
+        case.name: tuple(case.shape.values()) for case in CASES.values() if case.device == "cuda"
+    }
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("zipf", [False, True])
 @pytest.mark.parametrize("name", CPU_PEERS)
 def test_peers_compute_the_layer(name, zipf, dtype):
     check.check(peers.all_peers()[name], "cpu", dtype, zipf)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_compiled_peer_computes_the_layer(dtype):
+    check.check(peers.all_peers()[COMPILED], "cpu", dtype)
 
 
 class Sabotaged(peers.TorchGroupedMM):
@@ -199,7 +223,7 @@ def test_a_wrong_tilemoe_is_an_error(monkeypatch):
 def test_peer_in_another_python():
     entries = session.run(
         SMALL, [peers.TileMoE, peers.TorchGroupedMM, peers.ScatterMoE], rounds=2, threads=1,
-        pythons={"torch-grouped_mm": sys.executable, "scattermoe": sys.executable},
+        places={name: session.Place() for name in ("torch-grouped_mm", "scattermoe")},
     )  # fmt: skip
     ours, torchs = entries
     assert torchs["backend"] == "torch-grouped_mm" and torchs["threads"] == 1
@@ -207,6 +231,73 @@ def test_peer_in_another_python():
         sum(r["fwd_ms"] for r in torchs["round_times"]) / 2
     )
     assert ours["left_out"] == {"scattermoe": "it runs on a GPU"}
+    ratios = [a["bwd_ms"] / b["bwd_ms"] for a, b in zip(ours["round_times"], torchs["round_times"])]
+    assert ours["time_of_peers"]["torch-grouped_mm"]["bwd_ms"] == pytest.approx(sum(ratios) / 2)
+
+
+@pytest.fixture
+def other_build(tmp_path):
+    """A folder with this package, as `pip install --target` leaves it, but for its commit."""
+    package, libraries = Path(tilemoe.__file__).parent, _library._directory()
+    folder = tmp_path / "before" / "tilemoe"
+    shutil.copytree(package, folder, ignore=shutil.ignore_patterns("__pycache__", "lib"))
+    (folder / "lib").mkdir()
+    for library in libraries.glob("libtilemoe_torch*.so"):
+        (folder / "lib" / library.name).symlink_to(library)
+    (folder / "lib" / "commit.txt").write_text("0123456789ab\n")
+    return folder.parent
+
+
+def test_another_build_takes_turns(other_build):
+    place = session.Place(packages=other_build)
+    entries = session.run(
+        SMALL, [peers.TileMoE, peers.TileMoEBefore], rounds=2, places={"tilemoe-before": place}
+    )
+    ours, before = entries
+    assert before["backend"] == "tilemoe-before" and before["commit"] == "0123456789ab"
+    assert ours["commit"] != before["commit"]
+    assert set(ours["time_of_peers"]["tilemoe-before"]) == {"fwd_ms", "bwd_ms"}
+
+
+def test_a_process_that_ends_is_left_out(tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit(3)")
+    places = {"torch-grouped_mm": session.Place(packages=tmp_path)}
+    (ours,) = session.run(SMALL, [peers.TileMoE, peers.TorchGroupedMM], rounds=1, places=places)
+    assert ours["left_out"]["torch-grouped_mm"].endswith("ended with status 3")
+
+
+def test_peers_compile_ahead():
+    """The smallest case first; where one cannot run, the others do."""
+    said = []
+    larger = dataclasses.replace(SMALL, name="larger", E=8, rounding=None)
+    places = {"torch-grouped_mm": session.Place(), "scattermoe": session.Place()}
+    classes = [peers.TileMoE, peers.TorchGroupedMM, peers.ScatterMoE]
+    compile_for([larger, SMALL], classes, places, said.append)
+    assert [re.sub(r", \d+ s", "", line) for line in said] == [
+        "small: torch-grouped_mm compiled", "larger: torch-grouped_mm compiled",
+        "small: scattermoe is left out: it runs on a GPU",
+        "larger: scattermoe is left out: it runs on a GPU",
+    ]  # fmt: skip
+
+
+def test_the_command_of_all_peers(tmp_path, other_build):
+    """benchmarks/gpu_peers.py on the CPU, with this process's package;
+    tests/python/gpu_peers_test.py has what it does besides."""
+    out = tmp_path / "peers.json"
+    command = [sys.executable, ROOT / "benchmarks" / "gpu_peers.py", "--device", "cpu", "--out", out,
+               "--rounds", "2", "--config", "cpu-t512", "--before", other_build, "--cache",
+               tmp_path / "cache", "--seconds", "3000", "--against", "tilemoe-keeps-h",
+               "tilemoe-before", "torch-grouped_mm"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(tilemoe.__file__).parents[1])}
+    environment["TILEMOE_LIBRARY_DIR"] = str(_library._directory())
+    said = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
+    assert said.returncode == 0, said.stdout + said.stderr
+    (item,) = json.loads(out.read_text())["items"]
+    names = [entry["backend"] for entry in item["report"]]
+    assert names == ["tilemoe", "tilemoe-keeps-h", "tilemoe-before", "torch-grouped_mm"]
+    ours = item["report"][0]
+    assert ours["left_out"] == {} and set(ours["time_of_peers"]) == set(names[1:])
+    assert re.search(r"cpu-t512 +tilemoe-before .*tilemoe over it: fwd_ms \d", said.stdout)
 
 
 def test_pictures_of_steps_and_of_kernels(tmp_path):
@@ -233,6 +324,7 @@ def test_pictures_of_steps_and_of_kernels(tmp_path):
         (["--config", "cpu-t9"], "--config cpu-t9: not one of cpu-t4096"),
         (["--against", "megablocks"], "--against megablocks: not one of tilemoe"),
         (["--python", "megablocks=python3"], "--python megablocks: not one of"),
+        (["--packages", "tilemoe-before=/nowhere"], "--packages tilemoe-before=/nowhere: no such"),
         (["--rounds", "0"], "--rounds: at least 1"),
         (["--json", "/proc/nowhere/out.json"], "--json /proc/nowhere/out.json"),
         (["--from", "nowhere.json", "--plots", "."], "nowhere.json"),

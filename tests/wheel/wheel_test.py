@@ -3,6 +3,7 @@ The libraries of its CPU half and of its CUDA half are read with binutils."""
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tilemoe.bench import machine_code
+
+ROOT = Path(__file__).resolve().parents[2]
 WHEEL = Path(os.environ["TILEMOE_WHEEL"])
 TAG = "py3-none-manylinux_2_35_x86_64"  # Debian 12, Ubuntu 22.04 and newer
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
@@ -81,6 +85,21 @@ def test_carries_the_licenses(libraries):
     assert names == {"LICENSE", "libdnnl2.txt", "libhwy1.txt", "ocl-icd-libopencl1.txt"}
     bundled = {re.split(r"[-.]", name)[0] for name in libraries} - {"libtilemoe_torch", "libtilemoe_torch_cuda"}
     assert bundled == {"libdnnl", "libhwy", "libOpenCL"}
+
+
+def test_says_its_commit():
+    commit = zipfile.ZipFile(WHEEL).read("tilemoe/lib/commit.txt").decode()
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?\n", commit)
+
+
+def test_kernels_are_those_of_the_committed_hash(ours):
+    if "libtilemoe_torch_cuda.so" not in ours:
+        pytest.skip("a wheel for the CPU alone")
+    found = machine_code.stamp(ours["libtilemoe_torch_cuda.so"])
+    committed = json.loads((ROOT / "benchmarks" / "kernel_hash.json").read_text())
+    if found["nvcc"] != committed["nvcc"]:
+        pytest.skip(f"nvcc {found['nvcc']} made these kernels, {committed['nvcc']} the committed")
+    assert found == committed
 
 
 def test_depends_on_torch_alone():

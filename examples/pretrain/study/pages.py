@@ -1,5 +1,11 @@
 """What commands write from results files into pages: tables, between two marks."""
 
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+from marks import marked  # noqa: E402  of numbers whose kernels may be others today
+
 END = "<!-- to here -->\n"
 
 
@@ -12,4 +18,4 @@ def with_part(text, begin, part):
     """The page's text with `part` between the mark `begin` and END."""
     before, rest = text.split(begin)
     _, after = rest.split(END)
-    return before + begin + part + END + after
+    return before + begin + marked(part) + END + after

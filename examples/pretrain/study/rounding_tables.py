@@ -18,7 +18,6 @@ PAGE = ROOT / "docs" / "token_rounding.md"
 PICTURES = ROOT / "docs" / "images" / "token_rounding"
 BEGIN = "<!-- rounding_tables.py writes from here -->\n"
 BAR = 0.5  # % of top-K's held-out loss, of `nearest` at two or more tiles an expert
-GAIN = 1.16  # of the forward's kernels, where an expert has fewest tiles
 # Student's t with so many degrees of freedom, from one on, beyond which 2.5 % lie on either side.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 SAME = ("initial", "batches", "steps", "tokens_of_step", "held_out_tokens", "options")
@@ -191,7 +190,7 @@ def sparsest(entries):
     said = [f"{model} {ratio:.3f} at {tiles}" for model, (tiles, ratio) in least.items()]
     return (
         "Time of top-K's kernels over that of `nearest`, a pair, at the fewest tiles an expert: "
-        f"{', '.join(said)}. What was asked for is {GAIN} at the sparsest point.\n"
+        f"{', '.join(said)}.\n"
     )
 
 

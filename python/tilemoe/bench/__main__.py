@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from . import session
+from .ahead import compile_for
 from .cases import CASES, DTYPES, SHAPE, Case
 from .measure import PASSES
 from .peers import TileMoE, all_peers
@@ -36,6 +37,10 @@ def _parser():
     add("--against", nargs="*", metavar="PEER", help="peers; else all that are there")
     add("--python", nargs="+", default=[], metavar="PEER=PYTHON",
         help="run a peer in another Python, where its packages do not fit this one's")  # fmt: skip
+    add("--packages", nargs="+", default=[], metavar="PEER=DIR",
+        help="run a peer in a process of its own, with a folder of packages before others")  # fmt: skip
+    add("--compile-only", action="store_true",
+        help="have those of --packages compile for the cases, several at once; time nothing")  # fmt: skip
     add("--rounds", type=int, default=15)
     add("--threads", type=int, default=0, help="on the CPU; else torch's own number")
     add("--json", type=pathlib.Path, help="write the entries to this file")
@@ -63,17 +68,29 @@ def _cases(args):
 
 
 def _peers(args):
-    """Classes, TileMoE first, and the Python of those that run in another."""
+    """Classes, TileMoE first, and the places of those that run in another process."""
     known = all_peers()
-    pythons = dict(word.partition("=")[::2] for word in args.python)
+    pythons, packages = (
+        dict(word.partition("=")[::2] for word in words) for words in (args.python, args.packages)
+    )
     wanted = args.against
     if wanted is None:
         wanted = [name for name in known if not name.startswith("tilemoe-")]
-    for option, names in (("--against", wanted), ("--python", pythons)):
+    for option, names in (("--against", wanted), ("--python", pythons), ("--packages", packages)):
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"{option} {unknown[0]}: not one of {', '.join(known)}")
+    for name, folder in packages.items():
+        if not pathlib.Path(folder).is_dir():
+            raise ValueError(f"--packages {name}={folder}: no such folder")
+    places = {
+        name: session.Place(
+            pythons.get(name, sys.executable),
+            pathlib.Path(packages[name]) if name in packages else None,
+        )
+        for name in {**pythons, **packages}
+    }
     names = dict.fromkeys([TileMoE.name, *wanted])
-    return [known[name] for name in names], pythons
+    return [known[name] for name in names], places
 
 
 def _list():
@@ -104,21 +121,29 @@ def _plots(folder):
     return plots
 
 
+def _say(line):
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
 def _measure(args):
-    peers, pythons = _peers(args)
+    peers, places = _peers(args)
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.compile_only:
+        compile_for(_cases(args), peers, places, _say)
+        return []
     entries = []
     for case in _cases(args):
         found = session.run(
             case, peers, passes=args.passes, rounds=args.rounds, threads=args.threads,
-            pythons=pythons, pictures=args.plots is not None,
-            say=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
+            places=places, pictures=args.plots is not None, say=_say,
         )  # fmt: skip
         for entry in found:
             entry["commit"] = args.commit or entry["commit"]
         print(table(found), flush=True)
         entries += found
+        if args.json:  # after each, for a run that is cut off
+            args.json.write_text(json.dumps(entries, indent=1) + "\n")
     return entries
 
 
@@ -141,7 +166,7 @@ def main(argv=None):
             entries = _measure(args)
     except (ValueError, OSError, session.LeftOut) as error:
         sys.exit(f"tilemoe.bench: error: {error}")
-    if args.json:
+    if args.json and entries:
         args.json.write_text(json.dumps(entries, indent=1) + "\n")
         print(f"written to {args.json}")
     if plots:

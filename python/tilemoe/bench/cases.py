@@ -48,6 +48,7 @@ def _gpu(name, *shape):
     return Case(name, *shape, device="cuda", dtype="bfloat16")
 
 
+# verify/registry.cpp's, which this file cannot read where the package is installed.
 CASES = {
     case.name: case
     for case in (
@@ -63,5 +64,9 @@ CASES = {
         _gpu("olmoe", 32768, 2048, 1024, 64, 8),
         _gpu("qwen3-235b", 32768, 4096, 1536, 128, 8),
         _gpu("gpt-oss-20b", 32768, 2880, 2880, 32, 4),
+        _gpu("kimi-linear", 32768, 2304, 1024, 256, 8),
+        _gpu("qwen3-next", 32768, 2048, 512, 512, 10),
+        _gpu("wide", 8192, 2048, 3072, 8, 2),
+        _gpu("few-rows", 2048, 2048, 768, 128, 8),
     )
 }

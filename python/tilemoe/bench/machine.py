@@ -8,6 +8,8 @@ import subprocess
 
 import torch
 
+from . import machine_code
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]  # of the source tree, where this is one
 
 
@@ -35,6 +37,19 @@ def commit():
     return _command("git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*")
 
 
+def build():
+    """Of the tilemoe that this Python imports: its commit, and the hash of its kernels, None where
+    it has none. The commit is None of a package from before it was written down."""
+    from tilemoe import _library
+
+    folder = _library._directory()
+    written, kernels = folder / "commit.txt", folder / "libtilemoe_torch_cuda.so"
+    return {
+        "commit": written.read_text().strip() if written.exists() else None,
+        "machine_code": machine_code.stamp(kernels) if kernels.exists() else None,
+    }
+
+
 def versions(packages):
     found = {"python": platform.python_version()}
     for package in packages:
@@ -59,6 +74,9 @@ def available_bytes(device):
 def describe(device, packages):
     """The keys that every entry has of the machine."""
     entry = {"commit": commit(), "versions": versions(packages)}
+    if "tilemoe" in packages:
+        built = build()
+        entry |= {**built, "commit": built["commit"] or entry["commit"]}
     entry["load_average"] = os.getloadavg()[0]
     if device == "cuda":
         driver = _command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")

@@ -32,6 +32,8 @@ class CpuClock:
         result = work()
         return (time.perf_counter() - begin) * 1e3, result
 
+    untimed = host
+
 
 class CudaClock:
     FLUSH_BYTES = 256 << 20  # five times the L2
@@ -41,6 +43,10 @@ class CudaClock:
     def __init__(self):
         self.flush = torch.zeros(self.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self.ahead_ms = self.LEAST_AHEAD_MS
+
+    @property
+    def settings(self):
+        return {"host ahead by, ms": round(self.ahead_ms, 1)}
 
     def timed(self, work):
         """Milliseconds on the device with cold caches, and what the call returned. The device
@@ -53,6 +59,13 @@ class CudaClock:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end), result
+
+    @staticmethod
+    def untimed(work):
+        """A call that may compile, and so says nothing of how far the host has to be ahead."""
+        result = work()
+        torch.cuda.synchronize()
+        return None, result
 
     def host(self, work):
         """Milliseconds until a call returns, on an idle device."""
@@ -78,7 +91,8 @@ class Measured:
         self.peer, self.clock, self.passes = make_peer(problem), clock, passes
         self.name = self.peer.name
         for _ in range(warm_up):
-            self._run(clock.host)
+            self._run(clock.untimed)
+        self._run(clock.host)
         self.memory = memory.measure(self.peer) if passes in ("both", "backward") else {}
         self.tiny = None
         if problem.case.device == "cpu":
@@ -148,6 +162,8 @@ class Measured:
             "tflops": case.flop(self.passes) / sum(medians.values()) * 1e-9 if medians else None,
             **self.memory,
             "rounds": len(self.rounds),
+            "host_round_times": self.host_rounds,
+            "settings": {**self.peer.settings, **getattr(self.clock, "settings", {})},
         }
 
 

@@ -12,8 +12,15 @@ import torch.nn.functional as F
 from .cases import DTYPES
 
 
+def _swiglu(H):
+    """H (M, 2n) -> A (M, n)"""
+    gate, up = H.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
 class Peer:
     name = ""
+    settings = {}  # that a reader has to know beside the versions
     packages = ("torch",)  # whose versions tell what was measured
     install = ""  # what makes it available
     module = None  # that it imports
@@ -72,10 +79,11 @@ class Peer:
 
 
 class TileMoE(Peer):
+    """The call with no option."""
+
     name = "tilemoe"
     packages = ("torch", "tilemoe")
-    overwrite_H = False
-    column_blocks = 1
+    options = {}
 
     @classmethod
     def missing(cls, case):
@@ -90,30 +98,43 @@ class TileMoE(Peer):
 
         p = self.problem
         return moe(
-            p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding, overwrite_H=self.overwrite_H,
-            column_blocks=self.column_blocks,
+            p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding, **self.options
         )  # fmt: skip
 
 
+class TileMoEKeeping(TileMoE):
+    """H stays as it is in backward."""
+
+    name = "tilemoe-keeps-h"
+    options = {"overwrite_H": False}
+
+
 class TileMoEOverwriting(TileMoE):
-    """The one of less memory: backward writes dH over H."""
+    """Backward writes dH over H."""
 
     name = "tilemoe-dh-over-h"
-    overwrite_H = True
+    options = {"overwrite_H": True}
 
 
-class TileMoESmall(TileMoEOverwriting):
+class TileMoESmall(TileMoE):
     """The one of least memory: Y and dX~ exist in four blocks of columns besides."""
 
     name = "tilemoe-small-peak"
-    column_blocks = 4
+    options = {"overwrite_H": True, "column_blocks": 4}
+
+
+class TileMoEBefore(TileMoE):
+    """Another build of the package, which a process of its own has on its path."""
+
+    name = "tilemoe-before"
 
 
 class TorchGroupedMM(Peer):
-    """Sort by expert, gather, grouped_mm, SwiGLU, grouped_mm, weighted index_add. No step waits for
-    the device."""
+    """Sort by expert, gather, grouped_mm, SwiGLU, grouped_mm, weighted index_add, all eager. No
+    step waits for the device."""
 
     name = "torch-grouped_mm"
+    settings = {"torch.compile": "no"}
 
     @classmethod
     def missing(cls, case):
@@ -121,19 +142,56 @@ class TorchGroupedMM(Peer):
             return f"torch {torch.__version__} has no grouped_mm: pip install 'torch>=2.10'"
         return super().missing(case)
 
-    def forward(self):
-        K, E = self.problem.K, self.W1.shape[0]
-        s, ids = self.top_k()  # (T, K)
-        expert, order = ids.flatten().sort(stable=True)  # (M), and the pair of a row
-        token = order // K  # (M)
-        every = torch.arange(E, device=expert.device)
-        offsets = torch.searchsorted(expert, every, right=True).to(torch.int32)  # (E) ends
-        rows = self.X[token]  # (M, d)
-        H = F.grouped_mm(rows, self.W1.transpose(1, 2), offs=offsets)  # (M, 2n)
-        gate, up = H.chunk(2, dim=-1)
-        Y = F.grouped_mm(F.silu(gate) * up, self.W2.transpose(1, 2), offs=offsets)  # (M, d)
+    def route(self):
+        """-> s (T, K); the pair that stands in each row, (M); the experts' ends, (E) int32."""
+        s, ids = self.top_k()
+        expert, order = ids.flatten().sort(stable=True)
+        every = torch.arange(self.W1.shape[0], device=expert.device)
+        return s, order, torch.searchsorted(expert, every, right=True).to(torch.int32)
+
+    def gather(self, order):
+        """-> the rows of X by expert, (M, d)"""
+        return self.X[order // self.problem.K]
+
+    activate = staticmethod(_swiglu)
+
+    def combine(self, Y, s, order):
+        """-> O (T, d)"""
         weighted = Y * s.flatten()[order, None]
-        return torch.zeros_like(self.X).index_add_(0, token, weighted)  # (T, d)
+        return torch.zeros_like(self.X).index_add_(0, order // self.problem.K, weighted)
+
+    def forward(self):
+        s, order, ends = self.route()
+        H = F.grouped_mm(self.gather(order), self.W1.transpose(1, 2), offs=ends)  # (M, 2n)
+        Y = F.grouped_mm(self.activate(H), self.W2.transpose(1, 2), offs=ends)  # (M, d)
+        return self.combine(Y, s, order)
+
+
+class TorchGroupedMMCompiled(TorchGroupedMM):
+    """The same with all but sort and products compiled. Sums over a token's K rows read them in
+    place of adding into X's rows, forward and backward: no atomics, and float32 inside."""
+
+    name = "torch-grouped_mm-compiled"
+    settings = {"torch.compile": "gather, SwiGLU and weighted sum, dynamic=False"}
+
+    def __init__(self, problem):
+        from . import compiled
+
+        super().__init__(problem)
+        self.compiled = compiled
+        self.activate = compiled.swiglu
+
+    def route(self):
+        s, order, ends = super().route()
+        self.rows_of_pairs = torch.empty_like(order)
+        self.rows_of_pairs[order] = torch.arange(order.numel(), device=order.device)
+        return s, order, ends
+
+    def gather(self, order):
+        return self.compiled.Gather.apply(self.X, order, self.rows_of_pairs, self.problem.K)
+
+    def combine(self, Y, s, order):
+        return self.compiled.Combine.apply(Y, s, order, self.rows_of_pairs)
 
 
 class SonicMoE(Peer):
@@ -152,6 +210,8 @@ class SonicMoE(Peer):
         (256, 128, False),
         (256, 192, False),
     }
+    settings = {"tiles": [f"{m}x{n}{' ping-pong' if p else ''}" for m, n, p in sorted(TILES)],
+                "entry": "moe_TC_softmax_topk_layer"}  # fmt: skip
 
     @classmethod
     def missing(cls, case):
@@ -291,6 +351,7 @@ def _transformers():
 
 def all_peers():
     """Name -> class, TileMoE first."""
-    peers = [TileMoE, TileMoEOverwriting, TileMoESmall, TorchGroupedMM, SonicMoE, ScatterMoE]
+    peers = [TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEBefore]
+    peers += [TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE]
     peers += _transformers()
     return {peer.name: peer for peer in peers}

@@ -2,7 +2,9 @@
 
 import dataclasses
 import os
+import pathlib
 import statistics
+import sys
 
 from . import machine, memory
 from .cases import DTYPES
@@ -41,12 +43,34 @@ def measured_in_process(peer, problem, clock, passes):
         raise LeftOut(f"{type(error).__name__}: {sentence}") from error
 
 
-class Remote:
-    """A peer in another Python."""
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a peer's process finds what it needs: a Python, and a folder of packages before its own
+    (`pip install --target`), which hides a TileMoE of this process."""
 
-    def __init__(self, python, peer, case, passes, threads):
-        self.name = peer.name
-        self.worker = peer_worker(python, peer.name, dataclasses.asdict(case), passes, threads)
+    python: str = sys.executable
+    packages: pathlib.Path | None = None
+
+    def environment(self):
+        if self.packages is None:
+            return None
+        # CuTe's DSL has its modules a level deeper, which pip tells Python by a .pth file.
+        deeper = self.packages / "nvidia_cutlass_dsl" / "python_packages"
+        path = [str(folder.resolve()) for folder in (self.packages, deeper) if folder.is_dir()]
+        others = {k: v for k, v in os.environ.items() if k != "TILEMOE_LIBRARY_DIR"}
+        return {**others, "PYTHONPATH": os.pathsep.join(path)}
+
+
+class Remote:
+    """A peer in a process of its own."""
+
+    def __init__(self, place, name, case, passes, threads):
+        self.name = name
+        try:
+            self.worker = peer_worker(place.python, name, dataclasses.asdict(case), passes, threads,
+                                      place.environment())  # fmt: skip
+        except SystemExit as error:
+            raise LeftOut(str(error)) from None
         if reason := self.worker.ready.get("left_out"):
             raise LeftOut(reason)
 
@@ -57,22 +81,36 @@ class Remote:
         return self.worker.finish()[0]
 
 
-def run(case, peers, *, passes="both", rounds=15, threads=0, pythons=None, pictures=False,
+def _time_of_peers(entries):
+    """Our time over each peer's, medians of the rounds' ratios: fwd_ms and bwd_ms, and of what a
+    GPU's host takes, host_fwd_ms and host_bwd_ms."""
+    ours, found = entries[0], {}
+    for entry in entries[1:]:
+        ratios = {}
+        for prefix, rounds in (("", "round_times"), ("host_", "host_round_times")):
+            both = list(zip(ours[rounds], entry[rounds]))
+            for key in both[0][0] if both else ():
+                ratios[prefix + key] = statistics.median(a[key] / b[key] for a, b in both)
+        found[entry["backend"]] = ratios
+    return found
+
+
+def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, pictures=False,
         say=lambda line: None):  # fmt: skip
-    """The case's entries, TileMoE's first. peers: classes of peers.py; pythons: for a peer's name
-    the Python that it runs in, where that is not this one; pictures: also measure what only they
+    """The case's entries, TileMoE's first. peers: classes of peers.py; places: for a peer's name
+    the Place of its process, where that is not this one; pictures: also measure what only they
     show."""
     problem, clock = Problem(case), make_clock(case.device)
     runners, left_out = [], {}
     for peer in peers:
         say(f"{case.name}: preparing {peer.name}")
         try:
-            if python := (pythons or {}).get(peer.name):
-                runners.append(Remote(python, peer, case, passes, threads))
+            if place := (places or {}).get(peer.name):
+                runners.append(Remote(place, peer.name, case, passes, threads))
             else:
                 runners.append(measured_in_process(peer, problem, clock, passes))
         except LeftOut as error:
-            if issubclass(peer, TileMoE):
+            if peer is TileMoE:
                 raise LeftOut(f"{peer.name}: {error}") from error
             left_out[peer.name] = str(error)
 
@@ -91,7 +129,6 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, pythons=None, pictu
         if isinstance(runner, Measured):
             entry |= machine.describe(case.device, packages[runner.name])
         entry["pass"] = passes
-        entry["commit"] = machine.commit()
         entry["load_average"] = os.getloadavg()[0]
         entry["round_times"] = [r[runner.name] for r in times]
         entry["fwd_plus_bwd_ms"] = statistics.median(sum(r[runner.name].values()) for r in times)
@@ -108,6 +145,7 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, pythons=None, pictu
         )
         for entry in entries[1:]
     }
+    ours["time_of_peers"] = _time_of_peers(entries)
     return entries
 
 

@@ -1,5 +1,6 @@
-# Writes OUTPUT, a header that names the commit of SOURCE_DIR; run at every build, it touches the
-# file only where the text changes, so that nothing is compiled again without need.
+# Writes OUTPUT, which names the commit of SOURCE_DIR in the form of LINE, a text with @commit@; run at
+# every build, it touches the file only where the text changes, so that nothing is compiled again
+# without need. PATHS: what the product is made of, where a change means `-dirty`.
 cmake_minimum_required(VERSION 3.22)
 set(commit unknown)
 find_package(Git QUIET)
@@ -8,12 +9,13 @@ if(Git_FOUND)
                   OUTPUT_VARIABLE hash OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
   if(NOT failed)
     set(commit ${hash})
-    # Only what the executable is made of: a result file written beside it does not count.
-    execute_process(COMMAND ${GIT_EXECUTABLE} status --porcelain -- include src verify apps CMakeLists.txt
+    # A result file written beside it does not count.
+    separate_arguments(PATHS)
+    execute_process(COMMAND ${GIT_EXECUTABLE} status --porcelain -- ${PATHS}
                     WORKING_DIRECTORY ${SOURCE_DIR} OUTPUT_VARIABLE changes ERROR_QUIET)
     if(changes)
       string(APPEND commit -dirty)
     endif()
   endif()
 endif()
-file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "#define TILEMOE_COMMIT \"@commit@\"\n" @ONLY)
+file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "${LINE}\n" @ONLY)

@@ -1,0 +1,221 @@
+"""The tables of layers beside others', from gpu_peers.json and gpu_torch_layer.json, for
+gpu_tables.py."""
+
+from marks import LEGEND
+from results_tables import SHAPE, config, marks, milliseconds, passed, results_of, stage, table
+
+SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
+
+
+PASSES = ("fwd_ms", "bwd_ms")
+
+
+def by_peer(item):
+    """{peer: entry}, ours first, of a layer of gpu_peers.json."""
+    return {entry["backend"]: entry for entry in item["report"]}
+
+
+def ours_of(item):
+    return item["report"][0]
+
+
+def over(ours, peer, keys=PASSES):
+    """Our time over a peer's, forward / backward."""
+    ratios = ours["time_of_peers"].get(peer)
+    return "" if ratios is None else " / ".join(f"{ratios[key]:.3f}" for key in keys)
+
+
+def mebibytes(value):
+    return "" if value is None else f"{value / 2**20:.0f}"
+
+
+def above(entry, key):
+    """MiB above weights, inputs and dO."""
+    value = entry.get(key)
+    return "" if value is None else mebibytes(value - entry["resident_bytes"])
+
+
+def shape_of(entry):
+    return " ".join(str(entry["shape"][name]) for name in SHAPE)
+
+
+def peer_row(item):
+    """The cells of config and marks: ours', and whether the tree had changes for any peer's."""
+    ours, others = ours_of(item), item["report"][1:]
+    hashed = {"machine_code": ours.get("machine_code")}
+    return ours["config"] + marks(
+        ours, *({"commit": other["commit"], **hashed} for other in others)
+    )
+
+
+def said_of_peers(results):
+    """Where, with what and how gpu_peers.json was measured."""
+    entries = by_peer(passed(results)[0])
+    versions = entries[SONIC if SONIC in entries else "tilemoe"]["versions"]
+    commits = sorted({ours_of(item)["commit"] or "unknown" for item in passed(results)})
+    words = lambda value: ", ".join(value) if isinstance(value, list) else str(value)
+    settings = "; ".join(
+        f"{name}: " + ", ".join(f"{k} {words(v)}" for k, v in entry["settings"].items())
+        for name, entry in entries.items()
+        if entry.get("settings")
+    )
+    return (
+        f"{results['name']}, driver {results['driver_version']}, TileMoE at "
+        f"{', '.join(f'`{one}`' for one in commits)}, {results['rounds']} rounds; "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + (f". Settings: {settings}" if settings else "")
+        + "."
+    )
+
+
+def peers(results):
+    """Every layer and peer."""
+    rows = []
+    for item in passed(results):
+        ours = ours_of(item)
+        for name, entry in by_peer(item).items():
+            host = [
+                f"{1000 * entry['host_ms'][way]:.0f}" if way in entry["host_ms"] else ""
+                for way in ("forward", "backward")
+            ]
+            rows.append(
+                [
+                    peer_row(item)
+                    if entry is ours
+                    else ours["config"]
+                    + marks(
+                        ours,
+                        entry
+                        | {"machine_code": entry.get("machine_code") or ours.get("machine_code")},
+                    ),
+                    name,
+                    *(milliseconds(entry[key]) for key in PASSES),
+                    over(ours, name),
+                    *host,
+                    mebibytes(entry["saved_bytes"]),
+                    above(entry, "peak_bytes"),
+                    above(entry, "reserved_bytes"),
+                    above(entry, "floor_bytes"),
+                ]
+            )
+    header = [
+        "layer",
+        "peer",
+        "forward, ms",
+        "backward, ms",
+        "TileMoE's time over it",
+        "host fwd, us",
+        "host bwd, us",
+        "kept, MiB",
+        "peak, MiB",
+        "reserved, MiB",
+        "floor, MiB",
+    ]
+    return said_of_peers(results) + "\n\n" + table(header, rows)
+
+
+def span(ratios):
+    low, high = min(ratios), max(ratios)
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+
+
+def readme_peers():
+    """All layers beside sonic-moe and grouped_mm from PyTorch; until that is measured, what is."""
+    results = stage("peers")
+    if not results or not passed(results):
+        return torch_layers(short=True)
+    rows = []
+    for item in passed(results):
+        ours, found = ours_of(item), by_peer(item)
+        peak = [
+            above(found[name], "peak_bytes") if name in found else ""
+            for name in ("tilemoe", SONIC, COMPILED)
+        ]
+        rows.append(
+            [
+                peer_row(item),
+                shape_of(ours),
+                " / ".join(f"{ours[key]:.2f}" for key in PASSES),
+                over(ours, SONIC),
+                over(ours, COMPILED),
+                over(ours, EAGER),
+                " / ".join(peak),
+            ]
+        )
+    said = []
+    for name, words in (
+        (SONIC, "sonic-moe's"),
+        (COMPILED, "that of `grouped_mm` with compiled elementwise parts"),
+        (EAGER, "that of eager `grouped_mm`"),
+    ):
+        ratios = [
+            ours_of(item)["time_of_peers"][name]
+            for item in passed(results)
+            if name in ours_of(item)["time_of_peers"]
+        ]
+        if ratios:
+            said.append(
+                f"{span([r['fwd_ms'] for r in ratios])} of {words} forward, "
+                f"{span([r['bwd_ms'] for r in ratios])} backward"
+            )
+    versions = by_peer(passed(results)[0]).get(SONIC, ours_of(passed(results)[0]))["versions"]
+    with_sonic = f"sonic-moe {versions['sonic-moe']}, " if "sonic-moe" in versions else ""
+    return (
+        f"On one {results['name']}, bfloat16, all called from PyTorch, the router included, taking "
+        f"turns, {results['rounds']} rounds ({with_sonic}torch {versions['torch']}; "
+        "[file](benchmarks/results/gpu_peers.json), [how](docs/benchmarks.md#beside-other-layers)), "
+        f"TileMoE's time on the GPU is {'; '.join(said)}.\n\n"
+        + table(
+            [
+                "layer",
+                "T d n E K",
+                "forward / backward, ms",
+                "over sonic-moe's",
+                "over compiled `grouped_mm`'s",
+                "over eager `grouped_mm`'s",
+                "peak*, MiB: TileMoE / sonic-moe / compiled `grouped_mm`",
+            ],
+            rows,
+        )
+        + f"\n\\* above weights, inputs and dO. {LEGEND}\n"
+    )
+
+
+def torch_layers(short=False):
+    """TileMoE and eager grouped_mm, of gpu_torch_layer.json."""
+    cases = {}
+    for entry in results_of("gpu_torch_layer.json"):
+        cases.setdefault(entry["config"], {})[entry["backend"]] = entry
+    rows = []
+    for name, of in cases.items():
+        ours, eager = of["tilemoe"], of[EAGER]
+        times = [" / ".join(f"{e[key]:.3f}" for key in PASSES) for e in (ours, eager)]
+        cells = [
+            config(ours, ours),
+            *times,
+            f"{ours['speed_against'][EAGER]:.2f}",
+            mebibytes(ours["saved_bytes"]),
+            mebibytes(eager["saved_bytes"]),
+        ]
+        small = [of[one] for one in ("tilemoe-dh-over-h", "tilemoe-small-peak") if one in of]
+        if not short:
+            cells += [above(e, "peak_bytes") for e in (ours, *small, eager)]
+        rows.append(cells)
+    entry = ours
+    header = [
+        "layer",
+        "TileMoE, ms",
+        "eager `grouped_mm`, ms",
+        "speed",
+        "kept, MiB",
+        "`grouped_mm`",
+    ]
+    up = "" if short else "../"
+    text = (
+        f"On an {entry['device']}, bfloat16, top-K over random logits, router included, forward / "
+        f"backward, {entry['rounds']} rounds, torch {entry['versions']['torch']}, commit "
+        f"`{entry['commit']}` ([file]({up}benchmarks/results/gpu_torch_layer.json)). `grouped_mm` is "
+        "eager here; with compiled elementwise parts it takes less time.\n\n"
+    )
+    more = [] if short else ["peak, MiB", "dH over H", "and small peak", "`grouped_mm`"]
+    return text + table([*header, *more], rows) + f"\n{LEGEND}\n"

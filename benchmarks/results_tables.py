@@ -1,0 +1,44 @@
+"""What writes tables of results files (gpu_tables.py, peer_tables.py) shares."""
+
+import json
+
+from marks import RESULTS, mark
+
+SHAPE = "TdnEK"
+
+
+def results_of(file):
+    file = RESULTS / file
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def stage(name):
+    return results_of(f"gpu_{name}.json")
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def passed(results):
+    return [i for i in results["items"] if i["status"] == "passed"]
+
+
+def marks(results, *entries):
+    """A space and the marks of numbers of a results file, by its own stamp and its entries'."""
+    hashed = {"machine_code": results.get("machine_code")}
+    found = mark(results, *({**hashed, **entry} for entry in entries))
+    return f" {found}" if found else ""
+
+
+def config(entry, results):
+    """Its name, its commit where that is not the others', and its marks."""
+    commit = entry["commit"]
+    at = "" if commit == results["commit"] else f" (at `{commit[:7]}`)"
+    return entry["config"] + at + marks(results, entry)
+
+
+def milliseconds(value):
+    return "" if value is None else f"{value:.3f}"
