@@ -29,6 +29,17 @@ def check_counts(output):
     return next((line for line in output.splitlines() if " cases, " in line), None)
 
 
+def layer_figures(file):
+    """Of check_sizes.py with one layer."""
+    (figures,) = json.loads(file.read_text()).values()
+    return figures
+
+
+def scenario_results(output):
+    """Of distributed_worker.py: {scenario: passed or failed}"""
+    return dict(re.findall(r"^(\w+) (passed|failed)$", output, re.MULTILINE))
+
+
 def bench_entries(file):
     return json.loads(file.read_text())
 
