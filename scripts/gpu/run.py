@@ -147,13 +147,14 @@ def main():
     if libraries.is_dir():
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(
             filter(None, [str(libraries), environment.get("LD_LIBRARY_PATH")]))
-    gpus = [memory_mib(gpu) for gpu in device.each("run.py", "memory.total")]
     installed = (args.out / "installed").resolve()
-    machine = Machine(args.programs, args.peer, gpus, args.wheel, args.packages, installed)
+    machine = Machine(args.programs, args.peer, args.wheel, args.packages, installed)
     if "tilemoe" not in machine.programs:
         sys.exit(f"run.py: error: {args.programs} has no program tilemoe; build it first")
-    facts = device_facts(machine.program("tilemoe"), environment) | {"gpus": len(gpus)}
-    say(f"{facts['build']}; {len(gpus)} x {facts['name']}")
+    facts = device_facts(machine.program("tilemoe"), environment)
+    machine.gpus = [memory_mib(gpu) for gpu in device.each("run.py", "memory.total")]
+    facts["gpus"] = len(machine.gpus)
+    say(f"{facts['build']}; {facts['gpus']} x {facts['name']}")
     if args.wheel:
         facts["wheel"] = wheels.install_once(args.wheel, args.packages, installed)
 

@@ -55,20 +55,20 @@ class Item:
 
 
 class Machine:
-    """The programs to run, the tools that are here, the GPUs.
+    """The programs to run, the tools that are here, the GPUs: MiB of memory each.
 
     `peer`: a folder of Python packages with sonic-moe. `wheel`, `packages`: of the PyTorch package,
     and a folder of wheels of what its tests need; `installed`: the folder that has them.
     """
 
-    def __init__(self, programs, peer, gpus, wheel=None, packages=None, installed=None):
+    def __init__(self, programs, peer, wheel=None, packages=None, installed=None):
         self.programs = {}
         for path in sorted(pathlib.Path(programs).rglob("*")):
             if path.is_file() and os.access(path, os.X_OK):
                 self.programs.setdefault(path.name, path)
         self.sanitizer = find_tool("compute-sanitizer")
         self.profiler = find_tool("ncu")
-        self.peer, self.gpus = peer, gpus
+        self.peer, self.gpus = peer, []
         self.wheel, self.packages, self.installed = wheel, packages, installed
 
     def program(self, name):
