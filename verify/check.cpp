@@ -42,8 +42,7 @@ bool is_exact(Inputs inputs, std::vector<Pair> pairs, const Results& truth) {
 
 // Without a pair everything is zero; one token's tensors have a row that none can be swapped with.
 bool may_be_impossible(Spoiling spoiling, const Case& test_case, const std::vector<Pair>& pairs) {
-  return pairs.empty() ||
-         (spoiling == Spoiling::kTwoRowsSwapped && test_case.outer_rows() == 1);
+  return pairs.empty() || (spoiling == Spoiling::kTwoRowsSwapped && test_case.outer_rows() == 1);
 }
 
 }  // namespace

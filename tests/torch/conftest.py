@@ -14,6 +14,7 @@ ON_BOTH = {
     "functional_test.py",
     "module_test.py",
     "operators_test.py",
+    "torchtitan_test.py",
 }
 ON_CUDA_ALONE = {
     "cuda_first_use_test.py",
