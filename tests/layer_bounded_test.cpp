@@ -24,5 +24,27 @@ TEST(LayerSpoilings, AreAllTriedOnEveryTensor) {
   }
 }
 
+// Results that cannot be spoiled are no pass: zeros in the place of all of them.
+TEST(LayerSpoilings, ThatAreNotTriedFail) {
+  const Case one = named_case("biases/bfloat16");
+  const Inputs inputs = make_inputs(one, 1);
+  Problem problem(inputs, host_memory());
+  problem.run();
+  Computed computed = problem.computed();
+  std::fill(computed[kO].begin(), computed[kO].end(), 0.f);
+  const Report report = judge(inputs, problem.pairs(), computed, Passes::kAll);
+  EXPECT_FALSE(report.passed());
+  for (const TensorReport& tensor : report.tensors) {
+    EXPECT_EQ(tensor.spoilings_tried, tensor.output == kO ? 0 : 3);
+    EXPECT_EQ(tensor.missed_spoilings.size(), tensor.output == kO ? 3u : 0u);
+    EXPECT_TRUE(tensor.impossible_spoilings.empty());
+  }
+}
+
+TEST(LayerSpoilings, AreImpossibleWithoutPairs) {
+  for (const TensorReport& tensor : check_case(named_case("no-token/float32"), 1).tensors)
+    EXPECT_EQ(tensor.impossible_spoilings.size(), 3u) << output_name(tensor.output);
+}
+
 }  // namespace
 }  // namespace tilemoe::verify

@@ -17,6 +17,9 @@ struct TensorReport {
   Limit limit;
   bool passed;
   int spoilings_tried;
+  // Those that would change nothing, of a case without pairs or of one token. In any other case one
+  // that was not tried is among the missed.
+  std::vector<std::string> impossible_spoilings;
   // Spoilings of this tensor that the same limit let pass: a defect of the comparison.
   std::vector<std::string> missed_spoilings;
 };

@@ -85,6 +85,8 @@ class Checker {
   void print(std::ostream& out) const { table_.print(out); }
   int tensors() const { return tensors_; }
   int refused() const { return refused_; }
+  int spoilings() const { return spoilings_; }
+  const std::vector<std::string>& impossible() const { return impossible_; }
   const std::vector<std::string>& failures() const { return failures_; }
 
  private:
@@ -122,7 +124,10 @@ class Checker {
                 scientific(figures.worst_row, 2), scientific(limit.worst_row, 2),
                 good ? "ok" : "FAILED"});
     ++tensors_;
+    spoilings_ += tensor.spoilings_tried;
     const std::string place = name + ", " + output + ": ";
+    for (const std::string& spoiling : tensor.impossible_spoilings)
+      impossible_.push_back(place + spoiling);
     if (!tensor.passed) failures_.push_back(place + describe(figures, limit));
     for (const std::string& spoiling : tensor.missed_spoilings)
       failures_.push_back(place + "the limit lets pass: " + spoiling);
@@ -140,8 +145,10 @@ class Checker {
                 {"limit"},
                 {"", Table::Align::kLeft}}};
   std::vector<std::string> failures_;
+  std::vector<std::string> impossible_;
   int tensors_ = 0;
   int refused_ = 0;
+  int spoilings_ = 0;
 };
 
 // On a terminal, the case that runs now.
@@ -174,6 +181,9 @@ int check_cases(const CheckOptions& options) {
             << checker.failures().size() << " failures";
   if (options.repeats > 0) std::cout << ", each case run " << options.repeats << " times";
   if (checker.refused() > 0) std::cout << ", " << checker.refused() << " of them refused";
+  std::cout << "\n" << checker.spoilings() << " results were spoiled on purpose";
+  if (!checker.impossible().empty())
+    std::cout << "; " << checker.impossible().size() << " cannot be";
   std::cout << "\n";
   for (const std::string& failure : checker.failures()) std::cout << "  " << failure << "\n";
   return checker.failures().empty() ? 0 : 1;

@@ -4,12 +4,19 @@ import subprocess
 import sys
 
 
-def facts(script, *query):
-    """nvidia-smi's answers for the first GPU by name; ends the program where there is none."""
+def each(script, *query):
+    """nvidia-smi's answers by name, for every GPU; ends the program where there is none."""
     try:
-        answers = subprocess.run(
+        lines = subprocess.run(
             ["nvidia-smi", f"--query-gpu={','.join(query)}", "--format=csv,noheader"],
-            capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
+            capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        lines = []
+    if not lines:
         sys.exit(f"{script}: error: no GPU answers here (nvidia-smi); run this where there is one")
-    return dict(zip(query, answers.split(", ")))
+    return [dict(zip(query, line.split(", "))) for line in lines]
+
+
+def facts(script, *query):
+    """Those for the first GPU."""
+    return each(script, *query)[0]

@@ -26,7 +26,20 @@ def test_counts(file):
 
 
 def check_counts(output):
-    return next((line for line in output.splitlines() if " cases, " in line), None)
+    """Cases, tensors and failures, and how many results were spoiled on purpose."""
+    lines = [line for line in output.splitlines() if " cases, " in line or "on purpose" in line]
+    return "; ".join(lines) or None
+
+
+def layer_figures(file):
+    """Of check_sizes.py with one layer."""
+    (figures,) = json.loads(file.read_text()).values()
+    return figures
+
+
+def scenario_results(output):
+    """Of distributed_worker.py: {scenario: passed or failed}"""
+    return dict(re.findall(r"^(\w+) (passed|failed)$", output, re.MULTILINE))
 
 
 def bench_entries(file):

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Tests, sanitizes, times and profiles a build on this machine's GPU, stage by stage.
 
-  scripts/gpu/run.py --programs build/ci                  # every stage
-  scripts/gpu/run.py --programs build/ci test bench       # these two
+  scripts/gpu/run.py --programs build/ci --wheel WHEEL     # every stage
+  scripts/gpu/run.py --programs build/ci test bench        # these two, which need no wheel
 
 Builds nothing. Each stage ends within 8 minutes and writes one results file, gpu_STAGE.json. What
 passed at this commit is not run again, so a run that was cut off goes on where it stopped. Says at
-the end what was skipped and why; its status is 1 where something failed.
+the end what was skipped and why. Its status is 1 where something failed, where a program skipped a
+test that it need not skip here, or where anything was skipped of a stage that was asked for by name.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import device
+import wheels
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tilemoe" / "bench"))
 import machine_code  # noqa: E402  a file of it needs no package
 from stages import AT_ONCE, STAGES, Machine
@@ -45,6 +47,12 @@ def device_facts(tilemoe, environment):
     return {"commit": commit, "build": first_line, "machine_code": kernels, **gpu}
 
 
+def memory_mib(gpu):
+    """Of nvidia-smi's answer, such as "81559 MiB"; 0 where it has none."""
+    figure = gpu["memory.total"].split()[0]
+    return int(figure) if figure.isdigit() else 0
+
+
 running = set()  # processes of items
 
 
@@ -54,6 +62,12 @@ def end_with_all(signal_number, _):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(process.pid, signal.SIGKILL)
     os._exit(128 + signal_number)
+
+
+def skipped_too_much(item, report):
+    if item.may_skip is None or not isinstance(report, dict):
+        return []
+    return [test for test in report.get("skipped", []) if test not in item.may_skip]
 
 
 def run_item(item, folder, environment, limit_s):
@@ -79,6 +93,8 @@ def run_item(item, folder, environment, limit_s):
         report = None
         if status == "passed":
             status = f"no result: {error}"
+    if status == "passed" and (tests := skipped_too_much(item, report)):
+        status = f"skipped though they need not be: {', '.join(tests)}"
     return {"item": item.name, "status": status,
             "seconds": round(time.monotonic() - start, 1), "report": report}
 
@@ -97,7 +113,7 @@ def run_stage(name, machine, facts, args, environment):
             say(f"  {item.name}: passed before")
             return json.loads(kept.read_text())["result"]
         if end - time.monotonic() < 5:
-            return {"item": item.name, "status": "skipped: the stage's 8 minutes are over"}
+            return {"item": item.name, "status": "not begun: the stage's 8 minutes are over"}
         result = run_item(item, folder, environment, min(item.limit_s, end - time.monotonic()))
         say(f"  {item.name}: {result['status']}, {result['seconds']} s")
         if result["status"] == "passed":
@@ -116,6 +132,10 @@ def main():
                         help="a build's folder, or an unpacked scripts/gpu/pack.sh archive")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/gpu"),
                         help="where logs, what has passed, and the results go (build/gpu)")
+    parser.add_argument("--wheel", type=pathlib.Path,
+                        help="of the PyTorch package, for the stages torch, sizes and two-gpus")
+    parser.add_argument("--packages", type=pathlib.Path,
+                        help="a folder of wheels of what the package's tests need (packages.sh)")
     parser.add_argument("--again", action="store_true", help="run also what has passed")
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -129,11 +149,16 @@ def main():
     if libraries.is_dir():
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(
             filter(None, [str(libraries), environment.get("LD_LIBRARY_PATH")]))
-    machine = Machine(args.programs)
+    installed = (args.out / "installed").resolve()
+    machine = Machine(args.programs, args.wheel, args.packages, installed)
     if "tilemoe" not in machine.programs:
         sys.exit(f"run.py: error: {args.programs} has no program tilemoe; build it first")
     facts = device_facts(machine.program("tilemoe"), environment)
-    say(f"{facts['build']}; {facts['name']}")
+    machine.gpus = [memory_mib(gpu) for gpu in device.each("run.py", "memory.total")]
+    facts["gpus"] = len(machine.gpus)
+    say(f"{facts['build']}; {facts['gpus']} x {facts['name']}")
+    if args.wheel:
+        facts["wheel"] = wheels.install_once(args.wheel, args.packages, installed)
 
     lines = []
     for name in args.stages or STAGES:
@@ -151,7 +176,11 @@ def main():
     lines += [f"{name}: skipped: not asked for" for name in STAGES
               if args.stages and name not in args.stages]
     print("\n".join(lines))
-    failed = [l for l in lines if not ("skipped:" in l or l.endswith("passed"))]
+    skipped = [line for line in lines if ": skipped: " in line]
+    failed = [line for line in lines if line not in skipped and not line.endswith("passed")]
+    if args.stages:  # those: what was asked for has to run
+        failed += [line for line in skipped if not line.endswith("not asked for")]
+    print(f"{len(failed)} failed, {len(skipped)} skipped")
     sys.exit(1 if failed else 0)
 
 

@@ -9,10 +9,11 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 from typing import Callable
 
-from reports import (METRICS, bench_entries, check_counts, kernel_profile, sanitizer_errors,
-                     test_counts)
+from reports import (METRICS, bench_entries, check_counts, kernel_profile, layer_figures,
+                     sanitizer_errors, scenario_results, test_counts)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
@@ -21,12 +22,24 @@ SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
 # Routing by top-K, few rows and many an expert, rounding, long experts in shares, blocks of columns.
 REPEATED = [f"{case}/bfloat16" for case in
             ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks")]
-HUGE = ["huge-rows", "huge-hidden", "deepseek-v3.2"]
+# GiB of the GPU's memory that each takes; two side by side fit into 78 GiB.
+HUGE = {"deepseek-v3.2": 60, "huge-rows": 12, "huge-hidden": 17}
+# What benchmarks/gpu_peers.py compares, and a layer off every tile;
+# tests/torch/real_sizes.py has their shapes. The largest take up to 35 GiB: two fit side by side.
+SIZES = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b", "kimi-linear",
+         "qwen3-next", "wide", "few-rows", "off-tiles"]
+ON_TWO_DEVICES = "*Device*"  # of cuda_layer_test
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
 LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are dealt to so many processes
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 # Of the step tests, the tiles that the cost model does not pick for the registry's small cases.
 FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
+
+
+ONE_GPU = "this machine has one GPU"
+# Tests of programs that are skipped there; skipped anywhere else, or any other one, is a failure.
+SKIPPED_ON_ONE_GPU = frozenset({"DeviceLayerTest.GivesTheSameBitsOnEveryDevice",
+                                "DeviceLayerTest.RunsOnTwoDevicesAtOnce"})
 
 
 @dataclasses.dataclass
@@ -35,19 +48,27 @@ class Item:
     command: list
     limit_s: int
     report: Callable[[str], object]  # what the results file says of it, from its output
-    missing: str | None = None  # why it cannot run here
+    missing: str | None = None  # why it cannot run here: run.py names it, and goes on
+    # Tests that its report may name as skipped; None: it judges that itself (tests/torch/skips.py).
+    may_skip: frozenset | None = frozenset()
 
 
 class Machine:
-    """The programs to run and the tools that are here."""
+    """The programs to run, the tools that are here, the GPUs: MiB of memory each.
 
-    def __init__(self, programs):
+    `wheel`, `packages`: of the PyTorch package,
+    and a folder of wheels of what its tests need; `installed`: the folder that has them.
+    """
+
+    def __init__(self, programs, wheel=None, packages=None, installed=None):
         self.programs = {}
         for path in sorted(pathlib.Path(programs).rglob("*")):
             if path.is_file() and os.access(path, os.X_OK):
                 self.programs.setdefault(path.name, path)
         self.sanitizer = find_tool("compute-sanitizer")
         self.profiler = find_tool("ncu")
+        self.gpus = []
+        self.wheel, self.packages, self.installed = wheel, packages, installed
 
     def program(self, name):
         return self.programs.get(name, name)
@@ -59,6 +80,20 @@ class Machine:
         if program not in self.programs:
             missing = f"{program} was not built"
         return Item(name, [*tool, self.program(program), *arguments], limit_s, report, missing)
+
+    def torch_item(self, name, arguments, limit_s, report, gpus=1):
+        """A command of this Python with the wheel."""
+        missing = None
+        if not self.wheel:
+            missing = "no wheel of the PyTorch package was named by --wheel"
+        elif importlib.util.find_spec("torch") is None:
+            missing = "this Python has no torch"
+        elif len(self.gpus) < gpus:
+            missing = ONE_GPU
+        # Whatever this shell is set up for, the package is the wheel's.
+        python = ["env", "-u", "TILEMOE_LIBRARY_DIR", f"PYTHONPATH={self.installed}",
+                  sys.executable]
+        return Item(name, [*python, *arguments], limit_s, report, missing, may_skip=None)
 
 
 def find_tool(name):
@@ -72,7 +107,10 @@ def test(machine, folder):
         file = folder / f"{name}.json"
         arguments = ["--gtest_brief=1", f"--gtest_output=json:{file}"]
         dealt = ["env", f"GTEST_TOTAL_SHARDS={parts}", f"GTEST_SHARD_INDEX={part}"]
-        return machine.item(name, program, arguments, 300, lambda _: test_counts(file), dealt)
+        made = machine.item(name, program, arguments, 300, lambda _: test_counts(file), dealt)
+        if len(machine.gpus) < 2:
+            made.may_skip = SKIPPED_ON_ONE_GPU
+        return made
 
     items = [item(program, part, LONG_TESTS.get(program, 1)) for program in machine.tests()
              for part in range(LONG_TESTS.get(program, 1))]
@@ -88,9 +126,57 @@ def repeat(machine, folder):
 
 
 def huge(machine, folder):
-    """Tensors, then weights, of more than 2^31 elements."""
-    return [machine.item(name, "tilemoe", ["check", "--device", "cuda", "--pass", "all", name],
-                         240, check_counts) for name in HUGE]
+    """Weights, then tensors of rows, of more than 2^31 elements."""
+    def item(name, gib):
+        lacks = min(machine.gpus, default=0) < gib * 1024
+        return machine.item(name, "tilemoe", ["check", "--device", "cuda", "--pass", "all", name],
+                            240, check_counts,
+                            missing=f"it takes {gib} GiB of a GPU's memory" if lacks else None)
+
+    return [item(name, gib) for name, gib in HUGE.items()]
+
+
+def torch(machine, folder):
+    """The PyTorch package's own tests."""
+    packages = ["--packages", machine.packages] if machine.packages else []
+    return [machine.torch_item(
+        "tests", [ROOT / "scripts" / "gpu" / "test_torch.py", machine.wheel, *packages,
+                  "--out", folder, "--limit", "440"],
+        470, lambda _: json.loads((folder / "gpu_torch.json").read_text()))]
+
+
+def sizes(machine, folder):
+    """Layers of real models' sizes, every row of every tensor, through the PyTorch package."""
+    def item(name):
+        file = folder / f"{name}.json"
+        script = ROOT / "scripts" / "gpu" / "check_sizes.py"
+        return machine.torch_item(name, [script, name, "--json", file], 120,
+                                  lambda _: layer_figures(file))
+
+    return [item(name) for name in SIZES]
+
+
+def two_gpus(machine, folder):
+    """What needs two GPUs: of the library, of the package, of the pretraining example."""
+    file = folder / "layer.json"
+    layer = machine.item("layer", "cuda_layer_test",
+                         ["--gtest_brief=1", f"--gtest_filter={ON_TWO_DEVICES}",
+                          f"--gtest_output=json:{file}"], 240, lambda _: test_counts(file))
+    if len(machine.gpus) < 2:
+        layer.missing = layer.missing or ONE_GPU
+    tests = ROOT / "tests" / "torch"
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={tests}",
+              "--device", "cuda", tests / "cuda_two_devices_test.py"]
+    training = folder / "pretrain.json"
+    return [
+        layer,
+        machine.torch_item("package", pytest, 120, lambda output: output.splitlines()[-1:], gpus=2),
+        machine.torch_item("processes", [tests / "distributed_worker.py", "--device", "cuda"], 260,
+                           scenario_results, gpus=2),
+        machine.torch_item("pretrain", [ROOT / "scripts" / "gpu" / "pretrain_two_gpus.py",
+                                        "--json", training, "--work", folder / "pretrain"],
+                           300, lambda _: json.loads(training.read_text()), gpus=2),
+    ]
 
 
 def sanitize(tool):
@@ -161,6 +247,9 @@ def profile(machine, folder):
 
 STAGES = {
     "test": test,
+    "torch": torch,
+    "sizes": sizes,
+    "two-gpus": two_gpus,
     "repeat": repeat,
     "huge": huge,
     **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
@@ -170,4 +259,4 @@ STAGES = {
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
-AT_ONCE = {"test": 6, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}
+AT_ONCE = {"test": 6, "sizes": 2, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}

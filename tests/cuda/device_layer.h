@@ -1,9 +1,10 @@
-// A layer in the current GPU's memory, from logits to O and H, through the public interface; all of
-// it on a stream of the caller's.
+// A layer in the current GPU's memory, from logits to O and H, and to the gradients where a test
+// asks for them, through the public interface; all of it on a stream of the caller's.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <stdexcept>
@@ -36,25 +37,32 @@ class DeviceLayer {
         W2_(memory(), DType::kBFloat16, {shape.E, shape.d, shape.n}),
         O_(memory(), DType::kBFloat16, {shape.T, shape.d}),
         H_(memory(), DType::kBFloat16, {spec_.bound(), 2 * shape.n}),
+        dO_(memory(), DType::kBFloat16, {shape.T, shape.d}),
+        dX_(memory(), DType::kBFloat16, {shape.T, shape.d}),
+        dW1_(memory(), DType::kBFloat16, {shape.E, 2 * shape.n, shape.d}),
+        dW2_(memory(), DType::kBFloat16, {shape.E, shape.d, shape.n}),
+        ds_(memory(), DType::kFloat32, {shape.T, shape.K}),
         logits_(memory(), DType::kFloat32, {shape.T, shape.E}),
         ids_(memory(), DType::kInt32, {shape.T, shape.K}),
         scores_(memory(), DType::kFloat32, {shape.T, shape.K}),
         routing_memory_(memory(), spec_.bytes()),
         routing_workspace_(memory(), spec_.workspace_bytes()),
-        workspace_(memory(), experts_.workspace_bytes(spec_, Pass::kForward)),
+        workspace_(memory(), std::max(experts_.workspace_bytes(spec_, Pass::kForward),
+                                      experts_.workspace_bytes(spec_, Pass::kBackward))),
         routing_(spec_, routing_memory_.data(), routing_memory_.bytes()),
         saved_(H_.view()) {
     write_normal(X_, seed, 1);
     write_normal(W1_, seed + 1, 1 / std::sqrt(static_cast<double>(shape.d)));
     write_normal(W2_, seed + 2, 1 / std::sqrt(static_cast<double>(shape.n)));
+    write_normal(dO_, seed + 4, 1);
     write_logits(seed + 3);
+    poison();
   }
 
   // Another routing. Waits for the default stream.
   void write_logits(uint64_t seed) { write_normal(logits_, seed, 1); }
   void poison() {
-    O_.poison();
-    H_.poison();
+    for (auto* tensor : {&O_, &H_, &dX_, &dW1_, &dW2_, &ds_}) tensor->poison();
   }
   // top-K, routing, forward
   void enqueue(cudaStream_t stream) {
@@ -78,14 +86,28 @@ class DeviceLayer {
     experts_.forward(args);
   }
 
-  // What O and H are, once everything on the device has run.
+  // Every gradient, after enqueue().
+  void enqueue_backward(cudaStream_t stream) {
+    BackwardArgs args;
+    args.routing = &routing_;
+    args.weights.W1 = W1_.view(), args.weights.W2 = W2_.view();
+    args.X = X_.view(), args.dO = dO_.view(), args.dX = dX_.view();
+    args.saved = &saved_;
+    args.dweights.W1 = dW1_.view(), args.dweights.W2 = dW2_.view();
+    args.ds = ds_.view();
+    args.workspace = workspace_.data(), args.workspace_bytes = workspace_.bytes();
+    args.stream = stream;
+    experts_.backward(args);
+  }
+
+  // What the outputs are, once everything on the device has run; poison where none was asked for.
   struct Bits {
-    std::vector<std::byte> O, H;
+    std::vector<std::byte> O, H, dX, dW1, dW2, ds;
     bool operator==(const Bits&) const = default;
   };
   Bits bits() const {
     check_cuda(cudaDeviceSynchronize());
-    return {O_.bits(), H_.bits()};
+    return {O_.bits(), H_.bits(), dX_.bits(), dW1_.bits(), dW2_.bits(), ds_.bits()};
   }
   // Every element of O was written, and nothing beside O and H.
   bool is_whole() const {
@@ -107,7 +129,7 @@ class DeviceLayer {
   LayerShape shape_;
   Experts experts_;
   RoutingSpec spec_;
-  verify::GuardedTensor X_, W1_, W2_, O_, H_, logits_, ids_, scores_;
+  verify::GuardedTensor X_, W1_, W2_, O_, H_, dO_, dX_, dW1_, dW2_, ds_, logits_, ids_, scores_;
   verify::GuardedBuffer routing_memory_, routing_workspace_, workspace_;
   Routing routing_;
   Saved saved_;

@@ -124,6 +124,8 @@ TEST(BlockTurns, GiveTheSameBits) {
 namespace tilemoe::test {
 namespace {
 
+constexpr int kRepeats = 50;  // of a layer on each of two devices
+
 // What a layer of that routing gives when nothing else runs.
 DeviceLayer::Bits alone(DeviceLayer& layer, uint64_t logits) {
   layer.write_logits(logits);
@@ -209,6 +211,41 @@ TEST(DeviceLayerTest, GivesTheSameBitsOnEveryDevice) {
   }
   check_cuda(cudaSetDevice(0));
   for (const DeviceLayer::Bits& one : bits) EXPECT_TRUE(one == bits.front());
+}
+
+// A thread for each device, whose launches go on side by side.
+TEST(DeviceLayerTest, RunsOnTwoDevicesAtOnce) {
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count));
+  if (count < 2) GTEST_SKIP() << "this machine has one GPU";
+  DeviceLayer reference(1);
+  const std::array expected{alone(reference, 7), alone(reference, 8)};
+  ASSERT_FALSE(expected[0] == expected[1]);
+  std::array<std::exception_ptr, 2> errors;
+  std::array<int, 2> equal{};
+  const auto run = [&](size_t i) {
+    try {
+      check_cuda(cudaSetDevice(static_cast<int>(i)));
+      DeviceLayer layer(1);
+      layer.write_logits(7 + i);
+      check_cuda(cudaDeviceSynchronize());
+      const Stream stream;
+      for (int repeat = 0; repeat < kRepeats; ++repeat) {
+        layer.poison();
+        check_cuda(cudaDeviceSynchronize());
+        layer.enqueue(stream.get());
+        equal[i] += layer.bits() == expected[i];
+      }
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  std::thread first(run, 0), second(run, 1);
+  first.join();
+  second.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  for (size_t i = 0; i < equal.size(); ++i) EXPECT_EQ(equal[i], kRepeats) << "device " << i;
 }
 
 }  // namespace

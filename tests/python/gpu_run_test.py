@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import unittest
+import zipfile
 
 RUN = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu" / "run.py"
 INFO = 'echo "TileMoE 0.1.0, commit 0123abcd, Release"'
@@ -29,7 +30,7 @@ class GpuRun(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
         self.program("tilemoe", f'if [ "$1" = info ]; then {INFO}; else echo "3 cases, 0 failures"; fi')
         self.program("cuda_some_test", self.counts(failures=0))
-        self.program("nvidia-smi", 'echo "Stand-in, 1.0, 100 MHz, 5 W"', place="tools")
+        self.gpus(1)
 
     def program(self, name, script, place="programs"):
         file = self.folder / place / name
@@ -37,17 +38,22 @@ class GpuRun(unittest.TestCase):
         file.write_text(f"#!/bin/bash\necho $0 >>{self.folder}/ran\n{script}\n")
         file.chmod(0o755)
 
-    def counts(self, failures):
+    def gpus(self, count, mib=81559):
+        answer = f'[[ "$1" = *memory.total* ]] && echo "{mib} MiB" || echo "Stand-in, 1.0, 100 MHz, 5 W"'
+        self.program("nvidia-smi", "\n".join([answer] * count), place="tools")
+
+    def counts(self, failures, skipped="RunsOnTwoDevicesAtOnce"):
         suites = json.dumps({"tests": 7, "failures": failures, "testsuites": [
-            {"name": "A", "testsuite": [{"name": "b", "result": "SKIPPED"}]}]})
+            {"name": "DeviceLayerTest", "testsuite": [{"name": skipped, "result": "SKIPPED"}]}]})
         return f"echo '{suites}' >${{2#*json:}}; exit {min(failures, 1)}"
 
-    def run_stages(self, *arguments, path="/usr/bin:/bin"):
+    def run_stages(self, *arguments, path="/usr/bin:/bin", python_path=""):
         return subprocess.run(
             [sys.executable, RUN, "--programs", self.folder / "programs", "--out",
              self.folder / "out", *arguments],
             text=True, capture_output=True, timeout=60,
-            env={**os.environ, "PATH": f"{self.folder / 'tools'}:{path}"})
+            env={**os.environ, "PATH": f"{self.folder / 'tools'}:{path}",
+                 "PYTHONPATH": str(python_path)})
 
     def results(self, stage):
         return json.loads((self.folder / "out" / f"gpu_{stage}.json").read_text())
@@ -64,7 +70,8 @@ class GpuRun(unittest.TestCase):
         self.assertEqual((results["commit"], results["name"]), ("0123abcd", "Stand-in"))
         self.assertIsNone(results["machine_code"], "a script has no kernels")
         self.assertEqual(results["items"][0]["report"],
-                         {"tests": 7, "failures": 0, "skipped": ["A.b"]})
+                         {"tests": 7, "failures": 0,
+                          "skipped": ["DeviceLayerTest.RunsOnTwoDevicesAtOnce"]})
         self.assertEqual(results["items"][1]["report"], "3 cases, 0 failures")
 
     def killed(self, when):
@@ -110,6 +117,60 @@ class GpuRun(unittest.TestCase):
     def test_says_what_is_missing(self):
         said = self.run_stages("sanitize-1")
         self.assertIn("forced-tiles: skipped: cuda_forward_steps_test was not built", said.stdout)
+        self.assertEqual(said.returncode, 1, "it was asked for")
+        said = self.run_stages("sizes")
+        self.assertIn("sizes, wide: skipped: no wheel of the PyTorch package was named", said.stdout)
+
+    def test_a_test_may_be_skipped_where_one_expects_it(self):
+        self.gpus(2)
+        said = self.run_stages("test")
+        self.assertEqual(said.returncode, 1, "there are two GPUs")
+        self.assertIn("cuda_some_test: skipped though they need not be: DeviceLayerTest.RunsOnTwo",
+                      said.stdout)
+        self.gpus(1)
+        self.program("cuda_some_test", self.counts(0, skipped="GivesTheSameBitsOnABusyGpu"))
+        self.assertEqual(self.run_stages("test").returncode, 1, "this one needs one GPU")
+
+    def test_what_a_gpu_is_too_small_for(self):
+        said = self.run_stages("huge")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.gpus(1, mib=40960)
+        said = self.run_stages("huge")
+        self.assertIn("huge, deepseek-v3.2: skipped: it takes 60 GiB of a GPU's memory", said.stdout)
+        self.assertEqual(said.returncode, 1)
+
+    def wheel(self, name, **files):
+        """A wheel with these modules; what a test calls torch is only there to be found."""
+        file = self.folder / f"{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(file, "w") as archive:
+            for module, source in files.items():
+                archive.writestr(f"{module}.py", source)
+            folder = f"{name}-1.0.dist-info"
+            archive.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            archive.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{folder}/RECORD", "")
+        return file
+
+    def test_runs_the_package_from_its_wheel(self):
+        """Every layer's command finds what the wheels have; two-gpus asks for two GPUs."""
+        (self.folder / "here").mkdir()
+        (self.folder / "here" / "torch.py").touch()
+        packages = self.folder / "packages"
+        packages.mkdir()
+        self.wheel("some").rename(packages / "some-1.0-py3-none-any.whl")
+        wheel = self.wheel("tilemoe", torch="raise SystemExit('torch of the wheel')")
+        given = ["--wheel", wheel, "--packages", packages, "sizes", "two-gpus"]
+        said = self.run_stages(*given, python_path=self.folder / "here")
+        self.assertEqual(said.returncode, 1)
+        items = self.results("sizes")["items"]
+        self.assertEqual([item["status"] for item in items], ["exit status 1"] * 11, said.stderr)
+        log = (self.folder / "out" / "sizes" / "olmoe.log").read_text()
+        self.assertEqual(log, "torch of the wheel\n")
+        for item in self.results("two-gpus")["items"]:
+            self.assertIn(item["status"], ("skipped: this machine has one GPU",
+                                           "skipped: cuda_layer_test was not built"))
+        self.assertTrue((self.folder / "out" / "installed" / "some-1.0.dist-info").is_dir())
+        self.assertRegex(self.results("sizes")["wheel"], "^[0-9a-f]{12}$")
 
     def test_ends_without_a_gpu_or_programs(self):
         self.program("nvidia-smi", "exit 9", place="tools")

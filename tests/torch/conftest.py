@@ -1,9 +1,11 @@
 """--device cuda runs the tests of the layer on a GPU: the files named here, but for the tests that
-are marked `cpu`, which are reported as skipped."""
+are marked `cpu`, which are reported as skipped. A skipped test that skips.py does not expect makes
+the run fail."""
 
 import pytest
 import torch
 
+import skips
 import target
 
 ON_BOTH = {
@@ -13,12 +15,25 @@ ON_BOTH = {
     "module_test.py",
     "operators_test.py",
     "overwrite_test.py",
+    "torchtitan_test.py",
 }
-ON_CUDA_ALONE = {"cuda_test.py", "cuda_transformers_test.py"}
+ON_CUDA_ALONE = {
+    "cuda_first_use_test.py",
+    "cuda_transformers_test.py",
+    "cuda_two_devices_test.py",
+    "cuda_test.py",
+}
 
 
 def pytest_addoption(parser):
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.addoption(
+        "--without",
+        action="append",
+        choices=list(skips.NEED),
+        default=[],
+        help="a package that is not installed: the tests that need it may be skipped",
+    )
 
 
 def pytest_configure(config):
@@ -49,4 +64,39 @@ def pytest_ignore_collect(collection_path):
 def pytest_collection_modifyitems(items):
     for item in items:
         if target.DEVICE == "cuda" and item.get_closest_marker("cpu"):
-            item.add_marker(pytest.mark.skip(reason="of the CPU alone, or of float32"))
+            item.add_marker(pytest.mark.skip(reason=skips.OF_THE_CPU))
+
+
+# ---------------------------------------------------------------- what was skipped
+
+skipped = []  # (test or file, reason); those of all processes, in the one that reports
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped:
+        where = report.longrepr  # (file, line, "Skipped: reason") but for an expected failure
+        reason = where[2] if isinstance(where, tuple) else str(where)
+        skipped.append((report.nodeid, reason.removeprefix("Skipped: ")))
+
+
+pytest_collectreport = pytest_runtest_logreport  # a file that is skipped as a whole
+
+
+def unexpected(config):
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        return []
+    return skips.unexpected(skipped, config.getoption("--without"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session, exitstatus):
+    ended = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if exitstatus in ended and unexpected(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    if lines := unexpected(terminalreporter.config):
+        terminalreporter.section("skipped, and not expected to be (skips.py)", red=True)
+        for test, reason in lines:
+            terminalreporter.line(f"{test}: {reason}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate, which Trainer needs, is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed, and Trainer needs it")
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import torch
 import reference
 import target
 import tilemoe
-from comparison import LIMITS, assert_close, doubled
+from comparison import LIMITS, assert_close, doubled, limits_of_expected
 
 T, d, n, E, K = 37, 40, 24, 7, 3  # different from each other, off every tile
 
@@ -63,20 +63,34 @@ def limits_of(name, tensor):
     return limits._replace(whole=4 * limits.whole, row=10 * limits.row, smallest=0.1)
 
 
-def results(function, tensors, **options):
-    """-> {name: tensor}: O, and the gradient of every tensor that requires one."""
+def results(function, tensors, dO_dtype=None, **options):
+    """-> {name: tensor}: O, and the gradient of every tensor that requires one. dO has values of
+    `dO_dtype`, where that is not O's own: a yardstick differentiates by what the layer was given."""
     O = function(**tensors, **options)
-    dO = normal(*O.shape, seed=30, dtype=O.dtype)
+    dO = normal(*O.shape, seed=30, dtype=dO_dtype or O.dtype).to(O.dtype)
     names = [k for k, t in tensors.items() if isinstance(t, torch.Tensor) and t.requires_grad]
     gradients = torch.autograd.grad(O, [tensors[name] for name in names], dO, allow_unused=True)
     return {"O": O, **{f"d{name}": g for name, g in zip(names, gradients)}}
 
 
-def compare(got, want, tensors):
+def expected_errors(got, want, rounding):
+    """{name: limits} by what float64 gives that rounds where the library stores."""
+    return {
+        name: limits_of_expected(got[name], want[name], tensor)
+        for name, tensor in rounding.items()
+        if tensor is not None and got[name] is not None
+    }
+
+
+def compare(got, want, tensors, limits_by_name=None):
+    """limits_by_name: where a test has the layer's expected_errors; else those of the dtypes."""
     assert got.keys() == want.keys()
     for name, tensor in want.items():
         if tensor is None:
             assert got[name] is None or not got[name].any(), f"{name} is not zero"
+            continue
+        if limits_by_name is not None:
+            assert_close(got[name], tensor, name, limits_by_name.get(name))
             continue
         limits = None
         # 16-bit layers have float32 logits and scores: what they are compared by is x's.
@@ -89,9 +103,17 @@ def compare(got, want, tensors):
 
 def check(name, tensors, edit=None, **options):
     """Compares `tilemoe.<name>` with the reference. `edit` changes what tilemoe is given."""
-    want = results(getattr(reference, name), doubled(tensors), **options)
+    dtype = tensors["x" if "x" in tensors else "rows"].dtype
+    yardstick = lambda **how: results(
+        getattr(reference, name), doubled(tensors), dO_dtype=dtype, **how, **options
+    )
+    want = yardstick()
     function = getattr(tilemoe, name)
     if edit is not None:
         inner = function
         function = lambda **given: inner(**edit(given))  # noqa: E731
-    compare(results(function, tensors, **options), want, tensors)
+    got = results(function, tensors, **options)
+    limits = None
+    if dtype in (torch.bfloat16, torch.float16):
+        limits = expected_errors(got, want, yardstick(stored=dtype))
+    compare(got, want, tensors, limits)

@@ -45,9 +45,10 @@ def run(moe, x, dO, **arguments):
     return {"out": out, **aux._asdict()} | {"d" + k: g for k, g in zip(wanted, gradients)}
 
 
-def expected(moe, x, dO, seed=None, offset=None):
-    """The same in float64. The logits have the module's own values, so that the same experts are
-    chosen, and the gradient of their float64 product."""
+def expected(moe, x, dO, seed=None, offset=None, stored=None):
+    """The same in float64, rounding to `stored` where the experts store, if that is given. The logits
+    have the module's own values, so that the same experts are chosen, and the gradient of their
+    float64 product."""
     p = {k: v.detach().double().requires_grad_() for k, v in moe.named_parameters()}
     up = "experts.gate_up_proj" if "experts.gate_up_proj" in p else "experts.up_proj"
     x64 = x.detach().double().requires_grad_()
@@ -73,6 +74,7 @@ def expected(moe, x, dO, seed=None, offset=None):
         seed=seed,
         offset=offset,
         return_aux=True,
+        stored=stored,
     )
     balance, z = reference.router_losses(logits, aux.expert_counts)
     if moe.balance_coefficient == 0 and moe.z_coefficient == 0:

@@ -71,7 +71,7 @@ def test_parts_have_no_document_in_common_and_adding_files_moves_none(tmp_path):
 
 
 def test_a_tokenizer_of_its_own_gives_the_text_back(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     texts = dict(documents(60)) | {"end": f"a text with {corpus.END} inside".encode()}
     manifest = corpus.build(tmp_path, texts.items(), vocabulary=400, held_out=0.1)
     assert manifest["vocabulary"] == 400

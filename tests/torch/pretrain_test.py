@@ -348,7 +348,7 @@ def test_the_study_goes_on_where_it_was(data, tmp_path, processes):
 
 
 def test_tensorboard_has_what_the_log_has(data, tmp_path):
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     done = launch(tmp_path, data, "--tensorboard", "--steps", "2", "--evaluate-every", "2")
     assert done.returncode == 0, done.stderr
     (events,) = tmp_path.glob("events.out.tfevents.*")

@@ -7,7 +7,8 @@ letters are those of docs/mathematics.md, the rules of choice those of docs/rout
     x (..., d) -> T tokens    W1 (E, 2n, d) or (E, n, d)    W2 (E, d, n)    logits, p (T, E)
     pairs: P (token, expert, score) triples; rounding and top-K alike become pairs
 
-Scores take float32, or float64 where the logits do.
+Scores take float32, or float64 where the logits do. `stored` names a 16-bit type: the layer then
+rounds to it where the library stores (stored.py), and its error is the one to expect of the library.
 """
 
 from typing import NamedTuple
@@ -230,14 +231,28 @@ def _expert(x, e, W1, W2, W1_up, b1, b1_up, b2, act):
     return Y if b2 is None else Y + b2[e]
 
 
-def _sum_of_pairs(x, tokens, experts, scores, weights, act, addend):
+def _stored_expert(x, s, e, W1, W2, W1_up, b1, b1_up, b2, act, dtype):
+    """x (rows, d), s (rows) -> s Y (rows, d), rounding to `dtype` where the library stores."""
+    from stored import weighted_expert  # which has its activations from here
+
+    of_expert = lambda *both: torch.cat([t[e] for t in both if t is not None])
+    b1 = None if b1 is None else of_expert(b1, b1_up)
+    b2 = None if b2 is None else b2[e]
+    return weighted_expert(x, s, of_expert(W1, W1_up), W2[e], b1, b2, act, dtype)
+
+
+def _sum_of_pairs(x, tokens, experts, scores, weights, act, addend, stored=None):
     """x (T, d); tokens, experts, scores (P) -> O (T, d); experts outside [0, E) do nothing."""
     wide = torch.promote_types(x.dtype, scores.dtype)
     O = torch.zeros(x.shape, dtype=wide, device=x.device)
     for e in range(weights["W2"].shape[0]):
         mine = (experts == e).nonzero().squeeze(-1)
-        Y = _expert(x[tokens[mine]], e, **weights, act=act)
-        O = O.index_add(0, tokens[mine], scores[mine].unsqueeze(-1).to(wide) * Y.to(wide))
+        rows, s = x[tokens[mine]], scores[mine].to(wide)
+        if stored is None:
+            weighted = s.unsqueeze(-1) * _expert(rows, e, **weights, act=act).to(wide)
+        else:
+            weighted = _stored_expert(rows, s, e, **weights, act=act, dtype=stored)
+        O = O.index_add(0, tokens[mine], weighted)
     if addend is not None:
         O = O + addend.reshape(O.shape)
     return O.to(x.dtype)
@@ -270,6 +285,7 @@ def moe(
     addend=None,
     overwrite_H=False,
     return_aux=False,
+    stored=None,
 ):
     """x (..., d); logits (..., E), or scores and ids (..., K) -> O (..., d) [, Aux]."""
     shape, E = x.shape, W2.shape[0]
@@ -303,7 +319,7 @@ def moe(
         alpha=alpha,
         up_shift=up_shift,
     )
-    O = _sum_of_pairs(x, tokens, experts, scores, weights, act, addend).reshape(shape)
+    O = _sum_of_pairs(x, tokens, experts, scores, weights, act, addend, stored).reshape(shape)
     return (O, aux) if return_aux else O
 
 
@@ -327,6 +343,7 @@ def moe_general(
     addend=None,
     overwrite_H=False,
     return_aux=False,
+    stored=None,
 ):
     """x (T, d); tokens, experts, scores (P), sorted by token -> O (T, d) [, Aux].
 
@@ -348,7 +365,8 @@ def moe_general(
         alpha=alpha,
         up_shift=up_shift,
     )
-    O = _sum_of_pairs(x, tokens, torch.where(valid, experts, -1), scores, weights, act, addend)
+    experts = torch.where(valid, experts, -1)
+    O = _sum_of_pairs(x, tokens, experts, scores, weights, act, addend, stored)
     zero = torch.zeros((), dtype=torch.int32, device=x.device)
     counts = torch.bincount(experts[valid], minlength=E).to(torch.int32)
     skipped = (~valid).sum().to(torch.int32)
@@ -374,6 +392,7 @@ def grouped_experts(
     up_shift=0.0,
     addend=None,
     overwrite_H=False,
+    stored=None,
 ):
     """rows (R, d) sorted by expert, counts (E), row_scores (R) -> (R, d), zero past sum(counts)."""
     R, E = rows.shape[0], W2.shape[0]
@@ -390,7 +409,7 @@ def grouped_experts(
         up_shift=up_shift,
     )
     tokens = torch.arange(R, device=rows.device)
-    O = _sum_of_pairs(rows, tokens, experts, scores, weights, act, None)
+    O = _sum_of_pairs(rows, tokens, experts, scores, weights, act, None, stored)
     if addend is None:
         return O
     # The addend, too, stops at the last row.

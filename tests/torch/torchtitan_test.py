@@ -21,11 +21,18 @@ from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
 import tilemoe
 import tilemoe.torchtitan
+from target import DEVICE
 from tilemoe.state_dict import from_torchtitan, to_torchtitan
 
 D, N, E = 24, 16, 5
 COUNTS = torch.tensor([7, 0, 13, 1, 10])  # one expert has nothing to do
 R = int(COUNTS.sum())
+
+
+def normal(*shape, seed):
+    """The same values on every device."""
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return made.to(DEVICE)
 
 
 def gpt_oss_experts():
@@ -55,13 +62,14 @@ def build(kind, ours, reach=1.0):
         scale = 0.5 if p.ndim == 2 else p.shape[-1] ** -0.5
         if name == "mlp1_weight_EGD":
             scale *= reach
-        p.data = (torch.randn(p.shape, generator=g) * scale).bfloat16().float()
-    return module
+        values = torch.randn(p.shape, generator=g, device="cpu") * scale
+        p.data = values.bfloat16().float().to(DEVICE)
+    return module.to(DEVICE)
 
 
 def rows(seed=1, more=0):
     """x (R + more, D), dO of its shape."""
-    x, dO = torch.randn(2, R + more, D, generator=torch.Generator().manual_seed(seed))
+    x, dO = normal(2, R + more, D, seed=seed)
     return x.bfloat16(), dO.bfloat16()
 
 
@@ -229,7 +237,7 @@ def test_the_override_replaces_experts_in_a_layer():
     assert ours.routed_experts.inner_experts.w3_EFD.detach().std() == pytest.approx(0.2, rel=0.1)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(2, 19, D, generator=torch.Generator().manual_seed(3))
+    x = normal(2, 19, D, seed=3)
     results = []
     for layer in (theirs, ours):
         leaf = x.clone().requires_grad_()
@@ -246,7 +254,7 @@ def test_a_layers_state_dict_is_the_modules_too():
     theirs.expert_bias_E.copy_(torch.linspace(-0.3, 0.3, E))
     ours = tilemoe.MoE(D, N, E, 2, scoring="sigmoid", selection_bias=True)
     ours.load_state_dict(from_torchtitan(theirs.state_dict()))
-    x = torch.randn(2, 19, D, generator=torch.Generator().manual_seed(3))
+    x = normal(2, 19, D, seed=3)
     want = theirs(x).detach()
     assert (ours(x)[0] - want).norm() <= 2e-2 * want.norm()  # torchtitan's experts are in bfloat16
     back = to_torchtitan(ours.state_dict())

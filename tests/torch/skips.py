@@ -1,0 +1,83 @@
+"""Which tests may be skipped, and where. conftest.py counts what a run skipped; one that is not
+expected here makes the run fail, so that no test goes missing unseen."""
+
+import re
+from typing import NamedTuple
+
+import torch
+
+import target
+
+OF_THE_CPU = "of the CPU alone, or of float32"
+ONE_GPU = "this machine has one GPU"
+NO_CUDA_LIBRARY = "built without CUDA"
+NO_CUDA_TENSORS = "this torch has no CUDA tensors"
+
+
+class Skip(NamedTuple):
+    test: str  # file::name, parameters left out; the file, or its class, for all that is in it
+    reason: str  # what the report says, or the beginning of it
+    here: bool  # whether this machine is one where that is expected
+
+
+# Files and tests that need a package, which `--without PACKAGE` says is not installed. Where they
+# should be installed (scripts/test_torch.sh, a GPU machine) nothing is said, and a missing one fails.
+NEED = {
+    "torchtitan": ["torchtitan_test.py"],
+    "transformers": [
+        "finetune_test.py",
+        "transformers_distributed_test.py",
+        "transformers_models_test.py",
+        "transformers_test.py",
+    ],
+    "accelerate": ["finetune_test.py"],
+    "tokenizers": ["pretrain_corpus_test.py::test_a_tokenizer_of_its_own_gives_the_text_back"],
+    "tensorboard": ["pretrain_test.py::test_tensorboard_has_what_the_log_has"],
+}
+
+
+def expected(without=()):
+    """-> [Skip] of this machine: its device, and the packages that it is said not to have."""
+    from tilemoe import _library  # not before the options of conftest.py are known
+
+    on_cuda = target.DEVICE == "cuda"
+    has_cuda_library = (_library._directory() / "libtilemoe_torch_cuda.so").exists()
+    of_the_cpu = (
+        "autograd_test.py::test_directions_by_differences",
+        "autograd_test.py::test_threads_follow_torch",
+        "functional_test.py::test_gpt_oss_form",
+        "operators_test.py::test_a_type_that_no_kernel_has",
+        "operators_test.py::test_other_devices_are_refused",
+    )
+    of_two_gpus = (
+        "cuda_test.py::test_another_gpu_than_the_current_one",
+        "cuda_two_devices_test.py",
+    )
+    found = [Skip(test, OF_THE_CPU, on_cuda) for test in of_the_cpu]
+    found += [
+        Skip(test, ONE_GPU, on_cuda and torch.cuda.device_count() < 2) for test in of_two_gpus
+    ]
+    found += [
+        Skip("loading_test.py::TestCuda", NO_CUDA_TENSORS, torch.version.cuda is None),
+        Skip("loading_test.py::TestCuda::test_float32", NO_CUDA_LIBRARY, not has_cuda_library),
+    ]
+    for package, tests in NEED.items():
+        reason = f"{package} is not installed"
+        found += [Skip(test, reason, package in without) for test in tests]
+    return found
+
+
+def unexpected(skipped, without=()):
+    """skipped: (pytest's name of a test or file, reason) each -> those that no Skip allows."""
+    allowed = [skip for skip in expected(without) if skip.here]
+
+    def may(nodeid, reason):
+        # "tests/torch/file.py::test[a-b]" -> "file.py::test"
+        test = re.sub(r"\[.*", "", nodeid, flags=re.DOTALL).rsplit("/", 1)[-1]
+        return any(
+            test == skip.test or test.startswith(skip.test + "::")
+            for skip in allowed
+            if reason.startswith(skip.reason)
+        )
+
+    return [one for one in skipped if not may(*one)]
