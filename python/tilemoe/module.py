@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
-from . import _rules, functional
+from . import _library, _rules, functional, ops
 from ._distributed import Spread, is_dtensor, plain
 from .routing import router_losses
 
@@ -92,10 +92,15 @@ class Router(nn.Module):
     def forward(self, x, spread: Optional[Spread] = None):
         local = spread.parameter if spread else plain
         weight = local("gate.weight", self.weight)
-        if x.device != weight.device:  # a meta parameter would make an output of noise
-            raise ValueError(f"tilemoe: x is on {x.device} and gate.weight on {weight.device}")
+        # What stayed on meta would make an output of noise.
+        bias = self.e_score_correction_bias
+        for name, tensor in (("weight", weight), ("e_score_correction_bias", bias)):
+            if tensor is not None and tensor.device != x.device:
+                raise ValueError(f"tilemoe: x is on {x.device} and gate.{name} on {tensor.device}")
         if self.dtype is None:
             return nn.functional.linear(x, weight)
+        ops.refuse_transforms()
+        ops.refuse_tangents((x, weight))
         logits = _WideLinear.apply(x.reshape(-1, x.shape[-1]), weight, self.dtype)  # (T, E)
         return logits.reshape(*x.shape[:-1], weight.shape[0])
 
@@ -205,6 +210,12 @@ class MoE(nn.Module):
         super().__init__()
         if not 1 <= K <= E:
             raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
+        for name, width in (("d", d), ("n", n)):
+            if width < 1 or width % _rules.WIDTH_MULTIPLE:
+                raise ValueError(
+                    f"tilemoe: {name} is {width}, expected a positive multiple of "
+                    f"{_rules.WIDTH_MULTIPLE}"
+                )
         _rules.number("scoring", _rules.SCORINGS, scoring)
         if selection_bias and scoring not in _SIGMOIDS:
             raise ValueError(
@@ -245,7 +256,8 @@ class MoE(nn.Module):
         seed, offset: of stochastic rounding, int or int64 tensor of one element; in training it
         needs both. The same two give the same rounding: count `offset` up once a step.
         """
-        if x.shape[-1] != self.d:
+        _library.require_tensor(x, "x")
+        if x.dim() == 0 or x.shape[-1] != self.d:
             raise ValueError(f"tilemoe: x has shape {tuple(x.shape)}, expected (..., {self.d})")
         rounding = self.rounding if self.training else None
         stochastic = rounding == "stochastic"
