@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 import plan
 from configs import Refusal
@@ -24,7 +25,10 @@ def agree(why):
 
 def are_finite(tensors):
     """Whether every number is, in all shards. One wait for the device."""
-    there = [t for t in tensors if t.numel()]  # the largest of none is no number
+    # After an evaluation a parameter may still be gathered, and no DTensor.
+    shards = [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
+    there = [t for t in shards if t.numel()]  # the largest of none is no number
+    there = there or [shards[0].new_zeros(1)]
     largest = torch.stack(torch._foreach_norm(there, math.inf, dtype=torch.float32))
     bad = 1 - torch.isfinite(largest).all().int()
     dist.all_reduce(bad)

@@ -107,7 +107,7 @@ class Run:
         state = list(self.model.parameters())
         for moments in self.optimizer.state.values():
             state += moments["exp_avg"], moments["exp_avg_sq"]
-        if not are_finite([tensor.detach().to_local() for tensor in state]):
+        if not are_finite(state):
             return False
         self.checkpoints.save(self.step, self.model, self.optimizer, self.progress())
         return True
