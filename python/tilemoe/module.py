@@ -11,7 +11,7 @@ from torch import nn
 
 from . import _library, _rules, functional, ops
 from ._distributed import Spread, is_dtensor, plain
-from .routing import router_losses
+from .routing import router_losses, shaped_like
 
 _SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 # Token rounding divides a chosen expert's probability by the token's chosen sum: these do the same.
@@ -283,7 +283,7 @@ class MoE(nn.Module):
             offset=offset if stochastic else None,
             column_blocks=self.column_blocks,
         )
-        out = out.reshape(local.shape)
+        out = shaped_like(out, local)
         losses = self._losses(logits, aux.expert_counts)
         counts = aux.expert_counts, aux.dropped, aux.added, aux.without
         if spread is None:

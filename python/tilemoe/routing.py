@@ -80,7 +80,8 @@ def router_losses(logits, expert_counts):
     """
     _library.require_device(logits, "logits")
     rows = rows_of(logits, "logits", "(..., E)")
-    return ops.call(_ops.router_losses.default, rows, expert_counts).unbind()
+    # Copies, not views: FSDP-2 warns of a module's outputs that are views and have a gradient.
+    return torch.unbind_copy(ops.call(_ops.router_losses.default, rows, expert_counts))
 
 
 # ---------------------------------------------------------------- for functional.py
@@ -97,8 +98,11 @@ def rows_of(tensor, name, expected):
 
 
 def shaped_like(rows, like):
-    """(rows, width) as (..., width). A view that changes nothing would be a node of the graph."""
-    return rows if like.dim() == 2 else rows.reshape(*like.shape[:-1], rows.shape[-1])
+    """(rows, width), which nobody else has, as (..., width). A view that changes nothing would be a
+    node of the graph; of what autograd knows as a view FSDP-2 warns where a module returns it."""
+    if like.dim() == 2:
+        return rows
+    return torch.ops.aten._unsafe_view(rows, (*like.shape[:-1], rows.shape[-1]))
 
 
 def route_rounded(logits, K, rounding, m, tokens, seed, offset):
