@@ -156,8 +156,8 @@ def _refuse_unknown_parameters(module: torch.nn.Module) -> None:
 
 
 def _refuse_widths(module: torch.nn.Module) -> None:
-    """(E, d, n) or (E, n, d): either is judged alike."""
-    widths = list(module.down_proj.shape[-2:])
+    """Of down_proj (E, d, n) or (E, n, d): either is judged alike."""
+    widths = module.down_proj.shape[-2:]
     if any(width % _rules.WIDTH_MULTIPLE for width in widths):
         raise _refusal(
             module,
