@@ -76,7 +76,7 @@ def require_tensor(value, name):
 
 
 def require_device(tensor, name):
-    """Refuses what is no tensor, or one on a device that no library here is for, in one sentence."""
+    """Refuses what is no tensor, or one on a device that no library is for, in one sentence."""
     require_tensor(tensor, name)
     kind = tensor.device.type
     if kind == "cuda":
@@ -90,16 +90,16 @@ def require_device(tensor, name):
 
 def require_dtype(x):
     """Refuses what no kernel computes in, in one sentence."""
-    if x.dtype is torch.bfloat16 or x.dtype is torch.float16:
+    dtype, on_gpu = x.dtype, x.is_cuda
+    if dtype is torch.bfloat16 or dtype is torch.float16 or dtype is torch.float32 and not on_gpu:
         return
-    if x.device.type == "cuda":
+    if on_gpu:
         raise NotImplementedError(
             f"tilemoe on a GPU takes bfloat16 and float16, but x is {x.dtype} {tuple(x.shape)}"
         )
-    if x.dtype is not torch.float32:
-        raise ValueError(
-            f"tilemoe: x is {x.dtype} {tuple(x.shape)}, expected float32, bfloat16 or float16"
-        )
+    raise ValueError(
+        f"tilemoe: x is {dtype} {tuple(x.shape)}, expected float32, bfloat16 or float16"
+    )
 
 
 def require_together(x, x_name, **tensors):
