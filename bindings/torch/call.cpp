@@ -2,7 +2,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -15,6 +17,36 @@ constexpr int64_t kAlignment = 16;  // bytes, of pointers and strides
 // For the whole process; the library itself takes it with each call.
 std::atomic<int32_t> turns_of_blocks = 1;
 
+// As Python has it, of types that users pass by mistake.
+const char* name_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Double: return "float64";
+    case ScalarType::Bool: return "bool";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Short: return "int16";
+    default: return torch::headeronly::toString(dtype);
+  }
+}
+
+std::string describe(const torch::stable::Device& device) {
+  using torch::headeronly::DeviceType;
+  const std::string index = device.has_index() ? ":" + std::to_string(device.index()) : "";
+  switch (device.type()) {
+    case DeviceType::CPU: return "cpu";
+    case DeviceType::CUDA: return "cuda" + index;
+    case DeviceType::Meta: return "meta";
+    default: return "device type " + std::to_string(static_cast<int>(device.type())) + index;
+  }
+}
+
+// Whether the argument of this name has whole numbers.
+bool is_counted(const std::string& name) {
+  static constexpr const char* kNames[] = {"ids",           "tokens", "experts", "counts",
+                                           "expert_counts", "seed",   "offset",  "routing"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
 tilemoe_dtype dtype_of(const char* name, const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::Float: return TILEMOE_FLOAT32;
@@ -23,8 +55,9 @@ tilemoe_dtype dtype_of(const char* name, const Tensor& tensor) {
     case ScalarType::Int: return TILEMOE_INT32;
     case ScalarType::Long: return TILEMOE_INT64;
     default:
-      refuse(std::string(name) + " is " + torch::headeronly::toString(tensor.scalar_type()) + " " +
-             describe_shape(tensor) + ", expected float32, bfloat16, float16, int32 or int64");
+      refuse(std::string(name) + " is " + name_of(tensor.scalar_type()) + " " +
+             describe_shape(tensor) + ", expected " +
+             (is_counted(name) ? "int32 or int64" : "float32, bfloat16 or float16"));
   }
 }
 
@@ -70,10 +103,20 @@ void set_block_turns(int64_t turns) {
   turns_of_blocks.store(static_cast<int32_t>(turns), std::memory_order_relaxed);
 }
 
+torch::stable::Device device_of(std::initializer_list<Argument> arguments) {
+  const Argument* first = nullptr;
+  for (const Argument& argument : arguments) {
+    if (!argument.tensor) continue;
+    if (!first) first = &argument;
+    if (!(argument.tensor->device() == first->tensor->device()))
+      refuse(std::string(argument.name) + " is on " + describe(argument.tensor->device()) +
+             " and " + first->name + " on " + describe(first->tensor->device()));
+  }
+  if (!first) refuse("a call without tensors");
+  return first->tensor->device();
+}
+
 tilemoe_tensor Call::view(const char* name, const Tensor& tensor) const {
-  if (!(tensor.device() == torch_device_))
-    refuse(std::string(name) + " " + describe_shape(tensor) +
-           " is on another device than the call's first tensor");
   if (tensor.dim() > TILEMOE_MAX_DIMS)
     refuse(std::string(name) + " has shape " + describe_shape(tensor) + ", expected at most " +
            std::to_string(TILEMOE_MAX_DIMS) + " dimensions");

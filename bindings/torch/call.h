@@ -7,6 +7,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -19,18 +20,32 @@ namespace tilemoe_torch {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// A tensor that an operator was given, under its name in the schema; null where it is absent.
+struct Argument {
+  Argument(const char* its_name, const Tensor& its_tensor) : name(its_name), tensor(&its_tensor) {}
+  Argument(const char* its_name, const std::optional<Tensor>& its_tensor)
+      : name(its_name), tensor(its_tensor ? &*its_tensor : nullptr) {}
+
+  const char* name;
+  const Tensor* tensor;
+};
+
+// Of all of them; refused where they are on several.
+torch::stable::Device device_of(std::initializer_list<Argument> arguments);
+
 class Call {
  public:
-  // CPU: torch's number of threads holds while the object lives. CUDA: `tensor`'s device and its
-  // current stream do.
-  explicit Call(const Tensor& tensor);
+  // `arguments` are all of the operator's tensors, also those that it does not read: torch chooses
+  // an operator's library by any of them. CPU: torch's number of threads holds while the object
+  // lives. CUDA: the tensors' device and its current stream do.
+  explicit Call(std::initializer_list<Argument> arguments);
 
   tilemoe_device device() const { return device_; }
   void* stream() const { return stream_; }
   // What tilemoe.set_block_turns was last given, for forward and backward.
   static int32_t block_turns();
 
-  // The tensor as the C interface sees it. It must be on this call's device.
+  // The tensor as the C interface sees it.
   tilemoe_tensor view(const char* name, const Tensor& tensor) const;
   tilemoe_tensor view(const char* name, const std::optional<Tensor>& tensor) const;
 
@@ -59,6 +74,14 @@ struct OutOfMemory : std::runtime_error {
 // ValueError of std::invalid_argument, 2.15 does not.
 void check(tilemoe_status status);
 [[noreturn]] void refuse(const std::string& sentence);
+
+// One of the C interface's enums, or its int32. It judges the value, but 2^32 would be its 0.
+template <typename To>
+To narrowed(const char* name, int64_t value) {
+  if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max())
+    refuse(std::string(name) + " is " + std::to_string(value) + ", expected an integer of 32 bits");
+  return static_cast<To>(value);
+}
 
 // "(4096, 512)"
 std::string describe_shape(const Tensor& tensor);

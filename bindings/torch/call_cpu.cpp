@@ -25,7 +25,7 @@ std::shared_ptr<void> hold_torch_threads() {
 
 }  // namespace
 
-Call::Call(const Tensor& tensor)
-    : torch_device_(tensor.device()), device_(TILEMOE_CPU), held_(hold_torch_threads()) {}
+Call::Call(std::initializer_list<Argument> arguments)
+    : torch_device_(device_of(arguments)), device_(TILEMOE_CPU), held_(hold_torch_threads()) {}
 
 }  // namespace tilemoe_torch

@@ -13,19 +13,12 @@ void* current_stream(int32_t device_index) {
   return stream;
 }
 
-// One tensor on a GPU is enough for torch to choose this library.
-int32_t gpu_of(const Tensor& tensor) {
-  if (!tensor.is_cuda())
-    refuse("a tensor of shape " + describe_shape(tensor) + " is on the CPU, another on a GPU");
-  return tensor.get_device_index();
-}
-
 }  // namespace
 
-Call::Call(const Tensor& tensor)
-    : torch_device_(tensor.device()),
+Call::Call(std::initializer_list<Argument> arguments)
+    : torch_device_(device_of(arguments)),  // a GPU: torch chose this library by one of them
       device_(TILEMOE_CUDA),
-      stream_(current_stream(gpu_of(tensor))),
-      held_(std::make_shared<torch::stable::accelerator::DeviceGuard>(tensor.get_device_index())) {}
+      stream_(current_stream(torch_device_.index())),
+      held_(std::make_shared<torch::stable::accelerator::DeviceGuard>(torch_device_.index())) {}
 
 }  // namespace tilemoe_torch

@@ -29,6 +29,18 @@ struct Weights {
   }
 };
 
+// Where W1 and W2 have unlike sizes either may be the wrong one: the sentence has both.
+void check_one_layer(const tilemoe_experts& experts, const Tensor& W1, const Tensor& W2) {
+  const bool gated = tilemoe_activation_gated(experts.activation);
+  if (!gated && experts.gate_layout != TILEMOE_GATE_CONCATENATED) return;  // the library refuses it
+  const bool both = gated && experts.gate_layout != TILEMOE_GATE_SPLIT;
+  const int64_t rows = both ? 2 * experts.n : experts.n;
+  if (W1.dim() == 3 && W1.size(0) == experts.E && W1.size(1) == rows && W1.size(2) == experts.d)
+    return;
+  refuse("W1 has shape " + describe_shape(W1) + " and W2 " + describe_shape(W2) + ", expected " +
+         (both ? "(E, 2n, d)" : "(E, n, d)") + " and (E, d, n) of the same E, n and d");
+}
+
 // The sizes are W2's, which has one shape whatever the activation and the layout of the gate.
 tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& weights,
                            const Config& config) {
@@ -38,19 +50,20 @@ tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& wei
   experts.device = call.device();
   experts.dtype = call.view("X", X).dtype;
   experts.E = weights.W2.size(0), experts.d = weights.W2.size(1), experts.n = weights.W2.size(2);
-  experts.activation = static_cast<tilemoe_activation>(config.activation);
-  experts.gate_layout = static_cast<tilemoe_gate_layout>(config.gate_layout);
+  experts.activation = narrowed<tilemoe_activation>("activation", config.activation);
+  experts.gate_layout = narrowed<tilemoe_gate_layout>("gate_layout", config.gate_layout);
   experts.clamp = static_cast<float>(config.clamp);
   experts.alpha = static_cast<float>(config.alpha);
   experts.up_shift = static_cast<float>(config.up_shift);
-  experts.column_blocks = static_cast<int32_t>(config.column_blocks);
+  experts.column_blocks = narrowed<int32_t>("column_blocks", config.column_blocks);
+  check_one_layer(experts, weights.W1, weights.W2);
   return experts;
 }
 
 tilemoe_routing_spec spec_of(const Call& call, const Tensor& X, const tilemoe_experts& experts,
                              const Config& config, int64_t capacity) {
   check_dims("X", X, 2, "(T, d)");
-  const auto kind = static_cast<tilemoe_routing_kind>(config.kind);
+  const auto kind = narrowed<tilemoe_routing_kind>("kind", config.kind);
   const int64_t T = kind == TILEMOE_ROUTING_GROUPED ? 0 : X.size(0);
   return routing_spec(call, kind, T, experts.E, config.K, capacity);
 }
@@ -187,21 +200,29 @@ Tensor of_logits(const Call& call, const Tensor& ds, const Tensor& X, const Tens
                  const Weights& weights, const MaybeTensor& logits, const Config& config,
                  int64_t scoring, ScalarType dtype) {
   const tilemoe_routing_spec spec =
-      routing_spec(call, static_cast<tilemoe_routing_kind>(config.kind), X.size(0),
+      routing_spec(call, narrowed<tilemoe_routing_kind>("kind", config.kind), X.size(0),
                    weights.W2.size(0), config.K, ds.numel());
   return logits_gradient(call, bind_routing(call, spec, routing), ds, logits, scoring, dtype);
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor /*router*/, Tensor routing_tensor,
-                                   Tensor W1, MaybeTensor W1_up, Tensor W2, MaybeTensor b1,
-                                   MaybeTensor b1_up, MaybeTensor b2, MaybeTensor addend,
-                                   int64_t kind, int64_t K, int64_t capacity, int64_t /*scoring*/,
-                                   int64_t activation, int64_t gate_layout, double clamp,
-                                   double alpha, double up_shift, int64_t column_blocks,
-                                   bool keep_H, bool /*overwrite_H*/) {
-  const Call call(X);
+std::tuple<Tensor, Tensor> experts(Tensor X, MaybeTensor router, Tensor routing_tensor, Tensor W1,
+                                   MaybeTensor W1_up, Tensor W2, MaybeTensor b1, MaybeTensor b1_up,
+                                   MaybeTensor b2, MaybeTensor addend, int64_t kind, int64_t K,
+                                   int64_t capacity, int64_t /*scoring*/, int64_t activation,
+                                   int64_t gate_layout, double clamp, double alpha, double up_shift,
+                                   int64_t column_blocks, bool keep_H, bool /*overwrite_H*/) {
+  const Call call({{"X", X},
+                   {"router", router},
+                   {"routing", routing_tensor},
+                   {"W1", W1},
+                   {"W1_up", W1_up},
+                   {"W2", W2},
+                   {"b1", b1},
+                   {"b1_up", b1_up},
+                   {"b2", b2},
+                   {"addend", addend}});
   const Weights weights{W1, W1_up, W2, b1, b1_up, b2};
   const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks};
   const tilemoe_experts layer = experts_of(call, X, weights, config);
@@ -241,6 +262,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
     MaybeTensor b1, MaybeTensor b1_up, MaybeTensor b2, MaybeTensor addend, int64_t K,
     int64_t scoring, int64_t activation, int64_t gate_layout, double clamp, double alpha,
     double up_shift, int64_t column_blocks, bool keep_H, bool overwrite_H) {
+  device_of({{"X", X},
+             {"logits", logits},
+             {"selection_bias", selection_bias},
+             {"W1", W1},
+             {"W1_up", W1_up},
+             {"W2", W2},
+             {"b1", b1},
+             {"b1_up", b1_up},
+             {"b2", b2},
+             {"addend", addend}});
   const auto [routing, expert_counts] = route_logits(logits, selection_bias, K, scoring);
   const auto [O, H] =
       experts(X, logits, routing, W1, W1_up, W2, b1, b1_up, b2, addend, TILEMOE_ROUTING_TOP_K, K,
@@ -256,7 +287,17 @@ std::vector<Tensor> experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routi
                                      ScalarType router_dtype, int64_t activation,
                                      int64_t gate_layout, double clamp, double alpha,
                                      double up_shift, int64_t column_blocks, int64_t wanted) {
-  const Call call(X);
+  const Call call({{"dO", dO},
+                   {"X", X},
+                   {"H", H},
+                   {"routing", routing},
+                   {"W1", W1},
+                   {"W1_up", W1_up},
+                   {"W2", W2},
+                   {"b1", b1},
+                   {"b1_up", b1_up},
+                   {"b2", b2},
+                   {"logits", logits}});
   const Weights weights{W1, W1_up, W2, b1, b1_up, b2};
   const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks};
   Gradients gradients;
@@ -277,7 +318,17 @@ std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
     int64_t kind, int64_t K, int64_t scoring, ScalarType router_dtype, int64_t activation,
     int64_t gate_layout, double clamp, double alpha, double up_shift, int64_t column_blocks,
     int64_t wanted, bool accumulate) {
-  const Call call(X);
+  const Call call({{"dO", dO},
+                   {"X", X},
+                   {"H", H},
+                   {"routing", routing},
+                   {"W1", W1},
+                   {"W1_up", W1_up},
+                   {"W2", W2},
+                   {"b1", b1},
+                   {"b1_up", b1_up},
+                   {"b2", b2},
+                   {"logits", logits}});
   const Weights weights{W1, W1_up, W2, b1, b1_up, b2};
   const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks};
   Gradients gradients{std::nullopt, std::nullopt, dW1, dW1_up, dW2, db1, db1_up, db2};
@@ -317,10 +368,29 @@ void experts_backward_out(MaybeTensor dO, Tensor X, MaybeTensor H, MaybeTensor H
                           MaybeTensor db1_up, MaybeTensor db2, int64_t kind, int64_t K,
                           int64_t activation, int64_t gate_layout, double clamp, double alpha,
                           double up_shift, int64_t column_blocks, bool accumulate) {
+  const Call call({{"dO", dO},
+                   {"X", X},
+                   {"H", H},
+                   {"H_consumed", H_consumed},
+                   {"routing", routing},
+                   {"W1", W1},
+                   {"W1_up", W1_up},
+                   {"W2", W2},
+                   {"b1", b1},
+                   {"b1_up", b1_up},
+                   {"b2", b2},
+                   {"dX", dX},
+                   {"ds", ds},
+                   {"dW1", dW1},
+                   {"dW1_up", dW1_up},
+                   {"dW2", dW2},
+                   {"db1", db1},
+                   {"db1_up", db1_up},
+                   {"db2", db2}});
   if (H.has_value() == H_consumed.has_value())
     refuse("H and H_consumed are both given or both absent, expected one of them");
   if (!dO && !H_consumed) refuse("dO is absent, expected only with an H_consumed that holds dH");
-  backward(Call(X), dO, X, H ? *H : *H_consumed,
+  backward(call, dO, X, H ? *H : *H_consumed,
            H    ? TILEMOE_BACKWARD_WHOLE
            : dO ? TILEMOE_BACKWARD_OVER_H
                 : TILEMOE_BACKWARD_REST,

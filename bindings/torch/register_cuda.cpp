@@ -10,7 +10,7 @@ namespace tilemoe_torch {
 namespace {
 
 int64_t capture_id(Tensor tensor) {
-  const Call call(tensor);
+  const Call call({{"tensor", tensor}});
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   const auto stream = static_cast<cudaStream_t>(call.stream());

@@ -16,7 +16,7 @@ Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const T
   const Tensor workspace = routing_workspace(call, spec, &workspace_bytes);
   tilemoe_router_backward_args args{};
   args.struct_size = sizeof args;
-  args.scoring = static_cast<tilemoe_scoring>(scoring);
+  args.scoring = narrowed<tilemoe_scoring>("scoring", scoring);
   args.routing = &routing;
   args.logits = call.view("logits", rows);
   args.ds = call.view("ds", dense_ds);
@@ -72,7 +72,7 @@ std::tuple<Tensor, Tensor, Tensor> choose(const Call& call, const Tensor& logits
   tilemoe_top_k_args args{};
   args.struct_size = sizeof args;
   args.device = call.device();
-  args.scoring = static_cast<tilemoe_scoring>(scoring);
+  args.scoring = narrowed<tilemoe_scoring>("scoring", scoring);
   args.K = K;
   args.logits = call.view("logits", rows);
   args.selection_bias = call.view("selection_bias", selection_bias);
@@ -86,13 +86,14 @@ std::tuple<Tensor, Tensor, Tensor> choose(const Call& call, const Tensor& logits
 
 std::tuple<Tensor, Tensor, Tensor> top_k(Tensor logits, MaybeTensor selection_bias, int64_t K,
                                          int64_t scoring, ScalarType ids_dtype) {
-  return choose(Call(logits), logits, selection_bias, K, scoring, ids_dtype);
+  const Call call({{"logits", logits}, {"selection_bias", selection_bias}});
+  return choose(call, logits, selection_bias, K, scoring, ids_dtype);
 }
 
 // The gradient is that of a routing, so one is built again from what was chosen.
 Tensor top_k_backward(Tensor dscores, Tensor ids, Tensor scores, MaybeTensor logits, int64_t E,
                       int64_t scoring, ScalarType dtype) {
-  const Call call(dscores);
+  const Call call({{"dscores", dscores}, {"ids", ids}, {"scores", scores}, {"logits", logits}});
   const Tensor routing = route_top_k(ids, scores, E);
   const tilemoe_routing_spec spec =
       routing_spec(call, TILEMOE_ROUTING_TOP_K, ids.size(0), E, ids.size(1), 0);
@@ -101,16 +102,16 @@ Tensor top_k_backward(Tensor dscores, Tensor ids, Tensor scores, MaybeTensor log
 
 Tensor router_backward(Tensor ds, Tensor routing, MaybeTensor logits, int64_t kind, int64_t E,
                        int64_t K, int64_t scoring, ScalarType dtype) {
-  const Call call(ds);
+  const Call call({{"ds", ds}, {"routing", routing}, {"logits", logits}});
   if (!logits && ds.dim() != 2) refuse("ds has shape " + describe_shape(ds) + ", expected (T, K)");
   const int64_t T = logits ? logits->size(0) : ds.size(0);
   const tilemoe_routing_spec spec =
-      routing_spec(call, static_cast<tilemoe_routing_kind>(kind), T, E, K, ds.numel());
+      routing_spec(call, narrowed<tilemoe_routing_kind>("kind", kind), T, E, K, ds.numel());
   return logits_gradient(call, bind_routing(call, spec, routing), ds, logits, scoring, dtype);
 }
 
 Tensor router_losses(Tensor logits, Tensor expert_counts) {
-  const Call call(logits);
+  const Call call({{"logits", logits}, {"expert_counts", expert_counts}});
   LossesArgs losses_args(call, logits, expert_counts);
   const Tensor losses = call.empty({2}, ScalarType::Float);
   losses_args.args.losses = call.view("losses", losses);
@@ -120,7 +121,7 @@ Tensor router_losses(Tensor logits, Tensor expert_counts) {
 
 Tensor router_losses_backward(Tensor logits, Tensor expert_counts, double balance_coefficient,
                               double z_coefficient) {
-  const Call call(logits);
+  const Call call({{"logits", logits}, {"expert_counts", expert_counts}});
   LossesArgs losses_args(call, logits, expert_counts);
   const Tensor dlogits = call.zeros({logits.size(0), logits.size(1)}, ScalarType::Float);
   losses_args.args.dlogits = call.view("dlogits", dlogits);

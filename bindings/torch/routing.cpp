@@ -63,19 +63,19 @@ Tensor routing_workspace(const Call& call, const tilemoe_routing_spec& spec, siz
 
 std::tuple<Tensor, Tensor> route_logits(Tensor logits, MaybeTensor selection_bias, int64_t K,
                                         int64_t scoring) {
-  const Call call(logits);
+  const Call call({{"logits", logits}, {"selection_bias", selection_bias}});
   const auto [scores, ids, expert_counts] =
       choose(call, logits, selection_bias, K, scoring, ScalarType::Int);
   return {build_top_k(call, ids, scores, logits.size(1)), expert_counts};
 }
 
 Tensor route_top_k(Tensor ids, Tensor scores, int64_t E) {
-  const Call call(ids);
+  const Call call({{"ids", ids}, {"scores", scores}});
   return build_top_k(call, torch::stable::contiguous(ids), torch::stable::contiguous(scores), E);
 }
 
 Tensor route_general(Tensor tokens, Tensor experts, Tensor scores, int64_t T, int64_t E) {
-  const Call call(tokens);
+  const Call call({{"tokens", tokens}, {"experts", experts}, {"scores", scores}});
   check_dims("tokens", tokens, 1, "(pairs)");
   const Tensor dense_tokens = torch::stable::contiguous(tokens);
   const Tensor dense_experts = torch::stable::contiguous(experts);
@@ -94,13 +94,13 @@ Tensor route_general(Tensor tokens, Tensor experts, Tensor scores, int64_t T, in
 
 std::tuple<Tensor, Tensor> route_rounded(Tensor logits, MaybeTensor seed, MaybeTensor offset,
                                          int64_t K, int64_t m, int64_t rounding) {
-  const Call call(logits);
+  const Call call({{"logits", logits}, {"seed", seed}, {"offset", offset}});
   check_dims("logits", logits, 2, "(T, E)");
   const Tensor rows = dense_rows(logits);
   const int64_t E = logits.size(1);
   tilemoe_routing_spec spec = routing_spec(call, TILEMOE_ROUTING_ROUNDED, logits.size(0), E, K, 0);
   spec.m = m;
-  spec.rounding = static_cast<tilemoe_rounding>(rounding);
+  spec.rounding = narrowed<tilemoe_rounding>("rounding", rounding);
   NewRouting routing(call, spec);
   const Tensor expert_counts = call.empty({E}, ScalarType::Int);
   tilemoe_route_rounded_args args{};
@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor> route_rounded(Tensor logits, MaybeTensor seed, MaybeT
 }
 
 Tensor route_grouped(Tensor counts, MaybeTensor row_scores, int64_t rows) {
-  const Call call(counts);
+  const Call call({{"counts", counts}, {"row_scores", row_scores}});
   check_dims("counts", counts, 1, "(E)");
   const Tensor dense_counts = torch::stable::contiguous(counts);
   if (row_scores) row_scores = torch::stable::contiguous(*row_scores);

@@ -5,6 +5,7 @@ renamed to `step-N`, which a file system does at once. Only then are older ones 
 that is killed at any moment finds the last finished one.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -14,12 +15,21 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from parallel import agree
+
 
 class Checkpoints:
     def __init__(self, folder, keep):
         self.folder, self.keep = Path(folder), keep
+        self.lock = None  # of the first process, which alone writes names and removes them
+        why = None
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock = locked(self.folder)
+            if self.lock is None:
+                why = f"another process is training in {self.folder.parent}"
+        agree(why)
+        if dist.get_rank() == 0:
             for left in self.folder.glob("step-*.partial"):
                 shutil.rmtree(left)
         dist.barrier()
@@ -66,6 +76,30 @@ class Checkpoints:
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
+
+
+class Descriptor:
+    """Of an opened file or folder; closed when nobody has it any more."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __del__(self):
+        os.close(self.number)
+
+
+def locked(folder):
+    """-> what holds the folder's lock while it lives, or None where another process has it. The
+    lock leaves no file behind and ends with the process. Some network file systems have none: there
+    the user takes care."""
+    descriptor = Descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    try:
+        fcntl.flock(descriptor.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:
+        pass
+    return descriptor
 
 
 def flush(folder):

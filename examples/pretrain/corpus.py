@@ -19,35 +19,20 @@ import hashlib
 import json
 import os
 import sys
-import time
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 import sources
+from logs import Progress
+from options import real, whole
 
 PARTS = ("train", "held_out")
 BYTES = 257  # vocabulary of bytes: 256 ends a document
 END = "<|end|>"
 SHARD = 32 << 20  # bytes of text
 SAMPLE = 64 << 20  # bytes that the tokenizer is trained on
-
-
-class Progress:
-    """A line a second, at most."""
-
-    def __init__(self, what):
-        self.what, self.began, self.said = what, time.monotonic(), 0.0
-
-    def __call__(self, done, total=None, always=False):
-        now = time.monotonic()
-        if not always and now < self.said + 1:
-            return
-        self.said = now
-        of = f" of {total / 1e6:.0f}" if total else ""
-        rate = done / 1e6 / max(1e-9, now - self.began)
-        print(f"{self.what}: {done / 1e6:.1f}{of} MB, {rate:.1f} MB/s", file=sys.stderr)
 
 
 def write(path, data):
@@ -178,13 +163,24 @@ def shards(documents):
         yield shard
 
 
-def build(folder, documents, *, vocabulary=BYTES, held_out=0.05, largest=1 << 18, limit=None):
-    """documents: (name, bytes) each -> the manifest."""
+def build(
+    folder,
+    documents,
+    *,
+    origin=None,
+    vocabulary=BYTES,
+    held_out=0.05,
+    largest=sources.LARGEST,
+    limit=None,
+):
+    """documents: (name, bytes) each -> the manifest. `origin` says in JSON where they come from: a
+    folder that was begun with other documents is refused."""
     folder = Path(folder)
     if not BYTES <= vocabulary <= 1 << 16:
         raise ValueError(f"a vocabulary of {vocabulary} is not in [{BYTES}, 65536]")
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"vocabulary": vocabulary, "held_out": held_out, "largest": largest, "limit": limit}
+    settings["origin"] = origin
     settings_are(folder / "settings.json", settings)
     gathered = gather(folder, documents, largest, limit)
     text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
@@ -230,8 +226,13 @@ def settings_are(path, settings):
     if not path.exists():
         write(path, json.dumps(settings))
     begun = json.loads(path.read_text())
-    if begun != settings:
-        raise ValueError(f"{path.parent} was begun with {begun}, not {settings}: take another")
+    changed = [
+        f"{name} {begun.get(name)}, not {settings.get(name)}"
+        for name in sorted(begun.keys() | settings.keys())
+        if begun.get(name) != settings.get(name)
+    ]
+    if changed:
+        raise ValueError(f"{path.parent} was begun with {'; '.join(changed)}: take another folder")
 
 
 def tokens_of(codec, documents, batch=256):
@@ -253,28 +254,40 @@ def main(argv=None):
     add("text", nargs="*", help="files, or folders with files")
     add("--packages", nargs="*", metavar="PACKAGE", help="of the distribution, in place of files; "
         f"without names {', '.join(sources.PACKAGES)}")  # fmt: skip
-    add("--vocabulary", type=int, default=16384, help="tokens of the tokenizer")
+    add("--vocabulary", type=whole(1), default=16384, help="tokens of the tokenizer")
     add("--bytes", action="store_true", help="no tokenizer: a token is a byte")
-    add("--megabytes", type=float, help="of text, at most: the first documents by their hashes")
-    add("--largest", type=int, default=1 << 18, help="bytes; larger documents are left out")
-    add("--held-out", type=float, default=0.05, help="share of the documents")
+    add(
+        "--megabytes",
+        type=real(0, above=True),
+        help="of text, at most: the first documents by their hashes",
+    )
+    add(
+        "--largest",
+        type=whole(1),
+        default=sources.LARGEST,
+        help="bytes; larger documents are left out",
+    )
+    add("--held-out", type=real(0, 1), default=0.05, help="share of the documents")
     args = parser.parse_args(argv)
     if bool(args.text) == (args.packages is not None):
         parser.error("expected files, or --packages")
     if (args.folder / "manifest.json").exists():
         parser.error(f"{args.folder} has a corpus already")
     if args.text:
-        documents = sources.files(args.text)
+        origin = {"files": [str(Path(path).resolve()) for path in args.text]}
+        documents = sources.files(args.text, args.largest)
     else:
+        names = args.packages or list(sources.PACKAGES)
+        origin = {"packages": names}
         say = lambda line: print(line, file=sys.stderr)
-        documents = sources.packages(args.packages or sources.PACKAGES, say)
+        documents = sources.packages(names, args.largest, say)
     limit = None if args.megabytes is None else int(args.megabytes * 1e6)
     try:
         manifest = build(
-            args.folder, documents, vocabulary=BYTES if args.bytes else args.vocabulary,
-            held_out=args.held_out, largest=args.largest, limit=limit,
+            args.folder, documents, origin=origin, held_out=args.held_out, largest=args.largest,
+            vocabulary=BYTES if args.bytes else args.vocabulary, limit=limit,
         )  # fmt: skip
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.exit(1, f"error: {error}\n")
     for part in PARTS:
         numbers = manifest[part]

@@ -4,7 +4,9 @@ Sequence i of the training is a function of corpus, seed, context and i alone. S
 the data is one number, and how many processes share a batch changes nothing about it.
 """
 
+import hashlib
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,18 +14,109 @@ import numpy as np
 import torch
 
 from configs import Refusal
+from logs import Progress
+
+PARTS = ("train", "held_out")
+CHUNK = 16 << 20  # bytes
+AGAIN = "build the corpus again with examples/pretrain/corpus.py"
+
+
+def manifest_of(folder):
+    """manifest.json, which names every shard of both parts with its tokens and its SHA-256."""
+    path = Path(folder) / "manifest.json"
+    if not path.exists():
+        raise Refusal(f"{folder} has no corpus: examples/pretrain/corpus.py makes one")
+    try:
+        described = json.loads(path.read_text())
+        for part in PARTS:
+            for shard in described[part]["shards"]:
+                _ = Path(shard["file"]), shard["tokens"] + 0, shard["sha256"] + ""
+        _ = described["vocabulary"] + 0, described["train"]["sha256"] + ""
+    except (ValueError, LookupError, TypeError) as error:
+        raise Refusal(f"{path} is no manifest of a corpus ({error!r}): {AGAIN}") from None
+    return described
+
+
+def opened(folder, shard):
+    """A shard's tokens, mapped; of the size that the manifest says."""
+    path = Path(folder) / shard["file"]
+    if not path.is_file():
+        raise Refusal(f"{path} is missing: {AGAIN}")
+    size = path.stat().st_size
+    if size != 2 * shard["tokens"]:
+        raise Refusal(
+            f"{path} has {size} bytes, and manifest.json says {shard['tokens']} tokens of two: "
+            + AGAIN
+        )
+    if size == 0:
+        return np.zeros(0, dtype="<u2")  # which cannot be mapped
+    return np.memmap(path, dtype="<u2", mode="r")
+
+
+def verify(folder):
+    """Reads every shard once and holds it to the manifest: its SHA-256, and tokens below the
+    vocabulary. What was verified is kept in verified.json with the file's size and time, and read
+    again only where one of them has changed."""
+    described, folder = manifest_of(folder), Path(folder)
+    shards = [shard for part in PARTS for shard in described[part]["shards"]]
+    known, vocabulary = verified_before(folder), described["vocabulary"]
+    stamps, waiting = {}, []
+    for shard in shards:
+        opened(folder, shard)
+        name = shard["file"]
+        file = (folder / name).stat()
+        stamps[name] = [shard["sha256"], vocabulary, file.st_size, file.st_mtime_ns]
+        if known.get(name) != stamps[name]:
+            waiting.append(shard)
+    total, done = sum(2 * shard["tokens"] for shard in waiting), 0
+    progress = Progress(f"verifying {folder}")
+    for shard in waiting:
+        digest = hashlib.sha256()
+        for tokens in chunks(opened(folder, shard)):
+            digest.update(tokens)
+            if tokens.max() >= vocabulary:
+                raise Refusal(
+                    f"{folder / shard['file']} has token {tokens.max()}, and the vocabulary has "
+                    f"{vocabulary}: {AGAIN}"
+                )
+            done += tokens.nbytes
+            progress(done, total)
+        if digest.hexdigest() != shard["sha256"]:
+            raise Refusal(f"{folder / shard['file']} is not what manifest.json says: {AGAIN}")
+    if waiting:
+        remember(folder / "verified.json", stamps)
+
+
+def chunks(tokens):
+    for first in range(0, len(tokens), CHUNK // 2):
+        yield tokens[first : first + CHUNK // 2]
+
+
+def verified_before(folder):
+    try:
+        known = json.loads((folder / "verified.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def remember(path, stamps):
+    """Where the folder may be written to; elsewhere every start reads the shards."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(stamps))
+        os.replace(partial, path)
+    except OSError:
+        return
 
 
 class Corpus:
     def __init__(self, folder, part, context, seed=0):
-        manifest = Path(folder) / "manifest.json"
-        if not manifest.exists():
-            raise Refusal(f"{folder} has no corpus: examples/pretrain/corpus.py makes one")
-        described = json.loads(manifest.read_text())
+        described = manifest_of(folder)
         self.vocabulary, self.sha256 = described["vocabulary"], described[part]["sha256"]
         self.context, self.seed = context, seed
         shards = described[part]["shards"]
-        self.shards = [np.memmap(Path(folder) / s["file"], dtype="<u2", mode="r") for s in shards]
+        self.shards = [opened(folder, shard) for shard in shards]
         # A window lies in one shard; its last token is the next one's first.
         counts = [max(0, shard["tokens"] - 1) // context for shard in shards]
         self.ends = np.cumsum(counts)  # of windows, by shard

@@ -1,13 +1,38 @@
 """Processes: who they are, and what of the model each of them holds."""
 
+import math
 import os
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 import plan
+from configs import Refusal
+
+
+def agree(why):
+    """Refuses in every process what one of them has a reason to refuse, so that no other waits for
+    it. why: a sentence, or None."""
+    reasons = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, why)
+    for reason in reasons:
+        if reason is not None:
+            raise Refusal(reason)
+
+
+def are_finite(tensors):
+    """Whether every number is, in all shards. One wait for the device."""
+    # After an evaluation a parameter may still be gathered, and no DTensor.
+    shards = [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
+    there = [t for t in shards if t.numel()]  # the largest of none is no number
+    there = there or [shards[0].new_zeros(1)]
+    largest = torch.stack(torch._foreach_norm(there, math.inf, dtype=torch.float32))
+    bad = 1 - torch.isfinite(largest).all().int()
+    dist.all_reduce(bad)
+    return bad.item() == 0
 
 
 def norm_of(parameters):

@@ -97,9 +97,10 @@ class Plan:
             tokens = torch.zeros(micro_batch, c.context + 1, dtype=torch.int64)
             return kept_for_backward(model, tokens)
 
-    def for_a_while(self, micro_batch):
-        """The largest of what a step uses and gives back: the rows of logits; one block's backward
-        pass of the experts (dH, A', dX~ and a gradient of x); one block again, where recomputed."""
+    def temporary(self, micro_batch):
+        """The largest of what a step takes and gives back before it ends: the rows of logits; one
+        block's backward pass of the experts (dH, A', dX~ and a gradient of x); one block again,
+        where recomputed."""
         c, size = self.config, COMPUTE_DTYPE[self.precision].itemsize
         T = micro_batch * c.context
         rows = T * c.K
@@ -135,7 +136,7 @@ class Plan:
             "gathered gradients": (root + together * block) * size
             + max(root, together * block) * 4,
             "kept for backward": self.kept(micro_batch) if kept is None else kept,
-            "for a while": self.for_a_while(micro_batch),
+            "temporary within a step": self.temporary(micro_batch),
         }
 
     def largest_micro_batch(self, device_bytes):

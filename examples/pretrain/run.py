@@ -7,6 +7,7 @@ function of the same batch on one process and on eight.
 
 import json
 import math
+import os
 import zlib
 
 import torch
@@ -15,14 +16,24 @@ import torch.distributed as dist
 import tilemoe
 from checkpoints import Checkpoints
 from configs import Refusal, configuration
-from data import Corpus
+from data import Corpus, verify
 from experts import refusal
 from model import Transformer
 from optimizer import learning_rate, optimizer_of
-from parallel import clip, norm_of, shard
+from parallel import agree, are_finite, clip, norm_of, shard
 
 # What the log has of a step: means over its micro-batches; the last three are shares.
 MEANS = ("loss", "balance", "z", "load", "pairs_dropped", "pairs_added", "tokens_without")
+
+# What a checkpoint is of: it continues with these alone. In the order of checkpoints that have
+# nothing else.
+IDENTITY = ("config", "layers", "batch", "micro_batch", "seed", "corpus")
+# What the steps to come depend on besides, --steps left out: a change is made on purpose, or is a
+# mistake. The options that are in neither change at most the last bits.
+DECIDING = (
+    "precision", "learning_rate", "warmup", "weight_decay", "clip", "bias_rate", "rounding",
+    "renormalize", "capacity", "routing_tokens",
+)  # fmt: skip
 
 
 def build(args, mesh, device, order=None):
@@ -47,6 +58,16 @@ def build(args, mesh, device, order=None):
     return c, model, optimizer_of(model, args)
 
 
+def corpus_refused(folder):
+    """Why the corpus is not what its manifest says, or None. One process of a machine reads it."""
+    if int(os.environ.get("LOCAL_RANK", 0)) != 0:
+        return None
+    try:
+        return verify(folder)
+    except Refusal as why:
+        return str(why)
+
+
 class Run:
     """`order` renumbers the experts (Transformer.initialise)."""
 
@@ -59,6 +80,8 @@ class Run:
                 f"a step has {self.micro_batches} micro-batches, which {self.ranks} processes do "
                 "not share evenly"
             )
+        self.checkpoints = Checkpoints(args.output / "checkpoints", args.keep)
+        agree(corpus_refused(args.data))
         self.config, self.model, self.optimizer = build(args, mesh, device, order)
         c = self.config
         self.corpus = Corpus(args.data, "train", c.context, args.seed)
@@ -67,7 +90,6 @@ class Run:
             raise Refusal(
                 f"{args.data} has {self.corpus.vocabulary} tokens, {args.config} {c.vocabulary}"
             )
-        self.checkpoints = Checkpoints(args.output / "checkpoints", args.keep)
         self.step = self.sequence = 0  # done, and the next one of the data
         self.watched = {}  # {name: parameters} whose gradient's norm the log has too
 
@@ -75,27 +97,53 @@ class Run:
         """What a checkpoint keeps beside the state of model and optimizer. Schedule, rounding and
         the order of the data are functions of these."""
         a, c = self.args, self.config
-        of = [a.config, c.layers, a.batch, a.micro_batch, a.seed, self.corpus.sha256]
+        own = (a.config, c.layers, a.batch, a.micro_batch, a.seed, self.corpus.sha256)
+        of = dict(zip(IDENTITY, own)) | {name: getattr(a, name) for name in DECIDING}
         return {"step": self.step, "sequence": self.sequence, "of": json.dumps(of)}
 
     def save(self):
+        """-> whether all parameters and moments are finite: else nothing is saved, and the
+        checkpoints that are there stay."""
+        state = list(self.model.parameters())
+        for moments in self.optimizer.state.values():
+            state += moments["exp_avg"], moments["exp_avg_sq"]
+        if not are_finite(state):
+            return False
         self.checkpoints.save(self.step, self.model, self.optimizer, self.progress())
+        return True
 
     def resume(self):
-        """-> the checkpoint's folder, or None."""
+        """-> the checkpoint's folder, or None; {option: its value in the checkpoint, and now} of
+        those that decide and were changed."""
         folder = self.checkpoints.last()
         if folder is None:
-            return None
+            return None, {}
         wanted = self.progress()
         saved = self.checkpoints.progress(folder, wanted)
-        if saved["of"] != wanted["of"]:
-            raise Refusal(
-                "a checkpoint continues with its own configuration, batch, micro-batch, seed and "
-                f"corpus: {folder} has {saved['of']}, this run {wanted['of']}"
-            )
+        changed = self.changed(folder, json.loads(saved["of"]), json.loads(wanted["of"]))
         self.checkpoints.load(folder, self.model, self.optimizer)
         self.step, self.sequence = saved["step"], saved["sequence"]
-        return folder
+        return folder, changed
+
+    def changed(self, folder, saved, now):
+        if isinstance(saved, list):
+            saved = dict(zip(IDENTITY, saved))  # by an earlier version
+        known = [name for name in now if name in saved]
+        differ = {name: [saved[name], now[name]] for name in known if saved[name] != now[name]}
+        text = lambda names: ", ".join(f"{name} {differ[name][0]}" for name in names)
+        text_now = lambda names: ", ".join(f"{name} {differ[name][1]}" for name in names)
+        own = [name for name in differ if name in IDENTITY]
+        if own:
+            raise Refusal(
+                "a checkpoint continues with its own configuration, batch, micro-batch, seed and "
+                f"corpus: {folder} has {text(own)}, this run {text_now(own)}"
+            )
+        if differ and not self.args.change_options:
+            raise Refusal(
+                f"{folder} was trained with {text(differ)}, this run has {text_now(differ)}: "
+                "--change-options goes on with what this run has"
+            )
+        return differ
 
     def micro(self, corpus, sequence):
         """This process' part of the batch that begins with a sequence -> number of a micro-batch,

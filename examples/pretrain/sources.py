@@ -1,6 +1,8 @@
 """Where a corpus' text comes from: the user's files, or packages of the distribution.
 
-Every source is a generator of documents, (name, bytes), in the same order on every machine.
+Every source is a generator of documents, (name, bytes), in the same order on every machine. Of a
+file larger than `largest` bytes there is one byte more than that, which says so: the rest of it is
+not read.
 """
 
 import gzip
@@ -19,20 +21,31 @@ PACKAGES = {
 }
 SUFFIXES = {".c", ".h", ".s", ".rst", ".txt", ".py", ".pl", ".sh", ".dts", ".dtsi", ".yaml", ".md"}
 NAMES = {"Kconfig", "Makefile"}
+LARGEST = 1 << 18  # bytes of a document, unless said otherwise
 PIECE = 1 << 16  # bytes of a dictionary that are one document
 
 
-def files(paths):
+def contents(file, size, largest):
+    """Of an opened file of `size` bytes. A read of so many takes memory for so many beforehand."""
+    return file.read() if size <= largest else file.read(largest + 1)
+
+
+def read(path, largest):
+    with path.open("rb") as file:
+        return contents(file, path.stat().st_size, largest)
+
+
+def files(paths, largest=LARGEST):
     """Files, and all files of folders."""
     for path in map(Path, paths):
         if not path.exists():
             raise ValueError(f"{path} does not exist")
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in inside:
-            yield str(file), file.read_bytes()
+            yield str(file), read(file, largest)
 
 
-def packages(names, say=print):
+def packages(names, largest, say=print):
     """Documents of Debian packages, which apt fetches into a folder that is gone afterwards."""
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -47,7 +60,7 @@ def packages(names, say=print):
                 run("dpkg-deb", "-x", str(archive), folder, cwd=folder)
             root = Path(folder, "usr")
             for file in sorted(p for p in root.rglob("*") if p.is_file() and not p.is_symlink()):
-                yield from documents_of(name, file)
+                yield from documents_of(name, file, largest)
 
 
 def with_dependency(name):
@@ -57,19 +70,20 @@ def with_dependency(name):
     return [name, *(part for part in needed if part.startswith(name + "-"))]
 
 
-def documents_of(package, file):
+def documents_of(package, file, largest):
     if file.name.endswith((".tar.xz", ".tar.bz2", ".tar.gz")):
         with tarfile.open(file, "r|*") as archive:
             for member in archive:
                 path = Path(member.name)
                 if member.isfile() and (path.suffix.lower() in SUFFIXES or path.name in NAMES):
-                    yield f"{package}/{member.name}", archive.extractfile(member).read()
+                    opened = archive.extractfile(member)
+                    yield f"{package}/{member.name}", contents(opened, member.size, largest)
     elif file.name.endswith(".dict.dz"):
         with gzip.open(file) as lines:
             for number, piece in enumerate(iter(lambda: lines.readlines(PIECE), [])):
                 yield f"{package}/{file.name}/{number}", b"".join(piece)
     elif file.suffix in SUFFIXES:
-        yield f"{package}/{file.name}", file.read_bytes()
+        yield f"{package}/{file.name}", read(file, largest)
 
 
 def run(*command, cwd=None):

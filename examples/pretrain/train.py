@@ -20,6 +20,7 @@ from configs import CONFIGS, Refusal, configuration
 from experts import IMPLEMENTATIONS
 from logs import Log
 from model import RECOMPUTE
+from options import real, whole
 from parallel import start
 from run import Run
 
@@ -29,18 +30,18 @@ def arguments(argv=None):
     add = parser.add_argument
     add("--config", choices=CONFIGS, required=True)
     add("--plan", action="store_true", help="print parameters, memory and time, and do nothing")
-    add("--processes", type=int, default=1, help="of the plan")
+    add("--processes", type=whole(1), default=1, help="of the plan")
     add(
         "--device-gib",
-        type=float,
+        type=real(0, above=True),
         help="memory of the plan's device; without it the GPU's here, or 79.2 of an H100",
     )
     add("--data", type=Path, help="folder that corpus.py wrote")
     add("--output", type=Path, help="folder of checkpoints and log.jsonl")
-    add("--steps", type=int, default=100)
-    add("--batch", type=int, default=8, help="sequences of a step, over all processes")
-    add("--micro-batch", type=int, default=2, help="sequences of a forward pass")
-    add("--layers", type=int, help="so many of the configuration's, not all")
+    add("--steps", type=whole(0), default=100)
+    add("--batch", type=whole(1), default=8, help="sequences of a step, over all processes")
+    add("--micro-batch", type=whole(1), default=2, help="sequences of a forward pass")
+    add("--layers", type=whole(1), help="so many of the configuration's, not all")
     add("--experts", choices=IMPLEMENTATIONS, default="tilemoe")
     add("--rounding", choices=("nearest", "up", "down", "stochastic", "balanced"))
     add(
@@ -50,13 +51,13 @@ def arguments(argv=None):
     )
     add(
         "--capacity",
-        type=float,
+        type=real(0, above=True),
         metavar="FACTOR",
         help="an expert keeps FACTOR times its share of pairs at most, those of the highest scores",
     )
     add(
         "--routing-tokens",
-        type=int,
+        type=whole(1),
         metavar="T",
         help="every T tokens of a micro-batch are rounded, or kept to a capacity, by themselves",
     )
@@ -82,23 +83,29 @@ def arguments(argv=None):
     )
     add(
         "--block-turns",
-        type=int,
+        type=whole(1, 16),
         default=1,
         help="blocks of tilemoe's products a multiprocessor, one after the other: 4 where "
         "collectives slow them (tilemoe.set_block_turns)",
     )
     add("--precision", choices=plan.STATE_BYTES, default="mixed", help="see README.md")
-    add("--learning-rate", type=float, default=1e-3)
-    add("--warmup", type=int, default=10, help="steps")
-    add("--weight-decay", type=float, default=0.1)
-    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
-    add("--bias-rate", type=float, default=1e-3, help="of the selection bias, a step")
-    add("--seed", type=int, default=0)
+    add("--learning-rate", type=real(0), default=1e-3)
+    add("--warmup", type=whole(0), default=10, help="steps")
+    add("--weight-decay", type=real(0), default=0.1)
+    add("--clip", type=real(0, above=True), default=1.0, help="largest norm of the gradient")
+    add("--bias-rate", type=real(0), default=1e-3, help="of the selection bias, a step")
+    add("--seed", type=whole(0, 2**32 - 1), default=0)
     add("--deterministic", action="store_true", help="the same bits from every run")
-    add("--save-every", type=int, default=100, help="steps")
-    add("--keep", type=int, default=3, help="checkpoints")
-    add("--evaluate-every", type=int, default=100, help="steps")
-    add("--evaluate-batches", type=int, default=4, help="of --batch sequences")
+    add("--save-every", type=whole(1), default=100, help="steps")
+    add("--keep", type=whole(1), default=3, help="checkpoints")
+    add("--evaluate-every", type=whole(1), default=100, help="steps")
+    add("--evaluate-batches", type=whole(1), default=4, help="of --batch sequences")
+    add(
+        "--change-options",
+        action="store_true",
+        help="go on from a checkpoint with another precision, learning rate, warm-up, weight "
+        "decay, clip, bias rate, rounding or capacity than it was trained with",
+    )
     add("--tensorboard", action="store_true", help="its files, in --output")
     args = parser.parse_args(argv)
     if not args.plan and args.batch % args.micro_batch:
@@ -107,25 +114,32 @@ def arguments(argv=None):
     together = args.routing_tokens or T
     if not args.plan and (together < 1 or T % together):
         parser.error(f"--routing-tokens is {together}, and a micro-batch has {T} tokens")
-    if args.keep < 1:
-        parser.error(f"--keep is {args.keep}, expected at least 1")
     if not args.plan and not (args.data and args.output):
         parser.error("--data and --output are needed")
     return args
 
 
-def stop(run, record, log):
-    """Says where it went wrong."""
-    batch = [run.sequence, run.sequence + run.args.batch - 1]
+def stop(run, record, first, log, what=""):
+    """Says where it went wrong: in the step whose first sequence is given."""
+    batch = [first, first + run.args.batch - 1]
     last = run.checkpoints.last()
     log.write({"not_finite": record["step"], "sequences": batch, "last_good": str(last)})
     if run.rank == 0:
         print(
-            f"stopped at step {record['step']}: loss {record['loss']}, norm of the gradient "
+            f"stopped at step {record['step']}: {what}loss {record['loss']}, norm of the gradient "
             f"{record['gradient_norm']}; batch: sequences {batch[0]} to {batch[1]}; last good "
             f"checkpoint: {last}",
             file=sys.stderr,
         )
+
+
+def go_on(run, log):
+    """From the last checkpoint, if there is one."""
+    folder, changed = run.resume()
+    if folder is None:
+        return
+    record = {"resumed": run.step, "from": str(folder), "processes": run.ranks}
+    log.write(record | ({"changed": changed} if changed else {}))
 
 
 def train(args):
@@ -134,18 +148,24 @@ def train(args):
     torch.use_deterministic_algorithms(args.deterministic)
     run = Run(args, mesh, device)
     log = Log(args.output, run.rank, args.tensorboard)
-    resumed = run.resume()
-    if resumed is not None:
-        log.write({"resumed": run.step, "from": str(resumed), "processes": run.ranks})
+    try:
+        go_on(run, log)
+        return steps(run, log)
+    finally:
+        log.close()
+
+
+def steps(run, log):
+    """All that are left -> exit status."""
+    args, device = run.args, run.device
     tokens = args.batch * run.config.context
     peak = plan.peak_flops(device)
     flop = plan.flop_of_token(run.config)
     while run.step < args.steps:
-        began = time.perf_counter()
+        began, first = time.perf_counter(), run.sequence
         record, good = run.train()
         if not good:
-            stop(run, record, log)
-            log.close()
+            stop(run, record, first, log)
             return 1
         speed = tokens / (time.perf_counter() - began)  # the step's norm was read: it is done
         record["tokens_per_s"] = speed
@@ -157,9 +177,9 @@ def train(args):
         last = run.step == args.steps
         if last or run.step % args.evaluate_every == 0:
             log.write({"evaluated": run.step, "held_out_loss": run.evaluate()})
-        if last or run.step % args.save_every == 0:
-            run.save()
-    log.close()
+        if (last or run.step % args.save_every == 0) and not run.save():
+            stop(run, record, first, log, "the update made parameters that are not finite; ")
+            return 1
     return 0
 
 

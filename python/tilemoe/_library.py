@@ -69,8 +69,15 @@ def set_block_turns(turns):
         torch.ops.tilemoe.set_block_turns(turns)
 
 
-def require_device(tensor):
-    """Refuses a tensor on a device that no library here is for, in one sentence."""
+def require_tensor(value, name):
+    if not isinstance(value, torch.Tensor):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(f"tilemoe: {name} is a {kind}, expected a torch.Tensor")
+
+
+def require_device(tensor, name):
+    """Refuses what is no tensor, or one on a device that no library is for, in one sentence."""
+    require_tensor(tensor, name)
     kind = tensor.device.type
     if kind == "cuda":
         if _no_cuda is not None:
@@ -82,8 +89,27 @@ def require_device(tensor):
 
 
 def require_dtype(x):
-    """Refuses what no kernel on a GPU computes in, in one sentence."""
-    if x.device.type == "cuda" and x.dtype not in (torch.bfloat16, torch.float16):
+    """Refuses what no kernel computes in, in one sentence."""
+    dtype, on_gpu = x.dtype, x.is_cuda
+    if dtype is torch.bfloat16 or dtype is torch.float16 or dtype is torch.float32 and not on_gpu:
+        return
+    if on_gpu:
         raise NotImplementedError(
             f"tilemoe on a GPU takes bfloat16 and float16, but x is {x.dtype} {tuple(x.shape)}"
         )
+    raise ValueError(
+        f"tilemoe: x is {dtype} {tuple(x.shape)}, expected float32, bfloat16 or float16"
+    )
+
+
+def require_together(x, x_name, **tensors):
+    """Refuses tensors that are not on x's device, before an operator makes of them what a later one
+    refuses under a name that the caller never gave."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        require_tensor(tensor, name)
+        if tensor.device != x.device:
+            raise ValueError(
+                f"tilemoe: {name} is on {tensor.device} and {x_name} on {x.device}"
+            )

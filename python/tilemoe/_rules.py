@@ -26,6 +26,7 @@ ACTIVATIONS = (
     "identity",
 )
 GATE_LAYOUTS = ("concatenated", "interleaved", "split")
+WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes
 _GATED = 4  # the first four activations
 _SPLIT = GATE_LAYOUTS.index("split")
 

@@ -1,6 +1,8 @@
 """What torch traces in the operators' place: fake kernels, which tell the shapes of what comes out
 and refuse what the kernels refuse, in the library's own sentences."""
 
+import functools
+
 import torch
 
 from . import _library  # noqa: F401  loads the operators
@@ -21,8 +23,6 @@ from ._rules import (
 WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
     1 << bit for bit in range(8)
 )
-_WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
-
 
 def shape_text(shape):
     return f"({', '.join(map(str, shape))})"
@@ -42,14 +42,15 @@ def _check_shape(function, name, tensor, *shape):
 
 def _check_weights(function, X, W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout):
     """Returns E, d, n, as W2 tells them."""
-    for name, weight in zip(_WEIGHTS, (W1, W1_up, W2, b1, b1_up, b2)):
-        # A weight on meta brings its call here, whatever x is.
-        if weight is not None and weight.device != X.device:
-            raise ValueError(f"tilemoe: {name} is on {weight.device} and X on {X.device}")
     _check_dims("W2", W2, 3, "(E, d, n)")
     E, d, n = W2.shape
     rows = w1_rows(activation, gate_layout, n)
-    _check_shape(function, "weights.W1", W1, E, rows, d)
+    if tuple(W1.shape) != (E, rows, d):  # either may be the wrong one
+        expected = "(E, n, d)" if rows == n else "(E, 2n, d)"
+        raise ValueError(
+            f"tilemoe: W1 has shape {shape_text(W1.shape)} and W2 {shape_text(W2.shape)}, expected "
+            f"{expected} and (E, d, n) of the same E, n and d"
+        )
     _check_shape(function, "weights.b1", b1, E, rows)
     _check_shape(function, "weights.b2", b2, E, d)
     _check_shape(function, "weights.W1_up", W1_up, E, n, d)
@@ -57,6 +58,36 @@ def _check_weights(function, X, W1, W1_up, W2, b1, b1_up, b2, activation, gate_l
     _check_dims("X", X, 2, "(T, d)")
     _check_shape(function, "X", X, X.shape[0], d)
     return E, d, n
+
+
+def check_devices(names, tensors):
+    """One device for all of them; None is none. A single tensor on meta brings its call to these
+    kernels, whose outputs nobody fills, and where the others lie says nothing of it."""
+    first = None
+    for name, tensor in zip(names, tensors):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if first is None:
+            first, device = name, tensor.device
+        elif tensor.device != device:
+            raise ValueError(f"tilemoe: {name} is on {tensor.device} and {first} on {device}")
+
+
+def _register(name):
+    """Registers what follows as the operator's fake kernel, behind a check of all its tensors."""
+    schema = getattr(torch.ops.tilemoe, name).default._schema
+    names = [argument.name for argument in schema.arguments]
+
+    def register(kernel):
+        @functools.wraps(kernel)
+        def checked(*args):
+            check_devices(names, args)
+            return kernel(*args)
+
+        torch.library.register_fake(f"tilemoe::{name}", checked)
+        return kernel
+
+    return register
 
 
 def _int32(like, *shape):
@@ -68,7 +99,7 @@ def _check_K(K, E):
         raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
 
 
-@torch.library.register_fake("tilemoe::top_k")
+@_register("top_k")
 def _(logits, selection_bias, K, scoring, ids_dtype):
     _check_dims("logits", logits, 2, "(T, E)")
     T, E = logits.shape
@@ -77,12 +108,12 @@ def _(logits, selection_bias, K, scoring, ids_dtype):
     return scores, logits.new_empty((T, K), dtype=ids_dtype), _int32(logits, E)
 
 
-@torch.library.register_fake("tilemoe::top_k_backward")
+@_register("top_k_backward")
 def _(dscores, ids, scores, logits, E, scoring, dtype):
     return dscores.new_empty((ids.shape[0], E), dtype=dtype)
 
 
-@torch.library.register_fake("tilemoe::route_logits")
+@_register("route_logits")
 def _fake_route_logits(logits, selection_bias, K, scoring):
     _check_dims("logits", logits, 2, "(T, E)")
     T, E = logits.shape
@@ -90,7 +121,7 @@ def _fake_route_logits(logits, selection_bias, K, scoring):
     return _int32(logits, routing_elements(TOP_K, T, E, T * K)), _int32(logits, E)
 
 
-@torch.library.register_fake("tilemoe::route_top_k")
+@_register("route_top_k")
 def _(ids, scores, E):
     _check_dims("ids", ids, 2, "(T, K)")
     T, K = ids.shape
@@ -98,7 +129,7 @@ def _(ids, scores, E):
     return _int32(ids, routing_elements(TOP_K, T, E, T * K))
 
 
-@torch.library.register_fake("tilemoe::route_general")
+@_register("route_general")
 def _(tokens, experts, scores, T, E):
     _check_dims("tokens", tokens, 1, "(pairs)")
     pairs = tokens.shape[0]
@@ -107,7 +138,7 @@ def _(tokens, experts, scores, T, E):
     return _int32(tokens, routing_elements(GENERAL, T, E, pairs))
 
 
-@torch.library.register_fake("tilemoe::route_rounded")
+@_register("route_rounded")
 def _(logits, seed, offset, K, m, rounding):
     _check_dims("logits", logits, 2, "(T, E)")
     T, E = logits.shape
@@ -116,14 +147,14 @@ def _(logits, seed, offset, K, m, rounding):
     return _int32(logits, routing_elements(ROUNDED, T, E, capacity)), _int32(logits, E)
 
 
-@torch.library.register_fake("tilemoe::route_grouped")
+@_register("route_grouped")
 def _(counts, row_scores, rows):
     _check_dims("counts", counts, 1, "(E)")
     _check_shape("tilemoe_route_grouped", "scores", row_scores, rows)
     return _int32(counts, routing_elements(GROUPED, 0, counts.shape[0], rows))
 
 
-@torch.library.register_fake("tilemoe::experts")
+@_register("experts")
 def _fake_experts(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind, K, capacity,
                   scoring, activation, gate_layout, clamp, alpha, up_shift, column_blocks, keep_H,
                   overwrite_H):  # fmt: skip
@@ -135,7 +166,7 @@ def _fake_experts(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind
     return X.new_empty(X.shape), H
 
 
-@torch.library.register_fake("tilemoe::moe")
+@_register("moe")
 def _(X, logits, selection_bias, W1, W1_up, W2, b1, b1_up, b2, addend, K, scoring, activation,
       gate_layout, clamp, alpha, up_shift, column_blocks, keep_H, overwrite_H):  # fmt: skip
     routing, expert_counts = _fake_route_logits(logits, selection_bias, K, scoring)
@@ -182,7 +213,7 @@ def _made(X, H, weights, kind, K, scoring, router_dtype, wanted):
     return [gradient for gradient in (dX, ds, *others) if gradient is not None]
 
 
-@torch.library.register_fake("tilemoe::experts_backward")
+@_register("experts_backward")
 def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, kind, K, scoring, router_dtype,
       activation, gate_layout, clamp, alpha, up_shift, column_blocks, wanted):  # fmt: skip
     weights = (W1, W1_up, W2, b1, b1_up, b2)
@@ -190,7 +221,7 @@ def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, kind, K, scoring,
     return _made(X, H, weights, kind, K, scoring, router_dtype, wanted)
 
 
-@torch.library.register_fake("tilemoe::experts_backward_over_H")
+@_register("experts_backward_over_H")
 def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, dW1, dW1_up, dW2, db1, db1_up, db2,
       kind, K, scoring, router_dtype, activation, gate_layout, clamp, alpha, up_shift,
       column_blocks, wanted, accumulate):  # fmt: skip
@@ -199,26 +230,26 @@ def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, dW1, dW1_up, dW2,
     return _made(X, H, weights, kind, K, scoring, router_dtype, wanted), True
 
 
-@torch.library.register_fake("tilemoe::experts_backward_out")
+@_register("experts_backward_out")
 def _(dO, X, H, H_consumed, routing, W1, W1_up, W2, b1, b1_up, b2, dX, ds, dW1, dW1_up, dW2, db1,
       db1_up, db2, kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks,
       accumulate):  # fmt: skip
     _check_backward(dO, X, (W1, W1_up, W2, b1, b1_up, b2), activation, gate_layout)
 
 
-@torch.library.register_fake("tilemoe::router_backward")
+@_register("router_backward")
 def _(ds, routing, logits, kind, E, K, scoring, dtype):
     T = logits.shape[0] if logits is not None else ds.shape[0]
     return ds.new_empty((T, E), dtype=dtype)
 
 
-@torch.library.register_fake("tilemoe::router_losses")
+@_register("router_losses")
 def _(logits, expert_counts):
     _check_dims("logits", logits, 2, "(T, E)")
     _check_shape("tilemoe_router_losses", "expert_counts", expert_counts, logits.shape[1])
     return logits.new_empty((2,), dtype=torch.float32)
 
 
-@torch.library.register_fake("tilemoe::router_losses_backward")
+@_register("router_losses_backward")
 def _(logits, expert_counts, balance_coefficient, z_coefficient):
     return logits.new_empty(logits.shape, dtype=torch.float32)

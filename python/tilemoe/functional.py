@@ -100,9 +100,12 @@ def moe(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         column_blocks, overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
-    _library.require_device(x)
-    rows = rows_of(x)
-    router = rows_of(logits_or_scores)
+    _library.require_device(x, "x")
+    router_name = "logits" if ids is None else "scores"
+    if not isinstance(logits_or_scores, Tensor) or logits_or_scores.device != x.device:
+        _library.require_together(x, "x", **{router_name: logits_or_scores})
+    rows = rows_of(x, "x", "(..., d)")
+    router = rows_of(logits_or_scores, router_name, "(..., E)" if ids is None else "(..., K)")
     if addend is not None:
         addend = addend.reshape(rows.shape)
     if ids is not None:
@@ -110,17 +113,18 @@ def moe(
             raise ValueError(
                 "tilemoe: rounding and selection_bias choose from logits, but ids are given"
             )
-        ids = rows_of(ids)
-        K, E = ids.shape[1], W1.shape[0]
+        _library.require_together(x, "x", ids=ids)
+        ids = rows_of(ids, "ids", "(..., K)")
+        K, E = ids.shape[1], _experts_in(W1)
         _check_shape("ids", ids, rows.shape[0], K)
         _check_shape("scores", router, rows.shape[0], K)
-        routing = ops.call(_ops.route_top_k.default, ids, router.detach(), E)
+        routing = ops.call_undifferentiated(_ops.route_top_k.default, ids, router.detach(), E)
         out = _experts(
             rows, router, routing, layer, addend, _rules.TOP_K, K, ids.numel(), _rules.SCORES_GIVEN
         )
         aux = aux_of_pairs(routing, E, rows.shape[0], ids.numel()) if return_aux else None
     else:
-        _check_shape("logits", router, rows.shape[0], W1.shape[0])
+        _check_shape("logits", router, rows.shape[0], _experts_in(W1))
         if K is None:
             raise ValueError(
                 "tilemoe: K is None: it says how many experts to choose from the logits"
@@ -168,14 +172,16 @@ def moe_general(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         column_blocks, overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
-    _library.require_device(x)
-    rows = rows_of(x)
+    _library.require_device(x, "x")
+    _library.require_together(x, "x", tokens=tokens, experts=experts, scores=scores)
+    rows = rows_of(x, "x", "(T, d)")
     if addend is not None:
         addend = addend.reshape(rows.shape)
-    E, pairs = W1.shape[0], tokens.shape[0]
-    routing = ops.call(
+    E = _experts_in(W1)
+    routing = ops.call_undifferentiated(
         _ops.route_general.default, tokens, experts, scores.detach(), rows.shape[0], E
     )
+    pairs = tokens.shape[0]
     out = _experts(
         rows, scores, routing, layer, addend, _rules.GENERAL, 0, pairs, _rules.SCORES_GIVEN
     )
@@ -216,11 +222,14 @@ def grouped_experts(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         column_blocks, overwrite_H, weight_grad_out, accumulate,
     )  # fmt: skip
-    _library.require_device(rows)
+    _library.require_device(rows, "rows")
+    _library.require_together(rows, "rows", counts=counts, row_scores=row_scores)
+    if rows.dim() != 2:
+        raise ValueError(f"tilemoe: rows has shape {shape_text(rows.shape)}, expected (R, d)")
     if row_scores is not None:
         row_scores = row_scores.float()
     detached = row_scores.detach() if row_scores is not None else None
-    routing = ops.call(_ops.route_grouped.default, counts, detached, rows.shape[0])
+    routing = ops.call_undifferentiated(_ops.route_grouped.default, counts, detached, rows.shape[0])
     return _experts(
         rows, row_scores, routing, layer, addend, _rules.GROUPED, 0, rows.shape[0],
         _rules.SCORES_GIVEN,
@@ -228,6 +237,13 @@ def grouped_experts(
 
 
 # ---------------------------------------------------------------- parts
+
+
+def _experts_in(W1):
+    """E, of a W1 whose other sizes the operators look at."""
+    if W1.dim() != 3:
+        raise ValueError(f"tilemoe: W1 has shape {shape_text(W1.shape)}, expected three dimensions")
+    return W1.shape[0]
 
 
 def _check_shape(name, tensor, *shape):
@@ -314,6 +330,10 @@ def _run(op, x, router, third, layer, addend, rule, more=False):
     _library.require_dtype(x)
     tensors = (x, router, *weights, addend)
     given = layer.weight_grad_out
+    if given is not None:
+        for name, weight, out in zip(given._fields, weights, given):
+            if weight is not None:
+                _library.require_together(weight, name, **{f"weight_grad_out.{name}": out})
     if not torch.is_grad_enabled():
         found = ops.call_undifferentiated(
             op, x, router, third, *weights, addend, *rule, *layer.shape, False, False

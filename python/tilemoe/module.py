@@ -9,9 +9,9 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
-from . import _rules, functional
+from . import _library, _rules, functional, ops
 from ._distributed import Spread, is_dtensor, plain
-from .routing import router_losses
+from .routing import router_losses, shaped_like
 
 _SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 # Token rounding divides a chosen expert's probability by the token's chosen sum: these do the same.
@@ -92,10 +92,15 @@ class Router(nn.Module):
     def forward(self, x, spread: Optional[Spread] = None):
         local = spread.parameter if spread else plain
         weight = local("gate.weight", self.weight)
-        if x.device != weight.device:  # a meta parameter would make an output of noise
-            raise ValueError(f"tilemoe: x is on {x.device} and gate.weight on {weight.device}")
+        # What stayed on meta would make an output of noise.
+        bias = self.e_score_correction_bias
+        for name, tensor in (("weight", weight), ("e_score_correction_bias", bias)):
+            if tensor is not None and tensor.device != x.device:
+                raise ValueError(f"tilemoe: x is on {x.device} and gate.{name} on {tensor.device}")
         if self.dtype is None:
             return nn.functional.linear(x, weight)
+        ops.refuse_transforms()
+        ops.refuse_tangents((x, weight))
         logits = _WideLinear.apply(x.reshape(-1, x.shape[-1]), weight, self.dtype)  # (T, E)
         return logits.reshape(*x.shape[:-1], weight.shape[0])
 
@@ -208,6 +213,12 @@ class MoE(nn.Module):
         super().__init__()
         if not 1 <= K <= E:
             raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
+        for name, width in (("d", d), ("n", n)):
+            if width < 1 or width % _rules.WIDTH_MULTIPLE:
+                raise ValueError(
+                    f"tilemoe: {name} is {width}, expected a positive multiple of "
+                    f"{_rules.WIDTH_MULTIPLE}"
+                )
         _rules.number("scoring", _rules.SCORINGS, scoring)
         if selection_bias and scoring not in _SIGMOIDS:
             raise ValueError(
@@ -248,7 +259,8 @@ class MoE(nn.Module):
         seed, offset: of stochastic rounding, int or int64 tensor of one element; in training it
         needs both. The same two give the same rounding: count `offset` up once a step.
         """
-        if x.shape[-1] != self.d:
+        _library.require_tensor(x, "x")
+        if x.dim() == 0 or x.shape[-1] != self.d:
             raise ValueError(f"tilemoe: x has shape {tuple(x.shape)}, expected (..., {self.d})")
         rounding = self.rounding if self.training else None
         stochastic = rounding == "stochastic"
@@ -275,7 +287,7 @@ class MoE(nn.Module):
             column_blocks=self.column_blocks,
             overwrite_H=self.overwrite_H,
         )
-        out = out.reshape(local.shape)
+        out = shaped_like(out, local)
         losses = self._losses(logits, aux.expert_counts)
         counts = aux.expert_counts, aux.dropped, aux.added, aux.without
         if spread is None:

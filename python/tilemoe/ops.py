@@ -4,6 +4,7 @@ bindings/torch/schema.cpp, and their gradients. Fake kernels are in _shapes.py."
 from typing import NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from ._overwrite import capture_of, is_read_last, is_traced
 from ._rules import GROUPED, SCORES_GIVEN, TOP_K, offsets_of, reads_logits
@@ -24,6 +25,14 @@ _EXCEPTIONS = {
     "out of memory: ": torch.OutOfMemoryError,
 }
 
+_NO_TANGENTS = (
+    "tilemoe: forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) is not "
+    "there: use backward or torch.autograd.grad"
+)
+_NO_TRANSFORMS = (
+    "tilemoe: torch.func's transforms (grad, vjp, jacrev, vmap, ...) are not there: use backward or "
+    "torch.autograd.grad"
+)
 _EVERYTHING = 255  # every bit of `wanted`
 
 
@@ -35,9 +44,29 @@ def _reraise(error):
     raise error
 
 
+def refuse_tangents(args):
+    """Of tensors, and whatever else there is: below autograd a tangent would be lost, and the
+    derivative be zero. Where a call costs too much, `forward_ad._current_level` is looked at
+    before."""
+    if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return
+    for tensor in args:
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                raise NotImplementedError(_NO_TANGENTS)
+
+
+def refuse_transforms():
+    """torch.func's, of what is differentiated by a rule that they cannot use."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(_NO_TRANSFORMS)
+
+
 def call(op, *args):
     """Calls an operator. What is wrong in an argument is a ValueError, what the library cannot do a
     NotImplementedError, as Python has it; torch makes a RuntimeError of each."""
+    if forward_ad._current_level >= 0:
+        refuse_tangents(args)
     try:
         return op(*args)
     except RuntimeError as error:
@@ -49,6 +78,8 @@ def call_undifferentiated(op, *args):
     third of what the host does."""
     if torch.compiler.is_compiling():  # it costs nothing there, and the guard cannot be traced
         return call(op, *args)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(args)
     try:
         with _BelowAutograd():
             return op(*args)
@@ -363,6 +394,8 @@ def differentiated(op, tensors, third, numbers, overwrite_H, more, given=None, a
     arguments, keep_H not among them. `given` is memory for weights' gradients, kept as it is and
     not as saved tensors: other layers and micro-batches add to it meanwhile.
     -> O or, of `moe` where `more` is asked for, O, routing, expert_counts."""
+    if forward_ad._current_level >= 0:
+        refuse_tangents((*tensors, third))
     # Torch looks at every argument and every result several times: what is absent is none.
     absent = [i for i, tensor in enumerate(tensors) if tensor is None]
     there = [tensor for tensor in tensors if tensor is not None]
@@ -417,19 +450,24 @@ def _differentiate(name, save, backward):
     there are none here: it looks each up in the schema, in time quadratic in their number, longer
     than all else that the host does for `experts` taken together."""
     op = getattr(_ops, name).default
+    has_list = isinstance(op._schema.returns[0].type, torch.ListType)
 
     def forward(ctx, *args):
         with torch._C._AutoDispatchBelowAutograd():
             output = op(*args)
         save(ctx, args, output)
-        return output
+        return tuple(output) if isinstance(output, list) else output
 
     functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     differentiable = type(f"tilemoe_{name}", (torch.autograd.Function,), functions)
 
     def kernel(*args):
+        if forward_ad._current_level >= 0:
+            refuse_tangents(args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return differentiable.apply(*args)
+            refuse_transforms()
+            output = differentiable.apply(*args)
+            return list(output) if has_list else output
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
 
@@ -452,10 +490,23 @@ def _refuse_vmap(info, in_dims, *args):
     )
 
 
+def _refuse_tangents_alone(name):
+    """An autograd kernel for what has no gradient: it looks for tangents and is done."""
+    op = getattr(_ops, name).default
+
+    def kernel(*args):
+        if forward_ad._current_level >= 0:
+            refuse_tangents(args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+
+    _library_of_gradients.impl(name, kernel, "Autograd")
+
+
+_ROUTES = ("route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped")
 for _name in ("top_k_backward", "experts_backward", "router_backward", "router_losses_backward"):
-    torch.library.register_autograd(f"tilemoe::{_name}", _refuse_double_backward)
-for _name in (
-    "top_k", "route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped",
-    "experts", "moe", "router_losses",
-):  # fmt: skip
+    _differentiate(_name, lambda *_: None, _refuse_double_backward)
+for _name in (*_ROUTES, "experts_backward_out"):
+    _refuse_tangents_alone(_name)
+for _name in ("top_k", *_ROUTES, "experts", "moe", "router_losses"):
     torch.library.register_vmap(f"tilemoe::{_name}", _refuse_vmap)

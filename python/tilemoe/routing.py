@@ -34,8 +34,8 @@ def topk_router(
     float32, of the sigmoid scorings, is added where experts are chosen and not in the scores. Ties
     go to the lower id, NaN ranks last, a token's K stand in descending order.
     """
-    _library.require_device(logits)
-    rows = rows_of(logits)
+    _library.require_device(logits, "logits")
+    rows = rows_of(logits, "logits", "(..., E)")
     scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
     scores, ids, _ = ops.call(_ops.top_k.default, rows, selection_bias, K, scoring, ids_dtype)
     return shaped_like(scores, logits), shaped_like(ids, logits)
@@ -51,7 +51,7 @@ def rounded_router(logits, K, *, rounding, m=128, rounding_tokens=None, seed=Non
     many as there can be, sorted by token; those past the last have token T, expert E and score 0,
     and are skipped.
     """
-    _library.require_device(logits)
+    _library.require_device(logits, "logits")
     if logits.dim() != 2:
         raise ValueError(f"tilemoe: logits has shape {shape_text(logits.shape)}, expected (T, E)")
     T, E = logits.shape
@@ -78,22 +78,31 @@ def router_losses(logits, expert_counts):
     arXiv 2101.03961, equation 4), with c the `expert_counts` (E) int32 of `Aux`;
     z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
     """
-    _library.require_device(logits)
-    rows = rows_of(logits)
-    return ops.call(_ops.router_losses.default, rows, expert_counts).unbind()
+    _library.require_device(logits, "logits")
+    rows = rows_of(logits, "logits", "(..., E)")
+    # Copies, not views: FSDP-2 warns of a module's outputs that are views and have a gradient.
+    return torch.unbind_copy(ops.call(_ops.router_losses.default, rows, expert_counts))
 
 
 # ---------------------------------------------------------------- for functional.py
 
 
-def rows_of(tensor):
+def rows_of(tensor, name, expected):
     """(..., width) as (rows, width)."""
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+    dims = tensor.dim()
+    if dims == 2:
+        return tensor
+    if dims == 0:
+        raise ValueError(f"tilemoe: {name} has shape (), expected {expected}")
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def shaped_like(rows, like):
-    """(rows, width) as (..., width). A view that changes nothing would be a node of the graph."""
-    return rows if like.dim() == 2 else rows.reshape(*like.shape[:-1], rows.shape[-1])
+    """(rows, width), which nobody else has, as (..., width). A view that changes nothing would be a
+    node of the graph; of what autograd knows as a view FSDP-2 warns where a module returns it."""
+    if like.dim() == 2:
+        return rows
+    return torch.ops.aten._unsafe_view(rows, (*like.shape[:-1], rows.shape[-1]))
 
 
 def route_rounded(logits, K, rounding, m, tokens, seed, offset):
@@ -110,7 +119,7 @@ def route_rounded(logits, K, rounding, m, tokens, seed, offset):
     groups = T // max(tokens, 1)
     if groups <= 1:
         args = (logits.detach(), seed, offset, K, m, number)
-        routing, counts = ops.call(_ops.route_rounded.default, *args)
+        routing, counts = ops.call_undifferentiated(_ops.route_rounded.default, *args)
         capacity = _rules.rounded_capacity(T, E, K, m, rounding)
         change = _rules.offsets_of(routing, E).diff() - counts  # (E)
     else:
@@ -119,7 +128,7 @@ def route_rounded(logits, K, rounding, m, tokens, seed, offset):
         made = []
         for i, part in enumerate(logits.detach().split(tokens)):
             drawn = offset * groups + i if offset is not None else None
-            made.append(ops.call(_ops.route_rounded.default, part, seed, drawn, K, m, number))
+            made.append(ops.call_undifferentiated(_ops.route_rounded.default, part, seed, drawn, K, m, number))
         routings, counts = (torch.stack(tensors) for tensors in zip(*made))
         change = _rules.offsets_of(routings, E).diff() - counts  # (groups, E)
         routing = _groups.as_one(routings, tokens, E, of_group)

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 
 import tilemoe
 
+from . import _rules
+
 
 def register(name: str = "tilemoe") -> None:
     """Adds TileMoE to transformers' experts implementations. Nothing else is changed.
@@ -132,6 +134,7 @@ def _what_decides(module: torch.nn.Module) -> tuple:
 @torch.compiler.disable(reason="call tilemoe.transformers.prepare(model) before compiling")
 def _ask(module: torch.nn.Module) -> Form:
     _refuse_unknown_parameters(module)
+    _refuse_widths(module)
     ask = _ask_gate if module.has_gate else _ask_activation
     # In a thread of its own, which none of the caller's modes reach: checkpointing's hooks, autocast,
     # inference mode, a default device.
@@ -150,6 +153,17 @@ def _refuse_unknown_parameters(module: torch.nn.Module) -> None:
     if unknown:
         names = ", ".join(sorted(unknown))
         raise _refusal(module, f"the experts interface does not know its {names}")
+
+
+def _refuse_widths(module: torch.nn.Module) -> None:
+    """Of down_proj (E, d, n) or (E, n, d): either is judged alike."""
+    widths = module.down_proj.shape[-2:]
+    if any(width % _rules.WIDTH_MULTIPLE for width in widths):
+        raise _refusal(
+            module,
+            f"its widths are {widths[0]} and {widths[1]}, expected multiples of "
+            f"{_rules.WIDTH_MULTIPLE}",
+        )
 
 
 def _values() -> torch.Tensor:

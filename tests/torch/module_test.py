@@ -53,6 +53,22 @@ def test_leading_shapes(shape):
     check(got, expected(moe, x, dO))
 
 
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)], ids=str)
+def test_no_output_with_a_gradient_is_a_view(shape):
+    """FSDP-2 keeps its hooks on a module's outputs, and warns of views, whose in-place operations
+    would lose them."""
+    out, aux = make(balance_coefficient=0.1, z_coefficient=0.1)(batch(shape=shape)[0])
+    for name, tensor in {"out": out, **aux._asdict()}.items():
+        assert not tensor.requires_grad or tensor._base is None, name
+    assert out.requires_grad and aux.balance.requires_grad
+
+
+def test_widths_that_no_kernel_has_are_refused():
+    for name, sizes in {"d": (33, 16), "n": (32, 20), "d is 0": (0, 16)}.items():
+        with pytest.raises(ValueError, match=f"{name}.* expected a positive multiple of 8"):
+            MoE(*sizes, E=4, K=2)
+
+
 def test_non_contiguous_input():
     moe = make()
     x, dO = batch()

@@ -1,14 +1,18 @@
 """What torch is told of each operator: schema, fake kernel, autograd; and what the operators
 refuse, in the same words whether a kernel runs or torch only traces."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 import torch.testing._internal.optests
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import tilemoe
 from layers import E, K, T, d, logits_layer, n, normal, weights
-from target import DTYPE
+from target import DEVICE, DTYPE
 from tilemoe import ops
 
 tm = torch.ops.tilemoe
@@ -182,7 +186,10 @@ def test_opcheck_is_of_every_operator():
 LAYER = {name: t.detach() for name, t in logits_layer(DTYPE, bias=True).items()}
 WRONG = {
     "W1, too narrow": dict(W1=LAYER["W1"][..., :-8]),
-    "W1, unlike W2": dict(W2=LAYER["W2"][1:]),
+    "W1, of more experts": dict(W1=zeros(E + 1, 2 * n, d), logits_or_scores=zeros(T, E + 1)),
+    "W2, of fewer experts": dict(W2=LAYER["W2"][1:]),
+    "W2, too narrow": dict(W2=LAYER["W2"][..., :-8]),
+    "W2, too low": dict(W2=LAYER["W2"][:, 8:]),
     "X, too wide": dict(x=zeros(T, d + 8)),
     "b1, too long": dict(b1=zeros(E, 2 * n + 8)),
     "b2, a vector": dict(b2=zeros(d)),
@@ -201,7 +208,13 @@ def test_wrong_shapes_in_the_same_words(wrong):
     with pytest.raises(ValueError) as traced:
         tilemoe.moe(**on_meta)
     name = wrong.split(",")[0]
-    seen = f"K is {arguments['K']}" if name == "K" else f"{name} has shape ("
+    if name == "K":
+        seen = f"K is {arguments['K']}"
+    elif "experts" in wrong or "too" in wrong and name in ("W1", "W2"):  # which one is not known
+        shapes = [tuple(arguments[name].shape) for name in ("W1", "W2")]
+        seen = f"W1 has shape {shapes[0]} and W2 {shapes[1]}, expected (E, 2n, d) and (E, d, n)"
+    else:
+        seen = f"{name} has shape ("
     assert seen in str(traced.value)
     # The library adds the place where it checks.
     assert str(raised.value).split(" [")[0] == str(traced.value)
@@ -227,12 +240,74 @@ def test_wrong_names_and_numbers():
     held = str(DTYPE).removeprefix("torch.")
     refused(f"weights.W1 is {held} \\(7, 48, 40\\), expected float16", x=LAYER["x"].half())
     refused("not a multiple of 16 bytes", W1=zeros(E, 2 * n, d + 1)[..., :d])
+    wide = 10**12  # 2^32 would be 0 in 32 bits, and accepted
+    refused(f"column_blocks is {wide}, expected an integer of 32 bits", column_blocks=wide)
+    refused(f"column_blocks is {2**32}, expected an integer of 32 bits", column_blocks=2**32)
 
 
 @pytest.mark.cpu  # on a GPU Python refuses every type but two
-def test_a_type_that_no_kernel_has():
-    with pytest.raises(ValueError, match="(float64|Double) \\(37, 40\\), expected"):
-        tilemoe.moe(**LAYER | {"x": LAYER["x"].double()}, K=K)
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (
+            {"x": torch.float64},
+            "x is torch.float64 (37, 40), expected float32, bfloat16 or float16",
+        ),
+        (
+            {"logits_or_scores": torch.float64},
+            "logits is float64 (37, 7), expected float32, bfloat16 or float16",
+        ),
+        ({"W1": torch.int8}, "W1 is int8 (7, 48, 40), expected float32, bfloat16 or float16"),
+    ],
+)
+def test_a_type_that_no_kernel_has(change, sentence):
+    changed = {name: LAYER[name].to(dtype) for name, dtype in change.items()}
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        tilemoe.moe(**LAYER | changed, K=K)
+
+
+def test_ids_that_are_no_integers_of_32_or_64_bits():
+    layer = LAYER | {"logits_or_scores": torch.zeros(T, K), "ids": torch.zeros(T, K).short()}
+    with pytest.raises(ValueError, match=r"ids is int16 \(37, 3\), expected int32 or int64"):
+        tilemoe.moe(**layer)
+
+
+def test_what_is_no_tensor_is_refused():
+    def refused(name, function, *arguments, **named):
+        with pytest.raises(TypeError, match=f"{name} is a numpy.ndarray, expected a torch.Tensor"):
+            function(*arguments, **named)
+
+    logits, x = np.zeros((T, E), np.float32), np.zeros((T, d), np.float32)
+    refused("x", tilemoe.moe, **LAYER | {"x": x}, K=K)
+    refused("logits", tilemoe.moe, **LAYER | {"logits_or_scores": logits}, K=K)
+    refused("scores", tilemoe.moe, **LAYER | {"logits_or_scores": logits}, ids=LAYER["x"])
+    refused("logits", tilemoe.topk_router, logits, K)
+    refused("counts", tilemoe.grouped_experts, LAYER["x"], logits[0], LAYER["W1"], LAYER["W2"])
+    refused("x", tilemoe.MoE(d, n, E, K), x)
+
+
+def test_a_tensor_without_dimensions_is_refused():
+    none = torch.tensor(0.0)
+    layer, weights = dict(LAYER, K=K), (LAYER["W1"], LAYER["W2"])
+    ones = torch.ones(E, dtype=torch.int32)
+    for sentence, call in (
+        (r"x has shape \(\), expected \(..., d\)", lambda: tilemoe.moe(**layer | {"x": none})),
+        (
+            r"logits has shape \(\), expected \(..., E\)",
+            lambda: tilemoe.moe(**layer | {"logits_or_scores": none}),
+        ),
+        ("expected three dimensions", lambda: tilemoe.moe(**layer | {"W1": none})),
+        (r"logits has shape \(\)", lambda: tilemoe.topk_router(none, K)),
+        (r"logits has shape \(\)", lambda: tilemoe.router_losses(none, ones)),
+        (r"rows has shape \(\)", lambda: tilemoe.grouped_experts(none, ones, *weights)),
+        (
+            r"tokens has shape \(\)",
+            lambda: tilemoe.moe_general(LAYER["x"], none.int(), ones, ones.float(), *weights),
+        ),
+        (r"x has shape \(\), expected \(..., 40\)", lambda: tilemoe.MoE(d, n, E, K)(none)),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()
 
 
 def test_tensors_of_unlike_tokens_are_refused():
@@ -250,10 +325,176 @@ def test_tensors_of_unlike_tokens_are_refused():
     refused(r"ids has shape \(36, 3\), expected \(37, 3\)", ids=ids[1:], logits_or_scores=fewer)
 
 
-@pytest.mark.parametrize("name", ["x", "W1", "b2"])
-def test_one_tensor_on_meta_is_refused(name):
-    with pytest.raises(ValueError, match="is on meta and X on|and X on meta"):
-        tilemoe.moe(**LAYER | {name: LAYER[name].to("meta")}, K=K)
+# ---------------------------------------------------------------- devices
+
+DEVICES = ["meta"] + ["cpu"] * (DEVICE == "cuda")  # where a tensor should not be
+OPERATORS = sorted(
+    schema.name.split("::")[1]
+    for schema in torch._C._jit_get_all_schemas()
+    if schema.name.startswith("tilemoe::") and schema.name != "tilemoe::set_block_turns"
+)
+
+
+def placeholders(schema):
+    """Something for every argument, the optional ones too: what is refused before anything is
+    looked at needs no right shape."""
+    by_type = {"int": 1, "SymInt": 1, "float": 0.0, "bool": False, "ScalarType": torch.float32}
+    of = lambda a: torch.ones(2, 2) if "Tensor" in str(a.type) else by_type[str(a.type)]
+    made = [of(argument) for argument in schema.arguments]
+    names = [a.name for a, value in zip(schema.arguments, made) if torch.is_tensor(value)]
+    return dict(zip((a.name for a in schema.arguments), made)), names
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_tensor_on_another_device_is_refused_by_its_name(name):
+    """By what runs where torch sees one on meta, and by the kernel itself."""
+    op = getattr(tm, name).default
+    arguments, names = placeholders(op._schema)
+    here = arguments[names[0]].device
+    key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, DEVICE.upper()))
+    for other in DEVICES:
+        for moved in names:
+            values = (arguments | {moved: arguments[moved].to(other)}).values()
+            if moved == names[0]:
+                if len(names) == 1:
+                    continue
+                sentence = f"^tilemoe: {names[1]} is on {here} and {moved} on {other}$"
+            else:
+                sentence = f"^tilemoe: {moved} is on {other} and {names[0]} on {here}$"
+            for calling in (op, lambda *values: op.redispatch(key, *values)):
+                with pytest.raises(ValueError, match=sentence):
+                    ops.call(calling, *values)
+
+
+def test_a_function_names_the_tensor_that_is_elsewhere():
+    x, W1, W2 = (LAYER[name] for name in ("x", "W1", "W2"))
+    pairs = torch.arange(4) % E
+    counts = torch.ones(E, dtype=torch.int32)
+    seed = torch.ones(1, dtype=torch.int64)
+    logits = LAYER["logits_or_scores"]
+    scores = torch.ones(T, K)
+    gradients = tilemoe.WeightGradients(W2=torch.zeros_like(W2))
+    of = lambda name: {name: name}  # noqa: E731
+    for function, arguments, names in (
+        (tilemoe.moe, LAYER | {"K": K}, {"logits_or_scores": "logits"} | of("W2") | of("b1")),
+        (
+            tilemoe.moe,
+            dict(x=x, logits_or_scores=scores, W1=W1, W2=W2, ids=torch.zeros(T, K).long()),
+            {"logits_or_scores": "scores", "ids": "ids"},
+        ),
+        (tilemoe.moe, LAYER | {"K": K, "addend": x}, of("addend")),
+        (
+            tilemoe.moe,
+            LAYER | {"K": K, "scoring": "sigmoid", "selection_bias": torch.zeros(E)},
+            of("selection_bias"),
+        ),
+        (
+            tilemoe.moe,
+            LAYER | {"K": K, "rounding": "stochastic", "m": 4, "seed": seed, "offset": seed},
+            of("seed") | of("offset"),
+        ),
+        (tilemoe.moe, LAYER | {"K": K, "weight_grad_out": gradients}, {"weight_grad_out": "W2"}),
+        (
+            tilemoe.moe_general,
+            dict(x=x, tokens=pairs, experts=pairs, scores=scores.flatten()[:4], W1=W1, W2=W2),
+            of("tokens") | of("experts") | of("scores"),
+        ),
+        (
+            tilemoe.grouped_experts,
+            dict(rows=x, counts=counts, row_scores=scores[:, 0], W1=W1, W2=W2),
+            of("counts") | of("row_scores"),
+        ),
+        (tilemoe.router_losses, dict(logits=logits, expert_counts=counts), of("expert_counts")),
+    ):
+        for argument, name in names.items():
+            value = arguments[argument]
+            if argument == "weight_grad_out":
+                moved = value._replace(W2=value.W2.to("meta"))
+            else:
+                moved = value.to("meta")
+            with pytest.raises(ValueError, match=f"{name} is on meta and [A-Za-z0-9]+ on "):
+                function(**arguments | {argument: moved})
+
+
+def test_a_bias_that_stayed_on_meta_is_refused():
+    moe = tilemoe.MoE(d, n, E, K, scoring="sigmoid", selection_bias=True, dtype=DTYPE)
+    moe.gate.e_score_correction_bias = moe.gate.e_score_correction_bias.to("meta")
+    with pytest.raises(ValueError, match="gate.e_score_correction_bias on meta"):
+        moe(LAYER["x"])
+
+
+# ---------------------------------------------------------------- differentiation
+
+
+def differentiable_calls():
+    """(function of one tensor, that tensor) by name, for every function and its kinds of inputs."""
+    x, logits, W1, W2 = (LAYER[name] for name in ("x", "logits_or_scores", "W1", "W2"))
+    counts = torch.full((E,), 4, dtype=torch.int32)
+    pairs = torch.arange(T)
+    ids = torch.zeros(T, K, dtype=torch.int64)
+    moe = tilemoe.moe
+    given = dict(rounding="up", m=4)
+    modules = [tilemoe.MoE(d, n, E, K, dtype=DTYPE, router_dtype=t) for t in (None, torch.float32)]
+    return {
+        "moe, x": (lambda t: moe(t, logits, W1, W2, K=K), x),
+        "moe, logits": (lambda t: moe(x, t, W1, W2, K=K), logits),
+        "moe, W2": (lambda t: moe(x, logits, W1, t, K=K), W2),
+        "moe, b2": (lambda t: moe(x, logits, W1, W2, K=K, b2=t), LAYER["b2"]),
+        "moe, addend": (lambda t: moe(x, logits, W1, W2, K=K, addend=t), x),
+        "moe, scores": (lambda t: moe(x, t, W1, W2, ids=ids), torch.ones(T, K)),
+        "moe, rounded": (lambda t: moe(x, t, W1, W2, K=K, **given), logits),
+        "moe_general": (
+            lambda t: tilemoe.moe_general(x, pairs, pairs % E, t, W1, W2),
+            torch.ones(T),
+        ),
+        "grouped_experts": (lambda t: tilemoe.grouped_experts(t, counts, W1, W2), x),
+        "grouped_experts, scores": (
+            lambda t: tilemoe.grouped_experts(x, counts, W1, W2, row_scores=t),
+            torch.ones(T),
+        ),
+        "topk_router": (lambda t: tilemoe.topk_router(t, K)[0], logits),
+        "rounded_router": (lambda t: tilemoe.rounded_router(t, K, **given)[2], logits),
+        "router_losses": (lambda t: tilemoe.router_losses(t, counts)[1], logits),
+        "MoE": (lambda t: modules[0](t)[0], x),
+        "MoE, float32 router": (lambda t: modules[1](t)[0], x),
+    }
+
+
+CALLS = differentiable_calls()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_mode_is_refused_and_not_zero(name):
+    function, tensor = CALLS[name]
+    sentence = r"^tilemoe: (forward-mode differentiation|torch.func's transforms)"
+    with pytest.raises(NotImplementedError, match=sentence):
+        torch.func.jvp(function, (tensor,), (torch.ones_like(tensor),))
+    for leaf in (tensor, tensor.clone().requires_grad_()):
+        for grad in (True, False):
+            with forward_ad.dual_level(), torch.set_grad_enabled(grad):
+                dual = forward_ad.make_dual(leaf, torch.ones_like(leaf))
+                with pytest.raises(NotImplementedError, match="^tilemoe: forward-mode"):
+                    function(dual)
+    with forward_ad.dual_level():  # nothing has a tangent
+        assert torch.equal(function(tensor), function(tensor))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functional_transforms_are_refused(name):
+    function, tensor = CALLS[name]
+    with pytest.raises(NotImplementedError, match="^tilemoe: torch.func's transforms"):
+        torch.func.grad(lambda t: function(t).float().sum())(tensor)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_no_operator_loses_a_tangent(name):
+    op = getattr(tm, name).default
+    arguments, names = placeholders(op._schema)
+    for given in names:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(arguments[given], torch.ones(2, 2))
+            with pytest.raises(NotImplementedError, match="forward-mode"):
+                op(*(arguments | {given: dual}).values())
 
 
 def test_a_routing_of_other_sizes_is_refused():

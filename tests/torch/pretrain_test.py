@@ -204,7 +204,8 @@ def test_a_loss_that_is_not_a_number_stops_the_run(whole, data, tmp_path):
 
 def test_a_gradient_that_is_not_a_number_stops_the_run(whole, data, tmp_path):
     folder = from_step(SAVED, whole[1], tmp_path)
-    done = launch(folder, data, "--learning-rate", "1e38")  # step 5 is done, 6 overflows
+    # Step 5 is done, 6 overflows.
+    done = launch(folder, data, "--learning-rate", "1e38", "--change-options")
     assert done.returncode == 1
     assert re.search(r"stopped at step 6: loss \S+, norm of the gradient (nan|inf);", done.stderr)
 

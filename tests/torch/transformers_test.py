@@ -265,6 +265,17 @@ def test_what_is_not_known_is_refused(cls):
         tilemoe.transformers.prepare(torch.nn.ModuleList([module]))
 
 
+@pytest.mark.parametrize("cls", [MixtralExperts, GptOssExperts], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("removed", [(4, 0), (0, 4)], ids=["d", "n"])
+def test_widths_that_no_kernel_has_are_refused_beforehand(cls, removed):
+    module = small(cls)
+    rows, columns = module.down_proj.shape[1:]
+    rows, columns = rows - removed[0], columns - removed[1]
+    module.down_proj = torch.nn.Parameter(module.down_proj[:, :rows, :columns].detach().clone())
+    with pytest.raises(NotImplementedError, match=f"widths are {rows} and {columns}, expected mult"):
+        tilemoe.transformers.prepare(torch.nn.ModuleList([module]))
+
+
 def test_a_changed_limit_or_activation_is_asked_for_again():
     module = small(GptOssExperts)
     data = problem()

@@ -136,11 +136,16 @@ def go_on(args, mesh, device, order, until, deadline):
             raise ValueError(f"{args.output}: loss or gradient is not finite: {record}")
         log.write(record)
         if run.step < until and time.monotonic() > deadline:
-            run.save()
+            save(run)
             return False
         if run.step % args.save_every == 0:
-            run.save()
+            save(run)
     return True
+
+
+def save(run):
+    if not run.save():
+        raise ValueError(f"{run.args.output}: parameters are not finite after step {run.step}")
 
 
 def main(argv=None):

@@ -1,0 +1,40 @@
+"""Numbers of the command line: what is out of range, or no number at all, is refused by name."""
+
+import argparse
+import math
+import re
+
+
+def whole(least, most=math.inf):
+    """For `type=` of argparse: an int in [least, most]."""
+
+    def parsed(text):
+        if not re.fullmatch(r"[+-]?[0-9]+", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no whole number {_range(least, most, 'of at least')}"
+            )
+        return int(text)
+
+    return parsed
+
+
+def real(least, most=math.inf, above=False):
+    """For `type=` of argparse: a finite float in [least, most), or in (least, most) where it has to
+    be `above`."""
+
+    def parsed(text):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        in_range = least < value < most if above else least <= value < most
+        if not (math.isfinite(value) and in_range):
+            expected = _range(least, most, "above" if above else "of at least", "and below")
+            raise argparse.ArgumentTypeError(f"{text!r} is no number {expected}")
+        return value
+
+    return parsed
+
+
+def _range(least, most, lower, upper="and at most"):
+    return f"{lower} {least}" + (f" {upper} {most}" if most < math.inf else "")
