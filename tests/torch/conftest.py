@@ -14,7 +14,7 @@ ON_BOTH = {
     "operators_test.py",
     "overwrite_test.py",
 }
-ON_CUDA_ALONE = {"cuda_test.py", "cuda_transformers_test.py"}
+ON_CUDA_ALONE = {"cuda_memory_test.py", "cuda_test.py", "cuda_transformers_test.py"}
 
 
 def pytest_addoption(parser):
