@@ -26,7 +26,7 @@ def test_a_capture_has_an_id_of_its_own():
 
 
 def test_graphed_callables_keep_H():
-    """Backward is captured by itself: a replay under retain_graph must find H as forward left it."""
+    """Backward is captured by itself: a replay that keeps the graph needs H as forward left it."""
     tensors = logits_layer(torch.bfloat16)
     want = expected(tensors)
     layer = lambda *args: tilemoe.moe(*args, K=K)  # noqa: E731

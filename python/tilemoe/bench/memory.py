@@ -63,7 +63,7 @@ def _on_cuda(peer):
 def floor_above_resident(case, column_blocks=1):
     """Bytes that a layer which keeps H must hold beside weights, X and dO at its worst moment: by
     arithmetic, without partial sums or a router's own. The moments, each with H, the routing and O:
-    the down-projection (A, Y), dX (dX, ds, dW2, dX~; before it A' in dX~'s place), all gradients."""
+    the down-projection (A, Y), dX (dX, ds, dW2, dX~, before it A' there), all the gradients."""
     size = DTYPES[case.dtype].itemsize
     T, d, n, E = case.T, case.d, case.n, case.E
     pairs = T * case.K
