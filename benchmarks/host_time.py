@@ -31,7 +31,7 @@ from tilemoe.bench import machine
 
 T, d, n, E, K = 8, 64, 32, 8, 2
 BARS = {"without gradient": 25.0, "factor": 1.3, "more": 10.0}
-REGISTERED = ("moe", "experts_backward")
+REGISTERED = ("moe", "experts_backward_over_H")
 
 
 def load_noop():
@@ -54,9 +54,6 @@ class Noop:
 
     def __init__(self):
         self.definitions = load_noop()
-        torch.library.register_autograd(  # as the package's
-            "tilemoe_noop::experts_backward", ops._refuse_double_backward, lib=self.definitions
-        )
         self.package, self.ops = torch.ops.tilemoe, torch.ops.tilemoe_noop
         self.registered = None
 
@@ -101,8 +98,8 @@ def call_another(ops):
         layer = (W1, None, W2, None, None, None)
         numbers = (0, K, 0, torch.float32, 0, 0, 0.0, 0.0, 0.0, 1)
         with torch._C._AutoDispatchBelowAutograd():
-            dX, dlogits, dW1, dW2 = ops.experts_backward.default(
-                dO, X, X, X, *layer, None, *numbers, 1 | 2 | 4 | 16
+            (dX, dlogits, dW1, dW2), _ = ops.experts_backward_over_H.default(
+                dO, X, X, X, *layer, None, *(None,) * 6, *numbers, 1 | 2 | 4 | 16, False
             )
         others = (None,) * (len(ctx.needs_input_grad) - 6)
         return dX, dlogits.to(X.dtype), None, dW1, None, dW2, *others

@@ -30,27 +30,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
           empty(logits, {E}, ScalarType::Int)};
 }
 
-std::vector<Tensor> experts_backward(Tensor /*dO*/, Tensor X, Tensor /*H*/, Tensor /*routing*/,
-                                     Tensor W1, MaybeTensor /*W1_up*/, Tensor W2,
-                                     MaybeTensor /*b1*/, MaybeTensor /*b1_up*/, MaybeTensor /*b2*/,
-                                     MaybeTensor /*logits*/, int64_t /*kind*/, int64_t /*K*/,
-                                     int64_t /*scoring*/, ScalarType router_dtype,
-                                     int64_t /*activation*/, int64_t /*gate_layout*/,
-                                     double /*clamp*/, double /*alpha*/, double /*up_shift*/,
-                                     int64_t /*column_blocks*/, int64_t wanted) {
+std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
+    MaybeTensor /*dO*/, Tensor X, Tensor /*H*/, Tensor /*routing*/, Tensor W1,
+    MaybeTensor /*W1_up*/, Tensor W2, MaybeTensor /*b1*/, MaybeTensor /*b1_up*/, MaybeTensor /*b2*/,
+    MaybeTensor /*logits*/, MaybeTensor /*dW1*/, MaybeTensor /*dW1_up*/, MaybeTensor /*dW2*/,
+    MaybeTensor /*db1*/, MaybeTensor /*db1_up*/, MaybeTensor /*db2*/, int64_t /*kind*/,
+    int64_t /*K*/, int64_t /*scoring*/, ScalarType router_dtype, int64_t /*activation*/,
+    int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/, double /*up_shift*/,
+    int64_t /*column_blocks*/, int64_t wanted, bool /*accumulate*/) {
   std::vector<Tensor> made;
   if (wanted & kWantedX) made.push_back(torch::stable::empty_like(X));
   if (wanted & kWantedS) made.push_back(empty(X, {X.size(0), W2.size(0)}, router_dtype));
   if (wanted & kWantedW1) made.push_back(torch::stable::empty_like(W1));
   if (wanted & kWantedW2) made.push_back(torch::stable::empty_like(W2));
-  return made;
+  return {made, true};
 }
 
 namespace {
 
 void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("moe", TORCH_BOX(&moe));
-  m.impl("experts_backward", TORCH_BOX(&experts_backward));
+  m.impl("experts_backward_over_H", TORCH_BOX(&experts_backward_over_H));
 }
 
 }  // namespace

@@ -132,6 +132,17 @@ def test_tilemoe_keeps_what_the_design_says():
     assert [case.K for case in SMALL.granularities()] == [1, 2]
 
 
+def test_the_floor_is_below_every_peak_and_near_the_least():
+    case = dataclasses.replace(SMALL, T=4096)
+    problem = Problem(case)
+    for peer in (peers.TileMoE, peers.TileMoEOverwriting, peers.TorchGroupedMM):
+        found = memory.measure(peer(problem))
+        assert found["resident_bytes"] < found["floor_bytes"] <= found["peak_bytes"], peer.name
+        if peer is peers.TileMoEOverwriting:  # beside it are the router's part and what threads use
+            above = found["floor_bytes"] - found["resident_bytes"]
+            assert found["peak_bytes"] - found["floor_bytes"] <= 0.2 * above + 8 * 2**20
+
+
 def test_peak_counts_every_live_tensor():
     class Peer(peers.TorchGroupedMM):
         """Holds a further 1 MiB while it runs forward."""

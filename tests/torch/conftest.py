@@ -18,6 +18,7 @@ ON_BOTH = {
     "torchtitan_test.py",
 }
 ON_CUDA_ALONE = {
+    "cuda_memory_test.py",
     "cuda_first_use_test.py",
     "cuda_transformers_test.py",
     "cuda_two_devices_test.py",

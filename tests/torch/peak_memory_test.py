@@ -26,7 +26,7 @@ BYTES = {
     "A'": 4 * ROWS * n,
 }
 MIB = 1 << 20
-SLACK = 3 * MIB  # partial sums, and where a thread's products turn weights over: no size is as small
+SLACK = 3 * MIB  # partial sums, and where a thread's products turn weights over; no size is less
 
 
 def layer(T=T, d=d, n=n, E=E, K=K, dtype=torch.float32):

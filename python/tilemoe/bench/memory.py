@@ -4,6 +4,8 @@ import os
 
 import torch
 
+from .cases import DTYPES
+
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, about GPUs that are not there
 
 
@@ -44,8 +46,10 @@ def _peak_on_cpu(peer):
 
 
 def _on_cuda(peer):
-    """By torch's allocator. The input is the caller's, and kept all the same."""
+    """By torch's allocator. The input is the caller's, and kept all the same. Reserved is what the
+    allocator has taken of the device for it, from empty caches on."""
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     O = peer.forward()
@@ -53,15 +57,43 @@ def _on_cuda(peer):
     gradients = peer.backward(O)
     torch.cuda.synchronize()
     del gradients
-    return saved, torch.cuda.max_memory_allocated() - before
+    return saved, torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved()
+
+
+def floor_above_resident(case, column_blocks=1):
+    """Bytes that a layer which keeps H must hold beside weights, X and dO at its worst moment: by
+    arithmetic, without partial sums or a router's own. The moments, each with H, the routing and O:
+    the down-projection (A, Y), dX (dX, ds, dW2, dX~, before it A' there), all the gradients."""
+    size = DTYPES[case.dtype].itemsize
+    T, d, n, E = case.T, case.d, case.n, case.E
+    pairs = T * case.K
+    block = -(-d // column_blocks)
+    H, routing, dX, ds = size * pairs * 2 * n, 12 * pairs, size * T * d, 4 * pairs
+    dW1, dW2 = size * E * 2 * n * d, size * E * n * d
+    moments = (
+        size * pairs * (n + block),
+        dX + ds + dW2 + size * pairs * max(n, block),
+        dX + size * T * E + dW2 + dW1,
+    )
+    return H + routing + size * T * d + max(moments)
 
 
 def measure(peer):
     """saved_bytes: kept from forward to backward, X included, weights not. peak_bytes: the most
-    that is alive in both passes, with resident_bytes: weights, X and dO."""
+    that is alive in both passes, with resident_bytes: weights, X and dO. floor_bytes: the least
+    that it could be where H is kept, by arithmetic. On a GPU reserved_bytes: the most that torch's
+    allocator had of the device meanwhile, all else that lives there included."""
+    reserved = {}
     if peer.X.device.type == "cuda":
-        saved, above = _on_cuda(peer)
+        saved, above, reserved["reserved_bytes"] = _on_cuda(peer)
     else:
         saved, above = _saved_on_cpu(peer), _peak_on_cpu(peer)
     resident = peer.problem.resident_bytes()
-    return {"saved_bytes": saved, "peak_bytes": resident + above, "resident_bytes": resident}
+    floor = floor_above_resident(peer.problem.case, getattr(peer, "column_blocks", 1))
+    return {
+        "saved_bytes": saved,
+        "peak_bytes": resident + above,
+        "resident_bytes": resident,
+        "floor_bytes": resident + floor,
+        **reserved,
+    }
