@@ -102,8 +102,8 @@ TEST(WeightGradientShares, CoverEveryProduct) {
                                               multiprocessors);
               };
               EXPECT_GE(all, product(n, 2));
-              if (layout == TILEMOE_GATE_INTERLEAVED) EXPECT_GE(all, product(2 * n, 1));
-              if (layout == TILEMOE_GATE_SPLIT) EXPECT_GE(all, product(n, 1));
+              EXPECT_TRUE(layout != TILEMOE_GATE_INTERLEAVED || all >= product(2 * n, 1));
+              EXPECT_TRUE(layout != TILEMOE_GATE_SPLIT || all >= product(n, 1));
             }
 }
 
@@ -116,8 +116,7 @@ TEST(WeightGradientShares, AgreeWithTheKernelsRule) {
         const int32_t cut = shares_at_most(tiles, capacity, most, kEveryCluster);
         const int32_t any = shares_at_most(tiles, capacity, capacity, kEveryCluster);
         EXPECT_TRUE(cut == 0 || cut == any);
-        if (cut == 0 && any > 0) EXPECT_FALSE(is_long(most, capacity, tiles, any));
-        if (cut > 0) EXPECT_TRUE(is_long(most, capacity, tiles, cut));
+        EXPECT_EQ(cut > 0, any > 0 && is_long(most, capacity, tiles, any));
       }
 }
 

@@ -26,7 +26,7 @@ ACTIVATIONS = (
     "identity",
 )
 GATE_LAYOUTS = ("concatenated", "interleaved", "split")
-_GATED = 4  # the first four activations
+_GATED = tuple(map(ACTIVATIONS.index, ("swiglu", "geglu", "geglu_tanh", "reglu")))
 _SPLIT = GATE_LAYOUTS.index("split")
 
 
@@ -38,7 +38,7 @@ def number(what, names, name):
 
 
 def is_gated(activation):
-    return activation < _GATED
+    return activation in _GATED
 
 
 def h_width(activation, n):
