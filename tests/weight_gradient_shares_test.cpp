@@ -68,7 +68,7 @@ TEST(WeightGradientShares, AllWhereOneCan) {
 
 TEST(WeightGradientShares, PartsThatMayBeAskedForAlone) {
   // One part's tiles are few enough to be cut, both parts' are not.
-  Layer layer{.T = 8192, .d = 2048, .n = 2048, .E = 8, .K = 2, .layout = TILEMOE_GATE_SPLIT};
+  Layer layer{.T = 8192, .d = 2048, .n = 2304, .E = 8, .K = 2, .layout = TILEMOE_GATE_SPLIT};
   const auto of_parts = [&](bool dW1, bool dW1_up) {
     ScratchSizes sizes = sizes_of(layer);
     sizes.dW1 = dW1, sizes.dW1_up = dW1_up;
