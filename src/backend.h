@@ -1,5 +1,5 @@
 // What a backend provides: the steps of the layer and of the routing, one function each, named as
-// in docs/mathematics.md. layer.cpp and routing/ check every argument and own the order and the
+// in docs/mathematics.md. The layer and routing/ check every argument and own the order and the
 // memory plan, so a step may trust what it is given. Nothing here allocates; scratch comes with the
 // step. block_turns: blocks of threads that a product has for each multiprocessor, one after the
 // other (CUDA).

@@ -92,9 +92,9 @@ Struct sized() {
 }
 
 // A layer through every entry, by structs of the caller's.
-class Run {
+class LayerRun {
  public:
-  explicit Run(Caller& caller) : caller_(caller) {
+  explicit LayerRun(Caller& caller) : caller_(caller) {
     ids_ = fresh(TILEMOE_INT32, {T, K}), scores_ = filled({T, K});
     logits_ = filled({T, E}), counts_ = fresh(TILEMOE_INT32, {E});
   }
@@ -289,10 +289,10 @@ class Run {
 
 TEST(InterfaceGrowth, OlderAndNewerCallersGetTheSame) {
   Today today;
-  const std::vector<float> expected = Run(today).all();
+  const std::vector<float> expected = LayerRun(today).all();
   ASSERT_GT(expected.size(), static_cast<size_t>(E * d * 3 * n));
   const auto expect_same = [&](Caller& caller, const char* who) {
-    const std::vector<float> found = Run(caller).all();
+    const std::vector<float> found = LayerRun(caller).all();
     ASSERT_EQ(found.size(), expected.size()) << who;
     EXPECT_EQ(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(float)), 0)
         << who;
@@ -310,7 +310,7 @@ TEST(InterfaceGrowth, OlderAndNewerCallersGetTheSame) {
 TEST(InterfaceGrowth, WhatIsNotKnownIsRefused) {
   Newer newer(8, 1);
   try {
-    Run(newer).all();
+    LayerRun(newer).all();
     ADD_FAILURE() << "taken";
   } catch (const std::runtime_error& error) {
     EXPECT_NE(std::string(error.what()).find("newer version"), std::string::npos) << error.what();

@@ -1,9 +1,10 @@
 // Outputs that share memory with something else: what is right, and what is refused.
-#include <cstring>
+#include <algorithm>
 #include <functional>
 
 #include "arguments_layer_problem.h"
 #include "memory_use.h"
+#include "tilemoe/error.h"
 
 namespace tilemoe::arguments {
 namespace {
@@ -122,7 +123,7 @@ TEST(LayerAliasing, ForwardRefuses) {
   refuses("O", "workspace", [](Layer& p) { move_to(p.forward.O, p.forward.workspace); });
   refuses("O", "saved.H", [](Layer& p) { move_to(p.forward.O, p.saved.H.data); });
   refuses("O", "routing", [](Layer& p) { move_to(p.forward.O, p.routing.row_score); });
-  refuses("saved.H", "X", [](Layer& p) { move_to(p.saved.H, p.forward.X.data); });
+  refuses("saved.H", "X", [](Layer& p) { move_to(p.forward.X, p.saved.H.data); });
   refuses("workspace", "X", [](Layer& p) { move_to(p.forward.X, p.forward.workspace); });
   refuses("O", "addend", [](Layer& p) {  // one row further
     move_to(p.forward.addend, static_cast<float*>(p.forward.O.data) + kD);

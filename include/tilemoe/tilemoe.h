@@ -480,8 +480,8 @@ TILEMOE_API tilemoe_status tilemoe_workspace_bytes(const tilemoe_workspace_query
 
 /* O_t = addend_t + sum over the token's pairs of s * (act(X_t W1_e^T + b1_e) W2_e^T + b2_e), in
  * float32, in the order of the token's pairs. Grouped: O_r = addend_r + s_r * (...), rows past the
- * sum of the counts are zero. `saved` null is inference: H is not written. O may share X's memory,
- * and may be the addend itself, with its strides. */
+ * sum of the counts are zero. `saved` null is inference: H is not written. O may share X's memory
+ * (backward needs X again), and may be the addend itself, with its strides. */
 typedef struct tilemoe_forward_args {
   uint64_t struct_size;
   const tilemoe_routing* routing;

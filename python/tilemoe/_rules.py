@@ -27,7 +27,7 @@ ACTIVATIONS = (
 )
 GATE_LAYOUTS = ("concatenated", "interleaved", "split")
 WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes
-_GATED = 4  # the first four activations
+_GATED = tuple(map(ACTIVATIONS.index, ("swiglu", "geglu", "geglu_tanh", "reglu")))
 _SPLIT = GATE_LAYOUTS.index("split")
 
 
@@ -39,7 +39,7 @@ def number(what, names, name):
 
 
 def is_gated(activation):
-    return activation < _GATED
+    return activation in _GATED
 
 
 def h_width(activation, n):

@@ -1,10 +1,8 @@
 // The ring of stages between the producer and the consumers. Each stage has two barriers:
 //   full   ends a phase when the stage's operands have landed: one arrival of the thread that
-//   starts
-//          the copy engine, with the bytes it will deliver, and one of each thread that copies.
+//          starts TMA, with the bytes it will deliver, and one of each thread that copies.
 //   empty  ends a phase when every warp that reads the stage has finished its products, those of
-//   the
-//          cluster's other block too: its producer writes here as well.
+//          the cluster's other block too: its producer writes here as well.
 // A waiter must never be two phases behind, since it knows a phase by its parity alone: the
 // producer and the consumers of a tile pass every stage in order; of two consumers in ping-pong the
 // one whose turn it is not waits at a named barrier, not here.
