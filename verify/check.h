@@ -17,7 +17,8 @@ struct TensorReport {
   Limit limit;
   bool passed;
   int spoilings_tried;
-  // Spoilings of this tensor that the same limit let pass: a defect of the comparison.
+  // Spoilings of this tensor that the same limit let pass, or that could not be made although the
+  // truth leaves something to spoil: a defect of the comparison.
   std::vector<std::string> missed_spoilings;
 };
 
