@@ -9,13 +9,13 @@ preset=${PRESET:-release}
 require build train test
 require_python
 build "$preset"
-say "testing"
 cd "$root"
 only=()
 if ! nvidia-smi -L >/dev/null 2>&1; then
   say "no GPU here: the tests labelled gpu are NOT run"
   only=(-LE '^gpu$')
 fi
+say "testing (preset $preset)"
 ctest --preset "$preset" -j "$(nproc)" "${only[@]}" "$@" ||
   die "tests failed; their output is above and in build/$preset/Testing/Temporary/LastTest.log."
 [ -n "${CI:-}" ] || say "the PyTorch package is NOT among what was tested: scripts/test_torch.sh"
