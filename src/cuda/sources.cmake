@@ -32,8 +32,10 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/step/up_projection_f16.cu
   cuda/step/up_projection_swiglu.cu
   cuda/step/weight_gradient.cpp
-  cuda/step/weight_gradient_bf16.cu
-  cuda/step/weight_gradient_f16.cu
+  cuda/step/weight_gradient_bf16_192.cu
+  cuda/step/weight_gradient_bf16_256.cu
+  cuda/step/weight_gradient_f16_192.cu
+  cuda/step/weight_gradient_f16_256.cu
   cuda/step/weigh_tokens.cu
 )
 # Routing gives the CPU's bits: nothing may be contracted (routing/order.h).

@@ -43,7 +43,7 @@ struct WeightGradientProduct {
   Scratch scratch;
   void* stream;
 };
-template <class Element>
+template <class Element, int kColumns>  // of the tile: 192 or 256
 void weight_gradient(const WeightGradientProduct& product);
 void weight_gradient_2(const WeightGradient2& step);
 void weight_gradient_1(const WeightGradient1& step);
