@@ -79,7 +79,8 @@ std::optional<std::vector<float>> Spoiler::spoil(Spoiling spoiling, Output outpu
   return std::nullopt;
 }
 
-// The first two full rows that differ and are not small; two pairs of ds.
+// The first two full rows that differ and are not small, or one that is not and any that differs;
+// two pairs of ds.
 std::optional<std::vector<float>> Spoiler::swap_rows(Output output,
                                                      std::vector<float> values) const {
   const std::ptrdiff_t width = row_size(output);
@@ -88,17 +89,21 @@ std::optional<std::vector<float>> Spoiler::swap_rows(Output output,
   const auto square = [](double sum, float value) { return sum + double{value} * value; };
   const double mean_square =
       std::accumulate(values.begin(), values.end(), 0.0, square) / static_cast<double>(rows);
-  std::ptrdiff_t first = -1;
+  const auto is_small = [&](std::ptrdiff_t row) {
+    return std::accumulate(begin(row), begin(row + 1), 0.0, square) < 0.01 * mean_square;
+  };
+  std::ptrdiff_t first = 0;
+  while (first < rows && is_small(first)) ++first;
+  if (first == rows) return std::nullopt;
+  std::ptrdiff_t second = -1;
   for (std::ptrdiff_t row = 0; row < rows; ++row) {
-    if (std::accumulate(begin(row), begin(row + 1), 0.0, square) < 0.01 * mean_square) continue;
-    if (first < 0) {
-      first = row;
-    } else if (!std::equal(begin(first), begin(first + 1), begin(row))) {
-      std::swap_ranges(begin(first), begin(first + 1), begin(row));
-      return values;
-    }
+    if (std::equal(begin(first), begin(first + 1), begin(row))) continue;
+    second = row;
+    if (!is_small(row)) break;
   }
-  return std::nullopt;
+  if (second < 0) return std::nullopt;
+  std::swap_ranges(begin(first), begin(first + 1), begin(second));
+  return values;
 }
 
 std::optional<std::vector<float>> Spoiler::drop_expert(Output output,

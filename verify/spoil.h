@@ -25,7 +25,7 @@ class Spoiler {
   bool applies(Spoiling spoiling, Output output) const;
 
   // The spoiled copy of `values`. None where it does not apply; where it does, a defect: values
-  // that are all zero, rows of which no two differ and are not small, or no expert that has a say.
+  // that are all zero, rows that are all equal or small, or no expert that has a say.
   std::optional<std::vector<float>> spoil(Spoiling spoiling, Output output,
                                           const std::vector<float>& values) const;
 
