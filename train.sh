@@ -4,7 +4,15 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
 
-require build train
-build release
+program=$root/build/release/apps/tilemoe/tilemoe
+groups=(build train)
+case " $* " in
+*" --help "* | *" -h "*)
+  [ ! -x "$program" ] || exec "$program" train "$@"
+  groups=(build)
+  ;;
+esac
+require "${groups[@]}"
+build release tilemoe_cli -DTILEMOE_BUILD_TESTS=OFF  # test.sh turns them on again
 say "training"
-exec "$root/build/release/apps/tilemoe/tilemoe" train "$@"
+exec "$program" train "$@"

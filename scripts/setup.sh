@@ -7,13 +7,19 @@
 #                       with -newest .venv-torch-newest
 #   require_wheel_tools makes sure that .venv-wheel has what makes a wheel portable
 #   require_nvcc        makes sure that there is a CUDA compiler: the machine's own, or one in .venv-cuda
-#   build <preset>      configures and builds one of CMakePresets.json
+#   build <preset> [<target> [<option of cmake>...]]  configures one of CMakePresets.json and builds
+#                       it, or just a target
+#
+# Each `say` begins a stage; where TILEMOE_STAGES names a file, its time is written there.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/packages.sh
 . "$root/scripts/packages.sh"
 
-say() { printf '\n== %s\n' "$*" >&2; }
+say() {
+  printf '\n== %s\n' "$*" >&2
+  [ -z "${TILEMOE_STAGES:-}" ] || printf '%(%s)T\t%s\n' -1 "$*" >>"$TILEMOE_STAGES"
+}
 die() {
   printf '\nerror: %s\n' "$*" >&2
   exit 1
@@ -116,10 +122,12 @@ require_nvcc() {
 }
 
 build() {
-  say "building (preset $1; the first time takes a few minutes)"
+  local preset=$1 target=${2:-}
+  say "building (preset $preset; the first time takes a few minutes)"
   (
     cd "$root"
-    cmake --preset "$1" >&2 && cmake --build --preset "$1" >&2
+    cmake --preset "$preset" "${@:3}" >&2 &&
+      cmake --build --preset "$preset" ${target:+--target "$target"} >&2
   ) || die "the build failed; the first error above says where." \
-    "'rm -r $root/build/$1' starts it afresh."
+    "'rm -r $root/build/$preset' starts it afresh."
 }

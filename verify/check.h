@@ -17,10 +17,10 @@ struct TensorReport {
   Limit limit;
   bool passed;
   int spoilings_tried;
-  // Those that would change nothing, of a case without pairs or of one token. In any other case one
-  // that was not tried is among the missed.
+  // Spoilings that would change nothing: the truth has nothing to drop, zero or swap there.
   std::vector<std::string> impossible_spoilings;
-  // Spoilings of this tensor that the same limit let pass: a defect of the comparison.
+  // Spoilings of this tensor that the same limit let pass, or that could not be made although the
+  // truth leaves something to spoil: a defect of the comparison.
   std::vector<std::string> missed_spoilings;
 };
 

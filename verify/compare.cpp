@@ -8,9 +8,6 @@
 namespace tilemoe::verify {
 namespace {
 
-constexpr double kFloat32Frobenius = 2e-6, kFloat32WorstRow = 1e-5;
-constexpr size_t kFewElements = 1024;
-
 // error / norm, where nothing may be wrong with a tensor of zeros.
 double relative(double error, double norm) {
   if (error == 0) return 0;
@@ -58,19 +55,15 @@ bool within(const Figures& figures, const Limit& limit) {
   return figures.frobenius <= limit.frobenius && figures.worst_row <= limit.worst_row;
 }
 
-double small_row(DType dtype) {
-  return dtype == DType::kFloat32 ? 0.1 : 1e-2;
+Figures worse(const Figures& a, const Figures& b) {
+  Figures both = a.worst_row < b.worst_row ? b : a;
+  both.frobenius = std::max(a.frobenius, b.frobenius);
+  return both;
 }
 
-Limit limit_for(DType dtype, const Figures& plain, size_t elements) {
-  if (dtype == DType::kFloat32) {
-    const double worst_row = std::max(kFloat32WorstRow, 2 * plain.worst_row);
-    const double frobenius = std::min(kFloat32Frobenius, 2 * plain.frobenius);
-    return {.frobenius = elements < kFewElements ? worst_row : frobenius, .worst_row = worst_row};
-  }
-  // A tensor without a 16-bit rounding on its way (db2 in float32) is judged as float32 is.
-  return {.frobenius = std::max(kFloat32Frobenius, 1.05 * plain.frobenius),
-          .worst_row = std::max(kFloat32WorstRow, 1.25 * plain.worst_row)};
+Limit limit_for(const Figures& of_float32, const Figures& of_rounding) {
+  return {.frobenius = std::max(2 * of_float32.frobenius, 1.05 * of_rounding.frobenius),
+          .worst_row = std::max(2 * of_float32.worst_row, 1.25 * of_rounding.worst_row)};
 }
 
 std::string describe(const Figures& figures, const Limit& limit) {

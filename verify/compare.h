@@ -23,9 +23,8 @@ template <class Element>
 Figures measure(const std::vector<Element>& got, const std::vector<double>& truth, int64_t width,
                 double smallest);
 
-// 1e-2; 0.1 in float32, where a row of a few sums that nearly cancel is off by far more than 1e-5
-// of itself in any pipeline.
-double small_row(DType dtype);
+// Below this part of the rms norm a row's own norm says nothing of its error: its sums cancelled.
+constexpr double kSmallRow = 1e-2;
 
 struct Limit {
   double frobenius, worst_row;
@@ -37,11 +36,13 @@ bool within(const Figures& figures, const Limit& limit);
 // For integer cases: equal, bit for bit but for the sign of zero.
 constexpr Limit kEqual{.frobenius = 0, .worst_row = 0};
 
-// What a plain evaluation in the case's own precision leaves room for. 16-bit types: 1.05 times
-// (worst row 1.25 times) the error of float64 that rounds where the library stores. float32: twice
-// the error of a plain float32 pipeline and at most 2e-6; for the worst row, and for tensors of so
-// few elements that luck decides which pipeline is nearer, twice that error or 1e-5.
-Limit limit_for(DType dtype, const Figures& plain, size_t elements);
+// The larger of each error.
+Figures worse(const Figures& a, const Figures& b);
+
+// What plain evaluations leave room for: twice the error of an unfused float32 pipeline or, where a
+// 16-bit type is stored on the way, 1.05 times (worst row 1.25 times) the error of a float64 one
+// that rounds as the library stores, if that is more.
+Limit limit_for(const Figures& of_float32, const Figures& of_rounding);
 
 // "frobenius 3.1e-03 (limit 3.2e-03), worst row 4.0e-03 at 17 (limit 4.9e-03)"
 std::string describe(const Figures& figures, const Limit& limit);

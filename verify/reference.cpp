@@ -27,30 +27,41 @@ struct Matrix {
   std::vector<Real> values;
 };
 
+// The term of a sum of `count` that comes i-th.
+size_t term(SumOrder order, size_t i, size_t count) {
+  return order == SumOrder::kAscending ? i : count - 1 - i;
+}
+
 template <class Real, class Element>
 void add_scaled(Real* to, Real scale, const Element* from, size_t count) {
   for (size_t i = 0; i < count; ++i) to[i] += scale * static_cast<Real>(from[i]);
 }
 
 template <class Real, class Element>
-Real dot(const Real* a, const Element* b, size_t count) {
+Real dot(const Real* a, const Element* b, size_t count, SumOrder order) {
   Real sum = 0;
-  for (size_t i = 0; i < count; ++i) sum += a[i] * static_cast<Real>(b[i]);
+  for (size_t i = 0; i < count; ++i) {
+    const size_t k = term(order, i, count);
+    sum += a[k] * static_cast<Real>(b[k]);
+  }
   return sum;
 }
 
 // A B^T, B (columns, A.columns). Every sum runs in order; the compiler may take rows side by side.
 template <class Real>
-Matrix<Real> times_transposed(const Matrix<Real>& A, const float* B, size_t columns) {
+Matrix<Real> times_transposed(const Matrix<Real>& A, const float* B, size_t columns,
+                              SumOrder order) {
   Matrix<Real> A_transposed(A.columns, A.rows), C(A.rows, columns);
   for (size_t i = 0; i < A.rows; ++i)
     for (size_t k = 0; k < A.columns; ++k) A_transposed.row(k)[i] = A.row(i)[k];
   std::vector<Real> column(A.rows);
   for (size_t j = 0; j < columns; ++j) {
     std::fill(column.begin(), column.end(), Real{0});
-    for (size_t k = 0; k < A.columns; ++k)
+    for (size_t i = 0; i < A.columns; ++i) {
+      const size_t k = term(order, i, A.columns);
       add_scaled(column.data(), static_cast<Real>(B[j * A.columns + k]), A_transposed.row(k),
                  A.rows);
+    }
     for (size_t i = 0; i < A.rows; ++i) C.row(i)[j] = column[i];
   }
   return C;
@@ -58,29 +69,34 @@ Matrix<Real> times_transposed(const Matrix<Real>& A, const float* B, size_t colu
 
 // A B, B (A.columns, columns)
 template <class Real>
-Matrix<Real> times(const Matrix<Real>& A, const float* B, size_t columns) {
+Matrix<Real> times(const Matrix<Real>& A, const float* B, size_t columns, SumOrder order) {
   Matrix<Real> C(A.rows, columns);
-  for (size_t i = 0; i < A.rows; ++i)
-    for (size_t k = 0; k < A.columns; ++k)
-      add_scaled(C.row(i), A.row(i)[k], B + k * columns, columns);
+  for (size_t row = 0; row < A.rows; ++row)
+    for (size_t i = 0; i < A.columns; ++i) {
+      const size_t k = term(order, i, A.columns);
+      add_scaled(C.row(row), A.row(row)[k], B + k * columns, columns);
+    }
   return C;
 }
 
 // C += A^T B, C (A.columns, B.columns)
 template <class Real>
-void add_transposed_times(Real* C, const Matrix<Real>& A, const Matrix<Real>& B) {
-  for (size_t r = 0; r < A.rows; ++r)
+void add_transposed_times(Real* C, const Matrix<Real>& A, const Matrix<Real>& B, SumOrder order) {
+  for (size_t row = 0; row < A.rows; ++row) {
+    const size_t r = term(order, row, A.rows);
     for (size_t i = 0; i < A.columns; ++i)
       add_scaled(C + i * B.columns, A.row(r)[i], B.row(r), B.columns);
+  }
 }
 
 template <class Real>
 class Evaluation {
  public:
-  Evaluation(const Inputs& inputs, const std::vector<Pair>& pairs, bool rounds)
+  Evaluation(const Inputs& inputs, const std::vector<Pair>& pairs, bool rounds, SumOrder order)
       : in_(inputs),
         case_(inputs.test_case),
         rounds_(rounds),
+        order_(order),
         d_(static_cast<size_t>(case_.d)),
         n_(static_cast<size_t>(case_.n)),
         h_(static_cast<size_t>(case_.h_width())),
@@ -177,7 +193,7 @@ class Evaluation {
 
     // H = X W1^T + b1, A = act(H)
     const Matrix<Real> X = gather(in_.X, pairs, count);
-    Matrix<Real> H = times_transposed(X, W1, h_);
+    Matrix<Real> H = times_transposed(X, W1, h_, order_);
     add_bias(H, in_.weights.b1, e);
     Matrix<Real> A(count, n_);
     for (size_t r = 0; r < count; ++r)
@@ -188,7 +204,7 @@ class Evaluation {
       std::copy_n(H.row(r), h_, values_[kH].data() + static_cast<size_t>(pairs[r].row) * h_);
 
     // Y = A W2^T + b2, O_t += s Y
-    Matrix<Real> Y = times_transposed(A, W2, d_);
+    Matrix<Real> Y = times_transposed(A, W2, d_, order_);
     add_bias(Y, in_.weights.b2, e);
     store(Y);
     for (size_t r = 0; r < count; ++r)
@@ -197,34 +213,36 @@ class Evaluation {
 
     // dA' = dO W2; A = act(H) again, from the stored H
     const Matrix<Real> dO = gather(in_.dO, pairs, count);
-    const Matrix<Real> dA = times(dO, W2, n_);
+    const Matrix<Real> dA = times(dO, W2, n_, order_);
     Matrix<Real> dH(count, h_);
     Matrix<Real> A_scaled(count, n_);
     for (size_t r = 0; r < count; ++r) {
       const Real s = score(pairs[r]);
       Real ds = 0;
-      for (size_t j = 0; j < n_; ++j) {
+      for (size_t i = 0; i < n_; ++i) {
+        const size_t j = term(order_, i, n_);
         const ActivationValue<Real> act = activate_at(H, r, j);
         ds += dA.row(r)[j] * act.A;
         A_scaled.row(r)[j] = s * act.A;
         dH.row(r)[j] = s * dA.row(r)[j] * act.dgate;
         if (case_.gated()) dH.row(r)[n_ + j] = s * dA.row(r)[j] * act.dup;
       }
-      if (case_.biases) ds += dot(dO.row(r), in_.weights.b2.data() + e * d_, d_);
+      if (case_.biases) ds += dot(dO.row(r), in_.weights.b2.data() + e * d_, d_, order_);
       values_[kDs][static_cast<size_t>(pairs[r].index)] = ds;
     }
     store(dH);
     store(A_scaled);
 
     // dW2 = dO^T A', dX~ = dH W1, dX_t += dX~, dW1 = dH^T X
-    add_transposed_times(gradient(kDW2, part, e, d_ * n_), dO, A_scaled);
-    Matrix<Real> dX = times(dH, W1, d_);
+    add_transposed_times(gradient(kDW2, part, e, d_ * n_), dO, A_scaled, order_);
+    Matrix<Real> dX = times(dH, W1, d_, order_);
     store(dX);
     for (size_t r = 0; r < count; ++r)
       add_scaled(sums.dX.data() + static_cast<size_t>(pairs[r].token) * d_, Real{1}, dX.row(r), d_);
-    add_transposed_times(gradient(kDW1, part, e, h_ * d_), dH, X);
+    add_transposed_times(gradient(kDW1, part, e, h_ * d_), dH, X, order_);
     if (!case_.biases) return;
-    for (size_t r = 0; r < count; ++r) {
+    for (size_t i = 0; i < count; ++i) {
+      const size_t r = term(order_, i, count);
       add_scaled(gradient(kDb1, part, e, h_), Real{1}, dH.row(r), h_);
       add_scaled(gradient(kDb2, part, e, d_), score(pairs[r]), dO.row(r), d_);
     }
@@ -256,6 +274,7 @@ class Evaluation {
   const Inputs& in_;
   const Case& case_;
   bool rounds_;
+  SumOrder order_;
   size_t d_, n_, h_;
   size_t parts_;  // of each expert's rows, with sums of their own
   std::vector<std::vector<Pair>> experts_;
@@ -301,9 +320,10 @@ int64_t row_width(const Case& test_case, Output output) {
   return test_case.d;
 }
 
-Results evaluate(const Inputs& inputs, const std::vector<Pair>& pairs, Precision precision) {
-  if (precision == Precision::kFloat32) return Evaluation<float>(inputs, pairs, false).run();
-  return Evaluation<double>(inputs, pairs, precision == Precision::kRounded).run();
+Results evaluate(const Inputs& inputs, const std::vector<Pair>& pairs, Precision precision,
+                 SumOrder order) {
+  if (precision == Precision::kFloat32) return Evaluation<float>(inputs, pairs, false, order).run();
+  return Evaluation<double>(inputs, pairs, precision == Precision::kRounded, order).run();
 }
 
 }  // namespace tilemoe::verify

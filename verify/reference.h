@@ -29,6 +29,10 @@ enum class Precision {
   kFloat32,  // float32 throughout: a plain pipeline, one operation after the other
 };
 
-Results evaluate(const Inputs& inputs, const std::vector<Pair>& pairs, Precision precision);
+// In which order a sum takes its terms: float32's error depends on it.
+enum class SumOrder { kAscending, kDescending };
+
+Results evaluate(const Inputs& inputs, const std::vector<Pair>& pairs, Precision precision,
+                 SumOrder order = SumOrder::kAscending);
 
 }  // namespace tilemoe::verify

@@ -37,7 +37,8 @@ const char* spoiling_name(Spoiling spoiling) {
   return "?";
 }
 
-Spoiler::Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs) : case_(inputs.test_case) {
+Spoiler::Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs, const Results& truth)
+    : case_(inputs.test_case), has_pairs_(!pairs.empty()), truth_(truth) {
   const std::optional<int64_t> expert = least_expert_that_matters(pairs);
   if (!expert) return;
   std::vector<Pair> its_pairs = pairs;
@@ -46,6 +47,24 @@ Spoiler::Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs) : case_(i
   bare.O_addend.clear(), bare.dX_addend.clear();
   bare.dW_before = {};
   share_ = evaluate(bare, its_pairs, Precision::kExact);
+}
+
+std::ptrdiff_t Spoiler::row_size(Output output) const {
+  return static_cast<std::ptrdiff_t>(output == kDs ? 1 : row_width(case_, output));
+}
+
+bool Spoiler::applies(Spoiling spoiling, Output output) const {
+  const std::vector<double>& truth = truth_[output];
+  const auto is_zero = [](double value) { return value == 0; };
+  if (std::all_of(truth.begin(), truth.end(), is_zero)) return false;
+  const std::ptrdiff_t width = row_size(output);
+  switch (spoiling) {
+    case Spoiling::kZeroed: return true;
+    case Spoiling::kTwoRowsSwapped:  // every row is the one before it
+      return !std::equal(truth.begin() + width, truth.end(), truth.begin());
+    case Spoiling::kExpertDropped: return has_pairs_;
+  }
+  return true;
 }
 
 std::optional<std::vector<float>> Spoiler::spoil(Spoiling spoiling, Output output,
@@ -60,26 +79,31 @@ std::optional<std::vector<float>> Spoiler::spoil(Spoiling spoiling, Output outpu
   return std::nullopt;
 }
 
-// The first two full rows that differ and are not small; two pairs of ds.
+// The first two full rows that differ and are not small, or one that is not and any that differs;
+// two pairs of ds.
 std::optional<std::vector<float>> Spoiler::swap_rows(Output output,
                                                      std::vector<float> values) const {
-  const auto width = static_cast<std::ptrdiff_t>(output == kDs ? 1 : row_width(case_, output));
+  const std::ptrdiff_t width = row_size(output);
   const auto rows = static_cast<std::ptrdiff_t>(values.size()) / width;
   const auto begin = [&](std::ptrdiff_t row) { return values.begin() + row * width; };
   const auto square = [](double sum, float value) { return sum + double{value} * value; };
   const double mean_square =
       std::accumulate(values.begin(), values.end(), 0.0, square) / static_cast<double>(rows);
-  std::ptrdiff_t first = -1;
+  const auto is_small = [&](std::ptrdiff_t row) {
+    return std::accumulate(begin(row), begin(row + 1), 0.0, square) < 0.01 * mean_square;
+  };
+  std::ptrdiff_t first = 0;
+  while (first < rows && is_small(first)) ++first;
+  if (first == rows) return std::nullopt;
+  std::ptrdiff_t second = -1;
   for (std::ptrdiff_t row = 0; row < rows; ++row) {
-    if (std::accumulate(begin(row), begin(row + 1), 0.0, square) < 0.01 * mean_square) continue;
-    if (first < 0) {
-      first = row;
-    } else if (!std::equal(begin(first), begin(first + 1), begin(row))) {
-      std::swap_ranges(begin(first), begin(first + 1), begin(row));
-      return values;
-    }
+    if (std::equal(begin(first), begin(first + 1), begin(row))) continue;
+    second = row;
+    if (!is_small(row)) break;
   }
-  return std::nullopt;
+  if (second < 0) return std::nullopt;
+  std::swap_ranges(begin(first), begin(first + 1), begin(second));
+  return values;
 }
 
 std::optional<std::vector<float>> Spoiler::drop_expert(Output output,

@@ -18,10 +18,14 @@ const char* spoiling_name(Spoiling spoiling);
 // Spoils the results of one case.
 class Spoiler {
  public:
-  Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs);
+  Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs, const Results& truth);
 
-  // The spoiled copy of `values`, or none where the spoiling would change nothing that matters: a
-  // tensor of zeros, of one row or of equal rows, or no expert that has a say.
+  // Whether the truth leaves anything to spoil: a tensor of zeros does not, nor does a swap in one
+  // of equal rows, nor a lost expert where there is no pair.
+  bool applies(Spoiling spoiling, Output output) const;
+
+  // The spoiled copy of `values`. None where it does not apply; where it does, a defect: values
+  // that are all zero, rows that are all equal or small, or no expert that has a say.
   std::optional<std::vector<float>> spoil(Spoiling spoiling, Output output,
                                           const std::vector<float>& values) const;
 
@@ -29,7 +33,13 @@ class Spoiler {
   std::optional<std::vector<float>> swap_rows(Output output, std::vector<float> values) const;
   std::optional<std::vector<float>> drop_expert(Output output, std::vector<float> values) const;
 
+  // Of ds, single pairs.
+  std::ptrdiff_t row_size(Output output) const;
+
   Case case_;
+  bool has_pairs_;
+  const Results& truth_;
+
   // What one expert adds to each output: the one with the fewest rows of those that matter to some
   // token.
   std::optional<Results> share_;

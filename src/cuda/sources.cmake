@@ -1,4 +1,5 @@
-# The CUDA backend. Kernels have one file a (step, type), so that they compile side by side.
+# The CUDA backend. Kernels have one file a (step, type), those that take longest one a tile besides,
+# so that they compile side by side.
 target_sources(tilemoe_cuda_objects PRIVATE
   cuda/backend.cpp
   cuda/device.cpp
@@ -6,8 +7,12 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/schedule/configuration.cpp
   cuda/schedule/weight_gradient_shares.cpp
   cuda/routing/pair_sort.cu
-  cuda/step/activation_gradient_bf16.cu
-  cuda/step/activation_gradient_f16.cu
+  cuda/step/activation_gradient.cpp
+  cuda/step/activation_gradient_bf16_192.cu
+  cuda/step/activation_gradient_bf16_256.cu
+  cuda/step/activation_gradient_f16_192.cu
+  cuda/step/activation_gradient_f16_256.cu
+  cuda/step/activation_gradient_swiglu.cu
   cuda/step/bias_gradient.cu
   cuda/step/combine.cu
   cuda/step/down_projection_bf16.cu
@@ -26,9 +31,12 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/step/top_k.cu
   cuda/step/up_projection_bf16.cu
   cuda/step/up_projection_f16.cu
+  cuda/step/up_projection_swiglu.cu
   cuda/step/weight_gradient.cpp
-  cuda/step/weight_gradient_bf16.cu
-  cuda/step/weight_gradient_f16.cu
+  cuda/step/weight_gradient_bf16_192.cu
+  cuda/step/weight_gradient_bf16_256.cu
+  cuda/step/weight_gradient_f16_192.cu
+  cuda/step/weight_gradient_f16_256.cu
   cuda/step/weigh_tokens.cu
 )
 # Routing gives the CPU's bits: nothing may be contracted (routing/order.h).

@@ -1,7 +1,8 @@
 # Installs TileMoE to a fresh prefix, then builds and runs the outside programs against it.
 #
 #   cmake -DLINKAGE=static|shared -DSOURCE=<TileMoE> -DBINARY=<scratch> -DBUILD=<TileMoE's build
-#         directory, or "" to build the library afresh> -DCXX=<compiler> -DCC=<compiler> -P ...
+#         directory, or "" to build the library afresh, with the following> -DBUILD_TYPE=<type>
+#         -DWERROR=ON|OFF -DCXX_FLAGS=<flags> -DCXX=<compiler> -DCC=<compiler> -P ...
 cmake_minimum_required(VERSION 3.22)
 
 function(run)
@@ -21,7 +22,8 @@ if(NOT BUILD)
   if(LINKAGE STREQUAL "shared")
     set(build_shared ON)
   endif()
-  run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${BUILD} -DCMAKE_BUILD_TYPE=Release
+  run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${BUILD} -DCMAKE_BUILD_TYPE=${BUILD_TYPE}
+      -DTILEMOE_WERROR=${WERROR} -DCMAKE_CXX_FLAGS=${CXX_FLAGS}
       -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC} -DBUILD_SHARED_LIBS=${build_shared}
       -DTILEMOE_BUILD_APPS=OFF -DTILEMOE_BUILD_TESTS=OFF -DTILEMOE_CUDA=OFF)
   run(${CMAKE_COMMAND} --build ${BUILD})

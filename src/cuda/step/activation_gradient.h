@@ -1,10 +1,9 @@
 // dA' = dO W2, gathered, and from it and H: dH, A' and the partial sums of ds. One instantiation
-// file a type.
+// file a type and tile, and one for plain SwiGLU.
 #pragma once
 
 #include "cuda/epilogue/activation_gradient.h"
 #include "cuda/step/projection.h"
-#include "cuda/step/projection_tiles.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
 
@@ -60,12 +59,10 @@ void run_any_activation_gradient(const ActivationGradient& step) {
     run_activation_gradient_along<Shape, Activations::kPlain>(step);
 }
 
-template <class Element>
+template <class Element, int kColumns>
 void activation_gradient(const ActivationGradient& step) {
-  if (tile_of(step) == kCooperative192Pairs)
-    run_any_activation_gradient<ActivationGradientTile<Element, 192, 2>>(step);
-  else
-    run_any_activation_gradient<ActivationGradientTile<Element, 256>>(step);
+  constexpr int kCluster = kColumns == 192 ? 2 : 1;
+  run_any_activation_gradient<ActivationGradientTile<Element, kColumns, kCluster>>(step);
 }
 
 }  // namespace tilemoe::cuda

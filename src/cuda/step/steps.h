@@ -19,6 +19,8 @@ void combine(const Combine& step);
 int64_t ds_tiles(const tilemoe_experts& experts);
 template <class Element>
 void activation_gradient(const ActivationGradient& step);
+template <class Element, int kColumns>  // of the tile: 192 or 256
+void activation_gradient(const ActivationGradient& step);
 // bfloat16, plain SwiGLU, W2 contiguous along n.
 void activation_gradient_swiglu(const ActivationGradient& step);
 
@@ -42,7 +44,7 @@ struct WeightGradientProduct {
   void* stream;
   int block_turns = 1;
 };
-template <class Element>
+template <class Element, int kColumns>  // of the tile: 192 or 256
 void weight_gradient(const WeightGradientProduct& product);
 void weight_gradient_2(const WeightGradient2& step);
 void weight_gradient_1(const WeightGradient1& step);

@@ -12,12 +12,20 @@
 namespace tilemoe::cuda {
 namespace {
 
+template <class Element>
+void run(const WeightGradientProduct& product) {
+  if (column_block(product.dense_columns) == kCooperative192Pairs.block_n)
+    weight_gradient<Element, 192>(product);
+  else
+    weight_gradient<Element, 256>(product);
+}
+
 void run(const tilemoe_experts& experts, const WeightGradientProduct& product) {
   if (product.parts == 0) return;
   if (experts.dtype == TILEMOE_FLOAT16)
-    weight_gradient<__half>(product);
+    run<__half>(product);
   else
-    weight_gradient<__nv_bfloat16>(product);
+    run<__nv_bfloat16>(product);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Both weight gradients: per expert, the sum over its rows of dense^T gathered. One instantiation
-// file a type; the two steps share their kernels.
+// file a type and tile; the two steps share their kernels.
 #pragma once
 
 #include "cuda/epilogue/weight_gradient.h"
@@ -136,22 +136,13 @@ void run_weight_gradient_along(const WeightGradientProduct& product) {
     run_weight_gradient<Shape, Out, Lies::kRows>(product);
 }
 
-template <class Element, class Out>
-void run_weight_gradient_into(const WeightGradientProduct& product) {
-  using Pairs256 = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
-  using Pairs192 = TileShape<Element, 128, 192, Schedule::kCooperative, 2>;
-  if (column_block(product.dense_columns) == Pairs192::BLOCK_N)
-    run_weight_gradient_along<Pairs192, Out>(product);
-  else
-    run_weight_gradient_along<Pairs256, Out>(product);
-}
-
-template <class Element>
+template <class Element, int kColumns>
 void weight_gradient(const WeightGradientProduct& product) {
+  using Pairs = TileShape<Element, 128, kColumns, Schedule::kCooperative, 2>;
   if (product.part[0].out.dtype == TILEMOE_FLOAT32)
-    run_weight_gradient_into<Element, float>(product);
+    run_weight_gradient_along<Pairs, float>(product);
   else
-    run_weight_gradient_into<Element, Element>(product);
+    run_weight_gradient_along<Pairs, Element>(product);
 }
 
 }  // namespace tilemoe::cuda

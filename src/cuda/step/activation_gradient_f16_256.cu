@@ -2,6 +2,6 @@
 
 namespace tilemoe::cuda {
 
-template void activation_gradient<__half>(const ActivationGradient&);
+template void activation_gradient<__half, 256>(const ActivationGradient&);
 
 }  // namespace tilemoe::cuda

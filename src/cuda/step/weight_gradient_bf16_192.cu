@@ -2,6 +2,6 @@
 
 namespace tilemoe::cuda {
 
-template void weight_gradient<__half>(const WeightGradientProduct&);
+template void weight_gradient<__nv_bfloat16, 192>(const WeightGradientProduct&);
 
 }  // namespace tilemoe::cuda

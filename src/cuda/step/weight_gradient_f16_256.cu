@@ -2,6 +2,6 @@
 
 namespace tilemoe::cuda {
 
-template void weight_gradient<__nv_bfloat16>(const WeightGradientProduct&);
+template void weight_gradient<__half, 256>(const WeightGradientProduct&);
 
 }  // namespace tilemoe::cuda

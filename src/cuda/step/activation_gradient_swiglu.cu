@@ -1,9 +1,8 @@
-// bfloat16, with kernels for plain SwiGLU beside what every type has.
+// Plain SwiGLU in bfloat16.
 #include "cuda/step/activation_gradient.h"
+#include "cuda/step/projection_tiles.h"
 
 namespace tilemoe::cuda {
-
-template void activation_gradient<__nv_bfloat16>(const ActivationGradient&);
 
 template <class Shape>
 void run_swiglu_gradient(const ActivationGradient& step) {
