@@ -201,9 +201,9 @@ class Backend {
 Backend& backend_for(tilemoe_device device);
 Backend& cpu_backend();
 
-// Threads of the CPU backend; 0 asks for one a core.
+// Threads of the CPU backend (cpu/thread_pool.h); 0 asks for one a core.
 void set_num_threads(int threads);
-int num_threads();
+int num_threads() noexcept;
 
 // Blocks that a product of the CUDA backend has for each multiprocessor.
 void set_block_turns(int turns);
