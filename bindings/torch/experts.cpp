@@ -1,5 +1,8 @@
 #include <torch/csrc/stable/ops.h>
 
+#include <cstdint>
+#include <string>
+
 #include "operators.h"
 #include "router.h"
 #include "routing.h"
@@ -40,6 +43,9 @@ tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& wei
   experts.clamp = static_cast<float>(config.clamp);
   experts.alpha = static_cast<float>(config.alpha);
   experts.up_shift = static_cast<float>(config.up_shift);
+  if (config.column_blocks < 0 || config.column_blocks > INT32_MAX)
+    refuse("column_blocks is " + std::to_string(config.column_blocks) + ", expected 0 to " +
+           std::to_string(INT32_MAX));
   experts.column_blocks = static_cast<int32_t>(config.column_blocks);
   return experts;
 }
