@@ -8,7 +8,8 @@
 namespace tilemoe {
 
 Backend& cpu_backend() {
-  static cpu::CpuBackend backend;
+  // Never destroyed: at exit() other threads may still compute.
+  static Backend& backend = *new cpu::CpuBackend;
   return backend;
 }
 
@@ -21,7 +22,7 @@ Backend& backend_for(tilemoe_device device) {
 void set_num_threads(int threads) {
   cpu::set_num_threads(threads);
 }
-int num_threads() {
+int num_threads() noexcept {
   return cpu::num_threads();
 }
 

@@ -218,8 +218,8 @@ class Backend {
 Backend& backend_for(tilemoe_device device);
 Backend& cpu_backend();
 
-// Threads of the CPU backend; 0 asks for one a core.
+// Threads of the CPU backend (cpu/thread_pool.h); 0 asks for one a core.
 void set_num_threads(int threads);
-int num_threads();
+int num_threads() noexcept;
 
 }  // namespace tilemoe

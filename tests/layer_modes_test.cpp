@@ -182,21 +182,31 @@ TEST(LayerSplit, AFrozenHalfChangesNotTheOther) {
   }
 }
 
-// accumulate: what is there is added in float32 and rounded once.
+// accumulate: what is there is added in float32 and rounded once; for experts of no row, of one, of
+// many.
 TEST(LayerAccumulation, AddsToWhatIsThere) {
-  const Case plain = integer_form(named_case("biases/float32"));
-  Case added = plain;
-  added.accumulate_dW = true;
-  const Inputs inputs = make_inputs(added, 3);
-  Problem problem(inputs);
-  problem.run();
-  const Computed sums = problem.computed(), gradients = run(plain);
-  const auto expect_sum = [&](Output output, const std::vector<float>& before) {
-    for (size_t i = 0; i < before.size(); ++i)
-      ASSERT_EQ(sums[output][i], before[i] + gradients[output][i]) << output_name(output);
-  };
-  expect_sum(kDW1, inputs.dW_before.W1), expect_sum(kDW2, inputs.dW_before.W2);
-  expect_sum(kDb1, inputs.dW_before.b1), expect_sum(kDb2, inputs.dW_before.b2);
+  const Case routed = integer_form(named_case("biases/float32"));
+  Case grouped = routed;
+  grouped.routing = RoutingKind::kGrouped;
+  grouped.T = grouped.K = 0;
+  grouped.counts = {1, 0, 40, 1, 2, 300};
+  grouped.E = std::ssize(grouped.counts);
+  for (const Case& plain : {routed, grouped}) {
+    Case added = plain;
+    added.accumulate_dW = true;
+    const Inputs inputs = make_inputs(added, 3);
+    Problem problem(inputs);
+    problem.run();
+    const Computed sums = problem.computed(), gradients = run(plain);
+    const auto expect_sum = [&](Output output, const std::vector<float>& before) {
+      EXPECT_FALSE(before.empty());
+      for (size_t i = 0; i < before.size(); ++i)
+        ASSERT_EQ(sums[output][i], before[i] + gradients[output][i])
+            << output_name(output) << " at " << i;
+    };
+    expect_sum(kDW1, inputs.dW_before.W1), expect_sum(kDW2, inputs.dW_before.W2);
+    expect_sum(kDb1, inputs.dW_before.b1), expect_sum(kDb2, inputs.dW_before.b2);
+  }
 }
 
 TEST(LayerCapacity, CountsWhatDoesNotFitAndBadIds) {

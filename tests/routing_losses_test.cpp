@@ -77,6 +77,21 @@ TEST(RouterLosses, EqualTheDefinitions) {
     }
 }
 
+// A token with a NaN is in neither mean, whichever block it falls into.
+TEST(RouterLosses, LeaveTokensWithANaNOut) {
+  for (const auto& [T, E] : {std::pair<int64_t, int64_t>{5, 3}, {50, 8}, {3000, 33}}) {
+    SCOPED_TRACE(testing::Message() << "T " << T << ", E " << E);
+    Matrix logits(make_logits(Logits::kNormal, T, E, 2), DType::kFloat32, T, E);
+    for (int64_t t = 0; t < T; t += 3) logits.set(t, t % E, kNaN);
+    const std::vector<float> values = logits.values();
+    const std::vector<int32_t> counts = random_counts(E, 5);
+    const Losses got = call(logits, counts);
+    const Losses want = losses64({values.begin(), values.end()}, counts);
+    expect_close(got.balance, want.balance, 2e-6);
+    expect_close(got.z, want.z, 2e-6);
+  }
+}
+
 TEST(RouterLosses, AddTheGradientOfCentralDifferences) {
   const int64_t T = 20, E = 9;
   const float balance_coefficient = 0.7f, z_coefficient = 0.3f;

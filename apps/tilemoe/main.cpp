@@ -4,6 +4,7 @@
 #include <new>
 
 #include "commands.h"
+#include "strict_numbers.h"
 #include "tilemoe/tilemoe.h"
 
 namespace {
@@ -37,6 +38,7 @@ int main(int argc, char** argv) {
   add_info(app, run);
   add_plot(app, run);
   add_train(app, run);
+  require_strict_numbers(app);
 
   try {
     app.parse(argc, argv);

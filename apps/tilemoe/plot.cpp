@@ -43,23 +43,40 @@ int run_program(std::vector<std::string> arguments) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
+// A way to start a Python. None has the current folder on its path: a json.py that lies beside the
+// log is nobody's module. Isolated, Python looks into its own folders alone; where matplotlib is
+// only in the user's (PYTHONPATH, ~/.local) it may look there, too, and the script drops the
+// current folder itself.
+using Python = std::vector<std::string>;
+
+bool has_matplotlib(Python python) {
+  python.insert(python.end(), {"-c",
+                               "import sys; sys.path = [path for path in sys.path if path]\n"
+                               "from importlib import machinery\n"
+                               "sys.exit(machinery.PathFinder.find_spec('matplotlib') is None)"});
+  return run_program(std::move(python)) == 0;
+}
+
 // The user's Python may not be the one that the package belongs to, so that one is tried, too.
-std::string python_with_matplotlib() {
-  for (const char* python : {"python3", "/usr/bin/python3"}) {
-    const char* check =
-        "import importlib.util as u, sys; sys.exit(u.find_spec('matplotlib') is None)";
-    if (run_program({python, "-c", check}) == 0) return python;
-  }
-  throw std::runtime_error(kInstall);
+Python python_with_matplotlib(const std::string& chosen) {
+  const std::vector<std::string> programs =
+      chosen.empty() ? std::vector<std::string>{"python3", "/usr/bin/python3"}
+                     : std::vector<std::string>{chosen};
+  for (const std::string& program : programs)
+    for (Python python : {Python{program, "-I"}, Python{program}})
+      if (has_matplotlib(python)) return python;
+  throw std::runtime_error((chosen.empty() ? "" : chosen + " is no Python that has matplotlib. ") +
+                           kInstall);
 }
 
 int plot(const PlotOptions& options) {
-  const std::string python = options.python.empty() ? python_with_matplotlib() : options.python;
-  std::vector<std::string> arguments = {python,      "-c",       kPlotScript,
-                                        options.log, "--format", options.format};
-  if (!options.folder.empty()) arguments.insert(arguments.end(), {"--out", options.folder});
+  Python arguments = python_with_matplotlib(options.python);
+  arguments.insert(arguments.end(), {"-c", kPlotScript, "--format=" + options.format});
+  if (!options.folder.empty()) arguments.push_back("--out=" + options.folder);
+  arguments.insert(arguments.end(), {"--", options.log});
+  const std::string program = arguments.front();
   const int status = run_program(std::move(arguments));
-  if (status < 0) throw std::runtime_error("cannot run " + python + ". " + kInstall);
+  if (status < 0) throw std::runtime_error("cannot run " + program + ". " + kInstall);
   return status == 0 ? 0 : 1;
 }
 

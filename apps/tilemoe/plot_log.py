@@ -5,11 +5,20 @@ Two pictures beside the log: NAME-loss (training and held-out bits a byte) and N
 tokens of a step fall on the experts, a column a layer). `tilemoe plot` runs this file.
 """
 
+import sys
+
+# Before anything is imported that a file may shadow: modules come from Python's folders, never from
+# the current one, which may be the log's. (`os` is there since Python started.)
+try:
+    CURRENT = sys.modules["os"].getcwd()
+except OSError:  # it was removed
+    CURRENT = ""
+sys.path[:] = [path for path in sys.path if path not in ("", ".", CURRENT)]
+
 import argparse
 import json
 import math
 import os
-import sys
 
 PACKAGE = "python3-matplotlib"
 MOST_COLUMNS = 400  # of the load picture: steps are averaged to at most so many
@@ -31,11 +40,44 @@ def read_log(path):
     for number, line in enumerate(lines, 1):
         try:
             objects.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             fail(f"{path} line {number}: not JSON, so no log of `tilemoe train`")
-        if not isinstance(objects[-1], dict):
-            fail(f"{path} line {number}: no object, so no log of `tilemoe train`")
+        wrong = what_is_wrong_with(objects[-1])
+        if wrong:
+            fail(f"{path} line {number}: {wrong}, so no log of `tilemoe train`")
+    loads = {tuple(map(len, line["expert_load"])) for line in objects if line.get("expert_load")}
+    if len(loads) > 1:
+        fail(f"{path}: the layers or experts of \"expert_load\" change from line to line")
     return objects
+
+
+def is_number(value):
+    """A number that can be drawn: 10^400 is none."""
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def what_is_wrong_with(line):
+    """Nothing where `line` is an object whose fields can be drawn."""
+    if not isinstance(line, dict):
+        return "no object"
+    if line.get("event") not in ("step", "eval"):
+        return None
+    if not is_number(line.get("step")):
+        return '"step" is no number'
+    if "loss" not in line or not (line["loss"] is None or is_number(line["loss"])):
+        return '"loss" is no number'
+    load = line.get("expert_load")
+    if load is not None and not (
+            isinstance(load, list)
+            and all(isinstance(layer, list) and layer and all(map(is_number, layer)) for layer in load)
+            and len(set(map(len, load))) <= 1):
+        return '"expert_load" is no list of lists of numbers'
+    return None
+
+
+def plain(text):
+    """`text` as matplotlib draws it letter by letter: no formula between dollars."""
+    return os.fsencode(text).decode(errors="replace").replace("$", r"\$")
 
 
 def bits(nats):
@@ -139,7 +181,7 @@ def main():
 
     stem, _ = os.path.splitext(os.path.basename(arguments.log))
     folder = arguments.out or os.path.dirname(arguments.log) or "."
-    title = os.path.basename(os.path.dirname(os.path.abspath(arguments.log)))
+    title = plain(os.path.basename(os.path.dirname(os.path.abspath(arguments.log))))
     figures = {"loss": draw_loss(plt, steps, evaluations, f"{title}: loss")}
     loaded = [line for line in steps if line.get("expert_load")]
     if loaded:
@@ -149,7 +191,7 @@ def main():
         for name, figure in figures.items():
             path = os.path.join(folder, f"{stem}-{name}.{arguments.format}")
             figure.savefig(path, dpi=120)
-            print(path)
+            sys.stdout.buffer.write(os.fsencode(path) + b"\n")
     except OSError as error:
         fail(f"cannot write the pictures: {error}")
 

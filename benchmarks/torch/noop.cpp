@@ -5,7 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "operators.h"
-#include "wanted.h"
+#include "tilemoe/tilemoe.h"
 
 namespace tilemoe_torch {
 namespace {
@@ -39,10 +39,10 @@ std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
     int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/, double /*up_shift*/,
     int64_t /*column_blocks*/, int64_t wanted, bool /*accumulate*/) {
   std::vector<Tensor> made;
-  if (wanted & kWantedX) made.push_back(torch::stable::empty_like(X));
-  if (wanted & kWantedS) made.push_back(empty(X, {X.size(0), W2.size(0)}, router_dtype));
-  if (wanted & kWantedW1) made.push_back(torch::stable::empty_like(W1));
-  if (wanted & kWantedW2) made.push_back(torch::stable::empty_like(W2));
+  if (wanted & TILEMOE_GRADIENT_X) made.push_back(torch::stable::empty_like(X));
+  if (wanted & TILEMOE_GRADIENT_S) made.push_back(empty(X, {X.size(0), W2.size(0)}, router_dtype));
+  if (wanted & TILEMOE_GRADIENT_W1) made.push_back(torch::stable::empty_like(W1));
+  if (wanted & TILEMOE_GRADIENT_W2) made.push_back(torch::stable::empty_like(W2));
   return {made, true};
 }
 

@@ -1,8 +1,10 @@
 // A call on the CPU. The library's workers follow torch.get_num_threads(): sizes of workspaces
 // depend on their number, so it is held from the first size asked for to the last call.
+#include <pthread.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 
 #include "call.h"
@@ -11,6 +13,10 @@ namespace tilemoe_torch {
 namespace {
 
 std::shared_mutex threads_mutex;  // shared: a call is running; exclusive: their number changes
+
+// A child of fork() lacks the threads that held it.
+[[maybe_unused]] const int fork_handler =
+    pthread_atfork(nullptr, nullptr, [] { new (&threads_mutex) std::shared_mutex; });
 
 std::shared_ptr<void> hold_torch_threads() {
   const auto wanted = static_cast<int>(torch::stable::get_num_threads());

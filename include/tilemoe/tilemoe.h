@@ -127,7 +127,9 @@ TILEMOE_API int tilemoe_device_available(tilemoe_device device);
 TILEMOE_API const char* tilemoe_device_description(tilemoe_device device);
 /* Threads of the CPU backend, the calling one included. 0 asks for one a core (the default).
  * Results do not depend on it, workspace sizes do. Not to be called while another thread is inside
- * the library. */
+ * the library. TILEMOE_DEVICE_ERROR where the system starts fewer threads than asked for; the
+ * library goes on with these, and tilemoe_num_threads() counts them. A child of fork() has none of
+ * its parent's threads and starts as many of its own when it first computes. */
 TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
 TILEMOE_API int tilemoe_num_threads(void);
 

@@ -1,9 +1,9 @@
-// Keeps signal handlers off a thread while it computes.
+// Keeps signal handlers and pthread_cancel() off a thread while it computes.
 //
 // oneDNN's float32 products without packing point the stack register at a buffer on the heap
 // (jit_avx512_common_gemm_f32 and jit_avx_gemm_f32, K > 84; uxlfoundation/oneDNN#4845). A handler
 // that runs meanwhile has its frame, 3 kB with AVX-512, written over whatever lies below that
-// buffer.
+// buffer. Cancellation unwinds the stack at a wait, past functions that must not throw.
 #pragma once
 
 #include <pthread.h>
@@ -11,8 +11,8 @@
 
 namespace tilemoe::cpu {
 
-// Signals that the thread did not cause itself wait until the object goes. Those of its own faults
-// do not: held ones would end the process without the handler that reports them.
+// Cancellation, and signals that the thread did not cause itself, wait until the object goes. Those
+// of its own faults do not: held ones would end the process without the handler that reports them.
 class HeldSignals {
  public:
   HeldSignals() {
@@ -21,13 +21,19 @@ class HeldSignals {
     for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
       sigdelset(&held, fault);
     pthread_sigmask(SIG_BLOCK, &held, &before_);
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellation_before_);
   }
-  ~HeldSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~HeldSignals() {
+    int held = 0;
+    pthread_setcancelstate(cancellation_before_, &held);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   HeldSignals(const HeldSignals&) = delete;
   HeldSignals& operator=(const HeldSignals&) = delete;
 
  private:
   sigset_t before_;
+  int cancellation_before_ = 0;
 };
 
 }  // namespace tilemoe::cpu

@@ -2,6 +2,7 @@
 
 #include <hwy/cache_control.h>
 #include <omp.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,10 +10,13 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "check.h"
 #include "cpu/held_signals.h"
 
 namespace tilemoe::cpu {
@@ -103,19 +107,31 @@ struct CallWord {
 
 class Pool {
  public:
+  // Of `threads`, as many as the system starts; why_fewer() tells of the others.
   explicit Pool(int threads) {
-    for (int worker = 1; worker < threads; ++worker)
-      threads_.emplace_back([this, worker] { serve(static_cast<uint64_t>(worker)); });
+    const HeldSignals held;  // a worker begins with what this thread holds
+    threads_.reserve(static_cast<size_t>(threads - 1));
+    try {
+      for (int worker = 1; worker < threads; ++worker)
+        threads_.emplace_back([this, worker] { serve(static_cast<uint64_t>(worker)); });
+    } catch (const std::system_error& error) {
+      why_fewer_ = error.code();
+    } catch (const std::bad_alloc&) {
+      why_fewer_ = std::make_error_code(std::errc::not_enough_memory);
+    }
   }
 
-  ~Pool() {
-    announce(CallWord::kStop);
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Pool() { end_workers(); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
+  std::error_code why_fewer() const { return why_fewer_; }
+
+  // Ends the workers unless a call is running. Later calls find the pool busy for good.
+  void close_if_idle() {
+    if (!inside_task && call_mutex_.try_lock()) end_workers();
+  }
 
   // False when another call is running.
   bool run(int64_t tasks, detail::TaskFunction function, void* context) {
@@ -139,6 +155,12 @@ class Pool {
   }
 
  private:
+  void end_workers() {
+    announce(CallWord::kStop);
+    for (std::thread& thread : threads_)
+      if (thread.joinable()) thread.join();
+  }
+
   void announce(uint64_t wanted) {
     {
       std::lock_guard lock(sleep_mutex_);  // nobody falls asleep between this and the notification
@@ -194,6 +216,7 @@ class Pool {
   }
 
   std::vector<std::thread> threads_;
+  std::error_code why_fewer_;
   std::mutex call_mutex_;   // held by the one call that runs
   std::mutex sleep_mutex_;  // held to announce a call, and to fall asleep
   std::condition_variable announced_, left_;
@@ -211,25 +234,71 @@ int hardware_threads() {
   return threads == 0 ? 1 : static_cast<int>(threads);
 }
 
-std::mutex pool_mutex;
-std::unique_ptr<Pool> pool_owner;
+std::mutex pool_mutex;  // held to start a pool and to end it
+std::atomic<Pool*> current_pool{nullptr};
+int threads_to_start = 0;  // of the next pool; 0 for one a core
 
-Pool& pool() {
+// The one of this process, started when it is first asked for. Null where there is no memory for
+// it: the caller then works alone.
+Pool* pool() noexcept {
+  if (Pool* const started = current_pool.load(std::memory_order_acquire)) return started;
   std::lock_guard lock(pool_mutex);
-  if (!pool_owner) pool_owner = std::make_unique<Pool>(hardware_threads());
-  return *pool_owner;
+  Pool* started = current_pool.load(std::memory_order_relaxed);
+  if (started) return started;
+  try {
+    started = new Pool(threads_to_start == 0 ? hardware_threads() : threads_to_start);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+  current_pool.store(started, std::memory_order_release);
+  return started;
 }
+
+// A child of fork() has the thread that called it and no other: its parent's workers are not there
+// to be joined, and a mutex that one of the other threads held stays held. So a child leaves all
+// that where it lies, and starts a pool of as many threads when it first computes. Its parent's is
+// kept in sight of leak checkers.
+[[maybe_unused]] Pool* parents_pool = nullptr;
+void leave_parents_pool() {
+  new (&pool_mutex) std::mutex;
+  if (Pool* const left = current_pool.exchange(nullptr, std::memory_order_relaxed)) {
+    threads_to_start = left->size();
+    parents_pool = left;
+  }
+}
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, leave_parents_pool);
+
+// At exit() other threads may still compute, or begin to: a pool is only emptied here, so that what
+// they hold stays. After dlclose() no worker runs code that is gone.
+struct CloseAtExit {
+  ~CloseAtExit() {
+    const std::unique_lock lock(pool_mutex, std::try_to_lock);
+    Pool* const started = current_pool.load(std::memory_order_acquire);
+    if (lock.owns_lock() && started) started->close_if_idle();
+  }
+} close_at_exit;
 
 }  // namespace
 
-int num_threads() {
-  return pool().size();
+int num_threads() noexcept {
+  const Pool* const started = pool();
+  return started ? started->size() : 1;
 }
 
 void set_num_threads(int threads) {
-  std::lock_guard lock(pool_mutex);
-  pool_owner.reset();
-  pool_owner = std::make_unique<Pool>(threads == 0 ? hardware_threads() : threads);
+  const HeldSignals held;
+  {
+    std::lock_guard lock(pool_mutex);
+    threads_to_start = threads;
+    delete current_pool.exchange(nullptr, std::memory_order_acquire);
+  }
+  const int wanted = threads == 0 ? hardware_threads() : threads;
+  const Pool* const started = pool();
+  const std::error_code why =
+      started ? started->why_fewer() : std::make_error_code(std::errc::not_enough_memory);
+  TILEMOE_CHECK_AS(Status::kDeviceError, !why,
+                   "threads is " << wanted << ", of which the system started "
+                                 << (started ? started->size() : 1) << ": " << why.message());
 }
 
 namespace detail {
@@ -243,7 +312,8 @@ void run_tasks(int64_t tasks, TaskFunction function, void* context) {
     struct Reset {
       ~Reset() { Pool::inside_task = false; }
     } reset;
-    if (pool().run(tasks, function, context)) return;
+    Pool* const started = pool();
+    if (started && started->run(tasks, function, context)) return;
   }
   for (int64_t task = 0; task < tasks; ++task) function(context, task, 0);
 }

@@ -9,8 +9,9 @@
 namespace tilemoe::cpu {
 
 // Threads that parallel_for may use, the calling one included.
-int num_threads();
-// 0 asks for one a core. Not to be called while another thread is inside the library.
+int num_threads() noexcept;
+// 0 asks for one a core. Throws Error with kDeviceError where the system starts fewer, which are
+// then used. Not to be called while another thread is inside the library.
 void set_num_threads(int threads);
 
 namespace detail {

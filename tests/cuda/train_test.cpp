@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "train/run_folder.h"
 #include "train/sampling.h"
 #include "train/small_model.h"
 #include "train/temp_folder.h"
@@ -158,7 +159,7 @@ TEST(CudaTrainer, ResumedHasTheBitsOfTheUninterrupted) {
     config.model.routing.rounding = Rounding::kStochastic;
     if (!rounded) config.model.routing.scoring = Scoring::kSigmoidRenormalized;
     const TempFolder temp;
-    const RunFolder folder(temp.path() / "run");
+    RunFolder folder(temp.path() / "run");
     Trainer whole(config, corpus);
     take_steps(whole, 5);
     const auto checkpoint =
@@ -178,7 +179,7 @@ TEST(CudaTrainer, ACheckpointOfOneDeviceGoesOnOnTheOther) {
   for (const Device from : {Device::kCpu, Device::kCuda}) {
     const Device to = from == Device::kCpu ? Device::kCuda : Device::kCpu;
     const TempFolder temp;
-    const RunFolder folder(temp.path() / "run");
+    RunFolder folder(temp.path() / "run");
     Trainer first(on(from), corpus), second(on(to), corpus);
     take_steps(first, 6);
     second.load(save_checkpoint(folder, first.steps_done(), first.tensors(), first.state({}), 1));

@@ -88,9 +88,12 @@ class Checkpoint(unittest.TestCase):
     def test_contents(self):
         path = self.train()
         with open(path, "rb") as file:
-            header_bytes = struct.unpack("<Q", file.read(8))[0]
-            metadata = json.loads(file.read(header_bytes))["__metadata__"]
-            self.assertEqual(hashlib.sha256(file.read()).hexdigest(), metadata["data_sha256"])
+            whole = file.read()
+        header_bytes = struct.unpack("<Q", whole[:8])[0]
+        metadata = json.loads(whole[8:8 + header_bytes])["__metadata__"]
+        digits = metadata["file_sha256"].encode()
+        self.assertEqual(len(digits), 64)
+        self.assertEqual(hashlib.sha256(whole.replace(digits, b"0" * 64, 1)).hexdigest().encode(), digits)
         state = json.loads(metadata["state"])
         with open(self.text, "rb") as file:
             self.assertEqual(hashlib.sha256(file.read()).hexdigest(), state["text"]["sha256"])

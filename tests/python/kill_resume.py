@@ -6,7 +6,8 @@
 Kills fall at random times after the start of the process; some wait for a save to begin and fall at
 a random time after that. A kill counts as inside a save when it leaves an unfinished checkpoint
 behind. In the end every line of the log (loss, gradient norm, load, to the last digit) and every
-byte of the last checkpoint must be those of the run left alone. Options that it does not know go to
+byte of the last checkpoint must be those of the run left alone; and after each kill the folder has
+the newest checkpoints that the run is to keep. Options that it does not know go to
 `tilemoe train`. Needs nothing but Python.
 """
 
@@ -28,6 +29,7 @@ UNFINISHED = ".unfinished"
 MODEL = ["--layers", "2", "--width", "64", "--experts", "32", "--expert-width", "128", "--top-k", "2",
          "--heads", "2", "--head-width", "16", "--batch", "2", "--length", "64"]
 SAVE_EVERY = 5
+KEEP = 3
 # A kill comes on average after less than half of these; a run that reaches its end all the same is
 # compared, and another is begun.
 STEPS_PER_KILL = 40
@@ -46,7 +48,7 @@ def make_text(path, rng):
 class Runs:
     def __init__(self, tilemoe, folder, text, steps, options):
         self.command = [tilemoe, "train", *MODEL, "--text", text, "--steps", str(steps),
-                        "--warm-up", "5", "--save-every", str(SAVE_EVERY), "--keep", "2", *options]
+                        "--warm-up", "5", "--save-every", str(SAVE_EVERY), "--keep", str(KEEP), *options]
         self.folder = folder
         self.output = os.path.join(folder, "output.txt")
 
@@ -113,9 +115,24 @@ def kill(runs, run, rng, inside_save, longest_delay, save_seconds):
     if status != -signal.SIGKILL:
         runs.fail(f"the training ended with status {status} before it could be killed")
     after = checkpoints(run)
+    require_kept(runs, before, after)
     return {"resumed_from": step_of(before[-1]) if before else None,
             "newest_after": step_of(after[-1]) if after else None,
             "inside_save": bool(names(run, UNFINISHED))}
+
+
+def require_kept(runs, before, after):
+    """Ends the program unless all checkpoints are there that should be: the newest and those before
+    it, each a save apart; beside them one more at most, of a run killed before it removed that."""
+    kept = [step_of(name) for name in after]
+    saved = kept[-1] // SAVE_EVERY if kept else 0
+    expected = [SAVE_EVERY * save for save in range(max(1, saved - KEEP + 1), saved + 1)]
+    if kept[-len(expected):] != expected if expected else kept:
+        runs.fail(f"of the checkpoints {expected} there are {kept}; before the kill {before}")
+    if before and (not after or after[-1] < before[-1]):
+        runs.fail(f"{before[-1]} is lost; there are {kept}")
+    if len(kept) > KEEP + 1:
+        runs.fail(f"more than {KEEP} checkpoints and one are there: {kept}")
 
 
 def read_steps(run):

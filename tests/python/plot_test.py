@@ -88,18 +88,68 @@ class Plot(unittest.TestCase):
         return result.stderr
 
     def test_says_which_package_is_missing(self):
-        with open(os.path.join(self.folder, "matplotlib.py"), "w", encoding="utf-8") as file:
-            file.write("raise ImportError('not here')\n")
+        bare = os.path.join(self.folder, "python-without-packages")
+        with open(bare, "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+        os.chmod(bare, 0o755)
         log = "\n".join(log_lines()) + "\n"
-        error = self.error(log, PYTHONPATH=self.folder)
-        self.assertIn("sudo apt-get install -y python3-matplotlib", error)
-        error = self.error(log, python=os.path.join(self.folder, "no-python"))
-        self.assertIn("sudo apt-get install -y python3-matplotlib", error)
+        for python in (bare, os.path.join(self.folder, "no-python")):
+            error = self.error(log, python=python)
+            self.assertIn("sudo apt-get install -y python3-matplotlib", error)
+
+    def test_imports_nothing_from_the_current_folder(self):
+        """Whatever lies beside the log, and whoever put the folder on the path."""
+        hostile = os.path.join(self.folder, "hostile")
+        os.mkdir(hostile)
+        for module in ("json", "argparse", "math", "matplotlib", "numpy", "importlib"):
+            with open(os.path.join(hostile, f"{module}.py"), "w", encoding="utf-8") as file:
+                file.write(f"open({os.path.join(self.folder, 'ran')!r}, 'a').write({module!r})\n")
+        log = os.path.join(hostile, "log.jsonl")
+        with open(log, "w", encoding="utf-8") as file:
+            file.write("\n".join(log_lines()) + "\n")
+        for path, python in ((None, []), ("", ["--python", sys.executable])):
+            environment = {**os.environ, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]}
+            environment.pop("PYTHONPATH", None)
+            if path is not None:
+                environment["PYTHONPATH"] = path + ":/nowhere"
+            result = subprocess.run([TILEMOE, "plot", "log.jsonl", *python], cwd=hostile,
+                                    env=environment, text=True, capture_output=True, timeout=300)
+            self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "ran")))
+        # The script alone, as an old Python runs it that cannot be told to leave the folder out.
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "apps", "tilemoe",
+                              "plot_log.py")
+        with open(script, encoding="utf-8") as file:
+            result = subprocess.run([sys.executable, "-c", file.read(), "log.jsonl"], cwd=hostile,
+                                    text=True, capture_output=True, timeout=300)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "ran")))
+
+    def test_any_name_of_a_log_or_folder_is_drawn(self):
+        for name in ("-x$\\frac{$", b"a$b\xff\n"):
+            folder = os.path.join(os.fsencode(self.folder), os.fsencode(name))
+            os.mkdir(folder)
+            with open(os.path.join(folder, b"-log.jsonl"), "w", encoding="utf-8") as file:
+                file.write("\n".join(log_lines()) + "\n")
+            result = subprocess.run([TILEMOE, "plot", "--python", sys.executable, "--out=-out", "--",
+                                     "-log.jsonl"], cwd=folder, capture_output=True, timeout=300)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(result.stdout.split(), [b"-out/-log-loss.png", b"-out/-log-load.png"])
 
     def test_says_what_is_wrong_with_the_log(self):
         self.assertIn("line 2: not JSON", self.error('{"event":"start"}\nloss 1\n'))
         self.assertIn("line 1: no object", self.error("[1]\n"))
         self.assertIn("no steps", self.error('{"event":"start"}\n'))
+        step = json.loads(log_lines(1)[1])
+        for field, values in {"step": [None, "1", [], True, 10**400],
+                              "loss": ["2", [1], {}, 10**400, float("nan")],
+                              "expert_load": [1, [1], [[]], [["1"]], [[1, 2], [1]], {"a": 1}]}.items():
+            for value in values:
+                self.assertIn(f'line 1: "{field}" is no', self.error(json.dumps({**step, field: value}) + "\n"))
+        self.assertIn("line 1: not JSON", self.error("[" * 100_000 + "\n"))
+        changed = {**step, "expert_load": [[1, 2]]}
+        self.assertIn("change from line to line",
+                      self.error(json.dumps(step) + "\n" + json.dumps(changed) + "\n"))
         os.remove(os.path.join(self.folder, "log.jsonl"))
         result = subprocess.run([TILEMOE, "plot", "none.jsonl", "--python", sys.executable], text=True,
                                 capture_output=True)

@@ -1,5 +1,7 @@
 """`tilemoe train` from outside: stopped, resumed, refused, out of room."""
 
+import array
+import math
 import os
 import resource
 import shutil
@@ -38,9 +40,9 @@ class Train(unittest.TestCase):
         cls.shared.cleanup()
 
     @classmethod
-    def command(cls, *options, steps=STEPS):
-        return [TILEMOE, "train", "--text", cls.text, "--steps", str(steps), "--save-every", "5",
-                "--keep", "3", *SIZES, *options]
+    def command(cls, *options, steps=STEPS, save_every=5, keep=3):
+        return [TILEMOE, "train", "--text", cls.text, "--steps", str(steps), "--save-every",
+                str(save_every), "--keep", str(keep), *SIZES, *options]
 
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -63,8 +65,7 @@ class Train(unittest.TestCase):
 
     def resume(self, *options, **arguments):
         """Ends well, and with the very run that was left alone."""
-        result = self.result([TILEMOE, "train", "--resume", self.run_folder, "--save-every", "5",
-                              "--keep", "3", *options], **arguments)
+        result = self.result([TILEMOE, "train", "--resume", self.run_folder, *options], **arguments)
         self.assertEqual(result.returncode, 0, result.stderr)
         kill_resume.compare(self.alone, self.run_folder)
 
@@ -85,7 +86,7 @@ class Train(unittest.TestCase):
 
     def test_signals_save_and_end_well(self):
         long = 100_000
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             process = subprocess.Popen(self.command("--out", self.run_folder, steps=long),
                                        text=True, stdout=subprocess.PIPE)
             self.wait_for_checkpoint(process)
@@ -96,6 +97,26 @@ class Train(unittest.TestCase):
             newest = kill_resume.step_of(kill_resume.checkpoints(self.run_folder)[-1])
             logged = max(step for _, step in kill_resume.read_steps(self.run_folder))
             self.assertEqual(newest, logged)  # no step is lost
+            shutil.rmtree(self.run_folder)
+
+    def test_a_closed_pipe_saves_and_ends_well(self):
+        process = subprocess.Popen(self.command("--out", self.run_folder, steps=100_000), text=True,
+                                   stdout=subprocess.PIPE)
+        process.stdout.readline()
+        process.stdout.close()
+        self.assertEqual(process.wait(timeout=120), 0)
+        newest = kill_resume.step_of(kill_resume.checkpoints(self.run_folder)[-1])
+        self.assertEqual(newest, max(step for _, step in kill_resume.read_steps(self.run_folder)))
+
+    def test_ignored_signals_stay_ignored(self):
+        for number in (signal.SIGINT, signal.SIGHUP):
+            process = subprocess.Popen(self.command("--out", self.run_folder, steps=300),
+                                       stdout=subprocess.DEVNULL,
+                                       preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+            self.wait_for_checkpoint(process)
+            process.send_signal(number)
+            self.assertEqual(process.wait(timeout=120), 0)
+            self.assertEqual(kill_resume.checkpoints(self.run_folder)[-1], "step-00000300.safetensors")
             shutil.rmtree(self.run_folder)
 
     def test_a_stopped_run_goes_on_bit_for_bit(self):
@@ -167,7 +188,7 @@ class Train(unittest.TestCase):
         error = self.error("--resume", self.run_folder, preexec_fn=limit_file_size)
         self.assertIn("was not saved: cannot write", error)
         self.assertEqual(self.contents(), before)
-        self.assertEqual(self.files(), ["log.jsonl", first])
+        self.assertEqual(self.files(), ["log.jsonl", "run.json", first])
         self.resume()
 
     def test_a_folder_is_for_one_run(self):
@@ -182,6 +203,112 @@ class Train(unittest.TestCase):
         before = self.contents()
         self.assertIn("--resume", self.error("--out", self.run_folder))
         self.assertEqual(self.contents(), before)
+
+    def test_a_resumed_run_keeps_what_it_was_told_to_keep(self):
+        log = os.path.join(self.shared.name, "elsewhere.jsonl")
+        command = self.command("--out", self.run_folder, "--log", log, keep=100)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        steps = [f"step-{step:08}.safetensors" for step in range(5, STEPS + 1, 5)]
+        self.assertEqual(kill_resume.checkpoints(self.run_folder), steps)
+        with open(log, encoding="utf-8") as file:
+            lines = file.read().count("\n")
+        first = os.path.join(self.run_folder, steps[0])
+        for options in ([], ["--keep", "100"]):
+            result = self.result([TILEMOE, "train", "--resume", first, *options])
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(kill_resume.checkpoints(self.run_folder), steps)
+        with open(log, encoding="utf-8") as file:
+            self.assertGreaterEqual(file.read().count("\n"), lines)
+        self.assertNotIn("log.jsonl", self.files())
+
+    def test_checkpoints_of_others_are_left_alone(self):
+        self.copy_of_alone()
+        names = kill_resume.checkpoints(self.run_folder)
+        os.remove(os.path.join(self.run_folder, "run.json"))
+        for name in names[1:]:
+            os.remove(os.path.join(self.run_folder, name))
+        others = [f"step-{step:08}.safetensors" for step in (1, 2, 3)]
+        for name in others:
+            with open(os.path.join(self.run_folder, name), "wb") as file:
+                file.write(b"mine")
+        result = self.result([TILEMOE, "train", "--save-every", "5", "--keep", "1", "--resume",
+                              self.run_folder])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(kill_resume.checkpoints(self.run_folder), [*others, names[0], NEWEST])
+
+    def test_the_text_is_known_by_its_contents(self):
+        self.copy_of_alone()
+        os.remove(os.path.join(self.run_folder, NEWEST))
+        same = os.path.join(self.shared.name, ".", "text.txt")
+        result = self.result([TILEMOE, "train", "--resume", self.run_folder, "--text", same])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(kill_resume.read_steps(self.run_folder), kill_resume.read_steps(self.alone))
+
+    def test_a_log_may_not_be_the_text_nor_any_other_file(self):
+        with open(self.text, "rb") as file:
+            before = file.read()
+        link = os.path.join(self.shared.name, "link.txt")
+        os.symlink(self.text, link)
+        self.addCleanup(os.remove, link)
+        for log in (self.text, link, os.path.join(self.shared.name, "..",
+                                                  os.path.basename(self.shared.name), "text.txt")):
+            command = self.command("--out", self.run_folder, "--log", log)[2:]
+            self.assertIn("--log", self.error(*command))
+        with open(self.text, "rb") as file:
+            self.assertEqual(file.read(), before)
+
+    def test_a_log_may_be_a_device(self):
+        self.copy_of_alone()
+        self.assertEqual(self.result([TILEMOE, "train", "--log", "/dev/null", "--resume",
+                                      self.run_folder]).returncode, 0)
+
+    def test_a_damaged_log_is_not_cut(self):
+        self.copy_of_alone()
+        log = os.path.join(self.run_folder, "log.jsonl")
+        with open(log, encoding="utf-8") as file:
+            lines = file.readlines()
+        for damaged in ("\n", lines[10][:20] + "\n"):
+            text = "".join([*lines[:10], damaged, *lines[11:]])
+            with open(log, "w", encoding="utf-8") as file:
+                file.write(text)
+            self.assertIn("log.jsonl line 11 ", self.error("--resume", self.run_folder))
+            with open(log, encoding="utf-8") as file:
+                self.assertEqual(file.read(), text)
+
+    def test_a_gradient_that_is_no_number_is_not_saved(self):
+        command = self.command("--out", self.run_folder, "--lr", "300", "--head-lr", "300", "--final-lr",
+                               "1", steps=400, save_every=1, keep=1)[2:]
+        self.assertIn("not a finite number", self.error(*command))
+        name = kill_resume.checkpoints(self.run_folder)[-1]
+        with open(os.path.join(self.run_folder, name), "rb") as file:
+            file.seek(8 + int.from_bytes(file.read(8), "little"))
+            values = array.array("f", file.read())
+        self.assertTrue(all(map(math.isfinite, values)))
+
+    def test_names_that_are_not_utf8_are_refused_before_the_training(self):
+        for option in ("--text", "--log"):
+            command = [*map(os.fsencode, self.command("--out", self.run_folder)), option.encode(), b"\xff.txt"]
+            result = subprocess.run(command, capture_output=True, timeout=300)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(option.encode() + b" ", result.stderr)
+            self.assertIn(b"UTF-8", result.stderr)
+            self.assertFalse(os.path.exists(self.run_folder))
+
+    def test_numbers_are_what_they_look_like(self):
+        for option, value in [("--temperature", "nan"), ("--seed", "99999999999999999999999"),
+                              ("--steps", "010"), ("--steps", "0x10"), ("--lr", "inf"), ("--lr", "01.5"),
+                              ("--keep", "+3"), ("--threads", "1e1"), ("--sample", "1.5")]:
+            result = self.result([TILEMOE, "train", "--out", self.run_folder, option, value])
+            self.assertEqual(result.returncode, 2, (option, value))
+            self.assertIn(option, result.stderr)
+        self.assertFalse(os.path.exists(self.run_folder))
+
+    def test_threads_that_do_not_start_are_an_error(self):
+        result = self.result([*self.command("--out", self.run_folder), "--threads", "256"],
+                             preexec_fn=lambda: resource.setrlimit(
+                                 resource.RLIMIT_AS, (2_000_000 << 10, 2_000_000 << 10)))
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("threads is 256, of which the system started", result.stderr)
 
     def test_texts_that_cannot_be_read_are_named(self):
         out = ["--out", self.run_folder]

@@ -10,6 +10,9 @@
 #include <set>
 
 #include "temp_folder.h"
+#include "train/run_folder.h"
+#include "train/safetensors.h"
+#include "train/sha256.h"
 
 namespace tilemoe::train {
 namespace {
@@ -39,11 +42,36 @@ struct Model {
                      m = std::vector<float>(6);
 };
 
+// But for the run's own notes.
 std::set<std::string> names_in(const std::filesystem::path& folder) {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     names.insert(entry.path().filename().string());
+  names.erase("run.json");
   return names;
+}
+
+// A checkpoint's bytes with the hash that its bytes have: as somebody writes it who means to.
+std::string with_hash(std::string bytes) {
+  const std::string key = "\"file_sha256\":\"";
+  const size_t digits = bytes.find(key) + key.size();
+  bytes.replace(digits, 64, std::string(64, '0'));
+  Sha256 hash;
+  hash.update(bytes.data(), bytes.size());
+  return bytes.replace(digits, 64, hash.hex());
+}
+
+// A whole file of that header, which names its hash, and data.
+std::string file_of(const std::string& json, size_t data_bytes = 0) {
+  std::string bytes;
+  for (int i = 0; i < 8; ++i) bytes += static_cast<char>(json.size() >> (8 * i) & 0xff);
+  return with_hash(bytes + json + std::string(data_bytes, '\1'));
+}
+
+std::string metadata_of(const std::string& state) {
+  return R"("__metadata__":{"file_sha256":")" + std::string(64, '0') +
+         R"(","format":"tilemoe-checkpoint","format_version":"2","state":)" + Json(state).dump() +
+         "}";
 }
 
 class Checkpoint : public testing::Test {
@@ -72,9 +100,12 @@ TEST_F(Checkpoint, GivesBackEveryBit) {
   const auto path = save_checkpoint(run_, 12, model.tensors(), state, 3);
   EXPECT_EQ(path.filename(), "step-00000012.safetensors");
   Model loaded;
-  EXPECT_EQ(load_checkpoint(path, loaded.tensors()), state);
+  EXPECT_EQ(load_checkpoint(path, loaded.tensors()).state, state);
   EXPECT_TRUE(loaded == model);
-  EXPECT_EQ(read_checkpoint_state(path), state);
+  const CheckpointSummary summary = read_checkpoint(path);
+  EXPECT_EQ(summary.state, state);
+  EXPECT_EQ(summary.step, 12);
+  EXPECT_EQ(summary.weights, 6 + 3);
 }
 
 TEST_F(Checkpoint, WeightsAloneCanBeLoaded) {
@@ -104,6 +135,26 @@ TEST_F(Checkpoint, ARunTakenUpEarlierKeepsItsOwn) {
   EXPECT_EQ(names_in(run_.path()),
             (std::set<std::string>{"step-00000020.safetensors", "step-00000021.safetensors",
                                    "step-00000030.safetensors", "step-00000040.safetensors"}));
+}
+
+TEST_F(Checkpoint, FilesOfOthersAreLeftAlone) {
+  for (const char* name : {"step-00000005.safetensors", "step-00000050.safetensors"})
+    write_file(run_.path() / name, "mine");
+  for (int64_t step = 10; step <= 40; step += 10) save(step, 1, 1);
+  EXPECT_EQ(names_in(run_.path()),
+            (std::set<std::string>{"step-00000005.safetensors", "step-00000040.safetensors",
+                                   "step-00000050.safetensors"}));
+  EXPECT_TRUE(contains(error_of([&] { save(50); }), "not a checkpoint of this run"));
+  EXPECT_EQ(read_file(run_.path() / "step-00000050.safetensors"), "mine");
+}
+
+TEST_F(Checkpoint, AnUnfinishedFileOfOthersIsNotWrittenThrough) {
+  write_file(folder_ / "elsewhere", "mine");
+  const auto link = run_.path() / "step-00000010.safetensors.unfinished";
+  std::filesystem::create_symlink(folder_ / "elsewhere", link);
+  EXPECT_TRUE(contains(error_of([&] { save(10); }), "File exists"));
+  EXPECT_EQ(read_file(folder_ / "elsewhere"), "mine");
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
 }
 
 TEST_F(Checkpoint, StepsAreOrderedAsNumbers) {
@@ -138,25 +189,128 @@ TEST(RunFolderTest, RemovesUnfinishedSaves) {
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"notes.unfinished"}));
 }
 
+TEST(RunFolderTest, RemembersOptionsAndCheckpoints) {
+  TempFolder folder;
+  {
+    RunFolder run(folder.path());
+    run.set_options({{"keep", 7}});
+    run.claim("step-00000001.safetensors");  // the process ends before the file is there
+    run.claim("step-00000002.safetensors");
+    write_file(folder / "step-00000002.safetensors", "");
+  }
+  write_file(folder / "run.json.unfinished", "half");
+  const RunFolder again(folder.path());
+  EXPECT_EQ(RunFolder::options_of(folder.path()), Json({{"keep", 7}}));
+  EXPECT_TRUE(again.owns("step-00000002.safetensors"));
+  EXPECT_FALSE(again.owns("step-00000001.safetensors"));
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"step-00000002.safetensors"}));
+  EXPECT_EQ(RunFolder::options_of(folder / "none"), Json::object());
+}
+
+TEST(RunFolderTest, SaysWhatIsDamaged) {
+  TempFolder folder;
+  for (const char* text :
+       {"", "{}", "[]", R"({"format":"tilemoe-run","options":{},"checkpoints":[1]})",
+        R"({"format":"other","options":{},"checkpoints":[]})", "[[[[[[[[[["}) {
+    write_file(folder / "run.json", text);
+    EXPECT_TRUE(contains(error_of([&] { RunFolder run(folder.path()); }), "run.json is damaged"));
+  }
+}
+
 TEST_F(Checkpoint, EveryTruncationIsRefused) {
-  const std::string whole = read_file(save(20));
-  const auto path = run_.path() / "step-00000020.safetensors";
-  for (size_t length = 0; length < whole.size(); ++length) {
-    write_file(path, whole.substr(0, length));
+  const auto path = save(20);
+  for (uintmax_t length = std::filesystem::file_size(path); length-- > 0;) {
+    std::filesystem::resize_file(path, length);
     EXPECT_TRUE(contains(load_error(path), path.string()));
   }
 }
 
-TEST_F(Checkpoint, EveryFlippedBitOfTheDataIsRefused) {
+TEST_F(Checkpoint, EveryFlippedBitIsRefused) {
   const auto path = save(20);
   const std::string whole = read_file(path);
-  const size_t data_bytes = (6 + 3 + 6) * sizeof(float);
-  for (size_t at = whole.size() - data_bytes; at < whole.size(); ++at) {
-    std::string damaged = whole;
-    damaged[at] = static_cast<char>(damaged[at] ^ (1 << at % 8));
-    write_file(path, damaged);
-    EXPECT_TRUE(contains(load_error(path), "damaged"));
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  const auto put = [&](size_t at, char byte) {
+    file.seekp(static_cast<std::streamoff>(at));
+    file.put(byte).flush();
+  };
+  for (size_t at = 0; at < whole.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      put(at, static_cast<char>(whole[at] ^ (1 << bit)));
+      EXPECT_TRUE(contains(load_error(path), path.string())) << "byte " << at << ", bit " << bit;
+    }
+    put(at, whole[at]);
   }
+  EXPECT_NO_THROW(read_checkpoint(path));
+}
+
+// Longer than any part that is read at once.
+TEST_F(Checkpoint, TheLastByteOfMuchDataIsHashed) {
+  std::vector<float> values((size_t{65} << 20) / sizeof(float), 0.5F);
+  const std::vector<TensorRef> tensors = {{"w", {std::ssize(values)}, values.data()}};
+  const auto path = save_checkpoint(run_, 1, tensors, {{"step", 1}}, 1);
+  EXPECT_NO_THROW(read_checkpoint(path));
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('\1');
+  }
+  EXPECT_TRUE(contains(error_of([&] { read_checkpoint(path); }), "damaged"));
+}
+
+TEST_F(Checkpoint, AStepThatIsNotTheNamesIsRefused) {
+  const auto path = save(20);
+  const std::string whole = read_file(path);
+  const auto with_step = [&](const std::string& step) {
+    std::string changed = whole;
+    changed.replace(changed.find(R"({\"step\":20})"), 13, R"({\"step\":)" + step + "}");
+    write_file(path, with_hash(changed));
+    return load_error(path);
+  };
+  EXPECT_TRUE(contains(with_step("39"), "of step 39, not of step 20"));
+  EXPECT_TRUE(contains(with_step("-5"), "no \"step\""));
+  // Under a name of the user's own any step may be.
+  const auto mine = run_.path() / "best.safetensors";
+  write_file(mine, whole);
+  EXPECT_EQ(read_checkpoint(mine).step, 20);
+}
+
+TEST_F(Checkpoint, StatesThatMeanNothingAreRefused) {
+  const auto path = run_.path() / "mine.safetensors";
+  const auto error_with = [&](const std::string& state) {
+    write_file(path, file_of("{" + metadata_of(state) + "}"));
+    return error_of([&] { read_checkpoint(path); });
+  };
+  write_file(path, file_of("{" + metadata_of(R"({"step":3})") + "}"));
+  EXPECT_EQ(read_checkpoint(path).step, 3);
+  EXPECT_TRUE(contains(error_with(""), "its state is no JSON"));
+  EXPECT_TRUE(contains(error_with("[1]"), "its state is no JSON object"));
+  EXPECT_TRUE(contains(error_with(R"({"step":1,"step":2})"), "its state names 'step' twice"));
+  for (const char* step : {"-1", "1.0", "\"1\"", "null", "18446744073709551615", "1e3"})
+    EXPECT_TRUE(contains(error_with(R"({"step":)" + std::string(step) + "}"), "no \"step\""));
+  EXPECT_TRUE(contains(error_with("{}"), "no \"step\""));
+}
+
+// Values nested so deep that walking over them takes more stack than there is.
+TEST_F(Checkpoint, DeepHeadersAreRefused) {
+  constexpr size_t kDepth = 1'000'000;
+  const std::string deep = std::string(kDepth, '[') + std::string(kDepth, ']');
+  std::string objects;
+  for (size_t i = 0; i < kDepth; ++i) objects += "{\"a\":";
+  objects += "1" + std::string(kDepth, '}');
+  const auto path = run_.path() / "mine.safetensors";
+  const auto refused = [&](const std::string& json) {
+    write_file(path, file_of(json, 4));
+    return contains(error_of([&] { read_checkpoint(path); }), "deep");
+  };
+  const std::string good = metadata_of(R"({"step":3})");
+  EXPECT_TRUE(refused("{" + good + R"(,"w":{"dtype":"F32","shape":)" + deep +
+                      R"(,"data_offsets":[0,4]}})"));
+  EXPECT_TRUE(
+      refused("{" + good + R"(,"w":{"dtype":"F32","shape":[1],"data_offsets":)" + deep + "}}"));
+  EXPECT_TRUE(refused("{" + good + R"(,"w":)" + objects + "}"));
+  for (const std::string& inside : {deep, objects})
+    EXPECT_TRUE(refused("{" + metadata_of(R"({"step":3,"config":)" + inside + "}") +
+                        R"(,"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})"));
 }
 
 TEST_F(Checkpoint, ADamagedNewestNamesTheOneBeforeIt) {
@@ -165,13 +319,13 @@ TEST_F(Checkpoint, ADamagedNewestNamesTheOneBeforeIt) {
   write_file(newest, read_file(newest).substr(0, 300));
   EXPECT_EQ(find_checkpoint(run_.path()), newest);
   for (const std::string& error :
-       {load_error(newest), error_of([&] { read_checkpoint_state(newest); })}) {
+       {load_error(newest), error_of([&] { read_checkpoint(newest); })}) {
     EXPECT_TRUE(contains(error, newest.string() + ": "));
     EXPECT_TRUE(contains(error, "--resume " + older.string()));
   }
   EXPECT_FALSE(contains(error_of([&] {
                           write_file(older, "");
-                          read_checkpoint_state(older);
+                          read_checkpoint(older);
                         }),
                         "--resume"));
 }
@@ -206,10 +360,12 @@ TEST_F(Checkpoint, ForeignFilesAndVersionsAreRefused) {
     return load_error(path);
   };
   EXPECT_TRUE(contains(with("tilemoe-checkpoint", "pt________________"), "no checkpoint of"));
-  EXPECT_TRUE(contains(with(R"("format_version":"1")", R"("format_version":"2")"), "version '2'"));
-  EXPECT_TRUE(contains(with("data_sha256", "DATA_sha256"), "damaged"));
-  EXPECT_TRUE(contains(with(R"({\"step\":10})", R"([\"step\",10])"), "no JSON object"));
-  EXPECT_TRUE(contains(with(R"("dtype":"F32")", R"("dtype":"I32")"), "has type I32, expected F32"));
+  EXPECT_TRUE(contains(with(R"("format_version":"2")", R"("format_version":"1")"), "version '1'"));
+  EXPECT_TRUE(contains(with("file_sha256", "FILE_sha256"), "damaged"));
+  EXPECT_TRUE(contains(with(R"("dtype":"F32")", R"("dtype":"I32")"), "damaged"));
+  write_file(path, with_hash(whole).replace(whole.find("F32"), 3, "I32"));
+  write_file(path, with_hash(read_file(path)));
+  EXPECT_TRUE(contains(load_error(path), "has type I32, expected F32"));
 }
 
 // A limit on the size of files stands for the full disk: the write fails in the same place.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "strict_numbers.h"
+
 namespace tilemoe::train {
 namespace {
 
@@ -128,6 +130,59 @@ TEST(Options, WordsThatMeanNothingAreRefusedWhenParsed) {
         "--dense=perhaps", "--unknown 1", "--text"}) {
     SCOPED_TRACE(arguments);
     EXPECT_THROW(CommandLine line(arguments), CLI::ParseError);
+  }
+}
+
+TEST(StrictNumbers, AreTakenAsTheyAreWritten) {
+  const auto parse = [](const std::string& arguments) {
+    CLI::App root;
+    CLI::App* const command = root.add_subcommand("train");
+    ModelOptions options;
+    OptionTable table(*command);
+    options.add_to(table);
+    app::require_strict_numbers(root);
+    root.parse("train " + arguments);
+    return options;
+  };
+  EXPECT_EQ(parse("--seed 9223372036854775807 --steps 0").seed, INT64_MAX);
+  EXPECT_EQ(parse("--seed -3").seed, -3);
+  EXPECT_EQ(parse("--lr 1e-3").learning_rate, 1e-3);
+  EXPECT_EQ(parse("--lr 0.5 --clip 0").learning_rate, 0.5);
+  for (const char* arguments :
+       {"--steps 010", "--steps 0x10", "--steps +1", "--steps 1.0", "--steps 1e3", "--steps 1x",
+        "--steps=", "--steps ' 1'", "--seed 9223372036854775808", "--seed -00",
+        "--seed 99999999999999999999999", "--lr nan", "--lr inf", "--lr -nan", "--lr 01.5",
+        "--lr 1e999", "--lr 0x1p3", "--lr 1,5"}) {
+    SCOPED_TRACE(arguments);
+    EXPECT_THROW(parse(arguments), CLI::ParseError);
+  }
+}
+
+TEST(OptionTable, TakesNoNumberThatIsNotWhole) {
+  for (const nlohmann::json& steps :
+       {nlohmann::json(7.5), nlohmann::json("7"), nlohmann::json(UINT64_MAX), nlohmann::json(true),
+        nlohmann::json(nullptr)}) {
+    CommandLine line("");
+    EXPECT_THROW(line.table.take_missing({{"steps", steps}}), std::runtime_error) << steps;
+  }
+}
+
+TEST(RunOptions, AreCheckedWhereverTheyComeFrom) {
+  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"keep", 0},
+                                    {"save-every", 0},
+                                    {"eval-every", -1},
+                                    {"keep", -5}}) {
+    CLI::App command;
+    OptionTable kept(command);
+    RunOptions options;
+    options.add_to(command, kept);
+    kept.take_missing({{name, value}});
+    try {
+      options.check();
+      ADD_FAILURE() << name << " " << value << " was taken";
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
   }
 }
 

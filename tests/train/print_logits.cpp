@@ -19,7 +19,7 @@ void print_logits(const char* checkpoint) {
   OptionTable table(command);
   ModelOptions options;
   options.add_to(table);
-  table.take_missing(read_checkpoint_state(checkpoint).at("config"));
+  table.take_missing(read_checkpoint(checkpoint).state.at("config"));
 
   std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(std::cin), {}};
   TrainerConfig config = options.checked();

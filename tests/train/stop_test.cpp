@@ -8,7 +8,8 @@ namespace tilemoe::train {
 namespace {
 
 TEST(StopSignal, RemembersTheFirst) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+    std::signal(signal, SIG_DFL);
     StopSignal stop;
     EXPECT_FALSE(stop.requested());
     std::raise(signal);
@@ -18,8 +19,8 @@ TEST(StopSignal, RemembersTheFirst) {
 }
 
 TEST(StopSignalDeathTest, TheSecondEndsTheProcess) {
-  for (const int first : {SIGINT, SIGTERM})
-    for (const int second : {SIGINT, SIGTERM})
+  for (const int first : {SIGINT, SIGTERM, SIGHUP})
+    for (const int second : {SIGINT, SIGTERM, SIGHUP})
       EXPECT_EXIT(
           {
             StopSignal stop;
@@ -27,6 +28,34 @@ TEST(StopSignalDeathTest, TheSecondEndsTheProcess) {
             std::raise(second);
           },
           testing::KilledBySignal(second), "");
+}
+
+// Whoever reads our output is gone for every line of it.
+TEST(StopSignal, AClosedPipeDoesNotEndTheProcess) {
+  std::signal(SIGPIPE, SIG_DFL);
+  {
+    StopSignal stop;
+    std::raise(SIGPIPE);
+    std::raise(SIGPIPE);
+    EXPECT_EQ(stop.signal(), SIGPIPE);
+  }
+  std::raise(SIGPIPE);  // what stdio writes at the end
+  std::signal(SIGPIPE, SIG_DFL);
+}
+
+TEST(StopSignal, LeavesWhatIsIgnoredIgnored) {
+  for (const int ignored : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+    const auto earlier = std::signal(ignored, SIG_IGN);
+    {
+      StopSignal stop;
+      std::raise(ignored);
+      EXPECT_FALSE(stop.requested());
+      std::raise(ignored == SIGINT ? SIGTERM : SIGINT);
+      EXPECT_TRUE(stop.requested());
+      std::raise(ignored);  // still, after the first
+    }
+    EXPECT_EQ(std::signal(ignored, earlier), SIG_IGN);
+  }
 }
 
 TEST(StopSignal, GivesTheSignalsBack) {

@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <cstring>
 
 #include "small_model.h"
 #include "temp_folder.h"
 #include "tilemoe/tilemoe.h"
+#include "train/run_folder.h"
 #include "train/sampling.h"
 
 namespace tilemoe::train {
@@ -66,7 +68,7 @@ TEST_P(TrainerRun, ResumedHasTheBitsOfTheUninterrupted) {
   const TempFolder temp;
   Trainer whole(config(), corpus);
   take_steps(whole, 5);
-  const RunFolder folder(temp.path() / "run");
+  RunFolder folder(temp.path() / "run");
   const auto checkpoint =
       save_checkpoint(folder, whole.steps_done(), whole.tensors(), whole.state({}), 1);
   take_steps(whole, 4);
@@ -138,7 +140,7 @@ TEST(Trainer, EvaluatesWithTopKWhateverTheTraining) {
   Trainer a(small_config(), corpus), b(rounded, corpus);
   take_steps(a, 6);
   const TempFolder temp;
-  const RunFolder folder(temp.path() / "run");
+  RunFolder folder(temp.path() / "run");
   b.load(save_checkpoint(folder, a.steps_done(), a.tensors(), a.state({}), 1));
   // The two ways to write the same scores differ in the last bits.
   EXPECT_NEAR(a.evaluate().loss, b.evaluate().loss, 1e-6);
@@ -163,10 +165,73 @@ TEST(Trainer, SelectionBiasMovesAgainstTheLoad) {
   FAIL() << "no selection bias";
 }
 
+// As far into a training as no test gets by steps: which batch comes next follows from the step.
+TEST(Trainer, ResumedLateTakesTheBatchOfItsStep) {
+  constexpr int64_t kStep = 123'456;
+  const Corpus corpus = small_corpus();
+  TrainerConfig config = small_config();
+  config.schedule.steps = 2 * kStep;
+  Trainer trainer(config, corpus);
+  take_steps(trainer, 3);
+  nlohmann::json state = trainer.state({});
+  state["step"] = kStep;
+  const TempFolder temp;
+  RunFolder folder(temp.path() / "run");
+  trainer.load(save_checkpoint(folder, kStep, trainer.tensors(), state, 1));
+
+  Model& model = trainer.model();
+  const Batches batches(corpus.train, config.batch, model.past(), config.seed);
+  const auto loss_of = [&](int64_t step) {
+    std::vector<uint8_t> inputs(
+        static_cast<size_t>(config.batch.count * (model.past() + config.batch.length)));
+    std::vector<uint8_t> targets(static_cast<size_t>(config.batch.tokens()));
+    batches.fill(step, inputs, targets);
+    return model.loss_and_gradient(config.batch, step, inputs, targets);
+  };
+  const double expected = loss_of(kStep + 1), other = loss_of(kStep + 2);
+  EXPECT_NE(expected, other);
+  const StepResult result = trainer.step();
+  EXPECT_EQ(result.step, kStep + 1);
+  EXPECT_EQ(result.loss, expected);
+}
+
+TEST(Trainer, TakesNoStepThatIsNotFinite) {
+  const Corpus corpus = small_corpus();
+  for (const char* spoilt : {"embedding.weight", "head.bias", "blocks.0.moe.experts.w1"}) {
+    Trainer trainer(small_config(), corpus);
+    take_steps(trainer, 2);
+    bool found = false;
+    for (Parameter& parameter : trainer.model().parameters().all())
+      if (parameter.name == spoilt) {
+        std::fill_n(parameter.value.data(), parameter.size(), std::nanf(""));
+        found = true;
+      }
+    EXPECT_TRUE(found) << spoilt;
+    const std::vector<float> before = everything(trainer);
+    EXPECT_FALSE(trainer.step().taken);
+    EXPECT_EQ(trainer.steps_done(), 2);
+    const std::vector<float> after = everything(trainer);
+    EXPECT_EQ(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)), 0);
+  }
+}
+
+TEST(Trainer, AModelLargerThanItsCheckpointIsRefused) {
+  const Corpus corpus = small_corpus();
+  TrainerConfig config = small_config();
+  Trainer trainer(config, corpus);
+  const TempFolder temp;
+  RunFolder folder(temp.path() / "run");
+  const auto path = save_checkpoint(folder, 0, trainer.tensors(), trainer.state({}), 1);
+  config.model.most_parameters = read_checkpoint(path).weights;
+  EXPECT_NO_THROW(Trainer(config, corpus));
+  config.model.layers = 1 << 20;  // 50 GB
+  EXPECT_TRUE(contains(error_of([&] { Trainer(config, corpus); }), "more than the"));
+}
+
 TEST(Trainer, RefusesACheckpointOfAnotherText) {
   const Corpus corpus = small_corpus(), other = small_corpus(2);
   const TempFolder temp;
-  const RunFolder folder(temp.path() / "run");
+  RunFolder folder(temp.path() / "run");
   Trainer trainer(small_config(), corpus), elsewhere(small_config(), other);
   const auto checkpoint = save_checkpoint(folder, 0, trainer.tensors(), trainer.state({}), 1);
   try {

@@ -16,6 +16,7 @@ AdamW::AdamW(const AdamWConfig& config, ParameterStore& parameters)
 
 double AdamW::update(int64_t step, double factor) {
   const double norm = std::sqrt(operators_.sum_of_squares(gradients_));
+  if (!std::isfinite(norm)) return norm;
   const double scale = config_.clip > 0 && norm > config_.clip ? config_.clip / norm : 1.0;
   const auto steps = static_cast<double>(step);
   const auto factors_of = [&](ParameterGroup group) {

@@ -1,10 +1,8 @@
 #include "checkpoint.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <map>
@@ -14,6 +12,8 @@
 #include <system_error>
 
 #include "file.h"
+#include "json.h"
+#include "run_folder.h"
 #include "safetensors.h"
 #include "sha256.h"
 
@@ -24,26 +24,29 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr char kFormat[] = "tilemoe-checkpoint";
-constexpr char kFormatVersion[] = "1";
+constexpr char kFormatVersion[] = "2";
+constexpr char kHash[] = "file_sha256";
+constexpr size_t kHashDigits = 64;
+constexpr char kOptimizerPrefix[] = "optimizer.";
+constexpr int kDeepestState = 8;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kSuffix = ".safetensors";
-constexpr std::string_view kUnfinishedSuffix = ".safetensors.unfinished";
 constexpr size_t kReadChunk = size_t{4} << 20;
 
-std::string file_name(int64_t step, std::string_view suffix) {
+std::string file_name(int64_t step) {
   char digits[32];
   std::snprintf(digits, sizeof digits, "%08lld", static_cast<long long>(step));
-  return std::string(kPrefix).append(digits).append(suffix);
+  return std::string(kPrefix).append(digits).append(kSuffix);
 }
 
-// The step that a file's name tells, if it is the name of a checkpoint (or of an unfinished one).
-std::optional<int64_t> step_of(const fs::path& path, std::string_view suffix) {
+// The step that a file's name tells, if it is the name of a checkpoint.
+std::optional<int64_t> step_of(const fs::path& path) {
   const std::string name = path.filename().string();
-  if (!std::string_view(name).starts_with(kPrefix) || !std::string_view(name).ends_with(suffix) ||
-      name.size() <= kPrefix.size() + suffix.size())
+  if (!std::string_view(name).starts_with(kPrefix) || !std::string_view(name).ends_with(kSuffix) ||
+      name.size() <= kPrefix.size() + kSuffix.size())
     return std::nullopt;
   const char* begin = name.data() + kPrefix.size();
-  const char* end = name.data() + name.size() - suffix.size();
+  const char* end = name.data() + name.size() - kSuffix.size();
   int64_t step = 0;
   const auto [stop, error] = std::from_chars(begin, end, step);
   if (error != std::errc() || stop != end || step < 0) return std::nullopt;
@@ -60,25 +63,77 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   throw std::runtime_error(path.string() + ": " + what);
 }
 
+// `"file_sha256":"<digits>"`, as it stands in a header.
+std::string hash_field(const std::string& digits) {
+  return std::string("\"").append(kHash).append("\":\"").append(digits).append("\"");
+}
+
+const std::string& field(const fs::path& path, const SafetensorsHeader& header, const char* key) {
+  const auto at = header.metadata.find(key);
+  if (at == header.metadata.end())
+    refuse(path, std::string("damaged: its metadata have no '") + key + "'");
+  return at->second;
+}
+
+void require_intact(const fs::path& path, const File& file, const SafetensorsHeader& header) {
+  const std::string& expected = field(path, header, kHash);
+  std::string head(static_cast<size_t>(header.data_begin), '\0');
+  file.read_at(0, head.data(), head.size());
+  const size_t at_field = head.find(hash_field(expected));
+  if (expected.size() == kHashDigits && at_field != head.npos)
+    head.replace(at_field, hash_field(expected).size(), hash_field(std::string(kHashDigits, '0')));
+  Sha256 hash;
+  hash.update(head.data(), head.size());
+  std::vector<char> chunk(kReadChunk);
+  for (uint64_t at = header.data_begin, end = file.size(); at < end;) {
+    const auto bytes = static_cast<size_t>(std::min<uint64_t>(kReadChunk, end - at));
+    file.read_at(at, chunk.data(), bytes);
+    hash.update(chunk.data(), bytes);
+    at += bytes;
+  }
+  if (hash.hex() != expected)
+    refuse(path, "damaged: the file does not have the SHA-256 written in its header");
+}
+
+int64_t step_in(const fs::path& path, const Json& state) {
+  const auto step = state.find("step");
+  if (step == state.end() || !step->is_number_unsigned() ||
+      step->get<uint64_t>() > uint64_t{INT64_MAX})
+    refuse(path, "its state has no \"step\" that is a number");
+  return step->get<int64_t>();
+}
+
 struct Opened {
   SafetensorsHeader header;
-  Json state;
+  CheckpointSummary summary;
 };
 
-Opened open_checkpoint(const fs::path& path) {
-  Opened opened{read_safetensors_header(path), Json()};
+Opened open_checkpoint(const fs::path& path, const File& file) {
+  Opened opened{read_safetensors_header(path), {}};
   const auto& metadata = opened.header.metadata;
-  const auto field = [&](const char* key) {
-    const auto at = metadata.find(key);
-    return at == metadata.end() ? std::string() : at->second;
-  };
-  if (field("format") != kFormat)
+  const auto format = metadata.find("format");
+  if (format == metadata.end() || format->second != kFormat)
     refuse(path, "a safetensors file, but no checkpoint of `tilemoe train`");
-  if (field("format_version") != kFormatVersion)
-    refuse(path, "written in version '" + field("format_version") +
+  const std::string& version = field(path, opened.header, "format_version");
+  if (version != kFormatVersion)
+    refuse(path, "written in version '" + version +
                      "' of the checkpoint format; this program reads version " + kFormatVersion);
-  opened.state = Json::parse(field("state"), nullptr, /*allow_exceptions=*/false);
-  if (!opened.state.is_object()) refuse(path, "its state is no JSON object");
+  require_intact(path, file, opened.header);
+
+  CheckpointSummary& summary = opened.summary;
+  try {
+    summary.state = parse_json(field(path, opened.header, "state"), kDeepestState);
+  } catch (const std::runtime_error& error) {
+    refuse(path, std::string("its state ") + error.what());
+  }
+  if (!summary.state.is_object()) refuse(path, "its state is no JSON object");
+  summary.step = step_in(path, summary.state);
+  if (const auto named = step_of(path); named && *named != summary.step)
+    refuse(path, "its state is of step " + std::to_string(summary.step) + ", not of step " +
+                     std::to_string(*named) + " as its name says");
+  for (const TensorInfo& tensor : opened.header.tensors)
+    if (!tensor.name.starts_with(kOptimizerPrefix))
+      summary.weights += static_cast<int64_t>((tensor.end - tensor.begin) / sizeof(float));
   return opened;
 }
 
@@ -103,20 +158,6 @@ void require_tensors(const fs::path& path, const SafetensorsHeader& header,
     refuse(path, "tensor '" + std::string(wanted.begin()->first) + "' is missing");
 }
 
-void require_intact_data(const fs::path& path, const File& file, const SafetensorsHeader& header) {
-  const auto expected = header.metadata.find("data_sha256");
-  Sha256 hash;
-  std::vector<char> chunk(kReadChunk);
-  for (uint64_t at = header.data_begin, end = file.size(); at < end;) {
-    const auto bytes = static_cast<size_t>(std::min<uint64_t>(kReadChunk, end - at));
-    file.read_at(at, chunk.data(), bytes);
-    hash.update(chunk.data(), bytes);
-    at += bytes;
-  }
-  if (expected == header.metadata.end() || hash.hex() != expected->second)
-    refuse(path, "damaged: the data do not have the SHA-256 written in the header");
-}
-
 // Runs `read`; a damaged file is reported with the older checkpoint to go on from, where there is
 // one.
 template <class Read>
@@ -124,7 +165,7 @@ auto with_way_out(const fs::path& path, Read&& read) {
   try {
     return read();
   } catch (const std::runtime_error& error) {
-    const auto step = step_of(path, kSuffix);
+    const auto step = step_of(path);
     for (const CheckpointFile& other : list_checkpoints(path.parent_path())) {
       if (!step || other.step >= *step) continue;
       throw std::runtime_error(std::string(error.what()) +
@@ -146,27 +187,15 @@ void flatten(const Json& value, const std::string& name, std::map<std::string, J
 
 }  // namespace
 
-RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {
-  std::error_code error;
-  fs::create_directories(path_, error);
-  if (error)
-    throw std::runtime_error("cannot make the folder " + path_.string() + ": " + error.message());
-  // The lock is on the folder itself, so it leaves no file behind and ends with the process. Some
-  // network file systems have none: there the user takes care.
-  lock_ = std::make_unique<File>(path_, O_RDONLY | O_DIRECTORY, "open the folder");
-  if (::flock(lock_->descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw std::runtime_error("another process is training in " + path_.string());
-  for (const auto& entry : fs::directory_iterator(path_))
-    if (step_of(entry.path(), kUnfinishedSuffix)) fs::remove(entry.path());
+bool is_checkpoint_name(const fs::path& path) {
+  return step_of(path).has_value();
 }
-
-RunFolder::~RunFolder() = default;
 
 std::vector<CheckpointFile> list_checkpoints(const fs::path& folder) {
   std::vector<CheckpointFile> files;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, error))
-    if (const auto step = step_of(entry.path(), kSuffix)) files.push_back({*step, entry.path()});
+    if (const auto step = step_of(entry.path())) files.push_back({*step, entry.path()});
   std::sort(files.begin(), files.end(),
             [](const CheckpointFile& a, const CheckpointFile& b) { return a.step > b.step; });
   return files;
@@ -180,62 +209,66 @@ fs::path find_checkpoint(const fs::path& path) {
   return files.front().path;
 }
 
-fs::path save_checkpoint(const RunFolder& folder, int64_t step,
-                         const std::vector<TensorRef>& tensors, const Json& state, int keep) {
+fs::path save_checkpoint(RunFolder& folder, int64_t step, const std::vector<TensorRef>& tensors,
+                         const Json& state, int64_t keep) {
   if (step < 0 || keep < 1)
     throw std::invalid_argument("a checkpoint needs a step >= 0, and one to keep");
   std::vector<TensorView> views;
-  Sha256 hash;
-  for (const TensorRef& tensor : tensors) {
+  for (const TensorRef& tensor : tensors)
     views.push_back({tensor.name, "F32", tensor.shape, tensor.data});
-    hash.update(tensor.data, tensor_bytes("F32", tensor.shape));
-  }
-  const std::string header = safetensors_header(views, {{"format", kFormat},
-                                                        {"format_version", kFormatVersion},
-                                                        {"data_sha256", hash.hex()},
-                                                        {"state", state.dump()}});
-  const fs::path path = folder.path() / file_name(step, kSuffix);
-  const fs::path unfinished = folder.path() / file_name(step, kUnfinishedSuffix);
+  const std::string zeros(kHashDigits, '0');
+  std::string header = safetensors_header(views, {{"format", kFormat},
+                                                  {"format_version", kFormatVersion},
+                                                  {kHash, zeros},
+                                                  {"state", state.dump()}});
+  Sha256 hash;
+  hash.update(header.data(), header.size());
+  for (const TensorView& view : views) hash.update(view.data, tensor_bytes(view.dtype, view.shape));
+  header.replace(header.find(hash_field(zeros)), hash_field(zeros).size(), hash_field(hash.hex()));
+
+  const std::string name = file_name(step);
+  const fs::path path = folder.path() / name;
   try {
-    File file(unfinished, O_WRONLY | O_CREAT | O_TRUNC, "write");
-    file.write(header.data(), header.size());
-    for (const TensorView& view : views)
-      file.write(view.data, tensor_bytes(view.dtype, view.shape));
-    file.sync();
-    file.close();
-    fs::rename(unfinished, path);
-    sync_folder(folder.path());
+    if (!folder.owns(name) && fs::exists(fs::symlink_status(path)))
+      refuse(path, "is there and is not a checkpoint of this run");
+    folder.claim(name);
+    write_whole(path, [&](File& file) {
+      file.write(header.data(), header.size());
+      for (const TensorView& view : views)
+        file.write(view.data, tensor_bytes(view.dtype, view.shape));
+    });
   } catch (const std::runtime_error& error) {
-    std::error_code ignored;  // the first error is the one to tell
-    fs::remove(unfinished, ignored);
     throw std::runtime_error("the checkpoint of step " + std::to_string(step) +
                              " was not saved: " + error.what());
   }
   // Only now may older ones go. Later ones (of a run that was taken up again from an earlier step)
   // are neither counted nor touched.
-  int found = 0;
+  int64_t found = 0;
   for (const CheckpointFile& other : list_checkpoints(folder.path())) {
+    if (other.step > step || !folder.owns(other.path.filename().string())) continue;
     std::error_code ignored;  // an old file that stays is no reason to end a training
-    if (other.step <= step && ++found > keep) fs::remove(other.path, ignored);
+    if (++found > keep) fs::remove(other.path, ignored);
   }
   return path;
 }
 
-Json read_checkpoint_state(const fs::path& path) {
-  return with_way_out(path, [&] { return open_checkpoint(path).state; });
+CheckpointSummary read_checkpoint(const fs::path& path) {
+  return with_way_out(path,
+                      [&] { return open_checkpoint(path, File(path, O_RDONLY, "read")).summary; });
 }
 
-Json load_checkpoint(const fs::path& path, const std::vector<TensorRef>& tensors,
-                     const std::string& ignored_prefix) {
-  Opened opened = with_way_out(path, [&] { return open_checkpoint(path); });
-  require_tensors(path, opened.header, tensors, ignored_prefix);
+CheckpointSummary load_checkpoint(const fs::path& path, const std::vector<TensorRef>& tensors,
+                                  const std::string& ignored_prefix,
+                                  const std::function<void(const CheckpointSummary&)>& check) {
   const File file(path, O_RDONLY, "read");
-  with_way_out(path, [&] { require_intact_data(path, file, opened.header); });
+  Opened opened = with_way_out(path, [&] { return open_checkpoint(path, file); });
+  if (check) check(opened.summary);
+  require_tensors(path, opened.header, tensors, ignored_prefix);
   for (const TensorRef& tensor : tensors) {
     const TensorInfo& info = *opened.header.find(tensor.name);
     file.read_at(info.begin, tensor.data, static_cast<size_t>(info.end - info.begin));
   }
-  return std::move(opened.state);
+  return std::move(opened.summary);
 }
 
 std::vector<OptionChange> changed_options(const Json& saved, const Json& now) {

@@ -1,24 +1,25 @@
 // Checkpoints: one safetensors file a step, `step-00001234.safetensors`, in the run's folder. It
 // holds the weights under their plain names, the optimiser's tensors under `optimizer.`, and in its
-// metadata the format, its version, a SHA-256 of the data and the trainer's state as JSON (step,
-// random state, data position, configuration, SHA-256 of the text).
+// metadata the format, its version, the trainer's state as JSON (step, random state, data position,
+// configuration, SHA-256 of the text), and `file_sha256`: the SHA-256 of the whole file, from its
+// first byte to its last, with zeros for this field's 64 digits. Version 1 had a hash of the data
+// alone; it is refused.
 //
-// A file appears under its own name only when all of it is on the disk: it is written beside,
-// synced, renamed, and the folder synced. So whatever ends the process, every checkpoint in the
-// folder is whole, and the newest is the last one whose save returned (or one whose rename had just
-// passed).
+// A file appears under its own name only when all of it is on the disk (write_whole). So whatever
+// ends the process, every checkpoint in the folder is whole, and the newest is the last one whose
+// save returned (or one whose rename had just passed).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace tilemoe::train {
 
-class File;
+class RunFolder;
 
 // float32 tensors of the trainer; saving reads them, loading writes them.
 struct TensorRef {
@@ -27,26 +28,12 @@ struct TensorRef {
   float* data = nullptr;
 };
 
-// A run's folder, made if missing, and ours alone: a second process that opens it is told so. What
-// an interrupted save left there is removed.
-class RunFolder {
- public:
-  explicit RunFolder(std::filesystem::path path);
-  ~RunFolder();
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-  std::unique_ptr<File> lock_;
-};
-
 struct CheckpointFile {
   int64_t step = 0;
   std::filesystem::path path;
 };
+
+bool is_checkpoint_name(const std::filesystem::path& path);
 
 // The checkpoints of a folder, newest first; empty when the folder is not there.
 std::vector<CheckpointFile> list_checkpoints(const std::filesystem::path& folder);
@@ -55,24 +42,33 @@ std::vector<CheckpointFile> list_checkpoints(const std::filesystem::path& folder
 // std::runtime_error when there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
-// Saves, then removes all but the newest `keep` checkpoints. On any failure (a full disk, say)
-// throws std::runtime_error with the reason; the unfinished file is gone and the earlier ones are
-// intact.
-std::filesystem::path save_checkpoint(const RunFolder& folder, int64_t step,
+// Saves, then removes all but the newest `keep` of the run's own checkpoints. On any failure (a
+// full disk, say) throws std::runtime_error with the reason; the unfinished file is gone and the
+// earlier ones are intact. A file of that name which is not the run's own is such a failure.
+std::filesystem::path save_checkpoint(RunFolder& folder, int64_t step,
                                       const std::vector<TensorRef>& tensors,
-                                      const nlohmann::json& state, int keep);
+                                      const nlohmann::json& state, int64_t keep);
 
-// The state alone, with the header checked: what a resuming trainer needs to build its tensors.
-nlohmann::json read_checkpoint_state(const std::filesystem::path& path);
+// What a resuming trainer needs to know before it builds its tensors.
+struct CheckpointSummary {
+  nlohmann::json state;
+  int64_t step = 0;
+  int64_t weights = 0;  // numbers in the tensors that are not the optimiser's
+};
 
-// Fills `tensors` and returns the state. Everything is checked (header, names, types, shapes,
-// SHA-256 of the data) before the first of the caller's bytes is written. Tensors of the file that
-// are not asked for are an error unless they begin with `ignored_prefix` ("optimizer." to take the
-// weights alone). Throws std::runtime_error naming the file, what is wrong with it and, where an
-// older checkpoint lies beside it, how to go on from that.
-nlohmann::json load_checkpoint(const std::filesystem::path& path,
-                               const std::vector<TensorRef>& tensors,
-                               const std::string& ignored_prefix = "");
+// Checks the whole file: header, SHA-256, that the state's step is the one in the file's name (if
+// that is the name of a checkpoint). Throws as load_checkpoint does.
+CheckpointSummary read_checkpoint(const std::filesystem::path& path);
+
+// Fills `tensors`. Everything is checked (as by read_checkpoint; names, types, shapes; what `check`
+// throws) before the first of the caller's bytes is written. Tensors of the file that are not asked
+// for are an error unless they begin with `ignored_prefix` ("optimizer." to take the weights
+// alone). Throws std::runtime_error naming the file, what is wrong with it and, where an older
+// checkpoint lies beside it, how to go on from that.
+CheckpointSummary load_checkpoint(const std::filesystem::path& path,
+                                  const std::vector<TensorRef>& tensors,
+                                  const std::string& ignored_prefix = "",
+                                  const std::function<void(const CheckpointSummary&)>& check = {});
 
 // One changed option; a value that one side lacks is null.
 struct OptionChange {

@@ -44,6 +44,12 @@ uint64_t File::size() const {
   return static_cast<uint64_t>(status.st_size);
 }
 
+bool File::is_regular() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) fail("read");
+  return S_ISREG(status.st_mode);
+}
+
 void File::read_at(uint64_t offset, void* data, size_t bytes) const {
   auto* to = static_cast<char*>(data);
   while (bytes > 0) {
@@ -74,7 +80,7 @@ void File::truncate(uint64_t bytes) {
 }
 
 void File::sync() {
-  if (::fsync(descriptor_) != 0) fail("write");
+  if (::fsync(descriptor_) != 0 && errno != EINVAL) fail("write");
 }
 
 void File::close() {
@@ -88,6 +94,25 @@ void File::fail(const char* what) const {
 
 void sync_folder(const std::filesystem::path& folder) {
   File(folder, O_RDONLY | O_DIRECTORY, "open the folder").sync();
+}
+
+void write_whole(const std::filesystem::path& path, const std::function<void(File&)>& write) {
+  std::filesystem::path unfinished = path;
+  unfinished += kUnfinishedSuffix;
+  // What is there already may be a link to elsewhere, or belong to somebody else.
+  File file(unfinished, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, "write");
+  try {
+    write(file);
+    file.sync();
+    file.close();
+    std::filesystem::rename(unfinished, path);
+  } catch (...) {
+    std::error_code ignored;  // the first error is the one to tell
+    std::filesystem::remove(unfinished, ignored);
+    throw;
+  }
+  const std::filesystem::path folder = path.parent_path();
+  sync_folder(folder.empty() ? "." : folder);
 }
 
 }  // namespace tilemoe::train

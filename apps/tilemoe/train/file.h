@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 
 namespace tilemoe::train {
 
@@ -21,11 +22,14 @@ class File {
   int descriptor() const { return descriptor_; }
 
   uint64_t size() const;
+  // Not a device, a pipe or a folder: what is written stays, and can be read again and cut.
+  bool is_regular() const;
   // Reads all `bytes` at `offset`; a shorter file is an error.
   void read_at(uint64_t offset, void* data, size_t bytes) const;
   // Writes all `bytes` at the file's position.
   void write(const void* data, size_t bytes);
   void truncate(uint64_t bytes);
+  // Returns when all is on the disk; where there is none (a pipe, a folder of /proc), at once.
   void sync();
   // Closes now, so that an error which the system kept for this moment is not lost.
   void close();
@@ -39,5 +43,11 @@ class File {
 
 // Makes what was renamed or removed in a folder last.
 void sync_folder(const std::filesystem::path& folder);
+
+// A file appears under its own name, in place of an earlier one, only when all that `write` gives
+// it is on the disk: it is written beside with the suffix below, synced, renamed, and the folder
+// synced. On any failure throws std::runtime_error, and all is as it was.
+void write_whole(const std::filesystem::path& path, const std::function<void(File&)>& write);
+constexpr char kUnfinishedSuffix[] = ".unfinished";
 
 }  // namespace tilemoe::train

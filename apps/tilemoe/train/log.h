@@ -1,6 +1,6 @@
 // The training log: JSON lines, one object a line, each handed to the system at once. Lines of one
 // step carry it as "step" (the number of steps done), in ascending order. The trainer writes all
-// lines of a step before it saves that step's checkpoint.
+// lines of a step, and has them on the disk, before it saves that step's checkpoint.
 //   {"event":"start", "config":{...}, "text":{...}, "version":...}   a run begins
 //   {"event":"resume", "step":600, "checkpoint":"..."}               it goes on from a checkpoint
 //   {"event":"step", "step":1, "loss":..., "lr":..., "grad_norm":..., "tokens_per_s":...,
@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
-#include <utility>
 
 #include "file.h"
 
@@ -21,17 +20,20 @@ namespace tilemoe::train {
 
 class JsonLog {
  public:
-  // An empty log; what the file held is lost.
+  // An empty log. What the file held is lost if it was a log; any other text is an error.
   static JsonLog create(const std::filesystem::path& path);
   // Goes on after step `step`: lines of later steps, and a last line cut short, are removed. A
-  // missing file is an empty one.
+  // missing file is an empty one. Throws std::runtime_error naming any other line that is broken,
+  // the file left as it was.
   static JsonLog resume(const std::filesystem::path& path, int64_t step);
 
   // Throws std::runtime_error when the line cannot be written whole.
   void write(const nlohmann::ordered_json& line);
+  // Returns when all lines are on the disk.
+  void sync();
 
  private:
-  explicit JsonLog(File file) : file_(std::move(file)) {}
+  explicit JsonLog(const std::filesystem::path& path);
 
   File file_;
 };

@@ -23,7 +23,7 @@ Model::Model(const ModelConfig& config, Sequences capacity, uint64_t seed)
     : config_(config),
       capacity_(capacity),
       operators_(make_operators(config.device)),
-      parameters_(seed, *operators_),
+      parameters_(seed, *operators_, config.most_parameters),
       workspace_(*operators_),
       embedding_(parameters_.add_normal("embedding.weight",
                                         {config.embedded_bytes, kByteValues, config.width},

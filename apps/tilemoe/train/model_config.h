@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "tilemoe/layer.h"
 
@@ -44,6 +45,9 @@ struct ModelConfig {
   ExpertsMode mode = ExpertsMode::kRouted;
   RoutingConfig routing;
   Device device = Device::kCpu;
+  // Numbers that the parameters may have: a model that is built for a checkpoint's tensors cannot
+  // be larger than they are.
+  int64_t most_parameters = std::numeric_limits<int64_t>::max();
 
   int64_t attention_width() const { return heads * head_width; }  // D
 };

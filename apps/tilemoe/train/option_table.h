@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -26,7 +27,7 @@ class OptionTable {
     else
       option = command_.add_option("--" + name, value, help)->capture_default_str();
     entries_.push_back({name, option, [&value] { return nlohmann::json(value); },
-                        [&value](const nlohmann::json& saved) { saved.get_to(value); }});
+                        [&value](const nlohmann::json& saved) { take(saved, value); }});
     return option;
   }
 
@@ -44,7 +45,7 @@ class OptionTable {
       if (entry.option->count() > 0 || !saved.contains(entry.name)) continue;
       try {
         entry.write(saved.at(entry.name));
-      } catch (const nlohmann::json::exception&) {
+      } catch (const std::exception&) {
         throw std::runtime_error("the saved value of --" + entry.name + " is " +
                                  saved.at(entry.name).dump());
       }
@@ -58,6 +59,17 @@ class OptionTable {
     std::function<nlohmann::json()> read;
     std::function<void(const nlohmann::json&)> write;
   };
+
+  // A whole number is never taken from one that it does not hold: nlohmann would convert it.
+  template <class Value>
+  static void take(const nlohmann::json& saved, Value& value) {
+    if constexpr (std::is_same_v<Value, int64_t>) {
+      const bool whole = saved.is_number_integer() &&
+                         !(saved.is_number_unsigned() && saved.get<uint64_t>() > INT64_MAX);
+      if (!whole) throw std::runtime_error(saved.dump());
+    }
+    saved.get_to(value);
+  }
 
   CLI::App& command_;
   std::vector<Entry> entries_;

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "train/json.h"
+
 namespace tilemoe::train {
 namespace {
 
@@ -141,6 +143,8 @@ void ModelOptions::add_to(OptionTable& table) {
 }
 
 TrainerConfig ModelOptions::checked() const {
+  for (const std::string& name : text)
+    require(is_utf8(name), "--text has a name that is not UTF-8, as the checkpoints are");
   require_count("held-bytes", held_bytes);
   require_size("layers", layers);
   require_multiple("width", width, kRowMultiple);
@@ -206,23 +210,20 @@ TrainerConfig ModelOptions::checked() const {
   return config;
 }
 
-void RunOptions::add_to(CLI::App& command) {
+void RunOptions::add_to(CLI::App& command, OptionTable& kept) {
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->group("Run");
+  };
+  const auto add_kept = [&](const char* name, auto& value, const char* help) {
+    return kept.add(name, value, help)->group("Run");
   };
   CLI::Option* folder = add("--out", out, "Folder of the run; runs/1, runs/2, ... without it");
   add("--resume", resume, "Goes on from a checkpoint, or from the newest one of a folder")
       ->excludes(folder);
-  add("--save-every", save_every, "Steps between two checkpoints")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  add("--keep", keep, "Checkpoints that are kept")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  add("--eval-every", evaluate_every, "Steps between two evaluations; 0 for one at the end")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  add("--log", log, "File of the log; log.jsonl in the run's folder without it");
+  add_kept("save-every", save_every, "Steps between two checkpoints");
+  add_kept("keep", keep, "Checkpoints of the run that are kept");
+  add_kept("eval-every", evaluate_every, "Steps between two evaluations; 0 for one at the end");
+  add_kept("log", log, "File of the log; log.jsonl in the run's folder without it");
   add("--sample", sample, "Bytes of text to print from the trained model")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -230,6 +231,14 @@ void RunOptions::add_to(CLI::App& command) {
   add("--temperature", temperature, "Of the printed text; 0 takes the likeliest byte")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+}
+
+void RunOptions::check() const {
+  require_count("save-every", save_every);
+  require_count("keep", keep);
+  require(evaluate_every >= 0 && evaluate_every <= kLargestCount, "--eval-every is ",
+          evaluate_every, ", expected 0 to ", kLargestCount);
+  require(is_utf8(log), "--log is not UTF-8, as the run's notes are");
 }
 
 }  // namespace tilemoe::train

@@ -37,17 +37,21 @@ struct ModelOptions {
   TrainerConfig checked() const;
 };
 
-// What a run does beside: free to differ when it is resumed.
+// What a run does beside: free to differ when it is resumed. What `kept` knows is as it was then,
+// unless it is given.
 struct RunOptions {
-  std::filesystem::path out, resume, log;
+  std::filesystem::path out, resume;
+  std::string log;
   int64_t save_every = 200;
-  int keep = 2;
+  int64_t keep = 2;
   int64_t evaluate_every = 0;
   int64_t sample = 0;
   std::string prompt;
   double temperature = 0.7;
 
-  void add_to(CLI::App& command);
+  void add_to(CLI::App& command, OptionTable& kept);
+  // Throws std::invalid_argument with one sentence that names the option.
+  void check() const;
 };
 
 }  // namespace tilemoe::train

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <numeric>
+#include <stdexcept>
 
 #include "train/random.h"
 
@@ -11,6 +12,9 @@ Parameter& ParameterStore::add(const std::string& name, std::vector<int64_t> sha
                                ParameterGroup group) {
   const int64_t size =
       std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>());
+  if (size > most_ - count())
+    throw std::runtime_error("the model's parameters are more than the " + std::to_string(most_) +
+                             " numbers that there are for them");
   return parameters_.emplace_back(Parameter{.name = name,
                                             .shape = std::move(shape),
                                             .group = group,

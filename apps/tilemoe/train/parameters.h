@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -27,9 +28,11 @@ struct Parameter {
 
 class ParameterStore {
  public:
-  // The parameters lie where `operators` work on them.
-  explicit ParameterStore(uint64_t seed, Operators& operators = cpu_operators())
-      : seed_(seed), operators_(operators) {}
+  // The parameters lie where `operators` work on them. One that would make them more than `most`
+  // numbers in all is refused with std::runtime_error, before its memory is taken.
+  explicit ParameterStore(uint64_t seed, Operators& operators = cpu_operators(),
+                          int64_t most = std::numeric_limits<int64_t>::max())
+      : seed_(seed), operators_(operators), most_(most) {}
 
   // Drawn from N(0, deviation^2) by (seed, name): the order of the calls does not matter, and
   // models that share a parameter's name and shape begin with the same values.
@@ -49,6 +52,7 @@ class ParameterStore {
 
   uint64_t seed_;
   Operators& operators_;
+  int64_t most_;
   std::deque<Parameter> parameters_;
 };
 

@@ -1,10 +1,13 @@
 #include "train/run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+
+#include "train/safetensors.h"
 
 namespace tilemoe::train {
 namespace {
@@ -15,6 +18,11 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+bool all_finite(const TensorRef& tensor) {
+  const auto count = static_cast<size_t>(tensor_bytes("F32", tensor.shape) / sizeof(float));
+  return std::all_of(tensor.data, tensor.data + count, [](float x) { return std::isfinite(x); });
 }
 
 fs::path first_free_folder() {
@@ -40,19 +48,36 @@ fs::path folder_of(const RunOptions& options) {
 }  // namespace
 
 TrainingRun::TrainingRun(const TrainerConfig& config, const RunOptions& options,
-                         const Corpus& corpus, const nlohmann::json& saved_options)
+                         const Corpus& corpus, const nlohmann::json& saved_options,
+                         const nlohmann::json& kept_options)
     : config_(config),
       options_(options),
       saved_options_(saved_options),
       trainer_(config, corpus),
       folder_(folder_of(options)),
-      log_(open_log()) {}
+      log_(open_log(kept_options)) {}
 
-// Loads the checkpoint first: what the log keeps of an earlier run depends on its step.
-JsonLog TrainingRun::open_log() {
-  const fs::path path = options_.log.empty() ? folder_.path() / "log.jsonl" : options_.log;
+// A save would find the place of its file taken, after hours.
+void TrainingRun::require_free_folder() const {
+  for (const CheckpointFile& other : list_checkpoints(folder_.path()))
+    if (other.step > trainer_.steps_done() && !folder_.owns(other.path.filename().string()))
+      throw std::runtime_error("cannot go on in " + folder_.path().string() + ": " +
+                               other.path.string() +
+                               " is a later checkpoint and not known as this run's. Copy the "
+                               "checkpoint to go on from into a folder of its own");
+}
+
+// Loads the checkpoint first: what the log keeps of an earlier run depends on its step. Nothing is
+// written to the folder before all is known to be well.
+JsonLog TrainingRun::open_log(const nlohmann::json& kept_options) {
+  const fs::path path =
+      options_.log.empty() ? folder_.path() / "log.jsonl" : fs::path(options_.log);
+  for (const std::string& text : trainer_.corpus().names)
+    if (fs::exists(path) && fs::equivalent(path, text))
+      throw std::runtime_error("--log " + path.string() + " is the text: name another file");
   if (options_.resume.empty()) {
     JsonLog log = JsonLog::create(path);
+    folder_.set_options(kept_options);
     const nlohmann::json state = trainer_.state(saved_options_);
     log.write({{"event", "start"},
                {"version", tilemoe_version()},
@@ -63,7 +88,9 @@ JsonLog TrainingRun::open_log() {
   }
   const fs::path checkpoint = find_checkpoint(options_.resume);
   trainer_.load(checkpoint);
+  require_free_folder();
   JsonLog log = JsonLog::resume(path, trainer_.steps_done());
+  folder_.set_options(kept_options);
   log.write(
       {{"event", "resume"}, {"step", trainer_.steps_done()}, {"checkpoint", checkpoint.string()}});
   return log;
@@ -92,9 +119,9 @@ void TrainingRun::step(Progress& progress) {
   smooth_loss_ =
       smooth_loss_ == 0 ? result.loss : kSmoothing * smooth_loss_ + (1 - kSmoothing) * result.loss;
   progress.update({result.step, smooth_loss_, tokens_per_second});
-  if (!std::isfinite(result.loss))
-    throw std::runtime_error("the loss of step " + std::to_string(result.step) +
-                             " is not a number: try a smaller --lr");
+  if (!result.taken)
+    throw std::runtime_error("the loss or the gradient of step " + std::to_string(result.step) +
+                             " is not a finite number, so it was not taken: try a smaller --lr");
   evaluated_ = saved_ = false;
 }
 
@@ -112,8 +139,17 @@ void TrainingRun::evaluate(Progress& progress) {
   evaluated_ = true;
 }
 
+// A checkpoint that nobody can go on from must not take the place of one that somebody can; and the
+// log is never behind the checkpoint that counts on it.
 void TrainingRun::save(Progress& progress) {
-  const fs::path path = save_checkpoint(folder_, trainer_.steps_done(), trainer_.tensors(),
+  const std::vector<TensorRef> tensors = trainer_.tensors();
+  for (const TensorRef& tensor : tensors)
+    if (!all_finite(tensor))
+      throw std::runtime_error("step " + std::to_string(trainer_.steps_done()) +
+                               " is not saved: '" + tensor.name +
+                               "' has become infinite or not a number. Try a smaller --lr");
+  log_.sync();
+  const fs::path path = save_checkpoint(folder_, trainer_.steps_done(), tensors,
                                         trainer_.state(saved_options_), options_.keep);
   progress.note("saved " + path.string());
   saved_ = true;

@@ -6,23 +6,25 @@
 #include "train/log.h"
 #include "train/options.h"
 #include "train/progress.h"
+#include "train/run_folder.h"
 #include "train/stop.h"
 
 namespace tilemoe::train {
 
 class TrainingRun {
  public:
-  // Opens the run's folder, and takes the checkpoint where `options` name one. All but
-  // `saved_options`, which log and checkpoints keep, must outlive the run. Throws std::exception
-  // with one clear sentence, as train() does.
+  // Opens the run's folder, and takes the checkpoint where `options` name one. `saved_options` are
+  // what log and checkpoints keep, `kept_options` what the folder does; all else must outlive the
+  // run. Throws std::exception with one clear sentence, as train() does.
   TrainingRun(const TrainerConfig& config, const RunOptions& options, const Corpus& corpus,
-              const nlohmann::json& saved_options);
+              const nlohmann::json& saved_options, const nlohmann::json& kept_options);
 
   // Trains to the last step, or until the user stops it; evaluates, saves, prints a sample.
   void train();
 
  private:
-  JsonLog open_log();
+  void require_free_folder() const;
+  JsonLog open_log(const nlohmann::json& kept_options);
   void step(Progress& progress);
   void evaluate(Progress& progress);
   void save(Progress& progress);
@@ -33,7 +35,7 @@ class TrainingRun {
   const nlohmann::json saved_options_;
   const StopSignal stop_;
   Trainer trainer_;
-  const RunFolder folder_;
+  RunFolder folder_;
   JsonLog log_;
   double smooth_loss_ = 0;  // for the eye
   bool saved_ = false;      // the last step

@@ -5,37 +5,57 @@
 namespace tilemoe::train {
 namespace {
 
-volatile std::sig_atomic_t received = 0;
-struct sigaction earlier_interrupt, earlier_terminate, earlier_file_size;
+struct Taken {
+  int signal;
+  struct sigaction earlier {};
+};
 
-// SA_RESETHAND gives the signal back to the system as soon as this runs, so that a second one ends
-// the process; the other signal is given back here.
+volatile std::sig_atomic_t received = 0, pipe_closed = 0;
+Taken taken[] = {{SIGINT}, {SIGTERM}, {SIGHUP}, {SIGPIPE}, {SIGXFSZ}};
+
+bool is_ignored(const Taken& one) {
+  return (one.earlier.sa_flags & SA_SIGINFO) == 0 && one.earlier.sa_handler == SIG_IGN;
+}
+
+bool asks_to_stop(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+}
+
+// From here on a second signal ends the process.
 void remember(int signal) {
-  received = signal;
+  if (received == 0) received = signal;
+  if (signal == SIGPIPE) pipe_closed = 1;
+  if (!asks_to_stop(signal)) return;
   struct sigaction end {};
   end.sa_handler = SIG_DFL;
-  sigaction(signal == SIGINT ? SIGTERM : SIGINT, &end, nullptr);
+  for (const Taken& one : taken)
+    if (asks_to_stop(one.signal) && !is_ignored(one)) sigaction(one.signal, &end, nullptr);
 }
 
 }  // namespace
 
 StopSignal::StopSignal() {
   received = 0;
-  struct sigaction action {};
-  action.sa_handler = remember;
-  sigemptyset(&action.sa_mask);
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
-  sigaction(SIGINT, &action, &earlier_interrupt);
-  sigaction(SIGTERM, &action, &earlier_terminate);
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
-  sigaction(SIGXFSZ, &ignore, &earlier_file_size);
+  pipe_closed = 0;
+  for (Taken& one : taken) {
+    sigaction(one.signal, nullptr, &one.earlier);
+    if (is_ignored(one)) continue;
+    struct sigaction action {};
+    action.sa_handler = remember;
+    if (one.signal == SIGXFSZ) action.sa_handler = SIG_IGN;
+    sigemptyset(&action.sa_mask);
+    action.sa_flags = SA_RESTART;
+    sigaction(one.signal, &action, nullptr);
+  }
 }
 
+// What stdio still has for a pipe that is closed is written when the process ends; that must not be
+// how it ends.
 StopSignal::~StopSignal() {
-  sigaction(SIGINT, &earlier_interrupt, nullptr);
-  sigaction(SIGTERM, &earlier_terminate, nullptr);
-  sigaction(SIGXFSZ, &earlier_file_size, nullptr);
+  for (Taken& one : taken) {
+    if (one.signal == SIGPIPE && pipe_closed) one.earlier.sa_handler = SIG_IGN;
+    sigaction(one.signal, &one.earlier, nullptr);
+  }
 }
 
 bool StopSignal::requested() const {

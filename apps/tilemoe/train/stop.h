@@ -1,5 +1,7 @@
-// Ctrl-C and SIGTERM: the first asks the trainer to save and end well, the second ends it at once.
-// A limit on the size of files (SIGXFSZ), which would end it too, becomes an error of the write.
+// Ctrl-C, SIGTERM, the end of the terminal (SIGHUP) and of the program that reads our output
+// (SIGPIPE): the first asks the trainer to save and end well, a second one ends it at once, but for
+// SIGPIPE, which comes with every line. A limit on the size of files (SIGXFSZ), which would end it
+// too, becomes an error of the write. What the process was started with ignored (nohup) stays so.
 #pragma once
 
 namespace tilemoe::train {

@@ -133,6 +133,12 @@ Corpus split(Text text, int64_t held_bytes) {
   }
   text.bytes.resize(kept);
   corpus.train = std::move(text.bytes);
+  Sha256 split_hash;
+  split_hash.update(corpus.train.data(), corpus.train.size());
+  const std::string size = " " + std::to_string(corpus.train.size()) + " ";
+  split_hash.update(size.data(), size.size());
+  split_hash.update(corpus.held.data(), corpus.held.size());
+  corpus.split_sha256 = split_hash.hex();
   return corpus;
 }
 

@@ -19,6 +19,7 @@ struct Corpus {
   std::vector<int64_t> train_documents;
   std::vector<int64_t> held_documents;
   std::string sha256;              // of all bytes, in the order of the files
+  std::string split_sha256;        // of the training part, its size, and the held-out part
   std::vector<std::string> names;  // the files read
 };
 

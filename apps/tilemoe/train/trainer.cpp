@@ -1,16 +1,37 @@
 #include "train/trainer.h"
 
+#include <cmath>
 #include <stdexcept>
+#include <string>
 
 namespace tilemoe::train {
 namespace {
 
-nlohmann::json field(const std::filesystem::path& checkpoint, const nlohmann::json& state,
-                     const char* name) {
-  if (!state.contains(name))
-    throw std::runtime_error(checkpoint.string() + ": its state has no \"" + name +
-                             "\": it was not written by `tilemoe train`");
-  return state.at(name);
+// What decides the training text and the held-out one.
+nlohmann::json identity_of(const Corpus& corpus) {
+  return {{"sha256", corpus.sha256},
+          {"split_sha256", corpus.split_sha256},
+          {"train_bytes", corpus.train.size()},
+          {"held_bytes", corpus.held.size()}};
+}
+
+void require_same_text(const std::filesystem::path& checkpoint, const nlohmann::json& state,
+                       const Corpus& corpus) {
+  const nlohmann::json saved = state.value("text", nlohmann::json());
+  const nlohmann::json now = identity_of(corpus);
+  const auto refuse = [&](const std::string& why) {
+    throw std::runtime_error("cannot resume from " + checkpoint.string() + ": " + why);
+  };
+  if (!saved.is_object()) refuse("its state does not name a text");
+  const auto of = [](const nlohmann::json& text, const char* key) {
+    return text.value(key, nlohmann::json()).dump();
+  };
+  if (of(saved, "sha256") != of(now, "sha256"))
+    refuse("it was trained on a text with SHA-256 " + of(saved, "sha256") + ", but this text has " +
+           of(now, "sha256"));
+  for (const auto& [key, value] : now.items())
+    if (of(saved, key.c_str()) != value.dump())
+      refuse("the text is the same, but other files or other documents of it are held out");
 }
 
 }  // namespace
@@ -32,12 +53,13 @@ StepResult Trainer::step() {
   result.learning_rate = factor * config_.optimizer.learning_rate;
   batches_.fill(step, inputs_, targets_);
   result.loss = model_.loss_and_gradient(config_.batch, step, inputs_, targets_);
-  result.gradient_norm = optimizer_.update(step, factor);
+  result.gradient_norm = std::isfinite(result.loss) ? optimizer_.update(step, factor) : result.loss;
+  result.taken = std::isfinite(result.gradient_norm);
   for (MoeLayer* layer : model_.moe_layers()) {
     result.routers.push_back(layer->report());
-    layer->balance_selection();
+    if (result.taken) layer->balance_selection();
   }
-  steps_done_ = step;
+  if (result.taken) steps_done_ = step;
   return result;
 }
 
@@ -81,35 +103,23 @@ std::vector<TensorRef> Trainer::tensors() {
 // The random numbers of a step follow from the seed and the step, and so do its batch's places in
 // the text: the state of both is written down for whoever reads the file.
 nlohmann::json Trainer::state(const nlohmann::json& options) const {
+  nlohmann::json text = identity_of(corpus_);
+  text["files"] = corpus_.names;
   return {{"step", steps_done_},
           {"random", {{"seed", config_.seed}, {"step", steps_done_}}},
           {"data", {{"sequences", steps_done_ * config_.batch.count}}},
-          {"text",
-           {{"sha256", corpus_.sha256},
-            {"files", corpus_.names},
-            {"train_bytes", corpus_.train.size()},
-            {"held_bytes", corpus_.held.size()}}},
+          {"text", text},
           {"config", options}};
 }
 
 void Trainer::load(const std::filesystem::path& checkpoint) {
-  const nlohmann::json saved = read_checkpoint_state(checkpoint);
-  const auto text = field(checkpoint, saved, "text");
-  const auto sha256 = field(checkpoint, text, "sha256").get<std::string>();
-  if (sha256 != corpus_.sha256)
-    throw std::runtime_error("cannot resume from " + checkpoint.string() +
-                             ": it was trained on a text with SHA-256 " + sha256 +
-                             ", but this text has " + corpus_.sha256);
-  const auto steps = field(checkpoint, saved, "step").get<int64_t>();
-  load_checkpoint(checkpoint, tensors());
+  const CheckpointSummary saved = load_checkpoint(
+      checkpoint, tensors(), "",
+      [&](const CheckpointSummary& found) { require_same_text(checkpoint, found.state, corpus_); });
   const std::vector<Held> held = held_tensors();
   for (size_t i = 0; i < copies_.size(); ++i) held[i].array->write(copies_[i]);
   copies_.clear();
-  steps_done_ = steps;
-}
-
-nlohmann::json Trainer::saved_options(const std::filesystem::path& checkpoint) {
-  return field(checkpoint, read_checkpoint_state(checkpoint), "config");
+  steps_done_ = saved.step;
 }
 
 }  // namespace tilemoe::train

@@ -30,6 +30,7 @@ struct StepResult {
   double loss = 0;   // mean over the batch, nats a byte
   double learning_rate = 0;
   double gradient_norm = 0;           // before clipping
+  bool taken = false;                 // else loss or gradient is not finite, and nothing changed
   std::vector<RouterReport> routers;  // a layer each
 };
 
@@ -40,6 +41,7 @@ class Trainer {
 
   int64_t steps_done() const { return steps_done_; }
   bool done() const { return steps_done_ >= config_.schedule.steps; }
+  // Leaves all as it was where the loss or the gradient's norm is not a finite number.
   StepResult step();
   // Of the held-out text.
   Evaluation evaluate(const std::function<bool()>& stopped = {});
@@ -52,10 +54,9 @@ class Trainer {
   // Takes both from a checkpoint. Throws std::runtime_error where the file is bad, of another
   // shape, or was trained on another text.
   void load(const std::filesystem::path& checkpoint);
-  // The options in a checkpoint's state.
-  static nlohmann::json saved_options(const std::filesystem::path& checkpoint);
 
   Model& model() { return model_; }
+  const Corpus& corpus() const { return corpus_; }
 
  private:
   struct Held {

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cuda/device.h"
+#include "cuda/schedule/configuration.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "cuda/schedule/weight_gradient_shares.h"
 #include "cuda/step/steps.h"
