@@ -5,6 +5,7 @@ this machine lacks is found out before it runs, and named.
 """
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib

@@ -162,6 +162,7 @@ class GpuRun(unittest.TestCase):
         given = ["--wheel", wheel, "--packages", packages, "sizes", "two-gpus"]
         said = self.run_stages(*given, python_path=self.folder / "here")
         self.assertEqual(said.returncode, 1)
+        self.assertTrue((self.folder / "out" / "gpu_sizes.json").exists(), said.stderr)
         items = self.results("sizes")["items"]
         self.assertEqual([item["status"] for item in items], ["exit status 1"] * 11, said.stderr)
         log = (self.folder / "out" / "sizes" / "olmoe.log").read_text()
