@@ -178,8 +178,14 @@ TEST(RouterLosses, WriteNoLossesWhereNoneAreWanted) {
   Matrix with(std::vector<float>(150, 0.f), DType::kFloat32, T, E), without = with;
   call(logits, counts, 1.f, 1.f, with.tensor());
   Guarded workspace(router_losses_workspace_bytes(Device::kCpu, T, E));
-  router_losses(logits.tensor(), vector_of(counts), {}, workspace.data(), workspace.bytes(), 1.f,
-                1.f, without.tensor());
+  router_losses({.device = Device::kCpu,
+                 .balance_coefficient = 1,
+                 .z_coefficient = 1,
+                 .logits = logits.tensor(),
+                 .expert_counts = vector_of(counts),
+                 .dlogits = without.tensor(),
+                 .workspace = workspace.data(),
+                 .workspace_bytes = workspace.bytes()});
   EXPECT_EQ(with.values(), without.values());
 }
 

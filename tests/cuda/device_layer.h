@@ -29,8 +29,11 @@ class DeviceLayer {
  public:
   explicit DeviceLayer(uint64_t seed, LayerShape shape = {})
       : shape_(shape),
-        experts_(shape.d, shape.n, shape.E, DType::kBFloat16, Activation::kSwiGLU,
-                 GateLayout::kConcatenated, Device::kCuda),
+        experts_{.device = Device::kCuda,
+                 .dtype = DType::kBFloat16,
+                 .d = shape.d,
+                 .n = shape.n,
+                 .E = shape.E},
         spec_(RoutingSpec::top_k(Device::kCuda, shape.T, shape.E, shape.K)),
         X_(memory(), DType::kBFloat16, {shape.T, shape.d}),
         W1_(memory(), DType::kBFloat16, {shape.E, 2 * shape.n, shape.d}),
@@ -48,7 +51,7 @@ class DeviceLayer {
         routing_memory_(memory(), spec_.bytes()),
         routing_workspace_(memory(), spec_.workspace_bytes()),
         workspace_(memory(), std::max(experts_.workspace_bytes(spec_, Pass::kForward),
-                                      experts_.workspace_bytes(spec_, Pass::kBackward))),
+                                      experts_.workspace_bytes(spec_, BackwardMode::kWhole))),
         routing_(spec_, routing_memory_.data(), routing_memory_.bytes()),
         saved_(H_.view()) {
     write_normal(X_, seed, 1);

@@ -292,11 +292,11 @@ def test_router_losses(dtype):
 
 def test_leading_shapes():
     tensors = logits_layer(DTYPE)
-    flat = tilemoe.moe(**tensors, K=K)
-    x, logits = (tensors.pop(name) for name in ("x", "logits_or_scores"))
-    O = tilemoe.moe(x[:36].reshape(3, 4, 3, d), logits[:36].reshape(3, 4, 3, E), **tensors, K=K)
-    assert O.shape == (3, 4, 3, d) and torch.equal(O.reshape(36, d), flat[:36])
-    scores, ids = tilemoe.topk_router(logits[:36].reshape(3, 12, E), K)
+    x, logits = (tensors.pop(name)[:36] for name in ("x", "logits_or_scores"))
+    flat = tilemoe.moe(x, logits, **tensors, K=K)
+    O = tilemoe.moe(x.reshape(3, 4, 3, d), logits.reshape(3, 4, 3, E), **tensors, K=K)
+    assert O.shape == (3, 4, 3, d) and torch.equal(O.reshape(36, d), flat)
+    scores, ids = tilemoe.topk_router(logits.reshape(3, 12, E), K)
     assert scores.shape == ids.shape == (3, 12, K)
     given = tilemoe.moe(x[:36].reshape(3, 12, d), scores, **tensors, ids=ids)
     assert torch.equal(given.reshape(36, d), flat[:36])

@@ -74,7 +74,8 @@ def test_non_contiguous_input():
     x, dO = batch()
     strided = x.detach().permute(2, 0, 1).contiguous().permute(1, 2, 0).requires_grad_()
     assert not strided.is_contiguous()
-    same_bits(run(moe, strided, dO.mT.contiguous().mT), run(moe, x, dO))
+    # Torch's own product for the router may order its sums by the strides.
+    check(run(moe, strided, dO.mT.contiguous().mT), expected(moe, x, dO))
 
 
 def test_evaluation_is_plain_top_k():
