@@ -328,7 +328,13 @@ std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
                    {"b1", b1},
                    {"b1_up", b1_up},
                    {"b2", b2},
-                   {"logits", logits}});
+                   {"logits", logits},
+                   {"dW1", dW1},
+                   {"dW1_up", dW1_up},
+                   {"dW2", dW2},
+                   {"db1", db1},
+                   {"db1_up", db1_up},
+                   {"db2", db2}});
   const Weights weights{W1, W1_up, W2, b1, b1_up, b2};
   const Config config{kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks};
   Gradients gradients{std::nullopt, std::nullopt, dW1, dW1_up, dW2, db1, db1_up, db2};

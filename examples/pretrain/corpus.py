@@ -274,6 +274,9 @@ def main(argv=None):
     if (args.folder / "manifest.json").exists():
         parser.error(f"{args.folder} has a corpus already")
     if args.text:
+        for path in args.text:  # before the folder is begun with it
+            if not Path(path).exists():
+                parser.exit(1, f"error: {path} does not exist\n")
         origin = {"files": [str(Path(path).resolve()) for path in args.text]}
         documents = sources.files(args.text, args.largest)
     else:

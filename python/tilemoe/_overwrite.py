@@ -20,7 +20,9 @@ _TRACERS = tuple(
 
 def capture_of(tensor):
     """The capture of a CUDA graph that the current stream of the tensor's GPU is in, else None."""
-    if torch.compiler.is_compiling() or not tensor.is_cuda or not _is_capturing():
+    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor or not tensor.is_cuda:
+        return None  # a fake tensor's GPU need not be there
+    if not _is_capturing():
         return None
     return torch.ops.tilemoe.capture_id.default(tensor) or None
 

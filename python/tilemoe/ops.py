@@ -161,7 +161,7 @@ def _save_experts(ctx, tensors, H, routing, rule, activation, keep_H, overwrite_
     ctx.router_dtype = router.dtype if router is not None else torch.float32
     ctx.rule, ctx.activation = rule, activation
     ctx.keep_H, ctx.overwrite_H, ctx.consumed, ctx.begun = keep_H, overwrite_H, False, None
-    ctx.capture = capture_of(X) if overwrite_H is None else None
+    ctx.capture = capture_of(H) if overwrite_H is None else None
 
 
 class _Begun(NamedTuple):
@@ -506,7 +506,7 @@ def _refuse_tangents_alone(name):
 _ROUTES = ("route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped")
 for _name in ("top_k_backward", "experts_backward", "router_backward", "router_losses_backward"):
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
-for _name in (*_ROUTES, "experts_backward_out"):
+for _name in (*_ROUTES, "experts_backward_out", "experts_backward_over_H"):
     _refuse_tangents_alone(_name)
 for _name in ("top_k", *_ROUTES, "experts", "moe", "router_losses"):
     torch.library.register_vmap(f"tilemoe::{_name}", _refuse_vmap)

@@ -97,7 +97,10 @@ def check(got, want):
     for name, tensor in got.items():
         if tensor.is_floating_point():
             dtype = got["out"].dtype if name.startswith("d") else tensor.dtype
-            assert_close(tensor, want[name], name, LIMITS[dtype])
+            limits = LIMITS[dtype]
+            if name == "dgate.weight":  # sums of a token's ds less their mean, which nearly cancel
+                limits = limits._replace(row=4 * limits.row)
+            assert_close(tensor, want[name], name, limits)
         else:
             assert torch.equal(tensor, want[name]), (name, tensor, want[name])
 

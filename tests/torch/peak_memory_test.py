@@ -1,6 +1,7 @@
 """What backward takes at its worst moment, on the CPU, where torch's profiler tells every byte of
 its allocator; and a backward that memory fails half-way. cuda_test.py has the GPU's."""
 
+import gc
 import contextlib
 import resource
 
@@ -117,6 +118,7 @@ def address_space():
 @contextlib.contextmanager
 def no_more_than(bytes_more):
     """Memory that malloc can have beyond what the process has: larger blocks come from mmap."""
+    gc.collect()  # what an exception of before still held would be room
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (address_space() + bytes_more, hard))
     try:

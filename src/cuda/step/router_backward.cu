@@ -297,7 +297,8 @@ void router_backward(const tilemoe_router_backward_args& args) {
       return static_cast<unsigned>((spec.T + kWarps * tokens_a_warp - 1) /
                                    (kWarps * tokens_a_warp));
     };
-    const KernelLaunch where{.blocks = blocks(group.tokens), .threads = kThreads, .stream = stream};
+    const KernelLaunch where{
+        .blocks = blocks(std::max(group.tokens, 1)), .threads = kThreads, .stream = stream};
     if (group.tokens > 1)
       launch_kernel("router backward", where, backward_groups<Logit, Out>, params, group.lanes,
                     group.tokens);
