@@ -20,9 +20,9 @@ sys.path += [str(EXAMPLE), str(EXAMPLE / "study")]
 import experts  # noqa: E402
 import guard  # noqa: E402
 import head  # noqa: E402
-import marks  # noqa: E402
 import optimizer  # noqa: E402
 import pages  # noqa: E402
+import marks  # noqa: E402  whose place pages knows
 import parallel  # noqa: E402
 import plan  # noqa: E402
 import predict  # noqa: E402
