@@ -126,9 +126,9 @@ def test_graphs_of_two_devices():
             graph = torch.cuda.CUDAGraph()
             # A stream of this device: torch.cuda.graph's own is of the first one that captured.
             with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
-                graphs.append((graph, both()))
+                graphs.append((graph, both(), dO))  # a replay reads dO: it must live
     for _ in range(3):
-        for i, (device, (graph, out)) in enumerate(zip(DEVICES, graphs)):
+        for device, (graph, out, _) in zip(DEVICES, graphs):
             with torch.cuda.device(device):
                 graph.replay()
             same_on(device, dict(zip(want, out)), want)

@@ -48,6 +48,7 @@ def expected(without=()):
         "functional_test.py::test_gpt_oss_form",
         "operators_test.py::test_a_type_that_no_kernel_has",
         "operators_test.py::test_other_devices_are_refused",
+        "torchtitan_test.py::test_a_layers_state_dict_is_the_modules_too",
     )
     of_two_gpus = (
         "cuda_test.py::test_another_gpu_than_the_current_one",
