@@ -112,6 +112,7 @@ TEST(SignalHandlers, RunOnTheirThreadsStack) {
   constexpr int64_t kRows = 64, kColumns = 256, kDepth = 1024;
   constexpr int kEnough = 200;
   std::vector<float> a(kRows * kDepth, 1.0f), b(kDepth * kColumns, 1.0f), c(kRows * kColumns);
+  std::vector<float> panels(static_cast<size_t>(panel_floats(kRows, kColumns, kDepth)));
   const Matrix A = matrix_of(a, kDepth), B = matrix_of(b, kColumns);
   find_own_stack();
   taken = taken_off_stack = 0;
@@ -132,7 +133,7 @@ TEST(SignalHandlers, RunOnTheirThreadsStack) {
   while (taken < kEnough && std::chrono::steady_clock::now() < end)
     parallel_for(4, [&](int64_t, int worker) {
       if (worker != 0) return;
-      multiply(kRows, kColumns, kDepth, A, B, /*add=*/false, c.data(), kColumns, nullptr);
+      multiply(kRows, kColumns, kDepth, A, B, /*add=*/false, c.data(), kColumns, panels.data());
     });
   done = true;
   sender.join();

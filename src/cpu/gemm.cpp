@@ -15,6 +15,10 @@ struct Operand {
   const float* data;
   int64_t row_stride;
   char transposed;  // 'T' where columns are the contiguous dimension
+
+  Operand from_row(int64_t i) const {
+    return {data + (transposed == 'T' ? i : i * row_stride), row_stride, transposed};
+  }
 };
 
 // Whether a product can read the matrix where it lies.
@@ -37,25 +41,89 @@ Operand operand(const Matrix& matrix, int64_t rows, int64_t columns, float* pane
   return {panel, length, transposed};
 }
 
+// On AVX2 oneDNN (measured with 2.6.3) sums a row in an order that depends on where the row lies:
+// it cuts a call into blocks of 48 or 96 rows and the last one or two of what is left, takes a block
+// by groups of 6, and a last group of 1, 2 or 3 rows gets other bits than one of 4, 5 or 6. Its
+// kernels for AVX and SSE4.1 treat a single row so. Therefore a call gets whole blocks, or what is
+// left of them in groups of 4 to 6; fewer rows are padded to 4. On AVX-512 no row's bits depend on
+// the others.
+constexpr int64_t kBlockRows = 48;
+constexpr int64_t kGroupRows = 6;
+constexpr int64_t kPaddedRows = 4;
+
+struct RowCuts {
+  int64_t blocks, groups, padded;  // rows of the calls, in this order
+};
+
+RowCuts cut_rows(int64_t rows) {
+  static const bool avx512 =
+      (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+  if (avx512) return {rows, 0, 0};
+  const int64_t rest = rows % kBlockRows;
+  const int64_t last = rest % kGroupRows;
+  const int64_t padded = last < kPaddedRows ? last : 0;
+  return {rows - rest, rest - padded, padded};
+}
+
+void sgemm(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const Operand& B,
+           bool add, float* C, int64_t row_stride) {
+  const dnnl_status_t status =
+      dnnl_sgemm(A.transposed, B.transposed, rows, columns, terms, 1.0f, A.data, A.row_stride,
+                 B.data, B.row_stride, add ? 1.0f : 0.0f, C, row_stride);
+  TILEMOE_ASSERT(status == dnnl_success, "dnnl_sgemm (" << rows << ", " << columns << ", " << terms
+                                                        << ") returned " << status);
+}
+
+// A product of fewer than kPaddedRows rows: A and C pass through `panel`, whose other rows are zero.
+// A keeps its layout, which chooses oneDNN's kernel.
+void sgemm_padded(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const Operand& B,
+                  bool add, float* C, int64_t row_stride, float* panel) {
+  float* const result = panel + kPaddedRows * terms;  // (kPaddedRows, columns)
+  std::fill_n(panel, kPaddedRows * (terms + columns), 0.0f);
+  const bool by_terms = A.transposed == 'T';
+  const int64_t lines = by_terms ? terms : rows;
+  const int64_t length = by_terms ? rows : terms;
+  const int64_t stride = by_terms ? kPaddedRows : terms;
+  for (int64_t i = 0; i < lines; ++i)
+    std::copy_n(A.data + i * A.row_stride, length, panel + i * stride);
+  if (add)
+    for (int64_t i = 0; i < rows; ++i)
+      std::copy_n(C + i * row_stride, columns, result + i * columns);
+  sgemm(kPaddedRows, columns, terms, {panel, stride, A.transposed}, B, add, result, columns);
+  for (int64_t i = 0; i < rows; ++i) std::copy_n(result + i * columns, columns, C + i * row_stride);
+}
+
+// Floats of the operands that are gathered or converted.
+int64_t operand_floats(int64_t rows, int64_t columns, int64_t depth) {
+  return (rows + columns) * std::min(depth, kDepth);
+}
+
 }  // namespace
 
+// Rows of a plain operand are padded over the whole depth at once.
 int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth) {
-  return (rows + columns) * std::min(depth, kDepth);
+  return operand_floats(rows, columns, depth) + kPaddedRows * (depth + columns);
 }
 
 // oneDNN keeps packing buffers of its own; nothing else is allocated.
 void multiply(int64_t rows, int64_t columns, int64_t depth, const Matrix& A, const Matrix& B,
               bool add, float* C, int64_t row_stride, float* panels) {
   const int64_t part = is_plain(A) && is_plain(B) ? depth : std::min(depth, kDepth);
+  const RowCuts cuts = cut_rows(rows);
+  const int64_t whole = rows - cuts.padded;
+  float* const padding = panels + operand_floats(rows, columns, depth);
   for (int64_t k = 0; k < depth; k += part) {
     const int64_t terms = std::min(part, depth - k);
     const Operand a = operand(A.at(0, k), rows, terms, panels);
     const Operand b = operand(B.at(k, 0), terms, columns, panels + rows * part);
-    const dnnl_status_t status =
-        dnnl_sgemm(a.transposed, b.transposed, rows, columns, terms, 1.0f, a.data, a.row_stride,
-                   b.data, b.row_stride, add || k > 0 ? 1.0f : 0.0f, C, row_stride);
-    TILEMOE_ASSERT(status == dnnl_success, "dnnl_sgemm (" << rows << ", " << columns << ", "
-                                                          << terms << ") returned " << status);
+    const bool adds = add || k > 0;
+    if (cuts.blocks > 0) sgemm(cuts.blocks, columns, terms, a, b, adds, C, row_stride);
+    if (cuts.groups > 0)
+      sgemm(cuts.groups, columns, terms, a.from_row(cuts.blocks), b, adds,
+            C + cuts.blocks * row_stride, row_stride);
+    if (cuts.padded > 0)
+      sgemm_padded(cuts.padded, columns, terms, a.from_row(whole), b, adds, C + whole * row_stride,
+                   row_stride, padding);
   }
 }
 

@@ -7,12 +7,14 @@
 
 namespace tilemoe::cpu {
 
-// Floats of panel memory that products up to (rows, depth) x (depth, columns) need.
+// Floats of panel memory that products up to (rows, depth) x (depth, columns) need, plain
+// operands too.
 int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth);
 
 // C (rows, columns) = A (rows, depth) B (depth, columns), or C += where `add` is set, on the
 // calling thread. An operand that is not plain float32 is gathered or converted into `panels` by
-// parts of kDepth. Nothing outside the given sizes is read.
+// parts of kDepth. Nothing outside the given sizes is read. In a task of parallel_for, and up to
+// kTileRows rows, a row's bits depend on neither its place nor the number of rows.
 void multiply(int64_t rows, int64_t columns, int64_t depth, const Matrix& A, const Matrix& B,
               bool add, float* C, int64_t row_stride, float* panels);
 
