@@ -42,8 +42,8 @@ Operand operand(const Matrix& matrix, int64_t rows, int64_t columns, float* pane
 }
 
 // On AVX2 oneDNN (measured with 2.6.3) sums a row in an order that depends on where the row lies:
-// it cuts a call into blocks of 48 or 96 rows and the last one or two of what is left, takes a block
-// by groups of 6, and a last group of 1, 2 or 3 rows gets other bits than one of 4, 5 or 6. Its
+// it cuts a call into blocks of 48 or 96 rows and one or two of what is left, takes a block by
+// groups of 6, and a last group of 1, 2 or 3 rows gets other bits than one of 4, 5 or 6. Its
 // kernels for AVX and SSE4.1 treat a single row so. Therefore a call gets whole blocks, or what is
 // left of them in groups of 4 to 6; fewer rows are padded to 4. On AVX-512 no row's bits depend on
 // the others.
@@ -74,8 +74,8 @@ void sgemm(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const
                                                         << ") returned " << status);
 }
 
-// A product of fewer than kPaddedRows rows: A and C pass through `panel`, whose other rows are zero.
-// A keeps its layout, which chooses oneDNN's kernel.
+// A product of fewer than kPaddedRows rows: A and C pass through `panel`, where the other rows are
+// zero. A keeps its layout, which chooses oneDNN's kernel.
 void sgemm_padded(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const Operand& B,
                   bool add, float* C, int64_t row_stride, float* panel) {
   float* const result = panel + kPaddedRows * terms;  // (kPaddedRows, columns)
