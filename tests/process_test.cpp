@@ -20,7 +20,7 @@
 
 // libgomp, where oneDNN has it, keeps a record of each thread: those of threads that a fork or an
 // exit took away look leaked to LeakSanitizer, which asks here what to leave out.
-extern "C" const char* __lsan_default_suppressions() {
+extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {
   return "leak:libgomp\n";
 }
 
