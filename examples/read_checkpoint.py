@@ -19,8 +19,8 @@ def load(path, dtype=np.float32):
     """The weights by name, and the trainer's state: step, configuration, SHA-256 of the text."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
-        if metadata.get("format") != "tilemoe-checkpoint" or metadata["format_version"] != "1":
-            raise ValueError(f"{path} is no checkpoint of tilemoe train")
+        if metadata.get("format") != "tilemoe-checkpoint" or metadata["format_version"] != "2":
+            raise ValueError(f"{path} is no checkpoint of tilemoe train, of format version 2")
         weights = {name: file.get_tensor(name).astype(dtype) for name in file.keys()
                    if not name.startswith("optimizer.")}
     return weights, json.loads(metadata["state"])

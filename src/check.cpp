@@ -33,9 +33,9 @@ void copy_struct(const char* name, const void* given, size_t least, void* copy, 
   const uint64_t size = checked_size(name, given, least);
   const auto* const bytes = static_cast<const unsigned char*>(given);
   for (size_t i = known; i < size; ++i)
-    TILEMOE_CHECK(bytes[i] == 0, name << " of " << size << " bytes has something at byte " << i
-                                      << ", but this version knows " << known
-                                      << " bytes: a newer version is needed");
+    TILEMOE_CHECK(bytes[i] == 0, name << ".struct_size is " << size << " and byte " << i
+                                      << " is not zero, but this version of TileMoE knows only "
+                                      << known << " bytes: zero the rest, or use a newer version");
   std::memcpy(copy, given, std::min<size_t>(known, size));
 }
 

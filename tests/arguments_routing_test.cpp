@@ -6,12 +6,31 @@
 namespace tilemoe::arguments {
 namespace {
 
+// The args struct of a newer version: 8 bytes more, the last of which is not zero.
+template <class Args>
+std::vector<uint64_t> grow(const Args& args) {
+  static_assert(sizeof args % sizeof(uint64_t) == 0);
+  std::vector<uint64_t> grown(sizeof args / sizeof(uint64_t) + 1);
+  std::memcpy(grown.data(), &args, sizeof args);
+  grown.front() = sizeof args + sizeof(uint64_t);
+  reinterpret_cast<unsigned char*>(&grown.back())[7] = 1;
+  return grown;
+}
+
 // The routing and the args struct of a call that builds.
 template <class Problem>
 std::vector<BadCase<Problem>> building_cases() {
   return {
       {"args null", [](Problem& p) { p.args_pointer = nullptr; }, {"args is null"}},
-      {"args.struct_size", [](Problem& p) { p.args.struct_size += 8; }, {"struct_size"}},
+      {"args.struct_size too small",
+       [](Problem& p) { p.args.struct_size = 8; },
+       {"args.struct_size is 8", "sizeof"}},
+      {"args grown, and something in what they grew by",
+       [](Problem& p) {
+         p.grown_args = grow(p.args);
+         p.args_pointer = reinterpret_cast<decltype(p.args_pointer)>(p.grown_args.data());
+       },
+       {"args.struct_size is " + std::to_string(sizeof(Problem::args) + 8), "newer version"}},
       {"routing null", [](Problem& p) { p.routing_pointer = nullptr; }, {"routing is null"}},
       {"routing zeroed", [](Problem& p) { p.routing = {}; }, {"routing.struct_size is 0"}},
       {"routing never bound",
@@ -44,6 +63,7 @@ struct RouteTopK : RoutingProblem {
   tilemoe_routing* routing_pointer = &routing;
   const tilemoe_route_top_k_args* args_pointer = &args;
   std::unique_ptr<RoutingProblem> other;
+  std::vector<uint64_t> grown_args;
 
   RouteTopK() : RoutingProblem(TILEMOE_ROUTING_TOP_K) {
     args.struct_size = sizeof args;
@@ -71,6 +91,7 @@ struct RouteGeneral : RoutingProblem {
   tilemoe_routing* routing_pointer = &routing;
   const tilemoe_route_general_args* args_pointer = &args;
   std::unique_ptr<RoutingProblem> other;
+  std::vector<uint64_t> grown_args;
 
   RouteGeneral() : RoutingProblem(TILEMOE_ROUTING_GENERAL) {
     args.struct_size = sizeof args;
@@ -101,6 +122,7 @@ struct RouteRounded : RoutingProblem {
   tilemoe_routing* routing_pointer = &routing;
   const tilemoe_route_rounded_args* args_pointer = &args;
   std::unique_ptr<RoutingProblem> other;
+  std::vector<uint64_t> grown_args;
 
   RouteRounded() : RoutingProblem(TILEMOE_ROUTING_ROUNDED, kRounding) {
     args.struct_size = sizeof args;
@@ -152,6 +174,7 @@ struct RouteGrouped : RoutingProblem {
   tilemoe_routing* routing_pointer = &routing;
   const tilemoe_route_grouped_args* args_pointer = &args;
   std::unique_ptr<RoutingProblem> other;
+  std::vector<uint64_t> grown_args;
 
   RouteGrouped() : RoutingProblem(TILEMOE_ROUTING_GROUPED) {
     args.struct_size = sizeof args;

@@ -30,9 +30,15 @@ void check_size(World& world, tilemoe_status status, bool untouched) {
   require(*tilemoe_last_error() != '\0', "size: refused without a word");
 }
 
+// A size that no struct has: what is behind a struct is not looked at.
+uint64_t no_size(Choices& choices, uint64_t size) {
+  const auto any = static_cast<uint64_t>(any_number(choices));
+  return any < size ? any : UINT64_MAX - any % 4096;
+}
+
 void fuzz_sizes(World& world, Choices& choices) {
   tilemoe_routing_spec spec{};
-  spec.struct_size = choices.one_in(10) ? static_cast<uint64_t>(any_number(choices)) : sizeof spec;
+  spec.struct_size = choices.one_in(10) ? no_size(choices, sizeof spec) : sizeof spec;
   spec.device = static_cast<tilemoe_device>(choices.one_in(10) ? any_number(choices) : 0);
   spec.kind = static_cast<tilemoe_routing_kind>(choices.between(-1, 4));
   spec.T = any_number(choices), spec.E = any_number(choices), spec.K = any_number(choices);
@@ -56,8 +62,7 @@ void fuzz_sizes(World& world, Choices& choices) {
   check_size(world, tilemoe_routing_workspace_bytes(&spec, &bytes), bytes == 7);
   bytes = 7;
   tilemoe_workspace_query query{};
-  query.struct_size =
-      choices.one_in(10) ? static_cast<uint64_t>(any_number(choices)) : sizeof query;
+  query.struct_size = choices.one_in(10) ? no_size(choices, sizeof query) : sizeof query;
   query.experts = &experts, query.routing = &spec;
   query.pass = static_cast<tilemoe_pass>(choices.between(-1, 3));
   query.mode = static_cast<tilemoe_backward_mode>(choices.between(-1, 4));
@@ -140,11 +145,8 @@ class Problem {
   size_t routing_workspace_ = 0;
 };
 
-// A size that no struct has: what is behind a struct is not looked at.
 void Problem::struct_size_hazard(Call& call, uint64_t& size) {
-  call.hazard([&size, any = static_cast<uint64_t>(any_number(choices_))] {
-    size = any < size ? any : UINT64_MAX - any % 4096;
-  });
+  call.hazard([&size, none = no_size(choices_, size)] { size = none; });
 }
 
 void Problem::routing_hazards(Call& call, tilemoe_routing& routing) {

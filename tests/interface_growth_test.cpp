@@ -249,7 +249,7 @@ class LayerRun {
     args.tokens = fresh(TILEMOE_INT32, {T}), args.experts = fresh(TILEMOE_INT32, {T});
     for (int32_t t = 0; t < T; ++t)
       static_cast<int32_t*>(args.tokens.data)[t] = t,
-      static_cast<int32_t*>(args.experts.data)[t] = 3 * t % E;
+      static_cast<int32_t*>(args.experts.data)[t] = static_cast<int32_t>(3 * t % E);
     args.scores = filled({T});
     require(tilemoe_route_general(routing, caller_.make(args)));
     see_offsets(*routing);

@@ -12,7 +12,7 @@ import unittest
 import zipfile
 
 RUN = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu" / "run.py"
-INFO = 'echo "TileMoE 0.1.0, commit 0123abcd, Release"'
+INFO = 'echo "TileMoE 0.2.0, commit 0123abcd, Release"'
 
 
 def until(condition):
