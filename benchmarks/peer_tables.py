@@ -178,6 +178,24 @@ def readme_peers():
             rows,
         )
         + f"\n\\* above weights, inputs and dO. {LEGEND}\n"
+        + spread_of_equal_kernels(results)
+    )
+
+
+def spread_of_equal_kernels(results):
+    """What a turn's place does, from two peers whose forward kernels are the same."""
+    found = {}
+    for item in passed(results):
+        same = by_peer(item).get("tilemoe-keeps-h")
+        if same and same["fwd_ms"] > 1.02 * ours_of(item)["fwd_ms"]:
+            found[item["item"]] = f"{same['fwd_ms'] / ours_of(item)['fwd_ms']:.2f}"
+    if not found:
+        return ""
+    said = ", ".join(f"{ratio} times as long on {name}" for name, ratio in found.items())
+    return (
+        "\nAt the GPU's power limit a turn's time depends on the turn before it: with "
+        f"`overwrite_H=False` the same forward kernels took {said}. There the forward ratios above "
+        "flatter TileMoE by as much.\n"
     )
 
 

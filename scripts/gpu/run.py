@@ -154,6 +154,7 @@ def main():
     if "tilemoe" not in machine.programs:
         sys.exit(f"run.py: error: {args.programs} has no program tilemoe; build it first")
     facts = device_facts(machine.program("tilemoe"), environment)
+    machine.commit = facts["commit"]
     machine.gpus = [memory_mib(gpu) for gpu in device.each("run.py", "memory.total")]
     facts["gpus"] = len(machine.gpus)
     say(f"{facts['build']}; {facts['gpus']} x {facts['name']}")

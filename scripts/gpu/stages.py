@@ -68,7 +68,7 @@ class Machine:
                 self.programs.setdefault(path.name, path)
         self.sanitizer = find_tool("compute-sanitizer")
         self.profiler = find_tool("ncu")
-        self.gpus = []
+        self.gpus, self.commit = [], None  # the commit that the programs were built from
         self.wheel, self.packages, self.installed = wheel, packages, installed
 
     def program(self, name):
@@ -140,6 +140,8 @@ def huge(machine, folder):
 def torch(machine, folder):
     """The PyTorch package's own tests."""
     packages = ["--packages", machine.packages] if machine.packages else []
+    if machine.commit:
+        packages += ["--commit", machine.commit]
     return [machine.torch_item(
         "tests", [ROOT / "scripts" / "gpu" / "test_torch.py", machine.wheel, *packages,
                   "--out", folder, "--limit", "440"],

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import random
 import statistics
 import sys
 
@@ -116,8 +117,8 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, pictur
 
     times = []
     for index in range(rounds):
-        first = index % len(runners)
-        turns = runners[first:] + runners[:first]
+        # Not in one circle: what a GPU at its power limit takes depends on whose turn was before.
+        turns = random.Random(index).sample(runners, len(runners))
         times.append({runner.name: runner.round() for runner in turns})
         line = ", ".join(f"{r.name} {sum(times[-1][r.name].values()):.3f}" for r in runners)
         say(f"{case.name}: round {index + 1} of {rounds}, ms: {line}")
