@@ -124,6 +124,7 @@ TEST_F(Process, AForkWhileOthersCompute) {
   for (std::thread& other : others) other.join();
 }
 
+#ifndef TILEMOE_SANITIZED  // its list of threads stays locked in a child, by who was making one
 TEST_F(Process, AForkWhileThreadsChange) {
   std::atomic<bool> done{false};
   std::thread other([&done] {
@@ -138,6 +139,7 @@ TEST_F(Process, AForkWhileThreadsChange) {
   done = true;
   other.join();
 }
+#endif
 
 // Without oneDNN, which frees the code that it generated while others may run it.
 TEST_F(Process, ExitWhileOthersCompute) {
