@@ -18,12 +18,6 @@
 #include "cpu/thread_pool.h"
 #include "tilemoe/tilemoe.h"
 
-// libgomp, where oneDNN has it, keeps a record of each thread: those of threads that a fork or an
-// exit took away look leaked to LeakSanitizer, which asks here what to leave out.
-extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {
-  return "leak:libgomp\n";
-}
-
 namespace tilemoe::cpu {
 namespace {
 
@@ -124,7 +118,6 @@ TEST_F(Process, AForkWhileOthersCompute) {
   for (std::thread& other : others) other.join();
 }
 
-#ifndef TILEMOE_SANITIZED  // its list of threads stays locked in a child, by who was making one
 TEST_F(Process, AForkWhileThreadsChange) {
   std::atomic<bool> done{false};
   std::thread other([&done] {
@@ -139,7 +132,6 @@ TEST_F(Process, AForkWhileThreadsChange) {
   done = true;
   other.join();
 }
-#endif
 
 // Without oneDNN, which frees the code that it generated while others may run it.
 TEST_F(Process, ExitWhileOthersCompute) {
@@ -222,7 +214,6 @@ TEST_F(Process, GoesOnWithoutNewThreads) {
             "0");
 }
 
-#ifndef TILEMOE_SANITIZED  // a sanitizer's own memory does not fit under a limit
 TEST_F(Process, GoesOnWithTheThreadsThatStarted) {
   EXPECT_EQ(end_of_child([] {
               int64_t pages = 0;
@@ -241,7 +232,6 @@ TEST_F(Process, GoesOnWithTheThreadsThatStarted) {
             }),
             "0");
 }
-#endif
 
 }  // namespace
 }  // namespace tilemoe::cpu
