@@ -117,8 +117,11 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, pictur
 
     times = []
     for index in range(rounds):
-        # Not in one circle: what a GPU at its power limit takes depends on whose turn was before.
-        turns = random.Random(index).sample(runners, len(runners))
+        # Each is first as often; the others in no circle, since what a GPU at its power limit takes
+        # depends on whose turn was before.
+        first = runners[index % len(runners)]
+        others = [runner for runner in runners if runner is not first]
+        turns = [first, *random.Random(index).sample(others, len(others))]
         times.append({runner.name: runner.round() for runner in turns})
         line = ", ".join(f"{r.name} {sum(times[-1][r.name].values()):.3f}" for r in runners)
         say(f"{case.name}: round {index + 1} of {rounds}, ms: {line}")
