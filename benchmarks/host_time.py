@@ -125,11 +125,11 @@ def tensors(device, dtype):
     return make(T, d), make(T, E), make(E, 2 * n, d), make(E, d, n)
 
 
-def measure(rounds, device, dtype):
+def measure(rounds, device, dtype, whole_alone):
     """{what: {pass: microseconds}}"""
     x, logits, W1, W2 = leaves = tensors(device, dtype)
     dO = torch.ones_like(x)
-    noop = Noop()
+    noop = None if whole_alone else Noop()
     arguments = (x, logits, None, W1, None, W2, None, None, None, None, K, 0, 0, 0, 0.0, 0.0, 0.0,
                  1, True, False)  # fmt: skip
 
@@ -152,6 +152,8 @@ def measure(rounds, device, dtype):
         found[name] = {kind: median_us(call, rounds) for kind, call in calls.items()}
 
     take("whole", layer)
+    if whole_alone:
+        return found
     noop.differentiate(save_nothing_else, return_what_was_kept)
     take("no-op", operator)
     noop.differentiate(save_nothing_else, call_another(noop.ops))
@@ -162,22 +164,8 @@ def measure(rounds, device, dtype):
     return found
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--commit", default=machine.commit(), help="else that of this source tree")
-    args = parser.parse_args()
-    cuda = torch.cuda.is_available()
-    torch.set_num_threads(1)
-    found = measure(args.rounds, "cuda" if cuda else "cpu",
-                    torch.bfloat16 if cuda else torch.float32)  # fmt: skip
-    kinds = list(found["whole"])
-    print(f"{'us':12}" + "".join(f"{kind:>24}" for kind in kinds))
-    for name, times in found.items():
-        print(f"{name:12}" + "".join(f"{times[kind]:24.1f}" for kind in kinds))
+def check_bars(found):
+    """Prints the bars beside what was found, and returns them."""
     without = found["over no-op"]["forward, no gradient"]
     both = found["over no-op"]["forward and backward"]
     bars = {name: BARS["factor"] * found[name]["forward and backward"] + BARS["more"]
@@ -185,13 +173,35 @@ def main():
     print(f"without gradient {without:.1f}, bar {BARS['without gradient']:.1f}; "
           f"with gradient {both:.1f}, bar {bars['no-op']:.1f} by no-op, "
           f"{bars['no-op twice']:.1f} by no-op twice")
+    return {"without gradient": BARS["without gradient"], **bars}
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--whole-alone", action="store_true",
+                        help="what needs no operators that do nothing: any installed tilemoe")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--commit", default=machine.commit(), help="else that of this source tree")
+    args = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    torch.set_num_threads(1)
+    found = measure(args.rounds, "cuda" if cuda else "cpu",
+                    torch.bfloat16 if cuda else torch.float32, args.whole_alone)  # fmt: skip
+    kinds = list(found["whole"])
+    print(f"{'us':12}" + "".join(f"{kind:>24}" for kind in kinds))
+    for name, times in found.items():
+        print(f"{name:12}" + "".join(f"{times[kind]:24.1f}" for kind in kinds))
+    bars = {} if args.whole_alone else check_bars(found)
     if args.json:
         entry = {
             **machine.describe("cuda" if cuda else "cpu", ("torch", "tilemoe")),
             "commit": args.commit,
             "rounds": args.rounds,
             "us": found,
-            "bars_us": {"without gradient": BARS["without gradient"], **bars},
+            "bars_us": bars,
         }
         args.json.write_text(json.dumps(entry, indent=1) + "\n")
 

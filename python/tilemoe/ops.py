@@ -238,7 +238,9 @@ _OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP
 
 def _without_given(wanted, given):
     """The six gradients that are given and asked for, and the bits of those that are to be made."""
-    given = [out if wanted & WANTED_W1 << i else None for i, out in enumerate(given or (None,) * 6)]
+    if given is None:
+        return (None,) * 6, wanted
+    given = [out if wanted & WANTED_W1 << i else None for i, out in enumerate(given)]
     for i, out in enumerate(given):
         if out is not None:
             wanted &= ~(WANTED_W1 << i)
