@@ -1,18 +1,48 @@
 #!/usr/bin/env bash
-# Sets this machine up, builds TileMoE and trains a small Mixture-of-Experts language model on real
-# text, on the CPU, in a few minutes. Options go to `tilemoe train`; ./train.sh --help lists them.
+# Sets this machine up, builds TileMoE's command line and trains a small Mixture-of-Experts language
+# model on real text. ./train.sh --help says more.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
-
 program=$root/build/release/apps/tilemoe/tilemoe
-groups=(build train)
+
+usage() {
+  cat <<END
+usage: ./train.sh [options of 'tilemoe train']
+
+Trains a small Mixture-of-Experts language model on real text, from a fresh clone:
+
+  1. installs the packages that are missing, as root; otherwise it prints the one command to run
+  2. builds the command line, $program:
+     about three minutes on two cores the first time, for the CPU alone where there is no GPU
+  3. trains, about two minutes on two cores, and prints a sample of what the model writes
+
+Options go to 'tilemoe train'. The first that you may want:
+
+  --text FILE...   train on your own text (.txt, .gz) instead of an English dictionary
+  --out DIR        where the run is kept
+  --steps N        a longer or a shorter training
+
+END
+}
+
+# A Hopper GPU, which the CUDA backend is for.
+has_gpu() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -q '^9\.0'; }
+
 case " $* " in
 *" --help "* | *" -h "*)
-  [ ! -x "$program" ] || exec "$program" train "$@"
-  groups=(build)
+  usage
+  [ -x "$program" ] || { echo "All options: '$program train --help', once it is built." && exit; }
+  exec "$program" train --help
   ;;
 esac
-require "${groups[@]}"
-build release tilemoe_cli -DTILEMOE_BUILD_TESTS=OFF  # test.sh turns them on again
+
+require build train
+cuda=OFF
+if has_gpu; then
+  require python
+  require_nvcc
+  cuda=ON
+fi
+build release tilemoe_cli -DTILEMOE_CUDA=$cuda -DTILEMOE_BUILD_TESTS=OFF -DTILEMOE_TORCH=OFF
 say "training"
 exec "$program" train "$@"

@@ -1,5 +1,5 @@
 # What `cmake --install` puts where: the library, the public headers, find_package(TileMoE) and
-# pkg-config.
+# pkg-config; and the command line where it is built.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -10,6 +10,9 @@ install(TARGETS tilemoe EXPORT TileMoETargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TILEMOE_BUILD_APPS AND NOT TILEMOE_SANITIZE)
+  install(TARGETS tilemoe_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tilemoe DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT TileMoETargets NAMESPACE TileMoE:: DESTINATION ${package_dir})
 
@@ -31,5 +34,6 @@ else()
     string(PREPEND tilemoe_pc_private "-L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt ")
   endif()
 endif()
+file(RELATIVE_PATH tilemoe_pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/tilemoe.pc.in ${PROJECT_BINARY_DIR}/tilemoe.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/tilemoe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

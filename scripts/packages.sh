@@ -18,6 +18,7 @@ build nlohmann-json3-dev   -             JSON: logs, results, checkpoint headers
 build libssl-dev           -             SHA-256 of texts and checkpoints
 build zlib1g-dev           -             reads compressed texts
 train dict-gcide           -             the default training text: a dictionary, 40 MB of English
+train python3-matplotlib   -             draws the loss (tilemoe plot)
 test  libgtest-dev         -             GoogleTest
 test  python3              python3       kills trainings, reads their checkpoints
 test  python3-venv         -             the Python tests' packages, in .venv

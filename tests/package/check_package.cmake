@@ -1,4 +1,5 @@
-# Installs TileMoE to a fresh prefix, then builds and runs the outside programs against it.
+# Installs TileMoE to a fresh prefix and moves that elsewhere, then builds and runs the outside
+# programs against it, and the command line where the build has one.
 #
 #   cmake -DLINKAGE=static|shared -DSOURCE=<TileMoE> -DBINARY=<scratch> -DBUILD=<TileMoE's build
 #         directory, or "" to build the library afresh, with the following> -DBUILD_TYPE=<type>
@@ -14,7 +15,7 @@ function(run)
 endfunction()
 
 set(prefix ${BINARY}/prefix)
-file(REMOVE_RECURSE ${prefix} ${BINARY}/outside)
+file(REMOVE_RECURSE ${prefix} ${BINARY}/installed ${BINARY}/outside)
 
 if(NOT BUILD)
   set(BUILD ${BINARY}/library)
@@ -28,7 +29,12 @@ if(NOT BUILD)
       -DTILEMOE_BUILD_APPS=OFF -DTILEMOE_BUILD_TESTS=OFF -DTILEMOE_CUDA=OFF)
   run(${CMAKE_COMMAND} --build ${BUILD})
 endif()
-run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${BINARY}/installed)
+file(RENAME ${BINARY}/installed ${prefix})
+set(command_line ${prefix}/bin/tilemoe)
+if(EXISTS ${command_line})
+  run(${command_line} info)
+endif()
 
 # A shared library shows its C interface and nothing else.
 file(GLOB_RECURSE shared_library ${prefix}/libtilemoe.so)
@@ -69,8 +75,7 @@ set(static_flag "")
 if(LINKAGE STREQUAL "static")
   set(static_flag --static)
 endif()
-execute_process(COMMAND pkg-config ${static_flag} --define-variable=prefix=${prefix}
-                        --cflags --libs tilemoe
+execute_process(COMMAND pkg-config ${static_flag} --cflags --libs tilemoe
                 OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
 separate_arguments(flags UNIX_COMMAND "${flags}")
 run(${CC} -std=c99 ${SOURCE}/tests/package/outside.c -o ${BINARY}/outside/by_pkg_config ${flags})
