@@ -47,8 +47,8 @@ int32_t column_group();
 // For benchmarks, as above.
 void force_column_group(std::optional<int32_t> blocks);
 
-// Whether the products and the combine start while the kernel before them ends: forward was 0.6 to
-// 1.4 % slower so, and only benchmarks ask for it.
+// Whether the products and the combine start while the kernel before them ends: forward was up to
+// 0.8 % slower so (docs/decisions.md), and only benchmarks ask for it.
 bool early_steps();
 void force_early_steps(bool early);
 
