@@ -168,7 +168,7 @@ def compare(alone, killed):
     return len(steps_alone)
 
 
-def watch_saves(run, process):
+def watch_saves(runs, run, process):
     """Seconds from now to a training's first save, and the longest save that a watcher sees."""
     start, began, first, longest = time.monotonic(), None, None, 0.0
     while process.poll() is None:
@@ -180,7 +180,7 @@ def watch_saves(run, process):
             longest, began = max(longest, now - began), None
         time.sleep(0.0005)
     if first is None:
-        sys.exit("FAILED: no save was seen")
+        runs.fail("no save was seen")
     return first, longest
 
 
@@ -203,7 +203,7 @@ def main():
         alone, killed = os.path.join(folder, "alone"), os.path.join(folder, "killed")
         start = time.monotonic()
         process = runs.start(alone)
-        first_save, save_seconds = watch_saves(alone, process)
+        first_save, save_seconds = watch_saves(runs, alone, process)
         runs.finish(process)
         seconds = time.monotonic() - start
         print(f"left alone: {steps} steps in {seconds:.1f} s, the longest save {save_seconds:.3f} s")
