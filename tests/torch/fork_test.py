@@ -87,7 +87,9 @@ inputs = [torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape) for shape
 output = tilemoe.moe(*inputs, K=2)
 assert threads() == before + 3, (before, threads())
 def compute():
-    sys.exit(0 if torch.equal(tilemoe.moe(*inputs, K=2), output) else 3)
+    equal = torch.equal(tilemoe.moe(*inputs, K=2), output)
+    torch.set_num_threads(1)  # as a data loader's worker does
+    sys.exit(0 if equal and torch.equal(tilemoe.moe(*inputs, K=2), output) else 3)
 def end_well():
     sys.exit(0)
 def ended(target):
