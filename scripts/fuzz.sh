@@ -22,5 +22,6 @@ for target in "${targets[@]}"; do
   fi
   mkdir -p "$folder/corpus/$target"
   "$program" "${options[@]}" -max_total_time="$seconds" -timeout=60 -print_final_stats=1 \
-    -verbosity=0 -print_funcs=0 -artifact_prefix="$folder/$target-" "$folder/corpus/$target" "$folder/seeds/$target"
+    -verbosity=0 -print_funcs=0 -artifact_prefix="$folder/$target-" \
+    "$folder/corpus/$target" "$folder/seeds/$target"
 done

@@ -87,7 +87,7 @@ class Train(unittest.TestCase):
     def test_signals_save_and_end_well(self):
         long = 100_000
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # A shell's background job is started with SIGINT ignored, and what nohup starts with SIGHUP.
+            # A shell starts a background job with SIGINT ignored, nohup a program with SIGHUP.
             process = subprocess.Popen(self.command("--out", self.run_folder, steps=long),
                                        text=True, stdout=subprocess.PIPE,
                                        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))

@@ -76,8 +76,8 @@ def test_data_loaders_compute_first(expected, method, tmp_path):
 
 
 # Each in a Python of its own: what a test's process has started besides, such as threads of OpenMP,
-# is nothing that a child could use. The library has as many threads as torch shall have; torch's own
-# survive neither fork nor exit, and begin with torch.set_num_threads() or with larger work than this.
+# is nothing that a child could use. The library has as many threads as torch shall have. Torch's
+# own, which survive neither fork nor exit, begin with torch.set_num_threads() or with larger work.
 BEFORE = """
 import multiprocessing, os, sys, ctypes, torch, tilemoe
 threads = lambda: len(os.listdir("/proc/self/task"))
