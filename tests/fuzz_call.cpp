@@ -101,8 +101,10 @@ void Call::workspace(void*& pointer, size_t& bytes, size_t needed) {
     *workspace_bytes_ = static_cast<size_t>(choices_.below(static_cast<int64_t>(needed_)));
   });
   hazard([this] { *workspace_pointer_ = nullptr; });
-  hazard([this] {
-    *workspace_pointer_ = static_cast<char*>(*workspace_pointer_) + choices_.between(1, 15);
+  hazard([this] {  // as a number: it may be null already
+    const auto address = reinterpret_cast<uintptr_t>(*workspace_pointer_);
+    *workspace_pointer_ =
+        reinterpret_cast<void*>(address + static_cast<uintptr_t>(choices_.between(1, 15)));
   });
 }
 

@@ -169,6 +169,12 @@ TEST(RouterLosses, TakeInfiniteLogits) {
   expect_close(losses.z, log_sum_exp * log_sum_exp, 1e-6);
   EXPECT_EQ(with_z.get(0, 1), 0.f);
   expect_close(with_z.get(0, 2), 2 * log_sum_exp / (1 + std::exp(-1.0)), 1e-6);
+
+  Matrix infinite({kInfinity, 1, kInfinity}, DType::kFloat32, 1, E);
+  Matrix beside(std::vector<float>(3, 0.f), DType::kFloat32, 1, E);
+  EXPECT_EQ(call(infinite, counts, 1.f, 1.f, beside.tensor()).z, kInfinity);
+  EXPECT_EQ(beside.get(0, 0), kInfinity);
+  EXPECT_EQ(beside.get(0, 1), 0.f);  // p is 0, and the log infinite
 }
 
 TEST(RouterLosses, WriteNoLossesWhereNoneAreWanted) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Ends a training by SIGKILL again and again, resumes it, and compares it with one left alone.
+r"""Ends a training by SIGKILL again and again, resumes it, and compares it with one left alone.
 
-    kill_resume.py --tilemoe build/release/apps/tilemoe/tilemoe --kills 50 --inside-save 10
+    kill_resume.py --tilemoe build/release/apps/tilemoe/tilemoe --kills 50 --inside-save 10 \
+        --results benchmarks/results/kill_resume.json
 
 Kills fall at random times after the start of the process; some wait for a save to begin and fall at
 a random time after that. A kill counts as inside a save when it leaves an unfinished checkpoint
@@ -167,7 +168,7 @@ def compare(alone, killed):
     return len(steps_alone)
 
 
-def watch_saves(run, process):
+def watch_saves(runs, run, process):
     """Seconds from now to a training's first save, and the longest save that a watcher sees."""
     start, began, first, longest = time.monotonic(), None, None, 0.0
     while process.poll() is None:
@@ -179,7 +180,7 @@ def watch_saves(run, process):
             longest, began = max(longest, now - began), None
         time.sleep(0.0005)
     if first is None:
-        sys.exit("FAILED: no save was seen")
+        runs.fail("no save was seen")
     return first, longest
 
 
@@ -202,7 +203,7 @@ def main():
         alone, killed = os.path.join(folder, "alone"), os.path.join(folder, "killed")
         start = time.monotonic()
         process = runs.start(alone)
-        first_save, save_seconds = watch_saves(alone, process)
+        first_save, save_seconds = watch_saves(runs, alone, process)
         runs.finish(process)
         seconds = time.monotonic() - start
         print(f"left alone: {steps} steps in {seconds:.1f} s, the longest save {save_seconds:.3f} s")
@@ -229,13 +230,16 @@ def main():
     print(f"{len(kills)} kills, {met} inside a save, {resumed} after a resume: "
           f"{lines} log lines and the last checkpoints are the same")
     if arguments.results:
+        info = subprocess.run([arguments.tilemoe, "info"], capture_output=True, text=True,
+                              check=True)
+        columns = ["resumed_from", "newest_after", "inside_save"]
+        report = {"program": info.stdout.splitlines()[0], "kills": len(kills), "inside_save": met,
+                  "killed_after_a_resume": resumed, "keep": KEEP, "save_every": SAVE_EVERY,
+                  "steps": steps, "log_lines_equal": lines, "seed": arguments.seed,
+                  "options": options, "machine": platform.machine(), "columns": columns}
+        each = ",\n  ".join(json.dumps([kill[column] for column in columns]) for kill in kills)
         with open(arguments.results, "w", encoding="utf-8") as file:
-            version = subprocess.run([arguments.tilemoe, "--version"], capture_output=True, text=True)
-            json.dump({"version": version.stdout.strip(), "kills": len(kills), "inside_save": met, "killed_after_a_resume": resumed,
-                       "steps": steps, "log_lines_equal": lines, "checkpoints_equal": True,
-                       "seed": arguments.seed, "options": options, "machine": platform.machine(),
-                       "each": kills}, file, indent=1)
-            file.write("\n")
+            file.write(json.dumps(report, indent=1)[:-2] + f',\n "each": [\n  {each}\n ]\n}}\n')
 
 
 if __name__ == "__main__":

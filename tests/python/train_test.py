@@ -87,8 +87,10 @@ class Train(unittest.TestCase):
     def test_signals_save_and_end_well(self):
         long = 100_000
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # A shell starts a background job with SIGINT ignored, nohup a program with SIGHUP.
             process = subprocess.Popen(self.command("--out", self.run_folder, steps=long),
-                                       text=True, stdout=subprocess.PIPE)
+                                       text=True, stdout=subprocess.PIPE,
+                                       preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
             self.wait_for_checkpoint(process)
             process.send_signal(number)
             output, _ = process.communicate(timeout=120)

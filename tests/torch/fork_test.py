@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 
 import pytest
 import torch
@@ -33,40 +32,64 @@ def expected():
     return [output(seed) for seed in range(len(Outputs()))]
 
 
-def load(method, workers):
-    loader = torch.utils.data.DataLoader(Outputs(), batch_size=None, num_workers=workers,
-                                         multiprocessing_context=method, timeout=120)
-    return list(loader)
+def load(method, rounds):
+    """What the workers of `rounds` loaders computed, one loader after the other."""
+    def outputs():
+        loader = torch.utils.data.DataLoader(Outputs(), batch_size=None, num_workers=4,
+                                             multiprocessing_context=method, timeout=120)
+        return [output.clone() for output in loader]  # what came holds a file descriptor open
+    return [outputs() for _ in range(rounds)]
+
+
+def start_python(code, timeout, cwd=None, **environment):
+    folder = os.path.dirname(os.path.abspath(__file__))
+    path = os.pathsep.join([folder, *filter(None, sys.path)])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=timeout, cwd=cwd,
+                   env={**os.environ, "PYTHONPATH": path, **environment})
+
+
+# A hang may need many rounds to show: TILEMOE_LOADER_ROUNDS=100 runs so many of each.
+def rounds(default):
+    return int(os.environ.get("TILEMOE_LOADER_ROUNDS", default))
+
+
+def require_equal(loaded, expected, count):
+    assert len(loaded) == count > 0
+    for found in loaded:
+        assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
 
 
 # `expected` has used the library before the workers start.
-@pytest.mark.parametrize("method,rounds", [("fork", 3), ("spawn", 1)])
-def test_data_loaders_compute(expected, method, rounds):
-    for _ in range(rounds):
-        for found, wanted in zip(load(method, 4), expected, strict=True):
-            assert torch.equal(found, wanted)
+@pytest.mark.parametrize("method,count", [("fork", rounds(3)), ("spawn", rounds(1))])
+def test_data_loaders_compute(expected, method, count):
+    require_equal(load(method, count), expected, count)
     assert torch.equal(output(0), expected[0])
 
 
-def test_data_loaders_compute_first(expected):
-    """In a process whose workers are the first to use the library."""
-    code = "import fork_test, torch; torch.save(fork_test.load('fork', 4), 'out.pt')"
-    folder = os.path.dirname(os.path.abspath(__file__))
-    with tempfile.TemporaryDirectory() as place:
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=place,
-                       env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, *filter(None, sys.path)])})
-        for found, wanted in zip(torch.load(os.path.join(place, "out.pt")), expected, strict=True):
-            assert torch.equal(found, wanted)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loaders_compute_first(expected, method, tmp_path):
+    """In a process that leaves all use of the library to its workers."""
+    count = rounds(1)
+    code = f"import fork_test, torch; torch.save(fork_test.load({method!r}, {count}), 'out.pt')"
+    start_python(code, timeout=120 + 60 * count, cwd=tmp_path)
+    require_equal(torch.load(tmp_path / "out.pt"), expected, count)
 
 
 # Each in a Python of its own: what a test's process has started besides, such as threads of OpenMP,
-# is nothing that a child could use.
+# is nothing that a child could use. The library has as many threads as torch shall have. Torch's
+# own, which survive neither fork nor exit, begin with torch.set_num_threads() or with larger work.
 BEFORE = """
-import multiprocessing, os, sys, ctypes, torch, fork_test
-torch.set_num_threads(1)  # torch's own threads do not survive a fork
-fork_test.output(1)
+import multiprocessing, os, sys, ctypes, torch, tilemoe
+threads = lambda: len(os.listdir("/proc/self/task"))
+before = threads()
+shapes = (24, 32), (24, 6), (6, 32, 32), (6, 32, 16)  # x, logits, W1, W2
+inputs = [torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape) for shape in shapes]
+output = tilemoe.moe(*inputs, K=2)
+assert threads() == before + 3, (before, threads())
 def compute():
-    sys.exit(0 if torch.isfinite(fork_test.output(1)).all() else 3)
+    equal = torch.equal(tilemoe.moe(*inputs, K=2), output)
+    torch.set_num_threads(1)  # as a data loader's worker does
+    sys.exit(0 if equal and torch.equal(tilemoe.moe(*inputs, K=2), output) else 3)
 def end_well():
     sys.exit(0)
 def ended(target):
@@ -79,10 +102,7 @@ def ended(target):
 
 
 def run(code):
-    folder = os.path.dirname(os.path.abspath(__file__))
-    path = os.pathsep.join([folder, *filter(None, sys.path)])
-    subprocess.run([sys.executable, "-c", BEFORE + code], check=True, timeout=300,
-                   env={**os.environ, "PYTHONPATH": path})
+    start_python(BEFORE + code, timeout=300, OMP_NUM_THREADS="4", MKL_DYNAMIC="FALSE")
 
 
 @pytest.mark.parametrize("target", ["end_well", "compute"])

@@ -42,6 +42,7 @@ TEST(JsonLog, ResumingForgetsLaterSteps) {
   EXPECT_EQ(kept(start + first + "{\"event\":\"step\",\"step\":2", 2), start + first);
   EXPECT_EQ(kept(start + first + "{\"st\n", 2), start + first) << "the last line, spoilt";
   EXPECT_EQ(kept(start + first + "\n", 2), start + first) << "the last line, blank";
+  EXPECT_EQ(kept(start + second + first, 1), start) << "nothing that follows a later step";
   EXPECT_EQ(kept("", 5), "");
 }
 

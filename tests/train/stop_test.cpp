@@ -7,9 +7,14 @@
 namespace tilemoe::train {
 namespace {
 
+// A shell starts a job in its background with SIGINT ignored, and nohup what it starts with SIGHUP.
+[[maybe_unused]] const bool none_is_ignored = [] {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, SIG_DFL);
+  return true;
+}();
+
 TEST(StopSignal, RemembersTheFirst) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
-    std::signal(signal, SIG_DFL);
     StopSignal stop;
     EXPECT_FALSE(stop.requested());
     std::raise(signal);

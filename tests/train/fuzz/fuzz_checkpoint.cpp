@@ -8,15 +8,15 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   using namespace tilemoe::train;
-  std::string file(reinterpret_cast<const char*>(data), bytes);
+  std::string file = file_of(data, bytes);
   const std::string key = "\"file_sha256\":\"";
-  if (const size_t at = file.find(key); at != file.npos && at + key.size() + 64 <= bytes) {
+  if (const size_t at = file.find(key); at != file.npos && at + key.size() + 64 <= file.size()) {
     file.replace(at + key.size(), 64, std::string(64, '0'));
     Sha256 hash;
     hash.update(file.data(), file.size());
     file.replace(at + key.size(), 64, hash.hex());
   }
-  const auto path = file_with(reinterpret_cast<const uint8_t*>(file.data()), file.size());
+  const auto path = file_with(file);
   float weights[4] = {};
   try {
     const CheckpointSummary summary = read_checkpoint(path);

@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   if (bytes == 0) return 0;
   const int64_t step = data[0];
   const std::string before(reinterpret_cast<const char*>(data) + 1, bytes - 1);
-  const auto path = file_with(data + 1, bytes - 1);
+  const auto path = file_with(before);
   bool refused = false;
   try {
     JsonLog::resume(path, step);

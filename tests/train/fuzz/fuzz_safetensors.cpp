@@ -7,8 +7,9 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   using namespace tilemoe::train;
+  const std::string file = file_of(data, bytes);
   try {
-    const SafetensorsHeader header = read_safetensors_header(file_with(data, bytes));
+    const SafetensorsHeader header = read_safetensors_header(file_with(file));
     uint64_t at = header.data_begin;
     for (const TensorInfo& tensor : header.tensors) {
       if (tensor.begin != at ||
@@ -16,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
         std::abort();
       at = tensor.end;
     }
-    if (at != bytes) std::abort();
+    if (at != file.size()) std::abort();
   } catch (const std::runtime_error&) {
   }
   return 0;
