@@ -18,6 +18,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from parallel import agree
 
 
+def finished(folder):
+    """Folders of the checkpoints in a folder, oldest first."""
+    return sorted(p for p in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", p.name))
+
+
 class Checkpoints:
     def __init__(self, folder, keep):
         self.folder, self.keep = Path(folder), keep
@@ -34,12 +39,8 @@ class Checkpoints:
                 shutil.rmtree(left)
         dist.barrier()
 
-    def finished(self):
-        """Folders, oldest first."""
-        return sorted(p for p in self.folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name))
-
     def last(self):
-        return next(reversed(self.finished()), None)
+        return next(reversed(finished(self.folder)), None)
 
     def save(self, step, model, optimizer, progress):
         """progress: a dictionary of numbers and strings, the position in the data among them."""
@@ -54,7 +55,7 @@ class Checkpoints:
             flush(partial)
             os.rename(partial, final)
             flush(self.folder)
-            for old in self.finished()[: -self.keep]:  # half removed is no checkpoint either
+            for old in finished(self.folder)[: -self.keep]:  # half removed is no checkpoint either
                 os.rename(old, old.with_suffix(".partial"))
                 shutil.rmtree(old.with_suffix(".partial"))
         dist.barrier()

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import plan
+import tokens
 from configs import CONFIGS, Refusal, configuration
 from experts import IMPLEMENTATIONS
 from logs import Log
@@ -147,6 +148,8 @@ def train(args):
     mesh, device = start()
     torch.use_deterministic_algorithms(args.deterministic)
     run = Run(args, mesh, device)
+    if run.rank == 0:
+        tokens.keep(args.data, args.output)
     log = Log(args.output, run.rank, args.tensorboard)
     try:
         go_on(run, log)
@@ -158,7 +161,7 @@ def train(args):
 def steps(run, log):
     """All that are left -> exit status."""
     args, device = run.args, run.device
-    tokens = args.batch * run.config.context
+    of_step = args.batch * run.config.context  # tokens
     peak = plan.peak_flops(device)
     flop = plan.flop_of_token(run.config)
     while run.step < args.steps:
@@ -167,7 +170,7 @@ def steps(run, log):
         if not good:
             stop(run, record, first, log)
             return 1
-        speed = tokens / (time.perf_counter() - began)  # the step's norm was read: it is done
+        speed = of_step / (time.perf_counter() - began)  # the step's norm was read: it is done
         record["tokens_per_s"] = speed
         if peak is not None:
             record["mfu"] = speed * flop / (peak * run.ranks)
