@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 
+import checkpoints
 import tokens
-from checkpoints import finished
 from configs import Config, Refusal, configuration
 from model import Transformer
 from run import IDENTITY
@@ -29,7 +28,7 @@ def find(path):
     path = Path(path)
     if (path / ".metadata").exists():
         return path.parents[1], path
-    folders = finished(path / "checkpoints")
+    folders = checkpoints.finished(path / "checkpoints")
     if not folders:
         raise Refusal(f"{path} has no checkpoint: give --output of train.py, or a step-N in it")
     return path, folders[-1]
@@ -40,7 +39,7 @@ def read(state, checkpoint):
     with warnings.catch_warnings():
         # With no_dist=True it is said all the same that there is no process group.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+        checkpoints.read(state, checkpoint, alone=True)
 
 
 def load(path, device="cpu", dtype=torch.float32):

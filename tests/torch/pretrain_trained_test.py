@@ -2,6 +2,7 @@
 exported to transformers."""
 
 import dataclasses
+import shutil
 import sys
 from itertools import islice
 from pathlib import Path
@@ -154,6 +155,15 @@ def test_what_cannot_be_sampled_is_refused_in_a_sentence(run, tmp_path):
     )
     (tmp_path / "checkpoints").symlink_to(run / "checkpoints")
     assert f"error: {tmp_path / 'tokens.json'} is missing" in sample.main([str(tmp_path)])
+
+
+def test_a_checkpoint_that_cannot_be_read_is_refused(run, tmp_path):
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    last = tmp_path / "checkpoints" / "step-000000012"
+    (last / ".metadata").write_bytes(b"not a pickle")
+    said = sample.main([str(tmp_path)])
+    assert said.startswith(f"error: torch {torch.__version__} cannot read {last}, which is damaged")
+    assert trained.load(last.with_name("step-000000006")).step == 6
 
 
 def test_bytes_are_text_and_back(run):
