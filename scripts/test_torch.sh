@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The PyTorch package as its users get it: builds the wheel (scripts/wheel.sh), installs it into
 # environments that have torch and what the tests need, and runs tests/torch there: all of it with the
-# torch of requirements.txt, the operators with the newest one. Options go to pytest. The first time
-# downloads 2.1 GB for each torch; NEWEST=skip leaves out the second.
+# torch of requirements.txt, the operators and FSDP with the newest one. Options go to pytest. The
+# first time downloads 2.1 GB for each torch; NEWEST=skip leaves out the second.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
@@ -33,5 +33,5 @@ if [ "${NEWEST:-}" != skip ]; then
   require_torch -newest
   say "testing the wheel with the newest torch"
   test_wheel .venv-torch-newest \
-    "$root"/tests/torch/{loading,operators,functional}_test.py "$@"
+    "$root"/tests/torch/{loading,operators,functional,pretrain_fsdp}_test.py "$@"
 fi

@@ -11,11 +11,31 @@ import re
 import shutil
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from configs import Refusal
 from parallel import agree
+
+
+def finished(folder):
+    """Folders of the checkpoints in a folder, oldest first."""
+    return sorted(p for p in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", p.name))
+
+
+def read(state, folder, alone=False):
+    """Into the tensors of a state; `alone`: in this process, without a process group."""
+    try:
+        dcp.load(state, checkpoint_id=folder, no_dist=alone)
+    except CheckpointException as error:
+        reason = next((repr(why) for why, _ in error.failures.values()), "no reason given")
+        raise Refusal(
+            f"torch {torch.__version__} cannot read {folder}, which is damaged, or a newer torch's "
+            f"({reason})"
+        ) from error
 
 
 class Checkpoints:
@@ -34,12 +54,8 @@ class Checkpoints:
                 shutil.rmtree(left)
         dist.barrier()
 
-    def finished(self):
-        """Folders, oldest first."""
-        return sorted(p for p in self.folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name))
-
     def last(self):
-        return next(reversed(self.finished()), None)
+        return next(reversed(finished(self.folder)), None)
 
     def save(self, step, model, optimizer, progress):
         """progress: a dictionary of numbers and strings, the position in the data among them."""
@@ -54,7 +70,7 @@ class Checkpoints:
             flush(partial)
             os.rename(partial, final)
             flush(self.folder)
-            for old in self.finished()[: -self.keep]:  # half removed is no checkpoint either
+            for old in finished(self.folder)[: -self.keep]:  # half removed is no checkpoint either
                 os.rename(old, old.with_suffix(".partial"))
                 shutil.rmtree(old.with_suffix(".partial"))
         dist.barrier()
@@ -62,14 +78,14 @@ class Checkpoints:
     def progress(self, folder, like):
         """What save() was given, read before anything else is; `like` has its keys."""
         state = {"progress": dict(like)}
-        dcp.load(state, checkpoint_id=folder)
+        read(state, folder)
         return state["progress"]
 
     def load(self, folder, model, optimizer):
         """Into model and optimizer, however many processes wrote it."""
         model_state, optimizer_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state}
-        dcp.load(state, checkpoint_id=folder)
+        read(state, folder)
         set_state_dict(
             model,
             optimizer,

@@ -115,6 +115,7 @@ class Corpus:
         described = manifest_of(folder)
         self.vocabulary, self.sha256 = described["vocabulary"], described[part]["sha256"]
         self.context, self.seed = context, seed
+        self.tokens_per_byte = described[part]["tokens"] / max(1, described[part]["bytes"])
         shards = described[part]["shards"]
         self.shards = [opened(folder, shard) for shard in shards]
         # A window lies in one shard; its last token is the next one's first.

@@ -1,10 +1,13 @@
-"""What a run says of itself: log.jsonl, a line for the eye, TensorBoard. The first process does."""
+"""What a run says of itself: log.jsonl and TensorBoard have every step, the screen a line every so
+many. The first process does."""
 
 import json
+import math
+import statistics
 import sys
 import time
 
-QUIET = ("batch",)  # in the log alone: a checksum is compared, not read
+QUIET = ("batch",)  # in the log alone: a checksum is compared, not plotted
 
 
 class Progress:
@@ -24,6 +27,56 @@ class Progress:
         print(f"{self.what}: {done / 1e6:.1f}{of} MB, {rate:.1f} MB/s", file=sys.stderr)
 
 
+def duration(seconds):
+    """In the words of somebody who waits."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 1440:.1f} days"
+
+
+class Screen:
+    """What a person reads of a run of `steps` steps of `tokens` tokens each: a line every `every`
+    steps, and after the first and the last one. A line's loss is the mean of the steps since the
+    line before, and its speed is theirs; what is left is by the clock, with evaluations and saves.
+    """
+
+    def __init__(self, rank, steps, tokens, every, clock=time.monotonic):
+        self.is_first, self.steps, self.tokens, self.every = rank == 0, steps, tokens, every
+        self.clock, self.said, self.began = clock, 0, clock()
+        self.losses, self.seconds = [], 0.0
+
+    def say(self, text):
+        if self.is_first:
+            print(text, flush=True)
+
+    def step(self, record, seconds):
+        """record: the log's; seconds: what the step took."""
+        self.losses.append(record["loss"])
+        self.seconds += seconds
+        step, now = record["step"], self.clock()
+        if self.said and step % self.every and step != self.steps:
+            return
+        done = len(self.losses)
+        fields = [
+            f"step {step:>{len(str(self.steps))}}/{self.steps}",
+            f"loss {statistics.fmean(self.losses):.4f}",
+            f"gradient norm {record['gradient_norm']:.3g}",
+            f"{done * self.tokens / self.seconds:,.0f} tokens/s",
+        ]
+        if self.said:  # the first step takes what no other does: it compiles, allocates
+            fields.append(f"{duration((now - self.began) / done * (self.steps - step))} left")
+        self.say("   ".join(fields))
+        self.said, self.began, self.losses, self.seconds = step, now, [], 0.0
+
+    def evaluated(self, step, loss, tokens_per_byte):
+        """loss: nats a token, held out."""
+        bits = loss / math.log(2) * tokens_per_byte
+        self.say(f"step {step}: held-out loss {loss:.4f}, {bits:.3f} bits a byte")
+
+
 def tensorboard(folder):
     """A writer of TensorBoard's files."""
     try:
@@ -35,15 +88,14 @@ def tensorboard(folder):
 
 class Log:
     def __init__(self, folder, rank, with_tensorboard=False):
-        self.file = open(folder / "log.jsonl", "a", buffering=1) if rank == 0 else None
+        self.path = folder / "log.jsonl"
+        self.file = open(self.path, "a", buffering=1) if rank == 0 else None
         self.writer = tensorboard(folder) if with_tensorboard and rank == 0 else None
 
     def write(self, record):
         if self.file is None:
             return
         self.file.write(json.dumps(record) + "\n")
-        text = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in record.items()}
-        print(" ".join(f"{k} {v}" for k, v in text.items() if k not in QUIET), flush=True)
         step = record.get("step", record.get("evaluated"))
         if self.writer is not None and step is not None:
             for name, value in record.items():

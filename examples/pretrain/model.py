@@ -18,6 +18,7 @@ from experts import PEERS, is_one_graph
 from head import LinearCrossEntropy, cross_entropy
 from renormalized import Renormalized
 
+ROTARY_BASE = 10000.0
 RECOMPUTE = {"none": 0, "half": 2, "blocks": 1}  # every how many blocks keeps its input alone
 
 
@@ -41,10 +42,12 @@ class Losses(NamedTuple):
     z: torch.Tensor
 
 
-def rotation(S, head, device):
-    """-> cos, sin (S, head / 2) float32 of the rotary embedding (arXiv 2104.09864), base 10,000."""
-    frequency = 10000.0 ** (-torch.arange(0, head, 2, device=device, dtype=torch.float32) / head)
-    angle = torch.arange(S, device=device, dtype=torch.float32)[:, None] * frequency
+def rotation(first, S, head, device):
+    """Of positions first to first + S -> cos, sin (S, head / 2) float32 of the rotary embedding
+    (arXiv 2104.09864), base ROTARY_BASE."""
+    even = torch.arange(0, head, 2, device=device, dtype=torch.float32)
+    position = torch.arange(first, first + S, device=device, dtype=torch.float32)
+    angle = position[:, None] * ROTARY_BASE ** (-even / head)
     return angle.cos(), angle.sin()
 
 
@@ -52,6 +55,26 @@ def rotate(x, cos, sin):
     """x (B, heads, S, head): each pair (i, i + head / 2) turned by its angle, in float32."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+
+
+class Cache:
+    """Keys and values of one layer, (B, kv_heads, tokens so far, head): what is kept between the
+    tokens of a text that is being sampled."""
+
+    def __init__(self):
+        self.keys = self.values = None
+
+    @property
+    def length(self):
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def extended(self, keys, values):
+        """With those of the tokens that follow -> keys and values of all."""
+        if self.keys is not None:
+            keys = torch.cat((self.keys, keys), dim=2)
+            values = torch.cat((self.values, values), dim=2)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 class Attention(nn.Module):
@@ -62,13 +85,16 @@ class Attention(nn.Module):
         self.kv = nn.Linear(c.d, 2 * c.kv_heads * c.head, bias=False)
         self.out = nn.Linear(c.heads * c.head, c.d, bias=False)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, cache=None):
         c, (B, S, _) = self.c, x.shape
         q = self.q(x).view(B, S, c.heads, c.head).transpose(1, 2)  # (B, heads, S, head)
         k, v = self.kv(x).view(B, S, 2 * c.kv_heads, c.head).transpose(1, 2).chunk(2, dim=1)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cache is not None:
+            k, v = cache.extended(k, v)
+        is_whole = k.shape[2] == S  # otherwise it is one token, which sees all before it
         grouped = c.kv_heads != c.heads
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=is_whole, enable_gqa=grouped)
         return self.out(out.transpose(1, 2).reshape(B, S, -1))
 
 
@@ -113,9 +139,9 @@ class Block(nn.Module):
             self.moe.experts = Renormalized(c)
         self.shared = SharedExpert(c.d, c.shared) if c.shared else None
 
-    def forward(self, x, cos, sin, seed, offset):
+    def forward(self, x, cos, sin, seed, offset, cache=None):
         """x (B, S, d), seed and offset (1) int64 or None -> (B, S, d), the layer's aux."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+        x = x + self.attention(self.attention_norm(x), cos, sin, cache)
         h = self.moe_norm(x)
         out, aux = self.moe(h, seed=seed, offset=offset)
         if self.shared is not None:
@@ -169,14 +195,13 @@ class Transformer(nn.Module):
             block.forward = torch.compile(block.forward, fullgraph=whole, backend=backend)
         self.rows_loss = torch.compile(cross_entropy, fullgraph=True, backend=backend)
 
-    def forward(self, tokens, offset=0):
-        """tokens (B, S + 1) -> Losses of predicting tokens[:, 1:], Routed.
-
-        offset: number of the micro-batch, for stochastic rounding; a layer's number is its seed.
-        """
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    def states(self, inputs, offset=0, caches=None):
+        """inputs (B, S) -> the residual stream after the blocks (B, S, d), the layers' MoEAux,
+        stacked."""
         x = self.embedding(inputs)  # (B, S, d)
-        cos, sin = rotation(inputs.shape[1], self.c.head, x.device)
+        caches = caches or [None] * self.c.layers
+        first = 0 if caches[0] is None else caches[0].length
+        cos, sin = rotation(first, inputs.shape[1], self.c.head, x.device)
         seeds = drawn = None
         if self.c.rounding == "stochastic" and self.training:  # tensors: one graph for all layers
             seeds = torch.arange(self.c.layers, device=x.device)
@@ -187,13 +212,33 @@ class Transformer(nn.Module):
             if self.every and i % self.every == 0 and self.training:
                 x, *rest = checkpoint(block, *args, use_reentrant=False)
             else:
-                x, *rest = block(*args)
+                x, *rest = block(*args, caches[i])
             layers.append(rest)
-        aux = tilemoe.MoEAux(*(torch.stack(kind) for kind in zip(*layers)))
-        weight = self.embedding.weight if self.head is None else self.head.weight
+        return x, tilemoe.MoEAux(*(torch.stack(kind) for kind in zip(*layers)))
+
+    @property
+    def output_weight(self):
+        """(vocabulary, d)"""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    @torch.no_grad()
+    def logits(self, tokens, caches=None, last=False):
+        """tokens (B, S) -> logits (B, S, vocabulary) of the token after each, or (B, 1, vocabulary)
+        of that after the `last`. caches: a Cache a layer, which has the tokens before these and
+        takes these in; if it is not empty, S is 1."""
+        x, _ = self.states(tokens, caches=caches)
+        return F.linear(self.norm(x[:, -1:] if last else x), self.output_weight)
+
+    def forward(self, tokens, offset=0):
+        """tokens (B, S + 1) -> Losses of predicting tokens[:, 1:], Routed.
+
+        offset: number of the micro-batch, for stochastic rounding; a layer's number is its seed.
+        """
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        x, aux = self.states(inputs, offset)
         with torch.profiler.record_function("head"):  # its gradients too: they come with the loss
             next_token = LinearCrossEntropy.apply(
-                self.norm(x).flatten(0, 1), weight, targets.flatten(), self.rows_loss
+                self.norm(x).flatten(0, 1), self.output_weight, targets.flatten(), self.rows_loss
             )
         loss = next_token + aux.loss.mean()
         return Losses(loss, next_token, aux.balance.mean(), aux.z.mean()), self.routed(aux, targets)

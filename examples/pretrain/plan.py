@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import head
 import predict
 from configs import Config
+from logs import duration
 from model import Transformer
 
 GIB = 2**30
@@ -111,7 +112,8 @@ class Plan:
         again = 0
         if self.recompute != "none":
             block = replace(self, config=replace(c, layers=1), recompute="none")
-            again = block.kept(micro_batch)
+            one, two = block.kept(1), block.kept(2)
+            again = one + (micro_batch - 1) * (two - one)  # it grows evenly
         return max(logits, experts + again)
 
     def memory(self, micro_batch, kept=None):
@@ -168,17 +170,31 @@ def parameters_outside(c):
     return c.vocabulary * c.d * (1 if c.tied else 2) + c.d
 
 
-def table(name, of: Plan, micro_batch, device_bytes):
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained."""
+
+    steps: int
+    batch: int  # sequences of a step, over all processes
+    micro_batch: int  # of a forward pass
+
+    def micro_batches(self, processes):
+        """Of a step, in each process."""
+        return -(-self.batch // (self.micro_batch * processes))
+
+
+def table(name, of: Plan, job: Job, device_bytes):
+    """Parameters, memory by component and predicted time; the answer in one line at the end."""
     c = of.config
     total, active = parameters(c)
     compiled = ", compiled" if of.compiled else ""
     lines = [
         f"{name}: {c.layers} layers, experts {of.experts}, recompute {of.recompute}, precision "
-        f"{of.precision}{compiled}, micro-batch {micro_batch}, processes {of.processes}",
+        f"{of.precision}{compiled}, micro-batch {job.micro_batch}, processes {of.processes}",
         f"  {'parameters':24}{total:>16,}",
         f"  {'active parameters':24}{active:>16,}",
     ]
-    memory = of.memory(micro_batch)
+    memory = of.memory(job.micro_batch)
     for key, size in (memory | {"peak": peak(memory)}).items():
         lines.append(f"  {key:24}{size / GIB:>12.3f} GiB")
     largest = of.largest_micro_batch(device_bytes)
@@ -186,5 +202,22 @@ def table(name, of: Plan, micro_batch, device_bytes):
         f"  {'largest micro-batch':24}{largest:>12} sequences of {c.context}, in {USABLE:.0%} of "
         f"{device_bytes / GIB:.1f} GiB"
     )
-    lines += predict.lines(of, micro_batch, flop_of_token(c), PEAKS["H100"])
-    return "\n".join(lines)
+    lines += predict.lines(of, job.micro_batch, flop_of_token(c), PEAKS["H100"])
+    return "\n".join([*lines, answer(of, job, peak(memory), largest, device_bytes)])
+
+
+def answer(of: Plan, job: Job, taken, largest, device_bytes):
+    """Whether it fits, and how long it takes."""
+    room = f"{taken / GIB:.1f} of {device_bytes / GIB:.1f} GiB"
+    if largest == 0:
+        return f"It does not fit: {room}, and no micro-batch does. Take more processes."
+    if taken > USABLE * device_bytes:
+        return f"It does not fit: {room}. --micro-batch {largest} does."
+    seconds = predict.seconds(of, job.micro_batch, job.micro_batches(of.processes))
+    if seconds is None:
+        return f"It fits: {room} a process."
+    where = "an H100" if of.processes == 1 else f"{of.processes} H100s, communication left out,"
+    return (
+        f"It fits: {room} a process. On {where} {job.steps:,} steps of {job.batch} sequences take "
+        f"some {duration(job.steps * seconds)}."
+    )

@@ -123,17 +123,31 @@ def step(c: Config, T, processes):
     }, source
 
 
+def is_known(of):
+    """Whether a plan is one whose time is predicted."""
+    return of.experts == "tilemoe" and of.precision != "float32" and of.recompute == "none"
+
+
+def seconds(of, micro_batch, micro_batches):
+    """Of a step of so many micro-batches in each process; None where it is not known."""
+    if not is_known(of):
+        return None
+    parts, _ = step(of.config, micro_batch * of.config.context, of.processes)
+    update = parts.pop("parameters")
+    return micro_batches * sum(parts.values()) + update
+
+
 def lines(of, micro_batch, flop_of_token, peak):
     """A plan's lines of time."""
     c = of.config
-    if of.experts != "tilemoe" or of.precision == "float32" or of.recompute != "none":
+    if not is_known(of):
         return ["  tokens/s are predicted for tilemoe in bfloat16, without recomputation"]
     T = micro_batch * c.context
     parts, source = step(c, T, of.processes)
-    seconds = sum(parts.values())
+    whole = sum(parts.values())
     shares = ", ".join(f"{name} {1e3 * time:.1f}" for name, time in parts.items())
     return [
-        f"  {'predicted on an H100':24}{T / seconds:>12,.0f} tokens/s a process, MFU "
-        f"{T * flop_of_token / seconds / peak:.1%}",
+        f"  {'predicted on an H100':24}{T / whole:>12,.0f} tokens/s a process, MFU "
+        f"{T * flop_of_token / whole / peak:.1%}",
         f"    ms: {shares}; the experts' rate: {source}",
     ]

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 import plan
+import tokens
 from configs import CONFIGS, Refusal, configuration
 from experts import IMPLEMENTATIONS
-from logs import Log
+from logs import Log, Screen
 from model import RECOMPUTE
 from options import real, whole
 from parallel import start
@@ -88,7 +89,7 @@ def arguments(argv=None):
         help="blocks of tilemoe's products a multiprocessor, one after the other: 4 where "
         "collectives slow them (tilemoe.set_block_turns)",
     )
-    add("--precision", choices=plan.STATE_BYTES, default="mixed", help="see README.md")
+    add("--precision", choices=plan.STATE_BYTES, default="mixed", help="see reference.md")
     add("--learning-rate", type=real(0), default=1e-3)
     add("--warmup", type=whole(0), default=10, help="steps")
     add("--weight-decay", type=real(0), default=0.1)
@@ -106,6 +107,7 @@ def arguments(argv=None):
         help="go on from a checkpoint with another precision, learning rate, warm-up, weight "
         "decay, clip, bias rate, rounding or capacity than it was trained with",
     )
+    add("--log-every", type=whole(1), default=10, help="steps a line; log.jsonl has every step")
     add("--tensorboard", action="store_true", help="its files, in --output")
     args = parser.parse_args(argv)
     if not args.plan and args.batch % args.micro_batch:
@@ -133,13 +135,16 @@ def stop(run, record, first, log, what=""):
         )
 
 
-def go_on(run, log):
+def go_on(run, log, screen):
     """From the last checkpoint, if there is one."""
     folder, changed = run.resume()
     if folder is None:
         return
     record = {"resumed": run.step, "from": str(folder), "processes": run.ranks}
     log.write(record | ({"changed": changed} if changed else {}))
+    screen.say(f"going on from {folder}")
+    for name, (before, now) in changed.items():
+        screen.say(f"changed: {name} {before}, now {now}")
 
 
 def train(args):
@@ -147,18 +152,27 @@ def train(args):
     mesh, device = start()
     torch.use_deterministic_algorithms(args.deterministic)
     run = Run(args, mesh, device)
+    if run.rank == 0:
+        tokens.keep(args.data, args.output)
     log = Log(args.output, run.rank, args.tensorboard)
+    screen = Screen(run.rank, args.steps, args.batch * run.config.context, args.log_every)
+    total, active = plan.parameters(run.config)
+    screen.say(
+        f"{args.config}: {total:,} parameters, {active:,} active; {run.ranks} process"
+        f"{'es' if run.ranks > 1 else ''} on {device.type}; every step is in {log.path}"
+    )
     try:
-        go_on(run, log)
-        return steps(run, log)
+        go_on(run, log, screen)
+        return steps(run, log, screen)
     finally:
         log.close()
 
 
-def steps(run, log):
+def steps(run, log, screen):
     """All that are left -> exit status."""
     args, device = run.args, run.device
-    tokens = args.batch * run.config.context
+    if run.step >= args.steps:
+        screen.say(f"nothing is left of --steps {args.steps}: with more of them the run goes on")
     peak = plan.peak_flops(device)
     flop = plan.flop_of_token(run.config)
     while run.step < args.steps:
@@ -167,19 +181,24 @@ def steps(run, log):
         if not good:
             stop(run, record, first, log)
             return 1
-        speed = tokens / (time.perf_counter() - began)  # the step's norm was read: it is done
-        record["tokens_per_s"] = speed
+        seconds = time.perf_counter() - began  # the step's norm was read: it is done
+        record["tokens_per_s"] = speed = screen.tokens / seconds
         if peak is not None:
             record["mfu"] = speed * flop / (peak * run.ranks)
         if device.type == "cuda":
             record["peak_bytes"] = torch.cuda.max_memory_allocated(device)
         log.write(record)
+        screen.step(record, seconds)
         last = run.step == args.steps
         if last or run.step % args.evaluate_every == 0:
-            log.write({"evaluated": run.step, "held_out_loss": run.evaluate()})
+            held_out = run.evaluate()
+            log.write({"evaluated": run.step, "held_out_loss": held_out})
+            screen.evaluated(run.step, held_out, run.held_out.tokens_per_byte)
         if (last or run.step % args.save_every == 0) and not run.save():
             stop(run, record, first, log, "the update made parameters that are not finite; ")
             return 1
+        if last:
+            screen.say(f"done: {run.checkpoints.last()}")
     return 0
 
 
@@ -210,7 +229,9 @@ def carry_out(args):
         )
         choices = args.experts, args.recompute, args.precision, args.compile
         of = plan.Plan(config, *choices, processes=args.processes)
-        print(plan.table(args.config, of, args.micro_batch, device_bytes(args)))
+        print("counting on fake tensors, which takes some ten seconds", file=sys.stderr)
+        job = plan.Job(args.steps, args.batch, args.micro_batch)
+        print(plan.table(args.config, of, job, device_bytes(args)))
         return 0
     args.output.mkdir(parents=True, exist_ok=True)
     try:

@@ -70,8 +70,6 @@ def test_a_second_training_is_refused_and_removes_nothing(launch, tmp_path):
 def test_options_that_decide_change_on_purpose_alone(launch, tmp_path, capsys):
     folder = tmp_path / "run"
     assert launch("--steps", 1) == 0
-    line = next(at for at in capsys.readouterr().out.splitlines() if at.startswith("step 1 "))
-    assert " batch " not in line and "batch" in log(folder)[0]  # a checksum is of the file alone
     last = folder / "checkpoints" / "step-000000001"
     other = ["--steps", 2, "--learning-rate", 0.5, "--clip", 2, "--rounding", "nearest"]
     other += ["--weight-decay", 0]
@@ -80,7 +78,10 @@ def test_options_that_decide_change_on_purpose_alone(launch, tmp_path, capsys):
         "None, this run has learning_rate 0.5, weight_decay 0.0, clip 2.0, rounding nearest: "
         "--change-options goes on with what this run has"
     )
+    capsys.readouterr()
     assert launch(*other, "--change-options") == 0
+    said = capsys.readouterr().out
+    assert f"going on from {last}\n" in said and "changed: clip 1.0, now 2.0\n" in said
     changed = {"learning_rate": [0.001, 0.5], "weight_decay": [0.1, 0.0], "clip": [1.0, 2.0]}
     resumed = next(record for record in log(folder) if "resumed" in record)
     assert resumed["changed"] == changed | {"rounding": [None, "nearest"]}
@@ -243,6 +244,7 @@ def test_no_more_is_read_of_a_large_file_than_says_so(tmp_path):
         ("--save-every", ("0",)),
         ("--keep", ("0",)),
         ("--evaluate-every", ("0",)),
+        ("--log-every", ("0",)),
         ("--block-turns", ("0", "17")),
         ("--seed", ("-1", str(2**32))),
     ],

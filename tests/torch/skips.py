@@ -26,12 +26,19 @@ NEED = {
     "torchtitan": ["torchtitan_test.py"],
     "transformers": [
         "finetune_test.py",
+        "pretrain_trained_test.py::test_an_exported_run_is_loaded_and_is_the_same",
+        "pretrain_trained_test.py::test_an_exported_tokenizer_gives_the_same_tokens",
+        "pretrain_trained_test.py::test_transformers_computes_the_same_function",
         "transformers_distributed_test.py",
         "transformers_models_test.py",
         "transformers_test.py",
     ],
     "accelerate": ["finetune_test.py"],
-    "tokenizers": ["pretrain_corpus_test.py::test_a_tokenizer_of_its_own_gives_the_text_back"],
+    "tokenizers": [
+        "pretrain_corpus_test.py::test_a_tokenizer_of_its_own_gives_the_text_back",
+        "pretrain_trained_test.py::test_a_runs_tokenizer_is_text_and_back",
+        "pretrain_trained_test.py::test_an_exported_tokenizer_gives_the_same_tokens",
+    ],
     "tensorboard": ["pretrain_test.py::test_tensorboard_has_what_the_log_has"],
 }
 

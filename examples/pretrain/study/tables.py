@@ -1,4 +1,4 @@
-"""Writes ../README.md's table of measured speeds from the files of measure.py.
+"""Writes ../results.md's table of measured speeds from the files of measure.py.
 
 python examples/pretrain/study/tables.py           # rewrites what stands between the page's marks
 python examples/pretrain/study/tables.py --check   # status 1 where the page differs
@@ -11,7 +11,7 @@ import sys
 from example import FOLDER, RESULTS
 from pages import table, with_part
 
-PAGE = FOLDER / "README.md"
+PAGE = FOLDER / "results.md"
 BEGIN = "<!-- tables.py writes from here -->\n"
 HEADER = ["config", "layers", "experts", "micro-batch", "tokens/s", "MFU", "peak, GiB", "ms"]
 

@@ -1,0 +1,74 @@
+"""A run's text as tokens and back: what its corpus made tokens of is kept in the run's folder, so
+that a trained model needs no corpus."""
+
+import json
+import shutil
+from pathlib import Path
+
+from configs import Refusal
+from data import manifest_of
+
+TOKENIZER = "tokenizer.json"
+
+
+def keep(corpus, run):
+    """tokens.json, and the corpus' tokenizer where it has one: without, a token is a byte."""
+    described, source = manifest_of(corpus), Path(corpus) / TOKENIZER
+    if source.exists():
+        shutil.copyfile(source, run / TOKENIZER)
+    kept = {
+        "vocabulary": described["vocabulary"],
+        "end": described["end"],  # of a document
+        "tokenizer": TOKENIZER if source.exists() else None,
+    }
+    (run / "tokens.json").write_text(json.dumps(kept) + "\n")
+
+
+def of_run(run):
+    """-> ByteTokens or TokenizerTokens."""
+    path = Path(run) / "tokens.json"
+    if not path.exists():
+        raise Refusal(
+            f"{path} is missing: the command that trained {run}, given again, writes it"
+        )
+    kept = json.loads(path.read_text())
+    if kept["tokenizer"] is None:
+        return ByteTokens(kept)
+    return TokenizerTokens(kept, Path(run) / kept["tokenizer"])
+
+
+class ByteTokens:
+    """Token b is byte b of UTF-8."""
+
+    def __init__(self, kept):
+        self.vocabulary, self.end = kept["vocabulary"], kept["end"]
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decoder(self):
+        """-> a function: the next token -> the bytes that are known with it."""
+        return lambda token: bytes([token])
+
+
+class TokenizerTokens:
+    """Of Hugging Face's tokenizers."""
+
+    def __init__(self, kept, path):
+        try:
+            import tokenizers
+        except ImportError:
+            raise Refusal("this run has a tokenizer: pip install tokenizers") from None
+        self.vocabulary, self.end = kept["vocabulary"], kept["end"]
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        self.tokenizer.encode_special_tokens = True  # they are text, as in the corpus
+        self.stream = tokenizers.decoders.DecodeStream
+
+    def encode(self, text):
+        return self.tokenizer.encode(text).ids
+
+    def decoder(self):
+        """-> a function: the next token -> the bytes that are known with it; of a character that is
+        spread over tokens, all come with the last of them."""
+        stream = self.stream(skip_special_tokens=False)
+        return lambda token: (stream.step(self.tokenizer, token) or "").encode()

@@ -1,0 +1,43 @@
+"""examples/pretrain's gradients under FSDP-2 in two processes are those of the whole model, and no
+module returns what FSDP warns of."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher
+from pretrain_fsdp_worker import CASES
+
+WORKER = Path(__file__).parent / "pretrain_fsdp_worker.py"
+
+
+@pytest.fixture(scope="module")
+def found():
+    done = subprocess.run(
+        [*launcher.python(2), WORKER],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sharded_gradients_are_the_whole_models(found, case):
+    """The same bits: half of a sum of two is the sum of two halves."""
+    assert found[case]["gradients"] == found[case]["shards"] > 10
+    assert found[case]["different"] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_sharded_module_returns_a_view(found, case):
+    """FSDP hangs its gathering for backward on a module's outputs. An operation in place on one that
+    is a view would lose that hook, of which torch 2.15 warns; so there are no views."""
+    assert found[case]["views"] == []
+    assert found[case]["warnings"] == []
