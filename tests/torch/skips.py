@@ -25,6 +25,7 @@ class Skip(NamedTuple):
 NEED = {
     "torchtitan": ["torchtitan_test.py"],
     "transformers": [
+        "documentation_test.py::test_a_model_of_transformers",
         "finetune_test.py",
         "transformers_distributed_test.py",
         "transformers_models_test.py",
