@@ -12,7 +12,7 @@ GENERATED = re.compile(r"<!-- .*?(?:from here|written by [^>]*) -->\n.*?<!-- (?:
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```[^\n]*$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s]*)\)")
-SENTENCE_END = re.compile(r"(?<=[.?!])[)\"*]*\s+(?=[\"(*`\[]*[A-Z0-9`\[])")
+SENTENCE_END = re.compile(r"(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.?!])[)\"'*]*\s+")
 
 
 class Snippet(NamedTuple):
