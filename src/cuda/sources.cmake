@@ -19,6 +19,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/step/down_projection_f16.cu
   cuda/step/input_gradient_bf16.cu
   cuda/step/input_gradient_f16.cu
+  cuda/step/projection_sizes.cpp
   cuda/step/projection_tiles.cpp
   cuda/step/rank_experts.cu
   cuda/step/route_general.cu

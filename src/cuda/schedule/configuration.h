@@ -22,8 +22,8 @@ inline constexpr TileConfiguration kCooperative256Pairs{128, 256, Schedule::kCoo
 inline constexpr TileConfiguration kCooperative192Pairs{128, 192, Schedule::kCooperative, 2};
 inline constexpr TileConfiguration kPingPong128{128, 128, Schedule::kPingPong};
 
-// A projection as the model sees it; counts of an expert's rows are on the device, so rows are
-// taken as spread evenly.
+// A projection as the model sees it; the counts of experts' rows are on the device, so rows are
+// taken as if every pair had chosen at random.
 struct ProjectionSize {
   int64_t rows, E;
   int64_t columns;           // of the product

@@ -18,6 +18,12 @@ inline constexpr TileConfiguration kInputTiles[] = {kCooperative256Pairs, kCoope
 inline constexpr TileConfiguration kActivationGradientTiles[] = {
     kCooperative256, kCooperative256Pairs, kCooperative192Pairs};
 
+// What choose_tile() knows of a step. It reads the rows' number, the experts and the widths alone.
+ProjectionSize size_of(const UpProjection& step);
+ProjectionSize size_of(const DownProjection& step);
+ProjectionSize size_of(const InputGradient& step);
+ProjectionSize size_of(const ActivationGradient& step);
+
 TileConfiguration tile_of(const UpProjection& step);
 TileConfiguration tile_of(const DownProjection& step);
 TileConfiguration tile_of(const InputGradient& step);

@@ -1,0 +1,83 @@
+// The tile that each projection takes, against the times of all its tiles as an H100 was measured:
+// benchmarks/results/gpu_configurations.json, by `tilemoe_cuda_steps --configurations`.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cuda/step/projection_tiles.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kH100 = 132;  // multiprocessors
+constexpr double kBar = 1.03;
+
+std::string name_of(const TileConfiguration& tile) {
+  return std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
+         (tile.schedule == Schedule::kPingPong ? " ping-pong" : " cooperative") +
+         (tile.cluster > 1 ? ", pairs" : "");
+}
+
+json measured() {
+  std::ifstream file(TILEMOE_RESULTS "/gpu_configurations.json");
+  return json::parse(file).at("items").at(0).at("report").at("projections");
+}
+
+TileConfiguration pick_of(const json& entry) {
+  static constexpr int32_t kSomeToken = 0;
+  const auto number = [&](const char* name) { return entry.at(name).get<int64_t>(); };
+  tilemoe_experts experts{};
+  experts.d = number("d"), experts.n = number("n"), experts.E = number("E");
+  Rows rows;
+  rows.E = experts.E, rows.capacity = number("T") * number("K"), rows.token = &kSomeToken;
+  const std::string step = entry.at("step");
+  if (step == "up") {
+    UpProjection up{};
+    up.experts = &experts, up.rows = rows;
+    return choose_tile(size_of(up), kUpTiles, kH100);
+  }
+  if (step == "down") {
+    DownProjection down{};
+    down.experts = &experts, down.rows = rows, down.Y.shape[1] = experts.d;
+    return choose_tile(size_of(down), kDownTiles, kH100);
+  }
+  EXPECT_EQ(step, "dA'");
+  if (column_block(experts.n) == kCooperative192Pairs.block_n) return kCooperative192Pairs;
+  ActivationGradient gradient{};
+  gradient.experts = &experts, gradient.rows = rows;
+  return choose_tile(size_of(gradient), kActivationGradientTiles, kH100);
+}
+
+TEST(TileChoice, IsWithinThreePercentOfTheBestTileMeasured) {
+  const json entries = measured();
+  EXPECT_GE(entries.size(), 60u);
+  for (const json& entry : entries) {
+    double best = 1e9;
+    for (const auto& [tile, ms] : entry.at("ms").items()) best = std::min(best, ms.get<double>());
+    const std::string pick = name_of(pick_of(entry));
+    ASSERT_TRUE(entry.at("ms").contains(pick)) << pick;
+    EXPECT_LE(entry.at("ms").at(pick).get<double>(), kBar * best)
+        << entry.at("config") << ", " << entry.at("step") << ": " << pick;
+  }
+}
+
+// Of a whole block of rows in the mean, half of the experts have two.
+TEST(TileChoice, CountsTheSecondBlockOfExpertsAboveTheMean) {
+  json entry = {{"T", 2048}, {"d", 2048}, {"n", 768}, {"E", 128}, {"K", 8}, {"step", "up"}};
+  EXPECT_EQ(pick_of(entry), kCooperative256Pairs);
+  entry["T"] = 1024;  // 64 rows an expert: nobody has two
+  EXPECT_EQ(pick_of(entry), kCooperative256);
+}
+
+TEST(TileChoice, TakesNoRowsAtAll) {
+  const json entry = {{"T", 0}, {"d", 64}, {"n", 64}, {"E", 4}, {"K", 2}, {"step", "down"}};
+  EXPECT_NO_THROW(pick_of(entry));
+}
+
+}  // namespace
+}  // namespace tilemoe::cuda
