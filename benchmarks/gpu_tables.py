@@ -294,7 +294,7 @@ def cpp_layers():
     )
     for item in passed(results):
         entry = item["report"][0]
-        if (entry["routing"], entry["rounding"]) == ("random", "none"):
+        if (entry["routing"], entry["rounding"], entry["biases"]) == ("random", "none", False):
             cells = [
                 f"{entry[key]:.2f} ({entry['limit_ms'][name]:.2f})"
                 for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward"))
