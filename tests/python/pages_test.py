@@ -146,15 +146,14 @@ def compiled_programs():
 
 
 def stands_in(lines, program):
-    """Whether the lines stand in the program, in their order; a line of dots leaves some out."""
+    """Whether the lines stand in the program, one after the other; a line of dots leaves some out."""
     at = 0
-    for line in lines:
-        if line == "...":
-            continue
-        found = program.find(line, at)
+    for chunk in "\n".join(lines).split("\n...\n"):
+        chunk = chunk.replace("\n", "")
+        found = program.find(chunk, at)
         if found < 0:
             return False
-        at = found + len(line)
+        at = found + len(chunk)
     return True
 
 
