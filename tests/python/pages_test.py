@@ -148,8 +148,7 @@ def compiled_programs():
 def stands_in(lines, program):
     """Whether the lines stand in the program, one after the other; a line of dots leaves some out."""
     at = 0
-    for chunk in "\n".join(lines).split("\n...\n"):
-        chunk = chunk.replace("\n", "")
+    for chunk in "".join(lines).split("..."):
         found = program.find(chunk, at)
         if found < 0:
             return False
