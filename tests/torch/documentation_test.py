@@ -14,10 +14,9 @@ import tilemoe
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-PAGES = {
-    page: (ROOT / page).read_text()
-    for page in ("README.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md"))))
-}
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILES += sorted((ROOT / "examples").rglob("*.md"))
+PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in FILES}
 PYTORCH = PAGES["docs/pytorch.md"]
 # (page, block of Python, what the page says that it prints)
 BLOCKS = [
@@ -30,17 +29,19 @@ ALONE = [block for block in BLOCKS if block not in OF_TRANSFORMERS]
 
 
 def test_the_pages_have_their_blocks():
-    assert [page for page, *_ in ALONE] == ["README.md", "docs/pytorch.md", "docs/pytorch.md"]
-    assert [page for page, *_ in OF_TRANSFORMERS] == ["README.md", "docs/transformers.md"]
+    assert {"README.md", "docs/pytorch.md"} <= {page for page, *_ in ALONE}
+    assert {"README.md", "docs/transformers.md"} <= {page for page, *_ in OF_TRANSFORMERS}
+    assert sum(bool(printed) for _, _, printed in ALONE) >= 1
     ten_lines = PYTORCH.split("## Ten lines that work\n")[1].split("\n## ")[0]
-    assert ALONE[1][1] in ten_lines
+    assert sum(block in ten_lines for _, block, _ in ALONE) == 1
 
 
 @pytest.mark.parametrize("page, block, printed", ALONE, ids=[page for page, *_ in ALONE])
 def test_a_block(page, block, printed, capsys):
     names = {}
     exec(compile(block, page, "exec"), names)
-    assert names["out"].shape == names["x"].shape
+    if "out" in names:
+        assert names["out"].shape == names["x"].shape
     assert capsys.readouterr().out == printed
 
 
