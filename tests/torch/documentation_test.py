@@ -15,7 +15,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FILES += sorted((ROOT / "examples").rglob("*.md"))
 PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in FILES}
 PYTORCH = PAGES["docs/pytorch.md"]
 # (page, block of Python, what the page says that it prints)
@@ -24,7 +23,7 @@ BLOCKS = [
     for page, text in PAGES.items()
     for block, printed in re.findall(r"```python\n(.*?)```\n(?:```\n(.*?)```)?", text, re.DOTALL)
 ]
-OF_TRANSFORMERS = [block for block in BLOCKS if "from_pretrained" in block[1]]
+OF_TRANSFORMERS = [block for block in BLOCKS if "experts_implementation" in block[1]]
 ALONE = [block for block in BLOCKS if block not in OF_TRANSFORMERS]
 
 
