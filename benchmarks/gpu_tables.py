@@ -12,8 +12,18 @@ import statistics
 import sys
 
 from marks import LEGEND, ROOT, marked
-from peer_tables import EAGER, PASSES, mebibytes, peers, readme_peers, torch_layers
-from results_tables import SHAPE, config, marks, milliseconds, passed, results_of, stage, table
+from peer_tables import EAGER, PASSES, beside_peers, mebibytes, peers, readme_peers, torch_layers
+from results_tables import (
+    SHAPE,
+    config,
+    marks,
+    milliseconds,
+    paragraph,
+    passed,
+    results_of,
+    stage,
+    table,
+)
 
 BEGIN, END = "<!-- gpu_tables.py writes {} from here -->\n", "<!-- to here -->\n"
 PAGES = [
@@ -273,78 +283,93 @@ def measured_page():
     return f"{LEGEND}\n\n{text}"
 
 
-def readme_layers():
-    """The configurations' whole layers, for a page that tells no more."""
+def cpp_layers():
+    """The configurations' whole layers from C++."""
     results, rows = stage("bench"), []
-    said = (
-        f'From C++, on an {results["name"]}, in a run of its own, passes back to back; "limit" is '
-        "what the operations at 798 TFLOP/s or the bytes at 3.0 TB/s take, step by step "
-        "([file](benchmarks/results/gpu_bench.json), steps and other routings in "
-        "[docs/measured.md](docs/measured.md)):\n\n"
+    said = paragraph(
+        f"One {results['name']}, driver {results['driver_version']}, a run of its own, passes back to "
+        'back. "Limit" is what the operations at 798 TFLOP/s or the bytes at 3.0 TB/s take, step by '
+        "step ([file](../benchmarks/results/gpu_bench.json); [steps and other routings]"
+        "(measured.md#the-layer))."
     )
     for item in passed(results):
         entry = item["report"][0]
-        if (entry["routing"], entry["rounding"]) == ("random", "none"):
+        if (entry["routing"], entry["rounding"], entry["biases"]) == ("random", "none", False):
             cells = [
                 f"{entry[key]:.2f} ({entry['limit_ms'][name]:.2f})"
                 for key, name in (("fwd_ms", "forward"), ("bwd_ms", "backward"))
             ]
-            shape = ", ".join(str(entry["shape"][name]) for name in SHAPE)
+            shape = " ".join(str(entry["shape"][name]) for name in SHAPE)
             rows.append([config(entry, results), shape, *cells])
-    return said + table(["", "T, d, n, E, K", "forward, ms (limit)", "backward, ms (limit)"], rows)
+    header = ["layer", "T d n E K", "forward, ms (limit)", "backward, ms (limit)"]
+    return said + "\n" + table(header, rows)
 
 
-def cpu_layer():
-    """TileMoE, eager grouped_mm and oneDNN's products on the CPU."""
-    entries = {(e["backend"], e["dtype"]): e for e in results_of("cpu_layer.json")}
-    ours = entries["tilemoe-cpu", "float32"]
-    torch, dense = entries[EAGER, "float32"], entries["onednn-dense", "float32"]
-    shape = " ".join(f"{letter}={ours['shape'][letter]}" for letter in SHAPE)
-    loads = [e["load_average"] for e in entries.values()]
-    times = lambda e: " / ".join(f"{e[key]:.1f}" for key in PASSES)
-    rows = [
-        ["TileMoE", times(ours), mebibytes(ours["saved_bytes"])],
-        [
-            f"PyTorch {torch['versions']['torch'].partition('+')[0]}, eager `grouped_mm`",
-            times(torch),
-            mebibytes(torch["saved_bytes"]),
-        ],
-        ["oneDNN, the dense products alone", times(dense), ""],
-    ]
-    sixteen = [
-        f"in {dtype} {entries['tilemoe-cpu', dtype]['fwd_plus_bwd_ms']:.0f} ms, PyTorch "
-        f"{entries[EAGER, dtype]['fwd_plus_bwd_ms']:.0f}"
-        for dtype in ("bfloat16", "float16")
-    ]
-    return (
-        f"On the CPU, {ours['threads']} threads, one layer, float32, {shape}, router and routing "
-        f"included; the three took turns, {ours['rounds']} rounds (commit `{ours['commit']}`, load "
-        f"{min(loads):.1f} to {max(loads):.1f}; [file](benchmarks/results/cpu_layer.json), "
-        "[how](docs/benchmarks.md)):\n\n"
-        + table(["", "forward / backward, ms", "kept for backward, MiB"], rows)
-        + f"\nThat is {ours['speed_against'][EAGER]:.2f} times eager PyTorch's speed, and "
-        f"{100 * ours['speed_against']['onednn-dense']:.0f} % of what the products alone reach. Both "
-        f"passes together: {sixteen[0]}; {sixteen[1]}.\n"
+def cpu_entries():
+    """{(backend, dtype): entry} of cpu_layer.json."""
+    return {(e["backend"], e["dtype"]): e for e in results_of("cpu_layer.json")}
+
+
+def readme_cpu():
+    """The CPU in two sentences."""
+    ours = cpu_entries()["tilemoe-cpu", "float32"]
+    torch = cpu_entries()[EAGER, "float32"]
+    return paragraph(
+        f"On {ours['threads']} CPU cores, in float32, the layer runs at "
+        f"{ours['speed_against'][EAGER]:.2f} times the speed of `grouped_mm`, eager, in torch "
+        f"{torch['versions']['torch'].partition('+')[0]}, and keeps {mebibytes(ours['saved_bytes'])} MiB "
+        f"for backward instead of {mebibytes(torch['saved_bytes'])} "
+        "([file](benchmarks/results/cpu_layer.json), [more](docs/results.md#on-a-cpu))."
     )
 
 
-def cpu_training():
-    """Held-out bits a byte by seed."""
-    study = results_of("train_cpu.json")["study"]
+def cpu_layer():
+    """TileMoE, eager grouped_mm and oneDNN's products on the CPU, by type."""
+    entries = cpu_entries()
+    ours = entries["tilemoe-cpu", "float32"]
+    torch = entries[EAGER, "float32"]
+    shape = " ".join(f"{letter}={ours['shape'][letter]}" for letter in SHAPE)
+    loads = [e["load_average"] for e in entries.values()]
     names = {
-        "top-k": "experts, top-K",
-        "nearest": "experts, `nearest` rounding",
-        "dense": "a dense layer of equal active width",
-        "experts-off": "no experts",
+        "tilemoe-cpu": "TileMoE",
+        EAGER: f"torch {torch['versions']['torch'].partition('+')[0]}, `grouped_mm`, eager",
+        "onednn-dense": "oneDNN, the dense products alone",
     }
     rows = [
-        [words, " / ".join(f"{bits:.3f}" for bits in study["bits_per_byte"][name])]
-        for name, words in names.items()
+        [
+            f"{names[backend]}, {dtype}",
+            *(f"{entry[key]:.1f}" for key in PASSES),
+            mebibytes(entry["saved_bytes"]),
+        ]
+        for (backend, dtype), entry in entries.items()
+        if backend in names
     ]
     return (
-        table(["", "by seed"], rows) + "\n`xz -9`, given the same training text: "
-        f"{study['xz_bits_per_byte']:.2f} (commit `{study['commit']}`, "
-        "[file](benchmarks/results/train_cpu.json)).\n"
+        paragraph(
+            f"{ours['device']}, {ours['threads']} threads, {shape}, router and routing included. All "
+            f"took turns, {ours['rounds']} rounds (commit `{ours['commit']}`, load {min(loads):.1f} to "
+            f"{max(loads):.1f}; [file](../benchmarks/results/cpu_layer.json), "
+            "[how](benchmarks.md#the-comparison-on-a-cpu))."
+        )
+        + "\n"
+        + table(["", "forward, ms", "backward, ms", "kept for backward, MiB"], rows)
+        + "\n"
+        + paragraph(
+            f"In float32 that is {ours['speed_against'][EAGER]:.2f} times eager PyTorch's speed, and "
+            f"{100 * ours['speed_against']['onednn-dense']:.0f} % of what the products alone reach."
+        )
+    )
+
+
+def readme_training():
+    """What the default training reaches."""
+    study = results_of("train_cpu.json")["study"]
+    bits = study["bits_per_byte"]
+    spread = lambda name: " to ".join(f"{b:.2f}" for b in sorted({min(bits[name]), max(bits[name])}))
+    return paragraph(
+        f"By seed it ends at {spread('top-k')} bits a byte of held-out text; a dense layer of the same "
+        f"active width ends at {spread('dense')}, and `xz -9`, given the training text, at "
+        f"{study['xz_bits_per_byte']:.2f} ([file](benchmarks/results/train_cpu.json))."
     )
 
 
@@ -359,23 +384,27 @@ def huge_cases():
         for names, word in ((by(True), "passed"), (by(False), "did not pass"))
         if names
     ]
-    return (
-        "Operands of more than 2^31 elements, against float64, on an "
-        f"{results['name']} at commit `{results['commit']}`: {'; '.join(said)} "
-        "([file](benchmarks/results/gpu_huge.json)).\n"
+    return paragraph(
+        f"Operands of more than 2^31 elements, against float64, on one {results['name']} at commit "
+        f"`{results['commit']}`: {'; '.join(said)} ([file](../benchmarks/results/gpu_huge.json))."
     )
 
 
 PARTS = {
     "README.md": {
         "peers": readme_peers,
-        "layers": readme_layers,
+        "cpu": readme_cpu,
+        "training": readme_training,
+    },
+    "docs/results.md": {
+        "peers": beside_peers,
+        "layers": cpp_layers,
+        "torch": torch_layers,
         "cpu": cpu_layer,
-        "training": cpu_training,
         "huge": huge_cases,
     },
     "docs/measured.md": {"tables": measured_page},
-    "docs/benchmarks.md": {"torch": torch_layers, "legend": lambda: f"{LEGEND}\n"},
+    "docs/benchmarks.md": {"legend": lambda: paragraph(LEGEND)},
 }
 
 

@@ -2,7 +2,17 @@
 gpu_tables.py."""
 
 from marks import LEGEND
-from results_tables import SHAPE, config, marks, milliseconds, passed, results_of, stage, table
+from results_tables import (
+    SHAPE,
+    config,
+    marks,
+    milliseconds,
+    paragraph,
+    passed,
+    results_of,
+    stage,
+    table,
+)
 
 SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
 
@@ -119,65 +129,92 @@ def span(ratios):
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
 
 
+IMPLEMENTATIONS = {
+    "tilemoe": "TileMoE",
+    SONIC: "sonic-moe",
+    COMPILED: "`grouped_mm`, compiled",
+    EAGER: "`grouped_mm`, eager",
+}
+
+
+def spans(results, name):
+    """The least and the greatest of our time over a peer's, forward and backward."""
+    ratios = [r for r in (ours_of(i)["time_of_peers"].get(name) for i in passed(results)) if r]
+    forward, backward = (span([r[key] for r in ratios]) for key in PASSES)
+    return f"{forward} of the time of {IMPLEMENTATIONS[name]} forward and {backward} backward"
+
+
+def versions_of(results):
+    found = by_peer(passed(results)[0])
+    return found[SONIC]["versions"] | found["tilemoe"]["versions"]
+
+
+def times(entry):
+    """Forward / backward in ms; nothing of a peer that was not timed."""
+    return "" if entry is None else " / ".join(f"{entry[key]:.2f}" for key in PASSES)
+
+
 def readme_peers():
-    """All layers beside sonic-moe and grouped_mm from PyTorch; until that is measured, what is."""
+    """The times of all layers, a column an implementation."""
     results = stage("peers")
-    if not results or not passed(results):
-        return torch_layers(short=True)
+    versions = versions_of(results)
+    rows = [
+        [
+            peer_row(item),
+            shape_of(ours_of(item)),
+            *(times(by_peer(item).get(name)) for name in IMPLEMENTATIONS),
+        ]
+        for item in passed(results)
+    ]
+    return (
+        paragraph(
+            f"One {results['name']}, bfloat16, the router included, all called from PyTorch and in "
+            f"turn, medians of {results['rounds']} rounds, milliseconds forward / backward "
+            f"([file](benchmarks/results/gpu_peers.json), [how](docs/benchmarks.md#beside-other-layers), "
+            "[ratios and memory](docs/results.md)). "
+            f"TileMoE {versions['tilemoe']}, sonic-moe {versions['sonic-moe']}, torch "
+            f"{versions['torch']}. TileMoE takes {spans(results, SONIC)}."
+        )
+        + "\n"
+        + table(["layer", "T d n E K", *IMPLEMENTATIONS.values()], rows)
+    )
+
+
+def beside_peers():
+    """Our times over the others', and the peaks."""
+    results = stage("peers")
+    others = [name for name in IMPLEMENTATIONS if name != "tilemoe"]
     rows = []
     for item in passed(results):
         ours, found = ours_of(item), by_peer(item)
-        peak = [
-            above(found[name], "peak_bytes") if name in found else ""
-            for name in ("tilemoe", SONIC, COMPILED)
-        ]
         rows.append(
             [
                 peer_row(item),
-                shape_of(ours),
-                " / ".join(f"{ours[key]:.2f}" for key in PASSES),
-                over(ours, SONIC),
-                over(ours, COMPILED),
-                over(ours, EAGER),
-                " / ".join(peak),
+                *(over(ours, name) for name in others),
+                *(above(found.get(name, {}), "peak_bytes") for name in IMPLEMENTATIONS),
             ]
         )
-    said = []
-    for name, words in (
-        (SONIC, "sonic-moe's"),
-        (COMPILED, "that of `grouped_mm` with compiled elementwise parts"),
-        (EAGER, "that of eager `grouped_mm`"),
-    ):
-        ratios = [
-            ours_of(item)["time_of_peers"][name]
-            for item in passed(results)
-            if name in ours_of(item)["time_of_peers"]
-        ]
-        if ratios:
-            said.append(
-                f"{span([r['fwd_ms'] for r in ratios])} of {words} forward, "
-                f"{span([r['bwd_ms'] for r in ratios])} backward"
-            )
-    versions = by_peer(passed(results)[0]).get(SONIC, ours_of(passed(results)[0]))["versions"]
-    with_sonic = f"sonic-moe {versions['sonic-moe']}, " if "sonic-moe" in versions else ""
+    timed = set.intersection(*(set(by_peer(item)) for item in passed(results)))
+    said = ", ".join(spans(results, name) for name in others if name in timed)
     return (
-        f"On one {results['name']}, bfloat16, all called from PyTorch, the router included, taking "
-        f"turns, {results['rounds']} rounds ({with_sonic}torch {versions['torch']}; "
-        "[file](benchmarks/results/gpu_peers.json), [how](docs/benchmarks.md#beside-other-layers)), "
-        f"TileMoE's time on the GPU is {'; '.join(said)}.\n\n"
+        paragraph(
+            f"One {results['name']}, driver {results['driver_version']}, bfloat16, {results['rounds']} "
+            f"rounds ([file](../benchmarks/results/gpu_peers.json), "
+            "[how](benchmarks.md#beside-other-layers), [every number](measured.md#beside-other-layers))."
+        )
+        + "\n"
+        + paragraph(f"TileMoE takes {said}.")
+        + "\n"
         + table(
             [
                 "layer",
-                "T d n E K",
-                "forward / backward, ms",
-                "over sonic-moe's",
-                "over compiled `grouped_mm`'s",
-                "over eager `grouped_mm`'s",
-                "peak*, MiB: TileMoE / sonic-moe / compiled `grouped_mm`",
+                "over sonic-moe",
+                "over `grouped_mm`, compiled",
+                "over `grouped_mm`, eager",
+                *(f"peak, MiB: {words}" for words in IMPLEMENTATIONS.values()),
             ],
             rows,
         )
-        + f"\n\\* above weights, inputs and dO. {LEGEND}\n"
         + spread_of_equal_kernels(results)
     )
 
@@ -199,7 +236,7 @@ def spread_of_equal_kernels(results):
     )
 
 
-def torch_layers(short=False):
+def torch_layers():
     """TileMoE and eager grouped_mm, of gpu_torch_layer.json."""
     cases = {}
     for entry in results_of("gpu_torch_layer.json"):
@@ -216,24 +253,29 @@ def torch_layers(short=False):
             mebibytes(eager["saved_bytes"]),
         ]
         small = [of[one] for one in ("tilemoe-dh-over-h", "tilemoe-small-peak") if one in of]
-        if not short:
-            cells += [above(e, "peak_bytes") for e in (ours, *small, eager)]
+        cells += [above(e, "peak_bytes") for e in (ours, *small, eager)]
         rows.append(cells)
     entry = ours
     header = [
         "layer",
         "TileMoE, ms",
-        "eager `grouped_mm`, ms",
+        "`grouped_mm`, eager, ms",
         "speed",
         "kept, MiB",
         "`grouped_mm`",
+        "peak, MiB",
+        "dH over H",
+        "and small peak",
+        "`grouped_mm`",
     ]
-    up = "" if short else "../"
-    text = (
-        f"On an {entry['device']}, bfloat16, top-K over random logits, router included, forward / "
-        f"backward, {entry['rounds']} rounds, torch {entry['versions']['torch']}, commit "
-        f"`{entry['commit']}` ([file]({up}benchmarks/results/gpu_torch_layer.json)). `grouped_mm` is "
-        "eager here; with compiled elementwise parts it takes less time.\n\n"
+    return (
+        paragraph(
+            f"One {entry['device']}, bfloat16, top-K over random logits, router included, forward / "
+            f"backward, {entry['rounds']} rounds, torch {entry['versions']['torch']}, commit "
+            f"`{entry['commit']}` ([file](../benchmarks/results/gpu_torch_layer.json)). "
+            '"Peak" is above weights, inputs and dO.'
+        )
+        + "\n"
+        + table(header, rows)
+        + f"\n{paragraph(LEGEND)}"
     )
-    more = [] if short else ["peak, MiB", "dH over H", "and small peak", "`grouped_mm`"]
-    return text + table([*header, *more], rows) + f"\n{LEGEND}\n"

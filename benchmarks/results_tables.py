@@ -1,6 +1,7 @@
 """What writes tables of results files (gpu_tables.py, peer_tables.py) shares."""
 
 import json
+import re
 
 from marks import RESULTS, mark
 
@@ -19,6 +20,23 @@ def stage(name):
 def table(header, rows):
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def visible(text):
+    """What a reader sees of a line of Markdown: no addresses of links."""
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def paragraph(text):
+    """In lines of at most 116 letters that a reader sees; a mark behind a link has room."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if len(visible(longer)) > 116:
+            lines.append(word)
+        else:
+            lines[-1] = longer
     return "\n".join(lines) + "\n"
 
 

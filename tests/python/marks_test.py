@@ -33,7 +33,7 @@ def entry(backend, ms, ours=None, **more):
         "peak_bytes": 7 * 2**20,
         "resident_bytes": 2**21,
         "settings": {},
-        "versions": {"torch": "2.11.0", **({"sonic-moe": "1.2"} if backend == "sonic-moe" else {})},
+        "versions": {"torch": "2.11.0", backend: "1.2"},
         **more,
     }
     return found
@@ -121,17 +121,19 @@ class Marks(unittest.TestCase):
             "items": items,
         }
         (self.folder / "gpu_peers.json").write_text(json.dumps(results))
-        return peer_tables.readme_peers(), peer_tables.peers(results_tables.stage("peers"))
+        every = peer_tables.peers(results_tables.stage("peers"))
+        return peer_tables.readme_peers(), peer_tables.beside_peers(), every
 
     def test_tables_of_layers_beside_others(self):
         ours = entry(
             "tilemoe", 1.0, machine_code=NOW, reserved_bytes=8 * 2**20, floor_bytes=6 * 2**20
         )
-        short, long = self.peers(ours, entry("sonic-moe", 2.0, settings={"tiles": ["a", "b"]}))
-        self.assertIn("0.90 of sonic-moe's forward, 0.50 backward", short)
-        self.assertIn(
-            "| some-layer | 8 16 24 4 2 | 0.50 / 1.00 | 0.900 / 0.500 |  |  | 5 / 5 /  |", short
-        )
+        sonic = entry("sonic-moe", 2.0, settings={"tiles": ["a", "b"]})
+        times, ratios, long = self.peers(ours, sonic)
+        self.assertIn("0.90 of the time of sonic-moe forward and 0.50 backward", " ".join(times.split()))
+        self.assertIn("| some-layer | 8 16 24 4 2 | 0.50 / 1.00 | 0.50 / 2.00 |  |  |", times)
+        self.assertIn("| some-layer | 0.900 / 0.500 |  |  | 5 | 5 |  |  |", ratios)
+        self.assertNotIn("grouped_mm`, compiled forward", " ".join(ratios.split()))
         self.assertIn(
             "| some-layer | tilemoe | 0.500 | 1.000 |  | 100 | 200 | 1 | 5 | 6 | 4 |", long
         )
@@ -145,8 +147,9 @@ class Marks(unittest.TestCase):
             (NOW, "a-dirty", "†"),
         ):
             ours = entry("tilemoe", 1.0, machine_code=code)
-            short, long = self.peers(ours, entry("sonic-moe", 2.0, commit=commit))
-            self.assertIn(f"| some-layer {expected} | 8 16", short)
+            times, ratios, long = self.peers(ours, entry("sonic-moe", 2.0, commit=commit))
+            self.assertIn(f"| some-layer {expected} | 8 16", times)
+            self.assertIn(f"| some-layer {expected} | 0.900", ratios)
             self.assertIn(f"| some-layer {expected} | sonic-moe", long)
 
 

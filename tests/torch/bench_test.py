@@ -16,7 +16,7 @@ import torch
 import tilemoe
 from tilemoe import _library
 from tilemoe.bench import __main__ as bench
-from tilemoe.bench import check, memory, peers, session
+from tilemoe.bench import check, memory, peers, plots, session
 from tilemoe.bench.ahead import compile_for
 from tilemoe.bench.cases import CASES, Case
 from tilemoe.bench.measure import CpuClock
@@ -318,14 +318,16 @@ def test_pictures_of_steps_and_of_kernels(tmp_path):
         {"config": "a", "backend": "tilemoe-cuda", "fwd_ms": 1.0, "bwd_ms": 2.0, **shape,
          "steps": {"router": {"ms": 0.25}, "up_projection": {"ms": 0.75}}},
         {"config": "a", "backend": "sonic-moe", "fwd_ms": 1.5, "bwd_ms": 2.5, **shape,
-         "kernels": {"forward": {f"k{i}": 0.1 * i for i in range(14)}, "backward": {"b": 3.0}}},
+         "kernels": {"forward": {"nvjet_a": 0.5, "cutlass_b": 1.5}, "backward": {"b": 3.0}}},
     ]  # fmt: skip
     file = tmp_path / "in.json"
     file.write_text(json.dumps(entries))
     run("--from", file, "--plots", tmp_path)
     picture = (tmp_path / "kernels_a.svg").read_text()
-    assert "up_projection: 0.750" in picture and "b: 3.000" in picture
-    assert "other: 1.000" in picture  # k0 to k4
+    drawn = re.findall(r"<text[^>]*> ?([^<]*)</text>", picture)
+    assert {"TileMoE", "sonic-moe", "0.75", "1.00 ms", "2.00", "3.00", "5.00 ms"} <= set(drawn)
+    kinds = ["up-projection", "router and routing", "other matrix products", "other"]
+    assert [text for text in drawn if text in plots.KINDS] == kinds
     assert (tmp_path / "throughput_bfloat16.svg").exists()
 
 
@@ -402,14 +404,17 @@ def test_caches_are_cold_and_the_order_turns(monkeypatch):
     assert len(seen) == 8
 
 
-def test_kernels_have_short_names():
-    from tilemoe.bench.plots import short
-
+def test_kernels_have_names_for_people():
     tile = "a::TileShape<__nv_bfloat16, 128, 256, (a::Schedule)0, 1>"
     gemm = f"a::GroupedGemm<{tile}, a::GatheredRows<{tile} >, a::ActivationEpilogue<{tile}, 0> >"
-    assert short(f"void a::grouped_gemm<{gemm} >({gemm}::Params)") == (
-        "GEMM: Gathered rows, Activation"
-    )
-    assert short("void a::(anonymous namespace)::combine_rows<b::X, 1>(a::Params)") == "combine_rows"
-    assert short("nvjet_sm90_tst_128x192") == "nvjet_sm90_tst_128x192"
-    assert short("up_projection") == "up_projection"
+    named = {
+        f"void a::grouped_gemm<{gemm} >({gemm}::Params)": "up-projection",
+        "void a::(anonymous namespace)::combine_rows<b::X, 1>(a::Params)": "combine",
+        "nvjet_sm90_tst_128x192": "other matrix products",
+        "up_projection": "up-projection",
+        "activation_gradient": "activation gradient",
+        "vectorized_gather_kernel": "gather, scatter, sort",
+        "vectorized_elementwise_kernel": "elementwise",
+        "Memset": "other",
+    }
+    assert {name: plots.kind(name) for name in named} == named

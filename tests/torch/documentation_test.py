@@ -7,31 +7,73 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import tilemoe
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-PAGE = (ROOT / "docs" / "pytorch.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in FILES}
+PYTORCH = PAGES["docs/pytorch.md"]
+# (page, block of Python, what the page says that it prints)
+BLOCKS = [
+    (page, block, printed)
+    for page, text in PAGES.items()
+    for block, printed in re.findall(r"```python\n(.*?)```\n(?:```\n(.*?)```)?", text, re.DOTALL)
+]
+OF_TRANSFORMERS = [block for block in BLOCKS if "experts_implementation" in block[1]]
+ALONE = [block for block in BLOCKS if block not in OF_TRANSFORMERS]
 
 
-def test_the_page_has_its_blocks():
-    assert len(BLOCKS) >= 2
-    ten_lines = PAGE.split("## Ten lines that work\n")[1].split("\n## ")[0]
-    assert BLOCKS[0] in ten_lines
+def test_the_pages_have_their_blocks():
+    assert {"README.md", "docs/pytorch.md"} <= {page for page, *_ in ALONE}
+    assert {"README.md", "docs/transformers.md"} <= {page for page, *_ in OF_TRANSFORMERS}
+    assert sum(bool(printed) for _, _, printed in ALONE) >= 1
+    ten_lines = PYTORCH.split("## Ten lines that work\n")[1].split("\n## ")[0]
+    assert sum(block in ten_lines for _, block, _ in ALONE) == 1
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_a_block(block):
+@pytest.mark.parametrize("page, block, printed", ALONE, ids=[page for page, *_ in ALONE])
+def test_a_block(page, block, printed, capsys):
     names = {}
-    exec(compile(block, "docs/pytorch.md", "exec"), names)
-    assert names["out"].shape == names["x"].shape
+    exec(compile(block, page, "exec"), names)
+    if "out" in names:
+        assert names["out"].shape == names["x"].shape
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("page, block, printed", OF_TRANSFORMERS, ids=[b[0] for b in OF_TRANSFORMERS])
+def test_a_model_of_transformers(page, block, printed, monkeypatch):
+    """As the page has it, but that the model is small and comes from nowhere."""
+    transformers = pytest.importorskip("transformers")
+
+    def small(name, **options):
+        assert name == "Qwen/Qwen3-30B-A3B"
+        torch.manual_seed(0)
+        config = transformers.Qwen3MoeConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=16, moe_intermediate_size=8,
+            num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+            num_experts=4, num_experts_per_tok=2,
+        )  # fmt: skip
+        return transformers.AutoModelForCausalLM.from_config(config, **options)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", small)
+    names = {}
+    exec(compile(block, page, "exec"), names)
+    model, ids = names["model"], torch.arange(8).reshape(1, 8)
+    calls, moe = [], tilemoe.moe
+    monkeypatch.setattr(tilemoe, "moe", lambda *args, **kw: calls.append(1) or moe(*args, **kw))
+    ours = model(ids).logits
+    assert len(calls) == 1
+    model.set_experts_implementation("eager")
+    assert (ours - model(ids).logits).abs().max() < 1e-5
+    assert len(calls) == 1
 
 
 def test_every_public_name_is_told_of():
-    assert [name for name in tilemoe.__all__ if name not in PAGE] == []
+    assert [name for name in tilemoe.__all__ if name not in PYTORCH] == []
 
 
 def run_example(name):

@@ -412,8 +412,11 @@ def test_the_studys_page(tmp_path):
     assert (row["does not fit"], row["TileMoE's times this"]) == ("7", "1.50")
     row = cells(written, "Several GPUs", GPUs="2")
     assert row["of one GPU's speed"] == f"{640 / 660:.1%}"
-    speed_page.draw(entries[:-1], tmp_path / "picture.svg")
-    assert "copies of parameters" in (tmp_path / "picture.svg").read_text()
+    drawn = one | full | {"device": "NVIDIA H200"}
+    slower = drawn | {"experts": "grouped_mm", "tokens_per_s_and_process": 23148.0}
+    speed_page.draw([*entries[:-1], drawn, slower], tmp_path / "picture.svg")
+    picture = (tmp_path / "picture.svg").read_text()
+    assert "21.23<" in picture and "2.00<" in picture and "grouped_mm, compiled" in picture
 
 
 def test_the_table_says_how_it_was_measured(tmp_path, monkeypatch):

@@ -239,26 +239,24 @@ def some_runs(differences, **changed):
 
 
 @pytest.mark.parametrize(
-    "differences, mean, half, said",
+    "differences, mean, half",
     [
         # Student's t with two degrees of freedom: 4.303 times a deviation of 0.1 over sqrt(3).
-        ((0.1, 0.2, 0.3), 0.2, 0.248, "holds"),
-        ((0.3, 0.4, 0.5), 0.4, 0.248, "missed"),
-        ((0.2, 0.2), 0.2, 0.0, "holds"),
-        ((0.4,), 0.4, None, "one seed, no interval"),
-        ((math.nan, 0.1, 0.2), math.nan, math.nan, "missed"),
+        ((0.1, 0.2, 0.3), 0.2, 0.248),
+        ((0.3, 0.4, 0.5), 0.4, 0.248),
+        ((0.2, 0.2), 0.2, 0.0),
+        ((0.4,), 0.4, None),
+        ((math.nan, 0.1, 0.2), math.nan, math.nan),
     ],
 )
-def test_paired_differences(differences, mean, half, said):
+def test_paired_differences(differences, mean, half):
     runs = some_runs(differences)
     ((of, pairs),) = rounding_tables.groups(runs).items()
     assert of == ("S1", "nearest", 2) and len(pairs) == len(differences)
     off = rounding_tables.difference(pairs)
     assert off.mean == pytest.approx(mean, abs=1e-9, nan_ok=True)
     assert off.half == (half and pytest.approx(half, abs=5e-4, nan_ok=True))
-    assert rounding_tables.verdict("nearest", 2, off) == said
-    assert rounding_tables.verdict("nearest", 1, off) == ""
-    if said != "missed":
+    if math.isfinite(mean):
         assert rounding_tables.of_evaluation(pairs).mean == pytest.approx(0.1, abs=1e-9)
 
 
@@ -280,7 +278,7 @@ def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
     text = f"a\n{rounding_tables.BEGIN}old\n{pages.END}b\n"
     written = rounding_tables.page(text, runs, entries)
     assert written.startswith("a\n") and written.endswith("b\n") and "\nold" not in written
-    assert "| S1 | `nearest` | 2 | 512 | 3 | 2.1000 | 2.1043 | +0.200 ± 0.248 | holds |" in written
+    assert "| S1 | `nearest` | 2 | 512 | 3 | 2.1000 | 2.1043 | +0.200 ± 0.248 | +0.100 ± 0.000 |" in written
     assert "| S1 | 2 | 4,096 | 1000.00 | 800.00 | 1.250 | 1.500 | 1.200 | 1.250 |" in written
     assert "fewest tiles an expert: S1 1.250 at 2" in written
     assert "| S1 | `nearest` | 2 | 3, 4 |" in written  # of the seeds, those that are missing
@@ -288,7 +286,7 @@ def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
     differences = {("S1", "nearest", 2): rounding_tables.Interval([0.1, 0.2])}
     losses = rounding_tables.by_dropping(rounding_tables.groups(runs))
     assert [round(loss, 6) for _, loss in losses["S1", "nearest"]] == [0.1, 0.2, 0.3]
-    rounding_plots.draw(differences, losses, rounding_tables.ratios(entries), 0.5, tmp_path)
+    rounding_plots.draw(differences, losses, rounding_tables.ratios(entries), tmp_path)
     drawn = sorted(file.name for file in tmp_path.iterdir())
     assert drawn == ["dropped.svg", "quality.svg", "time.svg"]
 

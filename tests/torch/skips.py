@@ -25,6 +25,7 @@ class Skip(NamedTuple):
 NEED = {
     "torchtitan": ["torchtitan_test.py"],
     "transformers": [
+        "documentation_test.py::test_a_model_of_transformers",
         "finetune_test.py",
         "pretrain_trained_test.py::test_an_exported_run_is_loaded_and_is_the_same",
         "pretrain_trained_test.py::test_an_exported_tokenizer_gives_the_same_tokens",

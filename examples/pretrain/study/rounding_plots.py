@@ -25,7 +25,7 @@ def panels(models):
     return figure, dict(zip(models, axes[0]))
 
 
-def quality(differences, bar, output):
+def quality(differences, output):
     """Differences from top-K with their intervals; the methods stand beside each other."""
     models = list(dict.fromkeys(model for model, _, _ in differences))
     figure, by_model = panels(models)
@@ -37,7 +37,6 @@ def quality(differences, bar, output):
         )  # fmt: skip
     for panel in by_model.values():
         panel.axhline(0, color="black", linewidth=0.6)
-        panel.axhline(bar, color="black", linewidth=0.6, linestyle=":")
         panel.set_ylabel("held-out loss beyond top-K's, %")
         handles, labels = panel.get_legend_handles_labels()
         unique = dict(zip(labels, handles))
@@ -61,10 +60,20 @@ def dropped(losses, output):
     save(figure, output)
 
 
+TIMED = {  # what was timed, in words
+    "kernels, ns a pair": "the three forward kernels, a pair",
+    "forward, ms": "forward",
+    "both passes, ms": "forward and backward",
+    "training step, ms": "training step",
+}
+
+
 def time(ratios, output):
+    """Panels of one scale; above 1 rounding gains time."""
     models = list(dict.fromkeys(model for model, _ in ratios))
     measured = list(dict.fromkeys(column for columns in ratios.values() for column in columns))
     figure, by_model = panels(models)
+    handles = {}
     for model, panel in by_model.items():
         for column in measured:
             points = [
@@ -73,18 +82,20 @@ def time(ratios, output):
                 if of == model and column in columns
             ]
             if points:
-                panel.plot(*zip(*points), "o-", label=column.split(",")[0])
+                colour = f"C{measured.index(column)}"
+                (handles[TIMED[column]],) = panel.plot(*zip(*points), "o-", color=colour)
         panel.axhline(1, color="black", linewidth=0.6)
-        panel.set_ylabel("time of top-K over that of nearest")
-        panel.legend(frameon=False)
+        panel.sharey(by_model[models[0]])
+    by_model[models[0]].set_ylabel("time of top-K over that of nearest")
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
     save(figure, output)
 
 
-def draw(differences, losses, ratios, bar, folder):
+def draw(differences, losses, ratios, folder):
     """differences: {(model, method, tiles): an interval}; losses: dropped()'s; ratios: {(model,
     tiles): {what was timed: (top-K's, nearest's)}}."""
     if differences:
-        quality(differences, bar, folder / "quality.svg")
+        quality(differences, folder / "quality.svg")
         dropped(losses, folder / "dropped.svg")
     if ratios:
         time(ratios, folder / "time.svg")

@@ -24,7 +24,8 @@ LOOKS = {
     "tilemoe-cuda": ("TileMoE", "#1b6ca8", "#7fb3d5"),
     "tilemoe-dh-over-h": ("TileMoE, dH over H", "#0b3c5d", "#6f93ad"),
     "tilemoe-small-peak": ("TileMoE, small peak", "#5b9aa0", "#b8d8d8"),
-    "torch-grouped_mm": ("PyTorch grouped_mm", "#b45f06", "#e8b27a"),
+    "torch-grouped_mm": ("grouped_mm, eager", "#b45f06", "#e8b27a"),
+    "torch-grouped_mm-compiled": ("grouped_mm, compiled", "#bf9000", "#ffe599"),
     "onednn-dense": ("oneDNN, the products alone", "#555555", "#aaaaaa"),
     "sonic-moe": ("sonic-moe", "#38761d", "#93c47d"),
     "scattermoe": ("ScatterMoE", "#741b47", "#c27ba0"),
@@ -34,7 +35,20 @@ LOOKS = {
     "transformers-batched_mm": ("transformers batched_mm", "#351c75", "#b4a7d6"),
 }
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-KERNELS_NAMED = 10
+# Kinds of kernels, TileMoE's steps first: what a name contains.
+KINDS = {
+    "up-projection": r"up_projection|SwiGLUEpilogue|ActivationEpilogue",
+    "activation gradient": r"activation_gradient|ActivationGradientEpilogue",
+    "weight gradients": r"weight_gradient|WeightGradientEpilogue",
+    "input gradient": r"input_gradient|SummedWeights|DensePart",
+    "down-projection": r"down_projection|StoreEpilogue",
+    "combine": r"combine",
+    "router and routing": r"route|top_k|routing|score_gradient|bias_gradient",
+    "other matrix products": r"(?i)gemm|nvjet|cutlass|cublas|mma",
+    "gather, scatter, sort": r"(?i)gather|scatter|index|sort|scan",
+    "elementwise": r"(?i)elementwise|triton|softmax|reduce",
+    "other": r"",
+}
 
 
 def look(backend):
@@ -136,36 +150,38 @@ def parts(entry):
     return found
 
 
-def short(kernel):
-    """A kernel's name without namespaces, template arguments and parameters; of TileMoE's grouped
-    GEMM how its rows are loaded and what its epilogue does."""
-    parts = re.findall(r"(\w+)(Rows|Epilogue)<", kernel)
-    if "grouped_gemm" in kernel and parts:
-        load = next((name for name, what in parts if what == "Rows"), "")
-        finish = next((name for name, what in parts if what == "Epilogue"), "")
-        return f"GEMM: {load} rows, {finish}"
-    name = re.sub(r"\(anonymous namespace\)::|\w+::|^void ", "", kernel)
-    return re.split(r"[<(]", name)[0]
+def kind(name):
+    """What a kernel, or a step of `tilemoe bench`, works on, in words: the first of KINDS that fits."""
+    return next(words for words, pattern in KINDS.items() if re.search(pattern, name))
 
 
 def kernels(entries, output):
-    """A bar for each backend, of its kernels one after the other; the small ones together."""
-    figure, panels = plt.subplots(
-        len(entries), 1, figsize=(9, 2.4 * len(entries)), squeeze=False, layout="constrained"
-    )
+    """A bar for each backend, all on one scale, of the kinds of its kernels."""
+    totals = {}
+    for entry in entries:
+        of = totals.setdefault(entry["backend"], dict.fromkeys(KINDS, 0.0))
+        for name, ms in parts(entry):
+            of[kind(name)] += ms
+    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.5 * len(totals)), layout="constrained")
+    longest = max(sum(of.values()) for of in totals.values())
     colours = plt.get_cmap("tab20").colors
-    for axes, entry in zip(panels[:, 0], entries):
-        found = parts(entry)
-        named = sorted(found, key=lambda part: -part[1])[:KERNELS_NAMED]
-        rest = sum(ms for _, ms in found) - sum(ms for _, ms in named)
+    for row, of in enumerate(totals.values()):
         left = 0.0
-        for index, (name, ms) in enumerate([*(p for p in found if p in named), ("other", rest)]):
-            axes.barh(0, ms, left=left, color=colours[index % 20], label=f"{short(name)[:48]}: {ms:.3f}")
+        for index, (words, ms) in enumerate(of.items()):
+            label = words if any(other[words] for other in totals.values()) else None
+            axes.barh(row, ms, left=left, color=colours[index], label=None if row else label)
+            if ms > 0.05 * longest:
+                axes.text(left + ms / 2, row, f"{ms:.2f}", ha="center", va="center", fontsize=7)
             left += ms
-        axes.set_yticks([])
-        axes.set_title(f"{entry['config']}, {look(entry['backend'])[0]}: {left:.3f} ms", loc="left")
-        axes.legend(frameon=False, fontsize=6, ncols=2, loc="upper left", bbox_to_anchor=(1, 1.1))
-    panels[-1, 0].set_xlabel("ms")
+        axes.text(left, row, f" {left:.2f} ms", va="center")
+    axes.set_yticks(range(len(totals)), [look(backend)[0] for backend in totals])
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_xlabel("ms of kernels")
+    first = entries[0]
+    where = f", {first['device']}" if "device" in first else ""
+    axes.set_title(f"{first['config']}{where}", loc="left")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     save(figure, output)
 
 

@@ -1,0 +1,97 @@
+"""The project's pages of Markdown, taken apart: prose, snippets, links and anchors."""
+
+import html
+import pathlib
+import re
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# What a program writes into a page: from the line that names it to the end that all of them have.
+GENERATED = re.compile(r"<!-- .*?(?:from here|written by [^>]*) -->\n.*?<!-- (?:to here|end) -->", re.DOTALL)
+FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```[^\n]*$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
+LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s]*)\)")
+SENTENCE_END = re.compile(r"(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.?!])[)\"'*]*\s+")
+
+
+class Snippet(NamedTuple):
+    line: int
+    language: str
+    text: str
+
+
+def all_pages():
+    """README and its neighbours, the documentation, and what the examples say of themselves."""
+    folders = (page for folder in ("docs", "examples") for page in (ROOT / folder).rglob("*.md"))
+    return sorted([*ROOT.glob("*.md"), *folders])
+
+
+def blank(match):
+    """As many lines with nothing on them, so that those below keep their numbers."""
+    return "\n" * match.group().count("\n")
+
+
+def snippets(page):
+    """[Snippet] of a page's text."""
+    return [
+        Snippet(page.count("\n", 0, found.start()) + 1, found[2].strip(), found[3])
+        for found in FENCE.finditer(page)
+    ]
+
+
+def without_snippets(page):
+    return FENCE.sub(blank, page)
+
+
+def visible(text):
+    """A line of a page as a reader sees it: no addresses of links."""
+    return LINK.sub(r"\2", text)
+
+
+def links(page):
+    """[(line, address)] of links and pictures."""
+    text = CODE.sub(lambda found: "`" + "x" * len(found[2]) + "`", without_snippets(page))
+    found = [(m.start(), m[3]) for m in LINK.finditer(text)]
+    # An inline code as a link's text hides nothing of its address.
+    found += [(m.start(), m[1]) for m in re.finditer(r"(?:src|srcset|href)=\"([^\"]*)\"", text)]
+    return [(text.count("\n", 0, at) + 1, html.unescape(address)) for at, address in found]
+
+
+def anchors(page):
+    """The names by which a page's headings can be linked to, as GitHub makes them."""
+    found = {}
+    for heading in re.findall(r"^#{1,6} +(.*?)#*$", without_snippets(page), re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", visible(heading).strip().lower()).replace(" ", "-")
+        count = found.get(words, 0)
+        found[words] = count + 1
+        yield f"{words}-{count}" if count else words
+
+
+def paragraphs(page):
+    """[(line, text)] of the prose: paragraphs, items of lists, headings and cells of tables."""
+    text = re.sub(r"<[^>\n]+>", "", without_snippets(GENERATED.sub(blank, page)))
+    found, begun = [], None
+    for number, line in enumerate(text.split("\n"), 1):
+        bare = line.strip()
+        if bare.startswith("|"):
+            found += [(number, cell) for cell in re.split(r"(?<!\\)\|", bare) if cell.strip(" -:")]
+            begun = None
+        elif not bare or bare.startswith("#"):
+            found += [(number, bare.lstrip("# "))] if bare else []
+            begun = None
+        elif begun is None or re.match(r"[-*] |\d+\. ", bare):
+            found.append((number, bare))
+            begun = len(found) - 1
+        else:
+            found[begun] = (found[begun][0], f"{found[begun][1]} {bare}")
+    return found
+
+
+def sentences(text):
+    """A paragraph's sentences, each as its words; code counts as one."""
+    text = CODE.sub("code", visible(text))
+    return [
+        [word for word in sentence.split() if re.search(r"\w", word)]
+        for sentence in SENTENCE_END.split(text)
+    ]
