@@ -33,13 +33,17 @@ def train(student, teacher, steps, router_step):
 def main():
     torch.manual_seed(0)
     d, n, E, K = 64, 32, 8, 2
-    teacher = tilemoe.MoE(d, n, E, K)
+    teacher = tilemoe.MoE(d, n, E, K, return_aux=True)
 
-    rounded = tilemoe.MoE(d, n, E, K, rounding="stochastic", m=16, balance_coefficient=1e-3)
+    rounded = tilemoe.MoE(
+        d, n, E, K, return_aux=True, rounding="stochastic", m=16, balance_coefficient=1e-3
+    )
     losses = train(rounded, teacher, 100, router_step=lambda aux: None)
     print(f"token rounding:  loss {losses[0]:.4f} -> {losses[-1]:.4f}")
 
-    biased = tilemoe.MoE(d, n, E, K, scoring="sigmoid_renormalized", selection_bias=True)
+    biased = tilemoe.MoE(
+        d, n, E, K, return_aux=True, scoring="sigmoid_renormalized", selection_bias=True
+    )
     keep_balance = lambda aux: biased.update_selection_bias(aux.expert_counts, rate=1e-3)
     losses = train(biased, teacher, 100, router_step=keep_balance)
     print(f"selection bias:  loss {losses[0]:.4f} -> {losses[-1]:.4f}")

@@ -18,6 +18,8 @@ STABLE_TORCH_LIBRARY(tilemoe, m) {
       "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
       "int scoring, ScalarType dtype) -> Tensor");
 
+  // 10000 * major + 100 * minor + patch of the library that computes
+  m.def("version() -> int");
   // Of the process, not of a tensor: the library with the CUDA backend alone has it.
   m.def("set_block_turns(int turns) -> ()");
   // The capture of a CUDA graph that the current stream of a tensor's GPU is in; 0: none.

@@ -1,5 +1,7 @@
 """TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch."""
 
+from ._config import show_config
+from ._library import VERSION as __version__
 from ._library import set_block_turns
 from .functional import WeightGradients, grouped_experts, moe, moe_general
 from .module import MoE, MoEAux
@@ -10,11 +12,13 @@ __all__ = [
     "MoE",
     "MoEAux",
     "WeightGradients",
+    "__version__",
     "grouped_experts",
     "moe",
     "moe_general",
     "rounded_router",
     "router_losses",
     "set_block_turns",
+    "show_config",
     "topk_router",
 ]

@@ -4,10 +4,15 @@ in and the results are wrapped again.
 FSDP-2 needs none of this: inside `fully_shard` the module sees plain, gathered parameters.
 """
 
+from typing import TYPE_CHECKING, TypeGuard
+
 import torch
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_dtensor(tensor):
+
+def is_dtensor(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
     """Whether it is a DTensor; torch.distributed.tensor is imported only where one may be."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return False

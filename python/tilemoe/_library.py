@@ -9,7 +9,7 @@ import torch
 LEAST_TORCH = (2, 10)
 
 
-def _directory():
+def directory() -> Path:
     """Where the libraries are: TILEMOE_LIBRARY_DIR (a build tree's bindings/torch), else here."""
     given = os.environ.get("TILEMOE_LIBRARY_DIR")
     return Path(given) if given else Path(__file__).parent / "lib"
@@ -25,8 +25,8 @@ def _check_torch():
 def _load():
     """Loads both libraries. Returns why there is no CUDA, or None where there is."""
     _check_torch()
-    directory = _directory()
-    cpu = directory / "libtilemoe_torch.so"
+    folder = directory()
+    cpu = folder / "libtilemoe_torch.so"
     if not cpu.exists():
         raise ImportError(
             f"tilemoe's operators are not at {cpu}: install the package (pip install .), or set "
@@ -39,7 +39,7 @@ def _load():
         raise ImportError(
             f"tilemoe's operators at {cpu} cannot be loaded ({error.__cause__ or error})"
         ) from None
-    cuda = directory / "libtilemoe_torch_cuda.so"
+    cuda = folder / "libtilemoe_torch_cuda.so"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
     if not cuda.exists():
@@ -52,9 +52,17 @@ def _load():
 
 
 _no_cuda = _load()
+_version = torch.ops.tilemoe.version()
+# Of the library that is loaded, whatever package it came with.
+VERSION = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 
 
-def set_block_turns(turns):
+def why_no_cuda() -> str | None:
+    """Why the operators have no CUDA; None where they have it, though there may be no GPU."""
+    return _no_cuda
+
+
+def set_block_turns(turns: int) -> None:
     """How many blocks of threads, one after the other, a product on a GPU has for each
     multiprocessor: 1 (the default) to 16, for the whole process.
 
@@ -62,6 +70,9 @@ def set_block_turns(turns):
     stream hold multiprocessors, as NCCL's do in training on several GPUs, the blocks meant for
     these begin when others have ended; with 4 others take over. Results have the same bits.
     Without a GPU nothing changes.
+
+    Raises:
+        ValueError: `turns` is no int from 1 to 16.
     """
     if not isinstance(turns, int) or not 1 <= turns <= 16:
         raise ValueError(f"tilemoe: turns is {turns!r}, expected an int, 1 to 16")

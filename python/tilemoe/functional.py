@@ -6,15 +6,26 @@ Either of a weight's last two dimensions may be the contiguous one: pass a check
 tensor as its `transpose(1, 2)`, nothing is copied. Under autocast x, the weights and the biases are
 cast, as in a linear layer; logits and scores stay as they are, since routing counts in float32."""
 
+from __future__ import annotations
+
 import functools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from . import _library, _rules, ops
 from ._shapes import shape_text
-from .routing import Aux, aux_of_pairs, route_rounded, rows_of, shaped_like
+from .routing import Aux, Counter, Rounding, Scoring, aux_of_pairs, route_rounded, rows_of, shaped_like
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Activation = Literal[
+    "swiglu", "geglu", "geglu_tanh", "reglu",
+    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity",
+]  # fmt: skip
+GateLayout = Literal["concatenated", "interleaved", "split"]
 
 _ops = torch.ops.tilemoe
 
@@ -31,70 +42,145 @@ class WeightGradients(NamedTuple):
     b2: Tensor | None = None
 
 
+class _Experts(TypedDict, total=False):
+    """The options that every function has."""
+
+    W1_up: Tensor | None
+    b1: Tensor | None
+    b1_up: Tensor | None
+    b2: Tensor | None
+    activation: Activation
+    gate_layout: GateLayout
+    clamp: float
+    alpha: float
+    up_shift: float
+    addend: Tensor | None
+    overwrite_H: bool | None
+    column_blocks: int
+    weight_grad_out: WeightGradients | None
+    accumulate: bool
+
+
+class _Routed(_Experts, total=False):
+    """Those of `moe`, but for return_aux."""
+
+    K: int | None
+    ids: Tensor | None
+    scoring: Scoring
+    selection_bias: Tensor | None
+    rounding: Rounding | None
+    m: int
+    rounding_tokens: int | None
+    seed: Counter | None
+    offset: Counter | None
+
+
 class _Layer(NamedTuple):
     """What the experts compute, and how a call of them is differentiated."""
 
-    weights: tuple  # W1, W1_up, W2, b1, b1_up, b2
-    shape: tuple  # activation, gate_layout, clamp, alpha, up_shift, column_blocks
+    weights: tuple[Tensor | None, ...]  # W1, W1_up, W2, b1, b1_up, b2
+    shape: tuple[int | float, ...]  # activation, gate_layout, clamp, alpha, up_shift, column_blocks
     overwrite_H: bool | None
     weight_grad_out: WeightGradients | None
     accumulate: bool
 
 
+@overload
+def moe(x: Tensor, logits_or_scores: Tensor, W1: Tensor, W2: Tensor, *,
+        return_aux: Literal[False] = False, **options: Unpack[_Routed]) -> Tensor: ...  # fmt: skip
+@overload
+def moe(x: Tensor, logits_or_scores: Tensor, W1: Tensor, W2: Tensor, *, return_aux: Literal[True],
+        **options: Unpack[_Routed]) -> tuple[Tensor, Aux]: ...  # fmt: skip
 def moe(
-    x,
-    logits_or_scores,
-    W1,
-    W2,
+    x: Tensor,
+    logits_or_scores: Tensor,
+    W1: Tensor,
+    W2: Tensor,
     *,
-    K=None,
-    ids=None,
-    W1_up=None,
-    b1=None,
-    b1_up=None,
-    b2=None,
-    activation="swiglu",
-    gate_layout="concatenated",
-    clamp=0.0,
-    alpha=0.0,
-    up_shift=0.0,
-    scoring="softmax_over_chosen",
-    selection_bias=None,
-    rounding=None,
-    m=128,
-    rounding_tokens=None,
-    seed=None,
-    offset=None,
-    addend=None,
-    overwrite_H=None,
-    column_blocks=1,
-    weight_grad_out=None,
-    accumulate=True,
-    return_aux=False,
-):
-    """The routed layer: O_t = addend_t + sum over the token's pairs of s * expert(x_t).
+    K: int | None = None,
+    ids: Tensor | None = None,
+    W1_up: Tensor | None = None,
+    b1: Tensor | None = None,
+    b1_up: Tensor | None = None,
+    b2: Tensor | None = None,
+    activation: Activation = "swiglu",
+    gate_layout: GateLayout = "concatenated",
+    clamp: float = 0.0,
+    alpha: float = 0.0,
+    up_shift: float = 0.0,
+    scoring: Scoring = "softmax_over_chosen",
+    selection_bias: Tensor | None = None,
+    rounding: Rounding | None = None,
+    m: int = 128,
+    rounding_tokens: int | None = None,
+    seed: Counter | None = None,
+    offset: Counter | None = None,
+    addend: Tensor | None = None,
+    overwrite_H: bool | None = None,
+    column_blocks: int = 1,
+    weight_grad_out: WeightGradients | None = None,
+    accumulate: bool = True,
+    return_aux: bool = False,
+) -> Tensor | tuple[Tensor, Aux]:
+    """The routed layer: O_t = addend_t + sum over the token's K experts of s * expert(x_t).
 
-    x (..., d) -> O of its shape. With `ids` (..., K) the second argument is scores (..., K), and
-    gradients go to x, scores, weights, biases and addend; ids outside [0, E) are skipped. Without,
-    it is logits (..., E), from which `K` experts are chosen by `scoring` (see topk_router) and to
-    which the gradient goes. `rounding` (nearest, up, down, stochastic, balanced) then makes every
-    expert's count a multiple of `m`: for training, with scoring softmax_over_chosen; `stochastic`
-    draws from `seed` and `offset`, int64 tensors (1) on x's device, or ints. `rounding_tokens`
-    rounds every so many tokens, of which there is then a multiple, by themselves, as batches of
-    that size would be: what is chosen then depends neither on the batch's size nor on who shares
-    it. `stochastic` gives each of G such groups, i, the offset `offset * G + i`.
+    Either `K` is given, and each token's experts are chosen from the router's logits, or `ids`
+    are, and the second argument is their scores.
 
-    `gate_layout` says where W1's gate and up rows are: concatenated, interleaved, or split, with
-    the up rows in W1_up (E, n, d). clamp, alpha and up_shift are gpt-oss's form of swiglu.
-    `overwrite_H` says whether backward writes dH, its largest intermediate, over H, the largest
-    tensor that forward kept. None, the default: where nothing reads H again, so not under
-    `retain_graph`, nor while it is traced by torch.compile, nor in a CUDA graph that forward is not
-    in. True: always; a second backward then raises a RuntimeError. False: never. `column_blocks`
-    has the experts' outputs, and their inputs' gradients, exist in so many blocks of columns one
-    after the other: less memory for a little time.
-    `weight_grad_out` (WeightGradients) is memory into which backward writes the weights' gradients,
-    or adds them where `accumulate`; the weights' .grad then stays as it is. With `return_aux` the
-    result is O, Aux.
+    Args:
+        x: the tokens; float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on a GPU.
+        logits_or_scores: with `K` the router's logits, to which the gradient goes; with `ids` the
+            chosen experts' scores, to which it goes then. float32, bfloat16 or float16.
+        W1: the experts' first weights, gate and up rows. See `gate_layout`.
+        W2: the experts' second weights.
+        K: experts that each token chooses by its logits.
+        ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
+        W1_up, b1_up: the up rows and their biases, where `gate_layout` is "split".
+        b1, b2: biases of the first and the second product.
+        activation: gated, "swiglu", "geglu", "geglu_tanh" or "reglu"; not gated, "silu", "gelu",
+            "gelu_tanh", "relu", "relu_squared" or "identity".
+        gate_layout: where W1's gate and up rows are: "concatenated", "interleaved" or "split".
+        clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: the plain one.
+        scoring: the scores of chosen experts, see `topk_router`.
+        selection_bias: added to the sigmoid scores where experts are chosen, not in the scores.
+        rounding: makes each expert's count of tokens a multiple of `m`, for training: "nearest",
+            "up", "down", "stochastic" or "balanced". It goes with softmax_over_chosen.
+        m: see `rounding`; the tile of the GPU's products is 128.
+        rounding_tokens: round every so many tokens, of which there is then a multiple, by
+            themselves, as batches of that size would be. Group i of G draws from the offset
+            `offset * G + i`.
+        seed, offset: of "stochastic": ints, or int64 tensors of one element on x's device.
+        addend: added to the output in float32 before that is rounded, a residual for instance.
+        overwrite_H: whether backward writes dH, its largest intermediate, over H, the largest
+            tensor that forward kept. None: where nothing reads H again, so not under
+            `retain_graph`, nor while it is traced by torch.compile, nor in a CUDA graph that
+            forward is not in. True: always; a second backward is then an error. False: never.
+        column_blocks: the experts' outputs, and their inputs' gradients, exist in so many blocks of
+            columns, of a multiple of 64 each, one after the other: less memory for a little time.
+        weight_grad_out: memory into which backward writes the weights' gradients, or adds them
+            where `accumulate`; the weights' `.grad` then stays as it is.
+        return_aux: also return what the routing did.
+
+    Shape:
+        x (..., d); logits (..., E), or ids and scores (..., K); W1 (E, 2n, d), or (E, n, d) where
+        it is split or the activation has no gate; W2 (E, d, n); biases b1 (E, 2n) or (E, n) as W1
+        has rows, b2 (E, d); selection_bias (E) float32; addend and the output as x. d and n are
+        multiples of 8. Either of a weight's last two dimensions may be the contiguous one.
+
+    Returns:
+        O, of x's shape and dtype; with `return_aux` O and an `Aux`.
+
+    Raises:
+        ValueError: a shape, a dtype, a device or an option that does not fit; it names the argument.
+        TypeError: an argument is no tensor.
+        NotImplementedError: what no kernel computes, float32 on a GPU for instance.
+        torch.OutOfMemoryError: too little memory for the output, H or the workspace.
+
+    Example:
+        >>> x, logits = torch.randn(6, 16), torch.randn(6, 4)
+        >>> W1, W2 = torch.randn(4, 2 * 8, 16), torch.randn(4, 16, 8)
+        >>> tilemoe.moe(x, logits, W1, W2, K=2).shape
+        torch.Size([6, 16])
     """
     layer = _layer(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
@@ -132,41 +218,69 @@ def moe(
         choose = _top_k if rounding is None else functools.partial(
             _rounded, rounding=rounding, m=m, tokens=rounding_tokens, seed=seed, offset=offset
         )  # fmt: skip
-        found = choose(rows, router, layer, addend, K, scoring, selection_bias, return_aux)
+        found: Any = choose(rows, router, layer, addend, K, scoring, selection_bias, return_aux)
         out, aux = found if return_aux else (found, None)
     out = shaped_like(out, x)
     return (out, aux) if return_aux else out
 
 
+@overload
+def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Tensor, W2: Tensor,
+                *, return_aux: Literal[False] = False,
+                **options: Unpack[_Experts]) -> Tensor: ...  # fmt: skip
+@overload
+def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Tensor, W2: Tensor,
+                *, return_aux: Literal[True],
+                **options: Unpack[_Experts]) -> tuple[Tensor, Aux]: ...  # fmt: skip
 def moe_general(
-    x,
-    tokens,
-    experts,
-    scores,
-    W1,
-    W2,
+    x: Tensor,
+    tokens: Tensor,
+    experts: Tensor,
+    scores: Tensor,
+    W1: Tensor,
+    W2: Tensor,
     *,
-    W1_up=None,
-    b1=None,
-    b1_up=None,
-    b2=None,
-    activation="swiglu",
-    gate_layout="concatenated",
-    clamp=0.0,
-    alpha=0.0,
-    up_shift=0.0,
-    addend=None,
-    overwrite_H=None,
-    column_blocks=1,
-    weight_grad_out=None,
-    accumulate=True,
-    return_aux=False,
-):
-    """The routed layer with any number of experts a token: tokens, experts (pairs) int32 or int64
-    and scores (pairs) say which, sorted by token.
+    W1_up: Tensor | None = None,
+    b1: Tensor | None = None,
+    b1_up: Tensor | None = None,
+    b2: Tensor | None = None,
+    activation: Activation = "swiglu",
+    gate_layout: GateLayout = "concatenated",
+    clamp: float = 0.0,
+    alpha: float = 0.0,
+    up_shift: float = 0.0,
+    addend: Tensor | None = None,
+    overwrite_H: bool | None = None,
+    column_blocks: int = 1,
+    weight_grad_out: WeightGradients | None = None,
+    accumulate: bool = True,
+    return_aux: bool = False,
+) -> Tensor | tuple[Tensor, Aux]:
+    """The routed layer with any number of experts a token, given as (token, expert, score).
 
-    x (T, d) -> O (T, d). A pair whose expert is outside [0, E), or whose token is outside [0, T) or
-    smaller than one before it, is skipped. All else as in `moe`.
+    Args:
+        x: the tokens.
+        tokens, experts: which token goes to which expert, int32 or int64, sorted by token. A pair
+            whose expert is outside [0, E), or whose token is outside [0, T) or smaller than one
+            before it, is skipped.
+        scores: what each pair's result is scaled by; the gradient goes to them.
+        W1, W2, W1_up, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift, addend,
+            overwrite_H, column_blocks, weight_grad_out, accumulate, return_aux: as in `moe`.
+
+    Shape:
+        x (T, d); tokens, experts and scores (pairs); weights, addend and the output as in `moe`.
+
+    Returns:
+        O (T, d), of x's dtype; with `return_aux` O and an `Aux`.
+
+    Raises:
+        As `moe`.
+
+    Example:
+        >>> x, W1, W2 = torch.randn(3, 16), torch.randn(4, 2 * 8, 16), torch.randn(4, 16, 8)
+        >>> tokens, experts = torch.tensor([0, 0, 2]), torch.tensor([1, 3, 0])
+        >>> tilemoe.moe_general(x, tokens, experts, torch.ones(3), W1, W2)[1].count_nonzero()
+        tensor(0)
     """
     layer = _layer(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
@@ -190,33 +304,52 @@ def moe_general(
 
 
 def grouped_experts(
-    rows,
-    counts,
-    W1,
-    W2,
+    rows: Tensor,
+    counts: Tensor,
+    W1: Tensor,
+    W2: Tensor,
     *,
-    row_scores=None,
-    W1_up=None,
-    b1=None,
-    b1_up=None,
-    b2=None,
-    activation="swiglu",
-    gate_layout="concatenated",
-    clamp=0.0,
-    alpha=0.0,
-    up_shift=0.0,
-    addend=None,
-    overwrite_H=None,
-    column_blocks=1,
-    weight_grad_out=None,
-    accumulate=True,
-):
+    row_scores: Tensor | None = None,
+    W1_up: Tensor | None = None,
+    b1: Tensor | None = None,
+    b1_up: Tensor | None = None,
+    b2: Tensor | None = None,
+    activation: Activation = "swiglu",
+    gate_layout: GateLayout = "concatenated",
+    clamp: float = 0.0,
+    alpha: float = 0.0,
+    up_shift: float = 0.0,
+    addend: Tensor | None = None,
+    overwrite_H: bool | None = None,
+    column_blocks: int = 1,
+    weight_grad_out: WeightGradients | None = None,
+    accumulate: bool = True,
+) -> Tensor:
     """The experts alone, over rows that are sorted by expert already.
 
-    rows (R, d) and counts (E) int32 or int64 -> (R, d): the first counts[0] rows go through expert
-    0, and so on, each scaled by its `row_scores` (R). Rows past the sum of the counts are not read:
-    they are zero in the output and in the gradient. Every row counts when the counts are read, on
-    the device. All else as in `moe`.
+    Args:
+        rows: the first counts[0] of them go through expert 0, the next counts[1] through expert 1,
+            and so on. Those past the sum of the counts are not read: they are zero in the output
+            and in the gradient.
+        counts: rows of each expert, int32 or int64; read on the device, the host never waits.
+        row_scores: what each row's result is scaled by; the gradient goes to them. None: 1.
+        W1, W2, W1_up, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift, addend,
+            overwrite_H, column_blocks, weight_grad_out, accumulate: as in `moe`.
+
+    Shape:
+        rows (R, d); counts (E); row_scores (R); weights, addend and the output as in `moe`.
+
+    Returns:
+        Rows (R, d), of the given rows' dtype.
+
+    Raises:
+        As `moe`.
+
+    Example:
+        >>> rows, counts = torch.randn(5, 16), torch.tensor([2, 0, 3, 0])
+        >>> W1, W2 = torch.randn(4, 2 * 8, 16), torch.randn(4, 16, 8)
+        >>> tilemoe.grouped_experts(rows, counts, W1, W2).shape
+        torch.Size([5, 16])
     """
     layer = _layer(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
@@ -278,8 +411,8 @@ def _top_k(x, logits, layer, addend, K, scoring, selection_bias, return_aux):
         return found
     out, routing, counts = found
     counters = _rules.counters_of(routing)
-    none = torch.zeros_like(counters[:3]).unbind()  # K distinct experts have every token
-    return out, Aux(counts, *none[:2], counters[0] + counters[1], none[2])
+    dropped, added, without = torch.zeros_like(counters[:3]).unbind()  # K experts for every token
+    return out, Aux(counts, dropped, added, counters[0] + counters[1], without)
 
 
 def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, rounding, m, tokens,

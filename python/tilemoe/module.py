@@ -4,14 +4,17 @@ The letters are those of docs/mathematics.md: T tokens of width d, E experts of 
 for each token.
 """
 
-from typing import NamedTuple, Optional
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import _library, _rules, functional, ops
 from ._distributed import Spread, is_dtensor, plain
-from .routing import router_losses, shaped_like
+from .functional import Activation
+from .routing import Counter, Rounding, Scoring, router_losses, shaped_like
 
 _SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 # Token rounding divides a chosen expert's probability by the token's chosen sum: these do the same.
@@ -22,13 +25,13 @@ class MoEAux(NamedTuple):
     """What MoE.forward returns beside its output: tensors on the module's device, read without the
     host being kept waiting. A pytree, as every NamedTuple is."""
 
-    loss: torch.Tensor  # () float32: balance_coefficient * balance + z_coefficient * z; add it
-    balance: torch.Tensor  # () float32, 1 when balanced; 0 where both coefficients are 0
-    z: torch.Tensor  # () float32; 0 where both coefficients are 0
-    expert_counts: torch.Tensor  # (E) int32: tokens that chose an expert, before rounding
-    dropped: torch.Tensor  # () int32: chosen pairs that rounding leaves out
-    added: torch.Tensor  # () int32: pairs that rounding adds
-    without: torch.Tensor  # () int32: tokens that rounding leaves without an expert
+    loss: Tensor  # () float32: balance_coefficient * balance + z_coefficient * z; add it
+    balance: Tensor  # () float32, 1 when balanced; 0 where both coefficients are 0
+    z: Tensor  # () float32; 0 where both coefficients are 0
+    expert_counts: Tensor  # (E) int32: tokens that chose an expert, before rounding
+    dropped: Tensor  # () int32: chosen pairs that rounding leaves out
+    added: Tensor  # () int32: pairs that rounding adds
+    without: Tensor  # () int32: tokens that rounding leaves without an expert
 
 
 class _WideLinear(torch.autograd.Function):
@@ -75,7 +78,18 @@ class Router(nn.Module):
     """x (T, d) -> logits (T, E). Hugging Face's `gate`: `weight` (E, d), and, for a selection bias,
     the buffer `e_score_correction_bias` (E), float32 whatever the module is cast to."""
 
-    def __init__(self, d, E, *, selection_bias=False, dtype=None, device=None, module_dtype=None):
+    e_score_correction_bias: Tensor | None
+
+    def __init__(
+        self,
+        d: int,
+        E: int,
+        *,
+        selection_bias: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
+        module_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.dtype = dtype
         weight = torch.empty(E, d, device=device, dtype=dtype or module_dtype)
@@ -83,13 +97,13 @@ class Router(nn.Module):
         bias = torch.zeros(E, device=device, dtype=torch.float32) if selection_bias else None
         self.register_buffer("e_score_correction_bias", bias)
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         bound = self.weight.shape[-1] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound)
         if self.e_score_correction_bias is not None:
             nn.init.zeros_(self.e_score_correction_bias)
 
-    def forward(self, x, spread: Optional[Spread] = None):
+    def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
         local = spread.parameter if spread else plain
         weight = local("gate.weight", self.weight)
         # What stayed on meta would make an output of noise.
@@ -104,16 +118,16 @@ class Router(nn.Module):
         logits = _WideLinear.apply(x.reshape(-1, x.shape[-1]), weight, self.dtype)  # (T, E)
         return logits.reshape(*x.shape[:-1], weight.shape[0])
 
-    def _apply(self, fn, recurse=True):
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
         # Updates of 1e-3 are lost in 16 bits, so the bias follows a cast's device, not its dtype.
         bias = self.e_score_correction_bias
         super()._apply(fn, recurse)
         moved = self.e_score_correction_bias
-        if moved is not None and moved.dtype != torch.float32:
+        if bias is not None and moved is not None and moved.dtype != torch.float32:
             self.e_score_correction_bias = bias.to(moved.device)
         return self
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         E, d = self.weight.shape
         bias = ", selection_bias=True" if self.e_score_correction_bias is not None else ""
         return f"d={d}, E={E}, dtype={self.dtype or self.weight.dtype}{bias}"
@@ -124,7 +138,17 @@ class Experts(nn.Module):
     (E, n, d) where the activation is not gated; `down_proj` (E, d, n); with biases
     `gate_up_proj_bias` (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d)."""
 
-    def __init__(self, d, n, E, *, activation="swiglu", bias=False, device=None, dtype=None):
+    def __init__(
+        self,
+        d: int,
+        n: int,
+        E: int,
+        *,
+        activation: Activation = "swiglu",
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.activation = activation
         number = _rules.number("activation", _rules.ACTIVATIONS, activation)
@@ -136,7 +160,7 @@ class Experts(nn.Module):
         self.down_proj = empty(E, d, n)
         self.register_parameter("down_proj_bias", empty(E, d) if bias else None)
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         for name in (self._up, "down_proj"):
             weight, bias = getattr(self, name), getattr(self, name + "_bias")
             bound = weight.shape[-1] ** -0.5
@@ -144,26 +168,45 @@ class Experts(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def forward(self, x, logits, spread: Optional[Spread] = None, **routing):
-        """x (T, d), logits (T, E), routing: arguments of functional.moe -> O (T, d), its aux."""
+    def forward(
+        self, x: Tensor, logits: Tensor, spread: Optional[Spread] = None, **routing: Any
+    ) -> Any:
+        """x (T, d), logits (T, E), routing: arguments of functional.moe -> what that returns."""
         local = spread.parameter if spread else plain
         names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
         W1, W2, b1, b2 = (local("experts." + name, getattr(self, name)) for name in names)
         return functional.moe(
-            x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, return_aux=True, **routing
+            x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, **routing
         )
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         E, d, n = self.down_proj.shape
         bias = ", bias=True" if self.down_proj_bias is not None else ""
         return f"d={d}, n={n}, E={E}, activation={self.activation!r}{bias}"
 
 
+def _of_either(letter: str, by_letter: int | None, name: str, by_name: int | None) -> int:
+    """The size that was given by its letter or by its name."""
+    if (by_letter is None) == (by_name is None):
+        seen = "neither is" if by_name is None else "both are"
+        raise TypeError(f"tilemoe: MoE takes {letter} or {name}, and {seen} given")
+    size = by_letter if by_letter is not None else by_name
+    if not isinstance(size, int) or isinstance(size, bool):
+        given = letter if by_letter is not None else name
+        raise TypeError(f"tilemoe: {given} is {size!r}, expected an int")
+    return size
+
+
 class MoE(nn.Module):
     """The Mixture-of-Experts layer: out_t = sum over the token's K experts of s * expert(x_t).
 
+    Sizes are given by their letters or by their names, in any mixture.
+
     Args:
-        d, n, E, K: width of a token, width inside one expert, experts, experts per token.
+        d, hidden_size: width of a token, a multiple of 8.
+        n, intermediate_size: width inside one expert, a multiple of 8.
+        E, num_experts: experts.
+        K, top_k: experts per token.
         activation: "swiglu", "geglu", "geglu_tanh", "reglu"; not gated: "silu", "gelu",
             "gelu_tanh", "relu", "relu_squared", "identity".
         bias: the experts have biases.
@@ -174,43 +217,77 @@ class MoE(nn.Module):
         rounding: in training, round each expert's tokens to a multiple of `m`: "nearest", "up",
             "down", "stochastic", "balanced"; None and evaluation: plain top-K. It needs a softmax
             scoring over the chosen.
+        m: see `rounding`.
         rounding_tokens: round every so many tokens, of which there is then a multiple, by
             themselves; None: all of a call.
         balance_coefficient, z_coefficient: of the Switch Transformer's load balance loss and
             ST-MoE's z loss in `aux.loss`. The losses are computed where one of them is not 0.
-        column_blocks: of functional.moe: less memory for a little time.
-        overwrite_H: of functional.moe: whether backward writes dH over H, the largest tensor that
-            forward kept. None: where nothing reads H again; True: always; False: never.
+        column_blocks: the experts' outputs, and their inputs' gradients, exist in so many blocks of
+            columns one after the other: less memory for a little time.
+        overwrite_H: whether backward writes dH over H, the largest tensor that forward kept. None:
+            where nothing reads H again; True: always; False: never. See `tilemoe.moe`.
         router_dtype: of the router's weight and logits, float32 for instance; None: the module's
             dtype.
+        return_aux: True: forward returns out and a `MoEAux`; False: out alone, as torch.nn's layers
+            and torch.nn.Sequential have it. Not given it is True, with a DeprecationWarning: False
+            is the default from 0.3 on.
         device, dtype: of the parameters, as in torch.nn.
 
-    Shape: x (..., d) -> out (..., d), `MoEAux`.
+    Shape:
+        x (..., d) -> out (..., d).
+
+    Raises:
+        ValueError: a size or an option that does not fit, at construction already.
+        TypeError: a size is missing, given twice, or no int.
+
+    Example:
+        >>> layer = tilemoe.MoE(
+        ...     hidden_size=64, intermediate_size=32, num_experts=8, top_k=2, return_aux=False
+        ... )
+        >>> layer(torch.randn(3, 5, 64)).shape
+        torch.Size([3, 5, 64])
     """
 
     def __init__(
         self,
-        d,
-        n,
-        E,
-        K,
+        d: int | None = None,
+        n: int | None = None,
+        E: int | None = None,
+        K: int | None = None,
         *,
-        activation="swiglu",
-        bias=False,
-        scoring="softmax_over_chosen",
-        selection_bias=False,
-        rounding=None,
-        m=128,
-        rounding_tokens=None,
-        balance_coefficient=0.0,
-        z_coefficient=0.0,
-        column_blocks=1,
-        overwrite_H=None,
-        router_dtype=None,
-        device=None,
-        dtype=None,
-    ):
+        hidden_size: int | None = None,
+        intermediate_size: int | None = None,
+        num_experts: int | None = None,
+        top_k: int | None = None,
+        activation: Activation = "swiglu",
+        bias: bool = False,
+        scoring: Scoring = "softmax_over_chosen",
+        selection_bias: bool = False,
+        rounding: Rounding | None = None,
+        m: int = 128,
+        rounding_tokens: int | None = None,
+        balance_coefficient: float = 0.0,
+        z_coefficient: float = 0.0,
+        column_blocks: int = 1,
+        overwrite_H: bool | None = None,
+        router_dtype: torch.dtype | None = None,
+        return_aux: bool | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        d = _of_either("d", d, "hidden_size", hidden_size)
+        n = _of_either("n", n, "intermediate_size", intermediate_size)
+        E = _of_either("E", E, "num_experts", num_experts)
+        K = _of_either("K", K, "top_k", top_k)
+        if return_aux is None:
+            warnings.warn(
+                "tilemoe: MoE returns out and aux, and from 0.3 on out alone: say return_aux=True "
+                "or return_aux=False",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return_aux = True
         if not 1 <= K <= E:
             raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
         for name, width in (("d", d), ("n", n)):
@@ -230,11 +307,19 @@ class MoE(nn.Module):
             _rules.number("scoring under token rounding", _ROUNDED_SCORINGS, scoring)
             if m < 1:
                 raise ValueError(f"tilemoe: m is {m}, expected at least 1")
+        if column_blocks < 1:
+            raise ValueError(f"tilemoe: column_blocks is {column_blocks}, expected at least 1")
+        if not return_aux and (balance_coefficient or z_coefficient):
+            raise ValueError(
+                "tilemoe: balance_coefficient and z_coefficient make aux.loss, which "
+                "return_aux=False leaves out"
+            )
         self.d, self.n, self.E, self.K = d, n, E, K
         self.scoring, self.rounding, self.m = scoring, rounding, m
         self.rounding_tokens = rounding_tokens
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
         self.column_blocks, self.overwrite_H = column_blocks, overwrite_H
+        self.return_aux = return_aux
         self.gate = Router(
             d,
             E,
@@ -248,16 +333,29 @@ class MoE(nn.Module):
         )
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Weights uniform in +-1/sqrt(fan-in), as in torch.nn.Linear; biases zero."""
         self.gate.reset_parameters()
         self.experts.reset_parameters()
 
-    def forward(self, x, seed=None, offset=None):
-        """x (..., d) -> out (..., d), MoEAux.
+    def forward(
+        self, x: Tensor, seed: Counter | None = None, offset: Counter | None = None
+    ) -> Tensor | tuple[Tensor, MoEAux]:
+        """Routes the tokens of x and computes their experts.
 
-        seed, offset: of stochastic rounding, int or int64 tensor of one element; in training it
-        needs both. The same two give the same rounding: count `offset` up once a step.
+        Args:
+            x: the tokens, of the parameters' dtype or of autocast's.
+            seed, offset: of stochastic rounding, int or int64 tensor of one element; in training it
+                needs both. The same two give the same rounding: count `offset` up once a step.
+
+        Shape:
+            x (..., d) -> out (..., d).
+
+        Returns:
+            out, and with the constructor's `return_aux` a `MoEAux` beside it.
+
+        Raises:
+            ValueError: x does not fit, or stochastic rounding lacks seed or offset.
         """
         _library.require_tensor(x, "x")
         if x.dim() == 0 or x.shape[-1] != self.d:
@@ -267,12 +365,14 @@ class MoE(nn.Module):
         if stochastic and (seed is None or offset is None):
             raise ValueError("tilemoe: stochastic rounding needs seed and offset in training")
 
-        spread = Spread(x) if is_dtensor(x) else None
-        local = x.to_local() if spread else x
+        spread: Spread | None = None
+        local = x
+        if is_dtensor(x):
+            spread, local = Spread(x), x.to_local()
         tokens = local.reshape(-1, self.d)  # (T, d)
         logits = self.gate(tokens, spread)  # (T, E)
         bias = self.gate.e_score_correction_bias
-        out, aux = self.experts(
+        found = self.experts(
             tokens,
             logits,
             spread,
@@ -286,23 +386,30 @@ class MoE(nn.Module):
             offset=offset if stochastic else None,
             column_blocks=self.column_blocks,
             overwrite_H=self.overwrite_H,
+            return_aux=self.return_aux,
         )
+        out, aux = found if self.return_aux else (found, None)
         out = shaped_like(out, local)
+        if spread is not None:
+            out = spread.output(out)
+        if aux is None:
+            return out
         losses = self._losses(logits, aux.expert_counts)
         counts = aux.expert_counts, aux.dropped, aux.added, aux.without
         if spread is None:
             return out, MoEAux(*losses, *counts)
-        return spread.output(out), MoEAux(*map(spread.mean, losses), *map(spread.total, counts))
+        return out, MoEAux(*map(spread.mean, losses), *map(spread.total, counts))
 
-    def _losses(self, logits, expert_counts):
+    def _losses(self, logits: Tensor, expert_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """logits (T, E), expert_counts (E) -> loss, balance, z."""
         if self.balance_coefficient == 0 and self.z_coefficient == 0:
-            return torch.zeros(3, device=logits.device).unbind()
+            loss, balance, z = torch.zeros(3, device=logits.device).unbind()
+            return loss, balance, z
         balance, z = router_losses(logits, expert_counts)
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
     @torch.no_grad()
-    def update_selection_bias(self, expert_counts, rate=1e-3):
+    def update_selection_bias(self, expert_counts: Tensor, rate: float = 1e-3) -> None:
         """DeepSeek-V3's load balance without a loss: bias += rate * sign(mean(c) - c), so that an
         expert with too few tokens is chosen more often (arXiv 2408.15664, algorithm 1; arXiv
         2412.19437, section 2.1.2, whose rate is 1e-3).
@@ -322,7 +429,7 @@ class MoE(nn.Module):
         counts = expert_counts.to(bias)
         bias.add_(torch.sign(counts.mean() - counts), alpha=rate)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         parts = [f"K={self.K}, scoring={self.scoring!r}"]
         if self.rounding is not None:
             parts.append(f"rounding={self.rounding!r}, m={self.m}")

@@ -2,7 +2,7 @@
 
 What is built here is on the device and never waits for the host."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,13 @@ from . import _groups, _library, _rules, ops
 from ._shapes import shape_text
 
 _ops = torch.ops.tilemoe
+
+Scoring = Literal[
+    "softmax_over_chosen", "softmax_over_all", "softmax_renormalized",
+    "sigmoid", "sigmoid_renormalized",
+]  # fmt: skip
+Rounding = Literal["nearest", "up", "down", "stochastic", "balanced"]
+Counter = int | Tensor  # seed and offset of stochastic rounding: int, or int64 tensor of one element
 
 
 class Aux(NamedTuple):
@@ -24,15 +31,39 @@ class Aux(NamedTuple):
 
 
 def topk_router(
-    logits, K, *, scoring="softmax_over_chosen", selection_bias=None, ids_dtype=torch.int32
-):
-    """Each token's K experts.
+    logits: Tensor,
+    K: int,
+    *,
+    scoring: Scoring = "softmax_over_chosen",
+    selection_bias: Tensor | None = None,
+    ids_dtype: torch.dtype = torch.int32,
+) -> tuple[Tensor, Tensor]:
+    """Each token's K experts and their scores, in descending order.
 
-    logits (..., E) float32, bfloat16 or float16 -> scores (..., K) float32, differentiable in the
-    logits, and ids (..., K) int32 or int64. `scoring` is one of softmax_over_chosen,
-    softmax_over_all, softmax_renormalized, sigmoid and sigmoid_renormalized; `selection_bias` (E)
-    float32, of the sigmoid scorings, is added where experts are chosen and not in the scores. Ties
-    go to the lower id, NaN ranks last, a token's K stand in descending order.
+    Ties go to the lower id, NaN ranks last.
+
+    Args:
+        logits: the router's, float32, bfloat16 or float16.
+        K: experts a token.
+        scoring: "softmax_over_chosen", of the K logits; "softmax_over_all", of all, as they are;
+            "softmax_renormalized", the same divided by their sum; "sigmoid"; or
+            "sigmoid_renormalized".
+        selection_bias: of the sigmoid scorings: added where experts are chosen, not in the scores.
+        ids_dtype: torch.int32 or torch.int64.
+
+    Shape:
+        logits (..., E) -> scores (..., K), ids (..., K); selection_bias (E) float32.
+
+    Returns:
+        The scores, float32 and differentiable in the logits, and the experts' ids.
+
+    Raises:
+        ValueError: K is not 1 to E, or another argument does not fit.
+
+    Example:
+        >>> scores, ids = tilemoe.topk_router(torch.tensor([[0.0, 2.0, 1.0]]), 2)
+        >>> ids
+        tensor([[1, 2]], dtype=torch.int32)
     """
     _library.require_device(logits, "logits")
     rows = rows_of(logits, "logits", "(..., E)")
@@ -41,15 +72,35 @@ def topk_router(
     return shaped_like(scores, logits), shaped_like(ids, logits)
 
 
-def rounded_router(logits, K, *, rounding, m=128, rounding_tokens=None, seed=None, offset=None):
+def rounded_router(
+    logits: Tensor,
+    K: int,
+    *,
+    rounding: Rounding,
+    m: int = 128,
+    rounding_tokens: int | None = None,
+    seed: Counter | None = None,
+    offset: Counter | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Each token's experts under token rounding, as pairs for `moe_general`, which with them
     computes what `moe` does with the same `rounding` and the options that go with it.
 
-    logits (T, E) float32, bfloat16 or float16 -> tokens (pairs) int32, experts (pairs) int32,
-    scores (pairs) float32, differentiable in the logits: softmax over all experts, which of a
-    chosen pair is divided by its sum over the token's K, whether they stay or not. Pairs are as
-    many as there can be, sorted by token; those past the last have token T, expert E and score 0,
-    and are skipped.
+    Args:
+        logits: the router's, float32, bfloat16 or float16.
+        K: experts a token, before rounding.
+        rounding, m, rounding_tokens, seed, offset: as in `moe`.
+
+    Shape:
+        logits (T, E) -> tokens, experts and scores (pairs), as many as there can be.
+
+    Returns:
+        tokens and experts, int32, sorted by token, and scores, float32 and differentiable in the
+        logits: the softmax over all experts, which of a chosen pair is divided by its sum over
+        the token's K, whether they stay or not. Pairs past the last have token T, expert E and
+        score 0, and are skipped.
+
+    Raises:
+        ValueError: an argument does not fit.
     """
     _library.require_device(logits, "logits")
     if logits.dim() != 2:
@@ -71,17 +122,32 @@ def rounded_router(logits, K, *, rounding, m=128, rounding_tokens=None, seed=Non
     return tokens, experts, scores
 
 
-def router_losses(logits, expert_counts):
-    """The router's losses, two float32 scalars that are differentiable in logits (..., E).
+def router_losses(logits: Tensor, expert_counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The router's losses: the load balance loss and the z loss.
 
     balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e), 1 when balanced (Switch Transformer,
-    arXiv 2101.03961, equation 4), with c the `expert_counts` (E) int32 of `Aux`;
+    arXiv 2101.03961, equation 4), with c the expert_counts;
     z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
+
+    Args:
+        logits: the router's.
+        expert_counts: tokens that chose each expert, int32, as in `Aux`.
+
+    Shape:
+        logits (..., E), expert_counts (E) -> two scalars.
+
+    Returns:
+        balance and z, float32, differentiable in the logits.
+
+    Raises:
+        ValueError: a shape or a dtype does not fit.
     """
     _library.require_device(logits, "logits")
     rows = rows_of(logits, "logits", "(..., E)")
     # Copies, not views: FSDP-2 warns of a module's outputs that are views and have a gradient.
-    return torch.unbind_copy(ops.call(_ops.router_losses.default, rows, expert_counts))
+    losses = ops.call(_ops.router_losses.default, rows, expert_counts)
+    balance, z = torch.ops.aten.unbind_copy.int(losses)
+    return balance, z
 
 
 # ---------------------------------------------------------------- for functional.py

@@ -19,7 +19,12 @@ Here                                     ScatterMoE's GLUMLP and MLP (the router
     experts.down_proj_bias (E, d)            output_experts.bias (E, d)
 """
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
+
+StateDict = Mapping[str, Tensor]
 
 _TITAN = "routed_experts.inner_experts."
 _TITAN_RENAMED = {  # torchtitan's: ours
@@ -43,7 +48,7 @@ def _partner(state_dict, key, partner):
     return state_dict[partner]
 
 
-def from_torchtitan(state_dict):
+def from_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
     """torchtitan's names and (w1, w2, w3) -> ours. Non-persistent counters need no conversion."""
     w1, w3 = _TITAN + "w1_EFD", _TITAN + "w3_EFD"
     converted = {}
@@ -61,7 +66,7 @@ def from_torchtitan(state_dict):
     return converted
 
 
-def to_torchtitan(state_dict):
+def to_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
     """Ours -> torchtitan's names and (w1, w2, w3). Raises ValueError where torchtitan has no place:
     experts without a gate, or with biases."""
     renamed = {ours: titan for titan, ours in _TITAN_RENAMED.items()}
@@ -105,7 +110,7 @@ _SCATTER = {  # ScatterMoE's: ours, where the row order is the same
 }
 
 
-def from_scattermoe(state_dict):
+def from_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
     """ScatterMoE's `GLUMLP` (up rows, then gate rows) or `MLP` -> ours. An MLP is told from a
     GLUMLP by the shapes of its two weights."""
     converted = {}
@@ -131,7 +136,7 @@ def from_scattermoe(state_dict):
     return converted
 
 
-def to_scattermoe(state_dict):
+def to_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
     """Ours -> ScatterMoE's `GLUMLP` (gated) or `MLP` (not gated)."""
     same = {ours: scatter for scatter, ours in _SCATTER.items()}
     same |= {"experts.up_proj": "experts.weight", "experts.up_proj_bias": "experts.bias"}

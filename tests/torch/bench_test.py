@@ -249,7 +249,7 @@ def test_peer_in_another_python():
 @pytest.fixture
 def other_build(tmp_path):
     """A folder with this package, as `pip install --target` leaves it, but for its commit."""
-    package, libraries = Path(tilemoe.__file__).parent, _library._directory()
+    package, libraries = Path(tilemoe.__file__).parent, _library.directory()
     folder = tmp_path / "before" / "tilemoe"
     shutil.copytree(package, folder, ignore=shutil.ignore_patterns("__pycache__", "lib"))
     (folder / "lib").mkdir()
@@ -300,7 +300,7 @@ def test_the_command_of_all_peers(tmp_path, other_build):
                tmp_path / "cache", "--seconds", "3000", "--against", "tilemoe-keeps-h",
                "tilemoe-before", "torch-grouped_mm"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(tilemoe.__file__).parents[1])}
-    environment["TILEMOE_LIBRARY_DIR"] = str(_library._directory())
+    environment["TILEMOE_LIBRARY_DIR"] = str(_library.directory())
     said = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
     assert said.returncode == 0, said.stdout + said.stderr
     (item,) = json.loads(out.read_text())["items"]

@@ -14,7 +14,7 @@ TOKENS, WIDTH, EXPERTS, CHOSEN = 24, 32, 6, 2
 
 def output(seed):
     torch.manual_seed(seed)
-    layer = tilemoe.MoE(WIDTH, 16, EXPERTS, CHOSEN)
+    layer = tilemoe.MoE(WIDTH, 16, EXPERTS, CHOSEN, return_aux=True)
     with torch.no_grad():
         return layer(torch.randn(TOKENS, WIDTH))[0]
 

@@ -16,7 +16,7 @@ def make(seed=0, **options):
     """A small MoE with unit-scale parameters, biases and selection bias included."""
     generator = torch.Generator().manual_seed(seed)
     dtype = options.pop("dtype", target.DTYPE)
-    moe = MoE(d, n, E, K, dtype=dtype, **options)
+    moe = MoE(d, n, E, K, return_aux=True, dtype=dtype, **options)
     with torch.no_grad():
         for name, p in moe.named_parameters():
             scale = 0.5 if name.endswith("_bias") else p.shape[-1] ** -0.5

@@ -66,7 +66,7 @@ def test_no_output_with_a_gradient_is_a_view(shape):
 def test_widths_that_no_kernel_has_are_refused():
     for name, sizes in {"d": (33, 16), "n": (32, 20), "d is 0": (0, 16)}.items():
         with pytest.raises(ValueError, match=f"{name}.* expected a positive multiple of 8"):
-            MoE(*sizes, E=4, K=2)
+            MoE(*sizes, E=4, K=2, return_aux=True)
 
 
 def test_non_contiguous_input():
@@ -136,18 +136,18 @@ def test_aux_is_a_pytree_of_tensors_on_the_device():
 
 def test_parameters_have_hugging_face_names_and_shapes():
     shapes = lambda moe: {name: tuple(t.shape) for name, t in moe.state_dict().items()}
-    assert shapes(MoE(d, n, E, K)) == {
+    assert shapes(MoE(d, n, E, K, return_aux=True)) == {
         "gate.weight": (E, d),
         "experts.gate_up_proj": (E, 2 * n, d),
         "experts.down_proj": (E, d, n),
     }
-    biased = MoE(d, n, E, K, bias=True, scoring="sigmoid", selection_bias=True)
-    assert shapes(biased) == shapes(MoE(d, n, E, K)) | {
+    biased = MoE(d, n, E, K, return_aux=True, bias=True, scoring="sigmoid", selection_bias=True)
+    assert shapes(biased) == shapes(MoE(d, n, E, K, return_aux=True)) | {
         "gate.e_score_correction_bias": (E,),
         "experts.gate_up_proj_bias": (E, 2 * n),
         "experts.down_proj_bias": (E, d),
     }
-    assert shapes(MoE(d, n, E, K, activation="relu_squared", bias=True)) == {
+    assert shapes(MoE(d, n, E, K, return_aux=True, activation="relu_squared", bias=True)) == {
         "gate.weight": (E, d),
         "experts.up_proj": (E, n, d),
         "experts.up_proj_bias": (E, n),
@@ -158,8 +158,8 @@ def test_parameters_have_hugging_face_names_and_shapes():
 
 def test_dtypes():
     moe = MoE(
-        d, n, E, K, dtype=torch.bfloat16, router_dtype=torch.float32, scoring="sigmoid",
-        selection_bias=True,
+        d, n, E, K, return_aux=True, dtype=torch.bfloat16, router_dtype=torch.float32,
+        scoring="sigmoid", selection_bias=True,
     )  # fmt: skip
     assert moe.gate.weight.dtype == torch.float32
     assert moe.experts.gate_up_proj.dtype == moe.experts.down_proj.dtype == torch.bfloat16
@@ -174,7 +174,7 @@ def test_dtypes():
 
 def test_reset_parameters():
     torch.manual_seed(0)
-    moe = MoE(d, n, E, K, bias=True, scoring="sigmoid", selection_bias=True)
+    moe = MoE(d, n, E, K, return_aux=True, bias=True, scoring="sigmoid", selection_bias=True)
     before = {name: t.clone() for name, t in moe.state_dict().items()}
     for name, t in before.items():
         if name.endswith("_bias"):
@@ -191,13 +191,13 @@ def test_reset_parameters():
 
 
 def test_selection_bias_update():
-    moe = MoE(d, n, 4, 2, scoring="sigmoid", selection_bias=True)
+    moe = MoE(d, n, 4, 2, return_aux=True, scoring="sigmoid", selection_bias=True)
     moe.update_selection_bias(torch.tensor([10, 0, 4, 2], dtype=torch.int32), rate=0.5)  # mean 4
     assert moe.gate.e_score_correction_bias.tolist() == [-0.5, 0.5, 0.0, 0.5]
     with pytest.raises(ValueError, match=r"shape \(3,\), expected \(4,\)"):
         moe.update_selection_bias(torch.zeros(3))
     with pytest.raises(ValueError, match="without selection_bias"):
-        MoE(d, n, 4, 2, scoring="sigmoid").update_selection_bias(torch.zeros(4))
+        MoE(d, n, 4, 2, return_aux=True, scoring="sigmoid").update_selection_bias(torch.zeros(4))
 
 
 def test_selection_bias_balances():
@@ -227,11 +227,13 @@ def test_selection_bias_balances():
         (dict(rounding="up", m=0), "m is 0, expected at least 1"),
         (dict(rounding="up", scoring="sigmoid"), "scoring under token rounding is 'sigmoid'"),
         (dict(selection_bias=True), "only the sigmoid scorings have a selection bias"),
+        (dict(column_blocks=0), "column_blocks is 0, expected at least 1"),
+        (dict(return_aux=False, z_coefficient=0.1), "which return_aux=False leaves out"),
     ],
     ids=str,
 )
 def test_wrong_options_are_refused(options, message):
-    arguments = dict(d=d, n=n, E=E, K=K) | options
+    arguments = dict(d=d, n=n, E=E, K=K, return_aux=True) | options
     with pytest.raises(ValueError, match=message):
         MoE(**arguments)
 
@@ -244,7 +246,7 @@ def test_wrong_width_is_refused():
 def test_another_device_than_the_parameters_is_refused():
     x, _ = batch()
     with pytest.raises(ValueError, match=f"x is on {x.device} and gate.weight on meta"):
-        MoE(d, n, E, K, device="meta")(x)
+        MoE(d, n, E, K, return_aux=True, device="meta")(x)
 
 
 def test_repr():

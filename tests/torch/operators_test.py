@@ -283,7 +283,7 @@ def test_what_is_no_tensor_is_refused():
     refused("scores", tilemoe.moe, **LAYER | {"logits_or_scores": logits}, ids=LAYER["x"])
     refused("logits", tilemoe.topk_router, logits, K)
     refused("counts", tilemoe.grouped_experts, LAYER["x"], logits[0], LAYER["W1"], LAYER["W2"])
-    refused("x", tilemoe.MoE(d, n, E, K), x)
+    refused("x", tilemoe.MoE(d, n, E, K, return_aux=True), x)
 
 
 def test_a_tensor_without_dimensions_is_refused():
@@ -304,7 +304,7 @@ def test_a_tensor_without_dimensions_is_refused():
             r"tokens has shape \(\)",
             lambda: tilemoe.moe_general(LAYER["x"], none.int(), ones, ones.float(), *weights),
         ),
-        (r"x has shape \(\), expected \(..., 40\)", lambda: tilemoe.MoE(d, n, E, K)(none)),
+        (r"x has shape \(\), expected \(..., 40\)", lambda: tilemoe.MoE(d, n, E, K, return_aux=True)(none)),
     ):
         with pytest.raises(ValueError, match=sentence):
             call()
@@ -419,7 +419,7 @@ def test_a_function_names_the_tensor_that_is_elsewhere():
 
 
 def test_a_bias_that_stayed_on_meta_is_refused():
-    moe = tilemoe.MoE(d, n, E, K, scoring="sigmoid", selection_bias=True, dtype=DTYPE)
+    moe = tilemoe.MoE(d, n, E, K, return_aux=True, scoring="sigmoid", selection_bias=True, dtype=DTYPE)
     moe.gate.e_score_correction_bias = moe.gate.e_score_correction_bias.to("meta")
     with pytest.raises(ValueError, match="gate.e_score_correction_bias on meta"):
         moe(LAYER["x"])
@@ -436,7 +436,7 @@ def differentiable_calls():
     ids = torch.zeros(T, K, dtype=torch.int64)
     moe = tilemoe.moe
     given = dict(rounding="up", m=4)
-    modules = [tilemoe.MoE(d, n, E, K, dtype=DTYPE, router_dtype=t) for t in (None, torch.float32)]
+    modules = [tilemoe.MoE(d, n, E, K, return_aux=True, dtype=DTYPE, router_dtype=t) for t in (None, torch.float32)]
     return {
         "moe, x": (lambda t: moe(t, logits, W1, W2, K=K), x),
         "moe, logits": (lambda t: moe(x, t, W1, W2, K=K), logits),

@@ -35,6 +35,7 @@ NEED = {
         "transformers_test.py",
     ],
     "accelerate": ["finetune_test.py"],
+    "mypy": ["typing_test.py"],
     "tokenizers": [
         "pretrain_corpus_test.py::test_a_tokenizer_of_its_own_gives_the_text_back",
         "pretrain_trained_test.py::test_a_runs_tokenizer_is_text_and_back",
@@ -49,7 +50,7 @@ def expected(without=()):
     from tilemoe import _library  # not before the options of conftest.py are known
 
     on_cuda = target.DEVICE == "cuda"
-    has_cuda_library = (_library._directory() / "libtilemoe_torch_cuda.so").exists()
+    has_cuda_library = (_library.directory() / "libtilemoe_torch_cuda.so").exists()
     of_the_cpu = (
         "autograd_test.py::test_directions_by_differences",
         "autograd_test.py::test_threads_follow_torch",
@@ -57,6 +58,7 @@ def expected(without=()):
         "operators_test.py::test_a_type_that_no_kernel_has",
         "operators_test.py::test_other_devices_are_refused",
         "torchtitan_test.py::test_a_layers_state_dict_is_the_modules_too",
+        "typing_test.py",
     )
     of_two_gpus = (
         "cuda_test.py::test_another_gpu_than_the_current_one",

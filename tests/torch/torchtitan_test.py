@@ -253,7 +253,7 @@ def test_a_layers_state_dict_is_the_modules_too():
     theirs = layer_config().build()
     theirs.init_states()
     theirs.expert_bias_E.copy_(torch.linspace(-0.3, 0.3, E))
-    ours = tilemoe.MoE(D, N, E, 2, scoring="sigmoid", selection_bias=True)
+    ours = tilemoe.MoE(D, N, E, 2, return_aux=True, scoring="sigmoid", selection_bias=True)
     ours.load_state_dict(from_torchtitan(theirs.state_dict()))
     x = normal(2, 19, D, seed=3)
     want = theirs(x).detach()

@@ -42,7 +42,7 @@ def build():
     it has none. The commit is None of a package from before it was written down."""
     from tilemoe import _library
 
-    folder = _library._directory()
+    folder = _library.directory()
     written, kernels = folder / "commit.txt", folder / "libtilemoe_torch_cuda.so"
     return {
         "commit": written.read_text().strip() if written.exists() else None,

@@ -1,0 +1,50 @@
+"""Every public name of the package, used as its annotations have it: a type checker reads this
+program, and it runs."""
+
+from typing import assert_type
+
+import torch
+from torch import Tensor
+
+import tilemoe
+import tilemoe.state_dict
+
+T, d, n, E, K = 12, 32, 16, 4, 2
+x, logits = torch.randn(T, d), torch.randn(T, E)
+W1, W2 = torch.randn(E, 2 * n, d), torch.randn(E, d, n)
+
+version: str = tilemoe.__version__
+tilemoe.show_config()
+tilemoe.set_block_turns(1)
+
+# From logits, from scores and ids, with what the routing did.
+assert_type(tilemoe.moe(x, logits, W1, W2, K=K, activation="geglu"), Tensor)
+out, aux = tilemoe.moe(x, logits, W1, W2, K=K, rounding="stochastic", m=4, seed=1, offset=2, return_aux=True)
+assert_type(aux, tilemoe.Aux)
+scores, ids = tilemoe.topk_router(logits, K, scoring="sigmoid", selection_bias=torch.zeros(E))
+assert_type(tilemoe.moe(x, scores, W1, W2, ids=ids, addend=x, column_blocks=2), Tensor)
+balance, z = tilemoe.router_losses(logits, aux.expert_counts)
+assert_type(balance, Tensor)
+
+# Any pairs, and rows sorted by expert.
+tokens, experts, pair_scores = tilemoe.rounded_router(logits, K, rounding="nearest", m=4)
+assert_type(tilemoe.moe_general(x, tokens, experts, pair_scores, W1, W2), Tensor)
+counts = torch.tensor([3, 0, 5, 4])
+assert_type(tilemoe.grouped_experts(x, counts, W1, W2, row_scores=torch.ones(T)), Tensor)
+
+# Gradients into memory of the caller's.
+W1.requires_grad_()
+given = tilemoe.WeightGradients(W1=torch.zeros(E, 2 * n, d))
+tilemoe.moe(x, logits, W1, W2, K=K, weight_grad_out=given, overwrite_H=True).sum().backward()
+assert given.W1 is not None and given.W1.abs().sum() > 0
+
+layer = tilemoe.MoE(hidden_size=d, intermediate_size=n, num_experts=E, top_k=K, return_aux=False)
+model = torch.nn.Sequential(torch.nn.LayerNorm(d), layer)
+assert model(x).shape == (T, d)
+balanced = tilemoe.MoE(
+    d, n, E, K, scoring="sigmoid", selection_bias=True, balance_coefficient=1e-2, return_aux=True
+)
+_, seen = balanced(x)
+balanced.update_selection_bias(seen.expert_counts, rate=1e-3)
+state: dict[str, Tensor] = tilemoe.state_dict.to_torchtitan(balanced.state_dict())
+balanced.load_state_dict(tilemoe.state_dict.from_torchtitan(state))
