@@ -118,6 +118,7 @@ class Block(nn.Module):
         self.attention = Attention(c)
         self.moe_norm = nn.RMSNorm(c.d)
         self.moe = tilemoe.MoE(
+            return_aux=True,
             c.d,
             c.n,
             c.E,
