@@ -177,7 +177,7 @@ Gradients with_the_router_between(Layer* layer) {
   first.dO = dO, first.ds = ds, first.dweights.W2 = dW2;
   second.dX = dX, second.addend = dX, second.dweights.W1 = dW1;
   experts.backward(first);
-  gradient_of_logits(layer, to);                // router_backward: ds -> dlogits
+  gradient_of_logits(layer, to);               // router_backward: ds -> dlogits
   layer->router_part(found.logits, &found.X);  // dX = dlogits Wr, by any dense product
   experts.backward(second);
   return found;
@@ -187,8 +187,9 @@ int run() {
   Layer layer;
   const bool lowest = with_the_lowest_peak(&layer) == in_one_call(&layer, false);
   const bool between = with_the_router_between(&layer) == in_one_call(&layer, true);
-  std::printf("two calls have the bits of one: with the lowest peak %s, with the router between %s\n",
-              lowest ? "yes" : "NO", between ? "yes" : "NO");
+  std::printf(
+      "two calls have the bits of one: with the lowest peak %s, with the router between %s\n",
+      lowest ? "yes" : "NO", between ? "yes" : "NO");
   return lowest && between ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
