@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "cuda/bench_gpu.h"
 #include "device.h"
+#include "exit_status.h"
 #include "table.h"
 #include "verify/registry.h"
 
@@ -44,7 +45,7 @@ const verify::Case& find_bench_case(const std::string& name) {
     if (layer.name == name) return layer;
     known += (known.empty() ? "" : ", ") + layer.name;
   }
-  throw std::runtime_error("no bench case is called " + name + "; there are " + known);
+  throw WrongUsage("no bench case is called " + name + "; there are " + known);
 }
 
 constexpr std::pair<const char*, Rounding> kRoundings[] = {{"nearest", Rounding::kNearest},
@@ -128,9 +129,9 @@ int bench(const BenchOptions& options) {
   const Device device = options.where.select();
   const std::vector<verify::Case> cases = chosen_cases(options, device);
   if (options.rounds_from_stdin && cases.size() != 1)
-    throw std::runtime_error("--rounds-from-stdin takes one --config");
+    throw WrongUsage("--rounds-from-stdin takes one --config");
   if (device == Device::kCpu && options.pass != "both")
-    throw std::runtime_error("--pass " + options.pass + ": on a CPU both passes are timed");
+    throw WrongUsage("--pass " + options.pass + ": on a CPU both passes are timed");
   check_writable(options.json_file);
   const bool with_dense = options.baseline == "dense";
   json entries = json::array();

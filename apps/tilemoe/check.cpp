@@ -10,6 +10,7 @@
 
 #include "commands.h"
 #include "device.h"
+#include "exit_status.h"
 #include "table.h"
 #include "verify/registry.h"
 
@@ -54,7 +55,7 @@ std::vector<Case> chosen_cases(const CheckOptions& options, Device device) {
   if (device == Device::kCuda && options.dtype == "all")
     std::erase_if(cases, [](const Case& one) { return one.dtype == DType::kFloat32; });
   if (cases.empty())
-    throw std::runtime_error("no case matches; `tilemoe check --list` names them all");
+    throw WrongUsage("no case matches; `tilemoe check --list` names them all");
   return cases;
 }
 

@@ -2,9 +2,9 @@
 
 #include <array>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 
+#include "exit_status.h"
 #include "train/json.h"
 
 namespace tilemoe::train {
@@ -55,7 +55,7 @@ void require(bool condition, const Parts&... parts) {
   if (condition) return;
   std::ostringstream text;
   (text << ... << parts);
-  throw std::invalid_argument(text.str());
+  throw app::WrongUsage(text.str());
 }
 
 template <class Value, size_t kCount>
@@ -65,7 +65,7 @@ Value named(const char* option, const std::string& name, const Names<Value, kCou
     if (name == entry) return value;
     known += known.empty() ? entry : std::string(", ") + entry;
   }
-  throw std::invalid_argument("--" + std::string(option) + " is " + name + ", expected one of " +
+  throw app::WrongUsage("--" + std::string(option) + " is " + name + ", expected one of " +
                               known);
 }
 
@@ -224,13 +224,6 @@ void RunOptions::add_to(CLI::App& command, OptionTable& kept) {
   add_kept("keep", keep, "Checkpoints of the run that are kept");
   add_kept("eval-every", evaluate_every, "Steps between two evaluations; 0 for one at the end");
   add_kept("log", log, "File of the log; log.jsonl in the run's folder without it");
-  add("--sample", sample, "Bytes of text to print from the trained model")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  add("--prompt", prompt, "What the printed text goes on from");
-  add("--temperature", temperature, "Of the printed text; 0 takes the likeliest byte")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
 }
 
 void RunOptions::check() const {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "train/option_table.h"
-#include "train/sampling.h"
 #include "train/text.h"
 #include "train/trainer.h"
 
@@ -33,7 +32,7 @@ struct ModelOptions {
   int64_t seed = 0;
 
   void add_to(OptionTable& table);
-  // Throws std::invalid_argument with one sentence that names the option.
+  // Throws app::WrongUsage with one sentence that names the option.
   TrainerConfig checked() const;
 };
 
@@ -45,12 +44,9 @@ struct RunOptions {
   int64_t save_every = 200;
   int64_t keep = 2;
   int64_t evaluate_every = 0;
-  int64_t sample = 0;
-  std::string prompt;
-  double temperature = 0.7;
 
   void add_to(CLI::App& command, OptionTable& kept);
-  // Throws std::invalid_argument with one sentence that names the option.
+  // Throws app::WrongUsage with one sentence that names the option.
   void check() const;
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "train/safetensors.h"
+#include "train/sampling.h"
 
 namespace tilemoe::train {
 namespace {
@@ -183,16 +184,12 @@ void TrainingRun::train() {
     return;
   }
   std::printf("done in %s\n", short_duration(seconds_since(start)).c_str());
-  if (options_.sample > 0) print_sample();
+  print_sample();
 }
 
 void TrainingRun::print_sample() {
-  const SamplingConfig config{.bytes = options_.sample,
-                              .prompt = options_.prompt,
-                              .temperature = options_.temperature,
-                              .seed = config_.seed};
-  const std::string text = sample(trainer_.model(), config, [this] { return stop_.requested(); });
-  std::printf("\n%s%s\n", options_.prompt.c_str(), text.c_str());
+  const SamplingConfig config{.bytes = 200, .prompt = {}, .temperature = 0.7, .seed = 0};
+  std::printf("%s\n", sample(trainer_.model(), config).c_str());
 }
 
 }  // namespace tilemoe::train

@@ -67,37 +67,19 @@ Evaluation Trainer::evaluate(const std::function<bool()>& stopped) {
   return train::evaluate(model_, corpus_.held, config_.evaluation_context, stopped);
 }
 
-std::vector<Trainer::Held> Trainer::held_tensors() {
-  std::vector<Held> held;
-  for (Parameter& parameter : model_.parameters().all())
-    held.push_back({parameter.name, parameter.shape, &parameter.value});
-  int64_t layer_index = 0;
-  for (MoeLayer* layer : model_.moe_layers()) {
-    FloatArray& bias = layer->selection_bias();
-    if (bias.size() > 0)
-      held.push_back({"blocks." + std::to_string(layer_index) + ".moe.router.selection_bias",
-                      {bias.size()},
-                      &bias});
-    ++layer_index;
-  }
+std::vector<NamedArray> Trainer::arrays() {
+  std::vector<NamedArray> arrays = model_.weights();
   for (AdamW::Moments& moments : optimizer_.moments()) {
     const Parameter& parameter = *moments.parameter;
-    held.push_back({"optimizer.mean." + parameter.name, parameter.shape, &moments.mean});
-    held.push_back({"optimizer.square." + parameter.name, parameter.shape, &moments.square});
+    arrays.push_back({"optimizer.mean." + parameter.name, parameter.shape, &moments.mean});
+    arrays.push_back({"optimizer.square." + parameter.name, parameter.shape, &moments.square});
   }
-  return held;
+  return arrays;
 }
 
 std::vector<TensorRef> Trainer::tensors() {
-  const bool in_place = model_.operators().device() == Device::kCpu;
-  copies_.clear();
-  std::vector<TensorRef> tensors;
-  for (Held& held : held_tensors()) {
-    if (!in_place) copies_.push_back(held.array->read());
-    tensors.push_back({std::move(held.name), std::move(held.shape),
-                       in_place ? held.array->data() : copies_.back().data()});
-  }
-  return tensors;
+  on_host_ = ArraysOnHost(arrays(), model_.operators().device() == Device::kCpu);
+  return on_host_.tensors();
 }
 
 // The random numbers of a step follow from the seed and the step, and so do its batch's places in
@@ -116,9 +98,8 @@ void Trainer::load(const std::filesystem::path& checkpoint) {
   const CheckpointSummary saved = load_checkpoint(
       checkpoint, tensors(), "",
       [&](const CheckpointSummary& found) { require_same_text(checkpoint, found.state, corpus_); });
-  const std::vector<Held> held = held_tensors();
-  for (size_t i = 0; i < copies_.size(); ++i) held[i].array->write(copies_[i]);
-  copies_.clear();
+  on_host_.write_back();
+  on_host_ = {};
   steps_done_ = saved.step;
 }
 

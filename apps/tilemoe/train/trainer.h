@@ -59,12 +59,7 @@ class Trainer {
   const Corpus& corpus() const { return corpus_; }
 
  private:
-  struct Held {
-    std::string name;
-    std::vector<int64_t> shape;
-    const FloatArray* array;
-  };
-  std::vector<Held> held_tensors();
+  std::vector<NamedArray> arrays();
 
   const TrainerConfig config_;
   const Corpus& corpus_;
@@ -73,7 +68,7 @@ class Trainer {
   Batches batches_;
   std::vector<uint8_t> inputs_;   // (sequences, past + length)
   std::vector<uint8_t> targets_;  // (T)
-  std::vector<std::vector<float>> copies_;
+  ArraysOnHost on_host_;
   int64_t steps_done_ = 0;
 };
 
