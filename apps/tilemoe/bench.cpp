@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "bench_measure.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 #include "commands.h"
 #include "cuda/bench_gpu.h"
@@ -147,12 +148,18 @@ int bench(const BenchOptions& options) {
     return 0;
   }
   for (const verify::Case& layer : cases) {
-    Measurement measurement(layer, with_dense);
     if (options.rounds_from_stdin) {
+      Measurement measurement(layer, with_dense);
       serve_rounds(measurement);
       return 0;
     }
-    for (int round = 0; round < options.rounds; ++round) measurement.run_round();
+    BenchProgress progress(layer.name, options.rounds);
+    Measurement measurement(layer, with_dense);
+    for (int round = 0; round < options.rounds; ++round) {
+      progress.next_round();
+      measurement.run_round();
+    }
+    progress.finish();
     if (options.json_file != "-") print_table(measurement, std::cout);
     for (json& entry : entries_of(measurement)) entries.push_back(std::move(entry));
   }

@@ -1,11 +1,25 @@
 #include "device.h"
 
 #include <stdexcept>
+#include <utility>
 
 namespace tilemoe::app {
 
 const char* name_of(Device device) {
   return device == Device::kCuda ? "cuda" : "cpu";
+}
+
+// CUDA's names of what a machine most often lacks, said as what to do about it.
+std::string in_words(const std::string& reason) {
+  constexpr std::pair<const char*, const char*> kMeanings[] = {
+      {"cudaErrorInsufficientDriver",
+       "no NVIDIA driver is installed here, or one that is too old for this build: install a newer "
+       "driver, or use the CPU backend"},
+      {"cudaErrorNoDevice", "no NVIDIA GPU is to be seen here: use the CPU backend"},
+  };
+  for (const auto& [name, meaning] : kMeanings)
+    if (reason.find(name) != std::string::npos) return meaning;
+  return reason;
 }
 
 std::string why_unavailable(Device device) {
@@ -15,7 +29,7 @@ std::string why_unavailable(Device device) {
   if (const size_t function = reason.find(": "); function != std::string::npos)
     reason.erase(0, function + 2);
   if (const size_t place = reason.rfind(" ["); place != std::string::npos) reason.erase(place);
-  return reason;
+  return in_words(reason);
 }
 
 void DeviceOptions::add_to(CLI::App& command) {

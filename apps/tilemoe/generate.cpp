@@ -68,8 +68,7 @@ void add_generate(CLI::App& app, Run& run) {
                       "What the text goes on from; it is printed first");
   command->add_option("--bytes", options->sampling.bytes, "Bytes to write after the prompt")
       ->capture_default_str();
-  command->add_option("--seed", options->seed, "Another seed, another text")
-      ->capture_default_str();
+  command->add_option("--seed", options->seed, "Another seed, another text")->capture_default_str();
   command
       ->add_option("--temperature", options->sampling.temperature,
                    "How freely bytes are drawn; 0 takes the likeliest")

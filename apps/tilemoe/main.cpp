@@ -44,8 +44,8 @@ int parse_and_run(CLI::App& app, const Run& run, int argc, char** argv) {
 
 // What was printed may still lie in a buffer, and the device be full.
 int with_output_written(int status) {
-  std::cout.flush();
   errno = 0;
+  std::cout.flush();
   const bool flushed = std::fflush(stdout) == 0;
   const std::string reason = errno != 0 ? std::string(": ") + std::strerror(errno) : "";
   if (status != kDone || (flushed && std::cout && std::ferror(stdout) == 0)) return status;

@@ -20,7 +20,8 @@ namespace tilemoe::app {
 namespace {
 
 constexpr char kInstall[] =
-    "pictures take Python and matplotlib: `sudo apt-get install -y python3-matplotlib` installs them";
+    "pictures take Python and matplotlib: `sudo apt-get install -y python3-matplotlib` installs "
+    "them";
 
 struct PlotOptions {
   std::string log;

@@ -16,8 +16,8 @@ size_t distance(std::string_view a, std::string_view b) {
         least[i][j] = i + j;
         continue;
       }
-      least[i][j] = std::min({least[i - 1][j] + 1, least[i][j - 1] + 1,
-                              least[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      least[i][j] = std::min(
+          {least[i - 1][j] + 1, least[i][j - 1] + 1, least[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
       const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
       if (swapped) least[i][j] = std::min(least[i][j], least[i - 2][j - 2] + 1);
     }

@@ -242,6 +242,29 @@ TEST(Trainer, RefusesACheckpointOfAnotherText) {
   }
 }
 
+// No text is passed over and none comes again.
+TEST(Trainer, AnotherBatchGoesOnBehindTheLastSequence) {
+  const Corpus corpus = small_corpus();
+  TrainerConfig config = small_config();
+  Trainer before(config, corpus);
+  take_steps(before, 4);  // of 3 sequences
+  const TempFolder temp;
+  RunFolder folder(temp.path() / "run");
+  const auto path = save_checkpoint(folder, 4, before.tensors(), before.state({}), 1);
+  config.batch.count = 2;
+  Trainer trainer(config, corpus);
+  trainer.load(path);
+
+  Model& model = trainer.model();
+  std::vector<uint8_t> inputs(static_cast<size_t>(2 * (model.past() + 20))), targets(2 * 20);
+  Batches(corpus.train, config.batch, model.past(), config.seed).fill(12, inputs, targets);
+  double expected = 0;
+  for (const float loss : model.losses(config.batch, inputs, targets)) expected += loss / 40.0;
+  EXPECT_NEAR(trainer.step().loss, expected, 1e-5);
+  EXPECT_EQ(trainer.state({}).at("data").at("sequences"), 14);
+  EXPECT_EQ(trainer.state({}).at("step"), 5);
+}
+
 TEST(Sample, GoesOnWithWhatTheModelLearnt) {
   Corpus corpus = small_corpus();
   for (size_t i = 0; i < corpus.train.size(); ++i)

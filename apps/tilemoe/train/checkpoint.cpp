@@ -11,6 +11,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "exit_status.h"
 #include "file.h"
 #include "json.h"
 #include "run_folder.h"
@@ -297,8 +298,8 @@ void require_same_options(const Json& saved, const Json& now, const fs::path& ch
     text += (text.empty() ? "" : "; ") + change.name + ": " + change.saved.dump() +
             " in the checkpoint, " + change.now.dump() + " now";
   if (!text.empty())
-    throw std::runtime_error("cannot resume from " + checkpoint.string() +
-                             " with changed options: " + text);
+    throw app::WrongUsage("cannot resume from " + checkpoint.string() +
+                          " with changed options: " + text);
 }
 
 }  // namespace tilemoe::train

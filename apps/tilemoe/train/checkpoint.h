@@ -100,7 +100,7 @@ struct OptionChange {
 // The keys (nested ones joined by dots) in which two configurations differ, by name.
 std::vector<OptionChange> changed_options(const nlohmann::json& saved, const nlohmann::json& now);
 
-// Throws std::runtime_error naming every changed option with both values, unless there is none.
+// Throws app::WrongUsage naming every changed option with both values, unless there is none.
 void require_same_options(const nlohmann::json& saved, const nlohmann::json& now,
                           const std::filesystem::path& checkpoint);
 

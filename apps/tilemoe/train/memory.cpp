@@ -54,9 +54,9 @@ class HostMemory final : public Memory {
   // What a container or the process may have at most counts as if nothing of it were taken: of a
   // container's memory, caches that make room for others are a part.
   std::optional<double> available() const override {
-    const double bytes = std::min({available_on_machine(), limit_of_process(),
-                                   limit_in("/sys/fs/cgroup/memory.max"),
-                                   limit_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
+    const double bytes =
+        std::min({available_on_machine(), limit_of_process(), limit_in("/sys/fs/cgroup/memory.max"),
+                  limit_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
     return bytes == kNoLimit ? std::nullopt : std::optional(bytes);
   }
 

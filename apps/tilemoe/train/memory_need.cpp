@@ -53,8 +53,8 @@ void require_memory(const ModelConfig& config, Sequences capacity) {
   if (!available || need.total() <= *available) return;
   std::string parts = "parameters " + gigabytes(need.parameters);
   if (config.trained)
-    parts += ", gradients " + gigabytes(need.gradients) + ", optimizer " +
-             gigabytes(need.optimizer);
+    parts +=
+        ", gradients " + gigabytes(need.gradients) + ", optimizer " + gigabytes(need.optimizer);
   throw std::runtime_error("the model needs " + gigabytes(need.total()) + " of memory (" + parts +
                            ", activations " + gigabytes(need.activations) + ") and " +
                            gigabytes(*available) + " are free: " +

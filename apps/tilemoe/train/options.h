@@ -11,7 +11,8 @@
 
 namespace tilemoe::train {
 
-// What decides every bit of the result: kept in the checkpoint, and the same when a run is resumed.
+// What decides every bit of the result: kept in the checkpoint, and the same when a run is resumed,
+// but for what may_change() names.
 struct ModelOptions {
   std::vector<std::string> text;
   int64_t held_bytes = kDefaultHeldBytes;
@@ -32,9 +33,15 @@ struct ModelOptions {
   int64_t seed = 0;
 
   void add_to(OptionTable& table);
+  // What a new run has where `table` is not given it: warm-up is at most a tenth of its steps.
+  void settle(const OptionTable& table);
   // Throws app::WrongUsage with one sentence that names the option.
   TrainerConfig checked() const;
 };
+
+// Whether a run may go on with another value of that option: it decides neither the data nor the
+// model.
+bool may_change(const std::string& option);
 
 // What a run does beside: free to differ when it is resumed. What `kept` knows is as it was then,
 // unless it is given.

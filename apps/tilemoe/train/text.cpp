@@ -218,7 +218,8 @@ void require_dictionary(const DictionaryFiles& files) {
   if (fs::exists(files.text) && fs::exists(files.index)) return;
   throw std::runtime_error(
       "the default text, the English dictionary of the package dict-gcide, is not on this "
-      "machine: install it with `sudo apt-get install -y dict-gcide`, or name files of your own with "
+      "machine: install it with `sudo apt-get install -y dict-gcide`, or name files of your own "
+      "with "
       "--text");
 }
 

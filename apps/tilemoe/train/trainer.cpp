@@ -34,6 +34,17 @@ void require_same_text(const std::filesystem::path& checkpoint, const nlohmann::
       refuse("the text is the same, but other files or other documents of it are held out");
 }
 
+int64_t sequences_in(const std::filesystem::path& checkpoint, const nlohmann::json& state) {
+  const auto data = state.find("data");
+  const nlohmann::json sequences = data != state.end() && data->is_object()
+                                       ? data->value("sequences", nlohmann::json())
+                                       : nlohmann::json();
+  if (!sequences.is_number_unsigned() || sequences.get<uint64_t>() > uint64_t{INT64_MAX} / 2)
+    throw std::runtime_error(checkpoint.string() +
+                             ": its state does not say how many sequences were seen");
+  return sequences.get<int64_t>();
+}
+
 }  // namespace
 
 Trainer::Trainer(const TrainerConfig& config, const Corpus& corpus)
@@ -51,7 +62,7 @@ StepResult Trainer::step() {
   StepResult result;
   result.step = step;
   result.learning_rate = factor * config_.optimizer.learning_rate;
-  batches_.fill(step, inputs_, targets_);
+  batches_.fill(sequences_done_, inputs_, targets_);
   result.loss = model_.loss_and_gradient(config_.batch, step, inputs_, targets_);
   result.gradient_norm = std::isfinite(result.loss) ? optimizer_.update(step, factor) : result.loss;
   result.taken = std::isfinite(result.gradient_norm);
@@ -59,12 +70,15 @@ StepResult Trainer::step() {
     result.routers.push_back(layer->report());
     if (result.taken) layer->balance_selection();
   }
-  if (result.taken) steps_done_ = step;
+  if (result.taken) {
+    steps_done_ = step;
+    sequences_done_ += config_.batch.count;
+  }
   return result;
 }
 
-Evaluation Trainer::evaluate(const std::function<bool()>& stopped) {
-  return train::evaluate(model_, corpus_.held, config_.evaluation_context, stopped);
+Evaluation Trainer::evaluate(const std::function<bool(double)>& go_on) {
+  return train::evaluate(model_, corpus_.held, config_.evaluation_context, go_on);
 }
 
 std::vector<NamedArray> Trainer::arrays() {
@@ -82,25 +96,28 @@ std::vector<TensorRef> Trainer::tensors() {
   return on_host_.tensors();
 }
 
-// The random numbers of a step follow from the seed and the step, and so do its batch's places in
-// the text: the state of both is written down for whoever reads the file.
+// The random numbers of a step follow from the seed and the step; its batch's places in the text
+// from the seed and the sequences before it, which a run that changed --batch did not have alike.
 nlohmann::json Trainer::state(const nlohmann::json& options) const {
   nlohmann::json text = identity_of(corpus_);
   text["files"] = corpus_.names;
   return {{"step", steps_done_},
           {"random", {{"seed", config_.seed}, {"step", steps_done_}}},
-          {"data", {{"sequences", steps_done_ * config_.batch.count}}},
+          {"data", {{"sequences", sequences_done_}}},
           {"text", text},
           {"config", options}};
 }
 
 void Trainer::load(const std::filesystem::path& checkpoint) {
-  const CheckpointSummary saved = load_checkpoint(
-      checkpoint, tensors(), "",
-      [&](const CheckpointSummary& found) { require_same_text(checkpoint, found.state, corpus_); });
+  const CheckpointSummary saved =
+      load_checkpoint(checkpoint, tensors(), "", [&](const CheckpointSummary& found) {
+        require_same_text(checkpoint, found.state, corpus_);
+        sequences_in(checkpoint, found.state);
+      });
   on_host_.write_back();
   on_host_ = {};
   steps_done_ = saved.step;
+  sequences_done_ = sequences_in(checkpoint, saved.state);
 }
 
 }  // namespace tilemoe::train

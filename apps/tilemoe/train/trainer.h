@@ -44,7 +44,7 @@ class Trainer {
   // Leaves all as it was where the loss or the gradient's norm is not a finite number.
   StepResult step();
   // Of the held-out text.
-  Evaluation evaluate(const std::function<bool()>& stopped = {});
+  Evaluation evaluate(const std::function<bool(double)>& go_on = {});
 
   // The weights, then everything else that the next step depends on. On a GPU they are copies,
   // valid until the next call.
@@ -70,6 +70,7 @@ class Trainer {
   std::vector<uint8_t> targets_;  // (T)
   ArraysOnHost on_host_;
   int64_t steps_done_ = 0;
+  int64_t sequences_done_ = 0;
 };
 
 }  // namespace tilemoe::train
