@@ -21,8 +21,9 @@ struct DeviceOptions {
 // "cpu", "cuda"
 const char* name_of(Device device);
 
-// A reason of the library's for a user: CUDA's names of errors become sentences.
-std::string in_words(const std::string& reason);
+// What a user wants of an error of the library's, "function: reason [file:line: expression]": the
+// reason. Where it is that the machine has no driver or no GPU, in words.
+std::string in_words(std::string reason);
 
 // Why the library cannot use `device`; empty where it can.
 std::string why_unavailable(Device device);

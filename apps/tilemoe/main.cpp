@@ -7,8 +7,10 @@
 #include <new>
 
 #include "commands.h"
+#include "device.h"
 #include "exit_status.h"
 #include "strict_numbers.h"
+#include "tilemoe/error.h"
 #include "tilemoe/tilemoe.h"
 #include "unknown_words.h"
 
@@ -35,6 +37,8 @@ int parse_and_run(CLI::App& app, const Run& run, int argc, char** argv) {
     return run();
   } catch (const WrongUsage& error) {
     return fail(kWrongUsage, error.what());
+  } catch (const tilemoe::Error& error) {
+    return fail(kFailed, in_words(error.what()));
   } catch (const std::bad_alloc&) {
     return fail(kFailed, "out of memory");
   } catch (const std::exception& error) {

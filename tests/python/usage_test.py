@@ -43,6 +43,8 @@ CASES = [
     ("train --text {text} --width 16384 --experts 65536 --expert-width 16384", FAILED,
      "GB of memory (parameters "),
     ("train --text {text} --layers 1000000 --width 4096", FAILED, "GB are free"),
+    ("train --text {text} --width 1048576 --experts 1048576 --expert-width 1048576", FAILED,
+     "bytes of W1 overflows"),
     ("generate", WRONG_USAGE, "run is required"),
     ("generate {run} --bytes 0", WRONG_USAGE, "--bytes"),
     ("generate {run} --temperature -1", WRONG_USAGE, "--temperature"),
@@ -86,6 +88,7 @@ class Usage(unittest.TestCase):
                 self.assertRegex(result.stderr, r"\Atilemoe: error: [^\n]+\n\Z")
                 self.assertIn(sentence.replace("{{", "{"), result.stderr)
                 self.assertLess(len(result.stderr), 400)
+                self.assertNotRegex(result.stderr, r"\.cpp|terminate")  # the user's, not the library's
                 self.assertEqual(os.listdir(empty), [])
         self.assertEqual(small_run.contents(self.shared.name), before)
 

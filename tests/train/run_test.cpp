@@ -21,8 +21,9 @@ class Run : public testing::Test {
     config_.schedule = {.steps = 6, .warm_up = 0};
   }
   void train() {
-    TrainingRun(config_, options_, corpus_,
-                {.options = nlohmann::json::object(), .kept = {{"keep", options_.keep}}})
+    TrainingRun(
+        config_, options_, corpus_,
+        {.options = nlohmann::json::object(), .kept = {{"keep", options_.keep}}, .changed = {}})
         .train();
   }
   void resume() {
