@@ -60,7 +60,7 @@ TEST(CommandLine, VersionIsTheLibrarys) {
 }
 
 TEST(CommandLine, WrongUsageIsSaid) {
-  expect_error("", kWrongUsage, "ubcommand");
+  expect_error("", kWrongUsage, "a command is required");
   expect_error("dance", kWrongUsage, "dance");
   expect_error("bench --rounds many", kWrongUsage, "many");
   expect_error("bench --rounds 0", kWrongUsage, "--rounds");

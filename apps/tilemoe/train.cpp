@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,9 @@ SavedRun take_saved_options(TrainOptions& options) {
   if (!saved.is_object())
     throw std::runtime_error(checkpoint.string() + ": its state has no \"config\"");
   options.table.take_missing(saved);
+  if (options.model.steps < found.step)
+    throw WrongUsage("--steps is " + std::to_string(options.model.steps) + ", but " +
+                     checkpoint.string() + " has done " + std::to_string(found.step));
   nlohmann::json now = options.table.to_json();
   saved.erase("text"), now.erase("text");
   SavedRun run{found.weights, train::changed_options(saved, now)};

@@ -59,7 +59,7 @@ TEST(MemoryNeed, MoreThanThereIsIsRefusedWithBothNumbers) {
   config.layers = 1000;
   const std::string error = error_of([&] { require_memory(config, {8, 512}); });
   EXPECT_TRUE(contains(error, "the model needs "));
-  EXPECT_TRUE(contains(error, "gradients 13194"));
+  EXPECT_TRUE(contains(error, "gradients 13195"));
   EXPECT_TRUE(contains(error, " GB are free"));
 }
 

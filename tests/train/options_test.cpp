@@ -146,8 +146,9 @@ TEST(Options, WarmUpIsAtMostATenthOfANewRun) {
 }
 
 TEST(Options, WhatDecidesDataOrModelMayNotChange) {
+  const nlohmann::json options = CommandLine("").table.to_json();
   std::vector<std::string> changeable;
-  for (const auto& [name, value] : CommandLine("").table.to_json().items())
+  for (const auto& [name, value] : options.items())
     if (may_change(name)) changeable.push_back(name);
   EXPECT_EQ(changeable, (std::vector<std::string>{"batch", "final-lr", "head-lr", "lr", "steps"}));
 }

@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "exit_status.h"
 #include "train/safetensors.h"
 #include "train/sampling.h"
 #include "train/text_format.h"
@@ -126,10 +125,6 @@ JsonLog TrainingRun::begin_log(const fs::path& path) {
 JsonLog TrainingRun::resume_log(const fs::path& path) {
   const fs::path checkpoint = find_checkpoint(options_.resume);
   trainer_.load(checkpoint);
-  if (trainer_.steps_done() > config_.schedule.steps)
-    throw app::WrongUsage("--steps is " + std::to_string(config_.schedule.steps) + ", but " +
-                          checkpoint.string() + " has done " +
-                          std::to_string(trainer_.steps_done()));
   require_free_folder();
   const bool forked = !options_.out.empty();
   JsonLog log = forked ? JsonLog::create(path) : JsonLog::resume(path, trainer_.steps_done());
