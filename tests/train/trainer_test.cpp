@@ -165,7 +165,7 @@ TEST(Trainer, SelectionBiasMovesAgainstTheLoad) {
   FAIL() << "no selection bias";
 }
 
-// As far into a training as no test gets by steps: which batch comes next follows from the step.
+// As far into a training as no test gets by steps: which batch comes next follows from the sequences.
 TEST(Trainer, ResumedLateTakesTheBatchOfItsStep) {
   constexpr int64_t kStep = 123'456;
   const Corpus corpus = small_corpus();
@@ -175,6 +175,7 @@ TEST(Trainer, ResumedLateTakesTheBatchOfItsStep) {
   take_steps(trainer, 3);
   nlohmann::json state = trainer.state({});
   state["step"] = kStep;
+  state["data"]["sequences"] = kStep * config.batch.count;
   const TempFolder temp;
   RunFolder folder(temp.path() / "run");
   trainer.load(save_checkpoint(folder, kStep, trainer.tensors(), state, 1));
@@ -185,7 +186,7 @@ TEST(Trainer, ResumedLateTakesTheBatchOfItsStep) {
     std::vector<uint8_t> inputs(
         static_cast<size_t>(config.batch.count * (model.past() + config.batch.length)));
     std::vector<uint8_t> targets(static_cast<size_t>(config.batch.tokens()));
-    batches.fill(step, inputs, targets);
+    batches.fill((step - 1) * config.batch.count, inputs, targets);
     return model.loss_and_gradient(config.batch, step, inputs, targets);
   };
   const double expected = loss_of(kStep + 1), other = loss_of(kStep + 2);
