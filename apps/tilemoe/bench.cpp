@@ -4,10 +4,12 @@
 #include <stdexcept>
 
 #include "bench_measure.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 #include "commands.h"
 #include "cuda/bench_gpu.h"
 #include "device.h"
+#include "exit_status.h"
 #include "table.h"
 #include "verify/registry.h"
 
@@ -44,7 +46,7 @@ const verify::Case& find_bench_case(const std::string& name) {
     if (layer.name == name) return layer;
     known += (known.empty() ? "" : ", ") + layer.name;
   }
-  throw std::runtime_error("no bench case is called " + name + "; there are " + known);
+  throw WrongUsage("no bench case is called " + name + "; there are " + known);
 }
 
 constexpr std::pair<const char*, Rounding> kRoundings[] = {{"nearest", Rounding::kNearest},
@@ -128,9 +130,9 @@ int bench(const BenchOptions& options) {
   const Device device = options.where.select();
   const std::vector<verify::Case> cases = chosen_cases(options, device);
   if (options.rounds_from_stdin && cases.size() != 1)
-    throw std::runtime_error("--rounds-from-stdin takes one --config");
+    throw WrongUsage("--rounds-from-stdin takes one --config");
   if (device == Device::kCpu && options.pass != "both")
-    throw std::runtime_error("--pass " + options.pass + ": on a CPU both passes are timed");
+    throw WrongUsage("--pass " + options.pass + ": on a CPU both passes are timed");
   check_writable(options.json_file);
   const bool with_dense = options.baseline == "dense";
   json entries = json::array();
@@ -146,12 +148,18 @@ int bench(const BenchOptions& options) {
     return 0;
   }
   for (const verify::Case& layer : cases) {
-    Measurement measurement(layer, with_dense);
     if (options.rounds_from_stdin) {
+      Measurement measurement(layer, with_dense);
       serve_rounds(measurement);
       return 0;
     }
-    for (int round = 0; round < options.rounds; ++round) measurement.run_round();
+    BenchProgress progress(layer.name, options.rounds);
+    Measurement measurement(layer, with_dense);
+    for (int round = 0; round < options.rounds; ++round) {
+      progress.next_round();
+      measurement.run_round();
+    }
+    progress.finish();
     if (options.json_file != "-") print_table(measurement, std::cout);
     for (json& entry : entries_of(measurement)) entries.push_back(std::move(entry));
   }

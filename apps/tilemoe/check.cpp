@@ -3,14 +3,15 @@
 #include "verify/check.h"
 
 #include <fnmatch.h>
-#include <unistd.h>
 
 #include <iostream>
 #include <stdexcept>
 
 #include "commands.h"
 #include "device.h"
+#include "exit_status.h"
 #include "table.h"
+#include "train/status_line.h"
 #include "verify/registry.h"
 
 namespace tilemoe::app {
@@ -53,8 +54,7 @@ std::vector<Case> chosen_cases(const CheckOptions& options, Device device) {
       if (pattern == huge.name) cases.push_back(huge);
   if (device == Device::kCuda && options.dtype == "all")
     std::erase_if(cases, [](const Case& one) { return one.dtype == DType::kFloat32; });
-  if (cases.empty())
-    throw std::runtime_error("no case matches; `tilemoe check --list` names them all");
+  if (cases.empty()) throw WrongUsage("no case matches; `tilemoe check --list` names them all");
   return cases;
 }
 
@@ -151,14 +151,6 @@ class Checker {
   int spoilings_ = 0;
 };
 
-// On a terminal, the case that runs now.
-void show_progress(size_t done, size_t all, const std::string& name) {
-  constexpr const char* kClearLine = "\r\x1b[K";
-  if (!isatty(STDERR_FILENO)) return;
-  std::cerr << kClearLine;
-  if (done < all) std::cerr << done + 1 << "/" << all << " " << name << std::flush;
-}
-
 int check_cases(const CheckOptions& options) {
   const Device device = options.list ? Device::kCpu : options.where.select();
   const std::vector<Case> cases = chosen_cases(options, device);
@@ -168,11 +160,13 @@ int check_cases(const CheckOptions& options) {
   }
   const auto passes = options.pass == "forward" ? verify::Passes::kForward : verify::Passes::kAll;
   Checker checker(options, device, passes);
+  train::StatusLine status(stderr);
   for (size_t i = 0; i < cases.size(); ++i) {
-    show_progress(i, cases.size(), cases[i].name);
+    status.draw({std::to_string(i + 1) + "/" + std::to_string(cases.size()) + " " + cases[i].name},
+                static_cast<double>(i) / static_cast<double>(cases.size()));
     checker.run(cases[i]);
   }
-  show_progress(cases.size(), cases.size(), "");
+  status.clear();
   checker.print(std::cout);
   std::cout << "\n"
             << tilemoe_device_description(to_c(device)) << "\n"

@@ -1,7 +1,7 @@
 // The subcommands of `tilemoe`. Each function adds one to the command line; parsing the arguments
 // puts what the chosen subcommand does into `run`, which main calls afterwards. `run` returns the
-// exit status (0 done, 1 done and found wanting); it throws std::exception with one clear sentence
-// where the work cannot be done.
+// exit status (exit_status.h); it throws std::exception with one clear sentence where the work
+// cannot be done, WrongUsage where the command line is to blame.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,6 +13,7 @@ using Run = std::function<int()>;
 
 void add_bench(CLI::App& app, Run& run);
 void add_check(CLI::App& app, Run& run);
+void add_generate(CLI::App& app, Run& run);
 void add_info(CLI::App& app, Run& run);
 void add_plot(CLI::App& app, Run& run);
 void add_train(CLI::App& app, Run& run);

@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include <stdexcept>
+#include <utility>
 
 namespace tilemoe::app {
 
@@ -8,14 +9,25 @@ const char* name_of(Device device) {
   return device == Device::kCuda ? "cuda" : "cpu";
 }
 
-std::string why_unavailable(Device device) {
-  if (tilemoe_device_available(to_c(device))) return "";
-  // The library's text is "function: reason [file:line: expression]"; a user wants the reason.
-  std::string reason = tilemoe_last_error();
+std::string in_words(std::string reason) {
   if (const size_t function = reason.find(": "); function != std::string::npos)
     reason.erase(0, function + 2);
   if (const size_t place = reason.rfind(" ["); place != std::string::npos) reason.erase(place);
+  // CUDA's names of what a machine most often lacks, said as what to do about it.
+  constexpr std::pair<const char*, const char*> kMeanings[] = {
+      {"cudaErrorInsufficientDriver",
+       "no NVIDIA driver is installed here, or one that is too old for this build: install a newer "
+       "driver, or use the CPU backend"},
+      {"cudaErrorNoDevice", "no NVIDIA GPU is to be seen here: use the CPU backend"},
+  };
+  for (const auto& [name, meaning] : kMeanings)
+    if (reason.find(name) != std::string::npos) return meaning;
   return reason;
+}
+
+std::string why_unavailable(Device device) {
+  if (tilemoe_device_available(to_c(device))) return "";
+  return in_words(tilemoe_last_error());
 }
 
 void DeviceOptions::add_to(CLI::App& command) {

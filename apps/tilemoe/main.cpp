@@ -1,57 +1,77 @@
-// `tilemoe`: the command line. Exit status: 0 done, 1 failed or found wanting, 2 wrong usage.
+// `tilemoe`: the command line. How it ends is in exit_status.h.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <new>
 
 #include "commands.h"
+#include "device.h"
+#include "exit_status.h"
 #include "strict_numbers.h"
+#include "tilemoe/error.h"
 #include "tilemoe/tilemoe.h"
+#include "unknown_words.h"
 
 namespace {
 
-constexpr int kFailed = 1;
-constexpr int kWrongUsage = 2;
+using namespace tilemoe::app;
 
-int fail(const char* reason) {
+int fail(int status, const std::string& reason) {
   std::cerr << "tilemoe: error: " << reason << "\n";
-  return kFailed;
+  return status;
 }
 
-int refuse(const char* reason) {
-  std::cerr << "tilemoe: error: " << reason << "\nRun with --help for the options.\n";
-  return kWrongUsage;
+int parse_and_run(CLI::App& app, const Run& run, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    return fail(kWrongUsage, complaint_of_unknown(app));
+  } catch (const CLI::ParseError& error) {
+    const bool asked_for_help = error.get_exit_code() == 0;
+    return asked_for_help ? app.exit(error) : fail(kWrongUsage, error.what());
+  }
+  if (!run) return fail(kWrongUsage, "a command is required; `tilemoe --help` lists them");
+  try {
+    return run();
+  } catch (const WrongUsage& error) {
+    return fail(kWrongUsage, error.what());
+  } catch (const tilemoe::Error& error) {
+    return fail(kFailed, in_words(error.what()));
+  } catch (const std::bad_alloc&) {
+    return fail(kFailed, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(kFailed, error.what());
+  }
+}
+
+// What was printed may still lie in a buffer, and the device be full.
+int with_output_written(int status) {
+  errno = 0;
+  std::cout.flush();
+  const bool flushed = std::fflush(stdout) == 0;
+  const std::string reason = errno != 0 ? std::string(": ") + std::strerror(errno) : "";
+  if (status != kDone || (flushed && std::cout && std::ferror(stdout) == 0)) return status;
+  return fail(kFailed, "cannot write the output" + reason);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  using namespace tilemoe::app;
   CLI::App app("TileMoE: the Mixture-of-Experts layer, forward and backward.", "tilemoe");
   app.set_version_flag("--version", std::string("tilemoe ") + tilemoe_version());
   app.require_subcommand(0, 1);
-  app.failure_message(CLI::FailureMessage::help);
   app.get_formatter()->column_width(34);
+  app.footer(kExitStatusHelp);
 
   Run run;
   add_bench(app, run);
   add_check(app, run);
+  add_generate(app, run);
   add_info(app, run);
   add_plot(app, run);
   add_train(app, run);
   require_strict_numbers(app);
-
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    const bool asked_for_help = error.get_exit_code() == 0;
-    return asked_for_help ? app.exit(error) : refuse(error.what());
-  }
-  if (!run) return refuse("a subcommand is required");
-  try {
-    return run();
-  } catch (const std::bad_alloc&) {
-    return fail("out of memory");
-  } catch (const std::exception& error) {
-    return fail(error.what());
-  }
+  return with_output_written(parse_and_run(app, run, argc, argv));
 }

@@ -1,5 +1,6 @@
 // `tilemoe plot`: pictures of a training log. Python and matplotlib draw them, by the script
 // plot_log.py which this program carries in itself, so it needs no file of its own beside it.
+#include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -11,6 +12,7 @@
 
 #include "commands.h"
 #include "plot_script.h"
+#include "train/file.h"
 
 extern char** environ;  // POSIX has it in no header
 
@@ -18,8 +20,8 @@ namespace tilemoe::app {
 namespace {
 
 constexpr char kInstall[] =
-    "Pictures take Python and matplotlib. Install them with\n"
-    "  sudo apt-get install -y python3-matplotlib";
+    "pictures take Python and matplotlib: `sudo apt-get install -y python3-matplotlib` installs "
+    "them";
 
 struct PlotOptions {
   std::string log;
@@ -65,18 +67,19 @@ Python python_with_matplotlib(const std::string& chosen) {
   for (const std::string& program : programs)
     for (Python python : {Python{program, "-I"}, Python{program}})
       if (has_matplotlib(python)) return python;
-  throw std::runtime_error((chosen.empty() ? "" : chosen + " is no Python that has matplotlib. ") +
+  throw std::runtime_error((chosen.empty() ? "" : chosen + " is no Python that has matplotlib; ") +
                            kInstall);
 }
 
 int plot(const PlotOptions& options) {
+  train::File(options.log, O_RDONLY, "read");  // missing, it is what the user wants to know first
   Python arguments = python_with_matplotlib(options.python);
   arguments.insert(arguments.end(), {"-c", kPlotScript, "--format=" + options.format});
   if (!options.folder.empty()) arguments.push_back("--out=" + options.folder);
   arguments.insert(arguments.end(), {"--", options.log});
   const std::string program = arguments.front();
   const int status = run_program(std::move(arguments));
-  if (status < 0) throw std::runtime_error("cannot run " + program + ". " + kInstall);
+  if (status < 0) throw std::runtime_error("cannot run " + program + "; " + kInstall);
   return status == 0 ? 0 : 1;
 }
 

@@ -1,6 +1,7 @@
 """`tilemoe train` from outside: stopped, resumed, refused, out of room."""
 
 import array
+import json
 import math
 import os
 import resource
@@ -12,12 +13,11 @@ import time
 import unittest
 
 import kill_resume
+import small_run
+from small_run import TILEMOE
 
-TILEMOE = os.environ["TILEMOE"]
-
-SIZES = ["--layers", "1", "--width", "48", "--experts", "8", "--top-k", "2", "--expert-width", "32",
-         "--heads", "3", "--head-width", "16", "--batch", "2", "--length", "32", "--warm-up", "5"]
-STEPS = 30
+SIZES = [*small_run.SIZES, "--warm-up", "5"]
+STEPS = small_run.STEPS
 NEWEST = f"step-{STEPS:08}.safetensors"
 
 
@@ -72,9 +72,10 @@ class Train(unittest.TestCase):
     def result(self, command, **arguments):
         return subprocess.run(command, text=True, capture_output=True, timeout=300, **arguments)
 
-    def error(self, *options, **arguments):
+    def error(self, *options, status=1, **arguments):
         result = self.result([TILEMOE, "train", *options], **arguments)
-        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertEqual(result.returncode, status, result.stdout)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
         self.assertTrue(result.stderr.startswith("tilemoe: error: "), result.stderr)
         return result.stderr
 
@@ -94,7 +95,7 @@ class Train(unittest.TestCase):
             self.wait_for_checkpoint(process)
             process.send_signal(number)
             output, _ = process.communicate(timeout=120)
-            self.assertEqual(process.returncode, 0)
+            self.assertEqual(process.returncode, 128 + number)
             self.assertIn(f"tilemoe train --resume {self.run_folder}", output)
             newest = kill_resume.step_of(kill_resume.checkpoints(self.run_folder)[-1])
             logged = max(step for _, step in kill_resume.read_steps(self.run_folder))
@@ -106,7 +107,7 @@ class Train(unittest.TestCase):
                                    stdout=subprocess.PIPE)
         process.stdout.readline()
         process.stdout.close()
-        self.assertEqual(process.wait(timeout=120), 0)
+        self.assertEqual(process.wait(timeout=120), 128 + signal.SIGPIPE)
         newest = kill_resume.step_of(kill_resume.checkpoints(self.run_folder)[-1])
         self.assertEqual(newest, max(step for _, step in kill_resume.read_steps(self.run_folder)))
 
@@ -126,7 +127,7 @@ class Train(unittest.TestCase):
         process = subprocess.Popen(self.command("--out", self.run_folder), stdout=subprocess.DEVNULL)
         self.wait_for_checkpoint(process)
         process.send_signal(signal.SIGINT)
-        self.assertIn(process.wait(timeout=120), (0, -signal.SIGINT))
+        self.assertIn(process.wait(timeout=120), (0, 128 + signal.SIGINT, -signal.SIGINT))
         self.resume()
 
     def test_earlier_checkpoints_lead_to_the_same_end(self):
@@ -139,10 +140,103 @@ class Train(unittest.TestCase):
         kill_resume.compare(self.alone, self.run_folder)
 
     def test_changed_options_are_named(self):
-        error = self.error("--resume", self.alone, "--lr", "0.5", "--seed", "7", "--layers", "1")
-        self.assertRegex(error, r"lr: \S+ in the checkpoint, 0\.5 now")
+        error = self.error("--resume", self.alone, "--clip", "0.25", "--lr", "0.5", "--seed", "7",
+                           "--layers", "1", status=2)
+        self.assertRegex(error, r"clip: \S+ in the checkpoint, 0\.25 now")
         self.assertRegex(error, r"seed: 0 in the checkpoint, 7 now")
-        self.assertNotIn("layers", error)
+        for name in ("layers", "lr: "):
+            self.assertNotIn(name, error)
+
+    def events(self, kind, folder=None):
+        with open(os.path.join(folder or self.run_folder, "log.jsonl"), encoding="utf-8") as file:
+            return [event for event in map(json.loads, file) if event["event"] == kind]
+
+    def weights_after(self, *options):
+        """The bytes of the last checkpoint of a copy of the run that goes on with these options."""
+        self.copy_of_alone()
+        result = self.result([TILEMOE, "train", "--resume", self.run_folder, *options])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        name = kill_resume.checkpoints(self.run_folder)[-1]
+        with open(os.path.join(self.run_folder, name), "rb") as file:
+            contents = file.read()
+        shutil.rmtree(self.run_folder)
+        return name, contents
+
+    def test_a_finished_run_is_extended(self):
+        self.copy_of_alone()
+        result = self.result([TILEMOE, "train", "--resume", self.run_folder, "--steps", "40", "--lr",
+                              "0.001", "--batch", "4"])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stderr,
+                         "changed: --batch from 2 to 4, --lr from 0.0045 to 0.001, --steps from 30 to 40\n")
+        resume, = self.events("resume")
+        self.assertEqual(resume["changed"], {"batch": {"from": 2, "to": 4}, "lr": {"from": 0.0045, "to": 0.001},
+                                             "steps": {"from": 30, "to": 40}})
+        self.assertEqual([event["step"] for event in self.events("step")], list(range(1, 41)))
+        self.assertEqual(sum(self.events("step")[-1]["expert_load"][0]), 4 * 32 * 2)
+        self.assertLessEqual(self.events("step")[30]["lr"], 0.001)
+        # It is that run from here on: no option needs to be given again, and nothing is changed.
+        again = self.result([TILEMOE, "train", "--resume", self.run_folder])
+        self.assertEqual((again.returncode, again.stderr), (0, ""))
+        self.assertIn("--steps with a larger number extends the run", again.stdout)
+        self.assertNotIn("changed", self.events("resume")[-1])
+
+    def test_an_extended_run_that_stops_goes_on_bit_for_bit(self):
+        longer = ("--steps", "40", "--batch", "3")
+        name, whole = self.weights_after(*longer)
+        self.assertEqual(name, "step-00000040.safetensors")
+        self.assertEqual(self.weights_after(*longer, "--threads", "1"), (name, whole))
+        self.copy_of_alone()
+        self.result([TILEMOE, "train", "--resume", self.run_folder, *longer])
+        os.remove(os.path.join(self.run_folder, name))
+        result = self.result([TILEMOE, "train", "--resume", self.run_folder])  # from step 35
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        with open(os.path.join(self.run_folder, name), "rb") as file:
+            self.assertEqual(file.read(), whole)
+
+    def test_a_run_is_forked_into_another_folder(self):
+        before = small_run.contents(self.alone)
+        first = os.path.join(self.alone, kill_resume.checkpoints(self.alone)[0])
+        result = self.result([TILEMOE, "train", "--resume", first, "--out", self.run_folder, "--lr", "0.01"])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(small_run.contents(self.alone), before)
+        self.assertEqual(self.events("resume")[0]["checkpoint"], first)
+        self.assertEqual(list(self.events("resume")[0]["changed"]), ["lr"])
+        self.assertEqual([event["step"] for event in self.events("step")], list(range(21, STEPS + 1)))
+        shutil.rmtree(self.run_folder)
+        result = self.result([TILEMOE, "train", "--resume", first, "--out", self.run_folder])
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        name = kill_resume.checkpoints(self.run_folder)[-1]
+        for folder in (self.alone, self.run_folder):  # unchanged, it is the run that was left alone
+            with open(os.path.join(folder, name), "rb") as file:
+                self.assertEqual(file.read(), before[name][0])
+
+    def test_a_short_run_works_with_the_defaults(self):
+        command = [TILEMOE, "train", "--text", self.text, "--out", self.run_folder, *small_run.SIZES]
+        for steps, warm_up in ((1, 0), (25, 2)):
+            result = self.result([*command, "--steps", str(steps)])
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(self.events("start")[0]["config"]["warm-up"], warm_up)
+            shutil.rmtree(self.run_folder)
+
+    def test_the_output_tells_how_it_goes_and_ends_with_a_sample(self):
+        result = self.result(self.command("--out", self.run_folder, steps=60))
+        lines = result.stdout.split("\n")
+        self.assertRegex(lines[0], r"^\d+ parameters; the run is in ")
+        self.assertRegex(result.stdout, r"(?m)^about \S+ for the \d+ steps left and the evaluation$")
+        losses = [event["loss"] / math.log(2) for event in self.events("step")]
+        self.assertIn(f"step 1/60  {losses[0]:.3f} bits/byte (this step)", result.stdout)
+        mean = sum(losses[-20:]) / 20
+        self.assertIn(f"step 60/60  {mean:.3f} bits/byte (mean of the last 20 steps)", result.stdout)
+        sample = result.stdout.split("writes more:\n")[1]
+        self.assertGreater(len(sample), 150)
+        self.assertTrue(all(c.isprintable() or c in "\n\t" for c in sample), sample)
+        # After a resume the mean is of the steps since, not of nothing.
+        os.remove(os.path.join(self.run_folder, kill_resume.checkpoints(self.run_folder)[-1]))
+        result = self.result([TILEMOE, "train", "--resume", self.run_folder])
+        self.assertIn(f"step 56/60  {losses[55]:.3f} bits/byte (this step)", result.stdout)
+        self.assertIn(f"step 60/60  {sum(losses[-5:]) / 5:.3f} bits/byte (mean of the last 5 steps)",
+                      result.stdout)
 
     def test_another_text_is_refused(self):
         with open(self.text, "rb") as file:
@@ -166,7 +260,7 @@ class Train(unittest.TestCase):
         os.truncate(newest, size // 2)
         error = self.error("--resume", self.run_folder)
         self.assertIn(f"{newest}: truncated", error)
-        advice = error.strip().split("\n")[-1].split()
+        advice = error.split(" can be tried with ")[1].split()
         self.assertEqual(advice[0], "--resume")
         result = self.result([TILEMOE, "train", *advice, "--save-every", "5", "--keep", "3"])
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -291,15 +385,15 @@ class Train(unittest.TestCase):
         for option in ("--text", "--log"):
             command = [*map(os.fsencode, self.command("--out", self.run_folder)), option.encode(), b"\xff.txt"]
             result = subprocess.run(command, capture_output=True, timeout=300)
-            self.assertEqual(result.returncode, 1)
+            self.assertEqual(result.returncode, 2)
             self.assertIn(option.encode() + b" ", result.stderr)
             self.assertIn(b"UTF-8", result.stderr)
             self.assertFalse(os.path.exists(self.run_folder))
 
     def test_numbers_are_what_they_look_like(self):
-        for option, value in [("--temperature", "nan"), ("--seed", "99999999999999999999999"),
+        for option, value in [("--clip", "nan"), ("--seed", "99999999999999999999999"),
                               ("--steps", "010"), ("--steps", "0x10"), ("--lr", "inf"), ("--lr", "01.5"),
-                              ("--keep", "+3"), ("--threads", "1e1"), ("--sample", "1.5")]:
+                              ("--keep", "+3"), ("--threads", "1e1"), ("--batch", "1.5")]:
             result = self.result([TILEMOE, "train", "--out", self.run_folder, option, value])
             self.assertEqual(result.returncode, 2, (option, value))
             self.assertIn(option, result.stderr)

@@ -53,7 +53,7 @@ TEST(Batches, APassTakesEachPlaceOnce) {
   constexpr int64_t kCuts = 19;  // of 50 bytes, wherever the first begins
   std::vector<std::set<int64_t>> places(3);
   for (int64_t step = 1; step <= 3 * kCuts / 2; ++step) {
-    batches.fill(step, inputs, targets);
+    batches.fill((step - 1) * 2, inputs, targets);
     for (size_t b = 0; b < 2; ++b) {
       const std::span<const uint8_t> input(&inputs[b * 53 + kPast], 50),
           target(&targets[b * 50], 50);
@@ -78,8 +78,8 @@ TEST(Batches, AStepNeedsNoMemoryOfTheOthers) {
   const std::vector<uint8_t> text = numbered_text(1000);
   const Batches batches(text, {2, 50}, 0, 8), others(text, {2, 50}, 0, 8);
   std::vector<uint8_t> inputs(100), targets(100), inputs_too(100), targets_too(100);
-  for (int64_t step = 1; step <= 7; ++step) batches.fill(step, inputs, targets);
-  others.fill(7, inputs_too, targets_too);
+  for (int64_t step = 1; step <= 7; ++step) batches.fill((step - 1) * 2, inputs, targets);
+  others.fill(6 * 2, inputs_too, targets_too);
   EXPECT_EQ(inputs, inputs_too);
   EXPECT_EQ(targets, targets_too);
 }

@@ -133,6 +133,26 @@ TEST(Options, WordsThatMeanNothingAreRefusedWhenParsed) {
   }
 }
 
+TEST(Options, WarmUpIsAtMostATenthOfANewRun) {
+  const auto warm_up = [](const std::string& arguments) {
+    CommandLine line(arguments);
+    line.options.settle(line.table);
+    return line.options.checked().schedule.warm_up;
+  };
+  EXPECT_EQ(warm_up(""), 60);
+  EXPECT_EQ(warm_up("--steps 599"), 59);
+  EXPECT_EQ(warm_up("--steps 9"), 0);
+  EXPECT_EQ(warm_up("--steps 50 --warm-up 40"), 40);
+}
+
+TEST(Options, WhatDecidesDataOrModelMayNotChange) {
+  const nlohmann::json options = CommandLine("").table.to_json();
+  std::vector<std::string> changeable;
+  for (const auto& [name, value] : options.items())
+    if (may_change(name)) changeable.push_back(name);
+  EXPECT_EQ(changeable, (std::vector<std::string>{"batch", "final-lr", "head-lr", "lr", "steps"}));
+}
+
 TEST(StrictNumbers, AreTakenAsTheyAreWritten) {
   const auto parse = [](const std::string& arguments) {
     CLI::App root;

@@ -7,29 +7,17 @@
 #include <iterator>
 #include <vector>
 
-#include "train/checkpoint.h"
-#include "train/model.h"
-#include "train/options.h"
+#include "train/trained_model.h"
 
 namespace tilemoe::train {
 namespace {
 
 void print_logits(const char* checkpoint) {
-  CLI::App command;
-  OptionTable table(command);
-  ModelOptions options;
-  options.add_to(table);
-  table.take_missing(read_checkpoint(checkpoint).state.at("config"));
-
   std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(std::cin), {}};
-  TrainerConfig config = options.checked();
-  config.batch = {.count = 1, .length = std::ssize(bytes)};
-  Corpus corpus;  // nothing is learnt; a trainer wants two sequences and a byte
-  corpus.train.resize(2 * bytes.size() + 1);
-  Trainer trainer(config, corpus);
-  load_checkpoint(checkpoint, trainer.tensors());
-  bytes.insert(bytes.begin(), static_cast<size_t>(trainer.model().past()), 0);
-  const ConstFloats logits = trainer.model().logits(config.batch, bytes);
+  const int64_t length = std::ssize(bytes);
+  const auto model = load_model(checkpoint, Device::kCpu, length);
+  bytes.insert(bytes.begin(), static_cast<size_t>(model->past()), 0);
+  const ConstFloats logits = model->logits({1, length}, bytes);
   std::fwrite(logits.data(), sizeof(float), logits.size(), stdout);
 }
 

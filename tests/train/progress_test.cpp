@@ -15,21 +15,45 @@
 namespace tilemoe::train {
 namespace {
 
-constexpr StepReport kHalfway{
-    .step = 300, .loss = std::numbers::ln2 * 2, .tokens_per_second = 21'234};
+RunningMean mean_of(std::initializer_list<double> values) {
+  RunningMean mean;
+  for (const double value : values) mean.add(value);
+  return mean;
+}
+
+std::string line_at_half(int width) {
+  constexpr double kTwoBits = 2 * std::numbers::ln2;
+  const StepReport report{.step = 300, .loss = kTwoBits, .tokens_per_second = 21'234};
+  return status_text(step_parts(report, 600, mean_of({kTwoBits, kTwoBits}), "1m05s left"), 0.5,
+                     width);
+}
 
 TEST(Progress, ShowsEverythingWhereThereIsRoom) {
-  EXPECT_EQ(
-      progress_line(kHalfway, 600, 65, 120),
-      "[####################....................] step 300/600  loss 1.3863  2.000 bits/byte  "
-      "1m05s left  21.2k tokens/s");
+  EXPECT_EQ(line_at_half(140),
+            "[####################....................] step 300/600  2.000 bits/byte (mean of the "
+            "last 2 steps)  1m05s left  21.2k tokens/s");
 }
 
 TEST(Progress, NeverExceedsTheWidth) {
-  for (int width = 0; width < 130; ++width)
-    EXPECT_LE(progress_line(kHalfway, 600, 65, width).size(), static_cast<size_t>(width));
-  EXPECT_EQ(progress_line(kHalfway, 600, 65, 40), "step 300/600  loss 1.3863");
-  EXPECT_EQ(progress_line(kHalfway, 600, 65, 6), "step 3");
+  for (int width = 0; width < 150; ++width)
+    EXPECT_LE(line_at_half(width).size(), static_cast<size_t>(width));
+  EXPECT_EQ(line_at_half(70),
+            "step 300/600  2.000 bits/byte (mean of the last 2 steps)  1m05s left");
+  EXPECT_EQ(line_at_half(40), "step 300/600");
+  EXPECT_EQ(line_at_half(6), "step 3");
+}
+
+// It never starts from zero, nor from what was before, and says of how many steps it is.
+TEST(RunningMean, IsThatOfTheValuesThereAre) {
+  EXPECT_EQ(mean_of({5}).mean(), 5);
+  EXPECT_EQ(mean_of({5, 3}).mean(), 4);
+  RunningMean mean;
+  for (int i = 1; i <= 100; ++i) mean.add(i);
+  EXPECT_EQ(mean.count(), RunningMean::kMost);
+  EXPECT_DOUBLE_EQ(mean.mean(), 90.5);  // of 81 to 100
+  const auto shown = [](const RunningMean& of) { return step_parts({}, 1, of, "").at(1); };
+  EXPECT_TRUE(contains(shown(mean), "(mean of the last 20 steps)"));
+  EXPECT_TRUE(contains(shown(mean_of({1})), "(this step)"));
 }
 
 TEST(Progress, DurationsAreShort) {
@@ -46,7 +70,7 @@ TEST(Progress, WritesPlainLinesToAFile) {
   std::FILE* file = std::fopen((folder / "out").c_str(), "w");
   ASSERT_NE(file, nullptr);
   {
-    Progress progress(0, 50, file);
+    Progress progress({.first = 0, .total = 50}, file);
     for (int64_t step = 1; step <= 50; ++step)
       progress.update({.step = step, .loss = 1, .tokens_per_second = 10});
     progress.note("held-out 2.0 bits a byte");
@@ -55,7 +79,8 @@ TEST(Progress, WritesPlainLinesToAFile) {
   const std::string text = read_file(folder / "out");
   EXPECT_EQ(text.find('\r'), text.npos);
   EXPECT_EQ(text.find('\x1b'), text.npos);
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;  // first, last, note
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 4) << text;  // first, time, last, note
+  EXPECT_TRUE(contains(text, "for the 44 steps left and the evaluation\n"));
   EXPECT_TRUE(contains(text, "step 50/50"));
   EXPECT_TRUE(text.ends_with("held-out 2.0 bits a byte\n"));
 }
@@ -81,7 +106,7 @@ std::string on_terminal(unsigned short columns, Use&& use) {
 TEST(Progress, RedrawsOneLineOfATerminal) {
   constexpr unsigned short kColumns = 60;
   const std::string text = on_terminal(kColumns, [](std::FILE* file) {
-    Progress progress(0, 2, file);
+    Progress progress({.first = 0, .total = 2}, file);
     progress.update({.step = 1, .loss = 1, .tokens_per_second = 10});
     progress.note("a note");
     progress.update({.step = 2, .loss = 1, .tokens_per_second = 10});

@@ -16,20 +16,24 @@ namespace {
 class Run : public testing::Test {
  protected:
   Run() {
-    options_.out = folder_ / "run";
+    options_.out = run_;
     options_.save_every = 2;
     config_.schedule = {.steps = 6, .warm_up = 0};
   }
   void train() {
-    TrainingRun(config_, options_, corpus_, nlohmann::json::object(), {{"keep", options_.keep}})
+    TrainingRun(
+        config_, options_, corpus_,
+        {.options = nlohmann::json::object(), .kept = {{"keep", options_.keep}}, .changed = {}})
         .train();
   }
   void resume() {
-    options_.resume = options_.out;
+    options_.resume = run_;
+    options_.out.clear();
     train();
   }
 
   TempFolder folder_;
+  const std::filesystem::path run_ = folder_ / "run";
   TrainerConfig config_ = small_config();
   RunOptions options_;
   Corpus corpus_ = small_corpus();
@@ -39,7 +43,7 @@ TEST_F(Run, HasItsLogOnTheDiskBeforeACheckpoint) {
   const std::vector<std::string> calls = calls_of([&] { train(); });
   int64_t checkpoints = 0;
   uintmax_t synced = 0;
-  const std::string log = read_file(options_.out / "log.jsonl");
+  const std::string log = read_file(run_ / "log.jsonl");
   for (const std::string& call : calls) {
     if (call.starts_with("sync log.jsonl ")) synced = std::stoull(call.substr(15));
     if (!call.starts_with("rename step-")) continue;
@@ -56,14 +60,14 @@ TEST_F(Run, HasItsLogOnTheDiskBeforeACheckpoint) {
 TEST_F(Run, ReplacesNoCheckpointByOneThatIsNotFinite) {
   options_.keep = 1;
   train();
-  ASSERT_EQ(list_checkpoints(options_.out).size(), 1U);
-  const auto newest = list_checkpoints(options_.out).front();
+  ASSERT_EQ(list_checkpoints(run_).size(), 1U);
+  const auto newest = list_checkpoints(run_).front();
   const std::string before = read_file(newest.path);
   config_.schedule.steps = 20;
   config_.optimizer.learning_rate = 1e39;  // to infinity in one step
   options_.save_every = 1;
   EXPECT_TRUE(contains(error_of([&] { resume(); }), "step 7 is not saved"));
-  ASSERT_EQ(list_checkpoints(options_.out).size(), 1U);
+  ASSERT_EQ(list_checkpoints(run_).size(), 1U);
   EXPECT_EQ(read_file(newest.path), before);
 }
 
@@ -78,12 +82,13 @@ TEST_F(Run, LeavesTheTextAlone) {
 
 TEST_F(Run, RefusesAFolderWithLaterCheckpointsOfOthers) {
   train();
-  const auto checkpoints = list_checkpoints(options_.out);
+  const auto checkpoints = list_checkpoints(run_);
   ASSERT_EQ(checkpoints.size(), 2U);
   const auto other = folder_ / "other";
   std::filesystem::create_directory(other);
   for (const CheckpointFile& file : checkpoints)
     std::filesystem::copy_file(file.path, other / file.path.filename());
+  options_.out.clear();
   options_.resume = other / checkpoints.back().path.filename();  // the older one
   EXPECT_TRUE(contains(error_of([&] { train(); }), "not known as this run's"));
   options_.resume = other;

@@ -173,7 +173,7 @@ TEST(Trainer, SelectionBiasMovesAgainstTheLoad) {
   FAIL() << "no selection bias";
 }
 
-// As far into a training as no test gets by steps: which batch comes next follows from the step.
+// As far into a training as no test gets by steps: which batch comes next follows from the sequences.
 TEST(Trainer, ResumedLateTakesTheBatchOfItsStep) {
   constexpr int64_t kStep = 123'456;
   const Corpus corpus = small_corpus();
@@ -183,6 +183,7 @@ TEST(Trainer, ResumedLateTakesTheBatchOfItsStep) {
   take_steps(trainer, 3);
   nlohmann::json state = trainer.state({});
   state["step"] = kStep;
+  state["data"]["sequences"] = kStep * config.batch.count;
   const TempFolder temp;
   RunFolder folder(temp.path() / "run");
   trainer.load(save_checkpoint(folder, kStep, trainer.tensors(), state, 1));
@@ -193,7 +194,7 @@ TEST(Trainer, ResumedLateTakesTheBatchOfItsStep) {
     std::vector<uint8_t> inputs(
         static_cast<size_t>(config.batch.count * (model.past() + config.batch.length)));
     std::vector<uint8_t> targets(static_cast<size_t>(config.batch.tokens()));
-    batches.fill(step, inputs, targets);
+    batches.fill((step - 1) * config.batch.count, inputs, targets);
     return model.loss_and_gradient(config.batch, step, inputs, targets);
   };
   const double expected = loss_of(kStep + 1), other = loss_of(kStep + 2);
@@ -248,6 +249,29 @@ TEST(Trainer, RefusesACheckpointOfAnotherText) {
   } catch (const std::runtime_error& error) {
     EXPECT_NE(std::string(error.what()).find("SHA-256"), std::string::npos) << error.what();
   }
+}
+
+// No text is passed over and none comes again.
+TEST(Trainer, AnotherBatchGoesOnBehindTheLastSequence) {
+  const Corpus corpus = small_corpus();
+  TrainerConfig config = small_config();
+  Trainer before(config, corpus);
+  take_steps(before, 4);  // of 3 sequences
+  const TempFolder temp;
+  RunFolder folder(temp.path() / "run");
+  const auto path = save_checkpoint(folder, 4, before.tensors(), before.state({}), 1);
+  config.batch.count = 2;
+  Trainer trainer(config, corpus);
+  trainer.load(path);
+
+  Model& model = trainer.model();
+  std::vector<uint8_t> inputs(static_cast<size_t>(2 * (model.past() + 20))), targets(2 * 20);
+  Batches(corpus.train, config.batch, model.past(), config.seed).fill(12, inputs, targets);
+  double expected = 0;
+  for (const float loss : model.losses(config.batch, inputs, targets)) expected += loss / 40.0;
+  EXPECT_NEAR(trainer.step().loss, expected, 1e-5);
+  EXPECT_EQ(trainer.state({}).at("data").at("sequences"), 14);
+  EXPECT_EQ(trainer.state({}).at("step"), 5);
 }
 
 TEST(Sample, GoesOnWithWhatTheModelLearnt) {

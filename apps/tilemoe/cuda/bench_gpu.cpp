@@ -4,6 +4,7 @@
 #include <iostream>
 #include <string>
 
+#include "bench_progress.h"
 #include "bench_report.h"
 #include "build_info.h"
 #include "cuda/bench_gpu_measure.h"
@@ -232,18 +233,31 @@ void serve_rounds(GpuMeasurement& measurement) {
   answer(json::array({layer_entry(measurement)}));
 }
 
+// All of the layer, then all of its steps.
+void run_rounds(GpuMeasurement& measurement, int rounds, BenchProgress& progress) {
+  for (int round = 0; round < 2 * rounds; ++round) {
+    progress.next_round();
+    if (round < rounds)
+      measurement.run_round();
+    else
+      measurement.run_step_round();
+  }
+  progress.finish();
+}
+
 }  // namespace
 
 json bench_on_gpu(const GpuBench& bench) {
   json entries = json::array();
   for (const Case& layer : bench.cases) {
-    GpuMeasurement measurement(layer, bench.passes, bench.with_dense);
     if (bench.rounds_from_stdin) {
+      GpuMeasurement measurement(layer, bench.passes, bench.with_dense);
       serve_rounds(measurement);
       continue;
     }
-    for (int round = 0; round < bench.rounds; ++round) measurement.run_round();
-    for (int round = 0; round < bench.rounds; ++round) measurement.run_step_round();
+    BenchProgress progress(layer.name, 2 * bench.rounds);
+    GpuMeasurement measurement(layer, bench.passes, bench.with_dense);
+    run_rounds(measurement, bench.rounds, progress);
     if (bench.print_tables) print_table(measurement, std::cout);
     entries.push_back(layer_entry(measurement));
   }

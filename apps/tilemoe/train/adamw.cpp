@@ -8,8 +8,8 @@ AdamW::AdamW(const AdamWConfig& config, ParameterStore& parameters)
     : config_(config), operators_(parameters.operators()) {
   for (Parameter& parameter : parameters.all()) {
     moments_.push_back({.parameter = &parameter,
-                        .mean = FloatArray(parameter.size(), operators_.memory()),
-                        .square = FloatArray(parameter.size(), operators_.memory())});
+                        .mean = FloatArray(parameter.size(), parameters.memory()),
+                        .square = FloatArray(parameter.size(), parameters.memory())});
     gradients_.push_back(parameter.gradient.span());
   }
 }

@@ -38,12 +38,13 @@ Batches::Batches(std::span<const uint8_t> text, Sequences sequences, int64_t pas
                              ": give more text or a smaller --length");
 }
 
-void Batches::fill(int64_t step, std::span<uint8_t> inputs, std::span<uint8_t> targets) const {
+void Batches::fill(int64_t sequences_before, std::span<uint8_t> inputs,
+                   std::span<uint8_t> targets) const {
   const auto count = static_cast<uint64_t>(sequences_.count);
   const auto length = static_cast<uint64_t>(sequences_.length);
   const RandomStream offsets(seed_, "offset of a pass"), orders(seed_, "order of a pass");
   for (uint64_t b = 0; b < count; ++b) {
-    const uint64_t drawn = static_cast<uint64_t>(step - 1) * count + b;
+    const uint64_t drawn = static_cast<uint64_t>(sequences_before) + b;
     const uint64_t pass = drawn / cuts_;
     const uint64_t cut = Permutation(cuts_, orders.bits(pass))(drawn % cuts_);
     const uint64_t start = offsets.bits(pass) % length + cut * length;

@@ -16,8 +16,8 @@ class Batches {
   // std::runtime_error where the text is shorter than two sequences.
   Batches(std::span<const uint8_t> text, Sequences sequences, int64_t past, uint64_t seed);
 
-  // The batch of step `step`, the first being 1. A byte's target is the one after it.
-  void fill(int64_t step,
+  // The batch after so many sequences. A byte's target is the one after it.
+  void fill(int64_t sequences_before,
             std::span<uint8_t> inputs,          // out (sequences, past + length)
             std::span<uint8_t> targets) const;  // out (T)
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "exit_status.h"
 #include "file.h"
 #include "json.h"
 #include "run_folder.h"
@@ -27,7 +28,6 @@ constexpr char kFormat[] = "tilemoe-checkpoint";
 constexpr char kFormatVersion[] = "2";
 constexpr char kHash[] = "file_sha256";
 constexpr size_t kHashDigits = 64;
-constexpr char kOptimizerPrefix[] = "optimizer.";
 constexpr int kDeepestState = 8;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kSuffix = ".safetensors";
@@ -103,26 +103,21 @@ int64_t step_in(const fs::path& path, const Json& state) {
   return step->get<int64_t>();
 }
 
-struct Opened {
-  SafetensorsHeader header;
-  CheckpointSummary summary;
-};
-
-Opened open_checkpoint(const fs::path& path, const File& file) {
-  Opened opened{read_safetensors_header(path), {}};
-  const auto& metadata = opened.header.metadata;
+CheckpointSummary checked_summary(const fs::path& path, const File& file,
+                                  const SafetensorsHeader& header) {
+  const auto& metadata = header.metadata;
   const auto format = metadata.find("format");
   if (format == metadata.end() || format->second != kFormat)
     refuse(path, "a safetensors file, but no checkpoint of `tilemoe train`");
-  const std::string& version = field(path, opened.header, "format_version");
+  const std::string& version = field(path, header, "format_version");
   if (version != kFormatVersion)
     refuse(path, "written in version '" + version +
                      "' of the checkpoint format; this program reads version " + kFormatVersion);
-  require_intact(path, file, opened.header);
+  require_intact(path, file, header);
 
-  CheckpointSummary& summary = opened.summary;
+  CheckpointSummary summary;
   try {
-    summary.state = parse_json(field(path, opened.header, "state"), kDeepestState);
+    summary.state = parse_json(field(path, header, "state"), kDeepestState);
   } catch (const std::runtime_error& error) {
     refuse(path, std::string("its state ") + error.what());
   }
@@ -131,10 +126,10 @@ Opened open_checkpoint(const fs::path& path, const File& file) {
   if (const auto named = step_of(path); named && *named != summary.step)
     refuse(path, "its state is of step " + std::to_string(summary.step) + ", not of step " +
                      std::to_string(*named) + " as its name says");
-  for (const TensorInfo& tensor : opened.header.tensors)
+  for (const TensorInfo& tensor : header.tensors)
     if (!tensor.name.starts_with(kOptimizerPrefix))
       summary.weights += static_cast<int64_t>((tensor.end - tensor.begin) / sizeof(float));
-  return opened;
+  return summary;
 }
 
 void require_tensors(const fs::path& path, const SafetensorsHeader& header,
@@ -161,15 +156,15 @@ void require_tensors(const fs::path& path, const SafetensorsHeader& header,
 // Runs `read`; a damaged file is reported with the older checkpoint to go on from, where there is
 // one.
 template <class Read>
-auto with_way_out(const fs::path& path, Read&& read) {
+void with_way_out(const fs::path& path, Read&& read) {
   try {
-    return read();
+    read();
   } catch (const std::runtime_error& error) {
     const auto step = step_of(path);
     for (const CheckpointFile& other : list_checkpoints(path.parent_path())) {
       if (!step || other.step >= *step) continue;
       throw std::runtime_error(std::string(error.what()) +
-                               "\nThe checkpoint before it can be tried with\n  --resume " +
+                               "; the checkpoint before it can be tried with --resume " +
                                other.path.string());
     }
     throw;
@@ -252,23 +247,33 @@ fs::path save_checkpoint(RunFolder& folder, int64_t step, const std::vector<Tens
   return path;
 }
 
+Checkpoint::Checkpoint(const fs::path& path) : file_(path, O_RDONLY, "read") {
+  with_way_out(path, [&] {
+    header_ = read_safetensors_header(path);
+    summary_ = checked_summary(path, file_, header_);
+  });
+}
+
+void Checkpoint::load(const std::vector<TensorRef>& tensors,
+                      const std::string& ignored_prefix) const {
+  require_tensors(file_.path(), header_, tensors, ignored_prefix);
+  for (const TensorRef& tensor : tensors) {
+    const TensorInfo& info = *header_.find(tensor.name);
+    file_.read_at(info.begin, tensor.data, static_cast<size_t>(info.end - info.begin));
+  }
+}
+
 CheckpointSummary read_checkpoint(const fs::path& path) {
-  return with_way_out(path,
-                      [&] { return open_checkpoint(path, File(path, O_RDONLY, "read")).summary; });
+  return Checkpoint(path).summary();
 }
 
 CheckpointSummary load_checkpoint(const fs::path& path, const std::vector<TensorRef>& tensors,
                                   const std::string& ignored_prefix,
                                   const std::function<void(const CheckpointSummary&)>& check) {
-  const File file(path, O_RDONLY, "read");
-  Opened opened = with_way_out(path, [&] { return open_checkpoint(path, file); });
-  if (check) check(opened.summary);
-  require_tensors(path, opened.header, tensors, ignored_prefix);
-  for (const TensorRef& tensor : tensors) {
-    const TensorInfo& info = *opened.header.find(tensor.name);
-    file.read_at(info.begin, tensor.data, static_cast<size_t>(info.end - info.begin));
-  }
-  return std::move(opened.summary);
+  const Checkpoint checkpoint(path);
+  if (check) check(checkpoint.summary());
+  checkpoint.load(tensors, ignored_prefix);
+  return checkpoint.summary();
 }
 
 std::vector<OptionChange> changed_options(const Json& saved, const Json& now) {
@@ -290,11 +295,11 @@ std::vector<OptionChange> changed_options(const Json& saved, const Json& now) {
 void require_same_options(const Json& saved, const Json& now, const fs::path& checkpoint) {
   std::string text;
   for (const OptionChange& change : changed_options(saved, now))
-    text += "\n  " + change.name + ": " + change.saved.dump() + " in the checkpoint, " +
-            change.now.dump() + " now";
+    text += (text.empty() ? "" : "; ") + change.name + ": " + change.saved.dump() +
+            " in the checkpoint, " + change.now.dump() + " now";
   if (!text.empty())
-    throw std::runtime_error("cannot resume from " + checkpoint.string() +
-                             " with changed options:" + text);
+    throw app::WrongUsage("cannot resume from " + checkpoint.string() +
+                          " with changed options: " + text);
 }
 
 }  // namespace tilemoe::train

@@ -17,6 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "train/file.h"
+#include "train/safetensors.h"
+
 namespace tilemoe::train {
 
 class RunFolder;
@@ -56,15 +59,32 @@ struct CheckpointSummary {
   int64_t weights = 0;  // numbers in the tensors that are not the optimiser's
 };
 
-// Checks the whole file: header, SHA-256, that the state's step is the one in the file's name (if
-// that is the name of a checkpoint). Throws as load_checkpoint does.
+// An open checkpoint, the whole of which was checked: header, SHA-256, that the state's step is the
+// one in the file's name (if that is the name of a checkpoint). Whatever takes the file's place
+// later, this is the one that is read.
+class Checkpoint {
+ public:
+  // Throws std::runtime_error naming the file, what is wrong with it and, where an older checkpoint
+  // lies beside it, how to go on from that.
+  explicit Checkpoint(const std::filesystem::path& path);
+
+  const CheckpointSummary& summary() const { return summary_; }
+  // Fills `tensors`. Names, types and shapes are checked before the first of the caller's bytes is
+  // written. Tensors of the file that are not asked for are an error unless they begin with
+  // `ignored_prefix` (kOptimizerPrefix to take the weights alone). Throws std::runtime_error.
+  void load(const std::vector<TensorRef>& tensors, const std::string& ignored_prefix = "") const;
+
+ private:
+  File file_;
+  SafetensorsHeader header_;
+  CheckpointSummary summary_;
+};
+constexpr char kOptimizerPrefix[] = "optimizer.";
+
 CheckpointSummary read_checkpoint(const std::filesystem::path& path);
 
-// Fills `tensors`. Everything is checked (as by read_checkpoint; names, types, shapes; what `check`
-// throws) before the first of the caller's bytes is written. Tensors of the file that are not asked
-// for are an error unless they begin with `ignored_prefix` ("optimizer." to take the weights
-// alone). Throws std::runtime_error naming the file, what is wrong with it and, where an older
-// checkpoint lies beside it, how to go on from that.
+// All of that in one call; what `check` throws comes before the first of the caller's bytes is
+// written, too.
 CheckpointSummary load_checkpoint(const std::filesystem::path& path,
                                   const std::vector<TensorRef>& tensors,
                                   const std::string& ignored_prefix = "",
@@ -80,7 +100,7 @@ struct OptionChange {
 // The keys (nested ones joined by dots) in which two configurations differ, by name.
 std::vector<OptionChange> changed_options(const nlohmann::json& saved, const nlohmann::json& now);
 
-// Throws std::runtime_error naming every changed option with both values, unless there is none.
+// Throws app::WrongUsage naming every changed option with both values, unless there is none.
 void require_same_options(const nlohmann::json& saved, const nlohmann::json& now,
                           const std::filesystem::path& checkpoint);
 

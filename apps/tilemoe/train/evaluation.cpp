@@ -60,13 +60,13 @@ class Windows {
 }  // namespace
 
 Evaluation evaluate(Model& model, std::span<const uint8_t> text, int64_t context,
-                    const std::function<bool()>& stopped) {
+                    const std::function<bool(double)>& go_on) {
   const Sequences batch = model.capacity();
   Windows windows(model, text, context);
   double sum = 0;
   int64_t counted = 0;
-  for (int64_t first = 0; first < windows.count() && !(stopped && stopped());
-       first += batch.count) {
+  for (int64_t first = 0; first < windows.count(); first += batch.count) {
+    if (go_on && !go_on(static_cast<double>(first) / static_cast<double>(windows.count()))) break;
     const int64_t count = std::min(batch.count, windows.count() - first);
     windows.fill(first, count);
     const ConstFloats losses =

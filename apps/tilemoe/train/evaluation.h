@@ -17,9 +17,9 @@ struct Evaluation {
 
 // Every byte of `text` is predicted once, from the bytes before it: at least `context` of them but
 // at the beginning, at most the model's longest sequence. The first follows a line end. Routing is
-// top-K. `stopped`, asked now and then, ends the evaluation early; the result then covers the text
-// so far.
+// top-K. `go_on` is asked now and then, with the part that is done, from 0 on; where it says no the
+// evaluation ends, and the result covers the text so far.
 Evaluation evaluate(Model& model, std::span<const uint8_t> text, int64_t context,
-                    const std::function<bool()>& stopped = {});
+                    const std::function<bool(double)>& go_on = {});
 
 }  // namespace tilemoe::train

@@ -2,7 +2,9 @@
 // step carry it as "step" (the number of steps done), in ascending order. The trainer writes all
 // lines of a step, and has them on the disk, before it saves that step's checkpoint.
 //   {"event":"start", "config":{...}, "text":{...}, "version":...}   a run begins
-//   {"event":"resume", "step":600, "checkpoint":"..."}               it goes on from a checkpoint
+//   {"event":"resume", "step":600, "checkpoint":"..."}               it goes on from a checkpoint,
+//    and where options are no longer what they were:
+//    "changed":{"steps":{"from":600, "to":2000}}
 //   {"event":"step", "step":1, "loss":..., "lr":..., "grad_norm":..., "tokens_per_s":...,
 //    "expert_load":[[...E numbers...], ...one list a layer]}         tokens an expert got
 //   {"event":"eval", "step":600, "loss":..., "bits_per_byte":...}    the held-out text

@@ -1,10 +1,41 @@
 #include "train/memory.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <new>
+#include <string>
+#include <string_view>
 
 namespace tilemoe::train {
 namespace {
+
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
+// What the file of a control group says; "max", or no file, is no limit.
+double limit_in(const char* path) {
+  double bytes = 0;
+  return std::ifstream(path) >> bytes ? bytes : kNoLimit;
+}
+
+double limit_of_process() {
+  rlimit limit{};
+  const bool limited = ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return limited ? static_cast<double>(limit.rlim_cur) : kNoLimit;
+}
+
+// What the system can give without writing anything out: "MemAvailable:   22255612 kB".
+double available_on_machine() {
+  constexpr std::string_view kKey = "MemAvailable:";
+  std::ifstream table("/proc/meminfo");
+  for (std::string line; std::getline(table, line);)
+    if (line.starts_with(kKey)) return 1024 * std::atof(line.c_str() + kKey.size());
+  return kNoLimit;
+}
 
 class HostMemory final : public Memory {
  public:
@@ -19,6 +50,14 @@ class HostMemory final : public Memory {
   }
   void copy_out(void* to_host, const void* from, size_t bytes) override {
     std::memcpy(to_host, from, bytes);
+  }
+  // What a container or the process may have at most counts as if nothing of it were taken: of a
+  // container's memory, caches that make room for others are a part.
+  std::optional<double> available() const override {
+    const double bytes =
+        std::min({available_on_machine(), limit_of_process(), limit_in("/sys/fs/cgroup/memory.max"),
+                  limit_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
+    return bytes == kNoLimit ? std::nullopt : std::optional(bytes);
   }
 
  private:

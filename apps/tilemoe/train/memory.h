@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -18,9 +19,27 @@ class Memory {
   virtual void release(void* memory) = 0;
   virtual void copy_in(void* to, const void* from_host, size_t bytes) = 0;
   virtual void copy_out(void* to_host, const void* from, size_t bytes) = 0;
+  // Bytes that can still be taken, where the system says.
+  virtual std::optional<double> available() const { return std::nullopt; }
 };
 
 Memory& host_memory();
+
+// Gives no memory: counts what would be taken. Nothing may be read or written there.
+class CountingMemory final : public Memory {
+ public:
+  void* allocate(size_t bytes) override {
+    bytes_ += static_cast<double>(bytes);
+    return nullptr;
+  }
+  void release(void*) override {}
+  void copy_in(void*, const void*, size_t) override {}
+  void copy_out(void*, const void*, size_t) override {}
+  double bytes() const { return bytes_; }
+
+ private:
+  double bytes_ = 0;  // of a model that is far too large, more than 64 bits count
+};
 
 // An array of numbers, zero at first. What is in it is the host's to touch in the host's memory
 // alone; read() and write() work in any.

@@ -23,8 +23,10 @@ Model::Model(const ModelConfig& config, Sequences capacity, uint64_t seed)
     : config_(config),
       capacity_(capacity),
       operators_(make_operators(config.device)),
-      parameters_(seed, *operators_, config.most_parameters),
-      workspace_(*operators_),
+      parameters_(
+          seed, *operators_,
+          {.most = config.most_parameters, .trained = config.trained, .memory = config.memory}),
+      workspace_(*operators_, config.memory),
       embedding_(parameters_.add_normal("embedding.weight",
                                         {config.embedded_bytes, kByteValues, config.width},
                                         ParameterGroup::kOther, 0.05)),
@@ -33,7 +35,7 @@ Model::Model(const ModelConfig& config, Sequences capacity, uint64_t seed)
                                      ParameterGroup::kHead, 0.f)),
       head_bias_(parameters_.add_constant("head.bias", {kByteValues}, ParameterGroup::kHead, 0.f)) {
   const int64_t T = capacity.tokens(), d = config.width;
-  scale_past_tables(embedding_, config.embedded_bytes);
+  if (parameters_.initialized()) scale_past_tables(embedding_, config.embedded_bytes);
   for (int64_t layer = 0; layer < config.layers; ++layer)
     blocks_.emplace_back(config_, "blocks." + std::to_string(layer) + ".", capacity, seed,
                          parameters_, workspace_);
@@ -106,6 +108,22 @@ double Model::loss_and_gradient(Sequences sequences, int64_t step, ConstBytes in
                              embedding_.gradient.span());
   const ConstFloats losses = on_host(losses_, T);
   return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(T);
+}
+
+std::vector<NamedArray> Model::weights() {
+  std::vector<NamedArray> weights;
+  for (Parameter& parameter : parameters_.all())
+    weights.push_back({parameter.name, parameter.shape, &parameter.value});
+  int64_t layer_index = 0;
+  for (MoeLayer* layer : moe_layers()) {
+    FloatArray& bias = layer->selection_bias();
+    if (bias.size() > 0)
+      weights.push_back({"blocks." + std::to_string(layer_index) + ".moe.router.selection_bias",
+                         {bias.size()},
+                         &bias});
+    ++layer_index;
+  }
+  return weights;
 }
 
 std::vector<MoeLayer*> Model::moe_layers() {

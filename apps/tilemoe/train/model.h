@@ -7,6 +7,7 @@
 
 #include "train/block.h"
 #include "train/model_config.h"
+#include "train/named_array.h"
 
 namespace tilemoe::train {
 
@@ -34,6 +35,8 @@ class Model {
 
   ParameterStore& parameters() { return parameters_; }
   Operators& operators() { return *operators_; }
+  // All that the model's answers depend on: the parameters, then the selection biases.
+  std::vector<NamedArray> weights();
   // The layers' experts, first layer first; none where they are off.
   std::vector<MoeLayer*> moe_layers();
   Sequences capacity() const { return capacity_; }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "tilemoe/layer.h"
+#include "train/memory.h"
 
 namespace tilemoe::train {
 
@@ -48,6 +49,10 @@ struct ModelConfig {
   // Numbers that the parameters may have: a model that is built for a checkpoint's tensors cannot
   // be larger than they are.
   int64_t most_parameters = std::numeric_limits<int64_t>::max();
+  // Without training there are no gradients, and no first values: a checkpoint has the weights.
+  bool trained = true;
+  // Where the model's arrays lie; the device's memory without one.
+  Memory* memory = nullptr;
 
   int64_t attention_width() const { return heads * head_width; }  // D
 };

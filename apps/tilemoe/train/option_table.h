@@ -38,6 +38,13 @@ class OptionTable {
     return values;
   }
 
+  // Whether the command line gives the option of that name.
+  bool is_given(const std::string& name) const {
+    for (const Entry& entry : entries_)
+      if (entry.name == name) return entry.option->count() > 0;
+    return false;
+  }
+
   // Options that the command line does not give take the values saved. Throws std::runtime_error
   // where one is of another type.
   void take_missing(const nlohmann::json& saved) {

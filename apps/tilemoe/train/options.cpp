@@ -1,10 +1,12 @@
 #include "train/options.h"
 
+#include <algorithm>
 #include <array>
+#include <set>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 
+#include "exit_status.h"
 #include "train/json.h"
 
 namespace tilemoe::train {
@@ -55,7 +57,7 @@ void require(bool condition, const Parts&... parts) {
   if (condition) return;
   std::ostringstream text;
   (text << ... << parts);
-  throw std::invalid_argument(text.str());
+  throw app::WrongUsage(text.str());
 }
 
 template <class Value, size_t kCount>
@@ -65,8 +67,7 @@ Value named(const char* option, const std::string& name, const Names<Value, kCou
     if (name == entry) return value;
     known += known.empty() ? entry : std::string(", ") + entry;
   }
-  throw std::invalid_argument("--" + std::string(option) + " is " + name + ", expected one of " +
-                              known);
+  throw app::WrongUsage("--" + std::string(option) + " is " + name + ", expected one of " + known);
 }
 
 // Small enough that the product of three sizes does not overflow.
@@ -133,13 +134,23 @@ void ModelOptions::add_to(OptionTable& table) {
   add("length", length, "Bytes in a sequence");
   add("lr", learning_rate, "Highest learning rate");
   add("head-lr", head_learning_rate, "Highest learning rate of the output head");
-  add("warm-up", warm_up, "Steps in which the learning rate rises");
+  add("warm-up", warm_up,
+      "Steps in which the learning rate rises; without it at most a tenth of --steps");
   add("final-lr", final_rate, "Fraction of the highest learning rate that the cosine ends at");
   add("beta1", beta1, "AdamW's decay of the mean gradient");
   add("beta2", beta2, "AdamW's decay of the mean squared gradient");
   add("weight-decay", weight_decay, "Decay of the matrices");
   add("clip", clip, "Largest norm of the gradient; 0 for any");
   add("seed", seed, "Decides the first weights and the order of the text");
+}
+
+void ModelOptions::settle(const OptionTable& table) {
+  if (!table.is_given("warm-up")) warm_up = std::min(warm_up, steps / 10);
+}
+
+bool may_change(const std::string& option) {
+  static const std::set<std::string> changeable = {"steps", "batch", "lr", "head-lr", "final-lr"};
+  return changeable.contains(option);
 }
 
 TrainerConfig ModelOptions::checked() const {
@@ -217,20 +228,13 @@ void RunOptions::add_to(CLI::App& command, OptionTable& kept) {
   const auto add_kept = [&](const char* name, auto& value, const char* help) {
     return kept.add(name, value, help)->group("Run");
   };
-  CLI::Option* folder = add("--out", out, "Folder of the run; runs/1, runs/2, ... without it");
-  add("--resume", resume, "Goes on from a checkpoint, or from the newest one of a folder")
-      ->excludes(folder);
+  add("--out", out, "Folder of the run; runs/1, runs/2, ... without it");
+  add("--resume", resume,
+      "Goes on from a checkpoint, or from the newest one of a folder: there, or in --out");
   add_kept("save-every", save_every, "Steps between two checkpoints");
   add_kept("keep", keep, "Checkpoints of the run that are kept");
   add_kept("eval-every", evaluate_every, "Steps between two evaluations; 0 for one at the end");
   add_kept("log", log, "File of the log; log.jsonl in the run's folder without it");
-  add("--sample", sample, "Bytes of text to print from the trained model")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  add("--prompt", prompt, "What the printed text goes on from");
-  add("--temperature", temperature, "Of the printed text; 0 takes the likeliest byte")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
 }
 
 void RunOptions::check() const {

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "train/option_table.h"
-#include "train/sampling.h"
 #include "train/text.h"
 #include "train/trainer.h"
 
 namespace tilemoe::train {
 
-// What decides every bit of the result: kept in the checkpoint, and the same when a run is resumed.
+// What decides every bit of the result: kept in the checkpoint, and the same when a run is resumed,
+// but for what may_change() names.
 struct ModelOptions {
   std::vector<std::string> text;
   int64_t held_bytes = kDefaultHeldBytes;
@@ -33,9 +33,15 @@ struct ModelOptions {
   int64_t seed = 0;
 
   void add_to(OptionTable& table);
-  // Throws std::invalid_argument with one sentence that names the option.
+  // What a new run has where `table` is not given it: warm-up is at most a tenth of its steps.
+  void settle(const OptionTable& table);
+  // Throws app::WrongUsage with one sentence that names the option.
   TrainerConfig checked() const;
 };
+
+// Whether a run may go on with another value of that option: it decides neither the data nor the
+// model.
+bool may_change(const std::string& option);
 
 // What a run does beside: free to differ when it is resumed. What `kept` knows is as it was then,
 // unless it is given.
@@ -45,12 +51,9 @@ struct RunOptions {
   int64_t save_every = 200;
   int64_t keep = 2;
   int64_t evaluate_every = 0;
-  int64_t sample = 0;
-  std::string prompt;
-  double temperature = 0.7;
 
   void add_to(CLI::App& command, OptionTable& kept);
-  // Throws std::invalid_argument with one sentence that names the option.
+  // Throws app::WrongUsage with one sentence that names the option.
   void check() const;
 };
 

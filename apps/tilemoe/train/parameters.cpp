@@ -12,19 +12,21 @@ Parameter& ParameterStore::add(const std::string& name, std::vector<int64_t> sha
                                ParameterGroup group) {
   const int64_t size =
       std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>());
-  if (size > most_ - count())
-    throw std::runtime_error("the model's parameters are more than the " + std::to_string(most_) +
-                             " numbers that there are for them");
+  if (size > rules_.most - count())
+    throw std::runtime_error("the model's parameters are more than the " +
+                             std::to_string(rules_.most) + " numbers that there are for them");
+  const int64_t gradients = rules_.trained ? size : 0;
   return parameters_.emplace_back(Parameter{.name = name,
                                             .shape = std::move(shape),
                                             .group = group,
-                                            .value = FloatArray(size, operators_.memory()),
-                                            .gradient = FloatArray(size, operators_.memory())});
+                                            .value = FloatArray(size, memory_),
+                                            .gradient = FloatArray(gradients, memory_)});
 }
 
 Parameter& ParameterStore::add_normal(const std::string& name, std::vector<int64_t> shape,
                                       ParameterGroup group, double deviation) {
   Parameter& parameter = add(name, std::move(shape), group);
+  if (!initialized()) return parameter;
   const RandomStream random(seed_, name);
   std::vector<float> values(static_cast<size_t>(parameter.size()));
   for_row_blocks(parameter.size(), [&](int64_t first, int64_t last, int64_t) {
@@ -38,7 +40,8 @@ Parameter& ParameterStore::add_normal(const std::string& name, std::vector<int64
 Parameter& ParameterStore::add_constant(const std::string& name, std::vector<int64_t> shape,
                                         ParameterGroup group, float value) {
   Parameter& parameter = add(name, std::move(shape), group);
-  parameter.value.write(std::vector<float>(static_cast<size_t>(parameter.size()), value));
+  if (initialized())
+    parameter.value.write(std::vector<float>(static_cast<size_t>(parameter.size()), value));
   return parameter;
 }
 

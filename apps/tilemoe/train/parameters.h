@@ -26,13 +26,22 @@ struct Parameter {
   int64_t size() const { return value.size(); }
 };
 
+struct ParameterRules {
+  int64_t most = std::numeric_limits<int64_t>::max();  // numbers in all parameters together
+  bool trained = true;       // else they have no gradients and no first values
+  Memory* memory = nullptr;  // where they lie; where `operators` work without one
+};
+
 class ParameterStore {
  public:
-  // The parameters lie where `operators` work on them. One that would make them more than `most`
-  // numbers in all is refused with std::runtime_error, before its memory is taken.
+  // A parameter that would make them more than `rules.most` numbers is refused with
+  // std::runtime_error, before its memory is taken.
   explicit ParameterStore(uint64_t seed, Operators& operators = cpu_operators(),
-                          int64_t most = std::numeric_limits<int64_t>::max())
-      : seed_(seed), operators_(operators), most_(most) {}
+                          const ParameterRules& rules = {})
+      : seed_(seed),
+        operators_(operators),
+        rules_(rules),
+        memory_(rules.memory != nullptr ? *rules.memory : operators.memory()) {}
 
   // Drawn from N(0, deviation^2) by (seed, name): the order of the calls does not matter, and
   // models that share a parameter's name and shape begin with the same values.
@@ -46,13 +55,17 @@ class ParameterStore {
   const std::deque<Parameter>& all() const { return parameters_; }
   int64_t count() const;  // numbers in all parameters
   Operators& operators() const { return operators_; }
+  Memory& memory() const { return memory_; }
+  // Whether parameters are given first values.
+  bool initialized() const { return rules_.trained && rules_.memory == nullptr; }
 
  private:
   Parameter& add(const std::string& name, std::vector<int64_t> shape, ParameterGroup group);
 
   uint64_t seed_;
   Operators& operators_;
-  int64_t most_;
+  ParameterRules rules_;
+  Memory& memory_;
   std::deque<Parameter> parameters_;
 };
 

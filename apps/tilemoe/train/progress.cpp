@@ -1,35 +1,13 @@
 #include "progress.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <vector>
+#include <numeric>
+
+#include "text_format.h"
 
 namespace tilemoe::train {
 namespace {
-
-constexpr std::chrono::milliseconds kTerminalInterval{100};
-constexpr std::chrono::seconds kPlainInterval{5};
-constexpr int kPlainWidth = 100;
-constexpr int kNarrowestBar = 10, kWidestBar = 40;
-constexpr char kEraseLine[] = "\r\x1b[K";
-
-template <class... Args>
-std::string format(const char* pattern, Args... args) {
-  char text[96];
-  std::snprintf(text, sizeof text, pattern, args...);
-  return text;
-}
-
-int terminal_width(std::FILE* out) {
-  constexpr int kUsualWidth = 80;
-  winsize size{};
-  if (::ioctl(::fileno(out), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kUsualWidth;
-  return size.ws_col;
-}
 
 std::string short_count(double value) {
   if (!std::isfinite(value)) return "?";
@@ -40,81 +18,64 @@ std::string short_count(double value) {
 
 }  // namespace
 
-std::string short_duration(double seconds) {
-  constexpr double kLongest = 1e7;  // about four months
-  if (!std::isfinite(seconds) || seconds < 0 || seconds > kLongest) return "?";
-  const auto whole = static_cast<long>(std::lround(seconds));
-  if (whole < 60) return format("%lds", whole);
-  if (whole < 3600) return format("%ldm%02lds", whole / 60, whole % 60);
-  return format("%ldh%02ldm", whole / 3600, whole % 3600 / 60);
+void RunningMean::add(double value) {
+  values_.push_back(value);
+  if (count() > kMost) values_.pop_front();
 }
 
-std::string progress_line(const StepReport& report, int64_t total, double seconds_left, int width) {
-  const auto room = static_cast<size_t>(std::max(width, 0));
-  // In the order in which they may be left out: the last ones first.
-  const std::vector<std::string> parts = {
+double RunningMean::mean() const {
+  return std::accumulate(values_.begin(), values_.end(), 0.0) / static_cast<double>(count());
+}
+
+std::vector<std::string> step_parts(const StepReport& report, int64_t total,
+                                    const RunningMean& loss, const std::string& left) {
+  const std::string steps =
+      loss.count() == 1 ? "this step"
+                        : format("mean of the last %d steps", static_cast<int>(loss.count()));
+  return {
       format("step %lld/%lld", static_cast<long long>(report.step), static_cast<long long>(total)),
-      format("loss %.4f", report.loss),
-      format("%.3f bits/byte", report.loss / std::numbers::ln2),
-      short_duration(seconds_left) + " left",
+      format("%.3f bits/byte (%s)", loss.mean() / std::numbers::ln2, steps.c_str()),
+      left,
       short_count(report.tokens_per_second) + " tokens/s",
   };
-  std::string line = parts.front().substr(0, room);
-  for (size_t i = 1; i < parts.size(); ++i) {
-    if (line.size() + 2 + parts[i].size() > room) return line;
-    line.append("  ").append(parts[i]);
-  }
-
-  constexpr size_t kBrackets = 3;  // "[", "]" and a space
-  if (line.size() + kBrackets + kNarrowestBar > room) return line;
-  const size_t cells = std::min<size_t>(room - line.size() - kBrackets, kWidestBar);
-  const double done = total > 0 ? static_cast<double>(report.step) / static_cast<double>(total) : 1;
-  const auto filled = static_cast<size_t>(std::clamp(done, 0.0, 1.0) * static_cast<double>(cells));
-  std::string bar = "[";
-  bar.append(filled, '#').append(cells - filled, '.').append("] ");
-  return bar.append(line);
 }
 
-Progress::Progress(int64_t first, int64_t total, std::FILE* out)
-    : out_(out),
-      terminal_(::isatty(::fileno(out)) != 0),
-      first_(first),
-      total_(total),
-      start_(Clock::now()),
-      last_drawn_(start_) {}
-
-Progress::~Progress() {
-  if (!bar_.empty()) std::fputs("\n", out_);
-  std::fflush(out_);
-}
+Progress::Progress(const Course& course, std::FILE* out) : course_(course), line_(out) {}
 
 void Progress::update(const StepReport& report) {
-  const auto now = Clock::now();
-  const auto interval = terminal_ ? Clock::duration(kTerminalInterval) : kPlainInterval;
-  const bool first_line = report.step == first_ + 1;
-  if (now - last_drawn_ < interval && report.step < total_ && !first_line) return;
-  last_drawn_ = now;
-
-  const std::chrono::duration<double> spent = now - start_;
-  const auto steps_done = static_cast<double>(report.step - first_);
-  const double left = spent.count() / steps_done * static_cast<double>(total_ - report.step);
-  // The last column stays free: some terminals wrap as soon as it is written.
-  const int width = terminal_ ? terminal_width(out_) - 1 : kPlainWidth;
-  if (terminal_) {
-    bar_ = progress_line(report, total_, left, width);
-    std::fprintf(out_, "%s%s", kEraseLine, bar_.c_str());
-  } else {
-    std::fprintf(out_, "%s\n", progress_line(report, total_, left, width).c_str());
-  }
-  std::fflush(out_);
+  loss_.add(report.loss);
+  note_duration(report.step);
+  const auto part = [](int64_t steps, int64_t of) {
+    return static_cast<double>(steps) / static_cast<double>(of);
+  };
+  const bool must = report.step == course_.first + 1 || report.step >= course_.total;
+  if (!must && !line_.due()) return;
+  const double done_now = part(report.step - course_.first, course_.total - course_.first);
+  line_.draw(step_parts(report, course_.total, loss_, left_.left(done_now)),
+             part(report.step, course_.total), must);
 }
 
-void Progress::note(const std::string& line) {
-  if (bar_.empty())
-    std::fprintf(out_, "%s\n", line.c_str());
-  else
-    std::fprintf(out_, "%s%s\n%s", kEraseLine, line.c_str(), bar_.c_str());
-  std::fflush(out_);
+// The first step is slower than all others.
+void Progress::note_duration(int64_t step) {
+  constexpr int64_t kMeasured = 5;
+  constexpr double kLongEnough = 2;  // seconds
+  const auto now = StatusLine::Clock::now();
+  const int64_t measured = step - course_.first - 1, left = course_.total - step;
+  if (measured == 0) after_first_step_ = now;
+  if (!after_first_step_ || measured == 0) return;
+  const double seconds = std::chrono::duration<double>(now - *after_first_step_).count();
+  if (measured < kMeasured && seconds < kLongEnough) return;
+  after_first_step_.reset();
+  const double a_step = seconds / static_cast<double>(measured);
+  note(format("about %s for the %lld steps left and the evaluation",
+              short_duration(a_step * (static_cast<double>(left) + course_.evaluations)).c_str(),
+              static_cast<long long>(left)));
+}
+
+void Progress::evaluating(double done) {
+  if (done == 0) evaluation_left_ = {};
+  if (!line_.due()) return;
+  line_.draw({format("evaluating %.0f %%", 100 * done), evaluation_left_.left(done)}, done);
 }
 
 }  // namespace tilemoe::train

@@ -1,44 +1,68 @@
-// What a person sees of a running training: one bar at the bottom of a terminal, or a plain line
-// every few seconds where the output is a file or a pipe.
+// What a person sees of a running training: its steps, its evaluations, and how long they take.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <deque>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "status_line.h"
 
 namespace tilemoe::train {
 
+// The mean of the last values, of as many as there are at first: it neither starts at zero nor
+// remembers what was before.
+class RunningMean {
+ public:
+  static constexpr int64_t kMost = 20;
+
+  void add(double value);
+  double mean() const;
+  int64_t count() const { return std::ssize(values_); }
+
+ private:
+  std::deque<double> values_;
+};
+
 struct StepReport {
   int64_t step = 0;  // steps done
-  double loss = 0;   // nats a byte, of this step or smoothed
+  double loss = 0;   // nats a byte, of this step
   double tokens_per_second = 0;
+};
+
+// What lies before a training.
+struct Course {
+  int64_t first = 0;       // steps done already (a resumed run)
+  int64_t total = 0;       // steps of the whole
+  double evaluations = 0;  // what evaluating takes in all, in steps
 };
 
 class Progress {
  public:
-  // `total` steps of which `first` are already done (a resumed run).
-  Progress(int64_t first, int64_t total, std::FILE* out = stdout);
-  ~Progress();  // leaves the cursor on a fresh line
+  explicit Progress(const Course& course, std::FILE* out = stdout);
 
-  // Draws at most ten times a second (a plain line at most every five), and always the last step.
+  // Shows the first step, the last, and as many in between as StatusLine does. After a few steps it
+  // notes once how long the whole takes.
   void update(const StepReport& report);
-  // A line of its own above the bar, e.g. "step 600: held-out 1.84 bits a byte".
-  void note(const std::string& line);
+  // The same of an evaluation of which the part `done` is behind; it begins with 0.
+  void evaluating(double done);
+  // A line of its own, e.g. "step 600: held-out 1.84 bits a byte".
+  void note(const std::string& line) { line_.note(line); }
 
  private:
-  using Clock = std::chrono::steady_clock;
+  void note_duration(int64_t step);
 
-  std::FILE* out_;
-  bool terminal_;
-  int64_t first_, total_;
-  Clock::time_point start_, last_drawn_;
-  std::string bar_;  // what stands on the last line of the terminal
+  Course course_;
+  StatusLine line_;
+  Countdown left_, evaluation_left_;
+  RunningMean loss_;
+  std::optional<StatusLine::Clock::time_point> after_first_step_;  // none once the note is made
 };
 
-// The text of a bar of at most `width` columns; parts that do not fit are left out, the bar first.
-std::string progress_line(const StepReport& report, int64_t total, double seconds_left, int width);
-// "42s", "3m07s", "2h05m"; "?" for what is not finite.
-std::string short_duration(double seconds);
+// The parts of the line of a step: "step 300/600", "2.000 bits/byte (mean of the last 20 steps)".
+std::vector<std::string> step_parts(const StepReport& report, int64_t total,
+                                    const RunningMean& loss, const std::string& left);
 
 }  // namespace tilemoe::train

@@ -6,8 +6,11 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "train/safetensors.h"
+#include "train/sampling.h"
+#include "train/text_format.h"
 
 namespace tilemoe::train {
 namespace {
@@ -33,7 +36,7 @@ fs::path first_free_folder() {
 }
 
 fs::path folder_of(const RunOptions& options) {
-  if (!options.resume.empty()) {
+  if (options.out.empty() && !options.resume.empty()) {
     const fs::path folder = find_checkpoint(options.resume).parent_path();
     return folder.empty() ? fs::path(".") : folder;
   }
@@ -45,17 +48,45 @@ fs::path folder_of(const RunOptions& options) {
   return options.out;
 }
 
+// {"steps": {"from": 1000, "to": 2000}}
+nlohmann::json to_json(const std::vector<OptionChange>& changes) {
+  nlohmann::json json = nlohmann::json::object();
+  for (const OptionChange& change : changes)
+    json[change.name] = {{"from", change.saved}, {"to", change.now}};
+  return json;
+}
+
+void announce(const std::vector<OptionChange>& changes) {
+  if (changes.empty()) return;
+  std::string text;
+  for (const OptionChange& change : changes)
+    text += (text.empty() ? "--" : ", --") + change.name + " from " + change.saved.dump() + " to " +
+            change.now.dump();
+  std::fprintf(stderr, "changed: %s\n", text.c_str());
+}
+
+// A text as a terminal shows it, whatever its bytes are: no control characters, and what is not
+// UTF-8 marked as such.
+std::string printable(const std::string& text) {
+  using nlohmann::json;
+  std::string shown = json::parse(json(text).dump(-1, ' ', false, json::error_handler_t::replace));
+  for (char& c : shown) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < ' ' && c != '\n' && c != '\t') || byte == 0x7f) c = '?';
+  }
+  return shown;
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(const TrainerConfig& config, const RunOptions& options,
-                         const Corpus& corpus, const nlohmann::json& saved_options,
-                         const nlohmann::json& kept_options)
+                         const Corpus& corpus, RunRecord record)
     : config_(config),
       options_(options),
-      saved_options_(saved_options),
+      record_(std::move(record)),
       trainer_(config, corpus),
       folder_(folder_of(options)),
-      log_(open_log(kept_options)) {}
+      log_(open_log()) {}
 
 // A save would find the place of its file taken, after hours.
 void TrainingRun::require_free_folder() const {
@@ -63,41 +94,50 @@ void TrainingRun::require_free_folder() const {
     if (other.step > trainer_.steps_done() && !folder_.owns(other.path.filename().string()))
       throw std::runtime_error("cannot go on in " + folder_.path().string() + ": " +
                                other.path.string() +
-                               " is a later checkpoint and not known as this run's. Copy the "
-                               "checkpoint to go on from into a folder of its own");
+                               " is a later checkpoint and not known as this run's; go on in a "
+                               "folder of its own with --out");
 }
 
-// Loads the checkpoint first: what the log keeps of an earlier run depends on its step. Nothing is
-// written to the folder before all is known to be well.
-JsonLog TrainingRun::open_log(const nlohmann::json& kept_options) {
+JsonLog TrainingRun::open_log() {
   const fs::path path =
       options_.log.empty() ? folder_.path() / "log.jsonl" : fs::path(options_.log);
   for (const std::string& text : trainer_.corpus().names)
     if (fs::exists(path) && fs::equivalent(path, text))
       throw std::runtime_error("--log " + path.string() + " is the text: name another file");
-  if (options_.resume.empty()) {
-    JsonLog log = JsonLog::create(path);
-    folder_.set_options(kept_options);
-    const nlohmann::json state = trainer_.state(saved_options_);
-    log.write({{"event", "start"},
-               {"version", tilemoe_version()},
-               {"parameters", trainer_.model().parameters().count()},
-               {"config", state.at("config")},
-               {"text", state.at("text")}});
-    return log;
-  }
+  return options_.resume.empty() ? begin_log(path) : resume_log(path);
+}
+
+JsonLog TrainingRun::begin_log(const fs::path& path) {
+  JsonLog log = JsonLog::create(path);
+  folder_.set_options(record_.kept);
+  const nlohmann::json state = trainer_.state(record_.options);
+  log.write({{"event", "start"},
+             {"version", tilemoe_version()},
+             {"parameters", trainer_.model().parameters().count()},
+             {"config", state.at("config")},
+             {"text", state.at("text")}});
+  return log;
+}
+
+// Loads the checkpoint first: what the log keeps of an earlier run depends on its step. Nothing is
+// written to the folder before all is known to be well. A run that goes on in another folder (--out)
+// begins a log there.
+JsonLog TrainingRun::resume_log(const fs::path& path) {
   const fs::path checkpoint = find_checkpoint(options_.resume);
   trainer_.load(checkpoint);
   require_free_folder();
-  JsonLog log = JsonLog::resume(path, trainer_.steps_done());
-  folder_.set_options(kept_options);
-  log.write(
-      {{"event", "resume"}, {"step", trainer_.steps_done()}, {"checkpoint", checkpoint.string()}});
+  const bool forked = !options_.out.empty();
+  JsonLog log = forked ? JsonLog::create(path) : JsonLog::resume(path, trainer_.steps_done());
+  folder_.set_options(record_.kept);
+  Json line = {
+      {"event", "resume"}, {"step", trainer_.steps_done()}, {"checkpoint", checkpoint.string()}};
+  if (!record_.changed.empty()) line["changed"] = to_json(record_.changed);
+  log.write(line);
+  announce(record_.changed);
   return log;
 }
 
 void TrainingRun::step(Progress& progress) {
-  constexpr double kSmoothing = 0.95;
   const Clock::time_point start = Clock::now();
   const StepResult result = trainer_.step();
   const double tokens_per_second =
@@ -116,9 +156,7 @@ void TrainingRun::step(Progress& progress) {
     line["z_loss"].push_back(router.z_loss);
   }
   log_.write(line);
-  smooth_loss_ =
-      smooth_loss_ == 0 ? result.loss : kSmoothing * smooth_loss_ + (1 - kSmoothing) * result.loss;
-  progress.update({result.step, smooth_loss_, tokens_per_second});
+  progress.update({result.step, result.loss, tokens_per_second});
   if (!result.taken)
     throw std::runtime_error("the loss or the gradient of step " + std::to_string(result.step) +
                              " is not a finite number, so it was not taken: try a smaller --lr");
@@ -126,16 +164,17 @@ void TrainingRun::step(Progress& progress) {
 }
 
 void TrainingRun::evaluate(Progress& progress) {
-  const Evaluation result = trainer_.evaluate([this] { return stop_.requested(); });
+  const Evaluation result = trainer_.evaluate([&](double done) {
+    progress.evaluating(done);
+    return !stop_.requested();
+  });
   if (stop_.requested()) return;  // it is not of the whole text
   log_.write({{"event", "eval"},
               {"step", trainer_.steps_done()},
               {"loss", result.loss},
               {"bits_per_byte", result.bits_per_byte()}});
-  char text[96];
-  std::snprintf(text, sizeof text, "step %lld: held-out text %.4f bits a byte",
-                static_cast<long long>(trainer_.steps_done()), result.bits_per_byte());
-  progress.note(text);
+  progress.note(format("step %lld: held-out text %.4f bits a byte",
+                       static_cast<long long>(trainer_.steps_done()), result.bits_per_byte()));
   evaluated_ = true;
 }
 
@@ -150,22 +189,35 @@ void TrainingRun::save(Progress& progress) {
                                "' has become infinite or not a number. Try a smaller --lr");
   log_.sync();
   const fs::path path = save_checkpoint(folder_, trainer_.steps_done(), tensors,
-                                        trainer_.state(saved_options_), options_.keep);
+                                        trainer_.state(record_.options), options_.keep);
   progress.note("saved " + path.string());
   saved_ = true;
 }
 
-void TrainingRun::train() {
+Course TrainingRun::course() const {
+  constexpr double kForwardPart = 1.0 / 3;  // of a step
+  const int64_t first = trainer_.steps_done(), total = config_.schedule.steps;
+  const int64_t every = options_.evaluate_every;
+  const int64_t between = every > 0 ? (total - 1) / every - first / every : 0;
+  const auto share = static_cast<double>(config_.batch.length) /
+                     static_cast<double>(config_.batch.length - config_.evaluation_context);
+  const double steps = kForwardPart * share * static_cast<double>(trainer_.corpus().held.size()) /
+                       static_cast<double>(config_.batch.tokens());
+  return {.first = first, .total = total, .evaluations = static_cast<double>(between + 1) * steps};
+}
+
+int TrainingRun::train() {
   const auto due = [this](int64_t every) {
     return every > 0 && trainer_.steps_done() % every == 0;
   };
   std::printf("%lld parameters; the run is in %s\n",
               static_cast<long long>(trainer_.model().parameters().count()),
               folder_.path().c_str());
+  const bool was_done = trainer_.done();
   const Clock::time_point start = Clock::now();
   {
-    Progress progress(trainer_.steps_done(), config_.schedule.steps);
-    saved_ = trainer_.done();
+    Progress progress(course());
+    saved_ = was_done;
     while (!trainer_.done() && !stop_.requested()) {
       step(progress);
       if (due(options_.evaluate_every)) evaluate(progress);
@@ -174,25 +226,26 @@ void TrainingRun::train() {
     if (trainer_.done() && !evaluated_ && !stop_.requested()) evaluate(progress);
     if (!saved_) save(progress);
   }
-  const bool stopped = stop_.requested();
+  const int signal = stop_.signal();
   log_.write({{"event", "end"},
               {"step", trainer_.steps_done()},
-              {"reason", stopped ? "stopped" : "done"}});
-  if (stopped) {
+              {"reason", signal != 0 ? "stopped" : "done"}});
+  if (signal != 0) {
     std::printf("stopped; go on with: tilemoe train --resume %s\n", folder_.path().c_str());
-    return;
+    return signal;
   }
   std::printf("done in %s\n", short_duration(seconds_since(start)).c_str());
-  if (options_.sample > 0) print_sample();
+  if (was_done)
+    std::printf("all %lld steps had been done; --steps with a larger number extends the run\n",
+                static_cast<long long>(trainer_.steps_done()));
+  print_sample();
+  return 0;
 }
 
 void TrainingRun::print_sample() {
-  const SamplingConfig config{.bytes = options_.sample,
-                              .prompt = options_.prompt,
-                              .temperature = options_.temperature,
-                              .seed = config_.seed};
-  const std::string text = sample(trainer_.model(), config, [this] { return stop_.requested(); });
-  std::printf("\n%s%s\n", options_.prompt.c_str(), text.c_str());
+  const SamplingConfig config{.bytes = 200, .prompt = {}, .temperature = 0.7, .seed = 0};
+  std::printf("\nA sample of its text; `tilemoe generate %s` writes more:\n%s\n",
+              folder_.path().c_str(), printable(sample(trainer_.model(), config)).c_str());
 }
 
 }  // namespace tilemoe::train

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "train/log.h"
 #include "train/options.h"
@@ -11,20 +12,30 @@
 
 namespace tilemoe::train {
 
+// What is written down of a run's options.
+struct RunRecord {
+  nlohmann::json options;             // in the log and the checkpoints
+  nlohmann::json kept;                // in the folder
+  std::vector<OptionChange> changed;  // by a run that goes on otherwise than it was
+};
+
 class TrainingRun {
  public:
-  // Opens the run's folder, and takes the checkpoint where `options` name one. `saved_options` are
-  // what log and checkpoints keep, `kept_options` what the folder does; all else must outlive the
-  // run. Throws std::exception with one clear sentence, as train() does.
+  // Opens the run's folder, and takes the checkpoint where `options` name one. All arguments but
+  // `record` must outlive the run. Throws std::exception with one clear sentence, as train() does.
   TrainingRun(const TrainerConfig& config, const RunOptions& options, const Corpus& corpus,
-              const nlohmann::json& saved_options, const nlohmann::json& kept_options);
+              RunRecord record);
 
-  // Trains to the last step, or until the user stops it; evaluates, saves, prints a sample.
-  void train();
+  // Trains to the last step, or until the user stops it; evaluates, saves, prints a sample. Returns
+  // the number of the signal that stopped it, 0 where none did.
+  int train();
 
  private:
   void require_free_folder() const;
-  JsonLog open_log(const nlohmann::json& kept_options);
+  JsonLog open_log();
+  JsonLog begin_log(const std::filesystem::path& path);
+  JsonLog resume_log(const std::filesystem::path& path);
+  Course course() const;
   void step(Progress& progress);
   void evaluate(Progress& progress);
   void save(Progress& progress);
@@ -32,12 +43,11 @@ class TrainingRun {
 
   const TrainerConfig& config_;
   const RunOptions& options_;
-  const nlohmann::json saved_options_;
+  const RunRecord record_;
   const StopSignal stop_;
   Trainer trainer_;
   RunFolder folder_;
   JsonLog log_;
-  double smooth_loss_ = 0;  // for the eye
   bool saved_ = false;      // the last step
   bool evaluated_ = false;  // the last step
 };

@@ -25,8 +25,7 @@ uint8_t pick(ConstFloats logits, double temperature, double place) {
 
 }  // namespace
 
-std::string sample(Model& model, const SamplingConfig& config,
-                   const std::function<bool()>& stopped) {
+void sample(Model& model, const SamplingConfig& config, const std::function<bool(char)>& take) {
   const RandomStream random(config.seed, "sample");
   const auto longest = static_cast<size_t>(model.capacity().length);
   // What the model sees of the past of the first byte is zero, as at the start of a text.
@@ -34,16 +33,23 @@ std::string sample(Model& model, const SamplingConfig& config,
   std::vector<uint8_t> text(past, 0);
   text.push_back('\n');
   text.insert(text.end(), config.prompt.begin(), config.prompt.end());
-  std::string sampled;
-  for (int64_t i = 0; i < config.bytes && !(stopped && stopped()); ++i) {
+  for (int64_t i = 0; i < config.bytes; ++i) {
     const size_t seen = std::min(text.size() - past, longest);
     const ConstFloats logits =
         model.logits({1, static_cast<int64_t>(seen)}, ConstBytes(text).last(past + seen));
     text.push_back(pick(logits.last(kByteValues), config.temperature,
                         random.uniform(static_cast<uint64_t>(i))));
-    sampled += static_cast<char>(text.back());
+    if (!take(static_cast<char>(text.back()))) return;
   }
-  return sampled;
+}
+
+std::string sample(Model& model, const SamplingConfig& config) {
+  std::string text;
+  sample(model, config, [&](char byte) {
+    text += byte;
+    return true;
+  });
+  return text;
 }
 
 }  // namespace tilemoe::train

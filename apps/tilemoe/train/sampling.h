@@ -16,9 +16,11 @@ struct SamplingConfig {
   uint64_t seed = 0;
 };
 
-// The bytes after the prompt. They depend on the weights and the configuration alone. `stopped`,
-// asked before each byte, ends the text early.
-std::string sample(Model& model, const SamplingConfig& config,
-                   const std::function<bool()>& stopped = {});
+// Gives `take` the bytes after the prompt, each as soon as it is known; ends early where it returns
+// false. They depend on the weights and the configuration alone. A text that is longer than the
+// model's longest sequence is seen from its end.
+void sample(Model& model, const SamplingConfig& config, const std::function<bool(char)>& take);
+// All of them.
+std::string sample(Model& model, const SamplingConfig& config);
 
 }  // namespace tilemoe::train

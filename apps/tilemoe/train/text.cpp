@@ -218,8 +218,9 @@ void require_dictionary(const DictionaryFiles& files) {
   if (fs::exists(files.text) && fs::exists(files.index)) return;
   throw std::runtime_error(
       "the default text, the English dictionary of the package dict-gcide, is not on this "
-      "machine. Install it with\n  sudo apt-get install -y dict-gcide\nor name files of your own "
-      "with --text");
+      "machine: install it with `sudo apt-get install -y dict-gcide`, or name files of your own "
+      "with "
+      "--text");
 }
 
 Corpus load_corpus(const std::vector<fs::path>& files, int64_t held_bytes) {

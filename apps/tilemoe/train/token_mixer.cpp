@@ -33,10 +33,12 @@ TokenMixer::TokenMixer(const ModelConfig& config, const std::string& name, Seque
   std::vector<float> slopes;
   for (int64_t h = 0; h < config.heads; ++h) slopes.push_back(slope_of_head(h));
   slopes_.write(slopes);
-  // Keys begin as queries do, so that a token first finds tokens which follow its like.
-  std::vector<float> qkv_weight = qkv_weight_.value.read();
-  std::copy_n(qkv_weight.begin(), D * d, qkv_weight.begin() + D * d);
-  qkv_weight_.value.write(qkv_weight);
+  if (parameters.initialized()) {
+    // Keys begin as queries do, so that a token first finds tokens which follow its like.
+    std::vector<float> qkv_weight = qkv_weight_.value.read();
+    std::copy_n(qkv_weight.begin(), D * d, qkv_weight.begin() + D * d);
+    qkv_weight_.value.write(qkv_weight);
+  }
   qkv_ = workspace.floats(T * 3 * D);
   attended_ = workspace.floats(T * D);
   log_sum_ = workspace.floats(T * config.heads);

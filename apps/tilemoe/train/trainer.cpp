@@ -34,6 +34,17 @@ void require_same_text(const std::filesystem::path& checkpoint, const nlohmann::
       refuse("the text is the same, but other files or other documents of it are held out");
 }
 
+int64_t sequences_in(const std::filesystem::path& checkpoint, const nlohmann::json& state) {
+  const auto data = state.find("data");
+  const nlohmann::json sequences = data != state.end() && data->is_object()
+                                       ? data->value("sequences", nlohmann::json())
+                                       : nlohmann::json();
+  if (!sequences.is_number_unsigned() || sequences.get<uint64_t>() > uint64_t{INT64_MAX} / 2)
+    throw std::runtime_error(checkpoint.string() +
+                             ": its state does not say how many sequences were seen");
+  return sequences.get<int64_t>();
+}
+
 }  // namespace
 
 Trainer::Trainer(const TrainerConfig& config, const Corpus& corpus)
@@ -51,7 +62,7 @@ StepResult Trainer::step() {
   StepResult result;
   result.step = step;
   result.learning_rate = factor * config_.optimizer.learning_rate;
-  batches_.fill(step, inputs_, targets_);
+  batches_.fill(sequences_done_, inputs_, targets_);
   result.loss = model_.loss_and_gradient(config_.batch, step, inputs_, targets_);
   result.gradient_norm = std::isfinite(result.loss) ? optimizer_.update(step, factor) : result.loss;
   result.taken = std::isfinite(result.gradient_norm);
@@ -59,67 +70,54 @@ StepResult Trainer::step() {
     result.routers.push_back(layer->report());
     if (result.taken) layer->balance_selection();
   }
-  if (result.taken) steps_done_ = step;
+  if (result.taken) {
+    steps_done_ = step;
+    sequences_done_ += config_.batch.count;
+  }
   return result;
 }
 
-Evaluation Trainer::evaluate(const std::function<bool()>& stopped) {
-  return train::evaluate(model_, corpus_.held, config_.evaluation_context, stopped);
+Evaluation Trainer::evaluate(const std::function<bool(double)>& go_on) {
+  return train::evaluate(model_, corpus_.held, config_.evaluation_context, go_on);
 }
 
-std::vector<Trainer::Held> Trainer::held_tensors() {
-  std::vector<Held> held;
-  for (Parameter& parameter : model_.parameters().all())
-    held.push_back({parameter.name, parameter.shape, &parameter.value});
-  int64_t layer_index = 0;
-  for (MoeLayer* layer : model_.moe_layers()) {
-    FloatArray& bias = layer->selection_bias();
-    if (bias.size() > 0)
-      held.push_back({"blocks." + std::to_string(layer_index) + ".moe.router.selection_bias",
-                      {bias.size()},
-                      &bias});
-    ++layer_index;
-  }
+std::vector<NamedArray> Trainer::arrays() {
+  std::vector<NamedArray> arrays = model_.weights();
   for (AdamW::Moments& moments : optimizer_.moments()) {
     const Parameter& parameter = *moments.parameter;
-    held.push_back({"optimizer.mean." + parameter.name, parameter.shape, &moments.mean});
-    held.push_back({"optimizer.square." + parameter.name, parameter.shape, &moments.square});
+    arrays.push_back({"optimizer.mean." + parameter.name, parameter.shape, &moments.mean});
+    arrays.push_back({"optimizer.square." + parameter.name, parameter.shape, &moments.square});
   }
-  return held;
+  return arrays;
 }
 
 std::vector<TensorRef> Trainer::tensors() {
-  const bool in_place = model_.operators().device() == Device::kCpu;
-  copies_.clear();
-  std::vector<TensorRef> tensors;
-  for (Held& held : held_tensors()) {
-    if (!in_place) copies_.push_back(held.array->read());
-    tensors.push_back({std::move(held.name), std::move(held.shape),
-                       in_place ? held.array->data() : copies_.back().data()});
-  }
-  return tensors;
+  on_host_ = ArraysOnHost(arrays(), model_.operators().device() == Device::kCpu);
+  return on_host_.tensors();
 }
 
-// The random numbers of a step follow from the seed and the step, and so do its batch's places in
-// the text: the state of both is written down for whoever reads the file.
+// The random numbers of a step follow from the seed and the step; its batch's places in the text
+// from the seed and the sequences before it, which a run that changed --batch did not have alike.
 nlohmann::json Trainer::state(const nlohmann::json& options) const {
   nlohmann::json text = identity_of(corpus_);
   text["files"] = corpus_.names;
   return {{"step", steps_done_},
           {"random", {{"seed", config_.seed}, {"step", steps_done_}}},
-          {"data", {{"sequences", steps_done_ * config_.batch.count}}},
+          {"data", {{"sequences", sequences_done_}}},
           {"text", text},
           {"config", options}};
 }
 
 void Trainer::load(const std::filesystem::path& checkpoint) {
-  const CheckpointSummary saved = load_checkpoint(
-      checkpoint, tensors(), "",
-      [&](const CheckpointSummary& found) { require_same_text(checkpoint, found.state, corpus_); });
-  const std::vector<Held> held = held_tensors();
-  for (size_t i = 0; i < copies_.size(); ++i) held[i].array->write(copies_[i]);
-  copies_.clear();
+  const CheckpointSummary saved =
+      load_checkpoint(checkpoint, tensors(), "", [&](const CheckpointSummary& found) {
+        require_same_text(checkpoint, found.state, corpus_);
+        sequences_in(checkpoint, found.state);
+      });
+  on_host_.write_back();
+  on_host_ = {};
   steps_done_ = saved.step;
+  sequences_done_ = sequences_in(checkpoint, saved.state);
 }
 
 }  // namespace tilemoe::train

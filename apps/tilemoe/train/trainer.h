@@ -44,7 +44,7 @@ class Trainer {
   // Leaves all as it was where the loss or the gradient's norm is not a finite number.
   StepResult step();
   // Of the held-out text.
-  Evaluation evaluate(const std::function<bool()>& stopped = {});
+  Evaluation evaluate(const std::function<bool(double)>& go_on = {});
 
   // The weights, then everything else that the next step depends on. On a GPU they are copies,
   // valid until the next call.
@@ -59,12 +59,7 @@ class Trainer {
   const Corpus& corpus() const { return corpus_; }
 
  private:
-  struct Held {
-    std::string name;
-    std::vector<int64_t> shape;
-    const FloatArray* array;
-  };
-  std::vector<Held> held_tensors();
+  std::vector<NamedArray> arrays();
 
   const TrainerConfig config_;
   const Corpus& corpus_;
@@ -73,8 +68,9 @@ class Trainer {
   Batches batches_;
   std::vector<uint8_t> inputs_;   // (sequences, past + length)
   std::vector<uint8_t> targets_;  // (T)
-  std::vector<std::vector<float>> copies_;
+  ArraysOnHost on_host_;
   int64_t steps_done_ = 0;
+  int64_t sequences_done_ = 0;
 };
 
 }  // namespace tilemoe::train

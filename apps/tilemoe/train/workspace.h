@@ -12,13 +12,15 @@ namespace tilemoe::train {
 // Each layer says what it needs when it is built; allocate() then takes the most of each.
 class Workspace {
  public:
-  explicit Workspace(Operators& operators) : operators_(operators) {}
+  // `memory`: where its arrays lie, if not where the operators work.
+  explicit Workspace(Operators& operators, Memory* memory = nullptr)
+      : operators_(operators), memory_(memory != nullptr ? *memory : operators.memory()) {}
 
   Operators& operators() const { return operators_; }
-  FloatArray floats(int64_t count) const { return FloatArray(count, operators_.memory()); }
+  FloatArray floats(int64_t count) const { return FloatArray(count, memory_); }
   template <class Element>
   Array<Element> array(int64_t count) const {
-    return Array<Element>(count, operators_.memory());
+    return Array<Element>(count, memory_);
   }
 
   void need_scratch(int64_t floats) { scratch_floats_ = std::max(scratch_floats_, floats); }
@@ -35,6 +37,7 @@ class Workspace {
 
  private:
   Operators& operators_;
+  Memory& memory_;
   int64_t scratch_floats_ = 0;
   size_t library_bytes_ = 0;
   FloatArray scratch_;

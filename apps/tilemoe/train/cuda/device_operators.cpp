@@ -28,6 +28,11 @@ class DeviceMemory final : public Memory {
   void copy_out(void* to_host, const void* from, size_t bytes) override {
     check_cuda(cudaMemcpy(to_host, from, bytes, cudaMemcpyDeviceToHost), "a copy from the GPU");
   }
+  std::optional<double> available() const override {
+    size_t free = 0, total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return static_cast<double>(free);
+  }
 };
 
 // Arrays outlive the operators that made them.

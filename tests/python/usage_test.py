@@ -1,0 +1,116 @@
+"""Wrong command lines: one sentence on standard error, the status that is documented, and nothing done.
+
+So for output that nobody can take: no command says that all is well with a full disk.
+"""
+
+import os
+import subprocess
+import tempfile
+import unittest
+
+import small_run
+from small_run import TILEMOE, tilemoe
+
+FAILED, WRONG_USAGE = 1, 2
+# What is given, the status, and what the sentence says. {run} and {text} are those of a small run.
+CASES = [
+    ("", WRONG_USAGE, "a command is required"),
+    ("trian", WRONG_USAGE, "unknown command trian; did you mean train?"),
+    ("generat {run}", WRONG_USAGE, "did you mean generate?"),
+    ("zzzzzz", WRONG_USAGE, "unknown command zzzzzz; `tilemoe --help` lists"),
+    ("--hepl", WRONG_USAGE, "unknown option --hepl; did you mean --help?"),
+    ("train --stpes 5", WRONG_USAGE, "unknown option --stpes; did you mean --steps?"),
+    ("train --save_every=5", WRONG_USAGE, "unknown option --save_every; did you mean --save-every?"),
+    ("train --quack", WRONG_USAGE, "unknown option --quack; `tilemoe train --help` lists"),
+    ("train more", WRONG_USAGE, "unknown argument more"),
+    ("train --steps", WRONG_USAGE, "--steps"),
+    ("train --steps many", WRONG_USAGE, "many is no whole number"),
+    ("train --steps 0 --text {text}", WRONG_USAGE, "--steps is 0, expected 1 to"),
+    ("train --save-every 0 --text {text}", WRONG_USAGE, "--save-every is 0, expected 1 to 1099511627776"),
+    ("train --keep -1 --text {text}", WRONG_USAGE, "--keep is -1"),
+    ("train --warm-up 60 --steps 50 --text {text}", WRONG_USAGE, "--warm-up is 60, expected 0 to the 50"),
+    ("train --width 20 --text {text}", WRONG_USAGE, "--width is 20, expected a positive multiple of"),
+    ("train --routing neerest", WRONG_USAGE, "neerest not in {{top-k,nearest"),
+    ("train --threads 99999", WRONG_USAGE, "--threads"),
+    ("train --dense --experts-off --text {text}", WRONG_USAGE, "exclude each other"),
+    ("train --sample 400 --resume {run}", WRONG_USAGE, "unknown option --sample"),
+    ("train --resume {run} --seed 7", WRONG_USAGE, "seed: 0 in the checkpoint, 7 now"),
+    ("train --resume {run} --steps 20", WRONG_USAGE, "--steps is 20, but"),
+    ("train --resume {run} --width 64 --steps 60", WRONG_USAGE, "width: 48 in the checkpoint, 64 now"),
+    ("train --resume {run} --length 16 --batch 4", WRONG_USAGE, "length: 32 in the checkpoint, 16 now"),
+    ("train --resume nowhere", FAILED, "there is no checkpoint nowhere"),
+    ("train --text nowhere.txt", FAILED, "cannot read nowhere.txt: No such file or directory"),
+    ("train --text {text} --width 16384 --experts 65536 --expert-width 16384", FAILED,
+     "GB of memory (parameters "),
+    ("train --text {text} --layers 1000000 --width 4096", FAILED, "GB are free"),
+    ("train --text {text} --width 1048576 --experts 1048576 --expert-width 1048576", FAILED,
+     "bytes of W1 overflows"),
+    ("generate", WRONG_USAGE, "run is required"),
+    ("generate {run} --bytes 0", WRONG_USAGE, "--bytes"),
+    ("generate {run} --temperature -1", WRONG_USAGE, "--temperature"),
+    ("generate {run} --temperature nan", WRONG_USAGE, "nan is no number"),
+    ("generate {run} --seed -1", WRONG_USAGE, "--seed"),
+    ("generate {run} --promt Moon", WRONG_USAGE, "did you mean --prompt?"),
+    ("generate nowhere", FAILED, "there is no checkpoint nowhere"),
+    ("generate {text}", FAILED, "not a safetensors file"),
+    ("plot", WRONG_USAGE, "log is required"),
+    ("plot nope.jsonl", FAILED, "cannot read nope.jsonl: No such file or directory"),
+    ("plot nope.jsonl --format gif", WRONG_USAGE, "gif"),
+    ("check no-such-case", WRONG_USAGE, "no case matches"),
+    ("check --repeat -1", WRONG_USAGE, "--repeat"),
+    ("bench --config nothing", WRONG_USAGE, "no bench case is called nothing"),
+    ("bench --rounds 0", WRONG_USAGE, "--rounds"),
+    ("bench --pass forward --device cpu", WRONG_USAGE, "--pass forward"),
+    ("bench --config cpu-t512 --json /nowhere/out.json", FAILED, "cannot write /nowhere/out.json"),
+    ("check --device cuda", FAILED, "use the CPU backend"),
+    ("info --jsno", WRONG_USAGE, "did you mean --json?"),
+]
+
+
+class Usage(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.shared = tempfile.TemporaryDirectory()
+        cls.text, cls.run_folder = small_run.make(cls.shared.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.shared.cleanup()
+
+    def test_wrong_command_lines_are_answered_with_one_sentence(self):
+        before = small_run.contents(self.shared.name)
+        for line, status, sentence in CASES:
+            with self.subTest(line), tempfile.TemporaryDirectory() as empty:
+                words = line.format(run=self.run_folder, text=self.text).split()
+                result = tilemoe(*words, cwd=empty)
+                self.assertEqual(result.returncode, status, result.stderr)
+                self.assertEqual(result.stdout, "")
+                self.assertRegex(result.stderr, r"\Atilemoe: error: [^\n]+\n\Z")
+                self.assertIn(sentence.replace("{{", "{"), result.stderr)
+                self.assertLess(len(result.stderr), 400)
+                self.assertNotRegex(result.stderr, r"\.cpp|terminate")  # the user's, not the library's
+                self.assertEqual(os.listdir(empty), [])
+        self.assertEqual(small_run.contents(self.shared.name), before)
+
+    def test_help_tells_the_statuses(self):
+        result = tilemoe("--help")
+        self.assertEqual(result.returncode, 0)
+        for status in ("0 done", "1 the work failed", "2 wrong usage", "130", "143", "129", "141"):
+            self.assertIn(status, result.stdout)
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        commands = ["--help", "--version", "train --help", "info", "info --json", "check --list",
+                    "check one-token/float32", "bench --list",
+                    "bench --config cpu-t512 --rounds 1 --baseline none",
+                    "bench --config cpu-t512 --rounds 1 --baseline none --json -",
+                    f"generate {self.run_folder} --bytes 3", f"train --resume {self.run_folder}"]
+        for command in commands:
+            with self.subTest(command), open("/dev/full", "w") as full:
+                result = subprocess.run([TILEMOE, *command.split()], stdout=full, stderr=subprocess.PIPE,
+                                        text=True, timeout=300)
+                self.assertEqual(result.returncode, FAILED, result.stderr)
+                self.assertIn("tilemoe: error: cannot write the output", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
