@@ -302,6 +302,23 @@ def test_leading_shapes():
     assert torch.equal(given.reshape(36, d), flat[:36])
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_rows_that_lie_over_each_other(step):
+    """Those of an expanded tensor, and windows that slide, in x, logits and dO."""
+    tensors = logits_layer(DTYPE)
+    x, logits = tensors.pop("x").detach(), tensors.pop("logits_or_scores").detach()
+    over = [x.as_strided((T, d), (step, 1)), logits.as_strided((T, E), (step, 1)),
+            normal(T + d, seed=22, dtype=DTYPE).as_strided((T, d), (step, 1))]  # fmt: skip
+
+    def layer(x, logits, dO):
+        x, logits = (tensor.requires_grad_() for tensor in (x.detach(), logits.detach()))
+        O = tilemoe.moe(x, logits, **tensors, K=K)
+        return O, *torch.autograd.grad(O, (x, logits, tensors["W1"], tensors["W2"]), dO)
+
+    apart = layer(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in over))
+    assert all(map(torch.equal, layer(*over), apart)) and all(t.isfinite().all() for t in apart)
+
+
 @pytest.mark.parametrize("T", [0, 1])
 def test_few_tokens(T):
     tensors = logits_layer(DTYPE, bias=True)
