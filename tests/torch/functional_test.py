@@ -302,6 +302,19 @@ def test_leading_shapes():
     assert torch.equal(given.reshape(36, d), flat[:36])
 
 
+@pytest.mark.parametrize("name", ["tokens", "experts", "scores"])
+def test_general_reads_every_other_element(name):
+    tensors = logits_layer(DTYPE)
+    x, _ = (tensors.pop(of) for of in ("x", "logits_or_scores"))
+    pairs = {"tokens": torch.arange(T), "experts": torch.arange(T) % E,
+             "scores": torch.linspace(0.1, 1, T)}  # fmt: skip
+    pairs = {of: tensor.to(DEVICE) for of, tensor in pairs.items()}
+    apart = torch.stack((pairs[name], pairs[name].flip(0)), dim=1)[:, 0]
+    assert apart.stride() == (2,)
+    O = tilemoe.moe_general(x, **pairs, **tensors)
+    assert torch.equal(tilemoe.moe_general(x, **pairs | {name: apart}, **tensors), O) and O.any()
+
+
 @pytest.mark.parametrize("step", [0, 1])
 def test_rows_that_lie_over_each_other(step):
     """Those of an expanded tensor, and windows that slide, in x, logits and dO."""
