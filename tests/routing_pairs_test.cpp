@@ -224,6 +224,21 @@ TEST(RouteGeneral, SkipsTokensOutOfRangeAlone) {
   EXPECT_EQ(routed.counter(TILEMOE_COUNT_BAD_IDS), 3);
 }
 
+// Many blocks of pairs: those of the middle have no token in range, and those after it a smaller one
+// than the first had.
+TEST(RouteGeneral, SkipsTokensThatAreOutOfOrderFarBehind) {
+  const size_t part = 20000;
+  std::vector<int32_t> tokens(3 * part, 2), experts(tokens.size(), 0);
+  std::fill(tokens.begin() + part, tokens.begin() + 2 * part, -1);
+  std::fill(tokens.begin() + 2 * part, tokens.end(), 1);
+  const std::vector<float> scores(tokens.size(), 1.f);
+  Routed routed(RoutingSpec::general(Device::kCpu, 3, 1, static_cast<int64_t>(tokens.size())));
+  routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
+                                routed.workspace(), routed.workspace_bytes());
+  EXPECT_EQ(routed.counter(TILEMOE_COUNT_BAD_IDS), 2 * part);
+  EXPECT_EQ(routed.token_offsets(), (std::vector<int32_t>{0, 0, 0, 3 * part}));
+}
+
 // A token with NaN scores on both sides of a border between blocks of pairs counts once.
 TEST(RouteGeneral, CountsATokenWithNaNOnce) {
   const int64_t count = 20000, T = 3;

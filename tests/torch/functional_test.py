@@ -302,6 +302,36 @@ def test_leading_shapes():
     assert torch.equal(given.reshape(36, d), flat[:36])
 
 
+@pytest.mark.parametrize("name", ["tokens", "experts", "scores"])
+def test_general_reads_every_other_element(name):
+    tensors = logits_layer(DTYPE)
+    x, _ = (tensors.pop(of) for of in ("x", "logits_or_scores"))
+    pairs = {"tokens": torch.arange(T), "experts": torch.arange(T) % E,
+             "scores": torch.linspace(0.1, 1, T)}  # fmt: skip
+    pairs = {of: tensor.to(DEVICE) for of, tensor in pairs.items()}
+    apart = torch.stack((pairs[name], pairs[name].flip(0)), dim=1)[:, 0]
+    assert apart.stride() == (2,)
+    O = tilemoe.moe_general(x, **pairs, **tensors)
+    assert torch.equal(tilemoe.moe_general(x, **pairs | {name: apart}, **tensors), O) and O.any()
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_rows_that_lie_over_each_other(step):
+    """Those of an expanded tensor, and windows that slide, in x, logits and dO."""
+    tensors = logits_layer(DTYPE)
+    x, logits = tensors.pop("x").detach(), tensors.pop("logits_or_scores").detach()
+    over = [x.as_strided((T, d), (step, 1)), logits.as_strided((T, E), (step, 1)),
+            normal(T + d, seed=22, dtype=DTYPE).as_strided((T, d), (step, 1))]  # fmt: skip
+
+    def layer(x, logits, dO):
+        x, logits = (tensor.requires_grad_() for tensor in (x.detach(), logits.detach()))
+        O = tilemoe.moe(x, logits, **tensors, K=K)
+        return O, *torch.autograd.grad(O, (x, logits, tensors["W1"], tensors["W2"]), dO)
+
+    apart = layer(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in over))
+    assert all(map(torch.equal, layer(*over), apart)) and all(t.isfinite().all() for t in apart)
+
+
 @pytest.mark.parametrize("T", [0, 1])
 def test_few_tokens(T):
     tensors = logits_layer(DTYPE, bias=True)
