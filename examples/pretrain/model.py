@@ -118,7 +118,6 @@ class Block(nn.Module):
         self.attention = Attention(c)
         self.moe_norm = nn.RMSNorm(c.d)
         self.moe = tilemoe.MoE(
-            return_aux=True,
             c.d,
             c.n,
             c.E,
@@ -131,6 +130,7 @@ class Block(nn.Module):
             balance_coefficient=c.balance_coefficient,
             z_coefficient=c.z_coefficient,
             router_dtype=torch.float32,
+            return_aux=True,
         )
         if experts != "tilemoe":
             self.moe.experts = PEERS[experts](c.d, c.n, c.E)
