@@ -91,6 +91,9 @@ def moe(x: Tensor, logits_or_scores: Tensor, W1: Tensor, W2: Tensor, *,
 @overload
 def moe(x: Tensor, logits_or_scores: Tensor, W1: Tensor, W2: Tensor, *, return_aux: Literal[True],
         **options: Unpack[_Routed]) -> tuple[Tensor, Aux]: ...  # fmt: skip
+@overload
+def moe(x: Tensor, logits_or_scores: Tensor, W1: Tensor, W2: Tensor, *, return_aux: bool,
+        **options: Unpack[_Routed]) -> Tensor | tuple[Tensor, Aux]: ...  # fmt: skip
 def moe(
     x: Tensor,
     logits_or_scores: Tensor,
@@ -232,6 +235,10 @@ def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: 
 def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Tensor, W2: Tensor,
                 *, return_aux: Literal[True],
                 **options: Unpack[_Experts]) -> tuple[Tensor, Aux]: ...  # fmt: skip
+@overload
+def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Tensor, W2: Tensor,
+                *, return_aux: bool,
+                **options: Unpack[_Experts]) -> Tensor | tuple[Tensor, Aux]: ...  # fmt: skip
 def moe_general(
     x: Tensor,
     tokens: Tensor,

@@ -169,15 +169,22 @@ class Experts(nn.Module):
                 nn.init.zeros_(bias)
 
     def forward(
-        self, x: Tensor, logits: Tensor, spread: Optional[Spread] = None, **routing: Any
+        self,
+        x: Tensor,
+        logits: Tensor,
+        spread: Optional[Spread] = None,
+        *,
+        return_aux: bool = True,
+        **routing: Any,
     ) -> Any:
         """x (T, d), logits (T, E), routing: arguments of functional.moe -> what that returns."""
         local = spread.parameter if spread else plain
         names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
         W1, W2, b1, b2 = (local("experts." + name, getattr(self, name)) for name in names)
         return functional.moe(
-            x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, **routing
-        )
+            x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, return_aux=return_aux,
+            **routing,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         E, d, n = self.down_proj.shape

@@ -63,7 +63,7 @@ class Spoiled(experts.Peer):
 
     def forward(self, x, logits, spread, **routing):
         W2 = ScaledGradient.apply(self.down_proj, 1.05)
-        return tilemoe.moe(x, logits, self.gate_up_proj, W2, return_aux=True, **routing)
+        return tilemoe.moe(x, logits, self.gate_up_proj, W2, **routing)
 
 
 experts.PEERS["spoiled"] = Spoiled
