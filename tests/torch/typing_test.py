@@ -9,12 +9,12 @@ import pytest
 
 import tilemoe
 
-pytest.importorskip("mypy")
 HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.cpu
 def test_a_type_checker_accepts_the_package_and_a_program_that_uses_it(tmp_path):
+    pytest.importorskip("mypy")
     package = Path(tilemoe.__file__).parent
     assert (package / "py.typed").exists()
     program = HERE / "typed_program.py"
