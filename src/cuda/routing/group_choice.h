@@ -41,7 +41,7 @@ __device__ __forceinline__ order::TopTwo top_two_of_lanes(order::TopTwo mine, in
 template <int kSlots>
 class WarpGroups {
  public:
-  // A warp's copy of the numbers of a row.
+  // A warp's copy of the numbers of a row, on 16 bytes.
   static constexpr int kSharedFloats = kSlots * kWarp;
 
   __device__ __forceinline__ WarpGroups(const GroupLimit& limit, float* shared)
@@ -52,20 +52,16 @@ class WarpGroups {
     // same banks.
     start_ = group_ % limit.steps;
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      const int32_t bit = (s * kWarp + lane_index()) / limit.size * limit.lanes;
-      bits_[s / 4] |= static_cast<uint32_t>(bit & 31) << s % 4 * 8;
-    }
+    for (int s = 0; s < kSlots; ++s)
+      bit_[s] = (s * kWarp + lane_index()) / limit.size * limit.lanes & 31;
   }
 
   // Leaves in the row the numbers of the best groups, which has no more than E.
   __device__ __forceinline__ void limit(WarpRow<kSlots>& row) const {
     const uint32_t chosen = best_groups(top_two_of_group(row));
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      const uint32_t bit = bits_[s / 4] >> s % 4 * 8 & 31;
-      row.x[s] = chosen >> bit & 1 ? row.x[s] : order::from_key(order::kNaNKey);
-    }
+    for (int s = 0; s < kSlots; ++s)
+      row.x[s] = chosen >> bit_[s] & 1 ? row.x[s] : order::from_key(order::kNaNKey);
   }
 
  private:
@@ -75,7 +71,15 @@ class WarpGroups {
     for (int s = 0; s < kSlots; ++s) shared_[s * kWarp + lane_index()] = row.x[s];
     __syncwarp();
     order::TopTwo mine;
-    if (group_ < limit_.n_group) {
+    if (kSlots % 4 == 0 && limit_.size == limit_.lanes * kSlots) {
+      // Every lane has as many as a row has slots, and they stand side by side.
+      const auto* const four = reinterpret_cast<const float4*>(shared_ + lane_index() * kSlots);
+#pragma unroll
+      for (int i = 0; i < kSlots / 4; ++i) {
+        const float4 x = four[i];
+        mine.add(x.x), mine.add(x.y), mine.add(x.z), mine.add(x.w);
+      }
+    } else if (group_ < limit_.n_group) {
       const float* const group = shared_ + group_ * limit_.size;
       int32_t step = start_;
       for (int32_t i = 0; i < limit_.steps; ++i) {
@@ -104,7 +108,7 @@ class WarpGroups {
   const GroupLimit& limit_;
   float* shared_;
   int32_t group_, offset_, start_;
-  uint32_t bits_[(kSlots + 3) / 4] = {};  // where each slot's group has its bit
+  int32_t bit_[kSlots];  // where each slot's group has its own
 };
 
 template <int kThreads>

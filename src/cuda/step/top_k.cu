@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kSlots, kGroups>)
   __syncthreads();
   const auto groups = [&] {
     if constexpr (kGroups) {
-      __shared__ float rows[kWarps][WarpGroups<kSlots>::kSharedFloats];
+      __shared__ alignas(16) float rows[kWarps][WarpGroups<kSlots>::kSharedFloats];
       return Groups(params.groups, rows[threadIdx.x / kWarp]);
     } else {
       return Groups();
