@@ -198,6 +198,35 @@ def configurations(results):
     )
 
 
+def routing(results):
+    """Top-K and the routing from its pairs, or token rounding in their place; choice in groups."""
+    entries = results["items"][0]["report"]
+    found = marks(results)
+    name = lambda e: [e["config"] + found, *(str(e[k]) for k in "TEK"), e["dtype"]]
+    us = lambda value: f"{value:.1f}"
+    plain = [
+        [*name(e), *(us(e["us"][k]) for k in ("top_k", "route", "both", "nearest", "balanced"))]
+        for e in entries
+        if "n_group" not in e
+    ]
+    groups = [
+        [
+            *name(e),
+            f"{e['topk_group']} of {e['n_group']}",
+            *(us(e["us"][k]) for k in ("among_all", "among_best_groups")),
+            us(e["us"]["among_best_groups"] - e["us"]["among_all"]),
+        ]
+        for e in entries
+        if "n_group" in e
+    ]
+    header = ["config", "T", "E", "K", "logits"]
+    return (
+        table([*header, "top-K, us", "routing, us", "both", "nearest", "balanced"], plain)
+        + "\nTop-K by sigmoid, renormalised, among all experts and among the best groups:\n\n"
+        + table([*header, "groups", "all, us", "best groups, us", "more, us"], groups)
+    )
+
+
 def tests(all_results):
     first, rows = all_results[0], []
     for results in all_results:
@@ -274,6 +303,8 @@ def measured_page():
             + configurations(results)
             + "\n"
         )
+    if results := stage("routing"):
+        text += heading("Routing", results, "routing") + routing(results) + "\n"
     if results := stage("profile"):
         text += heading("Counters", results, "profile") + profiles(results) + "\n"
     checks = [r for r in map(stage, CHECKS) if r]

@@ -35,6 +35,8 @@ LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are dealt t
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 # Of the step tests, the tiles that the cost model does not pick for the registry's small cases.
 FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
+# Routers that the registry has no case of.
+ROUTERS = "*InGroups:*GivenIds"
 
 
 ONE_GPU = "this machine has one GPU"
@@ -188,10 +190,13 @@ def sanitize(tool):
         prefix = [machine.sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
         check = ["check", "--device", "cuda", "--pass", "all", "--reduced"]
         tiles = ["--gtest_brief=1", f"--gtest_filter={FORCED_TILES}"]
+        routers = ["--gtest_brief=1", f"--gtest_filter={ROUTERS}"]
         return [
             machine.item("check-reduced", "tilemoe", check, 400, sanitizer_errors, prefix, missing),
             machine.item("forced-tiles", "cuda_forward_steps_test", tiles, 200, sanitizer_errors,
                          prefix, missing),
+            machine.item("routers", "cuda_routing_test", routers, 200, sanitizer_errors, prefix,
+                         missing),
         ]
 
     return stage
@@ -234,6 +239,13 @@ def configurations(machine, folder):
                          lambda _: json.loads(file.read_text()))]
 
 
+def routing(machine, folder):
+    """Top-K, the routing from its pairs, token rounding, and top-K among the best groups."""
+    file = folder / "routing.json"
+    return [machine.item("routing", "tilemoe_cuda_routing", ["--json", str(file)], 120,
+                         lambda _: json.loads(file.read_text()))]
+
+
 def profile(machine, folder):
     missing = None if machine.profiler else "ncu is not installed"
     prefix = [machine.profiler, "--clock-control", "none", "--csv", "--print-units", "base",
@@ -259,7 +271,8 @@ STAGES = {
     "bench": bench,
     "rounding": rounding,
     "configurations": configurations,
+    "routing": routing,
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
-AT_ONCE = {"test": 6, "sizes": 2, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 2 for i in range(1, len(SANITIZERS) + 1)}}
+AT_ONCE = {"test": 6, "sizes": 2, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 3 for i in range(1, len(SANITIZERS) + 1)}}
