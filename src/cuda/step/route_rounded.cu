@@ -300,6 +300,9 @@ size_t round_scratch_bytes(const tilemoe_routing_spec& spec) {
 
 void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args) {
   const tilemoe_routing_spec& spec = routing.spec;
+  TILEMOE_CHECK_SUPPORTED(
+      spec.round_tokens == 0 || spec.round_tokens == spec.T,
+      "round_tokens is " << spec.round_tokens << ": the CUDA backend rounds all tokens together");
   const auto stream = static_cast<cudaStream_t>(args.stream);
   ScratchLayout layout(args.workspace);
   const RoundParams params{.routing = routing,
