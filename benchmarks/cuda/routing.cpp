@@ -1,5 +1,5 @@
 // Times of routing on the device: top-K, the routing from its pairs, and token rounding in their
-// place. Cold L2, medians.
+// place, of all tokens and of groups. Cold L2, medians.
 // tilemoe_cuda_routing [config ...]
 #include <algorithm>
 #include <cstdio>
@@ -65,9 +65,18 @@ void bench(const Config& c, DType dtype) {
   std::printf("%-12s %-8s top_k %7.2f us  route %7.2f us  both %7.2f us  (bytes alone %6.2f us)\n",
               c.name, dtype == DType::kFloat32 ? "float32" : "bfloat16", top_k_us, route_us,
               both_us, limit_us);
-  for (const auto& [name, rule] :
-       {std::pair{"nearest", Rounding::kNearest}, {"balanced", Rounding::kBalanced}}) {
-    const RoutingSpec size = RoutingSpec::rounded(Device::kCuda, c.T, c.E, c.K, rule, 128);
+  struct Rounded {
+    const char* name;
+    Rounding rule;
+    int64_t round_tokens;
+  };
+  for (const auto& [name, rule, round_tokens] : {Rounded{"nearest", Rounding::kNearest, 0},
+                                                 {"balanced", Rounding::kBalanced, 0},
+                                                 {"nearest, each 2048", Rounding::kNearest, 2048},
+                                                 {"nearest, each 256", Rounding::kNearest, 256}}) {
+    if (round_tokens > 0 && c.T % round_tokens != 0) continue;
+    const RoutingSpec size =
+        RoutingSpec::rounded(Device::kCuda, c.T, c.E, c.K, rule, 128, round_tokens);
     DeviceBuffer rounded_memory(size.bytes()), rounded_workspace(size.workspace_bytes());
     Routing rounded(size, rounded_memory.data(), rounded_memory.bytes());
     const double us = median_us(flush, [&] {
@@ -75,7 +84,7 @@ void bench(const Config& c, DType dtype) {
                            .workspace = rounded_workspace.data(),
                            .workspace_bytes = rounded_workspace.bytes()});
     });
-    std::printf("%-12s   rounded, %-8s %7.2f us: %+.2f us\n", c.name, name, us, us - both_us);
+    std::printf("%-12s   rounded, %-18s %7.2f us: %+.2f us\n", c.name, name, us, us - both_us);
   }
   std::fflush(stdout);
 }

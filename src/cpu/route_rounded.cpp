@@ -1,6 +1,6 @@
-// Token rounding. By token: top-K and its softmax. By expert, for each group of tokens: count, round,
-// keep the best of the chosen or add the best of the others, write the rows. By token again: list
-// its rows.
+// Token rounding. By token: top-K and its softmax. By expert, for each group of tokens: count,
+// round, keep the best of the chosen or add the best of the others, write the rows. By token again:
+// list its rows.
 #include "cpu/backend.h"
 #include "cpu/choose.h"
 #include "cpu/element_types.h"

@@ -33,8 +33,8 @@ TILEMOE_HOST_DEVICE bool rounds_up(tilemoe_rounding rule, int64_t remainder, int
   return false;
 }
 
-// f'_e: the multiple of m below f or above it, and never more than T holds. Nothing is rounded where
-// T < m, nor where m is 1: f may then be of several groups of T tokens.
+// f'_e: the multiple of m below f or above it, and never more than T holds. Nothing is rounded
+// where T < m, nor where m is 1: f may then be of several groups of T tokens.
 TILEMOE_HOST_DEVICE int32_t rounded_count(int64_t f, int64_t T, int64_t m, bool up) {
   if (T < m || m == 1) return static_cast<int32_t>(f);
   const int64_t target = f / m * m + (up ? m : 0);
@@ -73,8 +73,8 @@ TILEMOE_HOST_DEVICE int64_t step_of_group(int64_t step, int64_t groups, int64_t 
 }
 
 // A group's f' (E) from its f (E) by the spec's rule. Balanced: the experts with the largest
-// remainders go up, ties to the lower id; `ranks` (E) is scratch for their order. seed and step, the
-// group's: stochastic only.
+// remainders go up, ties to the lower id; `ranks` (E) is scratch for their order. seed and step,
+// the group's: stochastic only.
 void rounding_targets(const tilemoe_routing_spec& spec, const int32_t* f, int64_t seed,
                       int64_t step, uint64_t* ranks, int32_t* targets);
 

@@ -11,8 +11,8 @@ namespace {
 
 using namespace limits;
 
-// Of a group of S tokens, S*K plus what rounding may add at most, and never more than every token in
-// every expert.
+// Of a group of S tokens, S*K plus what rounding may add at most, and never more than every token
+// in every expert.
 int64_t rounded_capacity(const tilemoe_routing_spec& spec) {
   if (spec.T == 0) return 0;
   const int64_t tokens = tokens_rounded_together(spec);
