@@ -1,8 +1,8 @@
 // Token rounding. By token: its choice and every expert's weight, stored by expert
 // (weigh_tokens.cu). A block a group of tokens: f'. By expert and group: a threshold instead of a
 // sort, then the rows in order of tokens and masks of the tokens they are for. By token again: the
-// rows it has, read off the masks. Of several groups one launch more adds up what each expert has in
-// those before.
+// rows it has, read off the masks. Of several groups one launch more adds up what each expert has
+// in those before.
 #include "check.h"
 #include "cuda/device.h"
 #include "cuda/routing/block_scan.h"
