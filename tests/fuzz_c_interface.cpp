@@ -400,7 +400,7 @@ bool Problem::backward(const tilemoe_experts& good) {
   });
   call.hazard([&args] { args.accumulate = 2; });
   call.hazard([&args] { args.dO = args.dX; });
-  call.hazard([&args] { args.dweights = nullptr; });
+  call.hazard([&] { args.dweights = nullptr, call.withdraw(dweights); });
   struct_size_hazard(call, args.struct_size);
   struct_size_hazard(call, saved.struct_size);
   struct_size_hazard(call, dweights.struct_size);
