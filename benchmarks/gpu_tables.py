@@ -198,6 +198,10 @@ def configurations(results):
     )
 
 
+# What routing was built in the place of top-K's two steps.
+PLACES = ["top_k", "route", "both", "nearest", "balanced", "nearest, each 2048", "nearest, each 256"]
+
+
 def routing(results):
     """Top-K and the routing from its pairs, or token rounding in their place; choice in groups."""
     entries = results["items"][0]["report"]
@@ -205,7 +209,7 @@ def routing(results):
     name = lambda e: [e["config"] + found, *(str(e[k]) for k in "TEK"), e["dtype"]]
     us = lambda value: f"{value:.1f}"
     plain = [
-        [*name(e), *(us(e["us"][k]) for k in ("top_k", "route", "both", "nearest", "balanced"))]
+        [*name(e), *(us(e["us"][k]) if k in e["us"] else "" for k in PLACES)]
         for e in entries
         if "n_group" not in e
     ]
@@ -221,7 +225,7 @@ def routing(results):
     ]
     header = ["config", "T", "E", "K", "logits"]
     return (
-        table([*header, "top-K, us", "routing, us", "both", "nearest", "balanced"], plain)
+        table([*header, "top-K, us", "routing, us", *PLACES[2:]], plain)
         + "\nTop-K by sigmoid, renormalised, among all experts and among the best groups:\n\n"
         + table([*header, "groups", "all, us", "best groups, us", "more, us"], groups)
     )

@@ -67,6 +67,9 @@ void run_spec_cases() {
       {"kind -1", [](Problem& p) { p.spec.kind = tilemoe_routing_kind(-1); }, {"kind is -1"}},
       {"kind 4", [](Problem& p) { p.spec.kind = tilemoe_routing_kind(4); }, {"kind is 4"}},
       {"rounding 5", [](Problem& p) { p.spec.rounding = tilemoe_rounding(5); }, {"rounding is 5"}},
+      {"groups of another kind",
+       [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_TOP_K, p.spec.round_tokens = kT; },
+       {"round_tokens is 7", "only token rounding"}},
       {"T past the rows of a grouped routing",
        [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_GROUPED; },
        {"T is 7", "expected 0"}},
@@ -97,6 +100,8 @@ void run_spec_cases() {
   numbers("K", &tilemoe_routing_spec::K, {0, -1, kE + 1, INT64_MAX});
   numbers("m", &tilemoe_routing_spec::m, {0, -128, int64_t{1} << 31, INT64_MAX});
   numbers("capacity", &tilemoe_routing_spec::capacity, {-1, INT64_MIN, int64_t{1} << 31});
+  numbers("round_tokens", &tilemoe_routing_spec::round_tokens,
+          {-1, -kT, INT64_MIN, 2, kT + 1, 2 * kT, INT64_MAX});
   run_cases(cases);
 }
 
@@ -318,6 +323,14 @@ TEST(SizeArguments, DocumentedCapacities) {
   EXPECT_EQ(rounded(Rounding::kDown, T), T * K);
   EXPECT_EQ(rounded(Rounding::kBalanced, T), T * K + m);
   EXPECT_EQ(rounded(Rounding::kUp, 10), 10 * E);  // never more than every token in every expert
+  const auto in_groups = [](Rounding rule, int64_t tokens, int64_t round_tokens) {
+    return RoutingSpec::rounded(Device::kCpu, tokens, E, K, rule, m, round_tokens).bound();
+  };
+  EXPECT_EQ(in_groups(Rounding::kNearest, T, 25), 4 * (25 * K + E * (m / 2)));
+  EXPECT_EQ(in_groups(Rounding::kUp, T, 10), 10 * 10 * E);
+  EXPECT_EQ(in_groups(Rounding::kBalanced, T, 50), 2 * (50 * K + m));
+  EXPECT_EQ(in_groups(Rounding::kUp, T, T), rounded(Rounding::kUp, T));
+  EXPECT_EQ(in_groups(Rounding::kUp, 0, 25), 0);
   EXPECT_EQ(RoutingSpec::top_k(Device::kCpu, 0, E, K).bound(), 0);
   RoutingSpec chosen = RoutingSpec::top_k(Device::kCpu, T, E, K);
   chosen.capacity = 55;

@@ -44,6 +44,7 @@ void fuzz_sizes(World& world, Choices& choices) {
   spec.T = any_number(choices), spec.E = any_number(choices), spec.K = any_number(choices);
   spec.pairs = any_number(choices), spec.capacity = any_number(choices);
   spec.m = any_number(choices);
+  if (choices.one_in(3)) spec.round_tokens = any_number(choices);
   spec.rounding = static_cast<tilemoe_rounding>(choices.between(-1, 5));
   tilemoe_experts experts{};
   experts.struct_size = sizeof experts;
@@ -98,6 +99,10 @@ class Problem {
     if (spec_.kind == TILEMOE_ROUTING_ROUNDED) {
       spec_.m = choices.between(1, 5);
       spec_.rounding = static_cast<tilemoe_rounding>(choices.below(5));
+      if (choices.one_in(2)) {  // groups: of up to 4 tokens
+        spec_.round_tokens = choices.between(1, 4);
+        spec_.T = spec_.T / spec_.round_tokens * spec_.round_tokens;
+      }
     }
     size_t bytes = 0;
     check(tilemoe_routing_bytes(&spec_, &bytes));
@@ -395,7 +400,7 @@ bool Problem::backward(const tilemoe_experts& good) {
   });
   call.hazard([&args] { args.accumulate = 2; });
   call.hazard([&args] { args.dO = args.dX; });
-  call.hazard([&args] { args.dweights = nullptr; });
+  call.hazard([&] { args.dweights = nullptr, call.withdraw(dweights); });
   struct_size_hazard(call, args.struct_size);
   struct_size_hazard(call, saved.struct_size);
   struct_size_hazard(call, dweights.struct_size);

@@ -76,6 +76,16 @@ class Call {
   void workspace(void*& pointer, size_t& bytes, size_t needed);
   // A way to spoil what is not a tensor.
   void hazard(std::function<void()> spoil) { hazards_.push_back(std::move(spoil)); }
+  // The call is not given the outputs in `part` of its arguments: nobody writes to them.
+  template <class Part>
+  void withdraw(const Part& part) {
+    for (Entry& entry : entries_) {
+      const void* const tensor = entry.tensor;
+      if (std::greater_equal<const void*>()(tensor, &part) &&
+          std::less<const void*>()(tensor, &part + 1))
+        entry.is_output = false;
+    }
+  }
   // The call writes the routing's arrays.
   void builds_routing() { builds_routing_ = true; }
   // Outputs of these inputs need not be finite.

@@ -146,11 +146,12 @@ class LayerRun {
     if (kind == TILEMOE_ROUTING_ROUNDED) value.m = 2;
     return value;
   }
-  // `spec_` and a bound routing of it. What rounds is in the part of the spec that may be left out.
+  // `spec_` and a bound routing of it. What rounds is in the part of the spec that may be left out;
+  // who rounds may still know of no groups.
   tilemoe_routing* bind(tilemoe_routing_kind kind) {
     const bool rounds = kind == TILEMOE_ROUTING_ROUNDED;
     const size_t spec_bytes =
-        rounds ? sizeof(tilemoe_routing_spec) : kLeastBytes<tilemoe_routing_spec>;
+        rounds ? offsetof(tilemoe_routing_spec, round_tokens) : kLeastBytes<tilemoe_routing_spec>;
     spec_ = caller_.make(spec(kind), spec_bytes);
     int64_t capacity = 0;
     require(tilemoe_routing_capacity(spec_, &capacity));
@@ -404,6 +405,30 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
     if (p == nullptr) args.weights = nullptr;
     return tilemoe_backward(&experts, &args);
   });
+}
+
+// A routing of before round_tokens could not say later what its spec asked for.
+TEST(InterfaceGrowth, ARoutingHoldsWhatItsSpecAsksFor) {
+  auto spec = sized<tilemoe_routing_spec>();
+  spec.kind = TILEMOE_ROUTING_ROUNDED;
+  spec.T = 2 * T, spec.E = E, spec.K = K, spec.m = 2;
+  Memory memory;
+  const auto bind = [&](Caller& caller) {
+    size_t bytes = 0;
+    require(tilemoe_routing_bytes(&spec, &bytes));
+    constexpr size_t kBefore =
+        offsetof(tilemoe_routing, spec) + offsetof(tilemoe_routing_spec, round_tokens);
+    return tilemoe_routing_bind(&spec, memory.take(bytes), bytes,
+                                caller.make(sized<tilemoe_routing>(), kBefore));
+  };
+  Older older;
+  Today today;
+  EXPECT_EQ(bind(older), TILEMOE_SUCCESS);
+  spec.round_tokens = T;
+  EXPECT_EQ(bind(today), TILEMOE_SUCCESS);
+  EXPECT_EQ(bind(older), TILEMOE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tilemoe_last_error()).find("round_tokens"), std::string::npos)
+      << tilemoe_last_error();
 }
 
 // Of a struct that the library fills, nothing is read but its size.

@@ -35,8 +35,8 @@ struct Layout {
 
 constexpr Layout kLayouts[] = {
     LAYOUT(tilemoe_tensor, 64),
-    LAYOUT(tilemoe_routing_spec, 72),
-    LAYOUT(tilemoe_routing, 160),
+    LAYOUT(tilemoe_routing_spec, 80),
+    LAYOUT(tilemoe_routing, 168),
     LAYOUT(tilemoe_top_k_args, 376),
     LAYOUT(tilemoe_top_k_scores_args, 288),
     LAYOUT(tilemoe_route_top_k_args, 160),
@@ -71,6 +71,7 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_routing_spec, m, 56, 8),
     FIELD(tilemoe_routing_spec, rounding, 64, 4),
     FIELD(tilemoe_routing_spec, reserved, 68, 4),
+    FIELD(tilemoe_routing_spec, round_tokens, 72, 8),
     FIELD(tilemoe_routing, struct_size, 0, 8),
     FIELD(tilemoe_routing, offsets, 8, 8),
     FIELD(tilemoe_routing, counters, 16, 8),
@@ -79,7 +80,7 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_routing, pair_row, 40, 8),
     FIELD(tilemoe_routing, token_offsets, 48, 8),
     FIELD(tilemoe_routing, reserved, 56, 32),
-    FIELD(tilemoe_routing, spec, 88, 72),
+    FIELD(tilemoe_routing, spec, 88, 80),
     FIELD(tilemoe_top_k_args, struct_size, 0, 8),
     FIELD(tilemoe_top_k_args, device, 8, 4),
     FIELD(tilemoe_top_k_args, scoring, 12, 4),
@@ -286,6 +287,9 @@ TEST(InterfaceLayout, NumbersOfEnums) {
   EXPECT_EQ(TILEMOE_CUDA, 1);
   EXPECT_EQ(TILEMOE_ROUTING_GROUPED, 3);
   EXPECT_EQ(TILEMOE_ROUND_BALANCED, 4);
+  EXPECT_EQ(TILEMOE_COUNT_NAN_TOKENS, 2);
+  EXPECT_EQ(TILEMOE_COUNT_DROPPED, 3);
+  EXPECT_EQ(TILEMOE_COUNTERS, 4);
   EXPECT_EQ(TILEMOE_SIGMOID_RENORMALIZED, 4);
   EXPECT_EQ(TILEMOE_REGLU, 3);
   EXPECT_EQ(TILEMOE_IDENTITY, 9);

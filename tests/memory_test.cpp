@@ -116,9 +116,10 @@ TEST_F(RoutingAllocations, NoneInRoundedRoutingAndTheLosses) {
   const size_t bytes = router_losses_workspace_bytes(Device::kCpu, T, E);
   const GuardedBuffer losses_workspace(host_memory(), bytes);
   const GuardedTensor losses = tensor(DType::kFloat32, {2});
-  for (Rounding rule : {Rounding::kNearest, Rounding::kUp, Rounding::kDown, Rounding::kStochastic,
-                        Rounding::kBalanced}) {
-    RoutingMemory memory(RoutingSpec::rounded(Device::kCpu, T, E, K, rule, 16));
+  for (int i = 0; i < 10; ++i) {
+    const auto rule = static_cast<Rounding>(i / 2);
+    const int64_t round_tokens = i % 2 * T / 7;
+    RoutingMemory memory(RoutingSpec::rounded(Device::kCpu, T, E, K, rule, 16, round_tokens));
     const bool stochastic = rule == Rounding::kStochastic;
     const Tensor seed = stochastic ? one.view() : Tensor();
     const GuardedTensor ds = tensor(DType::kFloat32, {memory.routing.pairs()});

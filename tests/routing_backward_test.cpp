@@ -279,18 +279,21 @@ class RoundedBackward : public testing::TestWithParam<Rounding> {};
 
 TEST_P(RoundedBackward, EqualsCentralDifferences) {
   struct Shape {
-    int64_t T, E, K, m, capacity;
+    int64_t T, E, K, m, capacity, round_tokens = 0;
   };
-  for (const auto& [T, E, K, m, capacity] : {Shape{60, 7, 2, 8, 0},
-                                             {40, 5, 5, 16, 0},
-                                             {30, 40, 3, 4, 0},
-                                             {3, 6, 2, 4, 0},
-                                             {60, 7, 2, 8, 77},
-                                             {100, 1, 1, 16, 0},
-                                             {20, 9, 4, 1, 0}})
+  for (const auto& [T, E, K, m, capacity, round_tokens] : {Shape{60, 7, 2, 8, 0},
+                                                           {40, 5, 5, 16, 0},
+                                                           {30, 40, 3, 4, 0},
+                                                           {3, 6, 2, 4, 0},
+                                                           {60, 7, 2, 8, 77},
+                                                           {100, 1, 1, 16, 0},
+                                                           {20, 9, 4, 1, 0},
+                                                           {60, 7, 2, 8, 0, 20},
+                                                           {60, 7, 2, 8, 77, 15}})
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      SCOPED_TRACE(testing::Message() << "T " << T << ", E " << E << ", K " << K << ", m " << m);
-      RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, T, E, K, GetParam(), m);
+      SCOPED_TRACE(testing::Message() << "T " << T << ", E " << E << ", K " << K << ", m " << m
+                                      << ", round_tokens " << round_tokens);
+      RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, T, E, K, GetParam(), m, round_tokens);
       spec.capacity = capacity;
       Problem problem{Matrix(make_logits(Logits::kSkewed, T, E, 6), dtype, T, E, 2),
                       Routed(spec),

@@ -1,6 +1,8 @@
 // Token rounding against a full sort of tokens x experts.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -64,7 +66,7 @@ struct Reference {
   std::vector<int32_t> pair_row;  // by token: its K in order, then added by expert
   std::vector<int32_t> token_offsets{0};
   std::vector<std::vector<int32_t>> chosen;  // (T) of K
-  int32_t over_capacity = 0, nan_tokens = 0;
+  int32_t over_capacity = 0, nan_tokens = 0, dropped = 0;
 };
 
 Reference round(Rounding rule, const std::vector<float>& logits, const Shape& shape,
@@ -89,6 +91,8 @@ Reference round(Rounding rule, const std::vector<float>& logits, const Shape& sh
     want.chosen.push_back(chosen);
   }
   want.targets = targets(rule, want.counts, shape, seed, step);
+  for (size_t e = 0; e < want.counts.size(); ++e)
+    want.dropped += std::max(0, want.counts[e] - static_cast<int32_t>(want.targets[e]));
   for (int64_t e = 0; e < E; ++e) {
     std::vector<Row> all;
     for (int64_t t = 0; t < T; ++t) {
@@ -161,6 +165,7 @@ void expect_equal(const Reference& want, const Routed& got) {
   EXPECT_EQ(got.counter(TILEMOE_COUNT_OVER_CAPACITY), want.over_capacity);
   EXPECT_EQ(got.counter(TILEMOE_COUNT_NAN_TOKENS), want.nan_tokens);
   EXPECT_EQ(got.counter(TILEMOE_COUNT_BAD_IDS), 0);
+  EXPECT_EQ(got.counter(TILEMOE_COUNT_DROPPED), want.dropped);
 }
 
 using Parameter = std::tuple<Rounding, Logits>;
@@ -247,6 +252,162 @@ TEST_P(TokenRounding, KeepsItsPromises) {
       // No chosen pair is dropped while an added one is kept.
       ASSERT_EQ(kept, std::min(rows, f[e])) << "expert " << e;
     }
+  }
+}
+
+// ------------------------------------------------------------------ groups
+
+// Routings of groups of S tokens, one after the other, as one of all their tokens.
+class Concatenation {
+ public:
+  Concatenation(int64_t S, int64_t E, int64_t capacity)
+      : S_(S), E_(E), capacity_(capacity), rows_(static_cast<size_t>(E)), counts(rows_.size(), 0) {}
+
+  void append(const Routed& group, const std::vector<int32_t>& f) {
+    const tilemoe_routing& routing = group.get();
+    const auto first_token = static_cast<int32_t>(S_ * groups_);
+    for (size_t e = 0; e < rows_.size(); ++e) {
+      counts[e] += f[e];
+      for (int32_t r = routing.offsets[e]; r < routing.offsets[e + 1]; ++r)
+        rows_[e].push_back({groups_, r, first_token + routing.row_token[r], routing.row_score[r]});
+    }
+    for (int64_t t = 0; t < S_; ++t) {
+      const auto* const pairs = routing.pair_row;
+      pairs_.emplace_back();
+      for (int32_t p = routing.token_offsets[t]; p < routing.token_offsets[t + 1]; ++p)
+        pairs_.back().push_back({groups_, pairs[p]});
+    }
+    for (size_t i = 0; i < counters.size(); ++i) counters[i] += group.counter(static_cast<int>(i));
+    ++groups_;
+  }
+
+  void finish() {
+    std::map<std::pair<int64_t, int32_t>, int32_t> row_of;  // by group and its row
+    for (const auto& of_expert : rows_) {
+      for (const GroupRow& row : of_expert) {
+        if (static_cast<int64_t>(row_token.size()) == capacity_) {
+          ++counters[TILEMOE_COUNT_OVER_CAPACITY];
+          continue;
+        }
+        row_of[{row.group, row.row}] = static_cast<int32_t>(row_token.size());
+        row_token.push_back(row.token), row_score.push_back(row.score);
+      }
+      offsets.push_back(static_cast<int32_t>(row_token.size()));
+    }
+    for (const auto& of_token : pairs_) {
+      for (const auto& pair : of_token)
+        if (const auto found = row_of.find(pair); found != row_of.end())
+          pair_row.push_back(found->second);
+      token_offsets.push_back(static_cast<int32_t>(pair_row.size()));
+    }
+    pair_row.resize(static_cast<size_t>(capacity_), -1);
+  }
+
+ private:
+  struct GroupRow {
+    int64_t group;
+    int32_t row, token;
+    float score;
+  };
+  int64_t S_, E_, capacity_, groups_ = 0;
+  std::vector<std::vector<GroupRow>> rows_;                      // by expert
+  std::vector<std::vector<std::pair<int64_t, int32_t>>> pairs_;  // by token
+
+ public:
+  std::vector<int32_t> counts, offsets{0}, row_token, pair_row, token_offsets{0};
+  std::vector<float> row_score;
+  std::array<int32_t, TILEMOE_COUNTERS> counters{};
+};
+
+// Each group of S tokens routed alone, as a batch of its own.
+Concatenation route_apart(Rounding rule, const std::vector<float>& values, const Shape& shape,
+                          int64_t S, int64_t capacity, int64_t seed, int64_t step) {
+  Concatenation all(S, shape.E, capacity);
+  const int64_t groups = S > 0 ? shape.T / S : 0;
+  for (int64_t g = 0; g < groups; ++g) {
+    const auto begin = values.begin() + g * S * shape.E;
+    Matrix logits({begin, begin + S * shape.E}, DType::kFloat32, S, shape.E);
+    Routed alone(spec_of(rule, {S, shape.E, shape.K, shape.m}));
+    const auto drawn = static_cast<uint64_t>(step) * static_cast<uint64_t>(groups) +
+                       static_cast<uint64_t>(g);  // modulo 2^64
+    all.append(alone, route(alone, logits, seed, static_cast<int64_t>(drawn)));
+  }
+  all.finish();
+  return all;
+}
+
+struct Grouped {
+  Shape shape;
+  int64_t round_tokens;
+  int64_t capacity = 0;
+};
+
+void expect_groups_apart(Rounding rule, Logits kind, const Grouped& c, int64_t step = 6) {
+  const auto& [T, E, K, m] = c.shape;
+  SCOPED_TRACE(testing::Message() << "T " << T << ", E " << E << ", K " << K << ", m " << m
+                                  << ", round_tokens " << c.round_tokens << ", capacity "
+                                  << c.capacity << ", step " << step);
+  const std::vector<float> values = make_logits(kind, T, E, 14);
+  Matrix logits(values, DType::kFloat32, T, E);
+  RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, T, E, K, rule, m, c.round_tokens);
+  spec.capacity = c.capacity;
+  Routed together(spec);
+  const std::vector<int32_t> counts = route(together, logits, 5, step);
+  const Concatenation want =
+      route_apart(rule, values, c.shape, c.round_tokens, spec.bound(), 5, step);
+  if (c.capacity == 0) {
+    EXPECT_EQ(want.counters[TILEMOE_COUNT_OVER_CAPACITY], 0) << "the bound is too small";
+  }
+  EXPECT_EQ(counts, want.counts);
+  EXPECT_EQ(together.offsets(), want.offsets);
+  EXPECT_EQ(together.row_tokens(), want.row_token);
+  EXPECT_EQ(bits_of(together.row_scores()), bits_of(want.row_score));
+  EXPECT_EQ(together.pair_rows(), want.pair_row);
+  EXPECT_EQ(together.token_offsets(), want.token_offsets);
+  for (size_t i = 0; i < want.counters.size(); ++i)
+    EXPECT_EQ(together.counter(static_cast<int>(i)), want.counters[i]) << "counter " << i;
+}
+
+TEST_P(TokenRounding, OfGroupsEqualsEachRoutedAlone) {
+  const Grouped cases[] = {
+      {{0, 3, 2, 4}, 5},           {{1, 4, 2, 1}, 1},      {{60, 7, 2, 8}, 20},
+      {{60, 7, 2, 8}, 60},         {{60, 7, 2, 8}, 4},     {{96, 12, 3, 8}, 8},
+      {{90, 33, 4, 5}, 9},         {{90, 33, 4, 5}, 45},   {{37, 5, 2, 1}, 1},
+      {{300, 8, 2, 128}, 100},     {{520, 9, 9, 16}, 130}, {{64, 40, 1, 3}, 4},
+      {{40, 700, 3, 2}, 10},       {{100, 1, 1, 16}, 50},  {{1024, 70, 6, 16}, 64},
+      {{1050, 6, 2, 99}, 350},     {{2048, 20, 3, 2}, 2},  {{4096, 32, 4, 128}, 512},
+      {{60, 7, 2, 8}, 20, 70},     {{60, 7, 2, 8}, 20, 1}, {{1024, 70, 6, 16}, 64, 3001},
+      {{300, 8, 2, 128}, 100, 250}};
+  for (const Grouped& each : cases) expect_groups_apart(rule(), kind(), each);
+}
+
+TEST(RoundingGroups, DrawAtEveryStep) {
+  for (int64_t step : {int64_t{0}, int64_t{-1}, INT64_MAX, INT64_MIN, int64_t{1} << 61})
+    expect_groups_apart(Rounding::kStochastic, Logits::kNormal, {{480, 9, 2, 32}, 60}, step);
+}
+
+// Every rule rounds other counts than without groups, and no two groups draw the same bits.
+TEST(RoundingGroups, DifferFromAllTogether) {
+  const Shape shape = {600, 10, 3, 32};
+  const std::vector<float> once = make_logits(Logits::kSkewed, 100, shape.E);
+  std::vector<float> values;
+  for (int i = 0; i < 6; ++i) values.insert(values.end(), once.begin(), once.end());
+  Matrix logits(values, DType::kFloat32, shape.T, shape.E);
+  for (Rounding rule : kRules) {
+    const auto rows = [&](int64_t round_tokens) {
+      Routed routed(RoutingSpec::rounded(Device::kCpu, shape.T, shape.E, shape.K, rule, shape.m,
+                                         round_tokens));
+      route(routed, logits, 1, 2);
+      return routed.row_tokens();
+    };
+    const std::vector<int32_t> grouped = rows(100);
+    EXPECT_NE(grouped, rows(0)) << static_cast<int>(rule);
+    EXPECT_EQ(rows(600), rows(0)) << static_cast<int>(rule);
+    // The groups are the same tokens.
+    std::vector<int64_t> of_group(6, 0);
+    for (int32_t token : grouped) ++of_group[static_cast<size_t>(token / 100)];
+    const bool all_equal = std::count(of_group.begin(), of_group.end(), of_group[0]) == 6;
+    EXPECT_EQ(all_equal, rule != Rounding::kStochastic);
   }
 }
 

@@ -57,9 +57,9 @@ Bytes top_k_and_back(Scoring scoring) {
   return bytes;
 }
 
-Bytes rounded_and_back(Rounding rule) {
+Bytes rounded_and_back(Rounding rule, int64_t round_tokens) {
   Matrix logits(make_logits(Logits::kSpecial, kT, kE), DType::kBFloat16, kT, kE);
-  const RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, kT, kE, kK, rule, 16);
+  const RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, kT, kE, kK, rule, 16, round_tokens);
   Routed routed(spec);
   const int64_t seed = 3, step = 4;
   const bool stochastic = rule == Rounding::kStochastic;
@@ -127,7 +127,9 @@ Bytes everything() {
   Bytes all = general();
   for (int scoring = 0; scoring < 5; ++scoring)
     all += top_k_and_back(static_cast<Scoring>(scoring));
-  for (int rule = 0; rule < 5; ++rule) all += rounded_and_back(static_cast<Rounding>(rule));
+  for (int rule = 0; rule < 5; ++rule)
+    for (int64_t round_tokens : {int64_t{0}, kT / 3, int64_t{20}})
+      all += rounded_and_back(static_cast<Rounding>(rule), round_tokens);
   return all + losses();
 }
 

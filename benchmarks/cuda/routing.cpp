@@ -1,5 +1,6 @@
 // Times of routing on the device: top-K, the routing from its pairs, token rounding in their place,
-// and top-K among the best groups of experts beside top-K among all. Cold L2, medians.
+// of all tokens and of groups of them, and top-K among the best groups of experts beside top-K among
+// all. Cold L2, medians.
 // tilemoe_cuda_routing [--json FILE] [config ...]
 #include <algorithm>
 #include <cstdio>
@@ -101,12 +102,16 @@ class Bench {
         "%-12s %-8s top_k %7.2f us  route %7.2f us  both %7.2f us  (bytes alone %6.2f us)\n",
         c_.name.c_str(), type(), top_k_us, route_us, both_us, limit_us);
     entry_["us"] = {{"top_k", top_k_us}, {"route", route_us}, {"both", both_us}};
-    rounded("nearest", Rounding::kNearest, both_us);
-    rounded("balanced", Rounding::kBalanced, both_us);
+    rounded("nearest", Rounding::kNearest, 0, both_us);
+    rounded("balanced", Rounding::kBalanced, 0, both_us);
+    rounded("nearest, each 2048", Rounding::kNearest, 2048, both_us);
+    rounded("nearest, each 256", Rounding::kNearest, 256, both_us);
   }
 
-  void rounded(const char* name, Rounding rule, double both_us) {
-    const RoutingSpec size = RoutingSpec::rounded(Device::kCuda, c_.T, c_.E, c_.K, rule, 128);
+  void rounded(const char* name, Rounding rule, int64_t round_tokens, double both_us) {
+    if (round_tokens > 0 && c_.T % round_tokens != 0) return;
+    const RoutingSpec size =
+        RoutingSpec::rounded(Device::kCuda, c_.T, c_.E, c_.K, rule, 128, round_tokens);
     DeviceBuffer memory(size.bytes()), workspace(size.workspace_bytes());
     Routing routing(size, memory.data(), memory.bytes());
     const double us = median_us(flush_, [&] {
@@ -114,7 +119,7 @@ class Bench {
                            .workspace = workspace.data(),
                            .workspace_bytes = workspace.bytes()});
     });
-    std::printf("%-12s   rounded, %-8s %7.2f us: %+.2f us\n", c_.name.c_str(), name, us,
+    std::printf("%-12s   rounded, %-18s %7.2f us: %+.2f us\n", c_.name.c_str(), name, us,
                 us - both_us);
     entry_["us"][name] = us;
   }

@@ -44,10 +44,11 @@ struct RoutingSpec : tilemoe_routing_spec {
     spec.T = T, spec.E = E, spec.pairs = pairs;
     return spec;
   }
+  // Each `round_tokens` tokens by themselves; 0: all T together.
   static RoutingSpec rounded(Device device, int64_t T, int64_t E, int64_t K, Rounding rule,
-                             int64_t m = 128) {
+                             int64_t m = 128, int64_t round_tokens = 0) {
     RoutingSpec spec(TILEMOE_ROUTING_ROUNDED, device);
-    spec.T = T, spec.E = E, spec.K = K, spec.m = m;
+    spec.T = T, spec.E = E, spec.K = K, spec.m = m, spec.round_tokens = round_tokens;
     spec.rounding = static_cast<tilemoe_rounding>(rule);
     return spec;
   }

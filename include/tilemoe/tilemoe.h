@@ -181,6 +181,8 @@ typedef struct tilemoe_routing_spec {
   int64_t m;        /* rounded: rows are rounded to multiples of m (1 <= m) */
   tilemoe_rounding rounding;
   int32_t reserved;
+  int64_t round_tokens; /* rounded: tokens [g * round_tokens, (g + 1) * round_tokens) are rounded by
+                           themselves, for every g; a divisor of T. 0: all T together */
 } tilemoe_routing_spec;
 
 /* Counted on the device while a routing is built. */
@@ -188,6 +190,8 @@ enum {
   TILEMOE_COUNT_OVER_CAPACITY = 0, /* pairs that did not fit: highest expert, then highest token */
   TILEMOE_COUNT_BAD_IDS = 1,       /* ids outside [0, E); tokens outside [0, T) or out of order */
   TILEMOE_COUNT_NAN_TOKENS = 2,    /* tokens with a NaN logit; from pairs: with a NaN score */
+  TILEMOE_COUNT_DROPPED = 3,       /* rounded: chosen pairs that rounding dropped, over capacity or
+                                      not. Those it added: M + OVER_CAPACITY - T*K + DROPPED */
   TILEMOE_COUNTERS = 4
 };
 
@@ -209,7 +213,8 @@ typedef struct tilemoe_routing {
 
 /* Bound on M, with which buffers are sized: T*K (top-K, down), T*K + E*(m-1) (up, stochastic),
  * T*K + E*(m/2) (nearest), T*K + m (balanced), each at most T*E; `pairs` (general); `capacity`
- * (grouped). spec->capacity, where it is not 0, replaces the bound. */
+ * (grouped). With round_tokens, that of so many tokens times the number of groups. spec->capacity,
+ * where it is not 0, replaces the bound. */
 TILEMOE_API tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec,
                                                     int64_t* capacity);
 /* Bytes of the routing object's arrays, and of the workspace that building it or its backward
@@ -299,7 +304,12 @@ TILEMOE_API tilemoe_status tilemoe_route_general(tilemoe_routing* routing,
  * the others, then by s, then by lower token id, and takes the first f'_e. Where f'_e would pass T
  * it is floor(T/m)*m; where T < m the routing is plain top-K. Rows of an expert stand in ascending
  * order of token. A token's pairs stand in the order of its K, then added ones by expert; dropped
- * ones are not among them, and the unused tail of pair_row is -1. */
+ * ones are not among them, and the unused tail of pair_row is -1.
+ *
+ * With spec.round_tokens = S, all of this is said of each S tokens with T = S, as if they were a
+ * batch of their own; rows of an expert are those of the first S tokens, then of the next, and
+ * counts and counters are sums. Stochastic rounding of group g of G draws with step * G + g (modulo
+ * 2^64), so that no two groups of a training draw the same. */
 typedef struct tilemoe_route_rounded_args {
   uint64_t struct_size;
   tilemoe_tensor logits;        /* (T, E) float32, bfloat16 or float16 */

@@ -54,11 +54,12 @@ class FirstRanks {
 // Columns that one task reads together.
 constexpr int kColumns = 8;
 
-// Offers p(t, e) of all tokens that did not choose e, for experts [e0, e0 + count).
+// Offers p(t, e) of tokens [begin, end) that did not choose e, for experts [e0, e0 + count).
 template <class Logit>
 TILEMOE_HOST_DEVICE void offer_columns(const tilemoe_tensor& logits, const TokenSoftmax* softmax,
-                                       int64_t e0, int count, FirstRanks (&first)[kColumns]) {
-  for (int64_t t = 0; t < logits.shape[0]; ++t) {
+                                       int64_t begin, int64_t end, int64_t e0, int count,
+                                       FirstRanks (&first)[kColumns]) {
+  for (int64_t t = begin; t < end; ++t) {
     const Logit* row = row_of<const Logit>(logits, t) + e0;
     const TokenSoftmax token = softmax[t];
     float x[kColumns] = {};

@@ -1,5 +1,6 @@
-// Token rounding. By token: top-K and its softmax. By expert: count, round, keep the best of the
-// chosen or add the best of the others, write the rows. By token again: list its rows.
+// Token rounding. By token: top-K and its softmax. By expert, for each group of tokens: count,
+// round, keep the best of the chosen or add the best of the others, write the rows. By token again:
+// list its rows.
 #include "cpu/backend.h"
 #include "cpu/choose.h"
 #include "cpu/element_types.h"
@@ -50,29 +51,67 @@ void sort_chosen(const tilemoe_routing_spec& spec, const RoundScratch& scratch) 
   });
 }
 
-// f, f', and the rows that each expert has room for.
-void fill_offsets(const tilemoe_route_rounded_args& args, const RoundScratch& scratch,
-                  tilemoe_routing& routing) {
-  const tilemoe_routing_spec& spec = routing.spec;
-  for (int64_t e = 0; e < spec.E; ++e)
-    scratch.counts[e] = scratch.chosen_offsets[e + 1] - scratch.chosen_offsets[e];
-  if (present(args.expert_counts))
-    std::copy_n(scratch.counts, spec.E, static_cast<int32_t*>(args.expert_counts.data));
+// f of every group: of an expert's chosen pairs, which ascend, each group's stand together.
+void count_groups(const tilemoe_routing_spec& spec, const RoundScratch& scratch) {
+  const int64_t groups = scratch.groups.count, pairs = scratch.groups.tokens * spec.K;
+  const Blocks experts = Blocks::cut(spec.E, groups > 1 ? kColumns : spec.E, spec.E);
+  parallel_for(experts.count, [&](int64_t block, int) {
+    for (int64_t e = experts.begin(block); e < experts.end(block); ++e) {
+      const int32_t end = scratch.chosen_offsets[e + 1];
+      int32_t next = scratch.chosen_offsets[e];
+      for (int64_t g = 0; g < groups; ++g) {
+        const int32_t first = next;
+        if (g + 1 == groups) next = end;
+        while (next < end && order::rank_index(scratch.chosen[next]) < (g + 1) * pairs) ++next;
+        scratch.counts[g * spec.E + e] = next - first;
+      }
+    }
+  });
+}
+
+// f' of every group.
+void round_groups(const tilemoe_route_rounded_args& args, const tilemoe_routing_spec& spec,
+                  const RoundScratch& scratch) {
   const bool stochastic = spec.rounding == TILEMOE_ROUND_STOCHASTIC;
   const int64_t seed = stochastic ? *static_cast<const int64_t*>(args.seed.data) : 0;
   const int64_t step = stochastic ? *static_cast<const int64_t*>(args.step.data) : 0;
-  rounding_targets(spec, scratch.counts, seed, step, scratch.expert_ranks, scratch.targets);
+  const Blocks& blocks = scratch.group_blocks;
+  parallel_for(blocks.count, [&](int64_t block, int) {
+    int32_t dropped = 0;
+    for (int64_t g = blocks.begin(block); g < blocks.end(block); ++g) {
+      const int32_t* counts = scratch.counts + g * spec.E;
+      int32_t* targets = scratch.targets + g * spec.E;
+      rounding_targets(spec, counts, seed, step_of_group(step, scratch.groups.count, g),
+                       scratch.expert_ranks + block * spec.E, targets);
+      for (int64_t e = 0; e < spec.E; ++e) dropped += std::max(0, counts[e] - targets[e]);
+    }
+    scratch.dropped[block] = dropped;
+  });
+}
 
+// The rows that each expert has room for, and what is told of all of them.
+void fill_offsets(const tilemoe_route_rounded_args& args, const RoundScratch& scratch,
+                  tilemoe_routing& routing) {
+  const tilemoe_routing_spec& spec = routing.spec;
+  if (present(args.expert_counts))
+    for (int64_t e = 0; e < spec.E; ++e)
+      static_cast<int32_t*>(args.expert_counts.data)[e] =
+          scratch.chosen_offsets[e + 1] - scratch.chosen_offsets[e];
+
+  std::fill_n(routing.offsets, spec.E + 1, 0);
+  for (int64_t g = 0; g < scratch.groups.count; ++g)
+    for (int64_t e = 0; e < spec.E; ++e) routing.offsets[e + 1] += scratch.targets[g * spec.E + e];
   int64_t rows = 0, nan_tokens = 0;
   for (int64_t e = 0; e < spec.E; ++e) {
-    routing.offsets[e] = static_cast<int32_t>(std::min(rows, spec.capacity));
-    rows += scratch.targets[e];
+    rows += routing.offsets[e + 1];
+    routing.offsets[e + 1] = static_cast<int32_t>(std::min(rows, spec.capacity));
   }
-  routing.offsets[spec.E] = static_cast<int32_t>(std::min(rows, spec.capacity));
   for (int64_t b = 0; b < scratch.tokens.count; ++b) nan_tokens += scratch.nan_tokens[b];
   std::fill_n(routing.counters, TILEMOE_COUNTERS, 0);
   routing.counters[TILEMOE_COUNT_OVER_CAPACITY] = saturate(rows - routing.offsets[spec.E]);
   routing.counters[TILEMOE_COUNT_NAN_TOKENS] = saturate(nan_tokens);
+  for (int64_t b = 0; b < scratch.group_blocks.count; ++b)
+    routing.counters[TILEMOE_COUNT_DROPPED] += scratch.dropped[b];
 }
 
 // The chosen pairs that an expert keeps, in ascending order of pair; returns their number.
@@ -84,12 +123,15 @@ int64_t keep_best(uint64_t* chosen, int64_t count, int64_t target) {
   return target;
 }
 
-// Writes an expert's rows in ascending order of token, as many as it has room for.
-void write_rows(int64_t e, const uint64_t* kept, int64_t kept_count, const uint64_t* added,
-                int64_t added_count, const RoundScratch& scratch, tilemoe_routing& routing) {
+// Writes a group's rows of an expert in ascending order of token, as many as it has room for, from
+// `row` on; returns the row after the last.
+int32_t write_rows(int64_t e, int32_t row, const uint64_t* kept, int64_t kept_count,
+                   const uint64_t* added, int64_t added_count, const RoundScratch& scratch,
+                   tilemoe_routing& routing) {
   const int64_t K = routing.spec.K;
+  const int64_t end = std::min<int64_t>(routing.offsets[e + 1], row + kept_count + added_count);
   int64_t k = 0, a = 0;
-  for (int32_t row = routing.offsets[e]; row < routing.offsets[e + 1]; ++row) {
+  for (; row < end; ++row) {
     const int64_t pair = k < kept_count ? order::rank_index(kept[k]) : -1;
     const bool takes_kept =
         k < kept_count && (a == added_count || pair / K < order::rank_index(added[a]));
@@ -98,31 +140,44 @@ void write_rows(int64_t e, const uint64_t* kept, int64_t kept_count, const uint6
     routing.row_score[row] = order::from_key(order::rank_key(rank));
     scratch.row_pair[row] = takes_kept ? static_cast<int32_t>(pair) : -1;
   }
+  return row;
 }
 
-// The rows of experts [e0, e0 + count).
+// The rows of experts [e0, e0 + count), group by group.
 template <class Logit>
 void fill_experts(const tilemoe_tensor& logits, int64_t e0, int count, const RoundScratch& scratch,
                   tilemoe_routing& routing) {
-  FirstRanks first[kColumns];
-  bool any = false;
+  const RoundGroups& groups = scratch.groups;
+  uint64_t* chosen[kColumns];  // of the group
+  int32_t row[kColumns];       // the next
   for (int c = 0; c < count; ++c) {
-    const int64_t needed = std::max(0, scratch.targets[e0 + c] - scratch.counts[e0 + c]);
-    first[c] = FirstRanks(scratch.candidates + (e0 + c) * scratch.candidates_each,
-                          scratch.candidates_each, needed);
-    any |= needed > 0;
+    chosen[c] = scratch.chosen + scratch.chosen_offsets[e0 + c];
+    row[c] = routing.offsets[e0 + c];
   }
-  if (any)
-    with_native_fma([&]() TILEMOE_ALWAYS_INLINE {
-      offer_columns<Logit>(logits, scratch.softmax, e0, count, first);
-    });
-  for (int c = 0; c < count; ++c) {
-    const int64_t e = e0 + c;
-    uint64_t* chosen = scratch.chosen + scratch.chosen_offsets[e];
-    const int64_t kept = keep_best(chosen, scratch.counts[e], scratch.targets[e]);
-    const int64_t added = first[c].finish();
-    write_rows(e, chosen, kept, scratch.candidates + e * scratch.candidates_each, added, scratch,
-               routing);
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const int32_t* counts = scratch.counts + g * routing.spec.E + e0;
+    const int32_t* targets = scratch.targets + g * routing.spec.E + e0;
+    const auto candidates = [&](int c) {
+      return scratch.candidates + (e0 + c) * scratch.candidates_each;
+    };
+    FirstRanks first[kColumns];
+    bool any = false;
+    for (int c = 0; c < count; ++c) {
+      const int64_t needed = std::max(0, targets[c] - counts[c]);
+      first[c] = FirstRanks(candidates(c), scratch.candidates_each, needed);
+      any |= needed > 0;
+    }
+    if (any)
+      with_native_fma([&]() TILEMOE_ALWAYS_INLINE {
+        offer_columns<Logit>(logits, scratch.softmax, g * groups.tokens, (g + 1) * groups.tokens,
+                             e0, count, first);
+      });
+    for (int c = 0; c < count; ++c) {
+      const int64_t kept = keep_best(chosen[c], counts[c], targets[c]);
+      const int64_t added = first[c].finish();
+      row[c] = write_rows(e0 + c, row[c], chosen[c], kept, candidates(c), added, scratch, routing);
+      chosen[c] += counts[c];
+    }
   }
 }
 
@@ -193,6 +248,8 @@ void CpuBackend::route_rounded(tilemoe_routing& routing, const tilemoe_route_rou
       choose_block<Logit>(args.logits, spec.K, block, scratch);
     });
     sort_chosen(spec, scratch);
+    count_groups(spec, scratch);
+    round_groups(args, spec, scratch);
     fill_offsets(args, scratch, routing);
     const Blocks experts = Blocks::cut(spec.E, kColumns, spec.E);
     parallel_for(experts.count, [&](int64_t group, int) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cpu/token_blocks.h"
+#include "routing/rounding.h"
 #include "routing/scratch_layout.h"
 #include "tilemoe/tilemoe.h"
 
@@ -81,23 +82,30 @@ struct TokenSoftmax {
 struct RoundScratch {
   Blocks tokens;
   SortScratch sort;
+  RoundGroups groups;
+  Blocks group_blocks;      // of groups, whose targets are one task
   int32_t* ids;             // (T, K) each token's choice
   float* scores;            // (T, K)
   TokenSoftmax* softmax;    // (T)
   int32_t* nan_tokens;      // (tokens) of a block
   int32_t* chosen_offsets;  // (E + 1)
   uint64_t* chosen;         // (T * K) by expert: rank of (score, pair)
-  int32_t* counts;          // (E) f
-  int32_t* targets;         // (E) f'
-  uint64_t* expert_ranks;   // (E)
+  int32_t* counts;          // (groups, E) f
+  int32_t* targets;         // (groups, E) f'
+  uint64_t* expert_ranks;   // (group_blocks, E)
+  int32_t* dropped;         // (group_blocks) sum of f - f' where f is greater
   int64_t candidates_each;
-  uint64_t* candidates;  // (E, candidates_each) ranks of (p, token) that may be added
+  uint64_t* candidates;  // (E, candidates_each) ranks of (p, token) that a group may add
   int32_t* row_pair;     // (capacity) pair of a chosen row, -1 for an added one
   int32_t* chosen_row;   // (T, K) row of a pair, -1 where it is dropped
   int32_t* next_slot;    // (T)
 
   RoundScratch(const tilemoe_routing_spec& spec, ScratchLayout& layout)
-      : tokens(token_blocks(spec.T, spec.E)), sort(spec.T * spec.K, spec.E, layout) {
+      : tokens(token_blocks(spec.T, spec.E)),
+        sort(spec.T * spec.K, spec.E, layout),
+        groups(spec),
+        group_blocks(
+            Blocks::cut(groups.count, std::max<int64_t>(1, kLogitsPerTask / spec.E), kMostBlocks)) {
     const int64_t T = spec.T, E = spec.E, chosen_pairs = T * spec.K;
     ids = layout.take<int32_t>(chosen_pairs);
     scores = layout.take<float>(chosen_pairs);
@@ -105,12 +113,15 @@ struct RoundScratch {
     nan_tokens = layout.take<int32_t>(tokens.count);
     chosen_offsets = layout.take<int32_t>(E + 1);
     chosen = layout.take<uint64_t>(chosen_pairs);
-    counts = layout.take<int32_t>(E);
-    targets = layout.take<int32_t>(E);
-    expert_ranks = layout.take<uint64_t>(E);
+    const int64_t each_target = checked_product(groups.count, E, "groups * E");
+    counts = layout.take<int32_t>(each_target);
+    targets = layout.take<int32_t>(each_target);
+    expert_ranks = layout.take<uint64_t>(group_blocks.count * E);
+    dropped = layout.take<int32_t>(group_blocks.count);
     // Fewer than m are added; twice as many, and half of the work is done when they are sifted.
-    const bool adds = spec.rounding != TILEMOE_ROUND_DOWN && T >= spec.m;
-    candidates_each = adds ? std::min(T, 2 * (spec.m - 1)) : 0;
+    const bool adds =
+        spec.rounding != TILEMOE_ROUND_DOWN && tokens_rounded_together(spec) >= spec.m;
+    candidates_each = adds ? std::min(groups.tokens, 2 * (spec.m - 1)) : 0;
     candidates = layout.take<uint64_t>(E * candidates_each);
     row_pair = layout.take<int32_t>(spec.capacity);
     chosen_row = layout.take<int32_t>(chosen_pairs);

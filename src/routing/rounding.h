@@ -33,10 +33,10 @@ TILEMOE_HOST_DEVICE bool rounds_up(tilemoe_rounding rule, int64_t remainder, int
   return false;
 }
 
-// f'_e: the multiple of m below f or above it, and never more than T holds. Where T < m nothing is
-// rounded.
+// f'_e: the multiple of m below f or above it, and never more than T holds. Nothing is rounded
+// where T < m, nor where m is 1: f may then be of several groups of T tokens.
 TILEMOE_HOST_DEVICE int32_t rounded_count(int64_t f, int64_t T, int64_t m, bool up) {
-  if (T < m) return static_cast<int32_t>(f);
+  if (T < m || m == 1) return static_cast<int32_t>(f);
   const int64_t target = f / m * m + (up ? m : 0);
   const int64_t most = T / m * m;
   return static_cast<int32_t>(target < most ? target : most);
@@ -48,8 +48,33 @@ TILEMOE_HOST_DEVICE int64_t balanced_ups(int64_t sum_of_remainders, int64_t m) {
   return (2 * sum_of_remainders + m) / (2 * m);
 }
 
-// f' (E) from f (E) by the spec's rule. Balanced: the experts with the largest remainders go up,
-// ties to the lower id; `ranks` (E) is scratch for their order. seed and step: stochastic only.
+TILEMOE_HOST_DEVICE int64_t tokens_rounded_together(const tilemoe_routing_spec& spec) {
+  return spec.round_tokens > 0 ? spec.round_tokens : spec.T;
+}
+
+// The groups of tokens that are rounded by themselves. Where nothing can be rounded groups make no
+// difference, and all tokens are one.
+struct RoundGroups {
+  int64_t count;   // at least 1
+  int64_t tokens;  // of a group
+
+  explicit RoundGroups(const tilemoe_routing_spec& spec) : count(1), tokens(spec.T) {
+    const int64_t together = tokens_rounded_together(spec);
+    if (spec.T == 0 || together < spec.m || spec.m == 1) return;
+    count = spec.T / together;
+    tokens = together;
+  }
+};
+
+// The step that a group's random bits are drawn with, modulo 2^64.
+TILEMOE_HOST_DEVICE int64_t step_of_group(int64_t step, int64_t groups, int64_t group) {
+  return static_cast<int64_t>(static_cast<uint64_t>(step) * static_cast<uint64_t>(groups) +
+                              static_cast<uint64_t>(group));
+}
+
+// A group's f' (E) from its f (E) by the spec's rule. Balanced: the experts with the largest
+// remainders go up, ties to the lower id; `ranks` (E) is scratch for their order. seed and step,
+// the group's: stochastic only.
 void rounding_targets(const tilemoe_routing_spec& spec, const int32_t* f, int64_t seed,
                       int64_t step, uint64_t* ranks, int32_t* targets);
 

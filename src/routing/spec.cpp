@@ -4,15 +4,19 @@
 
 #include "check.h"
 #include "library_limits.h"
+#include "routing/rounding.h"
 
 namespace tilemoe {
 namespace {
 
 using namespace limits;
 
-// T*K plus what rounding may add at most, and never more than every token in every expert.
+// Of a group of S tokens, S*K plus what rounding may add at most, and never more than every token
+// in every expert.
 int64_t rounded_capacity(const tilemoe_routing_spec& spec) {
-  const int64_t chosen = checked_product(spec.T, spec.K, "T * K");
+  if (spec.T == 0) return 0;
+  const int64_t tokens = tokens_rounded_together(spec);
+  const int64_t chosen = checked_product(tokens, spec.K, "T * K");
   int64_t added = 0;
   switch (spec.rounding) {
     case TILEMOE_ROUND_NEAREST: added = checked_product(spec.E, spec.m / 2, "E * m"); break;
@@ -21,7 +25,8 @@ int64_t rounded_capacity(const tilemoe_routing_spec& spec) {
     case TILEMOE_ROUND_DOWN: added = 0; break;
     case TILEMOE_ROUND_BALANCED: added = spec.m; break;
   }
-  return std::min(chosen + added, checked_product(spec.T, spec.E, "T * E"));
+  const int64_t rows = std::min(chosen + added, checked_product(tokens, spec.E, "T * E"));
+  return checked_product(spec.T / tokens, rows, "rows of all groups");
 }
 
 int64_t row_bound(const tilemoe_routing_spec& spec) {
@@ -103,6 +108,13 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
                   "m is " << spec.m << ", expected 1 to " << kMaxMultiple);
     TILEMOE_CHECK(spec.rounding >= TILEMOE_ROUND_NEAREST && spec.rounding <= TILEMOE_ROUND_BALANCED,
                   "rounding is " << static_cast<int>(spec.rounding) << ", expected 0 to 4");
+    TILEMOE_CHECK(
+        spec.round_tokens == 0 || (spec.round_tokens > 0 && spec.T % spec.round_tokens == 0),
+        "round_tokens is " << spec.round_tokens << ", expected 0 or a divisor of T = " << spec.T);
+  } else {
+    TILEMOE_CHECK(spec.round_tokens == 0, "round_tokens is " << spec.round_tokens
+                                                             << ", expected 0: only token rounding "
+                                                                "has it");
   }
   if (grouped(spec))
     TILEMOE_CHECK(spec.T == 0, "T is " << spec.T << ", expected 0: grouped rows have no tokens");
@@ -143,6 +155,13 @@ uint64_t spec_bytes(uint64_t size) {
 }  // namespace
 
 void write_routing(const tilemoe_routing& routing, tilemoe_routing* to) {
+  // An older caller's routing has no room for the end of a newer spec, and could not say later what
+  // it asked for.
+  if (to != nullptr && to->struct_size < sizeof routing)
+    TILEMOE_CHECK(routing.spec.round_tokens == 0,
+                  "routing.struct_size is " << to->struct_size
+                                            << ", too small for a spec with round_tokens: set it "
+                                               "to sizeof the struct");
   write_struct("routing", to, routing);
   to->spec.struct_size = spec_bytes(to->struct_size);
 }

@@ -23,7 +23,13 @@ struct RoundCase {
   tilemoe_dtype dtype = TILEMOE_BFLOAT16;
   int64_t gap = 0;
   double room = 1;  // capacity, as a share of T * K; 1: the bound
+  int64_t round_tokens = 0;
 };
+
+RoundCase in_groups(int64_t round_tokens, RoundCase c) {
+  c.round_tokens = round_tokens;
+  return c;
+}
 
 void PrintTo(const RoundCase& c, std::ostream* out) {
   *out << c.name;
@@ -59,8 +65,8 @@ class RoundTwin {
 
  private:
   static tilemoe_routing_spec spec(const RoundCase& c, tilemoe_rounding rule) {
-    RoutingSpec spec =
-        RoutingSpec::rounded(Device::kCpu, c.T, c.E, c.K, static_cast<Rounding>(rule), c.m);
+    RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, c.T, c.E, c.K,
+                                            static_cast<Rounding>(rule), c.m, c.round_tokens);
     if (c.room != 1) spec.capacity = static_cast<int64_t>(c.room * static_cast<double>(c.T * c.K));
     return spec;
   }
@@ -116,11 +122,35 @@ INSTANTIATE_TEST_SUITE_P(
         RoundCase{"overflow", 3000, 48, 5, 128, Logits::kNormal, TILEMOE_BFLOAT16, 0, 0.83},
         RoundCase{"overflow_with_ties", 3000, 20, 5, 64, Logits::kTies, TILEMOE_FLOAT32, 0, 0.31},
         RoundCase{"room_for_one", 300, 8, 2, 16, Logits::kNormal, TILEMOE_BFLOAT16, 0, 0.002},
-        RoundCase{"large", 24576, 128, 8, 128}),
+        RoundCase{"large", 24576, 128, 8, 128}, in_groups(5, {"groups_of_no_tokens", 0, 5, 2, 4}),
+        in_groups(100, {"groups_below_m", 300, 7, 3, 128}),
+        in_groups(128, {"groups_of_m", 1280, 7, 3, 128}),
+        in_groups(3001, {"one_group", 3001, 48, 5, 128}),
+        in_groups(333,
+                  {"groups_off_every_word", 3330, 33, 4, 16, Logits::kNormal, TILEMOE_FLOAT32, 3}),
+        in_groups(2, {"groups_of_two", 4096, 12, 3, 2, Logits::kTies}),
+        in_groups(128, {"many_groups", 131072, 20, 4, 32}),
+        in_groups(2048, {"groups_with_ties", 16384, 24, 3, 128, Logits::kTies}),
+        in_groups(12288, {"large_groups", 24576, 40, 4, 128, Logits::kSkewed}),
+        in_groups(700, {"groups_with_nan", 2100, 31, 4, 64, Logits::kSpecial, TILEMOE_FLOAT32, 5}),
+        in_groups(250, {"groups_of_one_expert", 750, 1, 1, 128}),
+        in_groups(275, {"groups_of_many_experts", 1100, 4096, 8, 16}),
+        in_groups(65, {"groups_with_many_chosen", 260, 700, 100, 8, Logits::kTies}),
+        in_groups(600, {"groups_overflow", 3000, 48, 5, 128, Logits::kNormal, TILEMOE_BFLOAT16, 0,
+                        0.83}),
+        in_groups(600, {"groups_overflow_with_ties", 3000, 20, 5, 64, Logits::kTies,
+                        TILEMOE_FLOAT32, 0, 0.31})),
     [](const auto& test) { return test.param.name; });
 
 TEST(CudaRoundingRun, HasTheSameBitsEveryTime) {
   RoundTwin twin({"again", 9000, 64, 6, 128}, TILEMOE_ROUND_NEAREST);
+  twin.run(1);
+  const std::vector<uint8_t> first = twin.rebuilt();
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(twin.rebuilt() == first) << "run " << i;
+}
+
+TEST(CudaRoundingRun, OfGroupsHasTheSameBitsEveryTime) {
+  RoundTwin twin(in_groups(450, {"again", 9000, 64, 6, 128}), TILEMOE_ROUND_BALANCED);
   twin.run(1);
   const std::vector<uint8_t> first = twin.rebuilt();
   for (int i = 0; i < 50; ++i) ASSERT_TRUE(twin.rebuilt() == first) << "run " << i;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "routing/order.h"
+#include "routing/rounding.h"
 #include "routing/scratch_layout.h"
 #include "tilemoe/tilemoe.h"
 
@@ -40,20 +41,43 @@ struct ExpertWord {
   int32_t rows_before;  // of the expert, for tokens before these
 };
 
+// The tokens of a word: all of one group, whose last word may have fewer.
+struct WordTokens {
+  uint32_t group;
+  int64_t first;
+  int count;
+};
+
 struct RoundScratch {
-  int64_t words;        // of 32 tokens
-  int32_t* counts;      // (E) f
-  int32_t* targets;     // (E) f'
-  int32_t* nan_tokens;  // (words) of each word
-  int32_t* ids;         // (T, K) each token's choice
-  float* scores;        // (T, K)
-  uint32_t* codes;      // (E, words * 32)
-  ExpertWord* masks;    // (words, E)
+  RoundGroups groups;
+  int64_t group_words;   // of 32 tokens, of a group
+  int64_t words;         // of all groups
+  int32_t* counts;       // (E, groups) f
+  int32_t* totals;       // (E + 1) of several groups: an expert's rows; then the dropped pairs
+  size_t zeroed_bytes;   // of counts and totals, which are added to
+  int32_t* targets;      // (E, groups) f'
+  int32_t* rows_before;  // (E, groups) of an expert, for groups before one; not that of the first
+  int32_t* nan_tokens;   // (words) of each word
+  int32_t* ids;          // (T, K) each token's choice
+  float* scores;         // (T, K)
+  uint32_t* codes;       // (E, words * 32)
+  ExpertWord* masks;     // (words, E)
 
   RoundScratch(const tilemoe_routing_spec& spec, ScratchLayout& layout)
-      : words((spec.T + kWordTokens - 1) / kWordTokens) {
-    counts = layout.take<int32_t>(spec.E);
-    targets = layout.take<int32_t>(spec.E);
+      : groups(spec),
+        group_words((groups.tokens + kWordTokens - 1) / kWordTokens),
+        words(groups.count * group_words) {
+    const int64_t each_target = checked_product(spec.E, groups.count, "E * groups");
+    TILEMOE_CHECK_SUPPORTED(each_target <= INT32_MAX,
+                            "token rounding of " << spec.E << " experts in " << groups.count
+                                                 << " groups, expected at most " << INT32_MAX
+                                                 << " of both together");
+    const size_t first = layout.used();
+    counts = layout.take<int32_t>(each_target);
+    totals = layout.take<int32_t>(several_groups() ? spec.E + 1 : 0);
+    zeroed_bytes = layout.used() - first;
+    targets = layout.take<int32_t>(each_target);
+    rows_before = layout.take<int32_t>(several_groups() ? each_target : 0);
     nan_tokens = layout.take<int32_t>(words);
     ids = layout.take<int32_t>(spec.T * spec.K);
     scores = layout.take<float>(spec.T * spec.K);
@@ -61,7 +85,21 @@ struct RoundScratch {
     masks = layout.take<ExpertWord>(checked_product(spec.E, words, "E * T"));
   }
 
+  TILEMOE_HOST_DEVICE bool several_groups() const { return groups.count > 1; }
   TILEMOE_HOST_DEVICE int64_t code_stride() const { return words * kWordTokens; }
+  // Where an expert's numbers of a group are.
+  TILEMOE_HOST_DEVICE int64_t place(int64_t expert, int64_t group) const {
+    return expert * groups.count + group;
+  }
+  // There are fewer than 2^31 words, of which a group has at least one.
+  TILEMOE_HOST_DEVICE WordTokens tokens_of(int64_t word) const {
+    const auto each = static_cast<uint32_t>(group_words);
+    const uint32_t group = static_cast<uint32_t>(word) / each;
+    const int64_t in_group = int64_t{static_cast<uint32_t>(word) % each} * kWordTokens;
+    const int64_t left = groups.tokens - in_group;
+    return {group, group * groups.tokens + in_group,
+            static_cast<int>(left < kWordTokens ? left : kWordTokens)};
+  }
 };
 
 // Fills ids, counts, codes and nan_tokens from the logits (T, E).

@@ -1,4 +1,4 @@
-// The greatest of many numbers without sorting them: a radix descent, ten bits at a time.
+// The greatest of many numbers without sorting them: a radix descent, some bits at a time.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ struct Threshold {
 };
 
 // By a block of kThreads, one for every bin of a digit.
+template <int kBits>
 class BlockSelect {
  public:
-  static constexpr int kBits = 10;
   static constexpr int kThreads = 1 << kBits;
   using Scan = BlockScan<int32_t, Add, kThreads>;
 
   struct Shared {
-    Scan::Shared scan;
+    typename Scan::Shared scan;
     int32_t bins[kThreads];
     int32_t bin, above;  // the digit of the threshold; how many have a greater one
   };

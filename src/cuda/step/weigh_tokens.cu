@@ -19,7 +19,6 @@ constexpr int kMaxWarpExperts = 512;  // 16 registers a lane, and 66 KiB of shar
 
 struct WeighParams {
   LogitRows logits;  // (T, E)
-  int64_t T;
   int32_t E, K;
   RoundScratch scratch;
 };
@@ -37,6 +36,19 @@ __device__ __forceinline__ void store_codes(const WeighParams& params, const Til
 #pragma unroll 4
   for (int column = warp; column < count; column += kWarps)
     codes[column * stride] = tile[column][lane_index()];
+}
+
+// Adds a tile's choices to the counts of experts [e0, e0 + count).
+__device__ __forceinline__ void count_chosen(const WeighParams& params, const TileRow* tile,
+                                             int64_t e0, int count, uint32_t group) {
+  for (int column = static_cast<int>(threadIdx.x); column < count; column += kThreads) {
+    int32_t chosen = 0;
+#pragma unroll
+    for (int token = 0; token < kWordTokens; ++token)
+      chosen += WeightCode::chosen(tile[column][token]) ? 1 : 0;
+    if (chosen != 0)
+      atomicAdd(&params.scratch.counts[params.scratch.place(e0 + column, group)], chosen);
+  }
 }
 
 // ------------------------------------------------------------ choice and weights by a warp
@@ -71,8 +83,9 @@ __global__ void __launch_bounds__(kThreads, kSlots > 8 ? 2 : 3)
   __shared__ int32_t nan_tokens;
   wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int64_t t0 = int64_t{blockIdx.x} * kWordTokens;
-  const int tokens = static_cast<int>(min(int64_t{kWordTokens}, params.T - t0));
+  const WordTokens word = params.scratch.tokens_of(blockIdx.x);
+  const int64_t t0 = word.first;
+  const int tokens = word.count;
   if (threadIdx.x == 0) nan_tokens = 0;
   __syncthreads();
 
@@ -94,13 +107,7 @@ __global__ void __launch_bounds__(kThreads, kSlots > 8 ? 2 : 3)
   __syncthreads();
 
   store_codes(params, tile, 0, params.E);
-  for (int e = static_cast<int>(threadIdx.x); e < params.E; e += kThreads) {
-    int32_t count = 0;
-#pragma unroll
-    for (int token = 0; token < kWordTokens; ++token)
-      count += WeightCode::chosen(tile[e][token]) ? 1 : 0;
-    if (count != 0) atomicAdd(&params.scratch.counts[e], count);
-  }
+  count_chosen(params, tile, 0, params.E, word.group);
   if (threadIdx.x == 0) params.scratch.nan_tokens[blockIdx.x] = nan_tokens;
 }
 
@@ -121,8 +128,8 @@ __global__ void __launch_bounds__(kThreads, 3) weigh_chosen(const WeighParams pa
   __shared__ TileRow tile[kTileExperts];
   __shared__ int32_t nan_tokens;
   wait_for_previous();
-  const int64_t T = params.T, E = params.E, K = params.K;
-  const int64_t t0 = int64_t{blockIdx.x} * kWordTokens;
+  const int64_t E = params.E, K = params.K;
+  const WordTokens word = params.scratch.tokens_of(blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = lane_index();
   if (threadIdx.x == 0) nan_tokens = 0;
   __syncthreads();
@@ -132,13 +139,13 @@ __global__ void __launch_bounds__(kThreads, 3) weigh_chosen(const WeighParams pa
   TokenSoftmax tokens[kTokensPerWarp];
 #pragma unroll
   for (int i = 0; i < kTokensPerWarp; ++i) {
-    const int64_t t = min(t0 + warp * kTokensPerWarp + i, T - 1);
+    const int64_t t = word.first + min(warp * kTokensPerWarp + i, word.count - 1);
     rows[i] = static_cast<const Logit*>(params.logits.row(t).data);
     tokens[i] = TokenSoftmax::of(rows[i], E, params.scratch.ids + t * K, K);
   }
 #pragma unroll
   for (int i = 0; i < kTokensPerWarp; ++i)
-    if (lane == 0 && tokens[i].sum != tokens[i].sum && t0 + warp * kTokensPerWarp + i < T)
+    if (lane == 0 && tokens[i].sum != tokens[i].sum && warp * kTokensPerWarp + i < word.count)
       atomicAdd(&nan_tokens, 1);
 
   for (int64_t e0 = 0; e0 < E; e0 += kTileExperts) {
@@ -151,12 +158,14 @@ __global__ void __launch_bounds__(kThreads, 3) weigh_chosen(const WeighParams pa
         const bool chosen = tokens[i].chose(e, order::key(logit));
         const float sum = chosen ? tokens[i].chosen_sum : tokens[i].sum;
         const int token = warp * kTokensPerWarp + i;
-        tile[column][token] = t0 + token < T ? WeightCode::of(tokens[i].weight(logit) / sum, chosen)
-                                             : WeightCode::kNone;
+        tile[column][token] = token < word.count
+                                  ? WeightCode::of(tokens[i].weight(logit) / sum, chosen)
+                                  : WeightCode::kNone;
       }
     }
     __syncthreads();
     store_codes(params, tile, e0, experts);
+    if (params.scratch.several_groups()) count_chosen(params, tile, e0, experts, word.group);
     __syncthreads();
   }
   if (threadIdx.x == 0) params.scratch.nan_tokens[blockIdx.x] = nan_tokens;
@@ -169,21 +178,25 @@ void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& s
   const int64_t T = logits.shape[0], E = logits.shape[1];
   const auto on = static_cast<cudaStream_t>(stream);
   const WeighParams params{.logits = logit_rows(logits),
-                           .T = T,
                            .E = static_cast<int32_t>(E),
                            .K = static_cast<int32_t>(K),
                            .scratch = scratch};
-  if (T == 0 || E > kMaxWarpExperts || K > kWarp) {
-    top_k(choice_args(logits, K, scratch.ids, scratch.scores, scratch.counts, stream));
+  // Top-K counts for all tokens together.
+  const bool by_top_k = T == 0 || E > kMaxWarpExperts || K > kWarp;
+  const bool top_k_counts = by_top_k && !scratch.several_groups();
+  if (!top_k_counts)
+    TILEMOE_CHECK_CUDA(
+        cudaMemsetAsync(scratch.counts, 0, scratch.zeroed_bytes, on),
+        "token rounding: " << E << " counts of " << scratch.groups.count << " groups");
+  if (by_top_k) {
+    top_k(choice_args(logits, K, scratch.ids, scratch.scores,
+                      top_k_counts ? scratch.counts : nullptr, stream));
     if (T == 0) return;
     return with_float_type(logits.dtype, [&](auto logit) {
       launch_early(weigh_chosen<typename decltype(logit)::Type>,
                    static_cast<unsigned>(scratch.words), kThreads, 0, on, params);
     });
   }
-  TILEMOE_CHECK_CUDA(
-      cudaMemsetAsync(scratch.counts, 0, static_cast<size_t>(E) * sizeof(int32_t), on),
-      "token rounding: " << E << " counts");
   if (E <= 32)
     launch_warps<1>(params, on);
   else if (E <= 64)
