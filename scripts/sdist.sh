@@ -21,8 +21,8 @@ trap 'rm -rf "$folder"' EXIT
 python=$root/.venv-torch/bin/python
 tar -xzf build/sdist/*.tar.gz -C "$folder"
 cd "$folder"
-TILEMOE_CUDA=OFF "$python" -m pip wheel -q --no-deps -w . ./tilemoe-*/ >&2 &&
-  "$python" -m pip install -q --no-deps --target installed ./*.whl >&2 ||
+{ TILEMOE_CUDA=OFF "$python" -m pip wheel -q --no-deps -w . ./tilemoe-*/ &&
+  "$python" -m pip install -q --no-deps --target installed ./*.whl; } >&2 ||
   die "the wheel could not be built; the lines above say why."
 PYTHONPATH=$folder/installed "$python" - <<'END' || die "the wheel does not work."
 import pathlib
