@@ -2,14 +2,25 @@
 # The PyTorch package as its users get it: builds the wheel (scripts/wheel.sh), installs it into
 # environments that have torch and what the tests need, and runs tests/torch there: all of it with the
 # torch of requirements.txt, the operators and FSDP with the newest one. Options go to pytest. The
-# first time downloads 2.1 GB for each torch; NEWEST=skip leaves out the second.
+# first time downloads 2.1 GB for each torch; NEWEST=skip leaves out the second. In CI the source
+# distribution and the folder for the kernel hub are built and tested too.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 
+tests=("$root"/tests/{wheel,torch})
 case ${CI:-} in
 "") scripts/wheel.sh ;;
-*) scripts/wheel.sh --config-settings=cmake.define.TILEMOE_WERROR=ON ;;
+*)
+  rm -rf build/hub
+  scripts/sdist.sh
+  scripts/hub.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
+  scripts/wheel.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
+  TILEMOE_SDIST=$(echo "$root"/build/sdist/*.tar.gz)
+  TILEMOE_KERNELS=$(.venv-wheel/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+  export TILEMOE_SDIST TILEMOE_KERNELS TILEMOE_HUB=$root/build/hub
+  tests+=("$root/tests/distribution")
+  ;;
 esac
 wheel=$(echo "$root"/build/dist/*.whl)
 export CUDA_VISIBLE_DEVICES='' TILEMOE_WHEEL=$wheel
@@ -27,7 +38,7 @@ test_wheel() {
 }
 
 say "testing the wheel"
-test_wheel .venv-torch "$root/tests/wheel" "$root/tests/torch" "$@"
+test_wheel .venv-torch "${tests[@]}" "$@"
 
 if [ "${NEWEST:-}" != skip ]; then
   require_torch -newest

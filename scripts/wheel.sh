@@ -1,35 +1,37 @@
 #!/usr/bin/env bash
-# Builds the PyTorch package as a wheel for other machines: build/dist/tilemoe-*.whl. It brings the
-# distribution's oneDNN and Highway, and takes torch's own OpenMP runtime, which torch has loaded
-# before. Options go to `pip wheel`. The result has the CUDA library where there is a CUDA compiler.
+# Builds the PyTorch package as a wheel for other machines: build/dist/tilemoe-*.whl, or in the folder
+# TILEMOE_DIST. It brings the distribution's oneDNN and Highway, and takes torch's own OpenMP runtime,
+# which torch has loaded before. Options go to `pip wheel`. The result has the CUDA library where
+# there is a CUDA compiler.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
+dist=${TILEMOE_DIST:-build/dist}
 
 require build python
 require_torch ""
 require_wheel_tools
 say "building the wheel"
 export CC=${CC:-cc} CXX=${CXX:-c++}  # as CMake has them elsewhere, so that ccache knows the files
-rm -rf build/dist
-mkdir -p build/dist
-.venv-torch/bin/python -m pip wheel -q --no-deps -w build/dist/here \
+rm -rf "$dist"
+mkdir -p "$dist"
+.venv-torch/bin/python -m pip wheel -q --no-deps -w "$dist/here" \
   --config-settings=build-dir=build/wheel "$@" . ||
   die "the wheel could not be built; the lines above say why."
 
 say "bundling what a clean machine lacks"
 tools=$root/.venv-wheel/bin
-PATH=$tools:$PATH auditwheel repair build/dist/here/*.whl -w build/dist/bundled --strip \
+PATH=$tools:$PATH auditwheel repair "$dist"/here/*.whl -w "$dist/bundled" --strip \
   --exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude libgomp.so.1 ||
   die "auditwheel could not bundle the libraries; the lines above say why."
-"$tools/wheel" unpack -d build/dist/unpacked build/dist/bundled/*.whl >&2
-licenses=$(echo build/dist/unpacked/*/*.dist-info/licenses)
+"$tools/wheel" unpack -d "$dist/unpacked" "$dist"/bundled/*.whl >&2
+licenses=$(echo "$dist"/unpacked/*/*.dist-info/licenses)
 for package in libdnnl2 libhwy1 ocl-icd-libopencl1; do
   cp "/usr/share/doc/$package/copyright" "$licenses/$package.txt"
 done
-"$tools/wheel" pack -d build/dist build/dist/unpacked/* >&2
-rm -r build/dist/{here,bundled,unpacked}
-wheel=$(echo build/dist/*.whl)
+"$tools/wheel" pack -d "$dist" "$dist"/unpacked/* >&2
+rm -r "$dist"/{here,bundled,unpacked}
+wheel=$(echo "$dist"/*.whl)
 case $wheel in
 *+cpu-*) say "$wheel: for the CPU alone, since there is no CUDA compiler (12.5 or newer)" ;;
 *) say "$wheel: for the CPU and for CUDA" ;;

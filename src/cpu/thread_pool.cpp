@@ -51,6 +51,14 @@ bool look_out_for(Condition&& condition) {
   return false;
 }
 
+// As variable.wait(lock, condition), which libstdc++ 12 makes a symbol that the libstdc++ of glibc
+// 2.34's distributions lacks. A cancelled thread leaves it as it leaves that.
+template <class Condition>
+void await(std::condition_variable& variable, std::unique_lock<std::mutex>& lock,
+           Condition&& condition) {
+  while (!condition()) pthread_cond_wait(variable.native_handle(), lock.mutex()->native_handle());
+}
+
 class Job {
  public:
   void set(int64_t tasks, detail::TaskFunction function, void* context) {
@@ -146,7 +154,7 @@ class Pool {
     };
     if (!look_out_for(nobody_inside)) {
       std::unique_lock lock(sleep_mutex_);
-      left_.wait(lock, nobody_inside);
+      await(left_, lock, nobody_inside);
     }
     const std::exception_ptr error = job_.take_error();
     one_call.unlock();
@@ -179,7 +187,7 @@ class Pool {
     };
     if (!look_out_for(is_new)) {
       std::unique_lock lock(sleep_mutex_);
-      announced_.wait(lock, is_new);
+      await(announced_, lock, is_new);
     }
     return word;
   }

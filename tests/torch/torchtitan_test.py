@@ -141,7 +141,9 @@ def test_as_near_where_the_clamp_is_met(monkeypatch):
     assert squared_errors(module)["output"] <= 1.05**2 * theirs["output"]
     real = tilemoe.grouped_experts
     monkeypatch.setattr(
-        tilemoe, "grouped_experts", lambda *args, **k: real(*args, **(k | {"clamp": 0.0}))
+        tilemoe.functional,
+        "grouped_experts",
+        lambda *args, **k: real(*args, **(k | {"clamp": 0.0})),
     )
     assert not squared_errors(module)["output"] <= 1.05**2 * theirs["output"]
 
@@ -180,7 +182,7 @@ def test_every_slip_is_noticed(kind, monkeypatch):
     for slip, function in (SLIPS | (GPT_OSS_SLIPS if kind == "gpt_oss" else {})).items():
         with monkeypatch.context() as patch:
             patch.setattr(
-                tilemoe,
+                tilemoe.functional,
                 "grouped_experts",
                 lambda *args, function=function, **k: function(real, *args, **k),
             )

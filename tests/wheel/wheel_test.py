@@ -17,7 +17,8 @@ from tilemoe.bench import machine_code
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL = Path(os.environ["TILEMOE_WHEEL"])
-TAG = "py3-none-manylinux_2_35_x86_64"  # Debian 12, Ubuntu 22.04 and newer
+TAG = "py3-none-manylinux_2_34_x86_64"  # RHEL 9, Debian 12, Ubuntu 22.04 and newer
+NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13)}  # what that tag allows
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 TORCH = {"libtorch_cpu.so", "libtorch_cuda.so", "libgomp.so.1"}  # in the process before ours are
 
@@ -72,6 +73,15 @@ def test_needs_only_torch_and_the_system(libraries):
     for path in libraries.values():
         needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-dW", path)))
         assert needed - SYSTEM - TORCH <= set(libraries)
+
+
+def test_needs_no_newer_system_than_its_tag_says(libraries):
+    for name, path in libraries.items():
+        needs = re.findall(r" Name: ([A-Z]+)_([\d.]+) ", output("readelf", "-VW", path))
+        assert needs, name
+        for library, version in needs:
+            if library in NEWEST:
+                assert tuple(map(int, version.split("."))) <= NEWEST[library], (name, library, version)
 
 
 def test_looks_for_libraries_in_the_wheel_alone(libraries):

@@ -1,0 +1,31 @@
+"""Whether the Python package is built with its CUDA library. Run: prints ON or OFF."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from find_torch import find_torch
+
+LEAST_NVCC = (12, 5)
+
+
+def has_cuda():
+    """What TILEMOE_CUDA says or, where it says nothing, whether both halves are there: a compiler
+    that cmake/Cuda.cmake takes, and a torch to link with that has CUDA."""
+    wanted = os.environ.get("TILEMOE_CUDA", "AUTO")
+    if wanted != "AUTO":
+        return wanted == "ON"
+    search = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc", path=search)
+    torch = find_torch()
+    if not nvcc or not torch or not Path(torch[1], "lib", "libtorch_cuda.so").exists():
+        return False
+    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    release = re.search(r"release (\d+)\.(\d+)", told)
+    return release is not None and tuple(map(int, release.groups())) >= LEAST_NVCC
+
+
+if __name__ == "__main__":
+    print("ON" if has_cuda() else "OFF")

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Makes the package as Hugging Face's kernels load it: build/hub, a folder for a repository of the
+# kernel hub, with this machine's variant in build/hub/build. TILEMOE_CUDA=OFF makes the variant for
+# the CPU alone, beside one with CUDA that is there already. Options go to `pip wheel`.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$root"
+
+require_torch ""
+commit=$(git describe --always --abbrev=12 --dirty --exclude='*') ||
+  die "the operators' namespace has the commit in it, and git does not tell it."
+case $(.venv-torch/bin/python cmake/find_cuda.py) in
+ON) backend=cuda ;;
+*) backend=cpu ;;
+esac
+# Copies of different builds go into one process: each has its operators under a name of its own.
+export TILEMOE_TORCH_NAMESPACE=tilemoe_${backend}_${commit//-/_}
+TILEMOE_DIST=build/hub/wheel scripts/wheel.sh "$@"
+
+say "laying out the folder"
+PATH=$root/.venv-wheel/bin:$PATH .venv-wheel/bin/python scripts/hub_folder.py \
+  build/hub/wheel/*.whl build/hub || die "the folder could not be made; the lines above say why."
+rm -r build/hub/wheel
+say "build/hub: torch.ops.$TILEMOE_TORCH_NAMESPACE; kernels.get_local_kernel takes the folder"

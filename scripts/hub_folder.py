@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Lays out a wheel of the package (scripts/wheel.sh) as Hugging Face's kernels load it. Run by
+scripts/hub.sh:
+
+  hub_folder.py WHEEL FOLDER    writes FOLDER/build/VARIANT anew, and the files of scripts/hub
+
+Of several variants in a folder, kernels take one that the machine's torch can load. Needs patchelf.
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "python" / "tilemoe" / "bench"))
+import machine_code  # noqa: E402
+
+# A kernel imports itself, torch and Python's own library: not what these are for.
+LEFT_OUT = ("bench", "transformers.py", "torchtitan.py", "_torchtitan_gpt_oss.py")
+CUDA_LIBRARY = "libtilemoe_torch_cuda.so"
+ARCHITECTURES = ["9.0a"]  # of src/cuda/sources.cmake
+
+
+def only(paths):
+    (path,) = paths
+    return path
+
+
+def variant_of(unpacked, kernel):
+    """The name of the folder, as kernels read it: the least torch, CUDA's version or cpu, the machine."""
+    stable_abi = kernel["torch"]["stable-abi"]
+    backend, where = "cpu", "cpu"
+    cuda = unpacked / "tilemoe" / "lib" / CUDA_LIBRARY
+    if cuda.exists():
+        # CUDA's runtime is inside, and one of 13.x runs on every driver of 13.
+        major = machine_code.stamp(cuda)["nvcc"].split(".")[0]
+        backend, where = "cuda", f"cu{major}0"
+    least = stable_abi[backend].replace(".", "")
+    return backend, f"torch-stable-abi{least}-{where}-{platform.machine()}-linux"
+
+
+def copy_package(unpacked, folder):
+    shutil.copytree(
+        unpacked / "tilemoe", folder, ignore=shutil.ignore_patterns("__pycache__", *LEFT_OUT)
+    )
+    for library in (unpacked / "tilemoe.libs").iterdir():
+        shutil.copy2(library, folder / "lib")
+    for library in (folder / "lib").glob("*.so*"):
+        subprocess.run(["patchelf", "--set-rpath", "$ORIGIN", library], check=True)
+    shutil.copytree(only(unpacked.glob("*.dist-info")) / "licenses", folder / "licenses")
+
+
+def digest(folder):
+    """Of every file, as kernels compare them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        "algorithm": "sha256",
+        "files": {
+            path.relative_to(folder).as_posix(): base64.b64encode(
+                hashlib.sha256(path.read_bytes()).digest()
+            ).decode()
+            for path in files
+        },
+    }
+
+
+def metadata(kernel, backend, folder):
+    general = kernel["general"]
+    return {
+        "name": general["name"],
+        "id": (folder / "lib" / "namespace.txt").read_text().strip(),
+        "version": general["version"],
+        "license": general["license"],
+        "python-depends": [],
+        "backend": {"type": backend} | ({"archs": ARCHITECTURES} if backend == "cuda" else {}),
+        "digest": digest(folder),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheel", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path)
+    args = parser.parse_args()
+    kernel = tomllib.loads((ROOT / "scripts" / "hub" / "build.toml").read_text())
+    with tempfile.TemporaryDirectory() as unpacked:
+        unpacked = pathlib.Path(unpacked)
+        zipfile.ZipFile(args.wheel).extractall(unpacked)
+        backend, variant = variant_of(unpacked, kernel)
+        folder = args.folder / "build" / variant
+        shutil.rmtree(folder, ignore_errors=True)
+        copy_package(unpacked, folder)
+    (folder / "metadata.json").write_text(json.dumps(metadata(kernel, backend, folder), indent=2) + "\n")
+    shutil.copytree(ROOT / "scripts" / "hub", args.folder, dirs_exist_ok=True)
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The source distribution as a file (TILEMOE_SDIST): what it has, and that CMake finds what it names.
+`scripts/sdist.sh --try` builds and runs it."""
+
+import email
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SDIST = Path(os.environ["TILEMOE_SDIST"])
+# What the package is built from, and what says what it is. Tests run in the repository.
+PARTS = (
+    "CMakeLists.txt", "bindings", "cmake", "include", "pyproject.toml", "python", "src",
+    "CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(SDIST) as archive:
+        archive.extractall(folder, filter="data")
+    (root,) = folder.iterdir()
+    return root
+
+
+def run(*command):
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_has_the_sources_and_nothing_else(unpacked):
+    git = ("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    sources = {name for name in run(*git, "--", *PARTS).split("\0") if (ROOT / name).is_file()}
+    assert len(sources) > 200
+    found = {p.relative_to(unpacked).as_posix() for p in unpacked.rglob("*") if p.is_file()}
+    assert found == sources | {"PKG-INFO"}
+
+
+def test_cmake_finds_what_it_names(unpacked, tmp_path):
+    off = [f"-DTILEMOE_{part}=OFF" for part in ("BUILD_APPS", "BUILD_TESTS", "INSTALL")]
+    run(
+        "cmake", "-S", unpacked, "-B", tmp_path, "-G", "Ninja", "-DTILEMOE_TORCH=ON", *off,
+        f"-DTILEMOE_TORCH_PYTHON={sys.executable}",
+    )  # fmt: skip
+
+
+def test_says_what_it_is(unpacked):
+    told = email.message_from_string((unpacked / "PKG-INFO").read_text())
+    assert SDIST.name == f"tilemoe-{told['Version']}.tar.gz"
+    assert "+" not in told["Version"]  # it is for a build with CUDA and for one without
+    assert told["License-Expression"] == "Apache-2.0"
+    assert told.get_all("License-File") == ["LICENSE"]
+    assert told["Author"] in (ROOT / "CITATION.cff").read_text()
+    assert not any(c.startswith("License ::") for c in told.get_all("Classifier"))
