@@ -6,6 +6,7 @@ import torch
 import reference
 import target
 from comparison import LIMITS, assert_close
+from stored import rounded
 from tilemoe.module import MoE
 
 d, n, E, K = 32, 24, 6, 2
@@ -53,10 +54,14 @@ def expected(moe, x, dO, seed=None, offset=None, stored=None):
     up = "experts.gate_up_proj" if "experts.gate_up_proj" in p else "experts.up_proj"
     x64 = x.detach().double().requires_grad_()
     flat = x64.reshape(-1, d)
-    product = flat @ p["gate.weight"].T
+    logits = flat @ p["gate.weight"].T
+    if moe.gate.bias is not None:
+        logits = logits + p["gate.bias"]
     with torch.no_grad():
         logits_of_module = moe.gate(x.reshape(-1, d)).double()
-    logits = product + (logits_of_module - product).detach()
+    logits = _with_value(logits, logits_of_module)
+    names = ("activation", "clamp", "alpha", "up_shift")
+    form = {name: getattr(moe.experts, name) for name in names}
     out, aux = reference.moe(
         flat,
         logits,
@@ -65,7 +70,8 @@ def expected(moe, x, dO, seed=None, offset=None, stored=None):
         K=K,
         b1=p.get(up + "_bias"),
         b2=p.get("experts.down_proj_bias"),
-        activation=moe.experts.activation,
+        **form,
+        addend=expected_of_shared(moe, p, x, flat, form, stored),
         scoring=moe.scoring,
         selection_bias=moe.gate.e_score_correction_bias,
         rounding=moe.rounding if moe.training else None,
@@ -88,6 +94,35 @@ def expected(moe, x, dO, seed=None, offset=None, stored=None):
         name: getattr(aux, name) for name in ("expert_counts", "dropped", "added", "without")
     }
     return {"out": out, **aux} | {"d" + k: g for k, g in zip(names, gradients)}
+
+
+def _with_value(product, value):
+    """The value that a module computed, the gradient of the product."""
+    return product + (value - product).detach()
+
+
+def expected_of_shared(moe, p, x, flat, form, stored):
+    """The shared experts' (T, d) in float64, as expected() has the rest; p: the parameters."""
+    if moe.shared_experts is None:
+        return None
+    of = lambda name: p[f"shared_experts.{name}_proj.weight"].unsqueeze(0)
+    gated, scores = moe.shared_experts.gate_proj is not None, None
+    if moe.shared_expert_gate is not None:
+        weight = p["shared_expert_gate.weight"][0]
+        with torch.no_grad():
+            logits = torch.nn.functional.linear(x.reshape(-1, d), moe.shared_expert_gate.weight)
+        scores = _with_value(flat @ weight, logits[:, 0].double()).sigmoid()
+    Y = reference.grouped_experts(
+        flat,
+        torch.tensor([flat.shape[0]]),
+        of("gate" if gated else "up"),
+        of("down"),
+        W1_up=of("up") if gated else None,
+        row_scores=scores,
+        stored=stored,
+        **form,
+    )
+    return rounded(Y, stored)
 
 
 def check(got, want):

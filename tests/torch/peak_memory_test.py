@@ -108,6 +108,76 @@ def test_the_peak_of_backward_is_its_floor(capsys):
     assert seen[False] >= floor + BYTES["H"]
 
 
+# ------------------------------------------------------------ shared experts
+
+SHARED = 72  # their width: no size of theirs is one of those above
+
+
+def module(**options):
+    moe = tilemoe.MoE(d, n, E, K, return_aux=False, shared_intermediate_size=SHARED, **options)
+    return moe, normal(T, d, seed=1, dtype=torch.float32).requires_grad_()
+
+
+def saved_by_forward(call):
+    """-> {data_ptr of a storage: its bytes}, of what is kept for backward."""
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = call()
+    return out, kept
+
+
+@pytest.mark.parametrize("gate", [False, True], ids=["", "gate"])
+def test_shared_experts_keep_their_H_and_share_X(gate):
+    moe, x = module(shared_expert_gate=gate)
+    plain = tilemoe.MoE(d, n, E, K, return_aux=False)
+    parameters = {p.untyped_storage().data_ptr() for p in (*moe.parameters(), *plain.parameters())}
+    total = []
+    for layer in (plain, moe):
+        out, kept = saved_by_forward(lambda: layer(x))
+        assert kept[x.untyped_storage().data_ptr()] == 4 * T * d
+        total.append(sum(size for at, size in kept.items() if at not in parameters))
+        del out
+    scores = 8 * T if gate else 4 * T  # a row's in the routing, and the sigmoid's
+    more = total[1] - total[0] - 4 * T * 2 * SHARED - scores
+    assert 0 <= more <= 256, more
+
+
+def test_autocast_makes_one_copy_of_x_for_all_experts():
+    moe, x = module(shared_expert_gate=True, router_dtype=torch.float32)
+
+    def call():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return moe(x)
+
+    _, kept = saved_by_forward(call)
+    assert list(kept.values()).count(2 * T * d) == 1
+    assert list(kept.values()).count(4 * T * d) == 1  # x itself, of the float32 router
+
+
+def test_the_peak_of_backward_with_shared_experts_is_its_floor(capsys):
+    """The floor: the routed experts' as above; or, beside their gradients, the shared experts' dX~,
+    dX and dW. (The profiler does not see that the routed H, which was there before, is gone.)"""
+    moe, x = module()
+    inputs = [x, *moe.parameters()]
+    dO = torch.ones(T, d)
+    out = moe(x)
+    seen = max(live_sums(allocations(lambda: torch.autograd.grad(out, inputs, dO))))
+    of_shared = 4 * 3 * SHARED * d
+    routed = sum(BYTES[name] for name in ("dX", "dlogits", "dW1", "dW2"))
+    first = BYTES["dX"] + BYTES["ds"] + BYTES["dW2"] + max(BYTES["dX rows"], BYTES["A'"])
+    second = routed + 2 * BYTES["dX"] + of_shared
+    floor = max(first, second)
+    with capsys.disabled():
+        print(f"\nwith shared experts, MiB: floor {floor / MIB:.2f}, seen {seen / MIB:.2f}")
+    assert floor <= seen <= floor + SLACK
+
+
 # ------------------------------------------------------------ memory fails
 
 

@@ -25,6 +25,7 @@ class Skip(NamedTuple):
 NEED = {
     "torchtitan": ["torchtitan_test.py"],
     "transformers": [
+        "documentation_test.py::test_a_block",
         "documentation_test.py::test_a_model_of_transformers",
         "finetune_test.py",
         "pretrain_trained_test.py::test_an_exported_run_is_loaded_and_is_the_same",
@@ -55,6 +56,7 @@ def expected(without=()):
         "autograd_test.py::test_directions_by_differences",
         "autograd_test.py::test_threads_follow_torch",
         "functional_test.py::test_gpt_oss_form",
+        "module_test.py::test_gpt_oss_form",
         "operators_test.py::test_a_type_that_no_kernel_has",
         "operators_test.py::test_other_devices_are_refused",
         "torchtitan_test.py::test_a_layers_state_dict_is_the_modules_too",
