@@ -46,5 +46,24 @@ balanced = tilemoe.MoE(
 )
 _, seen = balanced(x)
 balanced.update_selection_bias(seen.expert_counts, rate=1e-3)
+shared = tilemoe.MoE(
+    d, n, E, K, shared_intermediate_size=2 * n, shared_expert_gate=True, router_bias=True,
+    clamp=7.0, alpha=1.702, up_shift=1.0, return_aux=False,
+)  # fmt: skip
+assert shared.shared_experts is not None and shared(x).shape == (T, d)
 state: dict[str, Tensor] = tilemoe.state_dict.to_torchtitan(balanced.state_dict())
 balanced.load_state_dict(tilemoe.state_dict.from_torchtitan(state))
+
+
+class Config:
+    """What a configuration of transformers says."""
+
+    model_type, hidden_act = "qwen3_moe", "silu"
+    hidden_size, moe_intermediate_size = d, n
+    num_experts, num_experts_per_tok, norm_topk_prob = E, K, True
+
+
+same = tilemoe.MoE(**tilemoe.state_dict.options_of(Config()), return_aux=False)
+hub = tilemoe.state_dict.to_huggingface(same.state_dict(), "qwen3_moe")
+assert_type(tilemoe.state_dict.from_huggingface(hub), dict[str, Tensor])
+same.load_state_dict(tilemoe.state_dict.from_huggingface(hub))
