@@ -1,6 +1,6 @@
 // What the operators are called and take, once for all devices. Fake kernels, autograd and the rest
 // are registered in Python (python/tilemoe/ops.py).
-#include <torch/csrc/stable/library.h>
+#include "namespace.h"
 
 // The experts' weights and what they compute: W1 (E, 2n, d) or (E, n, d), W1_up (E, n, d),
 // W2 (E, d, n), each in either major, b1 and b1_up in W1's row order, b2 (E, d).
@@ -8,7 +8,7 @@
 #define TILEMOE_ACTIVATION \
   "int activation, int gate_layout, float clamp, float alpha, float up_shift, int column_blocks"
 
-STABLE_TORCH_LIBRARY(tilemoe, m) {
+TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   // logits (T, E) -> scores (T, K) float32, ids (T, K), expert_counts (E) int32
   m.def(
       "top_k(Tensor logits, Tensor? selection_bias, int K, int scoring, ScalarType ids_dtype) -> "

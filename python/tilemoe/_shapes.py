@@ -5,7 +5,7 @@ import functools
 
 import torch
 
-from . import _library  # noqa: F401  loads the operators
+from ._library import NAMESPACE, operators
 from ._rules import (
     GENERAL,
     GROUPED,
@@ -75,7 +75,7 @@ def check_devices(names, tensors):
 
 def _register(name):
     """Registers what follows as the operator's fake kernel, behind a check of all its tensors."""
-    schema = getattr(torch.ops.tilemoe, name).default._schema
+    schema = getattr(operators, name).default._schema
     names = [argument.name for argument in schema.arguments]
 
     def register(kernel):
@@ -84,7 +84,7 @@ def _register(name):
             check_devices(names, args)
             return kernel(*args)
 
-        torch.library.register_fake(f"tilemoe::{name}", checked)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", checked)
         return kernel
 
     return register

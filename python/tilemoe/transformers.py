@@ -21,9 +21,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-import tilemoe
-
-from . import _library, _rules
+from . import _library, _rules, functional
 from ._autocast import autocast_dtype
 
 
@@ -95,7 +93,7 @@ def experts_forward(
         W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
     # A norm in float32 may stand before experts in 16 bits; the weights' type decides, and the
     # caller gets its own type back.
-    out = tilemoe.moe(
+    out = functional.moe(
         hidden_states.to(W1.dtype),
         top_k_weights.float(),
         W1,
