@@ -134,7 +134,7 @@ def test_logits_and_gradients_are_those_of_eager(name, monkeypatch):
 
     for slip, function in slips(tilemoe.moe, experts_of(model)[0]).items():
         with monkeypatch.context() as patch:
-            patch.setattr(tilemoe, "moe", function)
+            patch.setattr(tilemoe.functional, "moe", function)
             got = run(model)
         with pytest.raises(AssertionError):
             assert_same(got, want)

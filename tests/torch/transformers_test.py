@@ -158,7 +158,7 @@ def test_every_slip_is_noticed(cls, monkeypatch):
     want = run_eager(module, *data)
     for slip, function in slips(tilemoe.moe, module).items():
         with monkeypatch.context() as patch:
-            patch.setattr(tilemoe, "moe", function)
+            patch.setattr(tilemoe.functional, "moe", function)
             got = run(module, *data)
         with pytest.raises(AssertionError):
             assert_same(got, want)
@@ -180,7 +180,8 @@ def test_sentinel_ids_give_zeros_and_no_gradient(cls, monkeypatch):
     )
     # Taking the last expert instead is noticed.
     real = tilemoe.moe
-    monkeypatch.setattr(tilemoe, "moe", lambda *a, ids, **k: real(*a, ids=ids.clamp(0, E - 1), **k))
+    last = lambda *a, ids, **k: real(*a, ids=ids.clamp(0, E - 1), **k)
+    monkeypatch.setattr(tilemoe.functional, "moe", last)
     with pytest.raises(AssertionError):
         assert_same(
             run(module, *problem(sentinels=True)), run_eager(module, *problem(sentinels=True))
