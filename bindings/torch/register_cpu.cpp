@@ -1,3 +1,4 @@
+#include "namespace.h"
 #include "register.h"
 #include "tilemoe/tilemoe.h"
 
@@ -11,10 +12,10 @@ int64_t version() {
 }  // namespace
 }  // namespace tilemoe_torch
 
-STABLE_TORCH_LIBRARY_IMPL(tilemoe, CPU, m) {
+TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CPU, m) {
   tilemoe_torch::register_operators(m);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(tilemoe, CompositeExplicitAutograd, m) {
+TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("version", TORCH_BOX(&tilemoe_torch::version));
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "call.h"
+#include "namespace.h"
 #include "register.h"
 
 namespace tilemoe_torch {
@@ -23,11 +24,11 @@ int64_t capture_id(Tensor tensor) {
 }  // namespace
 }  // namespace tilemoe_torch
 
-STABLE_TORCH_LIBRARY_IMPL(tilemoe, CUDA, m) {
+TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CUDA, m) {
   tilemoe_torch::register_operators(m);
   m.impl("capture_id", TORCH_BOX(&tilemoe_torch::capture_id));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(tilemoe, CompositeExplicitAutograd, m) {
+TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("set_block_turns", TORCH_BOX(&tilemoe_torch::set_block_turns));
 }

@@ -1,9 +1,9 @@
 // What the operators are called and take, once for all devices. Fake kernels, autograd and the rest
 // are registered in Python (python/tilemoe/ops.py).
-#include <torch/csrc/stable/library.h>
+#include "namespace.h"
 
 // What stands where in the lists `weights`, `gradients`, `numbers` and `reals` is in packing.h.
-STABLE_TORCH_LIBRARY(tilemoe, m) {
+TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   // logits (T, E) -> scores (T, K) float32, ids (T, K), expert_counts (E) int32
   m.def(
       "top_k(Tensor logits, Tensor? selection_bias, int K, int scoring, ScalarType ids_dtype) -> "

@@ -10,9 +10,16 @@ LEAST_TORCH = (2, 10)
 
 
 def directory() -> Path:
-    """Where the libraries are: TILEMOE_LIBRARY_DIR (a build tree's bindings/torch), else here."""
-    given = os.environ.get("TILEMOE_LIBRARY_DIR")
+    """Where the libraries are: TILEMOE_LIBRARY_DIR (a build tree's bindings/torch), else here. A copy
+    that goes by another name than tilemoe, as Hugging Face's kernels load it, has its own."""
+    given = os.environ.get("TILEMOE_LIBRARY_DIR") if __package__ == "tilemoe" else None
     return Path(given) if given else Path(__file__).parent / "lib"
+
+
+def _namespace() -> str:
+    """Of the operators: what their build, TILEMOE_TORCH_NAMESPACE, wrote beside the libraries."""
+    written = directory() / "namespace.txt"
+    return written.read_text().strip() if written.exists() else "tilemoe"
 
 
 def _check_torch():
@@ -52,7 +59,10 @@ def _load():
 
 
 _no_cuda = _load()
-_version = torch.ops.tilemoe.version()
+# Two copies of the package in a process have two namespaces: no operator is defined twice.
+NAMESPACE = _namespace()
+operators = getattr(torch.ops, NAMESPACE)
+_version = operators.version()
 # Of the library that is loaded, whatever package it came with.
 VERSION = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 
@@ -77,7 +87,7 @@ def set_block_turns(turns: int) -> None:
     if not isinstance(turns, int) or not 1 <= turns <= 16:
         raise ValueError(f"tilemoe: turns is {turns!r}, expected an int, 1 to 16")
     if _no_cuda is None:
-        torch.ops.tilemoe.set_block_turns(turns)
+        operators.set_block_turns(turns)
 
 
 def require_tensor(value, name):

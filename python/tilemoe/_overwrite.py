@@ -9,6 +9,8 @@ may be overwritten where every replay writes it anew, in the same capture."""
 
 import torch
 
+from ._library import operators
+
 # Where torch lacks it no graph is given up; where no backward runs torch says so itself.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
@@ -24,7 +26,7 @@ def capture_of(tensor):
         return None  # a fake tensor's GPU need not be there
     if not _is_capturing():
         return None
-    return torch.ops.tilemoe.capture_id.default(tensor) or None
+    return operators.capture_id.default(tensor) or None
 
 
 def is_traced(tensor):

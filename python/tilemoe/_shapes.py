@@ -5,7 +5,7 @@ import functools
 
 import torch
 
-from . import _library  # noqa: F401  loads the operators
+from ._library import NAMESPACE, operators
 from ._packing import GRADIENTS, NUMBERS, REALS, WEIGHTS, At, names_of_gradients
 from ._rules import (
     GENERAL,
@@ -102,7 +102,7 @@ def check_devices(names, values):
 
 def _register(name):
     """Registers what follows as the operator's fake kernel, behind a check of all its tensors."""
-    schema = getattr(torch.ops.tilemoe, name).default._schema
+    schema = getattr(operators, name).default._schema
     names = [argument.name for argument in schema.arguments]
 
     def register(kernel):
@@ -111,7 +111,7 @@ def _register(name):
             check_devices(names, args)
             return kernel(*args)
 
-        torch.library.register_fake(f"tilemoe::{name}", checked)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", checked)
         return kernel
 
     return register

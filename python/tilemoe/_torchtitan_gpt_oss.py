@@ -6,8 +6,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts, ScaleBiasForward
 
-import tilemoe
-
+from . import functional
 from ._distributed import local_bfloat16
 
 
@@ -26,7 +25,7 @@ class TileMoEGptOssGroupedExperts(GptOssGroupedExperts):
             _tensor_parallel_degree(self.mlp1_weight_EGD),
             torch.bfloat16,
         )
-        return tilemoe.grouped_experts(
+        return functional.grouped_experts(
             x_RD.bfloat16(),
             num_tokens_per_expert_E,
             local_bfloat16(self.mlp1_weight_EGD),

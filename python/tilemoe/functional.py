@@ -27,7 +27,7 @@ Activation = Literal[
 ]  # fmt: skip
 GateLayout = Literal["concatenated", "interleaved", "split"]
 
-_ops = torch.ops.tilemoe
+_ops = _library.operators
 
 
 class WeightGradients(NamedTuple):

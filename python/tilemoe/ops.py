@@ -6,12 +6,13 @@ from typing import NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from ._library import NAMESPACE, operators
 from ._overwrite import capture_of, is_read_last, is_traced
 from ._packing import GRADIENTS, WEIGHTS, At, pack_gradients
 from ._rules import GROUPED, SCORES_GIVEN, TOP_K, offsets_of, reads_logits
 from ._shapes import WANTED_B1, WANTED_B1_UP, WANTED_W1, WANTED_W1_UP, WANTED_X, empty_gradients
 
-_ops = torch.ops.tilemoe
+_ops = operators
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _EXCEPTIONS = {
     "invalid argument: ": ValueError,
@@ -430,7 +431,7 @@ class _Differentiated(torch.autograd.Function):
 # Past the Python of Function.apply, which is for functorch: where that is, it is not called.
 _apply = super(torch.autograd.Function, _Differentiated).apply
 
-_library_of_gradients = torch.library.Library("tilemoe", "IMPL")
+_library_of_gradients = torch.library.Library(NAMESPACE, "IMPL")
 
 
 def _differentiate(name, save, backward):
@@ -511,4 +512,4 @@ for _name in ("top_k_backward", "experts_backward", "router_backward", "router_l
 for _name in (*_ROUTES, "experts_backward_out", "experts_backward_over_H"):
     _refuse_tangents_alone(_name)
 for _name in ("top_k", *_ROUTES, "experts", "moe", "router_losses"):
-    torch.library.register_vmap(f"tilemoe::{_name}", _refuse_vmap)
+    torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

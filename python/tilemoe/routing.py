@@ -10,7 +10,7 @@ from torch import Tensor
 from . import _groups, _library, _rules, ops
 from ._shapes import shape_text
 
-_ops = torch.ops.tilemoe
+_ops = _library.operators
 
 Scoring = Literal[
     "softmax_over_chosen", "softmax_over_all", "softmax_renormalized",

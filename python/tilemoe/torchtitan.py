@@ -15,8 +15,7 @@ import torch
 from torchtitan.config import derive, override
 from torchtitan.models.common.moe import GroupedExperts
 
-import tilemoe
-
+from . import functional
 from ._distributed import local_bfloat16
 
 
@@ -29,7 +28,7 @@ class TileMoEGroupedExperts(GroupedExperts):
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
         """x_RD (R, D), sorted by expert -> (R, D), zero past the sum of the counts."""
-        out_RD = tilemoe.grouped_experts(
+        out_RD = functional.grouped_experts(
             x_RD.bfloat16(),
             num_tokens_per_expert_E,
             local_bfloat16(self.w1_EFD),

@@ -21,9 +21,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-import tilemoe
-
-from . import _rules
+from . import _rules, functional
 
 
 def register(name: str = "tilemoe") -> None:
@@ -91,7 +89,7 @@ def experts_forward(
         W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
     # A norm in float32 may stand before experts in 16 bits; the weights' type decides, and the
     # caller gets its own type back.
-    out = tilemoe.moe(
+    out = functional.moe(
         hidden_states.to(W1.dtype),
         top_k_weights.float(),
         W1,

@@ -63,8 +63,9 @@ def test_a_model_of_transformers(page, block, printed, monkeypatch):
     names = {}
     exec(compile(block, page, "exec"), names)
     model, ids = names["model"], torch.arange(8).reshape(1, 8)
-    calls, moe = [], tilemoe.moe
-    monkeypatch.setattr(tilemoe, "moe", lambda *args, **kw: calls.append(1) or moe(*args, **kw))
+    calls, moe = [], tilemoe.functional.moe
+    called = lambda *args, **kw: calls.append(1) or moe(*args, **kw)  # noqa: E731
+    monkeypatch.setattr(tilemoe.functional, "moe", called)
     ours = model(ids).logits
     assert len(calls) == 1
     model.set_experts_implementation("eager")
