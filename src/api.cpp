@@ -164,6 +164,9 @@ tilemoe_status tilemoe_routing_bind(const tilemoe_routing_spec* spec, void* memo
 tilemoe_status tilemoe_top_k(const tilemoe_top_k_args* args) {
   return guarded("tilemoe_top_k", [&] { tilemoe::top_k(args); });
 }
+tilemoe_status tilemoe_top_k_scores(const tilemoe_top_k_scores_args* args) {
+  return guarded("tilemoe_top_k_scores", [&] { tilemoe::top_k_scores(args); });
+}
 
 tilemoe_status tilemoe_route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* args) {
   return guarded("tilemoe_route_top_k", [&] { tilemoe::route_top_k(routing, args); });

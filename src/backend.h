@@ -205,6 +205,7 @@ class Backend {
   virtual size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const = 0;
   virtual size_t router_losses_scratch_bytes(int64_t T, int64_t E) const = 0;
   virtual void top_k(const tilemoe_top_k_args& args) = 0;
+  virtual void top_k_scores(const tilemoe_top_k_scores_args& args) = 0;
   virtual void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) = 0;
   virtual void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) = 0;
   virtual void route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) = 0;

@@ -46,6 +46,9 @@ inline constexpr size_t kLeastBytes<tilemoe_routing> =
 template <>
 inline constexpr size_t kLeastBytes<tilemoe_top_k_args> = offsetof(tilemoe_top_k_args, stream);
 template <>
+inline constexpr size_t kLeastBytes<tilemoe_top_k_scores_args> = offsetof(tilemoe_top_k_scores_args,
+                                                                          stream);
+template <>
 inline constexpr size_t kLeastBytes<tilemoe_route_top_k_args> = offsetof(tilemoe_route_top_k_args,
                                                                          stream);
 template <>

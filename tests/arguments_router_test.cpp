@@ -48,6 +48,9 @@ struct TopK {
 };
 
 template <class Problem>
+constexpr bool kBySigmoid = std::is_same_v<Problem, TopK<TILEMOE_SIGMOID>>;
+
+template <class Problem>
 std::vector<BadCase<Problem>> top_k_cases() {
   std::vector<BadCase<Problem>> cases = {
       {"args null", [](Problem& p) { p.args_pointer = nullptr; }, {"args is null"}},
@@ -61,6 +64,34 @@ std::vector<BadCase<Problem>> top_k_cases() {
       {"K against ids", [](Problem& p) { p.args.K = 2; }, {"ids", "(7, 3)", "(7, 2)"}},
       {"device 3", [](Problem& p) { p.args.device = tilemoe_device(3); }, {"device is 3"}},
       {"cuda", [](Problem& p) { p.args.device = TILEMOE_CUDA; }, {"CUDA"}, TILEMOE_UNSUPPORTED},
+      {"n_group -1", [](Problem& p) { p.args.n_group = -1; }, {"n_group is -1", "32"}},
+      {"n_group 33", [](Problem& p) { p.args.n_group = 33; }, {"n_group is 33", "32"}},
+      {"n_group 2 of 5", [](Problem& p) { p.args.n_group = 2; }, {"n_group is 2", "E = 5"}},
+      {"topk_group without groups",
+       [](Problem& p) { p.args.topk_group = 2; },
+       {"topk_group is 2", "one group"}},
+      {"topk_group 0 of 5", [](Problem& p) { p.args.n_group = 5; }, {"topk_group is 0", "5"}},
+      {"topk_group 6 of 5",
+       [](Problem& p) { p.args.n_group = 5, p.args.topk_group = 6; },
+       {"topk_group is 6", "n_group = 5"}},
+      {"K past the groups",
+       [](Problem& p) { p.args.n_group = 5, p.args.topk_group = 2; },
+       {"K is 3", "at most 2"}},
+      {"group_score 2",
+       [](Problem& p) {
+         p.args.n_group = 5, p.args.topk_group = 4;
+         p.args.group_score = tilemoe_group_score(2);
+       },
+       {"group_score is 2"}},
+      {"a sum of two where there are not",
+       [](Problem& p) { p.args.n_group = 5, p.args.topk_group = 4; },
+       {kBySigmoid<Problem> ? "at least 2" : "group_score is 0"}},
+      {"factor NaN",
+       [](Problem& p) { p.args.routed_scaling_factor = std::numeric_limits<float>::quiet_NaN(); },
+       {"routed_scaling_factor is nan"}},
+      {"factor infinite",
+       [](Problem& p) { p.args.routed_scaling_factor = -std::numeric_limits<float>::infinity(); },
+       {"routed_scaling_factor is -inf"}},
   };
   append_free_logits(cases, &tilemoe_top_k_args::logits);
   append_tensor(cases, "ids", &tilemoe_top_k_args::ids);
@@ -81,6 +112,51 @@ TEST(RouterArguments, TopK) {
 TEST(RouterArguments, TopKWithSelectionBias) {
   auto cases = top_k_cases<TopK<TILEMOE_SIGMOID>>();
   append_tensor(cases, "selection_bias", &tilemoe_top_k_args::selection_bias, true);
+  run_cases(cases);
+}
+
+struct TopKScores {
+  Arena arena;
+  tilemoe_top_k_scores_args args{};
+  const tilemoe_top_k_scores_args* args_pointer = &args;
+
+  TopKScores() {
+    args.struct_size = sizeof args;
+    args.logits = new_tensor(arena, TILEMOE_FLOAT32, {kT, kE});
+    args.ids = new_tensor(arena, TILEMOE_INT32, {kT, kK});
+    args.scores = new_tensor(arena, TILEMOE_FLOAT32, {kT, kK});
+    args.expert_counts = new_tensor(arena, TILEMOE_INT32, {kE});
+  }
+  bool accepts(const std::string& name, tilemoe_dtype dtype) const {
+    if (name == "logits") return is_float(dtype);
+    if (name == "ids") return is_integer(dtype);
+    return dtype == (name == "expert_counts" ? TILEMOE_INT32 : TILEMOE_FLOAT32);
+  }
+  bool accepts_ndim(const std::string&, int) const { return false; }
+  std::vector<int64_t> host_outputs() const { return {}; }
+  const char* function() const { return "tilemoe_top_k_scores"; }
+  tilemoe_status call() { return tilemoe_top_k_scores(args_pointer); }
+};
+
+TEST(RouterArguments, TopKScores) {
+  using Problem = TopKScores;
+  std::vector<BadCase<Problem>> cases = {
+      {"args null", [](Problem& p) { p.args_pointer = nullptr; }, {"args is null"}},
+      {"args.struct_size", [](Problem& p) { p.args.struct_size = 8; }, {"struct_size is 8"}},
+      {"scoring 5", [](Problem& p) { p.args.scoring = tilemoe_scoring(5); }, {"scoring is 5"}},
+      {"reserved", [](Problem& p) { p.args.reserved = 1; }, {"reserved is 1"}},
+      {"factor NaN",
+       [](Problem& p) { p.args.routed_scaling_factor = std::numeric_limits<float>::quiet_NaN(); },
+       {"routed_scaling_factor is nan"}},
+      {"no ids a token",
+       [](Problem& p) { p.args.ids.shape[1] = p.args.scores.shape[1] = 0; },
+       {"K is 0"}},
+      {"device 3", [](Problem& p) { p.args.device = tilemoe_device(3); }, {"device is 3"}},
+      {"cuda", [](Problem& p) { p.args.device = TILEMOE_CUDA; }, {"CUDA"}, TILEMOE_UNSUPPORTED},
+  };
+  append_free_logits(cases, &tilemoe_top_k_scores_args::logits);
+  append_tensor(cases, "scores", &tilemoe_top_k_scores_args::scores);
+  append_tensor(cases, "expert_counts", &tilemoe_top_k_scores_args::expert_counts, true);
   run_cases(cases);
 }
 

@@ -179,6 +179,10 @@ class LayerRun {
     args.expert_counts = counts_;
     require(tilemoe_top_k(caller_.make(args)));
     see(ids_), see(scores_), see(counts_);
+    auto again = sized<tilemoe_top_k_scores_args>();
+    again.logits = logits_, again.ids = ids_, again.scores = scores_;
+    require(tilemoe_top_k_scores(caller_.make(again)));
+    see(scores_);
   }
   void top_k_routing() {
     routing_ = bind(TILEMOE_ROUTING_TOP_K);
@@ -358,6 +362,8 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
     return tilemoe_route_top_k(p, &args);
   });
   expect_refused<tilemoe_top_k_args>("args", [](auto* p) { return tilemoe_top_k(p); });
+  expect_refused<tilemoe_top_k_scores_args>("args",
+                                            [](auto* p) { return tilemoe_top_k_scores(p); });
   expect_refused<tilemoe_route_top_k_args>(
       "args", [&](auto* p) { return tilemoe_route_top_k(&routing, p); });
   expect_refused<tilemoe_route_general_args>(

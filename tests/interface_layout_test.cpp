@@ -37,12 +37,13 @@ constexpr Layout kLayouts[] = {
     LAYOUT(tilemoe_tensor, 64),
     LAYOUT(tilemoe_routing_spec, 72),
     LAYOUT(tilemoe_routing, 160),
-    LAYOUT(tilemoe_top_k_args, 352),
+    LAYOUT(tilemoe_top_k_args, 376),
+    LAYOUT(tilemoe_top_k_scores_args, 288),
     LAYOUT(tilemoe_route_top_k_args, 160),
     LAYOUT(tilemoe_route_general_args, 224),
     LAYOUT(tilemoe_route_rounded_args, 288),
     LAYOUT(tilemoe_route_grouped_args, 144),
-    LAYOUT(tilemoe_router_backward_args, 240),
+    LAYOUT(tilemoe_router_backward_args, 248),
     LAYOUT(tilemoe_router_losses_args, 304),
     LAYOUT(tilemoe_experts, 64),
     LAYOUT(tilemoe_weights, 392),
@@ -89,6 +90,20 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_top_k_args, scores, 216, 64),
     FIELD(tilemoe_top_k_args, expert_counts, 280, 64),
     FIELD(tilemoe_top_k_args, stream, 344, 8),
+    FIELD(tilemoe_top_k_args, n_group, 352, 8),
+    FIELD(tilemoe_top_k_args, topk_group, 360, 8),
+    FIELD(tilemoe_top_k_args, group_score, 368, 4),
+    FIELD(tilemoe_top_k_args, routed_scaling_factor, 372, 4),
+    FIELD(tilemoe_top_k_scores_args, struct_size, 0, 8),
+    FIELD(tilemoe_top_k_scores_args, device, 8, 4),
+    FIELD(tilemoe_top_k_scores_args, scoring, 12, 4),
+    FIELD(tilemoe_top_k_scores_args, routed_scaling_factor, 16, 4),
+    FIELD(tilemoe_top_k_scores_args, reserved, 20, 4),
+    FIELD(tilemoe_top_k_scores_args, logits, 24, 64),
+    FIELD(tilemoe_top_k_scores_args, ids, 88, 64),
+    FIELD(tilemoe_top_k_scores_args, scores, 152, 64),
+    FIELD(tilemoe_top_k_scores_args, expert_counts, 216, 64),
+    FIELD(tilemoe_top_k_scores_args, stream, 280, 8),
     FIELD(tilemoe_route_top_k_args, struct_size, 0, 8),
     FIELD(tilemoe_route_top_k_args, ids, 8, 64),
     FIELD(tilemoe_route_top_k_args, scores, 72, 64),
@@ -124,6 +139,8 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_router_backward_args, workspace, 216, 8),
     FIELD(tilemoe_router_backward_args, workspace_bytes, 224, 8),
     FIELD(tilemoe_router_backward_args, stream, 232, 8),
+    FIELD(tilemoe_router_backward_args, routed_scaling_factor, 240, 4),
+    FIELD(tilemoe_router_backward_args, reserved, 244, 4),
     FIELD(tilemoe_router_losses_args, struct_size, 0, 8),
     FIELD(tilemoe_router_losses_args, device, 8, 4),
     FIELD(tilemoe_router_losses_args, balance_coefficient, 12, 4),
@@ -246,6 +263,7 @@ TEST(InterfaceLayout, LeastSizes) {
   EXPECT_EQ(kLeastBytes<tilemoe_routing_spec>, 56u);
   EXPECT_EQ(kLeastBytes<tilemoe_routing>, 88u + 56u);
   EXPECT_EQ(kLeastBytes<tilemoe_top_k_args>, 344u);
+  EXPECT_EQ(kLeastBytes<tilemoe_top_k_scores_args>, 280u);
   EXPECT_EQ(kLeastBytes<tilemoe_route_top_k_args>, 152u);
   EXPECT_EQ(kLeastBytes<tilemoe_route_general_args>, 216u);
   EXPECT_EQ(kLeastBytes<tilemoe_route_rounded_args>, 280u);

@@ -51,15 +51,16 @@ struct Problem {
   Routed routed;
   std::vector<float> ds;
   std::vector<int64_t> ids;  // (T, K), top-K only
+  float factor = 1;          // of every score
 };
 
 std::unique_ptr<Problem> top_k_problem(Scoring scoring, DType dtype, int64_t T, int64_t E,
-                                       int64_t K, int64_t capacity = 0) {
+                                       int64_t K, int64_t capacity = 0, float factor = 1) {
   RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, T, E, K);
   spec.capacity = capacity;
-  auto problem = std::unique_ptr<Problem>(
-      new Problem{Matrix(make_logits(Logits::kNormal, T, E, 3), dtype, T, E, 3), Routed(spec),
-                  random_vector(T * K, 4), std::vector<int64_t>(static_cast<size_t>(T * K))});
+  auto problem = std::unique_ptr<Problem>(new Problem{
+      Matrix(make_logits(Logits::kNormal, T, E, 3), dtype, T, E, 3), Routed(spec),
+      random_vector(T * K, 4), std::vector<int64_t>(static_cast<size_t>(T * K)), factor});
   std::vector<float> scores(problem->ids.size());
   const Tensor ids(problem->ids.data(), DType::kInt64, {T, K});
   const Tensor s(scores.data(), DType::kFloat32, {T, K});
@@ -68,7 +69,8 @@ std::unique_ptr<Problem> top_k_problem(Scoring scoring, DType dtype, int64_t T, 
          .K = K,
          .logits = problem->logits.tensor(),
          .ids = ids,
-         .scores = s});
+         .scores = s,
+         .routed_scaling_factor = factor});
   Routed& routed = problem->routed;
   routed.routing().from_top_k(ids, s, routed.workspace(), routed.workspace_bytes());
   for (size_t pair = 0; pair < problem->ds.size(); ++pair)  // a skipped pair's ds is not read
@@ -85,7 +87,8 @@ std::vector<float> backward(Scoring scoring, Problem& problem, Matrix& dlogits,
                    .dlogits = dlogits.tensor(),
                    .accumulate = accumulate,
                    .workspace = problem.routed.workspace(),
-                   .workspace_bytes = problem.routed.workspace_bytes()});
+                   .workspace_bytes = problem.routed.workspace_bytes(),
+                   .routed_scaling_factor = problem.factor});
   EXPECT_TRUE(dlogits.gaps_intact());
   return dlogits.values();
 }
@@ -106,7 +109,8 @@ Row64 top_k_gradient(Scoring scoring, Problem& problem, int64_t t) {
         double loss = 0;
         for (int64_t k = 0; k < K; ++k)
           if (routing.pair_row[t * K + k] >= 0)
-            loss += scores[static_cast<size_t>(k)] * problem.ds[static_cast<size_t>(t * K + k)];
+            loss += problem.factor * scores[static_cast<size_t>(k)] *
+                    problem.ds[static_cast<size_t>(t * K + k)];
         return loss;
       });
   if (scoring != Scoring::kSoftmaxOverAll)
@@ -121,14 +125,15 @@ double rounding_of(DType dtype) {
   return dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
 }
 
+// `scale` is that of the terms that a gradient is the sum of.
 void expect_near(const std::vector<float>& got, int64_t t, const Row64& want, DType dtype,
-                 const std::vector<float>& before) {
+                 const std::vector<float>& before, double scale = 1) {
   const auto E = static_cast<int64_t>(want.size());
   for (int64_t e = 0; e < E; ++e) {
     const auto at = static_cast<size_t>(t * E + e);
     const double total = want[static_cast<size_t>(e)] + (before.empty() ? 0 : before[at]);
     const double error = std::fabs(got[at] - total);
-    ASSERT_TRUE(error <= 2e-6 + 1.01 * rounding_of(dtype) * std::fabs(total))
+    ASSERT_TRUE(error <= 2e-6 * scale + 1.01 * rounding_of(dtype) * std::fabs(total))
         << "token " << t << ", expert " << e << ": " << got[at] << ", expected " << total;
   }
 }
@@ -136,6 +141,18 @@ void expect_near(const std::vector<float>& got, int64_t t, const Row64& want, DT
 const DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
 class TopKBackward : public testing::TestWithParam<Scoring> {};
+
+TEST_P(TopKBackward, KnowsTheScoresFactor) {
+  const int64_t T = 40, E = 20, K = 4;
+  for (const float factor : {2.5f, 0.125f, -3.f}) {
+    const auto problem = top_k_problem(GetParam(), DType::kFloat32, T, E, K, 150, factor);
+    Matrix dlogits(DType::kFloat32, T, E);
+    const std::vector<float> got = backward(GetParam(), *problem, dlogits);
+    for (int64_t t = 0; t < T; ++t)
+      expect_near(got, t, top_k_gradient(GetParam(), *problem, t), DType::kFloat32, {},
+                  std::fabs(factor));
+  }
+}
 
 TEST_P(TopKBackward, EqualsCentralDifferences) {
   for (const auto& [T, E, K] : {std::tuple<int64_t, int64_t, int64_t>{40, 9, 3},

@@ -50,6 +50,9 @@ size_t TimedBackend::router_losses_scratch_bytes(int64_t T, int64_t E) const {
 void TimedBackend::top_k(const tilemoe_top_k_args& args) {
   inner_.top_k(args);
 }
+void TimedBackend::top_k_scores(const tilemoe_top_k_scores_args& args) {
+  inner_.top_k_scores(args);
+}
 void TimedBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) {
   inner_.route_top_k(routing, args);
 }

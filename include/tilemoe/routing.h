@@ -18,6 +18,11 @@ enum class Scoring : int {
   kSigmoidRenormalized = TILEMOE_SIGMOID_RENORMALIZED,
 };
 
+enum class GroupScore : int {
+  kTop2Sum = TILEMOE_GROUP_TOP2_SUM,
+  kMax = TILEMOE_GROUP_MAX,
+};
+
 enum class Rounding : int {
   kNearest = TILEMOE_ROUND_NEAREST,
   kUp = TILEMOE_ROUND_UP,
@@ -147,6 +152,10 @@ struct TopK {
   Tensor scores;                    // out, float32
   Tensor expert_counts = {};        // out, int32; optional
   void* stream = nullptr;
+  // Each token chooses among the experts of its topk_group best groups, of n_group.
+  int64_t n_group = 1, topk_group = 1;
+  GroupScore group_score = GroupScore::kTop2Sum;
+  float routed_scaling_factor = 1;
 };
 inline void top_k(const TopK& given) {
   tilemoe_top_k_args args{};
@@ -157,7 +166,33 @@ inline void top_k(const TopK& given) {
   args.logits = given.logits, args.selection_bias = given.selection_bias;
   args.ids = given.ids, args.scores = given.scores, args.expert_counts = given.expert_counts;
   args.stream = given.stream;
+  args.n_group = given.n_group, args.topk_group = given.topk_group;
+  args.group_score = static_cast<tilemoe_group_score>(given.group_score);
+  args.routed_scaling_factor = given.routed_scaling_factor;
   check(tilemoe_top_k(&args));
+}
+
+// logits (T, E), ids (T, K) chosen elsewhere -> scores (T, K), expert_counts (E).
+struct TopKScores {
+  Required<Device> device;
+  Scoring scoring = Scoring::kSoftmaxOverChosen;
+  float routed_scaling_factor = 1;
+  ConstTensor logits;
+  ConstTensor ids;            // int32 or int64
+  Tensor scores;              // out, float32
+  Tensor expert_counts = {};  // out, int32; optional
+  void* stream = nullptr;
+};
+inline void top_k_scores(const TopKScores& given) {
+  tilemoe_top_k_scores_args args{};
+  args.struct_size = sizeof args;
+  args.device = to_c(given.device);
+  args.scoring = static_cast<tilemoe_scoring>(given.scoring);
+  args.routed_scaling_factor = given.routed_scaling_factor;
+  args.logits = given.logits, args.ids = given.ids;
+  args.scores = given.scores, args.expert_counts = given.expert_counts;
+  args.stream = given.stream;
+  check(tilemoe_top_k_scores(&args));
 }
 
 // ds (pairs) float32 -> dlogits (T, E).
@@ -171,6 +206,7 @@ struct RouterBackward {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   void* stream = nullptr;
+  float routed_scaling_factor = 1;  // the scores' own
 };
 inline void router_backward(const RouterBackward& given) {
   tilemoe_router_backward_args args{};
@@ -181,6 +217,7 @@ inline void router_backward(const RouterBackward& given) {
   args.logits = given.logits, args.ds = given.ds, args.dlogits = given.dlogits;
   args.workspace = given.workspace, args.workspace_bytes = given.workspace_bytes;
   args.stream = given.stream;
+  args.routed_scaling_factor = given.routed_scaling_factor;
   check(tilemoe_router_backward(&args));
 }
 

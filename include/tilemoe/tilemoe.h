@@ -161,6 +161,13 @@ typedef enum tilemoe_scoring TILEMOE_INT {
   TILEMOE_SIGMOID_RENORMALIZED = 4  /* the same, divided by the chosen ones' sum (DeepSeek-V3) */
 } tilemoe_scoring;
 
+/* What a group of experts is worth, where a token chooses among the best groups. Both look at what
+ * experts are ranked by: the logit, or sigmoid + selection bias. */
+typedef enum tilemoe_group_score TILEMOE_INT {
+  TILEMOE_GROUP_TOP2_SUM = 0, /* the sum of its two best (DeepSeek-V3); sigmoid scorings only */
+  TILEMOE_GROUP_MAX = 1       /* its best (DeepSeek-V2) */
+} tilemoe_group_score;
+
 /* The size of a routing, known on the host before any logit is. */
 typedef struct tilemoe_routing_spec {
   uint64_t struct_size;
@@ -216,7 +223,11 @@ TILEMOE_API tilemoe_status tilemoe_routing_bind(const tilemoe_routing_spec* spec
                                                 size_t bytes, tilemoe_routing* routing);
 
 /* Top K of each token's logits. Ties go to the lower id, NaN ranks last, a token's K stand in
- * descending order. A token with any NaN logit gets K distinct valid ids and NaN scores. */
+ * descending order. A token with any NaN logit gets K distinct valid ids and NaN scores.
+ *
+ * With n_group groups of E / n_group neighbouring experts, a token chooses its K among the experts
+ * of its topk_group best groups (arXiv 2412.19437, section 2.1.2, node-limited routing); of equal
+ * groups the lower stands first. Every score is multiplied by routed_scaling_factor at last. */
 typedef struct tilemoe_top_k_args {
   uint64_t struct_size;
   tilemoe_device device;
@@ -228,8 +239,30 @@ typedef struct tilemoe_top_k_args {
   tilemoe_tensor scores;         /* out (T, K) float32, contiguous */
   tilemoe_tensor expert_counts;  /* out (E) int32: how often each expert was chosen; optional */
   void* stream;
+  int64_t n_group;                 /* at most 32, divides E; 0 and 1: no groups */
+  int64_t topk_group;              /* 1 to n_group, of at least K experts; 0 without groups */
+  tilemoe_group_score group_score; /* a sum of two asks for groups of at least 2 experts */
+  float routed_scaling_factor;     /* 0 stands for 1 */
 } tilemoe_top_k_args;
 TILEMOE_API tilemoe_status tilemoe_top_k(const tilemoe_top_k_args* args);
+
+/* The scores of experts that were chosen elsewhere, ids replayed from a rollout for instance, by the
+ * rule of `scoring`: where they are what tilemoe_top_k chooses, in its order, the scores have its
+ * bits. An id outside [0, E) is absent: it has score 0 and no part in a sum. Repeated ids each
+ * count. A token with any NaN logit gets NaN for the ids that it has. */
+typedef struct tilemoe_top_k_scores_args {
+  uint64_t struct_size;
+  tilemoe_device device;
+  tilemoe_scoring scoring;
+  float routed_scaling_factor; /* 0 stands for 1 */
+  int32_t reserved;
+  tilemoe_tensor logits;        /* (T, E) float32, bfloat16 or float16 */
+  tilemoe_tensor ids;           /* (T, K) int32 or int64, contiguous; K at least 1 */
+  tilemoe_tensor scores;        /* out (T, K) float32, contiguous */
+  tilemoe_tensor expert_counts; /* out (E) int32: how often each expert is there; optional */
+  void* stream;
+} tilemoe_top_k_scores_args;
+TILEMOE_API tilemoe_status tilemoe_top_k_scores(const tilemoe_top_k_scores_args* args);
 
 /* Builds a routing of kind TOP_K from chosen ids and scores. Rows of an expert stand in the order
  * of pairs. Ids outside [0, E) are skipped. ids (T, K) int32 or int64; scores (T, K) float32,
@@ -306,6 +339,8 @@ typedef struct tilemoe_router_backward_args {
   void* workspace;
   size_t workspace_bytes;
   void* stream;
+  float routed_scaling_factor; /* the scores' own; 0 stands for 1; rounded routing: 0 or 1 */
+  int32_t reserved;
 } tilemoe_router_backward_args;
 TILEMOE_API tilemoe_status tilemoe_router_backward(const tilemoe_router_backward_args* args);
 

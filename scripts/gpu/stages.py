@@ -234,6 +234,13 @@ def configurations(machine, folder):
                          lambda _: json.loads(file.read_text()))]
 
 
+def routing(machine, folder):
+    """Top-K, the routing from its pairs, token rounding, and top-K among the best groups."""
+    file = folder / "routing.json"
+    return [machine.item("routing", "tilemoe_cuda_routing", ["--json", str(file)], 120,
+                         lambda _: json.loads(file.read_text()))]
+
+
 def profile(machine, folder):
     missing = None if machine.profiler else "ncu is not installed"
     prefix = [machine.profiler, "--clock-control", "none", "--csv", "--print-units", "base",
@@ -259,6 +266,7 @@ STAGES = {
     "bench": bench,
     "rounding": rounding,
     "configurations": configurations,
+    "routing": routing,
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.

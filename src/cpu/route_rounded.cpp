@@ -21,8 +21,8 @@ void choose_block(const tilemoe_tensor& logits, int64_t K, int64_t block,
     for (int64_t t = scratch.tokens.begin(block); t < scratch.tokens.end(block); ++t) {
       const Logit* row = row_of<const Logit>(logits, t);
       int32_t* ids = scratch.ids + t * K;
-      const bool any_nan = choose_and_score(TILEMOE_SOFTMAX_RENORMALIZED, row, nullptr, E, K,
-                                            scratch.scores + t * K, ids);
+      const bool any_nan =
+          choose_and_score({TILEMOE_SOFTMAX_RENORMALIZED, E, K}, row, scratch.scores + t * K, ids);
       const float max = to_float(row[ids[0]]);
       const float sum = any_nan ? order::from_key(order::kNaNKey) : softmax_sum(row, E, max);
       scratch.softmax[t] = {max, sum, order::key(to_float(row[ids[K - 1]])), ids[K - 1]};

@@ -76,7 +76,7 @@ void rounded_gradient(const Logit* row, const TokenPairs& pairs, int64_t E, int6
                       float* scores, float* chosen_ds, float* g) {
   bool any_nan = false;
   with_native_fma([&]() TILEMOE_ALWAYS_INLINE {
-    any_nan = choose_and_score(TILEMOE_SOFTMAX_RENORMALIZED, row, nullptr, E, K, scores, ids);
+    any_nan = choose_and_score({TILEMOE_SOFTMAX_RENORMALIZED, E, K}, row, scores, ids);
   });
   std::fill_n(chosen_ds, K, 0.f);
   int64_t k = 0;
@@ -102,14 +102,15 @@ void rounded_gradient(const Logit* row, const TokenPairs& pairs, int64_t E, int6
   for (k = 0; k < K; ++k) g[ids[k]] += scores[k] * (chosen_ds[k] - chosen_dot);
 }
 
-// g (E) of one token, from zeros.
+// g (E) of one token, from zeros. Every s has `factor` in it, which the gradient of a share of a
+// sum sees once, as s, and not twice, as s in the dot product of all.
 template <class Logit>
-void top_k_gradient(tilemoe_scoring scoring, const Logit* row, const TokenPairs& pairs, int64_t E,
-                    float* g) {
+void top_k_gradient(tilemoe_scoring scoring, float factor, const Logit* row,
+                    const TokenPairs& pairs, int64_t E, float* g) {
   switch (scoring) {
     case TILEMOE_SOFTMAX_OVER_CHOSEN:
     case TILEMOE_SOFTMAX_RENORMALIZED: {
-      const float dot = pairs.dot();
+      const float dot = pairs.dot() / factor;
       pairs.each([&](int64_t e, float s, float ds) { g[e] += s * (ds - dot); });
       return;
     }
@@ -120,11 +121,11 @@ void top_k_gradient(tilemoe_scoring scoring, const Logit* row, const TokenPairs&
     case TILEMOE_SIGMOID:
       pairs.each([&](int64_t e, float, float ds) {
         const float x = to_float(row[e]);
-        g[e] += order::sigmoid(x) * order::sigmoid(-x) * ds;
+        g[e] += order::sigmoid(x) * order::sigmoid(-x) * (factor * ds);
       });
       return;
     case TILEMOE_SIGMOID_RENORMALIZED: {
-      const float dot = pairs.dot();
+      const float dot = pairs.dot() / factor;
       pairs.each([&](int64_t e, float s, float ds) {
         g[e] += s * order::sigmoid(-to_float(row[e])) * (ds - dot);
       });
@@ -156,7 +157,7 @@ void backward_block(const tilemoe_router_backward_args& args, int64_t block,
       rounded_gradient(row, pairs, E, K, scratch.ids + block * K, scratch.scores + block * K,
                        scratch.ds + block * K, g);
     else
-      top_k_gradient(args.scoring, row, pairs, E, g);
+      top_k_gradient(args.scoring, args.routed_scaling_factor, row, pairs, E, g);
     write_row(g, E, args.accumulate != 0, row_of<Out>(args.dlogits, t));
   }
 }

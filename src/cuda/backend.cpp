@@ -108,6 +108,7 @@ class CudaBackend final : public Backend {
     return cuda::router_losses_scratch_bytes(T, E);
   }
   void top_k(const tilemoe_top_k_args& args) override { cuda::top_k(args); }
+  void top_k_scores(const tilemoe_top_k_scores_args& args) override { cuda::top_k_scores(args); }
   void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) override {
     cuda::route_top_k(routing, args);
   }

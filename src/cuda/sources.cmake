@@ -30,6 +30,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/step/router_losses.cu
   cuda/step/score_gradient.cu
   cuda/step/top_k.cu
+  cuda/step/top_k_scores.cu
   cuda/step/up_projection_bf16.cu
   cuda/step/up_projection_f16.cu
   cuda/step/up_projection_swiglu.cu
@@ -43,7 +44,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
 # Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
 set_source_files_properties(
   cuda/step/route_rounded.cu cuda/step/router_backward.cu cuda/step/router_losses.cu
-  cuda/step/top_k.cu cuda/step/weigh_tokens.cu
+  cuda/step/top_k.cu cuda/step/top_k_scores.cu cuda/step/weigh_tokens.cu
   PROPERTIES COMPILE_OPTIONS "-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.

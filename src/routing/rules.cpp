@@ -6,6 +6,7 @@
 #include "check.h"
 #include "library_limits.h"
 #include "memory_use.h"
+#include "routing/groups.h"
 #include "routing/spec.h"
 
 namespace tilemoe {
@@ -45,6 +46,54 @@ void check_kind(const tilemoe_routing& routing, tilemoe_routing_kind expected) {
 void check_scoring(tilemoe_scoring scoring) {
   TILEMOE_CHECK(scoring >= TILEMOE_SOFTMAX_OVER_CHOSEN && scoring <= TILEMOE_SIGMOID_RENORMALIZED,
                 "scoring is " << static_cast<int>(scoring) << ", expected 0 to 4");
+}
+
+bool is_sigmoid(tilemoe_scoring scoring) {
+  return scoring == TILEMOE_SIGMOID || scoring == TILEMOE_SIGMOID_RENORMALIZED;
+}
+
+// Puts 1 in the place of 0.
+void check_factor(float& routed_scaling_factor) {
+  TILEMOE_CHECK(std::isfinite(routed_scaling_factor),
+                "routed_scaling_factor is " << routed_scaling_factor << ", expected a number");
+  if (routed_scaling_factor == 0) routed_scaling_factor = 1;
+}
+
+// Leaves one group where there is nothing to choose among groups.
+void check_groups(tilemoe_top_k_args& args, int64_t E) {
+  int64_t& n_group = args.n_group;
+  int64_t& topk_group = args.topk_group;
+  TILEMOE_CHECK(n_group >= 0 && n_group <= kMaxGroups,
+                "n_group is " << n_group << ", expected 0 to " << kMaxGroups);
+  if (n_group <= 1) {
+    TILEMOE_CHECK(topk_group == 0 || topk_group == 1,
+                  "topk_group is " << topk_group << ", expected 0 or 1: there is one group");
+    n_group = topk_group = 1;
+    return;
+  }
+  TILEMOE_CHECK(E % n_group == 0, "n_group is " << n_group << ", expected a divisor of E = " << E);
+  const int64_t size = E / n_group;
+  TILEMOE_CHECK(topk_group >= 1 && topk_group <= n_group,
+                "topk_group is " << topk_group << ", expected 1 to n_group = " << n_group);
+  TILEMOE_CHECK(args.K <= topk_group * size, "K is " << args.K << ", expected at most "
+                                                     << topk_group * size << ", the experts of "
+                                                     << topk_group << " groups");
+  switch (args.group_score) {
+    case TILEMOE_GROUP_MAX: break;
+    case TILEMOE_GROUP_TOP2_SUM:
+      TILEMOE_CHECK(
+          is_sigmoid(args.scoring),
+          "group_score is 0 (sum of the two best), expected 1 (the best): of logits a sum "
+          "of two tells nothing");
+      TILEMOE_CHECK(size >= 2, "n_group is " << n_group << " of E = " << E
+                                             << " experts, but a sum of the two best asks for "
+                                                "groups of at least 2");
+      break;
+    default:
+      TILEMOE_CHECK(false, "group_score is " << static_cast<int>(args.group_score)
+                                             << ", expected 0 (sum of the two best) or 1 (best)");
+  }
+  if (topk_group == n_group) n_group = topk_group = 1;
 }
 
 void check_tokens_and_experts(int64_t T, int64_t E, tilemoe_device device) {
@@ -112,15 +161,15 @@ void check_routing_workspace(const Backend& backend, const tilemoe_routing_spec&
 }  // namespace
 
 void top_k(const tilemoe_top_k_args* given) {
-  const tilemoe_top_k_args args = read_struct("top_k args", given);
+  tilemoe_top_k_args args = read_struct("top_k args", given);
   check_scoring(args.scoring);
   check_logits(args.logits, args.device);
   Backend& backend = backend_for(args.device);
   const int64_t T = args.logits.shape[0], E = args.logits.shape[1], K = args.K;
   TILEMOE_CHECK(K >= 1 && K <= E, "K is " << K << ", expected 1 to E = " << E);
-  const bool sigmoid =
-      args.scoring == TILEMOE_SIGMOID || args.scoring == TILEMOE_SIGMOID_RENORMALIZED;
-  if (!sigmoid)
+  check_groups(args, E);
+  check_factor(args.routed_scaling_factor);
+  if (!is_sigmoid(args.scoring))
     check_absent("selection_bias", args.selection_bias, "only the sigmoid scorings have it");
   else if (present(args.selection_bias))
     check_vector("selection_bias", args.selection_bias, E, kFloat32);
@@ -135,6 +184,31 @@ void top_k(const tilemoe_top_k_args* given) {
   memory.writes("expert_counts", args.expert_counts);
   memory.check();
   backend.top_k(args);
+}
+
+void top_k_scores(const tilemoe_top_k_scores_args* given) {
+  tilemoe_top_k_scores_args args = read_struct("top_k_scores args", given);
+  check_reserved("top_k_scores args", args.reserved);
+  check_scoring(args.scoring);
+  check_factor(args.routed_scaling_factor);
+  check_logits(args.logits, args.device);
+  Backend& backend = backend_for(args.device);
+  const int64_t T = args.logits.shape[0], E = args.logits.shape[1];
+  TILEMOE_CHECK(args.ids.ndim == 2, "ids are " << describe(args.ids) << ", expected (T, K)");
+  const int64_t K = args.ids.shape[1], most = limits::max_rows(args.device);
+  TILEMOE_CHECK(K >= 1, "K is " << K << ", expected at least 1");
+  TILEMOE_CHECK(checked_product(T, K, "T * K") <= most,
+                "T * K is " << T << " * " << K << ", expected at most " << most);
+  check_matrix("ids", args.ids, T, K, kIntegers);
+  check_matrix("scores", args.scores, T, K, kFloat32);
+  if (present(args.expert_counts)) check_vector("expert_counts", args.expert_counts, E, kInt32);
+  MemoryUse memory;
+  memory.reads("logits", args.logits);
+  memory.reads("ids", args.ids);
+  memory.writes("scores", args.scores);
+  memory.writes("expert_counts", args.expert_counts);
+  memory.check();
+  backend.top_k_scores(args);
 }
 
 void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* given) {
@@ -210,6 +284,11 @@ void router_backward(const tilemoe_router_backward_args* given) {
   const bool rounded = spec.kind == TILEMOE_ROUTING_ROUNDED;
   TILEMOE_CHECK(rounded || spec.kind == TILEMOE_ROUTING_TOP_K,
                 "the routing is of kind " << kind_name(spec.kind) << ", expected top-K or rounded");
+  check_reserved("router_backward args", args.reserved);
+  check_factor(args.routed_scaling_factor);
+  TILEMOE_CHECK(!rounded || args.routed_scaling_factor == 1,
+                "routed_scaling_factor is " << args.routed_scaling_factor
+                                            << ", expected 1: token rounding has none");
   TILEMOE_CHECK(!rounded || args.scoring == TILEMOE_SOFTMAX_RENORMALIZED,
                 "scoring is " << static_cast<int>(args.scoring)
                               << ", expected 2 (softmax renormalised), the rule of token rounding");

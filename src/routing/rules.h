@@ -6,6 +6,7 @@
 namespace tilemoe {
 
 void top_k(const tilemoe_top_k_args* args);
+void top_k_scores(const tilemoe_top_k_scores_args* args);
 void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* args);
 void route_general(tilemoe_routing* routing, const tilemoe_route_general_args* args);
 void route_rounded(tilemoe_routing* routing, const tilemoe_route_rounded_args* args);

@@ -62,6 +62,7 @@ struct BackwardCase {
   int64_t capacity = 0;  // 0: the bound
   Logits logits = Logits::kNormal;
   bool repeated_ids = false;
+  float factor = 1;  // of every score
 };
 
 void PrintTo(const BackwardCase& c, std::ostream* out) {
@@ -74,6 +75,7 @@ class BackwardTwin {
   BackwardTwin(const BackwardCase& c, tilemoe_scoring scoring, Types types, float beta)
       : scoring_(scoring),
         beta_(beta),
+        factor_(c.factor),
         routing_(spec(c)),
         logits_(types.logits, c.T, c.E, 3),
         dlogits_(types.gradient, c.T, c.E, 1),
@@ -98,6 +100,7 @@ class BackwardTwin {
     args.ds = device ? ds_.device() : ds_.host();
     args.dlogits = dlogits_.on(device);
     args.accumulate = beta_ != 0;
+    args.routed_scaling_factor = factor_;
     routing_.lend_workspace(device, args);
     expect_ok(tilemoe_router_backward(&args));
     expect_cuda(cudaDeviceSynchronize(), "router backward");
@@ -124,6 +127,7 @@ class BackwardTwin {
     args.K = c.K;
     args.logits = logits_.on(false);
     args.ids = id_tensor, args.scores = score_tensor;
+    args.routed_scaling_factor = factor_;
     expect_ok(tilemoe_top_k(&args));
     if (c.repeated_ids)
       for (size_t i = 1; i < ids.size(); i += 2) ids[i] = ids[i - 1];
@@ -142,7 +146,7 @@ class BackwardTwin {
   }
 
   tilemoe_scoring scoring_;
-  float beta_;
+  float beta_, factor_;
   TwinRouting routing_;
   TwinLogits logits_, dlogits_;
   TwinTensor ds_;
@@ -176,6 +180,8 @@ INSTANTIATE_TEST_SUITE_P(
                     BackwardCase{"overflow", 203, 37, 5, 0, 700},
                     BackwardCase{"special", 211, 19, 3, 0, 0, Logits::kSpecial},
                     BackwardCase{"repeated", 203, 37, 6, 0, 0, Logits::kNormal, true},
+                    BackwardCase{"factor", 203, 37, 5, 0, 0, Logits::kNormal, false, 2.5f},
+                    BackwardCase{"factor_many", 33, 4096, 50, 0, 0, Logits::kNormal, false, 2.5f},
                     BackwardCase{"rounded", 1203, 37, 5, 64},
                     BackwardCase{"rounded_many", 300, 4096, 8, 16},
                     BackwardCase{"rounded_ties", 903, 17, 3, 32, 0, Logits::kTies},

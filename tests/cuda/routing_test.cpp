@@ -28,13 +28,17 @@ struct TopKCase {
   tilemoe_scoring scoring = TILEMOE_SOFTMAX_OVER_CHOSEN;
   bool bias = false;
   int64_t gap = 0;
+  int64_t n_group = 1, topk_group = 1;
+  tilemoe_group_score group_score = TILEMOE_GROUP_MAX;
+  float factor = 1;
 };
 
 std::string describe(const TopKCase& c) {
   return "T " + std::to_string(c.T) + " E " + std::to_string(c.E) + " K " + std::to_string(c.K) +
          " " + routing_test::name(c.logits) + " " + tilemoe_dtype_name(c.dtype) + " " +
          tilemoe_dtype_name(c.id_dtype) + " scoring " + std::to_string(c.scoring) +
-         (c.bias ? " biased" : "");
+         (c.bias ? " biased" : "") + " groups " + std::to_string(c.n_group) + " score " +
+         std::to_string(c.group_score);
 }
 
 void expect_same_top_k(const TopKCase& c) {
@@ -59,6 +63,8 @@ void expect_same_top_k(const TopKCase& c) {
     if (c.bias) args.selection_bias = on(device, bias);
     args.ids = on(device, ids), args.scores = on(device, scores);
     args.expert_counts = on(device, counts);
+    args.n_group = c.n_group, args.topk_group = c.topk_group, args.group_score = c.group_score;
+    args.routed_scaling_factor = c.factor;
     expect_ok(tilemoe_top_k(&args));
   }
   expect_cuda(cudaDeviceSynchronize(), "top-K");
@@ -122,6 +128,81 @@ TEST(CudaRouting, TopKOfUnusualSizes) {
       expect_same_top_k(
           {.T = 2, .E = 20000, .K = K, .logits = Logits::kTies, .id_dtype = id_dtype});
   expect_same_top_k({.T = 2, .E = 200000, .K = 11, .logits = Logits::kTies});
+}
+
+// Groups by a warp and by a block: of 32 experts, of fewer and more, of sizes that no lane divides.
+TEST(CudaRouting, TopKInGroups) {
+  struct Size {
+    int64_t E, K, n_group, topk_group;
+  };
+  constexpr Size kSizes[] = {{256, 8, 8, 4},  {160, 6, 8, 3},  {12, 6, 3, 2},    {64, 4, 32, 7},
+                             {6, 1, 3, 1},    {96, 32, 3, 2},  {512, 20, 16, 5}, {384, 8, 2, 1},
+                             {300, 40, 5, 2}, {513, 3, 27, 2}, {4096, 8, 32, 2}, {1000, 9, 10, 9}};
+  for (const auto& [E, K, n_group, topk_group] : kSizes)
+    for (const tilemoe_scoring scoring : kScorings)
+      for (const Logits logits : kLogits)
+        for (const tilemoe_group_score score : {TILEMOE_GROUP_TOP2_SUM, TILEMOE_GROUP_MAX})
+          for (const tilemoe_dtype dtype : {TILEMOE_FLOAT32, TILEMOE_BFLOAT16}) {
+            const bool sigmoid = scoring >= TILEMOE_SIGMOID;
+            if (score == TILEMOE_GROUP_TOP2_SUM && !sigmoid) continue;
+            expect_same_top_k({.T = 41,
+                               .E = E,
+                               .K = K,
+                               .logits = logits,
+                               .dtype = dtype,
+                               .scoring = scoring,
+                               .bias = sigmoid,
+                               .gap = 1,
+                               .n_group = n_group,
+                               .topk_group = topk_group,
+                               .group_score = score,
+                               .factor = 2.5f});
+          }
+  for (const int64_t T : {0, 1, 5, 2113})
+    expect_same_top_k(
+        {.T = T, .E = 256, .K = 8, .scoring = TILEMOE_SIGMOID, .n_group = 8, .topk_group = 4});
+}
+
+void expect_same_scores(const TopKCase& c) {
+  SCOPED_TRACE(describe(c));
+  TwinTensor logits(c.dtype, {c.T, c.E + c.gap}), ids(c.id_dtype, {c.T, c.K});
+  TwinTensor scores(TILEMOE_FLOAT32, {c.T, c.K}), counts(TILEMOE_INT32, {c.E});
+  const std::vector<float> values = make_logits(c.logits, c.T, c.E + c.gap);
+  logits.fill([&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
+  verify::Random random(3, 1);
+  ids.fill([&](int64_t) { return static_cast<double>(random.below(c.E + 3)) - 1; });
+  for (const bool device : {false, true}) {
+    tilemoe_top_k_scores_args args{};
+    args.struct_size = sizeof args;
+    args.device = device ? TILEMOE_CUDA : TILEMOE_CPU;
+    args.scoring = c.scoring;
+    args.routed_scaling_factor = c.factor;
+    args.logits = on(device, logits);
+    args.logits.shape[1] = c.E;
+    args.ids = on(device, ids), args.scores = on(device, scores);
+    args.expert_counts = on(device, counts);
+    expect_ok(tilemoe_top_k_scores(&args));
+  }
+  expect_cuda(cudaDeviceSynchronize(), "scores of chosen experts");
+  expect_same(scores, "scores"), expect_same(counts, "counts");
+}
+
+TEST(CudaRouting, ScoresOfGivenIds) {
+  for (const auto& [E, K] :
+       {std::pair<int64_t, int64_t>{1, 1}, {8, 2}, {40, 8}, {100, 33}, {600, 600}, {4096, 70}})
+    for (const tilemoe_scoring scoring : kScorings)
+      for (const Logits logits : kLogits)
+        for (const tilemoe_dtype dtype : {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+          expect_same_scores({.T = 37,
+                              .E = E,
+                              .K = K,
+                              .logits = logits,
+                              .dtype = dtype,
+                              .id_dtype = K % 2 == 0 ? TILEMOE_INT32 : TILEMOE_INT64,
+                              .scoring = scoring,
+                              .gap = 3,
+                              .factor = 2.5f});
+  for (const int64_t T : {0, 1, 9000}) expect_same_scores({.T = T, .E = 64, .K = 6});
 }
 
 // ------------------------------------------------------------- from pairs

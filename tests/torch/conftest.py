@@ -12,6 +12,7 @@ ON_BOTH = {
     "autograd_test.py",
     "composition_test.py",
     "functional_test.py",
+    "invariance_test.py",
     "module_test.py",
     "operators_test.py",
     "overwrite_test.py",

@@ -81,6 +81,8 @@ inline tilemoe_top_k_args choice_args(const tilemoe_tensor& logits, int64_t K, i
                           .shape = {logits.shape[1]},
                           .stride = {1}};
   args.stream = stream;
+  args.n_group = args.topk_group = 1;
+  args.routed_scaling_factor = 1;
   return args;
 }
 

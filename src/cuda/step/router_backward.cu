@@ -25,6 +25,7 @@ constexpr int kTokensWindow = 512;  // of all tokens of a warp
 
 struct BackwardParams {
   tilemoe_scoring scoring;
+  float factor;  // in every s
   bool rounded;
   int64_t T, E, K;
   const int32_t* offsets;        // (E + 1)
@@ -141,20 +142,22 @@ __device__ void rounded_row(const BackwardParams& params, const TokenPairs& pair
       });
 }
 
-// What a pair gives to its expert's logit; `dot` is the sum of s ds over the token's pairs.
+// What a pair gives to its expert's logit; `dot` is the sum of s ds over the token's pairs. Every s
+// has the factor in it, which the gradient of a share of a sum sees once, as s, and not twice, as s
+// in the sum of all.
 template <class Logit>
-__device__ float pair_gradient(tilemoe_scoring scoring, const Pair& pair, float dot,
+__device__ float pair_gradient(const BackwardParams& params, const Pair& pair, float dot,
                                const Logit* row) {
-  switch (scoring) {
+  switch (params.scoring) {
     case TILEMOE_SOFTMAX_OVER_CHOSEN:
-    case TILEMOE_SOFTMAX_RENORMALIZED: return pair.s * (pair.ds - dot);
+    case TILEMOE_SOFTMAX_RENORMALIZED: return pair.s * (pair.ds - dot / params.factor);
     case TILEMOE_SOFTMAX_OVER_ALL: return pair.s * pair.ds;
     case TILEMOE_SIGMOID: {
       const float x = to_float(row[pair.expert]);
-      return order::sigmoid(x) * order::sigmoid(-x) * pair.ds;
+      return order::sigmoid(x) * order::sigmoid(-x) * (params.factor * pair.ds);
     }
     case TILEMOE_SIGMOID_RENORMALIZED:
-      return pair.s * order::sigmoid(-to_float(row[pair.expert])) * (pair.ds - dot);
+      return pair.s * order::sigmoid(-to_float(row[pair.expert])) * (pair.ds - dot / params.factor);
   }
   return 0.f;
 }
@@ -166,7 +169,7 @@ __device__ void top_k_row(const BackwardParams& params, const TokenPairs& pairs,
   const auto write = [&](const auto& of_expert) {
     write_row<Logit, Out>(
         params, pairs, row, t, window,
-        [&](const Pair& pair) { return pair_gradient(params.scoring, pair, dot, row); }, of_expert);
+        [&](const Pair& pair) { return pair_gradient(params, pair, dot, row); }, of_expert);
   };
   if (params.scoring != TILEMOE_SOFTMAX_OVER_ALL)
     return write([](int32_t, float sum) { return sum; });
@@ -231,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 6)
   __syncwarp();
   const bool exists = pair.expert >= 0;
   add_to_window(window, exists ? token * E + pair.expert : -1,
-                exists ? pair_gradient(params.scoring, pair, dot, row) : 0.f);
+                exists ? pair_gradient(params, pair, dot, row) : 0.f);
 
   for (int32_t i = 0; i < here; ++i) {
     Out* out = static_cast<Out*>(params.dlogits) + (first_token + i) * params.dlogits_stride;
@@ -272,6 +275,7 @@ void router_backward(const tilemoe_router_backward_args& args) {
   if (rounded)
     top_k(choice_args(args.logits, spec.K, scratch.ids, scratch.scores, nullptr, args.stream));
   const BackwardParams params{.scoring = args.scoring,
+                              .factor = args.routed_scaling_factor,
                               .rounded = rounded,
                               .T = spec.T,
                               .E = spec.E,

@@ -6,6 +6,7 @@
 namespace tilemoe::cuda {
 
 void top_k(const tilemoe_top_k_args& args);
+void top_k_scores(const tilemoe_top_k_scores_args& args);
 void route_top_k(const tilemoe_routing& routing, const tilemoe_route_top_k_args& args);
 void route_general(const tilemoe_routing& routing, const tilemoe_route_general_args& args);
 void route_grouped(const tilemoe_routing& routing, const tilemoe_route_grouped_args& args);

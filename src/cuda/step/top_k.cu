@@ -1,13 +1,15 @@
 // Top-K: each token's best experts and their scores. Usual sizes take a warp a token and stay in
-// its registers; many experts take a warp that looks at its row piece by piece; any other size
-// takes a block a token.
+// its registers; many experts take a warp that looks at its row piece by piece; any other size, and
+// many experts in groups, take a block a token.
 #include <algorithm>
+#include <type_traits>
 
 #include "check.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
 #include "cuda/routing/block_choice.h"
 #include "cuda/routing/float_types.h"
+#include "cuda/routing/group_choice.h"
 #include "cuda/routing/launch.h"
 #include "cuda/routing/packed_choice.h"
 #include "cuda/routing/warp_choice.h"
@@ -34,6 +36,8 @@ struct TopKParams {
   int64_t T;
   int32_t E, K;
   tilemoe_scoring scoring;
+  float factor;  // of every score
+  GroupLimit groups;
 };
 
 // What a choice by sigmoid ranks by.
@@ -72,7 +76,7 @@ __device__ __forceinline__ float score_by_warp(const TopKParams& params, const F
     if (chosen) score = order::softmax_weight(best.value, max);
     score /= params.scoring == TILEMOE_SOFTMAX_OVER_ALL ? sum_over_all(max) : sum_of_lanes(score);
   }
-  return nan ? order::from_key(order::kNaNKey) : score;
+  return nan ? order::from_key(order::kNaNKey) : score * params.factor;
 }
 
 __device__ __forceinline__ void store_by_warp(const TopKParams& params, int64_t t, int32_t id,
@@ -82,42 +86,60 @@ __device__ __forceinline__ void store_by_warp(const TopKParams& params, int64_t 
   params.scores[pair] = score;
 }
 
+// What is done to a row before its choice, where nothing limits it.
+struct NoGroups {
+  template <int kSlots>
+  __device__ __forceinline__ void limit(WarpRow<kSlots>&) const {}
+};
+
 // Lane k < K gets the k-th best of token t and its score.
-template <int kSlots>
-__device__ __forceinline__ void choose_by_warp(const TopKParams& params, int64_t t, int32_t& id,
-                                               float& score) {
+template <int kSlots, class Groups>
+__device__ __forceinline__ void choose_by_warp(const TopKParams& params, const Groups& groups,
+                                               int64_t t, int32_t& id, float& score) {
   const FloatArray logits = params.logits.row(t);
   WarpRow<kSlots> row;
   row.load(logits, params.E);
   const bool nan = row.any_nan();
   const bool by_sigmoid = ranks_by_sigmoid(params.scoring);
   if (by_sigmoid) rank_by_sigmoid(params, row);
+  groups.limit(row);
   // With 16 slots a choice of either kind would take half more registers.
   const bool packs = kSlots <= 8 && !by_sigmoid && logits.dtype != TILEMOE_FLOAT32;
   const Chosen best = packs ? PackedChoice<kSlots>(row, params.E).choose(params.K)
                             : WarpChoice<kSlots>(row, params.E).choose(params.K);
   id = best.id;
-  score = score_by_warp(params, logits, best, nan,
-                        [&](float max) { return row.softmax_sum(params.E, max); });
+  score = score_by_warp(params, logits, best, nan, [&](float max) {
+    if (!std::is_same_v<Groups, NoGroups>) row.load(logits, params.E);
+    return row.softmax_sum(params.E, max);
+  });
 }
 
-// Blocks that a multiprocessor holds at once, by the registers that a row takes.
-template <int kSlots>
-constexpr int kBlocksAtOnce = kSlots <= 4   ? 8
-                              : kSlots <= 8 ? 5
-                                            : 3;
+// Blocks that a multiprocessor holds at once, by the registers that a row and its groups take.
+template <int kSlots, bool kGroups>
+constexpr int kBlocksAtOnce = kSlots <= 4   ? (kGroups ? 6 : 8)
+                              : kSlots <= 8 ? (kGroups ? 4 : 5)
+                                            : (kGroups ? 2 : 3);
 
-template <int kSlots>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kSlots>)
+template <int kSlots, bool kGroups>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kSlots, kGroups>)
     top_k_by_warps(const TopKParams params) {
+  using Groups = std::conditional_t<kGroups, WarpGroups<kSlots>, NoGroups>;
   __shared__ int32_t counts[kSlots * kWarp];
   for (int e = static_cast<int>(threadIdx.x); e < params.E; e += kThreads) counts[e] = 0;
   __syncthreads();
+  const auto groups = [&] {
+    if constexpr (kGroups) {
+      __shared__ float rows[kWarps][WarpGroups<kSlots>::kSharedFloats];
+      return Groups(params.groups, rows[threadIdx.x / kWarp]);
+    } else {
+      return Groups();
+    }
+  }();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
   for (int64_t t = blockIdx.x * kWarps + threadIdx.x / kWarp; t < params.T; t += stride) {
     int32_t id;
     float score;
-    choose_by_warp<kSlots>(params, t, id, score);
+    choose_by_warp<kSlots>(params, groups, t, id, score);
     if (lane_index() >= params.K) continue;
     store_by_warp(params, t, id, score);
     if (params.counts != nullptr) atomicAdd(&counts[id], 1);
@@ -201,7 +223,9 @@ __device__ void score_by_block(const TopKParams& params, const FloatArray& logit
 
 __global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams params) {
   using Choice = BlockChoice<kThreads>;
+  using Groups = BlockGroups<kThreads>;
   __shared__ typename Choice::Shared shared;
+  __shared__ typename Groups::Shared shared_groups;
   extern __shared__ float shared_values[];  // (K), then the ids (K)
   const int32_t E = params.E, K = params.K;
   for (int64_t t = blockIdx.x; t < params.T; t += gridDim.x) {
@@ -216,18 +240,26 @@ __global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams 
     for (int64_t e = threadIdx.x; e < E; e += kThreads)
       nan |= order::key(logits.at(e)) == order::kNaNKey;
     nan = __syncthreads_or(nan);
+    const auto choose = [&](const auto& value) {
+      if (params.groups.n_group == 1) return Choice::choose(shared, value, E, K, values, ids);
+      const uint32_t best = Groups::best_groups(shared_groups, params.groups, value);
+      Choice::choose(
+          shared,
+          [&](int32_t e) {
+            const bool in_best = best >> e / params.groups.size & 1;
+            return in_best ? value(e) : order::from_key(order::kNaNKey);
+          },
+          E, K, values, ids);
+    };
     if (ranks_by_sigmoid(params.scoring))
-      Choice::choose(
-          shared, [&](int32_t e) { return biased_sigmoid(params, logits.at(e), e); }, E, K, values,
-          ids);
+      choose([&](int32_t e) { return biased_sigmoid(params, logits.at(e), e); });
     else
-      Choice::choose(
-          shared, [&](int32_t e) { return logits.at(e); }, E, K, values, ids);
+      choose([&](int32_t e) { return logits.at(e); });
     score_by_block(params, logits, ids, values);
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {  // each thread its own
       const auto id = static_cast<int32_t>(ids.at(k));
       if (in_shared) ids_out.set(k, id);
-      scores_out[k] = nan ? order::from_key(order::kNaNKey) : values[k];
+      scores_out[k] = nan ? order::from_key(order::kNaNKey) : values[k] * params.factor;
       if (params.counts != nullptr) atomicAdd(&params.counts[id], 1);
     }
     __syncthreads();  // the next token's choice overwrites this one's
@@ -240,12 +272,21 @@ unsigned warp_blocks(const TopKParams& params, int64_t each) {
       std::min<int64_t>((params.T + kWarps - 1) / kWarps, current_device().multiprocessors * each));
 }
 
+template <int kSlots, bool kGroups>
+void launch_warps(const TopKParams& params, cudaStream_t stream) {
+  launch_kernel("top-K",
+                {.blocks = warp_blocks(params, kBlocksAtOnce<kSlots, kGroups>),
+                 .threads = kThreads,
+                 .stream = stream},
+                top_k_by_warps<kSlots, kGroups>, params);
+}
+
 template <int kSlots>
 void launch_warps(const TopKParams& params, cudaStream_t stream) {
-  launch_kernel(
-      "top-K",
-      {.blocks = warp_blocks(params, kBlocksAtOnce<kSlots>), .threads = kThreads, .stream = stream},
-      top_k_by_warps<kSlots>, params);
+  if (params.groups.limits())
+    launch_warps<kSlots, true>(params, stream);
+  else
+    launch_warps<kSlots, false>(params, stream);
 }
 
 void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
@@ -279,13 +320,16 @@ void top_k(const tilemoe_top_k_args& args) {
                           .T = T,
                           .E = static_cast<int32_t>(E),
                           .K = static_cast<int32_t>(args.K),
-                          .scoring = args.scoring};
+                          .scoring = args.scoring,
+                          .factor = args.routed_scaling_factor,
+                          .groups = GroupLimit(args, static_cast<int32_t>(E))};
   if (params.counts != nullptr)
     TILEMOE_CHECK_CUDA(
         cudaMemsetAsync(params.counts, 0, static_cast<size_t>(E) * sizeof(int32_t), stream),
         "top-K: " << E << " counts");
   if (T == 0) return;
-  if (E > kMaxWideExperts || args.K > kWarp)
+  const bool many_in_groups = E > kMaxWarpExperts && params.groups.limits();
+  if (E > kMaxWideExperts || args.K > kWarp || many_in_groups)
     launch_blocks(params, stream);
   else if (E > kMaxWarpExperts)
     launch_wide_warps(params, stream);
