@@ -84,15 +84,15 @@ std::tuple<Tensor, Tensor, Tensor> choose(const Call& call, const Tensor& logits
   return {scores, ids, expert_counts};
 }
 
-std::tuple<Tensor, Tensor, Tensor> top_k(Tensor logits, MaybeTensor selection_bias, int64_t K,
-                                         int64_t scoring, ScalarType ids_dtype) {
+std::tuple<Tensor, Tensor, Tensor> top_k(const Tensor& logits, const MaybeTensor& selection_bias,
+                                         int64_t K, int64_t scoring, ScalarType ids_dtype) {
   const Call call({{"logits", logits}, {"selection_bias", selection_bias}});
   return choose(call, logits, selection_bias, K, scoring, ids_dtype);
 }
 
 // The gradient is that of a routing, so one is built again from what was chosen.
-Tensor top_k_backward(Tensor dscores, Tensor ids, Tensor scores, MaybeTensor logits, int64_t E,
-                      int64_t scoring, ScalarType dtype) {
+Tensor top_k_backward(const Tensor& dscores, const Tensor& ids, const Tensor& scores,
+                      const MaybeTensor& logits, int64_t E, int64_t scoring, ScalarType dtype) {
   const Call call({{"dscores", dscores}, {"ids", ids}, {"scores", scores}, {"logits", logits}});
   const Tensor routing = route_top_k(ids, scores, E);
   const tilemoe_routing_spec spec =
@@ -100,8 +100,8 @@ Tensor top_k_backward(Tensor dscores, Tensor ids, Tensor scores, MaybeTensor log
   return logits_gradient(call, bind_routing(call, spec, routing), dscores, logits, scoring, dtype);
 }
 
-Tensor router_backward(Tensor ds, Tensor routing, MaybeTensor logits, int64_t kind, int64_t E,
-                       int64_t K, int64_t scoring, ScalarType dtype) {
+Tensor router_backward(const Tensor& ds, const Tensor& routing, const MaybeTensor& logits,
+                       int64_t kind, int64_t E, int64_t K, int64_t scoring, ScalarType dtype) {
   const Call call({{"ds", ds}, {"routing", routing}, {"logits", logits}});
   if (!logits && ds.dim() != 2) refuse("ds has shape " + describe_shape(ds) + ", expected (T, K)");
   const int64_t T = logits ? logits->size(0) : ds.size(0);
@@ -110,7 +110,7 @@ Tensor router_backward(Tensor ds, Tensor routing, MaybeTensor logits, int64_t ki
   return logits_gradient(call, bind_routing(call, spec, routing), ds, logits, scoring, dtype);
 }
 
-Tensor router_losses(Tensor logits, Tensor expert_counts) {
+Tensor router_losses(const Tensor& logits, const Tensor& expert_counts) {
   const Call call({{"logits", logits}, {"expert_counts", expert_counts}});
   LossesArgs losses_args(call, logits, expert_counts);
   const Tensor losses = call.empty({2}, ScalarType::Float);
@@ -119,8 +119,8 @@ Tensor router_losses(Tensor logits, Tensor expert_counts) {
   return losses;
 }
 
-Tensor router_losses_backward(Tensor logits, Tensor expert_counts, double balance_coefficient,
-                              double z_coefficient) {
+Tensor router_losses_backward(const Tensor& logits, const Tensor& expert_counts,
+                              double balance_coefficient, double z_coefficient) {
   const Call call({{"logits", logits}, {"expert_counts", expert_counts}});
   LossesArgs losses_args(call, logits, expert_counts);
   const Tensor dlogits = call.zeros({logits.size(0), logits.size(1)}, ScalarType::Float);

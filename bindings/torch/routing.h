@@ -1,6 +1,8 @@
 // The routing of a batch as one opaque int32 tensor, laid out by tilemoe_routing_bind.
 #pragma once
 
+#include <tuple>
+
 #include "call.h"
 
 namespace tilemoe_torch {
@@ -36,6 +38,11 @@ class NewRouting {
   Tensor workspace_;
   tilemoe_routing routing_{};
 };
+
+// Routes by the logits, and how often each expert was chosen (E).
+std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logits,
+                                            const MaybeTensor& selection_bias, int64_t K,
+                                            int64_t scoring);
 
 // The routing that `tensor` holds.
 tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,

@@ -33,9 +33,11 @@ _SPLIT = GATE_LAYOUTS.index("split")
 
 def number(what, names, name):
     """The enum's number of `name`."""
-    if name not in names:
-        raise ValueError(f"tilemoe: {what} is {name!r}, expected one of {', '.join(names)}")
-    return names.index(name)
+    try:
+        return names.index(name)
+    except ValueError:
+        expected = ", ".join(names)
+        raise ValueError(f"tilemoe: {what} is {name!r}, expected one of {expected}") from None
 
 
 def is_gated(activation):

@@ -78,8 +78,9 @@ class _Routed(_Experts, total=False):
 class _Layer(NamedTuple):
     """What the experts compute, and how a call of them is differentiated."""
 
-    weights: tuple[Tensor | None, ...]  # W1, W1_up, W2, b1, b1_up, b2
-    shape: tuple[int | float, ...]  # activation, gate_layout, clamp, alpha, up_shift, column_blocks
+    weights: list[Tensor | None]  # _packing.WEIGHTS
+    numbers: tuple[int, ...]  # _packing.NUMBERS from activation on
+    reals: list[float]  # _packing.REALS
     overwrite_H: bool | None
     weight_grad_out: WeightGradients | None
     accumulate: bool
@@ -397,12 +398,13 @@ def _check_shape(name, tensor, *shape):
 def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
            column_blocks, overwrite_H, weight_grad_out, accumulate):  # fmt: skip
     return _Layer(
-        (W1, W1_up, W2, b1, b1_up, b2),
+        [W1, W1_up, W2, b1, b1_up, b2],
         (
             _rules.number("activation", _rules.ACTIVATIONS, activation),
             _rules.number("gate_layout", _rules.GATE_LAYOUTS, gate_layout),
-            clamp, alpha, up_shift, column_blocks,
+            column_blocks,
         ),
+        [clamp, alpha, up_shift],
         overwrite_H,
         weight_grad_out,
         accumulate,
@@ -412,8 +414,8 @@ def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, 
 def _top_k(x, logits, layer, addend, K, scoring, selection_bias, return_aux):
     """O (T, d), and where it is asked for its Aux."""
     scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
-    args = (x, logits, selection_bias, layer, addend, (K, scoring), return_aux)
-    found = _run(_ops.moe.default, *args)
+    rule = (_rules.TOP_K, K, scoring)
+    found = _run(_ops.moe.default, x, logits, selection_bias, layer, addend, (), rule, return_aux)
     if not return_aux:
         return found
     out, routing, counts = found
@@ -454,19 +456,20 @@ def _cast(tensor, dtype):
 
 def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
     """O (T, d) of a routing that was built."""
-    rule = (kind, K, capacity, scoring)
-    return _run(_ops.experts.default, x, router, routing, layer, addend, rule)
+    rule = (kind, K, scoring)
+    return _run(_ops.experts.default, x, router, routing, layer, addend, (capacity,), rule)
 
 
-def _run(op, x, router, third, layer, addend, rule, more=False):
-    """`moe` or `experts`, whose third argument and first numbers are `third` and `rule`. O, and
-    where `more` is asked for what else it gives; H is autograd's."""
+def _run(op, x, router, third, layer, addend, capacity, rule, more=False):
+    """`moe` or `experts`, whose third argument is `third`, and which has a capacity or none; rule:
+    _packing.NUMBERS up to activation. O, and where `more` is asked for what else it gives; H is
+    autograd's."""
     weights = layer.weights
     device_type = x.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         x, addend = _cast(x, dtype), _cast(addend, dtype)
-        weights = tuple([_cast(weight, dtype) for weight in weights])
+        weights = [_cast(weight, dtype) for weight in weights]
     _library.require_dtype(x)
     tensors = (x, router, *weights, addend)
     given = layer.weight_grad_out
@@ -474,22 +477,21 @@ def _run(op, x, router, third, layer, addend, rule, more=False):
         for name, weight, out in zip(given._fields, weights, given):
             if weight is not None:
                 _library.require_together(weight, name, **{f"weight_grad_out.{name}": out})
+    rest = (*capacity, [*rule, *layer.numbers], layer.reals)
     if not torch.is_grad_enabled():
         found = ops.call_undifferentiated(
-            op, x, router, third, *weights, addend, *rule, *layer.shape, False, False
+            op, x, router, third, weights, addend, *rest, False, False
         )
     elif given is None and (
         torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     ):
         keep_H = any(t is not None and t.requires_grad for t in tensors[:-1])
         found = ops.call(
-            op, x, router, third, *weights, addend, *rule, *layer.shape, keep_H,
-            bool(layer.overwrite_H),
-        )  # fmt: skip
+            op, x, router, third, weights, addend, *rest, keep_H, bool(layer.overwrite_H)
+        )
     else:
-        numbers = (*rule, *layer.shape)
         accumulate = given is not None and layer.accumulate
         return ops.differentiated(
-            op, tensors, third, numbers, layer.overwrite_H, more, given, accumulate
+            op, tensors, third, rest, layer.overwrite_H, more, given, accumulate
         )
     return (found[0], *found[2:]) if more else found[0]

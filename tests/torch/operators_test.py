@@ -9,15 +9,26 @@ import torch
 import torch.testing._internal.optests
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 import tilemoe
 from layers import E, K, T, d, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE
-from tilemoe import ops
+from tilemoe import _packing, ops
 
 tm = torch.ops.tilemoe
-CONFIG = (0, 0, 0.0, 0.0, 0.0, 1)  # swiglu, concatenated
-CHOSEN = (0, K, 0, torch.float32)  # top-K, softmax over the chosen
+
+
+def packed(kind=0, K=K, scoring=0, activation=0, gate_layout=0, column_blocks=1, reals=(0.0,) * 3):
+    """An operator's numbers and reals; without arguments top-K, softmax over the chosen, swiglu,
+    concatenated."""
+    return [kind, K, scoring, activation, gate_layout, column_blocks], list(reals)
+
+
+def places(**given):
+    """An operator's gradients, and their places."""
+    assert given.keys() <= set(_packing.GRADIENTS)
+    return _packing.pack_gradients([given.get(name) for name in _packing.GRADIENTS])
 
 
 def zeros(*shape):
@@ -37,8 +48,8 @@ def example():
     )
     scores, ids, counts = tm.top_k(logits, None, K, 0, torch.int32)
     routing, _ = tm.route_logits(logits, None, K, 0)
-    layer = (W1, None, W2, b1, None, b2)
-    O, H = tm.experts(X, logits, routing, *layer, None, 0, K, T * K, 0, *CONFIG, True, False)
+    layer = [W1, None, W2, b1, None, b2]
+    O, H = tm.experts(X, logits, routing, layer, None, T * K, *packed(), True, False)
     return dict(
         logits=logits, X=X, layer=layer, scores=scores, ids=ids, counts=counts, routing=routing,
         H=H, ds=normal(T, K, seed=3, dtype=torch.float32),
@@ -49,18 +60,15 @@ def example():
 def experts_arguments(x, X=None, layer=None, addend=None, keep_H=True):
     X = x["X"] if X is None else X
     layer = x["layer"] if layer is None else layer
-    return (
-        X, x["logits"], x["routing"], *layer, addend, 0, K, T * K, 0, *CONFIG, keep_H, False,
-    )  # fmt: skip
+    return X, x["logits"], x["routing"], layer, addend, T * K, *packed(), keep_H, False
 
 
 def backward_out_arguments(x, consume):
-    gradients = [
-        torch.zeros_like(t) if t is not None else None for t in (x["X"], x["ds"], *x["layer"])
-    ]
+    gradients = _packing.pack_gradients(
+        [torch.zeros_like(t) if t is not None else None for t in (x["X"], x["ds"], *x["layer"])]
+    )
     H = (None, x["H"]) if consume else (x["H"], None)
-    layer = (x["routing"], *x["layer"])
-    return (x["dO"], x["X"], *H, *layer, *gradients, 0, K, *CONFIG, True)
+    return x["dO"], x["X"], *H, x["routing"], x["layer"], *gradients, *packed(), True
 
 
 def _split_transposed():
@@ -89,32 +97,32 @@ def cases():
     yield (
         "experts",
         experts_arguments(x, leaf(x["X"]), [leaf(w) for w in layer], leaf(x["X"])),
-        (leaf(x["X"]), leaf(logits), routing, *split, None, 0, K, T * K, 0, 0, 2, *CONFIG[2:], True,
+        (leaf(x["X"]), leaf(logits), routing, split, None, T * K, *packed(gate_layout=2), True,
          False),
     )  # fmt: skip
-    whole = (None, K, 1, *CONFIG, True, False)
-    yield "moe", (x["X"], logits, None, *layer, *whole)
+    all_scores = (*packed(scoring=1), True, False)
+    yield "moe", (x["X"], logits, None, layer, None, *all_scores)
     leaves = [leaf(w) for w in layer]
-    yield "moe", (leaf(x["X"]), leaf(logits), None, *leaves, leaf(x["X"]), *whole[1:])
-    yield "moe", (x["X"], logits, torch.ones(E), *layer, None, K, 3, *CONFIG, False, False)
+    yield "moe", (leaf(x["X"]), leaf(logits), None, leaves, leaf(x["X"]), *all_scores)
+    yield "moe", (x["X"], logits, torch.ones(E), layer, None, *packed(scoring=3), False, False)
     saved = (x["dO"], x["X"], x["H"], routing)
+    chosen = (*packed(), torch.float32)
     yield (
         "experts_backward",
-        *((*saved, *layer, None, *CHOSEN, *CONFIG, w) for w in (1, 2, 4, 16, 1 | 32 | 128)),
+        *((*saved, layer, None, *chosen, w) for w in (1, 2, 4, 16, 1 | 32 | 128)),
     )
-    yield "experts_backward", (*saved, *layer, logits, 0, K, 3, torch.float32, *CONFIG, 3)
+    yield "experts_backward", (*saved, layer, logits, *packed(scoring=3), torch.float32, 3)
     split = [w.detach() for w in split]
-    yield "experts_backward", (*saved, *split, None, *CHOSEN, 0, 2, *CONFIG[2:], 255)
-    over_H, given = (*saved, *layer, None), (torch.zeros_like(layer[0]), *(None,) * 5)
+    yield "experts_backward", (*saved, split, None, *packed(gate_layout=2), torch.float32, 255)
+    over_H, dW1 = (*saved, layer, None), torch.zeros_like(layer[0])
     yield (
         "experts_backward_over_H",
-        *((*over_H, *(None,) * 6, *CHOSEN, *CONFIG, w, False) for w in (1, 2, 4, 16, 1 | 4 | 32)),
-        (*over_H, *given, *CHOSEN, *CONFIG, 1 | 2 | 16 | 32, True),
-        (None, *over_H[1:], *(None,) * 6, *CHOSEN, *CONFIG, 4 | 32, False),
+        *((*over_H, *places(), *chosen, w, False) for w in (1, 2, 4, 16, 1 | 4 | 32)),
+        (*over_H, *places(dW1=dW1), *chosen, 1 | 2 | 16 | 32, True),
+        (None, *over_H[1:], *places(), *chosen, 4 | 32, False),
     )
     yield "experts_backward_out", *(backward_out_arguments(x, consume) for consume in (False, True))
-    dW1 = (None, None, torch.zeros_like(layer[0]), *(None,) * 5)
-    second = (None, x["X"], None, x["H"], routing, *layer, *dW1, 0, K, *CONFIG, False)
+    second = (None, x["X"], None, x["H"], routing, layer, *places(dW1=dW1), *packed(), False)
     yield "experts_backward_out", second
     yield from other_kinds(x)
     yield "router_backward", (x["ds"], routing, None, 0, E, K, 0, torch.float32)
@@ -136,11 +144,12 @@ def other_kinds(x):
         (1, 0, -1, 20, general),
         (3, 0, -1, T, grouped),
     ):
-        forward = (X, None, routing, *layer, None, kind, k, rows, scoring, *CONFIG)
+        what = packed(kind, k, scoring)
+        forward = (X, None, routing, layer, None, rows, *what)
         yield "experts", (*forward, False, False)  # with H, its rows past the last would be NaN
         _, H = tm.experts(*forward, True, False)
-        of_router = (logits if scoring >= 0 else None, kind, k, scoring, torch.float32)
-        yield "experts_backward", (dO, X, H, routing, *layer, *of_router, *CONFIG, 1 | 2 | 4)
+        read = logits if scoring >= 0 else None
+        yield "experts_backward", (dO, X, H, routing, layer, read, *what, torch.float32, 1 | 2 | 4)
     ds = normal(capacity, seed=5, dtype=torch.float32)
     yield "router_backward", (ds, rounded, logits, 2, E, K, 2, torch.float32)
 
@@ -340,35 +349,88 @@ OPERATORS = sorted(
 )
 
 
+NAMES_IN = {"weights": _packing.WEIGHTS, "gradients": _packing.GRADIENTS}
+
+
 def placeholders(schema):
-    """Something for every argument, the optional ones too: what is refused before anything is
-    looked at needs no right shape."""
+    """Something for every argument, the optional ones too, by name: what is refused before anything
+    is looked at needs no right shape."""
     by_type = {"int": 1, "SymInt": 1, "float": 0.0, "bool": False, "ScalarType": torch.float32}
-    of = lambda a: torch.ones(2, 2) if "Tensor" in str(a.type) else by_type[str(a.type)]
-    made = [of(argument) for argument in schema.arguments]
-    names = [a.name for a, value in zip(schema.arguments, made) if torch.is_tensor(value)]
-    return dict(zip((a.name for a in schema.arguments), made)), names
+    of_list = {"numbers": [1] * len(_packing.NUMBERS), "reals": [0.0] * len(_packing.REALS)}
+
+    def of(argument):
+        if argument.name in NAMES_IN:
+            return [torch.ones(2, 2) for _ in NAMES_IN[argument.name]]
+        if argument.name == "places":
+            return 2 ** len(_packing.GRADIENTS) - 1
+        if argument.name in of_list:
+            return of_list[argument.name]
+        return torch.ones(2, 2) if "Tensor" in str(argument.type) else by_type[str(argument.type)]
+
+    return {argument.name: of(argument) for argument in schema.arguments}
+
+
+def tensors_in(arguments):
+    """{the name that an error has: (argument, place in it or None)}"""
+    found = {}
+    for name, value in arguments.items():
+        if name in NAMES_IN:
+            found |= {of: (name, i) for i, of in enumerate(NAMES_IN[name])}
+        elif torch.is_tensor(value):
+            found[name] = (name, None)
+    return found
+
+
+def changed(arguments, where, change):
+    """The values of `arguments`, one tensor of them changed."""
+    name, i = where
+    value = arguments[name]
+    if i is None:
+        return (arguments | {name: change(value)}).values()
+    return (arguments | {name: [*value[:i], change(value[i]), *value[i + 1 :]]}).values()
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_tensor_on_another_device_is_refused_by_its_name(name):
     """By what runs where torch sees one on meta, and by the kernel itself."""
     op = getattr(tm, name).default
-    arguments, names = placeholders(op._schema)
-    here = arguments[names[0]].device
+    arguments = placeholders(op._schema)
+    tensors = tensors_in(arguments)
+    first, *others = tensors
+    here = arguments[first].device
     key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, DEVICE.upper()))
     for other in DEVICES:
-        for moved in names:
-            values = (arguments | {moved: arguments[moved].to(other)}).values()
-            if moved == names[0]:
-                if len(names) == 1:
+        for moved, where in tensors.items():
+            values = changed(arguments, where, lambda tensor: tensor.to(other))
+            if moved == first:
+                if not others:
                     continue
-                sentence = f"^tilemoe: {names[1]} is on {here} and {moved} on {other}$"
+                sentence = f"^tilemoe: {others[0]} is on {here} and {moved} on {other}$"
             else:
-                sentence = f"^tilemoe: {moved} is on {other} and {names[0]} on {here}$"
+                sentence = f"^tilemoe: {moved} is on {other} and {first} on {here}$"
             for calling in (op, lambda *values: op.redispatch(key, *values)):
                 with pytest.raises(ValueError, match=sentence):
                     ops.call(calling, *values)
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name.startswith(("experts", "moe"))])
+def test_lists_of_another_length_are_refused(name):
+    """In the same words by what is traced and by the kernel; and weights without W1 or W2."""
+    op = getattr(tm, name).default
+    here = placeholders(op._schema)
+    on_meta = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), here)
+    for arguments in (here, on_meta):
+        for changed_list in {"weights", "gradients", "numbers", "reals"} & arguments.keys():
+            value = arguments[changed_list]
+            for wrong in (value[:-1], [*value, value[-1]]):
+                sentence = f"{changed_list} has length {len(wrong)}, expected {len(value)}"
+                with pytest.raises(ValueError, match=sentence):
+                    ops.call(op, *(arguments | {changed_list: wrong}).values())
+        for i, absent in ((0, "W1"), (2, "W2")):
+            weights = [*arguments["weights"]]
+            weights[i] = None
+            with pytest.raises(ValueError, match=f"{absent} is absent"):
+                ops.call(op, *(arguments | {"weights": weights}).values())
 
 
 def test_a_function_names_the_tensor_that_is_elsewhere():
@@ -494,12 +556,12 @@ def test_functional_transforms_are_refused(name):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_no_operator_loses_a_tangent(name):
     op = getattr(tm, name).default
-    arguments, names = placeholders(op._schema)
-    for given in names:
+    arguments = placeholders(op._schema)
+    for where in tensors_in(arguments).values():
         with forward_ad.dual_level():
-            dual = forward_ad.make_dual(arguments[given], torch.ones(2, 2))
+            dual = lambda tensor: forward_ad.make_dual(tensor, torch.ones(2, 2))
             with pytest.raises(NotImplementedError, match="forward-mode"):
-                op(*(arguments | {given: dual}).values())
+                op(*changed(arguments, where, dual))
 
 
 def test_a_routing_of_other_sizes_is_refused():

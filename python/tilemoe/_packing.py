@@ -1,0 +1,25 @@
+"""What stands where in the lists that operators take: bindings/torch/packing.h in Python."""
+
+WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
+GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
+NUMBERS = ("kind", "K", "scoring", "activation", "gate_layout", "column_blocks")
+REALS = ("clamp", "alpha", "up_shift")
+
+
+class At:
+    """Places in `numbers`."""
+
+    KIND, K, SCORING, ACTIVATION, GATE_LAYOUT, COLUMN_BLOCKS = range(len(NUMBERS))
+
+
+def pack_gradients(all_of_them):
+    """The eight, None for the absent, as the operators take them: (gradients, places)."""
+    places = 0
+    for bit, gradient in enumerate(all_of_them):
+        if gradient is not None:
+            places |= 1 << bit
+    return [gradient for gradient in all_of_them if gradient is not None], places
+
+
+def names_of_gradients(places):
+    return [name for bit, name in enumerate(GRADIENTS) if places & 1 << bit]
