@@ -31,7 +31,8 @@ from tilemoe.bench import machine
 
 T, d, n, E, K = 8, 64, 32, 8, 2
 BARS = {"without gradient": 25.0, "factor": 1.3, "more": 10.0}
-NUMBERS = [0, K, 0, 0, 0, 1], [0.0] * 3  # top-K, softmax over the chosen, swiglu, concatenated
+# Top-K, softmax over the chosen, one group; swiglu, concatenated.
+NUMBERS = [0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0]
 REGISTERED = ("moe", "experts_backward_over_H")
 
 

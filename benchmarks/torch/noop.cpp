@@ -29,7 +29,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
     const std::vector<double>& /*reals*/, bool keep_H, bool /*overwrite_H*/) {
   // Large enough for three numbers a pair and the experts' offsets; nobody reads it.
   const Tensor& W1 = *weights[kW1];
-  const int64_t pairs = X.size(0) * unpack<Numbers>("numbers", numbers).K, E = W1.size(0);
+  const int64_t pairs = X.size(0) * unpack<Numbers>("numbers", numbers).rule.K, E = W1.size(0);
   return {torch::stable::empty_like(X),
           keep_H ? empty(X, {pairs, W1.size(1)}, X.scalar_type()) : empty(X, {0}, X.scalar_type()),
           empty(logits, {3 * pairs + E + 16}, ScalarType::Int),

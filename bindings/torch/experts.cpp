@@ -87,9 +87,9 @@ tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& wei
 tilemoe_routing_spec spec_of(const Call& call, const Tensor& X, const tilemoe_experts& experts,
                              const Numbers& numbers, int64_t capacity) {
   check_dims("X", X, 2, "(T, d)");
-  const auto kind = narrowed<tilemoe_routing_kind>("kind", numbers.kind);
+  const auto kind = narrowed<tilemoe_routing_kind>("kind", numbers.rule.kind);
   const int64_t T = kind == TILEMOE_ROUTING_GROUPED ? 0 : X.size(0);
-  return routing_spec(call, kind, T, experts.E, numbers.K, capacity);
+  return routing_spec(call, kind, T, experts.E, numbers.rule.K, capacity);
 }
 
 Tensor workspace_for(const Call& call, const tilemoe_experts& experts,
@@ -156,8 +156,8 @@ void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H
   check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
   if (wanted & bit(kDX)) gradients[kDX] = call.empty({X.size(0), X.size(1)}, X.scalar_type());
   if (wanted & bit(kDs))
-    gradients[kDs] = numbers.kind == TILEMOE_ROUTING_TOP_K
-                         ? call.empty({X.size(0), numbers.K}, ScalarType::Float)
+    gradients[kDs] = numbers.rule.kind == TILEMOE_ROUTING_TOP_K
+                         ? call.empty({X.size(0), numbers.rule.K}, ScalarType::Float)
                          : call.empty({H.size(0)}, ScalarType::Float);
   for (size_t place = 0; place < kWeights; ++place) {
     if (!(wanted & bit(kDWeights + place))) continue;
@@ -251,13 +251,14 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
 
 // What router_backward makes of ds.
 Tensor of_logits(const Call& call, const Tensor& ds, const Tensor& X, const Tensor& routing,
-                 const Weights& weights, const MaybeTensor& logits, const Numbers& numbers,
+                 const Weights& weights, const MaybeTensor& logits, const Config& config,
                  ScalarType dtype) {
+  const Rule& rule = config.numbers.rule;
   const tilemoe_routing_spec spec =
-      routing_spec(call, narrowed<tilemoe_routing_kind>("kind", numbers.kind), X.size(0),
-                   weights.W2().size(0), numbers.K, ds.numel());
-  return logits_gradient(call, bind_routing(call, spec, routing), ds, logits, numbers.scoring,
-                         dtype);
+      routing_spec(call, narrowed<tilemoe_routing_kind>("kind", rule.kind), X.size(0),
+                   weights.W2().size(0), rule.K, ds.numel());
+  return logits_gradient(call, bind_routing(call, spec, routing), ds, logits, rule.scoring,
+                         config.reals.routed_scaling_factor, dtype);
 }
 
 }  // namespace
@@ -288,11 +289,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
                    {"addend", addend}});
   const Weights weights(weight_list);
   const Config config(numbers, reals);
-  const Numbers& rule = config.numbers;
+  const Rule& rule = config.numbers.rule;
   if (rule.kind != TILEMOE_ROUTING_TOP_K)
     refuse("kind is " + std::to_string(rule.kind) + ", expected that of a top-K routing");
   const auto [routing, expert_counts] =
-      choose_and_route(call, logits, selection_bias, rule.K, rule.scoring);
+      choose_and_route(call, logits, selection_bias, rule, config.reals.routed_scaling_factor);
   const auto [O, H] =
       forward(call, X, routing, weights, addend, logits.size(0) * rule.K, config, keep_H);
   return {O, H, routing, expert_counts};
@@ -315,8 +316,8 @@ std::vector<Tensor> experts_backward(const Tensor& dO, const Tensor& X, const Te
   allocate(call, wanted, X, H, weights, config.numbers, false, gradients);
   backward(call, dO, X, H, TILEMOE_BACKWARD_WHOLE, routing, weights, config, gradients, false);
   MaybeTensor& ds = gradients[kDs];
-  if (ds && config.numbers.scoring >= 0)
-    ds = of_logits(call, *ds, X, routing, weights, logits, config.numbers, router_dtype);
+  if (ds && config.numbers.rule.scoring >= 0)
+    ds = of_logits(call, *ds, X, routing, weights, logits, config, router_dtype);
   return in_order(gradients, wanted);
 }
 
@@ -350,8 +351,8 @@ std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
   try {
     const MaybeTensor ds = gradients[kDs];
     MaybeTensor dlogits;
-    if (ds && config.numbers.scoring >= 0)
-      dlogits = of_logits(call, *ds, X, routing, weights, logits, config.numbers, router_dtype);
+    if (ds && config.numbers.rule.scoring >= 0)
+      dlogits = of_logits(call, *ds, X, routing, weights, logits, config, router_dtype);
     if (last) {
       allocate(call, wanted & last, X, H, weights, config.numbers, accumulate, gradients);
       backward(call, std::nullopt, X, H, TILEMOE_BACKWARD_REST, routing, weights, config,

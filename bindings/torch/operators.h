@@ -12,18 +12,24 @@ namespace tilemoe_torch {
 
 // router.cpp
 std::tuple<Tensor, Tensor, Tensor> top_k(const Tensor& logits, const MaybeTensor& selection_bias,
-                                         int64_t K, int64_t scoring, ScalarType ids_dtype);
+                                         const std::vector<int64_t>& rule,
+                                         double routed_scaling_factor, ScalarType ids_dtype);
+Tensor scores_at(const Tensor& logits, const Tensor& ids, int64_t scoring,
+                 double routed_scaling_factor);
 Tensor top_k_backward(const Tensor& dscores, const Tensor& ids, const Tensor& scores,
-                      const MaybeTensor& logits, int64_t E, int64_t scoring, ScalarType dtype);
+                      const MaybeTensor& logits, int64_t E, int64_t scoring,
+                      double routed_scaling_factor, ScalarType dtype);
 Tensor router_backward(const Tensor& ds, const Tensor& routing, const MaybeTensor& logits,
-                       int64_t kind, int64_t E, int64_t K, int64_t scoring, ScalarType dtype);
+                       int64_t E, const std::vector<int64_t>& rule, double routed_scaling_factor,
+                       ScalarType dtype);
 Tensor router_losses(const Tensor& logits, const Tensor& expert_counts);
 Tensor router_losses_backward(const Tensor& logits, const Tensor& expert_counts,
                               double balance_coefficient, double z_coefficient);
 
 // routing.cpp
 std::tuple<Tensor, Tensor> route_logits(const Tensor& logits, const MaybeTensor& selection_bias,
-                                        int64_t K, int64_t scoring);
+                                        const std::vector<int64_t>& rule,
+                                        double routed_scaling_factor);
 Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E);
 Tensor route_general(const Tensor& tokens, const Tensor& experts, const Tensor& scores, int64_t T,
                      int64_t E);

@@ -35,12 +35,20 @@ static_assert(TILEMOE_GRADIENT_B1 == bit(kDWeights + kB1));
 static_assert(TILEMOE_GRADIENT_B1_UP == bit(kDWeights + kB1Up));
 static_assert(TILEMOE_GRADIENT_B2 == bit(kDWeights + kB2));
 
-// int[] numbers: what the routing is, then what an expert computes. kind, activation and
-// gate_layout are tilemoe.h's enums; scoring too, or -1 where the scores were given.
-struct Numbers {
+// int[] rule: what the routing is, and by which rule of choice. kind, scoring and group_score are
+// tilemoe.h's enums; scoring is -1 where the scores were given.
+struct Rule {
   int64_t kind;
   int64_t K;
   int64_t scoring;
+  int64_t n_group;
+  int64_t topk_group;
+  int64_t group_score;
+};
+
+// int[] numbers: the rule's, then what an expert computes; tilemoe.h's enums again.
+struct Numbers {
+  Rule rule;
   int64_t activation;
   int64_t gate_layout;
   int64_t column_blocks;
@@ -48,6 +56,7 @@ struct Numbers {
 
 // float[] reals
 struct Reals {
+  double routed_scaling_factor;
   double clamp;
   double alpha;
   double up_shift;

@@ -62,17 +62,19 @@ Tensor routing_workspace(const Call& call, const tilemoe_routing_spec& spec, siz
 }
 
 std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logits,
-                                            const MaybeTensor& selection_bias, int64_t K,
-                                            int64_t scoring) {
+                                            const MaybeTensor& selection_bias, const Rule& rule,
+                                            double routed_scaling_factor) {
   const auto [scores, ids, expert_counts] =
-      choose(call, logits, selection_bias, K, scoring, ScalarType::Int);
+      choose(call, logits, selection_bias, rule, routed_scaling_factor, ScalarType::Int);
   return {build_top_k(call, ids, scores, logits.size(1)), expert_counts};
 }
 
 std::tuple<Tensor, Tensor> route_logits(const Tensor& logits, const MaybeTensor& selection_bias,
-                                        int64_t K, int64_t scoring) {
+                                        const std::vector<int64_t>& rule,
+                                        double routed_scaling_factor) {
   const Call call({{"logits", logits}, {"selection_bias", selection_bias}});
-  return choose_and_route(call, logits, selection_bias, K, scoring);
+  return choose_and_route(call, logits, selection_bias, unpack<Rule>("rule", rule),
+                          routed_scaling_factor);
 }
 
 Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E) {

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "call.h"
+#include "packing.h"
 
 namespace tilemoe_torch {
 
@@ -41,8 +42,8 @@ class NewRouting {
 
 // Routes by the logits, and how often each expert was chosen (E).
 std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logits,
-                                            const MaybeTensor& selection_bias, int64_t K,
-                                            int64_t scoring);
+                                            const MaybeTensor& selection_bias, const Rule& rule,
+                                            double routed_scaling_factor);
 
 // The routing that `tensor` holds.
 tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,

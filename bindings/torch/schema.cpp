@@ -2,16 +2,20 @@
 // are registered in Python (python/tilemoe/ops.py).
 #include "namespace.h"
 
-// What stands where in the lists `weights`, `gradients`, `numbers` and `reals` is in packing.h.
+// What stands where in the lists `weights`, `gradients`, `rule`, `numbers` and `reals` is in
+// packing.h.
 TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   // logits (T, E) -> scores (T, K) float32, ids (T, K), expert_counts (E) int32
   m.def(
-      "top_k(Tensor logits, Tensor? selection_bias, int K, int scoring, ScalarType ids_dtype) -> "
-      "(Tensor scores, Tensor ids, Tensor expert_counts)");
-  // dscores (T, K) -> dlogits (T, E) of `dtype`; logits only where the scoring's rule reads them
+      "top_k(Tensor logits, Tensor? selection_bias, int[] rule, float routed_scaling_factor, "
+      "ScalarType ids_dtype) -> (Tensor scores, Tensor ids, Tensor expert_counts)");
+  // logits (T, E), ids (T, K) -> scores (T, K) float32; 0 for ids outside [0, E)
+  m.def("scores_at(Tensor logits, Tensor ids, int scoring, float routed_scaling_factor) -> Tensor");
+  // Of both: dscores (T, K) -> dlogits (T, E) of `dtype`; logits only where the scoring's rule
+  // reads them
   m.def(
       "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
-      "int scoring, ScalarType dtype) -> Tensor");
+      "int scoring, float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
   // 10000 * major + 100 * minor + patch of the library that computes
   m.def("version() -> int");
@@ -22,8 +26,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
   // A routing is one opaque int32 tensor, laid out by tilemoe_routing_bind.
   m.def(
-      "route_logits(Tensor logits, Tensor? selection_bias, int K, int scoring) -> "
-      "(Tensor routing, Tensor expert_counts)");
+      "route_logits(Tensor logits, Tensor? selection_bias, int[] rule, "
+      "float routed_scaling_factor) -> (Tensor routing, Tensor expert_counts)");
   m.def("route_top_k(Tensor ids, Tensor scores, int E) -> Tensor");
   m.def("route_general(Tensor tokens, Tensor experts, Tensor scores, SymInt T, int E) -> Tensor");
   m.def(
@@ -71,8 +75,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "float[] reals, bool accumulate) -> ()");
   // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
   m.def(
-      "router_backward(Tensor ds, Tensor routing, Tensor? logits, int kind, int E, int K, "
-      "int scoring, ScalarType dtype) -> Tensor");
+      "router_backward(Tensor ds, Tensor routing, Tensor? logits, int E, int[] rule, "
+      "float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
   // logits (T, E), expert_counts (E) int32 -> (2) float32: balance, z
   m.def("router_losses(Tensor logits, Tensor expert_counts) -> Tensor");

@@ -2,14 +2,17 @@
 
 WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
-NUMBERS = ("kind", "K", "scoring", "activation", "gate_layout", "column_blocks")
-REALS = ("clamp", "alpha", "up_shift")
+RULE = ("kind", "K", "scoring", "n_group", "topk_group", "group_score")
+NUMBERS = (*RULE, "activation", "gate_layout", "column_blocks")
+REALS = ("routed_scaling_factor", "clamp", "alpha", "up_shift")
 
 
 class At:
-    """Places in `numbers`."""
+    """Places in `numbers`, of which `rule` is the beginning, and in `reals`."""
 
-    KIND, K, SCORING, ACTIVATION, GATE_LAYOUT, COLUMN_BLOCKS = range(len(NUMBERS))
+    KIND, K, SCORING, N_GROUP, TOPK_GROUP, GROUP_SCORE = range(len(RULE))
+    ACTIVATION, GATE_LAYOUT, COLUMN_BLOCKS = range(len(RULE), len(NUMBERS))
+    ROUTED_SCALING_FACTOR, CLAMP, ALPHA, UP_SHIFT = range(len(REALS))
 
 
 def pack_gradients(all_of_them):

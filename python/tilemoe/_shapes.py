@@ -6,7 +6,7 @@ import functools
 import torch
 
 from ._library import NAMESPACE, operators
-from ._packing import GRADIENTS, NUMBERS, REALS, WEIGHTS, At, names_of_gradients
+from ._packing import GRADIENTS, NUMBERS, REALS, RULE, WEIGHTS, At, names_of_gradients
 from ._rules import (
     GENERAL,
     GROUPED,
@@ -127,23 +127,33 @@ def _check_K(K, E):
 
 
 @_register("top_k")
-def _(logits, selection_bias, K, scoring, ids_dtype):
+def _(logits, selection_bias, rule, routed_scaling_factor, ids_dtype):
     _check_dims("logits", logits, 2, "(T, E)")
-    T, E = logits.shape
+    _check_length("rule", rule, RULE)
+    (T, E), K = logits.shape, rule[At.K]
     _check_K(K, E)
     scores = logits.new_empty((T, K), dtype=torch.float32)
     return scores, logits.new_empty((T, K), dtype=ids_dtype), _int32(logits, E)
 
 
+@_register("scores_at")
+def _(logits, ids, scoring, routed_scaling_factor):
+    _check_dims("logits", logits, 2, "(T, E)")
+    _check_dims("ids", ids, 2, "(T, K)")
+    _check_shape("tilemoe_top_k_scores", "ids", ids, logits.shape[0], ids.shape[1])
+    return logits.new_empty(ids.shape, dtype=torch.float32)
+
+
 @_register("top_k_backward")
-def _(dscores, ids, scores, logits, E, scoring, dtype):
+def _(dscores, ids, scores, logits, E, scoring, routed_scaling_factor, dtype):
     return dscores.new_empty((ids.shape[0], E), dtype=dtype)
 
 
 @_register("route_logits")
-def _fake_route_logits(logits, selection_bias, K, scoring):
+def _fake_route_logits(logits, selection_bias, rule, routed_scaling_factor):
     _check_dims("logits", logits, 2, "(T, E)")
-    T, E = logits.shape
+    _check_length("rule", rule, RULE)
+    (T, E), K = logits.shape, rule[At.K]
     _check_K(K, E)
     return _int32(logits, routing_elements(TOP_K, T, E, T * K)), _int32(logits, E)
 
@@ -196,9 +206,9 @@ def _fake_experts(
 @_register("moe")
 def _(X, logits, selection_bias, weights, addend, numbers, reals, keep_H, overwrite_H):
     _check_lists(weights, numbers, reals)
-    K, scoring = numbers[At.K], numbers[At.SCORING]
-    routing, expert_counts = _fake_route_logits(logits, selection_bias, K, scoring)
-    capacity = logits.shape[0] * K
+    rule, factor = numbers[: len(RULE)], reals[At.ROUTED_SCALING_FACTOR]
+    routing, expert_counts = _fake_route_logits(logits, selection_bias, rule, factor)
+    capacity = logits.shape[0] * rule[At.K]
     O, H = _fake_experts(
         X, logits, routing, weights, addend, capacity, numbers, reals, keep_H, overwrite_H
     )
@@ -262,7 +272,8 @@ def _(dO, X, H, H_consumed, routing, weights, gradients, places, numbers, reals,
 
 
 @_register("router_backward")
-def _(ds, routing, logits, kind, E, K, scoring, dtype):
+def _(ds, routing, logits, E, rule, routed_scaling_factor, dtype):
+    _check_length("rule", rule, RULE)
     T = logits.shape[0] if logits is not None else ds.shape[0]
     return ds.new_empty((T, E), dtype=dtype)
 

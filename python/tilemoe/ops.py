@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 
 from ._library import NAMESPACE, operators
 from ._overwrite import capture_of, is_read_last, is_traced
-from ._packing import GRADIENTS, WEIGHTS, At, pack_gradients
+from ._packing import GRADIENTS, RULE, WEIGHTS, At, pack_gradients
 from ._rules import GROUPED, SCORES_GIVEN, TOP_K, offsets_of, reads_logits
 from ._shapes import WANTED_B1, WANTED_B1_UP, WANTED_W1, WANTED_W1_UP, WANTED_X, empty_gradients
 
@@ -96,20 +96,31 @@ def call_in_backward(op, *args):
 
 
 def _top_k_context(ctx, inputs, output):
-    logits, _, _, scoring, _ = inputs
+    logits, _, rule, routed_scaling_factor, _ = inputs
     scores, ids, expert_counts = output
     ctx.mark_non_differentiable(ids, expert_counts)
+    _save_scores(ctx, logits, ids, scores, rule[At.SCORING], routed_scaling_factor)
+
+
+def _scores_at_context(ctx, inputs, output):
+    logits, ids, *how = inputs
+    _save_scores(ctx, logits, ids, output, *how)
+
+
+def _save_scores(ctx, logits, ids, scores, scoring, routed_scaling_factor):
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(ids, scores, logits if reads_logits(scoring, TOP_K) else None)
-    ctx.E, ctx.dtype, ctx.scoring = logits.shape[1], logits.dtype, scoring
+    ctx.how = logits.shape[1], scoring, routed_scaling_factor, logits.dtype
 
 
-def _top_k_backward(ctx, dscores, _ids, _counts):
+def _scores_backward(ctx, dscores, *_):
+    """Of `top_k` and of `scores_at`, whose first argument has a gradient and no other."""
+    others = (None,) * (len(ctx.needs_input_grad) - 1)
     if dscores is None:
-        return (None,) * 5
+        return None, *others
     ids, scores, logits = ctx.saved_tensors
-    args = (dscores, ids, scores, logits, ctx.E, ctx.scoring, ctx.dtype)
-    return call_in_backward(_ops.top_k_backward.default, *args), None, None, None, None
+    args = (dscores, ids, scores, logits, *ctx.how)
+    return call_in_backward(_ops.top_k_backward.default, *args), *others
 
 
 def _router_losses_context(ctx, inputs, output):
@@ -212,9 +223,9 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
 
 
 def _router_gradient(ctx, call, ds, routing, logits, weights):
-    kind, K, scoring = (ctx.numbers[place] for place in (At.KIND, At.K, At.SCORING))
-    E = weights[0].shape[0]
-    args = (ds, routing, logits, kind, E, K, scoring, ctx.router_dtype)
+    E, rule = weights[0].shape[0], ctx.numbers[: len(RULE)]
+    factor = ctx.reals[At.ROUTED_SCALING_FACTOR]
+    args = (ds, routing, logits, E, rule, factor, ctx.router_dtype)
     return call(_ops.router_backward.default, *args)
 
 
@@ -477,7 +488,8 @@ def _differentiate(name, save, backward):
     _library_of_gradients.impl(name, kernel, "Autograd")
 
 
-_differentiate("top_k", _top_k_context, _top_k_backward)
+_differentiate("top_k", _top_k_context, _scores_backward)
+_differentiate("scores_at", _scores_at_context, _scores_backward)
 _differentiate("router_losses", _router_losses_context, _router_losses_backward)
 _differentiate("experts", _experts_context, _layer_backward)
 _differentiate("moe", _moe_context, _layer_backward)
@@ -511,5 +523,5 @@ for _name in ("top_k_backward", "experts_backward", "router_backward", "router_l
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
 for _name in (*_ROUTES, "experts_backward_out", "experts_backward_over_H"):
     _refuse_tangents_alone(_name)
-for _name in ("top_k", *_ROUTES, "experts", "moe", "router_losses"):
+for _name in ("top_k", "scores_at", *_ROUTES, "experts", "moe", "router_losses"):
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

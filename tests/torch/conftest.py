@@ -16,7 +16,9 @@ ON_BOTH = {
     "module_test.py",
     "operators_test.py",
     "overwrite_test.py",
+    "router_test.py",
     "torchtitan_test.py",
+    "transformers_routers_test.py",
 }
 ON_CUDA_ALONE = {
     "cuda_memory_test.py",

@@ -331,7 +331,7 @@ def test_the_operators_leave_H_as_it_is():
     want = expected(tensors)
     x, logits, W1, W2 = tensors.values()
     weights = [W1, None, W2, None, None, None]
-    packed = ([0, K, 0, 0, 0, 1], [0.0] * 3)
+    packed = ([0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0])
     O, H, routing, _ = torch.ops.tilemoe.moe(
         x, logits, None, weights, None, *packed, True, False
     )

@@ -16,10 +16,14 @@ def names(array):
 
 
 def fields(record, kind):
+    """Those of a record within one in their place."""
     (found,) = re.findall(rf"struct {record} {{(.*?)}};", TEXT, re.DOTALL)
     declared = re.findall(r"(\w+) (\w+);", found)
-    assert len(declared) == found.count(";") and {of for of, _ in declared} == {kind}
-    return tuple(name for _, name in declared)
+    assert len(declared) == found.count(";") > 0
+    made = ()
+    for of, name in declared:
+        made += (name,) if of == kind else fields(of, kind)
+    return made
 
 
 def test_lists_of_tensors():
@@ -28,13 +32,16 @@ def test_lists_of_tensors():
 
 
 def test_lists_of_numbers():
+    assert fields("Rule", "int64_t") == _packing.RULE
     assert fields("Numbers", "int64_t") == _packing.NUMBERS
     assert fields("Reals", "double") == _packing.REALS
 
 
 def test_places_in_them():
     places = {name: at for name, at in vars(_packing.At).items() if name.isupper()}
-    assert places == {name.upper(): i for i, name in enumerate(_packing.NUMBERS)}
+    of_lists = [*enumerate(_packing.NUMBERS), *enumerate(_packing.REALS)]
+    assert places == {name.upper(): i for i, name in of_lists}
+    assert _packing.NUMBERS[: len(_packing.RULE)] == _packing.RULE
 
 
 def test_bits_of_gradients():

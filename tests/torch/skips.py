@@ -33,6 +33,7 @@ NEED = {
         "pretrain_trained_test.py::test_transformers_computes_the_same_function",
         "transformers_distributed_test.py",
         "transformers_models_test.py",
+        "transformers_routers_test.py",
         "transformers_test.py",
     ],
     "accelerate": ["finetune_test.py"],

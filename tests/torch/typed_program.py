@@ -21,7 +21,12 @@ tilemoe.set_block_turns(1)
 assert_type(tilemoe.moe(x, logits, W1, W2, K=K, activation="geglu"), Tensor)
 out, aux = tilemoe.moe(x, logits, W1, W2, K=K, rounding="stochastic", m=4, seed=1, offset=2, return_aux=True)
 assert_type(aux, tilemoe.Aux)
-scores, ids = tilemoe.topk_router(logits, K, scoring="sigmoid", selection_bias=torch.zeros(E))
+scores, ids = tilemoe.top_k(
+    logits, K, scoring="sigmoid", selection_bias=torch.zeros(E), n_group=2, topk_group=1,
+    group_score="top2_sum", routed_scaling_factor=2.5,
+)  # fmt: skip
+assert_type(tilemoe.scores_at(logits, ids, scoring="sigmoid", routed_scaling_factor=2.5), Tensor)
+out = tilemoe.moe(x, logits, W1, W2, K=K, n_group=2, group_score="max", routed_scaling_factor=2.5)
 assert_type(tilemoe.moe(x, scores, W1, W2, ids=ids, addend=x, column_blocks=2), Tensor)
 balance, z = tilemoe.router_losses(logits, aux.expert_counts)
 assert_type(balance, Tensor)
