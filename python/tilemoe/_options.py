@@ -6,7 +6,6 @@ import torch
 
 from . import _rules
 
-_SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 # Token rounding divides a chosen expert's probability by the token's chosen sum: these do the same.
 _ROUNDED_SCORINGS = ("softmax_over_chosen", "softmax_renormalized")
 
@@ -62,7 +61,7 @@ def check_activation(activation: str, clamp: float, alpha: float, up_shift: floa
 
 def check_scoring(scoring: str, selection_bias: bool, rounding: str | None, m: int) -> None:
     _rules.number("scoring", _rules.SCORINGS, scoring)
-    if selection_bias and scoring not in _SIGMOIDS:
+    if selection_bias and scoring not in _rules.SIGMOIDS:
         raise ValueError(
             f"tilemoe: scoring is {scoring!r}, but only the sigmoid scorings have a selection bias"
         )
@@ -72,3 +71,26 @@ def check_scoring(scoring: str, selection_bias: bool, rounding: str | None, m: i
     _rules.number("scoring under token rounding", _ROUNDED_SCORINGS, scoring)
     if m < 1:
         raise ValueError(f"tilemoe: m is {m}, expected at least 1")
+
+
+def check_groups(
+    E: int,
+    K: int,
+    scoring: str,
+    rounding: str | None,
+    n_group: int,
+    topk_group: int,
+    group_score: str | None,
+    routed_scaling_factor: float,
+) -> None:
+    """Of the group-limited choice, and of the factor on the scores."""
+    _check_int("n_group", n_group)
+    _check_int("topk_group", topk_group)
+    _rules.rule(E, K, scoring, n_group, topk_group, group_score)
+    _rules.check_factor(routed_scaling_factor)
+    for name, value in (("n_group", n_group), ("routed_scaling_factor", routed_scaling_factor)):
+        if rounding is not None and value != 1:
+            raise ValueError(
+                f"tilemoe: rounding is {rounding!r} and {name} {value}, which token rounding does "
+                "not know"
+            )

@@ -13,11 +13,19 @@ from torch import Tensor, nn
 
 from . import _library, _options
 from ._autocast import autocast_dtype
-from ._distributed import Spread, is_dtensor
+from ._distributed import Spread, is_dtensor, plain
 from .experts import Experts, SharedExpertGate, SharedExperts
 from .functional import Activation
 from .router import Router
-from .routing import Counter, Rounding, Scoring, router_losses, shaped_like
+from .routing import (
+    Counter,
+    GroupScore,
+    Rounding,
+    Scoring,
+    router_losses,
+    scores_at,
+    shaped_like,
+)
 
 
 class MoEAux(NamedTuple):
@@ -30,7 +38,7 @@ class MoEAux(NamedTuple):
     expert_counts: Tensor  # (E) int32: tokens that chose an expert, before rounding
     dropped: Tensor  # () int32: chosen pairs that rounding leaves out
     added: Tensor  # () int32: pairs that rounding adds
-    without: Tensor  # () int32: tokens that rounding leaves without an expert
+    without: Tensor  # () int32: tokens that rounding, or the given ids, leave without an expert
 
 
 class MoE(nn.Module):
@@ -49,6 +57,13 @@ class MoE(nn.Module):
         bias: the experts have biases.
         scoring: scores from logits: "softmax_over_chosen", "softmax_over_all",
             "softmax_renormalized", "sigmoid", "sigmoid_renormalized".
+        n_group, topk_group: the experts stand in `n_group` groups of neighbours, at most 32, and a
+            token chooses its K among those of its `topk_group` best groups (DeepSeek). 1: no groups.
+        group_score: of a group: "top2_sum" of its two best experts' sigmoid + selection bias, for
+            the sigmoid scorings alone; or "max", of its best. None: the former under the sigmoid
+            scorings, the latter under the softmaxes.
+        routed_scaling_factor: every score is multiplied by it, after any renormalisation; the
+            shared experts are not.
         selection_bias: experts are chosen by sigmoid + bias, the bias not in the score
             (DeepSeek-V3); sigmoid scorings only. See `update_selection_bias`.
         rounding: in training, round each expert's tokens to a multiple of `m`: "nearest", "up",
@@ -108,6 +123,10 @@ class MoE(nn.Module):
         up_shift: float = 0.0,
         bias: bool = False,
         scoring: Scoring = "softmax_over_chosen",
+        n_group: int = 1,
+        topk_group: int = 1,
+        group_score: GroupScore | None = None,
+        routed_scaling_factor: float = 1.0,
         selection_bias: bool = False,
         rounding: Rounding | None = None,
         m: int = 128,
@@ -141,6 +160,9 @@ class MoE(nn.Module):
         _options.check_dtypes(dtype=dtype, router_dtype=router_dtype)
         _options.check_activation(activation, clamp, alpha, up_shift)
         _options.check_scoring(scoring, selection_bias, rounding, m)
+        _options.check_groups(
+            E, K, scoring, rounding, n_group, topk_group, group_score, routed_scaling_factor
+        )
         if shared_expert_gate and not shared_intermediate_size:
             raise ValueError(
                 "tilemoe: shared_expert_gate is True, but shared_intermediate_size is "
@@ -155,6 +177,8 @@ class MoE(nn.Module):
             )
         self.d, self.n, self.E, self.K = d, n, E, K
         self.scoring, self.rounding, self.m = scoring, rounding, m
+        self.n_group, self.topk_group, self.group_score = n_group, topk_group, group_score
+        self.routed_scaling_factor = routed_scaling_factor
         self.rounding_tokens = rounding_tokens
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
         self.column_blocks, self.overwrite_H = column_blocks, overwrite_H
@@ -192,6 +216,8 @@ class MoE(nn.Module):
         x: Tensor,
         seed: Counter | None = None,
         offset: Counter | None = None,
+        *,
+        ids: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, MoEAux]:
         """Routes the tokens of x and computes their experts.
 
@@ -199,15 +225,20 @@ class MoE(nn.Module):
             x: the tokens, of the parameters' dtype or of autocast's.
             seed, offset: of stochastic rounding, int or int64 tensor of one element; in training it
                 needs both. The same two give the same rounding: count `offset` up once a step.
+            ids: each token's experts, int32 or int64, where they were chosen elsewhere, in a
+                rollout for instance; one outside [0, E), -1 say, is none. Their scores are those
+                that `scoring` gives the gate's logits at these ids, so gradients reach the gate;
+                no expert is chosen here, and aux counts what was given.
 
         Shape:
-            x (..., d) -> out (..., d).
+            x (..., d), ids (..., K) -> out (..., d).
 
         Returns:
             out, and with the constructor's `return_aux` a `MoEAux` beside it.
 
         Raises:
-            ValueError: x does not fit, or stochastic rounding lacks seed or offset.
+            ValueError: x or ids do not fit, stochastic rounding lacks seed or offset, or ids are
+                given where rounding is on: in training, with the constructor's `rounding`.
         """
         _library.require_device(x, "x")
         if autocast_dtype(x.device) is None:
@@ -225,15 +256,19 @@ class MoE(nn.Module):
         tokens = local.reshape(-1, self.d)  # (T, d)
         own = self._cast(tokens)
         logits = self.gate(tokens if self.gate.dtype else own, spread)  # (T, E)
+        if ids is None:
+            router, routing = logits, self._choice(rounding, seed, offset)
+        else:
+            router, routing = self._replay(logits, self._rows_of_ids(ids, x, spread), rounding)
         found = self.experts(
             own,
-            logits,
+            router,
             spread,
             addend=self._shared(own, spread),
             column_blocks=self.column_blocks,
             overwrite_H=self.overwrite_H,
             return_aux=self.return_aux,
-            **self._choice(rounding, seed, offset),
+            **routing,
         )
         out, aux = found if self.return_aux else (found, None)
         out = shaped_like(out, local)
@@ -264,12 +299,42 @@ class MoE(nn.Module):
             K=self.K,
             scoring=self.scoring,
             selection_bias=self.gate.e_score_correction_bias,
+            n_group=self.n_group,
+            topk_group=self.topk_group,
+            group_score=self.group_score,
+            routed_scaling_factor=self.routed_scaling_factor,
             rounding=rounding,
             m=self.m,
             rounding_tokens=self.rounding_tokens,
             seed=seed if is_drawn else None,
             offset=offset if is_drawn else None,
         )
+
+    def _replay(
+        self, logits: Tensor, ids: Tensor, rounding: Rounding | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """logits (T, E), ids (T, K) -> scores (T, K), arguments of functional.moe."""
+        if rounding is not None:
+            raise ValueError(
+                f"tilemoe: ids are given, and rounding is {rounding!r}, which in training chooses "
+                "other pairs: make the layer without rounding, or call eval()"
+            )
+        scores = scores_at(
+            logits, ids, scoring=self.scoring, routed_scaling_factor=self.routed_scaling_factor
+        )
+        return scores, dict(ids=ids)
+
+    def _rows_of_ids(self, ids: Tensor, x: Tensor, spread: Spread | None) -> Tensor:
+        """ids (..., K) as this rank's (T, K)."""
+        _library.require_together(x, "x", ids=ids)
+        if ids.shape != (*x.shape[:-1], self.K):
+            expected = (*x.shape[:-1], self.K)
+            raise ValueError(f"tilemoe: ids has shape {tuple(ids.shape)}, expected {expected}")
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"tilemoe: ids is {ids.dtype}, expected int32 or int64")
+        if spread is not None:
+            ids = spread.local_like_x("ids", ids)
+        return plain("ids", ids).reshape(-1, self.K)
 
     def _shared(self, tokens: Tensor, spread: Spread | None) -> Tensor | None:
         """tokens (T, d) -> the shared experts' (T, d)."""
@@ -319,6 +384,10 @@ class MoE(nn.Module):
             shown |= {"rounding": self.rounding, "m": self.m}
         defaults = {
             "rounding_tokens": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "group_score": None,
+            "routed_scaling_factor": 1.0,
             "balance_coefficient": 0.0,
             "z_coefficient": 0.0,
         }

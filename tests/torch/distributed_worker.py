@@ -209,6 +209,22 @@ def dtensor_shared(job):
     dtensor(job, **SHARED)
 
 
+def dtensor_ids(job):
+    """Experts that were chosen elsewhere lie as the tokens do."""
+    moe = job.make(scoring="sigmoid_renormalized", z_coefficient=0.1)
+    x, dO = (t.detach() for t in job.batch())
+    g = torch.Generator().manual_seed(7)
+    ids = torch.rand(*SHAPE, moe.E, generator=g).argsort(-1)[..., : moe.K].to(job.device)
+    want_out, want_aux = moe(x, ids=ids)
+    for placement in (Shard(0), Replicate()):
+        spread = [distribute_tensor(t, job.mesh, [placement]) for t in (x, ids)]
+        out, aux = moe(spread[0], ids=spread[1])
+        assert_close(out.full_tensor(), want_out.double(), "out")
+        assert torch.equal(aux.expert_counts.full_tensor(), want_aux.expert_counts)
+        expect("ids must be one with the same", lambda: moe(spread[0], ids=ids))
+    expect("ids is a DTensor and x is not", lambda: moe(x, ids=spread[1]))
+
+
 def dtensor_refusals(job):
     moe = job.make()
     x, _ = job.batch()
@@ -268,6 +284,7 @@ SCENARIOS = (
     fsdp_mixed_precision_shared,
     dtensor,
     dtensor_shared,
+    dtensor_ids,
     dtensor_refusals,
     local_part,
     distributed_checkpoint,

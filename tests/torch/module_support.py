@@ -46,7 +46,7 @@ def run(moe, x, dO, **arguments):
     return {"out": out, **aux._asdict()} | {"d" + k: g for k, g in zip(wanted, gradients)}
 
 
-def expected(moe, x, dO, seed=None, offset=None, stored=None):
+def expected(moe, x, dO, seed=None, offset=None, ids=None, stored=None):
     """The same in float64, rounding to `stored` where the experts store, if that is given. The logits
     have the module's own values, so that the same experts are chosen, and the gradient of their
     float64 product."""
@@ -62,23 +62,36 @@ def expected(moe, x, dO, seed=None, offset=None, stored=None):
     logits = _with_value(logits, logits_of_module)
     names = ("activation", "clamp", "alpha", "up_shift")
     form = {name: getattr(moe.experts, name) for name in names}
+    if ids is None:
+        router = logits
+        choice = dict(
+            K=K,
+            scoring=moe.scoring,
+            selection_bias=moe.gate.e_score_correction_bias,
+            n_group=moe.n_group,
+            topk_group=moe.topk_group,
+            group_score=moe.group_score,
+            routed_scaling_factor=moe.routed_scaling_factor,
+            rounding=moe.rounding if moe.training else None,
+            m=moe.m,
+            rounding_tokens=moe.rounding_tokens,
+            seed=seed,
+            offset=offset,
+        )
+    else:
+        choice = dict(ids=ids.reshape(-1, K))
+        how = dict(scoring=moe.scoring, routed_scaling_factor=moe.routed_scaling_factor)
+        router = reference.scores_at(logits, choice["ids"], **how)
     out, aux = reference.moe(
         flat,
-        logits,
+        router,
         p[up],
         p["experts.down_proj"],
-        K=K,
         b1=p.get(up + "_bias"),
         b2=p.get("experts.down_proj_bias"),
         **form,
         addend=expected_of_shared(moe, p, x, flat, form, stored),
-        scoring=moe.scoring,
-        selection_bias=moe.gate.e_score_correction_bias,
-        rounding=moe.rounding if moe.training else None,
-        m=moe.m,
-        rounding_tokens=moe.rounding_tokens,
-        seed=seed,
-        offset=offset,
+        **choice,
         return_aux=True,
         stored=stored,
     )

@@ -56,6 +56,11 @@ shared = tilemoe.MoE(
     clamp=7.0, alpha=1.702, up_shift=1.0, return_aux=False,
 )  # fmt: skip
 assert shared.shared_experts is not None and shared(x).shape == (T, d)
+grouped = tilemoe.MoE(
+    d, n, E, K, scoring="sigmoid_renormalized", selection_bias=True, n_group=2, topk_group=1,
+    group_score="top2_sum", routed_scaling_factor=2.5, router_dtype=torch.float32, return_aux=False,
+)  # fmt: skip
+assert grouped(x, ids=ids).shape == grouped(x).shape == (T, d)
 state: dict[str, Tensor] = tilemoe.state_dict.to_torchtitan(balanced.state_dict())
 balanced.load_state_dict(tilemoe.state_dict.from_torchtitan(state))
 
