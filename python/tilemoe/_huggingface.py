@@ -143,7 +143,8 @@ def _is_transposed(state_dict: StateDict, key: str, prefix: str) -> bool:
             return False
     raise ValueError(
         f"{prefix}experts.gate_up_proj has shape {tuple(W1.shape)} and down_proj "
-        f"{tuple(W2.shape)}, expected (E, 2n, d) and (E, d, n), or gpt-oss's (E, d, 2n) and (E, n, d)"
+        f"{tuple(W2.shape)}, expected (E, 2n, d) and (E, d, n), or gpt-oss's (E, d, 2n) and "
+        "(E, n, d)"
     )
 
 

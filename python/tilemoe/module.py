@@ -58,7 +58,7 @@ class MoE(nn.Module):
         scoring: scores from logits: "softmax_over_chosen", "softmax_over_all",
             "softmax_renormalized", "sigmoid", "sigmoid_renormalized".
         n_group, topk_group: the experts stand in `n_group` groups of neighbours, at most 32, and a
-            token chooses its K among those of its `topk_group` best groups (DeepSeek). 1: no groups.
+            token chooses its K among those of its `topk_group` best ones (DeepSeek). 1: no groups.
         group_score: of a group: "top2_sum" of its two best experts' sigmoid + selection bias, for
             the sigmoid scorings alone; or "max", of its best. None: the former under the sigmoid
             scorings, the latter under the softmaxes.

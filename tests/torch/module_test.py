@@ -270,7 +270,7 @@ def test_selection_bias_balances():
         (dict(alpha=float("nan")), "alpha is nan, expected a finite number"),
         (dict(shared_intermediate_size=20), "shared_intermediate_size is 20, expected a positive"),
         (dict(shared_expert_gate=True), "shared_intermediate_size is None: there are no shared"),
-        (dict(dtype=torch.float64), "dtype is torch.float64, expected float32, bfloat16 or float16"),
+        (dict(dtype=torch.float64), "dtype is torch.float64, expected float32, bfloat16"),
         (dict(router_dtype=torch.int8), "router_dtype is torch.int8, expected float32, bfloat16"),
         (dict(column_blocks=0), "column_blocks is 0, expected at least 1"),
         (dict(return_aux=False, z_coefficient=0.1), "which return_aux=False leaves out"),

@@ -162,8 +162,8 @@ def test_autocast_makes_one_copy_of_x_for_all_experts():
 
 
 def test_shared_experts_add_their_H_and_their_result_to_a_steps_peak(capsys):
-    """The peak is in the routed experts' forward, whose combine adds the result. In backward what is
-    theirs comes when the routed experts' workspace is gone."""
+    """The peak is in the routed experts' forward, whose combine adds the result. In backward what
+    is theirs comes when the routed experts' workspace is gone."""
     seen = []
     for options in (dict(shared_intermediate_size=None), {}):
         moe, x = module(**options)
