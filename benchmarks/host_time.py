@@ -31,6 +31,8 @@ from tilemoe.bench import machine
 
 T, d, n, E, K = 8, 64, 32, 8, 2
 BARS = {"without gradient": 25.0, "factor": 1.3, "more": 10.0}
+# Top-K, softmax over the chosen, one group; swiglu, concatenated.
+NUMBERS = [0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0]
 REGISTERED = ("moe", "experts_backward_over_H")
 
 
@@ -78,7 +80,7 @@ class Noop:
 
 
 def save_nothing_else(ctx, inputs, output):
-    X, router, _, W1, _, W2, *_ = inputs
+    X, router, _, (W1, _, W2, *_), *_ = inputs
     _, *others = output
     ctx.mark_non_differentiable(*others)
     ctx.set_materialize_grads(False)
@@ -95,12 +97,11 @@ def call_another(ops):
 
     def backward(ctx, dO, *_):
         X, _, W1, W2 = ctx.saved_tensors
-        layer = (W1, None, W2, None, None, None)
-        numbers = (0, K, 0, torch.float32, 0, 0, 0.0, 0.0, 0.0, 1)
         with torch._C._AutoDispatchBelowAutograd():
             (dX, dlogits, dW1, dW2), _ = ops.experts_backward_over_H.default(
-                dO, X, X, X, *layer, None, *(None,) * 6, *numbers, 1 | 2 | 4 | 16, False
-            )
+                dO, X, X, X, [W1, None, W2, None, None, None], None, [], 0, *NUMBERS,
+                torch.float32, 1 | 2 | 4 | 16, False,
+            )  # fmt: skip
         others = (None,) * (len(ctx.needs_input_grad) - 6)
         return dX, dlogits.to(X.dtype), None, dW1, None, dW2, *others
 
@@ -130,8 +131,8 @@ def measure(rounds, device, dtype, whole_alone):
     x, logits, W1, W2 = leaves = tensors(device, dtype)
     dO = torch.ones_like(x)
     noop = None if whole_alone else Noop()
-    arguments = (x, logits, None, W1, None, W2, None, None, None, None, K, 0, 0, 0, 0.0, 0.0, 0.0,
-                 1, True, False)  # fmt: skip
+    weights = [W1, None, W2, None, None, None]
+    arguments = (x, logits, None, weights, None, *NUMBERS, True, False)
 
     def layer():
         return tilemoe.moe(x, logits, W1, W2, K=K)

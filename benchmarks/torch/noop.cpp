@@ -5,9 +5,16 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "operators.h"
+#include "packing.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe_torch {
+
+// call.cpp, which says it in the library's words, is not linked here.
+void refuse_length(const char* name, size_t, size_t) {
+  throw std::runtime_error(name);
+}
+
 namespace {
 
 Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
@@ -17,13 +24,12 @@ Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarTyp
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
-    Tensor X, Tensor logits, MaybeTensor /*selection_bias*/, Tensor W1, MaybeTensor /*W1_up*/,
-    Tensor /*W2*/, MaybeTensor /*b1*/, MaybeTensor /*b1_up*/, MaybeTensor /*b2*/,
-    MaybeTensor /*addend*/, int64_t K, int64_t /*scoring*/, int64_t /*activation*/,
-    int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/, double /*up_shift*/,
-    int64_t /*column_blocks*/, bool keep_H, bool /*overwrite_H*/) {
+    const Tensor& X, const Tensor& logits, const MaybeTensor& /*selection_bias*/,
+    const Tensors& weights, const MaybeTensor& /*addend*/, const std::vector<int64_t>& numbers,
+    const std::vector<double>& /*reals*/, bool keep_H, bool /*overwrite_H*/) {
   // Large enough for three numbers a pair and the experts' offsets; nobody reads it.
-  const int64_t pairs = X.size(0) * K, E = W1.size(0);
+  const Tensor& W1 = *weights[kW1];
+  const int64_t pairs = X.size(0) * unpack<Numbers>("numbers", numbers).rule.K, E = W1.size(0);
   return {torch::stable::empty_like(X),
           keep_H ? empty(X, {pairs, W1.size(1)}, X.scalar_type()) : empty(X, {0}, X.scalar_type()),
           empty(logits, {3 * pairs + E + 16}, ScalarType::Int),
@@ -31,14 +37,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
 }
 
 std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
-    MaybeTensor /*dO*/, Tensor X, Tensor /*H*/, Tensor /*routing*/, Tensor W1,
-    MaybeTensor /*W1_up*/, Tensor W2, MaybeTensor /*b1*/, MaybeTensor /*b1_up*/, MaybeTensor /*b2*/,
-    MaybeTensor /*logits*/, MaybeTensor /*dW1*/, MaybeTensor /*dW1_up*/, MaybeTensor /*dW2*/,
-    MaybeTensor /*db1*/, MaybeTensor /*db1_up*/, MaybeTensor /*db2*/, int64_t /*kind*/,
-    int64_t /*K*/, int64_t /*scoring*/, ScalarType router_dtype, int64_t /*activation*/,
-    int64_t /*gate_layout*/, double /*clamp*/, double /*alpha*/, double /*up_shift*/,
-    int64_t /*column_blocks*/, int64_t wanted, bool /*accumulate*/) {
+    const MaybeTensor& /*dO*/, const Tensor& X, const Tensor& /*H*/, const Tensor& /*routing*/,
+    const Tensors& weights, const MaybeTensor& /*logits*/, const std::vector<Tensor>& /*gradients*/,
+    int64_t /*places*/, const std::vector<int64_t>& /*numbers*/,
+    const std::vector<double>& /*reals*/, ScalarType router_dtype, int64_t wanted,
+    bool /*accumulate*/) {
   std::vector<Tensor> made;
+  const Tensor &W1 = *weights[kW1], &W2 = *weights[kW2];
   if (wanted & TILEMOE_GRADIENT_X) made.push_back(torch::stable::empty_like(X));
   if (wanted & TILEMOE_GRADIENT_S) made.push_back(empty(X, {X.size(0), W2.size(0)}, router_dtype));
   if (wanted & TILEMOE_GRADIENT_W1) made.push_back(torch::stable::empty_like(W1));

@@ -104,16 +104,23 @@ void set_block_turns(int64_t turns) {
 }
 
 torch::stable::Device device_of(std::initializer_list<Argument> arguments) {
-  const Argument* first = nullptr;
+  const char* first = nullptr;
+  std::optional<torch::stable::Device> device;  // of the first
+  const auto look = [&](const char* name, const Tensor& tensor) {
+    if (!first)
+      first = name, device = tensor.device();
+    else if (const torch::stable::Device other = tensor.device(); !(other == *device))
+      refuse(std::string(name) + " is on " + describe(other) + " and " + first + " on " +
+             describe(*device));
+  };
   for (const Argument& argument : arguments) {
-    if (!argument.tensor) continue;
-    if (!first) first = &argument;
-    if (!(argument.tensor->device() == first->tensor->device()))
-      refuse(std::string(argument.name) + " is on " + describe(argument.tensor->device()) +
-             " and " + first->name + " on " + describe(first->tensor->device()));
+    if (argument.tensor) look(argument.name, *argument.tensor);
+    if (!argument.list) continue;
+    for (size_t i = 0; i < argument.list->size(); ++i)
+      if (const MaybeTensor& tensor = (*argument.list)[i]) look(argument.names[i], *tensor);
   }
   if (!first) refuse("a call without tensors");
-  return first->tensor->device();
+  return *device;
 }
 
 tilemoe_tensor Call::view(const char* name, const Tensor& tensor) const {
@@ -129,7 +136,7 @@ tilemoe_tensor Call::view(const char* name, const Tensor& tensor) const {
   return view;
 }
 
-tilemoe_tensor Call::view(const char* name, const std::optional<Tensor>& tensor) const {
+tilemoe_tensor Call::view(const char* name, const MaybeTensor& tensor) const {
   return tensor ? view(name, *tensor) : tilemoe_tensor{};
 }
 
@@ -154,6 +161,11 @@ void check(tilemoe_status status) {
 void refuse(const std::string& sentence) {
   const char* status = tilemoe_status_name(TILEMOE_INVALID_ARGUMENT);
   throw std::runtime_error(std::string(status) + ": tilemoe: " + sentence);
+}
+
+void refuse_length(const char* name, size_t size, size_t expected) {
+  refuse(std::string(name) + " has length " + std::to_string(size) + ", expected " +
+         std::to_string(expected));
 }
 
 std::string describe_shape(const Tensor& tensor) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "tilemoe/tilemoe.h"
 
@@ -20,14 +21,28 @@ namespace tilemoe_torch {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// A tensor that an operator was given, under its name in the schema; null where it is absent.
+using MaybeTensor = std::optional<Tensor>;
+using Tensors = std::vector<MaybeTensor>;  // Tensor?[]
+
+// Of a list that has another length than its names, or its fields, have.
+[[noreturn]] void refuse_length(const char* name, size_t size, size_t expected);
+
+// An argument of an operator under its name in the schema: a tensor, null where it is absent, or a
+// list of tensors that have a name each.
 struct Argument {
   Argument(const char* its_name, const Tensor& its_tensor) : name(its_name), tensor(&its_tensor) {}
-  Argument(const char* its_name, const std::optional<Tensor>& its_tensor)
+  Argument(const char* its_name, const MaybeTensor& its_tensor)
       : name(its_name), tensor(its_tensor ? &*its_tensor : nullptr) {}
+  template <size_t kCount>
+  Argument(const char* its_name, const char* const (&its_names)[kCount], const Tensors& its_list)
+      : name(its_name), names(its_names), list(&its_list) {
+    if (its_list.size() != kCount) refuse_length(name, its_list.size(), kCount);
+  }
 
   const char* name;
-  const Tensor* tensor;
+  const Tensor* tensor = nullptr;
+  const char* const* names = nullptr;
+  const Tensors* list = nullptr;
 };
 
 // Of all of them; refused where they are on several.
@@ -47,7 +62,7 @@ class Call {
 
   // The tensor as the C interface sees it.
   tilemoe_tensor view(const char* name, const Tensor& tensor) const;
-  tilemoe_tensor view(const char* name, const std::optional<Tensor>& tensor) const;
+  tilemoe_tensor view(const char* name, const MaybeTensor& tensor) const;
 
   // Uninitialised and contiguous, from torch's allocator.
   Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const;

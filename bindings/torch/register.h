@@ -10,6 +10,7 @@ namespace tilemoe_torch {
 // with.
 inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("top_k", TORCH_BOX(&top_k));
+  m.impl("scores_at", TORCH_BOX(&scores_at));
   m.impl("top_k_backward", TORCH_BOX(&top_k_backward));
   m.impl("route_logits", TORCH_BOX(&route_logits));
   m.impl("route_top_k", TORCH_BOX(&route_top_k));

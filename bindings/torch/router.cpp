@@ -5,9 +5,9 @@
 #include "routing.h"
 
 namespace tilemoe_torch {
-
 Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const Tensor& ds,
-                       const MaybeTensor& logits, int64_t scoring, ScalarType dtype) {
+                       const MaybeTensor& logits, int64_t scoring, double routed_scaling_factor,
+                       ScalarType dtype) {
   const tilemoe_routing_spec& spec = routing.spec;
   const MaybeTensor rows = logits ? MaybeTensor(dense_rows(*logits)) : MaybeTensor();
   const Tensor dense_ds = torch::stable::contiguous(ds);
@@ -17,6 +17,7 @@ Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const T
   tilemoe_router_backward_args args{};
   args.struct_size = sizeof args;
   args.scoring = narrowed<tilemoe_scoring>("scoring", scoring);
+  args.routed_scaling_factor = static_cast<float>(routed_scaling_factor);
   args.routing = &routing;
   args.logits = call.view("logits", rows);
   args.ds = call.view("ds", dense_ds);
@@ -59,11 +60,11 @@ struct LossesArgs {
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> choose(const Call& call, const Tensor& logits,
-                                          const MaybeTensor& selection_bias, int64_t K,
-                                          int64_t scoring, ScalarType ids_dtype) {
+                                          const MaybeTensor& selection_bias, const Rule& rule,
+                                          double routed_scaling_factor, ScalarType ids_dtype) {
   check_dims("logits", logits, 2, "(T, E)");
   const Tensor rows = dense_rows(logits);
-  const int64_t T = logits.size(0), E = logits.size(1);
+  const int64_t T = logits.size(0), E = logits.size(1), K = rule.K;
   if (K < 1 || K > E)
     refuse("K is " + std::to_string(K) + ", expected 1 to E = " + std::to_string(E));
   const Tensor scores = call.empty({T, K}, ScalarType::Float);
@@ -72,7 +73,7 @@ std::tuple<Tensor, Tensor, Tensor> choose(const Call& call, const Tensor& logits
   tilemoe_top_k_args args{};
   args.struct_size = sizeof args;
   args.device = call.device();
-  args.scoring = narrowed<tilemoe_scoring>("scoring", scoring);
+  args.scoring = narrowed<tilemoe_scoring>("scoring", rule.scoring);
   args.K = K;
   args.logits = call.view("logits", rows);
   args.selection_bias = call.view("selection_bias", selection_bias);
@@ -80,37 +81,68 @@ std::tuple<Tensor, Tensor, Tensor> choose(const Call& call, const Tensor& logits
   args.scores = call.view("scores", scores);
   args.expert_counts = call.view("expert_counts", expert_counts);
   args.stream = call.stream();
+  args.n_group = rule.n_group, args.topk_group = rule.topk_group;
+  args.group_score = narrowed<tilemoe_group_score>("group_score", rule.group_score);
+  args.routed_scaling_factor = static_cast<float>(routed_scaling_factor);
   check(tilemoe_top_k(&args));
   return {scores, ids, expert_counts};
 }
 
-std::tuple<Tensor, Tensor, Tensor> top_k(Tensor logits, MaybeTensor selection_bias, int64_t K,
-                                         int64_t scoring, ScalarType ids_dtype) {
+std::tuple<Tensor, Tensor, Tensor> top_k(const Tensor& logits, const MaybeTensor& selection_bias,
+                                         const std::vector<int64_t>& rule,
+                                         double routed_scaling_factor, ScalarType ids_dtype) {
   const Call call({{"logits", logits}, {"selection_bias", selection_bias}});
-  return choose(call, logits, selection_bias, K, scoring, ids_dtype);
+  return choose(call, logits, selection_bias, unpack<Rule>("rule", rule), routed_scaling_factor,
+                ids_dtype);
+}
+
+Tensor scores_at(const Tensor& logits, const Tensor& ids, int64_t scoring,
+                 double routed_scaling_factor) {
+  const Call call({{"logits", logits}, {"ids", ids}});
+  check_dims("logits", logits, 2, "(T, E)");
+  check_dims("ids", ids, 2, "(T, K)");
+  const Tensor rows = dense_rows(logits);
+  const Tensor dense_ids = torch::stable::contiguous(ids);
+  const Tensor scores = call.empty({ids.size(0), ids.size(1)}, ScalarType::Float);
+  tilemoe_top_k_scores_args args{};
+  args.struct_size = sizeof args;
+  args.device = call.device();
+  args.scoring = narrowed<tilemoe_scoring>("scoring", scoring);
+  args.routed_scaling_factor = static_cast<float>(routed_scaling_factor);
+  args.logits = call.view("logits", rows);
+  args.ids = call.view("ids", dense_ids);
+  args.scores = call.view("scores", scores);
+  args.stream = call.stream();
+  check(tilemoe_top_k_scores(&args));
+  return scores;
 }
 
 // The gradient is that of a routing, so one is built again from what was chosen.
-Tensor top_k_backward(Tensor dscores, Tensor ids, Tensor scores, MaybeTensor logits, int64_t E,
-                      int64_t scoring, ScalarType dtype) {
+Tensor top_k_backward(const Tensor& dscores, const Tensor& ids, const Tensor& scores,
+                      const MaybeTensor& logits, int64_t E, int64_t scoring,
+                      double routed_scaling_factor, ScalarType dtype) {
   const Call call({{"dscores", dscores}, {"ids", ids}, {"scores", scores}, {"logits", logits}});
   const Tensor routing = route_top_k(ids, scores, E);
   const tilemoe_routing_spec spec =
       routing_spec(call, TILEMOE_ROUTING_TOP_K, ids.size(0), E, ids.size(1), 0);
-  return logits_gradient(call, bind_routing(call, spec, routing), dscores, logits, scoring, dtype);
+  return logits_gradient(call, bind_routing(call, spec, routing), dscores, logits, scoring,
+                         routed_scaling_factor, dtype);
 }
 
-Tensor router_backward(Tensor ds, Tensor routing, MaybeTensor logits, int64_t kind, int64_t E,
-                       int64_t K, int64_t scoring, ScalarType dtype) {
+Tensor router_backward(const Tensor& ds, const Tensor& routing, const MaybeTensor& logits,
+                       int64_t E, const std::vector<int64_t>& rule, double routed_scaling_factor,
+                       ScalarType dtype) {
   const Call call({{"ds", ds}, {"routing", routing}, {"logits", logits}});
+  const auto choice = unpack<Rule>("rule", rule);
   if (!logits && ds.dim() != 2) refuse("ds has shape " + describe_shape(ds) + ", expected (T, K)");
   const int64_t T = logits ? logits->size(0) : ds.size(0);
-  const tilemoe_routing_spec spec =
-      routing_spec(call, narrowed<tilemoe_routing_kind>("kind", kind), T, E, K, ds.numel());
-  return logits_gradient(call, bind_routing(call, spec, routing), ds, logits, scoring, dtype);
+  const tilemoe_routing_spec spec = routing_spec(
+      call, narrowed<tilemoe_routing_kind>("kind", choice.kind), T, E, choice.K, ds.numel());
+  return logits_gradient(call, bind_routing(call, spec, routing), ds, logits, choice.scoring,
+                         routed_scaling_factor, dtype);
 }
 
-Tensor router_losses(Tensor logits, Tensor expert_counts) {
+Tensor router_losses(const Tensor& logits, const Tensor& expert_counts) {
   const Call call({{"logits", logits}, {"expert_counts", expert_counts}});
   LossesArgs losses_args(call, logits, expert_counts);
   const Tensor losses = call.empty({2}, ScalarType::Float);
@@ -119,8 +151,8 @@ Tensor router_losses(Tensor logits, Tensor expert_counts) {
   return losses;
 }
 
-Tensor router_losses_backward(Tensor logits, Tensor expert_counts, double balance_coefficient,
-                              double z_coefficient) {
+Tensor router_losses_backward(const Tensor& logits, const Tensor& expert_counts,
+                              double balance_coefficient, double z_coefficient) {
   const Call call({{"logits", logits}, {"expert_counts", expert_counts}});
   LossesArgs losses_args(call, logits, expert_counts);
   const Tensor dlogits = call.zeros({logits.size(0), logits.size(1)}, ScalarType::Float);

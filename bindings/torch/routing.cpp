@@ -61,20 +61,29 @@ Tensor routing_workspace(const Call& call, const tilemoe_routing_spec& spec, siz
   return call.bytes(*bytes);
 }
 
-std::tuple<Tensor, Tensor> route_logits(Tensor logits, MaybeTensor selection_bias, int64_t K,
-                                        int64_t scoring) {
-  const Call call({{"logits", logits}, {"selection_bias", selection_bias}});
+std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logits,
+                                            const MaybeTensor& selection_bias, const Rule& rule,
+                                            double routed_scaling_factor) {
   const auto [scores, ids, expert_counts] =
-      choose(call, logits, selection_bias, K, scoring, ScalarType::Int);
+      choose(call, logits, selection_bias, rule, routed_scaling_factor, ScalarType::Int);
   return {build_top_k(call, ids, scores, logits.size(1)), expert_counts};
 }
 
-Tensor route_top_k(Tensor ids, Tensor scores, int64_t E) {
+std::tuple<Tensor, Tensor> route_logits(const Tensor& logits, const MaybeTensor& selection_bias,
+                                        const std::vector<int64_t>& rule,
+                                        double routed_scaling_factor) {
+  const Call call({{"logits", logits}, {"selection_bias", selection_bias}});
+  return choose_and_route(call, logits, selection_bias, unpack<Rule>("rule", rule),
+                          routed_scaling_factor);
+}
+
+Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E) {
   const Call call({{"ids", ids}, {"scores", scores}});
   return build_top_k(call, torch::stable::contiguous(ids), torch::stable::contiguous(scores), E);
 }
 
-Tensor route_general(Tensor tokens, Tensor experts, Tensor scores, int64_t T, int64_t E) {
+Tensor route_general(const Tensor& tokens, const Tensor& experts, const Tensor& scores, int64_t T,
+                     int64_t E) {
   const Call call({{"tokens", tokens}, {"experts", experts}, {"scores", scores}});
   check_dims("tokens", tokens, 1, "(pairs)");
   const Tensor dense_tokens = torch::stable::contiguous(tokens);
@@ -92,8 +101,9 @@ Tensor route_general(Tensor tokens, Tensor experts, Tensor scores, int64_t T, in
   return routing.tensor();
 }
 
-std::tuple<Tensor, Tensor> route_rounded(Tensor logits, MaybeTensor seed, MaybeTensor offset,
-                                         int64_t K, int64_t m, int64_t rounding) {
+std::tuple<Tensor, Tensor> route_rounded(const Tensor& logits, const MaybeTensor& seed,
+                                         const MaybeTensor& offset, int64_t K, int64_t m,
+                                         int64_t rounding) {
   const Call call({{"logits", logits}, {"seed", seed}, {"offset", offset}});
   check_dims("logits", logits, 2, "(T, E)");
   const Tensor rows = dense_rows(logits);
@@ -115,16 +125,17 @@ std::tuple<Tensor, Tensor> route_rounded(Tensor logits, MaybeTensor seed, MaybeT
   return {routing.tensor(), expert_counts};
 }
 
-Tensor route_grouped(Tensor counts, MaybeTensor row_scores, int64_t rows) {
+Tensor route_grouped(const Tensor& counts, const MaybeTensor& row_scores, int64_t rows) {
   const Call call({{"counts", counts}, {"row_scores", row_scores}});
   check_dims("counts", counts, 1, "(E)");
   const Tensor dense_counts = torch::stable::contiguous(counts);
-  if (row_scores) row_scores = torch::stable::contiguous(*row_scores);
+  const MaybeTensor scores =
+      row_scores ? MaybeTensor(torch::stable::contiguous(*row_scores)) : std::nullopt;
   NewRouting routing(call, routing_spec(call, TILEMOE_ROUTING_GROUPED, 0, counts.size(0), 0, rows));
   tilemoe_route_grouped_args args{};
   args.struct_size = sizeof args;
   args.counts = call.view("counts", dense_counts);
-  args.scores = call.view("row_scores", row_scores);
+  args.scores = call.view("row_scores", scores);
   args.stream = call.stream();
   check(tilemoe_route_grouped(&routing.get(), &args));
   return routing.tensor();

@@ -1,7 +1,10 @@
 // The routing of a batch as one opaque int32 tensor, laid out by tilemoe_routing_bind.
 #pragma once
 
+#include <tuple>
+
 #include "call.h"
+#include "packing.h"
 
 namespace tilemoe_torch {
 
@@ -36,6 +39,11 @@ class NewRouting {
   Tensor workspace_;
   tilemoe_routing routing_{};
 };
+
+// Routes by the logits, and how often each expert was chosen (E).
+std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logits,
+                                            const MaybeTensor& selection_bias, const Rule& rule,
+                                            double routed_scaling_factor);
 
 // The routing that `tensor` holds.
 tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,

@@ -2,21 +2,20 @@
 // are registered in Python (python/tilemoe/ops.py).
 #include "namespace.h"
 
-// The experts' weights and what they compute: W1 (E, 2n, d) or (E, n, d), W1_up (E, n, d),
-// W2 (E, d, n), each in either major, b1 and b1_up in W1's row order, b2 (E, d).
-#define TILEMOE_WEIGHTS "Tensor W1, Tensor? W1_up, Tensor W2, Tensor? b1, Tensor? b1_up, Tensor? b2"
-#define TILEMOE_ACTIVATION \
-  "int activation, int gate_layout, float clamp, float alpha, float up_shift, int column_blocks"
-
+// What stands where in the lists `weights`, `gradients`, `rule`, `numbers` and `reals` is in
+// packing.h.
 TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   // logits (T, E) -> scores (T, K) float32, ids (T, K), expert_counts (E) int32
   m.def(
-      "top_k(Tensor logits, Tensor? selection_bias, int K, int scoring, ScalarType ids_dtype) -> "
-      "(Tensor scores, Tensor ids, Tensor expert_counts)");
-  // dscores (T, K) -> dlogits (T, E) of `dtype`; logits only where the scoring's rule reads them
+      "top_k(Tensor logits, Tensor? selection_bias, int[] rule, float routed_scaling_factor, "
+      "ScalarType ids_dtype) -> (Tensor scores, Tensor ids, Tensor expert_counts)");
+  // logits (T, E), ids (T, K) -> scores (T, K) float32; 0 for ids outside [0, E)
+  m.def("scores_at(Tensor logits, Tensor ids, int scoring, float routed_scaling_factor) -> Tensor");
+  // Of both: dscores (T, K) -> dlogits (T, E) of `dtype`; logits only where the scoring's rule
+  // reads them
   m.def(
       "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
-      "int scoring, ScalarType dtype) -> Tensor");
+      "int scoring, float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
   // 10000 * major + 100 * minor + patch of the library that computes
   m.def("version() -> int");
@@ -27,8 +26,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
   // A routing is one opaque int32 tensor, laid out by tilemoe_routing_bind.
   m.def(
-      "route_logits(Tensor logits, Tensor? selection_bias, int K, int scoring) -> "
-      "(Tensor routing, Tensor expert_counts)");
+      "route_logits(Tensor logits, Tensor? selection_bias, int[] rule, "
+      "float routed_scaling_factor) -> (Tensor routing, Tensor expert_counts)");
   m.def("route_top_k(Tensor ids, Tensor scores, int E) -> Tensor");
   m.def("route_general(Tensor tokens, Tensor experts, Tensor scores, SymInt T, int E) -> Tensor");
   m.def(
@@ -40,46 +39,44 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   // to be kept, else empty. `router` is the tensor that the scores came from: logits under a
   // scoring rule, or, where scoring is -1, the scores themselves. It is not read; its gradient is
   // what flows back. `overwrite_H` is for the backward, whose dH is then written over H.
-  m.def("experts(Tensor X, Tensor? router, Tensor routing, " TILEMOE_WEIGHTS
-        ", Tensor? addend, int kind, int K, SymInt capacity, int scoring, " TILEMOE_ACTIVATION
-        ", bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H)");
+  m.def(
+      "experts(Tensor X, Tensor? router, Tensor routing, Tensor?[] weights, Tensor? addend, "
+      "SymInt capacity, int[] numbers, float[] reals, bool keep_H, bool overwrite_H) -> "
+      "(Tensor O, Tensor H)");
   // route_logits and experts in one call of the host, the form that models use: (T, d), (T, E).
-  m.def("moe(Tensor X, Tensor logits, Tensor? selection_bias, " TILEMOE_WEIGHTS
-        ", Tensor? addend, int K, int scoring, " TILEMOE_ACTIVATION
-        ", bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H, Tensor routing, "
-        "Tensor expert_counts)");
+  m.def(
+      "moe(Tensor X, Tensor logits, Tensor? selection_bias, Tensor?[] weights, Tensor? addend, "
+      "int[] numbers, float[] reals, bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H, "
+      "Tensor routing, Tensor expert_counts)");
   // The gradients whose bit is in `wanted` (TILEMOE_GRADIENT_), in that order: dX, ds, dW1, dW1_up,
   // dW2, db1, db1_up, db2. What is not wanted is not computed. In the place of ds, under a scoring
   // rule, is what router_backward makes of it: one call less for the host.
   m.def(
-      "experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, " TILEMOE_WEIGHTS
-      ", Tensor? logits, int kind, int K, int scoring, ScalarType router_dtype, " TILEMOE_ACTIVATION
-      ", int wanted) -> Tensor[]");
+      "experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, Tensor?[] weights, "
+      "Tensor? logits, int[] numbers, float[] reals, ScalarType router_dtype, int wanted) -> "
+      "Tensor[]");
   // The same, with dH written over H and the least memory at a time: W1's and b1's gradients are
-  // asked for when the workspace of the others is freed. A weight's gradient that is given is
-  // written, or added to (accumulate); it is neither in `wanted` nor in `made`. Where no memory is
-  // left once H holds dH, `complete` is false and `made` has all but the gradients of W1 and b1,
-  // with ds as it is; a call without dO goes on from there to them.
+  // asked for when the workspace of the others is freed. A weight's gradient that is given, its bit
+  // in `places`, is written, or added to (accumulate); it is neither in `wanted` nor in `made`.
+  // Where no memory is left once H holds dH, `complete` is false and `made` has all but the
+  // gradients of W1 and b1, with ds as it is; a call without dO goes on from there to them.
   m.def(
-      "experts_backward_over_H(Tensor? dO, Tensor X, Tensor(a!) H, Tensor routing, " TILEMOE_WEIGHTS
-      ", Tensor? logits, Tensor(b!)? dW1, Tensor(c!)? dW1_up, Tensor(d!)? dW2, Tensor(e!)? db1, "
-      "Tensor(f!)? db1_up, Tensor(g!)? db2, int kind, int K, int scoring, ScalarType "
-      "router_dtype, " TILEMOE_ACTIVATION
-      ", int wanted, bool accumulate) -> (Tensor[] made, bool complete)");
+      "experts_backward_over_H(Tensor? dO, Tensor X, Tensor(a!) H, Tensor routing, "
+      "Tensor?[] weights, Tensor? logits, Tensor(b!)[] gradients, int places, int[] numbers, "
+      "float[] reals, ScalarType router_dtype, int wanted, bool accumulate) -> (Tensor[] made, "
+      "bool complete)");
   // As experts_backward, into the caller's memory, the form that is traced: a gradient that is
   // absent is not computed, those of weights are written, or added to (accumulate). H_consumed in
   // place of H has dH written over it; a second call without dO then computes dW1 and db1, for
   // which memory need not be there before.
   m.def(
       "experts_backward_out(Tensor? dO, Tensor X, Tensor? H, Tensor(a!)? H_consumed, "
-      "Tensor routing, " TILEMOE_WEIGHTS
-      ", Tensor(b!)? dX, Tensor(c!)? ds, Tensor(d!)? dW1, Tensor(e!)? dW1_up, Tensor(f!)? dW2, "
-      "Tensor(g!)? db1, Tensor(h!)? db1_up, Tensor(i!)? db2, int kind, int K, " TILEMOE_ACTIVATION
-      ", bool accumulate) -> ()");
+      "Tensor routing, Tensor?[] weights, Tensor(b!)[] gradients, int places, int[] numbers, "
+      "float[] reals, bool accumulate) -> ()");
   // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
   m.def(
-      "router_backward(Tensor ds, Tensor routing, Tensor? logits, int kind, int E, int K, "
-      "int scoring, ScalarType dtype) -> Tensor");
+      "router_backward(Tensor ds, Tensor routing, Tensor? logits, int E, int[] rule, "
+      "float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
   // logits (T, E), expert_counts (E) int32 -> (2) float32: balance, z
   m.def("router_losses(Tensor logits, Tensor expert_counts) -> Tensor");

@@ -5,7 +5,7 @@ from ._library import VERSION as __version__
 from ._library import set_block_turns
 from .functional import WeightGradients, grouped_experts, moe, moe_general
 from .module import MoE, MoEAux
-from .routing import Aux, rounded_router, router_losses, topk_router
+from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
 
 __all__ = [
     "Aux",
@@ -18,7 +18,9 @@ __all__ = [
     "moe_general",
     "rounded_router",
     "router_losses",
+    "scores_at",
     "set_block_turns",
     "show_config",
+    "top_k",
     "topk_router",
 ]

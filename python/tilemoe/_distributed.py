@@ -59,6 +59,18 @@ class Spread:
             )
         return tensor.redistribute(placements=self._whole).to_local(grad_placements=self._sum)
 
+    def local_like_x(self, name, tensor):
+        """This rank's part of a DTensor whose dimensions but the last lie as x's do."""
+        if not is_dtensor(tensor) or (tensor.device_mesh, tensor.placements) != (
+            self.mesh,
+            self.placements,
+        ):
+            raise ValueError(
+                f"tilemoe: x is a DTensor with placements {self.placements}: {name} must be one "
+                "with the same, on the same mesh"
+            )
+        return tensor.to_local()
+
     def output(self, local):
         """A rank's rows (..., d) as a DTensor that lies as x does."""
         from torch.distributed.tensor import DTensor

@@ -1,5 +1,7 @@
 """The C interface's enums by name, and the sizes of a routing that it knows before any value."""
 
+import math
+
 import torch
 
 TOP_K, GENERAL, ROUNDED, GROUPED = range(4)  # kinds of routing
@@ -12,6 +14,10 @@ SCORINGS = (
     "sigmoid_renormalized",
 )
 SCORES_GIVEN = -1  # in place of a scoring: what flows back is the gradient of the scores themselves
+MOST_GROUPS = 32
+LEAST_FACTOR = 2.0**-126  # float32's least normal number: to the library 0 is 1
+GROUP_SCORES = ("top2_sum", "max")
+SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 ROUNDINGS = ("nearest", "up", "down", "stochastic", "balanced")
 ACTIVATIONS = (
     "swiglu",
@@ -33,9 +39,61 @@ _SPLIT = GATE_LAYOUTS.index("split")
 
 def number(what, names, name):
     """The enum's number of `name`."""
-    if name not in names:
-        raise ValueError(f"tilemoe: {what} is {name!r}, expected one of {', '.join(names)}")
-    return names.index(name)
+    try:
+        return names.index(name)
+    except ValueError:
+        expected = ", ".join(names)
+        raise ValueError(f"tilemoe: {what} is {name!r}, expected one of {expected}") from None
+
+
+def rule(E, K, scoring, n_group=1, topk_group=1, group_score=None):
+    """The beginning of an operator's numbers (_packing.RULE), of a choice from logits."""
+    if group_score is None:
+        group_score = "top2_sum" if scoring in SIGMOIDS else "max"
+    found = [
+        TOP_K, K, number("scoring", SCORINGS, scoring), n_group, topk_group,
+        number("group_score", GROUP_SCORES, group_score),
+    ]  # fmt: skip
+    if n_group != 1 or topk_group != 1:
+        _check_groups(E, K, scoring, n_group, topk_group, group_score)
+    return found
+
+
+def rule_of(kind, K, scoring):
+    """The same of a routing that was built; scoring: its number, or SCORES_GIVEN."""
+    return [kind, K, scoring, 1, 1, 0]
+
+
+def _check_groups(E, K, scoring, n_group, topk_group, group_score):
+    def refuse(sentence):
+        raise ValueError(f"tilemoe: {sentence}")
+
+    if not 1 <= n_group <= MOST_GROUPS or E % n_group:
+        refuse(
+            f"n_group is {n_group}, expected 1 to {MOST_GROUPS} groups into which E = {E} experts "
+            "go"
+        )
+    width = E // n_group
+    if not 1 <= topk_group <= n_group:
+        refuse(f"topk_group is {topk_group}, expected 1 to n_group = {n_group}")
+    if topk_group * width < K:
+        refuse(
+            f"topk_group is {topk_group}, but {topk_group} groups of {width} experts have fewer "
+            f"than K = {K}"
+        )
+    if group_score == "top2_sum" and scoring not in SIGMOIDS:
+        refuse(f"group_score is top2_sum, which goes with the sigmoid scorings, not {scoring}")
+    if group_score == "top2_sum" and width < 2:
+        refuse(f"group_score is top2_sum, but n_group is {n_group}: groups of one expert")
+
+
+def check_factor(routed_scaling_factor):
+    """Of those that are not 1."""
+    if not LEAST_FACTOR <= routed_scaling_factor < math.inf:
+        raise ValueError(
+            f"tilemoe: routed_scaling_factor is {routed_scaling_factor}, expected a finite number "
+            "above 0"
+        )
 
 
 def is_gated(activation):

@@ -6,6 +6,7 @@ import functools
 import torch
 
 from ._library import NAMESPACE, operators
+from ._packing import GRADIENTS, NUMBERS, REALS, RULE, WEIGHTS, At, names_of_gradients
 from ._rules import (
     GENERAL,
     GROUPED,
@@ -19,10 +20,11 @@ from ._rules import (
     w1_rows,
 )
 
-# The bits of `wanted`, in the order in which gradients come back (TILEMOE_GRADIENT_ in tilemoe.h).
+# The bits of `wanted` (TILEMOE_GRADIENT_ in tilemoe.h).
 WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
-    1 << bit for bit in range(8)
+    1 << bit for bit in range(len(GRADIENTS))
 )
+
 
 def shape_text(shape):
     return f"({', '.join(map(str, shape))})"
@@ -40,11 +42,26 @@ def _check_shape(function, name, tensor, *shape):
         raise ValueError(f"{function}: {name} has shape {seen}, expected {expected}")
 
 
-def _check_weights(function, X, W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout):
-    """Returns E, d, n, as W2 tells them."""
+def _check_length(name, seen, expected):
+    if len(seen) != len(expected):
+        raise ValueError(f"tilemoe: {name} has length {len(seen)}, expected {len(expected)}")
+
+
+def _check_lists(weights, numbers, reals):
+    _check_length("weights", weights, WEIGHTS)
+    _check_length("numbers", numbers, NUMBERS)
+    _check_length("reals", reals, REALS)
+    for name, tensor in zip(WEIGHTS, weights):
+        if tensor is None and name in ("W1", "W2"):
+            raise ValueError(f"tilemoe: {name} is absent")
+
+
+def _check_weights(function, X, weights, numbers):
+    """Returns n, as W2 tells it."""
+    W1, W1_up, W2, b1, b1_up, b2 = weights
     _check_dims("W2", W2, 3, "(E, d, n)")
     E, d, n = W2.shape
-    rows = w1_rows(activation, gate_layout, n)
+    rows = w1_rows(numbers[At.ACTIVATION], numbers[At.GATE_LAYOUT], n)
     if tuple(W1.shape) != (E, rows, d):  # either may be the wrong one
         expected = "(E, n, d)" if rows == n else "(E, 2n, d)"
         raise ValueError(
@@ -57,16 +74,26 @@ def _check_weights(function, X, W1, W1_up, W2, b1, b1_up, b2, activation, gate_l
     _check_shape(function, "weights.b1_up", b1_up, E, n)
     _check_dims("X", X, 2, "(T, d)")
     _check_shape(function, "X", X, X.shape[0], d)
-    return E, d, n
+    return n
 
 
-def check_devices(names, tensors):
-    """One device for all of them; None is none. A single tensor on meta brings its call to these
-    kernels, whose outputs nobody fills, and where the others lie says nothing of it."""
+def _named_tensors(names, values):
+    """(name, tensor) of each tensor among an operator's arguments, those in lists too."""
+    arguments = dict(zip(names, values))
+    for name, value in arguments.items():
+        if name == "weights":
+            yield from _named_tensors(WEIGHTS, value)
+        elif name == "gradients":
+            yield from zip(names_of_gradients(arguments["places"]), value)
+        elif isinstance(value, torch.Tensor):
+            yield name, value
+
+
+def check_devices(names, values):
+    """One device for all tensors. A single one on meta brings its call to these kernels, whose
+    outputs nobody fills, and where the others lie says nothing of it."""
     first = None
-    for name, tensor in zip(names, tensors):
-        if not isinstance(tensor, torch.Tensor):
-            continue
+    for name, tensor in _named_tensors(names, values):
         if first is None:
             first, device = name, tensor.device
         elif tensor.device != device:
@@ -100,23 +127,33 @@ def _check_K(K, E):
 
 
 @_register("top_k")
-def _(logits, selection_bias, K, scoring, ids_dtype):
+def _(logits, selection_bias, rule, routed_scaling_factor, ids_dtype):
     _check_dims("logits", logits, 2, "(T, E)")
-    T, E = logits.shape
+    _check_length("rule", rule, RULE)
+    (T, E), K = logits.shape, rule[At.K]
     _check_K(K, E)
     scores = logits.new_empty((T, K), dtype=torch.float32)
     return scores, logits.new_empty((T, K), dtype=ids_dtype), _int32(logits, E)
 
 
+@_register("scores_at")
+def _(logits, ids, scoring, routed_scaling_factor):
+    _check_dims("logits", logits, 2, "(T, E)")
+    _check_dims("ids", ids, 2, "(T, K)")
+    _check_shape("tilemoe_top_k_scores", "ids", ids, logits.shape[0], ids.shape[1])
+    return logits.new_empty(ids.shape, dtype=torch.float32)
+
+
 @_register("top_k_backward")
-def _(dscores, ids, scores, logits, E, scoring, dtype):
+def _(dscores, ids, scores, logits, E, scoring, routed_scaling_factor, dtype):
     return dscores.new_empty((ids.shape[0], E), dtype=dtype)
 
 
 @_register("route_logits")
-def _fake_route_logits(logits, selection_bias, K, scoring):
+def _fake_route_logits(logits, selection_bias, rule, routed_scaling_factor):
     _check_dims("logits", logits, 2, "(T, E)")
-    T, E = logits.shape
+    _check_length("rule", rule, RULE)
+    (T, E), K = logits.shape, rule[At.K]
     _check_K(K, E)
     return _int32(logits, routing_elements(TOP_K, T, E, T * K)), _int32(logits, E)
 
@@ -155,26 +192,26 @@ def _(counts, row_scores, rows):
 
 
 @_register("experts")
-def _fake_experts(X, router, routing, W1, W1_up, W2, b1, b1_up, b2, addend, kind, K, capacity,
-                  scoring, activation, gate_layout, clamp, alpha, up_shift, column_blocks, keep_H,
-                  overwrite_H):  # fmt: skip
-    weights = (W1, W1_up, W2, b1, b1_up, b2)
-    _, _, n = _check_weights("tilemoe_forward", X, *weights, activation, gate_layout)
+def _fake_experts(
+    X, router, routing, weights, addend, capacity, numbers, reals, keep_H, overwrite_H
+):
+    _check_lists(weights, numbers, reals)
+    n = _check_weights("tilemoe_forward", X, weights, numbers)
     if addend is not None:
         _check_shape("tilemoe_forward", "addend", addend, *X.shape)
-    H = X.new_empty((capacity, h_width(activation, n)) if keep_H else (0,))
+    H = X.new_empty((capacity, h_width(numbers[At.ACTIVATION], n)) if keep_H else (0,))
     return X.new_empty(X.shape), H
 
 
 @_register("moe")
-def _(X, logits, selection_bias, W1, W1_up, W2, b1, b1_up, b2, addend, K, scoring, activation,
-      gate_layout, clamp, alpha, up_shift, column_blocks, keep_H, overwrite_H):  # fmt: skip
-    routing, expert_counts = _fake_route_logits(logits, selection_bias, K, scoring)
+def _(X, logits, selection_bias, weights, addend, numbers, reals, keep_H, overwrite_H):
+    _check_lists(weights, numbers, reals)
+    rule, factor = numbers[: len(RULE)], reals[At.ROUTED_SCALING_FACTOR]
+    routing, expert_counts = _fake_route_logits(logits, selection_bias, rule, factor)
+    capacity = logits.shape[0] * rule[At.K]
     O, H = _fake_experts(
-        X, logits, routing, W1, W1_up, W2, b1, b1_up, b2, addend, TOP_K, K, logits.shape[0] * K,
-        scoring, activation, gate_layout, clamp, alpha, up_shift, column_blocks, keep_H,
-        overwrite_H,
-    )  # fmt: skip
+        X, logits, routing, weights, addend, capacity, numbers, reals, keep_H, overwrite_H
+    )
     return O, H, routing, expert_counts
 
 
@@ -186,10 +223,10 @@ def _gradient_like(weight):
     return weight.new_empty(weight.shape)
 
 
-def empty_gradients(X, H, weights, kind, K, wanted):
+def empty_gradients(X, H, weights, numbers, wanted):
     """The eight gradients, uninitialised, None for what `wanted` has no bit for."""
     dX = X.new_empty(X.shape) if wanted & WANTED_X else None
-    pairs = (X.shape[0], K) if kind == TOP_K else (H.shape[0],)
+    pairs = (X.shape[0], numbers[At.K]) if numbers[At.KIND] == TOP_K else (H.shape[0],)
     ds = X.new_empty(pairs, dtype=torch.float32) if wanted & WANTED_S else None
     return (
         dX,
@@ -201,44 +238,42 @@ def empty_gradients(X, H, weights, kind, K, wanted):
     )
 
 
-def _check_backward(dO, X, weights, activation, gate_layout):
-    _check_weights("tilemoe_backward", X, *weights, activation, gate_layout)
+def _check_backward(dO, X, weights, numbers, reals, gradients=(), places=0):
+    _check_length("gradients", gradients, names_of_gradients(places))
+    _check_lists(weights, numbers, reals)
+    _check_weights("tilemoe_backward", X, weights, numbers)
     _check_shape("tilemoe_backward", "dO", dO, *X.shape)
 
 
-def _made(X, H, weights, kind, K, scoring, router_dtype, wanted):
-    dX, ds, *others = empty_gradients(X, H, weights, kind, K, wanted)
-    if ds is not None and scoring != SCORES_GIVEN:
-        ds = X.new_empty((X.shape[0], weights[2].shape[0]), dtype=router_dtype)
+def _made(X, H, weights, numbers, router_dtype, wanted):
+    dX, ds, *others = empty_gradients(X, H, weights, numbers, wanted)
+    if ds is not None and numbers[At.SCORING] != SCORES_GIVEN:
+        E = weights[WEIGHTS.index("W2")].shape[0]
+        ds = X.new_empty((X.shape[0], E), dtype=router_dtype)
     return [gradient for gradient in (dX, ds, *others) if gradient is not None]
 
 
 @_register("experts_backward")
-def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, kind, K, scoring, router_dtype,
-      activation, gate_layout, clamp, alpha, up_shift, column_blocks, wanted):  # fmt: skip
-    weights = (W1, W1_up, W2, b1, b1_up, b2)
-    _check_backward(dO, X, weights, activation, gate_layout)
-    return _made(X, H, weights, kind, K, scoring, router_dtype, wanted)
+def _(dO, X, H, routing, weights, logits, numbers, reals, router_dtype, wanted):
+    _check_backward(dO, X, weights, numbers, reals)
+    return _made(X, H, weights, numbers, router_dtype, wanted)
 
 
 @_register("experts_backward_over_H")
-def _(dO, X, H, routing, W1, W1_up, W2, b1, b1_up, b2, logits, dW1, dW1_up, dW2, db1, db1_up, db2,
-      kind, K, scoring, router_dtype, activation, gate_layout, clamp, alpha, up_shift,
-      column_blocks, wanted, accumulate):  # fmt: skip
-    weights = (W1, W1_up, W2, b1, b1_up, b2)
-    _check_backward(dO, X, weights, activation, gate_layout)
-    return _made(X, H, weights, kind, K, scoring, router_dtype, wanted), True
+def _(dO, X, H, routing, weights, logits, gradients, places, numbers, reals, router_dtype, wanted,
+      accumulate):  # fmt: skip
+    _check_backward(dO, X, weights, numbers, reals, gradients, places)
+    return _made(X, H, weights, numbers, router_dtype, wanted), True
 
 
 @_register("experts_backward_out")
-def _(dO, X, H, H_consumed, routing, W1, W1_up, W2, b1, b1_up, b2, dX, ds, dW1, dW1_up, dW2, db1,
-      db1_up, db2, kind, K, activation, gate_layout, clamp, alpha, up_shift, column_blocks,
-      accumulate):  # fmt: skip
-    _check_backward(dO, X, (W1, W1_up, W2, b1, b1_up, b2), activation, gate_layout)
+def _(dO, X, H, H_consumed, routing, weights, gradients, places, numbers, reals, accumulate):
+    _check_backward(dO, X, weights, numbers, reals, gradients, places)
 
 
 @_register("router_backward")
-def _(ds, routing, logits, kind, E, K, scoring, dtype):
+def _(ds, routing, logits, E, rule, routed_scaling_factor, dtype):
+    _check_length("rule", rule, RULE)
     T = logits.shape[0] if logits is not None else ds.shape[0]
     return ds.new_empty((T, E), dtype=dtype)
 

@@ -8,7 +8,6 @@ cast, as in a linear layer; logits and scores stay as they are, since routing co
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
@@ -16,7 +15,17 @@ from torch import Tensor
 
 from . import _library, _rules, ops
 from ._shapes import shape_text
-from .routing import Aux, Counter, Rounding, Scoring, aux_of_pairs, route_rounded, rows_of, shaped_like
+from .routing import (
+    Aux,
+    Counter,
+    GroupScore,
+    Rounding,
+    Scoring,
+    aux_of_pairs,
+    route_rounded,
+    rows_of,
+    shaped_like,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +77,10 @@ class _Routed(_Experts, total=False):
     ids: Tensor | None
     scoring: Scoring
     selection_bias: Tensor | None
+    n_group: int
+    topk_group: int
+    group_score: GroupScore | None
+    routed_scaling_factor: float
     rounding: Rounding | None
     m: int
     rounding_tokens: int | None
@@ -78,8 +91,9 @@ class _Routed(_Experts, total=False):
 class _Layer(NamedTuple):
     """What the experts compute, and how a call of them is differentiated."""
 
-    weights: tuple[Tensor | None, ...]  # W1, W1_up, W2, b1, b1_up, b2
-    shape: tuple[int | float, ...]  # activation, gate_layout, clamp, alpha, up_shift, column_blocks
+    weights: list[Tensor | None]  # _packing.WEIGHTS
+    numbers: tuple[int, ...]  # _packing.NUMBERS from activation on
+    reals: tuple[float, ...]  # _packing.REALS from clamp on
     overwrite_H: bool | None
     weight_grad_out: WeightGradients | None
     accumulate: bool
@@ -113,6 +127,10 @@ def moe(
     up_shift: float = 0.0,
     scoring: Scoring = "softmax_over_chosen",
     selection_bias: Tensor | None = None,
+    n_group: int = 1,
+    topk_group: int = 1,
+    group_score: GroupScore | None = None,
+    routed_scaling_factor: float = 1.0,
     rounding: Rounding | None = None,
     m: int = 128,
     rounding_tokens: int | None = None,
@@ -144,8 +162,11 @@ def moe(
             "gelu_tanh", "relu", "relu_squared" or "identity".
         gate_layout: where W1's gate and up rows are: "concatenated", "interleaved" or "split".
         clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: the plain one.
-        scoring: the scores of chosen experts, see `topk_router`.
+        scoring: the scores of chosen experts, see `top_k`.
         selection_bias: added to the sigmoid scores where experts are chosen, not in the scores.
+        n_group, topk_group, group_score: choice among the experts of the best groups, see `top_k`.
+            Not with rounding.
+        routed_scaling_factor: every score is multiplied by it. Not with rounding.
         rounding: makes each expert's count of tokens a multiple of `m`, for training: "nearest",
             "up", "down", "stochastic" or "balanced". It goes with softmax_over_chosen.
         m: see `rounding`; the tile of the GPU's products is 128.
@@ -202,6 +223,9 @@ def moe(
             raise ValueError(
                 "tilemoe: rounding and selection_bias choose from logits, but ids are given"
             )
+        choice = (n_group, topk_group, group_score, routed_scaling_factor)
+        if choice != _PLAIN_CHOICE:
+            _refuse_choice("ids are given, with their scores", *choice)
         _library.require_together(x, "x", ids=ids)
         ids = rows_of(ids, "ids", "(..., K)")
         K, E = ids.shape[1], _experts_in(W1)
@@ -218,10 +242,22 @@ def moe(
             raise ValueError(
                 "tilemoe: K is None: it says how many experts to choose from the logits"
             )
-        choose = _top_k if rounding is None else functools.partial(
-            _rounded, rounding=rounding, m=m, tokens=rounding_tokens, seed=seed, offset=offset
-        )  # fmt: skip
-        found: Any = choose(rows, router, layer, addend, K, scoring, selection_bias, return_aux)
+        found: Any
+        if rounding is None:
+            rule = _rules.rule(router.shape[1], K, scoring, n_group, topk_group, group_score)
+            if routed_scaling_factor != 1.0:
+                _rules.check_factor(routed_scaling_factor)
+            found = _top_k(
+                rows, router, layer, addend, rule, routed_scaling_factor, selection_bias, return_aux
+            )
+        else:
+            choice = (n_group, topk_group, group_score, routed_scaling_factor)
+            if choice != _PLAIN_CHOICE:
+                _refuse_choice(f"rounding is {rounding!r}", *choice)
+            found = _rounded(
+                rows, router, layer, addend, K, scoring, selection_bias, return_aux, rounding, m,
+                rounding_tokens, seed, offset,
+            )  # fmt: skip
         out, aux = found if return_aux else (found, None)
     out = shaped_like(out, x)
     return (out, aux) if return_aux else out
@@ -386,6 +422,16 @@ def _experts_in(W1):
     return W1.shape[0]
 
 
+_PLAIN_CHOICE = (1, 1, None, 1.0)  # n_group, topk_group, group_score, routed_scaling_factor
+
+
+def _refuse_choice(why, *choice):
+    names = ("n_group", "topk_group", "group_score", "routed_scaling_factor")
+    for name, value, plain in zip(names, choice, _PLAIN_CHOICE):
+        if value != plain:
+            raise ValueError(f"tilemoe: {name} is {value!r}, but {why}")
+
+
 def _check_shape(name, tensor, *shape):
     if tensor.shape != shape:
         raise ValueError(
@@ -397,22 +443,22 @@ def _check_shape(name, tensor, *shape):
 def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
            column_blocks, overwrite_H, weight_grad_out, accumulate):  # fmt: skip
     return _Layer(
-        (W1, W1_up, W2, b1, b1_up, b2),
+        [W1, W1_up, W2, b1, b1_up, b2],
         (
             _rules.number("activation", _rules.ACTIVATIONS, activation),
             _rules.number("gate_layout", _rules.GATE_LAYOUTS, gate_layout),
-            clamp, alpha, up_shift, column_blocks,
+            column_blocks,
         ),
+        (clamp, alpha, up_shift),
         overwrite_H,
         weight_grad_out,
         accumulate,
     )
 
 
-def _top_k(x, logits, layer, addend, K, scoring, selection_bias, return_aux):
+def _top_k(x, logits, layer, addend, rule, factor, selection_bias, return_aux):
     """O (T, d), and where it is asked for its Aux."""
-    scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
-    args = (x, logits, selection_bias, layer, addend, (K, scoring), return_aux)
+    args = (x, logits, selection_bias, layer, addend, (), rule, factor, return_aux)
     found = _run(_ops.moe.default, *args)
     if not return_aux:
         return found
@@ -454,19 +500,19 @@ def _cast(tensor, dtype):
 
 def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
     """O (T, d) of a routing that was built."""
-    rule = (kind, K, capacity, scoring)
-    return _run(_ops.experts.default, x, router, routing, layer, addend, rule)
+    rule = _rules.rule_of(kind, K, scoring)
+    return _run(_ops.experts.default, x, router, routing, layer, addend, (capacity,), rule)
 
 
-def _run(op, x, router, third, layer, addend, rule, more=False):
-    """`moe` or `experts`, whose third argument and first numbers are `third` and `rule`. O, and
+def _run(op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=False):
+    """`moe` or `experts`, whose third argument is `third`, and which has a capacity or none. O, and
     where `more` is asked for what else it gives; H is autograd's."""
     weights = layer.weights
     device_type = x.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         x, addend = _cast(x, dtype), _cast(addend, dtype)
-        weights = tuple([_cast(weight, dtype) for weight in weights])
+        weights = [_cast(weight, dtype) for weight in weights]
     _library.require_dtype(x)
     tensors = (x, router, *weights, addend)
     given = layer.weight_grad_out
@@ -474,22 +520,21 @@ def _run(op, x, router, third, layer, addend, rule, more=False):
         for name, weight, out in zip(given._fields, weights, given):
             if weight is not None:
                 _library.require_together(weight, name, **{f"weight_grad_out.{name}": out})
+    rest = (*capacity, [*rule, *layer.numbers], [factor, *layer.reals])
     if not torch.is_grad_enabled():
         found = ops.call_undifferentiated(
-            op, x, router, third, *weights, addend, *rule, *layer.shape, False, False
+            op, x, router, third, weights, addend, *rest, False, False
         )
     elif given is None and (
         torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     ):
         keep_H = any(t is not None and t.requires_grad for t in tensors[:-1])
         found = ops.call(
-            op, x, router, third, *weights, addend, *rule, *layer.shape, keep_H,
-            bool(layer.overwrite_H),
-        )  # fmt: skip
+            op, x, router, third, weights, addend, *rest, keep_H, bool(layer.overwrite_H)
+        )
     else:
-        numbers = (*rule, *layer.shape)
         accumulate = given is not None and layer.accumulate
         return ops.differentiated(
-            op, tensors, third, numbers, layer.overwrite_H, more, given, accumulate
+            op, tensors, third, rest, layer.overwrite_H, more, given, accumulate
         )
     return (found[0], *found[2:]) if more else found[0]

@@ -8,15 +8,9 @@ from torch.autograd import forward_ad
 
 from ._library import NAMESPACE, operators
 from ._overwrite import capture_of, is_read_last, is_traced
+from ._packing import GRADIENTS, RULE, WEIGHTS, At, pack_gradients
 from ._rules import GROUPED, SCORES_GIVEN, TOP_K, offsets_of, reads_logits
-from ._shapes import (
-    WANTED_B1,
-    WANTED_B1_UP,
-    WANTED_W1,
-    WANTED_W1_UP,
-    WANTED_X,
-    empty_gradients,
-)
+from ._shapes import WANTED_B1, WANTED_B1_UP, WANTED_W1, WANTED_W1_UP, WANTED_X, empty_gradients
 
 _ops = operators
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -46,13 +40,15 @@ def _reraise(error):
 
 
 def refuse_tangents(args):
-    """Of tensors, and whatever else there is: below autograd a tangent would be lost, and the
-    derivative be zero. Where a call costs too much, `forward_ad._current_level` is looked at
-    before."""
+    """Of tensors, lists of them, and whatever else there is: below autograd a tangent would be
+    lost, and the derivative be zero. Where a call costs too much, `forward_ad._current_level` is
+    looked at before."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return
     for tensor in args:
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+        if isinstance(tensor, list):
+            refuse_tangents(tensor)
+        elif isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
             if forward_ad.unpack_dual(tensor).tangent is not None:
                 raise NotImplementedError(_NO_TANGENTS)
 
@@ -100,20 +96,31 @@ def call_in_backward(op, *args):
 
 
 def _top_k_context(ctx, inputs, output):
-    logits, _, _, scoring, _ = inputs
+    logits, _, rule, routed_scaling_factor, _ = inputs
     scores, ids, expert_counts = output
     ctx.mark_non_differentiable(ids, expert_counts)
+    _save_scores(ctx, logits, ids, scores, rule[At.SCORING], routed_scaling_factor)
+
+
+def _scores_at_context(ctx, inputs, output):
+    logits, ids, *how = inputs
+    _save_scores(ctx, logits, ids, output, *how)
+
+
+def _save_scores(ctx, logits, ids, scores, scoring, routed_scaling_factor):
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(ids, scores, logits if reads_logits(scoring, TOP_K) else None)
-    ctx.E, ctx.dtype, ctx.scoring = logits.shape[1], logits.dtype, scoring
+    ctx.how = logits.shape[1], scoring, routed_scaling_factor, logits.dtype
 
 
-def _top_k_backward(ctx, dscores, _ids, _counts):
+def _scores_backward(ctx, dscores, *_):
+    """Of `top_k` and of `scores_at`, whose first argument has a gradient and no other."""
+    others = (None,) * (len(ctx.needs_input_grad) - 1)
     if dscores is None:
-        return (None,) * 5
+        return None, *others
     ids, scores, logits = ctx.saved_tensors
-    args = (dscores, ids, scores, logits, ctx.E, ctx.scoring, ctx.dtype)
-    return call_in_backward(_ops.top_k_backward.default, *args), None, None, None, None
+    args = (dscores, ids, scores, logits, *ctx.how)
+    return call_in_backward(_ops.top_k_backward.default, *args), *others
 
 
 def _router_losses_context(ctx, inputs, output):
@@ -150,17 +157,15 @@ _NOT_KEPT = (
 )
 
 
-def _save_experts(ctx, tensors, H, routing, rule, activation, keep_H, overwrite_H):
+def _save_experts(ctx, X, router, weights, H, routing, numbers, reals, keep_H, overwrite_H):
     """Keeps what the backward of one call of `experts` or `moe` reads: X, H, the routing, the
-    weights by reference, and logits only where the scoring's rule reads them. tensors: X, router,
-    the six weights; rule: kind, K, scoring."""
-    kind, _, scoring = rule
-    X, router, *weights = tensors
+    weights by reference, and logits only where the scoring's rule reads them."""
+    scoring, kind = numbers[At.SCORING], numbers[At.KIND]
     reads = router is not None and scoring != SCORES_GIVEN and reads_logits(scoring, kind)
     ctx.save_for_backward(X, H, routing, *weights, router if reads else None)
     ctx.set_materialize_grads(False)  # none of H's, which is as large as H
     ctx.router_dtype = router.dtype if router is not None else torch.float32
-    ctx.rule, ctx.activation = rule, activation
+    ctx.numbers, ctx.reals = numbers, reals
     ctx.keep_H, ctx.overwrite_H, ctx.consumed, ctx.begun = keep_H, overwrite_H, False, None
     ctx.capture = capture_of(H) if overwrite_H is None else None
 
@@ -190,12 +195,11 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
             ctx.saved_tensors  # torch refuses where it has freed them, and tells of retain_graph
         raise RuntimeError(CONSUMED)
     X, H, routing, *weights, logits = ctx.saved_tensors
-    kind, K, scoring = ctx.rule
     wanted = 0
-    for bit in range(8):
+    for bit in range(len(GRADIENTS)):
         if needs[bit]:
             wanted |= 1 << bit
-    made = [None] * 8
+    made = [None] * len(GRADIENTS)
     if wanted:
         if not ctx.keep_H:
             raise RuntimeError(_NOT_KEPT)
@@ -207,28 +211,34 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
             return _gradients_over_H(ctx, dO, saved, needs, wanted, given, accumulate)
         elif given is None and not overwrite:
             dense = call_in_backward(
-                _ops.experts_backward.default, dO, X, H, routing, *weights, logits, kind, K,
-                scoring, ctx.router_dtype, *ctx.activation, wanted,
+                _ops.experts_backward.default, dO, X, H, routing, weights, logits, ctx.numbers,
+                ctx.reals, ctx.router_dtype, wanted,
             )  # fmt: skip
             _place(dense, wanted, made)
         else:
             made = _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate)
-            if needs[1] and scoring != SCORES_GIVEN:
-                args = (routing, logits, kind, weights[0].shape[0], K, scoring, ctx.router_dtype)
-                made[1] = call_in_backward(_ops.router_backward.default, made[1], *args)
+            if needs[1] and ctx.numbers[At.SCORING] != SCORES_GIVEN:
+                made[1] = _router_gradient(ctx, call_in_backward, made[1], routing, logits, weights)
     return _finished(ctx, made, dO, routing, needs, weights[0].shape[0])
+
+
+def _router_gradient(ctx, call, ds, routing, logits, weights):
+    E, rule = weights[0].shape[0], ctx.numbers[: len(RULE)]
+    factor = ctx.reals[At.ROUTED_SCALING_FACTOR]
+    args = (ds, routing, logits, E, rule, factor, ctx.router_dtype)
+    return call(_ops.router_backward.default, *args)
 
 
 def _finished(ctx, made, dO, routing, needs, E):
     """The eight gradients in the types of what they are of, and the addend's."""
-    if needs[1] and ctx.rule[2] == SCORES_GIVEN:
+    if needs[1] and ctx.numbers[At.SCORING] == SCORES_GIVEN:
         made[1] = made[1].to(ctx.router_dtype)
     return [*made, _addend_gradient(ctx, dO, routing, E) if needs[8] else None]
 
 
 def _place(dense, bits, made):
     """`made`, with the gradients of `bits` in their places."""
-    for bit in reversed(range(8)):
+    for bit in reversed(range(len(GRADIENTS))):
         if bits & 1 << bit:
             made[bit] = dense.pop()
     return made
@@ -238,14 +248,14 @@ _OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP
 
 
 def _without_given(wanted, given):
-    """The six gradients that are given and asked for, and the bits of those that are to be made."""
-    if given is None:
-        return (None,) * 6, wanted
-    given = [out if wanted & WANTED_W1 << i else None for i, out in enumerate(given)]
-    for i, out in enumerate(given):
-        if out is not None:
-            wanted &= ~(WANTED_W1 << i)
-    return given, wanted
+    """The eight gradients, those that are given and asked for and None for the others, and the bits
+    of those that are to be made."""
+    places = [None] * len(GRADIENTS)
+    for bit, out in enumerate(given or (), len(GRADIENTS) - len(WEIGHTS)):
+        if out is not None and wanted & 1 << bit:
+            places[bit] = out
+            wanted &= ~(1 << bit)
+    return places, wanted
 
 
 def _gradients_over_H(ctx, dO, saved, needs, wanted, given, accumulate):
@@ -276,14 +286,15 @@ def _begin(ctx, state, dO, saved, given, wanted, accumulate):
     state.consumed = True
     try:
         dense, complete = call_undifferentiated(
-            _ops.experts_backward_over_H.default, dO, X, H, routing, *weights, logits, *given,
-            *ctx.rule, ctx.router_dtype, *ctx.activation, wanted, accumulate,
+            _ops.experts_backward_over_H.default, dO, X, H, routing, weights, logits,
+            *pack_gradients(given),
+            ctx.numbers, ctx.reals, ctx.router_dtype, wanted, accumulate,
         )  # fmt: skip
     except (ValueError, NotImplementedError, torch.OutOfMemoryError):
         state.consumed = False  # refused before anything was written
         raise
     left = 0 if complete else wanted & _OF_W1
-    made = _place(dense, wanted & ~left, [None] * 8)
+    made = _place(dense, wanted & ~left, [None] * len(GRADIENTS))
     if not complete:
         state.begun = _Begun(dO, dO._version, H, made, left, False)
         raise torch.OutOfMemoryError(_NO_MEMORY)
@@ -295,17 +306,16 @@ def _go_on(ctx, state, dO, saved, given, _, accumulate):
     begun = state.begun
     begun.check(dO)
     X, _, routing, weights, logits = saved
-    kind, K, scoring = ctx.rule
     made = list(begun.made)
     if begun.complete:
         return made
-    if made[1] is not None and scoring != SCORES_GIVEN:
-        args = (routing, logits, kind, weights[0].shape[0], K, scoring, ctx.router_dtype)
-        made[1] = call_undifferentiated(_ops.router_backward.default, made[1], *args)
+    if made[1] is not None and ctx.numbers[At.SCORING] != SCORES_GIVEN:
+        made[1] = _router_gradient(ctx, call_undifferentiated, made[1], routing, logits, weights)
     if begun.left:
         dense, complete = call_undifferentiated(
-            _ops.experts_backward_over_H.default, None, X, begun.dH, routing, *weights, logits,
-            *given, *ctx.rule, ctx.router_dtype, *ctx.activation, begun.left, accumulate,
+            _ops.experts_backward_over_H.default, None, X, begun.dH, routing, weights, logits,
+            *pack_gradients(given), ctx.numbers, ctx.reals, ctx.router_dtype, begun.left,
+            accumulate,
         )  # fmt: skip
         if not complete:
             raise torch.OutOfMemoryError(_NO_MEMORY)
@@ -320,14 +330,12 @@ def _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate):
         raise NotImplementedError(_NO_SECOND_GRADIENT)  # memory that is written has no history
     X, H, routing, weights, _ = saved
     given, wanted = _without_given(wanted, given)
-    given = [None, None, *given]
     kept, consumed = (None, H) if overwrite else (H, None)
     ctx.consumed = overwrite
-    kind, K, _ = ctx.rule
 
     def compute(dO, bits):
         """Those of `bits`, in new memory where none is given."""
-        made = empty_gradients(X, H, weights, kind, K, wanted & bits)
+        made = empty_gradients(X, H, weights, ctx.numbers, wanted & bits)
         into = [new if out is None else out for new, out in zip(made, given)]
         into = [out if bits & 1 << bit else None for bit, out in enumerate(into)]
         if accumulate and any(out is not None for out in given):
@@ -335,8 +343,8 @@ def _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate):
                 if gradient is not None:
                     gradient.zero_()
         call_in_backward(
-            _ops.experts_backward_out.default, dO, X, kept, consumed, routing, *weights, *into,
-            kind, K, *ctx.activation, accumulate,
+            _ops.experts_backward_out.default, dO, X, kept, consumed, routing, weights,
+            *pack_gradients(into), ctx.numbers, ctx.reals, accumulate,
         )  # fmt: skip
         return made
 
@@ -349,32 +357,24 @@ def _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate):
 
 
 def _addend_gradient(ctx, dO, routing, E):
-    if ctx.rule[0] != GROUPED:
+    if ctx.numbers[At.KIND] != GROUPED:
         return dO
     row = torch.arange(dO.shape[0], device=dO.device).unsqueeze(-1)
     return dO.masked_fill(row >= offsets_of(routing, E)[E], 0)  # as O has it
 
 
 def _experts_context(ctx, inputs, output):
-    X, router, routing, *others = inputs
-    kind, K, _capacity, scoring, *activation, keep_H, overwrite_H = others[7:]
+    X, router, routing, weights, _addend, _capacity, *rest = inputs
     _, H = output
     ctx.mark_non_differentiable(H)
-    _save_experts(
-        ctx, (X, router, *others[:6]), H, routing, (kind, K, scoring), activation, keep_H,
-        overwrite_H,
-    )  # fmt: skip
+    _save_experts(ctx, X, router, weights, H, routing, *rest)
 
 
 def _moe_context(ctx, inputs, output):
-    X, logits, _selection_bias, *others = inputs
-    K, scoring, *activation, keep_H, overwrite_H = others[7:]
+    X, logits, _selection_bias, weights, _addend, *rest = inputs
     _, H, routing, counts = output
     ctx.mark_non_differentiable(H, routing, counts)
-    _save_experts(
-        ctx, (X, logits, *others[:6]), H, routing, (TOP_K, K, scoring), activation, keep_H,
-        overwrite_H,
-    )  # fmt: skip
+    _save_experts(ctx, X, logits, weights, H, routing, *rest)
 
 
 def _layer_backward(ctx, dO, *_):
@@ -388,21 +388,22 @@ def _layer_backward(ctx, dO, *_):
     return of_X, of_router, None, *others, *(None,) * (arguments - 10)
 
 
-def differentiated(op, tensors, third, numbers, overwrite_H, more, given=None, accumulate=False):
+def differentiated(op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False):
     """`experts` or `moe` as the functions call it where nothing is traced. It computes the same as
     the operator's own autograd kernel, in half of the host's time: it passes the dispatcher once,
     and not twice with all arguments as Python objects.
 
-    tensors: X, the router's, the six weights, the addend; third, numbers: the operator's other
-    arguments, keep_H not among them. `given` is memory for weights' gradients, kept as it is and
-    not as saved tensors: other layers and micro-batches add to it meanwhile.
+    tensors: X, the router's, the six weights, the addend; third, rest: the operator's other
+    arguments, numbers and reals the last, keep_H not among them. `given` is memory for weights'
+    gradients, kept as it is and not as saved tensors: other layers and micro-batches add to it
+    meanwhile.
     -> O or, of `moe` where `more` is asked for, O, routing, expert_counts."""
     if forward_ad._current_level >= 0:
         refuse_tangents((*tensors, third))
     # Torch looks at every argument and every result several times: what is absent is none.
     absent = [i for i, tensor in enumerate(tensors) if tensor is None]
     there = [tensor for tensor in tensors if tensor is not None]
-    call = (op, numbers, overwrite_H, more, given, accumulate, absent)
+    call = (op, rest, overwrite_H, more, given, accumulate, absent)
     apply = _Differentiated.apply if torch.compiler.is_compiling() else _apply
     return apply(call, third, *there)
 
@@ -410,23 +411,19 @@ def differentiated(op, tensors, third, numbers, overwrite_H, more, given=None, a
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, third, *there):
-        op, numbers, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent = call
+        op, rest, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent = call
         tensors, needs = list(there), list(ctx.needs_input_grad[2:])
         for i in ctx.absent:
             tensors.insert(i, None)
             needs.insert(i, False)
         ctx.needs = needs
-        keep_H = True in needs[:8]
+        keep_H = True in needs[: len(GRADIENTS)]
+        X, router, *weights, addend = tensors
         O, H, *routed = call_undifferentiated(
-            op, *tensors[:2], third, *tensors[2:], *numbers, keep_H, bool(overwrite_H)
+            op, X, router, third, weights, addend, *rest, keep_H, bool(overwrite_H)
         )
-        if routed:
-            routing, (K, scoring, *activation) = routed[0], numbers
-            rule = (TOP_K, K, scoring)
-        else:
-            routing, (kind, K, _capacity, scoring, *activation) = third, numbers
-            rule = (kind, K, scoring)
-        _save_experts(ctx, tensors[:8], H, routing, rule, activation, keep_H, overwrite_H)
+        routing = routed[0] if routed else third
+        _save_experts(ctx, X, router, weights, H, routing, *rest[-2:], keep_H, overwrite_H)
         if not more:
             return O
         ctx.mark_non_differentiable(*routed)
@@ -454,8 +451,21 @@ def _differentiate(name, save, backward):
     than all else that the host does for `experts` taken together."""
     op = getattr(_ops, name).default
     has_list = isinstance(op._schema.returns[0].type, torch.ListType)
+    names = [argument.name for argument in op._schema.arguments]
+    at = names.index("weights") if "weights" in names else None
 
-    def forward(ctx, *args):
+    # Autograd sees the tensors that are arguments, not those in lists.
+    def spread(args):
+        return args if at is None else (*args[:at], *args[at], *args[at + 1 :])
+
+    def gather(flat):
+        if at is None:
+            return flat
+        after = at + len(WEIGHTS)
+        return (*flat[:at], list(flat[at:after]), *flat[after:])
+
+    def forward(ctx, *flat):
+        args = gather(flat)
         with torch._C._AutoDispatchBelowAutograd():
             output = op(*args)
         save(ctx, args, output)
@@ -467,9 +477,10 @@ def _differentiate(name, save, backward):
     def kernel(*args):
         if forward_ad._current_level >= 0:
             refuse_tangents(args)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        flat = spread(args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
             refuse_transforms()
-            output = differentiable.apply(*args)
+            output = differentiable.apply(*flat)
             return list(output) if has_list else output
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
@@ -477,7 +488,8 @@ def _differentiate(name, save, backward):
     _library_of_gradients.impl(name, kernel, "Autograd")
 
 
-_differentiate("top_k", _top_k_context, _top_k_backward)
+_differentiate("top_k", _top_k_context, _scores_backward)
+_differentiate("scores_at", _scores_at_context, _scores_backward)
 _differentiate("router_losses", _router_losses_context, _router_losses_backward)
 _differentiate("experts", _experts_context, _layer_backward)
 _differentiate("moe", _moe_context, _layer_backward)
@@ -511,5 +523,5 @@ for _name in ("top_k_backward", "experts_backward", "router_backward", "router_l
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
 for _name in (*_ROUTES, "experts_backward_out", "experts_backward_over_H"):
     _refuse_tangents_alone(_name)
-for _name in ("top_k", *_ROUTES, "experts", "moe", "router_losses"):
+for _name in ("top_k", "scores_at", *_ROUTES, "experts", "moe", "router_losses"):
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

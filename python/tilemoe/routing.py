@@ -16,6 +16,7 @@ Scoring = Literal[
     "softmax_over_chosen", "softmax_over_all", "softmax_renormalized",
     "sigmoid", "sigmoid_renormalized",
 ]  # fmt: skip
+GroupScore = Literal["top2_sum", "max"]
 Rounding = Literal["nearest", "up", "down", "stochastic", "balanced"]
 Counter = int | Tensor  # seed and offset of stochastic rounding: int, or int64 tensor of one element
 
@@ -30,12 +31,16 @@ class Aux(NamedTuple):
     without: Tensor  # () int32: tokens that no expert gets
 
 
-def topk_router(
+def top_k(
     logits: Tensor,
     K: int,
     *,
     scoring: Scoring = "softmax_over_chosen",
     selection_bias: Tensor | None = None,
+    n_group: int = 1,
+    topk_group: int = 1,
+    group_score: GroupScore | None = None,
+    routed_scaling_factor: float = 1.0,
     ids_dtype: torch.dtype = torch.int32,
 ) -> tuple[Tensor, Tensor]:
     """Each token's K experts and their scores, in descending order.
@@ -49,6 +54,13 @@ def topk_router(
             "softmax_renormalized", the same divided by their sum; "sigmoid"; or
             "sigmoid_renormalized".
         selection_bias: of the sigmoid scorings: added where experts are chosen, not in the scores.
+        n_group, topk_group: the experts stand in n_group groups of E / n_group neighbours, and a
+            token chooses among those of its topk_group best groups. At most 32 groups; those
+            chosen have K experts at least.
+        group_score: what a group is worth: "top2_sum", the sum of its two best sigmoids with bias
+            (DeepSeek-V3), which goes with the sigmoid scorings; or "max", its best (DeepSeek-V2).
+            None: top2_sum under the sigmoid scorings, else max.
+        routed_scaling_factor: every score is multiplied by it at last.
         ids_dtype: torch.int32 or torch.int64.
 
     Shape:
@@ -58,18 +70,79 @@ def topk_router(
         The scores, float32 and differentiable in the logits, and the experts' ids.
 
     Raises:
-        ValueError: K is not 1 to E, or another argument does not fit.
+        ValueError: K is not 1 to E, or another argument does not fit; it names the argument.
 
     Example:
-        >>> scores, ids = tilemoe.topk_router(torch.tensor([[0.0, 2.0, 1.0]]), 2)
+        >>> scores, ids = tilemoe.top_k(torch.tensor([[0.0, 2.0, 1.0]]), 2)
         >>> ids
         tensor([[1, 2]], dtype=torch.int32)
+
+        Of two groups the better one alone:
+
+        >>> logits = torch.tensor([[3.0, -1.0, 2.0, 1.0]])
+        >>> tilemoe.top_k(logits, 2, scoring="sigmoid", n_group=2)[1]
+        tensor([[2, 3]], dtype=torch.int32)
     """
     _library.require_device(logits, "logits")
     rows = rows_of(logits, "logits", "(..., E)")
-    scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
-    scores, ids, _ = ops.call(_ops.top_k.default, rows, selection_bias, K, scoring, ids_dtype)
+    rule = _rules.rule(rows.shape[1], K, scoring, n_group, topk_group, group_score)
+    if routed_scaling_factor != 1.0:
+        _rules.check_factor(routed_scaling_factor)
+    args = (rows, selection_bias, rule, routed_scaling_factor, ids_dtype)
+    scores, ids, _ = ops.call(_ops.top_k.default, *args)
     return shaped_like(scores, logits), shaped_like(ids, logits)
+
+
+topk_router = top_k  # its name up to 0.2
+
+
+def scores_at(
+    logits: Tensor,
+    ids: Tensor,
+    *,
+    scoring: Scoring = "softmax_over_chosen",
+    routed_scaling_factor: float = 1.0,
+) -> Tensor:
+    """The scores of experts that were chosen elsewhere, such as a rollout's, by a rule of `top_k`.
+
+    Where the ids are what `top_k` chooses, in its order, they have its bits. Pass them on with
+    `moe(x, scores, ..., ids=ids)`.
+
+    Args:
+        logits: the router's, float32, bfloat16 or float16.
+        ids: the experts, int32 or int64. One outside [0, E) is absent: it has score 0 and no part
+            in a sum. One that is there twice counts twice.
+        scoring, routed_scaling_factor: as in `top_k`.
+
+    Shape:
+        logits (..., E), ids (..., K) -> (..., K).
+
+    Returns:
+        The scores, float32 and differentiable in the logits.
+
+    Raises:
+        ValueError: a shape, a dtype, a device or an option does not fit; it names the argument.
+        TypeError: an argument is no tensor.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 2.0, 1.0]])
+        >>> tilemoe.scores_at(logits, torch.tensor([[2, 2, -1]]))
+        tensor([[0.5000, 0.5000, 0.0000]])
+    """
+    _library.require_device(logits, "logits")
+    _library.require_together(logits, "logits", ids=ids)
+    rows = rows_of(logits, "logits", "(..., E)")
+    if ids.shape[:-1] != logits.shape[:-1] or ids.dim() == 0 or ids.shape[-1] < 1:
+        leading = "".join(f"{size}, " for size in logits.shape[:-1])
+        raise ValueError(
+            f"tilemoe: ids has shape {shape_text(ids.shape)}, expected ({leading}K) for these "
+            "logits, K at least 1"
+        )
+    scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
+    if routed_scaling_factor != 1.0:
+        _rules.check_factor(routed_scaling_factor)
+    args = (rows, rows_of(ids, "ids", "(..., K)"), scoring, routed_scaling_factor)
+    return shaped_like(ops.call(_ops.scores_at.default, *args), logits)
 
 
 def rounded_router(
@@ -114,7 +187,7 @@ def rounded_router(
     row = torch.where(there, pair_row, 0).long()
     tokens = torch.where(there, row_token[row], T)
     experts = torch.where(there, _groups.expert_of(offsets, row).to(torch.int32), E)
-    chosen, ids = topk_router(logits, K, ids_dtype=torch.int64)
+    chosen, ids = top_k(logits, K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (T, E)
     # Past the last pair any place will do: each its own, since gradients are added there.
     at = torch.where(there, tokens.long() * E + experts, pair)

@@ -1,15 +1,28 @@
-"""State dicts between Hugging Face's names and layouts, which are `MoE`'s, and those of torchtitan
-and ScatterMoE. No value changes: every round trip gives the same bits.
+"""State dicts between `MoE`'s names and layouts, which are those of transformers' experts, and
+those of Hugging Face's checkpoints, torchtitan and ScatterMoE. No value changes: every round trip
+gives the same bits.
 
 A function takes a state dict of one layer or of a whole model and returns a new one: the entries
 it knows by the end of their names are converted in their place, all others are passed through as
 they are. Converted tensors own their memory where rows move, and are the given ones where not.
 
+Here                                     Hugging Face's (e: an expert)
+    gate.weight, gate.bias                   router.weight, router.bias (gpt-oss)
+    experts.gate_up_proj (E, 2n, d)          experts.{e}.gate_proj.weight, .up_proj.weight;
+                                             experts.{e}.w1.weight, .w3.weight (Mixtral);
+                                             gpt-oss: (E, d, 2n), gate and up columns in turn
+    experts.down_proj (E, d, n)              experts.{e}.down_proj.weight; experts.{e}.w2.weight
+                                             (Mixtral); gpt-oss: (E, n, d)
+    shared_experts.*_proj.weight             the same (DeepSeek); shared_expert.*_proj.weight (Qwen)
+    shared_expert_gate.weight (1, d)         the same (Qwen)
+
 Here                                     torchtitan 0.3.0 (* routed_experts.inner_experts)
-    gate.weight (E, d)                       router.gate.weight
+    gate.weight (E, d), gate.bias (E)        router.gate.weight, router.gate.bias
     gate.e_score_correction_bias (E)         expert_bias_E
     experts.gate_up_proj (E, 2n, d)          *.w1_EFD (E, n, d) the gate, *.w3_EFD (E, n, d) the up
     experts.down_proj (E, d, n)              *.w2_EDF (E, d, n)
+    shared_experts.{gate,up,down}_proj       shared_experts.{w1,w3,w2}
+    shared_expert_gate                       shared_experts.gate
 
 Here                                     ScatterMoE's GLUMLP and MLP (the router is the caller's)
     experts.gate_up_proj (E, 2n, d)          experts.weight (E, 2n, d): n up rows, then n gate rows
@@ -19,33 +32,33 @@ Here                                     ScatterMoE's GLUMLP and MLP (the router
     experts.down_proj_bias (E, d)            output_experts.bias (E, d)
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-StateDict = Mapping[str, Tensor]
+from ._entries import StateDict, partner_of, split_key
+from ._huggingface import from_huggingface, options_of, to_huggingface
+
+__all__ = [
+    "from_huggingface",
+    "from_scattermoe",
+    "from_torchtitan",
+    "options_of",
+    "to_huggingface",
+    "to_scattermoe",
+    "to_torchtitan",
+]
 
 _TITAN = "routed_experts.inner_experts."
 _TITAN_RENAMED = {  # torchtitan's: ours
     "router.gate.weight": "gate.weight",
+    "router.gate.bias": "gate.bias",
     "expert_bias_E": "gate.e_score_correction_bias",
     _TITAN + "w2_EDF": "experts.down_proj",
+    "shared_experts.w1.weight": "shared_experts.gate_proj.weight",
+    "shared_experts.w2.weight": "shared_experts.down_proj.weight",
+    "shared_experts.w3.weight": "shared_experts.up_proj.weight",
+    "shared_experts.gate.weight": "shared_expert_gate.weight",
 }
-
-
-def _split(key, endings):
-    """(prefix, ending) where `key` is prefix + ending at a dot, else (None, None)."""
-    for ending in endings:
-        if key == ending or key.endswith("." + ending):
-            return key[: len(key) - len(ending)], ending
-    return None, None
-
-
-def _partner(state_dict, key, partner):
-    if partner not in state_dict:
-        raise ValueError(f"{key} is in the state dict, {partner} is not")
-    return state_dict[partner]
 
 
 def from_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
@@ -53,14 +66,14 @@ def from_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
     w1, w3 = _TITAN + "w1_EFD", _TITAN + "w3_EFD"
     converted = {}
     for key, tensor in state_dict.items():
-        prefix, ending = _split(key, (*_TITAN_RENAMED, w1, w3))
+        prefix, ending = split_key(key, (*_TITAN_RENAMED, w1, w3))
         if ending is None:
             converted[key] = tensor
         elif ending == w1:
-            up = _partner(state_dict, key, prefix + w3)
+            up = partner_of(state_dict, key, prefix + w3)
             converted[prefix + "experts.gate_up_proj"] = torch.cat([tensor, up], dim=1)
         elif ending == w3:
-            _partner(state_dict, key, prefix + w1)
+            partner_of(state_dict, key, prefix + w1)
         else:
             converted[prefix + _TITAN_RENAMED[ending]] = tensor
     return converted
@@ -78,7 +91,7 @@ def to_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
     )
     converted = {}
     for key, tensor in state_dict.items():
-        prefix, ending = _split(key, (*renamed, "experts.gate_up_proj", *homeless))
+        prefix, ending = split_key(key, (*renamed, "experts.gate_up_proj", *homeless))
         if ending is None:
             converted[key] = tensor
         elif ending in homeless:
@@ -115,14 +128,14 @@ def from_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
     GLUMLP by the shapes of its two weights."""
     converted = {}
     for key, tensor in state_dict.items():
-        prefix, ending = _split(key, (*_SCATTER, "experts.weight", "experts.bias"))
+        prefix, ending = split_key(key, (*_SCATTER, "experts.weight", "experts.bias"))
         if ending is None:
             converted[key] = tensor
         elif ending in _SCATTER:
             converted[prefix + _SCATTER[ending]] = tensor
         else:
             suffix = "_bias" if ending == "experts.bias" else ""
-            n = _partner(state_dict, key, prefix + "output_experts.weight").shape[2]
+            n = partner_of(state_dict, key, prefix + "output_experts.weight").shape[2]
             if tensor.shape[1] == 2 * n:
                 swapped = _halves_swapped(key, tensor)
                 converted[prefix + "experts.gate_up_proj" + suffix] = swapped
@@ -146,7 +159,7 @@ def to_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
     }
     converted = {}
     for key, tensor in state_dict.items():
-        prefix, ending = _split(key, (*same, *gated))
+        prefix, ending = split_key(key, (*same, *gated))
         if ending is None:
             converted[key] = tensor
         elif ending in same:

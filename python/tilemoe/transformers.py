@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from . import _rules, functional
+from . import _library, _rules, functional
+from ._autocast import autocast_dtype
 
 
 def register(name: str = "tilemoe") -> None:
@@ -55,16 +56,19 @@ class Form(NamedTuple):
 
 
 def prepare(model: torch.nn.Module) -> dict[str, Form]:
-    """The form of every experts module of `model`, by name; NotImplementedError if one has none.
+    """The form of every experts module of `model`, by name; NotImplementedError if one has none, or
+    has weights that no kernel computes with where they lie.
 
     Forward asks by itself. Ask beforehand to hear of a refusal early, or to compile the model with
-    `fullgraph=True`: the question cannot be part of a graph, its answer can.
+    `fullgraph=True`: the question cannot be part of a graph, its answer can. A model that will be
+    called under torch.autocast is asked under it, since that decides in which dtype it computes.
     """
-    return {
-        name: _form(module)
-        for name, module in model.named_modules()
-        if hasattr(module, "is_concatenated") and hasattr(module, "has_gate")
-    }
+    forms = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "is_concatenated") and hasattr(module, "has_gate"):
+            forms[name] = _form(module)
+            _refuse_weights(module)
+    return forms
 
 
 def experts_forward(
@@ -162,6 +166,34 @@ def _refuse_widths(module: torch.nn.Module) -> None:
             f"its widths are {widths[0]} and {widths[1]}, expected multiples of "
             f"{_rules.WIDTH_MULTIPLE}",
         )
+
+
+def _refuse_weights(module: torch.nn.Module) -> None:
+    """Those that forward would fail with, or would give noise for."""
+    for name, weight in module._parameters.items():
+        if weight is None:
+            continue
+        kind, dtype = weight.device.type, weight.dtype
+        if kind == "meta":
+            raise _refusal(module, f"its {name} is on meta: load the weights first")
+        if kind not in ("cpu", "cuda"):
+            raise _refusal(module, f"its {name} is on {weight.device}, expected cpu or cuda")
+        why_no_cuda = _library.why_no_cuda()
+        if kind == "cuda" and why_no_cuda is not None:
+            raise _refusal(module, f"its {name} is on {weight.device}, and {why_no_cuda}")
+        known = torch.float32, torch.bfloat16, torch.float16
+        if dtype in known:  # autocast leaves float64 as it is
+            dtype = autocast_dtype(weight.device) or dtype
+        if kind == "cuda" and dtype == torch.float32:
+            raise _refusal(
+                module,
+                f"its {name} is float32 on {weight.device}, expected bfloat16 or float16 on a GPU: "
+                "cast the model, or ask under the torch.autocast that it will run under",
+            )
+        if dtype not in known:
+            raise _refusal(
+                module, f"its {name} is {dtype}, expected float32, bfloat16 or float16"
+            )
 
 
 def _values() -> torch.Tensor:

@@ -474,7 +474,7 @@ def test_weights_go_through_as_they_lie():
     with Calls() as calls:
         tilemoe.moe(**tensors, K=K).sum().backward()
     (forward,), (backward,) = calls.of("moe"), calls.of("experts_backward_over_H")
-    for W1 in (forward[3], backward[4]):
+    for W1, *_ in (forward[3], backward[4]):
         assert W1.data_ptr() == whole.data_ptr() and W1.stride() == tensors["W1"].stride()
     check("moe", tensors, K=K)
 

@@ -19,6 +19,7 @@ OPTIONS = {
     "losses": dict(balance_coefficient=0.3, z_coefficient=0.02),
     "sigmoid": dict(scoring="sigmoid_renormalized", selection_bias=True),
     "not gated": dict(activation="relu_squared"),
+    "shared": dict(shared_intermediate_size=16, shared_expert_gate=True, router_bias=True),
     "rounded": dict(rounding="balanced", m=8, balance_coefficient=0.1),
     "stochastic": dict(rounding="stochastic", m=8),
 }
@@ -240,6 +241,8 @@ def test_memory_from_forward_to_backward(options, router_dtype):
     rows = T * K + {"balanced": m, "stochastic": E * (m - 1)}.get(moe.rounding, 0)
     width = n if moe.experts.activation == "relu_squared" else 2 * n
     wanted = 2 * T * d + 2 * rows * width + 16 * rows + 32 * E
+    if moe.shared_experts is not None:  # their H, the sigmoid and the rows' scores; X is there
+        wanted += 2 * T * 2 * moe.shared_experts.up_proj.weight.shape[0] + 8 * T
     dense_in_E = moe.rounding or moe.balance_coefficient or moe.scoring != "softmax_over_chosen"
     if dense_in_E:
         wanted += T * E * moe.gate(x).element_size()

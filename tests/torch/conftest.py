@@ -12,11 +12,15 @@ ON_BOTH = {
     "autograd_test.py",
     "composition_test.py",
     "functional_test.py",
+    "huggingface_test.py",
     "invariance_test.py",
+    "module_routing_test.py",
     "module_test.py",
     "operators_test.py",
     "overwrite_test.py",
+    "router_test.py",
     "torchtitan_test.py",
+    "transformers_routers_test.py",
 }
 ON_CUDA_ALONE = {
     "cuda_memory_test.py",

@@ -70,6 +70,16 @@ def test_autocast(cls):
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
+def test_float32_is_refused_beforehand_but_under_autocast(cls):
+    experts = torch.nn.ModuleList([fill(build(cls)).cuda()])
+    with pytest.raises(NotImplementedError, match="is float32 on cuda:0, expected bfloat16"):
+        tilemoe.transformers.prepare(experts)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert tilemoe.transformers.prepare(experts)
+    assert tilemoe.transformers.prepare(experts.bfloat16())
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
 def test_weights_off_16_bytes_are_refused(cls):
     module = on_gpu(cls)
     for p in module.parameters():

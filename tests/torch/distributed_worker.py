@@ -101,6 +101,8 @@ def fsdp(job, nested=False, recompute=False, **options):
     if nested:
         fully_shard(moe.experts, mesh=job.mesh)
         fully_shard(moe.gate, mesh=job.mesh)
+        if moe.shared_experts is not None:
+            fully_shard(moe.shared_experts, mesh=job.mesh)
     fully_shard(moe, mesh=job.mesh)
     assert all(isinstance(p, DTensor) for p in moe.parameters())
     called = (lambda x: checkpoint(moe, x, use_reentrant=False)) if recompute else moe
@@ -125,6 +127,21 @@ def fsdp_nested(job):
 
 def fsdp_recomputed(job):
     fsdp(job, recompute=True)
+
+
+SHARED = dict(shared_intermediate_size=16, shared_expert_gate=True, router_bias=True)
+
+
+def fsdp_shared(job):
+    fsdp(job, **SHARED)
+
+
+def fsdp_shared_nested(job):
+    fsdp(job, nested=True, **SHARED)
+
+
+def fsdp_mixed_precision_shared(job):
+    fsdp_mixed_precision(job, router_dtype=torch.float32, **SHARED)
 
 
 def fsdp_selection_bias(job):
@@ -164,16 +181,17 @@ def fsdp_mixed_precision_float32_router(job):
     fsdp_mixed_precision(job, router_dtype=torch.float32)
 
 
-def dtensor(job):
+def dtensor(job, **options):
     """Parameters spread over the ranks in every way, tokens spread or the same on all ranks."""
     for x_placement in (Shard(0), Shard(1), Replicate()):
         for parameter_placement in (Replicate(), Shard(0), Shard(1)):
-            moe = job.make(bias=True, z_coefficient=0.1)
+            moe = job.make(bias=True, z_coefficient=0.1, **options)
             x, dO = job.batch()
             want_out, want = whole(moe, x, dO, 1)
-            for module in (moe.gate, moe.experts):
-                for name, p in list(module.named_parameters()):
-                    spread = distribute_tensor(p.detach(), job.mesh, [parameter_placement])
+            for module in list(moe.modules()):
+                for name, p in list(module.named_parameters(recurse=False)):
+                    along = Shard(0) if p.ndim == 1 else parameter_placement
+                    spread = distribute_tensor(p.detach(), job.mesh, [along])
                     setattr(module, name, torch.nn.Parameter(spread))
             x = distribute_tensor(x.detach(), job.mesh, [x_placement]).requires_grad_()
             out, aux = moe(x)
@@ -185,6 +203,26 @@ def dtensor(job):
             assert_close(out.full_tensor(), want_out.double(), "out")
             pairs = SHAPE[0] * SHAPE[1] * moe.K
             assert aux.expert_counts.full_tensor().sum() == pairs
+
+
+def dtensor_shared(job):
+    dtensor(job, **SHARED)
+
+
+def dtensor_ids(job):
+    """Experts that were chosen elsewhere lie as the tokens do."""
+    moe = job.make(scoring="sigmoid_renormalized", z_coefficient=0.1)
+    x, dO = (t.detach() for t in job.batch())
+    g = torch.Generator().manual_seed(7)
+    ids = torch.rand(*SHAPE, moe.E, generator=g).argsort(-1)[..., : moe.K].to(job.device)
+    want_out, want_aux = moe(x, ids=ids)
+    for placement in (Shard(0), Replicate()):
+        spread = [distribute_tensor(t, job.mesh, [placement]) for t in (x, ids)]
+        out, aux = moe(spread[0], ids=spread[1])
+        assert_close(out.full_tensor(), want_out.double(), "out")
+        assert torch.equal(aux.expert_counts.full_tensor(), want_aux.expert_counts)
+        expect("ids must be one with the same", lambda: moe(spread[0], ids=ids))
+    expect("ids is a DTensor and x is not", lambda: moe(x, ids=spread[1]))
 
 
 def dtensor_refusals(job):
@@ -238,10 +276,15 @@ SCENARIOS = (
     fsdp,
     fsdp_nested,
     fsdp_recomputed,
+    fsdp_shared,
+    fsdp_shared_nested,
     fsdp_selection_bias,
     fsdp_mixed_precision,
     fsdp_mixed_precision_float32_router,
+    fsdp_mixed_precision_shared,
     dtensor,
+    dtensor_shared,
+    dtensor_ids,
     dtensor_refusals,
     local_part,
     distributed_checkpoint,

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import tilemoe
-from tilemoe import _config, _library, functional, module, routing
+import tilemoe.state_dict
+from tilemoe import _config, _huggingface, _library, functional, module, routing
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"d": 32, "n": 16, "E": 6, "K": 2}
@@ -92,7 +93,7 @@ def test_a_layer_that_does_not_say_what_it_returns_warns_once_where_it_is_made()
     assert out.shape == (3, 32) and aux.expert_counts.sum() == 6
 
 
-@pytest.mark.parametrize("of", [functional, routing, module, _config], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("of", [functional, routing, module, _config, _huggingface], ids=lambda m: m.__name__)
 def test_examples_in_docstrings(of):
     torch.manual_seed(0)
     names = {"torch": torch, "tilemoe": tilemoe}

@@ -6,6 +6,7 @@ import torch
 import reference
 import target
 from comparison import LIMITS, assert_close
+from stored import rounded
 from tilemoe.module import MoE
 
 d, n, E, K = 32, 24, 6, 2
@@ -45,7 +46,7 @@ def run(moe, x, dO, **arguments):
     return {"out": out, **aux._asdict()} | {"d" + k: g for k, g in zip(wanted, gradients)}
 
 
-def expected(moe, x, dO, seed=None, offset=None, stored=None):
+def expected(moe, x, dO, seed=None, offset=None, ids=None, stored=None):
     """The same in float64, rounding to `stored` where the experts store, if that is given. The logits
     have the module's own values, so that the same experts are chosen, and the gradient of their
     float64 product."""
@@ -53,26 +54,44 @@ def expected(moe, x, dO, seed=None, offset=None, stored=None):
     up = "experts.gate_up_proj" if "experts.gate_up_proj" in p else "experts.up_proj"
     x64 = x.detach().double().requires_grad_()
     flat = x64.reshape(-1, d)
-    product = flat @ p["gate.weight"].T
+    logits = flat @ p["gate.weight"].T
+    if moe.gate.bias is not None:
+        logits = logits + p["gate.bias"]
     with torch.no_grad():
         logits_of_module = moe.gate(x.reshape(-1, d)).double()
-    logits = product + (logits_of_module - product).detach()
+    logits = _with_value(logits, logits_of_module)
+    names = ("activation", "clamp", "alpha", "up_shift")
+    form = {name: getattr(moe.experts, name) for name in names}
+    if ids is None:
+        router = logits
+        choice = dict(
+            K=K,
+            scoring=moe.scoring,
+            selection_bias=moe.gate.e_score_correction_bias,
+            n_group=moe.n_group,
+            topk_group=moe.topk_group,
+            group_score=moe.group_score,
+            routed_scaling_factor=moe.routed_scaling_factor,
+            rounding=moe.rounding if moe.training else None,
+            m=moe.m,
+            rounding_tokens=moe.rounding_tokens,
+            seed=seed,
+            offset=offset,
+        )
+    else:
+        choice = dict(ids=ids.reshape(-1, K))
+        how = dict(scoring=moe.scoring, routed_scaling_factor=moe.routed_scaling_factor)
+        router = reference.scores_at(logits, choice["ids"], **how)
     out, aux = reference.moe(
         flat,
-        logits,
+        router,
         p[up],
         p["experts.down_proj"],
-        K=K,
         b1=p.get(up + "_bias"),
         b2=p.get("experts.down_proj_bias"),
-        activation=moe.experts.activation,
-        scoring=moe.scoring,
-        selection_bias=moe.gate.e_score_correction_bias,
-        rounding=moe.rounding if moe.training else None,
-        m=moe.m,
-        rounding_tokens=moe.rounding_tokens,
-        seed=seed,
-        offset=offset,
+        **form,
+        addend=expected_of_shared(moe, p, x, flat, form, stored),
+        **choice,
         return_aux=True,
         stored=stored,
     )
@@ -88,6 +107,35 @@ def expected(moe, x, dO, seed=None, offset=None, stored=None):
         name: getattr(aux, name) for name in ("expert_counts", "dropped", "added", "without")
     }
     return {"out": out, **aux} | {"d" + k: g for k, g in zip(names, gradients)}
+
+
+def _with_value(product, value):
+    """The value that a module computed, the gradient of the product."""
+    return product + (value - product).detach()
+
+
+def expected_of_shared(moe, p, x, flat, form, stored):
+    """The shared experts' (T, d) in float64, as expected() has the rest; p: the parameters."""
+    if moe.shared_experts is None:
+        return None
+    of = lambda name: p[f"shared_experts.{name}_proj.weight"].unsqueeze(0)
+    gated, scores = moe.shared_experts.gate_proj is not None, None
+    if moe.shared_expert_gate is not None:
+        weight = p["shared_expert_gate.weight"][0]
+        with torch.no_grad():
+            logits = torch.nn.functional.linear(x.reshape(-1, d), moe.shared_expert_gate.weight)
+        scores = _with_value(flat @ weight, logits[:, 0].double()).sigmoid()
+    Y = reference.grouped_experts(
+        flat,
+        torch.tensor([flat.shape[0]]),
+        of("gate" if gated else "up"),
+        of("down"),
+        W1_up=of("up") if gated else None,
+        row_scores=scores,
+        stored=stored,
+        **form,
+    )
+    return rounded(Y, stored)
 
 
 def check(got, want):

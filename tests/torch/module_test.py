@@ -21,6 +21,15 @@ OPTIONS = {
     "down": dict(rounding="down", m=4, balance_coefficient=0.1),
     "balanced": dict(rounding="balanced", m=8, z_coefficient=0.1),
     "stochastic": dict(rounding="stochastic", m=8),
+    "shared": dict(shared_intermediate_size=40, router_bias=True),
+    "shared by a gate": dict(
+        shared_intermediate_size=16, shared_expert_gate=True, scoring="softmax_renormalized"
+    ),
+    "shared, not gated inside": dict(shared_intermediate_size=40, activation="relu_squared"),
+    "shared beside rounding": dict(
+        shared_intermediate_size=24, shared_expert_gate=True, rounding="nearest", m=8
+    ),
+    "float32 router with a bias": dict(router_bias=True, router_dtype=torch.float32),
     "by groups": dict(rounding="nearest", m=4, rounding_tokens=13, balance_coefficient=0.1),
 }
 
@@ -154,6 +163,32 @@ def test_parameters_have_hugging_face_names_and_shapes():
         "experts.down_proj": (E, d, n),
         "experts.down_proj_bias": (E, d),
     }
+    shared = MoE(
+        d, n, E, K, return_aux=True, router_bias=True, shared_intermediate_size=40,
+        shared_expert_gate=True,
+    )  # fmt: skip
+    assert shapes(shared) == shapes(MoE(d, n, E, K, return_aux=True)) | {
+        "gate.bias": (E,),
+        "shared_experts.gate_proj.weight": (40, d),
+        "shared_experts.up_proj.weight": (40, d),
+        "shared_experts.down_proj.weight": (d, 40),
+        "shared_expert_gate.weight": (1, d),
+    }
+
+
+@pytest.mark.cpu  # float32: a slope that steps at the clamp is no place for 16 bits
+def test_gpt_oss_form():
+    form = dict(clamp=1.25, alpha=1.702, up_shift=1.0)
+    moe = make(bias=True, router_bias=True, shared_intermediate_size=16, **form)
+    x, dO = batch()
+    got = run(moe, x, dO)
+    check(got, expected(moe, x, dO))
+    for name in form:  # each of them counts
+        plainer = form | {name: 0.0}
+        other = make(bias=True, router_bias=True, shared_intermediate_size=16, **plainer)
+        with pytest.raises(AssertionError):
+            check(run(other, x, dO), expected(moe, x, dO))
+    assert "activation='swiglu', clamp=1.25, alpha=1.702, up_shift=1.0, bias=True" in repr(moe)
 
 
 def test_dtypes():
@@ -174,14 +209,17 @@ def test_dtypes():
 
 def test_reset_parameters():
     torch.manual_seed(0)
-    moe = MoE(d, n, E, K, return_aux=True, bias=True, scoring="sigmoid", selection_bias=True)
+    moe = MoE(
+        d, n, E, K, return_aux=True, bias=True, scoring="sigmoid", selection_bias=True,
+        router_bias=True, shared_intermediate_size=40, shared_expert_gate=True,
+    )  # fmt: skip
     before = {name: t.clone() for name, t in moe.state_dict().items()}
     for name, t in before.items():
-        if name.endswith("_bias"):
+        if name.endswith("bias"):
             assert (t == 0).all()
         else:
             bound = t.shape[-1] ** -0.5
-            assert t.abs().max() <= bound and abs(t.std() / bound - 3**-0.5) < 0.1
+            assert t.abs().max() <= bound and abs(t.std() / bound - 3**-0.5) < 0.15
     with torch.no_grad():
         for t in moe.state_dict().values():
             t.fill_(7)
@@ -227,6 +265,13 @@ def test_selection_bias_balances():
         (dict(rounding="up", m=0), "m is 0, expected at least 1"),
         (dict(rounding="up", scoring="sigmoid"), "scoring under token rounding is 'sigmoid'"),
         (dict(selection_bias=True), "only the sigmoid scorings have a selection bias"),
+        (dict(clamp=7.0, activation="geglu"), "clamp is 7.0 and activation 'geglu', but only swi"),
+        (dict(clamp=-1.0), "clamp is -1.0, expected a finite number of at least 0"),
+        (dict(alpha=float("nan")), "alpha is nan, expected a finite number"),
+        (dict(shared_intermediate_size=20), "shared_intermediate_size is 20, expected a positive"),
+        (dict(shared_expert_gate=True), "shared_intermediate_size is None: there are no shared"),
+        (dict(dtype=torch.float64), "dtype is torch.float64, expected float32, bfloat16"),
+        (dict(router_dtype=torch.int8), "router_dtype is torch.int8, expected float32, bfloat16"),
         (dict(column_blocks=0), "column_blocks is 0, expected at least 1"),
         (dict(return_aux=False, z_coefficient=0.1), "which return_aux=False leaves out"),
     ],
@@ -236,6 +281,20 @@ def test_wrong_options_are_refused(options, message):
     arguments = dict(d=d, n=n, E=E, K=K, return_aux=True) | options
     with pytest.raises(ValueError, match=message):
         MoE(**arguments)
+
+
+def test_a_wrong_x_is_refused():
+    moe = make()
+    x = torch.zeros(5, d, dtype=DTYPE)
+    for wrong in (x.double(), x.int()):
+        with pytest.raises((ValueError, NotImplementedError), match=f"x is {wrong.dtype} \\(5, 32"):
+            moe(wrong)
+    with pytest.raises(ValueError, match=f"x is torch.float16 and gate.weight {DTYPE}: cast one"):
+        moe(x.half())
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert moe(x.half())[0].dtype == torch.bfloat16
+    with pytest.raises(TypeError, match="x is a numpy.ndarray, expected a torch.Tensor"):
+        moe(x.float().cpu().numpy())
 
 
 def test_wrong_width_is_refused():
@@ -257,5 +316,12 @@ def test_repr():
         "K=2, scoring='softmax_over_chosen', rounding='up', m=8, balance_coefficient=0.01",
         f"(gate): Router(d=32, E=6, dtype={DTYPE})",
         "(experts): Experts(d=32, n=24, E=6, activation='swiglu', bias=True)",
+    ):
+        assert part in text
+    text = repr(make(shared_intermediate_size=40, shared_expert_gate=True, router_bias=True))
+    for part in (
+        f"(gate): Router(d=32, E=6, dtype={DTYPE}, bias=True)",
+        "(shared_experts): SharedExperts(\n    d=32, n=40, activation='swiglu'",
+        "(shared_expert_gate): SharedExpertGate(rows=1, columns=32)",
     ):
         assert part in text

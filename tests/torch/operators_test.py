@@ -9,15 +9,31 @@ import torch
 import torch.testing._internal.optests
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 import tilemoe
 from layers import E, K, T, d, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE
-from tilemoe import ops
+from tilemoe import _packing, ops
 
 tm = torch.ops.tilemoe
-CONFIG = (0, 0, 0.0, 0.0, 0.0, 1)  # swiglu, concatenated
-CHOSEN = (0, K, 0, torch.float32)  # top-K, softmax over the chosen
+
+
+def chosen_by(scoring=0, K=K, kind=0, groups=(1, 1, 0), factor=1.0):
+    """An operator's rule and its factor; without arguments top-K, softmax over the chosen."""
+    return [kind, K, scoring, *groups], factor
+
+
+def packed(kind=0, K=K, scoring=0, gate_layout=0, **more):
+    """An operator's numbers and reals; without arguments also swiglu, concatenated."""
+    rule, factor = chosen_by(scoring, K, kind, **more)
+    return [*rule, 0, gate_layout, 1], [factor, 0.0, 0.0, 0.0]
+
+
+def places(**given):
+    """An operator's gradients, and their places."""
+    assert given.keys() <= set(_packing.GRADIENTS)
+    return _packing.pack_gradients([given.get(name) for name in _packing.GRADIENTS])
 
 
 def zeros(*shape):
@@ -35,10 +51,10 @@ def example():
     W1, W2, b1, b2 = (
         weights(DTYPE, bias=True)[k].detach() for k in ("W1", "W2", "b1", "b2")
     )
-    scores, ids, counts = tm.top_k(logits, None, K, 0, torch.int32)
-    routing, _ = tm.route_logits(logits, None, K, 0)
-    layer = (W1, None, W2, b1, None, b2)
-    O, H = tm.experts(X, logits, routing, *layer, None, 0, K, T * K, 0, *CONFIG, True, False)
+    scores, ids, counts = tm.top_k(logits, None, *chosen_by(), torch.int32)
+    routing, _ = tm.route_logits(logits, None, *chosen_by())
+    layer = [W1, None, W2, b1, None, b2]
+    O, H = tm.experts(X, logits, routing, layer, None, T * K, *packed(), True, False)
     return dict(
         logits=logits, X=X, layer=layer, scores=scores, ids=ids, counts=counts, routing=routing,
         H=H, ds=normal(T, K, seed=3, dtype=torch.float32),
@@ -49,18 +65,15 @@ def example():
 def experts_arguments(x, X=None, layer=None, addend=None, keep_H=True):
     X = x["X"] if X is None else X
     layer = x["layer"] if layer is None else layer
-    return (
-        X, x["logits"], x["routing"], *layer, addend, 0, K, T * K, 0, *CONFIG, keep_H, False,
-    )  # fmt: skip
+    return X, x["logits"], x["routing"], layer, addend, T * K, *packed(), keep_H, False
 
 
 def backward_out_arguments(x, consume):
-    gradients = [
-        torch.zeros_like(t) if t is not None else None for t in (x["X"], x["ds"], *x["layer"])
-    ]
+    gradients = _packing.pack_gradients(
+        [torch.zeros_like(t) if t is not None else None for t in (x["X"], x["ds"], *x["layer"])]
+    )
     H = (None, x["H"]) if consume else (x["H"], None)
-    layer = (x["routing"], *x["layer"])
-    return (x["dO"], x["X"], *H, *layer, *gradients, 0, K, *CONFIG, True)
+    return x["dO"], x["X"], *H, x["routing"], x["layer"], *gradients, *packed(), True
 
 
 def _split_transposed():
@@ -73,11 +86,16 @@ def cases():
     logits, routing, layer = x["logits"], x["routing"], x["layer"]
     one = torch.tensor([1])
     split = _split_transposed()
-    yield "top_k", *((leaf(logits), None, K, s, torch.int64) for s in range(5))
-    yield "top_k", (leaf(logits), torch.ones(E), K, 4, torch.int32)
-    yield "top_k_backward", (x["ds"], x["ids"], x["scores"], None, E, 0, torch.float32)
-    yield "top_k_backward", (x["ds"], x["ids"], x["scores"], logits, E, 3, torch.float32)
-    yield "route_logits", (logits, None, K, 1), (logits, torch.ones(E), K, 3)
+    yield "top_k", *((leaf(logits), None, *chosen_by(s), torch.int64) for s in range(5))
+    yield "top_k", (leaf(logits), torch.ones(E), *chosen_by(4, factor=2.5), torch.int32)
+    groups = (E, 4, 1)  # E is prime: groups of one expert
+    yield "top_k", (leaf(logits), None, *chosen_by(0, groups=groups), torch.int32)
+    ids = torch.arange(T * K).reshape(T, K) % (E + 2) - 1
+    yield "scores_at", *((leaf(logits), ids, s, 2.5) for s in range(5))
+    yield "scores_at", (logits, ids.int(), 0, 1.0)
+    yield "top_k_backward", (x["ds"], x["ids"], x["scores"], None, E, 0, 1.0, torch.float32)
+    yield "top_k_backward", (x["ds"], x["ids"], x["scores"], logits, E, 3, 2.5, torch.float32)
+    yield "route_logits", (logits, None, *chosen_by(1)), (logits, torch.ones(E), *chosen_by(3))
     yield "route_top_k", (x["ids"], x["scores"], E)
     tokens = torch.tensor([0, 0, 2])
     yield "route_general", (tokens, torch.tensor([1, 2, -1]), torch.rand(3), T, E)
@@ -89,36 +107,39 @@ def cases():
     yield (
         "experts",
         experts_arguments(x, leaf(x["X"]), [leaf(w) for w in layer], leaf(x["X"])),
-        (leaf(x["X"]), leaf(logits), routing, *split, None, 0, K, T * K, 0, 0, 2, *CONFIG[2:], True,
+        (leaf(x["X"]), leaf(logits), routing, split, None, T * K, *packed(gate_layout=2), True,
          False),
     )  # fmt: skip
-    whole = (None, K, 1, *CONFIG, True, False)
-    yield "moe", (x["X"], logits, None, *layer, *whole)
+    all_scores = (*packed(scoring=1), True, False)
+    yield "moe", (x["X"], logits, None, layer, None, *all_scores)
     leaves = [leaf(w) for w in layer]
-    yield "moe", (leaf(x["X"]), leaf(logits), None, *leaves, leaf(x["X"]), *whole[1:])
-    yield "moe", (x["X"], logits, torch.ones(E), *layer, None, K, 3, *CONFIG, False, False)
+    yield "moe", (leaf(x["X"]), leaf(logits), None, leaves, leaf(x["X"]), *all_scores)
+    yield "moe", (x["X"], logits, torch.ones(E), layer, None, *packed(scoring=3), False, False)
+    scaled = packed(scoring=4, groups=groups, factor=2.5)
+    yield "moe", (leaf(x["X"]), leaf(logits), None, leaves, None, *scaled, True, False)
     saved = (x["dO"], x["X"], x["H"], routing)
+    chosen = (*packed(), torch.float32)
     yield (
         "experts_backward",
-        *((*saved, *layer, None, *CHOSEN, *CONFIG, w) for w in (1, 2, 4, 16, 1 | 32 | 128)),
+        *((*saved, layer, None, *chosen, w) for w in (1, 2, 4, 16, 1 | 32 | 128)),
     )
-    yield "experts_backward", (*saved, *layer, logits, 0, K, 3, torch.float32, *CONFIG, 3)
+    of_sigmoid = packed(scoring=3, factor=2.5)
+    yield "experts_backward", (*saved, layer, logits, *of_sigmoid, torch.float32, 3)
     split = [w.detach() for w in split]
-    yield "experts_backward", (*saved, *split, None, *CHOSEN, 0, 2, *CONFIG[2:], 255)
-    over_H, given = (*saved, *layer, None), (torch.zeros_like(layer[0]), *(None,) * 5)
+    yield "experts_backward", (*saved, split, None, *packed(gate_layout=2), torch.float32, 255)
+    over_H, dW1 = (*saved, layer, None), torch.zeros_like(layer[0])
     yield (
         "experts_backward_over_H",
-        *((*over_H, *(None,) * 6, *CHOSEN, *CONFIG, w, False) for w in (1, 2, 4, 16, 1 | 4 | 32)),
-        (*over_H, *given, *CHOSEN, *CONFIG, 1 | 2 | 16 | 32, True),
-        (None, *over_H[1:], *(None,) * 6, *CHOSEN, *CONFIG, 4 | 32, False),
+        *((*over_H, *places(), *chosen, w, False) for w in (1, 2, 4, 16, 1 | 4 | 32)),
+        (*over_H, *places(dW1=dW1), *chosen, 1 | 2 | 16 | 32, True),
+        (None, *over_H[1:], *places(), *chosen, 4 | 32, False),
     )
     yield "experts_backward_out", *(backward_out_arguments(x, consume) for consume in (False, True))
-    dW1 = (None, None, torch.zeros_like(layer[0]), *(None,) * 5)
-    second = (None, x["X"], None, x["H"], routing, *layer, *dW1, 0, K, *CONFIG, False)
+    second = (None, x["X"], None, x["H"], routing, layer, *places(dW1=dW1), *packed(), False)
     yield "experts_backward_out", second
     yield from other_kinds(x)
-    yield "router_backward", (x["ds"], routing, None, 0, E, K, 0, torch.float32)
-    yield "router_backward", (x["ds"], routing, logits, 0, E, K, 1, torch.float32)
+    yield "router_backward", (x["ds"], routing, None, E, *chosen_by(), torch.float32)
+    yield "router_backward", (x["ds"], routing, logits, E, *chosen_by(1, factor=2.5), torch.float32)
     yield "router_losses", (leaf(logits), x["counts"])
     yield "router_losses_backward", (logits, x["counts"], 1.0, 0.5)
 
@@ -136,13 +157,14 @@ def other_kinds(x):
         (1, 0, -1, 20, general),
         (3, 0, -1, T, grouped),
     ):
-        forward = (X, None, routing, *layer, None, kind, k, rows, scoring, *CONFIG)
+        what = packed(kind, k, scoring)
+        forward = (X, None, routing, layer, None, rows, *what)
         yield "experts", (*forward, False, False)  # with H, its rows past the last would be NaN
         _, H = tm.experts(*forward, True, False)
-        of_router = (logits if scoring >= 0 else None, kind, k, scoring, torch.float32)
-        yield "experts_backward", (dO, X, H, routing, *layer, *of_router, *CONFIG, 1 | 2 | 4)
+        read = logits if scoring >= 0 else None
+        yield "experts_backward", (dO, X, H, routing, layer, read, *what, torch.float32, 1 | 2 | 4)
     ds = normal(capacity, seed=5, dtype=torch.float32)
-    yield "router_backward", (ds, rounded, logits, 2, E, K, 2, torch.float32)
+    yield "router_backward", (ds, rounded, logits, E, *chosen_by(2, kind=2), torch.float32)
 
 
 # Of the process, the library and a stream: no kernel computes with a tensor there.
@@ -284,7 +306,7 @@ def test_what_is_no_tensor_is_refused():
     refused("x", tilemoe.moe, **LAYER | {"x": x}, K=K)
     refused("logits", tilemoe.moe, **LAYER | {"logits_or_scores": logits}, K=K)
     refused("scores", tilemoe.moe, **LAYER | {"logits_or_scores": logits}, ids=LAYER["x"])
-    refused("logits", tilemoe.topk_router, logits, K)
+    refused("logits", tilemoe.top_k, logits, K)
     refused("counts", tilemoe.grouped_experts, LAYER["x"], logits[0], LAYER["W1"], LAYER["W2"])
     refused("x", tilemoe.MoE(d, n, E, K, return_aux=True), x)
 
@@ -300,7 +322,7 @@ def test_a_tensor_without_dimensions_is_refused():
             lambda: tilemoe.moe(**layer | {"logits_or_scores": none}),
         ),
         ("expected three dimensions", lambda: tilemoe.moe(**layer | {"W1": none})),
-        (r"logits has shape \(\)", lambda: tilemoe.topk_router(none, K)),
+        (r"logits has shape \(\)", lambda: tilemoe.top_k(none, K)),
         (r"logits has shape \(\)", lambda: tilemoe.router_losses(none, ones)),
         (r"rows has shape \(\)", lambda: tilemoe.grouped_experts(none, ones, *weights)),
         (
@@ -340,35 +362,100 @@ OPERATORS = sorted(
 )
 
 
+NAMES_IN = {"weights": _packing.WEIGHTS, "gradients": _packing.GRADIENTS}
+
+
 def placeholders(schema):
-    """Something for every argument, the optional ones too: what is refused before anything is
-    looked at needs no right shape."""
+    """Something for every argument, the optional ones too, by name: what is refused before anything
+    is looked at needs no right shape."""
     by_type = {"int": 1, "SymInt": 1, "float": 0.0, "bool": False, "ScalarType": torch.float32}
-    of = lambda a: torch.ones(2, 2) if "Tensor" in str(a.type) else by_type[str(a.type)]
-    made = [of(argument) for argument in schema.arguments]
-    names = [a.name for a, value in zip(schema.arguments, made) if torch.is_tensor(value)]
-    return dict(zip((a.name for a in schema.arguments), made)), names
+    of_list = {
+        "rule": [1] * len(_packing.RULE),
+        "numbers": [1] * len(_packing.NUMBERS),
+        "reals": [0.0] * len(_packing.REALS),
+    }
+
+    def of(argument):
+        if argument.name in NAMES_IN:
+            return [torch.ones(2, 2) for _ in NAMES_IN[argument.name]]
+        if argument.name == "places":
+            return 2 ** len(_packing.GRADIENTS) - 1
+        if argument.name in of_list:
+            return of_list[argument.name]
+        return torch.ones(2, 2) if "Tensor" in str(argument.type) else by_type[str(argument.type)]
+
+    return {argument.name: of(argument) for argument in schema.arguments}
+
+
+def tensors_in(arguments):
+    """{the name that an error has: (argument, place in it or None)}"""
+    found = {}
+    for name, value in arguments.items():
+        if name in NAMES_IN:
+            found |= {of: (name, i) for i, of in enumerate(NAMES_IN[name])}
+        elif torch.is_tensor(value):
+            found[name] = (name, None)
+    return found
+
+
+def changed(arguments, where, change):
+    """The values of `arguments`, one tensor of them changed."""
+    name, i = where
+    value = arguments[name]
+    if i is None:
+        return (arguments | {name: change(value)}).values()
+    return (arguments | {name: [*value[:i], change(value[i]), *value[i + 1 :]]}).values()
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_tensor_on_another_device_is_refused_by_its_name(name):
     """By what runs where torch sees one on meta, and by the kernel itself."""
     op = getattr(tm, name).default
-    arguments, names = placeholders(op._schema)
-    here = arguments[names[0]].device
+    arguments = placeholders(op._schema)
+    tensors = tensors_in(arguments)
+    first, *others = tensors
+    here = arguments[first].device
     key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, DEVICE.upper()))
     for other in DEVICES:
-        for moved in names:
-            values = (arguments | {moved: arguments[moved].to(other)}).values()
-            if moved == names[0]:
-                if len(names) == 1:
+        for moved, where in tensors.items():
+            values = changed(arguments, where, lambda tensor: tensor.to(other))
+            if moved == first:
+                if not others:
                     continue
-                sentence = f"^tilemoe: {names[1]} is on {here} and {moved} on {other}$"
+                sentence = f"^tilemoe: {others[0]} is on {here} and {moved} on {other}$"
             else:
-                sentence = f"^tilemoe: {moved} is on {other} and {names[0]} on {here}$"
+                sentence = f"^tilemoe: {moved} is on {other} and {first} on {here}$"
             for calling in (op, lambda *values: op.redispatch(key, *values)):
                 with pytest.raises(ValueError, match=sentence):
                     ops.call(calling, *values)
+
+
+LISTS = {"weights", "gradients", "rule", "numbers", "reals"}
+WITH_LISTS = [
+    name
+    for name in OPERATORS
+    if LISTS & {argument.name for argument in getattr(tm, name).default._schema.arguments}
+]
+
+
+@pytest.mark.parametrize("name", WITH_LISTS)
+def test_lists_of_another_length_are_refused(name):
+    """In the same words by what is traced and by the kernel; and weights without W1 or W2."""
+    op = getattr(tm, name).default
+    here = placeholders(op._schema)
+    on_meta = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), here)
+    for arguments in (here, on_meta):
+        for changed_list in LISTS & arguments.keys():
+            value = arguments[changed_list]
+            for wrong in (value[:-1], [*value, value[-1]]):
+                sentence = f"{changed_list} has length {len(wrong)}, expected {len(value)}"
+                with pytest.raises(ValueError, match=sentence):
+                    ops.call(op, *(arguments | {changed_list: wrong}).values())
+        for i, absent in ((0, "W1"), (2, "W2")) if "weights" in arguments else ():
+            weights = [*arguments["weights"]]
+            weights[i] = None
+            with pytest.raises(ValueError, match=f"{absent} is absent"):
+                ops.call(op, *(arguments | {"weights": weights}).values())
 
 
 def test_a_function_names_the_tensor_that_is_elsewhere():
@@ -457,7 +544,8 @@ def differentiable_calls():
             lambda t: tilemoe.grouped_experts(x, counts, W1, W2, row_scores=t),
             torch.ones(T),
         ),
-        "topk_router": (lambda t: tilemoe.topk_router(t, K)[0], logits),
+        "top_k": (lambda t: tilemoe.top_k(t, K)[0], logits),
+        "scores_at": (lambda t: tilemoe.scores_at(t, ids), logits),
         "rounded_router": (lambda t: tilemoe.rounded_router(t, K, **given)[2], logits),
         "router_losses": (lambda t: tilemoe.router_losses(t, counts)[1], logits),
         "MoE": (lambda t: modules[0](t)[0], x),
@@ -494,17 +582,17 @@ def test_functional_transforms_are_refused(name):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_no_operator_loses_a_tangent(name):
     op = getattr(tm, name).default
-    arguments, names = placeholders(op._schema)
-    for given in names:
+    arguments = placeholders(op._schema)
+    for where in tensors_in(arguments).values():
         with forward_ad.dual_level():
-            dual = forward_ad.make_dual(arguments[given], torch.ones(2, 2))
+            dual = lambda tensor: forward_ad.make_dual(tensor, torch.ones(2, 2))
             with pytest.raises(NotImplementedError, match="forward-mode"):
-                op(*(arguments | {given: dual}).values())
+                op(*changed(arguments, where, dual))
 
 
 def test_a_routing_of_other_sizes_is_refused():
     x = example()
-    other, _ = tm.route_logits(x["logits"][:-8], None, K, 0)
+    other, _ = tm.route_logits(x["logits"][:-8], None, *chosen_by())
     arguments = list(experts_arguments(x))
     arguments[2] = other
     with pytest.raises(ValueError, match="routing is int32 .* expected the contiguous int32"):
@@ -556,7 +644,8 @@ def test_a_gpu_without_its_library_is_refused_in_a_sentence(monkeypatch):
         counts = torch.empty(E, dtype=torch.int32, device="cuda:0")
         for call in (
             lambda: tilemoe.moe(**layer, K=K),
-            lambda: tilemoe.topk_router(logits, K),
+            lambda: tilemoe.top_k(logits, K),
+            lambda: tilemoe.scores_at(logits, counts),
             lambda: tilemoe.rounded_router(logits, K, rounding="nearest"),
             lambda: tilemoe.router_losses(logits, counts),
             lambda: tilemoe.grouped_experts(x, counts, W1, W2),
@@ -580,4 +669,4 @@ def test_float32_on_a_gpu_is_refused_with_what_is_supported(monkeypatch):
 def test_other_devices_are_refused():
     with pytest.raises(NotImplementedError, match="runs on cpu and cuda, but the tensor is on xpu"):
         with FakeTensorMode():
-            tilemoe.topk_router(torch.empty(T, E, device="xpu"), K)
+            tilemoe.top_k(torch.empty(T, E, device="xpu"), K)

@@ -330,15 +330,16 @@ def test_the_operators_leave_H_as_it_is():
     tensors = logits_layer(DTYPE)
     want = expected(tensors)
     x, logits, W1, W2 = tensors.values()
-    shape = (0, 0, 0.0, 0.0, 0.0, 1)
+    weights = [W1, None, W2, None, None, None]
+    packed = ([0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0])
     O, H, routing, _ = torch.ops.tilemoe.moe(
-        x, logits, None, W1, None, W2, *(None,) * 4, K, 0, *shape, True, False
+        x, logits, None, weights, None, *packed, True, False
     )
     before = H.clone()
     same_bits(gradients(O, tensors), want)
     assert torch.equal(H, before)
     O, H = torch.ops.tilemoe.experts(
-        x, logits, routing, W1, None, W2, *(None,) * 4, 0, K, T * K, 0, *shape, True, False
+        x, logits, routing, weights, None, T * K, *packed, True, False
     )
     same_bits(gradients(O, tensors), want)
     assert torch.equal(H, before)

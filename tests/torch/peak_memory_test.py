@@ -108,6 +108,74 @@ def test_the_peak_of_backward_is_its_floor(capsys):
     assert seen[False] >= floor + BYTES["H"]
 
 
+# ------------------------------------------------------------ shared experts
+
+SHARED = 72  # their width: no size of theirs is one of those above
+
+
+def module(**options):
+    options = dict(shared_intermediate_size=SHARED) | options
+    moe = tilemoe.MoE(d, n, E, K, return_aux=False, **options)
+    return moe, normal(T, d, seed=1, dtype=torch.float32).requires_grad_()
+
+
+def saved_by_forward(call):
+    """-> {data_ptr of a storage: its bytes}, of what is kept for backward."""
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = call()
+    return out, kept
+
+
+@pytest.mark.parametrize("gate", [False, True], ids=["", "gate"])
+def test_shared_experts_keep_their_H_and_share_X(gate):
+    moe, x = module(shared_expert_gate=gate)
+    plain = tilemoe.MoE(d, n, E, K, return_aux=False)
+    parameters = {p.untyped_storage().data_ptr() for p in (*moe.parameters(), *plain.parameters())}
+    total = []
+    for layer in (plain, moe):
+        out, kept = saved_by_forward(lambda: layer(x))
+        assert kept[x.untyped_storage().data_ptr()] == 4 * T * d
+        total.append(sum(size for at, size in kept.items() if at not in parameters))
+        del out
+    scores = 8 * T if gate else 4 * T  # a row's in the routing, and the sigmoid's
+    more = total[1] - total[0] - 4 * T * 2 * SHARED - scores
+    assert 0 <= more <= 256, more
+
+
+def test_autocast_makes_one_copy_of_x_for_all_experts():
+    moe, x = module(shared_expert_gate=True, router_dtype=torch.float32)
+
+    def call():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return moe(x)
+
+    _, kept = saved_by_forward(call)
+    assert list(kept.values()).count(2 * T * d) == 1
+    assert list(kept.values()).count(4 * T * d) == 1  # x itself, of the float32 router
+
+
+def test_shared_experts_add_their_H_and_their_result_to_a_steps_peak(capsys):
+    """The peak is in the routed experts' forward, whose combine adds the result. In backward what
+    is theirs comes when the routed experts' workspace is gone."""
+    seen = []
+    for options in (dict(shared_intermediate_size=None), {}):
+        moe, x = module(**options)
+        inputs, dO = [x, *moe.parameters()], torch.ones(T, d)
+        step = lambda: torch.autograd.grad(moe(x), inputs, dO)  # noqa: B023
+        seen.append(max(live_sums(allocations(step))))
+    more, theirs = seen[1] - seen[0], 4 * T * 2 * SHARED + 4 * T * d
+    with capsys.disabled():
+        print(f"\npeak of a step, MiB: {seen[0] / MIB:.2f}; shared experts add {more / MIB:.2f}")
+    assert abs(more - theirs) <= MIB < 4 * T * d  # which a second X would take
+
+
 # ------------------------------------------------------------ memory fails
 
 

@@ -64,8 +64,51 @@ def _first_in_order(values, K):
     return order[..., :K]
 
 
-def topk_router(
-    logits, K, *, scoring="softmax_over_chosen", selection_bias=None, ids_dtype=torch.int32
+def in_best_groups(values, n_group, topk_group, group_score):
+    """(T, E) bool: whether an expert is in one of the token's topk_group best groups of E / n_group
+    neighbours each; values (T, E) rank the experts."""
+    T, E = values.shape
+    groups = torch.where(values.isnan(), -torch.inf, values).reshape(T, n_group, E // n_group)
+    best = {"max": 1, "top2_sum": 2}[group_score]
+    worth = groups.sort(dim=-1, descending=True).values[..., :best].sum(-1)
+    chosen = worth.argsort(dim=-1, descending=True, stable=True)[:, :topk_group]
+    mask = torch.zeros(T, n_group, dtype=torch.bool, device=values.device).scatter(-1, chosen, True)
+    return mask.repeat_interleave(E // n_group, dim=-1)
+
+
+def scores_at(logits, ids, *, scoring="softmax_over_chosen", routed_scaling_factor=1.0):
+    """logits (T, E), ids (T, K) -> scores (T, K); an id outside [0, E) has 0 and is in no sum."""
+    x = _wide(logits)
+    there = (ids >= 0) & (ids < x.shape[-1])
+    at = torch.where(there, ids, 0).long()
+    if scoring in ("softmax_over_chosen", "softmax_renormalized"):  # one function
+        # Finite, so that a token without any id has gradient 0 and not NaN.
+        least = torch.finfo(x.dtype).min
+        p = torch.where(there, x.gather(-1, at), least).softmax(-1)
+    elif scoring == "softmax_over_all":
+        p = x.softmax(-1).gather(-1, at)
+    elif scoring in ("sigmoid", "sigmoid_renormalized"):
+        p = torch.where(there, x.sigmoid().gather(-1, at), 0.0)
+    else:
+        raise ValueError(f"scoring is {scoring!r}, expected one of {SCORINGS}")
+    if scoring == "sigmoid_renormalized":
+        p = p / torch.where(there.any(-1, keepdim=True), p.sum(-1, keepdim=True), 1.0)
+    nan = x.isnan().any(-1, keepdim=True)
+    p = torch.where(nan, torch.nan, routed_scaling_factor * p)
+    return torch.where(there, p, 0.0)
+
+
+def top_k(
+    logits,
+    K,
+    *,
+    scoring="softmax_over_chosen",
+    selection_bias=None,
+    n_group=1,
+    topk_group=1,
+    group_score=None,
+    routed_scaling_factor=1.0,
+    ids_dtype=torch.int32,
 ):
     """logits (T, E) -> scores (T, K), ids (T, K)."""
     x = _wide(logits)
@@ -76,23 +119,19 @@ def topk_router(
         order = x.sigmoid() if sigmoid else x
         if selection_bias is not None:
             order = order + selection_bias
-        ids = _first_in_order(order, K)
-    if scoring == "softmax_over_chosen":
-        scores = x.gather(-1, ids).softmax(-1)
-    elif scoring == "softmax_over_all":
-        scores = x.softmax(-1).gather(-1, ids)
-    elif scoring == "softmax_renormalized":
-        p = x.softmax(-1).gather(-1, ids)
-        scores = p / p.sum(-1, keepdim=True)
-    elif scoring == "sigmoid":
-        scores = x.sigmoid().gather(-1, ids)
-    elif scoring == "sigmoid_renormalized":
-        p = x.sigmoid().gather(-1, ids)
-        scores = p / p.sum(-1, keepdim=True)
-    else:
-        raise ValueError(f"scoring is {scoring!r}, expected one of {SCORINGS}")
-    nan = x.isnan().any(-1, keepdim=True)
-    return torch.where(nan, torch.nan, scores), ids.to(ids_dtype)
+        ids = _first_in_order(order, x.shape[-1])
+        if n_group > 1:
+            group_score = group_score or ("top2_sum" if sigmoid else "max")
+            outside = ~in_best_groups(order, n_group, topk_group, group_score)
+            # False before True; the order stays among those inside.
+            outside = outside.gather(-1, ids).to(torch.uint8)
+            ids = ids.gather(-1, outside.argsort(dim=-1, stable=True))
+        ids = ids[..., :K]
+    scores = scores_at(x, ids, scoring=scoring, routed_scaling_factor=routed_scaling_factor)
+    return scores, ids.to(ids_dtype)
+
+
+topk_router = top_k
 
 
 def router_losses(logits, expert_counts):
@@ -155,7 +194,7 @@ def rounded_pairs(logits, K, rounding, m=128, seed=0, step=0):
     x = _wide(logits)
     T, E = x.shape
     p = x.softmax(-1)
-    chosen_scores, ids = topk_router(x, K, scoring="softmax_renormalized", ids_dtype=torch.int64)
+    chosen_scores, ids = top_k(x, K, scoring="softmax_renormalized", ids_dtype=torch.int64)
     chosen = torch.zeros(T, E, dtype=torch.bool, device=x.device).scatter(-1, ids, True)
     weight = p.scatter(-1, ids, chosen_scores)  # (T, E): the score of each pair that could be
     f = chosen.sum(0)
@@ -277,6 +316,10 @@ def moe(
     up_shift=0.0,
     scoring="softmax_over_chosen",
     selection_bias=None,
+    n_group=1,
+    topk_group=1,
+    group_score=None,
+    routed_scaling_factor=1.0,
     rounding=None,
     m=128,
     rounding_tokens=None,
@@ -303,7 +346,11 @@ def moe(
         tokens, experts, scores, aux = pairs_of_groups(second, K, rounding, m, size, *key)
     else:
         if ids is None:
-            second, ids = topk_router(second, K, scoring=scoring, selection_bias=selection_bias)
+            second, ids = top_k(
+                second, K, scoring=scoring, selection_bias=selection_bias, n_group=n_group,
+                topk_group=topk_group, group_score=group_score,
+                routed_scaling_factor=routed_scaling_factor,
+            )  # fmt: skip
         experts = ids.reshape(-1).long()
         tokens = torch.arange(T, device=x.device).repeat_interleave(ids.shape[-1])
         scores = second.reshape(-1)

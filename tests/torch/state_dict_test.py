@@ -7,7 +7,14 @@ import torch.nn.functional as F
 
 from comparison import assert_close
 from module_support import E, d, make, n, same_bits
-from tilemoe.state_dict import from_scattermoe, from_torchtitan, to_scattermoe, to_torchtitan
+from tilemoe.state_dict import (
+    from_huggingface,
+    from_scattermoe,
+    from_torchtitan,
+    to_huggingface,
+    to_scattermoe,
+    to_torchtitan,
+)
 
 TITAN = "routed_experts.inner_experts."
 
@@ -130,3 +137,155 @@ def test_the_given_state_is_left_as_it_is():
     ours = from_torchtitan(theirs)
     ours["experts.gate_up_proj"].zero_()
     same_bits(theirs, before)
+
+
+# ---------------------------------------------------------------- Hugging Face's
+
+
+def hub_state(prefix="", names=("gate_proj", "up_proj", "down_proj"), router="gate"):
+    """As the hub's files have a layer of single experts."""
+    g = torch.Generator().manual_seed(0)
+    gate, up, down = names
+    state = {f"{router}.weight": torch.randn(E, d, generator=g)}
+    for e in (*range(1, E), 0):  # files are in no order of experts
+        state[f"experts.{e}.{down}.weight"] = torch.randn(d, n, generator=g)
+        state[f"experts.{e}.{gate}.weight"] = torch.randn(n, d, generator=g)
+        state[f"experts.{e}.{up}.weight"] = torch.randn(n, d, generator=g)
+    return {prefix + name: t for name, t in state.items()}
+
+
+def gpt_oss_state():
+    g = torch.Generator().manual_seed(0)
+    return {
+        "router.weight": torch.randn(E, d, generator=g),
+        "router.bias": torch.randn(E, generator=g),
+        "experts.gate_up_proj": torch.randn(E, d, 2 * n, generator=g),
+        "experts.gate_up_proj_bias": torch.randn(E, 2 * n, generator=g),
+        "experts.down_proj": torch.randn(E, n, d, generator=g),
+        "experts.down_proj_bias": torch.randn(E, d, generator=g),
+    }
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "mixtral"])
+def test_single_experts_are_stacked(family):
+    mixtral = family == "mixtral"
+    block = "block_sparse_moe." if mixtral else "mlp."
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    theirs = hub_state("layers.3." + block, names) | {
+        "layers.0.mlp.gate_proj.weight": torch.ones(3),  # of a dense layer
+        "norm.weight": torch.ones(2),
+    }
+    ours = from_huggingface(theirs)
+    prefix = "layers.3.mlp."
+    assert set(ours) == {
+        prefix + "gate.weight",
+        prefix + "experts.gate_up_proj",
+        prefix + "experts.down_proj",
+        "layers.0.mlp.gate_proj.weight",
+        "norm.weight",
+    }
+    for e in range(E):
+        gate, up, down = (theirs[f"layers.3.{block}experts.{e}.{name}.weight"] for name in names)
+        assert torch.equal(ours[prefix + "experts.gate_up_proj"][e], torch.cat([gate, up]))
+        assert torch.equal(ours[prefix + "experts.down_proj"][e], down)
+    same_bits(to_huggingface(ours, family), theirs)
+    same_bits(from_huggingface(ours), ours)  # what has our names stays
+    own = make().state_dict()
+    same_bits(from_huggingface(to_huggingface(own, family)), own)
+
+
+def test_shared_experts_round_trip():
+    options = dict(shared_intermediate_size=16)
+    for family, more in {
+        "deepseek_v3": dict(scoring="sigmoid", selection_bias=True),
+        "qwen3_next": dict(shared_expert_gate=True),
+    }.items():
+        own = make(**options, **more).state_dict()
+        theirs = to_huggingface(own, family)
+        shared = "shared_expert." if family == "qwen3_next" else "shared_experts."
+        assert shared + "up_proj.weight" in theirs
+        same_bits(from_huggingface(theirs), own)
+    titan = to_torchtitan(own)
+    assert {"shared_experts.w3.weight", "shared_experts.gate.weight"} <= set(titan)
+    assert torch.equal(titan["shared_experts.w3.weight"], own["shared_experts.up_proj.weight"])
+    same_bits(from_torchtitan(titan), own)
+
+
+def test_gpt_oss_is_turned_over():
+    theirs = gpt_oss_state()
+    ours = from_huggingface(theirs)
+    W1 = theirs["experts.gate_up_proj"]
+    assert torch.equal(ours["experts.gate_up_proj"][:, :n], W1[:, :, 0::2].mT)
+    assert torch.equal(ours["experts.gate_up_proj"][:, n:], W1[:, :, 1::2].mT)
+    b1 = theirs["experts.gate_up_proj_bias"]
+    assert torch.equal(ours["experts.gate_up_proj_bias"], torch.cat([b1[:, 0::2], b1[:, 1::2]], 1))
+    assert torch.equal(ours["experts.down_proj"], theirs["experts.down_proj"].mT)
+    make(bias=True, router_bias=True).load_state_dict(ours)
+    same_bits(to_huggingface(ours, "gpt_oss"), theirs)
+    square = gpt_oss_state() | {
+        "experts.gate_up_proj": torch.rand(E, d, 2 * d),
+        "experts.gate_up_proj_bias": torch.rand(E, 2 * d),
+        "experts.down_proj": torch.rand(E, d, d),
+    }
+    turned = from_huggingface(square)["experts.down_proj"]
+    assert torch.equal(turned, square["experts.down_proj"].mT)
+
+
+def without(state, name):
+    return {key: t for key, t in state.items() if key != name}
+
+
+def test_what_is_missing_or_does_not_fit_is_named():
+    hub, gpt_oss = hub_state("mlp."), gpt_oss_state()
+    last = f"mlp.experts.{E - 1}."
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        for e in (0, 2, E - 1):
+            missing = f"mlp.experts.{e}.{name}.weight"
+            with pytest.raises(ValueError, match=f"{missing} is not"):
+                from_huggingface(without(hub, missing))
+    gone = {key: t for key, t in hub.items() if not key.startswith(last)}
+    with pytest.raises(ValueError, match=f"{last}gate_proj.weight is not"):
+        from_huggingface(gone)
+    short = hub | {"mlp.gate.weight": torch.ones(E - 1, d)}
+    with pytest.raises(ValueError, match=f"mlp.gate.weight has {E - 1} rows"):
+        from_huggingface(short)
+    narrow = hub | {"mlp.experts.2.down_proj.weight": torch.ones(d, n - 8)}
+    with pytest.raises(ValueError, match=rf"experts.2.down_proj.weight has shape \({d}, {n - 8}\)"):
+        from_huggingface(narrow)
+    for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj"):
+        with pytest.raises(ValueError, match=f"experts.{name} is not"):
+            from_huggingface(without(gpt_oss, "experts." + name))
+    odd = gpt_oss | {"experts.down_proj": torch.ones(E, n + 8, d)}
+    with pytest.raises(ValueError, match=r"expected \(E, 2n, d\) and \(E, d, n\), or gpt-oss's"):
+        from_huggingface(odd)
+
+
+def test_quantized_checkpoints_are_refused():
+    mxfp4 = {"mlp.experts.gate_up_proj_blocks": torch.zeros(E, 2 * n, 1, 16, dtype=torch.uint8)}
+    with pytest.raises(ValueError, match="gate_up_proj_blocks: these weights are MXFP4: .*dequant"):
+        from_huggingface(mxfp4)
+    scaled = hub_state() | {"experts.0.up_proj.weight_scale_inv": torch.ones(1, 1)}
+    with pytest.raises(ValueError, match="weight_scale_inv: quantized weights are not read"):
+        from_huggingface(scaled)
+    low = hub_state()
+    low["experts.1.up_proj.weight"] = low["experts.1.up_proj.weight"].to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="experts.1.up_proj.weight: quantized"):
+        from_huggingface(low)
+
+
+@pytest.mark.parametrize(
+    "family, options, name",
+    [
+        ("mixtral", dict(router_bias=True), "gate.bias"),
+        ("olmoe", dict(shared_intermediate_size=16), "shared_experts.gate_proj.weight"),
+        ("deepseek_v3", dict(shared_intermediate_size=16, shared_expert_gate=True), "gate.weight"),
+        ("qwen3_moe", dict(scoring="sigmoid", selection_bias=True), "e_score_correction_bias"),
+        ("qwen3_next", dict(bias=True), "gate_up_proj_bias"),
+        ("gpt_oss", dict(activation="relu", bias=True, router_bias=True), "experts.up_proj"),
+    ],
+)
+def test_what_a_family_has_no_place_for_is_refused(family, options, name):
+    with pytest.raises(ValueError, match=f"{name}: {family} has no place for it"):
+        to_huggingface(make(**options).state_dict(), family)
+    with pytest.raises(ValueError, match="the model is 'llama'"):
+        to_huggingface({}, "llama")

@@ -3,6 +3,7 @@
 Run as a script it writes the tables into docs/transformers.md; the tests compare them.
 """
 
+import types
 from pathlib import Path
 
 import pytest
@@ -275,6 +276,44 @@ def test_widths_that_no_kernel_has_are_refused_beforehand(cls, removed):
     module.down_proj = torch.nn.Parameter(module.down_proj[:, :rows, :columns].detach().clone())
     with pytest.raises(NotImplementedError, match=f"widths are {rows} and {columns}, expected mult"):
         tilemoe.transformers.prepare(torch.nn.ModuleList([module]))
+
+
+def prepare(module):
+    return tilemoe.transformers.prepare(torch.nn.ModuleList([module]))
+
+
+@pytest.mark.parametrize("cls", [MixtralExperts, GptOssExperts], ids=lambda cls: cls.__name__)
+def test_weights_that_no_kernel_computes_with_are_refused_beforehand(cls, monkeypatch):
+    assert prepare(small(cls)) and prepare(small(cls).bfloat16())
+    for module, message in (
+        (small(cls).to("meta"), "its gate_up_proj is on meta: load the weights first"),
+        (small(cls).double(), "its gate_up_proj is torch.float64, expected float32, bfloat16"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"{cls.__qualname__}: {message}"):
+            prepare(module)
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # which changes nothing there
+            with pytest.raises(NotImplementedError, match=message):
+                prepare(module)
+    # A GPU's, where there may be none: what is looked at is where they lie and their dtype.
+    module = small(cls)
+    monkeypatch.setattr(tilemoe._library, "_no_cuda", None)
+    for dtype, autocast, refused in (
+        (torch.float32, None, True),
+        (torch.bfloat16, None, False),
+        (torch.float32, torch.bfloat16, False),
+        (torch.float64, torch.bfloat16, True),
+    ):
+        on_gpu = types.SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype)
+        seen = types.SimpleNamespace(_parameters={"down_proj": on_gpu, "down_proj_bias": None})
+        monkeypatch.setattr(tilemoe.transformers, "autocast_dtype", lambda device: autocast)
+        if not refused:
+            tilemoe.transformers._refuse_weights(seen)
+            continue
+        with pytest.raises(NotImplementedError, match="its down_proj is .*float.*, expected"):
+            tilemoe.transformers._refuse_weights(seen)
+    monkeypatch.setattr(tilemoe._library, "_no_cuda", "it was built without CUDA")
+    with pytest.raises(NotImplementedError, match="on cuda:0, and it was built without CUDA"):
+        tilemoe.transformers._refuse_weights(seen)
 
 
 def test_a_changed_limit_or_activation_is_asked_for_again():

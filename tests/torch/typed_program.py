@@ -21,7 +21,12 @@ tilemoe.set_block_turns(1)
 assert_type(tilemoe.moe(x, logits, W1, W2, K=K, activation="geglu"), Tensor)
 out, aux = tilemoe.moe(x, logits, W1, W2, K=K, rounding="stochastic", m=4, seed=1, offset=2, return_aux=True)
 assert_type(aux, tilemoe.Aux)
-scores, ids = tilemoe.topk_router(logits, K, scoring="sigmoid", selection_bias=torch.zeros(E))
+scores, ids = tilemoe.top_k(
+    logits, K, scoring="sigmoid", selection_bias=torch.zeros(E), n_group=2, topk_group=1,
+    group_score="top2_sum", routed_scaling_factor=2.5,
+)  # fmt: skip
+assert_type(tilemoe.scores_at(logits, ids, scoring="sigmoid", routed_scaling_factor=2.5), Tensor)
+out = tilemoe.moe(x, logits, W1, W2, K=K, n_group=2, group_score="max", routed_scaling_factor=2.5)
 assert_type(tilemoe.moe(x, scores, W1, W2, ids=ids, addend=x, column_blocks=2), Tensor)
 balance, z = tilemoe.router_losses(logits, aux.expert_counts)
 assert_type(balance, Tensor)
@@ -46,5 +51,29 @@ balanced = tilemoe.MoE(
 )
 _, seen = balanced(x)
 balanced.update_selection_bias(seen.expert_counts, rate=1e-3)
+shared = tilemoe.MoE(
+    d, n, E, K, shared_intermediate_size=2 * n, shared_expert_gate=True, router_bias=True,
+    clamp=7.0, alpha=1.702, up_shift=1.0, return_aux=False,
+)  # fmt: skip
+assert shared.shared_experts is not None and shared(x).shape == (T, d)
+grouped = tilemoe.MoE(
+    d, n, E, K, scoring="sigmoid_renormalized", selection_bias=True, n_group=2, topk_group=1,
+    group_score="top2_sum", routed_scaling_factor=2.5, router_dtype=torch.float32, return_aux=False,
+)  # fmt: skip
+assert grouped(x, ids=ids).shape == grouped(x).shape == (T, d)
 state: dict[str, Tensor] = tilemoe.state_dict.to_torchtitan(balanced.state_dict())
 balanced.load_state_dict(tilemoe.state_dict.from_torchtitan(state))
+
+
+class Config:
+    """What a configuration of transformers says."""
+
+    model_type, hidden_act = "qwen3_moe", "silu"
+    hidden_size, moe_intermediate_size = d, n
+    num_experts, num_experts_per_tok, norm_topk_prob = E, K, True
+
+
+same = tilemoe.MoE(**tilemoe.state_dict.options_of(Config()), return_aux=False)
+hub = tilemoe.state_dict.to_huggingface(same.state_dict(), "qwen3_moe")
+assert_type(tilemoe.state_dict.from_huggingface(hub), dict[str, Tensor])
+same.load_state_dict(tilemoe.state_dict.from_huggingface(hub))

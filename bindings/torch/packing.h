@@ -1,0 +1,76 @@
+// What stands where in the lists that operators take, the one place on this side.
+// python/tilemoe/_packing.py is its twin: tests/torch/packing_test.py compares the two.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "call.h"
+
+namespace tilemoe_torch {
+
+// Tensor?[] weights: W1 (E, 2n, d) or (E, n, d), W1_up (E, n, d), W2 (E, d, n), each in either
+// major; b1 and b1_up in W1's row order, b2 (E, d).
+constexpr const char* kWeightNames[] = {"W1", "W1_up", "W2", "b1", "b1_up", "b2"};
+constexpr size_t kW1 = 0, kW1Up = 1, kW2 = 2, kB1 = 3, kB1Up = 4, kB2 = 5, kWeights = 6;
+
+// Tensor(a!)[] gradients, those whose bit is in `places`, and what comes back of those in `wanted`:
+// in the order of their bits. Absent ones are no tensors of the list: torch 2.11 traces no operator
+// that writes to a list with an absent one.
+constexpr const char* kGradientNames[] = {"dX",  "ds",  "dW1",    "dW1_up",
+                                          "dW2", "db1", "db1_up", "db2"};
+constexpr size_t kDX = 0, kDs = 1, kDWeights = 2, kGradients = kDWeights + kWeights;
+
+constexpr int64_t bit(size_t gradient) {
+  return int64_t{1} << gradient;
+}
+static_assert(TILEMOE_GRADIENT_X == bit(kDX) && TILEMOE_GRADIENT_S == bit(kDs));
+static_assert(TILEMOE_GRADIENT_W1 == bit(kDWeights + kW1));
+static_assert(TILEMOE_GRADIENT_W1_UP == bit(kDWeights + kW1Up));
+static_assert(TILEMOE_GRADIENT_W2 == bit(kDWeights + kW2));
+static_assert(TILEMOE_GRADIENT_B1 == bit(kDWeights + kB1));
+static_assert(TILEMOE_GRADIENT_B1_UP == bit(kDWeights + kB1Up));
+static_assert(TILEMOE_GRADIENT_B2 == bit(kDWeights + kB2));
+
+// int[] rule: what the routing is, and by which rule of choice. kind, scoring and group_score are
+// tilemoe.h's enums; scoring is -1 where the scores were given.
+struct Rule {
+  int64_t kind;
+  int64_t K;
+  int64_t scoring;
+  int64_t n_group;
+  int64_t topk_group;
+  int64_t group_score;
+};
+
+// int[] numbers: the rule's, then what an expert computes; tilemoe.h's enums again.
+struct Numbers {
+  Rule rule;
+  int64_t activation;
+  int64_t gate_layout;
+  int64_t column_blocks;
+};
+
+// float[] reals
+struct Reals {
+  double routed_scaling_factor;
+  double clamp;
+  double alpha;
+  double up_shift;
+};
+
+// A list of numbers as the record of that many fields.
+template <typename Record, typename Number>
+Record unpack(const char* name, const std::vector<Number>& list) {
+  static_assert(std::is_trivially_copyable_v<Record> && sizeof(Record) % sizeof(Number) == 0);
+  constexpr size_t kFields = sizeof(Record) / sizeof(Number);
+  if (list.size() != kFields) refuse_length(name, list.size(), kFields);
+  Record record;
+  std::memcpy(&record, list.data(), sizeof record);
+  return record;
+}
+
+}  // namespace tilemoe_torch

@@ -1,0 +1,22 @@
+"""Entries of state dicts, by the ends of their names."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+StateDict = Mapping[str, Tensor]
+
+
+def split_key(key, endings):
+    """(prefix, ending) where `key` is prefix + ending at a dot, else (None, None)."""
+    for ending in endings:
+        if key == ending or key.endswith("." + ending):
+            return key[: len(key) - len(ending)], ending
+    return None, None
+
+
+def partner_of(state_dict, key, partner):
+    """The entry that has to be there where `key` is."""
+    if partner not in state_dict:
+        raise ValueError(f"{key} is in the state dict, {partner} is not")
+    return state_dict[partner]

@@ -1,0 +1,386 @@
+"""Checkpoints of six families of Hugging Face models: state dicts to and from `MoE`'s names, and
+the arguments of `MoE` that a model's configuration asks for. Users find it in state_dict.py."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._entries import StateDict, partner_of, split_key
+
+
+class _Family(NamedTuple):
+    """How the hub's files name what of an MoE layer is not named as ours is."""
+
+    gate: str = "gate_proj"  # of one expert
+    up: str = "up_proj"
+    down: str = "down_proj"
+    block: str = "mlp"  # the layer in the decoder's block
+    shared: str | None = None  # ours is shared_experts
+    has: tuple[str, ...] = ()  # of _OPTIONAL, beside the shared experts
+
+
+_FAMILIES = {
+    "deepseek_v3": _Family(shared="shared_experts", has=("gate.e_score_correction_bias",)),
+    "gpt_oss": _Family(  # stacked and transposed
+        has=("gate.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias")
+    ),
+    "mixtral": _Family("w1", "w3", "w2", block="block_sparse_moe"),
+    "olmoe": _Family(),
+    "qwen3_moe": _Family(),
+    "qwen3_next": _Family(shared="shared_expert", has=("shared_expert_gate.weight",)),
+}
+_OF_ONE_EXPERT = re.compile(r"(?:^|(?<=\.))experts\.(\d+)\.(\w+)\.weight$")
+_ROLES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+_ROLES |= {"w1": "gate", "w3": "up", "w2": "down"}
+_SHARED = tuple(f"{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
+_STACKED = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+# What a layer of ours may have, and a family has a place for or not.
+_OPTIONAL = (
+    "gate.bias",
+    "gate.e_score_correction_bias",
+    "experts.gate_up_proj_bias",
+    "experts.down_proj_bias",
+    "experts.up_proj",
+    "experts.up_proj_bias",
+    "shared_expert_gate.weight",
+)
+_OF_MXFP4 = tuple(
+    f"experts.{name}_{part}"
+    for name in ("gate_up_proj", "down_proj")
+    for part in ("blocks", "scales")
+)
+
+
+# ---------------------------------------------------------------- to ours
+
+
+def from_huggingface(state_dict: StateDict) -> dict[str, Tensor]:
+    """Checkpoints of DeepSeek-V3, Qwen3-MoE, Qwen3-Next, OLMoE, Mixtral and gpt-oss -> ours, from
+    the hub's own files (an entry an expert) or from transformers' models (stacked). Values stay.
+
+    An expert's entries stand by each other: put the files of a checkpoint that is cut into several
+    together first. Mixtral's `block_sparse_moe` becomes `mlp`, as in transformers; other names
+    before those of the layer stay.
+
+    Raises:
+        ValueError: an expert, or one of its weights, is missing; a shape does not fit its
+            neighbours'; or the weights are quantized (MXFP4, float8).
+    """
+    converted: dict[str, Tensor | None] = {}
+    layers: dict[str, dict[tuple[int, str], str]] = {}  # prefix: {(expert, role): key}
+    for key, tensor in state_dict.items():
+        _refuse_quantized(key, tensor)
+        found = _OF_ONE_EXPERT.search(key)
+        if found is None or found[2] not in _ROLES:
+            name, value = _converted(state_dict, key, tensor)
+            converted[name] = value
+            continue
+        prefix, role = key[: found.start()], _ROLES[found[2]]
+        layers.setdefault(prefix, {})[int(found[1]), role] = key
+        converted.setdefault(_in_mlp(prefix) + _stacked_name(role), None)  # its place
+    for prefix, keys in layers.items():
+        stacked = _stack(state_dict, prefix, keys)
+        converted.update({_in_mlp(prefix) + name: tensor for name, tensor in stacked.items()})
+    return {name: tensor for name, tensor in converted.items() if tensor is not None}
+
+
+def _in_mlp(name: str) -> str:
+    return re.sub(r"(^|\.)block_sparse_moe\.", r"\1mlp.", name)
+
+
+def _stacked_name(role: str) -> str:
+    return "experts.down_proj" if role == "down" else "experts.gate_up_proj"
+
+
+def _refuse_quantized(key: str, tensor: Tensor) -> None:
+    if split_key(key, _OF_MXFP4)[1] is not None:
+        raise ValueError(
+            f"{key}: these weights are MXFP4: load the model by transformers with "
+            "Mxfp4Config(dequantize=True) and take its state dict"
+        )
+    is_of_experts = re.search(r"(^|\.)(shared_)?experts?\.", key) is not None
+    if is_of_experts and (key.endswith("_scale_inv") or tensor.dtype.itemsize < 2):
+        raise ValueError(f"{key}: quantized weights are not read: dequantize the checkpoint first")
+
+
+def _converted(state_dict: StateDict, key: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """The name and the value of what is no single expert's weight."""
+    stacked = tuple(f"experts.{name}" for name in _STACKED)
+    routers, shared = ("router.weight", "router.bias"), [f"shared_expert.{w}" for w in _SHARED]
+    prefix, ending = split_key(key, (*stacked, *routers, *shared))
+    if ending is None:
+        return _in_mlp(key), tensor
+    if ending in shared:
+        return prefix + ending.replace("shared_expert.", "shared_experts."), tensor
+    if ending in routers:
+        is_of_a_layer = any(other.startswith(prefix + "experts.") for other in state_dict)
+        return (prefix + ending.replace("router", "gate") if is_of_a_layer else key), tensor
+    if prefix + "experts.up_proj" in state_dict or not _is_transposed(state_dict, key, prefix):
+        return key, tensor
+    partner_of(state_dict, key, prefix + "experts.gate_up_proj_bias")
+    if ending == "experts.down_proj":
+        tensor = tensor.mT.contiguous()
+    elif ending == "experts.gate_up_proj":
+        tensor = _halves_of_pairs(tensor.mT)
+    elif ending == "experts.gate_up_proj_bias":
+        tensor = _halves_of_pairs(tensor)
+    return key, tensor
+
+
+def _is_transposed(state_dict: StateDict, key: str, prefix: str) -> bool:
+    """Whether a layer's weights are gpt-oss's (E, d, 2n) and (E, n, d). No two weights can be read
+    both ways: of (E, 2n, d) and (E, d, n) it would be true that n = 4n."""
+    W1 = partner_of(state_dict, key, prefix + "experts.gate_up_proj")
+    W2 = partner_of(state_dict, key, prefix + "experts.down_proj")
+    if W1.dim() == W2.dim() == 3:
+        (rows, columns), (of_rows, of_columns) = W1.shape[1:], W2.shape[1:]
+        if (rows, columns) == (of_columns, 2 * of_rows):
+            return True
+        if (rows, columns) == (2 * of_columns, of_rows):
+            return False
+    raise ValueError(
+        f"{prefix}experts.gate_up_proj has shape {tuple(W1.shape)} and down_proj "
+        f"{tuple(W2.shape)}, expected (E, 2n, d) and (E, d, n), or gpt-oss's (E, d, 2n) and "
+        "(E, n, d)"
+    )
+
+
+def _halves_of_pairs(tensor: Tensor) -> Tensor:
+    """(E, 2n, ...), gate and up rows in turn -> gate rows, then up rows."""
+    return tensor.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2).contiguous()
+
+
+def _stack(
+    state_dict: StateDict, prefix: str, keys: Mapping[tuple[int, str], str]
+) -> dict[str, Tensor]:
+    """One layer's single experts -> gate_up_proj (E, 2n, d), down_proj (E, d, n)."""
+    E = max(e for e, _ in keys) + 1
+    router = state_dict.get(prefix + "gate.weight")
+    if router is not None:
+        if E > router.shape[0]:
+            raise ValueError(
+                f"{prefix}experts.{E - 1} is in the state dict, but {prefix}gate.weight has "
+                f"{router.shape[0]} rows"
+            )
+        E = router.shape[0]
+    first = next(iter(keys.values()))
+    is_mixtrals = first.rsplit(".", 2)[1] in ("w1", "w2", "w3")
+    family = _FAMILIES["mixtral" if is_mixtrals else "qwen3_moe"]
+    names = {"gate": family.gate, "up": family.up, "down": family.down}
+    n_d = partner_of(state_dict, first, f"{prefix}experts.0.{family.gate}.weight").shape
+    shapes = {"gate": n_d, "up": n_d, "down": n_d[::-1]}
+    tensors: dict[str, list[Tensor]] = {"gate_up": [], "down": []}
+    for e in range(E):
+        for role, name in names.items():
+            key = f"{prefix}experts.{e}.{name}.weight"
+            tensor = partner_of(state_dict, first, key)
+            if tensor.shape != shapes[role]:
+                raise ValueError(
+                    f"{key} has shape {tuple(tensor.shape)}, expected {tuple(shapes[role])}, as "
+                    f"{prefix}experts.0.{family.gate}.weight has {tuple(n_d)}"
+                )
+            tensors["down" if role == "down" else "gate_up"].append(tensor)
+    return {
+        "experts.gate_up_proj": torch.cat(tensors["gate_up"]).unflatten(0, (E, -1)),
+        "experts.down_proj": torch.stack(tensors["down"]),
+    }
+
+
+# ---------------------------------------------------------------- from ours
+
+
+def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
+    """Ours -> the names and layouts of the hub's files of a family: "deepseek_v3", "qwen3_moe",
+    "qwen3_next", "olmoe", "mixtral" or "gpt_oss" (in bfloat16, not MXFP4). transformers'
+    `from_pretrained` reads them. The way back of `from_huggingface`: the same bits.
+
+    Raises:
+        ValueError: another family, or an entry that the family has no place for.
+    """
+    form = _FAMILIES[_known(family)]
+    shared = tuple(f"shared_experts.{weight}" for weight in _SHARED)
+    homeless = set(_OPTIONAL) - set(form.has) | set(() if form.shared else shared)
+    stacked = ("experts.gate_up_proj", "experts.down_proj")
+    split = _as_gpt_oss if family == "gpt_oss" else _single_experts
+    converted = {}
+    for key, tensor in state_dict.items():
+        prefix, ending = split_key(key, (*_OPTIONAL, *stacked, *shared, "gate.weight"))
+        if ending is None:
+            converted[key] = tensor
+            continue
+        if ending in homeless:
+            raise ValueError(f"{key}: {family} has no place for it")
+        if prefix.endswith("mlp."):
+            prefix = prefix[: -len("mlp.")] + form.block + "."
+        if ending in shared:
+            assert form.shared is not None
+            ending = ending.replace("shared_experts", form.shared)
+            converted[prefix + ending] = tensor
+        else:
+            converted |= {prefix + name: t for name, t in split(ending, tensor, form).items()}
+    return converted
+
+
+def _single_experts(ending: str, tensor: Tensor, form: _Family) -> dict[str, Tensor]:
+    if ending == "experts.gate_up_proj":
+        parts = {form.gate: tensor.chunk(2, dim=1)[0], form.up: tensor.chunk(2, dim=1)[1]}
+    elif ending == "experts.down_proj":
+        parts = {form.down: tensor}
+    else:
+        return {ending: tensor}
+    return {
+        f"experts.{e}.{name}.weight": part[e].clone()
+        for e in range(tensor.shape[0])
+        for name, part in parts.items()
+    }
+
+
+def _as_gpt_oss(ending: str, tensor: Tensor, form: _Family) -> dict[str, Tensor]:
+    in_turn = lambda rows: rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    if ending == "experts.gate_up_proj":
+        return {ending: in_turn(tensor).mT.contiguous()}
+    if ending == "experts.gate_up_proj_bias":
+        return {ending: in_turn(tensor).contiguous()}
+    if ending == "experts.down_proj":
+        return {ending: tensor.mT.contiguous()}
+    return {ending.replace("gate.", "router."): tensor}
+
+
+# ---------------------------------------------------------------- a configuration
+
+
+_ACTIVATIONS = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+    "gelu_new": "geglu_tanh",
+    "gelu_pytorch_tanh": "geglu_tanh",
+    "relu": "reglu",
+}
+
+
+def options_of(config: Any) -> dict[str, Any]:
+    """The arguments of `MoE` for a model of transformers: `MoE(**options_of(config), ...)` has the
+    function and, by `from_huggingface`, the parameters of the model's MoE layers.
+
+    Not among them: losses (transformers' are taken over all layers at once), `return_aux`, `dtype`
+    and `device`; nor which of the model's layers are MoE layers, as `first_k_dense_replace`,
+    `mlp_only_layers` and `decoder_sparse_step` say.
+
+    Args:
+        config: a configuration of transformers whose `model_type` is "deepseek_v3", "qwen3_moe",
+            "qwen3_next", "olmoe", "mixtral" or "gpt_oss".
+
+    Raises:
+        ValueError: another model, or a setting that `MoE` does not have; it names it.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> config = SimpleNamespace(
+        ...     model_type="mixtral", hidden_size=64, intermediate_size=32, num_local_experts=8,
+        ...     num_experts_per_tok=2, hidden_act="silu",
+        ... )
+        >>> tilemoe.MoE(**tilemoe.state_dict.options_of(config), return_aux=False).K
+        2
+    """
+    return _OPTIONS[_known(getattr(config, "model_type", None))](config)
+
+
+def _known(family: str | None) -> str:
+    if family not in _FAMILIES:
+        names = ", ".join(_FAMILIES)
+        raise ValueError(f"tilemoe.state_dict knows {names}, but the model is {family!r}")
+    return family
+
+
+def _common(config: Any, width: str, scoring: str) -> dict[str, Any]:
+    return dict(
+        hidden_size=config.hidden_size,
+        intermediate_size=getattr(config, width),
+        num_experts=_experts(config),
+        top_k=config.num_experts_per_tok,
+        activation=_activation(config),
+        scoring=scoring,
+    )
+
+
+def _experts(config: Any) -> int:
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next(getattr(config, name) for name in names if hasattr(config, name))
+
+
+def _activation(config: Any) -> str:
+    if config.hidden_act not in _ACTIVATIONS:
+        names = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"hidden_act is {config.hidden_act!r}, expected one of {names}")
+    return _ACTIVATIONS[config.hidden_act]
+
+
+def _refuse_other(config: Any, name: str, *expected: Any) -> None:
+    """What a configuration may say, and the model's class in transformers does not look at."""
+    value = getattr(config, name, expected[0])
+    if value not in expected:
+        raise ValueError(f"{name} is {value!r}, but MoE has the layer of {expected[0]!r}")
+
+
+def _softmax(config: Any) -> str:
+    return "softmax_renormalized" if config.norm_topk_prob else "softmax_over_all"
+
+
+def _of_deepseek_v3(config: Any) -> dict[str, Any]:
+    _refuse_other(config, "scoring_func", "sigmoid")
+    _refuse_other(config, "topk_method", "noaux_tc")
+    scoring = "sigmoid_renormalized" if config.norm_topk_prob else "sigmoid"
+    return _common(config, "moe_intermediate_size", scoring) | dict(
+        selection_bias=True,
+        n_group=config.n_group,
+        topk_group=config.topk_group,
+        routed_scaling_factor=config.routed_scaling_factor,
+        shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
+        router_dtype=torch.float32,
+    )
+
+
+def _of_qwen3_moe(config: Any) -> dict[str, Any]:
+    return _common(config, "moe_intermediate_size", _softmax(config))
+
+
+def _of_qwen3_next(config: Any) -> dict[str, Any]:
+    return _of_qwen3_moe(config) | dict(
+        shared_intermediate_size=config.shared_expert_intermediate_size,
+        shared_expert_gate=True,
+    )
+
+
+def _of_olmoe(config: Any) -> dict[str, Any]:
+    return _common(config, "intermediate_size", _softmax(config))
+
+
+def _of_mixtral(config: Any) -> dict[str, Any]:
+    _refuse_other(config, "router_jitter_noise", 0.0, None)
+    return _common(config, "intermediate_size", "softmax_renormalized")
+
+
+def _of_gpt_oss(config: Any) -> dict[str, Any]:
+    _refuse_other(config, "swiglu_limit", 7.0)
+    return _common(config, "intermediate_size", "softmax_over_chosen") | dict(
+        activation="swiglu",  # whatever hidden_act says: the class has its own
+        clamp=7.0,
+        alpha=1.702,
+        up_shift=1.0,
+        bias=True,
+        router_bias=True,
+    )
+
+
+_OPTIONS = {
+    "deepseek_v3": _of_deepseek_v3,
+    "gpt_oss": _of_gpt_oss,
+    "mixtral": _of_mixtral,
+    "olmoe": _of_olmoe,
+    "qwen3_moe": _of_qwen3_moe,
+    "qwen3_next": _of_qwen3_next,
+}

@@ -1,0 +1,183 @@
+"""`Experts`, `SharedExperts` and the latter's gate, as parts of `MoE`: parameters by Hugging Face's
+names, computed by functional.py."""
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from . import _library, _rules, functional
+from ._distributed import Spread, plain
+from .functional import Activation
+
+
+class Experts(nn.Module):
+    """Hugging Face's `experts`: `gate_up_proj` (E, 2n, d), n gate rows then n up rows, or `up_proj`
+    (E, n, d) where the activation is not gated; `down_proj` (E, d, n); with biases
+    `gate_up_proj_bias` (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d)."""
+
+    def __init__(
+        self,
+        d: int,
+        n: int,
+        E: int,
+        *,
+        activation: Activation = "swiglu",
+        clamp: float = 0.0,
+        alpha: float = 0.0,
+        up_shift: float = 0.0,
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.clamp, self.alpha, self.up_shift = clamp, alpha, up_shift
+        number = _rules.number("activation", _rules.ACTIVATIONS, activation)
+        self._up = "gate_up_proj" if _rules.is_gated(number) else "up_proj"
+        width = _rules.h_width(number, n)
+        empty = lambda *shape: nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.register_parameter(self._up, empty(E, width, d))
+        self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
+        self.down_proj = empty(E, d, n)
+        self.register_parameter("down_proj_bias", empty(E, d) if bias else None)
+
+    def reset_parameters(self) -> None:
+        for name in (self._up, "down_proj"):
+            weight, bias = getattr(self, name), getattr(self, name + "_bias")
+            bound = weight.shape[-1] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        spread: Optional[Spread] = None,
+        *,
+        return_aux: bool = True,
+        **routing: Any,
+    ) -> Any:
+        """x (T, d), logits (T, E), or with ids among `routing` scores (T, K), and other arguments
+        of functional.moe -> what that returns."""
+        local = spread.parameter if spread else plain
+        names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
+        W1, W2, b1, b2 = (local("experts." + name, getattr(self, name)) for name in names)
+        return functional.moe(
+            x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, clamp=self.clamp,
+            alpha=self.alpha, up_shift=self.up_shift, return_aux=return_aux, **routing,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        E, d, n = self.down_proj.shape
+        numbers = {name: getattr(self, name) for name in ("clamp", "alpha", "up_shift")}
+        form = "".join(f", {name}={value}" for name, value in numbers.items() if value)
+        bias = ", bias=True" if self.down_proj_bias is not None else ""
+        return f"d={d}, n={n}, E={E}, activation={self.activation!r}{form}{bias}"
+
+
+class Projection(nn.Module):
+    """A `weight` (rows, columns) by a name of its own. Whoever holds it computes with it: it is no
+    torch.nn.Linear, so that what wraps the forward of those cannot be left out unseen."""
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        bound = self.weight.shape[-1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"rows={self.weight.shape[0]}, columns={self.weight.shape[1]}"
+
+
+class SharedExperts(nn.Module):
+    """DeepSeek's `shared_experts`: one MLP that every token goes through, `gate_proj.weight` and
+    `up_proj.weight` (n, d), the latter alone where the activation is not gated, and
+    `down_proj.weight` (d, n). It is computed as one expert that has all tokens, so what backward
+    keeps of it is H, beside an x that the layer keeps anyway."""
+
+    def __init__(
+        self,
+        d: int,
+        n: int,
+        *,
+        activation: Activation = "swiglu",
+        clamp: float = 0.0,
+        alpha: float = 0.0,
+        up_shift: float = 0.0,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.clamp, self.alpha, self.up_shift = clamp, alpha, up_shift
+        number = _rules.number("activation", _rules.ACTIVATIONS, activation)
+        make = lambda *shape: Projection(*shape, device=device, dtype=dtype)
+        self.gate_proj = make(n, d) if _rules.is_gated(number) else None
+        self.up_proj = make(n, d)
+        self.down_proj = make(d, n)
+
+    def reset_parameters(self) -> None:
+        for projection in self.children():
+            assert isinstance(projection, Projection)
+            projection.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        row_scores: Tensor | None = None,
+        spread: Optional[Spread] = None,
+        *,
+        column_blocks: int = 1,
+        overwrite_H: bool | None = None,
+    ) -> Tensor:
+        """x (T, d), row_scores (T), which scale the rows -> (T, d)."""
+        local = spread.parameter if spread else plain
+
+        def weight(name):  # (1, rows, columns): of one expert
+            return local(f"shared_experts.{name}.weight", getattr(self, name).weight).unsqueeze(0)
+
+        is_gated = self.gate_proj is not None
+        counts = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
+        return functional.grouped_experts(
+            x,
+            counts,
+            weight("gate_proj" if is_gated else "up_proj"),
+            weight("down_proj"),
+            W1_up=weight("up_proj") if is_gated else None,
+            gate_layout="split" if is_gated else "concatenated",
+            row_scores=row_scores,
+            activation=self.activation,
+            clamp=self.clamp,
+            alpha=self.alpha,
+            up_shift=self.up_shift,
+            column_blocks=column_blocks,
+            overwrite_H=overwrite_H,
+        )
+
+    def extra_repr(self) -> str:
+        d, n = self.down_proj.weight.shape
+        return f"d={d}, n={n}, activation={self.activation!r}"
+
+
+class SharedExpertGate(Projection):
+    """Qwen's `shared_expert_gate`: `weight` (1, d). The sigmoid of its product with a token scales
+    the shared experts' result. The product is in x's dtype, or autocast's, as in transformers; the
+    sigmoid is float32, where transformers rounds it to that dtype."""
+
+    def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
+        """x (T, d) -> scores (T) float32."""
+        local = spread.parameter if spread else plain
+        weight = local("shared_expert_gate.weight", self.weight)
+        _library.require_together(x, "x", **{"shared_expert_gate.weight": weight})
+        return nn.functional.linear(x, weight).squeeze(-1).float().sigmoid()

@@ -1,0 +1,127 @@
+"""`Router`: the linear layer that makes logits of tokens, as a part of `MoE`."""
+
+from collections.abc import Callable
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from ._autocast import autocast_dtype
+from ._distributed import Spread, plain
+
+
+class _WideLinear(torch.autograd.Function):
+    """x (T, d), weight (E, d) -> logits (T, E), computed in `dtype`. Backward keeps x as it is
+    given, where torch.nn.functional.linear would keep a copy of it in the wider dtype.
+
+    On a GPU bfloat16 factors make float32 products as they are: no copy of x is widened, nor does
+    TF32 have a say. A gradient of float32 is a factor as the sum of two in bfloat16, whose 16 bits
+    are more than x's and weight's own gradients keep."""
+
+    @staticmethod
+    def forward(ctx, x, weight, dtype):
+        ctx.save_for_backward(x, weight)
+        ctx.dtype = dtype
+        narrow = x.dtype == weight.dtype == torch.bfloat16 and dtype == torch.float32
+        ctx.is_direct = x.is_cuda and narrow
+        with torch.autocast(x.device.type, enabled=False):
+            if ctx.is_direct:
+                return torch.mm(x, weight.mT, out_dtype=dtype)
+            return nn.functional.linear(x.to(dtype), weight.to(dtype))
+
+    @staticmethod
+    def backward(ctx, dlogits):
+        x, weight = ctx.saved_tensors
+        dx = dweight = None
+        with torch.autocast(x.device.type, enabled=False):
+            if ctx.is_direct:
+                high = dlogits.to(x.dtype)
+                parts = torch.cat((high, (dlogits - high).to(x.dtype)), dim=1)  # (T, 2E)
+                if ctx.needs_input_grad[0]:
+                    dx = parts @ torch.cat((weight, weight))
+                if ctx.needs_input_grad[1]:
+                    of_parts = torch.mm(parts.mT, x, out_dtype=ctx.dtype)  # (2E, d)
+                    dweight = of_parts.view(2, *weight.shape).sum(dim=0).to(weight.dtype)
+                return dx, dweight, None
+            if ctx.needs_input_grad[0]:
+                dx = (dlogits @ weight.to(ctx.dtype)).to(x.dtype)
+            if ctx.needs_input_grad[1]:
+                dweight = (dlogits.mT @ x.to(ctx.dtype)).to(weight.dtype)
+        return dx, dweight, None
+
+
+class Router(nn.Module):
+    """x (T, d) -> logits (T, E). Hugging Face's `gate`: `weight` (E, d); where asked for `bias`
+    (E), a part of the logits; and, for a selection bias, the buffer `e_score_correction_bias` (E),
+    float32 whatever the module is cast to."""
+
+    e_score_correction_bias: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        d: int,
+        E: int,
+        *,
+        bias: bool = False,
+        selection_bias: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
+        module_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.dtype = dtype
+        empty = lambda *shape: nn.Parameter(
+            torch.empty(shape, device=device, dtype=dtype or module_dtype)
+        )
+        self.weight = empty(E, d)
+        self.register_parameter("bias", empty(E) if bias else None)
+        correction = torch.zeros(E, device=device, dtype=torch.float32) if selection_bias else None
+        self.register_buffer("e_score_correction_bias", correction)
+
+    def reset_parameters(self) -> None:
+        bound = self.weight.shape[-1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        for bias in (self.bias, self.e_score_correction_bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
+        local = spread.parameter if spread else plain
+        weight, bias = local("gate.weight", self.weight), local("gate.bias", self.bias)
+        # What stayed on meta would make an output of noise.
+        correction = self.e_score_correction_bias
+        names = ("weight", "bias", "e_score_correction_bias")
+        for name, tensor in zip(names, (weight, bias, correction)):
+            if tensor is not None and tensor.device != x.device:
+                raise ValueError(f"tilemoe: x is on {x.device} and gate.{name} on {tensor.device}")
+        if self.dtype is None:
+            if weight.dtype != x.dtype and autocast_dtype(x.device) is None:
+                raise ValueError(
+                    f"tilemoe: x is {x.dtype} and gate.weight {weight.dtype}: cast one of them, or "
+                    "call the layer under torch.autocast"
+                )
+            return nn.functional.linear(x, weight, bias)
+        ops.refuse_transforms()
+        ops.refuse_tangents((x, weight))
+        logits = _WideLinear.apply(x.reshape(-1, x.shape[-1]), weight, self.dtype)  # (T, E)
+        if bias is not None:
+            logits = logits + bias.to(self.dtype)
+        return logits.reshape(*x.shape[:-1], weight.shape[0])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
+        # Updates of 1e-3 are lost in 16 bits, so the bias follows a cast's device, not its dtype.
+        bias = self.e_score_correction_bias
+        super()._apply(fn, recurse)
+        moved = self.e_score_correction_bias
+        if bias is not None and moved is not None and moved.dtype != torch.float32:
+            self.e_score_correction_bias = bias.to(moved.device)
+        return self
+
+    def extra_repr(self) -> str:
+        E, d = self.weight.shape
+        bias = ", bias=True" if self.bias is not None else ""
+        if self.e_score_correction_bias is not None:
+            bias += ", selection_bias=True"
+        return f"d={d}, E={E}, dtype={self.dtype or self.weight.dtype}{bias}"
