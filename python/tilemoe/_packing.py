@@ -16,7 +16,9 @@ class At:
 
 
 def pack_gradients(all_of_them):
-    """The eight, None for the absent, as the operators take them: (gradients, places)."""
+    """The eight, None for the absent or for all, as the operators take them: (gradients, places)."""
+    if all_of_them is None:
+        return [], 0
     places = 0
     for bit, gradient in enumerate(all_of_them):
         if gradient is not None:

@@ -49,6 +49,8 @@ def number(what, names, name):
 def rule(E, K, scoring, n_group=1, topk_group=1, group_score=None):
     """The beginning of an operator's numbers (_packing.RULE), of a choice from logits."""
     if group_score is None:
+        if n_group == 1 and topk_group == 1:
+            return [TOP_K, K, number("scoring", SCORINGS, scoring), 1, 1, 0]
         group_score = "top2_sum" if scoring in SIGMOIDS else "max"
     found = [
         TOP_K, K, number("scoring", SCORINGS, scoring), n_group, topk_group,

@@ -249,9 +249,11 @@ _OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP
 
 def _without_given(wanted, given):
     """The eight gradients, those that are given and asked for and None for the others, and the bits
-    of those that are to be made."""
+    of those that are to be made. None in place of eight where none is given."""
+    if given is None:
+        return None, wanted
     places = [None] * len(GRADIENTS)
-    for bit, out in enumerate(given or (), len(GRADIENTS) - len(WEIGHTS)):
+    for bit, out in enumerate(given, len(GRADIENTS) - len(WEIGHTS)):
         if out is not None and wanted & 1 << bit:
             places[bit] = out
             wanted &= ~(1 << bit)
@@ -330,6 +332,7 @@ def _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate):
         raise NotImplementedError(_NO_SECOND_GRADIENT)  # memory that is written has no history
     X, H, routing, weights, _ = saved
     given, wanted = _without_given(wanted, given)
+    given = given or [None] * len(GRADIENTS)
     kept, consumed = (None, H) if overwrite else (H, None)
     ctx.consumed = overwrite
 

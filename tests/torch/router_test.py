@@ -187,13 +187,16 @@ def test_a_factor_of_two_doubles_scores_and_their_gradient(scoring, overwrite_H)
         assert want[name].any() and torch.equal(got[name], 2 * want[name]), name
 
 
+@pytest.mark.parametrize("overwrite_H", [None, False, True])
 @pytest.mark.parametrize("names", [["W1"], ["W1", "W2"]], ids=",".join)
-def test_gradients_into_given_memory_know_the_factor(names):
+def test_gradients_into_given_memory_know_the_factor(names, overwrite_H):
+    """H as it is: the router's gradient is an operator of its own there."""
     tensors = layer()
     options = dict(K=K, scoring="sigmoid", n_group=3, topk_group=2, routed_scaling_factor=FACTOR)
     want = results(tilemoe.moe, tensors, overwrite_H=False, **options)
     given = tilemoe.WeightGradients(**{name: torch.zeros_like(tensors[name]) for name in names})
-    got = results(tilemoe.moe, tensors, weight_grad_out=given, **options)
+    options |= dict(weight_grad_out=given, overwrite_H=overwrite_H)
+    got = results(tilemoe.moe, tensors, **options)
     for name in want.keys() - {f"d{name}" for name in names}:
         assert torch.equal(got[name], want[name]), name
     for name in names:
