@@ -35,7 +35,7 @@ Tensor route_general(const Tensor& tokens, const Tensor& experts, const Tensor& 
                      int64_t E);
 std::tuple<Tensor, Tensor> route_rounded(const Tensor& logits, const MaybeTensor& seed,
                                          const MaybeTensor& offset, int64_t K, int64_t m,
-                                         int64_t rounding);
+                                         int64_t rounding, int64_t round_tokens);
 Tensor route_grouped(const Tensor& counts, const MaybeTensor& row_scores, int64_t rows);
 
 // experts.cpp

@@ -103,7 +103,7 @@ Tensor route_general(const Tensor& tokens, const Tensor& experts, const Tensor& 
 
 std::tuple<Tensor, Tensor> route_rounded(const Tensor& logits, const MaybeTensor& seed,
                                          const MaybeTensor& offset, int64_t K, int64_t m,
-                                         int64_t rounding) {
+                                         int64_t rounding, int64_t round_tokens) {
   const Call call({{"logits", logits}, {"seed", seed}, {"offset", offset}});
   check_dims("logits", logits, 2, "(T, E)");
   const Tensor rows = dense_rows(logits);
@@ -111,6 +111,7 @@ std::tuple<Tensor, Tensor> route_rounded(const Tensor& logits, const MaybeTensor
   tilemoe_routing_spec spec = routing_spec(call, TILEMOE_ROUTING_ROUNDED, logits.size(0), E, K, 0);
   spec.m = m;
   spec.rounding = narrowed<tilemoe_rounding>("rounding", rounding);
+  spec.round_tokens = round_tokens;
   NewRouting routing(call, spec);
   const Tensor expert_counts = call.empty({E}, ScalarType::Int);
   tilemoe_route_rounded_args args{};

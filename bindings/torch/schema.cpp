@@ -31,7 +31,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def("route_top_k(Tensor ids, Tensor scores, int E) -> Tensor");
   m.def("route_general(Tensor tokens, Tensor experts, Tensor scores, SymInt T, int E) -> Tensor");
   m.def(
-      "route_rounded(Tensor logits, Tensor? seed, Tensor? offset, int K, int m, int rounding) -> "
+      "route_rounded(Tensor logits, Tensor? seed, Tensor? offset, int K, int m, int rounding, "
+      "int round_tokens) -> "
       "(Tensor routing, Tensor expert_counts)");
   m.def("route_grouped(Tensor counts, Tensor? row_scores, SymInt rows) -> Tensor");
 

@@ -118,8 +118,11 @@ def reads_logits(scoring, kind):
     )
 
 
-def rounded_capacity(T, E, K, m, rounding):
-    """Rows that a rounded routing may have."""
+def rounded_capacity(T, E, K, m, rounding, round_tokens):
+    """Rows that a rounded routing may have; round_tokens: tokens that are rounded by themselves, 0
+    for all."""
+    if round_tokens:
+        return T // round_tokens * rounded_capacity(round_tokens, E, K, m, rounding, 0)
     added = {"nearest": E * (m // 2), "down": 0, "balanced": m}.get(rounding, E * (m - 1))
     bounds = T * K + added, T * E
     # torch.compile traces no sym_min of two constants; min() of two symbols would be a guard.
@@ -132,20 +135,21 @@ def _on_16_bytes(elements):
 
 def offsets_of(routing, E):
     """(E + 1) int32: expert e has rows [offsets[e], offsets[e + 1])."""
-    return routing[..., : E + 1]
+    return routing[: E + 1]
 
 
 def counters_of(routing):
-    """(4) int32: pairs over capacity, pairs with bad ids, tokens with NaN, unused."""
-    return routing[..., -4:]
+    """(4) int32: pairs over capacity, pairs with bad ids, tokens with NaN, chosen pairs that
+    rounding dropped."""
+    return routing[-4:]
 
 
 def row_arrays_of(routing, E, capacity):
     """row_score (as int32), row_token, pair_row, of a routing with as many pairs as rows; what
     follows them."""
     start, step = _on_16_bytes(E + 1), _on_16_bytes(capacity)
-    arrays = [routing[..., start + i * step :][..., :capacity] for i in range(3)]
-    return *arrays, routing[..., start + 3 * step :]
+    arrays = [routing[start + i * step :][:capacity] for i in range(3)]
+    return *arrays, routing[start + 3 * step :]
 
 
 def routing_elements(kind, T, E, capacity):
@@ -156,9 +160,3 @@ def routing_elements(kind, T, E, capacity):
     if kind in (GENERAL, ROUNDED):
         elements += _on_16_bytes(T + 1)  # token_offsets
     return elements + 4  # counters
-
-
-def lay_out(*parts):
-    """The int32 tensor of a routing's parts, in their order, each on 16 bytes."""
-    pad = lambda part: torch.nn.functional.pad(part, (0, _on_16_bytes(len(part)) - len(part)))
-    return torch.cat([pad(part.to(torch.int32)) for part in parts])

@@ -176,11 +176,11 @@ def _(tokens, experts, scores, T, E):
 
 
 @_register("route_rounded")
-def _(logits, seed, offset, K, m, rounding):
+def _(logits, seed, offset, K, m, rounding, round_tokens):
     _check_dims("logits", logits, 2, "(T, E)")
     T, E = logits.shape
     _check_K(K, E)
-    capacity = rounded_capacity(T, E, K, m, ROUNDINGS[rounding])
+    capacity = rounded_capacity(T, E, K, m, ROUNDINGS[rounding], round_tokens)
     return _int32(logits, routing_elements(ROUNDED, T, E, capacity)), _int32(logits, E)
 
 

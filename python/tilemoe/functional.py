@@ -480,13 +480,13 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, r
         raise ValueError("tilemoe: selection_bias: only the sigmoid scorings have it")
     T, E = logits.shape
     args = (K, rounding, m, tokens, seed, offset)
-    routing, capacity, counts, change = route_rounded(logits, *args)
+    routing, capacity, counts = route_rounded(logits, *args)
     renormalized = _rules.SCORINGS.index("softmax_renormalized")
     out = _experts(x, logits, routing, layer, addend, _rules.ROUNDED, K, capacity, renormalized)
     if not return_aux:
         return out
-    # Within one expert rounding drops or adds, never both.
-    dropped, added = ((sign * change).clamp(min=0).sum(dtype=torch.int32) for sign in (-1, 1))
+    dropped = _rules.counters_of(routing)[3].clone()
+    added = _rules.offsets_of(routing, E)[E] - T * K + dropped
     *_, token_offsets = _rules.row_arrays_of(routing, E, capacity)
     without = (token_offsets[: T + 1].diff() == 0).sum(dtype=torch.int32)
     return out, Aux(counts, dropped, added, torch.zeros_like(dropped), without)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _groups, _library, _rules, ops
+from . import _library, _rules, ops
 from ._shapes import shape_text
 
 _ops = _library.operators
@@ -179,14 +179,16 @@ def rounded_router(
     if logits.dim() != 2:
         raise ValueError(f"tilemoe: logits has shape {shape_text(logits.shape)}, expected (T, E)")
     T, E = logits.shape
-    routing, capacity, *_ = route_rounded(logits, K, rounding, m, rounding_tokens, seed, offset)
+    routing, capacity, _ = route_rounded(logits, K, rounding, m, rounding_tokens, seed, offset)
     offsets = _rules.offsets_of(routing, E)
     _, row_token, pair_row, _ = _rules.row_arrays_of(routing, E, capacity)
     pair = torch.arange(capacity, device=logits.device)
     there = pair < offsets[E]
     row = torch.where(there, pair_row, 0).long()
     tokens = torch.where(there, row_token[row], T)
-    experts = torch.where(there, _groups.expert_of(offsets, row).to(torch.int32), E)
+    # Not of the offsets behind the first: torch.compile (2.11) searches a view from its base on.
+    expert = torch.searchsorted(offsets.contiguous(), row, right=True) - 1
+    experts = torch.where(there, expert.to(torch.int32), E)
     chosen, ids = top_k(logits, K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (T, E)
     # Past the last pair any place will do: each its own, since gradients are added there.
@@ -245,34 +247,18 @@ def shaped_like(rows, like):
 
 
 def route_rounded(logits, K, rounding, m, tokens, seed, offset):
-    """The rounded routing of logits (T, E), the rows it may have, the counts (E) before rounding
-    and what rounding changed, (E) or (groups, E)."""
+    """The rounded routing of logits (T, E), the rows it may have, the counts (E) before rounding."""
     number = _rules.number("rounding", _rules.ROUNDINGS, rounding)
     if (rounding == "stochastic") != (seed is not None and offset is not None):
         raise ValueError("tilemoe: stochastic rounding has a seed and an offset, no other has")
     seed, offset = (_counter(value, logits.device) for value in (seed, offset))
     T, E = logits.shape
-    tokens = T if tokens is None else tokens
-    if tokens < 1 and T > 0 or T % max(tokens, 1):
+    if tokens is not None and (tokens < 1 and T > 0 or T % max(tokens, 1)):
         raise ValueError(f"tilemoe: rounding_tokens is {tokens}, and T = {T} is no multiple of it")
-    groups = T // max(tokens, 1)
-    if groups <= 1:
-        args = (logits.detach(), seed, offset, K, m, number)
-        routing, counts = ops.call_undifferentiated(_ops.route_rounded.default, *args)
-        capacity = _rules.rounded_capacity(T, E, K, m, rounding)
-        change = _rules.offsets_of(routing, E).diff() - counts  # (E)
-    else:
-        of_group = _rules.rounded_capacity(tokens, E, K, m, rounding)
-        capacity = groups * of_group
-        made = []
-        for i, part in enumerate(logits.detach().split(tokens)):
-            drawn = offset * groups + i if offset is not None else None
-            made.append(ops.call_undifferentiated(_ops.route_rounded.default, part, seed, drawn, K, m, number))
-        routings, counts = (torch.stack(tensors) for tensors in zip(*made))
-        change = _rules.offsets_of(routings, E).diff() - counts  # (groups, E)
-        routing = _groups.as_one(routings, tokens, E, of_group)
-        counts = counts.sum(0, dtype=torch.int32)
-    return routing, capacity, counts, change
+    tokens = 0 if tokens is None or tokens >= T else tokens
+    args = (logits.detach(), seed, offset, K, m, number, tokens)
+    routing, counts = ops.call_undifferentiated(_ops.route_rounded.default, *args)
+    return routing, _rules.rounded_capacity(T, E, K, m, rounding, tokens), counts
 
 
 def _counter(value, device):

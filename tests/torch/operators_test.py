@@ -99,8 +99,8 @@ def cases():
     yield "route_top_k", (x["ids"], x["scores"], E)
     tokens = torch.tensor([0, 0, 2])
     yield "route_general", (tokens, torch.tensor([1, 2, -1]), torch.rand(3), T, E)
-    yield "route_rounded", *((logits, None, None, K, 4, r) for r in (0, 1, 2, 4))
-    yield "route_rounded", (logits, one, one, K, 4, 3)
+    yield "route_rounded", *((logits, None, None, K, 4, r, 0) for r in (0, 1, 2, 4))
+    yield "route_rounded", (logits, one, one, K, 4, 3, 0), (logits, one, one, K, 4, 3, T)
     counts = torch.arange(E)
     yield "route_grouped", (counts, torch.rand(T), T), (counts, None, T)
     yield "experts", experts_arguments(x), experts_arguments(x, keep_H=False)
@@ -147,7 +147,7 @@ def cases():
 def other_kinds(x):
     """Rounded, general and grouped routings through the same operators."""
     logits, X, layer, dO = x["logits"], x["X"], x["layer"], x["dO"]
-    rounded, _ = tm.route_rounded(logits, None, None, K, 4, 1)
+    rounded, _ = tm.route_rounded(logits, None, None, K, 4, 1, 0)
     capacity = min(T * K + E * 3, T * E)
     pairs = torch.arange(20)
     general = tm.route_general(pairs, pairs % E, torch.ones(20), T, E)
