@@ -299,7 +299,7 @@ def test_a_wrong_x_is_refused():
 
 def test_wrong_width_is_refused():
     with pytest.raises(ValueError, match=r"x has shape \(5, 31\), expected \(..., 32\)"):
-        make()(torch.zeros(5, 31))
+        make()(torch.zeros(5, 31, dtype=DTYPE))
 
 
 def test_another_device_than_the_parameters_is_refused():
