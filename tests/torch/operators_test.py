@@ -313,7 +313,7 @@ def test_what_is_no_tensor_is_refused():
 
 def test_a_tensor_without_dimensions_is_refused():
     none = torch.tensor(0.0)
-    module = tilemoe.MoE(d, n, E, K, return_aux=True, dtype=torch.float32)
+    module = tilemoe.MoE(d, n, E, K, return_aux=True, dtype=DTYPE)
     layer, weights = dict(LAYER, K=K), (LAYER["W1"], LAYER["W2"])
     ones = torch.ones(E, dtype=torch.int32)
     for sentence, call in (
@@ -330,7 +330,7 @@ def test_a_tensor_without_dimensions_is_refused():
             r"tokens has shape \(\)",
             lambda: tilemoe.moe_general(LAYER["x"], none.int(), ones, ones.float(), *weights),
         ),
-        (r"x has shape \(\), expected \(..., 40\)", lambda: module(none)),
+        (r"x has shape \(\), expected \(..., 40\)", lambda: module(none.to(DTYPE))),
     ):
         with pytest.raises(ValueError, match=sentence):
             call()
