@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _library, _rules, ops
+from ._packing import WEIGHTS
 from ._shapes import shape_text
 from .routing import (
     Aux,
@@ -217,7 +218,7 @@ def moe(
     rows = rows_of(x, "x", "(..., d)")
     router = rows_of(logits_or_scores, router_name, "(..., E)" if ids is None else "(..., K)")
     if addend is not None:
-        addend = addend.reshape(rows.shape)
+        addend = _shaped_as(addend, rows)
     if ids is not None:
         if rounding is not None or selection_bias is not None:
             raise ValueError(
@@ -333,7 +334,7 @@ def moe_general(
     _library.require_together(x, "x", tokens=tokens, experts=experts, scores=scores)
     rows = rows_of(x, "x", "(T, d)")
     if addend is not None:
-        addend = addend.reshape(rows.shape)
+        addend = _shaped_as(addend, rows)
     E = _experts_in(W1)
     routing = ops.call_undifferentiated(
         _ops.route_general.default, tokens, experts, scores.detach(), rows.shape[0], E
@@ -417,6 +418,7 @@ def grouped_experts(
 
 def _experts_in(W1):
     """E, of a W1 whose other sizes the operators look at."""
+    _library.require_tensor(W1, "W1")
     if W1.dim() != 3:
         raise ValueError(f"tilemoe: W1 has shape {shape_text(W1.shape)}, expected three dimensions")
     return W1.shape[0]
@@ -430,6 +432,16 @@ def _refuse_choice(why, *choice):
     for name, value, plain in zip(names, choice, _PLAIN_CHOICE):
         if value != plain:
             raise ValueError(f"tilemoe: {name} is {value!r}, but {why}")
+
+
+def _shaped_as(addend, rows):
+    _library.require_tensor(addend, "addend")
+    if addend.numel() != rows.numel():
+        raise ValueError(
+            f"tilemoe: addend has shape {shape_text(addend.shape)}, expected that of x, as rows "
+            f"{shape_text(rows.shape)}"
+        )
+    return addend.reshape(rows.shape)
 
 
 def _check_shape(name, tensor, *shape):
@@ -507,6 +519,17 @@ def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
 def _run(op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=False):
     """`moe` or `experts`, whose third argument is `third`, and which has a capacity or none. O, and
     where `more` is asked for what else it gives; H is autograd's."""
+    try:
+        return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more)
+    except (AttributeError, RuntimeError, TypeError):
+        # Of what is no tensor torch tells nothing that names it.
+        for name, tensor in zip((*WEIGHTS, "addend"), (*layer.weights, addend)):
+            if tensor is not None:
+                _library.require_tensor(tensor, name)
+        raise
+
+
+def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more):
     weights = layer.weights
     device_type = x.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):

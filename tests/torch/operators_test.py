@@ -311,6 +311,20 @@ def test_what_is_no_tensor_is_refused():
     refused("x", tilemoe.MoE(d, n, E, K, return_aux=True), x)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", ["W1", "W2", "b1", "b2", "addend", "logits_or_scores"])
+def test_what_is_no_tensor_is_refused_by_its_name(name, grad):
+    given = dict(LAYER, K=K) | {name: np.zeros((E, 4, 4), np.float32)}
+    called = "logits" if name == "logits_or_scores" else name
+    with torch.set_grad_enabled(grad), pytest.raises(TypeError, match=f"{called} is a numpy.ndarray"):
+        tilemoe.moe(**given)
+
+
+def test_an_addend_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"addend has shape \(2\), expected that of x"):
+        tilemoe.moe(**LAYER, K=K, addend=torch.zeros(2, dtype=LAYER["x"].dtype))
+
+
 def test_a_tensor_without_dimensions_is_refused():
     none = torch.tensor(0.0)
     module = tilemoe.MoE(d, n, E, K, return_aux=True, dtype=DTYPE)
