@@ -101,8 +101,9 @@ void Call::workspace(void*& pointer, size_t& bytes, size_t needed) {
     *workspace_bytes_ = static_cast<size_t>(choices_.below(static_cast<int64_t>(needed_)));
   });
   hazard([this] { *workspace_pointer_ = nullptr; });
-  hazard([this] {  // as a number: it may be null already
-    const auto address = reinterpret_cast<uintptr_t>(*workspace_pointer_);
+  // As a number, since it may be null already; twice it is not on 16 bytes either.
+  hazard([this] {
+    const auto address = reinterpret_cast<uintptr_t>(*workspace_pointer_) / 16 * 16;
     *workspace_pointer_ =
         reinterpret_cast<void*>(address + static_cast<uintptr_t>(choices_.between(1, 15)));
   });
