@@ -395,8 +395,11 @@ bool Problem::backward(const tilemoe_experts& good) {
   call.hazard([&saved, state = choices_.between(-1, 3)] {
     saved.state = static_cast<tilemoe_saved_state>(state);
   });
+  // None that there is: H would be an output in one, and an input in the others.
   call.hazard([&args, mode = any_number(choices_)] {
-    args.mode = static_cast<tilemoe_backward_mode>(mode);
+    const auto number = static_cast<int32_t>(mode);
+    const bool exists = number >= TILEMOE_BACKWARD_WHOLE && number <= TILEMOE_BACKWARD_REST;
+    args.mode = static_cast<tilemoe_backward_mode>(exists ? number + 100 : number);
   });
   call.hazard([&args] { args.accumulate = 2; });
   call.hazard([&args] { args.dO = args.dX; });

@@ -1,7 +1,10 @@
-// The fuzzer with bytes of a fixed random sequence: the same calls on every run.
+// The fuzzer with bytes of a fixed random sequence: the same calls on every run. TILEMOE_FUZZ_SEEDS
+// asks for another number of sequences.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <random>
+#include <string>
 
 #include "fuzz_call.h"
 
@@ -14,12 +17,17 @@ class FuzzCInterface : public testing::TestWithParam<int> {
   void TearDown() override { tilemoe_set_num_threads(0); }
 };
 
+int number_of_seeds() {
+  const char* const asked = std::getenv("TILEMOE_FUZZ_SEEDS");
+  return asked ? std::stoi(asked) : 300;
+}
+
 TEST_P(FuzzCInterface, KeepsItsPromises) {
-  constexpr int kSeeds = 300;
+  const int seeds = number_of_seeds();
   World world;
   std::vector<uint8_t> bytes(1024);
-  for (unsigned seed = 0; seed < kSeeds; ++seed) {
-    std::mt19937 generator(seed);
+  for (int seed = 0; seed < seeds; ++seed) {
+    std::mt19937 generator(static_cast<unsigned>(seed));
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(generator());
     try {
       fuzz(world, bytes.data(), bytes.size());
@@ -28,8 +36,8 @@ TEST_P(FuzzCInterface, KeepsItsPromises) {
     }
   }
   // Both answers are common, or the fuzzer tries nothing.
-  EXPECT_GT(world.statistics.succeeded, kSeeds * 3);
-  EXPECT_GT(world.statistics.refused, kSeeds * 3);
+  EXPECT_GT(world.statistics.succeeded, seeds * 3);
+  EXPECT_GT(world.statistics.refused, seeds * 3);
   RecordProperty("succeeded", std::to_string(world.statistics.succeeded));
   RecordProperty("refused", std::to_string(world.statistics.refused));
 }
