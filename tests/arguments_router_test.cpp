@@ -21,17 +21,16 @@ void append_free_logits(std::vector<BadCase<Problem>>& cases, tilemoe_tensor Arg
   }
 }
 
-template <tilemoe_scoring kScoring>
-struct TopK {
+// Equal logits, and room for each token's experts and their scores.
+template <class Args>
+struct Choice {
   Arena arena;
-  tilemoe_top_k_args args{};
-  const tilemoe_top_k_args* args_pointer = &args;
+  Args args{};
+  const Args* args_pointer = &args;
 
-  TopK() {
+  Choice() {
     args.struct_size = sizeof args;
-    args.scoring = kScoring, args.K = kK;
     args.logits = new_tensor(arena, TILEMOE_FLOAT32, {kT, kE});
-    if (kScoring == TILEMOE_SIGMOID) args.selection_bias = new_tensor(arena, TILEMOE_FLOAT32, {kE});
     args.ids = new_tensor(arena, TILEMOE_INT32, {kT, kK});
     args.scores = new_tensor(arena, TILEMOE_FLOAT32, {kT, kK});
     args.expert_counts = new_tensor(arena, TILEMOE_INT32, {kE});
@@ -43,6 +42,14 @@ struct TopK {
   }
   bool accepts_ndim(const std::string&, int) const { return false; }
   std::vector<int64_t> host_outputs() const { return {}; }
+};
+
+template <tilemoe_scoring kScoring>
+struct TopK : Choice<tilemoe_top_k_args> {
+  TopK() {
+    args.scoring = kScoring, args.K = kK;
+    if (kScoring == TILEMOE_SIGMOID) args.selection_bias = new_tensor(arena, TILEMOE_FLOAT32, {kE});
+  }
   const char* function() const { return "tilemoe_top_k"; }
   tilemoe_status call() { return tilemoe_top_k(args_pointer); }
 };
@@ -115,25 +122,7 @@ TEST(RouterArguments, TopKWithSelectionBias) {
   run_cases(cases);
 }
 
-struct TopKScores {
-  Arena arena;
-  tilemoe_top_k_scores_args args{};
-  const tilemoe_top_k_scores_args* args_pointer = &args;
-
-  TopKScores() {
-    args.struct_size = sizeof args;
-    args.logits = new_tensor(arena, TILEMOE_FLOAT32, {kT, kE});
-    args.ids = new_tensor(arena, TILEMOE_INT32, {kT, kK});
-    args.scores = new_tensor(arena, TILEMOE_FLOAT32, {kT, kK});
-    args.expert_counts = new_tensor(arena, TILEMOE_INT32, {kE});
-  }
-  bool accepts(const std::string& name, tilemoe_dtype dtype) const {
-    if (name == "logits") return is_float(dtype);
-    if (name == "ids") return is_integer(dtype);
-    return dtype == (name == "expert_counts" ? TILEMOE_INT32 : TILEMOE_FLOAT32);
-  }
-  bool accepts_ndim(const std::string&, int) const { return false; }
-  std::vector<int64_t> host_outputs() const { return {}; }
+struct TopKScores : Choice<tilemoe_top_k_scores_args> {
   const char* function() const { return "tilemoe_top_k_scores"; }
   tilemoe_status call() { return tilemoe_top_k_scores(args_pointer); }
 };

@@ -6,6 +6,7 @@
 
 #include "cpu/choose_experts.h"
 #include "cpu/choose_groups.h"
+#include "routing/scoring.h"
 
 namespace tilemoe::cpu {
 
@@ -17,14 +18,10 @@ struct ChoiceRule {
   float factor = 1;  // of every score
 };
 
-inline bool ranks_by_sigmoid(tilemoe_scoring scoring) {
-  return scoring == TILEMOE_SIGMOID || scoring == TILEMOE_SIGMOID_RENORMALIZED;
-}
-
-// The K shares of a sum; where all are 0 they share equally, as softmax does.
-TILEMOE_HOST_DEVICE void share(float* scores, int64_t K, float sum) {
+// The K shares of a sum; where all are 0 the `present` ones share equally, as softmax does.
+TILEMOE_HOST_DEVICE void share(float* scores, int64_t K, float sum, int64_t present) {
   for (int64_t k = 0; k < K; ++k)
-    scores[k] = sum > 0 ? scores[k] / sum : 1.f / static_cast<float>(K);
+    scores[k] = sum > 0 ? scores[k] / sum : 1.f / static_cast<float>(present);
 }
 
 // `scores` (K), on entry the logits of the K, of which `max` is the greatest, or, over all, the
@@ -41,7 +38,7 @@ TILEMOE_HOST_DEVICE void softmax_scores(tilemoe_scoring scoring, const Logit* ro
 // The same for the sigmoid scorings.
 TILEMOE_HOST_DEVICE void sigmoid_scores(tilemoe_scoring scoring, int64_t K, float* scores) {
   for (int64_t k = 0; k < K; ++k) scores[k] = order::sigmoid(scores[k]);
-  if (scoring == TILEMOE_SIGMOID_RENORMALIZED) share(scores, K, sum_chosen(scores, K));
+  if (scoring == TILEMOE_SIGMOID_RENORMALIZED) share(scores, K, sum_chosen(scores, K), K);
 }
 
 // What comes last: the factor, or NaN.

@@ -62,8 +62,7 @@ TILEMOE_HOST_DEVICE void score_given(const ChoiceRule& rule, const Logit* row, c
   if (rule.scoring != TILEMOE_SIGMOID) {
     const float sum =
         rule.scoring == TILEMOE_SOFTMAX_OVER_ALL ? softmax_sum(row, E, max) : sum_chosen(scores, K);
-    for (int64_t k = 0; k < K; ++k)
-      scores[k] = sum > 0 ? scores[k] / sum : 1.f / static_cast<float>(present);
+    share(scores, K, sum, present);
   }
   for (int64_t k = 0; k < K; ++k)
     scores[k] = !is_present(k) ? 0

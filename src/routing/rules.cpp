@@ -7,6 +7,7 @@
 #include "library_limits.h"
 #include "memory_use.h"
 #include "routing/groups.h"
+#include "routing/scoring.h"
 #include "routing/spec.h"
 
 namespace tilemoe {
@@ -48,10 +49,6 @@ void check_scoring(tilemoe_scoring scoring) {
                 "scoring is " << static_cast<int>(scoring) << ", expected 0 to 4");
 }
 
-bool is_sigmoid(tilemoe_scoring scoring) {
-  return scoring == TILEMOE_SIGMOID || scoring == TILEMOE_SIGMOID_RENORMALIZED;
-}
-
 // Puts 1 in the place of 0.
 void check_factor(float& routed_scaling_factor) {
   TILEMOE_CHECK(std::isfinite(routed_scaling_factor),
@@ -82,7 +79,7 @@ void check_groups(tilemoe_top_k_args& args, int64_t E) {
     case TILEMOE_GROUP_MAX: break;
     case TILEMOE_GROUP_TOP2_SUM:
       TILEMOE_CHECK(
-          is_sigmoid(args.scoring),
+          ranks_by_sigmoid(args.scoring),
           "group_score is 0 (sum of the two best), expected 1 (the best): of logits a sum "
           "of two tells nothing");
       TILEMOE_CHECK(size >= 2, "n_group is " << n_group << " of E = " << E
@@ -117,6 +114,14 @@ void check_dlogits(const tilemoe_tensor& dlogits, int64_t T, int64_t E,
     check_matrix("dlogits", dlogits, T, E, {TILEMOE_FLOAT32, logits.dtype}, Strides::kRows);
   else
     check_matrix("dlogits", dlogits, T, E, kFloats, Strides::kRows);
+}
+
+// A token's K experts, their scores, and how often each expert is among them.
+template <class Args>
+void check_choice(const Args& args, int64_t T, int64_t E, int64_t K) {
+  check_matrix("ids", args.ids, T, K, kIntegers);
+  check_matrix("scores", args.scores, T, K, kFloat32);
+  if (present(args.expert_counts)) check_vector("expert_counts", args.expert_counts, E, kInt32);
 }
 
 // The scores alone tell the gradient of a softmax over the chosen, by either of its names.
@@ -169,13 +174,11 @@ void top_k(const tilemoe_top_k_args* given) {
   TILEMOE_CHECK(K >= 1 && K <= E, "K is " << K << ", expected 1 to E = " << E);
   check_groups(args, E);
   check_factor(args.routed_scaling_factor);
-  if (!is_sigmoid(args.scoring))
+  if (!ranks_by_sigmoid(args.scoring))
     check_absent("selection_bias", args.selection_bias, "only the sigmoid scorings have it");
   else if (present(args.selection_bias))
     check_vector("selection_bias", args.selection_bias, E, kFloat32);
-  check_matrix("ids", args.ids, T, K, kIntegers);
-  check_matrix("scores", args.scores, T, K, kFloat32);
-  if (present(args.expert_counts)) check_vector("expert_counts", args.expert_counts, E, kInt32);
+  check_choice(args, T, E, K);
   MemoryUse memory;
   memory.reads("logits", args.logits);
   memory.reads("selection_bias", args.selection_bias);
@@ -199,9 +202,7 @@ void top_k_scores(const tilemoe_top_k_scores_args* given) {
   TILEMOE_CHECK(K >= 1, "K is " << K << ", expected at least 1");
   TILEMOE_CHECK(checked_product(T, K, "T * K") <= most,
                 "T * K is " << T << " * " << K << ", expected at most " << most);
-  check_matrix("ids", args.ids, T, K, kIntegers);
-  check_matrix("scores", args.scores, T, K, kFloat32);
-  if (present(args.expert_counts)) check_vector("expert_counts", args.expert_counts, E, kInt32);
+  check_choice(args, T, E, K);
   MemoryUse memory;
   memory.reads("logits", args.logits);
   memory.reads("ids", args.ids);
