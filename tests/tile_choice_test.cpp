@@ -47,7 +47,7 @@ TileConfiguration pick_of(const json& entry) {
     return choose_tile(size_of(down), kDownTiles, kH100);
   }
   EXPECT_EQ(step, "dA'");
-  if (column_block(experts.n) == kCooperative192Pairs.block_n) return kCooperative192Pairs;
+  if (column_block(experts.n) == kCooperative192Cluster.block_n) return kCooperative192Cluster;
   ActivationGradient gradient{};
   gradient.experts = &experts, gradient.rows = rows;
   return choose_tile(size_of(gradient), kActivationGradientTiles, kH100);
@@ -69,7 +69,7 @@ TEST(TileChoice, IsWithinThreePercentOfTheBestTileMeasured) {
 // Of a whole block of rows in the mean, half of the experts have two.
 TEST(TileChoice, CountsTheSecondBlockOfExpertsAboveTheMean) {
   json entry = {{"T", 2048}, {"d", 2048}, {"n", 768}, {"E", 128}, {"K", 8}, {"step", "up"}};
-  EXPECT_EQ(pick_of(entry), kCooperative256Pairs);
+  EXPECT_EQ(pick_of(entry), kCooperative256Cluster);
   entry["T"] = 1024;  // 64 rows an expert: nobody has two
   EXPECT_EQ(pick_of(entry), kCooperative256);
 }

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "cuda/schedule/configuration.h"
+#include "cuda/schedule/cost.h"
 #include "cuda/step/up_parts.h"
 #include "step_bench.h"
 
@@ -90,8 +90,8 @@ void bench(const Config& c) {
   report(c.name, "dW2", "", dW2_ms, 2 * m * d * n, 2 * (T * d + m * n + E * d * n));
   const std::pair<const char*, std::optional<cuda::TileConfiguration>> tiles[] = {
       {"chosen", {}},
-      {"pairs256", cuda::kCooperative256Pairs},
-      {"pairs192", cuda::kCooperative192Pairs}};
+      {"pairs256", cuda::kCooperative256Cluster},
+      {"pairs192", cuda::kCooperative192Cluster}};
   for (const auto& [name, tile] : tiles) {
     cuda::force_tile(tile);
     const double dX_ms = median_ms(flush, [&] { backend.input_gradient(input); });

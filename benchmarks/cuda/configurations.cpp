@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "commit.h"
-#include "cuda/device.h"
-#include "cuda/schedule/configuration.h"
+#include "cuda/core/device.h"
+#include "cuda/schedule/cost.h"
 #include "cuda/step/projection_tiles.h"
 #include "forward_problem.h"
 
@@ -92,7 +92,7 @@ struct Comparison {
     compare_tiles(c, "down", cuda::kDownTiles, cuda::tile_of(problem.down), flush, down);
     const auto M = static_cast<size_t>(c.T * c.K);
     const DeviceBuffer dH(M * static_cast<size_t>(2 * c.n) * 2);
-    cuda::force_tile(cuda::kCooperative192Pairs);  // has the most tiles
+    cuda::force_tile(cuda::kCooperative192Cluster);  // has the most tiles
     const DeviceBuffer ds_partial(static_cast<size_t>(backend.ds_tiles(*problem.up.experts)) * M *
                                   sizeof(float));
     cuda::force_tile({});

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "configurations.h"
-#include "cuda/schedule/configuration.h"
+#include "cuda/schedule/cost.h"
 #include "forward_problem.h"
 
 namespace tilemoe {
@@ -30,12 +30,12 @@ void bench(const Config& c) {
   const std::pair<const char*, std::optional<cuda::TileConfiguration>> tiles[] = {
       {"chosen", {}},
       {"cooperative256", cuda::kCooperative256},
-      {"pairs256", cuda::kCooperative256Pairs},
-      {"pairs192", cuda::kCooperative192Pairs},
+      {"pairs256", cuda::kCooperative256Cluster},
+      {"pairs192", cuda::kCooperative192Cluster},
       {"pingpong128", cuda::kPingPong128}};
   for (const auto& [name, tile] : tiles) {
     // Not built for this step.
-    if (tile == cuda::kPingPong128 || tile == cuda::kCooperative192Pairs) continue;
+    if (tile == cuda::kPingPong128 || tile == cuda::kCooperative192Cluster) continue;
     cuda::force_tile(tile);
     report_up(name, problem.up, T);
   }

@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "check.h"
-#include "cuda/device.h"
-#include "cuda/step/routing.h"
+#include "cuda/core/device.h"
+#include "cuda/rowwise/routing.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
 

@@ -2,35 +2,35 @@
 # so that they compile side by side.
 target_sources(tilemoe_cuda_objects PRIVATE
   cuda/backend.cpp
-  cuda/device.cpp
-  cuda/tensor_map.cpp
-  cuda/schedule/configuration.cpp
+  cuda/core/device.cpp
+  cuda/sm90/tensor_map.cpp
+  cuda/schedule/cost.cpp
   cuda/schedule/weight_gradient_shares.cpp
-  cuda/routing/pair_sort.cu
+  cuda/rowwise/pair_sort.cu
   cuda/step/activation_gradient.cpp
   cuda/step/activation_gradient_bf16_192.cu
   cuda/step/activation_gradient_bf16_256.cu
   cuda/step/activation_gradient_f16_192.cu
   cuda/step/activation_gradient_f16_256.cu
   cuda/step/activation_gradient_swiglu.cu
-  cuda/step/bias_gradient.cu
-  cuda/step/combine.cu
+  cuda/rowwise/bias_gradient.cu
+  cuda/rowwise/combine.cu
   cuda/step/down_projection_bf16.cu
   cuda/step/down_projection_f16.cu
   cuda/step/input_gradient_bf16.cu
   cuda/step/input_gradient_f16.cu
   cuda/step/projection_sizes.cpp
   cuda/step/projection_tiles.cpp
-  cuda/step/rank_experts.cu
-  cuda/step/route_general.cu
-  cuda/step/route_grouped.cu
-  cuda/step/route_rounded.cu
-  cuda/step/route_top_k.cu
-  cuda/step/router_backward.cu
-  cuda/step/router_losses.cu
-  cuda/step/score_gradient.cu
-  cuda/step/top_k.cu
-  cuda/step/top_k_scores.cu
+  cuda/rowwise/rank_experts.cu
+  cuda/rowwise/route_general.cu
+  cuda/rowwise/route_grouped.cu
+  cuda/rowwise/route_rounded.cu
+  cuda/rowwise/route_top_k.cu
+  cuda/rowwise/router_backward.cu
+  cuda/rowwise/router_losses.cu
+  cuda/rowwise/score_gradient.cu
+  cuda/rowwise/top_k.cu
+  cuda/rowwise/top_k_scores.cu
   cuda/step/up_projection_bf16.cu
   cuda/step/up_projection_f16.cu
   cuda/step/up_projection_swiglu.cu
@@ -39,12 +39,12 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/step/weight_gradient_bf16_256.cu
   cuda/step/weight_gradient_f16_192.cu
   cuda/step/weight_gradient_f16_256.cu
-  cuda/step/weigh_tokens.cu
+  cuda/rowwise/weigh_tokens.cu
 )
 # Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
 set_source_files_properties(
-  cuda/step/route_rounded.cu cuda/step/router_backward.cu cuda/step/router_losses.cu
-  cuda/step/top_k.cu cuda/step/top_k_scores.cu cuda/step/weigh_tokens.cu
+  cuda/rowwise/route_rounded.cu cuda/rowwise/router_backward.cu cuda/rowwise/router_losses.cu
+  cuda/rowwise/top_k.cu cuda/rowwise/top_k_scores.cu cuda/rowwise/weigh_tokens.cu
   PROPERTIES COMPILE_OPTIONS "-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.

@@ -13,7 +13,7 @@
 #include "backend.h"
 #include "cuda/backend.h"
 #include "cuda/device_tensors.h"
-#include "cuda/schedule/configuration.h"
+#include "cuda/schedule/cost.h"
 #include "cuda/step/projection_tiles.h"
 #include "cuda/step_problem.h"
 
@@ -387,10 +387,10 @@ std::vector<BackwardCase> cases() {
                            .W2_transposed = layout.transposed,
                            .float_gradients = float_gradients,
                            .accumulate = accumulate,
-                           .tile = is_long == accumulate ? cuda::kCooperative256Pairs
-                                                         : cuda::kCooperative192Pairs});
-  for (const auto& [name, tile] : {std::pair("pairs256", cuda::kCooperative256Pairs),
-                                   std::pair("pairs192", cuda::kCooperative192Pairs)})
+                           .tile = is_long == accumulate ? cuda::kCooperative256Cluster
+                                                         : cuda::kCooperative192Cluster});
+  for (const auto& [name, tile] : {std::pair("pairs256", cuda::kCooperative256Cluster),
+                                   std::pair("pairs192", cuda::kCooperative192Cluster)})
     for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
       for (const bool transposed : {false, true})
         all.push_back({.name = std::string(name) +

@@ -11,7 +11,7 @@
 #include "backend.h"
 #include "cuda/backend.h"
 #include "cuda/device_tensors.h"
-#include "cuda/schedule/configuration.h"
+#include "cuda/schedule/cost.h"
 #include "cuda/step_problem.h"
 
 namespace tilemoe::test {
@@ -272,8 +272,8 @@ std::vector<ForwardCase> cases() {
       {.name = "many_tiles", .counts = {2000, 1500, 33, 1025, 900}, .d = 1032, .n = 520, .T = 1000},
   };
   for (const auto& [name, tile] : {std::pair("cooperative256", cuda::kCooperative256),
-                                   std::pair("pairs256", cuda::kCooperative256Pairs),
-                                   std::pair("pairs192", cuda::kCooperative192Pairs),
+                                   std::pair("pairs256", cuda::kCooperative256Cluster),
+                                   std::pair("pairs192", cuda::kCooperative192Cluster),
                                    std::pair("pingpong128", cuda::kPingPong128)}) {
     const std::string suffix = std::string("_") + name;
     ForwardCase swiglu{.name = "swiglu" + suffix,

@@ -13,7 +13,7 @@
 #include "cuda/backend.h"
 #include "cuda/compare.h"
 #include "cuda/device_tensors.h"
-#include "cuda/schedule/configuration.h"
+#include "cuda/schedule/cost.h"
 
 namespace tilemoe::test {
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "cuda/device.h"
+#include "cuda/core/device.h"
 #include "tilemoe/tensor.h"
 
 namespace tilemoe::app {

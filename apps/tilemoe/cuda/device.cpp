@@ -1,4 +1,4 @@
-#include "cuda/device.h"
+#include "cuda/core/device.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -60,7 +60,7 @@ struct SwiGLU {
   // Two gates become two of A with one reciprocal, 1 / (p q): exponentials and reciprocals are what
   // takes the time. The bound keeps p q finite; below a gate of -41, where it is met, A is
   // gate up 2^-60 instead of less.
-  __device__ void pair(float& gate0, float& gate1, float up0, float up1) const {
+  __device__ void two(float& gate0, float& gate1, float up0, float up1) const {
     const float p = 1.f + ptx::exp2_approx(fminf(-kLog2E * gate0, 60.f));
     const float q = 1.f + ptx::exp2_approx(fminf(-kLog2E * gate1, 60.f));
     const float r = ptx::reciprocal_approx(p * q);

@@ -71,10 +71,10 @@ struct Gated {
   }
 };
 
-// Two neighbouring columns, with one reciprocal as in SwiGLU::pair.
+// Two neighbouring columns, with one reciprocal as in SwiGLU::two.
 struct SwiGLUSlopes {
-  __device__ void pair(float2 gate, float2 up, float2& A, float2& gate_slope,
-                       float2& up_slope) const {
+  __device__ void two(float2 gate, float2 up, float2& A, float2& gate_slope,
+                      float2& up_slope) const {
     const float p = 1.f + ptx::exp2_approx(fminf(-kLog2E * gate.x, 60.f));
     const float q = 1.f + ptx::exp2_approx(fminf(-kLog2E * gate.y, 60.f));
     const float r = ptx::reciprocal_approx(p * q);

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "cuda/gemm/shape.h"
+#include "cuda/sm90/shape.h"
 
 namespace tilemoe::cuda {
 

@@ -1,4 +1,4 @@
-// The copy engine: boxes of a tensor map of three to five dimensions, between global and shared
+// TMA: boxes of a tensor map of three to five dimensions, between global and shared
 // memory.
 // Coordinates are in elements, fastest dimension first. What lies outside the tensor is read as
 // zeros and not written.

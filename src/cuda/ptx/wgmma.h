@@ -12,7 +12,7 @@
 namespace tilemoe::cuda::ptx {
 
 // Which dimension of an operand is contiguous: the summed one, or its rows.
-enum class Major { kSum, kRows };
+enum class Major { kK, kMN };
 
 // Before the first product after registers or shared memory were written.
 __device__ __forceinline__ void wgmma_fence() {
@@ -69,8 +69,8 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared, uint32_t g
       ";\n"                                                                                     \
       "}"                                                                                       \
       : __VA_ARGS__                                                                             \
-      : "l"(a), "l"(b), "r"(accumulate), "n"(kAMajor == Major::kRows ? 1 : 0),                  \
-        "n"(kBMajor == Major::kRows ? 1 : 0))
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kAMajor == Major::kMN ? 1 : 0),                    \
+        "n"(kBMajor == Major::kMN ? 1 : 0))
 
 // One product of 16 steps of the sum; `accumulate` 0 overwrites D. All four warps call it.
 template <class Element, int kN, Major kAMajor, Major kBMajor>

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/gemm/tile.h"
+#include "cuda/core/tile.h"
 #include "cuda/schedule/long_tiles.h"
 
 namespace tilemoe::cuda {

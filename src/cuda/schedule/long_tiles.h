@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "cuda/gemm/shape.h"
 #include "cuda/schedule/expert_ranks.h"
+#include "cuda/sm90/shape.h"
 
 namespace tilemoe::cuda {
 

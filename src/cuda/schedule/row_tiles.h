@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "cuda/gemm/shape.h"
-#include "cuda/gemm/tile.h"
+#include "cuda/core/tile.h"
+#include "cuda/sm90/shape.h"
 
 namespace tilemoe::cuda {
 

@@ -8,7 +8,7 @@ namespace tilemoe::cuda {
 
 template <class Element>
 void activation_gradient(const ActivationGradient& step) {
-  if (tile_of(step) == kCooperative192Pairs)
+  if (tile_of(step) == kCooperative192Cluster)
     activation_gradient<Element, 192>(step);
   else
     activation_gradient<Element, 256>(step);

@@ -2,7 +2,7 @@
 // file a type and tile, and one for plain SwiGLU.
 #pragma once
 
-#include "cuda/epilogue/activation_gradient.h"
+#include "cuda/sm90/epilogue_activation_gradient.h"
 #include "cuda/step/projection.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
@@ -46,9 +46,9 @@ using ActivationGradientTile = TileShape<Element, 128, kColumns, Schedule::kCoop
 template <class Shape, Activations kActivations>
 void run_activation_gradient_along(const ActivationGradient& step) {
   if (step.W2.stride[2] == 1)
-    run_activation_gradient<Shape, kActivations, Major::kRows>(step);
+    run_activation_gradient<Shape, kActivations, Major::kMN>(step);
   else
-    run_activation_gradient<Shape, kActivations, Major::kSum>(step);
+    run_activation_gradient<Shape, kActivations, Major::kK>(step);
 }
 
 template <class Shape>

@@ -6,14 +6,14 @@ namespace tilemoe::cuda {
 
 template <class Shape>
 void run_swiglu_gradient(const ActivationGradient& step) {
-  run_activation_gradient<Shape, Activations::kSwiGLU, Major::kRows>(step);
+  run_activation_gradient<Shape, Activations::kSwiGLU, Major::kMN>(step);
 }
 
 void activation_gradient_swiglu(const ActivationGradient& step) {
   const TileConfiguration tile = tile_of(step);
-  if (tile == kCooperative192Pairs)
+  if (tile == kCooperative192Cluster)
     run_swiglu_gradient<ActivationGradientTile<__nv_bfloat16, 192, 2>>(step);
-  else if (tile == kCooperative256Pairs)
+  else if (tile == kCooperative256Cluster)
     run_swiglu_gradient<ActivationGradientTile<__nv_bfloat16, 256, 2>>(step);
   else
     run_swiglu_gradient<ActivationGradientTile<__nv_bfloat16, 256>>(step);

@@ -2,7 +2,7 @@
 // like any other, whose end makes a column of A of two.
 #pragma once
 
-#include "cuda/epilogue/adjacent_activation.h"
+#include "cuda/sm90/epilogue_adjacent_activation.h"
 #include "cuda/step/projection.h"
 
 namespace tilemoe::cuda {
@@ -10,7 +10,7 @@ namespace tilemoe::cuda {
 template <class Shape>
 void run_adjacent_up_projection(const UpProjection& step) {
   using Epilogue = AdjacentActivationEpilogue<Shape>;
-  using LoadW1 = Weights<Shape, Major::kRows, 1>;
+  using LoadW1 = Weights<Shape, Major::kMN, 1>;
   using Gemm = GroupedGemm<Shape, GatheredRows<Shape>, LoadW1, Epilogue, RowTilesOf<Shape>>;
   const int64_t n = step.experts->n, d = step.experts->d;
   const tilemoe_tensor& b1 = step.weights.b1;
@@ -19,7 +19,7 @@ void run_adjacent_up_projection(const UpProjection& step) {
 
   typename Gemm::Params params{};
   params.a = gathered_rows(step.X, step.rows);
-  params.b.part[0] = weights_map<Shape, Major::kRows, LoadW1::kBoxRows>(step.weights.W1, 0, 2 * n);
+  params.b.part[0] = weights_map<Shape, Major::kMN, LoadW1::kBoxRows>(step.weights.W1, 0, 2 * n);
   params.epilogue.H = ragged_output_of<typename Shape::Element>(step.H, 1, 2 * n);
   params.epilogue.A = ragged_output_of<typename Shape::Element>(step.A, 1, n);
   if (present(b1))

@@ -1,7 +1,7 @@
 // Y = A W2^T + b2. One instantiation file a type.
 #pragma once
 
-#include "cuda/epilogue/store.h"
+#include "cuda/sm90/epilogue_store.h"
 #include "cuda/step/projection.h"
 #include "cuda/step/projection_tiles.h"
 
@@ -33,18 +33,17 @@ void run_down_projection(const DownProjection& step) {
 template <class Element>
 void down_projection(const DownProjection& step) {
   using Cooperative256 = TileShape<Element, 128, 256, Schedule::kCooperative>;
-  using Cooperative256Pairs = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
-  if (major_of(step.W2) == Major::kRows)
-    return run_down_projection<Cooperative256, Major::kRows>(step);
+  using Cooperative256Cluster = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
+  if (major_of(step.W2) == Major::kMN) return run_down_projection<Cooperative256, Major::kMN>(step);
   const TileConfiguration tile = tile_of(step);
   if (tile == kPingPong128)
-    run_down_projection<TileShape<Element, 128, 128, Schedule::kPingPong>, Major::kSum>(step);
-  else if (tile == kCooperative192Pairs)
-    run_down_projection<TileShape<Element, 128, 192, Schedule::kCooperative, 2>, Major::kSum>(step);
-  else if (tile == kCooperative256Pairs)
-    run_down_projection<Cooperative256Pairs, Major::kSum>(step);
+    run_down_projection<TileShape<Element, 128, 128, Schedule::kPingPong>, Major::kK>(step);
+  else if (tile == kCooperative192Cluster)
+    run_down_projection<TileShape<Element, 128, 192, Schedule::kCooperative, 2>, Major::kK>(step);
+  else if (tile == kCooperative256Cluster)
+    run_down_projection<Cooperative256Cluster, Major::kK>(step);
   else
-    run_down_projection<Cooperative256, Major::kSum>(step);
+    run_down_projection<Cooperative256, Major::kK>(step);
 }
 
 }  // namespace tilemoe::cuda

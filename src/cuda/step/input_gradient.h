@@ -1,8 +1,8 @@
 // dX~ = dH W1, summed over gate and up columns of dH. One instantiation file a type.
 #pragma once
 
-#include "cuda/epilogue/store.h"
-#include "cuda/load/summed_parts.h"
+#include "cuda/sm90/epilogue_store.h"
+#include "cuda/sm90/load_summed_parts.h"
 #include "cuda/step/projection.h"
 #include "cuda/step/projection_tiles.h"
 #include "cuda/step/up_parts.h"
@@ -41,20 +41,20 @@ void run_input_gradient(const InputGradient& step) {
 
 template <class Element, Major kMajor>
 void run_input_gradient_along(const InputGradient& step) {
-  using Pairs256 = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
-  using Pairs192 = TileShape<Element, 128, 192, Schedule::kCooperative, 2>;
-  if (tile_of(step) == kCooperative192Pairs)
-    run_input_gradient<Pairs192, kMajor>(step);
+  using Cluster256 = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
+  using Cluster192 = TileShape<Element, 128, 192, Schedule::kCooperative, 2>;
+  if (tile_of(step) == kCooperative192Cluster)
+    run_input_gradient<Cluster192, kMajor>(step);
   else
-    run_input_gradient<Pairs256, kMajor>(step);
+    run_input_gradient<Cluster256, kMajor>(step);
 }
 
 template <class Element>
 void input_gradient(const InputGradient& step) {
   if (step.weights.W1.stride[2] == 1)
-    run_input_gradient_along<Element, Major::kRows>(step);
+    run_input_gradient_along<Element, Major::kMN>(step);
   else
-    run_input_gradient_along<Element, Major::kSum>(step);
+    run_input_gradient_along<Element, Major::kK>(step);
 }
 
 }  // namespace tilemoe::cuda

@@ -10,14 +10,14 @@
 #include "check.h"
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
-#include "cuda/epilogue/ragged_store.h"
-#include "cuda/gemm/launch.h"
-#include "cuda/load/dense_rows.h"
-#include "cuda/load/gathered_rows.h"
-#include "cuda/load/weights.h"
-#include "cuda/schedule/configuration.h"
+#include "cuda/schedule/cost.h"
 #include "cuda/schedule/row_tiles.h"
-#include "cuda/tensor_map.h"
+#include "cuda/sm90/launch.h"
+#include "cuda/sm90/load_dense_rows.h"
+#include "cuda/sm90/load_gathered_rows.h"
+#include "cuda/sm90/load_weights.h"
+#include "cuda/sm90/store_ragged.h"
+#include "cuda/sm90/tensor_map.h"
 
 namespace tilemoe::cuda {
 
@@ -26,7 +26,7 @@ inline constexpr tilemoe_dtype kDTypeOf =
     std::is_same_v<Element, __half> ? TILEMOE_FLOAT16 : TILEMOE_BFLOAT16;
 
 inline Major major_of(const tilemoe_tensor& weights) {
-  return weights.stride[2] == 1 ? Major::kSum : Major::kRows;
+  return weights.stride[2] == 1 ? Major::kK : Major::kMN;
 }
 
 inline ActivationParams activation_params(const tilemoe_experts& experts) {
@@ -65,7 +65,7 @@ CUtensorMap weights_map(const tilemoe_tensor& W, int64_t first, int64_t rows, in
   const int64_t E = W.shape[0], sum = W.shape[2];
   const auto* data = static_cast<const typename Shape::Element*>(W.data) + first * W.stride[1];
   const tilemoe_dtype dtype = kDTypeOf<typename Shape::Element>;
-  if constexpr (kMajor == Major::kSum)
+  if constexpr (kMajor == Major::kK)
     return make_tensor_map({.dtype = dtype,
                             .data = data,
                             .size = {sum, rows, E},

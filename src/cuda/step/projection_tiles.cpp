@@ -1,6 +1,6 @@
 #include "cuda/step/projection_tiles.h"
 
-#include "cuda/device.h"
+#include "cuda/core/device.h"
 #include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
@@ -23,7 +23,8 @@ int64_t ds_tiles(const tilemoe_experts& experts) {
 }
 
 TileConfiguration tile_of(const ActivationGradient& step) {
-  if (column_block(step.experts->n) == kCooperative192Pairs.block_n) return kCooperative192Pairs;
+  if (column_block(step.experts->n) == kCooperative192Cluster.block_n)
+    return kCooperative192Cluster;
   return choose_tile(size_of(step), kActivationGradientTiles, current_device().multiprocessors);
 }
 

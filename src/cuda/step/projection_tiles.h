@@ -4,19 +4,19 @@
 #pragma once
 
 #include "backend.h"
-#include "cuda/schedule/configuration.h"
+#include "cuda/schedule/cost.h"
 
 namespace tilemoe::cuda {
 
-inline constexpr TileConfiguration kUpTiles[] = {kCooperative256, kCooperative256Pairs};
-inline constexpr TileConfiguration kDownTiles[] = {kCooperative256, kCooperative256Pairs,
-                                                   kPingPong128, kCooperative192Pairs};
+inline constexpr TileConfiguration kUpTiles[] = {kCooperative256, kCooperative256Cluster};
+inline constexpr TileConfiguration kDownTiles[] = {kCooperative256, kCooperative256Cluster,
+                                                   kPingPong128, kCooperative192Cluster};
 // Two blocks share the weights they read: without, 1.77 times the time on gpt-oss-20b, 1.26 times
 // on qwen3-235b, the same within 4 % elsewhere.
-inline constexpr TileConfiguration kInputTiles[] = {kCooperative256Pairs, kCooperative192Pairs};
+inline constexpr TileConfiguration kInputTiles[] = {kCooperative256Cluster, kCooperative192Cluster};
 // Of the last one where column_block() says so: ds's partial sums have to be counted beforehand.
 inline constexpr TileConfiguration kActivationGradientTiles[] = {
-    kCooperative256, kCooperative256Pairs, kCooperative192Pairs};
+    kCooperative256, kCooperative256Cluster, kCooperative192Cluster};
 
 // What choose_tile() knows of a step. It reads the rows' number, the experts and the widths alone.
 ProjectionSize size_of(const UpProjection& step);

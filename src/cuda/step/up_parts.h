@@ -17,7 +17,7 @@ struct UpParts {
 };
 
 // H, and with it dH, has gate and up of a column side by side where W1 does: interleaved and
-// contiguous along 2n. The copy engine cannot part them.
+// contiguous along 2n. TMA cannot part them.
 inline bool has_adjacent_columns(const tilemoe_experts& experts, const tilemoe_tensor& W1) {
   return experts.gate_layout == TILEMOE_GATE_INTERLEAVED && present(W1) && W1.stride[2] != 1;
 }

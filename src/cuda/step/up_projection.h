@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include "cuda/epilogue/activation.h"
-#include "cuda/epilogue/swiglu.h"
+#include "cuda/sm90/epilogue_activation.h"
+#include "cuda/sm90/epilogue_swiglu.h"
 #include "cuda/step/adjacent_up_projection.h"
 #include "cuda/step/projection.h"
 #include "cuda/step/up_parts.h"
@@ -66,7 +66,7 @@ void run_up_projection(const UpProjection& step) {
 template <class Element>
 using AnyTile = TileShape<Element, 128, 256, Schedule::kCooperative>;
 template <class Element>
-using PairsTile = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
+using ClusterTile = TileShape<Element, 128, 256, Schedule::kCooperative, 2>;
 
 template <class Element, Major kMajor>
 void run_any_up_projection(const UpProjection& step) {
@@ -78,12 +78,12 @@ void run_any_up_projection(const UpProjection& step) {
 
 template <class Element>
 void up_projection(const UpProjection& step) {
-  if (major_of(step.weights.W1) == Major::kSum)
-    run_any_up_projection<Element, Major::kSum>(step);
+  if (major_of(step.weights.W1) == Major::kK)
+    run_any_up_projection<Element, Major::kK>(step);
   else if (has_adjacent_columns(*step.experts, step.weights.W1))
     run_adjacent_up_projection<AnyTile<Element>>(step);
   else
-    run_any_up_projection<Element, Major::kRows>(step);
+    run_any_up_projection<Element, Major::kMN>(step);
 }
 
 }  // namespace tilemoe::cuda

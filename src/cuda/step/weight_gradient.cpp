@@ -3,8 +3,8 @@
 #include <cuda_fp16.h>
 
 #include "check.h"
-#include "cuda/device.h"
-#include "cuda/schedule/configuration.h"
+#include "cuda/core/device.h"
+#include "cuda/schedule/cost.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "cuda/schedule/weight_gradient_shares.h"
 #include "cuda/step/steps.h"
@@ -15,7 +15,7 @@ namespace {
 
 template <class Element>
 void run(const WeightGradientProduct& product) {
-  if (column_block(product.dense_columns) == kCooperative192Pairs.block_n)
+  if (column_block(product.dense_columns) == kCooperative192Cluster.block_n)
     weight_gradient<Element, 192>(product);
   else
     weight_gradient<Element, 256>(product);

@@ -2,12 +2,12 @@
 // file a type and tile; the two steps share their kernels.
 #pragma once
 
-#include "cuda/epilogue/weight_gradient.h"
-#include "cuda/load/summed_rows.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "cuda/schedule/expert_tiles.h"
+#include "cuda/sm90/epilogue_weight_gradient.h"
+#include "cuda/sm90/load_summed_rows.h"
+#include "cuda/sm90/shared_sums.h"
 #include "cuda/step/projection.h"
-#include "cuda/step/shared_sums.h"
 #include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
@@ -76,10 +76,10 @@ typename DenseSummedRows<Shape>::Params summed_rows(const WeightGradientProduct&
 
 // D is the gradient's transpose, gathered columns by dense columns, so that the wide side of the
 // tile is the dense one, which costs no thread's copies and is shared by a cluster.
-template <class Shape, class Out, Lies kLies>
+template <class Shape, class Out, OutputMajor kMajor>
 void run_weight_gradient(const WeightGradientProduct& product) {
   using Element = typename Shape::Element;
-  using Epilogue = WeightGradientEpilogue<Shape, Out, kLies>;
+  using Epilogue = WeightGradientEpilogue<Shape, Out, kMajor>;
   using Order = ExpertTiles<Shape::BLOCK_K, Shape::kCluster>;
   using Gemm =
       GroupedGemm<Shape, GatheredSummedRows<Shape>, DenseSummedRows<Shape>, Epilogue, Order>;
@@ -117,7 +117,7 @@ void run_weight_gradient(const WeightGradientProduct& product) {
   launch<Gemm>(params, E * tiles + shares, product.stream, product.block_turns);
   if (shares < 2) return;
   using SliceShape = TileShape<Element, Shape::BLOCK_M, Sums::kSlice, Shape::kSchedule>;
-  using SliceEpilogue = WeightGradientEpilogue<SliceShape, Out, kLies>;
+  using SliceEpilogue = WeightGradientEpilogue<SliceShape, Out, kMajor>;
   launch_early(
       add_shared_sums<Shape, Order, SliceEpilogue>,
       dim3(static_cast<unsigned>(shares - 1), Sums::kSlices * Shape::kCluster), kBlockThreads, 0,
@@ -131,9 +131,9 @@ void run_weight_gradient(const WeightGradientProduct& product) {
 template <class Shape, class Out>
 void run_weight_gradient_along(const WeightGradientProduct& product) {
   if (product.part[0].out.stride[2] == 1)
-    run_weight_gradient<Shape, Out, Lies::kTransposed>(product);
+    run_weight_gradient<Shape, Out, OutputMajor::kColumn>(product);
   else
-    run_weight_gradient<Shape, Out, Lies::kRows>(product);
+    run_weight_gradient<Shape, Out, OutputMajor::kRow>(product);
 }
 
 template <class Element, int kColumns>

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/device.h"
+#include "cuda/core/device.h"
 
 namespace tilemoe::train::cuda {
 

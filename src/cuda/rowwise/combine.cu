@@ -1,0 +1,203 @@
+// O or dX from the rows of Y or dX~: each token gathers its rows and sums them in float32, in the
+// order of its pairs. No atomics, so the same bits on every run.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "check.h"
+#include "cuda/core/device.h"
+#include "cuda/core/early_launch.h"
+#include "cuda/ptx/vector_copy.h"
+#include "cuda/schedule/cost.h"
+#include "cuda/step/steps.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Where a token's rows are.
+enum class Pairs {
+  kFixed,    // pair_row[t * K + k]
+  kOffsets,  // pair_row[token_offsets[t]] ...
+  kGrouped,  // row t itself
+};
+
+struct CombineParams {
+  const char* rows;  // (capacity, d)
+  int64_t row_bytes;
+  const char* addend;  // (T, d), `out` too; null: none
+  int64_t addend_bytes;
+  char* out;  // (T, d)
+  int64_t out_bytes;
+  const int32_t* pair_row;
+  const int32_t* token_offsets;  // (T + 1)
+  const float* score;            // (capacity); null: 1
+  const int32_t* M;              // grouped: rows past it are zero
+  int64_t outputs;               // T, or the capacity when grouped
+  int32_t K;
+  int32_t chunks;       // of 16 bytes, a row
+  int32_t part_chunks;  // of them, in each of the parts that a row is cut into
+};
+
+template <class Element>
+struct PairOf;
+template <>
+struct PairOf<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+  __device__ static float2 widen(Type pair) { return __bfloat1622float2(pair); }
+  __device__ static Type round(float2 v) { return __float22bfloat162_rn(v); }
+};
+template <>
+struct PairOf<__half> {
+  using Type = __half2;
+  __device__ static float2 widen(Type pair) { return __half22float2(pair); }
+  __device__ static Type round(float2 v) { return __float22half2_rn(v); }
+};
+
+// Eight sums of a thread's 16 bytes.
+template <class Element>
+struct Sums {
+  using Pair = PairOf<Element>;
+  float2 sum[4] = {};
+
+  __device__ void add(const uint4& bytes, float scale) {
+    const auto* pairs = reinterpret_cast<const typename Pair::Type*>(&bytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 v = Pair::widen(pairs[i]);
+      sum[i].x = fmaf(scale, v.x, sum[i].x);
+      sum[i].y = fmaf(scale, v.y, sum[i].y);
+    }
+  }
+  __device__ uint4 rounded() const {
+    uint4 bytes;
+    auto* pairs = reinterpret_cast<typename Pair::Type*>(&bytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = Pair::round(sum[i]);
+    return bytes;
+  }
+};
+
+// One thread for 16 bytes of each part of one output row. Of a token's rows it has kAtOnce under
+// way together; where these are few, more parts keep as many bytes under way.
+template <class Element, Pairs kPairs, int kParts, int kAtOnce>
+__global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams params) {
+  wait_for_previous();
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t t = index / params.part_chunks;
+  if (t >= params.outputs) return;
+  const auto first_chunk = static_cast<int32_t>(index - t * params.part_chunks);
+  const auto chunk_of = [&](int part) { return first_chunk + part * params.part_chunks; };
+  const auto is_there = [&](int part) { return kParts == 1 || chunk_of(part) < params.chunks; };
+  const auto load = [&](const char* row, int part) {
+    return ptx::load_global_once_16(row + int64_t{16} * chunk_of(part));
+  };
+
+  Sums<Element> sums[kParts];
+  int64_t first = 0;
+  int32_t count = 1;
+  if constexpr (kPairs == Pairs::kFixed) {
+    first = t * params.K, count = params.K;
+  } else if constexpr (kPairs == Pairs::kOffsets) {
+    first = params.token_offsets[t];
+    count = params.token_offsets[t + 1] - params.token_offsets[t];
+  } else {
+    count = t < *params.M ? 1 : 0;
+  }
+  if (params.addend != nullptr && (kPairs != Pairs::kGrouped || count > 0))
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      if (is_there(part))  // may be `out`
+        sums[part].add(ptx::load_global_16(params.addend + t * params.addend_bytes +
+                                           int64_t{16} * chunk_of(part)),
+                       1.f);
+
+  for (int32_t begin = 0; begin < count; begin += kAtOnce) {
+    uint4 value[kAtOnce][kParts];
+    float scale[kAtOnce];
+    bool exists[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      int32_t row = -1;
+      if (begin + i < count)
+        row = kPairs == Pairs::kGrouped ? static_cast<int32_t>(t)
+                                        : params.pair_row[first + begin + i];
+      exists[i] = row >= 0;
+      if (!exists[i]) continue;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        if (is_there(part)) value[i][part] = load(params.rows + row * params.row_bytes, part);
+      scale[i] = params.score ? params.score[row] : 1.f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        if (exists[i] && is_there(part)) sums[part].add(value[i][part], scale[i]);
+  }
+#pragma unroll
+  for (int part = 0; part < kParts; ++part)
+    if (is_there(part))
+      *reinterpret_cast<uint4*>(params.out + t * params.out_bytes + int64_t{16} * chunk_of(part)) =
+          sums[part].rounded();
+}
+
+template <class Element, Pairs kPairs, int kParts, int kAtOnce>
+void launch_parts(CombineParams params, void* stream) {
+  params.part_chunks = (params.chunks + kParts - 1) / kParts;
+  const int64_t blocks = (params.outputs * params.part_chunks + kThreads - 1) / kThreads;
+  TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
+  launch_early(combine_rows<Element, kPairs, kParts, kAtOnce>, static_cast<unsigned>(blocks),
+               kThreads, 0, static_cast<cudaStream_t>(stream), params, early_steps());
+}
+
+// With token rounding a token has K pairs on average, often some more.
+template <class Element>
+void run(const CombineParams& params, tilemoe_routing_kind kind, bool offsets, void* stream) {
+  if (kind == TILEMOE_ROUTING_GROUPED)
+    launch_parts<Element, Pairs::kGrouped, 4, 1>(params, stream);
+  else if (offsets && params.K <= 2)
+    launch_parts<Element, Pairs::kOffsets, 2, 3>(params, stream);
+  else if (offsets && params.K <= 4)
+    launch_parts<Element, Pairs::kOffsets, 1, 6>(params, stream);
+  else if (offsets)
+    launch_parts<Element, Pairs::kOffsets, 1, 8>(params, stream);
+  else if (params.K <= 2)
+    launch_parts<Element, Pairs::kFixed, 2, 2>(params, stream);
+  else if (params.K <= 4)
+    launch_parts<Element, Pairs::kFixed, 2, 4>(params, stream);
+  else
+    launch_parts<Element, Pairs::kFixed, 1, 8>(params, stream);
+}
+
+}  // namespace
+
+void combine(const Combine& step) {
+  constexpr int64_t kElementBytes = 2;
+  const tilemoe_routing& routing = *step.routing;
+  const tilemoe_routing_spec& spec = routing.spec;
+  const bool grouped = spec.kind == TILEMOE_ROUTING_GROUPED;
+  const CombineParams params{
+      .rows = static_cast<const char*>(step.row_values.data),
+      .row_bytes = step.row_values.stride[0] * kElementBytes,
+      .addend = present(step.addend) ? static_cast<const char*>(step.addend.data) : nullptr,
+      .addend_bytes = present(step.addend) ? step.addend.stride[0] * kElementBytes : 0,
+      .out = static_cast<char*>(step.out.data),
+      .out_bytes = step.out.stride[0] * kElementBytes,
+      .pair_row = routing.pair_row,
+      .token_offsets = routing.token_offsets,
+      .score = step.scale_by_score ? routing.row_score : nullptr,
+      .M = routing.offsets + spec.E,
+      .outputs = grouped ? spec.capacity : spec.T,
+      .K = static_cast<int32_t>(spec.K),
+      .chunks = static_cast<int32_t>(step.row_values.shape[1] * kElementBytes / 16),
+      .part_chunks = 0};
+  if (params.outputs == 0) return;
+  const bool offsets = routing.token_offsets != nullptr;
+  if (step.experts->dtype == TILEMOE_FLOAT16)
+    run<__half>(params, spec.kind, offsets, step.stream);
+  else
+    run<__nv_bfloat16>(params, spec.kind, offsets, step.stream);
+}
+
+}  // namespace tilemoe::cuda

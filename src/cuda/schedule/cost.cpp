@@ -1,0 +1,125 @@
+#include "cuda/schedule/cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tilemoe::cuda {
+namespace {
+
+std::optional<TileConfiguration> forced;
+std::optional<int32_t> forced_group;
+bool forced_early = false;
+
+int64_t blocks(int64_t size, int64_t block) {
+  return (size + block - 1) / block;
+}
+
+// Whether blocks of 192 columns waste so many fewer than blocks of 256 that it makes up for what
+// they do slower. Of the input gradient they took 7 and 13 % longer where neither wastes any, 5 %
+// less where 256 wastes a fifteenth.
+bool narrow_blocks_pay(int64_t columns) {
+  return 20 * 192 * blocks(columns, 192) <= 19 * 256 * blocks(columns, 256);
+}
+
+// Blocks of rows that an expert has on average, and the part of them that find no partner in a
+// cluster.
+struct RowBlocks {
+  double of_an_expert, alone;
+};
+
+// Counts of experts' rows are on the device. Here every pair chose at random: a count's variance is
+// its mean, so where that is a whole number of blocks, half of the experts have one more.
+RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& tile) {
+  constexpr double kNegligible = 1e-6;
+  const double spread = std::sqrt(2 * rows_an_expert);
+  const auto share_above = [&](double rows) {
+    return 0.5 * std::erfc((rows + 0.5 - rows_an_expert) / spread);
+  };
+  RowBlocks found{};
+  if (rows_an_expert <= 0) return found;
+  double share = 1;  // of experts with at least `count` blocks
+  for (int count = 1; share > kNegligible; ++count) {
+    const double more = share_above(double{1} * count * tile.block_m);
+    found.of_an_expert += (share - more) * count;
+    found.alone += (share - more) * (count % tile.cluster);
+    share = more;
+  }
+  found.alone = tile.cluster == 1 ? 1 : found.alone / found.of_an_expert;
+  return found;
+}
+
+// Cycles of the whole product. An SM does 2048 multiply-adds a cycle, and gets 44 bytes a cycle from
+// the L2, 12 of them from memory, less where several blocks ask for the same of B at a time. A
+// cooperative tile's epilogue is exposed, that of ping-pong runs beside the other consumer's
+// products. A cluster's blocks read B once where they have row blocks of one expert, but wait for
+// each other: longest where rows are gathered. The numbers are fitted to what `tilemoe_cuda_steps
+// --configurations` measured on an H100.
+double cycles(const ProjectionSize& size, const TileConfiguration& tile, int multiprocessors) {
+  constexpr double kMultiplyAddsACycle = 2048, kL2Bytes = 44, kMemoryBytes = 12;
+  constexpr double kTileOverhead = 300, kPingPongOverhead = 450, kAskedTwice = 0.2;
+  if (tile.block_n == 192 && !narrow_blocks_pay(size.columns))
+    return std::numeric_limits<double>::infinity();
+  const RowBlocks row_blocks =
+      expected_row_blocks(static_cast<double>(blocks(size.rows, size.E)), tile);
+  const double tiles = static_cast<double>(size.E) * row_blocks.of_an_expert *
+                       static_cast<double>(blocks(size.columns, tile.block_n));
+  const double products = static_cast<double>(tile.block_m) * tile.block_n *
+                          static_cast<double>(blocks(size.sum, 64) * 64) / kMultiplyAddsACycle;
+  const double epilogue = size.epilogue_a_column * tile.block_n * tile.block_m / 64;
+  const double b_read = row_blocks.alone + (1 - row_blocks.alone) / tile.cluster;
+  const double loads = static_cast<double>(blocks(size.sum, 64)) *
+                       (tile.block_m + b_read * tile.block_n) * 128 / kL2Bytes;
+  // Each operand once; gathered rows are few beside the weights.
+  const double operands =
+      2.0 * static_cast<double>(size.sum) *
+      static_cast<double>(size.E * size.columns + (size.gathers ? 0 : size.rows));
+  const double memory =
+      tiles == 0 ? 0 : operands / tiles / kMemoryBytes * (1 + kAskedTwice * b_read);
+  const double wait = tile.cluster == 1 ? 0 : size.gathers ? 2600 : 300;
+  const double main = std::max(std::max(products, loads) + wait, memory);
+  const double tile_time = tile.schedule == Schedule::kPingPong
+                               ? std::max(main, epilogue / 2) + kPingPongOverhead
+                               : main + epilogue / 2 + kTileOverhead;
+  const double waves = tiles / multiprocessors;
+  // A last wave that is not full costs a whole one, if there are few.
+  const double rounded = waves < 8 ? std::ceil(waves) : waves + 0.5;
+  return rounded * tile_time;
+}
+
+}  // namespace
+
+TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
+                              int multiprocessors) {
+  if (forced && std::find(from.begin(), from.end(), *forced) != from.end()) return *forced;
+  return *std::min_element(from.begin(), from.end(), [&](const auto& a, const auto& b) {
+    return cycles(size, a, multiprocessors) < cycles(size, b, multiprocessors);
+  });
+}
+
+int column_block(int64_t columns) {
+  if (forced && (forced->block_n == 256 || forced->block_n == 192)) return forced->block_n;
+  return narrow_blocks_pay(columns) ? 192 : 256;
+}
+
+void force_tile(std::optional<TileConfiguration> tile) {
+  forced = tile;
+}
+
+int32_t column_group() {
+  return forced_group.value_or(kColumnGroup);
+}
+
+void force_column_group(std::optional<int32_t> blocks) {
+  forced_group = blocks;
+}
+
+bool early_steps() {
+  return forced_early;
+}
+
+void force_early_steps(bool early) {
+  forced_early = early;
+}
+
+}  // namespace tilemoe::cuda

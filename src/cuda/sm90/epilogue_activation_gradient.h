@@ -1,0 +1,317 @@
+// The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
+// dA'), A' = s A and the row sums <dA', A> of this tile's columns.
+//
+// H comes through the ring, slice by slice of columns, each in a stage of its own. A warp walks the
+// slices of its 16 rows by itself:
+//
+//   producer   H -> stage                                              the next tile's operands
+//   warp                  H -> dH in place, A' beside it
+//   TMA                                         dH, A' ->
+//
+// dH may lie over H: a slice is stored after it has landed, and rows past the expert's last are
+// neither read nor stored. H comes as two boxes: gate and up columns, or where these are adjacent,
+// the first and the last half of both.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/core/pack.h"
+#include "cuda/core/tile.h"
+#include "cuda/epilogue/activation_slopes.h"
+#include "cuda/ptx/ldmatrix.h"
+#include "cuda/ptx/proxy_fence.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/uniform.h"
+#include "cuda/ptx/vector_copy.h"
+#include "cuda/sm90/operand.h"
+#include "cuda/sm90/shape.h"
+#include "cuda/sm90/store_ragged.h"
+#include "cuda/sm90/tensor_map.h"
+
+namespace tilemoe::cuda {
+
+template <class Shape, Activations kActivations>
+class ActivationGradientEpilogue {
+ public:
+  using Element = typename Shape::Element;
+  static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;  // of H
+  static constexpr int kSlice = kStoreColumns;
+  static constexpr int kSlices = Shape::BLOCK_N / kSlice;
+  // 16 columns each; the other activations take more registers.
+  static constexpr int kBlocksAtOnce = kActivations == Activations::kSwiGLU ? 2 : 1;
+  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
+  static constexpr int kPartBytes = Shape::BLOCK_M * kRowBytes;
+  // A' lies in a slice's stage, after H or dH; where a stage is too small, every slice's has a
+  // place of its own.
+  static constexpr int kScaledAt = kParts * kPartBytes;
+  static constexpr bool kScaledInStage =
+      kScaledAt + kPartBytes <= (Shape::BLOCK_M + Shape::BLOCK_N) * kRowBytes;
+  static constexpr int kScaledBytes = kPartBytes / kConsumers;
+  static constexpr int kSharedBytes = kScaledInStage ? 0 : kSlices * kScaledBytes;
+  static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
+  static_assert(Shape::kSubtiles == 1, "a consumer has 64 rows");
+
+  static constexpr bool kMayBeAdjacent = kActivations == Activations::kGated;
+
+  struct Params {
+    CUtensorMap H;          // ragged (capacity, kParts, n), or (capacity, 1, 2n) where adjacent
+    RaggedOutput dH;        // the same; may be not wanted
+    RaggedOutput A_scaled;  // (capacity, 1, n); may be not wanted
+    const float* score;     // (capacity); null: every s is 1
+    float* ds_partial;      // (column tiles, capacity); null: not wanted
+    int64_t capacity;
+    int32_t n;
+    bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
+    ActivationParams activation;
+  };
+
+  // Brings slices of H: (kParts, BLOCK_M, kSlice).
+  class Load {
+   public:
+    static constexpr int kBlocks = kSlices;
+    static constexpr int kTmaBytes = kParts * kPartBytes;
+    static constexpr int kBlockBytes = kScaledAt + (kScaledInStage ? kPartBytes : 0);
+
+    __device__ explicit Load(const Params& params) : params_(params) {}
+
+    __device__ void prefetch() const { ptx::tma_prefetch_map(&params_.H); }
+    __device__ void begin(const Tile& tile) {
+      row_ = ptx::uniform(tile.row_begin);
+      row_end_ = ptx::uniform(tile.row_end);
+      column_ = ptx::uniform(tile.n_block) * Shape::BLOCK_N;
+    }
+    __device__ void load(uint32_t shared, uint32_t full, int32_t slice) const {
+#pragma unroll
+      for (int box = 0; box < kParts; ++box) {
+        const Place place = place_of(params_, box, column_ + slice * kSlice);
+        ptx::tma_load(shared + box * kPartBytes, &params_.H, full, place.column,
+                      kRaggedRows - row_end_ + row_, row_end_, kRaggedRows, place.part);
+      }
+    }
+
+   private:
+    const Params& params_;
+    int32_t row_, row_end_, column_;
+  };
+
+  __device__ ActivationGradientEpilogue(const Params& params, uint32_t shared, int32_t /*thread*/)
+      : params_(params), shared_(shared) {}
+
+  // Before the tile's products: scores of this lane's rows.
+  __device__ void begin(const Tile& tile, int32_t row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t r = row + warp() * kStoreRows + lane() / 4 + 8 * half;
+      s_[half] = params_.score != nullptr && r < tile.row_end ? params_.score[r] : 1.f;
+    }
+  }
+
+  // The consumer's rows, from `row` on, of every slice.
+  template <class Blocks>
+  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row,
+                                        Blocks slices) const {
+    with_activation_slopes<kActivations>(params_.activation, [&](const auto& f) {
+      finish_rows(f, D[0], tile, row + warp() * kStoreRows, slices);
+    });
+  }
+
+  // Until the last slice's stage is no longer read.
+  __device__ void wait_for_stores() const {
+    if (lane() == 0) ptx::tma_store_wait_read<0>();
+    __syncwarp();
+  }
+
+  __device__ void finish() const {
+    if (lane() == 0) ptx::tma_store_wait();
+  }
+
+ private:
+  __device__ static int32_t lane() {
+    return static_cast<int32_t>(threadIdx.x % kWarp);
+  }
+  __device__ static int32_t warp() {
+    return static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp);
+  }
+
+  __device__ static bool adjacent(const Params& params) {
+    return kMayBeAdjacent && params.adjacent;
+  }
+  // Where a slice's box number `box` lies in H.
+  struct Place {
+    int32_t part, column;
+  };
+  __device__ static Place place_of(const Params& params, int32_t box, int32_t column) {
+    return adjacent(params) ? Place{0, 2 * column + box * kSlice} : Place{box, column};
+  }
+
+  // The warp's 16 rows from `row` on, those before the expert's end.
+  template <class Function, class Blocks>
+  __device__ __forceinline__ void finish_rows(const Function& f,
+                                              const float (&dA)[Shape::BLOCK_N / 2],
+                                              const Tile& tile, int32_t row, Blocks& slices) const {
+    const int32_t first_column = ptx::uniform(tile.n_block * Shape::BLOCK_N);
+    const int32_t row_end = ptx::uniform(tile.row_end);
+    row = ptx::uniform(row);
+    float ds[2] = {0.f, 0.f};
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      const int32_t column = first_column + slice * kSlice;
+      const uint32_t warp_part = ptx::uniform(slices.wait() + (row - tile.row_begin) * kRowBytes);
+      const uint32_t scaled_part = scaled_part_of(warp_part, slice);
+      if (row < tile.row_end && column < params_.n) {
+        differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds);
+        ptx::fence_proxy_async();
+        __syncwarp();
+        if (lane() == 0) send(warp_part, scaled_part, row, row_end, column);
+      }
+      if (lane() == 0) ptx::tma_store_commit();
+      if (slice > 0) {
+        if (lane() == 0) ptx::tma_store_wait_read<1>();
+        __syncwarp();
+        slices.release_previous();
+      }
+      slices.advance();
+    }
+    store_sums(ds, row, tile);
+  }
+
+  // Where the warp's A' of a slice goes whose H or dH is at `warp_part`.
+  __device__ uint32_t scaled_part_of(uint32_t warp_part, int slice) const {
+    if constexpr (kScaledInStage)
+      return warp_part + kScaledAt;
+    else
+      return ptx::uniform(shared_ + slice * kScaledBytes + warp() * kStoreRows * kRowBytes);
+  }
+
+  // A slice of the warp's rows: its 16-bit numbers come and go in blocks of 16 columns.
+  template <class Function>
+  __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
+                                                uint32_t scaled_part, const float* dA,
+                                                float (&ds)[2]) const {
+    // Lane l gives row l % 16, and the left or right 8 of the 16 columns.
+    const auto l = static_cast<uint32_t>(lane());
+    const uint32_t place =
+        warp_part + l % kStoreRows * kRowBytes + swizzled_chunk(l, l / kStoreRows);
+#pragma unroll
+    for (int first = 0; first < kSlice / 16; first += kBlocksAtOnce) {
+      uint32_t gate[kBlocksAtOnce][4], up[kBlocksAtOnce][4] = {}, A_scaled[kBlocksAtOnce][4];
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b) {
+        const uint32_t block = place ^ (first + b) * 32;
+        if (adjacent(params_)) {
+          load_gate_and_up(adjacent_place(warp_part, first + b), gate[b], up[b]);
+        } else {
+          ptx::ldmatrix_x4(gate[b], block);
+          if constexpr (kParts == 2) ptx::ldmatrix_x4(up[b], block + kPartBytes);
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float s = s_[i % 2];
+          const float2 g = unpack(gate[b][i], Element()), u = unpack(up[b][i], Element());
+          float2 gate_slope, up_slope, A;
+          differentiate_two(f, g, u, A, gate_slope, up_slope);
+          const float* const dA_pair = &dA[8 * (first + b) + 2 * i];
+          ds[i % 2] = fmaf(dA_pair[1], A.y, fmaf(dA_pair[0], A.x, ds[i % 2]));
+          const float low = s * dA_pair[0], high = s * dA_pair[1];
+          gate[b][i] = pack(gate_slope.x * low, gate_slope.y * high, Element());
+          if constexpr (kParts == 2)
+            up[b][i] = pack(up_slope.x * low, up_slope.y * high, Element());
+          A_scaled[b][i] = pack(s * A.x, s * A.y, Element());
+        }
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b) {
+        const uint32_t block = place ^ (first + b) * 32;
+        if (adjacent(params_)) {
+          store_gate_and_up(adjacent_place(warp_part, first + b), gate[b], up[b]);
+        } else {
+          store_blocks(block, gate[b]);
+          if constexpr (kParts == 2) store_blocks(block + kPartBytes, up[b]);
+        }
+        store_blocks(block + (scaled_part - warp_part), A_scaled[b]);
+      }
+    }
+  }
+
+  template <class Function>
+  __device__ static void differentiate_two(const Function& f, float2 gate, float2 up, float2& A,
+                                           float2& gate_slope, float2& up_slope) {
+    if constexpr (kActivations == Activations::kSwiGLU) {
+      f.two(gate, up, A, gate_slope, up_slope);
+    } else {
+      A.x = f(gate.x, up.x, gate_slope.x, up_slope.x);
+      A.y = f(gate.y, up.y, gate_slope.y, up_slope.y);
+    }
+  }
+
+  __device__ static void store_blocks(uint32_t place, const uint32_t (&r)[4]) {
+    ptx::stmatrix_x4(place, r[0], r[1], r[2], r[3]);
+  }
+
+  // Adjacent: a box of H has 32 columns of A, two blocks. A lane has gate and up of two neighbours,
+  // 8 bytes, in four places: of the two halves of the columns, rows l / 4 and l / 4 + 8.
+  __device__ static uint32_t adjacent_place(uint32_t warp_part, int block) {
+    const auto row = static_cast<uint32_t>(lane()) / 4, pair = static_cast<uint32_t>(lane()) % 4;
+    return (warp_part + row * kRowBytes + swizzled_chunk(row, pair / 2) + pair % 2 * 8 +
+            block / 2 * kPartBytes) ^
+           block % 2 * 64;
+  }
+  __device__ static uint32_t adjacent_at(uint32_t place, int i) {
+    return (place ^ i / 2 * 32) + i % 2 * 8 * kRowBytes;
+  }
+  __device__ static void load_gate_and_up(uint32_t place, uint32_t (&gate)[4], uint32_t (&up)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint2 both = ptx::load_shared_8(adjacent_at(place, i));
+      gate[i] = __byte_perm(both.x, both.y, kLowHalves);
+      up[i] = __byte_perm(both.x, both.y, kHighHalves);
+    }
+  }
+  __device__ static void store_gate_and_up(uint32_t place, const uint32_t (&gate)[4],
+                                           const uint32_t (&up)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::store_shared_8(adjacent_at(place, i), {__byte_perm(gate[i], up[i], kLowHalves),
+                                                  __byte_perm(gate[i], up[i], kHighHalves)});
+  }
+
+  // One lane sends the warp's part of a slice off.
+  __device__ void send(uint32_t warp_part, uint32_t scaled_part, int32_t row, int32_t row_end,
+                       int32_t column) const {
+    const auto to = [&](const RaggedOutput& out, uint32_t from, Place place) {
+      if (out.columns == 0) return;
+      ptx::tma_store(&out.map, from, place.column, kRaggedRows - row_end + row, row_end,
+                     kRaggedRows, place.part);
+    };
+#pragma unroll
+    for (int box = 0; box < kParts; ++box)
+      to(params_.dH, warp_part + box * kPartBytes, place_of(params_, box, column));
+    to(params_.A_scaled, scaled_part, {0, column});
+  }
+
+  // Sums over the four lanes that share a row, in a fixed order.
+  __device__ void store_sums(const float (&ds)[2], int32_t row, const Tile& tile) const {
+    if (params_.ds_partial == nullptr || row >= tile.row_end) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = ds[half];
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      const int32_t r = row + lane() / 4 + 8 * half;
+      if (lane() % 4 == 0 && r < tile.row_end)
+        params_.ds_partial[tile.n_block * params_.capacity + r] = sum;
+    }
+  }
+
+  static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
+
+  const Params& params_;
+  uint32_t shared_;  // this consumer's
+  float s_[2];       // scores of this lane's rows
+};
+
+}  // namespace tilemoe::cuda

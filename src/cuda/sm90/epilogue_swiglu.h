@@ -1,0 +1,115 @@
+// The up-projection's end where the activation is plain SwiGLU: H = D + bias, stored where it is
+// wanted, and A = silu(gate) up from the float32 accumulators, so that inference and training give
+// equal bits. Of the three parts that are stored, the gate leaves at once, while A is being
+// computed; up and A are held, and leave beside the next tile's products.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/pack.h"
+#include "cuda/core/tile.h"
+#include "cuda/epilogue/activation_functions.h"
+#include "cuda/epilogue/bias.h"
+#include "cuda/ptx/pin.h"
+#include "cuda/sm90/shape.h"
+#include "cuda/sm90/store_ragged.h"
+
+namespace tilemoe::cuda {
+
+// A tile's columns are two parts: gate, then up of the same columns of A.
+template <class Shape>
+class SwiGLUEpilogue {
+ public:
+  static constexpr int kParts = 2;
+  static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of A
+  using Rows = RaggedStore<Shape>;
+  static constexpr int kSharedBytes = Rows::kSharedBytes;
+  static_assert(Shape::kSubtiles == 1 && Rows::kBatchColumns == kColumns, "a part is a batch");
+
+  struct Params {
+    RaggedOutput H;  // (capacity, 2, n); may be not wanted
+    RaggedOutput A;  // (capacity, 1, n)
+    Bias bias[kParts];
+  };
+
+  __device__ SwiGLUEpilogue(const Params& params, uint32_t shared, int32_t thread)
+      : params_(params), rows_(shared, thread) {}
+
+  static constexpr int kBatches = 2;  // up, A
+
+  __device__ __forceinline__ void hold(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
+    row_ = row;
+    row_end_ = tile.row_end;
+    column_ = tile.n_block * kColumns;
+    if (row_ >= row_end_) return;
+    add_bias<Shape, 0, kColumns>(params_.bias[0], tile.expert, column_, D);
+    add_bias<Shape, kUp, kColumns>(params_.bias[1], tile.expert, column_, D);
+    rows_.store(params_.H, row_, row_end_, 0, column_,
+                [&](int j, int i) { return D[0][4 * j + i]; });
+#pragma unroll
+    for (int j = 0; j < kLate; ++j) {
+      float* const gate = &D[0][4 * j];
+      round(up_, j, gate + kUp);
+      activate(gate, gate + kUp);
+      round(A_, j, gate);
+    }
+#pragma unroll
+    for (int i = 0; i < kLateNumbers; ++i) {
+      ptx::pin(late_gate_[i] = D[0][4 * kLate + i]);
+      ptx::pin(late_up_[i] = D[0][kUp + 4 * kLate + i]);
+    }
+  }
+
+  __device__ __forceinline__ void store_held(int32_t batch) {
+    if (row_ >= row_end_) return;
+    if (batch == 0) {
+#pragma unroll
+      for (int i = 0; i < kLateNumbers; i += 4) round(up_, kLate + i / 4, &late_up_[i]);
+      rows_.store_packed(params_.H, row_, row_end_, 1, column_, up_);
+    } else if (batch == 1) {
+#pragma unroll
+      for (int i = 0; i < kLateNumbers; i += 4) {
+        activate(&late_gate_[i], &late_up_[i]);
+        round(A_, kLate + i / 4, &late_gate_[i]);
+      }
+      rows_.store_packed(params_.A, row_, row_end_, 0, column_, A_);
+    }
+  }
+
+  __device__ void finish() const {
+    rows_.finish();
+  }
+
+ private:
+  static constexpr int kSlices = kColumns / 8;
+  static constexpr int kUp = kColumns / 2;  // the first accumulator of the up part
+  // The last slices' accumulators are held as they are, and activated beside the next tile's
+  // products too: as many as there are registers for.
+  static constexpr int kLate = kSlices - 4;  // the first of these slices
+  static constexpr int kLateNumbers = 4 * (kSlices - kLate);
+
+  // A part in 16 bits; [j][half] has its numbers 4 j + 2 half and the next.
+  using Part = uint32_t[kSlices][2];
+
+  // Four numbers to slice j.
+  __device__ __forceinline__ static void round(Part& part, int j, const float* numbers) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      ptx::pin(part[j][half] =
+                   pack(numbers[2 * half], numbers[2 * half + 1], typename Shape::Element()));
+  }
+
+  // Four of A take the gate's place.
+  __device__ __forceinline__ static void activate(float* gate, const float* up) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) activation::SwiGLU().two(gate[i], gate[i + 1], up[i], up[i + 1]);
+  }
+
+  const Params& params_;
+  Rows rows_;
+  Part up_, A_;  // but for the last slices
+  float late_gate_[kLateNumbers], late_up_[kLateNumbers];
+  int32_t row_ = 0, row_end_ = 0, column_;  // of the tile that is held; no row: none is
+};
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,47 @@
+// Starts a grouped GEMM: one block a multiprocessor, each working through its share of the tiles,
+// or as many as take turns there. Two multiprocessors stand so close together that clusters of two
+// leave none idle.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+#include "backend.h"
+#include "cuda/core/device.h"
+#include "cuda/core/early_launch.h"
+#include "cuda/schedule/cost.h"
+#include "cuda/sm90/grouped_gemm.h"
+
+namespace tilemoe::cuda {
+
+// `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+template <class Gemm>
+void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* stream,
+            int block_turns) {
+  const DeviceInfo& device = current_device();
+  const auto kernel = grouped_gemm<Gemm>;
+  static std::array<std::once_flag, kMaxDevices> allowed;
+  std::call_once(allowed[static_cast<size_t>(device.index)], [&] {
+    TILEMOE_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            Gemm::kSharedBytesUsed),
+                       Gemm::kSharedBytesUsed << " bytes of shared memory for a grouped GEMM");
+  });
+  constexpr int kCluster = Gemm::Shape::kCluster;
+  const int64_t clusters = int64_t{device.multiprocessors / kCluster} * block_turns;
+  const int64_t blocks = std::min(clusters, tiles_at_most) * kCluster;
+  cudaLaunchAttribute attributes[2] = {early_launch(early_steps()), {}};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kBlockThreads);
+  config.dynamicSmemBytes = Gemm::kSharedBytesUsed;
+  config.attrs = attributes;
+  config.numAttrs = kCluster > 1 ? 2 : 1;
+  config.stream = static_cast<cudaStream_t>(stream);
+  TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params),
+                     "grouped GEMM of " << blocks << " blocks");
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,101 @@
+// Operands of a product whose sum runs over the gate part and then the up part, by TMA:
+// dH, whose rows are (parts, n), and W1, whose parts lie one after the other, interleaved or in two
+// tensors. A part that ends inside a k block is filled up with zeros, in both operands alike.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/core/tile.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/sm90/cluster_boxes.h"
+#include "cuda/sm90/operand.h"
+#include "cuda/sm90/weight_box.h"
+
+namespace tilemoe::cuda {
+
+// A k block counted over both parts, as its part and where it begins there.
+struct PartOfSum {
+  int32_t part, begin;
+
+  template <int BLOCK_K>
+  __device__ static PartOfSum of(int32_t k_block, int32_t blocks_a_part) {
+    const int32_t part = k_block >= blocks_a_part ? 1 : 0;
+    return {part, (k_block - part * blocks_a_part) * BLOCK_K};
+  }
+};
+
+// Operand A from rows grouped by expert. A tile that reaches past its expert brings the next
+// expert's rows along; they meet no row that is stored.
+template <class Shape>
+class DensePartRows {
+ public:
+  using Operand = cuda::Operand<Major::kK, Shape::BLOCK_M>;
+  static constexpr int kTmaBytes = Operand::kBytes;
+  static constexpr int kThreadArrivals = 0;
+
+  struct Params {
+    CUtensorMap rows;  // (capacity, parts, n), boxes of (BLOCK_M, 1, BLOCK_K)
+    int32_t blocks_a_part;
+  };
+
+  __device__ DensePartRows(const Params& params, int32_t /*thread*/) : params_(params) {}
+
+  __device__ void prefetch() const { ptx::tma_prefetch_map(&params_.rows); }
+  __device__ void begin(const Tile& tile) { row_begin_ = tile.row_begin; }
+  __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
+    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
+    ptx::tma_load(shared, &params_.rows, full, sum.begin, sum.part, row_begin_);
+  }
+
+ private:
+  const Params& params_;
+  int32_t row_begin_;
+};
+
+// Operand B from one expert's weights.
+template <class Shape, Major kMajor>
+class SummedWeights {
+ public:
+  using Operand = cuda::Operand<kMajor, Shape::BLOCK_N>;
+  static constexpr int kTmaBytes = Operand::kBytes;
+  static constexpr int kThreadArrivals = 0;
+  // What lies in chunks of rows comes chunk by chunk: three of them have no halves.
+  static constexpr int kBoxRows = kMajor == Major::kMN ? 64 : Shape::BLOCK_N / Shape::kCluster;
+  static constexpr int kBoxes = Shape::BLOCK_N / kBoxRows;
+  using Box = WeightBox<kMajor, kBoxRows>;
+
+  struct Params {
+    CUtensorMap part[2];
+    int32_t blocks_a_part;
+  };
+
+  __device__ SummedWeights(const Params& params, int32_t /*thread*/) : params_(params) {}
+
+  __device__ void prefetch() const {
+    for (const CUtensorMap& map : params_.part) ptx::tma_prefetch_map(&map);
+  }
+  __device__ void begin(const Tile& tile) {
+    expert_ = tile.expert;
+    first_row_ = tile.n_block * Shape::BLOCK_N;
+    shared_by_cluster_ = tile.shares_b;
+  }
+  __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
+    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
+    load_boxes<kBoxes, Shape::kCluster>(*this, shared_by_cluster_, shared, full, sum);
+  }
+  template <class Copy>
+  __device__ void load_box(Copy copy, int32_t number, uint32_t shared, uint32_t full,
+                           PartOfSum sum) const {
+    Box::load(copy, shared + number * Box::Operand::kBytes, &params_.part[sum.part], full,
+              first_row_ + number * kBoxRows, sum.begin, expert_);
+  }
+
+ private:
+  const Params& params_;
+  int32_t expert_, first_row_;
+  bool shared_by_cluster_;
+};
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,42 @@
+// An operand's tile of one k block in shared memory, as loaders write it and products read it: rows
+// of 128 bytes in swizzled atoms of 1024 bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/wgmma.h"
+
+namespace tilemoe::cuda {
+
+using ptx::Major;
+
+// Contiguous along the sum: (kRows, 64). Contiguous along rows: chunks of 64 rows, each (64 steps
+// of the sum, 64 rows).
+template <Major kMajor_, int kRows_>
+struct Operand {
+  static constexpr Major kMajor = kMajor_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kRowBytes = 128;
+  static constexpr int kBytes = kRows * kRowBytes;
+  static constexpr int kChunkBytes = 64 * kRowBytes;
+  static constexpr int kAtomBytes = 8 * kRowBytes;
+  static_assert(kRows % (kMajor == Major::kK ? 8 : 64) == 0, "parts begin at whole atoms");
+
+  // Bytes from one instruction's 16 steps of the sum to the next's.
+  static constexpr int kStepBytes = kMajor == Major::kK ? 32 : 16 * kRowBytes;
+
+  __device__ static uint64_t descriptor(uint32_t shared) {
+    return ptx::wgmma_descriptor(shared, kAtomBytes, kMajor == Major::kK ? 16 : kChunkBytes);
+  }
+  // A descriptor moved by `bytes`, which never leave its 18 bits of address.
+  __device__ static uint64_t advance(uint64_t descriptor, uint32_t bytes) {
+    return descriptor + (bytes >> 4);
+  }
+};
+
+// Where the 16-byte chunk `chunk` of row `row` lies in its atom.
+__device__ __forceinline__ uint32_t swizzled_chunk(uint32_t row, uint32_t chunk) {
+  return (chunk ^ (row & 7)) * 16;
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,116 @@
+// Stores rows up to an end that may be known on the device only, an expert's last: TMA
+// takes 16 rows of a warp at a time and leaves out those past the end.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/core/pack.h"
+#include "cuda/ptx/pin.h"
+#include "cuda/ptx/proxy_fence.h"
+#include "cuda/ptx/stmatrix.h"
+#include "cuda/ptx/thread_index.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/uniform.h"
+#include "cuda/sm90/shape.h"
+#include "cuda/sm90/tensor_map.h"
+
+namespace tilemoe::cuda {
+
+constexpr int kStoreColumns = 64;  // 128 bytes: as wide as a swizzled row can be
+constexpr int kStoreRows = 16;     // that one warp has of an instruction's 64
+
+// A matrix (rows, parts, columns): H has a gate and an up part, so that a box of columns never
+// spills from one into the other.
+struct RaggedOutput {
+  CUtensorMap map;  // ragged, boxes of (1, kStoreRows, kStoreColumns)
+  int32_t columns;  // of one part; 0: not wanted
+};
+
+// Stores a warp's rows through slots of shared memory of its own, a batch of slices of columns at a
+// time: registers go to the slots by stmatrix, TMA takes them from there. No warp waits
+// for another. A fence waits for all stores to shared memory, so a batch has one.
+template <class Shape>
+class RaggedStore {
+ public:
+  static constexpr int kSlice = kStoreColumns;
+  static constexpr int kSlices = Shape::BLOCK_N / kSlice;
+  static constexpr int kSlots = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;  // of a batch
+  static constexpr int kBatchColumns = kSlots * kSlice;
+  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(typename Shape::Element));
+  static constexpr int kSlotBytes = kStoreRows * kRowBytes;
+  static constexpr int kWarpBytes = kSlots * kSlotBytes;
+  static constexpr int kSharedBytes = kWarpgroup / kWarp * kWarpBytes;  // of a consumer
+  static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
+
+  __device__ RaggedStore(uint32_t shared, int32_t thread) {
+    // Lane l gives row l % 16 of a store, and the left or right 8 of 16 columns.
+    const uint32_t row = thread % kStoreRows * kRowBytes;
+    place_ = shared + thread / kWarp * kWarpBytes + row +
+             (thread % kWarp / kStoreRows ^ (row >> 7 & 7)) * 16;
+  }
+
+  // Columns [column, column + kBatchColumns) of part `part`; the consumer's rows of subtile m,
+  // which begin at `row`. value(j, i) is accumulator 4 j + i, counted from the batch's first
+  // column; its arguments are constants when unrolled.
+  template <class Value>
+  __device__ __forceinline__ void store(const RaggedOutput& out, int32_t row, int32_t row_end,
+                                        int32_t part, int32_t column, const Value& value) const {
+    // Rounded while TMA still reads the batch before from the slots.
+    uint32_t words[kBatchColumns / 8][2];
+#pragma unroll
+    for (int j = 0; j < kBatchColumns / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        ptx::pin(words[j][half] = packed(value(j, 2 * half), value(j, 2 * half + 1)));
+    store_packed(out, row, row_end, part, column, words);
+  }
+
+  // The same of what is rounded: words[j][half] has accumulators 4 j + 2 half and the next.
+  __device__ __forceinline__ void store_packed(const RaggedOutput& out, int32_t row,
+                                               int32_t row_end, int32_t part, int32_t column,
+                                               const uint32_t (*words)[2]) const {
+    const int32_t thread = ptx::thread_index();
+    row = ptx::uniform(row + thread % kWarpgroup / kWarp * kStoreRows);
+    row_end = ptx::uniform(row_end);
+    column = ptx::uniform(column);
+    const uint32_t slots = ptx::uniform(place_);
+    if (row >= row_end || column >= out.columns) return;
+    const bool first_lane = thread % kWarp == 0;
+    if (first_lane) ptx::tma_store_wait_read<0>();
+    __syncwarp();  // nobody reads the slots any more
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot)
+#pragma unroll
+      for (int b = 0; b < kSlice / 8; b += 2) {
+        const int j = slot * (kSlice / 8) + b;
+        ptx::stmatrix_x4((place_ + slot * kSlotBytes) ^ b * 16, words[j][0], words[j][1],
+                         words[j + 1][0], words[j + 1][1]);
+      }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (!first_lane) return;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot)
+      if (column + slot * kSlice < out.columns)
+        ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,
+                       kRaggedRows - row_end + row, row_end, kRaggedRows, part);
+    ptx::tma_store_commit();
+  }
+
+  __device__ void finish() const {
+    if (threadIdx.x % kWarp == 0) ptx::tma_store_wait();
+  }
+
+ private:
+  using Element = typename Shape::Element;
+  __device__ static uint32_t packed(float low, float high) {
+    return pack(low, high, Element());
+  }
+
+  // Of the lane's first 8 columns in the first slot: in lane 0, the slot. Slots are on 1024 bytes.
+  uint32_t place_;
+};
+
+}  // namespace tilemoe::cuda

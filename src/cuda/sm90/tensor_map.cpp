@@ -1,0 +1,121 @@
+#include "cuda/sm90/tensor_map.h"
+
+#include <cudaTypedefs.h>
+
+#include "cuda/core/device.h"
+#include "library_limits.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+// From the driver through the runtime, so that nothing links against the driver's library.
+PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
+  static const auto function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    TILEMOE_CHECK_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                                        cudaEnableDefault, &result),
+                       "looking for cuTensorMapEncodeTiled");
+    TILEMOE_CHECK_SUPPORTED(result == cudaDriverEntryPointSuccess && found != nullptr,
+                            "this driver has no tensor maps: CUDA 12.0 or newer is needed");
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  }();
+  return function;
+}
+
+// The driver wants a context that is current, and a thread that has not yet launched or allocated
+// anything has none: autograd's own, when its first work is ours.
+void make_context_current() {
+  int device = 0;
+  TILEMOE_CHECK_CUDA(cudaGetDevice(&device), "asking for the device");
+  TILEMOE_CHECK_CUDA(cudaSetDevice(device), "making a context current");
+}
+
+constexpr cuuint64_t kElementBytes = 2;
+
+// Sizes and box in elements, fastest dimension first; strides in bytes.
+template <size_t kDims>
+CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuint64_t, kDims>& size,
+                   const std::array<cuuint64_t, kDims - 1>& stride_bytes,
+                   const std::array<cuuint32_t, kDims>& box) {
+  std::array<cuuint32_t, kDims> every;
+  every.fill(1);
+  CUtensorMap map;
+  const auto try_to_encode = [&] {
+    return encode_function()(&map,
+                             dtype == TILEMOE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                             kDims, const_cast<void*>(data), size.data(), stride_bytes.data(),
+                             box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = try_to_encode();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    make_context_current();
+    result = try_to_encode();
+  }
+  TILEMOE_CHECK_AS(Status::kDeviceError, result == CUDA_SUCCESS,
+                   "cuTensorMapEncodeTiled refused a tensor of size (..., "
+                       << size[2] << ", " << size[1] << ", " << size[0] << "), strides "
+                       << stride_bytes[1] << " and " << stride_bytes[0] << " bytes, box (..., "
+                       << box[2] << ", " << box[1] << ", " << box[0] << "): error "
+                       << static_cast<int>(result));
+  return map;
+}
+
+}  // namespace
+
+CUtensorMap make_tensor_map(const TensorMapSpec& spec) {
+  std::array<cuuint64_t, 3> size;
+  std::array<cuuint32_t, 3> box;
+  for (size_t i = 0; i < 3; ++i) {
+    size[i] = static_cast<cuuint64_t>(spec.size[i]);
+    box[i] = static_cast<cuuint32_t>(spec.box[i]);
+  }
+  std::array<cuuint64_t, 2> stride_bytes;
+  for (size_t i = 0; i < 2; ++i)
+    stride_bytes[i] =
+        size[i + 1] == 1 ? 16 : static_cast<cuuint64_t>(spec.stride[i]) * kElementBytes;
+  return encode<3>(spec.dtype, spec.data, size, stride_bytes, box);
+}
+
+namespace {
+
+constexpr cuuint64_t kWraps = uint64_t{1} << 34;  // times kRaggedRows is 2^64
+static_assert(limits::kMaxRowsCuda < kRaggedRows && limits::kMaxWidth < kRaggedRows);
+
+cuuint64_t ragged_row_bytes(const RaggedMapSpec& spec) {
+  const auto row_bytes = static_cast<cuuint64_t>(spec.row_stride) * kElementBytes;
+  TILEMOE_CHECK_SUPPORTED(row_bytes < kWraps && spec.rows < kRaggedRows,
+                          "a matrix of " << spec.rows << " rows of " << row_bytes << " bytes");
+  return row_bytes;
+}
+
+}  // namespace
+
+CUtensorMap make_ragged_map(const RaggedMapSpec& spec) {
+  const cuuint64_t row_bytes = ragged_row_bytes(spec);
+  return encode<4>(
+      spec.dtype, spec.data,
+      {static_cast<cuuint64_t>(spec.columns), cuuint64_t{kRaggedRows},
+       static_cast<cuuint64_t>(spec.rows) + 1, cuuint64_t{kRaggedRows} + 1},
+      {row_bytes, row_bytes, kWraps - row_bytes},
+      {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1});
+}
+
+CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, const MapParts& parts) {
+  const cuuint64_t row_bytes = ragged_row_bytes(spec);
+  // The stride of a dimension of size 1 is free, as above.
+  const cuuint64_t part_bytes =
+      parts.count == 1 ? 16 : static_cast<cuuint64_t>(parts.stride) * kElementBytes;
+  return encode<5>(
+      spec.dtype, spec.data,
+      {static_cast<cuuint64_t>(spec.columns), cuuint64_t{kRaggedRows},
+       static_cast<cuuint64_t>(spec.rows) + 1, cuuint64_t{kRaggedRows} + 1,
+       static_cast<cuuint64_t>(parts.count)},
+      {row_bytes, row_bytes, kWraps - row_bytes, part_bytes},
+      {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1, 1});
+}
+
+}  // namespace tilemoe::cuda
