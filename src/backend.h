@@ -1,8 +1,7 @@
 // What a backend provides: the steps of the layer and of the routing, one function each, named as
 // in docs/mathematics.md. The layer and routing/ check every argument and own the order and the
 // memory plan, so a step may trust what it is given. Nothing here allocates; scratch comes with the
-// step. block_turns: blocks of threads that a product has for each multiprocessor, one after the
-// other (CUDA).
+// step.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +15,20 @@ namespace tilemoe {
 struct Scratch {
   void* data = nullptr;
   size_t bytes = 0;
+};
+
+namespace cuda {
+struct TileConfiguration;
+}
+
+// How a CUDA step runs, where the caller, a benchmark or a test has a say. No bit depends on it.
+struct Tuning {
+  int block_turns = 1;  // blocks of threads for each multiprocessor, one after the other
+  const cuda::TileConfiguration* tile = nullptr;  // one of the step's; null: as the model chooses
+  int32_t column_group = 0;  // blocks of columns that share rows while they are in L2; 0: 8
+  // Whether products and the combine start while the kernel before them ends. Forward was up to
+  // 0.8 % slower so (docs/decisions.md), and only benchmarks ask for it.
+  bool early = false;
 };
 
 // The rows of a batch as a step sees them: device pointers.
@@ -46,7 +59,7 @@ struct UpProjection {
   tilemoe_tensor A;  // out (capacity, n)
   Scratch scratch;
   void* stream;
-  int block_turns = 1;
+  Tuning tuning = {};
 };
 
 // Y = A W2^T + b2, or a block of Y's columns, which are then the rows of W2 that are given.
@@ -59,7 +72,7 @@ struct DownProjection {
   tilemoe_tensor Y;   // out (capacity, d or a block of it)
   Scratch scratch;
   void* stream;
-  int block_turns = 1;
+  Tuning tuning = {};
 };
 
 // out_t = addend_t + sum over the token's pairs of [s *] row, float32, in pair order. Grouped:
@@ -72,6 +85,7 @@ struct Combine {
   tilemoe_tensor addend;  // optional; `out` itself is one too
   tilemoe_tensor out;     // O or dX
   void* stream;
+  Tuning tuning = {};
 };
 
 // dA' = dO W2 (gathers dO); then A = act(H), ds partials = <dA', A> by column tile, dH = act'(H) (s
@@ -88,7 +102,7 @@ struct ActivationGradient {
   float* ds_partial;        // out (ds_tiles, capacity); null: not wanted
   Scratch scratch;
   void* stream;
-  int block_turns = 1;
+  Tuning tuning = {};
 };
 
 // ds(pair) = sum over tiles, in order, of ds_partial(tile, row) + <dO_t, b2_e>; 0 for a pair
@@ -114,7 +128,7 @@ struct WeightGradient2 {
   bool accumulate;
   Scratch scratch;
   void* stream;
-  int block_turns = 1;
+  Tuning tuning = {};
 };
 
 // dX~ = dH W1, or a block of dX~'s columns, which are then the columns of W1 that are given.
@@ -126,7 +140,7 @@ struct InputGradient {
   tilemoe_tensor dX_rows;  // out dX~ (capacity, d or a block of it)
   Scratch scratch;
   void* stream;
-  int block_turns = 1;
+  Tuning tuning = {};
 };
 
 // dW1_e = dH_e^T X_e (gathers X)
@@ -140,7 +154,7 @@ struct WeightGradient1 {
   bool accumulate;
   Scratch scratch;
   void* stream;
-  int block_turns = 1;
+  Tuning tuning = {};
 };
 
 // db2_e = sum of s dO over the expert's rows (gathers dO); db1_e = sum of dH.

@@ -51,8 +51,8 @@ Rows rows_of(const tilemoe_routing& routing) {
           .score = routing.row_score};
 }
 
-int turns_of(int32_t block_turns) {
-  return std::max<int>(block_turns, 1);
+Tuning tuning_of(int32_t block_turns) {
+  return {.block_turns = std::max<int>(block_turns, 1)};
 }
 
 // The steps of one backward, in the order of the memory plan.
@@ -71,7 +71,7 @@ class BackwardSteps {
             region(call.experts, call.routing.spec, base_, call.plan.A_scaled, call.experts.n)),
         ds_partial_(reinterpret_cast<float*>(base_ + call.plan.ds_partial)),
         accumulate_(call.args.accumulate != 0),
-        turns_(turns_of(call.args.block_turns)) {}
+        tuning_(tuning_of(call.args.block_turns)) {}
 
   // dH, A' and the partial sums of ds, as far as they are asked for.
   void activation_gradient() const {
@@ -88,7 +88,7 @@ class BackwardSteps {
          .ds_partial = wants(TILEMOE_GRADIENT_S) ? ds_partial_ : nullptr,
          .scratch = scratch_at(base_, call_.plan.activation_scratch),
          .stream = call_.args.stream,
-         .block_turns = turns_});
+         .tuning = tuning_});
   }
 
   void score_gradient() const {
@@ -114,7 +114,7 @@ class BackwardSteps {
                                      .accumulate = accumulate_,
                                      .scratch = scratch_at(base_, call_.plan.dW2_scratch),
                                      .stream = call_.args.stream,
-                                     .block_turns = turns_});
+                                     .tuning = tuning_});
   }
 
   void input_gradient() const {
@@ -133,7 +133,7 @@ class BackwardSteps {
                                       .dX_rows = dX_rows,
                                       .scratch = scratch_at(base_, call_.plan.dX_scratch),
                                       .stream = call_.args.stream,
-                                      .block_turns = turns_});
+                                      .tuning = tuning_});
       call_.backend.combine({.experts = experts_,
                              .routing = &call_.routing,
                              .row_values = dX_rows,
@@ -156,7 +156,7 @@ class BackwardSteps {
                                      .accumulate = accumulate_,
                                      .scratch = scratch_at(base_, call_.plan.dW1_scratch),
                                      .stream = call_.args.stream,
-                                     .block_turns = turns_});
+                                     .tuning = tuning_});
   }
 
   void bias_gradient() const {
@@ -186,7 +186,7 @@ class BackwardSteps {
   const tilemoe_tensor dH_, A_scaled_;
   float* const ds_partial_;
   const bool accumulate_;
-  const int turns_;
+  const Tuning tuning_;
 };
 
 // What a backward leaves for the next call.
@@ -240,7 +240,7 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given, 
   const tilemoe_tensor A = region(call.experts, spec, args.workspace, call.plan.A, call.experts.n);
   const tilemoe_weights& weights = call.weights;
   const Rows rows = rows_of(call.routing);
-  const int turns = turns_of(args.block_turns);
+  const Tuning tuning = tuning_of(args.block_turns);
 
   if (spec.capacity > 0)
     call.backend.up_projection({.experts = &call.experts,
@@ -251,7 +251,7 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given, 
                                 .A = A,
                                 .scratch = scratch,
                                 .stream = args.stream,
-                                .block_turns = turns});
+                                .tuning = tuning});
   for_each_block(call.experts.d, call.plan.block_columns, [&](int64_t first, int64_t columns) {
     const tilemoe_tensor Y = region(call.experts, spec, args.workspace, call.plan.Y, columns);
     if (spec.capacity > 0)
@@ -263,7 +263,7 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given, 
                                     .Y = Y,
                                     .scratch = scratch,
                                     .stream = args.stream,
-                                    .block_turns = turns});
+                                    .tuning = tuning});
     call.backend.combine({.experts = &call.experts,
                           .routing = &call.routing,
                           .row_values = Y,

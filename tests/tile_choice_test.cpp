@@ -7,15 +7,26 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "cuda/step/projection_tiles.h"
+#include "cuda/instances/table.h"
+#include "cuda/schedule/projection_sizes.h"
 
 namespace tilemoe::cuda {
 namespace {
 
 using nlohmann::json;
 
-constexpr int kH100 = 132;  // multiprocessors
+constexpr DeviceModel kH100 = hopper_model(132);
 constexpr double kBar = 1.03;
+
+// What bfloat16 and plain SwiGLU have.
+constexpr Variant kSwiGLU{.activations = Activations::kSwiGLU};
+constexpr Variant kSwiGLUBackward{.weights = Major::kMN, .activations = Activations::kSwiGLU};
+
+Tiles tiles_of(ProductName product, const Variant& variant) {
+  const Tiles tiles({product, KitName::kSm90, variant});
+  EXPECT_FALSE(tiles.empty());
+  return tiles;
+}
 
 std::string name_of(const TileConfiguration& tile) {
   return std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
@@ -39,18 +50,19 @@ TileConfiguration pick_of(const json& entry) {
   if (step == "up") {
     UpProjection up{};
     up.experts = &experts, up.rows = rows;
-    return choose_tile(size_of(up), kUpTiles, kH100);
+    return choose_tile(size_of(up), tiles_of(ProductName::kUpProjection, kSwiGLU), kH100);
   }
   if (step == "down") {
     DownProjection down{};
     down.experts = &experts, down.rows = rows, down.Y.shape[1] = experts.d;
-    return choose_tile(size_of(down), kDownTiles, kH100);
+    return choose_tile(size_of(down), tiles_of(ProductName::kDownProjection, {}), kH100);
   }
   EXPECT_EQ(step, "dA'");
-  if (column_block(experts.n) == kCooperative192Cluster.block_n) return kCooperative192Cluster;
+  if (column_block(experts.n) == kCluster192.block_n) return kCluster192;
   ActivationGradient gradient{};
   gradient.experts = &experts, gradient.rows = rows;
-  return choose_tile(size_of(gradient), kActivationGradientTiles, kH100);
+  return choose_tile(size_of(gradient), tiles_of(ProductName::kActivationGradient, kSwiGLUBackward),
+                     kH100);
 }
 
 TEST(TileChoice, IsWithinThreePercentOfTheBestTileMeasured) {
@@ -69,7 +81,7 @@ TEST(TileChoice, IsWithinThreePercentOfTheBestTileMeasured) {
 // Of a whole block of rows in the mean, half of the experts have two.
 TEST(TileChoice, CountsTheSecondBlockOfExpertsAboveTheMean) {
   json entry = {{"T", 2048}, {"d", 2048}, {"n", 768}, {"E", 128}, {"K", 8}, {"step", "up"}};
-  EXPECT_EQ(pick_of(entry), kCooperative256Cluster);
+  EXPECT_EQ(pick_of(entry), kCluster256);
   entry["T"] = 1024;  // 64 rows an expert: nobody has two
   EXPECT_EQ(pick_of(entry), kCooperative256);
 }

@@ -3,8 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "cuda/schedule/cost.h"
-#include "cuda/step/up_parts.h"
+#include "cuda/core/up_parts.h"
 #include "step_bench.h"
 
 namespace tilemoe {
@@ -88,16 +87,11 @@ void bench(const Config& c) {
   report(c.name, "dA'", "", dA_ms, 2 * m * d * n, 2 * (T * d + E * d * n + 5 * m * n));
   const double dW2_ms = median_ms(flush, [&] { backend.weight_gradient_2(gradient_2); });
   report(c.name, "dW2", "", dW2_ms, 2 * m * d * n, 2 * (T * d + m * n + E * d * n));
-  const std::pair<const char*, std::optional<cuda::TileConfiguration>> tiles[] = {
-      {"chosen", {}},
-      {"pairs256", cuda::kCooperative256Cluster},
-      {"pairs192", cuda::kCooperative192Cluster}};
-  for (const auto& [name, tile] : tiles) {
-    cuda::force_tile(tile);
-    const double dX_ms = median_ms(flush, [&] { backend.input_gradient(input); });
+  const auto report_input = [&](const char* name, const InputGradient& step) {
+    const double dX_ms = median_ms(flush, [&] { backend.input_gradient(step); });
     report(c.name, "dX~", name, dX_ms, 4 * m * d * n, 2 * (2 * m * n + E * 2 * n * d + m * d));
-  }
-  cuda::force_tile({});
+  };
+  of_every_tile(input, report_input);
   const double dW1_ms = median_ms(flush, [&] { backend.weight_gradient_1(gradient_1); });
   report(c.name, "dW1", "", dW1_ms, 4 * m * d * n, 2 * (T * d + 2 * m * n + E * 2 * n * d));
   // gpt-oss's layout, with H's columns in W1's order.

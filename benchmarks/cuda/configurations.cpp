@@ -14,8 +14,7 @@
 
 #include "commit.h"
 #include "cuda/core/device.h"
-#include "cuda/schedule/cost.h"
-#include "cuda/step/projection_tiles.h"
+#include "cuda/products.h"
 #include "forward_problem.h"
 
 namespace tilemoe {
@@ -37,12 +36,6 @@ constexpr Config kOtherConfigs[] = {
     {"deepseek", 4096, 7168, 2048, 64, 8}, {"n1408", 8192, 2048, 1408, 60, 4}};
 // Where column groups and early launches are compared too.
 constexpr const char* kExamined[] = {"7b-n256", "30b-n256", "30b-n1024", "qwen3-235b"};
-
-std::string name_of(const TileConfiguration& tile) {
-  return std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
-         (tile.schedule == Schedule::kPingPong ? " ping-pong" : " cooperative") +
-         (tile.cluster > 1 ? ", pairs" : "");
-}
 
 // The activation gradient of the forward problem's tensors, X in the place of dO.
 ActivationGradient gradient_of(const ForwardProblem& problem, const DeviceBuffer& dH,
@@ -86,47 +79,47 @@ struct Comparison {
     ForwardProblem problem(c);
     const DeviceBuffer flush(size_t{256} << 20);
     Backend& backend = cuda::backend();
-    const auto up = [&] { backend.up_projection(problem.up); };
-    const auto down = [&] { backend.down_projection(problem.down); };
-    compare_tiles(c, "up", cuda::kUpTiles, cuda::tile_of(problem.up), flush, up);
-    compare_tiles(c, "down", cuda::kDownTiles, cuda::tile_of(problem.down), flush, down);
+    const auto up = [&](const UpProjection& step) { backend.up_projection(step); };
+    const auto down = [&](const DownProjection& step) { backend.down_projection(step); };
+    compare_tiles(c, "up", flush, problem.up, up);
+    compare_tiles(c, "down", flush, problem.down, down);
     const auto M = static_cast<size_t>(c.T * c.K);
     const DeviceBuffer dH(M * static_cast<size_t>(2 * c.n) * 2);
-    cuda::force_tile(cuda::kCooperative192Cluster);  // has the most tiles
     const DeviceBuffer ds_partial(static_cast<size_t>(backend.ds_tiles(*problem.up.experts)) * M *
                                   sizeof(float));
-    cuda::force_tile({});
-    const ActivationGradient gradient = gradient_of(problem, dH, ds_partial);
-    compare_tiles(c, "dA'", cuda::kActivationGradientTiles, cuda::tile_of(gradient), flush,
-                  [&] { backend.activation_gradient(gradient); });
+    compare_tiles(c, "dA'", flush, gradient_of(problem, dH, ds_partial),
+                  [&](const ActivationGradient& step) { backend.activation_gradient(step); });
     const std::string name = c.name;
     if (std::find(std::begin(kExamined), std::end(kExamined), name) == std::end(kExamined)) return;
-    compare_column_groups(c, "up", flush, up);
-    compare_column_groups(c, "down", flush, down);
-    compare_early_launch(c, flush, [&] {
-      up();
-      down();
+    compare_column_groups(c, "up", flush, problem.up, up);
+    compare_column_groups(c, "down", flush, problem.down, down);
+    compare_early_launch(c, flush, [&](bool early) {
+      problem.up.tuning.early = problem.down.tuning.early = problem.combine.tuning.early = early;
+      up(problem.up);
+      down(problem.down);
       backend.combine(problem.combine);
     });
   }
 
  private:
-  void compare_tiles(const Config& c, const char* step, std::span<const TileConfiguration> tiles,
-                     const TileConfiguration& pick, const DeviceBuffer& flush,
-                     const std::function<void()>& run) {
+  template <class Step, class Run>
+  void compare_tiles(const Config& c, const char* name, const DeviceBuffer& flush, Step step,
+                     const Run& run) {
+    const cuda::Tiles found(cuda::key_of(step));
+    const std::vector<cuda::TileConfiguration> tiles(found.begin(), found.end());
+    const cuda::TileConfiguration pick = cuda::tile_of(step);
     Runs runs;
-    for (const TileConfiguration& tile : tiles)
+    for (const cuda::TileConfiguration& tile : tiles)
       runs.push_back([&] {
-        cuda::force_tile(tile);
-        run();
+        step.tuning.tile = &tile;
+        run(step);
       });
     const std::vector<double> ms = medians_ms(flush, runs);
-    cuda::force_tile({});
     const double best = *std::min_element(ms.begin(), ms.end());
     json entry = shape_of(c);
-    entry["step"] = step;
+    entry["step"] = name;
     entry["pick"] = name_of(pick);
-    std::printf("%-12s %-5s", c.name, step);
+    std::printf("%-12s %-5s", c.name, name);
     for (size_t i = 0; i < tiles.size(); ++i) {
       const bool picked = tiles[i] == pick;
       entry["ms"][name_of(tiles[i])] = ms[i];
@@ -138,20 +131,20 @@ struct Comparison {
     projections.push_back(entry);
   }
 
-  void compare_column_groups(const Config& c, const char* step, const DeviceBuffer& flush,
-                             const std::function<void()>& run) {
+  template <class Step, class Run>
+  void compare_column_groups(const Config& c, const char* name, const DeviceBuffer& flush,
+                             Step step, const Run& run) {
     const int32_t groups[] = {1, 2, 4, 8, 16, 32};
     Runs runs;
     for (const int32_t group : groups)
       runs.push_back([&, group] {
-        cuda::force_column_group(group);
-        run();
+        step.tuning.column_group = group;
+        run(step);
       });
     const std::vector<double> ms = medians_ms(flush, runs);
-    cuda::force_column_group({});
     json entry = shape_of(c);
-    entry["step"] = step;
-    std::printf("%-12s %-5s blocks of columns together:", c.name, step);
+    entry["step"] = name;
+    std::printf("%-12s %-5s blocks of columns together:", c.name, name);
     for (size_t i = 0; i < runs.size(); ++i) {
       entry["ms"][std::to_string(groups[i])] = ms[i];
       std::printf("  %d: %.4f ms", groups[i], ms[i]);
@@ -162,15 +155,10 @@ struct Comparison {
 
   // Of the experts' forward pass, back to back.
   void compare_early_launch(const Config& c, const DeviceBuffer& flush,
-                            const std::function<void()>& run) {
+                            const std::function<void(bool)>& run) {
     Runs runs;
-    for (const bool early : {false, true})
-      runs.push_back([&, early] {
-        cuda::force_early_steps(early);
-        run();
-      });
+    for (const bool early : {false, true}) runs.push_back([&, early] { run(early); });
     const std::vector<double> ms = medians_ms(flush, runs);
-    cuda::force_early_steps(false);
     json entry = shape_of(c);
     entry["ms"] = {{"off", ms[0]}, {"on", ms[1]}};
     early_launch.push_back(entry);

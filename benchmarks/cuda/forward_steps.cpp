@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "configurations.h"
-#include "cuda/schedule/cost.h"
+#include "cuda/products.h"
 #include "forward_problem.h"
 
 namespace tilemoe {
@@ -27,24 +27,12 @@ void bench(const Config& c) {
     report(c.name, "up", name, ms, 4 * m * d * n,
            2 * (X_rows * d + E * 2 * n * d + 2 * m * n + m * n));
   };
-  const std::pair<const char*, std::optional<cuda::TileConfiguration>> tiles[] = {
-      {"chosen", {}},
-      {"cooperative256", cuda::kCooperative256},
-      {"pairs256", cuda::kCooperative256Cluster},
-      {"pairs192", cuda::kCooperative192Cluster},
-      {"pingpong128", cuda::kPingPong128}};
-  for (const auto& [name, tile] : tiles) {
-    // Not built for this step.
-    if (tile == cuda::kPingPong128 || tile == cuda::kCooperative192Cluster) continue;
-    cuda::force_tile(tile);
-    report_up(name, problem.up, T);
-  }
-  for (const auto& [name, tile] : tiles) {
-    cuda::force_tile(tile);
-    const double down_ms = median_ms(flush, [&] { backend.down_projection(problem.down); });
+  of_every_tile(problem.up,
+                [&](const char* name, const UpProjection& step) { report_up(name, step, T); });
+  of_every_tile(problem.down, [&](const char* name, const DownProjection& step) {
+    const double down_ms = median_ms(flush, [&] { backend.down_projection(step); });
     report(c.name, "down", name, down_ms, 2 * m * d * n, 2 * (m * n + E * n * d + m * d));
-  }
-  cuda::force_tile({});
+  });
   report_up("grouped", problem.grouped_up(rows), m);
   report_up("transposed", problem.transposed_up(TILEMOE_GATE_CONCATENATED), T);
   report_up("adjacent", problem.transposed_up(TILEMOE_GATE_INTERLEAVED), T);

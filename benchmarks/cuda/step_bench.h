@@ -11,6 +11,7 @@
 
 #include "backend.h"
 #include "cuda/backend.h"
+#include "cuda/products.h"
 #include "device_timing.h"
 #include "verify/random.h"
 #include "verify/registry.h"
@@ -28,6 +29,22 @@ inline std::vector<Config> configs() {
     if (c.dtype == DType::kBFloat16 && !c.by_name)
       found.push_back({c.name.c_str(), c.T, c.d, c.n, c.E, c.K});
   return found;
+}
+
+inline std::string name_of(const cuda::TileConfiguration& tile) {
+  return std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
+         (tile.schedule == cuda::Schedule::kPingPong ? " ping-pong" : " cooperative") +
+         (tile.cluster > 1 ? ", pairs" : "");
+}
+
+// Reports a step with every tile that it has, and the one that is chosen: report(name, step).
+template <class Step, class Report>
+void of_every_tile(Step step, const Report& report) {
+  report("chosen", step);
+  for (const cuda::TileConfiguration& tile : cuda::Tiles(cuda::key_of(step))) {
+    step.tuning.tile = &tile;
+    report(name_of(tile).c_str(), step);
+  }
 }
 
 inline tilemoe_tensor tensor(const DeviceBuffer& buffer, std::vector<int64_t> shape) {

@@ -36,11 +36,11 @@ class SingleThreadedOpenMP {
 
 // Steps follow each other closely, and waking a thread costs about as much as a short step takes;
 // so a thread looks out for so long before it sleeps, and lets others have its core meanwhile.
-constexpr std::chrono::microseconds kLookout{50};
+constexpr std::chrono::microseconds kSpinTime{50};
 
 template <class Condition>
 bool look_out_for(Condition&& condition) {
-  const auto end = std::chrono::steady_clock::now() + kLookout;
+  const auto end = std::chrono::steady_clock::now() + kSpinTime;
   do {
     for (int i = 0; i < 32; ++i) {
       if (condition()) return true;

@@ -1,24 +1,17 @@
 #include "cuda/backend.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <sstream>
 
 #include "check.h"
 #include "cuda/core/device.h"
+#include "cuda/core/up_parts.h"
+#include "cuda/products.h"
 #include "cuda/rowwise/routing.h"
-#include "cuda/step/steps.h"
-#include "cuda/step/up_parts.h"
+#include "cuda/rowwise/steps.h"
 
 namespace tilemoe::cuda {
 namespace {
-
-bool is_plain_swiglu(const tilemoe_experts& experts) {
-  return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
-         experts.up_shift == 0;
-}
 
 class CudaBackend final : public Backend {
  public:
@@ -56,41 +49,15 @@ class CudaBackend final : public Backend {
     return cuda::ds_tiles(experts);
   }
 
-  void up_projection(const UpProjection& step) override {
-    const tilemoe_experts& experts = *step.experts;
-    const bool transposed = step.weights.W1.stride[2] != 1;
-    if (experts.dtype == TILEMOE_FLOAT16)
-      cuda::up_projection<__half>(step);
-    else if (is_plain_swiglu(experts) && !transposed)
-      up_projection_swiglu(step);
-    else
-      cuda::up_projection<__nv_bfloat16>(step);
-  }
-  void down_projection(const DownProjection& step) override {
-    if (step.experts->dtype == TILEMOE_FLOAT16)
-      cuda::down_projection<__half>(step);
-    else
-      cuda::down_projection<__nv_bfloat16>(step);
-  }
+  void up_projection(const UpProjection& step) override { cuda::up_projection(step); }
+  void down_projection(const DownProjection& step) override { cuda::down_projection(step); }
   void combine(const Combine& step) override { cuda::combine(step); }
-
   void activation_gradient(const ActivationGradient& step) override {
-    if (step.experts->dtype == TILEMOE_FLOAT16)
-      cuda::activation_gradient<__half>(step);
-    else if (is_plain_swiglu(*step.experts) && step.W2.stride[2] == 1 &&
-             !has_adjacent_columns(*step.experts, step.W1))
-      activation_gradient_swiglu(step);
-    else
-      cuda::activation_gradient<__nv_bfloat16>(step);
+    cuda::activation_gradient(step);
   }
   void score_gradient(const ScoreGradient& step) override { cuda::score_gradient(step); }
   void weight_gradient_2(const WeightGradient2& step) override { cuda::weight_gradient_2(step); }
-  void input_gradient(const InputGradient& step) override {
-    if (step.experts->dtype == TILEMOE_FLOAT16)
-      cuda::input_gradient<__half>(step);
-    else
-      cuda::input_gradient<__nv_bfloat16>(step);
-  }
+  void input_gradient(const InputGradient& step) override { cuda::input_gradient(step); }
   void weight_gradient_1(const WeightGradient1& step) override { cuda::weight_gradient_1(step); }
   void bias_gradient(const BiasGradient& step) override { cuda::bias_gradient(step); }
 

@@ -1,26 +1,19 @@
-# The CUDA backend. Kernels have one file a (step, type), those that take longest one a tile besides,
-# so that they compile side by side.
+# The CUDA backend. The products' kernels are instantiated by files that their table makes.
+include(cuda/instances/instances.cmake)
+write_product_instances(product_instances)
 target_sources(tilemoe_cuda_objects PRIVATE
+  ${product_instances}
   cuda/backend.cpp
+  cuda/products.cpp
   cuda/core/device.cpp
   cuda/sm90/tensor_map.cpp
+  cuda/instances/table.cpp
   cuda/schedule/cost.cpp
+  cuda/schedule/projection_sizes.cpp
   cuda/schedule/weight_gradient_shares.cpp
   cuda/rowwise/pair_sort.cu
-  cuda/step/activation_gradient.cpp
-  cuda/step/activation_gradient_bf16_192.cu
-  cuda/step/activation_gradient_bf16_256.cu
-  cuda/step/activation_gradient_f16_192.cu
-  cuda/step/activation_gradient_f16_256.cu
-  cuda/step/activation_gradient_swiglu.cu
   cuda/rowwise/bias_gradient.cu
   cuda/rowwise/combine.cu
-  cuda/step/down_projection_bf16.cu
-  cuda/step/down_projection_f16.cu
-  cuda/step/input_gradient_bf16.cu
-  cuda/step/input_gradient_f16.cu
-  cuda/step/projection_sizes.cpp
-  cuda/step/projection_tiles.cpp
   cuda/rowwise/rank_experts.cu
   cuda/rowwise/route_general.cu
   cuda/rowwise/route_grouped.cu
@@ -31,14 +24,6 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/rowwise/score_gradient.cu
   cuda/rowwise/top_k.cu
   cuda/rowwise/top_k_scores.cu
-  cuda/step/up_projection_bf16.cu
-  cuda/step/up_projection_f16.cu
-  cuda/step/up_projection_swiglu.cu
-  cuda/step/weight_gradient.cpp
-  cuda/step/weight_gradient_bf16_192.cu
-  cuda/step/weight_gradient_bf16_256.cu
-  cuda/step/weight_gradient_f16_192.cu
-  cuda/step/weight_gradient_f16_256.cu
   cuda/rowwise/weigh_tokens.cu
 )
 # Routing gives the CPU's bits: nothing may be contracted (routing/order.h).

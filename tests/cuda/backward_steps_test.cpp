@@ -13,8 +13,8 @@
 #include "backend.h"
 #include "cuda/backend.h"
 #include "cuda/device_tensors.h"
-#include "cuda/schedule/cost.h"
-#include "cuda/step/projection_tiles.h"
+#include "cuda/products.h"
+#include "cuda/sm90/tiles.h"
 #include "cuda/step_problem.h"
 
 namespace tilemoe::test {
@@ -96,7 +96,8 @@ class BackwardProblem : public StepProblem<BackwardCase> {
          .A_scaled = optional(A_scaled_, c_.wants_A_scaled),
          .ds_partial = c_.wants_ds ? static_cast<float*>(place(ds_partial_).data) : nullptr,
          .scratch = scratch_for(Step::kActivationGradient),
-         .stream = nullptr});
+         .stream = nullptr,
+         .tuning = tuning_of(c_)});
     backend.weight_gradient_2({.experts = &experts_,
                                .rows = rows,
                                .dO = place(dO_),
@@ -104,14 +105,16 @@ class BackwardProblem : public StepProblem<BackwardCase> {
                                .dW2 = place(dW2_),
                                .accumulate = c_.accumulate,
                                .scratch = scratch_for(Step::kWeightGradient2),
-                               .stream = nullptr});
+                               .stream = nullptr,
+                               .tuning = tuning_of(c_)});
     backend.input_gradient({.experts = &experts_,
                             .rows = rows,
                             .dH = place(dH_in_),
                             .weights = {place(W1_), up(W1_up_), {}, {}},
                             .dX_rows = place(dX_rows_),
                             .scratch = scratch_for(Step::kInputGradient),
-                            .stream = nullptr});
+                            .stream = nullptr,
+                            .tuning = tuning_of(c_)});
     backend.weight_gradient_1({.experts = &experts_,
                                .rows = rows,
                                .W1 = place(W1_),
@@ -121,7 +124,8 @@ class BackwardProblem : public StepProblem<BackwardCase> {
                                .dW1_up = up(dW1_up_),
                                .accumulate = c_.accumulate,
                                .scratch = scratch_for(Step::kWeightGradient1),
-                               .stream = nullptr});
+                               .stream = nullptr,
+                               .tuning = tuning_of(c_)});
     if (!on_device) return;
     expect_cuda(cudaDeviceSynchronize(), "the steps");
     for (const TwinBuffer& scratch : scratches) EXPECT_TRUE(scratch.guards_intact());
@@ -198,7 +202,7 @@ class BackwardProblem : public StepProblem<BackwardCase> {
   TwinTensor dH_, A_scaled_, ds_partial_, dX_rows_, dW1_, dW1_up_, dW2_;
 };
 
-using BackwardSteps = StepsTest<BackwardCase>;
+using BackwardSteps = testing::TestWithParam<BackwardCase>;
 
 std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem) {
   for (const auto& output : problem.outputs()) output.tensor->buffer().upload();
@@ -352,7 +356,8 @@ std::vector<BackwardCase> cases() {
        .integers = false},
       {.name = "unit_scale", .counts = ragged, .d = 520, .n = 328, .integers = false}};
   // Every layout, with every dtype of the gradients, written and added; and again with experts so
-  // long that blocks share their weight gradients. Either tile meets each of them.
+  // long that blocks share their weight gradients. Either width of a tile meets each of them: n tells
+  // that of the weight gradients.
   struct Layout {
     const char* name;
     tilemoe_gate_layout gate_layout;
@@ -378,7 +383,7 @@ std::vector<BackwardCase> cases() {
                                    (accumulate ? "_added" : "") + (is_long ? "_long" : ""),
                            .counts = is_long ? long_experts : ragged,
                            .d = float_gradients ? 264 : 200,
-                           .n = 136,
+                           .n = is_long == accumulate ? 232 : 136,
                            .spare_rows = 9,
                            .dtype = dtype,
                            .activation = layout.activation,
@@ -387,10 +392,9 @@ std::vector<BackwardCase> cases() {
                            .W2_transposed = layout.transposed,
                            .float_gradients = float_gradients,
                            .accumulate = accumulate,
-                           .tile = is_long == accumulate ? cuda::kCooperative256Cluster
-                                                         : cuda::kCooperative192Cluster});
-  for (const auto& [name, tile] : {std::pair("pairs256", cuda::kCooperative256Cluster),
-                                   std::pair("pairs192", cuda::kCooperative192Cluster)})
+                           .tile = is_long == accumulate ? cuda::kCluster256 : cuda::kCluster192});
+  for (const auto& [name, tile] :
+       {std::pair("pairs256", cuda::kCluster256), std::pair("pairs192", cuda::kCluster192)})
     for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
       for (const bool transposed : {false, true})
         all.push_back({.name = std::string(name) +
@@ -398,7 +402,7 @@ std::vector<BackwardCase> cases() {
                                (transposed ? "_transposed" : ""),
                        .counts = {300, 1, 0, 640, 129},
                        .d = 1032,
-                       .n = 136,
+                       .n = tile.block_n == 256 ? 232 : 136,
                        .spare_rows = 60,
                        .dtype = dtype,
                        .W1_transposed = transposed,
@@ -418,7 +422,10 @@ std::vector<BackwardCase> cases() {
                      .dtype = dtype,
                      .activation = activation,
                      .integers = false});
-  for (const auto& tile : cuda::kActivationGradientTiles) {
+  const cuda::Variant swiglu{.weights = cuda::Major::kMN,
+                             .activations = cuda::Activations::kSwiGLU};
+  const cuda::Tiles tiles({cuda::ProductName::kActivationGradient, cuda::KitName::kSm90, swiglu});
+  for (const cuda::TileConfiguration& tile : tiles) {
     const std::string name = (tile.cluster == 1 ? "alone" : "pairs") + std::to_string(tile.block_n);
     BackwardCase base{.name = name,
                       .counts = ragged,

@@ -11,7 +11,7 @@
 #include "backend.h"
 #include "cuda/backend.h"
 #include "cuda/device_tensors.h"
-#include "cuda/schedule/cost.h"
+#include "cuda/sm90/tiles.h"
 #include "cuda/step_problem.h"
 
 namespace tilemoe::test {
@@ -77,7 +77,8 @@ class ForwardProblem : public StepProblem<ForwardCase> {
          .H = optional(H_, c_.H),
          .A = place(A_),
          .scratch = scratch_for(Step::kUpProjection),
-         .stream = nullptr});
+         .stream = nullptr,
+         .tuning = tuning_of(c_)});
     backend.down_projection({.experts = &experts_,
                              .rows = rows(on_device),
                              .A = place(A_in_),
@@ -85,7 +86,8 @@ class ForwardProblem : public StepProblem<ForwardCase> {
                              .b2 = optional(b2_, c_.biases),
                              .Y = place(Y_),
                              .scratch = scratch_for(Step::kDownProjection),
-                             .stream = nullptr});
+                             .stream = nullptr,
+                             .tuning = tuning_of(c_)});
   }
 
   std::vector<NamedOutput> outputs() { return {{"H", &H_, c_.H}, {"A", &A_}, {"Y", &Y_}}; }
@@ -123,7 +125,7 @@ class ForwardProblem : public StepProblem<ForwardCase> {
   TwinTensor X_, b1_, b1_up_, b2_, A_in_, H_, A_, Y_;
 };
 
-using ForwardSteps = StepsTest<ForwardCase>;
+using ForwardSteps = testing::TestWithParam<ForwardCase>;
 
 TEST_P(ForwardSteps, EqualTheCpus) {
   ForwardProblem problem(GetParam());
@@ -271,10 +273,10 @@ std::vector<ForwardCase> cases() {
        .spare_rows = 200},
       {.name = "many_tiles", .counts = {2000, 1500, 33, 1025, 900}, .d = 1032, .n = 520, .T = 1000},
   };
-  for (const auto& [name, tile] : {std::pair("cooperative256", cuda::kCooperative256),
-                                   std::pair("pairs256", cuda::kCooperative256Cluster),
-                                   std::pair("pairs192", cuda::kCooperative192Cluster),
-                                   std::pair("pingpong128", cuda::kPingPong128)}) {
+  for (const auto& [name, tile] :
+       {std::pair("cooperative256", cuda::kCooperative256),
+        std::pair("pairs256", cuda::kCluster256), std::pair("pairs192", cuda::kCluster192),
+        std::pair("pingpong128", cuda::kPingPong128)}) {
     const std::string suffix = std::string("_") + name;
     ForwardCase swiglu{.name = "swiglu" + suffix,
                        .counts = ragged,

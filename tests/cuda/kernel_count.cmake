@@ -12,7 +12,7 @@ foreach(object IN LISTS objects)
   endif()
   execute_process(COMMAND ${NM} --defined-only --format=posix ${object}
     OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
-  string(REGEX MATCHALL "(^|\n)_ZN7tilemoe4cudaL?[0-9]+[a-z_]*gemmI[^ .\n]* [tTwW] " kernels
+  string(REGEX MATCHALL "(^|\n)_ZN7tilemoe4cuda(4sm90)?L?[0-9]+[a-z_]*gemmI[^ .\n]* [tTwW] " kernels
     "${symbols}")
   list(LENGTH kernels here)
   if(here GREATER 0)

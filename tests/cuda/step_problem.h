@@ -13,7 +13,7 @@
 #include "cuda/backend.h"
 #include "cuda/compare.h"
 #include "cuda/device_tensors.h"
-#include "cuda/schedule/cost.h"
+#include "cuda/sm90/tiles.h"
 
 namespace tilemoe::test {
 
@@ -117,12 +117,10 @@ void expect_outputs(Problem& problem, const std::vector<std::vector<uint8_t>>& g
   }
 }
 
-// Runs under a case's tile, where it names one.
+// A case's tile, where it names one.
 template <class Case>
-class StepsTest : public testing::TestWithParam<Case> {
- protected:
-  void SetUp() override { cuda::force_tile(this->GetParam().tile); }
-  void TearDown() override { cuda::force_tile({}); }
-};
+Tuning tuning_of(const Case& c) {
+  return {.tile = c.tile ? &*c.tile : nullptr};
+}
 
 }  // namespace tilemoe::test

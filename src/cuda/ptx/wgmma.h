@@ -9,10 +9,9 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace tilemoe::cuda::ptx {
+#include "cuda/core/major.h"
 
-// Which dimension of an operand is contiguous: the summed one, or its rows.
-enum class Major { kK, kMN };
+namespace tilemoe::cuda::ptx {
 
 // Before the first product after registers or shared memory were written.
 __device__ __forceinline__ void wgmma_fence() {
@@ -27,9 +26,9 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// A matrix in shared memory in atoms of 8 rows of 128 bytes, swizzled, 1024 bytes each. Contiguous
-// along the sum: `group_stride` is the distance between groups of 8 rows, `chunk_stride` is unused.
-// Contiguous along rows: `group_stride` is the distance between groups of 8 steps of the sum,
+// A matrix in shared memory in atoms of 8 rows of 128 bytes, swizzled, 1024 bytes each. K-major:
+// `group_stride` is the distance between groups of 8 rows, `chunk_stride` is unused. MN-major:
+// `group_stride` is the distance between groups of 8 steps of the sum,
 // `chunk_stride` that between chunks of 64 rows. In bytes; `shared` is on 1024 but for steps inside
 // an atom.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared, uint32_t group_stride,
@@ -57,64 +56,53 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared, uint32_t g
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 // The strings ending in _at number the operands after the accumulators: descriptors of A and B,
-// accumulate or not, and whether A and B are contiguous along their rows.
-#define TILEMOE_WGMMA(n, type, registers, a_at, b_at, accumulate_at, a_rows_at, b_rows_at, ...) \
-  asm volatile(                                                                                 \
-      "{\n"                                                                                     \
-      ".reg .pred p;\n"                                                                         \
-      "setp.ne.b32 p, " accumulate_at                                                           \
-      ", 0;\n"                                                                                  \
-      "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers "}, " a_at  \
-      ", " b_at ", p, 1, 1, " a_rows_at ", " b_rows_at                                          \
-      ";\n"                                                                                     \
-      "}"                                                                                       \
-      : __VA_ARGS__                                                                             \
-      : "l"(a), "l"(b), "r"(accumulate), "n"(kAMajor == Major::kMN ? 1 : 0),                    \
+// accumulate or not, and whether A and B are MN-major.
+#define TILEMOE_WGMMA_OF(n, type, registers, a_at, b_at, accumulate_at, a_mn_at, b_mn_at, ...) \
+  asm volatile(                                                                                \
+      "{\n"                                                                                    \
+      ".reg .pred p;\n"                                                                        \
+      "setp.ne.b32 p, " accumulate_at                                                          \
+      ", 0;\n"                                                                                 \
+      "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers "}, " a_at \
+      ", " b_at ", p, 1, 1, " a_mn_at ", " b_mn_at                                             \
+      ";\n"                                                                                    \
+      "}"                                                                                      \
+      : __VA_ARGS__                                                                            \
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kAMajor == Major::kMN ? 1 : 0),                   \
         "n"(kBMajor == Major::kMN ? 1 : 0))
+#define TILEMOE_WGMMA(n, ...)                 \
+  if constexpr (kBF16)                        \
+    TILEMOE_WGMMA_OF(n, "bf16", __VA_ARGS__); \
+  else                                        \
+    TILEMOE_WGMMA_OF(n, "f16", __VA_ARGS__)
 
 // One product of 16 steps of the sum; `accumulate` 0 overwrites D. All four warps call it.
 template <class Element, int kN, Major kAMajor, Major kBMajor>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b,
                                       int32_t accumulate) {
-  constexpr bool kBf16 = std::is_same_v<Element, __nv_bfloat16>;
-  static_assert(kBf16 || std::is_same_v<Element, __half>, "bfloat16 or float16");
+  constexpr bool kBF16 = std::is_same_v<Element, __nv_bfloat16>;
+  static_assert(kBF16 || std::is_same_v<Element, __half>, "bfloat16 or float16");
   static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256, "no instruction of this width");
-  if constexpr (kBf16 && kN == 64)
-    TILEMOE_WGMMA("64", "bf16", TILEMOE_REGISTERS_0, "%32", "%33", "%34", "%35", "%36",
+  if constexpr (kN == 64) {
+    TILEMOE_WGMMA("64", TILEMOE_REGISTERS_0, "%32", "%33", "%34", "%35", "%36",
                   TILEMOE_OUT32(d, 0));
-  if constexpr (kBf16 && kN == 128)
-    TILEMOE_WGMMA("128", "bf16", TILEMOE_REGISTERS_0 ", " TILEMOE_REGISTERS_32, "%64", "%65", "%66",
-                  "%67", "%68", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32));
-  if constexpr (kBf16 && kN == 192)
-    TILEMOE_WGMMA("192", "bf16",
-                  TILEMOE_REGISTERS_0 ", " TILEMOE_REGISTERS_32 ", " TILEMOE_REGISTERS_64, "%96",
-                  "%97", "%98", "%99", "%100", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32),
+  } else if constexpr (kN == 128) {
+    TILEMOE_WGMMA("128", TILEMOE_REGISTERS_0 ", " TILEMOE_REGISTERS_32, "%64", "%65", "%66", "%67",
+                  "%68", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32));
+  } else if constexpr (kN == 192) {
+    TILEMOE_WGMMA("192", TILEMOE_REGISTERS_0 ", " TILEMOE_REGISTERS_32 ", " TILEMOE_REGISTERS_64,
+                  "%96", "%97", "%98", "%99", "%100", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32),
                   TILEMOE_OUT32(d, 64));
-  if constexpr (kBf16 && kN == 256)
-    TILEMOE_WGMMA("256", "bf16",
+  } else {
+    TILEMOE_WGMMA("256",
                   TILEMOE_REGISTERS_0 ", " TILEMOE_REGISTERS_32 ", " TILEMOE_REGISTERS_64
                                       ", " TILEMOE_REGISTERS_96,
                   "%128", "%129", "%130", "%131", "%132", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32),
                   TILEMOE_OUT32(d, 64), TILEMOE_OUT32(d, 96));
-  if constexpr (!kBf16 && kN == 64)
-    TILEMOE_WGMMA("64", "f16", TILEMOE_REGISTERS_0, "%32", "%33", "%34", "%35", "%36",
-                  TILEMOE_OUT32(d, 0));
-  if constexpr (!kBf16 && kN == 128)
-    TILEMOE_WGMMA("128", "f16", TILEMOE_REGISTERS_0 ", " TILEMOE_REGISTERS_32, "%64", "%65", "%66",
-                  "%67", "%68", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32));
-  if constexpr (!kBf16 && kN == 192)
-    TILEMOE_WGMMA("192", "f16",
-                  TILEMOE_REGISTERS_0 ", " TILEMOE_REGISTERS_32 ", " TILEMOE_REGISTERS_64, "%96",
-                  "%97", "%98", "%99", "%100", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32),
-                  TILEMOE_OUT32(d, 64));
-  if constexpr (!kBf16 && kN == 256)
-    TILEMOE_WGMMA("256", "f16",
-                  TILEMOE_REGISTERS_0 ", " TILEMOE_REGISTERS_32 ", " TILEMOE_REGISTERS_64
-                                      ", " TILEMOE_REGISTERS_96,
-                  "%128", "%129", "%130", "%131", "%132", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32),
-                  TILEMOE_OUT32(d, 64), TILEMOE_OUT32(d, 96));
+  }
 }
 
+#undef TILEMOE_WGMMA_OF
 #undef TILEMOE_WGMMA
 #undef TILEMOE_REGISTERS_0
 #undef TILEMOE_REGISTERS_32

@@ -6,10 +6,10 @@
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/launch_kernel.h"
+#include "cuda/core/up_parts.h"
 #include "cuda/ptx/vector_copy.h"
+#include "cuda/rowwise/steps.h"
 #include "cuda/rowwise/widen.h"
-#include "cuda/step/steps.h"
-#include "cuda/step/up_parts.h"
 #include "routing/half.h"
 
 namespace tilemoe::cuda {

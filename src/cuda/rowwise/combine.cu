@@ -7,8 +7,7 @@
 #include "cuda/core/device.h"
 #include "cuda/core/early_launch.h"
 #include "cuda/ptx/vector_copy.h"
-#include "cuda/schedule/cost.h"
-#include "cuda/step/steps.h"
+#include "cuda/rowwise/steps.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -143,31 +142,33 @@ __global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams par
 }
 
 template <class Element, Pairs kPairs, int kParts, int kAtOnce>
-void launch_parts(CombineParams params, void* stream) {
+void launch_parts(CombineParams params, const Combine& step) {
   params.part_chunks = (params.chunks + kParts - 1) / kParts;
   const int64_t blocks = (params.outputs * params.part_chunks + kThreads - 1) / kThreads;
   TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
   launch_early(combine_rows<Element, kPairs, kParts, kAtOnce>, static_cast<unsigned>(blocks),
-               kThreads, 0, static_cast<cudaStream_t>(stream), params, early_steps());
+               kThreads, 0, static_cast<cudaStream_t>(step.stream), params, step.tuning.early);
 }
 
 // With token rounding a token has K pairs on average, often some more.
 template <class Element>
-void run(const CombineParams& params, tilemoe_routing_kind kind, bool offsets, void* stream) {
+void run(const CombineParams& params, const Combine& step) {
+  const tilemoe_routing_kind kind = step.routing->spec.kind;
+  const bool offsets = step.routing->token_offsets != nullptr;
   if (kind == TILEMOE_ROUTING_GROUPED)
-    launch_parts<Element, Pairs::kGrouped, 4, 1>(params, stream);
+    launch_parts<Element, Pairs::kGrouped, 4, 1>(params, step);
   else if (offsets && params.K <= 2)
-    launch_parts<Element, Pairs::kOffsets, 2, 3>(params, stream);
+    launch_parts<Element, Pairs::kOffsets, 2, 3>(params, step);
   else if (offsets && params.K <= 4)
-    launch_parts<Element, Pairs::kOffsets, 1, 6>(params, stream);
+    launch_parts<Element, Pairs::kOffsets, 1, 6>(params, step);
   else if (offsets)
-    launch_parts<Element, Pairs::kOffsets, 1, 8>(params, stream);
+    launch_parts<Element, Pairs::kOffsets, 1, 8>(params, step);
   else if (params.K <= 2)
-    launch_parts<Element, Pairs::kFixed, 2, 2>(params, stream);
+    launch_parts<Element, Pairs::kFixed, 2, 2>(params, step);
   else if (params.K <= 4)
-    launch_parts<Element, Pairs::kFixed, 2, 4>(params, stream);
+    launch_parts<Element, Pairs::kFixed, 2, 4>(params, step);
   else
-    launch_parts<Element, Pairs::kFixed, 1, 8>(params, stream);
+    launch_parts<Element, Pairs::kFixed, 1, 8>(params, step);
 }
 
 }  // namespace
@@ -193,11 +194,10 @@ void combine(const Combine& step) {
       .chunks = static_cast<int32_t>(step.row_values.shape[1] * kElementBytes / 16),
       .part_chunks = 0};
   if (params.outputs == 0) return;
-  const bool offsets = routing.token_offsets != nullptr;
   if (step.experts->dtype == TILEMOE_FLOAT16)
-    run<__half>(params, spec.kind, offsets, step.stream);
+    run<__half>(params, step);
   else
-    run<__nv_bfloat16>(params, spec.kind, offsets, step.stream);
+    run<__nv_bfloat16>(params, step);
 }
 
 }  // namespace tilemoe::cuda

@@ -3,9 +3,9 @@
 #include "cuda/core/device.h"
 #include "cuda/core/launch_kernel.h"
 #include "cuda/rowwise/expert_of_row.h"
+#include "cuda/rowwise/steps.h"
 #include "cuda/rowwise/warp_choice.h"
 #include "cuda/rowwise/widen.h"
-#include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
 namespace {

@@ -7,10 +7,6 @@
 namespace tilemoe::cuda {
 namespace {
 
-std::optional<TileConfiguration> forced;
-std::optional<int32_t> forced_group;
-bool forced_early = false;
-
 int64_t blocks(int64_t size, int64_t block) {
   return (size + block - 1) / block;
 }
@@ -49,15 +45,12 @@ RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& ti
   return found;
 }
 
-// Cycles of the whole product. An SM does 2048 multiply-adds a cycle, and gets 44 bytes a cycle from
-// the L2, 12 of them from memory, less where several blocks ask for the same of B at a time. A
-// cooperative tile's epilogue is exposed, that of ping-pong runs beside the other consumer's
-// products. A cluster's blocks read B once where they have row blocks of one expert, but wait for
-// each other: longest where rows are gathered. The numbers are fitted to what `tilemoe_cuda_steps
-// --configurations` measured on an H100.
-double cycles(const ProjectionSize& size, const TileConfiguration& tile, int multiprocessors) {
-  constexpr double kMultiplyAddsACycle = 2048, kL2Bytes = 44, kMemoryBytes = 12;
-  constexpr double kTileOverhead = 300, kPingPongOverhead = 450, kAskedTwice = 0.2;
+// Cycles of the whole product. A cooperative tile's epilogue is exposed, that of ping-pong runs
+// beside the other consumer's products. Memory gives less where several blocks ask for the same of
+// B at a time. A cluster's blocks read B once where they have row blocks of one expert, but wait for
+// each other: longest where rows are gathered.
+double cycles(const ProjectionSize& size, const TileConfiguration& tile,
+              const DeviceModel& device) {
   if (tile.block_n == 192 && !narrow_blocks_pay(size.columns))
     return std::numeric_limits<double>::infinity();
   const RowBlocks row_blocks =
@@ -65,23 +58,25 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile, int mul
   const double tiles = static_cast<double>(size.E) * row_blocks.of_an_expert *
                        static_cast<double>(blocks(size.columns, tile.block_n));
   const double products = static_cast<double>(tile.block_m) * tile.block_n *
-                          static_cast<double>(blocks(size.sum, 64) * 64) / kMultiplyAddsACycle;
+                          static_cast<double>(blocks(size.sum, 64) * 64) / device.multiply_adds;
   const double epilogue = size.epilogue_a_column * tile.block_n * tile.block_m / 64;
   const double b_read = row_blocks.alone + (1 - row_blocks.alone) / tile.cluster;
   const double loads = static_cast<double>(blocks(size.sum, 64)) *
-                       (tile.block_m + b_read * tile.block_n) * 128 / kL2Bytes;
+                       (tile.block_m + b_read * tile.block_n) * 128 / device.l2_bytes;
   // Each operand once; gathered rows are few beside the weights.
   const double operands =
       2.0 * static_cast<double>(size.sum) *
       static_cast<double>(size.E * size.columns + (size.gathers ? 0 : size.rows));
   const double memory =
-      tiles == 0 ? 0 : operands / tiles / kMemoryBytes * (1 + kAskedTwice * b_read);
-  const double wait = tile.cluster == 1 ? 0 : size.gathers ? 2600 : 300;
+      tiles == 0 ? 0 : operands / tiles / device.memory_bytes * (1 + device.asked_twice * b_read);
+  const double wait = tile.cluster == 1 ? 0
+                      : size.gathers    ? device.gather_wait
+                                        : device.cluster_wait;
   const double main = std::max(std::max(products, loads) + wait, memory);
   const double tile_time = tile.schedule == Schedule::kPingPong
-                               ? std::max(main, epilogue / 2) + kPingPongOverhead
-                               : main + epilogue / 2 + kTileOverhead;
-  const double waves = tiles / multiprocessors;
+                               ? std::max(main, epilogue / 2) + device.ping_pong_overhead
+                               : main + epilogue / 2 + device.tile_overhead;
+  const double waves = tiles / device.multiprocessors;
   // A last wave that is not full costs a whole one, if there are few.
   const double rounded = waves < 8 ? std::ceil(waves) : waves + 0.5;
   return rounded * tile_time;
@@ -90,36 +85,14 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile, int mul
 }  // namespace
 
 TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
-                              int multiprocessors) {
-  if (forced && std::find(from.begin(), from.end(), *forced) != from.end()) return *forced;
+                              const DeviceModel& device) {
   return *std::min_element(from.begin(), from.end(), [&](const auto& a, const auto& b) {
-    return cycles(size, a, multiprocessors) < cycles(size, b, multiprocessors);
+    return cycles(size, a, device) < cycles(size, b, device);
   });
 }
 
 int column_block(int64_t columns) {
-  if (forced && (forced->block_n == 256 || forced->block_n == 192)) return forced->block_n;
   return narrow_blocks_pay(columns) ? 192 : 256;
-}
-
-void force_tile(std::optional<TileConfiguration> tile) {
-  forced = tile;
-}
-
-int32_t column_group() {
-  return forced_group.value_or(kColumnGroup);
-}
-
-void force_column_group(std::optional<int32_t> blocks) {
-  forced_group = blocks;
-}
-
-bool early_steps() {
-  return forced_early;
-}
-
-void force_early_steps(bool early) {
-  forced_early = early;
 }
 
 }  // namespace tilemoe::cuda

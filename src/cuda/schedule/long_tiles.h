@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "cuda/core/warp.h"
 #include "cuda/schedule/expert_ranks.h"
-#include "cuda/sm90/shape.h"
 
 namespace tilemoe::cuda {
 

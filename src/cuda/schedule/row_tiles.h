@@ -2,10 +2,13 @@
 // meets every block of columns. Counts are read from the device, so the host never waits for them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "backend.h"
+#include "check.h"
 #include "cuda/core/tile.h"
-#include "cuda/sm90/shape.h"
+#include "cuda/core/warp.h"
 
 namespace tilemoe::cuda {
 
@@ -27,6 +30,22 @@ class RowTiles {
     int32_t n_group;
     int32_t k_blocks;
   };
+
+  static Params params(const Rows& rows, int64_t n_blocks, int64_t k_blocks, int32_t n_group) {
+    return {.offsets = rows.offsets,
+            .E = static_cast<int32_t>(rows.E),
+            .n_blocks = static_cast<int32_t>(n_blocks),
+            .n_group = std::min(n_group, static_cast<int32_t>(n_blocks)),
+            .k_blocks = static_cast<int32_t>(k_blocks)};
+  }
+  // Tiles at most, which the host knows.
+  static int64_t at_most(const Rows& rows, int64_t n_blocks) {
+    const int64_t m_blocks = rows.capacity / BLOCK_M + std::min<int64_t>(rows.E, rows.capacity);
+    TILEMOE_CHECK_SUPPORTED(m_blocks <= INT32_MAX / (2 * n_blocks),
+                            "the product of " << rows.capacity << " rows of " << rows.E
+                                              << " experts has too many tiles to count");
+    return m_blocks * n_blocks;
+  }
 
   __device__ explicit RowTiles(const Params& params)
       : params_(params), next_(blockIdx.x / kCluster) {

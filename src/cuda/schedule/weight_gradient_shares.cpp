@@ -15,7 +15,7 @@ int64_t blocks(int64_t size, int64_t block) {
 }  // namespace
 
 int32_t weight_gradient_shares(const WeightGradientSize& size, int multiprocessors) {
-  constexpr TileConfiguration kTile = kCooperative256Cluster;
+  constexpr TileConfiguration kTile{128, 256, Schedule::kCooperative, 2};
   const int64_t n_blocks =
       size.parts * blocks(size.dense_columns, column_block(size.dense_columns));
   const int64_t tiles = expert_tiles(blocks(size.d, kTile.block_m), n_blocks, kTile.cluster);

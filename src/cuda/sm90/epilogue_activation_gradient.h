@@ -17,9 +17,11 @@
 
 #include <cstdint>
 
+#include "backend.h"
 #include "cuda/core/pack.h"
 #include "cuda/core/tile.h"
-#include "cuda/epilogue/activation_slopes.h"
+#include "cuda/core/up_parts.h"
+#include "cuda/epilogue/activation_gradient.h"
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/proxy_fence.h"
 #include "cuda/ptx/tma.h"
@@ -30,13 +32,14 @@
 #include "cuda/sm90/store_ragged.h"
 #include "cuda/sm90/tensor_map.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 template <class Shape, Activations kActivations>
 class ActivationGradientEpilogue {
  public:
-  using Element = typename Shape::Element;
+  using Element = typename Shape::Out;                                        // of H, dH and A'
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;  // of H
+  static constexpr int kColumns = Shape::BLOCK_N;
   static constexpr int kSlice = kStoreColumns;
   static constexpr int kSlices = Shape::BLOCK_N / kSlice;
   // 16 columns each; the other activations take more registers.
@@ -51,7 +54,7 @@ class ActivationGradientEpilogue {
   static constexpr int kScaledBytes = kPartBytes / kConsumers;
   static constexpr int kSharedBytes = kScaledInStage ? 0 : kSlices * kScaledBytes;
   static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
-  static_assert(Shape::kSubtiles == 1, "a consumer has 64 rows");
+  static_assert(Shape::kSlabs == 1, "a consumer has 64 rows");
 
   static constexpr bool kMayBeAdjacent = kActivations == Activations::kGated;
 
@@ -66,6 +69,21 @@ class ActivationGradientEpilogue {
     bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
     ActivationParams activation;
   };
+
+  static Params params(const ActivationGradient& step) {
+    const tilemoe_experts& experts = *step.experts;
+    const bool adjacent = has_adjacent_columns(experts, step.W1);
+    const int64_t parts = adjacent ? 1 : kParts, columns = kParts * experts.n / parts;
+    return {.H = ragged_rows_map<Element>(step.H, parts, columns, Shape::BLOCK_M),
+            .dH = ragged_output<Shape>(step.dH, parts, columns),
+            .A_scaled = ragged_output<Shape>(step.A_scaled, 1, experts.n),
+            .score = step.rows.score,
+            .ds_partial = step.ds_partial,
+            .capacity = step.rows.capacity,
+            .n = static_cast<int32_t>(experts.n),
+            .adjacent = adjacent,
+            .activation = activation_params(experts)};
+  }
 
   // Brings slices of H: (kParts, BLOCK_M, kSlice).
   class Load {
@@ -112,7 +130,7 @@ class ActivationGradientEpilogue {
   template <class Blocks>
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row,
                                         Blocks slices) const {
-    with_activation_slopes<kActivations>(params_.activation, [&](const auto& f) {
+    with_activation<kActivations>(params_.activation, [&](const auto& f) {
       finish_rows(f, D[0], tile, row + warp() * kStoreRows, slices);
     });
   }
@@ -196,7 +214,7 @@ class ActivationGradientEpilogue {
         warp_part + l % kStoreRows * kRowBytes + swizzled_chunk(l, l / kStoreRows);
 #pragma unroll
     for (int first = 0; first < kSlice / 16; first += kBlocksAtOnce) {
-      uint32_t gate[kBlocksAtOnce][4], up[kBlocksAtOnce][4] = {}, A_scaled[kBlocksAtOnce][4];
+      PackedBlock gate[kBlocksAtOnce], up[kBlocksAtOnce] = {}, A_scaled[kBlocksAtOnce];
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b) {
         const uint32_t block = place ^ (first + b) * 32;
@@ -209,20 +227,8 @@ class ActivationGradientEpilogue {
       }
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float s = s_[i % 2];
-          const float2 g = unpack(gate[b][i], Element()), u = unpack(up[b][i], Element());
-          float2 gate_slope, up_slope, A;
-          differentiate_two(f, g, u, A, gate_slope, up_slope);
-          const float* const dA_pair = &dA[8 * (first + b) + 2 * i];
-          ds[i % 2] = fmaf(dA_pair[1], A.y, fmaf(dA_pair[0], A.x, ds[i % 2]));
-          const float low = s * dA_pair[0], high = s * dA_pair[1];
-          gate[b][i] = pack(gate_slope.x * low, gate_slope.y * high, Element());
-          if constexpr (kParts == 2)
-            up[b][i] = pack(up_slope.x * low, up_slope.y * high, Element());
-          A_scaled[b][i] = pack(s * A.x, s * A.y, Element());
-        }
+        differentiate_block<Element, kActivations>(f, gate[b], up[b], A_scaled[b],
+                                                   &dA[8 * (first + b)], s_, ds);
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b) {
         const uint32_t block = place ^ (first + b) * 32;
@@ -237,18 +243,7 @@ class ActivationGradientEpilogue {
     }
   }
 
-  template <class Function>
-  __device__ static void differentiate_two(const Function& f, float2 gate, float2 up, float2& A,
-                                           float2& gate_slope, float2& up_slope) {
-    if constexpr (kActivations == Activations::kSwiGLU) {
-      f.two(gate, up, A, gate_slope, up_slope);
-    } else {
-      A.x = f(gate.x, up.x, gate_slope.x, up_slope.x);
-      A.y = f(gate.y, up.y, gate_slope.y, up_slope.y);
-    }
-  }
-
-  __device__ static void store_blocks(uint32_t place, const uint32_t (&r)[4]) {
+  __device__ static void store_blocks(uint32_t place, const PackedBlock& r) {
     ptx::stmatrix_x4(place, r[0], r[1], r[2], r[3]);
   }
 
@@ -263,7 +258,7 @@ class ActivationGradientEpilogue {
   __device__ static uint32_t adjacent_at(uint32_t place, int i) {
     return (place ^ i / 2 * 32) + i % 2 * 8 * kRowBytes;
   }
-  __device__ static void load_gate_and_up(uint32_t place, uint32_t (&gate)[4], uint32_t (&up)[4]) {
+  __device__ static void load_gate_and_up(uint32_t place, PackedBlock& gate, PackedBlock& up) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint2 both = ptx::load_shared_8(adjacent_at(place, i));
@@ -314,4 +309,4 @@ class ActivationGradientEpilogue {
   float s_[2];       // scores of this lane's rows
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

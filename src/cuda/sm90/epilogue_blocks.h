@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 template <class Ring, int kStageBytes>
 class EpilogueBlocks {
@@ -28,4 +28,4 @@ class EpilogueBlocks {
   uint32_t shared_;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -9,19 +9,25 @@
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/store_ragged.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 template <class Shape>
 class StoreEpilogue {
  public:
   using Rows = RaggedStore<Shape>;
   static_assert(Shape::BLOCK_N % Rows::kBatchColumns == 0);
+  static constexpr int kColumns = Shape::BLOCK_N;
   static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {
     RaggedOutput D;  // (capacity, 1, columns)
     Bias bias;
   };
+
+  // Of `bias` (E, columns), which may be absent.
+  static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
+    return {.D = ragged_output<Shape>(D, 1, D.shape[1]), .bias = bias_of(bias)};
+  }
 
   __device__ StoreEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), rows_(shared, thread) {}
@@ -33,7 +39,7 @@ class StoreEpilogue {
     row_end_ = tile.row_end;
     column_ = tile.n_block * Shape::BLOCK_N;
     if (row_ >= row_end_) return;
-    add_bias<Shape, 0, Shape::BLOCK_N>(params_.bias, tile.expert, column_, D);
+    add_bias<typename Shape::Element, 0, Shape::BLOCK_N>(params_.bias, tile.expert, column_, D);
     held_.round(D);
   }
 
@@ -43,7 +49,7 @@ class StoreEpilogue {
     for (int i = 0; i < kBatches; ++i)
       if (i == batch)  // registers have constant numbers
 #pragma unroll
-        for (int m = 0; m < Shape::kSubtiles; ++m)
+        for (int m = 0; m < Shape::kSlabs; ++m)
           rows_.store_packed(params_.D, row_ + m * 64, row_end_, 0,
                              column_ + i * Rows::kBatchColumns,
                              &held_.words[m][i * Rows::kBatchColumns / 8]);
@@ -60,4 +66,4 @@ class StoreEpilogue {
   int32_t row_ = 0, row_end_ = 0, column_;  // of the tile that is held; no row: none is
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -8,13 +8,14 @@
 
 #include "cuda/core/pack.h"
 #include "cuda/core/tile.h"
+#include "cuda/core/up_parts.h"
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/store_ragged.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // A tile's columns are two parts: gate, then up of the same columns of A.
 template <class Shape>
@@ -24,13 +25,20 @@ class SwiGLUEpilogue {
   static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of A
   using Rows = RaggedStore<Shape>;
   static constexpr int kSharedBytes = Rows::kSharedBytes;
-  static_assert(Shape::kSubtiles == 1 && Rows::kBatchColumns == kColumns, "a part is a batch");
+  static_assert(Shape::kSlabs == 1 && Rows::kBatchColumns == kColumns, "a part is a batch");
 
   struct Params {
     RaggedOutput H;  // (capacity, 2, n); may be not wanted
     RaggedOutput A;  // (capacity, 1, n)
     Bias bias[kParts];
   };
+
+  static Params params(const tilemoe_tensor& H, const tilemoe_tensor& A, const UpParts& biases,
+                       const tilemoe_experts& experts) {
+    return {.H = ragged_output<Shape>(H, kParts, experts.n),
+            .A = ragged_output<Shape>(A, 1, experts.n),
+            .bias = {bias_of(biases.part[0]), bias_of(biases.part[1])}};
+  }
 
   __device__ SwiGLUEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), rows_(shared, thread) {}
@@ -42,8 +50,8 @@ class SwiGLUEpilogue {
     row_end_ = tile.row_end;
     column_ = tile.n_block * kColumns;
     if (row_ >= row_end_) return;
-    add_bias<Shape, 0, kColumns>(params_.bias[0], tile.expert, column_, D);
-    add_bias<Shape, kUp, kColumns>(params_.bias[1], tile.expert, column_, D);
+    add_bias<typename Shape::Element, 0, kColumns>(params_.bias[0], tile.expert, column_, D);
+    add_bias<typename Shape::Element, kUp, kColumns>(params_.bias[1], tile.expert, column_, D);
     rows_.store(params_.H, row_, row_end_, 0, column_,
                 [&](int j, int i) { return D[0][4 * j + i]; });
 #pragma unroll
@@ -96,7 +104,7 @@ class SwiGLUEpilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       ptx::pin(part[j][half] =
-                   pack(numbers[2 * half], numbers[2 * half + 1], typename Shape::Element()));
+                   pack(numbers[2 * half], numbers[2 * half + 1], typename Shape::Out()));
   }
 
   // Four of A take the gate's place.
@@ -112,4 +120,4 @@ class SwiGLUEpilogue {
   int32_t row_ = 0, row_end_ = 0, column_;  // of the tile that is held; no row: none is
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

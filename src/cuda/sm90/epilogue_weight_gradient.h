@@ -7,21 +7,21 @@
 #include <type_traits>
 
 #include "cuda/core/tile.h"
+#include "cuda/epilogue/weight_gradient.h"
 #include "cuda/sm90/held_tile.h"
 #include "cuda/sm90/partial_sums.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/store_ragged.h"
 #include "cuda/sm90/store_transposed.h"
+#include "cuda/step/steps.h"
 
-namespace tilemoe::cuda {
-
-// How D lies in the gradient: row-major, its columns are contiguous; column-major, its rows are.
-enum class OutputMajor { kRow, kColumn };
+namespace tilemoe::cuda::sm90 {
 
 template <class Shape, class Out, OutputMajor kMajor>
 class WeightGradientEpilogue {
  public:
-  using Element = Out;
+  template <class Other>
+  using Of = WeightGradientEpilogue<Other, Out, kMajor>;  // the same of another shape
   static constexpr bool kFloat = std::is_same_v<Out, float>;
   static constexpr bool kTransposed = kMajor == OutputMajor::kColumn;
   using Store = std::conditional_t<kTransposed, TransposedStore<Shape>, RaggedStore<Shape>>;
@@ -31,16 +31,28 @@ class WeightGradientEpilogue {
 
   struct Part {
     Output out;  // in 16 bits
-    Out* data;
-    int64_t expert_stride, stride;  // the latter of D's dimension that is not contiguous
+    Gradient<Out> gradient;
   };
   struct Params {
     Part part[2];
-    int32_t rows, columns;  // of D, the latter of a part
+    GradientSize size;  // of D, the columns of a part
     int32_t blocks_a_part;
     bool accumulate;
     PartialSums<Shape> partial_sums;
   };
+
+  // Partial sums have tiles as the product has: a slice's epilogue writes none.
+  static Params params(const WeightGradient& step, void* partial_sums) {
+    const int64_t columns = step.dense_columns, rows = step.gathered.shape[1];
+    Params params{
+        .part = {},
+        .size = {.rows = static_cast<int32_t>(rows), .columns = static_cast<int32_t>(columns)},
+        .blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_N - 1) / Shape::BLOCK_N),
+        .accumulate = step.accumulate,
+        .partial_sums = {static_cast<float4*>(partial_sums)}};
+    for (int p = 0; p < step.parts; ++p) params.part[p] = part_of(step.part[p].out, rows, columns);
+    return params;
+  }
 
   __device__ WeightGradientEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), store_(shared, thread) {}
@@ -48,14 +60,9 @@ class WeightGradientEpilogue {
   // Float32: at once.
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile,
                                         int32_t row) requires(kFloat) {
-    const Place place = place_of(tile, row);
+    const GradientPlace place = place_of(tile, row);
     if (!finish_sum(D, tile, place)) return;
-    for_each_run(place, D, [](float* out, float* value) {
-      if constexpr (kRun == 2)
-        *reinterpret_cast<float2*>(out) = {value[0], value[1]};
-      else
-        *out = value[0];
-    });
+    write_gradient<Shape, kMajor>(params_.part[place.part].gradient, params_.size, place, D);
   }
 
   // 16 bits: later.
@@ -74,8 +81,8 @@ class WeightGradientEpilogue {
       const int32_t column = place_.column + i * Store::kBatchColumns;
       const auto* words = &held_.words[0][i * Store::kBatchColumns / 8];
       if constexpr (!kTransposed)
-        store_.store_packed(out, place_.row, params_.rows, place_.expert, column, words);
-      else if (column < params_.columns)
+        store_.store_packed(out, place_.row, params_.size.rows, place_.expert, column, words);
+      else if (column < params_.size.columns)
         store_.store_packed(out, place_.row, place_.expert, column, words);
     }
   }
@@ -85,13 +92,34 @@ class WeightGradientEpilogue {
   }
 
  private:
-  static constexpr int kRun = kTransposed ? 1 : 2;  // accumulators that are neighbours in memory
+  // Of `out` (E, columns, rows).
+  static Part part_of(const tilemoe_tensor& out, int64_t rows, int64_t columns) {
+    const int64_t E = out.shape[0], stride = kTransposed ? out.stride[1] : out.stride[2];
+    Part part{
+        .out = {},
+        .gradient = {
+            .data = static_cast<Out*>(out.data), .expert_stride = out.stride[0], .stride = stride}};
+    if constexpr (kFloat)
+      return part;
+    else if constexpr (kTransposed)
+      part.out = make_tensor_map({.dtype = dtype_of<Out>(),
+                                  .data = out.data,
+                                  .size = {rows, E, columns},
+                                  .stride = {out.stride[0], stride},
+                                  .box = {64, 1, Store::kBatchColumns}});
+    else
+      part.out = {.map = make_ragged_parts_map({.dtype = dtype_of<Out>(),
+                                                .data = out.data,
+                                                .columns = columns,
+                                                .rows = rows,
+                                                .row_stride = stride,
+                                                .box = {kStoreColumns, kStoreRows}},
+                                               {.count = E, .stride = out.stride[0]}),
+                  .columns = static_cast<int32_t>(columns)};
+    return part;
+  }
 
-  // Of the consumer's rows of a tile, in the gradient.
-  struct Place {
-    int32_t part, expert, row, column;
-  };
-  __device__ Place place_of(const Tile& tile, int32_t row) const {
+  __device__ GradientPlace place_of(const Tile& tile, int32_t row) const {
     const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
     return {part, tile.expert, tile.m_block * Shape::BLOCK_M + row - tile.row_begin,
             (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N};
@@ -100,54 +128,23 @@ class WeightGradientEpilogue {
   // Adds what is there, if it is asked for. False where nothing is to be stored, or D is one part
   // of a sum and left where these are.
   __device__ __forceinline__ bool finish_sum(Accumulators<Shape>& D, const Tile& tile,
-                                             const Place& place) const {
+                                             const GradientPlace& place) const {
     const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
-    if (place.row >= params_.rows || nothing_to_add) return false;
+    if (place.row >= params_.size.rows || nothing_to_add) return false;
     if (tile.partial_sum >= 0) {
       params_.partial_sums.write(tile.partial_sum, D);
       return false;
     }
     if (params_.accumulate)
-      for_each_run(place, D, [](const Out* old, float* value) {
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) value[i] += static_cast<float>(old[i]);
-      });
+      add_gradient<Shape, kMajor>(params_.part[place.part].gradient, params_.size, place, D);
     return true;
-  }
-
-  // Calls visit(place, value) for the runs of accumulators that exist.
-  template <class Visit>
-  __device__ __forceinline__ void for_each_run(const Place& first, Accumulators<Shape>& D,
-                                               const Visit& visit) const {
-    const Part& to = params_.part[first.part];
-    Out* const expert = to.data + first.expert * to.expert_stride;
-    const int64_t stride = to.stride;
-    const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
-    const auto warp = static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp);
-    const int32_t column = first.column + lane % 4 * 2;
-#pragma unroll
-    for (int m = 0; m < Shape::kSubtiles; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t row = first.row + m * 64 + warp * kStoreRows + half * 8 + lane / 4;
-        if (row >= params_.rows) continue;
-        Out* place = expert + (kTransposed ? column * stride + row : row * stride + column);
-#pragma unroll
-        for (int j = 0; j < Shape::BLOCK_N / 8; ++j) {
-          if (column + 8 * j >= params_.columns) break;
-#pragma unroll
-          for (int i = 0; i < 2; i += kRun)
-            visit(place + (kTransposed ? (8 * j + i) * stride : 8 * j + i),
-                  &D[m][4 * j + 2 * half + i]);
-        }
-      }
   }
 
   const Params& params_;
   Store store_;
   HeldTile<Shape> held_;
-  Place place_;  // of the tile that is held, if one is
+  GradientPlace place_;  // of the tile that is held, if one is
   bool holds_ = false;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -10,15 +10,14 @@
 #include "backend.h"
 #include "cuda/core/device.h"
 #include "cuda/core/early_launch.h"
-#include "cuda/schedule/cost.h"
 #include "cuda/sm90/grouped_gemm.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
 template <class Gemm>
 void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* stream,
-            int block_turns) {
+            const Tuning& tuning) {
   const DeviceInfo& device = current_device();
   const auto kernel = grouped_gemm<Gemm>;
   static std::array<std::once_flag, kMaxDevices> allowed;
@@ -28,9 +27,9 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
                        Gemm::kSharedBytesUsed << " bytes of shared memory for a grouped GEMM");
   });
   constexpr int kCluster = Gemm::Shape::kCluster;
-  const int64_t clusters = int64_t{device.multiprocessors / kCluster} * block_turns;
+  const int64_t clusters = int64_t{device.multiprocessors / kCluster} * tuning.block_turns;
   const int64_t blocks = std::min(clusters, tiles_at_most) * kCluster;
-  cudaLaunchAttribute attributes[2] = {early_launch(early_steps()), {}};
+  cudaLaunchAttribute attributes[2] = {early_launch(tuning.early), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};
@@ -44,4 +43,4 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
                      "grouped GEMM of " << blocks << " blocks");
 }
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -6,22 +6,32 @@
 
 #include <cstdint>
 
+#include "backend.h"
 #include "cuda/core/tile.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/sm90/operand.h"
+#include "cuda/sm90/tensor_map.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 template <class Shape>
 class DenseRows {
  public:
-  using Operand = cuda::Operand<Major::kK, Shape::BLOCK_M>;
+  using Operand = sm90::Operand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
 
   struct Params {
     CUtensorMap rows;  // (1, capacity, width), boxes of (1, BLOCK_M, BLOCK_K)
   };
+
+  static Params params(const tilemoe_tensor& source, const Rows& /*rows*/) {
+    return {make_tensor_map({.dtype = dtype_of<typename Shape::Element>(),
+                             .data = source.data,
+                             .size = {source.shape[1], source.shape[0], 1},
+                             .stride = {source.stride[0], 0},
+                             .box = {Shape::BLOCK_K, Shape::BLOCK_M, 1}})};
+  }
 
   __device__ DenseRows(const Params& params, int32_t /*thread*/) : params_(params) {}
 
@@ -36,4 +46,4 @@ class DenseRows {
   int32_t row_begin_;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

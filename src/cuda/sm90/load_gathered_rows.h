@@ -12,16 +12,20 @@
 #include "cuda/sm90/operand.h"
 #include "cuda/sm90/shape.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 template <class Shape>
 class GatheredRows {
  public:
-  using Operand = cuda::Operand<Major::kK, Shape::BLOCK_M>;
+  using Operand = sm90::Operand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = 0;
   static constexpr int kThreadArrivals = kWarpgroup;
 
   using Params = GatherSource;
+
+  static Params params(const tilemoe_tensor& source, const Rows& rows) {
+    return gather_source(source, rows);
+  }
 
   __device__ GatheredRows(const Params& params, int32_t thread)
       : params_(params),
@@ -68,4 +72,4 @@ class GatheredRows {
   uint32_t source_row_[kPasses];  // half the registers of pointers: the producer has 40
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -8,12 +8,14 @@
 #include <cstdint>
 
 #include "cuda/core/tile.h"
+#include "cuda/core/up_parts.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/sm90/cluster_boxes.h"
 #include "cuda/sm90/operand.h"
+#include "cuda/sm90/tensor_map.h"
 #include "cuda/sm90/weight_box.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // A k block counted over both parts, as its part and where it begins there.
 struct PartOfSum {
@@ -26,12 +28,17 @@ struct PartOfSum {
   }
 };
 
+template <class Shape>
+int32_t k_blocks_of_a_part(int64_t columns) {
+  return static_cast<int32_t>((columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K);
+}
+
 // Operand A from rows grouped by expert. A tile that reaches past its expert brings the next
 // expert's rows along; they meet no row that is stored.
 template <class Shape>
 class DensePartRows {
  public:
-  using Operand = cuda::Operand<Major::kK, Shape::BLOCK_M>;
+  using Operand = sm90::Operand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
 
@@ -39,6 +46,16 @@ class DensePartRows {
     CUtensorMap rows;  // (capacity, parts, n), boxes of (BLOCK_M, 1, BLOCK_K)
     int32_t blocks_a_part;
   };
+
+  // Of dH (capacity, parts * columns).
+  static Params params(const tilemoe_tensor& dH, int64_t parts, int64_t columns) {
+    return {.rows = make_tensor_map({.dtype = dtype_of<typename Shape::Element>(),
+                                     .data = dH.data,
+                                     .size = {columns, parts, dH.shape[0]},
+                                     .stride = {columns, dH.stride[0]},
+                                     .box = {Shape::BLOCK_K, 1, Shape::BLOCK_M}}),
+            .blocks_a_part = k_blocks_of_a_part<Shape>(columns)};
+  }
 
   __device__ DensePartRows(const Params& params, int32_t /*thread*/) : params_(params) {}
 
@@ -58,7 +75,7 @@ class DensePartRows {
 template <class Shape, Major kMajor>
 class SummedWeights {
  public:
-  using Operand = cuda::Operand<kMajor, Shape::BLOCK_N>;
+  using Operand = sm90::Operand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
   // What lies in chunks of rows comes chunk by chunk: three of them have no halves.
@@ -70,6 +87,16 @@ class SummedWeights {
     CUtensorMap part[2];
     int32_t blocks_a_part;
   };
+
+  // Of W1's parts (E, columns, d), which are summed over; the product has d columns.
+  static Params params(const UpParts& W1) {
+    Params params{};
+    params.blocks_a_part = k_blocks_of_a_part<Shape>(W1.columns);
+    for (int p = 0; p < W1.count; ++p)
+      params.part[p] = Box::template map<Shape>(transposed(W1.part[p]));
+    if (W1.count == 1) params.part[1] = params.part[0];
+    return params;
+  }
 
   __device__ SummedWeights(const Params& params, int32_t /*thread*/) : params_(params) {}
 
@@ -98,4 +125,4 @@ class SummedWeights {
   bool shared_by_cluster_;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -15,8 +15,9 @@
 #include "cuda/sm90/operand.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/tensor_map.h"
+#include "cuda/step/steps.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // Operand A from rows that lie anywhere: row r of the sum is row token[r] of the source, or row r
 // itself where there is no token list. Copied by all threads of the producer, 16 bytes at a time;
@@ -28,11 +29,15 @@ namespace tilemoe::cuda {
 template <class Shape>
 class GatheredSummedRows {
  public:
-  using Operand = cuda::Operand<Major::kMN, Shape::BLOCK_M>;
+  using Operand = sm90::Operand<Major::kMN, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = 0;
   static constexpr int kThreadArrivals = kWarpgroup;
 
   using Params = GatherSource;
+
+  static Params params(const tilemoe_tensor& source, const Rows& rows) {
+    return gather_source(source, rows);
+  }
 
   __device__ GatheredSummedRows(const Params& params, int32_t thread)
       : params_(params),
@@ -108,7 +113,7 @@ class GatheredSummedRows {
 template <class Shape>
 class DenseSummedRows {
  public:
-  using Operand = cuda::Operand<Major::kMN, Shape::BLOCK_N>;
+  using Operand = sm90::Operand<Major::kMN, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
 
@@ -116,6 +121,27 @@ class DenseSummedRows {
     CUtensorMap part[2];  // (capacity, n) each, ragged, boxes of (BLOCK_K, 64)
     int32_t blocks_a_part;
   };
+
+  // Without rows there may be no dense matrix, and none is read; a map has an address all the same.
+  static Params params(const WeightGradient& step) {
+    using Element = typename Shape::Element;
+    const int64_t columns = step.dense_columns, rows = step.rows.capacity;
+    Params params{};
+    params.blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_N - 1) / Shape::BLOCK_N);
+    for (int p = 0; p < step.parts; ++p) {
+      const auto& part = step.part[p];
+      const void* const matrix = rows > 0 ? step.dense.data : part.out.data;
+      params.part[p] =
+          make_ragged_map({.dtype = dtype_of<Element>(),
+                           .data = static_cast<const Element*>(matrix) + part.dense_first,
+                           .columns = columns,
+                           .rows = rows,
+                           .row_stride = step.dense.stride[0],
+                           .box = {64, Shape::BLOCK_K}});
+    }
+    if (step.parts == 1) params.part[1] = params.part[0];
+    return params;
+  }
 
   __device__ DenseSummedRows(const Params& params, int32_t /*thread*/) : params_(params) {}
 
@@ -148,4 +174,4 @@ class DenseSummedRows {
   bool shared_by_cluster_;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

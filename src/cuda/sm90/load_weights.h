@@ -15,12 +15,12 @@
 #include "cuda/sm90/operand.h"
 #include "cuda/sm90/weight_box.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 template <class Shape, Major kMajor, int kParts>
 class Weights {
  public:
-  using Operand = cuda::Operand<kMajor, Shape::BLOCK_N>;
+  using Operand = sm90::Operand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
   // A cluster's blocks bring half of B each where it has halves: three chunks of rows have none.
@@ -35,6 +35,13 @@ class Weights {
   struct Params {
     CUtensorMap part[kParts];
   };
+
+  // Of kParts weights (E, columns of the product, sum).
+  static Params params(const tilemoe_tensor* weights) {
+    Params params{};
+    for (int p = 0; p < kParts; ++p) params.part[p] = Box::template map<Shape>(weights[p]);
+    return params;
+  }
 
   __device__ Weights(const Params& params, int32_t /*thread*/) : params_(params) {}
 
@@ -64,4 +71,4 @@ class Weights {
   bool shared_by_cluster_;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

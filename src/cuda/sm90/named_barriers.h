@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 enum class NamedBarrier : uint32_t {
   kBlock = 0,  // __syncthreads()
@@ -17,4 +17,4 @@ __device__ constexpr uint32_t number_of(NamedBarrier first, int consumer) {
   return static_cast<uint32_t>(first) + static_cast<uint32_t>(consumer);
 }
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -6,12 +6,9 @@
 
 #include "cuda/ptx/wgmma.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
-using ptx::Major;
-
-// Contiguous along the sum: (kRows, 64). Contiguous along rows: chunks of 64 rows, each (64 steps
-// of the sum, 64 rows).
+// K-major: (kRows, 64). MN-major: chunks of 64 rows, each (64 steps of the sum, 64 rows).
 template <Major kMajor_, int kRows_>
 struct Operand {
   static constexpr Major kMajor = kMajor_;
@@ -39,4 +36,4 @@ __device__ __forceinline__ uint32_t swizzled_chunk(uint32_t row, uint32_t chunk)
   return (chunk ^ (row & 7)) * 16;
 }
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -7,7 +7,7 @@
 
 #include "cuda/sm90/shape.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // Of each tile, slices of kSlice columns; of each slice, the threads' accumulators 4 at a time.
 template <class Shape>
@@ -17,7 +17,7 @@ struct PartialSums {
   static constexpr int kVectors = kSlice / 2 / 4;  // of a thread and slice
   static constexpr int kThreads = kConsumers * kWarpgroup;
   static constexpr size_t kTileBytes = size_t{kSlices} * kVectors * kThreads * sizeof(float4);
-  static_assert(Shape::kSubtiles == 1 && Shape::kSchedule == Schedule::kCooperative);
+  static_assert(Shape::kSlabs == 1 && Shape::kSchedule == Schedule::kCooperative);
 
   float4* data;
 
@@ -48,4 +48,4 @@ struct PartialSums {
   }
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

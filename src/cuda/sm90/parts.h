@@ -7,7 +7,7 @@
 #include "cuda/core/tile.h"
 #include "cuda/sm90/shape.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // Brings one operand's k blocks into shared memory, as its Operand lays them out. Constructed by
 // every thread of the producer that takes part; begin() is told each tile.
@@ -119,4 +119,4 @@ concept TileOrder = requires(O order, const typename O::Params& params, Tile& ti
   { order.next(tile) } -> std::same_as<bool>;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -14,7 +14,7 @@
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/sm90/shape.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // Waits for the end of a phase.
 __device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
@@ -86,4 +86,4 @@ class Ring {
   uint32_t releasing_;  // the barriers of the block that this lane tells
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

@@ -4,14 +4,12 @@
 
 #include <cstdint>
 
-namespace tilemoe::cuda {
+#include "cuda/core/slab.h"
+#include "cuda/core/tile_configuration.h"
+#include "cuda/core/warp.h"
 
-enum class Schedule {
-  kCooperative,  // both consumers work on one tile, half of its rows each
-  kPingPong,     // they take tiles in turn: one multiplies while the other stores
-};
+namespace tilemoe::cuda::sm90 {
 
-constexpr int kWarp = 32;
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
 constexpr int kBlockThreads = (1 + kConsumers) * kWarpgroup;  // the producer comes first
@@ -25,28 +23,35 @@ static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 constexpr int kSharedBytes = 227 * 1024;  // of a block
 constexpr int kSwizzleAtom = 1024;        // 8 rows of 128 bytes: what shared tiles are aligned to
 
-// `kCluster_` blocks work side by side on tiles of neighbouring rows and share what they read of B.
-template <class Element_, int kBlockM, int kBlockN, Schedule kSchedule_, int kCluster_ = 1>
+// A cluster's blocks work side by side on tiles of neighbouring rows and share what they read of B.
+template <class Recipe_, TileConfiguration kTile>
 struct TileShape {
-  using Element = Element_;
-  static constexpr int BLOCK_M = kBlockM;
-  static constexpr int BLOCK_N = kBlockN;
+  using Recipe = Recipe_;
+  using Element = typename Recipe::A;  // of the operands
+  using Out = typename Recipe::Out;    // that is stored
+  static constexpr int BLOCK_M = kTile.block_m;
+  static constexpr int BLOCK_N = kTile.block_n;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
-  static constexpr Schedule kSchedule = kSchedule_;
-  static constexpr int kCluster = kCluster_;
+  static constexpr Schedule kSchedule = kTile.schedule;
+  static constexpr int kCluster = kTile.cluster;
 
   // Of one consumer: rows, instructions of 64 rows each, and how many consumers a stage is read by.
   static constexpr int kRows = kSchedule == Schedule::kCooperative ? BLOCK_M / kConsumers : BLOCK_M;
-  static constexpr int kSubtiles = kRows / 64;
+  static constexpr int kSlabs = kRows / 64;  // a warp has 16 rows of each instruction's
   static constexpr int kReaders = kSchedule == Schedule::kCooperative ? kConsumers : 1;
 
+  static_assert(sizeof(Element) == sizeof(typename Recipe::B), "one swizzle for both operands");
   static_assert(kCluster == 1 || kCluster == 2, "B is brought in halves");
   static_assert(kRows % 64 == 0, "an instruction multiplies 64 rows");
-  static_assert(kSubtiles * BLOCK_N / 2 <= 192, "accumulators leave no registers for the epilogue");
+  static_assert(kSlabs * BLOCK_N / 2 <= 192, "accumulators leave no registers for the epilogue");
+
+  // First row of this warp's slab, counted from the consumer's first; its columns are the tile's.
+  __device__ static int32_t slab_row(int index) {
+    return index * 64 + static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp) * slab::kRows;
+  }
 };
 
-// D (64, BLOCK_N) of each instruction; see ptx/wgmma.h for which element is where.
 template <class Shape>
-using Accumulators = float[Shape::kSubtiles][Shape::BLOCK_N / 2];
+using Accumulators = Slabs<Shape::kSlabs, Shape::BLOCK_N>;
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

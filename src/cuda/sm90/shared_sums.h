@@ -9,8 +9,9 @@
 #include "cuda/sm90/partial_sums.h"
 #include "cuda/sm90/parts.h"
 #include "cuda/sm90/shape.h"
+#include "cuda/step/steps.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // `Shape` and `Order` are the product's; `Epilogue` is one for tiles of as many rows and of the
 // columns of a slice of partial sums.
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int32_t sum = LongTiles::partial_sum(share, at_its_end) * Shape::kCluster + rank;
     params.partial_sums.add(sum, slice, D[0]);
   };
-  if (tile.m_block * Shape::BLOCK_M >= params.epilogue.rows) return;
+  if (tile.m_block * Shape::BLOCK_M >= params.epilogue.size.rows) return;
   add(border - 1, true);
   for (int32_t share = border; long_tiles.begin(share) < tile_end; ++share) add(share, false);
 
@@ -61,4 +62,23 @@ __global__ void __launch_bounds__(kBlockThreads)
   epilogue.finish();
 }
 
-}  // namespace tilemoe::cuda
+// Of the product that was started with `params`.
+template <class Product>
+void launch_shared_sums(const typename Product::Params& params, const WeightGradient& step) {
+  using Shape = typename Product::Shape;
+  using Sums = PartialSums<Shape>;
+  using Slice = TileShape<typename Shape::Recipe,
+                          TileConfiguration{Shape::BLOCK_M, Sums::kSlice, Shape::kSchedule}>;
+  using Epilogue = typename Product::Epilogue::template Of<Slice>;
+  using Order = typename Product::Order;
+  typename Epilogue::Params slices = Epilogue::params(step, nullptr);
+  slices.blocks_a_part = params.epilogue.blocks_a_part * Sums::kSlices;
+  launch_early(
+      add_shared_sums<Shape, Order, Epilogue>,
+      dim3(static_cast<unsigned>(step.shares - 1), Sums::kSlices * Shape::kCluster), kBlockThreads,
+      0, static_cast<cudaStream_t>(step.stream),
+      SharedSums<Shape, Order, Epilogue>{
+          .order = params.order, .epilogue = slices, .partial_sums = params.epilogue.partial_sums});
+}
+
+}  // namespace tilemoe::cuda::sm90

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "check.h"
 #include "cuda/core/pack.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/proxy_fence.h"
@@ -16,10 +17,10 @@
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/tensor_map.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
-constexpr int kStoreColumns = 64;  // 128 bytes: as wide as a swizzled row can be
-constexpr int kStoreRows = 16;     // that one warp has of an instruction's 64
+constexpr int kStoreColumns = kRaggedColumns;  // 128 bytes: as wide as a swizzled row can be
+constexpr int kStoreRows = slab::kRows;
 
 // A matrix (rows, parts, columns): H has a gate and an up part, so that a box of columns never
 // spills from one into the other.
@@ -27,6 +28,14 @@ struct RaggedOutput {
   CUtensorMap map;  // ragged, boxes of (1, kStoreRows, kStoreColumns)
   int32_t columns;  // of one part; 0: not wanted
 };
+
+// Of `out` (rows, parts * columns); not wanted where it is absent.
+template <class Shape>
+RaggedOutput ragged_output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
+  if (!present(out)) return {};
+  return {.map = ragged_rows_map<typename Shape::Out>(out, parts, columns, kStoreRows),
+          .columns = static_cast<int32_t>(columns)};
+}
 
 // Stores a warp's rows through slots of shared memory of its own, a batch of slices of columns at a
 // time: registers go to the slots by stmatrix, TMA takes them from there. No warp waits
@@ -38,7 +47,7 @@ class RaggedStore {
   static constexpr int kSlices = Shape::BLOCK_N / kSlice;
   static constexpr int kSlots = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;  // of a batch
   static constexpr int kBatchColumns = kSlots * kSlice;
-  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(typename Shape::Element));
+  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(typename Shape::Out));
   static constexpr int kSlotBytes = kStoreRows * kRowBytes;
   static constexpr int kWarpBytes = kSlots * kSlotBytes;
   static constexpr int kSharedBytes = kWarpgroup / kWarp * kWarpBytes;  // of a consumer
@@ -104,13 +113,28 @@ class RaggedStore {
   }
 
  private:
-  using Element = typename Shape::Element;
   __device__ static uint32_t packed(float low, float high) {
-    return pack(low, high, Element());
+    return pack(low, high, typename Shape::Out());
   }
 
   // Of the lane's first 8 columns in the first slot: in lane 0, the slot. Slots are on 1024 bytes.
   uint32_t place_;
 };
 
-}  // namespace tilemoe::cuda
+// The first kColumns columns of a consumer's accumulators, batch by batch; number(m, i) is number i
+// of the lane in slab m.
+template <class Shape, int kColumns, class Number>
+__device__ __forceinline__ void store_columns(const RaggedStore<Shape>& rows,
+                                              const RaggedOutput& out, int32_t row, int32_t row_end,
+                                              int32_t part, int32_t column, const Number& number) {
+  constexpr int kBatch = RaggedStore<Shape>::kBatchColumns;
+  static_assert(kColumns % kBatch == 0);
+#pragma unroll
+  for (int m = 0; m < Shape::kSlabs; ++m)
+#pragma unroll
+    for (int first = 0; first < kColumns; first += kBatch)
+      rows.store(out, row + m * 64, row_end, part, column + first,
+                 [&](int j, int i) { return number(m, first / 2 + 4 * j + i); });
+}
+
+}  // namespace tilemoe::cuda::sm90

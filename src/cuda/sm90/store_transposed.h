@@ -15,20 +15,20 @@
 #include "cuda/sm90/operand.h"
 #include "cuda/sm90/shape.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // Batches of columns go through two slots of shared memory in turn: all four warps write one,
 // transposed, and TMA takes it from there while the other is written.
 template <class Shape>
 class TransposedStore {
  public:
-  using Element = typename Shape::Element;
+  using Element = typename Shape::Out;
   static constexpr int kBatchColumns = 64;
   static constexpr int kRowBytes = 64 * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = kBatchColumns * kRowBytes;
   static constexpr int kSlots = 2;
   static constexpr int kSharedBytes = kSlots * kSlotBytes;  // of a consumer
-  static_assert(Shape::kSubtiles == 1 && kRowBytes == 128, "a swizzled row of the consumer's rows");
+  static_assert(Shape::kSlabs == 1 && kRowBytes == 128, "a swizzled row of the consumer's rows");
 
   __device__ TransposedStore(uint32_t shared, int32_t thread) : shared_(shared) {
     // Lane l gives row l % 8 of one of four 8x8 blocks: columns of D left and right, rows of D
@@ -76,4 +76,4 @@ class TransposedStore {
   int32_t next_slot_ = 0;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

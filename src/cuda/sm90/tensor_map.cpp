@@ -5,7 +5,7 @@
 #include "cuda/core/device.h"
 #include "library_limits.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 namespace {
 
 // From the driver through the runtime, so that nothing links against the driver's library.
@@ -118,4 +118,4 @@ CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, const MapParts& par
       {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1, 1});
 }
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::sm90

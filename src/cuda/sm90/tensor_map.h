@@ -6,9 +6,10 @@
 #include <array>
 #include <cstdint>
 
+#include "cuda/core/recipe.h"
 #include "tilemoe/tilemoe.h"
 
-namespace tilemoe::cuda {
+namespace tilemoe::cuda::sm90 {
 
 // A tensor of three dimensions of 16-bit numbers, fastest first. The fastest is contiguous; strides
 // and boxes are in elements, the strides multiples of 8. A stride of a dimension of size 1 is free.
@@ -44,4 +45,19 @@ struct MapParts {
 };
 CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, const MapParts& parts);
 
-}  // namespace tilemoe::cuda
+// Rows of `parts` parts of `columns` columns each, which end at an expert's last; in boxes of
+// `box_rows` rows.
+inline constexpr int kRaggedColumns = 64;  // of a box
+template <class Element>
+CUtensorMap ragged_rows_map(const tilemoe_tensor& rows, int64_t parts, int64_t columns,
+                            int box_rows) {
+  return make_ragged_parts_map({.dtype = dtype_of<Element>(),
+                                .data = rows.data,
+                                .columns = columns,
+                                .rows = rows.shape[0],
+                                .row_stride = rows.stride[0],
+                                .box = {kRaggedColumns, box_rows}},
+                               {.count = parts, .stride = columns});
+}
+
+}  // namespace tilemoe::cuda::sm90

@@ -1,35 +1,17 @@
-// The steps that have kernels, as the backend calls them.
+// The kernels of the steps that are products, as the table of instances lists them
+// (instances/products.inc): a kit, a variant and a tile each.
 #pragma once
 
 #include "backend.h"
+#include "cuda/core/tile_configuration.h"
+#include "cuda/core/variant.h"
 
 namespace tilemoe::cuda {
 
-template <class Element>
-void up_projection(const UpProjection& step);
-// bfloat16, plain SwiGLU, W1 contiguous along d: has tiles of its own.
-void up_projection_swiglu(const UpProjection& step);
-
-template <class Element>
-void down_projection(const DownProjection& step);
-
-void combine(const Combine& step);
-
-// Blocks of A's columns in the activation gradient: each has a row of ds's partial sums.
-int64_t ds_tiles(const tilemoe_experts& experts);
-template <class Element>
-void activation_gradient(const ActivationGradient& step);
-template <class Element, int kColumns>  // of the tile: 192 or 256
-void activation_gradient(const ActivationGradient& step);
-// bfloat16, plain SwiGLU, W2 contiguous along n.
-void activation_gradient_swiglu(const ActivationGradient& step);
-
-template <class Element>
-void input_gradient(const InputGradient& step);
-
 // What the weight gradients have in common: per expert and part, out = [out +] the sum over the
 // expert's rows of dense^T gathered. The parts' outputs have one dtype and one major.
-struct WeightGradientProduct {
+struct WeightGradient {
+  const tilemoe_experts* experts;
   Rows rows;
   tilemoe_tensor dense;     // (capacity, columns)
   int64_t dense_columns;    // of a part
@@ -41,20 +23,20 @@ struct WeightGradientProduct {
   int parts;
   bool accumulate;
   Scratch scratch;
+  int32_t shares;  // of long experts, at most; see schedule/weight_gradient_shares.h
   void* stream;
-  int block_turns = 1;
+  Tuning tuning = {};
 };
-template <class Element, int kColumns>  // of the tile: 192 or 256
-void weight_gradient(const WeightGradientProduct& product);
-void weight_gradient_2(const WeightGradient2& step);
-void weight_gradient_1(const WeightGradient1& step);
-size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
-                                     const ScratchSizes& sizes);
-// Of long experts, at most, on the current device: those of cuda/schedule/weight_gradient_shares.h.
-int32_t weight_gradient_shares(const WeightGradientProduct& product);
-
-void score_gradient(const ScoreGradient& step);
-void bias_gradient(const BiasGradient& step);
-size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, int64_t capacity);
+// Starts a kernel: defined in the step's header, instantiated by the table.
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const UpProjection& step);
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const DownProjection& step);
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const ActivationGradient& step);
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const InputGradient& step);
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const WeightGradient& step);
 
 }  // namespace tilemoe::cuda

@@ -1,4 +1,4 @@
-#include "cuda/step/projection_tiles.h"
+#include "cuda/schedule/projection_sizes.h"
 
 namespace tilemoe::cuda {
 

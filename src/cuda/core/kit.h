@@ -1,0 +1,11 @@
+// The kits: what a GPU generation's products are made of. A kit is a struct with the parts that the
+// steps name (sm90/kit.h shows what there is to be).
+#pragma once
+
+namespace tilemoe::cuda {
+
+enum class KitName { kSm90 };
+
+struct Sm90;  // Hopper: wgmma, TMA, clusters
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,201 @@
+#include "cuda/products.h"
+
+#include <algorithm>
+
+#include "check.h"
+#include "cuda/core/device.h"
+#include "cuda/core/up_parts.h"
+#include "cuda/schedule/expert_ranks.h"
+#include "cuda/schedule/projection_sizes.h"
+#include "cuda/schedule/weight_gradient_shares.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+// Of the current device.
+KitName kit() {
+  return KitName::kSm90;
+}
+DeviceModel model() {
+  return hopper_model(current_device().multiprocessors);
+}
+
+Major major_of(const tilemoe_tensor& weights) {
+  return weights.stride[2] == 1 ? Major::kK : Major::kMN;
+}
+Major major_of_transpose(const tilemoe_tensor& weights) {
+  return weights.stride[2] == 1 ? Major::kMN : Major::kK;
+}
+
+Activations activations_of(const tilemoe_experts& experts) {
+  return tilemoe_activation_gated(experts.activation) != 0 ? Activations::kGated
+                                                           : Activations::kPlain;
+}
+bool is_plain_swiglu(const tilemoe_experts& experts) {
+  return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
+         experts.up_shift == 0;
+}
+
+// The first key, if there are kernels of it.
+ProductKey either(const ProductKey& special, const ProductKey& general) {
+  return Tiles(special).empty() ? general : special;
+}
+
+template <class Step>
+TileConfiguration choose(const Step& step) {
+  const Tiles tiles(key_of(step));
+  TILEMOE_ASSERT(!tiles.empty(), "a step without a kernel");
+  const TileConfiguration* const asked = step.tuning.tile;
+  if (asked != nullptr && std::find(tiles.begin(), tiles.end(), *asked) != tiles.end())
+    return *asked;
+  return choose_tile(size_of(step), tiles, model());
+}
+
+template <class Step>
+void run(const Step& step) {
+  start(key_of(step), tile_of(step), step);
+}
+
+}  // namespace
+
+ProductKey key_of(const UpProjection& step) {
+  const tilemoe_experts& experts = *step.experts;
+  const tilemoe_tensor& W1 = step.weights.W1;
+  Variant general{.recipe = recipe_of(experts.dtype),
+                  .weights = major_of(W1),
+                  .activations = activations_of(experts),
+                  .adjacent = has_adjacent_columns(experts, W1)};
+  Variant special = general;
+  special.activations = Activations::kSwiGLU;
+  special.gathers = step.rows.token != nullptr;
+  const ProductKey key{ProductName::kUpProjection, kit(), general};
+  return is_plain_swiglu(experts) ? either({key.product, key.kit, special}, key) : key;
+}
+
+ProductKey key_of(const DownProjection& step) {
+  return {ProductName::kDownProjection,
+          kit(),
+          {.recipe = recipe_of(step.experts->dtype), .weights = major_of(step.W2)}};
+}
+
+ProductKey key_of(const ActivationGradient& step) {
+  const tilemoe_experts& experts = *step.experts;
+  Variant general{.recipe = recipe_of(experts.dtype),
+                  .weights = major_of_transpose(step.W2),
+                  .activations = activations_of(experts)};
+  Variant special = general;
+  special.activations = Activations::kSwiGLU;
+  const ProductKey key{ProductName::kActivationGradient, kit(), general};
+  const bool plain = is_plain_swiglu(experts) && !has_adjacent_columns(experts, step.W1);
+  return plain ? either({key.product, key.kit, special}, key) : key;
+}
+
+ProductKey key_of(const InputGradient& step) {
+  return {
+      ProductName::kInputGradient,
+      kit(),
+      {.recipe = recipe_of(step.experts->dtype), .weights = major_of_transpose(step.weights.W1)}};
+}
+
+TileConfiguration tile_of(const UpProjection& step) {
+  return choose(step);
+}
+TileConfiguration tile_of(const DownProjection& step) {
+  return choose(step);
+}
+int64_t ds_tiles(const tilemoe_experts& experts) {
+  const int columns = column_block(experts.n);
+  return (experts.n + columns - 1) / columns;
+}
+
+TileConfiguration tile_of(const ActivationGradient& step) {
+  if (column_block(step.experts->n) == kCluster192.block_n) return kCluster192;
+  return choose(step);
+}
+TileConfiguration tile_of(const InputGradient& step) {
+  return choose(step);
+}
+
+void up_projection(const UpProjection& step) {
+  run(step);
+}
+void down_projection(const DownProjection& step) {
+  run(step);
+}
+void activation_gradient(const ActivationGradient& step) {
+  run(step);
+}
+void input_gradient(const InputGradient& step) {
+  run(step);
+}
+
+namespace {
+
+void run_weight_gradient(WeightGradient& step) {
+  if (step.parts == 0) return;
+  step.shares = weight_gradient_shares({.dense_columns = step.dense_columns,
+                                        .parts = step.parts,
+                                        .d = step.gathered.shape[1],
+                                        .capacity = step.rows.capacity,
+                                        .of_an_expert = step.rows.of_an_expert},
+                                       current_device().multiprocessors);
+  const tilemoe_tensor& out = step.part[0].out;
+  const ProductKey key{ProductName::kWeightGradient,
+                       kit(),
+                       {.recipe = recipe_of(step.experts->dtype),
+                        .float_out = out.dtype == TILEMOE_FLOAT32,
+                        .out = out.stride[2] == 1 ? OutputMajor::kColumn : OutputMajor::kRow}};
+  const Tiles tiles(key);
+  const auto* const tile = std::find_if(tiles.begin(), tiles.end(), [&](const auto& each) {
+    return each.block_n == column_block(step.dense_columns);
+  });
+  TILEMOE_ASSERT(tile != tiles.end(), "a weight gradient without a kernel");
+  start(key, *tile, step);
+}
+
+}  // namespace
+
+size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
+                                     const ScratchSizes& sizes) {
+  return ExpertRanks::bytes(
+      experts.E, weight_gradient_shares(step, experts, sizes, current_device().multiprocessors));
+}
+
+void weight_gradient_2(const WeightGradient2& step) {
+  WeightGradient product{.experts = step.experts,
+                         .rows = step.rows,
+                         .dense = step.A_scaled,
+                         .dense_columns = step.experts->n,
+                         .gathered = step.dO,
+                         .part = {{.out = transposed(step.dW2), .dense_first = 0}},
+                         .parts = 1,
+                         .accumulate = step.accumulate,
+                         .scratch = step.scratch,
+                         .shares = 0,
+                         .stream = step.stream,
+                         .tuning = step.tuning};
+  run_weight_gradient(product);
+}
+
+void weight_gradient_1(const WeightGradient1& step) {
+  const bool adjacent = has_adjacent_columns(*step.experts, step.W1);
+  const UpParts parts = up_parts(*step.experts, step.dW1, step.dW1_up, adjacent);
+  WeightGradient product{.experts = step.experts,
+                         .rows = step.rows,
+                         .dense = step.dH,
+                         .dense_columns = parts.columns,
+                         .gathered = step.X,
+                         .part = {},
+                         .parts = 0,
+                         .accumulate = step.accumulate,
+                         .scratch = step.scratch,
+                         .shares = 0,
+                         .stream = step.stream,
+                         .tuning = step.tuning};
+  for (int p = 0; p < parts.count; ++p)
+    if (present(parts.part[p]))
+      product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * parts.columns};
+  run_weight_gradient(product);
+}
+
+}  // namespace tilemoe::cuda

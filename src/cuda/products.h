@@ -1,0 +1,35 @@
+// The steps that are products, as the backend calls them: which kit, which of its kernels, and
+// which tile.
+#pragma once
+
+#include "backend.h"
+#include "cuda/core/kit.h"
+#include "cuda/core/tile_configuration.h"
+#include "cuda/instances/table.h"
+
+namespace tilemoe::cuda {
+
+void up_projection(const UpProjection& step);
+void down_projection(const DownProjection& step);
+void activation_gradient(const ActivationGradient& step);
+void weight_gradient_2(const WeightGradient2& step);
+void input_gradient(const InputGradient& step);
+void weight_gradient_1(const WeightGradient1& step);
+// Of a weight gradient.
+size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
+                                     const ScratchSizes& sizes);
+
+// Blocks of A's columns in the activation gradient: each has a row of ds's partial sums.
+int64_t ds_tiles(const tilemoe_experts& experts);
+
+// What a step asks for, and the tile that it takes of those that there are.
+ProductKey key_of(const UpProjection& step);
+ProductKey key_of(const DownProjection& step);
+ProductKey key_of(const ActivationGradient& step);
+ProductKey key_of(const InputGradient& step);
+TileConfiguration tile_of(const UpProjection& step);
+TileConfiguration tile_of(const DownProjection& step);
+TileConfiguration tile_of(const ActivationGradient& step);
+TileConfiguration tile_of(const InputGradient& step);
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,33 @@
+// A GPU as the choice of tiles sees it.
+#pragma once
+
+namespace tilemoe::cuda {
+
+// Rates are of one multiprocessor; the rest is fitted to measured times.
+struct DeviceModel {
+  int multiprocessors;
+  double multiply_adds;  // a cycle
+  double l2_bytes;       // a cycle
+  double memory_bytes;   // a cycle
+  // Cycles that a tile takes beside its products, loads and epilogue.
+  double tile_overhead, ping_pong_overhead;
+  // Cycles that a cluster's blocks wait for each other, where rows are gathered and where not.
+  double gather_wait, cluster_wait;
+  // Part of the operands that is read from memory once more, where nobody shares what it reads of B.
+  double asked_twice;
+};
+
+// Hopper, fitted to what `tilemoe_cuda_steps --configurations` measured on an H100.
+constexpr DeviceModel hopper_model(int multiprocessors) {
+  return {.multiprocessors = multiprocessors,
+          .multiply_adds = 2048,
+          .l2_bytes = 44,
+          .memory_bytes = 12,
+          .tile_overhead = 300,
+          .ping_pong_overhead = 450,
+          .gather_wait = 2600,
+          .cluster_wait = 300,
+          .asked_twice = 0.2};
+}
+
+}  // namespace tilemoe::cuda

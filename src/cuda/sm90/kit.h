@@ -1,0 +1,92 @@
+// Hopper's kit: the parts that the steps name. Another GPU generation's has parts of these names
+// and these Params; what an epilogue computes is not among them (epilogue/), when it does is.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/core/kit.h"
+#include "cuda/core/variant.h"
+#include "cuda/sm90/epilogue_activation.h"
+#include "cuda/sm90/epilogue_activation_gradient.h"
+#include "cuda/sm90/epilogue_adjacent_activation.h"
+#include "cuda/sm90/epilogue_store.h"
+#include "cuda/sm90/epilogue_swiglu.h"
+#include "cuda/sm90/epilogue_weight_gradient.h"
+#include "cuda/sm90/launch.h"
+#include "cuda/sm90/load_dense_rows.h"
+#include "cuda/sm90/load_gathered_rows.h"
+#include "cuda/sm90/load_summed_parts.h"
+#include "cuda/sm90/load_summed_rows.h"
+#include "cuda/sm90/load_weights.h"
+#include "cuda/sm90/shared_sums.h"
+#include "cuda/sm90/tiles.h"
+
+namespace tilemoe::cuda {
+
+namespace sm90 {
+
+template <class Shape, Activations kSet, bool kAdjacent>
+struct ActivationOf {
+  using type = ActivationEpilogue<Shape, kSet>;
+};
+template <class Shape>
+struct ActivationOf<Shape, Activations::kSwiGLU, false> {
+  using type = SwiGLUEpilogue<Shape>;
+};
+template <class Shape>
+struct ActivationOf<Shape, Activations::kGated, true> {
+  using type = AdjacentActivationEpilogue<Shape>;
+};
+
+}  // namespace sm90
+
+struct Sm90 {
+  static constexpr KitName kName = KitName::kSm90;
+
+  template <Variant kVariant, TileConfiguration kTile>
+  using Shape = sm90::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
+
+  // ---- operand A: rows by expert, or summed over
+  template <class Shape, bool kGathers>
+  using Rows = std::conditional_t<kGathers, sm90::GatheredRows<Shape>, sm90::DenseRows<Shape>>;
+  template <class Shape>
+  using PartRows = sm90::DensePartRows<Shape>;
+  template <class Shape>
+  using SummedGathered = sm90::GatheredSummedRows<Shape>;
+
+  // ---- operand B
+  template <class Shape, Major kMajor, int kParts>
+  using Weights = sm90::Weights<Shape, kMajor, kParts>;
+  template <class Shape, Major kMajor>
+  using SummedWeights = sm90::SummedWeights<Shape, kMajor>;
+  template <class Shape>
+  using SummedDense = sm90::DenseSummedRows<Shape>;
+
+  // ---- epilogues
+  template <class Shape, Activations kSet, bool kAdjacent>
+  using Activation = typename sm90::ActivationOf<Shape, kSet, kAdjacent>::type;
+  template <class Shape>
+  using Store = sm90::StoreEpilogue<Shape>;
+  template <class Shape, Activations kSet>
+  using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
+  template <class Shape, class Out, OutputMajor kMajor>
+  using WeightGradient = sm90::WeightGradientEpilogue<Shape, Out, kMajor>;
+
+  // ---- the product of them, in a tile order
+  template <class Shape, class A, class B, class Epilogue, class Order>
+  using Product = sm90::GroupedGemm<Shape, A, B, Epilogue, Order>;
+  // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+  template <class Product>
+  static void launch(const typename Product::Params& params, int64_t tiles_at_most, void* stream,
+                     const Tuning& tuning) {
+    sm90::launch<Product>(params, tiles_at_most, stream, tuning);
+  }
+  // The last part of a weight gradient that was cut.
+  template <class Product>
+  static void add_shared_sums(const typename Product::Params& params,
+                              const cuda::WeightGradient& step) {
+    sm90::launch_shared_sums<Product>(params, step);
+  }
+};
+
+}  // namespace tilemoe::cuda

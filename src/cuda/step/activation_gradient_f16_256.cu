@@ -1,7 +1,0 @@
-#include "cuda/step/activation_gradient.h"
-
-namespace tilemoe::cuda {
-
-template void activation_gradient<__half, 256>(const ActivationGradient&);
-
-}  // namespace tilemoe::cuda

@@ -1,7 +1,0 @@
-#include "cuda/step/weight_gradient.h"
-
-namespace tilemoe::cuda {
-
-template void weight_gradient<__half, 192>(const WeightGradientProduct&);
-
-}  // namespace tilemoe::cuda
