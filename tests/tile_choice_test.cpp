@@ -47,7 +47,6 @@ TileConfiguration pick_of(const json& entry) {
     return choose_tile(size_of(down), kDownTiles, kH100);
   }
   EXPECT_EQ(step, "dA'");
-  if (column_block(experts.n) == kCooperative192Cluster.block_n) return kCooperative192Cluster;
   ActivationGradient gradient{};
   gradient.experts = &experts, gradient.rows = rows;
   return choose_tile(size_of(gradient), kActivationGradientTiles, kH100);

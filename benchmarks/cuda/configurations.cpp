@@ -92,10 +92,7 @@ struct Comparison {
     compare_tiles(c, "down", cuda::kDownTiles, cuda::tile_of(problem.down), flush, down);
     const auto M = static_cast<size_t>(c.T * c.K);
     const DeviceBuffer dH(M * static_cast<size_t>(2 * c.n) * 2);
-    cuda::force_tile(cuda::kCooperative192Cluster);  // has the most tiles
-    const DeviceBuffer ds_partial(static_cast<size_t>(backend.ds_tiles(*problem.up.experts)) * M *
-                                  sizeof(float));
-    cuda::force_tile({});
+    const DeviceBuffer ds_partial(static_cast<size_t>(ds_groups(c.n)) * M * sizeof(float));
     const ActivationGradient gradient = gradient_of(problem, dH, ds_partial);
     compare_tiles(c, "dA'", cuda::kActivationGradientTiles, cuda::tile_of(gradient), flush,
                   [&] { backend.activation_gradient(gradient); });

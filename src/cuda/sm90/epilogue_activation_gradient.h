@@ -1,5 +1,5 @@
 // The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
-// dA'), A' = s A and the row sums <dA', A> of this tile's columns.
+// dA'), A' = s A and the row sums <dA', A> of each 64 columns.
 //
 // H comes through the ring, slice by slice of columns, each in a stage of its own. A warp walks the
 // slices of its 16 rows by itself:
@@ -7,6 +7,9 @@
 //   producer   H -> stage                                              the next tile's operands
 //   warp                  H -> dH in place, A' beside it
 //   TMA                                         dH, A' ->
+//
+// A slice is a group of ds's partial sums, so their order is no tile's: a lane's own columns
+// ascending, by fma, then its neighbours' (lane xor 1), then the other two lanes' (xor 2).
 //
 // dH may lie over H: a slice is stored after it has landed, and rows past the expert's last are
 // neither read nor stored. H comes as two boxes: gate and up columns, or where these are adjacent,
@@ -17,6 +20,7 @@
 
 #include <cstdint>
 
+#include "backend.h"
 #include "cuda/core/pack.h"
 #include "cuda/core/tile.h"
 #include "cuda/epilogue/activation_slopes.h"
@@ -51,6 +55,7 @@ class ActivationGradientEpilogue {
   static constexpr int kScaledBytes = kPartBytes / kConsumers;
   static constexpr int kSharedBytes = kScaledInStage ? 0 : kSlices * kScaledBytes;
   static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
+  static_assert(kSlice == kDsColumns, "a slice is a group of ds");
   static_assert(Shape::kSubtiles == 1, "a consumer has 64 rows");
 
   static constexpr bool kMayBeAdjacent = kActivations == Activations::kGated;
@@ -60,7 +65,7 @@ class ActivationGradientEpilogue {
     RaggedOutput dH;        // the same; may be not wanted
     RaggedOutput A_scaled;  // (capacity, 1, n); may be not wanted
     const float* score;     // (capacity); null: every s is 1
-    float* ds_partial;      // (column tiles, capacity); null: not wanted
+    float* ds_partial;      // (ds_groups(n), capacity); null: not wanted
     int64_t capacity;
     int32_t n;
     bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
@@ -154,17 +159,19 @@ class ActivationGradientEpilogue {
     const int32_t first_column = ptx::uniform(tile.n_block * Shape::BLOCK_N);
     const int32_t row_end = ptx::uniform(tile.row_end);
     row = ptx::uniform(row);
-    float ds[2] = {0.f, 0.f};
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t column = first_column + slice * kSlice;
       const uint32_t warp_part = ptx::uniform(slices.wait() + (row - tile.row_begin) * kRowBytes);
       const uint32_t scaled_part = scaled_part_of(warp_part, slice);
       if (row < tile.row_end && column < params_.n) {
+        float ds[2] = {0.f, 0.f};
         differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds);
+        const float sum = sum_of_row(ds);  // beside the slice's last stores
         ptx::fence_proxy_async();
         __syncwarp();
         if (lane() == 0) send(warp_part, scaled_part, row, row_end, column);
+        store_sum(sum, row, row_end, column / kSlice);
       }
       if (lane() == 0) ptx::tma_store_commit();
       if (slice > 0) {
@@ -174,7 +181,6 @@ class ActivationGradientEpilogue {
       }
       slices.advance();
     }
-    store_sums(ds, row, tile);
   }
 
   // Where the warp's A' of a slice goes whose H or dH is at `warp_part`.
@@ -293,20 +299,22 @@ class ActivationGradientEpilogue {
     to(params_.A_scaled, scaled_part, {0, column});
   }
 
-  // Sums over the four lanes that share a row, in a fixed order.
-  __device__ void store_sums(const float (&ds)[2], int32_t row, const Tile& tile) const {
-    if (params_.ds_partial == nullptr || row >= tile.row_end) return;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = ds[half];
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const int32_t r = row + lane() / 4 + 8 * half;
-      if (lane() % 4 == 0 && r < tile.row_end)
-        params_.ds_partial[tile.n_block * params_.capacity + r] = sum;
-    }
+  // Over the four lanes that share two rows: of the first row in even lanes, of the second in odd
+  // ones. A lane gives its part of the other row to its neighbour.
+  __device__ static float sum_of_row(const float (&ds)[2]) {
+    const bool odd = lane() % 2 != 0;
+    float sum = odd ? ds[1] : ds[0];
+    sum += __shfl_xor_sync(kAllLanes, odd ? ds[0] : ds[1], 1);
+    return sum + __shfl_xor_sync(kAllLanes, sum, 2);
   }
 
+  __device__ void store_sum(float sum, int32_t row, int32_t row_end, int32_t group) const {
+    const int32_t r = row + lane() / 4 + 8 * (lane() % 2);
+    if (lane() % 4 < 2 && r < row_end && params_.ds_partial != nullptr)
+      params_.ds_partial[group * params_.capacity + r] = sum;
+  }
+
+  static constexpr uint32_t kAllLanes = 0xffffffff;
   static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
 
   const Params& params_;

@@ -15,8 +15,6 @@ void down_projection(const DownProjection& step);
 
 void combine(const Combine& step);
 
-// Blocks of A's columns in the activation gradient: each has a row of ds's partial sums.
-int64_t ds_tiles(const tilemoe_experts& experts);
 template <class Element>
 void activation_gradient(const ActivationGradient& step);
 template <class Element, int kColumns>  // of the tile: 192 or 256
