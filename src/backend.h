@@ -88,8 +88,16 @@ struct Combine {
   Tuning tuning = {};
 };
 
-// dA' = dO W2 (gathers dO); then A = act(H), ds partials = <dA', A> by column tile, dH = act'(H) (s
-// dA'), A' = s A. dH may lie over H.
+// ds is summed by groups of 64 columns of A, whatever the tiles: each writes a row of partial sums,
+// which are then added in order. Inside a group CUDA's kernels have one order too
+// (docs/mathematics.md).
+inline constexpr int64_t kDsColumns = 64;
+constexpr int64_t ds_groups(int64_t n) {
+  return (n + kDsColumns - 1) / kDsColumns;
+}
+
+// dA' = dO W2 (gathers dO); then A = act(H), ds partials = <dA', A> by groups of columns, dH =
+// act'(H) (s dA'), A' = s A. dH may lie over H.
 struct ActivationGradient {
   const tilemoe_experts* experts;
   Rows rows;
@@ -99,19 +107,18 @@ struct ActivationGradient {
   tilemoe_tensor H;
   tilemoe_tensor dH;        // out (capacity, 2n); absent: not wanted
   tilemoe_tensor A_scaled;  // out A' (capacity, n); absent: not wanted
-  float* ds_partial;        // out (ds_tiles, capacity); null: not wanted
+  float* ds_partial;        // out (ds_groups(n), capacity); null: not wanted
   Scratch scratch;
   void* stream;
   Tuning tuning = {};
 };
 
-// ds(pair) = sum over tiles, in order, of ds_partial(tile, row) + <dO_t, b2_e>; 0 for a pair
+// ds(pair) = sum over groups, in order, of ds_partial(group, row) + <dO_t, b2_e>; 0 for a pair
 // without a row.
 struct ScoreGradient {
   const tilemoe_experts* experts;
   const tilemoe_routing* routing;
-  const float* ds_partial;  // (ds_tiles, capacity)
-  int64_t ds_tiles;
+  const float* ds_partial;  // (ds_groups(n), capacity)
   tilemoe_tensor dO;
   tilemoe_tensor b2;  // optional
   float* ds;          // out (pairs)
@@ -203,8 +210,6 @@ class Backend {
   // ---- the layer
   virtual size_t scratch_bytes(Step step, const tilemoe_experts& experts,
                                const ScratchSizes& sizes) const = 0;
-  // Column tiles into which the activation gradient cuts ds.
-  virtual int64_t ds_tiles(const tilemoe_experts& experts) const = 0;
   virtual void up_projection(const UpProjection& step) = 0;
   virtual void down_projection(const DownProjection& step) = 0;
   virtual void combine(const Combine& step) = 0;

@@ -96,7 +96,6 @@ class BackwardSteps {
     call_.backend.score_gradient({.experts = experts_,
                                   .routing = &call_.routing,
                                   .ds_partial = ds_partial_,
-                                  .ds_tiles = call_.backend.ds_tiles(call_.experts),
                                   .dO = call_.args.dO,
                                   .b2 = call_.weights.b2,
                                   .ds = static_cast<float*>(call_.args.ds.data),

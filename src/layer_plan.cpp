@@ -47,9 +47,8 @@ int64_t input_block_columns(const tilemoe_experts& experts, bool dh_over_h) {
   return columns;
 }
 
-size_t ds_partial_bytes(const Backend& backend, const tilemoe_experts& experts,
-                        const tilemoe_routing_spec& spec) {
-  const int64_t partials = checked_product(backend.ds_tiles(experts), spec.capacity, "ds partials");
+size_t ds_partial_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
+  const int64_t partials = checked_product(ds_groups(experts.n), spec.capacity, "ds partials");
   return static_cast<size_t>(checked_product(partials, sizeof(float), "ds partials"));
 }
 
@@ -107,7 +106,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
       end(dW2);
     }
     if (work.wants(TILEMOE_GRADIENT_S))
-      ds_partial = activation.take(ds_partial_bytes(backend, experts, spec));
+      ds_partial = activation.take(ds_partial_bytes(experts, spec));
     activation_scratch = scratch_in(activation, Step::kActivationGradient);
     end(activation);
   }

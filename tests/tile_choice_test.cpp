@@ -58,7 +58,6 @@ TileConfiguration pick_of(const json& entry) {
     return choose_tile(size_of(down), tiles_of(ProductName::kDownProjection, {}), kH100);
   }
   EXPECT_EQ(step, "dA'");
-  if (column_block(experts.n) == kCluster192.block_n) return kCluster192;
   ActivationGradient gradient{};
   gradient.experts = &experts, gradient.rows = rows;
   return choose_tile(size_of(gradient), tiles_of(ProductName::kActivationGradient, kSwiGLUBackward),

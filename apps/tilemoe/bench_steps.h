@@ -68,9 +68,6 @@ class TimedBackend final : public Backend {
                        const ScratchSizes& sizes) const override {
     return inner_.scratch_bytes(step, experts, sizes);
   }
-  int64_t ds_tiles(const tilemoe_experts& experts) const override {
-    return inner_.ds_tiles(experts);
-  }
 
   void up_projection(const UpProjection& step) override;
   void down_projection(const DownProjection& step) override;

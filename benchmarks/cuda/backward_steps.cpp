@@ -36,7 +36,7 @@ void bench(const Config& c) {
                   .token = static_cast<const int32_t*>(tokens.data()),
                   .score = static_cast<const float*>(scores.data())};
   Backend& backend = cuda::backend();
-  DeviceBuffer ds_partial(static_cast<size_t>(backend.ds_tiles(experts) * M) * 4);
+  DeviceBuffer ds_partial(static_cast<size_t>(ds_groups(c.n) * M) * 4);
   ActivationGradient activation{};
   activation.experts = &experts;
   activation.rows = rows;

@@ -85,8 +85,7 @@ struct Comparison {
     compare_tiles(c, "down", flush, problem.down, down);
     const auto M = static_cast<size_t>(c.T * c.K);
     const DeviceBuffer dH(M * static_cast<size_t>(2 * c.n) * 2);
-    const DeviceBuffer ds_partial(static_cast<size_t>(backend.ds_tiles(*problem.up.experts)) * M *
-                                  sizeof(float));
+    const DeviceBuffer ds_partial(static_cast<size_t>(ds_groups(c.n)) * M * sizeof(float));
     compare_tiles(c, "dA'", flush, gradient_of(problem, dH, ds_partial),
                   [&](const ActivationGradient& step) { backend.activation_gradient(step); });
     const std::string name = c.name;

@@ -1,5 +1,8 @@
-// dA' = dO W2, and from it and H: dH, A' and the column tiles of ds. A task is a tile of an
-// expert's rows by a range of A's columns, which is one of ds's column tiles.
+// dA' = dO W2, and from it and H: dH, A' and the partial sums of ds. A task is a tile of an
+// expert's rows by a range of A's columns: whole groups of ds. Inside a group the order of ds's sum
+// is that of sum_each_vector(), the machine's.
+#include <algorithm>
+
 #include "cpu/activation.h"
 #include "cpu/backend.h"
 #include "cpu/elementwise.h"
@@ -10,6 +13,8 @@
 namespace tilemoe::cpu {
 namespace {
 
+static_assert(kInnerColumns % kDsColumns == 0, "a task has whole groups of ds");
+
 // A row that is read or written as float32: in place where it is float32, else through `buffer`.
 float* as_float(char* row, tilemoe_dtype dtype, float* buffer) {
   return dtype == TILEMOE_FLOAT32 ? reinterpret_cast<float*>(row) : buffer;
@@ -18,7 +23,7 @@ void store_unless_in_place(const float* values, char* row, tilemoe_dtype dtype, 
   if (values && dtype != TILEMOE_FLOAT32) from_float(values, row, dtype, 1, columns, false);
 }
 
-// One row of a tile: `H`, `dH` and `A_scaled` point at the row's first column of the range.
+// One row's group of columns, where each tensor has its first.
 struct RowPlaces {
   char* H_gate;
   char* H_up;     // null where there is no gate
@@ -30,7 +35,7 @@ struct RowPlaces {
 float differentiate(const tilemoe_experts& experts, const RowPlaces& at, const float* dA,
                     float score, int64_t columns) {
   const tilemoe_dtype dtype = experts.dtype;
-  alignas(64) float buffers[5][kInnerColumns];
+  alignas(64) float buffers[5][kDsColumns];
   float* gate = as_float(at.H_gate, dtype, buffers[0]);
   float* up = at.H_up ? as_float(at.H_up, dtype, buffers[1]) : nullptr;
   if (dtype != TILEMOE_FLOAT32) {
@@ -65,25 +70,24 @@ void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int
   const Matrix H = row_matrix(step.H);
   const Matrix dH = step.dH.ndim ? row_matrix(step.dH) : Matrix{};
   const Matrix A_scaled = step.A_scaled.ndim ? row_matrix(step.A_scaled) : Matrix{};
-  const int64_t up = experts.n + first;
   for (int64_t i = 0; i < tile.rows; ++i) {
     const int64_t r = tile.first + i;
-    const RowPlaces places{.H_gate = H.at(r, first).data,
-                           .H_up = gated ? H.at(r, up).data : nullptr,
-                           .dH_gate = dH.data ? dH.at(r, first).data : nullptr,
-                           .dH_up = dH.data && gated ? dH.at(r, up).data : nullptr,
-                           .A_scaled = A_scaled.data ? A_scaled.at(r, first).data : nullptr};
     const float score = step.rows.score ? step.rows.score[r] : 1.0f;
-    const float ds = differentiate(experts, places, scratch.tile + i * columns, score, columns);
-    if (step.ds_partial) step.ds_partial[first / kInnerColumns * step.rows.capacity + r] = ds;
+    for (int64_t j = 0; j < columns; j += kDsColumns) {
+      const int64_t gate = first + j, up = experts.n + gate;
+      const RowPlaces places{.H_gate = H.at(r, gate).data,
+                             .H_up = gated ? H.at(r, up).data : nullptr,
+                             .dH_gate = dH.data ? dH.at(r, gate).data : nullptr,
+                             .dH_up = dH.data && gated ? dH.at(r, up).data : nullptr,
+                             .A_scaled = A_scaled.data ? A_scaled.at(r, gate).data : nullptr};
+      const float ds = differentiate(experts, places, scratch.tile + i * columns + j, score,
+                                     std::min(kDsColumns, columns - j));
+      if (step.ds_partial) step.ds_partial[gate / kDsColumns * step.rows.capacity + r] = ds;
+    }
   }
 }
 
 }  // namespace
-
-int64_t CpuBackend::ds_tiles(const tilemoe_experts& experts) const {
-  return tile_count(experts.n, kInnerColumns);
-}
 
 void CpuBackend::activation_gradient(const ActivationGradient& step) {
   for_each_tile(step, step.experts->n, kInnerColumns, differentiate_tile);

@@ -16,7 +16,6 @@ class CpuBackend final : public Backend {
 
   size_t scratch_bytes(Step step, const tilemoe_experts& experts,
                        const ScratchSizes& sizes) const override;
-  int64_t ds_tiles(const tilemoe_experts& experts) const override;
   void up_projection(const UpProjection& step) override;
   void down_projection(const DownProjection& step) override;
   void combine(const Combine& step) override;

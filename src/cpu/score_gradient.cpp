@@ -1,4 +1,4 @@
-// ds of every pair: the sum of its row's column tiles, in order, and <dO_t, b2_e>. A task is a
+// ds of every pair: the sum of its row's groups of columns, in order, and <dO_t, b2_e>. A task is a
 // range of pairs.
 #include <algorithm>
 
@@ -34,7 +34,7 @@ int64_t expert_of_row(const tilemoe_routing& routing, int64_t row) {
 
 void CpuBackend::score_gradient(const ScoreGradient& step) {
   const tilemoe_routing& routing = *step.routing;
-  const int64_t capacity = routing.spec.capacity;
+  const int64_t capacity = routing.spec.capacity, groups = ds_groups(step.experts->n);
   const Matrix dO = row_matrix(step.dO);
   parallel_for(tile_count(routing.spec.pairs, kPairs), [&](int64_t task, int) {
     const int64_t end = std::min(routing.spec.pairs, (task + 1) * kPairs);
@@ -42,8 +42,8 @@ void CpuBackend::score_gradient(const ScoreGradient& step) {
       const int64_t row = row_of_pair(routing, pair);
       float ds = 0;
       if (row >= 0) {
-        for (int64_t tile = 0; tile < step.ds_tiles; ++tile)
-          ds += step.ds_partial[tile * capacity + row];
+        for (int64_t group = 0; group < groups; ++group)
+          ds += step.ds_partial[group * capacity + row];
         if (step.b2.ndim) {
           const int64_t token = routing.row_token ? routing.row_token[row] : row;
           const Matrix b2 = expert_matrix(step.b2, expert_of_row(routing, row));

@@ -13,7 +13,7 @@ namespace tilemoe::cpu {
 // weights.
 constexpr int64_t kTileRows = 256;
 // Columns of A that one task of the up-projection or of the activation gradient makes; H has twice
-// as many where there is a gate. A column tile of ds.
+// as many where there is a gate.
 constexpr int64_t kInnerColumns = 256;
 // Columns of Y and dX~ that one task makes.
 constexpr int64_t kOuterColumns = 512;

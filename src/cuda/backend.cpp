@@ -45,9 +45,6 @@ class CudaBackend final : public Backend {
       default: return 0;
     }
   }
-  int64_t ds_tiles(const tilemoe_experts& experts) const override {
-    return cuda::ds_tiles(experts);
-  }
 
   void up_projection(const UpProjection& step) override { cuda::up_projection(step); }
   void down_projection(const DownProjection& step) override { cuda::down_projection(step); }

@@ -103,13 +103,7 @@ TileConfiguration tile_of(const UpProjection& step) {
 TileConfiguration tile_of(const DownProjection& step) {
   return choose(step);
 }
-int64_t ds_tiles(const tilemoe_experts& experts) {
-  const int columns = column_block(experts.n);
-  return (experts.n + columns - 1) / columns;
-}
-
 TileConfiguration tile_of(const ActivationGradient& step) {
-  if (column_block(step.experts->n) == kCluster192.block_n) return kCluster192;
   return choose(step);
 }
 TileConfiguration tile_of(const InputGradient& step) {

@@ -19,9 +19,6 @@ void weight_gradient_1(const WeightGradient1& step);
 size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
                                      const ScratchSizes& sizes);
 
-// Blocks of A's columns in the activation gradient: each has a row of ds's partial sums.
-int64_t ds_tiles(const tilemoe_experts& experts);
-
 // What a step asks for, and the tile that it takes of those that there are.
 ProductKey key_of(const UpProjection& step);
 ProductKey key_of(const DownProjection& step);

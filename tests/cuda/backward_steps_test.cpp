@@ -60,7 +60,7 @@ class BackwardProblem : public StepProblem<BackwardCase> {
         A_scaled_in_(c.dtype, {capacity_, c.n}),
         dH_(c.dtype, {capacity_, width_}),
         A_scaled_(c.dtype, {capacity_, c.n}),
-        ds_partial_(TILEMOE_FLOAT32, {kMostTiles, capacity_}),
+        ds_partial_(TILEMOE_FLOAT32, {ds_groups(c.n) + 1, capacity_}),
         dX_rows_(c.dtype, {capacity_, c.d}),
         dW1_(gradient_dtype(), {E_, w1_rows_, c.d}, c.W1_transposed),
         dW1_up_(gradient_dtype(), {E_, c.n, c.d}, c.W1_transposed),
@@ -84,7 +84,6 @@ class BackwardProblem : public StepProblem<BackwardCase> {
     const auto optional = [&](TwinTensor& t, bool there) {
       return there ? place(t) : tilemoe_tensor{};
     };
-    ASSERT_LE(backend.ds_tiles(experts_), kMostTiles);
     backend.activation_gradient(
         {.experts = &experts_,
          .rows = rows,
@@ -139,21 +138,21 @@ class BackwardProblem : public StepProblem<BackwardCase> {
     return all;
   }
   TwinTensor& ds_partial() { return ds_partial_; }
-  // The sums over tiles, which are cut as the backend likes, of the rows that exist.
-  std::vector<double> ds(Backend& backend, const std::vector<uint8_t>& partial) const {
-    std::vector<double> sums(static_cast<size_t>(M_));
-    for (int64_t tile = 0; tile < backend.ds_tiles(experts_); ++tile)
+  // The partial sums of the rows that exist, group by group.
+  std::vector<double> ds(const std::vector<uint8_t>& partial) const {
+    std::vector<double> sums;
+    for (int64_t group = 0; group < ds_groups(c_.n); ++group)
       for (int64_t r = 0; r < M_; ++r)
-        sums[static_cast<size_t>(r)] += ds_partial_.at(partial, tile * capacity_ + r);
+        sums.push_back(ds_partial_.at(partial, group * capacity_ + r));
     return sums;
   }
   // Place of the first partial sum that was written though its row does not exist, or though it was
   // not asked for; -1 where there is none.
-  int64_t stray_sum(Backend& backend, const std::vector<uint8_t>& partial) const {
+  int64_t stray_sum(const std::vector<uint8_t>& partial) const {
     const auto* sums = partial.data() + TwinBuffer::kGuard;
     for (int64_t place = 0; place < ds_partial_.elements(); ++place) {
       const bool wanted =
-          c_.wants_ds && place / capacity_ < backend.ds_tiles(experts_) && place % capacity_ < M_;
+          c_.wants_ds && place / capacity_ < ds_groups(c_.n) && place % capacity_ < M_;
       const auto* sum = sums + place * static_cast<int64_t>(sizeof(float));
       if (!wanted && std::any_of(sum, sum + sizeof(float),
                                  [](uint8_t byte) { return byte != TwinBuffer::kPoison; }))
@@ -163,7 +162,6 @@ class BackwardProblem : public StepProblem<BackwardCase> {
   }
 
  private:
-  static constexpr int64_t kMostTiles = 16;
   static constexpr int64_t kOwnTokens = 4;  // of the expert whose rows are NaN
 
   int64_t source_rows() const { return c_.gathered ? c_.T + kOwnTokens : capacity_; }
@@ -215,17 +213,17 @@ TEST_P(BackwardSteps, EqualTheCpus) {
   BackwardProblem problem(c);
   const auto got = run_on_device(problem);
   const auto ds_partial = problem.ds_partial().buffer().download();
-  const auto ds = problem.ds(cuda::backend(), ds_partial);
+  const auto ds = problem.ds(ds_partial);
   problem.run(cpu_backend(), false);
   expect_outputs(problem, got, c);
-  EXPECT_EQ(problem.stray_sum(cuda::backend(), ds_partial), -1);
+  EXPECT_EQ(problem.stray_sum(ds_partial), -1);
   if (!c.wants_ds) return;
-  const auto expected = problem.ds(cpu_backend(), problem.ds_partial().buffer().host_bytes());
+  const auto expected = problem.ds(problem.ds_partial().buffer().host_bytes());
   double error = 0, norm = 0;
   for (size_t r = 0; r < ds.size(); ++r) {
     const bool equal = ds[r] == expected[r] || (std::isnan(ds[r]) && std::isnan(expected[r]));
     EXPECT_TRUE(equal || !c.integers)
-        << "ds of row " << r << ": " << ds[r] << ", expected " << expected[r];
+        << "partial sum " << r << " of ds: " << ds[r] << ", expected " << expected[r];
     error += (ds[r] - expected[r]) * (ds[r] - expected[r]);
     norm += expected[r] * expected[r];
   }

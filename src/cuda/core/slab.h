@@ -30,14 +30,6 @@ __device__ __forceinline__ int32_t column(int j = 0) {
   return 8 * j + lane() % 4 * 2;
 }
 
-// Of numbers of which each lane has one a row: the sum over the row, in the order that docs/
-// mathematics.md gives to it. Every lane of the row has it.
-__device__ __forceinline__ float sum_over_row(float sum) {
-  sum += __shfl_xor_sync(0xffffffff, sum, 1);
-  sum += __shfl_xor_sync(0xffffffff, sum, 2);
-  return sum;
-}
-
 }  // namespace slab
 
 }  // namespace tilemoe::cuda

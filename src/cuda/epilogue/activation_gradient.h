@@ -49,4 +49,15 @@ __device__ __forceinline__ void differentiate_block(const Function& f, PackedBlo
   }
 }
 
+// Of a group of columns, over the four lanes that share two rows: even lanes get the upper row's
+// sum, odd ones the lower's, which slab::row(lane % 2) is. A lane gives its part of the other row to
+// its neighbour, so that the sums are those of lanes xor 1, then of lanes xor 2.
+__device__ __forceinline__ float ds_of_row(const float (&ds)[2]) {
+  constexpr uint32_t kAllLanes = 0xffffffff;
+  const bool odd = slab::lane() % 2 != 0;
+  float sum = odd ? ds[1] : ds[0];
+  sum += __shfl_xor_sync(kAllLanes, odd ? ds[0] : ds[1], 1);
+  return sum + __shfl_xor_sync(kAllLanes, sum, 2);
+}
+
 }  // namespace tilemoe::cuda

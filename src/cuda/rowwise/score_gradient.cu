@@ -1,4 +1,4 @@
-// ds of every pair: the sum of its row's column tiles, in order, and <dO_t, b2_e>.
+// ds of every pair: the sum of its row's groups of columns, in order, and <dO_t, b2_e>.
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/launch_kernel.h"
@@ -13,9 +13,9 @@ namespace {
 constexpr int kThreads = 256;
 
 struct ScoreGradientParams {
-  const float* ds_partial;  // (ds_tiles, capacity)
+  const float* ds_partial;  // (ds_groups, capacity)
   int64_t capacity;
-  int32_t ds_tiles;
+  int32_t ds_groups;
   int32_t pairs;
   int32_t E;
   int32_t chunks;            // of 16 bytes, a row of dO
@@ -35,10 +35,10 @@ __device__ int32_t row_of_pair(const ScoreGradientParams& params, int32_t pair) 
   return pair < params.offsets[params.E] ? pair : -1;
 }
 
-__device__ float sum_tiles(const ScoreGradientParams& params, int32_t row) {
+__device__ float sum_groups(const ScoreGradientParams& params, int32_t row) {
   float ds = 0;
-  for (int32_t tile = 0; tile < params.ds_tiles; ++tile)
-    ds += params.ds_partial[tile * params.capacity + row];
+  for (int32_t group = 0; group < params.ds_groups; ++group)
+    ds += params.ds_partial[group * params.capacity + row];
   return ds;
 }
 
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) sum_partials(const ScoreGradientPara
   const int64_t pair = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (pair >= params.pairs) return;
   const int32_t row = row_of_pair(params, static_cast<int32_t>(pair));
-  params.ds[pair] = row < 0 ? 0.f : sum_tiles(params, row);
+  params.ds[pair] = row < 0 ? 0.f : sum_groups(params, row);
 }
 
 // One warp a pair: neighbours share a row of dO.
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) sum_with_bias(const ScoreGradientPar
 #pragma unroll
       for (int i = 0; i < 8; ++i) dot = fmaf(x[i], y[i], dot);
     }
-    ds = sum_tiles(params, row) + sum_of_lanes(dot);
+    ds = sum_groups(params, row) + sum_of_lanes(dot);
   }
   if (lane_index() == 0) params.ds[pair] = ds;
 }
@@ -84,7 +84,7 @@ void score_gradient(const ScoreGradient& step) {
   const ScoreGradientParams params{
       .ds_partial = step.ds_partial,
       .capacity = routing.spec.capacity,
-      .ds_tiles = static_cast<int32_t>(step.ds_tiles),
+      .ds_groups = static_cast<int32_t>(ds_groups(step.experts->n)),
       .pairs = static_cast<int32_t>(routing.spec.pairs),
       .E = static_cast<int32_t>(routing.spec.E),
       .chunks = static_cast<int32_t>(step.experts->d * kElementBytes / 16),

@@ -1,5 +1,5 @@
 // The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
-// dA'), A' = s A and the row sums <dA', A> of this tile's columns.
+// dA'), A' = s A and the row sums <dA', A> of each 64 columns.
 //
 // H comes through the ring, slice by slice of columns, each in a stage of its own. A warp walks the
 // slices of its 16 rows by itself:
@@ -7,6 +7,9 @@
 //   producer   H -> stage                                              the next tile's operands
 //   warp                  H -> dH in place, A' beside it
 //   TMA                                         dH, A' ->
+//
+// A slice is a group of ds's partial sums, so their order is no tile's: a lane's own columns
+// ascending, by fma, then its neighbours' (lane xor 1), then the other two lanes' (xor 2).
 //
 // dH may lie over H: a slice is stored after it has landed, and rows past the expert's last are
 // neither read nor stored. H comes as two boxes: gate and up columns, or where these are adjacent,
@@ -18,17 +21,14 @@
 #include <cstdint>
 
 #include "backend.h"
-#include "cuda/core/pack.h"
 #include "cuda/core/tile.h"
 #include "cuda/core/up_parts.h"
 #include "cuda/epilogue/activation_gradient.h"
-#include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/proxy_fence.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/uniform.h"
-#include "cuda/ptx/vector_copy.h"
-#include "cuda/sm90/operand.h"
 #include "cuda/sm90/shape.h"
+#include "cuda/sm90/slice_of_h.h"
 #include "cuda/sm90/store_ragged.h"
 #include "cuda/sm90/tensor_map.h"
 
@@ -54,6 +54,7 @@ class ActivationGradientEpilogue {
   static constexpr int kScaledBytes = kPartBytes / kConsumers;
   static constexpr int kSharedBytes = kScaledInStage ? 0 : kSlices * kScaledBytes;
   static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
+  static_assert(kSlice == kDsColumns, "a slice is a group of ds");
   static_assert(Shape::kSlabs == 1, "a consumer has 64 rows");
 
   static constexpr bool kMayBeAdjacent = kActivations == Activations::kGated;
@@ -63,7 +64,7 @@ class ActivationGradientEpilogue {
     RaggedOutput dH;        // the same; may be not wanted
     RaggedOutput A_scaled;  // (capacity, 1, n); may be not wanted
     const float* score;     // (capacity); null: every s is 1
-    float* ds_partial;      // (column tiles, capacity); null: not wanted
+    float* ds_partial;      // (ds_groups(n), capacity); null: not wanted
     int64_t capacity;
     int32_t n;
     bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
@@ -172,17 +173,19 @@ class ActivationGradientEpilogue {
     const int32_t first_column = ptx::uniform(tile.n_block * Shape::BLOCK_N);
     const int32_t row_end = ptx::uniform(tile.row_end);
     row = ptx::uniform(row);
-    float ds[2] = {0.f, 0.f};
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t column = first_column + slice * kSlice;
       const uint32_t warp_part = ptx::uniform(slices.wait() + (row - tile.row_begin) * kRowBytes);
       const uint32_t scaled_part = scaled_part_of(warp_part, slice);
       if (row < tile.row_end && column < params_.n) {
+        float ds[2] = {0.f, 0.f};
         differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds);
+        const float sum = ds_of_row(ds);  // beside the slice's last stores
         ptx::fence_proxy_async();
         __syncwarp();
         if (lane() == 0) send(warp_part, scaled_part, row, row_end, column);
+        store_sum(sum, row, row_end, column / kSlice);
       }
       if (lane() == 0) ptx::tma_store_commit();
       if (slice > 0) {
@@ -192,7 +195,6 @@ class ActivationGradientEpilogue {
       }
       slices.advance();
     }
-    store_sums(ds, row, tile);
   }
 
   // Where the warp's A' of a slice goes whose H or dH is at `warp_part`.
@@ -208,70 +210,22 @@ class ActivationGradientEpilogue {
   __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
                                                 uint32_t scaled_part, const float* dA,
                                                 float (&ds)[2]) const {
-    // Lane l gives row l % 16, and the left or right 8 of the 16 columns.
-    const auto l = static_cast<uint32_t>(lane());
-    const uint32_t place =
-        warp_part + l % kStoreRows * kRowBytes + swizzled_chunk(l, l / kStoreRows);
+    const SliceOfH<kParts, kPartBytes> slice(warp_part, adjacent(params_));
 #pragma unroll
     for (int first = 0; first < kSlice / 16; first += kBlocksAtOnce) {
       PackedBlock gate[kBlocksAtOnce], up[kBlocksAtOnce] = {}, A_scaled[kBlocksAtOnce];
 #pragma unroll
-      for (int b = 0; b < kBlocksAtOnce; ++b) {
-        const uint32_t block = place ^ (first + b) * 32;
-        if (adjacent(params_)) {
-          load_gate_and_up(adjacent_place(warp_part, first + b), gate[b], up[b]);
-        } else {
-          ptx::ldmatrix_x4(gate[b], block);
-          if constexpr (kParts == 2) ptx::ldmatrix_x4(up[b], block + kPartBytes);
-        }
-      }
+      for (int b = 0; b < kBlocksAtOnce; ++b) slice.load(first + b, gate[b], up[b]);
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b)
         differentiate_block<Element, kActivations>(f, gate[b], up[b], A_scaled[b],
                                                    &dA[8 * (first + b)], s_, ds);
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b) {
-        const uint32_t block = place ^ (first + b) * 32;
-        if (adjacent(params_)) {
-          store_gate_and_up(adjacent_place(warp_part, first + b), gate[b], up[b]);
-        } else {
-          store_blocks(block, gate[b]);
-          if constexpr (kParts == 2) store_blocks(block + kPartBytes, up[b]);
-        }
-        store_blocks(block + (scaled_part - warp_part), A_scaled[b]);
+        slice.store(first + b, gate[b], up[b]);
+        slice.store_beside(first + b, scaled_part - warp_part, A_scaled[b]);
       }
     }
-  }
-
-  __device__ static void store_blocks(uint32_t place, const PackedBlock& r) {
-    ptx::stmatrix_x4(place, r[0], r[1], r[2], r[3]);
-  }
-
-  // Adjacent: a box of H has 32 columns of A, two blocks. A lane has gate and up of two neighbours,
-  // 8 bytes, in four places: of the two halves of the columns, rows l / 4 and l / 4 + 8.
-  __device__ static uint32_t adjacent_place(uint32_t warp_part, int block) {
-    const auto row = static_cast<uint32_t>(lane()) / 4, pair = static_cast<uint32_t>(lane()) % 4;
-    return (warp_part + row * kRowBytes + swizzled_chunk(row, pair / 2) + pair % 2 * 8 +
-            block / 2 * kPartBytes) ^
-           block % 2 * 64;
-  }
-  __device__ static uint32_t adjacent_at(uint32_t place, int i) {
-    return (place ^ i / 2 * 32) + i % 2 * 8 * kRowBytes;
-  }
-  __device__ static void load_gate_and_up(uint32_t place, PackedBlock& gate, PackedBlock& up) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint2 both = ptx::load_shared_8(adjacent_at(place, i));
-      gate[i] = __byte_perm(both.x, both.y, kLowHalves);
-      up[i] = __byte_perm(both.x, both.y, kHighHalves);
-    }
-  }
-  __device__ static void store_gate_and_up(uint32_t place, const uint32_t (&gate)[4],
-                                           const uint32_t (&up)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      ptx::store_shared_8(adjacent_at(place, i), {__byte_perm(gate[i], up[i], kLowHalves),
-                                                  __byte_perm(gate[i], up[i], kHighHalves)});
   }
 
   // One lane sends the warp's part of a slice off.
@@ -288,21 +242,11 @@ class ActivationGradientEpilogue {
     to(params_.A_scaled, scaled_part, {0, column});
   }
 
-  // Sums over the four lanes that share a row, in a fixed order.
-  __device__ void store_sums(const float (&ds)[2], int32_t row, const Tile& tile) const {
-    if (params_.ds_partial == nullptr || row >= tile.row_end) return;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = ds[half];
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const int32_t r = row + lane() / 4 + 8 * half;
-      if (lane() % 4 == 0 && r < tile.row_end)
-        params_.ds_partial[tile.n_block * params_.capacity + r] = sum;
-    }
+  __device__ void store_sum(float sum, int32_t row, int32_t row_end, int32_t group) const {
+    const int32_t r = row + slab::row(lane() % 2);
+    if (lane() % 4 < 2 && r < row_end && params_.ds_partial != nullptr)
+      params_.ds_partial[group * params_.capacity + r] = sum;
   }
-
-  static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
 
   const Params& params_;
   uint32_t shared_;  // this consumer's
