@@ -6,6 +6,7 @@
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/early_launch.h"
+#include "cuda/core/element.h"
 #include "cuda/ptx/vector_copy.h"
 #include "cuda/schedule/cost.h"
 #include "cuda/step/steps.h"
@@ -194,10 +195,8 @@ void combine(const Combine& step) {
       .part_chunks = 0};
   if (params.outputs == 0) return;
   const bool offsets = routing.token_offsets != nullptr;
-  if (step.experts->dtype == TILEMOE_FLOAT16)
-    run<__half>(params, spec.kind, offsets, step.stream);
-  else
-    run<__nv_bfloat16>(params, spec.kind, offsets, step.stream);
+  with_element(step.experts->dtype,
+               [&]<class Element>() { run<Element>(params, spec.kind, offsets, step.stream); });
 }
 
 }  // namespace tilemoe::cuda

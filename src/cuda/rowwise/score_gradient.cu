@@ -1,6 +1,7 @@
 // ds of every pair: the sum of its row's column tiles, in order, and <dO_t, b2_e>.
 #include "check.h"
 #include "cuda/core/device.h"
+#include "cuda/core/element.h"
 #include "cuda/core/launch_kernel.h"
 #include "cuda/rowwise/expert_of_row.h"
 #include "cuda/rowwise/warp_choice.h"
@@ -98,9 +99,9 @@ void score_gradient(const ScoreGradient& step) {
       .ds = step.ds};
   if (params.pairs == 0) return;
   const int64_t threads = biased ? int64_t{params.pairs} * kWarp : params.pairs;
-  const auto kernel = !biased                                  ? sum_partials
-                      : step.experts->dtype == TILEMOE_FLOAT16 ? sum_with_bias<__half>
-                                                               : sum_with_bias<__nv_bfloat16>;
+  const auto kernel = with_element(step.experts->dtype, [&]<class Element>() {
+    return biased ? &sum_with_bias<Element> : &sum_partials;
+  });
   const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
   launch_kernel(
       "score gradient",
