@@ -148,8 +148,12 @@ void launch_parts(CombineParams params, void* stream) {
   params.part_chunks = (params.chunks + kParts - 1) / kParts;
   const int64_t blocks = (params.outputs * params.part_chunks + kThreads - 1) / kThreads;
   TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
-  launch_early(combine_rows<Element, kPairs, kParts, kAtOnce>, static_cast<unsigned>(blocks),
-               kThreads, 0, static_cast<cudaStream_t>(stream), params, early_steps());
+  launch_early<combine_rows<Element, kPairs, kParts, kAtOnce>>(
+      {.blocks = static_cast<unsigned>(blocks),
+       .threads = kThreads,
+       .stream = static_cast<cudaStream_t>(stream),
+       .early = early_steps()},
+      params);
 }
 
 // With token rounding a token has K pairs on average, often some more.

@@ -118,10 +118,10 @@ void run_weight_gradient(const WeightGradientProduct& product) {
   if (shares < 2) return;
   using SliceShape = TileShape<Element, Shape::BLOCK_M, Sums::kSlice, Shape::kSchedule>;
   using SliceEpilogue = WeightGradientEpilogue<SliceShape, Out, kMajor>;
-  launch_early(
-      add_shared_sums<Shape, Order, SliceEpilogue>,
-      dim3(static_cast<unsigned>(shares - 1), Sums::kSlices * Shape::kCluster), kBlockThreads, 0,
-      static_cast<cudaStream_t>(product.stream),
+  launch_early<add_shared_sums<Shape, Order, SliceEpilogue>>(
+      {.blocks = dim3(static_cast<unsigned>(shares - 1), Sums::kSlices * Shape::kCluster),
+       .threads = kBlockThreads,
+       .stream = static_cast<cudaStream_t>(product.stream)},
       SharedSums<Shape, Order, SliceEpilogue>{.order = params.order,
                                               .epilogue = gradient_outputs<SliceEpilogue, Element>(
                                                   product, blocks_a_part * Sums::kSlices),
