@@ -33,7 +33,7 @@ class CudaBackend final : public Backend {
   }
 
   void check_supported(const tilemoe_experts& experts) const override {
-    require_products();
+    require_products(current_device());
     TILEMOE_CHECK_SUPPORTED(is_16bit(experts.dtype),
                             "experts.dtype is " << tilemoe_dtype_name(experts.dtype)
                                                 << ", the CUDA backend takes bfloat16 and float16");

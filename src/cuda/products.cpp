@@ -2,8 +2,7 @@
 
 namespace tilemoe::cuda {
 
-void require_products() {
-  const DeviceInfo& device = current_device();
+void require_products(const DeviceInfo& device) {
   TILEMOE_CHECK_SUPPORTED(
       has_products(device),
       device.name << " has compute capability " << device.capability()

@@ -10,8 +10,8 @@ inline bool has_products(const DeviceInfo& device) {
   return device.major == 9 && device.minor == 0;
 }
 
-// Throws Error(kUnsupported) where the current device has none. Asked before a layer writes or
-// launches anything.
-void require_products();
+// Throws Error(kUnsupported) where the device has none. Asked before a layer writes or launches
+// anything.
+void require_products(const DeviceInfo& device);
 
 }  // namespace tilemoe::cuda

@@ -16,6 +16,13 @@ DeviceInfo read(int index) {
 
 }  // namespace
 
+void require_any_kernel(const DeviceInfo& device) {
+  TILEMOE_CHECK_SUPPORTED(device.major >= 8, device.name << " has compute capability "
+                                                         << device.capability()
+                                                         << ", the CUDA backend needs 8.0 or newer "
+                                                            "(A100): use the CPU backend");
+}
+
 const DeviceInfo& current_device() {
   static OncePerDevice<DeviceInfo> devices;
   int count = 0;
@@ -28,10 +35,7 @@ const DeviceInfo& current_device() {
   TILEMOE_CHECK_SUPPORTED(index < kMaxDevices,
                           "device " << index << ", the library knows " << kMaxDevices);
   const DeviceInfo& device = devices.get(index, [&] { return read(index); });
-  TILEMOE_CHECK_SUPPORTED(device.major >= 8, device.name << " has compute capability "
-                                                         << device.capability()
-                                                         << ", the CUDA backend needs 8.0 or newer "
-                                                            "(A100): use the CPU backend");
+  require_any_kernel(device);
   return device;
 }
 

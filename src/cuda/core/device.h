@@ -51,8 +51,11 @@ struct DeviceInfo {
   std::string capability() const { return std::to_string(major) + "." + std::to_string(minor); }
 };
 
-// Read once a device. Throws Error(kUnsupported) where there is none that any kernel runs on: the
-// rowwise ones take compute capability 8.0. Products ask for more (cuda/products.h).
+// Throws Error(kUnsupported) where no kernel runs on the device: the rowwise ones take compute
+// capability 8.0. Products ask for more (cuda/products.h).
+void require_any_kernel(const DeviceInfo& device);
+
+// Read once a device. Throws Error(kUnsupported) where there is none that any kernel runs on.
 const DeviceInfo& current_device();
 
 }  // namespace tilemoe::cuda

@@ -7,8 +7,8 @@
 #include "cuda/core/device.h"
 #include "cuda/core/element.h"
 #include "cuda/core/launch_kernel.h"
+#include "cuda/core/pack.h"
 #include "cuda/ptx/vector_copy.h"
-#include "cuda/rowwise/widen.h"
 #include "cuda/step/steps.h"
 #include "cuda/step/up_parts.h"
 #include "routing/half.h"
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) sum_chunks(const ChunkSums params) {
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= rows) break;
       float x[kVector];
-      widen<Element>(value[i], x);
+      unpack_eight<Element>(value[i], x);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) sum[j] = fmaf(scale[i], x[j], sum[j]);
     }

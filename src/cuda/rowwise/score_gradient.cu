@@ -3,9 +3,9 @@
 #include "cuda/core/device.h"
 #include "cuda/core/element.h"
 #include "cuda/core/launch_kernel.h"
+#include "cuda/core/pack.h"
 #include "cuda/rowwise/expert_of_row.h"
 #include "cuda/rowwise/warp_choice.h"
-#include "cuda/rowwise/widen.h"
 #include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kThreads) sum_with_bias(const ScoreGradientPar
     float dot = 0;
     for (int32_t chunk = lane_index(); chunk < params.chunks; chunk += kWarp) {
       float x[8], y[8];
-      widen<Element>(dO[chunk], x);
-      widen<Element>(b2[chunk], y);
+      unpack_eight<Element>(dO[chunk], x);
+      unpack_eight<Element>(b2[chunk], y);
 #pragma unroll
       for (int i = 0; i < 8; ++i) dot = fmaf(x[i], y[i], dot);
     }
