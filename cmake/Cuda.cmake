@@ -1,5 +1,5 @@
-# CUDA as a language of this project, for one architecture, whose instructions the kernels are made
-# of. Turns TILEMOE_CUDA from what was asked for (AUTO, ON, OFF) into what is built (ON, OFF).
+# CUDA as a language of this project. Turns TILEMOE_CUDA from what was asked for (AUTO, ON, OFF) into
+# what is built (ON, OFF), and TILEMOE_CUDA_ARCHS into nvcc's options.
 set(cuda_wanted ${TILEMOE_CUDA})
 set(cuda_least_version 12.5)
 
@@ -30,6 +30,38 @@ function(find_cuda_compiler compiler reason)
   endif()
 endfunction()
 
+# Code for 8.0 runs on 8.6 and 8.9 too; from its PTX the driver makes code for 10.x and 12.x. Code
+# for 9.0a runs on 9.0 alone.
+set(cuda_known_archs 80 90a)
+set(cuda_code_80
+  -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80)
+set(cuda_code_90a -gencode=arch=compute_90a,code=sm_90a)
+
+# Sets `options` to what nvcc takes for these architectures.
+function(cuda_code options)
+  set(all)
+  foreach(arch IN LISTS ARGN)
+    list(APPEND all ${cuda_code_${arch}})
+  endforeach()
+  set(${options} ${all} PARENT_SCOPE)
+endfunction()
+
+function(check_cuda_archs)
+  list(REMOVE_DUPLICATES TILEMOE_CUDA_ARCHS)
+  set(TILEMOE_CUDA_ARCHS ${TILEMOE_CUDA_ARCHS} PARENT_SCOPE)
+  set(said "TILEMOE_CUDA_ARCHS is '${TILEMOE_CUDA_ARCHS}'")
+  foreach(arch IN LISTS TILEMOE_CUDA_ARCHS)
+    if(NOT arch IN_LIST cuda_known_archs)
+      list(JOIN cuda_known_archs ", " known)
+      message(FATAL_ERROR "${said}: there are kernels for ${known}, not for '${arch}'")
+    endif()
+  endforeach()
+  if(NOT "90a" IN_LIST TILEMOE_CUDA_ARCHS)
+    message(FATAL_ERROR "${said}: the layer's grouped GEMMs are compiled for 90a alone, which must "
+      "be among them; TILEMOE_CUDA=OFF builds without CUDA")
+  endif()
+endfunction()
+
 if(NOT cuda_wanted MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TILEMOE_CUDA is '${cuda_wanted}', expected AUTO, ON or OFF")
 endif()
@@ -46,10 +78,12 @@ if(cuda_missing)
   return()
 endif()
 set(TILEMOE_CUDA ON)
-message(STATUS "CUDA backend: built with ${cuda_compiler}")
+check_cuda_archs()
+list(JOIN TILEMOE_CUDA_ARCHS ", " cuda_archs)
+message(STATUS "CUDA backend: built with ${cuda_compiler} for ${cuda_archs}")
 
 set(CMAKE_CUDA_COMPILER ${cuda_compiler})
-set(CMAKE_CUDA_ARCHITECTURES OFF)  # named in src/cuda: CMake 3.22 does not know 90a
+set(CMAKE_CUDA_ARCHITECTURES OFF)  # each file has its own, and CMake 3.22 does not know 90a
 enable_language(CUDA)
 find_package(CUDAToolkit ${cuda_least_version} REQUIRED)
 set(CMAKE_CUDA_STANDARD 20)

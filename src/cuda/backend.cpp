@@ -18,11 +18,14 @@ class CudaBackend final : public Backend {
   std::string description() const override {
     const DeviceInfo& device = current_device();
     std::ostringstream text;
-    text << "cuda: " << device.name << ", " << device.multiprocessors << " multiprocessors";
+    text << "cuda: " << device.name << ", compute capability " << device.capability() << ", "
+         << device.multiprocessors << " multiprocessors";
+    if (!kit_of(device)) text << "; routing and the router alone, not the layer's products";
     return text.str();
   }
 
   void check_supported(const tilemoe_experts& experts) const override {
+    require_products(current_device());
     TILEMOE_CHECK_SUPPORTED(is_16bit(experts.dtype),
                             "experts.dtype is " << tilemoe_dtype_name(experts.dtype)
                                                 << ", the CUDA backend takes bfloat16 and float16");

@@ -1,4 +1,5 @@
-// The CUDA backend: Hopper GPUs (H100, H200).
+// The CUDA backend: routing and the router on GPUs from compute capability 8.0 on, the layer on
+// those that have products (cuda/products.h).
 #pragma once
 
 #include "../backend.h"  // "backend.h" would find this file itself

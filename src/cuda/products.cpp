@@ -10,11 +10,18 @@
 #include "cuda/schedule/weight_gradient_shares.h"
 
 namespace tilemoe::cuda {
+
+std::optional<KitName> kit_of(const DeviceInfo& device) {
+  // wgmma and TMA as sm_90a has them: no other generation runs that code, older or newer.
+  if (device.major == 9 && device.minor == 0) return KitName::kSm90;
+  return {};
+}
+
 namespace {
 
-// Of the current device.
+// Of the current device, which has products.
 KitName kit() {
-  return KitName::kSm90;
+  return kit_of(current_device()).value();
 }
 DeviceModel model() {
   return hopper_model(current_device().multiprocessors);
@@ -42,8 +49,8 @@ ProductKey either(const ProductKey& special, const ProductKey& general) {
 }
 
 template <class Step>
-TileConfiguration choose(const Step& step) {
-  const Tiles tiles(key_of(step));
+TileConfiguration choose(const Step& step, const ProductKey& key) {
+  const Tiles tiles(key);
   TILEMOE_ASSERT(!tiles.empty(), "a step without a kernel");
   const TileConfiguration* const asked = step.tuning.tile;
   if (asked != nullptr && std::find(tiles.begin(), tiles.end(), *asked) != tiles.end())
@@ -53,7 +60,8 @@ TileConfiguration choose(const Step& step) {
 
 template <class Step>
 void run(const Step& step) {
-  start(key_of(step), tile_of(step), step);
+  const ProductKey key = key_of(step);
+  start(key, choose(step, key), step);
 }
 
 }  // namespace
@@ -98,16 +106,16 @@ ProductKey key_of(const InputGradient& step) {
 }
 
 TileConfiguration tile_of(const UpProjection& step) {
-  return choose(step);
+  return choose(step, key_of(step));
 }
 TileConfiguration tile_of(const DownProjection& step) {
-  return choose(step);
+  return choose(step, key_of(step));
 }
 TileConfiguration tile_of(const ActivationGradient& step) {
-  return choose(step);
+  return choose(step, key_of(step));
 }
 TileConfiguration tile_of(const InputGradient& step) {
-  return choose(step);
+  return choose(step, key_of(step));
 }
 
 void up_projection(const UpProjection& step) {
@@ -190,6 +198,14 @@ void weight_gradient_1(const WeightGradient1& step) {
     if (present(parts.part[p]))
       product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * parts.columns};
   run_weight_gradient(product);
+}
+
+void require_products(const DeviceInfo& device) {
+  TILEMOE_CHECK_SUPPORTED(
+      kit_of(device),
+      device.name << " has compute capability " << device.capability()
+                  << ", the layer's grouped GEMMs need 9.0 (H100, H200): routing, the router's "
+                     "backward and its losses run here, for the layer use the CPU backend");
 }
 
 }  // namespace tilemoe::cuda

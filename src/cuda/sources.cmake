@@ -1,8 +1,5 @@
-# The CUDA backend. The products' kernels are instantiated by files that their table makes.
-include(cuda/instances/instances.cmake)
-write_product_instances(product_instances)
+# The CUDA backend.
 target_sources(tilemoe_cuda_objects PRIVATE
-  ${product_instances}
   cuda/backend.cpp
   cuda/products.cpp
   cuda/core/device.cpp
@@ -11,30 +8,39 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/schedule/cost.cpp
   cuda/schedule/projection_sizes.cpp
   cuda/schedule/weight_gradient_shares.cpp
-  cuda/rowwise/pair_sort.cu
+)
+# Products: files that their table makes, for the architectures that a kit runs on.
+include(cuda/instances/instances.cmake)
+write_product_instances(product_kernels)
+# Everything else, by rows, tokens and pairs: for every architecture of the build.
+set(rowwise_kernels
   cuda/rowwise/bias_gradient.cu
   cuda/rowwise/combine.cu
+  cuda/rowwise/pair_sort.cu
   cuda/rowwise/rank_experts.cu
   cuda/rowwise/route_general.cu
   cuda/rowwise/route_grouped.cu
-  cuda/rowwise/route_rounded.cu
   cuda/rowwise/route_top_k.cu
+  cuda/rowwise/score_gradient.cu
+)
+# The same. Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
+set(uncontracted_kernels
+  cuda/rowwise/route_rounded.cu
   cuda/rowwise/router_backward.cu
   cuda/rowwise/router_losses.cu
-  cuda/rowwise/score_gradient.cu
   cuda/rowwise/top_k.cu
   cuda/rowwise/top_k_scores.cu
   cuda/rowwise/weigh_tokens.cu
 )
-# Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
-set_source_files_properties(
-  cuda/rowwise/route_rounded.cu cuda/rowwise/router_backward.cu cuda/rowwise/router_losses.cu
-  cuda/rowwise/top_k.cu cuda/rowwise/top_k_scores.cu cuda/rowwise/weigh_tokens.cu
-  PROPERTIES COMPILE_OPTIONS "-fmad=false")
+target_sources(tilemoe_cuda_objects PRIVATE
+  ${product_kernels} ${rowwise_kernels} ${uncontracted_kernels})
+cuda_code(rowwise_code ${TILEMOE_CUDA_ARCHS})
+set_source_files_properties(${rowwise_kernels} PROPERTIES COMPILE_OPTIONS "${rowwise_code}")
+set_source_files_properties(${uncontracted_kernels}
+  PROPERTIES COMPILE_OPTIONS "${rowwise_code};-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.
 target_compile_options(tilemoe_cuda_objects PRIVATE
-  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode=arch=compute_90a,code=sm_90a>"
   "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror>")
 # A sixth of the size for some decompression when a kernel is first used; nvcc has it from 12.8 on.
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)

@@ -57,14 +57,20 @@ def compressed(data):
     return packed.raw[:size]
 
 
-def fatbin(*entries):
+def fatbin(*entries, architecture=machine_code.HOPPER):
     """Of (kind, payload, compressed)."""
     body = b""
     for kind, data, packed in entries:
         padding = b"\0" * (-len(data) % 8)
         body += (
             struct.pack(
-                "<HHIQI44x", kind, 0x101, 64, len(data + padding), len(data) if packed else 0
+                "<HHIQI8xI32x",
+                kind,
+                0x101,
+                64,
+                len(data + padding),
+                len(data) if packed else 0,
+                architecture,
             )
             + data
             + padding
@@ -110,6 +116,18 @@ class MachineCode(unittest.TestCase):
         self.assertEqual(
             self.stamp(machine_code.FATBIN + b"a constant", fatbin((2, whole, False))), good
         )
+
+    def test_kernels_of_another_architecture_do_not_count(self):
+        tools = {".note.nv.tkinfo": TOOLS}
+        hopper = fatbin((2, image({**GOOD, **tools}), False))
+        good = self.stamp(hopper)
+        ampere = {name: data + b" of 8.0" for name, data in GOOD.items()}
+        older = fatbin((2, image({**ampere, **tools}), False), architecture=80)
+        for order in ((older, hopper), (hopper, older)):
+            self.assertEqual(self.stamp(*order), good, "the same names, other instructions")
+        found, _ = machine_code.kernels(self.folder / "program")
+        self.assertEqual({a: len(names) for a, names in found.items()}, {80: 2, 90: 2})
+        self.assertIsNone(self.stamp(older))
 
     def test_without_kernels_and_unreadable(self):
         self.assertIsNone(self.stamp(b""))

@@ -1,6 +1,8 @@
 """A hash of the kernels that a program or library carries: of their instructions, and of nothing
-that a path, a date or a symbol's name decides. Needs nothing but Python and, for kernels that
-nvcc compressed, libzstd, which dpkg and rpm need too.
+that a path, a date or a symbol's name decides. It is that of Hopper's kernels, which every number
+in benchmarks/results was measured with: a rowwise kernel is there once more for 8.0, under the
+same name, and that one does not count. Needs nothing but Python and, for kernels that nvcc
+compressed, libzstd, which dpkg and rpm need too.
 
 nvcc keeps a kernel in three layers: a fatbin in the file, in it an ELF image for each
 architecture, in that a section .text.KERNEL. Of the three, fatbins alone have no library that
@@ -16,6 +18,7 @@ FATBIN = struct.pack("<I", 0xBA55ED50)
 ELF_IMAGE = 2  # a fatbin entry's kind; PTX is 1
 ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")
+HOPPER = 90  # of 9.0a, as a fatbin's entry has it
 OURS = "7tilemoe4cuda"  # tilemoe::cuda, mangled: the library's kernels, whoever links them
 
 
@@ -45,7 +48,7 @@ def _decompressed(data):
 
 
 def _images(file):
-    """The ELF images of all fatbins in `file`, bytes."""
+    """(architecture, such as 90, and the ELF image, bytes) of all kernels in `file`'s fatbins."""
     at = file.find(FATBIN)
     while at >= 0:
         _, version, header, size = struct.unpack_from("<IHHQ", file, at)
@@ -55,14 +58,14 @@ def _images(file):
             continue
         entry = at + header
         while entry < end:
-            kind, _, header, size, packed = struct.unpack_from("<HHIQI", file, entry)
+            kind, header, size, packed, architecture = struct.unpack_from("<H2xIQI8xI", file, entry)
             data = file[entry + header : entry + header + (packed or size)]
             if kind == ELF_IMAGE:
                 if data[:4] == ZSTD_FRAME:
                     data = _decompressed(data)
                 if data[:4] != b"\x7fELF":
                     raise Unreadable("kernels are compressed in a way that is not zstd's")
-                yield data
+                yield architecture, data
             entry += header + size
         at = file.find(FATBIN, end)
 
@@ -80,24 +83,27 @@ def _sections(image):
 
 
 def kernels(path):
-    """-> {mangled name: sha256 of its instructions, hexadecimal} of the library's kernels, and the
-    version of the nvcc that made them; {} and None where the file has none."""
+    """-> {architecture: {mangled name: sha256 of its instructions, hexadecimal}} of the library's
+    kernels, and the version of the nvcc that made them; {} and None where the file has none."""
     found, version = {}, None
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        for image in _images(mapped):
+        for architecture, image in _images(mapped):
             for name, contents in _sections(image):
                 if name.startswith(".text.") and OURS in name:
-                    found[name.removeprefix(".text.")] = hashlib.sha256(contents).hexdigest()
+                    kernel = name.removeprefix(".text.")
+                    digest = hashlib.sha256(contents).hexdigest()
+                    found.setdefault(architecture, {})[kernel] = digest
                 elif name.startswith(".note.nv.tkinfo") and (tools := TOOLS.search(contents)):
                     version = tools.group(1).decode()
     return found, version
 
 
 def stamp(path):
-    """What a results file keeps of the kernels in `path`: {"hash", "kernels": how many, "nvcc"}, or
-    None where there are none. Names do not count: those of internal linkage have the source's path
-    in them."""
-    found, version = kernels(path)
+    """What a results file keeps of Hopper's kernels in `path`: {"hash", "kernels": how many, "nvcc"},
+    or None where there are none. Names do not count: those of internal linkage have the source's
+    path in them."""
+    every, version = kernels(path)
+    found = every.get(HOPPER)
     if not found:
         return None
     whole = hashlib.sha256("\n".join(sorted(found.values())).encode())

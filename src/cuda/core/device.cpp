@@ -1,8 +1,5 @@
 #include "cuda/core/device.h"
 
-#include <array>
-#include <mutex>
-
 namespace tilemoe::cuda {
 namespace {
 
@@ -19,9 +16,15 @@ DeviceInfo read(int index) {
 
 }  // namespace
 
+void require_any_kernel(const DeviceInfo& device) {
+  TILEMOE_CHECK_SUPPORTED(device.major >= 8, device.name << " has compute capability "
+                                                         << device.capability()
+                                                         << ", the CUDA backend needs 8.0 or newer "
+                                                            "(A100): use the CPU backend");
+}
+
 const DeviceInfo& current_device() {
-  static std::array<DeviceInfo, kMaxDevices> devices;
-  static std::array<std::once_flag, kMaxDevices> known;
+  static OncePerDevice<DeviceInfo> devices;
   int count = 0;
   const cudaError_t found = cudaGetDeviceCount(&count);
   TILEMOE_CHECK_SUPPORTED(found == cudaSuccess && count > 0, "no CUDA device here ("
@@ -31,14 +34,8 @@ const DeviceInfo& current_device() {
   TILEMOE_CHECK_CUDA(cudaGetDevice(&index), "the current device");
   TILEMOE_CHECK_SUPPORTED(index < kMaxDevices,
                           "device " << index << ", the library knows " << kMaxDevices);
-  const auto slot = static_cast<size_t>(index);
-  std::call_once(known[slot], [&] { devices[slot] = read(index); });
-  const DeviceInfo& device = devices[slot];
-  TILEMOE_CHECK_SUPPORTED(device.major == 9 && device.minor == 0,
-                          device.name << " has compute capability " << device.major << "."
-                                      << device.minor
-                                      << ", the CUDA backend needs 9.0 (H100, H200): use the CPU "
-                                         "backend");
+  const DeviceInfo& device = devices.get(index, [&] { return read(index); });
+  require_any_kernel(device);
   return device;
 }
 

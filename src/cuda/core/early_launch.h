@@ -1,15 +1,33 @@
-// Programmatic dependent launch: a kernel starts while the one before it in the stream ends.
+// Programmatic dependent launch: a kernel starts while the one before it in the stream ends. The
+// instructions for it exist from compute capability 9.0 on. Code for less has none and would run
+// ahead of its data, so a kernel is started early only where its own code can wait.
 #pragma once
+
+#include <algorithm>
 
 #include "cuda/core/device.h"
 
 namespace tilemoe::cuda {
 
-// Begins every kernel that is started so, before it touches what the one before it reads or writes,
-// and lets the next one start. Some thread of each waits, so that none ends before its predecessor.
-__device__ __forceinline__ void wait_for_previous() {
+// Nothing that the kernel before writes is read, and nothing that it reads written, before this.
+// Some thread of every kernel that is started early waits, so that none ends before its predecessor.
+__device__ __forceinline__ void wait_for_data() {
+#if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
+#endif
+}
+
+// The next kernel may start; it sees what this one wrote once it waited.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// Begins every kernel that is started early, unless it does both by itself.
+__device__ __forceinline__ void wait_for_previous() {
+  wait_for_data();
+  let_next_start();
 }
 
 inline cudaLaunchAttribute early_launch(bool allowed) {
@@ -19,19 +37,38 @@ inline cudaLaunchAttribute early_launch(bool allowed) {
   return attribute;
 }
 
-template <class Params>
-void launch_early(void (*kernel)(Params), dim3 blocks, int threads, int shared_bytes,
-                  cudaStream_t stream, const Params& params, bool allowed = true) {
-  cudaLaunchAttribute early = early_launch(allowed);
+// Whether the kernel's code on the current device was compiled for 9.0 or more. The device does not
+// tell: on Hopper it may be PTX for 8.0, which the driver compiled there (CUDA_FORCE_PTX_JIT=1).
+template <auto kKernel>
+bool can_wait() {
+  static OncePerDevice<bool> known;
+  return known.get(current_device().index, [] {
+    cudaFuncAttributes attributes{};
+    TILEMOE_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kKernel), "what a kernel was made for");
+    return std::min(attributes.binaryVersion, attributes.ptxVersion) >= 90;
+  });
+}
+
+struct EarlyLaunch {
+  dim3 blocks;
+  int threads;
+  cudaStream_t stream;
+  int shared_bytes = 0;
+  bool early = true;  // not where this is false
+};
+
+template <auto kKernel, class Params>
+void launch_early(const EarlyLaunch& where, const Params& params) {
+  cudaLaunchAttribute early = early_launch(where.early && can_wait<kKernel>());
   cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
+  config.gridDim = where.blocks;
+  config.blockDim = dim3(static_cast<unsigned>(where.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(where.shared_bytes);
+  config.stream = where.stream;
   config.attrs = &early;
   config.numAttrs = 1;
-  TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params),
-                     "a kernel of " << blocks.x << " by " << blocks.y << " blocks");
+  TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kKernel, params),
+                     "a kernel of " << where.blocks.x << " by " << where.blocks.y << " blocks");
 }
 
 }  // namespace tilemoe::cuda

@@ -6,7 +6,6 @@
 #include <cuda_fp16.h>
 
 #include "cuda/core/recipe_name.h"
-#include "tilemoe/tilemoe.h"
 
 namespace tilemoe::cuda {
 
@@ -31,16 +30,5 @@ template <>
 struct RecipeOf<RecipeName::kF16> {
   using type = Recipe<__half, __half, __half>;
 };
-
-template <class Element>
-constexpr tilemoe_dtype dtype_of();
-template <>
-constexpr tilemoe_dtype dtype_of<__nv_bfloat16>() {
-  return TILEMOE_BFLOAT16;
-}
-template <>
-constexpr tilemoe_dtype dtype_of<__half>() {
-  return TILEMOE_FLOAT16;
-}
 
 }  // namespace tilemoe::cuda

@@ -1,4 +1,7 @@
-# Writes an instantiation file for each (step, unit) of products.inc, and names them in `files`.
+set(archs_of_sm90 90a)
+
+# Writes an instantiation file for each (step, unit) of products.inc, to be compiled for its kit's
+# architectures, and names them in `files`.
 function(write_product_instances files)
   set(table ${CMAKE_CURRENT_SOURCE_DIR}/cuda/instances/products.inc)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -33,6 +36,8 @@ function(write_product_instances files)
     set(instance_rows "${${unit}_rows}")
     set(file ${CMAKE_CURRENT_BINARY_DIR}/cuda/instances/${unit}.cu)
     configure_file(${CMAKE_CURRENT_SOURCE_DIR}/cuda/instances/instance.cu.in ${file} @ONLY)
+    cuda_code(code ${archs_of_${instance_kit}})
+    set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "${code}")
     list(APPEND written ${file})
   endforeach()
   set(${files} ${written} PARENT_SCOPE)

@@ -5,11 +5,12 @@
 
 #include "check.h"
 #include "cuda/core/device.h"
+#include "cuda/core/element.h"
 #include "cuda/core/launch_kernel.h"
+#include "cuda/core/pack.h"
 #include "cuda/core/up_parts.h"
 #include "cuda/ptx/vector_copy.h"
 #include "cuda/rowwise/steps.h"
-#include "cuda/rowwise/widen.h"
 #include "routing/half.h"
 
 namespace tilemoe::cuda {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) sum_chunks(const ChunkSums params) {
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= rows) break;
       float x[kVector];
-      widen<Element>(value[i], x);
+      unpack_eight<Element>(value[i], x);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) sum[j] = fmaf(scale[i], x[j], sum[j]);
     }
@@ -120,16 +121,14 @@ void sum_columns(const ChunkSums& sums, int64_t capacity, tilemoe_dtype dtype,
   const dim3 grid(static_cast<unsigned>(most_chunks(capacity, sums.E)),
                   static_cast<unsigned>((sums.width + kColumns - 1) / kColumns));
   launch_kernel("sums of bias gradients", {.blocks = grid, .threads = kThreads, .stream = stream},
-                dtype == TILEMOE_FLOAT16 ? sum_chunks<__half> : sum_chunks<__nv_bfloat16>, sums);
+                with_element(dtype, [&]<class Element>() { return &sum_chunks<Element>; }), sums);
 }
 
 void write_bias(const ChunkSums& sums, const BiasColumns& columns, bool accumulate,
                 cudaStream_t stream) {
   const int64_t blocks = int64_t{sums.E} * ((columns.count + kThreads - 1) / kThreads);
   TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "bias gradients of " << sums.E << " experts");
-  const auto kernel = columns.dtype == TILEMOE_FLOAT32   ? add_chunks<float>
-                      : columns.dtype == TILEMOE_FLOAT16 ? add_chunks<Float16>
-                                                         : add_chunks<BFloat16>;
+  const auto kernel = with_float(columns.dtype, [&]<class Out>() { return &add_chunks<Out>; });
   launch_kernel("bias gradients",
                 {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .stream = stream},
                 kernel, sums, columns, accumulate);

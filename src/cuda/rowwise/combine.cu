@@ -1,11 +1,10 @@
 // O or dX from the rows of Y or dX~: each token gathers its rows and sums them in float32, in the
 // order of its pairs. No atomics, so the same bits on every run.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/early_launch.h"
+#include "cuda/core/element.h"
+#include "cuda/core/pack.h"
 #include "cuda/ptx/vector_copy.h"
 #include "cuda/rowwise/steps.h"
 
@@ -38,42 +37,19 @@ struct CombineParams {
   int32_t part_chunks;  // of them, in each of the parts that a row is cut into
 };
 
-template <class Element>
-struct PairOf;
-template <>
-struct PairOf<__nv_bfloat16> {
-  using Type = __nv_bfloat162;
-  __device__ static float2 widen(Type pair) { return __bfloat1622float2(pair); }
-  __device__ static Type round(float2 v) { return __float22bfloat162_rn(v); }
-};
-template <>
-struct PairOf<__half> {
-  using Type = __half2;
-  __device__ static float2 widen(Type pair) { return __half22float2(pair); }
-  __device__ static Type round(float2 v) { return __float22half2_rn(v); }
-};
-
 // Eight sums of a thread's 16 bytes.
 template <class Element>
 struct Sums {
-  using Pair = PairOf<Element>;
-  float2 sum[4] = {};
+  float sum[8] = {};
 
   __device__ void add(const uint4& bytes, float scale) {
-    const auto* pairs = reinterpret_cast<const typename Pair::Type*>(&bytes);
+    float x[8];
+    unpack_eight<Element>(bytes, x);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 v = Pair::widen(pairs[i]);
-      sum[i].x = fmaf(scale, v.x, sum[i].x);
-      sum[i].y = fmaf(scale, v.y, sum[i].y);
-    }
+    for (int i = 0; i < 8; ++i) sum[i] = fmaf(scale, x[i], sum[i]);
   }
   __device__ uint4 rounded() const {
-    uint4 bytes;
-    auto* pairs = reinterpret_cast<typename Pair::Type*>(&bytes);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = Pair::round(sum[i]);
-    return bytes;
+    return pack_eight<Element>(sum);
   }
 };
 
@@ -146,8 +122,12 @@ void launch_parts(CombineParams params, const Combine& step) {
   params.part_chunks = (params.chunks + kParts - 1) / kParts;
   const int64_t blocks = (params.outputs * params.part_chunks + kThreads - 1) / kThreads;
   TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
-  launch_early(combine_rows<Element, kPairs, kParts, kAtOnce>, static_cast<unsigned>(blocks),
-               kThreads, 0, static_cast<cudaStream_t>(step.stream), params, step.tuning.early);
+  launch_early<combine_rows<Element, kPairs, kParts, kAtOnce>>(
+      {.blocks = static_cast<unsigned>(blocks),
+       .threads = kThreads,
+       .stream = static_cast<cudaStream_t>(step.stream),
+       .early = step.tuning.early},
+      params);
 }
 
 // With token rounding a token has K pairs on average, often some more.
@@ -194,10 +174,7 @@ void combine(const Combine& step) {
       .chunks = static_cast<int32_t>(step.row_values.shape[1] * kElementBytes / 16),
       .part_chunks = 0};
   if (params.outputs == 0) return;
-  if (step.experts->dtype == TILEMOE_FLOAT16)
-    run<__half>(params, step);
-  else
-    run<__nv_bfloat16>(params, step);
+  with_element(step.experts->dtype, [&]<class Element>() { run<Element>(params, step); });
 }
 
 }  // namespace tilemoe::cuda

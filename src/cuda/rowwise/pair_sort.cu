@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/core/early_launch.h"
 #include "cuda/rowwise/block_scan.h"
 #include "cuda/rowwise/launch.h"
 #include "cuda/rowwise/pair_sort.h"
@@ -15,7 +16,7 @@ static_assert(PairBlocks::kPairsAtOnce == kThreads);  // so that every warp has 
 // Experts whose counts are in shared memory together; where there are more, blocks go through their
 // pairs once a range.
 constexpr int kCountRange = 8192;  // 32 KiB
-constexpr int kPlaceRange = 2048;  // 18 numbers each, 144 KiB
+constexpr int kPlaceRange = 1376;  // 18 numbers each, 97 KiB
 constexpr int kAtOnce = 8;         // pairs of a thread whose loads are under way together
 
 struct SortParams {
@@ -51,8 +52,7 @@ __global__ void __launch_bounds__(kThreads, 1) count_pairs(const SortParams para
   __shared__ int32_t skipped, nan_tokens;
   const Pairs& pairs = params.pairs;
   int32_t* const out = params.counts_of(blockIdx.x);
-  cudaGridDependencySynchronize();            // the pairs are there,
-  cudaTriggerProgrammaticLaunchCompletion();  // and place_pairs may look at them
+  wait_for_previous();  // the pairs are there, and place_pairs may look at them
   if (threadIdx.x == 0) skipped = nan_tokens = 0;
   for (int64_t first = 0; first < pairs.E; first += kCountRange) {
     const auto range = static_cast<int32_t>(min(int64_t{kCountRange}, pairs.E - first));
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_pairs(const SortParams para
       memory[i] = 0;
     __syncthreads();
     count_warp(params, begin, end, first, tables.range, warp_rows);
-    cudaGridDependencySynchronize();  // the counts of all blocks are there
+    wait_for_data();  // the counts of all blocks are there
     add_columns(params, first, tables);
     __syncthreads();
     rows_before = find_rows(params, first, tables, rows_before);
@@ -254,10 +254,13 @@ void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_ro
   const auto blocks = static_cast<unsigned>(params.blocks);
   const auto on = static_cast<cudaStream_t>(stream);
   constexpr int kBytesEach = (kWarps + 2) * sizeof(int32_t);
-  allow_shared_memory<place_pairs>(kPlaceRange * kBytesEach);
-  const int bytes = std::min(kPlaceRange, pairs.E) * kBytesEach;
-  launch_early(count_pairs, blocks, kThreads, 0, on, params);
-  launch_early(place_pairs, blocks + 1, kThreads, bytes, on, params);
+  allow_shared_memory<place_pairs, kPlaceRange * kBytesEach>();
+  launch_early<count_pairs>({.blocks = blocks, .threads = kThreads, .stream = on}, params);
+  launch_early<place_pairs>({.blocks = blocks + 1,
+                             .threads = kThreads,
+                             .stream = on,
+                             .shared_bytes = std::min(kPlaceRange, pairs.E) * kBytesEach},
+                            params);
 }
 
 size_t pair_scratch_bytes(const tilemoe_routing_spec& spec) {

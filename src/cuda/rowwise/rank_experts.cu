@@ -59,14 +59,15 @@ __global__ void __launch_bounds__(kThreads) rank_rows(const RankParams params) {
 void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t shares_at_most,
                   void* stream) {
   const int64_t blocks = (rows.E + kExperts - 1) / kExperts;
-  launch_early(rank_rows, static_cast<unsigned>(blocks), kThreads, 0,
-               static_cast<cudaStream_t>(stream),
-               RankParams{.offsets = rows.offsets,
-                          .E = static_cast<int32_t>(rows.E),
-                          .tiles = static_cast<int32_t>(tiles),
-                          .shares_at_most = shares_at_most,
-                          .ranked = to.ranked,
-                          .long_experts = to.long_experts});
+  launch_early<rank_rows>({.blocks = static_cast<unsigned>(blocks),
+                           .threads = kThreads,
+                           .stream = static_cast<cudaStream_t>(stream)},
+                          RankParams{.offsets = rows.offsets,
+                                     .E = static_cast<int32_t>(rows.E),
+                                     .tiles = static_cast<int32_t>(tiles),
+                                     .shares_at_most = shares_at_most,
+                                     .ranked = to.ranked,
+                                     .long_experts = to.long_experts});
 }
 
 }  // namespace tilemoe::cuda

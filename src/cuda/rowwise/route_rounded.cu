@@ -4,9 +4,8 @@
 // rows it has, read off the masks. Of several groups one launch more adds up what each expert has
 // in those before.
 #include "check.h"
-#include "cuda/core/device.h"
+#include "cuda/core/early_launch.h"
 #include "cuda/rowwise/block_scan.h"
-#include "cuda/rowwise/launch.h"
 #include "cuda/rowwise/round_scratch.h"
 #include "cuda/rowwise/routing.h"
 #include "cuda/rowwise/select.h"
@@ -393,17 +392,24 @@ void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_a
   const auto experts = static_cast<unsigned>(spec.E);
   const auto groups = static_cast<unsigned>(scratch.groups.count);
   if (scratch.several_groups()) {
-    launch_early(round_counts<true>, groups, 1 << kTargetBits<true>, 0, stream, params);
-    launch_early(add_groups, experts + 1, kAddThreads, 0, stream, params);
+    launch_early<round_counts<true>>(
+        {.blocks = groups, .threads = 1 << kTargetBits<true>, .stream = stream}, params);
+    launch_early<add_groups>({.blocks = experts + 1, .threads = kAddThreads, .stream = stream},
+                             params);
   } else {
-    launch_early(round_counts<false>, 1, 1 << kTargetBits<false>, 0, stream, params);
+    launch_early<round_counts<false>>(
+        {.blocks = 1, .threads = 1 << kTargetBits<false>, .stream = stream}, params);
   }
   if (scratch.several_groups() && scratch.groups.tokens <= kLittleGroup)
-    launch_early(fill_rows<kLittleBits>, experts * groups, 1 << kLittleBits, 0, stream, params);
+    launch_early<fill_rows<kLittleBits>>(
+        {.blocks = experts * groups, .threads = 1 << kLittleBits, .stream = stream}, params);
   else
-    launch_early(fill_rows<kMuchBits>, experts * groups, 1 << kMuchBits, 0, stream, params);
+    launch_early<fill_rows<kMuchBits>>(
+        {.blocks = experts * groups, .threads = 1 << kMuchBits, .stream = stream}, params);
   const int64_t pair_blocks = (scratch.words + kPairWarps - 1) / kPairWarps;
-  launch_early(list_pairs, static_cast<unsigned>(pair_blocks + 1), kPairThreads, 0, stream, params);
+  launch_early<list_pairs>(
+      {.blocks = static_cast<unsigned>(pair_blocks + 1), .threads = kPairThreads, .stream = stream},
+      params);
 }
 
 }  // namespace tilemoe::cuda

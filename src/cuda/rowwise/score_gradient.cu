@@ -1,11 +1,12 @@
 // ds of every pair: the sum of its row's groups of columns, in order, and <dO_t, b2_e>.
 #include "check.h"
 #include "cuda/core/device.h"
+#include "cuda/core/element.h"
 #include "cuda/core/launch_kernel.h"
+#include "cuda/core/pack.h"
 #include "cuda/rowwise/expert_of_row.h"
 #include "cuda/rowwise/steps.h"
 #include "cuda/rowwise/warp_choice.h"
-#include "cuda/rowwise/widen.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -65,8 +66,8 @@ __global__ void __launch_bounds__(kThreads) sum_with_bias(const ScoreGradientPar
     float dot = 0;
     for (int32_t chunk = lane_index(); chunk < params.chunks; chunk += kWarp) {
       float x[8], y[8];
-      widen<Element>(dO[chunk], x);
-      widen<Element>(b2[chunk], y);
+      unpack_eight<Element>(dO[chunk], x);
+      unpack_eight<Element>(b2[chunk], y);
 #pragma unroll
       for (int i = 0; i < 8; ++i) dot = fmaf(x[i], y[i], dot);
     }
@@ -98,9 +99,9 @@ void score_gradient(const ScoreGradient& step) {
       .ds = step.ds};
   if (params.pairs == 0) return;
   const int64_t threads = biased ? int64_t{params.pairs} * kWarp : params.pairs;
-  const auto kernel = !biased                                  ? sum_partials
-                      : step.experts->dtype == TILEMOE_FLOAT16 ? sum_with_bias<__half>
-                                                               : sum_with_bias<__nv_bfloat16>;
+  const auto kernel = with_element(step.experts->dtype, [&]<class Element>() {
+    return biased ? &sum_with_bias<Element> : &sum_partials;
+  });
   const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
   launch_kernel(
       "score gradient",

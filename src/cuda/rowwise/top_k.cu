@@ -119,9 +119,17 @@ template <int kSlots, bool kGroups>
 constexpr int kBlocksAtOnce = kSlots <= 4   ? (kGroups ? 6 : 8)
                               : kSlots <= 8 ? (kGroups ? 4 : 5)
                                             : (kGroups ? 2 : 3);
+// For 8.0 ptxas spills at so few registers, and gets those of fewer blocks.
+#if __CUDA_ARCH__ >= 900
+template <int kSlots, bool kGroups>
+constexpr int kBlocksCompiledFor = kBlocksAtOnce<kSlots, kGroups>;
+#else
+template <int kSlots, bool kGroups>
+constexpr int kBlocksCompiledFor = std::min(kBlocksAtOnce<kSlots, kGroups>, kSlots <= 4 ? 6 : 4);
+#endif
 
 template <int kSlots, bool kGroups>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kSlots, kGroups>)
+__global__ void __launch_bounds__(kThreads, kBlocksCompiledFor<kSlots, kGroups>)
     top_k_by_warps(const TopKParams params) {
   using Groups = std::conditional_t<kGroups, WarpGroups<kSlots>, NoGroups>;
   __shared__ int32_t counts[kSlots * kWarp];
@@ -298,9 +306,9 @@ void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
 }
 
 void launch_blocks(const TopKParams& params, cudaStream_t stream) {
-  constexpr int kMostBytes = kMaxSharedK * (sizeof(float) + sizeof(int32_t));
-  allow_shared_memory<top_k_by_blocks>(kMostBytes);
-  const int64_t bytes = params.K <= kMaxSharedK ? params.K * 8 : 0;
+  constexpr int kBytesEach = sizeof(float) + sizeof(int32_t);
+  allow_shared_memory<top_k_by_blocks, kMaxSharedK * kBytesEach>();
+  const int64_t bytes = params.K <= kMaxSharedK ? params.K * kBytesEach : 0;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(params.T, INT32_MAX));
   launch_kernel("top-K",
                 {.blocks = blocks, .threads = kThreads, .stream = stream, .shared_bytes = bytes},

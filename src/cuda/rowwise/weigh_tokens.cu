@@ -1,6 +1,7 @@
 // Token rounding's first step: each token's top K, and every expert's weight for it, stored by
 // expert. Usual sizes take a warp a token, whose logits are read once and whose weights stay in its
 // registers. Any other size takes top-K first, and then weighs what it chose.
+#include "cuda/core/early_launch.h"
 #include "cuda/rowwise/arrays.h"
 #include "cuda/rowwise/float_types.h"
 #include "cuda/rowwise/launch.h"
@@ -113,9 +114,13 @@ __global__ void __launch_bounds__(kThreads, kSlots > 8 ? 2 : 3)
 
 template <int kSlots>
 void launch_warps(const WeighParams& params, cudaStream_t stream) {
-  allow_shared_memory<choose_and_weigh<kSlots>>(kSlots * kWarp * sizeof(TileRow));
-  launch_early(choose_and_weigh<kSlots>, static_cast<unsigned>(params.scratch.words), kThreads,
-               params.E * static_cast<int>(sizeof(TileRow)), stream, params);
+  allow_shared_memory<choose_and_weigh<kSlots>, kSlots * kWarp * sizeof(TileRow)>();
+  launch_early<choose_and_weigh<kSlots>>(
+      {.blocks = static_cast<unsigned>(params.scratch.words),
+       .threads = kThreads,
+       .stream = stream,
+       .shared_bytes = params.E * static_cast<int>(sizeof(TileRow))},
+      params);
 }
 
 // ------------------------------------------------------------ weights of what top-K chose
@@ -193,8 +198,9 @@ void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& s
                       top_k_counts ? scratch.counts : nullptr, stream));
     if (T == 0) return;
     return with_float_type(logits.dtype, [&](auto logit) {
-      launch_early(weigh_chosen<typename decltype(logit)::Type>,
-                   static_cast<unsigned>(scratch.words), kThreads, 0, on, params);
+      launch_early<weigh_chosen<typename decltype(logit)::Type>>(
+          {.blocks = static_cast<unsigned>(scratch.words), .threads = kThreads, .stream = on},
+          params);
     });
   }
   if (E <= 32)

@@ -102,13 +102,13 @@ class WeightGradientEpilogue {
     if constexpr (kFloat)
       return part;
     else if constexpr (kTransposed)
-      part.out = make_tensor_map({.dtype = dtype_of<Out>(),
+      part.out = make_tensor_map({.dtype = kDTypeOf<Out>,
                                   .data = out.data,
                                   .size = {rows, E, columns},
                                   .stride = {out.stride[0], stride},
                                   .box = {64, 1, Store::kBatchColumns}});
     else
-      part.out = {.map = make_ragged_parts_map({.dtype = dtype_of<Out>(),
+      part.out = {.map = make_ragged_parts_map({.dtype = kDTypeOf<Out>,
                                                 .data = out.data,
                                                 .columns = columns,
                                                 .rows = rows,

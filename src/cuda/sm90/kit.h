@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/core/kit.h"
+#include "cuda/core/recipe.h"
 #include "cuda/core/variant.h"
 #include "cuda/sm90/epilogue_activation.h"
 #include "cuda/sm90/epilogue_activation_gradient.h"

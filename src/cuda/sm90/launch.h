@@ -4,8 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <mutex>
 
 #include "backend.h"
 #include "cuda/core/device.h"
@@ -20,11 +18,12 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
             const Tuning& tuning) {
   const DeviceInfo& device = current_device();
   const auto kernel = grouped_gemm<Gemm>;
-  static std::array<std::once_flag, kMaxDevices> allowed;
-  std::call_once(allowed[static_cast<size_t>(device.index)], [&] {
+  static OncePerDevice<bool> allowed;
+  allowed.get(device.index, [&] {
     TILEMOE_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             Gemm::kSharedBytesUsed),
                        Gemm::kSharedBytesUsed << " bytes of shared memory for a grouped GEMM");
+    return true;
   });
   constexpr int kCluster = Gemm::Shape::kCluster;
   const int64_t clusters = int64_t{device.multiprocessors / kCluster} * tuning.block_turns;

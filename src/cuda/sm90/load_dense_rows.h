@@ -26,7 +26,7 @@ class DenseRows {
   };
 
   static Params params(const tilemoe_tensor& source, const Rows& /*rows*/) {
-    return {make_tensor_map({.dtype = dtype_of<typename Shape::Element>(),
+    return {make_tensor_map({.dtype = kDTypeOf<typename Shape::Element>,
                              .data = source.data,
                              .size = {source.shape[1], source.shape[0], 1},
                              .stride = {source.stride[0], 0},

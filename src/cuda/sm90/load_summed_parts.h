@@ -49,7 +49,7 @@ class DensePartRows {
 
   // Of dH (capacity, parts * columns).
   static Params params(const tilemoe_tensor& dH, int64_t parts, int64_t columns) {
-    return {.rows = make_tensor_map({.dtype = dtype_of<typename Shape::Element>(),
+    return {.rows = make_tensor_map({.dtype = kDTypeOf<typename Shape::Element>,
                                      .data = dH.data,
                                      .size = {columns, parts, dH.shape[0]},
                                      .stride = {columns, dH.stride[0]},

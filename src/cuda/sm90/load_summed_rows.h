@@ -132,7 +132,7 @@ class DenseSummedRows {
       const auto& part = step.part[p];
       const void* const matrix = rows > 0 ? step.dense.data : part.out.data;
       params.part[p] =
-          make_ragged_map({.dtype = dtype_of<Element>(),
+          make_ragged_map({.dtype = kDTypeOf<Element>,
                            .data = static_cast<const Element*>(matrix) + part.dense_first,
                            .columns = columns,
                            .rows = rows,

@@ -73,10 +73,10 @@ void launch_shared_sums(const typename Product::Params& params, const WeightGrad
   using Order = typename Product::Order;
   typename Epilogue::Params slices = Epilogue::params(step, nullptr);
   slices.blocks_a_part = params.epilogue.blocks_a_part * Sums::kSlices;
-  launch_early(
-      add_shared_sums<Shape, Order, Epilogue>,
-      dim3(static_cast<unsigned>(step.shares - 1), Sums::kSlices * Shape::kCluster), kBlockThreads,
-      0, static_cast<cudaStream_t>(step.stream),
+  launch_early<add_shared_sums<Shape, Order, Epilogue>>(
+      {.blocks = dim3(static_cast<unsigned>(step.shares - 1), Sums::kSlices * Shape::kCluster),
+       .threads = kBlockThreads,
+       .stream = static_cast<cudaStream_t>(step.stream)},
       SharedSums<Shape, Order, Epilogue>{
           .order = params.order, .epilogue = slices, .partial_sums = params.epilogue.partial_sums});
 }

@@ -33,22 +33,28 @@ void make_context_current() {
 
 constexpr cuuint64_t kElementBytes = 2;
 
+CUtensorMapDataType map_type(tilemoe_dtype dtype) {
+  switch (dtype) {
+    case TILEMOE_BFLOAT16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case TILEMOE_FLOAT16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    default: break;
+  }
+  TILEMOE_ASSERT(false, "a tensor map of " << tilemoe_dtype_name(dtype));
+}
+
 // Sizes and box in elements, fastest dimension first; strides in bytes.
 template <size_t kDims>
 CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuint64_t, kDims>& size,
                    const std::array<cuuint64_t, kDims - 1>& stride_bytes,
                    const std::array<cuuint32_t, kDims>& box) {
-  std::array<cuuint32_t, kDims> every;
-  every.fill(1);
+  std::array<cuuint32_t, kDims> element_strides;
+  element_strides.fill(1);
   CUtensorMap map;
   const auto try_to_encode = [&] {
-    return encode_function()(&map,
-                             dtype == TILEMOE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                             kDims, const_cast<void*>(data), size.data(), stride_bytes.data(),
-                             box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return encode_function()(&map, map_type(dtype), kDims, const_cast<void*>(data), size.data(),
+                             stride_bytes.data(), box.data(), element_strides.data(),
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = try_to_encode();
   if (result == CUDA_ERROR_INVALID_CONTEXT) {

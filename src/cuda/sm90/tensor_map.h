@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "cuda/core/recipe.h"
+#include "cuda/core/element.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe::cuda::sm90 {
@@ -51,7 +51,7 @@ inline constexpr int kRaggedColumns = 64;  // of a box
 template <class Element>
 CUtensorMap ragged_rows_map(const tilemoe_tensor& rows, int64_t parts, int64_t columns,
                             int box_rows) {
-  return make_ragged_parts_map({.dtype = dtype_of<Element>(),
+  return make_ragged_parts_map({.dtype = kDTypeOf<Element>,
                                 .data = rows.data,
                                 .columns = columns,
                                 .rows = rows.shape[0],

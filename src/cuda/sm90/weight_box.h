@@ -20,7 +20,7 @@ struct WeightBox {
   template <class Shape>
   static CUtensorMap map(const tilemoe_tensor& W) {
     const int64_t E = W.shape[0], rows = W.shape[1], sum = W.shape[2];
-    const tilemoe_dtype dtype = dtype_of<typename Shape::Recipe::B>();
+    const tilemoe_dtype dtype = kDTypeOf<typename Shape::Recipe::B>;
     if constexpr (kMajor == Major::kK)
       return make_tensor_map({.dtype = dtype,
                               .data = W.data,
