@@ -1,8 +1,9 @@
 // What a backend provides: the steps of the layer and of the routing, one function each, named as
 // in docs/mathematics.md. The layer and routing/ check every argument and own the order and the
 // memory plan, so a step may trust what it is given. Nothing here allocates; scratch comes with the
-// step. block_turns: blocks of threads that a product has for each multiprocessor, one after the
-// other (CUDA).
+// step. CUDA: block_turns are blocks of threads that a product has for each multiprocessor, one
+// after the other; workers, how many the sums over long experts' rows are shared out to, which
+// decides these sums' bits: 0 for the device's own, half its multiprocessors.
 #pragma once
 
 #include <cstddef>
@@ -122,6 +123,7 @@ struct WeightGradient2 {
   Scratch scratch;
   void* stream;
   int block_turns = 1;
+  int32_t workers = 0;
 };
 
 // dX~ = dH W1, or a block of dX~'s columns, which are then the columns of W1 that are given.
@@ -148,6 +150,7 @@ struct WeightGradient1 {
   Scratch scratch;
   void* stream;
   int block_turns = 1;
+  int32_t workers = 0;
 };
 
 // db2_e = sum of s dO over the expert's rows (gathers dO); db1_e = sum of dH.
@@ -177,6 +180,7 @@ enum class Step {
 struct ScratchSizes {
   int64_t capacity;
   int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert
+  int32_t workers = 0;                    // of the weight gradients
   // kWeightGradient1: which of its outputs are asked for. Both: either may be left out.
   bool dW1 = true, dW1_up = true;
 };

@@ -12,8 +12,10 @@
 
 #include "backend.h"
 #include "cuda/backend.h"
+#include "cuda/core/device.h"
 #include "cuda/device_tensors.h"
 #include "cuda/schedule/cost.h"
+#include "cuda/schedule/weight_gradient_shares.h"
 #include "cuda/step/projection_tiles.h"
 #include "cuda/step_problem.h"
 
@@ -46,6 +48,12 @@ void PrintTo(const BackwardCase& c, std::ostream* out) {
   *out << c.name;
 }
 
+// How the products are launched.
+struct Launch {
+  int block_turns = 1;
+  int32_t workers = 0;
+};
+
 // Inputs and outputs of the steps. dH and A' that are read are not those that are written: each
 // step has its own inputs, so that its numbers stay small and a slip in one hides no other's.
 class BackwardProblem : public StepProblem<BackwardCase> {
@@ -70,10 +78,11 @@ class BackwardProblem : public StepProblem<BackwardCase> {
     fill_inputs();
   }
 
-  void run(Backend& backend, bool on_device) {
+  void run(Backend& backend, bool on_device, const Launch& launch = {}) {
     std::list<TwinBuffer> scratches;
     const auto scratch_for = [&](Step step) -> Scratch {
-      const size_t bytes = backend.scratch_bytes(step, experts_, {.capacity = capacity_});
+      const size_t bytes =
+          backend.scratch_bytes(step, experts_, {.capacity = capacity_, .workers = launch.workers});
       TwinBuffer& scratch = scratches.emplace_back(bytes);
       return {on_device ? scratch.device() : scratch.host(), bytes};
     };
@@ -95,7 +104,8 @@ class BackwardProblem : public StepProblem<BackwardCase> {
          .A_scaled = optional(A_scaled_, c_.wants_A_scaled),
          .ds_partial = c_.wants_ds ? static_cast<float*>(place(ds_partial_).data) : nullptr,
          .scratch = scratch_for(Step::kActivationGradient),
-         .stream = nullptr});
+         .stream = nullptr,
+         .block_turns = launch.block_turns});
     backend.weight_gradient_2({.experts = &experts_,
                                .rows = rows,
                                .dO = place(dO_),
@@ -103,14 +113,17 @@ class BackwardProblem : public StepProblem<BackwardCase> {
                                .dW2 = place(dW2_),
                                .accumulate = c_.accumulate,
                                .scratch = scratch_for(Step::kWeightGradient2),
-                               .stream = nullptr});
+                               .stream = nullptr,
+                               .block_turns = launch.block_turns,
+                               .workers = launch.workers});
     backend.input_gradient({.experts = &experts_,
                             .rows = rows,
                             .dH = place(dH_in_),
                             .weights = {place(W1_), up(W1_up_), {}, {}},
                             .dX_rows = place(dX_rows_),
                             .scratch = scratch_for(Step::kInputGradient),
-                            .stream = nullptr});
+                            .stream = nullptr,
+                            .block_turns = launch.block_turns});
     backend.weight_gradient_1({.experts = &experts_,
                                .rows = rows,
                                .W1 = place(W1_),
@@ -120,7 +133,9 @@ class BackwardProblem : public StepProblem<BackwardCase> {
                                .dW1_up = up(dW1_up_),
                                .accumulate = c_.accumulate,
                                .scratch = scratch_for(Step::kWeightGradient1),
-                               .stream = nullptr});
+                               .stream = nullptr,
+                               .block_turns = launch.block_turns,
+                               .workers = launch.workers});
     if (!on_device) return;
     expect_cuda(cudaDeviceSynchronize(), "the steps");
     for (const TwinBuffer& scratch : scratches) EXPECT_TRUE(scratch.guards_intact());
@@ -132,6 +147,14 @@ class BackwardProblem : public StepProblem<BackwardCase> {
     if (c_.wants_dH) all.push_back({"dH", c_.dH_over_H ? &H_ : &dH_});
     if (c_.wants_A_scaled) all.push_back({"A'", &A_scaled_});
     return all;
+  }
+  // That the work on long experts is cut into, at most, in either weight gradient.
+  int32_t fewest_shares(int32_t workers) const {
+    const ScratchSizes sizes{.capacity = capacity_, .workers = workers};
+    const int multiprocessors = cuda::current_device().multiprocessors;
+    return std::min(
+        cuda::weight_gradient_shares(Step::kWeightGradient1, experts_, sizes, multiprocessors),
+        cuda::weight_gradient_shares(Step::kWeightGradient2, experts_, sizes, multiprocessors));
   }
   TwinTensor& ds_partial() { return ds_partial_; }
   // The partial sums of the rows that exist, group by group.
@@ -198,9 +221,10 @@ class BackwardProblem : public StepProblem<BackwardCase> {
 
 using BackwardSteps = StepsTest<BackwardCase>;
 
-std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem) {
+std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem,
+                                                const Launch& launch = {}) {
   for (const auto& output : problem.outputs()) output.tensor->buffer().upload();
-  problem.run(cuda::backend(), true);
+  problem.run(cuda::backend(), true, launch);
   return device_outputs(problem);
 }
 
@@ -232,6 +256,53 @@ TEST_P(BackwardSteps, GiveTheSameBitsEveryTime) {
   BackwardProblem problem(GetParam());
   const auto first = run_on_device(problem);
   for (int repeat = 0; repeat < 4; ++repeat) expect_bits(problem, run_on_device(problem), first);
+}
+
+// Experts so long that they are cut, in more tiles than there are multiprocessors.
+BackwardCase long_experts_case(tilemoe_dtype dtype, bool integers) {
+  return {.name = "cut",
+          .counts = {1900, 64, 2500, 3, 1700},
+          .d = 1032,
+          .n = 520,
+          .spare_rows = 90,
+          .dtype = dtype,
+          .integers = integers,
+          .float_gradients = true};
+}
+
+// The number of workers says where sums are cut, and so the bits; how many clusters there are to do
+// the work does not. Asked for are shares for some of the clusters and several for each.
+TEST(CutSums, DependOnTheWorkersAndNotOnTheClusters) {
+  const BackwardCase c = long_experts_case(TILEMOE_BFLOAT16, /*integers=*/false);
+  BackwardProblem problem(c);
+  const int32_t clusters = cuda::current_device().multiprocessors / 2;
+  std::vector<std::vector<std::vector<uint8_t>>> by_workers;
+  for (const int32_t workers : {1, clusters / 4, clusters, 2 * clusters, 1000}) {
+    SCOPED_TRACE(workers);
+    if (workers == 1000) {
+      ASSERT_GT(problem.fewest_shares(workers), 2 * clusters);
+    }
+    const auto first = run_on_device(problem, {.block_turns = 1, .workers = workers});
+    for (const int turns : {1, 2, 3})
+      expect_bits(problem, run_on_device(problem, {.block_turns = turns, .workers = workers}),
+                  first);
+    by_workers.push_back(first);
+  }
+  expect_bits(problem, run_on_device(problem), by_workers[2]);  // the device's own
+  for (size_t i = 0; i < by_workers.size(); ++i)
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(by_workers[i], by_workers[j]) << i << ", " << j;
+  problem.run(cpu_backend(), false);
+  for (const auto& got : by_workers) expect_outputs(problem, got, c);
+}
+
+TEST(CutSums, AreExactWhereWholeNumbersAre) {
+  for (const auto dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16}) {
+    const BackwardCase c = long_experts_case(dtype, /*integers=*/true);
+    BackwardProblem problem(c);
+    problem.run(cpu_backend(), false);
+    for (const int32_t workers : {1, 2, 7, 50, 1000})
+      expect_outputs(problem, run_on_device(problem, {.block_turns = 1, .workers = workers}), c);
+  }
 }
 
 std::vector<BackwardCase> cases() {
@@ -350,7 +421,8 @@ std::vector<BackwardCase> cases() {
        .integers = false},
       {.name = "unit_scale", .counts = ragged, .d = 520, .n = 328, .integers = false}};
   // Every layout, with every dtype of the gradients, written and added; and again with experts so
-  // long that blocks share their weight gradients. Either tile meets each of them.
+  // long that blocks share their weight gradients. Either tile meets each of them: that of a weight
+  // gradient follows from n.
   struct Layout {
     const char* name;
     tilemoe_gate_layout gate_layout;
@@ -376,7 +448,7 @@ std::vector<BackwardCase> cases() {
                                    (accumulate ? "_added" : "") + (is_long ? "_long" : ""),
                            .counts = is_long ? long_experts : ragged,
                            .d = float_gradients ? 264 : 200,
-                           .n = 136,
+                           .n = is_long == accumulate ? 200 : 136,
                            .spare_rows = 9,
                            .dtype = dtype,
                            .activation = layout.activation,
@@ -396,7 +468,7 @@ std::vector<BackwardCase> cases() {
                                (transposed ? "_transposed" : ""),
                        .counts = {300, 1, 0, 640, 129},
                        .d = 1032,
-                       .n = 136,
+                       .n = tile.block_n == 256 ? 200 : 136,
                        .spare_rows = 60,
                        .dtype = dtype,
                        .W1_transposed = transposed,
@@ -421,7 +493,7 @@ std::vector<BackwardCase> cases() {
     BackwardCase base{.name = name,
                       .counts = ragged,
                       .d = 200,
-                      .n = 264,
+                      .n = tile.block_n == 256 ? 248 : 264,
                       .spare_rows = 77,
                       .activation = TILEMOE_SWIGLU,
                       .integers = false,
@@ -429,7 +501,7 @@ std::vector<BackwardCase> cases() {
     all.push_back(base);
     base.name = name + "_many_tiles_dH_over_H";
     base.counts = {2000, 1500, 33, 1025, 900};
-    base.d = 1032, base.n = 776;
+    base.d = 1032, base.n = tile.block_n == 256 ? 760 : 776;
     base.T = 1000;
     base.dH_over_H = true;
     all.push_back(base);

@@ -35,9 +35,6 @@ struct ProjectionSize {
 TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
                               int multiprocessors);
 
-// Blocks of 256 or 192 columns, where a product's size decides by what they waste.
-int column_block(int64_t columns);
-
 // For benchmarks: every choice that can takes this tile. Not to be called while steps run.
 void force_tile(std::optional<TileConfiguration> tile);
 

@@ -41,6 +41,7 @@ struct WeightGradientProduct {
   Scratch scratch;
   void* stream;
   int block_turns = 1;
+  int32_t workers = 0;
 };
 template <class Element, int kColumns>  // of the tile: 192 or 256
 void weight_gradient(const WeightGradientProduct& product);
@@ -48,7 +49,7 @@ void weight_gradient_2(const WeightGradient2& step);
 void weight_gradient_1(const WeightGradient1& step);
 size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
                                      const ScratchSizes& sizes);
-// Of long experts, at most, on the current device: those of cuda/schedule/weight_gradient_shares.h.
+// Of long experts, at most: those of cuda/schedule/weight_gradient_shares.h.
 int32_t weight_gradient_shares(const WeightGradientProduct& product);
 
 void score_gradient(const ScoreGradient& step);

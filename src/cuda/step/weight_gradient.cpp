@@ -4,7 +4,6 @@
 
 #include "check.h"
 #include "cuda/core/device.h"
-#include "cuda/schedule/cost.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "cuda/schedule/weight_gradient_shares.h"
 #include "cuda/step/steps.h"
@@ -15,7 +14,7 @@ namespace {
 
 template <class Element>
 void run(const WeightGradientProduct& product) {
-  if (column_block(product.dense_columns) == kCooperative192Cluster.block_n)
+  if (column_block(product.dense_columns) == 192)
     weight_gradient<Element, 192>(product);
   else
     weight_gradient<Element, 256>(product);
@@ -37,7 +36,7 @@ int32_t weight_gradient_shares(const WeightGradientProduct& product) {
                                  .d = product.gathered.shape[1],
                                  .capacity = product.rows.capacity,
                                  .of_an_expert = product.rows.of_an_expert},
-                                current_device().multiprocessors);
+                                workers_of(product.workers, current_device().multiprocessors));
 }
 
 size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
@@ -56,7 +55,8 @@ void weight_gradient_2(const WeightGradient2& step) {
                                 .accumulate = step.accumulate,
                                 .scratch = step.scratch,
                                 .stream = step.stream,
-                                .block_turns = step.block_turns};
+                                .block_turns = step.block_turns,
+                                .workers = step.workers};
   run(*step.experts, product);
 }
 
@@ -72,7 +72,8 @@ void weight_gradient_1(const WeightGradient1& step) {
                                 .accumulate = step.accumulate,
                                 .scratch = step.scratch,
                                 .stream = step.stream,
-                                .block_turns = step.block_turns};
+                                .block_turns = step.block_turns,
+                                .workers = step.workers};
   for (int p = 0; p < parts.count; ++p)
     if (present(parts.part[p]))
       product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * parts.columns};

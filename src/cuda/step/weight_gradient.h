@@ -80,20 +80,19 @@ template <class Shape, class Out, OutputMajor kMajor>
 void run_weight_gradient(const WeightGradientProduct& product) {
   using Element = typename Shape::Element;
   using Epilogue = WeightGradientEpilogue<Shape, Out, kMajor>;
-  using Order = ExpertTiles<Shape::BLOCK_K, Shape::kCluster>;
+  using Order = ExpertTiles<Shape::BLOCK_K>;
   using Gemm =
       GroupedGemm<Shape, GatheredSummedRows<Shape>, DenseSummedRows<Shape>, Epilogue, Order>;
   using Sums = PartialSums<Shape>;
-  static_assert(Shape::BLOCK_M * Shape::kCluster <= kWeightGradientBlock &&
-                Shape::BLOCK_N <= kWeightGradientBlock);
+  static_assert(Shape::BLOCK_M == ReferenceTiles::kRows && Shape::kCluster == 2);
   const int64_t n = product.dense_columns, d = product.gathered.shape[1], E = product.rows.E;
-  const int64_t blocks_a_part = (n + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
-  const int64_t m_blocks = (d + Shape::BLOCK_M - 1) / Shape::BLOCK_M;
-  const int64_t n_blocks = product.parts * blocks_a_part;
+  TILEMOE_ASSERT(Shape::BLOCK_N == column_block(n), "a block's tile is half of a reference tile");
+  const ReferenceTiles reference = ReferenceTiles::of(d, n, product.parts);
+  const int64_t blocks_a_part = reference.n_blocks / product.parts;
   TILEMOE_CHECK_SUPPORTED(
-      m_blocks <= INT32_MAX / (2 * n_blocks * E),
+      reference.m_blocks <= INT32_MAX / (2 * reference.n_blocks * E),
       "the weight gradients of " << E << " experts have too many tiles to count");
-  const int64_t tiles = expert_tiles(m_blocks, n_blocks, Shape::kCluster);
+  const int64_t tiles = reference.count();
   const int32_t shares = weight_gradient_shares(product);
   TILEMOE_ASSERT(product.scratch.bytes >= ExpertRanks::bytes(E, shares),
                  product.scratch.bytes << " bytes of scratch for the experts' ranks");
@@ -109,9 +108,7 @@ void run_weight_gradient(const WeightGradientProduct& product) {
                                .tiles = static_cast<int32_t>(tiles),
                                .shares_at_most = shares},
                 .E = static_cast<int32_t>(E),
-                .m_blocks = static_cast<int32_t>(m_blocks),
-                .n_blocks = static_cast<int32_t>(n_blocks),
-                .n_group = std::min(kColumnGroup, static_cast<int32_t>(n_blocks))}};
+                .reference = reference}};
   params.epilogue.partial_sums = sums;
   rank_experts(product.rows, ranks, tiles, shares, product.stream);
   launch<Gemm>(params, E * tiles + shares, product.stream, product.block_turns);
@@ -120,7 +117,7 @@ void run_weight_gradient(const WeightGradientProduct& product) {
   using SliceEpilogue = WeightGradientEpilogue<SliceShape, Out, kMajor>;
   launch_early(
       add_shared_sums<Shape, Order, SliceEpilogue>,
-      dim3(static_cast<unsigned>(shares - 1), Sums::kSlices * Shape::kCluster), kBlockThreads, 0,
+      dim3(static_cast<unsigned>(shares - 1), Sums::kSlices * 2), kBlockThreads, 0,
       static_cast<cudaStream_t>(product.stream),
       SharedSums<Shape, Order, SliceEpilogue>{.order = params.order,
                                               .epilogue = gradient_outputs<SliceEpilogue, Element>(
