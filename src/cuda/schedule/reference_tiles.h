@@ -30,7 +30,7 @@ constexpr int column_block(int64_t columns) {
 // rows; and within these, the group's columns. So tiles that are under way at one time sum over the
 // same rows, which come from L2 but for the first of them.
 struct ReferenceTiles {
-  static constexpr int32_t kRows = 128;    // of a half
+  static constexpr int32_t kRows = 128;     // of a half
   static constexpr int32_t kColumns = 256;  // at most
   static constexpr int32_t kGroup = 8;
 
