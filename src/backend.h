@@ -125,7 +125,8 @@ struct ScoreGradient {
   void* stream;
 };
 
-// dW2_e = dO_e^T A'_e (gathers dO). Exact zeros for an expert without rows (beta 0).
+// dW2_e = dO_e^T A'_e (gathers dO). `workers`: how many the sums over long experts' rows are shared
+// out to, which decides these sums' bits (CUDA); 0: the device's own, half its multiprocessors. Exact zeros for an expert without rows (beta 0).
 struct WeightGradient2 {
   const tilemoe_experts* experts;
   Rows rows;
@@ -136,6 +137,7 @@ struct WeightGradient2 {
   Scratch scratch;
   void* stream;
   Tuning tuning = {};
+  int32_t workers = 0;
 };
 
 // dX~ = dH W1, or a block of dX~'s columns, which are then the columns of W1 that are given.
@@ -162,6 +164,7 @@ struct WeightGradient1 {
   Scratch scratch;
   void* stream;
   Tuning tuning = {};
+  int32_t workers = 0;
 };
 
 // db2_e = sum of s dO over the expert's rows (gathers dO); db1_e = sum of dH.
@@ -191,6 +194,7 @@ enum class Step {
 struct ScratchSizes {
   int64_t capacity;
   int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert
+  int32_t workers = 0;                    // of the weight gradients
   // kWeightGradient1: which of its outputs are asked for. Both: either may be left out.
   bool dW1 = true, dW1_up = true;
 };

@@ -1,8 +1,15 @@
-// When the weight gradients cut experts into shares, which decides what scratch they ask for.
+// Where the weight gradients cut the sums over long experts: on reference tiles, into shares, which
+// decides their bits and what scratch they ask for.
 #include "cuda/schedule/weight_gradient_shares.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "cuda/schedule/cost.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "layer_plan.h"
 
@@ -99,7 +106,7 @@ TEST(WeightGradientShares, CoverEveryProduct) {
                                                .d = d,
                                                .capacity = sizes.capacity,
                                                .of_an_expert = sizes.rows_of_an_expert},
-                                              multiprocessors);
+                                              workers_of(0, multiprocessors));
               };
               EXPECT_GE(all, product(n, 2));
               EXPECT_TRUE(layout != TILEMOE_GATE_INTERLEAVED || all >= product(2 * n, 1));
@@ -118,6 +125,106 @@ TEST(WeightGradientShares, AgreeWithTheKernelsRule) {
         EXPECT_TRUE(cut == 0 || cut == any);
         EXPECT_EQ(cut > 0, any > 0 && is_long(most, capacity, tiles, any));
       }
+}
+
+// And on no number of multiprocessors, where workers are asked for.
+TEST(WeightGradientShares, FollowFromTheWorkersAlone) {
+  const Layer layer{.T = 24576, .d = 1536, .n = 256, .E = 128, .K = 8};
+  for (const Step step : {Step::kWeightGradient1, Step::kWeightGradient2}) {
+    ScratchSizes sizes = sizes_of(layer);
+    for (const int32_t workers : {50, 66, 500}) {
+      sizes.workers = workers;
+      for (const int multiprocessors : {1, 78, 132})
+        EXPECT_EQ(weight_gradient_shares(step, experts_of(layer), sizes, multiprocessors), workers);
+    }
+  }
+  // One has nobody to share with, however long an expert is.
+  const Layer one{.T = 8192, .d = 128, .n = 64, .E = 1, .K = 1};
+  ScratchSizes sizes = sizes_of(one);
+  for (const int32_t workers : {1, 2}) {
+    sizes.workers = workers;
+    EXPECT_EQ(weight_gradient_shares(Step::kWeightGradient2, experts_of(one), sizes, kH100),
+              workers == 1 ? 0 : 2);
+  }
+  EXPECT_EQ(workers_of(0, 1), 1);
+}
+
+// Every k block is in one share, and shares differ by one at most.
+TEST(WeightGradientShares, CutALineIntoEqualParts) {
+  for (const int32_t k_blocks : {0, 7, 15, 16, 529, 100'000})
+    for (const int32_t at_most : {0, 2, 66, 1000}) {
+      const Shares cut = Shares::of(k_blocks, at_most);
+      EXPECT_LE(cut.count, at_most);
+      EXPECT_TRUE(cut.count == at_most || cut.count == k_blocks / kLeastShare);
+      int32_t at = 0, least = INT32_MAX, most = 0;
+      for (int32_t share = 0; share < cut.count; ++share) {
+        EXPECT_EQ(cut.begin(share), at);
+        const int32_t mine = cut.begin(share + 1) - at;
+        least = std::min(least, mine), most = std::max(most, mine), at += mine;
+      }
+      for (const int32_t past : {cut.count, cut.count + 1}) EXPECT_EQ(cut.begin(past), k_blocks);
+      if (cut.count == 0) continue;
+      EXPECT_EQ(at, k_blocks);
+      EXPECT_GE(least, kLeastShare);
+      EXPECT_LE(most, least + 1);
+    }
+}
+
+// The halves of all reference tiles are all blocks of D, each once. The last of an odd number of
+// blocks of rows has blocks of columns for halves, and may have one too few.
+TEST(ReferenceTilesOf, AWeightGradientAreItsBlocks) {
+  for (const int64_t d : {8, 128, 136, 256, 384, 1032})
+    for (const int64_t n : {8, 136, 200, 264, 768, 2880})
+      for (const int parts : {1, 2}) {
+        const auto reference = ReferenceTiles::of(d, n, parts);
+        ASSERT_EQ(reference.m_blocks, (d + 127) / 128);
+        ASSERT_EQ(reference.n_blocks, parts * ((n + column_block(n) - 1) / column_block(n)));
+        std::map<std::pair<int32_t, int32_t>, int> met;
+        int none = 0;
+        for (int32_t number = 0; number < reference.count(); ++number) {
+          const auto first = reference.half(number, 0), second = reference.half(number, 1);
+          EXPECT_EQ(first.same_columns, second.same_columns);
+          EXPECT_EQ(first.same_columns,
+                    first.n_block == second.n_block && second.m_block < reference.m_blocks);
+          EXPECT_TRUE(first.same_columns ? first.m_block + 1 == second.m_block
+                                         : first.m_block + 1 == reference.m_blocks);
+          for (const auto& half : {first, second})
+            if (half.m_block == reference.m_blocks)
+              ++none;
+            else
+              ++met[{half.m_block, half.n_block}];
+        }
+        EXPECT_EQ(none, reference.m_blocks % 2 * (reference.n_blocks % 2));
+        EXPECT_EQ(met.size(), static_cast<size_t>(reference.m_blocks) *
+                                  static_cast<size_t>(reference.n_blocks));
+        for (const auto& [block, times] : met) {
+          EXPECT_EQ(times, 1);
+          EXPECT_LT(block.first, reference.m_blocks);
+          EXPECT_LT(block.second, reference.n_blocks);
+        }
+      }
+}
+
+// Tiles that are near in number need the same rows of D: after a group of columns the next rows.
+TEST(ReferenceTilesOf, AWeightGradientComeInGroupsOfColumns) {
+  const ReferenceTiles reference{.m_blocks = 4, .n_blocks = 11};
+  std::vector<std::pair<int32_t, int32_t>> order;
+  for (int32_t number = 0; number < reference.count(); ++number) {
+    const auto half = reference.half(number, 0);
+    order.emplace_back(half.m_block, half.n_block);
+  }
+  ASSERT_EQ(order.size(), 22u);
+  EXPECT_EQ(order[7], std::pair(0, 7));
+  EXPECT_EQ(order[8], std::pair(2, 0));
+  EXPECT_EQ(order[16], std::pair(0, 8));
+  EXPECT_EQ(order[21], std::pair(2, 10));
+}
+
+TEST(ReferenceTilesOf, AWeightGradientAreNarrowWhereWideOnesWaste) {
+  EXPECT_EQ(column_block(192), 192);
+  EXPECT_EQ(column_block(256), 256);
+  EXPECT_EQ(column_block(768), 256);  // neither wastes any
+  EXPECT_EQ(column_block(2880), 192);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "cuda/core/up_parts.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "cuda/schedule/projection_sizes.h"
+#include "cuda/schedule/reference_tiles.h"
 #include "cuda/schedule/weight_gradient_shares.h"
 
 namespace tilemoe::cuda {
@@ -133,14 +134,14 @@ void input_gradient(const InputGradient& step) {
 
 namespace {
 
-void run_weight_gradient(WeightGradient& step) {
+void run_weight_gradient(WeightGradient& step, int32_t workers) {
   if (step.parts == 0) return;
   step.shares = weight_gradient_shares({.dense_columns = step.dense_columns,
                                         .parts = step.parts,
                                         .d = step.gathered.shape[1],
                                         .capacity = step.rows.capacity,
                                         .of_an_expert = step.rows.of_an_expert},
-                                       current_device().multiprocessors);
+                                       workers_of(workers, current_device().multiprocessors));
   const tilemoe_tensor& out = step.part[0].out;
   const ProductKey key{ProductName::kWeightGradient,
                        kit(),
@@ -148,6 +149,7 @@ void run_weight_gradient(WeightGradient& step) {
                         .float_out = out.dtype == TILEMOE_FLOAT32,
                         .out = out.stride[2] == 1 ? OutputMajor::kColumn : OutputMajor::kRow}};
   const Tiles tiles(key);
+  // A block's tile is a half of a reference tile.
   const auto* const tile = std::find_if(tiles.begin(), tiles.end(), [&](const auto& each) {
     return each.block_n == column_block(step.dense_columns);
   });
@@ -176,7 +178,7 @@ void weight_gradient_2(const WeightGradient2& step) {
                          .shares = 0,
                          .stream = step.stream,
                          .tuning = step.tuning};
-  run_weight_gradient(product);
+  run_weight_gradient(product, step.workers);
 }
 
 void weight_gradient_1(const WeightGradient1& step) {
@@ -197,7 +199,7 @@ void weight_gradient_1(const WeightGradient1& step) {
   for (int p = 0; p < parts.count; ++p)
     if (present(parts.part[p]))
       product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * parts.columns};
-  run_weight_gradient(product);
+  run_weight_gradient(product, step.workers);
 }
 
 void require_products(const DeviceInfo& device) {

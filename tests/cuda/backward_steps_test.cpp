@@ -12,8 +12,10 @@
 
 #include "backend.h"
 #include "cuda/backend.h"
+#include "cuda/core/device.h"
 #include "cuda/device_tensors.h"
 #include "cuda/products.h"
+#include "cuda/schedule/weight_gradient_shares.h"
 #include "cuda/sm90/tiles.h"
 #include "cuda/step_problem.h"
 
@@ -46,6 +48,19 @@ void PrintTo(const BackwardCase& c, std::ostream* out) {
   *out << c.name;
 }
 
+// How the products are launched.
+struct Launch {
+  int block_turns = 1;
+  int32_t workers = 0;
+
+  template <class Case>
+  Tuning tuning(const Case& c) const {
+    Tuning tuning = tuning_of(c);
+    tuning.block_turns = block_turns;
+    return tuning;
+  }
+};
+
 // Inputs and outputs of the steps. dH and A' that are read are not those that are written: each
 // step has its own inputs, so that its numbers stay small and a slip in one hides no other's.
 class BackwardProblem : public StepProblem<BackwardCase> {
@@ -70,10 +85,11 @@ class BackwardProblem : public StepProblem<BackwardCase> {
     fill_inputs();
   }
 
-  void run(Backend& backend, bool on_device) {
+  void run(Backend& backend, bool on_device, const Launch& launch = {}) {
     std::list<TwinBuffer> scratches;
     const auto scratch_for = [&](Step step) -> Scratch {
-      const size_t bytes = backend.scratch_bytes(step, experts_, {.capacity = capacity_});
+      const size_t bytes =
+          backend.scratch_bytes(step, experts_, {.capacity = capacity_, .workers = launch.workers});
       TwinBuffer& scratch = scratches.emplace_back(bytes);
       return {on_device ? scratch.device() : scratch.host(), bytes};
     };
@@ -96,7 +112,7 @@ class BackwardProblem : public StepProblem<BackwardCase> {
          .ds_partial = c_.wants_ds ? static_cast<float*>(place(ds_partial_).data) : nullptr,
          .scratch = scratch_for(Step::kActivationGradient),
          .stream = nullptr,
-         .tuning = tuning_of(c_)});
+         .tuning = launch.tuning(c_)});
     backend.weight_gradient_2({.experts = &experts_,
                                .rows = rows,
                                .dO = place(dO_),
@@ -105,7 +121,8 @@ class BackwardProblem : public StepProblem<BackwardCase> {
                                .accumulate = c_.accumulate,
                                .scratch = scratch_for(Step::kWeightGradient2),
                                .stream = nullptr,
-                               .tuning = tuning_of(c_)});
+                               .tuning = launch.tuning(c_),
+                               .workers = launch.workers});
     backend.input_gradient({.experts = &experts_,
                             .rows = rows,
                             .dH = place(dH_in_),
@@ -113,7 +130,7 @@ class BackwardProblem : public StepProblem<BackwardCase> {
                             .dX_rows = place(dX_rows_),
                             .scratch = scratch_for(Step::kInputGradient),
                             .stream = nullptr,
-                            .tuning = tuning_of(c_)});
+                            .tuning = launch.tuning(c_)});
     backend.weight_gradient_1({.experts = &experts_,
                                .rows = rows,
                                .W1 = place(W1_),
@@ -124,7 +141,8 @@ class BackwardProblem : public StepProblem<BackwardCase> {
                                .accumulate = c_.accumulate,
                                .scratch = scratch_for(Step::kWeightGradient1),
                                .stream = nullptr,
-                               .tuning = tuning_of(c_)});
+                               .tuning = launch.tuning(c_),
+                               .workers = launch.workers});
     if (!on_device) return;
     expect_cuda(cudaDeviceSynchronize(), "the steps");
     for (const TwinBuffer& scratch : scratches) EXPECT_TRUE(scratch.guards_intact());
@@ -136,6 +154,14 @@ class BackwardProblem : public StepProblem<BackwardCase> {
     if (c_.wants_dH) all.push_back({"dH", c_.dH_over_H ? &H_ : &dH_});
     if (c_.wants_A_scaled) all.push_back({"A'", &A_scaled_});
     return all;
+  }
+  // That the work on long experts is cut into, at most, in either weight gradient.
+  int32_t fewest_shares(int32_t workers) const {
+    const ScratchSizes sizes{.capacity = capacity_, .workers = workers};
+    const int multiprocessors = cuda::current_device().multiprocessors;
+    return std::min(
+        cuda::weight_gradient_shares(Step::kWeightGradient1, experts_, sizes, multiprocessors),
+        cuda::weight_gradient_shares(Step::kWeightGradient2, experts_, sizes, multiprocessors));
   }
   TwinTensor& ds_partial() { return ds_partial_; }
   // The partial sums of the rows that exist, group by group.
@@ -202,9 +228,10 @@ class BackwardProblem : public StepProblem<BackwardCase> {
 
 using BackwardSteps = testing::TestWithParam<BackwardCase>;
 
-std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem) {
+std::vector<std::vector<uint8_t>> run_on_device(BackwardProblem& problem,
+                                                const Launch& launch = {}) {
   for (const auto& output : problem.outputs()) output.tensor->buffer().upload();
-  problem.run(cuda::backend(), true);
+  problem.run(cuda::backend(), true, launch);
   return device_outputs(problem);
 }
 
@@ -236,6 +263,53 @@ TEST_P(BackwardSteps, GiveTheSameBitsEveryTime) {
   BackwardProblem problem(GetParam());
   const auto first = run_on_device(problem);
   for (int repeat = 0; repeat < 4; ++repeat) expect_bits(problem, run_on_device(problem), first);
+}
+
+// Experts so long that they are cut, in more tiles than there are multiprocessors.
+BackwardCase long_experts_case(tilemoe_dtype dtype, bool integers) {
+  return {.name = "cut",
+          .counts = {1900, 64, 2500, 3, 1700},
+          .d = 1032,
+          .n = 520,
+          .spare_rows = 90,
+          .dtype = dtype,
+          .integers = integers,
+          .float_gradients = true};
+}
+
+// The number of workers says where sums are cut, and so the bits; how many clusters there are to do
+// the work does not. Asked for are shares for some of the clusters and several for each.
+TEST(CutSums, DependOnTheWorkersAndNotOnTheClusters) {
+  const BackwardCase c = long_experts_case(TILEMOE_BFLOAT16, /*integers=*/false);
+  BackwardProblem problem(c);
+  const int32_t clusters = cuda::current_device().multiprocessors / 2;
+  std::vector<std::vector<std::vector<uint8_t>>> by_workers;
+  for (const int32_t workers : {1, clusters / 4, clusters, 2 * clusters, 1000}) {
+    SCOPED_TRACE(workers);
+    if (workers == 1000) {
+      ASSERT_GT(problem.fewest_shares(workers), 2 * clusters);
+    }
+    const auto first = run_on_device(problem, {.block_turns = 1, .workers = workers});
+    for (const int turns : {1, 2, 3})
+      expect_bits(problem, run_on_device(problem, {.block_turns = turns, .workers = workers}),
+                  first);
+    by_workers.push_back(first);
+  }
+  expect_bits(problem, run_on_device(problem), by_workers[2]);  // the device's own
+  for (size_t i = 0; i < by_workers.size(); ++i)
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(by_workers[i], by_workers[j]) << i << ", " << j;
+  problem.run(cpu_backend(), false);
+  for (const auto& got : by_workers) expect_outputs(problem, got, c);
+}
+
+TEST(CutSums, AreExactWhereWholeNumbersAre) {
+  for (const auto dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16}) {
+    const BackwardCase c = long_experts_case(dtype, /*integers=*/true);
+    BackwardProblem problem(c);
+    problem.run(cpu_backend(), false);
+    for (const int32_t workers : {1, 2, 7, 50, 1000})
+      expect_outputs(problem, run_on_device(problem, {.block_turns = 1, .workers = workers}), c);
+  }
 }
 
 std::vector<BackwardCase> cases() {
@@ -354,8 +428,8 @@ std::vector<BackwardCase> cases() {
        .integers = false},
       {.name = "unit_scale", .counts = ragged, .d = 520, .n = 328, .integers = false}};
   // Every layout, with every dtype of the gradients, written and added; and again with experts so
-  // long that blocks share their weight gradients. Either width of a tile meets each of them: n tells
-  // that of the weight gradients.
+  // long that blocks share their weight gradients. Either tile meets each of them: that of a weight
+  // gradient follows from n.
   struct Layout {
     const char* name;
     tilemoe_gate_layout gate_layout;
@@ -381,7 +455,7 @@ std::vector<BackwardCase> cases() {
                                    (accumulate ? "_added" : "") + (is_long ? "_long" : ""),
                            .counts = is_long ? long_experts : ragged,
                            .d = float_gradients ? 264 : 200,
-                           .n = is_long == accumulate ? 232 : 136,
+                           .n = is_long == accumulate ? 200 : 136,
                            .spare_rows = 9,
                            .dtype = dtype,
                            .activation = layout.activation,
@@ -400,7 +474,7 @@ std::vector<BackwardCase> cases() {
                                (transposed ? "_transposed" : ""),
                        .counts = {300, 1, 0, 640, 129},
                        .d = 1032,
-                       .n = tile.block_n == 256 ? 232 : 136,
+                       .n = tile.block_n == 256 ? 200 : 136,
                        .spare_rows = 60,
                        .dtype = dtype,
                        .W1_transposed = transposed,
@@ -428,7 +502,7 @@ std::vector<BackwardCase> cases() {
     BackwardCase base{.name = name,
                       .counts = ragged,
                       .d = 200,
-                      .n = 264,
+                      .n = tile.block_n == 256 ? 248 : 264,
                       .spare_rows = 77,
                       .activation = TILEMOE_SWIGLU,
                       .integers = false,
@@ -436,7 +510,7 @@ std::vector<BackwardCase> cases() {
     all.push_back(base);
     base.name = name + "_many_tiles_dH_over_H";
     base.counts = {2000, 1500, 33, 1025, 900};
-    base.d = 1032, base.n = 776;
+    base.d = 1032, base.n = tile.block_n == 256 ? 760 : 776;
     base.T = 1000;
     base.dH_over_H = true;
     all.push_back(base);

@@ -22,12 +22,6 @@ __device__ int32_t sum_of_lanes(int32_t value) {
   return __reduce_add_sync(0xffffffff, value);
 }
 
-// An expert's tile is long beside all tiles' work spread over the shares.
-__device__ bool is_long(const RankParams& params, int32_t rows) {
-  const int64_t M = params.offsets[params.E];
-  return rows > kFewRows && rows * kOfAnAverage * params.shares_at_most > M * params.tiles;
-}
-
 // A warp counts the experts that come before its own: those with more rows and, of as many, those
 // with a smaller number.
 __global__ void __launch_bounds__(kThreads) rank_rows(const RankParams params) {
@@ -36,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) rank_rows(const RankParams params) {
   const auto expert = static_cast<int32_t>(blockIdx.x * kExperts + threadIdx.x / kWarp);
   if (expert >= params.E) return;
   const int32_t begin = params.offsets[expert], end = params.offsets[expert + 1];
-  const int32_t mine = end - begin;
+  const int32_t mine = end - begin, M = params.offsets[params.E];
 
   int32_t rank = 0, blocks_before = 0;
   LongExperts all_long = {};
@@ -44,7 +38,8 @@ __global__ void __launch_bounds__(kThreads) rank_rows(const RankParams params) {
     const int32_t rows = params.offsets[other + 1] - params.offsets[other];
     const bool comes_before = rows > mine || (rows == mine && other < expert);
     if (comes_before) ++rank, blocks_before += sum_blocks(rows);
-    if (is_long(params, rows)) ++all_long.count, all_long.k_blocks += sum_blocks(rows);
+    if (is_long(rows, M, params.tiles, params.shares_at_most))
+      ++all_long.count, all_long.k_blocks += sum_blocks(rows);
   }
   rank = sum_of_lanes(rank);
   blocks_before = sum_of_lanes(blocks_before);

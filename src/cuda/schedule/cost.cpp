@@ -4,18 +4,13 @@
 #include <cmath>
 #include <limits>
 
+#include "cuda/schedule/reference_tiles.h"
+
 namespace tilemoe::cuda {
 namespace {
 
 int64_t blocks(int64_t size, int64_t block) {
   return (size + block - 1) / block;
-}
-
-// Whether blocks of 192 columns waste so many fewer than blocks of 256 that it makes up for what
-// they do slower. Of the input gradient they took 7 and 13 % longer where neither wastes any, 5 %
-// less where 256 wastes a fifteenth.
-bool narrow_blocks_pay(int64_t columns) {
-  return 20 * 192 * blocks(columns, 192) <= 19 * 256 * blocks(columns, 256);
 }
 
 // Blocks of rows that an expert has on average, and the part of them that find no partner in a
@@ -51,7 +46,7 @@ RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& ti
 // each other: longest where rows are gathered.
 double cycles(const ProjectionSize& size, const TileConfiguration& tile,
               const DeviceModel& device) {
-  if (tile.block_n == 192 && !narrow_blocks_pay(size.columns))
+  if (tile.block_n == 192 && column_block(size.columns) != 192)
     return std::numeric_limits<double>::infinity();
   const RowBlocks row_blocks =
       expected_row_blocks(static_cast<double>(blocks(size.rows, size.E)), tile);
@@ -89,10 +84,6 @@ TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileCo
   return *std::min_element(from.begin(), from.end(), [&](const auto& a, const auto& b) {
     return cycles(size, a, device) < cycles(size, b, device);
   });
-}
-
-int column_block(int64_t columns) {
-  return narrow_blocks_pay(columns) ? 192 : 256;
 }
 
 }  // namespace tilemoe::cuda

@@ -24,7 +24,4 @@ struct ProjectionSize {
 TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
                               const DeviceModel& device);
 
-// Blocks of 256 or 192 columns, where a product's size decides by what they waste.
-int column_block(int64_t columns);
-
 }  // namespace tilemoe::cuda

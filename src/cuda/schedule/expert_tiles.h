@@ -9,82 +9,67 @@
 
 namespace tilemoe::cuda {
 
-// A persistent block, or a cluster, first works off its share of the long experts' tiles; then it
-// takes one of every `clusters` tiles of the order in which experts get shorter: there and back, so
-// that who has the longer one of one round has the shorter one of the next.
-// Within an expert, groups of `n_group` blocks of columns ascend; within a group, blocks of rows of
-// the product; and within these, the group's columns. So the tiles under way at one time sum over
-// the same rows, which come from L2 but for the first of them. A cluster of two takes two blocks of
-// rows at a time, so that both need the same columns; of the last of an odd number of them it takes
-// two blocks of columns.
-template <int BLOCK_K, int kCluster = 1>
+// Two blocks work side by side on the halves of a reference tile, which mostly need the same columns
+// of B: a cluster. It first works off its shares of the long experts' tiles, one of every
+// `clusters`: their number has no say in where the shares begin. Then it takes one of every
+// `clusters` tiles of the order in which experts get shorter: there and back, so that who has the
+// longer one of one round has the shorter one of the next.
+template <int BLOCK_K>
 class ExpertTiles {
  public:
   static_assert(BLOCK_K == kSumRows, "ranks count k blocks of this size");
-  static_assert(kCluster <= 2, "of an odd block of rows a cluster takes two of columns");
 
   struct Params {
-    LongTiles::Params long_tiles;  // `tiles` are expert_tiles()
+    LongTiles::Params long_tiles;
     int32_t E;
-    int32_t m_blocks;  // of rows of the product
-    int32_t n_blocks;
-    int32_t n_group;
+    ReferenceTiles reference;
   };
 
   __device__ explicit ExpertTiles(const Params& params)
-      : params_(params), long_tiles_(params.long_tiles) {
-    next_ = long_tiles_.begin(cluster());
-    share_end_ = long_tiles_.begin(cluster() + 1);
-    if (next_ < share_end_) rank_ = long_tiles_.rank_at(next_);
-  }
+      : params_(params), long_tiles_(params.long_tiles), share_(cluster() - clusters()) {}
 
+  // All lanes of a warp call it. False at the end.
   __device__ bool next(Tile& tile) {
+    if (next_ == share_end_ && share_ < long_tiles_.shares().count) begin_share();
     return next_ < share_end_ ? next_of_share(tile) : next_of_short(tile);
   }
 
-  // The expert's tile of that number, as block `rank_in_cluster` has it.
+  // Half of the expert's reference tile of that number.
   __device__ static Tile tile_of(const Params& params, const RankedExpert& expert, int32_t number,
-                                 int32_t rank_in_cluster) {
-    const int32_t together = params.m_blocks / kCluster;  // blocks of rows, a cluster's at a time
+                                 int32_t half) {
+    const ReferenceTiles::Half place = params.reference.half(number, half);
     // An expert without rows has one k block, of zeros.
-    Tile tile{.expert = expert.expert,
-              .row_begin = expert.begin,
-              .row_end = expert.end,
-              .k_blocks = max(1, sum_blocks(expert.end - expert.begin))};
-    if (kCluster > 1 && number >= together * params.n_blocks) {
-      tile.n_block = (number - together * params.n_blocks) * kCluster + rank_in_cluster;
-      // A block of columns too many has rows past the last, of which none is read or stored.
-      tile.m_block = params.m_blocks - (tile.n_block < params.n_blocks ? 1 : 0);
-      tile.n_block = min(tile.n_block, params.n_blocks - 1);
-      return tile;
-    }
-    const int32_t group = number / (together * params.n_group);
-    const int32_t first_n = group * params.n_group;
-    const int32_t in_group = number - first_n * together;
-    const int32_t width = min(params.n_group, params.n_blocks - first_n);
-    const int32_t m_step = in_group / width;
-    tile.n_block = first_n + in_group - m_step * width;
-    tile.m_block = m_step * kCluster + rank_in_cluster;
-    tile.shares_b = kCluster > 1;
-    return tile;
+    return {.expert = expert.expert,
+            .row_begin = expert.begin,
+            .row_end = expert.end,
+            .n_block = place.n_block,
+            .k_blocks = max(1, sum_blocks(expert.end - expert.begin)),
+            .m_block = place.m_block,
+            .shares_b = place.same_columns};
   }
 
  private:
-  __device__ static int32_t cluster() { return static_cast<int32_t>(blockIdx.x) / kCluster; }
-  __device__ static int32_t rank_in_cluster() {
-    return static_cast<int32_t>(blockIdx.x) % kCluster;
+  __device__ static int32_t cluster() { return static_cast<int32_t>(blockIdx.x) / 2; }
+  __device__ static int32_t clusters() { return static_cast<int32_t>(gridDim.x) / 2; }
+  __device__ static int32_t half() { return static_cast<int32_t>(blockIdx.x) % 2; }
+
+  // The cluster's next one, if there is one.
+  __device__ void begin_share() {
+    share_ += clusters();
+    next_ = long_tiles_.shares().begin(share_);
+    share_end_ = long_tiles_.shares().begin(share_ + 1);
+    if (next_ < share_end_) rank_ = long_tiles_.rank_at(next_);
   }
 
   __device__ bool next_of_share(Tile& tile) {
     const LongTiles::Place place = long_tiles_.at(next_, rank_);
-    tile = tile_of(params_, place.expert, place.tile, rank_in_cluster());
+    tile = tile_of(params_, place.expert, place.tile, half());
     const int32_t whole = tile.k_blocks;
     tile.k_blocks = min(whole - place.k_block, share_end_ - next_);
     tile.row_begin += place.k_block * BLOCK_K;
     tile.row_end = min(tile.row_end, tile.row_begin + tile.k_blocks * BLOCK_K);
     if (tile.k_blocks < whole)
-      tile.partial_sum =
-          LongTiles::partial_sum(cluster(), place.k_block == 0) * kCluster + rank_in_cluster();
+      tile.partial_sum = Shares::partial_sum(share_, place.k_block == 0) * 2 + half();
     next_ += tile.k_blocks;
     const bool ends_expert =
         place.k_block + tile.k_blocks == whole && place.tile + 1 == params_.long_tiles.tiles;
@@ -93,24 +78,23 @@ class ExpertTiles {
   }
 
   __device__ bool next_of_short(Tile& tile) {
-    const auto clusters = static_cast<int32_t>(gridDim.x) / kCluster;
     const int32_t tiles = params_.long_tiles.tiles;
     const int32_t index =
-        round_ * clusters + (round_ % 2 == 0 ? cluster() : clusters - 1 - cluster());
+        round_ * clusters() + (round_ % 2 == 0 ? cluster() : clusters() - 1 - cluster());
     const int32_t in_order = index / tiles;
     const int32_t rank = long_tiles_.experts() + in_order;
     if (rank >= params_.E) return false;
     ++round_;
-    tile = tile_of(params_, params_.long_tiles.ranked[rank], index - in_order * tiles,
-                   rank_in_cluster());
+    tile = tile_of(params_, params_.long_tiles.ranked[rank], index - in_order * tiles, half());
     return true;
   }
 
   const Params& params_;
   LongTiles long_tiles_;
-  int32_t next_, share_end_;  // k blocks of this cluster's share that are still to be done
-  int32_t rank_ = 0;          // of the expert that has the first of them
-  int32_t round_ = 0;         // of the short experts' tiles
+  int32_t share_;                     // that is under way; past the last, none
+  int32_t next_ = 0, share_end_ = 0;  // its k blocks that are still to be done
+  int32_t rank_ = 0;                  // of the expert that has the first of them
+  int32_t round_ = 0;                 // of the short experts' tiles
 };
 
 }  // namespace tilemoe::cuda

@@ -1,4 +1,4 @@
-// The tiles of long experts, shared out among clusters.
+// The reference tiles of long experts, shared out.
 #pragma once
 
 #include <cstdint>
@@ -12,32 +12,24 @@ __device__ __forceinline__ int32_t sum_blocks(int32_t rows) {
   return (rows + kSumRows - 1) / kSumRows;
 }
 
-// The tiles of long experts by rank, number and k block, as one line of k blocks that is cut into
-// equal shares, one a cluster. A tile that a share's border cuts has a partial sum on either side;
-// so a share has two at most, one at each end.
+// Their shares, with the experts that they are of.
 class LongTiles {
  public:
   struct Params {
     const RankedExpert* ranked;       // (E)
     const LongExperts* long_experts;  // (1)
-    int32_t tiles;                    // of an expert
+    int32_t tiles;                    // reference tiles of an expert
     int32_t shares_at_most;
   };
 
   __device__ explicit LongTiles(const Params& params) : params_(params) {
     const LongExperts all = *params.long_experts;
     experts_ = all.count;
-    end_ = all.k_blocks * params.tiles;
-    shares_ = min(params.shares_at_most, end_ / kLeastShare);
+    shares_ = Shares::of(all.k_blocks * params.tiles, params.shares_at_most);
   }
 
   __device__ int32_t experts() const { return experts_; }
-  __device__ int32_t shares() const { return shares_; }
-  // First k block of a share; of one past the last, the end.
-  __device__ int32_t begin(int32_t share) const {
-    if (share >= shares_) return end_;
-    return share * (end_ / shares_) + min(share, end_ % shares_);
-  }
+  __device__ const Shares& shares() const { return shares_; }
 
   // A k block of the line.
   struct Place {
@@ -65,14 +57,10 @@ class LongTiles {
     }
   }
 
-  // Where the partial sum at one end of a share has its place, counted over all shares.
-  __device__ static int32_t partial_sum(int32_t share, bool at_its_end) {
-    return 2 * share + (at_its_end ? 1 : 0);
-  }
-
  private:
   const Params& params_;
-  int32_t experts_, end_, shares_;
+  int32_t experts_;
+  Shares shares_;
 };
 
 }  // namespace tilemoe::cuda

@@ -12,6 +12,12 @@
 
 namespace tilemoe::cuda {
 
+// Blocks of columns that share rows while they are in L2.
+constexpr int32_t kColumnGroup = 8;
+inline int32_t column_group(const Tuning& tuning) {
+  return tuning.column_group != 0 ? tuning.column_group : kColumnGroup;
+}
+
 // A persistent block takes tiles blockIdx.x, blockIdx.x + gridDim.x, ... of the order in which
 //   experts ascend, so that one expert's weights are read by neighbours in time;
 //   within an expert, groups of `n_group` blocks of columns ascend; within a group, row blocks; and

@@ -2,25 +2,18 @@
 
 #include <algorithm>
 
-#include "cuda/schedule/cost.h"
-#include "cuda/schedule/expert_ranks.h"
+#include "cuda/schedule/shares.h"
 
 namespace tilemoe::cuda {
-namespace {
 
-int64_t blocks(int64_t size, int64_t block) {
-  return (size + block - 1) / block;
+int32_t workers_of(int32_t asked_for, int multiprocessors) {
+  return asked_for > 0 ? asked_for : std::max(1, multiprocessors / 2);
 }
 
-}  // namespace
-
-int32_t weight_gradient_shares(const WeightGradientSize& size, int multiprocessors) {
-  constexpr TileConfiguration kTile{128, 256, Schedule::kCooperative, 2};
-  const int64_t n_blocks =
-      size.parts * blocks(size.dense_columns, column_block(size.dense_columns));
-  const int64_t tiles = expert_tiles(blocks(size.d, kTile.block_m), n_blocks, kTile.cluster);
-  return shares_at_most(tiles, size.capacity, std::min(size.of_an_expert, size.capacity),
-                        multiprocessors / kTile.cluster);
+int32_t weight_gradient_shares(const WeightGradientSize& size, int32_t workers) {
+  const auto reference = ReferenceTiles::of(size.d, size.dense_columns, size.parts);
+  return shares_at_most(reference.count(), size.capacity,
+                        std::min(size.of_an_expert, size.capacity), workers);
 }
 
 int32_t weight_gradient_shares(Step step, const tilemoe_experts& experts, const ScratchSizes& sizes,
@@ -31,7 +24,7 @@ int32_t weight_gradient_shares(Step step, const tilemoe_experts& experts, const 
                                    .d = experts.d,
                                    .capacity = sizes.capacity,
                                    .of_an_expert = sizes.rows_of_an_expert},
-                                  multiprocessors);
+                                  workers_of(sizes.workers, multiprocessors));
   };
   const int64_t n = experts.n;
   if (step == Step::kWeightGradient2 || !tilemoe_activation_gated(experts.activation))

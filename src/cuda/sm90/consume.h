@@ -53,6 +53,30 @@ __device__ __forceinline__ typename Gemm::Epilogue consumers_epilogue(
                   static_cast<int32_t>(threadIdx.x % kWarpgroup));
 }
 
+// The tiles of one consumer: in ping-pong every other one, and the ring goes on past the rest.
+template <class Gemm>
+class TilesOfConsumer {
+ public:
+  __device__ TilesOfConsumer(const typename Gemm::Params& params, int32_t consumer)
+      : order_(params.order), consumer_(consumer) {}
+
+  __device__ __forceinline__ bool next(Tile& tile, typename Gemm::Ring::Position& at) {
+    while (order_.next(tile)) {
+      const bool mine = !kTurns || whose_ == consumer_;
+      whose_ = 1 - whose_;
+      if (mine) return true;
+      at.advance(tile.k_blocks);
+    }
+    return false;
+  }
+
+ private:
+  static constexpr bool kTurns = Gemm::Shape::kSchedule == Schedule::kPingPong;
+
+  typename Gemm::Order order_;
+  int32_t consumer_, whose_ = 0;
+};
+
 // Ping-pong: one multiplies while the other stores. The other one's products hide the search for
 // the next tile, and the larger accumulators leave it no registers beside its own.
 template <class Gemm>
@@ -64,29 +88,19 @@ __device__ __forceinline__ void consume_in_turns(const typename Gemm::Params& pa
   const uint32_t my_turn = number_of(NamedBarrier::kTurn0, consumer);
   const uint32_t other_turn = number_of(NamedBarrier::kTurn0, 1 - consumer);
   auto epilogue = consumers_epilogue<Gemm>(params, shared, consumer);
-  typename Gemm::Order order(params.order);
+  TilesOfConsumer<Gemm> tiles(params, consumer);
   typename Gemm::Ring::Position at;
   Accumulators<typename Gemm::Shape> D;
   if (consumer == 1) ptx::barrier_arrive(other_turn, kBoth);
-  // The consumer's next tile; passes over the other one's.
-  auto next_of_mine = [&, whose = 0](Tile& mine_next) mutable {
-    while (order.next(mine_next)) {
-      const bool mine = whose == consumer;
-      whose = 1 - whose;
-      if (mine) return true;
-      at.advance(mine_next.k_blocks);
-    }
-    return false;
-  };
   Tile tile;
-  for (bool more = next_of_mine(tile); more;) {
+  for (bool more = tiles.next(tile, at); more;) {
     if constexpr (BeginsEarly<typename Gemm::Epilogue>) epilogue.begin(tile, tile.row_begin);
     ptx::barrier_sync(my_turn, kBoth);
     multiply<Gemm>(
         D, ring, at, shared, 0, tile.k_blocks, [](int32_t) {},
         [&] { ptx::barrier_arrive(other_turn, kBoth); });
     store_at_once(epilogue, D, tile, tile.row_begin);
-    more = next_of_mine(tile);
+    more = tiles.next(tile, at);
   }
   epilogue.finish();
 }
@@ -102,7 +116,7 @@ __device__ __forceinline__ void consume_together(const typename Gemm::Params& pa
   constexpr bool kStoresLater = StoresLater<Epilogue, Shape>;
   const int32_t first_row = consumer * Shape::kRows;
   auto epilogue = consumers_epilogue<Gemm>(params, shared, consumer);
-  typename Gemm::Order order(params.order);
+  TilesOfConsumer<Gemm> tiles(params, consumer);
   typename Gemm::Ring::Position at;
   Accumulators<Shape> D;
 
@@ -123,9 +137,8 @@ __device__ __forceinline__ void consume_together(const typename Gemm::Params& pa
   };
 
   Tile tile;
-  for (bool more = order.next(tile); more;) {
-    const int32_t row = tile.row_begin + first_row;
-    if constexpr (BeginsEarly<Epilogue>) epilogue.begin(tile, row);
+  for (bool more = tiles.next(tile, at); more;) {
+    if constexpr (BeginsEarly<Epilogue>) epilogue.begin(tile, tile.row_begin + first_row);
     Tile next;
     multiply<Gemm>(
         D, ring, at, shared, first_row, tile.k_blocks,
@@ -133,7 +146,8 @@ __device__ __forceinline__ void consume_together(const typename Gemm::Params& pa
           if (k_block == 0) release_block();
           if constexpr (kStoresLater) epilogue.store_held(k_block);
         },
-        [&] { more = order.next(next); });
+        [&] { more = tiles.next(next, at); });
+    const int32_t row = tile.row_begin + first_row;
     if constexpr (ReadsThroughRing<Epilogue>) {
       epilogue.store(D, tile, row, typename Gemm::Blocks(ring, at, shared));
     } else if constexpr (kStoresLater) {

@@ -7,6 +7,7 @@
 #include "cuda/core/kit.h"
 #include "cuda/core/recipe.h"
 #include "cuda/core/variant.h"
+#include "cuda/schedule/expert_tiles.h"
 #include "cuda/sm90/epilogue_activation.h"
 #include "cuda/sm90/epilogue_activation_gradient.h"
 #include "cuda/sm90/epilogue_adjacent_activation.h"
@@ -25,6 +26,15 @@
 namespace tilemoe::cuda {
 
 namespace sm90 {
+
+// A cluster's two blocks have the halves of a reference tile.
+template <class Shape>
+struct HalvesOfReferenceTilesOf {
+  static_assert(Shape::BLOCK_M == ReferenceTiles::kRows && Shape::kCluster == 2);
+  using type = ExpertTiles<Shape::BLOCK_K>;
+};
+template <class Shape>
+using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 
 template <class Shape, Activations kSet, bool kAdjacent>
 struct ActivationOf {
@@ -74,6 +84,8 @@ struct Sm90 {
   using WeightGradient = sm90::WeightGradientEpilogue<Shape, Out, kMajor>;
 
   // ---- the product of them, in a tile order
+  template <class Shape>
+  using ExpertOrder = sm90::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
   using Product = sm90::GroupedGemm<Shape, A, B, Epilogue, Order>;
   // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.

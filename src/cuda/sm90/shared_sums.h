@@ -1,4 +1,4 @@
-// The last part of a weight gradient: tiles of long experts that several clusters have parts of.
+// The last part of a weight gradient: tiles of long experts that several shares have parts of.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct SharedSums {
 };
 
 // Block (i, j) has the border of shares i and i + 1, and of the tile that it cuts the slice j of
-// columns, counted over the cluster's blocks. A tile that more borders cut is the first one's. The
-// parts are added in the order of the rows that they are sums over.
+// columns, counted over its halves. A tile that more borders cut is the first one's. The parts are
+// added in the order of the rows that they are sums over.
 template <class Shape, class Order, class Epilogue>
 __global__ void __launch_bounds__(kBlockThreads)
     add_shared_sums(const __grid_constant__ SharedSums<Shape, Order, Epilogue> params) {
@@ -35,25 +35,25 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (consumer < 0) return;  // the epilogue's threads are consumers of a product's block
   const LongTiles long_tiles(params.order.long_tiles);
   const int32_t border = static_cast<int32_t>(blockIdx.x) + 1;
-  if (border >= long_tiles.shares()) return;
-  const int32_t at = long_tiles.begin(border);
+  const Shares& shares = long_tiles.shares();
+  if (border >= shares.count) return;
+  const int32_t at = shares.begin(border);
   const LongTiles::Place place = long_tiles.at(at, long_tiles.rank_at(at));
   const int32_t tile_begin = at - place.k_block;
-  if (place.k_block == 0 || long_tiles.begin(border - 1) > tile_begin) return;
+  if (place.k_block == 0 || shares.begin(border - 1) > tile_begin) return;
 
   const auto slice = static_cast<int32_t>(blockIdx.y) % kSlices;
-  const auto rank = static_cast<int32_t>(blockIdx.y) / kSlices;
-  Tile tile = Order::tile_of(params.order, place.expert, place.tile, rank);
+  const auto half = static_cast<int32_t>(blockIdx.y) / kSlices;
+  Tile tile = Order::tile_of(params.order, place.expert, place.tile, half);
   const int32_t tile_end = tile_begin + tile.k_blocks;
   tile.n_block = tile.n_block * kSlices + slice;
   float D[1][PartialSums<Shape>::kSlice / 2] = {};
   const auto add = [&](int32_t share, bool at_its_end) {
-    const int32_t sum = LongTiles::partial_sum(share, at_its_end) * Shape::kCluster + rank;
-    params.partial_sums.add(sum, slice, D[0]);
+    params.partial_sums.add(Shares::partial_sum(share, at_its_end) * 2 + half, slice, D[0]);
   };
   if (tile.m_block * Shape::BLOCK_M >= params.epilogue.size.rows) return;
   add(border - 1, true);
-  for (int32_t share = border; long_tiles.begin(share) < tile_end; ++share) add(share, false);
+  for (int32_t share = border; shares.begin(share) < tile_end; ++share) add(share, false);
 
   Epilogue epilogue(params.epilogue,
                     ptx::shared_address(memory) + consumer * Epilogue::kSharedBytes,
@@ -74,7 +74,7 @@ void launch_shared_sums(const typename Product::Params& params, const WeightGrad
   typename Epilogue::Params slices = Epilogue::params(step, nullptr);
   slices.blocks_a_part = params.epilogue.blocks_a_part * Sums::kSlices;
   launch_early<add_shared_sums<Shape, Order, Epilogue>>(
-      {.blocks = dim3(static_cast<unsigned>(step.shares - 1), Sums::kSlices * Shape::kCluster),
+      {.blocks = dim3(static_cast<unsigned>(step.shares - 1), Sums::kSlices * 2),
        .threads = kBlockThreads,
        .stream = static_cast<cudaStream_t>(step.stream)},
       SharedSums<Shape, Order, Epilogue>{

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "backend.h"
-#include "cuda/schedule/column_group.h"
 #include "cuda/schedule/row_tiles.h"
 
 namespace tilemoe::cuda {

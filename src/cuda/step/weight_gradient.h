@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
-#include "cuda/schedule/column_group.h"
+#include "check.h"
 #include "cuda/schedule/expert_ranks.h"
-#include "cuda/schedule/expert_tiles.h"
+#include "cuda/schedule/reference_tiles.h"
 #include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
@@ -19,34 +19,27 @@ void run(const WeightGradient& step) {
   using Gathered = typename Kit::template SummedGathered<Shape>;
   using Dense = typename Kit::template SummedDense<Shape>;
   using Epilogue = typename Kit::template WeightGradient<Shape, Out, kVariant.out>;
-  using Order = ExpertTiles<Shape::BLOCK_K, Shape::kCluster>;
+  using Order = typename Kit::template ExpertOrder<Shape>;
   using Product = typename Kit::template Product<Shape, Gathered, Dense, Epilogue, Order>;
-  static_assert(Shape::BLOCK_M * Shape::kCluster <= kWeightGradientBlock &&
-                Shape::BLOCK_N <= kWeightGradientBlock);
   const int64_t d = step.gathered.shape[1], E = step.rows.E;
-  const int64_t m_blocks = (d + Shape::BLOCK_M - 1) / Shape::BLOCK_M;
-  const int64_t blocks_a_part = (step.dense_columns + Shape::BLOCK_N - 1) / Shape::BLOCK_N;
-  const int64_t n_blocks = step.parts * blocks_a_part;
+  const ReferenceTiles reference = ReferenceTiles::of(d, step.dense_columns, step.parts);
   TILEMOE_CHECK_SUPPORTED(
-      m_blocks <= INT32_MAX / (2 * n_blocks * E),
+      reference.m_blocks <= INT32_MAX / (2 * reference.n_blocks * E),
       "the weight gradients of " << E << " experts have too many tiles to count");
-  const int64_t tiles = expert_tiles(m_blocks, n_blocks, Shape::kCluster);
+  const int64_t tiles = reference.count();
   TILEMOE_ASSERT(step.scratch.bytes >= ExpertRanks::bytes(E, step.shares),
                  step.scratch.bytes << " bytes of scratch for the experts' ranks");
   const ExpertRanks ranks = ExpertRanks::in(step.scratch, E);
 
-  typename Product::Params params{
-      .a = Gathered::params(step.gathered, step.rows),
-      .b = Dense::params(step),
-      .epilogue = Epilogue::params(step, ranks.partial_sums),
-      .order = {.long_tiles = {.ranked = ranks.ranked,
-                               .long_experts = ranks.long_experts,
-                               .tiles = static_cast<int32_t>(tiles),
-                               .shares_at_most = step.shares},
-                .E = static_cast<int32_t>(E),
-                .m_blocks = static_cast<int32_t>(m_blocks),
-                .n_blocks = static_cast<int32_t>(n_blocks),
-                .n_group = std::min(column_group(step.tuning), static_cast<int32_t>(n_blocks))}};
+  typename Product::Params params{.a = Gathered::params(step.gathered, step.rows),
+                                  .b = Dense::params(step),
+                                  .epilogue = Epilogue::params(step, ranks.partial_sums),
+                                  .order = {.long_tiles = {.ranked = ranks.ranked,
+                                                           .long_experts = ranks.long_experts,
+                                                           .tiles = static_cast<int32_t>(tiles),
+                                                           .shares_at_most = step.shares},
+                                            .E = static_cast<int32_t>(E),
+                                            .reference = reference}};
   rank_experts(step.rows, ranks, tiles, step.shares, step.stream);
   Kit::template launch<Product>(params, E * tiles + step.shares, step.stream, step.tuning);
   if (step.shares >= 2) Kit::template add_shared_sums<Product>(params, step);
