@@ -27,7 +27,7 @@ import machine_code  # noqa: E402
 # A kernel imports itself, torch and Python's own library: not what these are for.
 LEFT_OUT = ("bench", "transformers.py", "torchtitan.py", "_torchtitan_gpt_oss.py")
 CUDA_LIBRARY = "libtilemoe_torch_cuda.so"
-ARCHITECTURES = ["9.0a"]  # of src/cuda/sources.cmake
+ARCHITECTURES = {80: "8.0", 90: "9.0a"}  # those of TILEMOE_CUDA_ARCHS, as kernels write them
 
 
 def only(paths):
@@ -73,6 +73,14 @@ def digest(folder):
     }
 
 
+def backend_of(backend, folder):
+    """Its entry in the metadata, with the architectures that its library has machine code for."""
+    if backend != "cuda":
+        return {"type": backend}
+    found, _ = machine_code.kernels(folder / "lib" / CUDA_LIBRARY)
+    return {"type": backend, "archs": [ARCHITECTURES[one] for one in sorted(found)]}
+
+
 def metadata(kernel, backend, folder):
     general = kernel["general"]
     return {
@@ -81,7 +89,7 @@ def metadata(kernel, backend, folder):
         "version": general["version"],
         "license": general["license"],
         "python-depends": [],
-        "backend": {"type": backend} | ({"archs": ARCHITECTURES} if backend == "cuda" else {}),
+        "backend": backend_of(backend, folder),
         "digest": digest(folder),
     }
 

@@ -60,5 +60,10 @@ template <class Body>
 auto with_float(tilemoe_dtype dtype, const Body& body) {
   return with_one_of<float, BFloat16, Float16>(dtype, body);
 }
+// The types of ids and counts.
+template <class Body>
+auto with_integer(tilemoe_dtype dtype, const Body& body) {
+  return with_one_of<int32_t, int64_t>(dtype, body);
+}
 
 }  // namespace tilemoe

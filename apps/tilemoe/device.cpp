@@ -30,6 +30,19 @@ std::string why_unavailable(Device device) {
   return in_words(tilemoe_last_error());
 }
 
+std::string why_no_layer(Device device) {
+  if (std::string reason = why_unavailable(device); !reason.empty()) return reason;
+  constexpr int64_t T = 16, d = 16, n = 8, E = 4, K = 2;
+  const Experts experts{.device = device, .dtype = DType::kBFloat16, .d = d, .n = n, .E = E};
+  try {
+    static_cast<void>(
+        experts.workspace_bytes(RoutingSpec::top_k(device, T, E, K), BackwardMode::kWhole));
+    return "";
+  } catch (const Error& error) {
+    return in_words(error.what());
+  }
+}
+
 void DeviceOptions::add_to(CLI::App& command) {
   command.add_option("--device", device, "Where to run: cpu, cuda, or auto for the best there is")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
@@ -42,7 +55,7 @@ void DeviceOptions::add_to(CLI::App& command) {
 Device DeviceOptions::select() const {
   check(tilemoe_set_num_threads(threads));
   if (device == "cpu") return Device::kCpu;
-  const std::string reason = why_unavailable(Device::kCuda);
+  const std::string reason = why_no_layer(Device::kCuda);
   if (device == "cuda" && !reason.empty()) throw std::runtime_error("--device cuda: " + reason);
   return reason.empty() ? Device::kCuda : Device::kCpu;
 }

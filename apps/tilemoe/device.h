@@ -14,7 +14,7 @@ struct DeviceOptions {
 
   void add_to(CLI::App& command);
   // The device asked for, with the number of threads set. Throws std::runtime_error with the reason
-  // where this build or machine does not have it.
+  // where this build or machine does not have it, or no layer runs on it.
   Device select() const;
 };
 
@@ -27,5 +27,7 @@ std::string in_words(std::string reason);
 
 // Why the library cannot use `device`; empty where it can.
 std::string why_unavailable(Device device);
+// Why it cannot run a layer there: a GPU may do for routing alone.
+std::string why_no_layer(Device device);
 
 }  // namespace tilemoe::app

@@ -120,7 +120,8 @@ TILEMOE_API const char* tilemoe_dtype_name(tilemoe_dtype dtype);
 typedef enum tilemoe_device TILEMOE_INT { TILEMOE_CPU = 0, TILEMOE_CUDA = 1 } tilemoe_device;
 
 /* 1 if this build has the backend and a device for it is present, else 0 (tilemoe_last_error()
- * tells why). */
+ * tells why). Of GPUs those of compute capability 8.0 and newer; on others than 9.0 the layer is
+ * TILEMOE_UNSUPPORTED, and routing and the router run. */
 TILEMOE_API int tilemoe_device_available(tilemoe_device device);
 /* One line about the backend ("cpu: 2 threads, AVX3, oneDNN 2.6.3"); valid until the thread's next
  * call. */

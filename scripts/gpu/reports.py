@@ -20,6 +20,8 @@ METRICS = [
 def test_counts(file):
     """Of a GoogleTest program: how many tests there were and failed, and which were skipped."""
     suites = json.loads(file.read_text())
+    if suites["tests"] == 0:
+        raise ValueError("no test ran")
     tests = [(suite["name"], one) for suite in suites["testsuites"] for one in suite["testsuite"]]
     skipped = [f"{suite}.{one['name']}" for suite, one in tests if one.get("result") == "SKIPPED"]
     return {"tests": suites["tests"], "failures": suites["failures"], "skipped": skipped}

@@ -39,6 +39,10 @@ FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*Equal
 ROUTERS = "*InGroups:*GivenIds"
 
 
+# What needs no product: programs, and of one of them some tests.
+ROWWISE = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
+           "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
+           "cuda_forward_steps_test": "Combine.*"}
 ONE_GPU = "this machine has one GPU"
 # Tests of programs that are skipped there; skipped anywhere else, or any other one, is a failure.
 SKIPPED_ON_ONE_GPU = frozenset({"DeviceLayerTest.GivesTheSameBitsOnEveryDevice",
@@ -119,6 +123,18 @@ def test(machine, folder):
              for part in range(LONG_TESTS.get(program, 1))]
     check = ["check", "--device", "cuda", "--pass", "all"]
     return [*items, machine.item("check", "tilemoe", check, 240, check_counts)]
+
+
+def ptx(machine, folder):
+    """The rowwise kernels from the PTX for 8.0, which the driver compiles for this GPU: what a GPU
+    runs that the library has no machine code for. Products have no PTX."""
+    def item(program, tests):
+        file = folder / f"{program}.json"
+        arguments = ["--gtest_brief=1", f"--gtest_filter={tests}", f"--gtest_output=json:{file}"]
+        return machine.item(program, program, arguments, 300, lambda _: test_counts(file),
+                            ["env", "CUDA_FORCE_PTX_JIT=1"])
+
+    return [item(program, tests) for program, tests in ROWWISE.items()]
 
 
 def repeat(machine, folder):
@@ -262,6 +278,7 @@ def profile(machine, folder):
 
 STAGES = {
     "test": test,
+    "ptx": ptx,
     "torch": torch,
     "sizes": sizes,
     "two-gpus": two_gpus,
@@ -275,4 +292,4 @@ STAGES = {
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
-AT_ONCE = {"test": 6, "sizes": 2, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 3 for i in range(1, len(SANITIZERS) + 1)}}
+AT_ONCE = {"test": 6, "ptx": 6, "sizes": 2, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 3 for i in range(1, len(SANITIZERS) + 1)}}

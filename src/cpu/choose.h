@@ -18,10 +18,9 @@ struct ChoiceRule {
   float factor = 1;  // of every score
 };
 
-// The K shares of a sum; where all are 0 the `present` ones share equally, as softmax does.
+// The K shares of their sum.
 TILEMOE_HOST_DEVICE void share(float* scores, int64_t K, float sum, int64_t present) {
-  for (int64_t k = 0; k < K; ++k)
-    scores[k] = sum > 0 ? scores[k] / sum : 1.f / static_cast<float>(present);
+  for (int64_t k = 0; k < K; ++k) scores[k] = share_of(scores[k], sum, present);
 }
 
 // `scores` (K), on entry the logits of the K, of which `max` is the greatest, or, over all, the

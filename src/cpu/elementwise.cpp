@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "routing/half.h"
+#include "dtype.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/elementwise.cpp"
@@ -16,15 +16,14 @@ namespace tilemoe::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Calls body with a value of the C++ type that `dtype` names.
+// Calls body with a value of the C++ type that `dtype` names: with_float, for the vectors of a target.
 template <class Body>
 HWY_INLINE void with_type(tilemoe_dtype dtype, Body&& body) {
-  if (dtype == TILEMOE_BFLOAT16) {
-    body(BFloat16{});
-  } else if (dtype == TILEMOE_FLOAT16) {
-    body(Float16{});
-  } else {
-    body(float{});
+  switch (dtype) {
+    case TILEMOE_FLOAT32: return body(float{});
+    case TILEMOE_BFLOAT16: return body(BFloat16{});
+    case TILEMOE_FLOAT16: return body(Float16{});
+    default: refuse_dtype<float, BFloat16, Float16>(dtype);
   }
 }
 

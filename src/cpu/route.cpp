@@ -164,10 +164,8 @@ void CpuBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k
   ScratchLayout layout(args.workspace);
   const PairScratch scratch(routing.spec, layout);
   for (int64_t b = 0; b < scratch.sort.blocks.count; ++b) scratch.blocks[b].token_before = -1;
-  with_integer_type(args.ids.dtype, [&](auto id) {
-    with_float_type(args.scores.dtype, [&](auto score) {
-      using Id = typename decltype(id)::Type;
-      using Score = typename decltype(score)::Type;
+  with_integer(args.ids.dtype, [&]<class Id>() {
+    with_float(args.scores.dtype, [&]<class Score>() {
       const TopKPairs<Id, Score> pairs{static_cast<const Id*>(args.ids.data),
                                        static_cast<const Score*>(args.scores.data), routing.spec.K,
                                        routing.spec.E};
@@ -179,12 +177,9 @@ void CpuBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k
 void CpuBackend::route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) {
   ScratchLayout layout(args.workspace);
   const PairScratch scratch(routing.spec, layout);
-  with_integer_type(args.tokens.dtype, [&](auto token) {
-    with_integer_type(args.experts.dtype, [&](auto id) {
-      with_float_type(args.scores.dtype, [&](auto score) {
-        using TokenId = typename decltype(token)::Type;
-        using Id = typename decltype(id)::Type;
-        using Score = typename decltype(score)::Type;
+  with_integer(args.tokens.dtype, [&]<class TokenId>() {
+    with_integer(args.experts.dtype, [&]<class Id>() {
+      with_float(args.scores.dtype, [&]<class Score>() {
         const Triples<TokenId, Id, Score> pairs{static_cast<const TokenId*>(args.tokens.data),
                                                 static_cast<const Id*>(args.experts.data),
                                                 static_cast<const Score*>(args.scores.data),
@@ -200,8 +195,8 @@ void CpuBackend::route_general(tilemoe_routing& routing, const tilemoe_route_gen
 void CpuBackend::route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) {
   const int64_t E = routing.spec.E, capacity = routing.spec.capacity;
   int64_t total = 0, over = 0;  // rows that fit, and those that do not
-  with_integer_type(args.counts.dtype, [&](auto tag) {
-    const auto* counts = static_cast<const typename decltype(tag)::Type*>(args.counts.data);
+  with_integer(args.counts.dtype, [&]<class Count>() {
+    const auto* counts = static_cast<const Count*>(args.counts.data);
     routing.offsets[0] = 0;
     for (int64_t e = 0; e < E; ++e) {
       const int64_t count = std::max<int64_t>(0, counts[e]);

@@ -242,8 +242,7 @@ void CpuBackend::route_rounded(tilemoe_routing& routing, const tilemoe_route_rou
   const tilemoe_routing_spec& spec = routing.spec;
   ScratchLayout layout(args.workspace);
   const RoundScratch scratch(spec, layout);
-  with_float_type(args.logits.dtype, [&](auto logit) {
-    using Logit = typename decltype(logit)::Type;
+  with_float(args.logits.dtype, [&]<class Logit>() {
     parallel_for(scratch.tokens.count, [&](int64_t block, int) {
       choose_block<Logit>(args.logits, spec.K, block, scratch);
     });

@@ -185,10 +185,8 @@ void CpuBackend::router_backward(const tilemoe_router_backward_args& args) {
   ScratchLayout layout(args.workspace);
   const BackwardScratch scratch(args.routing->spec, layout);
   const tilemoe_dtype logits_dtype = present(args.logits) ? args.logits.dtype : TILEMOE_FLOAT32;
-  with_float_type(logits_dtype, [&](auto logit) {
-    with_float_type(args.dlogits.dtype, [&](auto out) {
-      using Logit = typename decltype(logit)::Type;
-      using Out = typename decltype(out)::Type;
+  with_float(logits_dtype, [&]<class Logit>() {
+    with_float(args.dlogits.dtype, [&]<class Out>() {
       parallel_for(scratch.tokens.count,
                    [&](int64_t block, int) { backward_block<Logit, Out>(args, block, scratch); });
     });

@@ -134,8 +134,7 @@ void CpuBackend::router_losses(const tilemoe_router_losses_args& args) {
   const LossScratch scratch(args.logits.shape[0], args.logits.shape[1], layout);
   fill_load(args.expert_counts, scratch.load);
   LossSums total{};
-  with_float_type(args.logits.dtype, [&](auto logit) {
-    using Logit = typename decltype(logit)::Type;
+  with_float(args.logits.dtype, [&]<class Logit>() {
     parallel_for(scratch.blocks.count,
                  [&](int64_t b, int) { sum_block<Logit>(args.logits, b, scratch); });
     for (int64_t b = 0; b < scratch.blocks.count; ++b) {
@@ -144,8 +143,7 @@ void CpuBackend::router_losses(const tilemoe_router_losses_args& args) {
       total.tokens += scratch.sums[b].tokens;
     }
     if (!present(args.dlogits) || total.tokens == 0) return;
-    with_float_type(args.dlogits.dtype, [&](auto out) {
-      using Out = typename decltype(out)::Type;
+    with_float(args.dlogits.dtype, [&]<class Out>() {
       parallel_for(scratch.blocks.count, [&](int64_t b, int) {
         add_gradient<Logit, Out>(args, b, static_cast<double>(total.tokens), scratch);
       });

@@ -20,11 +20,11 @@ set(rowwise_kernels
   cuda/rowwise/rank_experts.cu
   cuda/rowwise/route_general.cu
   cuda/rowwise/route_grouped.cu
-  cuda/rowwise/route_top_k.cu
   cuda/rowwise/score_gradient.cu
 )
 # The same. Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
 set(uncontracted_kernels
+  cuda/rowwise/round_targets.cu
   cuda/rowwise/route_rounded.cu
   cuda/rowwise/router_backward.cu
   cuda/rowwise/router_losses.cu

@@ -18,6 +18,12 @@ tilemoe_tensor on(bool device, TwinTensor& tensor) {
   return device ? tensor.device() : tensor.host();
 }
 
+// Row t of a tensor wider than E has the logits of token t, then a gap.
+void fill_logits(TwinTensor& logits, Logits kind, int64_t T, int64_t width, uint32_t seed = 1) {
+  const std::vector<float> values = make_logits(kind, T, width, seed);
+  logits.fill([&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
+}
+
 // ------------------------------------------------------------------ top-K
 
 struct TopKCase {
@@ -46,8 +52,7 @@ void expect_same_top_k(const TopKCase& c) {
   TwinTensor logits(c.dtype, {c.T, c.E + c.gap}), bias(TILEMOE_FLOAT32, {c.E});
   TwinTensor ids(c.id_dtype, {c.T, c.K}), scores(TILEMOE_FLOAT32, {c.T, c.K});
   TwinTensor counts(TILEMOE_INT32, {c.E});
-  const std::vector<float> values = make_logits(c.logits, c.T, c.E + c.gap);
-  logits.fill([&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
+  fill_logits(logits, c.logits, c.T, c.E + c.gap);
   // Whole numbers tie once a sigmoid is added; a NaN in the bias ranks its expert last.
   bias.fill([&](int64_t e) {
     return e % 11 == 7 ? static_cast<double>(routing_test::kNaN) : static_cast<double>(e % 3);
@@ -167,8 +172,7 @@ void expect_same_scores(const TopKCase& c) {
   SCOPED_TRACE(describe(c));
   TwinTensor logits(c.dtype, {c.T, c.E + c.gap}), ids(c.id_dtype, {c.T, c.K});
   TwinTensor scores(TILEMOE_FLOAT32, {c.T, c.K}), counts(TILEMOE_INT32, {c.E});
-  const std::vector<float> values = make_logits(c.logits, c.T, c.E + c.gap);
-  logits.fill([&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
+  fill_logits(logits, c.logits, c.T, c.E + c.gap);
   verify::Random random(3, 1);
   ids.fill([&](int64_t) { return static_cast<double>(random.below(c.E + 3)) - 1; });
   for (const bool device : {false, true}) {
@@ -271,6 +275,8 @@ TEST(CudaRouting, FromPairs) {
       {.T = 1000, .E = 64, .K = 6, .bad_each = 1},
       {.T = 5000, .E = 300, .K = 7, .used = 1},
       {.T = 5000, .E = 300, .K = 7, .capacity = 20000, .used = 2, .nan_each = 2},
+      {.T = 3001, .E = 1376, .K = 9},  // what place_pairs places at once
+      {.T = 3001, .E = 1377, .K = 9, .bad_each = 50},
       {.T = 3001, .E = 2048, .K = 9},
       {.T = 3001, .E = 2049, .K = 9, .bad_each = 50},
       {.T = 3001, .E = 4096, .K = 9, .capacity = 26000, .nan_each = 40},
@@ -438,8 +444,7 @@ TEST(CudaRouting, ReplaysFromAGraph) {
     if (device) expect_cuda(cudaGraphLaunch(replay, stream), "replay");
   };
   for (uint32_t seed = 1; seed <= 3; ++seed) {
-    const std::vector<float> values = make_logits(Logits::kSkewed, T, E, seed);
-    logits.fill([&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
+    fill_logits(logits, Logits::kSkewed, T, E, seed);
     twin.build(run);
     expect_same(ids, "ids"), expect_same(scores, "scores"), expect_same(counts, "counts");
     for (int again = 0; again < 20; ++again) {

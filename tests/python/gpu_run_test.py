@@ -42,8 +42,8 @@ class GpuRun(unittest.TestCase):
         answer = f'[[ "$1" = *memory.total* ]] && echo "{mib} MiB" || echo "Stand-in, 1.0, 100 MHz, 5 W"'
         self.program("nvidia-smi", "\n".join([answer] * count), place="tools")
 
-    def counts(self, failures, skipped="RunsOnTwoDevicesAtOnce"):
-        suites = json.dumps({"tests": 7, "failures": failures, "testsuites": [
+    def counts(self, failures, skipped="RunsOnTwoDevicesAtOnce", tests=7):
+        suites = json.dumps({"tests": tests, "failures": failures, "testsuites": [
             {"name": "DeviceLayerTest", "testsuite": [{"name": skipped, "result": "SKIPPED"}]}]})
         return f"echo '{suites}' >${{2#*json:}}; exit {min(failures, 1)}"
 
@@ -73,6 +73,29 @@ class GpuRun(unittest.TestCase):
                          {"tests": 7, "failures": 0,
                           "skipped": ["DeviceLayerTest.RunsOnTwoDevicesAtOnce"]})
         self.assertEqual(results["items"][1]["report"], "3 cases, 0 failures")
+
+    def test_the_rowwise_tests_run_from_ptx(self):
+        passes = json.dumps({"tests": 3, "failures": 0, "testsuites": []})
+        script = (f"echo '{passes}' >${{3#*json:}}; echo $2; "
+                  'if [ "$CUDA_FORCE_PTX_JIT" != 1 ]; then exit 1; fi')
+        programs = ["cuda_early_launch_test", "cuda_routing_test", "cuda_rounding_test",
+                    "cuda_router_test", "cuda_score_and_bias_gradient_test",
+                    "cuda_forward_steps_test"]
+        for program in programs:
+            self.program(program, script)
+        said = self.run_stages("ptx")
+        self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+        items = self.results("ptx")["items"]
+        self.assertEqual([item["item"] for item in items], programs)
+        self.assertEqual([item["report"]["tests"] for item in items], [3] * len(programs))
+        log = self.folder / "out" / "ptx" / "cuda_forward_steps_test.log"
+        self.assertEqual(log.read_text(), "--gtest_filter=Combine.*\n", "the rest has products")
+
+    def test_a_program_that_ran_no_test_has_failed(self):
+        self.program("cuda_some_test", self.counts(failures=0, tests=0))
+        said = self.run_stages("test")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("cuda_some_test: no result: no test ran", said.stdout)
 
     def killed(self, when):
         """run.py's stage `test`, ended when a condition holds."""

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "check.h"
+#include "dtype.h"
 #include "routing/half.h"
 #include "tilemoe/tilemoe.h"
 
@@ -73,18 +73,20 @@ struct LogitRows {
   }
 };
 
+// Kernels know the types that these let through, and no other.
 inline FloatArray float_array(const tilemoe_tensor& tensor) {
+  with_float(tensor.dtype, [&]<class Element>() {});
   return {tensor.data, tensor.dtype};
 }
 inline IntegerArray integer_array(const tilemoe_tensor& tensor) {
-  return {tensor.data, tensor.dtype == TILEMOE_INT64};
+  const bool wide = with_integer(
+      tensor.dtype, [&]<class Integer>() { return sizeof(Integer) == sizeof(int64_t); });
+  return {tensor.data, wide};
 }
 inline LogitRows logit_rows(const tilemoe_tensor& logits) {
-  const auto element = static_cast<int64_t>(tilemoe_dtype_size(logits.dtype));
-  return {logits.data, logits.dtype, logits.stride[0] * element};
-}
-__host__ __device__ inline bool ranks_by_sigmoid(tilemoe_scoring scoring) {
-  return scoring == TILEMOE_SIGMOID || scoring == TILEMOE_SIGMOID_RENORMALIZED;
+  const FloatArray array = float_array(logits);
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(array.dtype));
+  return {array.data, array.dtype, logits.stride[0] * element};
 }
 
 }  // namespace tilemoe::cuda

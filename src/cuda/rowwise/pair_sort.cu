@@ -263,6 +263,19 @@ void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_ro
                             params);
 }
 
+// From each token's chosen ids and scores.
+void route_top_k(const tilemoe_routing& routing, const tilemoe_route_top_k_args& args) {
+  ScratchLayout layout(args.workspace);
+  const PairScratch scratch(routing.spec, layout);
+  sort_pairs({.experts = integer_array(args.ids),
+              .scores = float_array(args.scores),
+              .tokens = nullptr,
+              .K = static_cast<int32_t>(routing.spec.K),
+              .E = static_cast<int32_t>(routing.spec.E),
+              .count = routing.spec.pairs},
+             scratch, routing, args.stream);
+}
+
 size_t pair_scratch_bytes(const tilemoe_routing_spec& spec) {
   ScratchLayout layout(nullptr);
   const PairScratch scratch(spec, layout);

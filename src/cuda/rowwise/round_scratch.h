@@ -102,8 +102,20 @@ struct RoundScratch {
   }
 };
 
+struct RoundParams {
+  tilemoe_routing routing;
+  const int64_t* seed;
+  const int64_t* step;
+  int32_t* expert_counts;  // (E) or null
+  RoundScratch scratch;
+};
+
 // Fills ids, counts, codes and nan_tokens from the logits (T, E).
 void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& scratch,
                   void* stream);
+
+// From the counts: every target f', the routing's offsets and counters, expert_counts, and of
+// several groups the rows that an expert has in those before.
+void find_targets(const RoundParams& params, void* stream);
 
 }  // namespace tilemoe::cuda

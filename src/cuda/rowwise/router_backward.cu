@@ -7,8 +7,8 @@
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/launch_kernel.h"
-#include "cuda/rowwise/expert_of_row.h"
-#include "cuda/rowwise/float_types.h"
+#include "cuda/rowwise/gradient_types.h"
+#include "cuda/rowwise/router_pairs.h"
 #include "cuda/rowwise/routing.h"
 #include "cuda/rowwise/token_softmax.h"
 #include "cuda/rowwise/warp_choice.h"
@@ -23,74 +23,11 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kWindow = 1024;       // experts: 4 KiB a warp leaves room for all warps of an SM
 constexpr int kTokensWindow = 512;  // of all tokens of a warp
 
-struct BackwardParams {
-  tilemoe_scoring scoring;
-  float factor;  // in every s
-  bool rounded;
-  int64_t T, E, K;
-  const int32_t* offsets;        // (E + 1)
-  const float* row_score;        // (capacity)
-  const int32_t* pair_row;       // (pairs)
-  const int32_t* token_offsets;  // (T + 1); null: K pairs a token
-  const float* ds;               // (pairs)
-  const void* logits;            // (T, E); null where the scores alone tell
-  int64_t logits_stride;
-  const int32_t* chosen;  // (T, K) rounded: each token's choice
-  void* dlogits;          // (T, E)
-  int64_t dlogits_stride;
-  bool accumulate;
-};
-
-// A pair of a token; without a row it has no expert, and s = ds = 0.
-struct Pair {
-  int32_t expert;
-  float s, ds;
-};
-
-class TokenPairs {
- public:
-  __device__ TokenPairs(const BackwardParams& params, int64_t t) : params_(params) {
-    const bool offsets = params.token_offsets != nullptr;
-    begin_ = offsets ? params.token_offsets[t] : t * params.K;
-    end_ = offsets ? params.token_offsets[t + 1] : (t + 1) * params.K;
-  }
-
-  // visit(Pair) by all lanes together, for 32 pairs at a time in their order.
-  template <class Visit>
-  __device__ void each(const Visit& visit) const {
-    for (int64_t first = begin_; first < end_; first += kWarp) {
-      const int64_t pair = first + lane_index();
-      const int32_t row = pair < end_ ? params_.pair_row[pair] : -1;
-      if (row < 0)
-        visit(Pair{-1, 0.f, 0.f});
-      else
-        visit(Pair{expert_of_row(params_.offsets, static_cast<int32_t>(params_.E), row),
-                   params_.row_score[row], params_.ds[pair]});
-    }
-  }
-
- private:
-  const BackwardParams& params_;
-  int64_t begin_, end_;
-};
-
-// Lanes of equal place add one after another, in their order: a caller's ids may repeat. A negative
-// place is none.
-__device__ void add_to_window(float* window, int32_t place, float gradient) {
-  const uint32_t same = __match_any_sync(kAllLanes, place);
-  const int turn = place >= 0 ? __popc(same & ((1u << lane_index()) - 1)) : -1;
-  for (int i = 0; __any_sync(kAllLanes, turn >= i); ++i) {
-    if (turn == i) window[place] += gradient;
-    __syncwarp();
-  }
-}
-
-// What every rule adds: pair_gradient(Pair, logit) for the token's pairs, and
-// gradient(added, expert, logit) from their sum for every expert.
-template <class Logit, class Out, class OfPair, class OfExpert>
-__device__ void write_row(const BackwardParams& params, const TokenPairs& pairs, const Logit* row,
-                          int64_t t, float* window, const OfPair& of_pair,
-                          const OfExpert& of_expert) {
+// Writes a token's gradient, one window of experts after another. The window gets the sums of
+// of_pair(pair) over the pairs of each expert; of_expert(expert, sum) is the expert's gradient.
+template <class Out, class OfPair, class OfExpert>
+__device__ void write_row(const BackwardParams& params, const TokenPairs& pairs, int64_t t,
+                          float* window, const OfPair& of_pair, const OfExpert& of_expert) {
   Out* out = static_cast<Out*>(params.dlogits) + t * params.dlogits_stride;
   for (int64_t first = 0; first < params.E; first += kWindow) {
     const int64_t end = min(params.E, first + kWindow);
@@ -131,8 +68,8 @@ __device__ void rounded_row(const BackwardParams& params, const TokenPairs& pair
   any_added = __any_sync(kAllLanes, any_added);
   const float chosen_dot = dot_of(pairs, chosen);
   const float added_dot = dot_of(pairs, [&](int32_t e) { return !chosen(e); });
-  write_row<Logit, Out>(
-      params, pairs, row, t, window,
+  write_row<Out>(
+      params, pairs, t, window,
       [&](const Pair& pair) { return chosen(pair.expert) ? pair.ds : pair.s * pair.ds; },
       [&](int32_t e, float sum) {
         const float weight = softmax.weight(to_float(row[e]));
@@ -167,8 +104,8 @@ __device__ void top_k_row(const BackwardParams& params, const TokenPairs& pairs,
                           int64_t t, float* window) {
   const float dot = dot_of(pairs, [](int32_t) { return true; });
   const auto write = [&](const auto& of_expert) {
-    write_row<Logit, Out>(
-        params, pairs, row, t, window,
+    write_row<Out>(
+        params, pairs, t, window,
         [&](const Pair& pair) { return pair_gradient(params, pair, dot, row); }, of_expert);
   };
   if (params.scoring != TILEMOE_SOFTMAX_OVER_ALL)
@@ -194,9 +131,10 @@ __global__ void __launch_bounds__(kThreads, 4) backward_rows(const BackwardParam
     top_k_row<Logit, Out>(params, pairs, row, t, windows[warp]);
 }
 
-// Of a warp, in the kernel below: lanes of a token, a power of two, and tokens.
+// How a warp of backward_groups is shared out among tokens.
 struct Group {
-  int32_t lanes, tokens;
+  int32_t lanes;   // of a token: a power of two, at least K
+  int32_t tokens;  // of the warp; 0 where a token's pairs alone do not tell its gradient
 
   explicit Group(const BackwardParams& params) : lanes(1), tokens(0) {
     const bool pairs_tell = !params.rounded && params.scoring != TILEMOE_SOFTMAX_OVER_ALL;
@@ -293,9 +231,7 @@ void router_backward(const tilemoe_router_backward_args& args) {
                               .accumulate = args.accumulate != 0};
   const Group group(params);
   const tilemoe_dtype logits = present(args.logits) ? args.logits.dtype : args.dlogits.dtype;
-  with_gradient_types(logits, args.dlogits.dtype, [&](auto logit, auto out) {
-    using Logit = typename decltype(logit)::Type;
-    using Out = typename decltype(out)::Type;
+  with_gradient_types(logits, args.dlogits.dtype, [&]<class Logit, class Out>() {
     const auto stream = static_cast<cudaStream_t>(args.stream);
     const auto blocks = [&](int64_t tokens_a_warp) {
       return static_cast<unsigned>((spec.T + kWarps * tokens_a_warp - 1) /

@@ -5,7 +5,7 @@
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/launch_kernel.h"
-#include "cuda/rowwise/float_types.h"
+#include "cuda/rowwise/gradient_types.h"
 #include "cuda/rowwise/routing.h"
 #include "cuda/rowwise/warp_choice.h"
 #include "routing/order.h"
@@ -196,14 +196,11 @@ void router_losses(const tilemoe_router_losses_args& args) {
   };
   launch("the experts' load", 1, fill_load);
   if (T > 0)
-    with_float_type(args.logits.dtype, [&](auto logit) {
-      launch("router losses", blocks, sum_tokens<typename decltype(logit)::Type>);
-    });
+    with_float(args.logits.dtype,
+               [&]<class Logit>() { launch("router losses", blocks, sum_tokens<Logit>); });
   launch("sum of router losses", 1, add_blocks);
   if (wants_gradient)
-    with_gradient_types(args.logits.dtype, args.dlogits.dtype, [&](auto logit, auto out) {
-      using Logit = typename decltype(logit)::Type;
-      using Out = typename decltype(out)::Type;
+    with_gradient_types(args.logits.dtype, args.dlogits.dtype, [&]<class Logit, class Out>() {
       const auto all = static_cast<unsigned>((T + kWarps - 1) / kWarps);
       launch("gradient of router losses", all, add_gradient<Logit, Out>);
     });

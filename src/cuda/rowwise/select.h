@@ -13,6 +13,10 @@ struct Threshold {
   int32_t ties;
 };
 
+// Bits of a digit where a block selects, and so its threads: 1024 where few blocks have much to do,
+// 256 where many have little. By reasoning: groups of tokens were not measured yet.
+constexpr int kMuchBits = 10, kLittleBits = 8;
+
 // By a block of kThreads, one for every bin of a digit.
 template <int kBits>
 class BlockSelect {

@@ -4,17 +4,16 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/launch_kernel.h"
-#include "cuda/rowwise/block_choice.h"
-#include "cuda/rowwise/float_types.h"
-#include "cuda/rowwise/group_choice.h"
-#include "cuda/rowwise/launch.h"
 #include "cuda/rowwise/packed_choice.h"
 #include "cuda/rowwise/routing.h"
+#include "cuda/rowwise/top_k_by_blocks.h"
+#include "cuda/rowwise/top_k_params.h"
 #include "cuda/rowwise/warp_choice.h"
 #include "cuda/rowwise/wide_choice.h"
+#include "dtype.h"
+#include "routing/scoring.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -23,33 +22,6 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMaxWarpExperts = 512;    // of a warp's choice: 16 registers a lane
 constexpr int kMaxWideExperts = 16384;  // past it few tokens would leave the GPU idle
-// A block's K stand in shared memory up to here, where a multiprocessor still takes three blocks;
-// past it they are sorted where they are written.
-constexpr int64_t kMaxSharedK = 8192;
-
-struct TopKParams {
-  LogitRows logits;   // (T, E)
-  const float* bias;  // (E); null: none
-  IntegerArray ids;   // (T, K)
-  float* scores;      // (T, K)
-  int32_t* counts;    // (E); null: not wanted
-  int64_t T;
-  int32_t E, K;
-  tilemoe_scoring scoring;
-  float factor;  // of every score
-  GroupLimit groups;
-};
-
-// What a choice by sigmoid ranks by.
-__device__ __forceinline__ float biased_sigmoid(const TopKParams& params, float logit, int64_t e) {
-  const float value = order::sigmoid(logit);
-  return params.bias == nullptr ? value : value + params.bias[e];
-}
-
-// The K shares of a sum; where all are 0 they share equally, as softmax does.
-__device__ __forceinline__ float share(float value, float sum, int32_t K) {
-  return sum > 0 ? value / sum : 1.f / static_cast<float>(K);
-}
 
 template <int kSlots>
 __device__ __forceinline__ void rank_by_sigmoid(const TopKParams& params, WarpRow<kSlots>& row) {
@@ -70,7 +42,7 @@ __device__ __forceinline__ float score_by_warp(const TopKParams& params, const F
   if (ranks_by_sigmoid(params.scoring)) {
     if (chosen) score = order::sigmoid(logits.at(best.id));
     if (params.scoring == TILEMOE_SIGMOID_RENORMALIZED)
-      score = share(score, sum_of_lanes(score), params.K);
+      score = share_of(score, sum_of_lanes(score), params.K);
   } else {
     const float max = __shfl_sync(kAllLanes, best.value, 0);
     if (chosen) score = order::softmax_weight(best.value, max);
@@ -189,91 +161,6 @@ __global__ void __launch_bounds__(kThreads, 3) top_k_by_wide_warps(const TopKPar
   }
 }
 
-// sum over i of value(i) in the order of routing/order.h, in every thread of the block.
-template <class Value>
-__device__ float sum_by_first_warp(float& shared, int64_t count, const Value& value) {
-  if (threadIdx.x < kWarp) {
-    float lane = 0.f;
-    for (int64_t i = threadIdx.x; i < count; i += kWarp) lane += value(i);
-    lane = sum_of_lanes(lane);
-    if (threadIdx.x == 0) shared = lane;
-  }
-  __syncthreads();
-  return shared;
-}
-
-// values: on entry what each of the K was ranked by, on return its score.
-__device__ void score_by_block(const TopKParams& params, const FloatArray& logits,
-                               const IntegerArray& ids, float* values) {
-  __shared__ float shared_sum;
-  const int32_t E = params.E, K = params.K;
-  const auto chosen = [&](int64_t k) { return values[k]; };
-  if (ranks_by_sigmoid(params.scoring)) {
-    for (int64_t k = threadIdx.x; k < K; k += kThreads)
-      values[k] = order::sigmoid(logits.at(ids.at(k)));
-    if (params.scoring == TILEMOE_SIGMOID) return;
-    __syncthreads();
-    const float sum = sum_by_first_warp(shared_sum, K, chosen);
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) values[k] = share(values[k], sum, K);
-    return;
-  }
-  const float max = values[0];
-  __syncthreads();  // it is overwritten below
-  for (int64_t k = threadIdx.x; k < K; k += kThreads)
-    values[k] = order::softmax_weight(values[k], max);
-  __syncthreads();
-  const auto weight = [&](int64_t e) { return order::softmax_weight(logits.at(e), max); };
-  const float sum = params.scoring == TILEMOE_SOFTMAX_OVER_ALL
-                        ? sum_by_first_warp(shared_sum, E, weight)
-                        : sum_by_first_warp(shared_sum, K, chosen);
-  for (int64_t k = threadIdx.x; k < K; k += kThreads) values[k] /= sum;
-}
-
-__global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams params) {
-  using Choice = BlockChoice<kThreads>;
-  using Groups = BlockGroups<kThreads>;
-  __shared__ typename Choice::Shared shared;
-  __shared__ typename Groups::Shared shared_groups;
-  extern __shared__ float shared_values[];  // (K), then the ids (K)
-  const int32_t E = params.E, K = params.K;
-  for (int64_t t = blockIdx.x; t < params.T; t += gridDim.x) {
-    const FloatArray logits = params.logits.row(t);
-    const IntegerArray ids_out = params.ids.from(t * K);
-    float* const scores_out = params.scores + t * K;
-    const bool in_shared = K <= kMaxSharedK;
-    float* const values = in_shared ? shared_values : scores_out;
-    const IntegerArray ids = in_shared ? IntegerArray{shared_values + K, false} : ids_out;
-
-    bool nan = false;
-    for (int64_t e = threadIdx.x; e < E; e += kThreads)
-      nan |= order::key(logits.at(e)) == order::kNaNKey;
-    nan = __syncthreads_or(nan);
-    const auto choose = [&](const auto& value) {
-      if (params.groups.n_group == 1) return Choice::choose(shared, value, E, K, values, ids);
-      const uint32_t best = Groups::best_groups(shared_groups, params.groups, value);
-      Choice::choose(
-          shared,
-          [&](int32_t e) {
-            const bool in_best = best >> e / params.groups.size & 1;
-            return in_best ? value(e) : order::from_key(order::kNaNKey);
-          },
-          E, K, values, ids);
-    };
-    if (ranks_by_sigmoid(params.scoring))
-      choose([&](int32_t e) { return biased_sigmoid(params, logits.at(e), e); });
-    else
-      choose([&](int32_t e) { return logits.at(e); });
-    score_by_block(params, logits, ids, values);
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) {  // each thread its own
-      const auto id = static_cast<int32_t>(ids.at(k));
-      if (in_shared) ids_out.set(k, id);
-      scores_out[k] = nan ? order::from_key(order::kNaNKey) : values[k] * params.factor;
-      if (params.counts != nullptr) atomicAdd(&params.counts[id], 1);
-    }
-    __syncthreads();  // the next token's choice overwrites this one's
-  }
-}
-
 // As many blocks as tokens take, or as a GPU holds at once where a multiprocessor holds `each`.
 unsigned warp_blocks(const TopKParams& params, int64_t each) {
   return static_cast<unsigned>(
@@ -298,21 +185,11 @@ void launch_warps(const TopKParams& params, cudaStream_t stream) {
 }
 
 void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
-  with_float_type(params.logits.dtype, [&](auto logit) {
+  with_float(params.logits.dtype, [&]<class Logit>() {
     launch_kernel("top-K",
                   {.blocks = warp_blocks(params, 3), .threads = kThreads, .stream = stream},
-                  top_k_by_wide_warps<typename decltype(logit)::Type>, params);
+                  top_k_by_wide_warps<Logit>, params);
   });
-}
-
-void launch_blocks(const TopKParams& params, cudaStream_t stream) {
-  constexpr int kBytesEach = sizeof(float) + sizeof(int32_t);
-  allow_shared_memory<top_k_by_blocks, kMaxSharedK * kBytesEach>();
-  const int64_t bytes = params.K <= kMaxSharedK ? params.K * kBytesEach : 0;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(params.T, INT32_MAX));
-  launch_kernel("top-K",
-                {.blocks = blocks, .threads = kThreads, .stream = stream, .shared_bytes = bytes},
-                top_k_by_blocks, params);
 }
 
 }  // namespace
@@ -338,7 +215,7 @@ void top_k(const tilemoe_top_k_args& args) {
   if (T == 0) return;
   const bool many_in_groups = E > kMaxWarpExperts && params.groups.limits();
   if (E > kMaxWideExperts || args.K > kWarp || many_in_groups)
-    launch_blocks(params, stream);
+    launch_top_k_by_blocks<kThreads>(params, stream);
   else if (E > kMaxWarpExperts)
     launch_wide_warps(params, stream);
   else if (E <= 32)

@@ -5,9 +5,10 @@
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/launch_kernel.h"
-#include "cuda/rowwise/float_types.h"
 #include "cuda/rowwise/routing.h"
 #include "cuda/rowwise/warp_choice.h"
+#include "dtype.h"
+#include "routing/scoring.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -72,8 +73,7 @@ class TokenScores {
   __device__ float score(int32_t id) const {
     if (nan_) return order::from_key(order::kNaNKey);
     float score = weight(id);
-    if (params_.scoring != TILEMOE_SIGMOID)
-      score = sum_ > 0 ? score / sum_ : 1.f / static_cast<float>(present_);
+    if (params_.scoring != TILEMOE_SIGMOID) score = share_of(score, sum_, present_);
     return score * params_.factor;
   }
 
@@ -127,10 +127,10 @@ void top_k_scores(const tilemoe_top_k_scores_args& args) {
   if (T == 0) return;
   const int64_t most = int64_t{current_device().multiprocessors} * kBlocksAtOnce;
   const auto blocks = static_cast<unsigned>(std::min((T + kWarps - 1) / kWarps, most));
-  with_float_type(args.logits.dtype, [&](auto logit) {
+  with_float(args.logits.dtype, [&]<class Logit>() {
     launch_kernel("scores of chosen experts",
-                  {.blocks = blocks, .threads = kThreads, .stream = stream},
-                  score_tokens<typename decltype(logit)::Type>, params);
+                  {.blocks = blocks, .threads = kThreads, .stream = stream}, score_tokens<Logit>,
+                  params);
   });
 }
 

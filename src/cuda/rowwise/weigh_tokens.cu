@@ -3,7 +3,6 @@
 // registers. Any other size takes top-K first, and then weighs what it chose.
 #include "cuda/core/early_launch.h"
 #include "cuda/rowwise/arrays.h"
-#include "cuda/rowwise/float_types.h"
 #include "cuda/rowwise/launch.h"
 #include "cuda/rowwise/round_scratch.h"
 #include "cuda/rowwise/routing.h"
@@ -197,8 +196,8 @@ void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& s
     top_k(choice_args(logits, K, scratch.ids, scratch.scores,
                       top_k_counts ? scratch.counts : nullptr, stream));
     if (T == 0) return;
-    return with_float_type(logits.dtype, [&](auto logit) {
-      launch_early<weigh_chosen<typename decltype(logit)::Type>>(
+    return with_float(logits.dtype, [&]<class Logit>() {
+      launch_early<weigh_chosen<Logit>>(
           {.blocks = static_cast<unsigned>(scratch.words), .threads = kThreads, .stream = on},
           params);
     });
