@@ -96,9 +96,9 @@ void bench(const Config& c) {
   report(c.name, "dW1", "", dW1_ms, 4 * m * d * n, 2 * (T * d + 2 * m * n + E * 2 * n * d));
   // gpt-oss's layout, with H's columns in W1's order.
   experts.gate_layout = TILEMOE_GATE_INTERLEAVED;
-  const tilemoe_tensor adjacent_W1 = cuda::transposed(tensor(W1, {c.E, c.d, 2 * c.n}));
+  const tilemoe_tensor adjacent_W1 = transposed(tensor(W1, {c.E, c.d, 2 * c.n}));
   activation.W1 = input.weights.W1 = gradient_1.W1 = adjacent_W1;
-  gradient_1.dW1 = cuda::transposed(tensor(dW1, {c.E, c.d, 2 * c.n}));
+  gradient_1.dW1 = transposed(tensor(dW1, {c.E, c.d, 2 * c.n}));
   const double dA_adjacent_ms = median_ms(flush, [&] { backend.activation_gradient(activation); });
   report(c.name, "dA'", "adjacent", dA_adjacent_ms, 2 * m * d * n,
          2 * (T * d + E * d * n + 5 * m * n));

@@ -42,13 +42,6 @@ struct Matrix {
     return other;
   }
 
-  // Every `step`-th row, from the first on.
-  Matrix every_row(int64_t step) const {
-    Matrix part = *this;
-    part.row_stride *= step;
-    return part;
-  }
-
   char* row(int64_t i) const {
     return data + (row_index ? int64_t{row_index[i]} : i) * row_stride * element_size();
   }

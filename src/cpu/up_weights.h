@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #include "cpu/matrix.h"
+#include "up_parts.h"
 
 namespace tilemoe::cpu {
 
@@ -34,27 +35,16 @@ class UpParts {
 inline UpParts up_parts(const tilemoe_experts& experts, const tilemoe_tensor& W,
                         const tilemoe_tensor& W_up, int64_t expert, int64_t first,
                         int64_t columns) {
-  const int64_t n = experts.n;
   const bool gated = tilemoe_activation_gated(experts.activation) != 0;
   UpParts parts;
-  if (experts.gate_layout == TILEMOE_GATE_SPLIT) {
-    if (W.ndim) parts.push_back({expert_matrix(W, expert).at(first, 0), 0, columns});
-    if (W_up.ndim) parts.push_back({expert_matrix(W_up, expert).at(first, 0), 1, columns});
+  if (gated && experts.gate_layout == TILEMOE_GATE_CONCATENATED && columns == experts.n) {
+    if (W.ndim) parts.push_back({expert_matrix(W, expert), 0, 2 * columns});  // both at once
     return parts;
   }
-  if (!W.ndim) return parts;
-  const Matrix whole = expert_matrix(W, expert);
-  if (!gated) {
-    parts.push_back({whole.at(first, 0), 0, columns});
-  } else if (experts.gate_layout == TILEMOE_GATE_INTERLEAVED) {
-    parts.push_back({whole.at(2 * first, 0).every_row(2), 0, columns});
-    parts.push_back({whole.at(2 * first + 1, 0).every_row(2), 1, columns});
-  } else if (columns == n) {
-    parts.push_back({whole, 0, 2 * n});
-  } else {
-    parts.push_back({whole.at(first, 0), 0, columns});
-    parts.push_back({whole.at(n + first, 0), 1, columns});
-  }
+  const tilemoe::UpParts all = tilemoe::up_parts(experts, W, W_up);
+  for (int half = 0; half < all.count; ++half)
+    if (all.part[half].ndim)
+      parts.push_back({expert_matrix(all.part[half], expert).at(first, 0), half, columns});
   return parts;
 }
 

@@ -15,25 +15,24 @@
 namespace tilemoe::cuda::sm90 {
 
 // A tile's columns are kParts parts of equal width: gate, then up of the same columns of A.
-template <class Shape, Activations kActivations>
+template <class Shape, Activations kActivations, class Rows>
 class ActivationEpilogue {
  public:
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;
   static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of A
-  using Rows = RaggedStore<Shape>;
   static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {
-    RaggedOutput H;  // (capacity, kParts, n); may be not wanted
-    RaggedOutput A;  // (capacity, 1, n)
+    typename Rows::Output H;  // (capacity, kParts, n); may be not wanted
+    typename Rows::Output A;  // (capacity, 1, n)
     Bias bias[kParts];
     ActivationParams activation;
   };
 
   static Params params(const tilemoe_tensor& H, const tilemoe_tensor& A, const UpParts& biases,
                        const tilemoe_experts& experts) {
-    Params params{.H = ragged_output<Shape>(H, biases.count, biases.columns),
-                  .A = ragged_output<Shape>(A, 1, experts.n),
+    Params params{.H = Rows::output(H, biases.count, biases.columns),
+                  .A = Rows::output(A, 1, experts.n),
                   .bias = {},
                   .activation = activation_params(experts)};
     for (int p = 0; p < kParts; ++p) params.bias[p] = bias_of(biases.part[p]);
@@ -63,8 +62,8 @@ class ActivationEpilogue {
 
   // The part that begins at accumulator kFirst.
   template <int kFirst>
-  __device__ __forceinline__ void store_part(const RaggedOutput& out, int32_t part, int32_t row,
-                                             int32_t row_end, int32_t column,
+  __device__ __forceinline__ void store_part(const typename Rows::Output& out, int32_t part,
+                                             int32_t row, int32_t row_end, int32_t column,
                                              const Accumulators<Shape>& D) const {
     store_columns<Shape, kColumns>(rows_, out, row, row_end, part, column,
                                    [&](int m, int i) { return D[m][kFirst + i]; });

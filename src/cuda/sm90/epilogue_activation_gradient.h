@@ -76,8 +76,8 @@ class ActivationGradientEpilogue {
     const bool adjacent = has_adjacent_columns(experts, step.W1);
     const int64_t parts = adjacent ? 1 : kParts, columns = kParts * experts.n / parts;
     return {.H = ragged_rows_map<Element>(step.H, parts, columns, Shape::BLOCK_M),
-            .dH = ragged_output<Shape>(step.dH, parts, columns),
-            .A_scaled = ragged_output<Shape>(step.A_scaled, 1, experts.n),
+            .dH = RaggedStore<Shape>::output(step.dH, parts, columns),
+            .A_scaled = RaggedStore<Shape>::output(step.A_scaled, 1, experts.n),
             .score = step.rows.score,
             .ds_partial = step.ds_partial,
             .capacity = step.rows.capacity,

@@ -13,26 +13,25 @@
 
 namespace tilemoe::cuda::sm90 {
 
-template <class Shape>
+template <class Shape, class Rows>
 class AdjacentActivationEpilogue {
  public:
   static constexpr int kParts = 1;                       // of the tile's columns
   static constexpr int kColumns = Shape::BLOCK_N;        // of H
   static constexpr int kActivated = Shape::BLOCK_N / 2;  // of A
-  using Rows = RaggedStore<Shape>;
   static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {
-    RaggedOutput H;  // (capacity, 1, 2n); may be not wanted
-    RaggedOutput A;  // (capacity, 1, n)
-    Bias bias[1];    // (E, 2n)
+    typename Rows::Output H;  // (capacity, 1, 2n); may be not wanted
+    typename Rows::Output A;  // (capacity, 1, n)
+    Bias bias[1];             // (E, 2n)
     ActivationParams activation;
   };
 
   static Params params(const tilemoe_tensor& H, const tilemoe_tensor& A, const UpParts& biases,
                        const tilemoe_experts& experts) {
-    return {.H = ragged_output<Shape>(H, 1, biases.columns),
-            .A = ragged_output<Shape>(A, 1, experts.n),
+    return {.H = Rows::output(H, 1, biases.columns),
+            .A = Rows::output(A, 1, experts.n),
             .bias = {bias_of(biases.part[0])},
             .activation = activation_params(experts)};
   }

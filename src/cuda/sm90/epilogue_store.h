@@ -11,22 +11,21 @@
 
 namespace tilemoe::cuda::sm90 {
 
-template <class Shape>
+template <class Shape, class Rows>
 class StoreEpilogue {
  public:
-  using Rows = RaggedStore<Shape>;
   static_assert(Shape::BLOCK_N % Rows::kBatchColumns == 0);
   static constexpr int kColumns = Shape::BLOCK_N;
   static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {
-    RaggedOutput D;  // (capacity, 1, columns)
+    typename Rows::Output D;  // (capacity, 1, columns)
     Bias bias;
   };
 
   // Of `bias` (E, columns), which may be absent.
   static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
-    return {.D = ragged_output<Shape>(D, 1, D.shape[1]), .bias = bias_of(bias)};
+    return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
   }
 
   __device__ StoreEpilogue(const Params& params, uint32_t shared, int32_t thread)

@@ -18,25 +18,24 @@
 namespace tilemoe::cuda::sm90 {
 
 // A tile's columns are two parts: gate, then up of the same columns of A.
-template <class Shape>
+template <class Shape, class Rows>
 class SwiGLUEpilogue {
  public:
   static constexpr int kParts = 2;
   static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of A
-  using Rows = RaggedStore<Shape>;
   static constexpr int kSharedBytes = Rows::kSharedBytes;
   static_assert(Shape::kSlabs == 1 && Rows::kBatchColumns == kColumns, "a part is a batch");
 
   struct Params {
-    RaggedOutput H;  // (capacity, 2, n); may be not wanted
-    RaggedOutput A;  // (capacity, 1, n)
+    typename Rows::Output H;  // (capacity, 2, n); may be not wanted
+    typename Rows::Output A;  // (capacity, 1, n)
     Bias bias[kParts];
   };
 
   static Params params(const tilemoe_tensor& H, const tilemoe_tensor& A, const UpParts& biases,
                        const tilemoe_experts& experts) {
-    return {.H = ragged_output<Shape>(H, kParts, experts.n),
-            .A = ragged_output<Shape>(A, 1, experts.n),
+    return {.H = Rows::output(H, kParts, experts.n),
+            .A = Rows::output(A, 1, experts.n),
             .bias = {bias_of(biases.part[0]), bias_of(biases.part[1])}};
   }
 

@@ -38,15 +38,15 @@ using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 
 template <class Shape, Activations kSet, bool kAdjacent>
 struct ActivationOf {
-  using type = ActivationEpilogue<Shape, kSet>;
+  using type = ActivationEpilogue<Shape, kSet, RaggedStore<Shape>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
-  using type = SwiGLUEpilogue<Shape>;
+  using type = SwiGLUEpilogue<Shape, RaggedStore<Shape>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kGated, true> {
-  using type = AdjacentActivationEpilogue<Shape>;
+  using type = AdjacentActivationEpilogue<Shape, RaggedStore<Shape>>;
 };
 
 }  // namespace sm90
@@ -77,7 +77,7 @@ struct Sm90 {
   template <class Shape, Activations kSet, bool kAdjacent>
   using Activation = typename sm90::ActivationOf<Shape, kSet, kAdjacent>::type;
   template <class Shape>
-  using Store = sm90::StoreEpilogue<Shape>;
+  using Store = sm90::StoreEpilogue<Shape, sm90::RaggedStore<Shape>>;
   template <class Shape, Activations kSet>
   using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>

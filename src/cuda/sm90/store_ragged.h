@@ -29,14 +29,6 @@ struct RaggedOutput {
   int32_t columns;  // of one part; 0: not wanted
 };
 
-// Of `out` (rows, parts * columns); not wanted where it is absent.
-template <class Shape>
-RaggedOutput ragged_output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
-  if (!present(out)) return {};
-  return {.map = ragged_rows_map<typename Shape::Out>(out, parts, columns, kStoreRows),
-          .columns = static_cast<int32_t>(columns)};
-}
-
 // Stores a warp's rows through slots of shared memory of its own, a batch of slices of columns at a
 // time: registers go to the slots by stmatrix, TMA takes them from there. No warp waits
 // for another. A fence waits for all stores to shared memory, so a batch has one.
@@ -52,6 +44,14 @@ class RaggedStore {
   static constexpr int kWarpBytes = kSlots * kSlotBytes;
   static constexpr int kSharedBytes = kWarpgroup / kWarp * kWarpBytes;  // of a consumer
   static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
+
+  using Output = RaggedOutput;
+  // Of `out` (rows, parts * columns); not wanted where it is absent.
+  static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
+    if (!present(out)) return {};
+    return {.map = ragged_rows_map<typename Shape::Out>(out, parts, columns, kStoreRows),
+            .columns = static_cast<int32_t>(columns)};
+  }
 
   __device__ RaggedStore(uint32_t shared, int32_t thread) {
     // Lane l gives row l % 16 of a store, and the left or right 8 of 16 columns.
@@ -123,11 +123,11 @@ class RaggedStore {
 
 // The first kColumns columns of a consumer's accumulators, batch by batch; number(m, i) is number i
 // of the lane in slab m.
-template <class Shape, int kColumns, class Number>
-__device__ __forceinline__ void store_columns(const RaggedStore<Shape>& rows,
-                                              const RaggedOutput& out, int32_t row, int32_t row_end,
-                                              int32_t part, int32_t column, const Number& number) {
-  constexpr int kBatch = RaggedStore<Shape>::kBatchColumns;
+template <class Shape, int kColumns, class Store, class Number>
+__device__ __forceinline__ void store_columns(const Store& rows, const typename Store::Output& out,
+                                              int32_t row, int32_t row_end, int32_t part,
+                                              int32_t column, const Number& number) {
+  constexpr int kBatch = Store::kBatchColumns;
   static_assert(kColumns % kBatch == 0);
 #pragma unroll
   for (int m = 0; m < Shape::kSlabs; ++m)
