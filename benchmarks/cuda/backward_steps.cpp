@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "step_bench.h"
 
 namespace tilemoe {

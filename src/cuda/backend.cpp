@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "cuda/core/device.h"
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/products.h"
 #include "cuda/rowwise/routing.h"
 #include "cuda/rowwise/steps.h"

@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "cuda/core/device.h"
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "cuda/schedule/projection_sizes.h"
 #include "cuda/schedule/reference_tiles.h"

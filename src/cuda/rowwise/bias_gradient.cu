@@ -8,7 +8,7 @@
 #include "cuda/core/element.h"
 #include "cuda/core/launch_kernel.h"
 #include "cuda/core/pack.h"
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/ptx/vector_copy.h"
 #include "cuda/rowwise/steps.h"
 #include "routing/half.h"

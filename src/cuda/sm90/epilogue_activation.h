@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda/core/tile.h"
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/epilogue/activation.h"
 #include "cuda/epilogue/bias.h"
 #include "cuda/sm90/shape.h"

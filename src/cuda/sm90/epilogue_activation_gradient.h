@@ -22,7 +22,7 @@
 
 #include "backend.h"
 #include "cuda/core/tile.h"
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/epilogue/activation_gradient.h"
 #include "cuda/ptx/proxy_fence.h"
 #include "cuda/ptx/tma.h"

@@ -8,7 +8,7 @@
 
 #include "cuda/core/pack.h"
 #include "cuda/core/tile.h"
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
 #include "cuda/ptx/pin.h"

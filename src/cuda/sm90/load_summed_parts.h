@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "cuda/core/tile.h"
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/sm90/cluster_boxes.h"
 #include "cuda/sm90/operand.h"

@@ -1,7 +1,7 @@
 // dA' = dO W2, gathered, and from it and H: dH, A' and the partial sums of ds.
 #pragma once
 
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/step/row_product.h"
 #include "cuda/step/steps.h"
 

@@ -1,7 +1,7 @@
 // dX~ = dH W1, summed over gate and up columns of dH.
 #pragma once
 
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/step/row_product.h"
 #include "cuda/step/steps.h"
 

@@ -1,7 +1,7 @@
 // H = X W1^T + b1, A = act(H): gathers X while it loads, and finishes A before it stores.
 #pragma once
 
-#include "cuda/core/up_parts.h"
+#include "cuda/core/up_columns.h"
 #include "cuda/step/row_product.h"
 #include "cuda/step/steps.h"
 
