@@ -1,12 +1,14 @@
 #include "layer.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "backend.h"
 #include "check.h"
 #include "layer_call.h"
 #include "layer_plan.h"
 #include "routing/spec.h"
+#include "step_observer.h"
 
 namespace tilemoe {
 namespace {
@@ -55,11 +57,30 @@ Tuning tuning_of(int32_t block_turns) {
   return {.block_turns = std::max<int>(block_turns, 1)};
 }
 
+// Runs a backend's steps, seen by the observer if there is one.
+class StepRunner {
+ public:
+  StepRunner(Backend& backend, StepObserver* observer) : backend_(backend), observer_(observer) {}
+
+  template <class Args>
+  void operator()(const char* name, void (Backend::*step)(const Args&),
+                  const std::type_identity_t<Args>& args) const {
+    if (observer_) observer_->begin(name);
+    (backend_.*step)(args);
+    if (observer_) observer_->end(name);
+  }
+
+ private:
+  Backend& backend_;
+  StepObserver* observer_;
+};
+
 // The steps of one backward, in the order of the memory plan.
 class BackwardSteps {
  public:
-  explicit BackwardSteps(const BackwardCall& call)
+  BackwardSteps(const BackwardCall& call, StepObserver* observer)
       : call_(call),
+        run_(call.backend, observer),
         experts_(&call.experts),
         rows_(rows_of(call.routing)),
         any_rows_(call.routing.spec.capacity > 0),
@@ -76,44 +97,46 @@ class BackwardSteps {
   // dH, A' and the partial sums of ds, as far as they are asked for.
   void activation_gradient() const {
     if (!any_rows_ || !call_.work.needs_activation_gradient()) return;
-    call_.backend.activation_gradient(
-        {.experts = experts_,
-         .rows = rows_,
-         .dO = call_.args.dO,
-         .W1 = call_.weights.W1,
-         .W2 = call_.weights.W2,
-         .H = call_.saved.H,
-         .dH = call_.work.needs_dH() ? dH_ : tilemoe_tensor{},
-         .A_scaled = wants(TILEMOE_GRADIENT_W2) ? A_scaled_ : tilemoe_tensor{},
-         .ds_partial = wants(TILEMOE_GRADIENT_S) ? ds_partial_ : nullptr,
-         .scratch = scratch_at(base_, call_.plan.activation_scratch),
-         .stream = call_.args.stream,
-         .tuning = tuning_});
+    run_(step::kActivationGradient, &Backend::activation_gradient,
+         {.experts = experts_,
+          .rows = rows_,
+          .dO = call_.args.dO,
+          .W1 = call_.weights.W1,
+          .W2 = call_.weights.W2,
+          .H = call_.saved.H,
+          .dH = call_.work.needs_dH() ? dH_ : tilemoe_tensor{},
+          .A_scaled = wants(TILEMOE_GRADIENT_W2) ? A_scaled_ : tilemoe_tensor{},
+          .ds_partial = wants(TILEMOE_GRADIENT_S) ? ds_partial_ : nullptr,
+          .scratch = scratch_at(base_, call_.plan.activation_scratch),
+          .stream = call_.args.stream,
+          .tuning = tuning_});
   }
 
   void score_gradient() const {
     if (!wants(TILEMOE_GRADIENT_S)) return;
-    call_.backend.score_gradient({.experts = experts_,
-                                  .routing = &call_.routing,
-                                  .ds_partial = ds_partial_,
-                                  .dO = call_.args.dO,
-                                  .b2 = call_.weights.b2,
-                                  .ds = static_cast<float*>(call_.args.ds.data),
-                                  .stream = call_.args.stream});
+    run_(step::kScoreGradient, &Backend::score_gradient,
+         {.experts = experts_,
+          .routing = &call_.routing,
+          .ds_partial = ds_partial_,
+          .dO = call_.args.dO,
+          .b2 = call_.weights.b2,
+          .ds = static_cast<float*>(call_.args.ds.data),
+          .stream = call_.args.stream});
   }
 
   // Sums over rows are zeros where there are no rows, here and below.
   void weight_gradient_2() const {
     if (!wants(TILEMOE_GRADIENT_W2)) return;
-    call_.backend.weight_gradient_2({.experts = experts_,
-                                     .rows = rows_,
-                                     .dO = call_.args.dO,
-                                     .A_scaled = A_scaled_,
-                                     .dW2 = call_.gradients.W2,
-                                     .accumulate = accumulate_,
-                                     .scratch = scratch_at(base_, call_.plan.dW2_scratch),
-                                     .stream = call_.args.stream,
-                                     .tuning = tuning_});
+    run_(step::kWeightGradient2, &Backend::weight_gradient_2,
+         {.experts = experts_,
+          .rows = rows_,
+          .dO = call_.args.dO,
+          .A_scaled = A_scaled_,
+          .dW2 = call_.gradients.W2,
+          .accumulate = accumulate_,
+          .scratch = scratch_at(base_, call_.plan.dW2_scratch),
+          .stream = call_.args.stream,
+          .tuning = tuning_});
   }
 
   void input_gradient() const {
@@ -122,62 +145,67 @@ class BackwardSteps {
       const tilemoe_tensor dX_rows =
           region(call_.experts, call_.routing.spec, base_, call_.plan.dX_rows, columns);
       if (any_rows_)
-        call_.backend.input_gradient({.experts = experts_,
-                                      .rows = rows_,
-                                      .dH = dH_,
-                                      .weights = {slice(call_.weights.W1, 2, first, columns),
-                                                  slice(call_.weights.W1_up, 2, first, columns),
-                                                  {},
-                                                  {}},
-                                      .dX_rows = dX_rows,
-                                      .scratch = scratch_at(base_, call_.plan.dX_scratch),
-                                      .stream = call_.args.stream,
-                                      .tuning = tuning_});
-      call_.backend.combine({.experts = experts_,
-                             .routing = &call_.routing,
-                             .row_values = dX_rows,
-                             .scale_by_score = false,
-                             .addend = slice(call_.args.addend, 1, first, columns),
-                             .out = slice(call_.args.dX, 1, first, columns),
-                             .stream = call_.args.stream});
+        run_(step::kInputGradient, &Backend::input_gradient,
+             {.experts = experts_,
+              .rows = rows_,
+              .dH = dH_,
+              .weights = {slice(call_.weights.W1, 2, first, columns),
+                          slice(call_.weights.W1_up, 2, first, columns),
+                          {},
+                          {}},
+              .dX_rows = dX_rows,
+              .scratch = scratch_at(base_, call_.plan.dX_scratch),
+              .stream = call_.args.stream,
+              .tuning = tuning_});
+      run_(step::kCombineGradient, &Backend::combine,
+           {.experts = experts_,
+            .routing = &call_.routing,
+            .row_values = dX_rows,
+            .scale_by_score = false,
+            .addend = slice(call_.args.addend, 1, first, columns),
+            .out = slice(call_.args.dX, 1, first, columns),
+            .stream = call_.args.stream});
     });
   }
 
   void weight_gradient_1() const {
     if (!wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP)) return;
-    call_.backend.weight_gradient_1({.experts = experts_,
-                                     .rows = rows_,
-                                     .W1 = call_.weights.W1,
-                                     .dH = dH_,
-                                     .X = call_.args.X,
-                                     .dW1 = call_.gradients.W1,
-                                     .dW1_up = call_.gradients.W1_up,
-                                     .accumulate = accumulate_,
-                                     .scratch = scratch_at(base_, call_.plan.dW1_scratch),
-                                     .stream = call_.args.stream,
-                                     .tuning = tuning_});
+    run_(step::kWeightGradient1, &Backend::weight_gradient_1,
+         {.experts = experts_,
+          .rows = rows_,
+          .W1 = call_.weights.W1,
+          .dH = dH_,
+          .X = call_.args.X,
+          .dW1 = call_.gradients.W1,
+          .dW1_up = call_.gradients.W1_up,
+          .accumulate = accumulate_,
+          .scratch = scratch_at(base_, call_.plan.dW1_scratch),
+          .stream = call_.args.stream,
+          .tuning = tuning_});
   }
 
   void bias_gradient() const {
     const bool db1 = wants(TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP);
     if (!db1 && !wants(TILEMOE_GRADIENT_B2)) return;
-    call_.backend.bias_gradient({.experts = experts_,
-                                 .rows = rows_,
-                                 .dO = call_.args.dO,
-                                 .db2 = call_.gradients.b2,
-                                 .W1 = call_.weights.W1,
-                                 .dH = db1 ? dH_ : tilemoe_tensor{},
-                                 .db1 = call_.gradients.b1,
-                                 .db1_up = call_.gradients.b1_up,
-                                 .accumulate = accumulate_,
-                                 .scratch = scratch_at(base_, call_.plan.bias_scratch),
-                                 .stream = call_.args.stream});
+    run_(step::kBiasGradient, &Backend::bias_gradient,
+         {.experts = experts_,
+          .rows = rows_,
+          .dO = call_.args.dO,
+          .db2 = call_.gradients.b2,
+          .W1 = call_.weights.W1,
+          .dH = db1 ? dH_ : tilemoe_tensor{},
+          .db1 = call_.gradients.b1,
+          .db1_up = call_.gradients.b1_up,
+          .accumulate = accumulate_,
+          .scratch = scratch_at(base_, call_.plan.bias_scratch),
+          .stream = call_.args.stream});
   }
 
  private:
   bool wants(uint32_t any_of) const { return call_.work.wants(any_of); }
 
   const BackwardCall& call_;
+  const StepRunner run_;
   const tilemoe_experts* experts_;
   const Rows rows_;
   const bool any_rows_;
@@ -231,8 +259,10 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
   return BackwardPlan(backend, experts, spec, work_of(query)).total;
 }
 
-void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given, Backend* steps) {
-  const ForwardCall call(experts, given, steps);
+void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
+             StepObserver* observer) {
+  const ForwardCall call(experts, given);
+  const StepRunner run(call.backend, observer);
   const tilemoe_forward_args& args = call.args;
   const tilemoe_routing_spec& spec = call.routing.spec;
   const Scratch scratch = scratch_at(args.workspace, call.plan.scratch);
@@ -242,42 +272,46 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given, 
   const Tuning tuning = tuning_of(args.block_turns);
 
   if (spec.capacity > 0)
-    call.backend.up_projection({.experts = &call.experts,
-                                .rows = rows,
-                                .X = args.X,
-                                .weights = {weights.W1, weights.W1_up, weights.b1, weights.b1_up},
-                                .H = call.saved.H,
-                                .A = A,
-                                .scratch = scratch,
-                                .stream = args.stream,
-                                .tuning = tuning});
+    run(step::kUpProjection, &Backend::up_projection,
+        {.experts = &call.experts,
+         .rows = rows,
+         .X = args.X,
+         .weights = {weights.W1, weights.W1_up, weights.b1, weights.b1_up},
+         .H = call.saved.H,
+         .A = A,
+         .scratch = scratch,
+         .stream = args.stream,
+         .tuning = tuning});
   for_each_block(call.experts.d, call.plan.block_columns, [&](int64_t first, int64_t columns) {
     const tilemoe_tensor Y = region(call.experts, spec, args.workspace, call.plan.Y, columns);
     if (spec.capacity > 0)
-      call.backend.down_projection({.experts = &call.experts,
-                                    .rows = rows,
-                                    .A = A,
-                                    .W2 = slice(weights.W2, 1, first, columns),
-                                    .b2 = slice(weights.b2, 1, first, columns),
-                                    .Y = Y,
-                                    .scratch = scratch,
-                                    .stream = args.stream,
-                                    .tuning = tuning});
-    call.backend.combine({.experts = &call.experts,
-                          .routing = &call.routing,
-                          .row_values = Y,
-                          .scale_by_score = true,
-                          .addend = slice(args.addend, 1, first, columns),
-                          .out = slice(args.O, 1, first, columns),
-                          .stream = args.stream});
+      run(step::kDownProjection, &Backend::down_projection,
+          {.experts = &call.experts,
+           .rows = rows,
+           .A = A,
+           .W2 = slice(weights.W2, 1, first, columns),
+           .b2 = slice(weights.b2, 1, first, columns),
+           .Y = Y,
+           .scratch = scratch,
+           .stream = args.stream,
+           .tuning = tuning});
+    run(step::kCombine, &Backend::combine,
+        {.experts = &call.experts,
+         .routing = &call.routing,
+         .row_values = Y,
+         .scale_by_score = true,
+         .addend = slice(args.addend, 1, first, columns),
+         .out = slice(args.O, 1, first, columns),
+         .stream = args.stream});
   });
   if (args.saved) args.saved->state = TILEMOE_SAVED_H, args.saved->dH = nullptr;
 }
 
 // In this order dX~ is gone before the scratch of dW1 is used.
-void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given, Backend* steps) {
-  const BackwardCall call(experts, given, steps);
-  const BackwardSteps run(call);
+void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given,
+              StepObserver* observer) {
+  const BackwardCall call(experts, given);
+  const BackwardSteps run(call, observer);
   run.activation_gradient();
   update_saved(call, *call.args.saved);
   run.score_gradient();

@@ -6,15 +6,14 @@
 
 namespace tilemoe {
 
-class Backend;
+class StepObserver;
 
 tilemoe_saved_size saved_bytes(const tilemoe_experts* experts, const tilemoe_routing_spec* routing);
 size_t workspace_bytes(const tilemoe_workspace_query* query);
-// `steps`, where given, runs the steps in place of the device's backend: a decorator of it that
-// times each one.
+// `observer`, where given, sees each step begin and end.
 void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args,
-             Backend* steps = nullptr);
+             StepObserver* observer = nullptr);
 void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
-              Backend* steps = nullptr);
+              StepObserver* observer = nullptr);
 
 }  // namespace tilemoe

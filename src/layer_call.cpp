@@ -138,8 +138,7 @@ int64_t outer_rows(const tilemoe_routing_spec& spec) {
   return spec.kind == TILEMOE_ROUTING_GROUPED ? spec.capacity : spec.T;
 }
 
-Backend& backend_of(const tilemoe_experts& experts, Backend* steps) {
-  if (steps) return *steps;
+Backend& backend_of(const tilemoe_experts& experts) {
   Backend& backend = backend_for(experts.device);
   backend.check_supported(experts);
   return backend;
@@ -147,14 +146,13 @@ Backend& backend_of(const tilemoe_experts& experts, Backend* steps) {
 
 // ----------------------------------------------------------------- forward
 
-ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_forward_args* given,
-                         Backend* steps)
+ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_forward_args* given)
     : experts(read_experts(given_experts)),
       args(read_struct("forward args", given)),
       routing(read_routing_of(args.routing, experts)),
       weights(read_struct("weights", args.weights)),
       saved(args.saved ? read_struct("saved", args.saved) : tilemoe_saved{}),
-      backend(backend_of(experts, steps)),
+      backend(backend_of(experts)),
       plan(backend, experts, routing.spec) {
   check_reserved("forward args", args.reserved);
   check_block_turns(args.block_turns);
@@ -185,15 +183,14 @@ void ForwardCall::check_memory() const {
 
 // ---------------------------------------------------------------- backward
 
-BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_backward_args* given,
-                           Backend* steps)
+BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_backward_args* given)
     : experts(read_experts(given_experts)),
       args(read_struct("backward args", given)),
       routing(read_routing_of(args.routing, experts)),
       weights(read_struct("weights", args.weights)),
       gradients(args.dweights ? read_struct("dweights", args.dweights) : tilemoe_weights{}),
       saved(read_struct("saved", args.saved)),
-      backend(backend_of(experts, steps)),
+      backend(backend_of(experts)),
       work(asked_for()),
       plan(backend, experts, routing.spec, work) {
   check_reserved("backward args", args.reserved);

@@ -14,13 +14,13 @@ tilemoe_routing_spec read_spec(const tilemoe_routing_spec* spec, const tilemoe_e
 // T, or the rows of the grouped entry: those of X, O, dO and dX.
 int64_t outer_rows(const tilemoe_routing_spec& spec);
 
-// `steps`, or the device's backend if it can run these experts.
-Backend& backend_of(const tilemoe_experts& experts, Backend* steps = nullptr);
+// The device's, if it can run these experts.
+Backend& backend_of(const tilemoe_experts& experts);
 
 // The arguments, as this version knows them.
 class ForwardCall {
  public:
-  ForwardCall(const tilemoe_experts* experts, const tilemoe_forward_args* args, Backend* steps);
+  ForwardCall(const tilemoe_experts* experts, const tilemoe_forward_args* args);
 
   const tilemoe_experts experts;
   const tilemoe_forward_args args;
@@ -37,7 +37,7 @@ class ForwardCall {
 
 class BackwardCall {
  public:
-  BackwardCall(const tilemoe_experts* experts, const tilemoe_backward_args* args, Backend* steps);
+  BackwardCall(const tilemoe_experts* experts, const tilemoe_backward_args* args);
 
   const tilemoe_experts experts;
   const tilemoe_backward_args args;

@@ -212,8 +212,7 @@ void BenchLayer::library_forward(StepClock* clock) {
   const tilemoe_experts experts = experts_.to_c();
   const tilemoe_weights all = args.weights.to_c();
   const tilemoe_forward_args c_args = args.to_c(all);
-  TimedBackend steps(backend_for(experts.device), *clock);
-  tilemoe::forward(&experts, &c_args, &steps);
+  tilemoe::forward(&experts, &c_args, clock);
 }
 
 void BenchLayer::forward(StepClock* clock) {
@@ -265,8 +264,7 @@ void BenchLayer::library_backward(const BackwardArgs& args, StepClock* clock) {
   const tilemoe_experts experts = experts_.to_c();
   const tilemoe_weights all = args.weights.to_c(), dweights = args.dweights.to_c();
   const tilemoe_backward_args c_args = args.to_c(all, dweights);
-  TimedBackend steps(backend_for(experts.device), *clock);
-  tilemoe::backward(&experts, &c_args, &steps);
+  tilemoe::backward(&experts, &c_args, clock);
 }
 
 int64_t BenchLayer::rows() const {

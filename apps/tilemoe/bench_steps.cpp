@@ -11,67 +11,6 @@ void StepClock::add(const char* step, double ms) {
   entries_.push_back({step, ms});
 }
 
-void TimedBackend::up_projection(const UpProjection& args) {
-  clock_.time(step::kUpProjection, [&] { inner_.up_projection(args); });
-}
-void TimedBackend::down_projection(const DownProjection& args) {
-  clock_.time(step::kDownProjection, [&] { inner_.down_projection(args); });
-}
-void TimedBackend::combine(const Combine& args) {
-  // Only the forward's weighs by s; the backward's has it in dH already.
-  clock_.time(args.scale_by_score ? step::kCombine : step::kCombineGradient,
-              [&] { inner_.combine(args); });
-}
-void TimedBackend::activation_gradient(const ActivationGradient& args) {
-  clock_.time(step::kActivationGradient, [&] { inner_.activation_gradient(args); });
-}
-void TimedBackend::score_gradient(const ScoreGradient& args) {
-  clock_.time(step::kScoreGradient, [&] { inner_.score_gradient(args); });
-}
-void TimedBackend::weight_gradient_2(const WeightGradient2& args) {
-  clock_.time(step::kWeightGradient2, [&] { inner_.weight_gradient_2(args); });
-}
-void TimedBackend::input_gradient(const InputGradient& args) {
-  clock_.time(step::kInputGradient, [&] { inner_.input_gradient(args); });
-}
-void TimedBackend::weight_gradient_1(const WeightGradient1& args) {
-  clock_.time(step::kWeightGradient1, [&] { inner_.weight_gradient_1(args); });
-}
-void TimedBackend::bias_gradient(const BiasGradient& args) {
-  clock_.time(step::kBiasGradient, [&] { inner_.bias_gradient(args); });
-}
-
-size_t TimedBackend::routing_scratch_bytes(const tilemoe_routing_spec& spec) const {
-  return inner_.routing_scratch_bytes(spec);
-}
-size_t TimedBackend::router_losses_scratch_bytes(int64_t T, int64_t E) const {
-  return inner_.router_losses_scratch_bytes(T, E);
-}
-void TimedBackend::top_k(const tilemoe_top_k_args& args) {
-  inner_.top_k(args);
-}
-void TimedBackend::top_k_scores(const tilemoe_top_k_scores_args& args) {
-  inner_.top_k_scores(args);
-}
-void TimedBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) {
-  inner_.route_top_k(routing, args);
-}
-void TimedBackend::route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) {
-  inner_.route_general(routing, args);
-}
-void TimedBackend::route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) {
-  inner_.route_rounded(routing, args);
-}
-void TimedBackend::route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) {
-  inner_.route_grouped(routing, args);
-}
-void TimedBackend::router_backward(const tilemoe_router_backward_args& args) {
-  inner_.router_backward(args);
-}
-void TimedBackend::router_losses(const tilemoe_router_losses_args& args) {
-  inner_.router_losses(args);
-}
-
 std::vector<DenseProduct> dense_products(const verify::Case& layer, int64_t rows) {
   const int64_t d = layer.d, n = layer.n, h = layer.h_width();
   return {

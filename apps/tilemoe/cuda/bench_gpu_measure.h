@@ -9,8 +9,8 @@
 #include "bench_layer.h"
 #include "bench_statistics.h"
 #include "cuda/bench_gpu.h"
-#include "cuda/core/device.h"
 #include "cuda/cublaslt.h"
+#include "cuda/device.h"
 
 namespace tilemoe::app {
 

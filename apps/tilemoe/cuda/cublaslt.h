@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "cuda/core/device.h"
+#include "cuda/device.h"
 #include "tilemoe/tensor.h"
 
 namespace tilemoe::app {

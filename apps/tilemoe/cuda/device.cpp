@@ -1,4 +1,4 @@
-#include "cuda/core/device.h"
+#include "cuda/device.h"
 
 #include <algorithm>
 #include <stdexcept>

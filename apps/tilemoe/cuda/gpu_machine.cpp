@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "bench_memory.h"
-#include "cuda/core/device.h"
 #include "cuda/cublaslt.h"
+#include "cuda/device.h"
 
 namespace tilemoe::app {
 namespace {

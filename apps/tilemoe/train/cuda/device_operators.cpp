@@ -4,8 +4,8 @@
 #include <numeric>
 #include <tuple>
 
-#include "cuda/core/device.h"
 #include "cuda/cublaslt.h"
+#include "cuda/device.h"
 #include "train/cuda/kernels.h"
 
 namespace tilemoe::train {

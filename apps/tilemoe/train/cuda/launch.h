@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/core/device.h"
+#include "cuda/device.h"
 
 namespace tilemoe::train::cuda {
 
