@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstddef>
-#include <span>
 
 #include "backend.h"
 #include "cuda/core/kit.h"
@@ -71,9 +70,10 @@ class Tiles {
     for (const instances::Row& row : instances::kRows)
       if (row.key == key) tiles_.at(count_++) = row.tile;
   }
-  constexpr operator std::span<const TileConfiguration>() const { return {begin(), end()}; }
   constexpr const TileConfiguration* begin() const { return tiles_.data(); }
   constexpr const TileConfiguration* end() const { return begin() + count_; }
+  constexpr const TileConfiguration* data() const { return begin(); }
+  constexpr size_t size() const { return count_; }
   constexpr bool empty() const { return count_ == 0; }
 
  private:

@@ -53,29 +53,22 @@ __device__ __forceinline__ typename Gemm::Epilogue consumers_epilogue(
                   static_cast<int32_t>(threadIdx.x % kWarpgroup));
 }
 
-// The tiles of one consumer: in ping-pong every other one, and the ring goes on past the rest.
+// Finds the next tile of one consumer: in ping-pong passes over every other one, and moves the ring's
+// position on past it.
 template <class Gemm>
-class TilesOfConsumer {
- public:
-  __device__ TilesOfConsumer(const typename Gemm::Params& params, int32_t consumer)
-      : order_(params.order), consumer_(consumer) {}
-
-  __device__ __forceinline__ bool next(Tile& tile, typename Gemm::Ring::Position& at) {
-    while (order_.next(tile)) {
-      const bool mine = !kTurns || whose_ == consumer_;
-      whose_ = 1 - whose_;
+__device__ __forceinline__ auto find_tiles(typename Gemm::Order& order,
+                                           typename Gemm::Ring::Position& at, int32_t consumer) {
+  constexpr bool kTurns = Gemm::Shape::kSchedule == Schedule::kPingPong;
+  return [&, consumer, whose = 0](Tile& tile) mutable {
+    while (order.next(tile)) {
+      const bool mine = !kTurns || whose == consumer;
+      whose = 1 - whose;
       if (mine) return true;
       at.advance(tile.k_blocks);
     }
     return false;
-  }
-
- private:
-  static constexpr bool kTurns = Gemm::Shape::kSchedule == Schedule::kPingPong;
-
-  typename Gemm::Order order_;
-  int32_t consumer_, whose_ = 0;
-};
+  };
+}
 
 // Ping-pong: one multiplies while the other stores. The other one's products hide the search for
 // the next tile, and the larger accumulators leave it no registers beside its own.
@@ -88,19 +81,20 @@ __device__ __forceinline__ void consume_in_turns(const typename Gemm::Params& pa
   const uint32_t my_turn = number_of(NamedBarrier::kTurn0, consumer);
   const uint32_t other_turn = number_of(NamedBarrier::kTurn0, 1 - consumer);
   auto epilogue = consumers_epilogue<Gemm>(params, shared, consumer);
-  TilesOfConsumer<Gemm> tiles(params, consumer);
+  typename Gemm::Order order(params.order);
   typename Gemm::Ring::Position at;
   Accumulators<typename Gemm::Shape> D;
   if (consumer == 1) ptx::barrier_arrive(other_turn, kBoth);
+  auto next_tile = find_tiles<Gemm>(order, at, consumer);
   Tile tile;
-  for (bool more = tiles.next(tile, at); more;) {
+  for (bool more = next_tile(tile); more;) {
     if constexpr (BeginsEarly<typename Gemm::Epilogue>) epilogue.begin(tile, tile.row_begin);
     ptx::barrier_sync(my_turn, kBoth);
     multiply<Gemm>(
         D, ring, at, shared, 0, tile.k_blocks, [](int32_t) {},
         [&] { ptx::barrier_arrive(other_turn, kBoth); });
     store_at_once(epilogue, D, tile, tile.row_begin);
-    more = tiles.next(tile, at);
+    more = next_tile(tile);
   }
   epilogue.finish();
 }
@@ -116,7 +110,7 @@ __device__ __forceinline__ void consume_together(const typename Gemm::Params& pa
   constexpr bool kStoresLater = StoresLater<Epilogue, Shape>;
   const int32_t first_row = consumer * Shape::kRows;
   auto epilogue = consumers_epilogue<Gemm>(params, shared, consumer);
-  TilesOfConsumer<Gemm> tiles(params, consumer);
+  typename Gemm::Order order(params.order);
   typename Gemm::Ring::Position at;
   Accumulators<Shape> D;
 
@@ -136,8 +130,9 @@ __device__ __forceinline__ void consume_together(const typename Gemm::Params& pa
       for (; batch < Epilogue::kBatches; ++batch) epilogue.store_held(batch);
   };
 
+  auto next_tile = find_tiles<Gemm>(order, at, consumer);
   Tile tile;
-  for (bool more = tiles.next(tile, at); more;) {
+  for (bool more = next_tile(tile); more;) {
     if constexpr (BeginsEarly<Epilogue>) epilogue.begin(tile, tile.row_begin + first_row);
     Tile next;
     multiply<Gemm>(
@@ -146,7 +141,7 @@ __device__ __forceinline__ void consume_together(const typename Gemm::Params& pa
           if (k_block == 0) release_block();
           if constexpr (kStoresLater) epilogue.store_held(k_block);
         },
-        [&] { more = tiles.next(next, at); });
+        [&] { more = next_tile(next); });
     const int32_t row = tile.row_begin + first_row;
     if constexpr (ReadsThroughRing<Epilogue>) {
       epilogue.store(D, tile, row, typename Gemm::Blocks(ring, at, shared));

@@ -1,0 +1,59 @@
+"""The folders of src/cuda: what each may include, as docs/development.md says, and how long a file
+may be."""
+
+import pathlib
+import re
+import unittest
+
+SOURCES = pathlib.Path(__file__).resolve().parents[2] / "src"
+# Each may include those after it, and none before.
+LAYERS = ["cuda", "cuda/instances", "cuda/sm90", "cuda/step", "cuda/rowwise", "cuda/epilogue",
+          "cuda/schedule", "cuda/ptx", "cuda/core"]
+ASIDE = {("cuda/step", "cuda/rowwise"), ("cuda/step", "cuda/epilogue"),
+         ("cuda/rowwise", "cuda/epilogue"), ("cuda/step", "cuda/ptx")}  # below, and of no business
+MOST_LINES = 300
+
+
+def files():
+    return [path for path in sorted((SOURCES / "cuda").rglob("*"))
+            if path.suffix in (".h", ".cpp", ".cu", ".inc")]
+
+
+def folder(path):
+    return str(path.parent.relative_to(SOURCES))
+
+
+class Folders(unittest.TestCase):
+    def test_arrows_point_down(self):
+        arrows = 0
+        for path in files():
+            here = folder(path)
+            for name in re.findall(r'#include "(cuda/[^"]+)"', path.read_text()):
+                there = folder(SOURCES / name)
+                if there == here:
+                    continue
+                arrows += 1
+                with self.subTest(file=str(path.relative_to(SOURCES)), includes=name):
+                    self.assertTrue((SOURCES / name).is_file())
+                    self.assertLess(LAYERS.index(here), LAYERS.index(there))
+                    self.assertNotIn((here, there), ASIDE)
+        self.assertGreater(arrows, 100)
+
+    def test_layers_below_name_nothing_of_cuda_s(self):
+        """What all backends share does not know the CUDA backend but for its entry."""
+        for path in sorted(SOURCES.glob("*.[hc]*")):
+            for name in re.findall(r'#include "(cuda/[^"]+)"', path.read_text()):
+                self.assertEqual(name, "cuda/backend.h", path.name)
+
+    def test_instructions_stand_in_one_drawer(self):
+        for path in files():
+            if folder(path) != "cuda/ptx":
+                self.assertIsNone(re.search(r"\basm\b", path.read_text()), path.name)
+
+    def test_files_are_short(self):
+        for path in files():
+            self.assertLessEqual(len(path.read_text().splitlines()), MOST_LINES, path.name)
+
+
+if __name__ == "__main__":
+    unittest.main()
