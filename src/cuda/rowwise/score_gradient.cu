@@ -14,8 +14,7 @@ namespace {
 constexpr int kThreads = 256;
 
 struct ScoreGradientParams {
-  const float* ds_partial;  // (ds_groups, capacity)
-  int64_t capacity;
+  const float* ds_partial;  // (capacity, ds_groups)
   int32_t ds_groups;
   int32_t pairs;
   int32_t E;
@@ -37,9 +36,10 @@ __device__ int32_t row_of_pair(const ScoreGradientParams& params, int32_t pair) 
 }
 
 __device__ float sum_groups(const ScoreGradientParams& params, int32_t row) {
+  const float* const sums = params.ds_partial + int64_t{row} * params.ds_groups;
   float ds = 0;
-  for (int32_t group = 0; group < params.ds_groups; ++group)
-    ds += params.ds_partial[group * params.capacity + row];
+#pragma unroll 8  // loads that do not wait for each other
+  for (int32_t group = 0; group < params.ds_groups; ++group) ds += sums[group];
   return ds;
 }
 
@@ -84,7 +84,6 @@ void score_gradient(const ScoreGradient& step) {
   const bool biased = present(step.b2);
   const ScoreGradientParams params{
       .ds_partial = step.ds_partial,
-      .capacity = routing.spec.capacity,
       .ds_groups = static_cast<int32_t>(ds_groups(step.experts->n)),
       .pairs = static_cast<int32_t>(routing.spec.pairs),
       .E = static_cast<int32_t>(routing.spec.E),

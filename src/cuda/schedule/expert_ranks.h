@@ -44,7 +44,7 @@ struct ExpertRanks {
 };
 
 // Fills in both; `tiles` are reference tiles of an expert.
-void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t shares_at_most,
+void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t most_shares,
                   void* stream);
 
 }  // namespace tilemoe::cuda

@@ -19,13 +19,13 @@ class LongTiles {
     const RankedExpert* ranked;       // (E)
     const LongExperts* long_experts;  // (1)
     int32_t tiles;                    // reference tiles of an expert
-    int32_t shares_at_most;
+    int32_t most_shares;
   };
 
   __device__ explicit LongTiles(const Params& params) : params_(params) {
     const LongExperts all = *params.long_experts;
     experts_ = all.count;
-    shares_ = Shares::of(all.k_blocks * params.tiles, params.shares_at_most);
+    shares_ = Shares::of(all.k_blocks * params.tiles, params.most_shares);
   }
 
   __device__ int32_t experts() const { return experts_; }

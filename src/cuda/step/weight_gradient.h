@@ -37,7 +37,7 @@ void run(const WeightGradient& step) {
                                   .order = {.long_tiles = {.ranked = ranks.ranked,
                                                            .long_experts = ranks.long_experts,
                                                            .tiles = static_cast<int32_t>(tiles),
-                                                           .shares_at_most = step.shares},
+                                                           .most_shares = step.shares},
                                             .E = static_cast<int32_t>(E),
                                             .reference = reference}};
   rank_experts(step.rows, ranks, tiles, step.shares, step.stream);
