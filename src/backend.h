@@ -88,8 +88,8 @@ struct Combine {
   Tuning tuning = {};
 };
 
-// ds is summed by groups of 64 columns of A, whatever the tiles: each row has a partial sum of each,
-// side by side, which are then added in order. Inside a group CUDA's kernels have one order too
+// ds is summed by groups of 64 columns of A, whatever the tiles: each writes a row of partial sums,
+// which are then added in order. Inside a group CUDA's kernels have one order too
 // (docs/mathematics.md).
 inline constexpr int64_t kDsColumns = 64;
 constexpr int64_t ds_groups(int64_t n) {
@@ -107,18 +107,18 @@ struct ActivationGradient {
   tilemoe_tensor H;
   tilemoe_tensor dH;        // out (capacity, 2n); absent: not wanted
   tilemoe_tensor A_scaled;  // out A' (capacity, n); absent: not wanted
-  float* ds_partial;        // out (capacity, ds_groups(n)); null: not wanted
+  float* ds_partial;        // out (ds_groups(n), capacity); null: not wanted
   Scratch scratch;
   void* stream;
   Tuning tuning = {};
 };
 
-// ds(pair) = sum over groups, in order, of ds_partial(row, group) + <dO_t, b2_e>; 0 for a pair
+// ds(pair) = sum over groups, in order, of ds_partial(group, row) + <dO_t, b2_e>; 0 for a pair
 // without a row.
 struct ScoreGradient {
   const tilemoe_experts* experts;
   const tilemoe_routing* routing;
-  const float* ds_partial;  // (capacity, ds_groups(n))
+  const float* ds_partial;  // (ds_groups(n), capacity)
   tilemoe_tensor dO;
   tilemoe_tensor b2;  // optional
   float* ds;          // out (pairs)

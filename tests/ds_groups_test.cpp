@@ -74,7 +74,7 @@ TEST_P(DsGroups, AreSumsOver64ColumnsEach) {
   for (int64_t row = 0; row < kRows; ++row)
     for (int64_t column = 0; column < n; ++column)
       for (int64_t k = 0; k < kDepth; ++k)
-        expected[static_cast<size_t>(row * groups + column / 64)] +=
+        expected[static_cast<size_t>(column / 64 * kRows + row)] +=
             dO[static_cast<size_t>(row * kDepth + k)] * W2[static_cast<size_t>(k * n + column)] *
             H[static_cast<size_t>(row * n + column)];
   EXPECT_EQ(partial, expected);

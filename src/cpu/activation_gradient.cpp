@@ -82,7 +82,7 @@ void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int
                              .A_scaled = A_scaled.data ? A_scaled.at(r, gate).data : nullptr};
       const float ds = differentiate(experts, places, scratch.tile + i * columns + j, score,
                                      std::min(kDsColumns, columns - j));
-      if (step.ds_partial) step.ds_partial[r * ds_groups(step.experts->n) + gate / kDsColumns] = ds;
+      if (step.ds_partial) step.ds_partial[gate / kDsColumns * step.rows.capacity + r] = ds;
     }
   }
 }

@@ -34,7 +34,7 @@ int64_t expert_of_row(const tilemoe_routing& routing, int64_t row) {
 
 void CpuBackend::score_gradient(const ScoreGradient& step) {
   const tilemoe_routing& routing = *step.routing;
-  const int64_t groups = ds_groups(step.experts->n);
+  const int64_t capacity = routing.spec.capacity, groups = ds_groups(step.experts->n);
   const Matrix dO = row_matrix(step.dO);
   parallel_for(tile_count(routing.spec.pairs, kPairs), [&](int64_t task, int) {
     const int64_t end = std::min(routing.spec.pairs, (task + 1) * kPairs);
@@ -43,7 +43,7 @@ void CpuBackend::score_gradient(const ScoreGradient& step) {
       float ds = 0;
       if (row >= 0) {
         for (int64_t group = 0; group < groups; ++group)
-          ds += step.ds_partial[row * groups + group];
+          ds += step.ds_partial[group * capacity + row];
         if (step.b2.ndim) {
           const int64_t token = routing.row_token ? routing.row_token[row] : row;
           const Matrix b2 = expert_matrix(step.b2, expert_of_row(routing, row));

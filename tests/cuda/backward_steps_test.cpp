@@ -75,7 +75,7 @@ class BackwardProblem : public StepProblem<BackwardCase> {
         A_scaled_in_(c.dtype, {capacity_, c.n}),
         dH_(c.dtype, {capacity_, width_}),
         A_scaled_(c.dtype, {capacity_, c.n}),
-        ds_partial_(TILEMOE_FLOAT32, {capacity_ + 1, ds_groups(c.n)}),
+        ds_partial_(TILEMOE_FLOAT32, {ds_groups(c.n) + 1, capacity_}),
         dX_rows_(c.dtype, {capacity_, c.d}),
         dW1_(gradient_dtype(), {E_, w1_rows_, c.d}, c.W1_transposed),
         dW1_up_(gradient_dtype(), {E_, c.n, c.d}, c.W1_transposed),
@@ -164,11 +164,12 @@ class BackwardProblem : public StepProblem<BackwardCase> {
         cuda::weight_gradient_shares(Step::kWeightGradient2, experts_, sizes, multiprocessors));
   }
   TwinTensor& ds_partial() { return ds_partial_; }
-  // The partial sums of the rows that exist.
+  // The partial sums of the rows that exist, group by group.
   std::vector<double> ds(const std::vector<uint8_t>& partial) const {
     std::vector<double> sums;
-    for (int64_t place = 0; place < M_ * ds_groups(c_.n); ++place)
-      sums.push_back(ds_partial_.at(partial, place));
+    for (int64_t group = 0; group < ds_groups(c_.n); ++group)
+      for (int64_t r = 0; r < M_; ++r)
+        sums.push_back(ds_partial_.at(partial, group * capacity_ + r));
     return sums;
   }
   // Place of the first partial sum that was written though its row does not exist, or though it was
@@ -176,7 +177,8 @@ class BackwardProblem : public StepProblem<BackwardCase> {
   int64_t stray_sum(const std::vector<uint8_t>& partial) const {
     const auto* sums = partial.data() + TwinBuffer::kGuard;
     for (int64_t place = 0; place < ds_partial_.elements(); ++place) {
-      const bool wanted = c_.wants_ds && place / ds_groups(c_.n) < M_;
+      const bool wanted =
+          c_.wants_ds && place / capacity_ < ds_groups(c_.n) && place % capacity_ < M_;
       const auto* sum = sums + place * static_cast<int64_t>(sizeof(float));
       if (!wanted && std::any_of(sum, sum + sizeof(float),
                                  [](uint8_t byte) { return byte != TwinBuffer::kPoison; }))

@@ -49,7 +49,7 @@ class GradientProblem {
         dO_(c.dtype, {c.gathered ? kT : capacity_, c.d}),
         dH_(c.dtype, {capacity_, width_}),
         b2_(c.dtype, {E_, c.d}),
-        ds_partial_(TILEMOE_FLOAT32, {capacity_, ds_groups(c.n)}),
+        ds_partial_(TILEMOE_FLOAT32, {ds_groups(c.n), capacity_}),
         ds_(TILEMOE_FLOAT32, {capacity_}),
         db2_(c.gradient, {E_, c.d}),
         db1_(c.gradient, {E_, split() ? c.n : width_}),
@@ -141,7 +141,7 @@ class GradientProblem {
     const bool grouped = !c_.gathered;
     dO_.fill([&](int64_t i) { return grouped && i >= M_ * c_.d ? NAN : whole(); });
     dH_.fill([&](int64_t i) { return i >= M_ * width_ ? NAN : whole(); });
-    ds_partial_.fill([&](int64_t i) { return i / ds_groups(c_.n) >= M_ ? NAN : whole(); });
+    ds_partial_.fill([&](int64_t i) { return i % capacity_ >= M_ ? NAN : whole(); });
     for (TwinTensor* tensor : {&b2_, &db2_, &db1_, &db1_up_})
       tensor->fill([&](int64_t) { return whole(); });
   }

@@ -12,9 +12,11 @@ namespace tilemoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kPairThreads = 1024;  // where there are enough pairs for every multiprocessor
 
 struct ScoreGradientParams {
-  const float* ds_partial;  // (capacity, ds_groups)
+  const float* ds_partial;  // (ds_groups, capacity)
+  int64_t capacity;
   int32_t ds_groups;
   int32_t pairs;
   int32_t E;
@@ -36,16 +38,17 @@ __device__ int32_t row_of_pair(const ScoreGradientParams& params, int32_t pair) 
 }
 
 __device__ float sum_groups(const ScoreGradientParams& params, int32_t row) {
-  const float* const sums = params.ds_partial + int64_t{row} * params.ds_groups;
+  const float* const sums = params.ds_partial + row;
   float ds = 0;
 #pragma unroll 8  // loads that do not wait for each other
-  for (int32_t group = 0; group < params.ds_groups; ++group) ds += sums[group];
+  for (int32_t group = 0; group < params.ds_groups; ++group) ds += sums[group * params.capacity];
   return ds;
 }
 
-// One thread a pair.
-__global__ void __launch_bounds__(kThreads) sum_partials(const ScoreGradientParams params) {
-  const int64_t pair = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+// One thread a pair. An expert's rows are in the order of their tokens: of a large block's tokens
+// several have neighbours there, so that what comes from memory, 32 bytes at a time, serves them all.
+__global__ void __launch_bounds__(kPairThreads) sum_partials(const ScoreGradientParams params) {
+  const int64_t pair = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (pair >= params.pairs) return;
   const int32_t row = row_of_pair(params, static_cast<int32_t>(pair));
   params.ds[pair] = row < 0 ? 0.f : sum_groups(params, row);
@@ -84,6 +87,7 @@ void score_gradient(const ScoreGradient& step) {
   const bool biased = present(step.b2);
   const ScoreGradientParams params{
       .ds_partial = step.ds_partial,
+      .capacity = routing.spec.capacity,
       .ds_groups = static_cast<int32_t>(ds_groups(step.experts->n)),
       .pairs = static_cast<int32_t>(routing.spec.pairs),
       .E = static_cast<int32_t>(routing.spec.E),
@@ -97,14 +101,16 @@ void score_gradient(const ScoreGradient& step) {
       .b2_bytes = step.b2.stride[0] * kElementBytes,
       .ds = step.ds};
   if (params.pairs == 0) return;
-  const int64_t threads = biased ? int64_t{params.pairs} * kWarp : params.pairs;
+  const int64_t all_threads = biased ? int64_t{params.pairs} * kWarp : params.pairs;
+  const bool large = params.pairs >= int64_t{kPairThreads} * current_device().multiprocessors;
+  const int threads = !biased && large ? kPairThreads : kThreads;
   const auto kernel = with_element(step.experts->dtype, [&]<class Element>() {
     return biased ? &sum_with_bias<Element> : &sum_partials;
   });
-  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  const auto blocks = static_cast<unsigned>((all_threads + threads - 1) / threads);
   launch_kernel(
       "score gradient",
-      {.blocks = blocks, .threads = kThreads, .stream = static_cast<cudaStream_t>(step.stream)},
+      {.blocks = blocks, .threads = threads, .stream = static_cast<cudaStream_t>(step.stream)},
       kernel, params);
 }
 

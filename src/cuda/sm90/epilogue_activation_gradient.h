@@ -64,8 +64,9 @@ class ActivationGradientEpilogue {
     RaggedOutput dH;        // the same; may be not wanted
     RaggedOutput A_scaled;  // (capacity, 1, n); may be not wanted
     const float* score;     // (capacity); null: every s is 1
-    float* ds_partial;      // (capacity, ds_groups(n)); null: not wanted
-    int32_t n, ds_groups;
+    float* ds_partial;      // (ds_groups(n), capacity); null: not wanted
+    int64_t capacity;
+    int32_t n;
     bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
     ActivationParams activation;
   };
@@ -79,8 +80,8 @@ class ActivationGradientEpilogue {
             .A_scaled = RaggedStore<Shape>::output(step.A_scaled, 1, experts.n),
             .score = step.rows.score,
             .ds_partial = step.ds_partial,
+            .capacity = step.rows.capacity,
             .n = static_cast<int32_t>(experts.n),
-            .ds_groups = static_cast<int32_t>(ds_groups(experts.n)),
             .adjacent = adjacent,
             .activation = activation_params(experts)};
   }
@@ -244,7 +245,7 @@ class ActivationGradientEpilogue {
   __device__ void store_sum(float sum, int32_t row, int32_t row_end, int32_t group) const {
     const int32_t r = row + slab::row(lane() % 2);
     if (lane() % 4 < 2 && r < row_end && params_.ds_partial != nullptr)
-      params_.ds_partial[int64_t{r} * params_.ds_groups + group] = sum;
+      params_.ds_partial[group * params_.capacity + r] = sum;
   }
 
   const Params& params_;
