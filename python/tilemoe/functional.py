@@ -31,10 +31,7 @@ from .routing import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Activation = Literal[
-    "swiglu", "geglu", "geglu_tanh", "reglu",
-    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity",
-]  # fmt: skip
+Activation = _rules.Activation
 GateLayout = Literal["concatenated", "interleaved", "split"]
 
 _ops = _library.operators

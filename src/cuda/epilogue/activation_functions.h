@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "activation_kinds.h"
 #include "cuda/core/variant.h"
 #include "cuda/ptx/exp2.h"
 #include "cuda/ptx/reciprocal.h"
@@ -181,6 +182,8 @@ struct SwiGLU {
 }  // namespace activation
 
 // ---- which of them a launch has: the one place that names them all
+
+static_assert(kActivationCount == 10, "a new activation has its line in with_activation() below");
 
 // What is decided at run time, the same for every element of a launch.
 struct ActivationParams {
