@@ -24,6 +24,7 @@ constexpr ActivationKind activation_kind(tilemoe_activation activation) {
     case TILEMOE_RELU: return {.name = "relu", .gated = false};
     case TILEMOE_RELU_SQUARED: return {.name = "relu_squared", .gated = false};
     case TILEMOE_IDENTITY: return {.name = "identity", .gated = false};
+    case TILEMOE_GLU: return {.name = "glu", .gated = true};
   }
   return {.name = nullptr, .gated = false};
 }

@@ -22,12 +22,12 @@ SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 ROUNDINGS = ("nearest", "up", "down", "stochastic", "balanced")
 Activation = Literal[  # by their numbers
     "swiglu", "geglu", "geglu_tanh", "reglu",
-    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity",
+    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity", "glu",
 ]  # fmt: skip
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 GATE_LAYOUTS = ("concatenated", "interleaved", "split")
 WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes
-_GATED = tuple(map(ACTIVATIONS.index, ("swiglu", "geglu", "geglu_tanh", "reglu")))
+_GATED = tuple(map(ACTIVATIONS.index, ("swiglu", "geglu", "geglu_tanh", "reglu", "glu")))
 _SPLIT = GATE_LAYOUTS.index("split")
 
 

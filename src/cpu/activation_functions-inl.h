@@ -114,6 +114,20 @@ struct GELUTanh {
   }
 };
 
+// Highway's exponential of NaN is a number; elsewhere the factor x passes NaN on.
+struct Sigmoid {
+  template <class D, class V>
+  HWY_INLINE V value(D d, V x) const {
+    return hn::IfThenElse(hn::IsNaN(x), x, sigmoid(d, x));
+  }
+  template <class D, class V>
+  HWY_INLINE V value_and_slope(D d, V x, V& slope) const {
+    const V result = value(d, x);
+    slope = hn::Mul(result, sigmoid(d, hn::Neg(x)));  // 1 - result would lose the digits of large x
+    return result;
+  }
+};
+
 struct ReLU {
   template <class D, class V>
   HWY_INLINE V value(D d, V x) const {
@@ -248,6 +262,7 @@ HWY_INLINE void with_activation(const tilemoe_experts& experts, Body&& body) {
     case TILEMOE_RELU: return body(Plain<ReLU>());
     case TILEMOE_RELU_SQUARED: return body(Plain<ReLUSquared>());
     case TILEMOE_IDENTITY: return body(Plain<Identity>());
+    case TILEMOE_GLU: return body(Gated<Sigmoid>());
   }
 }
 

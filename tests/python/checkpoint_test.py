@@ -71,6 +71,9 @@ class Checkpoint(unittest.TestCase):
         formulas = [*read_checkpoint.GATED, *read_checkpoint.PLAIN]
         self.assertCountEqual(formulas, [name.replace("_", "-") for name in names])
 
+    def test_gated_linear_unit(self):
+        self.check_logits("--activation", "glu")
+
     def test_top_k_swiglu(self):
         self.check_logits()
 
