@@ -51,7 +51,7 @@ def silu(z):
     return z * sigmoid(z)
 
 
-GATED = {"swiglu": silu, "geglu": gelu, "geglu-tanh": gelu_tanh, "reglu": relu}
+GATED = {"swiglu": silu, "geglu": gelu, "geglu-tanh": gelu_tanh, "reglu": relu, "glu": sigmoid}
 PLAIN = {"silu": silu, "gelu": gelu, "gelu-tanh": gelu_tanh, "relu": relu,
          "relu-squared": lambda z: relu(z) ** 2, "identity": lambda z: z}
 

@@ -1,5 +1,7 @@
-// The activations by their properties, stated once.
+// The activations by their properties, stated once; and the list of them all, which follows.
 #pragma once
+
+#include <array>
 
 #include "tilemoe/tilemoe.h"
 
@@ -10,7 +12,7 @@ struct ActivationKind {
   bool gated;
 };
 
-inline ActivationKind activation_kind(tilemoe_activation activation) {
+constexpr ActivationKind activation_kind(tilemoe_activation activation) {
   switch (activation) {
     case TILEMOE_SWIGLU: return {.name = "swiglu", .gated = true};
     case TILEMOE_GEGLU: return {.name = "geglu", .gated = true};
@@ -22,8 +24,23 @@ inline ActivationKind activation_kind(tilemoe_activation activation) {
     case TILEMOE_RELU: return {.name = "relu", .gated = false};
     case TILEMOE_RELU_SQUARED: return {.name = "relu_squared", .gated = false};
     case TILEMOE_IDENTITY: return {.name = "identity", .gated = false};
+    case TILEMOE_GLU: return {.name = "glu", .gated = true};
   }
   return {.name = nullptr, .gated = false};
 }
+
+// Their numbers follow one another from 0.
+constexpr int kActivationCount = [] {
+  int count = 0;
+  while (activation_kind(static_cast<tilemoe_activation>(count)).name) ++count;
+  return count;
+}();
+
+constexpr auto kActivations = [] {
+  std::array<tilemoe_activation, kActivationCount> all{};
+  for (int i = 0; i < kActivationCount; ++i)
+    all[static_cast<size_t>(i)] = static_cast<tilemoe_activation>(i);
+  return all;
+}();
 
 }  // namespace tilemoe

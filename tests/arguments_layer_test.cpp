@@ -1,7 +1,9 @@
 // tilemoe_forward and tilemoe_backward, each argument wrong in every way.
 #include <cmath>
 #include <limits>
+#include <string>
 
+#include "activation_kinds.h"
 #include "arguments_layer_problem.h"
 
 namespace tilemoe::arguments {
@@ -126,9 +128,9 @@ std::vector<BadCase<Problem>> shared_cases() {
        TILEMOE_UNSUPPORTED},
       {"dtype int32", [](Problem& p) { p.experts.dtype = TILEMOE_INT32; }, {"dtype is int32"}},
       {"dtype 77", [](Problem& p) { p.experts.dtype = tilemoe_dtype(77); }, {"dtype"}},
-      {"activation 10",
-       [](Problem& p) { p.experts.activation = tilemoe_activation(10); },
-       {"activation is 10"}},
+      {"activation past the last",
+       [](Problem& p) { p.experts.activation = tilemoe_activation(kActivationCount); },
+       {"activation is " + std::to_string(kActivationCount)}},
       {"activation -1",
        [](Problem& p) { p.experts.activation = tilemoe_activation(-1); },
        {"activation is -1"}},

@@ -8,6 +8,8 @@
 #include <sstream>
 #include <string>
 
+#include "activation_kinds.h"
+
 namespace {
 
 using nlohmann::json;
@@ -84,7 +86,7 @@ TEST(Info, JsonSaysWhatIsSupported) {
   EXPECT_TRUE(cpu.at("available").get<bool>());
   const json& supports = cpu.at("supports");
   EXPECT_EQ(supports.at("dtypes"), json({"float32", "bfloat16", "float16"}));
-  EXPECT_EQ(supports.at("activations").size(), 10u);
+  EXPECT_EQ(supports.at("activations").size(), tilemoe::kActivations.size());
   EXPECT_EQ(supports.at("gate_layouts"), json({"concatenated", "interleaved", "split"}));
   EXPECT_EQ(supports.at("routings").size(), 8u);
   const json& cuda = info.at("backends").at(1);

@@ -2,6 +2,7 @@
 // its layer forward and backward, and the router.
 #include <algorithm>
 
+#include "activation_kinds.h"
 #include "fuzz_call.h"
 
 namespace tilemoe::fuzz {
@@ -52,7 +53,7 @@ void fuzz_sizes(World& world, Choices& choices) {
   experts.dtype = static_cast<tilemoe_dtype>(choices.between(-1, 5));
   experts.d = any_number(choices), experts.n = any_number(choices);
   experts.E = choices.one_in(4) ? any_number(choices) : spec.E;
-  experts.activation = static_cast<tilemoe_activation>(choices.between(-1, 10));
+  experts.activation = static_cast<tilemoe_activation>(choices.between(-1, kActivationCount));
   experts.gate_layout = static_cast<tilemoe_gate_layout>(choices.between(-1, 3));
 
   int64_t capacity = -7;
@@ -272,7 +273,7 @@ void Problem::experts_hazards(Call& call, tilemoe_experts& experts) {
   call.hazard([&experts, dtype = choices_.between(-1, 5)] {
     experts.dtype = static_cast<tilemoe_dtype>(dtype);
   });
-  call.hazard([&experts, activation = choices_.between(-1, 10)] {
+  call.hazard([&experts, activation = choices_.between(-1, kActivationCount)] {
     experts.activation = static_cast<tilemoe_activation>(activation);
   });
   call.hazard([&experts, layout = choices_.between(-1, 3)] {
@@ -416,7 +417,7 @@ void Problem::layer() {
   experts.dtype = any_float(choices_);
   experts.d = 8 * choices_.between(1, 3), experts.n = 8 * choices_.between(1, 3);
   experts.E = spec_.E;
-  experts.activation = static_cast<tilemoe_activation>(choices_.below(10));
+  experts.activation = static_cast<tilemoe_activation>(choices_.below(kActivationCount));
   if (tilemoe_activation_gated(experts.activation))
     experts.gate_layout = static_cast<tilemoe_gate_layout>(choices_.below(3));
   if (experts.activation == TILEMOE_SWIGLU && choices_.one_in(2))

@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "activation_kinds.h"
 #include "layer_support.h"
 #include "verify/compare.h"
 #include "verify/number.h"
@@ -95,24 +96,21 @@ TEST_P(ReferenceGradient, AgreesWithDifferencesOfForward) {
     EXPECT_NEAR(ds[p], derivative(pairs_[p].score), 1e-8) << "ds at " << p;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Activations, ReferenceGradient,
-    testing::Values(Shape{.name = "swiglu", .activation = Activation::kSwiGLU},
-                    Shape{.name = "swiglu_clamped",
-                          .activation = Activation::kSwiGLU,
-                          .clamp = 1,
-                          .alpha = 1.702f,
-                          .up_shift = 1},
-                    Shape{.name = "geglu", .activation = Activation::kGeGLU},
-                    Shape{.name = "geglu_tanh", .activation = Activation::kGeGLUTanh},
-                    Shape{.name = "reglu", .activation = Activation::kReGLU},
-                    Shape{.name = "silu", .activation = Activation::kSiLU},
-                    Shape{.name = "gelu", .activation = Activation::kGELU},
-                    Shape{.name = "gelu_tanh", .activation = Activation::kGELUTanh},
-                    Shape{.name = "relu", .activation = Activation::kReLU},
-                    Shape{.name = "relu_squared", .activation = Activation::kReLUSquared},
-                    Shape{.name = "identity", .activation = Activation::kIdentity}),
-    [](const auto& shape) { return shape.param.name; });
+// Every activation, and gpt-oss's form of SwiGLU.
+std::vector<Shape> shapes() {
+  std::vector<Shape> all = {{.name = "swiglu_clamped",
+                             .activation = Activation::kSwiGLU,
+                             .clamp = 1,
+                             .alpha = 1.702f,
+                             .up_shift = 1}};
+  for (tilemoe_activation activation : kActivations)
+    all.push_back({.name = tilemoe_activation_name(activation),
+                   .activation = static_cast<Activation>(activation)});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Activations, ReferenceGradient, testing::ValuesIn(shapes()),
+                         [](const auto& shape) { return shape.param.name; });
 
 // ---------------------------------------------------------------- numbers
 

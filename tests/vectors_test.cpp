@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "activation_kinds.h"
 #include "cpu/activation.h"
 #include "cpu/elementwise.h"
 #include "routing/half.h"
@@ -221,9 +222,9 @@ TEST_P(Vectors, ReadNothingPastAnInterleavedRow) {
 
 std::vector<tilemoe_experts> activations() {
   std::vector<tilemoe_experts> all;
-  for (int kind = TILEMOE_SWIGLU; kind <= TILEMOE_IDENTITY; ++kind) {
+  for (tilemoe_activation activation : kActivations) {
     tilemoe_experts experts{};
-    experts.activation = static_cast<tilemoe_activation>(kind);
+    experts.activation = activation;
     all.push_back(experts);
   }
   all.push_back({});

@@ -54,6 +54,11 @@ Value<Real> gelu_tanh(Real x) {
 }
 
 template <class Real>
+Value<Real> logistic(Real x) {
+  return {sigmoid(x), sigmoid(x) * sigmoid(-x)};
+}
+
+template <class Real>
 Value<Real> relu(Real x) {
   return x > 0 ? Value<Real>{x, 1} : Value<Real>{0, 0};
 }
@@ -99,6 +104,7 @@ ActivationValue<Real> activate(const Case& c, Real gate, Real up) {
     case Activation::kReLU: return plain(formula::relu(gate));
     case Activation::kReLUSquared: return plain(formula::relu_squared(gate));
     case Activation::kIdentity: return plain({gate, 1});
+    case Activation::kGLU: return gated(formula::logistic(gate));
   }
   return {};
 }

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "activation_kinds.h"
+
 namespace tilemoe::verify {
 namespace {
 
@@ -17,18 +19,15 @@ Case vary(const char* name, Case shape, Change&& change) {
 // Sizes: T, d, n, E and K pairwise different and off every tile size, unless an edge is the point.
 std::vector<Case> activation_cases() {
   std::vector<Case> cases;
-  for (Activation activation :
-       {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh, Activation::kReGLU,
-        Activation::kSiLU, Activation::kGELU, Activation::kGELUTanh, Activation::kReLU,
-        Activation::kReLUSquared, Activation::kIdentity})
-    cases.push_back({.name = tilemoe_activation_name(static_cast<tilemoe_activation>(activation)),
+  for (tilemoe_activation activation : kActivations)
+    cases.push_back({.name = tilemoe_activation_name(activation),
                      .T = 203,
                      .d = 136,
                      .n = 72,
                      .E = 7,
                      .K = 3,
-                     .activation = activation,
-                     .reduced = activation == Activation::kSwiGLU});
+                     .activation = static_cast<Activation>(activation),
+                     .reduced = activation == TILEMOE_SWIGLU});
   return cases;
 }
 
@@ -328,16 +327,11 @@ Case integer_form(Case original) {
   original.data = Data::kIntegers;
   original.clamp = original.alpha = original.up_shift = 0;
   switch (original.activation) {
-    case Activation::kSwiGLU:
-    case Activation::kGeGLU:
-    case Activation::kGeGLUTanh: original.activation = Activation::kReGLU; break;
-    case Activation::kSiLU:
-    case Activation::kGELU:
-    case Activation::kGELUTanh: original.activation = Activation::kReLU; break;
     case Activation::kReGLU:
     case Activation::kReLU:
     case Activation::kReLUSquared:
     case Activation::kIdentity: break;
+    default: original.activation = original.gated() ? Activation::kReGLU : Activation::kReLU;
   }
   return original;
 }

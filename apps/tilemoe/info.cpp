@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "activation_kinds.h"
 #include "build_info.h"
 #include "commands.h"
 #include "device.h"
@@ -95,9 +96,10 @@ json support_of(Device device) {
   for (DType dtype : kDTypes)
     if (supported(experts(dtype, Activation::kSwiGLU, GateLayout::kConcatenated), top_k))
       support["dtypes"].push_back(tilemoe_dtype_name(to_c(dtype)));
-  for (int i = TILEMOE_SWIGLU; i <= TILEMOE_IDENTITY; ++i)
-    if (supported(experts(usual, static_cast<Activation>(i), GateLayout::kConcatenated), top_k))
-      support["activations"].push_back(tilemoe_activation_name(static_cast<tilemoe_activation>(i)));
+  for (tilemoe_activation activation : kActivations)
+    if (supported(experts(usual, static_cast<Activation>(activation), GateLayout::kConcatenated),
+                  top_k))
+      support["activations"].push_back(tilemoe_activation_name(activation));
   for (const auto& [layout, name] : kGateLayouts)
     if (supported(experts(usual, Activation::kSwiGLU, layout), top_k))
       support["gate_layouts"].push_back(name);

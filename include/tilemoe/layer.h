@@ -18,6 +18,7 @@ enum class Activation : int {
   kReLU = TILEMOE_RELU,
   kReLUSquared = TILEMOE_RELU_SQUARED,
   kIdentity = TILEMOE_IDENTITY,
+  kGLU = TILEMOE_GLU,
 };
 
 enum class GateLayout : int {

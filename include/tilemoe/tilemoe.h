@@ -385,12 +385,13 @@ typedef enum tilemoe_activation TILEMOE_INT {
   TILEMOE_GEGLU = 1,      /* gated: gelu(gate) * up, erf form */
   TILEMOE_GEGLU_TANH = 2, /* gated: gelu(gate) * up, tanh form */
   TILEMOE_REGLU = 3,      /* gated: relu(gate) * up */
-  TILEMOE_SILU = 4,       /* not gated, as all below: W1 is (E, n, d) */
+  TILEMOE_SILU = 4,       /* not gated, as the five below: W1 is (E, n, d) */
   TILEMOE_GELU = 5,       /* erf form */
   TILEMOE_GELU_TANH = 6,  /* tanh form */
   TILEMOE_RELU = 7,
   TILEMOE_RELU_SQUARED = 8, /* relu(h)^2 */
-  TILEMOE_IDENTITY = 9
+  TILEMOE_IDENTITY = 9,
+  TILEMOE_GLU = 10 /* gated: sigmoid(gate) * up */
 } tilemoe_activation;
 /* 1 where W1 has gate and up rows, 0 where not and for a number that is no activation. */
 TILEMOE_API int tilemoe_activation_gated(tilemoe_activation activation);

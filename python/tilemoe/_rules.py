@@ -1,6 +1,7 @@
 """The C interface's enums by name, and the sizes of a routing that it knows before any value."""
 
 import math
+from typing import Literal, get_args
 
 import torch
 
@@ -19,21 +20,14 @@ LEAST_FACTOR = 2.0**-126  # float32's least normal number: to the library 0 is 1
 GROUP_SCORES = ("top2_sum", "max")
 SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 ROUNDINGS = ("nearest", "up", "down", "stochastic", "balanced")
-ACTIVATIONS = (
-    "swiglu",
-    "geglu",
-    "geglu_tanh",
-    "reglu",
-    "silu",
-    "gelu",
-    "gelu_tanh",
-    "relu",
-    "relu_squared",
-    "identity",
-)
+Activation = Literal[  # by their numbers
+    "swiglu", "geglu", "geglu_tanh", "reglu",
+    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity", "glu",
+]  # fmt: skip
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 GATE_LAYOUTS = ("concatenated", "interleaved", "split")
 WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes
-_GATED = tuple(map(ACTIVATIONS.index, ("swiglu", "geglu", "geglu_tanh", "reglu")))
+_GATED = tuple(map(ACTIVATIONS.index, ("swiglu", "geglu", "geglu_tanh", "reglu", "glu")))
 _SPLIT = GATE_LAYOUTS.index("split")
 
 

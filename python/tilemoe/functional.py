@@ -31,10 +31,7 @@ from .routing import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Activation = Literal[
-    "swiglu", "geglu", "geglu_tanh", "reglu",
-    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity",
-]  # fmt: skip
+Activation = _rules.Activation
 GateLayout = Literal["concatenated", "interleaved", "split"]
 
 _ops = _library.operators
@@ -159,8 +156,8 @@ def moe(
         ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
         W1_up, b1_up: the up rows and their biases, where `gate_layout` is "split".
         b1, b2: biases of the first and the second product.
-        activation: gated, "swiglu", "geglu", "geglu_tanh" or "reglu"; not gated, "silu", "gelu",
-            "gelu_tanh", "relu", "relu_squared" or "identity".
+        activation: gated, "swiglu", "geglu", "geglu_tanh", "reglu" or "glu"; not gated, "silu",
+            "gelu", "gelu_tanh", "relu", "relu_squared" or "identity".
         gate_layout: where W1's gate and up rows are: "concatenated", "interleaved" or "split".
         clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: the plain one.
         scoring: the scores of chosen experts, see `top_k`.

@@ -51,8 +51,7 @@ class MoE(nn.Module):
         n, intermediate_size: width inside one expert, a multiple of 8.
         E, num_experts: experts.
         K, top_k: experts per token.
-        activation: "swiglu", "geglu", "geglu_tanh", "reglu"; not gated: "silu", "gelu",
-            "gelu_tanh", "relu", "relu_squared", "identity".
+        activation: of the experts, see `moe`.
         clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: the plain one.
         bias: the experts have biases.
         scoring: scores from logits: "softmax_over_chosen", "softmax_over_all",

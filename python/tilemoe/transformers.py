@@ -243,6 +243,7 @@ def _ask_gate(module: torch.nn.Module) -> Form:
         Form("geglu", layout): lambda gate, up: F.gelu(gate) * up,
         Form("geglu_tanh", layout): lambda gate, up: F.gelu(gate, approximate="tanh") * up,
         Form("reglu", layout): lambda gate, up: F.relu(gate) * up,
+        Form("glu", layout): lambda gate, up: torch.sigmoid(gate) * up,
     }
     scale = (1 + gate.abs()) * (1 + up.abs())
     for form, function in forms.items():
@@ -252,7 +253,7 @@ def _ask_gate(module: torch.nn.Module) -> Form:
     raise _refusal(
         module,
         f"its {_name(module._apply_gate)}{act} is no swiglu (with clamp, alpha and up_shift), "
-        f"geglu, geglu_tanh or reglu of {layout} columns",
+        f"geglu, geglu_tanh, reglu or glu of {layout} columns",
     )
 
 

@@ -1,7 +1,5 @@
 #include "cpu/activation.h"
 
-#include <limits>
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/activation.cpp"
 #include <hwy/foreach_target.h>  // compiles what is inside HWY_NAMESPACE once for every target
@@ -14,35 +12,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tilemoe::cpu {
 namespace HWY_NAMESPACE {
 namespace {
-
-bool is_clamped_swiglu(const tilemoe_experts& experts) {
-  return experts.clamp != 0 || experts.alpha != 0 || experts.up_shift != 0;
-}
-
-ClampedSwiGLU clamped_swiglu(const tilemoe_experts& experts) {
-  return {.f = {.alpha = experts.alpha != 0 ? experts.alpha : 1.0f},
-          .limit = experts.clamp != 0 ? experts.clamp : std::numeric_limits<float>::infinity(),
-          .shift = experts.up_shift};
-}
-
-// Calls body with the activation of these experts: Plain, Gated or ClampedSwiGLU.
-template <class Body>
-HWY_INLINE void with_activation(const tilemoe_experts& experts, Body&& body) {
-  switch (experts.activation) {
-    case TILEMOE_SWIGLU:
-      if (is_clamped_swiglu(experts)) return body(clamped_swiglu(experts));
-      return body(Gated<SiLU>());
-    case TILEMOE_GEGLU: return body(Gated<GELU>());
-    case TILEMOE_GEGLU_TANH: return body(Gated<GELUTanh>());
-    case TILEMOE_REGLU: return body(Gated<ReLU>());
-    case TILEMOE_SILU: return body(Plain<SiLU>());
-    case TILEMOE_GELU: return body(Plain<GELU>());
-    case TILEMOE_GELU_TANH: return body(Plain<GELUTanh>());
-    case TILEMOE_RELU: return body(Plain<ReLU>());
-    case TILEMOE_RELU_SQUARED: return body(Plain<ReLUSquared>());
-    case TILEMOE_IDENTITY: return body(Plain<Identity>());
-  }
-}
 
 void activate(const tilemoe_experts& experts, const float* gate, const float* up, float* A,
               int64_t count) {

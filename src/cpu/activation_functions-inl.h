@@ -1,5 +1,5 @@
-// The functions that activations are made of, on float32 vectors. For inclusion in a file that
-// Highway compiles once for every target.
+// The activations, each stated once, on float32 vectors; and which of them a layer has. For
+// inclusion in a file that Highway compiles once for every target.
 //
 // Each has value(d, x) and value_and_slope(d, x, slope). They keep their relative accuracy in the
 // negative tail, down to where the result leaves float32's range, and pass NaN on.
@@ -12,6 +12,10 @@
 
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
+
+#include <limits>
+
+#include "tilemoe/tilemoe.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tilemoe::cpu {
@@ -107,6 +111,20 @@ struct GELUTanh {
   template <class D, class V>
   HWY_INLINE V argument(D d, V x) const {
     return hn::Mul(x, hn::MulAdd(hn::Mul(x, x), hn::Set(d, kCubic), hn::Set(d, kLinear)));
+  }
+};
+
+// Highway's exponential of NaN is a number; elsewhere the factor x passes NaN on.
+struct Sigmoid {
+  template <class D, class V>
+  HWY_INLINE V value(D d, V x) const {
+    return hn::IfThenElse(hn::IsNaN(x), x, sigmoid(d, x));
+  }
+  template <class D, class V>
+  HWY_INLINE V value_and_slope(D d, V x, V& slope) const {
+    const V result = value(d, x);
+    slope = hn::Mul(result, sigmoid(d, hn::Neg(x)));  // 1 - result would lose the digits of large x
+    return result;
   }
 };
 
@@ -217,6 +235,36 @@ struct ClampedSwiGLU {
     return hn::Add(clipped, hn::Set(d, shift));
   }
 };
+
+// ------------------------------------------------------------- which of them: it names them all
+
+// Plain SwiGLU, or gpt-oss's form of it.
+template <class Body>
+HWY_INLINE void with_swiglu(const tilemoe_experts& experts, Body&& body) {
+  if (experts.clamp == 0 && experts.alpha == 0 && experts.up_shift == 0) return body(Gated<SiLU>());
+  body(ClampedSwiGLU{
+      .f = {.alpha = experts.alpha != 0 ? experts.alpha : 1.0f},
+      .limit = experts.clamp != 0 ? experts.clamp : std::numeric_limits<float>::infinity(),
+      .shift = experts.up_shift});
+}
+
+// Calls body with the activation of these experts.
+template <class Body>
+HWY_INLINE void with_activation(const tilemoe_experts& experts, Body&& body) {
+  switch (experts.activation) {
+    case TILEMOE_SWIGLU: return with_swiglu(experts, body);
+    case TILEMOE_GEGLU: return body(Gated<GELU>());
+    case TILEMOE_GEGLU_TANH: return body(Gated<GELUTanh>());
+    case TILEMOE_REGLU: return body(Gated<ReLU>());
+    case TILEMOE_SILU: return body(Plain<SiLU>());
+    case TILEMOE_GELU: return body(Plain<GELU>());
+    case TILEMOE_GELU_TANH: return body(Plain<GELUTanh>());
+    case TILEMOE_RELU: return body(Plain<ReLU>());
+    case TILEMOE_RELU_SQUARED: return body(Plain<ReLUSquared>());
+    case TILEMOE_IDENTITY: return body(Plain<Identity>());
+    case TILEMOE_GLU: return body(Gated<Sigmoid>());
+  }
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tilemoe::cpu

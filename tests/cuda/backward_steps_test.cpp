@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "activation_kinds.h"
 #include "backend.h"
 #include "cuda/backend.h"
 #include "cuda/core/device.h"
@@ -481,13 +482,9 @@ std::vector<BackwardCase> cases() {
                        .nan_expert = 3,
                        .tile = tile});
   for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
-    for (const auto& [name, activation] :
-         {std::pair("swiglu", TILEMOE_SWIGLU), std::pair("geglu", TILEMOE_GEGLU),
-          std::pair("geglu_tanh", TILEMOE_GEGLU_TANH), std::pair("reglu", TILEMOE_REGLU),
-          std::pair("silu", TILEMOE_SILU), std::pair("gelu", TILEMOE_GELU),
-          std::pair("gelu_tanh", TILEMOE_GELU_TANH), std::pair("relu", TILEMOE_RELU),
-          std::pair("relu_squared", TILEMOE_RELU_SQUARED)})
-      all.push_back({.name = std::string(name) + (dtype == TILEMOE_FLOAT16 ? "_float16" : ""),
+    for (tilemoe_activation activation : kActivations)
+      all.push_back({.name = std::string(tilemoe_activation_name(activation)) +
+                             (dtype == TILEMOE_FLOAT16 ? "_float16" : ""),
                      .counts = ragged,
                      .d = 200,
                      .n = 264,

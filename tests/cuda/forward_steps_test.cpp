@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "activation_kinds.h"
 #include "backend.h"
 #include "cuda/backend.h"
 #include "cuda/device_tensors.h"
@@ -305,11 +306,8 @@ std::vector<ForwardCase> cases() {
                    .T = 1000,
                    .tile = tile});
   }
-  const std::pair<const char*, tilemoe_activation> activations[] = {
-      {"geglu", TILEMOE_GEGLU}, {"geglu_tanh", TILEMOE_GEGLU_TANH}, {"silu", TILEMOE_SILU},
-      {"gelu", TILEMOE_GELU},   {"gelu_tanh", TILEMOE_GELU_TANH},   {"swiglu_f16", TILEMOE_SWIGLU}};
-  for (const auto& [name, activation] : activations)
-    all.push_back({.name = name,
+  for (tilemoe_activation activation : kActivations)
+    all.push_back({.name = std::string(tilemoe_activation_name(activation)) + "_float16",
                    .counts = ragged,
                    .d = 256,
                    .n = 192,

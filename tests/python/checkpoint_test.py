@@ -65,6 +65,15 @@ class Checkpoint(unittest.TestCase):
             spoilt = {**weights, name: np.zeros_like(weights[name])}
             self.assertFalse(error(spoilt) <= 10 * TOLERANCE, f"{name} makes no difference")
 
+    def test_every_activation_has_a_formula(self):
+        told = subprocess.run([TILEMOE, "info", "--json"], check=True, stdout=subprocess.PIPE).stdout
+        names = json.loads(told)["backends"][0]["supports"]["activations"]
+        formulas = [*read_checkpoint.GATED, *read_checkpoint.PLAIN]
+        self.assertCountEqual(formulas, [name.replace("_", "-") for name in names])
+
+    def test_gated_linear_unit(self):
+        self.check_logits("--activation", "glu")
+
     def test_top_k_swiglu(self):
         self.check_logits()
 

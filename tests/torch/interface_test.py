@@ -12,7 +12,7 @@ from torch import nn
 
 import tilemoe
 import tilemoe.state_dict
-from tilemoe import _config, _huggingface, _library, functional, module, routing
+from tilemoe import _config, _huggingface, _library, _rules, functional, module, routing
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"d": 32, "n": 16, "E": 6, "K": 2}
@@ -24,6 +24,22 @@ def test_version_is_the_headers():
     header = (ROOT / "include" / "tilemoe" / "tilemoe.h").read_text()
     numbers = re.findall(r"#define TILEMOE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header)
     assert tilemoe.__version__ == ".".join(numbers) and len(numbers) == 3
+
+
+def test_activations_are_the_headers():
+    header = (ROOT / "include" / "tilemoe" / "tilemoe.h").read_text()
+    (enum,) = re.findall(r"typedef enum tilemoe_activation[^{]*{([^}]*)}", header)
+    listed = re.findall(r"TILEMOE_(\w+) = (\d+)", enum)
+    assert [(name.lower(), int(number)) for name, number in listed] == [
+        (name, number) for number, name in enumerate(_rules.ACTIVATIONS)
+    ]
+
+
+def test_every_activation_is_documented():
+    pages = [(ROOT / "docs" / page).read_text() for page in ("mathematics.md", "pytorch.md")]
+    for name in _rules.ACTIVATIONS:
+        assert all(re.search(f'`"?{name}"?`', page) for page in pages), name
+        assert f'"{name}"' in tilemoe.moe.__doc__, name
 
 
 def test_config_tells_versions_and_devices(capsys):

@@ -30,6 +30,7 @@ ACTIVATIONS = {  # name: (gated, function of one half or the whole of H)
     "geglu": (True, F.gelu),
     "geglu_tanh": (True, lambda g: F.gelu(g, approximate="tanh")),
     "reglu": (True, F.relu),
+    "glu": (True, torch.sigmoid),
     "silu": (False, F.silu),
     "gelu": (False, F.gelu),
     "gelu_tanh": (False, lambda h: F.gelu(h, approximate="tanh")),

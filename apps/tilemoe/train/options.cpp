@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "activation_kinds.h"
 #include "exit_status.h"
 #include "train/json.h"
 
@@ -13,9 +14,9 @@ namespace tilemoe::train {
 namespace {
 
 template <class Value, size_t kCount>
-using Names = std::array<std::pair<const char*, Value>, kCount>;
+using Names = std::array<std::pair<std::string, Value>, kCount>;
 
-constexpr Names<Scoring, 5> kScorings = {{
+const Names<Scoring, 5> kScorings = {{
     {"softmax-chosen", Scoring::kSoftmaxOverChosen},
     {"softmax-all", Scoring::kSoftmaxOverAll},
     {"softmax-renormalized", Scoring::kSoftmaxRenormalized},
@@ -23,7 +24,7 @@ constexpr Names<Scoring, 5> kScorings = {{
     {"sigmoid-renormalized", Scoring::kSigmoidRenormalized},
 }};
 
-constexpr Names<Rounding, 5> kRoundings = {{
+const Names<Rounding, 5> kRoundings = {{
     {"nearest", Rounding::kNearest},
     {"up", Rounding::kUp},
     {"down", Rounding::kDown},
@@ -32,18 +33,15 @@ constexpr Names<Rounding, 5> kRoundings = {{
 }};
 constexpr char kTopK[] = "top-k";
 
-constexpr Names<Activation, 10> kActivations = {{
-    {"swiglu", Activation::kSwiGLU},
-    {"geglu", Activation::kGeGLU},
-    {"geglu-tanh", Activation::kGeGLUTanh},
-    {"reglu", Activation::kReGLU},
-    {"silu", Activation::kSiLU},
-    {"gelu", Activation::kGELU},
-    {"gelu-tanh", Activation::kGELUTanh},
-    {"relu", Activation::kReLU},
-    {"relu-squared", Activation::kReLUSquared},
-    {"identity", Activation::kIdentity},
-}};
+// As the library names them, with hyphens.
+Names<Activation, kActivationCount> activation_names() {
+  Names<Activation, kActivationCount> names;
+  for (size_t i = 0; i < names.size(); ++i) {
+    names[i] = {tilemoe_activation_name(kActivations[i]), static_cast<Activation>(kActivations[i])};
+    std::replace(names[i].first.begin(), names[i].first.end(), '_', '-');
+  }
+  return names;
+}
 
 template <class Value, size_t kCount>
 std::vector<std::string> names_of(const Names<Value, kCount>& table) {
@@ -65,7 +63,7 @@ Value named(const char* option, const std::string& name, const Names<Value, kCou
   std::string known;
   for (const auto& [entry, value] : table) {
     if (name == entry) return value;
-    known += known.empty() ? entry : std::string(", ") + entry;
+    known += (known.empty() ? "" : ", ") + entry;
   }
   throw app::WrongUsage("--" + std::string(option) + " is " + name + ", expected one of " + known);
 }
@@ -109,7 +107,7 @@ void ModelOptions::add_to(OptionTable& table) {
   add("top-k", top_k, "Experts a token goes to, K");
   add("expert-width", expert_width, "Width inside an expert, n");
   add("activation", activation, "Activation of the experts")
-      ->check(CLI::IsMember(names_of(kActivations)));
+      ->check(CLI::IsMember(names_of(activation_names())));
   add("heads", heads, "Heads of the attention");
   add("head-width", head_width, "Width of a head");
   add("taps", taps, "Tokens that the convolution sees");
@@ -198,7 +196,7 @@ TrainerConfig ModelOptions::checked() const {
   model.layers = layers, model.width = width, model.embedded_bytes = embedded_bytes;
   model.heads = heads, model.head_width = head_width, model.taps = taps;
   model.experts = experts, model.top_k = top_k, model.expert_width = expert_width;
-  model.activation = named("activation", activation, kActivations);
+  model.activation = named("activation", activation, activation_names());
   if (dense) model.mode = ExpertsMode::kDense;
   if (experts_off) model.mode = ExpertsMode::kOff;
   model.routing.rounded = rounded;

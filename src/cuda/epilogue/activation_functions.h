@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "activation_kinds.h"
 #include "cuda/core/variant.h"
 #include "cuda/ptx/exp2.h"
 #include "cuda/ptx/reciprocal.h"
@@ -79,6 +80,21 @@ struct GELUTanh {
   __device__ static float exponential(float x) {
     const float u2 = x * fmaf(x * x, kCubic, kLinear);
     return ptx::exp2_approx(-kLog2E * u2);
+  }
+};
+
+// 1 / (1 + exp(-x)), of exp(-|x|): so the slope, sigmoid(x) sigmoid(-x), keeps its digits at both
+// ends.
+struct Sigmoid {
+  __device__ float operator()(float x) const {
+    float slope;
+    return (*this)(x, slope);
+  }
+  __device__ float operator()(float x, float& slope) const {
+    const float decay = ptx::exp2_approx(-kLog2E * fabsf(x));
+    const float larger = ptx::reciprocal_approx(1.f + decay), smaller = decay * larger;
+    slope = larger * smaller;
+    return x < 0.f ? smaller : larger;
   }
 };
 
@@ -182,6 +198,8 @@ struct SwiGLU {
 
 // ---- which of them a launch has: the one place that names them all
 
+static_assert(kActivationCount == 11, "a new activation has its line in with_activation() below");
+
 // What is decided at run time, the same for every element of a launch.
 struct ActivationParams {
   tilemoe_activation kind;
@@ -208,6 +226,7 @@ __device__ __forceinline__ void with_activation(const ActivationParams& params, 
       case TILEMOE_SWIGLU: body(ClampedSwiGLU{params.clamp, params.alpha, params.up_shift}); break;
       case TILEMOE_GEGLU: body(Gated<GELU>()); break;
       case TILEMOE_GEGLU_TANH: body(Gated<GELUTanh>()); break;
+      case TILEMOE_GLU: body(Gated<Sigmoid>()); break;
       default: body(Gated<ReLU>()); break;  // ReGLU
     }
   } else {
