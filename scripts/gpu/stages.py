@@ -42,7 +42,7 @@ ROUTERS = "*InGroups:*GivenIds"
 # What needs no product: programs, and of one of them some tests.
 ROWWISE = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
            "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
-           "cuda_forward_steps_test": "Combine.*"}
+           "cuda_store_threads_test": "*", "cuda_forward_steps_test": "Combine.*"}
 ONE_GPU = "this machine has one GPU"
 # Tests of programs that are skipped there; skipped anywhere else, or any other one, is a failure.
 SKIPPED_ON_ONE_GPU = frozenset({"DeviceLayerTest.GivesTheSameBitsOnEveryDevice",

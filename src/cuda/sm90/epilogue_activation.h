@@ -9,13 +9,13 @@
 #include "cuda/core/up_columns.h"
 #include "cuda/epilogue/activation.h"
 #include "cuda/epilogue/bias.h"
+#include "cuda/epilogue/store.h"
 #include "cuda/sm90/shape.h"
-#include "cuda/sm90/store_ragged.h"
 
 namespace tilemoe::cuda::sm90 {
 
 // A tile's columns are kParts parts of equal width: gate, then up of the same columns of A.
-template <class Shape, Activations kActivations, class Rows>
+template <class Shape, Activations kActivations, SlabStore Rows>
 class ActivationEpilogue {
  public:
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;

@@ -8,12 +8,12 @@
 #include "cuda/core/up_columns.h"
 #include "cuda/epilogue/activation.h"
 #include "cuda/epilogue/bias.h"
+#include "cuda/epilogue/store.h"
 #include "cuda/sm90/shape.h"
-#include "cuda/sm90/store_ragged.h"
 
 namespace tilemoe::cuda::sm90 {
 
-template <class Shape, class Rows>
+template <class Shape, SlabStore Rows>
 class AdjacentActivationEpilogue {
  public:
   static constexpr int kParts = 1;                       // of the tile's columns

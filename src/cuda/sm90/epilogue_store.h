@@ -5,13 +5,13 @@
 
 #include "cuda/core/tile.h"
 #include "cuda/epilogue/bias.h"
+#include "cuda/epilogue/store.h"
 #include "cuda/sm90/held_tile.h"
 #include "cuda/sm90/shape.h"
-#include "cuda/sm90/store_ragged.h"
 
 namespace tilemoe::cuda::sm90 {
 
-template <class Shape, class Rows>
+template <class Shape, SlabStore Rows>
 class StoreEpilogue {
  public:
   static_assert(Shape::BLOCK_N % Rows::kBatchColumns == 0);
@@ -49,8 +49,7 @@ class StoreEpilogue {
       if (i == batch)  // registers have constant numbers
 #pragma unroll
         for (int m = 0; m < Shape::kSlabs; ++m)
-          rows_.store_packed(params_.D, row_ + m * 64, row_end_, 0,
-                             column_ + i * Rows::kBatchColumns,
+          rows_.store_packed(params_.D, m, row_, row_end_, 0, column_ + i * Rows::kBatchColumns,
                              &held_.words[m][i * Rows::kBatchColumns / 8]);
   }
 

@@ -11,14 +11,14 @@
 #include "cuda/core/up_columns.h"
 #include "cuda/epilogue/activation_functions.h"
 #include "cuda/epilogue/bias.h"
+#include "cuda/epilogue/store.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/sm90/shape.h"
-#include "cuda/sm90/store_ragged.h"
 
 namespace tilemoe::cuda::sm90 {
 
 // A tile's columns are two parts: gate, then up of the same columns of A.
-template <class Shape, class Rows>
+template <class Shape, SlabStore Rows>
 class SwiGLUEpilogue {
  public:
   static constexpr int kParts = 2;
@@ -51,7 +51,7 @@ class SwiGLUEpilogue {
     if (row_ >= row_end_) return;
     add_bias<typename Shape::Element, 0, kColumns>(params_.bias[0], tile.expert, column_, D);
     add_bias<typename Shape::Element, kUp, kColumns>(params_.bias[1], tile.expert, column_, D);
-    rows_.store(params_.H, row_, row_end_, 0, column_,
+    rows_.store(params_.H, 0, row_, row_end_, 0, column_,
                 [&](int j, int i) { return D[0][4 * j + i]; });
 #pragma unroll
     for (int j = 0; j < kLate; ++j) {
@@ -72,14 +72,14 @@ class SwiGLUEpilogue {
     if (batch == 0) {
 #pragma unroll
       for (int i = 0; i < kLateNumbers; i += 4) round(up_, kLate + i / 4, &late_up_[i]);
-      rows_.store_packed(params_.H, row_, row_end_, 1, column_, up_);
+      rows_.store_packed(params_.H, 0, row_, row_end_, 1, column_, up_);
     } else if (batch == 1) {
 #pragma unroll
       for (int i = 0; i < kLateNumbers; i += 4) {
         activate(&late_gate_[i], &late_up_[i]);
         round(A_, kLate + i / 4, &late_gate_[i]);
       }
-      rows_.store_packed(params_.A, row_, row_end_, 0, column_, A_);
+      rows_.store_packed(params_.A, 0, row_, row_end_, 0, column_, A_);
     }
   }
 

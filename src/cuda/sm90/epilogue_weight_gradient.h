@@ -81,7 +81,7 @@ class WeightGradientEpilogue {
       const int32_t column = place_.column + i * Store::kBatchColumns;
       const auto* words = &held_.words[0][i * Store::kBatchColumns / 8];
       if constexpr (!kTransposed)
-        store_.store_packed(out, place_.row, params_.size.rows, place_.expert, column, words);
+        store_.store_packed(out, 0, place_.row, params_.size.rows, place_.expert, column, words);
       else if (column < params_.size.columns)
         store_.store_packed(out, place_.row, place_.expert, column, words);
     }

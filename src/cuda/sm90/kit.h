@@ -21,6 +21,7 @@
 #include "cuda/sm90/load_summed_rows.h"
 #include "cuda/sm90/load_weights.h"
 #include "cuda/sm90/shared_sums.h"
+#include "cuda/sm90/store_ragged.h"
 #include "cuda/sm90/tiles.h"
 
 namespace tilemoe::cuda {
@@ -36,17 +37,21 @@ struct HalvesOfReferenceTilesOf {
 template <class Shape>
 using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 
+// How rows leave, but for those of the activation's gradient, which are in shared memory already.
+template <class Shape>
+using RowStore = RaggedStore<Shape>;
+
 template <class Shape, Activations kSet, bool kAdjacent>
 struct ActivationOf {
-  using type = ActivationEpilogue<Shape, kSet, RaggedStore<Shape>>;
+  using type = ActivationEpilogue<Shape, kSet, RowStore<Shape>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
-  using type = SwiGLUEpilogue<Shape, RaggedStore<Shape>>;
+  using type = SwiGLUEpilogue<Shape, RowStore<Shape>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kGated, true> {
-  using type = AdjacentActivationEpilogue<Shape, RaggedStore<Shape>>;
+  using type = AdjacentActivationEpilogue<Shape, RowStore<Shape>>;
 };
 
 }  // namespace sm90
@@ -77,7 +82,7 @@ struct Sm90 {
   template <class Shape, Activations kSet, bool kAdjacent>
   using Activation = typename sm90::ActivationOf<Shape, kSet, kAdjacent>::type;
   template <class Shape>
-  using Store = sm90::StoreEpilogue<Shape, sm90::RaggedStore<Shape>>;
+  using Store = sm90::StoreEpilogue<Shape, sm90::RowStore<Shape>>;
   template <class Shape, Activations kSet>
   using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>

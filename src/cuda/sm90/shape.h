@@ -2,6 +2,7 @@
 // them at compile time.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 
 #include "cuda/core/slab.h"
@@ -46,8 +47,9 @@ struct TileShape {
   static_assert(kSlabs * BLOCK_N / 2 <= 192, "accumulators leave no registers for the epilogue");
 
   // First row of this warp's slab, counted from the consumer's first; its columns are the tile's.
-  __device__ static int32_t slab_row(int index) {
-    return index * 64 + static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp) * slab::kRows;
+  __device__ static int32_t slab_row(int index) { return slab_row(index, threadIdx.x); }
+  __device__ static int32_t slab_row(int index, std::integral auto thread) {
+    return index * 64 + static_cast<int32_t>(thread % kWarpgroup / kWarp) * slab::kRows;
   }
 };
 

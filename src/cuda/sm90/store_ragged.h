@@ -60,12 +60,10 @@ class RaggedStore {
              (thread % kWarp / kStoreRows ^ (row >> 7 & 7)) * 16;
   }
 
-  // Columns [column, column + kBatchColumns) of part `part`; the consumer's rows of subtile m,
-  // which begin at `row`. value(j, i) is accumulator 4 j + i, counted from the batch's first
-  // column; its arguments are constants when unrolled.
   template <class Value>
-  __device__ __forceinline__ void store(const RaggedOutput& out, int32_t row, int32_t row_end,
-                                        int32_t part, int32_t column, const Value& value) const {
+  __device__ __forceinline__ void store(const RaggedOutput& out, int m, int32_t row,
+                                        int32_t row_end, int32_t part, int32_t column,
+                                        const Value& value) const {
     // Rounded while TMA still reads the batch before from the slots.
     uint32_t words[kBatchColumns / 8][2];
 #pragma unroll
@@ -73,15 +71,14 @@ class RaggedStore {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         ptx::pin(words[j][half] = packed(value(j, 2 * half), value(j, 2 * half + 1)));
-    store_packed(out, row, row_end, part, column, words);
+    store_packed(out, m, row, row_end, part, column, words);
   }
 
-  // The same of what is rounded: words[j][half] has accumulators 4 j + 2 half and the next.
-  __device__ __forceinline__ void store_packed(const RaggedOutput& out, int32_t row,
+  __device__ __forceinline__ void store_packed(const RaggedOutput& out, int m, int32_t row,
                                                int32_t row_end, int32_t part, int32_t column,
                                                const uint32_t (*words)[2]) const {
     const int32_t thread = ptx::thread_index();
-    row = ptx::uniform(row + thread % kWarpgroup / kWarp * kStoreRows);
+    row = ptx::uniform(row + Shape::slab_row(m, thread));
     row_end = ptx::uniform(row_end);
     column = ptx::uniform(column);
     const uint32_t slots = ptx::uniform(place_);
@@ -120,21 +117,5 @@ class RaggedStore {
   // Of the lane's first 8 columns in the first slot: in lane 0, the slot. Slots are on 1024 bytes.
   uint32_t place_;
 };
-
-// The first kColumns columns of a consumer's accumulators, batch by batch; number(m, i) is number i
-// of the lane in slab m.
-template <class Shape, int kColumns, class Store, class Number>
-__device__ __forceinline__ void store_columns(const Store& rows, const typename Store::Output& out,
-                                              int32_t row, int32_t row_end, int32_t part,
-                                              int32_t column, const Number& number) {
-  constexpr int kBatch = Store::kBatchColumns;
-  static_assert(kColumns % kBatch == 0);
-#pragma unroll
-  for (int m = 0; m < Shape::kSlabs; ++m)
-#pragma unroll
-    for (int first = 0; first < kColumns; first += kBatch)
-      rows.store(out, row + m * 64, row_end, part, column + first,
-                 [&](int j, int i) { return number(m, first / 2 + 4 * j + i); });
-}
 
 }  // namespace tilemoe::cuda::sm90
