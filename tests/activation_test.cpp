@@ -103,13 +103,17 @@ TEST_P(ActivationError, IsOneRoundingIn16Bits) {
     });
 }
 
-// Every activation, and gpt-oss's form of SwiGLU.
+// Every activation, gpt-oss's form of SwiGLU, and each of its three numbers alone.
 std::vector<Shape> shapes() {
-  std::vector<Shape> all = {{.name = "swiglu_clamped",
-                             .activation = Activation::kSwiGLU,
-                             .clamp = 7,
-                             .alpha = 1.702f,
-                             .up_shift = 1}};
+  std::vector<Shape> all = {
+      {.name = "swiglu_clamped",
+       .activation = Activation::kSwiGLU,
+       .clamp = 7,
+       .alpha = 1.702f,
+       .up_shift = 1},
+      {.name = "swiglu_clamp", .activation = Activation::kSwiGLU, .clamp = 7},
+      {.name = "swiglu_alpha", .activation = Activation::kSwiGLU, .alpha = 2},
+      {.name = "swiglu_shift", .activation = Activation::kSwiGLU, .up_shift = 1}};
   for (tilemoe_activation activation : kActivations)
     all.push_back({.name = tilemoe_activation_name(activation),
                    .activation = static_cast<Activation>(activation)});

@@ -183,15 +183,17 @@ TEST(LayerSplit, AFrozenHalfChangesNotTheOther) {
 }
 
 // accumulate: what is there is added in float32 and rounded once; for experts of no row, of one, of
-// many.
+// many; and where the gradients' rows alternate.
 TEST(LayerAccumulation, AddsToWhatIsThere) {
   const Case routed = integer_form(named_case("biases/float32"));
+  const Case interleaved = integer_form(named_case("interleaved/float32"));
   Case grouped = routed;
   grouped.routing = RoutingKind::kGrouped;
   grouped.T = grouped.K = 0;
   grouped.counts = {1, 0, 40, 1, 2, 300};
   grouped.E = std::ssize(grouped.counts);
-  for (const Case& plain : {routed, grouped}) {
+  for (const Case& plain : {routed, interleaved, grouped}) {
+    SCOPED_TRACE(plain.name);
     Case added = plain;
     added.accumulate_dW = true;
     const Inputs inputs = make_inputs(added, 3);

@@ -124,7 +124,8 @@ std::vector<Case> top_k_cases() {
            [](Case& c) { c.load = Load::kHalfEmpty, c.biases = c.reduced = true; }),
       vary("bad-ids", shape, [](Case& c) { c.biases = c.bad_ids = c.reduced = true; }),
       vary("over-capacity", shape, [](Case& c) { c.capacity = 501, c.biases = c.reduced = true; }),
-      vary("spare-capacity", shape, [](Case& c) { c.capacity = 1003; }),
+      // So wide that ds has partial sums of several column tiles, each of them as long as that.
+      vary("spare-capacity", shape, [](Case& c) { c.capacity = 1003, c.n = 264; }),
   };
 }
 

@@ -407,6 +407,7 @@ def test_checkpoint_of_stochastic_rounding_makes_the_same_choice():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(dtype):
     tensors = logits_layer(torch.float32, bias=True)
+    tensors["addend"] = normal(T, d, seed=22, dtype=torch.float32).requires_grad_()
     cast = {
         name: t if name == "logits_or_scores" else t.detach().to(dtype).requires_grad_()
         for name, t in tensors.items()
