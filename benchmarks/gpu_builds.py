@@ -88,7 +88,8 @@ def main():
     slower = []
     for config in args.config:
         steps, entry = compare(programs, config, args.turns, args.rounds)
-        report["layers"][config] = {"steps": steps, "commit": entry["commit"]}
+        report["commit"] = entry["commit"]
+        report["layers"][config] = steps
         for name, step in steps.items():
             mark = "  slower" if is_slower(step) else ""
             slower += [f"{config} {name}"] if mark else []
