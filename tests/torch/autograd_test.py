@@ -282,6 +282,7 @@ def test_tensors_that_lie_badly(dtype):
     lying = {
         "every third column": wide[:, : 3 * d : 3],
         "rows off 16 bytes": wide[:, 1 : d + 1],
+        "rows on 8 bytes": torch.zeros(T, d + 8 // dtype.itemsize, dtype=dtype)[:, :d],
         "columns first": torch.zeros(d, T, dtype=dtype).t(),
         "a first element off 16 bytes": torch.zeros(T * d + 1, dtype=dtype)[1:].view(T, d),
     }
