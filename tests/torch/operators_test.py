@@ -615,6 +615,9 @@ def test_a_routing_of_other_sizes_is_refused():
     arguments[2] = x["routing"].float()
     with pytest.raises(ValueError, match="routing is float32"):
         ops.call(tm.experts.default, *arguments)
+    arguments[2] = torch.stack((x["routing"], x["routing"]), dim=1)[:, 0]
+    with pytest.raises(ValueError, match="routing is int32 .* expected the contiguous int32"):
+        ops.call(tm.experts.default, *arguments)
 
 
 def test_statuses_become_exceptions():
