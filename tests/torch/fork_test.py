@@ -117,3 +117,23 @@ child = os.fork()
 if child == 0:
     ctypes.CDLL(None).exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0""")
+
+
+def test_threads_that_cannot_start_are_an_error():
+    """Neither a hang nor a smaller pool that nobody hears of; the next call tries again."""
+    run("""
+import resource
+torch.set_num_threads(64)  # starts torch's own
+stack, most = resource.getrlimit(resource.RLIMIT_STACK)[0], resource.RLIM_INFINITY
+stack = stack if stack != most else 2 << 20  # glibc's then
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + stack * 5 // 2
+resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+try:
+    tilemoe.moe(*inputs, K=2)
+    sys.exit(4)
+except RuntimeError as error:
+    text = str(error)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+assert "threads is 64, of which the system started" in text, text
+assert torch.equal(tilemoe.moe(*inputs, K=2), output)""")
