@@ -4,8 +4,9 @@
 
 namespace tilemoe::cuda {
 
-enum class KitName { kSm90 };
+enum class KitName { kSm80, kSm90 };
 
+struct Sm80;  // from Ampere on: mma.sync, cp.async
 struct Sm90;  // Hopper: wgmma, TMA, clusters
 
 }  // namespace tilemoe::cuda
