@@ -140,4 +140,15 @@ int64_t find_other_bits(const Case& test_case, uint64_t seed, int64_t repeats, M
   return -1;
 }
 
+std::vector<std::string> outputs_changed_by(const std::function<void()>& change,
+                                            const Case& test_case, uint64_t seed, Memory& memory,
+                                            Passes passes) {
+  Problem problem(make_inputs(test_case, seed), memory);
+  problem.run(passes);
+  const std::vector<uint64_t> before = problem.fingerprints();
+  change();
+  problem.run(passes);
+  return problem.outputs_other_than(before);
+}
+
 }  // namespace tilemoe::verify

@@ -1,6 +1,7 @@
 // A case run and judged: what `tilemoe check` prints and the tests assert.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -43,5 +44,11 @@ Report check_case(const Case& test_case, uint64_t seed, Memory& memory = host_me
 // the first being 0, whose outputs have other bits than run 0's, or -1.
 int64_t find_other_bits(const Case& test_case, uint64_t seed, int64_t repeats, Memory& memory,
                         Passes passes);
+
+// Runs the case once before and once after `change`, which makes the library compute it in another
+// way. Returns the names of the outputs that have other bits then.
+std::vector<std::string> outputs_changed_by(const std::function<void()>& change,
+                                            const Case& test_case, uint64_t seed, Memory& memory,
+                                            Passes passes);
 
 }  // namespace tilemoe::verify

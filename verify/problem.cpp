@@ -323,6 +323,14 @@ std::vector<uint64_t> Problem::fingerprints() const {
   return all;
 }
 
+std::vector<std::string> Problem::outputs_other_than(
+    const std::vector<uint64_t>& fingerprints) const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < outputs_.size(); ++i)
+    if (outputs_[i].tensor->fingerprint() != fingerprints.at(i)) names.push_back(outputs_[i].name);
+  return names;
+}
+
 std::vector<std::string> Problem::damage() {
   std::vector<std::string> lines;
   for (const Input& input : inputs_)

@@ -50,6 +50,8 @@ class Problem {
   bool H_is_poisoned() const { return H_->is_poisoned(); }
   // Of the bits of each output, H included.
   std::vector<uint64_t> fingerprints() const;
+  // Names of the outputs that have other fingerprints than these.
+  std::vector<std::string> outputs_other_than(const std::vector<uint64_t>& fingerprints) const;
   // A line for each input that changed, and for each byte written outside an output.
   std::vector<std::string> damage();
 

@@ -24,8 +24,13 @@ namespace {
 KitName kit() {
   return kit_of(current_device()).value();
 }
-DeviceModel model() {
-  return hopper_model(current_device().multiprocessors);
+DeviceModel model(KitName kit) {
+  const int multiprocessors = current_device().multiprocessors;
+  switch (kit) {
+    case KitName::kSm80: return mma_sync_model(multiprocessors);
+    case KitName::kSm90: return hopper_model(multiprocessors);
+  }
+  TILEMOE_ASSERT(false, "kit " << static_cast<int>(kit) << " has no model of its tiles");
 }
 
 Major major_of(const tilemoe_tensor& weights) {
@@ -56,7 +61,7 @@ TileConfiguration choose(const Step& step, const ProductKey& key) {
   const TileConfiguration* const asked = step.tuning.tile;
   if (asked != nullptr && std::find(tiles.begin(), tiles.end(), *asked) != tiles.end())
     return *asked;
-  return choose_tile(size_of(step), tiles, model());
+  return choose_tile(size_of(step), tiles, model(key.kit));
 }
 
 template <class Step>

@@ -3,6 +3,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/backend.cpp
   cuda/products.cpp
   cuda/core/device.cpp
+  cuda/sm80/shared_memory.cpp
   cuda/sm90/tensor_map.cpp
   cuda/instances/table.cpp
   cuda/schedule/cost.cpp

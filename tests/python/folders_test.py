@@ -7,9 +7,9 @@ import unittest
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2] / "src"
 # Each may include those after it, and none before.
-LAYERS = ["cuda", "cuda/instances", "cuda/sm90", "cuda/step", "cuda/rowwise", "cuda/epilogue",
+LAYERS = ["cuda", "cuda/instances", "cuda/sm90", "cuda/sm80", "cuda/step", "cuda/rowwise", "cuda/epilogue",
           "cuda/schedule", "cuda/ptx", "cuda/core"]
-ASIDE = {("cuda/step", "cuda/rowwise"), ("cuda/step", "cuda/epilogue"),
+ASIDE = {("cuda/sm90", "cuda/sm80"), ("cuda/step", "cuda/rowwise"), ("cuda/step", "cuda/epilogue"),
          ("cuda/rowwise", "cuda/epilogue"), ("cuda/step", "cuda/ptx")}  # below, and of no business
 MOST_LINES = 300
 

@@ -11,6 +11,7 @@ DeviceInfo read(int index) {
           .major = properties.major,
           .minor = properties.minor,
           .l2_bytes = static_cast<size_t>(properties.l2CacheSize),
+          .shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin),
           .name = properties.name};
 }
 

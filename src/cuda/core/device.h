@@ -46,6 +46,7 @@ struct DeviceInfo {
   int multiprocessors;
   int major, minor;  // compute capability
   size_t l2_bytes;
+  int shared_bytes;  // that a block may have
   std::string name;
 
   std::string capability() const { return std::to_string(major) + "." + std::to_string(minor); }

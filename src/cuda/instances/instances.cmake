@@ -1,4 +1,5 @@
 set(archs_of_sm90 90a)
+set(archs_of_sm80 80)
 
 # Writes an instantiation file for each (step, unit) of products.inc, to be compiled for its kit's
 # architectures, and names them in `files`.

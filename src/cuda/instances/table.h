@@ -8,6 +8,7 @@
 #include "cuda/core/kit.h"
 #include "cuda/core/tile_configuration.h"
 #include "cuda/core/variant.h"
+#include "cuda/sm80/tiles.h"
 #include "cuda/sm90/tiles.h"
 #include "cuda/step/steps.h"
 

@@ -33,4 +33,13 @@ __device__ __forceinline__ uint4 load_global_16(const void* global) {
   return v;
 }
 
+__device__ __forceinline__ uint2 load_global_8(const void* global) {
+  uint2 v;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(global)
+               : "memory");
+  return v;
+}
+
 }  // namespace tilemoe::cuda::ptx

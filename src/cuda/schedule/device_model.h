@@ -30,4 +30,17 @@ constexpr DeviceModel hopper_model(int multiprocessors) {
           .asked_twice = 0.2};
 }
 
+// Any GPU, by mma.sync: rates of an H100, of whose products this kit has five eighths.
+constexpr DeviceModel mma_sync_model(int multiprocessors) {
+  return {.multiprocessors = multiprocessors,
+          .multiply_adds = 1280,
+          .l2_bytes = 44,
+          .memory_bytes = 12,
+          .tile_overhead = 1500,
+          .ping_pong_overhead = 0,
+          .gather_wait = 0,
+          .cluster_wait = 0,
+          .asked_twice = 0.2};
+}
+
 }  // namespace tilemoe::cuda

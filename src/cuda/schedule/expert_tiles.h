@@ -17,6 +17,7 @@ namespace tilemoe::cuda {
 template <int BLOCK_K>
 class ExpertTiles {
  public:
+  static constexpr int kTogether = 2;  // blocks whose number the grid's is a multiple of
   static_assert(BLOCK_K == kSumRows, "ranks count k blocks of this size");
 
   struct Params {

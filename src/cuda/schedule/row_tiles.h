@@ -29,6 +29,8 @@ inline int32_t column_group(const Tuning& tuning) {
 template <int BLOCK_M, int kCluster = 1>
 class RowTiles {
  public:
+  static constexpr int kTogether = kCluster;  // blocks whose number the grid's is a multiple of
+
   struct Params {
     const int32_t* offsets;  // (E + 1)
     int32_t E;

@@ -1,0 +1,89 @@
+// The kit of every GPU from compute capability 8.0 on: mma.sync, cp.async, and nothing that a later
+// generation has of its own. Its parts have the names by which steps ask for them, as sm90/kit.h's.
+#pragma once
+
+#include "cuda/core/kit.h"
+#include "cuda/core/recipe.h"
+#include "cuda/core/variant.h"
+#include "cuda/epilogue/store_threads.h"
+#include "cuda/schedule/expert_tiles.h"
+#include "cuda/sm80/epilogue_activation.h"
+#include "cuda/sm80/epilogue_activation_gradient.h"
+#include "cuda/sm80/epilogue_store.h"
+#include "cuda/sm80/epilogue_weight_gradient.h"
+#include "cuda/sm80/launch.h"
+#include "cuda/sm80/load_rows.h"
+#include "cuda/sm80/load_summed_rows.h"
+#include "cuda/sm80/load_weights.h"
+#include "cuda/sm80/shared_sums.h"
+#include "cuda/sm80/tiles.h"
+
+namespace tilemoe::cuda {
+
+namespace sm80 {
+
+// Two blocks work side by side on the halves of a reference tile, as they come.
+template <class Shape>
+struct HalvesOfReferenceTilesOf {
+  static_assert(Shape::BLOCK_M == ReferenceTiles::kRows);
+  using type = ExpertTiles<Shape::BLOCK_K>;
+};
+template <class Shape>
+using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
+
+}  // namespace sm80
+
+struct Sm80 {
+  static constexpr KitName kName = KitName::kSm80;
+
+  template <Variant kVariant, TileConfiguration kTile>
+  using Shape = sm80::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
+
+  // ---- operand A: rows by expert, or summed over
+  template <class Shape, bool kGathers>
+  using Rows = sm80::SourceRows<Shape, kGathers>;
+  template <class Shape>
+  using PartRows = sm80::PartRows<Shape>;
+  template <class Shape>
+  using SummedGathered = sm80::GatheredSummedRows<Shape>;
+
+  // ---- operand B
+  template <class Shape, Major kMajor, int kParts>
+  using Weights = sm80::Weights<Shape, kMajor, kParts>;
+  template <class Shape, Major kMajor>
+  using SummedWeights = sm80::SummedWeights<Shape, kMajor>;
+  template <class Shape>
+  using SummedDense = sm80::DenseSummedRows<Shape>;
+
+  // ---- epilogues; rows leave 32 columns at a time, which every warp's parts have
+  template <class Shape>
+  using RowStore = StoreByThreads<Shape, 32>;
+  template <class Shape, Activations kSet, bool kAdjacent>
+  using Activation = sm80::ActivationEpilogue<Shape, kSet, kAdjacent, RowStore<Shape>>;
+  template <class Shape>
+  using Store = sm80::StoreEpilogue<Shape, RowStore<Shape>>;
+  template <class Shape, Activations kSet>
+  using ActivationGradient = sm80::ActivationGradientEpilogue<Shape, kSet>;
+  template <class Shape, class Out, OutputMajor kMajor>
+  using WeightGradient = sm80::WeightGradientEpilogue<Shape, Out, kMajor>;
+
+  // ---- the product of them, in a tile order
+  template <class Shape>
+  using ExpertOrder = sm80::HalvesOfReferenceTiles<Shape>;
+  template <class Shape, class A, class B, class Epilogue, class Order>
+  using Product = sm80::GroupedGemm<Shape, A, B, Epilogue, Order>;
+  // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+  template <class Product>
+  static void launch(const typename Product::Params& params, int64_t tiles_at_most, void* stream,
+                     const Tuning& tuning) {
+    sm80::launch<Product>(params, tiles_at_most, stream, tuning);
+  }
+  // The last part of a weight gradient that was cut.
+  template <class Product>
+  static void add_shared_sums(const typename Product::Params& params,
+                              const cuda::WeightGradient& step) {
+    sm80::launch_shared_sums<Product>(params, step);
+  }
+};
+
+}  // namespace tilemoe::cuda

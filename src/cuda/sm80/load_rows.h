@@ -1,0 +1,124 @@
+// Operand A from rows, K-major. Rows past the expert's last and columns past the source's width are
+// zeros.
+#pragma once
+
+#include <cstdint>
+
+#include "backend.h"
+#include "cuda/core/gather_source.h"
+#include "cuda/core/operand.h"
+#include "cuda/core/tile.h"
+#include "cuda/sm80/stage_rows.h"
+
+namespace tilemoe::cuda::sm80 {
+
+// Row r of the tile is row token[row_begin + r] of the source, or row row_begin + r itself where
+// there is no token list.
+template <class Shape, bool kGathers>
+class SourceRows {
+ public:
+  using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
+  using Params = GatherSource;
+
+  static Params params(const tilemoe_tensor& source, const Rows& rows) {
+    Params params = gather_source(source, rows);
+    if constexpr (!kGathers) params.token = nullptr;
+    return params;
+  }
+
+  __device__ SourceRows(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
+
+  __device__ __forceinline__ void begin(const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < Stage::kPasses; ++i) {
+      const int32_t row = tile.row_begin + stage_.row() + i * Stage::kAtOnce;
+      if (row >= tile.row_end || !stage_.has(i))
+        source_row_[i] = kNone;
+      else if (kGathers && params_.token != nullptr)
+        source_row_[i] = static_cast<uint32_t>(params_.token[row]);
+      else
+        source_row_[i] = static_cast<uint32_t>(row);
+    }
+  }
+
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
+    const int32_t column = k_block * Stage::kRowBytes + stage_.byte();  // in bytes
+    const bool inside = column < params_.width_bytes;
+    const char* const first = static_cast<const char*>(params_.source) + column;
+#pragma unroll
+    for (int i = 0; i < Stage::kPasses; ++i)
+      stage_.copy(shared, i, first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes,
+                  inside && source_row_[i] != kNone);
+  }
+
+ private:
+  using Stage = StageRows<Shape::kThreads, Shape::BLOCK_M>;
+  static constexpr uint32_t kNone = 0xffffffff;
+
+  const Params& params_;
+  Stage stage_;
+  uint32_t source_row_[Stage::kPasses];
+};
+
+// A k block of a sum that runs over parts, one after the other, each filled up with zeros.
+struct PartOfSum {
+  int32_t part, begin;
+
+  __device__ static PartOfSum of(int32_t k_block, int32_t blocks_a_part, int32_t block_k) {
+    const int32_t part = k_block >= blocks_a_part ? 1 : 0;
+    return {part, (k_block - part * blocks_a_part) * block_k};
+  }
+};
+
+// Rows of parts of columns, summed over all of them: dH.
+template <class Shape>
+class PartRows {
+ public:
+  using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
+
+  struct Params {
+    const char* rows;
+    int64_t row_bytes;
+    int32_t columns;  // of a part; the next one follows
+    int32_t blocks_a_part;
+  };
+
+  // Of dH (capacity, parts * columns).
+  static Params params(const tilemoe_tensor& dH, int64_t /*parts*/, int64_t columns) {
+    return {
+        .rows = static_cast<const char*>(dH.data),
+        .row_bytes = dH.stride[0] * int64_t{sizeof(typename Shape::Element)},
+        .columns = static_cast<int32_t>(columns),
+        .blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K)};
+  }
+
+  __device__ PartRows(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
+
+  __device__ __forceinline__ void begin(const Tile& tile) {
+    row_ = tile.row_begin + stage_.row();
+    row_end_ = tile.row_end;
+  }
+
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
+    const auto sum = PartOfSum::of(k_block, params_.blocks_a_part, Shape::BLOCK_K);
+    const int32_t column = sum.begin + stage_.piece() * kPieceColumns;
+    const bool inside = column < params_.columns;
+    const char* const first = params_.rows + row_ * params_.row_bytes +
+                              (int64_t{sum.part} * params_.columns + column) * kElementBytes;
+#pragma unroll
+    for (int i = 0; i < Stage::kPasses; ++i)
+      stage_.copy(shared, i, first + i * Stage::kAtOnce * params_.row_bytes,
+                  inside && row_ + i * Stage::kAtOnce < row_end_);
+  }
+
+ private:
+  using Stage = StageRows<Shape::kThreads, Shape::BLOCK_M>;
+  static constexpr int kElementBytes = sizeof(typename Shape::Element);
+  static constexpr int kPieceColumns = Stage::kPieceBytes / kElementBytes;
+
+  const Params& params_;
+  Stage stage_;
+  int32_t row_, row_end_;
+};
+
+}  // namespace tilemoe::cuda::sm80

@@ -1,0 +1,182 @@
+// Operand B: BLOCK_N columns of the product, which are rows of one expert's weights, in either
+// major. Rows past the weights' last and steps past the sum's are zeros.
+//
+// Of a gated activation each warp's columns are two parts, gate rows and then as many up rows: so
+// gate and up of a column meet in one thread's accumulators, whether they lie one after the other,
+// interleaved or in two tensors.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/operand.h"
+#include "cuda/core/tile.h"
+#include "cuda/core/up_columns.h"
+#include "cuda/sm80/load_rows.h"
+#include "cuda/sm80/stage_rows.h"
+
+namespace tilemoe::cuda::sm80 {
+
+// Every expert's weights (E, rows, sum), of which one of the last two is contiguous.
+struct ExpertWeights {
+  const char* data;
+  int64_t expert_bytes, line_bytes;  // the latter of the dimension that is not contiguous
+  int32_t rows, sum;
+
+  template <Major kMajor>
+  static ExpertWeights of(const tilemoe_tensor& W) {
+    const auto element = static_cast<int64_t>(tilemoe_dtype_size(W.dtype));
+    return {.data = static_cast<const char*>(W.data),
+            .expert_bytes = W.stride[0] * element,
+            .line_bytes = W.stride[kMajor == Major::kK ? 1 : 2] * element,
+            .rows = static_cast<int32_t>(W.shape[1]),
+            .sum = static_cast<int32_t>(W.shape[2])};
+  }
+};
+
+// Copies a stage of a tile's rows. kParts: of a warp's columns.
+template <class Shape, Major kMajor, int kParts>
+class WeightStage {
+ public:
+  using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
+
+  __device__ explicit WeightStage(int32_t thread) : stage_(thread) {}
+
+  __device__ __forceinline__ void begin(const Tile& tile) {
+    expert_ = tile.expert;
+    first_row_ = tile.n_block * (Shape::BLOCK_N / kParts);
+  }
+
+  // The block of the sum that begins at `sum`; weights(part) are those of a part.
+  template <class OfPart>
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t sum, const OfPart& weights) const {
+    if constexpr (kMajor == Major::kK)
+      copy_k_major(shared, sum, weights);
+    else
+      copy_mn_major(shared, sum, weights);
+  }
+
+ private:
+  using Stage = StageRows<Shape::kThreads, kMajor == Major::kK ? Shape::BLOCK_N : Shape::BLOCK_K>;
+  static constexpr int kElementBytes = sizeof(typename Shape::Element);
+  static constexpr int kPieceElements = Stage::kPieceBytes / kElementBytes;
+  static constexpr int kPartColumns = Shape::kWarpColumns / kParts;
+  static_assert(kParts == 1 || kPartColumns % Stage::kAtOnce == 0 || kMajor == Major::kMN,
+                "a pass is of one part");
+
+  // Rows of 128 bytes of the sum.
+  template <class OfPart>
+  __device__ __forceinline__ void copy_k_major(uint32_t shared, int32_t sum,
+                                               const OfPart& weights) const {
+    const int32_t step = sum + stage_.piece() * kPieceElements;
+    const int32_t row = first_row_ + stage_.row();
+    const char* first[kParts];
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      const ExpertWeights& W = weights(p);
+      first[p] = W.data + expert_ * W.expert_bytes + row * W.line_bytes +
+                 int64_t{step} * kElementBytes;
+    }
+#pragma unroll
+    for (int i = 0; i < Stage::kPasses; ++i) {
+      const int in_tile = i * Stage::kAtOnce;
+      const int part = kParts == 1 ? 0 : in_tile / kPartColumns % kParts;
+      const int further = kParts == 1 ? in_tile
+                                      : in_tile / Shape::kWarpColumns * kPartColumns +
+                                            in_tile % kPartColumns;
+      const ExpertWeights& W = weights(part);
+      stage_.copy(shared, i, first[part] + further * W.line_bytes,
+                  row + further < W.rows && step < W.sum);
+    }
+  }
+
+  // Chunks of 64 rows: steps of the sum, of 128 bytes each.
+  template <class OfPart>
+  __device__ __forceinline__ void copy_mn_major(uint32_t shared, int32_t sum,
+                                                const OfPart& weights) const {
+    constexpr int kPiecesAPart = Stage::kPieces / kParts;
+    const ExpertWeights& W = weights(stage_.piece() / kPiecesAPart);
+    const int32_t row = first_row_ + stage_.piece() % kPiecesAPart * kPieceElements;
+    const int32_t step = sum + stage_.row();
+    const char* const first = W.data + expert_ * W.expert_bytes + step * W.line_bytes +
+                              int64_t{row} * kElementBytes;
+#pragma unroll
+    for (int i = 0; i < Stage::kPasses; ++i)
+#pragma unroll
+      for (int chunk = 0; chunk < Shape::BLOCK_N / 64; ++chunk)
+        stage_.copy(shared + chunk * Operand::kChunkBytes, i,
+                    first + i * Stage::kAtOnce * W.line_bytes +
+                        chunk * kPartColumns * kElementBytes,
+                    step + i * Stage::kAtOnce < W.sum && row + chunk * kPartColumns < W.rows);
+  }
+
+  Stage stage_;
+  int32_t expert_, first_row_;
+};
+
+template <class Shape, Major kMajor, int kParts>
+class Weights {
+ public:
+  using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
+
+  struct Params {
+    ExpertWeights part[kParts];
+  };
+
+  // Of kParts weights (E, columns of the product, sum).
+  static Params params(const tilemoe_tensor* weights) {
+    Params params{};
+    for (int p = 0; p < kParts; ++p) params.part[p] = ExpertWeights::of<kMajor>(weights[p]);
+    return params;
+  }
+
+  __device__ Weights(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
+
+  __device__ __forceinline__ void begin(const Tile& tile) { stage_.begin(tile); }
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
+    stage_.copy(shared, k_block * Shape::BLOCK_K,
+                [&](int part) -> const ExpertWeights& { return params_.part[part]; });
+  }
+
+ private:
+  const Params& params_;
+  WeightStage<Shape, kMajor, kParts> stage_;
+};
+
+// Where the sum runs over the gate part and then the up part: W1's, which lie one after the other,
+// interleaved or in two tensors.
+template <class Shape, Major kMajor>
+class SummedWeights {
+ public:
+  using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
+
+  struct Params {
+    ExpertWeights part[2];
+    int32_t blocks_a_part;
+  };
+
+  // Of W1's parts (E, columns, d), which are summed over; the product has d columns.
+  static Params params(const UpParts& W1) {
+    Params params{};
+    params.blocks_a_part =
+        static_cast<int32_t>((W1.columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K);
+    for (int p = 0; p < W1.count; ++p)
+      params.part[p] = ExpertWeights::of<kMajor>(transposed(W1.part[p]));
+    return params;
+  }
+
+  __device__ SummedWeights(const Params& params, int32_t thread)
+      : params_(params), stage_(thread) {}
+
+  __device__ __forceinline__ void begin(const Tile& tile) { stage_.begin(tile); }
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
+    const auto sum = PartOfSum::of(k_block, params_.blocks_a_part, Shape::BLOCK_K);
+    stage_.copy(shared, sum.begin,
+                [&](int) -> const ExpertWeights& { return params_.part[sum.part]; });
+  }
+
+ private:
+  const Params& params_;
+  WeightStage<Shape, kMajor, 1> stage_;
+};
+
+}  // namespace tilemoe::cuda::sm80

@@ -1,0 +1,36 @@
+// The kits that a GPU runs compute the same sums in the same order, with tensor cores that keep the
+// same bits of them: all outputs of every case are equal, bit for bit. So each kit checks the other.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "layer_support.h"
+#include "verify/memory.h"
+
+namespace tilemoe::verify {
+namespace {
+
+void use_kit(const char* name) {
+  setenv("TILEMOE_KIT", name, 1);
+}
+
+class KitsOfTheGpu : public testing::TestWithParam<Case> {};
+
+TEST_P(KitsOfTheGpu, GiveTheSameBits) {
+  use_kit("sm90");
+  const auto others = outputs_changed_by([] { use_kit("sm80"); }, GetParam(), 1, cuda_memory(),
+                                         Passes::kAll);
+  use_kit("auto");
+  EXPECT_EQ(others, std::vector<std::string>()) << "outputs of kit sm80 with other bits than sm90's";
+}
+
+std::vector<Case> cases_of_the_gpu() {
+  std::vector<Case> cases = verification_cases();
+  std::erase_if(cases, [](const Case& one) { return one.dtype == DType::kFloat32; });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, KitsOfTheGpu, testing::ValuesIn(cases_of_the_gpu()), test_name);
+
+}  // namespace
+}  // namespace tilemoe::verify
