@@ -25,8 +25,8 @@ Options go to 'tilemoe train'. The first that you may want:
 END
 }
 
-# A Hopper GPU, which the CUDA backend is for.
-has_gpu() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -q '^9\.0'; }
+# Of compute capability 8.0 or newer, which the CUDA backend is for.
+has_gpu() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -Eq '^([89]|1[0-9])\.'; }
 
 case " $* " in
 *" --help "* | *" -h "*)

@@ -3,8 +3,9 @@
 set(cuda_wanted ${TILEMOE_CUDA})
 set(cuda_least_version 12.5)
 
-# Sets `compiler` and `reason`: the compiler's path, or why there is none to build with.
-function(find_cuda_compiler compiler reason)
+# Sets `compiler`, `version` and `reason`: the compiler's path and version, or why there is none to
+# build with.
+function(find_cuda_compiler compiler version reason)
   set(${compiler} "" PARENT_SCOPE)
   set(${reason} "" PARENT_SCOPE)
   find_program(TILEMOE_NVCC nvcc HINTS ${CMAKE_CUDA_COMPILER} $ENV{CUDACXX} PATHS /usr/local/cuda
@@ -27,15 +28,22 @@ function(find_cuda_compiler compiler reason)
     set(${reason} "${path} is ${CMAKE_MATCH_1}, needed is ${cuda_least_version}" PARENT_SCOPE)
   else()
     set(${compiler} ${path} PARENT_SCOPE)
+    set(${version} ${CMAKE_MATCH_1} PARENT_SCOPE)
   endif()
 endfunction()
 
-# Code for 8.0 runs on 8.6 and 8.9 too; from its PTX the driver makes code for 10.x and 12.x. Code
-# for 9.0a runs on 9.0 alone.
-set(cuda_known_archs 80 90a)
+# Code for 8.0 runs on 8.6 and 8.9 too, code for 10.0 and 12.0 on all of 10.x and 12.x, code for 9.0a
+# on 9.0 alone. From the PTX for 8.0 the driver makes code for whatever else is newer.
+# src/cuda/core/device_code.cpp knows the same.
+set(cuda_known_archs 80 90a 100 120)
 set(cuda_code_80
   -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80)
+set(cuda_code_90 -gencode=arch=compute_90,code=sm_90)  # of the sm80 kit, which needs nothing of 9.0a
 set(cuda_code_90a -gencode=arch=compute_90a,code=sm_90a)
+set(cuda_code_100 -gencode=arch=compute_100,code=sm_100)
+set(cuda_code_120 -gencode=arch=compute_120,code=sm_120)
+set(cuda_least_version_of_100 12.8)
+set(cuda_least_version_of_120 12.8)
 
 # Sets `options` to what nvcc takes for these architectures.
 function(cuda_code options)
@@ -46,7 +54,7 @@ function(cuda_code options)
   set(${options} ${all} PARENT_SCOPE)
 endfunction()
 
-function(check_cuda_archs)
+function(check_cuda_archs version)
   list(REMOVE_DUPLICATES TILEMOE_CUDA_ARCHS)
   set(TILEMOE_CUDA_ARCHS ${TILEMOE_CUDA_ARCHS} PARENT_SCOPE)
   set(said "TILEMOE_CUDA_ARCHS is '${TILEMOE_CUDA_ARCHS}'")
@@ -55,10 +63,13 @@ function(check_cuda_archs)
       list(JOIN cuda_known_archs ", " known)
       message(FATAL_ERROR "${said}: there are kernels for ${known}, not for '${arch}'")
     endif()
+    if(cuda_least_version_of_${arch} AND version VERSION_LESS cuda_least_version_of_${arch})
+      message(FATAL_ERROR
+        "${said}: nvcc is ${version}, ${arch} needs ${cuda_least_version_of_${arch}}")
+    endif()
   endforeach()
-  if(NOT "90a" IN_LIST TILEMOE_CUDA_ARCHS)
-    message(FATAL_ERROR "${said}: the layer's grouped GEMMs are compiled for 90a alone, which must "
-      "be among them; TILEMOE_CUDA=OFF builds without CUDA")
+  if(NOT TILEMOE_CUDA_ARCHS)
+    message(FATAL_ERROR "${said}: name what to compile for; TILEMOE_CUDA=OFF builds without CUDA")
   endif()
 endfunction()
 
@@ -69,7 +80,7 @@ set(TILEMOE_CUDA OFF)
 if(cuda_wanted STREQUAL "OFF")
   return()
 endif()
-find_cuda_compiler(cuda_compiler cuda_missing)
+find_cuda_compiler(cuda_compiler cuda_version cuda_missing)
 if(cuda_missing)
   if(cuda_wanted STREQUAL "ON")
     message(FATAL_ERROR "TILEMOE_CUDA is ON: ${cuda_missing}")
@@ -78,7 +89,7 @@ if(cuda_missing)
   return()
 endif()
 set(TILEMOE_CUDA ON)
-check_cuda_archs()
+check_cuda_archs(${cuda_version})
 list(JOIN TILEMOE_CUDA_ARCHS ", " cuda_archs)
 message(STATUS "CUDA backend: built with ${cuda_compiler} for ${cuda_archs}")
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The PyTorch package as its users get it: builds the wheel (scripts/wheel.sh), installs it into
+# The PyTorch package as its users get it, with kernels for fewer GPUs: builds the wheel
+# (scripts/wheel.sh), installs it into
 # environments that have torch and what the tests need, and runs tests/torch there: all of it with the
 # torch of requirements.txt, the operators and FSDP with the newest one. Options go to pytest. The
 # first time downloads 2.1 GB for each torch; NEWEST=skip leaves out the second. In CI the source
@@ -8,6 +9,8 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 
+# What the preset ci has compiled already.
+export TILEMOE_CUDA_ARCHS='80;90a' TILEMOE_SM80_ON_HOPPER=OFF
 tests=("$root"/tests/{wheel,torch})
 case ${CI:-} in
 "") scripts/wheel.sh ;;

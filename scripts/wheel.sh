@@ -2,7 +2,9 @@
 # Builds the PyTorch package as a wheel for other machines: build/dist/tilemoe-*.whl, or in the folder
 # TILEMOE_DIST. It brings the distribution's oneDNN and Highway, and takes torch's own OpenMP runtime,
 # which torch has loaded before. Options go to `pip wheel`. The result has the CUDA library where
-# there is a CUDA compiler.
+# there is a CUDA compiler, with kernels for TILEMOE_CUDA_ARCHS of the environment and, where
+# TILEMOE_SM80_ON_HOPPER is ON, the sm80 kit for Hopper too: without them, for every GPU. CI and the
+# tests ask for less, since this takes long.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
@@ -16,7 +18,9 @@ export CC=${CC:-cc} CXX=${CXX:-c++}  # as CMake has them elsewhere, so that ccac
 rm -rf "$dist"
 mkdir -p "$dist"
 .venv-torch/bin/python -m pip wheel -q --no-deps -w "$dist/here" \
-  --config-settings=build-dir=build/wheel "$@" . ||
+  --config-settings=build-dir=build/wheel \
+  --config-settings=cmake.define.TILEMOE_CUDA_ARCHS="${TILEMOE_CUDA_ARCHS:-80;90a;100;120}" \
+  --config-settings=cmake.define.TILEMOE_SM80_ON_HOPPER="${TILEMOE_SM80_ON_HOPPER:-ON}" "$@" . ||
   die "the wheel could not be built; the lines above say why."
 
 say "bundling what a clean machine lacks"

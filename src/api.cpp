@@ -6,6 +6,7 @@
 #include "activation_kinds.h"
 #include "backend.h"
 #include "check.h"
+#include "cuda/backend.h"
 #include "layer.h"
 #include "library_limits.h"
 #include "routing/rules.h"
@@ -130,6 +131,16 @@ tilemoe_status tilemoe_set_num_threads(int threads) {
 
 int tilemoe_num_threads(void) {
   return tilemoe::num_threads();
+}
+
+tilemoe_status tilemoe_set_cuda_kit(const char* name) {
+  return guarded("tilemoe_set_cuda_kit", [&] { tilemoe::cuda::set_kit(name); });
+}
+
+const char* tilemoe_cuda_kit(void) {
+  const tilemoe_status status =
+      guarded("tilemoe_cuda_kit", [&] { last_description = tilemoe::cuda::describe_kit(); });
+  return status == TILEMOE_SUCCESS ? last_description.c_str() : last_error.c_str();
 }
 
 tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec, int64_t* capacity) {

@@ -280,6 +280,19 @@ TEST(SizeArguments, Threads) {
   EXPECT_EQ(tilemoe_num_threads(), before);
 }
 
+TEST(SizeArguments, Kits) {
+  for (const char* none : {"", "SM80", "sm70", "sm80 ", "hopper", "sm100"}) {
+    EXPECT_NE(tilemoe_set_cuda_kit(none), TILEMOE_SUCCESS) << none;
+    EXPECT_NE(std::string(tilemoe_last_error()).find(" kit"), std::string::npos) << none;
+  }
+  for (const char* automatic : {"auto", static_cast<const char*>(nullptr)})
+    EXPECT_EQ(tilemoe_set_cuda_kit(automatic), TILEMOE_SUCCESS);
+  // No device is here to have one.
+  const std::string said = tilemoe_cuda_kit();
+  EXPECT_NE(said.find("use the CPU backend"), std::string::npos) << said;
+  EXPECT_EQ(said, tilemoe_last_error());
+}
+
 TEST(SizeArguments, Devices) {
   EXPECT_EQ(tilemoe_device_available(TILEMOE_CPU), 1);
   EXPECT_STREQ(tilemoe_last_error(), "");

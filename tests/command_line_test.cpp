@@ -49,7 +49,7 @@ void expect_error(const std::string& arguments, int status, const std::string& p
 TEST(CommandLine, HelpNamesEverySubcommand) {
   const Outcome outcome = tilemoe("--help");
   EXPECT_EQ(outcome.status, kDone);
-  for (const char* name : {"train", "generate", "plot", "bench", "check", "info"}) {
+  for (const char* name : {"train", "generate", "plot", "bench", "check", "doctor", "info"}) {
     EXPECT_NE(outcome.text.find(std::string("\n  ") + name), std::string::npos) << name;
     EXPECT_EQ(tilemoe(std::string(name) + " --help").status, kDone) << name;
   }
@@ -73,6 +73,15 @@ TEST(CommandLine, WrongUsageIsSaid) {
 TEST(CommandLine, CudaSaysWhyItIsAbsent) {
   for (const char* command : {"bench", "check"})
     expect_error(std::string(command) + " --device cuda", kFailed, "use the CPU backend");
+}
+
+TEST(Doctor, NeedsAGpuAndSaysWhatElseThereIs) {
+  expect_error("doctor", kFailed, "use the CPU backend; `tilemoe check` compares its results");
+  expect_error("doctor --kit sm80 --no-times", kFailed, "`tilemoe check`");
+  for (const char* device : {"cpu", "cuda:", "cuda:x", "cuda:-1", "cuda1", "cuda:1000"})
+    expect_error(std::string("doctor --device ") + device, kWrongUsage, "expected cuda or cuda:N");
+  expect_error("doctor --device cuda:1", kFailed, "");
+  expect_error("doctor --kit sm100", kWrongUsage, "--kit");
 }
 
 TEST(Info, JsonSaysWhatIsSupported) {

@@ -1,12 +1,11 @@
 // `tilemoe check`: runs the verification cases on a backend and prints how far each tensor is from
 // a float64 evaluation, and how far it may be. Exit status 1 where one is further.
-#include "verify/check.h"
-
 #include <fnmatch.h>
 
 #include <iostream>
 #include <stdexcept>
 
+#include "checker.h"
 #include "commands.h"
 #include "device.h"
 #include "exit_status.h"
@@ -67,90 +66,6 @@ void list_cases(const std::vector<Case>& cases, std::ostream& out) {
   table.print(out);
 }
 
-class Checker {
- public:
-  Checker(const CheckOptions& options, Device device, verify::Passes passes)
-      : seed_(options.seed),
-        repeats_(options.repeats),
-        memory_(verify::memory_of(device)),
-        passes_(passes) {}
-
-  // The case on unit-scale data against float64, and on small whole numbers bit for bit.
-  void run(const Case& test_case) {
-    if (!judge(test_case) || test_case.too_large) return;
-    if (repeats_ > 0) repeat(test_case);
-    if (verify::has_integer_form(test_case)) judge(verify::integer_form(test_case));
-  }
-
-  void print(std::ostream& out) const { table_.print(out); }
-  int tensors() const { return tensors_; }
-  int refused() const { return refused_; }
-  int spoilings() const { return spoilings_; }
-  const std::vector<std::string>& impossible() const { return impossible_; }
-  const std::vector<std::string>& failures() const { return failures_; }
-
- private:
-  // What the backend refuses is a failure: a case is there to be verified. False where it did.
-  bool judge(const Case& test_case) {
-    const std::string name =
-        test_case.name + (test_case.data == verify::Data::kIntegers ? " (integers)" : "");
-    verify::Report report;
-    try {
-      report = verify::check_case(test_case, seed_, memory_, passes_);
-    } catch (const Error& error) {
-      if (error.status() != Status::kUnsupported) throw;
-      failures_.push_back(name + ": " + error.what());
-      ++refused_;
-      return false;
-    }
-    for (const verify::TensorReport& tensor : report.tensors) add(name, tensor);
-    for (const std::string& line : report.damage) failures_.push_back(name + ": " + line);
-    return true;
-  }
-
-  void repeat(const Case& test_case) {
-    const int64_t other = verify::find_other_bits(test_case, seed_, repeats_, memory_, passes_);
-    if (other >= 0)
-      failures_.push_back(test_case.name + ": run " + std::to_string(other) +
-                          " has other bits than run 0");
-  }
-
-  void add(const std::string& name, const verify::TensorReport& tensor) {
-    const char* output = verify::output_name(tensor.output);
-    const verify::Figures& figures = tensor.figures;
-    const verify::Limit& limit = tensor.limit;
-    const bool good = tensor.passed && tensor.missed_spoilings.empty();
-    table_.add({name, output, scientific(figures.frobenius, 2), scientific(limit.frobenius, 2),
-                scientific(figures.worst_row, 2), scientific(limit.worst_row, 2),
-                good ? "ok" : "FAILED"});
-    ++tensors_;
-    spoilings_ += tensor.spoilings_tried;
-    const std::string place = name + ", " + output + ": ";
-    for (const std::string& spoiling : tensor.impossible_spoilings)
-      impossible_.push_back(place + spoiling);
-    if (!tensor.passed) failures_.push_back(place + describe(figures, limit));
-    for (const std::string& spoiling : tensor.missed_spoilings)
-      failures_.push_back(place + "the limit lets pass: " + spoiling);
-  }
-
-  uint64_t seed_;
-  int64_t repeats_;
-  verify::Memory& memory_;
-  verify::Passes passes_;
-  Table table_{{{"case", Table::Align::kLeft},
-                {"tensor", Table::Align::kLeft},
-                {"Frobenius"},
-                {"limit"},
-                {"worst row"},
-                {"limit"},
-                {"", Table::Align::kLeft}}};
-  std::vector<std::string> failures_;
-  std::vector<std::string> impossible_;
-  int tensors_ = 0;
-  int refused_ = 0;
-  int spoilings_ = 0;
-};
-
 int check_cases(const CheckOptions& options) {
   const Device device = options.list ? Device::kCpu : options.where.select();
   const std::vector<Case> cases = chosen_cases(options, device);
@@ -159,7 +74,7 @@ int check_cases(const CheckOptions& options) {
     return 0;
   }
   const auto passes = options.pass == "forward" ? verify::Passes::kForward : verify::Passes::kAll;
-  Checker checker(options, device, passes);
+  Checker checker(options.seed, options.repeats, device, passes);
   train::StatusLine status(stderr);
   for (size_t i = 0; i < cases.size(); ++i) {
     status.draw({std::to_string(i + 1) + "/" + std::to_string(cases.size()) + " " + cases[i].name},

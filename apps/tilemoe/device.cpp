@@ -1,7 +1,7 @@
 #include "device.h"
 
+#include <cstdlib>
 #include <stdexcept>
-#include <utility>
 
 namespace tilemoe::app {
 
@@ -13,15 +13,6 @@ std::string in_words(std::string reason) {
   if (const size_t function = reason.find(": "); function != std::string::npos)
     reason.erase(0, function + 2);
   if (const size_t place = reason.rfind(" ["); place != std::string::npos) reason.erase(place);
-  // CUDA's names of what a machine most often lacks, said as what to do about it.
-  constexpr std::pair<const char*, const char*> kMeanings[] = {
-      {"cudaErrorInsufficientDriver",
-       "no NVIDIA driver is installed here, or one that is too old for this build: install a newer "
-       "driver, or use the CPU backend"},
-      {"cudaErrorNoDevice", "no NVIDIA GPU is to be seen here: use the CPU backend"},
-  };
-  for (const auto& [name, meaning] : kMeanings)
-    if (reason.find(name) != std::string::npos) return meaning;
   return reason;
 }
 
@@ -57,6 +48,10 @@ Device DeviceOptions::select() const {
   if (device == "cpu") return Device::kCpu;
   const std::string reason = why_no_layer(Device::kCuda);
   if (device == "cuda" && !reason.empty()) throw std::runtime_error("--device cuda: " + reason);
+  // Where a kit was asked for and the GPU cannot have it, the CPU does not take its place.
+  const char* const kit = std::getenv("TILEMOE_KIT");
+  if (kit && *kit && !reason.empty() && why_unavailable(Device::kCuda).empty())
+    throw std::runtime_error(reason);
   return reason.empty() ? Device::kCuda : Device::kCpu;
 }
 

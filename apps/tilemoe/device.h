@@ -22,7 +22,7 @@ struct DeviceOptions {
 const char* name_of(Device device);
 
 // What a user wants of an error of the library's, "function: reason [file:line: expression]": the
-// reason. Where it is that the machine has no driver or no GPU, in words.
+// reason.
 std::string in_words(std::string reason);
 
 // Why the library cannot use `device`; empty where it can.

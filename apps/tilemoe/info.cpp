@@ -109,6 +109,12 @@ json support_of(Device device) {
   return support;
 }
 
+// "sm90, the newest for compute capability 9.0"; or why the device has none.
+std::string kit_of_device() {
+  const std::string text = tilemoe_cuda_kit();
+  return *tilemoe_last_error() ? "none, " + in_words(text) : text;
+}
+
 json backend_entry(Device device) {
   json entry = {{"name", name_of(device)}};
   const std::string reason = why_unavailable(device);
@@ -118,6 +124,7 @@ json backend_entry(Device device) {
     return entry;
   }
   entry["description"] = tilemoe_device_description(to_c(device));
+  if (device == Device::kCuda) entry["kit"] = kit_of_device();
   entry["supports"] = support_of(device);
   return entry;
 }
@@ -160,6 +167,7 @@ void print_text(const json& info, std::ostream& out) {
       continue;
     }
     out << "  " << text(backend, "description") << "\n";
+    if (backend.contains("kit")) out << "    kit: " << text(backend, "kit") << "\n";
     for (const auto& [what, names] : backend["supports"].items())
       out << "    " << what << ": " << joined(names) << "\n";
   }

@@ -19,8 +19,10 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
   // 10000 * major + 100 * minor + patch of the library that computes
   m.def("version() -> int");
-  // Of the process, not of a tensor: the library with the CUDA backend alone has it.
+  // Of the process or a device, not of a tensor: the library with the CUDA backend alone has them.
   m.def("set_block_turns(int turns) -> ()");
+  m.def("set_kit(str kit) -> ()");
+  m.def("kit_of(int device) -> str");
   // The capture of a CUDA graph that the current stream of a tensor's GPU is in; 0: none.
   m.def("capture_id(Tensor tensor) -> int");
 

@@ -120,8 +120,8 @@ TILEMOE_API const char* tilemoe_dtype_name(tilemoe_dtype dtype);
 typedef enum tilemoe_device TILEMOE_INT { TILEMOE_CPU = 0, TILEMOE_CUDA = 1 } tilemoe_device;
 
 /* 1 if this build has the backend and a device for it is present, else 0 (tilemoe_last_error()
- * tells why). Of GPUs those of compute capability 8.0 and newer; on others than 9.0 the layer is
- * TILEMOE_UNSUPPORTED, and routing and the router run. */
+ * tells why). Of GPUs those of compute capability 8.0 and newer; where no kit of this build runs
+ * (tilemoe_set_cuda_kit) the layer is TILEMOE_UNSUPPORTED, and routing and the router run. */
 TILEMOE_API int tilemoe_device_available(tilemoe_device device);
 /* One line about the backend ("cpu: 2 threads, AVX3, oneDNN 2.6.3"); valid until the thread's next
  * call. */
@@ -133,6 +133,21 @@ TILEMOE_API const char* tilemoe_device_description(tilemoe_device device);
  * its parent's threads and starts as many of its own when it first computes. */
 TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
 TILEMOE_API int tilemoe_num_threads(void);
+
+/* Which kit the layer's grouped GEMMs on GPUs are made of, for the whole process: "sm80" (every GPU
+ * from compute capability 8.0 on), "sm90" (9.0), or null or "auto" for the newest that a device
+ * runs. Until it is called the environment's TILEMOE_KIT decides, which has the same names and is
+ * read once; without it, "auto". A name that is none is TILEMOE_INVALID_ARGUMENT, a kit that the
+ * build lacks TILEMOE_UNSUPPORTED, and nothing changes. Whether the device runs the kit is asked
+ * with each call of the layer: TILEMOE_UNSUPPORTED, before anything is written. A wrong TILEMOE_KIT
+ * is an error of these calls, too. No kit takes another's place.
+ *
+ * May be called from any thread at any time. A layer's call that another thread is in may take
+ * either kit for each product that it has still to launch. */
+TILEMOE_API tilemoe_status tilemoe_set_cuda_kit(const char* name);
+/* The current device's kit and why it is that: "sm90, the newest for compute capability 9.0", "sm80,
+ * asked for by TILEMOE_KIT"; where there is none, the error. Valid until the thread's next call. */
+TILEMOE_API const char* tilemoe_cuda_kit(void);
 
 /* ---------------------------------------------------------------- routing */
 

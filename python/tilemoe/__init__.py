@@ -1,6 +1,6 @@
 """TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch."""
 
-from ._config import show_config
+from ._config import set_kit, show_config
 from ._library import VERSION as __version__
 from ._library import set_block_turns
 from .functional import WeightGradients, grouped_experts, moe, moe_general
@@ -20,6 +20,7 @@ __all__ = [
     "router_losses",
     "scores_at",
     "set_block_turns",
+    "set_kit",
     "show_config",
     "top_k",
     "topk_router",

@@ -5,21 +5,45 @@ from collections.abc import Iterator
 
 import torch
 
-from . import _library
+from . import _library, ops
 
-_CAPABILITY = (9, 0)  # of the GPUs that the CUDA library has kernels for: Hopper
+KITS = ("auto", "sm80", "sm90", "sm100")  # as src/cuda/kit_choice.cpp knows them
+
+
+def set_kit(kit: str | None) -> None:
+    """Which kernels the experts' matrix products on GPUs run with, for the whole process: "sm80"
+    (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0), or None or
+    "auto" for the newest that a GPU runs.
+
+    Until it is called the environment's TILEMOE_KIT decides, which has the same names and is read
+    once. It holds for calls that begin afterwards; a captured CUDA graph keeps the kernels that it
+    was captured with. `tilemoe.show_config()` tells each GPU's kit. Without CUDA nothing changes.
+
+    Raises:
+        ValueError: `kit` is none of these.
+        NotImplementedError: the library was built without this kit. That a GPU does not run it is
+            an error of the first call there.
+    """
+    kit = "auto" if kit is None else kit
+    if not isinstance(kit, str) or kit not in KITS:
+        raise ValueError(f"tilemoe: kit is {kit!r}, expected None, {', '.join(map(repr, KITS))}")
+    if _library.why_no_cuda() is None:
+        ops.call(_library.operators.set_kit, kit)
+
+
+def _kit_of(index: int) -> str:
+    """Of a GPU, and why it is that; or why there is none."""
+    try:
+        return ops.call(_library.operators.kit_of, index)
+    except (NotImplementedError, RuntimeError) as error:
+        return f"not used, {str(error).split(' [')[0]}"
 
 
 def _gpus() -> Iterator[str]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        capability = (properties.major, properties.minor)
-        line = f"cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-        if capability != _CAPABILITY:
-            needed = ".".join(map(str, _CAPABILITY))
-            found = ".".join(map(str, capability))
-            line += f": not used, its compute capability is {found} and the kernels need {needed}"
-        yield line
+        size = f"{properties.total_memory / 2**30:.0f} GiB"
+        yield f"cuda:{index} {properties.name}, {size}: {_kit_of(index)}"
 
 
 def _cuda() -> Iterator[tuple[str, str]]:

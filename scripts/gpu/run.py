@@ -25,7 +25,7 @@ import device
 import wheels
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tilemoe" / "bench"))
 import machine_code  # noqa: E402  a file of it needs no package
-from stages import AT_ONCE, STAGES, Machine
+from stages import AT_ONCE, KITS, STAGES, Machine
 
 STAGE_LIMIT_S = 480
 
@@ -47,6 +47,21 @@ def device_facts(tilemoe, environment):
     return {"commit": commit, "build": first_line, "machine_code": kernels, **gpu}
 
 
+def kits_that_run(tilemoe, environment):
+    """The kits that the first GPU runs with these programs: its own first, then those that
+    TILEMOE_KIT can ask for beside it."""
+    def kit_of(asked):
+        said = subprocess.run([tilemoe, "info", "--json"], capture_output=True, text=True,
+                              env={**environment, "TILEMOE_KIT": asked})
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            backends = json.loads(said.stdout)["backends"]
+            return next(b["kit"] for b in backends if "kit" in b).split(",")[0]
+        return None
+
+    own = kit_of("auto")
+    return [own, *(kit for kit in KITS if kit != own and kit_of(kit) == kit)] if own in KITS else []
+
+
 def memory_mib(gpu):
     """Of nvidia-smi's answer, such as "81559 MiB"; 0 where it has none."""
     figure = gpu["memory.total"].split()[0]
@@ -62,6 +77,10 @@ def end_with_all(signal_number, _):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(process.pid, signal.SIGKILL)
     os._exit(128 + signal_number)
+
+
+def kit_of(item):
+    return {"kit": item.kit} if item.kit else {}
 
 
 def skipped_too_much(item, report):
@@ -95,7 +114,7 @@ def run_item(item, folder, environment, limit_s):
             status = f"no result: {error}"
     if status == "passed" and (tests := skipped_too_much(item, report)):
         status = f"skipped though they need not be: {', '.join(tests)}"
-    return {"item": item.name, "status": status,
+    return {"item": item.name, **kit_of(item), "status": status,
             "seconds": round(time.monotonic() - start, 1), "report": report}
 
 
@@ -108,12 +127,13 @@ def run_stage(name, machine, facts, args, environment):
     def result_of(item):
         kept = folder / f"{item.name}.done"
         if item.missing:
-            return {"item": item.name, "status": f"skipped: {item.missing}"}
+            return {"item": item.name, **kit_of(item), "status": f"skipped: {item.missing}"}
         if not args.again and kept.exists() and json.loads(kept.read_text())["facts"] == facts:
             say(f"  {item.name}: passed before")
             return json.loads(kept.read_text())["result"]
         if end - time.monotonic() < 5:
-            return {"item": item.name, "status": "not begun: the stage's 8 minutes are over"}
+            return {"item": item.name, **kit_of(item),
+                    "status": "not begun: the stage's 8 minutes are over"}
         result = run_item(item, folder, environment, min(item.limit_s, end - time.monotonic()))
         say(f"  {item.name}: {result['status']}, {result['seconds']} s")
         if result["status"] == "passed":
@@ -145,6 +165,7 @@ def main():
             parser.error(f"no stage is called {name}; there are {', '.join(STAGES)}")
 
     environment = dict(os.environ)
+    environment.pop("TILEMOE_KIT", None)  # items name theirs
     libraries = (args.programs / "lib").resolve()
     if libraries.is_dir():
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(
@@ -157,7 +178,9 @@ def main():
     machine.commit = facts["commit"]
     machine.gpus = [memory_mib(gpu) for gpu in device.each("run.py", "memory.total")]
     facts["gpus"] = len(machine.gpus)
-    say(f"{facts['build']}; {facts['gpus']} x {facts['name']}")
+    machine.kits = kits_that_run(machine.program("tilemoe"), environment)
+    facts["kits"] = machine.kits
+    say(f"{facts['build']}; {facts['gpus']} x {facts['name']}; kits: {', '.join(machine.kits)}")
     if args.wheel:
         facts["wheel"] = wheels.install_once(args.wheel, args.packages, installed)
 

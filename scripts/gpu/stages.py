@@ -19,6 +19,7 @@ from reports import (METRICS, bench_entries, check_counts, kernel_profile, layer
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
            "kimi-linear", "qwen3-next", "wide", "few-rows"]
+KITS = ("sm80", "sm90")
 SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
 # Routing by top-K, few rows and many an expert, rounding, long experts in shares, blocks of columns.
 REPEATED = [f"{case}/bfloat16" for case in
@@ -39,6 +40,13 @@ FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*Equal
 ROUTERS = "*InGroups:*GivenIds"
 
 
+# What a kit that the GPU does not take by itself runs again: products' tests, and the layer's of the
+# PyTorch package. (The pretraining example runs on GPUs in the stage two-gpus alone.)
+PRODUCTS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
+            "cuda_train_test"]
+TORCH_FILES = ["cuda_test.py", "cuda_transformers_test.py", "functional_test.py",
+               "module_routing_test.py", "module_test.py", "torchtitan_test.py"]
+
 # What needs no product: programs, and of one of them some tests.
 ROWWISE = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
            "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
@@ -58,13 +66,15 @@ class Item:
     missing: str | None = None  # why it cannot run here: run.py names it, and goes on
     # Tests that its report may name as skipped; None: it judges that itself (tests/torch/skips.py).
     may_skip: frozenset | None = frozenset()
+    kit: str | None = None  # that it asks for (TILEMOE_KIT); None: the GPU's own
 
 
 class Machine:
     """The programs to run, the tools that are here, the GPUs: MiB of memory each.
 
-    `wheel`, `packages`: of the PyTorch package,
-    and a folder of wheels of what its tests need; `installed`: the folder that has them.
+    `kits`: that the first GPU runs, beginning with the one that it takes by itself. `wheel`,
+    `packages`: of the PyTorch package, and a folder of wheels of what its tests need; `installed`:
+    the folder that has them.
     """
 
     def __init__(self, programs, wheel=None, packages=None, installed=None):
@@ -74,7 +84,8 @@ class Machine:
                 self.programs.setdefault(path.name, path)
         self.sanitizer = find_tool("compute-sanitizer")
         self.profiler = find_tool("ncu")
-        self.gpus, self.commit = [], None  # the commit that the programs were built from
+        self.gpus, self.kits = [], []
+        self.commit = None  # that the programs were built from
         self.wheel, self.packages, self.installed = wheel, packages, installed
 
     def program(self, name):
@@ -83,12 +94,16 @@ class Machine:
     def tests(self):
         return [n for n in self.programs if n.startswith("cuda_") and n.endswith("_test")]
 
-    def item(self, name, program, arguments, limit_s, report, tool=(), missing=None):
+    def forced_kits(self):
+        return self.kits[1:]
+
+    def item(self, name, program, arguments, limit_s, report, tool=(), missing=None, kit=None):
         if program not in self.programs:
             missing = f"{program} was not built"
-        return Item(name, [*tool, self.program(program), *arguments], limit_s, report, missing)
+        return Item(name, [*asking(kit), *tool, self.program(program), *arguments], limit_s, report,
+                    missing, kit=kit)
 
-    def torch_item(self, name, arguments, limit_s, report, gpus=1):
+    def torch_item(self, name, arguments, limit_s, report, gpus=1, kit=None):
         """A command of this Python with the wheel."""
         missing = None
         if not self.wheel:
@@ -100,7 +115,16 @@ class Machine:
         # Whatever this shell is set up for, the package is the wheel's.
         python = ["env", "-u", "TILEMOE_LIBRARY_DIR", f"PYTHONPATH={self.installed}",
                   sys.executable]
-        return Item(name, [*python, *arguments], limit_s, report, missing, may_skip=None)
+        return Item(name, [*asking(kit), *python, *arguments], limit_s, report, missing,
+                    may_skip=None, kit=kit)
+
+
+def asking(kit):
+    return ["env", f"TILEMOE_KIT={kit}"] if kit else []
+
+
+def named(name, kit):
+    return f"{name}-{kit}" if kit else name
 
 
 def find_tool(name):
@@ -109,39 +133,53 @@ def find_tool(name):
 
 
 def test(machine, folder):
-    def item(program, part, parts):
+    def item(program, part, parts, kit=None):
         name = program if parts == 1 else f"{program}-{part + 1}-of-{parts}"
+        name = named(name, kit)
         file = folder / f"{name}.json"
         arguments = ["--gtest_brief=1", f"--gtest_output=json:{file}"]
         dealt = ["env", f"GTEST_TOTAL_SHARDS={parts}", f"GTEST_SHARD_INDEX={part}"]
-        made = machine.item(name, program, arguments, 300, lambda _: test_counts(file), dealt)
+        made = machine.item(name, program, arguments, 300, lambda _: test_counts(file), dealt,
+                            kit=kit)
         if len(machine.gpus) < 2:
             made.may_skip = SKIPPED_ON_ONE_GPU
         return made
 
-    items = [item(program, part, LONG_TESTS.get(program, 1)) for program in machine.tests()
-             for part in range(LONG_TESTS.get(program, 1))]
-    check = ["check", "--device", "cuda", "--pass", "all"]
-    return [*items, machine.item("check", "tilemoe", check, 240, check_counts)]
+    def items(programs, kit=None):
+        check = ["check", "--device", "cuda", "--pass", "all"]
+        return [*(item(program, part, LONG_TESTS.get(program, 1), kit) for program in programs
+                  for part in range(LONG_TESTS.get(program, 1))),
+                machine.item(named("check", kit), "tilemoe", check, 240, check_counts, kit=kit)]
+
+    return [*items(machine.tests()),
+            *(one for kit in machine.forced_kits() for one in items(PRODUCTS, kit))]
 
 
 def ptx(machine, folder):
-    """The rowwise kernels from the PTX for 8.0, which the driver compiles for this GPU: what a GPU
-    runs that the library has no machine code for. Products have no PTX."""
+    """What the library has PTX for, 8.0's, which the driver compiles for this GPU: what a GPU runs
+    that the library has no machine code for. The rowwise kernels, and the products of the kit sm80;
+    sm90's have no PTX."""
+    forced = ["env", "CUDA_FORCE_PTX_JIT=1"]
+
     def item(program, tests):
         file = folder / f"{program}.json"
         arguments = ["--gtest_brief=1", f"--gtest_filter={tests}", f"--gtest_output=json:{file}"]
-        return machine.item(program, program, arguments, 300, lambda _: test_counts(file),
-                            ["env", "CUDA_FORCE_PTX_JIT=1"])
+        return machine.item(program, program, arguments, 300, lambda _: test_counts(file), forced)
 
-    return [item(program, tests) for program, tests in ROWWISE.items()]
+    items = [item(program, tests) for program, tests in ROWWISE.items()]
+    if "sm80" in machine.kits:
+        check = ["check", "--device", "cuda", "--pass", "all", "--reduced"]
+        items.append(machine.item("check-reduced-sm80", "tilemoe", check, 440, check_counts, forced,
+                                  kit="sm80"))
+    return items
 
 
 def repeat(machine, folder):
     """The same bits a thousand times on a busy GPU."""
-    return [machine.item(name.replace("/", "-"), "tilemoe",
+    return [machine.item(named(name.replace("/", "-"), kit), "tilemoe",
                          ["check", "--device", "cuda", "--pass", "all", "--repeat", "1000", name],
-                         120, check_counts) for name in REPEATED]
+                         120, check_counts, kit=kit)
+            for kit in (None, *machine.forced_kits()) for name in REPEATED]
 
 
 def huge(machine, folder):
@@ -156,14 +194,22 @@ def huge(machine, folder):
 
 
 def torch(machine, folder):
-    """The PyTorch package's own tests."""
+    """The PyTorch package's own tests; by a kit that is asked for, those of TORCH_FILES."""
     packages = ["--packages", machine.packages] if machine.packages else []
     if machine.commit:
         packages += ["--commit", machine.commit]
-    return [machine.torch_item(
-        "tests", [ROOT / "scripts" / "gpu" / "test_torch.py", machine.wheel, *packages,
-                  "--out", folder, "--limit", "440"],
-        470, lambda _: json.loads((folder / "gpu_torch.json").read_text()))]
+
+    def item(kit, limit_s):
+        out = folder / named("tests", kit)
+        files = [f"--file={file}" for file in TORCH_FILES] if kit else []
+        return machine.torch_item(
+            named("tests", kit),
+            [ROOT / "scripts" / "gpu" / "test_torch.py", machine.wheel, *packages, *files,
+             "--out", out, "--limit", str(limit_s)],
+            limit_s + 20, lambda _: json.loads((out / "gpu_torch.json").read_text()), kit=kit)
+
+    kits = machine.forced_kits()
+    return [item(None, 280 if kits else 440), *(item(kit, 140) for kit in kits)]
 
 
 def sizes(machine, folder):
@@ -213,16 +259,18 @@ def sanitize(tool):
                          prefix, missing),
             machine.item("routers", "cuda_routing_test", routers, 200, sanitizer_errors, prefix,
                          missing),
+            *(machine.item(named("check-reduced", kit), "tilemoe", check, 400, sanitizer_errors,
+                           prefix, missing, kit) for kit in machine.forced_kits()),
         ]
 
     return stage
 
 
 def bench(machine, folder):
-    def item(name, *arguments):
+    def item(name, *arguments, kit=None):
         file = folder / f"{name}.json"
         command = ["bench", "--device", "cuda", *arguments, "--json", str(file)]
-        return machine.item(name, "tilemoe", command, 120, lambda _: bench_entries(file))
+        return machine.item(name, "tilemoe", command, 120, lambda _: bench_entries(file), kit=kit)
 
     items = [item(config, "--config", config) for config in CONFIGS]
     items += [item(f"{config}-zipf", "--config", config, "--routing", "zipf", "--baseline", "none")
@@ -232,6 +280,8 @@ def bench(machine, folder):
                    "--baseline", "none")]
     items += [item(f"{config}-nearest", "--config", config, "--rounding", "nearest",
                    "--baseline", "none") for config in CONFIGS]
+    items += [item(named(config, kit), "--config", config, kit=kit)
+              for kit in machine.forced_kits() for config in CONFIGS]
     return items
 
 
@@ -292,4 +342,5 @@ STAGES = {
     "profile": profile,
 }
 # Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
-AT_ONCE = {"test": 6, "ptx": 6, "sizes": 2, "repeat": 5, "huge": 2, **{f"sanitize-{i}": 3 for i in range(1, len(SANITIZERS) + 1)}}
+AT_ONCE = {"test": 6, "ptx": 6, "sizes": 2, "repeat": 5, "huge": 2,
+           **{f"sanitize-{i}": 4 for i in range(1, len(SANITIZERS) + 1)}}

@@ -71,9 +71,12 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/gpu"))
     parser.add_argument("--commit", default=commit(), help="else that of this checkout")
     parser.add_argument("--limit", type=int, default=480, help="seconds for the tests")
+    parser.add_argument("--file", action="append", default=[], dest="files", metavar="FILE",
+                        help="of tests/torch, to be run alone; may be repeated")
     parser.add_argument("--workers", type=int, default=8, help="with pytest-xdist")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args = parser.parse_args(sys.argv[1:end])
+    tests = [ROOT / "tests" / "torch" / file for file in args.files] or [ROOT / "tests" / "torch"]
     facts = {"commit": args.commit, **device.facts("test_torch.py", "name", "driver_version")}
     args.out.mkdir(parents=True, exist_ok=True)
     report = args.out.resolve() / "torch.xml"
@@ -84,7 +87,7 @@ def main():
         facts["versions"] = versions()
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--device",
                    "cuda", "-o", f"pythonpath={ROOT}/tests/torch", f"--junitxml={report}",
-                   "--durations=15", f"{ROOT}/tests/torch", *sys.argv[end + 1 :]]  # fmt: skip
+                   "--durations=15", *tests, *sys.argv[end + 1 :]]  # fmt: skip
         if importlib.util.find_spec("xdist") and args.workers > 1:
             command += ["-n", str(args.workers)]
         environment = {**os.environ, "PYTHONPATH": folder}

@@ -1,4 +1,6 @@
 // Stands for the CUDA backend in a build without it.
+#include <cstring>
+
 #include "check.h"
 #include "cuda/backend.h"
 
@@ -6,6 +8,16 @@ namespace tilemoe::cuda {
 
 Backend& backend() {
   TILEMOE_CHECK_SUPPORTED(false, "this build has no CUDA backend: use the CPU backend");
+}
+
+void set_kit(const char* name) {
+  TILEMOE_CHECK_SUPPORTED(name == nullptr || std::strcmp(name, "auto") == 0,
+                          "this build has no CUDA backend, and no kit '" << name << "'");
+}
+
+std::string describe_kit() {
+  backend();
+  return {};
 }
 
 }  // namespace tilemoe::cuda

@@ -6,6 +6,7 @@
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/up_columns.h"
+#include "cuda/kit_choice.h"
 #include "cuda/products.h"
 #include "cuda/rowwise/routing.h"
 #include "cuda/rowwise/steps.h"
@@ -20,12 +21,16 @@ class CudaBackend final : public Backend {
     std::ostringstream text;
     text << "cuda: " << device.name << ", compute capability " << device.capability() << ", "
          << device.multiprocessors << " multiprocessors";
-    if (!kit_of(device)) text << "; routing and the router alone, not the layer's products";
+    try {
+      text << ", kit " << describe_kit_of(device);
+    } catch (const Error&) {  // which tilemoe_cuda_kit() tells
+      text << ", no kit: routing and the router alone, not the layer";
+    }
     return text.str();
   }
 
   void check_supported(const tilemoe_experts& experts) const override {
-    require_products(current_device());
+    kit_of(current_device());  // or its error, before anything is written or launched
     TILEMOE_CHECK_SUPPORTED(is_16bit(experts.dtype),
                             "experts.dtype is " << tilemoe_dtype_name(experts.dtype)
                                                 << ", the CUDA backend takes bfloat16 and float16");

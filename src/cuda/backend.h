@@ -9,4 +9,8 @@ namespace tilemoe::cuda {
 // The backend, or Error(kUnsupported) with the reason where this build or machine has none.
 Backend& backend();
 
+// What tilemoe_set_cuda_kit() and tilemoe_cuda_kit() do.
+void set_kit(const char* name);
+std::string describe_kit();
+
 }  // namespace tilemoe::cuda

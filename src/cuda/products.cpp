@@ -5,6 +5,7 @@
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/up_columns.h"
+#include "cuda/kit_choice.h"
 #include "cuda/schedule/expert_ranks.h"
 #include "cuda/schedule/projection_sizes.h"
 #include "cuda/schedule/reference_tiles.h"
@@ -12,17 +13,10 @@
 
 namespace tilemoe::cuda {
 
-std::optional<KitName> kit_of(const DeviceInfo& device) {
-  // wgmma and TMA as sm_90a has them: no other generation runs that code, older or newer.
-  if (device.major == 9 && device.minor == 0) return KitName::kSm90;
-  return {};
-}
-
 namespace {
 
-// Of the current device, which has products.
 KitName kit() {
-  return kit_of(current_device()).value();
+  return kit_of(current_device());
 }
 DeviceModel model(KitName kit) {
   const int multiprocessors = current_device().multiprocessors;
@@ -205,14 +199,6 @@ void weight_gradient_1(const WeightGradient1& step) {
     if (present(parts.part[p]))
       product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * parts.columns};
   run_weight_gradient(product, step.workers);
-}
-
-void require_products(const DeviceInfo& device) {
-  TILEMOE_CHECK_SUPPORTED(
-      kit_of(device),
-      device.name << " has compute capability " << device.capability()
-                  << ", the layer's grouped GEMMs need 9.0 (H100, H200): routing, the router's "
-                     "backward and its losses run here, for the layer use the CPU backend");
 }
 
 }  // namespace tilemoe::cuda

@@ -1,21 +1,12 @@
-// The steps that are products, as the backend calls them: which kit, which of its kernels, and
-// which tile.
+// The steps that are products, as the backend calls them: which of the kit's kernels, and which
+// tile.
 #pragma once
 
-#include <optional>
-
 #include "backend.h"
-#include "cuda/core/device.h"
-#include "cuda/core/kit.h"
 #include "cuda/core/tile_configuration.h"
 #include "cuda/instances/table.h"
 
 namespace tilemoe::cuda {
-
-// What the device's products are made of; none where no kit runs there.
-std::optional<KitName> kit_of(const DeviceInfo& device);
-// Throws Error(kUnsupported) where there is none. Asked before a layer writes or launches anything.
-void require_products(const DeviceInfo& device);
 
 void up_projection(const UpProjection& step);
 void down_projection(const DownProjection& step);

@@ -1,9 +1,11 @@
 # The CUDA backend.
 target_sources(tilemoe_cuda_objects PRIVATE
   cuda/backend.cpp
+  cuda/kit_choice.cpp
   cuda/products.cpp
   cuda/core/device.cpp
   cuda/sm80/shared_memory.cpp
+  cuda/core/device_code.cpp
   cuda/sm90/tensor_map.cpp
   cuda/instances/table.cpp
   cuda/schedule/cost.cpp
@@ -13,6 +15,14 @@ target_sources(tilemoe_cuda_objects PRIVATE
 # Products: files that their table makes, for the architectures that a kit runs on.
 include(cuda/instances/instances.cmake)
 write_product_instances(product_kernels)
+target_compile_definitions(tilemoe_cuda_objects PRIVATE ${kit_definitions})
+list(JOIN TILEMOE_CUDA_ARCHS "," archs)
+list(JOIN archs_of_sm80 "," archs_of_sm80)
+list(JOIN archs_of_sm90 "," archs_of_sm90)
+set_source_files_properties(cuda/core/device.cpp
+  PROPERTIES COMPILE_DEFINITIONS TILEMOE_CUDA_ARCHS="${archs}")
+set_source_files_properties(cuda/kit_choice.cpp PROPERTIES COMPILE_DEFINITIONS
+  "TILEMOE_ARCHS_OF_SM80=\"${archs_of_sm80}\";TILEMOE_ARCHS_OF_SM90=\"${archs_of_sm90}\"")
 # Everything else, by rows, tokens and pairs: for every architecture of the build.
 set(rowwise_kernels
   cuda/rowwise/bias_gradient.cu

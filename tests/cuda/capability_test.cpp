@@ -1,10 +1,23 @@
-// What GPUs of each compute capability are asked to run.
+// What GPUs of each compute capability are asked to run, by which kit.
 #include <gtest/gtest.h>
 
-#include "cuda/products.h"
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cuda/backend.h"
+#include "cuda/core/device_code.h"
+#include "cuda/kit_choice.h"
+#include "tilemoe/tilemoe.h"
 
 namespace tilemoe::cuda {
 namespace {
+
+constexpr BuiltKit kBoth[] = {{KitName::kSm80, "80"}, {KitName::kSm90, "90a"}};
+constexpr BuiltKit kOnlySm90[] = {{KitName::kSm90, "90a"}};
+constexpr BuiltKit kOnlySm80[] = {{KitName::kSm80, "80"}};
 
 DeviceInfo gpu(int major, int minor) {
   return {.index = 0,
@@ -15,38 +28,203 @@ DeviceInfo gpu(int major, int minor) {
           .name = "Some GPU"};
 }
 
-// The text of what `check` throws; "" where it throws nothing.
-template <class Check>
-std::string refusal(const Check& check, const DeviceInfo& device) {
+constexpr std::pair<int, int> kCapabilities[] = {{7, 5}, {8, 0},  {8, 6},  {8, 9},
+                                                 {9, 0}, {10, 0}, {10, 3}, {12, 0}};
+
+struct Refusal {
+  Status status{};
+  std::string text;
+};
+
+// What `call` throws; empty where it throws nothing.
+Refusal refusal(const std::function<void()>& call) {
   try {
-    check(device);
-    return "";
+    call();
+    return {};
   } catch (const Error& error) {
-    EXPECT_EQ(error.status(), Status::kUnsupported);
-    return error.what();
+    return {error.status(), error.what()};
   }
+}
+
+void expect_part(const Refusal& refused, Status status, const std::string& part) {
+  EXPECT_EQ(refused.status, status) << refused.text;
+  EXPECT_NE(refused.text.find(part), std::string::npos) << refused.text << "\nlacks: " << part;
 }
 
 TEST(Capability, OfTheRowwiseKernelsIsAtLeast80) {
-  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {9, 0}, {10, 0}, {12, 0}})
-    EXPECT_EQ(refusal(require_any_kernel, gpu(major, minor)), "") << major << "." << minor;
-  for (const auto& [major, minor] : {std::pair{7, 0}, {7, 5}, {6, 1}}) {
-    const std::string said = refusal(require_any_kernel, gpu(major, minor));
-    EXPECT_NE(said.find("Some GPU has compute capability " + gpu(major, minor).capability()),
-              std::string::npos)
-        << said;
-    EXPECT_NE(said.find("needs 8.0"), std::string::npos) << said;
+  for (const auto& [major, minor] : kCapabilities) {
+    const Refusal refused = refusal([&] { require_any_kernel(gpu(major, minor)); });
+    if (major >= 8)
+      EXPECT_EQ(refused.text, "") << major << "." << minor;
+    else
+      expect_part(refused, Status::kUnsupported,
+                  "Some GPU has compute capability " + gpu(major, minor).capability() +
+                      ", the CUDA backend needs 8.0 or newer");
   }
 }
 
-TEST(Capability, OfProductsIs90Alone) {
-  EXPECT_EQ(refusal(require_products, gpu(9, 0)), "");
-  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {9, 1}, {10, 0}, {10, 3}, {12, 0}}) {
-    const std::string said = refusal(require_products, gpu(major, minor));
-    EXPECT_NE(said.find("compute capability " + gpu(major, minor).capability()), std::string::npos)
-        << said;
-    EXPECT_NE(said.find("need 9.0"), std::string::npos) << said;
+TEST(Capability, OfNoDeviceSaysWhatToDo) {
+  const auto why = why_no_device;
+  EXPECT_EQ(why(cudaErrorInsufficientDriver, 0),
+            "no NVIDIA driver is installed here: install one, or use the CPU backend");
+  const std::string old = why(cudaErrorInsufficientDriver, 11080);
+  EXPECT_EQ(old.find("the NVIDIA driver here supports CUDA 11.8, and this build needs CUDA "), 0u)
+      << old;
+  const std::string needed = CUDART_VERSION >= 13000 ? "CUDA 13 (driver 580 or newer): update the "
+                                                     : "CUDA 12 (driver 525 or newer): update the ";
+  EXPECT_NE(old.find(needed), std::string::npos) << old;
+  for (cudaError_t found : {cudaErrorNoDevice, cudaSuccess})
+    EXPECT_EQ(why(found, 13000), "no NVIDIA GPU is to be seen here: use the CPU backend");
+  const std::string other = why(cudaErrorSystemNotReady, 13000);
+  EXPECT_NE(other.find("cudaErrorSystemNotReady"), std::string::npos) << other;
+  EXPECT_NE(other.find("use the CPU backend"), std::string::npos) << other;
+}
+
+TEST(Capability, OfABuildIsWhatItHasCodeFor) {
+  struct {
+    const char* archs;
+    std::vector<std::pair<int, int>> run;
+  } const builds[] = {
+      {"", {}},
+      {"80", {{8, 0}, {8, 6}, {8, 9}, {9, 0}, {10, 0}, {10, 3}, {12, 0}}},
+      {"90a", {{9, 0}}},
+      {"90", {{9, 0}}},
+      {"100", {{10, 0}, {10, 3}}},
+      {"120", {{12, 0}}},
+      {"90a,100", {{9, 0}, {10, 0}, {10, 3}}},
+      {"100,120,90", {{9, 0}, {10, 0}, {10, 3}, {12, 0}}},
+  };
+  for (const auto& build : builds)
+    for (const auto& [major, minor] : kCapabilities) {
+      const DeviceInfo device = gpu(major, minor);
+      SCOPED_TRACE(std::string(build.archs) + " on " + device.capability());
+      const bool runs =
+          std::find(build.run.begin(), build.run.end(), std::pair(major, minor)) != build.run.end();
+      EXPECT_EQ(has_code(build.archs, device), runs);
+      const Refusal refused = refusal([&] { require_code(build.archs, device); });
+      EXPECT_EQ(refused.text.empty(), runs);
+      if (!runs)
+        expect_part(refused, Status::kUnsupported,
+                    std::string("this build has code for ") + build.archs);
+    }
+}
+
+// A kit that the device would run, and that was compiled for others.
+TEST(Kit, NeedsCodeForTheDevice) {
+  constexpr BuiltKit kBlackwell[] = {{KitName::kSm80, "100,120"}, {KitName::kSm90, "90a"}};
+  EXPECT_EQ(choose_kit(gpu(10, 3), {}, kBlackwell), KitName::kSm80);
+  EXPECT_EQ(choose_kit(gpu(9, 0), {}, kBlackwell), KitName::kSm90);
+  expect_part(refusal([&] {
+                choose_kit(gpu(9, 0), {"sm80", "TILEMOE_KIT"}, kBlackwell);
+              }),
+              Status::kUnsupported,
+              "the sm80 kit, asked for by TILEMOE_KIT, has no code for it in this build, which has "
+              "sm90 for 90a and sm80 for 100,120");
+  expect_part(refusal([&] { choose_kit(gpu(8, 6), {}, kBlackwell); }), Status::kUnsupported,
+              "for which this build has no kit");
+  constexpr BuiltKit kOnHopper[] = {{KitName::kSm80, "100,90"}, {KitName::kSm90, "90a"}};
+  EXPECT_EQ(choose_kit(gpu(9, 0), {"sm80", "TILEMOE_KIT"}, kOnHopper), KitName::kSm80);
+}
+
+TEST(Kit, IsTheNewestThatTheDeviceRuns) {
+  for (const auto& [major, minor] : kCapabilities) {
+    const DeviceInfo device = gpu(major, minor);
+    SCOPED_TRACE(device.capability());
+    if (major < 8) {
+      expect_part(refusal([&] { choose_kit(device, {}, kBoth); }), Status::kUnsupported,
+                  "Some GPU has compute capability 7.5, for which this build has no kit");
+      continue;
+    }
+    const bool hopper = major == 9;
+    EXPECT_EQ(choose_kit(device, {}, kBoth), hopper ? KitName::kSm90 : KitName::kSm80);
+    EXPECT_EQ(describe_choice(device, {}, kBoth), std::string(hopper ? "sm90" : "sm80") +
+                                                      ", the newest for compute capability " +
+                                                      device.capability());
+    EXPECT_EQ(choose_kit(device, {}, kOnlySm80), KitName::kSm80);
   }
+}
+
+TEST(Kit, IsTheOneAskedFor) {
+  for (const auto& [major, minor] : kCapabilities) {
+    const DeviceInfo device = gpu(major, minor);
+    SCOPED_TRACE(device.capability());
+    const KitRequest sm80{"sm80", "TILEMOE_KIT"}, sm90{"sm90", "the program"};
+    if (major >= 8) {
+      EXPECT_EQ(choose_kit(device, sm80, kBoth), KitName::kSm80);
+      EXPECT_EQ(describe_choice(device, sm80, kBoth), "sm80, asked for by TILEMOE_KIT");
+    } else {
+      expect_part(refusal([&] { choose_kit(device, sm80, kBoth); }), Status::kUnsupported,
+                  "has compute capability 7.5, the sm80 kit, asked for by TILEMOE_KIT, needs 8.0");
+    }
+    if (major == 9) {
+      EXPECT_EQ(choose_kit(device, sm90, kBoth), KitName::kSm90);
+      EXPECT_EQ(describe_choice(device, sm90, kBoth), "sm90, asked for by the program");
+    } else {
+      expect_part(refusal([&] { choose_kit(device, sm90, kBoth); }), Status::kUnsupported,
+                  "has compute capability " + device.capability() +
+                      ", the sm90 kit, asked for by the program, needs 9.0");
+    }
+  }
+}
+
+// On every device: no other kit takes the place of one that was asked for.
+TEST(Kit, ThatTheBuildLacksIsRefused) {
+  for (const auto& [major, minor] : kCapabilities) {
+    const DeviceInfo device = gpu(major, minor);
+    SCOPED_TRACE(device.capability());
+    const auto ask = [&](const char* kit, std::span<const BuiltKit> built) {
+      return refusal([&] { describe_choice(device, {kit, "TILEMOE_KIT"}, built); });
+    };
+    expect_part(ask("sm100", kBoth), Status::kUnsupported,
+                "this build has no sm100 kit, asked for by TILEMOE_KIT: it has sm90 for "
+                "90a and sm80 for 80");
+    expect_part(ask("sm80", kOnlySm90), Status::kUnsupported, "this build has no sm80 kit");
+    expect_part(ask("sm90", kOnlySm80), Status::kUnsupported, "it has sm80 for 80");
+    if (major == 9) continue;
+    expect_part(
+        refusal([&] { choose_kit(device, {}, kOnlySm90); }), Status::kUnsupported,
+        "for which this build has no kit of the layer's grouped GEMMs (it has sm90 for 90a)");
+  }
+}
+
+TEST(Kit, HasAName) {
+  for (const auto& [major, minor] : kCapabilities)
+    for (const char* name : {"sm70", "SM90", "sm_90", "90", "sm80,sm90", "sm80 ", "cpu"})
+      expect_part(refusal([&] {
+                    choose_kit(gpu(major, minor), {name, "TILEMOE_KIT"}, kBoth);
+                  }),
+                  Status::kInvalidArgument,
+                  "the kit '" + std::string(name) +
+                      "', asked for by TILEMOE_KIT, is not known: expected auto, sm80, sm90 or "
+                      "sm100");
+}
+
+// TILEMOE_KIT of this process is what tests/CMakeLists.txt sets it to.
+TEST(Kit, OfTheEnvironmentIsReadAtTheCallAndTheProgramWins) {
+  const DeviceInfo hopper = gpu(9, 0), ampere = gpu(8, 0);
+  const std::string environment = std::getenv("TILEMOE_KIT") ? std::getenv("TILEMOE_KIT") : "";
+  if (environment == "sm90") {
+    EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by TILEMOE_KIT");
+    expect_part(refusal([&] { kit_of(ampere); }), Status::kUnsupported, "needs 9.0");
+  } else if (environment == "nonsense") {
+    expect_part(refusal([&] { kit_of(hopper); }), Status::kInvalidArgument, "'nonsense'");
+  } else {
+    EXPECT_EQ(environment, "");
+    EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
+  }
+  setenv("TILEMOE_KIT", "sm100", 1);  // once read, it is not read again
+  EXPECT_EQ(refusal([&] { kit_of(hopper); }).text.find("sm100"), std::string::npos);
+
+  EXPECT_EQ(tilemoe_set_cuda_kit("auto"), TILEMOE_SUCCESS);
+  EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
+  EXPECT_EQ(tilemoe_set_cuda_kit("sm90"), TILEMOE_SUCCESS);
+  EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by the program");
+  EXPECT_EQ(tilemoe_set_cuda_kit("sm100"), TILEMOE_UNSUPPORTED);
+  EXPECT_EQ(tilemoe_set_cuda_kit("nonsense"), TILEMOE_INVALID_ARGUMENT);
+  EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by the program")
+      << "a refusal changes nothing";
+  EXPECT_EQ(tilemoe_set_cuda_kit(nullptr), TILEMOE_SUCCESS);
+  EXPECT_EQ(kit_of(hopper), KitName::kSm90);
 }
 
 }  // namespace

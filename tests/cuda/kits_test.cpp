@@ -2,16 +2,15 @@
 // same bits of them: all outputs of every case are equal, bit for bit. So each kit checks the other.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "layer_support.h"
+#include "tilemoe/tilemoe.h"
 #include "verify/memory.h"
 
 namespace tilemoe::verify {
 namespace {
 
 void use_kit(const char* name) {
-  setenv("TILEMOE_KIT", name, 1);
+  ASSERT_EQ(tilemoe_set_cuda_kit(name), TILEMOE_OK) << tilemoe_last_error();
 }
 
 class KitsOfTheGpu : public testing::TestWithParam<Case> {};

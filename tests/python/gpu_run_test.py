@@ -91,6 +91,87 @@ class GpuRun(unittest.TestCase):
         log = self.folder / "out" / "ptx" / "cuda_forward_steps_test.log"
         self.assertEqual(log.read_text(), "--gtest_filter=Combine.*\n", "the rest has products")
 
+    def runs_kits(self, own, *others):
+        """tilemoe, on a GPU that takes `own` by itself; it says which kit each run was asked for."""
+        cases = "\n".join(f'{kit}) kit="{kit}, asked for" ;;' for kit in (own, *others))
+        self.program("tilemoe", f"""
+            kit=$TILEMOE_KIT
+            case $kit in
+            auto|"") kit="{own}, the newest" ;;
+            {cases}
+            *) kit="none, it needs more" ;;
+            esac
+            case "$1 $2" in
+            "info --json") echo '{{"backends": [{{"name": "cpu"}}, {{"kit": "'"$kit"'"}}]}}' ;;
+            "info ") echo "TileMoE 0.2.0, commit 0123abcd, Release" ;;
+            bench*) for file; do :; done; echo "[]" >"$file"; echo "$kit" ;;
+            *) echo "3 cases, 0 failures by $kit $CUDA_FORCE_PTX_JIT" ;;
+            esac""")
+
+    def by_kit(self, stage):
+        found = {}
+        for item in self.results(stage)["items"]:
+            found.setdefault(item.get("kit"), []).append(item["item"])
+        return found
+
+    def test_runs_each_kit_of_the_gpu(self):
+        self.runs_kits("sm90", "sm80")
+        self.program("cuda_layer_test", self.counts(failures=0))
+        said = self.run_stages("test", "repeat", "bench", "sanitize-1")
+        results = self.results("test")
+        self.assertEqual(results["kits"], ["sm90", "sm80"], said.stderr)
+        self.assertEqual(self.by_kit("test")["sm80"][-2:], ["cuda_train_test-sm80", "check-sm80"])
+        self.assertIn("cuda_some_test", self.by_kit("test")[None])
+        self.assertNotIn("cuda_some_test-sm80", self.by_kit("test")["sm80"], "it has no product")
+        reports = {i["item"]: i.get("report") for i in results["items"]}
+        self.assertEqual(reports["check"].strip(), "3 cases, 0 failures by sm90, the newest")
+        self.assertEqual(reports["check-sm80"].strip(), "3 cases, 0 failures by sm80, asked for")
+        self.assertEqual(reports["cuda_layer_test-sm80"]["tests"], 7)
+        for stage in ("repeat", "bench"):
+            by = self.by_kit(stage)
+            self.assertTrue(set(by["sm80"]) <= {f"{name}-sm80" for name in by[None]}, stage)
+            self.assertGreaterEqual(len(by["sm80"]), 5, stage)
+        self.assertEqual(self.by_kit("sanitize-1")["sm80"], ["check-reduced-sm80"])
+
+    def test_runs_no_kit_that_the_gpu_does_not(self):
+        self.runs_kits("sm80")
+        self.run_stages("repeat")
+        self.assertEqual(self.results("repeat")["kits"], ["sm80"])
+        self.assertEqual(set(self.by_kit("repeat")), {None})
+
+    def test_the_sm80_kit_runs_from_ptx(self):
+        for own, others in (("sm90", ["sm80"]), ("sm80", [])):
+            self.runs_kits(own, *others)
+            self.run_stages("--again", "ptx")
+            item = self.results("ptx")["items"][-1]
+            self.assertEqual((item["item"], item["kit"]), ("check-reduced-sm80", "sm80"))
+            self.assertEqual(item["report"], "3 cases, 0 failures by sm80, asked for 1")
+        self.runs_kits("sm90")
+        self.run_stages("--again", "ptx")
+        self.assertEqual(set(self.by_kit("ptx")), {None})
+
+    def test_the_packages_tests_of_another_kit_are_some_files(self):
+        self.runs_kits("sm90", "sm80")
+        (self.folder / "here").mkdir()
+        (self.folder / "here" / "torch.py").touch()
+        self.run_stages("--wheel", self.wheel("tilemoe"), "torch",
+                        python_path=self.folder / "here")
+        self.assertEqual(self.by_kit("torch"), {None: ["tests"], "sm80": ["tests-sm80"]})
+        sys.path.insert(0, str(RUN.parent))
+        import stages
+        machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
+        machine.kits = ["sm90", "sm80"]
+        own, other = stages.torch(machine, self.folder)
+        self.assertIn("TILEMOE_KIT=sm80", other.command)
+        self.assertFalse([word for word in own.command if "--file" in str(word)])
+        files = [word.removeprefix("--file=") for word in map(str, other.command) if "--file" in word]
+        folder = RUN.parents[2] / "tests" / "torch"
+        on_cuda = (folder / "conftest.py").read_text()
+        self.assertGreater(len(files), 4)
+        for file in files:
+            self.assertTrue((folder / file).exists() and f'"{file}"' in on_cuda, file)
+        self.assertLessEqual(own.limit_s + other.limit_s, 480)
+
     def test_a_program_that_ran_no_test_has_failed(self):
         self.program("cuda_some_test", self.counts(failures=0, tests=0))
         said = self.run_stages("test")

@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import re
+import types
 import warnings
 from pathlib import Path
 
@@ -52,18 +53,26 @@ def test_config_tells_versions_and_devices(capsys):
     assert lines["CUDA"].startswith("yes" if why is None else f"no: {why}")
 
 
-def test_config_tells_why_a_gpu_is_not_used(monkeypatch, capsys):
+def test_config_tells_each_gpus_kit(monkeypatch, capsys):
     class Ampere:
-        name, major, minor, total_memory = "NVIDIA A100", 8, 0, 80 * 2**30
+        name, total_memory = "NVIDIA A100", 80 * 2**30
+
+    kits = {0: "sm80, the newest for compute capability 8.0"}
+
+    def kit_of(index):
+        if index in kits:
+            return kits[index]
+        raise RuntimeError("unsupported: tilemoe_cuda_kit: TITAN V has none [device.cpp:1: x]")
 
     monkeypatch.setattr(_library, "_no_cuda", None)
+    monkeypatch.setattr(_library, "operators", types.SimpleNamespace(kit_of=kit_of))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Ampere)
-    assert _config._CAPABILITY == (9, 0)
     tilemoe.show_config()
     told = capsys.readouterr().out
-    assert "cuda:0 NVIDIA A100, 80 GiB: not used, its compute capability is 8.0" in told
+    assert "cuda:0 NVIDIA A100, 80 GiB: sm80, the newest for compute capability 8.0\n" in told
+    assert "cuda:1 NVIDIA A100, 80 GiB: not used, tilemoe_cuda_kit: TITAN V has none\n" in told
 
 
 def test_sizes_go_by_letters_or_names():

@@ -1,6 +1,7 @@
 """What torch is told of each operator: schema, fake kernel, autograd; and what the operators
 refuse, in the same words whether a kernel runs or torch only traces."""
 
+import os
 import re
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 import tilemoe
 from layers import E, K, T, d, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE
-from tilemoe import _packing, ops
+from tilemoe import _library, _packing, ops
 
 tm = torch.ops.tilemoe
 
@@ -168,7 +169,7 @@ def other_kinds(x):
 
 
 # Of the process, the library and a stream: no kernel computes with a tensor there.
-WITHOUT_TENSORS = {"set_block_turns", "capture_id", "version"}
+WITHOUT_TENSORS = {"set_block_turns", "set_kit", "kit_of", "capture_id", "version"}
 
 CASES = [(name, arguments) for name, *many in cases() for arguments in many]
 
@@ -640,6 +641,17 @@ def test_block_turns_out_of_range_are_refused():
     for turns in (0, 17, -1, 2.0, None):
         with pytest.raises(ValueError, match="turns is .*, expected an int, 1 to 16"):
             tilemoe.set_block_turns(turns)
+
+
+def test_kits_have_names():
+    for kit in ("", "SM80", "sm70", "hopper", 80, b"sm80"):
+        with pytest.raises(ValueError, match="kit is .*, expected None, 'auto', 'sm80'"):
+            tilemoe.set_kit(kit)
+    if _library.why_no_cuda() is None:
+        with pytest.raises(NotImplementedError, match="this build has no sm100 kit"):
+            tilemoe.set_kit("sm100")
+    for kit in ("auto", None, os.environ.get("TILEMOE_KIT") or "auto"):  # the last for what follows
+        tilemoe.set_kit(kit)
 
 
 def test_vmap_is_refused():

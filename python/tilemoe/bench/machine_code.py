@@ -1,8 +1,9 @@
 """A hash of the kernels that a program or library carries: of their instructions, and of nothing
 that a path, a date or a symbol's name decides. It is that of Hopper's kernels, which every number
 in benchmarks/results was measured with: a rowwise kernel is there once more for 8.0, under the
-same name, and that one does not count. Needs nothing but Python and, for kernels that nvcc
-compressed, libzstd, which dpkg and rpm need too.
+same name, and that one does not count. Nor do the products of the sm80 kit, which a build may have
+for Hopper or not: they have a hash of their own. Needs nothing but Python and, for kernels that
+nvcc compressed, libzstd, which dpkg and rpm need too.
 
 nvcc keeps a kernel in three layers: a fatbin in the file, in it an ELF image for each
 architecture, in that a section .text.KERNEL. Of the three, fatbins alone have no library that
@@ -20,6 +21,7 @@ ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")
 HOPPER = 90  # of 9.0a, as a fatbin's entry has it
 OURS = "7tilemoe4cuda"  # tilemoe::cuda, mangled: the library's kernels, whoever links them
+OF_SM80 = re.compile(rf"_ZNK?{OURS}4sm80\d")  # a kernel in tilemoe::cuda::sm80: of that kit's products
 
 
 class Unreadable(Exception):
@@ -98,13 +100,28 @@ def kernels(path):
     return found, version
 
 
+def _hash(found, version):
+    if not found:
+        return None
+    whole = hashlib.sha256("\n".join(sorted(found.values())).encode())
+    return {"hash": whole.hexdigest()[:16], "kernels": len(found), "nvcc": version}
+
+
 def stamp(path):
     """What a results file keeps of Hopper's kernels in `path`: {"hash", "kernels": how many, "nvcc"},
     or None where there are none. Names do not count: those of internal linkage have the source's
     path in them."""
     every, version = kernels(path)
-    found = every.get(HOPPER)
-    if not found:
-        return None
-    whole = hashlib.sha256("\n".join(sorted(found.values())).encode())
-    return {"hash": whole.hexdigest()[:16], "kernels": len(found), "nvcc": version}
+    found = every.get(HOPPER, {})
+    return _hash({name: one for name, one in found.items() if not OF_SM80.match(name)}, version)
+
+
+def stamp_of_sm80(path):
+    """The same of the sm80 kit's products: their code for Hopper where the build has it, else that
+    for 8.0, from whose PTX a Hopper GPU has them then."""
+    every, version = kernels(path)
+    for architecture in (HOPPER, 80):
+        found = every.get(architecture, {})
+        if mine := {name: one for name, one in found.items() if OF_SM80.match(name)}:
+            return _hash(mine, version)
+    return None

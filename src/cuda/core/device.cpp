@@ -1,5 +1,7 @@
 #include "cuda/core/device.h"
 
+#include "cuda/core/device_code.h"
+
 namespace tilemoe::cuda {
 namespace {
 
@@ -28,15 +30,18 @@ const DeviceInfo& current_device() {
   static OncePerDevice<DeviceInfo> devices;
   int count = 0;
   const cudaError_t found = cudaGetDeviceCount(&count);
-  TILEMOE_CHECK_SUPPORTED(found == cudaSuccess && count > 0, "no CUDA device here ("
-                                                                 << describe_error(found)
-                                                                 << "): use the CPU backend");
+  if (found != cudaSuccess || count == 0) {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);  // 0 without a driver
+    TILEMOE_CHECK_SUPPORTED(false, why_no_device(found, driver));
+  }
   int index = 0;
   TILEMOE_CHECK_CUDA(cudaGetDevice(&index), "the current device");
   TILEMOE_CHECK_SUPPORTED(index < kMaxDevices,
                           "device " << index << ", the library knows " << kMaxDevices);
   const DeviceInfo& device = devices.get(index, [&] { return read(index); });
   require_any_kernel(device);
+  require_code(TILEMOE_CUDA_ARCHS, device);
   return device;
 }
 

@@ -1,5 +1,22 @@
-set(archs_of_sm90 90a)
-set(archs_of_sm80 80)
+# What a kit's products are compiled for, of TILEMOE_CUDA_ARCHS. Where that is nothing the kit is not
+# built: its rows of products.inc are left out, here and in table.h.
+set(kits sm80 sm90)
+set(archs_of_sm90 ${TILEMOE_CUDA_ARCHS})
+list(FILTER archs_of_sm90 INCLUDE REGEX "^90a$")
+set(archs_of_sm80 ${TILEMOE_CUDA_ARCHS})
+list(FILTER archs_of_sm80 EXCLUDE REGEX "^90a$")
+if(TILEMOE_SM80_ON_HOPPER AND archs_of_sm90)
+  list(APPEND archs_of_sm80 90)
+endif()
+
+# Compile definitions: which kits there are not, for whoever includes table.h.
+set(kit_definitions "")
+foreach(kit IN LISTS kits)
+  if(NOT archs_of_${kit})
+    string(TOUPPER ${kit} name)
+    list(APPEND kit_definitions TILEMOE_WITHOUT_${name})
+  endif()
+endforeach()
 
 # Writes an instantiation file for each (step, unit) of products.inc, to be compiled for its kit's
 # architectures, and names them in `files`.
@@ -18,6 +35,9 @@ function(write_product_instances files)
     set(tile ${CMAKE_MATCH_4})
     set(variant ${CMAKE_MATCH_5})
     string(TOLOWER ${kit} kit_folder)
+    if(NOT archs_of_${kit_folder})
+      continue()
+    endif()
     string(REGEX REPLACE "(.)([A-Z])" "\\1_\\2" name ${step})
     string(TOLOWER ${name} name)
     set(unit ${name}_${unit}_${kit_folder})
@@ -30,6 +50,9 @@ function(write_product_instances files)
     string(APPEND ${unit}_rows
       "template void run<${kit}, Variant{${variant}}, ${tile}>(const ${step}&);\n")
   endforeach()
+  if(NOT units)
+    message(FATAL_ERROR "no kit's products are compiled for any of '${TILEMOE_CUDA_ARCHS}'")
+  endif()
   set(written "")
   foreach(unit IN LISTS units)
     set(instance_step ${${unit}_step})

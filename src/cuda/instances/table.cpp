@@ -23,7 +23,8 @@ constexpr Start<Step> only(Start<Other> start) {
 template <class Step>
 constexpr Start<Step> kStarts[] = {
 #define PRODUCT(STEP, UNIT, KIT, TILE, ...) \
-  only<Step, STEP>(static_cast<Start<STEP>>(&run<KIT, Variant{__VA_ARGS__}, TILE>)),
+  TILEMOE_ROW_OF_##KIT(                     \
+      only<Step, STEP>(static_cast<Start<STEP>>(&run<KIT, Variant{__VA_ARGS__}, TILE>)), )
 #include "cuda/instances/products.inc"
 #undef PRODUCT
 };

@@ -55,9 +55,21 @@ struct Row {
   TileConfiguration tile;
 };
 
+// A kit's rows, where the build has the kit (instances.cmake).
+#ifdef TILEMOE_WITHOUT_SM80
+#define TILEMOE_ROW_OF_Sm80(...)
+#else
+#define TILEMOE_ROW_OF_Sm80(...) __VA_ARGS__
+#endif
+#ifdef TILEMOE_WITHOUT_SM90
+#define TILEMOE_ROW_OF_Sm90(...)
+#else
+#define TILEMOE_ROW_OF_Sm90(...) __VA_ARGS__
+#endif
+
 inline constexpr Row kRows[] = {
 #define PRODUCT(STEP, UNIT, KIT, TILE, ...) \
-  {{ProductName::k##STEP, KitName::k##KIT, Variant{__VA_ARGS__}}, TILE},
+  TILEMOE_ROW_OF_##KIT({{ProductName::k##STEP, KitName::k##KIT, Variant{__VA_ARGS__}}, TILE}, )
 #include "cuda/instances/products.inc"
 #undef PRODUCT
 };

@@ -1,0 +1,17 @@
+// What `tilemoe doctor` asks a GPU itself.
+#pragma once
+
+#include "doctor_report.h"
+#include "verify/case.h"
+
+namespace tilemoe::app {
+
+// Makes it the current device of this thread. Throws std::runtime_error where there is no such GPU.
+void use_gpu(int index);
+DoctorGpu describe_gpu();
+
+// A few rounds of forward and backward, beside the layer's dense products. With fewer tokens where
+// memory is short; an error of the GPU is in the result.
+DoctorTimes time_layer(verify::Case layer);
+
+}  // namespace tilemoe::app

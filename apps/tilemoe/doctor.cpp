@@ -1,0 +1,164 @@
+// `tilemoe doctor`: whether the library computes right on this machine's GPU, how fast, and a short
+// report of it. Exit status 1 where something failed.
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <stdexcept>
+
+#include "bench_steps.h"
+#include "build_info.h"
+#include "checker.h"
+#include "commands.h"
+#include "cuda/doctor_gpu.h"
+#include "device.h"
+#include "doctor_report.h"
+#include "exit_status.h"
+#include "train/status_line.h"
+#include "verify/registry.h"
+
+namespace tilemoe::app {
+namespace {
+
+using verify::Case;
+
+constexpr const char* kKits[] = {"sm80", "sm90"};
+// Many narrow experts, few wide ones, and few rows an expert; with gradients they take 2 to 6 GiB.
+constexpr const char* kTimed[] = {"7b-n256", "wide", "few-rows"};
+
+struct DoctorOptions {
+  std::string device = "cuda";
+  std::string kit = "all";
+  std::string text_file, json_file;
+  bool no_times = false;
+};
+
+int index_of(const std::string& device) {
+  if (device == "cuda") return 0;
+  const std::string prefix = "cuda:";
+  const std::string digits = device.starts_with(prefix) ? device.substr(prefix.size()) : "";
+  if (digits.empty() || digits.size() > 3 ||
+      digits.find_first_not_of("0123456789") != std::string::npos)
+    throw WrongUsage("--device " + device +
+                     ": expected cuda or cuda:N; `tilemoe check --device cpu` compares the CPU's "
+                     "results with float64");
+  return std::stoi(digits);
+}
+
+std::vector<Case> cases_to_check() {
+  std::vector<Case> cases;
+  for (const Case& one : verify::verification_cases())
+    if (one.reduced && one.dtype != DType::kFloat32) cases.push_back(one);
+  return cases;
+}
+
+void check_cases(DoctorKit& kit) {
+  const std::vector<Case> cases = cases_to_check();
+  const auto start = std::chrono::steady_clock::now();
+  Checker checker(1, 0, Device::kCuda, verify::Passes::kAll);
+  train::StatusLine status(stderr);
+  std::string broken;
+  for (size_t i = 0; i < cases.size() && broken.empty(); ++i) {
+    status.draw({kit.kit + " " + std::to_string(i + 1) + "/" + std::to_string(cases.size()) + " " +
+                 cases[i].name},
+                static_cast<double>(i) / static_cast<double>(cases.size()));
+    try {
+      checker.run(cases[i]);
+      ++kit.cases;
+    } catch (const std::exception& error) {  // the GPU does no more for this process
+      broken = cases[i].name + ": " + error.what() + "; the cases after it were not run";
+    }
+  }
+  kit.tensors = checker.tensors();
+  kit.failures = checker.failures();
+  if (!broken.empty()) kit.failures.insert(kit.failures.begin(), broken);
+  kit.seconds = milliseconds_since(start) / 1000;
+}
+
+void time_layers(DoctorKit& kit) {
+  train::StatusLine status(stderr);
+  double done = 0;
+  for (const char* name : kTimed) {
+    status.draw({kit.kit + " timing " + name}, done++ / static_cast<double>(std::size(kTimed)),
+                true);
+    kit.times.push_back(time_layer(*verify::find_case(name)));
+  }
+}
+
+// Why the library does not run with it here.
+std::string why_not(const std::string& kit) {
+  if (tilemoe_set_cuda_kit(kit.c_str()) != TILEMOE_SUCCESS) return in_words(tilemoe_last_error());
+  const std::string said = tilemoe_cuda_kit();
+  return *tilemoe_last_error() ? in_words(said) : "";
+}
+
+DoctorKit examine(const std::string& name, const DoctorOptions& options) {
+  DoctorKit kit{.kit = name, .skipped = why_not(name), .failures = {}, .times = {}};
+  if (!kit.skipped.empty()) return kit;
+  check_cases(kit);
+  if (!options.no_times && kit.failures.empty()) time_layers(kit);
+  return kit;
+}
+
+void write(const std::string& file, const std::string& text) {
+  if (file.empty()) return;
+  std::ofstream out(file);
+  out << text;
+  out.close();
+  if (!out) throw std::runtime_error("cannot write " + file);
+}
+
+// Before minutes of work, not after them. Leaves what is in the file.
+void check_writable(const std::string& file) {
+  if (!file.empty() && !std::ofstream(file, std::ios::app))
+    throw std::runtime_error("cannot write " + file);
+}
+
+int examine_gpu(const DoctorOptions& options) {
+  const int index = index_of(options.device);
+  if (index > 0) use_gpu(index);  // the first may be one that the library does not run on
+  if (const std::string reason = why_unavailable(Device::kCuda); !reason.empty())
+    throw std::runtime_error(reason +
+                             "; `tilemoe check` compares its results with float64, case by case");
+  check_writable(options.text_file);
+  check_writable(options.json_file);
+  const BuildInfo build = build_info();
+  DoctorReport report{.version = build.version,
+                      .commit = build.commit,
+                      .build = build.build_type + ", " + build.compiler,
+                      .gpu = describe_gpu(),
+                      .kit = {},
+                      .kits = {}};
+  check(tilemoe_set_cuda_kit(nullptr));
+  report.kit = tilemoe_cuda_kit();
+  if (*tilemoe_last_error()) report.kit = "none, " + in_words(report.kit);
+  for (const std::string name : kKits)
+    if (options.kit == "all" || options.kit == name) report.kits.push_back(examine(name, options));
+  check(tilemoe_set_cuda_kit(nullptr));
+  std::cout << report.text();
+  write(options.text_file, report.text());
+  write(options.json_file, report.json().dump(2) + "\n");
+  return report.passed() ? kDone : kFailed;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Run& run) {
+  auto options = std::make_shared<DoctorOptions>();
+  CLI::App* command = app.add_subcommand(
+      "doctor",
+      "Check and time the library on this machine's GPU: a report to paste into an issue");
+  command->add_option("--device", options->device, "The GPU: cuda, or cuda:N as CUDA counts them")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--kit", options->kit,
+          "Which kernels: sm80, sm90, or all that the GPU runs (whatever TILEMOE_KIT says)")
+      ->check(CLI::IsMember({"all", "sm80", "sm90"}))
+      ->capture_default_str();
+  command->add_flag("--no-times", options->no_times, "Leave out the layers that are timed");
+  command->add_option("--out", options->text_file, "Write the report to this file too");
+  command->add_option("--json", options->json_file, "Write the numbers to this file as JSON");
+  command->callback([&run, options] { run = [options] { return examine_gpu(*options); }; });
+}
+
+}  // namespace tilemoe::app
