@@ -225,10 +225,10 @@ class Rotation:
         return {kernel: count / self.forwards for kernel, count in counts.items()}
 
 
-def limit_us(nbytes, device):
-    """The bar of so many bytes on a device; None where its bandwidth is not among ours."""
+def bytes_us(nbytes, device):
+    """What so many bytes take on a device; None where its bandwidth is not among ours."""
     rates = [rate for part, rate in BYTES_PER_S.items() if part in device]
-    return FACTOR * nbytes / rates[0] * 1e6 + MORE_US if rates else None
+    return nbytes / rates[0] * 1e6 if rates else None
 
 
 def measure(layers, T, names, rounds, l2_bytes):
@@ -275,9 +275,10 @@ def measure(layers, T, names, rounds, l2_bytes):
 
 def judged(entry, device):
     """The entry with its bar, and whether the time of the kit that is taken by itself meets it."""
-    bar, us = limit_us(entry["touched_bytes"], device), entry["us"].get(OURS)
+    limit, us = bytes_us(entry["touched_bytes"], device), entry["us"].get(OURS)
+    bar = None if limit is None else FACTOR * limit + MORE_US
     met = None if bar is None or us is None else us <= bar
-    return {**entry, "bar_us": bar, "met": met}
+    return {**entry, "bytes_us": limit, "bar_us": bar, "met": met}
 
 
 def sentences(entry):

@@ -15,7 +15,6 @@ NAMES = {
     gpu_kits.SCATTER_SM80: "ScatterMoE, `mma.sync`",
     "torch-grouped_mm": "`grouped_mm`, eager",
 }
-MET = {True: "met", False: "not met", None: "not judged"}
 
 
 def ratio(value):
@@ -59,8 +58,8 @@ def layers(results):
     return table(header, rows)
 
 
-def bars(results):
-    """The bars, and what was measured of them."""
+def means(results):
+    """The ratios of both passes over the layers that count."""
     rows = []
     for bar in results["bars"]:
         alone = results["by_kernels"].get(bar["of"], {}).values()
@@ -69,9 +68,6 @@ def bars(results):
                 NAMES[bar["of"]],
                 ratio(bar.get("mean")),
                 ratio(bar.get("least")),
-                f"{bar['bar']['mean']:.2f}",
-                f"{bar['bar']['each']:.2f}",
-                MET[bar["met"]],
                 f"{statistics.geometric_mean(alone):.3f}" if alone else "",
                 f"{min(alone):.3f}" if alone else "",
                 ", ".join(f"{name}: {why}" for name, why in bar["without"].items()),
@@ -81,12 +77,9 @@ def bars(results):
         "time over TileMoE's by `sm80`",
         "geometric mean",
         "least",
-        "to be: mean",
-        "each",
-        "",
-        "by kernels alone: mean",
+        "by kernels alone: geometric mean",
         "least",
-        "layers without",
+        "without",
     ]
     return table(header, rows)
 
@@ -115,7 +108,7 @@ def kits(results):
     shapes = ", ".join(f"{ours_of(i)['config']} {shape_of(ours_of(i))}" for i in passed(results))
     text = (
         f"{said_of_peers(results)} T d n E K: {shapes}.\n\n{layers(results)}"
-        f"\nForward and backward together, over these layers:\n\n{bars(results)}"
+        f"\nForward and backward together, over these layers:\n\n{means(results)}"
     )
     by_step = steps(results)
     return text + (f"\nKernels by torch's profiler, medians of calls:\n\n{by_step}" if by_step else "")
@@ -126,7 +119,6 @@ def few_tokens(results):
     rows = []
     for entry in results["entries"]:
         for name, us in entry["us"].items():
-            is_ours = name.startswith("tilemoe")
             rows.append(
                 [
                     entry["config"] + marks(results, {"commit": results["commit"]}),
@@ -136,8 +128,7 @@ def few_tokens(results):
                     f"{entry['touched_bytes'] / 1e6:.1f}",
                     f"{us:.1f}",
                     f"{entry['touched_bytes'] / us * 1e-6:.2f}",
-                    f"{entry['bar_us']:.1f}" if is_ours and entry["bar_us"] else "",
-                    MET[entry["met"]] if name == "tilemoe" else "",
+                    f"{entry['bytes_us']:.1f}" if entry["bytes_us"] else "",
                     f"{entry['launches'][name]:g}",
                     str(entry["copies"]),
                 ]
@@ -150,14 +141,13 @@ def few_tokens(results):
         "their MB",
         "us",
         "TB/s",
-        "bar, us",
-        "",
+        "limit, us",
         "launches",
         "copies",
     ]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return (
         f"{results['device']}, driver {results['driver_version']}, commit `{results['commit']}`, "
-        f"{results['rounds']} rounds; {versions}. The bar is {results['bar']['factor']:g} times what "
-        f"the bytes take, and {results['bar']['more_us']:g} us.\n\n" + table(header, rows)
+        f"{results['rounds']} rounds; {versions}. The limit is what the touched experts' bytes take.\n\n"
+        + table(header, rows)
     )

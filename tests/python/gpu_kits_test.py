@@ -142,6 +142,12 @@ class Bars(unittest.TestCase):
             self.assertIn(said, found["without"][gpu_kits.LAYERS[2]])
             self.assertIsNone(found["met"], said)
 
+    def test_kernels_of_others_are_no_kits(self):
+        made = items((7, 10, 20))
+        kernels = of(made[0]["report"], SM80)["kernels"]
+        kernels["backward"] = {"void cutlass::Kernel<cutlass::arch::Sm90>": 1.0}
+        self.assertIs(self.judged(made)[0]["met"], True)
+
     def test_a_peer_that_was_left_out_says_why(self):
         made = items((7, 10, 20))
         made[0]["report"] = [e for e in made[0]["report"] if e["backend"] != SCATTER_SM80]
@@ -268,8 +274,8 @@ class Tables(unittest.TestCase):
             page,
         )
         self.assertIn("| olmoe | TileMoE, `sm80` | 5.000 | 5.000 | 10.000 | 2.750 | 100 |  |  |  |", page)
-        self.assertIn("| TileMoE, `sm90` | 0.600 | 0.600 | 0.60 | 0.55 | met | 0.636 | 0.636 |  |", page)
-        self.assertIn("| ScatterMoE, `mma.sync` | 1.500 | 1.500 | 1.40 | 1.20 | met | 0.727 |", page)
+        self.assertIn("| TileMoE, `sm90` | 0.600 | 0.600 | 0.636 | 0.636 |  |", page)
+        self.assertIn("| ScatterMoE, `mma.sync` | 1.500 | 1.500 | 0.727 | 0.727 |  |", page)
         self.assertIn("| olmoe | forward | up_projection | 1.500 | 2.500 | 0.600 |", page)
         self.assertIn("| olmoe | forward | others | 0.250 | 0.250 | 1.000 |", page)
         self.assertIn("scattermoe-sm80: kernels 5, with wgmma 0, with mma.sync 3", page)
@@ -283,8 +289,7 @@ class Tables(unittest.TestCase):
             "copies": 12,
             "us": {"tilemoe": 30.0, "tilemoe-sm80": 36.0, "torch-grouped_mm": 90.0},
             "launches": {"tilemoe": 5.0, "tilemoe-sm80": 6.0, "torch-grouped_mm": 20.0},
-            "bar_us": 30.4,
-            "met": True,
+            "bytes_us": 4.5,
         }
         results = {
             "device": "NVIDIA H200",
@@ -293,15 +298,14 @@ class Tables(unittest.TestCase):
             "machine_code": {"hash": "0" * 16},
             "rounds": 15,
             "versions": {"torch": "2.11.0"},
-            "bar": {"factor": 1.2, "more_us": 25.0},
-            "entries": [one, {**one, "met": False}],
+            "entries": [one, {**one, "config": "else", "bytes_us": None}],
         }
         page = self.page("few_tokens", results)
-        row = "| 7b-n256 ‡ | 1 | TileMoE, its own choice | 7.5 | 18.0 | 30.0 | 0.60 | 30.4 | {} | 5 | 12 |"
-        self.assertIn(row.format("met"), page)
-        self.assertIn(row.format("not met"), page)
-        self.assertIn("| TileMoE, `sm80` | 7.5 | 18.0 | 36.0 | 0.50 | 30.4 |  | 6 | 12 |", page)
-        self.assertIn("| `grouped_mm`, eager | 7.5 | 18.0 | 90.0 | 0.20 |  |  | 20 | 12 |", page)
+        row = "| {} ‡ | 1 | TileMoE, its own choice | 7.5 | 18.0 | 30.0 | 0.60 | {} | 5 | 12 |"
+        self.assertIn(row.format("7b-n256", "4.5"), page)
+        self.assertIn(row.format("else", ""), page)
+        self.assertIn("| TileMoE, `sm80` | 7.5 | 18.0 | 36.0 | 0.50 | 4.5 | 6 | 12 |", page)
+        self.assertIn("| `grouped_mm`, eager | 7.5 | 18.0 | 90.0 | 0.20 | 4.5 | 20 | 12 |", page)
 
 
 if __name__ == "__main__":

@@ -140,9 +140,11 @@ def test_a_tilemoe_without_kits_says_so(quick, monkeypatch):
 
 def test_bars():
     megabytes_19 = 8 * 3 * 256 * 1536 * 2
-    assert few.limit_us(megabytes_19, "NVIDIA H200") == pytest.approx(30.66, abs=0.01)
-    assert few.limit_us(megabytes_19, "NVIDIA H100 80GB HBM3") == pytest.approx(32.55, abs=0.01)
-    assert few.limit_us(megabytes_19, "NVIDIA A100") is None
+    bar = lambda device: few.judged({"touched_bytes": megabytes_19, "us": {}}, device)["bar_us"]
+    assert bar("NVIDIA H200") == pytest.approx(30.66, abs=0.01)
+    assert bar("NVIDIA H100 80GB HBM3") == pytest.approx(32.55, abs=0.01)
+    assert bar("NVIDIA A100") is None and few.bytes_us(1, "NVIDIA A100") is None
+    assert few.bytes_us(8e6, "NVIDIA H200") == 2.0
     for us, met in ((30.6, True), (30.7, False), (float("nan"), False)):
         entry = {"touched_bytes": megabytes_19, "us": {few.OURS: us, "tilemoe-sm80": 1.0}}
         assert few.judged(entry, "NVIDIA H200")["met"] is met
