@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 
+from kit_tables import few_tokens, kits
 from marks import LEGEND, ROOT, marked
 from peer_tables import EAGER, PASSES, beside_peers, mebibytes, peers, readme_peers, torch_layers
 from results_tables import (
@@ -22,6 +23,7 @@ from results_tables import (
     passed,
     results_of,
     stage,
+    step_of,
     table,
 )
 
@@ -252,25 +254,12 @@ def tests(all_results):
     return table(["stage", "what", "", "said"], rows)
 
 
-# The first of these in a kernel's name says which step it is.
-KERNELS = {
-    "combine_rows": "combine",
-    "ActivationGradientEpilogue": "activation_gradient",
-    "SwiGLUEpilogue": "up_projection",
-    "ActivationEpilogue": "up_projection",
-    "WeightGradientEpilogue": "weight_gradient_1, _2",
-    "SummedWeights": "input_gradient",
-    "StoreEpilogue": "down_projection",
-}
-
-
 def profiles(results):
     """Medians over the launches of each step."""
     launches = {}
     for item in passed(results):
         for launch in item["report"]:
-            step = next(step for part, step in KERNELS.items() if part in launch["kernel"])
-            launches.setdefault((item["item"], step), []).append(launch)
+            launches.setdefault((item["item"], step_of(launch["kernel"])), []).append(launch)
     rows = []
     for (config, step), all_of_it in launches.items():
         value = lambda metric: statistics.median(launch[metric] for launch in all_of_it)
@@ -295,6 +284,16 @@ def measured_page():
         text += (
             "### Beside other layers\n[`gpu_peers.json`](../benchmarks/results/gpu_peers.json), "
             "by `benchmarks/gpu_peers.py`. " + peers(results) + "\n"
+        )
+    if results := stage("kits"):
+        text += (
+            "### Kits\n[`gpu_kits.json`](../benchmarks/results/gpu_kits.json), by "
+            "`benchmarks/gpu_kits.py`. " + kits(results) + "\n"
+        )
+    if results := stage("few_tokens"):
+        text += (
+            "### Few tokens\n[`gpu_few_tokens.json`](../benchmarks/results/gpu_few_tokens.json), by "
+            "`benchmarks/gpu_few_tokens.py`. " + few_tokens(results) + "\n"
         )
     if results := stage("bench"):
         text += heading("The layer", results, "bench") + layers(results) + "\n"

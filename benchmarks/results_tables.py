@@ -61,3 +61,20 @@ def config(entry, results):
 
 def milliseconds(value):
     return "" if value is None else f"{value:.3f}"
+
+
+# The first of these in a kernel's name says which step it is.
+KERNELS = {
+    "combine_rows": "combine",
+    "ActivationGradientEpilogue": "activation_gradient",
+    "SwiGLUEpilogue": "up_projection",
+    "ActivationEpilogue": "up_projection",
+    "WeightGradientEpilogue": "weight_gradient_1, _2",
+    "SummedWeights": "input_gradient",
+    "StoreEpilogue": "down_projection",
+}
+
+
+def step_of(kernel):
+    """The step that a kernel of the library belongs to; "others" of all other kernels."""
+    return next((step for part, step in KERNELS.items() if part in kernel), "others")

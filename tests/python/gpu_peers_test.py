@@ -25,7 +25,7 @@ if layer == "slow":
     time.sleep(100)
 if layer == "wrong":
     sys.exit(3)
-entry = {"backend": "tilemoe", "fwd_ms": 1.0, "bwd_ms": 2.0, "peak_bytes": 2**22, "resident_bytes": 0,
+entry = {"backend": "tilemoe", "config": layer, "fwd_ms": 1.0, "bwd_ms": 2.0, "peak_bytes": 2**22, "resident_bytes": 0,
          "time_of_peers": {}, "left_out": {"sonic-moe": "no"} if layer == "alone" else {}}
 pathlib.Path(of("--json")).write_text(json.dumps([entry]))
 """

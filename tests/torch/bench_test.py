@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import tilemoe
 from tilemoe import _library
@@ -19,7 +20,7 @@ from tilemoe.bench import __main__ as bench
 from tilemoe.bench import check, memory, peers, plots, session
 from tilemoe.bench.ahead import compile_for
 from tilemoe.bench.cases import CASES, Case
-from tilemoe.bench.measure import CpuClock
+from tilemoe.bench.measure import CpuClock, Measured
 from tilemoe.bench.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,6 +245,138 @@ def test_peer_in_another_python():
     assert ours["left_out"] == {"scattermoe": "it runs on a GPU"}
     ratios = [a["bwd_ms"] / b["bwd_ms"] for a, b in zip(ours["round_times"], torchs["round_times"])]
     assert ours["time_of_peers"]["torch-grouped_mm"]["bwd_ms"] == pytest.approx(sum(ratios) / 2)
+
+
+@pytest.fixture
+def kits(monkeypatch):
+    """[kit]: what every call of the layer ran with, by a stand-in for the choice of one."""
+    chosen, seen = ["auto"], []
+    moe, grad = tilemoe.moe, torch.autograd.grad
+    monkeypatch.setattr(tilemoe, "set_kit", lambda kit: chosen.__setitem__(0, kit), raising=False)
+    for module, name, call in ((tilemoe, "moe", moe), (torch.autograd, "grad", grad)):
+        watched = lambda *a, call=call, **k: (seen.append(chosen[0]), call(*a, **k))[1]
+        monkeypatch.setattr(module, name, watched)
+    return seen
+
+
+def test_a_kit_is_chosen_for_its_peer_alone(kits):
+    problem = Problem(SMALL)
+    for name, kit in (("tilemoe-sm80", "sm80"), ("tilemoe", "auto"), ("tilemoe-sm90", "sm90")):
+        kits.clear()
+        peer = peers.all_peers()[name](problem)
+        peer.backward(peer.forward())
+        assert kits == [kit, kit]  # forward and backward
+    with pytest.raises(RuntimeError):
+        peer.backward(torch.ones_like(problem.X))  # no gradient leads anywhere
+    kits.clear()
+    peers.TileMoE(problem).forward()
+    assert kits == ["auto"]
+
+
+def test_kits_take_turns(kits):
+    classes = [peers.TileMoE, peers.TileMoESm90, peers.TileMoESm80]
+    entries = session.run(SMALL, classes, rounds=2)
+    assert [entry["backend"] for entry in entries] == ["tilemoe", "tilemoe-sm90", "tilemoe-sm80"]
+    assert set(kits) == {"auto", "sm90", "sm80"} and entries[0]["left_out"] == {}
+
+
+def test_a_tilemoe_without_kits_says_so(monkeypatch):
+    monkeypatch.delattr(tilemoe, "set_kit", raising=False)
+    reason = "this tilemoe has no kits to choose from"
+    assert peers.TileMoESm80.missing(SMALL) == peers.TileMoESm90.missing(SMALL) == reason
+
+
+def test_dense_products_are_the_layers():
+    """As many operations forward and in both passes, each product a torch.mm."""
+    case = dataclasses.replace(SMALL, T=7)
+    problem = Problem(case)
+    dense = peers.TorchDense(problem)
+    with FlopCounterMode(display=False) as forward:
+        O = dense.forward()
+    with FlopCounterMode(display=False) as backward:
+        dA, dW2, dX, dW1 = dense.backward(O)
+    assert forward.get_total_flops() == case.flop("forward")
+    assert backward.get_total_flops() == case.flop("backward")
+    M, d, n = case.rows, case.d, case.n
+    shapes = [tuple(t.shape) for t in (O, dA, dW2, dX, dW1)]
+    assert shapes == [(M, d), (M, n), (d, n), (M, d), (2 * n, d)]
+    assert torch.equal(dense.rows[3], problem.X[1]) and torch.equal(dense.d_rows[13], problem.dO[6])
+
+
+def test_a_yardstick_is_timed_and_not_held_to_the_formula():
+    ours, dense = session.run(SMALL, [peers.TileMoE, peers.TorchDense], rounds=1)
+    assert dense["fwd_ms"] > 0 and dense["bwd_ms"] > 0 and "peak_bytes" not in dense
+    assert "peak_bytes" in ours and ours["left_out"] == {}
+
+
+def test_peers_that_run_only_if_named(capsys, monkeypatch):
+    found = []
+    monkeypatch.setattr(session, "run", lambda case, classes, **_: found.extend(classes) or [])
+    monkeypatch.setattr(bench, "table", lambda entries: "")
+    run(*shape_words(SMALL))
+    names = {peer.name for peer in found}
+    assert {"tilemoe", "torch-grouped_mm", "scattermoe"} <= names
+    assert not names & {"tilemoe-sm80", "tilemoe-keeps-h", "tilemoe-before", "torch-dense", "scattermoe-sm80"}
+
+
+def test_scattermoe_has_variables_in_a_process_of_its_own(tmp_path, capsys, monkeypatch):
+    """On the CPU what its process says is another thing than what this one does."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/cache/triton")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache/inductor")
+    monkeypatch.delenv("TRITON_OVERRIDE_ARCH", raising=False)
+    assert peers.ScatterMoE.variables() == {
+        "TRITON_CACHE_DIR": "/cache/triton/scattermoe",
+        "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor/scattermoe",
+    }
+    assert peers.ScatterMoESm80.variables() == {
+        "TRITON_CACHE_DIR": "/cache/triton/scattermoe-sm80",
+        "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor/scattermoe-sm80",
+        "TRITON_OVERRIDE_ARCH": "sm80",
+    }
+    words = [*shape_words(SMALL), "--rounds", 1, "--against", "scattermoe-sm80"]
+    run(*words)
+    assert "scattermoe-sm80: it needs a process of its own" in capsys.readouterr().out
+    run(*words, "--packages", f"scattermoe-sm80={tmp_path}")
+    assert "scattermoe-sm80: it runs on a GPU" in capsys.readouterr().out
+
+
+def test_scattermoe_says_which_instructions_its_ptx_has(tmp_path, monkeypatch):
+    mma, wgmma = "  mma.sync.aligned.m16n8k16\n", "  wgmma.fence.sync.aligned;\n"
+    for index, text in enumerate((mma + mma, wgmma, "ld.global;", mma + wgmma)):
+        file = tmp_path / "scattermoe-sm80" / str(index) / "kernel.ptx"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    held = peers.ScatterMoESm80.__new__(peers.ScatterMoESm80)
+    monkeypatch.setenv("TRITON_OVERRIDE_ARCH", "sm80")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "scattermoe-sm80"))
+    assert held.settings == {
+        "TRITON_OVERRIDE_ARCH": "sm80", "kernels": 4, "with wgmma": 2, "with mma.sync": 2,
+    }  # fmt: skip
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert held.settings == {}, "others' kernels were counted"
+
+
+def test_kernels_are_told_where_asked_for(tmp_path):
+    """Those of a GPU; a CPU has none to tell."""
+    place = session.Place()
+    classes = [peers.TileMoE, peers.TorchGroupedMM]
+    for kernels in (False, True):
+        entries = session.run(
+            SMALL, classes, rounds=1, kernels=kernels, places={"torch-grouped_mm": place}
+        )
+        assert [entry.get("kernels") for entry in entries] == [{} if kernels else None] * 2
+
+
+def test_kernels_are_medians_of_calls(monkeypatch):
+    """By stand-ins for the profiler's answers: one kernel is in two calls of three alone."""
+    answers = iter([{"a": 1.0}, {"b": 4.0}, {"a": 3.0, "c": 1.0}, {"b": 5.0}, {"a": 2.0, "c": 2.0}, {"b": 9.0}])
+    held = Measured.__new__(Measured)
+    held.peer = SimpleNamespace(
+        X=SimpleNamespace(device=SimpleNamespace(type="cuda")), forward=None, backward=None
+    )
+    held.passes = "both"
+    monkeypatch.setattr(held, "_profiled", lambda work: (next(answers), None), raising=False)
+    assert held.kernels() == {"forward": {"a": 2.0, "c": 1.5}, "backward": {"b": 5.0}}
 
 
 @pytest.fixture

@@ -43,6 +43,8 @@ def _parser():
         help="have those of --packages compile for the cases, several at once; time nothing")  # fmt: skip
     add("--rounds", type=int, default=15)
     add("--threads", type=int, default=0, help="on the CPU; else torch's own number")
+    add("--kernels", action="store_true",
+        help="on a GPU also the time of each kernel, from torch's profiler")  # fmt: skip
     add("--json", type=pathlib.Path, help="write the entries to this file")
     add("--commit", help="what was built, where this is no source tree and cannot know it")
     add("--plots", type=pathlib.Path, metavar="DIR",
@@ -75,7 +77,7 @@ def _peers(args):
     )
     wanted = args.against
     if wanted is None:
-        wanted = [name for name in known if not name.startswith("tilemoe-")]
+        wanted = [name for name, peer in known.items() if not peer.only_if_named]
     for option, names in (("--against", wanted), ("--python", pythons), ("--packages", packages)):
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"{option} {unknown[0]}: not one of {', '.join(known)}")
@@ -86,6 +88,7 @@ def _peers(args):
         name: session.Place(
             pythons.get(name, sys.executable),
             pathlib.Path(packages[name]) if name in packages else None,
+            known[name].variables(),
         )
         for name in {**pythons, **packages}
     }
@@ -136,7 +139,7 @@ def _measure(args):
     for case in _cases(args):
         found = session.run(
             case, peers, passes=args.passes, rounds=args.rounds, threads=args.threads,
-            places=places, pictures=args.plots is not None, say=_say,
+            places=places, kernels=args.kernels, pictures=args.plots is not None, say=_say,
         )  # fmt: skip
         for entry in found:
             entry["commit"] = args.commit or entry["commit"]

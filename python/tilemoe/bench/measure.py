@@ -85,7 +85,7 @@ def make_clock(device):
 class Measured:
     """A peer on a case. Making it warms it up and measures its memory."""
 
-    TINY_CALLS = 50
+    TINY_CALLS, PROFILED_CALLS = 50, 3
 
     def __init__(self, make_peer, problem, clock, passes="both", warm_up=3):
         self.peer, self.clock, self.passes = make_peer(problem), clock, passes
@@ -93,7 +93,8 @@ class Measured:
         for _ in range(warm_up):
             self._run(clock.untimed)
         self._run(clock.host)
-        self.memory = memory.measure(self.peer) if passes in ("both", "backward") else {}
+        holds = self.peer.is_layer and passes in ("both", "backward")
+        self.memory = memory.measure(self.peer) if holds else {}
         self.tiny = None
         if problem.case.device == "cpu":
             case = Case("tiny", 8, 8, 8, 4, 2, dtype=problem.case.dtype)
@@ -126,27 +127,27 @@ class Measured:
         return {names[key]: median for key, median in _medians(calls).items()}
 
     def kernels(self):
-        """Milliseconds of each kernel by pass, from torch's profiler; only a GPU has them."""
-        found = {}
+        """{pass: {kernel: ms}} by torch's profiler, medians over the calls, launches of one kernel
+        added up; only a GPU has them."""
         if self.peer.X.device.type != "cuda":
-            return found
+            return {}
+        calls = [self._run(self._profiled) for _ in range(self.PROFILED_CALLS)]
+        names = {"fwd_ms": "forward", "bwd_ms": "backward"}
+        return {names[key]: _medians([call[key] for call in calls]) for key in calls[0]}
 
-        def profiled(work):
-            self.clock.flush.add_(1)
+    def _profiled(self, work):
+        """{kernel: ms} of a call, as a clock's way."""
+        self.clock.flush.add_(1)
+        torch.cuda.synchronize()
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            result = work()
             torch.cuda.synchronize()
-            activities = [torch.profiler.ProfilerActivity.CUDA]
-            with torch.profiler.profile(activities=activities) as profile:
-                result = work()
-                torch.cuda.synchronize()
-            times = {}
-            for event in profile.events():
-                if event.device_type == torch.autograd.DeviceType.CUDA:
-                    times[event.name] = times.get(event.name, 0) + event.device_time_total * 1e-3
-            return times, result
-
-        for key, times in self._run(profiled).items():
-            found[{"fwd_ms": "forward", "bwd_ms": "backward"}[key]] = times
-        return found
+        times = {}
+        for event in profile.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                times[event.name] = times.get(event.name, 0) + event.device_time_total * 1e-3
+        return times, result
 
     def entry(self):
         case = self.peer.problem.case
@@ -168,4 +169,6 @@ class Measured:
 
 
 def _medians(rounds):
-    return {key: statistics.median(r[key] for r in rounds) for key in rounds[0]} if rounds else {}
+    """By key, over the rounds that have it."""
+    keys = dict.fromkeys(key for one in rounds for key in one)
+    return {key: statistics.median(one[key] for one in rounds if key in one) for key in keys}

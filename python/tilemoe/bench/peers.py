@@ -3,7 +3,10 @@
 SwiGLU, top-K by softmax over the chosen. A peer is made from a Problem and keeps it; it may hold W1
 in a row order of its own. What cannot run says why, and what would mend it."""
 
+import contextlib
 import importlib.util
+import os
+import pathlib
 import sys
 
 import torch
@@ -24,6 +27,13 @@ class Peer:
     packages = ("torch",)  # whose versions tell what was measured
     install = ""  # what makes it available
     module = None  # that it imports
+    only_if_named = False  # not among the peers that run where none are named
+    is_layer = True  # else a yardstick, which no formula is held to and whose memory says nothing
+
+    @classmethod
+    def variables(cls):
+        """Of the environment of a process of its own, beside this one's."""
+        return {}
 
     @classmethod
     def missing(cls, case):
@@ -106,6 +116,7 @@ class TileMoEKeeping(TileMoE):
     """H stays as it is in backward."""
 
     name = "tilemoe-keeps-h"
+    only_if_named = True
     options = {"overwrite_H": False}
 
 
@@ -113,6 +124,7 @@ class TileMoEOverwriting(TileMoE):
     """Backward writes dH over H."""
 
     name = "tilemoe-dh-over-h"
+    only_if_named = True
     options = {"overwrite_H": True}
 
 
@@ -120,6 +132,7 @@ class TileMoESmall(TileMoE):
     """The one of least memory: Y and dX~ exist in four blocks of columns besides."""
 
     name = "tilemoe-small-peak"
+    only_if_named = True
     options = {"overwrite_H": True, "column_blocks": 4}
 
 
@@ -127,6 +140,81 @@ class TileMoEBefore(TileMoE):
     """Another build of the package, which a process of its own has on its path."""
 
     name = "tilemoe-before"
+    only_if_named = True
+
+
+class TileMoESm80(TileMoE):
+    """The products by mma.sync, on whatever GPU. The choice of a kit is the whole process's, so it
+    is taken back after each call."""
+
+    name = "tilemoe-sm80"
+    only_if_named = True
+    kit = "sm80"
+
+    @classmethod
+    def missing(cls, case):
+        if reason := super().missing(case):
+            return reason
+        import tilemoe
+
+        return None if hasattr(tilemoe, "set_kit") else "this tilemoe has no kits to choose from"
+
+    @contextlib.contextmanager
+    def chosen(self):
+        from tilemoe import set_kit
+
+        set_kit(self.kit)
+        try:
+            yield
+        finally:
+            set_kit("auto")
+
+    def forward(self):
+        with self.chosen():
+            return super().forward()
+
+    def backward(self, O):
+        with self.chosen():
+            return super().backward(O)
+
+
+class TileMoESm90(TileMoESm80):
+    """The products by wgmma."""
+
+    name = "tilemoe-sm90"
+    kit = "sm90"
+
+
+class TorchDense(Peer):
+    """The experts' products as dense ones of the same M, N and K, each one torch.mm: one expert's
+    weights for all pairs' rows. No router, gather, activation or combine."""
+
+    name = "torch-dense"
+    only_if_named = True
+    is_layer = False
+
+    def __init__(self, problem):
+        super().__init__(problem)
+        case = problem.case
+        # A pair's rows of X and of dO, as they would be gathered.
+        pairs = torch.arange(case.rows, device=self.X.device) // case.K
+        with torch.no_grad():
+            self.rows, self.d_rows = self.X[pairs], problem.dO[pairs]  # (M, d)
+            self.H = self.rows @ self.W1[0].t()  # (M, 2n)
+            self.A = _swiglu(self.H)  # (M, n)
+
+    @torch.no_grad()
+    def forward(self):
+        self.H = self.rows @ self.W1[0].t()
+        return self.A @ self.W2[0].t()  # Y (M, d)
+
+    @torch.no_grad()
+    def backward(self, O):
+        dA = self.d_rows @ self.W2[0]  # (M, n)
+        dW2 = self.d_rows.t() @ self.A  # (d, n)
+        d_rows = self.H @ self.W1[0]  # (M, d); H for dH, which is as large
+        dW1 = self.H.t() @ self.rows  # (2n, d)
+        return dA, dW2, d_rows, dW1
 
 
 class TorchGroupedMM(Peer):
@@ -272,8 +360,31 @@ class ScatterMoE(Peer):
     module = "scattermoe"
 
     @classmethod
+    def variables(cls):
+        """Caches of its own, so that what lies there is what it ran."""
+        home = pathlib.Path.home()
+        folders = {
+            "TRITON_CACHE_DIR": home / ".triton" / "cache",
+            "TORCHINDUCTOR_CACHE_DIR": home / ".cache" / "torchinductor",
+        }
+        return {
+            name: str(pathlib.Path(os.environ.get(name) or otherwise) / cls.name)
+            for name, otherwise in folders.items()
+        }
+
+    @classmethod
     def missing(cls, case):
         return "it runs on a GPU" if case.device != "cuda" else super().missing(case)
+
+    @property
+    def settings(self):
+        """Which tensor cores' instructions the PTX in its cache has. Triton keeps the PTX of every
+        kernel that it runs."""
+        folder = os.environ.get("TRITON_CACHE_DIR", "")
+        if pathlib.Path(folder).name != self.name:
+            return {}  # it shares others' cache
+        return {"TRITON_OVERRIDE_ARCH": os.environ.get("TRITON_OVERRIDE_ARCH", "none"),
+                **instructions_in(pathlib.Path(folder))}  # fmt: skip
 
     def __init__(self, problem):
         from scattermoe.mlp import GLUMLP
@@ -291,6 +402,33 @@ class ScatterMoE(Peer):
 
     def forward(self):
         return self.mlp(self.X, *self.top_k())
+
+
+class ScatterMoESm80(ScatterMoE):
+    """The same kernels as Triton makes them for GPUs before Hopper: mma.sync in place of wgmma,
+    then assembled for the GPU that is there."""
+
+    name = "scattermoe-sm80"
+    only_if_named = True
+
+    @classmethod
+    def variables(cls):
+        return {**super().variables(), "TRITON_OVERRIDE_ARCH": "sm80"}
+
+    @classmethod
+    def missing(cls, case):
+        # Triton reads it once, when it is imported.
+        if os.environ.get("TRITON_OVERRIDE_ARCH") != "sm80":
+            return "it needs a process of its own: --packages scattermoe-sm80=DIR"
+        return super().missing(case)
+
+
+def instructions_in(folder):
+    """{what: how many kernels' PTX} in a cache of Triton's."""
+    texts = [file.read_text() for file in sorted(folder.rglob("*.ptx"))]
+    return {"kernels": len(texts),
+            **{f"with {name}": sum(f"{name}." in text for text in texts)
+               for name in ("wgmma", "mma.sync")}}  # fmt: skip
 
 
 class Transformers(Peer):
@@ -352,6 +490,7 @@ def _transformers():
 def all_peers():
     """Name -> class, TileMoE first."""
     peers = [TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEBefore]
-    peers += [TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE]
+    peers += [TileMoESm80, TileMoESm90, TorchDense]
+    peers += [TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE, ScatterMoESm80]
     peers += _transformers()
     return {peer.name: peer for peer in peers}

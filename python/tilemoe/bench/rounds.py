@@ -35,12 +35,13 @@ class Worker:
         return result
 
 
-def peer_worker(python, name, case, passes="both", threads=0, environment=None):
+def peer_worker(python, name, case, passes="both", threads=0, environment=None, kernels=False):
     """The peer `name` of peers.py in a process of `python`'s, which need not have tilemoe. case:
-    the fields of cases.Case. Where it cannot run, `ready` has `left_out` that says why."""
+    the fields of cases.Case; kernels: its entry has each kernel's time. Where it cannot run,
+    `ready` has `left_out` that says why."""
     script = pathlib.Path(__file__).with_name("alone.py")
     return Worker([python, script, "--peer", name, "--case", json.dumps(case), "--pass", passes,
-                   "--threads", threads], environment)
+                   "--threads", threads, *(["--kernels"] if kernels else [])], environment)
 
 
 def claim_stdout():

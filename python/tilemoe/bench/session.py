@@ -35,7 +35,8 @@ def measured_in_process(peer, problem, clock, passes):
     if needed > there:
         raise LeftOut(f"it needs some {needed / 2**30:.1f} GiB, {there / 2**30:.1f} can be had")
     try:
-        check(peer, case.device, case.dtype, case.zipf, passes in ("both", "backward"))
+        if peer.is_layer:
+            check(peer, case.device, case.dtype, case.zipf, passes in ("both", "backward"))
         return Measured(peer, problem, clock, passes)
     except Wrong as error:
         raise LeftOut(f"wrong results: {error}") from error
@@ -46,15 +47,20 @@ def measured_in_process(peer, problem, clock, passes):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a peer's process finds what it needs: a Python, and a folder of packages before its own
-    (`pip install --target`), which hides a TileMoE of this process."""
+    """Where a peer's process finds what it needs: a Python, a folder of packages before its own
+    (`pip install --target`), which hides a TileMoE of this process, and variables of the
+    environment."""
 
     python: str = sys.executable
     packages: pathlib.Path | None = None
+    variables: dict = dataclasses.field(default_factory=dict)
 
     def environment(self):
+        return {**self._with_packages(), **self.variables}
+
+    def _with_packages(self):
         if self.packages is None:
-            return None
+            return dict(os.environ)
         # CuTe's DSL has its modules a level deeper, which pip tells Python by a .pth file.
         deeper = self.packages / "nvidia_cutlass_dsl" / "python_packages"
         path = [str(folder.resolve()) for folder in (self.packages, deeper) if folder.is_dir()]
@@ -65,11 +71,11 @@ class Place:
 class Remote:
     """A peer in a process of its own."""
 
-    def __init__(self, place, name, case, passes, threads):
+    def __init__(self, place, name, case, passes, threads, kernels=False):
         self.name = name
         try:
             self.worker = peer_worker(place.python, name, dataclasses.asdict(case), passes, threads,
-                                      place.environment())  # fmt: skip
+                                      place.environment(), kernels)  # fmt: skip
         except SystemExit as error:
             raise LeftOut(str(error)) from None
         if reason := self.worker.ready.get("left_out"):
@@ -96,18 +102,18 @@ def _time_of_peers(entries):
     return found
 
 
-def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, pictures=False,
-        say=lambda line: None):  # fmt: skip
+def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, kernels=False,
+        pictures=False, say=lambda line: None):  # fmt: skip
     """The case's entries, TileMoE's first. peers: classes of peers.py; places: for a peer's name
-    the Place of its process, where that is not this one; pictures: also measure what only they
-    show."""
+    the Place of its process, where that is not this one; kernels: after the rounds also each
+    kernel's time; pictures: what only they show, and the kernels of this process's peers."""
     problem, clock = Problem(case), make_clock(case.device)
     runners, left_out = [], {}
     for peer in peers:
         say(f"{case.name}: preparing {peer.name}")
         try:
             if place := (places or {}).get(peer.name):
-                runners.append(Remote(place, peer.name, case, passes, threads))
+                runners.append(Remote(place, peer.name, case, passes, threads, kernels))
             else:
                 runners.append(measured_in_process(peer, problem, clock, passes))
         except LeftOut as error:
@@ -136,9 +142,10 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, pictur
         entry["load_average"] = os.getloadavg()[0]
         entry["round_times"] = [r[runner.name] for r in times]
         entry["fwd_plus_bwd_ms"] = statistics.median(sum(r[runner.name].values()) for r in times)
-        if pictures and isinstance(runner, Measured):
+        if (kernels or pictures) and isinstance(runner, Measured):
             entry["kernels"] = runner.kernels()
-            if passes == "both":
+        if pictures and isinstance(runner, Measured):
+            if passes == "both" and runner.peer.is_layer:
                 entry["granularity"] = _granularity(type(runner.peer), case)
         entries.append(entry)
     ours = entries[0]

@@ -12,6 +12,7 @@ def main():
     parser.add_argument("--case", type=json.loads, required=True, help="fields of cases.Case")
     parser.add_argument("--pass", dest="passes", default="both")
     parser.add_argument("--threads", type=int, default=0, help="0 for one a core")
+    parser.add_argument("--kernels", action="store_true", help="each kernel's time in the entry")
     args = parser.parse_args()
     answers = claim_stdout()
 
@@ -37,5 +38,9 @@ def main():
         answers,
         args.peer,
         measured.round,
-        lambda: {**measured.entry(), **machine.describe(case.device, peer.packages)},
+        lambda: {
+            **measured.entry(),
+            **({"kernels": measured.kernels()} if args.kernels else {}),
+            **machine.describe(case.device, peer.packages),
+        },
     )
