@@ -226,10 +226,12 @@ class Backend {
 
   // ---- routing. Arguments are those of the public interface, checked.
   virtual size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const = 0;
+  virtual size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d) const = 0;
   virtual size_t router_losses_scratch_bytes(int64_t T, int64_t E) const = 0;
   virtual void top_k(const tilemoe_top_k_args& args) = 0;
   virtual void top_k_scores(const tilemoe_top_k_scores_args& args) = 0;
   virtual void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) = 0;
+  virtual void route_tokens(tilemoe_routing& routing, const tilemoe_route_tokens_args& args) = 0;
   virtual void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) = 0;
   virtual void route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) = 0;
   virtual void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) = 0;
