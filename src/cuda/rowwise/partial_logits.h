@@ -103,8 +103,8 @@ __device__ __forceinline__ void add_tokens(const PartialLogits& params,
 
 // A part of one expert's logits, by one warp.
 template <class Element, class Weight>
-__device__ void add_part(const PartialLogits& params, int32_t expert, int32_t part,
-                         int32_t first, int32_t end) {
+__device__ void add_part(const PartialLogits& params, int32_t expert, int32_t part, int32_t first,
+                         int32_t end) {
   float weight[kStretches][kLaneColumns];
   load_part(params.weight.row<Weight>(expert), part, params.d, weight);
   int32_t t = first;
@@ -126,8 +126,7 @@ __device__ void add_part_of(const PartialLogits& params, int32_t expert, int32_t
 __device__ void add_part_of_any(const PartialLogits& params, int32_t expert, int32_t part,
                                 int32_t first, int32_t end) {
   switch (params.X.dtype) {
-    case TILEMOE_BFLOAT16:
-      return add_part_of<__nv_bfloat16>(params, expert, part, first, end);
+    case TILEMOE_BFLOAT16: return add_part_of<__nv_bfloat16>(params, expert, part, first, end);
     case TILEMOE_FLOAT16: return add_part_of<__half>(params, expert, part, first, end);
     default: return add_part_of<float>(params, expert, part, first, end);
   }
@@ -139,8 +138,7 @@ __device__ __forceinline__ void prefetch_weight(const PartialLogits& params, int
 #pragma unroll
   for (int s = 0; s < kStretches; ++s) {
     const int64_t column = few::first_column(part, s, lane_index());
-    if (column < params.d)
-      ptx::prefetch_to_l2(params.weight.row<char>(expert) + column * element);
+    if (column < params.d) ptx::prefetch_to_l2(params.weight.row<char>(expert) + column * element);
   }
 }
 

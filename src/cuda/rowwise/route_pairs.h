@@ -71,8 +71,8 @@ __device__ void route_pairs(const ChosenPairs& params) {
   for (int i = 0; i < kPairsEach; ++i) {
     const int32_t pair = thread + i * kThreads, t = pair / K;
     if (pair >= pairs) continue;
-    const int32_t row = first_row[id[i]] +
-                        TokenSet::count_before(t, [&](int w) { return tokens[w][id[i]]; });
+    const int32_t row =
+        first_row[id[i]] + TokenSet::count_before(t, [&](int w) { return tokens[w][id[i]]; });
     routing.pair_row[pair] = row < capacity ? row : -1;
     if (row >= capacity) continue;
     routing.row_token[row] = t;

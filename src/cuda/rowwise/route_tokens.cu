@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
     route_tokens_by_blocks(const __grid_constant__ RouteTokensParams params) {
   const auto part = static_cast<int32_t>(blockIdx.x), tile = static_cast<int32_t>(blockIdx.z);
   const auto expert = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / kWarp);
-  const bool exists = expert < params.partial.E, several_tiles = gridDim.z > 1;
+  const bool exists = expert<params.partial.E, several_tiles = gridDim.z> 1;
   const int32_t first = tile * kTileTokens, end = min(first + kTileTokens, params.partial.T);
   const Arrivals of_tile = params.arrivals(tile), of_all = params.arrivals(kMostTiles);
 
@@ -159,10 +159,9 @@ void launch(const RouteTokensParams& params, cudaStream_t stream) {
   const auto tiles = static_cast<unsigned>((params.choice.T + kTileTokens - 1) / kTileTokens);
   const auto groups = static_cast<unsigned>((params.choice.E + kWarps - 1) / kWarps);
   const auto parts = static_cast<unsigned>(params.partial.parts);
-  launch_early<route_tokens_by_blocks<kSlots>>({.blocks = dim3(parts, groups, std::max(tiles, 1u)),
-                                                .threads = kThreads,
-                                                .stream = stream},
-                                               params);
+  launch_early<route_tokens_by_blocks<kSlots>>(
+      {.blocks = dim3(parts, groups, std::max(tiles, 1u)), .threads = kThreads, .stream = stream},
+      params);
 }
 
 }  // namespace
