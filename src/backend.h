@@ -26,8 +26,8 @@ struct Tuning {
   int block_turns = 1;  // blocks of threads for each multiprocessor, one after the other
   const cuda::TileConfiguration* tile = nullptr;  // one of the step's; null: as the model chooses
   int32_t column_group = 0;  // blocks of columns that share rows while they are in L2; 0: 8
-  // Whether products and the combine start while the kernel before them ends. Forward was up to
-  // 0.8 % slower so (docs/decisions.md), and only benchmarks ask for it.
+  // Whether products and the combine start while the kernel before them ends: the layer asks for it
+  // where rows are few (docs/decisions.md).
   bool early = false;
 };
 

@@ -128,8 +128,8 @@ Result compose(const Problem& problem, const std::vector<float>& values) {
          .scoring = problem.given.scoring,
          .K = K,
          .logits = logits.tensor(),
-         .selection_bias = problem.selection_bias.empty() ? ConstTensor()
-                                                          : vector_of(problem.selection_bias),
+         .selection_bias =
+             problem.selection_bias.empty() ? ConstTensor() : vector_of(problem.selection_bias),
          .ids = all_ids,
          .scores = all_scores,
          .expert_counts = {counts.data(), DType::kInt32, {E}},
@@ -186,8 +186,8 @@ bool same(float a, float b) {
   return a == b || (std::isnan(a) && std::isnan(b));
 }
 
-const Size kSizes[] = {{1, 8, 1, 1},     {3, 16, 5, 2},    {2, 248, 8, 3},   {5, 256, 9, 9},
-                       {4, 264, 17, 4},  {7, 512, 16, 1},  {2, 520, 40, 6},  {17, 1536, 24, 8},
+const Size kSizes[] = {{1, 8, 1, 1},     {3, 16, 5, 2},    {2, 248, 8, 3},    {5, 256, 9, 9},
+                       {4, 264, 17, 4},  {7, 512, 16, 1},  {2, 520, 40, 6},   {17, 1536, 24, 8},
                        {64, 2056, 8, 2}, {1, 4096, 64, 8}, {33, 1016, 12, 12}};
 
 TEST(RouteTokens, LogitsHaveTheDocumentedOrder) {
@@ -267,7 +267,8 @@ void expect_composed(Problem& problem) {
 }
 
 TEST(RouteTokens, IsTopKAndTheRoutingOfItsLogits) {
-  const Size sizes[] = {{1, 0, 8, 3}, {5, 0, 7, 7}, {64, 0, 40, 8}, {31, 0, 130, 5}, {64, 0, 512, 32}};
+  const Size sizes[] = {
+      {1, 0, 8, 3}, {5, 0, 7, 7}, {64, 0, 40, 8}, {31, 0, 130, 5}, {64, 0, 512, 32}};
   for (const Size& size : sizes)
     for (const Scoring scoring : kScorings)
       for (const Logits kind : {Logits::kNormal, Logits::kTies, Logits::kSpecial, Logits::kSkewed})
@@ -364,8 +365,7 @@ TEST(RouteTokens, SetsOfTokensTellThePlaces) {
         return tokens[static_cast<size_t>(e)][static_cast<size_t>(w)];
       };
       const auto t = static_cast<int32_t>(pair / size.K);
-      EXPECT_EQ(routing.pair_row[pair],
-                routing.offsets[e] + few::TokenSet::count_before(t, word));
+      EXPECT_EQ(routing.pair_row[pair], routing.offsets[e] + few::TokenSet::count_before(t, word));
       EXPECT_EQ(routing.offsets[e + 1] - routing.offsets[e], few::TokenSet::count(word));
     }
   }

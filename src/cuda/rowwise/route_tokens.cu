@@ -111,7 +111,7 @@ __device__ void choose_tokens(const RouteTokensParams& params, int32_t first, in
 
 // blockIdx: part, eight experts, tile of tokens.
 template <int kSlots>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     route_tokens_by_blocks(const __grid_constant__ RouteTokensParams params) {
   const auto part = static_cast<int32_t>(blockIdx.x), tile = static_cast<int32_t>(blockIdx.z);
   const auto expert = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / kWarp);
