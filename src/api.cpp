@@ -183,6 +183,19 @@ tilemoe_status tilemoe_route_top_k(tilemoe_routing* routing, const tilemoe_route
   return guarded("tilemoe_route_top_k", [&] { tilemoe::route_top_k(routing, args); });
 }
 
+tilemoe_status tilemoe_route_tokens_workspace_bytes(const tilemoe_routing_spec* spec, int64_t d,
+                                                    size_t* bytes) {
+  return guarded("tilemoe_route_tokens_workspace_bytes", [&] {
+    check_out(bytes, "bytes");
+    *bytes = tilemoe::route_tokens_workspace_bytes(tilemoe::complete(spec), d);
+  });
+}
+
+tilemoe_status tilemoe_route_tokens(tilemoe_routing* routing,
+                                    const tilemoe_route_tokens_args* args) {
+  return guarded("tilemoe_route_tokens", [&] { tilemoe::route_tokens(routing, args); });
+}
+
 tilemoe_status tilemoe_route_general(tilemoe_routing* routing,
                                      const tilemoe_route_general_args* args) {
   return guarded("tilemoe_route_general", [&] { tilemoe::route_general(routing, args); });

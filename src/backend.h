@@ -26,8 +26,8 @@ struct Tuning {
   int block_turns = 1;  // blocks of threads for each multiprocessor, one after the other
   const cuda::TileConfiguration* tile = nullptr;  // one of the step's; null: as the model chooses
   int32_t column_group = 0;  // blocks of columns that share rows while they are in L2; 0: 8
-  // Whether products and the combine start while the kernel before them ends. Forward was up to
-  // 0.8 % slower so (docs/decisions.md), and only benchmarks ask for it.
+  // Whether products and the combine start while the kernel before them ends: the layer asks for it
+  // where rows are few (docs/decisions.md).
   bool early = false;
 };
 
@@ -226,10 +226,12 @@ class Backend {
 
   // ---- routing. Arguments are those of the public interface, checked.
   virtual size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const = 0;
+  virtual size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d) const = 0;
   virtual size_t router_losses_scratch_bytes(int64_t T, int64_t E) const = 0;
   virtual void top_k(const tilemoe_top_k_args& args) = 0;
   virtual void top_k_scores(const tilemoe_top_k_scores_args& args) = 0;
   virtual void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) = 0;
+  virtual void route_tokens(tilemoe_routing& routing, const tilemoe_route_tokens_args& args) = 0;
   virtual void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) = 0;
   virtual void route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) = 0;
   virtual void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) = 0;

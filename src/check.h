@@ -52,6 +52,9 @@ template <>
 inline constexpr size_t kLeastBytes<tilemoe_route_top_k_args> = offsetof(tilemoe_route_top_k_args,
                                                                          stream);
 template <>
+inline constexpr size_t kLeastBytes<tilemoe_route_tokens_args> = offsetof(tilemoe_route_tokens_args,
+                                                                          stream);
+template <>
 inline constexpr size_t kLeastBytes<tilemoe_route_general_args> =
     offsetof(tilemoe_route_general_args, stream);
 template <>

@@ -53,8 +53,16 @@ Rows rows_of(const tilemoe_routing& routing) {
           .score = routing.row_score};
 }
 
+// Up to here a product lasts little longer than its launch. 64 tokens of 32 experts each.
+constexpr int64_t kFewRows = 2048;
+
 Tuning tuning_of(int32_t block_turns) {
   return {.block_turns = std::max<int>(block_turns, 1)};
+}
+Tuning forward_tuning(const tilemoe_forward_args& args, const tilemoe_routing_spec& spec) {
+  Tuning tuning = tuning_of(args.block_turns);
+  tuning.early = spec.capacity <= kFewRows;
+  return tuning;
 }
 
 // Runs a backend's steps, seen by the observer if there is one.
@@ -269,7 +277,7 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
   const tilemoe_tensor A = region(call.experts, spec, args.workspace, call.plan.A, call.experts.n);
   const tilemoe_weights& weights = call.weights;
   const Rows rows = rows_of(call.routing);
-  const Tuning tuning = tuning_of(args.block_turns);
+  const Tuning tuning = forward_tuning(args, spec);
 
   if (spec.capacity > 0)
     run(step::kUpProjection, &Backend::up_projection,
@@ -302,7 +310,8 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
          .scale_by_score = true,
          .addend = slice(args.addend, 1, first, columns),
          .out = slice(args.O, 1, first, columns),
-         .stream = args.stream});
+         .stream = args.stream,
+         .tuning = tuning});
   });
   if (args.saved) args.saved->state = TILEMOE_SAVED_H, args.saved->dH = nullptr;
 }

@@ -112,6 +112,11 @@ Tensor gradient_like(const Call& call, const Tensor& weight) {
   return torch::stable::transpose(call.empty({E, columns, rows}, dtype), 1, 2);
 }
 
+void check_top_k(const Rule& rule) {
+  if (rule.kind != TILEMOE_ROUTING_TOP_K)
+    refuse("kind is " + std::to_string(rule.kind) + ", expected that of a top-K routing");
+}
+
 // Every gradient of one backward, in the order of their bits; what is absent is not computed.
 using Gradients = Tensors;
 
@@ -290,13 +295,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
   const Weights weights(weight_list);
   const Config config(numbers, reals);
   const Rule& rule = config.numbers.rule;
-  if (rule.kind != TILEMOE_ROUTING_TOP_K)
-    refuse("kind is " + std::to_string(rule.kind) + ", expected that of a top-K routing");
+  check_top_k(rule);
   const auto [routing, expert_counts] =
       choose_and_route(call, logits, selection_bias, rule, config.reals.routed_scaling_factor);
   const auto [O, H] =
       forward(call, X, routing, weights, addend, logits.size(0) * rule.K, config, keep_H);
   return {O, H, routing, expert_counts};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe_tokens(
+    const Tensor& X, const Tensor& router_weight, const MaybeTensor& router_bias,
+    const MaybeTensor& selection_bias, const Tensors& weight_list, const MaybeTensor& addend,
+    const std::vector<int64_t>& numbers, const std::vector<double>& reals, ScalarType logits_dtype,
+    bool wants_logits) {
+  const Call call({{"X", X},
+                   {"router_weight", router_weight},
+                   {"router_bias", router_bias},
+                   {"selection_bias", selection_bias},
+                   {"weights", kWeightNames, weight_list},
+                   {"addend", addend}});
+  const Weights weights(weight_list);
+  const Config config(numbers, reals);
+  const Rule& rule = config.numbers.rule;
+  check_top_k(rule);
+  const auto [routing, expert_counts, logits] =
+      route_tokens(call, X, {router_weight, router_bias, selection_bias, logits_dtype}, rule,
+                   config.reals.routed_scaling_factor, wants_logits);
+  const auto [O, H] = forward(call, X, routing, weights, addend, X.size(0) * rule.K, config, false);
+  return {O, routing, expert_counts, logits};
 }
 
 std::vector<Tensor> experts_backward(const Tensor& dO, const Tensor& X, const Tensor& H,

@@ -50,6 +50,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(const Tensor& X, const Tensor& lo
                                                const std::vector<int64_t>& numbers,
                                                const std::vector<double>& reals, bool keep_H,
                                                bool overwrite_H);
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe_tokens(
+    const Tensor& X, const Tensor& router_weight, const MaybeTensor& router_bias,
+    const MaybeTensor& selection_bias, const Tensors& weights, const MaybeTensor& addend,
+    const std::vector<int64_t>& numbers, const std::vector<double>& reals, ScalarType logits_dtype,
+    bool wants_logits);
 std::vector<Tensor> experts_backward(const Tensor& dO, const Tensor& X, const Tensor& H,
                                      const Tensor& routing, const Tensors& weights,
                                      const MaybeTensor& logits, const std::vector<int64_t>& numbers,

@@ -19,6 +19,7 @@ inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("route_grouped", TORCH_BOX(&route_grouped));
   m.impl("experts", TORCH_BOX(&experts));
   m.impl("moe", TORCH_BOX(&moe));
+  m.impl("moe_tokens", TORCH_BOX(&moe_tokens));
   m.impl("experts_backward", TORCH_BOX(&experts_backward));
   m.impl("experts_backward_over_H", TORCH_BOX(&experts_backward_over_H));
   m.impl("experts_backward_out", TORCH_BOX(&experts_backward_out));

@@ -42,6 +42,12 @@ NewRouting::NewRouting(const Call& call, const tilemoe_routing_spec& spec)
       workspace_(routing_workspace(call, spec, &workspace_bytes_)),
       routing_(bind_routing(call, spec, tensor_)) {}
 
+NewRouting::NewRouting(const Call& call, const tilemoe_routing_spec& spec, size_t workspace_bytes)
+    : tensor_(call.empty({elements(spec)}, ScalarType::Int)),
+      workspace_bytes_(workspace_bytes),
+      workspace_(call.bytes(workspace_bytes)),
+      routing_(bind_routing(call, spec, tensor_)) {}
+
 tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,
                              const Tensor& tensor) {
   const tilemoe_tensor memory = call.view("routing", tensor);
@@ -67,6 +73,39 @@ std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logi
   const auto [scores, ids, expert_counts] =
       choose(call, logits, selection_bias, rule, routed_scaling_factor, ScalarType::Int);
   return {build_top_k(call, ids, scores, logits.size(1)), expert_counts};
+}
+
+std::tuple<Tensor, Tensor, Tensor> route_tokens(const Call& call, const Tensor& X,
+                                                const TokenRouter& router, const Rule& rule,
+                                                double routed_scaling_factor, bool wants_logits) {
+  check_dims("X", X, 2, "(T, d)");
+  check_dims("router_weight", router.weight, 2, "(E, d)");
+  const int64_t T = X.size(0), d = X.size(1), E = router.weight.size(0);
+  const Tensor rows = dense_rows_on_16(X), weight = dense_rows_on_16(router.weight);
+  const tilemoe_routing_spec spec = routing_spec(call, TILEMOE_ROUTING_TOP_K, T, E, rule.K, 0);
+  size_t workspace_bytes = 0;
+  check(tilemoe_route_tokens_workspace_bytes(&spec, d, &workspace_bytes));
+  NewRouting routing(call, spec, workspace_bytes);
+  const Tensor expert_counts = call.empty({E}, ScalarType::Int);
+  const Tensor logits =
+      wants_logits ? call.empty({T, E}, router.logits_dtype) : call.empty({0}, router.logits_dtype);
+  tilemoe_route_tokens_args args{};
+  args.struct_size = sizeof args;
+  args.scoring = narrowed<tilemoe_scoring>("scoring", rule.scoring);
+  args.logits_dtype = call.view("logits", logits).dtype;
+  args.X = call.view("X", rows);
+  args.router_weight = call.view("router_weight", weight);
+  args.router_bias = call.view("router_bias", router.bias);
+  args.selection_bias = call.view("selection_bias", router.selection_bias);
+  if (wants_logits) args.logits = call.view("logits", logits);
+  args.expert_counts = call.view("expert_counts", expert_counts);
+  args.n_group = rule.n_group, args.topk_group = rule.topk_group;
+  args.group_score = narrowed<tilemoe_group_score>("group_score", rule.group_score);
+  args.routed_scaling_factor = static_cast<float>(routed_scaling_factor);
+  args.workspace = routing.workspace(), args.workspace_bytes = routing.workspace_bytes();
+  args.stream = call.stream();
+  check(tilemoe_route_tokens(&routing.get(), &args));
+  return {routing.tensor(), expert_counts, logits};
 }
 
 std::tuple<Tensor, Tensor> route_logits(const Tensor& logits, const MaybeTensor& selection_bias,

@@ -27,6 +27,8 @@ inline tilemoe_routing_spec routing_spec(const Call& call, tilemoe_routing_kind 
 class NewRouting {
  public:
   NewRouting(const Call& call, const tilemoe_routing_spec& spec);
+  // With another workspace than most calls need.
+  NewRouting(const Call& call, const tilemoe_routing_spec& spec, size_t workspace_bytes);
 
   tilemoe_routing& get() { return routing_; }
   void* workspace() const { return workspace_.data_ptr(); }
@@ -44,6 +46,19 @@ class NewRouting {
 std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logits,
                                             const MaybeTensor& selection_bias, const Rule& rule,
                                             double routed_scaling_factor);
+
+// What few tokens are routed by.
+struct TokenRouter {
+  const Tensor& weight;               // (E, d)
+  const MaybeTensor& bias;            // (E)
+  const MaybeTensor& selection_bias;  // (E)
+  ScalarType logits_dtype;
+};
+// Routes few tokens X (T, d): the routing, how often each expert was chosen (E), and the logits
+// (T, E) where they are wanted, else empty.
+std::tuple<Tensor, Tensor, Tensor> route_tokens(const Call& call, const Tensor& X,
+                                                const TokenRouter& router, const Rule& rule,
+                                                double routed_scaling_factor, bool wants_logits);
 
 // The routing that `tensor` holds.
 tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,

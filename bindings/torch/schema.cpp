@@ -51,6 +51,12 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "moe(Tensor X, Tensor logits, Tensor? selection_bias, Tensor?[] weights, Tensor? addend, "
       "int[] numbers, float[] reals, bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H, "
       "Tensor routing, Tensor expert_counts)");
+  // The same of few tokens, whose logits it computes itself, rounded to `logits_dtype` and returned
+  // where `wants_logits`, else empty. For inference: it has no gradient.
+  m.def(
+      "moe_tokens(Tensor X, Tensor router_weight, Tensor? router_bias, Tensor? selection_bias, "
+      "Tensor?[] weights, Tensor? addend, int[] numbers, float[] reals, ScalarType logits_dtype, "
+      "bool wants_logits) -> (Tensor O, Tensor routing, Tensor expert_counts, Tensor logits)");
   // The gradients whose bit is in `wanted` (TILEMOE_GRADIENT_), in that order: dX, ds, dW1, dW1_up,
   // dW2, db1, db1_up, db2. What is not wanted is not computed. In the place of ds, under a scoring
   // rule, is what router_backward makes of it: one call less for the host.

@@ -73,6 +73,12 @@ struct RoutingSpec : tilemoe_routing_spec {
     check(tilemoe_routing_workspace_bytes(this, &size));
     return size;
   }
+  // Of Routing::from_tokens, for tokens of width d.
+  size_t route_tokens_workspace_bytes(int64_t d) const {
+    size_t size = 0;
+    check(tilemoe_route_tokens_workspace_bytes(this, d, &size));
+    return size;
+  }
 
  private:
   RoutingSpec(tilemoe_routing_kind routing_kind, Device where) : tilemoe_routing_spec{} {
@@ -93,6 +99,24 @@ struct RoundedRouting {
   void* stream = nullptr;
 };
 
+// Few tokens' routing from the tokens themselves and the router's weight.
+struct TokenRouting {
+  Scoring scoring = Scoring::kSoftmaxOverChosen;
+  Required<DType> logits_dtype;     // what logits are rounded to
+  ConstTensor X;                    // (T, d)
+  ConstTensor router_weight;        // (E, d)
+  ConstTensor router_bias = {};     // (E); optional
+  ConstTensor selection_bias = {};  // (E) float32, for the sigmoid rules; optional
+  Tensor logits = {};               // out (T, E); optional
+  Tensor expert_counts = {};        // out (E) int32; optional
+  int64_t n_group = 1, topk_group = 1;
+  GroupScore group_score = GroupScore::kTop2Sum;
+  float routed_scaling_factor = 1;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;  // RoutingSpec::route_tokens_workspace_bytes
+  void* stream = nullptr;
+};
+
 // The routing of a batch, in `bytes` bytes of the caller's at `memory`, which must outlive it.
 class Routing : public tilemoe_routing {
  public:
@@ -109,6 +133,22 @@ class Routing : public tilemoe_routing {
     args.ids = ids, args.scores = scores;
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     check(tilemoe_route_top_k(this, &args));
+  }
+  // At most TILEMOE_ROUTE_TOKENS_MOST_T of them.
+  void from_tokens(const TokenRouting& given) {
+    tilemoe_route_tokens_args args{};
+    args.struct_size = sizeof args;
+    args.scoring = static_cast<tilemoe_scoring>(given.scoring);
+    args.logits_dtype = to_c(given.logits_dtype);
+    args.X = given.X, args.router_weight = given.router_weight;
+    args.router_bias = given.router_bias, args.selection_bias = given.selection_bias;
+    args.logits = given.logits, args.expert_counts = given.expert_counts;
+    args.n_group = given.n_group, args.topk_group = given.topk_group;
+    args.group_score = static_cast<tilemoe_group_score>(given.group_score);
+    args.routed_scaling_factor = given.routed_scaling_factor;
+    args.workspace = given.workspace, args.workspace_bytes = given.workspace_bytes;
+    args.stream = given.stream;
+    check(tilemoe_route_tokens(this, &args));
   }
   // tokens, experts, scores (pairs)
   void from_triples(const ConstTensor& tokens, const ConstTensor& experts,

@@ -299,6 +299,44 @@ typedef struct tilemoe_route_top_k_args {
 TILEMOE_API tilemoe_status tilemoe_route_top_k(tilemoe_routing* routing,
                                                const tilemoe_route_top_k_args* args);
 
+/* Builds a routing of kind TOP_K from the tokens themselves: the router's product, the choice and the
+ * routing of few tokens in one launch. For inference: what backward reads of the logits is kept
+ * only where they are asked for.
+ *
+ * logits = X router_weight^T + router_bias in float32, in one order of the sum that both backends
+ * have (docs/mathematics.md), rounded to logits_dtype. From there on all is what tilemoe_top_k and
+ * tilemoe_route_top_k make of these logits, bit for bit, with the spec's K.
+ *
+ * Past TILEMOE_ROUTE_TOKENS_MOST_T tokens, _E experts, _K experts a token or width _D it is
+ * TILEMOE_UNSUPPORTED on either backend: a dense product, tilemoe_top_k and tilemoe_route_top_k do
+ * the same there. */
+#define TILEMOE_ROUTE_TOKENS_MOST_T 64
+#define TILEMOE_ROUTE_TOKENS_MOST_E 512
+#define TILEMOE_ROUTE_TOKENS_MOST_K 32
+#define TILEMOE_ROUTE_TOKENS_MOST_D 65536
+typedef struct tilemoe_route_tokens_args {
+  uint64_t struct_size;
+  tilemoe_scoring scoring;
+  tilemoe_dtype logits_dtype;    /* float32, bfloat16 or float16: what is chosen by */
+  tilemoe_tensor X;              /* (T, d) float32, bfloat16 or float16; d a multiple of 8 */
+  tilemoe_tensor router_weight;  /* (E, d) X's dtype or float32 */
+  tilemoe_tensor router_bias;    /* (E) float32, bfloat16 or float16; optional */
+  tilemoe_tensor selection_bias; /* (E) float32, sigmoid scorings only; optional */
+  tilemoe_tensor logits;         /* out (T, E) logits_dtype, contiguous; optional */
+  tilemoe_tensor expert_counts;  /* out (E) int32: how often each expert was chosen; optional */
+  int64_t n_group;               /* these four as in tilemoe_top_k_args */
+  int64_t topk_group;
+  tilemoe_group_score group_score;
+  float routed_scaling_factor;
+  void* workspace;        /* of any contents */
+  size_t workspace_bytes; /* at least tilemoe_route_tokens_workspace_bytes(spec, d) */
+  void* stream;
+} tilemoe_route_tokens_args;
+TILEMOE_API tilemoe_status tilemoe_route_tokens_workspace_bytes(const tilemoe_routing_spec* spec,
+                                                                int64_t d, size_t* bytes);
+TILEMOE_API tilemoe_status tilemoe_route_tokens(tilemoe_routing* routing,
+                                                const tilemoe_route_tokens_args* args);
+
 /* Builds a routing of kind GENERAL from triples sorted by token. A triple whose token is outside
  * [0, T) or smaller than one before it, or whose expert is outside [0, E) (-1: "not here"), is
  * skipped. Repeated pairs are legal. tokens, experts (pairs) int32 or int64; scores (pairs)

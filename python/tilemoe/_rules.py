@@ -16,6 +16,7 @@ SCORINGS = (
 )
 SCORES_GIVEN = -1  # in place of a scoring: what flows back is the gradient of the scores themselves
 MOST_GROUPS = 32
+FEW_T, FEW_E, FEW_K, FEW_D = 64, 512, 32, 65536  # TILEMOE_ROUTE_TOKENS_MOST_T and so on
 LEAST_FACTOR = 2.0**-126  # float32's least normal number: to the library 0 is 1
 GROUP_SCORES = ("top2_sum", "max")
 SIGMOIDS = ("sigmoid", "sigmoid_renormalized")

@@ -215,6 +215,23 @@ def _(X, logits, selection_bias, weights, addend, numbers, reals, keep_H, overwr
     return O, H, routing, expert_counts
 
 
+@_register("moe_tokens")
+def _(X, router_weight, router_bias, selection_bias, weights, addend, numbers, reals, logits_dtype,
+      wants_logits):  # fmt: skip
+    _check_lists(weights, numbers, reals)
+    _check_dims("X", X, 2, "(T, d)")
+    _check_dims("router_weight", router_weight, 2, "(E, d)")
+    (T, d), E, rule = X.shape, router_weight.shape[0], numbers[: len(RULE)]
+    _check_shape("tilemoe_route_tokens", "router_weight", router_weight, E, d)
+    _check_shape("tilemoe_route_tokens", "router_bias", router_bias, E)
+    logits = X.new_empty((T, E), dtype=logits_dtype)
+    routing, expert_counts = _fake_route_logits(logits, selection_bias, rule, 1.0)
+    O, _ = _fake_experts(
+        X, logits, routing, weights, addend, T * rule[At.K], numbers, reals, False, False
+    )
+    return O, routing, expert_counts, logits if wants_logits else logits.new_empty((0,))
+
+
 def _gradient_like(weight):
     """A gradient in its weight's own layout, whichever of its last two dimensions is contiguous."""
     if weight.dim() == 3 and weight.stride(2) != 1 and weight.stride(1) == 1:

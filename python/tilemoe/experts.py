@@ -1,6 +1,7 @@
 """`Experts`, `SharedExperts` and the latter's gate, as parts of `MoE`: parameters by Hugging Face's
 names, computed by functional.py."""
 
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
@@ -61,13 +62,23 @@ class Experts(nn.Module):
     ) -> Any:
         """x (T, d), logits (T, E), or with ids among `routing` scores (T, K), and other arguments
         of functional.moe -> what that returns."""
-        local = spread.parameter if spread else plain
-        names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
-        W1, W2, b1, b2 = (local("experts." + name, getattr(self, name)) for name in names)
+        W1, W2, b1, b2 = self._weights(spread.parameter if spread else plain)
         return functional.moe(
             x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, clamp=self.clamp,
             alpha=self.alpha, up_shift=self.up_shift, return_aux=return_aux, **routing,
         )  # fmt: skip
+
+    def of_few(self, x: Tensor, gate: functional.Gate, **options: Any) -> Any:
+        """x (T, d), a gate, and other arguments of functional.moe_tokens -> what that returns."""
+        W1, W2, b1, b2 = self._weights(plain)
+        return functional.moe_tokens(
+            x, gate, W1, W2, b1=b1, b2=b2, activation=self.activation, clamp=self.clamp,
+            alpha=self.alpha, up_shift=self.up_shift, **options,
+        )  # fmt: skip
+
+    def _weights(self, local: Callable[[str, Any], Any]) -> Iterator[Any]:
+        names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
+        return (local("experts." + name, getattr(self, name)) for name in names)
 
     def extra_repr(self) -> str:
         E, d, n = self.down_proj.shape

@@ -465,6 +465,68 @@ def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, 
     )
 
 
+class Gate(NamedTuple):
+    """A router that is not computed yet: what stands in the place of logits where tokens are few."""
+
+    weight: Tensor  # (E, d)
+    bias: Tensor | None  # (E)
+    logits_dtype: torch.dtype
+
+    def takes(self, T: int, K: int) -> bool:
+        """Whether T tokens are few enough."""
+        E, d = self.weight.shape
+        return T <= _rules.FEW_T and E <= _rules.FEW_E and K <= _rules.FEW_K and d <= _rules.FEW_D
+
+
+def moe_tokens(
+    x: Tensor,
+    gate: Gate,
+    W1: Tensor,
+    W2: Tensor,
+    *,
+    K: int,
+    b1: Tensor | None,
+    b2: Tensor | None,
+    activation: Activation,
+    clamp: float,
+    alpha: float,
+    up_shift: float,
+    scoring: Scoring,
+    selection_bias: Tensor | None,
+    n_group: int,
+    topk_group: int,
+    group_score: GroupScore | None,
+    routed_scaling_factor: float,
+    addend: Tensor | None,
+    column_blocks: int,
+    wants_logits: bool,
+    return_aux: bool,
+) -> tuple[Tensor, Aux | None, Tensor]:
+    """`moe` of few tokens in inference, from x (T, d) and the router's weight: O (T, d), its Aux
+    where it is asked for, and the logits (T, E), empty where they are not. Four kernels on a GPU,
+    the Aux left out."""
+    layer = _layer(
+        W1, None, W2, b1, None, b2, activation, "concatenated", clamp, alpha, up_shift,
+        column_blocks, None, None, False,
+    )  # fmt: skip
+    rule = _rules.rule(gate.weight.shape[0], K, scoring, n_group, topk_group, group_score)
+    if routed_scaling_factor != 1.0:
+        _rules.check_factor(routed_scaling_factor)
+    _library.require_dtype(x)
+    out, routing, counts, logits = ops.call_undifferentiated(
+        _ops.moe_tokens.default, x, gate.weight, gate.bias, selection_bias, layer.weights, addend,
+        [*rule, *layer.numbers], [routed_scaling_factor, *layer.reals], gate.logits_dtype,
+        wants_logits,
+    )  # fmt: skip
+    return out, _aux_of_top_k(routing, counts) if return_aux else None, logits
+
+
+def _aux_of_top_k(routing, counts):
+    counters = _rules.counters_of(routing)
+    dropped, added, without = torch.zeros_like(counters[:3]).unbind()  # K experts for every token
+    return Aux(counts, dropped, added, counters[0] + counters[1], without)
+
+
 def _top_k(x, logits, layer, addend, rule, factor, selection_bias, return_aux):
     """O (T, d), and where it is asked for its Aux."""
     args = (x, logits, selection_bias, layer, addend, (), rule, factor, return_aux)
@@ -472,9 +534,7 @@ def _top_k(x, logits, layer, addend, rule, factor, selection_bias, return_aux):
     if not return_aux:
         return found
     out, routing, counts = found
-    counters = _rules.counters_of(routing)
-    dropped, added, without = torch.zeros_like(counters[:3]).unbind()  # K experts for every token
-    return out, Aux(counts, dropped, added, counters[0] + counters[1], without)
+    return out, _aux_of_top_k(routing, counts)
 
 
 def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, rounding, m, tokens,

@@ -15,9 +15,10 @@ from . import _library, _options
 from ._autocast import autocast_dtype
 from ._distributed import Spread, is_dtensor, plain
 from .experts import Experts, SharedExpertGate, SharedExperts
-from .functional import Activation
-from .router import Router
+from .functional import Activation, Gate
+from .router import Router, is_observed
 from .routing import (
+    Aux,
     Counter,
     GroupScore,
     Rounding,
@@ -253,23 +254,27 @@ class MoE(nn.Module):
         if is_dtensor(x):
             spread, local = Spread(x), x.to_local()
         tokens = local.reshape(-1, self.d)  # (T, d)
-        own = self._cast(tokens)
-        logits = self.gate(tokens if self.gate.dtype else own, spread)  # (T, E)
-        if ids is None:
-            router, routing = logits, self._choice(rounding, seed, offset)
+        gate = self._gate_of_few(tokens) if spread is None and ids is None else None
+        if gate is not None and rounding is None:
+            out, aux, logits = self._few(tokens, gate)
         else:
-            router, routing = self._replay(logits, self._rows_of_ids(ids, x, spread), rounding)
-        found = self.experts(
-            own,
-            router,
-            spread,
-            addend=self._shared(own, spread),
-            column_blocks=self.column_blocks,
-            overwrite_H=self.overwrite_H,
-            return_aux=self.return_aux,
-            **routing,
-        )
-        out, aux = found if self.return_aux else (found, None)
+            own = self._cast(tokens)
+            logits = self.gate(tokens if self.gate.dtype else own, spread)  # (T, E)
+            if ids is None:
+                router, routing = logits, self._choice(rounding, seed, offset)
+            else:
+                router, routing = self._replay(logits, self._rows_of_ids(ids, x, spread), rounding)
+            found = self.experts(
+                own,
+                router,
+                spread,
+                addend=self._shared(own, spread),
+                column_blocks=self.column_blocks,
+                overwrite_H=self.overwrite_H,
+                return_aux=self.return_aux,
+                **routing,
+            )
+            out, aux = found if self.return_aux else (found, None)
         out = shaped_like(out, local)
         if spread is not None:
             out = spread.output(out)
@@ -289,11 +294,28 @@ class MoE(nn.Module):
             return tokens
         return tokens.to(dtype)
 
-    def _choice(
-        self, rounding: Rounding | None, seed: Counter | None, offset: Counter | None
-    ) -> dict[str, Any]:
-        """Arguments of functional.moe that choose from logits."""
-        is_drawn = rounding == "stochastic"
+    def _gate_of_few(self, tokens: Tensor) -> Gate | None:
+        """The router of tokens (T, d) that are few enough for one kernel, in inference."""
+        if torch.is_grad_enabled() or autocast_dtype(tokens.device) is not None:
+            return None
+        if type(self.gate) is not Router or type(self.experts) is not Experts:
+            return None  # somebody's own in their places
+        return None if is_observed(self.experts) else self.gate.of_few(tokens, self.K)
+
+    def _few(self, tokens: Tensor, gate: Gate) -> tuple[Tensor, Aux | None, Tensor]:
+        """tokens (T, d) -> out (T, d), what a return_aux gives, logits (T, E) where losses are."""
+        return self.experts.of_few(
+            tokens,
+            gate,
+            addend=self._shared(tokens, None),
+            column_blocks=self.column_blocks,
+            wants_logits=self._has_losses(),
+            return_aux=self.return_aux,
+            **self._rule(),
+        )
+
+    def _rule(self) -> dict[str, Any]:
+        """Arguments of functional.moe and moe_tokens that tell how tokens choose."""
         return dict(
             K=self.K,
             scoring=self.scoring,
@@ -302,6 +324,15 @@ class MoE(nn.Module):
             topk_group=self.topk_group,
             group_score=self.group_score,
             routed_scaling_factor=self.routed_scaling_factor,
+        )
+
+    def _choice(
+        self, rounding: Rounding | None, seed: Counter | None, offset: Counter | None
+    ) -> dict[str, Any]:
+        """Arguments of functional.moe that choose from logits."""
+        is_drawn = rounding == "stochastic"
+        return dict(
+            **self._rule(),
             rounding=rounding,
             m=self.m,
             rounding_tokens=self.rounding_tokens,
@@ -348,9 +379,12 @@ class MoE(nn.Module):
             overwrite_H=self.overwrite_H,
         )
 
+    def _has_losses(self) -> bool:
+        return self.balance_coefficient != 0 or self.z_coefficient != 0
+
     def _losses(self, logits: Tensor, expert_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """logits (T, E), expert_counts (E) -> loss, balance, z."""
-        if self.balance_coefficient == 0 and self.z_coefficient == 0:
+        if not self._has_losses():
             loss, balance, z = torch.zeros(3, device=logits.device).unbind()
             return loss, balance, z
         balance, z = router_losses(logits, expert_counts)

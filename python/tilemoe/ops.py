@@ -502,6 +502,10 @@ def _refuse_double_backward(ctx, *_):
     raise NotImplementedError(_NO_SECOND_GRADIENT)
 
 
+def _refuse_backward(ctx, *_):
+    raise NotImplementedError("tilemoe: moe_tokens has no gradient, it is for inference: call moe")
+
+
 def _refuse_vmap(info, in_dims, *args):
     raise NotImplementedError(
         "tilemoe: vmap over its operators is not there: put the batch into the tokens"
@@ -521,10 +525,11 @@ def _refuse_tangents_alone(name):
     _library_of_gradients.impl(name, kernel, "Autograd")
 
 
+_differentiate("moe_tokens", lambda *_: None, _refuse_backward)
 _ROUTES = ("route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped")
 for _name in ("top_k_backward", "experts_backward", "router_backward", "router_losses_backward"):
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
 for _name in (*_ROUTES, "experts_backward_out", "experts_backward_over_H"):
     _refuse_tangents_alone(_name)
-for _name in ("top_k", "scores_at", *_ROUTES, "experts", "moe", "router_losses"):
+for _name in ("top_k", "scores_at", *_ROUTES, "experts", "moe", "moe_tokens", "router_losses"):
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

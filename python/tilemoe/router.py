@@ -9,6 +9,19 @@ from torch import Tensor, nn
 from . import ops
 from ._autocast import autocast_dtype
 from ._distributed import Spread, plain
+from .functional import Gate
+
+
+def is_observed(module: nn.Module) -> bool:
+    """Whether somebody sees the module being called, or wraps its forward."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
+        or "forward" in vars(module)
+    )
 
 
 class _WideLinear(torch.autograd.Function):
@@ -87,15 +100,31 @@ class Router(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
+    def of_few(self, x: Tensor, K: int) -> Optional[Gate]:
+        """What makes the logits of few tokens x (T, d) in the call that chooses by them; None where
+        that would not do what calling this module does: a part of it was replaced or has hooks, or
+        a linear layer would compute in another dtype than the kernel."""
+        if type(self) is not Router or is_observed(self):
+            return None
+        weight, bias = self.weight, self.bias
+        if any(t is not None and type(t) not in (Tensor, nn.Parameter) for t in (x, weight, bias)):
+            return None  # DTensors, quantised weights: their own kernels
+        dtype = self.dtype or x.dtype
+        widens = dtype == torch.float32 and weight.dtype in (x.dtype, torch.float32)
+        if not (widens if self.dtype else weight.dtype == x.dtype):
+            return None
+        if bias is not None and bias.dtype != weight.dtype:
+            return None
+        gate = Gate(weight, bias, dtype)
+        if not gate.takes(x.shape[0], K):
+            return None
+        self._check_devices(x, weight, bias)
+        return gate
+
     def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
         local = spread.parameter if spread else plain
         weight, bias = local("gate.weight", self.weight), local("gate.bias", self.bias)
-        # What stayed on meta would make an output of noise.
-        correction = self.e_score_correction_bias
-        names = ("weight", "bias", "e_score_correction_bias")
-        for name, tensor in zip(names, (weight, bias, correction)):
-            if tensor is not None and tensor.device != x.device:
-                raise ValueError(f"tilemoe: x is on {x.device} and gate.{name} on {tensor.device}")
+        self._check_devices(x, weight, bias)
         if self.dtype is None:
             if weight.dtype != x.dtype and autocast_dtype(x.device) is None:
                 raise ValueError(
@@ -109,6 +138,14 @@ class Router(nn.Module):
         if bias is not None:
             logits = logits + bias.to(self.dtype)
         return logits.reshape(*x.shape[:-1], weight.shape[0])
+
+    def _check_devices(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        # What stayed on meta would make an output of noise.
+        correction = self.e_score_correction_bias
+        names = ("weight", "bias", "e_score_correction_bias")
+        for name, tensor in zip(names, (weight, bias, correction)):
+            if tensor is not None and tensor.device != x.device:
+                raise ValueError(f"tilemoe: x is on {x.device} and gate.{name} on {tensor.device}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
         # Updates of 1e-3 are lost in 16 bits, so the bias follows a cast's device, not its dtype.

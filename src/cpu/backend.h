@@ -27,10 +27,12 @@ class CpuBackend final : public Backend {
   void bias_gradient(const BiasGradient& step) override;
 
   size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const override;
+  size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d) const override;
   size_t router_losses_scratch_bytes(int64_t T, int64_t E) const override;
   void top_k(const tilemoe_top_k_args& args) override;
   void top_k_scores(const tilemoe_top_k_scores_args& args) override;
   void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) override;
+  void route_tokens(tilemoe_routing& routing, const tilemoe_route_tokens_args& args) override;
   void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) override;
   void route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) override;
   void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) override;

@@ -76,6 +76,9 @@ class CudaBackend final : public Backend {
     }
     return 0;
   }
+  size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d) const override {
+    return cuda::route_tokens_scratch_bytes(spec, d);
+  }
   size_t router_losses_scratch_bytes(int64_t T, int64_t E) const override {
     return cuda::router_losses_scratch_bytes(T, E);
   }
@@ -83,6 +86,9 @@ class CudaBackend final : public Backend {
   void top_k_scores(const tilemoe_top_k_scores_args& args) override { cuda::top_k_scores(args); }
   void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) override {
     cuda::route_top_k(routing, args);
+  }
+  void route_tokens(tilemoe_routing& routing, const tilemoe_route_tokens_args& args) override {
+    cuda::route_tokens(routing, args);
   }
   void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) override {
     cuda::route_general(routing, args);

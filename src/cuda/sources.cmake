@@ -37,6 +37,7 @@ set(rowwise_kernels
 set(uncontracted_kernels
   cuda/rowwise/round_targets.cu
   cuda/rowwise/route_rounded.cu
+  cuda/rowwise/route_tokens.cu
   cuda/rowwise/router_backward.cu
   cuda/rowwise/router_losses.cu
   cuda/rowwise/top_k.cu

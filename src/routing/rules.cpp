@@ -57,7 +57,8 @@ void check_factor(float& routed_scaling_factor) {
 }
 
 // Leaves one group where there is nothing to choose among groups.
-void check_groups(tilemoe_top_k_args& args, int64_t E) {
+template <class Args>
+void check_groups(Args& args, int64_t K, int64_t E) {
   int64_t& n_group = args.n_group;
   int64_t& topk_group = args.topk_group;
   TILEMOE_CHECK(n_group >= 0 && n_group <= kMaxGroups,
@@ -72,9 +73,8 @@ void check_groups(tilemoe_top_k_args& args, int64_t E) {
   const int64_t size = E / n_group;
   TILEMOE_CHECK(topk_group >= 1 && topk_group <= n_group,
                 "topk_group is " << topk_group << ", expected 1 to n_group = " << n_group);
-  TILEMOE_CHECK(args.K <= topk_group * size, "K is " << args.K << ", expected at most "
-                                                     << topk_group * size << ", the experts of "
-                                                     << topk_group << " groups");
+  TILEMOE_CHECK(K <= topk_group * size, "K is " << K << ", expected at most " << topk_group * size
+                                                << ", the experts of " << topk_group << " groups");
   switch (args.group_score) {
     case TILEMOE_GROUP_MAX: break;
     case TILEMOE_GROUP_TOP2_SUM:
@@ -114,6 +114,17 @@ void check_dlogits(const tilemoe_tensor& dlogits, int64_t T, int64_t E,
     check_matrix("dlogits", dlogits, T, E, {TILEMOE_FLOAT32, logits.dtype}, Strides::kRows);
   else
     check_matrix("dlogits", dlogits, T, E, kFloats, Strides::kRows);
+}
+
+// How a token chooses K of E, and what scores it gets.
+template <class Args>
+void check_rule(Args& args, int64_t K, int64_t E) {
+  check_groups(args, K, E);
+  check_factor(args.routed_scaling_factor);
+  if (!ranks_by_sigmoid(args.scoring))
+    check_absent("selection_bias", args.selection_bias, "only the sigmoid scorings have it");
+  else if (present(args.selection_bias))
+    check_vector("selection_bias", args.selection_bias, E, kFloat32);
 }
 
 // A token's K experts, their scores, and how often each expert is among them.
@@ -172,12 +183,7 @@ void top_k(const tilemoe_top_k_args* given) {
   Backend& backend = backend_for(args.device);
   const int64_t T = args.logits.shape[0], E = args.logits.shape[1], K = args.K;
   TILEMOE_CHECK(K >= 1 && K <= E, "K is " << K << ", expected 1 to E = " << E);
-  check_groups(args, E);
-  check_factor(args.routed_scaling_factor);
-  if (!ranks_by_sigmoid(args.scoring))
-    check_absent("selection_bias", args.selection_bias, "only the sigmoid scorings have it");
-  else if (present(args.selection_bias))
-    check_vector("selection_bias", args.selection_bias, E, kFloat32);
+  check_rule(args, K, E);
   check_choice(args, T, E, K);
   MemoryUse memory;
   memory.reads("logits", args.logits);
@@ -223,6 +229,65 @@ void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* given
   build.memory.reads("scores", args.scores);
   build.memory.check();
   build.backend.route_top_k(build.routing, args);
+}
+
+namespace {
+
+// What one launch takes. Past it other calls do the same, so it is no wrong argument.
+void check_few_tokens(const tilemoe_routing_spec& spec, int64_t d) {
+  TILEMOE_CHECK(spec.kind == TILEMOE_ROUTING_TOP_K,
+                "the routing is of kind " << kind_name(spec.kind) << ", expected top-K");
+  TILEMOE_CHECK(d >= limits::kWidthMultiple && d % limits::kWidthMultiple == 0,
+                "d is " << d << ", expected a multiple of " << limits::kWidthMultiple);
+  const auto check_most = [](const char* name, int64_t value, int64_t most) {
+    TILEMOE_CHECK_SUPPORTED(value <= most,
+                            name << " is " << value << ", route_tokens takes at most " << most
+                                 << ": past it, call top_k and route_top_k with the logits");
+  };
+  check_most("T", spec.T, TILEMOE_ROUTE_TOKENS_MOST_T);
+  check_most("E", spec.E, TILEMOE_ROUTE_TOKENS_MOST_E);
+  check_most("K", spec.K, TILEMOE_ROUTE_TOKENS_MOST_K);
+  check_most("d", d, TILEMOE_ROUTE_TOKENS_MOST_D);
+}
+
+}  // namespace
+
+size_t route_tokens_workspace_bytes(const tilemoe_routing_spec& spec, int64_t d) {
+  check_few_tokens(spec, d);
+  return backend_for(spec.device).route_tokens_scratch_bytes(spec, d);
+}
+
+void route_tokens(tilemoe_routing* routing, const tilemoe_route_tokens_args* given) {
+  Building build(routing, "route_tokens args", given, TILEMOE_ROUTING_TOP_K);
+  auto& args = build.args;
+  const tilemoe_routing_spec& spec = build.routing.spec;
+  check_scoring(args.scoring);
+  TILEMOE_CHECK(is_float(args.logits_dtype), "logits_dtype is "
+                                                 << tilemoe_dtype_name(args.logits_dtype)
+                                                 << ", expected float32, bfloat16 or float16");
+  TILEMOE_CHECK(args.X.ndim == 2, "X is " << describe(args.X) << ", expected (T, d)");
+  const int64_t d = args.X.shape[1];
+  check_tensor("X", args.X, {{spec.T, d}, kFloats, Strides::kRows});
+  check_few_tokens(spec, d);
+  check_tensor("router_weight", args.router_weight,
+               {{spec.E, d}, {args.X.dtype, TILEMOE_FLOAT32}, Strides::kRows});
+  if (present(args.router_bias)) check_vector("router_bias", args.router_bias, spec.E, kFloats);
+  check_rule(args, spec.K, spec.E);
+  if (present(args.logits))
+    check_matrix("logits", args.logits, spec.T, spec.E, {args.logits_dtype});
+  if (present(args.expert_counts))
+    check_vector("expert_counts", args.expert_counts, spec.E, kInt32);
+  const size_t needed = build.backend.route_tokens_scratch_bytes(spec, d);
+  check_workspace(args.workspace, args.workspace_bytes, needed);
+  build.memory.reads("X", args.X);
+  build.memory.reads("router_weight", args.router_weight);
+  build.memory.reads("router_bias", args.router_bias);
+  build.memory.reads("selection_bias", args.selection_bias);
+  build.memory.writes("logits", args.logits);
+  build.memory.writes("expert_counts", args.expert_counts);
+  build.memory.writes("workspace", args.workspace, needed);
+  build.memory.check();
+  build.backend.route_tokens(build.routing, args);
 }
 
 void route_general(tilemoe_routing* routing, const tilemoe_route_general_args* given) {

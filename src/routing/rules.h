@@ -8,6 +8,9 @@ namespace tilemoe {
 void top_k(const tilemoe_top_k_args* args);
 void top_k_scores(const tilemoe_top_k_scores_args* args);
 void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* args);
+// `spec` is complete.
+size_t route_tokens_workspace_bytes(const tilemoe_routing_spec& spec, int64_t d);
+void route_tokens(tilemoe_routing* routing, const tilemoe_route_tokens_args* args);
 void route_general(tilemoe_routing* routing, const tilemoe_route_general_args* args);
 void route_rounded(tilemoe_routing* routing, const tilemoe_route_rounded_args* args);
 void route_grouped(tilemoe_routing* routing, const tilemoe_route_grouped_args* args);

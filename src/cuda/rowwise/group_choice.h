@@ -17,7 +17,9 @@ struct GroupLimit {
   int32_t steps;  // experts of a lane, at most
   tilemoe_group_score score;
 
-  GroupLimit(const tilemoe_top_k_args& args, int32_t E)
+  // Of args that say how groups are chosen.
+  template <class Args>
+  GroupLimit(const Args& args, int32_t E)
       : n_group(static_cast<int32_t>(args.n_group)),
         topk_group(static_cast<int32_t>(args.topk_group)),
         size(E / n_group),
@@ -26,7 +28,7 @@ struct GroupLimit {
     while (2 * lanes * n_group <= kWarp) lanes *= 2;
     steps = (size + lanes - 1) / lanes;
   }
-  bool limits() const { return n_group > 1; }
+  TILEMOE_HOST_DEVICE bool limits() const { return n_group > 1; }
 };
 
 static_assert(kMaxGroups <= kWarp);

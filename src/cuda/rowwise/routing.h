@@ -14,6 +14,9 @@ void route_grouped(const tilemoe_routing& routing, const tilemoe_route_grouped_a
 // Scratch of a routing from pairs, top-K or general.
 size_t pair_scratch_bytes(const tilemoe_routing_spec& spec);
 
+void route_tokens(const tilemoe_routing& routing, const tilemoe_route_tokens_args& args);
+size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d);
+
 void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args);
 size_t round_scratch_bytes(const tilemoe_routing_spec& spec);
 

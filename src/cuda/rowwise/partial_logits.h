@@ -1,0 +1,145 @@
+// A part of the logits of few tokens: 512 columns of one expert's, by one warp, which has the
+// expert's weights in registers and goes through tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/element.h"
+#include "cuda/core/pack.h"
+#include "cuda/ptx/prefetch.h"
+#include "cuda/rowwise/warp_choice.h"
+#include "routing/few_tokens.h"
+
+namespace tilemoe::cuda {
+
+using few::kLaneColumns, few::kStretches;
+
+constexpr int kTokensAtOnce = 4;  // of a warp, whose loads are under way together
+
+struct Matrix {
+  const char* data;
+  tilemoe_dtype dtype;
+  int64_t row_bytes;
+
+  template <class Element>
+  __device__ __forceinline__ const Element* row(int64_t r) const {
+    return reinterpret_cast<const Element*>(data + r * row_bytes);
+  }
+};
+
+struct PartialLogits {
+  Matrix X;       // (T, d)
+  Matrix weight;  // (E, d) of X's type or float32
+  int32_t d, parts, T, E;
+  float* sums;  // out (parts, T, E)
+
+  __device__ float* sums_of(int32_t part, int32_t t) const { return sums + (part * T + t) * E; }
+};
+
+__device__ __forceinline__ void load_eight(const float* from, float (&out)[kLaneColumns]) {
+  const float4 low = *reinterpret_cast<const float4*>(from);
+  const float4 high = *reinterpret_cast<const float4*>(from + 4);
+  out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+  out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+}
+template <class Element>
+__device__ __forceinline__ void load_eight(const Element* from, float (&out)[kLaneColumns]) {
+  unpack_eight<Element>(*reinterpret_cast<const uint4*>(from), out);
+}
+
+// A lane's columns of a part; 0 past d.
+template <class Element>
+__device__ __forceinline__ void load_part(const Element* row, int32_t part, int32_t d,
+                                          float (&out)[kStretches][kLaneColumns]) {
+#pragma unroll
+  for (int s = 0; s < kStretches; ++s) {
+    const int64_t first = few::first_column(part, s, lane_index());
+#pragma unroll
+    for (float& x : out[s]) x = 0.f;
+    if (first < d) load_eight(row + first, out[s]);
+  }
+}
+
+// order::add_lanes of each of the sums; lane l returns that of sum l * kCount / 32. While a lane has
+// several, the two halves of the lanes exchange, and each goes on with half of the sums.
+template <int kCount>
+__device__ __forceinline__ float add_lanes_of_each(float (&sum)[kCount]) {
+#pragma unroll
+  for (int half = kWarp / 2; half > 0; half /= 2) {
+    const int left = kCount * half / kWarp;  // sums that a lane has after this step; 0: one before
+    if (left == 0) {
+      sum[0] += __shfl_xor_sync(kAllLanes, sum[0], half);
+      continue;
+    }
+    const bool upper = (lane_index() & half) != 0;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float kept = upper ? sum[left + i] : sum[i], given = upper ? sum[i] : sum[left + i];
+      sum[i] = kept + __shfl_xor_sync(kAllLanes, given, half);
+    }
+  }
+  return sum[0];
+}
+
+// A part of one expert's logits of kCount tokens.
+template <int kCount, class Element>
+__device__ __forceinline__ void add_tokens(const PartialLogits& params,
+                                           const float (&weight)[kStretches][kLaneColumns],
+                                           int32_t expert, int32_t part, int32_t first) {
+  float x[kCount][kStretches][kLaneColumns];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    load_part(params.X.row<Element>(first + i), part, params.d, x[i]);
+  float sum[kCount] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int s = 0; s < kStretches; ++s) sum[i] = few::add_columns(x[i][s], weight[s], sum[i]);
+  const float total = add_lanes_of_each(sum);
+  constexpr int kLanesEach = kWarp / kCount;
+  if (lane_index() % kLanesEach == 0)
+    params.sums_of(part, first + lane_index() / kLanesEach)[expert] = total;
+}
+
+// A part of one expert's logits, by one warp.
+template <class Element, class Weight>
+__device__ void add_part(const PartialLogits& params, int32_t expert, int32_t part, int32_t first,
+                         int32_t end) {
+  float weight[kStretches][kLaneColumns];
+  load_part(params.weight.row<Weight>(expert), part, params.d, weight);
+  int32_t t = first;
+  for (; t + kTokensAtOnce <= end; t += kTokensAtOnce)
+    add_tokens<kTokensAtOnce, Element>(params, weight, expert, part, t);
+  for (; t < end; ++t) add_tokens<1, Element>(params, weight, expert, part, t);
+}
+
+// The weight has X's type or is float32.
+template <class Element>
+__device__ void add_part_of(const PartialLogits& params, int32_t expert, int32_t part,
+                            int32_t first, int32_t end) {
+  if (params.weight.dtype == TILEMOE_FLOAT32)
+    add_part<Element, float>(params, expert, part, first, end);
+  else
+    add_part<Element, Element>(params, expert, part, first, end);
+}
+
+__device__ void add_part_of_any(const PartialLogits& params, int32_t expert, int32_t part,
+                                int32_t first, int32_t end) {
+  switch (params.X.dtype) {
+    case TILEMOE_BFLOAT16: return add_part_of<__nv_bfloat16>(params, expert, part, first, end);
+    case TILEMOE_FLOAT16: return add_part_of<__half>(params, expert, part, first, end);
+    default: return add_part_of<float>(params, expert, part, first, end);
+  }
+}
+
+__device__ __forceinline__ void prefetch_weight(const PartialLogits& params, int32_t expert,
+                                                int32_t part) {
+  const int64_t element = params.weight.dtype == TILEMOE_FLOAT32 ? 4 : 2;
+#pragma unroll
+  for (int s = 0; s < kStretches; ++s) {
+    const int64_t column = few::first_column(part, s, lane_index());
+    if (column < params.d) ptx::prefetch_to_l2(params.weight.row<char>(expert) + column * element);
+  }
+}
+
+}  // namespace tilemoe::cuda
