@@ -87,18 +87,18 @@ nlohmann::json json_of(const DoctorTimes& one) {
 }  // namespace
 
 bool DoctorReport::passed() const {
-  const bool ran = std::any_of(kits.begin(), kits.end(), [](const DoctorKit& kit) {
-    return kit.skipped.empty() && kit.cases > 0;
+  const bool ran = std::any_of(kits.begin(), kits.end(), [](const DoctorKit& one) {
+    return one.skipped.empty() && one.cases > 0;
   });
-  return ran && std::none_of(kits.begin(), kits.end(), [](const auto& kit) { return failed(kit); });
+  return ran && std::none_of(kits.begin(), kits.end(), [](const auto& one) { return failed(one); });
 }
 
 std::string DoctorReport::verdict() const {
   std::string good, bad;
-  for (const DoctorKit& kit : kits) {
-    if (!kit.skipped.empty()) continue;
-    std::string& names = failed(kit) ? bad : good;
-    names += (names.empty() ? "" : ", ") + kit.kit;
+  for (const DoctorKit& one : kits) {
+    if (!one.skipped.empty()) continue;
+    std::string& names = failed(one) ? bad : good;
+    names += (names.empty() ? "" : ", ") + one.kit;
   }
   if (good.empty() && bad.empty()) return "FAILED: no kit runs here";
   if (!bad.empty()) return "FAILED: " + bad + (good.empty() ? "" : "; passed: " + good);
