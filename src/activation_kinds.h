@@ -29,6 +29,12 @@ constexpr ActivationKind activation_kind(tilemoe_activation activation) {
   return {.name = nullptr, .gated = false};
 }
 
+// SwiGLU as it was first, whose sigmoid has no factor and whose columns are not clamped or shifted.
+constexpr bool is_plain_swiglu(const tilemoe_experts& experts) {
+  return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
+         experts.up_shift == 0;
+}
+
 // Their numbers follow one another from 0.
 constexpr int kActivationCount = [] {
   int count = 0;

@@ -25,9 +25,9 @@ struct DoctorTimes {
   int64_t T = 0, d = 0, n = 0, E = 0, K = 0;
   bool fewer_tokens = false;  // than the layer has elsewhere, for want of memory
   double forward = 0, backward = 0;
-  double dense = 0;     // the six products of a layer's two passes, dense, by the vendor's library
-  std::string skipped;  // not measured; nothing is wrong
-  std::string failed;
+  double dense = 0;  // the six products of a layer's two passes, dense, by the vendor's library
+  std::string skipped = {};  // not measured; nothing is wrong
+  std::string failed = {};
 };
 
 struct DoctorKit {

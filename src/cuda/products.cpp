@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "activation_kinds.h"
 #include "check.h"
 #include "cuda/core/device.h"
 #include "cuda/core/up_columns.h"
@@ -37,10 +38,6 @@ Major major_of_transpose(const tilemoe_tensor& weights) {
 Activations activations_of(const tilemoe_experts& experts) {
   return tilemoe_activation_gated(experts.activation) != 0 ? Activations::kGated
                                                            : Activations::kPlain;
-}
-bool is_plain_swiglu(const tilemoe_experts& experts) {
-  return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
-         experts.up_shift == 0;
 }
 
 // The first key, if there are kernels of it.

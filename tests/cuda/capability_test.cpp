@@ -25,6 +25,7 @@ DeviceInfo gpu(int major, int minor) {
           .major = major,
           .minor = minor,
           .l2_bytes = 40 << 20,
+          .shared_bytes = 163 * 1024,
           .name = "Some GPU"};
 }
 

@@ -10,17 +10,18 @@ namespace tilemoe::verify {
 namespace {
 
 void use_kit(const char* name) {
-  ASSERT_EQ(tilemoe_set_cuda_kit(name), TILEMOE_OK) << tilemoe_last_error();
+  ASSERT_EQ(tilemoe_set_cuda_kit(name), TILEMOE_SUCCESS) << tilemoe_last_error();
 }
 
 class KitsOfTheGpu : public testing::TestWithParam<Case> {};
 
 TEST_P(KitsOfTheGpu, GiveTheSameBits) {
   use_kit("sm90");
-  const auto others = outputs_changed_by([] { use_kit("sm80"); }, GetParam(), 1, cuda_memory(),
-                                         Passes::kAll);
+  const auto others =
+      outputs_changed_by([] { use_kit("sm80"); }, GetParam(), 1, cuda_memory(), Passes::kAll);
   use_kit("auto");
-  EXPECT_EQ(others, std::vector<std::string>()) << "outputs of kit sm80 with other bits than sm90's";
+  EXPECT_EQ(others, std::vector<std::string>())
+      << "outputs of kit sm80 with other bits than sm90's";
 }
 
 std::vector<Case> cases_of_the_gpu() {

@@ -8,6 +8,17 @@
 
 namespace tilemoe::cuda {
 
+// Of two neighbouring columns.
+template <bool kGated, class Function>
+__device__ __forceinline__ void activate_two(const Function& f, float* gate, const float* up) {
+  if constexpr (requires { f.two(gate[0], gate[1], up[0], up[1]); }) {
+    f.two(gate[0], gate[1], up[0], up[1]);
+  } else {
+    gate[0] = f(gate[0], kGated ? up[0] : 0.f);
+    gate[1] = f(gate[1], kGated ? up[1] : 0.f);
+  }
+}
+
 // Of slabs that have gate columns and then the up columns of the same columns of A, or of columns
 // without a gate: A takes the first part's place.
 template <Activations kSet, int kSlabs, int kNumbers>
@@ -20,7 +31,8 @@ __device__ __forceinline__ void activate(const ActivationParams& params,
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m)
 #pragma unroll
-      for (int i = 0; i < kUp; ++i) D[m][i] = f(D[m][i], kGated ? D[m][(kUp + i) % kNumbers] : 0.f);
+      for (int i = 0; i < kUp; i += 2)
+        activate_two<kGated>(f, &D[m][i], &D[m][(kUp + i) % kNumbers]);
   });
 }
 
@@ -40,7 +52,7 @@ __device__ __forceinline__ float2 side_by_side(float left, float right) {
 template <int kSlabs, int kNumbers>
 __device__ __forceinline__ void activate_adjacent(const ActivationParams& params,
                                                   float (&D)[kSlabs][kNumbers]) {
-  with_activation<Activations::kGated>(params, [&](const auto& f) {
+  with_activation<Activations::kGated, false>(params, [&](const auto& f) {
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m)
 #pragma unroll

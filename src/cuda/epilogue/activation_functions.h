@@ -206,24 +206,31 @@ struct ActivationParams {
   float clamp;     // SwiGLU: infinity where there is none
   float alpha;     // SwiGLU: 1 in the plain form
   float up_shift;  // SwiGLU
+  bool plain_swiglu;
 };
 
 inline ActivationParams activation_params(const tilemoe_experts& experts) {
   return {.kind = experts.activation,
           .clamp = experts.clamp != 0 ? experts.clamp : std::numeric_limits<float>::infinity(),
           .alpha = experts.alpha != 0 ? experts.alpha : 1.f,
-          .up_shift = experts.up_shift};
+          .up_shift = experts.up_shift,
+          .plain_swiglu = is_plain_swiglu(experts)};
 }
 
-// Calls body(f) with one of the above; one branch outside the loop over elements.
-template <Activations kSet, class Body>
+// Calls body(f) with one of the above; one branch outside the loop over elements. kTwo: the body
+// takes two neighbouring columns at a time, as plain SwiGLU has them, in whatever kernel.
+template <Activations kSet, bool kTwo = true, class Body>
 __device__ __forceinline__ void with_activation(const ActivationParams& params, const Body& body) {
   using namespace activation;
   if constexpr (kSet == Activations::kSwiGLU) {
     body(SwiGLU());
   } else if constexpr (kSet == Activations::kGated) {
     switch (params.kind) {
-      case TILEMOE_SWIGLU: body(ClampedSwiGLU{params.clamp, params.alpha, params.up_shift}); break;
+      case TILEMOE_SWIGLU:
+        if constexpr (kTwo)
+          if (params.plain_swiglu) return body(SwiGLU());
+        body(ClampedSwiGLU{params.clamp, params.alpha, params.up_shift});
+        break;
       case TILEMOE_GEGLU: body(Gated<GELU>()); break;
       case TILEMOE_GEGLU_TANH: body(Gated<GELUTanh>()); break;
       case TILEMOE_GLU: body(Gated<Sigmoid>()); break;

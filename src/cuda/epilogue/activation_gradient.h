@@ -15,10 +15,10 @@ namespace tilemoe::cuda {
 using PackedBlock = uint32_t[4];
 
 // Gate and up of two neighbouring columns, or their one column of H.
-template <Activations kSet, class Function>
+template <class Function>
 __device__ __forceinline__ void differentiate_two(const Function& f, float2 gate, float2 up,
                                                   float2& A, float2& gate_slope, float2& up_slope) {
-  if constexpr (kSet == Activations::kSwiGLU) {
+  if constexpr (requires { f.two(gate, up, A, gate_slope, up_slope); }) {
     f.two(gate, up, A, gate_slope, up_slope);
   } else {
     A.x = f(gate.x, up.x, gate_slope.x, up_slope.x);
@@ -38,7 +38,7 @@ __device__ __forceinline__ void differentiate_block(const Function& f, PackedBlo
     const float score = s[i % 2];
     const float2 g = unpack(gate[i], Element()), u = unpack(up[i], Element());
     float2 gate_slope, up_slope, A;
-    differentiate_two<kSet>(f, g, u, A, gate_slope, up_slope);
+    differentiate_two(f, g, u, A, gate_slope, up_slope);
     const float* const two = &dA[2 * i];
     ds[i % 2] = fmaf(two[1], A.y, fmaf(two[0], A.x, ds[i % 2]));
     const float low = score * two[0], high = score * two[1];

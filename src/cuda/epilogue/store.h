@@ -32,20 +32,28 @@ concept SlabStore = requires(const S store, const tilemoe_tensor& tensor, int64_
   store.finish();
 };
 
-// The first kColumns columns of all of a warp's slabs, batch by batch; number(m, i) is the lane's
-// number i in slab m.
+// The first kColumns columns of a warp's slab m, batch by batch; number(i) is the lane's number i.
+template <int kColumns, SlabStore Store, class Number>
+__device__ __forceinline__ void store_slab(const Store& rows, const typename Store::Output& out,
+                                           int m, int32_t row, int32_t row_end, int32_t part,
+                                           int32_t column, const Number& number) {
+  constexpr int kBatch = Store::kBatchColumns;
+  static_assert(kColumns % kBatch == 0);
+#pragma unroll
+  for (int first = 0; first < kColumns; first += kBatch)
+    rows.store(out, m, row, row_end, part, column + first,
+               [&](int j, int i) { return number(first / 2 + 4 * j + i); });
+}
+
+// The same of all of a warp's slabs; number(m, i) is the lane's number i in slab m.
 template <class Shape, int kColumns, SlabStore Store, class Number>
 __device__ __forceinline__ void store_columns(const Store& rows, const typename Store::Output& out,
                                               int32_t row, int32_t row_end, int32_t part,
                                               int32_t column, const Number& number) {
-  constexpr int kBatch = Store::kBatchColumns;
-  static_assert(kColumns % kBatch == 0);
 #pragma unroll
   for (int m = 0; m < Shape::kSlabs; ++m)
-#pragma unroll
-    for (int first = 0; first < kColumns; first += kBatch)
-      rows.store(out, m, row, row_end, part, column + first,
-                 [&](int j, int i) { return number(m, first / 2 + 4 * j + i); });
+    store_slab<kColumns>(rows, out, m, row, row_end, part, column,
+                         [&](int i) { return number(m, i); });
 }
 
 }  // namespace tilemoe::cuda

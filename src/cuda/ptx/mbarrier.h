@@ -32,7 +32,22 @@ __device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint32_t barrier, u
                : "memory");
 }
 
-// Whether the phase of this parity has ended; waits a while for it in hardware.
+// Whether the phase of this parity has ended.
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t ended;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+// The same; waits a while for it in hardware, from compute capability 9.0 on.
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t ended;
   asm volatile(

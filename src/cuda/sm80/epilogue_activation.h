@@ -9,6 +9,7 @@
 #include "cuda/epilogue/activation.h"
 #include "cuda/epilogue/bias.h"
 #include "cuda/epilogue/store.h"
+#include "cuda/sm80/each_slab.h"
 #include "cuda/sm80/shape.h"
 
 namespace tilemoe::cuda::sm80 {
@@ -42,31 +43,38 @@ class ActivationEpilogue {
   __device__ explicit ActivationEpilogue(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile) const {
-    if (tile.row_begin + Shape::slab_row(0) >= tile.row_end) return;
     const int32_t column = tile.n_block * kColumns + Shape::slab_column() / kParts;
-    finish_part<0>(0, tile, column, D);
-    if constexpr (kParts == 2) finish_part<kWarpPart / 2>(1, tile, column, D);
-    constexpr int kActivated = kAdjacent ? kWarpPart / 2 : kWarpPart;  // columns of A
-    if constexpr (kAdjacent)
-      activate_adjacent(params_.activation, D);
-    else
-      activate<kActivations>(params_.activation, D);
-    store_columns<Shape, kActivated>(Rows(0, 0), params_.A, tile.row_begin, tile.row_end, 0,
-                                     kAdjacent ? column / 2 : column,
-                                     [&](int m, int i) { return D[m][i]; });
+    for_each_slab<Shape>(D, [&](int m, OneSlab<Shape>& slab) {
+      if (tile.row_begin + Shape::slab_row(m) >= tile.row_end) return false;
+      finish_slab(m, tile, column, slab);
+      return true;
+    });
   }
 
  private:
-  static constexpr int kWarpPart = Shape::kWarpColumns / kParts;  // columns
+  static constexpr int kWarpPart = Shape::kWarpColumns / kParts;            // columns
+  static constexpr int kActivated = kAdjacent ? kWarpPart / 2 : kWarpPart;  // of A
+
+  __device__ __forceinline__ void finish_slab(int m, const Tile& tile, int32_t column,
+                                              OneSlab<Shape>& H) const {
+    finish_part<0>(0, m, tile, column, H);
+    if constexpr (kParts == 2) finish_part<kWarpPart / 2>(1, m, tile, column, H);
+    if constexpr (kAdjacent)
+      activate_adjacent(params_.activation, H);
+    else
+      activate<kActivations>(params_.activation, H);
+    store_slab<kActivated>(Rows(0, 0), params_.A, m, tile.row_begin, tile.row_end, 0,
+                           kAdjacent ? column / 2 : column, [&](int i) { return H[0][i]; });
+  }
 
   // H's part that begins at a lane's number kFirst.
   template <int kFirst>
-  __device__ __forceinline__ void finish_part(int part, const Tile& tile, int32_t column,
-                                              Accumulators<Shape>& D) const {
+  __device__ __forceinline__ void finish_part(int part, int m, const Tile& tile, int32_t column,
+                                              OneSlab<Shape>& H) const {
     add_bias<typename Shape::Element, kFirst, kWarpPart>(params_.bias[part], tile.expert, column,
-                                                         D);
-    store_columns<Shape, kWarpPart>(Rows(0, 0), params_.H, tile.row_begin, tile.row_end, part,
-                                    column, [&](int m, int i) { return D[m][kFirst + i]; });
+                                                         H);
+    store_slab<kWarpPart>(Rows(0, 0), params_.H, m, tile.row_begin, tile.row_end, part, column,
+                          [&](int i) { return H[0][kFirst + i]; });
   }
 
   const Params& params_;

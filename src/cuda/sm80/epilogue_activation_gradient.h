@@ -1,8 +1,8 @@
 // The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
 // dA'), A' = s A and the row sums <dA', A> of each 64 columns, which are a warp's.
 //
-// Threads read H from memory as they need it, 32 columns of a slab ahead of their use, and store dH
-// and A' from registers. dH may lie over H: a warp has read what it stores over, and rows past the
+// Threads read H from memory as they need it, since registers for more would be spilled, and store dH
+// and A' from registers. While one warp waits, the other of its scheduler works. dH may lie over H: a warp has read what it stores over, and rows past the
 // expert's last are neither read nor stored.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include "cuda/core/up_columns.h"
 #include "cuda/epilogue/activation_gradient.h"
 #include "cuda/epilogue/store.h"
+#include "cuda/sm80/each_slab.h"
 #include "cuda/sm80/shape.h"
 #include "cuda/sm80/words_of_h.h"
 
@@ -58,21 +59,15 @@ class ActivationGradientEpilogue {
   }
 
  private:
-  // Where several blocks share a multiprocessor, one works while another waits for H, and each thread
-  // of them copies more and has fewer registers left.
-  static constexpr bool kReadsAhead = Shape::kThreads > 128;
   static constexpr int kHalves = Shape::kWarpColumns / H::kColumns;
 
   template <class Function>
-  __device__ __forceinline__ void finish(const Function& f, const Accumulators<Shape>& dA,
+  __device__ __forceinline__ void finish(const Function& f, Accumulators<Shape>& dA,
                                          const Tile& tile, int32_t column) const {
     const H h(params_.H, tile);
-    typename H::Loaded next{};
-    if constexpr (kReadsAhead) next = h.load(0, column);
-#pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m) {
+    for_each_slab<Shape>(dA, [&](int m, const OneSlab<Shape>& slab) {
       const int32_t row = tile.row_begin + Shape::slab_row(m);
-      if (row >= tile.row_end) return;
+      if (row >= tile.row_end) return false;
       float s[2], ds[2] = {0.f, 0.f};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -82,15 +77,12 @@ class ActivationGradientEpilogue {
 #pragma unroll
       for (int part = 0; part < kHalves; ++part) {
         const int32_t first = column + part * H::kColumns;
-        const typename H::Loaded loaded = kReadsAhead ? next : h.load(m, first);
-        if (kReadsAhead && part + 1 < kHalves)
-          next = h.load(m, first + H::kColumns);
-        else if (kReadsAhead && m + 1 < Shape::kSlabs)
-          next = h.load(m + 1, column);
-        differentiate(f, h, loaded, m, first, &dA[m][part * H::kColumns / 2], s, ds, tile);
+        const typename H::Loaded loaded = h.load(m, first);
+        differentiate(f, h, loaded, m, first, &slab[0][part * H::kColumns / 2], s, ds, tile);
       }
       store_sum(ds_of_row(ds), row, tile.row_end, column / Shape::kWarpColumns);
-    }
+      return true;
+    });
   }
 
   // H::kColumns columns of a slab.

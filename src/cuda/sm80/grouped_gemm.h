@@ -1,15 +1,18 @@
-// The grouped-GEMM skeleton for mma.sync: persistent, every warp copies, multiplies and stores.
+// The grouped-GEMM skeleton for mma.sync: persistent; every warp copies, multiplies and stores, for
+// any loaders, epilogue and tile order.
 //
-// A k block's stage is refilled as soon as every warp has read it, across the borders of tiles, so
-// that all stages but one are always under way:
+// (A warp that only copies would be the third of its scheduler. Registers are shared out by
+// scheduler, so all warps would have 168, and a warp's 64 by 64 products take 192.)
 //
-//   copies     | 3 -> stage 0   | 4 -> stage 1   | 5 -> stage 2 ...
-//   products   | 0 0 0 0        | 1 1 1 1        | 2 2 2 2 ...        (steps of 16 of the sum)
-//   fragments  | 0 0 0 . 1        1 1 . 2          2 2 . 3
+// A stage that every warp has read is filled again beside the next k block's products, across the
+// borders of tiles: the next tile's operands land while this one's results are stored.
 //
-// A step's fragments are read while the step before it is multiplied. Between a k block's last
-// fragments and the next one's first lies the one barrier of a k block: past it, the next k block
-// has landed for every warp, and nobody reads the stage of this one any more.
+//   copies       | . 3 . .       | . 4 . .       | . 5 ...
+//   products     | 0 0 0 0       | 1 1 1 1       | 2 2 2 2 ...        (steps of 16 of the sum)
+//   fragments    | 0 0 0   1       1 1   2         2 2   3
+//
+// A step's fragments are read while the step before it is multiplied. Warps wait for stages alone,
+// never for each other: while one copies, stores or waits, the other of its scheduler multiplies.
 //
 // What plugs in (parts.h says what each must have): LoadA, LoadB, Epilogue, Order.
 #pragma once
@@ -18,12 +21,13 @@
 
 #include "cuda/core/early_launch.h"
 #include "cuda/core/tile.h"
-#include "cuda/ptx/cp_async.h"
 #include "cuda/ptx/shared_address.h"
 #include "cuda/sm80/load_ahead.h"
 #include "cuda/sm80/mma.h"
 #include "cuda/sm80/parts.h"
+#include "cuda/sm80/ring.h"
 #include "cuda/sm80/shape.h"
+#include "cuda/sm80/tile_line.h"
 
 namespace tilemoe::cuda::sm80 {
 
@@ -48,53 +52,18 @@ struct GroupedGemm {
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
   using Products = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
+  using Line = TileLine<Order>;
 
-  // Shared memory: stages (A, B), then the tiles under way.
+  // Shared memory: stages (A, B), barriers, the tiles under way.
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
-  static constexpr int kTileBytes = sizeof(TileSlots);
-  static constexpr int shared_bytes(int stages) { return stages * kStageBytes + kTileBytes; }
+  using Ring = sm80::Ring<kStageBytes, Shape::kThreads / kWarp>;
+  static constexpr int kOtherBytes = Ring::kBarrierBytes + static_cast<int>(sizeof(Line));
+  static constexpr int shared_bytes(int stages) { return stages * kStageBytes + kOtherBytes; }
   static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && kStageBytes % kSwizzleAtom == 0);
 
-  // Blocks that a multiprocessor's registers hold at a time.
-  static constexpr int kBlocksAtOnce = 256 / Shape::kThreads < 1 ? 1 : 256 / Shape::kThreads;
+  // Blocks that a multiprocessor's registers hold at a time; of the smallest ones, enough.
+  static constexpr int kBlocksAtOnce = Shape::kThreads > 128 ? 1 : Shape::kThreads == 128 ? 2 : 4;
 };
-
-// The stages of a block, one after the other.
-template <class Gemm>
-class Stages {
- public:
-  __device__ Stages(uint32_t shared, int32_t count)
-      : first_(shared), end_(shared + count * Gemm::kStageBytes), at_(shared), count_(count) {}
-
-  __device__ uint32_t at() const { return at_; }
-  __device__ void advance() {
-    at_ += Gemm::kStageBytes;
-    if (at_ == end_) at_ = first_;
-  }
-  // Until the k block `further` ones after this has landed, as far as this thread copied it; with
-  // it all but the last of those that are under way.
-  __device__ void wait(int32_t further) const {
-    static_assert(kMostStages == 4);
-    switch (count_ - further) {
-      case 1: return ptx::cp_async_wait<0>();
-      case 2: return ptx::cp_async_wait<1>();
-      case 3: return ptx::cp_async_wait<2>();
-      default: return ptx::cp_async_wait<3>();
-    }
-  }
-
- private:
-  uint32_t first_, end_, at_;
-  int32_t count_;
-};
-
-template <class Shape>
-__device__ __forceinline__ void clear(Accumulators<Shape>& D) {
-#pragma unroll
-  for (auto& slab : D)
-#pragma unroll
-    for (float& number : slab) number = 0.f;
-}
 
 template <class Gemm>
 __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
@@ -102,47 +71,49 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
   using Shape = typename Gemm::Shape;
   using Products = typename Gemm::Products;
   extern __shared__ __align__(kSwizzleAtom) uint8_t memory[];
-  TileSlots& slots = *reinterpret_cast<TileSlots*>(memory + params.stages * Gemm::kStageBytes);
+  uint8_t* const barriers = memory + params.stages * Gemm::kStageBytes;
+  auto& line = *reinterpret_cast<typename Gemm::Line*>(barriers + Gemm::Ring::kBarrierBytes);
+  const typename Gemm::Ring ring(ptx::shared_address(memory), ptx::shared_address(barriers),
+                                 params.stages);
+  if (threadIdx.x == 0) {
+    ring.init();
+    line.init();
+  }
   wait_for_previous();
+  __syncthreads();
 
   const Products products;
   const typename Gemm::Epilogue epilogue(params.epilogue);
-  Stages<Gemm> stages(ptx::shared_address(memory), params.stages);
-  LoadAhead<Gemm> ahead(params, slots);
-  for (int32_t i = 0; i < params.stages; ++i) {
-    ahead.copy(stages.at());
-    stages.advance();
-  }
-  stages.wait(0);
-  __syncthreads();
+  LoadAhead<Gemm> ahead(params, ring, line);
+  for (int32_t i = 1; i < params.stages; ++i) ahead.copy(ring);
 
+  RingPosition at = ring.first();
   Accumulators<Shape> D;
   typename Products::Fragments fragments[2];
-  for (int slot = 0;; slot = next_slot(slot)) {
-    const int32_t k_blocks = slots[slot].k_blocks;
+  constexpr int kLast = Products::kSteps - 1;
+  for (LinePosition now;; line.advance(now)) {
+    const int32_t k_blocks = line.tile(now.slot).k_blocks;
     if (k_blocks == kNoTile) break;
     clear<Shape>(D);
-    products.load(fragments[0], stages.at(), 0);
+    ring.wait_full(at);
+    products.load(fragments[0], at.stage, 0);
     for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
 #pragma unroll
-      for (int step = 0; step < Products::kSteps; ++step) {
-        if (step + 1 < Products::kSteps) {
-          products.load(fragments[(step + 1) % 2], stages.at(), step + 1);
-          Products::multiply(D, fragments[step % 2]);
-        } else {
-          const uint32_t read = stages.at();
-          stages.wait(1);
-          __syncthreads();
-          stages.advance();
-          // The last one's are read when the tile is stored, and registers free.
-          if (k_block + 1 < k_blocks) products.load(fragments[0], stages.at(), 0);
-          // Before the copies: all warps are here at one time, and would leave the tensor cores idle.
-          Products::multiply(D, fragments[step % 2]);
-          ahead.copy(read);
-        }
+      for (int step = 0; step < kLast; ++step) {
+        products.load(fragments[(step + 1) % 2], at.stage, step + 1);
+        if (step + 1 == kLast) ring.release(at);
+        Products::multiply(D, fragments[step % 2]);
+        if (step == 0) ahead.copy(ring);
       }
+      ring.advance(at);
+      // The next tile's are read when this one is stored, and registers free.
+      if (k_block + 1 < k_blocks) {
+        ring.wait_full(at);
+        products.load(fragments[0], at.stage, 0);
+      }
+      Products::multiply(D, fragments[kLast % 2]);
     }
-    epilogue.store(D, slots[slot]);
+    epilogue.store(D, line.tile(now.slot));
   }
 }
 

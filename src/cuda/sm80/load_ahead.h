@@ -1,68 +1,67 @@
-// The loading side of a block: walks the tiles' k blocks in the order in which they are multiplied,
-// some stages ahead, across the borders of tiles. So the next tile's operands land while this one's
-// results are stored.
+// The loading side of a warp: copies its part of the tiles' k blocks in the order in which they are
+// multiplied, some stages ahead, across the borders of tiles. So the next tile's operands land while
+// this one's results are stored.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/core/tile.h"
-#include "cuda/ptx/cp_async.h"
+#include "cuda/core/warp.h"
+#include "cuda/sm80/ring.h"
+#include "cuda/sm80/tile_line.h"
 
 namespace tilemoe::cuda::sm80 {
-
-constexpr int kMostStages = 4;
-
-// The tiles between the loading side and the warps' products: as many as may be under way when each
-// has one k block. A tile is written before the barrier after which it is read.
-constexpr int kTileSlots = kMostStages + 2;
-using TileSlots = Tile[kTileSlots];
-constexpr int32_t kNoTile = 0;  // k blocks: the order has come to its end
-
-__device__ __forceinline__ int next_slot(int slot) {
-  return slot + 1 == kTileSlots ? 0 : slot + 1;
-}
 
 template <class Gemm>
 class LoadAhead {
  public:
-  __device__ LoadAhead(const typename Gemm::Params& params, TileSlots& slots)
-      : slots_(slots),
+  using Line = TileLine<typename Gemm::Order>;
+
+  __device__ LoadAhead(const typename Gemm::Params& params, const typename Gemm::Ring& ring,
+                       Line& line)
+      : line_(line),
+        at_(ring.first()),
         load_a_(params.a, static_cast<int32_t>(threadIdx.x)),
-        load_b_(params.b, static_cast<int32_t>(threadIdx.x)),
-        order_(params.order) {
-    next_tile();
+        load_b_(params.b, static_cast<int32_t>(threadIdx.x)) {
+    if (is_first_warp()) {
+      line_.begin(params.order);
+      line_.find_next(next_);
+    }
+    begin_tile();
   }
 
-  // Starts the copies of the next k block to a stage: a group of cp.async, which is empty where no
-  // k block is left. The tile after it is looked up at once, so that its first addresses are there
-  // when they are needed.
-  __device__ __forceinline__ void copy(uint32_t stage) {
-    if (k_block_ < k_blocks_) {
-      load_a_.copy(stage, k_block_);
-      load_b_.copy(stage + Gemm::LoadA::Operand::kBytes, k_block_);
-      if (++k_block_ == k_blocks_) next_tile();
-    }
-    ptx::cp_async_commit();
+  // The next k block's, if there is one, to the stage after the last. The tile that follows its own
+  // last k block is looked up at once, so that its first addresses are there when they are needed.
+  __device__ __forceinline__ void copy(const typename Gemm::Ring& ring) {
+    if (k_blocks_ == kNoTile) return;
+    ring.wait_empty(at_);
+    load_a_.copy(at_.stage, k_block_);
+    load_b_.copy(at_.stage + Gemm::LoadA::Operand::kBytes, k_block_);
+    ring.fill(at_);
+    ring.advance(at_);
+    if (++k_block_ < k_blocks_) return;
+    if (is_first_warp()) line_.find_next(next_);
+    begin_tile();
   }
 
  private:
-  __device__ __forceinline__ void next_tile() {
-    Tile tile{};
+  __device__ static bool is_first_warp() { return threadIdx.x < kWarp; }
+
+  __device__ __forceinline__ void begin_tile() {
+    const Tile tile = line_.wait(next_);
+    line_.advance(next_);
     k_block_ = 0;
-    k_blocks_ = order_.next(tile) ? tile.k_blocks : kNoTile;
-    tile.k_blocks = k_blocks_;
-    if (threadIdx.x == 0) slots_[slot_] = tile;
-    slot_ = next_slot(slot_);
+    k_blocks_ = tile.k_blocks;
     if (k_blocks_ == kNoTile) return;
     load_a_.begin(tile);
     load_b_.begin(tile);
   }
 
-  TileSlots& slots_;
+  Line& line_;
+  LinePosition next_;  // the tile's place that is asked for next
+  RingPosition at_;
   typename Gemm::LoadA load_a_;
   typename Gemm::LoadB load_b_;
-  typename Gemm::Order order_;
-  int slot_ = 0;
   int32_t k_block_, k_blocks_;
 };
 

@@ -29,6 +29,7 @@ class SourceRows {
   __device__ SourceRows(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
+    whole_ = tile.row_begin + Shape::BLOCK_M <= tile.row_end;
 #pragma unroll
     for (int i = 0; i < Stage::kPasses; ++i) {
       const int32_t row = tile.row_begin + stage_.row() + i * Stage::kAtOnce;
@@ -43,12 +44,17 @@ class SourceRows {
 
   __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
     const int32_t column = k_block * Stage::kRowBytes + stage_.byte();  // in bytes
-    const bool inside = column < params_.width_bytes;
     const char* const first = static_cast<const char*>(params_.source) + column;
+    const auto copy_rows = [&](const auto& exists) {
 #pragma unroll
-    for (int i = 0; i < Stage::kPasses; ++i)
-      stage_.copy(shared, i, first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes,
-                  inside && source_row_[i] != kNone);
+      for (int i = 0; i < Stage::kPasses; ++i)
+        stage_.copy(shared, i, first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes,
+                    exists(i));
+    };
+    if (whole_ && (k_block + 1) * Stage::kRowBytes <= params_.width_bytes)
+      copy_rows([](int) { return true; });
+    else
+      copy_rows([&](int i) { return column < params_.width_bytes && source_row_[i] != kNone; });
   }
 
  private:
@@ -57,6 +63,7 @@ class SourceRows {
 
   const Params& params_;
   Stage stage_;
+  bool whole_;  // every row of the tile exists
   uint32_t source_row_[Stage::kPasses];
 };
 
@@ -85,11 +92,10 @@ class PartRows {
 
   // Of dH (capacity, parts * columns).
   static Params params(const tilemoe_tensor& dH, int64_t /*parts*/, int64_t columns) {
-    return {
-        .rows = static_cast<const char*>(dH.data),
-        .row_bytes = dH.stride[0] * int64_t{sizeof(typename Shape::Element)},
-        .columns = static_cast<int32_t>(columns),
-        .blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K)};
+    return {.rows = static_cast<const char*>(dH.data),
+            .row_bytes = dH.stride[0] * int64_t{sizeof(typename Shape::Element)},
+            .columns = static_cast<int32_t>(columns),
+            .blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K)};
   }
 
   __device__ PartRows(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
@@ -102,19 +108,33 @@ class PartRows {
   __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
     const auto sum = PartOfSum::of(k_block, params_.blocks_a_part, Shape::BLOCK_K);
     const int32_t column = sum.begin + stage_.piece() * kPieceColumns;
-    const bool inside = column < params_.columns;
     const char* const first = params_.rows + row_ * params_.row_bytes +
                               (int64_t{sum.part} * params_.columns + column) * kElementBytes;
+    const auto copy_rows = [&](const auto& exists) {
 #pragma unroll
-    for (int i = 0; i < Stage::kPasses; ++i)
-      stage_.copy(shared, i, first + i * Stage::kAtOnce * params_.row_bytes,
-                  inside && row_ + i * Stage::kAtOnce < row_end_);
+      for (int i = 0; i < Stage::kPasses; ++i)
+        stage_.copy(
+            shared, i,
+            first + static_cast<uint64_t>(pass_bytes(params_.row_bytes)) * static_cast<uint32_t>(i),
+            exists(i));
+    };
+    if (row_ - stage_.row() + Shape::BLOCK_M <= row_end_ &&
+        sum.begin + Shape::BLOCK_K <= params_.columns)
+      copy_rows([](int) { return true; });
+    else
+      copy_rows(
+          [&](int i) { return column < params_.columns && row_ + i * Stage::kAtOnce < row_end_; });
   }
 
  private:
   using Stage = StageRows<Shape::kThreads, Shape::BLOCK_M>;
   static constexpr int kElementBytes = sizeof(typename Shape::Element);
   static constexpr int kPieceColumns = Stage::kPieceBytes / kElementBytes;
+
+  // From one pass to the next: 32 bits, so that an address is one multiplication.
+  __device__ static uint32_t pass_bytes(int64_t row_bytes) {
+    return static_cast<uint32_t>(row_bytes) * Stage::kAtOnce;
+  }
 
   const Params& params_;
   Stage stage_;

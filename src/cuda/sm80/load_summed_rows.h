@@ -38,15 +38,27 @@ class GatheredSummedRows {
 
   __device__ __forceinline__ void copy(uint32_t shared, int32_t /*k_block*/) {
     const char* const first = static_cast<const char*>(params_.source) + column_;
+    const auto copy_rows = [&](const auto& exists) {
 #pragma unroll
-    for (int i = 0; i < Stage::kPasses; ++i) {
-      const char* const row = first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes;
+      for (int i = 0; i < Stage::kPasses; ++i) {
+        const char* const row = first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes;
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk)
-        stage_.copy(shared + chunk * Operand::kChunkBytes, i, row + chunk * Operand::kRowBytes,
-                    source_row_[i] != kNone &&
-                        column_ + chunk * Operand::kRowBytes < params_.width_bytes);
-    }
+        for (int chunk = 0; chunk < kChunks; ++chunk)
+          stage_.copy(shared + chunk * Operand::kChunkBytes, i, row + chunk * Operand::kRowBytes,
+                      exists(i, chunk));
+      }
+    };
+    // next_row_ is a k block further.
+    const bool whole =
+        next_row_ - stage_.row() <= row_end_ &&
+        column_ - stage_.byte() + kChunks * Operand::kRowBytes <= params_.width_bytes;
+    if (whole)
+      copy_rows([](int, int) { return true; });
+    else
+      copy_rows([&](int i, int chunk) {
+        return source_row_[i] != kNone &&
+               column_ + chunk * Operand::kRowBytes < params_.width_bytes;
+      });
     look_up();
   }
 
@@ -60,9 +72,10 @@ class GatheredSummedRows {
 #pragma unroll
     for (int i = 0; i < Stage::kPasses; ++i) {
       const int32_t row = next_row_ + i * Stage::kAtOnce;
-      source_row_[i] = row >= row_end_ ? kNone
-                                       : static_cast<uint32_t>(
-                                             params_.token != nullptr ? params_.token[row] : row);
+      source_row_[i] =
+          row >= row_end_
+              ? kNone
+              : static_cast<uint32_t>(params_.token != nullptr ? params_.token[row] : row);
     }
     next_row_ += Shape::BLOCK_K;
   }
@@ -93,8 +106,8 @@ class DenseSummedRows {
         .columns = static_cast<int32_t>(columns),
         .blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_N - 1) / Shape::BLOCK_N)};
     for (int p = 0; p < step.parts; ++p)
-      params.part[p] = static_cast<const char*>(step.dense.data) +
-                       step.part[p].dense_first * kElementBytes;
+      params.part[p] =
+          static_cast<const char*>(step.dense.data) + step.part[p].dense_first * kElementBytes;
     return params;
   }
 
@@ -113,13 +126,25 @@ class DenseSummedRows {
     const int32_t row = row_ + k_block * Shape::BLOCK_K;
     const char* const first =
         params_.part[part_] + row * params_.row_bytes + int64_t{column_} * kElementBytes;
+    const auto pass_bytes = static_cast<uint32_t>(params_.row_bytes) * Stage::kAtOnce;
+    const auto copy_rows = [&](const auto& exists) {
 #pragma unroll
-    for (int i = 0; i < Stage::kPasses; ++i)
+      for (int i = 0; i < Stage::kPasses; ++i)
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk)
-        stage_.copy(shared + chunk * Operand::kChunkBytes, i,
-                    first + i * Stage::kAtOnce * params_.row_bytes + chunk * Operand::kRowBytes,
-                    row + i * Stage::kAtOnce < row_end_ && column_ + chunk * 64 < params_.columns);
+        for (int chunk = 0; chunk < kChunks; ++chunk)
+          stage_.copy(shared + chunk * Operand::kChunkBytes, i,
+                      first + static_cast<uint64_t>(pass_bytes) * static_cast<uint32_t>(i) +
+                          chunk * Operand::kRowBytes,
+                      exists(i, chunk));
+    };
+    const bool whole = row - stage_.row() + Shape::BLOCK_K <= row_end_ &&
+                       column_ - stage_.piece() * kPieceColumns + Shape::BLOCK_N <= params_.columns;
+    if (whole)
+      copy_rows([](int, int) { return true; });
+    else
+      copy_rows([&](int i, int chunk) {
+        return row + i * Stage::kAtOnce < row_end_ && column_ + chunk * 64 < params_.columns;
+      });
   }
 
  private:

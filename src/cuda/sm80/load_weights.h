@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "check.h"
 #include "cuda/core/operand.h"
 #include "cuda/core/tile.h"
 #include "cuda/core/up_columns.h"
@@ -20,14 +21,19 @@ namespace tilemoe::cuda::sm80 {
 struct ExpertWeights {
   const char* data;
   int64_t expert_bytes, line_bytes;  // the latter of the dimension that is not contiguous
+  uint32_t line_bytes_32;            // the same: an address is one multiplication
   int32_t rows, sum;
 
   template <Major kMajor>
   static ExpertWeights of(const tilemoe_tensor& W) {
     const auto element = static_cast<int64_t>(tilemoe_dtype_size(W.dtype));
+    const int64_t line_bytes = W.stride[kMajor == Major::kK ? 1 : 2] * element;
+    TILEMOE_CHECK_SUPPORTED(line_bytes <= UINT32_MAX,
+                            "rows of weights are " << line_bytes << " bytes apart");
     return {.data = static_cast<const char*>(W.data),
             .expert_bytes = W.stride[0] * element,
-            .line_bytes = W.stride[kMajor == Major::kK ? 1 : 2] * element,
+            .line_bytes = line_bytes,
+            .line_bytes_32 = static_cast<uint32_t>(line_bytes),
             .rows = static_cast<int32_t>(W.shape[1]),
             .sum = static_cast<int32_t>(W.shape[2])};
   }
@@ -70,23 +76,33 @@ class WeightStage {
     const int32_t step = sum + stage_.piece() * kPieceElements;
     const int32_t row = first_row_ + stage_.row();
     const char* first[kParts];
+    bool whole = sum + Shape::BLOCK_K <= weights(0).sum;
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       const ExpertWeights& W = weights(p);
-      first[p] = W.data + expert_ * W.expert_bytes + row * W.line_bytes +
-                 int64_t{step} * kElementBytes;
+      first[p] =
+          W.data + expert_ * W.expert_bytes + row * W.line_bytes + int64_t{step} * kElementBytes;
+      whole = whole && first_row_ + Shape::BLOCK_N / kParts <= W.rows;
     }
+    const auto copy_rows = [&](const auto& exists) {
 #pragma unroll
-    for (int i = 0; i < Stage::kPasses; ++i) {
-      const int in_tile = i * Stage::kAtOnce;
-      const int part = kParts == 1 ? 0 : in_tile / kPartColumns % kParts;
-      const int further = kParts == 1 ? in_tile
-                                      : in_tile / Shape::kWarpColumns * kPartColumns +
-                                            in_tile % kPartColumns;
-      const ExpertWeights& W = weights(part);
-      stage_.copy(shared, i, first[part] + further * W.line_bytes,
-                  row + further < W.rows && step < W.sum);
-    }
+      for (int i = 0; i < Stage::kPasses; ++i) {
+        const int in_tile = i * Stage::kAtOnce;
+        const int part = kParts == 1 ? 0 : in_tile / kPartColumns % kParts;
+        const int further =
+            kParts == 1 ? in_tile
+                        : in_tile / Shape::kWarpColumns * kPartColumns + in_tile % kPartColumns;
+        const ExpertWeights& W = weights(part);
+        stage_.copy(
+            shared, i,
+            first[part] + static_cast<uint64_t>(W.line_bytes_32) * static_cast<uint32_t>(further),
+            exists(W, row + further));
+      }
+    };
+    if (whole)
+      copy_rows([](const ExpertWeights&, int32_t) { return true; });
+    else
+      copy_rows([&](const ExpertWeights& W, int32_t r) { return r < W.rows && step < W.sum; });
   }
 
   // Chunks of 64 rows: steps of the sum, of 128 bytes each.
@@ -97,16 +113,27 @@ class WeightStage {
     const ExpertWeights& W = weights(stage_.piece() / kPiecesAPart);
     const int32_t row = first_row_ + stage_.piece() % kPiecesAPart * kPieceElements;
     const int32_t step = sum + stage_.row();
-    const char* const first = W.data + expert_ * W.expert_bytes + step * W.line_bytes +
-                              int64_t{row} * kElementBytes;
+    const char* const first =
+        W.data + expert_ * W.expert_bytes + step * W.line_bytes + int64_t{row} * kElementBytes;
+    const auto copy_steps = [&](const auto& exists) {
 #pragma unroll
-    for (int i = 0; i < Stage::kPasses; ++i)
+      for (int i = 0; i < Stage::kPasses; ++i)
 #pragma unroll
-      for (int chunk = 0; chunk < Shape::BLOCK_N / 64; ++chunk)
-        stage_.copy(shared + chunk * Operand::kChunkBytes, i,
-                    first + i * Stage::kAtOnce * W.line_bytes +
-                        chunk * kPartColumns * kElementBytes,
-                    step + i * Stage::kAtOnce < W.sum && row + chunk * kPartColumns < W.rows);
+        for (int chunk = 0; chunk < Shape::BLOCK_N / 64; ++chunk)
+          stage_.copy(shared + chunk * Operand::kChunkBytes, i,
+                      first +
+                          static_cast<uint64_t>(W.line_bytes_32) *
+                              (static_cast<uint32_t>(i) * Stage::kAtOnce) +
+                          chunk * kPartColumns * kElementBytes,
+                      exists(i, chunk));
+    };
+    // Parts are as wide as each other.
+    if (sum + Shape::BLOCK_K <= W.sum && first_row_ + Shape::BLOCK_N / kParts <= W.rows)
+      copy_steps([](int, int) { return true; });
+    else
+      copy_steps([&](int i, int chunk) {
+        return step + i * Stage::kAtOnce < W.sum && row + chunk * kPartColumns < W.rows;
+      });
   }
 
   Stage stage_;
@@ -157,8 +184,7 @@ class SummedWeights {
   // Of W1's parts (E, columns, d), which are summed over; the product has d columns.
   static Params params(const UpParts& W1) {
     Params params{};
-    params.blocks_a_part =
-        static_cast<int32_t>((W1.columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K);
+    params.blocks_a_part = static_cast<int32_t>((W1.columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K);
     for (int p = 0; p < W1.count; ++p)
       params.part[p] = ExpertWeights::of<kMajor>(transposed(W1.part[p]));
     return params;

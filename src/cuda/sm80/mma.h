@@ -63,8 +63,7 @@ class Mma {
 #pragma unroll
     for (int m = 0; m < Shape::kSlabs; ++m) a_.load(to.a[m], stage, step, m);
 #pragma unroll
-    for (int n = 0; n < Shape::kWarpColumns / 16; ++n)
-      b_.load(to.b[n], stage + A::kBytes, step, n);
+    for (int n = 0; n < Shape::kWarpColumns / 16; ++n) b_.load(to.b[n], stage + A::kBytes, step, n);
   }
 
   // D += the products of a step.

@@ -12,8 +12,8 @@ namespace tilemoe::cuda::sm80 {
 // Of each tile, what each column of warps has; of that, the threads' accumulators 4 at a time.
 template <class Shape>
 struct PartialSums {
-  static constexpr int kVectors = Shape::kWarpColumns / 2 / 4;                // of a slab
-  static constexpr int kThreads = Shape::kThreads / Shape::kWarpsAcross;      // of such a column
+  static constexpr int kVectors = Shape::kWarpColumns / 2 / 4;            // of a slab
+  static constexpr int kThreads = Shape::kThreads / Shape::kWarpsAcross;  // of such a column
   static constexpr int kAcross = Shape::kWarpsAcross;
 
   float4* data;
@@ -21,8 +21,7 @@ struct PartialSums {
   __device__ __forceinline__ void write(int32_t tile, const Accumulators<Shape>& D) const {
     const auto thread = static_cast<int32_t>(threadIdx.x);
     const int32_t warp = thread / kWarp;
-    float4* const to =
-        of(tile, warp % kAcross) + warp / kAcross * kWarp + thread % kWarp;
+    float4* const to = of(tile, warp % kAcross) + warp / kAcross * kWarp + thread % kWarp;
 #pragma unroll
     for (int m = 0; m < Shape::kSlabs; ++m)
 #pragma unroll
@@ -33,8 +32,7 @@ struct PartialSums {
   }
 
   // Adds a column of warps to the accumulators of a block that has no other.
-  __device__ __forceinline__ void add(int32_t tile, int32_t across,
-                                      Accumulators<Shape>& D) const {
+  __device__ __forceinline__ void add(int32_t tile, int32_t across, Accumulators<Shape>& D) const {
     const float4* const from = of(tile, across) + threadIdx.x;
 #pragma unroll
     for (int m = 0; m < Shape::kSlabs; ++m)
@@ -48,8 +46,8 @@ struct PartialSums {
 
  private:
   __device__ float4* of(int32_t tile, int32_t across) const {
-    return data + (static_cast<int64_t>(tile) * kAcross + across) *
-                      (Shape::kSlabs * kVectors * kThreads);
+    return data +
+           (static_cast<int64_t>(tile) * kAcross + across) * (Shape::kSlabs * kVectors * kThreads);
   }
 };
 

@@ -10,8 +10,7 @@
 namespace tilemoe::cuda::sm80 {
 
 // Copies one operand's k blocks to shared memory, as its Operand lays them out. Constructed by every
-// thread; begin() is told each tile, copy(shared, k block) starts the thread's own copies, k blocks
-// ascending.
+// thread; begin() is told each tile, copy(shared, k block) starts the thread's own copies, k blocks ascending.
 template <class L>
 concept Loader = requires(L loader, const typename L::Params& params, const Tile& tile,
                           int32_t thread, uint32_t shared, int32_t k_block) {
@@ -25,7 +24,7 @@ concept Loader = requires(L loader, const typename L::Params& params, const Tile
 // in it.
 template <class E, class Shape>
 concept EpilogueOf = requires(E epilogue, const typename E::Params& params, Accumulators<Shape>& D,
-                            const Tile& tile) {
+                              const Tile& tile) {
   E(params);
   epilogue.store(D, tile);
 };

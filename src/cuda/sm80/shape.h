@@ -2,7 +2,6 @@
 // time.
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstdint>
 
@@ -24,7 +23,7 @@ struct TileShape {
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
   static constexpr int kCluster = 1;
 
-  static constexpr int kWarpRows = std::min(BLOCK_M, 64);
+  static constexpr int kWarpRows = BLOCK_M < 64 ? BLOCK_M : 64;
   static constexpr int kWarpColumns = 64;
   static constexpr int kWarpsAcross = BLOCK_N / kWarpColumns;
   static constexpr int kThreads = BLOCK_M / kWarpRows * kWarpsAcross * kWarp;
@@ -47,5 +46,13 @@ struct TileShape {
 
 template <class Shape>
 using Accumulators = Slabs<Shape::kSlabs, Shape::kWarpColumns>;
+
+template <class Shape>
+__device__ __forceinline__ void clear(Accumulators<Shape>& D) {
+#pragma unroll
+  for (auto& slab : D)
+#pragma unroll
+    for (float& number : slab) number = 0.f;
+}
 
 }  // namespace tilemoe::cuda::sm80

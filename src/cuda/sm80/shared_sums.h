@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(PartialSums<typename Sums::Shape>::kThreads)
 template <class Product>
 void launch_shared_sums(const typename Product::Params& params, const WeightGradient& step) {
   using Shape = typename Product::Shape;
-  using Column = TileShape<typename Shape::Recipe,
-                           TileConfiguration{Shape::BLOCK_M, Shape::kWarpColumns}>;
+  using Column =
+      TileShape<typename Shape::Recipe, TileConfiguration{Shape::BLOCK_M, Shape::kWarpColumns}>;
   using Epilogue = typename Product::Epilogue::template Of<Column>;
   using Sums = SharedSums<Shape, typename Product::Order, Epilogue>;
   constexpr int kAcross = Shape::kWarpsAcross;

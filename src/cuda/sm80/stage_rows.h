@@ -36,12 +36,15 @@ class StageRows {
   // To the piece of that pass; zeros where the source is not valid.
   __device__ __forceinline__ void copy(uint32_t shared, int pass, const char* source,
                                        bool valid) const {
-    // Half an atom further, the swizzle has another bit.
-    const uint32_t place = (shared + offset_) ^ (pass * kAtOnce % 8 * kPieceBytes);
-    if (has(pass)) ptx::cp_async_16(place + pass * kAtOnce * kRowBytes, source, valid ? 16 : 0);
+    if (has(pass)) ptx::cp_async_16(place(shared, pass), source, valid ? 16 : 0);
   }
 
  private:
+  // Half an atom further, the swizzle has another bit.
+  __device__ uint32_t place(uint32_t shared, int pass) const {
+    return ((shared + offset_) ^ (pass * kAtOnce % 8 * kPieceBytes)) + pass * kAtOnce * kRowBytes;
+  }
+
   int32_t row_, piece_;
   uint32_t offset_;
 };

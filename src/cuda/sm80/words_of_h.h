@@ -26,8 +26,8 @@ class WordsOfH {
 
   struct Params {
     const Element* H;
-    int64_t row_stride;         // of H, in elements
-    typename Rows::Output dH;   // (capacity, kParts, n), or (capacity, 1, 2n); may be not wanted
+    int64_t row_stride;        // of H, in elements
+    typename Rows::Output dH;  // (capacity, kParts, n), or (capacity, 1, 2n); may be not wanted
     int32_t n;
     bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
   };
@@ -104,7 +104,9 @@ class WordsOfH {
  private:
   static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
 
-  __device__ bool adjacent() const { return kMayBeAdjacent && params_.adjacent; }
+  __device__ bool adjacent() const {
+    return kMayBeAdjacent && params_.adjacent;
+  }
 
   __device__ __forceinline__ void load_adjacent(const Element* slab_row, const bool (&exists)[2],
                                                 int32_t columns_left, Loaded& loaded) const {
