@@ -37,10 +37,12 @@ SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
 # Routers that the registry has no case of.
 ROUTERS = "*InGroups:*GivenIds"
+TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 
 
 # What needs no product: programs, and of one of them some tests.
 ROWWISE = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
+           "cuda_route_tokens_test": "CudaRouteTokens.*",
            "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
            "cuda_store_threads_test": "*", "cuda_forward_steps_test": "Combine.*"}
 ONE_GPU = "this machine has one GPU"
@@ -207,12 +209,15 @@ def sanitize(tool):
         check = ["check", "--device", "cuda", "--pass", "all", "--reduced"]
         tiles = ["--gtest_brief=1", f"--gtest_filter={FORCED_TILES}"]
         routers = ["--gtest_brief=1", f"--gtest_filter={ROUTERS}"]
+        of_tokens = ["--gtest_brief=1", f"--gtest_filter={TOKEN_ROUTERS}"]
         return [
             machine.item("check-reduced", "tilemoe", check, 400, sanitizer_errors, prefix, missing),
             machine.item("forced-tiles", "cuda_forward_steps_test", tiles, 200, sanitizer_errors,
                          prefix, missing),
             machine.item("routers", "cuda_routing_test", routers, 200, sanitizer_errors, prefix,
                          missing),
+            machine.item("token-routers", "cuda_route_tokens_test", of_tokens, 200,
+                         sanitizer_errors, prefix, missing),
         ]
 
     return stage
