@@ -254,6 +254,17 @@ def test_compiles_on_either_side_of_the_limit(dynamic, taken):
     assert taken, "the layer itself takes it"
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@torch.no_grad()
+def test_an_exported_layer_serves_any_number_of_tokens(strict, taken):
+    layer = make()
+    shapes = {"x": {0: torch.export.Dim("tokens", min=2)}}
+    exported = torch.export.export(layer, (tokens(7),), dynamic_shapes=shapes, strict=strict)
+    assert not taken
+    for T in (3, 64, 70):
+        torch.testing.assert_close(exported.module()(tokens(T)), layer(tokens(T)))
+
+
 def test_limits_are_the_headers():
     header = (ROOT / "include" / "tilemoe" / "tilemoe.h").read_text()
     limits = dict(re.findall(r"#define TILEMOE_ROUTE_TOKENS_MOST_(\w) (\d+)", header))
