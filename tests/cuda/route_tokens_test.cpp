@@ -40,8 +40,8 @@ struct TokensCase {
 std::string describe(const TokensCase& c) {
   return "T " + std::to_string(c.T) + " E " + std::to_string(c.E) + " K " + std::to_string(c.K) +
          " d " + std::to_string(c.d) + " X " + tilemoe_dtype_name(c.types.X) + " weight " +
-         tilemoe_dtype_name(c.types.weight) + " logits " + tilemoe_dtype_name(c.types.logits) + " " +
-         routing_test::name(c.logits) + " scoring " + std::to_string(c.scoring) + " groups " +
+         tilemoe_dtype_name(c.types.weight) + " logits " + tilemoe_dtype_name(c.types.logits) +
+         " " + routing_test::name(c.logits) + " scoring " + std::to_string(c.scoring) + " groups " +
          std::to_string(c.n_group) + " capacity " + std::to_string(c.capacity);
 }
 
@@ -100,8 +100,7 @@ class TwinTokens {
     args.routed_scaling_factor = c_.factor;
     TwinBuffer& workspace = device ? device_workspace_ : host_workspace_;
     args.workspace = device ? workspace.device() : workspace.host();
-    args.workspace_bytes = workspace_bytes(
-        device ? on_device(spec_of(c_)) : spec_of(c_), c_.d);
+    args.workspace_bytes = workspace_bytes(device ? on_device(spec_of(c_)) : spec_of(c_), c_.d);
     args.stream = stream;
     expect_ok(tilemoe_route_tokens(device ? &routing_.device() : &routing_.host(), &args));
   }
@@ -190,11 +189,11 @@ TEST(CudaRouteTokens, OfEveryWidthAndType) {
 }
 
 TEST(CudaRouteTokens, OfEveryNumberOfExperts) {
-  for (const int64_t E : {1, 2, 7, 8, 9, 31, 32, 33, 60, 64, 127, 128, 129, 200, 256, 257, 511, 512})
+  for (const int64_t E :
+       {1, 2, 7, 8, 9, 31, 32, 33, 60, 64, 127, 128, 129, 200, 256, 257, 511, 512})
     for (const int64_t K : {1, 2, 6, 8, 10, 16, 32})
       if (K <= E)
-        for (const int64_t T : {3, 33})
-          expect_same_routing({.T = T, .E = E, .K = K, .d = 264});
+        for (const int64_t T : {3, 33}) expect_same_routing({.T = T, .E = E, .K = K, .d = 264});
 }
 
 // Ties, infinities and NaN, by every rule.
@@ -220,18 +219,17 @@ TEST(CudaRouteTokens, InGroups) {
   for (const int64_t E : {64, 256, 512})
     for (const int64_t n_group : {2, 8, 32})
       for (const tilemoe_scoring scoring : {TILEMOE_SIGMOID_RENORMALIZED, TILEMOE_SOFTMAX_OVER_ALL})
-        expect_same_routing(
-            {.T = 21,
-             .E = E,
-             .K = 4,
-             .d = width_for(E),
-             .logits = Logits::kTies,
-             .scoring = scoring,
-             .n_group = n_group,
-             .topk_group = n_group / 2 + 1,
-             .group_score =
-                 scoring == TILEMOE_SOFTMAX_OVER_ALL || E / n_group < 2 ? TILEMOE_GROUP_MAX
-                                                                        : TILEMOE_GROUP_TOP2_SUM});
+        expect_same_routing({.T = 21,
+                             .E = E,
+                             .K = 4,
+                             .d = width_for(E),
+                             .logits = Logits::kTies,
+                             .scoring = scoring,
+                             .n_group = n_group,
+                             .topk_group = n_group / 2 + 1,
+                             .group_score = scoring == TILEMOE_SOFTMAX_OVER_ALL || E / n_group < 2
+                                                ? TILEMOE_GROUP_MAX
+                                                : TILEMOE_GROUP_TOP2_SUM});
 }
 
 TEST(CudaRouteTokens, PastTheCapacity) {
@@ -315,8 +313,7 @@ TEST(CudaRouteTokensLayer, IsFourKernels) {
     for (float& value : values) value = static_cast<float>(random.normal() / 16);
     tensor->write(values);
   }
-  const Experts experts{
-      .device = Device::kCuda, .dtype = DType::kBFloat16, .d = d, .n = n, .E = E};
+  const Experts experts{.device = Device::kCuda, .dtype = DType::kBFloat16, .d = d, .n = n, .E = E};
   const RoutingSpec spec = RoutingSpec::top_k(Device::kCuda, T, E, K);
   verify::GuardedBuffer routing_memory(memory, spec.bytes());
   verify::GuardedBuffer routing_workspace(memory, spec.route_tokens_workspace_bytes(d));
@@ -324,7 +321,8 @@ TEST(CudaRouteTokensLayer, IsFourKernels) {
   Routing routing(spec, routing_memory.data(), routing_memory.bytes());
   const Stream stream;
   const auto enqueue = [&] {
-    TokenRouting router{.logits_dtype = DType::kBFloat16, .X = X.view(), .router_weight = gate.view()};
+    TokenRouting router{
+        .logits_dtype = DType::kBFloat16, .X = X.view(), .router_weight = gate.view()};
     router.workspace = routing_workspace.data(), router.workspace_bytes = routing_workspace.bytes();
     router.stream = stream.get();
     routing.from_tokens(router);
