@@ -71,6 +71,9 @@ void fuzz_sizes(World& world, Choices& choices) {
   query.gradients = static_cast<uint32_t>(choices.below(300));
   check_size(world, tilemoe_workspace_bytes(&query, &bytes), bytes == 7);
   bytes = 7;
+  check_size(world, tilemoe_route_tokens_workspace_bytes(&spec, any_number(choices), &bytes),
+             bytes == 7);
+  bytes = 7;
   check_size(world, tilemoe_router_losses_workspace_bytes(spec.device, spec.T, spec.E, &bytes),
              bytes == 7);
   tilemoe_saved_size saved{sizeof saved, 7, 7, 7, 7};
@@ -115,6 +118,7 @@ class Problem {
   }
 
   bool build_routing();
+  bool route_tokens(Call& call, tilemoe_routing& routing);
   void choose();
   void layer();
   void router_backward();
@@ -189,6 +193,33 @@ void Problem::check_routing() const {
     require(routing_.row_token[row] >= 0 && routing_.row_token[row] < spec_.T, "routing: tokens");
 }
 
+bool Problem::route_tokens(Call& call, tilemoe_routing& routing) {
+  tilemoe_route_tokens_args args{};
+  args.struct_size = sizeof args;
+  args.scoring = static_cast<tilemoe_scoring>(choices_.below(5));
+  args.logits_dtype = any_float(choices_);
+  const int64_t d = 8 * choices_.between(1, 70);
+  const tilemoe_dtype dtype = any_float(choices_);
+  call.input(args.X, dtype, {spec_.T, d}, Layout::kRows, true);
+  call.input(args.router_weight, choices_.one_in(2) ? dtype : TILEMOE_FLOAT32, {spec_.E, d},
+             Layout::kRows, true);
+  if (choices_.one_in(2)) call.input(args.router_bias, any_float(choices_), {spec_.E});
+  if (args.scoring >= TILEMOE_SIGMOID && choices_.one_in(2))
+    call.input(args.selection_bias, TILEMOE_FLOAT32, {spec_.E});
+  if (choices_.one_in(2)) call.output(args.logits, args.logits_dtype, {spec_.T, spec_.E});
+  if (choices_.one_in(2)) call.output(args.expert_counts, TILEMOE_INT32, {spec_.E});
+  size_t bytes = 0;
+  check(tilemoe_route_tokens_workspace_bytes(&spec_, d, &bytes));
+  call.workspace(args.workspace, args.workspace_bytes, bytes);
+  call.may_overflow();
+  struct_size_hazard(call, args.struct_size);
+  call.hazard([&args, dtype = choices_.between(-1, 5)] {
+    args.logits_dtype = static_cast<tilemoe_dtype>(dtype);
+  });
+  call.hazard([&args, n_group = any_number(choices_)] { args.n_group = n_group; });
+  return call.run([&] { return tilemoe_route_tokens(&routing, &args); });
+}
+
 bool Problem::build_routing() {
   Call call(world_, choices_, "build");
   call.builds_routing();
@@ -197,6 +228,10 @@ bool Problem::build_routing() {
   bool built = false;
   switch (spec_.kind) {
     case TILEMOE_ROUTING_TOP_K: {
+      if (choices_.one_in(3)) {
+        built = route_tokens(call, routing);
+        break;
+      }
       tilemoe_route_top_k_args args{};
       args.struct_size = sizeof args;
       call.input(args.ids, any_integer(choices_), {spec_.T, spec_.K}, Layout::kContiguous, false,

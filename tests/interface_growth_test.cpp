@@ -102,6 +102,7 @@ class LayerRun {
   // Everything that was written, sizes included.
   std::vector<float> all() {
     choose();
+    token_routing();
     top_k_routing();
     layer();
     router();
@@ -184,6 +185,16 @@ class LayerRun {
     again.logits = logits_, again.ids = ids_, again.scores = scores_;
     require(tilemoe_top_k_scores(caller_.make(again)));
     see(scores_);
+  }
+  void token_routing() {
+    tilemoe_routing* const routing = bind(TILEMOE_ROUTING_TOP_K);
+    auto args = sized<tilemoe_route_tokens_args>();
+    args.X = filled({T, d}), args.router_weight = filled({E, d});
+    args.logits = filled({T, E}), args.expert_counts = counts_;
+    require(tilemoe_route_tokens_workspace_bytes(spec_, d, &args.workspace_bytes));
+    args.workspace = memory_.take(args.workspace_bytes);
+    require(tilemoe_route_tokens(routing, caller_.make(args)));
+    see(args.logits), see(counts_), see_offsets(*routing);
   }
   void top_k_routing() {
     routing_ = bind(TILEMOE_ROUTING_TOP_K);
@@ -367,6 +378,8 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
                                             [](auto* p) { return tilemoe_top_k_scores(p); });
   expect_refused<tilemoe_route_top_k_args>(
       "args", [&](auto* p) { return tilemoe_route_top_k(&routing, p); });
+  expect_refused<tilemoe_route_tokens_args>(
+      "args", [&](auto* p) { return tilemoe_route_tokens(&routing, p); });
   expect_refused<tilemoe_route_general_args>(
       "args", [&](auto* p) { return tilemoe_route_general(&routing, p); });
   expect_refused<tilemoe_route_rounded_args>(

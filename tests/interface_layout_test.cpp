@@ -40,6 +40,7 @@ constexpr Layout kLayouts[] = {
     LAYOUT(tilemoe_top_k_args, 376),
     LAYOUT(tilemoe_top_k_scores_args, 288),
     LAYOUT(tilemoe_route_top_k_args, 160),
+    LAYOUT(tilemoe_route_tokens_args, 448),
     LAYOUT(tilemoe_route_general_args, 224),
     LAYOUT(tilemoe_route_rounded_args, 288),
     LAYOUT(tilemoe_route_grouped_args, 144),
@@ -111,6 +112,22 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_route_top_k_args, workspace, 136, 8),
     FIELD(tilemoe_route_top_k_args, workspace_bytes, 144, 8),
     FIELD(tilemoe_route_top_k_args, stream, 152, 8),
+    FIELD(tilemoe_route_tokens_args, struct_size, 0, 8),
+    FIELD(tilemoe_route_tokens_args, scoring, 8, 4),
+    FIELD(tilemoe_route_tokens_args, logits_dtype, 12, 4),
+    FIELD(tilemoe_route_tokens_args, X, 16, 64),
+    FIELD(tilemoe_route_tokens_args, router_weight, 80, 64),
+    FIELD(tilemoe_route_tokens_args, router_bias, 144, 64),
+    FIELD(tilemoe_route_tokens_args, selection_bias, 208, 64),
+    FIELD(tilemoe_route_tokens_args, logits, 272, 64),
+    FIELD(tilemoe_route_tokens_args, expert_counts, 336, 64),
+    FIELD(tilemoe_route_tokens_args, n_group, 400, 8),
+    FIELD(tilemoe_route_tokens_args, topk_group, 408, 8),
+    FIELD(tilemoe_route_tokens_args, group_score, 416, 4),
+    FIELD(tilemoe_route_tokens_args, routed_scaling_factor, 420, 4),
+    FIELD(tilemoe_route_tokens_args, workspace, 424, 8),
+    FIELD(tilemoe_route_tokens_args, workspace_bytes, 432, 8),
+    FIELD(tilemoe_route_tokens_args, stream, 440, 8),
     FIELD(tilemoe_route_general_args, struct_size, 0, 8),
     FIELD(tilemoe_route_general_args, tokens, 8, 64),
     FIELD(tilemoe_route_general_args, experts, 72, 64),
@@ -266,6 +283,7 @@ TEST(InterfaceLayout, LeastSizes) {
   EXPECT_EQ(kLeastBytes<tilemoe_top_k_args>, 344u);
   EXPECT_EQ(kLeastBytes<tilemoe_top_k_scores_args>, 280u);
   EXPECT_EQ(kLeastBytes<tilemoe_route_top_k_args>, 152u);
+  EXPECT_EQ(kLeastBytes<tilemoe_route_tokens_args>, 440u);
   EXPECT_EQ(kLeastBytes<tilemoe_route_general_args>, 216u);
   EXPECT_EQ(kLeastBytes<tilemoe_route_rounded_args>, 280u);
   EXPECT_EQ(kLeastBytes<tilemoe_route_grouped_args>, 136u);

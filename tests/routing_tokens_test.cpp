@@ -268,7 +268,7 @@ void expect_composed(Problem& problem) {
 
 TEST(RouteTokens, IsTopKAndTheRoutingOfItsLogits) {
   const Size sizes[] = {
-      {1, 0, 8, 3}, {5, 0, 7, 7}, {64, 0, 40, 8}, {31, 0, 130, 5}, {64, 0, 512, 32}};
+      {1, 0, 8, 3}, {5, 0, 7, 7}, {64, 0, 40, 8}, {31, 0, 130, 5}, {20, 0, 512, 32}};
   for (const Size& size : sizes)
     for (const Scoring scoring : kScorings)
       for (const Logits kind : {Logits::kNormal, Logits::kTies, Logits::kSpecial, Logits::kSkewed})

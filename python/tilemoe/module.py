@@ -298,6 +298,8 @@ class MoE(nn.Module):
         """The router of tokens (T, d) that are few enough for one kernel, in inference."""
         if torch.is_grad_enabled() or autocast_dtype(tokens.device) is not None:
             return None
+        if torch.compiler.is_exporting():
+            return None  # one graph for any number of tokens
         if type(self.gate) is not Router or type(self.experts) is not Experts:
             return None  # somebody's own in their places
         return None if is_observed(self.experts) else self.gate.of_few(tokens, self.K)

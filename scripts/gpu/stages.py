@@ -38,6 +38,7 @@ SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
 # Routers that the registry has no case of.
 ROUTERS = "*InGroups:*GivenIds"
+TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 
 
 # What a kit that the GPU does not take by itself runs again: products' tests, and the layer's of the
@@ -49,6 +50,7 @@ TORCH_FILES = ["cuda_test.py", "cuda_transformers_test.py", "functional_test.py"
 
 # What needs no product: programs, and of one of them some tests.
 ROWWISE = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
+           "cuda_route_tokens_test": "CudaRouteTokens.*",
            "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
            "cuda_store_threads_test": "*", "cuda_forward_steps_test": "Combine.*"}
 ONE_GPU = "this machine has one GPU"
@@ -253,6 +255,7 @@ def sanitize(tool):
         check = ["check", "--device", "cuda", "--pass", "all", "--reduced"]
         tiles = ["--gtest_brief=1", f"--gtest_filter={FORCED_TILES}"]
         routers = ["--gtest_brief=1", f"--gtest_filter={ROUTERS}"]
+        of_tokens = ["--gtest_brief=1", f"--gtest_filter={TOKEN_ROUTERS}"]
         return [
             machine.item("check-reduced", "tilemoe", check, 400, sanitizer_errors, prefix, missing),
             machine.item("forced-tiles", "cuda_forward_steps_test", tiles, 200, sanitizer_errors,
@@ -261,6 +264,8 @@ def sanitize(tool):
                          missing),
             *(machine.item(named("check-reduced", kit), "tilemoe", check, 400, sanitizer_errors,
                            prefix, missing, kit) for kit in machine.forced_kits()),
+            machine.item("token-routers", "cuda_route_tokens_test", of_tokens, 200,
+                         sanitizer_errors, prefix, missing),
         ]
 
     return stage

@@ -1,6 +1,8 @@
 """The layer on a GPU: as on the CPU, in CUDA graphs, on streams, and its memory as torch's
 allocator counts it. Run by --device cuda."""
 
+import ctypes
+
 import pytest
 import torch
 
@@ -242,6 +244,34 @@ def test_a_graph_of_a_training_step_of_the_module(options):
         graph.replay()
         for got, want in zip([t.clone() for t in out], step(), strict=True):
             assert torch.equal(got, want)
+
+
+def nodes_of(graph):
+    """How many nodes a captured graph has."""
+    count = ctypes.c_size_t()
+    handle = ctypes.c_void_p(graph.raw_cuda_graph())
+    assert ctypes.CDLL("libcuda.so.1").cuGraphGetNodes(handle, None, ctypes.byref(count)) == 0
+    return count.value
+
+
+@pytest.mark.parametrize("router", [{}, dict(router_dtype=torch.float32, router_bias=True)])
+@torch.no_grad()
+def test_few_tokens_are_four_kernels(router):
+    """The router, the up-projection, the down-projection and the combine; nothing is set or copied."""
+    moe = tilemoe.MoE(256, 128, 32, 4, return_aux=False, dtype=torch.bfloat16, **router).eval()
+    for T in (1, 16, 64):
+        x = normal(T, 256, seed=T, dtype=torch.bfloat16)
+        expected = moe(x)
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph):
+            out = moe(x)
+        assert nodes_of(graph) == 4
+        graph.instantiate()
+        for seed in range(5):
+            x.copy_(normal(T, 256, seed=seed, dtype=torch.bfloat16))
+            graph.replay()
+            assert torch.equal(out, moe(x))
+        assert out.shape == expected.shape and not torch.equal(out, expected)
 
 
 def test_compiled_into_cuda_graphs():

@@ -1,186 +1,296 @@
-"""benchmarks/gpu_few_tokens.py on small layers on the CPU: which copies it makes, what it counts,
-refuses and judges. Its graphs need a GPU."""
+"""Few tokens in inference: `moe_tokens` has the router's product inside. Its logits are those of a
+linear layer but for the order of the sum; all else has the bits of what takes these logits."""
 
-import dataclasses
-import json
-import sys
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import target
 import tilemoe
-from tilemoe.bench.cases import CASES, Case
+from target import DTYPE, DTYPES
+from tilemoe import _rules, functional
+from tilemoe.module import Router
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-import gpu_few_tokens as few  # noqa: E402
-
-SMALL = Case("small", T=4, d=32, n=16, E=8, K=2)
-EXPERT_BYTES = 3 * 32 * 16 * 4
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(few, "LEAST_FORWARDS", 3)
-
-
-@pytest.fixture
-def kits(monkeypatch):
-    """[(kit that a forward of a layer ran with)], by a stand-in for the choice of one."""
-    chosen, seen = ["auto"], []
-    forward = tilemoe.MoE.forward
-
-    def watched(self, x):
-        seen.append(chosen[0])
-        return forward(self, x)
-
-    monkeypatch.setattr(tilemoe, "set_kit", lambda kit: chosen.__setitem__(0, kit), raising=False)
-    monkeypatch.setattr(tilemoe.MoE, "forward", watched)
-    return chosen, seen
+tm = torch.ops.tilemoe
+ROOT = Path(__file__).resolve().parents[2]
+d, n, E, K = 520, 24, 40, 6  # d is no multiple of what a warp reads at a time
+COUNTS = (1, 2, 5, 16, 17, 33, 64)
+ROUTERS = {
+    "plain": {},
+    "over all": dict(scoring="softmax_over_all", routed_scaling_factor=2.5),
+    "sigmoid": dict(scoring="sigmoid_renormalized", selection_bias=True, n_group=4, topk_group=2),
+    "biased": dict(router_bias=True),
+    "float32": dict(router_dtype=torch.float32, router_bias=True),
+    "expert biases": dict(bias=True, activation="gelu"),
+    "shared": dict(shared_intermediate_size=16, column_blocks=2),
+}
+every_router = pytest.mark.parametrize("options", ROUTERS.values(), ids=ROUTERS)
 
 
-def layers(count, T=4):
-    return [few.Layer(SMALL, seed).of(T) for seed in range(count)]
-
-
-def test_copies_are_as_many_as_the_cache_needs():
-    """An eighth of the experts' bytes each: with one copy fewer it would not hold."""
-    for l2 in (1, EXPERT_BYTES, 3 * EXPERT_BYTES):
-        made = few.make_layers(SMALL, l2)
-        touched = [layer.of(1).touched() for layer in made]
-        assert touched == [2] * len(made)
-        assert few.between_visits(touched, EXPERT_BYTES) >= 3 * l2
-        assert len(made) == 2 or few.between_visits(touched[1:], EXPERT_BYTES) < 3 * l2
-    assert len(made) == 6
-    assert not torch.equal(made[0].problem.W1, made[1].problem.W1)
-    with pytest.raises(ValueError, match="small: 64 copies read less than 3 times the L2"):
-        few.make_layers(SMALL, 1 << 40)
-
-
-def test_between_visits_leaves_out_the_copy_itself():
-    assert few.between_visits([8, 5, 7], 10) == 120
-    assert few.between_visits([8], 10) == 0
-
-
-def test_touched_experts_are_those_of_the_routing():
-    for layer in layers(3):
-        ids = layer.problem.logits().topk(2).indices
-        assert layer.touched() == len(ids.unique())
-        assert layer.module.return_aux is False
-    assert layers(1)[0].of(1).touched() == 2
-
-
-def test_weights_are_shared_and_not_copied():
-    layer = few.Layer(SMALL, 0)
-    held = {p.data_ptr() for p in layer.module.parameters()}
-    assert held == {w.data_ptr() for w in layer.problem.weights}
-    assert layer.of(1).problem.W1 is layer.problem.W1
-    assert layer.of(3).problem.X.shape == (3, 32) and layer.of(3).case.T == 3
-
-
-@pytest.mark.parametrize("name", [few.OURS, few.TORCH])
-def test_what_is_timed_is_the_layer(name, quick):
-    made = layers(2)
-    rotation = few.Rotation(name, made)
-    assert rotation.forwards == 4  # the least is 3, of 2 copies
-    assert 1 <= rotation.check(made) <= 8
-    assert rotation.timed() > 0 and rotation.launches() == {}
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda out: torch.zeros_like(out),
-        lambda out: out.flip(0),
-        lambda out: 1.001 * out,
-        lambda out: out * torch.nan,
-    ],
-)
-def test_what_is_wrong_is_not_timed(spoil, quick, monkeypatch):
-    forward = tilemoe.MoE.forward
-    monkeypatch.setattr(tilemoe.MoE, "forward", lambda self, x: spoil(forward(self, x)))
-    made = [few.Layer(SMALL, seed) for seed in range(2)]
-    monkeypatch.setattr(few.Layer, "touched", lambda self: 2)
-    entry = few.measure(made, 4, [few.OURS, few.TORCH], 1, 1)
-    assert entry["left_out"][few.OURS].startswith("Wrong: O of copy 0 is off by")
-    assert set(entry["us"]) == set(entry["checked_tokens"]) == {few.TORCH}
-
-
-def test_expected_is_the_formula_and_names_tokens_at_an_edge():
-    layer = layers(1)[0]
-    O, clear = layer.expected()
+def make(dtype=DTYPE, seed=0, **options):
+    torch.manual_seed(seed)
+    options.setdefault("return_aux", False)
+    layer = tilemoe.MoE(d, n, E, K, dtype=dtype, **options).eval()
     with torch.no_grad():
-        assert (layer.module(layer.problem.X) - O).norm() <= 1e-5 * O.norm()
-    assert clear.all() and O.shape == (4, 32)
-    logits = layer.problem.logits().detach().clone()
-    second, third = logits[1].argsort(descending=True)[1:3].tolist()
-    logits[1, third] = logits[1, second]
-    layer.problem.logits = lambda: logits
-    assert layer.choice()[2].tolist() == [True, False, True, True]
+        for name, tensor in layer.named_parameters():
+            if name.endswith("bias"):
+                tensor.normal_(0, 0.5)
+        correction = layer.gate.e_score_correction_bias
+        if correction is not None:
+            correction.normal_(0, 0.3)
+    return layer
 
 
-def test_each_kit_runs_as_named_and_is_taken_back(quick, kits):
-    chosen, seen = kits
-    made = layers(2)
-    for name, kit in ((few.OURS, "auto"), ("tilemoe-sm90", "sm90"), ("tilemoe-sm80", "sm80")):
-        seen.clear()
-        with few.kit_of(name):
-            made[0].module(made[0].problem.X)
-        assert seen == [kit] and chosen == ["auto"]
-    with pytest.raises(RuntimeError), few.kit_of("tilemoe-sm80"):
-        raise RuntimeError
-    assert chosen == ["auto"]
+def tokens(T, dtype=DTYPE, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(T, d, generator=generator, device="cpu").to(target.DEVICE, dtype)
 
 
-def test_a_tilemoe_without_kits_says_so(quick, monkeypatch):
-    monkeypatch.delattr(tilemoe, "set_kit", raising=False)
-    entry = few.measure(layers(2), 1, ["tilemoe-sm80"], 1, 1)
-    assert entry["left_out"] == {"tilemoe-sm80": "this tilemoe has no kits to choose from"}
+@pytest.fixture
+def taken(monkeypatch):
+    """The calls of moe_tokens, by how many tokens they had."""
+    calls, original = [], functional.moe_tokens
+
+    def spy(x, *args, **options):
+        calls.append(x.shape[0])
+        return original(x, *args, **options)
+
+    monkeypatch.setattr(functional, "moe_tokens", spy)
+    return calls
 
 
-def test_bars():
-    megabytes_19 = 8 * 3 * 256 * 1536 * 2
-    bar = lambda device: few.judged({"touched_bytes": megabytes_19, "us": {}}, device)["bar_us"]
-    assert bar("NVIDIA H200") == pytest.approx(30.66, abs=0.01)
-    assert bar("NVIDIA H100 80GB HBM3") == pytest.approx(32.55, abs=0.01)
-    assert bar("NVIDIA A100") is None and few.bytes_us(1, "NVIDIA A100") is None
-    assert few.bytes_us(8e6, "NVIDIA H200") == 2.0
-    for us, met in ((30.6, True), (30.7, False), (float("nan"), False)):
-        entry = {"touched_bytes": megabytes_19, "us": {few.OURS: us, "tilemoe-sm80": 1.0}}
-        assert few.judged(entry, "NVIDIA H200")["met"] is met
-    met = lambda name, device: few.judged({"touched_bytes": 1, "us": {name: 1.0}}, device)["met"]
-    assert met(few.OURS, "NVIDIA A100") is None and met("tilemoe-sm80", "NVIDIA H200") is None
+def logits_of(layer, x):
+    """What the operator chose by, and what else it gives: O, routing, expert_counts."""
+    gate = layer._gate_of_few(x)
+    rule = _rules.rule(E, K, layer.scoring, layer.n_group, layer.topk_group, layer.group_score)
+    W1, W2, b1, b2 = layer.experts._weights(lambda _, weight: weight)
+    activation = _rules.ACTIVATIONS.index(layer.experts.activation)
+    O, routing, counts, logits = tm.moe_tokens(
+        x, gate.weight, gate.bias, layer.gate.e_score_correction_bias,
+        [W1, None, W2, b1, None, b2], None, [*rule, activation, 0, 1],
+        [layer.routed_scaling_factor, 0.0, 0.0, 0.0], gate.logits_dtype, True,
+    )  # fmt: skip
+    return logits, (O, routing, counts), rule
 
 
-@pytest.mark.parametrize("more_us, status", [(1e9, 0), (-1e9, 1)])
-def test_the_command(quick, kits, monkeypatch, tmp_path, capsys, more_us, status):
-    tiny = dataclasses.replace(SMALL, name="tiny")
-    monkeypatch.setitem(CASES, "tiny", tiny)
-    monkeypatch.setattr(few, "CPU_L2_BYTES", EXPERT_BYTES)
-    monkeypatch.setattr(few, "BYTES_PER_S", {"": 1e9})
-    monkeypatch.setattr(few, "MORE_US", more_us)
-    file = tmp_path / "out" / "few.json"
-    words = ["--device", "cpu", "--config", "tiny", "--tokens", "1", "3", "--rounds", "3"]
-    monkeypatch.setattr(sys, "argv", ["gpu_few_tokens.py", *words, "--json", str(file)])
-    assert few.main() == status
-    one, three = json.loads(file.read_text())["entries"]
-    assert (one["shape"]["T"], three["shape"]["T"]) == (1, 3)
-    assert one["touched_bytes"] == 2 * EXPERT_BYTES and one["copies"] == 3
-    assert one["between_visits_bytes"] == 4 * EXPERT_BYTES
-    for entry in (one, three):
-        assert set(entry["us"]) == set(few.NAMES) and entry["left_out"] == {}
-        assert entry["met"] is (status == 0)
-        for name, times in entry["round_us"].items():
-            assert len(times) == 3 and entry["us"][name] == sorted(times)[1]
-    said = capsys.readouterr().out
-    assert "tiny T=1: 2.0 experts, 0.0 MB, 3 copies; bar" in said
-    assert said.endswith(
-        "not judged: none\n" if status == 0 else "not judged: tiny T=1, tiny T=3\n"
-    )
+def parts(routing, T):
+    """Its arrays, without the gaps between them, which nobody fills."""
+    *rows, _ = _rules.row_arrays_of(routing, E, T * K)
+    return _rules.offsets_of(routing, E), *rows, _rules.counters_of(routing)
 
 
-def test_without_a_gpu_it_ends(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_few_tokens.py"])
-    with pytest.raises(SystemExit, match="error: torch sees no GPU here"):
-        few.main()
+@every_router
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_has_the_bits_of_what_takes_its_logits(dtype, options, taken):
+    layer = make(dtype, **options)
+    for T in COUNTS:
+        x = tokens(T, dtype, seed=T)
+        logits, (O, routing, counts), rule = logits_of(layer, x)
+        assert logits.shape == (T, E) and logits.dtype == (layer.gate.dtype or dtype)
+        correction = layer.gate.e_score_correction_bias
+        args = logits, correction, rule, layer.routed_scaling_factor
+        other_routing, other_counts = tm.route_logits(*args)
+        assert torch.equal(counts, other_counts)
+        for a, b in zip(parts(routing, T), parts(other_routing, T)):
+            assert torch.equal(a, b)
+        expected = layer.experts(
+            x, logits, addend=layer._shared(x, None), return_aux=False,
+            column_blocks=layer.column_blocks, **layer._choice(None, None, None),
+        )  # fmt: skip
+        assert torch.equal(layer(x), expected)
+        if layer.shared_experts is None and layer.column_blocks == 1:
+            assert torch.equal(O, expected)
+    assert taken == list(COUNTS)
+
+
+@every_router
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_logits_are_those_of_a_linear_layer(dtype, options):
+    layer = make(dtype, **options)
+    x = tokens(64, dtype)
+    logits, *_ = logits_of(layer, x)
+    gate = layer.gate
+    exact = x.double() @ gate.weight.double().T + (0 if gate.bias is None else gate.bias.double())
+    error = (logits.double() - exact).norm() / exact.norm()
+    rounded = (exact.to(logits.dtype).double() - exact).norm() / exact.norm()
+    assert error <= 1.02 * rounded + 2e-7
+    by_linear = gate(x)
+    assert by_linear.dtype == logits.dtype
+    assert (logits.double() - by_linear.double()).norm() / exact.norm() <= 2 * rounded + 4e-7
+
+
+@torch.no_grad()
+def test_results_are_those_of_the_ordinary_path(taken):
+    """Where no token's choice hangs on a rounding, as here in float32."""
+    layer = make(DTYPE, return_aux=True, balance_coefficient=0.01, z_coefficient=0.001,
+                 router_dtype=torch.float32)  # fmt: skip
+    x = tokens(30).reshape(5, 6, d)
+    out, aux = layer(x)
+    assert taken == [30] and out.shape == x.shape
+    hook = layer.gate.register_forward_hook(lambda *_: None)
+    expected, expected_aux = layer(x)
+    hook.remove()
+    assert taken == [30]
+    tolerance = 1e-5 if DTYPE == torch.float32 else 1e-2
+    assert (out - expected).norm() <= tolerance * expected.norm() and expected.norm() > 0
+    for name, value in aux._asdict().items():
+        torch.testing.assert_close(value, getattr(expected_aux, name), rtol=1e-5, atol=1e-6)
+    assert aux.expert_counts.sum() == 30 * K and aux.loss > 0
+
+
+def observed(layer):
+    layer.gate.register_forward_hook(lambda *_: None)
+
+
+def observed_experts(layer):
+    layer.experts.register_forward_pre_hook(lambda *_: None)
+
+
+def own_forward(layer):
+    forward = layer.gate.forward
+    layer.gate.forward = lambda *args: forward(*args)
+
+
+def other_gate(layer):
+    class Other(Router):
+        pass
+
+    other = Other(d, E, module_dtype=layer.gate.weight.dtype)
+    other.load_state_dict(layer.gate.state_dict())
+    layer.gate = other
+
+
+def parametrized(layer):
+    nn.utils.parametrize.register_parametrization(layer.gate, "weight", nn.Identity())
+
+
+ELSEWHERE = {f.__name__: f for f in (observed, observed_experts, own_forward, other_gate,
+                                     parametrized)}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ELSEWHERE.values(), ids=ELSEWHERE)
+@torch.no_grad()
+def test_who_looks_at_the_parts_sees_them_called(change, taken):
+    layer = make()
+    x = tokens(9)
+    expected = layer(x)
+    assert taken == [9]
+    change(layer)
+    torch.testing.assert_close(layer(x), expected)
+    assert taken == [9]
+
+
+def test_is_taken_in_inference_alone(taken):
+    layer, x = make(), tokens(64)
+    layer(x)
+    assert not taken, "gradients are on"
+    with torch.no_grad():
+        layer(tokens(65))
+        assert not taken, "too many tokens"
+        layer(x, ids=torch.arange(64 * K).reshape(64, K) % E)
+        assert not taken, "the experts are given"
+        with torch.autocast(target.DEVICE, torch.bfloat16):
+            layer(x)
+        assert not taken, "autocast"
+        rounded = make(rounding="up", m=8)
+        rounded.train()(x)
+        assert not taken, "rounding"
+        layer(x)
+        rounded.eval()(x)
+    with torch.inference_mode():
+        layer(x.clone())
+    assert taken == [64] * 3
+
+
+@torch.no_grad()
+def test_a_router_of_another_dtype_keeps_its_linear_layer(taken):
+    layer = make(torch.bfloat16)
+    layer.gate.float()
+    with pytest.raises(ValueError, match="gate.weight torch.float32"):
+        layer(tokens(3, torch.bfloat16))
+    assert not taken
+
+
+@torch.no_grad()
+def test_a_weight_elsewhere_is_told(taken):
+    layer = make()
+    layer.gate.to("meta")
+    with pytest.raises(ValueError, match="x is on .* and gate.weight on meta"):
+        layer(tokens(3))
+    assert not taken
+
+
+@torch.no_grad()
+def test_no_tokens():
+    out = make()(tokens(0))
+    assert out.shape == (0, d)
+
+
+@torch.no_grad()
+def test_a_nan_spoils_its_own_token_alone():
+    layer, x = make(), tokens(20)
+    expected = layer(x)
+    x[7] = float("nan")
+    out = layer(x)
+    assert out[7].isnan().all()
+    others = torch.arange(20) != 7
+    assert torch.equal(out[others], expected[others])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_on_either_side_of_the_limit(dynamic, taken):
+    layer = make()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        for T in (2, 64, 65, 3, 90):
+            x = tokens(T)
+            torch.testing.assert_close(compiled(x), layer(x))
+    assert taken, "the layer itself takes it"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@torch.no_grad()
+def test_an_exported_layer_serves_any_number_of_tokens(strict, taken):
+    layer = make()
+    shapes = {"x": {0: torch.export.Dim("tokens", min=2)}}
+    exported = torch.export.export(layer, (tokens(7),), dynamic_shapes=shapes, strict=strict)
+    assert not taken
+    for T in (3, 64, 70):
+        torch.testing.assert_close(exported.module()(tokens(T)), layer(tokens(T)))
+
+
+def test_limits_are_the_headers():
+    header = (ROOT / "include" / "tilemoe" / "tilemoe.h").read_text()
+    limits = dict(re.findall(r"#define TILEMOE_ROUTE_TOKENS_MOST_(\w) (\d+)", header))
+    ours = {name: str(getattr(_rules, f"FEW_{name}")) for name in "TEKD"}
+    assert limits == ours
+
+
+def test_it_has_no_gradient():
+    layer, x = make(), tokens(4).requires_grad_()
+    with torch.no_grad():
+        gate = layer._gate_of_few(x)
+    W1, W2, *_ = layer.experts._weights(lambda _, weight: weight)
+    found = tm.moe_tokens(
+        x, gate.weight, None, None, [W1, None, W2, None, None, None], None,
+        [0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0], x.dtype, False,
+    )  # fmt: skip
+    with pytest.raises(NotImplementedError, match="moe_tokens has no gradient"):
+        found[0].sum().backward()
+
+
+@torch.no_grad()
+def test_past_its_limits_the_operator_says_so():
+    layer, x = make(), tokens(65)
+    W1, W2, *_ = layer.experts._weights(lambda _, weight: weight)
+    with pytest.raises(RuntimeError, match="T is 65, route_tokens takes at most 64"):
+        tm.moe_tokens(
+            x, layer.gate.weight, None, None, [W1, None, W2, None, None, None], None,
+            [0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0], x.dtype, False,
+        )  # fmt: skip

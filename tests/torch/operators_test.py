@@ -118,6 +118,11 @@ def cases():
     yield "moe", (x["X"], logits, torch.ones(E), layer, None, *packed(scoring=3), False, False)
     scaled = packed(scoring=4, groups=groups, factor=2.5)
     yield "moe", (leaf(x["X"]), leaf(logits), None, leaves, None, *scaled, True, False)
+    router = normal(E, d, seed=5, dtype=DTYPE)
+    of_tokens = (x["X"], router, zeros(E), None, layer, None)
+    yield "moe_tokens", (*of_tokens, *packed(), DTYPE, True)
+    wide = (x["X"], router.float(), None, torch.ones(E), layer, x["X"])
+    yield "moe_tokens", (*wide, *packed(scoring=3, factor=2.5), torch.float32, False)
     saved = (x["dO"], x["X"], x["H"], routing)
     chosen = (*packed(), torch.float32)
     yield (
