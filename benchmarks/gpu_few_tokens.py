@@ -3,10 +3,10 @@
 
   python3 benchmarks/gpu_few_tokens.py --json build/gpu/gpu_few_tokens.json
 
-`tilemoe.MoE` in evaluation, without gradients, in bfloat16, under a CUDA graph, with each kit, beside
+`tilemoe.MoE` in evaluation, without gradients, in bfloat16, under a CUDA graph, with each kit, and
 torch's grouped_mm. The graph goes through copies of the layer that have weights and tokens of their
-own: so many that between two visits of an expert's weights at least three times the L2 of others is
-read. Graphs are replayed back to back behind a long kernel, so that the host is ahead. They take
+own: so many that between two visits of a copy the others read at least three times the size of the
+L2. Graphs are replayed back to back behind a long kernel, so that the host is ahead. They take
 turns, and numbers are medians over the rounds. Each first computes what the formula has in float64.
 
 The bar is for the kit that the package chooses by itself: 1.2 times what the touched experts'
@@ -248,7 +248,7 @@ def measure(layers, T, names, rounds, l2_bytes):
         except Exception as error:  # of foreign code too: whatever it raises
             sentence = (str(error) or "no more was said").splitlines()[0]
             left_out[name] = f"{type(error).__name__}: {sentence}"
-    times = collections.defaultdict(list)
+    times = {rotation.name: [] for rotation in rotations}
     for index in range(rounds):
         for rotation in random.Random(index).sample(rotations, len(rotations)):
             times[rotation.name].append(rotation.timed())
@@ -265,7 +265,7 @@ def measure(layers, T, names, rounds, l2_bytes):
         "between_visits_bytes": between_visits(touched, expert_bytes),
         "l2_bytes": l2_bytes,
         "us": {name: statistics.median(of) for name, of in times.items()},
-        "round_us": dict(times),
+        "round_us": times,
         "launches": {name: sum(of.values()) for name, of in kernels.items()},
         "kernels": kernels,
         "checked_tokens": checked,
@@ -285,8 +285,8 @@ def sentences(entry):
     bar = "no bar for this GPU" if entry["bar_us"] is None else f"bar {entry['bar_us']:.1f} us"
     met = {True: "met", False: "not met", None: "not judged"}[entry["met"]]
     yield (
-        f"{entry['config']} T={entry['shape']['T']}: {statistics.mean(entry['touched']):.1f} experts, "
-        f"{entry['touched_bytes'] / 1e6:.1f} MB, {entry['copies']} copies; {bar}: {met}"
+        f"{entry['config']} T={entry['shape']['T']}: {statistics.mean(entry['touched']):.1f} "
+        f"experts, {entry['touched_bytes'] / 1e6:.1f} MB, {entry['copies']} copies; {bar}: {met}"
     )
     for name, us in entry["us"].items():
         rate = entry["touched_bytes"] / us * 1e-6

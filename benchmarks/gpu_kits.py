@@ -174,8 +174,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     layer_runs.add_options(parser, LAYERS, "build/gpu/gpu_kits.json")
-    parser.add_argument("--scattermoe", type=pathlib.Path, help="a folder with it; else this Python's")
-    parser.add_argument("--against", nargs="*", metavar="PEER", default=PEERS, help="these alone")
+    add = parser.add_argument
+    add("--scattermoe", type=pathlib.Path, help="a folder with it; else this Python's")
+    add("--against", nargs="*", metavar="PEER", default=PEERS, help="these alone")
     args = parser.parse_args()
     layer_runs.require_folders("gpu_kits.py", args.tilemoe, args.scattermoe)
 

@@ -110,8 +110,9 @@ def kits(results):
         f"{said_of_peers(results)} T d n E K: {shapes}.\n\n{layers(results)}"
         f"\nForward and backward together, over these layers:\n\n{means(results)}"
     )
-    by_step = steps(results)
-    return text + (f"\nKernels by torch's profiler, medians of calls:\n\n{by_step}" if by_step else "")
+    if by_step := steps(results):
+        text += f"\nKernels by torch's profiler, medians of calls:\n\n{by_step}"
+    return text
 
 
 def few_tokens(results):
@@ -148,6 +149,6 @@ def few_tokens(results):
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return (
         f"{results['device']}, driver {results['driver_version']}, commit `{results['commit']}`, "
-        f"{results['rounds']} rounds; {versions}. The limit is what the touched experts' bytes take.\n\n"
-        + table(header, rows)
+        f"{results['rounds']} rounds; {versions}. The limit is what the touched experts' weights "
+        "take at the GPU's bandwidth.\n\n" + table(header, rows)
     )

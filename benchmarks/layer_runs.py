@@ -188,8 +188,8 @@ class Runs:
         return item | ({"report": json.loads(file.read_text())} if good else {})
 
     def write(self):
-        ordered = [self.items[one] for one in [*self.layers, *self.args.config] if one in self.items]
-        unique = list({item["item"]: item for item in ordered}.values())
+        names = dict.fromkeys([*self.layers, *self.args.config, *self.items])
+        unique = [self.items[name] for name in names if name in self.items]
         judged = self.judge([item for item in unique if item["status"] == "passed"])
         whole = {"stage": self.stage, **self.here, **judged, "items": unique}
         self.args.out.write_text(json.dumps(whole, indent=1) + "\n")

@@ -159,7 +159,7 @@ class Bars(unittest.TestCase):
 
     def test_sentences(self):
         kits, scatter = self.judged(items((7, 10, 11)))
-        self.assertIn("geometric mean 0.700, least 0.700; bar 0.60 and 0.55: met", gpu_kits.sentence(kits))
+        self.assertIn("mean 0.700, least 0.700; bar 0.60 and 0.55: met", gpu_kits.sentence(kits))
         self.assertIn("bar 1.40 and 1.20: not met", gpu_kits.sentence(scatter))
 
 

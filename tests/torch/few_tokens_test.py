@@ -148,8 +148,8 @@ def test_bars():
     for us, met in ((30.6, True), (30.7, False), (float("nan"), False)):
         entry = {"touched_bytes": megabytes_19, "us": {few.OURS: us, "tilemoe-sm80": 1.0}}
         assert few.judged(entry, "NVIDIA H200")["met"] is met
-    assert few.judged({"touched_bytes": 1, "us": {few.OURS: 1.0}}, "NVIDIA A100")["met"] is None
-    assert few.judged({"touched_bytes": 1, "us": {"tilemoe-sm80": 1.0}}, "NVIDIA H200")["met"] is None
+    met = lambda name, device: few.judged({"touched_bytes": 1, "us": {name: 1.0}}, device)["met"]
+    assert met(few.OURS, "NVIDIA A100") is None and met("tilemoe-sm80", "NVIDIA H200") is None
 
 
 @pytest.mark.parametrize("more_us, status", [(1e9, 0), (-1e9, 1)])
@@ -173,7 +173,7 @@ def test_the_command(quick, kits, monkeypatch, tmp_path, capsys, more_us, status
         for name, times in entry["round_us"].items():
             assert len(times) == 3 and entry["us"][name] == sorted(times)[1]
     said = capsys.readouterr().out
-    assert f"tiny T=1: 2.0 experts, 0.0 MB, 3 copies; bar" in said
+    assert "tiny T=1: 2.0 experts, 0.0 MB, 3 copies; bar" in said
     assert said.endswith(
         "not judged: none\n" if status == 0 else "not judged: tiny T=1, tiny T=3\n"
     )
