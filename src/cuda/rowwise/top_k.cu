@@ -27,8 +27,9 @@ template <int kSlots, bool kGroups>
 constexpr int kBlocksAtOnce = kSlots <= 4   ? (kGroups ? 6 : 8)
                               : kSlots <= 8 ? (kGroups ? 4 : 5)
                                             : (kGroups ? 2 : 3);
-// For 8.0 ptxas spills at so few registers, and gets those of fewer blocks.
-#if __CUDA_ARCH__ >= 900
+// For 8.0 ptxas spills at so few registers, and gets those of fewer blocks; on 12.0 a multiprocessor
+// has 1536 threads.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 template <int kSlots, bool kGroups>
 constexpr int kBlocksCompiledFor = kBlocksAtOnce<kSlots, kGroups>;
 #else
