@@ -6,7 +6,6 @@
 #include "cuda/core/tile.h"
 #include "cuda/epilogue/bias.h"
 #include "cuda/epilogue/store.h"
-#include "cuda/sm80/each_slab.h"
 #include "cuda/sm80/shape.h"
 
 namespace tilemoe::cuda::sm80 {
@@ -30,14 +29,9 @@ class StoreEpilogue {
 
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile) const {
     const int32_t column = tile.n_block * kColumns + Shape::slab_column();
-    for_each_slab<Shape>(D, [&](int m, OneSlab<Shape>& slab) {
-      if (tile.row_begin + Shape::slab_row(m) >= tile.row_end) return false;
-      add_bias<typename Shape::Element, 0, Shape::kWarpColumns>(params_.bias, tile.expert, column,
-                                                                slab);
-      store_slab<Shape::kWarpColumns>(Rows(0, 0), params_.D, m, tile.row_begin, tile.row_end, 0,
-                                      column, [&](int i) { return slab[0][i]; });
-      return true;
-    });
+    add_bias<typename Shape::Element, 0, Shape::kWarpColumns>(params_.bias, tile.expert, column, D);
+    store_columns<Shape, Shape::kWarpColumns>(Rows(0, 0), params_.D, tile.row_begin, tile.row_end,
+                                              0, column, [&](int m, int i) { return D[m][i]; });
   }
 
  private:

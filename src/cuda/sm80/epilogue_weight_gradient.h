@@ -80,14 +80,38 @@ class WeightGradientEpilogue {
 
   __device__ __forceinline__ void store_rows(const Gradient<Out>& to, const GradientPlace& place,
                                              const Accumulators<Shape>& D) const {
-    using Rows = StoreByThreads<Shape, Shape::kWarpColumns>;
+    using Rows = StoreByThreads<Shape, 32>;
     const typename Rows::Output out{.data = to.data,
                                     .row_stride = to.stride,
                                     .part_stride = to.expert_stride,
                                     .columns = params_.size.columns};
-    store_columns<Shape, Shape::kWarpColumns>(Rows(0, 0), out, place.row, params_.size.rows,
-                                              place.expert, place.column,
-                                              [&](int m, int i) { return D[m][i]; });
+    constexpr int kWide = Shape::kWarpColumns / 32 * 32;
+    store_columns<Shape, kWide>(Rows(0, 0), out, place.row, params_.size.rows, place.expert,
+                                place.column, [&](int m, int i) { return D[m][i]; });
+    if constexpr (kWide < Shape::kWarpColumns) store_last_columns<kWide>(to, place, D);
+  }
+
+  // Those from kFirst on, fewer than a lane's 16 bytes of each row: 4 bytes at a time.
+  template <int kFirst>
+  __device__ __forceinline__ void store_last_columns(const Gradient<Out>& to,
+                                                     const GradientPlace& place,
+                                                     const Accumulators<Shape>& D) const {
+    const int32_t column = place.column + slab::column();
+    Out* const first = to.data + place.expert * to.expert_stride + column;
+#pragma unroll
+    for (int m = 0; m < Shape::kSlabs; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t row = place.row + Shape::slab_row(m) + slab::row(half);
+        if (row >= params_.size.rows) continue;
+#pragma unroll
+        for (int j = kFirst / 8; j < Shape::kWarpColumns / 8; ++j) {
+          const float* const two = &D[m][4 * j + 2 * half];
+          if (column + 8 * j < params_.size.columns)
+            *reinterpret_cast<uint32_t*>(first + row * to.stride + 8 * j) =
+                pack(two[0], two[1], Out());
+        }
+      }
   }
 
   // Blocks of 8x8 numbers are transposed in registers. Then the four lanes of a column of D have 2

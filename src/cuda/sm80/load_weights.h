@@ -39,7 +39,7 @@ struct ExpertWeights {
   }
 };
 
-// Copies a stage of a tile's rows. kParts: of a warp's columns.
+// Copies a stage of a tile's rows. kParts: of a warp's columns, gate and up.
 template <class Shape, Major kMajor, int kParts>
 class WeightStage {
  public:
@@ -47,18 +47,26 @@ class WeightStage {
 
   __device__ explicit WeightStage(int32_t thread) : stage_(thread) {}
 
-  __device__ __forceinline__ void begin(const Tile& tile) {
-    expert_ = tile.expert;
-    first_row_ = tile.n_block * (Shape::BLOCK_N / kParts);
-  }
+  __device__ void begin(const Tile& tile) { first_row_ = tile.n_block * (Shape::BLOCK_N / kParts); }
 
-  // The block of the sum that begins at `sum`; weights(part) are those of a part.
-  template <class OfPart>
-  __device__ __forceinline__ void copy(uint32_t shared, int32_t sum, const OfPart& weights) const {
+  // What this thread copies first of an expert's weights. Parts are as wide as each other.
+  __device__ const char* first(const ExpertWeights& W, int32_t expert) const {
+    const int64_t line = kMajor == Major::kK ? row() : stage_.row();
+    const int64_t in_line = kMajor == Major::kK ? stage_.piece() * kPieceElements : row();
+    return W.data + expert * W.expert_bytes + line * W.line_bytes + in_line * kElementBytes;
+  }
+  // The part that a thread copies of, where it is one.
+  __device__ int part() const { return kMajor == Major::kK ? 0 : stage_.piece() / kPiecesAPart; }
+
+  // The block of the sum that begins at `sum`. weights(part) and from(part), as first() gives it, are
+  // a part's; MN-major, of the thread's part alone.
+  template <class OfPart, class FromPart>
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t sum, const OfPart& weights,
+                                       const FromPart& from) const {
     if constexpr (kMajor == Major::kK)
-      copy_k_major(shared, sum, weights);
+      copy_k_major(shared, sum, weights, from);
     else
-      copy_mn_major(shared, sum, weights);
+      copy_mn_major(shared, sum, weights(part()), from(part()));
   }
 
  private:
@@ -66,24 +74,26 @@ class WeightStage {
   static constexpr int kElementBytes = sizeof(typename Shape::Element);
   static constexpr int kPieceElements = Stage::kPieceBytes / kElementBytes;
   static constexpr int kPartColumns = Shape::kWarpColumns / kParts;
+  static constexpr int kPiecesAPart = Stage::kPieces / kParts;
   static_assert(kParts == 1 || kPartColumns % Stage::kAtOnce == 0 || kMajor == Major::kMN,
                 "a pass is of one part");
 
+  __device__ int32_t row() const {
+    return first_row_ +
+           (kMajor == Major::kK ? stage_.row() : stage_.piece() % kPiecesAPart * kPieceElements);
+  }
+  __device__ bool whole(const ExpertWeights& W, int32_t sum) const {
+    return sum + Shape::BLOCK_K <= W.sum && first_row_ + Shape::BLOCK_N / kParts <= W.rows;
+  }
+
   // Rows of 128 bytes of the sum.
-  template <class OfPart>
-  __device__ __forceinline__ void copy_k_major(uint32_t shared, int32_t sum,
-                                               const OfPart& weights) const {
+  template <class OfPart, class FromPart>
+  __device__ __forceinline__ void copy_k_major(uint32_t shared, int32_t sum, const OfPart& weights,
+                                               const FromPart& from) const {
     const int32_t step = sum + stage_.piece() * kPieceElements;
-    const int32_t row = first_row_ + stage_.row();
     const char* first[kParts];
-    bool whole = sum + Shape::BLOCK_K <= weights(0).sum;
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      const ExpertWeights& W = weights(p);
-      first[p] =
-          W.data + expert_ * W.expert_bytes + row * W.line_bytes + int64_t{step} * kElementBytes;
-      whole = whole && first_row_ + Shape::BLOCK_N / kParts <= W.rows;
-    }
+    for (int p = 0; p < kParts; ++p) first[p] = from(p) + int64_t{sum} * kElementBytes;
     const auto copy_rows = [&](const auto& exists) {
 #pragma unroll
       for (int i = 0; i < Stage::kPasses; ++i) {
@@ -96,25 +106,20 @@ class WeightStage {
         stage_.copy(
             shared, i,
             first[part] + static_cast<uint64_t>(W.line_bytes_32) * static_cast<uint32_t>(further),
-            exists(W, row + further));
+            exists(W, row() + further));
       }
     };
-    if (whole)
+    if (whole(weights(0), sum))
       copy_rows([](const ExpertWeights&, int32_t) { return true; });
     else
       copy_rows([&](const ExpertWeights& W, int32_t r) { return r < W.rows && step < W.sum; });
   }
 
   // Chunks of 64 rows: steps of the sum, of 128 bytes each.
-  template <class OfPart>
   __device__ __forceinline__ void copy_mn_major(uint32_t shared, int32_t sum,
-                                                const OfPart& weights) const {
-    constexpr int kPiecesAPart = Stage::kPieces / kParts;
-    const ExpertWeights& W = weights(stage_.piece() / kPiecesAPart);
-    const int32_t row = first_row_ + stage_.piece() % kPiecesAPart * kPieceElements;
+                                                const ExpertWeights& W, const char* from) const {
     const int32_t step = sum + stage_.row();
-    const char* const first =
-        W.data + expert_ * W.expert_bytes + step * W.line_bytes + int64_t{row} * kElementBytes;
+    const char* const first = from + sum * W.line_bytes;
     const auto copy_steps = [&](const auto& exists) {
 #pragma unroll
       for (int i = 0; i < Stage::kPasses; ++i)
@@ -127,17 +132,16 @@ class WeightStage {
                           chunk * kPartColumns * kElementBytes,
                       exists(i, chunk));
     };
-    // Parts are as wide as each other.
-    if (sum + Shape::BLOCK_K <= W.sum && first_row_ + Shape::BLOCK_N / kParts <= W.rows)
+    if (whole(W, sum))
       copy_steps([](int, int) { return true; });
     else
       copy_steps([&](int i, int chunk) {
-        return step + i * Stage::kAtOnce < W.sum && row + chunk * kPartColumns < W.rows;
+        return step + i * Stage::kAtOnce < W.sum && row() + chunk * kPartColumns < W.rows;
       });
   }
 
   Stage stage_;
-  int32_t expert_, first_row_;
+  int32_t first_row_;
 };
 
 template <class Shape, Major kMajor, int kParts>
@@ -158,15 +162,25 @@ class Weights {
 
   __device__ Weights(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
 
-  __device__ __forceinline__ void begin(const Tile& tile) { stage_.begin(tile); }
+  __device__ __forceinline__ void begin(const Tile& tile) {
+    stage_.begin(tile);
+#pragma unroll
+    for (int p = 0; p < kPointers; ++p)
+      first_[p] = stage_.first(params_.part[kPointers == 1 ? stage_.part() : p], tile.expert);
+  }
   __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
-    stage_.copy(shared, k_block * Shape::BLOCK_K,
-                [&](int part) -> const ExpertWeights& { return params_.part[part]; });
+    stage_.copy(
+        shared, k_block * Shape::BLOCK_K,
+        [&](int part) -> const ExpertWeights& { return params_.part[part]; },
+        [&](int part) { return first_[kPointers == 1 ? 0 : part]; });
   }
 
  private:
+  static constexpr int kPointers = kMajor == Major::kK ? kParts : 1;
+
   const Params& params_;
   WeightStage<Shape, kMajor, kParts> stage_;
+  const char* first_[kPointers];
 };
 
 // Where the sum runs over the gate part and then the up part: W1's, which lie one after the other,
@@ -193,16 +207,22 @@ class SummedWeights {
   __device__ SummedWeights(const Params& params, int32_t thread)
       : params_(params), stage_(thread) {}
 
-  __device__ __forceinline__ void begin(const Tile& tile) { stage_.begin(tile); }
+  __device__ __forceinline__ void begin(const Tile& tile) {
+    stage_.begin(tile);
+    expert_ = tile.expert;
+  }
   __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
     const auto sum = PartOfSum::of(k_block, params_.blocks_a_part, Shape::BLOCK_K);
-    stage_.copy(shared, sum.begin,
-                [&](int) -> const ExpertWeights& { return params_.part[sum.part]; });
+    const ExpertWeights& W = params_.part[sum.part];
+    stage_.copy(
+        shared, sum.begin, [&](int) -> const ExpertWeights& { return W; },
+        [&](int) { return stage_.first(W, expert_); });
   }
 
  private:
   const Params& params_;
   WeightStage<Shape, kMajor, 1> stage_;
+  int32_t expert_;
 };
 
 }  // namespace tilemoe::cuda::sm80

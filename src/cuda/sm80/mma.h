@@ -11,38 +11,51 @@
 
 namespace tilemoe::cuda::sm80 {
 
-// Where a lane reads an operand's fragments in a stage. An ldmatrix brings four 8x8 blocks: of A the
-// upper and lower 8 rows of the first 8 steps of the sum, then of the last 8; of B, whose products
-// take 8 rows each, both eights of the sum of the first 8 rows, then of the next.
-template <class Operand, bool kIsA>
-class FragmentPlace {
+// Where a lane reads kCount fragments of an operand in a stage, of 16 rows each. An ldmatrix brings
+// four 8x8 blocks: of A the upper and lower 8 rows of the first 8 steps of the sum, then of the last
+// 8; of B, whose products take 8 rows each, both eights of the sum of the first 8 rows, then of the
+// next.
+template <class Operand, int kCount, bool kIsA>
+class FragmentPlaces {
  public:
   // `first_row` is the warp's first of the operand.
-  __device__ explicit FragmentPlace(int32_t first_row) {
+  __device__ explicit FragmentPlaces(int32_t first_row) {
     const uint32_t lane = threadIdx.x % kWarp, eight = lane & 7;
     const uint32_t second = lane / 8 % 2, third = lane / 16;  // halves of the four blocks
     const uint32_t row_half = kIsA ? second : third, sum_half = kIsA ? third : second;
-    if constexpr (Operand::kMajor == Major::kK)
-      offset_ = (first_row + row_half * 8 + eight) * Operand::kRowBytes + ((sum_half ^ eight) * 16);
-    else
-      offset_ = first_row / 64 * Operand::kChunkBytes +
-                (sum_half * 8 + eight) * Operand::kRowBytes + ((row_half ^ eight) * 16);
+    if constexpr (Operand::kMajor == Major::kK) {
+      offset_[0] =
+          (first_row + row_half * 8 + eight) * Operand::kRowBytes + ((sum_half ^ eight) * 16);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kOffsets; ++n) {
+        const uint32_t row = first_row + 16 * n;
+        offset_[n] = row / 64 * Operand::kChunkBytes + (sum_half * 8 + eight) * Operand::kRowBytes +
+                     (((row % 64 / 8 + row_half) ^ eight) * 16);
+      }
+    }
   }
 
-  // Of 16 rows, `number` counted from the warp's first, and 16 steps of the sum.
+  // Of 16 steps of the sum.
   __device__ __forceinline__ void load(uint32_t (&fragment)[4], uint32_t stage, int step,
                                        int number) const {
     // The swizzle is an exclusive or of bits that no other term of the place has.
     if constexpr (Operand::kMajor == Major::kK)
-      ptx::ldmatrix_x4(fragment, ((stage + offset_) ^ step * Operand::kStepBytes) +
+      ptx::ldmatrix_x4(fragment, ((stage + offset_[0]) ^ step * Operand::kStepBytes) +
                                      number * (16 * Operand::kRowBytes));
+    else if constexpr (kOffsets == 1)
+      ptx::ldmatrix_x4_transposed(
+          fragment, ((stage + offset_[0]) ^ number * 32) + step * Operand::kStepBytes);
     else
-      ptx::ldmatrix_x4_transposed(fragment,
-                                  ((stage + offset_) ^ number * 32) + step * Operand::kStepBytes);
+      ptx::ldmatrix_x4_transposed(fragment, stage + offset_[number] + step * Operand::kStepBytes);
   }
 
  private:
-  uint32_t offset_;
+  // Rows that lie in one chunk of 64 are found by one offset.
+  static constexpr int kOffsets =
+      Operand::kMajor == Major::kK || 64 % (16 * kCount) == 0 ? 1 : kCount;
+
+  uint32_t offset_[kOffsets];
 };
 
 // A warp's. A and B are operands as they lie in a stage, one after the other.
@@ -81,8 +94,8 @@ class Mma {
   }
 
  private:
-  FragmentPlace<A, true> a_;
-  FragmentPlace<B, false> b_;
+  FragmentPlaces<A, Shape::kSlabs, true> a_;
+  FragmentPlaces<B, Shape::kWarpColumns / 16, false> b_;
 };
 
 }  // namespace tilemoe::cuda::sm80
