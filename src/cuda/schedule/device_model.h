@@ -36,7 +36,7 @@ constexpr DeviceModel mma_sync_model(int multiprocessors) {
           .multiply_adds = 1280,
           .l2_bytes = 44,
           .memory_bytes = 12,
-          .tile_overhead = 1500,
+          .tile_overhead = 2500,
           .ping_pong_overhead = 0,
           .gather_wait = 0,
           .cluster_wait = 0,

@@ -62,7 +62,9 @@ struct GroupedGemm {
   static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && kStageBytes % kSwizzleAtom == 0);
 
   // Blocks that a multiprocessor's registers hold at a time; of the smallest ones, enough.
-  static constexpr int kBlocksAtOnce = Shape::kThreads > 128 ? 1 : Shape::kThreads == 128 ? 2 : 4;
+  static constexpr int kBlocksAtOnce = Shape::BLOCK_M < 64 || Shape::kThreads < 128 ? 4
+                                       : Shape::kThreads == 128                     ? 2
+                                                                                    : 1;
 };
 
 template <class Gemm>
@@ -85,7 +87,8 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
   const Products products;
   const typename Gemm::Epilogue epilogue(params.epilogue);
   LoadAhead<Gemm> ahead(params, ring, line);
-  for (int32_t i = 1; i < params.stages; ++i) ahead.copy(ring);
+  // With stages to spare, warps are two k blocks apart before one waits for another to have read.
+  for (int32_t i = params.stages > 3 ? 2 : 1; i < params.stages; ++i) ahead.copy(ring);
 
   RingPosition at = ring.first();
   Accumulators<Shape> D;

@@ -2,10 +2,13 @@
 // generation has of its own. Its parts have the names by which steps ask for them, as sm90/kit.h's.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/core/kit.h"
 #include "cuda/core/recipe.h"
 #include "cuda/core/variant.h"
 #include "cuda/epilogue/store_threads.h"
+#include "cuda/epilogue/store_words.h"
 #include "cuda/schedule/expert_tiles.h"
 #include "cuda/sm80/epilogue_activation.h"
 #include "cuda/sm80/epilogue_activation_gradient.h"
@@ -55,9 +58,10 @@ struct Sm80 {
   template <class Shape>
   using SummedDense = sm80::DenseSummedRows<Shape>;
 
-  // ---- epilogues; rows leave 32 columns at a time, which every warp's parts have
+  // ---- epilogues; rows leave 32 columns at a time where a warp's parts have them
   template <class Shape>
-  using RowStore = StoreByThreads<Shape, 32>;
+  using RowStore =
+      std::conditional_t<Shape::kWarpColumns == 64, StoreByThreads<Shape, 32>, StoreByWords<Shape>>;
   template <class Shape, Activations kSet, bool kAdjacent>
   using Activation = sm80::ActivationEpilogue<Shape, kSet, kAdjacent, RowStore<Shape>>;
   template <class Shape>

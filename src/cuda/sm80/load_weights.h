@@ -44,6 +44,16 @@ template <class Shape, Major kMajor, int kParts>
 class WeightStage {
  public:
   using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
+  using Stage = StageRows<Shape::kThreads, kMajor == Major::kK ? Shape::BLOCK_N : Shape::BLOCK_K>;
+  static constexpr int kElementBytes = sizeof(typename Shape::Element);
+  static constexpr int kPieceElements = Stage::kPieceBytes / kElementBytes;
+  static constexpr int kPartColumns = Shape::kWarpColumns / kParts;
+  static constexpr int kPiecesAPart = Stage::kPieces / kParts;
+  // K-major: a pass is of one part, or of whole warps' columns, of which a thread has one part.
+  static constexpr bool kPassOfOnePart = kParts == 1 || kPartColumns % Stage::kAtOnce == 0;
+  static constexpr bool kThreadHasOnePart = kMajor == Major::kMN || !kPassOfOnePart;
+  static_assert(kPassOfOnePart || kMajor == Major::kMN ||
+                Stage::kAtOnce % Shape::kWarpColumns == 0);
 
   __device__ explicit WeightStage(int32_t thread) : stage_(thread) {}
 
@@ -56,7 +66,11 @@ class WeightStage {
     return W.data + expert * W.expert_bytes + line * W.line_bytes + in_line * kElementBytes;
   }
   // The part that a thread copies of, where it is one.
-  __device__ int part() const { return kMajor == Major::kK ? 0 : stage_.piece() / kPiecesAPart; }
+  __device__ int part() const {
+    return kMajor == Major::kMN ? stage_.piece() / kPiecesAPart
+           : kPassOfOnePart     ? 0
+                                : stage_.row() / kPartColumns % kParts;
+  }
 
   // The block of the sum that begins at `sum`. weights(part) and from(part), as first() gives it, are
   // a part's; MN-major, of the thread's part alone.
@@ -70,17 +84,14 @@ class WeightStage {
   }
 
  private:
-  using Stage = StageRows<Shape::kThreads, kMajor == Major::kK ? Shape::BLOCK_N : Shape::BLOCK_K>;
-  static constexpr int kElementBytes = sizeof(typename Shape::Element);
-  static constexpr int kPieceElements = Stage::kPieceBytes / kElementBytes;
-  static constexpr int kPartColumns = Shape::kWarpColumns / kParts;
-  static constexpr int kPiecesAPart = Stage::kPieces / kParts;
-  static_assert(kParts == 1 || kPartColumns % Stage::kAtOnce == 0 || kMajor == Major::kMN,
-                "a pass is of one part");
-
   __device__ int32_t row() const {
-    return first_row_ +
-           (kMajor == Major::kK ? stage_.row() : stage_.piece() % kPiecesAPart * kPieceElements);
+    if constexpr (kMajor == Major::kMN)
+      return first_row_ + stage_.piece() % kPiecesAPart * kPieceElements;
+    else if constexpr (kPassOfOnePart)
+      return first_row_ + stage_.row();
+    else
+      return first_row_ + stage_.row() / Shape::kWarpColumns * kPartColumns +
+             stage_.row() % kPartColumns;
   }
   __device__ bool whole(const ExpertWeights& W, int32_t sum) const {
     return sum + Shape::BLOCK_K <= W.sum && first_row_ + Shape::BLOCK_N / kParts <= W.rows;
@@ -93,7 +104,8 @@ class WeightStage {
     const int32_t step = sum + stage_.piece() * kPieceElements;
     const char* first[kParts];
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) first[p] = from(p) + int64_t{sum} * kElementBytes;
+    for (int p = 0; p < kParts; ++p)
+      first[p] = from(kThreadHasOnePart ? part() : p) + int64_t{sum} * kElementBytes;
     const auto copy_rows = [&](const auto& exists) {
 #pragma unroll
       for (int i = 0; i < Stage::kPasses; ++i) {
@@ -102,7 +114,7 @@ class WeightStage {
         const int further =
             kParts == 1 ? in_tile
                         : in_tile / Shape::kWarpColumns * kPartColumns + in_tile % kPartColumns;
-        const ExpertWeights& W = weights(part);
+        const ExpertWeights& W = weights(kThreadHasOnePart ? this->part() : part);
         stage_.copy(
             shared, i,
             first[part] + static_cast<uint64_t>(W.line_bytes_32) * static_cast<uint32_t>(further),
@@ -176,7 +188,8 @@ class Weights {
   }
 
  private:
-  static constexpr int kPointers = kMajor == Major::kK ? kParts : 1;
+  static constexpr int kPointers =
+      WeightStage<Shape, kMajor, kParts>::kThreadHasOnePart ? 1 : kParts;
 
   const Params& params_;
   WeightStage<Shape, kMajor, kParts> stage_;

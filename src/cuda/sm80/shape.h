@@ -24,8 +24,11 @@ struct TileShape {
   static constexpr int kCluster = 1;
 
   static constexpr int kWarpRows = BLOCK_M < 64 ? BLOCK_M : 64;
-  // Of 192 columns eight warps have 48 each: six of 64 would leave two schedulers one warp.
-  static constexpr int kWarpColumns = BLOCK_N % 64 != 0 || BLOCK_N == 192 ? 48 : 64;
+  // Of 192 columns eight warps have 48 each: six of 64 would leave two schedulers one warp. Few rows
+  // are waited for rather than multiplied, by as many warps as are of use.
+  static constexpr int kWarpColumns = BLOCK_M <= 16                         ? 16
+                                      : BLOCK_N % 64 != 0 || BLOCK_N == 192 ? 48
+                                                                            : 64;
   static constexpr int kWarpsAcross = BLOCK_N / kWarpColumns;
   static constexpr int kThreads = BLOCK_M / kWarpRows * kWarpsAcross * kWarp;
   static constexpr int kSlabs = kWarpRows / slab::kRows;
