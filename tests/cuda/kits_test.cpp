@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "layer_support.h"
+#include "tilemoe/error.h"
 #include "tilemoe/tilemoe.h"
 #include "verify/memory.h"
 
@@ -16,9 +17,16 @@ void use_kit(const char* name) {
 class KitsOfTheGpu : public testing::TestWithParam<Case> {};
 
 TEST_P(KitsOfTheGpu, GiveTheSameBits) {
-  use_kit("sm90");
-  const auto others =
-      outputs_changed_by([] { use_kit("sm80"); }, GetParam(), 1, cuda_memory(), Passes::kAll);
+  std::vector<std::string> others;
+  try {
+    use_kit("sm90");
+    others =
+        outputs_changed_by([] { use_kit("sm80"); }, GetParam(), 1, cuda_memory(), Passes::kAll);
+  } catch (const Error& error) {
+    use_kit("auto");
+    if (error.status() != Status::kUnsupported) throw;
+    GTEST_SKIP() << "one of the two kits is not to be had here: " << error.what();
+  }
   use_kit("auto");
   EXPECT_EQ(others, std::vector<std::string>())
       << "outputs of kit sm80 with other bits than sm90's";

@@ -28,8 +28,8 @@ class StoreByWords {
   template <class Value>
   __device__ __forceinline__ void store(const Output& out, int m, int32_t row, int32_t row_end,
                                         int32_t part, int32_t column, const Value& value) const {
-    const uint32_t words[1][2] = {{pack(value(0, 0), value(0, 1), Element()),
-                                   pack(value(0, 2), value(0, 3), Element())}};
+    const uint32_t words[1][2] = {
+        {pack(value(0, 0), value(0, 1), Element()), pack(value(0, 2), value(0, 3), Element())}};
     store_packed(out, m, row, row_end, part, column, words);
   }
 
