@@ -20,5 +20,6 @@ ldd "$place"/bin/* | awk '$2 == "=>" { print $3 }' | sort -u |
   { grep -Ev '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' || true; } |
   xargs -r cp -L -t "$place/lib"
 strip --strip-unneeded "$place"/lib/*
-tar -C "$place" -c bin lib | xz -T0 -6 >"$archive"
+# Each program has all kernels: a dictionary larger than a program finds them again in the next.
+tar -C "$place" -c bin lib | xz -T1 --lzma2=preset=4,dict=256MiB >"$archive"
 ls -l "$archive"
