@@ -1,6 +1,6 @@
 // The ring of stages that every warp copies to and reads from. Each stage has two barriers:
 //   full   ends a phase when all threads' copies to the stage have landed
-//   empty  ends a phase when every warp has read it
+//   empty  ends a phase when every thread has read it
 // So warps never wait for each other but through a stage, and may be a k block apart. None can be
 // two phases ahead of another: it would have to fill a stage that the other has not read.
 #pragma once
@@ -46,7 +46,7 @@ class Ring {
   __device__ void init() const {
     for (int32_t stage = 0; stage < stages_; ++stage) {
       ptx::mbarrier_init(barriers_ + 16 * stage, kWarps * kWarp);
-      ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps);
+      ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp);
     }
   }
 
@@ -69,11 +69,9 @@ class Ring {
   // The stage is full when this thread's copies have landed, and all others'.
   __device__ static void fill(const RingPosition& at) { ptx::cp_async_arrive(at.barrier); }
   __device__ static void wait_full(const RingPosition& at) { wait_for(at.barrier, at.parity); }
-  // The warp has read the stage.
-  __device__ static void release(const RingPosition& at) {
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(at.barrier + 8);
-  }
+  // This thread has read the stage. (One arrival of a warp would do, after __syncwarp(); that leaves
+  // no instruction where the warp is together, and racecheck then knows of one lane's reads.)
+  __device__ static void release(const RingPosition& at) { ptx::mbarrier_arrive(at.barrier + 8); }
 
  private:
   uint32_t shared_, barriers_;
