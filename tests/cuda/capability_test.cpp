@@ -67,7 +67,8 @@ TEST(Capability, OfTheRowwiseKernelsIsAtLeast80) {
 TEST(Capability, OfNoDeviceSaysWhatToDo) {
   const auto why = why_no_device;
   EXPECT_EQ(why(cudaErrorInsufficientDriver, 0),
-            "no NVIDIA driver is installed here: install one, or use the CPU backend");
+            "no CUDA device here, since no NVIDIA driver is installed: install one, or use the CPU "
+            "backend");
   const std::string old = why(cudaErrorInsufficientDriver, 11080);
   EXPECT_EQ(old.find("the NVIDIA driver here supports CUDA 11.8, and this build needs CUDA "), 0u)
       << old;
@@ -75,7 +76,8 @@ TEST(Capability, OfNoDeviceSaysWhatToDo) {
                                                      : "CUDA 12 (driver 525 or newer): update the ";
   EXPECT_NE(old.find(needed), std::string::npos) << old;
   for (cudaError_t found : {cudaErrorNoDevice, cudaSuccess})
-    EXPECT_EQ(why(found, 13000), "no NVIDIA GPU is to be seen here: use the CPU backend");
+    EXPECT_EQ(why(found, 13000),
+              "no CUDA device here: no NVIDIA GPU is to be seen; use the CPU backend");
   const std::string other = why(cudaErrorSystemNotReady, 13000);
   EXPECT_NE(other.find("cudaErrorSystemNotReady"), std::string::npos) << other;
   EXPECT_NE(other.find("use the CPU backend"), std::string::npos) << other;

@@ -35,14 +35,15 @@ std::string why_no_device(cudaError_t found, int driver) {
   constexpr int kNeededDriver = kMajor == 13 ? 580 : kMajor == 12 ? 525 : 0;
   std::ostringstream text;
   if (found == cudaErrorInsufficientDriver && driver == 0) {
-    text << "no NVIDIA driver is installed here: install one, or use the CPU backend";
+    text << "no CUDA device here, since no NVIDIA driver is installed: install one, or use the CPU "
+            "backend";
   } else if (found == cudaErrorInsufficientDriver) {
     text << "the NVIDIA driver here supports CUDA " << driver / 1000 << "." << driver % 1000 / 10
          << ", and this build needs CUDA " << kMajor;
     if (kNeededDriver > 0) text << " (driver " << kNeededDriver << " or newer)";
     text << ": update the driver, or use the CPU backend";
   } else if (found == cudaErrorNoDevice || found == cudaSuccess) {
-    text << "no NVIDIA GPU is to be seen here: use the CPU backend";
+    text << "no CUDA device here: no NVIDIA GPU is to be seen; use the CPU backend";
   } else {
     text << "no CUDA device here (" << describe_error(found) << "): use the CPU backend";
   }
