@@ -296,7 +296,9 @@ class MoE(nn.Module):
 
     def _gate_of_few(self, tokens: Tensor) -> Gate | None:
         """The router of tokens (T, d) that are few enough for one kernel, in inference."""
-        if torch.is_grad_enabled() or autocast_dtype(tokens.device) is not None:
+        # In training an activation checkpoint runs without gradients what it then runs with them,
+        # and must get the same bits.
+        if self.training or torch.is_grad_enabled() or autocast_dtype(tokens.device) is not None:
             return None
         if torch.compiler.is_exporting():
             return None  # one graph for any number of tokens
