@@ -126,7 +126,8 @@ struct ScoreGradient {
 };
 
 // dW2_e = dO_e^T A'_e (gathers dO). `workers`: how many the sums over long experts' rows are shared
-// out to, which decides these sums' bits (CUDA); 0: the device's own, half its multiprocessors. Exact zeros for an expert without rows (beta 0).
+// out to, which decides these sums' bits (CUDA); 0: the device's own, half its multiprocessors.
+// Exact zeros for an expert without rows (beta 0).
 struct WeightGradient2 {
   const tilemoe_experts* experts;
   Rows rows;

@@ -255,7 +255,7 @@ class MoE(nn.Module):
             spread, local = Spread(x), x.to_local()
         tokens = local.reshape(-1, self.d)  # (T, d)
         gate = self._gate_of_few(tokens) if spread is None and ids is None else None
-        if gate is not None and rounding is None:
+        if gate is not None:
             out, aux, logits = self._few(tokens, gate)
         else:
             own = self._cast(tokens)

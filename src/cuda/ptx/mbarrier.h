@@ -62,4 +62,15 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
   return ended != 0;
 }
 
+// Waits for the end of the phase of this parity.
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  while (!mbarrier_try_wait(barrier, parity)) {
+  }
+#else
+  while (!mbarrier_test_wait(barrier, parity)) {
+  }
+#endif
+}
+
 }  // namespace tilemoe::cuda::ptx

@@ -1,9 +1,10 @@
 // The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
 // dA'), A' = s A and the row sums <dA', A> of each 64 columns, which are a warp's.
 //
-// Threads read H from memory as they need it, since registers for more would be spilled, and store dH
-// and A' from registers. While one warp waits, the other of its scheduler works. dH may lie over H: a warp has read what it stores over, and rows past the
-// expert's last are neither read nor stored.
+// Threads read H from memory as they need it, since registers for more would be spilled, and store
+// dH and A' from registers. While one warp waits, the other of its scheduler works. dH may lie over
+// H: a warp has read what it stores over, and rows past the expert's last are neither read nor
+// stored.
 #pragma once
 
 #include <cstdint>

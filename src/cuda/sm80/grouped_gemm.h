@@ -22,6 +22,7 @@
 #include "cuda/core/early_launch.h"
 #include "cuda/core/tile.h"
 #include "cuda/ptx/shared_address.h"
+#include "cuda/schedule/tile_order.h"
 #include "cuda/sm80/load_ahead.h"
 #include "cuda/sm80/mma.h"
 #include "cuda/sm80/parts.h"

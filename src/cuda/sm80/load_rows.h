@@ -7,6 +7,7 @@
 #include "backend.h"
 #include "cuda/core/gather_source.h"
 #include "cuda/core/operand.h"
+#include "cuda/core/part_of_sum.h"
 #include "cuda/core/tile.h"
 #include "cuda/sm80/stage_rows.h"
 
@@ -67,16 +68,6 @@ class SourceRows {
   uint32_t source_row_[Stage::kPasses];
 };
 
-// A k block of a sum that runs over parts, one after the other, each filled up with zeros.
-struct PartOfSum {
-  int32_t part, begin;
-
-  __device__ static PartOfSum of(int32_t k_block, int32_t blocks_a_part, int32_t block_k) {
-    const int32_t part = k_block >= blocks_a_part ? 1 : 0;
-    return {part, (k_block - part * blocks_a_part) * block_k};
-  }
-};
-
 // Rows of parts of columns, summed over all of them: dH.
 template <class Shape>
 class PartRows {
@@ -95,7 +86,7 @@ class PartRows {
     return {.rows = static_cast<const char*>(dH.data),
             .row_bytes = dH.stride[0] * int64_t{sizeof(typename Shape::Element)},
             .columns = static_cast<int32_t>(columns),
-            .blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K)};
+            .blocks_a_part = k_blocks_of_a_part<Shape>(columns)};
   }
 
   __device__ PartRows(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
@@ -106,7 +97,7 @@ class PartRows {
   }
 
   __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
-    const auto sum = PartOfSum::of(k_block, params_.blocks_a_part, Shape::BLOCK_K);
+    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
     const int32_t column = sum.begin + stage_.piece() * kPieceColumns;
     const char* const first = params_.rows + row_ * params_.row_bytes +
                               (int64_t{sum.part} * params_.columns + column) * kElementBytes;

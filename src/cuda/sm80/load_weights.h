@@ -10,9 +10,9 @@
 
 #include "check.h"
 #include "cuda/core/operand.h"
+#include "cuda/core/part_of_sum.h"
 #include "cuda/core/tile.h"
 #include "cuda/core/up_columns.h"
-#include "cuda/sm80/load_rows.h"
 #include "cuda/sm80/stage_rows.h"
 
 namespace tilemoe::cuda::sm80 {
@@ -211,7 +211,7 @@ class SummedWeights {
   // Of W1's parts (E, columns, d), which are summed over; the product has d columns.
   static Params params(const UpParts& W1) {
     Params params{};
-    params.blocks_a_part = static_cast<int32_t>((W1.columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K);
+    params.blocks_a_part = k_blocks_of_a_part<Shape>(W1.columns);
     for (int p = 0; p < W1.count; ++p)
       params.part[p] = ExpertWeights::of<kMajor>(transposed(W1.part[p]));
     return params;
@@ -225,7 +225,7 @@ class SummedWeights {
     expert_ = tile.expert;
   }
   __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
-    const auto sum = PartOfSum::of(k_block, params_.blocks_a_part, Shape::BLOCK_K);
+    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
     const ExpertWeights& W = params_.part[sum.part];
     stage_.copy(
         shared, sum.begin, [&](int) -> const ExpertWeights& { return W; },

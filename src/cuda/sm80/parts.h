@@ -10,7 +10,8 @@
 namespace tilemoe::cuda::sm80 {
 
 // Copies one operand's k blocks to shared memory, as its Operand lays them out. Constructed by every
-// thread; begin() is told each tile, copy(shared, k block) starts the thread's own copies, k blocks ascending.
+// thread; begin() is told each tile, copy(shared, k block) starts the thread's own copies, k blocks
+// ascending.
 template <class L>
 concept Loader = requires(L loader, const typename L::Params& params, const Tile& tile,
                           int32_t thread, uint32_t shared, int32_t k_block) {
@@ -20,20 +21,13 @@ concept Loader = requires(L loader, const typename L::Params& params, const Tile
   loader.copy(shared, k_block);
 };
 
-// Finishes a tile: store() is called by every warp with its own accumulators, which it may change. Warps never wait for each other
-// in it.
+// Finishes a tile: store() is called by every warp with its own accumulators, which it may change.
+// Warps never wait for each other in it.
 template <class E, class Shape>
 concept EpilogueOf = requires(E epilogue, const typename E::Params& params, Accumulators<Shape>& D,
                               const Tile& tile) {
   E(params);
   epilogue.store(D, tile);
-};
-
-// Which tile next: next() is called by whole warps and gives every warp of a block the same tiles.
-template <class O>
-concept TileOrder = requires(O order, const typename O::Params& params, Tile& tile) {
-  O(params);
-  { order.next(tile) } -> std::same_as<bool>;
 };
 
 }  // namespace tilemoe::cuda::sm80

@@ -1,8 +1,8 @@
 // The ring of stages that every warp copies to and reads from. Each stage has two barriers:
 //   full   ends a phase when all threads' copies to the stage have landed
 //   empty  ends a phase when every thread has read it
-// So warps never wait for each other but through a stage, and may be a k block apart. None can be
-// two phases ahead of another: it would have to fill a stage that the other has not read.
+// So warps never wait for each other but through a stage, and may be k blocks apart. None can be two
+// phases ahead of another: it would have to fill a stage that the other has not read.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,6 @@
 namespace tilemoe::cuda::sm80 {
 
 constexpr int kMostStages = 4;
-
-// Waits for the end of a phase.
-__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
-  while (!ptx::mbarrier_try_wait(barrier, parity)) {
-  }
-#else
-  while (!ptx::mbarrier_test_wait(barrier, parity)) {
-  }
-#endif
-}
 
 // A stage and how often the ring has gone round, by parity.
 struct RingPosition {
@@ -64,11 +53,13 @@ class Ring {
   // The first round finds every stage empty without an arrival: the phase before the first counts
   // as ended.
   __device__ static void wait_empty(const RingPosition& at) {
-    wait_for(at.barrier + 8, at.parity ^ 1);
+    ptx::mbarrier_wait(at.barrier + 8, at.parity ^ 1);
   }
   // The stage is full when this thread's copies have landed, and all others'.
   __device__ static void fill(const RingPosition& at) { ptx::cp_async_arrive(at.barrier); }
-  __device__ static void wait_full(const RingPosition& at) { wait_for(at.barrier, at.parity); }
+  __device__ static void wait_full(const RingPosition& at) {
+    ptx::mbarrier_wait(at.barrier, at.parity);
+  }
   // This thread has read the stage. (One arrival of a warp would do, after __syncwarp(); that leaves
   // no instruction where the warp is together, and racecheck then knows of one lane's reads.)
   __device__ static void release(const RingPosition& at) { ptx::mbarrier_arrive(at.barrier + 8); }

@@ -47,7 +47,7 @@ class TileLine {
 
   // By every warp: the tile, once it is there.
   __device__ const Tile& wait(const LinePosition& at) const {
-    wait_for(ptx::shared_address(&told_[at.slot]), at.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity);
     return tiles_[at.slot];
   }
   // Of what has been waited for.

@@ -24,6 +24,7 @@
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/registers.h"
 #include "cuda/ptx/shared_address.h"
+#include "cuda/schedule/tile_order.h"
 #include "cuda/sm90/consume.h"
 #include "cuda/sm90/epilogue_blocks.h"
 #include "cuda/sm90/mma.h"

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/core/part_of_sum.h"
 #include "cuda/core/tile.h"
 #include "cuda/core/up_columns.h"
 #include "cuda/ptx/tma.h"
@@ -16,22 +17,6 @@
 #include "cuda/sm90/weight_box.h"
 
 namespace tilemoe::cuda::sm90 {
-
-// A k block counted over both parts, as its part and where it begins there.
-struct PartOfSum {
-  int32_t part, begin;
-
-  template <int BLOCK_K>
-  __device__ static PartOfSum of(int32_t k_block, int32_t blocks_a_part) {
-    const int32_t part = k_block >= blocks_a_part ? 1 : 0;
-    return {part, (k_block - part * blocks_a_part) * BLOCK_K};
-  }
-};
-
-template <class Shape>
-int32_t k_blocks_of_a_part(int64_t columns) {
-  return static_cast<int32_t>((columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K);
-}
 
 // Operand A from rows grouped by expert. A tile that reaches past its expert brings the next
 // expert's rows along; they meet no row that is stored.

@@ -112,11 +112,4 @@ concept BeginsEarly = requires(E epilogue, const Tile& tile, int32_t row) {
   epilogue.begin(tile, row);
 };
 
-// Which tile next: next() is called by whole warps and gives every warp of a block the same tiles.
-template <class O>
-concept TileOrder = requires(O order, const typename O::Params& params, Tile& tile) {
-  O(params);
-  { order.next(tile) } -> std::same_as<bool>;
-};
-
 }  // namespace tilemoe::cuda::sm90

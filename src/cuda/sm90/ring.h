@@ -16,12 +16,6 @@
 
 namespace tilemoe::cuda::sm90 {
 
-// Waits for the end of a phase.
-__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
-  while (!ptx::mbarrier_try_wait(barrier, parity)) {
-  }
-}
-
 // A stage and how often the ring has gone round, by parity.
 template <int kStages>
 struct RingPosition {
@@ -69,8 +63,12 @@ class Ring {
 
   // The first round finds every stage empty without an arrival: the phase before the first counts
   // as ended.
-  __device__ void wait_empty(const Position& at) const { wait_for(empty(at.stage), at.parity ^ 1); }
-  __device__ void wait_full(const Position& at) const { wait_for(full(at.stage), at.parity); }
+  __device__ void wait_empty(const Position& at) const {
+    ptx::mbarrier_wait(empty(at.stage), at.parity ^ 1);
+  }
+  __device__ void wait_full(const Position& at) const {
+    ptx::mbarrier_wait(full(at.stage), at.parity);
+  }
 
   // A whole warp is done with the stage: lane i tells block i of the cluster.
   __device__ void release(int32_t stage) const {
