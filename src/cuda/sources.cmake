@@ -6,7 +6,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/core/device.cpp
   cuda/sm80/shared_memory.cpp
   cuda/core/device_code.cpp
-  cuda/sm90/tensor_map.cpp
+  cuda/core/tensor_map.cpp
   cuda/instances/table.cpp
   cuda/schedule/cost.cpp
   cuda/schedule/projection_sizes.cpp
