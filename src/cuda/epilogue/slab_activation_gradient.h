@@ -47,49 +47,49 @@ class SlabActivationGradient {
             .activation = activation_params(experts)};
   }
 
-  __device__ SlabActivationGradient(const Params& params, const Tile& tile)
-      : params_(params), tile_(tile), h_(params.H, tile) {}
+  __device__ explicit SlabActivationGradient(const Params& params) : params_(params) {}
 
-  // Slab m of the warp, of a group of ds's columns that begins at `column`. False: neither it nor a
-  // later one has rows.
+  // Slab m of the warp, of a group of ds's columns that begins at `column`; `h` is the tile's. False:
+  // neither it nor a later one has rows.
   template <class Function>
-  __device__ __forceinline__ bool finish(const Function& f, int m, int32_t column,
-                                         const float (&dA)[1][kGroup / 2]) const {
-    const int32_t row = tile_.row_begin + Shape::slab_row(m);
-    if (row >= tile_.row_end) return false;
+  __device__ __forceinline__ bool finish(const Function& f, const H& h, int m, const Tile& tile,
+                                         int32_t column, const float (&dA)[1][kGroup / 2]) const {
+    const int32_t row = tile.row_begin + Shape::slab_row(m);
+    if (row >= tile.row_end) return false;
     float s[2], ds[2] = {0.f, 0.f};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t r = row + slab::row(half);
-      s[half] = params_.score != nullptr && r < tile_.row_end ? params_.score[r] : 1.f;
+      s[half] = params_.score != nullptr && r < tile.row_end ? params_.score[r] : 1.f;
     }
 #pragma unroll
     for (int part = 0; part < kGroup / H::kColumns; ++part) {
       const int32_t first = column + part * H::kColumns;
-      const typename H::Loaded loaded = h_.load(m, first);
-      differentiate(f, loaded, m, first, &dA[0][part * H::kColumns / 2], s, ds);
+      const typename H::Loaded loaded = h.load(m, first);
+      differentiate(f, h, loaded, m, first, &dA[0][part * H::kColumns / 2], s, ds, tile);
     }
-    store_sum(ds_of_row(ds), row, tile_.row_end, column / kGroup);
+    store_sum(ds_of_row(ds), row, tile.row_end, column / kGroup);
     return true;
   }
 
  private:
   // H::kColumns columns of a slab.
   template <class Function>
-  __device__ __forceinline__ void differentiate(const Function& f, const typename H::Loaded& loaded,
-                                                int m, int32_t column, const float* dA,
-                                                const float (&s)[2], float (&ds)[2]) const {
+  __device__ __forceinline__ void differentiate(const Function& f, const H& h,
+                                                const typename H::Loaded& loaded, int m,
+                                                int32_t column, const float* dA,
+                                                const float (&s)[2], float (&ds)[2],
+                                                const Tile& tile) const {
     typename H::Words gate, up = {};
-    h_.words(loaded, gate, up);
+    h.words(loaded, gate, up);
     uint32_t A_scaled[H::kColumns / 8][2];
 #pragma unroll
     for (int block = 0; block < H::kColumns / 16; ++block)
       differentiate_block<Element, kActivations>(
           f, packed_block(gate, block), packed_block(up, block), packed_block(A_scaled, block),
           &dA[8 * block], s, ds);
-    h_.store(m, column, gate, up);
-    Rows(0, 0).store_packed(params_.A_scaled, m, tile_.row_begin, tile_.row_end, 0, column,
-                            A_scaled);
+    h.store(m, column, gate, up);
+    Rows(0, 0).store_packed(params_.A_scaled, m, tile.row_begin, tile.row_end, 0, column, A_scaled);
   }
 
   // 16 columns of words[j][half].
@@ -104,8 +104,6 @@ class SlabActivationGradient {
   }
 
   const Params& params_;
-  const Tile& tile_;
-  const H h_;
 };
 
 }  // namespace tilemoe::cuda

@@ -25,11 +25,12 @@ class ActivationGradientEpilogue {
   __device__ __forceinline__ void store(const WarpAccumulators& D, const Tile& tile) const {
     const int32_t first = tile.n_block * kColumns;
     with_activation<kActivations>(params_.activation, [&](const auto& f) {
-      const Slab slab(params_, tile);
+      const Slab slab(params_);
+      const typename Slab::H h(params_.H, tile);
       for_each_batch<Shape>(tile, first, params_.H.n, [&](int m, int32_t column) {
         Batch dA;
         D.read(m, column - first, dA);
-        slab.finish(f, m, column, dA);
+        slab.finish(f, h, m, tile, column, dA);
       });
     });
   }

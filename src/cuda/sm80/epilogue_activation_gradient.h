@@ -27,9 +27,11 @@ class ActivationGradientEpilogue {
     const int32_t column = tile.n_block * kColumns + Shape::slab_column();
     if (column >= params_.H.n) return;
     with_activation<kActivations>(params_.activation, [&](const auto& f) {
-      const Slab slab(params_, tile);
-      for_each_slab<Shape>(
-          D, [&](int m, const OneSlab<Shape>& dA) { return slab.finish(f, m, column, dA); });
+      const Slab slab(params_);
+      const typename Slab::H h(params_.H, tile);
+      for_each_slab<Shape>(D, [&](int m, const OneSlab<Shape>& dA) {
+        return slab.finish(f, h, m, tile, column, dA);
+      });
     });
   }
 
