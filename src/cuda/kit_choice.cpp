@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <optional>
 #include <vector>
 
 #include "check.h"
@@ -16,15 +15,15 @@ namespace {
 
 struct Kit {
   std::string_view name;
-  std::optional<KitName> kit;  // none: a name that is known, and nothing more
-  const char* needs;           // of compute capability
+  KitName kit;
+  const char* needs;  // of compute capability
   bool (*runs_on)(const DeviceInfo&);
 };
 
 constexpr std::string_view kAuto = "auto";
 // The newest first. No other generation runs wgmma and TMA as sm_90a has them, older or newer.
 constexpr Kit kKits[] = {
-    {"sm100", {}, "10.0", [](const DeviceInfo& device) { return device.major == 10; }},
+    {"sm100", KitName::kSm100, "10.0", [](const DeviceInfo& device) { return device.major == 10; }},
     {"sm90", KitName::kSm90, "9.0",
      [](const DeviceInfo& device) { return device.major == 9 && device.minor == 0; }},
     {"sm80", KitName::kSm80, "8.0 or newer",
@@ -65,15 +64,23 @@ const Kit& check_built(const KitRequest& request, std::span<const BuiltKit> buil
   return *kit;
 }
 
+// Whether a kit that runs on the device is taken where none is asked for. Blackwell's was compiled
+// and never run: who asks for it has it.
+bool taken_unasked(KitName kit, const DeviceInfo& /*device*/) {
+  return kit != KitName::kSm100;
+}
+
+bool has_code_of(std::span<const BuiltKit> built, const Kit& kit, const DeviceInfo& device) {
+  const BuiltKit* const one = find(built, kit);
+  return one && has_code(one->archs, device);
+}
+
 const Kit& choose(const DeviceInfo& device, const KitRequest& request,
                   std::span<const BuiltKit> built) {
-  const auto has_code_of = [&](const Kit& kit) {
-    const BuiltKit* const one = find(built, kit);
-    return one && has_code(one->archs, device);
-  };
   if (request.kit == kAuto) {
     for (const Kit& kit : kKits)
-      if (kit.runs_on(device) && has_code_of(kit)) return kit;
+      if (kit.runs_on(device) && has_code_of(built, kit, device) && taken_unasked(kit.kit, device))
+        return kit;
     TILEMOE_CHECK_SUPPORTED(false, device.name
                                        << " has compute capability " << device.capability()
                                        << ", for which this build has no kit of the layer's "
@@ -87,11 +94,11 @@ const Kit& choose(const DeviceInfo& device, const KitRequest& request,
                           device.name << " has compute capability " << device.capability()
                                       << ", the " << kit.name << " kit, asked for by " << request.by
                                       << ", needs " << kit.needs);
-  TILEMOE_CHECK_SUPPORTED(
-      has_code_of(kit), device.name << " has compute capability " << device.capability() << ", the "
-                                    << kit.name << " kit, asked for by " << request.by
-                                    << ", has no code for it in this build, which "
-                                    << "has " << names_of(built));
+  TILEMOE_CHECK_SUPPORTED(has_code_of(built, kit, device),
+                          device.name << " has compute capability " << device.capability()
+                                      << ", the " << kit.name << " kit, asked for by " << request.by
+                                      << ", has no code for it in this build, which "
+                                      << "has " << names_of(built));
   return kit;
 }
 
@@ -99,7 +106,8 @@ const Kit& choose(const DeviceInfo& device, const KitRequest& request,
 std::span<const BuiltKit> kits_of_this_build() {
   static const std::vector<BuiltKit> built = [] {
     std::vector<BuiltKit> kits = {{KitName::kSm80, TILEMOE_ARCHS_OF_SM80},
-                                  {KitName::kSm90, TILEMOE_ARCHS_OF_SM90}};
+                                  {KitName::kSm90, TILEMOE_ARCHS_OF_SM90},
+                                  {KitName::kSm100, TILEMOE_ARCHS_OF_SM100}};
     std::erase_if(kits, [](const BuiltKit& one) {
       return std::none_of(std::begin(instances::kRows), std::end(instances::kRows),
                           [&](const instances::Row& row) { return row.key.kit == one.kit; });
@@ -127,16 +135,17 @@ KitRequest request() {
 
 KitName choose_kit(const DeviceInfo& device, const KitRequest& request,
                    std::span<const BuiltKit> built) {
-  return *choose(device, request, built).kit;
+  return choose(device, request, built).kit;
 }
 
 std::string describe_choice(const DeviceInfo& device, const KitRequest& request,
                             std::span<const BuiltKit> built) {
   std::string text(choose(device, request, built).name);
-  if (request.kit == kAuto)
-    text += ", the newest for compute capability " + device.capability();
-  else
-    text.append(", asked for by ").append(request.by);
+  if (request.kit != kAuto) return text.append(", asked for by ").append(request.by);
+  text += ", the newest for compute capability " + device.capability();
+  for (const Kit& kit : kKits)
+    if (kit.runs_on(device) && has_code_of(built, kit, device) && !taken_unasked(kit.kit, device))
+      text.append(" but for ").append(kit.name).append(", which has never run on a GPU");
   return text;
 }
 

@@ -1,5 +1,5 @@
-// Which kit a device's products are made of: the newest that its compute capability runs, or the
-// one that the environment's TILEMOE_KIT or tilemoe_set_cuda_kit() asks for. A kit that was asked
+// Which kit a device's products are made of: the newest that its compute capability runs and that has
+// run on a GPU, or the one that the environment's TILEMOE_KIT or tilemoe_set_cuda_kit() asks for. A kit that was asked
 // for and cannot be had is an error; no other takes its place.
 #pragma once
 

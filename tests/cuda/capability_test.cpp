@@ -93,6 +93,7 @@ TEST(Capability, OfABuildIsWhatItHasCodeFor) {
       {"90a", {{9, 0}}},
       {"90", {{9, 0}}},
       {"100", {{10, 0}, {10, 3}}},
+      {"100f", {{10, 0}, {10, 3}}},
       {"120", {{12, 0}}},
       {"90a,100", {{9, 0}, {10, 0}, {10, 3}}},
       {"100,120,90", {{9, 0}, {10, 0}, {10, 3}, {12, 0}}},
@@ -144,6 +145,32 @@ TEST(Kit, IsTheNewestThatTheDeviceRuns) {
                                                       ", the newest for compute capability " +
                                                       device.capability());
     EXPECT_EQ(choose_kit(device, {}, kOnlySm80), KitName::kSm80);
+  }
+}
+
+// Blackwell's own is there for who asks for it.
+TEST(Kit, ThatHasNeverRunIsNotTakenUnasked) {
+  constexpr BuiltKit kAll[] = {
+      {KitName::kSm80, "80,100f"}, {KitName::kSm90, "90a"}, {KitName::kSm100, "100f"}};
+  constexpr BuiltKit kOnlySm100[] = {{KitName::kSm100, "100f"}};
+  const KitRequest sm100{"sm100", "TILEMOE_KIT"};
+  for (const auto& [major, minor] : kCapabilities) {
+    const DeviceInfo device = gpu(major, minor);
+    SCOPED_TRACE(device.capability());
+    if (major == 10) {
+      EXPECT_EQ(choose_kit(device, {}, kAll), KitName::kSm80);
+      EXPECT_EQ(describe_choice(device, {}, kAll),
+                "sm80, the newest for compute capability " + device.capability() +
+                    " but for sm100, which has never run on a GPU");
+      EXPECT_EQ(choose_kit(device, sm100, kAll), KitName::kSm100);
+      EXPECT_EQ(describe_choice(device, sm100, kAll), "sm100, asked for by TILEMOE_KIT");
+    } else {
+      expect_part(refusal([&] { choose_kit(device, sm100, kAll); }), Status::kUnsupported,
+                  "has compute capability " + device.capability() +
+                      ", the sm100 kit, asked for by TILEMOE_KIT, needs 10.0");
+    }
+    expect_part(refusal([&] { choose_kit(device, {}, kOnlySm100); }), Status::kUnsupported,
+                "for which this build has no kit of the layer's grouped GEMMs");
   }
 }
 
@@ -216,13 +243,15 @@ TEST(Kit, OfTheEnvironmentIsReadAtTheCallAndTheProgramWins) {
     EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
   }
   setenv("TILEMOE_KIT", "sm100", 1);  // once read, it is not read again
-  EXPECT_EQ(refusal([&] { kit_of(hopper); }).text.find("no sm100 kit"), std::string::npos);
+  EXPECT_EQ(refusal([&] { kit_of(hopper); }).text.find("sm100"), std::string::npos);
 
   EXPECT_EQ(tilemoe_set_cuda_kit("auto"), TILEMOE_SUCCESS);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
   EXPECT_EQ(tilemoe_set_cuda_kit("sm90"), TILEMOE_SUCCESS);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by the program");
+#ifndef TILEMOE_WITH_SM100
   EXPECT_EQ(tilemoe_set_cuda_kit("sm100"), TILEMOE_UNSUPPORTED);
+#endif
   EXPECT_EQ(tilemoe_set_cuda_kit("nonsense"), TILEMOE_INVALID_ARGUMENT);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by the program")
       << "a refusal changes nothing";

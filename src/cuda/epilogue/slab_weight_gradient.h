@@ -9,11 +9,11 @@
 #include "cuda/core/pack.h"
 #include "cuda/core/slab.h"
 #include "cuda/core/tile.h"
+#include "cuda/core/weight_gradient.h"
 #include "cuda/epilogue/store.h"
 #include "cuda/epilogue/store_threads.h"
 #include "cuda/epilogue/weight_gradient.h"
 #include "cuda/ptx/movmatrix.h"
-#include "cuda/step/steps.h"
 
 namespace tilemoe::cuda {
 

@@ -12,11 +12,11 @@
 #include "cuda/core/tensor_map.h"
 #include "cuda/core/tile.h"
 #include "cuda/core/warp.h"
+#include "cuda/core/weight_gradient.h"
 #include "cuda/load/cluster_boxes.h"
 #include "cuda/load/loader.h"
 #include "cuda/ptx/cp_async.h"
 #include "cuda/ptx/tma.h"
-#include "cuda/step/steps.h"
 
 namespace tilemoe::cuda::load {
 
