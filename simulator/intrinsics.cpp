@@ -25,6 +25,14 @@ const void* kind() {
 
 constexpr unsigned kAllLanes = 0xffffffff;
 
+// Registers went from lane to lane. Whoever has another's number comes after the reads that it was
+// made from; of writes nothing follows.
+void order_reads(Warp& warp, const Meeting& met) {
+  if ((met.arrived | warp.exited) != kAllLanes) return;
+  for (Thread* lane : warp.lanes)
+    if ((met.arrived >> lane->lane & 1) != 0) warp.reads_done[lane->lane] = lane->epoch++;
+}
+
 void require_warp(const Meeting& meeting, Thread& thread, const char* what, uint32_t site) {
   if (meeting.arrived != kAllLanes)
     thread.block->machine->fail(thread, FindingKind::kDivergence, site,
@@ -62,8 +70,10 @@ unsigned gather(unsigned mask, uint64_t bits, uint64_t (&all)[32]) {
     uint64_t (*all)[32];
     unsigned lanes;
   } operand{bits, &all, 0};
-  meet(current(), kind<1>(), mask, "an exchange of a warp", TILEMOE_SITE, &operand,
-       [](const Meeting& met) {
+  Thread& thread = current();
+  meet(thread, kind<1>(), mask, "an exchange of a warp", TILEMOE_SITE, &operand,
+       [&](const Meeting& met) {
+         order_reads(*thread.warp, met);
          for (uint32_t to = 0; to < kLanes; ++to) {
            if ((met.arrived >> to & 1) == 0) continue;
            auto& taker = *static_cast<Operand*>(met.operands[to]);
@@ -76,7 +86,7 @@ unsigned gather(unsigned mask, uint64_t bits, uint64_t (&all)[32]) {
   return operand.lanes;
 }
 
-uint64_t shuffle(unsigned mask, uint64_t bits, Shuffle how, int by) {
+uint64_t shuffle(unsigned mask, uint64_t bits, Shuffle how, int by, int width) {
   Thread& thread = current();
   const uint32_t site = TILEMOE_SITE;
   struct Operand {
@@ -84,16 +94,17 @@ uint64_t shuffle(unsigned mask, uint64_t bits, Shuffle how, int by) {
     int from;
   };
   const int lane = static_cast<int>(thread.lane);
+  const int first = lane / width * width, last = first + width - 1;
   int from = lane;
   switch (how) {
-    case Shuffle::kFrom: from = by & 31; break;
-    case Shuffle::kXor: from = lane ^ by; break;
-    case Shuffle::kUp: from = lane - by; break;
-    case Shuffle::kDown: from = lane + by; break;
+    case Shuffle::kFrom: from = first + (by & (width - 1)); break;
+    case Shuffle::kXor: from = (lane ^ by) > last ? lane : lane ^ by; break;
+    case Shuffle::kUp: from = lane - by < first ? lane : lane - by; break;
+    case Shuffle::kDown: from = lane + by > last ? lane : lane + by; break;
   }
-  if (from < 0 || from > 31) from = lane;
   Operand operand{bits, 0, from};
   meet(thread, kind<2>(), mask, "a shuffle", site, &operand, [&](const Meeting& met) {
+    order_reads(*thread.warp, met);
     for (uint32_t to = 0; to < kLanes; ++to) {
       if ((met.arrived >> to & 1) == 0) continue;
       auto& taker = *static_cast<Operand*>(met.operands[to]);
@@ -111,7 +122,9 @@ unsigned ballot(unsigned mask, bool predicate) {
     bool predicate;
     unsigned result;
   } operand{predicate, 0};
-  meet(current(), kind<3>(), mask, "a vote", TILEMOE_SITE, &operand, [](const Meeting& met) {
+  Thread& thread = current();
+  meet(thread, kind<3>(), mask, "a vote", TILEMOE_SITE, &operand, [&](const Meeting& met) {
+    order_reads(*thread.warp, met);
     unsigned result = 0;
     for (uint32_t lane = 0; lane < kLanes; ++lane)
       if ((met.arrived >> lane & 1) != 0 && static_cast<Operand*>(met.operands[lane])->predicate)
@@ -294,6 +307,7 @@ uint32_t move_matrix(uint32_t word) {
   } operand{word, 0};
   meet(thread, kind<8>(), kAllLanes, "movmatrix", site, &operand, [&](const Meeting& met) {
     require_warp(met, thread, "movmatrix", site);
+    order_reads(*thread.warp, met);
     for (uint32_t lane = 0; lane < kLanes; ++lane)
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t row = lane % 4 * 2 + half, column = lane / 4;

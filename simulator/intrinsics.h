@@ -18,7 +18,8 @@ void cudaTriggerProgrammaticLaunchCompletion();
 
 // ---- lanes of a warp, which exchange registers and order nothing
 enum class Shuffle { kFrom, kXor, kUp, kDown };
-uint64_t shuffle(unsigned mask, uint64_t bits, Shuffle how, int by);
+// Within groups of `width` lanes, a power of two.
+uint64_t shuffle(unsigned mask, uint64_t bits, Shuffle how, int by, int width);
 unsigned ballot(unsigned mask, bool predicate);
 unsigned match_any(unsigned mask, uint64_t bits);
 // Everyone's; returns whose there are.

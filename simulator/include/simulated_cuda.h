@@ -121,24 +121,24 @@ using tilemoe::simulator::cudaGridDependencySynchronize;
 using tilemoe::simulator::cudaTriggerProgrammaticLaunchCompletion;
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int lane, int = 32) {
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
   using namespace tilemoe::simulator;
-  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kFrom, lane));
+  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kFrom, lane, width));
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lanes, int = 32) {
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   using namespace tilemoe::simulator;
-  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kXor, lanes));
+  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kXor, lanes, width));
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int = 32) {
+T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
   using namespace tilemoe::simulator;
-  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kUp, static_cast<int>(lanes)));
+  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kUp, static_cast<int>(lanes), width));
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int = 32) {
+T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
   using namespace tilemoe::simulator;
-  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kDown, static_cast<int>(lanes)));
+  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kDown, static_cast<int>(lanes), width));
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return tilemoe::simulator::ballot(mask, predicate != 0);

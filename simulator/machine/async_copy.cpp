@@ -22,6 +22,7 @@ void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t by
                     .epoch = thread.copy_epoch,
                     .knows = &thread.knowledge,
                     .cluster = &block.agents,
+                    .reads_done = thread.warp->reads_done,
                     .in_order = false,
                     .async_proxy = false,
                     .site = site};

@@ -252,7 +252,9 @@ void Machine::thread_ended(Thread& thread) {
   Block& block = *thread.block;
   ++block.exited;
   trigger(thread);
+  check_stores(thread);
   thread_left(thread);
+  leave_cluster_barrier(block);
 }
 
 void Machine::trigger(Thread& thread) {
@@ -409,6 +411,7 @@ Accessor Machine::ordinary(const Thread& thread, uint32_t site) const {
           .epoch = thread.epoch,
           .knows = &thread.knowledge,
           .cluster = &thread.block->agents,
+          .reads_done = thread.warp->reads_done,
           .in_order = true,
           .async_proxy = false,
           .site = site};

@@ -9,6 +9,7 @@
 #include <driver_types.h>
 #include <vector_types.h>
 
+#include <array>
 #include <boost/context/fiber.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,29 @@ struct Copy {
   void* to;
   const void* from;  // null: zeros
   uint32_t bytes;
+};
+
+// Of the async proxy: whose accesses, up to which epoch.
+struct BulkAgent {
+  uint32_t agent;
+  Epoch epoch;
+};
+struct BulkStore {
+  BulkAgent reader{}, writer{};
+  bool has_read = false, is_complete = false;
+  bool read_is_known = false;  // to the thread
+};
+
+// Of a warp's part of wgmma.
+struct Product {
+  bool bfloat16, accumulate, a_mn_major, b_mn_major;
+  int columns;
+  uint64_t a, b;  // descriptors
+  std::array<float*, kLanes> d;
+};
+struct ProductGroup {
+  Epoch epoch;
+  std::vector<Product> products;  // that are yet to be computed
 };
 
 struct Thread {
@@ -103,6 +127,11 @@ struct Warp {
   uint32_t exited = 0;  // lanes
   bool listed = false;  // among its block's runnable ones
   std::vector<Meeting> meetings;
+  Epoch reads_done[kLanes] = {};  // of each lane when all last exchanged registers
+  bool products_fenced = false;
+  Epoch product_epoch = 1;
+  std::vector<Product> open_products;
+  std::deque<ProductGroup> product_groups;
 };
 
 // One of the sixteen of a block.
@@ -150,8 +179,7 @@ struct Block {
   std::unordered_map<uint32_t, Mbarrier> mbarriers;
   uint32_t next_operation = 0;  // of the async proxy
   Epoch operation_epochs[kAsyncOperations] = {};
-  uint32_t cluster_arrived = 0;
-  std::unordered_map<uint32_t, std::vector<Event>> bulk_groups;
+  BlockBarrier of_cluster;  // in a cluster's first block
 
   bool can_run() const { return !runnable.empty() || !events.empty(); }
   bool done() const { return exited == threads.size(); }
@@ -188,7 +216,8 @@ class Worker {
   void start(Block& block);
   void run_slice(uint32_t turns);  // returns when the block has had them, or can do no more
 
-  std::byte* dynamic() const { return dynamic_; }
+  std::byte* shared() const { return shared_; }  // what is at address 0
+  std::byte* dynamic() const { return shared_ + kReservedShared; }
   std::byte* statics() const { return statics_; }
   size_t static_bytes() const { return static_bytes_; }
   Cell* cells() { return cells_.data(); }
@@ -205,7 +234,7 @@ class Worker {
   void run_warp(Warp& warp);
 
   Machine& machine_;
-  std::byte* dynamic_ = nullptr;
+  std::byte* shared_ = nullptr;
   std::byte* statics_ = nullptr;
   size_t static_bytes_ = 0;
   std::vector<Cell> cells_;
@@ -230,7 +259,8 @@ class Machine final : public ConflictListener {
   // ---- what is simulated
   void set_device(const DeviceKind& kind) { device_ = kind; }
   const DeviceKind& device() const { return device_; }
-  void set_seed(uint64_t seed) { seed_ = seed; }
+  // Numbers launches anew.
+  void set_seed(uint64_t seed) { seed_ = seed, launches_ever_ = 0; }
   std::vector<Finding> take_findings();
   uint64_t launches() const { return launches_ever_; }
   Trace& trace() { return trace_; }
@@ -270,6 +300,8 @@ class Machine final : public ConflictListener {
   bool aborting() const { return aborting_; }
   void thread_ended(Thread& thread);
   void thread_left(Thread& thread);  // barriers and meetings do without it from now on
+  void check_stores(Thread& thread);  // that ends
+  void leave_cluster_barrier(Block& block);
   void add_event(Block& block, std::function<void()> happen);
 
   Random& random() { return random_; }

@@ -87,7 +87,16 @@ class Check {
   }
   void meet_read(const Recorded& read, uint32_t mask, size_t byte) {
     if (read.epoch == 0 || (read.mask() & mask) == 0 || (atomic_ && read.atomic())) return;
-    if (!happened(read, by_)) tell(Conflict::kWriteOfRead, read, byte);
+    if (!happened(read, by_) && !of_warp_and_over(read)) tell(Conflict::kWriteOfRead, read, byte);
+  }
+  // Of a lane of the same warp, which has since exchanged registers with this one.
+  bool of_warp_and_over(const Recorded& read) const {
+    const uint32_t local = (1u << kLocalBits) - 1;
+    const uint32_t threads = by_.cluster->threads;
+    if (read.agent >> kLocalBits != by_.agent >> kLocalBits || (read.agent & local) >= threads)
+      return false;
+    const uint32_t me = (by_.agent & local) % threads;
+    return (read.agent & local) / 32 == me / 32 && by_.reads_done[read.agent % 32] >= read.epoch;
   }
   void tell(Conflict conflict, const Recorded& other, size_t byte) {
     if (told_) return;

@@ -13,9 +13,10 @@ namespace tilemoe::simulator {
 enum class AccessKind : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
 
 // Agents of a block by their local numbers: its threads; what a thread copies by cp.async; then
-// operations of the async proxy, in turn.
+// operations of the async proxy, in turn; then each warp's products.
 constexpr uint32_t kLocalBits = 12;
 constexpr uint32_t kAsyncOperations = 64;
+constexpr uint32_t kMostWarps = 32;
 
 // The clocks of a cluster have its blocks' agents one after the other.
 struct AgentsOfCluster {
@@ -23,14 +24,16 @@ struct AgentsOfCluster {
   uint32_t blocks = 1;
   uint32_t threads = 0;  // of a block
 
-  uint32_t of_block() const { return 2 * threads + kAsyncOperations; }
+  uint32_t first_operation() const { return 2 * threads; }
+  // After operations, each warp's products.
+  uint32_t of_block() const { return first_operation() + kAsyncOperations + kMostWarps; }
   bool has(uint32_t block) const { return block - first_block < blocks; }
   // In a clock, of an agent of this cluster.
   size_t index(uint32_t agent) const {
     return ((agent >> kLocalBits) - first_block) * of_block() + (agent & ((1u << kLocalBits) - 1));
   }
   bool is_async_proxy(uint32_t agent) const {
-    return (agent & ((1u << kLocalBits) - 1)) >= 2 * threads;
+    return (agent & ((1u << kLocalBits) - 1)) >= first_operation();
   }
 };
 
@@ -40,6 +43,7 @@ struct Accessor {
   Epoch epoch;
   const Knowledge* knows;  // of the thread that makes it, or made the copy that does
   const AgentsOfCluster* cluster;
+  const Epoch* reads_done;  // of its warp's lanes: reads up to these epochs are over
   bool in_order;     // its own earlier accesses are ordered before this one
   bool async_proxy;  // sees ordinary writes only after a fence
   uint32_t site;     // where in the program: bytes from its beginning

@@ -61,7 +61,7 @@ Thread* Machine::current() {
 
 Worker::Worker(Machine& machine)
     : machine_(machine),
-      dynamic_(reserve(kMostDynamic)),
+      shared_(reserve(kReservedShared + kMostDynamic)),
       stacks_(reserve(kMostThreads * kStackBytes)),
       thread_([this] { work(); }) {
   done_.acquire();
@@ -71,7 +71,7 @@ Worker::~Worker() {
   stop_ = true;
   go_.release();
   thread_.join();
-  munmap(dynamic_, kMostDynamic);
+  munmap(shared_, kReservedShared + kMostDynamic);
   munmap(stacks_, kMostThreads * kStackBytes);
 }
 
@@ -84,7 +84,7 @@ void Worker::run_slice(uint32_t turns) {
 void Worker::start(Block& started) {
   const dim3 size = started.launch->shape.block;
   // What nobody has written shows, as NaN of every type.
-  std::memset(dynamic_, 0xff, started.dynamic_bytes);
+  std::memset(dynamic(), 0xff, started.dynamic_bytes);
   const size_t cells = started.shared_bytes / 4 + 1;
   if (cells_.size() < cells) cells_.resize(cells);
   const uint32_t count = size.x * size.y * size.z;
