@@ -160,22 +160,22 @@ void sum_groups(int fraction_bits, const Row& row, const Columns& columns, int f
   static_assert(kGroup <= 16);
   for (int k = 0; k < kGroup; ++k)
     for (int lane = 0; lane < kLanes; ++lane)
-      sum[k / 8][lane] += static_cast<int32_t>(row.value[first + k] *
-                                               columns.value[first + k][lane] * scale[lane]);
+      sum[k / 8][lane] +=
+          static_cast<int32_t>(row.value[first + k] * columns.value[first + k][lane] * scale[lane]);
   for (int lane = 0; lane < kLanes; ++lane) {
     const double total = static_cast<double>(sum[0][lane]) + sum[1][lane];
-    const double unit = std::bit_cast<double>(
-        static_cast<uint64_t>(1023 + top[lane] - fraction_bits) << 52);
+    const double unit =
+        std::bit_cast<double>(static_cast<uint64_t>(1023 + top[lane] - fraction_bits) << 52);
     // What is left of its 52 fraction bits are float32's 23, so that the conversion is exact.
     constexpr uint64_t kKept = ~uint64_t{0} << 29;
-    D[lane] = static_cast<float>(
-        std::bit_cast<double>(std::bit_cast<uint64_t>(total * unit) & kKept));
+    D[lane] =
+        static_cast<float>(std::bit_cast<double>(std::bit_cast<uint64_t>(total * unit) & kKept));
   }
 }
 
 template <int kGroup>
-void multiply_in_groups(int fraction_bits, const std::vector<Row>& rows,
-                        const Columns& columns, int width, float* D) {
+void multiply_in_groups(int fraction_bits, const std::vector<Row>& rows, const Columns& columns,
+                        int width, float* D) {
   for (const Row& row : rows) {
     for (int first = 0; first < kStepsOfSum; first += kGroup)
       sum_groups<kGroup>(fraction_bits, row, columns, first, D);
