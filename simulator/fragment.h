@@ -13,7 +13,9 @@ struct Place {
 };
 
 // Of an 8x8 block of 16-bit numbers: ldmatrix, stmatrix, movmatrix.
-constexpr Place place_in_block(int lane, int half) { return {lane / 4, lane % 4 * 2 + half}; }
+constexpr Place place_in_block(int lane, int half) {
+  return {lane / 4, lane % 4 * 2 + half};
+}
 
 // Of A (16, 16), four registers: rows by steps of the sum. Registers 0 and 1 are the upper and the
 // lower eight rows of the first eight steps, 2 and 3 those of the others. wgmma with A in registers

@@ -15,8 +15,8 @@ uint32_t decode_bytes(uint64_t bits, int first_bit) {
   return static_cast<uint32_t>(bits >> first_bit & 0x3fff) << 4;
 }
 
-constexpr uint64_t kReserved = uint64_t{3} << 14 | uint64_t{3} << 30 | uint64_t{7} << 46 |
-                               uint64_t{0x3ff} << 52;
+constexpr uint64_t kReserved =
+    uint64_t{3} << 14 | uint64_t{3} << 30 | uint64_t{7} << 46 | uint64_t{0x3ff} << 52;
 
 [[noreturn]] void refuse(uint64_t bits, const char* reason) {
   std::ostringstream message;
@@ -44,7 +44,8 @@ uint32_t element_address(const MatrixDescriptor& descriptor, OperandMajor major,
   const uint32_t leading = descriptor.leading_offset, stride = descriptor.stride_offset;
   uint32_t offset;
   if (descriptor.swizzle == Swizzle::kNone) {  // core matrices of 8 x 16 bytes
-    const uint32_t along = major == OperandMajor::kK ? k : r, across = major == OperandMajor::kK ? r : k;
+    const uint32_t along = major == OperandMajor::kK ? k : r,
+                   across = major == OperandMajor::kK ? r : k;
     offset = r / 8 * stride + k / 8 * leading + across % 8 * 16 + along % 8 * 2;
   } else if (major == OperandMajor::kK) {
     offset = r / 8 * stride + r % 8 * span + k * 2;

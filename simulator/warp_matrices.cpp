@@ -9,7 +9,9 @@ namespace {
 // A block's numbers by [row][column].
 using Block = std::array<std::array<uint16_t, 8>, 8>;
 
-uint16_t half_of(uint32_t word, int half) { return static_cast<uint16_t>(word >> (16 * half)); }
+uint16_t half_of(uint32_t word, int half) {
+  return static_cast<uint16_t>(word >> (16 * half));
+}
 
 Place transpose(Place place, bool transposed) {
   return transposed ? Place{place.column, place.row} : place;
@@ -21,8 +23,8 @@ uint32_t register_of_block(int lane, bool transposed, Get get) {
   uint32_t word = 0;
   for (int half = 0; half < 2; ++half) {
     const Place place = transpose(place_in_block(lane, half), transposed);
-    word |= static_cast<uint32_t>(get(static_cast<size_t>(place.row),
-                                      static_cast<size_t>(place.column)))
+    word |= static_cast<uint32_t>(
+                get(static_cast<size_t>(place.row), static_cast<size_t>(place.column)))
             << (16 * half);
   }
   return word;
@@ -39,10 +41,9 @@ OfWarp<std::array<uint32_t, 4>> load_matrices(const OfWarp<MatrixRow>& rows, boo
   OfWarp<std::array<uint32_t, 4>> registers{};
   for (size_t lane = 0; lane < kLanesOfWarp; ++lane)
     for (size_t block = 0; block < 4; ++block)
-      registers[lane][block] =
-          register_of_block(static_cast<int>(lane), transposed, [&](size_t row, size_t column) {
-            return rows[8 * block + row][column];
-          });
+      registers[lane][block] = register_of_block(
+          static_cast<int>(lane), transposed,
+          [&](size_t row, size_t column) { return rows[8 * block + row][column]; });
   return registers;
 }
 

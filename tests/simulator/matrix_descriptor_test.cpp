@@ -70,8 +70,8 @@ TEST(MatrixDescriptor, KMajorStage) {
 TEST(MatrixDescriptor, MNMajorStage) {
   constexpr uint32_t kStage = 5 * 1024, kChunk = 64 * 128;
   for (int first_step = 0; first_step < 64; first_step += 16) {
-    const uint64_t bits = bits_of(kStage + static_cast<uint32_t>(first_step) * 128, kChunk, 1024,
-                                  kSwizzle128);
+    const uint64_t bits =
+        bits_of(kStage + static_cast<uint32_t>(first_step) * 128, kChunk, 1024, kSwizzle128);
     for (int row = 0; row < 256; ++row)
       for (int step = 0; step < 16; ++step) {
         const int k = first_step + step;
@@ -163,6 +163,9 @@ TEST(MatrixDescriptor, NamesWhatLiesOutside) {
       decode_matrix_descriptor(bits_of(1024, 16, 1024, kSwizzle128));
   EXPECT_NO_THROW(gather_operand(descriptor, OperandMajor::kK, 24, shared));
   EXPECT_THROW(gather_operand(descriptor, OperandMajor::kK, 32, shared), std::out_of_range);
+  EXPECT_THROW(gather_operand(descriptor, OperandMajor::kK, 24,
+                              std::span(shared).first(shared.size() - 120)),
+               std::out_of_range);
 }
 
 }  // namespace

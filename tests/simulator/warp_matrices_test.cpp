@@ -51,7 +51,9 @@ OfWarp<MatrixRow> numbered_rows() {
   return rows;
 }
 
-uint32_t word(uint32_t low, uint32_t high) { return high << 16 | low; }
+uint32_t word(uint32_t low, uint32_t high) {
+  return high << 16 | low;
+}
 
 TEST(WarpMatrices, Load) {
   const auto plain = load_matrices(numbered_rows(), false);
@@ -59,8 +61,7 @@ TEST(WarpMatrices, Load) {
   for (uint32_t lane = 0; lane < 32; ++lane)
     for (uint32_t block = 0; block < 4; ++block) {
       const uint32_t first = block * 64, row = lane / 4, column = lane % 4 * 2;
-      EXPECT_EQ(plain[lane][block],
-                word(first + row * 8 + column, first + row * 8 + column + 1));
+      EXPECT_EQ(plain[lane][block], word(first + row * 8 + column, first + row * 8 + column + 1));
       EXPECT_EQ(transposed[lane][block],
                 word(first + column * 8 + row, first + (column + 1) * 8 + row));
     }
