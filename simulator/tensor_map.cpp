@@ -150,7 +150,7 @@ std::vector<BoxPiece> box_pieces(const TensorMap& map, std::span<const int32_t> 
     bool inside = true;
     for (size_t i = 1; i < coordinates.size(); ++i) {
       const int64_t index = int64_t{coordinates[i]} + at[i];
-      inside = inside && index >= 0 && static_cast<uint64_t>(index) < map.size[i];
+      inside = inside && static_cast<uint64_t>(index) < map.size[i];  // a negative one is large
       global += static_cast<uint64_t>(index) * map.stride_bytes[i - 1];
     }
     for (uint32_t byte = 0; byte < row_bytes; byte += kPieceBytes) {

@@ -52,7 +52,7 @@ TensorMap decode_tensor_map(const void* map);
 // 16 bytes of a box in shared memory. The part of them that is in the tensor comes from, or goes
 // to, global memory; a load fills the rest with zeros, a store leaves it out.
 struct BoxPiece {
-  uint32_t shared;  // address, swizzled
+  uint32_t shared;          // address, swizzled
   uint32_t skipped, bytes;  // that part begins so far into the piece and is so long, or 0
   uint64_t global;          // address of the part
 };

@@ -64,7 +64,7 @@ std::string refusal(Change change) {
   return "none";
 }
 
-#define EXPECT_REFUSED(change, words)                                           \
+#define EXPECT_REFUSED(change, words)                                             \
   EXPECT_NE(refusal([](Arguments& a) { change; }).find(words), std::string::npos) \
       << refusal([](Arguments& a) { change; })
 #define EXPECT_TAKEN(change) EXPECT_EQ(refusal([](Arguments& a) { change; }), "none")
