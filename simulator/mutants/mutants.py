@@ -3,7 +3,7 @@
 
   simulator/mutants/mutants.py list [PATTERN]        # all of them, by number and name
   simulator/mutants/mutants.py apply NAME DIR        # the sources with one defect, into DIR/src
-  simulator/mutants/mutants.py run --build build/simulator --json FILE [PATTERN]
+  simulator/mutants/mutants.py run --build build/mutants --json FILE --case NAME [PATTERN]
 
 A defect is either a call that orders memory accesses and is dropped, found in the sources as they
 are ("drop/sm90/mma.h:30"), or one of changes.py ("parity/full-sm90"). NAME may be its number.
@@ -133,33 +133,41 @@ def write_sources(defect, folder):
     file.write_text(defect.applied_to(file.read_text()))
 
 
-def simulate(program, case, seed, limit_s):
-    """What the simulator says of a case: {"findings": [...], "right": ...}. A program that hangs,
-    crashes or says nothing has found nothing in words."""
+# A line of tilemoe_simulate; what is wrong and what was found follow it.
+OUTCOME = re.compile(r"^(?P<case>.+), seed (?P<seed>\d+): (?P<output>right|WRONG), "
+                     r"(?P<findings>\d+) findings.*\n", re.MULTILINE)
+
+
+def simulate(program, arguments, limit_s):
+    """What the simulator says of one case and seed: {"findings": [...], "right": ..., "ended": ...}.
+    A program that hangs, crashes or says nothing has found nothing in words."""
     try:
-        said = subprocess.run([program, case, "--seed", str(seed), "--json"], text=True,
-                              capture_output=True, timeout=limit_s)
+        said = subprocess.run([program, *arguments], text=True, capture_output=True,
+                              timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return {"findings": [], "right": None, "ended": f"not done in {limit_s} s"}
-    try:
-        return {**json.loads(said.stdout), "ended": f"exit status {said.returncode}"}
-    except ValueError:
-        return {"findings": [], "right": None, "ended": f"exit status {said.returncode}: "
-                                                        f"{said.stderr.strip()[-200:]}"}
+        return {"findings": 0, "right": None, "ended": f"not done in {limit_s} s"}
+    ended = f"exit status {said.returncode}"
+    outcome = OUTCOME.search(said.stdout)
+    if not outcome:
+        return {"findings": 0, "right": None, "ended": f"{ended}: {said.stderr.strip()[-200:]}"}
+    lines = [line for line in said.stdout[outcome.end():].splitlines() if line]
+    first = next((i for i, line in enumerate(lines) if not line.startswith("  ")), 0)
+    return {"findings": int(outcome["findings"]), "right": outcome["output"] == "right",
+            "ended": ended, "text": " ".join(line.strip() for line in lines[first:first + 5])}
 
 
-def verdict(defect, program, cases, seeds, limit_s):
+def verdict(defect, program, args):
     """The first finding; where there is none, whether an output was wrong all the same."""
     result = {"defect": defect.id, "found": False, "wrong": False}
-    for seed in range(1, seeds + 1):
-        for case in cases:
-            said = simulate(program, case, seed, limit_s)
-            if said["findings"]:
-                return {**result, "found": True, "case": case, "seed": seed,
-                        "right": said["right"], "finding": said["findings"][0]}
+    for seed in range(1, args.seeds + 1):
+        for case in args.cases:
+            said = simulate(program, [case, "--device", args.device, "--seed", str(seed)],
+                            args.limit)
+            where = {"case": case, "seed": seed, "right": said["right"]}
+            if said["findings"] > 0:
+                return {**result, "found": True, **where, "finding": said["text"]}
             if said["right"] is not True and not result["wrong"]:
-                result = {**result, "wrong": True, "case": case, "seed": seed,
-                          "ended": said["ended"]}
+                result = {**result, "wrong": True, **where, "ended": said["ended"]}
     return result
 
 
@@ -193,7 +201,7 @@ def run(args):
             program = next(path for path in build.rglob(args.target) if path.is_file())
             result = ({"defect": defect.id, "found": False, "not_built": True}
                       if built.returncode else
-                      verdict(defect, program, args.cases, args.seeds, args.limit))
+                      verdict(defect, program, args))
         finally:
             if original is not None:
                 file.write_text(original)
@@ -209,7 +217,8 @@ def run(args):
 def report_of(results, args):
     commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT,
                             text=True, capture_output=True).stdout.strip()
-    return {"commit": commit, "cases": args.cases, "seeds": args.seeds, "results": results}
+    return {"commit": commit, "device": args.device, "cases": args.cases, "seeds": args.seeds,
+            "results": results}
 
 
 def main():
@@ -227,6 +236,7 @@ def main():
     running.add_argument("--json", type=pathlib.Path, required=True, help="the results file")
     running.add_argument("--case", dest="cases", action="append", required=True,
                          help="that is simulated; may be given more than once")
+    running.add_argument("--device", default="sm90", help="that is simulated")
     running.add_argument("--seeds", type=int, default=20)
     running.add_argument("--limit", type=int, default=120, help="seconds for a case and seed")
     running.add_argument("--jobs", type=int, default=2)

@@ -1,6 +1,7 @@
 """The defects of our own kernels (simulator/mutants): that they are what the sources have, and what
 is said of each."""
 
+import argparse
 import collections
 import filecmp
 import pathlib
@@ -90,34 +91,43 @@ class Defects(unittest.TestCase):
         number = lines[0].split()[0]
         self.assertEqual(mutants.find(number).id, "cluster/not-waited-for")
 
-    def verdict(self, script, cases=("a", "b")):
+    def verdict(self, script, cases=("a", "b"), seeds=3):
         program = self.folder / "simulate"
         program.write_text("#!/bin/sh\n" + script)
         program.chmod(0o755)
         defect = mutants.find("cluster/not-told")
-        return mutants.verdict(defect, program, list(cases), seeds=2, limit_s=1)
+        return mutants.verdict(defect, program, argparse.Namespace(
+            cases=list(cases), seeds=seeds, limit=1, device="sm90"))
 
     def test_a_finding_ends_the_search(self):
         said = self.verdict("""
-            if [ "$1 $3" = "b 2" ]; then echo '{"findings": ["read early"], "right": true}'
-            else echo '{"findings": [], "right": true}'; fi""")
+            if [ "$1 $3 $5" = "b sm90 2" ]; then
+              echo "$1, seed $5: WRONG, 3 findings, trace 1f, 0.1 s"
+              echo "  H: too far"
+              echo "read before it landed"
+              echo "    at ring.h:64"
+              exit 1
+            fi
+            echo "$1, seed $5: right, 0 findings, trace 1f, 0.1 s" """)
         self.assertEqual(said, {"defect": "cluster/not-told", "found": True, "wrong": False,
-                                "case": "b", "seed": 2, "right": True, "finding": "read early"})
+                                "case": "b", "seed": 2, "right": False,
+                                "finding": "read before it landed at ring.h:64"})
 
     def test_wrong_output_is_no_finding(self):
-        said = self.verdict("echo '{\"findings\": [], \"right\": false}'; exit 1")
+        said = self.verdict('echo "$1, seed $5: WRONG, 0 findings, trace 1f, 0.1 s"; exit 1')
         self.assertEqual((said["found"], said["wrong"], said["case"], said["seed"]),
                          (False, True, "a", 1))
 
     def test_a_crash_or_a_hang_is_no_finding(self):
-        for script, ended in (("kill -SEGV $$", "exit status -11"), ("exec sleep 60", "not done in 1 s")):
-            said = self.verdict(script, cases=["a"])
+        for script, ended in (("kill -SEGV $$", "exit status -11"),
+                              ("exec sleep 60", "not done in 1 s")):
+            said = self.verdict(script, cases=["a"], seeds=1)
             self.assertFalse(said["found"])
             self.assertTrue(said["wrong"])
             self.assertIn(ended, said["ended"])
 
     def test_nothing_is_found_where_nothing_is(self):
-        said = self.verdict("echo '{\"findings\": [], \"right\": true}'")
+        said = self.verdict('echo "$1, seed $5: right, 0 findings, trace 1f, 0.1 s"')
         self.assertEqual(said, {"defect": "cluster/not-told", "found": False, "wrong": False})
 
 
