@@ -1,11 +1,15 @@
 #include "simulator/intrinsics.h"
 
+#include <array>
 #include <cstring>
+#include <string>
 
 #include "simulator/machine/async_copy.h"
+#include "simulator/machine/async_proxy.h"
 #include "simulator/machine/machine.h"
 #include "simulator/machine/synchronization.h"
 #include "simulator/tensor_core.h"
+#include "simulator/warp_matrices.h"
 
 #define TILEMOE_SITE site_of(__builtin_return_address(0))
 
@@ -244,27 +248,15 @@ int32_t thread_number() {
 
 namespace {
 
-// Four 8x8 blocks of 16-bit numbers, as their rows; lane 4 r + c has columns 2 c and 2 c + 1 of row
-// r of each in its registers.
-struct MatrixOperand {
-  uint32_t shared;
-  uint32_t* r;
-  std::byte* row;
-};
-
-template <class Move>
-void move_matrices(const Meeting& met, bool transposed, const Move& move) {
-  for (uint32_t lane = 0; lane < kLanes; ++lane)
-    for (uint32_t i = 0; i < 4; ++i) {
-      auto& mine = *static_cast<MatrixOperand*>(met.operands[lane]);
-      for (uint32_t half = 0; half < 2; ++half) {
-        uint32_t row = lane / 4, column = lane % 4 * 2 + half;
-        if (transposed) std::swap(row, column);
-        auto& owner = *static_cast<MatrixOperand*>(met.operands[8 * i + row]);
-        move(owner.row + 2 * column, mine.r[i], 16 * half);
-      }
-    }
+template <class T>
+T& of_lane(const Meeting& met, uint32_t lane) {
+  return *static_cast<T*>(met.operands[lane]);
 }
+
+struct MatrixOperand {
+  uint32_t* r;
+  std::byte* row;  // whose address the lane gives
+};
 
 }  // namespace
 
@@ -272,15 +264,16 @@ void load_matrices(uint32_t (&r)[4], uint32_t shared, bool transposed) {
   Thread& thread = current();
   const uint32_t site = TILEMOE_SITE;
   // A lane reads the row whose address it gives.
-  MatrixOperand operand{shared, r, shared_access(AccessKind::kRead, shared, 16, site)};
+  MatrixOperand operand{r, shared_access(AccessKind::kRead, shared, 16, site)};
   meet(thread, transposed ? kind<4>() : kind<5>(), kAllLanes, "ldmatrix", site, &operand,
        [&](const Meeting& met) {
          require_warp(met, thread, "ldmatrix", site);
-         move_matrices(met, transposed, [](const std::byte* at, uint32_t& word, uint32_t shift) {
-           uint16_t number;
-           std::memcpy(&number, at, 2);
-           word = (word & ~(0xffffu << shift)) | static_cast<uint32_t>(number) << shift;
-         });
+         OfWarp<MatrixRow> rows;
+         for (uint32_t lane = 0; lane < kLanes; ++lane)
+           std::memcpy(&rows[lane], of_lane<MatrixOperand>(met, lane).row, 16);
+         const auto loaded = load_matrices(rows, transposed);
+         for (uint32_t lane = 0; lane < kLanes; ++lane)
+           std::memcpy(of_lane<MatrixOperand>(met, lane).r, &loaded[lane], 16);
        });
 }
 
@@ -288,36 +281,40 @@ void store_matrices(uint32_t shared, const uint32_t (&r)[4], bool transposed) {
   Thread& thread = current();
   const uint32_t site = TILEMOE_SITE;
   uint32_t words[4] = {r[0], r[1], r[2], r[3]};
-  MatrixOperand operand{shared, words, shared_access(AccessKind::kWrite, shared, 16, site)};
+  MatrixOperand operand{words, shared_access(AccessKind::kWrite, shared, 16, site)};
   meet(thread, transposed ? kind<6>() : kind<7>(), kAllLanes, "stmatrix", site, &operand,
        [&](const Meeting& met) {
          require_warp(met, thread, "stmatrix", site);
-         move_matrices(met, transposed, [](std::byte* at, const uint32_t& word, uint32_t shift) {
-           const auto number = static_cast<uint16_t>(word >> shift);
-           std::memcpy(at, &number, 2);
-         });
+         OfWarp<std::array<uint32_t, 4>> registers;
+         for (uint32_t lane = 0; lane < kLanes; ++lane)
+           std::memcpy(&registers[lane], of_lane<MatrixOperand>(met, lane).r, 16);
+         const OfWarp<MatrixRow> rows = store_matrices(registers, transposed);
+         for (uint32_t lane = 0; lane < kLanes; ++lane)
+           std::memcpy(of_lane<MatrixOperand>(met, lane).row, &rows[lane], 16);
        });
 }
 
 uint32_t move_matrix(uint32_t word) {
   Thread& thread = current();
   const uint32_t site = TILEMOE_SITE;
-  struct Operand {
-    uint32_t word, result;
-  } operand{word, 0};
-  meet(thread, kind<8>(), kAllLanes, "movmatrix", site, &operand, [&](const Meeting& met) {
+  meet(thread, kind<8>(), kAllLanes, "movmatrix", site, &word, [&](const Meeting& met) {
     require_warp(met, thread, "movmatrix", site);
     order_reads(*thread.warp, met);
-    for (uint32_t lane = 0; lane < kLanes; ++lane)
-      for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t row = lane % 4 * 2 + half, column = lane / 4;
-        const uint32_t from = static_cast<Operand*>(met.operands[4 * row + column / 2])->word;
-        static_cast<Operand*>(met.operands[lane])->result |= (from >> 16 * (column % 2) & 0xffff)
-                                                             << 16 * half;
-      }
+    OfWarp<uint32_t> words;
+    for (uint32_t lane = 0; lane < kLanes; ++lane) words[lane] = of_lane<uint32_t>(met, lane);
+    words = transpose_matrix(words);
+    for (uint32_t lane = 0; lane < kLanes; ++lane) of_lane<uint32_t>(met, lane) = words[lane];
   });
-  return operand.result;
+  return word;
 }
+
+namespace {
+
+const TensorCore& tensor_core(const Thread& thread) {
+  return thread.block->machine->device().major >= 9 ? kHopperCore : kAmpereCore;
+}
+
+}  // namespace
 
 void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                        bool bfloat16) {
@@ -330,30 +327,60 @@ void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b
   meet(thread, bfloat16 ? kind<9>() : kind<10>(), kAllLanes, "mma.sync", site, &operand,
        [&](const Meeting& met) {
          require_warp(met, thread, "mma.sync", site);
-         uint16_t A[16 * 16], B[8 * 16];
-         float D[16 * 8];
+         OfWarp<float*> D;
+         OfWarp<std::array<uint32_t, 4>> A;
+         OfWarp<std::array<uint32_t, 2>> B;
          for (uint32_t lane = 0; lane < kLanes; ++lane) {
-           const auto& mine = *static_cast<const Operand*>(met.operands[lane]);
-           const uint32_t row = lane / 4, column = lane % 4 * 2;
-           for (uint32_t i = 0; i < 4; ++i)
-             std::memcpy(&A[(row + 8 * (i % 2)) * 16 + 8 * (i / 2) + column], &mine.a[i], 4);
-           for (uint32_t i = 0; i < 2; ++i)
-             std::memcpy(&B[row * 16 + 8 * i + column], &mine.b[i], 4);
-           for (uint32_t i = 0; i < 4; ++i) D[(row + 8 * (i / 2)) * 8 + column + i % 2] = mine.d[i];
+           const auto& mine = of_lane<Operand>(met, lane);
+           D[lane] = mine.d;
+           std::memcpy(&A[lane], mine.a, 16);
+           std::memcpy(&B[lane], mine.b, 8);
          }
-         const TensorCore& core =
-             thread.block->machine->device().major >= 9 ? kHopperCore : kAmpereCore;
-         multiply(core, bfloat16 ? OperandType::kBFloat16 : OperandType::kFloat16, 16, 8, A, B,
-                  true, D);
-         for (uint32_t lane = 0; lane < kLanes; ++lane) {
-           const auto& mine = *static_cast<const Operand*>(met.operands[lane]);
-           const uint32_t row = lane / 4, column = lane % 4 * 2;
-           for (uint32_t i = 0; i < 4; ++i) mine.d[i] = D[(row + 8 * (i / 2)) * 8 + column + i % 2];
-         }
+         multiply_warp(tensor_core(thread),
+                       bfloat16 ? OperandType::kBFloat16 : OperandType::kFloat16, D, A, B);
        });
   if (thread.lane == 0)
     thread.block->machine->trace().note(thread.block->launch->number, thread.block->linear,
                                         thread.warp->index, Note::kProduct, 0);
+}
+
+// ---- the async proxy
+
+void load_box_async(uint32_t shared, const void* map, uint32_t barrier, uint32_t blocks,
+                    const int32_t* coordinates, int dimensions) {
+  Thread& thread = current();
+  load_box(thread, shared, map, barrier, blocks == 0 ? 1u << thread.block->rank : blocks,
+           {coordinates, static_cast<size_t>(dimensions)}, TILEMOE_SITE);
+}
+void store_box_async(const void* map, uint32_t shared, const int32_t* coordinates,
+                     int dimensions) {
+  store_box(current(), map, shared, {coordinates, static_cast<size_t>(dimensions)}, TILEMOE_SITE);
+}
+void commit_box_stores() {
+  commit_stores(current());
+}
+void wait_box_stores(int pending, bool complete) {
+  wait_for_stores(current(), static_cast<size_t>(pending), complete, TILEMOE_SITE);
+}
+void multiply_wgmma(bool bfloat16, int columns, float* d, uint64_t a, uint64_t b, bool accumulate,
+                    bool a_mn_major, bool b_mn_major) {
+  multiply_group(current(), bfloat16, columns, d, a, b, accumulate, a_mn_major, b_mn_major,
+                 TILEMOE_SITE);
+}
+void fence_wgmma() {
+  fence_products(current(), TILEMOE_SITE);
+}
+void commit_wgmma() {
+  commit_products(current(), TILEMOE_SITE);
+}
+void wait_wgmma(int pending) {
+  wait_for_products(current(), static_cast<size_t>(pending), TILEMOE_SITE);
+}
+void sync_cluster() {
+  cluster_barrier(current(), TILEMOE_SITE);
+}
+uint32_t address_in_cluster(uint32_t shared, uint32_t rank) {
+  return (rank + 1) << kRankAt | (shared & ((1u << kRankAt) - 1));
 }
 
 }  // namespace tilemoe::simulator

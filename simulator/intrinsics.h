@@ -51,5 +51,18 @@ uint32_t move_matrix(uint32_t word);
 void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                        bool bfloat16);
 int32_t thread_number();
+// `blocks`: of the cluster, a bit each; 0: this one.
+void load_box_async(uint32_t shared, const void* map, uint32_t barrier, uint32_t blocks,
+                    const int32_t* coordinates, int dimensions);
+void store_box_async(const void* map, uint32_t shared, const int32_t* coordinates, int dimensions);
+void commit_box_stores();
+void wait_box_stores(int pending, bool complete);
+void multiply_wgmma(bool bfloat16, int columns, float* d, uint64_t a, uint64_t b, bool accumulate,
+                    bool a_mn_major, bool b_mn_major);
+void fence_wgmma();
+void commit_wgmma();
+void wait_wgmma(int pending);
+void sync_cluster();
+uint32_t address_in_cluster(uint32_t shared, uint32_t rank);
 
 }  // namespace tilemoe::simulator

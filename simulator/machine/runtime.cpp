@@ -8,9 +8,10 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
+#include <stdexcept>
 
 #include "simulator/machine/machine.h"
+#include "simulator/tensor_map.h"
 
 using tilemoe::simulator::Launch;
 using tilemoe::simulator::Machine;
@@ -71,6 +72,30 @@ namespace {
 
 bool is_of_device(const void* memory) {
   return Machine::instance().memory().has(memory);
+}
+
+CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                const cuuint64_t* size, const cuuint64_t* stride_bytes, const cuuint32_t* box,
+                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2_promotion,
+                CUtensorMapFloatOOBfill fill) {
+  try {
+    tilemoe::simulator::encode_tensor_map({.data_type = type,
+                                           .rank = rank,
+                                           .address = reinterpret_cast<uint64_t>(address),
+                                           .size = size,
+                                           .stride_bytes = stride_bytes,
+                                           .box = box,
+                                           .element_strides = element_strides,
+                                           .interleave = interleave,
+                                           .swizzle = swizzle,
+                                           .l2_promotion = l2_promotion,
+                                           .out_of_bounds_fill = fill},
+                                          map);
+  } catch (const std::invalid_argument&) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
 }
 
 cudaError_t copy(void* to, const void* from, size_t bytes) {
@@ -167,6 +192,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->sharedMemPerBlock = 48 * 1024;
   properties->l2CacheSize = 50 << 20;
   properties->totalGlobalMem = size_t{16} << 30;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+  *found = known ? reinterpret_cast<void*>(&encode) : nullptr;
+  *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 const char* cudaGetErrorName(cudaError_t error) {

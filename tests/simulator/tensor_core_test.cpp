@@ -46,7 +46,9 @@ Decoded decode(Format format, uint32_t bits) {
 // Numbers are counted in units of 2^-kPoint, of which all addends and results are multiples.
 constexpr int kPoint = 600;
 
-Whole power(int exponent) { return Whole(1) << (kPoint + exponent); }
+Whole power(int exponent) {
+  return Whole(1) << (kPoint + exponent);
+}
 
 constexpr uint32_t kNaN = 0x7fffffff, kInfinity = 0x7f800000, kSign = 0x80000000;
 
@@ -82,7 +84,8 @@ uint32_t expected_of_group(int fraction_bits, Format format, std::vector<uint16_
     }
     nan = nan || x.nan || y.nan;
     const int exponent = x.exponent + y.exponent;
-    Whole number = Whole(x.significand) * y.significand * power(exponent - 2 * format.fraction_bits);
+    Whole number =
+        Whole(x.significand) * y.significand * power(exponent - 2 * format.fraction_bits);
     addends.push_back({negative ? Whole(-number) : number, exponent});
   }
   if (nan || (plus && minus)) return kNaN;
@@ -193,8 +196,9 @@ TEST_P(TensorCoreTest, ExponentsFarApart) {
 // Among them subnormal numbers, zeros of either sign, infinities and NaN.
 TEST_P(TensorCoreTest, AnyBits) {
   for (int run = 0; run < 4; ++run)
-    compare_random(32, 64, [&] { return any_bits(); }, [&] { return any_bits(); },
-                   [&] { return static_cast<uint32_t>(random()); });
+    compare_random(
+        32, 64, [&] { return any_bits(); }, [&] { return any_bits(); },
+        [&] { return static_cast<uint32_t>(random()); });
 }
 
 // The same without infinities and NaN, which leave no finite sum among so many addends.
@@ -216,8 +220,7 @@ TEST_P(TensorCoreTest, TheEndsOfTheRange) {
   for (const int scale : {-75, -63, -56, -55, -54, -53, -52, -51, -50, 57, 60, 62, 63}) {
     const int one = type == OperandType::kBFloat16 ? scale : std::clamp(scale, -14, 14);
     const auto number = [&] {
-      return encode(std::ldexp(1 + uniform(0, 2047) / 2048.0,
-                               one + uniform(-1, 1)) *
+      return encode(std::ldexp(1 + uniform(0, 2047) / 2048.0, one + uniform(-1, 1)) *
                     (uniform(0, 1) == 0 ? 1 : -1));
     };
     const auto before = [&] {
@@ -266,8 +269,7 @@ TEST_P(TensorCoreTest, SumsInGroups) {
 TEST_P(TensorCoreTest, CutsTheSumTowardsZero) {
   const float above = std::nextafter(1.0f, 2.0f);
   EXPECT_EQ(std::bit_cast<float>(sum({{std::ldexp(1, -12), std::ldexp(1, -12)}}, above)), above);
-  EXPECT_EQ(std::bit_cast<float>(sum({{-std::ldexp(1, -12), std::ldexp(1, -12)}}, -above)),
-            -above);
+  EXPECT_EQ(std::bit_cast<float>(sum({{-std::ldexp(1, -12), std::ldexp(1, -12)}}, -above)), -above);
 }
 
 TEST_P(TensorCoreTest, Zeros) {
@@ -286,10 +288,10 @@ TEST_P(TensorCoreTest, Zeros) {
 }
 
 TEST_P(TensorCoreTest, SubnormalSums) {
-  if (type == OperandType::kFloat16) return;  // its products are not so small
-  EXPECT_EQ(sum({{0x1.8p-75, 0x1p-74}}, 0), 1u);         // of 1.5 units
+  if (type == OperandType::kFloat16) return;      // its products are not so small
+  EXPECT_EQ(sum({{0x1.8p-75, 0x1p-74}}, 0), 1u);  // of 1.5 units
   EXPECT_EQ(sum({{-0x1.8p-75, 0x1p-74}}, 0), kSign | 1u);
-  EXPECT_EQ(sum({{-0x1p-75, 0x1p-75}}, 0), 0u);          // of half a unit; not -0
+  EXPECT_EQ(sum({{-0x1p-75, 0x1p-75}}, 0), 0u);                        // of half a unit; not -0
   EXPECT_EQ(sum(std::vector(8, std::pair{0x1p-76, 0x1p-76}), 0), 0u);  // each below the last bit
 }
 
