@@ -352,8 +352,7 @@ void load_box_async(uint32_t shared, const void* map, uint32_t barrier, uint32_t
   load_box(thread, shared, map, barrier, blocks == 0 ? 1u << thread.block->rank : blocks,
            {coordinates, static_cast<size_t>(dimensions)}, TILEMOE_SITE);
 }
-void store_box_async(const void* map, uint32_t shared, const int32_t* coordinates,
-                     int dimensions) {
+void store_box_async(const void* map, uint32_t shared, const int32_t* coordinates, int dimensions) {
   store_box(current(), map, shared, {coordinates, static_cast<size_t>(dimensions)}, TILEMOE_SITE);
 }
 void commit_box_stores() {

@@ -11,7 +11,9 @@
 namespace tilemoe::verify {
 namespace {
 
-float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+float float_of(uint32_t bits) {
+  return std::bit_cast<float>(bits);
+}
 
 TEST(Digest, IsFnv1a) {
   EXPECT_EQ(digest_of(std::vector<float>{}), 0xcbf29ce484222325u);

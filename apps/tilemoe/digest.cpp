@@ -34,8 +34,8 @@ std::string hexadecimal(uint64_t hash) {
 }
 
 // "calibration-relu/bfloat16", dW1: calibration-relu-bfloat16-dW1.f32
-void write_numbers(const std::filesystem::path& folder, std::string case_name,
-                   const char* output, const std::vector<float>& numbers) {
+void write_numbers(const std::filesystem::path& folder, std::string case_name, const char* output,
+                   const std::vector<float>& numbers) {
   std::replace(case_name.begin(), case_name.end(), '/', '-');
   const std::filesystem::path path = folder / (case_name + "-" + output + ".f32");
   std::ofstream file(path, std::ios::binary);
@@ -49,8 +49,7 @@ json entry_of(const verify::Case& test_case, const DigestOptions& options, verif
   verify::Problem problem(inputs, memory);
   problem.run(options.cases.passes());
   const verify::Computed computed = problem.computed();
-  const verify::CaseDigests digests =
-      verify::digests_of(inputs, computed, options.cases.passes());
+  const verify::CaseDigests digests = verify::digests_of(inputs, computed, options.cases.passes());
   json tensors = json::object();
   for (const verify::TensorDigest& tensor : digests.tensors) {
     const char* name = verify::output_name(tensor.output);

@@ -138,7 +138,8 @@ T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
   using namespace tilemoe::simulator;
-  return from_bits<T>(shuffle(mask, to_bits(value), Shuffle::kDown, static_cast<int>(lanes), width));
+  return from_bits<T>(
+      shuffle(mask, to_bits(value), Shuffle::kDown, static_cast<int>(lanes), width));
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return tilemoe::simulator::ballot(mask, predicate != 0);

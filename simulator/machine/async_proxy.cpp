@@ -57,11 +57,10 @@ std::vector<BoxPiece> pieces_of(Thread& thread, const TensorMap& map,
 void require_global(Thread& thread, const void* address, uint32_t bytes, uint32_t site) {
   Machine& machine = *thread.block->machine;
   if (!machine.memory().has(address) || !machine.memory().allocated(address, bytes))
-    machine.fail(thread, FindingKind::kOutOfBounds, site,
-                 "a box of what is no array of device memory",
-                 machine.memory().has(address)
-                     ? machine.memory().describe(machine.memory().offset(address))
-                     : std::string());
+    machine.fail(
+        thread, FindingKind::kOutOfBounds, site, "a box of what is no array of device memory",
+        machine.memory().has(address) ? machine.memory().describe(machine.memory().offset(address))
+                                      : std::string());
 }
 
 }  // namespace
@@ -75,8 +74,8 @@ void load_box(Thread& thread, uint32_t shared, const void* map_address, uint32_t
   const TensorMap map = map_at(thread, map_address, site);
   mbarrier_at(thread, barrier, site, nullptr);
   machine.shared_bytes(thread, shared, map.box_bytes(), site);
-  const auto pieces = std::make_shared<std::vector<BoxPiece>>(
-      pieces_of(thread, map, coordinates, shared, site));
+  const auto pieces =
+      std::make_shared<std::vector<BoxPiece>>(pieces_of(thread, map, coordinates, shared, site));
   machine.trace().note(block.launch->number, block.linear, thread.warp->index, Note::kCopy, shared);
   bool first = true;
   for (uint32_t rank = 0; rank < block.cluster.size(); ++rank) {
@@ -92,25 +91,25 @@ void load_box(Thread& thread, uint32_t shared, const void* map_address, uint32_t
       machine.shared_access(by, there, AccessKind::kWrite, piece.shared, kPieceBytes);
     }
     first = false;
-    machine.add_event(there, [&machine, &thread, &there, pieces, barrier, site, by,
-                              bytes = map.box_bytes()] {
-      std::byte* const memory = there.worker->shared();
-      for (const BoxPiece& piece : *pieces) {
-        std::memset(memory + piece.shared, 0, kPieceBytes);
-        if (piece.bytes > 0)
-          std::memcpy(memory + piece.shared + piece.skipped,
-                      reinterpret_cast<const void*>(piece.global), piece.bytes);
-      }
-      const auto at = there.mbarriers.find(barrier);
-      if (at == there.mbarriers.end()) {
-        machine.find(thread, FindingKind::kBarrierMisuse, site,
-                     "bytes came to a block of the cluster that has no barrier there");
-        return;
-      }
-      at->second.gathering.add_epoch(there.agents.index(by.agent), by.epoch);
-      machine.trace().note(there.launch->number, there.linear, 0, Note::kLanded, barrier);
-      count_bytes(there.threads.front(), at->second, barrier, bytes, site);
-    });
+    machine.add_event(
+        there, [&machine, &thread, &there, pieces, barrier, site, by, bytes = map.box_bytes()] {
+          std::byte* const memory = there.worker->shared();
+          for (const BoxPiece& piece : *pieces) {
+            std::memset(memory + piece.shared, 0, kPieceBytes);
+            if (piece.bytes > 0)
+              std::memcpy(memory + piece.shared + piece.skipped,
+                          reinterpret_cast<const void*>(piece.global), piece.bytes);
+          }
+          const auto at = there.mbarriers.find(barrier);
+          if (at == there.mbarriers.end()) {
+            machine.find(thread, FindingKind::kBarrierMisuse, site,
+                         "bytes came to a block of the cluster that has no barrier there");
+            return;
+          }
+          at->second.gathering.add_epoch(there.agents.index(by.agent), by.epoch);
+          machine.trace().note(there.launch->number, there.linear, 0, Note::kLanded, barrier);
+          count_bytes(there.threads.front(), at->second, barrier, bytes, site);
+        });
   }
 }
 
@@ -249,8 +248,8 @@ void multiply_group(Thread& thread, bool bfloat16, int columns, float* d, uint64
                       .site = site};
     const auto read = [&](uint64_t bits, bool mn_major, int rows, int first, int end) {
       const MatrixDescriptor descriptor = decode_matrix_descriptor(bits);
-      for (const OperandPiece& piece : operand_pieces(
-               descriptor, mn_major ? OperandMajor::kMN : OperandMajor::kK, rows)) {
+      for (const OperandPiece& piece :
+           operand_pieces(descriptor, mn_major ? OperandMajor::kMN : OperandMajor::kK, rows)) {
         if (piece.row < first || piece.row >= end) continue;
         machine.shared_bytes(thread, piece.address, kPieceBytes, site);
         machine.shared_access(by, block, AccessKind::kRead, piece.address, kPieceBytes);
@@ -275,10 +274,10 @@ void compute(Block& block, const Warp& warp, const Product& product) {
   const auto major = [](bool mn) { return mn ? OperandMajor::kMN : OperandMajor::kK; };
   const std::span<const std::byte> shared(block.worker->shared(),
                                           kReservedShared + block.dynamic_bytes);
-  const std::vector<uint16_t> A = gather_operand(decode_matrix_descriptor(product.a),
-                                                 major(product.a_mn_major), 64, shared);
-  const std::vector<uint16_t> B = gather_operand(decode_matrix_descriptor(product.b),
-                                                 major(product.b_mn_major), product.columns, shared);
+  const std::vector<uint16_t> A =
+      gather_operand(decode_matrix_descriptor(product.a), major(product.a_mn_major), 64, shared);
+  const std::vector<uint16_t> B = gather_operand(
+      decode_matrix_descriptor(product.b), major(product.b_mn_major), product.columns, shared);
   const auto columns = static_cast<size_t>(product.columns);
   std::vector<float> D(16 * columns);
   const auto place = [&](size_t lane, size_t number) {
@@ -320,8 +319,8 @@ void wait_for_products(Thread& thread, size_t pending, uint32_t site) {
     while (warp.product_groups.size() > pending) {
       const ProductGroup& group = warp.product_groups.front();
       for (const Product& product : group.products) compute(block, warp, product);
-      const uint32_t agent = block.number << kLocalBits | (block.agents.first_operation() +
-                                                           kAsyncOperations + warp.index);
+      const uint32_t agent = block.number << kLocalBits |
+                             (block.agents.first_operation() + kAsyncOperations + warp.index);
       for (Thread* lane : warp.lanes) know(*lane, {agent, group.epoch});
       warp.product_groups.pop_front();
     }

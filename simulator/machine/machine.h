@@ -90,7 +90,8 @@ struct Thread {
   std::unique_ptr<Foreign> acquired;        // by atomics, for the next fence
   std::shared_ptr<const Foreign> released;  // by the last fence, for atomics
   std::vector<Copy> copies;                 // cp.async since the last arrival
-  uint32_t open_group = 0;                  // bulk stores: see async_copy.cpp
+  std::vector<std::shared_ptr<BulkStore>> open_stores;
+  std::deque<std::vector<std::shared_ptr<BulkStore>>> store_groups;
   bool triggered = false;
   bool met = false;  // at its warp's meeting
 
@@ -299,7 +300,7 @@ class Machine final : public ConflictListener {
                          const std::string& what, const std::string& address = {});
   bool aborting() const { return aborting_; }
   void thread_ended(Thread& thread);
-  void thread_left(Thread& thread);  // barriers and meetings do without it from now on
+  void thread_left(Thread& thread);   // barriers and meetings do without it from now on
   void check_stores(Thread& thread);  // that ends
   void leave_cluster_barrier(Block& block);
   void add_event(Block& block, std::function<void()> happen);

@@ -194,7 +194,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->totalGlobalMem = size_t{16} << 30;
   return cudaSuccess;
 }
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned, unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
+                                             unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
   *found = known ? reinterpret_cast<void*>(&encode) : nullptr;

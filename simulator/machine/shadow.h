@@ -44,9 +44,9 @@ struct Accessor {
   const Knowledge* knows;  // of the thread that makes it, or made the copy that does
   const AgentsOfCluster* cluster;
   const Epoch* reads_done;  // of its warp's lanes: reads up to these epochs are over
-  bool in_order;     // its own earlier accesses are ordered before this one
-  bool async_proxy;  // sees ordinary writes only after a fence
-  uint32_t site;     // where in the program: bytes from its beginning
+  bool in_order;            // its own earlier accesses are ordered before this one
+  bool async_proxy;         // sees ordinary writes only after a fence
+  uint32_t site;            // where in the program: bytes from its beginning
 };
 
 // An access that was made: of 4 bytes by their mask.

@@ -1,5 +1,3 @@
-#include "kernels.h"
-
 #include "cuda/core/early_launch.h"
 #include "cuda/core/launch_kernel.h"
 #include "cuda/ptx/cp_async.h"
@@ -8,6 +6,7 @@
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/mma_sync.h"
 #include "cuda/ptx/shared_address.h"
+#include "kernels.h"
 
 namespace tilemoe::simulator_test {
 namespace {
@@ -47,10 +46,10 @@ __global__ void mirror_words(int32_t* out, const int32_t* in) {
 
 template <Mirror kHow>
 void run_mirror(int32_t* out, const int32_t* in, int threads) {
-  launch_kernel("mirror",
-                {.blocks = dim3(1), .threads = threads, .stream = nullptr,
-                 .shared_bytes = threads * 4},
-                mirror_words<kHow>, out, in);
+  launch_kernel(
+      "mirror",
+      {.blocks = dim3(1), .threads = threads, .stream = nullptr, .shared_bytes = threads * 4},
+      mirror_words<kHow>, out, in);
 }
 
 // Thread t copies four words a step to its place of a stage and reads those of thread t ^ 1.
@@ -72,8 +71,8 @@ __global__ void copy_and_sum(int32_t* out, const int32_t* in) {
     const auto round = static_cast<uint32_t>(step / kStages);
     if (kHow != Pipeline::kNoEmptyWait)
       ptx::mbarrier_wait(ptx::shared_address(&empty[s]), (round & 1) ^ 1);  // awaits_empty
-    ptx::cp_async_16(ptx::shared_address(stages[s][thread]),
-                     in + (step * kThreads + thread) * 4, 16);  // fills
+    ptx::cp_async_16(ptx::shared_address(stages[s][thread]), in + (step * kThreads + thread) * 4,
+                     16);  // fills
     ptx::cp_async_arrive(ptx::shared_address(&full[s]));
   };
   for (int step = 0; step < kStages - 1; ++step) fill(step);
@@ -82,8 +81,7 @@ __global__ void copy_and_sum(int32_t* out, const int32_t* in) {
     const int s = step % kStages;
     const auto round = static_cast<uint32_t>(step / kStages);
     const uint32_t parity = (round & 1) ^ (kHow == Pipeline::kWrongParity ? 1 : 0);
-    if (kHow != Pipeline::kNoFullWait)
-      ptx::mbarrier_wait(ptx::shared_address(&full[s]), parity);
+    if (kHow != Pipeline::kNoFullWait) ptx::mbarrier_wait(ptx::shared_address(&full[s]), parity);
     const uint32_t release = ptx::shared_address(&empty[s]);
     if (kHow == Pipeline::kArrivesEarly) ptx::mbarrier_arrive(release);
     for (int i = 0; i < 4; ++i) sum += stages[s][thread ^ 1][i];  // uses
@@ -98,8 +96,7 @@ __global__ void copy_and_sum(int32_t* out, const int32_t* in) {
 
 template <Pipeline kHow>
 void run_pipeline(int32_t* out, const int32_t* in) {
-  launch_kernel("pipeline",
-                {.blocks = dim3(1), .threads = kPipelineThreads, .stream = nullptr},
+  launch_kernel("pipeline", {.blocks = dim3(1), .threads = kPipelineThreads, .stream = nullptr},
                 copy_and_sum<kHow>, out, in);
 }
 
@@ -161,8 +158,7 @@ __global__ void multiply_blocks(float* out, const uint16_t* a, const uint16_t* b
   ptx::ldmatrix_x4(y, ptx::shared_address(&B[lane % 8][lane / 8 % 2 * 8]));
   float d[4] = {};
   ptx::mma_m16n8k16(d, x, {y[0], y[1]}, __nv_bfloat16());
-  for (int i = 0; i < 4; ++i)
-    out[(lane / 4 + 8 * (i / 2)) * 8 + lane % 4 * 2 + i % 2] = d[i];
+  for (int i = 0; i < 4; ++i) out[(lane / 4 + 8 * (i / 2)) * 8 + lane % 4 * 2 + i % 2] = d[i];
 }
 
 }  // namespace
@@ -208,10 +204,9 @@ void last_block(LastBlock how, int32_t* partial, int32_t* out, uint32_t* counter
 }
 
 void all_write_one(int32_t* out, int blocks) {
-  launch_kernel(
-      "one word",
-      {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = 32, .stream = nullptr}, write_one,
-      out);
+  launch_kernel("one word",
+                {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = 32, .stream = nullptr},
+                write_one, out);
 }
 
 void early_pair(bool waits, int32_t* data, int32_t* out) {
@@ -225,8 +220,8 @@ void early_pair(bool waits, int32_t* data, int32_t* out) {
 }
 
 void multiply(float* out, const uint16_t* a, const uint16_t* b) {
-  launch_kernel("a product", {.blocks = dim3(1), .threads = 32, .stream = nullptr},
-                multiply_blocks, out, a, b);
+  launch_kernel("a product", {.blocks = dim3(1), .threads = 32, .stream = nullptr}, multiply_blocks,
+                out, a, b);
 }
 
 }  // namespace tilemoe::simulator_test

@@ -9,14 +9,14 @@ namespace tilemoe::simulator_test {
 // ---- shared memory and the barriers of a block and a warp
 enum class Mirror {
   kRight,
-  kNoBarrier,       // between writing and reading
-  kNoSecondBarrier, // between reading and writing again
-  kOnlyAShuffle,    // where __syncthreads() should be; one warp
-  kWarpBarrier,     // __syncwarp() instead, which does for one warp
-  kNeverWritten,    // half of the words are
-  kPastTheEnd,      // of dynamic shared memory
-  kPastTheArray,    // of device memory
-  kNotAllArrive,    // at __syncthreads()
+  kNoBarrier,        // between writing and reading
+  kNoSecondBarrier,  // between reading and writing again
+  kOnlyAShuffle,     // where __syncthreads() should be; one warp
+  kWarpBarrier,      // __syncwarp() instead, which does for one warp
+  kNeverWritten,     // half of the words are
+  kPastTheEnd,       // of dynamic shared memory
+  kPastTheArray,     // of device memory
+  kNotAllArrive,     // at __syncthreads()
 };
 void mirror(Mirror how, int32_t* out, const int32_t* in, int threads);
 
@@ -28,8 +28,8 @@ enum class Pipeline {
   kNoEmptyWait,     // fills a stage that others may still read
   kTooFewArrivals,  // one thread does not release its stage
   kTooManyExpected,
-  kNoInitBarrier,   // barriers are used before all know of them
-  kArrivesEarly,    // releases the stage before it has read it
+  kNoInitBarrier,  // barriers are used before all know of them
+  kArrivesEarly,   // releases the stage before it has read it
 };
 constexpr int kPipelineThreads = 64, kPipelineSteps = 9;
 // out[i] = the sum over steps of in[step * kPipelineThreads * 4 + ...], see there.

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <fstream>
 #include <numeric>
 #include <set>
@@ -213,8 +214,7 @@ Outcome run_pipeline(Pipeline how, uint64_t seed, bool* right = nullptr) {
     for (int thread = 0; thread < kPipelineThreads; ++thread) {
       int32_t sum = 0;
       for (int step = 0; step < kPipelineSteps; ++step)
-        for (int i = 0; i < 4; ++i)
-          sum += 100 + (step * kPipelineThreads + (thread ^ 1)) * 4 + i;
+        for (int i = 0; i < 4; ++i) sum += 100 + (step * kPipelineThreads + (thread ^ 1)) * 4 + i;
       *right = *right && sums[static_cast<size_t>(thread)] == sum;
     }
   }
@@ -240,8 +240,7 @@ TEST_F(Simulator, NamesAReadThatDoesNotWaitForItsCopy) {
       const Finding& finding = read != nullptr ? *read : *unwritten;
       EXPECT_TRUE(names(finding.site, line_of("uses"))) << describe(finding);
       if (read != nullptr) {
-        EXPECT_TRUE(names(read->other, line_of("fills")) ||
-                    begins(read->other, "cp_async.h"))
+        EXPECT_TRUE(names(read->other, line_of("fills")) || begins(read->other, "cp_async.h"))
             << describe(*read);
         EXPECT_NE(read->other_thread.find("cp.async of thread"), std::string::npos);
       }
@@ -289,8 +288,8 @@ Outcome run_last_block(LastBlock how, uint64_t seed, int32_t* sum = nullptr) {
   constexpr int kBlocks = 7;
   const Array<int32_t> partial(kBlocks * 32), out(32);
   const Array<uint32_t> counter(1);
-  const Outcome outcome = run_with(
-      seed, [&] { last_block(how, partial.data(), out.data(), counter.data(), kBlocks); });
+  const Outcome outcome =
+      run_with(seed, [&] { last_block(how, partial.data(), out.data(), counter.data(), kBlocks); });
   if (sum != nullptr) *sum = out.read()[31];
   return outcome;
 }
@@ -363,8 +362,7 @@ TEST_F(Simulator, MultipliesWhatLdmatrixLoads) {
   for (size_t row = 0; row < 16; ++row)
     for (size_t column = 0; column < 8; ++column) {
       float sum = 0;
-      for (size_t k = 0; k < 16; ++k)
-        sum += value_of(row * 16 + k) * value_of(column * 16 + k + 5);
+      for (size_t k = 0; k < 16; ++k) sum += value_of(row * 16 + k) * value_of(column * 16 + k + 5);
       EXPECT_EQ(d[row * 8 + column], sum) << row << ", " << column;
     }
 }
