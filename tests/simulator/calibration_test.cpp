@@ -26,8 +26,7 @@ class Calibration : public testing::TestWithParam<Case> {};
 std::vector<float> product(const Inputs& inputs, const TensorCore& core, int rows, int columns) {
   const Case& one = inputs.test_case;
   const auto d = static_cast<size_t>(one.d);
-  const auto type =
-      one.dtype == DType::kBFloat16 ? OperandType::kBFloat16 : OperandType::kFloat16;
+  const auto type = one.dtype == DType::kBFloat16 ? OperandType::kBFloat16 : OperandType::kFloat16;
   const auto slice = [&](const std::vector<float>& from, int count, size_t first_step) {
     std::vector<uint16_t> operand;
     for (int row = 0; row < count; ++row)
