@@ -20,6 +20,10 @@ TEST(Digest, IsFnv1a) {
   EXPECT_EQ(digest_of({float_of(0x626f6f66)}), 0xdd120e790c2512afu);  // "foob"
 }
 
+TEST(Digest, IsWrittenInSixteenDigits) {
+  EXPECT_EQ(hexadecimal(0x00ab'cdef'0123'4567), "00abcdef01234567");
+}
+
 TEST(Digest, TellsBitsAndPlacesApart) {
   const std::set<uint64_t> hashes = {digest_of({0.f, 1.f}), digest_of({-0.f, 1.f}),
                                      digest_of({1.f, 0.f}), digest_of({0.f, 1.f, 0.f}),
@@ -72,13 +76,8 @@ TEST(Digest, IsOfEveryInputAndOutput) {
 TEST(Digest, DoesNotSeeHowATensorLies) {
   Case dense = *find_case("calibration-reglu/bfloat16"), padded = dense;
   padded.padded = true;
-  const auto digests = [](const Case& one) {
-    const Inputs inputs = make_inputs(one, 1);
-    Problem problem(inputs);
-    problem.run();
-    return digests_of(inputs, problem.computed(), Passes::kAll);
-  };
-  const CaseDigests a = digests(dense), b = digests(padded);
+  const CaseDigests a = digest_case(dense, 1, host_memory()),
+                    b = digest_case(padded, 1, host_memory());
   EXPECT_EQ(a.inputs, b.inputs);
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
   for (size_t i = 0; i < a.tensors.size(); ++i) EXPECT_EQ(a.tensors[i].hash, b.tensors[i].hash);

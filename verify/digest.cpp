@@ -52,4 +52,18 @@ CaseDigests digests_of(const Inputs& inputs, const Computed& computed, Passes pa
   return digests;
 }
 
+CaseDigests digest_case(const Case& test_case, uint64_t seed, Memory& memory, Passes passes) {
+  const Inputs inputs = make_inputs(test_case, seed);
+  Problem problem(inputs, memory);
+  problem.run(passes);
+  return digests_of(inputs, problem.computed(), passes);
+}
+
+std::string hexadecimal(uint64_t hash) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[hash >> shift & 15];
+  return text;
+}
+
 }  // namespace tilemoe::verify

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "case.h"
 #include "inputs.h"
+#include "memory.h"
 #include "problem.h"
 #include "reference.h"
 
@@ -28,5 +31,12 @@ struct CaseDigests {
 uint64_t digest_of(const std::vector<float>& numbers);
 
 CaseDigests digests_of(const Inputs& inputs, const Computed& computed, Passes passes);
+
+// Runs the case.
+CaseDigests digest_case(const Case& test_case, uint64_t seed, Memory& memory,
+                        Passes passes = Passes::kAll);
+
+// As sixteen digits.
+std::string hexadecimal(uint64_t hash);
 
 }  // namespace tilemoe::verify

@@ -26,13 +26,6 @@ struct DigestOptions {
   std::string folder;
 };
 
-std::string hexadecimal(uint64_t hash) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[hash >> shift & 15];
-  return text;
-}
-
 // "calibration-relu/bfloat16", dW1: calibration-relu-bfloat16-dW1.f32
 void write_numbers(const std::filesystem::path& folder, std::string case_name, const char* output,
                    const std::vector<float>& numbers) {
@@ -53,11 +46,13 @@ json entry_of(const verify::Case& test_case, const DigestOptions& options, verif
   json tensors = json::object();
   for (const verify::TensorDigest& tensor : digests.tensors) {
     const char* name = verify::output_name(tensor.output);
-    tensors[name] = hexadecimal(tensor.hash);
+    tensors[name] = verify::hexadecimal(tensor.hash);
     if (!options.folder.empty())
       write_numbers(options.folder, test_case.name, name, computed[tensor.output]);
   }
-  return {{"case", test_case.name}, {"inputs", hexadecimal(digests.inputs)}, {"tensors", tensors}};
+  return {{"case", test_case.name},
+          {"inputs", verify::hexadecimal(digests.inputs)},
+          {"tensors", tensors}};
 }
 
 int digest(const DigestOptions& options) {

@@ -179,7 +179,7 @@ def run(args):
         for name in files.stdout.decode().split("\0")[:-1]:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
-    build = args.build.resolve() / "build"
+    build = tree / "build" / "mutants"  # as deep as others: ccache has what is unchanged
     configure = ["cmake", "-S", tree, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
                  *args.cmake]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
