@@ -31,7 +31,8 @@ class ExpectedDigestsTest : public testing::Test {
     json tensors = json::object();
     for (const verify::TensorDigest& tensor : digests.tensors)
       tensors[verify::output_name(tensor.output)] = verify::hexadecimal(tensor.hash);
-    return {{"case", one.name}, {"inputs", verify::hexadecimal(digests.inputs)}, {"tensors", tensors}};
+    return {
+        {"case", one.name}, {"inputs", verify::hexadecimal(digests.inputs)}, {"tensors", tensors}};
   }
   // As the stage `digests` writes it.
   json results() const {
