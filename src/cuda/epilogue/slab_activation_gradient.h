@@ -28,8 +28,10 @@ class SlabActivationGradient {
 
   static constexpr int kGroup = kDsColumns;
 
+  using HParams = typename H::Params;
+
   struct Params {
-    typename H::Params H;
+    HParams H;
     typename Rows::Output A_scaled;  // (capacity, 1, n); may be not wanted
     const float* score;              // (capacity); null: every s is 1
     float* ds_partial;               // (ds_groups(n), capacity); null: not wanted

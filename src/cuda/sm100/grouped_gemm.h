@@ -25,6 +25,7 @@
 #include "cuda/core/tile.h"
 #include "cuda/load/loader.h"
 #include "cuda/load/produce.h"
+#include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/elect.h"
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/shared_address.h"
@@ -82,7 +83,7 @@ struct GroupedGemm {
 template <class Gemm>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     grouped_gemm(const __grid_constant__ typename Gemm::Params params) {
-  extern __shared__ __align__(kSwizzleAtom) uint8_t memory[];
+  TILEMOE_DYNAMIC_SHARED(uint8_t, memory, kSwizzleAtom);
   const uint32_t shared = ptx::shared_address(memory);
   const typename Gemm::Ring ring(shared + Gemm::kRingAt);
   const typename Gemm::Accumulators accumulators(shared + Gemm::kAccumulatorsAt);
