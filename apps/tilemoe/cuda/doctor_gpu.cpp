@@ -9,6 +9,7 @@
 #include "cuda/bench_gpu_measure.h"
 #include "cuda/cublaslt.h"
 #include "cuda/gpu_machine.h"
+#include "cuda/verdict.h"
 #include "table.h"
 
 namespace tilemoe::app {
@@ -77,7 +78,7 @@ DoctorGpu describe_gpu() {
   check_cuda(cudaMemGetInfo(&gpu.free_bytes, &gpu.total_bytes), "cudaMemGetInfo");
   std::ostringstream said;
   said << std::ifstream("/proc/driver/nvidia/version").rdbuf();
-  gpu.driver = driver_release(said.str());
+  gpu.driver = cuda::driver_release(said.str());
   return gpu;
 }
 
