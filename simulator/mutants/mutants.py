@@ -29,7 +29,7 @@ from changes import CHANGES
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CUDA = pathlib.Path("src") / "cuda"
 # Not ptx: the simulator has its own.
-FOLDERS = ["core", "epilogue", "rowwise", "schedule", "sm80", "sm90", "step"]
+FOLDERS = ["core", "epilogue", "load", "rowwise", "schedule", "sm80", "sm90", "step"]
 
 # What orders accesses of memory, by the name that is called: instructions, and what our code makes
 # of them. Not here: pin(), which orders a compiler's registers; setmaxnreg, which has no memory;
