@@ -12,6 +12,7 @@
 
 #include "simulator/machine/machine.h"
 #include "tilemoe/error.h"
+#include "tilemoe/tilemoe.h"
 #include "verify/check.h"
 #include "verify/registry.h"
 
@@ -20,7 +21,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> cases;
-  std::string device = "sm80";
+  std::string device = "sm80", kit, equal_to;
   uint64_t seed = 1, data_seed = 1;
   int64_t seeds = 1;
   bool reduced = false, integers = false, trace = false, list = false;
@@ -31,7 +32,8 @@ struct Options {
 DeviceKind device_kind(const std::string& name) {
   if (name == "sm80") return {"a simulated A100", 8, 0, 163 * 1024, 3};
   if (name == "sm86") return {"a simulated GPU of 99 KiB", 8, 6, 99 * 1024, 3};
-  return {"a simulated H100", 9, 0, 227 * 1024, 4};
+  if (name == "sm90") return {"a simulated H100", 9, 0, 227 * 1024, 4};
+  return {"a simulated B200", 10, 0, 227 * 1024, 4};
 }
 
 bool matches(const verify::Case& one, const Options& options) {
@@ -53,6 +55,24 @@ std::string describe(const verify::Report& report) {
   return text;
 }
 
+void use_kit(const std::string& name) {
+  if (tilemoe_set_cuda_kit(name.c_str()) != TILEMOE_SUCCESS)
+    throw std::runtime_error(tilemoe_last_error());
+}
+
+// What is wrong; empty: nothing.
+std::string judge(const verify::Case& one, const Options& options) {
+  verify::Memory& memory = verify::memory_of(Device::kCuda);
+  if (!options.kit.empty()) use_kit(options.kit);
+  if (options.equal_to.empty()) return describe(verify::check_case(one, options.data_seed, memory));
+  std::string text;
+  for (const std::string& output :
+       verify::outputs_changed_by([&] { use_kit(options.equal_to); }, one, options.data_seed,
+                                  memory, verify::Passes::kAll))
+    text.append("\n  ").append(output).append(": other bits than ").append(options.equal_to);
+  return text;
+}
+
 // True where nothing is wrong.
 bool run(const verify::Case& one, const Options& options, uint64_t seed) {
   Machine& machine = Machine::instance();
@@ -62,9 +82,7 @@ bool run(const verify::Case& one, const Options& options, uint64_t seed) {
   const auto begin = std::chrono::steady_clock::now();
   std::string wrong;
   try {
-    const verify::Report report =
-        verify::check_case(one, options.data_seed, verify::memory_of(Device::kCuda));
-    wrong = describe(report);
+    wrong = judge(one, options);
   } catch (const std::exception& error) {
     wrong = std::string("\n  ") + error.what();
   }
@@ -116,9 +134,14 @@ int main(int argc, char** argv) {
   tilemoe::simulator::Options options;
   CLI::App app("Runs cases of the registry on a simulated GPU, whose schedule a seed decides");
   app.add_option("case", options.cases, "Cases to run: names or patterns; without them all");
-  app.add_option("--device", options.device, "What is simulated: sm80, sm86 (99 KiB) or sm90")
-      ->check(CLI::IsMember({"sm80", "sm86", "sm90"}))
+  app.add_option("--device", options.device, "What is simulated: sm80, sm86 (99 KiB), sm90, sm100")
+      ->check(CLI::IsMember({"sm80", "sm86", "sm90", "sm100"}))
       ->capture_default_str();
+  auto* const kit = app.add_option(
+      "--kit", options.kit, "Kit of the kernels: auto, sm80, sm90, sm100; else TILEMOE_KIT's");
+  app.add_option("--equal-to", options.equal_to,
+                 "Compare every output's bits with this kit's, in place of the reference")
+      ->needs(kit);
   app.add_option("--seed", options.seed, "Seed of the schedule")->capture_default_str();
   app.add_option("--seeds", options.seeds, "How many seeds to try, from that one on")
       ->check(CLI::Range(1, 1000000))

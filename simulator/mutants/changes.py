@@ -40,6 +40,10 @@ CHANGES = [
            "ptx::mbarrier_wait(full(at.stage), at.parity ^ 1);"),
     Change("parity", "skipped-tile", "core/ring_position.h",
            "parity ^= static_cast<uint32_t>(end / kStages) & 1;", ""),
+    Change("parity", "empty-sm100", "sm100/ring.h", "at.parity ^ 1", "at.parity"),
+    Change("parity", "full-sm100", "sm100/ring.h",
+           "ptx::mbarrier_wait(full(at.stage), at.parity);",
+           "ptx::mbarrier_wait(full(at.stage), at.parity ^ 1);"),
     Change("parity", "empty-sm80", "sm80/ring.h", "at.parity ^ 1", "at.parity"),
     Change("parity", "full-sm80", "sm80/ring.h",
            "ptx::mbarrier_wait(at.barrier, at.parity);",
@@ -67,6 +71,15 @@ CHANGES = [
     Change("arrivals", "empty-too-few-sm80", "sm80/ring.h",
            "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp);",
            "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp - 1);"),
+    Change("arrivals", "full-too-few-sm100", "sm100/grouped_gemm.h",
+           "kFullArrivals = 1 + (kThreadsCopy ? load::kProducerThreads : 0);",
+           "kFullArrivals = kThreadsCopy ? load::kProducerThreads : 1;"),
+    Change("arrivals", "accumulator-empty-too-few", "sm100/grouped_gemm.h",
+           "sm100::Ring<kAccumulators, 1, kStoringWarps>",
+           "sm100::Ring<kAccumulators, 1, kStoringWarps - 1>"),
+    Change("arrivals", "accumulator-full-too-many", "sm100/grouped_gemm.h",
+           "sm100::Ring<kAccumulators, 1, kStoringWarps>",
+           "sm100::Ring<kAccumulators, 2, kStoringWarps>"),
 
     # ---- a stage released before what reads it has ended
     Change("early-release", "two-groups-under-way", "sm90/consume.h",
@@ -83,6 +96,46 @@ CHANGES = [
            "        if (step + 1 == kLast) ring.release(at);",
            "        if (step + 1 == kLast) ring.release(at);\n"
            "        products.load(fragments[(step + 1) % 2], at.stage, step + 1);"),
+    Change("early-release", "stage-before-its-products-sm100", "sm100/multiply.h",
+           "        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);\n"
+           "        ptx::tcgen05_commit(ring.empty(at.stage));",
+           "        ptx::tcgen05_commit(ring.empty(at.stage));\n"
+           "        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);"),
+    Change("early-release", "accumulator-before-its-last-products", "sm100/multiply.h",
+           "if (k_block + 1 == k_blocks) ptx::tcgen05_commit(accumulators.full(to.stage));",
+           "if (k_block + 2 == k_blocks || k_blocks == 1)"
+           " ptx::tcgen05_commit(accumulators.full(to.stage));"),
+    Change("early-release", "accumulator-before-it-is-stored", "sm100/store_tiles.h",
+           "    epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), "
+           "tile);\n    ptx::tcgen05_fence_before_sync();\n    __syncwarp();\n"
+           "    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));",
+           "    ptx::tcgen05_fence_before_sync();\n    __syncwarp();\n"
+           "    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));\n"
+           "    epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), "
+           "tile);"),
+
+    # ---- a field of tcgen05's words off
+    Change("word", "group-stride", "sm100/mma.h",
+           "tcgen05_descriptor(shared, Operand::kAtomBytes,",
+           "tcgen05_descriptor(shared, 2 * Operand::kAtomBytes,"),
+    Change("word", "chunk-stride", "sm100/mma.h",
+           "Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes",
+           "Operand::kMajor == Major::kK ? 16 : Operand::kAtomBytes"),
+    Change("word", "version", "ptx/tcgen05_descriptors.h",
+           "constexpr uint64_t kVersion = uint64_t{1} << 46;",
+           "constexpr uint64_t kVersion = 0;"),
+    Change("word", "swizzle", "ptx/tcgen05_descriptors.h",
+           "kSwizzle128 = uint64_t{2} << 61", "kSwizzle128 = uint64_t{4} << 61"),
+    Change("word", "majors", "sm100/mma.h",
+           "Shape::BLOCK_N, A::kMajor, B::kMajor);", "Shape::BLOCK_N, B::kMajor, A::kMajor);"),
+    Change("word", "columns", "ptx/tcgen05_descriptors.h", "(n >> 3) << 17", "(n >> 4) << 17"),
+    Change("word", "rows", "ptx/tcgen05_descriptors.h", "(m >> 4) << 24", "(m >> 5) << 24"),
+    Change("word", "lanes", "sm100/grouped_gemm.h",
+           "tensor_memory + (warp - kFirstStoringWarp) * kWarp * kLane);", "tensor_memory);"),
+    Change("word", "overwrites-always", "sm100/mma.h",
+           "!overwrites || step != 0);", "step != 0);"),
+    Change("word", "overwrites-never", "sm100/mma.h",
+           "!overwrites || step != 0);", "true);"),
 
     # ---- bytes of a stage miscounted
     Change("bytes", "of-one-operand", "sm90/grouped_gemm.h",
