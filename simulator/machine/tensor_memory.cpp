@@ -257,7 +257,9 @@ void multiply_into_tensor_memory(Thread& thread, uint32_t d, uint64_t a, uint64_
   if (machine.random().one_in(4)) compute_up_to(block, work, work.started);
 }
 
-// What was started is done some time later, and the barrier told after that.
+// What was started is done some time later, and the barrier told after that: of the products, and of
+// what their thread had been told before, such as that their operands had landed; not of what it did
+// itself.
 void commit_tensor_products(Thread& thread, uint32_t address, uint32_t site) {
   Block& block = *thread.block;
   Machine& machine = *block.machine;
@@ -267,9 +269,10 @@ void commit_tensor_products(Thread& thread, uint32_t address, uint32_t site) {
   work.committed = work.started;
   const Epoch epoch = warp.product_epoch++;
   machine.add_event(block, [&machine, &thread, &block, &work, &warp, address, site, epoch,
-                            end = work.started] {
+                            end = work.started, told = thread.knowledge] {
     compute_up_to(block, work, end);
     Mbarrier& barrier = block.mbarriers[address];
+    barrier.gathering.add(told);
     barrier.gathering.add_tensor_epoch(block.agents.index(products_agent(warp)), epoch);
     machine.trace().note(block.launch->number, block.linear, warp.index, Note::kLanded, address);
     count_arrival(thread, barrier, address, site);
