@@ -137,7 +137,9 @@ TEST_F(Simulator, NamesAMissingSyncthreads) {
     ASSERT_TRUE(read != nullptr || unwritten != nullptr) << all(outcome.findings);
     const Finding& finding = read != nullptr ? *read : *unwritten;
     EXPECT_TRUE(begins(finding.site, line_of("reads"))) << describe(finding);
-    if (read != nullptr) EXPECT_TRUE(begins(finding.other, line_of("writes"))) << describe(finding);
+    if (read != nullptr) {
+      EXPECT_TRUE(begins(finding.other, line_of("writes"))) << describe(finding);
+    }
     EXPECT_EQ(finding.kernel, "simulator_test::mirror_words");
     EXPECT_EQ(finding.block, "(0)");
     EXPECT_TRUE(begins(finding.address, "shared 0x")) << finding.address;
