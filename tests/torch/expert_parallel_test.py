@@ -1,0 +1,58 @@
+"""Experts spread over one, two and four processes on this machine (gloo): the processes run every
+scenario once; each is a test here."""
+
+import pathlib
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import expert_parallel_worker as worker
+import tilemoe
+from module_support import same_bits
+from processes import launch, of_world
+
+WORLDS = (1, 2, 4)
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """-> what runs the processes once: world -> folder, for each rank {scenario: what went wrong}."""
+    done = {}
+
+    def of(world):
+        if world not in done:
+            folder = tmp_path_factory.mktemp(f"world{world}")
+            names = [scenario.__name__ for scenario in of_world(worker.SCENARIOS, world)]
+            done[world] = folder, launch(pathlib.Path(worker.__file__), names, world, folder, "cpu")
+        return done[world]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "world, scenario",
+    [(w, s.__name__) for w in WORLDS for s in of_world(worker.SCENARIOS, w)],
+)
+def test_ranks(job, world, scenario):
+    for rank, result in enumerate(job(world)[1]):
+        assert not result[scenario], f"rank {rank}: {result[scenario]}"
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_a_checkpoint_of_ranks_is_loaded_by_one(job, world):
+    folder, _ = job(world)
+    moe = worker.plain_layer()
+    state = moe.state_dict()
+    dcp.load(state, checkpoint_id=folder / "checkpoint", no_dist=True)
+    moe.load_state_dict(state)
+    same_bits(moe.state_dict(), torch.load(folder / "whole.pt", weights_only=True))
+
+
+def test_the_name_of_a_dimension_is_asked_for():
+    class Mesh:
+        ndim = 2
+
+    with pytest.raises(ValueError, match="expert_mesh has 2 dimensions, expected one"):
+        tilemoe.MoE(32, 16, 4, 2, return_aux=False, expert_mesh=Mesh())
