@@ -92,7 +92,7 @@ def _counts(rank_tokens: RankTokens, t: int, size: int, rank: int) -> tuple[int,
 
 
 class Arrival:
-    """Rows on their way: `wait` makes the current stream wait for them, not the host."""
+    """Rows on their way: `wait`, once, makes the current stream wait for them, not the host."""
 
     def __init__(self, team: Team, own: Tensor, fill: int) -> None:
         shape = own.shape[1:]
@@ -100,17 +100,16 @@ class Arrival:
             padded = own.new_full((team.rows, *shape), fill)
             padded[: team.t] = own
             own = padded
-        self._own = own.contiguous()  # alive until the rows have left
-        self._rows = own.new_empty((team.tokens, *shape))
-        self._work: Any = dist.all_gather_into_tensor(
-            self._rows, self._own, group=team.group, async_op=True
-        )
+        own = own.contiguous()
+        rows = own.new_empty((team.tokens, *shape))
+        work = dist.all_gather_into_tensor(rows, own, group=team.group, async_op=True)
+        self._underway: Any = work, rows, own  # alive until the rows have left
 
     def wait(self) -> Tensor:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-        return self._rows
+        work, rows, _ = self._underway
+        work.wait()
+        self._underway = None  # whoever has the rows decides how long they live
+        return rows
 
 
 # ---------------------------------------------------------------- with gradients

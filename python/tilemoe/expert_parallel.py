@@ -10,7 +10,6 @@ and make the process group, before."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from . import _library, _rules, functional, ops
 from ._autocast import autocast_dtype
+from ._expert_plan import Memory, Places, plan
 from ._team import (
     Arrival,
     RankTokens,
@@ -44,29 +44,9 @@ from .routing import (
     top_k,
 )
 
+__all__ = ["Memory", "clip_grad_norm_", "moe", "plan"]
+
 _ops = _library.operators
-
-
-class Places(NamedTuple):
-    """How much memory a rank has for pairs of its experts, and what becomes of those past it."""
-
-    capacity_factor: float | None = 1.5
-    on_overflow: OnOverflow = "nan"
-    keep_gathered: bool = False
-
-    def check(self) -> None:
-        factor = self.capacity_factor
-        if factor is not None and not (factor > 0 and math.isfinite(factor)):
-            raise ValueError(
-                f"tilemoe: capacity_factor is {factor}, expected None or a number above 0"
-            )
-        functional.check_on_overflow(self.on_overflow)
-
-    def capacity(self, pairs: int, ranks: int, most: int) -> int:
-        """Rows of one rank: the factor times the mean; `most` suffices for every routing."""
-        if self.capacity_factor is None:
-            return most
-        return min(math.ceil(self.capacity_factor * pairs / ranks), most)
 
 
 def moe(
@@ -243,6 +223,7 @@ def routed(
     parts, _ = functional._of_ids(
         rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, again
     )
+    del rows  # before there are as many of what came back
     out = _back(parts, addend, team, places, capacity < most, overflow)
     here = (chosen.ids >= 0) & (chosen.ids < E)
     none = torch.zeros_like(overflow)
@@ -351,6 +332,7 @@ def rounded(
         _ops.experts.default, rows, scores, routing_here, layer, None, (pairs.tokens.shape[0],),
         rule, again=again,
     )  # fmt: skip
+    del rows
     of_ranks = offsets[:: E_local].diff()  # pairs of each rank's experts
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
     out = _back(parts, addend, team, places, capacity < most_pairs, overflow)

@@ -3,6 +3,7 @@ went wrong in each."""
 
 import argparse
 import datetime
+import faulthandler
 import json
 import pathlib
 import subprocess
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 LIMIT_S = 240
+TIMEOUT_S = 60  # of a collective
 
 
 def expect(message, call):
@@ -32,6 +34,7 @@ def of_world(scenarios, world):
 
 def run_rank(scenarios, job_type, rank, world, folder, device):
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(0.8 * LIMIT_S)  # where it hangs
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(
@@ -39,7 +42,7 @@ def run_rank(scenarios, job_type, rank, world, folder, device):
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=TIMEOUT_S),
     )
     job = job_type(rank, world, folder, device)
     results = {}
