@@ -20,6 +20,7 @@ build zlib1g-dev           -             reads compressed texts
 train dict-gcide           -             the default training text: a dictionary, 40 MB of English
 train python3-matplotlib   -             draws the loss (tilemoe plot)
 test  libgtest-dev         -             GoogleTest
+test  libboost-context-dev -             Boost: the simulator's threads, exact whole numbers
 test  python3              python3       kills trainings, reads their checkpoints
 test  python3-venv         -             the Python tests' packages, in .venv
 test  pkg-config           pkg-config    tests the installed tilemoe.pc

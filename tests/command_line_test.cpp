@@ -49,7 +49,8 @@ void expect_error(const std::string& arguments, int status, const std::string& p
 TEST(CommandLine, HelpNamesEverySubcommand) {
   const Outcome outcome = tilemoe("--help");
   EXPECT_EQ(outcome.status, kDone);
-  for (const char* name : {"train", "generate", "plot", "bench", "check", "doctor", "info"}) {
+  for (const char* name :
+       {"train", "generate", "plot", "bench", "check", "digest", "doctor", "info"}) {
     EXPECT_NE(outcome.text.find(std::string("\n  ") + name), std::string::npos) << name;
     EXPECT_EQ(tilemoe(std::string(name) + " --help").status, kDone) << name;
   }
@@ -71,8 +72,30 @@ TEST(CommandLine, WrongUsageIsSaid) {
 }
 
 TEST(CommandLine, CudaSaysWhyItIsAbsent) {
-  for (const char* command : {"bench", "check"})
+  for (const char* command : {"bench", "check", "digest"})
     expect_error(std::string(command) + " --device cuda", kFailed, "use the CPU backend");
+}
+
+TEST(Digest, IsOfEveryTensorAndOfTheSeed) {
+  const auto digest = [](const std::string& more) {
+    const Outcome outcome = tilemoe("digest calibration-relu/bfloat16 --device cpu " + more);
+    EXPECT_EQ(outcome.status, kDone) << outcome.text;
+    const json report = json::parse(outcome.text);
+    EXPECT_EQ(report["cases"].size(), 1u);
+    EXPECT_EQ(report["cases"][0]["case"], "calibration-relu/bfloat16");
+    return report["cases"][0];
+  };
+  const json first = digest("");
+  for (const char* name : {"H", "O", "dX", "ds", "dW1", "dW2", "db1", "db2"})
+    EXPECT_EQ(first["tensors"][name].get<std::string>().size(), 16u) << name;
+  EXPECT_EQ(digest(""), first);
+  const json other = digest("--seed 2");
+  EXPECT_NE(other["inputs"], first["inputs"]);
+  EXPECT_NE(other["tensors"]["H"], first["tensors"]["H"]);
+  const json forward = digest("--pass forward");
+  EXPECT_EQ(forward["tensors"].size(), 2u);
+  EXPECT_EQ(forward["tensors"]["O"], first["tensors"]["O"]);
+  expect_error("digest no-such-case", kWrongUsage, "no case matches");
 }
 
 TEST(Doctor, NeedsAGpuAndSaysWhatElseThereIs) {

@@ -37,10 +37,6 @@ class PlainErrors {
   std::optional<Results> rounded_;
 };
 
-bool of_forward(Output output) {
-  return output == kH || output == kO;
-}
-
 // Whether an integer case keeps what it promises: no sum passes what float32 holds exactly, even if
 // all terms had one sign, and nothing overflows the case's dtype. Values are multiples of 1/2.
 bool is_exact(Inputs inputs, std::vector<Pair> pairs, const Results& truth) {

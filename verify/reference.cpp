@@ -288,6 +288,10 @@ const char* output_name(Output output) {
   return kNames[output];
 }
 
+bool of_forward(Output output) {
+  return output == kH || output == kO;
+}
+
 bool wanted(const Case& test_case, Output output) {
   const Gradients& gradients = test_case.wanted;
   switch (output) {

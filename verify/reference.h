@@ -19,6 +19,8 @@ using Results = std::array<std::vector<double>, kOutputs>;
 
 // Whether the case asks for it. H of a huge case is left out: it would be tens of gigabytes.
 bool wanted(const Case& test_case, Output output);
+// Whether the forward pass writes it.
+bool of_forward(Output output);
 // Elements of a row, by which errors are judged. ds has no rows: a token's few sums may all cancel,
 // in any precision, so it goes by runs of pairs.
 int64_t row_width(const Case& test_case, Output output);

@@ -218,6 +218,44 @@ std::vector<Case> gradient_cases() {
   };
 }
 
+// What a simulation of a GPU is held to, bit for bit (verify/digest.h). Scores are given, since those
+// of top-K come of approximate instructions; and the weight gradients are float32, which shows every
+// bit of a sum.
+std::vector<Case> calibration_cases() {
+  const Case shape{.T = 151,
+                   .d = 200,
+                   .n = 136,
+                   .E = 3,
+                   .K = 2,
+                   .routing = RoutingKind::kGeneral,
+                   .load = Load::kZipf,
+                   .float32_dW = true};
+  return {
+      vary("calibration-identity", shape,
+           [](Case& c) { c.activation = Activation::kIdentity, c.addend = true; }),
+      vary("calibration-relu", shape,
+           [](Case& c) {
+             c.activation = Activation::kReLU;
+             c.W1_transposed = c.W2_transposed = c.biases = true;
+           }),
+      vary("calibration-reglu", shape, [](Case& c) { c.activation = Activation::kReGLU; }),
+      vary("calibration-reglu-transposed", shape,
+           [](Case& c) {
+             c.activation = Activation::kReGLU;
+             c.W1_transposed = c.W2_transposed = c.biases = true;
+             c.gate_layout = GateLayout::kInterleaved;
+           }),
+      vary("calibration-grouped", shape,
+           [](Case& c) {
+             c.activation = Activation::kReGLU;
+             c.routing = RoutingKind::kGrouped, c.load = Load::kRandom;
+             c.T = c.K = 0, c.counts = {131, 0, 67, 17}, c.E = 4, c.spare_rows = 9;
+           }),
+      // Its exponentials are approximate: of this one H is equal.
+      vary("calibration-swiglu", shape, [](Case&) {}),
+  };
+}
+
 // Rows times width passes 2^31 in the (M, d) tensors, then in the (M, 2n) ones, where few tokens
 // carry many pairs, so that X and O stay small; then the weights do.
 std::vector<Case> make_huge_cases() {
@@ -274,7 +312,7 @@ std::vector<Case> make_bench_cases() {
 std::vector<Case> make_all_verification_cases() {
   std::vector<Case> cases;
   for (const auto& group : {activation_cases(), size_cases(), layout_cases(), top_k_cases(),
-                            other_routing_cases(), gradient_cases()})
+                            other_routing_cases(), gradient_cases(), calibration_cases()})
     for (const Case& one : group)
       for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
         cases.push_back(one);

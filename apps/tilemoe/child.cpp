@@ -35,7 +35,7 @@ constexpr size_t kMostBytes = 1 << 20;  // of a line
 
 class Descriptor {
  public:
-  explicit Descriptor(int descriptor = -1) : descriptor_(descriptor) {}
+  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
   ~Descriptor() { close(); }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;

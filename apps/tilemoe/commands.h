@@ -13,6 +13,7 @@ using Run = std::function<int()>;
 
 void add_bench(CLI::App& app, Run& run);
 void add_check(CLI::App& app, Run& run);
+void add_digest(CLI::App& app, Run& run);
 void add_doctor(CLI::App& app, Run& run);
 void add_generate(CLI::App& app, Run& run);
 void add_info(CLI::App& app, Run& run);

@@ -68,6 +68,7 @@ int main(int argc, char** argv) {
   Run run;
   add_bench(app, run);
   add_check(app, run);
+  add_digest(app, run);
   add_doctor(app, run);
   add_generate(app, run);
   add_info(app, run);

@@ -1,5 +1,6 @@
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <bit>
 #include <stdexcept>
 #include <string>
@@ -92,14 +93,21 @@ tilemoe_routing_spec spec_of(const Call& call, const Tensor& X, const tilemoe_ex
   return routing_spec(call, kind, T, experts.E, numbers.rule.K, capacity);
 }
 
-Tensor workspace_for(const Call& call, const tilemoe_experts& experts,
-                     const tilemoe_routing_spec& spec, tilemoe_pass pass,
-                     tilemoe_backward_mode mode, uint32_t gradients, size_t* bytes) {
+size_t workspace_size(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+                      tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients) {
   tilemoe_workspace_query query{};
   query.struct_size = sizeof query;
   query.experts = &experts, query.routing = &spec;
   query.pass = pass, query.mode = mode, query.gradients = gradients;
-  check(tilemoe_workspace_bytes(&query, bytes));
+  size_t bytes = 0;
+  check(tilemoe_workspace_bytes(&query, &bytes));
+  return bytes;
+}
+
+Tensor workspace_for(const Call& call, const tilemoe_experts& experts,
+                     const tilemoe_routing_spec& spec, tilemoe_pass pass,
+                     tilemoe_backward_mode mode, uint32_t gradients, size_t* bytes) {
+  *bytes = workspace_size(experts, spec, pass, mode, gradients);
   return call.bytes(*bytes);
 }
 
@@ -267,6 +275,37 @@ Tensor of_logits(const Call& call, const Tensor& ds, const Tensor& X, const Tens
 }
 
 }  // namespace
+
+std::tuple<int64_t, int64_t, int64_t, int64_t> layer_bytes(
+    const Tensor& like, const std::vector<int64_t>& size_list,
+    const std::vector<int64_t>& number_list) {
+  const Call call({{"like", like}});
+  const auto sizes = unpack<Sizes>("sizes", size_list);
+  const auto numbers = unpack<Numbers>("numbers", number_list);
+  check_top_k(numbers.rule);
+  tilemoe_experts experts{};
+  experts.struct_size = sizeof experts;
+  experts.device = call.device();
+  experts.dtype = call.view("like", like).dtype;
+  experts.E = sizes.E, experts.d = sizes.d, experts.n = sizes.n;
+  experts.activation = narrowed<tilemoe_activation>("activation", numbers.activation);
+  experts.gate_layout = narrowed<tilemoe_gate_layout>("gate_layout", numbers.gate_layout);
+  experts.column_blocks = narrowed<int32_t>("column_blocks", numbers.column_blocks);
+  const tilemoe_routing_spec spec =
+      routing_spec(call, TILEMOE_ROUTING_TOP_K, sizes.T, sizes.E, numbers.rule.K, sizes.capacity);
+  tilemoe_saved_size saved{};
+  saved.struct_size = sizeof saved;
+  check(tilemoe_saved_bytes(&experts, &spec, &saved));
+  const auto workspace = [&](tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients) {
+    return static_cast<int64_t>(workspace_size(experts, spec, pass, mode, gradients));
+  };
+  constexpr uint32_t kBeforeW1 =
+      TILEMOE_GRADIENT_X | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2;
+  return {static_cast<int64_t>(saved.routing), static_cast<int64_t>(saved.H),
+          workspace(TILEMOE_PASS_FORWARD, TILEMOE_BACKWARD_WHOLE, 0),
+          std::max(workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_OVER_H, kBeforeW1),
+                   workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_REST, TILEMOE_GRADIENT_W1))};
+}
 
 std::tuple<Tensor, Tensor> experts(const Tensor& X, const MaybeTensor& router,
                                    const Tensor& routing, const Tensors& weight_list,

@@ -30,7 +30,7 @@ Tensor router_losses_backward(const Tensor& logits, const Tensor& expert_counts,
 std::tuple<Tensor, Tensor> route_logits(const Tensor& logits, const MaybeTensor& selection_bias,
                                         const std::vector<int64_t>& rule,
                                         double routed_scaling_factor);
-Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E);
+Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E, int64_t capacity);
 Tensor route_general(const Tensor& tokens, const Tensor& experts, const Tensor& scores, int64_t T,
                      int64_t E);
 std::tuple<Tensor, Tensor> route_rounded(const Tensor& logits, const MaybeTensor& seed,
@@ -39,6 +39,9 @@ std::tuple<Tensor, Tensor> route_rounded(const Tensor& logits, const MaybeTensor
 Tensor route_grouped(const Tensor& counts, const MaybeTensor& row_scores, int64_t rows);
 
 // experts.cpp
+std::tuple<int64_t, int64_t, int64_t, int64_t> layer_bytes(const Tensor& like,
+                                                           const std::vector<int64_t>& sizes,
+                                                           const std::vector<int64_t>& numbers);
 std::tuple<Tensor, Tensor> experts(const Tensor& X, const MaybeTensor& router,
                                    const Tensor& routing, const Tensors& weights,
                                    const MaybeTensor& addend, int64_t capacity,

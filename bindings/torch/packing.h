@@ -54,6 +54,15 @@ struct Numbers {
   int64_t column_blocks;
 };
 
+// int[] sizes, of layer_bytes
+struct Sizes {
+  int64_t T;
+  int64_t E;
+  int64_t d;
+  int64_t n;
+  int64_t capacity;
+};
+
 // float[] reals
 struct Reals {
   double routed_scaling_factor;

@@ -122,7 +122,7 @@ Tensor top_k_backward(const Tensor& dscores, const Tensor& ids, const Tensor& sc
                       const MaybeTensor& logits, int64_t E, int64_t scoring,
                       double routed_scaling_factor, ScalarType dtype) {
   const Call call({{"dscores", dscores}, {"ids", ids}, {"scores", scores}, {"logits", logits}});
-  const Tensor routing = route_top_k(ids, scores, E);
+  const Tensor routing = route_top_k(ids, scores, E, ids.numel());
   const tilemoe_routing_spec spec =
       routing_spec(call, TILEMOE_ROUTING_TOP_K, ids.size(0), E, ids.size(1), 0);
   return logits_gradient(call, bind_routing(call, spec, routing), dscores, logits, scoring,

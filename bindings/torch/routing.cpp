@@ -20,11 +20,14 @@ int64_t elements(const tilemoe_routing_spec& spec) {
   return static_cast<int64_t>(routing_bytes(spec) / sizeof(int32_t));
 }
 
+constexpr int64_t kEveryPair = 0;  // a capacity: rows for all of them
+
 // Builds a routing of kind top-K from what was chosen.
-Tensor build_top_k(const Call& call, const Tensor& ids, const Tensor& scores, int64_t E) {
+Tensor build_top_k(const Call& call, const Tensor& ids, const Tensor& scores, int64_t E,
+                   int64_t capacity) {
   check_dims("ids", ids, 2, "(T, K)");
-  NewRouting routing(call,
-                     routing_spec(call, TILEMOE_ROUTING_TOP_K, ids.size(0), E, ids.size(1), 0));
+  NewRouting routing(
+      call, routing_spec(call, TILEMOE_ROUTING_TOP_K, ids.size(0), E, ids.size(1), capacity));
   tilemoe_route_top_k_args args{};
   args.struct_size = sizeof args;
   args.ids = call.view("ids", ids);
@@ -72,7 +75,7 @@ std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logi
                                             double routed_scaling_factor) {
   const auto [scores, ids, expert_counts] =
       choose(call, logits, selection_bias, rule, routed_scaling_factor, ScalarType::Int);
-  return {build_top_k(call, ids, scores, logits.size(1)), expert_counts};
+  return {build_top_k(call, ids, scores, logits.size(1), kEveryPair), expert_counts};
 }
 
 std::tuple<Tensor, Tensor, Tensor> route_tokens(const Call& call, const Tensor& X,
@@ -116,9 +119,12 @@ std::tuple<Tensor, Tensor> route_logits(const Tensor& logits, const MaybeTensor&
                           routed_scaling_factor);
 }
 
-Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E) {
+Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E, int64_t capacity) {
   const Call call({{"ids", ids}, {"scores", scores}});
-  return build_top_k(call, torch::stable::contiguous(ids), torch::stable::contiguous(scores), E);
+  if (capacity < 1 && ids.numel() > 0)
+    refuse("capacity is " + std::to_string(capacity) + ", expected at least 1");
+  return build_top_k(call, torch::stable::contiguous(ids), torch::stable::contiguous(scores), E,
+                     capacity);
 }
 
 Tensor route_general(const Tensor& tokens, const Tensor& experts, const Tensor& scores, int64_t T,

@@ -30,7 +30,9 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def(
       "route_logits(Tensor logits, Tensor? selection_bias, int[] rule, "
       "float routed_scaling_factor) -> (Tensor routing, Tensor expert_counts)");
-  m.def("route_top_k(Tensor ids, Tensor scores, int E) -> Tensor");
+  // Rows for `capacity` pairs: what does not fit, the highest experts' last tokens, is counted and
+  // skipped.
+  m.def("route_top_k(Tensor ids, Tensor scores, int E, SymInt capacity) -> Tensor");
   m.def("route_general(Tensor tokens, Tensor experts, Tensor scores, SymInt T, int E) -> Tensor");
   m.def(
       "route_rounded(Tensor logits, Tensor? seed, Tensor? offset, int K, int m, int rounding, "
@@ -86,6 +88,12 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def(
       "router_backward(Tensor ds, Tensor routing, Tensor? logits, int E, int[] rule, "
       "float routed_scaling_factor, ScalarType dtype) -> Tensor");
+
+  // sizes: T, E, d, n, capacity. Bytes of a layer on `like`'s device and in its dtype: of the
+  // routing, of H, of the forward's workspace, of the largest of a backward's with dH over H.
+  m.def(
+      "layer_bytes(Tensor like, int[] sizes, int[] numbers) -> (int routing, int H, int forward, "
+      "int backward)");
 
   // logits (T, E), expert_counts (E) int32 -> (2) float32: balance, z
   m.def("router_losses(Tensor logits, Tensor expert_counts) -> Tensor");

@@ -4,6 +4,7 @@ WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
 RULE = ("kind", "K", "scoring", "n_group", "topk_group", "group_score")
 NUMBERS = (*RULE, "activation", "gate_layout", "column_blocks")
+SIZES = ("T", "E", "d", "n", "capacity")  # of layer_bytes
 REALS = ("routed_scaling_factor", "clamp", "alpha", "up_shift")
 
 

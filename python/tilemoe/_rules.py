@@ -139,19 +139,23 @@ def counters_of(routing):
     return routing[-4:]
 
 
-def row_arrays_of(routing, E, capacity):
-    """row_score (as int32), row_token, pair_row, of a routing with as many pairs as rows; what
-    follows them."""
+def row_arrays_of(routing, E, capacity, pairs=None):
+    """row_score (as int32), row_token, pair_row, what follows them; pairs: as many as rows, unless
+    they are told."""
     start, step = _on_16_bytes(E + 1), _on_16_bytes(capacity)
-    arrays = [routing[start + i * step :][:capacity] for i in range(3)]
-    return *arrays, routing[start + 3 * step :]
+    pairs = capacity if pairs is None else pairs
+    sizes = (capacity, capacity, pairs)
+    arrays = [routing[start + i * step :][:size] for i, size in enumerate(sizes)]
+    return *arrays, routing[start + 2 * step + _on_16_bytes(pairs) :]
 
 
-def routing_elements(kind, T, E, capacity):
-    """Elements of the int32 tensor that tilemoe_routing_bind lays out."""
+def routing_elements(kind, T, E, capacity, pairs=None):
+    """Elements of the int32 tensor that tilemoe_routing_bind lays out; pairs: as many as rows,
+    unless they are told."""
     elements = _on_16_bytes(E + 1) + _on_16_bytes(capacity)  # offsets, row_score
     if kind != GROUPED:
-        elements += 2 * _on_16_bytes(capacity)  # row_token, pair_row: as many pairs as rows
+        elements += _on_16_bytes(capacity)  # row_token
+        elements += _on_16_bytes(capacity if pairs is None else pairs)  # pair_row
     if kind in (GENERAL, ROUNDED):
         elements += _on_16_bytes(T + 1)  # token_offsets
     return elements + 4  # counters

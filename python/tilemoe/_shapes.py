@@ -159,11 +159,11 @@ def _fake_route_logits(logits, selection_bias, rule, routed_scaling_factor):
 
 
 @_register("route_top_k")
-def _(ids, scores, E):
+def _(ids, scores, E, capacity):
     _check_dims("ids", ids, 2, "(T, K)")
     T, K = ids.shape
     _check_shape("tilemoe_route_top_k", "scores", scores, T, K)
-    return _int32(ids, routing_elements(TOP_K, T, E, T * K))
+    return _int32(ids, routing_elements(TOP_K, T, E, capacity, T * K))
 
 
 @_register("route_general")

@@ -22,10 +22,13 @@ from .routing import (
     GroupScore,
     Rounding,
     Scoring,
+    OnOverflow,
     aux_of_pairs,
+    counts_of_ids,
     route_rounded,
     rows_of,
     shaped_like,
+    top_k,
 )
 
 if TYPE_CHECKING:
@@ -84,6 +87,8 @@ class _Routed(_Experts, total=False):
     rounding_tokens: int | None
     seed: Counter | None
     offset: Counter | None
+    capacity: int | None
+    on_overflow: OnOverflow
 
 
 class _Layer(NamedTuple):
@@ -134,6 +139,8 @@ def moe(
     rounding_tokens: int | None = None,
     seed: Counter | None = None,
     offset: Counter | None = None,
+    capacity: int | None = None,
+    on_overflow: OnOverflow = "nan",
     addend: Tensor | None = None,
     overwrite_H: bool | None = None,
     column_blocks: int = 1,
@@ -172,6 +179,12 @@ def moe(
             themselves, as batches of that size would be. Group i of G draws from the offset
             `offset * G + i`.
         seed, offset: of "stochastic": ints, or int64 tensors of one element on x's device.
+        capacity: (token, expert) pairs that there is memory for, with which H and the workspaces
+            are sized, where many ids are known to be outside [0, E): the part of a layer whose
+            experts lie on several GPUs, for instance. Pairs past it, the last tokens of the highest
+            experts, are counted and have no row. None: all of them fit. Not with rounding.
+        on_overflow: what becomes of the output where a pair did not fit: "nan", all of it is NaN;
+            "drop", the pair is left out, as if its id were outside [0, E).
         addend: added to the output in float32 before that is rounded, a residual for instance.
         overwrite_H: whether backward writes dH, its largest intermediate, over H, the largest
             tensor that forward kept. None: where nothing reads H again, so not under
@@ -229,17 +242,28 @@ def moe(
         K, E = ids.shape[1], _experts_in(W1)
         _check_shape("ids", ids, rows.shape[0], K)
         _check_shape("scores", router, rows.shape[0], K)
-        routing = ops.call_undifferentiated(_ops.route_top_k.default, ids, router.detach(), E)
-        out = _experts(
-            rows, router, routing, layer, addend, _rules.TOP_K, K, ids.numel(), _rules.SCORES_GIVEN
-        )
-        aux = aux_of_pairs(routing, E, rows.shape[0], ids.numel()) if return_aux else None
+        args = (rows, router, ids, E, layer, addend, capacity, on_overflow, return_aux)
+        out, aux = _of_ids(*args)
+    elif capacity is not None:
+        if rounding is not None:
+            raise ValueError(
+                f"tilemoe: capacity is {capacity} and rounding {rounding!r}, which knows its own"
+            )
+        E = _experts_in(W1)
+        _check_shape("logits", router, rows.shape[0], E)
+        if K is None:
+            raise ValueError(_NO_K)
+        scores, ids = top_k(
+            router, K, scoring=scoring, selection_bias=selection_bias, n_group=n_group,
+            topk_group=topk_group, group_score=group_score,
+            routed_scaling_factor=routed_scaling_factor,
+        )  # fmt: skip
+        args = (rows, scores, ids, E, layer, addend, capacity, on_overflow, return_aux)
+        out, aux = _of_ids(*args)
     else:
         _check_shape("logits", router, rows.shape[0], _experts_in(W1))
         if K is None:
-            raise ValueError(
-                "tilemoe: K is None: it says how many experts to choose from the logits"
-            )
+            raise ValueError(_NO_K)
         found: Any
         if rounding is None:
             rule = _rules.rule(router.shape[1], K, scoring, n_group, topk_group, group_score)
@@ -421,6 +445,7 @@ def _experts_in(W1):
     return W1.shape[0]
 
 
+_NO_K = "tilemoe: K is None: it says how many experts to choose from the logits"
 _PLAIN_CHOICE = (1, 1, None, 1.0)  # n_group, topk_group, group_score, routed_scaling_factor
 
 
@@ -523,8 +548,58 @@ def moe_tokens(
 
 def _aux_of_top_k(routing, counts):
     counters = _rules.counters_of(routing)
-    dropped, added, without = torch.zeros_like(counters[:3]).unbind()  # K experts for every token
-    return Aux(counts, dropped, added, counters[0] + counters[1], without)
+    zeros = torch.zeros_like(counters).unbind()  # K experts for every token, and a row for each
+    dropped, added, without, overflow = zeros
+    return Aux(counts, dropped, added, counters[0] + counters[1], without, overflow)
+
+
+def _of_ids(x, scores, ids, E, layer, addend, capacity, on_overflow, return_aux, again=None):
+    """O (T, d) of ids and scores (T, K), and its Aux or None. again: see `_run`."""
+    (T, K), pairs = ids.shape, ids.numel()
+    rows = pairs if capacity is None else rows_for(capacity, pairs)
+    check_on_overflow(on_overflow)
+    routing = ops.call_undifferentiated(_ops.route_top_k.default, ids, scores.detach(), E, rows)
+    rule = _rules.rule_of(_rules.TOP_K, K, _rules.SCORES_GIVEN)
+    out = _run(
+        _ops.experts.default, x, scores, routing, layer, addend, (rows,), rule, again=again
+    )
+    if rows != pairs and on_overflow == "nan":
+        out = _spoilt(out, _rules.counters_of(routing)[0] > 0)
+    if not return_aux:
+        return out, None
+    counts = counts_of_ids(ids, E) if rows != pairs else None
+    return out, aux_of_pairs(routing, E, T, rows, counts)
+
+
+def rows_for(capacity, pairs):
+    """A caller's capacity as rows of a routing, of which no more than pairs can be in use."""
+    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+        raise ValueError(f"tilemoe: capacity is {capacity!r}, expected an int of at least 1")
+    return min(capacity, pairs)
+
+
+def check_on_overflow(on_overflow):
+    _rules.number("on_overflow", ("nan", "drop"), on_overflow)
+
+
+class _Spoilt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, is_spoilt):
+        ctx.mark_dirty(out)
+        return out.masked_fill_(is_spoilt, torch.nan)
+
+    @staticmethod
+    def backward(ctx, dO):
+        return dO, None
+
+
+def _spoilt(out, is_spoilt):
+    """out, which nobody else has, or NaN in its place where is_spoilt () says so."""
+    if torch.compiler.is_compiling():
+        return out.masked_fill(is_spoilt, torch.nan)
+    if not (torch.is_grad_enabled() and out.requires_grad):
+        return out.masked_fill_(is_spoilt, torch.nan)
+    return _Spoilt.apply(out, is_spoilt)
 
 
 def _top_k(x, logits, layer, addend, rule, factor, selection_bias, return_aux):
@@ -558,7 +633,8 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, r
     added = _rules.offsets_of(routing, E)[E] - T * K + dropped
     *_, token_offsets = _rules.row_arrays_of(routing, E, capacity)
     without = (token_offsets[: T + 1].diff() == 0).sum(dtype=torch.int32)
-    return out, Aux(counts, dropped, added, torch.zeros_like(dropped), without)
+    none = torch.zeros_like(dropped)
+    return out, Aux(counts, dropped, added, none, without, torch.zeros_like(none))
 
 
 def _cast(tensor, dtype):
@@ -573,11 +649,14 @@ def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
     return _run(_ops.experts.default, x, router, routing, layer, addend, (capacity,), rule)
 
 
-def _run(op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=False):
+def _run(
+    op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=False, again=None
+):
     """`moe` or `experts`, whose third argument is `third`, and which has a capacity or none. O, and
-    where `more` is asked for what else it gives; H is autograd's."""
+    where `more` is asked for what else it gives; H is autograd's. `again`: an ops.Again, by which
+    backward gets x."""
     try:
-        return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more)
+        return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, again)
     except (AttributeError, RuntimeError, TypeError):
         # Of what is no tensor torch tells nothing that names it.
         for name, tensor in zip((*WEIGHTS, "addend"), (*layer.weights, addend)):
@@ -586,7 +665,7 @@ def _run(op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=F
         raise
 
 
-def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more):
+def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, again):
     weights = layer.weights
     device_type = x.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
@@ -615,6 +694,6 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more)
     else:
         accumulate = given is not None and layer.accumulate
         return ops.differentiated(
-            op, tensors, third, rest, layer.overwrite_H, more, given, accumulate
+            op, tensors, third, rest, layer.overwrite_H, more, given, accumulate, again
         )
     return (found[0], *found[2:]) if more else found[0]

@@ -1,6 +1,7 @@
 """Calls of the operators in `torch.ops.tilemoe`, whose names and arguments are in
 bindings/torch/schema.cpp, and their gradients. Fake kernels are in _shapes.py."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -157,12 +158,22 @@ _NOT_KEPT = (
 )
 
 
-def _save_experts(ctx, X, router, weights, H, routing, numbers, reals, keep_H, overwrite_H):
+class Again(NamedTuple):
+    """How backward gets an X that is not kept: `make` of what is kept in its place."""
+
+    make: Callable[[torch.Tensor], torch.Tensor]
+    source: torch.Tensor
+
+
+def _save_experts(ctx, X, router, weights, H, routing, numbers, reals, keep_H, overwrite_H,
+                  again=None):  # fmt: skip
     """Keeps what the backward of one call of `experts` or `moe` reads: X, H, the routing, the
     weights by reference, and logits only where the scoring's rule reads them."""
     scoring, kind = numbers[At.SCORING], numbers[At.KIND]
     reads = router is not None and scoring != SCORES_GIVEN and reads_logits(scoring, kind)
-    ctx.save_for_backward(X, H, routing, *weights, router if reads else None)
+    ctx.again = None if again is None else again.make
+    kept = X if again is None else again.source
+    ctx.save_for_backward(kept, H, routing, *weights, router if reads else None)
     ctx.set_materialize_grads(False)  # none of H's, which is as large as H
     ctx.router_dtype = router.dtype if router is not None else torch.float32
     ctx.numbers, ctx.reals = numbers, reals
@@ -195,6 +206,8 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
             ctx.saved_tensors  # torch refuses where it has freed them, and tells of retain_graph
         raise RuntimeError(CONSUMED)
     X, H, routing, *weights, logits = ctx.saved_tensors
+    if ctx.again is not None:
+        X = ctx.again(X)
     wanted = 0
     for bit in range(len(GRADIENTS)):
         if needs[bit]:
@@ -391,7 +404,9 @@ def _layer_backward(ctx, dO, *_):
     return of_X, of_router, None, *others, *(None,) * (arguments - 10)
 
 
-def differentiated(op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False):
+def differentiated(
+    op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False, again=None
+):
     """`experts` or `moe` as the functions call it where nothing is traced. It computes the same as
     the operator's own autograd kernel, in half of the host's time: it passes the dispatcher once,
     and not twice with all arguments as Python objects.
@@ -399,14 +414,14 @@ def differentiated(op, tensors, third, rest, overwrite_H, more, given=None, accu
     tensors: X, the router's, the six weights, the addend; third, rest: the operator's other
     arguments, numbers and reals the last, keep_H not among them. `given` is memory for weights'
     gradients, kept as it is and not as saved tensors: other layers and micro-batches add to it
-    meanwhile.
+    meanwhile. `again`: an Again in place of X, which is not kept.
     -> O or, of `moe` where `more` is asked for, O, routing, expert_counts."""
     if forward_ad._current_level >= 0:
         refuse_tangents((*tensors, third))
     # Torch looks at every argument and every result several times: what is absent is none.
     absent = [i for i, tensor in enumerate(tensors) if tensor is None]
     there = [tensor for tensor in tensors if tensor is not None]
-    call = (op, rest, overwrite_H, more, given, accumulate, absent)
+    call = (op, rest, overwrite_H, more, given, accumulate, absent, again)
     apply = _Differentiated.apply if torch.compiler.is_compiling() else _apply
     return apply(call, third, *there)
 
@@ -414,7 +429,7 @@ def differentiated(op, tensors, third, rest, overwrite_H, more, given=None, accu
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, third, *there):
-        op, rest, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent = call
+        op, rest, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent, again = call
         tensors, needs = list(there), list(ctx.needs_input_grad[2:])
         for i in ctx.absent:
             tensors.insert(i, None)
@@ -426,7 +441,7 @@ class _Differentiated(torch.autograd.Function):
             op, X, router, third, weights, addend, *rest, keep_H, bool(overwrite_H)
         )
         routing = routed[0] if routed else third
-        _save_experts(ctx, X, router, weights, H, routing, *rest[-2:], keep_H, overwrite_H)
+        _save_experts(ctx, X, router, weights, H, routing, *rest[-2:], keep_H, overwrite_H, again)
         if not more:
             return O
         ctx.mark_non_differentiable(*routed)

@@ -29,6 +29,10 @@ class Aux(NamedTuple):
     added: Tensor  # () int32: pairs that rounding added
     skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
     without: Tensor  # () int32: tokens that no expert gets
+    overflow: Tensor  # () int32: pairs that did not fit into the capacity; they are skipped too
+
+
+OnOverflow = Literal["nan", "drop"]
 
 
 def top_k(
@@ -269,8 +273,15 @@ def _counter(value, device):
     return torch.full((1,), value, dtype=torch.int64, device=device)
 
 
-def aux_of_pairs(routing, E, T, capacity):
-    """Of a routing of pairs that were given."""
+def counts_of_ids(ids, E):
+    """(E) int32: how often each expert is among ids (T, K)."""
+    there = torch.where((ids >= 0) & (ids < E), ids, E).flatten().long()
+    counts = torch.zeros(E + 1, dtype=torch.int32, device=ids.device)
+    return counts.scatter_add(0, there, torch.ones_like(there, dtype=torch.int32))[:E]
+
+
+def aux_of_pairs(routing, E, T, capacity, counts=None):
+    """Of a routing of pairs that were given; counts (E): where not all of them may have a row."""
     offsets, counters = _rules.offsets_of(routing, E), _rules.counters_of(routing)
     _, row_token, *_ = _rules.row_arrays_of(routing, E, capacity)
     there = torch.arange(capacity, device=routing.device) < offsets[E]
@@ -278,4 +289,5 @@ def aux_of_pairs(routing, E, T, capacity):
     seen = seen.scatter(0, torch.where(there, row_token, T).long(), True)[:T]
     without = T - seen.sum(dtype=torch.int32)
     none = torch.zeros_like(without)
-    return Aux(offsets.diff(), none, none, counters[0] + counters[1], without)
+    counts = offsets.diff() if counts is None else counts
+    return Aux(counts, none, none, counters[0] + counters[1], without, counters[0].clone())

@@ -184,6 +184,17 @@ def repeat(machine, folder):
             for kit in (None, *machine.forced_kits()) for name in REPEATED]
 
 
+def digests(machine, folder):
+    """Hashes of what the kernels compute, which a simulation of them must compute too: cases made for
+    it, and the reduced registry."""
+    def item(name, cases, kit):
+        return machine.item(named(name, kit), "tilemoe", ["digest", "--device", "cuda", *cases], 120,
+                            json.loads, kit=kit)
+
+    return [item(name, cases, kit) for kit in (None, *machine.forced_kits())
+            for name, cases in (("calibration", ["calibration-*"]), ("reduced", ["--reduced"]))]
+
+
 def huge(machine, folder):
     """Weights, then tensors of rows, of more than 2^31 elements."""
     def item(name, gib):
@@ -338,6 +349,7 @@ STAGES = {
     "sizes": sizes,
     "two-gpus": two_gpus,
     "repeat": repeat,
+    "digests": digests,
     "huge": huge,
     **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
     "bench": bench,

@@ -104,6 +104,7 @@ class GpuRun(unittest.TestCase):
             case "$1 $2" in
             "info --json") echo '{{"backends": [{{"name": "cpu"}}, {{"kit": "'"$kit"'"}}]}}' ;;
             "info ") echo "TileMoE 0.2.0, commit 0123abcd, Release" ;;
+            digest*) echo '{{"kit": "'"$kit"'", "cases": []}}' ;;
             bench*) for file; do :; done; echo "[]" >"$file"; echo "$kit" ;;
             *) echo "3 cases, 0 failures by $kit $CUDA_FORCE_PTX_JIT" ;;
             esac""")
@@ -132,6 +133,15 @@ class GpuRun(unittest.TestCase):
             self.assertTrue(set(by["sm80"]) <= {f"{name}-sm80" for name in by[None]}, stage)
             self.assertGreaterEqual(len(by["sm80"]), 5, stage)
         self.assertEqual(self.by_kit("sanitize-1")["sm80"], ["check-reduced-sm80"])
+
+    def test_keeps_digests_of_each_kit(self):
+        self.runs_kits("sm90", "sm80")
+        said = self.run_stages("digests")
+        self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+        reports = {i["item"]: i["report"] for i in self.results("digests")["items"]}
+        self.assertEqual({name: report["kit"] for name, report in reports.items()},
+                         {"calibration": "sm90, the newest", "reduced": "sm90, the newest",
+                          "calibration-sm80": "sm80, asked for", "reduced-sm80": "sm80, asked for"})
 
     def test_runs_no_kit_that_the_gpu_does_not(self):
         self.runs_kits("sm80")

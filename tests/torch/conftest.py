@@ -10,6 +10,7 @@ import target
 
 ON_BOTH = {
     "autograd_test.py",
+    "capacity_test.py",
     "composition_test.py",
     "functional_test.py",
     "huggingface_test.py",

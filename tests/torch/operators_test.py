@@ -97,7 +97,7 @@ def cases():
     yield "top_k_backward", (x["ds"], x["ids"], x["scores"], None, E, 0, 1.0, torch.float32)
     yield "top_k_backward", (x["ds"], x["ids"], x["scores"], logits, E, 3, 2.5, torch.float32)
     yield "route_logits", (logits, None, *chosen_by(1)), (logits, torch.ones(E), *chosen_by(3))
-    yield "route_top_k", (x["ids"], x["scores"], E)
+    yield "route_top_k", *((x["ids"], x["scores"], E, rows) for rows in (T * K, T))
     tokens = torch.tensor([0, 0, 2])
     yield "route_general", (tokens, torch.tensor([1, 2, -1]), torch.rand(3), T, E)
     yield "route_rounded", *((logits, None, None, K, 4, r, 0) for r in (0, 1, 2, 4))
@@ -174,7 +174,7 @@ def other_kinds(x):
 
 
 # Of the process, the library and a stream: no kernel computes with a tensor there.
-WITHOUT_TENSORS = {"set_block_turns", "set_kit", "kit_of", "capture_id", "version"}
+WITHOUT_TENSORS = {"set_block_turns", "set_kit", "kit_of", "capture_id", "layer_bytes", "version"}
 
 CASES = [(name, arguments) for name, *many in cases() for arguments in many]
 

@@ -34,6 +34,7 @@ def test_lists_of_tensors():
 def test_lists_of_numbers():
     assert fields("Rule", "int64_t") == _packing.RULE
     assert fields("Numbers", "int64_t") == _packing.NUMBERS
+    assert fields("Sizes", "int64_t") == _packing.SIZES
     assert fields("Reals", "double") == _packing.REALS
 
 

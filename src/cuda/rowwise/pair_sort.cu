@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/core/early_launch.h"
+#include "cuda/ptx/dynamic_shared.h"
 #include "cuda/rowwise/block_scan.h"
 #include "cuda/rowwise/launch.h"
 #include "cuda/rowwise/pair_sort.h"
@@ -212,7 +213,7 @@ __device__ void fill_counters(const SortParams& params, int32_t rows) {
 }
 
 __global__ void __launch_bounds__(kThreads, 1) place_pairs(const SortParams params) {
-  extern __shared__ int32_t memory[];
+  TILEMOE_DYNAMIC_SHARED(int32_t, memory, alignof(int32_t));
   const Pairs& pairs = params.pairs;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int64_t per_warp = params.block_size / kWarps;

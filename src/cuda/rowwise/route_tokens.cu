@@ -92,7 +92,7 @@ template <int kSlots>
 __device__ void choose_tokens(const RouteTokensParams& params, int32_t first, int32_t end) {
   using Groups = WarpGroups<kSlots>;
   __shared__ float logits[kWarps][kSlots * kWarp];
-  __shared__ alignas(16) float rows[kWarps][Groups::kSharedFloats];
+  __shared__ __align__(16) float rows[kWarps][Groups::kSharedFloats];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const TopKParams& choice = params.choice;
   const FloatArray row{logits[warp], TILEMOE_FLOAT32};

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksCompiledFor<kSlots, kGroups>)
   __syncthreads();
   const auto groups = [&] {
     if constexpr (kGroups) {
-      __shared__ alignas(16) float rows[kWarps][WarpGroups<kSlots>::kSharedFloats];
+      __shared__ __align__(16) float rows[kWarps][WarpGroups<kSlots>::kSharedFloats];
       return Groups(params.groups, rows[threadIdx.x / kWarp]);
     } else {
       return Groups();

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/core/launch_kernel.h"
+#include "cuda/ptx/dynamic_shared.h"
 #include "cuda/rowwise/block_choice.h"
 #include "cuda/rowwise/launch.h"
 #include "cuda/rowwise/top_k_params.h"
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams 
   using Groups = BlockGroups<kThreads>;
   __shared__ typename Choice::Shared shared;
   __shared__ typename Groups::Shared shared_groups;
-  extern __shared__ float shared_values[];  // (K), then the ids (K)
+  TILEMOE_DYNAMIC_SHARED(float, shared_values, alignof(float));  // (K), then the ids (K)
   const int32_t E = params.E, K = params.K;
   for (int64_t t = blockIdx.x; t < params.T; t += gridDim.x) {
     const FloatArray logits = params.logits.row(t);

@@ -2,6 +2,7 @@
 // expert. Usual sizes take a warp a token, whose logits are read once and whose weights stay in its
 // registers. Any other size takes top-K first, and then weighs what it chose.
 #include "cuda/core/early_launch.h"
+#include "cuda/ptx/dynamic_shared.h"
 #include "cuda/rowwise/arrays.h"
 #include "cuda/rowwise/launch.h"
 #include "cuda/rowwise/round_scratch.h"
@@ -79,7 +80,7 @@ __device__ __forceinline__ bool weigh(const WeighParams& params, WarpRow<kSlots>
 template <int kSlots>
 __global__ void __launch_bounds__(kThreads, kSlots > 8 ? 2 : 3)
     choose_and_weigh(const WeighParams params) {
-  extern __shared__ TileRow tile[];  // (E)
+  TILEMOE_DYNAMIC_SHARED(TileRow, tile, alignof(TileRow));  // (E)
   __shared__ int32_t nan_tokens;
   wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;

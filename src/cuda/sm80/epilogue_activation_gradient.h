@@ -31,8 +31,10 @@ class ActivationGradientEpilogue {
   using H = WordsOfH<Shape, kActivations>;
   using Rows = StoreByThreads<Shape, H::kColumns>;
 
+  using HParams = typename H::Params;
+
   struct Params {
-    typename H::Params H;
+    HParams H;
     typename Rows::Output A_scaled;  // (capacity, 1, n); may be not wanted
     const float* score;              // (capacity); null: every s is 1
     float* ds_partial;               // (ds_groups(n), capacity); null: not wanted

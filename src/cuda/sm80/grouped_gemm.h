@@ -21,6 +21,7 @@
 
 #include "cuda/core/early_launch.h"
 #include "cuda/core/tile.h"
+#include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/shared_address.h"
 #include "cuda/schedule/tile_order.h"
 #include "cuda/sm80/load_ahead.h"
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
     grouped_gemm(const __grid_constant__ typename Gemm::Params params) {
   using Shape = typename Gemm::Shape;
   using Products = typename Gemm::Products;
-  extern __shared__ __align__(kSwizzleAtom) uint8_t memory[];
+  TILEMOE_DYNAMIC_SHARED(uint8_t, memory, kSwizzleAtom);
   uint8_t* const barriers = memory + params.stages * Gemm::kStageBytes;
   auto& line = *reinterpret_cast<typename Gemm::Line*>(barriers + Gemm::Ring::kBarrierBytes);
   const typename Gemm::Ring ring(ptx::shared_address(memory), ptx::shared_address(barriers),

@@ -22,6 +22,7 @@
 #include "cuda/core/early_launch.h"
 #include "cuda/core/tile.h"
 #include "cuda/ptx/cluster.h"
+#include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/registers.h"
 #include "cuda/ptx/shared_address.h"
 #include "cuda/schedule/tile_order.h"
@@ -77,7 +78,7 @@ struct GroupedGemm {
 template <class Gemm>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     grouped_gemm(const __grid_constant__ typename Gemm::Params params) {
-  extern __shared__ __align__(kSwizzleAtom) uint8_t memory[];
+  TILEMOE_DYNAMIC_SHARED(uint8_t, memory, kSwizzleAtom);
   const uint32_t shared = ptx::shared_address(memory);
   const typename Gemm::Ring ring(shared + Gemm::kBarriersAt);
   if (threadIdx.x == 0) {

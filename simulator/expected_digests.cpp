@@ -1,0 +1,70 @@
+#include "simulator/expected_digests.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace tilemoe::simulator {
+
+using nlohmann::json;
+
+bool has_known_bits(const verify::Case& test_case, verify::Output output) {
+  switch (test_case.activation) {
+    case Activation::kIdentity:
+    case Activation::kReLU:
+    case Activation::kReLUSquared:
+    case Activation::kReGLU: return true;
+    default: return output == verify::kH;
+  }
+}
+
+ExpectedDigests::ExpectedDigests(const std::string& file, const std::string& kit) {
+  std::ifstream stream(file);
+  if (!stream) throw std::runtime_error("cannot read " + file);
+  try {
+    const json results = json::parse(stream);
+    device_ = results.at("name").get<std::string>();
+    for (const json& item : results.at("items")) {
+      const json& report = item.at("report");
+      // "sm90, the newest for compute capability 9.0"
+      const std::string of = report.at("kit").get<std::string>();
+      if (of.substr(0, of.find(',')) != kit) continue;
+      for (const json& one : report.at("cases"))
+        cases_[one.at("case").get<std::string>()] = {
+            .seed = report.at("seed").get<uint64_t>(),
+            .inputs = one.at("inputs").get<std::string>(),
+            .tensors = one.at("tensors").get<std::map<std::string, std::string>>()};
+    }
+  } catch (const json::exception& error) {
+    throw std::runtime_error(file + " is no results file of digests: " + error.what());
+  }
+  if (cases_.empty()) throw std::runtime_error(file + " has no digests of the kit " + kit);
+}
+
+ExpectedDigests::Comparison ExpectedDigests::compare(const verify::Case& test_case, uint64_t seed,
+                                                     const verify::CaseDigests& computed) const {
+  const Expected& expected = cases_.at(test_case.name);
+  Comparison comparison;
+  if (expected.seed != seed) {
+    comparison.differences = {"the GPU's numbers are of the seed " + std::to_string(expected.seed)};
+    return comparison;
+  }
+  if (expected.inputs != verify::hexadecimal(computed.inputs)) {
+    comparison.differences = {"the GPU was given other numbers, as another C library makes them"};
+    return comparison;
+  }
+  for (const verify::TensorDigest& tensor : computed.tensors) {
+    if (!has_known_bits(test_case, tensor.output)) continue;
+    const std::string name = verify::output_name(tensor.output);
+    const auto found = expected.tensors.find(name);
+    if (found == expected.tensors.end())
+      comparison.differences.push_back(name + ": the GPU's is not there");
+    else if (found->second != verify::hexadecimal(tensor.hash))
+      comparison.differences.push_back(name + ": other bits than the GPU's");
+    else
+      ++comparison.equal;
+  }
+  return comparison;
+}
+
+}  // namespace tilemoe::simulator

@@ -1,0 +1,47 @@
+// What a real GPU computed, as hashes, for a simulated one to be held to: a results file of
+// `scripts/gpu/run.py digests`.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "verify/digest.h"
+
+namespace tilemoe::simulator {
+
+// Whether the bits of an output follow from what is known of the hardware. Those of all but H do not
+// where the activation has approximate instructions, whose last bits nobody documents.
+bool has_known_bits(const verify::Case& test_case, verify::Output output);
+
+class ExpectedDigests {
+ public:
+  // Of one kit, "sm80" or "sm90". Throws std::runtime_error, with the reason, where the file cannot
+  // be read, is none of that kind, or has nothing of the kit.
+  ExpectedDigests(const std::string& file, const std::string& kit);
+
+  bool has(const std::string& case_name) const { return cases_.contains(case_name); }
+  // The GPU: "NVIDIA H100 80GB HBM3".
+  const std::string& device() const { return device_; }
+
+  struct Comparison {
+    int equal = 0;                         // tensors
+    std::vector<std::string> differences;  // a line each
+  };
+  // Of a case that the file has, run with `seed`. Compares the outputs whose bits are known; one
+  // that the file lacks is a difference.
+  Comparison compare(const verify::Case& test_case, uint64_t seed,
+                     const verify::CaseDigests& computed) const;
+
+ private:
+  struct Expected {
+    uint64_t seed;
+    std::string inputs;
+    std::map<std::string, std::string> tensors;
+  };
+  std::map<std::string, Expected> cases_;
+  std::string device_;
+};
+
+}  // namespace tilemoe::simulator

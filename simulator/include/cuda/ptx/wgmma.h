@@ -1,0 +1,40 @@
+// Simulated: warpgroup matrix products (src/cuda/ptx/wgmma.h).
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/core/major.h"
+
+namespace tilemoe::cuda::ptx {
+
+__device__ __forceinline__ void wgmma_fence() {
+  simulator::fence_wgmma();
+}
+__device__ __forceinline__ void wgmma_commit() {
+  simulator::commit_wgmma();
+}
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  simulator::wait_wgmma(kPending);
+}
+
+// The hardware's bits: the same text as the GPU's.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared, uint32_t group_stride,
+                                                     uint32_t chunk_stride) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  return kSwizzle128 | static_cast<uint64_t>(group_stride >> 4) << 32 |
+         static_cast<uint64_t>(chunk_stride >> 4) << 16 | ((shared & 0x3ffff) >> 4);
+}
+
+template <class Element, int kN, Major kAMajor, Major kBMajor>
+__device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b,
+                                      int32_t accumulate) {
+  constexpr bool kBF16 = std::is_same_v<Element, __nv_bfloat16>;
+  static_assert(kBF16 || std::is_same_v<Element, __half>, "bfloat16 or float16");
+  static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256, "no instruction of this width");
+  simulator::multiply_wgmma(kBF16, kN, d, a, b, accumulate != 0, kAMajor == Major::kMN,
+                            kBMajor == Major::kMN);
+}
+
+}  // namespace tilemoe::cuda::ptx

@@ -1,0 +1,68 @@
+// What simulated kernels call: the instructions, below the names that CUDA and src/cuda/ptx give
+// them. Each takes the place that called it from its return address, so that a finding can name the
+// line; what is around them is inlined.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tilemoe::simulator {
+
+// ---- CUDA's own names
+void __syncthreads();
+int __syncthreads_or(int predicate);
+void __syncwarp(unsigned mask = 0xffffffff);
+void __threadfence();
+void cudaGridDependencySynchronize();
+void cudaTriggerProgrammaticLaunchCompletion();
+
+// ---- lanes of a warp, which exchange registers and order nothing
+enum class Shuffle { kFrom, kXor, kUp, kDown };
+// Within groups of `width` lanes, a power of two.
+uint64_t shuffle(unsigned mask, uint64_t bits, Shuffle how, int by, int width);
+unsigned ballot(unsigned mask, bool predicate);
+unsigned match_any(unsigned mask, uint64_t bits);
+// Everyone's; returns whose there are.
+unsigned gather(unsigned mask, uint64_t bits, uint64_t (&all)[32]);
+
+// ---- memory
+void atomic_begin(void* at, size_t bytes, bool writes, bool reads);
+void atomic_end();  // others may go on
+uint64_t raw_load(const void* at, size_t bytes);
+void raw_store(void* at, size_t bytes, uint64_t bits);
+uint32_t to_shared(const void* generic);
+void* dynamic_shared();
+void load_shared(uint32_t shared, void* to, uint32_t bytes);
+void store_shared(uint32_t shared, const void* from, uint32_t bytes);
+void load_global(const void* global, void* to, uint32_t bytes);
+
+// ---- src/cuda/ptx
+void named_barrier(uint32_t barrier, uint32_t threads, bool waits);
+void init_mbarrier(uint32_t barrier, uint32_t arrivals);
+void arrive_mbarrier(uint32_t barrier, uint32_t bytes);
+bool test_mbarrier(uint32_t barrier, uint32_t parity);
+void wait_mbarrier(uint32_t barrier, uint32_t parity);
+void copy_async(uint32_t shared, const void* source, uint32_t bytes);
+void arrive_copies(uint32_t barrier);
+void fence_proxy();
+void load_matrices(uint32_t (&r)[4], uint32_t shared, bool transposed);
+void store_matrices(uint32_t shared, const uint32_t (&r)[4], bool transposed);
+uint32_t move_matrix(uint32_t word);
+void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                       bool bfloat16);
+int32_t thread_number();
+// `blocks`: of the cluster, a bit each; 0: this one.
+void load_box_async(uint32_t shared, const void* map, uint32_t barrier, uint32_t blocks,
+                    const int32_t* coordinates, int dimensions);
+void store_box_async(const void* map, uint32_t shared, const int32_t* coordinates, int dimensions);
+void commit_box_stores();
+void wait_box_stores(int pending, bool complete);
+void multiply_wgmma(bool bfloat16, int columns, float* d, uint64_t a, uint64_t b, bool accumulate,
+                    bool a_mn_major, bool b_mn_major);
+void fence_wgmma();
+void commit_wgmma();
+void wait_wgmma(int pending);
+void sync_cluster();
+uint32_t address_in_cluster(uint32_t shared, uint32_t rank);
+
+}  // namespace tilemoe::simulator

@@ -1,0 +1,71 @@
+#include "simulator/machine/async_copy.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "simulator/machine/synchronization.h"
+
+namespace tilemoe::simulator {
+
+// A copy reads and writes at some time from now until its arrival. What it overwrites must be read
+// before it starts; who reads what it writes must have waited for the arrival.
+void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t bytes,
+                uint32_t site) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  std::byte* const to = machine.shared_bytes(thread, shared, 16, site);
+  if (shared % 16 != 0 || (bytes != 0 && reinterpret_cast<uintptr_t>(source) % 16 != 0))
+    machine.fail(thread, FindingKind::kOutOfBounds, site,
+                 "cp.async of an address that is not on 16");
+  const Accessor by{.agent = thread.copy_agent(),
+                    .epoch = thread.copy_epoch,
+                    .knows = &thread.knowledge,
+                    .cluster = &block.agents,
+                    .reads_done = thread.warp->reads_done,
+                    .in_order = false,
+                    .async_proxy = false,
+                    .site = site};
+  if (bytes != 0) {
+    if (!machine.memory().has(source) || !machine.memory().allocated(source, bytes))
+      machine.fail(thread, FindingKind::kOutOfBounds, site,
+                   "cp.async from what is no array of device memory",
+                   machine.memory().has(source)
+                       ? machine.memory().describe(machine.memory().offset(source))
+                       : std::string());
+    Accessor reader = by;
+    reader.in_order = true;  // it may read what its thread wrote
+    machine.global_access(reader, block, AccessKind::kRead, source, bytes);
+  }
+  machine.shared_access(by, block, AccessKind::kWrite, shared, 16);
+  if (thread.lane == 0 && thread.copies.empty())
+    machine.trace().note(block.launch->number, block.linear, thread.warp->index, Note::kCopy,
+                         shared);
+  thread.copies.push_back({to, bytes == 0 ? nullptr : source, bytes});
+}
+
+void arrive_when_copied(Thread& thread, uint32_t address, uint32_t site) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  mbarrier_at(thread, address, site, nullptr);
+  const Epoch epoch = thread.copy_epoch++;
+  // The async part of the arrival publishes what was copied, and nothing else of the thread.
+  machine.add_event(
+      block, [&machine, &thread, address, site, epoch, copies = std::exchange(thread.copies, {})] {
+        for (const Copy& copy : copies) {
+          if (copy.from == nullptr)
+            std::memset(copy.to, 0, 16);
+          else
+            std::memcpy(copy.to, copy.from, 16);
+        }
+        Block& its = *thread.block;
+        Mbarrier& barrier = its.mbarriers[address];
+        barrier.gathering.add_epoch(its.agents.index(thread.copy_agent()), epoch);
+        if (thread.lane == 0)
+          machine.trace().note(its.launch->number, its.linear, thread.warp->index, Note::kLanded,
+                               address);
+        count_arrival(thread, barrier, address, site);
+      });
+}
+
+}  // namespace tilemoe::simulator

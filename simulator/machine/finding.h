@@ -1,0 +1,44 @@
+// What the simulator finds wrong, in words.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tilemoe::simulator {
+
+enum class FindingKind {
+  kReadBeforeWrite,    // read before it landed, or without waiting for it
+  kWriteOverWrite,     // two writes that nothing orders
+  kOverwrittenInUse,   // overwritten while a reader may be under way
+  kMissingProxyFence,  // an ordinary write that the async proxy meets without fence.proxy.async
+  kNeverWritten,       // memory read that nobody has written
+  kOutOfBounds,
+  kBarrierMisuse,
+  kDeadlock,
+  kDivergence,  // lanes of a warp that do not meet
+  kLaunch,      // a launch that no GPU would take
+};
+const char* name_of(FindingKind kind);
+
+struct Finding {
+  FindingKind kind;
+  std::string kernel;
+  std::string block, thread;  // "(3, 0)", "17"
+  std::string address;        // "shared 0x1a40", "array 3 (4096 bytes) + 132"; empty: none
+  std::string what;           // in words
+  std::string site, other;    // "ring.h:64 < load_ahead.h:48 < ..."; `other` may be empty
+  std::string other_thread;   // who made the other access
+};
+std::string describe(const Finding& finding);
+
+// A place of the program's code, bytes from its beginning, as the lines it was compiled from: the
+// innermost first, then what it was inlined to. Asks addr2line.
+std::string describe_site(uint32_t site);
+// A kernel's name without its arguments.
+std::string describe_kernel(const void* kernel);
+
+// Bytes from the program's beginning, of a return address.
+uint32_t site_of(const void* return_address);
+
+}  // namespace tilemoe::simulator

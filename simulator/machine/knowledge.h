@@ -1,0 +1,50 @@
+// What a thread knows to have happened before it goes on: vector clocks. An agent is whatever
+// accesses memory by itself: a thread, its copies under way, an operation of the async proxy. Each
+// counts its epochs; an access of epoch e happened before all that knows e of its agent.
+#pragma once
+
+#include <boost/smart_ptr/intrusive_ptr.hpp>
+#include <boost/smart_ptr/intrusive_ref_counter.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace tilemoe::simulator {
+
+using Epoch = uint32_t;
+
+// Of the agents of a cluster, by their numbers in it. Copies share their epochs until one changes:
+// after a barrier of a block all of its threads know the same.
+class Clock {
+ public:
+  Epoch of(size_t agent) const {
+    return epochs_ && agent < epochs_->of.size() ? epochs_->of[agent] : 0;
+  }
+  void raise(size_t agent, Epoch epoch);
+  void join(const Clock& other);
+  bool same_as(const Clock& other) const { return epochs_ == other.epochs_; }
+
+ private:
+  struct Epochs : boost::intrusive_ref_counter<Epochs, boost::thread_unsafe_counter> {
+    std::vector<Epoch> of;
+  };
+  boost::intrusive_ptr<Epochs> epochs_;
+};
+
+// Of agents of other clusters of the same launch, by the cluster's first block.
+using Foreign = std::map<uint32_t, Clock>;
+
+struct Knowledge {
+  Clock clock;
+  // Of what ordinary accesses wrote: how much is visible to the async proxy too.
+  Clock fenced;
+  // Blocks below this number are of launches that have ended before.
+  uint32_t first_concurrent_block = 0;
+  std::shared_ptr<const Foreign> foreign;
+
+  void join(const Knowledge& other);
+};
+
+}  // namespace tilemoe::simulator

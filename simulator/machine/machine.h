@@ -1,0 +1,364 @@
+// The simulated GPU: launches, blocks, warps and threads, and who runs next.
+//
+// A CUDA thread is a fiber. A block that runs has a worker, an operating-system thread, so that
+// `__shared__` variables, which are thread_local here, have an address in each block; workers run
+// one at a time. Everything that is left to chance, which block, warp and lane goes on and when a
+// copy lands, comes from one seed.
+#pragma once
+
+#include <driver_types.h>
+#include <vector_types.h>
+
+#include <array>
+#include <boost/context/fiber.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "simulator/machine/device_memory.h"
+#include "simulator/machine/finding.h"
+#include "simulator/machine/knowledge.h"
+#include "simulator/machine/random.h"
+#include "simulator/machine/shadow.h"
+#include "simulator/machine/trace.h"
+#include "simulator/registers.h"
+
+namespace tilemoe::simulator {
+
+constexpr uint32_t kLanes = 32;
+constexpr uint32_t kReservedShared = 1024;  // bytes of a block's shared memory before its own
+constexpr int kRankAt = 24;                 // in an address of a cluster's shared memory
+
+struct Block;
+struct Warp;
+struct Launch;
+class Worker;
+class Machine;
+
+struct Copy {
+  void* to;
+  const void* from;  // null: zeros
+  uint32_t bytes;
+};
+
+// Of the async proxy: whose accesses, up to which epoch.
+struct BulkAgent {
+  uint32_t agent;
+  Epoch epoch;
+};
+struct BulkStore {
+  BulkAgent reader{}, writer{};
+  bool has_read = false, is_complete = false;
+  bool read_is_known = false;  // to the thread
+};
+
+// Of a warp's part of wgmma.
+struct Product {
+  bool bfloat16, accumulate, a_mn_major, b_mn_major;
+  int columns;
+  uint64_t a, b;  // descriptors
+  std::array<float*, kLanes> d;
+};
+struct ProductGroup {
+  Epoch epoch;
+  std::vector<Product> products;  // that are yet to be computed
+};
+
+struct Thread {
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  uint32_t index = 0;  // in the block
+  uint32_t lane = 0;
+  boost::context::fiber self, back;
+  std::byte* stack = nullptr;
+  const Registers* registers = nullptr;
+
+  enum class State { kRunnable, kBlocked, kExited };
+  State state = State::kRunnable;
+  const char* waits_for = "";
+  uint32_t site = 0;  // where it waits
+
+  Epoch epoch = 1, copy_epoch = 1;
+  Knowledge knowledge;
+  std::unique_ptr<Foreign> acquired;        // by atomics, for the next fence
+  std::shared_ptr<const Foreign> released;  // by the last fence, for atomics
+  std::vector<Copy> copies;                 // cp.async since the last arrival
+  std::vector<std::shared_ptr<BulkStore>> open_stores;
+  std::deque<std::vector<std::shared_ptr<BulkStore>>> store_groups;
+  bool triggered = false;
+  bool met = false;  // at its warp's meeting
+
+  uint32_t agent() const;
+  uint32_t copy_agent() const;
+  size_t clock_index() const;
+};
+
+// What barriers gather of those that arrive.
+class Gathering {
+ public:
+  void add(Thread& thread);  // what it did so far; it goes on in its next epoch
+  void add_epoch(size_t agent, Epoch epoch) { all_.clock.raise(agent, epoch); }
+  void add(const Knowledge& knowledge) { all_.join(knowledge); }
+  const Knowledge& all() const { return all_; }
+  void clear() { *this = Gathering(); }
+
+ private:
+  Knowledge all_;
+  Clock last_;
+};
+
+// Lanes that meet at an instruction which they execute together.
+struct Meeting {
+  const void* kind;
+  uint32_t mask, arrived = 0;
+  void* operands[kLanes] = {};
+};
+
+struct Warp {
+  Block* block = nullptr;
+  uint32_t index = 0;
+  std::vector<Thread*> lanes;
+  uint32_t exited = 0;  // lanes
+  bool listed = false;  // among its block's runnable ones
+  std::vector<Meeting> meetings;
+  Epoch reads_done[kLanes] = {};  // of each lane when all last exchanged registers
+  bool products_fenced = false;
+  Epoch product_epoch = 1;
+  std::vector<Product> open_products;
+  std::deque<ProductGroup> product_groups;
+};
+
+// One of the sixteen of a block.
+struct BlockBarrier {
+  uint32_t expected = 0, arrived = 0;
+  Gathering gathering;
+  std::vector<Thread*> waiting;
+  bool any = false, any_before = false;  // of __syncthreads_or
+  uint32_t site = 0;
+};
+
+struct Mbarrier {
+  uint32_t expected = 0, pending = 0;
+  int64_t bytes = 0;  // that are to come
+  uint32_t phase = 0;
+  Gathering gathering;
+  Knowledge ended;  // of the phase that ended last
+  std::vector<Thread*> waiting;
+  Recorded init;
+};
+
+// Something that goes on by itself.
+struct Event {
+  std::function<void()> happen;
+};
+
+struct Block {
+  Machine* machine = nullptr;
+  Launch* launch = nullptr;
+  Worker* worker = nullptr;
+  uint32_t number = 0;  // of all blocks
+  uint32_t linear = 0;  // in the grid
+  uint3 index{};
+  AgentsOfCluster agents;
+  std::vector<Block*> cluster;  // by rank
+  uint32_t rank = 0;
+  uint32_t dynamic_bytes = 0, static_at = 0, shared_bytes = 0;
+  std::deque<Thread> threads;
+  std::deque<Warp> warps;
+  std::vector<Warp*> runnable;
+  std::vector<Event> events;
+  uint32_t exited = 0, triggered = 0;
+  bool has_triggered = false;
+  BlockBarrier barriers[16];
+  std::unordered_map<uint32_t, Mbarrier> mbarriers;
+  uint32_t next_operation = 0;  // of the async proxy
+  Epoch operation_epochs[kAsyncOperations] = {};
+  BlockBarrier of_cluster;  // in a cluster's first block
+
+  bool can_run() const { return !runnable.empty() || !events.empty(); }
+  bool done() const { return exited == threads.size(); }
+};
+
+struct LaunchShape {
+  dim3 grid, block;
+  uint32_t cluster = 1;
+  size_t dynamic_bytes = 0;
+  bool early = false;
+};
+
+struct Launch {
+  const void* kernel = nullptr;
+  LaunchShape shape;
+  std::shared_ptr<const void> call;  // the kernel's parameters
+  size_t call_bytes = 0;
+  void (*run)(const void*) = nullptr;  // calls it with them
+  uint32_t number = 0;
+  uint32_t first_block = 0;
+  std::vector<uint32_t> clusters_to_start;
+  uint32_t blocks = 0, ended = 0, triggered = 0;
+  uint32_t resident = 1;  // clusters at a time
+};
+
+// An operating-system thread with room for a block.
+class Worker {
+ public:
+  explicit Worker(Machine& machine);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  void start(Block& block);
+  void run_slice(uint32_t turns);  // returns when the block has had them, or can do no more
+
+  std::byte* shared() const { return shared_; }  // what is at address 0
+  std::byte* dynamic() const { return shared_ + kReservedShared; }
+  std::byte* statics() const { return statics_; }
+  size_t static_bytes() const { return static_bytes_; }
+  Cell* cells() { return cells_.data(); }
+  std::byte* stack(uint32_t thread) const { return stacks_ + size_t{thread} * kStackBytes; }
+  void forget_accesses() { std::fill(cells_.begin(), cells_.end(), Cell()); }
+
+  std::unique_ptr<Block> block;
+
+  static constexpr size_t kStackBytes = size_t{64} << 10;
+  static constexpr size_t kMostDynamic = size_t{256} << 10;
+
+ private:
+  void work();
+  void run_warp(Warp& warp);
+
+  Machine& machine_;
+  std::byte* shared_ = nullptr;
+  std::byte* statics_ = nullptr;
+  size_t static_bytes_ = 0;
+  std::vector<Cell> cells_;
+  std::byte* stacks_ = nullptr;
+  uint32_t turns_ = 0;
+  bool stop_ = false;
+  std::binary_semaphore go_{0}, done_{0};
+  std::thread thread_;
+};
+
+struct DeviceKind {
+  const char* name;
+  int major, minor;
+  int shared_bytes;  // of a block
+  int multiprocessors;
+};
+
+class Machine final : public ConflictListener {
+ public:
+  static Machine& instance();
+
+  // ---- what is simulated
+  void set_device(const DeviceKind& kind) { device_ = kind; }
+  const DeviceKind& device() const { return device_; }
+  // Numbers launches anew.
+  void set_seed(uint64_t seed) { seed_ = seed, launches_ever_ = 0; }
+  std::vector<Finding> take_findings();
+  uint64_t launches() const { return launches_ever_; }
+  Trace& trace() { return trace_; }
+  DeviceMemory& memory() { return memory_; }
+
+  // ---- the host's side
+  cudaError_t launch(Launch launch);
+  void enqueue(std::function<void()> work);
+  cudaError_t synchronize();  // runs what is queued; an error where a launch was aborted
+
+  // ---- for threads
+  static Thread* current();
+  void wait(Thread& thread, const char* for_what, uint32_t site);  // until somebody wakes it
+  void wake(Thread& thread);
+  void yield(Thread& thread);
+  void ordinary_access(Thread& thread, AccessKind kind, const void* address, size_t bytes,
+                       uint32_t site);
+  void wait_for_previous_launches(Thread& thread, uint32_t site);
+  void trigger(Thread& thread);
+  // Where a generic address lies in the block's shared memory; false where it does not.
+  bool shared_offset(const Block& block, const void* address, uint32_t& offset) const;
+  // Where bytes at a shared address lie, which may be another block's of the cluster; a finding, and
+  // the end of the thread, where they are not there.
+  std::byte* shared_bytes(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site,
+                          Block** owner = nullptr);
+  void shared_access(const Accessor& by, Block& owner, AccessKind kind, uint32_t offset,
+                     uint32_t bytes);
+  void global_access(const Accessor& by, Block& block, AccessKind kind, const void* address,
+                     size_t bytes);
+  Accessor ordinary(const Thread& thread, uint32_t site) const;
+
+  void find(const Thread& thread, FindingKind kind, uint32_t site, const std::string& what,
+            const std::string& address = {});
+  // The same, and the end of all that runs: it cannot go on.
+  [[noreturn]] void fail(const Thread& thread, FindingKind kind, uint32_t site,
+                         const std::string& what, const std::string& address = {});
+  bool aborting() const { return aborting_; }
+  void thread_ended(Thread& thread);
+  void thread_left(Thread& thread);   // barriers and meetings do without it from now on
+  void check_stores(Thread& thread);  // that ends
+  void leave_cluster_barrier(Block& block);
+  void add_event(Block& block, std::function<void()> happen);
+
+  Random& random() { return random_; }
+  std::unordered_map<const void*, Foreign>& released() { return released_; }
+
+ private:
+  Machine();
+  ~Machine();
+  void found(Conflict conflict, const Accessor& by, const Recorded* other, size_t byte) override;
+
+  [[noreturn]] void leave(Thread& thread);
+  void abandon_all();
+  void run_launches();
+  void start_launch(Launch launch);
+  bool may_start_next() const;
+  bool start_blocks();
+  void start_cluster(Launch& launch, uint32_t first);
+  Worker* idle_worker();
+  uint32_t resident_clusters(const Launch& launch) const;
+  void end_blocks();
+  void report_deadlock();
+  void renumber();
+  void add(Finding finding, uint32_t site, uint32_t other);
+  std::string name_of_agent(uint32_t agent, const Launch& launch) const;
+
+  struct Queued {
+    std::unique_ptr<Launch> launch;
+    std::function<void()> work;
+  };
+  struct Origin {  // of a block number
+    uint32_t first;
+    const void* kernel;
+    dim3 grid;
+    uint32_t threads;
+  };
+
+  DeviceKind device_;
+  uint64_t seed_ = 1;
+  DeviceMemory memory_;
+  Trace trace_;
+  Random random_;
+  std::deque<Queued> queue_;
+  std::deque<std::unique_ptr<Launch>> active_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<Thread*> waiting_for_launches_;
+  std::unordered_map<const void*, Foreign> released_;
+  std::vector<Origin> origins_;
+  uint32_t next_block_ = 1;
+  uint32_t launches_ever_ = 0;
+  bool aborting_ = false, failed_ = false;
+  std::vector<Finding> findings_;
+  std::vector<uint64_t> told_;
+  // Where the access is that `found` is told of.
+  const Block* accessed_block_ = nullptr;
+  bool accessed_shared_ = false;
+  uintptr_t program_begin_ = 0, program_end_ = 0;
+};
+
+}  // namespace tilemoe::simulator

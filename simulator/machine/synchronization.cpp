@@ -1,0 +1,245 @@
+#include "simulator/machine/synchronization.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace tilemoe::simulator {
+namespace {
+
+std::string shared_place(uint32_t address) {
+  std::ostringstream text;
+  text << "shared 0x" << std::hex << address;
+  return text.str();
+}
+
+void end_phase_if_over(Thread& who, Mbarrier& barrier, uint32_t address) {
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  Machine& machine = *who.block->machine;
+  ++barrier.phase;
+  barrier.pending = barrier.expected;
+  barrier.ended = barrier.gathering.all();
+  barrier.gathering.clear();
+  machine.trace().note(who.block->launch->number, who.block->linear, who.warp->index,
+                       Note::kPhaseEnds, address);
+  for (Thread* thread : std::exchange(barrier.waiting, {})) machine.wake(*thread);
+}
+
+void end_block_barrier(Block& block, BlockBarrier& barrier) {
+  Machine& machine = *block.machine;
+  for (Thread* thread : barrier.waiting) {
+    // It knew no more than what was gathered.
+    Knowledge& knowledge = thread->knowledge;
+    knowledge = barrier.gathering.all();
+    machine.wake(*thread);
+  }
+  barrier.waiting.clear();
+  barrier.gathering.clear();
+  barrier.any_before = std::exchange(barrier.any, false);
+  barrier.arrived = barrier.expected = 0;
+}
+
+// Knowledge of this cluster as others take it.
+Foreign as_foreign(const Thread& thread) {
+  Foreign foreign = thread.knowledge.foreign ? *thread.knowledge.foreign : Foreign();
+  Clock own = thread.knowledge.clock;
+  own.raise(thread.clock_index(), thread.epoch);
+  foreign[thread.block->agents.first_block].join(own);
+  return foreign;
+}
+
+}  // namespace
+
+void Gathering::add(Thread& thread) {
+  Knowledge& knowledge = thread.knowledge;
+  if (!knowledge.clock.same_as(last_)) {
+    last_ = knowledge.clock;
+    all_.clock.join(knowledge.clock);
+  }
+  all_.fenced.join(knowledge.fenced);
+  all_.first_concurrent_block =
+      std::max(all_.first_concurrent_block, knowledge.first_concurrent_block);
+  if (knowledge.foreign) {
+    Knowledge foreign;
+    foreign.foreign = knowledge.foreign;
+    all_.join(foreign);
+  }
+  all_.clock.raise(thread.clock_index(), thread.epoch++);
+}
+
+void share_knowledge(Warp& warp, uint32_t mask) {
+  Gathering gathering;
+  for (Thread* lane : warp.lanes)
+    if ((mask >> lane->lane & 1) != 0) gathering.add(*lane);
+  for (Thread* lane : warp.lanes)
+    if ((mask >> lane->lane & 1) != 0) lane->knowledge = gathering.all();
+}
+
+bool block_barrier(Thread& thread, uint32_t number, uint32_t threads, bool waits, bool value,
+                   uint32_t site) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  if (number >= 16 || threads % kLanes != 0 || threads > block.threads.size())
+    machine.fail(thread, FindingKind::kBarrierMisuse, site,
+                 "barrier " + std::to_string(number) + " of " + std::to_string(threads) +
+                     " threads in a block of " + std::to_string(block.threads.size()));
+  BlockBarrier& barrier = block.barriers[number];
+  if (barrier.arrived > 0 && barrier.expected != threads)
+    machine.fail(thread, FindingKind::kBarrierMisuse, site,
+                 "barrier " + std::to_string(number) + " is waited for with " +
+                     std::to_string(barrier.expected) + " and with " + std::to_string(threads) +
+                     " threads");
+  barrier.expected = threads;
+  ++barrier.arrived;
+  barrier.gathering.add(thread);
+  barrier.any = barrier.any || value;
+  machine.trace().note(block.launch->number, block.linear, thread.warp->index, Note::kBlockBarrier,
+                       number);
+  if (waits) barrier.waiting.push_back(&thread);
+  const auto all = static_cast<uint32_t>(block.threads.size()) - block.exited;
+  if (barrier.arrived == (threads == 0 ? all : threads)) {
+    end_block_barrier(block, barrier);
+  } else if (waits) {
+    machine.wait(thread, number == 0 ? "__syncthreads()" : "a named barrier", site);
+  }
+  return barrier.any_before;
+}
+
+void Machine::thread_left(Thread& thread) {
+  Block& block = *thread.block;
+  // Whole-block barriers do not count it any more.
+  BlockBarrier& barrier = block.barriers[0];
+  const auto all = static_cast<uint32_t>(block.threads.size()) - block.exited;
+  if (barrier.arrived > 0 && barrier.expected == 0 && barrier.arrived == all)
+    end_block_barrier(block, barrier);
+  // Who waits for it looks again.
+  for (const Meeting& meeting : thread.warp->meetings)
+    for (Thread* lane : thread.warp->lanes)
+      if ((meeting.arrived >> lane->lane & 1) != 0) wake(*lane);
+}
+
+void mbarrier_init(Thread& thread, uint32_t address, uint32_t arrivals, uint32_t site) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  machine.shared_bytes(thread, address, 8, site);
+  if (address % 8 != 0 || arrivals == 0 || arrivals >= 1u << 20)
+    machine.fail(thread, FindingKind::kBarrierMisuse, site,
+                 "a barrier of " + std::to_string(arrivals) + " arrivals", shared_place(address));
+  machine.shared_access(machine.ordinary(thread, site), block, AccessKind::kWrite, address, 8);
+  Mbarrier& barrier = block.mbarriers[address] = {};
+  barrier.expected = barrier.pending = arrivals;
+  barrier.init = block.worker->cells()[address / 4].write;
+}
+
+Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** owner) {
+  Machine& machine = *thread.block->machine;
+  Block* block = nullptr;
+  machine.shared_bytes(thread, address, 8, site, &block);
+  if (owner != nullptr) *owner = block;
+  const uint32_t offset = address & ((1u << kRankAt) - 1);
+  const auto found = block->mbarriers.find(offset);
+  if (found == block->mbarriers.end())
+    machine.fail(thread, FindingKind::kBarrierMisuse, site, "no barrier was initialised here",
+                 shared_place(address));
+  const Recorded& write = block->worker->cells()[offset / 4].write;
+  const Recorded& init = found->second.init;
+  if (write.agent != init.agent || write.epoch != init.epoch || write.site() != init.site())
+    machine.fail(thread, FindingKind::kBarrierMisuse, site, "the barrier was written over",
+                 shared_place(address));
+  if (!ordered(write, machine.ordinary(thread, site)))
+    machine.find(thread, FindingKind::kReadBeforeWrite, site,
+                 "nothing orders this use of a barrier after its initialisation",
+                 shared_place(address));
+  return found->second;
+}
+
+void count_arrival(Thread& who, Mbarrier& barrier, uint32_t address, uint32_t site) {
+  if (barrier.pending == 0)
+    who.block->machine->fail(who, FindingKind::kBarrierMisuse, site,
+                             "more arrivals than the barrier's phase has", shared_place(address));
+  --barrier.pending;
+  end_phase_if_over(who, barrier, address);
+}
+
+void count_bytes(Thread& who, Mbarrier& barrier, uint32_t address, uint32_t bytes, uint32_t site) {
+  barrier.bytes -= bytes;
+  if (barrier.bytes < -(1 << 20))
+    who.block->machine->find(who, FindingKind::kBarrierMisuse, site,
+                             "more bytes came than the barrier can count", shared_place(address));
+  end_phase_if_over(who, barrier, address);
+}
+
+void mbarrier_arrive(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site) {
+  Machine& machine = *thread.block->machine;
+  Mbarrier& barrier = mbarrier_at(thread, address, site, nullptr);
+  barrier.gathering.add(thread);
+  barrier.bytes += bytes;
+  machine.trace().note(thread.block->launch->number, thread.block->linear, thread.warp->index,
+                       Note::kArrive, address);
+  count_arrival(thread, barrier, address, site);
+}
+
+bool mbarrier_test(Thread& thread, uint32_t address, uint32_t parity, uint32_t site) {
+  Mbarrier& barrier = mbarrier_at(thread, address, site, nullptr);
+  if ((barrier.phase & 1) == (parity & 1)) return false;
+  thread.knowledge.join(barrier.ended);
+  return true;
+}
+
+void mbarrier_wait(Thread& thread, uint32_t address, uint32_t parity, uint32_t site) {
+  Machine& machine = *thread.block->machine;
+  const auto note = [&](Note what) {
+    if (thread.lane == 0)
+      machine.trace().note(thread.block->launch->number, thread.block->linear, thread.warp->index,
+                           what, address);
+  };
+  if (!mbarrier_test(thread, address, parity, site)) {
+    note(Note::kWait);
+    do {
+      mbarrier_at(thread, address, site, nullptr).waiting.push_back(&thread);
+      machine.wait(thread, "the end of a phase of a barrier in shared memory", site);
+    } while (!mbarrier_test(thread, address, parity, site));
+  }
+  note(Note::kPassed);
+}
+
+void thread_fence(Thread& thread) {
+  if (thread.acquired) {
+    Foreign foreign = thread.knowledge.foreign ? *thread.knowledge.foreign : Foreign();
+    for (const auto& [cluster, clock] : *thread.acquired) {
+      if (cluster == thread.block->agents.first_block)
+        thread.knowledge.clock.join(clock);
+      else
+        foreign[cluster].join(clock);
+    }
+    thread.knowledge.foreign = std::make_shared<Foreign>(std::move(foreign));
+    thread.acquired.reset();
+  }
+  thread.released = std::make_shared<Foreign>(as_foreign(thread));
+  ++thread.epoch;
+}
+
+void proxy_fence(Thread& thread) {
+  thread.knowledge.fenced.join(thread.knowledge.clock);
+  thread.knowledge.fenced.raise(thread.clock_index(), thread.epoch);
+  ++thread.epoch;
+}
+
+void atomic_access(Thread& thread, void* address, size_t bytes, bool writes, bool reads,
+                   uint32_t site) {
+  Machine& machine = *thread.block->machine;
+  machine.ordinary_access(thread, writes ? AccessKind::kAtomicWrite : AccessKind::kAtomicRead,
+                          address, bytes, site);
+  if (!machine.memory().has(address)) return;
+  Foreign& there = machine.released()[address];
+  if (reads && !there.empty()) {
+    if (!thread.acquired) thread.acquired = std::make_unique<Foreign>();
+    for (const auto& [cluster, clock] : there) (*thread.acquired)[cluster].join(clock);
+  }
+  if (!writes) return;
+  if (!reads) there.clear();  // a store of its own, not one that goes on from another's
+  if (thread.released)
+    for (const auto& [cluster, clock] : *thread.released) there[cluster].join(clock);
+}
+
+}  // namespace tilemoe::simulator

@@ -1,0 +1,216 @@
+// Workers and the threads that they run.
+#include <link.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <boost/context/fiber.hpp>
+#include <boost/context/preallocated.hpp>
+#include <cstring>
+#include <new>
+
+#include "simulator/machine/machine.h"
+
+namespace tilemoe::simulator {
+namespace {
+
+thread_local Thread* running = nullptr;
+
+// The thread-local variables of the program, which are its `__shared__` ones and few others.
+struct StaticWindow {
+  std::byte* begin = nullptr;
+  size_t bytes = 0;
+};
+
+StaticWindow static_window() {
+  StaticWindow window;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* to) {
+        for (int i = 0; i < info->dlpi_phnum; ++i)
+          if (info->dlpi_phdr[i].p_type == PT_TLS)
+            *static_cast<StaticWindow*>(to) = {static_cast<std::byte*>(info->dlpi_tls_data),
+                                               info->dlpi_phdr[i].p_memsz};
+        return 1;  // the program is the first
+      },
+      &window);
+  return window;
+}
+
+// A stack that somebody else owns.
+struct BorrowedStack {
+  void deallocate(boost::context::stack_context&) noexcept {}
+};
+
+std::byte* reserve(size_t bytes) {
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<std::byte*>(memory);
+}
+
+constexpr uint32_t kMostThreads = 1024;
+
+}  // namespace
+
+const Registers& registers() {
+  return *running->registers;
+}
+
+Thread* Machine::current() {
+  return running;
+}
+
+Worker::Worker(Machine& machine)
+    : machine_(machine),
+      shared_(reserve(kReservedShared + kMostDynamic)),
+      stacks_(reserve(kMostThreads * kStackBytes)),
+      thread_([this] { work(); }) {
+  done_.acquire();
+}
+
+Worker::~Worker() {
+  stop_ = true;
+  go_.release();
+  thread_.join();
+  munmap(shared_, kReservedShared + kMostDynamic);
+  munmap(stacks_, kMostThreads * kStackBytes);
+}
+
+void Worker::run_slice(uint32_t turns) {
+  turns_ = turns;
+  go_.release();
+  done_.acquire();
+}
+
+void Worker::start(Block& started) {
+  const dim3 size = started.launch->shape.block;
+  // What nobody has written shows, as NaN of every type.
+  std::memset(dynamic(), 0xff, started.dynamic_bytes);
+  const size_t cells = started.shared_bytes / 4 + 1;
+  if (cells_.size() < cells) cells_.resize(cells);
+  const uint32_t count = size.x * size.y * size.z;
+  for (uint32_t i = 0; i < count; ++i) {
+    Thread& thread = started.threads.emplace_back();
+    if (i % kLanes == 0) {
+      Warp& warp = started.warps.emplace_back();
+      warp.block = &started;
+      warp.index = i / kLanes;
+    }
+    thread.block = &started;
+    thread.warp = &started.warps.back();
+    thread.index = i;
+    thread.lane = i % kLanes;
+    thread.warp->lanes.push_back(&thread);
+    thread.stack = stack(i);
+    std::byte* const top = thread.stack + kStackBytes - sizeof(Registers) / 64 * 64 - 64;
+    thread.registers = new (top) Registers{{i % size.x, i / size.x % size.y, i / (size.x * size.y)},
+                                           started.index,
+                                           size,
+                                           started.launch->shape.grid};
+    const boost::context::stack_context context = [&] {
+      boost::context::stack_context stack_context;
+      stack_context.size = static_cast<size_t>(top - thread.stack);
+      stack_context.sp = top;
+      return stack_context;
+    }();
+    thread.self = boost::context::fiber(
+        std::allocator_arg, boost::context::preallocated(context.sp, context.size, context),
+        BorrowedStack(), [this, &thread](boost::context::fiber&& back) {
+          thread.back = std::move(back);
+          const Launch& launch = *thread.block->launch;
+          launch.run(launch.call.get());
+          machine_.thread_ended(thread);
+          return std::move(thread.back);
+        });
+  }
+  for (Warp& warp : started.warps) {
+    warp.listed = true;
+    started.runnable.push_back(&warp);
+  }
+}
+
+void Worker::work() {
+  const StaticWindow window = static_window();
+  statics_ = window.begin;
+  static_bytes_ = window.bytes;
+  done_.release();
+  while (true) {
+    go_.acquire();
+    if (stop_) return;
+    Random& random = machine_.random();
+    while (turns_ > 0 && block->can_run() && !machine_.aborting()) {
+      --turns_;
+      const auto events = static_cast<uint32_t>(block->events.size());
+      if (events > 0 && (block->runnable.empty() || random.one_in(4))) {
+        const uint32_t which = random.below(events);
+        const Event event = std::move(block->events[which]);
+        block->events[which] = std::move(block->events.back());
+        block->events.pop_back();
+        event.happen();
+        continue;
+      }
+      const uint32_t which = random.below(static_cast<uint32_t>(block->runnable.size()));
+      Warp& warp = *block->runnable[which];
+      block->runnable[which] = block->runnable.back();
+      block->runnable.pop_back();
+      warp.listed = false;
+      run_warp(warp);
+    }
+    done_.release();
+  }
+}
+
+// Until all of its lanes wait for what others do, or it has had its turn.
+void Worker::run_warp(Warp& warp) {
+  machine_.trace().note(block->launch->number, block->linear, warp.index, Note::kTurn, 0);
+  const auto lanes = static_cast<uint32_t>(warp.lanes.size());
+  uint32_t left = 1 + machine_.random().below(8 * kLanes);
+  // In either direction, from any lane on.
+  const uint32_t first = machine_.random().below(lanes);
+  const bool down = machine_.random().one_in(2);
+  bool ran = true;
+  while (ran) {
+    ran = false;
+    for (uint32_t i = 0; i < lanes; ++i) {
+      const uint32_t at = down ? (first + lanes - i) % lanes : (first + i) % lanes;
+      Thread& thread = *warp.lanes[at];
+      if (thread.state != Thread::State::kRunnable) continue;
+      if (left == 0) {
+        if (!warp.listed) warp.listed = true, block->runnable.push_back(&warp);
+        return;
+      }
+      --left;
+      ran = true;
+      running = &thread;
+      thread.self = std::move(thread.self).resume();
+      running = nullptr;
+      if (machine_.aborting()) return;
+    }
+  }
+}
+
+void Machine::wait(Thread& thread, const char* for_what, uint32_t site) {
+  thread.state = Thread::State::kBlocked;
+  thread.waits_for = for_what;
+  thread.site = site;
+  thread.back = std::move(thread.back).resume();
+}
+
+void Machine::leave(Thread& thread) {
+  while (true) thread.back = std::move(thread.back).resume();
+}
+
+void Machine::wake(Thread& thread) {
+  if (thread.state != Thread::State::kBlocked) return;
+  thread.state = Thread::State::kRunnable;
+  Warp& warp = *thread.warp;
+  if (warp.listed) return;
+  warp.listed = true;
+  warp.block->runnable.push_back(&warp);
+}
+
+// Others may go on first.
+void Machine::yield(Thread& thread) {
+  thread.back = std::move(thread.back).resume();
+}
+
+}  // namespace tilemoe::simulator

@@ -1,0 +1,170 @@
+"""Defects of the kernels by kind, each a change of one place. `old` stands in its file once.
+
+What is dropped as a whole (a fence, an arrival, a wait) mutants.py finds by itself; here is what is
+there, but wrong.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    kind: str
+    name: str
+    file: str  # in src/cuda
+    old: str
+    new: str
+
+    @property
+    def id(self):
+        return f"{self.kind}/{self.name}"
+
+
+CHANGES = [
+    # ---- an ordinary fence where the asynchronous proxy needs its own
+    Change("wrong-fence", "ragged-store", "sm90/store_ragged.h",
+           "ptx::fence_proxy_async();", "__threadfence();"),
+    Change("wrong-fence", "transposed-store", "sm90/store_transposed.h",
+           "ptx::fence_proxy_async();", "__threadfence();"),
+    Change("wrong-fence", "activation-gradient", "sm90/epilogue_activation_gradient.h",
+           "ptx::fence_proxy_async();", "__threadfence();"),
+    Change("wrong-fence", "copied-operand", "sm90/consume.h",
+           "ptx::fence_proxy_async();", "__threadfence();"),
+    Change("wrong-fence", "barriers", "sm90/ring.h",
+           "ptx::fence_mbarrier_init();", "__threadfence();"),
+
+    # ---- the other phase of a barrier
+    Change("parity", "empty-sm90", "sm90/ring.h", "at.parity ^ 1", "at.parity"),
+    Change("parity", "full-sm90", "sm90/ring.h",
+           "ptx::mbarrier_wait(full(at.stage), at.parity);",
+           "ptx::mbarrier_wait(full(at.stage), at.parity ^ 1);"),
+    Change("parity", "skipped-tile", "sm90/ring.h",
+           "parity ^= static_cast<uint32_t>(end / kStages) & 1;", ""),
+    Change("parity", "empty-sm80", "sm80/ring.h", "at.parity ^ 1", "at.parity"),
+    Change("parity", "full-sm80", "sm80/ring.h",
+           "ptx::mbarrier_wait(at.barrier, at.parity);",
+           "ptx::mbarrier_wait(at.barrier, at.parity ^ 1);"),
+    Change("parity", "tile-line", "sm80/tile_line.h",
+           "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity);",
+           "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity ^ 1);"),
+
+    # ---- an arrival too few or too many
+    Change("arrivals", "full-too-few-sm90", "sm90/grouped_gemm.h",
+           "kFullArrivals = 1 + (kThreadsCopy ? kWarpgroup : 0);",
+           "kFullArrivals = kThreadsCopy ? kWarpgroup : 1;"),
+    Change("arrivals", "empty-too-few-sm90", "sm90/grouped_gemm.h",
+           "kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;",
+           "kReadingWarps = Shape::kReaders * kWarpgroup / kWarp - 1;"),
+    Change("arrivals", "empty-hands-twice", "sm90/produce.h",
+           "if constexpr (Gemm::kThreadsCopy) ptx::mbarrier_arrive(full);",
+           "if constexpr (Gemm::kThreadsCopy) ptx::mbarrier_arrive(full), "
+           "ptx::mbarrier_arrive(full);"),
+    Change("arrivals", "turns-of-one-consumer", "sm90/consume.h",
+           "ptx::barrier_sync(my_turn, kBoth);", "ptx::barrier_sync(my_turn, kBoth / 2);"),
+    Change("arrivals", "full-too-many-sm80", "sm80/ring.h",
+           "ptx::mbarrier_init(barriers_ + 16 * stage, kWarps * kWarp);",
+           "ptx::mbarrier_init(barriers_ + 16 * stage, kWarps * kWarp + 1);"),
+    Change("arrivals", "empty-too-few-sm80", "sm80/ring.h",
+           "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp);",
+           "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp - 1);"),
+
+    # ---- a stage released before what reads it has ended
+    Change("early-release", "two-groups-under-way", "sm90/consume.h",
+           "Products::template wait<1>();", "Products::template wait<2>();"),
+    Change("early-release", "before-the-last-products", "sm90/consume.h",
+           "  Products::finish(D);\n  ring.release(previous);",
+           "  ring.release(previous);\n  Products::finish(D);"),
+    Change("early-release", "this-stage", "sm90/consume.h",
+           "      ring.release(previous);\n    }", "      ring.release(at.stage);\n    }"),
+    Change("early-release", "first-step-sm80", "sm80/grouped_gemm.h",
+           "if (step + 1 == kLast) ring.release(at);", "if (step == 0) ring.release(at);"),
+    Change("early-release", "before-the-last-fragments-sm80", "sm80/grouped_gemm.h",
+           "        products.load(fragments[(step + 1) % 2], at.stage, step + 1);\n"
+           "        if (step + 1 == kLast) ring.release(at);",
+           "        if (step + 1 == kLast) ring.release(at);\n"
+           "        products.load(fragments[(step + 1) % 2], at.stage, step + 1);"),
+
+    # ---- bytes of a stage miscounted
+    Change("bytes", "of-one-operand", "sm90/grouped_gemm.h",
+           "kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;", "kTmaBytes = LoadB::kTmaBytes;"),
+    Change("bytes", "a-row-too-few", "sm90/produce.h",
+           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes);",
+           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes - 128);"),
+    Change("bytes", "a-chunk-too-many", "sm90/produce.h",
+           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes);",
+           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes + 16);"),
+    Change("bytes", "of-one-part-of-H", "sm90/epilogue_activation_gradient.h",
+           "kTmaBytes = kParts * kPartBytes;", "kTmaBytes = kPartBytes;"),
+
+    # ---- a swizzle or stride that is another's
+    Change("swizzle", "of-64-bytes", "core/operand.h",
+           "(chunk ^ (row & 7)) * 16", "(chunk ^ (row & 3)) * 16"),
+    Change("swizzle", "of-the-next-row", "core/operand.h",
+           "(chunk ^ (row & 7)) * 16", "(chunk ^ ((row + 1) & 7)) * 16"),
+    Change("swizzle", "group-stride", "sm90/operand.h",
+           "ptx::wgmma_descriptor(shared, Staged::kAtomBytes,",
+           "ptx::wgmma_descriptor(shared, 2 * Staged::kAtomBytes,"),
+    Change("swizzle", "chunk-stride", "sm90/operand.h",
+           "kMajor_ == Major::kK ? 16 : Staged::kChunkBytes",
+           "kMajor_ == Major::kK ? 16 : Staged::kAtomBytes"),
+    Change("swizzle", "ragged-store", "sm90/store_ragged.h",
+           "(place_ + slot * kSlotBytes) ^ b * 16", "(place_ + slot * kSlotBytes) + b * 16"),
+    Change("swizzle", "slice-of-H", "sm90/slice_of_h.h", "place_ ^ block * 32",
+           "place_ + block * 32"),
+    Change("swizzle", "fragments-sm80", "sm80/mma.h", "((sum_half ^ eight) * 16)",
+           "(sum_half * 16)"),
+
+    # ---- a guard of rows or columns missing
+    Change("guard", "stored-row", "epilogue/store_threads.h",
+           "if (r < row_end && column + first < out.columns)",
+           "if (column + first < out.columns)"),
+    Change("guard", "row-of-ds", "sm90/epilogue_activation_gradient.h",
+           "lane() % 4 < 2 && r < row_end && params_.ds_partial",
+           "lane() % 4 < 2 && params_.ds_partial"),
+    Change("guard", "row-of-dW", "epilogue/weight_gradient.h",
+           "if (row >= size.rows) continue;", ""),
+    Change("guard", "column-of-dW", "epilogue/weight_gradient.h",
+           "if (column + 8 * j >= size.columns) break;", ""),
+    Change("guard", "column-of-a-bias", "epilogue/bias.h", "if (c >= bias.columns) break;", ""),
+    Change("guard", "row-of-combine", "rowwise/combine.cu",
+           "if (t >= params.outputs) return;", "if (t > params.outputs) return;"),
+
+    # ---- a slot written while what was stored through it is still read
+    Change("slot", "ragged-store", "sm90/store_ragged.h",
+           "ptx::tma_store_wait_read<0>();", "ptx::tma_store_wait_read<1>();"),
+    Change("slot", "transposed-store", "sm90/store_transposed.h",
+           "ptx::tma_store_wait_read<kSlots - 1>();", "ptx::tma_store_wait_read<kSlots>();"),
+    Change("slot", "last-slice-of-H", "sm90/epilogue_activation_gradient.h",
+           "ptx::tma_store_wait_read<0>();", "ptx::tma_store_wait_read<1>();"),
+    Change("slot", "slice-before-of-H", "sm90/epilogue_activation_gradient.h",
+           "ptx::tma_store_wait_read<1>();", "ptx::tma_store_wait_read<2>();"),
+    Change("slot", "tile-line", "sm80/tile_line.h",
+           "kSlots = kMostStages + 3;", "kSlots = 2;"),
+
+    # ---- the cluster's other block forgotten
+    Change("cluster", "not-waited-for", "sm90/grouped_gemm.h",
+           "ptx::cluster_sync();", "__syncthreads();"),
+    Change("cluster", "not-told", "sm90/ring.h",
+           "if (threadIdx.x % kWarp >= kCluster) return;",
+           "if (threadIdx.x % kWarp >= 1) return;"),
+    Change("cluster", "the-first-told-twice", "sm90/ring.h",
+           "lane < kCluster ? lane : 0", "0 * lane"),
+    Change("cluster", "its-readers-not-counted", "sm90/ring.h",
+           "ptx::mbarrier_init(empty(stage), kReadingWarps * kCluster);",
+           "ptx::mbarrier_init(empty(stage), kReadingWarps);"),
+    Change("cluster", "nothing-brought", "sm90/cluster_boxes.h", "(1 << kBlocks) - 1", "1"),
+
+    # ---- rows past an expert's last
+    Change("past-end", "gathered-sm90", "sm90/load_gathered_rows.h",
+           "row >= tile.row_end", "row > tile.row_end"),
+    Change("past-end", "gathered-sm80", "sm80/load_rows.h",
+           "if (row >= tile.row_end || !stage_.has(i))",
+           "if (row > tile.row_end || !stage_.has(i))"),
+    Change("past-end", "summed-sm90", "sm90/load_summed_rows.h",
+           "if (row >= row_end_) return kNone;", "if (row > row_end_) return kNone;"),
+    Change("past-end", "summed-sm80", "sm80/load_summed_rows.h",
+           "row >= row_end_\n", "row > row_end_\n"),
+    Change("past-end", "stored-sm90", "sm90/store_ragged.h",
+           "kRaggedRows - row_end + row, row_end, kRaggedRows, part",
+           "kRaggedRows - row_end - 1 + row, row_end + 1, kRaggedRows, part"),
+]

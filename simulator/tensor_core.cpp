@@ -1,0 +1,205 @@
+#include "simulator/tensor_core.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <stdexcept>
+#include <vector>
+
+namespace tilemoe::simulator {
+namespace {
+
+constexpr int kLanes = 8;  // columns that are computed at once
+
+constexpr int kSmallestExponent = -126;  // of float32 and bfloat16
+
+int exponent_of(float number) {
+  const auto biased = static_cast<int>(std::bit_cast<uint32_t>(number) >> 23 & 0xff);
+  return std::max(biased, 1) - 127;
+}
+
+// Of a normal number's exponent.
+float power_of_two(int exponent) {
+  return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+// An operand's number as a float, which holds it exactly.
+struct Number {
+  float value;
+  int16_t exponent;
+};
+
+Number decode_bfloat16(uint16_t bits) {
+  const auto value = std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  return {value, static_cast<int16_t>(exponent_of(value))};
+}
+
+Number decode_float16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
+  const uint32_t biased = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
+  if (biased == 0x1f)
+    return {std::bit_cast<float>(sign | 0x7f800000 | fraction << 13), kSmallestExponent};
+  if ((bits & 0x7fff) == 0) return {0.0f, kSmallestExponent};
+  const uint32_t significand = biased == 0 ? fraction : fraction | 0x400;
+  const int exponent = std::max(static_cast<int>(biased), 1) - 15;
+  const float magnitude = static_cast<float>(significand) * power_of_two(exponent - 10);
+  return {sign != 0 ? -magnitude : magnitude, static_cast<int16_t>(exponent)};
+}
+
+Number decode(OperandType type, uint16_t bits) {
+  return type == OperandType::kBFloat16 ? decode_bfloat16(bits) : decode_float16(bits);
+}
+
+// A row of A.
+struct Row {
+  float value[kStepsOfSum];
+  int16_t exponent[kStepsOfSum];
+  bool finite, zero;
+};
+
+// As many rows of B side by side.
+struct Columns {
+  float value[kStepsOfSum][kLanes];
+  int16_t exponent[kStepsOfSum][kLanes];
+  bool finite;
+};
+
+Row decode_row(OperandType type, const uint16_t* bits) {
+  Row row{.value = {}, .exponent = {}, .finite = true, .zero = true};
+  for (int k = 0; k < kStepsOfSum; ++k) {
+    const Number number = decode(type, bits[k]);
+    row.value[k] = number.value;
+    row.exponent[k] = number.exponent;
+    row.finite = row.finite && std::isfinite(number.value);
+    row.zero = row.zero && number.value == 0;
+  }
+  return row;
+}
+
+Columns decode_columns(OperandType type, const uint16_t* bits) {
+  Columns columns{.value = {}, .exponent = {}, .finite = true};
+  for (int lane = 0; lane < kLanes; ++lane)
+    for (int k = 0; k < kStepsOfSum; ++k) {
+      const Number number = decode(type, bits[lane * kStepsOfSum + k]);
+      columns.value[k][lane] = number.value;
+      columns.exponent[k][lane] = number.exponent;
+      columns.finite = columns.finite && std::isfinite(number.value);
+    }
+  return columns;
+}
+
+// `sum` 2^exponent as float32, cut off. |sum| < 2^53 and the exponent keep the product a normal
+// double or zero.
+float cut_to_float(int64_t sum, int exponent) {
+  const double exact = std::ldexp(static_cast<double>(sum), exponent);
+  const int top = exact == 0 ? 0 : std::max(std::ilogb(exact), kSmallestExponent);
+  const double units = std::trunc(std::ldexp(exact, 23 - top));
+  return static_cast<float>(std::ldexp(units, top - 23)) + 0.0f;  // no -0
+}
+
+constexpr uint32_t kNaN = 0x7fffffff;
+
+// A group's sum for any numbers: the arithmetic's definition.
+template <int kGroup>
+float sum_of_group(int fraction_bits, const float* a, const int16_t* a_exponent, const float* b,
+                   const int16_t* b_exponent, float c) {
+  double ieee = c;  // right where it is no number; no sum of finite ones leaves a double's range
+  int top = exponent_of(c);
+  for (int k = 0; k < kGroup; ++k) {
+    ieee += static_cast<double>(a[k]) * b[k * kLanes];
+    top = std::max(top, a_exponent[k] + b_exponent[k * kLanes]);
+  }
+  if (std::isnan(ieee)) return std::bit_cast<float>(kNaN);
+  if (std::isinf(ieee)) return static_cast<float>(ieee);
+  const int unit = top - fraction_bits;  // the exponent of what is cut to
+  const auto cut = [&](double addend) { return static_cast<int64_t>(std::ldexp(addend, -unit)); };
+  int64_t sum = cut(c);
+  for (int k = 0; k < kGroup; ++k) sum += cut(static_cast<double>(a[k]) * b[k * kLanes]);
+  return cut_to_float(sum, unit);
+}
+
+// Where the largest exponent lies between these, float32 holds all that is left of a product: one
+// that is subnormal in it is below the unit, and none passes its range.
+constexpr int kLeastTop = -101, kMostTop = 126;
+
+// The same for columns side by side, in loops that compilers turn into vector instructions. `D` is
+// what the sums begin with and what they become.
+template <int kGroup>
+void sum_groups(int fraction_bits, const Row& row, const Columns& columns, int first, float* D) {
+  int16_t top[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) top[lane] = static_cast<int16_t>(exponent_of(D[lane]));
+  for (int k = first; k < first + kGroup; ++k)
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const auto exponent = static_cast<int16_t>(row.exponent[k] + columns.exponent[k][lane]);
+      top[lane] = top[lane] > exponent ? top[lane] : exponent;
+    }
+  int16_t least = top[0], most = top[0];
+  for (int lane = 1; lane < kLanes; ++lane) {
+    least = least < top[lane] ? least : top[lane];
+    most = most > top[lane] ? most : top[lane];
+  }
+  // An infinity or NaN in D has the exponent 128.
+  if (least < kLeastTop || most > kMostTop || !row.finite || !columns.finite) {
+    for (int lane = 0; lane < kLanes; ++lane)
+      D[lane] = row.zero && columns.finite && D[lane] == 0
+                    ? 0
+                    : sum_of_group<kGroup>(fraction_bits, row.value + first, row.exponent + first,
+                                           &columns.value[first][lane],
+                                           &columns.exponent[first][lane], D[lane]);
+    return;
+  }
+
+  float scale[kLanes];  // so that the unit becomes 1
+  int32_t sum[2][kLanes] = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    scale[lane] = std::bit_cast<float>((127 + fraction_bits - top[lane]) << 23);
+    sum[0][lane] = static_cast<int32_t>(D[lane] * scale[lane]);
+  }
+  // Eight addends below 2^27 and one below 2^26 fit 32 bits; sixteen need not.
+  static_assert(kGroup <= 16);
+  for (int k = 0; k < kGroup; ++k)
+    for (int lane = 0; lane < kLanes; ++lane)
+      sum[k / 8][lane] +=
+          static_cast<int32_t>(row.value[first + k] * columns.value[first + k][lane] * scale[lane]);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const double total = static_cast<double>(sum[0][lane]) + sum[1][lane];
+    const double unit =
+        std::bit_cast<double>(static_cast<uint64_t>(1023 + top[lane] - fraction_bits) << 52);
+    // What is left of its 52 fraction bits are float32's 23, so that the conversion is exact.
+    constexpr uint64_t kKept = ~uint64_t{0} << 29;
+    D[lane] =
+        static_cast<float>(std::bit_cast<double>(std::bit_cast<uint64_t>(total * unit) & kKept));
+  }
+}
+
+template <int kGroup>
+void multiply_in_groups(int fraction_bits, const std::vector<Row>& rows, const Columns& columns,
+                        int width, float* D) {
+  for (const Row& row : rows) {
+    for (int first = 0; first < kStepsOfSum; first += kGroup)
+      sum_groups<kGroup>(fraction_bits, row, columns, first, D);
+    D += width;
+  }
+}
+
+}  // namespace
+
+void multiply(const TensorCore& core, OperandType type, int rows, int columns, const uint16_t* A,
+              const uint16_t* B, bool accumulate, float* D) {
+  if (columns % kLanes != 0 || core.fraction_bits > 25 || (core.group != 8 && core.group != 16))
+    throw std::invalid_argument("no such product of a tensor core");
+  if (!accumulate) std::fill_n(D, static_cast<size_t>(rows) * static_cast<size_t>(columns), 0.0f);
+  std::vector<Row> of_A;
+  of_A.reserve(static_cast<size_t>(rows));
+  for (int row = 0; row < rows; ++row) of_A.push_back(decode_row(type, A + row * kStepsOfSum));
+  for (int column = 0; column < columns; column += kLanes) {
+    const Columns of_B = decode_columns(type, B + column * kStepsOfSum);
+    if (core.group == 8)
+      multiply_in_groups<8>(core.fraction_bits, of_A, of_B, columns, D + column);
+    else
+      multiply_in_groups<16>(core.fraction_bits, of_A, of_B, columns, D + column);
+  }
+}
+
+}  // namespace tilemoe::simulator

@@ -1,0 +1,111 @@
+// A GPU's hashes, as its results file has them, beside what a case computes.
+#include "simulator/expected_digests.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "verify/registry.h"
+
+namespace tilemoe::simulator {
+namespace {
+
+using nlohmann::json;
+using verify::Case;
+using verify::CaseDigests;
+
+class ExpectedDigestsTest : public testing::Test {
+ protected:
+  // Of this test, which runs beside the others.
+  const std::string file = testing::TempDir() + "expected_digests_" +
+                           testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+  const Case relu = *verify::find_case("calibration-relu/bfloat16"),
+             swiglu = *verify::find_case("calibration-swiglu/float16");
+  const CaseDigests of_relu = verify::digest_case(relu, 3, verify::host_memory()),
+                    of_swiglu = verify::digest_case(swiglu, 3, verify::host_memory());
+
+  static json entry(const Case& one, const CaseDigests& digests) {
+    json tensors = json::object();
+    for (const verify::TensorDigest& tensor : digests.tensors)
+      tensors[verify::output_name(tensor.output)] = verify::hexadecimal(tensor.hash);
+    return {
+        {"case", one.name}, {"inputs", verify::hexadecimal(digests.inputs)}, {"tensors", tensors}};
+  }
+  // As the stage `digests` writes it.
+  json results() const {
+    const json report = {{"kit", "sm90, the newest for compute capability 9.0"},
+                         {"seed", 3},
+                         {"cases", {entry(relu, of_relu), entry(swiglu, of_swiglu)}}};
+    return {{"stage", "digests"},
+            {"name", "NVIDIA H100"},
+            {"items", {{{"item", "calibration"}, {"report", report}}}}};
+  }
+  ~ExpectedDigestsTest() override { std::remove(file.c_str()); }
+  ExpectedDigests read(const json& written, const std::string& kit = "sm90") const {
+    std::ofstream(file) << written;
+    return ExpectedDigests(file, kit);
+  }
+};
+
+TEST_F(ExpectedDigestsTest, EqualBits) {
+  const ExpectedDigests expected = read(results());
+  EXPECT_EQ(expected.device(), "NVIDIA H100");
+  EXPECT_TRUE(expected.has(relu.name));
+  EXPECT_FALSE(expected.has("calibration-relu/float16"));
+  const auto all = expected.compare(relu, 3, of_relu);
+  EXPECT_EQ(all.equal, 8);
+  EXPECT_TRUE(all.differences.empty());
+  EXPECT_EQ(expected.compare(swiglu, 3, of_swiglu).equal, 1);  // H alone
+}
+
+TEST_F(ExpectedDigestsTest, EachTensorIsCompared) {
+  const ExpectedDigests expected = read(results());
+  for (size_t i = 0; i < of_relu.tensors.size(); ++i) {
+    CaseDigests other = of_relu;
+    ++other.tensors[i].hash;
+    const auto compared = expected.compare(relu, 3, other);
+    EXPECT_EQ(compared.equal, 7);
+    ASSERT_EQ(compared.differences.size(), 1u);
+    EXPECT_EQ(compared.differences[0], std::string(verify::output_name(other.tensors[i].output)) +
+                                           ": other bits than the GPU's");
+  }
+  CaseDigests other = of_swiglu;
+  for (verify::TensorDigest& tensor : other.tensors) ++tensor.hash;
+  EXPECT_EQ(expected.compare(swiglu, 3, other).differences.size(), 1u);
+}
+
+TEST_F(ExpectedDigestsTest, WhatCannotBeComparedIsNoPass) {
+  json lacking = results();
+  lacking["items"][0]["report"]["cases"][0]["tensors"].erase("dX");
+  EXPECT_EQ(read(lacking).compare(relu, 3, of_relu).differences,
+            std::vector<std::string>{"dX: the GPU's is not there"});
+  const ExpectedDigests expected = read(results());
+  EXPECT_EQ(expected.compare(relu, 4, of_relu).differences.size(), 1u);
+  EXPECT_EQ(expected.compare(relu, 4, of_relu).equal, 0);
+  CaseDigests other = of_relu;
+  ++other.inputs;
+  EXPECT_EQ(expected.compare(relu, 3, other).differences.size(), 1u);
+  EXPECT_EQ(expected.compare(relu, 3, other).equal, 0);
+}
+
+TEST_F(ExpectedDigestsTest, SaysWhatAFileLacks) {
+  EXPECT_THROW(ExpectedDigests(testing::TempDir() + "none.json", "sm90"), std::runtime_error);
+  EXPECT_THROW(read(results(), "sm80"), std::runtime_error);
+  EXPECT_THROW(read(json::array()), std::runtime_error);
+  std::ofstream(file) << "{";
+  EXPECT_THROW(ExpectedDigests(file, "sm90"), std::runtime_error);
+}
+
+TEST_F(ExpectedDigestsTest, KnowsWhichBitsAreKnown) {
+  for (int i = 0; i < verify::kOutputs; ++i) {
+    const auto output = static_cast<verify::Output>(i);
+    EXPECT_TRUE(has_known_bits(relu, output));
+    EXPECT_EQ(has_known_bits(swiglu, output), output == verify::kH);
+  }
+}
+
+}  // namespace
+}  // namespace tilemoe::simulator

@@ -1,0 +1,50 @@
+// Kernels made to be right or wrong in one way each, for the tests of the simulator. What a test
+// expects to be named is marked in kernels.cu by a comment of one word: line_of("word").
+#pragma once
+
+#include <cstdint>
+
+namespace tilemoe::simulator_test {
+
+// ---- shared memory and the barriers of a block and a warp
+enum class Mirror {
+  kRight,
+  kNoBarrier,        // between writing and reading
+  kNoSecondBarrier,  // between reading and writing again
+  kOnlyAShuffle,     // where __syncthreads() should be; one warp
+  kWarpBarrier,      // __syncwarp() instead, which does for one warp
+  kNeverWritten,     // half of the words are
+  kPastTheEnd,       // of dynamic shared memory
+  kPastTheArray,     // of device memory
+  kNotAllArrive,     // at __syncthreads()
+};
+void mirror(Mirror how, int32_t* out, const int32_t* in, int threads);
+
+// ---- cp.async and barriers in shared memory: a ring of stages
+enum class Pipeline {
+  kRight,
+  kNoFullWait,      // reads a stage without waiting for it
+  kWrongParity,     // waits for the phase before
+  kNoEmptyWait,     // fills a stage that others may still read
+  kTooFewArrivals,  // one thread does not release its stage
+  kTooManyExpected,
+  kNoInitBarrier,  // barriers are used before all know of them
+  kArrivesEarly,   // releases the stage before it has read it
+};
+constexpr int kPipelineThreads = 64, kPipelineSteps = 9;
+// out[i] = the sum over steps of in[step * kPipelineThreads * 4 + ...], see there.
+void pipeline(Pipeline how, int32_t* out, const int32_t* in);
+
+// ---- several blocks
+enum class LastBlock { kRight, kNoFence, kNoAtomic };
+// Every block adds its number to `partial`; the last sums them up.
+void last_block(LastBlock how, int32_t* partial, int32_t* out, uint32_t* counter, int blocks);
+void all_write_one(int32_t* out, int blocks);
+
+// ---- launches that overlap
+void early_pair(bool waits, int32_t* data, int32_t* out);
+
+// ---- a warp's matrices
+void multiply(float* out, const uint16_t* a, const uint16_t* b);  // (16, 8) = (16, 16) (8, 16)^T
+
+}  // namespace tilemoe::simulator_test
