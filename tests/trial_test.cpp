@@ -35,6 +35,8 @@ class TrialOfAKit : public testing::Test {
   TrialOfAKit() {
     std::string name = testing::TempDir() + "trial-XXXXXX";
     folder_ = mkdtemp(name.data());
+    // Where these tests run in the background, a shell has them ignored, here and in the children.
+    for (const int signal : {SIGINT, SIGHUP, SIGQUIT}) std::signal(signal, SIG_DFL);
   }
   ~TrialOfAKit() override {
     std::error_code ignored;
