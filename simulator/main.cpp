@@ -154,8 +154,15 @@ int simulate(Options options) {
   Machine::instance().trace().keep(options.trace);
   const SharedBytes shared(jobs.size() * sizeof(Result));
   auto* const results = static_cast<Result*>(shared.data());
-  side_by_side(jobs.size(), options.jobs,
-               [&](size_t i) { results[i] = run(jobs[i], name_of(jobs[i], several), options); });
+  const auto run_one = [&](size_t i) {
+    results[i] = run(jobs[i], name_of(jobs[i], several), options);
+  };
+  // The library asks once a process what a device is.
+  if (several || options.jobs > 1) {
+    side_by_side(jobs.size(), options.jobs, run_one);
+  } else {
+    for (size_t i = 0; i < jobs.size(); ++i) run_one(i);
+  }
 
   int64_t failures = 0;
   double seconds = 0;
@@ -191,6 +198,7 @@ int main(int argc, char** argv) {
   }
   app.add_option("--device", options.devices, help)
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::IsMember(names))
       ->capture_default_str();
   app.add_flag("--all", options.all, "The quick cases on every device with every kit");

@@ -4,12 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <system_error>
-#include <vector>
 
 namespace tilemoe::simulator {
 
@@ -22,30 +21,29 @@ SharedBytes::~SharedBytes() {
   munmap(data_, bytes_);
 }
 
-void side_by_side(size_t count, int processes, const std::function<void(size_t)>& work) {
-  if (processes <= 1) {
-    for (size_t i = 0; i < count; ++i) work(i);
-    return;
-  }
-  const SharedBytes shared(sizeof(std::atomic<size_t>));
-  auto& next = *new (shared.data()) std::atomic<size_t>(0);
-  static_assert(std::atomic<size_t>::is_always_lock_free);
-  std::vector<pid_t> children;
-  for (int process = 0; process < processes; ++process) {
+void side_by_side(size_t count, int at_once, const std::function<void(size_t)>& work) {
+  int running = 0;
+  const auto await_one = [&] {
+    if (wait(nullptr) < 0) throw std::system_error(errno, std::generic_category(), "wait");
+    --running;
+  };
+  for (size_t i = 0; i < count; ++i) {
+    if (running == at_once) await_one();
     const pid_t child = fork();
     if (child < 0) throw std::system_error(errno, std::generic_category(), "fork");
     if (child == 0) {
+      int status = 0;
       try {
-        for (size_t i = next++; i < count; i = next++) work(i);
+        work(i);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
-        _exit(2);
+        status = 2;
       }
-      _exit(0);  // the parent's objects are not this one's to destroy
+      _exit(status);  // the parent's objects are not this one's to destroy
     }
-    children.push_back(child);
+    ++running;
   }
-  for (const pid_t child : children) waitpid(child, nullptr, 0);
+  while (running > 0) await_one();
 }
 
 }  // namespace tilemoe::simulator

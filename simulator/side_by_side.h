@@ -1,4 +1,4 @@
-// Work in several processes side by side: the simulator has one machine a process.
+// Work in processes of its own: the simulator has one machine a process.
 #pragma once
 
 #include <cstddef>
@@ -6,13 +6,12 @@
 
 namespace tilemoe::simulator {
 
-// Calls work(i) once for each i below `count`, in one of `processes` children of this process; in
-// this one where `processes` is 1. Returns when all have ended. What `work` is to leave behind it
-// writes to memory that is shared (SharedArray); a child that ends otherwise than by itself leaves
-// undone what it was about, and what it would have taken next to the others.
-void side_by_side(size_t count, int processes, const std::function<void(size_t)>& work);
+// Calls work(i) for each i below `count`, each in a child of this process, `at_once` of them side by
+// side. Returns when all have ended. What `work` is to leave behind it writes to SharedBytes; of a
+// child that died nothing is told there.
+void side_by_side(size_t count, int at_once, const std::function<void(size_t)>& work);
 
-// Zeros that processes made by side_by_side() have in common.
+// Zeros that this process and its children have in common.
 class SharedBytes {
  public:
   explicit SharedBytes(size_t bytes);
