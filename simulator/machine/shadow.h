@@ -26,9 +26,9 @@ struct AgentsOfCluster {
   uint32_t threads = 0;  // of a block
 
   uint32_t first_operation() const { return 2 * threads; }
-  uint32_t first_product() const { return first_operation() + kAsyncOperations; }
-  uint32_t first_tensor_load() const { return first_product() + kMostWarps; }
-  uint32_t of_block() const { return first_tensor_load() + kMostWarps; }
+  uint32_t first_products() const { return first_operation() + kAsyncOperations; }
+  uint32_t first_tensor_loads() const { return first_products() + kMostWarps; }
+  uint32_t of_block() const { return first_tensor_loads() + kMostWarps; }
   bool has(uint32_t block) const { return block - first_block < blocks; }
   // In a clock, of an agent of this cluster.
   size_t index(uint32_t agent) const {

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "simulator/machine/async_agent.h"
 #include "simulator/machine/synchronization.h"
 
 namespace tilemoe::simulator {
@@ -33,13 +34,9 @@ TensorWork& work_of(Thread& thread) {
   return *thread.tensor_work;
 }
 
-uint32_t products_agent(const Warp& warp) {
-  const AgentsOfCluster& agents = warp.block->agents;
-  return warp.block->number << kLocalBits | (agents.first_product() + warp.index);
-}
 uint32_t loads_agent(const Warp& warp) {
   const AgentsOfCluster& agents = warp.block->agents;
-  return warp.block->number << kLocalBits | (agents.first_tensor_load() + warp.index);
+  return warp.block->number << kLocalBits | (agents.first_tensor_loads() + warp.index);
 }
 
 void require_warp(const Meeting& met, Thread& thread, const char* what, uint32_t site) {
@@ -230,14 +227,7 @@ void multiply_into_tensor_memory(Thread& thread, uint32_t d, uint64_t a, uint64_
                  tensor_place(d));
   require_allocated(thread, d, rows, columns, "tcgen05.mma", site);
 
-  const Accessor by{.agent = products_agent(warp),
-                    .epoch = warp.product_epoch,
-                    .knows = &thread.knowledge,
-                    .cluster = &block.agents,
-                    .reads_done = warp.reads_done,
-                    .in_order = true,
-                    .async_proxy = true,
-                    .site = site};
+  const Accessor by = warps_products(thread, site);
   const auto read = [&](const MatrixDescriptor& descriptor, OperandMajor major, int count) {
     for (const OperandPiece& piece : operand_pieces(descriptor, major, count)) {
       machine.shared_bytes(thread, piece.address, kPieceBytes, site);
@@ -267,13 +257,14 @@ void commit_tensor_products(Thread& thread, uint32_t address, uint32_t site) {
   mbarrier_at(thread, address, site, nullptr);
   TensorWork& work = work_of(thread);
   work.committed = work.started;
-  const Epoch epoch = warp.product_epoch++;
-  machine.add_event(block, [&machine, &thread, &block, &work, &warp, address, site, epoch,
+  const Accessor by = warps_products(thread, site);
+  ++warp.product_epoch;
+  machine.add_event(block, [&machine, &thread, &block, &work, &warp, address, site, by,
                             end = work.started, told = thread.knowledge] {
     compute_up_to(block, work, end);
     Mbarrier& barrier = block.mbarriers[address];
     barrier.gathering.add(told);
-    barrier.gathering.add_tensor_epoch(block.agents.index(products_agent(warp)), epoch);
+    barrier.gathering.add_tensor_epoch(block.agents.index(by.agent), by.epoch);
     machine.trace().note(block.launch->number, block.linear, warp.index, Note::kLanded, address);
     count_arrival(thread, barrier, address, site);
   });

@@ -2,6 +2,7 @@
 // seed replays.
 #include "simulator/machine/machine.h"
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -11,14 +12,10 @@
 #include <vector>
 
 #include "kernels.h"
-#include "machine_support.h"
+#include "run_kernels.h"
 
 namespace tilemoe::simulator_test {
 namespace {
-
-std::string line_of(const std::string& word) {
-  return line_in("kernels.cu", word);
-}
 
 class Simulator : public testing::Test {
  protected:
@@ -65,7 +62,9 @@ TEST_F(Simulator, NamesAMissingSyncthreads) {
     ASSERT_TRUE(read != nullptr || unwritten != nullptr) << all(outcome.findings);
     const Finding& finding = read != nullptr ? *read : *unwritten;
     EXPECT_TRUE(begins(finding.site, line_of("reads"))) << describe(finding);
-    if (read != nullptr) EXPECT_TRUE(begins(finding.other, line_of("writes"))) << describe(finding);
+    if (read != nullptr) {
+      EXPECT_TRUE(begins(finding.other, line_of("writes"))) << describe(finding);
+    }
     EXPECT_EQ(finding.kernel, "simulator_test::mirror_words");
     EXPECT_EQ(finding.block, "(0)");
     EXPECT_TRUE(begins(finding.address, "shared 0x")) << finding.address;

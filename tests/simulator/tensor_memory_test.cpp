@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "machine_support.h"
+#include "run_kernels.h"
 #include "tensor_kernels.h"
 
 namespace tilemoe::simulator_test {
 namespace {
 
-std::string line_of(const std::string& word) {
-  return line_in("tensor_kernels.cu", word);
+std::string line(const char* word) {
+  return line_of(word, "tensor_kernels.cu");
 }
 
 class TensorMemory : public testing::Test {
@@ -86,10 +86,10 @@ TEST_P(TensorDefects, AreNamed) {
     ASSERT_NE(found, nullptr) << "seed " << seed << "\n" << all(outcome.findings);
     EXPECT_EQ(found->kernel, "simulator_test::multiply_tiles");
     if (defect.site != nullptr) {
-      EXPECT_TRUE(names(found->site, line_of(defect.site))) << describe(*found);
+      EXPECT_TRUE(names(found->site, line(defect.site))) << describe(*found);
     }
     if (defect.other != nullptr) {
-      EXPECT_TRUE(names(found->other, line_of(defect.other))) << describe(*found);
+      EXPECT_TRUE(names(found->other, line(defect.other))) << describe(*found);
     }
   }
 }

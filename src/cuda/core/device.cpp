@@ -56,7 +56,8 @@ const DeviceInfo& current_device() {
 
 const DeviceInfo& device_at(int index) {
   const int count = count_devices();
-  TILEMOE_CHECK(index >= 0 && index < count, "there is no GPU " << index << ", they are " << count);
+  TILEMOE_CHECK(index >= 0 && index < count,
+                "there is no GPU cuda:" << index << ", CUDA counts " << count);
   return known_device(index);
 }
 

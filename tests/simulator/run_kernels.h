@@ -1,4 +1,4 @@
-// What tests of the machine share: arrays of its memory, running with a seed, findings by kind.
+// How the tests run a kernel with a seed and read what was found.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,9 +18,9 @@ using simulator::Machine;
 
 constexpr int kSeeds = 20;
 
-// "kernels.cu:31", of the line of that file with that word in its comment.
-inline std::string line_in(const std::string& name, const std::string& word) {
-  std::ifstream file(std::string(TILEMOE_KERNELS) + name);
+// "kernels.cu:31", of that file's line with that word in its comment.
+inline std::string line_of(const std::string& word, const std::string& name = "kernels.cu") {
+  std::ifstream file(TILEMOE_KERNELS_FOLDER + ("/" + name));
   std::string line;
   for (int number = 1; std::getline(file, line); ++number)
     if (line.size() >= word.size() + 3 &&
