@@ -443,7 +443,7 @@ std::byte* Machine::shared_bytes(Thread& thread, uint32_t address, uint32_t byte
                                  Block** owner) {
   Block& block = *thread.block;
   uint32_t rank = block.rank;
-  const uint32_t offset = address & ((1u << kRankAt) - 1);
+  const uint32_t offset = in_block(address);
   if (address >> kRankAt != 0) rank = (address >> kRankAt) - 1;
   if (rank >= block.cluster.size())
     fail(thread, FindingKind::kOutOfBounds, site, "the cluster has no such block",
