@@ -168,6 +168,7 @@ void Machine::start_launch(Launch started) {
   for (uint32_t first = 0; first < launch.blocks; first += launch.shape.cluster)
     launch.clusters_to_start.push_back(first);
   launch.resident = 1 + random_.below(kMostResident);
+  launch.lateness = 2u << 2 * random_.below(3);
 }
 
 uint32_t Machine::resident_clusters(const Launch& launch) const {

@@ -191,6 +191,7 @@ struct Launch {
   std::vector<uint32_t> clusters_to_start;
   uint32_t blocks = 0, ended = 0, triggered = 0;
   uint32_t resident = 1;  // clusters at a time
+  uint32_t lateness = 1;  // one turn in so many is a copy's that lands
 };
 
 // An operating-system thread with room for a block.
