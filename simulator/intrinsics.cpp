@@ -211,8 +211,7 @@ std::byte* shared_access(AccessKind kind, uint32_t shared, uint32_t bytes, uint3
   if (shared % bytes != 0)
     machine.fail(thread, FindingKind::kOutOfBounds, site,
                  "an address that is not on its " + std::to_string(bytes) + " bytes");
-  machine.shared_access(machine.ordinary(thread, site), *owner, kind,
-                        shared & ((1u << kRankAt) - 1), bytes);
+  machine.shared_access(machine.ordinary(thread, site), *owner, kind, in_block(shared), bytes);
   return at;
 }
 

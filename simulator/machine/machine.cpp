@@ -168,6 +168,7 @@ void Machine::start_launch(Launch started) {
   for (uint32_t first = 0; first < launch.blocks; first += launch.shape.cluster)
     launch.clusters_to_start.push_back(first);
   launch.resident = 1 + random_.below(kMostResident);
+  launch.lateness = 2u << 2 * random_.below(3);
 }
 
 uint32_t Machine::resident_clusters(const Launch& launch) const {
@@ -453,7 +454,7 @@ std::byte* Machine::shared_bytes(Thread& thread, uint32_t address, uint32_t byte
                                  Block** owner) {
   Block& block = *thread.block;
   uint32_t rank = block.rank;
-  const uint32_t offset = address & ((1u << kRankAt) - 1);
+  const uint32_t offset = in_block(address);
   if (address >> kRankAt != 0) rank = (address >> kRankAt) - 1;
   if (rank >= block.cluster.size())
     fail(thread, FindingKind::kOutOfBounds, site, "the cluster has no such block",

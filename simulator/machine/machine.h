@@ -34,8 +34,11 @@ namespace tilemoe::simulator {
 constexpr uint32_t kLanes = 32;
 constexpr uint32_t kReservedShared = 1024;  // bytes of a block's shared memory before its own
 constexpr int kRankAt = 24;                 // in an address of a cluster's shared memory
+inline uint32_t in_block(uint32_t shared) {
+  return shared & ((1u << kRankAt) - 1);
+}
 inline uint32_t in_cluster(uint32_t shared, uint32_t rank) {
-  return (rank + 1) << kRankAt | (shared & ((1u << kRankAt) - 1));
+  return (rank + 1) << kRankAt | in_block(shared);
 }
 
 struct Block;
@@ -136,6 +139,7 @@ struct BlockBarrier {
 };
 
 struct Mbarrier {
+  Block* owner = nullptr;
   uint32_t expected = 0, pending = 0;
   int64_t bytes = 0;  // that are to come
   uint32_t phase = 0;
@@ -197,6 +201,7 @@ struct Launch {
   std::vector<uint32_t> clusters_to_start;
   uint32_t blocks = 0, ended = 0, triggered = 0;
   uint32_t resident = 1;  // clusters at a time
+  uint32_t lateness = 1;  // one turn in so many is a copy's that lands
 };
 
 // An operating-system thread with room for a block.
