@@ -3,6 +3,7 @@
 #include "async_kernels.h"
 #include "cuda/core/device.h"
 #include "cuda/core/operand.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/mbarrier.h"
@@ -11,7 +12,6 @@
 #include "cuda/ptx/shared_address.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/sm90/tensor_map.h"
 
 namespace tilemoe::simulator_test {
 namespace {
