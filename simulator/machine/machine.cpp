@@ -450,6 +450,15 @@ bool Machine::shared_offset(const Block& block, const void* address, uint32_t& o
   return false;
 }
 
+void Machine::require_dynamic(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site) {
+  const uint32_t end = kReservedShared + thread.block->dynamic_bytes;
+  if (address >= kReservedShared && address + bytes <= end) return;
+  fail(thread, FindingKind::kOutOfBounds, site,
+       "an operand outside the block's dynamic shared memory, whose last byte is at " +
+           hexadecimal(end - 1),
+       "shared " + hexadecimal(address));
+}
+
 std::byte* Machine::shared_bytes(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site,
                                  Block** owner) {
   Block& block = *thread.block;

@@ -285,6 +285,8 @@ class Machine final : public ConflictListener {
   // the end of the thread, where they are not there.
   std::byte* shared_bytes(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site,
                           Block** owner = nullptr);
+  // Where products' operands must lie: the block's own dynamic shared memory.
+  void require_dynamic(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site);
   void shared_access(const Accessor& by, Block& owner, AccessKind kind, uint32_t offset,
                      uint32_t bytes);
   void global_access(const Accessor& by, Block& block, AccessKind kind, const void* address,

@@ -230,7 +230,7 @@ void multiply_into_tensor_memory(Thread& thread, uint32_t d, uint64_t a, uint64_
   const Accessor by = warps_products(thread, site);
   const auto read = [&](const MatrixDescriptor& descriptor, OperandMajor major, int count) {
     for (const OperandPiece& piece : operand_pieces(descriptor, major, count)) {
-      machine.shared_bytes(thread, piece.address, kPieceBytes, site);
+      machine.require_dynamic(thread, piece.address, kPieceBytes, site);
       machine.shared_access(by, block, AccessKind::kRead, piece.address, kPieceBytes);
     }
   };

@@ -142,7 +142,7 @@ void multiply_group(Thread& thread, const ProductShape& shape, float* d, uint64_
       const int first = quarter * static_cast<int>(warp.index % kWarps);
       for (const OperandPiece& piece : operand_pieces(descriptor, major(mn_major), rows)) {
         if (piece.row < first || piece.row >= first + quarter) continue;
-        machine.shared_bytes(thread, piece.address, kPieceBytes, site);
+        machine.require_dynamic(thread, piece.address, kPieceBytes, site);
         machine.shared_access(by, block, AccessKind::kRead, piece.address, kPieceBytes);
       }
     };
