@@ -140,11 +140,11 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
 }
 
 CUtensorMap map_of(const uint16_t* data, int rows, int box_rows) {
-  return cuda::sm90::make_tensor_map({.dtype = TILEMOE_BFLOAT16,
-                                      .data = data,
-                                      .size = {64, rows, 1},
-                                      .stride = {64, 64},
-                                      .box = {64, box_rows, 1}});
+  return cuda::make_tensor_map({.dtype = TILEMOE_BFLOAT16,
+                                .data = data,
+                                .size = {64, rows, 1},
+                                .stride = {64, 64},
+                                .box = {64, box_rows, 1}});
 }
 
 template <Product kHow, Cluster kCluster, int kBlocks>
