@@ -62,7 +62,7 @@ struct Row {
 struct Columns {
   float value[kStepsOfSum][kLanes];
   int16_t exponent[kStepsOfSum][kLanes];
-  bool finite;
+  bool finite, zero;
 };
 
 Row decode_row(OperandType type, const uint16_t* bits) {
@@ -78,13 +78,14 @@ Row decode_row(OperandType type, const uint16_t* bits) {
 }
 
 Columns decode_columns(OperandType type, const uint16_t* bits) {
-  Columns columns{.value = {}, .exponent = {}, .finite = true};
+  Columns columns{.value = {}, .exponent = {}, .finite = true, .zero = true};
   for (int lane = 0; lane < kLanes; ++lane)
     for (int k = 0; k < kStepsOfSum; ++k) {
       const Number number = decode(type, bits[lane * kStepsOfSum + k]);
       columns.value[k][lane] = number.value;
       columns.exponent[k][lane] = number.exponent;
       columns.finite = columns.finite && std::isfinite(number.value);
+      columns.zero = columns.zero && number.value == 0;
     }
   return columns;
 }
@@ -142,11 +143,9 @@ void sum_groups(int fraction_bits, const Row& row, const Columns& columns, int f
   // An infinity or NaN in D has the exponent 128.
   if (least < kLeastTop || most > kMostTop || !row.finite || !columns.finite) {
     for (int lane = 0; lane < kLanes; ++lane)
-      D[lane] = row.zero && columns.finite && D[lane] == 0
-                    ? 0
-                    : sum_of_group<kGroup>(fraction_bits, row.value + first, row.exponent + first,
-                                           &columns.value[first][lane],
-                                           &columns.exponent[first][lane], D[lane]);
+      D[lane] = sum_of_group<kGroup>(fraction_bits, row.value + first, row.exponent + first,
+                                     &columns.value[first][lane], &columns.exponent[first][lane],
+                                     D[lane]);
     return;
   }
 
@@ -177,8 +176,14 @@ template <int kGroup>
 void multiply_in_groups(int fraction_bits, const std::vector<Row>& rows, const Columns& columns,
                         int width, float* D) {
   for (const Row& row : rows) {
-    for (int first = 0; first < kStepsOfSum; first += kGroup)
-      sum_groups<kGroup>(fraction_bits, row, columns, first, D);
+    // Of what fills tiles up.
+    const bool zero = (row.zero || columns.zero) && row.finite && columns.finite &&
+                      std::all_of(D, D + kLanes, [](float sum) { return sum == 0; });
+    if (zero)
+      std::fill_n(D, kLanes, 0.0f);  // no -0
+    else
+      for (int first = 0; first < kStepsOfSum; first += kGroup)
+        sum_groups<kGroup>(fraction_bits, row, columns, first, D);
     D += width;
   }
 }
