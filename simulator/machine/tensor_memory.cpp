@@ -231,6 +231,9 @@ void multiply_into_tensor_memory(Thread& thread, uint32_t d, uint64_t a, uint64_
   const auto read = [&](const MatrixDescriptor& descriptor, OperandMajor major, int count) {
     for (const OperandPiece& piece : operand_pieces(descriptor, major, count)) {
       machine.shared_bytes(thread, piece.address, kPieceBytes, site);
+      if (piece.address + kPieceBytes > kReservedShared + block.dynamic_bytes)
+        machine.fail(thread, FindingKind::kOutOfBounds, site,
+                     "an operand past the block's dynamic shared memory");
       machine.shared_access(by, block, AccessKind::kRead, piece.address, kPieceBytes);
     }
   };
