@@ -37,6 +37,7 @@ class Places(NamedTuple):
     capacity_factor: float | None = 1.5
     on_overflow: str = "nan"
     keep_gathered: bool = False
+    beside: bool = True
 
     def check(self) -> None:
         factor = self.capacity_factor
@@ -63,6 +64,7 @@ def plan(
     *,
     capacity_factor: float | None = 1.5,
     keep_gathered: bool = False,
+    beside: bool = True,
     activation: Activation = "swiglu",
     bias: bool = False,
     column_blocks: int = 1,
@@ -76,7 +78,7 @@ def plan(
         T, d, n, E, K: tokens of a rank, their width, the experts', all ranks' experts, a token's.
         ranks: of the group, or of expert_mesh.
         capacity_factor: None: every routing has places, T * min(K, E / ranks) of each rank.
-        keep_gathered, activation, bias, column_blocks: as in `moe`.
+        keep_gathered, beside, activation, bias, column_blocks: as in `moe`.
         dtype, device: of the tokens. A GPU's own partial sums are known where there is one.
 
     Returns:
@@ -86,8 +88,8 @@ def plan(
         ValueError: a size or an option does not fit.
 
     Example:
-        >>> factor = tilemoe.expert_parallel.plan(4096, 2048, 768, 128, 8, 4)
-        >>> lossless = tilemoe.expert_parallel.plan(4096, 2048, 768, 128, 8, 4, capacity_factor=None)
+        >>> sizes = dict(T=4096, d=2048, n=768, E=128, K=8, ranks=4)
+        >>> factor, lossless = plan(**sizes), plan(**sizes, capacity_factor=None)
         >>> factor.places, lossless.places
         (49152, 131072)
     """
@@ -112,13 +114,15 @@ def plan(
     kept = H + routing + choice + keep_gathered * rows
     # Adding up the ranks' sums: theirs here and there, this rank's in float32 and rounded.
     adding = 2 * rows + 4 * T * d + own
-    gathered = 6 * ids + 4 * narrowed + 8 * N * width  # the packed, the ids, the scores, those of here
+    # The packed, the ids, the scores, those of here.
+    gathered = 6 * ids + 4 * narrowed + 8 * N * width
     forward = kept + gathered + max((2 - keep_gathered) * rows + of_forward, adding)
     h_width = _rules.h_width(number, n)
     of_W2 = E_local * (d * n + bias * d) * size
     of_W1 = E_local * h_width * (d + bias) * size
     ds = 8 * N * width
     made = rows + ds + of_W2  # dX of all ranks' rows, and what goes on to the optimizer
-    computing = (2 - keep_gathered) * rows + made + max(of_backward, of_W1)
+    back = beside * rows  # dX of all ranks is here while dW1 is made
+    computing = (2 - keep_gathered) * rows + made + max(of_backward, of_W1 + back)
     backward = kept + max(computing, ds + gathered + of_W2 + of_W1 + adding)
     return Memory(C, kept, forward, backward)

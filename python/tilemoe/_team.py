@@ -1,5 +1,5 @@
-"""The ranks that share a layer's experts, and what travels between them: a token's row once to every
-rank, a partial sum of its experts back from each.
+"""The ranks that share a layer's experts, and what travels between them: a token's row once to
+every rank, a partial sum of its experts back from each.
 
 Nothing here waits for the host, and no shape depends on what was chosen: a rank's place in what is
 gathered has as many rows as the rank with the most tokens. Sums of ranks are added in float32, in
@@ -28,10 +28,12 @@ class Team:
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.t = t
         self.counts = _counts(rank_tokens, t, self.size, self.rank)
-        self.rows = t if rank_tokens is None else _most(rank_tokens)  # of a rank, in what is gathered
+        # Of a rank, in what is gathered:
+        self.rows = t if rank_tokens is None else _most(rank_tokens)
         if t > self.rows:
             raise ValueError(
-                f"tilemoe: rank {self.rank} has {t} tokens, and rank_tokens says {self.rows} at most"
+                f"tilemoe: rank {self.rank} has {t} tokens, and rank_tokens says {self.rows} at "
+                "most"
             )
 
     @property
@@ -54,19 +56,21 @@ class Team:
 
     def exchange(self, parts: Tensor) -> Tensor:
         """parts (N, ...), each rank's rows -> (ranks, t, ...): what each rank has of this one's."""
-        received = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, parts.contiguous(), group=self.group)
-        return received.view(self.size, self.rows, *parts.shape[1:])[:, : self.t]
+        return Departure(self, parts).wait()
 
     def sum_back(self, parts: Tensor, addend: Tensor | None = None) -> Tensor:
         """parts (N, d): this rank's part of every token -> (t, d): the sum of this rank's tokens'
         parts and of the addend, added in float32 and rounded once."""
-        received = self.exchange(parts)
-        first, *rest = received.unbind(0) if addend is None else (addend, *received.unbind(0))
-        total = first.to(torch.float32, copy=True)
-        for part in rest:
-            total += part
-        return total.to(parts.dtype)
+        return total_of(self.exchange(parts), addend)
+
+
+def total_of(received: Tensor, addend: Tensor | None = None) -> Tensor:
+    """received (ranks, t, d) -> (t, d): their sum in the order of the ranks, after the addend."""
+    first, *rest = received.unbind(0) if addend is None else (addend, *received.unbind(0))
+    total = first.to(torch.float32, copy=True)
+    for part in rest:
+        total += part
+    return total.to(received.dtype)
 
 
 def _most(rank_tokens: int | Sequence[int]) -> int:
@@ -105,6 +109,11 @@ class Arrival:
         work = dist.all_gather_into_tensor(rows, own, group=team.group, async_op=True)
         self._underway: Any = work, rows, own  # alive until the rows have left
 
+    @property
+    def rows(self) -> Tensor:
+        """(N, ...), not to be read before `wait`."""
+        return self._underway[1]
+
     def wait(self) -> Tensor:
         work, rows, _ = self._underway
         work.wait()
@@ -112,24 +121,82 @@ class Arrival:
         return rows
 
 
+class Departure:
+    """Parts (N, ...) on their way to the ranks of their tokens."""
+
+    def __init__(self, team: Team, parts: Tensor) -> None:
+        parts = parts.contiguous()
+        received = torch.empty_like(parts)
+        work = dist.all_to_all_single(received, parts, group=team.group, async_op=True)
+        self.team, self._underway = team, (work, received, parts)
+
+    def has(self, parts: Tensor) -> bool:
+        return self._underway[2] is parts
+
+    def wait(self) -> Tensor:
+        """(ranks, t, ...): what each rank has of this one's."""
+        work, received, _ = self._underway
+        work.wait()
+        del self._underway
+        team, shape = self.team, received.shape[1:]
+        return received.view(team.size, team.rows, *shape)[:, : team.t]
+
+
+class Travel:
+    """ops.Travel of a backward whose X was gathered: X comes, and dX leaves, beside its products.
+
+    kept: forward has kept all rows, and none come; beside: else all is done in turn."""
+
+    def __init__(self, team: Team, kept: bool, beside: bool) -> None:
+        self.team, self.kept, self.beside = team, kept, beside
+        self._arrival: Arrival | None = None
+        self._departure: Departure | None = None
+
+    def begin(self, source: Tensor) -> Tensor:
+        if self.kept:
+            return source
+        self._arrival = self.team.start(source)
+        rows = self._arrival.rows
+        if not self.beside:
+            self.arrived()
+        return rows
+
+    def arrived(self) -> None:
+        if self._arrival is not None:
+            self._arrival.wait()
+            self._arrival = None
+
+    def made(self, dX: Tensor) -> None:
+        if self.beside:
+            self._departure = Departure(self.team, dX)
+
+    def sum_back(self, dX: Tensor) -> Tensor:
+        """team.sum_back of a dX that may have left already."""
+        departure, self._departure = self._departure, None
+        if departure is None or not departure.has(dX):
+            return self.team.sum_back(dX)
+        del dX
+        return total_of(departure.wait())
+
+
 # ---------------------------------------------------------------- with gradients
 
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, own, team, arrival, dtype):
-        ctx.team, ctx.dtype = team, own.dtype
-        return arrival.wait().to(dtype)
+    def forward(ctx, own, travel, arrival):
+        ctx.travel = travel
+        return arrival.wait()
 
     @staticmethod
     def backward(ctx, gradient):
-        return ctx.team.sum_back(gradient).to(ctx.dtype), None, None, None
+        return ctx.travel.sum_back(gradient), None, None
 
 
-def gathered(own: Tensor, team: Team, arrival: Arrival, dtype: torch.dtype) -> Tensor:
-    """own (t, d), and its rows on their way -> (N, d) of `dtype`. Backward adds the ranks' parts of
-    a token's gradient."""
-    return _Gathered.apply(own, team, arrival, dtype)
+def gathered(own: Tensor, travel: Travel, arrival: Arrival) -> Tensor:
+    """own (t, d), and its rows on their way -> (N, d). Backward adds the ranks' parts of a token's
+    gradient."""
+    return _Gathered.apply(own, travel, arrival)
 
 
 class _ScoresOfAll(torch.autograd.Function):
@@ -205,8 +272,8 @@ class _MeanOfRanks(torch.autograd.Function):
 
 
 def mean_of_ranks(share: Tensor, team: Team) -> Tensor:
-    """A rank's () -> the ranks' mean, on each of them. The gradient is the share's own: data parallel
-    training takes the mean of the ranks' gradients."""
+    """A rank's () -> the ranks' mean, on each of them. The gradient is the share's own: data
+    parallel training takes the mean of the ranks' gradients."""
     return _MeanOfRanks.apply(share, team)
 
 

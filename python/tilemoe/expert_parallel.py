@@ -2,8 +2,8 @@
 
 A token's row goes once to every rank, whatever the number of its experts there. A rank's experts
 gather from these rows as from its own, their combine adds what they make of a token, and that sum
-goes back to the token's rank, which adds the ranks' sums in float32. No rank sorts or copies rows by
-expert, shapes depend on no choice, and the host waits for nothing, so a CUDA graph can hold a step.
+goes back to the token's rank, which adds the ranks' sums in float32. No rank sorts or copies rows
+by expert, shapes depend on no choice, and the host waits for nothing.
 
 `tilemoe.MoE(expert_mesh=)` is the module. It takes torch.distributed as it is: start the processes,
 and make the process group, before."""
@@ -24,6 +24,7 @@ from ._team import (
     Arrival,
     RankTokens,
     Team,
+    Travel,
     gathered,
     returned,
     scores_of_all,
@@ -81,6 +82,7 @@ def moe(
     capacity_factor: float | None = 1.5,
     on_overflow: OnOverflow = "nan",
     keep_gathered: bool = False,
+    beside: bool = True,
     rank_tokens: RankTokens = None,
     addend: Tensor | None = None,
     overwrite_H: bool | None = None,
@@ -102,6 +104,8 @@ def moe(
         on_overflow: what becomes of the outputs of all ranks where a pair had no place: "nan", or
             "drop", that pair is left out: the last tokens' of the highest experts.
         keep_gathered: backward has all ranks' rows kept for it, and does not gather them again.
+        beside: in backward X is gathered beside the products, and dX goes back beside dW1's. False:
+            all in turn. The bits are the same.
         rank_tokens: None: every rank has as many tokens as this one, which is not looked after; or
             the tokens of each rank; or the most that a rank has, the same number on all of them.
         activation, gate_layout, clamp, alpha, up_shift, overwrite_H, column_blocks: as in `moe`.
@@ -125,7 +129,7 @@ def moe(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         column_blocks, overwrite_H, None, False,
     )  # fmt: skip
-    places = Places(capacity_factor, on_overflow, keep_gathered)
+    places = Places(capacity_factor, on_overflow, keep_gathered, beside)
     places.check()
     _library.require_device(x, "x")
     rows = rows_of(x, "x", "(..., d)")
@@ -213,15 +217,16 @@ def routed(
     most = team.tokens * (min(K, E_local) if chosen.distinct else K)
     capacity = places.capacity(team.tokens * K, team.size, most)
 
-    of_ranks = counts.view(team.size, team.size, E_local).sum((0, 2))  # pairs of each rank's experts
+    # Pairs of each rank's experts.
+    of_ranks = counts.view(team.size, team.size, E_local).sum((0, 2))
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
-    rows, again = _rows(x, team, places, arrival)
+    rows, beside = _rows(x, team, places, arrival)
     own_ids = ids - first
     if K > E_local:
         own_ids, scores = _by_expert(own_ids, scores, E_local)
     places_here = max(min(capacity, own_ids.numel()), 1)
     parts, _ = functional._of_ids(
-        rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, again
+        rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, beside
     )
     del rows  # before there are as many of what came back
     out = _back(parts, addend, team, places, capacity < most, overflow)
@@ -272,12 +277,12 @@ def _gather_choice(chosen: _Chosen, team: Team) -> tuple[Tensor, Tensor, Tensor,
 
 def _rows(
     x: Tensor, team: Team, places: Places, arrival: Arrival | None
-) -> tuple[Tensor, ops.Again | None]:
-    """All ranks' rows (N, d), and how backward gets them again where they are not kept."""
-    dtype = autocast_dtype(x.device) or x.dtype
-    own = x.to(dtype)
-    rows = gathered(own, team, team.start(own) if arrival is None else arrival, dtype)
-    return rows, None if places.keep_gathered else ops.Again(team.gather, own.detach())
+) -> tuple[Tensor, ops.Beside]:
+    """All ranks' rows (N, d); how backward has them again, and what becomes of their gradient."""
+    own = x.to(autocast_dtype(x.device) or x.dtype)
+    travel = Travel(team, places.keep_gathered, places.beside)
+    rows = gathered(own, travel, team.start(own) if arrival is None else arrival)
+    return rows, ops.Beside(travel, (rows if places.keep_gathered else own).detach())
 
 
 def _back(
@@ -324,13 +329,13 @@ def rounded(
     chosen, ids = top_k(logits, K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (t, E)
     scores = scores_of_pairs(score_of, team, pairs.scores, pairs.tokens, pairs.experts, E_local)
-    rows, again = _rows(x, team, places, arrival)
+    rows, beside = _rows(x, team, places, arrival)
     args = (pairs.tokens, pairs.experts, scores.detach(), team.tokens, E_local)
     routing_here = ops.call_undifferentiated(_ops.route_general.default, *args)
     rule = _rules.rule_of(_rules.GENERAL, 0, _rules.SCORES_GIVEN)
     parts = functional._run(
         _ops.experts.default, rows, scores, routing_here, layer, None, (pairs.tokens.shape[0],),
-        rule, again=again,
+        rule, beside=beside,
     )  # fmt: skip
     del rows
     of_ranks = offsets[:: E_local].diff()  # pairs of each rank's experts

@@ -553,15 +553,15 @@ def _aux_of_top_k(routing, counts):
     return Aux(counts, dropped, added, counters[0] + counters[1], without, overflow)
 
 
-def _of_ids(x, scores, ids, E, layer, addend, capacity, on_overflow, return_aux, again=None):
-    """O (T, d) of ids and scores (T, K), and its Aux or None. again: see `_run`."""
+def _of_ids(x, scores, ids, E, layer, addend, capacity, on_overflow, return_aux, beside=None):
+    """O (T, d) of ids and scores (T, K), and its Aux or None. beside: see `_run`."""
     (T, K), pairs = ids.shape, ids.numel()
     rows = pairs if capacity is None else rows_for(capacity, pairs)
     check_on_overflow(on_overflow)
     routing = ops.call_undifferentiated(_ops.route_top_k.default, ids, scores.detach(), E, rows)
     rule = _rules.rule_of(_rules.TOP_K, K, _rules.SCORES_GIVEN)
     out = _run(
-        _ops.experts.default, x, scores, routing, layer, addend, (rows,), rule, again=again
+        _ops.experts.default, x, scores, routing, layer, addend, (rows,), rule, beside=beside
     )
     if rows != pairs and on_overflow == "nan":
         out = _spoilt(out, _rules.counters_of(routing)[0] > 0)
@@ -662,13 +662,13 @@ def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
 
 
 def _run(
-    op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=False, again=None
+    op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=False, beside=None
 ):
     """`moe` or `experts`, whose third argument is `third`, and which has a capacity or none. O, and
-    where `more` is asked for what else it gives; H is autograd's. `again`: an ops.Again, by which
+    where `more` is asked for what else it gives; H is autograd's. `beside`: an ops.Beside, by which
     backward gets x."""
     try:
-        return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, again)
+        return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, beside)
     except (AttributeError, RuntimeError, TypeError):
         # Of what is no tensor torch tells nothing that names it.
         for name, tensor in zip((*WEIGHTS, "addend"), (*layer.weights, addend)):
@@ -677,7 +677,7 @@ def _run(
         raise
 
 
-def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, again):
+def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, beside):
     weights = layer.weights
     device_type = x.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
@@ -706,6 +706,6 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more,
     else:
         accumulate = given is not None and layer.accumulate
         return ops.differentiated(
-            op, tensors, third, rest, layer.overwrite_H, more, given, accumulate, again
+            op, tensors, third, rest, layer.overwrite_H, more, given, accumulate, beside
         )
     return (found[0], *found[2:]) if more else found[0]

@@ -105,6 +105,8 @@ class MoE(nn.Module):
             "drop", the pair is left out.
         keep_gathered: the rows that came from all ranks are kept for backward, which otherwise
             gathers them again.
+        beside: with expert_mesh, backward gathers rows beside its products, and sends dX back
+            beside dW1's; False: all in turn. The bits are the same.
         rank_tokens: None: all ranks of expert_mesh have as many tokens in a call as this one; or
             the tokens of each rank; or the most that a rank has, the same number on all of them. An
             attribute of that name can be set before each call.
@@ -168,6 +170,7 @@ class MoE(nn.Module):
         capacity_factor: float | None = 1.5,
         on_overflow: OnOverflow = "nan",
         keep_gathered: bool = False,
+        beside: bool = True,
         rank_tokens: RankTokens = None,
         expert_gradients: ExpertGradients = "mean",
         return_aux: bool | None = None,
@@ -219,7 +222,7 @@ class MoE(nn.Module):
         if expert_mesh is not None:
             from .expert_parallel import Places
 
-            self._places = Places(capacity_factor, on_overflow, keep_gathered)
+            self._places = Places(capacity_factor, on_overflow, keep_gathered, beside)
             self._places.check()
         self.gate = Router(
             d,

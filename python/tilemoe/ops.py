@@ -1,8 +1,7 @@
 """Calls of the operators in `torch.ops.tilemoe`, whose names and arguments are in
 bindings/torch/schema.cpp, and their gradients. Fake kernels are in _shapes.py."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.autograd import forward_ad
@@ -158,21 +157,36 @@ _NOT_KEPT = (
 )
 
 
-class Again(NamedTuple):
-    """How backward gets an X that is not kept: `make` of what is kept in its place."""
+class Travel(Protocol):
+    """What others see of a backward, and what it waits for. dW1 and db1 come last, from dH and X
+    alone, so X may arrive until then, and dX may leave while they are computed."""
 
-    make: Callable[[torch.Tensor], torch.Tensor]
+    beside: bool  # dW1 and db1 are a stage of their own; else all is done in turn
+
+    def begin(self, source: torch.Tensor) -> torch.Tensor:
+        """X, which may be on its way, of what forward has kept in its place."""
+
+    def arrived(self) -> None:
+        """X is there for what the stream computes from here on."""
+
+    def made(self, dX: torch.Tensor) -> None:
+        """dX is there."""
+
+
+class Beside(NamedTuple):
+    """A call's travel, and what is kept of it in the place of X."""
+
+    travel: Travel
     source: torch.Tensor
 
 
 def _save_experts(ctx, X, router, weights, H, routing, numbers, reals, keep_H, overwrite_H,
-                  again=None):  # fmt: skip
+                  beside=None):  # fmt: skip
     """Keeps what the backward of one call of `experts` or `moe` reads: X, H, the routing, the
     weights by reference, and logits only where the scoring's rule reads them."""
     scoring, kind = numbers[At.SCORING], numbers[At.KIND]
     reads = router is not None and scoring != SCORES_GIVEN and reads_logits(scoring, kind)
-    ctx.again = None if again is None else again.make
-    kept = X if again is None else again.source
+    ctx.travel, kept = (None, X) if beside is None else beside
     ctx.save_for_backward(kept, H, routing, *weights, router if reads else None)
     ctx.set_materialize_grads(False)  # none of H's, which is as large as H
     ctx.router_dtype = router.dtype if router is not None else torch.float32
@@ -206,8 +220,6 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
             ctx.saved_tensors  # torch refuses where it has freed them, and tells of retain_graph
         raise RuntimeError(CONSUMED)
     X, H, routing, *weights, logits = ctx.saved_tensors
-    if ctx.again is not None:
-        X = ctx.again(X)
     wanted = 0
     for bit in range(len(GRADIENTS)):
         if needs[bit]:
@@ -219,10 +231,14 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
         traced, overwrite = is_traced(H), ctx.overwrite_H
         if overwrite is None:
             overwrite = ctx.consumed or (not traced and is_read_last(ctx, H))
+        if ctx.travel is not None:
+            X = ctx.travel.begin(X)
         saved = X, H, routing, weights, logits
         if overwrite and not traced:
             return _gradients_over_H(ctx, dO, saved, needs, wanted, given, accumulate)
-        elif given is None and not overwrite:
+        if ctx.travel is not None:
+            ctx.travel.arrived()
+        if given is None and not overwrite:
             dense = call_in_backward(
                 _ops.experts_backward.default, dO, X, H, routing, weights, logits, ctx.numbers,
                 ctx.reals, ctx.router_dtype, wanted,
@@ -232,6 +248,8 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
             made = _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate)
             if needs[1] and ctx.numbers[At.SCORING] != SCORES_GIVEN:
                 made[1] = _router_gradient(ctx, call_in_backward, made[1], routing, logits, weights)
+        if ctx.travel is not None and made[0] is not None:
+            ctx.travel.made(made[0])
     return _finished(ctx, made, dO, routing, needs, weights[0].shape[0])
 
 
@@ -299,27 +317,36 @@ def _begin(ctx, state, dO, saved, given, wanted, accumulate):
     if state.consumed:  # by another thread, meanwhile
         raise RuntimeError(CONSUMED)
     state.consumed = True
+    now = wanted
+    if ctx.travel is not None:
+        now = (wanted & ~_OF_W1 if ctx.travel.beside else 0) or wanted
+        if now == wanted:
+            ctx.travel.arrived()
     try:
         dense, complete = call_undifferentiated(
             _ops.experts_backward_over_H.default, dO, X, H, routing, weights, logits,
-            *pack_gradients(given),
-            ctx.numbers, ctx.reals, ctx.router_dtype, wanted, accumulate,
+            *pack_gradients(given), ctx.numbers, ctx.reals, ctx.router_dtype, now, accumulate,
         )  # fmt: skip
     except (ValueError, NotImplementedError, torch.OutOfMemoryError):
         state.consumed = False  # refused before anything was written
         raise
-    left = 0 if complete else wanted & _OF_W1
-    made = _place(dense, wanted & ~left, [None] * len(GRADIENTS))
+    left = 0 if complete else now & _OF_W1
+    made = _place(dense, now & ~left, [None] * len(GRADIENTS))
+    if ctx.travel is not None and made[0] is not None:
+        ctx.travel.made(made[0])
+    if now != wanted or not complete:
+        state.begun = _Begun(dO, dO._version, H, made, left | wanted & ~now, False)
     if not complete:
-        state.begun = _Begun(dO, dO._version, H, made, left, False)
         raise torch.OutOfMemoryError(_NO_MEMORY)
-    return made
+    return made if now == wanted else _go_on(ctx, state, dO, saved, given, wanted, accumulate)
 
 
 def _go_on(ctx, state, dO, saved, given, _, accumulate):
-    """The same, from what an earlier backward left."""
+    """The same, from what an earlier backward left, or this one's beginning."""
     begun = state.begun
     begun.check(dO)
+    if ctx.travel is not None:
+        ctx.travel.arrived()
     X, _, routing, weights, logits = saved
     made = list(begun.made)
     if begun.complete:
@@ -405,7 +432,7 @@ def _layer_backward(ctx, dO, *_):
 
 
 def differentiated(
-    op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False, again=None
+    op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False, beside=None
 ):
     """`experts` or `moe` as the functions call it where nothing is traced. It computes the same as
     the operator's own autograd kernel, in half of the host's time: it passes the dispatcher once,
@@ -414,14 +441,14 @@ def differentiated(
     tensors: X, the router's, the six weights, the addend; third, rest: the operator's other
     arguments, numbers and reals the last, keep_H not among them. `given` is memory for weights'
     gradients, kept as it is and not as saved tensors: other layers and micro-batches add to it
-    meanwhile. `again`: an Again in place of X, which is not kept.
+    meanwhile. `beside`: a Beside, whose source is kept in the place of X.
     -> O or, of `moe` where `more` is asked for, O, routing, expert_counts."""
     if forward_ad._current_level >= 0:
         refuse_tangents((*tensors, third))
     # Torch looks at every argument and every result several times: what is absent is none.
     absent = [i for i, tensor in enumerate(tensors) if tensor is None]
     there = [tensor for tensor in tensors if tensor is not None]
-    call = (op, rest, overwrite_H, more, given, accumulate, absent, again)
+    call = (op, rest, overwrite_H, more, given, accumulate, absent, beside)
     apply = _Differentiated.apply if torch.compiler.is_compiling() else _apply
     return apply(call, third, *there)
 
@@ -429,7 +456,7 @@ def differentiated(
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, third, *there):
-        op, rest, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent, again = call
+        op, rest, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent, beside = call
         tensors, needs = list(there), list(ctx.needs_input_grad[2:])
         for i in ctx.absent:
             tensors.insert(i, None)
@@ -441,7 +468,7 @@ class _Differentiated(torch.autograd.Function):
             op, X, router, third, weights, addend, *rest, keep_H, bool(overwrite_H)
         )
         routing = routed[0] if routed else third
-        _save_experts(ctx, X, router, weights, H, routing, *rest[-2:], keep_H, overwrite_H, again)
+        _save_experts(ctx, X, router, weights, H, routing, *rest[-2:], keep_H, overwrite_H, beside)
         if not more:
             return O
         ctx.mark_non_differentiable(*routed)

@@ -245,8 +245,9 @@ def bits_are_those_of_the_parts(job):
             logits = torch.randn(sum(counts), E, generator=g).to(job.device)
             choice = dict(scoring="sigmoid", routed_scaling_factor=2.5)
             want = parts_by_hand(x, dO, logits, layer, job.world, **choice)
-            for how in ({}, dict(keep_gathered=True), dict(capacity_factor=float(job.world))):
-                for tokens in (counts, max(counts) + 3):
+            for how in ({}, dict(keep_gathered=True), dict(capacity_factor=float(job.world)),
+                        dict(beside=False), dict(overwrite_H=False)):  # fmt: skip
+                for tokens in (counts, max(counts) + 3)[: 2 if how == {} else 1]:
                     got, aux = spread_call(
                         job, x, dO, logits, layer, own, rank_tokens=tokens, **choice, **how
                     )
@@ -420,25 +421,61 @@ def what_is_kept(job):
         out.backward(dO[own])
 
 
-def settled(collective):
-    """It, and then time in which gloo's thread lets go of the tensors: freed by that thread they
-    would be missing in what the profiler tells."""
+def transfers_are_beside_products(job):
+    """Backward waits for X when all but dW1 is done, and sends dX before dW1. Where it is told to,
+    or where dH does not lie over H, it does so in turn."""
+    events = []
 
-    def call(*args, **options):
-        done = collective(*args, **options)
+    def told(name, function):
+        return lambda *args, **options: (events.append(name), function(*args, **options))[1]
+
+    def products(op, *args):
+        if "experts_backward" in str(op):
+            events.append("products")
+        return computed(op, *args)
+
+    computed, of_team = tilemoe.ops.call_undifferentiated, tilemoe._team
+    in_turn = "gather wait gather wait products"  # dO and X
+    for how, want in (
+        ({}, "gather wait gather products send wait products send"),
+        (dict(keep_gathered=True), "gather wait products send products send"),
+        (dict(overwrite_H=False), f"{in_turn} send send"),
+        (dict(beside=False), f"{in_turn} send send"),
+    ):
+        _, spread = job.make(torch.float32, **how)
+        x, dO, own = job.batch([9] * job.world, torch.float32)
+        out, _ = spread(x[own].requires_grad_())
+        events.clear()
+        with (
+            mock.patch.object(dist, "all_to_all_single", told("send", dist.all_to_all_single)),
+            mock.patch.object(dist, "all_gather_into_tensor", told("gather", dist.all_gather_into_tensor)),
+            mock.patch.object(of_team.Arrival, "wait", told("wait", of_team.Arrival.wait)),
+            mock.patch.object(tilemoe.ops, "call_undifferentiated", products),
+        ):
+            out.backward(dO[own])
+        assert " ".join(events) == want, (how, events)
+
+
+def settled(collective):
+    """It to its end, and then time in which gloo's thread lets go of the tensors: freed by that
+    thread they would be missing in what the profiler tells. Meanwhile gloo has copies of its own."""
+
+    def call(*args, async_op=False, **options):
+        collective(*args, **options)
         time.sleep(0.02)
-        return done
+        return mock.Mock()  # to wait for
 
     return call
 
 
+@mock.patch.object(dist, "all_gather_into_tensor", settled(dist.all_gather_into_tensor))
 @mock.patch.object(dist, "all_to_all_single", settled(dist.all_to_all_single))
 def peak_is_the_plans(job):
     """What torch's allocator gives a rank in forward and in backward is what the plan says, or up
     to a fifth less. Each with the capacity's places, and with those of every routing."""
     t, width, of_expert = 4000, 128, 64
     sizes = dict(d=width, n=of_expert, E=E, K=K)
-    for options in ({}, dict(keep_gathered=True, bias=True), dict(capacity_factor=None)):
+    for options in ({}, dict(keep_gathered=True, bias=True), dict(capacity_factor=None, beside=False)):
         plan = expert_parallel.plan(t, **sizes, ranks=job.world, **options)
         options |= dict(expert_mesh=job.mesh, on_overflow="drop", return_aux=False)
         spread = tilemoe.MoE(**sizes, **options, dtype=torch.bfloat16)
@@ -690,6 +727,7 @@ SCENARIOS = {
     values_are_drawn_alike: (1, 2, 4),
     nothing_waits_for_the_device: (2,),
     what_is_kept: (2, 4),
+    transfers_are_beside_products: (2,),
     peak_is_the_plans: (2, 4),
     no_tokens_anywhere: (2,),
     composes: (1, 2),
