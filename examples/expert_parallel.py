@@ -1,9 +1,9 @@
-"""Trains a MoE layer whose experts lie on several processes, by tilemoe.MoE(expert_mesh=) and FSDP-2.
+"""Trains a MoE layer whose experts lie on several processes: tilemoe.MoE(expert_mesh=) and FSDP-2.
 
     torchrun --nproc-per-node 4 examples/expert_parallel.py
 
-Two processes share the experts; FSDP-2 shards each of them over the others, and everything else over
-all. It runs on GPUs where there are enough of them, else on the CPU.
+Two processes share the experts; FSDP-2 shards each of them over the others, and everything else
+over all. It runs on GPUs where there are enough of them, else on the CPU.
 """
 
 import os
@@ -52,7 +52,8 @@ def main():
         if step in (0, STEPS - 1):
             dist.all_reduce(loss)
             if dist.get_rank() == 0:
-                print(f"step {step}: loss {loss.item() / world:.4f}, overflow {aux.overflow.item()}")
+                mean, overflow = loss.item() / world, aux.overflow.item()
+                print(f"step {step}: loss {mean:.4f}, overflow {overflow}")
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ namespace tilemoe::limits {
 
 inline constexpr int64_t kWidthMultiple = 8;  // d, n: a 16-bit row is a multiple of 16 bytes
 inline constexpr int64_t kMaxWidth = int64_t{1} << 24;  // d, n: no grid of blocks is too tall
-// T, pairs, capacity: int32 on the device. A tensor map holds fewer (cuda/sm90/tensor_map.h).
+// T, pairs, capacity: int32 on the device. A tensor map holds fewer (cuda/core/tensor_map.h).
 inline constexpr int64_t kMaxRows = INT32_MAX;
 inline constexpr int64_t kMaxRowsCuda = (int64_t{1} << 30) - 1;
 inline constexpr int64_t kMaxMultiple = INT32_MAX;            // m

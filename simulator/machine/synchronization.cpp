@@ -58,6 +58,7 @@ void Gathering::add(Thread& thread) {
     all_.clock.join(knowledge.clock);
   }
   all_.fenced.join(knowledge.fenced);
+  all_.tensor.join(knowledge.tensor);
   all_.first_concurrent_block =
       std::max(all_.first_concurrent_block, knowledge.first_concurrent_block);
   if (knowledge.foreign) {

@@ -29,10 +29,11 @@ from changes import CHANGES
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CUDA = pathlib.Path("src") / "cuda"
 # Not ptx: the simulator has its own.
-FOLDERS = ["core", "epilogue", "rowwise", "schedule", "sm80", "sm90", "step"]
+FOLDERS = ["core", "epilogue", "load", "rowwise", "schedule", "sm80", "sm90", "sm100", "step"]
 
 # What orders accesses of memory, by the name that is called: instructions, and what our code makes
 # of them. Not here: pin(), which orders a compiler's registers; setmaxnreg, which has no memory;
+# tcgen05.relinquish_alloc_permit, without which another block's allocation waits;
 # let_next_start(), without which the next kernel starts later; and whatever gives a value, such as a
 # shuffle or a barrier's vote.
 ORDERING = [
@@ -42,10 +43,12 @@ ORDERING = [
     "barrier_sync", "barrier_arrive", "cluster_sync", "__syncthreads", "__syncwarp",
     "__threadfence", "cudaGridDependencySynchronize", "wait_for_data", "wait_for_previous",
     "wait_empty", "wait_full", "wait", "wait_for_stores", "fill", "release", "release_previous",
-    "release_block", "sync", "finish",
+    "release_block", "sync", "finish", "tcgen05_commit", "tcgen05_fence_before_sync",
+    "tcgen05_fence_after_sync", "tensor_memory_allocate", "tensor_memory_free",
+    "tensor_memory_wait_loads", "land",
 ]
 # Of the same name, but an epilogue's arithmetic.
-OTHER_CALLS = re.compile(r"finish\((?!D?\))")
+OTHER_CALLS = re.compile(r"(?:\w+\.)?finish\((?!D?\))")
 # A call that is a statement by itself: after the end of another, a brace, a condition or `else`.
 CALL = re.compile(
     r"(?:(?<=[;{})])|(?<=\belse))\s*"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <optional>
 #include <vector>
 
 #include "check.h"
@@ -17,8 +16,8 @@ namespace {
 
 struct Kit {
   std::string_view name;
-  std::optional<KitName> kit;  // none: a name that is known, and nothing more
-  const char* needs;           // of compute capability
+  KitName kit;
+  const char* needs;  // of compute capability
   bool (*runs_on)(const DeviceInfo&);
   bool awaits_verdict = false;  // never run where it was written
 };
@@ -110,7 +109,8 @@ bool awaiting(const DeviceInfo& device, std::span<const BuiltKit> built) {
 std::span<const BuiltKit> kits_of_this_build() {
   static const std::vector<BuiltKit> built = [] {
     std::vector<BuiltKit> kits = {{KitName::kSm80, TILEMOE_ARCHS_OF_SM80},
-                                  {KitName::kSm90, TILEMOE_ARCHS_OF_SM90}};
+                                  {KitName::kSm90, TILEMOE_ARCHS_OF_SM90},
+                                  {KitName::kSm100, TILEMOE_ARCHS_OF_SM100}};
     std::erase_if(kits, [](const BuiltKit& one) {
       return std::none_of(std::begin(instances::kRows), std::end(instances::kRows),
                           [&](const instances::Row& row) { return row.key.kit == one.kit; });
@@ -144,7 +144,7 @@ KitRequest request() {
 
 KitName choose_kit(const DeviceInfo& device, const KitRequest& request,
                    std::span<const BuiltKit> built, const FoundVerdict& verdict) {
-  return *choose(device, request, built, verdict).kit;
+  return choose(device, request, built, verdict).kit;
 }
 
 std::string describe_choice(const DeviceInfo& device, const KitRequest& request,

@@ -96,6 +96,7 @@ TEST(Capability, OfABuildIsWhatItHasCodeFor) {
       {"90a", {{9, 0}}},
       {"90", {{9, 0}}},
       {"100", {{10, 0}, {10, 3}}},
+      {"100f", {{10, 0}, {10, 3}}},
       {"120", {{12, 0}}},
       {"90a,100", {{9, 0}, {10, 0}, {10, 3}}},
       {"100,120,90", {{9, 0}, {10, 0}, {10, 3}, {12, 0}}},
@@ -203,7 +204,7 @@ FoundVerdict found(Outcome outcome, const std::string& what) {
 }
 
 constexpr BuiltKit kAll[] = {
-    {KitName::kSm80, "80,100"}, {KitName::kSm90, "90a"}, {KitName::kSm100, "100"}};
+    {KitName::kSm80, "80,100f"}, {KitName::kSm90, "90a"}, {KitName::kSm100, "100f"}};
 
 TEST(Kit, ThatNobodyRanAwaitsItsVerdict) {
   const FoundVerdict agreed = found(Outcome::kAgreed, "agreed with sm80 in 40 cases");
@@ -232,12 +233,27 @@ TEST(Kit, NeedsNoVerdictWhereItIsAskedFor) {
   EXPECT_EQ(choose_kit(gpu(10, 0), sm80, kAll, agreed), KitName::kSm80);
 }
 
+// Nor is it taken for want of another.
+TEST(Kit, WithoutAVerdictIsNoneWhereThereIsNoOther) {
+  constexpr BuiltKit kOnlySm100[] = {{KitName::kSm100, "100f"}};
+  for (const auto& [major, minor] : kCapabilities)
+    expect_part(refusal([&] { choose_kit(gpu(major, minor), {}, kOnlySm100); }),
+                Status::kUnsupported,
+                "for which this build has no kit of the layer's grouped GEMMs");
+}
+
 TEST(Kit, WithAVerdictIsNotForOtherGpus) {
   const FoundVerdict agreed = found(Outcome::kAgreed, "agreed with sm80");
   for (const auto& [major, minor] : kCapabilities) {
     if (major < 8 || major == 10) continue;
     const DeviceInfo device = gpu(major, minor);
     EXPECT_EQ(describe_choice(device, {}, kAll, agreed), describe_choice(device, {}, kBoth));
+    expect_part(refusal([&] {
+                  choose_kit(device, {"sm100", "TILEMOE_KIT"}, kAll, agreed);
+                }),
+                Status::kUnsupported,
+                "has compute capability " + device.capability() +
+                    ", the sm100 kit, asked for by TILEMOE_KIT, needs 10.0");
   }
   // Nor where the build lacks it, or its code for the device.
   constexpr BuiltKit kElsewhere[] = {{KitName::kSm80, "80"}, {KitName::kSm100, "120"}};
@@ -293,13 +309,15 @@ TEST(Kit, OfTheEnvironmentIsReadAtTheCallAndTheProgramWins) {
     EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
   }
   setenv("TILEMOE_KIT", "sm100", 1);  // once read, it is not read again
-  EXPECT_EQ(refusal([&] { kit_of(hopper); }).text.find("no sm100 kit"), std::string::npos);
+  EXPECT_EQ(refusal([&] { kit_of(hopper); }).text.find("sm100 kit"), std::string::npos);
 
   EXPECT_EQ(tilemoe_set_cuda_kit("auto"), TILEMOE_SUCCESS);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
   EXPECT_EQ(tilemoe_set_cuda_kit("sm90"), TILEMOE_SUCCESS);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by the program");
+#ifndef TILEMOE_WITH_SM100
   EXPECT_EQ(tilemoe_set_cuda_kit("sm100"), TILEMOE_UNSUPPORTED);
+#endif
   EXPECT_EQ(tilemoe_set_cuda_kit("nonsense"), TILEMOE_INVALID_ARGUMENT);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by the program")
       << "a refusal changes nothing";

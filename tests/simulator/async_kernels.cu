@@ -3,6 +3,7 @@
 #include "async_kernels.h"
 #include "cuda/core/device.h"
 #include "cuda/core/operand.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/mbarrier.h"
@@ -11,7 +12,6 @@
 #include "cuda/ptx/shared_address.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/sm90/tensor_map.h"
 
 namespace tilemoe::simulator_test {
 namespace {
@@ -140,11 +140,11 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
 }
 
 CUtensorMap map_of(const uint16_t* data, int rows, int box_rows) {
-  return cuda::sm90::make_tensor_map({.dtype = TILEMOE_BFLOAT16,
-                                      .data = data,
-                                      .size = {64, rows, 1},
-                                      .stride = {64, 64},
-                                      .box = {64, box_rows, 1}});
+  return cuda::make_tensor_map({.dtype = TILEMOE_BFLOAT16,
+                                .data = data,
+                                .size = {64, rows, 1},
+                                .stride = {64, 64},
+                                .box = {64, box_rows, 1}});
 }
 
 template <Product kHow, Cluster kCluster, int kBlocks>

@@ -268,7 +268,7 @@ TEST(BoxPieces, OfOtherTypes) {
   EXPECT_EQ(pieces[3].bytes, 0u);
 }
 
-// Rows [.., end) of a matrix, as sm90/tensor_map.h has them: the second coordinate is out of bounds
+// Rows [.., end) of a matrix, as core/tensor_map.h has them: the second coordinate is out of bounds
 // from `end` on, and the fourth takes the rows that it adds off the address, modulo 2^64.
 TEST(BoxPieces, RaggedRows) {
   constexpr int32_t kRagged = 1 << 30;
