@@ -217,7 +217,8 @@ void Machine::start_cluster(Launch& launch, uint32_t first) {
                     shape.block.x * shape.block.y * shape.block.z};
     block.rank = rank;
     block.dynamic_bytes = static_cast<uint32_t>(shape.dynamic_bytes);
-    block.static_at = (kReservedShared + block.dynamic_bytes + 1023) / 1024 * 1024;
+    // Far from what is dynamic: of variables of all kernels, most are not this one's.
+    block.static_at = kReservedShared + static_cast<uint32_t>(Worker::kMostDynamic);
     block.shared_bytes = block.static_at + static_cast<uint32_t>(worker->static_bytes());
     cluster.push_back(&block);
   }
@@ -459,6 +460,11 @@ void Machine::require_dynamic(Thread& thread, uint32_t address, uint32_t bytes, 
        "shared " + hexadecimal(address));
 }
 
+std::byte* Block::shared_at(uint32_t address) const {
+  return address < static_at ? worker->shared() + address
+                             : worker->statics() + (address - static_at);
+}
+
 std::byte* Machine::shared_bytes(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site,
                                  Block** owner) {
   Block& block = *thread.block;
@@ -471,10 +477,8 @@ std::byte* Machine::shared_bytes(Thread& thread, uint32_t address, uint32_t byte
   Block& at = *block.cluster[rank];
   if (owner != nullptr) *owner = &at;
   const uint32_t dynamic_end = kReservedShared + at.dynamic_bytes;
-  if (offset >= kReservedShared && offset + bytes <= dynamic_end)
-    return at.worker->dynamic() + (offset - kReservedShared);
-  if (offset >= at.static_at && offset + bytes <= at.shared_bytes)
-    return at.worker->statics() + (offset - at.static_at);
+  if (offset >= kReservedShared && offset + bytes <= dynamic_end) return at.shared_at(offset);
+  if (offset >= at.static_at && offset + bytes <= at.shared_bytes) return at.shared_at(offset);
   fail(thread, FindingKind::kOutOfBounds, site,
        std::to_string(bytes) + " bytes outside the block's shared memory, whose last is at " +
            hexadecimal(dynamic_end - 1),

@@ -178,6 +178,7 @@ struct Block {
   BlockBarrier of_cluster;                      // in a cluster's first block
   std::shared_ptr<TensorMemory> tensor_memory;  // where it has any
 
+  std::byte* shared_at(uint32_t address) const;  // that lies in it
   bool can_run() const { return !runnable.empty() || !events.empty(); }
   bool done() const { return exited == threads.size(); }
 };

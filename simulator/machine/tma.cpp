@@ -77,20 +77,19 @@ void load_box(Thread& thread, uint32_t shared, const void* map_address, uint32_t
       machine.shared_access(by, there, AccessKind::kWrite, piece.shared, kPieceBytes);
     }
     first = false;
-    machine.add_event(
-        there, [&machine, &thread, &there, pieces, barrier, site, by, bytes = map.box_bytes()] {
-          std::byte* const memory = there.worker->shared();
-          for (const BoxPiece& piece : *pieces) {
-            std::memset(memory + piece.shared, 0, kPieceBytes);
-            if (piece.bytes > 0)
-              std::memcpy(memory + piece.shared + piece.skipped,
-                          reinterpret_cast<const void*>(piece.global), piece.bytes);
-          }
-          Mbarrier& at = there.mbarriers[barrier];
-          at.gathering.add_epoch(there.agents.index(by.agent), by.epoch);
-          machine.trace().note(there.launch->number, there.linear, 0, Note::kLanded, barrier);
-          count_bytes(there.threads.front(), at, barrier, bytes, site);
-        });
+    machine.add_event(there, [&machine, &thread, &there, pieces, barrier, site, by,
+                              bytes = map.box_bytes()] {
+      for (const BoxPiece& piece : *pieces) {
+        std::byte* const to = there.shared_at(piece.shared);
+        std::memset(to, 0, kPieceBytes);
+        if (piece.bytes > 0)
+          std::memcpy(to + piece.skipped, reinterpret_cast<const void*>(piece.global), piece.bytes);
+      }
+      Mbarrier& at = there.mbarriers[barrier];
+      at.gathering.add_epoch(there.agents.index(by.agent), by.epoch);
+      machine.trace().note(there.launch->number, there.linear, 0, Note::kLanded, barrier);
+      count_bytes(there.threads.front(), at, barrier, bytes, site);
+    });
   }
 }
 
@@ -119,7 +118,7 @@ void store_box(Thread& thread, const void* map_address, uint32_t shared,
   machine.add_event(block, [&machine, &thread, &block, store, pieces] {
     std::vector<std::byte> bytes(pieces.size() * kPieceBytes);
     for (size_t i = 0; i < pieces.size(); ++i)
-      std::memcpy(&bytes[i * kPieceBytes], block.worker->shared() + pieces[i].shared, kPieceBytes);
+      std::memcpy(&bytes[i * kPieceBytes], block.shared_at(pieces[i].shared), kPieceBytes);
     store->has_read = true;
     if (thread.waits_for_stores) machine.wake(thread);
     machine.add_event(block, [&machine, &thread, store, pieces, bytes = std::move(bytes)] {

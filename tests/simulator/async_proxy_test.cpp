@@ -1,5 +1,7 @@
 // Defects around TMA, wgmma and clusters that the simulator must find and name, and the right
 // kernels, which it must find nothing in.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -48,6 +50,7 @@ class AsyncProxy : public testing::Test {
     const Array<uint16_t> D(blocks * kRows * 64);
     const Outcome outcome = run_with(seed, [&] { multiply(D.data(), A.data(), B.data()); });
     const std::vector<uint16_t> d = D.read();
+    any_nan_ = std::any_of(d.begin(), d.end(), [](uint16_t x) { return std::isnan(value_of(x)); });
     right = true;
     for (size_t i = 0; i < d.size(); ++i) {
       float sum = 0;
@@ -69,6 +72,8 @@ class AsyncProxy : public testing::Test {
       multiply_in_cluster(how, D, A, B);
     });
   }
+
+  bool any_nan_ = false;  // in the last D
 
   // That each seed finds `kind` between the two lines, in this order; an empty one is any.
   void expect(Product how, FindingKind kind, const std::string& site, const std::string& other) {
@@ -183,6 +188,7 @@ TEST_F(AsyncProxy, ShowsAccumulatorsThatAreReadEarlyAsNaN) {
     bool right = true;
     run(Product::kReadsEarly, seed, right);
     EXPECT_FALSE(right);
+    EXPECT_TRUE(any_nan_);
   }
 }
 
