@@ -1,7 +1,8 @@
 """Defects of the kernels by kind, each a change of one place. `old` stands in its file once.
 
 What is dropped as a whole (a fence, an arrival, a wait) mutants.py finds by itself; here is what is
-there, but wrong.
+there, but wrong. Both are expressions or whole statements, so that one program can have all of them
+and a number choose at run time (switches.py). What is a constant is changed where it is used.
 """
 
 import dataclasses
@@ -49,12 +50,11 @@ CHANGES = [
            "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity ^ 1);"),
 
     # ---- an arrival too few or too many
-    Change("arrivals", "full-too-few-sm90", "sm90/grouped_gemm.h",
-           "kFullArrivals = 1 + (kThreadsCopy ? kWarpgroup : 0);",
-           "kFullArrivals = kThreadsCopy ? kWarpgroup : 1;"),
-    Change("arrivals", "empty-too-few-sm90", "sm90/grouped_gemm.h",
-           "kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;",
-           "kReadingWarps = Shape::kReaders * kWarpgroup / kWarp - 1;"),
+    Change("arrivals", "full-too-few-sm90", "sm90/ring.h",
+           "ptx::mbarrier_init(full(stage), kFullArrivals);",
+           "ptx::mbarrier_init(full(stage), kFullArrivals > 1 ? kFullArrivals - 1 : 1);"),
+    Change("arrivals", "empty-too-few-sm90", "sm90/ring.h",
+           "kReadingWarps * kCluster", "kReadingWarps * kCluster - 1"),
     Change("arrivals", "empty-hands-twice", "sm90/produce.h",
            "if constexpr (Gemm::kThreadsCopy) ptx::mbarrier_arrive(full);",
            "if constexpr (Gemm::kThreadsCopy) ptx::mbarrier_arrive(full), "
@@ -75,7 +75,8 @@ CHANGES = [
            "  Products::finish(D);\n  ring.release(previous);",
            "  ring.release(previous);\n  Products::finish(D);"),
     Change("early-release", "this-stage", "sm90/consume.h",
-           "      ring.release(previous);\n    }", "      ring.release(at.stage);\n    }"),
+           "Products::template wait<1>();\n      ring.release(previous);",
+           "Products::template wait<1>();\n      ring.release(at.stage);"),
     Change("early-release", "first-step-sm80", "sm80/grouped_gemm.h",
            "if (step + 1 == kLast) ring.release(at);", "if (step == 0) ring.release(at);"),
     Change("early-release", "before-the-last-fragments-sm80", "sm80/grouped_gemm.h",
@@ -85,25 +86,24 @@ CHANGES = [
            "        products.load(fragments[(step + 1) % 2], at.stage, step + 1);"),
 
     # ---- bytes of a stage miscounted
-    Change("bytes", "of-one-operand", "sm90/grouped_gemm.h",
-           "kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;", "kTmaBytes = LoadB::kTmaBytes;"),
+    Change("bytes", "of-one-operand", "sm90/produce.h",
+           "Gemm::kTmaBytes", "Gemm::LoadB::kTmaBytes"),
     Change("bytes", "a-row-too-few", "sm90/produce.h",
-           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes);",
-           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes - 128);"),
+           "Gemm::kTmaBytes", "Gemm::kTmaBytes - 128"),
     Change("bytes", "a-chunk-too-many", "sm90/produce.h",
-           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes);",
-           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes + 16);"),
-    Change("bytes", "of-one-part-of-H", "sm90/epilogue_activation_gradient.h",
-           "kTmaBytes = kParts * kPartBytes;", "kTmaBytes = kPartBytes;"),
+           "Gemm::kTmaBytes", "Gemm::kTmaBytes + 16"),
+    Change("bytes", "of-half-of-H", "sm90/produce.h", "Load::kTmaBytes", "Load::kTmaBytes / 2"),
 
     # ---- a swizzle or stride that is another's
     Change("swizzle", "of-64-bytes", "core/operand.h",
-           "(chunk ^ (row & 7)) * 16", "(chunk ^ (row & 3)) * 16"),
+           "chunk ^ (row & 7)", "chunk ^ (row & 3)"),
     Change("swizzle", "of-the-next-row", "core/operand.h",
-           "(chunk ^ (row & 7)) * 16", "(chunk ^ ((row + 1) & 7)) * 16"),
+           "chunk ^ (row & 7)", "chunk ^ ((row + 1) & 7)"),
     Change("swizzle", "group-stride", "sm90/operand.h",
-           "ptx::wgmma_descriptor(shared, Staged::kAtomBytes,",
-           "ptx::wgmma_descriptor(shared, 2 * Staged::kAtomBytes,"),
+           "return ptx::wgmma_descriptor(shared, Staged::kAtomBytes,\n"
+           "                                 kMajor_ == Major::kK ? 16 : Staged::kChunkBytes);",
+           "return ptx::wgmma_descriptor(shared, 2 * Staged::kAtomBytes,\n"
+           "                                 kMajor_ == Major::kK ? 16 : Staged::kChunkBytes);"),
     Change("swizzle", "chunk-stride", "sm90/operand.h",
            "kMajor_ == Major::kK ? 16 : Staged::kChunkBytes",
            "kMajor_ == Major::kK ? 16 : Staged::kAtomBytes"),
@@ -116,8 +116,7 @@ CHANGES = [
 
     # ---- a guard of rows or columns missing
     Change("guard", "stored-row", "epilogue/store_threads.h",
-           "if (r < row_end && column + first < out.columns)",
-           "if (column + first < out.columns)"),
+           "r < row_end && column + first < out.columns", "column + first < out.columns"),
     Change("guard", "row-of-ds", "sm90/epilogue_activation_gradient.h",
            "lane() % 4 < 2 && r < row_end && params_.ds_partial",
            "lane() % 4 < 2 && params_.ds_partial"),
@@ -139,7 +138,7 @@ CHANGES = [
     Change("slot", "slice-before-of-H", "sm90/epilogue_activation_gradient.h",
            "ptx::tma_store_wait_read<1>();", "ptx::tma_store_wait_read<2>();"),
     Change("slot", "tile-line", "sm80/tile_line.h",
-           "kSlots = kMostStages + 3;", "kSlots = 2;"),
+           "++at.slot == kSlots", "++at.slot == 2"),
 
     # ---- the cluster's other block forgotten
     Change("cluster", "not-waited-for", "sm90/grouped_gemm.h",
@@ -158,13 +157,14 @@ CHANGES = [
     Change("past-end", "gathered-sm90", "sm90/load_gathered_rows.h",
            "row >= tile.row_end", "row > tile.row_end"),
     Change("past-end", "gathered-sm80", "sm80/load_rows.h",
-           "if (row >= tile.row_end || !stage_.has(i))",
-           "if (row > tile.row_end || !stage_.has(i))"),
+           "row >= tile.row_end || !stage_.has(i)", "row > tile.row_end || !stage_.has(i)"),
     Change("past-end", "summed-sm90", "sm90/load_summed_rows.h",
            "if (row >= row_end_) return kNone;", "if (row > row_end_) return kNone;"),
     Change("past-end", "summed-sm80", "sm80/load_summed_rows.h",
-           "row >= row_end_\n", "row > row_end_\n"),
+           "row >= row_end_", "row > row_end_"),
     Change("past-end", "stored-sm90", "sm90/store_ragged.h",
-           "kRaggedRows - row_end + row, row_end, kRaggedRows, part",
-           "kRaggedRows - row_end - 1 + row, row_end + 1, kRaggedRows, part"),
+           "ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,\n"
+           "                       kRaggedRows - row_end + row, row_end, kRaggedRows, part);",
+           "ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,\n"
+           "                       kRaggedRows - row_end - 1 + row, row_end + 1, kRaggedRows, part);"),
 ]
