@@ -4,6 +4,7 @@
   simulator/mutants/mutants.py list [PATTERN]        # all of them, by number and name
   simulator/mutants/mutants.py apply NAME DIR        # the sources with one defect, into DIR/src
   simulator/mutants/mutants.py run --build build/mutants [PATTERN]
+  simulator/mutants/mutants.py table                 # docs/mutants.md, from the results file
 
 A defect is either a call that orders memory accesses and is dropped, found in the sources as they
 are ("drop/sm90/mma.h:30"), or one of changes.py ("parity/full-sm90"). NAME may be its number.
@@ -17,13 +18,27 @@ sources of this checkout are not touched.
 """
 
 import argparse
+import json
 import pathlib
 import sys
 
+import page
 import search
 from defects import ROOT, all_defects, find, line_of, write_sources
 
 RESULTS = ROOT / "benchmarks" / "results" / "simulator_mutants.json"
+
+
+def write_table(check):
+    old = page.PAGE.read_text()
+    new = page.page_with(page.text_of(json.loads(RESULTS.read_text())), old)
+    if check and new != old:
+        print(f"{page.PAGE.relative_to(ROOT)} differs from the results: "
+              "run simulator/mutants/mutants.py table", file=sys.stderr)
+        return 1
+    if not check:
+        page.PAGE.write_text(new)
+    return 0
 
 
 def main():
@@ -40,8 +55,8 @@ def main():
     running.add_argument("--build", type=pathlib.Path, required=True)
     running.add_argument("--json", type=pathlib.Path, default=RESULTS, help="the results file")
     running.add_argument("--case", dest="cases", action="append", metavar="PATTERN",
-                         help="cases that are simulated (default: those of the reduced registry "
-                         "in bfloat16)")
+                         help="the layer's cases (default: those of the reduced registry in bfloat16); "
+                         "the router's are always simulated")
     running.add_argument("--device", dest="devices", action="append",
                          help="what is simulated (default: sm80 and sm90)")
     running.add_argument("--products", default="kBF16", metavar="REGEX",
@@ -49,13 +64,16 @@ def main():
     running.add_argument("--seeds", type=int, default=20)
     running.add_argument("--more-seeds", type=int, default=3,
                          help="that are tried for a finding beside a right output")
-    running.add_argument("--most-cases", type=int, default=3, help="for each defect")
+    running.add_argument("--most-cases", type=int, default=2,
+                         help="for each defect and device (default: %(default)s)")
     running.add_argument("--limit", type=int, default=300, help="seconds for a case and seed")
     running.add_argument("--again", action="store_true", help="also what the file has")
     running.add_argument("--jobs", type=int, default=2)
-    running.add_argument("--target", default="tilemoe_simulate", help="the simulator's program")
     running.add_argument("--cmake", action="append", default=["-DTILEMOE_CUDA=OFF"],
                          metavar="-DNAME=VALUE", help="for the configuration")
+    writing = commands.add_parser("table")
+    writing.add_argument("--check", action="store_true",
+                         help="status 1 where the page differs from the file")
     args = parser.parse_args()
     if args.command == "list":
         for number, defect in enumerate(all_defects(), start=1):
@@ -65,6 +83,8 @@ def main():
     if args.command == "apply":
         write_sources(find(args.name), args.folder)
         return 0
+    if args.command == "table":
+        return write_table(args.check)
     args.cases = args.cases or ["--reduced", "*/bfloat16"]
     args.devices = args.devices or ["sm80", "sm90"]
     return search.run(args)

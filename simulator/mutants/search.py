@@ -1,5 +1,6 @@
 """Simulates cases with one defect after the other, until each is found."""
 
+import collections
 import hashlib
 import json
 import os
@@ -13,14 +14,17 @@ import time
 from defects import ROOT, all_defects, line_of, number_of_line
 from switches import write_switches
 
-# A line of tilemoe_simulate; what is wrong and what was found follow it.
+# Of the layer, and of cases whose names begin with "router-".
+PROGRAMS = ["tilemoe_simulate", "tilemoe_simulate_router"]
+# A line of theirs; what is wrong and what was found follow it.
 OUTCOME = re.compile(r"^(?P<case>.+), seed (?P<seed>\d+): (?P<output>right|WRONG), "
                      r"(?P<findings>\d+) findings.*\n", re.MULTILINE)
 
 
-def simulate(program, place, seed, number, limit_s, reached=None):
+def simulate(programs, place, seed, number, limit_s, reached=None):
     """What the simulator says of one case, on one device, with one seed and one defect; 0: none. A
     program that hangs, crashes or says nothing has found nothing in words."""
+    program = programs / PROGRAMS[place["case"].startswith("router-")]
     environment = {**os.environ, "TILEMOE_DEFECT": str(number)}
     if reached:
         environment["TILEMOE_DEFECTS_REACHED"] = str(reached)
@@ -61,14 +65,25 @@ def search(simulated, places, seeds, more_seeds):
     return result
 
 
-def sources_hash(tree):
-    """Of the kernels and the simulator, before they get their switches."""
+def hash_of(texts):
     total = hashlib.sha256()
-    for folder in ("src", "simulator", "verify"):
-        for path in sorted((tree / folder).rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
-                total.update(f"{path.relative_to(tree)}\0".encode() + path.read_bytes())
+    for text in texts:
+        total.update(text if isinstance(text, bytes) else text.encode())
+        total.update(b"\0")
     return total.hexdigest()[:16]
+
+
+def sources_hash(root=ROOT):
+    """Of the kernels, the simulator and its cases, without defects."""
+    files = [path for folder in ("src", "simulator", "verify")
+             for path in sorted((root / folder).rglob("*"))
+             if path.is_file() and root / "simulator" / "mutants" not in path.parents]
+    return hash_of(part for path in files
+                   for part in (str(path.relative_to(root)), path.read_bytes()))
+
+
+def defect_hash(defect):
+    return hash_of([defect.id, defect.file.as_posix(), str(defect.begin), defect.new])
 
 
 def copy_checkout(tree, products):
@@ -86,11 +101,11 @@ def copy_checkout(tree, products):
 
 
 def build(args):
-    """The simulator's program with all defects, in a copy of the checkout. The copy is as deep as a
-    checkout's own build, so that ccache knows what has no defects."""
+    """The folder of the simulator's programs with all defects, in a copy of the checkout. Its build is
+    as deep as a checkout's own, so that ccache knows what has no defects."""
     tree = args.build.resolve() / "tree"
     stamp = args.build.resolve() / "sources"
-    made_of = f"{sources_hash(ROOT)} {args.products} {' '.join(args.cmake)}"
+    made_of = hash_of([sources_hash(), args.products, *args.cmake, *map(defect_hash, all_defects())])
     if not stamp.exists() or stamp.read_text() != made_of:
         old = tree.with_name("tree.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -107,9 +122,9 @@ def build(args):
     subprocess.run(["cmake", "-S", tree, "-B", folder, "-G", "Ninja",
                     "-DCMAKE_BUILD_TYPE=Release", *args.cmake],
                    check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", args.target], check=True,
+    subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", *PROGRAMS], check=True,
                    stdout=sys.stderr)
-    return next(path for path in folder.rglob(args.target) if path.is_file())
+    return folder / "simulator"
 
 
 def keep_times(old, new):
@@ -121,24 +136,36 @@ def keep_times(old, new):
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def survey(program, args):
+def cases_of(programs, args, device):
+    layers = subprocess.run([programs / PROGRAMS[0], *args.cases, "--list", "--device", device],
+                            text=True, capture_output=True, check=True).stdout.split()
+    return layers + subprocess.run([programs / PROGRAMS[1], "--list"], text=True,
+                                   capture_output=True, check=True).stdout.split()
+
+
+def survey(programs, args):
     """Each case on each device without a defect: how long it takes and which defects' places it
-    comes by."""
+    comes by. The folder of the build keeps it."""
+    kept = args.build / "survey.json"
+    asked = hash_of([(args.build / "sources").read_text(), *args.cases, *args.devices])
+    if kept.exists():
+        known = json.loads(kept.read_text())
+        if known["asked"] == asked:
+            return known["surveyed"]
     surveyed = []
     for device in args.devices:
-        listed = subprocess.run([program, *args.cases, "--list", "--device", device],
-                                text=True, capture_output=True, check=True).stdout.split()
-        for case in listed:
+        for case in cases_of(programs, args, device):
             place = {"case": case, "device": device}
             with tempfile.NamedTemporaryFile() as file:
                 begin = time.process_time() + os.times().children_user
-                said = simulate(program, place, 1, 0, args.limit, file.name)
+                said = simulate(programs, place, 1, 0, args.limit, file.name)
                 seconds = time.process_time() + os.times().children_user - begin
                 numbers = [int(line) for line in file.read().split()]
             print(f"{case} on {device}: {seconds:.1f} s, {len(numbers)} places", file=sys.stderr,
                   flush=True)
             surveyed.append({**place, "seconds": round(seconds, 1), "right": said["right"],
                              "findings": said["findings"], "reached": numbers})
+    kept.write_text(json.dumps({"asked": asked, "surveyed": surveyed}))
     return surveyed
 
 
@@ -153,33 +180,42 @@ def commit():
 
 
 def places_of(number, surveyed, most):
-    """The quickest cases that come by it."""
-    reaching = [case for case in surveyed
-                if number in case["reached"] and case["right"] and not case["findings"]]
-    reaching.sort(key=lambda case: case["seconds"])
-    return [{"case": case["case"], "device": case["device"]} for case in reaching[:most]]
+    """The quickest cases of each device that come by it, the quickest of all first."""
+    reaching = sorted((case for case in surveyed
+                       if number in case["reached"] and case["right"] and not case["findings"]),
+                      key=lambda case: case["seconds"])
+    places, taken = [], collections.Counter()
+    for case in reaching:
+        taken[case["device"]] += 1
+        if taken[case["device"]] <= most:
+            places.append({"case": case["case"], "device": case["device"]})
+    return places
 
 
 def run(args):
-    program = build(args)
-    sources = sources_hash(ROOT)
+    programs = build(args)
+    sources = sources_hash()
     results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    same = results.get("sources") == sources
-    if not same or results.get("searched") != {"cases": args.cases, "devices": args.devices}:
+    searched = {"cases": args.cases, "devices": args.devices}
+    surveyed = survey(programs, args)
+    if (results.get("sources"), results.get("searched")) != (sources, searched):
         results = {"commit": commit(), "sources": sources, "compiler": compiler(),
-                   "searched": {"cases": args.cases, "devices": args.devices},
-                   "seeds": args.seeds, "cases": survey(program, args), "defects": {}}
+                   "searched": searched, "seeds": args.seeds,
+                   "cases": [{name: value for name, value in case.items()
+                              if name not in ("seconds", "reached")} for case in surveyed],
+                   "defects": {}}
     defects = all_defects()
     for number, defect in enumerate(defects, start=1):
-        if not defect.matches(args.pattern) or (defect.id in results["defects"] and not args.again):
+        known = results["defects"].get(defect.id, {}).get("hash") == defect_hash(defect)
+        if not defect.matches(args.pattern) or (known and not args.again):
             continue
-        places = places_of(number, results["cases"], args.most_cases)
+        places = places_of(number, surveyed, args.most_cases)
         begin = time.monotonic()
-        found = search(lambda place, seed: simulate(program, place, seed, number, args.limit),
+        found = search(lambda place, seed: simulate(programs, place, seed, number, args.limit),
                        places, args.seeds if places else 0, args.more_seeds)
         results["defects"][defect.id] = {
             "file": str(defect.file), "line": number_of_line(defect), "text": line_of(defect),
-            "reached": bool(places), **found}
+            "hash": defect_hash(defect), "reached": bool(places), **found}
         args.json.write_text(json.dumps(results, indent=1) + "\n")
         print(f"{number}/{len(defects)} {defect.id}: {words(results['defects'][defect.id])}, "
               f"{time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)

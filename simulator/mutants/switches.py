@@ -5,7 +5,7 @@ import re
 # Before a comment at the beginning of each file that has defects, or in the first empty line; lines
 # keep their numbers.
 DECLARATION = "bool tilemoe_defect(int); "
-# In the simulator's program. A number is noted when its place is reached, whether chosen or not.
+# In the machine, so in each of the simulator's programs. A number is noted when its place is reached, whether chosen or not.
 DEFINITION = """
 #include <cstdlib>
 #include <fstream>
@@ -78,5 +78,5 @@ def write_switches(tree, defects):
     for file, own in of_file.items():
         text = (tree / file).read_text()
         (tree / file).write_text(with_switches(text, own))
-    program = tree / "simulator" / "main.cpp"
-    program.write_text(program.read_text() + DEFINITION)
+    machine = tree / "simulator" / "machine" / "trace.cpp"
+    machine.write_text(machine.read_text() + DEFINITION)

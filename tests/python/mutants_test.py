@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MUTANTS = ROOT / "simulator" / "mutants"
 sys.path.insert(0, str(MUTANTS))
 import defects  # noqa: E402
+import page  # noqa: E402
 import search  # noqa: E402
 import switches  # noqa: E402
 
@@ -94,11 +95,11 @@ class Defects(unittest.TestCase):
         self.assertEqual(defects.find(number).id, "cluster/not-waited-for")
 
     def search(self, script, cases=("a", "b"), seeds=3):
-        program = self.folder / "simulate"
+        program = self.folder / "tilemoe_simulate"
         program.write_text("#!/bin/sh\n" + script)
         program.chmod(0o755)
         places = [{"case": case, "device": "sm90"} for case in cases]
-        return search.search(lambda place, seed: search.simulate(program, place, seed, 7, 1),
+        return search.search(lambda place, seed: search.simulate(self.folder, place, seed, 7, 1),
                              places, seeds, 2)
 
     def test_a_finding_beside_a_right_output_ends_the_search(self):
@@ -197,6 +198,40 @@ int main() {
                 reached = pathlib.Path(folder, "r").read_text().split()
                 self.assertIn(str(number or 1), reached)
             self.assertNotIn("9", reached)
+
+
+class Page(unittest.TestCase):
+    RESULTS = {
+        "commit": "abc", "compiler": "c++ 12", "seeds": 20,
+        "cases": [{"case": "a", "device": "sm80", "right": True, "findings": 0}],
+        "defects": {
+            "drop/sm80/x.h:7": {
+                "file": "src/cuda/sm80/x.h", "line": 7, "text": "wait()", "reached": True,
+                "found": {"case": "a", "device": "sm80", "seed": 2, "right": False,
+                          "finding": "deadlock: nobody can go on kernel k, at    y.h:9 < z.h:1"},
+                "found_while_right": None, "wrong": None},
+            "parity/a": {
+                "file": "src/cuda/sm80/x.h", "line": 5, "text": "p ^ 1", "reached": True,
+                "found": None, "found_while_right": None,
+                "wrong": {"case": "a", "device": "sm80", "seed": 1, "ended": "exit status 1"}},
+            "parity/b": {
+                "file": "src/cuda/sm80/y.h", "line": 5, "text": "p | 1", "reached": True,
+                "found": None, "found_while_right": None, "wrong": None}}}
+
+    def test_tells_what_was_found_and_what_not(self):
+        text = page.text_of(self.RESULTS)
+        for row in ("| a call dropped | 1 | 1 | 0 | 0 | 0 |",
+                    "| a parity flipped | 2 | 0 | 0 | 0 | 1 |",
+                    "| all | 3 | 1 | 0 | 0 | 1 |",
+                    "| sm80/x.h:7 | `wait()` | deadlock | y.h:9 | a, sm80, 2 | wrong |",
+                    "| sm80/x.h:5, parity/a | `p ^ 1` | wrong output alone |  |  | wrong |",
+                    "| sm80/y.h:5, parity/b | `p \\| 1` | **nothing** |  |  | right |"):
+            self.assertIn(row, text)
+        self.assertIn("no finding, outputs right", text)
+
+    def test_stands_between_its_lines(self):
+        made = page.page_with("new\n", f"before\n{page.BEGIN}old\n{page.END}after\n")
+        self.assertEqual(made, f"before\n{page.BEGIN}new\n{page.END}after\n")
 
 
 if __name__ == "__main__":
