@@ -3,11 +3,13 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "simulator/machine/async_copy.h"
-#include "simulator/machine/async_proxy.h"
 #include "simulator/machine/machine.h"
 #include "simulator/machine/synchronization.h"
+#include "simulator/machine/tma.h"
+#include "simulator/machine/wgmma.h"
 #include "simulator/tensor_core.h"
 #include "simulator/warp_matrices.h"
 
@@ -16,9 +18,20 @@
 namespace tilemoe::simulator {
 namespace {
 
-Thread& current() {
-  return *Machine::current();
-}
+// The running thread, inside the machine: what that accesses is not the kernel's doing, even where
+// the linker has taken an inline function of the standard library from a kernel's object file.
+class Call {
+ public:
+  Call() : was_inside_(std::exchange(Machine::current()->inside_machine, true)) {}
+  ~Call() { thread_.inside_machine = was_inside_; }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  operator Thread&() const { return thread_; }
+
+ private:
+  Thread& thread_ = *Machine::current();
+  bool was_inside_;
+};
 
 // An address of its own for each instruction.
 template <int kNumber>
@@ -46,25 +59,28 @@ void require_warp(const Meeting& meeting, Thread& thread, const char* what, uint
 }  // namespace
 
 void __syncthreads() {
-  block_barrier(current(), 0, 0, true, false, TILEMOE_SITE);
+  block_barrier(Call(), 0, 0, true, false, TILEMOE_SITE);
 }
 int __syncthreads_or(int predicate) {
-  return block_barrier(current(), 0, 0, true, predicate != 0, TILEMOE_SITE) ? 1 : 0;
+  return block_barrier(Call(), 0, 0, true, predicate != 0, TILEMOE_SITE) ? 1 : 0;
 }
 void __syncwarp(unsigned mask) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   meet(thread, kind<0>(), mask, "__syncwarp()", TILEMOE_SITE, nullptr,
        [&](const Meeting& met) { share_knowledge(*thread.warp, met.arrived); });
 }
 void __threadfence() {
-  thread_fence(current());
+  thread_fence(Call());
 }
 void cudaGridDependencySynchronize() {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   thread.block->machine->wait_for_previous_launches(thread, TILEMOE_SITE);
 }
 void cudaTriggerProgrammaticLaunchCompletion() {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   thread.block->machine->trigger(thread);
 }
 
@@ -74,7 +90,8 @@ unsigned gather(unsigned mask, uint64_t bits, uint64_t (&all)[32]) {
     uint64_t (*all)[32];
     unsigned lanes;
   } operand{bits, &all, 0};
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   meet(thread, kind<1>(), mask, "an exchange of a warp", TILEMOE_SITE, &operand,
        [&](const Meeting& met) {
          order_reads(*thread.warp, met);
@@ -91,7 +108,8 @@ unsigned gather(unsigned mask, uint64_t bits, uint64_t (&all)[32]) {
 }
 
 uint64_t shuffle(unsigned mask, uint64_t bits, Shuffle how, int by, int width) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   const uint32_t site = TILEMOE_SITE;
   struct Operand {
     uint64_t bits, result;
@@ -126,7 +144,8 @@ unsigned ballot(unsigned mask, bool predicate) {
     bool predicate;
     unsigned result;
   } operand{predicate, 0};
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   meet(thread, kind<3>(), mask, "a vote", TILEMOE_SITE, &operand, [&](const Meeting& met) {
     order_reads(*thread.warp, met);
     unsigned result = 0;
@@ -152,10 +171,11 @@ unsigned match_any(unsigned mask, uint64_t bits) {
 // ---- memory
 
 void atomic_begin(void* at, size_t bytes, bool writes, bool reads) {
-  atomic_access(current(), at, bytes, writes, reads, TILEMOE_SITE);
+  atomic_access(Call(), at, bytes, writes, reads, TILEMOE_SITE);
 }
 void atomic_end() {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   thread.block->machine->yield(thread);
 }
 uint64_t raw_load(const void* at, size_t bytes) {
@@ -167,7 +187,8 @@ void raw_store(void* at, size_t bytes, uint64_t bits) {
   std::memcpy(at, &bits, bytes);
 }
 uint32_t to_shared(const void* generic) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   uint32_t offset = 0;
   if (!thread.block->machine->shared_offset(*thread.block, generic, offset))
     thread.block->machine->fail(thread, FindingKind::kOutOfBounds, TILEMOE_SITE,
@@ -175,13 +196,14 @@ uint32_t to_shared(const void* generic) {
   return offset;
 }
 void* dynamic_shared() {
-  return current().block->worker->dynamic();
+  return static_cast<Thread&>(Call()).block->worker->dynamic();
 }
 
 namespace {
 
 std::byte* shared_access(AccessKind kind, uint32_t shared, uint32_t bytes, uint32_t site) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   Machine& machine = *thread.block->machine;
   Block* owner = nullptr;
   std::byte* const at = machine.shared_bytes(thread, shared, bytes, site, &owner);
@@ -202,7 +224,8 @@ void store_shared(uint32_t shared, const void* from, uint32_t bytes) {
   std::memcpy(shared_access(AccessKind::kWrite, shared, bytes, TILEMOE_SITE), from, bytes);
 }
 void load_global(const void* global, void* to, uint32_t bytes) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   Machine& machine = *thread.block->machine;
   if (reinterpret_cast<uintptr_t>(global) % bytes != 0)
     machine.fail(thread, FindingKind::kOutOfBounds, TILEMOE_SITE,
@@ -214,34 +237,35 @@ void load_global(const void* global, void* to, uint32_t bytes) {
 // ---- barriers and copies
 
 void named_barrier(uint32_t barrier, uint32_t threads, bool waits) {
-  block_barrier(current(), barrier, threads, waits, false, TILEMOE_SITE);
+  block_barrier(Call(), barrier, threads, waits, false, TILEMOE_SITE);
 }
 void init_mbarrier(uint32_t barrier, uint32_t arrivals) {
-  mbarrier_init(current(), barrier, arrivals, TILEMOE_SITE);
+  mbarrier_init(Call(), barrier, arrivals, TILEMOE_SITE);
 }
 void arrive_mbarrier(uint32_t barrier, uint32_t bytes) {
-  mbarrier_arrive(current(), barrier, bytes, TILEMOE_SITE);
+  mbarrier_arrive(Call(), barrier, bytes, TILEMOE_SITE);
 }
 bool test_mbarrier(uint32_t barrier, uint32_t parity) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   if (mbarrier_test(thread, barrier, parity, TILEMOE_SITE)) return true;
   thread.block->machine->yield(thread);
   return false;
 }
 void wait_mbarrier(uint32_t barrier, uint32_t parity) {
-  mbarrier_wait(current(), barrier, parity, TILEMOE_SITE);
+  mbarrier_wait(Call(), barrier, parity, TILEMOE_SITE);
 }
 void copy_async(uint32_t shared, const void* source, uint32_t bytes) {
-  start_copy(current(), shared, source, bytes, TILEMOE_SITE);
+  start_copy(Call(), shared, source, bytes, TILEMOE_SITE);
 }
 void arrive_copies(uint32_t barrier) {
-  arrive_when_copied(current(), barrier, TILEMOE_SITE);
+  arrive_when_copied(Call(), barrier, TILEMOE_SITE);
 }
 void fence_proxy() {
-  proxy_fence(current());
+  proxy_fence(Call());
 }
 int32_t thread_number() {
-  return static_cast<int32_t>(current().index);
+  return static_cast<int32_t>(Machine::current()->index);
 }
 
 // ---- matrices
@@ -261,7 +285,8 @@ struct MatrixOperand {
 }  // namespace
 
 void load_matrices(uint32_t (&r)[4], uint32_t shared, bool transposed) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   const uint32_t site = TILEMOE_SITE;
   // A lane reads the row whose address it gives.
   MatrixOperand operand{r, shared_access(AccessKind::kRead, shared, 16, site)};
@@ -278,7 +303,8 @@ void load_matrices(uint32_t (&r)[4], uint32_t shared, bool transposed) {
 }
 
 void store_matrices(uint32_t shared, const uint32_t (&r)[4], bool transposed) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   const uint32_t site = TILEMOE_SITE;
   uint32_t words[4] = {r[0], r[1], r[2], r[3]};
   MatrixOperand operand{words, shared_access(AccessKind::kWrite, shared, 16, site)};
@@ -295,7 +321,8 @@ void store_matrices(uint32_t shared, const uint32_t (&r)[4], bool transposed) {
 }
 
 uint32_t move_matrix(uint32_t word) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   const uint32_t site = TILEMOE_SITE;
   meet(thread, kind<8>(), kAllLanes, "movmatrix", site, &word, [&](const Meeting& met) {
     require_warp(met, thread, "movmatrix", site);
@@ -318,7 +345,8 @@ const TensorCore& tensor_core(const Thread& thread) {
 
 void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                        bool bfloat16) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   const uint32_t site = TILEMOE_SITE;
   struct Operand {
     float* d;
@@ -348,38 +376,39 @@ void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b
 
 void load_box_async(uint32_t shared, const void* map, uint32_t barrier, uint32_t blocks,
                     const int32_t* coordinates, int dimensions) {
-  Thread& thread = current();
+  const Call call;
+  Thread& thread = call;
   load_box(thread, shared, map, barrier, blocks == 0 ? 1u << thread.block->rank : blocks,
            {coordinates, static_cast<size_t>(dimensions)}, TILEMOE_SITE);
 }
 void store_box_async(const void* map, uint32_t shared, const int32_t* coordinates, int dimensions) {
-  store_box(current(), map, shared, {coordinates, static_cast<size_t>(dimensions)}, TILEMOE_SITE);
+  store_box(Call(), map, shared, {coordinates, static_cast<size_t>(dimensions)}, TILEMOE_SITE);
 }
 void commit_box_stores() {
-  commit_stores(current());
+  commit_stores(Call());
 }
 void wait_box_stores(int pending, bool complete) {
-  wait_for_stores(current(), static_cast<size_t>(pending), complete, TILEMOE_SITE);
+  wait_for_stores(Call(), static_cast<size_t>(pending), complete, TILEMOE_SITE);
 }
 void multiply_wgmma(bool bfloat16, int columns, float* d, uint64_t a, uint64_t b, bool accumulate,
                     bool a_mn_major, bool b_mn_major) {
-  multiply_group(current(), bfloat16, columns, d, a, b, accumulate, a_mn_major, b_mn_major,
+  multiply_group(Call(), {bfloat16, columns, a_mn_major, b_mn_major}, d, a, b, accumulate,
                  TILEMOE_SITE);
 }
 void fence_wgmma() {
-  fence_products(current(), TILEMOE_SITE);
+  fence_products(Call(), TILEMOE_SITE);
 }
 void commit_wgmma() {
-  commit_products(current(), TILEMOE_SITE);
+  commit_products(Call(), TILEMOE_SITE);
 }
 void wait_wgmma(int pending) {
-  wait_for_products(current(), static_cast<size_t>(pending), TILEMOE_SITE);
+  wait_for_products(Call(), static_cast<size_t>(pending), TILEMOE_SITE);
 }
 void sync_cluster() {
-  cluster_barrier(current(), TILEMOE_SITE);
+  cluster_barrier(Call(), TILEMOE_SITE);
 }
 uint32_t address_in_cluster(uint32_t shared, uint32_t rank) {
-  return (rank + 1) << kRankAt | (shared & ((1u << kRankAt) - 1));
+  return in_cluster(shared, rank);
 }
 
 }  // namespace tilemoe::simulator

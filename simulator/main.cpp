@@ -1,18 +1,26 @@
-// tilemoe_simulate: runs cases of the verification registry on the simulated GPU and prints what is
-// found wrong; can draw one.
+// tilemoe_simulate: runs cases of the verification registry on a simulated GPU, says what it found,
+// and can draw one.
 #include <fnmatch.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
-#include <cstdio>
+#include <algorithm>
+#include <cmath>
+#include <fstream>
 #include <iomanip>
 #include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "commit.h"
 #include "simulator/machine/machine.h"
-#include "tilemoe/error.h"
-#include "verify/check.h"
+#include "simulator/run_case.h"
+#include "simulator/setting.h"
+#include "simulator/side_by_side.h"
+#include "tilemoe/tilemoe.h"
+#include "verify/digest.h"
 #include "verify/registry.h"
 
 namespace tilemoe::simulator {
@@ -20,19 +28,20 @@ namespace {
 
 struct Options {
   std::vector<std::string> cases;
-  std::string device = "sm80";
+  std::vector<std::string> devices = {"sm80"};
   uint64_t seed = 1, data_seed = 1;
   int64_t seeds = 1;
-  bool reduced = false, integers = false, trace = false, list = false;
-  int columns = 160;
+  bool all = false, reduced = false, integers = false, trace = false, list = false;
+  int columns = 160, jobs = 1;
+  std::string json;
 };
 
-// What is simulated is few multiprocessors, so that a block has several tiles.
-DeviceKind device_kind(const std::string& name) {
-  if (name == "sm80") return {"a simulated A100", 8, 0, 163 * 1024, 3};
-  if (name == "sm86") return {"a simulated GPU of 99 KiB", 8, 6, 99 * 1024, 3};
-  return {"a simulated H100", 9, 0, 227 * 1024, 4};
-}
+// Of a job, for the parent process.
+struct Result {
+  int64_t seeds_done, seeds_wrong, seeds_with_findings;
+  uint64_t bits;  // of the last seed
+  double seconds;
+};
 
 bool matches(const verify::Case& one, const Options& options) {
   if (one.dtype == DType::kFloat32 || one.too_large || one.huge) return false;
@@ -43,69 +52,133 @@ bool matches(const verify::Case& one, const Options& options) {
   return false;
 }
 
-std::string describe(const verify::Report& report) {
-  std::string text;
-  for (const verify::TensorReport& tensor : report.tensors)
-    if (!tensor.passed)
-      text += std::string("\n  ") + verify::output_name(tensor.output) + ": " +
-              verify::describe(tensor.figures, tensor.limit);
-  for (const std::string& line : report.damage) text += "\n  " + line;
-  return text;
+std::string name_of(const Job& job, bool with_setting) {
+  return job.test_case.name + (job.test_case.data == verify::Data::kIntegers ? " (integers)" : "") +
+         (with_setting ? std::string(" on ") + job.setting->name : "");
 }
 
-// True where nothing is wrong.
-bool run(const verify::Case& one, const Options& options, uint64_t seed) {
-  Machine& machine = Machine::instance();
-  machine.set_seed(seed);
-  machine.trace().clear();
-  machine.trace().keep(options.trace);
-  const auto begin = std::chrono::steady_clock::now();
-  std::string wrong;
-  try {
-    const verify::Report report =
-        verify::check_case(one, options.data_seed, verify::memory_of(Device::kCuda));
-    wrong = describe(report);
-  } catch (const std::exception& error) {
-    wrong = std::string("\n  ") + error.what();
-  }
-  const std::vector<Finding> findings = machine.take_findings();
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  std::cout << one.name << (one.data == verify::Data::kIntegers ? " (integers)" : "") << ", seed "
-            << seed << ": " << (wrong.empty() ? "right" : "WRONG") << ", " << findings.size()
-            << " findings, trace " << std::hex << machine.trace().digest() << std::dec << ", "
-            << std::fixed << std::setprecision(1) << seconds.count() << " s" << wrong << "\n";
-  for (const Finding& finding : findings) std::cout << describe(finding) << "\n";
-  if (options.trace) machine.trace().draw(std::cout, options.columns);
-  std::cout.flush();
-  return wrong.empty() && findings.empty();
+std::vector<Job> jobs_of(const Options& options) {
+  std::vector<Job> jobs;
+  for (const std::string& device : options.devices)
+    for (const verify::Case& one : verify::verification_cases()) {
+      if (!matches(one, options)) continue;
+      if (options.integers && !verify::has_integer_form(one)) continue;
+      jobs.push_back({&setting_of(device), options.integers ? verify::integer_form(one) : one,
+                      options.data_seed, options.seed, options.seeds});
+    }
+  return jobs;
 }
 
-int simulate(const Options& options) {
-  Machine::instance().set_device(device_kind(options.device));
-  std::vector<verify::Case> cases;
-  for (const verify::Case& one : verify::verification_cases()) {
-    if (!matches(one, options)) continue;
-    if (!options.integers)
-      cases.push_back(one);
-    else if (verify::has_integer_form(one))
-      cases.push_back(verify::integer_form(one));
+// In one piece, so that processes do not interrupt each other.
+void print(const std::string& text) {
+  std::cout << text << std::flush;
+}
+
+Result run(const Job& job, const std::string& name, const Options& options) {
+  Result result{};
+  Trace& trace = Machine::instance().trace();
+  run_case(job, [&](const SeedOutcome& outcome) {
+    std::ostringstream text;
+    text << name << ", seed " << outcome.seed << ": " << (outcome.wrong.empty() ? "right" : "WRONG")
+         << ", " << outcome.findings.size() << " findings, trace "
+         << verify::hexadecimal(outcome.trace) << ", " << std::fixed << std::setprecision(1)
+         << outcome.seconds << " s" << outcome.wrong << "\n";
+    for (const Finding& finding : outcome.findings) text << describe(finding) << "\n";
+    if (options.trace) trace.draw(text, options.columns);
+    print(text.str());
+    ++result.seeds_done;
+    if (!outcome.wrong.empty()) ++result.seeds_wrong;
+    if (!outcome.findings.empty()) ++result.seeds_with_findings;
+    result.bits = outcome.bits;
+    result.seconds += outcome.seconds;
+  });
+  return result;
+}
+
+// Cases whose bits differ between settings that compute in the same way.
+std::vector<std::string> unequal_kits(const std::vector<Job>& jobs, const Result* results) {
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < jobs.size(); ++i)
+    for (size_t j = 0; j < i; ++j) {
+      if (jobs[i].test_case.name != jobs[j].test_case.name ||
+          !same_bits(*jobs[i].setting, *jobs[j].setting) || results[i].bits == results[j].bits)
+        continue;
+      lines.push_back(name_of(jobs[i], true) + " has other bits than on " + jobs[j].setting->name);
+    }
+  return lines;
+}
+
+void write_json(const Options& options, const std::vector<Job>& jobs, const Result* results,
+                const std::vector<std::string>& unequal) {
+  nlohmann::json items = nlohmann::json::array();
+  for (size_t i = 0; i < jobs.size(); ++i)
+    items.push_back({{"case", name_of(jobs[i], false)},
+                     {"simulated", jobs[i].setting->name},
+                     {"seeds_done", results[i].seeds_done},
+                     {"seeds_wrong", results[i].seeds_wrong},
+                     {"seeds_with_findings", results[i].seeds_with_findings},
+                     {"bits", verify::hexadecimal(results[i].bits)},
+                     {"processor_seconds", std::round(10 * results[i].seconds) / 10}});
+  nlohmann::json simulated;
+  for (const std::string& device : options.devices) simulated[device] = setting_of(device).in_words;
+  const nlohmann::json report = {
+      {"device", "CPU"},
+      {"commit", TILEMOE_COMMIT},
+      {"versions", {{"tilemoe", tilemoe_version()}, {"compiler", TILEMOE_COMPILER}}},
+      {"simulated", simulated},
+      {"first_seed", options.seed},
+      {"seeds", options.seeds},
+      {"unequal_bits", unequal},
+      {"items", items}};
+  std::ofstream file(options.json);
+  file << report.dump(1) << "\n";
+  if (!file.flush()) throw std::runtime_error("cannot write " + options.json);
+}
+
+int simulate(Options options) {
+  if (options.all) {
+    options.reduced = true;
+    options.devices.clear();
+    for (const Setting& one : all_settings()) options.devices.emplace_back(one.name);
   }
-  if (cases.empty()) {
+  const std::vector<Job> jobs = jobs_of(options);
+  if (jobs.empty()) {
     std::cerr << "no case matches; `tilemoe_simulate --list` names them all\n";
     return 2;
   }
-  int64_t failures = 0;
-  for (const verify::Case& one : cases) {
-    if (options.list) {
-      std::cout << one.name << "\n";
-      continue;
-    }
-    for (int64_t i = 0; i < options.seeds; ++i)
-      if (!run(one, options, options.seed + static_cast<uint64_t>(i))) ++failures;
+  const bool several = options.devices.size() > 1;
+  if (options.list) {
+    for (const Job& job : jobs) std::cout << name_of(job, several) << "\n";
+    return 0;
   }
-  if (!options.list)
-    std::cout << cases.size() << " cases, " << options.seeds << " seeds each, " << failures
-              << " failures\n";
+  Machine::instance().trace().keep(options.trace);
+  const SharedBytes shared(jobs.size() * sizeof(Result));
+  auto* const results = static_cast<Result*>(shared.data());
+  const auto run_one = [&](size_t i) {
+    results[i] = run(jobs[i], name_of(jobs[i], several), options);
+  };
+  // The library asks once a process what a device is.
+  if (several || options.jobs > 1) {
+    side_by_side(jobs.size(), options.jobs, run_one);
+  } else {
+    for (size_t i = 0; i < jobs.size(); ++i) run_one(i);
+  }
+
+  int64_t failures = 0;
+  double seconds = 0;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    seconds += results[i].seconds;
+    const int64_t undone = options.seeds - results[i].seeds_done;
+    if (undone > 0) std::cout << name_of(jobs[i], several) << " did not end\n";
+    failures += undone + std::max(results[i].seeds_wrong, results[i].seeds_with_findings);
+  }
+  const std::vector<std::string> unequal = unequal_kits(jobs, results);
+  for (const std::string& line : unequal) std::cout << line << "\n";
+  failures += static_cast<int64_t>(unequal.size());
+  std::cout << jobs.size() << " cases, " << options.seeds << " seeds each, " << failures
+            << " failures, " << std::fixed << std::setprecision(0) << seconds
+            << " s of a processor\n";
+  if (!options.json.empty()) write_json(options, jobs, results, unequal);
   return failures == 0 ? 0 : 1;
 }
 
@@ -113,12 +186,22 @@ int simulate(const Options& options) {
 }  // namespace tilemoe::simulator
 
 int main(int argc, char** argv) {
-  tilemoe::simulator::Options options;
+  using namespace tilemoe::simulator;
+  Options options;
   CLI::App app("Runs cases of the registry on a simulated GPU, whose schedule a seed decides");
   app.add_option("case", options.cases, "Cases to run: names or patterns; without them all");
-  app.add_option("--device", options.device, "What is simulated: sm80, sm86 (99 KiB) or sm90")
-      ->check(CLI::IsMember({"sm80", "sm86", "sm90"}))
+  std::vector<std::string> names;
+  std::string help = "What is simulated, one or several:";
+  for (const Setting& one : all_settings()) {
+    names.emplace_back(one.name);
+    help += std::string("\n") + one.name + ": " + one.in_words;
+  }
+  app.add_option("--device", options.devices, help)
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember(names))
       ->capture_default_str();
+  app.add_flag("--all", options.all, "The quick cases on every device with every kit");
   app.add_option("--seed", options.seed, "Seed of the schedule")->capture_default_str();
   app.add_option("--seeds", options.seeds, "How many seeds to try, from that one on")
       ->check(CLI::Range(1, 1000000))
@@ -126,6 +209,10 @@ int main(int argc, char** argv) {
   app.add_option("--data-seed", options.data_seed, "Seed of the data")->capture_default_str();
   app.add_flag("--reduced", options.reduced, "Only the quick cases that together run every kernel");
   app.add_flag("--integers", options.integers, "Cases in their form of small whole numbers");
+  app.add_option("--jobs", options.jobs, "Processes side by side")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--json", options.json, "Also write what came of each case to this file");
   app.add_flag("--trace", options.trace, "Draw what every warp did over simulated time");
   app.add_option("--columns", options.columns, "Width of the drawing")
       ->check(CLI::Range(20, 10000))
@@ -133,7 +220,7 @@ int main(int argc, char** argv) {
   app.add_flag("--list", options.list, "List the cases and do nothing else");
   CLI11_PARSE(app, argc, argv);
   try {
-    return tilemoe::simulator::simulate(options);
+    return simulate(options);
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 2;

@@ -11,6 +11,7 @@
 
 #include "simulator/machine/machine.h"
 #include "simulator/router_cases.h"
+#include "simulator/setting.h"
 
 namespace tilemoe::simulator {
 namespace {
@@ -22,11 +23,6 @@ struct Options {
   int64_t seeds = 1;
   bool list = false;
 };
-
-DeviceKind device_kind(const std::string& name) {
-  if (name == "sm80") return {"a simulated A100", 8, 0, 163 * 1024, 3};
-  return {"a simulated H100", 9, 0, 227 * 1024, 4};
-}
 
 bool matches(const RouterCase& one, const std::vector<std::string>& patterns) {
   return patterns.empty() ||
@@ -54,7 +50,7 @@ bool run(const RouterCase& one, uint64_t data_seed, uint64_t seed) {
 }
 
 int simulate(const Options& options) {
-  Machine::instance().set_device(device_kind(options.device));
+  Machine::instance().set_device(setting_of(options.device).device);
   int64_t cases = 0, failures = 0;
   for (const RouterCase& one : router_cases()) {
     if (!matches(one, options.cases)) continue;
@@ -83,8 +79,11 @@ int main(int argc, char** argv) {
   tilemoe::simulator::Options options;
   CLI::App app("Runs cases of the router on a simulated GPU, whose schedule a seed decides");
   app.add_option("case", options.cases, "Cases to run: names or patterns; without them all");
-  app.add_option("--device", options.device, "What is simulated: sm80 or sm90")
-      ->check(CLI::IsMember({"sm80", "sm90"}))
+  std::vector<std::string> names;
+  for (const tilemoe::simulator::Setting& one : tilemoe::simulator::all_settings())
+    names.emplace_back(one.name);
+  app.add_option("--device", options.device, "What is simulated, as tilemoe_simulate has it")
+      ->check(CLI::IsMember(names))
       ->capture_default_str();
   app.add_option("--seed", options.seed, "Seed of the schedule")->capture_default_str();
   app.add_option("--seeds", options.seeds, "How many seeds to try, from that one on")

@@ -81,6 +81,7 @@ void Machine::enqueue(std::function<void()> work) {
 
 cudaError_t Machine::synchronize() {
   run_launches();
+  previous_launch_ = 0;
   if (next_block_ > kMostBlockNumbers) renumber();
   return std::exchange(failed_, false) ? cudaErrorLaunchFailure : cudaSuccess;
 }
@@ -107,6 +108,7 @@ void Machine::run_launches() {
         if (!active_.empty()) break;
         queue_.front().work();
         queue_.pop_front();
+        previous_launch_ = 0;
       } else if (may_start_next()) {
         start_launch(std::move(*queue_.front().launch));
         queue_.pop_front();
@@ -156,6 +158,10 @@ void Machine::start_launch(Launch started) {
   Launch& launch = *active_.emplace_back(std::make_unique<Launch>(std::move(started)));
   launch.first_block = next_block_;
   next_block_ += launch.blocks;
+  // Whether it overlaps in this run or not, it may.
+  launch.first_concurrent_block =
+      launch.shape.early && previous_launch_ != 0 ? previous_launch_ : launch.first_block;
+  previous_launch_ = launch.first_block;
   origins_.push_back({launch.first_block, launch.kernel, launch.shape.grid,
                       launch.shape.block.x * launch.shape.block.y * launch.shape.block.z});
   if (trace_.kept()) trace_.name_launch(launch.number, describe_kernel(launch.kernel));
@@ -218,7 +224,7 @@ void Machine::start_cluster(Launch& launch, uint32_t first) {
     block->cluster = cluster;
     block->worker->start(*block);
     for (Thread& thread : block->threads)
-      thread.knowledge.first_concurrent_block = active_.front()->first_block;
+      thread.knowledge.first_concurrent_block = launch.first_concurrent_block;
     trace_.note(launch.number, block->linear, 0, Note::kBlockStarts, 0);
   }
 }

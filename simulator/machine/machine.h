@@ -9,7 +9,6 @@
 #include <driver_types.h>
 #include <vector_types.h>
 
-#include <array>
 #include <boost/context/fiber.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +34,9 @@ namespace tilemoe::simulator {
 constexpr uint32_t kLanes = 32;
 constexpr uint32_t kReservedShared = 1024;  // bytes of a block's shared memory before its own
 constexpr int kRankAt = 24;                 // in an address of a cluster's shared memory
+inline uint32_t in_cluster(uint32_t shared, uint32_t rank) {
+  return (rank + 1) << kRankAt | (shared & ((1u << kRankAt) - 1));
+}
 
 struct Block;
 struct Warp;
@@ -48,28 +50,8 @@ struct Copy {
   uint32_t bytes;
 };
 
-// Of the async proxy: whose accesses, up to which epoch.
-struct BulkAgent {
-  uint32_t agent;
-  Epoch epoch;
-};
-struct BulkStore {
-  BulkAgent reader{}, writer{};
-  bool has_read = false, is_complete = false;
-  bool read_is_known = false;  // to the thread
-};
-
-// Of a warp's part of wgmma.
-struct Product {
-  bool bfloat16, accumulate, a_mn_major, b_mn_major;
-  int columns;
-  uint64_t a, b;  // descriptors
-  std::array<float*, kLanes> d;
-};
-struct ProductGroup {
-  Epoch epoch;
-  std::vector<Product> products;  // that are yet to be computed
-};
+struct BoxStore;      // tma.cpp
+struct WarpProducts;  // wgmma.cpp
 
 struct Thread {
   Block* block = nullptr;
@@ -90,8 +72,10 @@ struct Thread {
   std::unique_ptr<Foreign> acquired;        // by atomics, for the next fence
   std::shared_ptr<const Foreign> released;  // by the last fence, for atomics
   std::vector<Copy> copies;                 // cp.async since the last arrival
-  std::vector<std::shared_ptr<BulkStore>> open_stores;
-  std::deque<std::vector<std::shared_ptr<BulkStore>>> store_groups;
+  std::vector<std::shared_ptr<BoxStore>> open_stores;
+  std::deque<std::vector<std::shared_ptr<BoxStore>>> store_groups;
+  bool waits_for_stores = false;
+  bool inside_machine = false;  // which the kernel's code has called
   bool triggered = false;
   bool met = false;  // at its warp's meeting
 
@@ -129,15 +113,13 @@ struct Warp {
   bool listed = false;  // among its block's runnable ones
   std::vector<Meeting> meetings;
   Epoch reads_done[kLanes] = {};  // of each lane when all last exchanged registers
-  bool products_fenced = false;
   Epoch product_epoch = 1;
-  std::vector<Product> open_products;
-  std::deque<ProductGroup> product_groups;
+  std::shared_ptr<WarpProducts> products;  // null before the first
 };
 
 // One of the sixteen of a block.
 struct BlockBarrier {
-  uint32_t expected = 0, arrived = 0;
+  uint32_t expected = 0, arrived = 0, phase = 0;
   Gathering gathering;
   std::vector<Thread*> waiting;
   bool any = false, any_before = false;  // of __syncthreads_or
@@ -201,6 +183,7 @@ struct Launch {
   void (*run)(const void*) = nullptr;  // calls it with them
   uint32_t number = 0;
   uint32_t first_block = 0;
+  uint32_t first_concurrent_block = 0;  // for who does not wait for the launch before
   std::vector<uint32_t> clusters_to_start;
   uint32_t blocks = 0, ended = 0, triggered = 0;
   uint32_t resident = 1;  // clusters at a time
@@ -351,6 +334,7 @@ class Machine final : public ConflictListener {
   std::unordered_map<const void*, Foreign> released_;
   std::vector<Origin> origins_;
   uint32_t next_block_ = 1;
+  uint32_t previous_launch_ = 0;  // its first block; 0: nothing overlaps with what comes next
   uint32_t launches_ever_ = 0;
   bool aborting_ = false, failed_ = false;
   std::vector<Finding> findings_;

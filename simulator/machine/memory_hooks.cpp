@@ -16,17 +16,21 @@ using tilemoe::simulator::Thread;
 
 inline void access(const void* address, size_t bytes, AccessKind kind, const void* from) {
   Thread* const thread = Machine::current();
-  if (thread == nullptr) return;  // the host's code
+  if (thread == nullptr || thread->inside_machine) return;  // the host's code
   if (static_cast<size_t>(static_cast<const std::byte*>(address) - thread->stack) <
       tilemoe::simulator::Worker::kStackBytes)
     return;
+  thread->inside_machine = true;
   thread->block->machine->ordinary_access(*thread, kind, address, bytes, site_of(from));
+  thread->inside_machine = false;
 }
 
 inline void volatile_access(void* address, size_t bytes, bool writes, const void* from) {
   Thread* const thread = Machine::current();
-  if (thread == nullptr) return;
+  if (thread == nullptr || thread->inside_machine) return;
+  thread->inside_machine = true;
   atomic_access(*thread, address, bytes, writes, !writes, site_of(from));
+  thread->inside_machine = false;
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ struct AgentsOfCluster {
   uint32_t threads = 0;  // of a block
 
   uint32_t first_operation() const { return 2 * threads; }
-  // After operations, each warp's products.
-  uint32_t of_block() const { return first_operation() + kAsyncOperations + kMostWarps; }
+  uint32_t first_products() const { return first_operation() + kAsyncOperations; }
+  uint32_t of_block() const { return first_products() + kMostWarps; }
   bool has(uint32_t block) const { return block - first_block < blocks; }
   // In a clock, of an agent of this cluster.
   size_t index(uint32_t agent) const {

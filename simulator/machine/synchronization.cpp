@@ -37,6 +37,7 @@ void end_block_barrier(Block& block, BlockBarrier& barrier) {
   barrier.gathering.clear();
   barrier.any_before = std::exchange(barrier.any, false);
   barrier.arrived = barrier.expected = 0;
+  ++barrier.phase;
 }
 
 // Knowledge of this cluster as others take it.
@@ -96,11 +97,13 @@ bool block_barrier(Thread& thread, uint32_t number, uint32_t threads, bool waits
   machine.trace().note(block.launch->number, block.linear, thread.warp->index, Note::kBlockBarrier,
                        number);
   if (waits) barrier.waiting.push_back(&thread);
+  const uint32_t phase = barrier.phase;
   const auto all = static_cast<uint32_t>(block.threads.size()) - block.exited;
   if (barrier.arrived == (threads == 0 ? all : threads)) {
     end_block_barrier(block, barrier);
   } else if (waits) {
-    machine.wait(thread, number == 0 ? "__syncthreads()" : "a named barrier", site);
+    while (barrier.phase == phase)
+      machine.wait(thread, number == 0 ? "__syncthreads()" : "a named barrier", site);
   }
   return barrier.any_before;
 }
@@ -116,6 +119,45 @@ void Machine::thread_left(Thread& thread) {
   for (const Meeting& meeting : thread.warp->meetings)
     for (Thread* lane : thread.warp->lanes)
       if ((meeting.arrived >> lane->lane & 1) != 0) wake(*lane);
+}
+
+namespace {
+
+// A cluster's threads that have not exited.
+size_t threads_left(const Block& block) {
+  size_t threads = 0;
+  for (const Block* one : block.cluster) threads += one->threads.size() - one->exited;
+  return threads;
+}
+
+void end_cluster_barrier(Block& first) {
+  BlockBarrier& barrier = first.of_cluster;
+  for (Thread* waiting : std::exchange(barrier.waiting, {})) {
+    waiting->knowledge = barrier.gathering.all();
+    first.machine->wake(*waiting);
+  }
+  barrier.gathering.clear();
+  barrier.arrived = 0;
+  ++barrier.phase;
+}
+
+}  // namespace
+
+void cluster_barrier(Thread& thread, uint32_t site) {
+  Block& first = *thread.block->cluster.front();
+  BlockBarrier& barrier = first.of_cluster;
+  ++barrier.arrived;
+  barrier.gathering.add(thread);
+  barrier.waiting.push_back(&thread);
+  if (barrier.arrived == threads_left(first)) return end_cluster_barrier(first);
+  for (const uint32_t phase = barrier.phase; barrier.phase == phase;)
+    thread.block->machine->wait(thread, "the blocks of its cluster", site);
+}
+
+void Machine::leave_cluster_barrier(Block& block) {
+  Block& first = *block.cluster.front();
+  const size_t arrived = first.of_cluster.arrived;
+  if (arrived > 0 && arrived == threads_left(first)) end_cluster_barrier(first);
 }
 
 void mbarrier_init(Thread& thread, uint32_t address, uint32_t arrivals, uint32_t site) {
@@ -136,6 +178,9 @@ Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** o
   Block* block = nullptr;
   machine.shared_bytes(thread, address, 8, site, &block);
   if (owner != nullptr) *owner = block;
+  if (block->done())
+    machine.find(thread, FindingKind::kBarrierMisuse, site,
+                 "a barrier of a block of the cluster that has ended", shared_place(address));
   const uint32_t offset = address & ((1u << kRankAt) - 1);
   const auto found = block->mbarriers.find(offset);
   if (found == block->mbarriers.end())

@@ -25,6 +25,9 @@ void share_knowledge(Warp& warp, uint32_t mask);
 bool block_barrier(Thread& thread, uint32_t barrier, uint32_t threads, bool waits, bool value,
                    uint32_t site);
 
+// All blocks of the cluster.
+void cluster_barrier(Thread& thread, uint32_t site);
+
 void mbarrier_init(Thread& thread, uint32_t address, uint32_t arrivals, uint32_t site);
 // Of what is at `address`, which may be another block's; a finding where nothing is.
 Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** owner);

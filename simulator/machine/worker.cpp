@@ -118,6 +118,7 @@ void Worker::start(Block& started) {
           thread.back = std::move(back);
           const Launch& launch = *thread.block->launch;
           launch.run(launch.call.get());
+          thread.inside_machine = true;
           machine_.thread_ended(thread);
           return std::move(thread.back);
         });

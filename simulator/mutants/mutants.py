@@ -58,9 +58,10 @@ def main():
                          help="the layer's cases (default: those of the reduced registry in bfloat16); "
                          "the router's are always simulated")
     running.add_argument("--device", dest="devices", action="append",
-                         help="what is simulated (default: sm80 and sm90)")
-    running.add_argument("--products", default="kBF16", metavar="REGEX",
-                         help="rows of products.inc that are built (default: %(default)s)")
+                         help="what is simulated (default: sm80, sm80-on-90 and sm90)")
+    running.add_argument("--products", default=r"kBF16(?!.*(kPlain|float_out))", metavar="REGEX",
+                         help="rows of products.inc that are built: fewer take less time, and "
+                         "instances of one template have the same calls (default: %(default)s)")
     running.add_argument("--seeds", type=int, default=20)
     running.add_argument("--more-seeds", type=int, default=3,
                          help="that are tried for a finding beside a right output")
@@ -86,7 +87,7 @@ def main():
     if args.command == "table":
         return write_table(args.check)
     args.cases = args.cases or ["--reduced", "*/bfloat16"]
-    args.devices = args.devices or ["sm80", "sm90"]
+    args.devices = args.devices or ["sm80", "sm80-on-90", "sm90"]
     return search.run(args)
 
 

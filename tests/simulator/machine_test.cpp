@@ -6,91 +6,16 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <fstream>
 #include <numeric>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "kernels.h"
+#include "run_kernels.h"
 
 namespace tilemoe::simulator_test {
 namespace {
-
-using simulator::Finding;
-using simulator::FindingKind;
-using simulator::Machine;
-
-constexpr int kSeeds = 20;
-
-// "kernels.cu:31", of the line with that word in its comment.
-std::string line_of(const std::string& word) {
-  std::ifstream file(TILEMOE_KERNELS);
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number)
-    if (line.size() >= word.size() + 3 &&
-        line.compare(line.size() - word.size() - 3, std::string::npos, "// " + word) == 0)
-      return "kernels.cu:" + std::to_string(number);
-  ADD_FAILURE() << "no line is marked " << word;
-  return "";
-}
-
-template <class T>
-class Array {
- public:
-  explicit Array(size_t count, bool written = true) : count_(count) {
-    cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T));
-    if (written) cudaMemset(data_, 0, count * sizeof(T));
-  }
-  explicit Array(const std::vector<T>& values) : Array(values.size()) {
-    cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice);
-  }
-  ~Array() { cudaFree(data_); }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  T* data() const { return data_; }
-  std::vector<T> read() const {
-    std::vector<T> values(count_);
-    cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost);
-    return values;
-  }
-
- private:
-  size_t count_;
-  T* data_ = nullptr;
-};
-
-// What running found; `error` is what the host was told.
-struct Outcome {
-  std::vector<Finding> findings;
-  cudaError_t error;
-};
-template <class Run>
-Outcome run_with(uint64_t seed, const Run& run) {
-  Machine& machine = Machine::instance();
-  machine.take_findings();
-  machine.set_seed(seed);
-  run();
-  const cudaError_t error = cudaDeviceSynchronize();
-  return {machine.take_findings(), error};
-}
-
-std::string all(const std::vector<Finding>& findings) {
-  std::string text;
-  for (const Finding& finding : findings) text += describe(finding) + "\n";
-  return text;
-}
-const Finding* find(const Outcome& outcome, FindingKind kind) {
-  for (const Finding& finding : outcome.findings)
-    if (finding.kind == kind) return &finding;
-  return nullptr;
-}
-bool begins(const std::string& text, const std::string& with) {
-  return text.compare(0, with.size(), with) == 0;
-}
-bool names(const std::string& text, const std::string& line) {
-  return (text + " ").find(line + " ") != std::string::npos;
-}
 
 class Simulator : public testing::Test {
  protected:

@@ -1,0 +1,32 @@
+#include "simulator/setting.h"
+
+#include <stdexcept>
+
+namespace tilemoe::simulator {
+namespace {
+
+// Few multiprocessors, so that a block has several tiles.
+constexpr DeviceKind kA100{"a simulated A100", 8, 0, 163 * 1024, 3};
+constexpr DeviceKind kSmall{"a simulated GPU of 99 KiB", 8, 6, 99 * 1024, 3};
+constexpr DeviceKind kH100{"a simulated H100", 9, 0, 227 * 1024, 4};
+
+constexpr Setting kSettings[] = {
+    {"sm80", "an A100 with the kit sm80", "sm80", kA100},
+    {"sm86", "a GPU of 99 KiB of shared memory with the kit sm80", "sm80", kSmall},
+    {"sm90", "an H100 with the kit sm90", "sm90", kH100},
+    {"sm80-on-90", "an H100 with the kit sm80", "sm80", kH100},
+};
+
+}  // namespace
+
+std::span<const Setting> all_settings() {
+  return kSettings;
+}
+
+const Setting& setting_of(const std::string& name) {
+  for (const Setting& one : kSettings)
+    if (name == one.name) return one;
+  throw std::invalid_argument("nothing is simulated by the name " + name);
+}
+
+}  // namespace tilemoe::simulator

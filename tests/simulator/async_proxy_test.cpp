@@ -1,0 +1,208 @@
+// Defects around TMA, wgmma and clusters that the simulator must find and name, and the right
+// kernels, which it must find nothing in.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "async_kernels.h"
+#include "run_kernels.h"
+
+namespace tilemoe::simulator_test {
+namespace {
+
+constexpr size_t kRows = kProductRows;
+
+std::string line(const std::string& word) {
+  return line_of(word, "async_kernels.cu");
+}
+
+uint16_t bfloat16_of(float value) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, 4);
+  return static_cast<uint16_t>(bits >> 16);
+}
+std::vector<uint16_t> small_numbers(size_t count, size_t step) {
+  std::vector<uint16_t> numbers(count);
+  for (size_t i = 0; i < count; ++i) numbers[i] = bfloat16_of(static_cast<float>(i * step % 5) - 2);
+  return numbers;
+}
+float value_of(uint16_t bits) {
+  const uint32_t word = static_cast<uint32_t>(bits) << 16;
+  float value = 0;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+
+class AsyncProxy : public testing::Test {
+ protected:
+  void SetUp() override { Machine::instance().set_device({"simulated", 9, 0, 227 * 1024, 4}); }
+  void TearDown() override { Machine::instance().take_findings(); }
+
+  // Whether D, of `blocks` blocks, is right.
+  template <class Run>
+  Outcome run(uint64_t seed, size_t blocks, bool& right, const Run& multiply) {
+    // Sums of at most 320 products of at most 4: bfloat16 holds those here.
+    const std::vector<uint16_t> a = small_numbers(kProductSteps * kRows * 64, 7),
+                                b = small_numbers(64 * 64, 3);
+    const Array<uint16_t> A(a), B(b);
+    const Array<uint16_t> D(blocks * kRows * 64);
+    const Outcome outcome = run_with(seed, [&] { multiply(D.data(), A.data(), B.data()); });
+    const std::vector<uint16_t> d = D.read();
+    right = true;
+    for (size_t i = 0; i < d.size(); ++i) {
+      float sum = 0;
+      const size_t row = i / 64 % kRows, column = i % 64;
+      for (size_t step = 0; step < kProductSteps; ++step)
+        for (size_t k = 0; k < 64; ++k)
+          sum += value_of(a[(step * kRows + row) * 64 + k]) * value_of(b[column * 64 + k]);
+      right = right && std::abs(value_of(d[i]) - sum) <= std::abs(sum) / 256;
+    }
+    return outcome;
+  }
+  Outcome run(Product how, uint64_t seed, bool& right) {
+    return run(seed, 1, right, [&](uint16_t* D, const uint16_t* A, const uint16_t* B) {
+      multiply_steps(how, D, A, B);
+    });
+  }
+  Outcome run(Cluster how, uint64_t seed, bool& right) {
+    return run(seed, 2, right, [&](uint16_t* D, const uint16_t* A, const uint16_t* B) {
+      multiply_in_cluster(how, D, A, B);
+    });
+  }
+
+  // That each seed finds `kind` between the two lines, in this order; an empty one is any.
+  void expect(Product how, FindingKind kind, const std::string& site, const std::string& other) {
+    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+      bool right = false;
+      const Outcome outcome = run(how, seed, right);
+      bool found = false;
+      for (const Finding& one : outcome.findings)
+        found = found || (one.kind == kind && (site.empty() || names(one.site, line(site))) &&
+                          (other.empty() || names(one.other, line(other))));
+      ASSERT_TRUE(found) << "seed " << seed << "\n" << all(outcome.findings);
+    }
+  }
+};
+
+TEST_F(AsyncProxy, FindsNothingInARightKernel) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    bool right = false;
+    const Outcome outcome = run(Product::kRight, seed, right);
+    ASSERT_EQ(outcome.error, cudaSuccess);
+    ASSERT_EQ(outcome.findings.size(), 0u) << all(outcome.findings);
+    ASSERT_TRUE(right) << "seed " << seed;
+  }
+}
+
+TEST_F(AsyncProxy, FindsNothingInARightCluster) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    bool right = false;
+    const Outcome outcome = run(Cluster::kRight, seed, right);
+    ASSERT_EQ(outcome.findings.size(), 0u) << all(outcome.findings);
+    ASSERT_TRUE(right) << "seed " << seed;
+  }
+}
+
+TEST_F(AsyncProxy, NamesAProductThatDoesNotWaitForItsOperand) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    bool right = false;
+    const Outcome outcome = run(Product::kNoFullWait, seed, right);
+    bool found = false;
+    for (const Finding& one : outcome.findings) {
+      // Which of the two comes first is left to the seed.
+      const bool landed = one.kind == FindingKind::kReadBeforeWrite;
+      if (landed) {
+        EXPECT_TRUE(names(one.other, line("loads"))) << describe(one);
+      }
+      found = found || ((landed || one.kind == FindingKind::kNeverWritten) &&
+                        names(one.site, line("multiplies")));
+    }
+    EXPECT_TRUE(found) << "seed " << seed << "\n" << all(outcome.findings);
+  }
+}
+
+TEST_F(AsyncProxy, NamesAStageWhoseBytesAreMiscounted) {
+  expect(Product::kTooManyBytes, FindingKind::kDeadlock, "", "");
+  int found = 0;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    bool right = false;
+    if (!run(Product::kTooFewBytes, seed, right).findings.empty()) ++found;
+  }
+  EXPECT_EQ(found, kSeeds);
+}
+
+TEST_F(AsyncProxy, NamesALoadOverWhatProductsRead) {
+  expect(Product::kNoProductWait, FindingKind::kOverwrittenInUse, "loads", "multiplies");
+  // Or the barrier has more arrivals than it waits for, after which nothing goes on.
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    bool right = false;
+    const Outcome outcome = run(Product::kNoEmptyWait, seed, right);
+    const Finding* const over = find(outcome, FindingKind::kOverwrittenInUse);
+    if (over != nullptr) {
+      EXPECT_TRUE(names(over->site, line("loads"))) << describe(*over);
+    }
+    EXPECT_TRUE(over != nullptr || find(outcome, FindingKind::kBarrierMisuse) != nullptr)
+        << all(outcome.findings);
+  }
+}
+
+TEST_F(AsyncProxy, NamesAMissingProxyFence) {
+  expect(Product::kNoOperandFence, FindingKind::kMissingProxyFence, "multiplies", "writes_B");
+  expect(Product::kNoStoreFence, FindingKind::kMissingProxyFence, "stores", "writes_D");
+}
+
+TEST_F(AsyncProxy, NamesAStoreOfWhatIsNotThereYet) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    bool right = false;
+    const Outcome outcome = run(Product::kNoStoreBarrier, seed, right);
+    ASSERT_GE(outcome.findings.size(), 1u);
+    for (const Finding& one : outcome.findings) {
+      const std::string pair = one.site + " " + one.other + " ";
+      EXPECT_NE(pair.find(line("stores") + " "), std::string::npos) << describe(one);
+    }
+  }
+}
+
+TEST_F(AsyncProxy, NamesAStoreThatStillReads) {
+  expect(Product::kSlotWrittenEarly, FindingKind::kOverwrittenInUse, "writes_D", "stores");
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    bool right = false;
+    const Outcome outcome = run(Product::kNoStoreWait, seed, right);
+    const Finding* const ends = find(outcome, FindingKind::kOverwrittenInUse);
+    ASSERT_NE(ends, nullptr) << all(outcome.findings);
+    EXPECT_EQ(ends->thread, "0");
+  }
+}
+
+TEST_F(AsyncProxy, NamesAMissingWgmmaFence) {
+  expect(Product::kNoWgmmaFence, FindingKind::kBarrierMisuse, "multiplies", "");
+}
+
+TEST_F(AsyncProxy, ShowsAccumulatorsThatAreReadEarlyAsNaN) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    bool right = true;
+    run(Product::kReadsEarly, seed, right);
+    EXPECT_FALSE(right);
+  }
+}
+
+TEST_F(AsyncProxy, ComputesWhatADescriptorSays) {
+  bool right = true;
+  run(Product::kWrongStride, 1, right);
+  EXPECT_FALSE(right);
+}
+
+TEST_F(AsyncProxy, NamesWhatAClustersBlocksDoNotWaitFor) {
+  for (Cluster how : {Cluster::kNoFirstSync, Cluster::kNoPeerWait, Cluster::kNoLastSync}) {
+    int found = 0;
+    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+      bool right = false;
+      if (!run(how, seed, right).findings.empty()) ++found;
+    }
+    // Whether a block ends too early is left to the seed.
+    EXPECT_GE(found, how == Cluster::kNoLastSync ? 1 : kSeeds) << static_cast<int>(how);
+  }
+}
+
+}  // namespace
+}  // namespace tilemoe::simulator_test

@@ -1,0 +1,90 @@
+// How the tests run a kernel with a seed and read what was found.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "simulator/machine/machine.h"
+
+namespace tilemoe::simulator_test {
+
+using simulator::Finding;
+using simulator::FindingKind;
+using simulator::Machine;
+
+constexpr int kSeeds = 20;
+
+// "kernels.cu:31", of that file's line with that word in its comment.
+inline std::string line_of(const std::string& word, const std::string& name = "kernels.cu") {
+  std::ifstream file(TILEMOE_KERNELS_FOLDER + ("/" + name));
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number)
+    if (line.size() >= word.size() + 3 &&
+        line.compare(line.size() - word.size() - 3, std::string::npos, "// " + word) == 0)
+      return name + ":" + std::to_string(number);
+  ADD_FAILURE() << "no line is marked " << word;
+  return "";
+}
+
+template <class T>
+class Array {
+ public:
+  explicit Array(size_t count, bool written = true) : count_(count) {
+    cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T));
+    if (written) cudaMemset(data_, 0, count * sizeof(T));
+  }
+  explicit Array(const std::vector<T>& values) : Array(values.size()) {
+    cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice);
+  }
+  ~Array() { cudaFree(data_); }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  T* data() const { return data_; }
+  std::vector<T> read() const {
+    std::vector<T> values(count_);
+    cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost);
+    return values;
+  }
+
+ private:
+  size_t count_;
+  T* data_ = nullptr;
+};
+
+// What running found; `error` is what the host was told.
+struct Outcome {
+  std::vector<Finding> findings;
+  cudaError_t error;
+};
+template <class Run>
+Outcome run_with(uint64_t seed, const Run& run) {
+  Machine& machine = Machine::instance();
+  machine.take_findings();
+  machine.set_seed(seed);
+  run();
+  const cudaError_t error = cudaDeviceSynchronize();
+  return {machine.take_findings(), error};
+}
+
+inline std::string all(const std::vector<Finding>& findings) {
+  std::string text;
+  for (const Finding& finding : findings) text += describe(finding) + "\n";
+  return text;
+}
+inline const Finding* find(const Outcome& outcome, FindingKind kind) {
+  for (const Finding& finding : outcome.findings)
+    if (finding.kind == kind) return &finding;
+  return nullptr;
+}
+inline bool begins(const std::string& text, const std::string& with) {
+  return text.compare(0, with.size(), with) == 0;
+}
+inline bool names(const std::string& text, const std::string& line) {
+  return (text + " ").find(line + " ") != std::string::npos;
+}
+
+}  // namespace tilemoe::simulator_test
