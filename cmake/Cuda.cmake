@@ -32,17 +32,19 @@ function(find_cuda_compiler compiler version reason)
   endif()
 endfunction()
 
-# Code for 8.0 runs on 8.6 and 8.9 too, code for 10.0 and 12.0 on all of 10.x and 12.x, code for 9.0a
-# on 9.0 alone. From the PTX for 8.0 the driver makes code for whatever else is newer.
+# Code for 8.0 runs on 8.6 and 8.9 too, code for 10.0 and 12.0 on all of 10.x and 12.x, code for 10.0f
+# on all of 10.x, with instructions that 10.0 has not, and code for 9.0a on 9.0 alone. From the PTX for 8.0 the driver makes code for whatever else is newer.
 # src/cuda/core/device_code.cpp knows the same.
-set(cuda_known_archs 80 90a 100 120)
+set(cuda_known_archs 80 90a 100 100f 120)
 set(cuda_code_80
   -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80)
 set(cuda_code_90 -gencode=arch=compute_90,code=sm_90)  # of the sm80 kit, which needs nothing of 9.0a
 set(cuda_code_90a -gencode=arch=compute_90a,code=sm_90a)
 set(cuda_code_100 -gencode=arch=compute_100,code=sm_100)
+set(cuda_code_100f -gencode=arch=compute_100f,code=sm_100f)
 set(cuda_code_120 -gencode=arch=compute_120,code=sm_120)
 set(cuda_least_version_of_100 12.8)
+set(cuda_least_version_of_100f 12.9)
 set(cuda_least_version_of_120 12.8)
 
 # Sets `options` to what nvcc takes for these architectures.
@@ -68,6 +70,9 @@ function(check_cuda_archs version)
         "${said}: nvcc is ${version}, ${arch} needs ${cuda_least_version_of_${arch}}")
     endif()
   endforeach()
+  if("100" IN_LIST TILEMOE_CUDA_ARCHS AND "100f" IN_LIST TILEMOE_CUDA_ARCHS)
+    message(FATAL_ERROR "${said}: name 100 or 100f, which is for the same GPUs")
+  endif()
   if(NOT TILEMOE_CUDA_ARCHS)
     message(FATAL_ERROR "${said}: name what to compile for; TILEMOE_CUDA=OFF builds without CUDA")
   endif()

@@ -19,7 +19,7 @@ rm -rf "$dist"
 mkdir -p "$dist"
 .venv-torch/bin/python -m pip wheel -q --no-deps -w "$dist/here" \
   --config-settings=build-dir=build/wheel \
-  --config-settings=cmake.define.TILEMOE_CUDA_ARCHS="${TILEMOE_CUDA_ARCHS:-80;90a;100;120}" \
+  --config-settings=cmake.define.TILEMOE_CUDA_ARCHS="${TILEMOE_CUDA_ARCHS:-80;90a;100f;120}" \
   --config-settings=cmake.define.TILEMOE_SM80_ON_HOPPER="${TILEMOE_SM80_ON_HOPPER:-ON}" "$@" . ||
   die "the wheel could not be built; the lines above say why."
 

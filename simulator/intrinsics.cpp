@@ -8,6 +8,7 @@
 #include "simulator/machine/async_copy.h"
 #include "simulator/machine/machine.h"
 #include "simulator/machine/synchronization.h"
+#include "simulator/machine/tensor_memory.h"
 #include "simulator/machine/tma.h"
 #include "simulator/machine/wgmma.h"
 #include "simulator/tensor_core.h"
@@ -210,8 +211,7 @@ std::byte* shared_access(AccessKind kind, uint32_t shared, uint32_t bytes, uint3
   if (shared % bytes != 0)
     machine.fail(thread, FindingKind::kOutOfBounds, site,
                  "an address that is not on its " + std::to_string(bytes) + " bytes");
-  machine.shared_access(machine.ordinary(thread, site), *owner, kind,
-                        shared & ((1u << kRankAt) - 1), bytes);
+  machine.shared_access(machine.ordinary(thread, site), *owner, kind, in_block(shared), bytes);
   return at;
 }
 
@@ -409,6 +409,39 @@ void sync_cluster() {
 }
 uint32_t address_in_cluster(uint32_t shared, uint32_t rank) {
   return in_cluster(shared, rank);
+}
+
+// ---- tcgen05
+
+bool elect_one_lane() {
+  return elect_lane(Call(), TILEMOE_SITE);
+}
+void allocate_tensor_columns(uint32_t shared, uint32_t columns) {
+  allocate_tensor_memory(Call(), shared, columns, TILEMOE_SITE);
+}
+void relinquish_tensor_columns() {
+  relinquish_tensor_memory(Call(), TILEMOE_SITE);
+}
+void free_tensor_columns(uint32_t address, uint32_t columns) {
+  free_tensor_memory(Call(), address, columns, TILEMOE_SITE);
+}
+void load_tensor_columns(float* to, uint32_t pieces, uint32_t address) {
+  load_tensor_memory(Call(), to, pieces, address, TILEMOE_SITE);
+}
+void wait_tensor_loads() {
+  wait_for_tensor_loads(Call(), TILEMOE_SITE);
+}
+void fence_tcgen05(bool after) {
+  if (after)
+    tensor_fence_after(Call());
+  else
+    tensor_fence_before(Call());
+}
+void multiply_tcgen05(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate) {
+  multiply_into_tensor_memory(Call(), d, a, b, instruction, accumulate, TILEMOE_SITE);
+}
+void commit_tcgen05(uint32_t barrier) {
+  commit_tensor_products(Call(), barrier, TILEMOE_SITE);
 }
 
 }  // namespace tilemoe::simulator

@@ -64,5 +64,14 @@ void commit_wgmma();
 void wait_wgmma(int pending);
 void sync_cluster();
 uint32_t address_in_cluster(uint32_t shared, uint32_t rank);
+bool elect_one_lane();
+void allocate_tensor_columns(uint32_t shared, uint32_t columns);
+void relinquish_tensor_columns();
+void free_tensor_columns(uint32_t address, uint32_t columns);
+void load_tensor_columns(float* to, uint32_t pieces, uint32_t address);
+void wait_tensor_loads();
+void fence_tcgen05(bool after);
+void multiply_tcgen05(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate);
+void commit_tcgen05(uint32_t barrier);
 
 }  // namespace tilemoe::simulator

@@ -46,6 +46,7 @@ SeedOutcome CaseRun::run(uint64_t seed) {
   Machine& machine = Machine::instance();
   machine.take_findings();
   machine.set_seed(seed);
+  machine.trace().clear();
   const std::clock_t begin = std::clock();
   SeedOutcome outcome{};
   outcome.seed = seed;

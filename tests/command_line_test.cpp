@@ -107,6 +107,18 @@ TEST(Doctor, NeedsAGpuAndSaysWhatElseThereIs) {
   expect_error("doctor --kit sm100", kWrongUsage, "--kit");
 }
 
+TEST(Doctor, TriesNoKitWithoutAGpu) {
+  expect_error("doctor --blackwell", kFailed, "use the CPU backend");
+  expect_error("doctor --blackwell --device cpu", kWrongUsage, "expected cuda or cuda:N");
+  expect_error("doctor --blackwell --kit sm80", kWrongUsage, "excludes");
+  expect_error("doctor --limit 60", kWrongUsage, "requires --blackwell");
+  expect_error("doctor --blackwell --limit 0", kWrongUsage, "--limit");
+  const Outcome compared = tilemoe("doctor --compare sm100");
+  EXPECT_EQ(compared.status, kFailed);
+  EXPECT_EQ(compared.text.rfind(R"({"refused":")", 0), 0u) << compared.text;
+  EXPECT_NE(compared.text.find("use the CPU backend"), std::string::npos) << compared.text;
+}
+
 TEST(Info, JsonSaysWhatIsSupported) {
   const Outcome outcome = tilemoe("info --json");
   ASSERT_EQ(outcome.status, kDone);

@@ -136,18 +136,5 @@ TEST(DoctorReport, JsonHasTheNumbers) {
   EXPECT_EQ(all.at("kits").at(1), nlohmann::json({{"kit", "sm90"}, {"skipped", "it needs 9.0"}}));
 }
 
-TEST(DriverRelease, IsThatOfTheKernelModule) {
-  EXPECT_EQ(driver_release("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 "
-                           "19:39:15 UTC 2024\nGCC version:  gcc version 12.2.0\n"),
-            "535.183.01");
-  EXPECT_EQ(driver_release("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  "
-                           "Release Build  (dvs-builder@U22)\n"),
-            "580.95.05");
-  EXPECT_EQ(driver_release("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159  Mon\n"),
-            "580.159");
-  EXPECT_EQ(driver_release(""), "");
-  EXPECT_EQ(driver_release("GCC version:  gcc version 12.2.0 (Debian)\n"), "");
-}
-
 }  // namespace
 }  // namespace tilemoe::app

@@ -38,7 +38,7 @@ int check_cases(const CheckOptions& options) {
     return 0;
   }
   const verify::Passes passes = options.cases.passes();
-  Checker checker(options.cases.seed, options.repeats, device, passes);
+  Checker checker(options.cases.seed, options.repeats, verify::memory_of(device), passes);
   train::StatusLine status(stderr);
   for (size_t i = 0; i < cases.size(); ++i) {
     status.draw({std::to_string(i + 1) + "/" + std::to_string(cases.size()) + " " + cases[i].name},

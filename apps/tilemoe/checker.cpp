@@ -5,8 +5,8 @@
 
 namespace tilemoe::app {
 
-Checker::Checker(uint64_t seed, int64_t repeats, Device device, verify::Passes passes)
-    : seed_(seed), repeats_(repeats), memory_(verify::memory_of(device)), passes_(passes) {}
+Checker::Checker(uint64_t seed, int64_t repeats, verify::Memory& memory, verify::Passes passes)
+    : seed_(seed), repeats_(repeats), memory_(memory), passes_(passes) {}
 
 void Checker::run(const verify::Case& test_case) {
   if (!judge(test_case) || test_case.too_large) return;

@@ -12,7 +12,7 @@ namespace tilemoe::app {
 
 class Checker {
  public:
-  Checker(uint64_t seed, int64_t repeats, Device device, verify::Passes passes);
+  Checker(uint64_t seed, int64_t repeats, verify::Memory& memory, verify::Passes passes);
 
   // The case on unit-scale data against float64, and on small whole numbers bit for bit. An error
   // of the library that is no refusal is thrown.

@@ -1,5 +1,6 @@
 // `tilemoe doctor`: whether the library computes right on this machine's GPU, how fast, and a short
-// report of it. Exit status 1 where something failed.
+// report of it. With --blackwell, whether a kit that was never run may be taken there. Exit status 1
+// where something failed.
 #include <chrono>
 #include <fstream>
 #include <iostream>
@@ -9,11 +10,13 @@
 #include "build_info.h"
 #include "checker.h"
 #include "commands.h"
+#include "compare_kits.h"
 #include "cuda/doctor_gpu.h"
 #include "device.h"
 #include "doctor_report.h"
 #include "exit_status.h"
 #include "train/status_line.h"
+#include "trial.h"
 #include "verify/registry.h"
 
 namespace tilemoe::app {
@@ -21,7 +24,10 @@ namespace {
 
 using verify::Case;
 
+// Run in this process, so none that was never run elsewhere.
 constexpr const char* kKits[] = {"sm80", "sm90"};
+constexpr const char* kOnTrial = "sm100";
+constexpr const char* kReference = "sm80";
 // Many narrow experts, few wide ones, and few rows an expert; with gradients they take 2 to 6 GiB.
 constexpr const char* kTimed[] = {"7b-n256", "wide", "few-rows"};
 
@@ -30,6 +36,9 @@ struct DoctorOptions {
   std::string kit = "all";
   std::string text_file, json_file;
   bool no_times = false;
+  bool blackwell = false;
+  int limit_s = 600;
+  std::string compare;  // a kit
 };
 
 int index_of(const std::string& device) {
@@ -54,7 +63,7 @@ std::vector<Case> cases_to_check() {
 void check_cases(DoctorKit& kit) {
   const std::vector<Case> cases = cases_to_check();
   const auto start = std::chrono::steady_clock::now();
-  Checker checker(1, 0, Device::kCuda, verify::Passes::kAll);
+  Checker checker(1, 0, verify::memory_of(Device::kCuda), verify::Passes::kAll);
   train::StatusLine status(stderr);
   std::string broken;
   for (size_t i = 0; i < cases.size() && broken.empty(); ++i) {
@@ -140,6 +149,47 @@ int examine_gpu(const DoctorOptions& options) {
   return report.passed() ? kDone : kFailed;
 }
 
+// What try_kit()'s child does.
+int tell_comparison(const DoctorOptions& options) {
+  const auto tell = [](const nlohmann::json& event) {
+    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
+  };
+  const auto refuse = [&](const std::string& why) {
+    tell({{"refused", why}});
+    return kFailed;
+  };
+  const int index = index_of(options.device);
+  if (index > 0) use_gpu(index);
+  if (const std::string why = why_unavailable(Device::kCuda); !why.empty()) return refuse(why);
+  for (const std::string& kit : {options.compare, std::string(kReference)})
+    if (const std::string why = why_not(kit); !why.empty()) return refuse(why);
+  compare_kits({.kit = options.compare,
+                .reference = kReference,
+                .cases = cases_to_check(),
+                .memory = verify::cuda_memory(),
+                .use_kit = [](const auto& kit) { check(tilemoe_set_cuda_kit(kit.c_str())); },
+                .tell = tell});
+  return kDone;
+}
+
+int try_blackwell(const DoctorOptions& options) {
+  const int index = index_of(options.device);
+  check_writable(options.text_file);
+  check_writable(options.json_file);
+  train::StatusLine status(stderr);
+  const TrialReport report = try_kit(
+      {.key = verdict_key_of(index, kOnTrial),
+       .folder = cuda::state_folder(),
+       .command = {"/proc/self/exe", "doctor", "--compare", kOnTrial, "--device", options.device},
+       .most_silent = std::chrono::seconds(options.limit_s),
+       .on_step = [&](const auto& step, double done) { status.draw({step}, done); }});
+  status.clear();
+  std::cout << report.text();
+  write(options.text_file, report.text());
+  write(options.json_file, report.json().dump(2) + "\n");
+  return report.agreed() ? kDone : kFailed;
+}
+
 }  // namespace
 
 void add_doctor(CLI::App& app, Run& run) {
@@ -149,16 +199,40 @@ void add_doctor(CLI::App& app, Run& run) {
       "Check and time the library on this machine's GPU: a report to paste into an issue");
   command->add_option("--device", options->device, "The GPU: cuda, or cuda:N as CUDA counts them")
       ->capture_default_str();
+  CLI::Option* kit =
+      command
+          ->add_option(
+              "--kit", options->kit,
+              "Which kernels: sm80, sm90, or all that the GPU runs (whatever TILEMOE_KIT says)")
+          ->check(CLI::IsMember({"all", "sm80", "sm90"}))
+          ->capture_default_str();
+  CLI::Option* no_times =
+      command->add_flag("--no-times", options->no_times, "Leave out the layers that are timed");
+  CLI::Option* blackwell = command->add_flag(
+      "--blackwell", options->blackwell,
+      "Compare the kit sm100, which its authors never ran, with sm80, in a process of its own; "
+      "where they agree, programs take sm100 from then on");
+  blackwell->excludes(kit)->excludes(no_times);
   command
-      ->add_option(
-          "--kit", options->kit,
-          "Which kernels: sm80, sm90, or all that the GPU runs (whatever TILEMOE_KIT says)")
-      ->check(CLI::IsMember({"all", "sm80", "sm90"}))
+      ->add_option("--limit", options->limit_s,
+                   "After how many silent seconds that process counts as hung")
+      ->check(CLI::Range(1, 86400))
+      ->needs(blackwell)
       ->capture_default_str();
-  command->add_flag("--no-times", options->no_times, "Leave out the layers that are timed");
+  command
+      ->add_option("--compare", options->compare,
+                   "What --blackwell has that process do, for any kit: compare it with sm80, and "
+                   "print a line of JSON an event")
+      ->check(CLI::IsMember({"sm90", "sm100"}))
+      ->excludes(blackwell);
   command->add_option("--out", options->text_file, "Write the report to this file too");
   command->add_option("--json", options->json_file, "Write the numbers to this file as JSON");
-  command->callback([&run, options] { run = [options] { return examine_gpu(*options); }; });
+  command->callback([&run, options] {
+    run = [options] {
+      if (options->blackwell) return try_blackwell(*options);
+      return options->compare.empty() ? examine_gpu(*options) : tell_comparison(*options);
+    };
+  });
 }
 
 }  // namespace tilemoe::app

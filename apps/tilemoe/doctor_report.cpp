@@ -1,7 +1,6 @@
 #include "doctor_report.h"
 
 #include <algorithm>
-#include <regex>
 #include <sstream>
 
 #include "table.h"
@@ -155,12 +154,6 @@ nlohmann::json DoctorReport::json() const {
     all["kits"].push_back(std::move(entry));
   }
   return all;
-}
-
-std::string driver_release(const std::string& said) {
-  static const std::regex kRelease(R"(Kernel Module\b[^\n]*?\s(\d+\.\d+(\.\d+)?)\s)");
-  std::smatch found;
-  return std::regex_search(said, found, kRelease) ? found[1].str() : "";
 }
 
 }  // namespace tilemoe::app

@@ -52,7 +52,4 @@ struct DoctorReport {
   nlohmann::json json() const;
 };
 
-// "580.95.05" of what /proc/driver/nvidia/version says; empty where it is not there.
-std::string driver_release(const std::string& said);
-
 }  // namespace tilemoe::app

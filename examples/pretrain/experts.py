@@ -39,7 +39,7 @@ class Peer(Experts):
         scores, ids = tilemoe.topk_router(logits, K, scoring=scoring, selection_bias=selection_bias)
         out, counts = self.compute(x, scores, ids)
         none = counts.new_zeros(())
-        return out, tilemoe.Aux(counts, *[none] * 4)
+        return out, tilemoe.Aux(counts, *[none] * (len(tilemoe.Aux._fields) - 1))
 
     def compute(self, x, scores, ids):
         """x (T, d), scores and ids (T, K) -> O (T, d), how often each expert was chosen (E)."""

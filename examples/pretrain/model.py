@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import tilemoe
@@ -31,6 +31,7 @@ class Routed(NamedTuple):
     dropped: torch.Tensor  # chosen pairs that are left out, as a share of all chosen ones
     added: torch.Tensor  # pairs that are added, of the same
     without: torch.Tensor  # tokens that no expert gets, as a share of all
+    no_place: torch.Tensor  # pairs that the processes of their experts had no memory for, of all
 
 
 class Losses(NamedTuple):
@@ -55,6 +56,16 @@ def rotate(x, cos, sin):
     """x (B, heads, S, head): each pair (i, i + head / 2) turned by its angle, in float32."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+
+
+def own_part(whole, parameter):
+    """Of a tensor, what this process has of a parameter that lies in shards: of the experts first,
+    where processes share them, then FSDP's."""
+    mesh = parameter.device_mesh
+    for axis in reversed(range(mesh.ndim)):
+        parts, own = whole.chunk(mesh.size(axis)), mesh.get_local_rank(axis)
+        whole = parts[own] if own < len(parts) else whole[:0]
+    return whole
 
 
 class Cache:
@@ -112,7 +123,7 @@ class SharedExpert(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, c: Config, experts):
+    def __init__(self, c: Config, experts, spread):
         super().__init__()
         self.attention_norm = nn.RMSNorm(c.d)
         self.attention = Attention(c)
@@ -131,6 +142,7 @@ class Block(nn.Module):
             z_coefficient=c.z_coefficient,
             router_dtype=torch.float32,
             return_aux=True,
+            **spread,
         )
         if experts != "tilemoe":
             self.moe.experts = PEERS[experts](c.d, c.n, c.E)
@@ -152,13 +164,16 @@ class Block(nn.Module):
 
 class Transformer(nn.Module):
     """experts: of experts.IMPLEMENTATIONS, all with the same parameters and names; recompute: of
-    RECOMPUTE, the blocks that keep their input and compute the rest again in backward."""
+    RECOMPUTE, the blocks that keep their input and compute the rest again in backward; spread:
+    arguments of tilemoe.MoE by which experts lie on several processes."""
 
-    def __init__(self, c: Config, experts="tilemoe", recompute="none"):
+    def __init__(self, c: Config, experts="tilemoe", recompute="none", spread=None):
         super().__init__()
         self.c, self.experts, self.every = c, experts, RECOMPUTE[recompute]
+        mesh = (spread or {}).get("expert_mesh")
+        self.together = 1 if mesh is None else mesh.size()  # processes that share the experts
         self.embedding = nn.Embedding(c.vocabulary, c.d)
-        self.blocks = nn.ModuleList(Block(c, experts) for _ in range(c.layers))
+        self.blocks = nn.ModuleList(Block(c, experts, spread or {}) for _ in range(c.layers))
         self.norm = nn.RMSNorm(c.d)
         self.head = None if c.tied else nn.Linear(c.d, c.vocabulary, bias=False)
         self.rows_loss = cross_entropy
@@ -182,9 +197,9 @@ class Transformer(nn.Module):
             if order is not None and ".moe." in name:
                 whole = whole[order]
             if isinstance(parameter, DTensor):
-                mesh, placements = parameter.device_mesh, parameter.placements
-                whole = distribute_tensor(whole, mesh, placements, src_data_rank=None)
-            parameter.copy_(whole)
+                parameter.to_local().copy_(own_part(whole, parameter))
+            else:
+                parameter.copy_(whole)
         for buffer in self.buffers():
             buffer.zero_()  # selection biases
 
@@ -250,4 +265,5 @@ class Transformer(nn.Module):
         pairs = T * self.c.K
         load = counts.max(dim=1).values.float().mean() * (self.c.E / pairs)
         changed = aux.dropped.float().mean() / pairs, aux.added.float().mean() / pairs
-        return Routed(counts, load, *changed, aux.without.float().mean() / T)
+        no_place = aux.overflow.float().mean() / (pairs * self.together)
+        return Routed(counts, load, *changed, aux.without.float().mean() / T, no_place)

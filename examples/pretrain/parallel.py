@@ -65,6 +65,12 @@ def start():
     return init_device_mesh(device.type, (dist.get_world_size(),)), device
 
 
+def expert_mesh(together, device):
+    """-> the mesh of groups of processes, each with `together` that share the experts."""
+    shape = dist.get_world_size() // together, together
+    return init_device_mesh(device.type, shape, mesh_dim_names=("group", "experts"))
+
+
 def groups(blocks):
     """Blocks that are gathered at once: as many as have plan.GROUP parameters together. One by one
     small ones would cost the host more time than their products cost the device."""
@@ -98,10 +104,10 @@ class ReduceScatter:
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
 
-def shard(model, mesh, precision, keep_gathered=False):
+def shard(model, mesh, precision, keep_gathered=False, spread=None):
     """FSDP-2 over all processes, in groups of blocks: values, gradients and moments lie in shards.
     `keep_gathered`: the copies for computing stay from forward to backward (for how many of them,
-    run.py says)."""
+    run.py says). `spread`: an `expert_mesh`, over whose groups each process' experts are sharded."""
     policy = MixedPrecisionPolicy(
         param_dtype=plan.COMPUTE_DTYPE[precision],
         reduce_dtype=torch.float32,
@@ -109,6 +115,9 @@ def shard(model, mesh, precision, keep_gathered=False):
     )
     options = {"mesh": mesh, "mp_policy": policy}
     for group in groups(model.blocks):
+        for block in group if spread is not None else ():
+            own = options | {"mesh": spread["group"]}
+            fully_shard(block.moe.experts, **own, reshard_after_forward=not keep_gathered)
         fully_shard(group, **options, reshard_after_forward=not keep_gathered)
     fully_shard(model, **options)
     reduce_scatter = ReduceScatter()

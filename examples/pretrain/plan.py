@@ -13,7 +13,8 @@ import head
 import predict
 from configs import Config
 from logs import duration
-from model import Transformer
+from model import RECOMPUTE, Transformer
+from tilemoe import expert_parallel
 
 GIB = 2**30
 # Bytes of a parameter's value, its gradient and AdamW's two moments; of its copy for computing.
@@ -90,8 +91,28 @@ class Plan:
     precision: str
     compiled: bool
     processes: int
+    together: int = 1  # processes that share the experts
+    places: float | None = 1.5  # of each of them, times the mean; None: for every routing
+
+    def layer(self, micro_batch, together, places):
+        """What one layer's experts take of a process."""
+        c = self.config
+        sizes = dict(T=micro_batch * c.context, d=c.d, n=c.n, E=c.E, K=c.K, ranks=together)
+        dtype = COMPUTE_DTYPE[self.precision]
+        return expert_parallel.plan(**sizes, capacity_factor=places, dtype=dtype)
 
     def kept(self, micro_batch):
+        alone = self.kept_alone(micro_batch)
+        if self.together == 1:
+            return alone
+        shared = self.layer(micro_batch, self.together, self.places)
+        more = shared.kept - self.layer(micro_batch, 1, None).kept
+        recomputed = 0 if self.recompute == "none" else RECOMPUTE[self.recompute]
+        layers = self.config.layers - (-(-self.config.layers // recomputed) if recomputed else 0)
+        return alone + layers * more
+
+    def kept_alone(self, micro_batch):
+        """Where each process has all experts."""
         c = self.config
         with FakeTensorMode(), default_dtype(COMPUTE_DTYPE[self.precision]):
             model = Transformer(c, self.experts, self.recompute)
@@ -109,6 +130,9 @@ class Plan:
         logits = min(head.ROWS, T) * c.vocabulary * (2 * size + wide)
         logits += 4 * c.vocabulary * c.d  # the weight's gradient in float32
         experts = rows * (3 * c.n + c.d) * size + T * c.d * size
+        if self.together > 1:
+            shared = self.layer(micro_batch, self.together, self.places)
+            experts = max(shared.forward, shared.backward) - shared.kept
         again = 0
         if self.recompute != "none":
             block = replace(self, config=replace(c, layers=1), recompute="none")
@@ -125,6 +149,8 @@ class Plan:
         )
         block = (total - parameters_outside(c)) // c.layers
         root = total - c.layers * block
+        own_experts = 3 * c.E * c.n * c.d // self.together
+        block -= 3 * c.E * c.n * c.d - own_experts
         together = min(c.layers, -(-GROUP // block))
         size = COMPUTE_DTYPE[self.precision].itemsize
         return {
@@ -190,7 +216,8 @@ def table(name, of: Plan, job: Job, device_bytes):
     compiled = ", compiled" if of.compiled else ""
     lines = [
         f"{name}: {c.layers} layers, experts {of.experts}, recompute {of.recompute}, precision "
-        f"{of.precision}{compiled}, micro-batch {job.micro_batch}, processes {of.processes}",
+        f"{of.precision}{compiled}, micro-batch {job.micro_batch}, processes {of.processes}"
+        + (f", of which {of.together} share the experts" if of.together > 1 else ""),
         f"  {'parameters':24}{total:>16,}",
         f"  {'active parameters':24}{active:>16,}",
     ]
@@ -202,6 +229,11 @@ def table(name, of: Plan, job: Job, device_bytes):
         f"  {'largest micro-batch':24}{largest:>12} sequences of {c.context}, in {USABLE:.0%} of "
         f"{device_bytes / GIB:.1f} GiB"
     )
+    if of.together > 1:
+        for factor in dict.fromkeys((of.places, None)):
+            kind = "for every routing" if factor is None else f"for {factor} times the mean"
+            own = of.layer(job.micro_batch, of.together, factor)
+            lines.append(f"  a layer's experts, places {kind}: {own}")
     lines += predict.lines(of, job.micro_batch, flop_of_token(c), PEAKS["H100"])
     return "\n".join([*lines, answer(of, job, peak(memory), largest, device_bytes)])
 

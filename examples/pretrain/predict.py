@@ -125,7 +125,8 @@ def step(c: Config, T, processes):
 
 def is_known(of):
     """Whether a plan is one whose time is predicted."""
-    return of.experts == "tilemoe" and of.precision != "float32" and of.recompute == "none"
+    is_plain = of.experts == "tilemoe" and of.recompute == "none" and of.together == 1
+    return is_plain and of.precision != "float32"
 
 
 def seconds(of, micro_batch, micro_batches):
@@ -141,7 +142,8 @@ def lines(of, micro_batch, flop_of_token, peak):
     """A plan's lines of time."""
     c = of.config
     if not is_known(of):
-        return ["  tokens/s are predicted for tilemoe in bfloat16, without recomputation"]
+        what = "tilemoe in bfloat16, without recomputation and --expert-parallel"
+        return [f"  tokens/s are predicted for {what}"]
     T = micro_batch * c.context
     parts, source = step(c, T, of.processes)
     whole = sum(parts.values())

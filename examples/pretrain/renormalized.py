@@ -47,4 +47,5 @@ class Renormalized(Experts):
         )  # fmt: skip
         count = lambda pairs: pairs.sum(dtype=torch.int32)
         counts = chose.sum(0, dtype=torch.int32), count(chose & ~got), count(got & ~chose)
-        return out, tilemoe.Aux(*counts, torch.zeros_like(aux.skipped), aux.without)
+        none = torch.zeros_like(aux.skipped)
+        return out, tilemoe.Aux(*counts, skipped=none, without=aux.without, overflow=none)

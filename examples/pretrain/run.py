@@ -2,7 +2,8 @@
 
 The micro-batch is the unit of everything that is not linear in the tokens: balance and z loss are
 computed in each and averaged over all of a step, whoever computes them. So a step is the same
-function of the same batch on one process and on eight.
+function of the same batch on one process and on eight. Where N processes share the experts, their N
+micro-batches are one in this sense, the same that a process without the others would have.
 """
 
 import json
@@ -20,10 +21,13 @@ from data import Corpus, verify
 from experts import refusal
 from model import Transformer
 from optimizer import learning_rate, optimizer_of
-from parallel import agree, are_finite, clip, norm_of, shard
+from parallel import agree, are_finite, clip, expert_mesh, norm_of, shard
 
-# What the log has of a step: means over its micro-batches; the last three are shares.
-MEANS = ("loss", "balance", "z", "load", "pairs_dropped", "pairs_added", "tokens_without")
+# What the log has of a step: means over its micro-batches; the last four are shares.
+MEANS = (
+    "loss", "balance", "z", "load", "pairs_dropped", "pairs_added", "tokens_without",
+    "pairs_without_place",
+)  # fmt: skip
 
 # What a checkpoint is of: it continues with these alone. In the order of checkpoints that have
 # nothing else.
@@ -40,22 +44,45 @@ def build(args, mesh, device, order=None):
     """Configuration, sharded model with its initial values, optimizer."""
     routing = args.rounding, args.routing_tokens, args.capacity, args.renormalize
     c = configuration(args.config, args.layers, *routing)
-    why = refusal(args.experts, c, device.type)
+    why = refusal(args.experts, c, device.type) or not_shared(args, c)
     if why is not None:
         raise Refusal(why)
     tilemoe.set_block_turns(args.block_turns)
     # Products of float32 beside bfloat16 are the router's: by TF32, exact for factors of bfloat16.
     torch.set_float32_matmul_precision("highest" if args.precision == "float32" else "high")
+    groups, spread = None, None
+    if args.expert_parallel > 1:
+        groups = expert_mesh(args.expert_parallel, device)
+        places = None if args.lossless else args.places
+        spread = {"expert_mesh": groups["experts"], "capacity_factor": places}
     with torch.device("meta"):
-        model = Transformer(c, args.experts, args.recompute)
+        model = Transformer(c, args.experts, args.recompute, spread)
     if args.precision == "bfloat16":
         model.to(torch.bfloat16)
     if args.compile:
         model.compile_blocks()
-    shard(model, mesh, args.precision, args.keep_gathered)
+    shard(model, mesh, args.precision, args.keep_gathered, groups)
     model.to_empty(device=device)
     model.initialise(args.seed, order)
     return c, model, optimizer_of(model, args)
+
+
+def not_shared(args, c):
+    """Why so many processes cannot share the experts, or None."""
+    together, ranks = args.expert_parallel, dist.get_world_size()
+    if together == 1:
+        return None
+    if ranks % together or c.E % together:
+        return (
+            f"--expert-parallel is {together}, but {ranks} processes and {c.E} experts are to be "
+            "multiples of it"
+        )
+    if args.experts != "tilemoe" or c.capacity is not None or c.renormalize or args.compile:
+        return (
+            "--expert-parallel is for --experts tilemoe without --capacity, --renormalize and "
+            "--compile"
+        )
+    return None
 
 
 def corpus_refused(folder):
@@ -74,6 +101,7 @@ class Run:
     def __init__(self, args, mesh, device, order=None):
         self.args, self.device = args, device
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
+        self.together = args.expert_parallel  # processes that share the experts
         self.micro_batches = args.batch // args.micro_batch  # of a step, over all processes
         if self.micro_batches % self.ranks:
             raise Refusal(
@@ -97,7 +125,8 @@ class Run:
         """What a checkpoint keeps beside the state of model and optimizer. Schedule, rounding and
         the order of the data are functions of these."""
         a, c = self.args, self.config
-        own = (a.config, c.layers, a.batch, a.micro_batch, a.seed, self.corpus.sha256)
+        micro_batch = a.micro_batch * self.together
+        own = (a.config, c.layers, a.batch, micro_batch, a.seed, self.corpus.sha256)
         of = dict(zip(IDENTITY, own)) | {name: getattr(a, name) for name in DECIDING}
         return {"step": self.step, "sequence": self.sequence, "of": json.dumps(of)}
 
@@ -147,11 +176,14 @@ class Run:
 
     def micro(self, corpus, sequence):
         """This process' part of the batch that begins with a sequence -> number of a micro-batch,
-        tokens (micro_batch, S + 1)."""
+        tokens (micro_batch, S + 1). Processes that share the experts have neighbouring parts of one
+        micro-batch, by its number."""
         share, size = self.micro_batches // self.ranks, self.args.micro_batch
-        first = sequence // size + self.rank * share
+        group, place = divmod(self.rank, self.together)
+        first = sequence // (size * self.together) + group * share
         for number in range(first, first + share):
-            yield number, corpus.sequences(range(number * size, (number + 1) * size))
+            own = (number * self.together + place) * size
+            yield number, corpus.sequences(range(own, own + size))
 
     def on_device(self, tokens):
         """A copy that does not wait for what the device is still doing."""
@@ -200,7 +232,8 @@ class Run:
             checksum = batch.item()
         norm, *watched = torch.stack([norm, *norms]).tolist()  # waits for the device
         record = {"step": self.step + 1} | dict(zip(MEANS, means.tolist()))
-        record["T"] = self.config.routing_tokens or self.args.micro_batch * self.config.context
+        T = self.args.micro_batch * self.together * self.config.context
+        record["T"] = self.config.routing_tokens or T
         loss = record["loss"]
         record |= {"gradient_norm": norm, "learning_rate": lr, "batch": checksum}
         record |= {f"norm_{name}": value for name, value in zip(self.watched, watched)}

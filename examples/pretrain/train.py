@@ -63,6 +63,26 @@ def arguments(argv=None):
         help="every T tokens of a micro-batch are rounded, or kept to a capacity, by themselves",
     )
     add(
+        "--expert-parallel",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="N processes share the experts, each with E / N of a layer; FSDP-2 over the others",
+    )
+    add(
+        "--places",
+        type=real(0, above=True),
+        default=1.5,
+        metavar="FACTOR",
+        help="under --expert-parallel: a process has memory for FACTOR times the mean of its "
+        "experts' pairs",
+    )
+    add(
+        "--lossless",
+        action="store_true",
+        help="under --expert-parallel: memory for every routing, in place of --places",
+    )
+    add(
         "--recompute",
         choices=RECOMPUTE,
         default="none",
@@ -112,7 +132,7 @@ def arguments(argv=None):
     args = parser.parse_args(argv)
     if not args.plan and args.batch % args.micro_batch:
         parser.error(f"--batch {args.batch} is no multiple of --micro-batch {args.micro_batch}")
-    T = args.micro_batch * CONFIGS[args.config].context
+    T = args.micro_batch * args.expert_parallel * CONFIGS[args.config].context
     together = args.routing_tokens or T
     if not args.plan and (together < 1 or T % together):
         parser.error(f"--routing-tokens is {together}, and a micro-batch has {T} tokens")
@@ -124,6 +144,9 @@ def arguments(argv=None):
 def stop(run, record, first, log, what=""):
     """Says where it went wrong: in the step whose first sequence is given."""
     batch = [first, first + run.args.batch - 1]
+    share = record["pairs_without_place"]
+    if share > 0:
+        what += f"{share:.2%} of the pairs had no place (--places, --lossless); "
     last = run.checkpoints.last()
     log.write({"not_finite": record["step"], "sequences": batch, "last_good": str(last)})
     if run.rank == 0:
@@ -228,7 +251,14 @@ def carry_out(args):
             args.config, args.layers, args.rounding, None, args.capacity, args.renormalize
         )
         choices = args.experts, args.recompute, args.precision, args.compile
-        of = plan.Plan(config, *choices, processes=args.processes)
+        together = args.expert_parallel
+        if args.processes % together or config.E % together:
+            raise Refusal(
+                f"--expert-parallel is {together}, --processes {args.processes} and E {config.E}: "
+                "both are to be multiples of it"
+            )
+        places = None if args.lossless else args.places
+        of = plan.Plan(config, *choices, args.processes, together, places)
         print("counting on fake tensors, which takes some ten seconds", file=sys.stderr)
         job = plan.Job(args.steps, args.batch, args.micro_batch)
         print(plan.table(args.config, of, job, device_bytes(args)))

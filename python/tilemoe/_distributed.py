@@ -97,6 +97,65 @@ class Spread:
         return DTensor.from_local(local, self.mesh, self._sum, run_check=False)
 
 
+class OnMesh:
+    """Parameters (E, ...) whose experts are spread over a mesh of one dimension: rank r has those
+    from r * E / ranks on. What fully_shard makes of them over another mesh is whole here again."""
+
+    def __init__(self, mesh, E, gradients):
+        if mesh.ndim != 1:
+            raise ValueError(
+                f"tilemoe: expert_mesh has {mesh.ndim} dimensions, expected one: give it one "
+                "dimension of the mesh by its name"
+            )
+        self.mesh, self.size = mesh, mesh.size()
+        if E % self.size:
+            raise ValueError(
+                f"tilemoe: E is {E}, and the experts do not go evenly to expert_mesh's "
+                f"{self.size} ranks"
+            )
+        if gradients not in ("mean", "sum"):
+            raise ValueError(
+                f"tilemoe: expert_gradients is {gradients!r}, expected one of mean, sum"
+            )
+        self._factor = 1 / self.size if gradients == "mean" else 1
+
+    def empty(self, E, *shape, **how):
+        from torch.distributed.tensor import DTensor, Shard
+
+        how["device"] = how.get("device") or torch.get_default_device()
+        local = torch.empty(E // self.size, *shape, **how)
+        return DTensor.from_local(local, self.mesh, [Shard(0)], run_check=False)
+
+    def uniform_(self, parameter, low, high):
+        """Every rank draws the values of all experts and keeps its own, so that ranks with the same
+        seed have different experts, and no number of ranks changes what a CPU draws."""
+        with torch.no_grad():
+            if not is_dtensor(parameter) or parameter.device_mesh != self.mesh:
+                return torch.nn.init.uniform_(parameter, low, high)  # fully_shard's, too
+            local = parameter.to_local()
+            first = self.mesh.get_local_rank() * local.shape[0]
+            drawn = torch.empty_like(local[0])
+            for expert in range(parameter.shape[0]):
+                drawn.uniform_(low, high)
+                if first <= expert < first + local.shape[0]:
+                    local[expert - first].copy_(drawn)
+        return parameter
+
+    def own(self, name, parameter):
+        """This rank's experts as a plain tensor, whose gradient is the sum over the ranks' tokens,
+        or their mean."""
+        if parameter is None:
+            return None
+        if not is_dtensor(parameter) or parameter.device_mesh != self.mesh:
+            raise ValueError(
+                f"tilemoe: {name} is no DTensor on the expert mesh: under fully_shard call the "
+                "module that it wraps, and load state dicts by torch.distributed.checkpoint"
+            )
+        from ._team import gradient_scaled
+
+        return gradient_scaled(parameter.to_local(), self._factor)
+
+
 def local_bfloat16(parameter):
     """This rank's part, in the type of the products, as torchtitan's own experts take it."""
     return (parameter.to_local() if is_dtensor(parameter) else parameter).bfloat16()

@@ -1,21 +1,34 @@
 """`Experts`, `SharedExperts` and the latter's gate, as parts of `MoE`: parameters by Hugging Face's
 names, computed by functional.py."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import torch
 from torch import Tensor, nn
 
 from . import _library, _rules, functional
-from ._distributed import Spread, plain
+from ._distributed import OnMesh, Spread, plain
 from .functional import Activation
+from .routing import Aux
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._team import Arrival, Team
+    from .expert_parallel import OfTeam, Places
+
+ExpertGradients = Literal["mean", "sum"]
 
 
 class Experts(nn.Module):
     """Hugging Face's `experts`: `gate_up_proj` (E, 2n, d), n gate rows then n up rows, or `up_proj`
     (E, n, d) where the activation is not gated; `down_proj` (E, d, n); with biases
-    `gate_up_proj_bias` (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d)."""
+    `gate_up_proj_bias` (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d).
+
+    With `expert_mesh` they are DTensors of these shapes, a rank of the mesh has its part of the E."""
 
     def __init__(
         self,
@@ -28,26 +41,33 @@ class Experts(nn.Module):
         alpha: float = 0.0,
         up_shift: float = 0.0,
         bias: bool = False,
+        expert_mesh: DeviceMesh | None = None,
+        expert_gradients: ExpertGradients = "mean",
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.clamp, self.alpha, self.up_shift = clamp, alpha, up_shift
+        self._mesh = None if expert_mesh is None else OnMesh(expert_mesh, E, expert_gradients)
         number = _rules.number("activation", _rules.ACTIVATIONS, activation)
         self._up = "gate_up_proj" if _rules.is_gated(number) else "up_proj"
         width = _rules.h_width(number, n)
-        empty = lambda *shape: nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        empty = lambda *shape: nn.Parameter(self._empty(*shape, device=device, dtype=dtype))
         self.register_parameter(self._up, empty(E, width, d))
         self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
         self.down_proj = empty(E, d, n)
         self.register_parameter("down_proj_bias", empty(E, d) if bias else None)
 
+    def _empty(self, *shape: int, **how: Any) -> Tensor:
+        return torch.empty(shape, **how) if self._mesh is None else self._mesh.empty(*shape, **how)
+
     def reset_parameters(self) -> None:
         for name in (self._up, "down_proj"):
             weight, bias = getattr(self, name), getattr(self, name + "_bias")
             bound = weight.shape[-1] ** -0.5
-            nn.init.uniform_(weight, -bound, bound)
+            uniform = nn.init.uniform_ if self._mesh is None else self._mesh.uniform_
+            uniform(weight, -bound, bound)
             if bias is not None:
                 nn.init.zeros_(bias)
 
@@ -57,12 +77,15 @@ class Experts(nn.Module):
         logits: Tensor,
         spread: Optional[Spread] = None,
         *,
+        team: Team | None = None,
         return_aux: bool = True,
         **routing: Any,
     ) -> Any:
         """x (T, d), logits (T, E), or with ids among `routing` scores (T, K), and other arguments
-        of functional.moe -> what that returns."""
-        W1, W2, b1, b2 = self._weights(spread.parameter if spread else plain)
+        of functional.moe -> what that returns; with a team what `_on_team` does."""
+        if team is not None:
+            return self._on_team(x, logits, team, **routing)
+        W1, W2, b1, b2 = self._weights(spread.parameter if spread else self._own)
         return functional.moe(
             x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, clamp=self.clamp,
             alpha=self.alpha, up_shift=self.up_shift, return_aux=return_aux, **routing,
@@ -70,11 +93,49 @@ class Experts(nn.Module):
 
     def of_few(self, x: Tensor, gate: functional.Gate, **options: Any) -> Any:
         """x (T, d), a gate, and other arguments of functional.moe_tokens -> what that returns."""
-        W1, W2, b1, b2 = self._weights(plain)
+        W1, W2, b1, b2 = self._weights(self._own)
         return functional.moe_tokens(
             x, gate, W1, W2, b1=b1, b2=b2, activation=self.activation, clamp=self.clamp,
             alpha=self.alpha, up_shift=self.up_shift, **options,
         )  # fmt: skip
+
+    def _on_team(
+        self,
+        x: Tensor,
+        router: Tensor,
+        team: Team,
+        *,
+        places: Places,
+        arrival: Arrival | None,
+        addend: Tensor | None,
+        overwrite_H: bool | None,
+        column_blocks: int,
+        ids: Tensor | None = None,
+        rounding: tuple[Any, ...] | None = None,
+        K: int = 0,
+        **choice: Any,
+    ) -> tuple[Tensor, Aux, OfTeam]:
+        """x (t, d), logits (t, E), or with ids scores (t, K), of this rank's tokens; its rows on
+        their way -> O (t, d), its Aux, and what all ranks chose."""
+        from . import expert_parallel
+
+        W1, W2, b1, b2 = self._weights(self._own)
+        layer = functional._layer(
+            W1, None, W2, b1, None, b2, self.activation, "concatenated", self.clamp, self.alpha,
+            self.up_shift, column_blocks, overwrite_H, None, False,
+        )  # fmt: skip
+        with_experts = (W2.shape[0], layer, addend, team, places)
+        if rounding is not None:
+            functional._check_rounded(rounding[0], **choice)
+            return expert_parallel.rounded(x, router, *with_experts, K, rounding)
+        if ids is not None:
+            chosen = expert_parallel.given(router, ids, W2.shape[0] * team.size)
+        else:
+            chosen = expert_parallel.choose(router, K, **choice)
+        return expert_parallel.routed(x, chosen, *with_experts, arrival)
+
+    def _own(self, name: str, weight: Tensor | None) -> Tensor | None:
+        return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
 
     def _weights(self, local: Callable[[str, Any], Any]) -> Iterator[Any]:
         names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
@@ -85,7 +146,8 @@ class Experts(nn.Module):
         numbers = {name: getattr(self, name) for name in ("clamp", "alpha", "up_shift")}
         form = "".join(f", {name}={value}" for name, value in numbers.items() if value)
         bias = ", bias=True" if self.down_proj_bias is not None else ""
-        return f"d={d}, n={n}, E={E}, activation={self.activation!r}{form}{bias}"
+        here = f" on {self._mesh.size} ranks" if self._mesh is not None else ""
+        return f"d={d}, n={n}, E={E}{here}, activation={self.activation!r}{form}{bias}"
 
 
 class Projection(nn.Module):

@@ -615,13 +615,7 @@ def _top_k(x, logits, layer, addend, rule, factor, selection_bias, return_aux):
 def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, rounding, m, tokens,
              seed, offset):  # fmt: skip
     """The same; the counts are those before rounding."""
-    # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
-    if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
-        raise ValueError(
-            f"tilemoe: scoring is {scoring!r}, but rounding goes with softmax_over_chosen"
-        )
-    if selection_bias is not None:
-        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings have it")
+    _check_scoring_of_rounded(scoring, selection_bias)
     T, E = logits.shape
     args = (K, rounding, m, tokens, seed, offset)
     routing, capacity, counts = route_rounded(logits, *args)
@@ -635,6 +629,24 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, r
     without = (token_offsets[: T + 1].diff() == 0).sum(dtype=torch.int32)
     none = torch.zeros_like(dropped)
     return out, Aux(counts, dropped, added, none, without, torch.zeros_like(none))
+
+
+def _check_scoring_of_rounded(scoring, selection_bias):
+    # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
+    if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
+        raise ValueError(
+            f"tilemoe: scoring is {scoring!r}, but rounding goes with softmax_over_chosen"
+        )
+    if selection_bias is not None:
+        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings have it")
+
+
+def _check_rounded(rounding, *, scoring, selection_bias, n_group, topk_group, group_score,
+                   routed_scaling_factor):  # fmt: skip
+    choice = (n_group, topk_group, group_score, routed_scaling_factor)
+    if choice != _PLAIN_CHOICE:
+        _refuse_choice(f"rounding is {rounding!r}", *choice)
+    _check_scoring_of_rounded(scoring, selection_bias)
 
 
 def _cast(tensor, dtype):

@@ -5,8 +5,10 @@ The letters are those of docs/mathematics.md: T tokens of width d, E experts of 
 for each token.
 """
 
+from __future__ import annotations
+
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +16,26 @@ from torch import Tensor, nn
 from . import _library, _options
 from ._autocast import autocast_dtype
 from ._distributed import Spread, is_dtensor, plain
-from .experts import Experts, SharedExpertGate, SharedExperts
+from .experts import ExpertGradients, Experts, SharedExpertGate, SharedExperts
 from .functional import Activation, Gate
 from .router import Router, is_observed
 from .routing import (
     Aux,
     Counter,
     GroupScore,
+    OnOverflow,
     Rounding,
     Scoring,
     router_losses,
     scores_at,
     shaped_like,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._team import RankTokens, Team
+    from .expert_parallel import OfTeam, Places
 
 
 class MoEAux(NamedTuple):
@@ -40,6 +49,7 @@ class MoEAux(NamedTuple):
     dropped: Tensor  # () int32: chosen pairs that rounding leaves out
     added: Tensor  # () int32: pairs that rounding adds
     without: Tensor  # () int32: tokens that rounding, or the given ids, leave without an expert
+    overflow: Tensor  # () int32: pairs of all ranks of expert_mesh that had no place; 0 without one
 
 
 class MoE(nn.Module):
@@ -86,6 +96,21 @@ class MoE(nn.Module):
         router_bias: the router's linear layer has a bias (gpt-oss).
         router_dtype: of the router's parameters and logits, float32 for instance; None: the
             module's dtype.
+        expert_mesh: a DeviceMesh of one dimension, `mesh["ep"]` for instance, over whose ranks the
+            experts are spread; each rank calls the layer with its own tokens. See
+            `tilemoe.expert_parallel`.
+        capacity_factor: with expert_mesh: a rank has memory for so many times the mean of its
+            experts' pairs; None: for as many as there can be.
+        on_overflow: where a rank has no place for a pair: "nan", the outputs of all ranks are NaN;
+            "drop", the pair is left out.
+        keep_gathered: the rows that came from all ranks are kept for backward, which otherwise
+            gathers them again.
+        rank_tokens: None: all ranks of expert_mesh have as many tokens in a call as this one; or
+            the tokens of each rank; or the most that a rank has, the same number on all of them. An
+            attribute of that name can be set before each call.
+        expert_gradients: "mean": the experts' gradients are those of the mean of the objectives of
+            expert_mesh's ranks, as data parallel training has it for everything else; "sum": of
+            their sum, where somebody else divides.
         return_aux: True: forward returns out and a `MoEAux`; False: out alone, as torch.nn's layers
             and torch.nn.Sequential have it. Not given it is True, with a DeprecationWarning: False
             is the default from 0.3 on.
@@ -139,6 +164,12 @@ class MoE(nn.Module):
         overwrite_H: bool | None = None,
         router_bias: bool = False,
         router_dtype: torch.dtype | None = None,
+        expert_mesh: DeviceMesh | None = None,
+        capacity_factor: float | None = 1.5,
+        on_overflow: OnOverflow = "nan",
+        keep_gathered: bool = False,
+        rank_tokens: RankTokens = None,
+        expert_gradients: ExpertGradients = "mean",
         return_aux: bool | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
@@ -183,6 +214,13 @@ class MoE(nn.Module):
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
         self.column_blocks, self.overwrite_H = column_blocks, overwrite_H
         self.return_aux = return_aux
+        self.expert_mesh, self.rank_tokens = expert_mesh, rank_tokens
+        self._places: Places | None = None
+        if expert_mesh is not None:
+            from .expert_parallel import Places
+
+            self._places = Places(capacity_factor, on_overflow, keep_gathered)
+            self._places.check()
         self.gate = Router(
             d,
             E,
@@ -195,7 +233,10 @@ class MoE(nn.Module):
         form: dict[str, Any] = dict(
             activation=activation, clamp=clamp, alpha=alpha, up_shift=up_shift
         )
-        self.experts = Experts(d, n, E, bias=bias, **form, device=device, dtype=dtype)
+        self.experts = Experts(
+            d, n, E, bias=bias, **form, expert_mesh=expert_mesh, expert_gradients=expert_gradients,
+            device=device, dtype=dtype,
+        )  # fmt: skip
         self.shared_experts: SharedExperts | None = None
         self.shared_expert_gate: SharedExpertGate | None = None
         if shared_intermediate_size:
@@ -249,6 +290,8 @@ class MoE(nn.Module):
         if rounding == "stochastic" and (seed is None or offset is None):
             raise ValueError("tilemoe: stochastic rounding needs seed and offset in training")
 
+        if self.expert_mesh is not None and self.expert_mesh.size() > 1:
+            return self._on_mesh(x, rounding, seed, offset, ids)
         spread: Spread | None = None
         local = x
         if is_dtensor(x):
@@ -281,10 +324,73 @@ class MoE(nn.Module):
         if aux is None:
             return out
         losses = self._losses(logits, aux.expert_counts)
-        counts = aux.expert_counts, aux.dropped, aux.added, aux.without
+        counts = aux.expert_counts, aux.dropped, aux.added, aux.without, aux.overflow
         if spread is None:
             return out, MoEAux(*losses, *counts)
         return out, MoEAux(*map(spread.mean, losses), *map(spread.total, counts))
+
+    def _on_mesh(
+        self,
+        x: Tensor,
+        rounding: Rounding | None,
+        seed: Counter | None,
+        offset: Counter | None,
+        ids: Tensor | None,
+    ) -> Tensor | tuple[Tensor, MoEAux]:
+        """forward of this rank's tokens, the experts being on several ranks."""
+        from . import expert_parallel
+        from ._team import Team
+
+        assert self.expert_mesh is not None and self._places is not None
+        if is_dtensor(x):
+            raise ValueError(
+                "tilemoe: x is a DTensor: with expert_mesh each rank gives its own tokens, as a "
+                "plain tensor"
+            )
+        own = self._cast(x.reshape(-1, self.d))  # (t, d)
+        team = Team(self.expert_mesh.get_group(), own.shape[0], self.rank_tokens)
+        arrival = None if rounding is not None else expert_parallel.start(own, team)
+        # While the rows travel:
+        logits = self.gate(x.reshape(-1, self.d) if self.gate.dtype else own)  # (t, E)
+        router, routing = logits, self._rule()
+        if ids is not None:
+            router, routing = self._replay(logits, self._rows_of_ids(ids, x, None), rounding)
+        elif rounding is not None:
+            is_drawn = rounding == "stochastic"
+            counter = (seed, offset) if is_drawn else (None, None)
+            routing["rounding"] = (rounding, self.m, self.rounding_tokens, *counter)
+        out, aux, of_team = self.experts(
+            own,
+            router,
+            team=team,
+            places=self._places,
+            arrival=arrival,
+            addend=self._shared(own, None),
+            column_blocks=self.column_blocks,
+            overwrite_H=self.overwrite_H,
+            **routing,
+        )
+        out = shaped_like(out, x)
+        if not self.return_aux:
+            return out
+        losses = self._losses_of_team(logits, of_team, team)
+        counts = aux.expert_counts, aux.dropped, aux.added, aux.without, aux.overflow
+        return out, MoEAux(*losses, *counts)
+
+    def _losses_of_team(
+        self, logits: Tensor, of_team: OfTeam, team: Team
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """This rank's logits (t, E) -> loss, balance, z of the tokens of all ranks."""
+        from ._team import mean_of_ranks
+
+        loss, balance, z = self._losses(logits, of_team.counts)
+        if not self._has_losses():
+            return loss, balance, z
+        # A rank's mean has the weight of its tokens.
+        share = team.t * team.size / of_team.tokens.clamp(min=1).float()
+        balance, z = (mean_of_ranks(torch.where(share > 0, of * share, 0.0), team)
+                      for of in (balance, z))  # fmt: skip
+        return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
     def _cast(self, tokens: Tensor) -> Tensor:
         """The tokens in autocast's dtype, once, where shared experts would keep a copy of their own

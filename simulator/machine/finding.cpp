@@ -89,6 +89,7 @@ const char* name_of(FindingKind kind) {
     case FindingKind::kNeverWritten: return "never written";
     case FindingKind::kOutOfBounds: return "out of bounds";
     case FindingKind::kBarrierMisuse: return "barrier misused";
+    case FindingKind::kTensorMemory: return "tensor memory misused";
     case FindingKind::kDeadlock: return "deadlock";
     case FindingKind::kDivergence: return "lanes do not meet";
     case FindingKind::kLaunch: return "impossible launch";

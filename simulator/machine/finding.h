@@ -15,6 +15,7 @@ enum class FindingKind {
   kNeverWritten,       // memory read that nobody has written
   kOutOfBounds,
   kBarrierMisuse,
+  kTensorMemory,  // allocated, freed or left in a way that is not allowed
   kDeadlock,
   kDivergence,  // lanes of a warp that do not meet
   kLaunch,      // a launch that no GPU would take

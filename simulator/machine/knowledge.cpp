@@ -48,6 +48,7 @@ void Clock::join(const Clock& other) {
 void Knowledge::join(const Knowledge& other) {
   clock.join(other.clock);
   fenced.join(other.fenced);
+  tensor.join(other.tensor);
   first_concurrent_block = std::max(first_concurrent_block, other.first_concurrent_block);
   if (!other.foreign || foreign == other.foreign) return;
   if (!foreign) {

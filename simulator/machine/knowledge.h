@@ -40,6 +40,8 @@ struct Knowledge {
   Clock clock;
   // Of what ordinary accesses wrote: how much is visible to the async proxy too.
   Clock fenced;
+  // Of tcgen05 instructions: how much others' may come after, once they have passed their fence.
+  Clock tensor;
   // Blocks below this number are of launches that have ended before.
   uint32_t first_concurrent_block = 0;
   std::shared_ptr<const Foreign> foreign;

@@ -168,6 +168,7 @@ void Machine::start_launch(Launch started) {
   for (uint32_t first = 0; first < launch.blocks; first += launch.shape.cluster)
     launch.clusters_to_start.push_back(first);
   launch.resident = 1 + random_.below(kMostResident);
+  launch.lateness = 2u << 2 * random_.below(3);
 }
 
 uint32_t Machine::resident_clusters(const Launch& launch) const {
@@ -259,6 +260,7 @@ void Machine::thread_ended(Thread& thread) {
   ++block.exited;
   trigger(thread);
   check_stores(thread);
+  check_tensor_memory(thread);
   thread_left(thread);
   leave_cluster_barrier(block);
 }
@@ -331,8 +333,12 @@ std::string Machine::name_of_agent(uint32_t agent, const Launch& now) const {
     text << "thread " << local;
   else if (local < 2 * after->threads)
     text << "cp.async of thread " << local - after->threads;
-  else
+  else if (const uint32_t product = 2 * after->threads + kAsyncOperations; local < product)
     text << "the async proxy";
+  else if (local < product + kMostWarps)
+    text << "products of warp " << local - product;
+  else
+    text << "tcgen05.ld of warp " << local - product - kMostWarps;
   return text.str();
 }
 
@@ -370,8 +376,13 @@ void Machine::found(Conflict conflict, const Accessor& by, const Recorded* other
   finding.thread = local < threads       ? std::to_string(local)
                    : local < 2 * threads ? std::to_string(local - threads) + " (cp.async)"
                                          : "(async proxy)";
-  finding.address = accessed_shared_ ? "shared " + hexadecimal(static_cast<uint32_t>(byte))
-                                     : memory_.describe(byte);
+  switch (accessed_) {
+    case Space::kGlobal: finding.address = memory_.describe(byte); break;
+    case Space::kShared:
+      finding.address = "shared " + hexadecimal(static_cast<uint32_t>(byte));
+      break;
+    case Space::kTensor: finding.address = describe_tensor_piece(byte); break;
+  }
   if (other != nullptr) finding.other_thread = name_of_agent(other->agent, launch);
   add(std::move(finding), by.site, other == nullptr ? 0 : other->site());
 }
@@ -443,7 +454,7 @@ std::byte* Machine::shared_bytes(Thread& thread, uint32_t address, uint32_t byte
                                  Block** owner) {
   Block& block = *thread.block;
   uint32_t rank = block.rank;
-  const uint32_t offset = address & ((1u << kRankAt) - 1);
+  const uint32_t offset = in_block(address);
   if (address >> kRankAt != 0) rank = (address >> kRankAt) - 1;
   if (rank >= block.cluster.size())
     fail(thread, FindingKind::kOutOfBounds, site, "the cluster has no such block",
@@ -464,14 +475,14 @@ std::byte* Machine::shared_bytes(Thread& thread, uint32_t address, uint32_t byte
 void Machine::shared_access(const Accessor& by, Block& owner, AccessKind kind, uint32_t offset,
                             uint32_t bytes) {
   accessed_block_ = &owner;
-  accessed_shared_ = true;
+  accessed_ = Space::kShared;
   access(by, kind, owner.worker->cells(), offset, bytes, owner.number, *this);
 }
 
 void Machine::global_access(const Accessor& by, Block& block, AccessKind kind, const void* address,
                             size_t bytes) {
   accessed_block_ = &block;
-  accessed_shared_ = false;
+  accessed_ = Space::kGlobal;
   access(by, kind, memory_.cells(), memory_.offset(address), bytes, 0, *this);
 }
 

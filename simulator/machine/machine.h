@@ -34,13 +34,18 @@ namespace tilemoe::simulator {
 constexpr uint32_t kLanes = 32;
 constexpr uint32_t kReservedShared = 1024;  // bytes of a block's shared memory before its own
 constexpr int kRankAt = 24;                 // in an address of a cluster's shared memory
+inline uint32_t in_block(uint32_t shared) {
+  return shared & ((1u << kRankAt) - 1);
+}
 inline uint32_t in_cluster(uint32_t shared, uint32_t rank) {
-  return (rank + 1) << kRankAt | (shared & ((1u << kRankAt) - 1));
+  return (rank + 1) << kRankAt | in_block(shared);
 }
 
 struct Block;
 struct Warp;
 struct Launch;
+struct TensorMemory;
+struct TensorWork;
 class Worker;
 class Machine;
 
@@ -77,7 +82,9 @@ struct Thread {
   bool waits_for_stores = false;
   bool inside_machine = false;  // which the kernel's code has called
   bool triggered = false;
-  bool met = false;  // at its warp's meeting
+  bool met = false;                         // at its warp's meeting
+  std::shared_ptr<TensorWork> tensor_work;  // where it runs tcgen05
+  bool loads_registers = false;             // by tcgen05.ld, not waited for
 
   uint32_t agent() const;
   uint32_t copy_agent() const;
@@ -89,6 +96,10 @@ class Gathering {
  public:
   void add(Thread& thread);  // what it did so far; it goes on in its next epoch
   void add_epoch(size_t agent, Epoch epoch) { all_.clock.raise(agent, epoch); }
+  void add_tensor_epoch(size_t agent, Epoch epoch) {
+    all_.clock.raise(agent, epoch);
+    all_.tensor.raise(agent, epoch);
+  }
   void add(const Knowledge& knowledge) { all_.join(knowledge); }
   const Knowledge& all() const { return all_; }
   void clear() { *this = Gathering(); }
@@ -113,8 +124,9 @@ struct Warp {
   bool listed = false;  // among its block's runnable ones
   std::vector<Meeting> meetings;
   Epoch reads_done[kLanes] = {};  // of each lane when all last exchanged registers
-  Epoch product_epoch = 1;
+  Epoch product_epoch = 1, tensor_load_epoch = 1;
   std::shared_ptr<WarpProducts> products;  // null before the first
+  uint32_t elected = kLanes;               // by elect.sync; kLanes: none yet
 };
 
 // One of the sixteen of a block.
@@ -127,6 +139,7 @@ struct BlockBarrier {
 };
 
 struct Mbarrier {
+  Block* owner = nullptr;
   uint32_t expected = 0, pending = 0;
   int64_t bytes = 0;  // that are to come
   uint32_t phase = 0;
@@ -162,7 +175,8 @@ struct Block {
   std::unordered_map<uint32_t, Mbarrier> mbarriers;
   uint32_t next_operation = 0;  // of the async proxy
   Epoch operation_epochs[kAsyncOperations] = {};
-  BlockBarrier of_cluster;  // in a cluster's first block
+  BlockBarrier of_cluster;                      // in a cluster's first block
+  std::shared_ptr<TensorMemory> tensor_memory;  // where it has any
 
   bool can_run() const { return !runnable.empty() || !events.empty(); }
   bool done() const { return exited == threads.size(); }
@@ -187,6 +201,7 @@ struct Launch {
   std::vector<uint32_t> clusters_to_start;
   uint32_t blocks = 0, ended = 0, triggered = 0;
   uint32_t resident = 1;  // clusters at a time
+  uint32_t lateness = 1;  // one turn in so many is a copy's that lands
 };
 
 // An operating-system thread with room for a block.
@@ -274,6 +289,9 @@ class Machine final : public ConflictListener {
                      uint32_t bytes);
   void global_access(const Accessor& by, Block& block, AccessKind kind, const void* address,
                      size_t bytes);
+  // Of a thread's own memory, which its loads that are under way may write.
+  void check_registers(Thread& thread, const void* address, size_t bytes, uint32_t site);
+  void tensor_access(const Accessor& by, Block& block, AccessKind kind, uint32_t piece);
   Accessor ordinary(const Thread& thread, uint32_t site) const;
 
   void find(const Thread& thread, FindingKind kind, uint32_t site, const std::string& what,
@@ -283,8 +301,10 @@ class Machine final : public ConflictListener {
                          const std::string& what, const std::string& address = {});
   bool aborting() const { return aborting_; }
   void thread_ended(Thread& thread);
-  void thread_left(Thread& thread);   // barriers and meetings do without it from now on
-  void check_stores(Thread& thread);  // that ends
+  void thread_left(Thread& thread);  // barriers and meetings do without it from now on
+  // Of a thread that ends.
+  void check_stores(Thread& thread);
+  void check_tensor_memory(Thread& thread);
   void leave_cluster_barrier(Block& block);
   void add_event(Block& block, std::function<void()> happen);
 
@@ -341,8 +361,11 @@ class Machine final : public ConflictListener {
   std::vector<uint64_t> told_;
   // Where the access is that `found` is told of.
   const Block* accessed_block_ = nullptr;
-  bool accessed_shared_ = false;
+  enum class Space { kGlobal, kShared, kTensor } accessed_ = Space::kGlobal;
   uintptr_t program_begin_ = 0, program_end_ = 0;
 };
+
+// "tensor memory, lane 16, column 8", of a place in its shadow.
+std::string describe_tensor_piece(size_t byte);
 
 }  // namespace tilemoe::simulator

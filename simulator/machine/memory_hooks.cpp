@@ -18,8 +18,11 @@ inline void access(const void* address, size_t bytes, AccessKind kind, const voi
   Thread* const thread = Machine::current();
   if (thread == nullptr || thread->inside_machine) return;  // the host's code
   if (static_cast<size_t>(static_cast<const std::byte*>(address) - thread->stack) <
-      tilemoe::simulator::Worker::kStackBytes)
+      tilemoe::simulator::Worker::kStackBytes) {
+    if (thread->loads_registers)
+      thread->block->machine->check_registers(*thread, address, bytes, site_of(from));
     return;
+  }
   thread->inside_machine = true;
   thread->block->machine->ordinary_access(*thread, kind, address, bytes, site_of(from));
   thread->inside_machine = false;

@@ -13,7 +13,8 @@ namespace tilemoe::simulator {
 enum class AccessKind : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
 
 // Agents of a block by their local numbers: its threads; what a thread copies by cp.async; then
-// operations of the async proxy, in turn; then each warp's products.
+// operations of the async proxy, in turn; then each warp's products, and its loads from tensor
+// memory.
 constexpr uint32_t kLocalBits = 12;
 constexpr uint32_t kAsyncOperations = 64;
 constexpr uint32_t kMostWarps = 32;
@@ -26,7 +27,8 @@ struct AgentsOfCluster {
 
   uint32_t first_operation() const { return 2 * threads; }
   uint32_t first_products() const { return first_operation() + kAsyncOperations; }
-  uint32_t of_block() const { return first_products() + kMostWarps; }
+  uint32_t first_tensor_loads() const { return first_products() + kMostWarps; }
+  uint32_t of_block() const { return first_tensor_loads() + kMostWarps; }
   bool has(uint32_t block) const { return block - first_block < blocks; }
   // In a clock, of an agent of this cluster.
   size_t index(uint32_t agent) const {

@@ -20,8 +20,8 @@ void end_phase_if_over(Thread& who, Mbarrier& barrier, uint32_t address) {
   barrier.pending = barrier.expected;
   barrier.ended = barrier.gathering.all();
   barrier.gathering.clear();
-  machine.trace().note(who.block->launch->number, who.block->linear, who.warp->index,
-                       Note::kPhaseEnds, address);
+  machine.trace().note(who.block->launch->number, barrier.owner->linear, who.warp->index,
+                       Note::kPhaseEnds, in_block(address));
   for (Thread* thread : std::exchange(barrier.waiting, {})) machine.wake(*thread);
 }
 
@@ -58,6 +58,7 @@ void Gathering::add(Thread& thread) {
     all_.clock.join(knowledge.clock);
   }
   all_.fenced.join(knowledge.fenced);
+  all_.tensor.join(knowledge.tensor);
   all_.first_concurrent_block =
       std::max(all_.first_concurrent_block, knowledge.first_concurrent_block);
   if (knowledge.foreign) {
@@ -94,8 +95,9 @@ bool block_barrier(Thread& thread, uint32_t number, uint32_t threads, bool waits
   ++barrier.arrived;
   barrier.gathering.add(thread);
   barrier.any = barrier.any || value;
-  machine.trace().note(block.launch->number, block.linear, thread.warp->index, Note::kBlockBarrier,
-                       number);
+  if (thread.lane == 0)
+    machine.trace().note(block.launch->number, block.linear, thread.warp->index,
+                         Note::kBlockBarrier, number);
   if (waits) barrier.waiting.push_back(&thread);
   const uint32_t phase = barrier.phase;
   const auto all = static_cast<uint32_t>(block.threads.size()) - block.exited;
@@ -169,6 +171,7 @@ void mbarrier_init(Thread& thread, uint32_t address, uint32_t arrivals, uint32_t
                  "a barrier of " + std::to_string(arrivals) + " arrivals", shared_place(address));
   machine.shared_access(machine.ordinary(thread, site), block, AccessKind::kWrite, address, 8);
   Mbarrier& barrier = block.mbarriers[address] = {};
+  barrier.owner = &block;
   barrier.expected = barrier.pending = arrivals;
   barrier.init = block.worker->cells()[address / 4].write;
 }
@@ -181,7 +184,7 @@ Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** o
   if (block->done())
     machine.find(thread, FindingKind::kBarrierMisuse, site,
                  "a barrier of a block of the cluster that has ended", shared_place(address));
-  const uint32_t offset = address & ((1u << kRankAt) - 1);
+  const uint32_t offset = in_block(address);
   const auto found = block->mbarriers.find(offset);
   if (found == block->mbarriers.end())
     machine.fail(thread, FindingKind::kBarrierMisuse, site, "no barrier was initialised here",
@@ -219,8 +222,8 @@ void mbarrier_arrive(Thread& thread, uint32_t address, uint32_t bytes, uint32_t 
   Mbarrier& barrier = mbarrier_at(thread, address, site, nullptr);
   barrier.gathering.add(thread);
   barrier.bytes += bytes;
-  machine.trace().note(thread.block->launch->number, thread.block->linear, thread.warp->index,
-                       Note::kArrive, address);
+  machine.trace().note(thread.block->launch->number, barrier.owner->linear, thread.warp->index,
+                       Note::kArrive, in_block(address));
   count_arrival(thread, barrier, address, site);
 }
 

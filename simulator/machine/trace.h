@@ -42,7 +42,8 @@ class Trace {
   uint64_t digest() const { return digest_; }
   uint64_t time() const { return time_; }
   void clear();
-  // Every launch, block by block: a line a warp, time from left to right in `columns` columns.
+  // Every launch, block by block: a line a stage of its ring and a line a warp, time from left to
+  // right in `columns` columns. Of kernels without a pipeline a line says that they ran.
   void draw(std::ostream& out, int columns) const;
 
  private:

@@ -141,7 +141,7 @@ void Worker::work() {
     while (turns_ > 0 && block->can_run() && !machine_.aborting()) {
       --turns_;
       const auto events = static_cast<uint32_t>(block->events.size());
-      if (events > 0 && (block->runnable.empty() || random.one_in(4))) {
+      if (events > 0 && (block->runnable.empty() || random.one_in(block->launch->lateness))) {
         const uint32_t which = random.below(events);
         const Event event = std::move(block->events[which]);
         block->events[which] = std::move(block->events.back());

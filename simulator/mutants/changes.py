@@ -15,6 +15,7 @@ class Change:
     file: str  # in src/cuda
     old: str
     new: str
+    within: str = ""  # stands once in the file, and has `old` once; empty: `old` stands once
 
     @property
     def id(self):
@@ -39,8 +40,12 @@ CHANGES = [
     Change("parity", "full-sm90", "sm90/ring.h",
            "ptx::mbarrier_wait(full(at.stage), at.parity);",
            "ptx::mbarrier_wait(full(at.stage), at.parity ^ 1);"),
-    Change("parity", "skipped-tile", "sm90/ring.h",
+    Change("parity", "skipped-tile", "core/ring_position.h",
            "parity ^= static_cast<uint32_t>(end / kStages) & 1;", ""),
+    Change("parity", "empty-sm100", "sm100/ring.h", "at.parity ^ 1", "at.parity"),
+    Change("parity", "full-sm100", "sm100/ring.h",
+           "ptx::mbarrier_wait(full(at.stage), at.parity);",
+           "ptx::mbarrier_wait(full(at.stage), at.parity ^ 1);"),
     Change("parity", "empty-sm80", "sm80/ring.h", "at.parity ^ 1", "at.parity"),
     Change("parity", "full-sm80", "sm80/ring.h",
            "ptx::mbarrier_wait(at.barrier, at.parity);",
@@ -51,8 +56,8 @@ CHANGES = [
 
     # ---- an arrival too few or too many
     Change("arrivals", "full-too-few-sm90", "sm90/ring.h",
-           "ptx::mbarrier_init(full(stage), kFullArrivals);",
-           "ptx::mbarrier_init(full(stage), kFullArrivals > 1 ? kFullArrivals - 1 : 1);"),
+           "kFullArrivals", "kFullArrivals > 1 ? kFullArrivals - 1 : 1",
+           within="ptx::mbarrier_init(full(stage), kFullArrivals);"),
     Change("arrivals", "empty-too-few-sm90", "sm90/ring.h",
            "kReadingWarps * kCluster", "kReadingWarps * kCluster - 1"),
     Change("arrivals", "empty-hands-twice", "sm90/produce.h",
@@ -67,6 +72,15 @@ CHANGES = [
     Change("arrivals", "empty-too-few-sm80", "sm80/ring.h",
            "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp);",
            "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp - 1);"),
+    Change("arrivals", "full-too-few-sm100", "sm100/ring.h",
+           "kFullArrivals", "kFullArrivals > 1 ? kFullArrivals - 1 : 1",
+           within="ptx::mbarrier_init(full(place), kFullArrivals);"),
+    Change("arrivals", "empty-too-few-sm100", "sm100/ring.h",
+           "kEmptyArrivals", "kEmptyArrivals > 1 ? kEmptyArrivals - 1 : 1",
+           within="ptx::mbarrier_init(empty(place), kEmptyArrivals);"),
+    Change("arrivals", "full-too-many-sm100", "sm100/ring.h",
+           "kFullArrivals", "kFullArrivals + 1",
+           within="ptx::mbarrier_init(full(place), kFullArrivals);"),
 
     # ---- a stage released before what reads it has ended
     Change("early-release", "two-groups-under-way", "sm90/consume.h",
@@ -84,29 +98,69 @@ CHANGES = [
            "        if (step + 1 == kLast) ring.release(at);",
            "        if (step + 1 == kLast) ring.release(at);\n"
            "        products.load(fragments[(step + 1) % 2], at.stage, step + 1);"),
+    Change("early-release", "stage-before-its-products-sm100", "sm100/multiply.h",
+           "        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);\n"
+           "        ptx::tcgen05_commit(ring.empty(at.stage));",
+           "        ptx::tcgen05_commit(ring.empty(at.stage));\n"
+           "        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);"),
+    Change("early-release", "accumulator-before-its-last-products", "sm100/multiply.h",
+           "if (k_block + 1 == k_blocks) ptx::tcgen05_commit(accumulators.full(to.stage));",
+           "if (k_block + 2 == k_blocks || k_blocks == 1)"
+           " ptx::tcgen05_commit(accumulators.full(to.stage));"),
+    Change("early-release", "accumulator-before-it-is-stored", "sm100/store_tiles.h",
+           "    epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), "
+           "tile);\n    ptx::tcgen05_fence_before_sync();\n    __syncwarp();\n"
+           "    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));",
+           "    ptx::tcgen05_fence_before_sync();\n    __syncwarp();\n"
+           "    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));\n"
+           "    epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), "
+           "tile);"),
+
+    # ---- a field of tcgen05's words off
+    Change("word", "group-stride", "sm100/mma.h",
+           "Operand::kAtomBytes", "2 * Operand::kAtomBytes",
+           within="tcgen05_descriptor(shared, Operand::kAtomBytes,"),
+    Change("word", "chunk-stride", "sm100/mma.h",
+           "Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes",
+           "Operand::kMajor == Major::kK ? 16 : Operand::kAtomBytes"),
+    Change("word", "version", "ptx/tcgen05_descriptors.h", "kVersion", "0",
+           within="return kSwizzle128 | kVersion |"),
+    Change("word", "swizzle", "ptx/tcgen05_descriptors.h", "kSwizzle128", "uint64_t{4} << 61",
+           within="return kSwizzle128 | kVersion |"),
+    Change("word", "majors", "sm100/mma.h", "kInstruction",
+           "(kInstruction & ~(3u << 15)) | (A::kMajor == Major::kMN ? 1u << 16 : 0u) |"
+           " (B::kMajor == Major::kMN ? 1u << 15 : 0u)",
+           within="advance(b_, stage + step * B::kStepBytes), kInstruction,"),
+    Change("word", "columns", "sm100/mma.h", "kInstruction",
+           "(kInstruction & ~(63u << 17)) | (kInstruction >> 18 & 31u) << 17",
+           within="advance(b_, stage + step * B::kStepBytes), kInstruction,"),
+    Change("word", "rows", "sm100/mma.h", "kInstruction",
+           "(kInstruction & ~(31u << 24)) | (kInstruction >> 25 & 15u) << 24",
+           within="advance(b_, stage + step * B::kStepBytes), kInstruction,"),
+    Change("word", "lanes", "sm100/grouped_gemm.h",
+           "tensor_memory + (warp - kFirstStoringWarp) * kWarp * kLane", "tensor_memory"),
+    Change("word", "overwrites-always", "sm100/mma.h", "!overwrites || step != 0", "step != 0"),
+    Change("word", "overwrites-never", "sm100/mma.h", "!overwrites || step != 0", "true"),
 
     # ---- bytes of a stage miscounted
-    Change("bytes", "of-one-operand", "sm90/produce.h",
+    Change("bytes", "of-one-operand", "load/produce.h",
            "Gemm::kTmaBytes", "Gemm::LoadB::kTmaBytes"),
-    Change("bytes", "a-row-too-few", "sm90/produce.h",
+    Change("bytes", "a-row-too-few", "load/produce.h",
            "Gemm::kTmaBytes", "Gemm::kTmaBytes - 128"),
-    Change("bytes", "a-chunk-too-many", "sm90/produce.h",
+    Change("bytes", "a-chunk-too-many", "load/produce.h",
            "Gemm::kTmaBytes", "Gemm::kTmaBytes + 16"),
     Change("bytes", "of-half-of-H", "sm90/produce.h", "Load::kTmaBytes", "Load::kTmaBytes / 2"),
 
     # ---- a swizzle or stride that is another's
-    Change("swizzle", "of-64-bytes", "core/operand.h",
-           "chunk ^ (row & 7)", "chunk ^ (row & 3)"),
+    Change("swizzle", "of-64-bytes", "core/operand.h", "chunk ^ (row & 7)", "chunk ^ (row & 3)"),
     Change("swizzle", "of-the-next-row", "core/operand.h",
            "chunk ^ (row & 7)", "chunk ^ ((row + 1) & 7)"),
-    Change("swizzle", "group-stride", "sm90/operand.h",
-           "return ptx::wgmma_descriptor(shared, Staged::kAtomBytes,\n"
-           "                                 kMajor_ == Major::kK ? 16 : Staged::kChunkBytes);",
-           "return ptx::wgmma_descriptor(shared, 2 * Staged::kAtomBytes,\n"
-           "                                 kMajor_ == Major::kK ? 16 : Staged::kChunkBytes);"),
-    Change("swizzle", "chunk-stride", "sm90/operand.h",
-           "kMajor_ == Major::kK ? 16 : Staged::kChunkBytes",
-           "kMajor_ == Major::kK ? 16 : Staged::kAtomBytes"),
+    Change("swizzle", "group-stride", "sm90/mma.h",
+           "Operand::kAtomBytes", "2 * Operand::kAtomBytes",
+           within="ptx::wgmma_descriptor(shared, Operand::kAtomBytes,"),
+    Change("swizzle", "chunk-stride", "sm90/mma.h",
+           "Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes",
+           "Operand::kMajor == Major::kK ? 16 : Operand::kAtomBytes"),
     Change("swizzle", "ragged-store", "sm90/store_ragged.h",
            "(place_ + slot * kSlotBytes) ^ b * 16", "(place_ + slot * kSlotBytes) + b * 16"),
     Change("swizzle", "slice-of-H", "sm90/slice_of_h.h", "place_ ^ block * 32",
@@ -137,8 +191,7 @@ CHANGES = [
            "ptx::tma_store_wait_read<0>();", "ptx::tma_store_wait_read<1>();"),
     Change("slot", "slice-before-of-H", "sm90/epilogue_activation_gradient.h",
            "ptx::tma_store_wait_read<1>();", "ptx::tma_store_wait_read<2>();"),
-    Change("slot", "tile-line", "sm80/tile_line.h",
-           "++at.slot == kSlots", "++at.slot == 2"),
+    Change("slot", "tile-line", "sm80/tile_line.h", "++at.slot == kSlots", "++at.slot == 2"),
 
     # ---- the cluster's other block forgotten
     Change("cluster", "not-waited-for", "sm90/grouped_gemm.h",
@@ -151,14 +204,14 @@ CHANGES = [
     Change("cluster", "its-readers-not-counted", "sm90/ring.h",
            "ptx::mbarrier_init(empty(stage), kReadingWarps * kCluster);",
            "ptx::mbarrier_init(empty(stage), kReadingWarps);"),
-    Change("cluster", "nothing-brought", "sm90/cluster_boxes.h", "(1 << kBlocks) - 1", "1"),
+    Change("cluster", "nothing-brought", "load/cluster_boxes.h", "(1 << kBlocks) - 1", "1"),
 
     # ---- rows past an expert's last
-    Change("past-end", "gathered-sm90", "sm90/load_gathered_rows.h",
+    Change("past-end", "gathered-sm90", "load/gathered_rows.h",
            "row >= tile.row_end", "row > tile.row_end"),
     Change("past-end", "gathered-sm80", "sm80/load_rows.h",
            "row >= tile.row_end || !stage_.has(i)", "row > tile.row_end || !stage_.has(i)"),
-    Change("past-end", "summed-sm90", "sm90/load_summed_rows.h",
+    Change("past-end", "summed-sm90", "load/summed_rows.h",
            "if (row >= row_end_) return kNone;", "if (row > row_end_) return kNone;"),
     Change("past-end", "summed-sm80", "sm80/load_summed_rows.h",
            "row >= row_end_", "row > row_end_"),
@@ -166,5 +219,5 @@ CHANGES = [
            "ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,\n"
            "                       kRaggedRows - row_end + row, row_end, kRaggedRows, part);",
            "ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,\n"
-           "                       kRaggedRows - row_end - 1 + row, row_end + 1, kRaggedRows, part);"),
+           "               kRaggedRows - row_end - 1 + row, row_end + 1, kRaggedRows, part);"),
 ]

@@ -12,10 +12,11 @@ from changes import CHANGES
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CUDA = pathlib.Path("src") / "cuda"
 # Not ptx: the simulator has its own.
-FOLDERS = ["core", "epilogue", "rowwise", "schedule", "sm80", "sm90", "step"]
+FOLDERS = ["core", "epilogue", "load", "rowwise", "schedule", "sm80", "sm90", "sm100", "step"]
 
 # What orders accesses of memory, by the name that is called: instructions, and what our code makes
 # of them. Not here: pin(), which orders a compiler's registers; setmaxnreg, which has no memory;
+# tcgen05.relinquish_alloc_permit, without which another block's allocation waits;
 # let_next_start(), without which the next kernel starts later; and whatever gives a value, such as a
 # shuffle or a barrier's vote.
 ORDERING = [
@@ -25,10 +26,12 @@ ORDERING = [
     "barrier_sync", "barrier_arrive", "cluster_sync", "__syncthreads", "__syncwarp",
     "__threadfence", "cudaGridDependencySynchronize", "wait_for_data", "wait_for_previous",
     "wait_empty", "wait_full", "wait", "wait_for_stores", "fill", "release", "release_previous",
-    "release_block", "sync", "finish",
+    "release_block", "sync", "finish", "tcgen05_commit", "tcgen05_fence_before_sync",
+    "tcgen05_fence_after_sync", "tensor_memory_allocate", "tensor_memory_free",
+    "tensor_memory_wait_loads", "land",
 ]
 # Of the same name, but an epilogue's arithmetic.
-OTHER_CALLS = re.compile(r"finish\((?!D?\))")
+OTHER_CALLS = re.compile(r"(?:\w+\.)?finish\((?!D?\))")
 # A call that is a statement by itself: after the end of another, a brace, a condition or `else`.
 CALL = re.compile(
     r"(?:(?<=[;{})])|(?<=\belse))\s*"
@@ -86,10 +89,11 @@ def listed_changes(root):
     for change in CHANGES:
         file = CUDA / change.file
         text = (root / file).read_text()
-        if text.count(change.old) != 1:
-            sys.exit(f"mutants.py: error: {change.id}: its text stands {text.count(change.old)} "
-                     f"times in {file}, not once; changes.py is to follow the sources")
-        begin = text.index(change.old)
+        place = change.within or change.old
+        if text.count(place) != 1 or place.count(change.old) != 1:
+            sys.exit(f"mutants.py: error: {change.id}: its text stands {text.count(place)} times in "
+                     f"{file}, not once; changes.py is to follow the sources")
+        begin = text.index(place) + place.index(change.old)
         yield Defect(change.id, file, begin, begin + len(change.old), change.new)
 
 

@@ -58,7 +58,7 @@ def main():
                          help="the layer's cases (default: those of the reduced registry in bfloat16); "
                          "the router's are always simulated")
     running.add_argument("--device", dest="devices", action="append",
-                         help="what is simulated (default: sm80, sm80-on-90 and sm90)")
+                         help="what is simulated (default: sm80, sm80-on-90, sm90, sm100)")
     running.add_argument("--products", default=r"kBF16(?!.*(kPlain|float_out))", metavar="REGEX",
                          help="rows of products.inc that are built: fewer take less time, and "
                          "instances of one template have the same calls (default: %(default)s)")
@@ -87,7 +87,7 @@ def main():
     if args.command == "table":
         return write_table(args.check)
     args.cases = args.cases or ["--reduced", "*/bfloat16"]
-    args.devices = args.devices or ["sm80", "sm80-on-90", "sm90"]
+    args.devices = args.devices or ["sm80", "sm80-on-90", "sm90", "sm100"]
     return search.run(args)
 
 

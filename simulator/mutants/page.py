@@ -13,6 +13,7 @@ CLASSES = {
     "parity": "a parity flipped",
     "arrivals": "an arrival too few or too many",
     "early-release": "a stage released early",
+    "word": "a field of tcgen05's words off",
     "bytes": "a stage's bytes miscounted",
     "swizzle": "a swizzle or stride off",
     "guard": "a guard of rows or columns missing",

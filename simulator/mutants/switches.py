@@ -53,7 +53,8 @@ def wrapped(text, defect, number):
     new = re.sub(r"\s*\n\s*", " ", defect.new)
     if old.rstrip().endswith(";"):
         return f"if ({chosen}) {{ {new} }} else {{ ", " }", defect.end
-    return f"({chosen} ? ({new}) : (", "))", defect.end
+    # A constant expression has no defect.
+    return f"(!__builtin_is_constant_evaluated() && {chosen} ? ({new}) : (", "))", defect.end
 
 
 def with_switches(text, defects):

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <optional>
 #include <vector>
 
 #include "check.h"
 #include "cuda/backend.h"
 #include "cuda/core/device_code.h"
+#include "cuda/device_verdict.h"
 #include "cuda/instances/table.h"
 
 namespace tilemoe::cuda {
@@ -16,15 +16,17 @@ namespace {
 
 struct Kit {
   std::string_view name;
-  std::optional<KitName> kit;  // none: a name that is known, and nothing more
-  const char* needs;           // of compute capability
+  KitName kit;
+  const char* needs;  // of compute capability
   bool (*runs_on)(const DeviceInfo&);
+  bool awaits_verdict = false;  // never run where it was written
 };
 
 constexpr std::string_view kAuto = "auto";
 // The newest first. No other generation runs wgmma and TMA as sm_90a has them, older or newer.
 constexpr Kit kKits[] = {
-    {"sm100", {}, "10.0", [](const DeviceInfo& device) { return device.major == 10; }},
+    {"sm100", KitName::kSm100, "10.0", [](const DeviceInfo& device) { return device.major == 10; },
+     true},
     {"sm90", KitName::kSm90, "9.0",
      [](const DeviceInfo& device) { return device.major == 9 && device.minor == 0; }},
     {"sm80", KitName::kSm80, "8.0 or newer",
@@ -65,15 +67,16 @@ const Kit& check_built(const KitRequest& request, std::span<const BuiltKit> buil
   return *kit;
 }
 
+bool runs(const Kit& kit, const DeviceInfo& device, std::span<const BuiltKit> built) {
+  const BuiltKit* const one = find(built, kit);
+  return kit.runs_on(device) && one && has_code(one->archs, device);
+}
+
 const Kit& choose(const DeviceInfo& device, const KitRequest& request,
-                  std::span<const BuiltKit> built) {
-  const auto has_code_of = [&](const Kit& kit) {
-    const BuiltKit* const one = find(built, kit);
-    return one && has_code(one->archs, device);
-  };
+                  std::span<const BuiltKit> built, const FoundVerdict& verdict) {
   if (request.kit == kAuto) {
     for (const Kit& kit : kKits)
-      if (kit.runs_on(device) && has_code_of(kit)) return kit;
+      if (runs(kit, device, built) && (!kit.awaits_verdict || verdict.agreed())) return kit;
     TILEMOE_CHECK_SUPPORTED(false, device.name
                                        << " has compute capability " << device.capability()
                                        << ", for which this build has no kit of the layer's "
@@ -87,19 +90,27 @@ const Kit& choose(const DeviceInfo& device, const KitRequest& request,
                           device.name << " has compute capability " << device.capability()
                                       << ", the " << kit.name << " kit, asked for by " << request.by
                                       << ", needs " << kit.needs);
-  TILEMOE_CHECK_SUPPORTED(
-      has_code_of(kit), device.name << " has compute capability " << device.capability() << ", the "
-                                    << kit.name << " kit, asked for by " << request.by
-                                    << ", has no code for it in this build, which "
-                                    << "has " << names_of(built));
+  TILEMOE_CHECK_SUPPORTED(runs(kit, device, built),
+                          device.name << " has compute capability " << device.capability()
+                                      << ", the " << kit.name << " kit, asked for by " << request.by
+                                      << ", has no code for it in this build, which "
+                                      << "has " << names_of(built));
   return kit;
+}
+
+// Whether a verdict decides here.
+bool awaiting(const DeviceInfo& device, std::span<const BuiltKit> built) {
+  return std::any_of(std::begin(kKits), std::end(kKits), [&](const Kit& kit) {
+    return kit.awaits_verdict && runs(kit, device, built);
+  });
 }
 
 // Those with a row in the table of products.
 std::span<const BuiltKit> kits_of_this_build() {
   static const std::vector<BuiltKit> built = [] {
     std::vector<BuiltKit> kits = {{KitName::kSm80, TILEMOE_ARCHS_OF_SM80},
-                                  {KitName::kSm90, TILEMOE_ARCHS_OF_SM90}};
+                                  {KitName::kSm90, TILEMOE_ARCHS_OF_SM90},
+                                  {KitName::kSm100, TILEMOE_ARCHS_OF_SM100}};
     std::erase_if(kits, [](const BuiltKit& one) {
       return std::none_of(std::begin(instances::kRows), std::end(instances::kRows),
                           [&](const instances::Row& row) { return row.key.kit == one.kit; });
@@ -107,6 +118,12 @@ std::span<const BuiltKit> kits_of_this_build() {
     return kits;
   }();
   return built;
+}
+
+// No file is looked for where no choice depends on it.
+const FoundVerdict& verdict_awaited_on(const DeviceInfo& device) {
+  static const FoundVerdict none;
+  return awaiting(device, kits_of_this_build()) ? verdict_of(device) : none;
 }
 
 // One of the names above; null until the program asks.
@@ -126,26 +143,30 @@ KitRequest request() {
 }  // namespace
 
 KitName choose_kit(const DeviceInfo& device, const KitRequest& request,
-                   std::span<const BuiltKit> built) {
-  return *choose(device, request, built).kit;
+                   std::span<const BuiltKit> built, const FoundVerdict& verdict) {
+  return choose(device, request, built, verdict).kit;
 }
 
 std::string describe_choice(const DeviceInfo& device, const KitRequest& request,
-                            std::span<const BuiltKit> built) {
-  std::string text(choose(device, request, built).name);
-  if (request.kit == kAuto)
-    text += ", the newest for compute capability " + device.capability();
-  else
-    text.append(", asked for by ").append(request.by);
+                            std::span<const BuiltKit> built, const FoundVerdict& verdict) {
+  const Kit& kit = choose(device, request, built, verdict);
+  std::string text(kit.name);
+  if (request.kit != kAuto) return text.append(", asked for by ").append(request.by);
+  if (kit.awaits_verdict) return text + ", which " + in_words(*verdict.verdict);
+  if (awaiting(device, built)) return text + ", since " + verdict.words();
+  text += ", the newest for compute capability " + device.capability();
+  for (const Kit& newer : kKits)
+    if (newer.awaits_verdict && newer.runs_on(device))
+      text.append(" in this build, which has no ").append(newer.name).append(" kit");
   return text;
 }
 
 KitName kit_of(const DeviceInfo& device) {
-  return choose_kit(device, request(), kits_of_this_build());
+  return choose_kit(device, request(), kits_of_this_build(), verdict_awaited_on(device));
 }
 
 std::string describe_kit_of(const DeviceInfo& device) {
-  return describe_choice(device, request(), kits_of_this_build());
+  return describe_choice(device, request(), kits_of_this_build(), verdict_awaited_on(device));
 }
 
 void set_kit(const char* name) {

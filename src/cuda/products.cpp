@@ -24,6 +24,7 @@ DeviceModel model(KitName kit) {
   switch (kit) {
     case KitName::kSm80: return mma_sync_model(multiprocessors);
     case KitName::kSm90: return hopper_model(multiprocessors);
+    case KitName::kSm100: return blackwell_model(multiprocessors);
   }
   TILEMOE_ASSERT(false, "kit " << static_cast<int>(kit) << " has no model of its tiles");
 }

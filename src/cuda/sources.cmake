@@ -1,12 +1,14 @@
 # The CUDA backend.
 target_sources(tilemoe_cuda_objects PRIVATE
   cuda/backend.cpp
+  cuda/device_verdict.cpp
   cuda/kit_choice.cpp
   cuda/products.cpp
+  cuda/verdict.cpp
   cuda/core/device.cpp
   cuda/sm80/shared_memory.cpp
   cuda/core/device_code.cpp
-  cuda/sm90/tensor_map.cpp
+  cuda/core/tensor_map.cpp
   cuda/instances/table.cpp
   cuda/schedule/cost.cpp
   cuda/schedule/projection_sizes.cpp
@@ -19,10 +21,29 @@ target_compile_definitions(tilemoe_cuda_objects PRIVATE ${kit_definitions})
 list(JOIN TILEMOE_CUDA_ARCHS "," archs)
 list(JOIN archs_of_sm80 "," archs_of_sm80)
 list(JOIN archs_of_sm90 "," archs_of_sm90)
+list(JOIN archs_of_sm100 "," archs_of_sm100)
 set_source_files_properties(cuda/core/device.cpp
   PROPERTIES COMPILE_DEFINITIONS TILEMOE_CUDA_ARCHS="${archs}")
-set_source_files_properties(cuda/kit_choice.cpp PROPERTIES COMPILE_DEFINITIONS
-  "TILEMOE_ARCHS_OF_SM80=\"${archs_of_sm80}\";TILEMOE_ARCHS_OF_SM90=\"${archs_of_sm90}\"")
+set(archs_of_kits)
+foreach(kit IN LISTS kits)
+  string(TOUPPER ${kit} name)
+  list(APPEND archs_of_kits "TILEMOE_ARCHS_OF_${name}=\"${archs_of_${kit}}\"")
+endforeach()
+set_source_files_properties(cuda/kit_choice.cpp
+  PROPERTIES COMPILE_DEFINITIONS "${archs_of_kits}")
+# What a verdict on a kit is about (cuda/verdict.h).
+set(sources_id ${CMAKE_CURRENT_BINARY_DIR}/generated/sources_id.h)
+string(TOUPPER "${CMAKE_BUILD_TYPE}" configuration)
+add_custom_target(tilemoe_sources_id
+  BYPRODUCTS ${sources_id}
+  COMMAND ${CMAKE_COMMAND} -DSOURCE_DIR=${PROJECT_SOURCE_DIR} -DOUTPUT=${sources_id}
+          -DNVCC_VERSION=${CMAKE_CUDA_COMPILER_VERSION}
+          "-DCOMPILED_BY=${CMAKE_CUDA_FLAGS} ${CMAKE_CUDA_FLAGS_${configuration}}"
+          -P ${PROJECT_SOURCE_DIR}/cmake/write_sources_id.cmake
+  COMMENT "Looking up what the kernels are made of"
+  VERBATIM)
+add_dependencies(tilemoe_cuda_objects tilemoe_sources_id)
+target_include_directories(tilemoe_cuda_objects PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
 # Everything else, by rows, tokens and pairs: for every architecture of the build.
 set(rowwise_kernels
   cuda/rowwise/bias_gradient.cu

@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "cuda/backend.h"
 #include "cuda/core/device_code.h"
+#include "cuda/device_verdict.h"
 #include "cuda/kit_choice.h"
 #include "tilemoe/tilemoe.h"
 
@@ -93,6 +96,7 @@ TEST(Capability, OfABuildIsWhatItHasCodeFor) {
       {"90a", {{9, 0}}},
       {"90", {{9, 0}}},
       {"100", {{10, 0}, {10, 3}}},
+      {"100f", {{10, 0}, {10, 3}}},
       {"120", {{12, 0}}},
       {"90a,100", {{9, 0}, {10, 0}, {10, 3}}},
       {"100,120,90", {{9, 0}, {10, 0}, {10, 3}, {12, 0}}},
@@ -140,9 +144,10 @@ TEST(Kit, IsTheNewestThatTheDeviceRuns) {
     }
     const bool hopper = major == 9;
     EXPECT_EQ(choose_kit(device, {}, kBoth), hopper ? KitName::kSm90 : KitName::kSm80);
-    EXPECT_EQ(describe_choice(device, {}, kBoth), std::string(hopper ? "sm90" : "sm80") +
-                                                      ", the newest for compute capability " +
-                                                      device.capability());
+    EXPECT_EQ(describe_choice(device, {}, kBoth),
+              std::string(hopper ? "sm90" : "sm80") + ", the newest for compute capability " +
+                  device.capability() +
+                  (major == 10 ? " in this build, which has no sm100 kit" : ""));
     EXPECT_EQ(choose_kit(device, {}, kOnlySm80), KitName::kSm80);
   }
 }
@@ -190,6 +195,94 @@ TEST(Kit, ThatTheBuildLacksIsRefused) {
   }
 }
 
+FoundVerdict found(Outcome outcome, const std::string& what) {
+  Verdict verdict{.key = {.library = "0.2.0", .driver = "580.95.05", .gpu = "B200", .kit = "sm100"},
+                  .outcome = outcome,
+                  .date = "2026-11-23",
+                  .what = what};
+  return {.verdict = verdict, .why_none = {}};
+}
+
+constexpr BuiltKit kAll[] = {
+    {KitName::kSm80, "80,100f"}, {KitName::kSm90, "90a"}, {KitName::kSm100, "100f"}};
+
+TEST(Kit, ThatNobodyRanAwaitsItsVerdict) {
+  const FoundVerdict agreed = found(Outcome::kAgreed, "agreed with sm80 in 40 cases");
+  for (const int minor : {0, 3}) {
+    const DeviceInfo blackwell = gpu(10, minor);
+    EXPECT_EQ(choose_kit(blackwell, {}, kAll), KitName::kSm80);
+    EXPECT_EQ(describe_choice(blackwell, {}, kAll),
+              "sm80, since `tilemoe doctor --blackwell` has not run");
+    EXPECT_EQ(choose_kit(blackwell, {}, kAll, agreed), KitName::kSm100);
+    EXPECT_EQ(describe_choice(blackwell, {}, kAll, agreed),
+              "sm100, which agreed with sm80 in 40 cases, on 2026-11-23 with driver 580.95.05");
+    for (Outcome bad : {Outcome::kDisagreed, Outcome::kHung, Outcome::kCrashed, Outcome::kError}) {
+      EXPECT_EQ(choose_kit(blackwell, {}, kAll, found(bad, "")), KitName::kSm80);
+      EXPECT_EQ(describe_choice(blackwell, {}, kAll, found(bad, "hung after 600 s")),
+                "sm80, since sm100 hung after 600 s, on 2026-11-23 with driver 580.95.05");
+    }
+  }
+}
+
+TEST(Kit, NeedsNoVerdictWhereItIsAskedFor) {
+  const FoundVerdict hung = found(Outcome::kHung, "hung");
+  const FoundVerdict agreed = found(Outcome::kAgreed, "agreed with sm80");
+  const KitRequest sm100{"sm100", "TILEMOE_KIT"}, sm80{"sm80", "TILEMOE_KIT"};
+  EXPECT_EQ(choose_kit(gpu(10, 0), sm100, kAll, hung), KitName::kSm100);
+  EXPECT_EQ(describe_choice(gpu(10, 0), sm100, kAll, hung), "sm100, asked for by TILEMOE_KIT");
+  EXPECT_EQ(choose_kit(gpu(10, 0), sm80, kAll, agreed), KitName::kSm80);
+}
+
+// Nor is it taken for want of another.
+TEST(Kit, WithoutAVerdictIsNoneWhereThereIsNoOther) {
+  constexpr BuiltKit kOnlySm100[] = {{KitName::kSm100, "100f"}};
+  for (const auto& [major, minor] : kCapabilities)
+    expect_part(refusal([&] { choose_kit(gpu(major, minor), {}, kOnlySm100); }),
+                Status::kUnsupported,
+                "for which this build has no kit of the layer's grouped GEMMs");
+}
+
+TEST(Kit, WithAVerdictIsNotForOtherGpus) {
+  const FoundVerdict agreed = found(Outcome::kAgreed, "agreed with sm80");
+  for (const auto& [major, minor] : kCapabilities) {
+    if (major < 8 || major == 10) continue;
+    const DeviceInfo device = gpu(major, minor);
+    EXPECT_EQ(describe_choice(device, {}, kAll, agreed), describe_choice(device, {}, kBoth));
+    expect_part(refusal([&] {
+                  choose_kit(device, {"sm100", "TILEMOE_KIT"}, kAll, agreed);
+                }),
+                Status::kUnsupported,
+                "has compute capability " + device.capability() +
+                    ", the sm100 kit, asked for by TILEMOE_KIT, needs 10.0");
+  }
+  // Nor where the build lacks it, or its code for the device.
+  constexpr BuiltKit kElsewhere[] = {{KitName::kSm80, "80"}, {KitName::kSm100, "120"}};
+  EXPECT_EQ(choose_kit(gpu(10, 0), {}, kBoth, agreed), KitName::kSm80);
+  EXPECT_EQ(choose_kit(gpu(10, 0), {}, kElsewhere, agreed), KitName::kSm80);
+}
+
+// Of a device that no other test asks about, in a folder of its own.
+TEST(Verdict, IsReadOnceADevice) {
+  std::string folder = testing::TempDir() + "verdict-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  setenv("TILEMOE_STATE_DIR", folder.c_str(), 1);
+  DeviceInfo first = gpu(10, 0), second = gpu(10, 0), other = gpu(10, 3);
+  first.index = 40, second.index = 41, other.index = 42;
+  const VerdictKey key = verdict_key(first, "sm100");
+  EXPECT_EQ(verdict_key(second, "sm100"), key) << "two of a kind share a verdict";
+  EXPECT_NE(verdict_key(other, "sm100"), key);
+  EXPECT_TRUE(key.library.starts_with(std::string(tilemoe_version()) + ", sources "))
+      << key.library;
+  EXPECT_FALSE(verdict_of(first).verdict);
+  std::ofstream(verdict_file(folder, key))
+      << text_of({.key = key, .outcome = Outcome::kAgreed, .date = "2026-11-23", .what = "agreed"});
+  EXPECT_FALSE(verdict_of(first).verdict) << "what was found once holds for the process";
+  EXPECT_TRUE(verdict_of(second).agreed());
+  EXPECT_FALSE(verdict_of(other).verdict);
+  std::filesystem::remove_all(folder);
+  EXPECT_TRUE(verdict_of(second).agreed());
+}
+
 TEST(Kit, HasAName) {
   for (const auto& [major, minor] : kCapabilities)
     for (const char* name : {"sm70", "SM90", "sm_90", "90", "sm80,sm90", "sm80 ", "cpu"})
@@ -216,13 +309,15 @@ TEST(Kit, OfTheEnvironmentIsReadAtTheCallAndTheProgramWins) {
     EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
   }
   setenv("TILEMOE_KIT", "sm100", 1);  // once read, it is not read again
-  EXPECT_EQ(refusal([&] { kit_of(hopper); }).text.find("no sm100 kit"), std::string::npos);
+  EXPECT_EQ(refusal([&] { kit_of(hopper); }).text.find("sm100 kit"), std::string::npos);
 
   EXPECT_EQ(tilemoe_set_cuda_kit("auto"), TILEMOE_SUCCESS);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
   EXPECT_EQ(tilemoe_set_cuda_kit("sm90"), TILEMOE_SUCCESS);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by the program");
+#ifndef TILEMOE_WITH_SM100
   EXPECT_EQ(tilemoe_set_cuda_kit("sm100"), TILEMOE_UNSUPPORTED);
+#endif
   EXPECT_EQ(tilemoe_set_cuda_kit("nonsense"), TILEMOE_INVALID_ARGUMENT);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, asked for by the program")
       << "a refusal changes nothing";

@@ -16,7 +16,8 @@ foreach(object IN LISTS objects)
   execute_process(COMMAND ${NM} --defined-only --format=posix ${object}
     OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   foreach(kit IN LISTS KITS)
-    string(REGEX MATCHALL "(^|\n)_ZN7tilemoe4cuda4${kit}L?[0-9]+[a-z_]*gemmI[^ .\n]* [tTwW] "
+    string(LENGTH ${kit} letters)
+    string(REGEX MATCHALL "(^|\n)_ZN7tilemoe4cuda${letters}${kit}L?[0-9]+[a-z_]*gemmI[^ .\n]* [tTwW] "
       kernels "${symbols}")
     list(LENGTH kernels here)
     if(here GREATER 0)

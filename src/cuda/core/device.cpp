@@ -17,6 +17,27 @@ DeviceInfo read(int index) {
           .name = properties.name};
 }
 
+int count_devices() {
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found != cudaSuccess || count == 0) {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);  // 0 without a driver
+    TILEMOE_CHECK_SUPPORTED(false, why_no_device(found, driver));
+  }
+  return count;
+}
+
+const DeviceInfo& known_device(int index) {
+  static OncePerDevice<DeviceInfo> devices;
+  TILEMOE_CHECK_SUPPORTED(index < kMaxDevices,
+                          "device " << index << ", the library knows " << kMaxDevices);
+  const DeviceInfo& device = devices.get(index, [&] { return read(index); });
+  require_any_kernel(device);
+  require_code(TILEMOE_CUDA_ARCHS, device);
+  return device;
+}
+
 }  // namespace
 
 void require_any_kernel(const DeviceInfo& device) {
@@ -27,22 +48,17 @@ void require_any_kernel(const DeviceInfo& device) {
 }
 
 const DeviceInfo& current_device() {
-  static OncePerDevice<DeviceInfo> devices;
-  int count = 0;
-  const cudaError_t found = cudaGetDeviceCount(&count);
-  if (found != cudaSuccess || count == 0) {
-    int driver = 0;
-    cudaDriverGetVersion(&driver);  // 0 without a driver
-    TILEMOE_CHECK_SUPPORTED(false, why_no_device(found, driver));
-  }
+  count_devices();
   int index = 0;
   TILEMOE_CHECK_CUDA(cudaGetDevice(&index), "the current device");
-  TILEMOE_CHECK_SUPPORTED(index < kMaxDevices,
-                          "device " << index << ", the library knows " << kMaxDevices);
-  const DeviceInfo& device = devices.get(index, [&] { return read(index); });
-  require_any_kernel(device);
-  require_code(TILEMOE_CUDA_ARCHS, device);
-  return device;
+  return known_device(index);
+}
+
+const DeviceInfo& device_at(int index) {
+  const int count = count_devices();
+  TILEMOE_CHECK(index >= 0 && index < count,
+                "there is no GPU cuda:" << index << ", CUDA counts " << count);
+  return known_device(index);
 }
 
 }  // namespace tilemoe::cuda

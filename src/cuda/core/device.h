@@ -58,5 +58,7 @@ void require_any_kernel(const DeviceInfo& device);
 
 // Read once a device. Throws Error(kUnsupported) where there is none that any kernel runs on.
 const DeviceInfo& current_device();
+// The same of another, as CUDA counts them, without a context on it.
+const DeviceInfo& device_at(int index);
 
 }  // namespace tilemoe::cuda

@@ -11,7 +11,7 @@ bool has_code(std::string_view archs, const DeviceInfo& device) {
   const auto runs = [&](std::string_view arch) {
     if (arch == "80") return device.major >= 8;  // with PTX, for what has no code of its own
     if (arch == "90" || arch == "90a") return device.major == 9 && device.minor == 0;
-    if (arch == "100") return device.major == 10;
+    if (arch == "100" || arch == "100f") return device.major == 10;
     return arch == "120" && device.major == 12;
   };
   for (size_t end = 0; !archs.empty(); archs.remove_prefix(std::min(end + 1, archs.size()))) {

@@ -4,9 +4,10 @@
 
 namespace tilemoe::cuda {
 
-enum class KitName { kSm80, kSm90 };
+enum class KitName { kSm80, kSm90, kSm100 };
 
-struct Sm80;  // from Ampere on: mma.sync, cp.async
-struct Sm90;  // Hopper: wgmma, TMA, clusters
+struct Sm80;   // from Ampere on: mma.sync, cp.async
+struct Sm90;   // Hopper: wgmma, TMA, clusters
+struct Sm100;  // Blackwell 10.x: tcgen05, tensor memory, TMA
 
 }  // namespace tilemoe::cuda

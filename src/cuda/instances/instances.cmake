@@ -1,8 +1,10 @@
 # What a kit's products are compiled for, of TILEMOE_CUDA_ARCHS. Where that is nothing the kit is not
 # built: its rows of products.inc are left out, here and in table.h.
-set(kits sm80 sm90)
+set(kits sm80 sm90 sm100)
 set(archs_of_sm90 ${TILEMOE_CUDA_ARCHS})
 list(FILTER archs_of_sm90 INCLUDE REGEX "^90a$")
+set(archs_of_sm100 ${TILEMOE_CUDA_ARCHS})
+list(FILTER archs_of_sm100 INCLUDE REGEX "^100f$")
 set(archs_of_sm80 ${TILEMOE_CUDA_ARCHS})
 list(FILTER archs_of_sm80 EXCLUDE REGEX "^90a$")
 if(TILEMOE_SM80_ON_HOPPER AND archs_of_sm90)

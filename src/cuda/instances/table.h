@@ -8,6 +8,7 @@
 #include "cuda/core/kit.h"
 #include "cuda/core/tile_configuration.h"
 #include "cuda/core/variant.h"
+#include "cuda/sm100/tiles.h"
 #include "cuda/sm80/tiles.h"
 #include "cuda/sm90/tiles.h"
 #include "cuda/step/steps.h"
@@ -65,6 +66,11 @@ struct Row {
 #define TILEMOE_ROW_OF_Sm90(...)
 #else
 #define TILEMOE_ROW_OF_Sm90(...) __VA_ARGS__
+#endif
+#ifdef TILEMOE_WITHOUT_SM100
+#define TILEMOE_ROW_OF_Sm100(...)
+#else
+#define TILEMOE_ROW_OF_Sm100(...) __VA_ARGS__
 #endif
 
 inline constexpr Row kRows[] = {

@@ -30,6 +30,21 @@ constexpr DeviceModel hopper_model(int multiprocessors) {
           .asked_twice = 0.2};
 }
 
+// Blackwell, not measured. Published of a B200: 2.25 PFLOP/s of dense 16-bit products and 8 TB/s of
+// 148 multiprocessors, which at 1.85 GHz are 4096 and 29 a cycle of each. The rest is Hopper's; an
+// epilogue is hidden behind the next tile's products.
+constexpr DeviceModel blackwell_model(int multiprocessors) {
+  return {.multiprocessors = multiprocessors,
+          .multiply_adds = 4096,
+          .l2_bytes = 44,
+          .memory_bytes = 29,
+          .tile_overhead = 300,
+          .ping_pong_overhead = 0,
+          .gather_wait = 0,
+          .cluster_wait = 0,
+          .asked_twice = 0.2};
+}
+
 // Any GPU, by mma.sync: rates of an H100, of whose products this kit has five eighths.
 constexpr DeviceModel mma_sync_model(int multiprocessors) {
   return {.multiprocessors = multiprocessors,

@@ -1,123 +1,41 @@
-// The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
-// dA'), A' = s A and the row sums <dA', A> of each 64 columns, which are a warp's.
-//
-// Threads read H from memory as they need it, since registers for more would be spilled, and store
-// dH and A' from registers. While one warp waits, the other of its scheduler works. dH may lie over
-// H: a warp has read what it stores over, and rows past the expert's last are neither read nor
-// stored.
+// The activation gradient's end (epilogue/slab_activation_gradient.h), slab by slab: a warp's
+// columns are a group of ds.
 #pragma once
 
 #include <cstdint>
 
-#include "backend.h"
 #include "cuda/core/tile.h"
-#include "cuda/core/up_columns.h"
-#include "cuda/epilogue/activation_gradient.h"
-#include "cuda/epilogue/store.h"
+#include "cuda/epilogue/slab_activation_gradient.h"
 #include "cuda/sm80/each_slab.h"
 #include "cuda/sm80/shape.h"
-#include "cuda/sm80/words_of_h.h"
 
 namespace tilemoe::cuda::sm80 {
 
 template <class Shape, Activations kActivations>
 class ActivationGradientEpilogue {
  public:
-  using Element = typename Shape::Out;  // of H, dH and A'
+  using Slab = SlabActivationGradient<Shape, kActivations>;
   static constexpr int kColumns = Shape::BLOCK_N;
-  static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;  // of H
   static_assert(Shape::kWarpColumns == kDsColumns, "a warp has a group of ds");
 
-  using H = WordsOfH<Shape, kActivations>;
-  using Rows = StoreByThreads<Shape, H::kColumns>;
-
-  using HParams = typename H::Params;
-
-  struct Params {
-    HParams H;
-    typename Rows::Output A_scaled;  // (capacity, 1, n); may be not wanted
-    const float* score;              // (capacity); null: every s is 1
-    float* ds_partial;               // (ds_groups(n), capacity); null: not wanted
-    int64_t capacity;
-    ActivationParams activation;
-  };
-
-  static Params params(const ActivationGradient& step) {
-    const tilemoe_experts& experts = *step.experts;
-    return {.H = H::params(step),
-            .A_scaled = Rows::output(step.A_scaled, 1, experts.n),
-            .score = step.rows.score,
-            .ds_partial = step.ds_partial,
-            .capacity = step.rows.capacity,
-            .activation = activation_params(experts)};
-  }
+  using Params = typename Slab::Params;
+  static Params params(const ActivationGradient& step) { return Slab::params(step); }
 
   __device__ explicit ActivationGradientEpilogue(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile) const {
     const int32_t column = tile.n_block * kColumns + Shape::slab_column();
     if (column >= params_.H.n) return;
-    with_activation<kActivations>(params_.activation,
-                                  [&](const auto& f) { finish(f, D, tile, column); });
-  }
-
- private:
-  static constexpr int kHalves = Shape::kWarpColumns / H::kColumns;
-
-  template <class Function>
-  __device__ __forceinline__ void finish(const Function& f, Accumulators<Shape>& dA,
-                                         const Tile& tile, int32_t column) const {
-    const H h(params_.H, tile);
-    for_each_slab<Shape>(dA, [&](int m, const OneSlab<Shape>& slab) {
-      const int32_t row = tile.row_begin + Shape::slab_row(m);
-      if (row >= tile.row_end) return false;
-      float s[2], ds[2] = {0.f, 0.f};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t r = row + slab::row(half);
-        s[half] = params_.score != nullptr && r < tile.row_end ? params_.score[r] : 1.f;
-      }
-#pragma unroll
-      for (int part = 0; part < kHalves; ++part) {
-        const int32_t first = column + part * H::kColumns;
-        const typename H::Loaded loaded = h.load(m, first);
-        differentiate(f, h, loaded, m, first, &slab[0][part * H::kColumns / 2], s, ds, tile);
-      }
-      store_sum(ds_of_row(ds), row, tile.row_end, column / Shape::kWarpColumns);
-      return true;
+    with_activation<kActivations>(params_.activation, [&](const auto& f) {
+      const Slab slab(params_);
+      const typename Slab::H h(params_.H, tile);
+      for_each_slab<Shape>(D, [&](int m, const OneSlab<Shape>& dA) {
+        return slab.finish(f, h, m, tile, column, dA);
+      });
     });
   }
 
-  // H::kColumns columns of a slab.
-  template <class Function>
-  __device__ __forceinline__ void differentiate(const Function& f, const H& h,
-                                                const typename H::Loaded& loaded, int m,
-                                                int32_t column, const float* dA,
-                                                const float (&s)[2], float (&ds)[2],
-                                                const Tile& tile) const {
-    typename H::Words gate, up = {};
-    h.words(loaded, gate, up);
-    uint32_t A_scaled[H::kColumns / 8][2];
-#pragma unroll
-    for (int block = 0; block < H::kColumns / 16; ++block)
-      differentiate_block<Element, kActivations>(
-          f, packed_block(gate, block), packed_block(up, block), packed_block(A_scaled, block),
-          &dA[8 * block], s, ds);
-    h.store(m, column, gate, up);
-    Rows(0, 0).store_packed(params_.A_scaled, m, tile.row_begin, tile.row_end, 0, column, A_scaled);
-  }
-
-  // 16 columns of words[j][half].
-  __device__ static PackedBlock& packed_block(uint32_t (*words)[2], int block) {
-    return reinterpret_cast<PackedBlock&>(words[2 * block]);
-  }
-
-  __device__ void store_sum(float sum, int32_t row, int32_t row_end, int32_t group) const {
-    const int32_t r = row + slab::row(slab::lane() % 2);
-    if (slab::lane() % 4 < 2 && r < row_end && params_.ds_partial != nullptr)
-      params_.ds_partial[group * params_.capacity + r] = sum;
-  }
-
+ private:
   const Params& params_;
 };
 

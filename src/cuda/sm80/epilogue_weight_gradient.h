@@ -1,19 +1,13 @@
-// D, or its transpose, as an expert's weight gradient: written, or added to what is there in
-// float32 and rounded once, in 16 bits or float32. D's columns are in one or two parts, a gradient
-// each. Of a tile that is one part of a sum, D is left for later.
+// A weight gradient's end (epilogue/slab_weight_gradient.h). Of a tile that is one part of a sum, D
+// is left for later.
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
-#include "cuda/core/pack.h"
 #include "cuda/core/tile.h"
-#include "cuda/epilogue/store_threads.h"
-#include "cuda/epilogue/weight_gradient.h"
-#include "cuda/ptx/movmatrix.h"
+#include "cuda/epilogue/slab_weight_gradient.h"
 #include "cuda/sm80/partial_sums.h"
 #include "cuda/sm80/shape.h"
-#include "cuda/step/steps.h"
 
 namespace tilemoe::cuda::sm80 {
 
@@ -22,124 +16,29 @@ class WeightGradientEpilogue {
  public:
   template <class Other>
   using Of = WeightGradientEpilogue<Other, Out, kMajor>;  // the same of another shape
-  static constexpr bool kFloat = std::is_same_v<Out, float>;
-  static constexpr bool kTransposed = kMajor == OutputMajor::kColumn;
+  using Slabs = SlabWeightGradient<Shape, Out, kMajor>;
 
   struct Params {
-    Gradient<Out> part[2];
-    GradientSize size;  // of D, the columns of a part
-    int32_t blocks_a_part;
-    bool accumulate;
+    typename Slabs::Params gradient;
     PartialSums<Shape> partial_sums;
   };
 
   // Partial sums have tiles as the product has: an epilogue of another shape writes none.
   static Params params(const WeightGradient& step, void* partial_sums) {
-    const int64_t columns = step.dense_columns;
-    Params params{
-        .part = {},
-        .size = {.rows = static_cast<int32_t>(step.gathered.shape[1]),
-                 .columns = static_cast<int32_t>(columns)},
-        .blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_N - 1) / Shape::BLOCK_N),
-        .accumulate = step.accumulate,
-        .partial_sums = {static_cast<float4*>(partial_sums)}};
-    for (int p = 0; p < step.parts; ++p) {
-      const tilemoe_tensor& out = step.part[p].out;  // (E, columns, rows)
-      params.part[p] = {.data = static_cast<Out*>(out.data),
-                        .expert_stride = out.stride[0],
-                        .stride = out.stride[kTransposed ? 1 : 2]};
-    }
-    return params;
+    return {.gradient = Slabs::params(step), .partial_sums = {static_cast<float4*>(partial_sums)}};
   }
 
   __device__ explicit WeightGradientEpilogue(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile) const {
-    const GradientPlace place = place_of(tile);
-    const GradientSize& size = params_.size;
-    const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
-    if (place.row >= size.rows || nothing_to_add) return;
+    const Slabs slabs(params_.gradient);
+    const GradientPlace place = slabs.place_of(tile, Shape::slab_column());
+    if (slabs.leaves(tile)) return;
     if (tile.partial_sum >= 0) return params_.partial_sums.write(tile.partial_sum, D);
-    const Gradient<Out>& gradient = params_.part[place.part];
-    if (params_.accumulate) add_gradient<Shape, kMajor>(gradient, size, place, D);
-    if constexpr (kFloat)
-      write_gradient<Shape, kMajor>(gradient, size, place, D);
-    else if constexpr (kTransposed)
-      store_transposed(gradient, place, D);
-    else
-      store_rows(gradient, place, D);
+    slabs.store(D, place);
   }
 
  private:
-  // Of this warp's columns; its rows begin at Shape::slab_row().
-  __device__ GradientPlace place_of(const Tile& tile) const {
-    const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
-    return {part, tile.expert, tile.m_block * Shape::BLOCK_M,
-            (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N + Shape::slab_column()};
-  }
-
-  __device__ __forceinline__ void store_rows(const Gradient<Out>& to, const GradientPlace& place,
-                                             const Accumulators<Shape>& D) const {
-    using Rows = StoreByThreads<Shape, 32>;
-    const typename Rows::Output out{.data = to.data,
-                                    .row_stride = to.stride,
-                                    .part_stride = to.expert_stride,
-                                    .columns = params_.size.columns};
-    constexpr int kWide = Shape::kWarpColumns / 32 * 32;
-    store_columns<Shape, kWide>(Rows(0, 0), out, place.row, params_.size.rows, place.expert,
-                                place.column, [&](int m, int i) { return D[m][i]; });
-    if constexpr (kWide < Shape::kWarpColumns) store_last_columns<kWide>(to, place, D);
-  }
-
-  // Those from kFirst on, fewer than a lane's 16 bytes of each row: 4 bytes at a time.
-  template <int kFirst>
-  __device__ __forceinline__ void store_last_columns(const Gradient<Out>& to,
-                                                     const GradientPlace& place,
-                                                     const Accumulators<Shape>& D) const {
-    const int32_t column = place.column + slab::column();
-    Out* const first = to.data + place.expert * to.expert_stride + column;
-#pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t row = place.row + Shape::slab_row(m) + slab::row(half);
-        if (row >= params_.size.rows) continue;
-#pragma unroll
-        for (int j = kFirst / 8; j < Shape::kWarpColumns / 8; ++j) {
-          const float* const two = &D[m][4 * j + 2 * half];
-          if (column + 8 * j < params_.size.columns)
-            *reinterpret_cast<uint32_t*>(first + row * to.stride + 8 * j) =
-                pack(two[0], two[1], Out());
-        }
-      }
-  }
-
-  // Blocks of 8x8 numbers are transposed in registers. Then the four lanes of a column of D have 2
-  // of its rows of each block, and take 8 of one block each.
-  __device__ __forceinline__ void store_transposed(const Gradient<Out>& to,
-                                                   const GradientPlace& place,
-                                                   const Accumulators<Shape>& D) const {
-    constexpr int kRun = 8;  // rows of D that a lane writes
-    const int32_t lane = slab::lane();
-    const int32_t row = place.row + Shape::slab_row(0) + lane % 4 * kRun;
-    const int32_t column = place.column + lane / 4;
-    Out* const first = to.data + place.expert * to.expert_stride + column * to.stride + row;
-#pragma unroll
-    for (int j = 0; j < Shape::kWarpColumns / 8; ++j)
-#pragma unroll
-      for (int m = 0; m < Shape::kSlabs; m += 2) {
-        uint32_t block[4];
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          const float* const two = &D[m + b / 2][4 * j + b % 2 * 2];
-          block[b] = ptx::movmatrix(pack(two[0], two[1], Out()));
-        }
-        const uint4 run = words_of_group(block, lane);
-        if (row + m * slab::kRows < params_.size.rows && column + 8 * j < params_.size.columns)
-          *reinterpret_cast<uint4*>(first + 8 * j * to.stride + m * slab::kRows) = run;
-      }
-  }
-
   const Params& params_;
 };
 

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(PartialSums<typename Sums::Shape>::kThreads)
   Tile tile = Sums::Order::tile_of(params.order, place.expert, place.tile, half);
   const int32_t tile_end = tile_begin + tile.k_blocks;
   tile.n_block = tile.n_block * kAcross + across;
-  if (tile.m_block * Shape::BLOCK_M >= params.epilogue.size.rows) return;
+  if (tile.m_block * Shape::BLOCK_M >= params.epilogue.gradient.size.rows) return;
   Accumulators<Shape> D = {};
   const auto add = [&](int32_t share, bool at_its_end) {
     params.partial_sums.add(Shares::partial_sum(share, at_its_end) * 2 + half, across, D);
@@ -68,7 +68,7 @@ void launch_shared_sums(const typename Product::Params& params, const WeightGrad
   constexpr int kAcross = Shape::kWarpsAcross;
   static_assert(Column::kThreads == PartialSums<Shape>::kThreads);
   typename Epilogue::Params columns = Epilogue::params(step, nullptr);
-  columns.blocks_a_part = params.epilogue.blocks_a_part * kAcross;
+  columns.gradient.blocks_a_part = params.epilogue.gradient.blocks_a_part * kAcross;
   launch_early<add_shared_sums<Sums>>(
       {.blocks = dim3(static_cast<unsigned>(step.shares - 1), kAcross * 2),
        .threads = Column::kThreads,

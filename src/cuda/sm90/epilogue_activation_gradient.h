@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "backend.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/core/tile.h"
 #include "cuda/core/up_columns.h"
 #include "cuda/epilogue/activation_gradient.h"
@@ -30,7 +31,6 @@
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/slice_of_h.h"
 #include "cuda/sm90/store_ragged.h"
-#include "cuda/sm90/tensor_map.h"
 
 namespace tilemoe::cuda::sm90 {
 

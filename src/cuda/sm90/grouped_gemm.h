@@ -36,7 +36,7 @@
 
 namespace tilemoe::cuda::sm90 {
 
-template <class Shape_, Loader LoadA_, Loader LoadB_, EpilogueOf<Shape_> Epilogue_,
+template <class Shape_, load::Loader LoadA_, load::Loader LoadB_, EpilogueOf<Shape_> Epilogue_,
           TileOrder Order_>
 struct GroupedGemm {
   using Shape = Shape_;
@@ -53,7 +53,8 @@ struct GroupedGemm {
   };
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
-  static constexpr bool kThreadsCopy = copies_by_threads<LoadA> || copies_by_threads<LoadB>;
+  static constexpr bool kThreadsCopy =
+      load::copies_by_threads<LoadA> || load::copies_by_threads<LoadB>;
   static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;
   static constexpr int kFullArrivals = 1 + (kThreadsCopy ? kWarpgroup : 0);
   static constexpr int kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;

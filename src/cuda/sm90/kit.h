@@ -7,6 +7,11 @@
 #include "cuda/core/kit.h"
 #include "cuda/core/recipe.h"
 #include "cuda/core/variant.h"
+#include "cuda/load/dense_rows.h"
+#include "cuda/load/gathered_rows.h"
+#include "cuda/load/summed_parts.h"
+#include "cuda/load/summed_rows.h"
+#include "cuda/load/weights.h"
 #include "cuda/schedule/expert_tiles.h"
 #include "cuda/sm90/epilogue_activation.h"
 #include "cuda/sm90/epilogue_activation_gradient.h"
@@ -15,11 +20,6 @@
 #include "cuda/sm90/epilogue_swiglu.h"
 #include "cuda/sm90/epilogue_weight_gradient.h"
 #include "cuda/sm90/launch.h"
-#include "cuda/sm90/load_dense_rows.h"
-#include "cuda/sm90/load_gathered_rows.h"
-#include "cuda/sm90/load_summed_parts.h"
-#include "cuda/sm90/load_summed_rows.h"
-#include "cuda/sm90/load_weights.h"
 #include "cuda/sm90/shared_sums.h"
 #include "cuda/sm90/store_ragged.h"
 #include "cuda/sm90/tiles.h"
@@ -64,19 +64,19 @@ struct Sm90 {
 
   // ---- operand A: rows by expert, or summed over
   template <class Shape, bool kGathers>
-  using Rows = std::conditional_t<kGathers, sm90::GatheredRows<Shape>, sm90::DenseRows<Shape>>;
+  using Rows = std::conditional_t<kGathers, load::GatheredRows<Shape>, load::DenseRows<Shape>>;
   template <class Shape>
-  using PartRows = sm90::DensePartRows<Shape>;
+  using PartRows = load::DensePartRows<Shape>;
   template <class Shape>
-  using SummedGathered = sm90::GatheredSummedRows<Shape>;
+  using SummedGathered = load::GatheredSummedRows<Shape>;
 
   // ---- operand B
   template <class Shape, Major kMajor, int kParts>
-  using Weights = sm90::Weights<Shape, kMajor, kParts>;
+  using Weights = load::Weights<Shape, kMajor, kParts>;
   template <class Shape, Major kMajor>
-  using SummedWeights = sm90::SummedWeights<Shape, kMajor>;
+  using SummedWeights = load::SummedWeights<Shape, kMajor>;
   template <class Shape>
-  using SummedDense = sm90::DenseSummedRows<Shape>;
+  using SummedDense = load::DenseSummedRows<Shape>;
 
   // ---- epilogues
   template <class Shape, Activations kSet, bool kAdjacent>

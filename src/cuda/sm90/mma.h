@@ -3,11 +3,23 @@
 
 #include <cstdint>
 
+#include "cuda/core/operand.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/shape.h"
 
 namespace tilemoe::cuda::sm90 {
+
+// A staged operand as wgmma reads it: by descriptors.
+template <class Operand>
+__device__ __forceinline__ uint64_t descriptor(uint32_t shared) {
+  return ptx::wgmma_descriptor(shared, Operand::kAtomBytes,
+                               Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes);
+}
+// A descriptor moved by `bytes`, which never leave its 18 bits of address.
+__device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t bytes) {
+  return descriptor + (bytes >> 4);
+}
 
 // Of a consumer's rows. A and B are operands as they lie in a stage, one after the other.
 template <class Shape, class A, class B>
@@ -17,8 +29,8 @@ class Mma {
 
   // `shared` is the first stage; `first_row` the consumer's first of A.
   __device__ Mma(uint32_t shared, int32_t first_row)
-      : a_(A::descriptor(shared + first_row * A::kRowBytes)),
-        b_(B::descriptor(shared + A::kBytes)) {}
+      : a_(descriptor<A>(shared + first_row * A::kRowBytes)),
+        b_(descriptor<B>(shared + A::kBytes)) {}
 
   // D += the products of the stage that begins `stage` bytes after the first, which are under way
   // as one group when it returns; `overwrites` D instead.
@@ -33,8 +45,8 @@ class Mma {
 #pragma unroll
       for (int m = 0; m < Shape::kSlabs; ++m)
         ptx::wgmma<typename Shape::Element, Shape::BLOCK_N, A::kMajor, B::kMajor>(
-            D[m], A::advance(a_, stage + m * kSlabBytes + step * A::kStepBytes),
-            B::advance(b_, stage + step * B::kStepBytes), !overwrites || step != 0);
+            D[m], advance(a_, stage + m * kSlabBytes + step * A::kStepBytes),
+            advance(b_, stage + step * B::kStepBytes), !overwrites || step != 0);
     ptx::wgmma_commit();
   }
 

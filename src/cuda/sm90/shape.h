@@ -8,12 +8,14 @@
 #include "cuda/core/slab.h"
 #include "cuda/core/tile_configuration.h"
 #include "cuda/core/warp.h"
+#include "cuda/load/loader.h"
 
 namespace tilemoe::cuda::sm90 {
 
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
 constexpr int kBlockThreads = (1 + kConsumers) * kWarpgroup;  // the producer comes first
+static_assert(kWarpgroup == load::kProducerThreads);
 
 // 65536 registers over 384 threads are 168 a thread at launch; what the producer gives back, the
 // consumers take: 40 + 2 * 232 = 3 * 168.

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 
+#include "cuda/core/operand.h"
 #include "cuda/core/slab.h"
 #include "cuda/epilogue/activation_gradient.h"
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/stmatrix.h"
 #include "cuda/ptx/vector_copy.h"
-#include "cuda/sm90/operand.h"
 
 namespace tilemoe::cuda::sm90 {
 

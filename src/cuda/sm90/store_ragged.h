@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "cuda/core/pack.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/proxy_fence.h"
 #include "cuda/ptx/stmatrix.h"
@@ -15,7 +16,6 @@
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/uniform.h"
 #include "cuda/sm90/shape.h"
-#include "cuda/sm90/tensor_map.h"
 
 namespace tilemoe::cuda::sm90 {
 

@@ -6,13 +6,13 @@
 
 #include <cstdint>
 
+#include "cuda/core/operand.h"
 #include "cuda/core/pack.h"
 #include "cuda/ptx/named_barrier.h"
 #include "cuda/ptx/proxy_fence.h"
 #include "cuda/ptx/stmatrix.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/sm90/named_barriers.h"
-#include "cuda/sm90/operand.h"
 #include "cuda/sm90/shape.h"
 
 namespace tilemoe::cuda::sm90 {

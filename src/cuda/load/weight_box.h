@@ -5,15 +5,15 @@
 
 #include <cstdint>
 
-#include "cuda/sm90/operand.h"
-#include "cuda/sm90/tensor_map.h"
+#include "cuda/core/operand.h"
+#include "cuda/core/tensor_map.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda::load {
 
 template <Major kMajor, int kRows_>
 struct WeightBox {
   static constexpr int kRows = kRows_;
-  using Operand = sm90::Operand<kMajor, kRows>;
+  using Operand = StagedOperand<kMajor, kRows>;
 
   // Of W (E, rows, sum). K-major: a map (E, rows, sum), boxes of (1, kRows, BLOCK_K); MN-major: one
   // of (E, sum, rows), boxes of (1, BLOCK_K, 64).
@@ -49,4 +49,4 @@ struct WeightBox {
   }
 };
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda::load

@@ -9,7 +9,7 @@
 #include "cuda/core/element.h"
 #include "tilemoe/tilemoe.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda {
 
 // A tensor of three dimensions of 16-bit numbers, fastest first. The fastest is contiguous; strides
 // and boxes are in elements, the strides multiples of 8. A stride of a dimension of size 1 is free.
@@ -60,4 +60,4 @@ CUtensorMap ragged_rows_map(const tilemoe_tensor& rows, int64_t parts, int64_t c
                                {.count = parts, .stride = columns});
 }
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda

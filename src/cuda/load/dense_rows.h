@@ -7,17 +7,17 @@
 #include <cstdint>
 
 #include "backend.h"
+#include "cuda/core/operand.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/core/tile.h"
 #include "cuda/ptx/tma.h"
-#include "cuda/sm90/operand.h"
-#include "cuda/sm90/tensor_map.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda::load {
 
 template <class Shape>
 class DenseRows {
  public:
-  using Operand = sm90::Operand<Major::kK, Shape::BLOCK_M>;
+  using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
 
@@ -46,4 +46,4 @@ class DenseRows {
   int32_t row_begin_;
 };
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda::load

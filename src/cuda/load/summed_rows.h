@@ -8,16 +8,17 @@
 #include <cstdint>
 
 #include "cuda/core/gather_source.h"
+#include "cuda/core/operand.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/core/tile.h"
+#include "cuda/core/warp.h"
+#include "cuda/core/weight_gradient.h"
+#include "cuda/load/cluster_boxes.h"
+#include "cuda/load/loader.h"
 #include "cuda/ptx/cp_async.h"
 #include "cuda/ptx/tma.h"
-#include "cuda/sm90/cluster_boxes.h"
-#include "cuda/sm90/operand.h"
-#include "cuda/sm90/shape.h"
-#include "cuda/sm90/tensor_map.h"
-#include "cuda/step/steps.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda::load {
 
 // Operand A from rows that lie anywhere: row r of the sum is row token[r] of the source, or row r
 // itself where there is no token list. Copied by all threads of the producer, 16 bytes at a time;
@@ -29,9 +30,9 @@ namespace tilemoe::cuda::sm90 {
 template <class Shape>
 class GatheredSummedRows {
  public:
-  using Operand = sm90::Operand<Major::kMN, Shape::BLOCK_M>;
+  using Operand = StagedOperand<Major::kMN, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = 0;
-  static constexpr int kThreadArrivals = kWarpgroup;
+  static constexpr int kThreadArrivals = kProducerThreads;
 
   using Params = GatherSource;
 
@@ -84,7 +85,7 @@ class GatheredSummedRows {
  private:
   static constexpr int kPieces = Operand::kRowBytes / 16;
   static constexpr int kChunks = Operand::kRows / 64;
-  static constexpr int kRowsAtOnce = kWarpgroup / kPieces;
+  static constexpr int kRowsAtOnce = kProducerThreads / kPieces;
   static constexpr int kRowsAPass = kWarp / kPieces;  // of a warp
   static constexpr int kPasses = Shape::BLOCK_K / kRowsAtOnce;
   static constexpr int kWarpRows = kPasses * kRowsAPass;  // of a k block
@@ -113,7 +114,7 @@ class GatheredSummedRows {
 template <class Shape>
 class DenseSummedRows {
  public:
-  using Operand = sm90::Operand<Major::kMN, Shape::BLOCK_N>;
+  using Operand = StagedOperand<Major::kMN, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
 
@@ -174,4 +175,4 @@ class DenseSummedRows {
   bool shared_by_cluster_;
 };
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda::load

@@ -8,7 +8,7 @@
 
 #include "cuda/ptx/tma.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda::load {
 
 // Copies to this block, or to the same place in every block of its cluster.
 template <int kBlocks>
@@ -37,4 +37,4 @@ __device__ void load_boxes(const Loader& loader, bool shared_by_cluster, Stage..
   }
 }
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda::load

@@ -7,23 +7,23 @@
 
 #include <cstdint>
 
+#include "cuda/core/operand.h"
 #include "cuda/core/part_of_sum.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/core/tile.h"
 #include "cuda/core/up_columns.h"
+#include "cuda/load/cluster_boxes.h"
+#include "cuda/load/weight_box.h"
 #include "cuda/ptx/tma.h"
-#include "cuda/sm90/cluster_boxes.h"
-#include "cuda/sm90/operand.h"
-#include "cuda/sm90/tensor_map.h"
-#include "cuda/sm90/weight_box.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda::load {
 
 // Operand A from rows grouped by expert. A tile that reaches past its expert brings the next
 // expert's rows along; they meet no row that is stored.
 template <class Shape>
 class DensePartRows {
  public:
-  using Operand = sm90::Operand<Major::kK, Shape::BLOCK_M>;
+  using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
 
@@ -60,7 +60,7 @@ class DensePartRows {
 template <class Shape, Major kMajor>
 class SummedWeights {
  public:
-  using Operand = sm90::Operand<kMajor, Shape::BLOCK_N>;
+  using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
   // What lies in chunks of rows comes chunk by chunk: three of them have no halves.
@@ -110,4 +110,4 @@ class SummedWeights {
   bool shared_by_cluster_;
 };
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda::load

@@ -11,9 +11,8 @@
 #include "cuda/epilogue/load_threads.h"
 #include "cuda/epilogue/store_threads.h"
 #include "cuda/ptx/vector_copy.h"
-#include "cuda/sm80/shape.h"
 
-namespace tilemoe::cuda::sm80 {
+namespace tilemoe::cuda {
 
 template <class Shape, Activations kActivations>
 class WordsOfH {
@@ -154,4 +153,4 @@ class WordsOfH {
   const Tile& tile_;
 };
 
-}  // namespace tilemoe::cuda::sm80
+}  // namespace tilemoe::cuda

@@ -1,11 +1,11 @@
-#include "cuda/sm90/tensor_map.h"
+#include "cuda/core/tensor_map.h"
 
 #include <cudaTypedefs.h>
 
 #include "cuda/core/device.h"
 #include "library_limits.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda {
 namespace {
 
 // From the driver through the runtime, so that nothing links against the driver's library.
@@ -124,4 +124,4 @@ CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, const MapParts& par
       {static_cast<cuuint32_t>(spec.box[0]), static_cast<cuuint32_t>(spec.box[1]), 1, 1, 1});
 }
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda

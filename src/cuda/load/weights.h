@@ -1,5 +1,5 @@
-// Operand B: BLOCK_N columns of the product, which are rows of one expert's weights, by the copy
-// engine. Of a gated activation the tile has two parts, gate rows and then as many up rows, each
+// Operand B: BLOCK_N columns of the product, which are rows of one expert's weights, by TMA.
+// Of a gated activation the tile has two parts, gate rows and then as many up rows, each
 // from a map of its own: so gate and up of a column meet in one thread's accumulators, whether they
 // lie one after the other, interleaved or in two tensors, and neither spills into the other.
 #pragma once
@@ -8,19 +8,19 @@
 
 #include <cstdint>
 
+#include "cuda/core/operand.h"
 #include "cuda/core/tile.h"
+#include "cuda/load/cluster_boxes.h"
+#include "cuda/load/weight_box.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/uniform.h"
-#include "cuda/sm90/cluster_boxes.h"
-#include "cuda/sm90/operand.h"
-#include "cuda/sm90/weight_box.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda::load {
 
 template <class Shape, Major kMajor, int kParts>
 class Weights {
  public:
-  using Operand = sm90::Operand<kMajor, Shape::BLOCK_N>;
+  using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
   // A cluster's blocks bring half of B each where it has halves: three chunks of rows have none.
@@ -71,4 +71,4 @@ class Weights {
   bool shared_by_cluster_;
 };
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda::load

@@ -7,19 +7,19 @@
 #include <cstdint>
 
 #include "cuda/core/gather_source.h"
+#include "cuda/core/operand.h"
 #include "cuda/core/tile.h"
+#include "cuda/load/loader.h"
 #include "cuda/ptx/cp_async.h"
-#include "cuda/sm90/operand.h"
-#include "cuda/sm90/shape.h"
 
-namespace tilemoe::cuda::sm90 {
+namespace tilemoe::cuda::load {
 
 template <class Shape>
 class GatheredRows {
  public:
-  using Operand = sm90::Operand<Major::kK, Shape::BLOCK_M>;
+  using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = 0;
-  static constexpr int kThreadArrivals = kWarpgroup;
+  static constexpr int kThreadArrivals = kProducerThreads;
 
   using Params = GatherSource;
 
@@ -62,7 +62,7 @@ class GatheredRows {
 
  private:
   static constexpr int kChunks = Operand::kRowBytes / 16;
-  static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
+  static constexpr int kRowsAtOnce = kProducerThreads / kChunks;
   static constexpr int kPasses = Shape::BLOCK_M / kRowsAtOnce;
   static constexpr uint32_t kNone = 0xffffffff;
   static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
@@ -72,4 +72,4 @@ class GatheredRows {
   uint32_t source_row_[kPasses];  // half the registers of pointers: the producer has 40
 };
 
-}  // namespace tilemoe::cuda::sm90
+}  // namespace tilemoe::cuda::load

@@ -1,0 +1,391 @@
+#include "simulator/machine/tensor_memory.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "simulator/machine/async_agent.h"
+#include "simulator/machine/synchronization.h"
+
+namespace tilemoe::simulator {
+namespace {
+
+constexpr uint32_t kAllLanes = 0xffffffff;
+constexpr uint32_t kPieceBytes = 16;
+// Not there: the address of a kind of meeting.
+const char kElect = 0, kAllocate = 0, kRelinquish = 0, kFree = 0, kLoad = 0, kWait = 0;
+
+std::string tensor_place(uint32_t address) {
+  std::ostringstream text;
+  text << "tensor memory, lane " << (address >> 16) << ", column " << (address & 0xffff);
+  return text.str();
+}
+
+TensorMemory& memory_of(Block& block) {
+  if (!block.tensor_memory) block.tensor_memory = std::make_shared<TensorMemory>();
+  return *block.tensor_memory;
+}
+TensorWork& work_of(Thread& thread) {
+  if (!thread.tensor_work) thread.tensor_work = std::make_shared<TensorWork>();
+  return *thread.tensor_work;
+}
+
+uint32_t loads_agent(const Warp& warp) {
+  const AgentsOfCluster& agents = warp.block->agents;
+  return warp.block->number << kLocalBits | (agents.first_tensor_loads() + warp.index);
+}
+
+void require_warp(const Meeting& met, Thread& thread, const char* what, uint32_t site) {
+  if (met.arrived != kAllLanes)
+    thread.block->machine->fail(thread, FindingKind::kDivergence, site,
+                                std::string(what) + " by a part of a warp");
+}
+
+// Lanes and columns that lie in one of the block's allocations; the thread's end where they do not.
+void require_allocated(Thread& thread, uint32_t address, uint32_t lanes, uint32_t columns,
+                       const char* what, uint32_t site) {
+  const uint32_t lane = address >> 16, column = address & 0xffff;
+  const auto& allocations = memory_of(*thread.block).allocations;
+  const bool inside = lane + lanes <= kTensorLanes &&
+                      std::any_of(allocations.begin(), allocations.end(), [&](const auto& one) {
+                        return column >= one.first && column + columns <= one.first + one.columns;
+                      });
+  if (!inside)
+    thread.block->machine->fail(thread, FindingKind::kOutOfBounds, site,
+                                std::string(what) + " of " + std::to_string(columns) +
+                                    " columns that the block has not allocated",
+                                tensor_place(address));
+}
+
+// Of tcgen05 instructions of `thread`, which know what it has passed a fence for.
+void touch(Thread& thread, uint32_t agent, Epoch epoch, AccessKind kind, uint32_t address,
+           uint32_t lanes, uint32_t columns, uint32_t site) {
+  Knowledge knows;
+  knows.clock = work_of(thread).known;
+  knows.first_concurrent_block = thread.knowledge.first_concurrent_block;
+  const Accessor by{.agent = agent,
+                    .epoch = epoch,
+                    .knows = &knows,
+                    .cluster = &thread.block->agents,
+                    .reads_done = thread.warp->reads_done,
+                    .in_order = true,
+                    .async_proxy = false,
+                    .site = site};
+  const uint32_t first_lane = address >> 16, first_column = address & 0xffff;
+  for (uint32_t lane = first_lane; lane < first_lane + lanes; lane += kPieceLanes)
+    for (uint32_t column = first_column; column < first_column + columns; column += kPieceColumns)
+      thread.block->machine->tensor_access(
+          by, *thread.block, kind,
+          lane / kPieceLanes * (kTensorColumns / kPieceColumns) + column / kPieceColumns);
+}
+
+}  // namespace
+
+// Any lane, but the same one each time.
+bool elect_lane(Thread& thread, uint32_t site) {
+  Warp& warp = *thread.warp;
+  meet(thread, &kElect, kAllLanes, "elect.sync", site, nullptr, [&](const Meeting& met) {
+    require_warp(met, thread, "elect.sync", site);
+    if (warp.elected == kLanes) warp.elected = thread.block->machine->random().below(kLanes);
+  });
+  return thread.lane == warp.elected;
+}
+
+// ---- allocation
+
+void allocate_tensor_memory(Thread& thread, uint32_t shared, uint32_t columns, uint32_t site) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  TensorMemory& memory = memory_of(block);
+  if (columns < 32 || columns > kTensorColumns || !std::has_single_bit(columns))
+    machine.fail(thread, FindingKind::kTensorMemory, site,
+                 "an allocation of " + std::to_string(columns) + " columns");
+  bool done = false;
+  while (!done) {
+    meet(thread, &kAllocate, kAllLanes, "tcgen05.alloc", site, &done, [&](const Meeting& met) {
+      require_warp(met, thread, "tcgen05.alloc", site);
+      if (memory.relinquished)
+        machine.fail(thread, FindingKind::kTensorMemory, site,
+                     "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
+      std::vector<uint32_t> places;  // on multiples of their size, where nothing is
+      for (uint32_t first = 0; first < kTensorColumns; first += columns)
+        if (std::none_of(memory.allocations.begin(), memory.allocations.end(),
+                         [&](const auto& one) {
+                           return first < one.first + one.columns && one.first < first + columns;
+                         }))
+          places.push_back(first);
+      if (places.empty()) return;
+      const uint32_t first = places[machine.random().below(static_cast<uint32_t>(places.size()))];
+      memory.allocations.push_back({first, columns, thread.warp->index, site});
+      std::byte* const to = machine.shared_bytes(thread, shared, 4, site);
+      machine.shared_access(machine.ordinary(thread, site), block, AccessKind::kWrite, shared, 4);
+      std::memcpy(to, &first, 4);
+      for (void* operand : met.operands) *static_cast<bool*>(operand) = true;
+    });
+    if (done) break;
+    memory.waiting.push_back(&thread);
+    machine.wait(thread, "columns of tensor memory", site);
+  }
+}
+
+void relinquish_tensor_memory(Thread& thread, uint32_t site) {
+  meet(thread, &kRelinquish, kAllLanes, "tcgen05.relinquish_alloc_permit", site, nullptr,
+       [&](const Meeting& met) {
+         require_warp(met, thread, "tcgen05.relinquish_alloc_permit", site);
+         memory_of(*thread.block).relinquished = true;
+       });
+}
+
+void free_tensor_memory(Thread& thread, uint32_t address, uint32_t columns, uint32_t site) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  TensorMemory& memory = memory_of(block);
+  meet(thread, &kFree, kAllLanes, "tcgen05.dealloc", site, nullptr, [&](const Meeting& met) {
+    require_warp(met, thread, "tcgen05.dealloc", site);
+    const auto found = std::find_if(
+        memory.allocations.begin(), memory.allocations.end(),
+        [&](const auto& one) { return one.first == address && one.columns == columns; });
+    if (found == memory.allocations.end())
+      machine.fail(thread, FindingKind::kTensorMemory, site,
+                   "tcgen05.dealloc of what tcgen05.alloc has not given", tensor_place(address));
+    if (found->warp != thread.warp->index)
+      machine.find(thread, FindingKind::kTensorMemory, site,
+                   "tcgen05.dealloc by another warp than the one that allocated",
+                   tensor_place(address));
+    // As a write, which comes after all that reads or writes it.
+    touch(thread, loads_agent(*thread.warp), thread.warp->tensor_load_epoch, AccessKind::kWrite,
+          address, kTensorLanes, columns, site);
+    for (uint32_t lane = 0; lane < kTensorLanes / kPieceLanes; ++lane)
+      for (uint32_t column = address; column < address + columns; column += kPieceColumns)
+        memory.cells[lane * (kTensorColumns / kPieceColumns) + column / kPieceColumns] = {};
+    memory.allocations.erase(found);
+    for (Thread* waiting : std::exchange(memory.waiting, {})) machine.wake(*waiting);
+  });
+}
+
+// ---- products
+
+namespace {
+
+void compute(Block& block, const TensorProduct& product) {
+  const std::span<const std::byte> shared(block.worker->shared(),
+                                          kReservedShared + block.dynamic_bytes);
+  const TensorInstruction& instruction = product.instruction;
+  const auto rows = static_cast<size_t>(instruction.rows);
+  const auto columns = static_cast<size_t>(instruction.columns);
+  const std::vector<uint16_t> A =
+      gather_operand(product.a, instruction.a_major, instruction.rows, shared);
+  const std::vector<uint16_t> B =
+      gather_operand(product.b, instruction.b_major, instruction.columns, shared);
+  std::vector<float> D(rows * columns);
+  float* const first = memory_of(block).numbers.data() + (product.d & 0xffff);
+  if (product.accumulate)
+    for (size_t row = 0; row < rows; ++row)
+      std::copy_n(first + row * kTensorColumns, columns, &D[row * columns]);
+  multiply(kHopperCore, instruction.type, instruction.rows, instruction.columns, A.data(), B.data(),
+           product.accumulate, D.data());
+  for (size_t row = 0; row < rows; ++row)
+    std::copy_n(&D[row * columns], columns, first + row * kTensorColumns);
+}
+
+// In the order in which they were started.
+void compute_up_to(Block& block, TensorWork& work, uint64_t end) {
+  for (; work.computed < end; ++work.computed) {
+    compute(block, work.products.front());
+    work.products.pop_front();
+  }
+}
+
+}  // namespace
+
+void multiply_into_tensor_memory(Thread& thread, uint32_t d, uint64_t a, uint64_t b,
+                                 uint32_t instruction_bits, bool accumulate, uint32_t site) {
+  Block& block = *thread.block;
+  Warp& warp = *thread.warp;
+  Machine& machine = *block.machine;
+  TensorWork& work = work_of(thread);
+  TensorProduct product{};
+  try {
+    product = {.d = d,
+               .instruction = decode_tensor_instruction(instruction_bits),
+               .a = decode_tensor_descriptor(a),
+               .b = decode_tensor_descriptor(b),
+               .accumulate = accumulate,
+               .site = site};
+  } catch (const std::invalid_argument& error) {
+    machine.fail(thread, FindingKind::kOutOfBounds, site, error.what());
+  }
+  const TensorInstruction& instruction = product.instruction;
+  const auto rows = static_cast<uint32_t>(instruction.rows);
+  const auto columns = static_cast<uint32_t>(instruction.columns);
+  if (d >> 16 != 0)
+    machine.fail(thread, FindingKind::kOutOfBounds, site, "128 rows begin at lane 0",
+                 tensor_place(d));
+  require_allocated(thread, d, rows, columns, "tcgen05.mma", site);
+
+  const Accessor by = warps_products(thread, site);
+  const auto read = [&](const MatrixDescriptor& descriptor, OperandMajor major, int count) {
+    for (const OperandPiece& piece : operand_pieces(descriptor, major, count)) {
+      machine.shared_bytes(thread, piece.address, kPieceBytes, site);
+      machine.shared_access(by, block, AccessKind::kRead, piece.address, kPieceBytes);
+    }
+  };
+  read(product.a, instruction.a_major, instruction.rows);
+  read(product.b, instruction.b_major, instruction.columns);
+  if (accumulate) touch(thread, by.agent, by.epoch, AccessKind::kRead, d, rows, columns, site);
+  touch(thread, by.agent, by.epoch, AccessKind::kWrite, d, rows, columns, site);
+
+  work.products.push_back(product);
+  ++work.started;
+  work.last_site = site;
+  machine.trace().note(block.launch->number, block.linear, warp.index, Note::kProduct, d);
+  // It may be done at once, with all before it.
+  if (machine.random().one_in(4)) compute_up_to(block, work, work.started);
+}
+
+// What was started is done some time later, and the barrier told after that: of the products, and of
+// what their thread had been told before, such as that their operands had landed; not of what it did
+// itself.
+void commit_tensor_products(Thread& thread, uint32_t address, uint32_t site) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  Warp& warp = *thread.warp;
+  mbarrier_at(thread, address, site, nullptr);
+  TensorWork& work = work_of(thread);
+  work.committed = work.started;
+  const Accessor by = warps_products(thread, site);
+  ++warp.product_epoch;
+  machine.add_event(block, [&machine, &thread, &block, &work, &warp, address, site, by,
+                            end = work.started, told = thread.knowledge] {
+    compute_up_to(block, work, end);
+    Mbarrier& barrier = block.mbarriers[address];
+    barrier.gathering.add(told);
+    barrier.gathering.add_tensor_epoch(block.agents.index(by.agent), by.epoch);
+    machine.trace().note(block.launch->number, block.linear, warp.index, Note::kLanded, address);
+    count_arrival(thread, barrier, address, site);
+  });
+}
+
+// ---- loads
+
+namespace {
+
+void land(Block& block, TensorLoad& load, uint32_t lane) {
+  const std::vector<float>& numbers = memory_of(block).numbers;
+  for (uint32_t i = 0; i < load.count; ++i) {
+    const uint32_t row = load.lane + lane / 4 + 8 * (i % 4 / 2);
+    const uint32_t column = load.column + i / 4 * 8 + lane % 4 * 2 + i % 2;
+    load.to[i] = numbers[row * kTensorColumns + column];
+  }
+  load.landed = true;
+}
+
+}  // namespace
+
+void load_tensor_memory(Thread& thread, float* to, uint32_t pieces, uint32_t address,
+                        uint32_t site) {
+  Block& block = *thread.block;
+  Warp& warp = *thread.warp;
+  Machine& machine = *block.machine;
+  struct Operand {
+    float* to;
+    uint32_t address;
+  } operand{to, address};
+  meet(thread, &kLoad, kAllLanes, "tcgen05.ld", site, &operand, [&](const Meeting& met) {
+    require_warp(met, thread, "tcgen05.ld", site);
+    for (void* other : met.operands)
+      if (static_cast<Operand*>(other)->address != address)
+        machine.fail(thread, FindingKind::kDivergence, site,
+                     "tcgen05.ld of different addresses in a warp");
+    const uint32_t lane = address >> 16, first = warp.index % 4 * kLanes;
+    if (lane != first && lane != first + kPieceLanes)
+      machine.fail(thread, FindingKind::kOutOfBounds, site,
+                   "a warp reaches 32 lanes, from " + std::to_string(first) + " on",
+                   tensor_place(address));
+    require_allocated(thread, address, kPieceLanes, pieces * kPieceColumns, "tcgen05.ld", site);
+    touch(thread, loads_agent(warp), warp.tensor_load_epoch, AccessKind::kRead, address,
+          kPieceLanes, pieces * kPieceColumns, site);
+    const bool early = machine.random().one_in(3);
+    for (Thread* one : warp.lanes) {
+      TensorLoad load{.to = static_cast<Operand*>(met.operands[one->lane])->to,
+                      .count = 4 * pieces,
+                      .lane = lane,
+                      .column = address & 0xffff,
+                      .landed = false,
+                      .site = site};
+      std::fill_n(load.to, load.count, std::numeric_limits<float>::quiet_NaN());
+      if (early) land(block, load, one->lane);
+      work_of(*one).loads.push_back(load);
+      one->loads_registers = true;
+    }
+  });
+}
+
+void wait_for_tensor_loads(Thread& thread, uint32_t site) {
+  Warp& warp = *thread.warp;
+  meet(thread, &kWait, kAllLanes, "tcgen05.wait::ld", site, nullptr, [&](const Meeting& met) {
+    require_warp(met, thread, "tcgen05.wait::ld", site);
+    const size_t agent = warp.block->agents.index(loads_agent(warp));
+    const Epoch epoch = warp.tensor_load_epoch++;
+    for (Thread* lane : warp.lanes) {
+      TensorWork& work = work_of(*lane);
+      for (TensorLoad& load : work.loads)
+        if (!load.landed) land(*warp.block, load, lane->lane);
+      work.loads.clear();
+      lane->loads_registers = false;
+      work.known.raise(agent, epoch);
+      lane->knowledge.clock.raise(agent, epoch);
+    }
+  });
+}
+
+// ---- fences
+
+void tensor_fence_before(Thread& thread) {
+  thread.knowledge.tensor.join(thread.knowledge.clock);
+}
+void tensor_fence_after(Thread& thread) {
+  work_of(thread).known.join(thread.knowledge.tensor);
+}
+
+// ---- what the machine asks
+
+void Machine::check_registers(Thread& thread, const void* address, size_t bytes, uint32_t site) {
+  const auto* const begin = static_cast<const std::byte*>(address);
+  for (const TensorLoad& load : thread.tensor_work->loads) {
+    const auto* const first = reinterpret_cast<const std::byte*>(load.to);
+    if (begin < first + load.count * sizeof(float) && first < begin + bytes)
+      find(thread, FindingKind::kReadBeforeWrite, site,
+           "registers of tcgen05.ld are used before tcgen05.wait::ld");
+  }
+}
+
+void Machine::check_tensor_memory(Thread& thread) {
+  if (const TensorWork* const work = thread.tensor_work.get();
+      work != nullptr && work->committed < work->started)
+    find(thread, FindingKind::kTensorMemory, work->last_site,
+         "a thread ends and has not committed this product");
+  const Block& block = *thread.block;
+  if (!block.done() || !block.tensor_memory) return;
+  for (const auto& one : block.tensor_memory->allocations)
+    find(thread, FindingKind::kTensorMemory, one.site,
+         std::to_string(one.columns) + " columns are not freed when their block ends");
+}
+
+void Machine::tensor_access(const Accessor& by, Block& block, AccessKind kind, uint32_t piece) {
+  accessed_block_ = &block;
+  accessed_ = Space::kTensor;
+  access(by, kind, block.tensor_memory->cells.data(), size_t{piece} * 4, 4, 0, *this);
+}
+
+std::string describe_tensor_piece(size_t byte) {
+  const auto piece = static_cast<uint32_t>(byte / 4);
+  constexpr uint32_t kPieces = kTensorColumns / kPieceColumns;
+  return tensor_place(piece / kPieces * kPieceLanes << 16 | piece % kPieces * kPieceColumns);
+}
+
+}  // namespace tilemoe::simulator

@@ -1,0 +1,51 @@
+// The producer's part of a grouped GEMM: brings both operands' k blocks into the ring.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/tile.h"
+#include "cuda/core/warp.h"
+#include "cuda/load/loader.h"
+#include "cuda/ptx/cp_async.h"
+#include "cuda/ptx/mbarrier.h"
+
+namespace tilemoe::cuda::load {
+
+// `shared` is the ring's first stage. starts_tma() is true in one thread of the first warp, all of
+// which call it. Calls after_tile(position in the ring, tile) behind each tile's k blocks: what else
+// the kit brings through the ring.
+template <class Gemm, class StartsTma, class AfterTile>
+__device__ __forceinline__ void produce(const typename Gemm::Params& params,
+                                        const typename Gemm::Ring& ring, uint32_t shared,
+                                        const StartsTma& starts_tma, const AfterTile& after_tile) {
+  using LoadA = typename Gemm::LoadA;
+  using LoadB = typename Gemm::LoadB;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  if (!Gemm::kThreadsCopy && thread >= kWarp) return;  // one thread starts TMA
+
+  LoadA load_a(params.a, thread);
+  LoadB load_b(params.b, thread);
+  typename Gemm::Order order(params.order);
+  typename Gemm::Ring::Position at;
+  for (Tile tile; order.next(tile);) {
+    load_a.begin(tile);
+    load_b.begin(tile);
+    for (int32_t k_block = 0; k_block < tile.k_blocks; ++k_block, at.advance()) {
+      ring.wait_empty(at);
+      const uint32_t stage_a = shared + at.stage * Gemm::kStageBytes;
+      const uint32_t stage_b = stage_a + LoadA::Operand::kBytes;
+      if (starts_tma()) {
+        const uint32_t full = ring.full(at.stage);
+        ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes);
+        if constexpr (!copies_by_threads<LoadA>) load_a.load(stage_a, full, k_block);
+        if constexpr (!copies_by_threads<LoadB>) load_b.load(stage_b, full, k_block);
+      }
+      if constexpr (copies_by_threads<LoadA>) load_a.copy(stage_a, k_block);
+      if constexpr (copies_by_threads<LoadB>) load_b.copy(stage_b, k_block);
+      if constexpr (Gemm::kThreadsCopy) ptx::cp_async_arrive(ring.full(at.stage));
+    }
+    after_tile(at, tile);
+  }
+}
+
+}  // namespace tilemoe::cuda::load

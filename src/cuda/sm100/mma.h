@@ -1,0 +1,57 @@
+// A stage's products by tcgen05.mma: what a kit calls its Mma.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/core/element.h"
+#include "cuda/core/operand.h"
+#include "cuda/ptx/tcgen05.h"
+#include "cuda/sm100/shape.h"
+
+namespace tilemoe::cuda::sm100 {
+
+// Of a tile. A and B are operands as they lie in a stage, one after the other.
+template <class Shape, class A, class B>
+class Mma {
+ public:
+  static constexpr int kK = 16;  // steps of the sum that an instruction takes
+  static_assert(Shape::BLOCK_K % kK == 0);
+
+  // `shared` is the first stage.
+  __device__ explicit Mma(uint32_t shared)
+      : a_(descriptor<A>(shared)), b_(descriptor<B>(shared + A::kBytes)) {}
+
+  // D += the products of the stage that begins `stage` bytes after the first, which are under way
+  // when it returns; `overwrites` D instead. By one thread.
+  __device__ __forceinline__ void multiply(uint32_t D, uint32_t stage, bool overwrites) const {
+#pragma unroll
+    for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
+      ptx::tcgen05_mma_f16(D, advance(a_, stage + step * A::kStepBytes),
+                           advance(b_, stage + step * B::kStepBytes), kInstruction,
+                           !overwrites || step != 0);
+  }
+
+ private:
+  static_assert(std::is_same_v<typename Shape::Recipe::A, typename Shape::Recipe::B>);
+  static constexpr ptx::MmaFormat format_of(tilemoe_dtype dtype) {
+    return dtype == TILEMOE_BFLOAT16 ? ptx::MmaFormat::kBF16 : ptx::MmaFormat::kF16;
+  }
+  static constexpr uint32_t kInstruction =
+      ptx::tcgen05_instruction(format_of(kDTypeOf<typename Shape::Element>), Shape::BLOCK_M,
+                               Shape::BLOCK_N, A::kMajor, B::kMajor);
+
+  template <class Operand>
+  __device__ static uint64_t descriptor(uint32_t shared) {
+    return ptx::tcgen05_descriptor(shared, Operand::kAtomBytes,
+                                   Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes);
+  }
+  // A descriptor moved by `bytes`, which never leave its 18 bits of address.
+  __device__ static uint64_t advance(uint64_t descriptor, uint32_t bytes) {
+    return descriptor + (bytes >> 4);
+  }
+
+  uint64_t a_, b_;
+};
+
+}  // namespace tilemoe::cuda::sm100

@@ -1,0 +1,49 @@
+// The multiplying warp's part of a grouped GEMM: one of its lanes starts the products of every tile
+// and tells by tcgen05.commit when they are done: a stage, to the producer, and a tile, to the
+// storing warps. It never waits for its own products.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/tile.h"
+#include "cuda/ptx/elect.h"
+#include "cuda/ptx/proxy_fence.h"
+#include "cuda/ptx/tcgen05.h"
+#include "cuda/ptx/uniform.h"
+#include "cuda/sm100/shape.h"
+
+namespace tilemoe::cuda::sm100 {
+
+// The accumulators begin at `tensor_memory`.
+template <class Gemm>
+__device__ __forceinline__ void multiply_tiles(const typename Gemm::Params& params,
+                                               const typename Gemm::Ring& ring,
+                                               const typename Gemm::Accumulators& accumulators,
+                                               uint32_t shared, uint32_t tensor_memory) {
+  const typename Gemm::Products products(shared);
+  typename Gemm::Order order(params.order);
+  typename Gemm::Ring::Position at;
+  typename Gemm::Accumulators::Position to;
+  for (Tile tile; order.next(tile); to.advance()) {
+    const int32_t k_blocks = ptx::uniform(tile.k_blocks);
+    const uint32_t D = tensor_memory + to.stage * kAccumulatorColumns;
+    accumulators.wait_empty(to);
+    for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
+      ring.wait_full(at);
+      __syncwarp();
+      if (ptx::elect_one()) {
+        // The threads' copies arrive by themselves when they land, so that none waits for its own;
+        // what they wrote is handed to the tensor cores by the one who waited for it.
+        if constexpr (Gemm::kThreadsCopy) ptx::fence_proxy_async();
+        ptx::tcgen05_fence_after_sync();
+        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);
+        ptx::tcgen05_commit(ring.empty(at.stage));
+        if (k_block + 1 == k_blocks) ptx::tcgen05_commit(accumulators.full(to.stage));
+      }
+    }
+  }
+  // The last commits arrive in this block's memory.
+  for (int i = 0; i < Gemm::kStages; ++i, at.advance()) ring.wait_empty(at);
+}
+
+}  // namespace tilemoe::cuda::sm100

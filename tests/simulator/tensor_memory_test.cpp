@@ -1,0 +1,131 @@
+// Defects of kernels of tcgen05 that the simulator must find and name, and one kernel that it must
+// find nothing in.
+#include "simulator/machine/tensor_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "run_kernels.h"
+#include "tensor_kernels.h"
+
+namespace tilemoe::simulator_test {
+namespace {
+
+std::string line(const char* word) {
+  return line_of(word, "tensor_kernels.cu");
+}
+
+class TensorMemory : public testing::Test {
+ protected:
+  void SetUp() override { Machine::instance().set_device({"simulated", 10, 0, 227 * 1024, 3}); }
+  void TearDown() override { Machine::instance().take_findings(); }
+};
+
+float value_of(size_t i) {
+  return static_cast<float>(i * 7 % 13) - 6;
+}
+std::vector<uint16_t> numbers(size_t count, size_t from) {
+  std::vector<uint16_t> bits(count);
+  for (size_t i = 0; i < count; ++i)
+    bits[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value_of(i + from)) >> 16);
+  return bits;
+}
+
+constexpr size_t kRows = kTensorTiles * kTensorRows;
+
+Outcome run_tiles(Tensor how, uint64_t seed, std::vector<float>* result = nullptr) {
+  const Array<uint16_t> a(numbers(kRows * kTensorSteps, 0));
+  const Array<uint16_t> b(numbers(kTensorWidth * kTensorSteps, 5));
+  const Array<float> out(kRows * kTensorWidth);
+  const Outcome outcome =
+      run_with(seed, [&] { tensor_tiles(how, out.data(), a.data(), b.data()); });
+  if (result != nullptr) *result = out.read();
+  return outcome;
+}
+
+TEST_F(TensorMemory, FindsNothingInARightKernel) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    std::vector<float> out;
+    const Outcome outcome = run_tiles(Tensor::kRight, seed, &out);
+    ASSERT_EQ(outcome.error, cudaSuccess) << all(outcome.findings);
+    ASSERT_EQ(outcome.findings.size(), 0u) << all(outcome.findings);
+    for (size_t row = 0; row < kRows; ++row)
+      for (size_t column = 0; column < kTensorWidth; ++column) {
+        float sum = 0;
+        for (size_t k = 0; k < kTensorSteps; ++k)
+          sum += value_of(row * kTensorSteps + k) * value_of(column * kTensorSteps + k + 5);
+        ASSERT_EQ(out[row * kTensorWidth + column], sum) << row << ", " << column;
+      }
+  }
+}
+
+struct Defect {
+  Tensor how;
+  const char* name;
+  FindingKind kind;
+  const char* site;                         // a word of tensor_kernels.cu; null: any
+  const char* other = nullptr;              // the same of the other access
+  std::optional<FindingKind> or_kind = {};  // where another order of events shows it so
+};
+
+class TensorDefects : public TensorMemory, public testing::WithParamInterface<Defect> {};
+
+TEST_P(TensorDefects, AreNamed) {
+  const Defect& defect = GetParam();
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Outcome outcome = run_tiles(defect.how, seed);
+    const Finding* found = find(outcome, defect.kind);
+    if (found == nullptr && defect.or_kind) {
+      EXPECT_NE(find(outcome, *defect.or_kind), nullptr) << all(outcome.findings);
+      continue;
+    }
+    ASSERT_NE(found, nullptr) << "seed " << seed << "\n" << all(outcome.findings);
+    EXPECT_EQ(found->kernel, "simulator_test::multiply_tiles");
+    if (defect.site != nullptr) {
+      EXPECT_TRUE(names(found->site, line(defect.site))) << describe(*found);
+    }
+    if (defect.other != nullptr) {
+      EXPECT_TRUE(names(found->other, line(defect.other))) << describe(*found);
+    }
+  }
+}
+
+constexpr auto kEarlyRead = FindingKind::kReadBeforeWrite, kInUse = FindingKind::kOverwrittenInUse,
+               kNever = FindingKind::kNeverWritten, kDeadlock = FindingKind::kDeadlock,
+               kOutside = FindingKind::kOutOfBounds, kMisused = FindingKind::kTensorMemory;
+
+constexpr Defect kDefects[] = {
+    {Tensor::kNoCommit, "NoCommit", kDeadlock, nullptr},
+    {Tensor::kNoStageCommit, "NoStageCommit", kDeadlock, nullptr},
+    {Tensor::kNoWaitForTurn, "NoWaitForTurn", kInUse, "multiplies", "loads", kDeadlock},
+    {Tensor::kNoWaitForProducts, "NoWaitForProducts", kEarlyRead, "loads", "multiplies", kNever},
+    {Tensor::kNoFenceBeforeLoads, "NoFenceBeforeLoads", kEarlyRead, "loads", "multiplies"},
+    {Tensor::kNoFenceAfterLoads, "NoFenceAfterLoads", kInUse, "multiplies", "loads"},
+    {Tensor::kNoFenceBeforeProducts, "NoFenceBeforeProducts", kInUse, "multiplies", "loads"},
+    {Tensor::kNoWaitForLoads, "NoWaitForLoads", kEarlyRead, "uses"},
+    {Tensor::kToldTooEarly, "ToldTooEarly", kInUse, "multiplies", "loads", kEarlyRead},
+    {Tensor::kNoProxyFence, "NoProxyFence", FindingKind::kMissingProxyFence, "multiplies",
+     "stages"},
+    {Tensor::kNotFreed, "NotFreed", kMisused, "allocates"},
+    {Tensor::kFreedByAnother, "FreedByAnother", kMisused, nullptr},
+    {Tensor::kFreedInUse, "FreedInUse", kInUse, "frees", nullptr, kOutside},
+    {Tensor::kAllocatedLate, "AllocatedLate", kMisused, "allocates"},
+    {Tensor::kTooManyColumns, "TooManyColumns", kMisused, "allocates"},
+    {Tensor::kOtherLanes, "OtherLanes", kOutside, "loads"},
+    {Tensor::kWiderProduct, "WiderProduct", kOutside, "multiplies"},
+    {Tensor::kNarrowerRows, "NarrowerRows", kOutside, "multiplies"},
+    {Tensor::kOtherStride, "OtherStride", kNever, "multiplies", nullptr, kEarlyRead},
+    {Tensor::kHoppersVersion, "HoppersVersion", kOutside, "multiplies"},
+    {Tensor::kAddsToNothing, "AddsToNothing", kNever, "multiplies"},
+    {Tensor::kEndsUncommitted, "EndsUncommitted", kMisused, "multiplies"},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, TensorDefects, testing::ValuesIn(kDefects),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace tilemoe::simulator_test

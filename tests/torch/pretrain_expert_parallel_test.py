@@ -1,0 +1,100 @@
+"""examples/pretrain whose processes share the experts: it trains as the same model without it, goes
+on where it was, and with another number of processes."""
+
+import dataclasses
+
+import pytest
+from pretrain_test import SAVED, data, from_step, launch, log, steps  # noqa: F401
+
+import plan
+from configs import CONFIGS
+
+TOGETHER = ["--expert-parallel", 2, "--lossless"]
+KEYS = ("loss", "balance", "z", "gradient_norm")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory, data):  # noqa: F811
+    folder = tmp_path_factory.mktemp("shared") / "run"
+    done = launch(folder, data, *TOGETHER, processes=2)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, data):  # noqa: F811
+    """One process, whose micro-batches are those of two."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    done = launch(folder, data, "--micro-batch", 4)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def close(ours, theirs, least):
+    records, references = steps(ours), steps(theirs)
+    assert sorted(records) == list(range(least, 25))
+    for step, record in records.items():
+        reference = references[step]
+        assert record["batch"] == reference["batch"] and record["T"] == reference["T"] == 128
+        assert record["pairs_without_place"] == 0
+        for key in KEYS:
+            assert abs(record[key] - reference[key]) <= 1e-4 * reference[key], (step, key)
+    held_out = [
+        next(r["held_out_loss"] for r in log(run) if "held_out_loss" in r) for run in (ours, theirs)
+    ]
+    assert abs(held_out[0] - held_out[1]) <= 1e-5 * held_out[1]
+
+
+def test_it_trains_as_without_it(shared, alone):
+    """In float32 the two differ in the order of sums alone."""
+    close(shared, alone, 1)
+    first, *_, last = steps(shared).values()
+    assert last["loss"] < first["loss"] - 0.4
+
+
+def test_it_goes_on_with_the_same_bits(shared, data, tmp_path):  # noqa: F811
+    folder = from_step(SAVED, shared, tmp_path)
+    done = launch(folder, data, *TOGETHER, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert log(folder)[0]["resumed"] == SAVED
+    whole = steps(shared)
+    assert steps(folder) == {step: whole[step] for step in range(SAVED + 1, 25)}
+
+
+def test_it_goes_on_without_it(shared, data, tmp_path):  # noqa: F811
+    """A checkpoint of two processes that share the experts, in one that has all."""
+    folder = from_step(SAVED, shared, tmp_path)
+    done = launch(folder, data, "--micro-batch", 4)
+    assert done.returncode == 0, done.stderr
+    close(folder, shared, SAVED + 1)
+
+
+def test_a_pair_without_a_place_stops_the_run(data, tmp_path):  # noqa: F811
+    done = launch(tmp_path, data, "--expert-parallel", 2, "--places", 0.5, processes=2)
+    assert done.returncode == 1
+    assert "of the pairs had no place (--places, --lossless)" in done.stderr
+
+
+def test_what_it_cannot_share_is_refused(data, tmp_path):  # noqa: F811
+    done = launch(tmp_path, data, "--expert-parallel", 2)
+    assert done.returncode != 0
+    assert "--expert-parallel is 2, but 1 processes and 8 experts are to be multiples" in done.stderr
+
+
+def test_the_plan_has_both_sizes():
+    """64 tokens of a process, two experts each: 1.5 times 128 pairs, or all that two processes have."""
+    of = plan.Plan(CONFIGS["tiny"], "tilemoe", "none", "mixed", False, 4, 2)
+    text = plan.table("tiny", of, plan.Job(10, 8, 2), 79 * plan.GIB)
+    assert "processes 4, of which 2 share the experts" in text
+    assert "places for 1.5 times the mean: 192 places: " in text
+    assert "places for every routing: 256 places: " in text
+
+
+def test_the_plan_counts_what_is_kept():
+    """More than alone by the experts' own share of it, in the blocks that keep it."""
+    alone, half = (plan.Plan(CONFIGS["tiny"], "tilemoe", how, "mixed", False, 2) for how in ("none", "half"))
+    more = {}
+    for of in (alone, half):
+        together = dataclasses.replace(of, together=2)
+        more[of.recompute] = together.kept(2) - of.kept(2)
+    assert more["none"] == 2 * more["half"] > 0

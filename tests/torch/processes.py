@@ -1,0 +1,117 @@
+"""Programs of several processes on this machine: scenarios that every process runs once, and what
+went wrong in each."""
+
+import argparse
+import datetime
+import faulthandler
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+LIMIT_S = 240
+TIMEOUT_S = 60  # of a collective
+
+
+def expect(message, call):
+    try:
+        call()
+    except ValueError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(f"no ValueError: {message}")
+
+
+def of_world(scenarios, world):
+    return [scenario for scenario, worlds in scenarios.items() if world in worlds]
+
+
+def run_rank(scenarios, job_type, rank, world, folder, device):
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(0.8 * LIMIT_S)  # where it hangs
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=TIMEOUT_S),
+    )
+    job = job_type(rank, world, folder, device)
+    results = {}
+    for scenario in of_world(scenarios, world):
+        try:
+            scenario(job)
+            results[scenario.__name__] = ""
+        except Exception:
+            results[scenario.__name__] = traceback.format_exc()
+        (folder / f"{rank}.json").write_text(json.dumps(results))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def launch(program, names, world, folder, device, only=""):
+    """Runs the processes, for at most LIMIT_S -> by rank {scenario: "" or what went wrong}."""
+    logs = [(folder / f"{rank}.log").open("w+") for rank in range(world)]
+    arguments = ["--folder", folder, "--device", device, "--world", str(world), "--only", only]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program, "--rank", str(rank), *arguments],
+            stdout=logs[rank],
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(world)
+    ]
+    end = time.monotonic() + LIMIT_S
+    try:
+        for process in processes:
+            process.wait(timeout=max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass  # a scenario without a result tells
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    results = []
+    for rank, log in enumerate(logs):
+        log.seek(0)
+        file = folder / f"{rank}.json"
+        done = json.loads(file.read_text()) if file.exists() else {}
+        missing = f"no result within {LIMIT_S} s; its output:\n{log.read()[-4000:]}"
+        results.append({name: done.get(name, missing) for name in names})
+        log.close()
+    return results
+
+
+def main_of(program, description, scenarios, job_type):
+    """Of a program that is its own processes, too."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--world", type=int, default=2, help="processes")
+    parser.add_argument("--folder", type=pathlib.Path, help="of the results; else temporary")
+    parser.add_argument("--rank", type=int, help="run one process, not all")
+    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
+    options = parser.parse_args()
+    scenarios = {s: w for s, w in scenarios.items() if options.only in s.__name__}
+    if options.rank is not None:
+        run_rank(scenarios, job_type, options.rank, options.world, options.folder, options.device)
+        return 0
+    names = [scenario.__name__ for scenario in of_world(scenarios, options.world)]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or pathlib.Path(temporary)
+        results = launch(
+            program, names, options.world, folder, options.device, options.only
+        )
+    wrong = 0
+    for name in names:
+        said = [f"rank {rank}: {r[name]}" for rank, r in enumerate(results) if r[name]]
+        print(f"{name} {'failed' if said else 'passed'}", *said, sep="\n  ")
+        wrong += bool(said)
+    return 1 if wrong else 0
