@@ -171,9 +171,8 @@ CHANGES = [
     # ---- a guard of rows or columns missing
     Change("guard", "stored-row", "epilogue/store_threads.h",
            "r < row_end && column + first < out.columns", "column + first < out.columns"),
-    Change("guard", "row-of-ds", "sm90/epilogue_activation_gradient.h",
-           "lane() % 4 < 2 && r < row_end && params_.ds_partial",
-           "lane() % 4 < 2 && params_.ds_partial"),
+    Change("guard", "row-of-ds", "sm90/epilogue_activation_gradient.h", "r < row_end", "true",
+           within="lane() % 4 < 2 && r < row_end && params_.ds_partial"),
     Change("guard", "row-of-dW", "epilogue/weight_gradient.h",
            "if (row >= size.rows) continue;", ""),
     Change("guard", "column-of-dW", "epilogue/weight_gradient.h",
