@@ -1,7 +1,8 @@
 """Defects of the kernels by kind, each a change of one place. `old` stands in its file once.
 
 What is dropped as a whole (a fence, an arrival, a wait) mutants.py finds by itself; here is what is
-there, but wrong.
+there, but wrong. Both are expressions or whole statements, so that one program can have all of them
+and a number choose at run time (switches.py). What is a constant is changed where it is used.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ class Change:
     file: str  # in src/cuda
     old: str
     new: str
+    within: str = ""  # stands once in the file, and has `old` once; empty: `old` stands once
 
     @property
     def id(self):
@@ -53,12 +55,11 @@ CHANGES = [
            "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity ^ 1);"),
 
     # ---- an arrival too few or too many
-    Change("arrivals", "full-too-few-sm90", "sm90/grouped_gemm.h",
-           "kFullArrivals = 1 + (kThreadsCopy ? kWarpgroup : 0);",
-           "kFullArrivals = kThreadsCopy ? kWarpgroup : 1;"),
-    Change("arrivals", "empty-too-few-sm90", "sm90/grouped_gemm.h",
-           "kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;",
-           "kReadingWarps = Shape::kReaders * kWarpgroup / kWarp - 1;"),
+    Change("arrivals", "full-too-few-sm90", "sm90/ring.h",
+           "kFullArrivals", "kFullArrivals > 1 ? kFullArrivals - 1 : 1",
+           within="ptx::mbarrier_init(full(stage), kFullArrivals);"),
+    Change("arrivals", "empty-too-few-sm90", "sm90/ring.h",
+           "kReadingWarps * kCluster", "kReadingWarps * kCluster - 1"),
     Change("arrivals", "empty-hands-twice", "sm90/produce.h",
            "if constexpr (Gemm::kThreadsCopy) ptx::mbarrier_arrive(full);",
            "if constexpr (Gemm::kThreadsCopy) ptx::mbarrier_arrive(full), "
@@ -71,15 +72,15 @@ CHANGES = [
     Change("arrivals", "empty-too-few-sm80", "sm80/ring.h",
            "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp);",
            "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp - 1);"),
-    Change("arrivals", "full-too-few-sm100", "sm100/grouped_gemm.h",
-           "kFullArrivals = 1 + (kThreadsCopy ? load::kProducerThreads : 0);",
-           "kFullArrivals = kThreadsCopy ? load::kProducerThreads : 1;"),
-    Change("arrivals", "accumulator-empty-too-few", "sm100/grouped_gemm.h",
-           "sm100::Ring<kAccumulators, 1, kStoringWarps>",
-           "sm100::Ring<kAccumulators, 1, kStoringWarps - 1>"),
-    Change("arrivals", "accumulator-full-too-many", "sm100/grouped_gemm.h",
-           "sm100::Ring<kAccumulators, 1, kStoringWarps>",
-           "sm100::Ring<kAccumulators, 2, kStoringWarps>"),
+    Change("arrivals", "full-too-few-sm100", "sm100/ring.h",
+           "kFullArrivals", "kFullArrivals > 1 ? kFullArrivals - 1 : 1",
+           within="ptx::mbarrier_init(full(place), kFullArrivals);"),
+    Change("arrivals", "empty-too-few-sm100", "sm100/ring.h",
+           "kEmptyArrivals", "kEmptyArrivals > 1 ? kEmptyArrivals - 1 : 1",
+           within="ptx::mbarrier_init(empty(place), kEmptyArrivals);"),
+    Change("arrivals", "full-too-many-sm100", "sm100/ring.h",
+           "kFullArrivals", "kFullArrivals + 1",
+           within="ptx::mbarrier_init(full(place), kFullArrivals);"),
 
     # ---- a stage released before what reads it has ended
     Change("early-release", "two-groups-under-way", "sm90/consume.h",
@@ -88,7 +89,8 @@ CHANGES = [
            "  Products::finish(D);\n  ring.release(previous);",
            "  ring.release(previous);\n  Products::finish(D);"),
     Change("early-release", "this-stage", "sm90/consume.h",
-           "      ring.release(previous);\n    }", "      ring.release(at.stage);\n    }"),
+           "Products::template wait<1>();\n      ring.release(previous);",
+           "Products::template wait<1>();\n      ring.release(at.stage);"),
     Change("early-release", "first-step-sm80", "sm80/grouped_gemm.h",
            "if (step + 1 == kLast) ring.release(at);", "if (step == 0) ring.release(at);"),
     Change("early-release", "before-the-last-fragments-sm80", "sm80/grouped_gemm.h",
@@ -116,47 +118,46 @@ CHANGES = [
 
     # ---- a field of tcgen05's words off
     Change("word", "group-stride", "sm100/mma.h",
-           "tcgen05_descriptor(shared, Operand::kAtomBytes,",
-           "tcgen05_descriptor(shared, 2 * Operand::kAtomBytes,"),
+           "Operand::kAtomBytes", "2 * Operand::kAtomBytes",
+           within="tcgen05_descriptor(shared, Operand::kAtomBytes,"),
     Change("word", "chunk-stride", "sm100/mma.h",
            "Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes",
            "Operand::kMajor == Major::kK ? 16 : Operand::kAtomBytes"),
-    Change("word", "version", "ptx/tcgen05_descriptors.h",
-           "constexpr uint64_t kVersion = uint64_t{1} << 46;",
-           "constexpr uint64_t kVersion = 0;"),
-    Change("word", "swizzle", "ptx/tcgen05_descriptors.h",
-           "kSwizzle128 = uint64_t{2} << 61", "kSwizzle128 = uint64_t{4} << 61"),
-    Change("word", "majors", "sm100/mma.h",
-           "Shape::BLOCK_N, A::kMajor, B::kMajor);", "Shape::BLOCK_N, B::kMajor, A::kMajor);"),
-    Change("word", "columns", "ptx/tcgen05_descriptors.h", "(n >> 3) << 17", "(n >> 4) << 17"),
-    Change("word", "rows", "ptx/tcgen05_descriptors.h", "(m >> 4) << 24", "(m >> 5) << 24"),
+    Change("word", "version", "ptx/tcgen05_descriptors.h", "kVersion", "0",
+           within="return kSwizzle128 | kVersion |"),
+    Change("word", "swizzle", "ptx/tcgen05_descriptors.h", "kSwizzle128", "uint64_t{4} << 61",
+           within="return kSwizzle128 | kVersion |"),
+    Change("word", "majors", "sm100/mma.h", "kInstruction",
+           "(kInstruction & ~(3u << 15)) | (A::kMajor == Major::kMN ? 1u << 16 : 0u) |"
+           " (B::kMajor == Major::kMN ? 1u << 15 : 0u)",
+           within="advance(b_, stage + step * B::kStepBytes), kInstruction,"),
+    Change("word", "columns", "sm100/mma.h", "kInstruction",
+           "(kInstruction & ~(63u << 17)) | (kInstruction >> 18 & 31u) << 17",
+           within="advance(b_, stage + step * B::kStepBytes), kInstruction,"),
+    Change("word", "rows", "sm100/mma.h", "kInstruction",
+           "(kInstruction & ~(31u << 24)) | (kInstruction >> 25 & 15u) << 24",
+           within="advance(b_, stage + step * B::kStepBytes), kInstruction,"),
     Change("word", "lanes", "sm100/grouped_gemm.h",
-           "tensor_memory + (warp - kFirstStoringWarp) * kWarp * kLane);", "tensor_memory);"),
-    Change("word", "overwrites-always", "sm100/mma.h",
-           "!overwrites || step != 0);", "step != 0);"),
-    Change("word", "overwrites-never", "sm100/mma.h",
-           "!overwrites || step != 0);", "true);"),
+           "tensor_memory + (warp - kFirstStoringWarp) * kWarp * kLane", "tensor_memory"),
+    Change("word", "overwrites-always", "sm100/mma.h", "!overwrites || step != 0", "step != 0"),
+    Change("word", "overwrites-never", "sm100/mma.h", "!overwrites || step != 0", "true"),
 
     # ---- bytes of a stage miscounted
-    Change("bytes", "of-one-operand", "sm90/grouped_gemm.h",
-           "kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;", "kTmaBytes = LoadB::kTmaBytes;"),
+    Change("bytes", "of-one-operand", "load/produce.h",
+           "Gemm::kTmaBytes", "Gemm::LoadB::kTmaBytes"),
     Change("bytes", "a-row-too-few", "load/produce.h",
-           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes);",
-           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes - 128);"),
+           "Gemm::kTmaBytes", "Gemm::kTmaBytes - 128"),
     Change("bytes", "a-chunk-too-many", "load/produce.h",
-           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes);",
-           "ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes + 16);"),
-    Change("bytes", "of-one-part-of-H", "sm90/epilogue_activation_gradient.h",
-           "kTmaBytes = kParts * kPartBytes;", "kTmaBytes = kPartBytes;"),
+           "Gemm::kTmaBytes", "Gemm::kTmaBytes + 16"),
+    Change("bytes", "of-half-of-H", "sm90/produce.h", "Load::kTmaBytes", "Load::kTmaBytes / 2"),
 
     # ---- a swizzle or stride that is another's
-    Change("swizzle", "of-64-bytes", "core/operand.h",
-           "(chunk ^ (row & 7)) * 16", "(chunk ^ (row & 3)) * 16"),
+    Change("swizzle", "of-64-bytes", "core/operand.h", "chunk ^ (row & 7)", "chunk ^ (row & 3)"),
     Change("swizzle", "of-the-next-row", "core/operand.h",
-           "(chunk ^ (row & 7)) * 16", "(chunk ^ ((row + 1) & 7)) * 16"),
+           "chunk ^ (row & 7)", "chunk ^ ((row + 1) & 7)"),
     Change("swizzle", "group-stride", "sm90/mma.h",
-           "ptx::wgmma_descriptor(shared, Operand::kAtomBytes,",
-           "ptx::wgmma_descriptor(shared, 2 * Operand::kAtomBytes,"),
+           "Operand::kAtomBytes", "2 * Operand::kAtomBytes",
+           within="ptx::wgmma_descriptor(shared, Operand::kAtomBytes,"),
     Change("swizzle", "chunk-stride", "sm90/mma.h",
            "Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes",
            "Operand::kMajor == Major::kK ? 16 : Operand::kAtomBytes"),
@@ -169,11 +170,9 @@ CHANGES = [
 
     # ---- a guard of rows or columns missing
     Change("guard", "stored-row", "epilogue/store_threads.h",
-           "if (r < row_end && column + first < out.columns)",
-           "if (column + first < out.columns)"),
-    Change("guard", "row-of-ds", "sm90/epilogue_activation_gradient.h",
-           "lane() % 4 < 2 && r < row_end && params_.ds_partial",
-           "lane() % 4 < 2 && params_.ds_partial"),
+           "r < row_end && column + first < out.columns", "column + first < out.columns"),
+    Change("guard", "row-of-ds", "sm90/epilogue_activation_gradient.h", "r < row_end", "true",
+           within="lane() % 4 < 2 && r < row_end && params_.ds_partial"),
     Change("guard", "row-of-dW", "epilogue/weight_gradient.h",
            "if (row >= size.rows) continue;", ""),
     Change("guard", "column-of-dW", "epilogue/weight_gradient.h",
@@ -191,8 +190,7 @@ CHANGES = [
            "ptx::tma_store_wait_read<0>();", "ptx::tma_store_wait_read<1>();"),
     Change("slot", "slice-before-of-H", "sm90/epilogue_activation_gradient.h",
            "ptx::tma_store_wait_read<1>();", "ptx::tma_store_wait_read<2>();"),
-    Change("slot", "tile-line", "sm80/tile_line.h",
-           "kSlots = kMostStages + 3;", "kSlots = 2;"),
+    Change("slot", "tile-line", "sm80/tile_line.h", "++at.slot == kSlots", "++at.slot == 2"),
 
     # ---- the cluster's other block forgotten
     Change("cluster", "not-waited-for", "sm90/grouped_gemm.h",
@@ -211,13 +209,14 @@ CHANGES = [
     Change("past-end", "gathered-sm90", "load/gathered_rows.h",
            "row >= tile.row_end", "row > tile.row_end"),
     Change("past-end", "gathered-sm80", "sm80/load_rows.h",
-           "if (row >= tile.row_end || !stage_.has(i))",
-           "if (row > tile.row_end || !stage_.has(i))"),
+           "row >= tile.row_end || !stage_.has(i)", "row > tile.row_end || !stage_.has(i)"),
     Change("past-end", "summed-sm90", "load/summed_rows.h",
            "if (row >= row_end_) return kNone;", "if (row > row_end_) return kNone;"),
     Change("past-end", "summed-sm80", "sm80/load_summed_rows.h",
-           "row >= row_end_\n", "row > row_end_\n"),
+           "row >= row_end_", "row > row_end_"),
     Change("past-end", "stored-sm90", "sm90/store_ragged.h",
-           "kRaggedRows - row_end + row, row_end, kRaggedRows, part",
-           "kRaggedRows - row_end - 1 + row, row_end + 1, kRaggedRows, part"),
+           "ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,\n"
+           "                       kRaggedRows - row_end + row, row_end, kRaggedRows, part);",
+           "ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,\n"
+           "               kRaggedRows - row_end - 1 + row, row_end + 1, kRaggedRows, part);"),
 ]
