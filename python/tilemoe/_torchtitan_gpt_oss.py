@@ -1,35 +1,34 @@
 """gpt-oss's experts of torchtitan, computed by TileMoE (see torchtitan.py)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torchtitan.distributed.spmd_types import spmd_mesh_size
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts, ScaleBiasForward
 
-from . import functional
 from ._distributed import local_bfloat16
+from .torchtitan import Computed
 
 
-class TileMoEGptOssGroupedExperts(GptOssGroupedExperts):
+class TileMoEGptOssGroupedExperts(Computed, GptOssGroupedExperts):
     """gpt-oss's experts: gate and up in alternate rows of mlp1, clamped, with biases."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GptOssGroupedExperts.Config):
         pass
 
-    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """x_RD (R, D), sorted by expert -> (R, D) bfloat16, zero past the sum of the counts."""
+    def layer(self) -> dict[str, Any]:
         # Each tensor-parallel rank adds its share of mlp2's bias.
         mlp2_bias_ED = ScaleBiasForward.apply(
             local_bfloat16(self.mlp2_bias_ED),
             _tensor_parallel_degree(self.mlp1_weight_EGD),
             torch.bfloat16,
         )
-        return functional.grouped_experts(
-            x_RD.bfloat16(),
-            num_tokens_per_expert_E,
-            local_bfloat16(self.mlp1_weight_EGD),
-            local_bfloat16(self.mlp2_weight_EDF),
+        return dict(
+            W1=local_bfloat16(self.mlp1_weight_EGD),
+            W2=local_bfloat16(self.mlp2_weight_EDF),
             b1=local_bfloat16(self.mlp1_bias_EG),
             b2=mlp2_bias_ED,
             gate_layout="interleaved",
@@ -40,8 +39,11 @@ class TileMoEGptOssGroupedExperts(GptOssGroupedExperts):
 
 
 def _tensor_parallel_degree(parameter: torch.Tensor) -> int:
+    """Ranks whose results are added up."""
     if not isinstance(parameter, DTensor):
-        return 1
+        # Under torchtitan's spmd_types parameters are plain, and the region's mesh tells. Of a
+        # region whose experts are on several ranks it has no tensor parallelism.
+        return spmd_mesh_size("tp")
     mesh = parameter.device_mesh
     names = mesh.mesh_dim_names or ()
     return mesh.size(names.index("tp")) if "tp" in names else 1

@@ -1,5 +1,12 @@
 """torchtitan's experts, computed by TileMoE.
 
+    torchtitan ... --override.imports tilemoe.torchtitan.routed_experts
+
+replaces every `RoutedExperts` of the model's configuration, the dispatch of tokens and the
+combination of results with it: without expert parallelism, and in place of torchtitan's all-to-all,
+experts gather a token's row as they load it, and one kernel scores and adds up what comes of it.
+With other dispatchers, which stay, it is as the following.
+
     torchtitan ... --override.imports tilemoe.torchtitan.experts
 
 replaces every `GroupedExperts` of the model's configuration, gpt-oss's too, by a subclass that keeps
@@ -9,34 +16,119 @@ kept for backward. Routers, dispatchers (expert parallelism), combination and ch
 torchtitan's. As there, the products are bfloat16's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torchtitan.config import derive, override
-from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.distributed.spmd_types import maybe_set_sparse_mesh
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher, LocalTokenDispatcher
 
-from . import functional
+from . import expert_parallel, functional
 from ._distributed import local_bfloat16
 
 
-class TileMoEGroupedExperts(GroupedExperts):
+class Computed:
+    """What computes experts, whoever chose them. FSDP gathers their parameters where they are
+    called, so TileMoERoutedExperts, too, goes through forward."""
+
+    def layer(self) -> dict[str, Any]:
+        """Weights and form, as arguments of `tilemoe.moe` and of `grouped_experts`."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x_RD: torch.Tensor,
+        num_tokens_per_expert_E: torch.Tensor | None = None,
+        *,
+        routed: Callable[..., torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """x_RD (R, D), sorted by expert -> (R, D) bfloat16, zero past the sum of the counts; or what
+        `routed` makes of x, in bfloat16, and of the layer."""
+        x = x_RD.bfloat16()
+        if routed is not None:
+            return routed(x, **self.layer())
+        assert num_tokens_per_expert_E is not None
+        return functional.grouped_experts(x, num_tokens_per_expert_E, **self.layer())
+
+
+class TileMoEGroupedExperts(Computed, GroupedExperts):
     """SwiGLU experts of w1_EFD (gate), w3_EFD (up) and w2_EDF."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):
         pass
 
-    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """x_RD (R, D), sorted by expert -> (R, D), zero past the sum of the counts."""
-        out_RD = functional.grouped_experts(
-            x_RD.bfloat16(),
-            num_tokens_per_expert_E,
-            local_bfloat16(self.w1_EFD),
-            local_bfloat16(self.w2_EDF),
+    def layer(self) -> dict[str, Any]:
+        return dict(
+            W1=local_bfloat16(self.w1_EFD),
             W1_up=local_bfloat16(self.w3_EFD),
+            W2=local_bfloat16(self.w2_EDF),
             gate_layout="split",
         )
-        return out_RD.type_as(x_RD)
+
+    def forward(self, x_RD: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        return super().forward(x_RD, *args, **options).type_as(x_RD)
+
+
+class TileMoERoutedExperts(RoutedExperts):
+    """Dispatch, experts and combination as one layer, by the dispatcher of the configuration:
+
+    none (`LocalTokenDispatcher`, or an expert mesh that is not there): `tilemoe.moe`;
+    `AllToAllTokenDispatcher`: `tilemoe.expert_parallel.moe` in its place, with memory for every
+    routing, and for `capacity_factor` times the mean where that is given;
+    any other, and classes derived from these: its own dispatch and combine around the experts."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RoutedExperts.Config):
+        capacity_factor: float | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.capacity_factor = config.capacity_factor
+
+    def forward(
+        self,
+        x_BLD: torch.Tensor,
+        topk_scores_BLK: torch.Tensor,
+        topk_expert_ids_BLK: torch.Tensor,
+        num_local_tokens_per_expert_E: torch.Tensor,
+    ) -> torch.Tensor:
+        """x_BLD (B, L, D), scores and ids (B, L, K) of this rank's tokens -> (B, L, D)."""
+        dispatcher = self.token_dispatcher
+        mesh = getattr(dispatcher, "ep_mesh", None)
+        if type(dispatcher) not in (LocalTokenDispatcher, AllToAllTokenDispatcher):
+            return super().forward(
+                x_BLD, topk_scores_BLK, topk_expert_ids_BLK, num_local_tokens_per_expert_E
+            )
+        chosen: dict[str, Any] = dict(logits_or_scores=topk_scores_BLK, ids=topk_expert_ids_BLK)
+        routed: Callable[..., torch.Tensor] = functional.moe
+        if mesh is not None:
+            # torchtitan pads sequences before: every rank has as many tokens.
+            routed = expert_parallel.moe
+            chosen |= dict(group=mesh.get_group(), capacity_factor=self.capacity_factor)
+        routed = partial(routed, **chosen)
+        with maybe_set_sparse_mesh():
+            return self.inner_experts(x_BLD, routed=routed).type_as(x_BLD)
+
+
+@override(target=RoutedExperts.Config, description="Route, compute and combine by TileMoE.")
+def routed_experts(
+    cfg: RoutedExperts.Config, capacity_factor: float | None = None
+) -> RoutedExperts.Config:
+    """The override's factory. capacity_factor: under expert parallelism by all-to-all, memory for
+    so many times the mean of a rank's pairs, past which the output is NaN; None: for every routing.
+    """
+    if type(cfg) is not RoutedExperts.Config:
+        raise NotImplementedError(
+            f"tilemoe cannot compute {type(cfg).__module__}.{type(cfg).__qualname__}: it replaces "
+            "RoutedExperts itself, not classes derived from it"
+        )
+    own = {"inner_experts": experts(cfg.inner_experts), "capacity_factor": capacity_factor}
+    return derive(cfg, TileMoERoutedExperts.Config, **own)
 
 
 @override(target=GroupedExperts.Config, description="Compute grouped experts by TileMoE.")

@@ -4,6 +4,7 @@ Both compute in bfloat16, so the bound on ours is their error, over eight proble
 """
 
 import importlib.util
+import pathlib
 import sys
 import types
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed")
 
+import torchtitan.distributed.spmd_types
 from torchtitan.config.override import OverrideConfig, apply_overrides
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
@@ -21,6 +23,7 @@ from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
 import tilemoe
 import tilemoe.torchtitan
+from processes import launch as launch_processes
 from target import DEVICE
 from tilemoe.state_dict import from_torchtitan, to_torchtitan
 
@@ -247,6 +250,109 @@ def test_the_override_replaces_experts_in_a_layer():
         results.append([layer(x).detach(), leaf.grad, *(p.grad for p in layer.parameters())])
     for got, want in zip(results[1], results[0], strict=True):
         assert (got - want).norm() <= 2e-2 * want.norm()
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+def test_the_override_replaces_dispatch_and_combination(monkeypatch):
+    """One call of tilemoe.moe, of tokens that nobody sorted. X is kept once, not once a pair, and
+    beside it H, and neither rows nor results of pairs."""
+    theirs_cfg, ours_cfg = layer_config(), layer_config()
+    log = apply_overrides(OverrideConfig(imports=["tilemoe.torchtitan.routed_experts"]), ours_cfg)
+    assert len(log) == 1 and "TileMoERoutedExperts" in log[0]
+    theirs, ours = theirs_cfg.build(), ours_cfg.build()
+    theirs.init_states()
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    ours.load_state_dict(theirs.state_dict())
+    calls, moe = [], tilemoe.functional.moe
+    called = lambda *args, **k: calls.append(args[0].shape) or moe(*args, **k)  # noqa: E731
+    monkeypatch.setattr(tilemoe.functional, "moe", called)
+    x, dO = (normal(2, 19, D, seed=seed) for seed in (3, 4))
+    results, kept = [], []
+    for layer in (theirs, ours):
+        leaf, shapes = x.clone().requires_grad_(), []
+        pack = lambda t: (shapes.append(tuple(t.shape)), t)[1]  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            out = layer(leaf)
+        out.backward(dO)
+        results.append([out.detach(), leaf.grad, *(p.grad for p in layer.parameters())])
+        kept.append(shapes)
+    assert calls == [x.shape]
+    for got, want in zip(results[1], results[0], strict=True):
+        assert (got - want).norm() <= 2e-2 * want.norm() > 0
+    pairs = 2 * 38
+    assert (pairs, D) in kept[0] and (pairs, D) not in kept[1] and (pairs, N) not in kept[1]
+    assert kept[1].count((pairs, 2 * N)) == 1
+
+
+@pytest.mark.cpu  # gloo
+def test_its_all_to_all_over_two_processes(tmp_path):
+    worker = pathlib.Path(__file__).with_name("torchtitan_worker.py")
+    names = ["all_to_all_is_ours", "past_its_places_it_is_nan"]
+    for rank, result in enumerate(launch_processes(worker, names, 2, tmp_path, "cpu")):
+        assert not any(result.values()), f"rank {rank}: {result}"
+
+
+def test_a_dispatcher_that_is_not_known_stays():
+    class Counting(LocalTokenDispatcher):
+        calls = 0
+
+        @dataclass(kw_only=True, slots=True)
+        class Config(LocalTokenDispatcher.Config):
+            pass
+
+        def dispatch(self, *args):
+            Counting.calls += 1
+            return super().dispatch(*args)
+
+    cfg = layer_config().routed_experts
+    cfg.token_dispatcher = Counting.Config(num_experts=E, top_k=2)
+    module = tilemoe.torchtitan.routed_experts(cfg).build().to(DEVICE)
+    for p in module.parameters():
+        torch.nn.init.normal_(p)
+    x = normal(1, 7, D, seed=5)
+    ids = torch.arange(14, device=DEVICE).view(1, 7, 2) % E
+    scores = normal(1, 7, 2, seed=6)
+    counts = torch.bincount(ids.flatten(), minlength=E)
+    out = module(x, scores, ids, counts)
+    module.token_dispatcher = LocalTokenDispatcher.Config(num_experts=E, top_k=2).build()
+    routed = module(x, scores, ids, counts)
+    assert Counting.calls == 1
+    assert (out - routed).norm() <= 2e-2 * routed.norm()
+
+
+def test_a_derived_region_is_refused():
+    class Derived(RoutedExperts):
+        @dataclass(kw_only=True, slots=True)
+        class Config(RoutedExperts.Config):
+            pass
+
+    cfg = layer_config().routed_experts
+    parts = dict(inner_experts=cfg.inner_experts, token_dispatcher=cfg.token_dispatcher)
+    with pytest.raises(NotImplementedError, match="Derived.Config"):
+        tilemoe.torchtitan.routed_experts(Derived.Config(**parts))
+
+
+def test_a_bias_is_added_once_over_tensor_parallel_ranks(monkeypatch):
+    """Under torchtitan's spmd_types: parameters are plain, and the region's mesh has the ranks."""
+    whole = build("gpt_oss", ours=True)
+    x, _ = rows()
+    want = whole(x, COUNTS.to(DEVICE)).float()
+    parts = 0
+    for half in (slice(0, N // 2), slice(N // 2, N)):
+        cfg = gpt_oss_experts().Config(dim=D, hidden_dim=N // 2, num_experts=E)
+        part = tilemoe.torchtitan.experts(cfg).build().to(DEVICE)
+        both = slice(2 * half.start, 2 * half.stop)
+        for name, own in (("mlp1_weight_EGD", both), ("mlp1_bias_EG", both), ("mlp2_weight_EDF", half)):
+            of = getattr(whole, name).data
+            getattr(part, name).data = of[:, own] if own is both else of[..., own].contiguous()
+        part.mlp2_bias_ED.data = whole.mlp2_bias_ED.data
+        mesh = types.SimpleNamespace(mesh_dim_names=("dp", "tp"), size=lambda axis: (3, 2)[axis])
+        monkeypatch.setattr(torchtitan.distributed.spmd_types, "current_spmd_mesh", lambda: mesh)
+        parts = parts + part(x, COUNTS.to(DEVICE)).float()
+        monkeypatch.undo()
+    assert (parts - want).norm() <= 5e-3 * want.norm()
+    once = whole.mlp2_bias_ED.detach().repeat_interleave(COUNTS.to(DEVICE), 0)
+    assert once.norm() > 0.1 * want.norm()
 
 
 @pytest.mark.cpu  # in float32
