@@ -104,8 +104,8 @@ struct Choice {
   bool ties = false;
 };
 
-std::function<double(int64_t)> logits_of(const Choice& c, RouterTensors& tensors) {
-  return c.ties ? tensors.below(5) : tensors.normal();
+Tensor logits_of(const Choice& c, RouterTensors& tensors) {
+  return tensors.given(c.dtype, {c.T, c.E}, c.ties ? tensors.below(5) : tensors.normal());
 }
 
 void choose(const Choice& c, RouterTensors& tensors) {
@@ -113,7 +113,7 @@ void choose(const Choice& c, RouterTensors& tensors) {
   top_k({.device = tensors.device(),
          .scoring = c.scoring,
          .K = c.K,
-         .logits = tensors.given(c.dtype, {c.T, c.E}, logits_of(c, tensors)),
+         .logits = logits_of(c, tensors),
          .selection_bias =
              sigmoid ? tensors.given(DType::kFloat32, {c.E}, tensors.normal()) : Tensor(),
          .ids = tensors.result("ids", DType::kInt32, {c.T, c.K}),
@@ -156,14 +156,14 @@ void route_tokens(const Choice& c, int64_t d, RouterTensors& tensors) {
                        .workspace_bytes = bytes});
 }
 
-Routing round(const Choice& c, Rounding rule, int64_t m, int64_t round_tokens,
+Routing round(const Choice& c, const Tensor& logits, Rounding rule, int64_t m, int64_t round_tokens,
               RouterTensors& tensors) {
   const RoutingSpec spec =
       RoutingSpec::rounded(tensors.device(), c.T, c.E, c.K, rule, m, round_tokens);
   Routing routing = tensors.routing(spec);
   const bool seeded = rule == Rounding::kStochastic;
   const auto number = [](int64_t) { return 7.; };
-  routing.from_logits({.logits = tensors.given(c.dtype, {c.T, c.E}, logits_of(c, tensors)),
+  routing.from_logits({.logits = logits,
                        .seed = seeded ? tensors.given(DType::kInt64, {1}, number) : Tensor(),
                        .step = seeded ? tensors.given(DType::kInt64, {1}, number) : Tensor(),
                        .expert_counts = tensors.result("counts", DType::kInt32, {c.E}),
@@ -172,11 +172,12 @@ Routing round(const Choice& c, Rounding rule, int64_t m, int64_t round_tokens,
   return routing;
 }
 
-void go_back(const Choice& c, const Routing& routing, RouterTensors& tensors) {
+void go_back(const Choice& c, const Tensor& logits, const Routing& routing,
+             RouterTensors& tensors) {
   const size_t bytes = static_cast<const RoutingSpec&>(routing.spec).workspace_bytes();
   router_backward({.scoring = c.scoring,
                    .routing = &routing,
-                   .logits = tensors.given(c.dtype, {c.T, c.E}, tensors.normal()),
+                   .logits = logits,
                    .ds = tensors.given(DType::kFloat32, {routing.pairs()}, tensors.normal()),
                    .dlogits = tensors.result("dlogits", DType::kFloat32, {c.T, c.E}, 1e-5),
                    .workspace = tensors.scratch(bytes),
@@ -207,10 +208,14 @@ RouterCase tokens_case(const char* name, const Choice& c, int64_t d) {
   return {std::string("router-tokens-") + name,
           [c, d](RouterTensors& t) { route_tokens(c, d, t); }};
 }
+RouterCase backward_case(const char* name, const Choice& c) {
+  return {std::string("router-backward") + name,
+          [c](RouterTensors& t) { go_back(c, logits_of(c, t), route(c, t), t); }};
+}
 RouterCase rounded_case(const char* name, const Choice& c, Rounding rule, int64_t m,
                         int64_t round_tokens = 0) {
   return {std::string("router-rounded-") + name,
-          [=](RouterTensors& t) { round(c, rule, m, round_tokens, t); }};
+          [=](RouterTensors& t) { round(c, logits_of(c, t), rule, m, round_tokens, t); }};
 }
 
 }  // namespace
@@ -244,14 +249,14 @@ const std::vector<RouterCase>& router_cases() {
       rounded_case("stochastic", {.T = 90, .E = 7, .K = 3}, Rounding::kStochastic, 16),
       rounded_case("in-groups", {.T = 90, .E = 7, .K = 3}, Rounding::kBalanced, 8, 30),
       rounded_case("many-experts", {.T = 20, .E = 700, .K = 40}, Rounding::kUp, 4),
-      {"router-backward", [kRows](RouterTensors& t) { go_back(kRows, route(kRows, t), t); }},
-      {"router-backward-of-many",
-       [kMany](RouterTensors& t) { go_back(kMany, route(kMany, t), t); }},
+      backward_case("", kRows),
+      backward_case("-of-many", kMany),
       {"router-backward-rounded",
        [](RouterTensors& t) {
          constexpr Choice kRounded{
              .T = 60, .E = 17, .K = 3, .scoring = Scoring::kSoftmaxRenormalized};
-         go_back(kRounded, round(kRounded, Rounding::kNearest, 16, 0, t), t);
+         const Tensor logits = logits_of(kRounded, t);  // the scores of these are what comes back
+         go_back(kRounded, logits, round(kRounded, logits, Rounding::kNearest, 16, 0, t), t);
        }},
       {"router-losses", [kRows](RouterTensors& t) { lose(kRows, t); }},
       {"router-losses-of-many", [kMany](RouterTensors& t) { lose(kMany, t); }},
