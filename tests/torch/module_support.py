@@ -106,6 +106,7 @@ def expected(moe, x, dO, seed=None, offset=None, ids=None, stored=None):
     aux = dict(loss=loss, balance=balance, z=z) | {
         name: getattr(aux, name) for name in ("expert_counts", "dropped", "added", "without")
     }
+    aux["overflow"] = torch.zeros_like(aux["without"])  # of one process
     return {"out": out, **aux} | {"d" + k: g for k, g in zip(names, gradients)}
 
 
