@@ -142,6 +142,19 @@ class Defects(unittest.TestCase):
             self.assertIsNone(said["found"])
             self.assertIn(ended, said["wrong"]["ended"])
 
+    def test_takes_the_quickest_cases_and_the_longest_that_come_by(self):
+        def case(name, device, seconds, reached=(7,), right=True):
+            return {"case": name, "device": device, "seconds": seconds, "right": right,
+                    "findings": 0, "reached": list(reached)}
+
+        surveyed = [case("d", "sm80", 4), case("c", "sm80", 3), case("b", "sm80", 2),
+                    case("a", "sm80", 1), case("wrong", "sm80", 0.1, right=False),
+                    case("elsewhere", "sm80", 9, reached=(8,)), case("a", "sm90", 1.5)]
+        taken = [(place["case"], place["device"]) for place in search.places_of(7, surveyed, 2)]
+        self.assertEqual(taken, [("a", "sm80"), ("a", "sm90"), ("b", "sm80"), ("d", "sm80")])
+        few = search.places_of(7, surveyed[2:4], 2)
+        self.assertEqual([place["case"] for place in few], ["a", "b"])
+
     def test_nothing_is_found_where_nothing_is(self):
         said = self.search('echo "$1, seed $5: right, 0 findings, trace 1f, 0.1 s"')
         self.assertEqual(said, {"found": None, "found_while_right": None, "wrong": None})
