@@ -5,15 +5,18 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from distributed_worker import SCENARIOS, launch
+import distributed_worker
+from distributed_worker import SCENARIOS
 from module_support import make, same_bits
+from processes import launch
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """-> folder, for each rank {scenario: "" or what went wrong}."""
     folder = tmp_path_factory.mktemp("distributed")
-    return folder, launch(folder, "cpu", "float32")
+    names = [scenario.__name__ for scenario in SCENARIOS]
+    return folder, launch(distributed_worker.__file__, names, 2, folder, "cpu", dtype="float32")
 
 
 @pytest.mark.parametrize("scenario", [s.__name__ for s in SCENARIOS])

@@ -6,16 +6,8 @@
 Each process runs every scenario and writes FOLDER/RANK.json: {scenario: "" or the traceback}.
 """
 
-import argparse
 import copy
-import datetime
-import json
-import pathlib
-import subprocess
 import sys
-import tempfile
-import time
-import traceback
 
 import torch
 import torch.distributed as dist
@@ -27,16 +19,16 @@ from torch.utils.checkpoint import checkpoint
 
 from comparison import LIMITS, assert_close
 import module_support
+from processes import main_of
 from tilemoe._distributed import local_bfloat16
 
-WORLD = 2
-LIMIT_S = 240
 SHAPE = (4, 11)  # of the whole batch: two sequences for each of two ranks
 
 
 class Job:
-    def __init__(self, rank, world, folder, device, dtype):
+    def __init__(self, rank, world, folder, device, dtype=None):
         self.rank, self.world, self.folder = rank, world, folder
+        dtype = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
         self.device, self.dtype = device, dtype
         self.mesh = init_device_mesh(device, (world,))
         # Of a gradient that ranks have averaged; one rank's own errors are no larger.
@@ -271,105 +263,29 @@ def distributed_checkpoint(job):
         assert torch.equal(full(t), full(other.state_dict()[name])), name
 
 
-SCENARIOS = (
-    ddp,
-    fsdp,
-    fsdp_nested,
-    fsdp_recomputed,
-    fsdp_shared,
-    fsdp_shared_nested,
-    fsdp_selection_bias,
-    fsdp_mixed_precision,
-    fsdp_mixed_precision_float32_router,
-    fsdp_mixed_precision_shared,
-    dtensor,
-    dtensor_shared,
-    dtensor_ids,
-    dtensor_refusals,
-    local_part,
-    distributed_checkpoint,
+SCENARIOS = dict.fromkeys(
+    (
+        ddp,
+        fsdp,
+        fsdp_nested,
+        fsdp_recomputed,
+        fsdp_shared,
+        fsdp_shared_nested,
+        fsdp_selection_bias,
+        fsdp_mixed_precision,
+        fsdp_mixed_precision_float32_router,
+        fsdp_mixed_precision_shared,
+        dtensor,
+        dtensor_shared,
+        dtensor_ids,
+        dtensor_refusals,
+        local_part,
+        distributed_checkpoint,
+    ),
+    {2},  # the numbers of processes
 )
 
 
-def run_rank(rank, folder, device, dtype):
-    torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    job = Job(rank, WORLD, folder, device, dtype)
-    results = {}
-    for scenario in SCENARIOS:
-        try:
-            scenario(job)
-            results[scenario.__name__] = ""
-        except Exception:
-            results[scenario.__name__] = traceback.format_exc()
-        (folder / f"{rank}.json").write_text(json.dumps(results))
-        dist.barrier()
-    dist.destroy_process_group()
-
-
-def launch(folder, device, dtype):
-    """Runs the processes, for at most LIMIT_S -> by rank {scenario: "" or what went wrong}."""
-    arguments = ["--folder", folder, "--device", device, "--dtype", dtype]
-    logs = [(folder / f"{rank}.log").open("w+") for rank in range(WORLD)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--rank", str(rank), *arguments],
-            stdout=logs[rank],
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(WORLD)
-    ]
-    end = time.monotonic() + LIMIT_S
-    try:
-        for process in processes:
-            process.wait(timeout=max(0.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass  # a scenario without a result tells
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    results = []
-    for rank, log in enumerate(logs):
-        log.seek(0)
-        file = folder / f"{rank}.json"
-        done = json.loads(file.read_text()) if file.exists() else {}
-        missing = f"no result within {LIMIT_S} s; its output:\n{log.read()[-4000:]}"
-        results.append({s.__name__: done.get(s.__name__, missing) for s in SCENARIOS})
-        log.close()
-    return results
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--folder", type=pathlib.Path, help="of the results; else temporary")
-    parser.add_argument("--rank", type=int, help="run one process, not all")
-    options = parser.parse_args()
-    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
-    if options.rank is not None:
-        run_rank(options.rank, options.folder, options.device, getattr(torch, dtype))
-        return 0
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or pathlib.Path(temporary)
-        results = launch(folder, options.device, dtype)
-    wrong = 0
-    for scenario in SCENARIOS:
-        said = [f"rank {rank}: {r[scenario.__name__]}" for rank, r in enumerate(results)]
-        said = [line for line, r in zip(said, results) if r[scenario.__name__]]
-        print(f"{scenario.__name__} {'failed' if said else 'passed'}", *said, sep="\n  ")
-        wrong += bool(said)
-    return 1 if wrong else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    dtypes = ["float32", "bfloat16", "float16"]
+    sys.exit(main_of(__file__, __doc__, SCENARIOS, Job, dtype={"choices": dtypes}))

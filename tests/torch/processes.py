@@ -32,7 +32,7 @@ def of_world(scenarios, world):
     return [scenario for scenario, worlds in scenarios.items() if world in worlds]
 
 
-def run_rank(scenarios, job_type, rank, world, folder, device):
+def run_rank(scenarios, job_type, rank, world, folder, device, more):
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(0.8 * LIMIT_S)  # where it hangs
     if device == "cuda":
@@ -44,7 +44,7 @@ def run_rank(scenarios, job_type, rank, world, folder, device):
         world_size=world,
         timeout=datetime.timedelta(seconds=TIMEOUT_S),
     )
-    job = job_type(rank, world, folder, device)
+    job = job_type(rank, world, folder, device, **more)
     results = {}
     for scenario in of_world(scenarios, world):
         try:
@@ -57,10 +57,12 @@ def run_rank(scenarios, job_type, rank, world, folder, device):
     dist.destroy_process_group()
 
 
-def launch(program, names, world, folder, device, only=""):
-    """Runs the processes, for at most LIMIT_S -> by rank {scenario: "" or what went wrong}."""
+def launch(program, names, world, folder, device, only="", **more):
+    """Runs the processes, for at most LIMIT_S -> by rank {scenario: "" or what went wrong}; more:
+    values of the program's own options."""
     logs = [(folder / f"{rank}.log").open("w+") for rank in range(world)]
     arguments = ["--folder", folder, "--device", device, "--world", str(world), "--only", only]
+    arguments += [f"--{name}={value}" for name, value in more.items()]
     processes = [
         subprocess.Popen(
             [sys.executable, program, "--rank", str(rank), *arguments],
@@ -90,25 +92,29 @@ def launch(program, names, world, folder, device, only=""):
     return results
 
 
-def main_of(program, description, scenarios, job_type):
-    """Of a program that is its own processes, too."""
+def main_of(program, description, scenarios, job_type, **own):
+    """Of a program that is its own processes, too. own: options besides those here, as argparse takes
+    them; job_type has their values by name."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--world", type=int, default=2, help="processes")
     parser.add_argument("--folder", type=pathlib.Path, help="of the results; else temporary")
     parser.add_argument("--rank", type=int, help="run one process, not all")
     parser.add_argument("--only", default="", help="scenarios whose name has this in it")
+    for name, how in own.items():
+        parser.add_argument(f"--{name}", **how)
     options = parser.parse_args()
+    more = {name: getattr(options, name) for name in own if getattr(options, name) is not None}
     scenarios = {s: w for s, w in scenarios.items() if options.only in s.__name__}
     if options.rank is not None:
-        run_rank(scenarios, job_type, options.rank, options.world, options.folder, options.device)
+        place = options.rank, options.world, options.folder, options.device
+        run_rank(scenarios, job_type, *place, more)
         return 0
     names = [scenario.__name__ for scenario in of_world(scenarios, options.world)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or pathlib.Path(temporary)
-        results = launch(
-            program, names, options.world, folder, options.device, options.only
-        )
+        place = options.world, folder, options.device
+        results = launch(program, names, *place, options.only, **more)
     wrong = 0
     for name in names:
         said = [f"rank {rank}: {r[name]}" for rank, r in enumerate(results) if r[name]]
