@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -33,13 +34,14 @@ struct Options {
   int64_t seeds = 1;
   bool all = false, reduced = false, integers = false, trace = false, list = false;
   int columns = 160, jobs = 1;
-  std::string json;
+  std::string json, expected;
 };
 
 // Of a job, for the parent process.
 struct Result {
   int64_t seeds_done, seeds_wrong, seeds_with_findings;
   uint64_t bits;  // of the last seed
+  int64_t equal_to_gpu;
   double seconds;
 };
 
@@ -57,15 +59,34 @@ std::string name_of(const Job& job, bool with_setting) {
          (with_setting ? std::string(" on ") + job.setting->name : "");
 }
 
-std::vector<Job> jobs_of(const Options& options) {
+// A GPU's digests, by the name of each setting that computes as it does.
+using Expected = std::map<std::string, ExpectedDigests>;
+
+Expected expected_of(const Options& options) {
+  Expected found;
+  if (options.expected.empty()) return found;
+  for (const std::string& device : options.devices) {
+    const Setting& setting = setting_of(device);
+    if (same_bits(setting, setting_of("sm90")))
+      found.try_emplace(device, options.expected, setting.kit);
+  }
+  if (found.empty())
+    throw std::runtime_error(options.expected + " is of a Hopper GPU, and none is simulated");
+  return found;
+}
+
+std::vector<Job> jobs_of(const Options& options, const Expected& expected) {
   std::vector<Job> jobs;
-  for (const std::string& device : options.devices)
+  for (const std::string& device : options.devices) {
+    const auto found = expected.find(device);
     for (const verify::Case& one : verify::verification_cases()) {
       if (!matches(one, options)) continue;
       if (options.integers && !verify::has_integer_form(one)) continue;
       jobs.push_back({&setting_of(device), options.integers ? verify::integer_form(one) : one,
-                      options.data_seed, options.seed, options.seeds});
+                      options.data_seed, options.seed, options.seeds,
+                      found == expected.end() || options.integers ? nullptr : &found->second});
     }
+  }
   return jobs;
 }
 
@@ -90,6 +111,7 @@ Result run(const Job& job, const std::string& name, const Options& options) {
     if (!outcome.wrong.empty()) ++result.seeds_wrong;
     if (!outcome.findings.empty()) ++result.seeds_with_findings;
     result.bits = outcome.bits;
+    result.equal_to_gpu += outcome.equal_to_gpu;
     result.seconds += outcome.seconds;
   });
   return result;
@@ -109,7 +131,7 @@ std::vector<std::string> unequal_kits(const std::vector<Job>& jobs, const Result
 }
 
 void write_json(const Options& options, const std::vector<Job>& jobs, const Result* results,
-                const std::vector<std::string>& unequal) {
+                const Expected& expected, const std::vector<std::string>& unequal) {
   nlohmann::json items = nlohmann::json::array();
   for (size_t i = 0; i < jobs.size(); ++i)
     items.push_back({{"case", name_of(jobs[i], false)},
@@ -118,10 +140,11 @@ void write_json(const Options& options, const std::vector<Job>& jobs, const Resu
                      {"seeds_wrong", results[i].seeds_wrong},
                      {"seeds_with_findings", results[i].seeds_with_findings},
                      {"bits", verify::hexadecimal(results[i].bits)},
+                     {"tensors_equal_to_gpu", results[i].equal_to_gpu},
                      {"processor_seconds", std::round(10 * results[i].seconds) / 10}});
   nlohmann::json simulated;
   for (const std::string& device : options.devices) simulated[device] = setting_of(device).in_words;
-  const nlohmann::json report = {
+  nlohmann::json report = {
       {"device", "CPU"},
       {"commit", TILEMOE_COMMIT},
       {"versions", {{"tilemoe", tilemoe_version()}, {"compiler", TILEMOE_COMPILER}}},
@@ -130,6 +153,7 @@ void write_json(const Options& options, const std::vector<Job>& jobs, const Resu
       {"seeds", options.seeds},
       {"unequal_bits", unequal},
       {"items", items}};
+  if (!expected.empty()) report["gpu"] = expected.begin()->second.device();
   std::ofstream file(options.json);
   file << report.dump(1) << "\n";
   if (!file.flush()) throw std::runtime_error("cannot write " + options.json);
@@ -141,7 +165,8 @@ int simulate(Options options) {
     options.devices.clear();
     for (const Setting& one : all_settings()) options.devices.emplace_back(one.name);
   }
-  const std::vector<Job> jobs = jobs_of(options);
+  const Expected expected = expected_of(options);
+  const std::vector<Job> jobs = jobs_of(options, expected);
   if (jobs.empty()) {
     std::cerr << "no case matches; `tilemoe_simulate --list` names them all\n";
     return 2;
@@ -166,8 +191,10 @@ int simulate(Options options) {
 
   int64_t failures = 0;
   double seconds = 0;
+  int64_t equal_to_gpu = 0;
   for (size_t i = 0; i < jobs.size(); ++i) {
     seconds += results[i].seconds;
+    equal_to_gpu += results[i].equal_to_gpu;
     const int64_t undone = options.seeds - results[i].seeds_done;
     if (undone > 0) std::cout << name_of(jobs[i], several) << " did not end\n";
     failures += undone + std::max(results[i].seeds_wrong, results[i].seeds_with_findings);
@@ -175,10 +202,15 @@ int simulate(Options options) {
   const std::vector<std::string> unequal = unequal_kits(jobs, results);
   for (const std::string& line : unequal) std::cout << line << "\n";
   failures += static_cast<int64_t>(unequal.size());
+  if (!expected.empty()) {
+    std::cout << equal_to_gpu << " tensors have the bits that a "
+              << expected.begin()->second.device() << " computed\n";
+    if (equal_to_gpu == 0) ++failures;  // nothing was compared
+  }
   std::cout << jobs.size() << " cases, " << options.seeds << " seeds each, " << failures
             << " failures, " << std::fixed << std::setprecision(0) << seconds
             << " s of a processor\n";
-  if (!options.json.empty()) write_json(options, jobs, results, unequal);
+  if (!options.json.empty()) write_json(options, jobs, results, expected, unequal);
   return failures == 0 ? 0 : 1;
 }
 
@@ -212,6 +244,10 @@ int main(int argc, char** argv) {
   app.add_option("--jobs", options.jobs, "Processes side by side")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  app.add_option("--expected", options.expected,
+                 "Results file of `scripts/gpu/run.py digests`: where an H100 is simulated, the "
+                 "tensors that it has must have the same bits")
+      ->check(CLI::ExistingFile);
   app.add_option("--json", options.json, "Also write what came of each case to this file");
   app.add_flag("--trace", options.trace, "Draw what every warp did over simulated time");
   app.add_option("--columns", options.columns, "Width of the drawing")

@@ -7,6 +7,7 @@
 #include "simulator/machine/machine.h"
 #include "tilemoe/tilemoe.h"
 #include "verify/check.h"
+#include "verify/digest.h"
 
 namespace tilemoe::simulator {
 namespace {
@@ -24,6 +25,14 @@ std::string describe(const verify::Report& report) {
       text += std::string("\n  ") + verify::output_name(tensor.output) + ": " +
               verify::describe(tensor.figures, tensor.limit);
   return text;
+}
+
+void hold_to_gpu(const Job& job, const verify::CaseDigests& digests, SeedOutcome& outcome) {
+  if (!job.expected || !job.expected->has(job.test_case.name)) return;
+  const ExpectedDigests::Comparison compared =
+      job.expected->compare(job.test_case, job.data_seed, digests);
+  outcome.equal_to_gpu = compared.equal;
+  for (const std::string& line : compared.differences) outcome.wrong += "\n  " + line;
 }
 
 }  // namespace
@@ -58,8 +67,11 @@ SeedOutcome CaseRun::run(uint64_t seed) {
     outcome.bits = mixed(problem.fingerprints());
     for (const std::string& line : problem.damage()) outcome.wrong += "\n  " + line;
     if (!state_->right_bits) {
-      outcome.wrong += describe(
-          verify::judge(state_->inputs, problem.pairs(), problem.computed(), verify::Passes::kAll));
+      const verify::Computed computed = problem.computed();
+      outcome.wrong +=
+          describe(verify::judge(state_->inputs, problem.pairs(), computed, verify::Passes::kAll));
+      hold_to_gpu(state_->job, verify::digests_of(state_->inputs, computed, verify::Passes::kAll),
+                  outcome);
       if (outcome.wrong.empty()) state_->right_bits = outcome.bits;
     } else if (outcome.bits != *state_->right_bits) {
       outcome.wrong += "\n  other bits than with an earlier seed";

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "simulator/expected_digests.h"
 #include "simulator/machine/finding.h"
 #include "simulator/setting.h"
 #include "verify/case.h"
@@ -17,20 +18,22 @@ struct Job {
   verify::Case test_case;
   uint64_t data_seed, first_seed;
   int64_t seeds;
+  const ExpectedDigests* expected = nullptr;  // of a GPU; held to where it has the case
 };
 
 struct SeedOutcome {
   uint64_t seed;
   std::string wrong;  // what is, a line each; empty: the output is right
   std::vector<Finding> findings;
-  uint64_t trace;  // a digest of all that happened, in order
-  uint64_t bits;   // of all outputs
-  double seconds;  // of the processor
+  uint64_t trace;    // a digest of all that happened, in order
+  uint64_t bits;     // of all outputs
+  int equal_to_gpu;  // tensors that have the bits of Job::expected
+  double seconds;    // of the processor
   bool good() const { return wrong.empty() && findings.empty(); }
 };
 
-// Calls each(outcome) after every seed. The first output is held to float64, those of further seeds
-// to the first one's bits.
+// Calls each(outcome) after every seed. The first output is held to float64 and to a GPU's bits, those
+// of further seeds to the first one's bits.
 template <class Each>
 void run_case(const Job& job, const Each& each);
 

@@ -49,10 +49,12 @@ CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuin
                    const std::array<cuuint32_t, kDims>& box) {
   std::array<cuuint32_t, kDims> element_strides;
   element_strides.fill(1);
-  CUtensorMap map;
+  // No variable that is itself returned: that would be wherever the caller's compiler has the result,
+  // for which some (GCC 12) do not keep the 64 bytes' alignment that the driver asks for.
+  std::array<CUtensorMap, 1> map;
   const auto try_to_encode = [&] {
-    return encode_function()(&map, map_type(dtype), kDims, const_cast<void*>(data), size.data(),
-                             stride_bytes.data(), box.data(), element_strides.data(),
+    return encode_function()(map.data(), map_type(dtype), kDims, const_cast<void*>(data),
+                             size.data(), stride_bytes.data(), box.data(), element_strides.data(),
                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
@@ -67,7 +69,7 @@ CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuin
                        << stride_bytes[1] << " and " << stride_bytes[0] << " bytes, box (..., "
                        << box[2] << ", " << box[1] << ", " << box[0] << "): error "
                        << static_cast<int>(result));
-  return map;
+  return map[0];
 }
 
 }  // namespace
