@@ -40,6 +40,8 @@ std::vector<Case> size_cases() {
       {.name = "single-expert", .T = 161, .d = 56, .n = 88, .E = 1, .K = 1},
       {.name = "top-1", .T = 150, .d = 88, .n = 120, .E = 6, .K = 1},
       {.name = "more-experts-than-tokens", .T = 11, .d = 64, .n = 48, .E = 90, .K = 2},
+      // A sum longer than any ring of stages, in tiles for few rows.
+      {.name = "few-rows-long-sum", .T = 37, .d = 904, .n = 72, .E = 19, .K = 2, .reduced = true},
       {.name = "many-pairs", .T = 3001, .d = 24, .n = 16, .E = 17, .K = 3},
       {.name = "narrow-d", .T = 333, .d = 8, .n = 136, .E = 5, .K = 3},
       {.name = "narrow-n", .T = 333, .d = 136, .n = 8, .E = 5, .K = 3},

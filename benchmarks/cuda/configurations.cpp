@@ -33,7 +33,11 @@ constexpr Config kOtherConfigs[] = {
     {"t4096", 4096, 2048, 768, 128, 8},    {"narrow", 65536, 512, 128, 64, 8},
     {"granite", 16384, 1536, 512, 40, 8},  {"one-expert", 8192, 4096, 4096, 1, 1},
     {"mixtral", 8192, 4096, 14336, 8, 2},  {"phi", 8192, 4096, 6400, 16, 2},
-    {"deepseek", 4096, 7168, 2048, 64, 8}, {"n1408", 8192, 2048, 1408, 60, 4}};
+    {"deepseek", 4096, 7168, 2048, 64, 8}, {"n1408", 8192, 2048, 1408, 60, 4},
+    {"7b-t1", 1, 1536, 256, 128, 8},       {"7b-t16", 16, 1536, 256, 128, 8},
+    {"7b-t64", 64, 1536, 256, 128, 8},     {"qwen3-t1", 1, 4096, 1536, 128, 8},
+    {"qwen3-t16", 16, 4096, 1536, 128, 8}, {"qwen3-t256", 256, 4096, 1536, 128, 8}};
+constexpr int64_t kServed = 64;  // tokens: up to here nobody asks for gradients
 // Where column groups and early launches are compared too.
 constexpr const char* kExamined[] = {"7b-n256", "30b-n256", "30b-n1024", "qwen3-235b"};
 
@@ -83,6 +87,7 @@ struct Comparison {
     const auto down = [&](const DownProjection& step) { backend.down_projection(step); };
     compare_tiles(c, "up", flush, problem.up, up);
     compare_tiles(c, "down", flush, problem.down, down);
+    if (c.T <= kServed) return;
     const auto M = static_cast<size_t>(c.T * c.K);
     const DeviceBuffer dH(M * static_cast<size_t>(2 * c.n) * 2);
     const DeviceBuffer ds_partial(static_cast<size_t>(ds_groups(c.n)) * M * sizeof(float));

@@ -277,7 +277,7 @@ std::vector<ForwardCase> cases() {
   for (const auto& [name, tile] :
        {std::pair("cooperative256", cuda::kCooperative256),
         std::pair("pairs256", cuda::kCluster256), std::pair("pairs192", cuda::kCluster192),
-        std::pair("pingpong128", cuda::kPingPong128)}) {
+        std::pair("pingpong128", cuda::kPingPong128), std::pair("pingpong64", cuda::kPingPong64)}) {
     const std::string suffix = std::string("_") + name;
     ForwardCase swiglu{.name = "swiglu" + suffix,
                        .counts = ragged,

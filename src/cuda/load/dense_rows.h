@@ -20,6 +20,7 @@ class DenseRows {
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
+  static constexpr bool kInOrder = true;
 
   struct Params {
     CUtensorMap rows;  // (1, capacity, width), boxes of (1, BLOCK_M, BLOCK_K)

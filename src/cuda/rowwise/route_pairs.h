@@ -17,7 +17,8 @@ struct ChosenPairs {
   int32_t* expert_counts;  // out (E); null: not wanted
 };
 
-// E <= kMostE.
+// E <= kMostE. Loops end with the last pair: where there is one token, the instructions for others are
+// not fetched.
 template <int kThreads, int kMostE>
 __device__ void route_pairs(const ChosenPairs& params) {
   using few::TokenSet;
@@ -47,6 +48,7 @@ __device__ void route_pairs(const ChosenPairs& params) {
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPairsEach; ++i) {
+    if (i * kThreads >= pairs) break;
     const int32_t pair = thread + i * kThreads, t = pair / K;
     if (pair >= pairs) continue;
     atomicOr(&tokens[TokenSet::word_of(t)][id[i]], TokenSet::bit_of(t));
@@ -69,6 +71,7 @@ __device__ void route_pairs(const ChosenPairs& params) {
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPairsEach; ++i) {
+    if (i * kThreads >= pairs) break;
     const int32_t pair = thread + i * kThreads, t = pair / K;
     if (pair >= pairs) continue;
     const int32_t row =

@@ -13,10 +13,10 @@ int64_t blocks(int64_t size, int64_t block) {
   return (size + block - 1) / block;
 }
 
-// Blocks of rows that an expert has on average, and the part of them that find no partner in a
-// cluster.
+// The part of the experts that have rows, blocks of rows that an expert has on average, and the part
+// of these that find no partner in a cluster.
 struct RowBlocks {
-  double of_an_expert, alone;
+  double touched, of_an_expert, alone;
 };
 
 // Counts of experts' rows are on the device. Here every pair chose at random: a count's variance is
@@ -29,9 +29,10 @@ RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& ti
   };
   RowBlocks found{};
   if (rows_an_expert <= 0) return found;
-  double share = 1;  // of experts with at least `count` blocks
-  for (int count = 1; share > kNegligible; ++count) {
-    const double more = share_above(double{1} * count * tile.block_m);
+  found.touched = -std::expm1(-rows_an_expert);
+  double share = found.touched;  // of experts with at least `count` blocks
+  for (int count = 1; count == 1 || share > kNegligible; ++count) {
+    const double more = std::min(share, share_above(double{1} * count * tile.block_m));
     found.of_an_expert += (share - more) * count;
     found.alone += (share - more) * (count % tile.cluster);
     share = more;
@@ -39,6 +40,9 @@ RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& ti
   found.alone = tile.cluster == 1 ? 1 : found.alone / found.of_an_expert;
   return found;
 }
+
+// Row blocks of an expert with rows, up to which all are said to have one.
+constexpr double kOneBlock = 1.1;
 
 // Cycles of the whole product. A cooperative tile's epilogue is exposed, that of ping-pong runs
 // beside the other consumer's products. Memory gives less where several blocks ask for the same of
@@ -49,7 +53,10 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile,
   if (tile.block_n == 192 && column_block(size.columns) != 192)
     return std::numeric_limits<double>::infinity();
   const RowBlocks row_blocks =
-      expected_row_blocks(static_cast<double>(blocks(size.rows, size.E)), tile);
+      expected_row_blocks(static_cast<double>(size.rows) / static_cast<double>(size.E), tile);
+  const bool few_rows = tile.block_m <= device.few_rows;
+  if (few_rows && row_blocks.of_an_expert > kOneBlock * row_blocks.touched)
+    return std::numeric_limits<double>::infinity();
   const double tiles = static_cast<double>(size.E) * row_blocks.of_an_expert *
                        static_cast<double>(blocks(size.columns, tile.block_n));
   const double products = static_cast<double>(tile.block_m) * tile.block_n *
@@ -59,16 +66,17 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile,
   const double loads = static_cast<double>(blocks(size.sum, 64)) *
                        (tile.block_m + b_read * tile.block_n) * 128 / device.l2_bytes;
   // Each operand once; gathered rows are few beside the weights.
-  const double operands =
-      2.0 * static_cast<double>(size.sum) *
-      static_cast<double>(size.E * size.columns + (size.gathers ? 0 : size.rows));
+  const double operands = 2.0 * static_cast<double>(size.sum) *
+                          (row_blocks.touched * static_cast<double>(size.E * size.columns) +
+                           static_cast<double>(size.gathers ? 0 : size.rows));
   const double memory =
       tiles == 0 ? 0 : operands / tiles / device.memory_bytes * (1 + device.asked_twice * b_read);
   const double wait = tile.cluster == 1 ? 0
                       : size.gathers    ? device.gather_wait
                                         : device.cluster_wait;
   const double main = std::max(std::max(products, loads) + wait, memory);
-  const double tile_time = tile.schedule == Schedule::kPingPong
+  const double tile_time = few_rows ? main + device.few_rows_overhead
+                           : tile.schedule == Schedule::kPingPong
                                ? std::max(main, epilogue / 2) + device.ping_pong_overhead
                                : main + epilogue / 2 + device.tile_overhead;
   const double waves = tiles / device.multiprocessors;

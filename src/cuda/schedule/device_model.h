@@ -15,6 +15,10 @@ struct DeviceModel {
   double gather_wait, cluster_wait;
   // Part of the operands that is read from memory once more, where nobody shares what it reads of B.
   double asked_twice;
+  // A tile of at most so many rows is for experts that have no more. It lets its multiprocessor load
+  // on while it stores, and takes these cycles in place of the overhead.
+  int few_rows;
+  double few_rows_overhead;
 };
 
 // Hopper, fitted to what `tilemoe_cuda_steps --configurations` measured on an H100.
@@ -27,7 +31,9 @@ constexpr DeviceModel hopper_model(int multiprocessors) {
           .ping_pong_overhead = 450,
           .gather_wait = 2600,
           .cluster_wait = 300,
-          .asked_twice = 0.2};
+          .asked_twice = 0.2,
+          .few_rows = 64,
+          .few_rows_overhead = 150};
 }
 
 // Blackwell, not measured. Published of a B200: 2.25 PFLOP/s of dense 16-bit products and 8 TB/s of
@@ -42,7 +48,9 @@ constexpr DeviceModel blackwell_model(int multiprocessors) {
           .ping_pong_overhead = 0,
           .gather_wait = 0,
           .cluster_wait = 0,
-          .asked_twice = 0.2};
+          .asked_twice = 0.2,
+          .few_rows = 0,
+          .few_rows_overhead = 0};
 }
 
 // Any GPU, by mma.sync: rates of an H100, of whose products this kit has five eighths.
@@ -55,7 +63,9 @@ constexpr DeviceModel mma_sync_model(int multiprocessors) {
           .ping_pong_overhead = 0,
           .gather_wait = 0,
           .cluster_wait = 0,
-          .asked_twice = 0.2};
+          .asked_twice = 0.2,
+          .few_rows = 16,
+          .few_rows_overhead = 150};
 }
 
 }  // namespace tilemoe::cuda

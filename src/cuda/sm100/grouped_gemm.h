@@ -59,6 +59,7 @@ struct GroupedGemm {
   };
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
+  static constexpr bool kWeightsFirst = false;
   static constexpr bool kThreadsCopy =
       load::copies_by_threads<LoadA> || load::copies_by_threads<LoadB>;
   static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "cuda/core/early_launch.h"
+#include "cuda/core/rows_in_order.h"
 #include "cuda/core/tile.h"
 #include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/shared_address.h"
@@ -54,19 +55,21 @@ struct GroupedGemm {
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
   using Products = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
-  using Line = TileLine<Order>;
+
+  // Where rows are few, tiles are waited for rather than multiplied. A block that has its
+  // multiprocessor to itself has to keep as much under way as memory brings meanwhile: some 70 KiB.
+  static constexpr int kMostStages = Shape::kFewRows ? 12 : 4;
+  // Blocks that a multiprocessor's registers hold at a time, or of few rows, whose stages are enough.
+  static constexpr int kBlocksAtOnce = Shape::kThreads == 128 ? 2 : Shape::kThreads < 128 ? 4 : 1;
+  static constexpr bool kWeightsFirst = Shape::kFewRows && rows_in_order<LoadA>;
 
   // Shared memory: stages (A, B), barriers, the tiles under way.
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
-  using Ring = sm80::Ring<kStageBytes, Shape::kThreads / kWarp>;
+  using Ring = sm80::Ring<kStageBytes, Shape::kThreads / kWarp, kMostStages>;
+  using Line = TileLine<Order, kMostStages>;
   static constexpr int kOtherBytes = Ring::kBarrierBytes + static_cast<int>(sizeof(Line));
   static constexpr int shared_bytes(int stages) { return stages * kStageBytes + kOtherBytes; }
   static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && kStageBytes % kSwizzleAtom == 0);
-
-  // Blocks that a multiprocessor's registers hold at a time; of the smallest ones, enough.
-  static constexpr int kBlocksAtOnce = Shape::BLOCK_M < 64 || Shape::kThreads < 128 ? 4
-                                       : Shape::kThreads == 128                     ? 2
-                                                                                    : 1;
 };
 
 template <class Gemm>
@@ -83,14 +86,18 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
     ring.init();
     line.init();
   }
-  wait_for_previous();
+  if constexpr (!Gemm::kWeightsFirst) wait_for_previous();
   __syncthreads();
 
   const Products products;
   const typename Gemm::Epilogue epilogue(params.epilogue);
   LoadAhead<Gemm> ahead(params, ring, line);
   // With stages to spare, warps are two k blocks apart before one waits for another to have read.
-  for (int32_t i = params.stages > 3 ? 2 : 1; i < params.stages; ++i) ahead.copy(ring);
+  const int32_t first = params.stages > 3 ? 2 : 1;
+  if constexpr (Gemm::kWeightsFirst)
+    ahead.copy_weights_first(ring, params.stages - first);
+  else
+    for (int32_t i = first; i < params.stages; ++i) ahead.copy(ring);
 
   RingPosition at = ring.first();
   Accumulators<Shape> D;

@@ -23,7 +23,7 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
   const BlockRoom room = rooms.get(device.index, [&] {
     const BlockRoom found =
         block_room(shared_bytes_of_block(device), Gemm::kStageBytes, Gemm::kOtherBytes,
-                   {.blocks = Gemm::kBlocksAtOnce, .stages = kMostStages});
+                   {.blocks = Gemm::kBlocksAtOnce, .stages = Gemm::kMostStages});
     const int bytes = Gemm::shared_bytes(found.stages);
     TILEMOE_CHECK_CUDA(
         cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),

@@ -20,6 +20,7 @@ class SourceRows {
  public:
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   using Params = GatherSource;
+  static constexpr bool kInOrder = !kGathers;
 
   static Params params(const tilemoe_tensor& source, const Rows& rows) {
     Params params = gather_source(source, rows);

@@ -13,8 +13,6 @@
 
 namespace tilemoe::cuda::sm80 {
 
-constexpr int kMostStages = 4;
-
 // A stage and how often the ring has gone round, by parity.
 struct RingPosition {
   uint32_t stage;    // its address
@@ -22,7 +20,7 @@ struct RingPosition {
   uint32_t parity = 0;
 };
 
-template <int kStageBytes, int kWarps>
+template <int kStageBytes, int kWarps, int kMostStages>
 class Ring {
  public:
   static constexpr int kBarrierBytes = 2 * kMostStages * static_cast<int>(sizeof(uint64_t));

@@ -22,6 +22,7 @@ struct TileShape {
   static constexpr int BLOCK_N = kTile.block_n;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
   static constexpr int kCluster = 1;
+  static constexpr bool kFewRows = BLOCK_M < 64;
 
   static constexpr int kWarpRows = BLOCK_M < 64 ? BLOCK_M : 64;
   // Of 192 columns eight warps have 48 each: six of 64 would leave two schedulers one warp. Few rows

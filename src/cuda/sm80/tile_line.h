@@ -23,7 +23,7 @@ struct LinePosition {
   uint32_t parity = 0;
 };
 
-template <class Order>
+template <class Order, int kMostStages>
 class TileLine {
  public:
   // By one thread.

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "cuda/core/early_launch.h"
+#include "cuda/core/rows_in_order.h"
 #include "cuda/core/tile.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dynamic_shared.h"
@@ -57,6 +58,7 @@ struct GroupedGemm {
       load::copies_by_threads<LoadA> || load::copies_by_threads<LoadB>;
   static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;
   static constexpr int kFullArrivals = 1 + (kThreadsCopy ? kWarpgroup : 0);
+  static constexpr bool kWeightsFirst = Shape::kFewRows && rows_in_order<LoadA>;
   static constexpr int kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;
 
   // Shared memory: stages (A, B), the consumers' epilogues, barriers.
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     if constexpr (ReadsThroughRing<typename Gemm::Epilogue>)
       typename Gemm::Epilogue::Load(params.epilogue).prefetch();
   }
-  wait_for_previous();
+  if constexpr (!Gemm::kWeightsFirst) wait_for_previous();
   // The other block of the cluster copies into this one's memory and arrives at its barriers.
   const auto sync = [] {
     if constexpr (Gemm::Shape::kCluster > 1)
@@ -106,6 +108,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ptx::release_registers<kProducerRegisters>();
     produce<Gemm>(params, ring, shared);
   } else {
+    if constexpr (Gemm::kWeightsFirst) wait_for_previous();
     ptx::acquire_registers<kConsumerRegisters>();
     if constexpr (Gemm::Shape::kSchedule == Schedule::kPingPong)
       consume_in_turns<Gemm>(params, ring, shared, warpgroup - 1);

@@ -7,6 +7,7 @@
 #include "cuda/core/kit.h"
 #include "cuda/core/recipe.h"
 #include "cuda/core/variant.h"
+#include "cuda/epilogue/store_threads.h"
 #include "cuda/load/dense_rows.h"
 #include "cuda/load/gathered_rows.h"
 #include "cuda/load/summed_parts.h"
@@ -48,6 +49,11 @@ struct ActivationOf {
 template <class Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = SwiGLUEpilogue<Shape, RowStore<Shape>>;
+};
+// Gate and up of few columns are narrower than a box of TMA, and ping-pong hides what is not held.
+template <class Shape>
+requires(Shape::kFewRows) struct ActivationOf<Shape, Activations::kSwiGLU, false> {
+  using type = ActivationEpilogue<Shape, Activations::kSwiGLU, StoreByThreads<Shape>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kGated, true> {

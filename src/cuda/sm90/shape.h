@@ -37,6 +37,7 @@ struct TileShape {
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
   static constexpr Schedule kSchedule = kTile.schedule;
   static constexpr int kCluster = kTile.cluster;
+  static constexpr bool kFewRows = BLOCK_M < 128;
 
   // Of one consumer: rows, instructions of 64 rows each, and how many consumers a stage is read by.
   static constexpr int kRows = kSchedule == Schedule::kCooperative ? BLOCK_M / kConsumers : BLOCK_M;
