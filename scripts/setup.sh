@@ -73,7 +73,8 @@ require_python() {
     die "the Python packages could not be installed; the lines above say why."
 }
 
-# Makes a virtual environment of just what requirements files name, and again when they change.
+# Makes a virtual environment of just what requirements files name, and again when they change. Python
+# compiles what is imported; all modules would be half a minute of the processor.
 pinned_environment() {
   [ "${TILEMOE_SETUP:-}" != skip ] || return 0
   local environment=$root/$1
@@ -81,7 +82,7 @@ pinned_environment() {
   cat "$@" | cmp -s - "$environment/complete" && return 0
   say "making ${environment##*/}"
   { rm -rf "$environment" && python3 -m venv "$environment" &&
-    "$environment/bin/python" -m pip install -q --no-deps "${@/#/--requirement=}" &&
+    "$environment/bin/python" -m pip install -q --no-deps --no-compile "${@/#/--requirement=}" &&
     cat "$@" >"$environment/complete"; } >&2 ||
     die "the Python packages could not be installed; the lines above say why."
 }

@@ -46,22 +46,34 @@ Operand operand(const Matrix& matrix, int64_t rows, int64_t columns, float* pane
 // groups of 6, and a last group of 1, 2 or 3 rows gets other bits than one of 4, 5 or 6. Its
 // kernels for AVX and SSE4.1 treat a single row so. Therefore a call gets whole blocks, or what is
 // left of them in groups of 4 to 6; fewer rows are padded to 4. On AVX-512 no row's bits depend on
-// the others.
+// the others, but on some CPUs (family 6 model 167, not Emerald Rapids) fewer than 16 rows by rows go
+// to other kernels than 16: they are padded to 16.
 constexpr int64_t kBlockRows = 48;
 constexpr int64_t kGroupRows = 6;
-constexpr int64_t kPaddedRows = 4;
+constexpr int64_t kMostPaddedRows = 16;
+
+bool has_avx512() {
+  static const bool has =
+      (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+  return has;
+}
+
+int64_t padded_rows() {
+  return has_avx512() ? kMostPaddedRows : 4;
+}
 
 struct RowCuts {
   int64_t blocks, groups, padded;  // rows of the calls, in this order
 };
 
 RowCuts cut_rows(int64_t rows) {
-  static const bool avx512 =
-      (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
-  if (avx512) return {rows, 0, 0};
+  if (has_avx512()) {
+    const int64_t padded = rows < padded_rows() ? rows : 0;
+    return {rows - padded, 0, padded};
+  }
   const int64_t rest = rows % kBlockRows;
   const int64_t last = rest % kGroupRows;
-  const int64_t padded = last < kPaddedRows ? last : 0;
+  const int64_t padded = last < padded_rows() ? last : 0;
   return {rows - rest, rest - padded, padded};
 }
 
@@ -74,22 +86,23 @@ void sgemm(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const
                                                         << ") returned " << status);
 }
 
-// A product of fewer than kPaddedRows rows: A and C pass through `panel`, where the other rows are
+// A product of fewer than padded_rows() rows: A and C pass through `panel`, where the other rows are
 // zero. A keeps its layout, which chooses oneDNN's kernel.
 void sgemm_padded(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const Operand& B,
                   bool add, float* C, int64_t row_stride, float* panel) {
-  float* const result = panel + kPaddedRows * terms;  // (kPaddedRows, columns)
-  std::fill_n(panel, kPaddedRows * (terms + columns), 0.0f);
+  const int64_t all = padded_rows();
+  float* const result = panel + all * terms;  // (all, columns)
+  std::fill_n(panel, all * (terms + columns), 0.0f);
   const bool by_terms = A.transposed == 'T';
   const int64_t lines = by_terms ? terms : rows;
   const int64_t length = by_terms ? rows : terms;
-  const int64_t stride = by_terms ? kPaddedRows : terms;
+  const int64_t stride = by_terms ? all : terms;
   for (int64_t i = 0; i < lines; ++i)
     std::copy_n(A.data + i * A.row_stride, length, panel + i * stride);
   if (add)
     for (int64_t i = 0; i < rows; ++i)
       std::copy_n(C + i * row_stride, columns, result + i * columns);
-  sgemm(kPaddedRows, columns, terms, {panel, stride, A.transposed}, B, add, result, columns);
+  sgemm(all, columns, terms, {panel, stride, A.transposed}, B, add, result, columns);
   for (int64_t i = 0; i < rows; ++i) std::copy_n(result + i * columns, columns, C + i * row_stride);
 }
 
@@ -102,7 +115,7 @@ int64_t operand_floats(int64_t rows, int64_t columns, int64_t depth) {
 
 // Rows of a plain operand are padded over the whole depth at once.
 int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth) {
-  return operand_floats(rows, columns, depth) + kPaddedRows * (depth + columns);
+  return operand_floats(rows, columns, depth) + kMostPaddedRows * (depth + columns);
 }
 
 // oneDNN keeps packing buffers of its own; nothing else is allocated.

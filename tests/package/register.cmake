@@ -12,7 +12,7 @@ foreach(linkage static shared)
       -DWERROR=${TILEMOE_WERROR} -DBUILD_TYPE=${CMAKE_BUILD_TYPE} -DCXX_FLAGS=${CMAKE_CXX_FLAGS}
       -DCXX=${CMAKE_CXX_COMPILER} -DCC=${CMAKE_C_COMPILER}
       -P ${CMAKE_CURRENT_SOURCE_DIR}/package/check_package.cmake)
-  set_tests_properties(package_${linkage} PROPERTIES TIMEOUT 900)
+  set_tests_properties(package_${linkage} PROPERTIES TIMEOUT 900 COST 10)
   if(TILEMOE_CUDA)  # a static library's users link the runtime; its toolkit may be nowhere on PATH
     set_tests_properties(package_${linkage} PROPERTIES
       ENVIRONMENT CUDAToolkit_ROOT=${CUDAToolkit_BIN_DIR}/..)

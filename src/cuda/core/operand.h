@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/core/major.h"
+#include "routing/host_device.h"
 
 namespace tilemoe::cuda {
 
@@ -25,7 +26,7 @@ struct StagedOperand {
 };
 
 // Where the 16-byte chunk `chunk` of row `row` lies in its atom.
-__device__ __forceinline__ uint32_t swizzled_chunk(uint32_t row, uint32_t chunk) {
+TILEMOE_HOST_DEVICE uint32_t swizzled_chunk(uint32_t row, uint32_t chunk) {
   return (chunk ^ (row & 7)) * 16;
 }
 

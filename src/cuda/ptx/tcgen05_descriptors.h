@@ -1,6 +1,6 @@
 // The words by which tcgen05.mma of 16-bit operands knows what to read and how to multiply it (PTX
 // ISA, "Instruction descriptor" and "Shared memory descriptor" of tcgen05). Plain arithmetic, for the
-// host too: tests/tcgen05_descriptors_test.cpp has them in a table.
+// host too: tests/descriptors_test.cpp holds them to CUTLASS's.
 #pragma once
 
 #include <cstdint>

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "cuda/core/major.h"
+#include "cuda/ptx/wgmma_descriptor.h"
 
 namespace tilemoe::cuda::ptx {
 
@@ -24,18 +25,6 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// A matrix in shared memory in atoms of 8 rows of 128 bytes, swizzled, 1024 bytes each. K-major:
-// `group_stride` is the distance between groups of 8 rows, `chunk_stride` is unused. MN-major:
-// `group_stride` is the distance between groups of 8 steps of the sum,
-// `chunk_stride` that between chunks of 64 rows. In bytes; `shared` is on 1024 but for steps inside
-// an atom.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared, uint32_t group_stride,
-                                                     uint32_t chunk_stride) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | static_cast<uint64_t>(group_stride >> 4) << 32 |
-         static_cast<uint64_t>(chunk_stride >> 4) << 16 | ((shared & 0x3ffff) >> 4);
 }
 
 #define TILEMOE_OUT8(d, i)                                                                    \

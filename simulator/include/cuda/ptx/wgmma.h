@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/core/major.h"
+#include "cuda/ptx/wgmma_descriptor.h"
 
 namespace tilemoe::cuda::ptx {
 
@@ -17,14 +18,6 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   simulator::wait_wgmma(kPending);
-}
-
-// The hardware's bits: the same text as the GPU's.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared, uint32_t group_stride,
-                                                     uint32_t chunk_stride) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | static_cast<uint64_t>(group_stride >> 4) << 32 |
-         static_cast<uint64_t>(chunk_stride >> 4) << 16 | ((shared & 0x3ffff) >> 4);
 }
 
 template <class Element, int kN, Major kAMajor, Major kBMajor>
