@@ -46,8 +46,8 @@ Operand operand(const Matrix& matrix, int64_t rows, int64_t columns, float* pane
 // groups of 6, and a last group of 1, 2 or 3 rows gets other bits than one of 4, 5 or 6. Its
 // kernels for AVX and SSE4.1 treat a single row so. Therefore a call gets whole blocks, or what is
 // left of them in groups of 4 to 6; fewer rows are padded to 4. On AVX-512 no row's bits depend on
-// the others, but on some CPUs (family 6 model 167, not Emerald Rapids) fewer than 16 rows by rows go
-// to other kernels than 16: they are padded to 16.
+// the others, but on some CPUs (such as family 6, model 167) fewer than 16 rows by rows go to other
+// kernels than 16: they are padded to 16.
 constexpr int64_t kBlockRows = 48;
 constexpr int64_t kGroupRows = 6;
 constexpr int64_t kMostPaddedRows = 16;
