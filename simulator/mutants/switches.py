@@ -1,6 +1,11 @@
-"""All defects in one program: each is behind a number that is chosen when the program starts."""
+"""All defects in one program: each is behind a number that is chosen when the program starts.
+
+The simulator's programs take the number from the environment. A GPU's kernels read it from constant
+memory, where the program's file has it: program_with() chooses it, in a copy, without a compiler.
+"""
 
 import re
+import struct
 
 # Before a comment at the beginning of each file that has defects, or in the first empty line; lines
 # keep their numbers.
@@ -42,6 +47,31 @@ bool tilemoe_defect(int number) {
 }
 """
 
+# For every CUDA file, before all else. The words around the number are to find it by. Host code may
+# write such a variable, so the compiler decides nothing by what it holds.
+FOUND_BY = (0x7FA31C5E, 0xB92D6408, 0x4E17D3C1)
+GPU_DEFINITION = f"""#pragma once
+static __constant__ unsigned tilemoe_defect_words[4] = {{
+    {FOUND_BY[0]:#x}, {FOUND_BY[1]:#x}, 0, {FOUND_BY[2]:#x}}};
+static __host__ __device__ __forceinline__ bool tilemoe_defect(unsigned number) {{
+#ifdef __CUDA_ARCH__
+  return tilemoe_defect_words[2] == number;
+#else
+  return false;
+#endif
+}}
+"""
+
+
+def program_with(number, program):
+    """The bytes of a GPU program with that number chosen in each of its files' kernels."""
+    def words(chosen):
+        return struct.pack("<4I", *FOUND_BY[:2], chosen, FOUND_BY[2])
+
+    if words(0) not in program:
+        raise ValueError("no defect can be chosen in this program")
+    return program.replace(words(0), words(number))
+
 
 def wrapped(text, defect, number):
     """What stands before and after the text that the defect replaces. A dropped call leaves its
@@ -57,7 +87,7 @@ def wrapped(text, defect, number):
     return f"(!__builtin_is_constant_evaluated() && {chosen} ? ({new}) : (", "))", defect.end
 
 
-def with_switches(text, defects):
+def with_switches(text, defects, declaration=DECLARATION):
     """The file's text with each of its defects, given with their numbers, behind a switch. Defects
     may be parts of one another's places."""
     inserted = []  # (place, inner first at an end, outer first at a beginning, text)
@@ -68,16 +98,36 @@ def with_switches(text, defects):
         inserted.append((end, 0, size, -number, after))
     for place, _, _, _, new in sorted(inserted, key=lambda one: one[:4], reverse=True):
         text = text[:place] + new + text[place:]
-    return re.sub(r"^(?=//|$)", DECLARATION, text, count=1, flags=re.M)
+    return re.sub(r"^(?=//|$)", declaration, text, count=1, flags=re.M)
 
 
-def write_switches(tree, defects):
-    """Puts all of them into a copy of the checkout."""
+def write_into_kernels(tree, defects, declaration):
     of_file = {}
     for number, defect in enumerate(defects, start=1):
         of_file.setdefault(defect.file, []).append((defect, number))
     for file, own in of_file.items():
         text = (tree / file).read_text()
-        (tree / file).write_text(with_switches(text, own))
+        (tree / file).write_text(with_switches(text, own, declaration))
+
+
+def write_switches(tree, defects):
+    """Puts all of them into a copy of the checkout, for the simulator."""
+    write_into_kernels(tree, defects, DECLARATION)
     machine = tree / "simulator" / "machine" / "trace.cpp"
     machine.write_text(machine.read_text() + DEFINITION)
+
+
+def write_gpu_switches(tree, defects):
+    """The same for a GPU; returns what the configuration needs. Kernels are not compressed, so that
+    the number is found, and may spill: they are not timed."""
+    write_into_kernels(tree, defects, "")
+    header = tree / "defect.h"
+    header.write_text(GPU_DEFINITION)
+    sources = tree / "src" / "cuda" / "sources.cmake"
+    text = sources.read_text()
+    for old, new in (("--compress-mode=size", "--no-compress"), (",-Werror>", ">")):
+        if old not in text:
+            raise ValueError(f"{sources} has no {old}")
+        text = text.replace(old, new)
+    sources.write_text(text)
+    return [f"-DCMAKE_CUDA_FLAGS=-include {header} -diag-suppress 3060"]

@@ -1,0 +1,265 @@
+"""Runs the kernels with one defect after the other on a GPU: by themselves, and under the tools of
+compute-sanitizer."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import fnmatch
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from builds import GPU_PROGRAMS
+from defects import ROOT
+from switches import program_with
+
+sys.path.append(str(ROOT / "scripts" / "gpu"))
+import device  # noqa: E402
+
+TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+# A simulated device whose kit runs on this GPU, and TILEMOE_KIT for it; the first is preferred.
+KITS = {"sm90": "auto", "sm80-on-90": "sm80"}
+FAILURES = re.compile(r"cases, .* ([0-9]+) failures")
+SUMMARY = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )([0-9]+)")
+REPORT = re.compile(r"^========= (?!COMPUTE-SANITIZER)(\S.*)$", re.MULTILINE)
+
+running = set()
+
+
+class OutOfTime(Exception):
+    """The session ends before the program's own limit."""
+
+
+def end_with_all(signal_number, _):
+    for process in list(running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    os._exit(128 + signal_number)
+
+
+@dataclasses.dataclass
+class Gpu:
+    """The programs, and how long they may take."""
+    programs: object  # the folder that builds.pack() made
+    limit_s: float  # of a program
+    tool_limit_s: float  # of one under a sanitizer
+    end: float  # of all, by time.monotonic()
+    repeats: int
+    sanitizer: str
+
+    def output_of(self, prefix, command, number, kit, limit_s):
+        """(exit status, what it says); None for the status of one that hangs. `prefix`: a tool that
+        runs it."""
+        name, *arguments = command
+        left = self.end - time.monotonic()
+        if left < 1:
+            raise OutOfTime
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, name)
+            with open(program, "wb") as file:
+                file.write(program_with(number, (self.programs / "bin" / name).read_bytes()))
+            os.chmod(program, 0o755)
+            libraries = os.pathsep.join(
+                filter(None, [str(self.programs / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
+            process = subprocess.Popen(
+                [*prefix, program, *arguments], text=True, errors="replace",
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, "TILEMOE_KIT": kit, "LD_LIBRARY_PATH": libraries})
+            running.add(process)
+            try:
+                said, _ = process.communicate(timeout=min(limit_s, left))
+                return process.returncode, said
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                said, _ = process.communicate()
+                if left < limit_s:
+                    raise OutOfTime from None
+                return None, said
+            finally:
+                running.discard(process)
+
+    def command(self, case, repeats=0):
+        if case.startswith("router-"):
+            return [GPU_PROGRAMS[1], case]
+        return [GPU_PROGRAMS[0], "check", case, "--device", "cuda", "--pass", "all",
+                *(["--repeat", str(repeats)] if repeats else [])]
+
+    def plain(self, number, place):
+        """(right, wrong, hangs or error; the first line that tells)"""
+        status, said = self.output_of([], self.command(place["case"], self.repeats), number,
+                                      KITS[place["device"]], self.limit_s)
+        if status is None:
+            return "hangs", ""
+        if status == 0:
+            return "right", ""
+        failures = FAILURES.search(said)
+        if (failures and int(failures[1])) or ": WRONG" in said:
+            return "wrong", next((line.strip() for line in said.splitlines()
+                                  if line.startswith("  ")), "")
+        return "error", (said.strip().splitlines() or [f"exit status {status}"])[-1]
+
+    def under(self, tool, number, place):
+        """(found, nothing or hangs; the first report)"""
+        prefix = [self.sanitizer, "--tool", tool, "--print-limit", "20"]
+        status, said = self.output_of(prefix, self.command(place["case"]), number,
+                                      KITS[place["device"]], self.tool_limit_s)
+        if status is None:
+            return "hangs", ""
+        summary = SUMMARY.search(said)
+        if not summary:
+            return "error", (said.strip().splitlines() or [f"exit status {status}"])[-1]
+        if int(summary[1]) == 0:
+            return "nothing", ""
+        return "found", REPORT.search(said)[1]
+
+    def check(self, what, number, place):
+        return self.plain(number, place) if what == "plain" else self.under(what, number, place)
+
+
+def places_of(name, surveyed):
+    """Where this defect is looked for: of the cases whose simulation comes by it the quickest and the
+    longest, with the GPU's own kit where that does."""
+    for kit in KITS:
+        reaching = sorted((case for case in surveyed
+                           if case["device"] == kit and name in case["reached"] and case["right"]
+                           and not case["findings"]), key=lambda case: case["seconds"])
+        if reaching:
+            ends = reaching[:1] if len(reaching) == 1 else [reaching[0], reaching[-1]]
+            return [{"case": case["case"], "device": kit} for case in ends]
+    return []
+
+
+GOOD = {"plain": "right", **{tool: "nothing" for tool in TOOLS}}
+
+
+def look(gpu, what, number, places):
+    """The first of its cases that is not as it should be."""
+    for place in places:
+        outcome, text = gpu.check(what, number, place)
+        if outcome != GOOD[what]:
+            return {"outcome": outcome, "case": place["case"], "device": place["device"],
+                    "text": text[:200]}
+    return {"outcome": GOOD[what]}
+
+
+def tools_of(name):
+    """Under every tool what is there but wrong; a dropped call is a race or nothing."""
+    return ["racecheck"] if name.startswith("drop/") else TOOLS
+
+
+class Results:
+    """The results file: what it has of the same defects is not looked for again."""
+
+    def __init__(self, file, built, facts, again):
+        self.file, self.lock = file, threading.Lock()
+        self.built = {one["id"]: one for one in built["defects"]}
+        old = json.loads(file.read_text()) if file.exists() and not again else {}
+        same = old.get("sources") == built["sources"] and old.get("name") == facts["name"]
+        self.clean = old["without_a_defect"] if same else []
+        self.defects = {name: one for name, one in old.get("defects", {}).items()
+                        if same and name in self.built
+                        and one["hash"] == self.built[name]["hash"]}
+        self.head = {"commit": built["commit"], "sources": built["sources"],
+                     "cuda": built["compiler"], **facts}
+
+    def save(self):
+        text = json.dumps({**self.head, "without_a_defect": self.clean,
+                           "defects": self.defects}, indent=1)
+        new = self.file.with_suffix(".new")
+        new.write_text(text + "\n")
+        new.replace(self.file)
+
+    def knows(self, name, what):
+        return what in self.defects.get(name, {})
+
+    def add(self, name, places, what, outcome):
+        with self.lock:
+            one = self.defects.setdefault(
+                name, {"hash": self.built[name]["hash"],
+                       "cases": [f"{place['case']}, {place['device']}" for place in places]})
+            one[what] = outcome
+            self.save()
+
+    def add_clean(self, place, what, outcome, text):
+        with self.lock:
+            self.clean.append({**place, "with": what, "outcome": outcome, "text": text[:200]})
+            self.save()
+
+    def clean_outcome(self, place, what):
+        return next((one["outcome"] for one in self.clean
+                     if {"case": one["case"], "device": one["device"]} == place
+                     and one["with"] == what), None)
+
+
+def each(pool, tasks):
+    """Runs them; False where the time did not suffice for all."""
+    done = True
+    for future in [pool.submit(*task) for task in tasks]:
+        try:
+            future.result()
+        except OutOfTime:
+            done = False
+    return done
+
+
+def search(gpu, names, surveyed, results, jobs):
+    """`names`: of the defects to look for, with their numbers. Without any defect first: a case that
+    is not right then, or of which a tool reports something, is not used with that."""
+    places = {name: places_of(name, surveyed) for name in names}
+    whats = ["plain", "racecheck", *(tool for tool in TOOLS if tool != "racecheck")]
+
+    def first(place, what):
+        outcome, text = gpu.check(what, 0, place)
+        results.add_clean(place, what, outcome, text)
+        if outcome != GOOD[what]:
+            print(f"without a defect, {place['case']} on {place['device']}, {what}: {outcome} "
+                  f"{text}", file=sys.stderr, flush=True)
+
+    def one(name, what):
+        usable = [place for place in places[name]
+                  if results.clean_outcome(place, what) == GOOD[what]]
+        if not usable:
+            return
+        begin = time.monotonic()
+        outcome = look(gpu, what, names[name], usable)
+        results.add(name, usable, what, outcome)
+        print(f"{name}, {what}: {outcome['outcome']} {outcome.get('text', '')}, "
+              f"{time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for what in whats:
+            asked = [name for name in names if what == "plain" or what in tools_of(name)]
+            needed = {json.dumps(place) for name in asked for place in places[name]}
+            if not each(pool, [(first, place, what) for place in map(json.loads, sorted(needed))
+                               if results.clean_outcome(place, what) is None]):
+                return False
+            if not each(pool, [(one, name, what) for name in asked
+                               if places[name] and not results.knows(name, what)]):
+                return False
+    return True
+
+
+def run(args):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end_with_all)
+    built = json.loads((args.programs / "built.json").read_text())
+    surveyed = json.loads(args.survey.read_text())["surveyed"]
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    gpu = Gpu(args.programs.resolve(), args.limit, args.tool_limit,
+              time.monotonic() + args.most_seconds, args.repeats, sanitizer)
+    facts = device.facts("mutants.py", "name", "driver_version")
+    results = Results(args.json, built, facts, args.again)
+    names = {one["id"]: number for number, one in enumerate(built["defects"], start=1)
+             if fnmatch.fnmatch(one["id"], args.pattern)}
+    done = search(gpu, names, surveyed, results, args.jobs)
+    print(f"{'all' if done else 'time is over:'} {len(results.defects)} of {len(names)} defects "
+          "come by on this GPU and were run")
+    unclean = [one for one in results.clean if one["outcome"] != GOOD[one["with"]]]
+    return 1 if unclean or not done else 0
