@@ -15,11 +15,12 @@ from switches import write_gpu_switches, write_switches
 # Of the layer, and of cases whose names begin with "router-".
 SIMULATORS = ["tilemoe_simulate", "tilemoe_simulate_router"]
 GPU_PROGRAMS = ["tilemoe", "tilemoe_cuda_router_cases"]
-CMAKE = {"simulator": ["-DTILEMOE_CUDA=OFF"],
-         # Both kits in machine code; warnings as CI has them, so that ccache knows the host's part.
-         "gpu": ["-DTILEMOE_CUDA=ON", "-DTILEMOE_CUDA_ARCHS=90a", "-DTILEMOE_SM80_ON_HOPPER=ON",
-                 "-DTILEMOE_TORCH=OFF", "-DTILEMOE_WERROR=ON"]}
-TARGETS = {"simulator": SIMULATORS, "gpu": ["tilemoe_cli", GPU_PROGRAMS[1]]}
+KINDS = ["simulator", "gpu", "gpu-places"]
+SIMULATOR_OPTIONS = ["-DTILEMOE_CUDA=OFF"]
+# Both kits in machine code; warnings as CI has them, so that ccache knows the host's part.
+GPU_OPTIONS = ["-DTILEMOE_CUDA=ON", "-DTILEMOE_CUDA_ARCHS=90a", "-DTILEMOE_SM80_ON_HOPPER=ON",
+               "-DTILEMOE_TORCH=OFF", "-DTILEMOE_WERROR=ON"]
+GPU_TARGETS = ["tilemoe_cli", GPU_PROGRAMS[1]]
 # Every system has them.
 OF_THE_SYSTEM = re.compile(r"/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so")
 
@@ -84,7 +85,8 @@ def keep_times(old, new):
 def libraries_of(programs):
     """The shared libraries that they need and that another machine may not have."""
     said = subprocess.run(["ldd", *programs], text=True, capture_output=True, check=True).stdout
-    return sorted({path for path in re.findall(r"=> (/\S+)", said) if not OF_THE_SYSTEM.search(path)})
+    return sorted({path for path in re.findall(r"=> (/\S+)", said)
+                   if not OF_THE_SYSTEM.search(path)})
 
 
 def pack(kind, build, folder, products):
@@ -102,7 +104,7 @@ def pack(kind, build, folder, products):
         shutil.copy2(program, programs / "bin")
     for library in libraries_of(made):
         shutil.copy(library, programs / "lib")
-    if kind == "gpu":
+    if kind != "simulator":
         subprocess.run(["strip", *(programs / "bin" / name for name in names)], check=True)
     (programs / "built.json").write_text(json.dumps({
         "kind": kind, "commit": commit(), "compiler": compiler(kind), "products": products,
@@ -122,18 +124,19 @@ def build(kind, args):
     if tree.exists():
         tree.rename(old)
     copy_checkout(tree, args.products)
-    options = [*CMAKE[kind], *args.cmake]
     if kind == "simulator":
         write_switches(tree, all_defects())
+        options, targets = SIMULATOR_OPTIONS, SIMULATORS
     else:
-        options += write_gpu_switches(tree, all_defects())
+        options, targets = GPU_OPTIONS, GPU_TARGETS
+        options = options + write_gpu_switches(tree, all_defects(), places=kind == "gpu-places")
     keep_times(old, tree)
     if (old / "build").exists():
         (old / "build").rename(tree / "build")
     shutil.rmtree(old, ignore_errors=True)
     made = tree / "build" / "defects"
     subprocess.run(["cmake", "-S", tree, "-B", made, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                    *options], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", made, f"-j{args.jobs}", *TARGETS[kind]], check=True,
+                    *options, *args.cmake], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["ninja", "-C", made, f"-j{args.jobs}", *targets], check=True,
                    stdout=sys.stderr)
     return pack(kind, made, folder, args.products)

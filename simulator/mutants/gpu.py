@@ -33,6 +33,11 @@ REPORT = re.compile(r"^========= (?!COMPUTE-SANITIZER)(\S.*)$", re.MULTILINE)
 running = set()
 
 
+def tells_wrong(said):
+    failures = FAILURES.search(said)
+    return (failures is not None and int(failures[1]) > 0) or ": WRONG" in said
+
+
 class OutOfTime(Exception):
     """The session ends before the program's own limit."""
 
@@ -48,15 +53,17 @@ def end_with_all(signal_number, _):
 class Gpu:
     """The programs, and how long they may take."""
     programs: object  # the folder that builds.pack() made
+    places: object  # the same of the build with traps
     limit_s: float  # of a program
     tool_limit_s: float  # of one under a sanitizer
     end: float  # of all, by time.monotonic()
     repeats: int
     sanitizer: str
 
-    def output_of(self, prefix, command, number, kit, limit_s):
+    def output_of(self, prefix, command, number, kit, limit_s, programs=None):
         """(exit status, what it says); None for the status of one that hangs. `prefix`: a tool that
         runs it."""
+        programs = programs or self.programs
         name, *arguments = command
         left = self.end - time.monotonic()
         if left < 1:
@@ -64,10 +71,10 @@ class Gpu:
         with tempfile.TemporaryDirectory() as folder:
             program = os.path.join(folder, name)
             with open(program, "wb") as file:
-                file.write(program_with(number, (self.programs / "bin" / name).read_bytes()))
+                file.write(program_with(number, (programs / "bin" / name).read_bytes()))
             os.chmod(program, 0o755)
             libraries = os.pathsep.join(
-                filter(None, [str(self.programs / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
+                filter(None, [str(programs / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
             process = subprocess.Popen(
                 [*prefix, program, *arguments], text=True, errors="replace",
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -91,6 +98,12 @@ class Gpu:
         return [GPU_PROGRAMS[0], "check", case, "--device", "cuda", "--pass", "all",
                 *(["--repeat", str(repeats)] if repeats else [])]
 
+    def reaches(self, number, place):
+        """Whether the case comes by that defect's place: it ends by an error there."""
+        status, said = self.output_of([], self.command(place["case"]), number,
+                                      KITS[place["device"]], self.limit_s, self.places)
+        return status != 0 and not tells_wrong(said)
+
     def plain(self, number, place):
         """(right, wrong, hangs or error; the first line that tells)"""
         status, said = self.output_of([], self.command(place["case"], self.repeats), number,
@@ -99,8 +112,7 @@ class Gpu:
             return "hangs", ""
         if status == 0:
             return "right", ""
-        failures = FAILURES.search(said)
-        if (failures and int(failures[1])) or ": WRONG" in said:
+        if tells_wrong(said):
             return "wrong", next((line.strip() for line in said.splitlines()
                                   if line.startswith("  ")), "")
         return "error", (said.strip().splitlines() or [f"exit status {status}"])[-1]
@@ -124,16 +136,24 @@ class Gpu:
 
 
 def places_of(name, surveyed):
-    """Where this defect is looked for: of the cases whose simulation comes by it the quickest and the
-    longest, with the GPU's own kit where that does."""
+    """Where this defect may be looked for: the cases whose simulation comes by it, the quickest
+    first, with the GPU's own kit where that does."""
     for kit in KITS:
         reaching = sorted((case for case in surveyed
                            if case["device"] == kit and name in case["reached"] and case["right"]
                            and not case["findings"]), key=lambda case: case["seconds"])
         if reaching:
-            ends = reaching[:1] if len(reaching) == 1 else [reaching[0], reaching[-1]]
-            return [{"case": case["case"], "device": kit} for case in ends]
+            return [{"case": case["case"], "device": kit} for case in reaching]
     return []
+
+
+def ends_of(places, reaches):
+    """The quickest and the longest that come by it on this GPU too, where tiles may be others."""
+    first = next((place for place in places if reaches(place)), None)
+    if first is None:
+        return []
+    last = next(place for place in reversed(places) if place == first or reaches(place))
+    return [first] if last == first else [first, last]
 
 
 GOOD = {"plain": "right", **{tool: "nothing" for tool in TOOLS}}
@@ -179,11 +199,9 @@ class Results:
     def knows(self, name, what):
         return what in self.defects.get(name, {})
 
-    def add(self, name, places, what, outcome):
+    def add(self, name, what, outcome):
         with self.lock:
-            one = self.defects.setdefault(
-                name, {"hash": self.built[name]["hash"],
-                       "cases": [f"{place['case']}, {place['device']}" for place in places]})
+            one = self.defects.setdefault(name, {"hash": self.built[name]["hash"]})
             one[what] = outcome
             self.save()
 
@@ -211,37 +229,51 @@ def each(pool, tasks):
 
 def search(gpu, names, surveyed, results, jobs):
     """`names`: of the defects to look for, with their numbers. Without any defect first: a case that
-    is not right then, or of which a tool reports something, is not used with that."""
-    places = {name: places_of(name, surveyed) for name in names}
-    whats = ["plain", "racecheck", *(tool for tool in TOOLS if tool != "racecheck")]
+    is not right then, or of which a tool reports something, is not used with that. False where time
+    was over."""
+
+    def say(text, begin):
+        print(f"{text}, {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+
+    def choose(name):
+        begin = time.monotonic()
+        places = ends_of(places_of(name, surveyed),
+                         lambda place: gpu.reaches(names[name], place))
+        results.add(name, "places", places)
+        say(f"{name}: {', '.join(place['case'] for place in places) or 'not reached'}", begin)
 
     def first(place, what):
+        begin = time.monotonic()
         outcome, text = gpu.check(what, 0, place)
         results.add_clean(place, what, outcome, text)
         if outcome != GOOD[what]:
-            print(f"without a defect, {place['case']} on {place['device']}, {what}: {outcome} "
-                  f"{text}", file=sys.stderr, flush=True)
+            say(f"without a defect, {place['case']} on {place['device']}, {what}: {outcome} {text}",
+                begin)
 
     def one(name, what):
-        usable = [place for place in places[name]
+        usable = [place for place in results.defects[name]["places"]
                   if results.clean_outcome(place, what) == GOOD[what]]
         if not usable:
             return
         begin = time.monotonic()
         outcome = look(gpu, what, names[name], usable)
-        results.add(name, usable, what, outcome)
-        print(f"{name}, {what}: {outcome['outcome']} {outcome.get('text', '')}, "
-              f"{time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+        results.add(name, what, outcome)
+        say(f"{name}, {what}: {outcome['outcome']} {outcome.get('text', '')}", begin)
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for what in whats:
-            asked = [name for name in names if what == "plain" or what in tools_of(name)]
-            needed = {json.dumps(place) for name in asked for place in places[name]}
+        if not each(pool, [(choose, name) for name in names if places_of(name, surveyed)
+                           and not results.knows(name, "places")]):
+            return False
+        for what in ["plain", "racecheck", *(tool for tool in TOOLS if tool != "racecheck")]:
+            asked = [name for name in names if name in results.defects
+                     and (what == "plain" or what in tools_of(name))
+                     and not results.knows(name, what)]
+            needed = {json.dumps(place) for name in asked
+                      for place in results.defects[name]["places"]}
             if not each(pool, [(first, place, what) for place in map(json.loads, sorted(needed))
                                if results.clean_outcome(place, what) is None]):
                 return False
-            if not each(pool, [(one, name, what) for name in asked
-                               if places[name] and not results.knows(name, what)]):
+            if not each(pool, [(one, name, what) for name in asked]):
                 return False
     return True
 
@@ -252,14 +284,15 @@ def run(args):
     built = json.loads((args.programs / "built.json").read_text())
     surveyed = json.loads(args.survey.read_text())["surveyed"]
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    gpu = Gpu(args.programs.resolve(), args.limit, args.tool_limit,
+    gpu = Gpu(args.programs.resolve(), args.places.resolve(), args.limit, args.tool_limit,
               time.monotonic() + args.most_seconds, args.repeats, sanitizer)
     facts = device.facts("mutants.py", "name", "driver_version")
     results = Results(args.json, built, facts, args.again)
     names = {one["id"]: number for number, one in enumerate(built["defects"], start=1)
              if fnmatch.fnmatch(one["id"], args.pattern)}
     done = search(gpu, names, surveyed, results, args.jobs)
-    print(f"{'all' if done else 'time is over:'} {len(results.defects)} of {len(names)} defects "
-          "come by on this GPU and were run")
+    reached = sum(bool(one.get("places")) for one in results.defects.values())
+    print(f"{len(names)} defects, {reached} of them in places that this GPU's cases come by"
+          + ("" if done else "; time is over, some were not run"))
     unclean = [one for one in results.clean if one["outcome"] != GOOD[one["with"]]]
     return 1 if unclean or not done else 0

@@ -5,7 +5,8 @@
   simulator/mutants/mutants.py apply NAME DIR        # the sources with one defect, into DIR/src
   simulator/mutants/mutants.py run --build build/mutants [PATTERN]
   simulator/mutants/mutants.py build gpu --build build/gpu-mutants
-  simulator/mutants/mutants.py gpu --programs DIR --survey FILE [PATTERN]
+  simulator/mutants/mutants.py build gpu-places --build build/gpu-places
+  simulator/mutants/mutants.py gpu --programs DIR --places DIR --survey FILE [PATTERN]
   simulator/mutants/mutants.py table                 # docs/mutants.md, from the results files
 
 A defect is either a call that orders memory accesses and is dropped, found in the sources as they
@@ -23,8 +24,9 @@ run that was cut off goes on. The sources of this checkout are not touched.
 that `run --programs` and `gpu --programs` need, on a machine without a compiler.
 
 `gpu` runs the kernels with each defect on this machine's GPU: by themselves, then under
-compute-sanitizer's racecheck, and those of changes.py under its other tools too. SURVEY is
-programs/survey.json of a `run`: it says which cases come by a defect's place.
+compute-sanitizer's racecheck, and those of changes.py under its other tools too. FILE is
+programs/survey.json of a `run`: it says which cases come by a defect's place. The programs of `build
+gpu-places` tell which of these do so on the GPU, where they end there.
 """
 
 import argparse
@@ -81,7 +83,7 @@ def main():
     jobs = argparse.ArgumentParser(add_help=False)
     jobs.add_argument("--jobs", type=int, default=2, help="so many processes (%(default)s)")
     building = commands.add_parser("build", parents=[making, jobs])
-    building.add_argument("kind", choices=["simulator", "gpu"])
+    building.add_argument("kind", choices=builds.KINDS)
     running = commands.add_parser("run", parents=[making, looking, jobs])
     running.add_argument("--json", type=pathlib.Path, default=RESULTS, help="the results file")
     running.add_argument("--case", dest="cases", action="append", metavar="PATTERN",
@@ -96,6 +98,8 @@ def main():
                          help="for each defect and device (default: %(default)s)")
     running.add_argument("--limit", type=int, default=300, help="seconds for a case and seed")
     on_gpu = commands.add_parser("gpu", parents=[looking, jobs])
+    on_gpu.add_argument("--places", type=pathlib.Path, required=True, metavar="DIR",
+                        help="BUILD/programs of `build gpu-places`")
     on_gpu.add_argument("--survey", type=pathlib.Path, required=True,
                         help="programs/survey.json of the simulator's search")
     on_gpu.add_argument("--json", type=pathlib.Path, default=GPU_RESULTS, help="the results file")

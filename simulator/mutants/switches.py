@@ -50,12 +50,21 @@ bool tilemoe_defect(int number) {
 # For every CUDA file, before all else. The words around the number are to find it by. Host code may
 # write such a variable, so the compiler decides nothing by what it holds.
 FOUND_BY = (0x7FA31C5E, 0xB92D6408, 0x4E17D3C1)
+# Defined for a program that has no defect and ends by an error where the number's place is reached.
+# It is another one: with the branches for it the others' products would be put in order.
+AT_PLACES = "TILEMOE_TRAP_AT_PLACES"
 GPU_DEFINITION = f"""#pragma once
 static __constant__ unsigned tilemoe_defect_words[4] = {{
     {FOUND_BY[0]:#x}, {FOUND_BY[1]:#x}, 0, {FOUND_BY[2]:#x}}};
 static __host__ __device__ __forceinline__ bool tilemoe_defect(unsigned number) {{
 #ifdef __CUDA_ARCH__
-  return tilemoe_defect_words[2] == number;
+  const bool chosen = tilemoe_defect_words[2] == number;
+#ifdef {AT_PLACES}
+  if (chosen) __trap();
+  return false;
+#else
+  return chosen;
+#endif
 #else
   return false;
 #endif
@@ -117,9 +126,9 @@ def write_switches(tree, defects):
     machine.write_text(machine.read_text() + DEFINITION)
 
 
-def write_gpu_switches(tree, defects):
-    """The same for a GPU; returns what the configuration needs. Kernels are not compressed, so that
-    the number is found, and may spill: they are not timed."""
+def write_gpu_switches(tree, defects, places):
+    """The same for a GPU, or a trap at each place; returns what the configuration needs. Kernels are
+    not compressed, so that the number is found, and may spill: they are not timed."""
     write_into_kernels(tree, defects, "")
     header = tree / "defect.h"
     header.write_text(GPU_DEFINITION)
@@ -130,4 +139,5 @@ def write_gpu_switches(tree, defects):
             raise ValueError(f"{sources} has no {old}")
         text = text.replace(old, new)
     sources.write_text(text)
-    return [f"-DCMAKE_CUDA_FLAGS=-include {header} -diag-suppress 3060"]
+    traps = f" -D{AT_PLACES}" if places else ""
+    return [f"-DCMAKE_CUDA_FLAGS=-include {header} -diag-suppress 3060{traps}"]

@@ -304,8 +304,17 @@ class OnGpu(WithPrograms):
             [ $number = 6 ] && { echo "$1: WRONG"; exit 1; }
             echo "$1: right"; exit 0""", words)
         self.names = ["drop/right", "parity/wrong", "drop/hangs", "guard/breaks", "drop/sm80",
-                      "drop/router", "drop/sm100"]
+                      "drop/router", "drop/elsewhere", "drop/sm100"]
         self.built(*self.names)
+        # The second defect's place is reached in the cases b to d, the seventh's in none.
+        places = self.folder / "places" / "bin"
+        places.mkdir(parents=True)
+        for name in ("tilemoe", "tilemoe_cuda_router_cases"):
+            (places / name).write_bytes(b"""#!/bin/sh
+                case "$(tail -c 8 "$0" | od -An -tu4 -N4 | tr -d " ") $2" in
+                  "2 a"|"2 e"|7*) exit 0 ;;
+                esac
+                echo "an error: unspecified launch failure"; exit 1\n""" + words)
 
     def survey(self):
         def case(name, device, seconds, *numbers):
@@ -313,14 +322,16 @@ class OnGpu(WithPrograms):
                     "reached": [self.names[number - 1] for number in numbers]}
 
         (self.folder / "survey.json").write_text(json.dumps({"surveyed": [
-            case("a", "sm90", 1, 1, 2, 3), case("b", "sm90", 2, 1, 4), case("c", "sm90", 3, 2),
+            case("a", "sm90", 1, 1, 2, 3, 7), case("b", "sm90", 2, 1, 2, 4),
+            case("c", "sm90", 3, 2), case("d", "sm90", 4, 2), case("e", "sm90", 4, 2),
             case("a", "sm80-on-90", 1, 1, 5), case("router-x", "sm90", 1, 6),
-            case("a", "sm100", 1, 7)]}))
+            case("a", "sm100", 1, 8)]}))
 
     def run_gpu(self, *arguments):
         self.survey()
         return subprocess.run(
-            [sys.executable, MUTANTS / "mutants.py", "gpu", "--programs", self.programs, "--survey",
+            [sys.executable, MUTANTS / "mutants.py", "gpu", "--programs", self.programs,
+             "--places", self.folder / "places", "--survey",
              self.folder / "survey.json", "--json", self.folder / "results.json", "--jobs", "4",
              "--limit", "2", "--tool-limit", "2", *arguments], text=True, capture_output=True,
             env={**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"})
@@ -339,12 +350,16 @@ class OnGpu(WithPrograms):
             "drop/hangs": {"plain": "hangs", "racecheck": "hangs"},
             "guard/breaks": {"plain": "error", **nothing, "memcheck": "found"},
             "drop/sm80": {"plain": "wrong", "racecheck": "nothing"},
-            "drop/router": {"plain": "wrong", "racecheck": "nothing"}})
+            "drop/router": {"plain": "wrong", "racecheck": "nothing"}, "drop/elsewhere": {}})
         results = self.json()
         self.assertEqual((results["name"], results["driver_version"]), ("Stand-in", "1.0"))
-        self.assertEqual(results["defects"]["drop/sm80"]["cases"], ["a, sm80-on-90"])
-        self.assertEqual(results["defects"]["parity/wrong"]["cases"], ["a, sm90", "c, sm90"])
-        self.assertEqual(results["defects"]["parity/wrong"]["plain"]["text"], "a, dX: too far")
+        self.assertEqual(results["defects"]["drop/sm80"]["places"],
+                         [{"case": "a", "device": "sm80-on-90"}])
+        self.assertEqual([place["case"] for place in results["defects"]["parity/wrong"]["places"]],
+                         ["b", "d"])
+        self.assertEqual(results["defects"]["drop/elsewhere"],
+                         {"hash": "hdrop/elsewhere", "places": []})
+        self.assertEqual(results["defects"]["parity/wrong"]["plain"]["text"], "b, dX: too far")
         self.assertEqual(results["defects"]["guard/breaks"]["memcheck"]["text"],
                          "Error: Race reported between Write access")
 
@@ -354,7 +369,7 @@ class OnGpu(WithPrograms):
         self.assertIn("time is over", said.stdout)
         said = self.run_gpu()
         self.assertEqual(said.returncode, 0, said.stderr)
-        self.assertEqual(len(self.outcomes()), 6)
+        self.assertEqual(len(self.outcomes()), 7)
         said = self.run_gpu()
         self.assertEqual((said.returncode, said.stderr), (0, ""))
 
@@ -364,8 +379,9 @@ class OnGpu(WithPrograms):
         said = self.run_gpu("drop/*")
         self.assertEqual(said.returncode, 1)
         self.assertIn("without a defect, a on sm90, plain: wrong", said.stderr)
-        self.assertEqual({one for one, outcomes in self.outcomes().items() if "plain" in outcomes},
-                         {"drop/router"})
+        self.assertEqual([one for one, outcomes in self.outcomes().items()
+                          if "plain" in outcomes],
+                         ["drop/router"])
 
 
 class Switches(unittest.TestCase):
