@@ -30,7 +30,7 @@ FAILURES = re.compile(r"cases, .* ([0-9]+) failures")
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )([0-9]+)")
 REPORT = re.compile(r"^========= (?!COMPUTE-SANITIZER)(\S.*)$", re.MULTILINE)
 
-running = set()
+running, starting = set(), threading.Lock()
 
 
 def tells_wrong(said):
@@ -70,15 +70,18 @@ class Gpu:
             raise OutOfTime
         with tempfile.TemporaryDirectory() as folder:
             program = os.path.join(folder, name)
-            with open(program, "wb") as file:
-                file.write(program_with(number, (programs / "bin" / name).read_bytes()))
-            os.chmod(program, 0o755)
+            made = program_with(number, (programs / "bin" / name).read_bytes())
             libraries = os.pathsep.join(
                 filter(None, [str(programs / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
-            process = subprocess.Popen(
-                [*prefix, program, *arguments], text=True, errors="replace",
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "TILEMOE_KIT": kit, "LD_LIBRARY_PATH": libraries})
+            # A program that another thread starts meanwhile would have this file open for a moment.
+            with starting:
+                with open(program, "wb") as file:
+                    file.write(made)
+                os.chmod(program, 0o755)
+                process = subprocess.Popen(
+                    [*prefix, program, *arguments], text=True, errors="replace",
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                    env={**os.environ, "TILEMOE_KIT": kit, "LD_LIBRARY_PATH": libraries})
             running.add(process)
             try:
                 said, _ = process.communicate(timeout=min(limit_s, left))
