@@ -14,13 +14,12 @@ from switches import write_gpu_switches, write_switches
 
 # Of the layer, and of cases whose names begin with "router-".
 SIMULATORS = ["tilemoe_simulate", "tilemoe_simulate_router"]
-GPU_PROGRAMS = ["tilemoe", "tilemoe_cuda_router_cases"]
+GPU_PROGRAM = "tilemoe_cuda_cases"
 KINDS = ["simulator", "gpu", "gpu-places"]
 SIMULATOR_OPTIONS = ["-DTILEMOE_CUDA=OFF"]
 # Both kits in machine code; warnings as CI has them, so that ccache knows the host's part.
 GPU_OPTIONS = ["-DTILEMOE_CUDA=ON", "-DTILEMOE_CUDA_ARCHS=90a", "-DTILEMOE_SM80_ON_HOPPER=ON",
                "-DTILEMOE_TORCH=OFF", "-DTILEMOE_WERROR=ON"]
-GPU_TARGETS = ["tilemoe_cli", GPU_PROGRAMS[1]]
 # Every system has them.
 OF_THE_SYSTEM = re.compile(r"/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so")
 
@@ -95,7 +94,7 @@ def pack(kind, build, folder, products):
     for name in ("bin", "lib"):
         shutil.rmtree(programs / name, ignore_errors=True)
         (programs / name).mkdir(parents=True)
-    names = SIMULATORS if kind == "simulator" else GPU_PROGRAMS
+    names = SIMULATORS if kind == "simulator" else [GPU_PROGRAM]
     made = [next(path for path in build.rglob(name) if path.is_file() and os.access(path, os.X_OK))
             for name in names]
     if kind == "simulator":  # it asks for the lines of its findings
@@ -128,7 +127,7 @@ def build(kind, args):
         write_switches(tree, all_defects())
         options, targets = SIMULATOR_OPTIONS, SIMULATORS
     else:
-        options, targets = GPU_OPTIONS, GPU_TARGETS
+        options, targets = GPU_OPTIONS, [GPU_PROGRAM]
         options = options + write_gpu_switches(tree, all_defects(), places=kind == "gpu-places")
     keep_times(old, tree)
     if (old / "build").exists():

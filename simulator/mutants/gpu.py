@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 
-from builds import GPU_PROGRAMS
+from builds import GPU_PROGRAM
 from defects import ROOT
 from switches import program_with
 
@@ -26,16 +26,10 @@ import device  # noqa: E402
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 # A simulated device whose kit runs on this GPU, and TILEMOE_KIT for it; the first is preferred.
 KITS = {"sm90": "auto", "sm80-on-90": "sm80"}
-FAILURES = re.compile(r"cases, .* ([0-9]+) failures")
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )([0-9]+)")
 REPORT = re.compile(r"^========= (?!COMPUTE-SANITIZER)(\S.*)$", re.MULTILINE)
 
 running, starting = set(), threading.Lock()
-
-
-def tells_wrong(said):
-    failures = FAILURES.search(said)
-    return (failures is not None and int(failures[1]) > 0) or ": WRONG" in said
 
 
 class OutOfTime(Exception):
@@ -60,28 +54,29 @@ class Gpu:
     repeats: int
     sanitizer: str
 
-    def output_of(self, prefix, command, number, kit, limit_s, programs=None):
-        """(exit status, what it says); None for the status of one that hangs. `prefix`: a tool that
-        runs it."""
-        programs = programs or self.programs
-        name, *arguments = command
+    def output_of(self, number, place, limit_s, repeats=0, prefix=(), programs=None):
+        """(exit status, what it says) of a case; None for the status of one that hangs. `prefix`: a
+        tool that runs the program."""
         left = self.end - time.monotonic()
         if left < 1:
             raise OutOfTime
+        programs = programs or self.programs
+        libraries = os.pathsep.join(
+            filter(None, [str(programs / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
+        environment = {**os.environ, "TILEMOE_KIT": KITS[place["device"]],
+                       "LD_LIBRARY_PATH": libraries}
+        made = program_with(number, (programs / "bin" / GPU_PROGRAM).read_bytes())
         with tempfile.TemporaryDirectory() as folder:
-            program = os.path.join(folder, name)
-            made = program_with(number, (programs / "bin" / name).read_bytes())
-            libraries = os.pathsep.join(
-                filter(None, [str(programs / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
+            program = os.path.join(folder, GPU_PROGRAM)
             # A program that another thread starts meanwhile would have this file open for a moment.
             with starting:
                 with open(program, "wb") as file:
                     file.write(made)
                 os.chmod(program, 0o755)
                 process = subprocess.Popen(
-                    [*prefix, program, *arguments], text=True, errors="replace",
+                    [*prefix, program, str(repeats), place["case"]], text=True, errors="replace",
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                    env={**os.environ, "TILEMOE_KIT": kit, "LD_LIBRARY_PATH": libraries})
+                    env=environment)
             running.add(process)
             try:
                 said, _ = process.communicate(timeout=min(limit_s, left))
@@ -95,39 +90,28 @@ class Gpu:
             finally:
                 running.discard(process)
 
-    def command(self, case, repeats=0):
-        if case.startswith("router-"):
-            return [GPU_PROGRAMS[1], case]
-        return [GPU_PROGRAMS[0], "check", case, "--device", "cuda", "--pass", "all",
-                *(["--repeat", str(repeats)] if repeats else [])]
-
     def reaches(self, number, place):
         """Whether the case comes by that defect's place: it ends by an error there."""
-        status, said = self.output_of([], self.command(place["case"]), number,
-                                      KITS[place["device"]], self.limit_s, self.places)
-        return status != 0 and not tells_wrong(said)
+        status, _ = self.output_of(number, place, self.limit_s, programs=self.places)
+        return status not in (0, 1)
 
     def plain(self, number, place):
         """(right, wrong, hangs or error; the first line that tells)"""
-        status, said = self.output_of([], self.command(place["case"], self.repeats), number,
-                                      KITS[place["device"]], self.limit_s)
+        status, said = self.output_of(number, place, self.limit_s, self.repeats)
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         if status is None:
             return "hangs", ""
-        if status == 0:
-            return "right", ""
-        if tells_wrong(said):
-            return "wrong", next((line.strip() for line in said.splitlines()
-                                  if line.startswith("  ")), "")
-        return "error", (said.strip().splitlines() or [f"exit status {status}"])[-1]
+        if status == 1:
+            return "wrong", next((line for line in lines if not line.endswith(": WRONG")), "")
+        return ("right", "") if status == 0 else ("error", (lines or [f"exit status {status}"])[-1])
 
     def under(self, tool, number, place):
-        """(found, nothing or hangs; the first report)"""
-        prefix = [self.sanitizer, "--tool", tool, "--print-limit", "20"]
-        status, said = self.output_of(prefix, self.command(place["case"]), number,
-                                      KITS[place["device"]], self.tool_limit_s)
+        """(found, nothing, hangs or error; the first report)"""
+        status, said = self.output_of(number, place, self.tool_limit_s, prefix=[
+            self.sanitizer, "--tool", tool, "--print-limit", "20"])
+        summary = SUMMARY.search(said)
         if status is None:
             return "hangs", ""
-        summary = SUMMARY.search(said)
         if not summary:
             return "error", (said.strip().splitlines() or [f"exit status {status}"])[-1]
         if int(summary[1]) == 0:

@@ -50,21 +50,19 @@ bool tilemoe_defect(int number) {
 # For every CUDA file, before all else. The words around the number are to find it by. Host code may
 # write such a variable, so the compiler decides nothing by what it holds.
 FOUND_BY = (0x7FA31C5E, 0xB92D6408, 0x4E17D3C1)
-# Defined for a program that has no defect and ends by an error where the number's place is reached.
-# It is another one: with the branches for it the others' products would be put in order.
-AT_PLACES = "TILEMOE_TRAP_AT_PLACES"
-GPU_DEFINITION = f"""#pragma once
+CHOSEN = "return tilemoe_defect_words[2] == number;"
+# In a program that has no defect and ends by an error where the number's place is reached. It is
+# another one: with the branches for it the others' products would be put in order.
+TRAPS = "if (tilemoe_defect_words[2] == number) __trap();\n  return false;"
+
+
+def gpu_definition(body):
+    return f"""#pragma once
 static __constant__ unsigned tilemoe_defect_words[4] = {{
     {FOUND_BY[0]:#x}, {FOUND_BY[1]:#x}, 0, {FOUND_BY[2]:#x}}};
 static __host__ __device__ __forceinline__ bool tilemoe_defect(unsigned number) {{
 #ifdef __CUDA_ARCH__
-  const bool chosen = tilemoe_defect_words[2] == number;
-#ifdef {AT_PLACES}
-  if (chosen) __trap();
-  return false;
-#else
-  return chosen;
-#endif
+  {body}
 #else
   return false;
 #endif
@@ -131,7 +129,7 @@ def write_gpu_switches(tree, defects, places):
     not compressed, so that the number is found, and may spill: they are not timed."""
     write_into_kernels(tree, defects, "")
     header = tree / "defect.h"
-    header.write_text(GPU_DEFINITION)
+    header.write_text(gpu_definition(TRAPS if places else CHOSEN))
     sources = tree / "src" / "cuda" / "sources.cmake"
     text = sources.read_text()
     for old, new in (("--compress-mode=size", "--no-compress"), (",-Werror>", ">")):
@@ -139,5 +137,4 @@ def write_gpu_switches(tree, defects, places):
             raise ValueError(f"{sources} has no {old}")
         text = text.replace(old, new)
     sources.write_text(text)
-    traps = f" -D{AT_PLACES}" if places else ""
-    return [f"-DCMAKE_CUDA_FLAGS=-include {header} -diag-suppress 3060{traps}"]
+    return [f"-DCMAKE_CUDA_FLAGS=-include {header} -diag-suppress 3060"]

@@ -277,17 +277,14 @@ class OnGpu(WithPrograms):
           *) echo "========= ERROR SUMMARY: 0 errors" ;;
         esac"""
     # Right with 0 and 1, wrong with 2, hangs with 3, breaks with 4; 5 by the kit sm80 alone.
-    TILEMOE = """
+    CASES = """
         number=$(tail -c 8 "$0" | od -An -tu4 -N4 | tr -d " ")
-        failures=0
-        [ $number = 2 ] && failures=3
-        [ $number = 5 ] && [ "$TILEMOE_KIT" = sm80 ] && failures=1
-        [ $number = 3 ] && exec sleep 60
-        [ $number = 4 ] && { echo "tilemoe: error: an illegal access" >&2; exit 1; }
-        [ "$1 $2 $3 $4 $5 $6" = "check $2 --device cuda --pass all" ] || exit 2
-        echo "1 cases, 12 tensors, $failures failures, each case run 100 times"
-        [ $failures = 0 ] || { echo "  $2, dX: too far"; exit 1; }
-        exit 0"""
+        case "$number $TILEMOE_KIT" in
+          2*|"5 sm80"|6*) echo "$2: WRONG"; echo "  dX: too far"; exit 1 ;;
+          3*) exec sleep 60 ;;
+          4*) echo "$2: an illegal access" >&2; exit 2 ;;
+        esac
+        echo "$2: right"; exit 0"""
 
     def setUp(self):
         super().setUp()
@@ -298,23 +295,18 @@ class OnGpu(WithPrograms):
             (self.tools / name).write_text(f"#!/bin/sh\n{script}\n")
             (self.tools / name).chmod(0o755)
         words = switches.struct.pack("<4I", *switches.FOUND_BY[:2], 0, switches.FOUND_BY[2])
-        self.program("tilemoe", self.TILEMOE, words)
-        self.program("tilemoe_cuda_router_cases", """
-            number=$(tail -c 8 "$0" | od -An -tu4 -N4 | tr -d " ")
-            [ $number = 6 ] && { echo "$1: WRONG"; exit 1; }
-            echo "$1: right"; exit 0""", words)
+        self.program("tilemoe_cuda_cases", self.CASES, words)
         self.names = ["drop/right", "parity/wrong", "drop/hangs", "guard/breaks", "drop/sm80",
                       "drop/router", "drop/elsewhere", "drop/sm100"]
         self.built(*self.names)
         # The second defect's place is reached in the cases b to d, the seventh's in none.
         places = self.folder / "places" / "bin"
         places.mkdir(parents=True)
-        for name in ("tilemoe", "tilemoe_cuda_router_cases"):
-            (places / name).write_bytes(b"""#!/bin/sh
-                case "$(tail -c 8 "$0" | od -An -tu4 -N4 | tr -d " ") $2" in
-                  "2 a"|"2 e"|7*) exit 0 ;;
-                esac
-                echo "an error: unspecified launch failure"; exit 1\n""" + words)
+        (places / "tilemoe_cuda_cases").write_bytes(b"""#!/bin/sh
+            case "$(tail -c 8 "$0" | od -An -tu4 -N4 | tr -d " ") $2" in
+              "2 a"|"2 e"|7*) exit 0 ;;
+            esac
+            echo "$2: unspecified launch failure"; exit 2\n""" + words)
 
     def survey(self):
         def case(name, device, seconds, *numbers):
@@ -359,7 +351,7 @@ class OnGpu(WithPrograms):
                          ["b", "d"])
         self.assertEqual(results["defects"]["drop/elsewhere"],
                          {"hash": "hdrop/elsewhere", "places": []})
-        self.assertEqual(results["defects"]["parity/wrong"]["plain"]["text"], "b, dX: too far")
+        self.assertEqual(results["defects"]["parity/wrong"]["plain"]["text"], "dX: too far")
         self.assertEqual(results["defects"]["guard/breaks"]["memcheck"]["text"],
                          "Error: Race reported between Write access")
 
@@ -374,8 +366,9 @@ class OnGpu(WithPrograms):
         self.assertEqual((said.returncode, said.stderr), (0, ""))
 
     def test_does_not_use_what_is_wrong_without_a_defect(self):
-        self.program("tilemoe", 'echo "1 cases, 1 tensors, 1 failures"; exit 1',
-                     (self.programs / "bin" / "tilemoe").read_bytes()[-16:])
+        self.program("tilemoe_cuda_cases",
+                     'case $2 in router*) exit 0;; *) echo "$2: WRONG"; exit 1;; esac',
+                     (self.programs / "bin" / "tilemoe_cuda_cases").read_bytes()[-16:])
         said = self.run_gpu("drop/*")
         self.assertEqual(said.returncode, 1)
         self.assertIn("without a defect, a on sm90, plain: wrong", said.stderr)
