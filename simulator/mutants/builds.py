@@ -10,12 +10,13 @@ import subprocess
 import sys
 
 from defects import ROOT, all_defects, code_of, line_of, number_of_line
-from switches import write_gpu_switches, write_switches
+from switches import write_gpu_header, write_gpu_switches, write_switches
 
 # Of the layer, and of cases whose names begin with "router-".
 SIMULATORS = ["tilemoe_simulate", "tilemoe_simulate_router"]
 GPU_PROGRAM = "tilemoe_cuda_cases"
-KINDS = ["simulator", "gpu", "gpu-places"]
+PLACES_PROGRAM = "tilemoe_cuda_places"  # the same, which has no defects and notes their places
+KINDS = ["simulator", "gpu"]
 SIMULATOR_OPTIONS = ["-DTILEMOE_CUDA=OFF"]
 # Both kits in machine code; warnings as CI has them, so that ccache knows the host's part.
 GPU_OPTIONS = ["-DTILEMOE_CUDA=ON", "-DTILEMOE_CUDA_ARCHS=90a", "-DTILEMOE_SM80_ON_HOPPER=ON",
@@ -88,23 +89,20 @@ def libraries_of(programs):
                    if not OF_THE_SYSTEM.search(path)})
 
 
-def pack(kind, build, folder, products):
-    """The programs with their libraries, and what is known of them, in folder/programs."""
+def pack(kind, made, folder, products):
+    """Programs by their names, and their libraries, in folder/programs; with what is known of them."""
     programs = folder / "programs"
     for name in ("bin", "lib"):
         shutil.rmtree(programs / name, ignore_errors=True)
         (programs / name).mkdir(parents=True)
-    names = SIMULATORS if kind == "simulator" else [GPU_PROGRAM]
-    made = [next(path for path in build.rglob(name) if path.is_file() and os.access(path, os.X_OK))
-            for name in names]
     if kind == "simulator":  # it asks for the lines of its findings
-        made.append(shutil.which("addr2line"))
-    for program in made:
-        shutil.copy2(program, programs / "bin")
-    for library in libraries_of(made):
+        made = {**made, "addr2line": shutil.which("addr2line")}
+    for name, program in made.items():
+        shutil.copy2(program, programs / "bin" / name)
+    for library in libraries_of(made.values()):
         shutil.copy(library, programs / "lib")
-    if kind != "simulator":
-        subprocess.run(["strip", *(programs / "bin" / name for name in names)], check=True)
+    if kind == "gpu":
+        subprocess.run(["strip", *(programs / "bin" / name for name in made)], check=True)
     (programs / "built.json").write_text(json.dumps({
         "kind": kind, "commit": commit(), "compiler": compiler(kind), "products": products,
         "sources": sources_hash("src", "simulator", "verify"),
@@ -125,10 +123,10 @@ def build(kind, args):
     copy_checkout(tree, args.products)
     if kind == "simulator":
         write_switches(tree, all_defects())
-        options, targets = SIMULATOR_OPTIONS, SIMULATORS
+        options = SIMULATOR_OPTIONS
     else:
-        options, targets = GPU_OPTIONS, [GPU_PROGRAM]
-        options = options + write_gpu_switches(tree, all_defects(), places=kind == "gpu-places")
+        options = GPU_OPTIONS + write_gpu_switches(tree, all_defects())
+        write_gpu_header(tree, places=False)
     keep_times(old, tree)
     if (old / "build").exists():
         (old / "build").rename(tree / "build")
@@ -136,6 +134,18 @@ def build(kind, args):
     made = tree / "build" / "defects"
     subprocess.run(["cmake", "-S", tree, "-B", made, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
                     *options, *args.cmake], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", made, f"-j{args.jobs}", *targets], check=True,
-                   stdout=sys.stderr)
-    return pack(kind, made, folder, args.products)
+
+    def ninja(*targets):
+        subprocess.run(["ninja", "-C", made, f"-j{args.jobs}", *targets], check=True,
+                       stdout=sys.stderr)
+
+    if kind == "simulator":
+        ninja(*SIMULATORS)
+        return pack(kind, {name: made / "simulator" / name for name in SIMULATORS}, folder,
+                    args.products)
+    program, with_defects = made / "tests" / "cuda" / GPU_PROGRAM, folder / GPU_PROGRAM
+    ninja(GPU_PROGRAM)
+    shutil.copy2(program, with_defects)
+    write_gpu_header(tree, places=True)
+    ninja(GPU_PROGRAM)
+    return pack(kind, {GPU_PROGRAM: with_defects, PLACES_PROGRAM: program}, folder, args.products)

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 
-from builds import GPU_PROGRAM
+from builds import GPU_PROGRAM, PLACES_PROGRAM
 from defects import ROOT
 from switches import program_with
 
@@ -24,8 +24,8 @@ sys.path.append(str(ROOT / "scripts" / "gpu"))
 import device  # noqa: E402
 
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-# A simulated device whose kit runs on this GPU, and TILEMOE_KIT for it; the first is preferred.
-KITS = {"sm90": "auto", "sm80-on-90": "sm80"}
+# The kits that run on this GPU, and TILEMOE_KIT for them. The router has none: it runs with the first.
+KITS = {"sm90": "auto", "sm80": "sm80"}
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )([0-9]+)")
 REPORT = re.compile(r"^========= (?!COMPUTE-SANITIZER)(\S.*)$", re.MULTILINE)
 
@@ -47,25 +47,30 @@ def end_with_all(signal_number, _):
 class Gpu:
     """The programs, and how long they may take."""
     programs: object  # the folder that builds.pack() made
-    places: object  # the same of the build with traps
     limit_s: float  # of a program
     tool_limit_s: float  # of one under a sanitizer
     end: float  # of all, by time.monotonic()
     repeats: int
     sanitizer: str
 
-    def output_of(self, number, place, limit_s, repeats=0, prefix=(), programs=None):
+    def environment(self, kit):
+        libraries = [str(self.programs / "lib"), os.environ.get("LD_LIBRARY_PATH")]
+        return {**os.environ, "TILEMOE_KIT": KITS[kit],
+                "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries))}
+
+    def output_of(self, number, place, limit_s, repeats=0, prefix=(), notes=None):
         """(exit status, what it says) of a case; None for the status of one that hangs. `prefix`: a
-        tool that runs the program."""
+        tool that runs the program; `notes`: a file for the places that are reached without any
+        defect."""
         left = self.end - time.monotonic()
         if left < 1:
             raise OutOfTime
-        programs = programs or self.programs
-        libraries = os.pathsep.join(
-            filter(None, [str(programs / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
-        environment = {**os.environ, "TILEMOE_KIT": KITS[place["device"]],
-                       "LD_LIBRARY_PATH": libraries}
-        made = program_with(number, (programs / "bin" / GPU_PROGRAM).read_bytes())
+        environment = self.environment(place["kit"])
+        if notes:
+            made = (self.programs / "bin" / PLACES_PROGRAM).read_bytes()
+            environment["TILEMOE_DEFECTS_REACHED"] = notes
+        else:
+            made = program_with(number, (self.programs / "bin" / GPU_PROGRAM).read_bytes())
         with tempfile.TemporaryDirectory() as folder:
             program = os.path.join(folder, GPU_PROGRAM)
             # A program that another thread starts meanwhile would have this file open for a moment.
@@ -90,10 +95,24 @@ class Gpu:
             finally:
                 running.discard(process)
 
-    def reaches(self, number, place):
-        """Whether the case comes by that defect's place: it ends by an error there."""
-        status, _ = self.output_of(number, place, self.limit_s, programs=self.places)
-        return status not in (0, 1)
+    def cases(self):
+        """By name, with each kit."""
+        said = subprocess.run(
+            [self.programs / "bin" / PLACES_PROGRAM], text=True, capture_output=True, check=True,
+            env=self.environment(next(iter(KITS)))).stdout
+        return [{"case": case, "kit": kit} for case in said.split()
+                for kit in (KITS if not case.startswith("router-") else list(KITS)[:1])]
+
+    def survey(self, place):
+        """A case without a defect: how long it takes, and which defects' places it comes by."""
+        begin = time.monotonic()
+        with tempfile.NamedTemporaryFile() as notes:
+            status, said = self.output_of(0, place, self.limit_s, notes=notes.name)
+            numbers = {int(number) for number in notes.read().split()}
+        if status != 0:
+            print(f"without a defect, {place['case']} with {place['kit']}: exit status {status} "
+                  f"{said.strip()[-200:]}", file=sys.stderr, flush=True)
+        return {**place, "seconds": time.monotonic() - begin, "numbers": numbers}
 
     def plain(self, number, place):
         """(right, wrong, hangs or error; the first line that tells)"""
@@ -122,25 +141,17 @@ class Gpu:
         return self.plain(number, place) if what == "plain" else self.under(what, number, place)
 
 
-def places_of(name, surveyed):
-    """Where this defect may be looked for: the cases whose simulation comes by it, the quickest
-    first, with the GPU's own kit where that does."""
+def places_of(number, surveyed):
+    """Where this defect is looked for: of the cases that come by it the quickest and the longest,
+    with the GPU's own kit where that does."""
     for kit in KITS:
         reaching = sorted((case for case in surveyed
-                           if case["device"] == kit and name in case["reached"] and case["right"]
-                           and not case["findings"]), key=lambda case: case["seconds"])
+                           if case["kit"] == kit and number in case["numbers"]),
+                          key=lambda case: case["seconds"])
         if reaching:
-            return [{"case": case["case"], "device": kit} for case in reaching]
+            ends = reaching[:1] if len(reaching) == 1 else [reaching[0], reaching[-1]]
+            return [{"case": case["case"], "kit": case["kit"]} for case in ends]
     return []
-
-
-def ends_of(places, reaches):
-    """The quickest and the longest that come by it on this GPU too, where tiles may be others."""
-    first = next((place for place in places if reaches(place)), None)
-    if first is None:
-        return []
-    last = next(place for place in reversed(places) if place == first or reaches(place))
-    return [first] if last == first else [first, last]
 
 
 GOOD = {"plain": "right", **{tool: "nothing" for tool in TOOLS}}
@@ -151,8 +162,7 @@ def look(gpu, what, number, places):
     for place in places:
         outcome, text = gpu.check(what, number, place)
         if outcome != GOOD[what]:
-            return {"outcome": outcome, "case": place["case"], "device": place["device"],
-                    "text": text[:200]}
+            return {"outcome": outcome, **place, "text": text[:200]}
     return {"outcome": GOOD[what]}
 
 
@@ -199,7 +209,7 @@ class Results:
 
     def clean_outcome(self, place, what):
         return next((one["outcome"] for one in self.clean
-                     if {"case": one["case"], "device": one["device"]} == place
+                     if {"case": one["case"], "kit": one["kit"]} == place
                      and one["with"] == what), None)
 
 
@@ -214,7 +224,7 @@ def each(pool, tasks):
     return done
 
 
-def search(gpu, names, surveyed, results, jobs):
+def search(gpu, names, results, jobs):
     """`names`: of the defects to look for, with their numbers. Without any defect first: a case that
     is not right then, or of which a tool reports something, is not used with that. False where time
     was over."""
@@ -222,19 +232,12 @@ def search(gpu, names, surveyed, results, jobs):
     def say(text, begin):
         print(f"{text}, {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
 
-    def choose(name):
-        begin = time.monotonic()
-        places = ends_of(places_of(name, surveyed),
-                         lambda place: gpu.reaches(names[name], place))
-        results.add(name, "places", places)
-        say(f"{name}: {', '.join(place['case'] for place in places) or 'not reached'}", begin)
-
     def first(place, what):
         begin = time.monotonic()
         outcome, text = gpu.check(what, 0, place)
         results.add_clean(place, what, outcome, text)
         if outcome != GOOD[what]:
-            say(f"without a defect, {place['case']} on {place['device']}, {what}: {outcome} {text}",
+            say(f"without a defect, {place['case']} with {place['kit']}, {what}: {outcome} {text}",
                 begin)
 
     def one(name, what):
@@ -248,12 +251,14 @@ def search(gpu, names, surveyed, results, jobs):
         say(f"{name}, {what}: {outcome['outcome']} {outcome.get('text', '')}", begin)
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        if not each(pool, [(choose, name) for name in names if places_of(name, surveyed)
-                           and not results.knows(name, "places")]):
+        try:
+            surveyed = list(pool.map(gpu.survey, gpu.cases()))
+        except OutOfTime:
             return False
+        for name, number in names.items():
+            results.add(name, "places", places_of(number, surveyed))
         for what in ["plain", "racecheck", *(tool for tool in TOOLS if tool != "racecheck")]:
-            asked = [name for name in names if name in results.defects
-                     and (what == "plain" or what in tools_of(name))
+            asked = [name for name in names if (what == "plain" or what in tools_of(name))
                      and not results.knows(name, what)]
             needed = {json.dumps(place) for name in asked
                       for place in results.defects[name]["places"]}
@@ -269,15 +274,14 @@ def run(args):
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end_with_all)
     built = json.loads((args.programs / "built.json").read_text())
-    surveyed = json.loads(args.survey.read_text())["surveyed"]
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    gpu = Gpu(args.programs.resolve(), args.places.resolve(), args.limit, args.tool_limit,
+    gpu = Gpu(args.programs.resolve(), args.limit, args.tool_limit,
               time.monotonic() + args.most_seconds, args.repeats, sanitizer)
     facts = device.facts("mutants.py", "name", "driver_version")
     results = Results(args.json, built, facts, args.again)
     names = {one["id"]: number for number, one in enumerate(built["defects"], start=1)
              if fnmatch.fnmatch(one["id"], args.pattern)}
-    done = search(gpu, names, surveyed, results, args.jobs)
+    done = search(gpu, names, results, args.jobs)
     reached = sum(bool(one.get("places")) for one in results.defects.values())
     print(f"{len(names)} defects, {reached} of them in places that this GPU's cases come by"
           + ("" if done else "; time is over, some were not run"))

@@ -5,8 +5,7 @@
   simulator/mutants/mutants.py apply NAME DIR        # the sources with one defect, into DIR/src
   simulator/mutants/mutants.py run --build build/mutants [PATTERN]
   simulator/mutants/mutants.py build gpu --build build/gpu-mutants
-  simulator/mutants/mutants.py build gpu-places --build build/gpu-places
-  simulator/mutants/mutants.py gpu --programs DIR --places DIR --survey FILE [PATTERN]
+  simulator/mutants/mutants.py gpu --programs DIR [PATTERN]
   simulator/mutants/mutants.py table                 # docs/mutants.md, from the results files
 
 A defect is either a call that orders memory accesses and is dropped, found in the sources as they
@@ -24,9 +23,9 @@ run that was cut off goes on. The sources of this checkout are not touched.
 that `run --programs` and `gpu --programs` need, on a machine without a compiler.
 
 `gpu` runs the kernels with each defect on this machine's GPU: by themselves, then under
-compute-sanitizer's racecheck, and those of changes.py under its other tools too. FILE is
-programs/survey.json of a `run`: it says which cases come by a defect's place. The programs of `build
-gpu-places` tell which of these do so on the GPU, where they end there.
+compute-sanitizer's racecheck, and those of changes.py under its other tools too. DIR is
+BUILD/programs of `build gpu`; a second program there, without defects, tells which cases come by a
+defect's place.
 """
 
 import argparse
@@ -98,10 +97,6 @@ def main():
                          help="for each defect and device (default: %(default)s)")
     running.add_argument("--limit", type=int, default=300, help="seconds for a case and seed")
     on_gpu = commands.add_parser("gpu", parents=[looking, jobs])
-    on_gpu.add_argument("--places", type=pathlib.Path, required=True, metavar="DIR",
-                        help="BUILD/programs of `build gpu-places`")
-    on_gpu.add_argument("--survey", type=pathlib.Path, required=True,
-                        help="programs/survey.json of the simulator's search")
     on_gpu.add_argument("--json", type=pathlib.Path, default=GPU_RESULTS, help="the results file")
     on_gpu.add_argument("--repeats", type=int, default=100,
                         help="how often the layer runs a case to compare bits (%(default)s)")

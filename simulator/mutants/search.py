@@ -131,17 +131,21 @@ def survey(programs, built, args, end):
     return surveyed
 
 
-def places_of(name, surveyed, most):
-    """Of the cases that come by it on each device the quickest, and the longest, whose sums are long
-    enough to use all stages again; the quickest of all first."""
+def places_of(name, surveyed, most, seed):
+    """Of the cases that come by it on each device, with the first seed the quickest, and the longest,
+    whose sums are long enough to use all stages again; with each further seed the next of either
+    end, in turn. The quickest of all first."""
     reaching = sorted((case for case in surveyed
                        if name in case["reached"] and case["right"] and not case["findings"]),
                       key=lambda case: case["seconds"])
     by_device = collections.defaultdict(list)
     for case in reaching:
         by_device[case["device"]].append(case)
-    taken = [case for cases in by_device.values()
-             for case in [*cases[:most], *cases[max(most, len(cases) - 1):]]]
+    taken = []
+    for cases in by_device.values():
+        quick = [(most * (seed - 1) + i) % len(cases) for i in range(most)]
+        long = (len(cases) - seed) % len(cases)
+        taken += [cases[i] for i in sorted({*quick, long})]
     return [{"case": case["case"], "device": case["device"]}
             for case in sorted(taken, key=lambda case: case["seconds"])]
 
@@ -212,8 +216,8 @@ def run(args):
         _, number = task
         defect = built["defects"][number - 1]
         name = defect["id"]
-        places = places_of(name, surveyed, args.most_cases)
         begin = time.monotonic()
+        places = places_of(name, surveyed, args.most_cases, known.get(name, NOTHING)["seeds"] + 1)
         result = known.get(name) or {
             **{key: defect[key] for key in ("file", "line", "text", "hash")},
             "commit": built["commit"], "compiler": built["compiler"], "searched": searched,

@@ -10,14 +10,16 @@ import struct
 # Before a comment at the beginning of each file that has defects, or in the first empty line; lines
 # keep their numbers.
 DECLARATION = "bool tilemoe_defect(int); "
-# In the machine, so in each of the simulator's programs. A number is noted when its place is reached, whether chosen or not.
+MOST_DEFECTS = 1024
+# In the machine, so in each of the simulator's programs. A number is noted when its place is reached,
+# whether chosen or not.
 DEFINITION = """
 #include <cstdlib>
 #include <fstream>
 
 namespace {
 
-constexpr int kMostDefects = 1024;
+constexpr int kMostDefects = MOST_DEFECTS;
 bool reached[kMostDefects];
 
 int chosen() {
@@ -45,27 +47,54 @@ bool tilemoe_defect(int number) {
   reached[number] = true;
   return number == chosen();
 }
-"""
+""".replace("MOST_DEFECTS", str(MOST_DEFECTS))
 
 # For every CUDA file, before all else. The words around the number are to find it by. Host code may
 # write such a variable, so the compiler decides nothing by what it holds.
 FOUND_BY = (0x7FA31C5E, 0xB92D6408, 0x4E17D3C1)
 CHOSEN = "return tilemoe_defect_words[2] == number;"
-# In a program that has no defect and ends by an error where the number's place is reached. It is
-# another one: with the branches for it the others' products would be put in order.
-TRAPS = "if (tilemoe_defect_words[2] == number) __trap();\n  return false;"
 
 
-def gpu_definition(body):
+def gpu_definition(body, more=""):
     return f"""#pragma once
 static __constant__ unsigned tilemoe_defect_words[4] = {{
     {FOUND_BY[0]:#x}, {FOUND_BY[1]:#x}, 0, {FOUND_BY[2]:#x}}};
-static __host__ __device__ __forceinline__ bool tilemoe_defect(unsigned number) {{
+{more}static __host__ __device__ __forceinline__ bool tilemoe_defect(unsigned number) {{
 #ifdef __CUDA_ARCH__
   {body}
 #else
   return false;
 #endif
+}}
+"""
+
+
+# Of a program without defects that notes the places which its kernels reach. Each file has notes of
+# its own; tests/cuda/cases.cpp asks for all of them at its end.
+NOTE_PLACE = "tilemoe_reached[number] = 1;\n  return false;"
+NOTES = f"""#include <cstdio>
+struct TilemoeNotes {{
+  using Read = bool(unsigned char (&)[{MOST_DEFECTS}]);
+  inline static TilemoeNotes* last = nullptr;
+  Read* read;
+  TilemoeNotes* before;
+  explicit TilemoeNotes(Read* reads) : read(reads), before(last) {{ last = this; }}
+}};
+static __device__ unsigned char tilemoe_reached[{MOST_DEFECTS}];
+static TilemoeNotes tilemoe_notes([](unsigned char (&to)[{MOST_DEFECTS}]) {{
+  return cudaMemcpyFromSymbol(to, tilemoe_reached, sizeof to) == cudaSuccess;
+}});
+extern "C" __attribute__((weak)) bool tilemoe_write_notes(const char* name) {{
+  std::FILE* const file = std::fopen(name, "w");
+  if (file == nullptr) return false;
+  bool all = true;
+  for (TilemoeNotes* one = TilemoeNotes::last; one != nullptr; one = one->before) {{
+    unsigned char reached[{MOST_DEFECTS}] = {{}};
+    all &= one->read(reached);
+    for (int number = 1; number < {MOST_DEFECTS}; ++number)
+      if (reached[number] != 0) std::fprintf(file, "%d\\n", number);
+  }}
+  return std::fclose(file) == 0 && all;
 }}
 """
 
@@ -124,12 +153,11 @@ def write_switches(tree, defects):
     machine.write_text(machine.read_text() + DEFINITION)
 
 
-def write_gpu_switches(tree, defects, places):
-    """The same for a GPU, or a trap at each place; returns what the configuration needs. Kernels are
-    not compressed, so that the number is found, and may spill: they are not timed."""
+def write_gpu_switches(tree, defects):
+    """The same for a GPU; returns what the configuration needs, the header of write_gpu_header()
+    among it. Kernels are not compressed, so that the number is found, and may spill: they are not
+    timed."""
     write_into_kernels(tree, defects, "")
-    header = tree / "defect.h"
-    header.write_text(gpu_definition(TRAPS if places else CHOSEN))
     sources = tree / "src" / "cuda" / "sources.cmake"
     text = sources.read_text()
     for old, new in (("--compress-mode=size", "--no-compress"), (",-Werror>", ">")):
@@ -137,4 +165,10 @@ def write_gpu_switches(tree, defects, places):
             raise ValueError(f"{sources} has no {old}")
         text = text.replace(old, new)
     sources.write_text(text)
-    return [f"-DCMAKE_CUDA_FLAGS=-include {header} -diag-suppress 3060"]
+    return [f"-DCMAKE_CUDA_FLAGS=-include {tree / 'defect.h'} -diag-suppress 3060"]
+
+
+def write_gpu_header(tree, places):
+    """For a program with the defects, or one without, that notes the places which are reached."""
+    text = gpu_definition(NOTE_PLACE, NOTES) if places else gpu_definition(CHOSEN)
+    (tree / "defect.h").write_text(text)

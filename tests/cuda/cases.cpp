@@ -1,5 +1,10 @@
 // tilemoe_cuda_cases: cases of the registry, and the simulator's of the router, on the GPU. Less than
 // `tilemoe check`, and quick to build: simulator/mutants runs it once a defect.
+//
+//   tilemoe_cuda_cases                    lists the quick cases in bfloat16, and the router's
+//   tilemoe_cuda_cases REPEATS CASE...    runs these, the layer's so often with the same bits
+//
+// Status 1 where a result is wrong, 2 where a case could not be run.
 #include <cstdlib>
 #include <exception>
 #include <iostream>
@@ -11,9 +16,18 @@
 #include "verify/check.h"
 #include "verify/registry.h"
 
+// Of a build that notes which places its kernels reach (simulator/mutants/switches.py).
+extern "C" bool tilemoe_write_notes(const char* name) __attribute__((weak));
+
 namespace {
 
 using namespace tilemoe;
+
+void list() {
+  for (const verify::Case& one : verify::verification_cases())
+    if (one.reduced && one.dtype == DType::kBFloat16) std::cout << one.name << "\n";
+  for (const simulator::RouterCase& one : simulator::router_cases()) std::cout << one.name << "\n";
+}
 
 std::string failures_of(const verify::Case& one) {
   const verify::Report report = verify::check_case(one, 1, verify::cuda_memory());
@@ -46,10 +60,12 @@ std::string wrong_in(const std::string& name, int64_t repeats) {
 
 }  // namespace
 
-// How often the layer's cases are repeated, then names of cases. Status 1 where a result is wrong, 2
-// where a case could not be run.
 int main(int argc, char** argv) {
-  int status = argc > 2 ? 0 : 2;
+  if (argc < 3) {
+    list();
+    return 0;
+  }
+  int status = 0;
   for (int i = 2; i < argc; ++i) {
     try {
       const std::string wrong = wrong_in(argv[i], std::atoll(argv[1]));
@@ -60,5 +76,7 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
+  const char* const notes = std::getenv("TILEMOE_DEFECTS_REACHED");
+  if (tilemoe_write_notes != nullptr && notes != nullptr && !tilemoe_write_notes(notes)) return 2;
   return status;
 }

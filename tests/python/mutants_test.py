@@ -198,10 +198,18 @@ class Search(WithPrograms):
         surveyed = [case("d", "sm80", 4), case("c", "sm80", 3), case("b", "sm80", 2),
                     case("a", "sm80", 1), case("wrong", "sm80", 0.1, right=False),
                     case("elsewhere", "sm80", 9, reached=("e",)), case("a", "sm90", 1.5)]
-        taken = [(place["case"], place["device"]) for place in search.places_of("d", surveyed, 2)]
+        taken = [(place["case"], place["device"])
+                 for place in search.places_of("d", surveyed, 2, 1)]
         self.assertEqual(taken, [("a", "sm80"), ("a", "sm90"), ("b", "sm80"), ("d", "sm80")])
-        few = search.places_of("d", surveyed[2:4], 2)
+        few = search.places_of("d", surveyed[2:4], 2, 1)
         self.assertEqual([place["case"] for place in few], ["a", "b"])
+
+    def test_takes_others_with_other_seeds(self):
+        surveyed = [{"case": name, "device": "sm80", "seconds": seconds, "right": True,
+                     "findings": 0, "reached": ["d"]} for seconds, name in enumerate("abcdefg")]
+        taken = ["".join(place["case"] for place in search.places_of("d", surveyed, 2, seed))
+                 for seed in (1, 2, 3, 4, 20)]
+        self.assertEqual(taken, ["abg", "cdf", "ef", "adg", "bde"])
 
     def test_nothing_is_found_where_nothing_is(self):
         said = self.search('echo "$1, seed $5: right, 0 findings, trace 1f, 0.1 s"')
@@ -299,32 +307,24 @@ class OnGpu(WithPrograms):
         self.names = ["drop/right", "parity/wrong", "drop/hangs", "guard/breaks", "drop/sm80",
                       "drop/router", "drop/elsewhere", "drop/sm100"]
         self.built(*self.names)
-        # The second defect's place is reached in the cases b to d, the seventh's in none.
-        places = self.folder / "places" / "bin"
-        places.mkdir(parents=True)
-        (places / "tilemoe_cuda_cases").write_bytes(b"""#!/bin/sh
-            case "$(tail -c 8 "$0" | od -An -tu4 -N4 | tr -d " ") $2" in
-              "2 a"|"2 e"|7*) exit 0 ;;
+        # The cases: a is quick, e takes longest; which defects' places each comes by, with which kit.
+        reached = {"a sm90": "1 2 3", "a sm80": "1 5", "b sm90": "1 2 4", "c sm90": "2",
+                   "c sm80": "5", "router-x sm90": "6"}
+        self.program("tilemoe_cuda_places", """
+            [ $# = 0 ] && { echo "a b c router-x"; exit; }
+            [ $TILEMOE_KIT = auto ] && TILEMOE_KIT=sm90
+            case "$2 $TILEMOE_KIT" in
+              %s
             esac
-            echo "$2: unspecified launch failure"; exit 2\n""" + words)
-
-    def survey(self):
-        def case(name, device, seconds, *numbers):
-            return {"case": name, "device": device, "seconds": seconds, "right": True, "findings": 0,
-                    "reached": [self.names[number - 1] for number in numbers]}
-
-        (self.folder / "survey.json").write_text(json.dumps({"surveyed": [
-            case("a", "sm90", 1, 1, 2, 3, 7), case("b", "sm90", 2, 1, 2, 4),
-            case("c", "sm90", 3, 2), case("d", "sm90", 4, 2), case("e", "sm90", 4, 2),
-            case("a", "sm80-on-90", 1, 1, 5), case("router-x", "sm90", 1, 6),
-            case("a", "sm100", 1, 8)]}))
+            [ $2 = a ] || sleep 0.2
+            [ $2 = c ] && sleep 0.3
+            exit 0""" % "\n".join(f"'{place}') echo {numbers} >$TILEMOE_DEFECTS_REACHED ;;"
+                                   for place, numbers in reached.items()))
 
     def run_gpu(self, *arguments):
-        self.survey()
         return subprocess.run(
             [sys.executable, MUTANTS / "mutants.py", "gpu", "--programs", self.programs,
-             "--places", self.folder / "places", "--survey",
-             self.folder / "survey.json", "--json", self.folder / "results.json", "--jobs", "4",
+             "--json", self.folder / "results.json", "--jobs", "4",
              "--limit", "2", "--tool-limit", "2", *arguments], text=True, capture_output=True,
             env={**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"})
 
@@ -342,13 +342,14 @@ class OnGpu(WithPrograms):
             "drop/hangs": {"plain": "hangs", "racecheck": "hangs"},
             "guard/breaks": {"plain": "error", **nothing, "memcheck": "found"},
             "drop/sm80": {"plain": "wrong", "racecheck": "nothing"},
-            "drop/router": {"plain": "wrong", "racecheck": "nothing"}, "drop/elsewhere": {}})
+            "drop/router": {"plain": "wrong", "racecheck": "nothing"},
+            "drop/elsewhere": {}, "drop/sm100": {}})
         results = self.json()
         self.assertEqual((results["name"], results["driver_version"]), ("Stand-in", "1.0"))
         self.assertEqual(results["defects"]["drop/sm80"]["places"],
-                         [{"case": "a", "device": "sm80-on-90"}])
+                         [{"case": "a", "kit": "sm80"}, {"case": "c", "kit": "sm80"}])
         self.assertEqual([place["case"] for place in results["defects"]["parity/wrong"]["places"]],
-                         ["b", "d"])
+                         ["a", "c"])
         self.assertEqual(results["defects"]["drop/elsewhere"],
                          {"hash": "hdrop/elsewhere", "places": []})
         self.assertEqual(results["defects"]["parity/wrong"]["plain"]["text"], "dX: too far")
@@ -361,7 +362,7 @@ class OnGpu(WithPrograms):
         self.assertIn("time is over", said.stdout)
         said = self.run_gpu()
         self.assertEqual(said.returncode, 0, said.stderr)
-        self.assertEqual(len(self.outcomes()), 7)
+        self.assertEqual(sum("racecheck" in one for one in self.outcomes().values()), 6)
         said = self.run_gpu()
         self.assertEqual((said.returncode, said.stderr), (0, ""))
 
@@ -371,7 +372,7 @@ class OnGpu(WithPrograms):
                      (self.programs / "bin" / "tilemoe_cuda_cases").read_bytes()[-16:])
         said = self.run_gpu("drop/*")
         self.assertEqual(said.returncode, 1)
-        self.assertIn("without a defect, a on sm90, plain: wrong", said.stderr)
+        self.assertIn("without a defect, a with sm90, plain: wrong", said.stderr)
         self.assertEqual([one for one, outcomes in self.outcomes().items()
                           if "plain" in outcomes],
                          ["drop/router"])
