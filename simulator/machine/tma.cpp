@@ -58,7 +58,8 @@ void load_box(Thread& thread, uint32_t shared, const void* map_address, uint32_t
   Machine& machine = *block.machine;
   const TensorMap map = map_at(thread, map_address, site);
   for (uint32_t rank = 0; rank < block.cluster.size(); ++rank)
-    if ((blocks >> rank & 1) != 0) mbarrier_at(thread, in_cluster(barrier, rank), site, nullptr);
+    if ((blocks >> rank & 1) != 0)
+      mbarrier_at(thread, in_cluster(barrier, rank), site, nullptr, true);
   machine.shared_bytes(thread, shared, map.box_bytes(), site);
   const auto pieces =
       std::make_shared<std::vector<BoxPiece>>(pieces_of(thread, map, coordinates, shared, site));
