@@ -90,7 +90,8 @@ def libraries_of(programs):
 
 
 def pack(kind, made, folder, products):
-    """Programs by their names, and their libraries, in folder/programs; with what is known of them."""
+    """Programs by their names, and their libraries, in folder/programs; with what is known of them.
+    programs.tar.xz beside it is the same."""
     programs = folder / "programs"
     for name in ("bin", "lib"):
         shutil.rmtree(programs / name, ignore_errors=True)
@@ -101,6 +102,7 @@ def pack(kind, made, folder, products):
         shutil.copy2(program, programs / "bin" / name)
     for library in libraries_of(made.values()):
         shutil.copy(library, programs / "lib")
+    subprocess.run(["strip", "--strip-unneeded", *(programs / "lib").iterdir()], check=True)
     if kind == "gpu":
         subprocess.run(["strip", *(programs / "bin" / name for name in made)], check=True)
     (programs / "built.json").write_text(json.dumps({
@@ -109,6 +111,8 @@ def pack(kind, made, folder, products):
         "defects": [{"id": one.id, "file": str(one.file), "line": number_of_line(one),
                      "text": line_of(one), "hash": defect_hash(one)}
                     for one in all_defects()]}, indent=1) + "\n")
+    subprocess.run(["tar", "-I", "xz -T1 -3 --lzma2=dict=64MiB", "-C", folder, "-cf",
+                    folder / "programs.tar.xz", "programs"], check=True)
     return programs
 
 
