@@ -254,6 +254,7 @@ const std::vector<RouterCase>& router_cases() {
       tokens_case("one", {.T = 1, .E = 24, .K = 4}, 264),
       tokens_case("many", {.T = 33, .E = 24, .K = 4}, 64),
       tokens_case("in-groups", {.T = 5, .E = 64, .K = 4, .n_group = 8, .topk_group = 3}, 64),
+      tokens_case("sigmoid", {.T = 20, .E = 40, .K = 4, .scoring = Scoring::kSigmoid}, 64),
       tokens_case("twice", {.T = 5, .E = 24, .K = 4, .twice = true}, 64),
       rounded_case("nearest", {.T = 90, .E = 7, .K = 3}, Rounding::kNearest, 16),
       rounded_case("nearest-ties", {.T = 90, .E = 7, .K = 3, .ties = true}, Rounding::kNearest, 16),
