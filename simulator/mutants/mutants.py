@@ -98,11 +98,11 @@ def main():
     running.add_argument("--limit", type=int, default=300, help="seconds for a case and seed")
     on_gpu = commands.add_parser("gpu", parents=[looking, jobs])
     on_gpu.add_argument("--json", type=pathlib.Path, default=GPU_RESULTS, help="the results file")
-    on_gpu.add_argument("--repeats", type=int, default=100,
+    on_gpu.add_argument("--repeats", type=int, default=20,
                         help="how often the layer runs a case to compare bits (%(default)s)")
-    on_gpu.add_argument("--limit", type=float, default=20,
+    on_gpu.add_argument("--limit", type=float, default=15,
                         help="seconds for a program before it counts as hanging (%(default)s)")
-    on_gpu.add_argument("--tool-limit", type=float, default=90,
+    on_gpu.add_argument("--tool-limit", type=float, default=60,
                         help="the same under a sanitizer (%(default)s)")
     writing = commands.add_parser("table")
     writing.add_argument("--check", action="store_true",

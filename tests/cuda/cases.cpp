@@ -45,6 +45,7 @@ std::string failures_of(const verify::Case& one) {
 std::string wrong_in_layer(const verify::Case& one, int64_t repeats) {
   std::string wrong = failures_of(one);
   if (verify::has_integer_form(one)) wrong += failures_of(verify::integer_form(one));
+  if (repeats == 0) return wrong;
   const int64_t other =
       verify::find_other_bits(one, 1, repeats, verify::cuda_memory(), verify::Passes::kAll);
   if (other >= 0) wrong += "\n  run " + std::to_string(other) + " has other bits than run 0";
