@@ -266,6 +266,8 @@ const std::vector<RouterCase>& router_cases() {
       rounded_case("many-experts", {.T = 20, .E = 700, .K = 40}, Rounding::kUp, 4),
       backward_case("", kRows),
       backward_case("-of-many", kMany),
+      backward_case("-of-tokens-together",
+                    {.T = 70, .E = 37, .K = 5, .scoring = Scoring::kSigmoidRenormalized}),
       {"router-backward-rounded",
        [](RouterTensors& t) {
          constexpr Choice kRounded{

@@ -318,7 +318,8 @@ void Machine::fail(const Thread& thread, FindingKind kind, uint32_t site, const 
                    const std::string& address) {
   find(thread, kind, site, what, address);
   aborting_ = true;
-  leave(*current());
+  if (Thread* const runs = current()) leave(*runs);
+  throw EventAborted();
 }
 
 std::string Machine::name_of_agent(uint32_t agent, const Launch& now) const {

@@ -153,6 +153,8 @@ struct Mbarrier {
 struct Event {
   std::function<void()> happen;
 };
+// Out of an event that cannot go on: no thread runs, which could be left.
+struct EventAborted {};
 
 struct Block {
   Machine* machine = nullptr;
