@@ -78,19 +78,22 @@ void load_box(Thread& thread, uint32_t shared, const void* map_address, uint32_t
       machine.shared_access(by, there, AccessKind::kWrite, piece.shared, kPieceBytes);
     }
     first = false;
-    machine.add_event(there, [&machine, &thread, &there, pieces, barrier, site, by,
-                              bytes = map.box_bytes()] {
-      for (const BoxPiece& piece : *pieces) {
-        std::byte* const to = there.shared_at(piece.shared);
-        std::memset(to, 0, kPieceBytes);
-        if (piece.bytes > 0)
-          std::memcpy(to + piece.skipped, reinterpret_cast<const void*>(piece.global), piece.bytes);
-      }
-      Mbarrier& at = there.mbarriers[barrier];
-      at.gathering.add_epoch(there.agents.index(by.agent), by.epoch);
-      machine.trace().note(there.launch->number, there.linear, 0, Note::kLanded, barrier);
-      count_bytes(there.threads.front(), at, barrier, bytes, site);
-    });
+    machine.add_event(
+        there,
+        [&machine, &thread, &there, pieces, barrier, site, by, bytes = map.box_bytes()] {
+          for (const BoxPiece& piece : *pieces) {
+            std::byte* const to = there.shared_at(piece.shared);
+            std::memset(to, 0, kPieceBytes);
+            if (piece.bytes > 0)
+              std::memcpy(to + piece.skipped, reinterpret_cast<const void*>(piece.global),
+                          piece.bytes);
+          }
+          Mbarrier& at = there.mbarriers[barrier];
+          at.gathering.add_epoch(there.agents.index(by.agent), by.epoch);
+          machine.trace().note(there.launch->number, there.linear, 0, Note::kLanded, barrier);
+          count_bytes(there.threads.front(), at, barrier, bytes, site);
+        },
+        site);
   }
 }
 

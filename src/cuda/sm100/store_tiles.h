@@ -22,11 +22,11 @@ __device__ __forceinline__ void store_tiles(const typename Gemm::Params& params,
   typename Gemm::Accumulators::Position from;
   for (Tile tile; order.next(tile); from.advance()) {
     accumulators.wait_full(from);
-    __syncwarp();
+    __syncwarp();  // (orders nothing: the warp's loads from tensor memory need it together)
     ptx::tcgen05_fence_after_sync();
     epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), tile);
     ptx::tcgen05_fence_before_sync();
-    __syncwarp();
+    __syncwarp();  // (orders nothing: the loads were waited for by the warp together)
     if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));
   }
 }
