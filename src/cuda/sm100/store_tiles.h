@@ -22,11 +22,13 @@ __device__ __forceinline__ void store_tiles(const typename Gemm::Params& params,
   typename Gemm::Accumulators::Position from;
   for (Tile tile; order.next(tile); from.advance()) {
     accumulators.wait_full(from);
-    __syncwarp();  // (orders nothing: the warp's loads from tensor memory need it together)
+    // (Neither this nor the one below orders anything: loads from tensor memory and the wait for
+    // them are the whole warp's.)
+    __syncwarp();
     ptx::tcgen05_fence_after_sync();
     epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), tile);
     ptx::tcgen05_fence_before_sync();
-    __syncwarp();  // (orders nothing: the loads were waited for by the warp together)
+    __syncwarp();
     if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));
   }
 }
