@@ -122,7 +122,9 @@ def build(kind, args):
     folder = args.build.resolve()
     tree = folder / "tree"
     old = folder / "tree.old"
-    if tree.exists():
+    if (old / "build").exists():  # a build broke off before it was moved
+        shutil.rmtree(tree, ignore_errors=True)
+    elif tree.exists():
         tree.rename(old)
     copy_checkout(tree, args.products)
     if kind == "simulator":
