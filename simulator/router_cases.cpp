@@ -102,10 +102,14 @@ struct Choice {
   DType dtype = DType::kBFloat16;
   int64_t n_group = 1, topk_group = 1;
   bool ties = false;
+  bool nans = false;
+  bool twice = false;  // in the same memory: the second time is not to run ahead of the first
 };
 
 Tensor logits_of(const Choice& c, RouterTensors& tensors) {
-  return tensors.given(c.dtype, {c.T, c.E}, c.ties ? tensors.below(5) : tensors.normal());
+  const auto number = c.ties ? tensors.below(5) : tensors.normal();
+  return tensors.given(c.dtype, {c.T, c.E},
+                       [&](int64_t i) { return c.nans && i % 11 == 3 ? std::nan("") : number(i); });
 }
 
 void choose(const Choice& c, RouterTensors& tensors) {
@@ -128,12 +132,15 @@ Routing route(const Choice& c, RouterTensors& tensors) {
   const RoutingSpec spec = RoutingSpec::top_k(tensors.device(), c.T, c.E, c.K);
   Routing routing = tensors.routing(spec);
   const int64_t first = tensors.random().below(c.E);
-  routing.from_top_k(tensors.given(DType::kInt32, {c.T, c.K},
-                                   [&](int64_t i) {  // a token's are not the same
-                                     return static_cast<double>((first + i * 7 + i / c.K) % c.E);
-                                   }),
-                     tensors.given(DType::kFloat32, {c.T, c.K}, tensors.normal()),
-                     tensors.scratch(spec.workspace_bytes()), spec.workspace_bytes());
+  const Tensor ids = tensors.given(DType::kInt32, {c.T, c.K}, [&](int64_t i) {
+    // A token's are not the same; with ties all tokens' are among few.
+    return static_cast<double>(c.ties ? i % c.K * 5 + i / c.K % 5
+                                      : (first + i * 7 + i / c.K) % c.E);
+  });
+  const Tensor scores = tensors.given(DType::kFloat32, {c.T, c.K}, tensors.normal());
+  void* const scratch = tensors.scratch(spec.workspace_bytes());
+  for (int i = 0; i < (c.twice ? 2 : 1); ++i)
+    routing.from_top_k(ids, scores, scratch, spec.workspace_bytes());
   return routing;
 }
 
@@ -143,17 +150,18 @@ void route_tokens(const Choice& c, int64_t d, RouterTensors& tensors) {
   const size_t bytes = spec.route_tokens_workspace_bytes(d);
   // Small whole numbers: every order of the product's sum gives the same bits.
   const auto whole = [&](int64_t) { return static_cast<double>(tensors.random().below(5)) - 2; };
-  routing.from_tokens({.scoring = c.scoring,
-                       .logits_dtype = DType::kFloat32,
-                       .X = tensors.given(c.dtype, {c.T, d}, whole),
-                       .router_weight = tensors.given(c.dtype, {c.E, d}, whole),
-                       .logits = tensors.result("logits", DType::kFloat32, {c.T, c.E}),
-                       .expert_counts = tensors.result("counts", DType::kInt32, {c.E}),
-                       .n_group = c.n_group,
-                       .topk_group = c.topk_group,
-                       .group_score = GroupScore::kMax,
-                       .workspace = tensors.scratch(bytes),
-                       .workspace_bytes = bytes});
+  const TokenRouting args{.scoring = c.scoring,
+                          .logits_dtype = DType::kFloat32,
+                          .X = tensors.given(c.dtype, {c.T, d}, whole),
+                          .router_weight = tensors.given(c.dtype, {c.E, d}, whole),
+                          .logits = tensors.result("logits", DType::kFloat32, {c.T, c.E}),
+                          .expert_counts = tensors.result("counts", DType::kInt32, {c.E}),
+                          .n_group = c.n_group,
+                          .topk_group = c.topk_group,
+                          .group_score = GroupScore::kMax,
+                          .workspace = tensors.scratch(bytes),
+                          .workspace_bytes = bytes};
+  for (int i = 0; i < (c.twice ? 2 : 1); ++i) routing.from_tokens(args);
 }
 
 Routing round(const Choice& c, const Tensor& logits, Rounding rule, int64_t m, int64_t round_tokens,
@@ -241,16 +249,25 @@ const std::vector<RouterCase>& router_cases() {
       pairs_case("few", {.T = 40, .E = 7, .K = 3}),
       pairs_case("many", {.T = 700, .E = 64, .K = 6}),
       pairs_case("of-many-experts", {.T = 30, .E = 9000, .K = 4}),
+      pairs_case("of-few-of-many-experts", {.T = 200, .E = 520, .K = 3, .ties = true}),
+      pairs_case("twice", {.T = 40, .E = 7, .K = 3, .twice = true}),
       tokens_case("one", {.T = 1, .E = 24, .K = 4}, 264),
       tokens_case("many", {.T = 33, .E = 24, .K = 4}, 64),
       tokens_case("in-groups", {.T = 5, .E = 64, .K = 4, .n_group = 8, .topk_group = 3}, 64),
+      tokens_case("sigmoid", {.T = 20, .E = 40, .K = 4, .scoring = Scoring::kSigmoid}, 64),
+      tokens_case("twice", {.T = 5, .E = 24, .K = 4, .twice = true}, 64),
       rounded_case("nearest", {.T = 90, .E = 7, .K = 3}, Rounding::kNearest, 16),
       rounded_case("nearest-ties", {.T = 90, .E = 7, .K = 3, .ties = true}, Rounding::kNearest, 16),
+      rounded_case("nearest-nans", {.T = 90, .E = 7, .K = 3, .nans = true}, Rounding::kNearest, 16),
+      rounded_case("many-experts-nans", {.T = 7, .E = 700, .K = 40, .nans = true}, Rounding::kUp,
+                   4),
       rounded_case("stochastic", {.T = 90, .E = 7, .K = 3}, Rounding::kStochastic, 16),
       rounded_case("in-groups", {.T = 90, .E = 7, .K = 3}, Rounding::kBalanced, 8, 30),
-      rounded_case("many-experts", {.T = 20, .E = 700, .K = 40}, Rounding::kUp, 4),
+      rounded_case("many-experts", {.T = 7, .E = 700, .K = 40}, Rounding::kUp, 4),
       backward_case("", kRows),
       backward_case("-of-many", kMany),
+      backward_case("-of-tokens-together",
+                    {.T = 70, .E = 37, .K = 5, .scoring = Scoring::kSigmoidRenormalized}),
       {"router-backward-rounded",
        [](RouterTensors& t) {
          constexpr Choice kRounded{

@@ -45,13 +45,15 @@ std::vector<Case> size_cases() {
       {.name = "many-pairs", .T = 3001, .d = 24, .n = 16, .E = 17, .K = 3},
       {.name = "narrow-d", .T = 333, .d = 8, .n = 136, .E = 5, .K = 3},
       {.name = "narrow-n", .T = 333, .d = 136, .n = 8, .E = 5, .K = 3},
+      // Sums that are twice as long as any ring of stages.
+      {.name = "long-sums", .T = 49, .d = 24, .n = 840, .E = 9, .K = 2, .reduced = true},
       {.name = "tall", .T = 1410, .d = 104, .n = 56, .E = 9, .K = 2},
   };
   for (Case& one : cases) one.biases = one.T < 2;
   // More columns than any tile has, with more rows in an expert than any tile has.
   const Case wide{.T = 67, .d = 520, .n = 264, .E = 4, .K = 2};
   cases.push_back(vary("wide", wide, [](Case& c) {
-    c.T = 277, c.load = Load::kOneExpert, c.scoring = Scoring::kSigmoid;
+    c.T = 277, c.load = Load::kOneExpert, c.scoring = Scoring::kSigmoid, c.reduced = true;
   }));
   cases.push_back(vary("wide-transposed", wide, [](Case& c) {
     c.gate_layout = GateLayout::kInterleaved;
@@ -113,9 +115,9 @@ std::vector<Case> top_k_cases() {
              c.scoring = Scoring::kSigmoidRenormalized;
              c.score_dtype = DType::kFloat16;
            }),
-      // So many rows that several blocks of a GPU have parts of their sums.
+      // So many rows, past 1024 each, that several blocks of a GPU have parts of their sums.
       vary("long-experts", shape,
-           [](Case& c) { c.T = 2417, c.E = 5, c.K = 2, c.biases = c.reduced = true; }),
+           [](Case& c) { c.T = 2417, c.E = 3, c.K = 2, c.biases = c.reduced = true; }),
       vary("zipf", shape, [](Case& c) { c.T = 607, c.E = 23, c.load = Load::kZipf; }),
       vary("one-expert-has-all", shape,
            [](Case& c) {

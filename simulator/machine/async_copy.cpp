@@ -51,7 +51,8 @@ void arrive_when_copied(Thread& thread, uint32_t address, uint32_t site) {
   const Epoch epoch = thread.copy_epoch++;
   // The async part of the arrival publishes what was copied, and nothing else of the thread.
   machine.add_event(
-      block, [&machine, &thread, address, site, epoch, copies = std::exchange(thread.copies, {})] {
+      block,
+      [&machine, &thread, address, site, epoch, copies = std::exchange(thread.copies, {})] {
         for (const Copy& copy : copies) {
           if (copy.from == nullptr)
             std::memset(copy.to, 0, 16);
@@ -65,7 +66,8 @@ void arrive_when_copied(Thread& thread, uint32_t address, uint32_t site) {
           machine.trace().note(its.launch->number, its.linear, thread.warp->index, Note::kLanded,
                                address);
         count_arrival(thread, barrier, address, site);
-      });
+      },
+      site);
 }
 
 }  // namespace tilemoe::simulator

@@ -264,6 +264,11 @@ void Machine::thread_ended(Thread& thread) {
   check_tensor_memory(thread);
   thread_left(thread);
   leave_cluster_barrier(block);
+  if (!block.done()) return;
+  for (const Event& event : block.events)
+    if (event.arrives_from != 0)
+      find(thread, FindingKind::kBarrierMisuse, event.arrives_from,
+           "the block ends before this arrives at a barrier in its memory");
 }
 
 void Machine::trigger(Thread& thread) {
@@ -281,8 +286,8 @@ void Machine::wait_for_previous_launches(Thread& thread, uint32_t site) {
   thread.knowledge.first_concurrent_block = launch->first_block;
 }
 
-void Machine::add_event(Block& block, std::function<void()> happen) {
-  block.events.push_back({std::move(happen)});
+void Machine::add_event(Block& block, std::function<void()> happen, uint32_t arrives_from) {
+  block.events.push_back({std::move(happen), arrives_from});
 }
 
 // ---- findings
@@ -318,7 +323,8 @@ void Machine::fail(const Thread& thread, FindingKind kind, uint32_t site, const 
                    const std::string& address) {
   find(thread, kind, site, what, address);
   aborting_ = true;
-  leave(*current());
+  if (Thread* const runs = current()) leave(*runs);
+  throw EventAborted();
 }
 
 std::string Machine::name_of_agent(uint32_t agent, const Launch& now) const {

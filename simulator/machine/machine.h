@@ -152,7 +152,11 @@ struct Mbarrier {
 // Something that goes on by itself.
 struct Event {
   std::function<void()> happen;
+  uint32_t arrives_from =
+      0;  // at a barrier of the block, which is to be there: the site; 0: not so
 };
+// Out of an event that cannot go on: no thread runs, which could be left.
+struct EventAborted {};
 
 struct Block {
   Machine* machine = nullptr;
@@ -309,7 +313,7 @@ class Machine final : public ConflictListener {
   void check_stores(Thread& thread);
   void check_tensor_memory(Thread& thread);
   void leave_cluster_barrier(Block& block);
-  void add_event(Block& block, std::function<void()> happen);
+  void add_event(Block& block, std::function<void()> happen, uint32_t arrives_from = 0);
 
   Random& random() { return random_; }
   std::unordered_map<const void*, Foreign>& released() { return released_; }

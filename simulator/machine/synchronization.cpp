@@ -176,7 +176,8 @@ void mbarrier_init(Thread& thread, uint32_t address, uint32_t arrivals, uint32_t
   barrier.init = block.worker->cells()[address / 4].write;
 }
 
-Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** owner) {
+Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** owner,
+                      bool by_copy) {
   Machine& machine = *thread.block->machine;
   Block* block = nullptr;
   machine.shared_bytes(thread, address, 8, site, &block);
@@ -194,10 +195,17 @@ Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** o
   if (write.agent != init.agent || write.epoch != init.epoch || write.site() != init.site())
     machine.fail(thread, FindingKind::kBarrierMisuse, site, "the barrier was written over",
                  shared_place(address));
-  if (!ordered(write, machine.ordinary(thread, site)))
+  Accessor now = machine.ordinary(thread, site);
+  if (!ordered(write, now)) {
     machine.find(thread, FindingKind::kReadBeforeWrite, site,
                  "nothing orders this use of a barrier after its initialisation",
                  shared_place(address));
+  } else if (now.async_proxy = by_copy || block != thread.block; !ordered(write, now)) {
+    machine.find(
+        thread, FindingKind::kMissingProxyFence, site,
+        "no fence.mbarrier_init tells of a barrier that a copy or another block arrives at",
+        shared_place(address));
+  }
   return found->second;
 }
 

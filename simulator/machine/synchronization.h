@@ -29,8 +29,10 @@ bool block_barrier(Thread& thread, uint32_t barrier, uint32_t threads, bool wait
 void cluster_barrier(Thread& thread, uint32_t site);
 
 void mbarrier_init(Thread& thread, uint32_t address, uint32_t arrivals, uint32_t site);
-// Of what is at `address`, which may be another block's; a finding where nothing is.
-Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** owner);
+// Of what is at `address`, which may be another block's; a finding where nothing is. `by_copy`: one
+// that the thread starts arrives there.
+Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** owner,
+                      bool by_copy = false);
 // `bytes` more are to come in the phase.
 void mbarrier_arrive(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site);
 bool mbarrier_test(Thread& thread, uint32_t address, uint32_t parity, uint32_t site);

@@ -259,15 +259,19 @@ void commit_tensor_products(Thread& thread, uint32_t address, uint32_t site) {
   work.committed = work.started;
   const Accessor by = warps_products(thread, site);
   ++warp.product_epoch;
-  machine.add_event(block, [&machine, &thread, &block, &work, &warp, address, site, by,
-                            end = work.started, told = thread.knowledge] {
-    compute_up_to(block, work, end);
-    Mbarrier& barrier = block.mbarriers[address];
-    barrier.gathering.add(told);
-    barrier.gathering.add_tensor_epoch(block.agents.index(by.agent), by.epoch);
-    machine.trace().note(block.launch->number, block.linear, warp.index, Note::kLanded, address);
-    count_arrival(thread, barrier, address, site);
-  });
+  machine.add_event(
+      block,
+      [&machine, &thread, &block, &work, &warp, address, site, by, end = work.started,
+       told = thread.knowledge] {
+        compute_up_to(block, work, end);
+        Mbarrier& barrier = block.mbarriers[address];
+        barrier.gathering.add(told);
+        barrier.gathering.add_tensor_epoch(block.agents.index(by.agent), by.epoch);
+        machine.trace().note(block.launch->number, block.linear, warp.index, Note::kLanded,
+                             address);
+        count_arrival(thread, barrier, address, site);
+      },
+      site);
 }
 
 // ---- loads

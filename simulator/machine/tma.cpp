@@ -58,7 +58,8 @@ void load_box(Thread& thread, uint32_t shared, const void* map_address, uint32_t
   Machine& machine = *block.machine;
   const TensorMap map = map_at(thread, map_address, site);
   for (uint32_t rank = 0; rank < block.cluster.size(); ++rank)
-    if ((blocks >> rank & 1) != 0) mbarrier_at(thread, in_cluster(barrier, rank), site, nullptr);
+    if ((blocks >> rank & 1) != 0)
+      mbarrier_at(thread, in_cluster(barrier, rank), site, nullptr, true);
   machine.shared_bytes(thread, shared, map.box_bytes(), site);
   const auto pieces =
       std::make_shared<std::vector<BoxPiece>>(pieces_of(thread, map, coordinates, shared, site));
@@ -77,19 +78,22 @@ void load_box(Thread& thread, uint32_t shared, const void* map_address, uint32_t
       machine.shared_access(by, there, AccessKind::kWrite, piece.shared, kPieceBytes);
     }
     first = false;
-    machine.add_event(there, [&machine, &thread, &there, pieces, barrier, site, by,
-                              bytes = map.box_bytes()] {
-      for (const BoxPiece& piece : *pieces) {
-        std::byte* const to = there.shared_at(piece.shared);
-        std::memset(to, 0, kPieceBytes);
-        if (piece.bytes > 0)
-          std::memcpy(to + piece.skipped, reinterpret_cast<const void*>(piece.global), piece.bytes);
-      }
-      Mbarrier& at = there.mbarriers[barrier];
-      at.gathering.add_epoch(there.agents.index(by.agent), by.epoch);
-      machine.trace().note(there.launch->number, there.linear, 0, Note::kLanded, barrier);
-      count_bytes(there.threads.front(), at, barrier, bytes, site);
-    });
+    machine.add_event(
+        there,
+        [&machine, &thread, &there, pieces, barrier, site, by, bytes = map.box_bytes()] {
+          for (const BoxPiece& piece : *pieces) {
+            std::byte* const to = there.shared_at(piece.shared);
+            std::memset(to, 0, kPieceBytes);
+            if (piece.bytes > 0)
+              std::memcpy(to + piece.skipped, reinterpret_cast<const void*>(piece.global),
+                          piece.bytes);
+          }
+          Mbarrier& at = there.mbarriers[barrier];
+          at.gathering.add_epoch(there.agents.index(by.agent), by.epoch);
+          machine.trace().note(there.launch->number, there.linear, 0, Note::kLanded, barrier);
+          count_bytes(there.threads.front(), at, barrier, bytes, site);
+        },
+        site);
   }
 }
 

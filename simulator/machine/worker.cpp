@@ -146,7 +146,10 @@ void Worker::work() {
         const Event event = std::move(block->events[which]);
         block->events[which] = std::move(block->events.back());
         block->events.pop_back();
-        event.happen();
+        try {
+          event.happen();
+        } catch (const EventAborted&) {  // the machine ends all
+        }
         continue;
       }
       const uint32_t which = random.below(static_cast<uint32_t>(block->runnable.size()));

@@ -1,5 +1,6 @@
 """The defects: calls that order memory accesses, dropped, and those of changes.py."""
 
+import collections
 import dataclasses
 import fnmatch
 import pathlib
@@ -58,6 +59,11 @@ def blank(found):
     return re.sub(r"[^\n]", " ", found.group())
 
 
+def code_of(text):
+    """The text without comments, however it is broken into lines."""
+    return " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S).split())
+
+
 def statements_of(text):
     """The text with comments, preprocessor lines and what concepts require blanked out, as long as
     it was."""
@@ -72,17 +78,15 @@ def dropped_calls(root):
             if file.suffix not in (".h", ".cu"):
                 continue
             text = file.read_text()
-            lines = {}
+            known = collections.Counter()
             for found in CALL.finditer(statements_of(text)):
                 if OTHER_CALLS.match(found["call"]):
                     continue
-                begin, end = found.span("call")
-                line = text.count("\n", 0, begin) + 1
-                lines[line] = lines.get(line, 0) + 1
-                name = f"drop/{file.relative_to(root / CUDA).as_posix()}:{line}"
-                if lines[line] > 1:
-                    name += f".{lines[line]}"
-                yield Defect(name, file.relative_to(root), begin, end, "(void)0")
+                known[found["name"]] += 1
+                name = f"drop/{file.relative_to(root / CUDA).as_posix()}:{found['name']}"
+                if known[found["name"]] > 1:
+                    name += f".{known[found['name']]}"
+                yield Defect(name, file.relative_to(root), *found.span("call"), "(void)0")
 
 
 def listed_changes(root):

@@ -4,6 +4,7 @@ import collections
 import re
 
 from defects import ROOT
+from gpu import TOOLS
 
 PAGE = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- mutants.py writes from here -->\n", "<!-- to here -->\n"
@@ -76,28 +77,79 @@ def site_of(result):
     return found[1] if found else ""
 
 
-def every_one(results):
+# ---- of a GPU
+
+def outcome_of(one, what):
+    return one.get(what, {}).get("outcome")
+
+
+def finders(one):
+    """The tools that reported something, of those that were run."""
+    run = [tool for tool in TOOLS if tool in one]
+    found = [tool for tool in run if outcome_of(one, tool) == "found"]
+    return ", ".join(found) if found else "nothing" if run else ""
+
+
+def who_found_what(defects, of_gpu):
+    """Of the defects that a GPU ran, how many each way of looking tells."""
+    rows = []
+    for name, words in [*CLASSES.items(), (None, "all")]:
+        both = [(defects[id_], one) for id_, one in of_gpu.items()
+                if name in (class_of(id_), None) and id_ in defects and "plain" in one]
+        if not both:
+            continue
+        wrong = [one for _, one in both if outcome_of(one, "plain") != "right"]
+        tools = [[one for _, one in both if outcome_of(one, tool) == "found"] for tool in TOOLS]
+        asked = [count((one for _, one in both), lambda one, tool=tool: tool in one)
+                 for tool in TOOLS]
+        alone = [one for simulated, one in both if simulated["found"] and one not in wrong
+                 and finders(one) in ("nothing", "")]
+        rows.append([words, len(both), count((one for one, _ in both), lambda one: one["found"]),
+                     len(wrong), *(f"{len(found)} of {run}" if run else ""
+                                   for found, run in zip(tools, asked)), len(alone)])
+    return table(["defects", "number", "simulator", "GPU, alone", *TOOLS, "simulator only"], rows)
+
+
+def text_of_gpu(defects, results):
+    clean = all(one["outcome"] in ("right", "nothing") for one in results["without_a_defect"])
+    return (f"\n### On a GPU\n{results['name']}, driver {results['driver_version']}, "
+            f"{results['cuda'].split(',')[-2].strip()} of nvcc, commit `{results['commit']}`; "
+            "[`gpu_mutants.json`](../benchmarks/results/gpu_mutants.json), by "
+            "`simulator/mutants/mutants.py gpu`. Without a defect: "
+            f"{'outputs right, no report' if clean else '**not clean**'}. `GPU, alone` is a wrong "
+            "output, an error or a hang.\n\n" + who_found_what(defects, results["defects"]))
+
+
+def every_one(results, of_gpu):
     rows = []
     for name, one in sorted(results.items(), key=lambda item: (item[1]["file"], item[1]["line"])):
         found = one["found"]
         text = one["text"].replace("|", "\\|")
-        rows.append([place_of(name, one), f"`{text}`", kind_of(one), site_of(one),
-                     f"{found['case']}, {found['device']}, {found['seed']}" if found else "",
-                     "right" if one["found_while_right"] else "wrong" if found or one["wrong"]
-                     else "right"])
+        row = [place_of(name, one), f"`{text}`", kind_of(one), site_of(one),
+               f"{found['case']}, {found['device']}, {found['seed']}" if found else "",
+               "right" if one["found_while_right"] else "wrong" if found or one["wrong"]
+               else "right"]
+        if of_gpu is not None:
+            on_gpu = of_gpu.get(name, {})
+            row += [outcome_of(on_gpu, "plain") or "", finders(on_gpu)]
+        rows.append(row)
     return table(["place", "what is dropped or changed", "first finding", "at",
-                  "case, device, seed", "output"], rows)
+                  "case, device, seed", "output",
+                  *(["on a GPU", "sanitizers"] if of_gpu is not None else [])], rows)
 
 
-def text_of(results):
+def text_of(results, of_gpu=None):
     defects = results["defects"]
     clean = all(case["right"] and not case["findings"] for case in results["cases"])
-    return (f"Commit `{results['commit']}`, {results['compiler']}; "
+    commits = ", ".join(f"`{one}`" for one in sorted({one["commit"] for one in defects.values()}))
+    compilers = ", ".join(sorted({one["compiler"] for one in defects.values()}))
+    return (f"Commit {commits}, {compilers}; "
             f"[`simulator_mutants.json`](../benchmarks/results/simulator_mutants.json), by "
             f"`simulator/mutants/mutants.py run`. {len(results['cases'])} cases without a defect: "
             f"{'no finding, outputs right' if clean else '**not clean**'}. Each defect has up to "
-            f"{results['seeds']} seeds.\n\n" + by_class(defects) + "\n" + by_finding(defects) +
-            "\n### Every defect\n" + every_one(defects))
+            f"{max(one['seeds'] for one in defects.values())} seeds.\n\n" + by_class(defects) + "\n" +
+            by_finding(defects) + (text_of_gpu(defects, of_gpu) if of_gpu else "") +
+            "\n### Every defect\n" + every_one(defects, of_gpu and of_gpu["defects"]))
 
 
 def page_with(text, page):

@@ -1,38 +1,56 @@
 """Simulates cases with one defect after the other, until each is found."""
 
 import collections
-import hashlib
+import concurrent.futures
+import fnmatch
+import heapq
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-from defects import ROOT, all_defects, line_of, number_of_line
-from switches import write_switches
+from builds import SIMULATORS, build, hash_of
 
-# Of the layer, and of cases whose names begin with "router-".
-PROGRAMS = ["tilemoe_simulate", "tilemoe_simulate_router"]
 # A line of theirs; what is wrong and what was found follow it.
 OUTCOME = re.compile(r"^(?P<case>.+), seed (?P<seed>\d+): (?P<output>right|WRONG), "
                      r"(?P<findings>\d+) findings.*\n", re.MULTILINE)
 
 
-def simulate(programs, place, seed, number, limit_s, reached=None):
+class OutOfTime(Exception):
+    """The session ends before the program's own limit."""
+
+
+def environment_of(programs):
+    """Where the packed programs find their libraries and addr2line."""
+    environment = dict(os.environ)
+    for name, folder in (("LD_LIBRARY_PATH", "lib"), ("PATH", "bin")):
+        environment[name] = os.pathsep.join(
+            filter(None, [str(programs / folder), environment.get(name)]))
+    return environment
+
+
+def simulate(programs, place, seed, number, limit_s, reached=None, end=float("inf")):
     """What the simulator says of one case, on one device, with one seed and one defect; 0: none. A
-    program that hangs, crashes or says nothing has found nothing in words."""
-    program = programs / PROGRAMS[place["case"].startswith("router-")]
-    environment = {**os.environ, "TILEMOE_DEFECT": str(number)}
+    program that hangs, crashes or says nothing has found nothing in words. `end`: of all, by
+    time.monotonic()."""
+    left = end - time.monotonic()
+    if left < 1:
+        raise OutOfTime
+    program = programs / "bin" / SIMULATORS[place["case"].startswith("router-")]
+    environment = {**environment_of(programs), "TILEMOE_DEFECT": str(number)}
     if reached:
         environment["TILEMOE_DEFECTS_REACHED"] = str(reached)
     command = [program, place["case"], "--device", place["device"], "--seed", str(seed)]
     try:
-        said = subprocess.run(command, text=True, capture_output=True, timeout=limit_s,
+        said = subprocess.run(command, text=True, capture_output=True, timeout=min(limit_s, left),
                               env=environment)
     except subprocess.TimeoutExpired:
+        if left < limit_s:
+            raise OutOfTime from None
         return {"findings": 0, "right": False, "ended": f"not done in {limit_s} s"}
     ended = f"exit status {said.returncode}"
     outcome = OUTCOME.search(said.stdout)
@@ -44,190 +62,197 @@ def simulate(programs, place, seed, number, limit_s, reached=None):
             "ended": ended, "text": " ".join(line.strip() for line in lines[first:first + 4])}
 
 
-def search(simulated, places, seeds, more_seeds):
-    """The first finding of `simulated(place, seed)` and, where the output was wrong then, one beside
-    which it is right, if a few more seeds have one. Where there is no finding, whether an output was
-    wrong all the same."""
-    result = {"found": None, "found_while_right": None, "wrong": None}
-    for seed in range(1, seeds + 1):
-        for place in places:
-            said = simulated(place, seed)
-            where = {**place, "seed": seed}
-            if said["findings"] > 0:
-                result["found"] = result["found"] or {**where, "right": said["right"],
-                                                      "finding": said["text"]}
-                if said["right"]:
-                    return {**result, "found_while_right": where}
-            elif not said["right"] and not result["wrong"]:
-                result["wrong"] = {**where, "ended": said["ended"]}
-        if result["found"] and seed >= more_seeds:
-            return result
+NOTHING = {"found": None, "found_while_right": None, "wrong": None, "seeds": 0}
+
+
+def search_seed(simulated, places, result):
+    """What is known of a defect (`result`) with one seed more: the first finding of
+    `simulated(place, seed)` and the first beside which the output is right. Where there is no
+    finding, whether an output was wrong all the same."""
+    result = {**result, "seeds": result["seeds"] + 1}
+    for place in places:
+        said = simulated(place, result["seeds"])
+        where = {**place, "seed": result["seeds"]}
+        if said["findings"] > 0:
+            result["found"] = result["found"] or {**where, "right": said["right"],
+                                                  "finding": said["text"]}
+            if said["right"]:
+                return {**result, "found_while_right": where}
+        elif not said["right"] and not result["wrong"]:
+            result["wrong"] = {**where, "ended": said["ended"]}
     return result
 
 
-def hash_of(texts):
-    total = hashlib.sha256()
-    for text in texts:
-        total.update(text if isinstance(text, bytes) else text.encode())
-        total.update(b"\0")
-    return total.hexdigest()[:16]
-
-
-def sources_hash(root=ROOT):
-    """Of the kernels, the simulator and its cases, without defects."""
-    files = [path for folder in ("src", "simulator", "verify")
-             for path in sorted((root / folder).rglob("*"))
-             if path.is_file() and root / "simulator" / "mutants" not in path.parents]
-    return hash_of(part for path in files
-                   for part in (str(path.relative_to(root)), path.read_bytes()))
-
-
-def defect_hash(defect):
-    return hash_of([defect.id, defect.file.as_posix(), str(defect.begin), defect.new])
-
-
-def copy_checkout(tree, products):
-    """What git knows of, with only those products that are asked for."""
-    files = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                           cwd=ROOT, capture_output=True, check=True)
-    for name in files.stdout.decode().split("\0")[:-1]:
-        if (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
-    table = tree / "src" / "cuda" / "instances" / "products.inc"
-    table.write_text("".join(
-        line for line in table.read_text().splitlines(keepends=True)
-        if not line.startswith("PRODUCT(") or re.search(products, line)))
-
-
-def build(args):
-    """The folder of the simulator's programs with all defects, in a copy of the checkout. Its build is
-    as deep as a checkout's own, so that ccache knows what has no defects."""
-    tree = args.build.resolve() / "tree"
-    stamp = args.build.resolve() / "sources"
-    made_of = hash_of([sources_hash(), args.products, *args.cmake, *map(defect_hash, all_defects())])
-    if not stamp.exists() or stamp.read_text() != made_of:
-        old = tree.with_name("tree.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if tree.exists():
-            tree.rename(old)
-        copy_checkout(tree, args.products)
-        write_switches(tree, all_defects())
-        keep_times(old, tree)
-        if (old / "build").exists():
-            (old / "build").rename(tree / "build")
-        shutil.rmtree(old, ignore_errors=True)
-        stamp.write_text(made_of)
-    folder = tree / "build" / "defects"
-    subprocess.run(["cmake", "-S", tree, "-B", folder, "-G", "Ninja",
-                    "-DCMAKE_BUILD_TYPE=Release", *args.cmake],
-                   check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", *PROGRAMS], check=True,
-                   stdout=sys.stderr)
-    return folder / "simulator"
-
-
-def keep_times(old, new):
-    """Of what has not changed, so that it is not built again."""
-    for path in new.rglob("*"):
-        was = old / path.relative_to(new)
-        if path.is_file() and was.is_file() and was.read_bytes() == path.read_bytes():
-            times = was.stat()
-            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+def is_done(result, seeds, more_seeds):
+    """Where the output was wrong beside the finding, a few seeds more are tried for another."""
+    most = more_seeds if result["found"] else seeds
+    return result["found_while_right"] is not None or result["seeds"] >= most
 
 
 def cases_of(programs, args, device):
-    layers = subprocess.run([programs / PROGRAMS[0], *args.cases, "--list", "--device", device],
-                            text=True, capture_output=True, check=True).stdout.split()
-    if "-on-" in device:  # another kit: the router has none
-        return layers
-    return layers + subprocess.run([programs / PROGRAMS[1], "--list"], text=True,
-                                   capture_output=True, check=True).stdout.split()
+    def listed(program, *arguments):
+        return subprocess.run([programs / "bin" / program, *arguments, "--list"], text=True,
+                              capture_output=True, check=True,
+                              env=environment_of(programs)).stdout.split()
+
+    layers = listed(SIMULATORS[0], *args.cases, "--device", device)
+    # Another kit: the router has none.
+    return layers + ([] if "-on-" in device else listed(SIMULATORS[1]))
 
 
-def survey(programs, args):
-    """Each case on each device without a defect: how long it takes and which defects' places it
-    comes by. The folder of the build keeps it."""
-    kept = args.build / "survey.json"
-    asked = hash_of([(args.build / "sources").read_text(), *args.cases, *args.devices])
-    if kept.exists():
-        known = json.loads(kept.read_text())
-        if known["asked"] == asked:
-            return known["surveyed"]
-    surveyed = []
-    for device in args.devices:
-        for case in cases_of(programs, args, device):
-            place = {"case": case, "device": device}
-            with tempfile.NamedTemporaryFile() as file:
-                begin = time.process_time() + os.times().children_user
-                said = simulate(programs, place, 1, 0, args.limit, file.name)
-                seconds = time.process_time() + os.times().children_user - begin
-                numbers = [int(line) for line in file.read().split()]
-            print(f"{case} on {device}: {seconds:.1f} s, {len(numbers)} places", file=sys.stderr,
-                  flush=True)
-            surveyed.append({**place, "seconds": round(seconds, 1), "right": said["right"],
-                             "findings": said["findings"], "reached": numbers})
-    kept.write_text(json.dumps({"asked": asked, "surveyed": surveyed}))
+def survey_case(programs, built, place, limit_s, end):
+    """One case without a defect: how long it takes, and which defects' places it comes by."""
+    begin = time.monotonic()
+    with tempfile.NamedTemporaryFile() as file:
+        said = simulate(programs, place, 1, 0, limit_s, file.name, end)
+        reached = [built["defects"][int(number) - 1]["id"] for number in file.read().split()]
+    seconds = round(time.monotonic() - begin, 1)
+    print(f"{place['case']} on {place['device']}: {seconds} s, {len(reached)} places",
+          file=sys.stderr, flush=True)
+    return {**place, "seconds": seconds, "right": said["right"], "findings": said["findings"],
+            "reached": reached}
+
+
+def survey(programs, built, args, end):
+    """Each case on each device so. The programs' folder keeps it, also where the time is over."""
+    kept = programs / "survey.json"
+    asked = hash_of([json.dumps(built), *args.cases, *args.devices])
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    surveyed = known["surveyed"] if known.get("asked") == asked else []
+    have = [(case["case"], case["device"]) for case in surveyed]
+    places = [{"case": case, "device": device} for device in args.devices
+              for case in cases_of(programs, args, device) if (case, device) not in have]
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for future in concurrent.futures.as_completed(
+                [pool.submit(survey_case, programs, built, place, args.limit, end)
+                 for place in places]):
+            surveyed.append(future.result())
+            kept.write_text(json.dumps({"asked": asked, "surveyed": surveyed}))
     return surveyed
 
 
-def compiler():
-    said = subprocess.run(["c++", "--version"], text=True, capture_output=True).stdout
-    return said.split("\n")[0]
-
-
-def commit():
-    return subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT,
-                          text=True, capture_output=True).stdout.strip()
-
-
-def places_of(number, surveyed, most):
-    """Of the cases that come by it on each device the quickest, and the longest, whose sums are long
-    enough to use all stages again; the quickest of all first."""
+def places_of(name, surveyed, most, seed):
+    """Of the cases that come by it on each device, with the first seed the quickest, and the longest,
+    whose sums are long enough to use all stages again; with each further seed the next of either
+    end, in turn. The quickest of all first."""
     reaching = sorted((case for case in surveyed
-                       if number in case["reached"] and case["right"] and not case["findings"]),
+                       if name in case["reached"] and case["right"] and not case["findings"]),
                       key=lambda case: case["seconds"])
     by_device = collections.defaultdict(list)
     for case in reaching:
         by_device[case["device"]].append(case)
-    taken = [case for cases in by_device.values()
-             for case in [*cases[:most], *cases[max(most, len(cases) - 1):]]]
+    taken = []
+    for cases in by_device.values():
+        quick = [(most * (seed - 1) + i) % len(cases) for i in range(most)]
+        long = (len(cases) - seed) % len(cases)
+        taken += [cases[i] for i in sorted({*quick, long})]
     return [{"case": case["case"], "device": case["device"]}
             for case in sorted(taken, key=lambda case: case["seconds"])]
 
 
+def still_known(results, built, searched):
+    """What was found of the same defects. What was not is looked for again where sources or cases
+    are others (`searched`)."""
+    hashes = {one["id"]: one["hash"] for one in built["defects"]}
+    return {name: one for name, one in results.get("defects", {}).items()
+            if one["hash"] == hashes.get(name) and (one["found"] or one["searched"] == searched)}
+
+
+def work_off(queue, take, jobs):
+    """Has so many threads take the least of the queue's tasks; `take(task)` gives the next one or
+    None. Returns how many were left when the time was over."""
+    heapq.heapify(queue)
+    lock = threading.Lock()
+    under_way, left = [0], [0]
+    changed = threading.Condition(lock)
+
+    def worker():
+        while True:
+            with changed:
+                while not queue and under_way[0]:
+                    changed.wait()
+                if not queue:
+                    return
+                task = heapq.heappop(queue)
+                under_way[0] += 1
+            following = None
+            try:
+                following = take(task)
+            except OutOfTime:
+                with changed:
+                    left[0] += 1
+            finally:
+                with changed:
+                    under_way[0] -= 1
+                    if following is not None:
+                        heapq.heappush(queue, following)
+                    changed.notify_all()
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for future in [pool.submit(worker) for _ in range(jobs)]:
+            future.result()
+    return left[0]
+
+
 def run(args):
-    programs = build(args)
-    sources = sources_hash()
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    searched = {"cases": args.cases, "devices": args.devices}
-    surveyed = survey(programs, args)
-    if (results.get("sources"), results.get("searched")) != (sources, searched):
-        results = {"commit": commit(), "sources": sources, "compiler": compiler(),
-                   "searched": searched, "seeds": args.seeds,
-                   "cases": [{name: value for name, value in case.items()
-                              if name not in ("seconds", "reached")} for case in surveyed],
-                   "defects": {}}
-    defects = all_defects()
-    for number, defect in enumerate(defects, start=1):
-        known = results["defects"].get(defect.id, {}).get("hash") == defect_hash(defect)
-        if not defect.matches(args.pattern) or (known and not args.again):
-            continue
-        places = places_of(number, surveyed, args.most_cases)
+    end = time.monotonic() + args.most_seconds
+    programs = args.programs.resolve() if args.programs else build("simulator", args)
+    built = json.loads((programs / "built.json").read_text())
+    try:
+        surveyed = survey(programs, built, args, end)
+    except OutOfTime:
+        print("time is over: not all cases were surveyed", file=sys.stderr)
+        return 1
+    old = json.loads(args.json.read_text()) if args.json.exists() and not args.again else {}
+    searched = hash_of([built["sources"], *args.cases, *args.devices, str(args.most_cases)])
+    known = still_known(old, built, searched)
+    results = {"cases": [{key: value for key, value in case.items()
+                          if key not in ("seconds", "reached")} for case in surveyed],
+               "defects": known}
+    lock = threading.Lock()
+
+    def search_for(task):
+        """Of the defect of this number the seed; the seeds of all defects in turn."""
+        _, number = task
+        defect = built["defects"][number - 1]
+        name = defect["id"]
         begin = time.monotonic()
-        found = search(lambda place, seed: simulate(programs, place, seed, number, args.limit),
-                       places, args.seeds if places else 0, args.more_seeds)
-        results["defects"][defect.id] = {
-            "file": str(defect.file), "line": number_of_line(defect), "text": line_of(defect),
-            "hash": defect_hash(defect), "reached": bool(places), **found}
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"{number}/{len(defects)} {defect.id}: {words(results['defects'][defect.id])}, "
-              f"{time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    for_all = results["defects"].values()
-    print(f"{len(for_all)} defects, {sum(bool(one['found']) for one in for_all)} found, "
-          f"{sum(bool(one['found_while_right']) for one in for_all)} of them while the output was "
-          "right")
-    return 0
+        places = places_of(name, surveyed, args.most_cases, known.get(name, NOTHING)["seeds"] + 1)
+        result = known.get(name) or {
+            **{key: defect[key] for key in ("file", "line", "text", "hash")},
+            "commit": built["commit"], "compiler": built["compiler"], "searched": searched,
+            "reached": bool(places), **NOTHING}
+        if places:
+            result = search_seed(
+                lambda place, seed: simulate(programs, place, seed, number, args.limit, end=end),
+                places, result)
+        with lock:
+            known[name] = result
+            write(args.json, results)
+        if places and not is_done(result, args.seeds, args.more_seeds):
+            return result["seeds"] + 1, number
+        print(f"{name}: {words(result)}, {time.monotonic() - begin:.0f} s", file=sys.stderr,
+              flush=True)
+        return None
+
+    queue = [(known.get(one["id"], NOTHING)["seeds"] + 1, number)
+             for number, one in enumerate(built["defects"], start=1)
+             if fnmatch.fnmatch(one["id"], args.pattern)
+             and not (one["id"] in known
+                      and (is_done(known[one["id"]], args.seeds, args.more_seeds)
+                           or not known[one["id"]]["reached"]))]
+    left = work_off(queue, search_for, args.jobs)
+    print(f"{len(known)} defects, {sum(bool(one['found']) for one in known.values())} found, "
+          f"{sum(bool(one['found_while_right']) for one in known.values())} of them while the output "
+          f"was right" + (f"; {left} left when the time was over" if left else ""))
+    return 1 if left else 0
+
+
+def write(file, results):
+    """As a whole or not at all, for a run that is cut off."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(results, indent=1) + "\n")
+    new.replace(file)
 
 
 def words(result):
@@ -237,5 +262,3 @@ def words(result):
     if result["wrong"]:
         return f"not found, output wrong ({result['wrong']['ended']})"
     return "not found" if result["reached"] else "not reached"
-
-

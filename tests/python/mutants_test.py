@@ -3,6 +3,8 @@ is said of each."""
 
 import collections
 import filecmp
+import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -13,7 +15,9 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MUTANTS = ROOT / "simulator" / "mutants"
 sys.path.insert(0, str(MUTANTS))
+import builds  # noqa: E402
 import defects  # noqa: E402
+import gpu  # noqa: E402
 import page  # noqa: E402
 import search  # noqa: E402
 import switches  # noqa: E402
@@ -94,13 +98,55 @@ class Defects(unittest.TestCase):
         number = lines[0].split()[0]
         self.assertEqual(defects.find(number).id, "cluster/not-waited-for")
 
+    def test_names_and_hashes_stay_where_comments_change(self):
+        self.source("// A call:\nvoid f() { sync();  sync(); }")
+        names = [one.id for one in defects.dropped_calls(self.folder)]
+        self.assertEqual(names, ["drop/sm90/one.h:sync", "drop/sm90/one.h:sync.2"])
+        hashes = {builds.sources_hash("src", root=self.folder)}
+        self.source("void f() {\n  sync();  // why\n  /* so */ sync();\n}")
+        self.assertEqual([one.id for one in defects.dropped_calls(self.folder)], names)
+        hashes.add(builds.sources_hash("src", root=self.folder))
+        self.assertEqual(len(hashes), 1)
+        self.source("void f() { sync(); ring.sync(); }")
+        hashes.add(builds.sources_hash("src", root=self.folder))
+        self.assertEqual(len(hashes), 2)
+
+
+class WithPrograms(unittest.TestCase):
+    """Stand-ins for packed programs."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.programs = self.folder / "programs"
+        for name in ("bin", "lib"):
+            (self.programs / name).mkdir(parents=True)
+
+    def program(self, name, script, end=b""):
+        file = self.programs / "bin" / name
+        file.write_bytes(b"#!/bin/sh\n" + script.encode() + b"\n" + end)
+        file.chmod(0o755)
+
+    def built(self, *names, **other):
+        (self.programs / "built.json").write_text(json.dumps({
+            "commit": "abc", "compiler": "c++ 12, release 1, V1", "sources": "1", "products": "", **other,
+            "defects": [{"id": name, "file": "src/cuda/x.h", "line": 1, "text": "sync()",
+                         "hash": "h" + name} for name in names]}))
+
+    def json(self):
+        return json.loads((self.folder / "results.json").read_text())
+
+
+class Search(WithPrograms):
     def search(self, script, cases=("a", "b"), seeds=3):
-        program = self.folder / "tilemoe_simulate"
-        program.write_text("#!/bin/sh\n" + script)
-        program.chmod(0o755)
+        self.program("tilemoe_simulate", script)
         places = [{"case": case, "device": "sm90"} for case in cases]
-        return search.search(lambda place, seed: search.simulate(self.folder, place, seed, 7, 1),
-                             places, seeds, 2)
+        result = search.NOTHING
+        while not search.is_done(result, seeds, 2):
+            result = search.search_seed(
+                lambda place, seed: search.simulate(self.programs, place, seed, 7, 1), places, result)
+        return result
 
     def test_a_finding_beside_a_right_output_ends_the_search(self):
         said = self.search("""
@@ -116,6 +162,7 @@ class Defects(unittest.TestCase):
                                          "finding": "read before it landed at ring.h:64"})
         self.assertEqual(said["found_while_right"], place)
         self.assertIsNone(said["wrong"])
+        self.assertEqual(said["seeds"], 2)
 
     def test_a_finding_beside_a_wrong_output_is_looked_for_further(self):
         said = self.search("""
@@ -128,6 +175,7 @@ class Defects(unittest.TestCase):
         self.assertEqual(said["found_while_right"], {"case": "a", "device": "sm90", "seed": 2})
         said = self.search('echo "$1, seed $5: WRONG, 1 findings, x"; echo "never written"')
         self.assertIsNone(said["found_while_right"])
+        self.assertEqual(said["seeds"], 2)
 
     def test_wrong_output_is_no_finding(self):
         said = self.search('echo "$1, seed $5: WRONG, 0 findings, trace 1f, 0.1 s"; exit 1')
@@ -143,21 +191,191 @@ class Defects(unittest.TestCase):
             self.assertIn(ended, said["wrong"]["ended"])
 
     def test_takes_the_quickest_cases_and_the_longest_that_come_by(self):
-        def case(name, device, seconds, reached=(7,), right=True):
+        def case(name, device, seconds, reached=("d",), right=True):
             return {"case": name, "device": device, "seconds": seconds, "right": right,
                     "findings": 0, "reached": list(reached)}
 
         surveyed = [case("d", "sm80", 4), case("c", "sm80", 3), case("b", "sm80", 2),
                     case("a", "sm80", 1), case("wrong", "sm80", 0.1, right=False),
-                    case("elsewhere", "sm80", 9, reached=(8,)), case("a", "sm90", 1.5)]
-        taken = [(place["case"], place["device"]) for place in search.places_of(7, surveyed, 2)]
+                    case("elsewhere", "sm80", 9, reached=("e",)), case("a", "sm90", 1.5)]
+        taken = [(place["case"], place["device"])
+                 for place in search.places_of("d", surveyed, 2, 1)]
         self.assertEqual(taken, [("a", "sm80"), ("a", "sm90"), ("b", "sm80"), ("d", "sm80")])
-        few = search.places_of(7, surveyed[2:4], 2)
+        few = search.places_of("d", surveyed[2:4], 2, 1)
         self.assertEqual([place["case"] for place in few], ["a", "b"])
+
+    def test_takes_others_with_other_seeds(self):
+        surveyed = [{"case": name, "device": "sm80", "seconds": seconds, "right": True,
+                     "findings": 0, "reached": ["d"]} for seconds, name in enumerate("abcdefg")]
+        taken = ["".join(place["case"] for place in search.places_of("d", surveyed, 2, seed))
+                 for seed in (1, 2, 3, 4, 20)]
+        self.assertEqual(taken, ["abg", "cdf", "ef", "adg", "bde"])
 
     def test_nothing_is_found_where_nothing_is(self):
         said = self.search('echo "$1, seed $5: right, 0 findings, trace 1f, 0.1 s"')
-        self.assertEqual(said, {"found": None, "found_while_right": None, "wrong": None})
+        self.assertEqual(said, {**search.NOTHING, "seeds": 3})
+
+    # A simulator that comes by the places of defects 1 to 4, finds the first with the third seed, the
+    # second beside a wrong output, and never ends with the fourth.
+    SIMULATOR = """
+        case "$*" in *--list*) echo "$1"; exit ;; esac
+        [ -n "$TILEMOE_DEFECTS_REACHED" ] && printf '1\n2\n3\n4\n' >"$TILEMOE_DEFECTS_REACHED"
+        echo "$TILEMOE_DEFECT $5" >>"$0.ran"
+        [ "$TILEMOE_DEFECT" = 4 ] && exec sleep 60
+        case "$TILEMOE_DEFECT $5" in
+          "1 3") echo "$1, seed $5: right, 1 findings"; echo "never written at x.h:3" ;;
+          2*) echo "$1, seed $5: WRONG, 1 findings"; echo "deadlock at x.h:4" ;;
+          *) echo "$1, seed $5: right, 0 findings" ;;
+        esac"""
+
+    def run_search(self, *arguments):
+        return run("run", "--programs", self.programs, "--json", self.folder / "results.json",
+                   "--case", "a", "--device", "sm90", "--seeds", "4", "--jobs", "3", *arguments)
+
+    def test_a_run_goes_on_where_another_ended(self):
+        self.program("tilemoe_simulate", self.SIMULATOR)
+        self.program("tilemoe_simulate_router", "exit 0")
+        self.built("drop/1", "drop/2", "drop/3", "drop/4", "drop/elsewhere")
+        said = self.run_search("--most-seconds", "3")
+        self.assertEqual(said.returncode, 1, said.stderr)
+        self.assertIn("4 defects, 2 found, 1 of them while the output was right; 1 left", said.stdout)
+        found = self.json()["defects"]
+        self.assertEqual(found["drop/1"]["found"]["seed"], 3)
+        self.assertEqual(found["drop/2"]["seeds"], 3)
+        self.assertEqual((found["drop/3"]["found"], found["drop/3"]["seeds"]), (None, 4))
+        self.assertNotIn("drop/4", found)
+        self.assertEqual((found["drop/elsewhere"]["reached"], found["drop/elsewhere"]["seeds"]),
+                         (False, 0))
+        ran = self.programs / "bin" / "tilemoe_simulate.ran"
+        self.assertEqual(ran.read_text().count("0 1\n"), 1)  # the survey
+        ran.unlink()
+        said = self.run_search("--limit", "1")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertEqual(sorted(set(ran.read_text().split("\n")) - {""}),
+                         ["4 1", "4 2", "4 3", "4 4"])
+        self.assertIn("not done in 1 s", self.json()["defects"]["drop/4"]["wrong"]["ended"])
+
+    def test_what_was_found_stays_where_other_sources_change(self):
+        self.program("tilemoe_simulate", self.SIMULATOR)
+        self.program("tilemoe_simulate_router", "exit 0")
+        self.built("drop/1", "drop/2", "drop/3", "drop/4")
+        self.assertEqual(self.run_search("drop/[123]").returncode, 0)
+        self.built("drop/1", "drop/2", "drop/3", "drop/4", sources="2")
+        ran = self.programs / "bin" / "tilemoe_simulate.ran"
+        ran.unlink()
+        self.assertEqual(self.run_search("drop/[123]").returncode, 0)
+        self.assertEqual({line.split()[0] for line in ran.read_text().splitlines()}, {"0", "3"})
+
+
+class OnGpu(WithPrograms):
+    SANITIZER = """
+        tool=$2; shift 4
+        "$@" >/dev/null
+        number=$(tail -c 8 "$1" | od -An -tu4 -N4 | tr -d " ")
+        case "$tool $number" in
+          "racecheck 1"|"memcheck 4")
+            echo "========= COMPUTE-SANITIZER"
+            echo "========= Error: Race reported between Write access"
+            echo "========= $2 SUMMARY: 1" ;;
+        esac
+        case "$tool $number" in
+          "racecheck 1") echo "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)" ;;
+          "memcheck 4") echo "========= ERROR SUMMARY: 2 errors" ;;
+          racecheck*) echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors)" ;;
+          *) echo "========= ERROR SUMMARY: 0 errors" ;;
+        esac"""
+    # Right with 0 and 1, wrong with 2, hangs with 3, breaks with 4; 5 by the kit sm80 alone.
+    CASES = """
+        number=$(tail -c 8 "$0" | od -An -tu4 -N4 | tr -d " ")
+        case "$number $TILEMOE_KIT" in
+          2*|"5 sm80"|6*) echo "$2: WRONG"; echo "  dX: too far"; exit 1 ;;
+          3*) exec sleep 60 ;;
+          4*) echo "$2: an illegal access" >&2; exit 2 ;;
+        esac
+        echo "$2: right"; exit 0"""
+
+    def setUp(self):
+        super().setUp()
+        self.tools = self.folder / "tools"
+        self.tools.mkdir()
+        for name, script in (("nvidia-smi", "echo 'Stand-in, 1.0'"),
+                             ("compute-sanitizer", self.SANITIZER)):
+            (self.tools / name).write_text(f"#!/bin/sh\n{script}\n")
+            (self.tools / name).chmod(0o755)
+        words = switches.struct.pack("<4I", *switches.FOUND_BY[:2], 0, switches.FOUND_BY[2])
+        self.program("tilemoe_cuda_cases", self.CASES, words)
+        self.names = ["drop/right", "parity/wrong", "drop/hangs", "guard/breaks", "drop/sm80",
+                      "drop/router", "drop/elsewhere", "drop/sm100"]
+        self.built(*self.names)
+        # The cases: a is quick, e takes longest; which defects' places each comes by, with which kit.
+        reached = {"a sm90": "1 2 3", "a sm80": "1 5", "b sm90": "1 2 4", "c sm90": "2",
+                   "c sm80": "5", "router-x sm90": "6"}
+        self.program("tilemoe_cuda_places", """
+            [ $# = 0 ] && { echo "a b c router-x"; exit; }
+            [ $TILEMOE_KIT = auto ] && TILEMOE_KIT=sm90
+            case "$2 $TILEMOE_KIT" in
+              %s
+            esac
+            [ $2 = a ] || sleep 0.2
+            [ $2 = c ] && sleep 0.3
+            exit 0""" % "\n".join(f"'{place}') echo {numbers} >$TILEMOE_DEFECTS_REACHED ;;"
+                                   for place, numbers in reached.items()))
+
+    def run_gpu(self, *arguments):
+        return subprocess.run(
+            [sys.executable, MUTANTS / "mutants.py", "gpu", "--programs", self.programs,
+             "--json", self.folder / "results.json", "--jobs", "4",
+             "--limit", "2", "--tool-limit", "2", *arguments], text=True, capture_output=True,
+            env={**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"})
+
+    def outcomes(self):
+        return {name: {what: one[what]["outcome"] for what in ("plain", *gpu.TOOLS) if what in one}
+                for name, one in self.json()["defects"].items()}
+
+    def test_tells_who_finds_what(self):
+        said = self.run_gpu()
+        self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+        nothing = {tool: "nothing" for tool in gpu.TOOLS}
+        self.assertEqual(self.outcomes(), {
+            "drop/right": {"plain": "right", "racecheck": "found"},
+            "parity/wrong": {"plain": "wrong", **nothing},
+            "drop/hangs": {"plain": "hangs", "racecheck": "hangs"},
+            "guard/breaks": {"plain": "error", **nothing, "memcheck": "found"},
+            "drop/sm80": {"plain": "wrong", "racecheck": "nothing"},
+            "drop/router": {"plain": "wrong", "racecheck": "nothing"},
+            "drop/elsewhere": {}, "drop/sm100": {}})
+        results = self.json()
+        self.assertEqual((results["name"], results["driver_version"]), ("Stand-in", "1.0"))
+        self.assertEqual(results["defects"]["drop/sm80"]["places"],
+                         [{"case": "a", "kit": "sm80"}, {"case": "c", "kit": "sm80"}])
+        self.assertEqual([place["case"] for place in results["defects"]["parity/wrong"]["places"]],
+                         ["a", "c"])
+        self.assertEqual(results["defects"]["drop/elsewhere"],
+                         {"hash": "hdrop/elsewhere", "places": []})
+        self.assertEqual(results["defects"]["parity/wrong"]["plain"]["text"], "dX: too far")
+        self.assertEqual(results["defects"]["guard/breaks"]["memcheck"]["text"],
+                         "Error: Race reported between Write access")
+
+    def test_goes_on_where_it_was_cut_off(self):
+        said = self.run_gpu("--most-seconds", "0.5")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("time is over", said.stdout)
+        said = self.run_gpu()
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertEqual(sum("racecheck" in one for one in self.outcomes().values()), 6)
+        said = self.run_gpu()
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
+
+    def test_does_not_use_what_is_wrong_without_a_defect(self):
+        self.program("tilemoe_cuda_cases",
+                     'case $2 in router*) exit 0;; *) echo "$2: WRONG"; exit 1;; esac',
+                     (self.programs / "bin" / "tilemoe_cuda_cases").read_bytes()[-16:])
+        said = self.run_gpu("drop/*")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("without a defect, a with sm90, plain: wrong", said.stderr)
+        self.assertEqual([one for one, outcomes in self.outcomes().items()
+                          if "plain" in outcomes],
+                         ["drop/router"])
 
 
 class Switches(unittest.TestCase):
@@ -213,22 +431,31 @@ int main() {
             self.assertNotIn("9", reached)
 
 
+    def test_a_number_is_chosen_in_a_program(self):
+        words = switches.struct.pack("<4I", *switches.FOUND_BY[:2], 0, switches.FOUND_BY[2])
+        made = switches.program_with(258, b"ELF" + words + b"-" + words)
+        self.assertEqual(made.count(b"\2\1\0\0" + words[12:]), 2)
+        self.assertEqual(len(made), 36)
+        with self.assertRaises(ValueError):
+            switches.program_with(1, made)
+
+
 class Page(unittest.TestCase):
+    MADE = {"commit": "abc", "compiler": "c++ 12"}
     RESULTS = {
-        "commit": "abc", "compiler": "c++ 12", "seeds": 20,
         "cases": [{"case": "a", "device": "sm80", "right": True, "findings": 0}],
         "defects": {
-            "drop/sm80/x.h:7": {
-                "file": "src/cuda/sm80/x.h", "line": 7, "text": "wait()", "reached": True,
+            "drop/sm80/x.h:wait": {
+                **MADE, "seeds": 3, "file": "src/cuda/sm80/x.h", "line": 7, "text": "wait()", "reached": True,
                 "found": {"case": "a", "device": "sm80", "seed": 2, "right": False,
                           "finding": "deadlock: nobody can go on kernel k, at    y.h:9 < z.h:1"},
                 "found_while_right": None, "wrong": None},
             "parity/a": {
-                "file": "src/cuda/sm80/x.h", "line": 5, "text": "p ^ 1", "reached": True,
+                **MADE, "seeds": 20, "file": "src/cuda/sm80/x.h", "line": 5, "text": "p ^ 1", "reached": True,
                 "found": None, "found_while_right": None,
                 "wrong": {"case": "a", "device": "sm80", "seed": 1, "ended": "exit status 1"}},
             "parity/b": {
-                "file": "src/cuda/sm80/y.h", "line": 5, "text": "p | 1", "reached": True,
+                **MADE, "seeds": 20, "file": "src/cuda/sm80/y.h", "line": 5, "text": "p | 1", "reached": True,
                 "found": None, "found_while_right": None, "wrong": None}}}
 
     def test_tells_what_was_found_and_what_not(self):
@@ -240,7 +467,30 @@ class Page(unittest.TestCase):
                     "| sm80/x.h:5, parity/a | `p ^ 1` | wrong output alone |  |  | wrong |",
                     "| sm80/y.h:5, parity/b | `p \\| 1` | **nothing** |  |  | right |"):
             self.assertIn(row, text)
-        self.assertIn("no finding, outputs right", text)
+        for words in ("no finding, outputs right", "Commit `abc`, c++ 12;", "up to 20 seeds"):
+            self.assertIn(words, text)
+        self.assertNotIn("On a GPU", text)
+
+    def test_tells_what_a_gpu_adds(self):
+        def found(outcome):
+            return {"outcome": outcome}
+
+        of_gpu = {
+            "commit": "def", "cuda": "Cuda compilation tools, release 13.0, V13.0.88",
+            "name": "H100", "driver_version": "580", "without_a_defect": [found("right")],
+            "defects": {
+                "drop/sm80/x.h:wait": {"plain": found("right"), "racecheck": found("nothing")},
+                "parity/a": {"plain": found("hangs"), "memcheck": found("found"),
+                             "racecheck": found("hangs"), "initcheck": found("nothing"),
+                             "synccheck": found("found")}}}
+        text = page.text_of(self.RESULTS, of_gpu)
+        for row in ("H100, driver 580, release 13.0 of nvcc, commit `def`;",
+                    "| a call dropped | 1 | 1 | 0 |  | 0 of 1 |  |  | 1 |",
+                    "| a parity flipped | 1 | 0 | 1 | 1 of 1 | 0 of 1 | 0 of 1 | 1 of 1 | 0 |",
+                    "| a, sm80, 2 | wrong | right | nothing |",
+                    "| wrong output alone |  |  | wrong | hangs | memcheck, synccheck |",
+                    "| **nothing** |  |  | right |  |  |"):
+            self.assertIn(row, text)
 
     def test_stands_between_its_lines(self):
         made = page.page_with("new\n", f"before\n{page.BEGIN}old\n{page.END}after\n")

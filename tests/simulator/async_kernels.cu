@@ -49,7 +49,7 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
       ptx::mbarrier_init(full(stage), 1);
       ptx::mbarrier_init(empty(stage), kConsumers / 32 * (rank == 0 ? kBlocks : 1));
     }
-    ptx::fence_mbarrier_init();
+    if (kHow != Product::kNoInitFence) ptx::fence_mbarrier_init();
   }
   if (kBlocks > 1 && kCluster != Cluster::kNoFirstSync)
     ptx::cluster_sync();
@@ -171,6 +171,7 @@ void multiply_steps(Product how, uint16_t* D, const uint16_t* A, const uint16_t*
   case Product::name: return run<Product::name, Cluster::kRight, 1>(D, A, B)
   switch (how) {
     TILEMOE_CASE(kRight);
+    TILEMOE_CASE(kNoInitFence);
     TILEMOE_CASE(kNoFullWait);
     TILEMOE_CASE(kTooFewBytes);
     TILEMOE_CASE(kTooManyBytes);

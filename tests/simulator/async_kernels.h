@@ -11,6 +11,7 @@ namespace tilemoe::simulator_test {
 // for both.
 enum class Product {
   kRight,
+  kNoInitFence,    // of the barriers at which copies arrive
   kNoFullWait,     // multiplies a stage without waiting for it
   kTooFewBytes,    // expects half of a stage's
   kTooManyBytes,   // expects twice as many

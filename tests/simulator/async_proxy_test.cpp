@@ -126,6 +126,10 @@ TEST_F(AsyncProxy, NamesAProductThatDoesNotWaitForItsOperand) {
   }
 }
 
+TEST_F(AsyncProxy, NamesACopyToABarrierWhoseInitialisationNobodyFenced) {
+  expect(Product::kNoInitFence, FindingKind::kMissingProxyFence, "loads", "");
+}
+
 TEST_F(AsyncProxy, NamesAStageWhoseBytesAreMiscounted) {
   expect(Product::kTooManyBytes, FindingKind::kDeadlock, "", "");
   int found = 0;

@@ -71,6 +71,8 @@ __global__ void copy_and_sum(int32_t* out, const int32_t* in) {
     const auto round = static_cast<uint32_t>(step / kStages);
     if (kHow != Pipeline::kNoEmptyWait)
       ptx::mbarrier_wait(ptx::shared_address(&empty[s]), (round & 1) ^ 1);  // awaits_empty
+    if (kHow == Pipeline::kOneMoreArrives && step == 0 && thread == 0)
+      ptx::mbarrier_arrive_expect_bytes(ptx::shared_address(&full[s]), 16);
     ptx::cp_async_16(ptx::shared_address(stages[s][thread]), in + (step * kThreads + thread) * 4,
                      16);  // fills
     ptx::cp_async_arrive(ptx::shared_address(&full[s]));
@@ -185,6 +187,7 @@ void pipeline(Pipeline how, int32_t* out, const int32_t* in) {
     case Pipeline::kNoEmptyWait: return run_pipeline<Pipeline::kNoEmptyWait>(out, in);
     case Pipeline::kTooFewArrivals: return run_pipeline<Pipeline::kTooFewArrivals>(out, in);
     case Pipeline::kTooManyExpected: return run_pipeline<Pipeline::kTooManyExpected>(out, in);
+    case Pipeline::kOneMoreArrives: return run_pipeline<Pipeline::kOneMoreArrives>(out, in);
     case Pipeline::kNoInitBarrier: return run_pipeline<Pipeline::kNoInitBarrier>(out, in);
     case Pipeline::kArrivesEarly: return run_pipeline<Pipeline::kArrivesEarly>(out, in);
   }

@@ -28,8 +28,9 @@ enum class Pipeline {
   kNoEmptyWait,     // fills a stage that others may still read
   kTooFewArrivals,  // one thread does not release its stage
   kTooManyExpected,
-  kNoInitBarrier,  // barriers are used before all know of them
-  kArrivesEarly,   // releases the stage before it has read it
+  kOneMoreArrives,  // with bytes that never come, before the copies have arrived
+  kNoInitBarrier,   // barriers are used before all know of them
+  kArrivesEarly,    // releases the stage before it has read it
 };
 constexpr int kPipelineThreads = 64, kPipelineSteps = 9;
 // out[i] = the sum over steps of in[step * kPipelineThreads * 4 + ...], see there.

@@ -198,6 +198,14 @@ TEST_F(Simulator, NamesADeadlock) {
   EXPECT_NE(find(stuck, FindingKind::kOutOfBounds), nullptr) << all(stuck.findings);
 }
 
+TEST_F(Simulator, NamesACopyThatArrivesOnceTooOften) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Outcome outcome = run_pipeline(Pipeline::kOneMoreArrives, seed);
+    EXPECT_EQ(outcome.error, cudaErrorLaunchFailure);
+    EXPECT_NE(find(outcome, FindingKind::kBarrierMisuse), nullptr) << all(outcome.findings);
+  }
+}
+
 TEST_F(Simulator, NamesABarrierThatIsUsedBeforeAllKnowOfIt) {
   int found = 0;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {

@@ -68,7 +68,7 @@ class WarpGroups {
 
  private:
   __device__ __forceinline__ order::TopTwo top_two_of_group(const WarpRow<kSlots>& row) const {
-    __syncwarp();  // the row before has been read
+    __syncwarp();  // the row before has been read (its shuffles alone would tell)
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) shared_[s * kWarp + lane_index()] = row.x[s];
     __syncwarp();

@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams 
       scores_out[k] = nan ? order::from_key(order::kNaNKey) : values[k] * params.factor;
       if (params.counts != nullptr) atomicAdd(&params.counts[id], 1);
     }
-    __syncthreads();  // the next token's choice overwrites this one's
+    __syncthreads();  // the next token's choice overwrites this one's (past 2^31 tokens: else a
+                      // block has one)
   }
 }
 

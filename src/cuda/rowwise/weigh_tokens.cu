@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, kSlots > 8 ? 2 : 3)
     choose_and_weigh(const WeighParams params) {
   TILEMOE_DYNAMIC_SHARED(TileRow, tile, alignof(TileRow));  // (E)
   __shared__ int32_t nan_tokens;
-  wait_for_previous();
+  wait_for_previous();  // (a memset comes before, which no kernel overlaps; the next one may start)
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const WordTokens word = params.scratch.tokens_of(blockIdx.x);
   const int64_t t0 = word.first;

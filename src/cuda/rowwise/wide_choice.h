@@ -94,7 +94,7 @@ class WideChoice {
       const int place = s * kWarp + lane_index();
       mine[s] = place < count ? shared.candidates[place] : kNone;
     }
-    __syncwarp();  // and may be overwritten
+    __syncwarp();  // and may be overwritten (not needed: reductions of what was read follow)
 #pragma unroll
     for (int end = 1; end < kSlots; ++end)
 #pragma unroll

@@ -62,7 +62,7 @@ class RowTiles {
 
   // All lanes of a warp call it. False at the end.
   __device__ bool next(Tile& tile) {
-    __syncwarp();
+    __syncwarp();  // (orders no memory: the lanes come together, for which shuffles would do)
     const int32_t index = next_;
     next_ += static_cast<int32_t>(gridDim.x) / kCluster;
     for (int32_t tiles; index >= before_ + (tiles = __shfl_sync(kAllLanes, tiles_through_, 31));) {

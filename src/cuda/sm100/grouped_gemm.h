@@ -99,11 +99,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   if (warp == kMultiplyingWarp) {
     ptx::tensor_memory_allocate<kTensorMemoryColumns>(shared + Gemm::kTensorMemoryAt);
     ptx::tensor_memory_relinquish();
-    ptx::tcgen05_fence_before_sync();
+    ptx::tcgen05_fence_before_sync();  // (not needed: to allocate is no asynchronous access)
   }
   wait_for_previous();
   __syncthreads();
-  ptx::tcgen05_fence_after_sync();
+  ptx::tcgen05_fence_after_sync();  // (the same)
   const auto tensor_memory = *reinterpret_cast<const uint32_t*>(memory + Gemm::kTensorMemoryAt);
 
   if (warp < kFirstStoringWarp) {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   } else if (warp < kMultiplyingWarp) {
     store_tiles<Gemm>(params, accumulators,
                       tensor_memory + (warp - kFirstStoringWarp) * kWarp * kLane);
-    ptx::tcgen05_fence_before_sync();
+    ptx::tcgen05_fence_before_sync();  // (not needed: every tile's store ends with one)
   } else {
     multiply_tiles<Gemm>(params, ring, accumulators, shared, tensor_memory);
   }

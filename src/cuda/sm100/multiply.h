@@ -30,7 +30,7 @@ __device__ __forceinline__ void multiply_tiles(const typename Gemm::Params& para
     accumulators.wait_empty(to);
     for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
       ring.wait_full(at);
-      __syncwarp();
+      __syncwarp();  // (orders nothing: the lane that is elected has waited by itself)
       if (ptx::elect_one()) {
         // The threads' copies arrive by themselves when they land, so that none waits for its own;
         // what they wrote is handed to the tensor cores by the one who waited for it.

@@ -22,6 +22,8 @@ __device__ __forceinline__ void store_tiles(const typename Gemm::Params& params,
   typename Gemm::Accumulators::Position from;
   for (Tile tile; order.next(tile); from.advance()) {
     accumulators.wait_full(from);
+    // (Neither this nor the one below orders anything: loads from tensor memory and the wait for
+    // them are the whole warp's.)
     __syncwarp();
     ptx::tcgen05_fence_after_sync();
     epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), tile);
