@@ -143,11 +143,14 @@ CHANGES = [
 
     # ---- bytes of a stage miscounted
     Change("bytes", "of-one-operand", "load/produce.h",
-           "Gemm::kTmaBytes", "Gemm::LoadB::kTmaBytes"),
+           "Gemm::kTmaBytes", "Gemm::LoadB::kTmaBytes",
+           within="if (!has_weights) ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes)"),
     Change("bytes", "a-row-too-few", "load/produce.h",
-           "Gemm::kTmaBytes", "Gemm::kTmaBytes - 128"),
+           "Gemm::kTmaBytes", "Gemm::kTmaBytes - 128",
+           within="if (!has_weights) ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes)"),
     Change("bytes", "a-chunk-too-many", "load/produce.h",
-           "Gemm::kTmaBytes", "Gemm::kTmaBytes + 16"),
+           "Gemm::kTmaBytes", "Gemm::kTmaBytes + 16",
+           within="if (!has_weights) ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes)"),
     Change("bytes", "of-half-of-H", "sm90/produce.h", "Load::kTmaBytes", "Load::kTmaBytes / 2"),
 
     # ---- a swizzle or stride that is another's. (One that writes each place once, and reads what was
