@@ -85,9 +85,13 @@ __device__ void multiply(Barriers& barriers, uint32_t memory, uint32_t tensor) {
     ptx::tcgen05_mma_f16(d, a, b, kInstruction, kAdds);  // multiplies
     if (kHow == Tensor::kEndsUncommitted && tile + 1 == kTensorTiles) continue;
     if (kHow != Tensor::kNoStageCommit)
-      ptx::tcgen05_commit(Barriers::at(barriers.empty[pass.stage]));
+      ptx::tcgen05_commit(Barriers::at(barriers.empty[pass.stage]));  // commits
     if (kHow != Tensor::kNoCommit) ptx::tcgen05_commit(Barriers::at(barriers.done[pass.stage]));
   }
+  if (kHow == Tensor::kEndsEarly || kHow == Tensor::kEndsUncommitted || kHow == Tensor::kFreedInUse)
+    return;
+  for (int s = 0; s < kStages; ++s, pass.advance())
+    ptx::mbarrier_wait(Barriers::at(barriers.empty[pass.stage]), pass.parity ^ 1);
 }
 
 template <Tensor kHow>

@@ -29,6 +29,7 @@ enum class Tensor {
   kOtherStride,      // a field of an operand's descriptor off
   kHoppersVersion,   // another
   kAddsToNothing,    // to sums that nobody began
+  kEndsEarly,        // before the last stages' commits have arrived
   kEndsUncommitted,  // the last product
 };
 

@@ -63,6 +63,18 @@ TEST_F(TensorMemory, FindsNothingInARightKernel) {
   }
 }
 
+TEST_F(TensorMemory, NamesACommitThatArrivesInABlockThatHasEnded) {
+  int found = 0;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Outcome outcome = run_tiles(Tensor::kEndsEarly, seed);
+    const Finding* const late = find(outcome, FindingKind::kBarrierMisuse);
+    if (late == nullptr) continue;
+    ++found;
+    EXPECT_TRUE(names(late->site, line("commits"))) << describe(*late);
+  }
+  EXPECT_GT(found, 0);
+}
+
 struct Defect {
   Tensor how;
   const char* name;
