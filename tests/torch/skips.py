@@ -12,6 +12,7 @@ OF_THE_CPU = "of the CPU alone, or of float32"
 ONE_GPU = "this machine has one GPU"
 NO_CUDA_LIBRARY = "built without CUDA"
 NO_CUDA_TENSORS = "this torch has no CUDA tensors"
+OLDER_TORCH = "torchtitan's models ask for a newer torch"
 
 
 class Skip(NamedTuple):
@@ -23,7 +24,7 @@ class Skip(NamedTuple):
 # Files and tests that need a package, which `--without PACKAGE` says is not installed. Where they
 # should be installed (scripts/test_torch.sh, a GPU machine) nothing is said, and a missing one fails.
 NEED = {
-    "torchtitan": ["torchtitan_test.py"],
+    "torchtitan": ["torchtitan_test.py", "torchtitan_models_test.py"],
     "transformers": [
         "documentation_test.py::test_a_block",
         "documentation_test.py::test_a_model_of_transformers",
@@ -76,6 +77,7 @@ def expected(without=()):
     found += [
         Skip("loading_test.py::TestCuda", NO_CUDA_TENSORS, torch.version.cuda is None),
         Skip("loading_test.py::TestCuda::test_float32", NO_CUDA_LIBRARY, not has_cuda_library),
+        Skip("torchtitan_models_test.py", OLDER_TORCH, torch.__version__ < "2.12"),
     ]
     for package, tests in NEED.items():
         reason = f"{package} is not installed"
