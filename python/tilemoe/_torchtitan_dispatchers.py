@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import functional
+from .routing import at_most_experts
 
 Experts = Callable[..., Tensor]  # torchtitan.Computed, called with `routed`
 
@@ -39,6 +40,7 @@ def of_deepep(dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: 
         num_tokens_per_rank=T,
         cudagraphable=False,
     )
+    here, received_scores = at_most_experts(here, received_scores, counts.shape[0])
     out = experts(received, routed=_chosen(here, received_scores, int(counts.sum())))
     combined = torch.ops.deepep.combine(out, handle, will_backward)
     deepep.sync_combine()
