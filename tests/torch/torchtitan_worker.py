@@ -80,15 +80,15 @@ def step(job, module, last=False):
     return [out.detach(), *(t.grad for t in leaves), *grads]
 
 
-def is_torchtitans(job, dispatcher, sharded=(False, True)):
+def is_torchtitans(job, dispatcher, rounds=(False, True)):
     """To rounding in bfloat16, on every rank; experts have the gradients of all ranks' tokens. In
     the second of two rounds a rank has no token to compute."""
-    for last in (False, True):
+    for last in rounds:
         theirs = step(job, region(job, ours=False, whole=True), last)
         for i in range(3, len(theirs)):
             dist.all_reduce(theirs[i])
             theirs[i] = own_of(job, theirs[i])
-        for is_sharded in sharded:
+        for is_sharded in (False, True):
             ours = step(job, region(job, dispatcher=dispatcher, sharded=is_sharded), last)
             for got, want in zip(ours, theirs, strict=True):
                 assert got.shape == want.shape and got.dtype == want.dtype
@@ -149,6 +149,12 @@ def deepep_brings_tokens(job):
     expect(f"there are {T + 1} tokens, and DeepEP's buffer was made for {T}", call)
 
 
+def deepep_where_a_token_has_more_experts_than_a_rank(job):
+    with mock.patch.dict(globals(), E=2):
+        dispatcher = DeepEPTokenDispatcher.Config(**(SIZES | dict(num_experts=2)))
+        is_torchtitans(job, dispatcher, rounds=[False])
+
+
 def deepeps_static_form_stays(job):
     """In inference alone; the stand-in refuses it, so that it is seen to be asked for."""
     module = region(job, dispatcher=DeepEPTokenDispatcher.Config(**SIZES, cudagraphable=True))
@@ -204,6 +210,7 @@ SCENARIOS = {
     all_to_all_is_ours: (2,),
     past_its_places_it_is_nan: (2,),
     deepep_brings_tokens: (2,),
+    deepep_where_a_token_has_more_experts_than_a_rank: (2,),
     deepeps_static_form_stays: (2,),
     minimal_async_ep_is_ours: (2,),
 }
