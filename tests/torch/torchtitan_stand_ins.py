@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 # torchtitan's own part of it asks for an operator's types that torch 2.11 does not know.
-HAS_HYBRIDEP = hasattr(torch._library.opaque_object, "CustomClassBase")
+HAS_HYBRIDEP = hasattr(getattr(torch._library, "opaque_object", None), "CustomClassBase")
 
 
 class _Received:
