@@ -20,30 +20,27 @@ class TileMoEGptOssGroupedExperts(Computed, GptOssGroupedExperts):
         pass
 
     def layer(self) -> dict[str, Any]:
-        # Each tensor-parallel rank adds its share of mlp2's bias.
-        mlp2_bias_ED = ScaleBiasForward.apply(
-            local_bfloat16(self.mlp2_bias_ED),
-            _tensor_parallel_degree(self.mlp1_weight_EGD),
-            torch.bfloat16,
-        )
         return dict(
             W1=local_bfloat16(self.mlp1_weight_EGD),
             W2=local_bfloat16(self.mlp2_weight_EDF),
             b1=local_bfloat16(self.mlp1_bias_EG),
-            b2=mlp2_bias_ED,
+            b2=self._share_of_mlp2_bias(),
             gate_layout="interleaved",
             clamp=self.swiglu_limit,
             alpha=1.702,  # a constant of torchtitan's swiglu
             up_shift=1.0,
         )
 
-
-def _tensor_parallel_degree(parameter: torch.Tensor) -> int:
-    """Ranks whose results are added up."""
-    if not isinstance(parameter, DTensor):
-        # Under torchtitan's spmd_types parameters are plain, and the region's mesh tells. Of a
-        # region whose experts are on several ranks it has no tensor parallelism.
-        return spmd_mesh_size("tp")
-    mesh = parameter.device_mesh
-    names = mesh.mesh_dim_names or ()
-    return mesh.size(names.index("tp")) if "tp" in names else 1
+    def _share_of_mlp2_bias(self) -> torch.Tensor:
+        """This rank's, of the tensor-parallel ranks whose results are added up."""
+        weight, bias = self.mlp1_weight_EGD, local_bfloat16(self.mlp2_bias_ED)
+        if not isinstance(weight, DTensor):
+            # Under torchtitan's spmd_types parameters are plain, and the region's mesh tells: of a
+            # region whose experts are on several ranks it has no tensor parallelism. There the
+            # ranks' gradients are added up, too.
+            return bias / spmd_mesh_size("tp")
+        mesh = weight.device_mesh
+        names = mesh.mesh_dim_names or ()
+        degree = mesh.size(names.index("tp")) if "tp" in names else 1
+        # Every rank's gradient is the whole one.
+        return ScaleBiasForward.apply(bias, degree, torch.bfloat16)

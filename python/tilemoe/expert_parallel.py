@@ -38,6 +38,7 @@ from .routing import (
     OnOverflow,
     Rounding,
     Scoring,
+    at_most_experts,
     counts_of_ids,
     route_rounded,
     rows_of,
@@ -222,8 +223,7 @@ def routed(
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
     rows, beside = _rows(x, team, places, arrival)
     own_ids = ids - first
-    if K > E_local:
-        own_ids, scores = _by_expert(own_ids, scores, E_local)
+    own_ids, scores = at_most_experts(own_ids, scores, E_local)
     places_here = max(min(capacity, own_ids.numel()), 1)
     parts, _ = functional._of_ids(
         rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, beside
@@ -241,15 +241,6 @@ def routed(
         overflow,
     )
     return out, aux, OfTeam(counts.sum(0, dtype=torch.int32), tokens)
-
-
-def _by_expert(ids: Tensor, scores: Tensor, E: int) -> tuple[Tensor, Tensor]:
-    """ids and scores (N, K) of a choice with fewer experts here than K -> the same (N, E), a place
-    for each expert here: a token has no more of them. One that it has twice has both scores."""
-    experts = torch.arange(E, dtype=ids.dtype, device=ids.device)
-    same = ids.unsqueeze(1) == experts.unsqueeze(-1)  # (N, E, K)
-    narrow = torch.where(same, scores.unsqueeze(1), 0.0).sum(-1)
-    return torch.where(same.any(-1), experts, -1), narrow
 
 
 def _gather_choice(chosen: _Chosen, team: Team) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -273,6 +273,18 @@ def _counter(value, device):
     return torch.full((1,), value, dtype=torch.int64, device=device)
 
 
+def at_most_experts(ids: Tensor, scores: Tensor, E: int) -> tuple[Tensor, Tensor]:
+    """ids and scores (N, K) of a choice that may have fewer experts here than K -> the same, or (N,
+    E), a place for each expert here: a token has no more of them. One that it has twice has both
+    scores."""
+    if ids.shape[1] <= E:
+        return ids, scores
+    experts = torch.arange(E, dtype=ids.dtype, device=ids.device)
+    same = ids.unsqueeze(1) == experts.unsqueeze(-1)  # (N, E, K)
+    narrow = torch.where(same, scores.unsqueeze(1), 0.0).sum(-1)
+    return torch.where(same.any(-1), experts, -1), narrow
+
+
 def counts_of_ids(ids, E):
     """(E) int32: how often each expert is among ids (T, K)."""
     there = torch.where((ids >= 0) & (ids < E), ids, E).flatten().long()

@@ -3,9 +3,9 @@
     torchtitan ... --override.imports tilemoe.torchtitan.routed_experts
 
 replaces every `RoutedExperts` of the model's configuration, the dispatch of tokens and the
-combination of results with it: without expert parallelism, and in place of torchtitan's all-to-all,
-experts gather a token's row as they load it, and one kernel scores and adds up what comes of it.
-With other dispatchers, which stay, it is as the following.
+combination of results with it: experts gather a token's row as they load it, and one kernel scores
+and adds up what comes of it. That is so without expert parallelism, in place of torchtitan's
+all-to-all, and around DeepEP and HybridEP. With other dispatchers it is as the following.
 
     torchtitan ... --override.imports tilemoe.torchtitan.experts
 
@@ -25,9 +25,15 @@ import torch
 from torchtitan.config import derive, override
 from torchtitan.distributed.spmd_types import maybe_set_sparse_mesh
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
-from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher, LocalTokenDispatcher
+from torchtitan.models.common.token_dispatcher import (
+    AllToAllTokenDispatcher,
+    DeepEPTokenDispatcher,
+    HybridEPTokenDispatcher,
+    LocalTokenDispatcher,
+    MinimalAsyncEPTokenDispatcher,
+)
 
-from . import expert_parallel, functional
+from . import _torchtitan_dispatchers, expert_parallel, functional
 from ._distributed import local_bfloat16
 
 
@@ -78,8 +84,11 @@ class TileMoERoutedExperts(RoutedExperts):
     """Dispatch, experts and combination as one layer, by the dispatcher of the configuration:
 
     none (`LocalTokenDispatcher`, or an expert mesh that is not there): `tilemoe.moe`;
-    `AllToAllTokenDispatcher`: `tilemoe.expert_parallel.moe` in its place, with memory for every
+    `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` where a token has at least as many
+    experts as there are ranks: `tilemoe.expert_parallel.moe` in its place, with memory for every
     routing, and for `capacity_factor` times the mean where that is given;
+    `DeepEPTokenDispatcher` and `HybridEPTokenDispatcher`: `tilemoe.moe` of the tokens that they bring
+    (see _torchtitan_dispatchers.py), but for the rows of DeepEP's `cudagraphable` in inference;
     any other, and classes derived from these: its own dispatch and combine around the experts."""
 
     @dataclass(kw_only=True, slots=True)
@@ -100,6 +109,12 @@ class TileMoERoutedExperts(RoutedExperts):
         """x_BLD (B, L, D), scores and ids (B, L, K) of this rank's tokens -> (B, L, D)."""
         dispatcher = self.token_dispatcher
         mesh = getattr(dispatcher, "ep_mesh", None)
+        around = _around(dispatcher)
+        if around is not None:
+            flat = (t.flatten(0, 1) for t in (x_BLD, topk_scores_BLK, topk_expert_ids_BLK))
+            with maybe_set_sparse_mesh():
+                out_TD = around(dispatcher, *flat, self.inner_experts)
+            return out_TD.view(x_BLD.shape).type_as(x_BLD)
         if type(dispatcher) not in (LocalTokenDispatcher, AllToAllTokenDispatcher):
             return super().forward(
                 x_BLD, topk_scores_BLK, topk_expert_ids_BLK, num_local_tokens_per_expert_E
@@ -113,6 +128,26 @@ class TileMoERoutedExperts(RoutedExperts):
         routed = partial(routed, **chosen)
         with maybe_set_sparse_mesh():
             return self.inner_experts(x_BLD, routed=routed).type_as(x_BLD)
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        dispatcher, mesh = self.token_dispatcher, parallel_dims.get_optional_mesh("ep")
+        if type(dispatcher) is MinimalAsyncEPTokenDispatcher and mesh is not None:
+            # It sends a row for every pair; ours one to every rank, and needs no buffer of its.
+            if mesh.size() <= dispatcher.top_k:
+                sizes = dict(num_experts=dispatcher.num_experts, top_k=dispatcher.top_k)
+                self.token_dispatcher = AllToAllTokenDispatcher.Config(**sizes).build()
+        super().parallelize(parallel_dims)
+
+
+def _around(dispatcher: LocalTokenDispatcher) -> Callable[..., torch.Tensor] | None:
+    """What computes experts on the tokens that the dispatcher brings, if it brings such."""
+    if type(dispatcher) is DeepEPTokenDispatcher:
+        # Its static form has a row for every pair, and none but inference may take it.
+        is_static = dispatcher.cudagraphable and not torch.is_grad_enabled()
+        return None if is_static else _torchtitan_dispatchers.of_deepep
+    if type(dispatcher) is HybridEPTokenDispatcher:
+        return _torchtitan_dispatchers.of_hybridep
+    return None
 
 
 @override(target=RoutedExperts.Config, description="Route, compute and combine by TileMoE.")

@@ -23,13 +23,16 @@ import torch.nn.functional as F
 
 from . import _library, _rules, functional
 from ._autocast import autocast_dtype
+from .routing import at_most_experts
 
 
 def register(name: str = "tilemoe") -> None:
-    """Adds TileMoE to transformers' experts implementations. Nothing else is changed.
+    """Adds TileMoE to transformers' experts implementations, and where there is such a thing
+    (transformers 5.23) to its implementations of expert parallelism. Nothing else is changed.
 
     Afterwards `experts_implementation=name` in `from_pretrained` or `from_config`, or
-    `model.set_experts_implementation(name)`, selects it.
+    `model.set_experts_implementation(name)`, selects it, and `ep_implementation=name` of a
+    `DistributedConfig` how tokens come to experts that are on several ranks.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
@@ -43,6 +46,13 @@ def register(name: str = "tilemoe") -> None:
             + transformers.__version__
         )
     ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
+    try:
+        from transformers.distributed.expert_parallel import EPImplementationInterface
+    except ImportError:
+        return
+    from ._transformers_expert_parallel import TileMoEEP
+
+    EPImplementationInterface.register(name, TileMoEEP)
 
 
 class Form(NamedTuple):
@@ -82,18 +92,32 @@ def experts_forward(
     An id outside [0, E), as expert parallelism gives for experts of other ranks, adds nothing to
     the output and gets no gradient.
     """
-    form = _form(self)
-    first = "gate_up_proj" if self.has_gate else "up_proj"
-    W1, W2 = getattr(self, first), self.down_proj
+    here = at_most_experts(top_k_index, top_k_weights, self.down_proj.shape[0])
+    return computed(functional.moe, self, hidden_states, *here)
+
+
+def computed(
+    moe: Callable,
+    experts: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    **options,
+) -> torch.Tensor:
+    """What `moe`, tilemoe.moe or that of tilemoe.expert_parallel, makes of tokens with the module's
+    weights. It gets the options."""
+    form = _form(experts)
+    first = "gate_up_proj" if experts.has_gate else "up_proj"
+    W1, W2 = getattr(experts, first), experts.down_proj
     b1, b2 = None, None
-    if self.has_bias:
-        b1, b2 = getattr(self, first + "_bias"), self.down_proj_bias
+    if experts.has_bias:
+        b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
     W1, W2, b1, b2 = (_aligned(tensor) for tensor in (W1, W2, b1, b2))
-    if self.is_transposed:
+    if experts.is_transposed:
         W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
     # A norm in float32 may stand before experts in 16 bits; the weights' type decides, and the
     # caller gets its own type back.
-    out = functional.moe(
+    out = moe(
         hidden_states.to(W1.dtype),
         top_k_weights.float(),
         W1,
@@ -102,6 +126,7 @@ def experts_forward(
         b1=b1,
         b2=b2,
         **form._asdict(),
+        **options,
     )
     return out.to(hidden_states.dtype)
 

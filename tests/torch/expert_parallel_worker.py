@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.distributed.tensor import DeviceMesh, DTensor, Shard, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import module_support
@@ -696,6 +696,27 @@ def distributed_checkpoint(job):
         dist.barrier()
 
 
+def checkpoint_of_two_ranks_by_four(job):
+    """And that of four ranks by one process, which is the test's."""
+    whole = plain_layer()
+    options = dict(bias=True, scoring="sigmoid", selection_bias=True, return_aux=True)
+    two = DeviceMesh(job.device, [0, 1], mesh_dim_names=("ep",))
+    if job.rank < 2:
+        spread = tilemoe.MoE(d, n, E, K, expert_mesh=two, **options)
+        state = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(spread, whole.state_dict(), options=state)
+        saved = dict(checkpoint_id=job.folder / "of_two", process_group=two.get_group())
+        dcp.save(spread.state_dict(), **saved)
+    dist.barrier()
+    spread = tilemoe.MoE(d, n, E, K, expert_mesh=job.mesh, **options)
+    state = spread.state_dict()
+    dcp.load(state, checkpoint_id=job.folder / "of_two")
+    spread.load_state_dict(state)
+    assert spread.experts.down_proj.to_local().shape[0] == E // 4
+    module_support.same_bits({k: full(t) for k, t in spread.state_dict().items()}, whole.state_dict())
+    dcp.save(spread.state_dict(), checkpoint_id=job.folder / "of_four")
+
+
 def a_killed_rank_is_an_error_on_the_others(job):
     """Within the group's timeout, and no step gives a number after it. The last scenario: the group
     is gone with the rank."""
@@ -736,6 +757,7 @@ SCENARIOS = {
     fsdp_mixed_precision: (2, 4),
     gradients_that_somebody_else_divides: (2, 4),
     distributed_checkpoint: (1, 2, 4),
+    checkpoint_of_two_ranks_by_four: (4,),
     a_killed_rank_is_an_error_on_the_others: (2, 4),
 }
 

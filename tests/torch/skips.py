@@ -12,6 +12,7 @@ OF_THE_CPU = "of the CPU alone, or of float32"
 ONE_GPU = "this machine has one GPU"
 NO_CUDA_LIBRARY = "built without CUDA"
 NO_CUDA_TENSORS = "this torch has no CUDA tensors"
+OLDER_TORCH = "torchtitan's models ask for a newer torch"
 
 
 class Skip(NamedTuple):
@@ -23,7 +24,7 @@ class Skip(NamedTuple):
 # Files and tests that need a package, which `--without PACKAGE` says is not installed. Where they
 # should be installed (scripts/test_torch.sh, a GPU machine) nothing is said, and a missing one fails.
 NEED = {
-    "torchtitan": ["torchtitan_test.py"],
+    "torchtitan": ["torchtitan_test.py", "torchtitan_models_test.py"],
     "transformers": [
         "documentation_test.py::test_a_block",
         "documentation_test.py::test_a_model_of_transformers",
@@ -50,7 +51,9 @@ NEED = {
 
 def expected(without=()):
     """-> [Skip] of this machine: its device, and the packages that it is said not to have."""
-    from tilemoe import _library  # not before the options of conftest.py are known
+    # Not before the options of conftest.py are known.
+    import torchtitan_stand_ins
+    from tilemoe import _library
 
     on_cuda = target.DEVICE == "cuda"
     has_cuda_library = (_library.directory() / "libtilemoe_torch_cuda.so").exists()
@@ -76,6 +79,7 @@ def expected(without=()):
     found += [
         Skip("loading_test.py::TestCuda", NO_CUDA_TENSORS, torch.version.cuda is None),
         Skip("loading_test.py::TestCuda::test_float32", NO_CUDA_LIBRARY, not has_cuda_library),
+        Skip("torchtitan_models_test.py", OLDER_TORCH, not torchtitan_stand_ins.HAS_HYBRIDEP),
     ]
     for package, tests in NEED.items():
         reason = f"{package} is not installed"

@@ -1,0 +1,78 @@
+"""transformers' expert parallelism, of 5.23 and newer, by TileMoE (see transformers.py)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from transformers.distributed.expert_parallel import AllReduceEP, EPImplementation
+
+from . import expert_parallel
+from ._team import Team
+from .routing import counts_of_ids
+from .transformers import computed, experts_forward
+
+
+class TileMoEEP(EPImplementation):
+    """Tokens of ranks that have batches of their own: `tilemoe.expert_parallel.moe`, a token's row
+    once to every rank and one row back. Ranks that share one batch have its rows already: each
+    computes its own experts' part of it, as in AllReduceEP.
+
+    Before the former the ranks tell each other their tokens and pairs, for which the host waits, as
+    it does in transformers' AllToAllEP; so batches may be of any sizes, and there is memory for the
+    most pairs that a rank's experts have, and for no more."""
+
+    def __init__(self, experts: torch.nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
+        super().__init__(experts, ep_mesh, tp_mesh)
+        self.experts = experts
+        self.all_reduce = None
+        if self.shares_batch:
+            self.all_reduce = AllReduceEP(experts, ep_mesh, tp_mesh)
+            self.all_reduce.experts_forward = self._forward
+
+    def _forward(self, *args: Tensor) -> Tensor:
+        """Whatever the model's experts_implementation is."""
+        return experts_forward(self.experts, *args)
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states (T, d), top_k_index (T, K) of all experts, top_k_weights (T, K) -> (T, d)."""
+        if self.all_reduce is not None:
+            return self.all_reduce(hidden_states, top_k_index, top_k_weights)
+        given = hidden_states, top_k_index, top_k_weights
+        x, ids, weights = (self._own_rows(tensor) for tensor in given)
+        rank_tokens, factor = self._tell(ids)
+        out = computed(
+            expert_parallel.moe,
+            self.experts,
+            x,
+            ids,
+            weights,
+            group=self.ep_mesh.get_group(),
+            rank_tokens=rank_tokens,
+            capacity_factor=factor,
+        )
+        if self.tp_mesh.size() == 1:
+            return out
+        shape = hidden_states.shape
+        rows = DTensor.from_local(
+            out, self.tp_mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1)
+        )
+        return rows.full_tensor()
+
+    def _own_rows(self, tensor: Tensor) -> Tensor:
+        """The ranks of tp_mesh have the same rows: this one's share of them."""
+        if self.tp_mesh.size() == 1:
+            return tensor
+        same = DTensor.from_local(tensor, self.tp_mesh, [Replicate()], run_check=False)
+        return same.redistribute(placements=[Shard(0)]).to_local()
+
+    def _tell(self, ids: Tensor) -> tuple[list[int], float | None]:
+        """ids (t, K) of this rank -> the tokens of every rank, and the capacity_factor of the most
+        pairs that one has."""
+        ranks = self.ep_mesh.size()
+        of_experts = counts_of_ids(ids, ranks * self.num_local_experts)
+        of_ranks = torch.cat([of_experts.view(ranks, -1).sum(1), of_experts.new_tensor([len(ids)])])
+        told = Team(self.ep_mesh.get_group(), ids.shape[0]).gather_flat(of_ranks)
+        tokens, most = told[:, ranks].tolist(), int(told[:, :ranks].sum(0).max())
+        mean = max(tokens) * ids.shape[1]  # of a rank, where all had as many tokens
+        return tokens, max(most, 1) / mean if mean else None
