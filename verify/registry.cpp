@@ -363,7 +363,8 @@ const Case* find_case(std::string_view name) {
 }
 
 bool has_integer_form(const Case& original) {
-  return original.routing != RoutingKind::kRounded && !original.huge;
+  constexpr int64_t kMostWidth = 640;  // `wide` has 520
+  return original.routing != RoutingKind::kRounded && !original.huge && original.d <= kMostWidth;
 }
 
 Case integer_form(Case original) {

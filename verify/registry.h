@@ -28,7 +28,7 @@ const Case* find_case(std::string_view name);
 
 // The same case on small whole numbers, with an activation that keeps them whole. There is none
 // where the scores cannot be chosen: token rounding computes them; nor of a huge case, whose sums
-// over so many rows pass what float32 holds exactly.
+// over so many rows pass what float32 holds exactly, as those of a wide one do over d.
 bool has_integer_form(const Case& original);
 Case integer_form(Case original);
 

@@ -59,6 +59,8 @@ void hopper() {
   using AtomK = SM90::GMMA::Layout_K_SW128_Atom<cutlass::half_t>;
   using AtomMN = SM90::GMMA::Layout_MN_SW128_Atom<cutlass::half_t>;
   if constexpr (kColumns == 64) {
+    operand<OfK, AtomK, 64, true>("Sm90", "K");
+    operand<OfMN, AtomMN, 64, true>("Sm90", "MN");
     operand<OfK, AtomK, 128, true>("Sm90", "K");
     operand<OfMN, AtomMN, 128, true>("Sm90", "MN");
   }
