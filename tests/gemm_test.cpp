@@ -80,7 +80,7 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const int64_t columns : {8, 40, 96, 200})
-    for (const int64_t depth : {8, 24, 200, 600})  // 600: three parts of kDepth
+    for (const int64_t depth : {8, 24, 200, 1000})  // 1000: four parts of kDepth
       for (const Layout a : {Layout::kRows, Layout::kColumns})
         for (const Layout b : {Layout::kRows, Layout::kColumns})
           for (const tilemoe_dtype dtype : {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16})

@@ -106,6 +106,15 @@ void sgemm_padded(int64_t rows, int64_t columns, int64_t terms, const Operand& A
   for (int64_t i = 0; i < rows; ++i) std::copy_n(result + i * columns, columns, C + i * row_stride);
 }
 
+// Of a plain product, all of it. But on those CPUs, B by columns, a row of more terms than this gets
+// bits that depend on the number of rows.
+constexpr int64_t kMostTermsByColumns = 768;
+
+int64_t depth_of_call(const Matrix& A, const Matrix& B, int64_t depth) {
+  if (!is_plain(A) || !is_plain(B)) return std::min(depth, kDepth);
+  return B.rows_are_contiguous() || !has_avx512() ? depth : std::min(depth, kMostTermsByColumns);
+}
+
 // Floats of the operands that are gathered or converted.
 int64_t operand_floats(int64_t rows, int64_t columns, int64_t depth) {
   return (rows + columns) * std::min(depth, kDepth);
@@ -121,7 +130,7 @@ int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth) {
 // oneDNN keeps packing buffers of its own; nothing else is allocated.
 void multiply(int64_t rows, int64_t columns, int64_t depth, const Matrix& A, const Matrix& B,
               bool add, float* C, int64_t row_stride, float* panels) {
-  const int64_t part = is_plain(A) && is_plain(B) ? depth : std::min(depth, kDepth);
+  const int64_t part = depth_of_call(A, B, depth);
   const RowCuts cuts = cut_rows(rows);
   const int64_t whole = rows - cuts.padded;
   float* const padding = panels + operand_floats(rows, columns, depth);
