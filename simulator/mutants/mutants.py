@@ -38,6 +38,8 @@ import gpu
 import page
 import search
 from defects import ROOT, all_defects, find, line_of, write_sources
+sys.path.append(str(ROOT / "benchmarks"))
+from marks import marked  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "simulator_mutants.json"
 GPU_RESULTS = RESULTS.with_name("gpu_mutants.json")
@@ -46,7 +48,7 @@ GPU_RESULTS = RESULTS.with_name("gpu_mutants.json")
 def write_table(check):
     old = page.PAGE.read_text()
     of_gpu = json.loads(GPU_RESULTS.read_text()) if GPU_RESULTS.exists() else None
-    new = page.page_with(page.text_of(json.loads(RESULTS.read_text()), of_gpu), old)
+    new = marked(page.page_with(page.text_of(json.loads(RESULTS.read_text()), of_gpu), old))
     if check and new != old:
         print(f"{page.PAGE.relative_to(ROOT)} differs from the results: "
               "run simulator/mutants/mutants.py table", file=sys.stderr)
