@@ -27,10 +27,11 @@ std::string describe(const verify::Report& report) {
   return text;
 }
 
-void hold_to_gpu(const Job& job, const verify::CaseDigests& digests, SeedOutcome& outcome) {
+void hold_to_gpu(const Job& job, const verify::Inputs& inputs, const verify::Computed& computed,
+                 SeedOutcome& outcome) {
   if (!job.expected || !job.expected->has(job.test_case.name)) return;
-  const ExpectedDigests::Comparison compared =
-      job.expected->compare(job.test_case, job.data_seed, digests);
+  const ExpectedDigests::Comparison compared = job.expected->compare(
+      job.test_case, job.data_seed, verify::digests_of(inputs, computed, verify::Passes::kAll));
   outcome.equal_to_gpu = compared.equal;
   for (const std::string& line : compared.differences) outcome.wrong += "\n  " + line;
 }
@@ -70,8 +71,7 @@ SeedOutcome CaseRun::run(uint64_t seed) {
       const verify::Computed computed = problem.computed();
       outcome.wrong +=
           describe(verify::judge(state_->inputs, problem.pairs(), computed, verify::Passes::kAll));
-      hold_to_gpu(state_->job, verify::digests_of(state_->inputs, computed, verify::Passes::kAll),
-                  outcome);
+      hold_to_gpu(state_->job, state_->inputs, computed, outcome);
       if (outcome.wrong.empty()) state_->right_bits = outcome.bits;
     } else if (outcome.bits != *state_->right_bits) {
       outcome.wrong += "\n  other bits than with an earlier seed";

@@ -18,6 +18,7 @@ import time
 
 from builds import GPU_PROGRAM, PLACES_PROGRAM
 from defects import ROOT
+from search import OutOfTime
 from switches import program_with
 
 sys.path.append(str(ROOT / "scripts" / "gpu"))
@@ -30,10 +31,6 @@ SUMMARY = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )([0-9]+)")
 REPORT = re.compile(r"^========= (?!COMPUTE-SANITIZER)(\S.*)$", re.MULTILINE)
 
 running, starting = set(), threading.Lock()
-
-
-class OutOfTime(Exception):
-    """The session ends before the program's own limit."""
 
 
 def end_with_all(signal_number, _):

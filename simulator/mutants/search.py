@@ -21,7 +21,7 @@ OUTCOME = re.compile(r"^(?P<case>.+), seed (?P<seed>\d+): (?P<output>right|WRONG
 
 
 class OutOfTime(Exception):
-    """The session ends before the program's own limit."""
+    """The time for all ends before the program's own limit."""
 
 
 def environment_of(programs):
