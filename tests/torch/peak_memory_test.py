@@ -184,17 +184,62 @@ def address_space():
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
+def c_library():
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def fill_holes(library, least=MIB):
+    """Takes what malloc can give of address space it has already: a heap that other tests have
+    left in pieces may have a hole of a gradient's size. Nothing of it is touched."""
+    taken, size = [], 1 << 40
+    while size >= least:
+        block = library.malloc(size)
+        if block:
+            taken.append(block)
+        else:
+            size //= 2
+    return taken
+
+
 @contextlib.contextmanager
 def no_more_than(bytes_more):
-    """Memory that malloc can have beyond what the process has: larger blocks come from mmap."""
-    gc.collect()  # what an exception of before still held would be room, and so would free memory
-    ctypes.CDLL(None).malloc_trim(0)
+    """Memory that malloc can have, beyond what the process has in use: larger blocks come from
+    mmap or a hole of the heap."""
+    gc.collect()  # what an exception of before still held would be room
+    library = c_library()
+    library.malloc_trim(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (address_space() + bytes_more, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (address_space(), hard))
+    taken = []
     try:
+        taken = fill_holes(library)
+        resource.setrlimit(resource.RLIMIT_AS, (address_space() + bytes_more, hard))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        for block in taken:
+            library.free(block)
+
+
+def test_a_hole_of_the_heap_is_no_room():
+    """Blocks from the heap, below what malloc gives to mmap, freed beneath one that stays."""
+    library = c_library()
+    library.free(library.malloc(31 * MIB))  # from now on blocks of this size come from the heap
+    blocks = [library.malloc(16 * MIB) for _ in range(8)]
+    stays = library.malloc(16 * MIB)
+    for block in blocks:
+        library.free(block)
+    try:
+        with no_more_than(8 * MIB):
+            assert not library.malloc(100 * MIB)
+        hole = library.malloc(100 * MIB)  # where there was one, it is there again
+        assert hole
+        library.free(hole)
+    finally:
+        library.free(stays)
 
 
 BIG = dict(T=16, d=512, n=512, E=96, K=2)  # dW1 is 192 MiB, dW2 96, all else is small
