@@ -416,14 +416,14 @@ uint32_t address_in_cluster(uint32_t shared, uint32_t rank) {
 bool elect_one_lane() {
   return elect_lane(Call(), TILEMOE_SITE);
 }
-void allocate_tensor_columns(uint32_t shared, uint32_t columns) {
-  allocate_tensor_memory(Call(), shared, columns, TILEMOE_SITE);
+void allocate_tensor_columns(int blocks, uint32_t shared, uint32_t columns) {
+  allocate_tensor_memory(Call(), blocks, shared, columns, TILEMOE_SITE);
 }
-void relinquish_tensor_columns() {
-  relinquish_tensor_memory(Call(), TILEMOE_SITE);
+void relinquish_tensor_columns(int blocks) {
+  relinquish_tensor_memory(Call(), blocks, TILEMOE_SITE);
 }
-void free_tensor_columns(uint32_t address, uint32_t columns) {
-  free_tensor_memory(Call(), address, columns, TILEMOE_SITE);
+void free_tensor_columns(int blocks, uint32_t address, uint32_t columns) {
+  free_tensor_memory(Call(), blocks, address, columns, TILEMOE_SITE);
 }
 void load_tensor_columns(float* to, uint32_t pieces, uint32_t address) {
   load_tensor_memory(Call(), to, pieces, address, TILEMOE_SITE);
@@ -437,11 +437,12 @@ void fence_tcgen05(bool after) {
   else
     tensor_fence_before(Call());
 }
-void multiply_tcgen05(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate) {
-  multiply_into_tensor_memory(Call(), d, a, b, instruction, accumulate, TILEMOE_SITE);
+void multiply_tcgen05(int blocks, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
+                      bool accumulate) {
+  multiply_into_tensor_memory(Call(), blocks, d, a, b, instruction, accumulate, TILEMOE_SITE);
 }
-void commit_tcgen05(uint32_t barrier) {
-  commit_tensor_products(Call(), barrier, TILEMOE_SITE);
+void commit_tcgen05(int blocks, uint32_t barrier, uint32_t told) {
+  commit_tensor_products(Call(), blocks, barrier, told, TILEMOE_SITE);
 }
 
 }  // namespace tilemoe::simulator

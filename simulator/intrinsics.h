@@ -65,13 +65,16 @@ void wait_wgmma(int pending);
 void sync_cluster();
 uint32_t address_in_cluster(uint32_t shared, uint32_t rank);
 bool elect_one_lane();
-void allocate_tensor_columns(uint32_t shared, uint32_t columns);
-void relinquish_tensor_columns();
-void free_tensor_columns(uint32_t address, uint32_t columns);
+// `blocks` of tcgen05: of this one alone, or of its pair.
+void allocate_tensor_columns(int blocks, uint32_t shared, uint32_t columns);
+void relinquish_tensor_columns(int blocks);
+void free_tensor_columns(int blocks, uint32_t address, uint32_t columns);
 void load_tensor_columns(float* to, uint32_t pieces, uint32_t address);
 void wait_tensor_loads();
 void fence_tcgen05(bool after);
-void multiply_tcgen05(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate);
-void commit_tcgen05(uint32_t barrier);
+void multiply_tcgen05(int blocks, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
+                      bool accumulate);
+// `told`: blocks of the cluster, a bit each; 0: this one.
+void commit_tcgen05(int blocks, uint32_t barrier, uint32_t told);
 
 }  // namespace tilemoe::simulator

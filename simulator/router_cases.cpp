@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "tilemoe/routing.h"
+#include "tilemoe/rows.h"
 #include "verify/number.h"
 #include "verify/random.h"
 
@@ -82,7 +83,8 @@ class RouterTensors {
       const double want = verify::load(result.dtype, expected.data(), k);
       const double is = verify::load(result.dtype, got.data(), k);
       if (std::memcmp(&want, &is, sizeof is) == 0 || (std::isnan(want) && std::isnan(is))) continue;
-      if (std::fabs(is - want) <= result.tolerance * (1 + std::fabs(want))) continue;
+      const double allowed = result.tolerance * (1 + std::fabs(want));
+      if (result.tolerance > 0 && std::fabs(is - want) <= allowed) continue;  // else 0 is not -0
       text << "\n  " << result.name << "[" << k << "]: " << is << ", the CPU has " << want;
       return;
     }
@@ -206,6 +208,36 @@ void lose(const Choice& c, RouterTensors& tensors) {
                  .workspace_bytes = bytes});
 }
 
+struct RowSums {
+  int32_t sources;
+  int64_t source_rows, rows, P, d;
+  bool addend = false;
+  bool again = false;  // the sums once more, added to themselves in place
+  DType dtype = DType::kBFloat16;
+};
+
+void sum_rows_of(const RowSums& c, RouterTensors& tensors) {
+  const auto number = [&](int64_t i) { return i % 4 == 1 ? -0. : tensors.random().normal(); };
+  std::vector<const void*> source;  // an allocation each
+  for (int32_t s = 0; s < c.sources; ++s)
+    source.push_back(tensors.given(c.dtype, {c.source_rows, c.d}, number).data);
+  const int64_t all = c.sources * c.source_rows;
+  SumRows sums{.device = tensors.device(),
+               .source = source.data(),
+               .sources = c.sources,
+               .source_rows = c.source_rows,
+               .place = tensors.given(DType::kInt32, {c.rows, c.P},
+                                      [&](int64_t) {  // every fifth is no row
+                                        const int64_t place = tensors.random().below(all + all / 4);
+                                        return static_cast<double>(place - all / 8);
+                                      }),
+               .out = tensors.result("out", c.dtype, {c.rows, c.d})};
+  if (c.addend) sums.addend = tensors.given(c.dtype, {c.rows, c.d}, number);
+  sum_rows(sums);
+  sums.addend = sums.out;
+  if (c.again) sum_rows(sums);
+}
+
 RouterCase top_k_case(const char* name, const Choice& c) {
   return {std::string("router-top-k-") + name, [c](RouterTensors& t) { choose(c, t); }};
 }
@@ -219,6 +251,9 @@ RouterCase tokens_case(const char* name, const Choice& c, int64_t d) {
 RouterCase backward_case(const char* name, const Choice& c) {
   return {std::string("router-backward") + name,
           [c](RouterTensors& t) { go_back(c, logits_of(c, t), route(c, t), t); }};
+}
+RouterCase sums_case(const char* name, const RowSums& c) {
+  return {std::string("router-sum-rows-") + name, [c](RouterTensors& t) { sum_rows_of(c, t); }};
 }
 RouterCase rounded_case(const char* name, const Choice& c, Rounding rule, int64_t m,
                         int64_t round_tokens = 0) {
@@ -277,6 +312,24 @@ const std::vector<RouterCase>& router_cases() {
        }},
       {"router-losses", [kRows](RouterTensors& t) { lose(kRows, t); }},
       {"router-losses-of-many", [kMany](RouterTensors& t) { lose(kMany, t); }},
+      sums_case("copied", {.sources = 3, .source_rows = 40, .rows = 70, .P = 1, .d = 264}),
+      sums_case("one",
+                {.sources = 1, .source_rows = 50, .rows = 33, .P = 1, .d = 88, .addend = true}),
+      sums_case("two", {.sources = 8, .source_rows = 16, .rows = 60, .P = 2, .d = 264}),
+      sums_case("four-again", {.sources = 5,
+                               .source_rows = 9,
+                               .rows = 70,
+                               .P = 4,
+                               .d = 104,
+                               .again = true,
+                               .dtype = DType::kFloat16}),
+      sums_case("many", {.sources = 64,
+                         .source_rows = 3,
+                         .rows = 40,
+                         .P = 11,
+                         .d = 136,
+                         .addend = true,
+                         .again = true}),
   };
   return cases;
 }

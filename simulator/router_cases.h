@@ -1,5 +1,6 @@
 // Small cases of the router on the simulated GPU: the choice of experts, routings from all that they
-// are made of, the backward, the losses. The CPU backend says what is right.
+// are made of, the backward, the losses; and sums of rows of several arrays, which have no layer
+// either. The CPU backend says what is right.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
 #include "simulator/run_case.h"
 
+#include <cstdlib>
 #include <ctime>
 #include <optional>
 #include <stdexcept>
@@ -49,6 +50,7 @@ CaseRun::CaseRun(const Job& job)
   Machine::instance().set_device(job.setting->device);
   if (tilemoe_set_cuda_kit(job.setting->kit) != TILEMOE_SUCCESS)
     throw std::runtime_error(tilemoe_last_error());
+  setenv("TILEMOE_PAIRS", job.setting->pairs ? "1" : "0", 1);
 }
 CaseRun::~CaseRun() = default;
 

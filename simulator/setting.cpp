@@ -17,6 +17,7 @@ constexpr Setting kSettings[] = {
     {"sm90", "an H100 with the kit sm90", "sm90", kH100},
     {"sm80-on-90", "an H100 with the kit sm80", "sm80", kH100},
     {"sm100", "a B200 with the kit sm100", "sm100", kB200},
+    {"sm100-pairs", "a B200 with the kit sm100, blocks in pairs", "sm100", kB200, true},
     {"sm80-on-100", "a B200 with the kit sm80", "sm80", kB200},
 };
 

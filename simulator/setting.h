@@ -13,6 +13,7 @@ struct Setting {
   const char* in_words;
   const char* kit;
   DeviceKind device;
+  bool pairs = false;  // of blocks: TILEMOE_PAIRS
 };
 
 std::span<const Setting> all_settings();

@@ -21,11 +21,13 @@ SharedBytes::~SharedBytes() {
   munmap(data_, bytes_);
 }
 
-void side_by_side(size_t count, int at_once, const std::function<void(size_t)>& work) {
+void side_by_side(size_t count, int at_once, const std::function<void(size_t)>& work,
+                  const std::function<void()>& ended) {
   int running = 0;
   const auto await_one = [&] {
     if (wait(nullptr) < 0) throw std::system_error(errno, std::generic_category(), "wait");
     --running;
+    ended();
   };
   for (size_t i = 0; i < count; ++i) {
     if (running == at_once) await_one();

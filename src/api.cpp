@@ -11,6 +11,7 @@
 #include "library_limits.h"
 #include "routing/rules.h"
 #include "routing/spec.h"
+#include "sum_rows.h"
 #include "tilemoe/tilemoe.h"
 
 namespace {
@@ -225,6 +226,10 @@ tilemoe_status tilemoe_router_losses_workspace_bytes(tilemoe_device device, int6
 
 tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_args* args) {
   return guarded("tilemoe_router_losses", [&] { tilemoe::router_losses(args); });
+}
+
+tilemoe_status tilemoe_sum_rows(const tilemoe_sum_rows_args* args) {
+  return guarded("tilemoe_sum_rows", [&] { tilemoe::sum_rows(args); });
 }
 
 tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,

@@ -38,8 +38,11 @@ struct Rows {
   int64_t of_an_expert =
       INT64_MAX;  // at most, unless ids repeat within a token; past capacity: any
   const int32_t* offsets = nullptr;  // (E + 1)
-  const int32_t* token = nullptr;    // (capacity) source row in X and dO; null: row r is row r
-  const float* score = nullptr;      // (capacity); null: every s is 1
+  // (E) where an expert's rows end that are worked on; null: where the next expert's begin. Of steps
+  // with a row of output per row alone.
+  const int32_t* ends = nullptr;
+  const int32_t* token = nullptr;  // (capacity) source row in X and dO; null: row r is row r
+  const float* score = nullptr;    // (capacity); null: every s is 1
 };
 
 // Where W1's columns come from, and the activation. One per step that touches W1.
@@ -238,6 +241,9 @@ class Backend {
   virtual void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) = 0;
   virtual void router_backward(const tilemoe_router_backward_args& args) = 0;
   virtual void router_losses(const tilemoe_router_losses_args& args) = 0;
+
+  // ---- rows of several arrays. The same of its arguments.
+  virtual void sum_rows(const tilemoe_sum_rows_args& args) = 0;
 };
 
 // The backend of a device, or Error(kUnsupported) with the reason why this build or machine has

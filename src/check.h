@@ -70,6 +70,9 @@ template <>
 inline constexpr size_t kLeastBytes<tilemoe_router_losses_args> =
     offsetof(tilemoe_router_losses_args, stream);
 template <>
+inline constexpr size_t kLeastBytes<tilemoe_sum_rows_args> = offsetof(tilemoe_sum_rows_args,
+                                                                      stream);
+template <>
 inline constexpr size_t kLeastBytes<tilemoe_experts> = offsetof(tilemoe_experts, clamp);
 template <>
 inline constexpr size_t kLeastBytes<tilemoe_weights> = offsetof(tilemoe_weights, b1);

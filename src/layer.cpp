@@ -1,6 +1,7 @@
 #include "layer.h"
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "backend.h"
@@ -51,6 +52,29 @@ Rows rows_of(const tilemoe_routing& routing) {
           .offsets = routing.offsets,
           .token = routing.row_token,
           .score = routing.row_score};
+}
+
+// A part's, for the steps that have a row of output per row.
+Rows rows_of(const tilemoe_routing& routing, const std::optional<tilemoe_part>& part) {
+  Rows rows = rows_of(routing);
+  if (part) rows.offsets = part->begins, rows.ends = part->ends;
+  return rows;
+}
+
+// The routing as a combine of the part's tokens sees it.
+tilemoe_routing routing_of(tilemoe_routing routing, const std::optional<tilemoe_part>& part) {
+  if (!part) return routing;
+  routing.spec.T = part->tokens;
+  if (routing.token_offsets != nullptr)
+    routing.token_offsets += part->first_token;
+  else
+    routing.pair_row += part->first_token * routing.spec.K;
+  return routing;
+}
+
+// A part's tokens of (T, d), or of a block of its columns.
+tilemoe_tensor tokens_of(const tilemoe_tensor& tensor, const std::optional<tilemoe_part>& part) {
+  return part ? slice(tensor, 0, part->first_token, part->tokens) : tensor;
 }
 
 // Up to here a product lasts little longer than its launch. 64 tokens of 32 experts each.
@@ -107,7 +131,7 @@ class BackwardSteps {
     if (!any_rows_ || !call_.work.needs_activation_gradient()) return;
     run_(step::kActivationGradient, &Backend::activation_gradient,
          {.experts = experts_,
-          .rows = rows_,
+          .rows = rows_of(call_.routing, call_.part),
           .dO = call_.args.dO,
           .W1 = call_.weights.W1,
           .W2 = call_.weights.W2,
@@ -276,7 +300,8 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
   const Scratch scratch = scratch_at(args.workspace, call.plan.scratch);
   const tilemoe_tensor A = region(call.experts, spec, args.workspace, call.plan.A, call.experts.n);
   const tilemoe_weights& weights = call.weights;
-  const Rows rows = rows_of(call.routing);
+  const Rows rows = rows_of(call.routing, call.part);
+  const tilemoe_routing routing = routing_of(call.routing, call.part);
   const Tuning tuning = forward_tuning(args, spec);
 
   if (spec.capacity > 0)
@@ -305,11 +330,11 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
            .tuning = tuning});
     run(step::kCombine, &Backend::combine,
         {.experts = &call.experts,
-         .routing = &call.routing,
+         .routing = &routing,
          .row_values = Y,
          .scale_by_score = true,
-         .addend = slice(args.addend, 1, first, columns),
-         .out = slice(args.O, 1, first, columns),
+         .addend = tokens_of(slice(args.addend, 1, first, columns), call.part),
+         .out = tokens_of(slice(args.O, 1, first, columns), call.part),
          .stream = args.stream,
          .tuning = tuning});
   });
@@ -322,6 +347,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given
   const BackwardCall call(experts, given);
   const BackwardSteps run(call, observer);
   run.activation_gradient();
+  if (call.part && !call.part->last) return;  // the other steps are of all rows
   update_saved(call, *call.args.saved);
   run.score_gradient();
   run.weight_gradient_2();

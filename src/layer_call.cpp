@@ -54,6 +54,22 @@ tilemoe_routing read_routing_of(const tilemoe_routing* given, const tilemoe_expe
   return routing;
 }
 
+std::optional<tilemoe_part> read_part(const tilemoe_part* given, const tilemoe_routing_spec& spec) {
+  if (given == nullptr) return {};
+  const tilemoe_part part = read_struct("part", given);
+  check_reserved("part", part.reserved);
+  check_flag("part.last", part.last);
+  TILEMOE_CHECK(spec.kind != TILEMOE_ROUTING_GROUPED,
+                "part is given, and the routing is grouped: its rows have no tokens");
+  TILEMOE_CHECK(part.begins != nullptr && part.ends != nullptr,
+                "part.begins or part.ends is null, expected (E) int32 of each");
+  TILEMOE_CHECK(part.first_token >= 0 && part.first_token <= spec.T && part.tokens >= 0 &&
+                    part.tokens <= spec.T - part.first_token,
+                "part has " << part.tokens << " tokens from " << part.first_token
+                            << " on, expected some of T = " << spec.T);
+  return part;
+}
+
 void check_weights(const tilemoe_experts& experts, const tilemoe_weights& weights) {
   const DTypes dtype = {experts.dtype};
   const int64_t E = experts.E, d = experts.d, n = experts.n;
@@ -97,7 +113,8 @@ void check_block_turns(int32_t turns) {
 }
 
 void read_weights_and_routing(MemoryUse& memory, const tilemoe_weights& weights,
-                              const tilemoe_routing& routing) {
+                              const tilemoe_routing& routing,
+                              const std::optional<tilemoe_part>& part) {
   memory.reads("weights.W1", weights.W1);
   memory.reads("weights.W1_up", weights.W1_up);
   memory.reads("weights.W2", weights.W2);
@@ -105,6 +122,10 @@ void read_weights_and_routing(MemoryUse& memory, const tilemoe_weights& weights,
   memory.reads("weights.b1_up", weights.b1_up);
   memory.reads("weights.b2", weights.b2);
   memory.reads("routing", routing.offsets, routing_bytes(routing.spec));
+  if (!part) return;
+  const size_t bytes = static_cast<size_t>(routing.spec.E) * sizeof(int32_t);
+  memory.reads("part.begins", part->begins, bytes);
+  memory.reads("part.ends", part->ends, bytes);
 }
 
 }  // namespace
@@ -152,6 +173,7 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
       routing(read_routing_of(args.routing, experts)),
       weights(read_struct("weights", args.weights)),
       saved(args.saved ? read_struct("saved", args.saved) : tilemoe_saved{}),
+      part(read_part(args.part, routing.spec)),
       backend(backend_of(experts)),
       plan(backend, experts, routing.spec) {
   check_reserved("forward args", args.reserved);
@@ -177,7 +199,7 @@ void ForwardCall::check_memory() const {
   memory.writes("workspace", args.workspace, plan.total);
   memory.reads("X", args.X, "O");
   memory.reads("addend", args.addend, same_view(args.addend, args.O) ? "O" : nullptr);
-  read_weights_and_routing(memory, weights, routing);
+  read_weights_and_routing(memory, weights, routing, part);
   memory.check();
 }
 
@@ -190,6 +212,7 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
       weights(read_struct("weights", args.weights)),
       gradients(args.dweights ? read_struct("dweights", args.dweights) : tilemoe_weights{}),
       saved(read_struct("saved", args.saved)),
+      part(read_part(args.part, routing.spec)),
       backend(backend_of(experts)),
       work(asked_for()),
       plan(backend, experts, routing.spec, work) {
@@ -261,6 +284,7 @@ void BackwardCall::check_weight_gradients() const {
 void BackwardCall::check_mode() const {
   TILEMOE_CHECK(saved.state >= TILEMOE_SAVED_H && saved.state <= TILEMOE_SAVED_DH_OVER_H,
                 "saved.state is " << static_cast<int>(saved.state) << ", expected 0 to 2");
+  TILEMOE_CHECK(!part || !work.from_dH(), "part is given, and mode is REST, which reads no dO");
   if (!work.from_dH()) {
     TILEMOE_CHECK(saved.state != TILEMOE_SAVED_DH_OVER_H,
                   "saved was consumed by a backward that wrote dH over H: only mode REST is left; "
@@ -296,7 +320,7 @@ void BackwardCall::check_memory() const {
     memory.writes("saved.H", saved.H);
   else
     memory.reads("saved.H", saved.H);
-  read_weights_and_routing(memory, weights, routing);
+  read_weights_and_routing(memory, weights, routing, part);
   memory.check();
 }
 

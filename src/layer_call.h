@@ -2,6 +2,8 @@
 // written before.
 #pragma once
 
+#include <optional>
+
 #include "backend.h"
 #include "layer_plan.h"
 
@@ -27,6 +29,7 @@ class ForwardCall {
   const tilemoe_routing routing;
   const tilemoe_weights weights;
   const tilemoe_saved saved;  // zero in inference
+  const std::optional<tilemoe_part> part;
   Backend& backend;
   const ForwardPlan plan;
 
@@ -44,6 +47,7 @@ class BackwardCall {
   const tilemoe_routing routing;
   const tilemoe_weights weights, gradients;
   const tilemoe_saved saved;
+  const std::optional<tilemoe_part> part;
   Backend& backend;
   const BackwardWork work;
   const BackwardPlan plan;

@@ -44,6 +44,15 @@ struct LayerProblem {
   tilemoe_forward_args forward{};
   tilemoe_backward_args backward{};
 
+  // All tokens and rows, for a test to give it.
+  tilemoe_part whole_part() const {
+    tilemoe_part part{};
+    part.struct_size = sizeof part;
+    part.begins = routing.offsets, part.ends = routing.offsets + 1;
+    part.tokens = routing.spec.T;
+    return part;
+  }
+
   explicit LayerProblem(bool split = false, bool grouped = false) {
     experts.struct_size = sizeof experts;
     experts.d = kD, experts.n = kN, experts.E = kE;

@@ -12,6 +12,7 @@ namespace {
 template <bool kSplit, bool kGrouped>
 struct Forward : LayerProblem {
   Forward() : LayerProblem(kSplit, kGrouped) {}
+  tilemoe_part part = whole_part();
   const char* function() const { return "tilemoe_forward"; }
   tilemoe_status call() { return tilemoe_forward(experts_pointer, args_pointer); }
   tilemoe_forward_args& args() { return forward; }
@@ -23,6 +24,7 @@ struct Forward : LayerProblem {
 template <bool kSplit, bool kGrouped>
 struct Backward : LayerProblem {
   Backward() : LayerProblem(kSplit, kGrouped) {}
+  tilemoe_part part = whole_part();
   const char* function() const { return "tilemoe_backward"; }
   tilemoe_status call() { return tilemoe_backward(experts_pointer, args_pointer); }
   tilemoe_backward_args& args() { return backward; }
@@ -94,6 +96,33 @@ std::vector<BadCase<Problem>> shared_cases() {
        {"block_turns is -1"}},
       {"block_turns 17", [](Problem& p) { p.args().block_turns = 17; }, {"block_turns is 17"}},
       {"reserved", [](Problem& p) { p.args().reserved = 1; }, {"reserved is 1"}},
+      {"part.struct_size",
+       [](Problem& p) { p.args().part = &p.part, p.part.struct_size = 8; },
+       {"part.struct_size"}},
+      {"part.reserved",
+       [](Problem& p) { p.args().part = &p.part, p.part.reserved = 1; },
+       {"reserved is 1"}},
+      {"part.last",
+       [](Problem& p) { p.args().part = &p.part, p.part.last = 2; },
+       {"part.last is 2"}},
+      {"part.begins null",
+       [](Problem& p) { p.args().part = &p.part, p.part.begins = nullptr; },
+       {"part"}},
+      {"part.ends null",
+       [](Problem& p) { p.args().part = &p.part, p.part.ends = nullptr; },
+       {"part"}},
+      {"part from before the first token",
+       [](Problem& p) { p.args().part = &p.part, p.part.first_token = -1; },
+       {"part"}},
+      {"part of a token too many",
+       [](Problem& p) { p.args().part = &p.part, p.part.tokens = p.spec.T + 1; },
+       {"part"}},
+      {"part of no number",
+       [](Problem& p) { p.args().part = &p.part, p.part.tokens = INT64_MIN; },
+       {"part"}},
+      {"part past the last token",
+       [](Problem& p) { p.args().part = &p.part, p.part.first_token = INT64_MAX; },
+       {"part"}},
       {"routing null", [](Problem& p) { p.args().routing = nullptr; }, {"routing is null"}},
       {"routing.struct_size", [](Problem& p) { p.routing.struct_size = 1; }, {"routing.struct"}},
       {"routing never bound",

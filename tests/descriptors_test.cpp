@@ -120,11 +120,12 @@ TEST(Descriptors, TheTableHasWhatTheKitsUse) {
     if (kit == KitName::kSm80) continue;
     const auto [format, a, b] = product_of(row);
     const auto [m, n] = std::tuple{row.tile.block_m, row.tile.block_n};
+    const int blocks = kit == KitName::kSm100 ? row.tile.cluster : 1;  // of a product
     if (kit == KitName::kSm100) {
-      EXPECT_TRUE(instructions.contains({format, m, n, a, b})) << m << " x " << n;
+      EXPECT_TRUE(instructions.contains({format, blocks * m, n, a, b})) << m << " x " << n;
     }
-    EXPECT_TRUE(operands.contains({kit, "A", a, m})) << m;
-    EXPECT_TRUE(operands.contains({kit, "B", b, n})) << n;
+    EXPECT_TRUE(operands.contains({kit, blocks == 1 ? "A" : "PairA", a, m})) << m;
+    EXPECT_TRUE(operands.contains({kit, blocks == 1 ? "B" : "PairB", b, n / blocks})) << n;
   }
 }
 

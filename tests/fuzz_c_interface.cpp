@@ -123,6 +123,7 @@ class Problem {
   void layer();
   void router_backward();
   void losses();
+  void sum_rows();
 
  private:
   void check(tilemoe_status status) const { require(status == TILEMOE_SUCCESS, "a good problem"); }
@@ -510,6 +511,53 @@ void Problem::losses() {
   call.run([&] { return tilemoe_router_losses(&args); });
 }
 
+// Every source is one array that ends where nobody may read.
+void Problem::sum_rows() {
+  Call call(world_, choices_, "tilemoe_sum_rows");
+  tilemoe_sum_rows_args args{};
+  args.struct_size = sizeof args;
+  const int64_t rows = choices_.between(0, 8), d = 8 * choices_.between(1, 3);
+  const tilemoe_dtype dtype = any_float(choices_);
+  const void* source[TILEMOE_MAX_SOURCES] = {};
+  args.source = source;
+  args.sources = static_cast<int32_t>(choices_.between(1, 4));
+  args.source_rows = choices_.between(0, 5);
+  call.input(args.place, TILEMOE_INT32, {rows, choices_.between(1, 9)}, Layout::kContiguous, false,
+             -2, args.sources * args.source_rows + 1);
+  if (choices_.one_in(3)) call.input(args.addend, dtype, {rows, d}, Layout::kRows, true);
+  call.output(args.out, dtype, {rows, d}, Layout::kRows, true);
+  const bool in_place = choices_.one_in(4);
+  if (in_place) call.may_overflow();  // added to garbage
+  call.hazard([&args, sources = any_number(choices_)] {
+    const auto number = static_cast<int32_t>(sources);
+    args.sources = number >= 1 && number <= TILEMOE_MAX_SOURCES ? number + 64 : number;
+  });
+  call.hazard(
+      [&args, rows_given = choices_.pick({int64_t{-1}, INT64_MIN, INT64_MAX, int64_t{1} << 31})] {
+        args.source_rows = rows_given;
+      });
+  call.hazard([&args] { args.source = nullptr; });
+  call.hazard([&args] { args.device = static_cast<tilemoe_device>(7); });
+  bool lacks_one = false, is_off = false;
+  call.hazard([&lacks_one] { lacks_one = true; });
+  call.hazard([&is_off] { is_off = true; });
+  struct_size_hazard(call, args.struct_size);
+  std::memset(world_.sources.begin(), 0x3c, world_.sources.bytes());  // a number in every dtype
+  world_.sources.remember();
+  call.run([&] {
+    const int64_t width = std::clamp<int64_t>(args.out.shape[1], 0, 64);  // whatever became of it
+    const int64_t source_rows = std::clamp<int64_t>(args.source_rows, 0, 5);
+    const size_t bytes =
+        static_cast<size_t>(source_rows * width) * tilemoe_dtype_size(args.out.dtype);
+    const unsigned char* const end = world_.sources.begin() + world_.sources.bytes();
+    std::fill_n(source, TILEMOE_MAX_SOURCES, end - bytes - (is_off ? 1 : 0));
+    if (lacks_one) source[0] = nullptr;
+    if (in_place) args.addend = args.out;
+    return tilemoe_sum_rows(&args);
+  });
+  require(world_.sources.unchanged(), "tilemoe_sum_rows wrote to a source");
+}
+
 }  // namespace
 
 void fuzz(World& world, const uint8_t* data, size_t size) {
@@ -520,6 +568,7 @@ void fuzz(World& world, const uint8_t* data, size_t size) {
     Problem problem(world, choices);
     problem.choose();
     problem.losses();
+    problem.sum_rows();
     if (!problem.build_routing()) continue;
     problem.layer();
     problem.router_backward();

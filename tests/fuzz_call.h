@@ -55,7 +55,8 @@ struct World {
   std::vector<std::unique_ptr<Slab>> slabs;
   std::unique_ptr<Slab> workspace = std::make_unique<Slab>(1);  // as large as was ever needed
   Slab routing{kSlabBytes};
-  bool finite = true;  // of every float that calls are given
+  Slab sources{kSlabBytes};  // of sum_rows
+  bool finite = true;        // of every float that calls are given
   Statistics statistics;
 };
 

@@ -110,6 +110,7 @@ class LayerRun {
     general_routing();
     grouped_routing();
     losses();
+    sums_of_rows();
     return std::move(seen_);
   }
 
@@ -291,6 +292,17 @@ class LayerRun {
     require(tilemoe_router_losses(caller_.make(args)));
     see(args.losses), see(args.dlogits);
   }
+  void sums_of_rows() {
+    auto args = sized<tilemoe_sum_rows_args>();
+    const void* const source[] = {filled({T, d}).data, filled({T, d}).data};
+    args.sources = 2, args.source = source, args.source_rows = T;
+    args.place = fresh(TILEMOE_INT32, {T, K});
+    for (int32_t i = 0; i < T * K; ++i)
+      static_cast<int32_t*>(args.place.data)[i] = 5 * i % (2 * T + 1);
+    args.addend = filled({T, d}), args.out = filled({T, d});
+    require(tilemoe_sum_rows(caller_.make(args)));
+    see(args.out);
+  }
 
   Caller& caller_;
   Memory memory_;
@@ -390,6 +402,7 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
                                                [](auto* p) { return tilemoe_router_backward(p); });
   expect_refused<tilemoe_router_losses_args>("args",
                                              [](auto* p) { return tilemoe_router_losses(p); });
+  expect_refused<tilemoe_sum_rows_args>("args", [](auto* p) { return tilemoe_sum_rows(p); });
   expect_refused<tilemoe_experts>("experts", [&](auto* p) {
     auto size = sized<tilemoe_saved_size>();
     return tilemoe_saved_bytes(p, &spec, &size);
@@ -409,6 +422,12 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
     auto args = sized<tilemoe_backward_args>();
     args.routing = &routing, args.weights = &weights, args.saved = p;
     return tilemoe_backward(&experts, &args);
+  });
+  expect_refused<tilemoe_part>("part", [&](auto* p) {
+    auto args = sized<tilemoe_forward_args>();
+    const auto without_bounds = sized<tilemoe_part>();
+    args.routing = &routing, args.weights = &weights, args.part = p ? p : &without_bounds;
+    return tilemoe_forward(&experts, &args);
   });
   // One that is absent asks for nothing.
   expect_refused<tilemoe_weights>("weights", [&](auto* p) {

@@ -46,11 +46,13 @@ constexpr Layout kLayouts[] = {
     LAYOUT(tilemoe_route_grouped_args, 144),
     LAYOUT(tilemoe_router_backward_args, 248),
     LAYOUT(tilemoe_router_losses_args, 304),
+    LAYOUT(tilemoe_sum_rows_args, 232),
     LAYOUT(tilemoe_experts, 64),
     LAYOUT(tilemoe_weights, 392),
     LAYOUT(tilemoe_saved, 88),
     LAYOUT(tilemoe_saved_size, 40),
     LAYOUT(tilemoe_workspace_query, 40),
+    LAYOUT(tilemoe_part, 48),
     LAYOUT(tilemoe_forward_args, 256),
     LAYOUT(tilemoe_backward_args, 400),
 };
@@ -171,6 +173,15 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_router_losses_args, workspace, 280, 8),
     FIELD(tilemoe_router_losses_args, workspace_bytes, 288, 8),
     FIELD(tilemoe_router_losses_args, stream, 296, 8),
+    FIELD(tilemoe_sum_rows_args, struct_size, 0, 8),
+    FIELD(tilemoe_sum_rows_args, device, 8, 4),
+    FIELD(tilemoe_sum_rows_args, sources, 12, 4),
+    FIELD(tilemoe_sum_rows_args, source, 16, 8),
+    FIELD(tilemoe_sum_rows_args, source_rows, 24, 8),
+    FIELD(tilemoe_sum_rows_args, place, 32, 64),
+    FIELD(tilemoe_sum_rows_args, addend, 96, 64),
+    FIELD(tilemoe_sum_rows_args, out, 160, 64),
+    FIELD(tilemoe_sum_rows_args, stream, 224, 8),
     FIELD(tilemoe_experts, struct_size, 0, 8),
     FIELD(tilemoe_experts, device, 8, 4),
     FIELD(tilemoe_experts, dtype, 12, 4),
@@ -207,6 +218,13 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_workspace_query, mode, 28, 4),
     FIELD(tilemoe_workspace_query, gradients, 32, 4),
     FIELD(tilemoe_workspace_query, reserved, 36, 4),
+    FIELD(tilemoe_part, struct_size, 0, 8),
+    FIELD(tilemoe_part, begins, 8, 8),
+    FIELD(tilemoe_part, ends, 16, 8),
+    FIELD(tilemoe_part, first_token, 24, 8),
+    FIELD(tilemoe_part, tokens, 32, 8),
+    FIELD(tilemoe_part, last, 40, 4),
+    FIELD(tilemoe_part, reserved, 44, 4),
     FIELD(tilemoe_forward_args, struct_size, 0, 8),
     FIELD(tilemoe_forward_args, routing, 8, 8),
     FIELD(tilemoe_forward_args, weights, 16, 8),
@@ -219,6 +237,7 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_forward_args, stream, 240, 8),
     FIELD(tilemoe_forward_args, block_turns, 248, 4),
     FIELD(tilemoe_forward_args, reserved, 252, 4),
+    FIELD(tilemoe_forward_args, part, 256, 8),
     FIELD(tilemoe_backward_args, struct_size, 0, 8),
     FIELD(tilemoe_backward_args, mode, 8, 4),
     FIELD(tilemoe_backward_args, accumulate, 12, 4),
@@ -236,6 +255,7 @@ constexpr Field kFields[] = {
     FIELD(tilemoe_backward_args, stream, 384, 8),
     FIELD(tilemoe_backward_args, block_turns, 392, 4),
     FIELD(tilemoe_backward_args, reserved, 396, 4),
+    FIELD(tilemoe_backward_args, part, 400, 8),
 };
 
 TEST(InterfaceLayout, FieldsStandWhereTheyStood) {
@@ -289,6 +309,7 @@ TEST(InterfaceLayout, LeastSizes) {
   EXPECT_EQ(kLeastBytes<tilemoe_route_grouped_args>, 136u);
   EXPECT_EQ(kLeastBytes<tilemoe_router_backward_args>, 232u);
   EXPECT_EQ(kLeastBytes<tilemoe_router_losses_args>, 296u);
+  EXPECT_EQ(kLeastBytes<tilemoe_sum_rows_args>, 224u);
   EXPECT_EQ(kLeastBytes<tilemoe_experts>, 48u);
   EXPECT_EQ(kLeastBytes<tilemoe_weights>, 200u);
   EXPECT_EQ(kLeastBytes<tilemoe_saved>, 88u);

@@ -1,4 +1,5 @@
 // What the modes of forward and backward promise each other.
+#include <algorithm>
 #include <cmath>
 
 #include "layer_support.h"
@@ -80,6 +81,38 @@ TEST_P(LayerModes, DHOverHInTwoCallsGivesTheBitsOfOne) {
 
 TEST_P(LayerModes, TwoCallsGiveTheBitsOfOne) {
   expect_two_calls_give_the_bits_of_one(GetParam(), host_memory());
+}
+
+TEST_P(LayerModes, PartsGiveTheBitsOfOne) {
+  if (GetParam().routing == RoutingKind::kGrouped) return;  // it has no tokens
+  expect_parts_give_the_bits_of_one(GetParam(), host_memory());
+}
+
+TEST_P(LayerModes, APartWritesItsOwnTokensAlone) {
+  if (GetParam().routing == RoutingKind::kGrouped) return;
+  const std::vector<float> all = run(GetParam())[kO];
+  Problem problem(make_inputs(GetParam(), 3));
+  problem.poison();
+  problem.route();
+  const Parts parts = problem.parts();
+  const tilemoe_part part = parts.in_order({2})[0];
+  ForwardArgs args = problem.forward_args();
+  args.part = &part;
+  problem.experts().forward(args);
+  const Computed computed = problem.computed();
+  const std::vector<float>& O = computed[kO];
+  const int64_t d = problem.experts().d;
+  ASSERT_GT(part.tokens, 0);
+  int64_t rows = 0;
+  for (int64_t e = 0; e < problem.spec().E; ++e) rows += part.ends[e] - part.begins[e];
+  const auto written = std::count_if(computed[kH].begin(), computed[kH].end(),
+                                     [](float value) { return !std::isnan(value); });
+  EXPECT_EQ(written, rows * GetParam().h_width());
+  for (size_t i = 0; i < O.size(); ++i) {
+    const int64_t t = static_cast<int64_t>(i) / d - part.first_token;
+    const bool own = t >= 0 && t < part.tokens;
+    ASSERT_TRUE(own ? std::memcmp(&O[i], &all[i], sizeof(float)) == 0 : std::isnan(O[i])) << i;
+  }
 }
 
 // A call of mode REST leaves dH as it was.

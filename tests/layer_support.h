@@ -87,4 +87,22 @@ inline void expect_two_calls_give_the_bits_of_one(Case one, Memory& memory) {
   }
 }
 
+// In parts a layer gives the bits of one call.
+inline void expect_parts_give_the_bits_of_one(Case one, Memory& memory) {
+  one.addend = true;
+  for (const bool dH_over_H : {false, true}) {
+    SCOPED_TRACE(one.name + (dH_over_H ? ", dH over H" : ""));
+    one.dH_over_H = dH_over_H;
+    Case parts = one;
+    parts.in_parts = true;
+    const auto run = [&](const Case& test_case) {
+      Problem problem(make_inputs(test_case, 3), memory);
+      problem.run();
+      EXPECT_TRUE(problem.damage().empty());
+      return problem.computed();
+    };
+    expect_same_bits(run(one), run(parts));
+  }
+}
+
 }  // namespace tilemoe::verify

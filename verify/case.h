@@ -62,6 +62,7 @@ struct Case {
   bool accumulate_dW = false;  // beta = 1
   bool dH_over_H = false;
   bool in_two_calls = false;  // backward: what needs dO, then the rest, with the addend in dX
+  bool in_parts = false;      // of the tokens, one of them empty, in another order than theirs
   int32_t column_blocks = 0;  // of Y and dX~
   Gradients wanted = {};
 

@@ -199,8 +199,19 @@ Problem::BackwardCalls Problem::backward_calls() {
   return calls;
 }
 
+Parts Problem::parts() const {
+  const int64_t T = spec_.T;
+  return Parts(*routing_, {0, T / 3, T / 3, T - 1, T}, memory_);
+}
+
 void Problem::forward() {
-  experts_.forward(forward_args());
+  ForwardArgs args = forward_args();
+  if (!case_.in_parts) return experts_.forward(args);
+  const Parts cut = parts();
+  for (const tilemoe_part& part : cut.in_order({2, 1, 0, 3})) {
+    args.part = &part;
+    experts_.forward(args);
+  }
 }
 
 void Problem::infer() {
@@ -211,6 +222,15 @@ void Problem::infer() {
 
 void Problem::backward() {
   if (case_.dH_over_H && H_of_forward_.empty()) H_of_forward_ = read_H();
+  if (case_.in_parts) {
+    BackwardArgs args = backward_args();
+    const Parts cut = parts();
+    for (const tilemoe_part& part : cut.in_order({3, 0, 1, 2})) {
+      args.part = &part;
+      experts_.backward(args);
+    }
+    return;
+  }
   if (!case_.in_two_calls) return experts_.backward(backward_args());
   auto [first, second] = backward_calls();
   experts_.backward(first);

@@ -9,6 +9,7 @@
 
 #include "inputs.h"
 #include "memory.h"
+#include "parts.h"
 #include "reference.h"
 #include "tilemoe/layer.h"
 #include "weights.h"
@@ -66,6 +67,8 @@ class Problem {
     BackwardArgs first, second;
   };
   BackwardCalls backward_calls();
+  // Four, of a routing that is there.
+  Parts parts() const;
 
  private:
   struct NamedTensor {

@@ -197,6 +197,12 @@ std::vector<Case> gradient_cases() {
              c.in_two_calls = c.addend = c.dH_over_H = true;
              c.d = 200, c.column_blocks = 3;
            }),
+      vary("parts", shape, [](Case& c) { c.in_parts = c.addend = c.reduced = true; }),
+      vary("parts-dH-over-H", shape,
+           [](Case& c) {
+             c.in_parts = c.dH_over_H = c.padded = true;
+             c.d = 200, c.column_blocks = 3, c.load = Load::kHalfEmpty;
+           }),
       vary("column-blocks", shape,
            [](Case& c) {
              c.d = 200, c.column_blocks = 3;  // of 128 columns, and one of the rest

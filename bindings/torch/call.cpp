@@ -42,8 +42,8 @@ std::string describe(const torch::stable::Device& device) {
 
 // Whether the argument of this name has whole numbers.
 bool is_counted(const std::string& name) {
-  static constexpr const char* kNames[] = {"ids",           "tokens", "experts", "counts",
-                                           "expert_counts", "seed",   "offset",  "routing"};
+  static constexpr const char* kNames[] = {"ids",  "tokens", "experts", "counts", "expert_counts",
+                                           "seed", "offset", "routing", "place"};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 

@@ -188,22 +188,38 @@ std::vector<Tensor> in_order(const Gradients& gradients, int64_t wanted) {
   return made;
 }
 
-// O, and H where it is to be kept, else empty.
-std::tuple<Tensor, Tensor> forward(const Call& call, const Tensor& X, const Tensor& routing_tensor,
-                                   const Weights& weights, const MaybeTensor& addend,
-                                   int64_t capacity, const Config& config, bool keep_H) {
-  const tilemoe_experts layer = experts_of(call, X, weights, config);
-  const tilemoe_routing_spec spec = spec_of(call, X, layer, config.numbers, capacity);
+// One part of a pass, of those that `bounds` and `cuts` make.
+tilemoe_part part_of(const Tensor& bounds, const std::vector<int64_t>& cuts, int64_t part,
+                     int64_t E) {
+  const auto parts = static_cast<int64_t>(cuts.size()) - 1;
+  if (bounds.scalar_type() != ScalarType::Int || !bounds.is_contiguous() || bounds.dim() != 2 ||
+      bounds.size(0) != parts + 1 || bounds.size(1) != E)
+    refuse("bounds has shape " + describe_shape(bounds) + ", expected (" +
+           std::to_string(parts + 1) + ", " + std::to_string(E) + ") int32, contiguous");
+  if (part < 0 || part >= parts)
+    refuse("part is " + std::to_string(part) + ", expected 0 to " + std::to_string(parts - 1));
+  const auto first = static_cast<size_t>(part);
+  tilemoe_part made{};
+  made.struct_size = sizeof made;
+  made.begins = static_cast<const int32_t*>(bounds.data_ptr()) + part * E;
+  made.ends = made.begins + E;
+  made.first_token = cuts[first];
+  made.tokens = cuts[first + 1] - cuts[first];
+  made.last = part + 1 == parts;
+  return made;
+}
+
+// Writes O, and H where it is there, else as in inference.
+void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tensor,
+                  const Weights& weights, const MaybeTensor& addend, const tilemoe_experts& layer,
+                  const tilemoe_routing_spec& spec, const tilemoe_part* part, const Tensor& O,
+                  const MaybeTensor& H) {
   const tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
   const Tensor rows = dense_rows_on_16(X);
   const MaybeTensor added = addend ? MaybeTensor(dense_rows_on_16(*addend)) : std::nullopt;
-  const int64_t width = tilemoe_activation_gated(layer.activation) ? 2 * layer.n : layer.n;
-  const Tensor O = call.empty({X.size(0), X.size(1)}, X.scalar_type());
-  const Tensor H = keep_H ? call.empty({routing.spec.capacity, width}, X.scalar_type())
-                          : call.empty({0}, X.scalar_type());
   tilemoe_saved saved{};
   saved.struct_size = sizeof saved;
-  if (keep_H) saved.H = call.view("H", H);
+  if (H) saved.H = call.view("H", *H);
 
   const tilemoe_weights all = views(call, &weights[0], kWeightNames);
   tilemoe_forward_args args{};
@@ -213,22 +229,38 @@ std::tuple<Tensor, Tensor> forward(const Call& call, const Tensor& X, const Tens
   args.X = call.view("X", rows);
   args.O = call.view("O", O);
   args.addend = call.view("addend", added);
-  args.saved = keep_H ? &saved : nullptr;
+  args.saved = H ? &saved : nullptr;
   args.block_turns = call.block_turns();
+  args.part = part;
   const Tensor workspace =
-      workspace_for(call, layer, spec, keep_H ? TILEMOE_PASS_FORWARD : TILEMOE_PASS_INFERENCE,
+      workspace_for(call, layer, spec, H ? TILEMOE_PASS_FORWARD : TILEMOE_PASS_INFERENCE,
                     TILEMOE_BACKWARD_WHOLE, 0, &args.workspace_bytes);
   args.workspace = workspace.data_ptr();
   args.stream = call.stream();
   check(tilemoe_forward(&layer, &args));
+}
+
+// O, and H where it is to be kept, else empty.
+std::tuple<Tensor, Tensor> forward(const Call& call, const Tensor& X, const Tensor& routing_tensor,
+                                   const Weights& weights, const MaybeTensor& addend,
+                                   int64_t capacity, const Config& config, bool keep_H) {
+  const tilemoe_experts layer = experts_of(call, X, weights, config);
+  const tilemoe_routing_spec spec = spec_of(call, X, layer, config.numbers, capacity);
+  const int64_t width = tilemoe_activation_gated(layer.activation) ? 2 * layer.n : layer.n;
+  const Tensor O = call.empty({X.size(0), X.size(1)}, X.scalar_type());
+  const Tensor H = keep_H ? call.empty({spec.capacity, width}, X.scalar_type())
+                          : call.empty({0}, X.scalar_type());
+  forward_into(call, X, routing_tensor, weights, addend, layer, spec, nullptr, O,
+               keep_H ? MaybeTensor(H) : std::nullopt);
   return {O, H};
 }
 
 // Asks for all memory that it needs, its workspace the last, before it launches anything; when it
-// returns the workspace is torch's again.
+// returns the workspace is torch's again. A part has a workspace of the caller's.
 void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
               tilemoe_backward_mode mode, const Tensor& routing_tensor, const Weights& weights,
-              const Config& config, const Gradients& gradients, bool accumulate) {
+              const Config& config, const Gradients& gradients, bool accumulate,
+              const tilemoe_part* part = nullptr, const Tensor* given_workspace = nullptr) {
   const Tensor rows = dense_rows_on_16(X);
   const MaybeTensor grad_rows = dO ? MaybeTensor(dense_rows_on_16(*dO)) : std::nullopt;
   const tilemoe_experts experts = experts_of(call, X, weights, config);
@@ -255,8 +287,12 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   args.ds = call.view("ds", gradients[kDs]);
   args.accumulate = accumulate;
   args.block_turns = call.block_turns();
-  const Tensor workspace = workspace_for(call, experts, spec, TILEMOE_PASS_BACKWARD, mode,
-                                         workspace_bits(gradients), &args.workspace_bytes);
+  args.part = part;
+  args.workspace_bytes = given_workspace ? static_cast<size_t>(given_workspace->numel()) : 0;
+  const Tensor workspace = given_workspace
+                               ? *given_workspace
+                               : workspace_for(call, experts, spec, TILEMOE_PASS_BACKWARD, mode,
+                                               workspace_bits(gradients), &args.workspace_bytes);
   args.workspace = workspace.data_ptr();
   args.stream = call.stream();
   check(tilemoe_backward(&experts, &args));
@@ -456,6 +492,47 @@ void experts_backward_out(const MaybeTensor& dO, const Tensor& X, const MaybeTen
                                           : TILEMOE_BACKWARD_REST;
   backward(call, dO, X, H ? *H : *H_consumed, mode, routing, weights, config, gradients,
            accumulate);
+}
+
+void experts_part(const Tensor& X, const Tensor& routing, const Tensors& weight_list,
+                  const Tensor& bounds, const std::vector<int64_t>& cuts, int64_t part,
+                  int64_t capacity, const std::vector<int64_t>& numbers,
+                  const std::vector<double>& reals, const Tensor& O, const MaybeTensor& H) {
+  const Call call({{"X", X},
+                   {"routing", routing},
+                   {"weights", kWeightNames, weight_list},
+                   {"bounds", bounds},
+                   {"O", O},
+                   {"H", H}});
+  const Weights weights(weight_list);
+  const Config config(numbers, reals);
+  const tilemoe_experts layer = experts_of(call, X, weights, config);
+  const tilemoe_routing_spec spec = spec_of(call, X, layer, config.numbers, capacity);
+  const tilemoe_part of_pass = part_of(bounds, cuts, part, layer.E);
+  forward_into(call, X, routing, weights, std::nullopt, layer, spec, &of_pass, O, H);
+}
+
+void experts_backward_part(const Tensor& dO, const Tensor& X, const Tensor& H,
+                           const Tensor& routing, const Tensors& weight_list,
+                           const std::vector<Tensor>& given_list, int64_t places,
+                           const Tensor& bounds, const std::vector<int64_t>& cuts, int64_t part,
+                           const std::vector<int64_t>& numbers, const std::vector<double>& reals,
+                           const Tensor& workspace) {
+  const Gradients gradients = given(given_list, places);
+  const Call call({{"dO", dO},
+                   {"X", X},
+                   {"H", H},
+                   {"routing", routing},
+                   {"weights", kWeightNames, weight_list},
+                   {"gradients", kGradientNames, gradients},
+                   {"bounds", bounds},
+                   {"workspace", workspace}});
+  const Weights weights(weight_list);
+  const Config config(numbers, reals);
+  if (places & kOfW1) refuse("gradients of W1 or b1 are given, which come of dH alone, afterwards");
+  const tilemoe_part of_pass = part_of(bounds, cuts, part, weights.W2().size(0));
+  backward(call, dO, X, H, TILEMOE_BACKWARD_OVER_H, routing, weights, config, gradients, false,
+           &of_pass, &workspace);
 }
 
 }  // namespace tilemoe_torch

@@ -73,5 +73,19 @@ void experts_backward_out(const MaybeTensor& dO, const Tensor& X, const MaybeTen
                           const Tensors& weights, const std::vector<Tensor>& gradients,
                           int64_t places, const std::vector<int64_t>& numbers,
                           const std::vector<double>& reals, bool accumulate);
+void experts_part(const Tensor& X, const Tensor& routing, const Tensors& weights,
+                  const Tensor& bounds, const std::vector<int64_t>& cuts, int64_t part,
+                  int64_t capacity, const std::vector<int64_t>& numbers,
+                  const std::vector<double>& reals, const Tensor& O, const MaybeTensor& H);
+void experts_backward_part(const Tensor& dO, const Tensor& X, const Tensor& H,
+                           const Tensor& routing, const Tensors& weights,
+                           const std::vector<Tensor>& gradients, int64_t places,
+                           const Tensor& bounds, const std::vector<int64_t>& cuts, int64_t part,
+                           const std::vector<int64_t>& numbers, const std::vector<double>& reals,
+                           const Tensor& workspace);
+
+// rows.cpp
+void sum_rows(const std::vector<int64_t>& sources, int64_t source_rows, const Tensor& place,
+              const MaybeTensor& addend, const Tensor& out);
 
 }  // namespace tilemoe_torch

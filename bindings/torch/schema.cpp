@@ -84,6 +84,18 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "experts_backward_out(Tensor? dO, Tensor X, Tensor? H, Tensor(a!)? H_consumed, "
       "Tensor routing, Tensor?[] weights, Tensor(b!)[] gradients, int places, int[] numbers, "
       "float[] reals, bool accumulate) -> ()");
+  // `experts` and experts_backward_over_H in parts, one call each (tilemoe_part), into the caller's
+  // memory, without addend. bounds (parts + 1, E) int32: part p has rows [bounds[p, e],
+  // bounds[p + 1, e]) of an expert; cuts: parts + 1 tokens, likewise. H is absent in inference.
+  m.def(
+      "experts_part(Tensor X, Tensor routing, Tensor?[] weights, Tensor bounds, int[] cuts, "
+      "int part, int capacity, int[] numbers, float[] reals, Tensor(a!) O, Tensor(b!)? H) -> ()");
+  // The gradients, among them none of W1 and b1, are written by the call of the last part. All calls
+  // have one workspace, of `backward` bytes of layer_bytes.
+  m.def(
+      "experts_backward_part(Tensor dO, Tensor X, Tensor(a!) H, Tensor routing, Tensor?[] weights, "
+      "Tensor(b!)[] gradients, int places, Tensor bounds, int[] cuts, int part, int[] numbers, "
+      "float[] reals, Tensor(c!) workspace) -> ()");
   // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
   m.def(
       "router_backward(Tensor ds, Tensor routing, Tensor? logits, int E, int[] rule, "
@@ -101,4 +113,11 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def(
       "router_losses_backward(Tensor logits, Tensor expert_counts, float balance_coefficient, "
       "float z_coefficient) -> Tensor");
+
+  // out (rows, d) = addend + the sum of the rows in place (rows, P) int32 of `sources`: the addresses
+  // of arrays (source_rows, d), which may be other GPUs' memory. Row r of source s is
+  // s * source_rows + r, any other number is no row. addend may be out. It has no gradient.
+  m.def(
+      "sum_rows(int[] sources, int source_rows, Tensor place, Tensor? addend, Tensor(a!) out) "
+      "-> ()");
 }

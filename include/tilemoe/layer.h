@@ -72,6 +72,7 @@ struct ForwardArgs {
   size_t workspace_bytes = 0;
   void* stream = nullptr;
   int block_turns = 0;
+  const tilemoe_part* part = nullptr;
 
   // The C interface's, for as long as `c_weights` lives.
   tilemoe_forward_args to_c(const tilemoe_weights& c_weights) const {
@@ -82,6 +83,7 @@ struct ForwardArgs {
     args.saved = saved;
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     args.block_turns = block_turns;
+    args.part = part;
     return args;
   }
 };
@@ -102,6 +104,7 @@ struct BackwardArgs {
   size_t workspace_bytes = 0;
   void* stream = nullptr;
   int block_turns = 0;
+  const tilemoe_part* part = nullptr;
 
   // The C interface's, for as long as both weights live.
   tilemoe_backward_args to_c(const tilemoe_weights& c_weights,
@@ -118,6 +121,7 @@ struct BackwardArgs {
     args.ds = ds;
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     args.block_turns = block_turns;
+    args.part = part;
     return args;
   }
 };

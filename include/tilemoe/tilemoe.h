@@ -1,6 +1,6 @@
 /* TileMoE's C interface: the one binary boundary of the library.
  *
- * The C++ headers beside this file (tensor.h, routing.h, layer.h) are thin wrappers over it that
+ * The C++ headers beside this file (tensor.h, routing.h, ...) are thin wrappers over it that
  * turn a status into an exception. Symbols are those of docs/mathematics.md:
  *
  *   T, d      tokens in the batch, width of a token
@@ -430,6 +430,34 @@ TILEMOE_API tilemoe_status tilemoe_router_losses_workspace_bytes(tilemoe_device 
                                                                  int64_t E, size_t* bytes);
 TILEMOE_API tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_args* args);
 
+/* ------------------------------------------------------------------ rows */
+
+/* out_i = addend_i + the sum of row i's places, in float32, in the order of the places (the addend
+ * first), rounded once. The first term that there is begins the sum: one alone is what it was, -0
+ * too, and with one place and no addend out has the source's bits, NaN's too. No term at all: zeros.
+ *
+ * Sources may be other GPUs' memory, as symmetric memory maps it: who calls sees to it that they are
+ * written before, and not again until this has run. That out overlaps a source is told, and refused,
+ * by the addresses alone: memory that is mapped twice has two. */
+#define TILEMOE_MAX_SOURCES 64
+#define TILEMOE_MAX_PLACES 64
+typedef struct tilemoe_sum_rows_args {
+  uint64_t struct_size;
+  tilemoe_device device;
+  int32_t sources;           /* 1 to TILEMOE_MAX_SOURCES */
+  const void* const* source; /* (sources), host memory: each (source_rows, d) of out's dtype,
+                                contiguous. CUDA: memory that the current device can read, its own
+                                or another GPU's */
+  int64_t source_rows;       /* sources * source_rows is at most 2^31 - 1 */
+  tilemoe_tensor place;  /* (rows, P) int32, contiguous; P from 1 to TILEMOE_MAX_PLACES. Row r of
+                            source s is s * source_rows + r, any other number is no row */
+  tilemoe_tensor addend; /* (rows, d) out's dtype; may be out itself, with its strides;
+                            optional */
+  tilemoe_tensor out;    /* (rows, d) float32 (CPU), bfloat16 or float16; d a multiple of 8 */
+  void* stream;
+} tilemoe_sum_rows_args;
+TILEMOE_API tilemoe_status tilemoe_sum_rows(const tilemoe_sum_rows_args* args);
+
 /* ---------------------------------------------------------------- layer */
 
 /* New kinds are appended, whether gated or not: ask tilemoe_activation_gated, not the order. */
@@ -580,6 +608,21 @@ typedef struct tilemoe_workspace_query {
 TILEMOE_API tilemoe_status tilemoe_workspace_bytes(const tilemoe_workspace_query* query,
                                                    size_t* bytes);
 
+/* A part of a pass, where X or dO arrives in parts: tokens [first_token, first_token + tokens), and of
+ * each expert the rows [begins[e], ends[e]), which are theirs. An expert's rows lie in the order of
+ * their tokens, so tokens that follow each other have one range of rows of every expert. Parts are
+ * calls one after the other on one stream, in any order, each row and token in one of them; what they
+ * share (H, O, the workspace) is whole in each. The bits do not depend on how a pass is divided. Not
+ * of the grouped entry. */
+typedef struct tilemoe_part {
+  uint64_t struct_size;
+  const int32_t* begins; /* (E), device memory: as the routing's offsets, or the part's before */
+  const int32_t* ends;   /* (E), device memory, at most the routing's */
+  int64_t first_token, tokens;
+  int32_t last; /* of backward: 1 where it is the last call of the pass, else 0 */
+  int32_t reserved;
+} tilemoe_part;
+
 /* O_t = addend_t + sum over the token's pairs of s * (act(X_t W1_e^T + b1_e) W2_e^T + b2_e), in
  * float32, in the order of the token's pairs. Grouped: O_r = addend_r + s_r * (...), rows past the
  * sum of the counts are zero. `saved` null is inference: H is not written. O may share X's memory
@@ -602,6 +645,9 @@ typedef struct tilemoe_forward_args {
    * would have done. The bits are the same. */
   int32_t block_turns;
   int32_t reserved;
+  const tilemoe_part*
+      part; /* null: the whole pass. Else this part's rows of H and of O are written,
+                               and no other token's row of X is read */
 } tilemoe_forward_args;
 TILEMOE_API tilemoe_status tilemoe_forward(const tilemoe_experts* experts,
                                            const tilemoe_forward_args* args);
@@ -627,6 +673,10 @@ typedef struct tilemoe_backward_args {
   void* stream;
   int32_t block_turns; /* as in forward */
   int32_t reserved;
+  /* null: the whole call. Else dO arrives in parts, in any mode but REST: all calls have the same
+   * arguments, and a workspace that nobody writes between them. Each reads its own tokens' rows of
+   * dO, and the last one, which writes the gradients and the saved state, all of them and X. */
+  const tilemoe_part* part;
 } tilemoe_backward_args;
 TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,
                                             const tilemoe_backward_args* args);

@@ -45,6 +45,12 @@ void Clock::join(const Clock& other) {
   last_joined = *this;
 }
 
+void Clock::join(const Clock& other, size_t first, size_t end) {
+  if (!other.epochs_) return;
+  end = std::min(end, other.epochs_->of.size());
+  for (size_t agent = first; agent < end; ++agent) raise(agent, other.epochs_->of[agent]);
+}
+
 void Knowledge::join(const Knowledge& other) {
   clock.join(other.clock);
   fenced.join(other.fenced);

@@ -24,6 +24,8 @@ class Clock {
   }
   void raise(size_t agent, Epoch epoch);
   void join(const Clock& other);
+  // Of agents from `first` to before `end` alone.
+  void join(const Clock& other, size_t first, size_t end);
   bool same_as(const Clock& other) const { return epochs_ == other.epochs_; }
 
  private:

@@ -275,8 +275,10 @@ void thread_fence(Thread& thread) {
   ++thread.epoch;
 }
 
+// Of what the block's own threads wrote: another block's have fences of their own.
 void proxy_fence(Thread& thread) {
-  thread.knowledge.fenced.join(thread.knowledge.clock);
+  const size_t agents = thread.block->agents.of_block(), first = thread.block->rank * agents;
+  thread.knowledge.fenced.join(thread.knowledge.clock, first, first + agents);
   thread.knowledge.fenced.raise(thread.clock_index(), thread.epoch);
   ++thread.epoch;
 }

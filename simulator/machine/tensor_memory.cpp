@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -46,10 +48,10 @@ void require_warp(const Meeting& met, Thread& thread, const char* what, uint32_t
 }
 
 // Lanes and columns that lie in one of the block's allocations; the thread's end where they do not.
-void require_allocated(Thread& thread, uint32_t address, uint32_t lanes, uint32_t columns,
-                       const char* what, uint32_t site) {
+void require_allocated(Thread& thread, Block& block, uint32_t address, uint32_t lanes,
+                       uint32_t columns, const char* what, uint32_t site) {
   const uint32_t lane = address >> 16, column = address & 0xffff;
-  const auto& allocations = memory_of(*thread.block).allocations;
+  const auto& allocations = memory_of(block).allocations;
   const bool inside = lane + lanes <= kTensorLanes &&
                       std::any_of(allocations.begin(), allocations.end(), [&](const auto& one) {
                         return column >= one.first && column + columns <= one.first + one.columns;
@@ -61,9 +63,9 @@ void require_allocated(Thread& thread, uint32_t address, uint32_t lanes, uint32_
                                 tensor_place(address));
 }
 
-// Of tcgen05 instructions of `thread`, which know what it has passed a fence for.
-void touch(Thread& thread, uint32_t agent, Epoch epoch, AccessKind kind, uint32_t address,
-           uint32_t lanes, uint32_t columns, uint32_t site) {
+// Of `block`'s by tcgen05 instructions of `thread`, which know what it has passed a fence for.
+void touch(Thread& thread, Block& block, uint32_t agent, Epoch epoch, AccessKind kind,
+           uint32_t address, uint32_t lanes, uint32_t columns, uint32_t site) {
   Knowledge knows;
   knows.clock = work_of(thread).known;
   knows.first_concurrent_block = thread.knowledge.first_concurrent_block;
@@ -79,7 +81,7 @@ void touch(Thread& thread, uint32_t agent, Epoch epoch, AccessKind kind, uint32_
   for (uint32_t lane = first_lane; lane < first_lane + lanes; lane += kPieceLanes)
     for (uint32_t column = first_column; column < first_column + columns; column += kPieceColumns)
       thread.block->machine->tensor_access(
-          by, *thread.block, kind,
+          by, block, kind,
           lane / kPieceLanes * (kTensorColumns / kPieceColumns) + column / kPieceColumns);
 }
 
@@ -95,75 +97,222 @@ bool elect_lane(Thread& thread, uint32_t site) {
   return thread.lane == warp.elected;
 }
 
-// ---- allocation
+// ---- waits of warps
 
-void allocate_tensor_memory(Thread& thread, uint32_t shared, uint32_t columns, uint32_t site) {
-  Block& block = *thread.block;
-  Machine& machine = *block.machine;
-  TensorMemory& memory = memory_of(block);
-  if (columns < 32 || columns > kTensorColumns || !std::has_single_bit(columns))
-    machine.fail(thread, FindingKind::kTensorMemory, site,
-                 "an allocation of " + std::to_string(columns) + " columns");
+namespace {
+
+// A lane of a warp that waits: whether it need not any more, and how often tensor memory had changed
+// when that was last looked at.
+struct Waiter {
   bool done = false;
-  while (!done) {
-    meet(thread, &kAllocate, kAllLanes, "tcgen05.alloc", site, &done, [&](const Meeting& met) {
-      require_warp(met, thread, "tcgen05.alloc", site);
-      if (memory.relinquished)
-        machine.fail(thread, FindingKind::kTensorMemory, site,
-                     "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
-      std::vector<uint32_t> places;  // on multiples of their size, where nothing is
-      for (uint32_t first = 0; first < kTensorColumns; first += columns)
-        if (std::none_of(memory.allocations.begin(), memory.allocations.end(),
-                         [&](const auto& one) {
-                           return first < one.first + one.columns && one.first < first + columns;
-                         }))
-          places.push_back(first);
-      if (places.empty()) return;
-      const uint32_t first = places[machine.random().below(static_cast<uint32_t>(places.size()))];
-      memory.allocations.push_back({first, columns, thread.warp->index, site});
-      std::byte* const to = machine.shared_bytes(thread, shared, 4, site);
-      machine.shared_access(machine.ordinary(thread, site), block, AccessKind::kWrite, shared, 4);
-      std::memcpy(to, &first, 4);
-      for (void* operand : met.operands) *static_cast<bool*>(operand) = true;
+  uint32_t changes = 0;
+};
+
+void tell_of_change(Machine& machine, TensorMemory& memory) {
+  ++memory.changes;
+  for (Thread* waiting : std::exchange(memory.waiting, {})) machine.wake(*waiting);
+}
+
+// All lanes of a warp call it. They meet and look, again after each change, until looks() is true.
+template <class Looks>
+void wait_as_warp(Thread& thread, const void* kind, const char* what, uint32_t site,
+                  const Looks& looks) {
+  Machine& machine = *thread.block->machine;
+  TensorMemory& memory = memory_of(*thread.block);
+  Waiter waiter;
+  while (true) {
+    meet(thread, kind, kAllLanes, what, site, &waiter, [&](const Meeting& met) {
+      require_warp(met, thread, what, site);
+      const Waiter now{looks(), memory.changes};
+      for (void* operand : met.operands) *static_cast<Waiter*>(operand) = now;
     });
-    if (done) break;
+    if (waiter.done) return;
+    if (waiter.changes != memory.changes) continue;
     memory.waiting.push_back(&thread);
-    machine.wait(thread, "columns of tensor memory", site);
+    machine.wait(thread, what, site);
   }
 }
 
-void relinquish_tensor_memory(Thread& thread, uint32_t site) {
-  meet(thread, &kRelinquish, kAllLanes, "tcgen05.relinquish_alloc_permit", site, nullptr,
-       [&](const Meeting& met) {
-         require_warp(met, thread, "tcgen05.relinquish_alloc_permit", site);
-         memory_of(*thread.block).relinquished = true;
-       });
+}  // namespace
+
+// ---- pairs of blocks
+
+namespace {
+
+Block& other_of_pair(Thread& thread) {
+  return *thread.block->cluster[thread.block->rank ^ 1];
 }
 
-void free_tensor_memory(Thread& thread, uint32_t address, uint32_t columns, uint32_t site) {
+// Of every tcgen05 instruction that is of one block or of a pair.
+void require_blocks(Thread& thread, int blocks, const char* what, uint32_t site) {
+  const Block& block = *thread.block;
+  const auto misused = [&](const char* how) {
+    block.machine->fail(thread, FindingKind::kTensorMemory, site, std::string(what) + how);
+  };
+  TensorMemory& memory = memory_of(*thread.block);
+  if (memory.blocks != 0 && memory.blocks != blocks)
+    misused(" of one block and of a pair in a kernel");
+  memory.blocks = blocks;
+  if (blocks == 1) return;
+  if (block.cluster.size() % 2 != 0) misused(" of a pair in a cluster that has no pairs");
+  if (other_of_pair(thread).done()) misused(" of a pair whose other block has ended");
+}
+
+// Whether a cluster's barrier, or what comes after one, tells that the other block has started.
+bool knows_of_other_block(Thread& thread) {
+  const Block& other = other_of_pair(thread);
+  return std::any_of(other.threads.begin(), other.threads.end(), [&](const Thread& one) {
+    return thread.knowledge.clock.of(one.clock_index()) > 0;
+  });
+}
+
+// What two warps call, one of each block. Either calls each() with the answer of together(), which
+// is asked when both are there, and again after a wait where it has none.
+template <class Together, class Each>
+void meet_in_pair(Thread& thread, const void* kind, const char* what, uint32_t number,
+                  uint32_t place, uint32_t site, const Together& together, const Each& each) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  TensorMemory &mine = memory_of(block), &others = memory_of(other_of_pair(thread));
+  if (!knows_of_other_block(thread))
+    machine.fail(thread, FindingKind::kTensorMemory, site,
+                 std::string(what) + " of a pair, and nothing tells that its other block runs");
+  wait_as_warp(thread, kind, what, site, [&] {
+    const uint32_t warp = thread.warp->index;
+    if (!mine.pair_call) mine.pair_call = {kind, number, place, warp, false, 0};
+    TensorMemory::PairCall& call = *mine.pair_call;
+    if (call.kind != kind || call.warp != warp)
+      machine.fail(thread, FindingKind::kTensorMemory, site,
+                   std::string(what) + " of a pair beside another warp's");
+    if (!call.answered && others.pair_call && !others.pair_call->answered) {
+      TensorMemory::PairCall& other = *others.pair_call;
+      if (other.kind != kind || other.number != number || other.place != place ||
+          other.warp != warp)
+        machine.fail(thread, FindingKind::kTensorMemory, site,
+                     std::string(what) + " of a pair whose other block calls something else");
+      if (const std::optional<uint32_t> answer = together()) {
+        call.answered = other.answered = true;
+        call.answer = other.answer = *answer;
+        tell_of_change(machine, others);
+      }
+    }
+    if (!call.answered) return false;
+    each(call.answer);
+    mine.pair_call.reset();
+    return true;
+  });
+}
+
+}  // namespace
+
+// ---- allocation
+
+namespace {
+
+// A place on a multiple of its size, where none of these has anything.
+std::optional<uint32_t> free_place(Machine& machine, uint32_t columns,
+                                   std::initializer_list<const TensorMemory*> memories) {
+  std::vector<uint32_t> places;
+  for (uint32_t first = 0; first < kTensorColumns; first += columns)
+    if (std::none_of(memories.begin(), memories.end(), [&](const TensorMemory* memory) {
+          return std::any_of(
+              memory->allocations.begin(), memory->allocations.end(), [&](const auto& one) {
+                return first < one.first + one.columns && one.first < first + columns;
+              });
+        }))
+      places.push_back(first);
+  if (places.empty()) return std::nullopt;
+  return places[machine.random().below(static_cast<uint32_t>(places.size()))];
+}
+
+// Takes it, and writes its address.
+void take_columns(Thread& thread, uint32_t first, uint32_t columns, uint32_t shared,
+                  uint32_t site) {
+  Block& block = *thread.block;
+  Machine& machine = *block.machine;
+  memory_of(block).allocations.push_back({first, columns, thread.warp->index, site});
+  std::byte* const to = machine.shared_bytes(thread, shared, 4, site);
+  machine.shared_access(machine.ordinary(thread, site), block, AccessKind::kWrite, shared, 4);
+  std::memcpy(to, &first, 4);
+}
+
+void free_columns(Thread& thread, uint32_t address, uint32_t columns, uint32_t site) {
+  Machine& machine = *thread.block->machine;
+  TensorMemory& memory = memory_of(*thread.block);
+  const auto found =
+      std::find_if(memory.allocations.begin(), memory.allocations.end(),
+                   [&](const auto& one) { return one.first == address && one.columns == columns; });
+  if (found == memory.allocations.end())
+    machine.fail(thread, FindingKind::kTensorMemory, site,
+                 "tcgen05.dealloc of what tcgen05.alloc has not given", tensor_place(address));
+  if (found->warp != thread.warp->index)
+    machine.find(thread, FindingKind::kTensorMemory, site,
+                 "tcgen05.dealloc by another warp than the one that allocated",
+                 tensor_place(address));
+  // As a write, which comes after all that reads or writes it.
+  touch(thread, *thread.block, loads_agent(*thread.warp), thread.warp->tensor_load_epoch,
+        AccessKind::kWrite, address, kTensorLanes, columns, site);
+  for (uint32_t lane = 0; lane < kTensorLanes / kPieceLanes; ++lane)
+    for (uint32_t column = address; column < address + columns; column += kPieceColumns)
+      memory.cells[lane * (kTensorColumns / kPieceColumns) + column / kPieceColumns] = {};
+  memory.allocations.erase(found);
+  tell_of_change(machine, memory);
+}
+
+}  // namespace
+
+void allocate_tensor_memory(Thread& thread, int blocks, uint32_t shared, uint32_t columns,
+                            uint32_t site) {
+  constexpr const char* kWhat = "tcgen05.alloc";
   Block& block = *thread.block;
   Machine& machine = *block.machine;
   TensorMemory& memory = memory_of(block);
-  meet(thread, &kFree, kAllLanes, "tcgen05.dealloc", site, nullptr, [&](const Meeting& met) {
-    require_warp(met, thread, "tcgen05.dealloc", site);
-    const auto found = std::find_if(
-        memory.allocations.begin(), memory.allocations.end(),
-        [&](const auto& one) { return one.first == address && one.columns == columns; });
-    if (found == memory.allocations.end())
-      machine.fail(thread, FindingKind::kTensorMemory, site,
-                   "tcgen05.dealloc of what tcgen05.alloc has not given", tensor_place(address));
-    if (found->warp != thread.warp->index)
-      machine.find(thread, FindingKind::kTensorMemory, site,
-                   "tcgen05.dealloc by another warp than the one that allocated",
-                   tensor_place(address));
-    // As a write, which comes after all that reads or writes it.
-    touch(thread, loads_agent(*thread.warp), thread.warp->tensor_load_epoch, AccessKind::kWrite,
-          address, kTensorLanes, columns, site);
-    for (uint32_t lane = 0; lane < kTensorLanes / kPieceLanes; ++lane)
-      for (uint32_t column = address; column < address + columns; column += kPieceColumns)
-        memory.cells[lane * (kTensorColumns / kPieceColumns) + column / kPieceColumns] = {};
-    memory.allocations.erase(found);
-    for (Thread* waiting : std::exchange(memory.waiting, {})) machine.wake(*waiting);
+  require_blocks(thread, blocks, kWhat, site);
+  if (columns < 32 || columns > kTensorColumns || !std::has_single_bit(columns))
+    machine.fail(thread, FindingKind::kTensorMemory, site,
+                 "an allocation of " + std::to_string(columns) + " columns");
+  if (memory.relinquished)
+    machine.fail(thread, FindingKind::kTensorMemory, site,
+                 "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
+  if (blocks == 2)
+    return meet_in_pair(
+        thread, &kAllocate, kWhat, columns, shared, site,
+        [&] {
+          return free_place(machine, columns, {&memory, &memory_of(other_of_pair(thread))});
+        },
+        [&](uint32_t first) { take_columns(thread, first, columns, shared, site); });
+  wait_as_warp(thread, &kAllocate, kWhat, site, [&] {
+    const std::optional<uint32_t> first = free_place(machine, columns, {&memory});
+    if (first) take_columns(thread, *first, columns, shared, site);
+    return first.has_value();
+  });
+}
+
+void relinquish_tensor_memory(Thread& thread, int blocks, uint32_t site) {
+  constexpr const char* kWhat = "tcgen05.relinquish_alloc_permit";
+  require_blocks(thread, blocks, kWhat, site);
+  TensorMemory& memory = memory_of(*thread.block);
+  if (blocks == 2)
+    return meet_in_pair(
+        thread, &kRelinquish, kWhat, 0, 0, site, [] { return std::optional<uint32_t>(0); },
+        [&](uint32_t) { memory.relinquished = true; });
+  meet(thread, &kRelinquish, kAllLanes, kWhat, site, nullptr, [&](const Meeting& met) {
+    require_warp(met, thread, kWhat, site);
+    memory.relinquished = true;
+  });
+}
+
+void free_tensor_memory(Thread& thread, int blocks, uint32_t address, uint32_t columns,
+                        uint32_t site) {
+  constexpr const char* kWhat = "tcgen05.dealloc";
+  require_blocks(thread, blocks, kWhat, site);
+  if (blocks == 2)
+    return meet_in_pair(
+        thread, &kFree, kWhat, columns, address, site, [] { return std::optional<uint32_t>(0); },
+        [&](uint32_t) { free_columns(thread, address, columns, site); });
+  meet(thread, &kFree, kAllLanes, kWhat, site, nullptr, [&](const Meeting& met) {
+    require_warp(met, thread, kWhat, site);
+    free_columns(thread, address, columns, site);
   });
 }
 
@@ -171,25 +320,42 @@ void free_tensor_memory(Thread& thread, uint32_t address, uint32_t columns, uint
 
 namespace {
 
+// The blocks that a product is of, in the order of its rows.
+std::vector<Block*> blocks_of(Block& block, int blocks) {
+  if (blocks == 1) return {&block};
+  const uint32_t first = block.rank & ~1u;
+  return {block.cluster[first], block.cluster[first + 1]};
+}
+
 void compute(Block& block, const TensorProduct& product) {
-  const std::span<const std::byte> shared(block.worker->shared(),
-                                          kReservedShared + block.dynamic_bytes);
   const TensorInstruction& instruction = product.instruction;
-  const auto rows = static_cast<size_t>(instruction.rows);
   const auto columns = static_cast<size_t>(instruction.columns);
-  const std::vector<uint16_t> A =
-      gather_operand(product.a, instruction.a_major, instruction.rows, shared);
-  const std::vector<uint16_t> B =
-      gather_operand(product.b, instruction.b_major, instruction.columns, shared);
-  std::vector<float> D(rows * columns);
-  float* const first = memory_of(block).numbers.data() + (product.d & 0xffff);
-  if (product.accumulate)
-    for (size_t row = 0; row < rows; ++row)
-      std::copy_n(first + row * kTensorColumns, columns, &D[row * columns]);
-  multiply(kHopperCore, instruction.type, instruction.rows, instruction.columns, A.data(), B.data(),
-           product.accumulate, D.data());
-  for (size_t row = 0; row < rows; ++row)
-    std::copy_n(&D[row * columns], columns, first + row * kTensorColumns);
+  const int rows = instruction.rows / product.blocks;  // of each block
+  const std::vector<Block*> blocks = blocks_of(block, product.blocks);
+  const auto operand = [](const Block& of, const MatrixDescriptor& descriptor, OperandMajor major,
+                          int count) {
+    const std::span<const std::byte> shared(of.worker->shared(),
+                                            kReservedShared + of.dynamic_bytes);
+    return gather_operand(descriptor, major, count, shared);
+  };
+  std::vector<uint16_t> B;
+  for (const Block* of : blocks) {
+    const std::vector<uint16_t> part =
+        operand(*of, product.b, instruction.b_major, instruction.columns / product.blocks);
+    B.insert(B.end(), part.begin(), part.end());
+  }
+  for (Block* of : blocks) {
+    const std::vector<uint16_t> A = operand(*of, product.a, instruction.a_major, rows);
+    std::vector<float> D(static_cast<size_t>(rows) * columns);
+    float* const first = memory_of(*of).numbers.data() + (product.d & 0xffff);
+    if (product.accumulate)
+      for (size_t row = 0; row < static_cast<size_t>(rows); ++row)
+        std::copy_n(first + row * kTensorColumns, columns, &D[row * columns]);
+    multiply(kHopperCore, instruction.type, rows, instruction.columns, A.data(), B.data(),
+             product.accumulate, D.data());
+    for (size_t row = 0; row < static_cast<size_t>(rows); ++row)
+      std::copy_n(&D[row * columns], columns, first + row * kTensorColumns);
+  }
 }
 
 // In the order in which they were started.
@@ -202,42 +368,47 @@ void compute_up_to(Block& block, TensorWork& work, uint64_t end) {
 
 }  // namespace
 
-void multiply_into_tensor_memory(Thread& thread, uint32_t d, uint64_t a, uint64_t b,
+void multiply_into_tensor_memory(Thread& thread, int blocks, uint32_t d, uint64_t a, uint64_t b,
                                  uint32_t instruction_bits, bool accumulate, uint32_t site) {
   Block& block = *thread.block;
   Warp& warp = *thread.warp;
   Machine& machine = *block.machine;
   TensorWork& work = work_of(thread);
+  require_blocks(thread, blocks, "tcgen05.mma", site);
   TensorProduct product{};
   try {
     product = {.d = d,
-               .instruction = decode_tensor_instruction(instruction_bits),
+               .instruction = decode_tensor_instruction(instruction_bits, blocks),
                .a = decode_tensor_descriptor(a),
                .b = decode_tensor_descriptor(b),
                .accumulate = accumulate,
+               .blocks = blocks,
                .site = site};
   } catch (const std::invalid_argument& error) {
     machine.fail(thread, FindingKind::kOutOfBounds, site, error.what());
   }
   const TensorInstruction& instruction = product.instruction;
-  const auto rows = static_cast<uint32_t>(instruction.rows);
+  const auto rows = static_cast<uint32_t>(instruction.rows / blocks);  // of each block
   const auto columns = static_cast<uint32_t>(instruction.columns);
   if (d >> 16 != 0)
     machine.fail(thread, FindingKind::kOutOfBounds, site, "128 rows begin at lane 0",
                  tensor_place(d));
-  require_allocated(thread, d, rows, columns, "tcgen05.mma", site);
 
   const Accessor by = warps_products(thread, site);
-  const auto read = [&](const MatrixDescriptor& descriptor, OperandMajor major, int count) {
-    for (const OperandPiece& piece : operand_pieces(descriptor, major, count)) {
-      machine.require_dynamic(thread, piece.address, kPieceBytes, site);
-      machine.shared_access(by, block, AccessKind::kRead, piece.address, kPieceBytes);
-    }
-  };
-  read(product.a, instruction.a_major, instruction.rows);
-  read(product.b, instruction.b_major, instruction.columns);
-  if (accumulate) touch(thread, by.agent, by.epoch, AccessKind::kRead, d, rows, columns, site);
-  touch(thread, by.agent, by.epoch, AccessKind::kWrite, d, rows, columns, site);
+  for (Block* of : blocks_of(block, blocks)) {
+    require_allocated(thread, *of, d, rows, columns, "tcgen05.mma", site);
+    const auto read = [&](const MatrixDescriptor& descriptor, OperandMajor major, int count) {
+      for (const OperandPiece& piece : operand_pieces(descriptor, major, count)) {
+        machine.require_dynamic(thread, piece.address, kPieceBytes, site);
+        machine.shared_access(by, *of, AccessKind::kRead, piece.address, kPieceBytes);
+      }
+    };
+    read(product.a, instruction.a_major, instruction.rows / blocks);
+    read(product.b, instruction.b_major, instruction.columns / blocks);
+    if (accumulate)
+      touch(thread, *of, by.agent, by.epoch, AccessKind::kRead, d, rows, columns, site);
+    touch(thread, *of, by.agent, by.epoch, AccessKind::kWrite, d, rows, columns, site);
+  }
 
   work.products.push_back(product);
   ++work.started;
@@ -250,28 +421,39 @@ void multiply_into_tensor_memory(Thread& thread, uint32_t d, uint64_t a, uint64_
 // What was started is done some time later, and the barrier told after that: of the products, and of
 // what their thread had been told before, such as that their operands had landed; not of what it did
 // itself.
-void commit_tensor_products(Thread& thread, uint32_t address, uint32_t site) {
+void commit_tensor_products(Thread& thread, int blocks, uint32_t address, uint32_t told,
+                            uint32_t site) {
   Block& block = *thread.block;
   Machine& machine = *block.machine;
   Warp& warp = *thread.warp;
-  mbarrier_at(thread, address, site, nullptr);
+  require_blocks(thread, blocks, "tcgen05.commit", site);
+  if (told == 0) told = 1u << block.rank;
+  if (told >> block.cluster.size() != 0)
+    machine.fail(thread, FindingKind::kOutOfBounds, site,
+                 "tcgen05.commit to a block of no cluster");
   TensorWork& work = work_of(thread);
-  work.committed = work.started;
   const Accessor by = warps_products(thread, site);
+  for (uint32_t rank = 0; rank < block.cluster.size(); ++rank) {
+    if ((told >> rank & 1) == 0) continue;
+    Block& there = *block.cluster[rank];
+    mbarrier_at(thread, in_cluster(address, rank), site, nullptr);
+    machine.add_event(
+        there,
+        [&machine, &thread, &block, &there, &work, address, site, by, end = work.started,
+         knew = thread.knowledge] {
+          compute_up_to(block, work, end);
+          Thread& who = &there == &block ? thread : there.threads.front();
+          Mbarrier& barrier = there.mbarriers[address];
+          barrier.gathering.add(knew);
+          barrier.gathering.add_tensor_epoch(there.agents.index(by.agent), by.epoch);
+          machine.trace().note(there.launch->number, there.linear, who.warp->index, Note::kLanded,
+                               address);
+          count_arrival(who, barrier, address, site);
+        },
+        site);
+  }
+  work.committed = work.started;
   ++warp.product_epoch;
-  machine.add_event(
-      block,
-      [&machine, &thread, &block, &work, &warp, address, site, by, end = work.started,
-       told = thread.knowledge] {
-        compute_up_to(block, work, end);
-        Mbarrier& barrier = block.mbarriers[address];
-        barrier.gathering.add(told);
-        barrier.gathering.add_tensor_epoch(block.agents.index(by.agent), by.epoch);
-        machine.trace().note(block.launch->number, block.linear, warp.index, Note::kLanded,
-                             address);
-        count_arrival(thread, barrier, address, site);
-      },
-      site);
 }
 
 // ---- loads
@@ -310,8 +492,9 @@ void load_tensor_memory(Thread& thread, float* to, uint32_t pieces, uint32_t add
       machine.fail(thread, FindingKind::kOutOfBounds, site,
                    "a warp reaches 32 lanes, from " + std::to_string(first) + " on",
                    tensor_place(address));
-    require_allocated(thread, address, kPieceLanes, pieces * kPieceColumns, "tcgen05.ld", site);
-    touch(thread, loads_agent(warp), warp.tensor_load_epoch, AccessKind::kRead, address,
+    require_allocated(thread, block, address, kPieceLanes, pieces * kPieceColumns, "tcgen05.ld",
+                      site);
+    touch(thread, block, loads_agent(warp), warp.tensor_load_epoch, AccessKind::kRead, address,
           kPieceLanes, pieces * kPieceColumns, site);
     const bool early = machine.random().one_in(3);
     for (Thread* one : warp.lanes) {

@@ -5,10 +5,15 @@
 // has been told and has then passed tcgen05.fence::after_thread_sync for. A thread tells, by
 // whatever barrier, of what it knew at tcgen05.fence::before_thread_sync; tcgen05.commit tells of
 // its products by itself.
+//
+// `blocks` of an instruction is 1, or 2 of a pair: blocks of a cluster whose ranks differ in their
+// last bit. A kernel has instructions of one kind alone. What a pair's warps call together, both
+// call, or wait for.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "simulator/machine/machine.h"
@@ -24,13 +29,23 @@ struct TensorMemory {
   struct Allocation {
     uint32_t first, columns, warp, site;
   };
+  // A pair's instruction that a warp of this block waits in for the other block's.
+  struct PairCall {
+    const void* kind;
+    uint32_t number, place, warp;  // the same in both blocks
+    bool answered;
+    uint32_t answer;
+  };
 
   std::vector<float> numbers = std::vector<float>(kTensorLanes * kTensorColumns);
   std::vector<Cell> cells =
       std::vector<Cell>(kTensorLanes / kPieceLanes * (kTensorColumns / kPieceColumns));
   std::vector<Allocation> allocations;
   bool relinquished = false;
-  std::vector<Thread*> waiting;  // for columns
+  std::vector<Thread*> waiting;  // for columns, or for the pair's other block
+  uint32_t changes = 0;          // of either
+  int blocks = 0;                // of the block's instructions; 0: it had none so far
+  std::optional<PairCall> pair_call;
 };
 
 struct TensorProduct {
@@ -38,6 +53,7 @@ struct TensorProduct {
   TensorInstruction instruction;
   MatrixDescriptor a, b;
   bool accumulate;
+  int blocks;
   uint32_t site;
 };
 
@@ -61,13 +77,17 @@ struct TensorWork {
 
 bool elect_lane(Thread& thread, uint32_t site);
 // Writes the address of the first column to shared memory.
-void allocate_tensor_memory(Thread& thread, uint32_t shared, uint32_t columns, uint32_t site);
-void relinquish_tensor_memory(Thread& thread, uint32_t site);
-void free_tensor_memory(Thread& thread, uint32_t address, uint32_t columns, uint32_t site);
+void allocate_tensor_memory(Thread& thread, int blocks, uint32_t shared, uint32_t columns,
+                            uint32_t site);
+void relinquish_tensor_memory(Thread& thread, int blocks, uint32_t site);
+void free_tensor_memory(Thread& thread, int blocks, uint32_t address, uint32_t columns,
+                        uint32_t site);
 // `d` an address in tensor memory; the others are words of tensor_words.h.
-void multiply_into_tensor_memory(Thread& thread, uint32_t d, uint64_t a, uint64_t b,
+void multiply_into_tensor_memory(Thread& thread, int blocks, uint32_t d, uint64_t a, uint64_t b,
                                  uint32_t instruction, bool accumulate, uint32_t site);
-void commit_tensor_products(Thread& thread, uint32_t barrier, uint32_t site);
+// Arrives at the same place of each block of the cluster whose bit is set in `told`; 0: here.
+void commit_tensor_products(Thread& thread, int blocks, uint32_t barrier, uint32_t told,
+                            uint32_t site);
 // 16 lanes by 8 `pieces` columns, 4 `pieces` numbers a lane.
 void load_tensor_memory(Thread& thread, float* to, uint32_t pieces, uint32_t address,
                         uint32_t site);

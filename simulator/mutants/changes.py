@@ -42,7 +42,8 @@ CHANGES = [
            "ptx::mbarrier_wait(full(at.stage), at.parity ^ 1);"),
     Change("parity", "skipped-tile", "core/ring_position.h",
            "parity ^= static_cast<uint32_t>(end / kStages) & 1;", ""),
-    Change("parity", "empty-sm100", "sm100/ring.h", "at.parity ^ 1", "at.parity"),
+    Change("parity", "empty-sm100", "sm100/ring.h", "at.parity ^ 1", "at.parity",
+           within="ptx::mbarrier_wait(empty(at.stage), at.parity ^ 1);"),
     Change("parity", "full-sm100", "sm100/ring.h",
            "ptx::mbarrier_wait(full(at.stage), at.parity);",
            "ptx::mbarrier_wait(full(at.stage), at.parity ^ 1);"),
@@ -50,6 +51,8 @@ CHANGES = [
     Change("parity", "full-sm80", "sm80/ring.h",
            "ptx::mbarrier_wait(at.barrier, at.parity);",
            "ptx::mbarrier_wait(at.barrier, at.parity ^ 1);"),
+    Change("parity", "late-lane", "load/produce.h",
+           "if constexpr (Gemm::kThreadsCopy) ring.wait_empty(at);", "ring.wait_empty(at);"),
     Change("parity", "tile-line", "sm80/tile_line.h",
            "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity);",
            "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity ^ 1);"),
@@ -73,14 +76,14 @@ CHANGES = [
            "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp);",
            "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp - 1);"),
     Change("arrivals", "full-too-few-sm100", "sm100/ring.h",
-           "kFullArrivals", "kFullArrivals > 1 ? kFullArrivals - 1 : 1",
-           within="ptx::mbarrier_init(full(place), kFullArrivals);"),
+           "kFullArrivals", "(kFullArrivals > 1 ? kFullArrivals - 1 : 1)",
+           within="ptx::mbarrier_init(full(place), kFullArrivals + told_full);"),
     Change("arrivals", "empty-too-few-sm100", "sm100/ring.h",
-           "kEmptyArrivals", "kEmptyArrivals > 1 ? kEmptyArrivals - 1 : 1",
-           within="ptx::mbarrier_init(empty(place), kEmptyArrivals);"),
+           "kEmptyArrivals", "(kEmptyArrivals > 1 ? kEmptyArrivals - 1 : 1)",
+           within="ptx::mbarrier_init(empty(place), kEmptyArrivals + told_empty);"),
     Change("arrivals", "full-too-many-sm100", "sm100/ring.h",
            "kFullArrivals", "kFullArrivals + 1",
-           within="ptx::mbarrier_init(full(place), kFullArrivals);"),
+           within="ptx::mbarrier_init(full(place), kFullArrivals + told_full);"),
 
     # ---- a stage released before what reads it has ended
     Change("early-release", "two-groups-under-way", "sm90/consume.h",
@@ -100,19 +103,19 @@ CHANGES = [
            "        products.load(fragments[(step + 1) % 2], at.stage, step + 1);"),
     Change("early-release", "stage-before-its-products-sm100", "sm100/multiply.h",
            "        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);\n"
-           "        ptx::tcgen05_commit(ring.empty(at.stage));",
-           "        ptx::tcgen05_commit(ring.empty(at.stage));\n"
+           "        tell_when_done<kBlocks>(ring.empty(at.stage));",
+           "        tell_when_done<kBlocks>(ring.empty(at.stage));\n"
            "        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);"),
     Change("early-release", "accumulator-before-its-last-products", "sm100/multiply.h",
-           "if (k_block + 1 == k_blocks) ptx::tcgen05_commit(accumulators.full(to.stage));",
+           "if (k_block + 1 == k_blocks) tell_when_done<kBlocks>(accumulators.full(to.stage));",
            "if (k_block + 2 == k_blocks || k_blocks == 1)"
-           " ptx::tcgen05_commit(accumulators.full(to.stage));"),
+           " tell_when_done<kBlocks>(accumulators.full(to.stage));"),
     Change("early-release", "accumulator-before-it-is-stored", "sm100/store_tiles.h",
            "    epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), "
            "tile);\n    ptx::tcgen05_fence_before_sync();\n    __syncwarp();\n"
-           "    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));",
+           "    if (threadIdx.x % kWarp == 0) accumulators.tell_empty(from.stage);",
            "    ptx::tcgen05_fence_before_sync();\n    __syncwarp();\n"
-           "    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));\n"
+           "    if (threadIdx.x % kWarp == 0) accumulators.tell_empty(from.stage);\n"
            "    epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), "
            "tile);"),
 
@@ -208,6 +211,18 @@ CHANGES = [
            "ptx::mbarrier_init(empty(stage), kReadingWarps * kCluster);",
            "ptx::mbarrier_init(empty(stage), kReadingWarps);"),
     Change("cluster", "nothing-brought", "load/cluster_boxes.h", "(1 << kBlocks) - 1", "1"),
+
+    # ---- the other block of a pair forgotten
+    Change("pair", "not-waited-for", "sm100/grouped_gemm.h",
+           "ptx::cluster_sync();", "__syncthreads();"),
+    Change("pair", "not-told", "sm100/multiply.h", "0b11", "0b01"),
+    Change("pair", "its-stages-not-counted", "sm100/grouped_gemm.h",
+           "is_first ? kOthers : 0", "0"),
+    Change("pair", "its-readers-not-counted", "sm100/grouped_gemm.h",
+           "is_first ? kOthers * kStoringWarps : 0", "0"),
+    Change("pair", "parity-full", "sm100/ring.h",
+           "ptx::mbarrier_wait_acquire_cluster(full(at.stage), at.parity);",
+           "ptx::mbarrier_wait_acquire_cluster(full(at.stage), at.parity ^ 1);"),
 
     # ---- rows past an expert's last
     Change("past-end", "gathered-sm90", "load/gathered_rows.h",

@@ -29,7 +29,9 @@ ORDERING = [
     "wait_empty", "wait_full", "wait", "wait_for_stores", "fill", "release", "release_previous",
     "release_block", "sync", "finish", "tcgen05_commit", "tcgen05_fence_before_sync",
     "tcgen05_fence_after_sync", "tensor_memory_allocate", "tensor_memory_free",
-    "tensor_memory_wait_loads", "land",
+    "tensor_memory_wait_loads", "land", "tcgen05_commit_pair", "mbarrier_arrive_release_cluster",
+    "mbarrier_wait_acquire_cluster", "wait_empty_in_all", "wait_full_in_all", "wait_for_last",
+    "tell", "tell_full", "tell_empty", "tell_when_done",
 ]
 # Of the same name, but an epilogue's arithmetic.
 OTHER_CALLS = re.compile(r"(?:\w+\.)?finish\((?!D?\))")

@@ -91,7 +91,8 @@ def main():
                          help="the layer's cases (default: those of the reduced registry in bfloat16); "
                          "the router's are always simulated")
     running.add_argument("--device", dest="devices", action="append",
-                         help="what is simulated (default: sm80, sm80-on-90, sm90, sm100)")
+                         help="what is simulated (default: sm80, sm80-on-90, sm90, sm100, "
+                         "sm100-pairs)")
     running.add_argument("--seeds", type=int, default=20)
     running.add_argument("--more-seeds", type=int, default=3,
                          help="that are tried for a finding beside a right output")
@@ -130,7 +131,7 @@ def main():
     if args.command == "table":
         return write_table(args.check)
     args.cases = args.cases or ["--reduced", "*/bfloat16"]
-    args.devices = args.devices or ["sm80", "sm80-on-90", "sm90", "sm100"]
+    args.devices = args.devices or ["sm80", "sm80-on-90", "sm90", "sm100", "sm100-pairs"]
     return search.run(args)
 
 

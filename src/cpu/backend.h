@@ -38,6 +38,8 @@ class CpuBackend final : public Backend {
   void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) override;
   void router_backward(const tilemoe_router_backward_args& args) override;
   void router_losses(const tilemoe_router_losses_args& args) override;
+
+  void sum_rows(const tilemoe_sum_rows_args& args) override;
 };
 
 }  // namespace tilemoe::cpu

@@ -43,15 +43,15 @@ void CpuBackend::combine(const Combine& step) {
       const auto same_row = static_cast<int32_t>(t);
       const bool past_the_last = grouped && t >= M;
       const TokenRows terms = grouped ? TokenRows{&same_row, 1} : rows_of_token(routing, t);
-      sum_rows({.dtype = out.dtype,
-                .addend = addend.data && !past_the_last ? addend.row(t) : nullptr,
-                .rows = rows.data,
-                .row_stride = rows.row_stride,
-                .row = terms.row,
-                .terms = past_the_last ? 0 : terms.terms,
-                .scale = step.scale_by_score ? routing.row_score : nullptr,
-                .out = out.row(t)},
-               d);
+      cpu::sum_rows({.dtype = out.dtype,
+                     .addend = addend.data && !past_the_last ? addend.row(t) : nullptr,
+                     .rows = rows.data,
+                     .row_stride = rows.row_stride,
+                     .row = terms.row,
+                     .terms = past_the_last ? 0 : terms.terms,
+                     .scale = step.scale_by_score ? routing.row_score : nullptr,
+                     .out = out.row(t)},
+                    d);
     }
   });
 }

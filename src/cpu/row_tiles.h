@@ -46,7 +46,8 @@ class RowTiles {
 
  private:
   int64_t rows_of(int64_t expert) const {
-    return rows_.offsets[expert + 1] - rows_.offsets[expert];
+    const int32_t* ends = rows_.ends != nullptr ? rows_.ends : rows_.offsets + 1;
+    return ends[expert] - rows_.offsets[expert];
   }
 
   Rows rows_;

@@ -103,6 +103,8 @@ class CudaBackend final : public Backend {
     cuda::router_backward(args);
   }
   void router_losses(const tilemoe_router_losses_args& args) override { cuda::router_losses(args); }
+
+  void sum_rows(const tilemoe_sum_rows_args& args) override { cuda::sum_rows(args); }
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "cuda/sm100/pairs.h"
 #include "generated/sources_id.h"
 #include "tilemoe/tilemoe.h"
 
@@ -27,7 +28,7 @@ VerdictKey verdict_key(const DeviceInfo& device, const std::string& kit) {
           .driver = driver_of_this_machine(),
           .gpu = device.name + ", compute capability " + device.capability() + ", " +
                  std::to_string(device.multiprocessors) + " multiprocessors",
-          .kit = kit};
+          .kit = kit + (kit == "sm100" && sm100::pairs_asked_for() ? "-pairs" : "")};
 }
 
 const FoundVerdict& verdict_of(const DeviceInfo& device) {

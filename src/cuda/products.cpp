@@ -1,6 +1,7 @@
 #include "cuda/products.h"
 
 #include <algorithm>
+#include <span>
 
 #include "activation_kinds.h"
 #include "check.h"
@@ -11,6 +12,7 @@
 #include "cuda/schedule/projection_sizes.h"
 #include "cuda/schedule/reference_tiles.h"
 #include "cuda/schedule/weight_gradient_shares.h"
+#include "cuda/sm100/pairs.h"
 
 namespace tilemoe::cuda {
 
@@ -46,6 +48,17 @@ ProductKey either(const ProductKey& special, const ProductKey& general) {
   return Tiles(special).empty() ? general : special;
 }
 
+// Tiles that the model chooses among. Whether pairs of blocks multiply is not its choice on 10.x,
+// where nothing is measured.
+std::span<const TileConfiguration> offered(const Tiles& tiles, KitName kit) {
+  const std::span<const TileConfiguration> all(tiles.data(), tiles.size());
+  if (kit != KitName::kSm100) return all;
+  const int cluster = sm100::pairs_asked_for() ? 2 : 1;
+  const auto found = std::find_if(all.begin(), all.end(),
+                                  [&](const auto& tile) { return tile.cluster == cluster; });
+  return found == all.end() ? all : std::span(found, 1);
+}
+
 template <class Step>
 TileConfiguration choose(const Step& step, const ProductKey& key) {
   const Tiles tiles(key);
@@ -53,7 +66,7 @@ TileConfiguration choose(const Step& step, const ProductKey& key) {
   const TileConfiguration* const asked = step.tuning.tile;
   if (asked != nullptr && std::find(tiles.begin(), tiles.end(), *asked) != tiles.end())
     return *asked;
-  return choose_tile(size_of(step), tiles, model(key.kit));
+  return choose_tile(size_of(step), offered(tiles, key.kit), model(key.kit));
 }
 
 template <class Step>

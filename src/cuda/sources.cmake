@@ -13,6 +13,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/schedule/cost.cpp
   cuda/schedule/projection_sizes.cpp
   cuda/schedule/weight_gradient_shares.cpp
+  cuda/sm100/pairs.cpp
 )
 # Products: files that their table makes, for the architectures that a kit runs on.
 include(cuda/instances/instances.cmake)
@@ -53,6 +54,7 @@ set(rowwise_kernels
   cuda/rowwise/route_general.cu
   cuda/rowwise/route_grouped.cu
   cuda/rowwise/score_gradient.cu
+  cuda/rowwise/sum_rows.cu
 )
 # The same. Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
 set(uncontracted_kernels
@@ -68,13 +70,14 @@ set(uncontracted_kernels
 target_sources(tilemoe_cuda_objects PRIVATE
   ${product_kernels} ${rowwise_kernels} ${uncontracted_kernels})
 cuda_code(rowwise_code ${TILEMOE_CUDA_ARCHS})
-set_source_files_properties(${rowwise_kernels} PROPERTIES COMPILE_OPTIONS "${rowwise_code}")
+set_source_files_properties(${rowwise_kernels}
+  PROPERTIES COMPILE_OPTIONS "${rowwise_code};-Xptxas=-Werror")
 set_source_files_properties(${uncontracted_kernels}
-  PROPERTIES COMPILE_OPTIONS "${rowwise_code};-fmad=false")
+  PROPERTIES COMPILE_OPTIONS "${rowwise_code};-Xptxas=-Werror;-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.
 target_compile_options(tilemoe_cuda_objects PRIVATE
-  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas --warn-on-spills,--warn-on-local-memory-usage>")
 # A sixth of the size for some decompression when a kernel is first used; nvcc has it from 12.8 on.
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
   target_compile_options(tilemoe_cuda_objects PRIVATE

@@ -24,7 +24,7 @@ struct VerdictKey {
   std::string library;  // the version, the sources and the compiler of the kernels
   std::string driver;
   std::string gpu;  // its kind, not the one device: wrong code is wrong on all of them
-  std::string kit;  // "sm100"
+  std::string kit;  // "sm100", "sm100-pairs"
   bool operator==(const VerdictKey&) const = default;
 };
 

@@ -271,6 +271,10 @@ TEST(Verdict, IsReadOnceADevice) {
   const VerdictKey key = verdict_key(first, "sm100");
   EXPECT_EQ(verdict_key(second, "sm100"), key) << "two of a kind share a verdict";
   EXPECT_NE(verdict_key(other, "sm100"), key);
+  setenv("TILEMOE_PAIRS", "1", 1);
+  EXPECT_EQ(verdict_key(first, "sm100").kit, "sm100-pairs");
+  EXPECT_EQ(verdict_key(first, "sm90").kit, "sm90");
+  unsetenv("TILEMOE_PAIRS");
   EXPECT_TRUE(key.library.starts_with(std::string(tilemoe_version()) + ", sources "))
       << key.library;
   EXPECT_FALSE(verdict_of(first).verdict);

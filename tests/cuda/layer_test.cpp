@@ -85,6 +85,13 @@ TEST(TwoCalls, GiveTheBitsOfOne) {
     expect_two_calls_give_the_bits_of_one(named_case(name), cuda_memory());
 }
 
+TEST(Parts, GiveTheBitsOfOne) {
+  for (const char* name :
+       {"biases/bfloat16", "gpt-oss/float16", "general/bfloat16", "rounded-nearest/bfloat16",
+        "many-pairs/bfloat16", "long-experts/bfloat16", "column-blocks/float16"})
+    expect_parts_give_the_bits_of_one(named_case(name), cuda_memory());
+}
+
 // More tiles than blocks, whatever the tile; experts so long that their tiles are shared out, too.
 TEST(BlockTurns, GiveTheSameBits) {
   const int64_t T = reduced_run() ? 700 : 4200;

@@ -22,12 +22,14 @@ constexpr uint32_t kStarts[] = {0, 0x400, 0x4400, 0x38800};
 
 // The words of an operand (kRows, 64) by which CUTLASS's instructions read it: of each slab, for each
 // start, of its steps. `Step<_2, _1>` is the order of the kits: all steps of 64 rows, then the next.
-template <class Operation, class Atom, int kRows, bool kIsA>
+// Of a pair of blocks each has kRows; these are the first one's, and the instruction takes them of
+// both.
+template <class Operation, class Atom, int kRows, bool kIsA, int kBlocks = 1>
 void operand(const char* kit, const char* major) {
   using Element = cutlass::half_t;
   const auto staged =
       make_tensor(make_smem_ptr(static_cast<Element*>(nullptr)),
-                  tile_to_shape(Atom{}, Shape<Int<kRows>, Steps>{}, Step<_2, _1>{}));
+                  tile_to_shape(Atom{}, Shape<Int<kBlocks * kRows>, Steps>{}, Step<_2, _1>{}));
   const auto product = make_tiled_mma(Operation{}).get_slice(0);
   const auto words = [&] {
     if constexpr (kIsA)
@@ -37,8 +39,8 @@ void operand(const char* kit, const char* major) {
   }();
   for (const uint32_t start : kStarts)
     for (int slab = 0; slab < size<1>(words); ++slab) {
-      fprintf(out, "OPERAND(%s, %s, %s, %d, %d, 0x%05x", kit, kIsA ? "A" : "B", major, kRows, slab,
-              start);
+      fprintf(out, "OPERAND(%s, %s%s, %s, %d, %d, 0x%05x", kit, kBlocks == 1 ? "" : "Pair",
+              kIsA ? "A" : "B", major, kRows, slab, start);
       for (int step = 0; step < size<2>(words); ++step) {
         // No pointer of the host has an address in shared memory, so all words are of address 0.
         const auto moved = words.data() + words.layout()(0, slab, step) + start / sizeof(uint128_t);
@@ -68,27 +70,36 @@ void hopper() {
   operand<OfMN, AtomMN, kColumns, false>("Sm90", "MN");
 }
 
-template <class Element, int kColumns, UMMA::Major kA, UMMA::Major kB>
+template <class Element, int kColumns, UMMA::Major kA, UMMA::Major kB, int kBlocks>
 void instruction() {
-  using Operation = SM100_MMA_F16BF16_SS<Element, Element, float, 128, kColumns, kA, kB>;
-  fprintf(out, "INSTRUCTION(%s, 128, %d, %s, %s, 0x%08x)\n",
-          is_same_v<Element, cutlass::half_t> ? "F16" : "BF16", kColumns,
+  using Operation =
+      conditional_t<kBlocks == 1,
+                    SM100_MMA_F16BF16_SS<Element, Element, float, 128, kColumns, kA, kB>,
+                    SM100_MMA_F16BF16_2x1SM_SS<Element, Element, float, 256, kColumns, kA, kB>>;
+  fprintf(out, "INSTRUCTION(%s, %d, %d, %s, %s, 0x%08x)\n",
+          is_same_v<Element, cutlass::half_t> ? "F16" : "BF16", 128 * kBlocks, kColumns,
           kA == UMMA::Major::K ? "K" : "MN", kB == UMMA::Major::K ? "K" : "MN",
           static_cast<unsigned>(uint32_t(MMA_Traits<Operation>{}.idesc_)));
+}
+
+template <int kColumns, int kBlocks = 1>
+void instructions() {
+  constexpr auto kK = UMMA::Major::K, kMN = UMMA::Major::MN;
+  const auto of_element = [](auto element) {
+    using Element = decltype(element);
+    instruction<Element, kColumns, kK, kK, kBlocks>();
+    instruction<Element, kColumns, kK, kMN, kBlocks>();
+    instruction<Element, kColumns, kMN, kK, kBlocks>();
+    instruction<Element, kColumns, kMN, kMN, kBlocks>();
+  };
+  of_element(cutlass::half_t{});
+  of_element(cutlass::bfloat16_t{});
 }
 
 template <int kColumns>
 void blackwell() {
   constexpr auto kK = UMMA::Major::K, kMN = UMMA::Major::MN;
-  const auto of_element = [](auto element) {
-    using Element = decltype(element);
-    instruction<Element, kColumns, kK, kK>();
-    instruction<Element, kColumns, kK, kMN>();
-    instruction<Element, kColumns, kMN, kK>();
-    instruction<Element, kColumns, kMN, kMN>();
-  };
-  of_element(cutlass::half_t{});
-  of_element(cutlass::bfloat16_t{});
+  instructions<kColumns>();
   using Element = cutlass::half_t;
   using OfK = SM100_MMA_F16BF16_SS<Element, Element, float, 128, kColumns, kK, kK>;
   using OfMN = SM100_MMA_F16BF16_SS<Element, Element, float, 128, kColumns, kMN, kMN>;
@@ -102,6 +113,21 @@ void blackwell() {
   operand<OfMN, AtomMN, kColumns, false>("Sm100", "MN");
 }
 
+template <int kColumns>
+void blackwell_pairs() {
+  constexpr auto kK = UMMA::Major::K, kMN = UMMA::Major::MN;
+  instructions<kColumns, 2>();
+  using Element = cutlass::half_t;
+  using OfK = SM100_MMA_F16BF16_2x1SM_SS<Element, Element, float, 256, kColumns, kK, kK>;
+  using OfMN = SM100_MMA_F16BF16_2x1SM_SS<Element, Element, float, 256, kColumns, kMN, kMN>;
+  using AtomK = UMMA::Layout_K_SW128_Atom<Element>;
+  using AtomMN = UMMA::Layout_MN_SW128_Atom<Element>;
+  operand<OfK, AtomK, 128, true, 2>("Sm100", "K");
+  operand<OfMN, AtomMN, 128, true, 2>("Sm100", "MN");
+  operand<OfK, AtomK, kColumns / 2, false, 2>("Sm100", "K");
+  operand<OfMN, AtomMN, kColumns / 2, false, 2>("Sm100", "MN");
+}
+
 }  // namespace
 
 // The file to write: CUTLASS itself says on the standard output that it has no shared memory here.
@@ -113,6 +139,7 @@ int main(int, char** arguments) {
   blackwell<128>();
   blackwell<192>();
   blackwell<256>();
+  blackwell_pairs<256>();
   hopper<64>();
   hopper<128>();
   hopper<192>();

@@ -25,7 +25,7 @@ HEADER = """\
 // Written by write.py, from what CUTLASS's own constructors make; not to be changed by hand.
 //   INSTRUCTION(dtype, rows of D, columns of D, major of A, major of B, word)
 //   OPERAND(kit, operand, major, its rows in a stage, slab, where the operand begins,
-//           words of 16 steps of the sum each)
+//           words of 16 steps of the sum each); PairA and PairB: a block's, of a pair's product
 """
 
 

@@ -82,7 +82,7 @@ __device__ void multiply(Barriers& barriers, uint32_t memory, uint32_t tensor) {
     const uint64_t a = descriptor(memory + pass.stage * kStageBytes, kStride);
     const uint64_t b = descriptor(memory + kStages * kStageBytes, 1024);
     constexpr bool kAdds = kHow == Tensor::kAddsToNothing;
-    ptx::tcgen05_mma_f16(d, a, b, kInstruction, kAdds);  // multiplies
+    ptx::tcgen05_mma_f16<1>(d, a, b, kInstruction, kAdds);  // multiplies
     if (kHow == Tensor::kEndsUncommitted && tile + 1 == kTensorTiles) continue;
     if (kHow != Tensor::kNoStageCommit)
       ptx::tcgen05_commit(Barriers::at(barriers.empty[pass.stage]));  // commits
@@ -144,9 +144,9 @@ __global__ void multiply_tiles(float* out, const uint16_t* a, const uint16_t* b)
       ptx::mbarrier_init(Barriers::at(barriers.taken[s]), 4);
     }
   if (warp == kMultiplying) {
-    if (kHow == Tensor::kAllocatedLate) ptx::tensor_memory_relinquish();
-    ptx::tensor_memory_allocate<kAllocated>(ptx::shared_address(&address));  // allocates
-    ptx::tensor_memory_relinquish();
+    if (kHow == Tensor::kAllocatedLate) ptx::tensor_memory_relinquish<1>();
+    ptx::tensor_memory_allocate<kAllocated, 1>(ptx::shared_address(&address));  // allocates
+    ptx::tensor_memory_relinquish<1>();
   }
   __syncthreads();
   const uint32_t tensor = address;
@@ -158,7 +158,7 @@ __global__ void multiply_tiles(float* out, const uint16_t* a, const uint16_t* b)
   else
     produce<kHow>(barriers, memory, a, b);
   if (kHow == Tensor::kFreedInUse) {
-    if (warp == kMultiplying) ptx::tensor_memory_free<kColumns>(tensor);  // frees
+    if (warp == kMultiplying) ptx::tensor_memory_free<kColumns, 1>(tensor);  // frees
     return;
   }
   ptx::tcgen05_fence_before_sync();
@@ -166,7 +166,7 @@ __global__ void multiply_tiles(float* out, const uint16_t* a, const uint16_t* b)
   if (kHow == Tensor::kNotFreed) return;
   if (warp == (kHow == Tensor::kFreedByAnother ? kProducing : kMultiplying)) {
     ptx::tcgen05_fence_after_sync();
-    ptx::tensor_memory_free<kColumns>(tensor);
+    ptx::tensor_memory_free<kColumns, 1>(tensor);
   }
 }
 

@@ -21,7 +21,7 @@ TEST(TensorWords, SayWhatTheKernelsMean) {
       for (const Major a : {Major::kK, Major::kMN})
         for (const Major b : {Major::kK, Major::kMN}) {
           const TensorInstruction word =
-              decode_tensor_instruction(tcgen05_instruction(format, 128, columns, a, b));
+              decode_tensor_instruction(tcgen05_instruction(format, 128, columns, a, b), 1);
           EXPECT_EQ(word.type == OperandType::kBFloat16, format == MmaFormat::kBF16);
           EXPECT_EQ(word.rows, 128);
           EXPECT_EQ(word.columns, static_cast<int>(columns));
@@ -41,14 +41,26 @@ TEST(TensorWords, OfInstructionsAreRefusedWithABitChanged) {
   for (int bit = 0; bit < 32; ++bit) {
     const uint32_t changed = right ^ uint32_t { 1 } << bit;
     if (bit == 15 || bit == 16) {  // another major
-      EXPECT_NO_THROW(decode_tensor_instruction(changed)) << bit;
+      EXPECT_NO_THROW(decode_tensor_instruction(changed, 1)) << bit;
     } else {
-      EXPECT_THROW(decode_tensor_instruction(changed), std::invalid_argument) << bit;
+      EXPECT_THROW(decode_tensor_instruction(changed, 1), std::invalid_argument) << bit;
     }
   }
   // An operand of the other type than the other.
-  EXPECT_THROW(decode_tensor_instruction(right & ~(uint32_t{1} << 7)), std::invalid_argument);
-  EXPECT_NO_THROW(decode_tensor_instruction(right & ~(uint32_t{9} << 7)));
+  EXPECT_THROW(decode_tensor_instruction(right & ~(uint32_t{1} << 7), 1), std::invalid_argument);
+  EXPECT_NO_THROW(decode_tensor_instruction(right & ~(uint32_t{9} << 7), 1));
+}
+
+TEST(TensorWords, OfAPairHaveTwiceTheRowsAndColumnsInTwoHalves) {
+  const auto word = [](uint32_t rows, uint32_t columns) {
+    return tcgen05_instruction(MmaFormat::kBF16, rows, columns, Major::kK, Major::kMN);
+  };
+  EXPECT_EQ(decode_tensor_instruction(word(256, 96), 2).rows, 256);
+  EXPECT_EQ(decode_tensor_instruction(word(256, 96), 2).columns, 96);
+  EXPECT_THROW(decode_tensor_instruction(word(128, 96), 2), std::invalid_argument);
+  EXPECT_THROW(decode_tensor_instruction(word(256, 96), 1), std::invalid_argument);
+  EXPECT_THROW(decode_tensor_instruction(word(256, 80), 2), std::invalid_argument);
+  EXPECT_NO_THROW(decode_tensor_instruction(word(128, 80), 1));
 }
 
 TEST(TensorWords, OfOperandsAreRefusedWithAReservedBitChanged) {

@@ -54,19 +54,22 @@ struct EarlyLaunch {
   int threads;
   cudaStream_t stream;
   int shared_bytes = 0;
-  bool early = true;  // not where this is false
+  bool early = true;     // not where this is false
+  unsigned cluster = 1;  // blocks of one
 };
 
 template <auto kKernel, class Params>
 void launch_early(const EarlyLaunch& where, const Params& params) {
-  cudaLaunchAttribute early = early_launch(where.early && can_wait<kKernel>());
+  cudaLaunchAttribute attributes[2] = {early_launch(where.early && can_wait<kKernel>()), {}};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {.x = where.cluster, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};
   config.gridDim = where.blocks;
   config.blockDim = dim3(static_cast<unsigned>(where.threads));
   config.dynamicSmemBytes = static_cast<size_t>(where.shared_bytes);
   config.stream = where.stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = where.cluster > 1 ? 2 : 1;
   TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, kKernel, params),
                      "a kernel of " << where.blocks.x << " by " << where.blocks.y << " blocks");
 }

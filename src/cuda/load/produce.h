@@ -36,7 +36,8 @@ __device__ __forceinline__ int32_t load_weights_first(const typename Gemm::Param
 
 // `shared` is the ring's first stage. starts_tma() is true in one thread of the first warp, all of
 // which call it. Calls after_tile(position in the ring, tile) behind each tile's k blocks: what else
-// the kit brings through the ring.
+// the kit brings through the ring. Only those wait for an empty stage without whom it is not full
+// again: another thread could be so late that the phase it waits for is two behind.
 template <class Gemm, class StartsTma, class AfterTile>
 __device__ __forceinline__ void produce(const typename Gemm::Params& params,
                                         const typename Gemm::Ring& ring, uint32_t shared,
@@ -59,10 +60,11 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
     load_a.begin(tile);
     load_b.begin(tile);
     for (int32_t k_block = 0; k_block < tile.k_blocks; ++k_block, at.advance()) {
-      ring.wait_empty(at);
+      if constexpr (Gemm::kThreadsCopy) ring.wait_empty(at);
       const uint32_t stage_a = shared + at.stage * Gemm::kStageBytes;
       const uint32_t stage_b = stage_a + LoadA::Operand::kBytes;
       if (starts_tma()) {
+        if constexpr (!Gemm::kThreadsCopy) ring.wait_empty(at);
         const uint32_t full = ring.full(at.stage);
         const bool has_weights = Gemm::kWeightsFirst && have_weights > 0;
         if (!has_weights) ptx::mbarrier_arrive_expect_bytes(full, Gemm::kTmaBytes);

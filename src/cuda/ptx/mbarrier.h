@@ -26,6 +26,12 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// The same, and hands on what this block's threads wrote or were told of.
+__device__ __forceinline__ void mbarrier_arrive_release_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
 // Arrives once and adds `bytes` to what TMA must deliver before the phase ends.
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -71,6 +77,21 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
   while (!mbarrier_test_wait(barrier, parity)) {
   }
 #endif
+}
+
+// The same, where other blocks of the cluster release: from compute capability 9.0 on.
+__device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint32_t barrier, uint32_t parity) {
+  uint32_t ended = 0;
+  while (ended == 0)
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(ended)
+        : "r"(barrier), "r"(parity)
+        : "memory");
 }
 
 }  // namespace tilemoe::cuda::ptx

@@ -8,24 +8,28 @@
 namespace tilemoe::cuda::ptx {
 
 // Waits until there are kColumns columns, and writes the address of the first to shared memory. All
-// lanes of a warp call it; the same warp frees them.
-template <uint32_t kColumns>
+// lanes of a warp call it; the same warp frees them. Of a pair of blocks (tcgen05.h) both, by warps
+// of the same number, call all three, and wait for each other in each; they get the same columns.
+template <uint32_t kColumns, int kBlocks>
 __device__ __forceinline__ void tensor_memory_allocate(uint32_t shared) {
   static_assert(kColumns >= 32 && kColumns <= 512 && (kColumns & (kColumns - 1)) == 0);
-  asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared),
-               "n"(kColumns)
+  asm volatile("tcgen05.alloc.cta_group::%2.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared),
+               "n"(kColumns), "n"(kBlocks)
                : "memory");
 }
 
 // This block allocates no more, so that another may.
+template <int kBlocks>
 __device__ __forceinline__ void tensor_memory_relinquish() {
-  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
+  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::%0.sync.aligned;" ::"n"(kBlocks)
+               : "memory");
 }
 
 // Before the block ends, by the warp that allocated.
-template <uint32_t kColumns>
+template <uint32_t kColumns, int kBlocks>
 __device__ __forceinline__ void tensor_memory_free(uint32_t address) {
-  asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(kColumns)
+  asm volatile("tcgen05.dealloc.cta_group::%2.sync.aligned.b32 %0, %1;" ::"r"(address),
+               "n"(kColumns), "n"(kBlocks)
                : "memory");
 }
 

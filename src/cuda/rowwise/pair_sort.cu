@@ -77,8 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1) count_pairs(const SortParams para
     }
     __syncthreads();
     for (int e = static_cast<int>(threadIdx.x); e < range; e += kThreads)
-      out[first + e] = counts[e];
-    __syncthreads();  // (not needed: a thread clears the counts that it has read)
+      out[first + e] = counts[e];  // which this thread clears
   }
   if (threadIdx.x == 0) out[pairs.E] = skipped, out[pairs.E + 1] = nan_tokens;
 }

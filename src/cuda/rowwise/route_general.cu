@@ -59,7 +59,6 @@ __global__ void __launch_bounds__(kThreads) settle_triples(const TripleParams pa
     tokens_seen[threadIdx.x] = reached;
     __syncthreads();
     const int32_t before = threadIdx.x == 0 ? largest : tokens_seen[threadIdx.x - 1];
-    __syncthreads();  // (not needed: the next scan has barriers)
     largest = max(largest, scanned.total);
     if (!exists) continue;
     const int64_t id = params.experts.at(pair);

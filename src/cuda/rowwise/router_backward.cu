@@ -42,7 +42,6 @@ __device__ void write_row(const BackwardParams& params, const TokenPairs& pairs,
       const float gradient = of_expert(static_cast<int32_t>(e), window[e - first]);
       store(params.accumulate ? to_float(out[e]) + gradient : gradient, out[e]);
     }
-    __syncwarp();  // (not needed: a lane clears what it has read)
   }
 }
 

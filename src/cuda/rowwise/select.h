@@ -56,7 +56,6 @@ class BlockSelect {
       prefix = prefix << kBits | static_cast<uint32_t>(shared.bin);
       wanted -= shared.above;
     }
-    __syncthreads();  // (not needed: the next call writes bin and above behind barriers of its own)
     return {prefix, wanted};
   }
 };

@@ -25,14 +25,16 @@ inline int32_t column_group(const Tuning& tuning) {
 //   they are in L2, and so is the group's slice of the weights by the next row block.
 // A cluster of two takes two row blocks of the same columns at a time, so that both need the same
 // weights; of an expert's last, odd row block it takes two blocks of columns, so that none is idle.
+// With kSameColumns it never does: the second block then has rows past the expert's last alone.
 // Every warp that needs tiles walks the order itself, 32 experts at a time.
-template <int BLOCK_M, int kCluster = 1>
+template <int BLOCK_M, int kCluster = 1, bool kSameColumns = false>
 class RowTiles {
  public:
   static constexpr int kTogether = kCluster;  // blocks whose number the grid's is a multiple of
 
   struct Params {
-    const int32_t* offsets;  // (E + 1)
+    const int32_t* begins;  // (E)
+    const int32_t* ends;    // (E)
     int32_t E;
     int32_t n_blocks;
     int32_t n_group;
@@ -40,7 +42,8 @@ class RowTiles {
   };
 
   static Params params(const Rows& rows, int64_t n_blocks, int64_t k_blocks, int32_t n_group) {
-    return {.offsets = rows.offsets,
+    return {.begins = rows.offsets,
+            .ends = rows.ends != nullptr ? rows.ends : rows.offsets + 1,
             .E = static_cast<int32_t>(rows.E),
             .n_blocks = static_cast<int32_t>(n_blocks),
             .n_group = std::min(n_group, static_cast<int32_t>(n_blocks)),
@@ -77,11 +80,12 @@ class RowTiles {
     const int32_t end = __shfl_sync(kAllLanes, end_, owner);
     const int32_t through = __shfl_sync(kAllLanes, tiles_through_, owner);
     const int32_t in_expert = in_chunk - (through - cluster_tiles(end - begin));
-    const int32_t together = blocks(end - begin) / kCluster;  // row blocks, a cluster's at a time
+    // Row blocks, a cluster's at a time.
+    const int32_t together = (blocks(end - begin) + kFilledUp) / kCluster;
     const auto rank = static_cast<int32_t>(blockIdx.x % kCluster);
 
     tile = {.expert = chunk_ + owner, .row_end = end, .k_blocks = params_.k_blocks};
-    if (kCluster > 1 && in_expert >= together * params_.n_blocks) {
+    if (kCluster > 1 && !kSameColumns && in_expert >= together * params_.n_blocks) {
       tile.n_block = (in_expert - together * params_.n_blocks) * kCluster + rank;
       tile.row_begin =
           tile.n_block < params_.n_blocks ? begin + together * kCluster * BLOCK_M : end;
@@ -100,12 +104,15 @@ class RowTiles {
 
  private:
   static constexpr uint32_t kAllLanes = 0xffffffff;
+  // To whole clusters of row blocks.
+  static constexpr int32_t kFilledUp = kSameColumns ? kCluster - 1 : 0;
 
   __device__ static int32_t blocks(int32_t rows) { return (rows + BLOCK_M - 1) / BLOCK_M; }
 
   // Of an expert; what a cluster takes at a time is one.
   __device__ int32_t cluster_tiles(int32_t rows) const {
-    const int32_t m_blocks = blocks(rows);
+    const int32_t m_blocks = blocks(rows) + kFilledUp;
+    if constexpr (kSameColumns) return m_blocks / kCluster * params_.n_blocks;
     const int32_t odd = (params_.n_blocks + kCluster - 1) / kCluster;
     return m_blocks / kCluster * params_.n_blocks + m_blocks % kCluster * odd;
   }
@@ -116,8 +123,8 @@ class RowTiles {
     const int32_t expert = chunk_ + lane;
     begin_ = end_ = 0;
     if (expert < params_.E) {
-      begin_ = params_.offsets[expert];
-      end_ = params_.offsets[expert + 1];
+      begin_ = params_.begins[expert];
+      end_ = params_.ends[expert];
     }
     tiles_through_ = cluster_tiles(end_ - begin_);
 #pragma unroll

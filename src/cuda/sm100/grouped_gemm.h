@@ -5,6 +5,9 @@
 //   multiplying  one warp: multiplies them into one of two accumulators in tensor memory
 //   storing      four warps: finish a tile from the other, each 32 of its rows
 //
+// Two blocks may be a pair (Shape::kBlocks): they walk the same order side by side, each with its
+// rows and its half of B's columns, and the first one's multiplying warp multiplies for both.
+//
 // All roles walk the same tile order on their own, and go on to the next tile at once:
 //
 //   producer     | load 6      | load 7      | load 8 ...
@@ -15,6 +18,8 @@
 //   producer           bytes and copies landed   a stage is full
 //   multiplying        tcgen05.commit            a stage is empty, an accumulator is full
 //   storing            an arrival of each warp   an accumulator is empty
+//   multiplying, of a pair's second block:
+//                      an arrival in the first   a stage is full
 //
 // What plugs in (load/loader.h and parts.h say what each must have): LoadA, LoadB, Epilogue, Order.
 #pragma once
@@ -25,6 +30,7 @@
 #include "cuda/core/tile.h"
 #include "cuda/load/loader.h"
 #include "cuda/load/produce.h"
+#include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/elect.h"
 #include "cuda/ptx/mbarrier.h"
@@ -58,7 +64,8 @@ struct GroupedGemm {
     typename Order::Params order;
   };
 
-  static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
+  static_assert(LoadA::Operand::kRows == Shape::BLOCK_M &&
+                LoadB::Operand::kRows == Shape::kRowsOfB);
   static constexpr bool kWeightsFirst = false;
   static constexpr bool kThreadsCopy =
       load::copies_by_threads<LoadA> || load::copies_by_threads<LoadB>;
@@ -70,8 +77,8 @@ struct GroupedGemm {
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
   static constexpr int kOtherRoom = 256;
   static constexpr int kStages = (kSharedBytes - kOtherRoom) / kStageBytes;
-  using Ring = sm100::Ring<kStages, kFullArrivals, 1>;
-  using Accumulators = sm100::Ring<kAccumulators, 1, kStoringWarps>;
+  using Ring = sm100::Ring<kStages, kFullArrivals, 1, Shape::kBlocks>;
+  using Accumulators = sm100::Ring<kAccumulators, 1, kStoringWarps, Shape::kBlocks>;
   static constexpr int kRingAt = kStages * kStageBytes;
   static constexpr int kAccumulatorsAt = kRingAt + Ring::kBarrierBytes;
   static constexpr int kTensorMemoryAt = kAccumulatorsAt + Accumulators::kBarrierBytes;
@@ -89,16 +96,26 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const typename Gemm::Ring ring(shared + Gemm::kRingAt);
   const typename Gemm::Accumulators accumulators(shared + Gemm::kAccumulatorsAt);
   const int32_t warp = ptx::uniform(static_cast<int32_t>(threadIdx.x) / kWarp);
+  constexpr int kBlocks = Gemm::Shape::kBlocks;
+  const bool is_first = blockIdx.x % kBlocks == 0;
+  const auto sync = [] {
+    if constexpr (kBlocks > 1)
+      ptx::cluster_sync();
+    else
+      __syncthreads();
+  };
   if (threadIdx.x == 0) {
-    ring.init();
-    accumulators.init();
+    constexpr int kOthers = kBlocks - 1;
+    ring.init(is_first ? kOthers : 0, 0);
+    accumulators.init(0, is_first ? kOthers * kStoringWarps : 0);
     ptx::fence_mbarrier_init();
     typename Gemm::LoadA(params.a, 0).prefetch();
     typename Gemm::LoadB(params.b, 0).prefetch();
   }
+  if constexpr (kBlocks > 1) sync();  // a pair allocates together: both must run
   if (warp == kMultiplyingWarp) {
-    ptx::tensor_memory_allocate<kTensorMemoryColumns>(shared + Gemm::kTensorMemoryAt);
-    ptx::tensor_memory_relinquish();
+    ptx::tensor_memory_allocate<kTensorMemoryColumns, kBlocks>(shared + Gemm::kTensorMemoryAt);
+    ptx::tensor_memory_relinquish<kBlocks>();
     ptx::tcgen05_fence_before_sync();  // (not needed: to allocate is no asynchronous access)
   }
   wait_for_previous();
@@ -114,15 +131,18 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     store_tiles<Gemm>(params, accumulators,
                       tensor_memory + (warp - kFirstStoringWarp) * kWarp * kLane);
     ptx::tcgen05_fence_before_sync();  // (not needed: every tile's store ends with one)
-  } else {
+  } else if (is_first) {
     multiply_tiles<Gemm>(params, ring, accumulators, shared, tensor_memory);
+  } else {
+    if constexpr (kBlocks > 1) tell_of_stages<Gemm>(params, ring);
   }
 
-  // Every accumulator has been read, and every product before that was done.
-  __syncthreads();
+  // Every accumulator has been read, and every product before that was done. Nobody arrives in the
+  // other block any more.
+  sync();
   if (warp == kMultiplyingWarp) {
     ptx::tcgen05_fence_after_sync();
-    ptx::tensor_memory_free<kTensorMemoryColumns>(tensor_memory);
+    ptx::tensor_memory_free<kTensorMemoryColumns, kBlocks>(tensor_memory);
   }
 }
 

@@ -14,10 +14,12 @@
 #include "cuda/load/summed_rows.h"
 #include "cuda/load/weights.h"
 #include "cuda/schedule/expert_tiles.h"
+#include "cuda/schedule/row_tiles.h"
 #include "cuda/sm100/epilogue_activation.h"
 #include "cuda/sm100/epilogue_activation_gradient.h"
 #include "cuda/sm100/epilogue_store.h"
 #include "cuda/sm100/epilogue_weight_gradient.h"
+#include "cuda/sm100/half_of_weights.h"
 #include "cuda/sm100/launch.h"
 #include "cuda/sm100/shared_sums.h"
 #include "cuda/sm100/tiles.h"
@@ -34,6 +36,23 @@ struct HalvesOfReferenceTilesOf {
 };
 template <class Shape>
 using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
+
+template <class Shape, Major kMajor, int kParts>
+struct WeightsOf {
+  using type = load::Weights<Shape, kMajor, kParts>;
+};
+template <class Shape, Major kMajor, int kParts>
+requires(Shape::kBlocks == 2) struct WeightsOf<Shape, kMajor, kParts> {
+  using type = HalfOfWeights<load::Weights<typename Shape::OwnColumns, kMajor, 1>, kParts>;
+};
+template <class Shape, Major kMajor>
+struct SummedWeightsOf {
+  using type = load::SummedWeights<Shape, kMajor>;
+};
+template <class Shape, Major kMajor>
+requires(Shape::kBlocks == 2) struct SummedWeightsOf<Shape, kMajor> {
+  using type = HalfOfWeights<load::SummedWeights<typename Shape::OwnColumns, kMajor>, 1>;
+};
 
 }  // namespace sm100
 
@@ -53,9 +72,9 @@ struct Sm100 {
 
   // ---- operand B
   template <class Shape, Major kMajor, int kParts>
-  using Weights = load::Weights<Shape, kMajor, kParts>;
+  using Weights = typename sm100::WeightsOf<Shape, kMajor, kParts>::type;
   template <class Shape, Major kMajor>
-  using SummedWeights = load::SummedWeights<Shape, kMajor>;
+  using SummedWeights = typename sm100::SummedWeightsOf<Shape, kMajor>::type;
   template <class Shape>
   using SummedDense = load::DenseSummedRows<Shape>;
 
@@ -71,7 +90,9 @@ struct Sm100 {
   template <class Shape, class Out, OutputMajor kMajor>
   using WeightGradient = sm100::WeightGradientEpilogue<Shape, Out, kMajor>;
 
-  // ---- the product of them, in a tile order
+  // ---- the product of them, in a tile order: a pair of blocks always has the same columns
+  template <class Shape>
+  using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kBlocks, Shape::kBlocks == 2>;
   template <class Shape>
   using ExpertOrder = sm100::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>

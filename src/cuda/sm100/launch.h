@@ -1,5 +1,5 @@
 // Starts a grouped GEMM: one block a multiprocessor, each working through its share of the tiles, or
-// as many as take turns there.
+// as many as take turns there. Blocks that multiply together are a cluster.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,8 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
                          .threads = kBlockThreads,
                          .stream = static_cast<cudaStream_t>(stream),
                          .shared_bytes = Gemm::kSharedBytesUsed,
-                         .early = tuning.early},
+                         .early = tuning.early,
+                         .cluster = Gemm::Shape::kBlocks},
                         params);
 }
 

@@ -11,7 +11,8 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// Of a tile. A and B are operands as they lie in a stage, one after the other.
+// Of a tile, or of the tiles of a pair of blocks. A and B are operands as they lie in a block's
+// stage, one after the other.
 template <class Shape, class A, class B>
 class Mma {
  public:
@@ -27,9 +28,9 @@ class Mma {
   __device__ __forceinline__ void multiply(uint32_t D, uint32_t stage, bool overwrites) const {
 #pragma unroll
     for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
-      ptx::tcgen05_mma_f16(D, advance(a_, stage + step * A::kStepBytes),
-                           advance(b_, stage + step * B::kStepBytes), kInstruction,
-                           !overwrites || step != 0);
+      ptx::tcgen05_mma_f16<Shape::kBlocks>(D, advance(a_, stage + step * A::kStepBytes),
+                                           advance(b_, stage + step * B::kStepBytes), kInstruction,
+                                           !overwrites || step != 0);
   }
 
  private:
@@ -37,9 +38,9 @@ class Mma {
   static constexpr ptx::MmaFormat format_of(tilemoe_dtype dtype) {
     return dtype == TILEMOE_BFLOAT16 ? ptx::MmaFormat::kBF16 : ptx::MmaFormat::kF16;
   }
-  static constexpr uint32_t kInstruction =
-      ptx::tcgen05_instruction(format_of(kDTypeOf<typename Shape::Element>), Shape::BLOCK_M,
-                               Shape::BLOCK_N, A::kMajor, B::kMajor);
+  static constexpr uint32_t kInstruction = ptx::tcgen05_instruction(
+      format_of(kDTypeOf<typename Shape::Element>), Shape::kBlocks* Shape::BLOCK_M, Shape::BLOCK_N,
+      A::kMajor, B::kMajor);
 
   template <class Operand>
   __device__ static uint64_t descriptor(uint32_t shared) {

@@ -35,6 +35,8 @@ constexpr uint32_t kLane = 1u << 16;  // in addresses of tensor memory
 // Columns that an epilogue has in registers at a time: a group of ds.
 constexpr int kBatchColumns = 64;
 
+// Two blocks of a cluster multiply together, as a pair: they have neighbouring rows of the same
+// columns, and each brings half of B.
 template <class Recipe_, TileConfiguration kTile>
 struct TileShape {
   using Recipe = Recipe_;
@@ -43,13 +45,17 @@ struct TileShape {
   static constexpr int BLOCK_M = kTile.block_m;
   static constexpr int BLOCK_N = kTile.block_n;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
-  static constexpr int kCluster = 1;
+  static constexpr int kCluster = kTile.cluster;
+  static constexpr int kBlocks = kCluster;  // of a product
+  // Of B, which each brings its part of.
+  static constexpr int kRowsOfB = BLOCK_N / kBlocks;
+  using OwnColumns = TileShape<Recipe, TileConfiguration{BLOCK_M, kRowsOfB}>;
 
   static constexpr int kWarpRows = BLOCK_M / kStoringWarps;  // one of each lane
   static constexpr int kSlabs = kWarpRows / slab::kRows;
 
   static_assert(sizeof(Element) == 2 && sizeof(typename Recipe::B) == 2, "products of 16 bits");
-  static_assert(kTile.schedule == Schedule::kCooperative && kTile.cluster == 1);
+  static_assert(kTile.schedule == Schedule::kCooperative && (kBlocks == 1 || kBlocks == 2));
   static_assert(BLOCK_M == 128, "row i of a product is lane i of tensor memory");
   static_assert(BLOCK_N % kBatchColumns == 0 && BLOCK_N <= kAccumulatorColumns);
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/core/tile.h"
-#include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/tcgen05.h"
 #include "cuda/sm100/shape.h"
 #include "cuda/sm100/warp_accumulators.h"
@@ -29,7 +28,7 @@ __device__ __forceinline__ void store_tiles(const typename Gemm::Params& params,
     epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), tile);
     ptx::tcgen05_fence_before_sync();
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(accumulators.empty(from.stage));
+    if (threadIdx.x % kWarp == 0) accumulators.tell_empty(from.stage);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/epilogue/store_threads.h"
 #include "cuda/epilogue/store_words.h"
 #include "cuda/schedule/expert_tiles.h"
+#include "cuda/schedule/row_tiles.h"
 #include "cuda/sm80/epilogue_activation.h"
 #include "cuda/sm80/epilogue_activation_gradient.h"
 #include "cuda/sm80/epilogue_store.h"
@@ -72,6 +73,8 @@ struct Sm80 {
   using WeightGradient = sm80::WeightGradientEpilogue<Shape, Out, kMajor>;
 
   // ---- the product of them, in a tile order
+  template <class Shape>
+  using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kCluster>;
   template <class Shape>
   using ExpertOrder = sm80::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>

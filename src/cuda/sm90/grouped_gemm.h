@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ptx::release_registers<kProducerRegisters>();
     produce<Gemm>(params, ring, shared);
   } else {
-    if constexpr (Gemm::kWeightsFirst) wait_for_previous();
+    if constexpr (Gemm::kWeightsFirst) wait_for_previous();  // (the producer's wait would do)
     ptx::acquire_registers<kConsumerRegisters>();
     if constexpr (Gemm::Shape::kSchedule == Schedule::kPingPong)
       consume_in_turns<Gemm>(params, ring, shared, warpgroup - 1);

@@ -14,6 +14,7 @@
 #include "cuda/load/summed_rows.h"
 #include "cuda/load/weights.h"
 #include "cuda/schedule/expert_tiles.h"
+#include "cuda/schedule/row_tiles.h"
 #include "cuda/sm90/epilogue_activation.h"
 #include "cuda/sm90/epilogue_activation_gradient.h"
 #include "cuda/sm90/epilogue_adjacent_activation.h"
@@ -95,6 +96,8 @@ struct Sm90 {
   using WeightGradient = sm90::WeightGradientEpilogue<Shape, Out, kMajor>;
 
   // ---- the product of them, in a tile order
+  template <class Shape>
+  using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kCluster>;
   template <class Shape>
   using ExpertOrder = sm90::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>

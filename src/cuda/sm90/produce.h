@@ -23,9 +23,10 @@ __device__ __forceinline__ void produce_for_epilogue(const typename Gemm::Params
   Load load(params.epilogue);
   load.begin(tile);
   for (int32_t block = 0; block < Load::kBlocks; ++block, at.advance()) {
-    ring.wait_empty(at);
+    if constexpr (Gemm::kThreadsCopy) ring.wait_empty(at);
     const uint32_t full = ring.full(at.stage);
     if (threadIdx.x == 0) {
+      if constexpr (!Gemm::kThreadsCopy) ring.wait_empty(at);  // (of no kernel yet: all copy rows)
       ptx::mbarrier_arrive_expect_bytes(full, Load::kTmaBytes);
       load.load(shared + at.stage * Gemm::kStageBytes, full, block);
     }

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "backend.h"
-#include "cuda/schedule/row_tiles.h"
+#include "cuda/schedule/row_tiles.h"  // column_group()
 
 namespace tilemoe::cuda {
 
 template <class Kit, class Shape, class A, class B, class Epilogue>
-using RowProduct = typename Kit::template Product<Shape, A, B, Epilogue,
-                                                  RowTiles<Shape::BLOCK_M, Shape::kCluster>>;
+using RowProduct =
+    typename Kit::template Product<Shape, A, B, Epilogue, typename Kit::template RowOrder<Shape>>;
 
 // Of `columns` columns, as the epilogue counts them, in `k_blocks` blocks of the sum.
 template <class Kit, class Product, class Step>

@@ -17,6 +17,9 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
   simulator::arrive_mbarrier(barrier, 0);
 }
+__device__ __forceinline__ void mbarrier_arrive_release_cluster(uint32_t barrier) {
+  simulator::arrive_mbarrier(barrier, 0);
+}
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint32_t barrier, uint32_t bytes) {
   simulator::arrive_mbarrier(barrier, bytes);
 }
@@ -27,6 +30,10 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
   return simulator::test_mbarrier(barrier, parity);
 }
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  simulator::wait_mbarrier(barrier, parity);
+}
+
+__device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint32_t barrier, uint32_t parity) {
   simulator::wait_mbarrier(barrier, parity);
 }
 

@@ -5,16 +5,17 @@
 
 namespace tilemoe::cuda::ptx {
 
-template <uint32_t kColumns>
+template <uint32_t kColumns, int kBlocks>
 __device__ __forceinline__ void tensor_memory_allocate(uint32_t shared) {
-  simulator::allocate_tensor_columns(shared, kColumns);
+  simulator::allocate_tensor_columns(kBlocks, shared, kColumns);
 }
+template <int kBlocks>
 __device__ __forceinline__ void tensor_memory_relinquish() {
-  simulator::relinquish_tensor_columns();
+  simulator::relinquish_tensor_columns(kBlocks);
 }
-template <uint32_t kColumns>
+template <uint32_t kColumns, int kBlocks>
 __device__ __forceinline__ void tensor_memory_free(uint32_t address) {
-  simulator::free_tensor_columns(address, kColumns);
+  simulator::free_tensor_columns(kBlocks, address, kColumns);
 }
 __device__ __forceinline__ void tensor_memory_load_16x32(float* d, uint32_t address) {
   simulator::load_tensor_columns(d, 4, address);

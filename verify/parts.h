@@ -1,0 +1,26 @@
+// A pass cut into parts of its tokens (tilemoe_part), whose rows are looked up in the routing.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "memory.h"
+#include "tilemoe/routing.h"
+
+namespace tilemoe::verify {
+
+class Parts {
+ public:
+  // Part p has the tokens from cuts[p] to cuts[p + 1].
+  Parts(const Routing& routing, const std::vector<int64_t>& cuts, Memory& memory);
+
+  // These parts, of which the last ends a backward.
+  std::vector<tilemoe_part> in_order(std::initializer_list<size_t> order) const;
+
+ private:
+  GuardedBuffer bounds_;  // (cuts, E) int32
+  std::vector<tilemoe_part> parts_;
+};
+
+}  // namespace tilemoe::verify
