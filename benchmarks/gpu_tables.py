@@ -13,6 +13,7 @@ import sys
 
 from kit_tables import few_tokens, kits
 from marks import LEGEND, ROOT, marked
+from parallel_tables import expert_parallel
 from peer_tables import EAGER, PASSES, beside_peers, mebibytes, peers, readme_peers, torch_layers
 from results_tables import (
     SHAPE,
@@ -294,6 +295,12 @@ def measured_page():
         text += (
             "### Few tokens\n[`gpu_few_tokens.json`](../benchmarks/results/gpu_few_tokens.json), by "
             "`benchmarks/gpu_few_tokens.py`. " + few_tokens(results) + "\n"
+        )
+    if results := stage("expert_parallel"):
+        text += (
+            "### Expert parallelism\n"
+            "[`gpu_expert_parallel.json`](../benchmarks/results/gpu_expert_parallel.json), by "
+            "`benchmarks/gpu_expert_parallel.py`. " + expert_parallel(results) + "\n"
         )
     if results := stage("bench"):
         text += heading("The layer", results, "bench") + layers(results) + "\n"

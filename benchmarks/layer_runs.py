@@ -42,6 +42,8 @@ def add_options(parser, layers, out):
     add("--seconds", type=float, default=540, help="begin no layer and stop after so many")
     add("--again", action="store_true", help="measure also what was measured before")
     add("--out", type=pathlib.Path, default=pathlib.Path(out))
+    add("--also", type=pathlib.Path, nargs="*", default=[], metavar="FILE",
+        help="results of other GPUs of this name, by the same packages: their layers count too")
 
 
 def require_folders(script, *folders):
@@ -127,10 +129,13 @@ class Runs:
         self.judge = judge
         self.end = time.monotonic() + args.seconds
         self.items = {}
-        if args.out.exists() and not args.again:
-            before = json.loads(args.out.read_text())
+        own = [args.out] if args.out.exists() and not args.again else []
+        for file in [*args.also, *own]:
+            before = json.loads(file.read_text())
             if {key: before.get(key) for key in here} == here:
-                self.items = {i["item"]: i for i in before["items"] if i["status"] == "passed"}
+                self.items |= {i["item"]: i for i in before["items"] if i["status"] == "passed"}
+            elif file != args.out:
+                sys.exit(f"error: {file} was measured elsewhere, otherwise or with other packages")
         self.kept = set(self.items)
         for folder in (args.out.parent / stage, args.cache):
             if folder:

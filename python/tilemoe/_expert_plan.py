@@ -4,14 +4,20 @@ places are counted as _team.py and expert_parallel.py have them, the layer's own
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import os
+from typing import Literal, NamedTuple, Union
 
 import torch
 
 from . import _library, _rules
+from ._expert_cost import Way, best_chunks, best_way
+from ._team import cuts_of
 from .functional import Activation
 
 _GIB = 2**30
+
+Chunks = Union[int, Literal["auto"]]
+Dispatch = Literal["all_gather", "pull", "auto"]
 
 
 class Memory(NamedTuple):
@@ -38,6 +44,8 @@ class Places(NamedTuple):
     on_overflow: str = "nan"
     keep_gathered: bool = False
     beside: bool = True
+    chunks: Chunks = 1
+    dispatch: Dispatch = "all_gather"
 
     def check(self) -> None:
         factor = self.capacity_factor
@@ -46,12 +54,39 @@ class Places(NamedTuple):
                 f"tilemoe: capacity_factor is {factor}, expected None or a number above 0"
             )
         _rules.number("on_overflow", ("nan", "drop"), self.on_overflow)
+        chunks = self.chunks
+        if chunks != "auto" and (type(chunks) is not int or chunks < 1):
+            raise ValueError(
+                f"tilemoe: chunks is {chunks!r}, expected 'auto' or an int of at least 1"
+            )
+        _rules.number("dispatch", ("all_gather", "pull", "auto"), self.dispatch)
+        if self.dispatch == "pull" and chunks not in (1, "auto"):
+            raise ValueError(
+                f"tilemoe: chunks is {chunks}, but dispatch is 'pull', which is in one piece"
+            )
+
+    def way_of(
+        self, T: int, d: int, n: int, E: int, K: int, ranks: int, dtype: torch.dtype
+    ) -> Way:
+        if self.dispatch == "pull":
+            return Way(1, True)
+        sizes = T, d, n, E, K, ranks, dtype.itemsize
+        chunks = best_chunks(*sizes) if self.chunks == "auto" else self.chunks
+        if self.dispatch == "auto" and _on_one_host():
+            return best_way(*sizes, chunks)
+        return Way(chunks, False)
 
     def capacity(self, pairs: int, ranks: int, most: int) -> int:
         """Rows of one rank: the factor times the mean; `most` suffices for every routing."""
         if self.capacity_factor is None:
             return most
         return min(math.ceil(self.capacity_factor * pairs / ranks), most)
+
+
+def _on_one_host() -> bool:
+    """Whether all processes of the job are, as torchrun tells it."""
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    return local is not None and local == os.environ.get("WORLD_SIZE")
 
 
 def plan(
@@ -65,6 +100,8 @@ def plan(
     capacity_factor: float | None = 1.5,
     keep_gathered: bool = False,
     beside: bool = True,
+    chunks: Chunks = 1,
+    dispatch: Dispatch = "all_gather",
     activation: Activation = "swiglu",
     bias: bool = False,
     column_blocks: int = 1,
@@ -78,7 +115,7 @@ def plan(
         T, d, n, E, K: tokens of a rank, their width, the experts', all ranks' experts, a token's.
         ranks: of the group, or of expert_mesh.
         capacity_factor: None: every routing has places, T * min(K, E / ranks) of each rank.
-        keep_gathered, beside, activation, bias, column_blocks: as in `moe`.
+        keep_gathered, beside, chunks, dispatch, activation, bias, column_blocks: as in `moe`.
         dtype, device: of the tokens. A GPU's own partial sums are known where there is one.
 
     Returns:
@@ -95,34 +132,47 @@ def plan(
     """
     if ranks < 1 or E % ranks:
         raise ValueError(f"tilemoe: E is {E}, and the experts do not go evenly to {ranks} ranks")
-    places = Places(capacity_factor, "nan", keep_gathered)
+    places = Places(capacity_factor, "nan", keep_gathered, beside, chunks, dispatch)
     places.check()
     E_local, N, size = E // ranks, T * ranks, dtype.itemsize
     width = min(K, E_local)  # of ids and scores that the layer gets
     C = max(places.capacity(N * K, ranks, N * width), 1)
+    way = places.way_of(T, d, n, E, K, ranks, dtype)
+    tokens = min(N, C) if way.pulls else N  # that come here
     number = _rules.number("activation", _rules.ACTIVATIONS, activation)
     numbers = [*_rules.rule_of(_rules.TOP_K, width, _rules.SCORES_GIVEN), number, 0, column_blocks]
     like = torch.empty(0, dtype=dtype, device=device)
     routing, H, of_forward, of_backward = _library.operators.layer_bytes(
-        like, [N, E_local, d, n, C], numbers
+        like, [tokens, E_local, d, n, C], numbers
     )
 
-    rows, own = N * d * size, T * d * size  # of all ranks; of this one
+    rows, own = tokens * d * size, T * d * size  # of what came; of this rank
     ids = 4 * N * K  # also scores, and their gradient
-    narrowed = N * E_local * K if K > E_local else 0  # which place is which expert's: bools
-    choice = 8 * T * K + narrowed
+    narrowed = tokens * E_local * K if K > E_local else 0  # which place is which expert's: bools
+    choice = 8 * T * K + narrowed + way.pulls * 4 * (tokens + T * ranks)
     kept = H + routing + choice + keep_gathered * rows
-    # Adding up the ranks' sums: theirs here and there, this rank's in float32 and rounded.
-    adding = 2 * rows + 4 * T * d + own
     # The packed, the ids, the scores, those of here.
-    gathered = 6 * ids + 4 * narrowed + 8 * N * width
-    forward = kept + gathered + max((2 - keep_gathered) * rows + of_forward, adding)
+    gathered = 6 * ids + 4 * narrowed + 8 * tokens * width
+    if way.pulls:
+        # On the CPU what is sent or received is there once more, at most so many rows; on GPUs it
+        # lies in symmetric memory.
+        sent = min(ranks, K) * own if torch.device(device).type == "cpu" else 0
+        adding = rows + own + sent
+        arriving = rows + 2 * sent
+    else:
+        # Adding up the ranks' sums: theirs here and there, this rank's in float32 and rounded.
+        adding = 2 * rows + 4 * T * d + own
+        arriving = 0
+    # What came back of the chunks before the last while that one is computed.
+    back_already = cuts_of(T, way.chunks)[-2] * ranks * d * size
+    computing = (2 - keep_gathered) * rows + back_already + of_forward
+    forward = kept + gathered + max(computing, adding, arriving)
     h_width = _rules.h_width(number, n)
     of_W2 = E_local * (d * n + bias * d) * size
     of_W1 = E_local * h_width * (d + bias) * size
-    ds = 8 * N * width
-    made = rows + ds + of_W2  # dX of all ranks' rows, and what goes on to the optimizer
-    back = beside * rows  # dX of all ranks is here while dW1 is made
+    ds = 8 * tokens * width
+    made = rows + ds + of_W2  # dX of what came, and what goes on to the optimizer
+    back = beside * (own if way.pulls else rows)  # dX's sums are here while dW1 is made
     computing = (2 - keep_gathered) * rows + made + max(of_backward, of_W1 + back)
     backward = kept + max(computing, ds + gathered + of_W2 + of_W1 + adding)
     return Memory(C, kept, forward, backward)

@@ -283,6 +283,18 @@ def _(dO, X, H, routing, weights, logits, gradients, places, numbers, reals, rou
     return _made(X, H, weights, numbers, router_dtype, wanted), True
 
 
+@_register("experts_part")
+def _(X, routing, weights, bounds, cuts, part, capacity, numbers, reals, O, H):
+    _check_lists(weights, numbers, reals)
+    _check_weights("tilemoe_forward", X, weights, numbers)
+    _check_shape("tilemoe_forward", "O", O, *X.shape)
+
+
+@_register("experts_backward_part")
+def _(dO, X, H, routing, weights, gradients, places, bounds, cuts, part, numbers, reals, workspace):
+    _check_backward(dO, X, weights, numbers, reals, gradients, places)
+
+
 @_register("experts_backward_out")
 def _(dO, X, H, H_consumed, routing, weights, gradients, places, numbers, reals, accumulate):
     _check_backward(dO, X, weights, numbers, reals, gradients, places)
@@ -305,3 +317,11 @@ def _(logits, expert_counts):
 @_register("router_losses_backward")
 def _(logits, expert_counts, balance_coefficient, z_coefficient):
     return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+@_register("sum_rows")
+def _(sources, source_rows, place, addend, out):
+    _check_dims("out", out, 2, "(rows, d)")
+    _check_dims("place", place, 2, "(rows, P)")
+    _check_shape("tilemoe_sum_rows", "addend", addend, *out.shape)
+    _check_shape("tilemoe_sum_rows", "place", place, out.shape[0], place.shape[1])

@@ -2,8 +2,9 @@
 every rank, a partial sum of its experts back from each.
 
 Nothing here waits for the host, and no shape depends on what was chosen: a rank's place in what is
-gathered has as many rows as the rank with the most tokens. Sums of ranks are added in float32, in
-the order of the ranks, so every run has the same bits."""
+gathered has as many rows as the rank with the most tokens. In chunks, each is a collective of its
+own: the first of every rank's rows, then the second of every rank's, and so on. Sums of ranks are
+added in float32, in the order of the ranks, so every run has the same bits."""
 
 from __future__ import annotations
 
@@ -21,29 +22,74 @@ class Team:
     """One call's.
 
     group: the ranks, in the order of their experts; t: this rank's tokens; rank_tokens: those of
-    every rank, or the most that one has, or None where each has as many as this one."""
+    every rank, or the most that one has, or None where each has as many as this one; chunks: in
+    which rows travel, at most so many as a rank has; pulls: none is gathered (_pull.py)."""
 
-    def __init__(self, group: dist.ProcessGroup, t: int, rank_tokens: RankTokens = None) -> None:
-        self.group = group
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        t: int,
+        rank_tokens: RankTokens = None,
+        chunks: int = 1,
+        pulls: bool = False,
+    ) -> None:
+        self.group, self.pulls = group, pulls
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.t = t
         self.counts = _counts(rank_tokens, t, self.size, self.rank)
         # Of a rank, in what is gathered:
-        self.rows = t if rank_tokens is None else _most(rank_tokens)
+        self.rows = most_tokens(t, rank_tokens)
         if t > self.rows:
             raise ValueError(
                 f"tilemoe: rank {self.rank} has {t} tokens, and rank_tokens says {self.rows} at "
                 "most"
             )
+        self.cuts = cuts_of(self.rows, chunks)  # of a rank's rows into chunks
 
     @property
     def tokens(self) -> int:
         """N: tokens in what is gathered, the empty rows of shorter ranks among them."""
         return self.size * self.rows
 
+    @property
+    def chunks(self) -> int:
+        return len(self.cuts) - 1
+
+    @property
+    def token_cuts(self) -> list[int]:
+        """Of what is gathered into its chunks."""
+        return [self.size * cut for cut in self.cuts]
+
+    def own_rows(self, chunk: int) -> slice:
+        """A chunk's among one rank's rows."""
+        return slice(self.cuts[chunk], self.cuts[chunk + 1])
+
+    def all_rows(self, chunk: int) -> slice:
+        """The same among those of all ranks."""
+        return slice(self.size * self.cuts[chunk], self.size * self.cuts[chunk + 1])
+
+    def by_chunk(self, of_ranks: Tensor) -> Tensor:
+        """(ranks, rows, ...) -> (N, ...), in the order of what is gathered."""
+        if self.chunks == 1:
+            return of_ranks.reshape(self.tokens, *of_ranks.shape[2:])
+        parts = [of_ranks[:, self.own_rows(chunk)].flatten(0, 1) for chunk in range(self.chunks)]
+        return torch.cat(parts)
+
+    def by_rank(self, gathered: Tensor) -> Tensor:
+        """(N, ...) -> (ranks, rows, ...)"""
+        parts = [
+            gathered[self.all_rows(chunk)].unflatten(0, (self.size, -1))
+            for chunk in range(self.chunks)
+        ]
+        return parts[0] if self.chunks == 1 else torch.cat(parts, 1)
+
     def start(self, own: Tensor, fill: int = 0) -> Arrival:
-        """own (t, ...) -> what will be (N, ...), rank by rank; empty rows are `fill`."""
-        return Arrival(self, own.detach(), fill)
+        """own (t, ...) -> what will be (N, ...); empty rows are `fill`."""
+        return Arrival(self, own.detach(), fill).go_on()
+
+    def depart(self, parts: Tensor) -> Departure:
+        """parts (N, d): this rank's part of every token, on their way to the tokens' ranks."""
+        return Departure(self, parts)
 
     def gather(self, own: Tensor, fill: int = 0) -> Tensor:
         return self.start(own, fill).wait()
@@ -56,12 +102,21 @@ class Team:
 
     def exchange(self, parts: Tensor) -> Tensor:
         """parts (N, ...), each rank's rows -> (ranks, t, ...): what each rank has of this one's."""
-        return Departure(self, parts).wait()
+        parts = self.by_rank(parts).contiguous()
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received.flatten(0, 1), parts.flatten(0, 1), group=self.group)
+        return received[:, : self.t]
 
     def sum_back(self, parts: Tensor, addend: Tensor | None = None) -> Tensor:
         """parts (N, d): this rank's part of every token -> (t, d): the sum of this rank's tokens'
         parts and of the addend, added in float32 and rounded once."""
-        return total_of(self.exchange(parts), addend)
+        return self.depart(parts).sum(addend)
+
+
+def cuts_of(rows: int, chunks: int) -> list[int]:
+    """Where chunks of so many rows begin, and the last one ends: none is empty but of no rows."""
+    chunks = max(min(chunks, rows), 1)
+    return [rows * chunk // chunks for chunk in range(chunks + 1)]
 
 
 def total_of(received: Tensor, addend: Tensor | None = None) -> Tensor:
@@ -73,7 +128,10 @@ def total_of(received: Tensor, addend: Tensor | None = None) -> Tensor:
     return total.to(received.dtype)
 
 
-def _most(rank_tokens: int | Sequence[int]) -> int:
+def most_tokens(t: int, rank_tokens: RankTokens) -> int:
+    """That a rank has, of which this one has t."""
+    if rank_tokens is None:
+        return t
     return rank_tokens if isinstance(rank_tokens, int) else max(rank_tokens)
 
 
@@ -96,7 +154,8 @@ def _counts(rank_tokens: RankTokens, t: int, size: int, rank: int) -> tuple[int,
 
 
 class Arrival:
-    """Rows on their way: `wait`, once, makes the current stream wait for them, not the host."""
+    """Rows on their way, the first chunk of them, and after `go_on` the others: `wait`, once, makes
+    the current stream wait for them, not the host."""
 
     def __init__(self, team: Team, own: Tensor, fill: int) -> None:
         shape = own.shape[1:]
@@ -106,56 +165,144 @@ class Arrival:
             own = padded
         own = own.contiguous()
         rows = own.new_empty((team.tokens, *shape))
-        work = dist.all_gather_into_tensor(rows, own, group=team.group, async_op=True)
-        self._underway: Any = work, rows, own  # alive until the rows have left
+        self.team = team
+        self._underway: Any = [], rows, own  # alive until the rows have left
+        self._start(0)
+
+    def _start(self, chunk: int) -> None:
+        works, rows, own = self._underway
+        into = rows.detach()  # gloo writes from a thread for which rows may have a history by then
+        into, own = into[self.team.all_rows(chunk)], own[self.team.own_rows(chunk)]
+        group = self.team.group
+        works.append(dist.all_gather_into_tensor(into, own, group=group, async_op=True))
+
+    def go_on(self) -> Arrival:
+        """Collectives of one group are done in turn: what is called before comes before."""
+        for chunk in range(len(self._underway[0]), self.team.chunks):
+            self._start(chunk)
+        return self
 
     @property
     def rows(self) -> Tensor:
         """(N, ...), not to be read before `wait`."""
         return self._underway[1]
 
+    def wait_chunk(self, chunk: int) -> None:
+        """The same for one chunk's rows; `wait` is still to be called."""
+        self._underway[0][chunk].wait()
+
     def wait(self) -> Tensor:
-        work, rows, _ = self._underway
-        work.wait()
+        works, rows, _ = self._underway
+        for work in works:
+            work.wait()
         self._underway = None  # whoever has the rows decides how long they live
         return rows
 
 
 class Departure:
-    """Parts (N, ...) on their way to the ranks of their tokens."""
+    """Parts (N, d) on their way to the ranks of their tokens, a chunk at a time."""
 
     def __init__(self, team: Team, parts: Tensor) -> None:
-        parts = parts.contiguous()
-        received = torch.empty_like(parts)
-        work = dist.all_to_all_single(received, parts, group=team.group, async_op=True)
-        self.team, self._underway = team, (work, received, parts)
+        self.team, self._parts = team, parts.contiguous()
+        self._underway: list[tuple[Any, Tensor]] = []
 
     def has(self, parts: Tensor) -> bool:
-        return self._underway[2] is parts
+        return self._parts is parts
 
-    def wait(self) -> Tensor:
-        """(ranks, t, ...): what each rank has of this one's."""
-        work, received, _ = self._underway
-        work.wait()
-        del self._underway
-        team, shape = self.team, received.shape[1:]
-        return received.view(team.size, team.rows, *shape)[:, : team.t]
+    def send(self) -> None:
+        """The next chunk, which the current stream has computed."""
+        parts = self._parts[self.team.all_rows(len(self._underway))]
+        received = torch.empty_like(parts)
+        work = dist.all_to_all_single(received, parts, group=self.team.group, async_op=True)
+        self._underway.append((work, received))
+
+    def leave(self) -> Departure:
+        """All that have not left. Nothing is to be added."""
+        while len(self._underway) < self.team.chunks:
+            self.send()
+        return self
+
+    def sum(self, addend: Tensor | None = None) -> Tensor:
+        """(t, d): the ranks' parts of this rank's tokens, and the addend, in float32, rounded once;
+        no more than once."""
+        self.leave()
+        underway, self._underway = self._underway, []
+        del self._parts
+        for work, _ in underway:
+            work.wait()
+        if len(underway) == 1:
+            return self._total(0, underway[0][1], addend)
+        out = underway[0][1].new_empty(self.team.t, *underway[0][1].shape[1:])
+        for chunk in range(self.team.chunks):
+            out[self.team.own_rows(chunk)] = self._total(chunk, underway.pop(0)[1], addend)
+        return out
+
+    def _total(self, chunk: int, received: Tensor, addend: Tensor | None) -> Tensor:
+        team = self.team
+        own = range(team.t)[team.own_rows(chunk)]  # less the empty rows
+        of_ranks = received.unflatten(0, (team.size, -1))[:, : len(own)]
+        return total_of(of_ranks, None if addend is None else addend[own.start : own.stop])
 
 
 class Travel:
-    """ops.Travel of a backward whose X was gathered: X comes, and dX leaves, beside its products.
+    """ops.Travel of a call whose X came from all ranks: in backward X comes, and dX leaves, beside
+    its products. In chunks X and dO come beside the products of those before, O leaves beside those
+    of the chunks that follow.
 
-    kept: forward has kept all rows, and none come; beside: else all is done in turn."""
+    way: the team, or a Pull; kept: forward has kept what came, and none comes again; beside: else
+    all is done in turn, in backward."""
 
-    def __init__(self, team: Team, kept: bool, beside: bool) -> None:
-        self.team, self.kept, self.beside = team, kept, beside
-        self._arrival: Arrival | None = None
-        self._departure: Departure | None = None
+    def __init__(self, way: Any, kept: bool, beside: bool) -> None:
+        self.way, self.kept, self.beside = way, kept, beside
+        self._arrival: Any = None
+        self._departure: Any = None
+        self._gradient: Any = None
+
+    def forward_begins(self, arrival: Any) -> Tensor:
+        """-> X, which `chunk_arrived` waits for where there are chunks."""
+        if self.way.chunks == 1:
+            return arrival.wait()
+        self._arrival = arrival
+        return arrival.rows
+
+    def chunk_arrived(self, chunk: int) -> None:
+        assert self._arrival is not None
+        self._arrival.wait_chunk(chunk)
+        if chunk == self.way.chunks - 1:
+            self.arrived()
+
+    def chunk_made(self, O: Tensor) -> None:
+        if self._departure is None:
+            self._departure = self.way.depart(O)
+        self._departure.send()
+
+    def sum_of(self, O: Tensor, addend: Tensor | None) -> Tensor:
+        """(t, d): the sum of an O whose chunks have left already, or of any other, and the addend."""
+        return self._departed(O).sum(addend)
+
+    def gradient_begins(self, dO: Tensor) -> Tensor:
+        """-> dO of all tokens, which `gradient_arrived` waits for where all is not done in turn."""
+        self._gradient = self.way.start(dO)
+        rows = self._gradient.rows
+        # Anomaly detection looks at what a node of the graph has computed.
+        if self.way.chunks == 1 or not self.beside or torch.is_anomaly_enabled():
+            self.gradient_arrived()
+        return rows
+
+    def gradient_arrived(self, chunk: int | None = None) -> None:
+        """dO, or a chunk of it, is there for what the stream computes from here on."""
+        if self._gradient is None:
+            return
+        if chunk is not None:
+            self._gradient.wait_chunk(chunk)
+        if chunk is None or chunk == self.way.chunks - 1:
+            self._gradient.wait()
+            self._gradient = None
 
     def begin(self, source: Tensor) -> Tensor:
         if self.kept:
             return source
-        self._arrival = self.team.start(source)
+        self._arrival = self.way.start(source)
         rows = self._arrival.rows
         if not self.beside:
             self.arrived()
@@ -168,15 +315,19 @@ class Travel:
 
     def made(self, dX: Tensor) -> None:
         if self.beside:
-            self._departure = Departure(self.team, dX)
+            self._departure = self.way.depart(dX).leave()
 
     def sum_back(self, dX: Tensor) -> Tensor:
-        """team.sum_back of a dX that may have left already."""
-        departure, self._departure = self._departure, None
-        if departure is None or not departure.has(dX):
-            return self.team.sum_back(dX)
+        """The same of a dX that may have left already."""
+        departure = self._departed(dX)
         del dX
-        return total_of(departure.wait())
+        return departure.sum()
+
+    def _departed(self, parts: Tensor) -> Any:
+        departure, self._departure = self._departure, None
+        if departure is None or not departure.has(parts):
+            departure = self.way.depart(parts)
+        return departure
 
 
 # ---------------------------------------------------------------- with gradients
@@ -186,16 +337,16 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, own, travel, arrival):
         ctx.travel = travel
-        return arrival.wait()
+        return travel.forward_begins(arrival)
 
     @staticmethod
     def backward(ctx, gradient):
         return ctx.travel.sum_back(gradient), None, None
 
 
-def gathered(own: Tensor, travel: Travel, arrival: Arrival) -> Tensor:
-    """own (t, d), and its rows on their way -> (N, d). Backward adds the ranks' parts of a token's
-    gradient."""
+def gathered(own: Tensor, travel: Travel, arrival: Any) -> Tensor:
+    """own (t, d), and its rows on their way -> (N, d), or a Pull's (C, d); where there are chunks
+    still on their way. Backward adds the ranks' parts of a token's gradient."""
     return _Gathered.apply(own, travel, arrival)
 
 
@@ -244,21 +395,23 @@ def scores_of_pairs(own, team, scores, tokens, experts, E_local):
 
 class _Returned(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, parts, addend, team, is_spoilt):
-        ctx.team = team
-        out = team.sum_back(parts, addend)
+    def forward(ctx, parts, addend, travel, is_spoilt):
+        ctx.travel = travel
+        out = travel.sum_of(parts, addend)
         return out if is_spoilt is None else out.masked_fill_(is_spoilt, torch.nan)
 
     @staticmethod
     def backward(ctx, dO):
-        of_parts = ctx.team.gather(dO) if ctx.needs_input_grad[0] else None
+        of_parts = ctx.travel.gradient_begins(dO) if ctx.needs_input_grad[0] else None
         return of_parts, dO if ctx.needs_input_grad[1] else None, None, None
 
 
-def returned(parts: Tensor, addend: Tensor | None, team: Team, is_spoilt: Tensor | None) -> Tensor:
-    """parts (N, d): what this rank's experts make of every token -> (t, d): this rank's tokens'
+def returned(
+    parts: Tensor, addend: Tensor | None, travel: Travel, is_spoilt: Tensor | None
+) -> Tensor:
+    """parts (N, d), or (C, d): what this rank's experts make of what came -> (t, d): this rank's tokens'
     sums, NaN where is_spoilt () says so."""
-    return _Returned.apply(parts, addend, team, is_spoilt)
+    return _Returned.apply(parts, addend, travel, is_spoilt)
 
 
 class _MeanOfRanks(torch.autograd.Function):

@@ -1,9 +1,10 @@
 """The layer with its experts spread over ranks: each has its own tokens and E / ranks experts.
 
-A token's row goes once to every rank, whatever the number of its experts there. A rank's experts
-gather from these rows as from its own, their combine adds what they make of a token, and that sum
-goes back to the token's rank, which adds the ranks' sums in float32. No rank sorts or copies rows
-by expert, shapes depend on no choice, and the host waits for nothing.
+A token's row goes once to every rank, whatever the number of its experts there; or, where a token
+has fewer experts than there are ranks, once to those that have one. A rank's experts gather from
+these rows as from its own, their combine adds what they make of a token, and that sum goes back to
+the token's rank, which adds the ranks' sums in float32. No rank sorts or copies rows by expert,
+shapes depend on no choice, and the host waits for nothing.
 
 `tilemoe.MoE(expert_mesh=)` is the module. It takes torch.distributed as it is: start the processes,
 and make the process group, before."""
@@ -19,13 +20,16 @@ from torch import Tensor, nn
 
 from . import _library, _rules, functional, ops
 from ._autocast import autocast_dtype
-from ._expert_plan import Memory, Places, plan
+from ._expert_cost import Way
+from ._expert_plan import Chunks, Dispatch, Memory, Places, plan
+from ._pull import Pull
 from ._team import (
     Arrival,
     RankTokens,
     Team,
     Travel,
     gathered,
+    most_tokens,
     returned,
     scores_of_all,
     scores_of_pairs,
@@ -84,6 +88,8 @@ def moe(
     on_overflow: OnOverflow = "nan",
     keep_gathered: bool = False,
     beside: bool = True,
+    chunks: Chunks = 1,
+    dispatch: Dispatch = "all_gather",
     rank_tokens: RankTokens = None,
     addend: Tensor | None = None,
     overwrite_H: bool | None = None,
@@ -107,6 +113,16 @@ def moe(
         keep_gathered: backward has all ranks' rows kept for it, and does not gather them again.
         beside: in backward X is gathered beside the products, and dX goes back beside dW1's. False:
             all in turn. The bits are the same.
+        chunks: X travels in so many collectives, each beside the products with the one before, and
+            O likewise; in backward dO, where `beside` has X and dX. 1: each in one. O, dX and the
+            gradients of logits and scores have the same bits; the weights' are sums in another
+            order of the tokens, which is also that of `on_overflow`. "auto": as a model of the time
+            has it, from the sizes alone. With rounding and with "pull" it is 1.
+        dispatch: "all_gather": every token's row goes to every rank; "pull": each rank reads those
+            of the tokens with an expert there, out of symmetric memory, which GPUs of one host
+            have (on the CPU they are sent); "auto": as the model has it, and all_gather where the
+            processes are not all of one host. O, dX and the gradients of logits and scores have
+            the same bits, and the weights'. With rounding it is "all_gather".
         rank_tokens: None: every rank has as many tokens as this one, which is not looked after; or
             the tokens of each rank; or the most that a rank has, the same number on all of them.
         activation, gate_layout, clamp, alpha, up_shift, overwrite_H, column_blocks: as in `moe`.
@@ -130,24 +146,26 @@ def moe(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         column_blocks, overwrite_H, None, False,
     )  # fmt: skip
-    places = Places(capacity_factor, on_overflow, keep_gathered, beside)
+    places = Places(capacity_factor, on_overflow, keep_gathered, beside, chunks, dispatch)
     places.check()
     _library.require_device(x, "x")
     rows = rows_of(x, "x", "(..., d)")
-    team = Team(group, rows.shape[0], rank_tokens)
-    E_local, E = W1.shape[0], W1.shape[0] * team.size
     router = rows_of(logits_or_scores, "logits" if ids is None else "scores", "(..., E or K)")
+    if ids is None and K is None:
+        raise ValueError(functional._NO_K)
+    rounds = rounding is not None and ids is None
+    E_local, E = W1.shape[0], W1.shape[0] * dist.get_world_size(group)
+    sizes = W2.shape[1], W2.shape[2], E, K if ids is None else router.shape[1]
+    team = team_of(group, rows, places, rank_tokens, sizes, rounds)
     if addend is not None:
         addend = functional._shaped_as(addend, rows)
-    arrival = start(rows, team) if rounding is None or ids is not None else None
+    arrival = None if rounds else start(rows, team)
     if ids is not None:
         ids = rows_of(ids, "ids", "(..., K)")
         functional._check_shape("ids", ids, team.t, router.shape[1])
         chosen = _Chosen(router, ids, counts_of_ids(ids, E), False)
     else:
         functional._check_shape("logits", router, team.t, E)
-        if K is None:
-            raise ValueError(functional._NO_K)
         choice = dict(
             scoring=scoring, selection_bias=selection_bias, n_group=n_group,
             topk_group=topk_group, group_score=group_score,
@@ -163,6 +181,18 @@ def moe(
     out, aux, _ = routed(rows, chosen, E_local, layer, addend, team, places, arrival)
     out = shaped_like(out, x)
     return (out, aux) if return_aux else out
+
+
+def team_of(
+    group: dist.ProcessGroup, x: Tensor, places: Places, rank_tokens: RankTokens,
+    sizes: tuple[int, int, int, int], rounds: bool,
+) -> Team:  # fmt: skip
+    """Of a call with x (t, d), in a layer of these d, n, E and K."""
+    way = Way(1, False)
+    if not rounds:
+        T = most_tokens(x.shape[0], rank_tokens)
+        way = places.way_of(T, *sizes, dist.get_world_size(group), x.dtype)
+    return Team(group, x.shape[0], rank_tokens, *way)
 
 
 class _Chosen(NamedTuple):
@@ -189,9 +219,12 @@ def given(scores: Tensor, ids: Tensor, E: int) -> _Chosen:
     return _Chosen(scores, ids, counts_of_ids(ids, E), False)
 
 
-def start(x: Tensor, team: Team) -> Arrival:
-    """Sends x (t, d) to every rank, in autocast's dtype."""
-    return team.start(x.to(autocast_dtype(x.device) or x.dtype))
+def start(x: Tensor, team: Team) -> Arrival | None:
+    """Sends x (t, d) to every rank, in autocast's dtype: its first chunk, before the choice. None
+    where the choice says what travels."""
+    if team.pulls:
+        return None
+    return Arrival(team, x.detach().to(autocast_dtype(x.device) or x.dtype), 0)
 
 
 class OfTeam(NamedTuple):
@@ -221,15 +254,20 @@ def routed(
     # Pairs of each rank's experts.
     of_ranks = counts.view(team.size, team.size, E_local).sum((0, 2))
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
-    rows, beside = _rows(x, team, places, arrival)
+    pull = None
+    if team.pulls:
+        pull = Pull(ids, E_local, capacity, team)
+        ids, scores = pull.ids_of_rows(ids), pull.scores_of_rows(scores)
+    rows, beside = _rows(x, team, places, arrival, pull)
     own_ids = ids - first
     own_ids, scores = at_most_experts(own_ids, scores, E_local)
     places_here = max(min(capacity, own_ids.numel()), 1)
     parts, _ = functional._of_ids(
-        rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, beside
-    )
+        rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, beside,
+        team.token_cuts if team.chunks > 1 else None,
+    )  # fmt: skip
     del rows  # before there are as many of what came back
-    out = _back(parts, addend, team, places, capacity < most, overflow)
+    out = _back(parts, addend, beside.travel, places, capacity < most, overflow)
     here = (chosen.ids >= 0) & (chosen.ids < E)
     none = torch.zeros_like(overflow)
     aux = Aux(
@@ -259,31 +297,33 @@ def _gather_choice(chosen: _Chosen, team: Team) -> tuple[Tensor, Tensor, Tensor,
     own[2 * size : -1] = chosen.counts
     own[-1:] = team.t
     all_of_them = team.gather_flat(own)  # (ranks, ...)
-    both = all_of_them[:, : 2 * size].view(team.size, 2, size)
-    ids = both[:, 0].reshape(team.tokens, K)
-    scores = both[:, 1].reshape(team.tokens, K).view(torch.float32)
+    both = all_of_them[:, : 2 * size].view(team.size, 2, team.rows, K)
+    ids, scores = team.by_chunk(both[:, 0]), team.by_chunk(both[:, 1]).view(torch.float32)
     counts, tokens = all_of_them[:, 2 * size : -1], all_of_them[:, -1].sum(dtype=torch.int32)
     return ids, scores_of_all(own_scores, team, scores), counts, tokens
 
 
 def _rows(
-    x: Tensor, team: Team, places: Places, arrival: Arrival | None
+    x: Tensor, team: Team, places: Places, arrival: Arrival | None, pull: Pull | None = None
 ) -> tuple[Tensor, ops.Beside]:
-    """All ranks' rows (N, d); how backward has them again, and what becomes of their gradient."""
+    """All ranks' rows (N, d), or a Pull's (C, d); how backward has them again, and what becomes of
+    their gradient."""
     own = x.to(autocast_dtype(x.device) or x.dtype)
-    travel = Travel(team, places.keep_gathered, places.beside)
-    rows = gathered(own, travel, team.start(own) if arrival is None else arrival)
+    way = team if pull is None else pull
+    travel = Travel(way, places.keep_gathered, places.beside)
+    arrival = way.start(own) if arrival is None else arrival.go_on()
+    rows = gathered(own, travel, arrival)
     return rows, ops.Beside(travel, (rows if places.keep_gathered else own).detach())
 
 
 def _back(
-    parts: Tensor, addend: Tensor | None, team: Team, places: Places, may_overflow: bool,
+    parts: Tensor, addend: Tensor | None, travel: Any, places: Places, may_overflow: bool,
     overflow: Tensor,
 ) -> Tensor:  # fmt: skip
     if addend is not None:
         addend = addend.to(parts.dtype)
     spoils = may_overflow and places.on_overflow == "nan"
-    return returned(parts, addend, team, overflow > 0 if spoils else None)
+    return returned(parts, addend, travel, overflow > 0 if spoils else None)
 
 
 # ---------------------------------------------------------------- token rounding
@@ -331,7 +371,7 @@ def rounded(
     del rows
     of_ranks = offsets[:: E_local].diff()  # pairs of each rank's experts
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
-    out = _back(parts, addend, team, places, capacity < most_pairs, overflow)
+    out = _back(parts, addend, beside.travel, places, capacity < most_pairs, overflow)
     aux = _aux_of_rounded(routing, offsets, ids, E, most_pairs, team, overflow)
     of_team = OfTeam(counts, torch.full((), tokens, dtype=torch.int32, device=x.device))
     return out, aux, of_team

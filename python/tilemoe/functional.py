@@ -553,12 +553,25 @@ def _aux_of_top_k(routing, counts):
     return Aux(counts, dropped, added, counters[0] + counters[1], without, overflow)
 
 
-def _of_ids(x, scores, ids, E, layer, addend, capacity, on_overflow, return_aux, beside=None):
-    """O (T, d) of ids and scores (T, K), and its Aux or None. beside: see `_run`."""
+def _chunks_of(ids, E, routing, cuts):
+    """An expert's rows are in the order of their tokens; those past the capacity have none."""
+    offsets = _rules.offsets_of(routing, E)
+    counts = [counts_of_ids(ids[begin:end], E) for begin, end in zip(cuts, cuts[1:])]
+    ends = offsets[:-1] + torch.stack(counts).cumsum(0, dtype=torch.int32)
+    return ops.Chunks(torch.cat([offsets[None, :-1], ends.minimum(offsets[1:])]), cuts)
+
+
+def _of_ids(
+    x, scores, ids, E, layer, addend, capacity, on_overflow, return_aux, beside=None, cuts=None
+):
+    """O (T, d) of ids and scores (T, K), and its Aux or None. beside: see `_run`; cuts: of tokens
+    into the chunks in which it travels."""
     (T, K), pairs = ids.shape, ids.numel()
     rows = pairs if capacity is None else rows_for(capacity, pairs)
     check_on_overflow(on_overflow)
     routing = ops.call_undifferentiated(_ops.route_top_k.default, ids, scores.detach(), E, rows)
+    if cuts is not None:
+        beside = beside._replace(chunks=_chunks_of(ids, E, routing, cuts))
     rule = _rules.rule_of(_rules.TOP_K, K, _rules.SCORES_GIVEN)
     out = _run(
         _ops.experts.default, x, scores, routing, layer, addend, (rows,), rule, beside=beside
@@ -693,6 +706,8 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more,
                 _library.require_together(weight, name, **{f"weight_grad_out.{name}": out})
     rest = (*capacity, [*rule, *layer.numbers], [factor, *layer.reals])
     if not torch.is_grad_enabled():
+        if beside is not None and beside.chunks is not None:
+            return ops.forward_in_chunks(x, third, weights, *rest, False, beside)[0]
         found = ops.call_undifferentiated(
             op, x, router, third, weights, addend, *rest, False, False
         )

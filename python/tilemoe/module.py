@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ._team import RankTokens, Team
-    from .expert_parallel import OfTeam, Places
+    from .expert_parallel import Chunks, Dispatch, OfTeam, Places
 
 
 class MoEAux(NamedTuple):
@@ -107,6 +107,10 @@ class MoE(nn.Module):
             gathers them again.
         beside: with expert_mesh, backward gathers rows beside its products, and sends dX back
             beside dW1's; False: all in turn. The bits are the same.
+        chunks: with expert_mesh, rows travel in so many collectives beside products, in forward as
+            in backward; or "auto". See `tilemoe.expert_parallel.moe`.
+        dispatch: with expert_mesh: "all_gather", every row goes to every rank; "pull", to those
+            with an expert of its token; "auto". See `tilemoe.expert_parallel.moe`.
         rank_tokens: None: all ranks of expert_mesh have as many tokens in a call as this one; or
             the tokens of each rank; or the most that a rank has, the same number on all of them. An
             attribute of that name can be set before each call.
@@ -171,6 +175,8 @@ class MoE(nn.Module):
         on_overflow: OnOverflow = "nan",
         keep_gathered: bool = False,
         beside: bool = True,
+        chunks: Chunks = 1,
+        dispatch: Dispatch = "all_gather",
         rank_tokens: RankTokens = None,
         expert_gradients: ExpertGradients = "mean",
         return_aux: bool | None = None,
@@ -222,7 +228,9 @@ class MoE(nn.Module):
         if expert_mesh is not None:
             from .expert_parallel import Places
 
-            self._places = Places(capacity_factor, on_overflow, keep_gathered, beside)
+            self._places = Places(
+                capacity_factor, on_overflow, keep_gathered, beside, chunks, dispatch
+            )
             self._places.check()
         self.gate = Router(
             d,
@@ -342,7 +350,6 @@ class MoE(nn.Module):
     ) -> Tensor | tuple[Tensor, MoEAux]:
         """forward of this rank's tokens, the experts being on several ranks."""
         from . import expert_parallel
-        from ._team import Team
 
         assert self.expert_mesh is not None and self._places is not None
         if is_dtensor(x):
@@ -351,7 +358,11 @@ class MoE(nn.Module):
                 "plain tensor"
             )
         own = self._cast(x.reshape(-1, self.d))  # (t, d)
-        team = Team(self.expert_mesh.get_group(), own.shape[0], self.rank_tokens)
+        sizes = self.d, self.n, self.E, self.K
+        group = self.expert_mesh.get_group()
+        team = expert_parallel.team_of(
+            group, own, self._places, self.rank_tokens, sizes, rounding is not None
+        )
         arrival = None if rounding is not None else expert_parallel.start(own, team)
         # While the rows travel:
         logits = self.gate(x.reshape(-1, self.d) if self.gate.dtype else own)  # (t, E)

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from ._library import NAMESPACE, operators
 from ._overwrite import capture_of, is_read_last, is_traced
 from ._packing import GRADIENTS, RULE, WEIGHTS, At, pack_gradients
-from ._rules import GROUPED, SCORES_GIVEN, TOP_K, offsets_of, reads_logits
+from ._rules import GROUPED, SCORES_GIVEN, TOP_K, h_width, offsets_of, reads_logits
 from ._shapes import WANTED_B1, WANTED_B1_UP, WANTED_W1, WANTED_W1_UP, WANTED_X, empty_gradients
 
 _ops = operators
@@ -172,12 +172,29 @@ class Travel(Protocol):
     def made(self, dX: torch.Tensor) -> None:
         """dX is there."""
 
+    def gradient_arrived(self, chunk: int | None = None) -> None:
+        """dO, or a chunk of it, is there, likewise."""
+
+    def chunk_arrived(self, chunk: int) -> None:
+        """A chunk of X is there, in forward; they come in order."""
+
+    def chunk_made(self, O: torch.Tensor) -> None:
+        """The next chunk of O is there."""
+
+
+class Chunks(NamedTuple):
+    """Of a batch whose X, and dO, come a chunk at a time."""
+
+    bounds: torch.Tensor  # (chunks + 1, E) int32: of an expert's rows
+    cuts: list[int]  # chunks + 1, of the tokens
+
 
 class Beside(NamedTuple):
     """A call's travel, and what is kept of it in the place of X."""
 
     travel: Travel
     source: torch.Tensor
+    chunks: Chunks | None = None
 
 
 def _save_experts(ctx, X, router, weights, H, routing, numbers, reals, keep_H, overwrite_H,
@@ -186,7 +203,7 @@ def _save_experts(ctx, X, router, weights, H, routing, numbers, reals, keep_H, o
     weights by reference, and logits only where the scoring's rule reads them."""
     scoring, kind = numbers[At.SCORING], numbers[At.KIND]
     reads = router is not None and scoring != SCORES_GIVEN and reads_logits(scoring, kind)
-    ctx.travel, kept = (None, X) if beside is None else beside
+    ctx.travel, kept, ctx.chunks = (None, X, None) if beside is None else beside
     ctx.save_for_backward(kept, H, routing, *weights, router if reads else None)
     ctx.set_materialize_grads(False)  # none of H's, which is as large as H
     ctx.router_dtype = router.dtype if router is not None else torch.float32
@@ -237,6 +254,7 @@ def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
         if overwrite and not traced:
             return _gradients_over_H(ctx, dO, saved, needs, wanted, given, accumulate)
         if ctx.travel is not None:
+            ctx.travel.gradient_arrived()
             ctx.travel.arrived()
         if given is None and not overwrite:
             dense = call_in_backward(
@@ -322,11 +340,16 @@ def _begin(ctx, state, dO, saved, given, wanted, accumulate):
         now = (wanted & ~_OF_W1 if ctx.travel.beside else 0) or wanted
         if now == wanted:
             ctx.travel.arrived()
+        if now == wanted or given is not None:
+            ctx.travel.gradient_arrived()
     try:
-        dense, complete = call_undifferentiated(
-            _ops.experts_backward_over_H.default, dO, X, H, routing, weights, logits,
-            *pack_gradients(given), ctx.numbers, ctx.reals, ctx.router_dtype, now, accumulate,
-        )  # fmt: skip
+        if ctx.chunks is not None and now != wanted and given is None:
+            dense, complete = _backward_in_chunks(ctx, dO, saved, now), True
+        else:
+            dense, complete = call_undifferentiated(
+                _ops.experts_backward_over_H.default, dO, X, H, routing, weights, logits,
+                *pack_gradients(given), ctx.numbers, ctx.reals, ctx.router_dtype, now, accumulate,
+            )  # fmt: skip
     except (ValueError, NotImplementedError, torch.OutOfMemoryError):
         state.consumed = False  # refused before anything was written
         raise
@@ -341,12 +364,45 @@ def _begin(ctx, state, dO, saved, given, wanted, accumulate):
     return made if now == wanted else _go_on(ctx, state, dO, saved, given, wanted, accumulate)
 
 
+def _backward_in_chunks(ctx, dO, saved, wanted):
+    """The gradients of `wanted`, none of W1 or b1: the products with dO a chunk at a time."""
+    X, H, routing, weights, _ = saved
+    made = empty_gradients(X, H, weights, ctx.numbers, wanted)
+    E, d, n = weights[WEIGHTS.index("W2")].shape
+    sizes = [X.shape[0], E, d, n, H.shape[0]]
+    *_, workspace_bytes = _ops.layer_bytes(X, sizes, ctx.numbers)
+    workspace = X.new_empty(workspace_bytes, dtype=torch.uint8)
+    for chunk in range(len(ctx.chunks.cuts) - 1):
+        ctx.travel.gradient_arrived(chunk)
+        call_undifferentiated(
+            _ops.experts_backward_part.default, dO, X, H, routing, weights, *pack_gradients(made),
+            *ctx.chunks, chunk, ctx.numbers, ctx.reals, workspace,
+        )  # fmt: skip
+    return [gradient for gradient in made if gradient is not None]
+
+
+def forward_in_chunks(X, routing, weights, capacity, numbers, reals, keep_H, beside):
+    """`experts` without addend, of an X that comes a chunk at a time, to a place where it goes so."""
+    O = torch.empty_like(X)
+    shape = (capacity, h_width(numbers[At.ACTIVATION], weights[WEIGHTS.index("W2")].shape[2]))
+    H = X.new_empty(shape) if keep_H else None
+    for chunk in range(len(beside.chunks.cuts) - 1):
+        beside.travel.chunk_arrived(chunk)
+        call_undifferentiated(
+            _ops.experts_part.default, X, routing, weights, *beside.chunks, chunk, capacity,
+            numbers, reals, O, H,
+        )  # fmt: skip
+        beside.travel.chunk_made(O)
+    return O, X.new_empty(0) if H is None else H
+
+
 def _go_on(ctx, state, dO, saved, given, _, accumulate):
     """The same, from what an earlier backward left, or this one's beginning."""
     begun = state.begun
-    begun.check(dO)
     if ctx.travel is not None:
+        ctx.travel.gradient_arrived()
         ctx.travel.arrived()
+    begun.check(dO)
     X, _, routing, weights, logits = saved
     made = list(begun.made)
     if begun.complete:
@@ -464,9 +520,12 @@ class _Differentiated(torch.autograd.Function):
         ctx.needs = needs
         keep_H = True in needs[: len(GRADIENTS)]
         X, router, *weights, addend = tensors
-        O, H, *routed = call_undifferentiated(
-            op, X, router, third, weights, addend, *rest, keep_H, bool(overwrite_H)
-        )
+        if beside is not None and beside.chunks is not None:
+            O, H, *routed = forward_in_chunks(X, third, weights, *rest, keep_H, beside)
+        else:
+            O, H, *routed = call_undifferentiated(
+                op, X, router, third, weights, addend, *rest, keep_H, bool(overwrite_H)
+            )
         routing = routed[0] if routed else third
         _save_experts(ctx, X, router, weights, H, routing, *rest[-2:], keep_H, overwrite_H, beside)
         if not more:
@@ -569,9 +628,10 @@ def _refuse_tangents_alone(name):
 
 _differentiate("moe_tokens", lambda *_: None, _refuse_backward)
 _ROUTES = ("route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped")
+_PARTS = ("experts_part", "experts_backward_part")
 for _name in ("top_k_backward", "experts_backward", "router_backward", "router_losses_backward"):
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
-for _name in (*_ROUTES, "experts_backward_out", "experts_backward_over_H"):
+for _name in (*_ROUTES, "experts_backward_out", "experts_backward_over_H", *_PARTS, "sum_rows"):
     _refuse_tangents_alone(_name)
 for _name in ("top_k", "scores_at", *_ROUTES, "experts", "moe", "moe_tokens", "router_losses"):
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

@@ -85,8 +85,9 @@ class TileMoERoutedExperts(RoutedExperts):
 
     none (`LocalTokenDispatcher`, or an expert mesh that is not there): `tilemoe.moe`;
     `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` where a token has at least as many
-    experts as there are ranks: `tilemoe.expert_parallel.moe` in its place, with memory for every
-    routing, and for `capacity_factor` times the mean where that is given;
+    experts as there are ranks, or `dispatch` is not "all_gather": `tilemoe.expert_parallel.moe` in
+    its place, by `dispatch`, with memory for every routing, and for `capacity_factor` times the mean
+    where that is given;
     `DeepEPTokenDispatcher` and `HybridEPTokenDispatcher`: `tilemoe.moe` of the tokens that they bring
     (see _torchtitan_dispatchers.py), but for the rows of DeepEP's `cudagraphable` in inference;
     any other, and classes derived from these: its own dispatch and combine around the experts."""
@@ -94,10 +95,11 @@ class TileMoERoutedExperts(RoutedExperts):
     @dataclass(kw_only=True, slots=True)
     class Config(RoutedExperts.Config):
         capacity_factor: float | None = None
+        dispatch: expert_parallel.Dispatch = "all_gather"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.capacity_factor = config.capacity_factor
+        self.capacity_factor, self.dispatch = config.capacity_factor, config.dispatch
 
     def forward(
         self,
@@ -124,7 +126,8 @@ class TileMoERoutedExperts(RoutedExperts):
         if mesh is not None:
             # torchtitan pads sequences before: every rank has as many tokens.
             routed = expert_parallel.moe
-            chosen |= dict(group=mesh.get_group(), capacity_factor=self.capacity_factor)
+            chosen |= dict(group=mesh.get_group(), dispatch=self.dispatch)
+            chosen |= dict(capacity_factor=self.capacity_factor)
         routed = partial(routed, **chosen)
         with maybe_set_sparse_mesh():
             return self.inner_experts(x_BLD, routed=routed).type_as(x_BLD)
@@ -132,8 +135,9 @@ class TileMoERoutedExperts(RoutedExperts):
     def parallelize(self, parallel_dims: Any) -> None:
         dispatcher, mesh = self.token_dispatcher, parallel_dims.get_optional_mesh("ep")
         if type(dispatcher) is MinimalAsyncEPTokenDispatcher and mesh is not None:
-            # It sends a row for every pair; ours one to every rank, and needs no buffer of its.
-            if mesh.size() <= dispatcher.top_k:
+            # It sends a row for every pair; ours one to every rank, or to each with one of the
+            # token's experts, and needs no buffer of its.
+            if mesh.size() <= dispatcher.top_k or self.dispatch != "all_gather":
                 sizes = dict(num_experts=dispatcher.num_experts, top_k=dispatcher.top_k)
                 self.token_dispatcher = AllToAllTokenDispatcher.Config(**sizes).build()
         super().parallelize(parallel_dims)
@@ -152,18 +156,21 @@ def _around(dispatcher: LocalTokenDispatcher) -> Callable[..., torch.Tensor] | N
 
 @override(target=RoutedExperts.Config, description="Route, compute and combine by TileMoE.")
 def routed_experts(
-    cfg: RoutedExperts.Config, capacity_factor: float | None = None
+    cfg: RoutedExperts.Config,
+    capacity_factor: float | None = None,
+    dispatch: expert_parallel.Dispatch = "all_gather",
 ) -> RoutedExperts.Config:
     """The override's factory. capacity_factor: under expert parallelism by all-to-all, memory for
     so many times the mean of a rank's pairs, past which the output is NaN; None: for every routing.
+    dispatch: as in `tilemoe.expert_parallel.moe`.
     """
     if type(cfg) is not RoutedExperts.Config:
         raise NotImplementedError(
             f"tilemoe cannot compute {type(cfg).__module__}.{type(cfg).__qualname__}: it replaces "
             "RoutedExperts itself, not classes derived from it"
         )
-    own = {"inner_experts": experts(cfg.inner_experts), "capacity_factor": capacity_factor}
-    return derive(cfg, TileMoERoutedExperts.Config, **own)
+    own = dict(inner_experts=experts(cfg.inner_experts), capacity_factor=capacity_factor)
+    return derive(cfg, TileMoERoutedExperts.Config, **own, dispatch=dispatch)
 
 
 @override(target=GroupedExperts.Config, description="Compute grouped experts by TileMoE.")

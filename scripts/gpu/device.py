@@ -1,14 +1,18 @@
 """What a results file says of the GPU it is from."""
 
+import os
 import subprocess
 import sys
 
 
 def each(script, *query):
-    """nvidia-smi's answers by name, for every GPU; ends the program where there is none."""
+    """nvidia-smi's answers by name, for every GPU of CUDA_VISIBLE_DEVICES; ends the program where
+    there is none."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = [f"--id={named}"] if named else []
     try:
         lines = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(query)}", "--format=csv,noheader"],
+            ["nvidia-smi", f"--query-gpu={','.join(query)}", "--format=csv,noheader", *chosen],
             capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         lines = []

@@ -40,7 +40,7 @@ def layer_figures(file):
 
 
 def scenario_results(output):
-    """Of distributed_worker.py: {scenario: passed or failed}"""
+    """Of distributed_worker.py and its like: {scenario: passed or failed}"""
     return dict(re.findall(r"^(\w+) (passed|failed)$", output, re.MULTILINE))
 
 

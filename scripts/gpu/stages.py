@@ -247,12 +247,17 @@ def two_gpus(machine, folder):
     tests = ROOT / "tests" / "torch"
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={tests}",
               "--device", "cuda", tests / "cuda_two_devices_test.py"]
+    expert_parallel = [tests / "expert_parallel_worker.py", "--device", "cuda"]
     training = folder / "pretrain.json"
     return [
         layer,
         machine.torch_item("package", pytest, 120, lambda output: output.splitlines()[-1:], gpus=2),
         machine.torch_item("processes", [tests / "distributed_worker.py", "--device", "cuda"], 260,
                            scenario_results, gpus=2),
+        machine.torch_item("expert-parallel", expert_parallel, 260, scenario_results, gpus=2),
+        machine.torch_item("a-dead-rank-of-a-pull",
+                           [*expert_parallel, "--only", "a_killed_rank", "--dispatch", "pull"],
+                           150, scenario_results, gpus=2),
         machine.torch_item("pretrain", [ROOT / "scripts" / "gpu" / "pretrain_two_gpus.py",
                                         "--json", training, "--work", folder / "pretrain"],
                            300, lambda _: json.loads(training.read_text()), gpus=2),

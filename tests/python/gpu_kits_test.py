@@ -221,6 +221,19 @@ class Command(unittest.TestCase):
         self.assertEqual((done.returncode, again), (0, results))
         self.assertEqual(len(self.calls()), len(gpu_kits.LAYERS))
 
+    def test_layers_of_another_gpu_count_if_all_else_is_equal(self):
+        first, rest = gpu_kits.LAYERS[:3], gpu_kits.LAYERS[3:]
+        self.run_layers(*first)
+        other = self.folder / "other.json"
+        (self.folder / "out" / "kits.json").rename(other)
+        done, results = self.run_layers(*rest, options=["--also", other])
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual([i["item"] for i in results["items"]], gpu_kits.LAYERS)
+        changed = {**json.loads(other.read_text()), "driver_version": "another"}
+        other.write_text(json.dumps(changed))
+        done, _ = self.run_layers(*rest, options=["--also", other])
+        self.assertIn("was measured elsewhere", done.stderr)
+
     def test_an_unmet_bar_is_the_status(self):
         slow = report(5, 10, 20, gpu_kits.LAYERS[1])
         (self.folder / f"{gpu_kits.LAYERS[1]}.report").write_text(json.dumps(slow))

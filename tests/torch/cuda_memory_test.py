@@ -140,5 +140,6 @@ def test_the_default_takes_no_more_than_overwriting_always():
         return torch.cuda.max_memory_allocated() - before
 
     peaks = {how: peak(how) for how in (False, True, None)}
-    assert peaks[None] == peaks[True]
+    # An allocation may get up to 1 MiB more than it asks for, as the allocator's blocks are by then.
+    assert peaks[None] <= peaks[True] + 4 * MIB, peaks
     assert peaks[False] - peaks[None] >= 0.9 * 2 * T * K * n, peaks

@@ -1,6 +1,7 @@
 """Experts spread over one, two and four processes on this machine (gloo): the processes run every
 scenario once; each is a test here."""
 
+import json
 import os
 import pathlib
 import re
@@ -17,6 +18,7 @@ import tilemoe
 import tilemoe.expert_parallel
 from module_support import same_bits
 from processes import launch, of_world
+from tilemoe import _expert_cost
 
 WORLDS = (1, 2, 4)
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "expert_parallel.py"
@@ -84,6 +86,66 @@ def test_the_plans_sizes():
     with pytest.raises(ValueError, match="E is 8, and the experts do not go evenly to 3 ranks"):
         plan(**sizes, ranks=3)
     assert "288 places" in str(plan(**sizes, ranks=2))
+
+
+REAL = {"qwen3-235b": (4096, 1536, 128, 8), "30b-n256": (4096, 256, 256, 16)}  # d, n, E, K
+
+
+@pytest.mark.parametrize("layer", REAL)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_model_of_chunks(layer, ranks):
+    """In one chunk X, O and dO are waited for as a whole; "auto" takes what the model finds best."""
+    sizes, rates, T = REAL[layer], _expert_cost.Rates(), 32768
+    exposed = lambda chunks, T=T: _expert_cost.exposed_ms(T, *sizes, ranks, chunks, 2, rates)  # noqa: E731
+    leaving = (ranks - 1) * T * 4096 * 2 * 1e-6
+    whole = leaving * (2 / rates.gather_gb_per_s + 1 / rates.return_gb_per_s) + 3 * rates.latency_ms
+    assert exposed(1) == pytest.approx(whole)
+    best = _expert_cost.best_chunks(T, *sizes, ranks, 2)
+    assert exposed(best) == min(map(exposed, range(1, 9)))
+    assert best == 1 if ranks == 2 else exposed(best) < 0.8 * exposed(1)
+    assert _expert_cost.best_chunks(64, *sizes, ranks, 2) == 1
+    assert exposed(64, T=64) > exposed(1, T=64)
+    given = dict(zip(("T", "d", "n", "E", "K"), (T, *sizes)), ranks=ranks)
+    plan = tilemoe.expert_parallel.plan
+    assert plan(**given, chunks="auto") == plan(**given, chunks=best)
+    assert best == 1 or plan(**given, chunks=best) != plan(**given)
+    # Where products take no time nothing hides anything, and every chunk costs its latency.
+    idle = rates._replace(tflop_per_s=1e9)
+    of_idle = [_expert_cost.exposed_ms(T, *sizes, ranks, c, 2, idle) for c in (1, 2, 4)]
+    assert of_idle == sorted(of_idle)
+
+
+def test_the_model_of_pulling(monkeypatch):
+    """Few experts a token are pulled, many gathered; "auto" asks it where all is on one host."""
+    best_way, Way = _expert_cost.best_way, _expert_cost.Way
+    few, many = (32768, 4096, 3072, 64, 2), (32768, *REAL["qwen3-235b"])
+    for chunks in (1, 4):
+        assert best_way(*few, 4, 2, chunks) == Way(1, True)
+    assert best_way(*many, 4, 2, 4) == best_way(*few, 1, 2, 4) == Way(4, False)
+    assert _expert_cost.pull_ms(*few, 4, 2) < 0.6 * _expert_cost.pull_ms(*many, 4, 2)
+    places = tilemoe.expert_parallel.Places(dispatch="auto", chunks=4)
+    for local, world, way in (("4", "4", Way(1, True)), ("4", "8", Way(4, False))):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        monkeypatch.setenv("WORLD_SIZE", world)
+        assert places.way_of(*few, 4, torch.bfloat16) == way
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert places.way_of(*few, 4, torch.bfloat16) == Way(4, False)
+    given = dict(zip(("T", "d", "n", "E", "K"), few), ranks=4)
+    plan = tilemoe.expert_parallel.plan
+    assert plan(**given, dispatch="pull", device="cpu").kept < plan(**given, keep_gathered=True).kept
+    with pytest.raises(ValueError, match="chunks is 2, but dispatch is 'pull'"):
+        plan(**given, dispatch="pull", chunks=2)
+
+
+def test_the_model_chooses_what_was_fast_on_gpus():
+    results = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
+    entries = json.loads((results / "gpu_expert_parallel.json").read_text())["entries"]
+    for entry in entries:
+        ms, sizes = entry["ms"], (entry["shape"][letter] for letter in "TdnEK")
+        best = _expert_cost.best_chunks(*sizes, entry["ranks"], 2)
+        chosen = ms["serial" if best == 1 else f"chunks-{best}"]
+        others = [ms[way] for way in ms if way.startswith("chunks-") and "kept" not in way]
+        assert chosen <= 1.05 * min(others), entry["layer"]
 
 
 def test_the_name_of_a_dimension_is_asked_for():

@@ -1,13 +1,19 @@
 """Processes whose ranks have their own tokens and their part of the experts, compared with one
 process that has all of both:
 
-    python expert_parallel_worker.py --device cuda --world 2     on GPUs, NCCL, bfloat16
+    python expert_parallel_worker.py --device cuda --world 2     on GPUs, NCCL, 16 bits
+    ... --device cuda --only a_killed --dispatch pull            how a dead rank ends those that pull
     python expert_parallel_worker.py --world 4                   as expert_parallel_test.py does: gloo
 
 Each process runs every scenario of its number of ranks and writes FOLDER/RANK.json.
 """
 
+import contextlib
 import copy
+import datetime
+import faulthandler
+import functools
+import itertools
 import json
 import math
 import os
@@ -29,25 +35,29 @@ import reference
 import tilemoe
 from comparison import LIMITS, assert_close, errors
 from peak_memory_test import allocations, live_sums
-from processes import TIMEOUT_S, expect, main_of
+from processes import ENDS, TIMEOUT_S, expect, main_of, on
 from stored import rounded
 from tilemoe import expert_parallel
+from tilemoe._pull import PulledRows
+from tilemoe.routing import at_most_experts
 
 d, n, E, K = 32, 24, 8, 3
 
 
 class Job:
-    def __init__(self, rank, world, folder, device):
+    def __init__(self, rank, world, folder, device, dispatch="all_gather"):
+        self.dispatch = dispatch  # of a scenario that processes do not outlive
         self.rank, self.world, self.folder, self.device = rank, world, folder, device
         self.mesh = init_device_mesh(device, (world,), mesh_dim_names=("ep",))
         self.group = self.mesh.get_group()
         self.dtypes = [torch.bfloat16] + [torch.float32] * (device == "cpu")
+        self.dtype = self.dtypes[-1]  # of a layer whose test is of something else
 
-    def done(self, scenario):
-        """Writes that it passed, for a process that will not."""
+    def tell(self, scenario, result=""):
+        """Writes the result of a process that will not."""
         file = self.folder / f"{self.rank}.json"
         results = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps(results | {scenario: ""}))
+        file.write_text(json.dumps(results | {scenario: result}))
 
     def make(self, dtype, seed=0, mesh=None, **options):
         """The whole layer, and the same with its experts spread over a mesh."""
@@ -119,6 +129,14 @@ def compare(job, whole, spread, counts, dtype, batch_seed=1, limits=None, **argu
     return out, got
 
 
+def limits_of(dtype):
+    """Where ranks' partial sums are rounded once more."""
+    limits = LIMITS[dtype]
+    if dtype == torch.float32:
+        return limits
+    return limits._replace(whole=2 * limits.whole, row=0.3, smallest=0.3)
+
+
 # ---------------------------------------------------------------- scenarios
 
 
@@ -136,7 +154,9 @@ def layouts(world):
 def module_equals_one_process(job):
     for dtype in job.dtypes:
         for options in ({}, dict(bias=True, scoring="sigmoid", selection_bias=True, **SHARED),
-                        dict(scoring="softmax_over_all", keep_gathered=True, router_bias=True)):  # fmt: skip
+                        dict(scoring="softmax_over_all", keep_gathered=True, router_bias=True),
+                        dict(chunks=3, bias=True, **SHARED),
+                        dict(dispatch="pull", bias=True, **SHARED)):  # fmt: skip
             whole, spread = job.make(dtype, **options, **LOSSES)
             for counts in layouts(job.world).values():
                 spread.rank_tokens = counts
@@ -167,15 +187,21 @@ def rounding_is_over_all_tokens(job):
 
 def ids_of_elsewhere(job):
     """Experts that a rollout chose, some of them none, of all ranks' experts."""
-    dtype = job.dtypes[-1]
-    whole, spread = job.make(dtype, scoring="sigmoid_renormalized", **LOSSES)
+    for dispatch in ("all_gather", "pull"):
+        ids_of_elsewhere_by(job, dispatch)
+
+
+def ids_of_elsewhere_by(job, dispatch):
+    dtype = job.dtype
+    options = dict(scoring="sigmoid_renormalized", dispatch=dispatch, **LOSSES)
+    whole, spread = job.make(dtype, **options)
     for counts in layouts(job.world).values():
         g = torch.Generator().manual_seed(7)
         ids = torch.rand(sum(counts), E, generator=g).argsort(-1)[:, :K].to(job.device)
         ids[::3, 0], ids[1::4, 1], ids[2::5] = -1, E + 5, 2**30
         for wide in (ids.int(), ids.long() + (ids == E + 5) * 2**33):
             spread.rank_tokens = counts
-            compare(job, whole, spread, counts, dtype, ids=wide)
+            compare(job, whole, spread, counts, dtype, ids=wide, limits=limits_of(dtype))
 
 
 def parts_by_hand(x, dO, logits, layer, world, **choice):
@@ -234,9 +260,23 @@ def own_of(job, name, tensor, own):
     return tensor[own] if name in ("O", "dX", "dlogits") else tensor[job.rank * size :][:size]
 
 
+def order_of_chunks(counts, chunks):
+    """Tokens of all ranks as they are gathered in chunks: the first of every rank's, and so on."""
+    most, firsts = max(counts), [sum(counts[:rank]) for rank in range(len(counts))]
+    chunks = max(1, min(chunks, most))
+    cuts = [most * chunk // chunks for chunk in range(chunks + 1)]
+    return [
+        first + row
+        for begin, end in zip(cuts, cuts[1:])
+        for first, count in zip(firsts, counts)
+        for row in range(begin, min(end, count))
+    ]
+
+
 def bits_are_those_of_the_parts(job):
     """A rank's partial sums are the layer's own; the owner adds them in float32 in the order of the
-    ranks, and rounds once. Whether gathered rows are kept changes no bit, nor does a second run."""
+    ranks, and rounds once. Whether gathered rows are kept changes no bit, nor does a second run; in
+    chunks weights' gradients are sums in the chunks' order of the tokens, and that is all."""
     for dtype in [*job.dtypes, torch.float16]:
         layer = {name: t.to(job.device) for name, t in layer_of(dtype).items()}
         for counts in layouts(job.world).values():
@@ -244,10 +284,22 @@ def bits_are_those_of_the_parts(job):
             g = torch.Generator().manual_seed(3)
             logits = torch.randn(sum(counts), E, generator=g).to(job.device)
             choice = dict(scoring="sigmoid", routed_scaling_factor=2.5)
-            want = parts_by_hand(x, dO, logits, layer, job.world, **choice)
+            in_turn = parts_by_hand(x, dO, logits, layer, job.world, **choice)
             for how in ({}, dict(keep_gathered=True), dict(capacity_factor=float(job.world)),
-                        dict(beside=False), dict(overwrite_H=False)):  # fmt: skip
-                for tokens in (counts, max(counts) + 3)[: 2 if how == {} else 1]:
+                        dict(beside=False), dict(overwrite_H=False), dict(chunks=2),
+                        dict(chunks=3, keep_gathered=True), dict(chunks=4, beside=False),
+                        dict(chunks=2, overwrite_H=False), dict(chunks=1000),
+                        dict(chunks="auto"), dict(dispatch="pull"),
+                        dict(dispatch="pull", keep_gathered=True),
+                        dict(dispatch="pull", beside=False, capacity_factor=float(job.world)),
+                        dict(dispatch="pull", overwrite_H=False)):  # fmt: skip
+                # Of so few tokens one chunk is what "auto" takes.
+                chunks = how.get("chunks", 1)
+                order = order_of_chunks(counts, 1 if chunks == "auto" else chunks)
+                sums = parts_by_hand(x[order], dO[order], logits[order], layer, job.world, **choice)
+                want = in_turn | {k: t for k, t in sums.items() if k[1:] in layer}
+                both = how in ({}, dict(dispatch="pull"))
+                for tokens in (counts, max(counts) + 3)[: 2 if both else 1]:
                     got, aux = spread_call(
                         job, x, dO, logits, layer, own, rank_tokens=tokens, **choice, **how
                     )
@@ -326,10 +378,9 @@ def errors_are_those_of_one_more_rounding(job):
 def overflow_is_nan_or_dropped(job):
     """All tokens choose the last rank's experts: as many places as it takes hold them all, one less
     spoils the outputs of every rank, or drops one pair."""
-    dtype = job.dtypes[-1]
-    layer = {name: t.to(job.device) for name, t in layer_of(dtype).items()}
+    layer = {name: t.to(job.device) for name, t in layer_of(job.dtype).items()}
     counts = [9] * job.world
-    x, dO, own = job.batch(counts, dtype)
+    x, dO, own = job.batch(counts, job.dtype)
     logits = torch.randn(sum(counts), E, generator=torch.Generator().manual_seed(1)) / 8
     size = E // job.world
     used = min(size, K)
@@ -341,26 +392,44 @@ def overflow_is_nan_or_dropped(job):
     exactly = pairs * job.world / (sum(counts) * K)
     assert exactly <= job.world
     want = parts_by_hand(x, dO, logits, layer, job.world)
-    for factor in (exactly, float(job.world), None):
-        got, aux = spread_call(job, x, dO, logits, layer, own, capacity_factor=factor)
+    ways = dict(), dict(dispatch="pull")
+    for factor, how in itertools.product((exactly, float(job.world), None), ways):
+        got, aux = spread_call(job, x, dO, logits, layer, own, capacity_factor=factor, **how)
         assert aux.overflow == 0
         for name, tensor in got.items():
-            assert torch.equal(tensor, own_of(job, name, want[name], own)), (name, factor)
-    less = (pairs - 1) * job.world / (sum(counts) * K)
-    got, aux = spread_call(job, x, dO, logits, layer, own, capacity_factor=less - 1e-9)
-    assert aux.overflow >= 1 and got["O"].isnan().all()
-    got, aux = spread_call(
-        job, x, dO, logits, layer, own, capacity_factor=less - 1e-9, on_overflow="drop"
-    )
-    assert aux.overflow >= 1 and all(t.isfinite().all() for t in got.values())
-    same = torch.tensor([torch.equal(got["O"], want["O"][own])])
-    everyone = [torch.zeros_like(same) for _ in range(job.world)]
-    dist.all_gather(everyone, same)
-    # What is left out is the last token's of the highest expert: the last rank's token.
-    assert [bool(s) for s in everyone] == [True] * (job.world - 1) + [False]
-    assert torch.equal(got["O"][:-1], want["O"][own][:-1])
+            assert torch.equal(tensor, own_of(job, name, want[name], own)), (name, factor, how)
+    less = (pairs - 1) * job.world / (sum(counts) * K) - 1e-9
+    for how in (*ways, dict(chunks=4)):
+        how |= dict(capacity_factor=less)
+        got, aux = spread_call(job, x, dO, logits, layer, own, **how)
+        assert aux.overflow >= 1 and got["O"].isnan().all()
+        got, aux = spread_call(job, x, dO, logits, layer, own, **how, on_overflow="drop")
+        assert aux.overflow >= 1 and all(t.isfinite().all() for t in got.values())
+        same = torch.tensor([torch.equal(got["O"], want["O"][own])], device=job.device)
+        everyone = [torch.zeros_like(same) for _ in range(job.world)]
+        dist.all_gather(everyone, same)
+        # What is left out is the last token's of the highest expert: the last rank's token.
+        assert [bool(s) for s in everyone] == [True] * (job.world - 1) + [False]
+        assert torch.equal(got["O"][:-1], want["O"][own][:-1])
+    # Places for fewer pairs than tokens that need a rank: its last ones are not pulled.
+    few = 5
+    how = dict(capacity_factor=(few - 0.5) * job.world / (sum(counts) * K), on_overflow="drop")
+    got, aux = spread_call(job, x, dO, logits, layer, own, dispatch="pull", **how)
+    _, of_gathered = spread_call(job, x, dO, logits, layer, own, **how)
+    assert aux.overflow == of_gathered.overflow > 0
+    assert all(t.isfinite().all() for t in got.values())
+    scores, ids = tilemoe.top_k(logits, K)
+    O = torch.zeros(x.shape, device=job.device)
+    for rank in range(job.world):
+        mine = {name: t[rank * size :][:size] for name, t in layer.items()}
+        at = (ids // size == rank).any(1).nonzero()[:few, 0]
+        of_rank, s = at_most_experts(ids[at] - rank * size, scores[at], size)
+        part = tilemoe.moe(x[at], s, ids=of_rank, capacity=few, on_overflow="drop", **mine)
+        O[at] += part.float()
+    assert torch.equal(got["O"], O.to(x.dtype)[own])
 
 
+@on("cpu")
 def values_are_drawn_alike(job):
     """Ranks with one seed have the layer that one process has with it, and none of its experts twice."""
     torch.manual_seed(11)
@@ -392,7 +461,9 @@ class NoWaiting(torch.utils._python_dispatch.TorchDispatchMode):
 
 def nothing_waits_for_the_device(job):
     x, dO, own = job.batch([9] * job.world, torch.bfloat16)
-    for options in ({}, dict(rounding="nearest", m=4), dict(keep_gathered=True, **SHARED)):
+    on_gpus = [dict(dispatch="pull")] if job.device == "cuda" else []  # else the host reads sizes
+    for options in ({}, dict(rounding="nearest", m=4), dict(keep_gathered=True, **SHARED),
+                    dict(chunks=2), *on_gpus):  # fmt: skip
         _, spread = job.make(torch.bfloat16, **options, **LOSSES)
         with NoWaiting():
             step(spread, x[own], dO[own])
@@ -408,52 +479,92 @@ def what_is_kept(job):
     N = t * job.world
     x, dO, own = job.batch([t] * job.world, torch.bfloat16)
     capacity = math.ceil(factor * t * K)
-    for keep in (False, True):
-        _, spread = job.make(torch.bfloat16, keep_gathered=keep, capacity_factor=factor, on_overflow="drop")
+    for keep, how in itertools.product((False, True), (dict(), dict(chunks=3), dict(dispatch="pull"))):
+        came = min(N, capacity) if "dispatch" in how else N
+        options = dict(keep_gathered=keep, capacity_factor=factor, **how)
+        _, spread = job.make(torch.bfloat16, **options, on_overflow="drop")
         shapes = []
         pack = lambda tensor: (shapes.append(tuple(tensor.shape)), tensor)[1]
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             out, _ = spread(x[own].clone().requires_grad_())
         assert shapes.count((capacity, 2 * n)) == 1, shapes
-        assert shapes.count((N, d)) == keep, shapes
-        assert shapes.count((t, d)) == 1 + (not keep), shapes  # the router's and, the same tensor, X
-        assert [s for s in shapes if s and s[0] == N and s[1:] != (E // job.world, K)] == [(N, d)] * keep, shapes
+        own_kept = 1 + (not keep)  # the router's and, the same tensor, X
+        assert shapes.count((came, d)) == keep + own_kept * (came == t), shapes
+        assert shapes.count((t, d)) == own_kept + keep * (came == t), shapes
+        others = (E // job.world, K), (2 * n,)  # which expert is which place's; H
+        of_all = [s for s in shapes if s and s[0] == came and s[1:] not in others]
+        tokens = [(came,)] * ("dispatch" in how)  # whose rows came
+        assert came == t or sorted(of_all) == sorted([(came, d)] * keep + tokens), shapes
         out.backward(dO[own])
 
 
 def transfers_are_beside_products(job):
-    """Backward waits for X when all but dW1 is done, and sends dX before dW1. Where it is told to,
-    or where dH does not lie over H, it does so in turn."""
+    """Backward waits for X when all but dW1 is done, and sends dX before dW1. In chunks the choice
+    waits for no more than the first, and products for the one that they read; O leaves by chunks. Where it is told to, or where dH does
+    not lie over H, it does so in turn."""
     events = []
 
     def told(name, function):
         return lambda *args, **options: (events.append(name), function(*args, **options))[1]
 
     def products(op, *args):
-        if "experts_backward" in str(op):
+        if "experts" in str(op):
             events.append("products")
         return computed(op, *args)
 
+    def gather(rows, *args, **options):
+        events.append("choice" if rows.dtype == torch.int32 else "gather")
+        return all_gather(rows, *args, **options)
+
     computed, of_team = tilemoe.ops.call_undifferentiated, tilemoe._team
-    in_turn = "gather wait gather wait products"  # dO and X
-    for how, want in (
-        ({}, "gather wait gather products send wait products send"),
-        (dict(keep_gathered=True), "gather wait products send products send"),
-        (dict(overwrite_H=False), f"{in_turn} send send"),
-        (dict(beside=False), f"{in_turn} send send"),
-    ):
-        _, spread = job.make(torch.float32, **how)
-        x, dO, own = job.batch([9] * job.world, torch.float32)
-        out, _ = spread(x[own].requires_grad_())
+    all_gather = dist.all_gather_into_tensor
+    alone = contextlib.nullcontext
+    # (torch's check for NaN has no DTensors.)
+    anomaly = functools.partial(torch.autograd.detect_anomaly, check_nan=False)
+    whole = "gather choice wait products send"  # X; ids, scores and counts
+    in_turn = "gather wait gather wait products send send"  # dO and X
+    by_chunk = "gather choice gather chunk products send chunk wait products send"
+    both = "gather gather gather gather"  # two chunks of dO and of X
+    both_in_turn = "gather gather wait gather gather wait products send send send"
+    for how, within, *want in (
+        ({}, alone, whole, "gather wait gather products send wait products send"),
+        (dict(keep_gathered=True), alone, whole, "gather wait products send products send"),
+        (dict(overwrite_H=False), alone, whole, in_turn),
+        (dict(beside=False), alone, whole, in_turn),
+        (dict(chunks=2), alone, by_chunk,
+         f"{both} chunk products chunk wait products send send wait products send"),
+        (dict(chunks=2, overwrite_H=False), alone, by_chunk,
+         f"{both} wait wait products send send send"),
+        (dict(chunks=2, beside=False), alone, by_chunk, both_in_turn),
+        # What was chosen says which rows are sent.
+        (dict(dispatch="pull"), alone, "choice send wait products send",
+         "send wait send products send wait products send"),
+        (dict(dispatch="pull", keep_gathered=True), alone, "choice send wait products send",
+         "send wait products send products send"),
+        (dict(dispatch="pull", beside=False), alone, "choice send wait products send",
+         "send wait send wait products send send"),
+        # It looks at dO before the products do.
+        (dict(chunks=2), anomaly, by_chunk,
+         "gather gather wait gather gather products products send send wait products send"),
+    ):  # fmt: skip
+        _, spread = job.make(job.dtype, **how)
+        x, dO, own = job.batch([9] * job.world, job.dtype)
         events.clear()
         with (
             mock.patch.object(dist, "all_to_all_single", told("send", dist.all_to_all_single)),
-            mock.patch.object(dist, "all_gather_into_tensor", told("gather", dist.all_gather_into_tensor)),
+            mock.patch.object(dist, "all_gather_into_tensor", gather),
             mock.patch.object(of_team.Arrival, "wait", told("wait", of_team.Arrival.wait)),
+            mock.patch.object(PulledRows, "wait", told("wait", PulledRows.wait)),
+            mock.patch.object(of_team.Arrival, "wait_chunk", told("chunk", of_team.Arrival.wait_chunk)),
             mock.patch.object(tilemoe.ops, "call_undifferentiated", products),
+            within(),
         ):
+            out, _ = spread(x[own].requires_grad_())
+            seen = [" ".join(events)]
+            events.clear()
             out.backward(dO[own])
-        assert " ".join(events) == want, (how, events)
+            seen.append(" ".join(events))
+        assert seen == want, (how, seen)
 
 
 def settled(collective):
@@ -470,24 +581,50 @@ def settled(collective):
 
 @mock.patch.object(dist, "all_gather_into_tensor", settled(dist.all_gather_into_tensor))
 @mock.patch.object(dist, "all_to_all_single", settled(dist.all_to_all_single))
+def peaks_on_a_cpu(forward, backward):
+    """Bytes that stay after forward, the most in it, the most in backward, of torch's allocator."""
+    of_forward = live_sums(allocations(forward))
+    of_backward = live_sums(allocations(backward))
+    return of_forward[-1], max(of_forward), of_forward[-1] + max(of_backward)
+
+
+def peaks_on_a_gpu(forward, backward):
+    most = []
+    begin = torch.cuda.memory_allocated()
+    for call in (forward, backward):
+        torch.cuda.reset_peak_memory_stats()
+        kept = call()
+        torch.cuda.synchronize()
+        most.append(torch.cuda.max_memory_allocated() - begin)
+        if call is forward:
+            stays = torch.cuda.memory_allocated() - begin
+        del kept
+    return stays, *most
+
+
 def peak_is_the_plans(job):
     """What torch's allocator gives a rank in forward and in backward is what the plan says, or up
     to a fifth less. Each with the capacity's places, and with those of every routing."""
     t, width, of_expert = 4000, 128, 64
     sizes = dict(d=width, n=of_expert, E=E, K=K)
-    for options in ({}, dict(keep_gathered=True, bias=True), dict(capacity_factor=None, beside=False)):
-        plan = expert_parallel.plan(t, **sizes, ranks=job.world, **options)
+    for options in ({}, dict(keep_gathered=True, bias=True), dict(capacity_factor=None, beside=False),
+                    dict(chunks=4), dict(chunks=2, keep_gathered=True), dict(dispatch="pull"),
+                    dict(dispatch="pull", keep_gathered=True, bias=True)):  # fmt: skip
+        plan = expert_parallel.plan(t, **sizes, ranks=job.world, **options, device=job.device)
         options |= dict(expert_mesh=job.mesh, on_overflow="drop", return_aux=False)
-        spread = tilemoe.MoE(**sizes, **options, dtype=torch.bfloat16)
-        x, dO = torch.randn(2, t, width, dtype=torch.bfloat16).unbind()
+        spread = tilemoe.MoE(**sizes, **options, dtype=torch.bfloat16, device=job.device)
+        x, dO = torch.randn(2, t, width, dtype=torch.bfloat16, device=job.device).unbind()
         x.requires_grad_()
         inputs, out = [x, *spread.experts.parameters()], []
-        forward = live_sums(allocations(lambda: out.append(spread(x))))
-        backward = live_sums(allocations(lambda: torch.autograd.grad(out.pop(), inputs, dO)))
+        forward = lambda: out.append(spread(x))
+        backward = lambda: torch.autograd.grad(out.pop(), inputs, dO)
+        if job.device == "cuda":  # what a first call takes for good
+            forward(), backward()
+        peaks = peaks_on_a_gpu if job.device == "cuda" else peaks_on_a_cpu
+        stays, in_forward, in_backward = peaks(forward, backward)
         own = 2 * t * width  # O; and dX
         router = 4 * t * (E + K)  # logits, and what top-K takes
-        seen = {"kept": forward[-1] - own, "forward": max(forward) - own,
-                "backward": forward[-1] + max(backward) - 2 * own}  # fmt: skip
+        seen = {"kept": stays - own, "forward": in_forward - own, "backward": in_backward - 2 * own}
         if job.rank == 0:
             print(options, {k: (v, getattr(plan, k)) for k, v in seen.items()})
         for name, most in seen.items():
@@ -496,20 +633,55 @@ def peak_is_the_plans(job):
             assert most >= 0.8 * said, (options, name, most, said)
 
 
+@on("cuda")
+def a_graph_has_all_of_it(job):
+    """Forward and backward in a CUDA graph, which nothing that waits for the host gets into; replayed
+    with other tokens it computes what the calls do."""
+    x, dO, own = job.batch([9] * job.world, job.dtype)
+    for options in ({}, dict(keep_gathered=True), dict(beside=False), dict(chunks=2),
+                    dict(dispatch="pull"), dict(rounding="nearest", m=4)):  # fmt: skip
+        _, spread = job.make(job.dtype, **options, **LOSSES)
+        given = x[own].clone()
+        call = lambda: step(spread, given, dO[own])
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out, _, gradients = call()
+        for scale in (1.0, -0.5):
+            given.copy_(x[own] * scale)
+            graph.replay()
+            torch.cuda.synchronize()
+            want_out, _, want = call()
+            assert torch.equal(out, want_out), options
+            for name, gradient in want.items():
+                assert torch.equal(full(gradients[name]), full(gradient)), (options, name)
+        del graph  # before the group's communicators
+
+
 def no_tokens_anywhere(job):
-    whole, spread = job.make(torch.float32, **LOSSES)
-    x = torch.zeros(0, d, requires_grad=True)
-    out, aux = spread(x)
-    assert out.shape == (0, d) and aux.loss == 0
-    (out.sum() + aux.loss).backward()
-    assert all((full(p.grad) == 0).all() for p in spread.parameters() if p.grad is not None)
+    for how in (dict(), dict(chunks=2), dict(dispatch="pull")):
+        _, spread = job.make(job.dtype, **how, **LOSSES)
+        x = torch.zeros(0, d, dtype=job.dtype, device=job.device, requires_grad=True)
+        out, aux = spread(x)
+        assert out.shape == (0, d) and aux.loss == 0
+        (out.sum() + aux.loss).backward()
+        assert all((full(p.grad) == 0).all() for p in spread.parameters() if p.grad is not None)
 
 
 def composes(job):
     """Checkpointing, autocast, few tokens in evaluation, leading shapes, a frozen router."""
-    whole, spread = job.make(torch.float32, **SHARED)
+    for how in (dict(), dict(chunks=2), dict(dispatch="pull")):
+        composes_with(job, *job.make(job.dtype, **how, **SHARED))
+
+
+def composes_with(job, whole, spread):
     counts = [12] * job.world
-    x, dO, own = job.batch(counts, torch.float32)
+    x, dO, own = job.batch(counts, job.dtype)
     mine = x[own].reshape(3, 4, d)
     leaf = mine.clone().requires_grad_()
     out, aux = spread(leaf)
@@ -523,10 +695,12 @@ def composes(job):
         low, _ = spread(mine)
         want_low, _ = whole(x)
     assert low.dtype == torch.bfloat16
-    assert_close(low.reshape(-1, d), want_low[own].double(), "autocast", LIMITS[torch.bfloat16])
+    limits = limits_of(torch.bfloat16)
+    assert_close(low.reshape(-1, d), want_low[own].double(), "autocast", limits)
     spread.eval(), whole.eval()
     with torch.no_grad():
-        assert_close(spread(mine)[0].reshape(-1, d), whole(x)[0][own].double(), "evaluation")
+        out, want = spread(mine)[0].reshape(-1, d), whole(x)[0][own]
+        assert_close(out, want.double(), "evaluation", limits_of(job.dtype))
     spread.train(), whole.train()
     for layer in (spread, whole):
         layer.gate.requires_grad_(False)
@@ -537,14 +711,21 @@ def composes(job):
 
 def refusals(job):
     make = lambda **options: tilemoe.MoE(  # noqa: E731
-        **(dict(d=d, n=n, E=E, K=K, return_aux=False, expert_mesh=job.mesh) | options)
+        **(dict(d=d, n=n, E=E, K=K, return_aux=False, expert_mesh=job.mesh) | options),
+        dtype=job.dtype,
+        device=job.device,
     )
     expect("E is 7, and the experts do not go evenly", lambda: make(E=7))
     expect("capacity_factor is 0, expected None or a number above 0", lambda: make(capacity_factor=0))
+    for chunks in (0, True, 2.0, "all"):
+        message = f"chunks is {chunks!r}, expected 'auto' or an int of at least 1"
+        expect(message, lambda chunks=chunks: make(chunks=chunks))
+    expect("dispatch is 'push'", lambda: make(dispatch="push"))
+    expect("chunks is 2, but dispatch is 'pull'", lambda: make(dispatch="pull", chunks=2))
     expect("on_overflow is 'zero'", lambda: make(on_overflow="zero"))
     expect("expert_gradients is 'max'", lambda: make(expert_gradients="max"))
     moe = make()
-    x = torch.zeros(5, d)
+    x = torch.zeros(5, d, dtype=job.dtype, device=job.device)
     for tokens, message in (
         (4, "has 5 tokens, and rank_tokens says 4 at most"),
         ([5] * (job.world + 1), f"expected the tokens of each of {job.world} ranks"),
@@ -588,6 +769,7 @@ def optimizers_of(name, module):
     return kinds[name](module.parameters())
 
 
+@on("cpu")
 def fsdp(job):
     """Two steps of training on every mesh, gradients clipped over both of its meshes, as one process
     with all tokens makes them."""
@@ -651,6 +833,7 @@ def fsdp_mixed_precision(job):
             assert_close(full(p.grad), low.get_parameter(name).grad.double(), name, limits)
 
 
+@on("cpu")
 def gradients_that_somebody_else_divides(job):
     """expert_gradients="sum", and fully_shard told to divide by all ranks: the same gradients."""
     for mesh in meshes(job):
@@ -671,10 +854,10 @@ def gradients_that_somebody_else_divides(job):
 def distributed_checkpoint(job):
     """Saved by the last mesh, experts over ranks and each over the rest of them; loaded by every mesh,
     and by the test in one process. Names and shapes are those of the whole layer."""
-    whole = plain_layer()
+    whole = plain_layer().to(job.device)
     if job.rank == 0:
         torch.save(whole.state_dict(), job.folder / "whole.pt")
-    options = dict(bias=True, scoring="sigmoid", selection_bias=True)
+    options = dict(bias=True, scoring="sigmoid", selection_bias=True, device=job.device)
     full_state = StateDictOptions(full_state_dict=True)
     every = list(meshes(job))
     for mesh in [every[-1], *every]:
@@ -717,16 +900,17 @@ def checkpoint_of_two_ranks_by_four(job):
     dcp.save(spread.state_dict(), checkpoint_id=job.folder / "of_four")
 
 
+@on("cpu")
 def a_killed_rank_is_an_error_on_the_others(job):
     """Within the group's timeout, and no step gives a number after it. The last scenario: the group
     is gone with the rank."""
-    _, spread = job.make(torch.float32)
-    x, dO, own = job.batch([9] * job.world, torch.float32)
+    _, spread = job.make(job.dtype)
+    x, dO, own = job.batch([9] * job.world, job.dtype)
     step(spread, x[own], dO[own])
     begin = time.monotonic()
     if job.rank == job.world - 1:
         out, _ = spread(x[own].requires_grad_())
-        job.done("a_killed_rank_is_an_error_on_the_others")
+        job.tell("a_killed_rank_is_an_error_on_the_others")
         os.kill(os.getpid(), signal.SIGKILL)  # the others are in backward, or will be
     try:
         for _ in range(2):
@@ -736,6 +920,29 @@ def a_killed_rank_is_an_error_on_the_others(job):
         assert time.monotonic() - begin <= TIMEOUT_S + 10
     else:
         raise AssertionError("a step went on without one of its ranks")
+
+
+@on("cuda")
+def a_killed_rank_ends_the_others(job):
+    """Within the group's timeout NCCL's watchdog, or that of a barrier in symmetric memory, ends
+    every process that waits for the rank, with an error. The last scenario there."""
+    name, timeout_s = "a_killed_rank_ends_the_others", 15
+    group = dist.new_group(timeout=datetime.timedelta(seconds=timeout_s))
+    mesh = DeviceMesh.from_group(group, job.device, mesh_dim_names=("ep",))
+    _, spread = job.make(job.dtype, mesh=mesh, dispatch=job.dispatch)
+    x, dO, own = job.batch([9] * job.world, job.dtype)
+    step(spread, x[own], dO[own])
+    torch.cuda.synchronize()
+    if job.rank == job.world - 1:
+        job.tell(name)
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.tell(name, ENDS + "Watchdog caught collective operation timeout|NCCL error|ncclRemote|CUDA error")
+    # Whoever still waits after that is ended by this, and says nothing of NCCL.
+    faulthandler.dump_traceback_later(timeout_s + 60, exit=True)
+    for _ in range(2):
+        step(spread, x[own], dO[own])
+    torch.cuda.synchronize()
+    raise AssertionError("a step went on without one of its ranks")
 
 
 SCENARIOS = {
@@ -750,6 +957,7 @@ SCENARIOS = {
     what_is_kept: (2, 4),
     transfers_are_beside_products: (2,),
     peak_is_the_plans: (2, 4),
+    a_graph_has_all_of_it: (1, 2, 4),
     no_tokens_anywhere: (2,),
     composes: (1, 2),
     refusals: (2,),
@@ -759,8 +967,10 @@ SCENARIOS = {
     distributed_checkpoint: (1, 2, 4),
     checkpoint_of_two_ranks_by_four: (4,),
     a_killed_rank_is_an_error_on_the_others: (2, 4),
+    a_killed_rank_ends_the_others: (2, 4),
 }
 
 
 if __name__ == "__main__":
-    sys.exit(main_of(__file__, __doc__, SCENARIOS, Job))
+    dispatch = dict(choices=["all_gather", "pull"], help="of a_killed_rank_ends_the_others")
+    sys.exit(main_of(__file__, __doc__, SCENARIOS, Job, dispatch=dispatch))

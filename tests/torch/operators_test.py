@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import tilemoe
 from layers import E, K, T, d, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE
-from tilemoe import _library, _packing, ops
+from tilemoe import _library, _packing, functional, ops
 
 tm = torch.ops.tilemoe
 
@@ -82,6 +82,9 @@ def _split_transposed():
     return [made[k] for k in ("W1", "W1_up", "W2", "b1", "b1_up", "b2")]
 
 
+SOURCES = [normal(T, d, seed=seed, dtype=DTYPE) for seed in (6, 7)]  # whose addresses are given
+
+
 def cases():
     x = example()
     logits, routing, layer = x["logits"], x["routing"], x["layer"]
@@ -143,11 +146,30 @@ def cases():
     yield "experts_backward_out", *(backward_out_arguments(x, consume) for consume in (False, True))
     second = (None, x["X"], None, x["H"], routing, layer, *places(dW1=dW1), *packed(), False)
     yield "experts_backward_out", second
+    yield from parts(x)
     yield from other_kinds(x)
     yield "router_backward", (x["ds"], routing, None, E, *chosen_by(), torch.float32)
     yield "router_backward", (x["ds"], routing, logits, E, *chosen_by(1, factor=2.5), torch.float32)
     yield "router_losses", (leaf(logits), x["counts"])
     yield "router_losses_backward", (logits, x["counts"], 1.0, 0.5)
+    sums = [s.data_ptr() for s in SOURCES], T, torch.arange(2 * T, dtype=torch.int32).view(T, 2)
+    yield "sum_rows", (*sums, None, zeros(T, d)), (*sums, x["X"], zeros(T, d))
+
+
+def parts(x):
+    """A first and a last part of forward and of backward."""
+    cuts, numbers = [0, T // 3, T], packed()[0]
+    bounds = functional._chunks_of(x["ids"], E, x["routing"], cuts).bounds
+    batch = (x["routing"], x["layer"])
+    for part, H in ((0, zeros(T * K, 2 * n)), (1, None)):
+        out = zeros(T, d), H
+        yield "experts_part", (x["X"], *batch, bounds, cuts, part, T * K, *packed(), *out)
+    *_, size = tm.layer_bytes(x["X"], [T, E, d, n, T * K], numbers)
+    workspace = torch.zeros(size, dtype=torch.uint8)
+    given = places(dX=zeros(T, d), ds=torch.zeros(T, K), dW2=torch.zeros_like(x["layer"][2]))
+    for part in (0, 1):
+        of_part = (bounds, cuts, part, *packed(), workspace)
+        yield "experts_backward_part", (x["dO"], x["X"], x["H"], *batch, *given, *of_part)
 
 
 def other_kinds(x):
@@ -394,6 +416,8 @@ def placeholders(schema):
         "rule": [1] * len(_packing.RULE),
         "numbers": [1] * len(_packing.NUMBERS),
         "reals": [0.0] * len(_packing.REALS),
+        "cuts": [0, 1],
+        "sources": [0],
     }
 
     def of(argument):
@@ -609,6 +633,47 @@ def test_no_operator_loses_a_tangent(name):
             dual = lambda tensor: forward_ad.make_dual(tensor, torch.ones(2, 2))
             with pytest.raises(NotImplementedError, match="forward-mode"):
                 op(*changed(arguments, where, dual))
+
+
+def test_rows_of_several_arrays_are_summed():
+    place = torch.tensor([[0, T + 1, -1], [2 * T - 1, 3, 3], [-1, 2 * T, 1 << 30]]).int()
+    rows = torch.cat([*SOURCES, zeros(1, d)]).float()  # the last is no row
+    terms = torch.where((place < 0) | (place >= 2 * T), 2 * T, place).long()
+    addend = normal(3, d, seed=8, dtype=DTYPE)
+    addresses = [source.data_ptr() for source in SOURCES]
+    for given in (None, addend):
+        expected = rows[terms[:, 0]] if given is None else given.float() + rows[terms[:, 0]]
+        for k in (1, 2):
+            expected = expected + rows[terms[:, k]]
+        out = torch.full((3, d + 8), 7, dtype=DTYPE)
+        ops.call(tm.sum_rows.default, addresses, T, place, given, out[:, :d])
+        assert torch.equal(out[:, :d], expected.to(DTYPE))
+        assert (out[:, d:] == 7).all()
+    in_place = addend.clone()
+    ops.call(tm.sum_rows.default, addresses, T, place, in_place, in_place)
+    assert torch.equal(in_place, out[:, :d])
+
+
+def test_wrong_sums_of_rows_are_refused():
+    addresses = [source.data_ptr() for source in SOURCES]
+    place, out = torch.zeros(3, 1, dtype=torch.int32), zeros(3, d)
+    for where in (DEVICE, "meta"):  # in the same words by the kernel and by what is traced
+        of = lambda tensor: tensor.to(where)
+        for arguments, sentence in (
+            ((of(place[:2]), None, of(out)), r"place has shape \(2, 1\), expected \(3, 1\)"),
+            ((of(place), of(out[:2]), of(out)), r"addend has shape \(2, .*expected \(3, "),
+        ):
+            with pytest.raises(ValueError, match=sentence):
+                ops.call(tm.sum_rows.default, addresses, T, *arguments)
+    for wrong, sentence in (
+        (([], T, place, None, out), "sources is 0"),
+        (([0], T, place, None, out), r"source\[0\] .* null"),
+        ((addresses, -1, place, None, out), "source_rows is -1"),
+        ((addresses, T, place.long(), None, out), "place is int64"),
+        (([out.data_ptr()], 3, place, None, out), r"out shares memory with source\[0\]"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ops.call(tm.sum_rows.default, *wrong)
 
 
 def test_a_routing_of_other_sizes_is_refused():

@@ -6,6 +6,7 @@ import datetime
 import faulthandler
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,9 @@ import torch.distributed as dist
 
 LIMIT_S = 240
 TIMEOUT_S = 60  # of a collective
+# What a scenario leaves for a result that has to end its process, before a regular expression of the
+# process's last words.
+ENDS = "the process should have ended by itself, saying: "
 
 
 def expect(message, call):
@@ -28,8 +32,19 @@ def expect(message, call):
         raise AssertionError(f"no ValueError: {message}")
 
 
-def of_world(scenarios, world):
-    return [scenario for scenario, worlds in scenarios.items() if world in worlds]
+def on(device):
+    """A scenario of that device alone."""
+
+    def mark(scenario):
+        scenario.device = device
+        return scenario
+
+    return mark
+
+
+def of_world(scenarios, world, device="cpu"):
+    here = [s for s in scenarios if getattr(s, "device", device) == device]
+    return [scenario for scenario in here if world in scenarios[scenario]]
 
 
 def run_rank(scenarios, job_type, rank, world, folder, device, more):
@@ -46,7 +61,7 @@ def run_rank(scenarios, job_type, rank, world, folder, device, more):
     )
     job = job_type(rank, world, folder, device, **more)
     results = {}
-    for scenario in of_world(scenarios, world):
+    for scenario in of_world(scenarios, world, device):
         try:
             scenario(job)
             results[scenario.__name__] = ""
@@ -78,15 +93,20 @@ def launch(program, names, world, folder, device, only="", **more):
     except subprocess.TimeoutExpired:
         pass  # a scenario without a result tells
     finally:
+        ended = [process.poll() not in (None, 0) for process in processes]
         for process in processes:
             process.kill()
             process.wait()
     results = []
     for rank, log in enumerate(logs):
         log.seek(0)
+        output = log.read()
         file = folder / f"{rank}.json"
         done = json.loads(file.read_text()) if file.exists() else {}
-        missing = f"no result within {LIMIT_S} s; its output:\n{log.read()[-4000:]}"
+        missing = f"no result within {LIMIT_S} s; its output:\n{output[-4000:]}"
+        for name, said in done.items():
+            if said.startswith(ENDS) and ended[rank] and re.search(said[len(ENDS) :], output):
+                done[name] = ""
         results.append({name: done.get(name, missing) for name in names})
         log.close()
     return results
@@ -110,7 +130,7 @@ def main_of(program, description, scenarios, job_type, **own):
         place = options.rank, options.world, options.folder, options.device
         run_rank(scenarios, job_type, *place, more)
         return 0
-    names = [scenario.__name__ for scenario in of_world(scenarios, options.world)]
+    names = [s.__name__ for s in of_world(scenarios, options.world, options.device)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or pathlib.Path(temporary)
         place = options.world, folder, options.device

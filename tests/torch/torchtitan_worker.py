@@ -80,7 +80,7 @@ def step(job, module, last=False):
     return [out.detach(), *(t.grad for t in leaves), *grads]
 
 
-def is_torchtitans(job, dispatcher, rounds=(False, True)):
+def is_torchtitans(job, dispatcher, rounds=(False, True), **options):
     """To rounding in bfloat16, on every rank; experts have the gradients of all ranks' tokens. In
     the second of two rounds a rank has no token to compute."""
     for last in rounds:
@@ -89,7 +89,8 @@ def is_torchtitans(job, dispatcher, rounds=(False, True)):
             dist.all_reduce(theirs[i])
             theirs[i] = own_of(job, theirs[i])
         for is_sharded in (False, True):
-            ours = step(job, region(job, dispatcher=dispatcher, sharded=is_sharded), last)
+            module = region(job, dispatcher=dispatcher, sharded=is_sharded, **options)
+            ours = step(job, module, last)
             for got, want in zip(ours, theirs, strict=True):
                 assert got.shape == want.shape and got.dtype == want.dtype
                 got, want = got.float(), want.float()
@@ -196,7 +197,8 @@ def hybridep_that_does_not_wait_brings_pairs(job):
 
 
 def minimal_async_ep_is_ours(job):
-    """Where a token has as many experts as there are ranks; elsewhere it stays, with its buffer."""
+    """Where a token has as many experts as there are ranks, or rows go to those with one of its
+    experts; elsewhere it stays, with its buffer."""
     own = dict(dtype=torch.bfloat16, device=torch.device("cpu"))
     is_torchtitans(job, MinimalAsyncEPTokenDispatcher.Config(**SIZES, **own))
     fewer = MinimalAsyncEPTokenDispatcher.Config(**(SIZES | dict(top_k=1)), **own)
@@ -204,6 +206,7 @@ def minimal_async_ep_is_ours(job):
         module = region(job, dispatcher=fewer)
     assert type(module.token_dispatcher) is MinimalAsyncEPTokenDispatcher
     init_buffer.assert_called_once()
+    is_torchtitans(job, fewer, dispatch="pull")
 
 
 SCENARIOS = {

@@ -2,8 +2,9 @@
 that a path, a date or a symbol's name decides. It is that of Hopper's kernels, which every number
 in benchmarks/results was measured with: a rowwise kernel is there once more for 8.0, under the
 same name, and that one does not count. Nor do the products of the sm80 kit, which a build may have
-for Hopper or not: they have a hash of their own. Needs nothing but Python and, for kernels that
-nvcc compressed, libzstd, which dpkg and rpm need too.
+for Hopper or not: they have a hash of their own. Nor do kernels outside of tilemoe::cuda, such as
+sum_rows' in tilemoe::exchange, which was no part of what those numbers measured. Needs nothing but
+Python and, for kernels that nvcc compressed, libzstd, which dpkg and rpm need too.
 
 nvcc keeps a kernel in three layers: a fatbin in the file, in it an ELF image for each
 architecture, in that a section .text.KERNEL. Of the three, fatbins alone have no library that

@@ -1,0 +1,255 @@
+"""The deduplicated way between the ranks of a layer: a rank has the rows of the tokens that chose one
+of its experts and no others, and a token's rank the partial sums of the ranks that have one.
+
+On GPUs a rank reads these rows itself from the ranks that have them, out of symmetric memory: no
+shape depends on what was chosen, and the host waits for nothing. On the CPU they are sent, by a
+collective whose sizes the host reads off the choice. The rows are the same, and so are all bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import _library, ops
+from ._team import Team
+
+_ops = _library.operators
+
+
+class Pull:
+    """One call's. Of N tokens of all ranks those that this rank needs are packed in their order into
+    C rows, those past them left out: a rank with as many places for pairs as C needs no more.
+
+    ids (N, K) int32, of all E experts; capacity: rows C at most, the same on every rank."""
+
+    chunks = 1
+
+    def __init__(self, ids: Tensor, E_local: int, capacity: int, team: Team) -> None:
+        N, R = team.tokens, team.size
+        rows = min(N, capacity)
+        of_rank = torch.where(ids < 0, R, ids // E_local).long()
+        needs = torch.zeros(N, R + 1, dtype=torch.bool, device=ids.device)
+        needs = needs.scatter_(1, of_rank, True)[:, :R]
+        place = needs.cumsum(0, dtype=torch.int32) - 1  # (N, R): in that rank's rows
+        there = needs & (place < rows)
+        at = torch.where(there[:, team.rank], place[:, team.rank], rows).long()
+        token = torch.arange(N, dtype=torch.int32, device=ids.device)
+        self.team, self.rows = team, rows
+        # (C) int32: the token of each row of this rank; N: none.
+        self.tokens = token.new_full((rows + 1,), N).scatter_(0, at, token)[:rows]
+        # (t, R) int32: the row of each of this rank's tokens on every rank, counted through all of
+        # them; -1: none.
+        own = slice(team.rank * team.rows, team.rank * team.rows + team.t)
+        first = rows * torch.arange(R, dtype=torch.int32, device=ids.device)
+        self.places = torch.where(there[own], place[own] + first, -1)
+
+    def ids_of_rows(self, ids: Tensor) -> Tensor:
+        """(N, K) -> (C, K), -1 where a row has no token."""
+        return _with_last(ids, -1).index_select(0, self.tokens.long())
+
+    def scores_of_rows(self, scores: Tensor) -> Tensor:
+        """(N, K) -> (C, K), differentiable."""
+        return _ScoresOfRows.apply(scores, self.tokens)
+
+    def start(self, own: Tensor) -> PulledRows:
+        """own (t, d) -> what will be (C, d), rows without a token zero."""
+        own = own.detach().contiguous()
+        rows = own.new_empty(self.rows, own.shape[1])
+        return PulledRows(rows, self._transport(own).spread(self, own, rows))
+
+    def depart(self, parts: Tensor) -> PulledSums:
+        """parts (C, d): what this rank makes of its rows."""
+        return PulledSums(self, parts)
+
+    def collect(self, parts: Tensor, addend: Tensor | None, out: Tensor) -> Any:
+        return self._transport(parts).collect(self, parts, addend, out)
+
+    def _transport(self, like: Tensor) -> Any:
+        return _link_of(self.team, like.device) if like.device.type == "cuda" else _Collectives()
+
+
+def _with_last(tensor: Tensor, value: float) -> Tensor:
+    return torch.cat([tensor, tensor.new_full((1, tensor.shape[1]), value)])
+
+
+class _ScoresOfRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores, tokens):
+        ctx.save_for_backward(tokens)
+        ctx.N = scores.shape[0]
+        return _with_last(scores, 0.0).index_select(0, tokens.long())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (tokens,) = ctx.saved_tensors
+        of_all = gradient.new_zeros(ctx.N + 1, gradient.shape[1])
+        return of_all.index_copy_(0, tokens.long(), gradient)[: ctx.N], None
+
+
+class PulledRows:
+    """What an Arrival is where rows are gathered."""
+
+    def __init__(self, rows: Tensor, underway: Any) -> None:
+        self.rows, self._underway = rows, underway
+
+    def wait(self) -> Tensor:
+        self._underway.wait()
+        rows = self.rows
+        del self.rows, self._underway  # whoever has the rows decides how long they live
+        return rows
+
+
+class PulledSums:
+    """What a Departure is where rows are gathered."""
+
+    def __init__(self, pull: Pull, parts: Tensor) -> None:
+        self._pull, self._parts = pull, parts
+        self._left: tuple[Any, Tensor] | None = None
+
+    def has(self, parts: Tensor) -> bool:
+        return self._parts is parts
+
+    def leave(self, addend: Tensor | None = None) -> PulledSums:
+        parts = self._parts.contiguous()
+        out = parts.new_empty(self._pull.team.t, parts.shape[1])
+        self._left = self._pull.collect(parts, addend, out), out
+        return self
+
+    def sum(self, addend: Tensor | None = None) -> Tensor:
+        """(t, d): the sums of this rank's tokens, and the addend where they have not left yet."""
+        if self._left is None:
+            self.leave(addend)
+        assert self._left is not None
+        (underway, out), self._left = self._left, None
+        del self._parts
+        underway.wait()
+        return out
+
+
+def _sum_rows(
+    sources: list[int], source_rows: int, places: Tensor, addend: Tensor | None, out: Tensor
+) -> None:
+    """out_i = addend_i + the sum of the rows that `places` names, of arrays at these addresses."""
+    if source_rows == 0:
+        out.zero_() if addend is None else out.copy_(addend)
+        return
+    args = (sources, source_rows, places.contiguous(), addend, out)
+    ops.call_undifferentiated(_ops.sum_rows.default, *args)
+
+
+# ---------------------------------------------------------------- on the CPU
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+class _Collectives:
+    """Rows are sent to whom they are for."""
+
+    def spread(self, pull: Pull, own: Tensor, rows: Tensor) -> _Done:
+        team = pull.team
+        sent = [own[(column >= 0).nonzero()[:, 0]] for column in pull.places.unbind(1)]
+        counts = _counts_by_rank(pull)
+        dist.all_to_all_single(
+            rows[: sum(counts)], torch.cat(sent), counts, list(map(len, sent)), group=team.group
+        )
+        rows[sum(counts) :] = 0
+        return _Done()
+
+    def collect(self, pull: Pull, parts: Tensor, addend: Tensor | None, out: Tensor) -> _Done:
+        here = pull.places >= 0
+        counts, back = _counts_by_rank(pull), here.sum(0).tolist()
+        received = parts.new_empty(sum(back), parts.shape[1])
+        sent = parts[: sum(counts)]
+        dist.all_to_all_single(received, sent, back, counts, group=pull.team.group)
+        # By the ranks, and of each in the order of the tokens.
+        nth = here.t().flatten().cumsum(0, dtype=torch.int32).view(here.t().shape).t() - 1
+        places = torch.where(here, nth, -1)
+        _sum_rows([received.data_ptr()], len(received), places, addend, out)
+        return _Done()
+
+
+def _counts_by_rank(pull: Pull) -> list[int]:
+    """Rows of this rank that come from each."""
+    team = pull.team
+    tokens = pull.tokens[pull.tokens < team.tokens]
+    return torch.bincount(tokens // max(team.rows, 1), minlength=team.size).tolist()
+
+
+# ---------------------------------------------------------------- on GPUs
+
+
+class _Link:
+    """What a process has of a group for all its calls: memory that its ranks read, and a stream on
+    which one exchange comes after the other, in the order of the calls, which is one on all ranks."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self.stream = torch.cuda.Stream(device)
+        self._memory: tuple[Tensor, Any] | None = None  # and its handle
+        self._in_graphs: list[tuple[Tensor, Any]] = []  # which graphs go on using
+        timeout = group._get_backend(device).options._timeout
+        self._timeout_ms = max(int(timeout.total_seconds() * 1000), 1)
+
+    def spread(self, pull: Pull, own: Tensor, rows: Tensor) -> _Underway:
+        return self._exchange(own, pull.team.rows, pull.tokens[:, None], None, rows)
+
+    def collect(self, pull: Pull, parts: Tensor, addend: Tensor | None, out: Tensor) -> _Underway:
+        return self._exchange(parts, pull.rows, pull.places, addend, out)
+
+    def _exchange(
+        self, own: Tensor, source_rows: int, places: Tensor, addend: Tensor | None, out: Tensor
+    ) -> _Underway:
+        """Every rank has as many source_rows, of which `own` are the first."""
+        handle = self._handle(max(source_rows * own.shape[1] * own.element_size(), 1))
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            handle.get_buffer(handle.rank, own.shape, own.dtype).copy_(own)
+            handle.barrier(0, self._timeout_ms)  # every rank's rows are there
+            _sum_rows(list(handle.buffer_ptrs), source_rows, places, addend, out)
+            handle.barrier(0, self._timeout_ms)  # and read
+        return _Underway(self.stream, (own, places, addend, out))
+
+    def _handle(self, size: int) -> Any:
+        """Of at least so many bytes, as many on every rank."""
+        from torch.distributed import _symmetric_memory as symmetric
+
+        captures = torch.cuda.is_current_stream_capturing()
+        if self._memory is None or self._memory[0].numel() < size:
+            if captures:
+                raise RuntimeError(
+                    "tilemoe: ranks agree on memory when a layer is first called with so many "
+                    "tokens, which a CUDA graph cannot capture: call it once before"
+                )
+            torch.cuda.synchronize(self.device)  # the old one is not read any more
+            self._memory = None
+            memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+            self._memory = memory, symmetric.rendezvous(memory, self.group)
+        if captures and not any(one is self._memory for one in self._in_graphs):
+            self._in_graphs.append(self._memory)
+        return self._memory[1]
+
+
+class _Underway:
+    def __init__(self, stream: torch.cuda.Stream, tensors: tuple[Tensor | None, ...]) -> None:
+        self._stream, self._tensors = stream, tensors  # of another stream, alive until then
+
+    def wait(self) -> None:
+        """Makes the current stream wait, not the host."""
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        self._tensors = ()
+
+
+_links: dict[tuple[str, torch.device], _Link] = {}
+
+
+def _link_of(team: Team, device: torch.device) -> _Link:
+    key = team.group.group_name, device
+    if key not in _links or _links[key].group is not team.group:
+        _links[key] = _Link(team.group, device)
+    return _links[key]
