@@ -41,7 +41,9 @@ test_wheel() {
 }
 
 say "testing the wheel"
-test_wheel .venv-torch "${tests[@]}" "$@"
+# One thread in each of as many processes as there are cores; tests of several threads ask for them,
+# and with the newest torch there are as many as torch takes.
+OMP_NUM_THREADS=1 test_wheel .venv-torch "${tests[@]}" "$@"
 
 if [ "${NEWEST:-}" != skip ]; then
   require_torch -newest

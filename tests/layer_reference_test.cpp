@@ -29,7 +29,7 @@ class ReferenceGradient : public testing::TestWithParam<Shape> {
     case_ = {.name = shape.name,
              .T = 5,
              .d = 8,
-             .n = 16,
+             .n = 8,
              .E = 3,
              .K = 2,
              .activation = shape.activation,

@@ -1,5 +1,4 @@
 #include "cuda/core/launch_kernel.h"
-#include "cuda/core/operand.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/elect.h"
@@ -9,46 +8,17 @@
 #include "cuda/ptx/tcgen05.h"
 #include "cuda/ptx/tensor_memory.h"
 #include "pair_kernels.h"
+#include "tensor_stages.h"
 
 namespace tilemoe::simulator_test {
 namespace {
 
 namespace ptx = cuda::ptx;
 
-constexpr int kStages = 2, kBlockRows = kPairRows / 2, kBlockWidth = kPairWidth / 2;
+constexpr int kBlockRows = kPairRows / 2, kBlockWidth = kPairWidth / 2;
 constexpr uint32_t kColumns = kStages * kPairWidth;  // of tensor memory
 constexpr int kStageBytes = kBlockRows * 128;        // 16 steps of the 64 that a row has room for
 constexpr int kBytes = kStages * kStageBytes + kBlockWidth * 128;
-constexpr int kMultiplying = 4, kProducing = 5;  // warps; those before them store
-
-struct Barriers {
-  uint64_t full[kStages], empty[kStages];  // stages of A
-  uint64_t done[kStages], taken[kStages];  // accumulators
-  __device__ static uint32_t at(uint64_t& barrier) { return ptx::shared_address(&barrier); }
-  __device__ static uint32_t in_first(uint64_t& barrier) {
-    return ptx::cluster_address(at(barrier), 0);
-  }
-};
-
-struct Pass {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
-
-// Rows of 32 bytes into swizzled rows of 128, by a warp.
-__device__ void stage_rows(uint8_t* to, const uint16_t* from, int rows) {
-  for (int row = static_cast<int>(threadIdx.x % 32); row < rows; row += 32)
-    for (int chunk = 0; chunk < 2; ++chunk) {
-      const auto place =
-          cuda::swizzled_chunk(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk));
-      const auto* const numbers =
-          reinterpret_cast<const uint4*>(from + row * kPairSteps + chunk * 8);
-      *reinterpret_cast<uint4*>(to + row * 128 + place) = *numbers;  // stages
-    }
-}
 
 __device__ void produce(Barriers& barriers, uint8_t* memory, const uint16_t* a, const uint16_t* b) {
   const auto rank = static_cast<int>(blockIdx.x % 2);
@@ -208,16 +178,10 @@ void run(float* out, const uint16_t* a, const uint16_t* b) {
   TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, multiply_pairs<kHow>, out, a, b), "a pair");
 }
 
-template <int kHow>
-void run_numbered(int how, float* out, const uint16_t* a, const uint16_t* b) {
-  if (how == kHow) return run<static_cast<Pair>(kHow)>(out, a, b);
-  if constexpr (kHow > 0) run_numbered<kHow - 1>(how, out, a, b);
-}
-
 }  // namespace
 
 void pair_tiles(Pair how, float* out, const uint16_t* a, const uint16_t* b) {
-  run_numbered<static_cast<int>(Pair::kInClusterOfOne)>(static_cast<int>(how), out, a, b);
+  launch_chosen<Pair::kInClusterOfOne>(how, [&](auto one) { run<one()>(out, a, b); });
 }
 
 }  // namespace tilemoe::simulator_test

@@ -4,10 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "named_defects.h"
 #include "run_kernels.h"
 #include "tensor_kernels.h"
 #include "tensor_numbers.h"
@@ -15,8 +15,8 @@
 namespace tilemoe::simulator_test {
 namespace {
 
-std::string line(const char* word) {
-  return line_of(word, "tensor_kernels.cu");
+std::string line(const std::string& word) {
+  return line_of(word, word == "stages" ? "tensor_stages.h" : "tensor_kernels.cu");
 }
 
 class TensorMemory : public testing::Test {
@@ -48,51 +48,22 @@ TEST_F(TensorMemory, FindsNothingInARightKernel) {
 }
 
 TEST_F(TensorMemory, NamesACommitThatArrivesInABlockThatHasEnded) {
-  int found = 0;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Outcome outcome = run_tiles(Tensor::kEndsEarly, seed);
-    const Finding* const late = find(outcome, FindingKind::kBarrierMisuse);
-    if (late == nullptr) continue;
-    ++found;
-    EXPECT_TRUE(names(late->site, line("commits"))) << describe(*late);
-  }
-  EXPECT_GT(found, 0);
+  expect_late_arrival([](uint64_t seed) { return run_tiles(Tensor::kEndsEarly, seed); },
+                      line("commits"));
 }
 
-struct Defect {
-  Tensor how;
-  const char* name;
-  FindingKind kind;
-  const char* site;                        // a word of tensor_kernels.cu; null: any
-  const char* other = nullptr;             // the same of the other access
-  std::vector<FindingKind> or_kinds = {};  // where another order of events shows it so
-};
-
-class TensorDefects : public TensorMemory, public testing::WithParamInterface<Defect> {};
+class TensorDefects : public TensorMemory, public testing::WithParamInterface<Defect<Tensor>> {};
 
 TEST_P(TensorDefects, AreNamed) {
-  const Defect& defect = GetParam();
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Outcome outcome = run_tiles(defect.how, seed);
-    const Finding* found = find(outcome, defect.kind);
-    const auto is_found = [&](FindingKind kind) { return find(outcome, kind) != nullptr; };
-    if (found == nullptr && std::ranges::any_of(defect.or_kinds, is_found)) continue;
-    ASSERT_NE(found, nullptr) << "seed " << seed << "\n" << all(outcome.findings);
-    EXPECT_EQ(found->kernel, "simulator_test::multiply_tiles");
-    if (defect.site != nullptr) {
-      EXPECT_TRUE(names(found->site, line(defect.site))) << describe(*found);
-    }
-    if (defect.other != nullptr) {
-      EXPECT_TRUE(names(found->other, line(defect.other))) << describe(*found);
-    }
-  }
+  const auto run = [](uint64_t seed) { return run_tiles(GetParam().how, seed); };
+  expect_named(GetParam(), "simulator_test::multiply_tiles", run, line);
 }
 
 constexpr auto kEarlyRead = FindingKind::kReadBeforeWrite, kInUse = FindingKind::kOverwrittenInUse,
                kNever = FindingKind::kNeverWritten, kDeadlock = FindingKind::kDeadlock,
                kOutside = FindingKind::kOutOfBounds, kMisused = FindingKind::kTensorMemory;
 
-const Defect kDefects[] = {
+const Defect<Tensor> kDefects[] = {
     {Tensor::kNoCommit, "NoCommit", kDeadlock, nullptr},
     {Tensor::kNoStageCommit, "NoStageCommit", kDeadlock, nullptr},
     {Tensor::kNoWaitForTurn,

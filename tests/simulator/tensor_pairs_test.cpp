@@ -2,10 +2,10 @@
 // kernel that it must find nothing in.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "named_defects.h"
 #include "pair_kernels.h"
 #include "run_kernels.h"
 #include "tensor_numbers.h"
@@ -13,8 +13,8 @@
 namespace tilemoe::simulator_test {
 namespace {
 
-std::string line(const char* word) {
-  return line_of(word, "pair_kernels.cu");
+std::string line(const std::string& word) {
+  return line_of(word, word == "stages" ? "tensor_stages.h" : "pair_kernels.cu");
 }
 
 class TensorPairs : public testing::Test {
@@ -45,44 +45,15 @@ TEST_F(TensorPairs, FindsNothingInARightKernel) {
 }
 
 TEST_F(TensorPairs, NameACommitThatArrivesInABlockThatHasEnded) {
-  int found = 0;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Outcome outcome = run_pairs(Pair::kNotSyncedAtEnd, seed);
-    const Finding* const late = find(outcome, FindingKind::kBarrierMisuse);
-    if (late == nullptr) continue;
-    ++found;
-    EXPECT_TRUE(names(late->site, line("commits"))) << describe(*late);
-  }
-  EXPECT_GT(found, 0);
+  expect_late_arrival([](uint64_t seed) { return run_pairs(Pair::kNotSyncedAtEnd, seed); },
+                      line("commits"));
 }
 
-struct Defect {
-  Pair how;
-  const char* name;
-  FindingKind kind;
-  const char* site;                        // a word of pair_kernels.cu; null: any
-  const char* other = nullptr;             // the same of the other access
-  std::vector<FindingKind> or_kinds = {};  // where another order of events shows it so
-};
-
-class PairDefects : public TensorPairs, public testing::WithParamInterface<Defect> {};
+class PairDefects : public TensorPairs, public testing::WithParamInterface<Defect<Pair>> {};
 
 TEST_P(PairDefects, AreNamed) {
-  const Defect& defect = GetParam();
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Outcome outcome = run_pairs(defect.how, seed);
-    const Finding* found = find(outcome, defect.kind);
-    const auto is_found = [&](FindingKind kind) { return find(outcome, kind) != nullptr; };
-    if (found == nullptr && std::ranges::any_of(defect.or_kinds, is_found)) continue;
-    ASSERT_NE(found, nullptr) << "seed " << seed << "\n" << all(outcome.findings);
-    EXPECT_EQ(found->kernel, "simulator_test::multiply_pairs");
-    if (defect.site != nullptr) {
-      EXPECT_TRUE(names(found->site, line(defect.site))) << describe(*found);
-    }
-    if (defect.other != nullptr) {
-      EXPECT_TRUE(names(found->other, line(defect.other))) << describe(*found);
-    }
-  }
+  const auto run = [](uint64_t seed) { return run_pairs(GetParam().how, seed); };
+  expect_named(GetParam(), "simulator_test::multiply_pairs", run, line);
 }
 
 constexpr auto kEarlyRead = FindingKind::kReadBeforeWrite, kInUse = FindingKind::kOverwrittenInUse,
@@ -90,7 +61,7 @@ constexpr auto kEarlyRead = FindingKind::kReadBeforeWrite, kInUse = FindingKind:
                kOutside = FindingKind::kOutOfBounds, kMisused = FindingKind::kTensorMemory,
                kUnfenced = FindingKind::kMissingProxyFence, kBarrier = FindingKind::kBarrierMisuse;
 
-const Defect kDefects[] = {
+const Defect<Pair> kDefects[] = {
     {Pair::kStagesToldToOneBlock, "StagesToldToOneBlock", kDeadlock, nullptr},
     {Pair::kAccumulatorsToldToOneBlock, "AccumulatorsToldToOneBlock", kDeadlock, nullptr},
     {Pair::kOtherStageNotWaitedFor,

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import expert_parallel_training as training
 import expert_parallel_worker as worker
 import launcher
 import tilemoe
@@ -52,7 +53,7 @@ def test_ranks(job, world, scenario):
 @pytest.mark.parametrize("world, name", [(2, "checkpoint"), (4, "checkpoint"), (4, "of_four")])
 def test_a_checkpoint_of_ranks_is_loaded_by_one(job, world, name):
     folder, _ = job(world)
-    moe = worker.plain_layer()
+    moe = training.plain_layer()
     state = moe.state_dict()
     dcp.load(state, checkpoint_id=folder / name, no_dist=True)
     moe.load_state_dict(state)

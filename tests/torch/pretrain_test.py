@@ -105,7 +105,8 @@ def test_reducing_after_each_micro_batch_is_the_same_step(whole, data, tmp_path,
 @pytest.mark.parametrize("processes", [1, 2])
 def test_as_many_processes_go_on_with_the_same_bits(whole, data, tmp_path, processes):
     folder = from_step(SAVED, whole[processes], tmp_path)
-    assert launch(folder, data, processes=processes).returncode == 0
+    done = launch(folder, data, processes=processes)
+    assert done.returncode == 0, done.stderr
     assert log(folder)[0]["resumed"] == SAVED
     compare(folder, whole[processes], lambda a, b: a == b)
 
@@ -166,7 +167,8 @@ def test_a_job_killed_in_a_save_loses_the_steps_since_the_last(
     left = sorted(p.name for p in (folder / "checkpoints").iterdir())
     assert left == ["step-000000004", "step-000000008", "step-000000012.partial"]
 
-    assert launch(folder, data, processes=processes).returncode == 0
+    done = launch(folder, data, processes=processes)
+    assert done.returncode == 0, done.stderr
     assert [r["resumed"] for r in log(folder) if "resumed" in r] == [8]
     assert steps(folder) == steps(whole[processes])
     assert not list((folder / "checkpoints").glob("*.partial"))

@@ -1,0 +1,59 @@
+// A kernel with one defect, what the simulator has to say of it, and the test that it does.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "run_kernels.h"
+
+namespace tilemoe::simulator_test {
+
+template <class How>
+struct Defect {
+  How how;
+  const char* name;
+  FindingKind kind;
+  const char* site;                        // a word of the kernel's source; null: any
+  const char* other = nullptr;             // the same of the other access
+  std::vector<FindingKind> or_kinds = {};  // where another order of events shows it so
+};
+
+// With every seed run(seed) finds the defect, in this kernel and at these lines; line("word") is
+// where a word stands.
+template <class How, class Run, class Line>
+void expect_named(const Defect<How>& defect, const char* kernel, const Run& run, const Line& line) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Outcome outcome = run(seed);
+    const Finding* const found = find(outcome, defect.kind);
+    const auto is_found = [&](FindingKind kind) { return find(outcome, kind) != nullptr; };
+    if (found == nullptr && std::ranges::any_of(defect.or_kinds, is_found)) continue;
+    ASSERT_NE(found, nullptr) << "seed " << seed << "\n" << all(outcome.findings);
+    EXPECT_EQ(found->kernel, kernel);
+    if (defect.site != nullptr) {
+      EXPECT_TRUE(names(found->site, line(defect.site))) << describe(*found);
+    }
+    if (defect.other != nullptr) {
+      EXPECT_TRUE(names(found->other, line(defect.other))) << describe(*found);
+    }
+  }
+}
+
+// With some seed run(seed) finds that something arrives at a barrier of a block that has ended; the
+// seed decides whether the block ends before it.
+template <class Run>
+void expect_late_arrival(const Run& run, const std::string& site) {
+  int found = 0;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Outcome outcome = run(seed);
+    const Finding* const late = find(outcome, FindingKind::kBarrierMisuse);
+    if (late == nullptr) continue;
+    ++found;
+    EXPECT_TRUE(names(late->site, site)) << describe(*late);
+  }
+  EXPECT_GT(found, 0);
+}
+
+}  // namespace tilemoe::simulator_test

@@ -1,0 +1,288 @@
+"""Scenarios of expert_parallel_worker.py: what travels when, what waits for it, what is kept and
+taken meanwhile, and how a rank that is gone ends it."""
+
+import contextlib
+import datetime
+import faulthandler
+import functools
+import itertools
+import math
+import os
+import signal
+import time
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DeviceMesh
+
+import tilemoe
+from expert_parallel_job import E, K, LOSSES, SHARED, d, full, n, step
+from peak_memory_test import allocations, live_sums
+from processes import ENDS, TIMEOUT_S, on
+from tilemoe import expert_parallel
+from tilemoe._pull import PulledRows
+
+
+class NoWaiting(torch.utils._python_dispatch.TorchDispatchMode):
+    """Refuses what would make the host wait for a GPU, or a shape depend on values."""
+
+    REFUSED = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "equal")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.split("::")[1]
+        assert not name.startswith(self.REFUSED), f"{func} waits for the device"
+        if name == "index" and any(t is not None and t.dtype == torch.bool for t in args[1]):
+            raise AssertionError(f"{func} has a shape that depends on values")
+        return func(*args, **(kwargs or {}))
+
+
+def nothing_waits_for_the_device(job):
+    x, dO, own = job.batch([9] * job.world, torch.bfloat16)
+    on_gpus = [dict(dispatch="pull")] if job.device == "cuda" else []  # else the host reads sizes
+    for options in ({}, dict(rounding="nearest", m=4), dict(keep_gathered=True, **SHARED),
+                    dict(chunks=2), *on_gpus):  # fmt: skip
+        _, spread = job.make(torch.bfloat16, **options, **LOSSES)
+        with NoWaiting():
+            step(spread, x[own], dO[own])
+            spread.rank_tokens = [9] * job.world
+            step(spread, x[own], dO[own])
+
+
+def what_is_kept(job):
+    """For backward: of X this rank's own rows, or those of all where that is asked for; H with the
+    rows of the capacity. Nothing else has a row for each rank's token,
+    but for bits of the choice where a rank has fewer experts than K."""
+    t, factor = 18, 1.25
+    N = t * job.world
+    x, dO, own = job.batch([t] * job.world, torch.bfloat16)
+    capacity = math.ceil(factor * t * K)
+    for keep, how in itertools.product((False, True), (dict(), dict(chunks=3), dict(dispatch="pull"))):
+        came = min(N, capacity) if "dispatch" in how else N
+        options = dict(keep_gathered=keep, capacity_factor=factor, **how)
+        _, spread = job.make(torch.bfloat16, **options, on_overflow="drop")
+        shapes = []
+        pack = lambda tensor: (shapes.append(tuple(tensor.shape)), tensor)[1]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out, _ = spread(x[own].clone().requires_grad_())
+        assert shapes.count((capacity, 2 * n)) == 1, shapes
+        own_kept = 1 + (not keep)  # the router's and, the same tensor, X
+        assert shapes.count((came, d)) == keep + own_kept * (came == t), shapes
+        assert shapes.count((t, d)) == own_kept + keep * (came == t), shapes
+        others = (E // job.world, K), (2 * n,)  # which expert is which place's; H
+        of_all = [s for s in shapes if s and s[0] == came and s[1:] not in others]
+        tokens = [(came,)] * ("dispatch" in how)  # whose rows came
+        assert came == t or sorted(of_all) == sorted([(came, d)] * keep + tokens), shapes
+        out.backward(dO[own])
+
+
+def transfers_are_beside_products(job):
+    """Backward waits for X when all but dW1 is done, and sends dX before dW1. In chunks the choice
+    waits for no more than the first, and products for the one that they read; O leaves by chunks.
+    Where it is told to, or where dH does not lie over H, it does so in turn."""
+    events = []
+
+    def told(name, function):
+        return lambda *args, **options: (events.append(name), function(*args, **options))[1]
+
+    def products(op, *args):
+        if "experts" in str(op):
+            events.append("products")
+        return computed(op, *args)
+
+    def gather(rows, *args, **options):
+        events.append("choice" if rows.dtype == torch.int32 else "gather")
+        return all_gather(rows, *args, **options)
+
+    computed, of_team = tilemoe.ops.call_undifferentiated, tilemoe._team
+    all_gather = dist.all_gather_into_tensor
+    alone = contextlib.nullcontext
+    # (torch's check for NaN has no DTensors.)
+    anomaly = functools.partial(torch.autograd.detect_anomaly, check_nan=False)
+    whole = "gather choice wait products send"  # X; ids, scores and counts
+    in_turn = "gather wait gather wait products send send"  # dO and X
+    by_chunk = "gather choice gather chunk products send chunk wait products send"
+    both = "gather gather gather gather"  # two chunks of dO and of X
+    both_in_turn = "gather gather wait gather gather wait products send send send"
+    for how, within, *want in (
+        ({}, alone, whole, "gather wait gather products send wait products send"),
+        (dict(keep_gathered=True), alone, whole, "gather wait products send products send"),
+        (dict(overwrite_H=False), alone, whole, in_turn),
+        (dict(beside=False), alone, whole, in_turn),
+        (dict(chunks=2), alone, by_chunk,
+         f"{both} chunk products chunk wait products send send wait products send"),
+        (dict(chunks=2, overwrite_H=False), alone, by_chunk,
+         f"{both} wait wait products send send send"),
+        (dict(chunks=2, beside=False), alone, by_chunk, both_in_turn),
+        # What was chosen says which rows are sent.
+        (dict(dispatch="pull"), alone, "choice send wait products send",
+         "send wait send products send wait products send"),
+        (dict(dispatch="pull", keep_gathered=True), alone, "choice send wait products send",
+         "send wait products send products send"),
+        (dict(dispatch="pull", beside=False), alone, "choice send wait products send",
+         "send wait send wait products send send"),
+        # It looks at dO before the products do.
+        (dict(chunks=2), anomaly, by_chunk,
+         "gather gather wait gather gather products products send send wait products send"),
+    ):  # fmt: skip
+        _, spread = job.make(job.dtype, **how)
+        x, dO, own = job.batch([9] * job.world, job.dtype)
+        events.clear()
+        with (
+            mock.patch.object(dist, "all_to_all_single", told("send", dist.all_to_all_single)),
+            mock.patch.object(dist, "all_gather_into_tensor", gather),
+            mock.patch.object(of_team.Arrival, "wait", told("wait", of_team.Arrival.wait)),
+            mock.patch.object(PulledRows, "wait", told("wait", PulledRows.wait)),
+            mock.patch.object(of_team.Arrival, "wait_chunk", told("chunk", of_team.Arrival.wait_chunk)),
+            mock.patch.object(tilemoe.ops, "call_undifferentiated", products),
+            within(),
+        ):
+            out, _ = spread(x[own].requires_grad_())
+            seen = [" ".join(events)]
+            events.clear()
+            out.backward(dO[own])
+            seen.append(" ".join(events))
+        assert seen == want, (how, seen)
+
+
+def settled(collective):
+    """It to its end, and then time in which gloo's thread lets go of the tensors: freed by that
+    thread they would be missing in what the profiler tells. Meanwhile gloo has copies of its own."""
+
+    def call(*args, async_op=False, **options):
+        collective(*args, **options)
+        time.sleep(0.02)
+        return mock.Mock()  # to wait for
+
+    return call
+
+
+@mock.patch.object(dist, "all_gather_into_tensor", settled(dist.all_gather_into_tensor))
+@mock.patch.object(dist, "all_to_all_single", settled(dist.all_to_all_single))
+def peaks_on_a_cpu(forward, backward):
+    """Bytes that stay after forward, the most in it, the most in backward, of torch's allocator."""
+    of_forward = live_sums(allocations(forward))
+    of_backward = live_sums(allocations(backward))
+    return of_forward[-1], max(of_forward), of_forward[-1] + max(of_backward)
+
+
+def peaks_on_a_gpu(forward, backward):
+    most = []
+    begin = torch.cuda.memory_allocated()
+    for call in (forward, backward):
+        torch.cuda.reset_peak_memory_stats()
+        kept = call()
+        torch.cuda.synchronize()
+        most.append(torch.cuda.max_memory_allocated() - begin)
+        if call is forward:
+            stays = torch.cuda.memory_allocated() - begin
+        del kept
+    return stays, *most
+
+
+def peak_is_the_plans(job):
+    """What torch's allocator gives a rank in forward and in backward is what the plan says, or up
+    to a fifth less. Each with the capacity's places, and with those of every routing."""
+    t, width, of_expert = 4000, 128, 64
+    sizes = dict(d=width, n=of_expert, E=E, K=K)
+    for options in ({}, dict(keep_gathered=True, bias=True), dict(capacity_factor=None, beside=False),
+                    dict(chunks=4), dict(chunks=2, keep_gathered=True), dict(dispatch="pull"),
+                    dict(dispatch="pull", keep_gathered=True, bias=True)):  # fmt: skip
+        plan = expert_parallel.plan(t, **sizes, ranks=job.world, **options, device=job.device)
+        options |= dict(expert_mesh=job.mesh, on_overflow="drop", return_aux=False)
+        spread = tilemoe.MoE(**sizes, **options, dtype=torch.bfloat16, device=job.device)
+        x, dO = torch.randn(2, t, width, dtype=torch.bfloat16, device=job.device).unbind()
+        x.requires_grad_()
+        inputs, out = [x, *spread.experts.parameters()], []
+        forward = lambda: out.append(spread(x))
+        backward = lambda: torch.autograd.grad(out.pop(), inputs, dO)
+        if job.device == "cuda":  # what a first call takes for good
+            forward(), backward()
+        peaks = peaks_on_a_gpu if job.device == "cuda" else peaks_on_a_cpu
+        stays, in_forward, in_backward = peaks(forward, backward)
+        own = 2 * t * width  # O; and dX
+        router = 4 * t * (E + K)  # logits, and what top-K takes
+        seen = {"kept": stays - own, "forward": in_forward - own, "backward": in_backward - 2 * own}
+        if job.rank == 0:
+            print(options, {k: (v, getattr(plan, k)) for k, v in seen.items()})
+        for name, most in seen.items():
+            said = getattr(plan, name)
+            assert most <= said + router + 2**16, (options, name, most, said)
+            assert most >= 0.8 * said, (options, name, most, said)
+
+
+@on("cuda")
+def a_graph_has_all_of_it(job):
+    """Forward and backward in a CUDA graph, which nothing that waits for the host gets into; replayed
+    with other tokens it computes what the calls do."""
+    x, dO, own = job.batch([9] * job.world, job.dtype)
+    for options in ({}, dict(keep_gathered=True), dict(beside=False), dict(chunks=2),
+                    dict(dispatch="pull"), dict(rounding="nearest", m=4)):  # fmt: skip
+        _, spread = job.make(job.dtype, **options, **LOSSES)
+        given = x[own].clone()
+        call = lambda: step(spread, given, dO[own])
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out, _, gradients = call()
+        for scale in (1.0, -0.5):
+            given.copy_(x[own] * scale)
+            graph.replay()
+            torch.cuda.synchronize()
+            want_out, _, want = call()
+            assert torch.equal(out, want_out), options
+            for name, gradient in want.items():
+                assert torch.equal(full(gradients[name]), full(gradient)), (options, name)
+        del graph  # before the group's communicators
+
+
+@on("cpu")
+def a_killed_rank_is_an_error_on_the_others(job):
+    """Within the group's timeout, and no step gives a number after it. The last scenario: the group
+    is gone with the rank."""
+    _, spread = job.make(job.dtype)
+    x, dO, own = job.batch([9] * job.world, job.dtype)
+    step(spread, x[own], dO[own])
+    begin = time.monotonic()
+    if job.rank == job.world - 1:
+        out, _ = spread(x[own].requires_grad_())
+        job.tell("a_killed_rank_is_an_error_on_the_others")
+        os.kill(os.getpid(), signal.SIGKILL)  # the others are in backward, or will be
+    try:
+        for _ in range(2):
+            step(spread, x[own], dO[own])
+    except RuntimeError as error:
+        print(f"after {time.monotonic() - begin:.1f} s: {error}")
+        assert time.monotonic() - begin <= TIMEOUT_S + 10
+    else:
+        raise AssertionError("a step went on without one of its ranks")
+
+
+@on("cuda")
+def a_killed_rank_ends_the_others(job):
+    """Within the group's timeout NCCL's watchdog, or that of a barrier in symmetric memory, ends
+    every process that waits for the rank, with an error. The last scenario there."""
+    name, timeout_s = "a_killed_rank_ends_the_others", 15
+    group = dist.new_group(timeout=datetime.timedelta(seconds=timeout_s))
+    mesh = DeviceMesh.from_group(group, job.device, mesh_dim_names=("ep",))
+    _, spread = job.make(job.dtype, mesh=mesh, dispatch=job.dispatch)
+    x, dO, own = job.batch([9] * job.world, job.dtype)
+    step(spread, x[own], dO[own])
+    torch.cuda.synchronize()
+    if job.rank == job.world - 1:
+        job.tell(name)
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.tell(
+        name, ENDS + "Watchdog caught collective operation timeout|NCCL error|ncclRemote|CUDA error"
+    )
+    # Whoever still waits after that is ended by this, and says nothing of NCCL.
+    faulthandler.dump_traceback_later(timeout_s + 60, exit=True)
+    for _ in range(2):
+        step(spread, x[own], dO[own])
+    torch.cuda.synchronize()
+    raise AssertionError("a step went on without one of its ranks")
