@@ -22,7 +22,7 @@ from experts import IMPLEMENTATIONS
 from logs import Log, Screen
 from model import RECOMPUTE
 from options import real, whole
-from parallel import start
+from parallel import leave, start
 from run import Run
 
 
@@ -272,4 +272,4 @@ def carry_out(args):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -98,7 +98,8 @@ def main():
     if dist.get_rank() == 0:
         print(json.dumps(found))
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    parallel.leave(main())

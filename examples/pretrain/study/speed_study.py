@@ -32,7 +32,7 @@ import example
 import train
 from configs import CONFIGS, Refusal
 from experts import IMPLEMENTATIONS
-from parallel import start
+from parallel import leave, start
 from stopwatch import PACKAGES, entry_of
 from tilemoe.bench import machine
 
@@ -257,4 +257,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
