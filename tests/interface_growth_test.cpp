@@ -298,7 +298,7 @@ class LayerRun {
     args.sources = 2, args.source = source, args.source_rows = T;
     args.place = fresh(TILEMOE_INT32, {T, K});
     for (int32_t i = 0; i < T * K; ++i)
-      static_cast<int32_t*>(args.place.data)[i] = 5 * i % (2 * T + 1);
+      static_cast<int32_t*>(args.place.data)[i] = static_cast<int32_t>(5 * i % (2 * T + 1));
     args.addend = filled({T, d}), args.out = filled({T, d});
     require(tilemoe_sum_rows(caller_.make(args)));
     see(args.out);
