@@ -33,18 +33,15 @@ from tilemoe.routing import at_most_experts
 
 
 def module_equals_one_process(job):
-    every = list(layouts(job.world).values())
-    uneven = every[1:2]
     for dtype in job.dtypes:
-        for options, of in (({}, every),
-                            (dict(bias=True, scoring="sigmoid", selection_bias=True, **SHARED), uneven),
-                            (dict(scoring="softmax_over_all", keep_gathered=True, router_bias=True), uneven),
-                            (dict(chunks=3, bias=True, **SHARED), every[1:]),
-                            (dict(dispatch="pull", bias=True, **SHARED), every[1:])):  # fmt: skip
+        for options in ({}, dict(bias=True, scoring="sigmoid", selection_bias=True, **SHARED),
+                        dict(scoring="softmax_over_all", keep_gathered=True, router_bias=True),
+                        dict(chunks=3, bias=True, **SHARED),
+                        dict(dispatch="pull", bias=True, **SHARED)):  # fmt: skip
             whole, spread = job.make(dtype, **options, **LOSSES)
-            limits = LIMITS[dtype]._replace(whole=2 * LIMITS[dtype].whole, row=0.3, smallest=0.3)
-            for counts in of:
+            for counts in layouts(job.world).values():
                 spread.rank_tokens = counts
+                limits = LIMITS[dtype]._replace(whole=2 * LIMITS[dtype].whole, row=0.3, smallest=0.3)
                 compare(job, whole, spread, counts, dtype, limits=limits)
 
 
