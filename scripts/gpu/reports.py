@@ -44,6 +44,16 @@ def scenario_results(output):
     return dict(re.findall(r"^(\w+) (passed|failed)$", output, re.MULTILINE))
 
 
+def shared_gpu_results(output, log):
+    """Of expert_parallel_one_gpu.py, and what its first rank saw; nothing where no row went through
+    symmetric memory."""
+    results = scenario_results(output)
+    if results.get("exchanges_were_through_symmetric_memory") != "passed":
+        raise ValueError("nothing says that rows went through symmetric memory")
+    seen = re.findall(r"^(a barrier: .*|\d+ exchanges|after .* s: .*)$", log.read_text(), re.MULTILINE)
+    return {"scenarios": results, "seen": seen}
+
+
 def bench_entries(file):
     return json.loads(file.read_text())
 

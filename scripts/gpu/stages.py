@@ -14,7 +14,7 @@ import sys
 from typing import Callable
 
 from reports import (METRICS, bench_entries, check_counts, kernel_profile, layer_figures,
-                     sanitizer_errors, scenario_results, test_counts)
+                     sanitizer_errors, scenario_results, shared_gpu_results, test_counts)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
@@ -264,6 +264,18 @@ def two_gpus(machine, folder):
     ]
 
 
+def one_gpu_ranks(machine, folder):
+    """Ranks that share one GPU and read rows in each other's memory."""
+    def item(world, limit_s):
+        place = folder / f"{world}-ranks"
+        command = [ROOT / "tests" / "torch" / "expert_parallel_one_gpu.py", "--device", "cuda",
+                   "--world", str(world), "--folder", place, "--limit", str(limit_s)]
+        return machine.torch_item(f"{world}-ranks", command, limit_s + 15,
+                                  lambda output: shared_gpu_results(output, place / "0.log"))
+
+    return [item(2, 90), item(4, 120)]
+
+
 def sanitize(tool):
     def stage(machine, folder):
         missing = None if machine.sanitizer else "compute-sanitizer is not installed"
@@ -353,6 +365,7 @@ STAGES = {
     "torch": torch,
     "sizes": sizes,
     "two-gpus": two_gpus,
+    "one-gpu-ranks": one_gpu_ranks,
     "repeat": repeat,
     "digests": digests,
     "huge": huge,

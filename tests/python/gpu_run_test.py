@@ -287,6 +287,24 @@ class GpuRun(unittest.TestCase):
         self.assertTrue((self.folder / "out" / "installed" / "some-1.0.dist-info").is_dir())
         self.assertRegex(self.results("sizes")["wheel"], "^[0-9a-f]{12}$")
 
+    def test_ranks_on_one_gpu_must_have_used_symmetric_memory(self):
+        """A stand-in for Python says what the ranks' program would."""
+        (self.folder / "here").mkdir()
+        (self.folder / "here" / "torch.py").touch()
+        for name, log, status in (
+                ("exchanges_were_through_symmetric_memory", "7 exchanges", "passed"),
+                ("another", "", "no result: nothing says that rows went through symmetric memory")):
+            program = (f"print('{name} passed'); "
+                       "import sys, pathlib; place = pathlib.Path(sys.argv[6]); place.mkdir(); "
+                       f"(place / '0.log').write_text('{log}\\nother'); raise SystemExit")
+            wheel = self.wheel("tilemoe", torch=program)
+            said = self.run_stages("--wheel", wheel, "--out", self.folder / name, "one-gpu-ranks",
+                                   python_path=self.folder / "here")
+            results = self.folder / name / "gpu_one-gpu-ranks.json"
+            items = json.loads(results.read_text())["items"]
+            self.assertEqual([item["status"] for item in items], [status] * 2, said.stderr)
+        self.assertEqual(said.returncode, 1)
+
     def test_ends_without_a_gpu_or_programs(self):
         self.program("nvidia-smi", "exit 9", place="tools")
         said = self.run_stages("test")

@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor, init_device_mesh
 
 import module_support
+import staged
 import tilemoe
 from comparison import LIMITS, assert_close
 from processes import on
@@ -22,6 +23,8 @@ SHARED = dict(shared_intermediate_size=16, shared_expert_gate=True)
 
 
 class Job:
+    reads_peers = False  # where a pull reads others' memory on a CPU, too
+
     def __init__(self, rank, world, folder, device, dispatch="all_gather"):
         self.dispatch = dispatch  # of a scenario that processes do not outlive
         self.rank, self.world, self.folder, self.device = rank, world, folder, device
@@ -57,7 +60,9 @@ class Job:
 
 
 def full(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return staged.full_tensor(tensor) if staged.in_use else tensor.full_tensor()
 
 
 def mean(tensor):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import expert_parallel_one_gpu as one_gpu
 import expert_parallel_training as training
 import expert_parallel_worker as worker
 import launcher
@@ -58,6 +59,16 @@ def test_a_checkpoint_of_ranks_is_loaded_by_one(job, world, name):
     dcp.load(state, checkpoint_id=folder / name, no_dist=True)
     moe.load_state_dict(state)
     same_bits(moe.state_dict(), torch.load(folder / "whole.pt", weights_only=True))
+
+
+def test_rows_are_read_in_the_peers_memory(tmp_path):
+    """As on GPUs, in files that two processes map."""
+    only = "^(memory|calls_of|the_same_bits|nothing|transfers|no_tokens|exchanges)"
+    scenarios = of_world(one_gpu.SCENARIOS, 2)
+    names = [s.__name__ for s in scenarios if re.search(only, s.__name__)]
+    program = pathlib.Path(one_gpu.__file__)
+    for rank, result in enumerate(launch(program, names, 2, tmp_path, "cpu", only)):
+        assert len(result) == 7 and not any(result.values()), f"rank {rank}: {result}"
 
 
 def test_the_example_learns():

@@ -21,7 +21,7 @@ from expert_parallel_job import E, K, LOSSES, SHARED, d, full, n, step
 from peak_memory_test import allocations, live_sums
 from processes import ENDS, TIMEOUT_S, on
 from tilemoe import expert_parallel
-from tilemoe._pull import PulledRows
+from tilemoe._pull import PulledRows, _Link
 
 
 class NoWaiting(torch.utils._python_dispatch.TorchDispatchMode):
@@ -39,9 +39,10 @@ class NoWaiting(torch.utils._python_dispatch.TorchDispatchMode):
 
 def nothing_waits_for_the_device(job):
     x, dO, own = job.batch([9] * job.world, torch.bfloat16)
-    on_gpus = [dict(dispatch="pull")] if job.device == "cuda" else []  # else the host reads sizes
+    reads = job.device == "cuda" or job.reads_peers  # else the host reads sizes
+    pulls = [dict(dispatch="pull")] if reads else []
     for options in ({}, dict(rounding="nearest", m=4), dict(keep_gathered=True, **SHARED),
-                    dict(chunks=2), *on_gpus):  # fmt: skip
+                    dict(chunks=2), *pulls):  # fmt: skip
         _, spread = job.make(torch.bfloat16, **options, **LOSSES)
         with NoWaiting():
             step(spread, x[own], dO[own])
@@ -130,6 +131,7 @@ def transfers_are_beside_products(job):
         events.clear()
         with (
             mock.patch.object(dist, "all_to_all_single", told("send", dist.all_to_all_single)),
+            mock.patch.object(_Link, "_exchange", told("send", _Link._exchange)),
             mock.patch.object(dist, "all_gather_into_tensor", gather),
             mock.patch.object(of_team.Arrival, "wait", told("wait", of_team.Arrival.wait)),
             mock.patch.object(PulledRows, "wait", told("wait", PulledRows.wait)),

@@ -189,7 +189,10 @@ def errors_are_those_of_one_more_rounding(job):
             logits = torch.randn(sum(counts), E, generator=g).to(job.device)
             want, rounding = (in_float64(x, dO, logits, layer, job.world, of) for of in (None, dtype))
             got, _ = spread_call(job, x, dO, logits, layer, own, rank_tokens=counts)
+            how = dict(rank_tokens=counts, dispatch="pull")
+            pulled, _ = spread_call(job, x, dO, logits, layer, own, **how)
             for name, tensor in got.items():
+                assert torch.equal(tensor, pulled[name]), (dtype, seed, name)
                 mine = own_of(job, name, want[name], own)
                 stored = own_of(job, name, rounding[name], own).to(tensor.dtype)
                 norm = mine.norm() ** 2

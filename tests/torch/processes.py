@@ -47,13 +47,14 @@ def of_world(scenarios, world, device="cpu"):
     return [scenario for scenario in here if world in scenarios[scenario]]
 
 
-def run_rank(scenarios, job_type, rank, world, folder, device, more):
+def run_rank(scenarios, job_type, rank, world, folder, device, limit_s, more):
+    """job_type may say otherwise than this does: gpu, the one that all ranks share; backend."""
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(0.8 * LIMIT_S)  # where it hangs
+    faulthandler.dump_traceback_later(0.8 * limit_s)  # where it hangs
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(getattr(job_type, "gpu", rank))
     dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
+        getattr(job_type, "backend", "nccl" if device == "cuda" else "gloo"),
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=world,
@@ -72,11 +73,14 @@ def run_rank(scenarios, job_type, rank, world, folder, device, more):
     dist.destroy_process_group()
 
 
-def launch(program, names, world, folder, device, only="", **more):
-    """Runs the processes, for at most LIMIT_S -> by rank {scenario: "" or what went wrong}; more:
+def launch(program, names, world, folder, device, only="", limit_s=LIMIT_S, **more):
+    """Runs the processes, for at most limit_s -> by rank {scenario: "" or what went wrong}; more:
     values of the program's own options."""
+    for left in [folder / "rendezvous", *(folder / f"{rank}.json" for rank in range(world))]:
+        left.unlink(missing_ok=True)  # by a run before
     logs = [(folder / f"{rank}.log").open("w+") for rank in range(world)]
     arguments = ["--folder", folder, "--device", device, "--world", str(world), "--only", only]
+    arguments += ["--limit", str(limit_s)]
     arguments += [f"--{name}={value}" for name, value in more.items()]
     processes = [
         subprocess.Popen(
@@ -86,7 +90,7 @@ def launch(program, names, world, folder, device, only="", **more):
         )
         for rank in range(world)
     ]
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + limit_s
     try:
         for process in processes:
             process.wait(timeout=max(0.0, end - time.monotonic()))
@@ -103,7 +107,7 @@ def launch(program, names, world, folder, device, only="", **more):
         output = log.read()
         file = folder / f"{rank}.json"
         done = json.loads(file.read_text()) if file.exists() else {}
-        missing = f"no result within {LIMIT_S} s; its output:\n{output[-4000:]}"
+        missing = f"no result within {limit_s} s; its output:\n{output[-4000:]}"
         for name, said in done.items():
             if said.startswith(ENDS) and ended[rank] and re.search(said[len(ENDS) :], output):
                 done[name] = ""
@@ -120,21 +124,23 @@ def main_of(program, description, scenarios, job_type, **own):
     parser.add_argument("--world", type=int, default=2, help="processes")
     parser.add_argument("--folder", type=pathlib.Path, help="of the results; else temporary")
     parser.add_argument("--rank", type=int, help="run one process, not all")
-    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
+    parser.add_argument("--only", default="", help="scenarios whose name this is found in")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="seconds for all of it")
     for name, how in own.items():
         parser.add_argument(f"--{name}", **how)
     options = parser.parse_args()
     more = {name: getattr(options, name) for name in own if getattr(options, name) is not None}
-    scenarios = {s: w for s, w in scenarios.items() if options.only in s.__name__}
+    scenarios = {s: w for s, w in scenarios.items() if re.search(options.only, s.__name__)}
     if options.rank is not None:
-        place = options.rank, options.world, options.folder, options.device
+        place = options.rank, options.world, options.folder, options.device, options.limit
         run_rank(scenarios, job_type, *place, more)
         return 0
     names = [s.__name__ for s in of_world(scenarios, options.world, options.device)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or pathlib.Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         place = options.world, folder, options.device
-        results = launch(program, names, *place, options.only, **more)
+        results = launch(program, names, *place, options.only, options.limit, **more)
     wrong = 0
     for name in names:
         said = [f"rank {rank}: {r[name]}" for rank, r in enumerate(results) if r[name]]
