@@ -50,7 +50,8 @@ def shared_gpu_results(output, log):
     results = scenario_results(output)
     if results.get("exchanges_were_through_symmetric_memory") != "passed":
         raise ValueError("nothing says that rows went through symmetric memory")
-    seen = re.findall(r"^(a barrier: .*|\d+ exchanges|after .* s: .*)$", log.read_text(), re.MULTILINE)
+    seen = re.findall(r"^(?:a barrier: .*|\d+ exchanges|after .* s: .*)$", log.read_text(),
+                      re.MULTILINE)
     return {"scenarios": results, "seen": seen}
 
 

@@ -137,7 +137,7 @@ def main_of(program, description, scenarios, job_type, **own):
         return 0
     names = [s.__name__ for s in of_world(scenarios, options.world, options.device)]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or pathlib.Path(temporary)
+        folder = (options.folder or pathlib.Path(temporary)).resolve()  # a URL has it
         folder.mkdir(parents=True, exist_ok=True)
         place = options.world, folder, options.device
         results = launch(program, names, *place, options.only, options.limit, **more)

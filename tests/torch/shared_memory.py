@@ -28,7 +28,7 @@ class Handle:
 
 
 class Memory:
-    """empty and rendezvous of files in a folder, of which a rank's n-th goes with its peers' n-th."""
+    """empty and rendezvous of files in a folder: a rank's n-th goes with its peers' n-th."""
 
     def __init__(self, folder, rank):
         self._folder, self._rank = folder, rank

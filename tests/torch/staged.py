@@ -1,6 +1,6 @@
 """Collectives of ranks that share one GPU, which NCCL refuses: over gloo, whose tensors are the
-CPU's, and done when the call returns. (gloo takes CUDA tensors in some collectives, but not in those
-that DTensors call.)"""
+CPU's, and done when the call returns. (gloo takes CUDA tensors in some collectives, but not in
+those that DTensors call.)"""
 
 from unittest import mock
 
