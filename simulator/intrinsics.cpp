@@ -23,7 +23,9 @@ namespace {
 // the linker has taken an inline function of the standard library from a kernel's object file.
 class Call {
  public:
-  Call() : was_inside_(std::exchange(Machine::current()->inside_machine, true)) {}
+  Call() : was_inside_(std::exchange(Machine::current()->inside_machine, true)) {
+    thread_.block->machine->take_turn(thread_);
+  }
   ~Call() { thread_.inside_machine = was_inside_; }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;

@@ -34,7 +34,7 @@ struct Options {
   int64_t seeds = 1;
   bool all = false, reduced = false, integers = false, trace = false, list = false;
   int columns = 160, jobs = 1;
-  std::string json, expected;
+  std::string schedule = "any", json, expected;
 };
 
 // Of a job, for the parent process.
@@ -84,6 +84,7 @@ std::vector<Job> jobs_of(const Options& options, const Expected& expected) {
       if (options.integers && !verify::has_integer_form(one)) continue;
       jobs.push_back({&setting_of(device), options.integers ? verify::integer_form(one) : one,
                       options.data_seed, options.seed, options.seeds,
+                      all_schedules().at(options.schedule),
                       found == expected.end() || options.integers ? nullptr : &found->second});
     }
   }
@@ -150,6 +151,7 @@ void write_json(const Options& options, const std::vector<Job>& jobs, const Resu
       {"commit", TILEMOE_COMMIT},
       {"versions", {{"tilemoe", tilemoe_version()}, {"compiler", TILEMOE_COMPILER}}},
       {"simulated", simulated},
+      {"schedule", options.schedule},
       {"first_seed", options.seed},
       {"seeds", options.seeds},
       {"unequal_bits", unequal_kits(jobs, results)},
@@ -241,6 +243,9 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.seed, "Seed of the schedule")->capture_default_str();
   app.add_option("--seeds", options.seeds, "How many seeds to try, from that one on")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--schedule", options.schedule, kScheduleHelp)
+      ->check(CLI::IsMember(all_schedules()))
       ->capture_default_str();
   app.add_option("--data-seed", options.data_seed, "Seed of the data")->capture_default_str();
   app.add_flag("--reduced", options.reduced, "Only the quick cases that together run every kernel");

@@ -18,7 +18,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> cases;
-  std::string device = "sm80";
+  std::string device = "sm80", schedule = "any";
   uint64_t seed = 1, data_seed = 1;
   int64_t seeds = 1;
   bool list = false;
@@ -51,6 +51,7 @@ bool run(const RouterCase& one, uint64_t data_seed, uint64_t seed) {
 
 int simulate(const Options& options) {
   Machine::instance().set_device(setting_of(options.device).device);
+  Machine::instance().set_schedule(all_schedules().at(options.schedule));
   int64_t cases = 0, failures = 0;
   for (const RouterCase& one : router_cases()) {
     if (!matches(one, options.cases)) continue;
@@ -88,6 +89,9 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.seed, "Seed of the schedule")->capture_default_str();
   app.add_option("--seeds", options.seeds, "How many seeds to try, from that one on")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--schedule", options.schedule, tilemoe::simulator::kScheduleHelp)
+      ->check(CLI::IsMember(tilemoe::simulator::all_schedules()))
       ->capture_default_str();
   app.add_option("--data-seed", options.data_seed, "Seed of the data")->capture_default_str();
   app.add_flag("--list", options.list, "List the cases and do nothing else");

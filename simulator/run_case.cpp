@@ -48,6 +48,7 @@ struct CaseRun::State {
 CaseRun::CaseRun(const Job& job)
     : state_(new State{job, verify::make_inputs(job.test_case, job.data_seed), {}}) {
   Machine::instance().set_device(job.setting->device);
+  Machine::instance().set_schedule(job.schedule);
   if (tilemoe_set_cuda_kit(job.setting->kit) != TILEMOE_SUCCESS)
     throw std::runtime_error(tilemoe_last_error());
   setenv("TILEMOE_PAIRS", job.setting->pairs ? "1" : "0", 1);

@@ -18,6 +18,7 @@ struct Job {
   verify::Case test_case;
   uint64_t data_seed, first_seed;
   int64_t seeds;
+  Schedule schedule = Schedule::kAny;
   const ExpectedDigests* expected = nullptr;  // of a GPU; held to where it has the case
 };
 

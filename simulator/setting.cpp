@@ -27,6 +27,12 @@ std::span<const Setting> all_settings() {
   return kSettings;
 }
 
+const std::map<std::string, Schedule>& all_schedules() {
+  static const std::map<std::string, Schedule> schedules = {
+      {"any", Schedule::kAny}, {"by-rank", Schedule::kByRank}, {"in-step", Schedule::kInStep}};
+  return schedules;
+}
+
 const Setting& setting_of(const std::string& name) {
   for (const Setting& one : kSettings)
     if (name == one.name) return one;

@@ -1,6 +1,7 @@
 // What is simulated: a GPU, and the kit that the layer's products are made of on it.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 
@@ -17,6 +18,13 @@ struct Setting {
 };
 
 std::span<const Setting> all_settings();
+// By the names that the command lines have for them.
+const std::map<std::string, Schedule>& all_schedules();
+constexpr const char* kScheduleHelp =
+    "Who goes on, and when what is asynchronous is done:\n"
+    "any: as the seed has it, soon or late\n"
+    "by-rank: warps in an order that the seed draws, each until it waits; at once\n"
+    "in-step: all threads in turn, for one access of memory each; at once";
 // Throws std::invalid_argument for a name that is none.
 const Setting& setting_of(const std::string& name);
 

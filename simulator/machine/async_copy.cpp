@@ -7,6 +7,16 @@
 #include "simulator/machine/synchronization.h"
 
 namespace tilemoe::simulator {
+namespace {
+
+void land(const Copy& copy) {
+  if (copy.from == nullptr)
+    std::memset(copy.to, 0, 16);
+  else
+    std::memcpy(copy.to, copy.from, 16);
+}
+
+}  // namespace
 
 // A copy reads and writes at some time from now until its arrival. What it overwrites must be read
 // before it starts; who reads what it writes must have waited for the arrival.
@@ -41,7 +51,11 @@ void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t by
   if (thread.lane == 0 && thread.copies.empty())
     machine.trace().note(block.launch->number, block.linear, thread.warp->index, Note::kCopy,
                          shared);
-  thread.copies.push_back({to, bytes == 0 ? nullptr : source, bytes});
+  const Copy copy{to, bytes == 0 ? nullptr : source, bytes};
+  if (machine.done_at_once())
+    land(copy);
+  else
+    thread.copies.push_back(copy);
 }
 
 void arrive_when_copied(Thread& thread, uint32_t address, uint32_t site) {
@@ -53,12 +67,7 @@ void arrive_when_copied(Thread& thread, uint32_t address, uint32_t site) {
   machine.add_event(
       block,
       [&machine, &thread, address, site, epoch, copies = std::exchange(thread.copies, {})] {
-        for (const Copy& copy : copies) {
-          if (copy.from == nullptr)
-            std::memset(copy.to, 0, 16);
-          else
-            std::memcpy(copy.to, copy.from, 16);
-        }
+        for (const Copy& copy : copies) land(copy);
         Block& its = *thread.block;
         Mbarrier& barrier = its.mbarriers[address];
         barrier.gathering.add_epoch(its.agents.index(thread.copy_agent()), epoch);

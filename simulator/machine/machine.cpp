@@ -3,6 +3,7 @@
 #include <link.h>
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -53,6 +54,16 @@ Machine::Machine() : device_{"Simulated A100", 8, 0, 163 * 1024, 3} {
       this);
 }
 Machine::~Machine() = default;
+
+void Machine::set_seed(uint64_t seed) {
+  seed_ = seed;
+  launches_ever_ = 0;
+  turns_of_blocks_ = 0;
+  std::iota(group_ranks_.begin(), group_ranks_.end(), 0u);
+  Random random(seed);
+  for (auto left = static_cast<uint32_t>(group_ranks_.size()); left > 1; --left)
+    std::swap(group_ranks_[left - 1], group_ranks_[random.below(left)]);
+}
 
 std::vector<Finding> Machine::take_findings() {
   told_.clear();
@@ -125,8 +136,7 @@ void Machine::run_launches() {
       report_deadlock();
       aborting_ = true;
     } else {
-      Worker& next = *able[random_.below(static_cast<uint32_t>(able.size()))];
-      next.run_slice(1 + random_.below(200));
+      run_some_block(able);
     }
     if (aborting_) {
       abandon_all();
@@ -134,6 +144,22 @@ void Machine::run_launches() {
     }
     end_blocks();
   }
+}
+
+void Machine::run_some_block(const std::vector<Worker*>& able) {
+  if (schedule_ == Schedule::kInStep) {
+    Worker& next = *able[turns_of_blocks_++ % able.size()];
+    return next.run_slice(static_cast<uint32_t>(next.block->runnable.size()));
+  }
+  std::vector<Worker*> first = able;
+  if (schedule_ == Schedule::kByRank)  // the kernel before goes first
+    std::erase_if(first, [&](const Worker* one) {
+      return std::any_of(able.begin(), able.end(), [&](const Worker* other) {
+        return other->block->launch->number < one->block->launch->number;
+      });
+    });
+  Worker& next = *first[random_.below(static_cast<uint32_t>(first.size()))];
+  next.run_slice(1 + random_.below(200));
 }
 
 // Threads that are under way are left where they are: code that accesses memory need not be able to
@@ -287,7 +313,12 @@ void Machine::wait_for_previous_launches(Thread& thread, uint32_t site) {
 }
 
 void Machine::add_event(Block& block, std::function<void()> happen, uint32_t arrives_from) {
+  if (done_at_once()) return happen();
   block.events.push_back({std::move(happen), arrives_from});
+}
+
+uint32_t Machine::rank(const Warp& warp) const {
+  return group_ranks_[warp.index / kGroup] * kGroup + warp.index % kGroup;
 }
 
 // ---- findings

@@ -3,12 +3,13 @@
 // A CUDA thread is a fiber. A block that runs has a worker, an operating-system thread, so that
 // `__shared__` variables, which are thread_local here, have an address in each block; workers run
 // one at a time. Everything that is left to chance, which block, warp and lane goes on and when a
-// copy lands, comes from one seed.
+// copy lands, comes from one seed, within what the schedule leaves open.
 #pragma once
 
 #include <driver_types.h>
 #include <vector_types.h>
 
+#include <array>
 #include <boost/context/fiber.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +33,7 @@
 namespace tilemoe::simulator {
 
 constexpr uint32_t kLanes = 32;
+constexpr uint32_t kGroup = 4;              // warps that are ranked together
 constexpr uint32_t kReservedShared = 1024;  // bytes of a block's shared memory before its own
 constexpr int kRankAt = 24;                 // in an address of a cluster's shared memory
 inline uint32_t in_block(uint32_t shared) {
@@ -40,6 +42,14 @@ inline uint32_t in_block(uint32_t shared) {
 inline uint32_t in_cluster(uint32_t shared, uint32_t rank) {
   return (rank + 1) << kRankAt | in_block(shared);
 }
+
+// Who goes on, of all that can, and when asynchronous work is done.
+enum class Schedule {
+  kAny,     // as the seed has it, soon or late
+  kByRank,  // the seed ranks a block's groups of four warps; the first that can goes on until it
+            // waits. Asynchronous work is done as soon as it is started or committed
+  kInStep,  // all threads in turn, for one access of memory each. Asynchronous work: the same
+};
 
 struct Block;
 struct Warp;
@@ -172,6 +182,7 @@ struct Block {
   std::deque<Thread> threads;
   std::deque<Warp> warps;
   std::vector<Warp*> runnable;
+  uint32_t last_turn = UINT32_MAX;  // in step: the warp that had it
   std::vector<Event> events;
   uint32_t exited = 0, triggered = 0;
   bool has_triggered = false;
@@ -235,6 +246,7 @@ class Worker {
 
  private:
   void work();
+  Warp& take_warp();  // whose turn it is, out of those that can run
   void run_warp(Warp& warp);
 
   Machine& machine_;
@@ -264,7 +276,9 @@ class Machine final : public ConflictListener {
   void set_device(const DeviceKind& kind) { device_ = kind; }
   const DeviceKind& device() const { return device_; }
   // Numbers launches anew.
-  void set_seed(uint64_t seed) { seed_ = seed, launches_ever_ = 0; }
+  void set_seed(uint64_t seed);
+  void set_schedule(Schedule schedule) { schedule_ = schedule; }
+  Schedule schedule() const { return schedule_; }
   std::vector<Finding> take_findings();
   uint64_t launches() const { return launches_ever_; }
   Trace& trace() { return trace_; }
@@ -280,6 +294,10 @@ class Machine final : public ConflictListener {
   void wait(Thread& thread, const char* for_what, uint32_t site);  // until somebody wakes it
   void wake(Thread& thread);
   void yield(Thread& thread);
+  // Before each access: in step, all others have theirs first.
+  void take_turn(Thread& thread) {
+    if (schedule_ == Schedule::kInStep) yield(thread);
+  }
   void ordinary_access(Thread& thread, AccessKind kind, const void* address, size_t bytes,
                        uint32_t site);
   void wait_for_previous_launches(Thread& thread, uint32_t site);
@@ -314,6 +332,9 @@ class Machine final : public ConflictListener {
   void check_tensor_memory(Thread& thread);
   void leave_cluster_barrier(Block& block);
   void add_event(Block& block, std::function<void()> happen, uint32_t arrives_from = 0);
+  // Whether asynchronous work is, and does not wait for an event of its own.
+  bool done_at_once() const { return schedule_ != Schedule::kAny; }
+  uint32_t rank(const Warp& warp) const;  // the least one first
 
   Random& random() { return random_; }
   std::unordered_map<const void*, Foreign>& released() { return released_; }
@@ -331,6 +352,7 @@ class Machine final : public ConflictListener {
   bool start_blocks();
   void start_cluster(Launch& launch, uint32_t first);
   Worker* idle_worker();
+  void run_some_block(const std::vector<Worker*>& able);
   uint32_t resident_clusters(const Launch& launch) const;
   void end_blocks();
   void report_deadlock();
@@ -351,6 +373,9 @@ class Machine final : public ConflictListener {
 
   DeviceKind device_;
   uint64_t seed_ = 1;
+  Schedule schedule_ = Schedule::kAny;
+  std::array<uint32_t, kMostWarps / kGroup> group_ranks_{};
+  size_t turns_of_blocks_ = 0;
   DeviceMemory memory_;
   Trace trace_;
   Random random_;

@@ -24,6 +24,7 @@ inline void access(const void* address, size_t bytes, AccessKind kind, const voi
     return;
   }
   thread->inside_machine = true;
+  thread->block->machine->take_turn(*thread);
   thread->block->machine->ordinary_access(*thread, kind, address, bytes, site_of(from));
   thread->inside_machine = false;
 }
@@ -32,6 +33,7 @@ inline void volatile_access(void* address, size_t bytes, bool writes, const void
   Thread* const thread = Machine::current();
   if (thread == nullptr || thread->inside_machine) return;
   thread->inside_machine = true;
+  thread->block->machine->take_turn(*thread);
   atomic_access(*thread, address, bytes, writes, !writes, site_of(from));
   thread->inside_machine = false;
 }

@@ -415,7 +415,8 @@ void multiply_into_tensor_memory(Thread& thread, int blocks, uint32_t d, uint64_
   work.last_site = site;
   machine.trace().note(block.launch->number, block.linear, warp.index, Note::kProduct, d);
   // It may be done at once, with all before it.
-  if (machine.random().one_in(4)) compute_up_to(block, work, work.started);
+  if (machine.random().one_in(4) || machine.done_at_once())
+    compute_up_to(block, work, work.started);
 }
 
 // What was started is done some time later, and the barrier told after that: of the products, and of
@@ -496,7 +497,7 @@ void load_tensor_memory(Thread& thread, float* to, uint32_t pieces, uint32_t add
                       site);
     touch(thread, block, loads_agent(warp), warp.tensor_load_epoch, AccessKind::kRead, address,
           kPieceLanes, pieces * kPieceColumns, site);
-    const bool early = machine.random().one_in(3);
+    const bool early = machine.random().one_in(3) || machine.done_at_once();
     for (Thread* one : warp.lanes) {
       TensorLoad load{.to = static_cast<Operand*>(met.operands[one->lane])->to,
                       .count = 4 * pieces,

@@ -159,17 +159,20 @@ void multiply_group(Thread& thread, const ProductShape& shape, float* d, uint64_
   });
 }
 
-// They take place at once, or as late as can be.
+// They take place at once, or as late as can be. Where all asynchronous work is done at once, the
+// threads have their registers back as well.
 void commit_products(Thread& thread, uint32_t site) {
   Warp& warp = *thread.warp;
   meet(thread, &kCommit, kAllLanes, "wgmma.commit_group", site, nullptr, [&](const Meeting&) {
     WarpProducts& products = products_of(warp);
-    const bool early = products.groups.empty() && thread.block->machine->random().one_in(3);
+    Machine& machine = *thread.block->machine;
+    const bool early = products.groups.empty() && machine.random().one_in(3);
     Group& group = products.groups.emplace_back();
     group.epoch = warp.product_epoch++;
     group.products = std::exchange(products.open, {});
     for (const Product& product : group.products) group.holds.push_back(product.of);
-    if (early) compute(warp, group);
+    if (early || machine.done_at_once()) compute(warp, group);
+    if (machine.done_at_once()) group.holds.clear(), give_back(products);
   });
 }
 

@@ -152,25 +152,52 @@ void Worker::work() {
         }
         continue;
       }
-      const uint32_t which = random.below(static_cast<uint32_t>(block->runnable.size()));
-      Warp& warp = *block->runnable[which];
-      block->runnable[which] = block->runnable.back();
-      block->runnable.pop_back();
-      warp.listed = false;
-      run_warp(warp);
+      run_warp(take_warp());
     }
     done_.release();
   }
 }
 
-// Until all of its lanes wait for what others do, or it has had its turn.
+Warp& Worker::take_warp() {
+  std::vector<Warp*>& runnable = block->runnable;
+  const auto least = [&](const auto& key) {
+    return std::min_element(runnable.begin(), runnable.end(),
+                            [&](const Warp* a, const Warp* b) { return key(*a) < key(*b); });
+  };
+  auto which = runnable.begin();
+  switch (machine_.schedule()) {
+    case Schedule::kAny:
+      which += machine_.random().below(static_cast<uint32_t>(runnable.size()));
+      break;
+    case Schedule::kByRank:
+      which = least([&](const Warp& warp) { return machine_.rank(warp); });
+      break;
+    case Schedule::kInStep: {
+      const auto warps = static_cast<uint32_t>(block->warps.size());
+      which = least(
+          [&](const Warp& warp) { return (warp.index + warps - block->last_turn - 1) % warps; });
+      block->last_turn = (*which)->index;
+      break;
+    }
+  }
+  Warp& warp = **which;
+  *which = runnable.back();
+  runnable.pop_back();
+  warp.listed = false;
+  return warp;
+}
+
+// Until all of its lanes wait for what others do, or it has had its turn; where warps take turns by
+// rank or in step, that is each lane once.
 void Worker::run_warp(Warp& warp) {
   machine_.trace().note(block->launch->number, block->linear, warp.index, Note::kTurn, 0);
   const auto lanes = static_cast<uint32_t>(warp.lanes.size());
-  uint32_t left = 1 + machine_.random().below(8 * kLanes);
+  const bool once = machine_.schedule() != Schedule::kAny;
+  uint32_t left = once ? lanes : 1 + machine_.random().below(8 * kLanes);
   // In either direction, from any lane on.
-  const uint32_t first = machine_.random().below(lanes);
-  const bool down = machine_.random().one_in(2);
+  const bool in_step = machine_.schedule() == Schedule::kInStep;
+  const uint32_t first = in_step ? 0 : machine_.random().below(lanes);
+  const bool down = !in_step && machine_.random().one_in(2);
   bool ran = true;
   while (ran) {
     ran = false;
@@ -188,6 +215,10 @@ void Worker::run_warp(Warp& warp) {
       thread.self = std::move(thread.self).resume();
       running = nullptr;
       if (machine_.aborting()) return;
+    }
+    if (ran && once) {
+      if (!warp.listed) warp.listed = true, block->runnable.push_back(&warp);
+      return;
     }
   }
 }
