@@ -120,6 +120,13 @@ def text_of_gpu(defects, results):
             "output, an error or a hang.\n\n" + who_found_what(defects, results["defects"]))
 
 
+def output_of(result):
+    """What it is beside a finding, or without one: right, and by which schedule, or wrong."""
+    if right := result["found_while_right"]:
+        return f"right, {right['schedule']}" if "schedule" in right else "right"
+    return "wrong" if result["found"] or result["wrong"] else "right"
+
+
 def every_one(results, of_gpu):
     rows = []
     for name, one in sorted(results.items(), key=lambda item: (item[1]["file"], item[1]["line"])):
@@ -127,8 +134,7 @@ def every_one(results, of_gpu):
         text = one["text"].replace("|", "\\|")
         row = [place_of(name, one), f"`{text}`", kind_of(one), site_of(one),
                f"{found['case']}, {found['device']}, {found['seed']}" if found else "",
-               "right" if one["found_while_right"] else "wrong" if found or one["wrong"]
-               else "right"]
+               output_of(one)]
         if of_gpu is not None:
             on_gpu = of_gpu.get(name, {})
             row += [outcome_of(on_gpu, "plain") or "", finders(on_gpu)]
@@ -136,6 +142,12 @@ def every_one(results, of_gpu):
     return table(["place", "what is dropped or changed", "first finding", "at",
                   "case, device, seed", "output",
                   *(["on a GPU", "sanitizers"] if of_gpu is not None else [])], rows)
+
+
+def of_schedules(results):
+    """How many are found beside a right output by another schedule alone."""
+    ordered = count(results.values(), lambda one: "schedule" in (one["found_while_right"] or {}))
+    return f"; {ordered} are found beside a right output by an ordered schedule" if ordered else ""
 
 
 def text_of(results, of_gpu=None):
@@ -147,7 +159,8 @@ def text_of(results, of_gpu=None):
             f"[`simulator_mutants.json`](../benchmarks/results/simulator_mutants.json), by "
             f"`simulator/mutants/mutants.py run`. {len(results['cases'])} cases without a defect: "
             f"{'no finding, outputs right' if clean else '**not clean**'}. Each defect has up to "
-            f"{max(one['seeds'] for one in defects.values())} seeds.\n\n" + by_class(defects) + "\n" +
+            f"{max(one['seeds'] for one in defects.values())} seeds"
+            f"{of_schedules(defects)}.\n\n" + by_class(defects) + "\n" +
             by_finding(defects) + (text_of_gpu(defects, of_gpu) if of_gpu else "") +
             "\n### Every defect\n" + every_one(defects, of_gpu and of_gpu["defects"]))
 

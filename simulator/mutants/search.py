@@ -18,6 +18,9 @@ from builds import SIMULATORS, build, hash_of
 # A line of theirs; what is wrong and what was found follow it.
 OUTCOME = re.compile(r"^(?P<case>.+), seed (?P<seed>\d+): (?P<output>right|WRONG), "
                      r"(?P<findings>\d+) findings.*\n", re.MULTILINE)
+# Beside the one that leaves all to the seed: asynchronous work is done at once in them, so that an
+# output is more often right in spite of a defect.
+ORDERED = ["by-rank", "in-step"]
 
 
 class OutOfTime(Exception):
@@ -45,6 +48,8 @@ def simulate(programs, place, seed, number, limit_s, reached=None, end=float("in
     if reached:
         environment["TILEMOE_DEFECTS_REACHED"] = str(reached)
     command = [program, place["case"], "--device", place["device"], "--seed", str(seed)]
+    if "schedule" in place:
+        command += ["--schedule", place["schedule"]]
     try:
         said = subprocess.run(command, text=True, capture_output=True, timeout=min(limit_s, left),
                               env=environment)
@@ -65,14 +70,17 @@ def simulate(programs, place, seed, number, limit_s, reached=None, end=float("in
 NOTHING = {"found": None, "found_while_right": None, "wrong": None, "seeds": 0}
 
 
-def search_seed(simulated, places, result):
+def search_seed(simulated, places, result, counted="seeds"):
     """What is known of a defect (`result`) with one seed more: the first finding of
     `simulated(place, seed)` and the first beside which the output is right. Where there is no
-    finding, whether an output was wrong all the same."""
-    result = {**result, "seeds": result["seeds"] + 1}
+    finding, whether an output was wrong all the same. `counted`: see next_of."""
+    seed = result.get(counted, 0) + 1
+    result = {**result, counted: seed}
+    if counted == "ordered_seeds":
+        places = [{**place, "schedule": name} for place in places for name in ORDERED]
     for place in places:
-        said = simulated(place, result["seeds"])
-        where = {**place, "seed": result["seeds"]}
+        said = simulated(place, seed)
+        where = {**place, "seed": seed}
         if said["findings"] > 0:
             result["found"] = result["found"] or {**where, "right": said["right"],
                                                   "finding": said["text"]}
@@ -83,10 +91,24 @@ def search_seed(simulated, places, result):
     return result
 
 
-def is_done(result, seeds, more_seeds):
-    """Where the output was wrong beside the finding, a few seeds more are tried for another."""
-    most = more_seeds if result["found"] else seeds
-    return result["found_while_right"] is not None or result["seeds"] >= most
+def next_of(result, seeds, more_seeds, ordered_seeds):
+    """Which seeds there is another of to try: "seeds" of the schedule that leaves all to them, or
+    "ordered_seeds" of the others; None where there is none. Where the output was wrong beside the
+    finding, a few more are tried for another, but after a deadlock, which has no output, no other
+    schedule."""
+    if result["found_while_right"]:
+        return None
+    if result["seeds"] < (more_seeds if result["found"] else seeds):
+        return "seeds"
+    if (result["found"] and not result["found"]["finding"].startswith("deadlock")
+            and result.get("ordered_seeds", 0) < ordered_seeds):
+        return "ordered_seeds"
+    return None
+
+
+def tried(result):
+    """Seeds of all schedules."""
+    return result["seeds"] + result.get("ordered_seeds", 0)
 
 
 def cases_of(programs, args, device):
@@ -211,36 +233,40 @@ def run(args):
                "defects": known}
     lock = threading.Lock()
 
+    def next_one(result):
+        return next_of(result, args.seeds, args.more_seeds, args.ordered_seeds)
+
     def search_for(task):
         """Of the defect of this number the seed; the seeds of all defects in turn."""
         _, number = task
         defect = built["defects"][number - 1]
         name = defect["id"]
         begin = time.monotonic()
-        places = places_of(name, surveyed, args.most_cases, known.get(name, NOTHING)["seeds"] + 1)
+        counted = next_one(known.get(name, NOTHING))
+        places = places_of(name, surveyed, args.most_cases,
+                           known.get(name, NOTHING).get(counted, 0) + 1)
         result = known.get(name) or {
-            **{key: defect[key] for key in ("file", "line", "text", "hash")},
-            "commit": built["commit"], "compiler": built["compiler"], "searched": searched,
+            **{key: defect[key] for key in ("file", "line", "text", "hash")}, "searched": searched,
             "reached": bool(places), **NOTHING}
+        result |= {key: built[key] for key in ("commit", "compiler")}  # that it was last searched with
         if places:
             result = search_seed(
                 lambda place, seed: simulate(programs, place, seed, number, args.limit, end=end),
-                places, result)
+                places, result, counted)
         with lock:
             known[name] = result
             write(args.json, results)
-        if places and not is_done(result, args.seeds, args.more_seeds):
-            return result["seeds"] + 1, number
+        if places and next_one(result):
+            return tried(result) + 1, number
         print(f"{name}: {words(result)}, {time.monotonic() - begin:.0f} s", file=sys.stderr,
               flush=True)
         return None
 
-    queue = [(known.get(one["id"], NOTHING)["seeds"] + 1, number)
+    queue = [(tried(known.get(one["id"], NOTHING)) + 1, number)
              for number, one in enumerate(built["defects"], start=1)
              if fnmatch.fnmatch(one["id"], args.pattern)
-             and not (one["id"] in known
-                      and (is_done(known[one["id"]], args.seeds, args.more_seeds)
-                           or not known[one["id"]]["reached"]))]
+             and next_one(known.get(one["id"], NOTHING))
+             and not (one["id"] in known and not known[one["id"]]["reached"])]
     left = work_off(queue, search_for, args.jobs)
     print(f"{len(known)} defects, {sum(bool(one['found']) for one in known.values())} found, "
           f"{sum(bool(one['found_while_right']) for one in known.values())} of them while the output "

@@ -143,9 +143,10 @@ class Search(WithPrograms):
         self.program("tilemoe_simulate", script)
         places = [{"case": case, "device": "sm90"} for case in cases]
         result = search.NOTHING
-        while not search.is_done(result, seeds, 2):
+        while counted := search.next_of(result, seeds, 2, 3):
             result = search.search_seed(
-                lambda place, seed: search.simulate(self.programs, place, seed, 7, 1), places, result)
+                lambda place, seed: search.simulate(self.programs, place, seed, 7, 1), places, result,
+                counted)
         return result
 
     def test_a_finding_beside_a_right_output_ends_the_search(self):
@@ -175,7 +176,20 @@ class Search(WithPrograms):
         self.assertEqual(said["found_while_right"], {"case": "a", "device": "sm90", "seed": 2})
         said = self.search('echo "$1, seed $5: WRONG, 1 findings, x"; echo "never written"')
         self.assertIsNone(said["found_while_right"])
+        self.assertEqual((said["seeds"], said["ordered_seeds"]), (2, 3))
+
+    def test_ordered_schedules_are_tried_where_others_gave_wrong_outputs(self):
+        said = self.search("""
+            [ "$5 $6 $7" = "2 --schedule in-step" ] && right=right || right=WRONG
+            echo "$1, seed $5: $right, 3 findings, trace 1f, 0.1 s"
+            echo "never written" """)
+        self.assertEqual(said["found"]["right"], False)
+        self.assertEqual(said["found_while_right"], {
+            "case": "a", "device": "sm90", "schedule": "in-step", "seed": 2})
+        self.assertEqual((said["seeds"], said["ordered_seeds"]), (2, 2))
+        said = self.search('echo "$1, seed $5: WRONG, 1 findings, x"; echo "deadlock: x"')
         self.assertEqual(said["seeds"], 2)
+        self.assertNotIn("ordered_seeds", said)
 
     def test_wrong_output_is_no_finding(self):
         said = self.search('echo "$1, seed $5: WRONG, 0 findings, trace 1f, 0.1 s"; exit 1')
@@ -456,18 +470,26 @@ class Page(unittest.TestCase):
                 "wrong": {"case": "a", "device": "sm80", "seed": 1, "ended": "exit status 1"}},
             "parity/b": {
                 **MADE, "seeds": 20, "file": "src/cuda/sm80/y.h", "line": 5, "text": "p | 1", "reached": True,
-                "found": None, "found_while_right": None, "wrong": None}}}
+                "found": None, "found_while_right": None, "wrong": None},
+            "parity/c": {
+                **MADE, "seeds": 3, "file": "src/cuda/sm80/z.h", "line": 5, "text": "q", "reached": True,
+                "found": {"case": "a", "device": "sm80", "seed": 1, "right": False,
+                          "finding": "never written: x at    y.h:2"},
+                "found_while_right": {"case": "a", "device": "sm80", "seed": 2, "schedule": "in-step"},
+                "wrong": None, "ordered_seeds": 2}}}
 
     def test_tells_what_was_found_and_what_not(self):
         text = page.text_of(self.RESULTS)
         for row in ("| a call dropped | 1 | 1 | 0 | 0 | 0 |",
-                    "| a parity flipped | 2 | 0 | 0 | 0 | 1 |",
-                    "| all | 3 | 1 | 0 | 0 | 1 |",
+                    "| a parity flipped | 3 | 1 | 1 | 1 | 1 |",
+                    "| all | 4 | 2 | 1 | 1 | 1 |",
                     "| sm80/x.h:7 | `wait()` | deadlock | y.h:9 | a, sm80, 2 | wrong |",
                     "| sm80/x.h:5, parity/a | `p ^ 1` | wrong output alone |  |  | wrong |",
-                    "| sm80/y.h:5, parity/b | `p \\| 1` | **nothing** |  |  | right |"):
+                    "| sm80/y.h:5, parity/b | `p \\| 1` | **nothing** |  |  | right |",
+                    "| sm80/z.h:5, parity/c | `q` | never written | y.h:2 | a, sm80, 1 | right, in-step |"):
             self.assertIn(row, text)
-        for words in ("no finding, outputs right", "Commit `abc`, c++ 12;", "up to 20 seeds"):
+        for words in ("no finding, outputs right", "Commit `abc`, c++ 12;", "up to 20 seeds",
+                      "seeds; 1 are found"):
             self.assertIn(words, text)
         self.assertNotIn("On a GPU", text)
 
