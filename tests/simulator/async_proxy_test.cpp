@@ -183,6 +183,41 @@ TEST_F(AsyncProxy, NamesAStoreThatStillReads) {
   }
 }
 
+// Products that are done when they are committed, and copies that have landed, hide what is found.
+TEST_F(AsyncProxy, IsDoneAtOnceInOrderedSchedules) {
+  for (const Schedule schedule : {Schedule::kByRank, Schedule::kInStep}) {
+    const auto with = [&](auto how) {
+      return tally(schedule, [&](uint64_t seed, bool& right) { return run(how, seed, right); });
+    };
+    for (const Product how :
+         {Product::kNoProductWait, Product::kSlotWrittenEarly, Product::kNoStoreWait}) {
+      const Tally defective = with(how);
+      EXPECT_EQ(defective.right, kSeeds) << static_cast<int>(how);
+      EXPECT_EQ(defective.found, kSeeds) << static_cast<int>(how);
+    }
+    EXPECT_EQ(with(Product::kReadsEarly).right, kSeeds);
+    for (const Tally right : {with(Product::kRight), with(Cluster::kRight)}) {
+      EXPECT_EQ(right.right, kSeeds);
+      EXPECT_EQ(right.found, 0);
+    }
+  }
+  EXPECT_LT(
+      tally(Schedule::kAny,
+            [&](uint64_t seed, bool& right) { return run(Product::kNoProductWait, seed, right); })
+          .right,
+      kSeeds);
+}
+
+// The producer's warp is in a group of its own: where that goes first, all is loaded in time.
+TEST_F(AsyncProxy, RanksWarpsByTheSeed) {
+  const Tally no_wait = tally(Schedule::kByRank, [&](uint64_t seed, bool& right) {
+    return run(Product::kNoFullWait, seed, right);
+  });
+  EXPECT_EQ(no_wait.found, kSeeds);
+  EXPECT_GT(no_wait.right, 0);
+  EXPECT_LT(no_wait.right, kSeeds);
+}
+
 TEST_F(AsyncProxy, NamesAMissingWgmmaFence) {
   expect(Product::kNoWgmmaFence, FindingKind::kBarrierMisuse, "multiplies", "");
 }

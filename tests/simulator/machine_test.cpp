@@ -20,7 +20,10 @@ namespace {
 class Simulator : public testing::Test {
  protected:
   void SetUp() override { Machine::instance().set_device({"simulated", 8, 0, 163 * 1024, 3}); }
-  void TearDown() override { Machine::instance().take_findings(); }
+  void TearDown() override {
+    Machine::instance().take_findings();
+    Machine::instance().set_schedule(Schedule::kAny);
+  }
 };
 
 // ---- of a block
@@ -302,23 +305,67 @@ TEST_F(Simulator, MultipliesWhatLdmatrixLoads) {
     }
 }
 
-// ---- of the seed
+// ---- of the seed and the schedule
 
 TEST_F(Simulator, ReplaysASeed) {
   std::set<uint64_t> traces;
-  for (uint64_t seed = 0; seed < 5; ++seed) {
-    uint64_t first = 0;
-    for (int turn = 0; turn < 2; ++turn) {
-      Machine::instance().trace().clear();
-      run_pipeline(Pipeline::kRight, seed);
-      run_last_block(LastBlock::kRight, seed);
-      const uint64_t digest = Machine::instance().trace().digest();
-      if (turn == 0) first = digest;
-      EXPECT_EQ(digest, first);
+  constexpr Schedule kSchedules[] = {Schedule::kAny, Schedule::kByRank, Schedule::kInStep};
+  for (const Schedule schedule : kSchedules) {
+    Machine::instance().set_schedule(schedule);
+    for (uint64_t seed = 0; seed < 5; ++seed) {
+      uint64_t first = 0;
+      for (int turn = 0; turn < 2; ++turn) {
+        Machine::instance().trace().clear();
+        run_pipeline(Pipeline::kRight, seed);
+        run_last_block(LastBlock::kRight, seed);
+        const uint64_t digest = Machine::instance().trace().digest();
+        if (turn == 0) first = digest;
+        EXPECT_EQ(digest, first);
+      }
+      traces.insert(first);
     }
-    traces.insert(first);
   }
-  EXPECT_EQ(traces.size(), 5u) << "seeds make a difference";
+  EXPECT_EQ(traces.size(), 15u) << "seeds and schedules make a difference";
+}
+
+// Threads in step do together what a barrier would have them do; another order of them shows that it
+// is missing.
+TEST_F(Simulator, KeepsThreadsInStep) {
+  const auto no_barrier = [](uint64_t seed, bool& right) {
+    std::vector<int32_t> out, expected;
+    const Outcome outcome = run_mirror(Mirror::kNoBarrier, 64, seed, &out);
+    run_mirror(Mirror::kRight, 64, seed, &expected);
+    right = out == expected;
+    return outcome;
+  };
+  const auto no_wait = [](uint64_t seed, bool& right) {
+    return run_pipeline(Pipeline::kNoFullWait, seed, &right);
+  };
+  for (const Tally in_step :
+       {tally(Schedule::kInStep, no_barrier), tally(Schedule::kInStep, no_wait)}) {
+    EXPECT_EQ(in_step.right, kSeeds);
+    EXPECT_EQ(in_step.found, kSeeds);
+  }
+  EXPECT_LT(tally(Schedule::kAny, no_barrier).right, kSeeds);
+  EXPECT_LT(tally(Schedule::kAny, no_wait).right, kSeeds);
+}
+
+TEST_F(Simulator, FindsNothingInRightKernelsInAnySchedule) {
+  for (const Schedule schedule : {Schedule::kByRank, Schedule::kInStep}) {
+    const Tally pipelines = tally(schedule, [](uint64_t seed, bool& right) {
+      return run_pipeline(Pipeline::kRight, seed, &right);
+    });
+    EXPECT_EQ(pipelines.right, kSeeds);
+    EXPECT_EQ(pipelines.found, 0);
+    const Tally blocks = tally(schedule, [](uint64_t seed, bool& right) {
+      int32_t sum = 0;
+      const Outcome outcome = run_last_block(LastBlock::kRight, seed, &sum);
+      right = sum == 21;
+      return outcome;
+    });
+    EXPECT_EQ(blocks.right, kSeeds);
+    EXPECT_EQ(blocks.found, 0);
+  }
 }
 
 }  // namespace

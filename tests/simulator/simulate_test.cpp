@@ -59,6 +59,17 @@ TEST(Simulate, ReplaysASeedAcrossBlocks) {
   EXPECT_EQ(traces(second)[0], traces(once)[1]);
 }
 
+TEST(Simulate, ReplaysASeedOfAnOrderedSchedule) {
+  for (const std::string schedule : {"by-rank", "in-step"}) {
+    const std::string options = "smallest/bfloat16 --device sm90 --seeds 2 --schedule " + schedule;
+    const Ended once = simulate(options), again = simulate(options + " --jobs 2");
+    ASSERT_EQ(once.status, 0) << once.output;
+    ASSERT_EQ(traces(once).size(), 2u) << once.output;
+    EXPECT_EQ(traces(once), traces(again));
+    EXPECT_NE(traces(once), traces(simulate("smallest/bfloat16 --device sm90 --seeds 2")));
+  }
+}
+
 TEST(Simulate, HoldsKitsToTheSameBits) {
   const std::string file = testing::TempDir() + "/simulate_test.json";
   const Ended ended =
@@ -127,6 +138,7 @@ TEST(Simulate, DrawsThePipelineAsItRan) {
 TEST(Simulate, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(simulate("no-such-case").status, 2);
   EXPECT_NE(simulate("smallest/bfloat16 --device sm70").status, 0);
+  EXPECT_NE(simulate("smallest/bfloat16 --schedule none").status, 0);
 }
 
 }  // namespace

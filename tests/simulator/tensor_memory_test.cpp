@@ -47,6 +47,28 @@ TEST_F(TensorMemory, FindsNothingInARightKernel) {
   }
 }
 
+TEST_F(TensorMemory, IsDoneAtOnceInOrderedSchedules) {
+  std::vector<float> expected;
+  run_tiles(Tensor::kRight, 1, &expected);
+  const auto with = [&](Schedule schedule, Tensor how) {
+    return tally(schedule, [&](uint64_t seed, bool& right) {
+      std::vector<float> out;
+      const Outcome outcome = run_tiles(how, seed, &out);
+      right = out == expected;
+      return outcome;
+    });
+  };
+  for (const Schedule schedule : {Schedule::kByRank, Schedule::kInStep}) {
+    const Tally no_wait = with(schedule, Tensor::kNoWaitForLoads);
+    EXPECT_EQ(no_wait.right, kSeeds);
+    EXPECT_EQ(no_wait.found, kSeeds);
+    const Tally right = with(schedule, Tensor::kRight);
+    EXPECT_EQ(right.right, kSeeds);
+    EXPECT_EQ(right.found, 0);
+  }
+  EXPECT_LT(with(Schedule::kAny, Tensor::kNoWaitForLoads).right, kSeeds);
+}
+
 TEST_F(TensorMemory, NamesACommitThatArrivesInABlockThatHasEnded) {
   expect_late_arrival([](uint64_t seed) { return run_tiles(Tensor::kEndsEarly, seed); },
                       line("commits"));
