@@ -317,10 +317,6 @@ void Machine::add_event(Block& block, std::function<void()> happen, uint32_t arr
   block.events.push_back({std::move(happen), arrives_from});
 }
 
-uint32_t Machine::rank(const Warp& warp) const {
-  return group_ranks_[warp.index / kGroup] * kGroup + warp.index % kGroup;
-}
-
 // ---- findings
 
 void Machine::add(Finding finding, uint32_t site, uint32_t other) {

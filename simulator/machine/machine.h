@@ -45,10 +45,13 @@ inline uint32_t in_cluster(uint32_t shared, uint32_t rank) {
 
 // Who goes on, of all that can, and when asynchronous work is done.
 enum class Schedule {
-  kAny,     // as the seed has it, soon or late
-  kByRank,  // the seed ranks a block's groups of four warps; the first that can goes on until it
-            // waits. Asynchronous work is done as soon as it is started or committed
-  kInStep,  // all threads in turn, for one access of memory each. Asynchronous work: the same
+  // As the seed has it, soon or late.
+  kAny,
+  // The seed ranks a block's groups of four warps: of the first group that can, a warp in turn goes
+  // on until it waits. Asynchronous work is done as soon as it is started or committed.
+  kByRank,
+  // All threads in turn, for one access of memory each. Asynchronous work: the same.
+  kInStep,
 };
 
 struct Block;
@@ -182,7 +185,7 @@ struct Block {
   std::deque<Thread> threads;
   std::deque<Warp> warps;
   std::vector<Warp*> runnable;
-  uint32_t last_turn = UINT32_MAX;  // in step: the warp that had it
+  uint32_t last_turn = UINT32_MAX;  // the warp that had it, where they take turns
   std::vector<Event> events;
   uint32_t exited = 0, triggered = 0;
   bool has_triggered = false;
@@ -334,7 +337,10 @@ class Machine final : public ConflictListener {
   void add_event(Block& block, std::function<void()> happen, uint32_t arrives_from = 0);
   // Whether asynchronous work is, and does not wait for an event of its own.
   bool done_at_once() const { return schedule_ != Schedule::kAny; }
-  uint32_t rank(const Warp& warp) const;  // the least one first
+  // Of a group of warps; the least one first. In step there is none.
+  uint32_t rank(uint32_t group) const {
+    return schedule_ == Schedule::kByRank ? group_ranks_[group] : 0;
+  }
 
   Random& random() { return random_; }
   std::unordered_map<const void*, Foreign>& released() { return released_; }

@@ -160,25 +160,18 @@ void Worker::work() {
 
 Warp& Worker::take_warp() {
   std::vector<Warp*>& runnable = block->runnable;
-  const auto least = [&](const auto& key) {
-    return std::min_element(runnable.begin(), runnable.end(),
-                            [&](const Warp* a, const Warp* b) { return key(*a) < key(*b); });
-  };
   auto which = runnable.begin();
-  switch (machine_.schedule()) {
-    case Schedule::kAny:
-      which += machine_.random().below(static_cast<uint32_t>(runnable.size()));
-      break;
-    case Schedule::kByRank:
-      which = least([&](const Warp& warp) { return machine_.rank(warp); });
-      break;
-    case Schedule::kInStep: {
-      const auto warps = static_cast<uint32_t>(block->warps.size());
-      which = least(
-          [&](const Warp& warp) { return (warp.index + warps - block->last_turn - 1) % warps; });
-      block->last_turn = (*which)->index;
-      break;
-    }
+  if (machine_.schedule() == Schedule::kAny) {
+    which += machine_.random().below(static_cast<uint32_t>(runnable.size()));
+  } else {
+    const auto warps = static_cast<uint32_t>(block->warps.size());
+    const auto turn = [&](const Warp* warp) {  // the least one first
+      return machine_.rank(warp->index / kGroup) * warps +
+             (warp->index + warps - block->last_turn - 1) % warps;
+    };
+    which = std::min_element(runnable.begin(), runnable.end(),
+                             [&](const Warp* a, const Warp* b) { return turn(a) < turn(b); });
+    block->last_turn = (*which)->index;
   }
   Warp& warp = **which;
   *which = runnable.back();

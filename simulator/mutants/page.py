@@ -3,7 +3,7 @@
 import collections
 import re
 
-from defects import ROOT
+from defects import ROOT, all_defects, number_of_line
 from gpu import TOOLS
 
 PAGE = ROOT / "docs" / "mutants.md"
@@ -75,6 +75,43 @@ def site_of(result):
     """Where the first finding was."""
     found = result["found"] and re.search(r" at\s+(\S+)", result["found"]["finding"])
     return found[1] if found else ""
+
+
+# ---- of what no run finds
+
+COMMENT = re.compile(r"//\s*(.*?)\s*$")
+
+
+def comment_at(lines, at):
+    """The comment that a line ends with, or else the nearest one above it; in one line."""
+    first = at
+    if not COMMENT.search(lines[at]):
+        while first > 0 and not lines[first].lstrip().startswith("//"):
+            first -= 1
+        while first > 0 and lines[first - 1].lstrip().startswith("//"):
+            first -= 1
+    comment = COMMENT.search(lines[first])
+    if not comment:
+        return ""
+    words = [comment[1]]
+    for line in lines[first + 1:]:
+        if not line.lstrip().startswith("//"):
+            break
+        words.append(COMMENT.search(line)[1])
+    return " ".join(words)
+
+
+def unfound(results):
+    """Dropped calls that nothing was found of, with what the sources say at their places."""
+    rows = []
+    for defect in all_defects():
+        one = results.get(defect.id)
+        if one and defect.id.startswith("drop/") and kind_of(one) in ("**nothing**", "not reached"):
+            lines = (ROOT / defect.file).read_text().splitlines()
+            rows.append([place_of(defect.id, one), f"`{one['text']}`",
+                         comment_at(lines, number_of_line(defect) - 1).replace("|", "\\|")])
+    return "\n### Found by nothing\n" + table(
+        ["place", "what is dropped", "what the source says there"], sorted(rows)) if rows else ""
 
 
 # ---- of a GPU
@@ -161,7 +198,7 @@ def text_of(results, of_gpu=None):
             f"{'no finding, outputs right' if clean else '**not clean**'}. Each defect has up to "
             f"{max(one['seeds'] for one in defects.values())} seeds"
             f"{of_schedules(defects)}.\n\n" + by_class(defects) + "\n" +
-            by_finding(defects) + (text_of_gpu(defects, of_gpu) if of_gpu else "") +
+            by_finding(defects) + unfound(defects) + (text_of_gpu(defects, of_gpu) if of_gpu else "") +
             "\n### Every defect\n" + every_one(defects, of_gpu and of_gpu["defects"]))
 
 

@@ -106,9 +106,9 @@ def next_of(result, seeds, more_seeds, ordered_seeds):
     return None
 
 
-def tried(result):
-    """Seeds of all schedules."""
-    return result["seeds"] + result.get("ordered_seeds", 0)
+def turn_of(result):
+    """When it is searched for again, the least first: what is found is soon done with."""
+    return not result["found"], result["seeds"] + result.get("ordered_seeds", 0)
 
 
 def cases_of(programs, args, device):
@@ -153,10 +153,11 @@ def survey(programs, built, args, end):
     return surveyed
 
 
-def places_of(name, surveyed, most, seed):
+def places_of(name, surveyed, most, seed, counted="seeds"):
     """Of the cases that come by it on each device, with the first seed the quickest, and the longest,
     whose sums are long enough to use all stages again; with each further seed the next of either
-    end, in turn. The quickest of all first."""
+    end, in turn. The quickest of all first. In an ordered schedule the quick ones alone: with every
+    stage that is used again it is less likely that all comes right."""
     reaching = sorted((case for case in surveyed
                        if name in case["reached"] and case["right"] and not case["findings"]),
                       key=lambda case: case["seconds"])
@@ -166,8 +167,8 @@ def places_of(name, surveyed, most, seed):
     taken = []
     for cases in by_device.values():
         quick = [(most * (seed - 1) + i) % len(cases) for i in range(most)]
-        long = (len(cases) - seed) % len(cases)
-        taken += [cases[i] for i in sorted({*quick, long})]
+        long = [(len(cases) - seed) % len(cases)] if counted == "seeds" else []
+        taken += [cases[i] for i in sorted({*quick, *long})]
     return [{"case": case["case"], "device": case["device"]}
             for case in sorted(taken, key=lambda case: case["seconds"])]
 
@@ -244,7 +245,7 @@ def run(args):
         begin = time.monotonic()
         counted = next_one(known.get(name, NOTHING))
         places = places_of(name, surveyed, args.most_cases,
-                           known.get(name, NOTHING).get(counted, 0) + 1)
+                           known.get(name, NOTHING).get(counted, 0) + 1, counted)
         result = known.get(name) or {
             **{key: defect[key] for key in ("file", "line", "text", "hash")}, "searched": searched,
             "reached": bool(places), **NOTHING}
@@ -257,12 +258,12 @@ def run(args):
             known[name] = result
             write(args.json, results)
         if places and next_one(result):
-            return tried(result) + 1, number
+            return turn_of(result), number
         print(f"{name}: {words(result)}, {time.monotonic() - begin:.0f} s", file=sys.stderr,
               flush=True)
         return None
 
-    queue = [(tried(known.get(one["id"], NOTHING)) + 1, number)
+    queue = [(turn_of(known.get(one["id"], NOTHING)), number)
              for number, one in enumerate(built["defects"], start=1)
              if fnmatch.fnmatch(one["id"], args.pattern)
              and next_one(known.get(one["id"], NOTHING))

@@ -217,6 +217,8 @@ class Search(WithPrograms):
         self.assertEqual(taken, [("a", "sm80"), ("a", "sm90"), ("b", "sm80"), ("d", "sm80")])
         few = search.places_of("d", surveyed[2:4], 2, 1)
         self.assertEqual([place["case"] for place in few], ["a", "b"])
+        quick = search.places_of("d", surveyed, 2, 1, "ordered_seeds")
+        self.assertEqual([place["case"] for place in quick], ["a", "a", "b"])
 
     def test_takes_others_with_other_seeds(self):
         surveyed = [{"case": name, "device": "sm80", "seconds": seconds, "right": True,
