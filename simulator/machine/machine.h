@@ -48,7 +48,8 @@ enum class Schedule {
   // As the seed has it, soon or late.
   kAny,
   // The seed ranks a block's groups of four warps: of the first group that can, a warp in turn goes
-  // on until it waits. Asynchronous work is done as soon as it is started or committed.
+  // on until it waits; one that polled would keep the groups behind it from going on. Asynchronous
+  // work is done as soon as it is started or committed.
   kByRank,
   // All threads in turn, for one access of memory each. Asynchronous work: the same.
   kInStep,

@@ -184,7 +184,7 @@ def every_one(results, of_gpu):
 def of_schedules(results):
     """How many are found beside a right output by another schedule alone."""
     ordered = count(results.values(), lambda one: "schedule" in (one["found_while_right"] or {}))
-    return f"; {ordered} are found beside a right output by an ordered schedule" if ordered else ""
+    return f"; {ordered} are found beside a right output in an ordered schedule alone" if ordered else ""
 
 
 def text_of(results, of_gpu=None):

@@ -495,6 +495,14 @@ class Page(unittest.TestCase):
             self.assertIn(words, text)
         self.assertNotIn("On a GPU", text)
 
+    def test_tells_why_nothing_is_found(self):
+        lines = ["int a;  // other", "// (Neither of the two", "// is needed.)", "sync();", "f();",
+                 "sync();  // read (shuffles", "         // would do)", "g();"]
+        self.assertEqual(page.comment_at(lines, 3), "(Neither of the two is needed.)")
+        self.assertEqual(page.comment_at(lines, 4), "(Neither of the two is needed.)")
+        self.assertEqual(page.comment_at(lines, 5), "read (shuffles would do)")
+        self.assertEqual(page.comment_at(["f();", "sync();"], 1), "")
+
     def test_tells_what_a_gpu_adds(self):
         def found(outcome):
             return {"outcome": outcome}
