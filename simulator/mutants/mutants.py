@@ -96,7 +96,7 @@ def main():
     running.add_argument("--seeds", type=int, default=20)
     running.add_argument("--more-seeds", type=int, default=3,
                          help="that are tried for a finding beside a right output")
-    running.add_argument("--ordered-seeds", type=int, default=4,
+    running.add_argument("--ordered-seeds", type=int, default=3,
                          help="that are tried for the same with each of the other schedules")
     running.add_argument("--most-cases", type=int, default=2,
                          help="for each defect and device (default: %(default)s)")
