@@ -47,15 +47,21 @@ CHANGES = [
     Change("parity", "full-sm100", "sm100/ring.h",
            "ptx::mbarrier_wait(full(at.stage), at.parity);",
            "ptx::mbarrier_wait(full(at.stage), at.parity ^ 1);"),
-    Change("parity", "empty-sm80", "sm80/ring.h", "at.parity ^ 1", "at.parity"),
+    Change("parity", "empty-sm80", "sm80/ring.h", "at.parity ^ 1", "at.parity",
+           within="ptx::mbarrier_wait(empty(at), at.parity ^ 1);"),
+    Change("parity", "empty-asked-sm80", "sm80/ring.h", "at.parity ^ 1", "at.parity",
+           within="ptx::mbarrier_test_wait(empty(at), at.parity ^ 1);"),
+    Change("parity", "full-asked-sm80", "sm80/ring.h",
+           "ptx::mbarrier_test_wait(full(at), at.parity);",
+           "ptx::mbarrier_test_wait(full(at), at.parity ^ 1);"),
     Change("parity", "full-sm80", "sm80/ring.h",
-           "ptx::mbarrier_wait(at.barrier, at.parity);",
-           "ptx::mbarrier_wait(at.barrier, at.parity ^ 1);"),
+           "ptx::mbarrier_wait(full(at), at.parity);",
+           "ptx::mbarrier_wait(full(at), at.parity ^ 1);"),
     Change("parity", "late-lane", "load/produce.h",
            "if constexpr (Gemm::kThreadsCopy) ring.wait_empty(at);", "ring.wait_empty(at);"),
     Change("parity", "tile-line", "sm80/tile_line.h",
-           "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity);",
-           "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity ^ 1);"),
+           "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot()]), at.parity());",
+           "ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot()]), at.parity() ^ 1);"),
 
     # ---- an arrival too few or too many
     Change("arrivals", "full-too-few-sm90", "sm90/ring.h",
@@ -70,11 +76,11 @@ CHANGES = [
     Change("arrivals", "turns-of-one-consumer", "sm90/consume.h",
            "ptx::barrier_sync(my_turn, kBoth);", "ptx::barrier_sync(my_turn, kBoth / 2);"),
     Change("arrivals", "full-too-many-sm80", "sm80/ring.h",
-           "ptx::mbarrier_init(barriers_ + 16 * stage, kWarps * kWarp);",
-           "ptx::mbarrier_init(barriers_ + 16 * stage, kWarps * kWarp + 1);"),
+           "ptx::mbarrier_init(full(at), kWarps * kWarp);",
+           "ptx::mbarrier_init(full(at), kWarps * kWarp + 1);"),
     Change("arrivals", "empty-too-few-sm80", "sm80/ring.h",
-           "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp);",
-           "ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp - 1);"),
+           "ptx::mbarrier_init(empty(at), kWarps * kWarp);",
+           "ptx::mbarrier_init(empty(at), kWarps * kWarp - 1);"),
     Change("arrivals", "full-too-few-sm100", "sm100/ring.h",
            "kFullArrivals", "(kFullArrivals > 1 ? kFullArrivals - 1 : 1)",
            within="ptx::mbarrier_init(full(place), kFullArrivals + told_full);"),
@@ -95,12 +101,19 @@ CHANGES = [
            "Products::template wait<1>();\n      ring.release(previous);",
            "Products::template wait<1>();\n      ring.release(at.stage);"),
     Change("early-release", "first-step-sm80", "sm80/grouped_gemm.h",
-           "if (step + 1 == kLast) ring.release(at);", "if (step == 0) ring.release(at);"),
+           "        products.load(fragments[0], stage, 2);\n"
+           "        Products::multiply(D, fragments[1]);\n"
+           "        products.load(fragments[1], stage, 3);\n"
+           "        ring.release(at);",
+           "        ring.release(at);\n"
+           "        products.load(fragments[0], stage, 2);\n"
+           "        Products::multiply(D, fragments[1]);\n"
+           "        products.load(fragments[1], stage, 3);"),
     Change("early-release", "before-the-last-fragments-sm80", "sm80/grouped_gemm.h",
-           "        products.load(fragments[(step + 1) % 2], at.stage, step + 1);\n"
-           "        if (step + 1 == kLast) ring.release(at);",
-           "        if (step + 1 == kLast) ring.release(at);\n"
-           "        products.load(fragments[(step + 1) % 2], at.stage, step + 1);"),
+           "        products.load(fragments[1], stage, 3);\n"
+           "        ring.release(at);",
+           "        ring.release(at);\n"
+           "        products.load(fragments[1], stage, 3);"),
     Change("early-release", "stage-before-its-products-sm100", "sm100/multiply.h",
            "        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);\n"
            "        tell_when_done<kBlocks>(ring.empty(at.stage));",
@@ -197,7 +210,7 @@ CHANGES = [
            "ptx::tma_store_wait_read<0>();", "ptx::tma_store_wait_read<1>();"),
     Change("slot", "slice-before-of-H", "sm90/epilogue_activation_gradient.h",
            "ptx::tma_store_wait_read<1>();", "ptx::tma_store_wait_read<2>();"),
-    Change("slot", "tile-line", "sm80/tile_line.h", "++at.slot == kSlots", "++at.slot == 2"),
+    Change("slot", "tile-line", "sm80/tile_line.h", "at.advance(kSlots)", "at.advance(2)"),
 
     # ---- the cluster's other block forgotten
     Change("cluster", "not-waited-for", "sm90/grouped_gemm.h",
@@ -232,7 +245,7 @@ CHANGES = [
     Change("past-end", "summed-sm90", "load/summed_rows.h",
            "if (row >= row_end_) return kNone;", "if (row > row_end_) return kNone;"),
     Change("past-end", "summed-sm80", "sm80/load_summed_rows.h",
-           "row >= row_end_", "row > row_end_"),
+           "row < row_end_", "row <= row_end_"),
     Change("past-end", "stored-sm90", "sm90/store_ragged.h",
            "ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,\n"
            "                       kRaggedRows - row_end + row, row_end, kRaggedRows, part);",

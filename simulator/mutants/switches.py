@@ -153,18 +153,26 @@ def write_switches(tree, defects):
     machine.write_text(machine.read_text() + DEFINITION)
 
 
+# How the kernels with defects are built otherwise than the library's.
+BUILT_FOR_A_GPU = {
+    "src/cuda/sources.cmake": [("--compress-mode=size", "--no-compress"),
+                               (";-Xptxas=-Werror", "")],
+    "src/cuda/instances/instances.cmake": [("list(APPEND code -Xptxas=-Werror)", "")],
+}
+
+
 def write_gpu_switches(tree, defects):
     """The same for a GPU; returns what the configuration needs, the header of write_gpu_header()
     among it. Kernels are not compressed, so that the number is found, and may spill: they are not
     timed."""
     write_into_kernels(tree, defects, "")
-    sources = tree / "src" / "cuda" / "sources.cmake"
-    text = sources.read_text()
-    for old, new in (("--compress-mode=size", "--no-compress"), (",-Werror>", ">")):
-        if old not in text:
-            raise ValueError(f"{sources} has no {old}")
-        text = text.replace(old, new)
-    sources.write_text(text)
+    for file, edits in BUILT_FOR_A_GPU.items():
+        text = (tree / file).read_text()
+        for old, new in edits:
+            if old not in text:
+                raise ValueError(f"{tree / file} has no {old}")
+            text = text.replace(old, new)
+        (tree / file).write_text(text)
     return [f"-DCMAKE_CUDA_FLAGS=-include {tree / 'defect.h'} -diag-suppress 3060"]
 
 

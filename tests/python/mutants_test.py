@@ -87,7 +87,7 @@ class Defects(unittest.TestCase):
         other = [path.relative_to(made).as_posix() for path in copied
                  if not filecmp.cmp(path, ROOT / path.relative_to(made), shallow=False)]
         self.assertEqual(other, ["src/cuda/sm80/ring.h"])
-        self.assertIn("(at.barrier, at.parity ^ 1)", (made / other[0]).read_text())
+        self.assertIn("(full(at), at.parity ^ 1)", (made / other[0]).read_text())
         self.assertIn("is not empty", run("apply", "1", made).stderr)
         self.assertIn("no defect is called", run("apply", "no/such", self.folder / "x").stderr)
 
@@ -446,6 +446,11 @@ int main() {
                 self.assertIn(str(number or 1), reached)
             self.assertNotIn("9", reached)
 
+
+    def test_what_a_gpu_build_changes_is_in_the_sources(self):
+        for file, edits in switches.BUILT_FOR_A_GPU.items():
+            for old, _ in edits:
+                self.assertIn(old, (ROOT / file).read_text(), file)
 
     def test_a_number_is_chosen_in_a_program(self):
         words = switches.struct.pack("<4I", *switches.FOUND_BY[:2], 0, switches.FOUND_BY[2])

@@ -17,6 +17,11 @@ struct PartOfSum {
   }
 };
 
+// Of the part that `blocks_left` k blocks of the sum begin in.
+__device__ __forceinline__ int32_t blocks_left_of_part(int32_t blocks_left, int32_t blocks_a_part) {
+  return blocks_left > blocks_a_part ? blocks_left - blocks_a_part : blocks_left;
+}
+
 template <class Shape>
 int32_t k_blocks_of_a_part(int64_t columns) {
   return static_cast<int32_t>((columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K);

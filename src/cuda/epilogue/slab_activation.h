@@ -40,6 +40,9 @@ class SlabActivation {
 
   __device__ explicit SlabActivation(const Params& params) : params_(params) {}
 
+  // Of a part of H.
+  __device__ int32_t columns() const { return params_.A.columns * (kAdjacent ? 2 : 1); }
+
   // Slab m of the warp, whose parts begin at `column` of H's.
   template <int kNumbers>
   __device__ __forceinline__ void finish(int m, const Tile& tile, int32_t column,

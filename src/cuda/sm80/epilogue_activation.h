@@ -26,6 +26,11 @@ class ActivationEpilogue {
 
   __device__ explicit ActivationEpilogue(const Params& params) : slab_(params) {}
 
+  __device__ bool wants(const Tile& tile) const {
+    return tile.n_block * kColumns + Shape::slab_column() / kParts < slab_.columns() &&
+           tile.row_begin + Shape::slab_row(0) < tile.row_end;
+  }
+
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile) const {
     const int32_t column = tile.n_block * kColumns + Shape::slab_column() / kParts;
     for_each_slab<Shape>(D, [&](int m, OneSlab<Shape>& slab) {

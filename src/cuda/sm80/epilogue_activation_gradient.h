@@ -23,6 +23,11 @@ class ActivationGradientEpilogue {
 
   __device__ explicit ActivationGradientEpilogue(const Params& params) : params_(params) {}
 
+  __device__ bool wants(const Tile& tile) const {
+    return tile.n_block * kColumns + Shape::slab_column() < params_.H.n &&
+           tile.row_begin + Shape::slab_row(0) < tile.row_end;
+  }
+
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile) const {
     const int32_t column = tile.n_block * kColumns + Shape::slab_column();
     if (column >= params_.H.n) return;

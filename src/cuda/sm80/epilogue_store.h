@@ -27,6 +27,11 @@ class StoreEpilogue {
 
   __device__ explicit StoreEpilogue(const Params& params) : params_(params) {}
 
+  __device__ bool wants(const Tile& tile) const {
+    return tile.n_block * kColumns + Shape::slab_column() < params_.D.columns &&
+           tile.row_begin + Shape::slab_row(0) < tile.row_end;
+  }
+
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile) const {
     const int32_t column = tile.n_block * kColumns + Shape::slab_column();
     add_bias<typename Shape::Element, 0, Shape::kWarpColumns>(params_.bias, tile.expert, column, D);

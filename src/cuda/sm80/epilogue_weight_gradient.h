@@ -30,6 +30,13 @@ class WeightGradientEpilogue {
 
   __device__ explicit WeightGradientEpilogue(const Params& params) : params_(params) {}
 
+  __device__ bool wants(const Tile& tile) const {
+    const Slabs slabs(params_.gradient);
+    const GradientPlace place = slabs.place_of(tile, Shape::slab_column());
+    return place.row + Shape::slab_row(0) < params_.gradient.size.rows &&
+           place.column < params_.gradient.size.columns && !slabs.leaves(tile);
+  }
+
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile) const {
     const Slabs slabs(params_.gradient);
     const GradientPlace place = slabs.place_of(tile, Shape::slab_column());

@@ -24,6 +24,7 @@
 #include "cuda/core/tile.h"
 #include "cuda/ptx/dynamic_shared.h"
 #include "cuda/ptx/shared_address.h"
+#include "cuda/ptx/uniform.h"
 #include "cuda/schedule/tile_order.h"
 #include "cuda/sm80/load_ahead.h"
 #include "cuda/sm80/mma.h"
@@ -63,12 +64,14 @@ struct GroupedGemm {
   static constexpr int kBlocksAtOnce = Shape::kThreads == 128 ? 2 : Shape::kThreads < 128 ? 4 : 1;
   static constexpr bool kWeightsFirst = Shape::kFewRows && rows_in_order<LoadA>;
 
-  // Shared memory: stages (A, B), barriers, the tiles under way.
+  // Shared memory: the tiles under way, barriers, stages (A, B).
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
   using Ring = sm80::Ring<kStageBytes, Shape::kThreads / kWarp, kMostStages>;
   using Line = TileLine<Order, kMostStages>;
-  static constexpr int kOtherBytes = Ring::kBarrierBytes + static_cast<int>(sizeof(Line));
-  static constexpr int shared_bytes(int stages) { return stages * kStageBytes + kOtherBytes; }
+  static constexpr int kOtherBytes =
+      (Ring::kBarrierBytes + static_cast<int>(sizeof(Line)) + kSwizzleAtom - 1) / kSwizzleAtom *
+      kSwizzleAtom;
+  static constexpr int shared_bytes(int stages) { return kOtherBytes + stages * kStageBytes; }
   static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && kStageBytes % kSwizzleAtom == 0);
 };
 
@@ -78,10 +81,8 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
   using Shape = typename Gemm::Shape;
   using Products = typename Gemm::Products;
   TILEMOE_DYNAMIC_SHARED(uint8_t, memory, kSwizzleAtom);
-  uint8_t* const barriers = memory + params.stages * Gemm::kStageBytes;
-  auto& line = *reinterpret_cast<typename Gemm::Line*>(barriers + Gemm::Ring::kBarrierBytes);
-  const typename Gemm::Ring ring(ptx::shared_address(memory), ptx::shared_address(barriers),
-                                 params.stages);
+  auto& line = *reinterpret_cast<typename Gemm::Line*>(memory);
+  const typename Gemm::Ring ring(ptx::shared_address(memory + Gemm::kOtherBytes), params.stages);
   if (threadIdx.x == 0) {
     ring.init();
     line.init();
@@ -91,41 +92,57 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
 
   const Products products;
   const typename Gemm::Epilogue epilogue(params.epilogue);
-  LoadAhead<Gemm> ahead(params, ring, line);
+  LoadAhead<Gemm> ahead(params, line);
   // With stages to spare, warps are two k blocks apart before one waits for another to have read.
   const int32_t first = params.stages > 3 ? 2 : 1;
   if constexpr (Gemm::kWeightsFirst)
     ahead.copy_weights_first(ring, params.stages - first);
   else
-    for (int32_t i = first; i < params.stages; ++i) ahead.copy(ring);
+    for (int32_t i = first; i < params.stages; ++i) ahead.copy_next(ring);
 
-  RingPosition at = ring.first();
+  RingPosition at;
   Accumulators<Shape> D;
   typename Products::Fragments fragments[2];
-  constexpr int kLast = Products::kSteps - 1;
+  static_assert(Products::kSteps == 4);
   for (LinePosition now;; line.advance(now)) {
-    const int32_t k_blocks = line.tile(now.slot).k_blocks;
+    const int32_t k_blocks = line.tile(now).k_blocks;
     if (k_blocks == kNoTile) break;
     clear<Shape>(D);
-    ring.wait_full(at);
-    products.load(fragments[0], at.stage, 0);
-    for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
-#pragma unroll
-      for (int step = 0; step < kLast; ++step) {
-        products.load(fragments[(step + 1) % 2], at.stage, step + 1);
-        if (step + 1 == kLast) ring.release(at);
-        Products::multiply(D, fragments[step % 2]);
-        if (step == 0) ahead.copy(ring);
+    if (ptx::uniform(epilogue.wants(line.tile(now)))) {
+      ring.wait_full(at);
+      products.load(fragments[0], ring.address(at), 0);
+      for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
+        const uint32_t stage = ring.address(at);
+        // Barriers are asked a step before their answer is needed: it takes some 25 cycles.
+        const bool has_room = ahead.has_room(ring);
+        products.load(fragments[1], stage, 1);
+        Products::multiply(D, fragments[0]);
+        if (!has_room) ahead.wait_for_room(ring);
+        ahead.copy(ring);
+        products.load(fragments[0], stage, 2);
+        Products::multiply(D, fragments[1]);
+        products.load(fragments[1], stage, 3);
+        ring.release(at);
+        ring.advance(at);
+        // The next tile's are read when this one is stored, and registers free.
+        const bool ends = k_block + 1 == k_blocks;
+        const bool is_full = ends || ring.is_full(at);
+        ahead.advance(ring);
+        Products::multiply(D, fragments[0]);
+        if (!is_full) ring.wait_full(at);
+        if (!ends) products.load(fragments[0], ring.address(at), 0);
+        Products::multiply(D, fragments[1]);
+        ahead.find_tile();
       }
-      ring.advance(at);
-      // The next tile's are read when this one is stored, and registers free.
-      if (k_block + 1 < k_blocks) {
+    } else {
+      for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
         ring.wait_full(at);
-        products.load(fragments[0], at.stage, 0);
+        ring.release(at);
+        ahead.copy_next(ring);
+        ring.advance(at);
       }
-      Products::multiply(D, fragments[kLast % 2]);
     }
-    epilogue.store(D, line.tile(now.slot));
+    epilogue.store(D, line.tile(now));
   }
 }
 

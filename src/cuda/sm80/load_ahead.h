@@ -17,11 +17,10 @@ template <class Gemm>
 class LoadAhead {
  public:
   using Line = typename Gemm::Line;
+  using Ring = typename Gemm::Ring;
 
-  __device__ LoadAhead(const typename Gemm::Params& params, const typename Gemm::Ring& ring,
-                       Line& line)
+  __device__ LoadAhead(const typename Gemm::Params& params, Line& line)
       : line_(line),
-        at_(ring.first()),
         load_a_(params.a, static_cast<int32_t>(threadIdx.x)),
         load_b_(params.b, static_cast<int32_t>(threadIdx.x)) {
     if (is_first_warp()) {
@@ -31,16 +30,32 @@ class LoadAhead {
     begin_tile();
   }
 
-  // The next k block's, if there is one, to the stage after the last. The tile that follows its own
-  // last k block is looked up at once, so that its first addresses are there when they are needed.
-  __device__ __forceinline__ void copy(const typename Gemm::Ring& ring) {
-    copy_of<true, true>(ring);
+  // The next k block's, if there is one, to the stage after the last.
+  __device__ __forceinline__ void copy_next(const Ring& ring) { copy_of<true, true>(ring); }
+
+  // The same in parts, to stand among products: whether the stage has been read, or a wait until it
+  // has; the copies; on to the next k block, and where there is none left, to the next tile's. That
+  // one is looked up at once, so that its first addresses are there when they are needed.
+  __device__ __forceinline__ bool has_room(const Ring& ring) const {
+    return left_ <= 0 || ring.is_empty(at_);
+  }
+  __device__ __forceinline__ void wait_for_room(const Ring& ring) const { ring.wait_empty(at_); }
+  __device__ __forceinline__ void copy(const Ring& ring) const {
+    if (left_ > 0) copy_parts<true, true>(ring);
+  }
+  __device__ __forceinline__ void advance(const Ring& ring) {
+    load_a_.advance(left_);
+    load_b_.advance(left_);
+    ring.advance(at_);
+    --left_;
+  }
+  __device__ __forceinline__ void find_tile() {
+    if (left_ == 0) find_next_tile<true>();
   }
 
   // The first `count` k blocks: their weights while the kernel before still runs, then their rows,
   // which it writes.
-  __device__ __forceinline__ void copy_weights_first(const typename Gemm::Ring& ring,
-                                                     int32_t count) {
+  __device__ __forceinline__ void copy_weights_first(const Ring& ring, int32_t count) {
     LoadAhead rows = *this;  // goes the same way again
     for (int32_t i = 0; i < count; ++i) copy_of<false, true>(ring);
     wait_for_previous();
@@ -50,15 +65,23 @@ class LoadAhead {
  private:
   // Who copies B looks for the tiles, who copies A fills the stages.
   template <bool kA, bool kB>
-  __device__ __forceinline__ void copy_of(const typename Gemm::Ring& ring) {
-    if (k_blocks_ == kNoTile) return;
+  __device__ __forceinline__ void copy_of(const Ring& ring) {
+    if (left_ <= 0) return;
     ring.wait_empty(at_);
-    if constexpr (kA) load_a_.copy(at_.stage, k_block_);
-    if constexpr (kB) load_b_.copy(at_.stage + Gemm::LoadA::Operand::kBytes, k_block_);
+    copy_parts<kA, kB>(ring);
+    advance(ring);
+    if (left_ == 0) find_next_tile<kB>();
+  }
+  template <bool kA, bool kB>
+  __device__ __forceinline__ void copy_parts(const Ring& ring) const {
+    const uint32_t stage = ring.address(at_);
+    if constexpr (kA) load_a_.copy(stage, left_);
+    if constexpr (kB) load_b_.copy(stage + Gemm::LoadA::Operand::kBytes, left_);
     if constexpr (kA) ring.fill(at_);
-    ring.advance(at_);
-    if (++k_block_ < k_blocks_) return;
-    if constexpr (kB)
+  }
+  template <bool kLooks>
+  __device__ __forceinline__ void find_next_tile() {
+    if constexpr (kLooks)
       if (is_first_warp()) line_.find_next(next_);
     begin_tile();
   }
@@ -68,9 +91,8 @@ class LoadAhead {
   __device__ __forceinline__ void begin_tile() {
     const Tile tile = line_.wait(next_);
     line_.advance(next_);
-    k_block_ = 0;
-    k_blocks_ = tile.k_blocks;
-    if (k_blocks_ == kNoTile) return;
+    left_ = tile.k_blocks;
+    if (left_ == kNoTile) return;
     load_a_.begin(tile);
     load_b_.begin(tile);
   }
@@ -80,7 +102,7 @@ class LoadAhead {
   RingPosition at_;
   typename Gemm::LoadA load_a_;
   typename Gemm::LoadB load_b_;
-  int32_t k_block_, k_blocks_;
+  int32_t left_;  // k blocks of the tile; none, or fewer, where there is no tile
 };
 
 }  // namespace tilemoe::cuda::sm80

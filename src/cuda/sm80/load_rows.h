@@ -19,45 +19,45 @@ template <class Shape, bool kGathers>
 class SourceRows {
  public:
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
-  using Params = GatherSource;
+  struct Params {
+    GatherSource from;
+    int32_t padded_bytes;  // of a row, to the end of its last k block
+  };
   static constexpr bool kInOrder = !kGathers;
 
   static Params params(const tilemoe_tensor& source, const Rows& rows) {
-    Params params = gather_source(source, rows);
-    if constexpr (!kGathers) params.token = nullptr;
+    Params params{.from = gather_source(source, rows), .padded_bytes = 0};
+    if constexpr (!kGathers) params.from.token = nullptr;
+    constexpr int32_t kBytes = Stage::kRowBytes;
+    params.padded_bytes = (params.from.width_bytes + kBytes - 1) / kBytes * kBytes;
     return params;
   }
 
   __device__ SourceRows(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
-    whole_ = tile.row_begin + Shape::BLOCK_M <= tile.row_end;
 #pragma unroll
     for (int i = 0; i < Stage::kPasses; ++i) {
       const int32_t row = tile.row_begin + stage_.row() + i * Stage::kAtOnce;
       if (row >= tile.row_end || !stage_.has(i))
         source_row_[i] = kNone;
-      else if (kGathers && params_.token != nullptr)
-        source_row_[i] = static_cast<uint32_t>(params_.token[row]);
+      else if (kGathers && params_.from.token != nullptr)
+        source_row_[i] = static_cast<uint32_t>(params_.from.token[row]);
       else
         source_row_[i] = static_cast<uint32_t>(row);
     }
   }
 
-  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
-    const int32_t column = k_block * Stage::kRowBytes + stage_.byte();  // in bytes
-    const char* const first = static_cast<const char*>(params_.source) + column;
-    const auto copy_rows = [&](const auto& exists) {
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t blocks_left) const {
+    const int32_t in_row = params_.padded_bytes - blocks_left * Stage::kRowBytes + stage_.byte();
+    const char* const first = static_cast<const char*>(params_.from.source) + in_row;
+    const bool in_width = in_row < params_.from.width_bytes;
 #pragma unroll
-      for (int i = 0; i < Stage::kPasses; ++i)
-        stage_.copy(shared, i, first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes,
-                    exists(i));
-    };
-    if (whole_ && (k_block + 1) * Stage::kRowBytes <= params_.width_bytes)
-      copy_rows([](int) { return true; });
-    else
-      copy_rows([&](int i) { return column < params_.width_bytes && source_row_[i] != kNone; });
+    for (int i = 0; i < Stage::kPasses; ++i)
+      stage_.copy(shared, i, first + static_cast<uint64_t>(source_row_[i]) * params_.from.row_bytes,
+                  in_width && source_row_[i] != kNone);
   }
+  __device__ void advance(int32_t /*blocks_left*/) {}
 
  private:
   using Stage = StageRows<Shape::kThreads, Shape::BLOCK_M>;
@@ -65,7 +65,6 @@ class SourceRows {
 
   const Params& params_;
   Stage stage_;
-  bool whole_;  // every row of the tile exists
   uint32_t source_row_[Stage::kPasses];
 };
 
@@ -78,44 +77,40 @@ class PartRows {
   struct Params {
     const char* rows;
     int64_t row_bytes;
-    int32_t columns;  // of a part; the next one follows
     int32_t blocks_a_part;
+    int32_t padding;  // columns of a part's last k block that are the next part's
   };
 
   // Of dH (capacity, parts * columns).
   static Params params(const tilemoe_tensor& dH, int64_t /*parts*/, int64_t columns) {
+    const int32_t blocks = k_blocks_of_a_part<Shape>(columns);
     return {.rows = static_cast<const char*>(dH.data),
-            .row_bytes = dH.stride[0] * int64_t{sizeof(typename Shape::Element)},
-            .columns = static_cast<int32_t>(columns),
-            .blocks_a_part = k_blocks_of_a_part<Shape>(columns)};
+            .row_bytes = dH.stride[0] * int64_t{kElementBytes},
+            .blocks_a_part = blocks,
+            .padding = static_cast<int32_t>(int64_t{blocks} * Shape::BLOCK_K - columns)};
   }
 
   __device__ PartRows(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
-    row_ = tile.row_begin + stage_.row();
-    row_end_ = tile.row_end;
+    const int32_t row = tile.row_begin + stage_.row();
+    from_ = params_.rows + row * params_.row_bytes + stage_.byte();
+    rows_left_ = tile.row_end - row;
   }
 
-  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
-    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
-    const int32_t column = sum.begin + stage_.piece() * kPieceColumns;
-    const char* const first = params_.rows + row_ * params_.row_bytes +
-                              (int64_t{sum.part} * params_.columns + column) * kElementBytes;
-    const auto copy_rows = [&](const auto& exists) {
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t blocks_left) const {
+    const auto pass_bytes = static_cast<uint32_t>(params_.row_bytes) * Stage::kAtOnce;
+    const bool in_width =
+        blocks_left_of_part(blocks_left, params_.blocks_a_part) * Shape::BLOCK_K - params_.padding >
+        stage_.piece() * kPieceColumns;
 #pragma unroll
-      for (int i = 0; i < Stage::kPasses; ++i)
-        stage_.copy(
-            shared, i,
-            first + static_cast<uint64_t>(pass_bytes(params_.row_bytes)) * static_cast<uint32_t>(i),
-            exists(i));
-    };
-    if (row_ - stage_.row() + Shape::BLOCK_M <= row_end_ &&
-        sum.begin + Shape::BLOCK_K <= params_.columns)
-      copy_rows([](int) { return true; });
-    else
-      copy_rows(
-          [&](int i) { return column < params_.columns && row_ + i * Stage::kAtOnce < row_end_; });
+    for (int i = 0; i < Stage::kPasses; ++i)
+      stage_.copy(shared, i, from_ + static_cast<uint64_t>(pass_bytes) * static_cast<uint32_t>(i),
+                  in_width && rows_left_ > i * Stage::kAtOnce);
+  }
+  __device__ __forceinline__ void advance(int32_t blocks_left) {
+    const bool next_part = blocks_left == params_.blocks_a_part + 1;
+    from_ += Stage::kRowBytes - (next_part ? params_.padding * kElementBytes : 0);
   }
 
  private:
@@ -123,14 +118,10 @@ class PartRows {
   static constexpr int kElementBytes = sizeof(typename Shape::Element);
   static constexpr int kPieceColumns = Stage::kPieceBytes / kElementBytes;
 
-  // From one pass to the next: 32 bits, so that an address is one multiplication.
-  __device__ static uint32_t pass_bytes(int64_t row_bytes) {
-    return static_cast<uint32_t>(row_bytes) * Stage::kAtOnce;
-  }
-
   const Params& params_;
   Stage stage_;
-  int32_t row_, row_end_;
+  const char* from_;   // this thread's piece of the next k block, of its first row
+  int32_t rows_left_;  // from that row on
 };
 
 }  // namespace tilemoe::cuda::sm80

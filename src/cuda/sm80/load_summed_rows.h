@@ -32,33 +32,24 @@ class GatheredSummedRows {
   __device__ __forceinline__ void begin(const Tile& tile) {
     next_row_ = tile.row_begin + stage_.row();
     row_end_ = tile.row_end;
-    column_ = tile.m_block * kChunks * Operand::kRowBytes + stage_.byte();
+    const int32_t column = tile.m_block * kChunks * Operand::kRowBytes + stage_.byte();
+    first_ = static_cast<const char*>(params_.source) + column;
+    width_left_ = params_.width_bytes - column;
     look_up();
   }
 
-  __device__ __forceinline__ void copy(uint32_t shared, int32_t /*k_block*/) {
-    const char* const first = static_cast<const char*>(params_.source) + column_;
-    const auto copy_rows = [&](const auto& exists) {
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t /*blocks_left*/) const {
 #pragma unroll
-      for (int i = 0; i < Stage::kPasses; ++i) {
-        const char* const row = first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes;
+    for (int i = 0; i < Stage::kPasses; ++i) {
+      const char* const row = first_ + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes;
+      const bool exists = source_row_[i] != kNone;
 #pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk)
-          stage_.copy(shared + chunk * Operand::kChunkBytes, i, row + chunk * Operand::kRowBytes,
-                      exists(i, chunk));
-      }
-    };
-    // next_row_ is a k block further.
-    const bool whole =
-        next_row_ - stage_.row() <= row_end_ &&
-        column_ - stage_.byte() + kChunks * Operand::kRowBytes <= params_.width_bytes;
-    if (whole)
-      copy_rows([](int, int) { return true; });
-    else
-      copy_rows([&](int i, int chunk) {
-        return source_row_[i] != kNone &&
-               column_ + chunk * Operand::kRowBytes < params_.width_bytes;
-      });
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        stage_.copy(shared + chunk * Operand::kChunkBytes, i, row + chunk * Operand::kRowBytes,
+                    exists && width_left_ > chunk * Operand::kRowBytes);
+    }
+  }
+  __device__ __forceinline__ void advance(int32_t /*blocks_left*/) {
     look_up();
   }
 
@@ -72,17 +63,19 @@ class GatheredSummedRows {
 #pragma unroll
     for (int i = 0; i < Stage::kPasses; ++i) {
       const int32_t row = next_row_ + i * Stage::kAtOnce;
-      source_row_[i] =
-          row >= row_end_
-              ? kNone
-              : static_cast<uint32_t>(params_.token != nullptr ? params_.token[row] : row);
+      const bool exists = row < row_end_;
+      source_row_[i] = exists ? static_cast<uint32_t>(row) : kNone;
+      if (exists & (params_.token != nullptr))  // one branch
+        source_row_[i] = static_cast<uint32_t>(params_.token[row]);
     }
     next_row_ += Shape::BLOCK_K;
   }
 
   const Params& params_;
   Stage stage_;
-  int32_t next_row_, row_end_, column_;  // the latter in bytes
+  const char* first_;   // this thread's piece of the source's row 0
+  int32_t width_left_;  // bytes of a row from there
+  int32_t next_row_, row_end_;
   uint32_t source_row_[Stage::kPasses];
 };
 
@@ -115,36 +108,31 @@ class DenseSummedRows {
       : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
-    part_ = tile.n_block >= params_.blocks_a_part ? 1 : 0;
-    column_ = (tile.n_block - part_ * params_.blocks_a_part) * Shape::BLOCK_N +
-              stage_.piece() * kPieceColumns;
-    row_ = tile.row_begin + stage_.row();
-    row_end_ = tile.row_end;
+    const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
+    const int32_t column = (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N +
+                           stage_.piece() * kPieceColumns;
+    const int32_t row = tile.row_begin + stage_.row();
+    from_ = params_.part[part] + row * params_.row_bytes + int64_t{column} * kElementBytes;
+    rows_left_ = tile.row_end - row;
+    columns_left_ = params_.columns - column;
   }
 
-  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
-    const int32_t row = row_ + k_block * Shape::BLOCK_K;
-    const char* const first =
-        params_.part[part_] + row * params_.row_bytes + int64_t{column_} * kElementBytes;
-    const auto pass_bytes = static_cast<uint32_t>(params_.row_bytes) * Stage::kAtOnce;
-    const auto copy_rows = [&](const auto& exists) {
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t /*blocks_left*/) const {
+    const auto row_bytes = static_cast<uint32_t>(params_.row_bytes);
 #pragma unroll
-      for (int i = 0; i < Stage::kPasses; ++i)
+    for (int i = 0; i < Stage::kPasses; ++i) {
+      const bool exists = rows_left_ > i * Stage::kAtOnce;
 #pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk)
-          stage_.copy(shared + chunk * Operand::kChunkBytes, i,
-                      first + static_cast<uint64_t>(pass_bytes) * static_cast<uint32_t>(i) +
-                          chunk * Operand::kRowBytes,
-                      exists(i, chunk));
-    };
-    const bool whole = row - stage_.row() + Shape::BLOCK_K <= row_end_ &&
-                       column_ - stage_.piece() * kPieceColumns + Shape::BLOCK_N <= params_.columns;
-    if (whole)
-      copy_rows([](int, int) { return true; });
-    else
-      copy_rows([&](int i, int chunk) {
-        return row + i * Stage::kAtOnce < row_end_ && column_ + chunk * 64 < params_.columns;
-      });
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        stage_.copy(shared + chunk * Operand::kChunkBytes, i,
+                    from_ + uint64_t{row_bytes} * (static_cast<uint32_t>(i) * Stage::kAtOnce) +
+                        chunk * Operand::kRowBytes,
+                    exists && columns_left_ > chunk * 64);
+    }
+  }
+  __device__ __forceinline__ void advance(int32_t /*blocks_left*/) {
+    from_ += uint64_t{static_cast<uint32_t>(params_.row_bytes)} * Shape::BLOCK_K;
+    rows_left_ -= Shape::BLOCK_K;
   }
 
  private:
@@ -155,7 +143,8 @@ class DenseSummedRows {
 
   const Params& params_;
   Stage stage_;
-  int32_t part_, column_, row_, row_end_;
+  const char* from_;  // this thread's piece of the next k block, of its first row
+  int32_t rows_left_, columns_left_;
 };
 
 }  // namespace tilemoe::cuda::sm80

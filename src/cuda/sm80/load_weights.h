@@ -20,8 +20,8 @@ namespace tilemoe::cuda::sm80 {
 // Every expert's weights (E, rows, sum), of which one of the last two is contiguous.
 struct ExpertWeights {
   const char* data;
-  int64_t expert_bytes, line_bytes;  // the latter of the dimension that is not contiguous
-  uint32_t line_bytes_32;            // the same: an address is one multiplication
+  int64_t expert_bytes;
+  uint32_t line_bytes;  // of the dimension that is not contiguous: an address is one multiplication
   int32_t rows, sum;
 
   template <Major kMajor>
@@ -32,8 +32,7 @@ struct ExpertWeights {
                             "rows of weights are " << line_bytes << " bytes apart");
     return {.data = static_cast<const char*>(W.data),
             .expert_bytes = W.stride[0] * element,
-            .line_bytes = line_bytes,
-            .line_bytes_32 = static_cast<uint32_t>(line_bytes),
+            .line_bytes = static_cast<uint32_t>(line_bytes),
             .rows = static_cast<int32_t>(W.shape[1]),
             .sum = static_cast<int32_t>(W.shape[2])};
   }
@@ -57,13 +56,19 @@ class WeightStage {
 
   __device__ explicit WeightStage(int32_t thread) : stage_(thread) {}
 
-  __device__ void begin(const Tile& tile) { first_row_ = tile.n_block * (Shape::BLOCK_N / kParts); }
-
-  // What this thread copies first of an expert's weights. Parts are as wide as each other.
-  __device__ const char* first(const ExpertWeights& W, int32_t expert) const {
-    const int64_t line = kMajor == Major::kK ? row() : stage_.row();
-    const int64_t in_line = kMajor == Major::kK ? stage_.piece() * kPieceElements : row();
-    return W.data + expert * W.expert_bytes + line * W.line_bytes + in_line * kElementBytes;
+  // What this thread copies first of an expert's weights.
+  __device__ const char* first(const ExpertWeights& W, int32_t expert, int32_t n_block) const {
+    const auto line = static_cast<uint32_t>(kMajor == Major::kK ? row(n_block) : sum());
+    const auto in_line = static_cast<uint32_t>(kMajor == Major::kK ? sum() : row(n_block));
+    return W.data + expert * W.expert_bytes + uint64_t{line} * W.line_bytes +
+           uint64_t{in_line} * kElementBytes;
+  }
+  // Where that is: which row of the part, and which step of the sum.
+  __device__ int32_t row(int32_t n_block) const {
+    return n_block * (Shape::BLOCK_N / kParts) + row_in_tile();
+  }
+  __device__ int32_t sum() const {
+    return kMajor == Major::kK ? stage_.piece() * kPieceElements : stage_.row();
   }
   // The part that a thread copies of, where it is one.
   __device__ int part() const {
@@ -72,88 +77,67 @@ class WeightStage {
                                 : stage_.row() / kPartColumns % kParts;
   }
 
-  // The block of the sum that begins at `sum`. weights(part) and from(part), as first() gives it, are
-  // a part's; MN-major, of the thread's part alone.
-  template <class OfPart, class FromPart>
-  __device__ __forceinline__ void copy(uint32_t shared, int32_t sum, const OfPart& weights,
-                                       const FromPart& from) const {
+  // A k block, of which from(part) is what this thread copies first, as first() gives it, and from
+  // there on `rows` and `sum` are left. Lines are line_bytes(part) apart.
+  template <class FromPart, class OfPart>
+  __device__ __forceinline__ void copy(uint32_t shared, const FromPart& from,
+                                       const OfPart& line_bytes, int32_t rows, int32_t sum) const {
     if constexpr (kMajor == Major::kK)
-      copy_k_major(shared, sum, weights, from);
+      copy_k_major(shared, from, line_bytes, rows, sum);
     else
-      copy_mn_major(shared, sum, weights(part()), from(part()));
+      copy_mn_major(shared, from(0), line_bytes(0), rows, sum);
+  }
+  // Bytes from a k block to the next.
+  __device__ static uint64_t block_bytes(uint32_t line_bytes) {
+    return kMajor == Major::kK ? Stage::kRowBytes : uint64_t{line_bytes} * Shape::BLOCK_K;
   }
 
  private:
-  __device__ int32_t row() const {
+  __device__ int32_t row_in_tile() const {
     if constexpr (kMajor == Major::kMN)
-      return first_row_ + stage_.piece() % kPiecesAPart * kPieceElements;
+      return stage_.piece() % kPiecesAPart * kPieceElements;
     else if constexpr (kPassOfOnePart)
-      return first_row_ + stage_.row();
+      return stage_.row();
     else
-      return first_row_ + stage_.row() / Shape::kWarpColumns * kPartColumns +
-             stage_.row() % kPartColumns;
-  }
-  __device__ bool whole(const ExpertWeights& W, int32_t sum) const {
-    return sum + Shape::BLOCK_K <= W.sum && first_row_ + Shape::BLOCK_N / kParts <= W.rows;
+      return stage_.row() / Shape::kWarpColumns * kPartColumns + stage_.row() % kPartColumns;
   }
 
   // Rows of 128 bytes of the sum.
-  template <class OfPart, class FromPart>
-  __device__ __forceinline__ void copy_k_major(uint32_t shared, int32_t sum, const OfPart& weights,
-                                               const FromPart& from) const {
-    const int32_t step = sum + stage_.piece() * kPieceElements;
-    const char* first[kParts];
+  template <class FromPart, class OfPart>
+  __device__ __forceinline__ void copy_k_major(uint32_t shared, const FromPart& from,
+                                               const OfPart& line_bytes, int32_t rows,
+                                               int32_t sum) const {
+    const bool in_sum = sum > 0;
 #pragma unroll
-    for (int p = 0; p < kParts; ++p)
-      first[p] = from(kThreadHasOnePart ? part() : p) + int64_t{sum} * kElementBytes;
-    const auto copy_rows = [&](const auto& exists) {
-#pragma unroll
-      for (int i = 0; i < Stage::kPasses; ++i) {
-        const int in_tile = i * Stage::kAtOnce;
-        const int part = kParts == 1 ? 0 : in_tile / kPartColumns % kParts;
-        const int further =
-            kParts == 1 ? in_tile
-                        : in_tile / Shape::kWarpColumns * kPartColumns + in_tile % kPartColumns;
-        const ExpertWeights& W = weights(kThreadHasOnePart ? this->part() : part);
-        stage_.copy(
-            shared, i,
-            first[part] + static_cast<uint64_t>(W.line_bytes_32) * static_cast<uint32_t>(further),
-            exists(W, row() + further));
-      }
-    };
-    if (whole(weights(0), sum))
-      copy_rows([](const ExpertWeights&, int32_t) { return true; });
-    else
-      copy_rows([&](const ExpertWeights& W, int32_t r) { return r < W.rows && step < W.sum; });
+    for (int i = 0; i < Stage::kPasses; ++i) {
+      const int in_tile = i * Stage::kAtOnce;
+      const int part = kParts == 1 ? 0 : in_tile / kPartColumns % kParts;
+      const int further =
+          kParts == 1 ? in_tile
+                      : in_tile / Shape::kWarpColumns * kPartColumns + in_tile % kPartColumns;
+      stage_.copy(shared, i,
+                  from(part) + uint64_t{line_bytes(part)} * static_cast<uint32_t>(further),
+                  in_sum && rows > further);
+    }
   }
 
   // Chunks of 64 rows: steps of the sum, of 128 bytes each.
-  __device__ __forceinline__ void copy_mn_major(uint32_t shared, int32_t sum,
-                                                const ExpertWeights& W, const char* from) const {
-    const int32_t step = sum + stage_.row();
-    const char* const first = from + sum * W.line_bytes;
-    const auto copy_steps = [&](const auto& exists) {
+  __device__ __forceinline__ void copy_mn_major(uint32_t shared, const char* from,
+                                                uint32_t line_bytes, int32_t rows,
+                                                int32_t sum) const {
 #pragma unroll
-      for (int i = 0; i < Stage::kPasses; ++i)
+    for (int i = 0; i < Stage::kPasses; ++i) {
+      const bool in_sum = sum > i * Stage::kAtOnce;
 #pragma unroll
-        for (int chunk = 0; chunk < Shape::BLOCK_N / 64; ++chunk)
-          stage_.copy(shared + chunk * Operand::kChunkBytes, i,
-                      first +
-                          static_cast<uint64_t>(W.line_bytes_32) *
-                              (static_cast<uint32_t>(i) * Stage::kAtOnce) +
-                          chunk * kPartColumns * kElementBytes,
-                      exists(i, chunk));
-    };
-    if (whole(W, sum))
-      copy_steps([](int, int) { return true; });
-    else
-      copy_steps([&](int i, int chunk) {
-        return step + i * Stage::kAtOnce < W.sum && row() + chunk * kPartColumns < W.rows;
-      });
+      for (int chunk = 0; chunk < Shape::BLOCK_N / 64; ++chunk)
+        stage_.copy(shared + chunk * Operand::kChunkBytes, i,
+                    from + uint64_t{line_bytes} * (static_cast<uint32_t>(i) * Stage::kAtOnce) +
+                        chunk * kPartColumns * kElementBytes,
+                    in_sum && rows > chunk * kPartColumns);
+    }
   }
 
   Stage stage_;
-  int32_t first_row_;
 };
 
 template <class Shape, Major kMajor, int kParts>
@@ -163,37 +147,49 @@ class Weights {
 
   struct Params {
     ExpertWeights part[kParts];
+    int32_t padding;  // steps from the end of the sum to that of its last k block
   };
 
-  // Of kParts weights (E, columns of the product, sum).
+  // Of kParts weights (E, columns of the product, sum), which are as wide as each other.
   static Params params(const tilemoe_tensor* weights) {
     Params params{};
     for (int p = 0; p < kParts; ++p) params.part[p] = ExpertWeights::of<kMajor>(weights[p]);
+    params.padding = (Shape::BLOCK_K - params.part[0].sum % Shape::BLOCK_K) % Shape::BLOCK_K;
     return params;
   }
 
   __device__ Weights(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
-    stage_.begin(tile);
 #pragma unroll
     for (int p = 0; p < kPointers; ++p)
-      first_[p] = stage_.first(params_.part[kPointers == 1 ? stage_.part() : p], tile.expert);
+      from_[p] = stage_.first(weights(p), tile.expert, tile.n_block);
+    rows_left_ = params_.part[0].rows - stage_.row(tile.n_block);
   }
-  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t blocks_left) const {
     stage_.copy(
-        shared, k_block * Shape::BLOCK_K,
-        [&](int part) -> const ExpertWeights& { return params_.part[part]; },
-        [&](int part) { return first_[kPointers == 1 ? 0 : part]; });
+        shared, [&](int part) { return from_[kPointers == 1 ? 0 : part]; },
+        [&](int part) { return weights(part).line_bytes; }, rows_left_,
+        blocks_left * Shape::BLOCK_K - params_.padding - stage_.sum());
+  }
+  __device__ __forceinline__ void advance(int32_t /*blocks_left*/) {
+#pragma unroll
+    for (int p = 0; p < kPointers; ++p) from_[p] += stage_.block_bytes(weights(p).line_bytes);
   }
 
  private:
   static constexpr int kPointers =
       WeightStage<Shape, kMajor, kParts>::kThreadHasOnePart ? 1 : kParts;
 
+  // Of a part, or of the one that the thread has.
+  __device__ const ExpertWeights& weights(int part) const {
+    return params_.part[kPointers == 1 ? stage_.part() : part];
+  }
+
   const Params& params_;
   WeightStage<Shape, kMajor, kParts> stage_;
-  const char* first_[kPointers];
+  const char* from_[kPointers];  // what this thread copies first of the next k block
+  int32_t rows_left_;
 };
 
 // Where the sum runs over the gate part and then the up part: W1's, which lie one after the other,
@@ -206,12 +202,15 @@ class SummedWeights {
   struct Params {
     ExpertWeights part[2];
     int32_t blocks_a_part;
+    int32_t padding;  // steps from the end of a part to that of its last k block
   };
 
   // Of W1's parts (E, columns, d), which are summed over; the product has d columns.
   static Params params(const UpParts& W1) {
     Params params{};
     params.blocks_a_part = k_blocks_of_a_part<Shape>(W1.columns);
+    params.padding =
+        static_cast<int32_t>(int64_t{params.blocks_a_part} * Shape::BLOCK_K - W1.columns);
     for (int p = 0; p < W1.count; ++p)
       params.part[p] = ExpertWeights::of<kMajor>(transposed(W1.part[p]));
     return params;
@@ -221,21 +220,30 @@ class SummedWeights {
       : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
-    stage_.begin(tile);
-    expert_ = tile.expert;
+    from_ = stage_.first(params_.part[0], tile.expert, tile.n_block);
+    of_next_part_ = stage_.first(params_.part[1], tile.expert, tile.n_block);
+    line_bytes_ = params_.part[0].line_bytes;
+    rows_left_ = params_.part[0].rows - stage_.row(tile.n_block);
   }
-  __device__ __forceinline__ void copy(uint32_t shared, int32_t k_block) const {
-    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
-    const ExpertWeights& W = params_.part[sum.part];
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t blocks_left) const {
+    const int32_t of_part = blocks_left_of_part(blocks_left, params_.blocks_a_part);
     stage_.copy(
-        shared, sum.begin, [&](int) -> const ExpertWeights& { return W; },
-        [&](int) { return stage_.first(W, expert_); });
+        shared, [&](int) { return from_; }, [&](int) { return line_bytes_; }, rows_left_,
+        of_part * Shape::BLOCK_K - params_.padding - stage_.sum());
+  }
+  __device__ __forceinline__ void advance(int32_t blocks_left) {
+    const bool next_part = blocks_left == params_.blocks_a_part + 1;
+    from_ = next_part ? of_next_part_ : from_ + stage_.block_bytes(line_bytes_);
+    line_bytes_ = next_part ? params_.part[1].line_bytes : line_bytes_;
   }
 
  private:
   const Params& params_;
   WeightStage<Shape, kMajor, 1> stage_;
-  int32_t expert_;
+  const char* from_;  // what this thread copies first of the next k block
+  const char* of_next_part_;
+  uint32_t line_bytes_;
+  int32_t rows_left_;
 };
 
 }  // namespace tilemoe::cuda::sm80

@@ -21,7 +21,7 @@ struct PartialSums {
   __device__ __forceinline__ void write(int32_t tile, const Accumulators<Shape>& D) const {
     const auto thread = static_cast<int32_t>(threadIdx.x);
     const int32_t warp = thread / kWarp;
-    float4* const to = of(tile, warp % kAcross) + warp / kAcross * kWarp + thread % kWarp;
+    float4* const to = of(tile, Shape::warp_across()) + warp / kAcross * kWarp + thread % kWarp;
 #pragma unroll
     for (int m = 0; m < Shape::kSlabs; ++m)
 #pragma unroll

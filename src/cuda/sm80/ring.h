@@ -10,13 +10,13 @@
 #include "cuda/core/warp.h"
 #include "cuda/ptx/cp_async.h"
 #include "cuda/ptx/mbarrier.h"
+#include "cuda/ptx/pin.h"
 
 namespace tilemoe::cuda::sm80 {
 
 // A stage and how often the ring has gone round, by parity.
 struct RingPosition {
-  uint32_t stage;    // its address
-  uint32_t barrier;  // the first of its two
+  int32_t stage = 0;
   uint32_t parity = 0;
 };
 
@@ -25,45 +25,55 @@ class Ring {
  public:
   static constexpr int kBarrierBytes = 2 * kMostStages * static_cast<int>(sizeof(uint64_t));
 
-  // `stages` of them, which is 2 to kMostStages, begin at `shared`.
-  __device__ Ring(uint32_t shared, uint32_t barriers, int32_t stages)
-      : shared_(shared), barriers_(barriers), stages_(stages) {}
+  // `stages` of them, which is 2 to kMostStages, begin at `shared`, behind kBarrierBytes of barriers.
+  __device__ Ring(uint32_t shared, int32_t stages) : shared_(shared), stages_(stages) {
+    ptx::pin(shared_);  // a register: it would be worked out anew for each access
+  }
 
   // By one thread.
   __device__ void init() const {
     for (int32_t stage = 0; stage < stages_; ++stage) {
-      ptx::mbarrier_init(barriers_ + 16 * stage, kWarps * kWarp);
-      ptx::mbarrier_init(barriers_ + 16 * stage + 8, kWarps * kWarp);
+      const RingPosition at{stage};
+      ptx::mbarrier_init(full(at), kWarps * kWarp);
+      ptx::mbarrier_init(empty(at), kWarps * kWarp);
     }
   }
 
-  __device__ RingPosition first() const { return {shared_, barriers_}; }
+  __device__ uint32_t address(const RingPosition& at) const {
+    return shared_ + at.stage * kStageBytes;
+  }
   __device__ void advance(RingPosition& at) const {
-    at.stage += kStageBytes;
-    at.barrier += 16;
-    if (at.barrier == barriers_ + 16 * stages_) {
-      at.stage = shared_;
-      at.barrier = barriers_;
-      at.parity ^= 1;
-    }
+    if (++at.stage == stages_) at.stage = 0, at.parity ^= 1;
   }
 
   // The first round finds every stage empty without an arrival: the phase before the first counts
   // as ended.
-  __device__ static void wait_empty(const RingPosition& at) {
-    ptx::mbarrier_wait(at.barrier + 8, at.parity ^ 1);
+  __device__ void wait_empty(const RingPosition& at) const {
+    ptx::mbarrier_wait(empty(at), at.parity ^ 1);
+  }
+  // Whether wait_empty() would not wait. True is as good as the wait itself.
+  __device__ bool is_empty(const RingPosition& at) const {
+    return ptx::mbarrier_test_wait(empty(at), at.parity ^ 1);
   }
   // The stage is full when this thread's copies have landed, and all others'.
-  __device__ static void fill(const RingPosition& at) { ptx::cp_async_arrive(at.barrier); }
-  __device__ static void wait_full(const RingPosition& at) {
-    ptx::mbarrier_wait(at.barrier, at.parity);
+  __device__ void fill(const RingPosition& at) const { ptx::cp_async_arrive(full(at)); }
+  __device__ void wait_full(const RingPosition& at) const {
+    ptx::mbarrier_wait(full(at), at.parity);
+  }
+  __device__ bool is_full(const RingPosition& at) const {
+    return ptx::mbarrier_test_wait(full(at), at.parity);
   }
   // This thread has read the stage. (One arrival of a warp would do, after __syncwarp(); that leaves
   // no instruction where the warp is together, and racecheck then knows of one lane's reads.)
-  __device__ static void release(const RingPosition& at) { ptx::mbarrier_arrive(at.barrier + 8); }
+  __device__ void release(const RingPosition& at) const { ptx::mbarrier_arrive(empty(at)); }
 
  private:
-  uint32_t shared_, barriers_;
+  __device__ uint32_t full(const RingPosition& at) const {
+    return shared_ - kBarrierBytes + 2 * sizeof(uint64_t) * at.stage;
+  }
+  __device__ uint32_t empty(const RingPosition& at) const { return full(at) + sizeof(uint64_t); }
+
+  uint32_t shared_;
   int32_t stages_;
 };
 

@@ -44,8 +44,17 @@ struct TileShape {
   __device__ static int32_t slab_row(int index, std::integral auto thread) {
     return static_cast<int32_t>(thread) / kWarp / kWarpsAcross * kWarpRows + index * slab::kRows;
   }
-  __device__ static int32_t slab_column() {
-    return static_cast<int32_t>(threadIdx.x) / kWarp % kWarpsAcross * kWarpColumns;
+  __device__ static int32_t slab_column() { return warp_across() * kWarpColumns; }
+
+  // Which of the warps across the tile this one is. A scheduler has every fourth warp: those of the
+  // same rows have one each, and so have those of one half of the columns, so that all schedulers
+  // have work in a tile of which half the rows or columns are not there.
+  __device__ static int32_t warp_across() {
+    const auto warp = static_cast<int32_t>(threadIdx.x) / kWarp;
+    if constexpr (kWarpsAcross == 4)
+      return warp % 4 ^ warp / 4 % 2 * 2;
+    else
+      return warp % kWarpsAcross;
   }
 };
 

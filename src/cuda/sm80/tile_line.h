@@ -17,10 +17,18 @@ namespace tilemoe::cuda::sm80 {
 
 constexpr int32_t kNoTile = 0;  // k blocks: the order has come to its end
 
-// A place in the line, and how often it has gone round, by parity.
-struct LinePosition {
-  int32_t slot = 0;
-  uint32_t parity = 0;
+// A place in the line, and how often it has gone round, by parity: both in one register.
+class LinePosition {
+ public:
+  __device__ uint32_t slot() const { return place_ / 2; }
+  __device__ uint32_t parity() const { return place_ % 2; }
+  __device__ void advance(uint32_t slots) {
+    place_ += 2;
+    if (slot() == slots) place_ = parity() ^ 1;
+  }
+
+ private:
+  uint32_t place_ = 0;
 };
 
 template <class Order, int kMostStages>
@@ -41,21 +49,19 @@ class TileLine {
     if (!order.next(tile)) tile.k_blocks = kNoTile;
     new (&lane) Order(order);
     if (threadIdx.x > 0) return;
-    tiles_[at.slot] = tile;
-    ptx::mbarrier_arrive(ptx::shared_address(&told_[at.slot]));
+    tiles_[at.slot()] = tile;
+    ptx::mbarrier_arrive(ptx::shared_address(&told_[at.slot()]));
   }
 
   // By every warp: the tile, once it is there.
   __device__ const Tile& wait(const LinePosition& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot]), at.parity);
-    return tiles_[at.slot];
+    ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot()]), at.parity());
+    return tiles_[at.slot()];
   }
   // Of what has been waited for.
-  __device__ const Tile& tile(int32_t slot) const { return tiles_[slot]; }
+  __device__ const Tile& tile(const LinePosition& at) const { return tiles_[at.slot()]; }
 
-  __device__ static void advance(LinePosition& at) {
-    if (++at.slot == kSlots) at.slot = 0, at.parity ^= 1;
-  }
+  __device__ static void advance(LinePosition& at) { at.advance(kSlots); }
 
  private:
   // A warp stores a tile while others copy what lies a whole ring ahead of it, and the tile after
