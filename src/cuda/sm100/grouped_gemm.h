@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   wait_for_previous();
   __syncthreads();
-  ptx::tcgen05_fence_after_sync();  // (the same)
+  ptx::tcgen05_fence_after_sync();  // (not needed: nothing asynchronous came before)
   const auto tensor_memory = *reinterpret_cast<const uint32_t*>(memory + Gemm::kTensorMemoryAt);
 
   if (warp < kFirstStoringWarp) {

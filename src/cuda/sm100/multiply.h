@@ -75,7 +75,7 @@ __device__ __forceinline__ void tell_of_stages(const typename Gemm::Params& para
     const int32_t k_blocks = ptx::uniform(tile.k_blocks);
     for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
       ring.wait_full(at);
-      __syncwarp();  // (as above)
+      __syncwarp();  // (orders nothing: the elected lane has waited by itself)
       if (ptx::elect_one()) {
         if constexpr (Gemm::kThreadsCopy) ptx::fence_proxy_async();
         ring.tell_full(at.stage);
