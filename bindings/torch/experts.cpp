@@ -312,7 +312,7 @@ Tensor of_logits(const Call& call, const Tensor& ds, const Tensor& X, const Tens
 
 }  // namespace
 
-std::tuple<int64_t, int64_t, int64_t, int64_t> layer_bytes(
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
     const Tensor& like, const std::vector<int64_t>& size_list,
     const std::vector<int64_t>& number_list) {
   const Call call({{"like", like}});
@@ -337,10 +337,12 @@ std::tuple<int64_t, int64_t, int64_t, int64_t> layer_bytes(
   };
   constexpr uint32_t kBeforeW1 =
       TILEMOE_GRADIENT_X | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2;
+  const int64_t of_W1 =
+      workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_REST, TILEMOE_GRADIENT_W1);
   return {static_cast<int64_t>(saved.routing), static_cast<int64_t>(saved.H),
           workspace(TILEMOE_PASS_FORWARD, TILEMOE_BACKWARD_WHOLE, 0),
-          std::max(workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_OVER_H, kBeforeW1),
-                   workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_REST, TILEMOE_GRADIENT_W1))};
+          std::max(workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_OVER_H, kBeforeW1), of_W1),
+          of_W1};
 }
 
 std::tuple<Tensor, Tensor> experts(const Tensor& X, const MaybeTensor& router,

@@ -39,9 +39,8 @@ std::tuple<Tensor, Tensor> route_rounded(const Tensor& logits, const MaybeTensor
 Tensor route_grouped(const Tensor& counts, const MaybeTensor& row_scores, int64_t rows);
 
 // experts.cpp
-std::tuple<int64_t, int64_t, int64_t, int64_t> layer_bytes(const Tensor& like,
-                                                           const std::vector<int64_t>& sizes,
-                                                           const std::vector<int64_t>& numbers);
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
+    const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& numbers);
 std::tuple<Tensor, Tensor> experts(const Tensor& X, const MaybeTensor& router,
                                    const Tensor& routing, const Tensors& weights,
                                    const MaybeTensor& addend, int64_t capacity,

@@ -102,10 +102,11 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
   // sizes: T, E, d, n, capacity. Bytes of a layer on `like`'s device and in its dtype: of the
-  // routing, of H, of the forward's workspace, of the largest of a backward's with dH over H.
+  // routing, of H, of the forward's workspace, of the largest of a backward's with dH over H, of that
+  // of dW1, which comes last.
   m.def(
       "layer_bytes(Tensor like, int[] sizes, int[] numbers) -> (int routing, int H, int forward, "
-      "int backward)");
+      "int backward, int dW1)");
 
   // logits (T, E), expert_counts (E) int32 -> (2) float32: balance, z
   m.def("router_losses(Tensor logits, Tensor expert_counts) -> Tensor");

@@ -142,7 +142,7 @@ def plan(
     number = _rules.number("activation", _rules.ACTIVATIONS, activation)
     numbers = [*_rules.rule_of(_rules.TOP_K, width, _rules.SCORES_GIVEN), number, 0, column_blocks]
     like = torch.empty(0, dtype=dtype, device=device)
-    routing, H, of_forward, of_backward = _library.operators.layer_bytes(
+    routing, H, of_forward, of_backward, of_dW1 = _library.operators.layer_bytes(
         like, [tokens, E_local, d, n, C], numbers
     )
 
@@ -173,6 +173,6 @@ def plan(
     ds = 8 * tokens * width
     made = rows + ds + of_W2  # dX of what came, and what goes on to the optimizer
     back = beside * (own if way.pulls else rows)  # dX's sums are here while dW1 is made
-    computing = (2 - keep_gathered) * rows + made + max(of_backward, of_W1 + back)
+    computing = (2 - keep_gathered) * rows + made + max(of_backward, of_dW1 + of_W1 + back)
     backward = kept + max(computing, ds + gathered + of_W2 + of_W1 + adding)
     return Memory(C, kept, forward, backward)

@@ -370,7 +370,7 @@ def _backward_in_chunks(ctx, dO, saved, wanted):
     made = empty_gradients(X, H, weights, ctx.numbers, wanted)
     E, d, n = weights[WEIGHTS.index("W2")].shape
     sizes = [X.shape[0], E, d, n, H.shape[0]]
-    *_, workspace_bytes = _ops.layer_bytes(X, sizes, ctx.numbers)
+    *_, workspace_bytes, _ = _ops.layer_bytes(X, sizes, ctx.numbers)
     workspace = X.new_empty(workspace_bytes, dtype=torch.uint8)
     for chunk in range(len(ctx.chunks.cuts) - 1):
         ctx.travel.gradient_arrived(chunk)

@@ -473,5 +473,6 @@ def test_a_second_call_takes_no_new_memory():
     for _ in range(5):
         results(tilemoe.moe, tensors, K=K)
         after.append(torch.cuda.memory_allocated())
-    # autograd's thread lets go of its last tensors a moment after a call; what stays would add up.
-    assert min(after) == before, (before, after)
+    # autograd's thread lets go of its last tensors a moment after a call, the first one too; what
+    # stays would add up.
+    assert min(after) <= before, (before, after)

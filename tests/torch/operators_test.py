@@ -164,7 +164,7 @@ def parts(x):
     for part, H in ((0, zeros(T * K, 2 * n)), (1, None)):
         out = zeros(T, d), H
         yield "experts_part", (x["X"], *batch, bounds, cuts, part, T * K, *packed(), *out)
-    *_, size = tm.layer_bytes(x["X"], [T, E, d, n, T * K], numbers)
+    *_, size, _ = tm.layer_bytes(x["X"], [T, E, d, n, T * K], numbers)
     workspace = torch.zeros(size, dtype=torch.uint8)
     given = places(dX=zeros(T, d), ds=torch.zeros(T, K), dW2=torch.zeros_like(x["layer"][2]))
     for part in (0, 1):
