@@ -79,8 +79,7 @@ __device__ void timed(const Task& task, const Multiply& multiply) {
   const Clock begin = now();
   multiply();
   const Clock end = now();
-  if (threadIdx.x == 0)
-    task.clocks[blockIdx.x] = {end.cycles - begin.cycles, end.ns - begin.ns};
+  if (threadIdx.x == 0) task.clocks[blockIdx.x] = {end.cycles - begin.cycles, end.ns - begin.ns};
 }
 
 __device__ uint8_t* fill_stages(const Task& task) {
@@ -170,8 +169,8 @@ class Bench {
   // Of as many k blocks as take a millisecond or so.
   template <class Kernel>
   nlohmann::json of(const char* name, Kernel kernel) const {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    kSharedBytes));
+    check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     run(kernel, 1);  // loads the code
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const Figures burst = run(kernel, 1);
@@ -202,9 +201,9 @@ class Bench {
     check_cuda(cudaEventCreate(&end));
     check_cuda(cudaEventRecord(begin));
     for (int i = 0; i < launches; ++i)
-      kernel<<<blocks, kThreads, kSharedBytes>>>(
-          {static_cast<const uint4*>(numbers_.data()), kKBlocks, static_cast<float*>(sums.data()),
-           static_cast<Clock*>(clocks.data())});
+      kernel<<<blocks, kThreads, kSharedBytes>>>({static_cast<const uint4*>(numbers_.data()),
+                                                  kKBlocks, static_cast<float*>(sums.data()),
+                                                  static_cast<Clock*>(clocks.data())});
     check_cuda(cudaGetLastError());
     check_cuda(cudaEventRecord(end));
     check_cuda(cudaEventSynchronize(end));
