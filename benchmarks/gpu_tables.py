@@ -291,6 +291,13 @@ def measured_page():
             "### Kits\n[`gpu_kits.json`](../benchmarks/results/gpu_kits.json), by "
             "`benchmarks/gpu_kits.py`. " + kits(results) + "\n"
         )
+    if results := stage("kits_scattermoe"):
+        text += (
+            "### Kits beside ScatterMoE\n"
+            "[`gpu_kits_scattermoe.json`](../benchmarks/results/gpu_kits_scattermoe.json), by "
+            "`benchmarks/gpu_kits.py`, before the kit `sm80` became faster: its times are those of "
+            "the table above since. " + kits(results) + "\n"
+        )
     if results := stage("few_tokens"):
         text += (
             "### Few tokens\n[`gpu_few_tokens.json`](../benchmarks/results/gpu_few_tokens.json), by "

@@ -62,6 +62,8 @@ def means(results):
     """The ratios of both passes over the layers that count."""
     rows = []
     for bar in results["bars"]:
+        if not bar["layers"]:
+            continue
         alone = results["by_kernels"].get(bar["of"], {}).values()
         rows.append(
             [

@@ -56,7 +56,8 @@ ROWWISE = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_roundi
 ONE_GPU = "this machine has one GPU"
 # Tests of programs that are skipped there; skipped anywhere else, or any other one, is a failure.
 SKIPPED_ON_ONE_GPU = frozenset({"DeviceLayerTest.GivesTheSameBitsOnEveryDevice",
-                                "DeviceLayerTest.RunsOnTwoDevicesAtOnce"})
+                                "DeviceLayerTest.RunsOnTwoDevicesAtOnce",
+                                "SumRows.ReadsAnotherGpu"})
 
 
 @dataclasses.dataclass

@@ -168,9 +168,19 @@ def peaks_on_a_cpu(forward, backward):
     return of_forward[-1], max(of_forward), of_forward[-1] + max(of_backward)
 
 
+def settled():
+    """The bytes that are allocated once autograd's thread has let go of what a call before had."""
+    torch.cuda.synchronize()
+    seen = [torch.cuda.memory_allocated()]
+    while len(seen) < 10 or len(set(seen[-10:])) > 1:
+        time.sleep(0.01)
+        seen.append(torch.cuda.memory_allocated())
+    return seen[-1]
+
+
 def peaks_on_a_gpu(forward, backward):
     most = []
-    begin = torch.cuda.memory_allocated()
+    begin = settled()
     for call in (forward, backward):
         torch.cuda.reset_peak_memory_stats()
         kept = call()
