@@ -145,12 +145,7 @@ def a_graph_has_the_exchange(job):
         rows = pull.start(own).wait()
         return rows, pull.depart(rows).sum()
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        exchange()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
+    travel.warm_up(exchange)
     dist.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
