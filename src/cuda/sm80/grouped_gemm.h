@@ -113,11 +113,8 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
       products.load(fragments[0], ring.address(at), 0);
       for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
         const uint32_t stage = ring.address(at);
-        // Barriers are asked a step before their answer is needed: it takes some 25 cycles.
-        const bool has_room = ahead.has_room(ring);
         products.load(fragments[1], stage, 1);
         Products::multiply(D, fragments[0]);
-        if (!has_room) ahead.wait_for_room(ring);
         ahead.copy(ring);
         products.load(fragments[0], stage, 2);
         Products::multiply(D, fragments[1]);
@@ -126,11 +123,12 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
         ring.advance(at);
         // The next tile's are read when this one is stored, and registers free.
         const bool ends = k_block + 1 == k_blocks;
-        const bool is_full = ends || ring.is_full(at);
         ahead.advance(ring);
         Products::multiply(D, fragments[0]);
-        if (!is_full) ring.wait_full(at);
-        if (!ends) products.load(fragments[0], ring.address(at), 0);
+        if (!ends) {
+          ring.wait_full(at);
+          products.load(fragments[0], ring.address(at), 0);
+        }
         Products::multiply(D, fragments[1]);
         ahead.find_tile();
       }

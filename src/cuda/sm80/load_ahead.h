@@ -33,28 +33,36 @@ class LoadAhead {
   // The next k block's, if there is one, to the stage after the last.
   __device__ __forceinline__ void copy_next(const Ring& ring) { copy_of<true, true>(ring); }
 
-  // The same in parts, to stand among products: whether the stage has been read, or a wait until it
-  // has; the copies; on to the next k block, and where there is none left, to the next tile's. That
-  // one is looked up at once, so that its first addresses are there when they are needed.
-  __device__ __forceinline__ bool has_room(const Ring& ring) const {
-    return left_ <= 0 || ring.is_empty(at_);
-  }
-  __device__ __forceinline__ void wait_for_room(const Ring& ring) const { ring.wait_empty(at_); }
+  // The same in parts, to stand among products. First the copies, once the stage has been read. Who
+  // copies A fills the stages.
+  template <bool kA = true, bool kB = true>
   __device__ __forceinline__ void copy(const Ring& ring) const {
-    if (left_ > 0) copy_parts<true, true>(ring);
+    if (left_ <= 0) return;
+    ring.wait_empty(at_);
+    const uint32_t stage = ring.address(at_);
+    if constexpr (kA) load_a_.copy(stage, left_);
+    if constexpr (kB) load_b_.copy(stage + Gemm::LoadA::Operand::kBytes, left_);
+    if constexpr (kA) ring.fill(at_);
   }
+  // On to the next k block,
   __device__ __forceinline__ void advance(const Ring& ring) {
     load_a_.advance(left_);
     load_b_.advance(left_);
     ring.advance(at_);
     --left_;
   }
+  // and where there is none left, to the next tile's. That one is looked up at once, so that its
+  // first addresses are there when they are needed.
+  template <bool kLooks = true>
   __device__ __forceinline__ void find_tile() {
-    if (left_ == 0) find_next_tile<true>();
+    if (left_ != 0) return;
+    if constexpr (kLooks)
+      if (is_first_warp()) line_.find_next(next_);
+    begin_tile();
   }
 
   // The first `count` k blocks: their weights while the kernel before still runs, then their rows,
-  // which it writes.
+  // which it writes. Who copies B looks for the tiles.
   __device__ __forceinline__ void copy_weights_first(const Ring& ring, int32_t count) {
     LoadAhead rows = *this;  // goes the same way again
     for (int32_t i = 0; i < count; ++i) copy_of<false, true>(ring);
@@ -63,27 +71,12 @@ class LoadAhead {
   }
 
  private:
-  // Who copies B looks for the tiles, who copies A fills the stages.
   template <bool kA, bool kB>
   __device__ __forceinline__ void copy_of(const Ring& ring) {
-    if (left_ <= 0) return;
-    ring.wait_empty(at_);
-    copy_parts<kA, kB>(ring);
+    if (left_ <= 0) return;  // of a block that has no tile, loaders have not begun
+    copy<kA, kB>(ring);
     advance(ring);
-    if (left_ == 0) find_next_tile<kB>();
-  }
-  template <bool kA, bool kB>
-  __device__ __forceinline__ void copy_parts(const Ring& ring) const {
-    const uint32_t stage = ring.address(at_);
-    if constexpr (kA) load_a_.copy(stage, left_);
-    if constexpr (kB) load_b_.copy(stage + Gemm::LoadA::Operand::kBytes, left_);
-    if constexpr (kA) ring.fill(at_);
-  }
-  template <bool kLooks>
-  __device__ __forceinline__ void find_next_tile() {
-    if constexpr (kLooks)
-      if (is_first_warp()) line_.find_next(next_);
-    begin_tile();
+    find_tile<kB>();
   }
 
   __device__ static bool is_first_warp() { return threadIdx.x < kWarp; }

@@ -51,17 +51,10 @@ class Ring {
   __device__ void wait_empty(const RingPosition& at) const {
     ptx::mbarrier_wait(empty(at), at.parity ^ 1);
   }
-  // Whether wait_empty() would not wait. True is as good as the wait itself.
-  __device__ bool is_empty(const RingPosition& at) const {
-    return ptx::mbarrier_test_wait(empty(at), at.parity ^ 1);
-  }
   // The stage is full when this thread's copies have landed, and all others'.
   __device__ void fill(const RingPosition& at) const { ptx::cp_async_arrive(full(at)); }
   __device__ void wait_full(const RingPosition& at) const {
     ptx::mbarrier_wait(full(at), at.parity);
-  }
-  __device__ bool is_full(const RingPosition& at) const {
-    return ptx::mbarrier_test_wait(full(at), at.parity);
   }
   // This thread has read the stage. (One arrival of a warp would do, after __syncwarp(); that leaves
   // no instruction where the warp is together, and racecheck then knows of one lane's reads.)
