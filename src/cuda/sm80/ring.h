@@ -26,8 +26,11 @@ class Ring {
   static constexpr int kBarrierBytes = 2 * kMostStages * static_cast<int>(sizeof(uint64_t));
 
   // `stages` of them, which is 2 to kMostStages, begin at `shared`, behind kBarrierBytes of barriers.
-  __device__ Ring(uint32_t shared, int32_t stages) : shared_(shared), stages_(stages) {
-    ptx::pin(shared_);  // a register: it would be worked out anew for each access
+  __device__ Ring(uint32_t shared, int32_t stages)
+      : barriers_(shared - kBarrierBytes), stages_(stages) {
+    // A register: it would be worked out anew for each access. And the first barrier's, not the first
+    // stage's: of a barrier that an instruction names by a negative offset, racecheck knows nothing.
+    ptx::pin(barriers_);
   }
 
   // By one thread.
@@ -40,7 +43,7 @@ class Ring {
   }
 
   __device__ uint32_t address(const RingPosition& at) const {
-    return shared_ + at.stage * kStageBytes;
+    return barriers_ + kBarrierBytes + at.stage * kStageBytes;
   }
   __device__ void advance(RingPosition& at) const {
     if (++at.stage == stages_) at.stage = 0, at.parity ^= 1;
@@ -62,11 +65,11 @@ class Ring {
 
  private:
   __device__ uint32_t full(const RingPosition& at) const {
-    return shared_ - kBarrierBytes + 2 * sizeof(uint64_t) * at.stage;
+    return barriers_ + 2 * sizeof(uint64_t) * at.stage;
   }
   __device__ uint32_t empty(const RingPosition& at) const { return full(at) + sizeof(uint64_t); }
 
-  uint32_t shared_;
+  uint32_t barriers_;
   int32_t stages_;
 };
 
