@@ -28,9 +28,10 @@ constexpr const char* kScheduleHelp =
 // Throws std::invalid_argument for a name that is none.
 const Setting& setting_of(const std::string& name);
 
-// Settings whose tensor cores have one arithmetic: cases have equal bits in them.
+// Settings whose cases have equal bits: their tensor cores have one arithmetic, and sums over an
+// expert's rows are cut for as many blocks.
 inline bool same_bits(const Setting& a, const Setting& b) {
-  return a.device.major == b.device.major;
+  return a.device.major == b.device.major && a.device.multiprocessors == b.device.multiprocessors;
 }
 
 }  // namespace tilemoe::simulator

@@ -98,7 +98,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return tilemoe::simulator::launch(*config, reinterpret_cast<const void*>(kernel), call,
                                     sizeof(Call), [](const void* started) {
                                       const Call& its = *static_cast<const Call*>(started);
-                                      std::apply(its.kernel, its.params);
+                                      const auto enter = [kernel = its.kernel](Params... params) {
+                                        tilemoe::simulator::leave_scraps();
+                                        kernel(params...);
+                                      };
+                                      std::apply(enter, its.params);
                                     });
 }
 template <class... Params>

@@ -344,6 +344,10 @@ class Machine final : public ConflictListener {
   }
 
   Random& random() { return random_; }
+  // For what its stack has before it starts: the schedule does not depend on it.
+  Random random_of(const Thread& thread) const {
+    return Random(seed_ << 48 ^ uint64_t{thread.block->number} << 16 ^ thread.index);
+  }
   std::unordered_map<const void*, Foreign>& released() { return released_; }
 
  private:

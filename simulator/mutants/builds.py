@@ -107,7 +107,7 @@ def pack(kind, made, folder, products):
         subprocess.run(["strip", *(programs / "bin" / name for name in made)], check=True)
     (programs / "built.json").write_text(json.dumps({
         "kind": kind, "commit": commit(), "compiler": compiler(kind), "products": products,
-        "sources": sources_hash("src", "simulator", "verify"),
+        "sources": sources_hash("src", "verify", *(["simulator"] if kind == "simulator" else [])),
         "defects": [{"id": one.id, "file": str(one.file), "line": number_of_line(one),
                      "text": line_of(one), "hash": defect_hash(one)}
                     for one in all_defects()]}, indent=1) + "\n")

@@ -194,6 +194,9 @@ CHANGES = [
            "if (column + 8 * j >= size.columns) break;", ""),
     Change("guard", "row-of-combine", "rowwise/combine.cu",
            "if (t >= params.outputs) return;", "if (t > params.outputs) return;"),
+    Change("guard", "of-no-tile-sm80", "sm80/load_ahead.h",
+           "if (left_ <= 0) return;", "",
+           within="if (left_ <= 0) return;  // of a block that has no tile, loaders have not begun"),
 
     # ---- a slot written while what was stored through it is still read
     Change("slot", "ragged-store", "sm90/store_ragged.h",

@@ -41,6 +41,8 @@ from defects import ROOT, all_defects, find, line_of, write_sources
 sys.path.append(str(ROOT / "benchmarks"))
 from marks import marked  # noqa: E402
 
+DEVICES = ["sm80", "sm80-on-90", "sm90", "sm100", "sm100-pairs", "sm80-on-90-whole", "sm90-whole",
+           "sm100-whole"]
 RESULTS = ROOT / "benchmarks" / "results" / "simulator_mutants.json"
 GPU_RESULTS = RESULTS.with_name("gpu_mutants.json")
 
@@ -91,8 +93,7 @@ def main():
                          help="the layer's cases (default: those of the reduced registry in bfloat16); "
                          "the router's are always simulated")
     running.add_argument("--device", dest="devices", action="append",
-                         help="what is simulated (default: sm80, sm80-on-90, sm90, sm100, "
-                         "sm100-pairs)")
+                         help=f"what is simulated (default: {', '.join(DEVICES)})")
     running.add_argument("--seeds", type=int, default=20)
     running.add_argument("--more-seeds", type=int, default=3,
                          help="that are tried for a finding beside a right output")
@@ -133,7 +134,7 @@ def main():
     if args.command == "table":
         return write_table(args.check)
     args.cases = args.cases or ["--reduced", "*/bfloat16"]
-    args.devices = args.devices or ["sm80", "sm80-on-90", "sm90", "sm100", "sm100-pairs"]
+    args.devices = args.devices or DEVICES
     return search.run(args)
 
 

@@ -118,8 +118,8 @@ def cases_of(programs, args, device):
                               env=environment_of(programs)).stdout.split()
 
     layers = listed(SIMULATORS[0], *args.cases, "--device", device)
-    # Another kit: the router has none.
-    return layers + ([] if "-on-" in device else listed(SIMULATORS[1]))
+    # Another kit: the router has none. Nor tiles, which a whole GPU is for.
+    return layers + ([] if re.search("-on-|-whole", device) else listed(SIMULATORS[1]))
 
 
 def survey_case(programs, built, place, limit_s, end):

@@ -52,6 +52,21 @@ void run_mirror(int32_t* out, const int32_t* in, int threads) {
       mirror_words<kHow>, out, in);
 }
 
+struct Cursor {
+  int32_t next, end;
+};
+
+// Not inlined, so that the compiler cannot know what is set.
+__device__ __attribute__((noinline)) void begin(Cursor& cursor, bool begins, int32_t end) {
+  if (begins) cursor = {static_cast<int32_t>(threadIdx.x), end};
+}
+
+__global__ void look_up_words(bool begins, int32_t* out, const int32_t* in) {
+  Cursor cursor;
+  begin(cursor, begins, static_cast<int32_t>(blockDim.x));
+  out[threadIdx.x] = cursor.next < cursor.end ? in[cursor.next] : 0;  // looks up
+}
+
 // Thread t copies four words a step to its place of a stage and reads those of thread t ^ 1.
 template <Pipeline kHow>
 __global__ void copy_and_sum(int32_t* out, const int32_t* in) {
@@ -164,6 +179,11 @@ __global__ void multiply_blocks(float* out, const uint16_t* a, const uint16_t* b
 }
 
 }  // namespace
+
+void look_up(bool begins, int32_t* out, const int32_t* in, int threads) {
+  launch_kernel("look_up", {.blocks = dim3(1), .threads = threads, .stream = nullptr},
+                look_up_words, begins, out, in);
+}
 
 void mirror(Mirror how, int32_t* out, const int32_t* in, int threads) {
   switch (how) {

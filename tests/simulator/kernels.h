@@ -20,6 +20,10 @@ enum class Mirror {
 };
 void mirror(Mirror how, int32_t* out, const int32_t* in, int threads);
 
+// ---- a thread's own variables
+// Every thread looks up its word of `in`; where it does not begin, at an index that nobody has set.
+void look_up(bool begins, int32_t* out, const int32_t* in, int threads);
+
 // ---- cp.async and barriers in shared memory: a ring of stages
 enum class Pipeline {
   kRight,

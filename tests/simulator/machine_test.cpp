@@ -125,6 +125,23 @@ TEST_F(Simulator, NamesAnAccessOutOfBounds) {
       << past_array->address;
 }
 
+// A variable that nobody set would be 0 on a fresh stack, which looks right.
+TEST_F(Simulator, NamesAnIndexThatNobodySet) {
+  constexpr int kThreads = 64;
+  const Array<int32_t> in(numbers(kThreads)), out(kThreads);
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const auto run = [&](bool set) {
+      return run_with(seed, [&] { look_up(set, out.data(), in.data(), kThreads); });
+    };
+    EXPECT_TRUE(run(true).findings.empty());
+    EXPECT_EQ(out.read(), numbers(kThreads));
+    const Outcome outcome = run(false);
+    const Finding* const found = find(outcome, FindingKind::kOutOfBounds);
+    ASSERT_NE(found, nullptr) << "seed " << seed << "\n" << all(outcome.findings);
+    EXPECT_TRUE(begins(found->site, line_of("looks up")));
+  }
+}
+
 TEST_F(Simulator, GoesOnAfterALaunchThatItEnded) {
   EXPECT_EQ(run_mirror(Mirror::kPastTheEnd, 64, 1).error, cudaErrorLaunchFailure);
   const Outcome outcome = run_mirror(Mirror::kRight, 64, 1);
