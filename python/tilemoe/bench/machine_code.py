@@ -2,9 +2,9 @@
 that a path, a date or a symbol's name decides. It is that of Hopper's kernels, which every number
 in benchmarks/results was measured with: a rowwise kernel is there once more for 8.0, under the
 same name, and that one does not count. Nor do the products of the sm80 kit, which a build may have
-for Hopper or not: they have a hash of their own. Nor do kernels outside of tilemoe::cuda, such as
-sum_rows' in tilemoe::exchange, which was no part of what those numbers measured. Needs nothing but
-Python and, for kernels that nvcc compressed, libzstd, which dpkg and rpm need too.
+for Hopper or not. Nor do kernels outside of tilemoe::cuda, such as sum_rows' in tilemoe::exchange,
+which was no part of what those numbers measured. Needs nothing but Python and, for kernels that
+nvcc compressed, libzstd, which dpkg and rpm need too.
 
 nvcc keeps a kernel in three layers: a fatbin in the file, in it an ELF image for each
 architecture, in that a section .text.KERNEL. Of the three, fatbins alone have no library that
@@ -101,28 +101,13 @@ def kernels(path):
     return found, version
 
 
-def _hash(found, version):
-    if not found:
-        return None
-    whole = hashlib.sha256("\n".join(sorted(found.values())).encode())
-    return {"hash": whole.hexdigest()[:16], "kernels": len(found), "nvcc": version}
-
-
 def stamp(path):
     """What a results file keeps of Hopper's kernels in `path`: {"hash", "kernels": how many, "nvcc"},
     or None where there are none. Names do not count: those of internal linkage have the source's
     path in them."""
     every, version = kernels(path)
-    found = every.get(HOPPER, {})
-    return _hash({name: one for name, one in found.items() if not OF_SM80.match(name)}, version)
-
-
-def stamp_of_sm80(path):
-    """The same of the sm80 kit's products: their code for Hopper where the build has it, else that
-    for 8.0, from whose PTX a Hopper GPU has them then."""
-    every, version = kernels(path)
-    for architecture in (HOPPER, 80):
-        found = every.get(architecture, {})
-        if mine := {name: one for name, one in found.items() if OF_SM80.match(name)}:
-            return _hash(mine, version)
-    return None
+    found = [one for name, one in every.get(HOPPER, {}).items() if not OF_SM80.match(name)]
+    if not found:
+        return None
+    whole = hashlib.sha256("\n".join(sorted(found)).encode())
+    return {"hash": whole.hexdigest()[:16], "kernels": len(found), "nvcc": version}
