@@ -10,7 +10,7 @@ constexpr DeviceKind kA100{"a simulated A100", 8, 0, 163 * 1024, 3};
 constexpr DeviceKind kSmall{"a simulated GPU of 99 KiB", 8, 6, 99 * 1024, 3};
 constexpr DeviceKind kH100{"a simulated H100", 9, 0, 227 * 1024, 4};
 constexpr DeviceKind kB200{"a simulated B200", 10, 0, 227 * 1024, 4};
-// All of them, so that blocks have one tile or none.
+// All of them, so that most blocks have one tile or none.
 constexpr DeviceKind kWholeH100{"a simulated whole H100", 9, 0, 227 * 1024, 132};
 constexpr DeviceKind kWholeB200{"a simulated whole B200", 10, 0, 227 * 1024, 148};
 
