@@ -15,13 +15,13 @@ import contextlib
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import device
+import groups
 import wheels
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tilemoe" / "bench"))
 import machine_code  # noqa: E402  a file of it needs no package
@@ -68,17 +68,6 @@ def memory_mib(gpu):
     return int(figure) if figure.isdigit() else 0
 
 
-running = set()  # processes of items
-
-
-def end_with_all(signal_number, _):
-    """What is left running would disturb whatever is timed next."""
-    for process in list(running):
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.killpg(process.pid, signal.SIGKILL)
-    os._exit(128 + signal_number)
-
-
 def kit_of(item):
     return {"kit": item.kit} if item.kit else {}
 
@@ -92,19 +81,9 @@ def skipped_too_much(item, report):
 def run_item(item, folder, environment, limit_s):
     """Runs one command; returns what the results file says of it. Its output is kept beside."""
     start = time.monotonic()
-    # A group of its own: a sanitizer's child must not outlive the limit.
-    process = subprocess.Popen([str(word) for word in item.command], env=environment, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               errors="replace", start_new_session=True)
-    running.add(process)
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-        status = "passed" if process.returncode == 0 else f"exit status {process.returncode}"
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        status = f"not done in {limit_s:.0f} s"
-    running.discard(process)
+    code, output = groups.run(item.command, limit_s, environment)
+    status = (f"not done in {limit_s:.0f} s" if code is None
+              else "passed" if code == 0 else f"exit status {code}")
     (folder / f"{item.name}.log").write_text(output)
     try:
         report = item.report(output)
@@ -141,7 +120,9 @@ def run_stage(name, machine, facts, args, environment):
         return result
 
     with ThreadPoolExecutor(AT_ONCE.get(name, 1)) as pool:
-        yield from pool.map(result_of, STAGES[name](machine, folder))
+        begun = [pool.submit(result_of, item) for item in STAGES[name](machine, folder)]
+        for future in groups.in_order(begun):
+            yield future.result()
 
 
 def main():
@@ -159,8 +140,7 @@ def main():
                         help="a folder of wheels of what the package's tests need (packages.sh)")
     parser.add_argument("--again", action="store_true", help="run also what has passed")
     args = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end_with_all)
+    groups.end_together()  # what were left running would disturb whatever is timed next
     for name in args.stages:
         if name not in STAGES:
             parser.error(f"no stage is called {name}; there are {', '.join(STAGES)}")

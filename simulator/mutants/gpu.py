@@ -2,14 +2,13 @@
 compute-sanitizer."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import fnmatch
 import json
 import os
+import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,21 +22,13 @@ from switches import program_with
 
 sys.path.append(str(ROOT / "scripts" / "gpu"))
 import device  # noqa: E402
+import groups  # noqa: E402
 
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 # The kits that run on this GPU, and TILEMOE_KIT for them. The router has none: it runs with the first.
 KITS = {"sm90": "auto", "sm80": "sm80"}
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )([0-9]+)")
 REPORT = re.compile(r"^========= (?!COMPUTE-SANITIZER)(\S.*)$", re.MULTILINE)
-
-running, starting = set(), threading.Lock()
-
-
-def end_with_all(signal_number, _):
-    for process in list(running):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    os._exit(128 + signal_number)
 
 
 @dataclasses.dataclass
@@ -69,28 +60,17 @@ class Gpu:
         else:
             made = program_with(number, (self.programs / "bin" / GPU_PROGRAM).read_bytes())
         with tempfile.TemporaryDirectory() as folder:
-            program = os.path.join(folder, GPU_PROGRAM)
-            # A program that another thread starts meanwhile would have this file open for a moment.
-            with starting:
-                with open(program, "wb") as file:
-                    file.write(made)
-                os.chmod(program, 0o755)
-                process = subprocess.Popen(
-                    [*prefix, program, str(repeats), place["case"]], text=True, errors="replace",
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                    env=environment)
-            running.add(process)
-            try:
-                said, _ = process.communicate(timeout=min(limit_s, left))
-                return process.returncode, said
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                said, _ = process.communicate()
-                if left < limit_s:
-                    raise OutOfTime from None
-                return None, said
-            finally:
-                running.discard(process)
+            program = pathlib.Path(folder, GPU_PROGRAM)
+
+            def write():
+                program.write_bytes(made)
+                program.chmod(0o755)
+
+            status, said = groups.run([*prefix, program, repeats, place["case"]],
+                                      min(limit_s, left), environment, before=write)
+        if status is None and left < limit_s:
+            raise OutOfTime
+        return status, said
 
     def cases(self):
         """By name, with each kit."""
@@ -213,7 +193,7 @@ class Results:
 def each(pool, tasks):
     """Runs them; False where the time did not suffice for all."""
     done = True
-    for future in [pool.submit(*task) for task in tasks]:
+    for future in groups.in_order([pool.submit(*task) for task in tasks]):
         try:
             future.result()
         except OutOfTime:
@@ -249,7 +229,8 @@ def search(gpu, names, results, jobs):
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         try:
-            surveyed = list(pool.map(gpu.survey, gpu.cases()))
+            begun = [pool.submit(gpu.survey, case) for case in gpu.cases()]
+            surveyed = [future.result() for future in groups.in_order(begun)]
         except OutOfTime:
             return False
         for name, number in names.items():
@@ -268,8 +249,7 @@ def search(gpu, names, results, jobs):
 
 
 def run(args):
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end_with_all)
+    groups.end_together()
     built = json.loads((args.programs / "built.json").read_text())
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     gpu = Gpu(args.programs.resolve(), args.limit, args.tool_limit,

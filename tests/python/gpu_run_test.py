@@ -205,7 +205,14 @@ class GpuRun(unittest.TestCase):
         child = self.folder / "child"
         self.killed(lambda: child.exists() and child.read_text())
         status = pathlib.Path(f"/proc/{child.read_text().strip()}/status")
-        until(lambda: not status.exists() or "zombie" in status.read_text())
+
+        def ended():
+            try:
+                return "zombie" in status.read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                return True
+
+        until(ended)
 
     def test_keeps_the_results_before_it_is_killed(self):
         self.program("tilemoe", f'if [ "$1" = info ]; then {INFO}; else sleep 50; fi')
