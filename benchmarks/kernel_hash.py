@@ -6,9 +6,10 @@ has for the sources as they are: numbers of other kernels are marked in the page
   python3 benchmarks/kernel_hash.py --write build/ci/apps/tilemoe/tilemoe   # after a change
   python3 benchmarks/kernel_hash.py --check build/ci/apps/tilemoe/tilemoe
 
-The file may be any program or library with the CUDA backend inside. --check ends with 1 where the
+The file may be any program or library with the CUDA backend inside. --check ends with 1 where a
 hash is another than the committed one, and with 77, not checked, where another nvcc than the one
-of the committed hash made the kernels.
+of the committed hash made the kernels. The hash of the kit sm80 is that of its code for 8.0: a build
+without it is not checked for it, and --write refuses it.
 """
 
 import argparse
@@ -40,6 +41,8 @@ def main():
     if found is None:
         sys.exit(f"kernel_hash.py: error: {args.file} has no kernels of the library")
     print(json.dumps(found))
+    if args.write and found["sm80"] is None:
+        sys.exit(f"kernel_hash.py: error: {args.file} has no kernels for 8.0; build them too")
     if args.write:
         args.current.write_text(json.dumps(found, indent=1) + "\n")
     if args.check:
@@ -50,10 +53,12 @@ def main():
                 f"{committed['nvcc']} the committed ones"
             )
             sys.exit(NOT_CHECKED)
+        if found["sm80"] is None:
+            committed["sm80"] = None
         if found != committed:
             sys.exit(
-                f"kernel_hash.py: {args.current.name} has {committed['hash']} of "
-                f"{committed['kernels']} kernels. Where a kernel was changed on purpose:\n"
+                f"kernel_hash.py: {args.current.name} has {json.dumps(committed)}. "
+                "Where a kernel was changed on purpose:\n"
                 f"  python3 benchmarks/kernel_hash.py --write {args.file}\n"
                 "  python3 benchmarks/gpu_tables.py"
             )

@@ -31,7 +31,7 @@ def entry(peer, rounds, config="olmoe", **more):
         "backend": peer,
         "config": config,
         "commit": "abc",
-        "machine_code": {"hash": marks.current_hash()},
+        "machine_code": marks.current(),
         "shape": {"T": 8, "d": 16, "n": 24, "E": 4, "K": 2},
         "fwd_ms": forward,
         "bwd_ms": backward,

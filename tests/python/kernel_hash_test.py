@@ -139,6 +139,24 @@ class MachineCode(unittest.TestCase):
             self.of({**GOOD, OURS + "4sm9012grouped_gemmE": b"for 9.0"})["hash"], good["hash"]
         )
 
+    def test_products_of_the_sm80_kit_have_their_hash_for_8_0(self):
+        tools = {".note.nv.tkinfo": TOOLS}
+        hopper = fatbin((2, image({**GOOD, **tools}), False))
+        product = OURS + "4sm8012grouped_gemmE"
+
+        def of_8_0(*parts):
+            return fatbin((2, image(dict([*parts, *tools.items()])), False), architecture=80)
+
+        self.assertIsNone(self.stamp(hopper)["sm80"])
+        good = self.stamp(hopper, of_8_0((product, b"for 8.0")))
+        self.assertRegex(good["sm80"], "^[0-9a-f]{16}$")
+        self.assertEqual(self.stamp(hopper), {**good, "sm80": None})
+        rowwise = (OURS + "12combine_rowsE", b"for 8.0")
+        self.assertEqual(self.stamp(hopper, of_8_0((product, b"for 8.0"), rowwise)), good)
+        for_hopper = fatbin((2, image({product: b"for 9.0", **tools}), False))
+        self.assertEqual(self.stamp(hopper, for_hopper, of_8_0((product, b"for 8.0"))), good)
+        self.assertNotEqual(self.stamp(hopper, of_8_0((product, b"changed")))["sm80"], good["sm80"])
+
     def test_without_kernels_and_unreadable(self):
         self.assertIsNone(self.stamp(b""))
         self.assertIsNone(self.of({".text._Z5other": b"x"}))
@@ -160,13 +178,26 @@ class MachineCode(unittest.TestCase):
         )
 
     def test_check_tells_a_change_from_another_compiler(self):
-        self.of(GOOD)
+        tools = {".note.nv.tkinfo": TOOLS}
+        good = fatbin((2, image({**GOOD, **tools}), False))
+        changed = fatbin((2, image({**GOOD, OURS + "1aE": b"changed", **tools}), False))
+        product = OURS + "4sm8012grouped_gemmE"
+        kit, changed_kit = (fatbin((2, image({product: code, **tools}), False), architecture=80)
+                            for code in (b"for 8.0", b"changed"))
+        self.stamp(good)
+        said = self.check("--write")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("has no kernels for 8.0", said.stderr)
+        self.stamp(good, kit)
         self.assertEqual(self.check("--write").returncode, 0)
         self.assertEqual(self.check("--check").returncode, 0)
-        self.of({**GOOD, OURS + "1aE": b"changed"})
-        said = self.check("--check")
-        self.assertEqual(said.returncode, 1)
-        self.assertIn("kernel_hash.py --write", said.stderr)
+        self.stamp(good)
+        self.assertEqual(self.check("--check").returncode, 0, "a build without it")
+        for parts in ((changed, kit), (good, changed_kit), (changed,)):
+            self.stamp(*parts)
+            said = self.check("--check")
+            self.assertEqual(said.returncode, 1)
+            self.assertIn("kernel_hash.py --write", said.stderr)
         current = json.loads((self.folder / "current.json").read_text())
         (self.folder / "current.json").write_text(json.dumps({**current, "nvcc": "12.9.1"}))
         said = self.check("--check")

@@ -15,7 +15,8 @@ import marks  # noqa: E402
 import peer_tables  # noqa: E402
 import results_tables  # noqa: E402
 
-NOW, THEN = {"hash": marks.current_hash()}, {"hash": "0" * 16}
+NOW = {name: marks.current()[name] for name in ("hash", "sm80")}
+THEN = {name: "0" * 16 for name in NOW}
 GPU = {"device": "NVIDIA H100"}
 
 
@@ -85,6 +86,24 @@ class Marks(unittest.TestCase):
         self.assertEqual(
             self.mark([ours, {**ours, "backend": "tilemoe-before", "machine_code": THEN}]), ""
         )
+
+    def test_of_the_kit_sm80_both_hashes_count(self):
+        only = {"hash": NOW["hash"]}
+        for code, expected in ((NOW, ""), ({**NOW, "sm80": "0" * 16}, "‡"), (only, "§")):
+            top = {**GPU, "commit": "abc", "machine_code": code}
+            for named in ({"kit": "sm80"}, {"backend": "tilemoe-sm80"}):
+                self.assertEqual(marks.mark({**top, **named}), expected)
+                self.assertEqual(self.mark({**top, "items": [named]}), expected)
+            self.assertEqual(self.mark({**top, "entries": [{"us": {"tilemoe-sm80": 1.0}}]}), expected)
+            for named in ({"kit": "sm90"}, {"backend": "tilemoe-sm90"}, {}):
+                self.assertEqual(marks.mark({**top, **named}), "")
+                self.assertEqual(self.mark({**top, "items": [named]}), "")
+            theirs = {"commit": "abc", "backend": "scattermoe-sm80"}
+            self.assertEqual(self.mark([{**top, "backend": "tilemoe-sm90"}, theirs]), "")
+        for commit, code in marks.SM80_OF.items():
+            expected = "" if code == NOW["sm80"] else "‡"
+            stamp = {"commit": commit, "machine_code": only, "kit": "sm80"}
+            self.assertEqual(marks.mark(stamp), expected)
 
     def test_links_get_keep_and_lose_marks(self):
         plain = "It takes 2 ms ([file](../benchmarks/results/a.json)), as said."

@@ -1,9 +1,10 @@
 """A hash of the kernels that a program or library carries: of their instructions, and of nothing
 that a path, a date or a symbol's name decides. It is that of Hopper's kernels, which every number
 in benchmarks/results was measured with: a rowwise kernel is there once more for 8.0, under the
-same name, and that one does not count. Nor do the products of the sm80 kit, which a build may have
-for Hopper or not. Nor do kernels outside of tilemoe::cuda, such as sum_rows' in tilemoe::exchange,
-which was no part of what those numbers measured. Needs nothing but Python and, for kernels that
+same name, and that one does not count. Nor do kernels outside of tilemoe::cuda, such as sum_rows'
+in tilemoe::exchange, which was no part of what those numbers measured. The products of the sm80 kit
+have a hash of their own, of what they are for 8.0: a build may have them for Hopper too or not.
+Needs nothing but Python and, for kernels that
 nvcc compressed, libzstd, which dpkg and rpm need too.
 
 nvcc keeps a kernel in three layers: a fatbin in the file, in it an ELF image for each
@@ -21,6 +22,7 @@ ELF_IMAGE = 2  # a fatbin entry's kind; PTX is 1
 ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")
 HOPPER = 90  # of 9.0a, as a fatbin's entry has it
+AMPERE = 80
 OURS = "7tilemoe4cuda"  # tilemoe::cuda, mangled: the library's kernels, whoever links them
 OF_SM80 = re.compile(rf"_ZNK?{OURS}4sm80\d")  # a kernel in tilemoe::cuda::sm80: of that kit's products
 
@@ -101,13 +103,19 @@ def kernels(path):
     return found, version
 
 
+def _whole(hashes):
+    """Names do not count: those of internal linkage have the source's path in them."""
+    return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
+
+
 def stamp(path):
-    """What a results file keeps of Hopper's kernels in `path`: {"hash", "kernels": how many, "nvcc"},
-    or None where there are none. Names do not count: those of internal linkage have the source's
-    path in them."""
+    """What a results file keeps of the kernels in `path`: {"hash", "kernels": how many} of Hopper's,
+    "sm80", the hash of that kit's products, None where they were not built for 8.0, and "nvcc"; or
+    None where there are none for Hopper."""
     every, version = kernels(path)
     found = [one for name, one in every.get(HOPPER, {}).items() if not OF_SM80.match(name)]
+    of_sm80 = [one for name, one in every.get(AMPERE, {}).items() if OF_SM80.match(name)]
     if not found:
         return None
-    whole = hashlib.sha256("\n".join(sorted(found)).encode())
-    return {"hash": whole.hexdigest()[:16], "kernels": len(found), "nvcc": version}
+    return {"hash": _whole(found), "kernels": len(found),
+            "sm80": _whole(of_sm80) if of_sm80 else None, "nvcc": version}
