@@ -9,7 +9,7 @@ from torchtitan.distributed.spmd_types import spmd_mesh_size
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts, ScaleBiasForward
 
 from ._distributed import local_bfloat16
-from .torchtitan import Computed
+from ._torchtitan_experts import Computed
 
 
 class TileMoEGptOssGroupedExperts(Computed, GptOssGroupedExperts):

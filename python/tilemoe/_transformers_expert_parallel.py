@@ -9,8 +9,8 @@ from transformers.distributed.expert_parallel import AllReduceEP, EPImplementati
 
 from . import expert_parallel
 from ._team import Team
+from ._transformers_experts import computed, experts_forward
 from .routing import counts_of_ids
-from .transformers import computed, experts_forward
 
 
 class TileMoEEP(EPImplementation):

@@ -1,0 +1,32 @@
+"""What torchtitan's experts have in common when TileMoE computes them (see torchtitan.py)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import functional
+
+
+class Computed:
+    """What computes experts, whoever chose them. FSDP gathers their parameters where they are
+    called, so TileMoERoutedExperts, too, goes through forward."""
+
+    def layer(self) -> dict[str, Any]:
+        """Weights and form, as arguments of `tilemoe.moe` and of `grouped_experts`."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x_RD: torch.Tensor,
+        num_tokens_per_expert_E: torch.Tensor | None = None,
+        *,
+        routed: Callable[..., torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """x_RD (R, D), sorted by expert -> (R, D) bfloat16, zero past the sum of the counts; or what
+        `routed` makes of x, in bfloat16, and of the layer."""
+        x = x_RD.bfloat16()
+        if routed is not None:
+            return routed(x, **self.layer())
+        assert num_tokens_per_expert_E is not None
+        return functional.grouped_experts(x, num_tokens_per_expert_E, **self.layer())

@@ -1,0 +1,67 @@
+"""transformers' experts modules computed with the weights that they have (see transformers.py)."""
+
+from collections.abc import Callable
+
+import torch
+
+from . import functional
+from ._transformers_forms import form_of
+from .routing import at_most_experts
+
+
+def experts_forward(
+    self: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """hidden_states (T, d), top_k_index (T, K), top_k_weights (T, K) -> (T, d).
+
+    An id outside [0, E), as expert parallelism gives for experts of other ranks, adds nothing to
+    the output and gets no gradient.
+    """
+    here = at_most_experts(top_k_index, top_k_weights, self.down_proj.shape[0])
+    return computed(functional.moe, self, hidden_states, *here)
+
+
+def computed(
+    moe: Callable,
+    experts: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    **options,
+) -> torch.Tensor:
+    """What `moe`, tilemoe.moe or that of tilemoe.expert_parallel, makes of tokens with the module's
+    weights. It gets the options."""
+    form = form_of(experts)
+    first = "gate_up_proj" if experts.has_gate else "up_proj"
+    W1, W2 = getattr(experts, first), experts.down_proj
+    b1, b2 = None, None
+    if experts.has_bias:
+        b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
+    W1, W2, b1, b2 = (_aligned(tensor) for tensor in (W1, W2, b1, b2))
+    if experts.is_transposed:
+        W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
+    # A norm in float32 may stand before experts in 16 bits; the weights' type decides, and the
+    # caller gets its own type back.
+    out = moe(
+        hidden_states.to(W1.dtype),
+        top_k_weights.float(),
+        W1,
+        W2,
+        ids=top_k_index,
+        b1=b1,
+        b2=b2,
+        **form._asdict(),
+        **options,
+    )
+    return out.to(hidden_states.dtype)
+
+
+def _aligned(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy where a CPU tensor is not on 16 bytes: checkpoints are mapped into memory, and in the
+    file a tensor begins on 8."""
+    if tensor is None or not tensor.is_cpu or torch.compiler.is_compiling():
+        return tensor
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
