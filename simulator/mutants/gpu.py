@@ -143,9 +143,16 @@ def look(gpu, what, number, places):
     return {"outcome": GOOD[what]}
 
 
-def tools_of(name):
-    """Under every tool what is there but wrong; a dropped call is a race or nothing."""
-    return ["racecheck"] if name.startswith("drop/") else TOOLS
+def is_dropped(name):
+    return name.startswith("drop/")
+
+
+def passes_of(names):
+    """(what with, which defects) one after the other, the most telling first. Under every tool what
+    is there but wrong; a dropped call is a race or nothing."""
+    dropped = [name for name in names if is_dropped(name)]
+    others = [name for name in names if not is_dropped(name)]
+    return [("plain", names), *((tool, others) for tool in TOOLS), ("racecheck", dropped)]
 
 
 class Results:
@@ -235,9 +242,8 @@ def search(gpu, names, results, jobs):
             return False
         for name, number in names.items():
             results.add(name, "places", places_of(number, surveyed))
-        for what in ["plain", "racecheck", *(tool for tool in TOOLS if tool != "racecheck")]:
-            asked = [name for name in names if (what == "plain" or what in tools_of(name))
-                     and not results.knows(name, what)]
+        for what, of in passes_of(list(names)):
+            asked = [name for name in of if not results.knows(name, what)]
             needed = {json.dumps(place) for name in asked
                       for place in results.defects[name]["places"]}
             if not each(pool, [(first, place, what) for place in map(json.loads, sorted(needed))

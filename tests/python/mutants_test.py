@@ -382,6 +382,12 @@ class OnGpu(WithPrograms):
         said = self.run_gpu()
         self.assertEqual((said.returncode, said.stderr), (0, ""))
 
+    def test_what_is_asked_first(self):
+        dropped, others = ["drop/a", "drop/b"], ["parity/a", "guard/b"]
+        self.assertEqual(gpu.passes_of([*dropped, *others]),
+                         [("plain", [*dropped, *others]), *((tool, others) for tool in gpu.TOOLS),
+                          ("racecheck", dropped)])
+
     def test_does_not_use_what_is_wrong_without_a_defect(self):
         self.program("tilemoe_cuda_cases",
                      'case $2 in router*) exit 0;; *) echo "$2: WRONG"; exit 1;; esac',
