@@ -36,6 +36,8 @@ def add_options(parser, layers, out):
     add = parser.add_argument
     add("--tilemoe", type=pathlib.Path, help="a folder with the package; else this Python's own")
     add("--cache", type=pathlib.Path, help="a folder for what peers compile")
+    add("--compile-only", action="store_true",
+        help="have peers compile into --cache what these layers need, and measure nothing")
     add("--rounds", type=int, default=15)
     add("--config", nargs="+", default=layers, help="layers, see `python -m tilemoe.bench --list`")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script itself")
@@ -146,9 +148,15 @@ class Runs:
 
     def compile_ahead(self, peers, modules, options):
         """Has peers compile what the command's layers need, once for each cache folder, GPU and
-        version of their modules, where there is a cache to keep it."""
-        if not self.args.cache or self.kept.issuperset(self.args.config):
+        version of their modules, where there is a cache to keep it. With --compile-only that is all:
+        this ends the program."""
+        if not self.args.cache:
             return
+        done = self.kept.issuperset(self.args.config) or self._compiled(peers, modules, options)
+        if self.args.compile_only:
+            sys.exit(0 if done else 1)
+
+    def _compiled(self, peers, modules, options):
         done = self.args.cache / f"compiled-{self.stage}.json"
         key = {
             "gpu": self.here["name"],
@@ -156,7 +164,7 @@ class Runs:
             "layers": self.args.config,
         }
         if done.exists() and json.loads(done.read_text()) == key:
-            return
+            return True
         say(f"compiling {', '.join(peers)}")
         words = ["--compile-only", "--config", *self.args.config, "--against", *peers, *options]
         good, how = bench(self.args, *words, seconds=self.left())
@@ -164,9 +172,12 @@ class Runs:
             done.write_text(json.dumps(key) + "\n")
         else:
             say(f"  {how}: run me again to go on")
+        return good
 
     def run(self, *options):
         """Every layer of the command that is not kept. options: the bench's."""
+        if self.args.compile_only:
+            sys.exit("error: --compile-only needs a --cache, and the folder of a peer that compiles")
         for name in self.args.config:
             if name in self.kept:
                 say(f"{name}: measured before")

@@ -252,10 +252,26 @@ class Command(unittest.TestCase):
         against = olmoe[olmoe.index("--against") + 1 : olmoe.index("--packages")]
         self.assertEqual(against, [SM90, SM80, "torch-dense", SCATTER, SCATTER_SM80])
         self.assertIn("--kernels", olmoe)
-        self.run_layers("olmoe", options=["--again"])
+        self.run_layers("olmoe", options=["--again"])  # without a cache, and not compiled ahead
         own = self.calls()[-1]
         pythons = own[own.index("--python") + 1 :][:2]
         self.assertEqual(pythons, [f"{p}={sys.executable}" for p in (SCATTER, SCATTER_SM80)])
+
+
+    def test_compiles_only(self):
+        scatter, cache = (["--scattermoe", self.folder / "scatter"], ["--cache", self.folder / "cache"])
+        for lacking in (scatter, cache):
+            done, _ = self.run_layers("olmoe", options=["--compile-only", *lacking])
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("--compile-only needs a --cache, and the folder", done.stderr)
+        given = ["--compile-only", *scatter, *cache]
+        done, results = self.run_layers("olmoe", options=given)
+        self.assertEqual((done.returncode, results), (0, None), done.stderr)
+        self.assertEqual(len(self.calls()), 1)
+        self.assertIn("--compile-only", self.calls()[0])
+        self.run_layers("olmoe", options=[one for one in given if one != "--compile-only"])
+        self.assertEqual(len(self.calls()), 2, "it was compiled before")
+        self.assertNotIn("--compile-only", self.calls()[1])
 
 
 class Tables(unittest.TestCase):

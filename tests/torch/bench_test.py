@@ -327,10 +327,12 @@ def test_scattermoe_has_variables_in_a_process_of_its_own(tmp_path, capsys, monk
     assert peers.ScatterMoE.variables() == {
         "TRITON_CACHE_DIR": "/cache/triton/scattermoe",
         "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor/scattermoe",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     assert peers.ScatterMoESm80.variables() == {
         "TRITON_CACHE_DIR": "/cache/triton/scattermoe-sm80",
         "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor/scattermoe-sm80",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TRITON_OVERRIDE_ARCH": "sm80",
     }
     words = [*shape_words(SMALL), "--rounds", 1, "--against", "scattermoe-sm80"]

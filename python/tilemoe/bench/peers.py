@@ -361,16 +361,18 @@ class ScatterMoE(Peer):
 
     @classmethod
     def variables(cls):
-        """Caches of its own, so that what lies there is what it ran."""
+        """Caches of its own, so that what lies there is what it ran. Its one function under
+        torch.compile is small, and is compiled here: else Inductor starts a process a core first."""
         home = pathlib.Path.home()
         folders = {
             "TRITON_CACHE_DIR": home / ".triton" / "cache",
             "TORCHINDUCTOR_CACHE_DIR": home / ".cache" / "torchinductor",
         }
-        return {
+        places = {
             name: str(pathlib.Path(os.environ.get(name) or otherwise) / cls.name)
             for name, otherwise in folders.items()
         }
+        return {**places, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
     @classmethod
     def missing(cls, case):
