@@ -1,6 +1,5 @@
 // tilemoe_simulate: runs cases of the verification registry on a simulated GPU, says what it found,
 // and can draw one.
-#include <fnmatch.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -22,6 +21,7 @@
 #include "simulator/side_by_side.h"
 #include "tilemoe/tilemoe.h"
 #include "verify/digest.h"
+#include "verify/patterns.h"
 #include "verify/registry.h"
 
 namespace tilemoe::simulator {
@@ -48,10 +48,7 @@ struct Result {
 bool matches(const verify::Case& one, const Options& options) {
   if (one.dtype == DType::kFloat32 || one.too_large || one.huge) return false;
   if (options.reduced && !one.reduced) return false;
-  if (options.cases.empty()) return true;
-  for (const std::string& pattern : options.cases)
-    if (fnmatch(pattern.c_str(), one.name.c_str(), 0) == 0) return true;
-  return false;
+  return verify::matches_any(options.cases, one.name);
 }
 
 std::string name_of(const Job& job, bool with_setting) {
@@ -170,8 +167,11 @@ int simulate(Options options) {
   }
   const Expected expected = expected_of(options);
   const std::vector<Job> jobs = jobs_of(options, expected);
-  if (jobs.empty()) {
-    std::cerr << "no case matches; `tilemoe_simulate --list` names them all\n";
+  std::vector<std::string> names;
+  for (const Job& job : jobs) names.push_back(job.test_case.name);
+  const std::string wrong = verify::no_match(options.cases, names, "tilemoe_simulate --list");
+  if (!wrong.empty()) {
+    std::cerr << wrong << "\n";
     return 2;
   }
   const bool several = options.devices.size() > 1;
@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
   CLI::App app("Runs cases of the registry on a simulated GPU, whose schedule a seed decides");
   app.add_option("case", options.cases, "Cases to run: names or patterns; without them all");
   std::vector<std::string> names;
-  std::string help = "What is simulated, one or several:";
+  std::string help = "What is simulated, one or several with commas between:";
   for (const Setting& one : all_settings()) {
     names.emplace_back(one.name);
     help += std::string("\n") + one.name + ": " + one.in_words;

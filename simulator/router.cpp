@@ -1,9 +1,6 @@
 // tilemoe_simulate_router: runs small cases of the router on a simulated GPU, as tilemoe_simulate
 // does with the layer's.
-#include <fnmatch.h>
-
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <exception>
 #include <iostream>
 #include <string>
@@ -12,6 +9,7 @@
 #include "simulator/machine/machine.h"
 #include "simulator/router_cases.h"
 #include "simulator/setting.h"
+#include "verify/patterns.h"
 
 namespace tilemoe::simulator {
 namespace {
@@ -23,13 +21,6 @@ struct Options {
   int64_t seeds = 1;
   bool list = false;
 };
-
-bool matches(const RouterCase& one, const std::vector<std::string>& patterns) {
-  return patterns.empty() ||
-         std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-           return fnmatch(pattern.c_str(), one.name.c_str(), 0) == 0;
-         });
-}
 
 // True where nothing is wrong.
 bool run(const RouterCase& one, uint64_t data_seed, uint64_t seed) {
@@ -52,9 +43,17 @@ bool run(const RouterCase& one, uint64_t data_seed, uint64_t seed) {
 int simulate(const Options& options) {
   Machine::instance().set_device(setting_of(options.device).device);
   Machine::instance().set_schedule(all_schedules().at(options.schedule));
+  std::vector<std::string> names;
+  for (const RouterCase& one : router_cases()) names.push_back(one.name);
+  const std::string no_match =
+      verify::no_match(options.cases, names, "tilemoe_simulate_router --list");
+  if (!no_match.empty()) {
+    std::cerr << no_match << "\n";
+    return 2;
+  }
   int64_t cases = 0, failures = 0;
   for (const RouterCase& one : router_cases()) {
-    if (!matches(one, options.cases)) continue;
+    if (!verify::matches_any(options.cases, one.name)) continue;
     ++cases;
     if (options.list) {
       std::cout << one.name << "\n";
@@ -62,10 +61,6 @@ int simulate(const Options& options) {
     }
     for (int64_t i = 0; i < options.seeds; ++i)
       if (!run(one, options.data_seed, options.seed + static_cast<uint64_t>(i))) ++failures;
-  }
-  if (cases == 0) {
-    std::cerr << "no case matches; `tilemoe_simulate_router --list` names them all\n";
-    return 2;
   }
   if (!options.list)
     std::cout << cases << " cases, " << options.seeds << " seeds each, " << failures

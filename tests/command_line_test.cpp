@@ -144,7 +144,13 @@ TEST(Check, JudgesTheCasesThatMatch) {
   EXPECT_NE(outcome.text.find("one-token/bfloat16"), std::string::npos) << outcome.text;
   EXPECT_NE(outcome.text.find("1 cases"), std::string::npos) << outcome.text;
   EXPECT_EQ(outcome.text.find("float32"), std::string::npos) << outcome.text;
-  expect_error("check no-such-case", kWrongUsage, "no case matches");
+  expect_error("check no-such-case", kWrongUsage,
+               "no case matches no-such-case; `tilemoe check --list`");
+  // One of several, which must not be left out in silence.
+  expect_error("check one-token/bfloat16 no-such-case", kWrongUsage,
+               "no case matches no-such-case");
+  expect_error("check one-token/float32 --dtype bfloat16", kWrongUsage,
+               "no case matches one-token/float32");
 }
 
 TEST(Check, ListsWithoutRunning) {

@@ -1,8 +1,7 @@
 #include "case_options.h"
 
-#include <fnmatch.h>
-
 #include "exit_status.h"
+#include "verify/patterns.h"
 #include "verify/registry.h"
 
 namespace tilemoe::app {
@@ -25,14 +24,7 @@ void CaseOptions::add_to(CLI::App& command) {
 
 bool CaseOptions::match(const Case& test_case) const {
   if (dtype != "all" && dtype != tilemoe_dtype_name(to_c(test_case.dtype))) return false;
-  if (patterns.empty()) return true;
-  const std::string& name = test_case.name;
-  const std::string without_dtype = name.substr(0, name.rfind('/'));
-  for (const std::string& pattern : patterns)
-    if (fnmatch(pattern.c_str(), name.c_str(), 0) == 0 ||
-        fnmatch(pattern.c_str(), without_dtype.c_str(), 0) == 0)
-      return true;
-  return false;
+  return verify::matches_any(patterns, test_case.name);
 }
 
 std::vector<Case> CaseOptions::choose(Device device) const {
@@ -44,7 +36,10 @@ std::vector<Case> CaseOptions::choose(Device device) const {
       if (pattern == huge.name) cases.push_back(huge);
   if (device == Device::kCuda && dtype == "all")
     std::erase_if(cases, [](const Case& one) { return one.dtype == DType::kFloat32; });
-  if (cases.empty()) throw WrongUsage("no case matches; `tilemoe check --list` names them all");
+  std::vector<std::string> names;
+  for (const Case& one : cases) names.push_back(one.name);
+  const std::string wrong = verify::no_match(patterns, names, "tilemoe check --list");
+  if (!wrong.empty()) throw WrongUsage(wrong);
   return cases;
 }
 

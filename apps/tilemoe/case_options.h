@@ -18,7 +18,7 @@ struct CaseOptions {
   bool reduced = false;
 
   void add_to(CLI::App& command);
-  // In the registry's order; throws WrongUsage where no case matches. float32 is for the CPU alone,
+  // In the registry's order; throws WrongUsage where a pattern matches none. float32 is for the CPU alone,
   // so a GPU is asked for it by --dtype only.
   std::vector<verify::Case> choose(Device device) const;
   verify::Passes passes() const;

@@ -136,7 +136,10 @@ TEST(Simulate, DrawsThePipelineAsItRan) {
 }
 
 TEST(Simulate, RefusesWhatItDoesNotKnow) {
-  EXPECT_EQ(simulate("no-such-case").status, 2);
+  const Ended wrong = simulate("smallest/bfloat16 no-such-case");
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_EQ(wrong.output,
+            "no case matches no-such-case; `tilemoe_simulate --list` names them all\n");
   EXPECT_NE(simulate("smallest/bfloat16 --device sm70").status, 0);
   EXPECT_NE(simulate("smallest/bfloat16 --schedule none").status, 0);
 }
