@@ -41,9 +41,9 @@ def main():
     if found is None:
         sys.exit(f"kernel_hash.py: error: {args.file} has no kernels of the library")
     print(json.dumps(found))
-    if args.write and found["sm80"] is None:
-        sys.exit(f"kernel_hash.py: error: {args.file} has no kernels for 8.0; build them too")
     if args.write:
+        if found["sm80"] is None:
+            sys.exit(f"kernel_hash.py: error: {args.file} has no kernels for 8.0; build them too")
         args.current.write_text(json.dumps(found, indent=1) + "\n")
     if args.check:
         committed = json.loads(args.current.read_text())

@@ -124,7 +124,7 @@ def few_tokens(results):
         for name, us in entry["us"].items():
             rows.append(
                 [
-                    entry["config"] + marks(results, {"commit": results["commit"]}),
+                    entry["config"] + marks(results, {"commit": results["commit"], "backend": name}),
                     str(entry["shape"]["T"]),
                     NAMES[name],
                     f"{statistics.mean(entry['touched']):.1f}",

@@ -157,6 +157,7 @@ class Runs:
             sys.exit(0 if done else 1)
 
     def _compiled(self, peers, modules, options):
+        """Whether the cache has it now."""
         done = self.args.cache / f"compiled-{self.stage}.json"
         key = {
             "gpu": self.here["name"],

@@ -53,8 +53,8 @@ def peer_row(item):
     """The cells of config and marks: ours', and whether the tree had changes for any peer's."""
     ours, others = ours_of(item), item["report"][1:]
     hashed = {"machine_code": ours.get("machine_code")}
-    named = [{name: other.get(name) for name in ("commit", "backend")} for other in others]
-    return ours["config"] + marks(ours, *({**other, **hashed} for other in named))
+    stamps = ({"backend": o["backend"], "commit": o["commit"], **hashed} for o in others)
+    return ours["config"] + marks(ours, *stamps)
 
 
 def said_of_peers(results):

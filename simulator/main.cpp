@@ -167,9 +167,8 @@ int simulate(Options options) {
   }
   const Expected expected = expected_of(options);
   const std::vector<Job> jobs = jobs_of(options, expected);
-  std::vector<std::string> names;
-  for (const Job& job : jobs) names.push_back(job.test_case.name);
-  const std::string wrong = verify::no_match(options.cases, names, "tilemoe_simulate --list");
+  const auto name = [](const Job& job) { return job.test_case.name; };
+  const std::string wrong = verify::no_match(options.cases, jobs, name, "tilemoe_simulate --list");
   if (!wrong.empty()) {
     std::cerr << wrong << "\n";
     return 2;

@@ -43,12 +43,10 @@ bool run(const RouterCase& one, uint64_t data_seed, uint64_t seed) {
 int simulate(const Options& options) {
   Machine::instance().set_device(setting_of(options.device).device);
   Machine::instance().set_schedule(all_schedules().at(options.schedule));
-  std::vector<std::string> names;
-  for (const RouterCase& one : router_cases()) names.push_back(one.name);
-  const std::string no_match =
-      verify::no_match(options.cases, names, "tilemoe_simulate_router --list");
-  if (!no_match.empty()) {
-    std::cerr << no_match << "\n";
+  const std::string wrong = verify::no_match(options.cases, router_cases(), &RouterCase::name,
+                                             "tilemoe_simulate_router --list");
+  if (!wrong.empty()) {
+    std::cerr << wrong << "\n";
     return 2;
   }
   int64_t cases = 0, failures = 0;

@@ -23,15 +23,17 @@ inline bool matches_any(const std::vector<std::string>& patterns, const std::str
          });
 }
 
-// What is wrong with patterns of which one matches none of these names, of the cases that were
-// chosen: a sentence, or nothing. list: the command that names all cases.
-inline std::string no_match(const std::vector<std::string>& patterns,
-                            const std::vector<std::string>& names, const std::string& list) {
-  for (const std::string& pattern : patterns)
-    if (std::ranges::none_of(names,
-                             [&](const std::string& name) { return matches(pattern, name); }))
-      return "no case matches " + pattern + "; `" + list + "` names them all";
-  return names.empty() ? "no case matches; `" + list + "` names them all" : "";
+// What is wrong with patterns of which one matches none of the cases that were chosen: a sentence, or
+// nothing. name: of a case, a member or a function; list: the command that names all cases.
+template <class Cases, class Name>
+std::string no_match(const std::vector<std::string>& patterns, const Cases& chosen, Name name,
+                     const std::string& list) {
+  const std::string rest = "; `" + list + "` names them all";
+  for (const std::string& pattern : patterns) {
+    const auto fits = [&](const std::string& one) { return matches(pattern, one); };
+    if (std::ranges::none_of(chosen, fits, name)) return "no case matches " + pattern + rest;
+  }
+  return chosen.empty() ? "no case matches" + rest : "";
 }
 
 }  // namespace tilemoe::verify

@@ -36,9 +36,7 @@ std::vector<Case> CaseOptions::choose(Device device) const {
       if (pattern == huge.name) cases.push_back(huge);
   if (device == Device::kCuda && dtype == "all")
     std::erase_if(cases, [](const Case& one) { return one.dtype == DType::kFloat32; });
-  std::vector<std::string> names;
-  for (const Case& one : cases) names.push_back(one.name);
-  const std::string wrong = verify::no_match(patterns, names, "tilemoe check --list");
+  const std::string wrong = verify::no_match(patterns, cases, &Case::name, "tilemoe check --list");
   if (!wrong.empty()) throw WrongUsage(wrong);
   return cases;
 }

@@ -18,8 +18,8 @@ struct CaseOptions {
   bool reduced = false;
 
   void add_to(CLI::App& command);
-  // In the registry's order; throws WrongUsage where a pattern matches none. float32 is for the CPU alone,
-  // so a GPU is asked for it by --dtype only.
+  // In the registry's order; throws WrongUsage where a pattern matches none. float32 is for the CPU
+  // alone, so a GPU is asked for it by --dtype only.
   std::vector<verify::Case> choose(Device device) const;
   verify::Passes passes() const;
 

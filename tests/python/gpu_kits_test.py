@@ -257,7 +257,6 @@ class Command(unittest.TestCase):
         pythons = own[own.index("--python") + 1 :][:2]
         self.assertEqual(pythons, [f"{p}={sys.executable}" for p in (SCATTER, SCATTER_SM80)])
 
-
     def test_compiles_only(self):
         scatter, cache = (["--scattermoe", self.folder / "scatter"], ["--cache", self.folder / "cache"])
         for lacking in (scatter, cache):
@@ -333,6 +332,7 @@ class Tables(unittest.TestCase):
         row = "| {} ‡ | 1 | TileMoE, its own choice | 7.5 | 18.0 | 30.0 | 0.60 | {} | 5 | 12 |"
         self.assertIn(row.format("7b-n256", "4.5"), page)
         self.assertIn(row.format("else", ""), page)
+        self.assertIn("| 7b-n256 ‡§ | 1 | TileMoE, `sm80` |", page, "of that kit there is no hash")
         self.assertIn("| TileMoE, `sm80` | 7.5 | 18.0 | 36.0 | 0.50 | 4.5 | 6 | 12 |", page)
         self.assertIn("| `grouped_mm`, eager | 7.5 | 18.0 | 90.0 | 0.20 | 4.5 | 20 | 12 |", page)
 

@@ -4,8 +4,8 @@ in benchmarks/results was measured with: a rowwise kernel is there once more for
 same name, and that one does not count. Nor do kernels outside of tilemoe::cuda, such as sum_rows'
 in tilemoe::exchange, which was no part of what those numbers measured. The products of the sm80 kit
 have a hash of their own, of what they are for 8.0: a build may have them for Hopper too or not.
-Needs nothing but Python and, for kernels that
-nvcc compressed, libzstd, which dpkg and rpm need too.
+Needs nothing but Python and, for kernels that nvcc compressed, libzstd, which dpkg and rpm need
+too.
 
 nvcc keeps a kernel in three layers: a fatbin in the file, in it an ELF image for each
 architecture, in that a section .text.KERNEL. Of the three, fatbins alone have no library that
