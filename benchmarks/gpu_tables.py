@@ -295,8 +295,7 @@ def measured_page():
         text += (
             "### Kits beside ScatterMoE\n"
             "[`gpu_kits_scattermoe.json`](../benchmarks/results/gpu_kits_scattermoe.json), by "
-            "`benchmarks/gpu_kits.py`, before the kit `sm80` became faster: its times are those of "
-            "the table above since. " + kits(results) + "\n"
+            "`benchmarks/gpu_kits.py`. " + kits(results) + "\n"
         )
     if results := stage("few_tokens"):
         text += (

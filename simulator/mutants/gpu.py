@@ -158,7 +158,7 @@ def passes_of(names):
 class Results:
     """The results file: what it has of the same defects is not looked for again."""
 
-    def __init__(self, file, built, facts, again):
+    def __init__(self, file, built, facts, options, again):
         self.file, self.lock = file, threading.Lock()
         self.built = {one["id"]: one for one in built["defects"]}
         old = json.loads(file.read_text()) if file.exists() and not again else {}
@@ -168,7 +168,7 @@ class Results:
                         if same and name in self.built
                         and one["hash"] == self.built[name]["hash"]}
         self.head = {"commit": built["commit"], "sources": built["sources"],
-                     "cuda": built["compiler"], **facts}
+                     "cuda": built["compiler"], **facts, "options": options}
 
     def save(self):
         text = json.dumps({**self.head, "without_a_defect": self.clean,
@@ -261,7 +261,8 @@ def run(args):
     gpu = Gpu(args.programs.resolve(), args.limit, args.tool_limit,
               time.monotonic() + args.most_seconds, args.repeats, sanitizer)
     facts = device.facts("mutants.py", "name", "driver_version")
-    results = Results(args.json, built, facts, args.again)
+    options = {name: getattr(args, name) for name in ("repeats", "limit", "tool_limit", "jobs")}
+    results = Results(args.json, built, facts, options, args.again)
     names = {one["id"]: number for number, one in enumerate(built["defects"], start=1)
              if fnmatch.fnmatch(one["id"], args.pattern)}
     done = search(gpu, names, results, args.jobs)

@@ -362,6 +362,7 @@ class OnGpu(WithPrograms):
             "drop/elsewhere": {}, "drop/sm100": {}})
         results = self.json()
         self.assertEqual((results["name"], results["driver_version"]), ("Stand-in", "1.0"))
+        self.assertEqual(results["options"]["repeats"], 20)
         self.assertEqual(results["defects"]["drop/sm80"]["places"],
                          [{"case": "a", "kit": "sm80"}, {"case": "c", "kit": "sm80"}])
         self.assertEqual([place["case"] for place in results["defects"]["parity/wrong"]["places"]],
