@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -106,7 +107,9 @@ def environment(args):
 
 
 def bench(args, *options, seconds):
-    """Runs `python -m tilemoe.bench`; whether it ended well, and how it ended."""
+    """Runs `python -m tilemoe.bench`; whether it ended well, and how it ended. From the first call
+    on, what tells this program to end ends the bench too."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     command = [sys.executable, "-m", "tilemoe.bench", "--device", args.device, *map(str, options)]
     process = subprocess.Popen(command, env=environment(args), start_new_session=True)
     try:

@@ -4,11 +4,14 @@ stand-in for `python -m tilemoe.bench`, and its tables. tests/torch/bench_test.p
 import json
 import math
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 from unittest import mock
+
+from processes import has_ended, text_of, until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -165,7 +168,7 @@ class Bars(unittest.TestCase):
 
 # Writes down how it was called, and gives the layer's report from the folder that it lies in.
 BENCH = """
-import json, pathlib, sys
+import json, os, pathlib, sys, time
 words, here = sys.argv[1:], pathlib.Path(__file__).parents[3]
 of = lambda name: words[words.index(name) + 1]
 with open(here / "calls", "a") as calls:
@@ -173,6 +176,9 @@ with open(here / "calls", "a") as calls:
 if "--compile-only" not in words:
     text = (here / f"{of('--config')}.report").read_text()
     pathlib.Path(of("--json")).write_text(text)
+if (here / "slow").exists():
+    (here / "pid").write_text(f"{os.getpid()}\\n")
+    time.sleep(50)
 """
 
 
@@ -193,13 +199,17 @@ class Command(unittest.TestCase):
         for item in items((7, 10, 20)):
             (self.folder / f"{item['item']}.report").write_text(json.dumps(item["report"]))
 
+    def command(self, layers, options=()):
+        command = [sys.executable, ROOT / "benchmarks" / "gpu_kits.py", "--device", "cpu",
+                   "--tilemoe", self.folder / "ours", "--out", self.folder / "out" / "kits.json",
+                   *options]  # fmt: skip
+        return [*command, "--config", *layers] if layers else command
+
     def run_layers(self, *layers, options=()):
         out = self.folder / "out" / "kits.json"
-        command = [sys.executable, ROOT / "benchmarks" / "gpu_kits.py", "--device", "cpu",
-                   "--tilemoe", self.folder / "ours", "--out", out, *options]  # fmt: skip
-        if layers:
-            command += ["--config", *layers]
-        done = subprocess.run(command, text=True, capture_output=True, timeout=60)
+        done = subprocess.run(
+            self.command(layers, options), text=True, capture_output=True, timeout=60
+        )
         return done, json.loads(out.read_text()) if out.exists() else None
 
     def calls(self):
@@ -233,6 +243,17 @@ class Command(unittest.TestCase):
         other.write_text(json.dumps(changed))
         done, _ = self.run_layers(*rest, options=["--also", other])
         self.assertIn("was measured elsewhere", done.stderr)
+
+    def test_takes_the_bench_along_when_it_is_ended(self):
+        (self.folder / "slow").touch()
+        pid = self.folder / "pid"
+        with subprocess.Popen(
+            self.command(["olmoe"]), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as run:
+            until(lambda: text_of(pid).endswith("\n"))
+            run.terminate()
+            self.assertEqual(run.wait(timeout=20), 128 + signal.SIGTERM)
+        until(lambda: has_ended(int(text_of(pid))))
 
     def test_an_unmet_bar_is_the_status(self):
         slow = report(5, 10, 20, gpu_kits.LAYERS[1])

@@ -7,20 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import zipfile
 
+from processes import has_ended, text_of, until
+
 RUN = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu" / "run.py"
 INFO = 'echo "TileMoE 0.2.0, commit 0123abcd, Release"'
-
-
-def until(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.02)
 
 
 class GpuRun(unittest.TestCase):
@@ -203,21 +196,13 @@ class GpuRun(unittest.TestCase):
         """Killed, it takes along what it has begun: a program's child too."""
         self.program("cuda_some_test", f"sleep 50 & echo $! >{self.folder}/child; wait")
         child = self.folder / "child"
-        self.killed(lambda: child.exists() and child.read_text())
-        status = pathlib.Path(f"/proc/{child.read_text().strip()}/status")
-
-        def ended():
-            try:
-                return "zombie" in status.read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                return True
-
-        until(ended)
+        self.killed(lambda: text_of(child))
+        until(lambda: has_ended(int(text_of(child))))
 
     def test_keeps_the_results_before_it_is_killed(self):
         self.program("tilemoe", f'if [ "$1" = info ]; then {INFO}; else sleep 50; fi')
         file = self.folder / "out" / "gpu_test.json"
-        self.killed(lambda: file.exists() and file.read_text().endswith("}\n"))
+        self.killed(lambda: text_of(file).endswith("}\n"))
         items = self.results("test")["items"]
         self.assertEqual([(i["item"], i["status"]) for i in items], [("cuda_some_test", "passed")])
 

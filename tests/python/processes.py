@@ -1,0 +1,25 @@
+"""Waiting for what other processes do."""
+
+import pathlib
+import time
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.02)
+
+
+def text_of(file):
+    """What is in it by now; nothing where it is not there."""
+    return file.read_text() if file.exists() else ""
+
+
+def has_ended(pid):
+    """Of a process that need not be a child; what nobody has waited for has ended too."""
+    try:
+        return "zombie" in pathlib.Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
