@@ -173,6 +173,8 @@ def worker(folder):
         assert experts.num_experts == (6 if parallelism == "tensor" else 3)
         assert worst <= 1e-5, f"{name} {parallelism}: error {worst:.3g}"
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # as examples/expert_parallel.py does
 
 
 def test_two_processes_equal_one(tmp_path):
