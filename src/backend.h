@@ -203,6 +203,15 @@ struct ScratchSizes {
   bool dW1 = true, dW1_up = true;
 };
 
+// The tensors of one call of the layer, checked; dO and gradients are absent in forward.
+struct LayerTensors {
+  const tilemoe_experts& experts;
+  const tilemoe_routing_spec& routing;
+  const tilemoe_weights& weights;
+  tilemoe_tensor X, dO;
+  const tilemoe_weights& gradients;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -210,10 +219,8 @@ class Backend {
   virtual std::string description() const = 0;
   // Throws Error(kUnsupported) with the reason where this backend cannot run these experts.
   virtual void check_supported(const tilemoe_experts& experts) const = 0;
-  // The same where it cannot write gradients of that layout for weights of this one.
-  virtual void check_gradients(const tilemoe_experts& /*experts*/,
-                               const tilemoe_weights& /*weights*/,
-                               const tilemoe_weights& /*gradients*/) const {}
+  // The same if a call of the layer exceeds a limit of this backend's kernels.
+  virtual void check_limits(const LayerTensors& /*tensors*/) const {}
 
   // ---- the layer
   virtual size_t scratch_bytes(Step step, const tilemoe_experts& experts,

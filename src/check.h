@@ -79,6 +79,8 @@ inline constexpr size_t kLeastBytes<tilemoe_weights> = offsetof(tilemoe_weights,
 template <>
 inline constexpr size_t kLeastBytes<tilemoe_saved_size> = offsetof(tilemoe_saved_size, total);
 template <>
+inline constexpr size_t kLeastBytes<tilemoe_saved> = offsetof(tilemoe_saved, parts_tokens);
+template <>
 inline constexpr size_t kLeastBytes<tilemoe_workspace_query> = offsetof(tilemoe_workspace_query,
                                                                         gradients);
 template <>

@@ -248,6 +248,17 @@ class BackwardSteps {
   const Tuning tuning_;
 };
 
+// Before the first kernel that writes dH over H: if the call fails, or parts are still to come, H is
+// neither what forward wrote nor dH.
+void begin_over_H(const BackwardCall& call, tilemoe_saved& saved) {
+  if (call.args.mode != TILEMOE_BACKWARD_OVER_H) return;
+  if (call.counts_parts()) {
+    if (saved.state != TILEMOE_SAVED_PARTS_OF_DH) saved.parts_tokens = 0;
+    saved.parts_tokens += call.part ? call.part->tokens : call.routing.spec.T;
+  }
+  saved.state = TILEMOE_SAVED_PARTS_OF_DH, saved.dH = nullptr;
+}
+
 // What a backward leaves for the next call.
 void update_saved(const BackwardCall& call, tilemoe_saved& saved) {
   switch (call.args.mode) {
@@ -346,6 +357,7 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given
               StepObserver* observer) {
   const BackwardCall call(experts, given);
   const BackwardSteps run(call, observer);
+  begin_over_H(call, *call.args.saved);
   run.activation_gradient();
   if (call.part && !call.part->last) return;  // the other steps are of all rows
   update_saved(call, *call.args.saved);

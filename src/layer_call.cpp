@@ -22,6 +22,14 @@ int64_t w1_rows(const tilemoe_experts& experts) {
   return split(experts) ? experts.n : h_width(experts);
 }
 
+// W1 (E, rows, d) or its gradient.
+bool contiguous_along_d(const tilemoe_tensor& W1) {
+  return W1.stride[2] == 1;
+}
+const char* contiguous_dimension(const tilemoe_tensor& W1) {
+  return contiguous_along_d(W1) ? "d" : "n";
+}
+
 void check_activation(const tilemoe_experts& experts) {
   const ActivationKind kind = activation_kind(experts.activation);
   TILEMOE_CHECK(kind.name != nullptr, "activation is " << static_cast<int>(experts.activation)
@@ -85,6 +93,10 @@ void check_weights(const tilemoe_experts& experts, const tilemoe_weights& weight
     return;
   }
   check_tensor("weights.W1_up", weights.W1_up, {{E, n, d}, dtype, Strides::kMatrixEitherMajor});
+  TILEMOE_CHECK(contiguous_along_d(weights.W1) == contiguous_along_d(weights.W1_up),
+                "weights.W1 is contiguous along "
+                    << contiguous_dimension(weights.W1) << " and weights.W1_up along "
+                    << contiguous_dimension(weights.W1_up) << ", expected the same");
   check_optional("weights.b1_up", weights.b1_up, {{E, n}, dtype, Strides::kRows});
   TILEMOE_CHECK(present(weights.b1) == present(weights.b1_up),
                 "weights.b1 is " << describe(weights.b1) << " and b1_up is "
@@ -189,6 +201,7 @@ void ForwardCall::check_tensors() const {
   check_rows("O", args.O, experts, routing.spec);
   check_optional_rows("addend", args.addend, experts, routing.spec);
   if (args.saved) check_H(experts, routing.spec, saved);
+  backend.check_limits({experts, routing.spec, weights, args.X, {}, {}});
 }
 
 // X has been read when O is written, and an element of the addend just before that of O.
@@ -249,7 +262,6 @@ void BackwardCall::check_tensors() const {
   const tilemoe_routing_spec& spec = routing.spec;
   check_weights(experts, weights);
   check_weight_gradients();
-  backend.check_gradients(experts, weights, gradients);
   check_H(experts, spec, saved);
   check_rows("X", args.X, experts, spec);
   if (!work.from_dH()) check_rows("dO", args.dO, experts, spec);
@@ -260,6 +272,7 @@ void BackwardCall::check_tensors() const {
   const TensorRule flat_ds{{spec.pairs}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
   const TensorRule top_k_ds{{spec.T, spec.K}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
   check_optional("ds", args.ds, top_k && args.ds.ndim == 2 ? top_k_ds : flat_ds);
+  backend.check_limits({experts, spec, weights, args.X, args.dO, gradients});
 }
 
 void BackwardCall::check_weight_gradients() const {
@@ -278,13 +291,19 @@ void BackwardCall::check_weight_gradients() const {
     check_absent("dweights.W1_up", gradients.W1_up, "only the split gate layout has it");
     check_absent("dweights.b1_up", gradients.b1_up, "only the split gate layout has it");
   }
+  // With such a W1, H has all gate columns before all up columns.
+  if (experts.gate_layout == TILEMOE_GATE_INTERLEAVED && present(gradients.W1))
+    TILEMOE_CHECK(contiguous_along_d(gradients.W1) || !contiguous_along_d(weights.W1),
+                  "dweights.W1 is interleaved and contiguous along 2n, and weights.W1 along d: "
+                  "expected dweights.W1 to be contiguous along d, too");
 }
 
 // Whether the saved state has what the mode starts from.
 void BackwardCall::check_mode() const {
-  TILEMOE_CHECK(saved.state >= TILEMOE_SAVED_H && saved.state <= TILEMOE_SAVED_DH_OVER_H,
-                "saved.state is " << static_cast<int>(saved.state) << ", expected 0 to 2");
+  TILEMOE_CHECK(saved.state >= TILEMOE_SAVED_H && saved.state <= TILEMOE_SAVED_PARTS_OF_DH,
+                "saved.state is " << static_cast<int>(saved.state) << ", expected 0 to 3");
   TILEMOE_CHECK(!part || !work.from_dH(), "part is given, and mode is REST, which reads no dO");
+  check_parts();
   if (!work.from_dH()) {
     TILEMOE_CHECK(saved.state != TILEMOE_SAVED_DH_OVER_H,
                   "saved was consumed by a backward that wrote dH over H: only mode REST is left; "
@@ -299,6 +318,31 @@ void BackwardCall::check_mode() const {
   TILEMOE_CHECK(
       !work.wants(TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2),
       "mode is REST, which gives dX, dW1 and db1: ds, dW2 and db2 come from dO, in another mode");
+}
+
+// Whether the saved state is between the parts of a backward that writes dH over H, and this call
+// continues it.
+void BackwardCall::check_parts() const {
+  const int64_t T = routing.spec.T;
+  const bool begun = saved.state == TILEMOE_SAVED_PARTS_OF_DH;
+  const bool over_H_in_parts = part && args.mode == TILEMOE_BACKWARD_OVER_H;
+  TILEMOE_CHECK(!begun || over_H_in_parts,
+                "saved has dH over H for "
+                    << saved.parts_tokens << " of " << T
+                    << " tokens, from a backward that has not ended: call it "
+                       "with the other parts, or run forward again");
+  if (!over_H_in_parts || !counts_parts()) return;
+  const int64_t before = begun ? saved.parts_tokens : 0;
+  TILEMOE_CHECK(before >= 0 && part->tokens <= T - before,
+                "part has " << part->tokens << " tokens after " << before << " of " << T
+                            << ": some part came twice, and H was overwritten; run forward again");
+  TILEMOE_CHECK(!part->last || before + part->tokens == T,
+                "part is the last, but the parts so far have " << before + part->tokens << " of "
+                                                               << T << " tokens");
+}
+
+bool BackwardCall::counts_parts() const {
+  return args.saved->struct_size >= offsetof(tilemoe_saved, parts_tokens) + sizeof(int64_t);
 }
 
 // An element of the addend is read just before that of dX is written.

@@ -52,11 +52,15 @@ class BackwardCall {
   const BackwardWork work;
   const BackwardPlan plan;
 
+  // Whether the caller's saved state has the count of the parts' tokens, which older ones lack.
+  bool counts_parts() const;
+
  private:
   BackwardWork asked_for() const;
   void check_tensors() const;
   void check_weight_gradients() const;
   void check_mode() const;
+  void check_parts() const;
   void check_memory() const;
 };
 

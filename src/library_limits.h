@@ -14,6 +14,10 @@ inline constexpr int64_t kMaxWidth = int64_t{1} << 24;  // d, n: no grid of bloc
 // T, pairs, capacity: int32 on the device. A tensor map holds fewer (cuda/core/tensor_map.h).
 inline constexpr int64_t kMaxRows = INT32_MAX;
 inline constexpr int64_t kMaxRowsCuda = (int64_t{1} << 30) - 1;
+// Strides of X, dO, weights and their gradients on CUDA: rows in 32 bits of bytes, since an address is
+// one multiplication; experts as TMA takes them.
+inline constexpr int64_t kMaxRowStrideBytesCuda = UINT32_MAX;
+inline constexpr int64_t kMaxExpertStrideBytesCuda = (int64_t{1} << 40) - 1;
 inline constexpr int64_t kMaxMultiple = INT32_MAX;            // m
 inline constexpr int64_t kMaxExperts = INT32_MAX - 1;         // E: E + 1 offsets
 inline constexpr size_t kAlignment = 16;                      // pointers and strides, in bytes

@@ -97,8 +97,8 @@ TEST(BackwardRest, AfterOverH) {
                      {"consumed", "forward again"}});
   const std::vector<BadCase<Problem>> more = {
       {"a state that no call leaves",
-       [](Problem& p) { p.saved.state = static_cast<tilemoe_saved_state>(3); },
-       {"saved.state is 3"}},
+       [](Problem& p) { p.saved.state = static_cast<tilemoe_saved_state>(4); },
+       {"saved.state is 4"}},
       {"dX with the workspace of dW1 and db1 alone",
        [](Problem& p) {
          p.backward.workspace_bytes = p.backward_workspace(TILEMOE_BACKWARD_REST, kOfW1);

@@ -268,12 +268,12 @@ std::vector<BadCase<Problem>> backward_cases(bool split) {
   cases.push_back({"consumed saved state",
                    [](Problem& p) { p.saved.state = TILEMOE_SAVED_DH_OVER_H; },
                    {"consumed", "forward again"}});
-  for (int state : {-1, 3})
+  for (int state : {-1, 4})
     cases.push_back({"saved state " + std::to_string(state),
                      [state](Problem& p) { p.saved.state = tilemoe_saved_state(state); },
                      {"saved.state is"}});
   cases.push_back(
-      {"saved.struct_size", [](Problem& p) { p.saved.struct_size -= 8; }, {"saved.struct_size"}});
+      {"saved.struct_size", [](Problem& p) { p.saved.struct_size -= 16; }, {"saved.struct_size"}});
   cases.push_back({"addend without dX", [](Problem& p) { p.backward.dX = {}; }, {"addend", "dX"}});
   return cases;
 }

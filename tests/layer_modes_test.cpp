@@ -159,6 +159,99 @@ TEST_P(LayerModes, ConsumedStateIsRefused) {
   expect_same_bits(before, problem.computed());
 }
 
+// Expects the call to be refused with a sentence that has `text`, and the outputs to stay as they are.
+void expect_refused(Problem& problem, const BackwardArgs& args, const char* text) {
+  const std::vector<uint64_t> before = problem.fingerprints();
+  try {
+    problem.experts().backward(args);
+    ADD_FAILURE() << "ran, expected an error that says: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(problem.outputs_other_than(before), std::vector<std::string>());
+}
+
+// Once a part's dH lies over H, whatever would take it for H is refused.
+TEST_P(LayerModes, AnInterruptedBackwardInPartsGivesNoWrongGradient) {
+  if (GetParam().routing == RoutingKind::kGrouped) return;
+  Case over = GetParam();
+  over.dH_over_H = over.in_parts = true;
+  const Computed right = run(over);
+  for (size_t done = 1; done < 4; ++done) {
+    SCOPED_TRACE(std::to_string(done) + " of 4 parts");
+    Problem problem(make_inputs(over, 3));
+    problem.poison();
+    problem.route();
+    problem.forward();
+    const Parts parts = problem.parts();
+    std::vector<tilemoe_part> order = parts.in_order({3, 0, 2, 1});  // 1 has no token
+    std::swap(order[2], order[3]), std::swap(order[2].last, order[3].last);
+    BackwardArgs args = problem.backward_args();
+    for (size_t p = 0; p < done; ++p) {
+      args.part = &order[p];
+      problem.experts().backward(args);
+    }
+    for (const BackwardMode mode :
+         {BackwardMode::kWhole, BackwardMode::kOverH, BackwardMode::kFirst, BackwardMode::kRest}) {
+      BackwardArgs whole = args;
+      whole.part = nullptr, whole.mode = mode;
+      if (mode == BackwardMode::kRest)
+        whole.dO = {}, whole.ds = whole.dweights.W2 = whole.dweights.b2 = {};
+      whole.workspace_bytes = problem.experts().workspace_bytes(problem.spec(), mode);
+      expect_refused(problem, whole, "has not ended");
+    }
+    BackwardArgs other_mode = args;
+    other_mode.mode = BackwardMode::kWhole;
+    other_mode.part = &order[3];
+    expect_refused(problem, other_mode, "has not ended");
+    tilemoe_part early = order[1];
+    early.tokens = 0, early.last = 1;
+    args.part = &early;
+    expect_refused(problem, args, "part is the last");
+
+    // The rest of the pass goes on as if nothing had been refused.
+    for (size_t p = done; p < order.size(); ++p) {
+      args.part = &order[p];
+      problem.experts().backward(args);
+    }
+    Computed computed = problem.computed();
+    computed[kH] = right[kH];
+    expect_same_bits(right, computed);
+  }
+}
+
+// A pass that was interrupted and begun again has tokens twice.
+TEST_P(LayerModes, ABackwardInPartsThatBeginsAgainIsRefused) {
+  if (GetParam().routing == RoutingKind::kGrouped) return;
+  Case over = GetParam();
+  over.dH_over_H = over.in_parts = true;
+  const Computed right = run(over);
+  Problem problem(make_inputs(over, 3));
+  problem.poison();
+  problem.route();
+  problem.forward();
+  const Parts parts = problem.parts();
+  const std::vector<tilemoe_part> order = parts.in_order({3, 0, 1, 2});
+  BackwardArgs args = problem.backward_args();
+  args.part = &order[1];
+  problem.experts().backward(args);
+  for (size_t p = 0; p + 1 < order.size(); ++p) {
+    args.part = &order[p];
+    problem.experts().backward(args);
+  }
+  args.part = &order.back();
+  expect_refused(problem, args, "came twice");
+
+  problem.poison();
+  problem.route();
+  problem.forward();  // H again
+  problem.backward();
+  Computed computed = problem.computed();
+  computed[kH] = right[kH];
+  expect_same_bits(right, computed);
+}
+
 TEST_P(LayerModes, BackwardCanBeRepeated) {
   Problem problem(make_inputs(GetParam(), 3));
   problem.run();

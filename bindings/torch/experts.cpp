@@ -271,6 +271,10 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   saved.struct_size = sizeof saved;
   saved.H = call.view("H", H);
   saved.state = mode == TILEMOE_BACKWARD_REST ? TILEMOE_SAVED_DH_OVER_H : TILEMOE_SAVED_H;
+  if (part && part->first_token > 0) {  // the parts come in the order of their tokens
+    saved.state = TILEMOE_SAVED_PARTS_OF_DH;
+    saved.parts_tokens = part->first_token;
+  }
 
   const tilemoe_weights all = views(call, &weights[0], kWeightNames);
   const tilemoe_weights dweights = views(call, &gradients[kDWeights], &kGradientNames[kDWeights]);

@@ -507,7 +507,9 @@ typedef struct tilemoe_experts {
 
 /* The experts' weights, in the checkpoint's own layout, or their gradients. A weight's last two
  * dimensions may be stored either way: W1 (E, 2n, d) with stride 1 on d, or on 2n when the
- * checkpoint keeps (E, d, 2n). */
+ * checkpoint keeps (E, d, 2n). W1 and W1_up are stored the same way; their gradients may differ
+ * from them and from each other, in dtype too. Only the gradient of an interleaved W1 with stride 1
+ * on d must have stride 1 on d as well. */
 typedef struct tilemoe_weights {
   uint64_t struct_size;
   tilemoe_tensor W1;    /* (E, 2n, d), or (E, n, d) when split or not gated */
@@ -522,7 +524,9 @@ typedef struct tilemoe_weights {
 typedef enum tilemoe_saved_state TILEMOE_INT {
   TILEMOE_SAVED_H = 0,        /* H, as forward wrote it */
   TILEMOE_SAVED_H_AND_DH = 1, /* H, and dH in the workspace `dH` */
-  TILEMOE_SAVED_DH_OVER_H = 2 /* dH where H was: H is consumed */
+  TILEMOE_SAVED_DH_OVER_H = 2, /* dH where H was: H is consumed */
+  TILEMOE_SAVED_PARTS_OF_DH = 3 /* dH over H for the tokens of some parts: only calls with the other
+                                   parts may follow, or a new forward */
 } tilemoe_saved_state;
 
 /* What forward keeps for backward beside X and the routing. Host struct over device memory. */
@@ -533,6 +537,8 @@ typedef struct tilemoe_saved {
   const void* dH;   /* set by backward: the workspace that holds dH; null where none does */
   tilemoe_saved_state state; /* set by forward and backward */
   int32_t reserved;
+  int64_t parts_tokens; /* set by backward: tokens whose dH lies over H in SAVED_PARTS_OF_DH. What an
+                           older struct lacks is not counted */
 } tilemoe_saved;
 
 /* Bytes that live from forward to backward. */
@@ -675,7 +681,9 @@ typedef struct tilemoe_backward_args {
   int32_t reserved;
   /* null: the whole call. Else dO arrives in parts, in any mode but REST: all calls have the same
    * arguments, and a workspace that nobody writes between them. Each reads its own tokens' rows of
-   * dO, and the last one, which writes the gradients and the saved state, all of them and X. */
+   * dO, and the last one, which writes the gradients, all of them and X. In mode OVER_H the saved
+   * state counts the parts' tokens: a part that comes twice, a last part before all tokens came, and
+   * any other backward once the first part was computed are refused. */
   const tilemoe_part* part;
 } tilemoe_backward_args;
 TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,

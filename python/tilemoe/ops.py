@@ -372,12 +372,22 @@ def _backward_in_chunks(ctx, dO, saved, wanted):
     sizes = [X.shape[0], E, d, n, H.shape[0]]
     *_, workspace_bytes, _ = _ops.layer_bytes(X, sizes, ctx.numbers)
     workspace = X.new_empty(workspace_bytes, dtype=torch.uint8)
-    for chunk in range(len(ctx.chunks.cuts) - 1):
-        ctx.travel.gradient_arrived(chunk)
-        call_undifferentiated(
-            _ops.experts_backward_part.default, dO, X, H, routing, weights, *pack_gradients(made),
-            *ctx.chunks, chunk, ctx.numbers, ctx.reals, workspace,
-        )  # fmt: skip
+    chunks = len(ctx.chunks.cuts) - 1
+    for chunk in range(chunks):
+        try:
+            ctx.travel.gradient_arrived(chunk)
+            call_undifferentiated(
+                _ops.experts_backward_part.default, dO, X, H, routing, weights,
+                *pack_gradients(made), *ctx.chunks, chunk, ctx.numbers, ctx.reals, workspace,
+            )  # fmt: skip
+        except Exception as error:
+            if chunk == 0:
+                raise
+            # No error that means that nothing was written.
+            raise RuntimeError(
+                f"tilemoe: H was overwritten with dH for {chunk} of {chunks} chunks of tokens, "
+                f"then: {error}"
+            ) from error
     return [gradient for gradient in made if gradient is not None]
 
 

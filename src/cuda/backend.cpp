@@ -4,12 +4,13 @@
 #include <sstream>
 
 #include "check.h"
+#include "cuda/call_limits.h"
 #include "cuda/core/device.h"
-#include "cuda/core/up_columns.h"
 #include "cuda/kit_choice.h"
 #include "cuda/products.h"
 #include "cuda/rowwise/routing.h"
 #include "cuda/rowwise/steps.h"
+#include "cuda/sm100/pairs.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -30,18 +31,15 @@ class CudaBackend final : public Backend {
   }
 
   void check_supported(const tilemoe_experts& experts) const override {
-    kit_of(current_device());  // or its error, before anything is written or launched
+    // Or its error, before anything is written or launched.
+    if (kit_of(current_device()) == KitName::kSm100) sm100::pairs_asked_for();
     TILEMOE_CHECK_SUPPORTED(is_16bit(experts.dtype),
                             "experts.dtype is " << tilemoe_dtype_name(experts.dtype)
                                                 << ", the CUDA backend takes bfloat16 and float16");
   }
 
-  void check_gradients(const tilemoe_experts& experts, const tilemoe_weights& weights,
-                       const tilemoe_weights& gradients) const override {
-    TILEMOE_CHECK_SUPPORTED(
-        !has_adjacent_columns(experts, gradients.W1) || has_adjacent_columns(experts, weights.W1),
-        "dweights.W1 has gate and up in adjacent columns (interleaved and contiguous along 2n), "
-        "weights.W1 has not: the CUDA backend writes it only where both have");
+  void check_limits(const LayerTensors& tensors) const override {
+    cuda::check_call_limits(tensors);
   }
 
   size_t scratch_bytes(Step step, const tilemoe_experts& experts,

@@ -144,7 +144,18 @@ void input_gradient(const InputGradient& step) {
 
 namespace {
 
-void run_weight_gradient(WeightGradient& step, int32_t workers) {
+// What a weight gradient's kernel is compiled for of its output.
+struct GradientOutput {
+  bool is_float32;
+  OutputMajor major;
+  bool operator==(const GradientOutput&) const = default;
+};
+GradientOutput output_of(const tilemoe_tensor& out) {
+  return {.is_float32 = out.dtype == TILEMOE_FLOAT32,
+          .major = out.stride[2] == 1 ? OutputMajor::kColumn : OutputMajor::kRow};
+}
+
+void run_weight_gradient(WeightGradient step, int32_t workers) {
   if (step.parts == 0) return;
   step.shares = weight_gradient_shares({.dense_columns = step.dense_columns,
                                         .parts = step.parts,
@@ -152,12 +163,14 @@ void run_weight_gradient(WeightGradient& step, int32_t workers) {
                                         .capacity = step.rows.capacity,
                                         .of_an_expert = step.rows.of_an_expert},
                                        workers_of(workers, current_device().multiprocessors));
-  const tilemoe_tensor& out = step.part[0].out;
-  const ProductKey key{ProductName::kWeightGradient,
-                       kit(),
-                       {.recipe = recipe_of(step.experts->dtype),
-                        .float_out = out.dtype == TILEMOE_FLOAT32,
-                        .out = out.stride[2] == 1 ? OutputMajor::kColumn : OutputMajor::kRow}};
+  const GradientOutput out = output_of(step.part[0].out);
+  for (int p = 1; p < step.parts; ++p)
+    TILEMOE_ASSERT(output_of(step.part[p].out) == out,
+                   "a weight gradient's parts differ in dtype or major");
+  const ProductKey key{
+      ProductName::kWeightGradient,
+      kit(),
+      {.recipe = recipe_of(step.experts->dtype), .float_out = out.is_float32, .out = out.major}};
   const Tiles tiles(key);
   // A block's tile is a half of a reference tile.
   const auto* const tile = std::find_if(tiles.begin(), tiles.end(), [&](const auto& each) {
@@ -176,40 +189,47 @@ size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
 }
 
 void weight_gradient_2(const WeightGradient2& step) {
-  WeightGradient product{.experts = step.experts,
-                         .rows = step.rows,
-                         .dense = step.A_scaled,
-                         .dense_columns = step.experts->n,
-                         .gathered = step.dO,
-                         .part = {{.out = transposed(step.dW2), .dense_first = 0}},
-                         .parts = 1,
-                         .accumulate = step.accumulate,
-                         .scratch = step.scratch,
-                         .shares = 0,
-                         .stream = step.stream,
-                         .tuning = step.tuning};
-  run_weight_gradient(product, step.workers);
+  run_weight_gradient({.experts = step.experts,
+                       .rows = step.rows,
+                       .dense = step.A_scaled,
+                       .dense_columns = step.experts->n,
+                       .gathered = step.dO,
+                       .part = {{.out = transposed(step.dW2), .dense_first = 0}},
+                       .parts = 1,
+                       .accumulate = step.accumulate,
+                       .scratch = step.scratch,
+                       .shares = 0,
+                       .stream = step.stream,
+                       .tuning = step.tuning},
+                      step.workers);
 }
 
 void weight_gradient_1(const WeightGradient1& step) {
   const bool adjacent = has_adjacent_columns(*step.experts, step.W1);
   const UpParts parts = up_parts(*step.experts, step.dW1, step.dW1_up, adjacent);
-  WeightGradient product{.experts = step.experts,
-                         .rows = step.rows,
-                         .dense = step.dH,
-                         .dense_columns = parts.columns,
-                         .gathered = step.X,
-                         .part = {},
-                         .parts = 0,
-                         .accumulate = step.accumulate,
-                         .scratch = step.scratch,
-                         .shares = 0,
-                         .stream = step.stream,
-                         .tuning = step.tuning};
-  for (int p = 0; p < parts.count; ++p)
-    if (present(parts.part[p]))
-      product.part[product.parts++] = {.out = parts.part[p], .dense_first = p * parts.columns};
-  run_weight_gradient(product, step.workers);
+  WeightGradient gradient{.experts = step.experts,
+                          .rows = step.rows,
+                          .dense = step.dH,
+                          .dense_columns = parts.columns,
+                          .gathered = step.X,
+                          .part = {},
+                          .parts = 0,
+                          .accumulate = step.accumulate,
+                          .scratch = step.scratch,
+                          .shares = 0,
+                          .stream = step.stream,
+                          .tuning = step.tuning};
+  for (int p = 0; p < parts.count; ++p) {
+    const tilemoe_tensor& out = parts.part[p];
+    if (!present(out)) continue;
+    // A launch has outputs of one dtype and one major: parts that differ take one launch each.
+    if (gradient.parts > 0 && output_of(gradient.part[0].out) != output_of(out)) {
+      run_weight_gradient(gradient, step.workers);
+      gradient.parts = 0;
+    }
+    gradient.part[gradient.parts++] = {.out = out, .dense_first = p * parts.columns};
+  }
+  run_weight_gradient(gradient, step.workers);
 }
 
 }  // namespace tilemoe::cuda

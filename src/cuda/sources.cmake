@@ -1,6 +1,7 @@
 # The CUDA backend.
 target_sources(tilemoe_cuda_objects PRIVATE
   cuda/backend.cpp
+  cuda/call_limits.cpp
   cuda/device_verdict.cpp
   cuda/kit_choice.cpp
   cuda/products.cpp

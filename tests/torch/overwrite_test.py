@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 import tilemoe
 from layers import E, K, T, d, logits_layer, n, normal, results, weights
 from target import DEVICE, DTYPE, DTYPES
-from tilemoe import WeightGradients, _overwrite, ops
+from tilemoe import WeightGradients, _overwrite, functional, ops
 
 OVER_H = "experts_backward_over_H"
 BESIDE_H = "experts_backward"
@@ -465,3 +465,54 @@ def test_given_memory_among_new(names, accumulate):
         for tensor in tensors.values():
             tensor.grad = None
     same_bits(found[None], found[False])
+
+
+# ------------------------------------------------------------- in chunks
+
+
+class StopsAt(ops.Travel):
+    """X and dO of one process, in chunks; the one of number `chunk` cannot be had once."""
+
+    beside = True
+
+    def __init__(self, chunk):
+        self.chunk = chunk
+
+    def begin(self, source):
+        return source
+
+    def gradient_arrived(self, chunk=None):
+        if chunk is not None and chunk == self.chunk:
+            self.chunk = None
+            raise torch.OutOfMemoryError("no memory for a chunk")
+
+
+@pytest.mark.parametrize("stopped_at", [0, 1, 2])
+def test_chunks_that_were_interrupted_give_no_wrong_gradient(stopped_at):
+    def layer(travel):
+        x = normal(T, d, seed=20, dtype=DTYPE).requires_grad_()
+        scores = normal(T, K, seed=21, dtype=torch.float32).requires_grad_()
+        of = weights(DTYPE)
+        beside = ops.Beside(travel, x)
+        ids = torch.arange(T * K).view(T, K) % E
+        experts = functional._layer(
+            of["W1"], None, of["W2"], None, None, None, "swiglu", "concatenated", 0.0, 0.0, 0.0, 0,
+            None, None, None,
+        )  # fmt: skip
+        out, _ = functional._of_ids(
+            x, scores, ids.to(DEVICE), E, experts, None, None, "nan", False, beside, [0, 3, 5, T]
+        )
+        return out, {"x": x, "scores": scores, **{k: w for k, w in of.items() if w is not None}}
+
+    out, tensors = layer(StopsAt(None))
+    want = gradients(out, tensors)
+    out, tensors = layer(StopsAt(stopped_at))
+    if stopped_at == 0:  # nothing was written yet
+        with pytest.raises(torch.OutOfMemoryError, match="no memory for a chunk"):
+            gradients(out, tensors)
+        same_bits(gradients(out, tensors), want)
+        return
+    with pytest.raises(RuntimeError, match=f"overwritten with dH for {stopped_at} of 3 chunks"):
+        gradients(out, tensors)
+    with pytest.raises(RuntimeError, match="consumed"):
+        gradients(out, tensors)

@@ -21,8 +21,8 @@ struct GatherSource {
 inline GatherSource gather_source(const tilemoe_tensor& source, const Rows& rows) {
   const auto element = static_cast<int64_t>(tilemoe_dtype_size(source.dtype));
   const int64_t bytes = source.shape[0] > 1 ? source.stride[0] * element : 0;
-  TILEMOE_CHECK_SUPPORTED(bytes >= 0 && bytes <= UINT32_MAX,
-                          "rows of " << bytes << " bytes are too far apart to be gathered");
+  TILEMOE_ASSERT(bytes >= 0 && bytes <= UINT32_MAX,  // call_limits.h
+                 "rows of " << bytes << " bytes are too far apart to be gathered");
   return {.source = source.data,
           .row_bytes = static_cast<uint32_t>(bytes),
           .width_bytes = static_cast<int32_t>(source.shape[1] * element),

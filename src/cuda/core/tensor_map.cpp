@@ -95,8 +95,8 @@ static_assert(limits::kMaxRowsCuda < kRaggedRows && limits::kMaxWidth < kRaggedR
 
 cuuint64_t ragged_row_bytes(const RaggedMapSpec& spec) {
   const auto row_bytes = static_cast<cuuint64_t>(spec.row_stride) * kElementBytes;
-  TILEMOE_CHECK_SUPPORTED(row_bytes < kWraps && spec.rows < kRaggedRows,
-                          "a matrix of " << spec.rows << " rows of " << row_bytes << " bytes");
+  TILEMOE_ASSERT(row_bytes < kWraps && spec.rows < kRaggedRows,  // call_limits.h
+                 "a matrix of " << spec.rows << " rows of " << row_bytes << " bytes");
   return row_bytes;
 }
 

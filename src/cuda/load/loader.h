@@ -28,8 +28,8 @@ concept LoaderBase = requires(L loader, const typename L::Params& params, const 
 // kTmaBytes.
 template <class L>
 concept TmaLoader = LoaderBase<L> && L::kThreadArrivals == 0 &&
-                    L::kTmaBytes == L::Operand::kBytes&& requires(L loader, uint32_t shared,
-                                                                  uint32_t full, int32_t k_block) {
+                    (L::kTmaBytes == L::Operand::kBytes) &&
+                    requires(L loader, uint32_t shared, uint32_t full, int32_t k_block) {
   loader.load(shared, full, k_block);
 };
 

@@ -127,7 +127,7 @@ void sum_columns(const ChunkSums& sums, int64_t capacity, tilemoe_dtype dtype,
 void write_bias(const ChunkSums& sums, const BiasColumns& columns, bool accumulate,
                 cudaStream_t stream) {
   const int64_t blocks = int64_t{sums.E} * ((columns.count + kThreads - 1) / kThreads);
-  TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "bias gradients of " << sums.E << " experts");
+  TILEMOE_ASSERT(blocks <= INT32_MAX, "bias gradients of " << sums.E << " experts");
   const auto kernel = with_float(columns.dtype, [&]<class Out>() { return &add_chunks<Out>; });
   launch_kernel("bias gradients",
                 {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .stream = stream},

@@ -121,7 +121,7 @@ template <class Element, Pairs kPairs, int kParts, int kAtOnce>
 void launch_parts(CombineParams params, const Combine& step) {
   params.part_chunks = (params.chunks + kParts - 1) / kParts;
   const int64_t blocks = (params.outputs * params.part_chunks + kThreads - 1) / kThreads;
-  TILEMOE_CHECK_SUPPORTED(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
+  TILEMOE_ASSERT(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
   launch_early<combine_rows<Element, kPairs, kParts, kAtOnce>>(
       {.blocks = static_cast<unsigned>(blocks),
        .threads = kThreads,

@@ -115,7 +115,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     route_tokens_by_blocks(const __grid_constant__ RouteTokensParams params) {
   const auto part = static_cast<int32_t>(blockIdx.x), tile = static_cast<int32_t>(blockIdx.z);
   const auto expert = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / kWarp);
-  const bool exists = expert<params.partial.E, several_tiles = gridDim.z> 1;
+  const bool exists = expert < params.partial.E;
+  const bool several_tiles = gridDim.z > 1;
   const int32_t first = tile * kTileTokens, end = min(first + kTileTokens, params.partial.T);
   const Arrivals of_tile = params.arrivals(tile), of_all = params.arrivals(kMostTiles);
 

@@ -5,7 +5,7 @@ namespace tilemoe::cuda {
 ProjectionSize size_of(const UpProjection& step) {
   return {.rows = step.rows.capacity,
           .E = step.rows.E,
-          .columns = 2 * step.experts->n,
+          .columns = (tilemoe_activation_gated(step.experts->activation) ? 2 : 1) * step.experts->n,
           .sum = step.experts->d,
           .epilogue_a_column = 8,
           .gathers = step.rows.token != nullptr};

@@ -52,9 +52,9 @@ class RowTiles {
   // Tiles at most, which the host knows.
   static int64_t at_most(const Rows& rows, int64_t n_blocks) {
     const int64_t m_blocks = rows.capacity / BLOCK_M + std::min<int64_t>(rows.E, rows.capacity);
-    TILEMOE_CHECK_SUPPORTED(m_blocks <= INT32_MAX / (2 * n_blocks),
-                            "the product of " << rows.capacity << " rows of " << rows.E
-                                              << " experts has too many tiles to count");
+    TILEMOE_ASSERT(m_blocks <= INT32_MAX / (2 * n_blocks),  // call_limits.h
+                   "the GEMM of " << rows.capacity << " rows of " << rows.E
+                                  << " experts has too many tiles to count");
     return m_blocks * n_blocks;
   }
 

@@ -35,12 +35,13 @@ class Mma {
 
  private:
   static_assert(std::is_same_v<typename Shape::Recipe::A, typename Shape::Recipe::B>);
+  static constexpr tilemoe_dtype kDType = kDTypeOf<typename Shape::Element>;
+  static_assert(kDType == TILEMOE_BFLOAT16 || kDType == TILEMOE_FLOAT16);
   static constexpr ptx::MmaFormat format_of(tilemoe_dtype dtype) {
     return dtype == TILEMOE_BFLOAT16 ? ptx::MmaFormat::kBF16 : ptx::MmaFormat::kF16;
   }
   static constexpr uint32_t kInstruction = ptx::tcgen05_instruction(
-      format_of(kDTypeOf<typename Shape::Element>), Shape::kBlocks* Shape::BLOCK_M, Shape::BLOCK_N,
-      A::kMajor, B::kMajor);
+      format_of(kDType), Shape::kBlocks* Shape::BLOCK_M, Shape::BLOCK_N, A::kMajor, B::kMajor);
 
   template <class Operand>
   __device__ static uint64_t descriptor(uint32_t shared) {

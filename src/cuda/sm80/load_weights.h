@@ -28,8 +28,8 @@ struct ExpertWeights {
   static ExpertWeights of(const tilemoe_tensor& W) {
     const auto element = static_cast<int64_t>(tilemoe_dtype_size(W.dtype));
     const int64_t line_bytes = W.stride[kMajor == Major::kK ? 1 : 2] * element;
-    TILEMOE_CHECK_SUPPORTED(line_bytes <= UINT32_MAX,
-                            "rows of weights are " << line_bytes << " bytes apart");
+    TILEMOE_ASSERT(line_bytes <= UINT32_MAX,  // call_limits.h
+                   "rows of weights are " << line_bytes << " bytes apart");
     return {.data = static_cast<const char*>(W.data),
             .expert_bytes = W.stride[0] * element,
             .line_bytes = static_cast<uint32_t>(line_bytes),

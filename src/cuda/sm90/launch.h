@@ -26,7 +26,8 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
     return true;
   });
   constexpr int kCluster = Gemm::Shape::kCluster;
-  const int64_t clusters = int64_t{device.multiprocessors / kCluster} * tuning.block_turns;
+  const int64_t clusters =
+      std::max<int64_t>(1, device.multiprocessors / kCluster) * tuning.block_turns;
   const int64_t blocks = std::min(clusters, tiles_at_most) * kCluster;
   cudaLaunchAttribute attributes[2] = {early_launch(tuning.early), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;

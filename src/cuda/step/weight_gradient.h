@@ -23,9 +23,8 @@ void run(const WeightGradient& step) {
   using Product = typename Kit::template Product<Shape, Gathered, Dense, Epilogue, Order>;
   const int64_t d = step.gathered.shape[1], E = step.rows.E;
   const ReferenceTiles reference = ReferenceTiles::of(d, step.dense_columns, step.parts);
-  TILEMOE_CHECK_SUPPORTED(
-      reference.m_blocks <= INT32_MAX / (2 * reference.n_blocks * E),
-      "the weight gradients of " << E << " experts have too many tiles to count");
+  TILEMOE_ASSERT(reference.m_blocks <= INT32_MAX / (2 * reference.n_blocks * E),  // call_limits.h
+                 "the weight gradients of " << E << " experts have too many tiles to count");
   const int64_t tiles = reference.count();
   TILEMOE_ASSERT(step.scratch.bytes >= ExpertRanks::bytes(E, step.shares),
                  step.scratch.bytes << " bytes of scratch for the experts' ranks");

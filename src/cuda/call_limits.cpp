@@ -1,0 +1,84 @@
+#include "cuda/call_limits.h"
+
+#include <algorithm>
+
+#include "check.h"
+#include "cuda/schedule/reference_tiles.h"
+#include "library_limits.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+using namespace limits;
+
+// No stride counts along a dimension of size 1.
+int64_t stride_bytes(const tilemoe_tensor& tensor, int dimension) {
+  if (tensor.shape[dimension] <= 1) return 0;
+  return tensor.stride[dimension] * static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype));
+}
+
+void check_rows(const char* name, const tilemoe_tensor& rows) {
+  if (!present(rows)) return;
+  const int64_t bytes = stride_bytes(rows, 0);
+  TILEMOE_CHECK_SUPPORTED(bytes <= kMaxRowStrideBytesCuda,
+                          name << " has rows " << bytes << " bytes apart, the CUDA backend takes "
+                               << kMaxRowStrideBytesCuda);
+}
+
+void check_matrices(const char* name, const tilemoe_tensor& matrices) {
+  if (!present(matrices)) return;
+  const int64_t row = std::max(stride_bytes(matrices, 1), stride_bytes(matrices, 2));
+  TILEMOE_CHECK_SUPPORTED(row <= kMaxRowStrideBytesCuda,
+                          name << " has rows or columns " << row
+                               << " bytes apart, the CUDA backend takes "
+                               << kMaxRowStrideBytesCuda);
+  const int64_t expert = stride_bytes(matrices, 0);
+  TILEMOE_CHECK_SUPPORTED(expert <= kMaxExpertStrideBytesCuda,
+                          name << " has experts " << expert
+                               << " bytes apart, the CUDA backend takes "
+                               << kMaxExpertStrideBytesCuda);
+}
+
+// Tiles and CTAs are counted in 31 bits. What passes that has tensors of terabytes.
+void check_count(const char* what, int64_t rows, int64_t columns, const LayerTensors& tensors) {
+  TILEMOE_CHECK_SUPPORTED(columns == 0 || rows <= INT32_MAX / 2 / columns,
+                          what << " of " << tensors.routing.capacity << " rows and "
+                               << tensors.experts.E << " experts, d " << tensors.experts.d << ", n "
+                               << tensors.experts.n << ": too many tiles to count");
+}
+
+int64_t blocks_of(int64_t count, int64_t size) {
+  return (count + size - 1) / size;
+}
+
+// The smallest tile that any kernel has, and columns of a bias gradient's and a combine's CTA.
+constexpr int64_t kLeastTileRows = 16, kLeastTileColumns = 64;
+constexpr int64_t kBiasColumns = 128, kCombineColumns = 8 * 256;
+
+}  // namespace
+
+void check_call_limits(const LayerTensors& tensors) {
+  check_rows("X", tensors.X);
+  check_rows("dO", tensors.dO);
+  check_matrices("weights.W1", tensors.weights.W1);
+  check_matrices("weights.W1_up", tensors.weights.W1_up);
+  check_matrices("weights.W2", tensors.weights.W2);
+  check_matrices("dweights.W1", tensors.gradients.W1);
+  check_matrices("dweights.W1_up", tensors.gradients.W1_up);
+  check_matrices("dweights.W2", tensors.gradients.W2);
+
+  const int64_t E = tensors.experts.E, d = tensors.experts.d, n = tensors.experts.n;
+  const int64_t widest = std::max(d, 2 * n);
+  const tilemoe_routing_spec& routing = tensors.routing;
+  check_count("the GEMMs", routing.capacity / kLeastTileRows + std::min(E, routing.capacity),
+              blocks_of(widest, kLeastTileColumns), tensors);
+  const ReferenceTiles of_parts = ReferenceTiles::of(d, n, 2),
+                       of_both = ReferenceTiles::of(d, 2 * n, 1);
+  const int32_t n_blocks = std::max(of_parts.n_blocks, of_both.n_blocks);
+  check_count("the weight gradients", E, int64_t{of_parts.m_blocks} * n_blocks, tensors);
+  check_count("the bias gradients", E, blocks_of(widest, kBiasColumns), tensors);
+  check_count("the combine", std::max(routing.T, routing.capacity), blocks_of(d, kCombineColumns),
+              tensors);
+}
+
+}  // namespace tilemoe::cuda
