@@ -90,5 +90,16 @@ TEST(TileChoice, TakesNoRowsAtAll) {
   EXPECT_NO_THROW(pick_of(entry));
 }
 
+TEST(ProjectionSize, OfAnActivationWithoutAGateHasNColumns) {
+  tilemoe_experts experts{};
+  experts.d = 64, experts.n = 48;
+  UpProjection up{};
+  up.experts = &experts;
+  experts.activation = TILEMOE_SWIGLU;
+  EXPECT_EQ(size_of(up).columns, 96);
+  experts.activation = TILEMOE_RELU;
+  EXPECT_EQ(size_of(up).columns, 48);
+}
+
 }  // namespace
 }  // namespace tilemoe::cuda
