@@ -38,13 +38,15 @@ SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
 # Routers that the registry has no case of.
 ROUTERS = "*InGroups:*GivenIds"
+# Parts of W1 that differ in dtype or layout.
+TWO_LAYOUTS = "CudaWeightLayouts.*OfTwo*"
 TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 
 
 # What a kit that the GPU does not take by itself runs again: products' tests, and the layer's of the
 # PyTorch package. (The pretraining example runs on GPUs in the stage two-gpus alone.)
 PRODUCTS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
-            "cuda_train_test"]
+            "cuda_train_test", "cuda_weight_layouts_test"]
 TORCH_FILES = ["cuda_test.py", "cuda_transformers_test.py", "functional_test.py",
                "module_routing_test.py", "module_test.py", "torchtitan_test.py"]
 
@@ -295,6 +297,10 @@ def sanitize(tool):
                            prefix, missing, kit) for kit in machine.forced_kits()),
             machine.item("token-routers", "cuda_route_tokens_test", of_tokens, 200,
                          sanitizer_errors, prefix, missing),
+            *(machine.item(named("weight-layouts", kit), "cuda_weight_layouts_test",
+                           ["--gtest_brief=1", f"--gtest_filter={TWO_LAYOUTS}"], 200,
+                           sanitizer_errors, prefix, missing, kit)
+              for kit in (None, *machine.forced_kits())),
         ]
 
     return stage
