@@ -13,10 +13,13 @@ LEAST_NVCC = (12, 5)
 
 def has_cuda():
     """What TILEMOE_CUDA says or, where it says nothing, whether both halves are there: a compiler
-    that cmake/Cuda.cmake takes, and a torch to link with that has CUDA."""
+    that cmake/Cuda.cmake takes, and a torch to link with that has CUDA. Without the CPU backend
+    (TILEMOE_CPU=OFF) CUDA is required, and CMake reports what is missing."""
     wanted = os.environ.get("TILEMOE_CUDA", "AUTO")
     if wanted != "AUTO":
         return wanted == "ON"
+    if os.environ.get("TILEMOE_CPU") == "OFF":
+        return True
     search = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc", path=search)
     torch = find_torch()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lays out a wheel of the package (scripts/wheel.sh) as Hugging Face's kernels load it. Run by
+"""Lays out a wheel of the package (scripts/dist.sh) as Hugging Face's kernels load it. Run by
 scripts/hub.sh:
 
   hub_folder.py WHEEL FOLDER    writes FOLDER/build/VARIANT anew, and the files of scripts/hub
@@ -54,7 +54,7 @@ def copy_package(unpacked, folder):
     shutil.copytree(
         unpacked / "tilemoe", folder, ignore=shutil.ignore_patterns("__pycache__", *LEFT_OUT)
     )
-    for library in (unpacked / "tilemoe.libs").iterdir():
+    for library in unpacked.glob("tilemoe.libs/*"):
         shutil.copy2(library, folder / "lib")
     for library in (folder / "lib").glob("*.so*"):
         subprocess.run(["patchelf", "--set-rpath", "$ORIGIN", library], check=True)

@@ -8,9 +8,7 @@
 namespace tilemoe {
 
 Backend& cpu_backend() {
-  // Never destroyed: at exit() other threads may still compute.
-  static Backend& backend = *new cpu::CpuBackend;
-  return backend;
+  return cpu::backend();
 }
 
 Backend& backend_for(tilemoe_device device) {

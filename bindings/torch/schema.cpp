@@ -1,6 +1,15 @@
 // What the operators are called and take, once for all devices. Fake kernels, autograd and the rest
 // are registered in Python (python/tilemoe/ops.py).
 #include "namespace.h"
+#include "tilemoe/tilemoe.h"
+
+namespace {
+
+int64_t version() {
+  return TILEMOE_VERSION_NUMBER;
+}
+
+}  // namespace
 
 // What stands where in the lists `weights`, `gradients`, `rule`, `numbers` and `reals` is in
 // packing.h.
@@ -17,7 +26,7 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
       "int scoring, float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
-  // 10000 * major + 100 * minor + patch of the library that computes
+  // 10000 * major + 100 * minor + patch
   m.def("version() -> int");
   // Of the process or a device, not of a tensor: the library with the CUDA backend alone has them.
   m.def("set_block_turns(int turns) -> ()");
@@ -121,4 +130,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def(
       "sum_rows(int[] sources, int source_rows, Tensor place, Tensor? addend, Tensor(a!) out) "
       "-> ()");
+}
+
+TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {
+  m.impl("version", TORCH_BOX(&version));
 }

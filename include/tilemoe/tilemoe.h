@@ -130,7 +130,8 @@ TILEMOE_API const char* tilemoe_device_description(tilemoe_device device);
  * Results do not depend on it, workspace sizes do. Not to be called while another thread is inside
  * the library. TILEMOE_DEVICE_ERROR where the system starts fewer threads than asked for; the
  * library goes on with these, and tilemoe_num_threads() counts them. A child of fork() has none of
- * its parent's threads and starts as many of its own when it first computes. */
+ * its parent's threads and starts as many of its own when it first computes. A build without the
+ * CPU backend (TILEMOE_CPU=OFF) has 0 threads, and setting them is TILEMOE_UNSUPPORTED. */
 TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
 TILEMOE_API int tilemoe_num_threads(void);
 

@@ -46,6 +46,12 @@ def _gpus() -> Iterator[str]:
         yield f"cuda:{index} {properties.name}, {size}: {_kit_of(index)}"
 
 
+def _cpu() -> str:
+    if _library.why_no_cpu() is not None:
+        return f"no: {_library.why_no_cpu()}"
+    return f"yes, {torch.get_num_threads()} threads; float32, bfloat16 and float16"
+
+
 def _cuda() -> Iterator[tuple[str, str]]:
     if _library.why_no_cuda() is not None:
         yield "CUDA", f"no: {_library.why_no_cuda()}"
@@ -77,7 +83,7 @@ def show_config() -> None:
         ("libraries", str(_library.directory())),
         ("torch", torch.__version__),
         ("python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
-        ("CPU", f"yes, {torch.get_num_threads()} threads; float32, bfloat16 and float16"),
+        ("CPU", _cpu()),
         *_cuda(),
     ]
     for name, text in lines:

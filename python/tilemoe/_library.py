@@ -1,5 +1,6 @@
 """Finds and loads the operators' libraries: libtilemoe_torch (their names and the CPU) and, where
-torch itself has CUDA, libtilemoe_torch_cuda."""
+torch itself has CUDA, libtilemoe_torch_cuda. A build with TILEMOE_CPU=OFF has no kernels for the CPU:
+libtilemoe_torch then has the operators' names alone."""
 
 import os
 from pathlib import Path
@@ -62,6 +63,9 @@ _no_cuda = _load()
 # Two copies of the package in a process have two namespaces: no operator is defined twice.
 NAMESPACE = _namespace()
 operators = getattr(torch.ops, NAMESPACE)
+_no_cpu = None
+if not torch._C._dispatch_has_kernel_for_dispatch_key(f"{NAMESPACE}::moe", "CPU"):
+    _no_cpu = "this tilemoe was built without its CPU backend (TILEMOE_CPU=OFF)"
 _version = operators.version()
 # Of the library that is loaded, whatever package it came with.
 VERSION = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
@@ -70,6 +74,11 @@ VERSION = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 def why_no_cuda() -> str | None:
     """Why the operators have no CUDA; None where they have it, though there may be no GPU."""
     return _no_cuda
+
+
+def why_no_cpu() -> str | None:
+    """Why the operators have no kernels for the CPU; None if they have them."""
+    return _no_cpu
 
 
 def set_block_turns(turns: int) -> None:
@@ -103,7 +112,10 @@ def require_device(tensor, name):
     if kind == "cuda":
         if _no_cuda is not None:
             raise NotImplementedError(f"tilemoe cannot use {tensor.device}: {_no_cuda}")
-    elif kind not in ("cpu", "meta"):
+    elif kind == "cpu":
+        if _no_cpu is not None:
+            raise NotImplementedError(f"tilemoe cannot use cpu: {_no_cpu}")
+    elif kind != "meta":
         raise NotImplementedError(
             f"tilemoe runs on cpu and cuda, but the tensor is on {tensor.device}"
         )

@@ -10,6 +10,12 @@
 
 namespace tilemoe::cpu {
 
+Backend& backend() {
+  // Never destroyed: at exit() other threads may still compute.
+  static Backend& backend = *new CpuBackend;
+  return backend;
+}
+
 CpuBackend::CpuBackend() {
   num_threads();
 }

@@ -6,6 +6,9 @@
 
 namespace tilemoe::cpu {
 
+// The backend, or Error(kUnsupported) in a build without it (cpu/absent.cpp).
+Backend& backend();
+
 class CpuBackend final : public Backend {
  public:
   // Starts the threads, so that no step does: whoever asks for a size has them.

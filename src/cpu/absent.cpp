@@ -1,0 +1,28 @@
+// Stands for the CPU backend in a build without it.
+#include "check.h"
+#include "cpu/backend.h"
+#include "cpu/thread_pool.h"
+
+namespace tilemoe::cpu {
+namespace {
+
+[[noreturn]] void refuse() {
+  TILEMOE_CHECK_SUPPORTED(false,
+                          "this build has no CPU backend (TILEMOE_CPU=OFF): use the CUDA backend");
+}
+
+}  // namespace
+
+Backend& backend() {
+  refuse();
+}
+
+int num_threads() noexcept {
+  return 0;
+}
+
+void set_num_threads(int) {
+  refuse();
+}
+
+}  // namespace tilemoe::cpu

@@ -1,0 +1,36 @@
+# The CPU backend.
+find_package(dnnl REQUIRED)  # oneDNN: matrix multiplication
+find_package(hwy REQUIRED)   # Highway: elementwise work, at the best vector width of the machine
+find_package(OpenMP REQUIRED COMPONENTS CXX)  # only to keep an OpenMP-built oneDNN on the calling thread
+target_sources(tilemoe_objects PRIVATE
+  cpu/thread_pool.cpp
+  cpu/backend.cpp
+  cpu/gemm.cpp
+  cpu/tiles.cpp
+  cpu/activation.cpp
+  cpu/elementwise.cpp
+  cpu/up_projection.cpp
+  cpu/down_projection.cpp
+  cpu/combine.cpp
+  cpu/activation_gradient.cpp
+  cpu/score_gradient.cpp
+  cpu/weight_gradient.cpp
+  cpu/weight_gradient_1.cpp
+  cpu/weight_gradient_2.cpp
+  cpu/input_gradient.cpp
+  cpu/bias_gradient.cpp
+  cpu/top_k.cpp
+  cpu/route.cpp
+  cpu/route_rounded.cpp
+  cpu/route_tokens.cpp
+  cpu/router_backward.cpp
+  cpu/router_losses.cpp
+  cpu/sum_rows.cpp
+)
+# Routing gives the same bits on every machine: nothing may be contracted (routing/order.h). fmaf may
+# become an instruction and a comparison a select, or its loops would not become vectors.
+set_source_files_properties(
+  cpu/top_k.cpp cpu/route_rounded.cpp cpu/route_tokens.cpp cpu/router_backward.cpp
+  cpu/router_losses.cpp
+  PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
+list(PREPEND tilemoe_dependencies DNNL::dnnl hwy::hwy OpenMP::OpenMP_CXX)
