@@ -15,7 +15,7 @@ ON) backend=cuda ;;
 esac
 # Copies of different builds go into one process: each has its operators under a name of its own.
 export TILEMOE_TORCH_NAMESPACE=tilemoe_${backend}_${commit//-/_}
-TILEMOE_DIST=build/hub/wheel scripts/wheel.sh "$@"
+TILEMOE_DIST=build/hub/wheel scripts/dist.sh wheel "$@"
 
 say "laying out the folder"
 PATH=$root/.venv-wheel/bin:$PATH .venv-wheel/bin/python scripts/hub_folder.py \

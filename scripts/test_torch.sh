@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The PyTorch package as its users get it, with kernels for fewer GPUs: builds the wheel
-# (scripts/wheel.sh), installs it into
+# (scripts/dist.sh), installs it into
 # environments that have torch and what the tests need, and runs tests/torch there: all of it with the
 # torch of requirements.txt, the operators and FSDP with the newest one. Options go to pytest. The
 # first time downloads 2.1 GB for each torch; NEWEST=skip leaves out the second. In CI the source
-# distribution and the folder for the kernel hub are built and tested too.
+# distribution and the folder for the kernel hub are built and tested too, and the wheel is installed
+# where no compiler is.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
@@ -13,13 +14,13 @@ cd "$root"
 export TILEMOE_CUDA_ARCHS='80;90a' TILEMOE_SM80_ON_HOPPER=OFF
 tests=("$root"/tests/{wheel,torch})
 case ${CI:-} in
-"") scripts/wheel.sh ;;
+"") scripts/dist.sh wheel ;;
 *)
   rm -rf build/hub
-  scripts/sdist.sh
   scripts/hub.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
-  scripts/wheel.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
-  TILEMOE_SDIST=$(echo "$root"/build/sdist/*.tar.gz)
+  scripts/dist.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
+  scripts/test_wheel.sh build/dist/*.whl
+  TILEMOE_SDIST=$(echo "$root"/build/dist/*.tar.gz)
   TILEMOE_KERNELS=$(.venv-wheel/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
   export TILEMOE_SDIST TILEMOE_KERNELS TILEMOE_HUB=$root/build/hub
   tests+=("$root/tests/distribution")

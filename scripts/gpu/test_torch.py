@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the PyTorch package's tests on this machine's GPU, from a wheel (scripts/wheel.sh).
+"""Runs the PyTorch package's tests on this machine's GPU, from a wheel (scripts/dist.sh).
 
   scripts/gpu/test_torch.py build/dist/tilemoe-*.whl
   scripts/gpu/test_torch.py WHEEL --packages DIR -- -k graph     # options after -- are pytest's

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Builds the PyTorch package for other machines, into build/dist:
+#
+#   scripts/dist.sh [OPTION...]        tilemoe-*.whl and tilemoe-*.tar.gz, the source distribution
+#   scripts/dist.sh wheel [OPTION...]  the wheel alone; TILEMOE_DIST names another folder
+#   scripts/dist.sh sdist              the source distribution alone
+#
+# OPTIONs go to `pip wheel`. The wheel brings the distribution's oneDNN and Highway, and takes torch's
+# own OpenMP runtime, which torch has loaded before. It has the CUDA library where there is a CUDA
+# compiler, with kernels for TILEMOE_CUDA_ARCHS of the environment and, where TILEMOE_SM80_ON_HOPPER
+# is ON, the sm80 kit for Hopper too: without them, for every GPU. CI and the tests ask for less,
+# since this takes long. With TILEMOE_CPU=OFF in the environment it has the CUDA library alone.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$root"
+dist=${TILEMOE_DIST:-build/dist}
+case ${1:-} in
+wheel | sdist) what=$1 && shift ;;
+*) what=both ;;
+esac
+
+build_sdist() {
+  say "building the source distribution"
+  rm -f "$dist"/*.tar.gz
+  .venv-wheel/bin/python -m build --sdist --outdir "$dist" . >&2 ||
+    die "the source distribution could not be built; the lines above say why."
+}
+
+# Bundles the libraries that a clean machine lacks, with their licences.
+bundle() {
+  local tools=$root/.venv-wheel/bin licenses package library
+  say "bundling the libraries that a clean machine lacks"
+  PATH=$tools:$PATH auditwheel repair "$dist"/here/*.whl -w "$dist/bundled" --strip \
+    --exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude libgomp.so.1 ||
+    die "auditwheel could not bundle the libraries; the lines above say why."
+  "$tools/wheel" unpack -d "$dist/unpacked" "$dist"/bundled/*.whl >&2
+  licenses=$(echo "$dist"/unpacked/*/*.dist-info/licenses)
+  while read -r package library; do
+    [ -z "$(find "$dist/unpacked" -name "$library*")" ] ||
+      cp "/usr/share/doc/$package/copyright" "$licenses/$package.txt"
+  done <<'END'
+libdnnl2 libdnnl
+libhwy1 libhwy
+ocl-icd-libopencl1 libOpenCL
+END
+  "$tools/wheel" pack -d "$dist" "$dist"/unpacked/* >&2
+}
+
+build_wheel() {
+  require build
+  say "building the wheel"
+  export CC=${CC:-cc} CXX=${CXX:-c++}  # as CMake has them elsewhere, so that ccache knows the files
+  rm -rf "$dist"/{here,bundled,unpacked,*.whl}
+  .venv-torch/bin/python -m pip wheel -q --no-deps -w "$dist/here" \
+    --config-settings=build-dir=build/wheel \
+    --config-settings=cmake.define.TILEMOE_CUDA_ARCHS="${TILEMOE_CUDA_ARCHS:-80;90a;100f;120}" \
+    --config-settings=cmake.define.TILEMOE_SM80_ON_HOPPER="${TILEMOE_SM80_ON_HOPPER:-ON}" "$@" . ||
+    die "the wheel could not be built; the lines above say why."
+  bundle
+  rm -r "$dist"/{here,bundled,unpacked}
+  local wheel backends="the CPU and CUDA"
+  wheel=$(echo "$dist"/*.whl)
+  [ "${TILEMOE_CPU:-}" != OFF ] || backends="CUDA alone"
+  case $wheel in
+  *+cpu-*) backends="the CPU alone, since there is no CUDA compiler (12.5 or newer)" ;;
+  esac
+  say "$wheel: for $backends"
+}
+
+require python
+require_torch ""
+require_wheel_tools
+mkdir -p "$dist"
+[ "$what" = wheel ] || build_sdist
+[ "$what" = sdist ] || build_wheel "$@"
