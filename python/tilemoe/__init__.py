@@ -1,5 +1,14 @@
 """TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch."""
 
+try:
+    import torch as _torch  # noqa: F401  first: every module below imports it
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError(
+        "tilemoe needs torch 2.10 or newer, which is not installed: pip install 'tilemoe[torch]'"
+    ) from None
+
 from ._config import set_kit, show_config
 from ._library import VERSION as __version__
 from ._library import set_block_turns

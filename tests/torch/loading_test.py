@@ -102,6 +102,14 @@ def test_cpu_library_corrupt(libraries):
     assert re.search(rf"{CPU} cannot be loaded \(.*\)$", import_fails(libraries))
 
 
+def test_torch_absent():
+    last = python("import sys; sys.modules['torch'] = None; import tilemoe").stderr.strip().splitlines()[-1]
+    assert last == (
+        "ImportError: tilemoe needs torch 2.10 or newer, which is not installed: "
+        "pip install 'tilemoe[torch]'"
+    )
+
+
 def test_torch_too_old():
     program = "import torch; torch.__version__ = '2.9.1'; import tilemoe"
     last = python(program).stderr.strip().splitlines()[-1]

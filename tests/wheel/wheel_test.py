@@ -112,9 +112,15 @@ def test_kernels_are_those_of_the_committed_hash(ours):
     assert found == committed
 
 
-def test_depends_on_torch_alone():
+def test_depends_on_nothing_but_its_extras():
     needed = importlib.metadata.requires("tilemoe")
-    assert [one for one in needed if "extra ==" not in one] == ["torch>=2.10"]
+    assert [one for one in needed if "extra ==" not in one] == []
+    of_torch, of_transformers = (
+        [one.split(";")[0].strip() for one in needed if re.search(rf"extra == .{extra}\b", one)]
+        for extra in ("torch", "transformers")
+    )
+    assert of_torch == ["torch>=2.10"]
+    assert of_transformers == ["tilemoe[torch]", "transformers>=5.17"]
 
 
 def test_is_what_is_imported():
