@@ -1,4 +1,4 @@
-"""Builds the Python package: scikit-build-core, with two things settled before it starts.
+"""Builds the Python package: scikit-build-core, with three things settled before it starts.
 
 CUDA: its library is built where there is a compiler that cmake/Cuda.cmake takes and torch has CUDA to
 link with. Elsewhere the version ends in +cpu, since that is the part of a build's output that pip
@@ -7,6 +7,8 @@ is for either, and what is built from it has its version: installers insist on t
 
 torch: the headers are those of the torch in the environment that the package is for. Only where that
 has none is one fetched for the build.
+
+Addresses: the metadata has those of project_urls.txt.
 """
 
 import os
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from find_cuda import has_cuda
 from find_torch import find_torch
+from project_urls import project_urls
 from scikit_build_core import build as backend
 from scikit_build_core.build import (  # noqa: F401  hooks that stay as they are
     get_requires_for_build_sdist,
@@ -26,10 +29,11 @@ _of_sdist = Path("PKG-INFO").exists()  # hooks run in the root of the tree that 
 
 
 def dynamic_metadata(settings, project):
-    """The version: that of the C header and, of a build without CUDA, +cpu."""
+    """The version, that of the C header and, of a build without CUDA, +cpu; and the addresses."""
     header = Path("include/tilemoe/tilemoe.h").read_text(encoding="utf-8")
     numbers = re.findall(r"define TILEMOE_VERSION_[A-Z]+ (\d+)", header)
-    return {"version": ".".join(numbers) + ("" if _of_sdist or has_cuda() else "+cpu")}
+    version = ".".join(numbers) + ("" if _of_sdist or has_cuda() else "+cpu")
+    return {"version": version, "urls": project_urls()}
 
 
 def build_sdist(sdist_directory, config_settings=None):

@@ -1,5 +1,5 @@
 """The source distribution as a file (TILEMOE_SDIST): what it has, and that CMake finds what it names.
-`scripts/sdist.sh --try` builds and runs it."""
+`scripts/test_wheel.sh` builds and runs it."""
 
 import email
 import os
@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "cmake"))
+from project_urls import project_urls  # noqa: E402
+
 SDIST = Path(os.environ["TILEMOE_SDIST"])
 # What the package is built from, and what says what it is. Tests run in the repository.
 PARTS = (
@@ -57,4 +60,6 @@ def test_says_what_it_is(unpacked):
     assert told["License-Expression"] == "Apache-2.0"
     assert told.get_all("License-File") == ["LICENSE"]
     assert told["Author"] in (ROOT / "CITATION.cff").read_text()
+    urls = [f"{name}, {address}" for name, address in project_urls().items()]
+    assert told.get_all("Project-URL", []) == urls
     assert not any(c.startswith("License ::") for c in told.get_all("Classifier"))

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import sysconfig
 import zipfile
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 from tilemoe.bench import machine_code
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "cmake"))
+from project_urls import project_urls  # noqa: E402
+
 WHEEL = Path(os.environ["TILEMOE_WHEEL"])
 TAG = "py3-none-manylinux_2_34_x86_64"  # RHEL 9, Debian 12, Ubuntu 22.04 and newer
 NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13)}  # what that tag allows
@@ -88,6 +92,12 @@ def test_looks_for_libraries_in_the_wheel_alone(libraries):
     for name, path in libraries.items():
         found = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", output("readelf", "-dW", path))
         assert set(":".join(found).split(":")) <= {"", "$ORIGIN", "$ORIGIN/../../tilemoe.libs"}, name
+
+
+def test_has_the_project_s_addresses_alone():
+    assert importlib.metadata.metadata("tilemoe").get_all("Project-URL", []) == [
+        f"{name}, {address}" for name, address in project_urls().items()
+    ]
 
 
 def test_carries_the_licenses(libraries):
