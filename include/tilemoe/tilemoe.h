@@ -136,12 +136,14 @@ TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
 TILEMOE_API int tilemoe_num_threads(void);
 
 /* Which kit the layer's grouped GEMMs on GPUs are made of, for the whole process: "sm80" (every GPU
- * from compute capability 8.0 on), "sm90" (9.0), or null or "auto" for the newest that a device
- * runs. Until it is called the environment's TILEMOE_KIT decides, which has the same names and is
- * read once; without it, "auto". A name that is none is TILEMOE_INVALID_ARGUMENT, a kit that the
- * build lacks TILEMOE_UNSUPPORTED, and nothing changes. Whether the device runs the kit is asked
- * with each call of the layer: TILEMOE_UNSUPPORTED, before anything is written. A wrong TILEMOE_KIT
- * is an error of these calls, too. No kit takes another's place.
+ * from compute capability 8.0 on), "sm90" (9.0), "sm100" (10.x, in builds for 100f; never run on
+ * such a GPU), or null or "auto" for the newest that a device runs; "auto" takes "sm100" only after
+ * `tilemoe doctor --blackwell` has found its results equal to those of "sm80". Until it is called
+ * the environment's TILEMOE_KIT decides, which has the same names and is read once; without it,
+ * "auto". A name that is none is TILEMOE_INVALID_ARGUMENT, a kit that the build lacks
+ * TILEMOE_UNSUPPORTED, and nothing changes. Whether the device runs the kit is checked by each call
+ * of the layer: TILEMOE_UNSUPPORTED, before anything is written. A wrong TILEMOE_KIT is an error of
+ * these calls, too. No kit takes another's place.
  *
  * May be called from any thread at any time. A layer's call that another thread is in may take
  * either kit for each product that it has still to launch. */
