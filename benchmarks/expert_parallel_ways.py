@@ -51,7 +51,10 @@ class Own(Way):
 
 
 class Ours(Way):
-    """tilemoe.expert_parallel with these options."""
+    """tilemoe.expert_parallel with these options, and memory for 1.5 times the mean of the pairs."""
+
+    def __init__(self, problem, group, turns=1, **options):
+        super().__init__(problem, group, turns, capacity_factor=1.5, **options)
 
     def forward(self):
         p = self.problem

@@ -53,8 +53,7 @@ def main():
         if step in (0, STEPS - 1):
             dist.all_reduce(loss)
             if dist.get_rank() == 0:
-                mean, overflow = loss.item() / world, aux.overflow.item()
-                print(f"step {step}: loss {mean:.4f}, overflow {overflow}")
+                print(f"step {step}: loss {loss.item() / world:.4f}")
     dist.destroy_process_group()
     sys.stdout.flush()
     # Without Python's own end: a thread of gloo's may still let go of what the last collective sent,

@@ -40,7 +40,7 @@ class Memory(NamedTuple):
 class Places(NamedTuple):
     """How much memory a rank has for pairs of its experts, and what becomes of those past it."""
 
-    capacity_factor: float | None = 1.5
+    capacity_factor: float | None = None
     on_overflow: str = "nan"
     keep_gathered: bool = False
     beside: bool = True
@@ -97,7 +97,7 @@ def plan(
     K: int,
     ranks: int,
     *,
-    capacity_factor: float | None = 1.5,
+    capacity_factor: float | None = None,
     keep_gathered: bool = False,
     beside: bool = True,
     chunks: Chunks = 1,
@@ -114,7 +114,8 @@ def plan(
     Args:
         T, d, n, E, K: tokens of a rank, their width, the experts', all ranks' experts, a token's.
         ranks: of the group, or of expert_mesh.
-        capacity_factor: None: every routing has places, T * min(K, E / ranks) of each rank.
+        capacity_factor: None: every routing fits, with T * min(K, E / ranks) pairs of each rank; a
+            number: that many times the mean, T * K pairs.
         keep_gathered, beside, chunks, dispatch, activation, bias, column_blocks: as in `moe`.
         dtype, device: of the tokens. A GPU's own partial sums are known where there is one.
 
@@ -126,9 +127,9 @@ def plan(
 
     Example:
         >>> sizes = dict(T=4096, d=2048, n=768, E=128, K=8, ranks=4)
-        >>> factor, lossless = plan(**sizes), plan(**sizes, capacity_factor=None)
-        >>> factor.places, lossless.places
-        (49152, 131072)
+        >>> lossless, less = plan(**sizes), plan(**sizes, capacity_factor=1.5)
+        >>> lossless.places, less.places
+        (131072, 49152)
     """
     if ranks < 1 or E % ranks:
         raise ValueError(f"tilemoe: E is {E}, and the experts do not go evenly to {ranks} ranks")

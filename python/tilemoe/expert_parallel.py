@@ -84,7 +84,7 @@ def moe(
     rounding_tokens: int | None = None,
     seed: Counter | None = None,
     offset: Counter | None = None,
-    capacity_factor: float | None = 1.5,
+    capacity_factor: float | None = None,
     on_overflow: OnOverflow = "nan",
     keep_gathered: bool = False,
     beside: bool = True,
@@ -106,10 +106,12 @@ def moe(
             in `moe`; ids are those of all E experts, and one outside [0, E) is none.
         rounding, m, rounding_tokens, seed, offset: as in `moe`, of the tokens of all ranks, in the
             order of the ranks. seed and offset are the same on every rank.
-        capacity_factor: a rank has memory for so many times the mean of its experts' pairs, T * K
-            where every rank has T tokens; None: for as many as there can be. One rank has T * K.
-        on_overflow: what becomes of the outputs of all ranks where a pair had no place: "nan", or
-            "drop", that pair is left out: the last tokens' of the highest experts.
+        capacity_factor: None: a rank has memory for every pair that its experts can receive, so no
+            routing loses one. A number saves memory: capacity for that many times the mean, which
+            is T * K pairs if every rank has T tokens. One rank has T * K.
+        on_overflow: if a rank's experts receive more pairs than its capacity, which only a
+            capacity_factor allows: "nan", the outputs of all ranks are NaN; "drop", the pairs past
+            the capacity are left out, the last tokens' of the highest experts.
         keep_gathered: backward has all ranks' rows kept for it, and does not gather them again.
         beside: in backward X is gathered beside the products, and dX goes back beside dW1's. False:
             all in turn. The bits are the same.

@@ -49,7 +49,7 @@ class MoEAux(NamedTuple):
     dropped: Tensor  # () int32: chosen pairs that rounding leaves out
     added: Tensor  # () int32: pairs that rounding adds
     without: Tensor  # () int32: tokens that rounding, or the given ids, leave without an expert
-    overflow: Tensor  # () int32: pairs of all ranks of expert_mesh that had no place; 0 without one
+    overflow: Tensor  # () int32: pairs of all ranks past a capacity_factor's capacity, else 0
 
 
 class MoE(nn.Module):
@@ -99,10 +99,12 @@ class MoE(nn.Module):
         expert_mesh: a DeviceMesh of one dimension, `mesh["ep"]` for instance, over whose ranks the
             experts are spread; each rank calls the layer with its own tokens. See
             `tilemoe.expert_parallel`.
-        capacity_factor: with expert_mesh: a rank has memory for so many times the mean of its
-            experts' pairs; None: for as many as there can be.
-        on_overflow: where a rank has no place for a pair: "nan", the outputs of all ranks are NaN;
-            "drop", the pair is left out.
+        capacity_factor: with expert_mesh. None: a rank has memory for every pair that its experts
+            can receive, so no routing loses one. A number saves memory: capacity for that many
+            times the mean of a rank's pairs.
+        on_overflow: if a rank's experts receive more pairs than its capacity, which only a
+            capacity_factor allows: "nan", the outputs of all ranks are NaN; "drop", the pairs past
+            the capacity are left out.
         keep_gathered: the rows that came from all ranks are kept for backward, which otherwise
             gathers them again.
         beside: with expert_mesh, backward gathers rows beside its products, and sends dX back
@@ -171,7 +173,7 @@ class MoE(nn.Module):
         router_bias: bool = False,
         router_dtype: torch.dtype | None = None,
         expert_mesh: DeviceMesh | None = None,
-        capacity_factor: float | None = 1.5,
+        capacity_factor: float | None = None,
         on_overflow: OnOverflow = "nan",
         keep_gathered: bool = False,
         beside: bool = True,

@@ -45,7 +45,6 @@ class Job:
         torch.manual_seed(1)
         mesh = self.mesh if mesh is None else mesh
         options |= dict(expert_mesh=mesh, device=self.device)
-        options.setdefault("capacity_factor", None)
         spread = tilemoe.MoE(d, n, E, K, return_aux=True, dtype=dtype, **options)
         full = StateDictOptions(full_state_dict=True)
         set_model_state_dict(spread, whole.state_dict(), options=full)
@@ -168,7 +167,6 @@ def spread_call(job, x, dO, logits, layer, own, **options):
     leaf = lambda t: t.detach().clone().requires_grad_()
     mine = {name: leaf(t[job.rank * size :][:size]) for name, t in layer.items()}
     x, logits = leaf(x[own]), leaf(logits[own])
-    options.setdefault("capacity_factor", None)
     O, aux = expert_parallel.moe(
         x, logits, group=job.group, return_aux=True, **mine, **(dict(K=K) | options)
     )

@@ -81,23 +81,24 @@ def test_the_example_learns():
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    before, after = map(float, re.findall(r"loss (\S+), overflow 0\n", done.stdout))
+    before, after = map(float, re.findall(r"loss (\S+)\n", done.stdout))
     assert after < 0.9 * before
 
 
 def test_the_plans_sizes():
-    """Places by hand: of the mean, of every routing, and one rank's own."""
+    """Places by hand: of every routing unless told, of the mean, and one rank's own."""
     plan = tilemoe.expert_parallel.plan
     sizes = dict(T=64, d=32, n=16, E=8, K=3)
-    assert plan(**sizes, ranks=2).places == 64 * 3 * 1.5
-    assert plan(**sizes, ranks=2, capacity_factor=None).places == 64 * 2 * 3
-    assert plan(**sizes, ranks=4, capacity_factor=None).places == 64 * 4 * 2
-    assert plan(**sizes, ranks=1).places == plan(**sizes, ranks=1, capacity_factor=None).places == 64 * 3
+    assert plan(**sizes, ranks=2).places == 64 * 2 * 3
+    assert plan(**sizes, ranks=4).places == 64 * 4 * 2
+    assert plan(**sizes, ranks=2, capacity_factor=None) == plan(**sizes, ranks=2)
+    assert plan(**sizes, ranks=2, capacity_factor=1.5).places == 64 * 3 * 1.5
+    assert plan(**sizes, ranks=1).places == plan(**sizes, ranks=1, capacity_factor=1.5).places == 64 * 3
     kept = [plan(**sizes, ranks=2, keep_gathered=keep).kept for keep in (False, True)]
     assert kept[1] - kept[0] == 2 * 2 * 64 * 32
     with pytest.raises(ValueError, match="E is 8, and the experts do not go evenly to 3 ranks"):
         plan(**sizes, ranks=3)
-    assert "288 places" in str(plan(**sizes, ranks=2))
+    assert "288 places" in str(plan(**sizes, ranks=2, capacity_factor=1.5))
 
 
 REAL = {"qwen3-235b": (4096, 1536, 128, 8), "30b-n256": (4096, 256, 256, 16)}  # d, n, E, K

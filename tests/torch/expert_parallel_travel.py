@@ -194,12 +194,14 @@ def peaks_on_a_gpu(forward, backward):
 
 def peak_is_the_plans(job):
     """What torch's allocator gives a rank in forward and in backward is what the plan says, or up
-    to a fifth less. Each with the capacity's places, and with those of every routing."""
+    to a fifth less: with memory for every routing, and with a capacity_factor's."""
     t, width, of_expert = 4000, 128, 64
     sizes = dict(d=width, n=of_expert, E=E, K=K)
-    for options in ({}, dict(keep_gathered=True, bias=True), dict(capacity_factor=None, beside=False),
-                    dict(chunks=4), dict(chunks=2, keep_gathered=True), dict(dispatch="pull"),
-                    dict(dispatch="pull", keep_gathered=True, bias=True)):  # fmt: skip
+    less = dict(capacity_factor=1.5)
+    for options in ({}, less, dict(keep_gathered=True, bias=True, **less), dict(beside=False),
+                    dict(chunks=4), dict(chunks=4, **less), dict(chunks=2, keep_gathered=True),
+                    dict(dispatch="pull"), dict(dispatch="pull", **less),
+                    dict(dispatch="pull", keep_gathered=True, bias=True, **less)):  # fmt: skip
         plan = expert_parallel.plan(t, **sizes, ranks=job.world, **options, device=job.device)
         options |= dict(expert_mesh=job.mesh, on_overflow="drop", return_aux=False)
         spread = tilemoe.MoE(**sizes, **options, dtype=torch.bfloat16, device=job.device)

@@ -207,6 +207,27 @@ def errors_are_those_of_one_more_rounding(job):
             assert 0.1 * bar <= ours, name
 
 
+def nothing_is_lost_by_default(job):
+    """Every token chooses the last rank's experts, from logits, rounded, or as given ids, which may
+    name an expert twice: outputs and every gradient are those of one process."""
+    size = E // job.world
+    for dtype in job.dtypes:
+        for options in ({}, dict(chunks=3), dict(dispatch="pull"), dict(rounding="nearest", m=4)):
+            whole, spread = job.make(dtype, router_bias=True, **options, **LOSSES)
+            with torch.no_grad():
+                for layer in (whole, spread):
+                    layer.gate.bias[-min(size, K) :] += 9.0
+            limits = limits_of(dtype)
+            if "rounding" in options:
+                limits = LIMITS[dtype]._replace(whole=3 * LIMITS[dtype].whole, row=0.5, smallest=0.3)
+            for counts in layouts(job.world).values():
+                spread.rank_tokens = counts
+                compare(job, whole, spread, counts, dtype, limits=limits)
+                if "rounding" not in options:
+                    ids = (E - 1 - torch.arange(K, device=job.device) % size).expand(sum(counts), K)
+                    compare(job, whole, spread, counts, dtype, limits=limits, ids=ids.contiguous())
+
+
 def overflow_is_nan_or_dropped(job):
     """All tokens choose the last rank's experts: as many places as it takes hold them all, one less
     spoils the outputs of every rank, or drops one pair."""
@@ -225,11 +246,12 @@ def overflow_is_nan_or_dropped(job):
     assert exactly <= job.world
     want = parts_by_hand(x, dO, logits, layer, job.world)
     ways = dict(), dict(dispatch="pull")
-    for factor, how in itertools.product((exactly, float(job.world), None), ways):
-        got, aux = spread_call(job, x, dO, logits, layer, own, capacity_factor=factor, **how)
+    enough = dict(), *(dict(capacity_factor=f) for f in (None, exactly, float(job.world)))
+    for how in (a | b for a, b in itertools.product(enough, ways)):
+        got, aux = spread_call(job, x, dO, logits, layer, own, **how)
         assert aux.overflow == 0
         for name, tensor in got.items():
-            assert torch.equal(tensor, own_of(job, name, want[name], own)), (name, factor, how)
+            assert torch.equal(tensor, own_of(job, name, want[name], own)), (name, how)
     less = (pairs - 1) * job.world / (sum(counts) * K) - 1e-9
     for how in (*ways, dict(chunks=4)):
         how |= dict(capacity_factor=less)

@@ -22,6 +22,7 @@ SCENARIOS = {
     values.ids_of_elsewhere: (2, 4),
     values.bits_are_those_of_the_parts: (1, 2, 4),
     values.errors_are_those_of_one_more_rounding: (2, 4),
+    values.nothing_is_lost_by_default: (1, 2, 4),
     values.overflow_is_nan_or_dropped: (2, 4),
     values.values_are_drawn_alike: (1, 2, 4),
     travel.nothing_waits_for_the_device: (2,),

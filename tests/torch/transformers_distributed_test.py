@@ -28,7 +28,7 @@ from transformers_models_test import build, experts_of, run
 from transformers_support import relative_error
 
 HAS_INTERFACE = hasattr(DistributedConfig, "ep_implementation")
-IMPLEMENTED = ["own batches", "no token here", "one batch"]
+IMPLEMENTED = ["own batches", "no token here", "one batch", "one rank's experts"]
 SCENARIOS = [("qwen3_moe", "expert"), ("gpt_oss", "expert"), ("gpt_oss", "tensor")]
 if HAS_INTERFACE:
     SCENARIOS = [("qwen3_moe", "batches")]
@@ -121,7 +121,8 @@ def implemented(whole, how):
     for name, p in whole.named_parameters():
         setattr(half, name, torch.nn.Parameter(p.detach()[own].clone()))
     shares = how == "one batch"
-    counts = {"own batches": [9, 14], "no token here": [0, 11], "one batch": [9, 9]}[how]
+    counts = {"no token here": [0, 11], "one batch": [9, 9]}.get(how, [9, 14])
+    K, last = (3, 1.0) if how == "one rank's experts" else (4, 0.0)
     implementation = EPImplementationInterface()["tilemoe"](
         half, mesh["ep"], mesh["ep"] if shares else mesh["alone"]
     )
@@ -130,8 +131,9 @@ def implemented(whole, how):
     for r, count in enumerate(counts):
         generator = torch.Generator().manual_seed(0 if shares else r)
         x, dO = torch.randn(2, count, d, generator=generator)
-        weights = torch.rand(count, 4, generator=generator)
-        ids = torch.rand(count, E, generator=generator).argsort(-1)[:, :4]  # more than E / 2
+        weights = torch.rand(count, K, generator=generator)
+        order = torch.rand(count, E, generator=generator) - last * (torch.arange(E) >= E // 2)
+        ids = order.argsort(-1)[:, :K]  # more than E / 2, or all of the last rank's
         batches.append((x.requires_grad_(), ids, weights.requires_grad_(), dO))
     x, ids, weights, dO = batches[rank]
     out = implementation(x, ids, weights)
