@@ -83,7 +83,7 @@ def rounded(value):
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__,
+    argparse.ArgumentParser(allow_abbrev=False, description=__doc__,
                             formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     layers = {name: {"sizes": sizes, **layer(sizes)} for name, sizes in LAYERS.items()}
     OUT.write_text(json.dumps({"command": "benchmarks/blackwell_limits.py", "gpu": B200,

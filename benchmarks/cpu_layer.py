@@ -99,6 +99,7 @@ def report(entries):
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tilemoe", type=pathlib.Path, help="the program; else build/release's")

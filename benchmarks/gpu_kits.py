@@ -171,6 +171,7 @@ def places(args):
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     layer_runs.add_options(parser, LAYERS, "build/gpu/gpu_kits.json")

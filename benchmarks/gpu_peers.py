@@ -69,6 +69,7 @@ def summary(report):
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = lambda name, **of: parser.add_argument(name, **of)

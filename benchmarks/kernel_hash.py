@@ -27,6 +27,7 @@ NOT_CHECKED = 77
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=pathlib.Path)

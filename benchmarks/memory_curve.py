@@ -69,6 +69,7 @@ def draw(entries, output):
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=pathlib.Path)
     parser.add_argument("--draw", type=pathlib.Path, help="draw the results here, measure nothing")

@@ -55,7 +55,7 @@ def compare(logs, program):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tilemoe", type=pathlib.Path, required=True, help="the program")
     parser.add_argument("--work", type=pathlib.Path, default=train_study.ROOT / "runs" / "devices")

@@ -165,7 +165,7 @@ def program_info(tilemoe):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tilemoe", type=pathlib.Path,
                         default=ROOT / "build" / "release" / "apps" / "tilemoe" / "tilemoe")

@@ -39,6 +39,7 @@ def figures(wheel):
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("wheel", type=pathlib.Path)

@@ -41,7 +41,7 @@ TINY = MixtralConfig(
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--model", help="a checkpoint's folder or name; default: a tiny one")
     parser.add_argument("--text", type=Path, nargs="+", default=DOCS, help="files to train on")
     parser.add_argument("--experts", default="tilemoe", help='or "eager", "grouped_mm" to compare')

@@ -97,7 +97,7 @@ def metadata(kernel, backend, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("wheel", type=pathlib.Path)
     parser.add_argument("folder", type=pathlib.Path)
     args = parser.parse_args()

@@ -21,6 +21,7 @@ import real_sizes  # noqa: E402
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("layers", nargs="*", metavar="layer", help=", ".join(real_sizes.LAYERS))

@@ -127,6 +127,7 @@ def run_stage(name, machine, facts, args, environment):
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="stage", help=", ".join(STAGES))
     parser.add_argument("--programs", type=pathlib.Path, required=True,

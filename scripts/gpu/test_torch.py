@@ -64,6 +64,7 @@ def counts(report):
 
 def main():
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("wheel", type=pathlib.Path)

@@ -149,7 +149,7 @@ def save(run):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--out", type=Path, required=True, help="JSON of the verdict")
     add("--work", type=Path, required=True, help="folder of the runs and their checkpoints")

@@ -24,7 +24,7 @@ from tilemoe.bench import machine
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--out", type=Path, required=True)
     add("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=["tilemoe"])

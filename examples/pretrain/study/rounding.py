@@ -227,6 +227,7 @@ def spread(gpus):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__.partition("\n")[0], epilog="All other options are train.py's."
     )
     add = parser.add_argument

@@ -129,6 +129,7 @@ def step(model, T, method, options, rest, mesh, device):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description=__doc__.partition("\n")[0], epilog="All other options are train.py's."
     )
     add = parser.add_argument

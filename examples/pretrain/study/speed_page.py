@@ -272,7 +272,7 @@ def draw(entries, output):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
     text, entries = PAGE.read_text(), json.loads(RESULTS.read_text())

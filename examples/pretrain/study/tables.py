@@ -49,7 +49,7 @@ def page(text, files):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
     text = PAGE.read_text()
