@@ -14,7 +14,6 @@ that was stopped goes on where it was:
 manifest.json, with counts and hashes, comes last; text.bin goes then.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ import numpy as np
 
 import sources
 from logs import Progress
-from options import real, whole
+from options import Parser, real, whole
 
 PARTS = ("train", "held_out")
 BYTES = 257  # vocabulary of bytes: 256 ends a document
@@ -248,7 +247,7 @@ def tokens_of(codec, documents, batch=256):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("folder", type=Path, help="where the corpus goes")
     add("text", nargs="*", help="files, or folders with files")

@@ -7,7 +7,6 @@ evaluation: RMSNorm before each part, rotary embeddings, grouped-query attention
 top-K experts by softmax over the chosen, a shared expert or none. Its multipliers are 1 here.
 """
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import trained
 from configs import Refusal
 from corpus import END
 from model import ROTARY_BASE
+from options import Parser
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CLASS = "GraniteMoeSharedForCausalLM"
@@ -146,7 +146,7 @@ def export(run, output, dtype=torch.float32):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("run", type=Path, help="--output of train.py, or one of its checkpoints")
     add("output", type=Path, help="a new folder")

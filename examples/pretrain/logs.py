@@ -37,6 +37,10 @@ def duration(seconds):
     return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 1440:.1f} days"
 
 
+def counted(number, noun, plural="s"):
+    return f"{number} {noun}{plural if number != 1 else ''}"
+
+
 class Screen:
     """What a person reads of a run of `steps` steps of `tokens` tokens each: a line every `every`
     steps, and after the first and the last one. A line's loss is the mean of the steps since the

@@ -1,8 +1,19 @@
-"""Numbers of the command line: what is out of range, or no number at all, is refused by name."""
+"""The command line: its parser, and its numbers: what is out of range, or no number at all, is
+refused by name."""
 
 import argparse
 import math
 import re
+
+
+class Parser(argparse.ArgumentParser):
+    """Options in full alone, and an error in one line."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help lists the options)\n")
 
 
 def whole(least, most=math.inf):

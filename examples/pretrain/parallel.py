@@ -7,11 +7,16 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import plan
 from configs import Refusal
+
+
+# Active parameters below which a CPU's threads would wait for each other longer than they compute.
+SMALL = 1_000_000
 
 
 def agree(why):
@@ -66,11 +71,28 @@ def start():
     return init_device_mesh(device.type, (dist.get_world_size(),)), device
 
 
+def set_threads(active, device):
+    """One thread for a model of so few active parameters on a CPU, unless OMP_NUM_THREADS says how
+    many. -> the threads of this process."""
+    if device.type == "cpu" and active < SMALL and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    return torch.get_num_threads()
+
+
+def report(why):
+    """The sentence as what torchrun's own account of a process that failed ends with."""
+    try:
+        raise Refusal(why)
+    except Refusal as error:
+        get_error_handler().record_exception(error)
+
+
 def leave(status):
     """Ends the process with it, as sys.exit does, but for what Python does at its end: a thread of
     gloo's may still hold what the last collective sent, and where it lets go of that meanwhile,
     torch aborts a process that has done all its work."""
     if not isinstance(status, int):  # the sentence of an error
+        report(status)
         sys.exit(status)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -24,6 +24,8 @@ COMPUTE_DTYPE = {"float32": torch.float32, "mixed": torch.bfloat16, "bfloat16": 
 USABLE = 0.92
 # Experts and precision, beside tilemoe's, whose kernels take fake tensors.
 COUNTED = {("grouped_mm", "mixed"), ("grouped_mm", "bfloat16")}
+# The --places that a plan of processes that share the experts compares with those for every routing.
+LESS = 1.5
 # Parameters that FSDP gathers at once, at least: parallel.groups.
 GROUP = 100_000_000
 # Dense bfloat16 FLOP/s of the data sheets.
@@ -92,7 +94,7 @@ class Plan:
     compiled: bool
     processes: int
     together: int = 1  # processes that share the experts
-    places: float | None = 1.5  # of each of them, times the mean; None: for every routing
+    places: float | None = None  # of each of them, times the mean; None: for every routing
 
     def layer(self, micro_batch, together, places):
         """What one layer's experts take of a process."""
@@ -230,8 +232,8 @@ def table(name, of: Plan, job: Job, device_bytes):
         f"{device_bytes / GIB:.1f} GiB"
     )
     if of.together > 1:
-        for factor in dict.fromkeys((of.places, None)):
-            kind = "for every routing" if factor is None else f"for {factor} times the mean"
+        for factor in dict.fromkeys((of.places, None, LESS)):
+            kind = "for every routing" if factor is None else f"by --places {factor}"
             own = of.layer(job.micro_batch, of.together, factor)
             lines.append(f"  a layer's experts, places {kind}: {own}")
     lines += predict.lines(of, job.micro_batch, flop_of_token(c), PEAKS["H100"])

@@ -53,8 +53,7 @@ def build(args, mesh, device, order=None):
     groups, spread = None, None
     if args.expert_parallel > 1:
         groups = expert_mesh(args.expert_parallel, device)
-        places = None if args.lossless else args.places
-        spread = {"expert_mesh": groups["experts"], "capacity_factor": places}
+        spread = {"expert_mesh": groups["experts"], "capacity_factor": args.places}
     with torch.device("meta"):
         model = Transformer(c, args.experts, args.recompute, spread)
     if args.precision == "bfloat16":

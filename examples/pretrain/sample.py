@@ -5,7 +5,6 @@
 The text goes to stdout as it comes, all else to stderr.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -13,10 +12,12 @@ from pathlib import Path
 
 import torch
 
+import plan
 import trained
 from configs import Refusal
 from model import Cache
-from options import real, whole
+from options import Parser, real, whole
+from parallel import set_threads
 
 
 class Sampler:
@@ -62,7 +63,7 @@ def generate(model, tokens, sampler):
 
 
 def arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("run", type=Path, help="--output of train.py, or one of its checkpoints")
     add("--prompt", default="", help="how the text begins; without one, as a document does")
@@ -88,6 +89,7 @@ def sample(args, out, say):
     # On a GPU as in training; TileMoE has no float32 there.
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     of = trained.load(args.run, device, dtype)
+    set_threads(plan.parameters(of.config)[1], torch.device(device))
     text = of.tokens
     say(f"{of.checkpoint}: {of.name} after {of.step:,} steps, on {device} in {str(dtype)[6:]}")
     write = lambda data: (out.write(data), out.flush())

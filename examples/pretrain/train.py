@@ -7,7 +7,6 @@
 A run goes on from the last checkpoint of its output folder, with any number of processes.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -19,15 +18,15 @@ import plan
 import tokens
 from configs import CONFIGS, Refusal, configuration
 from experts import IMPLEMENTATIONS
-from logs import Log, Screen
+from logs import Log, Screen, counted
 from model import RECOMPUTE
-from options import real, whole
-from parallel import leave, start
+from options import Parser, real, whole
+from parallel import leave, report, set_threads, start
 from run import Run
 
 
 def arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--config", choices=CONFIGS, required=True)
     add("--plan", action="store_true", help="print parameters, memory and time, and do nothing")
@@ -72,15 +71,9 @@ def arguments(argv=None):
     add(
         "--places",
         type=real(0, above=True),
-        default=1.5,
         metavar="FACTOR",
         help="under --expert-parallel: a process has memory for FACTOR times the mean of its "
-        "experts' pairs",
-    )
-    add(
-        "--lossless",
-        action="store_true",
-        help="under --expert-parallel: memory for every routing, in place of --places",
+        "experts' pairs, and a step with more stops the run; without it for every routing",
     )
     add(
         "--recompute",
@@ -136,6 +129,8 @@ def arguments(argv=None):
     together = args.routing_tokens or T
     if not args.plan and (together < 1 or T % together):
         parser.error(f"--routing-tokens is {together}, and a micro-batch has {T} tokens")
+    if args.places is not None and args.expert_parallel == 1:
+        parser.error("--places is about --expert-parallel, which is not given")
     if not args.plan and not (args.data and args.output):
         parser.error("--data and --output are needed")
     return args
@@ -146,16 +141,20 @@ def stop(run, record, first, log, what=""):
     batch = [first, first + run.args.batch - 1]
     share = record["pairs_without_place"]
     if share > 0:
-        what += f"{share:.2%} of the pairs had no place (--places, --lossless); "
+        what += (
+            f"--places {run.args.places:g} had no memory for {share:.2%} of the pairs: take a larger "
+            "number, or leave it out to have memory for every routing; "
+        )
     last = run.checkpoints.last()
     log.write({"not_finite": record["step"], "sequences": batch, "last_good": str(last)})
+    why = (
+        f"stopped at step {record['step']}: {what}loss {record['loss']}, norm of the gradient "
+        f"{record['gradient_norm']}; batch: sequences {batch[0]} to {batch[1]}; last good "
+        f"checkpoint: {last}"
+    )
+    report(why)
     if run.rank == 0:
-        print(
-            f"stopped at step {record['step']}: {what}loss {record['loss']}, norm of the gradient "
-            f"{record['gradient_norm']}; batch: sequences {batch[0]} to {batch[1]}; last good "
-            f"checkpoint: {last}",
-            file=sys.stderr,
-        )
+        print(why, file=sys.stderr)
 
 
 def go_on(run, log, screen):
@@ -174,15 +173,18 @@ def train(args):
     """-> exit status."""
     mesh, device = start()
     torch.use_deterministic_algorithms(args.deterministic)
+    total, active = plan.parameters(configuration(args.config, args.layers))
+    threads = set_threads(active, device)
     run = Run(args, mesh, device)
     if run.rank == 0:
         tokens.keep(args.data, args.output)
     log = Log(args.output, run.rank, args.tensorboard)
     screen = Screen(run.rank, args.steps, args.batch * run.config.context, args.log_every)
-    total, active = plan.parameters(run.config)
+    of_threads = f" of {counted(threads, 'thread')}" if device.type == "cpu" else ""
     screen.say(
-        f"{args.config}: {total:,} parameters, {active:,} active; {run.ranks} process"
-        f"{'es' if run.ranks > 1 else ''} on {device.type}; every step is in {log.path}"
+        f"{args.config}: {total:,} parameters, {active:,} active; "
+        f"{counted(run.ranks, 'process', 'es')}{of_threads} on {device.type}; every step is in "
+        f"{log.path}"
     )
     try:
         go_on(run, log, screen)
@@ -257,8 +259,7 @@ def carry_out(args):
                 f"--expert-parallel is {together}, --processes {args.processes} and E {config.E}: "
                 "both are to be multiples of it"
             )
-        places = None if args.lossless else args.places
-        of = plan.Plan(config, *choices, args.processes, together, places)
+        of = plan.Plan(config, *choices, args.processes, together, args.places)
         print("counting on fake tensors, which takes some ten seconds", file=sys.stderr)
         job = plan.Job(args.steps, args.batch, args.micro_batch)
         print(plan.table(args.config, of, job, device_bytes(args)))

@@ -1,6 +1,7 @@
 """examples/pretrain against mistakes: a second process, a corpus that changed, options that changed,
 numbers that are none. In one process: torchrun's start costs seconds."""
 
+import ast
 import json
 import shutil
 import sys
@@ -17,6 +18,7 @@ sys.path.append(str(ROOT / "examples" / "pretrain"))
 import checkpoints  # noqa: E402
 import corpus  # noqa: E402
 import data as shards  # noqa: E402
+import parallel  # noqa: E402
 import run as job  # noqa: E402
 import sources  # noqa: E402
 import train  # noqa: E402
@@ -227,6 +229,52 @@ def test_no_more_is_read_of_a_large_file_than_says_so(tmp_path):
     assert sizes["sparse"] == 101 and sizes["0.txt"] == 5
     manifest = corpus.build(tmp_path / "out", sources.files([folder]), held_out=0.2)
     assert manifest["left out"]["too large"] == 1
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_an_option_is_written_out(capsys):
+    """train.py has no --device, which is no abbreviation of --device-gib; the error is one line."""
+    own = ["--config", "tiny", "--data", "data", "--output", "output"]
+    for wrong, why in (
+        (["--device", "cuda"], "unrecognized arguments: --device cuda"),
+        (["--places", "2"], "--places is about --expert-parallel, which is not given"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            train.arguments([*own, *wrong])
+        assert ended.value.code == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert f": error: {why} (" in said and said.endswith(" --help lists the options)")
+
+
+def test_no_command_takes_an_abbreviation():
+    parsers = 0
+    for folder in ("examples", "benchmarks", "scripts"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ArgumentParser"):
+                    parsers += 1
+                    given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                    assert given.get("allow_abbrev") == "False", f"{path}:{node.lineno}"
+    assert parsers > 25
+
+
+def test_small_models_take_one_thread_of_a_cpu(monkeypatch):
+    """Unless OMP_NUM_THREADS says otherwise; larger ones, and GPUs' processes, take what torch has."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    try:
+        torch.set_num_threads(3)
+        assert parallel.set_threads(24_256, gpu) == 3
+        assert parallel.set_threads(29_900_000, cpu) == 3
+        assert parallel.set_threads(24_256, cpu) == torch.get_num_threads() == 1
+        torch.set_num_threads(3)
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        assert parallel.set_threads(24_256, cpu) == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---------------------------------------------------------------- numbers
