@@ -51,7 +51,7 @@ class Own(Way):
 
 
 class Ours(Way):
-    """tilemoe.expert_parallel with these options, and memory for 1.5 times the mean of the pairs."""
+    """tilemoe.expert_parallel with these options, and memory for 1.5 times the mean."""
 
     def __init__(self, problem, group, turns=1, **options):
         super().__init__(problem, group, turns, capacity_factor=1.5, **options)

@@ -24,7 +24,7 @@ COMPUTE_DTYPE = {"float32": torch.float32, "mixed": torch.bfloat16, "bfloat16": 
 USABLE = 0.92
 # Experts and precision, beside tilemoe's, whose kernels take fake tensors.
 COUNTED = {("grouped_mm", "mixed"), ("grouped_mm", "bfloat16")}
-# The --places that a plan of processes that share the experts compares with those for every routing.
+# The --places that the plan compares with those for every routing.
 LESS = 1.5
 # Parameters that FSDP gathers at once, at least: parallel.groups.
 GROUP = 100_000_000

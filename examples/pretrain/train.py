@@ -142,8 +142,8 @@ def stop(run, record, first, log, what=""):
     share = record["pairs_without_place"]
     if share > 0:
         what += (
-            f"--places {run.args.places:g} had no memory for {share:.2%} of the pairs: take a larger "
-            "number, or leave it out to have memory for every routing; "
+            f"--places {run.args.places:g} had no memory for {share:.2%} of the pairs: take a "
+            "larger number, or leave it out to have memory for every routing; "
         )
     last = run.checkpoints.last()
     log.write({"not_finite": record["step"], "sequences": batch, "last_good": str(last)})

@@ -79,7 +79,7 @@ def test_a_first_run_loses_nothing(data, tmp_path):  # noqa: F811
 
 
 def test_a_pair_without_a_place_stops_the_run(data, tmp_path):  # noqa: F811
-    """The reason is in torchrun's own account of the failure, too, which is what a user sees last."""
+    """The reason is in torchrun's own account of the failure, too: a user sees that last."""
     done = launch(tmp_path, data, "--expert-parallel", 2, "--places", 0.5, processes=2)
     assert done.returncode == 1
     of_run, _, root_cause = done.stderr.partition("Root Cause")

@@ -261,7 +261,7 @@ def test_no_command_takes_an_abbreviation():
 
 
 def test_small_models_take_one_thread_of_a_cpu(monkeypatch):
-    """Unless OMP_NUM_THREADS says otherwise; larger ones, and GPUs' processes, take what torch has."""
+    """Unless OMP_NUM_THREADS says otherwise; larger models and GPUs' processes take torch's."""
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
