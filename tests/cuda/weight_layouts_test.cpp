@@ -16,18 +16,28 @@ TEST(CudaWeightLayouts, LongExpertsAreRightOrRefused) {
                              cuda_memory());
 }
 
-// What compute-sanitizer runs: one launch for both would write past the 16-bit gradient, or half of
-// the float32 one.
-TEST(CudaWeightLayouts, GradientsOfTwoDTypes) {
-  expect_weight_layouts(kShape, {DType::kBFloat16}, cuda_memory(), [](const WeightLayout& layout) {
+// What compute-sanitizer runs. One launch for both gradients takes the dtype and the layout of the
+// first: it writes past a 16-bit second one, or half of a float32 second one.
+void expect_two_gradients(bool (*differ)(const GradientForm& dW1, const GradientForm& dW1_up)) {
+  expect_weight_layouts(kShape, {DType::kBFloat16}, cuda_memory(), [&](const WeightLayout& layout) {
     return layout.split() && layout.W1 == layout.W1_up && layout.dW1.present &&
-           layout.dW1_up.present && layout.dW1.float32 != layout.dW1_up.float32;
+           layout.dW1_up.present && differ(layout.dW1, layout.dW1_up);
+  });
+}
+
+TEST(CudaWeightLayouts, GradientsOfTwoDTypesFloat32First) {
+  expect_two_gradients([](const GradientForm& dW1, const GradientForm& dW1_up) {
+    return dW1.float32 && !dW1_up.float32;
+  });
+}
+TEST(CudaWeightLayouts, GradientsOfTwoDTypesFloat32Last) {
+  expect_two_gradients([](const GradientForm& dW1, const GradientForm& dW1_up) {
+    return !dW1.float32 && dW1_up.float32;
   });
 }
 TEST(CudaWeightLayouts, GradientsOfTwoMajors) {
-  expect_weight_layouts(kShape, {DType::kBFloat16}, cuda_memory(), [](const WeightLayout& layout) {
-    return layout.split() && layout.W1 == layout.W1_up && layout.dW1.present &&
-           layout.dW1_up.present && layout.dW1.contiguous != layout.dW1_up.contiguous;
+  expect_two_gradients([](const GradientForm& dW1, const GradientForm& dW1_up) {
+    return dW1.contiguous != dW1_up.contiguous;
   });
 }
 TEST(CudaWeightLayouts, WeightsOfTwoMajors) {
