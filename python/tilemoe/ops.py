@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.autograd import forward_ad
 
+from ._engine import needed_now
 from ._library import NAMESPACE, operators
 from ._overwrite import capture_of, is_read_last, is_traced
 from ._packing import GRADIENTS, RULE, WEIGHTS, At, pack_gradients
@@ -142,11 +143,13 @@ CONSUMED = (
 )
 _NO_MEMORY = (
     "tilemoe_backward: no memory for the gradients of W1 and b1, and H holds dH already: free some "
-    "and call backward again with the same gradient of the output, which goes on from dH"
+    "and call backward again with the same gradient of the output, which goes on from dH; in a graph "
+    "of several layers, of which torch has freed those nearer the loss, run forward again"
 )
 _ANOTHER_GRADIENT = (
     "tilemoe_backward: an earlier backward ran out of memory after it had written dH over H, and "
-    "only one with the same gradient of the output can go on from there: run forward again"
+    "only one with the same gradient of the output, and of the same inputs, can go on from there: "
+    "run forward again"
 )
 _NO_SECOND_GRADIENT = (
     "tilemoe: gradients of gradients are not there: run backward without create_graph"
@@ -217,14 +220,15 @@ class _Begun(NamedTuple):
 
     dO: torch.Tensor
     version: int  # dO's
+    asked: int  # bits of the gradients that it was to compute, given ones included
     dH: torch.Tensor  # (capacity, 2n or n): what saved-tensor hooks bring back may be H anew
     made: list  # the eight gradients, None where one was given, is not wanted, or is left
     left: int  # bits of those that are to be computed from dH
     complete: bool  # else ds stands in the place of what a scoring rule makes of it
 
-    def check(self, dO):
+    def check(self, dO, asked):
         same = dO is self.dO or torch.equal(dO, self.dO)
-        if not same or self.dO._version != self.version:
+        if asked != self.asked or not same or self.dO._version != self.version:
             raise RuntimeError(_ANOTHER_GRADIENT)
 
 
@@ -315,21 +319,22 @@ def _gradients_over_H(ctx, dO, saved, needs, wanted, given, accumulate):
     if torch.is_grad_enabled():
         raise NotImplementedError(_NO_SECOND_GRADIENT)  # memory that is written has no history
     _, H, routing, weights, _ = saved
+    asked = wanted
     given, wanted = _without_given(wanted, given)
     # Compiled autograd puts another object in the ctx's place for one call.
     state = getattr(ctx, "real", ctx)
     compute = _begin if state.begun is None else _go_on
-    made = compute(ctx, state, dO, saved, given, wanted, accumulate)
+    made = compute(ctx, state, dO, saved, given, wanted, asked, accumulate)
     try:
         finished = _finished(ctx, made, dO, routing, needs, weights[0].shape[0])
     except Exception:
-        state.begun = _Begun(dO, dO._version, H, made, 0, True)
+        state.begun = _Begun(dO, dO._version, asked, H, made, 0, True)
         raise
     state.begun = None
     return finished
 
 
-def _begin(ctx, state, dO, saved, given, wanted, accumulate):
+def _begin(ctx, state, dO, saved, given, wanted, asked, accumulate):
     """The eight gradients, None for those that are given."""
     X, H, routing, weights, logits = saved
     if state.consumed:  # by another thread, meanwhile
@@ -358,10 +363,12 @@ def _begin(ctx, state, dO, saved, given, wanted, accumulate):
     if ctx.travel is not None and made[0] is not None:
         ctx.travel.made(made[0])
     if now != wanted or not complete:
-        state.begun = _Begun(dO, dO._version, H, made, left | wanted & ~now, False)
+        state.begun = _Begun(dO, dO._version, asked, H, made, left | wanted & ~now, False)
     if not complete:
         raise torch.OutOfMemoryError(_NO_MEMORY)
-    return made if now == wanted else _go_on(ctx, state, dO, saved, given, wanted, accumulate)
+    if now == wanted:
+        return made
+    return _go_on(ctx, state, dO, saved, given, wanted, asked, accumulate)
 
 
 def _backward_in_chunks(ctx, dO, saved, wanted):
@@ -406,13 +413,13 @@ def forward_in_chunks(X, routing, weights, capacity, numbers, reals, keep_H, bes
     return O, X.new_empty(0) if H is None else H
 
 
-def _go_on(ctx, state, dO, saved, given, _, accumulate):
+def _go_on(ctx, state, dO, saved, given, _, asked, accumulate):
     """The same, from what an earlier backward left, or this one's beginning."""
     begun = state.begun
     if ctx.travel is not None:
         ctx.travel.gradient_arrived()
         ctx.travel.arrived()
-    begun.check(dO)
+    begun.check(dO, asked)
     X, _, routing, weights, logits = saved
     made = list(begun.made)
     if begun.complete:
@@ -491,7 +498,7 @@ def _layer_backward(ctx, dO, *_):
     arguments = len(ctx.needs_input_grad)
     if dO is None:
         return (None,) * arguments
-    needs = list(ctx.needs_input_grad[:10])
+    needs = list(needed_now(ctx, ctx.needs_input_grad)[:10])
     del needs[2]
     of_X, of_router, *others = _experts_gradients(ctx, dO, needs)
     return of_X, of_router, None, *others, *(None,) * (arguments - 10)
@@ -511,6 +518,7 @@ def differentiated(
     -> O or, of `moe` where `more` is asked for, O, routing, expert_counts."""
     if forward_ad._current_level >= 0:
         refuse_tangents((*tensors, third))
+    refuse_transforms()
     # Torch looks at every argument and every result several times: what is absent is none.
     absent = [i for i, tensor in enumerate(tensors) if tensor is None]
     there = [tensor for tensor in tensors if tensor is not None]
@@ -519,15 +527,21 @@ def differentiated(
     return apply(call, third, *there)
 
 
+def _with_absent(ctx, needs):
+    """The needs of the nine tensors, from those of _Differentiated's arguments."""
+    needs = list(needs[2:])
+    for i in ctx.absent:
+        needs.insert(i, False)
+    return needs
+
+
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, third, *there):
         op, rest, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent, beside = call
-        tensors, needs = list(there), list(ctx.needs_input_grad[2:])
+        tensors, needs = list(there), _with_absent(ctx, ctx.needs_input_grad)
         for i in ctx.absent:
             tensors.insert(i, None)
-            needs.insert(i, False)
-        ctx.needs = needs
         keep_H = True in needs[: len(GRADIENTS)]
         X, router, *weights, addend = tensors
         if beside is not None and beside.chunks is not None:
@@ -547,7 +561,8 @@ class _Differentiated(torch.autograd.Function):
     def backward(ctx, dO, *_):
         if dO is None:
             return (None,) * len(ctx.needs_input_grad)
-        gradients = _experts_gradients(ctx, dO, ctx.needs, ctx.given, ctx.accumulate)
+        needs = _with_absent(ctx, needed_now(ctx, ctx.needs_input_grad))
+        gradients = _experts_gradients(ctx, dO, needs, ctx.given, ctx.accumulate)
         for i in reversed(ctx.absent):
             del gradients[i]
         return None, None, *gradients

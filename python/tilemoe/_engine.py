@@ -1,0 +1,29 @@
+"""Which gradients of a node torch's engine passes on, asked while the node runs.
+
+`needs_input_grad` was decided in forward. A walk of the graph may need less: autograd.grad and
+backward(inputs=) name their inputs, and a pipeline's split backward walks the graph once for the
+input and once for the weights."""
+
+import torch
+
+_running = getattr(torch._C, "_current_autograd_node", lambda: None)
+_will_execute = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
+
+
+def needed_now(ctx, needs):
+    """`needs`, ctx.needs_input_grad, without the inputs whose edge the engine does not run.
+
+    Unchanged if the engine cannot answer: while torch.compile traces, under compiled autograd, and
+    for a node that is called without the engine. Inputs that are outputs of one node share an edge
+    and count together."""
+    if torch.compiler.is_compiling() or _running() is not ctx:
+        return needs
+    nodes = (node for node, _ in ctx.next_functions if node is not None)  # one for each need
+    return [need and _runs(next(nodes)) for need in needs]
+
+
+def _runs(node):
+    try:
+        return _will_execute(node)
+    except RuntimeError:  # how torch answers for a leaf that autograd.grad was given as an input
+        return True
