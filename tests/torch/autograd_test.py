@@ -82,6 +82,66 @@ def test_only_what_is_asked_for_is_computed(subset):
             assert tensor.grad is None
 
 
+@pytest.mark.parametrize("subset", [1, 2, 4, 8, 1 | 2, 4 | 8, 16 | 32, 1 | 8])
+@pytest.mark.parametrize("how", ["grad", "backward", "of views"])
+def test_only_what_a_walk_asks_for_is_computed(how, subset):
+    """All tensors require gradients; the walk names some of them."""
+    names = [name for bit, name in enumerate(WANTED) if subset & 1 << bit]
+    tensors = logits_layer(DTYPE, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    given = tensors if how != "of views" else {name: t.view_as(t) for name, t in tensors.items()}
+    O = tilemoe.moe(**given, K=K)
+    inputs = [(given if subset == 1 else tensors)[name] for name in names]
+    dO = normal(T, d, seed=30, dtype=DTYPE)
+    with Calls() as calls:
+        if how == "backward":
+            O.backward(dO, inputs=inputs)
+            got = [tensor.grad for tensor in inputs]
+        else:
+            got = torch.autograd.grad(O, inputs, dO)
+    (backward,) = calls.of("experts_backward_over_H")
+    assert backward[-2] == sum(WANTED[name] for name in names)
+    for name, gradient in zip(names, got, strict=True):
+        assert torch.equal(gradient, want[f"d{name}"])
+
+
+def test_the_operators_compute_what_a_walk_asks_for():
+    x, logits, W1, W2 = logits_layer(DTYPE).values()
+    packed = ([0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0])
+    O, *_ = torch.ops.tilemoe.moe(
+        x, logits, None, [W1, None, W2, None, None, None], None, *packed, True, False
+    )
+    with Calls() as calls:
+        torch.autograd.grad(O.sum(), [x, W2])
+    assert [args[-1] for args in calls.of("experts_backward")] == [
+        _shapes.WANTED_X | _shapes.WANTED_W2
+    ]
+
+
+def test_a_node_called_inside_of_another_one_computes_everything():
+    """The engine that runs knows nothing of its graph."""
+    tensors = logits_layer(DTYPE)
+    want = results(tilemoe.moe, tensors, K=K)
+    O = tilemoe.moe(**tensors, K=K)
+    dO = normal(T, d, seed=30, dtype=DTYPE)
+    seen = []
+
+    class Calls(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.extend(O.grad_fn.apply(dO))
+            return gradient
+
+    Calls.apply(zeros(3).requires_grad_()).sum().backward()
+    found = [gradient for gradient in seen if gradient is not None]
+    for name, gradient in zip(tensors, found, strict=True):
+        assert torch.equal(gradient, want[f"d{name}"]), name
+
+
 def test_only_the_addend():
     tensors = {name: t.detach() for name, t in logits_layer(DTYPE).items()}
     addend = normal(T, d, seed=24, dtype=DTYPE).requires_grad_()
@@ -256,6 +316,94 @@ def test_micro_batches_in_any_order():
     want = torch.autograd.grad(tilemoe.moe(**tensors, K=K).sum(), [tensors["W1"], tensors["W2"]])
     assert_close(given.W1, 2 * want[0], "dW1")
     assert_close(given.W2, 2 * want[1], "dW2")
+
+
+def given_memory(dtype=DTYPE):
+    shapes = {"W1": (E, 2 * n, d), "W2": (E, d, n)}
+    return WeightGradients(**{k: torch.zeros(v, dtype=dtype) for k, v in shapes.items()})
+
+
+@pytest.mark.parametrize("overwrite_H", [None, False])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_given_memory_is_written_where_the_walk_reaches_the_weight(checkpointed, overwrite_H):
+    tensors = logits_layer(DTYPE)
+    x, logits, W1, W2 = tensors.values()
+    dx, _, dW1, dW2 = torch.autograd.grad(
+        tilemoe.moe(**tensors, K=K), list(tensors.values()), zeros(T, d) + 1
+    )
+    given = given_memory()
+
+    def layer(*args):
+        return tilemoe.moe(*args, K=K, weight_grad_out=given, overwrite_H=overwrite_H)
+
+    args = tuple(tensors.values())
+    if checkpointed:
+        O = torch.utils.checkpoint.checkpoint(layer, *args, use_reentrant=False).sum()
+    else:
+        O = layer(*args).sum()
+    walk = dict(retain_graph=True, allow_unused=True)
+    assert torch.equal(torch.autograd.grad(O, x, **walk)[0], dx)
+    torch.autograd.grad(O, logits, **walk)
+    assert not given.W1.any() and not given.W2.any()
+    assert torch.autograd.grad(O, W1, **walk) == (None,)
+    assert torch.equal(given.W1, dW1) and not given.W2.any()
+    O.backward(inputs=[W2], retain_graph=True)
+    assert torch.equal(given.W1, dW1) and torch.equal(given.W2, dW2)
+    O.backward()  # all of it once more
+    assert_close(given.W1, 2 * dW1, "dW1")
+    assert_close(given.W2, 2 * dW2, "dW2")
+    assert torch.equal(x.grad, dx) and W1.grad is None and W2.grad is None
+
+
+def test_given_memory_of_a_weight_that_is_used_twice():
+    tensors = logits_layer(DTYPE)
+    W1, W2 = tensors["W1"], tensors["W2"]
+    given, options = given_memory(), dict(K=K)
+
+    def two(**more):
+        inner = tilemoe.moe(**tensors, **options, **more)
+        return tilemoe.moe(inner, tensors["logits_or_scores"], W1, W2, **options, **more).sum()
+
+    want = torch.autograd.grad(two(), [W1, W2])
+    O = two(weight_grad_out=given)
+    torch.autograd.grad(O, tensors["x"], retain_graph=True)
+    assert not given.W1.any() and not given.W2.any()
+    O.backward()
+    assert_close(given.W1, want[0], "dW1")
+    assert_close(given.W2, want[1], "dW2")
+
+
+class Stage(torch.nn.Module):
+    """A pipeline's stage; the norm's weight follows the block (docs/pytorch.md)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.moe = torch.nn.Linear(d, d), tilemoe.MoE(d, n, E, K, return_aux=False)
+        self.norm = torch.nn.RMSNorm(d)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.norm(h + self.moe(h))
+
+
+@pytest.mark.cpu  # float32
+def test_a_pipelines_split_backward():
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+    stage = Stage()
+    x = normal(T, d, seed=20, dtype=torch.float32).requires_grad_()
+    dO = normal(T, d, seed=30, dtype=torch.float32)
+    want = torch.autograd.grad(stage(x), [x, *stage.parameters()], dO)
+    O = stage(x)
+    with Calls() as calls:
+        _, groups = stage_backward_input([O], [dO], [x], stage.parameters())
+        stage_backward_weight(stage.parameters(), groups)
+    (of_input,), (of_weights,) = calls.of("experts_backward"), calls.of("experts_backward_over_H")
+    assert of_input[-1] == _shapes.WANTED_X | _shapes.WANTED_S
+    assert of_weights[-2] == _shapes.WANTED_W1 | _shapes.WANTED_W2
+    for got, expected in zip([x.grad, *(p.grad for p in stage.parameters())], want, strict=True):
+        assert_close(got, expected.double(), "a gradient")
 
 
 def test_a_frozen_weight_leaves_its_given_memory_alone():

@@ -308,19 +308,40 @@ def test_going_on_has_dH_though_a_hook_brings_H_back(big):
     compare(torch.autograd.grad(O, list(tensors.values()), dO), want)
 
 
+def test_another_walk_of_the_graph_does_not_go_on(big):
+    """What was made is of the inputs that the first walk had."""
+    tensors, dO, _ = big
+    O = forward(tensors)
+    with no_more_than(TIGHT), pytest.raises(torch.OutOfMemoryError, match="run forward again"):
+        torch.autograd.grad(O, [tensors["W1"], tensors["x"]], dO)
+    for inputs in (list(tensors.values()), [tensors["W2"]], [tensors["x"]]):
+        with pytest.raises(RuntimeError, match="and of the same inputs, can go on"):
+            torch.autograd.grad(O, inputs, dO)
+
+
+def test_a_graph_of_several_layers_needs_a_new_forward(big):
+    tensors, dO, _ = big
+    O = forward(tensors)
+    last = O * O  # nearer the loss, so it has been freed when memory fails
+    with no_more_than(TIGHT), pytest.raises(torch.OutOfMemoryError, match="run forward again"):
+        torch.autograd.grad(last, list(tensors.values()), dO)
+    assert O.grad_fn.begun is not None
+    with pytest.raises(RuntimeError, match="through the graph a second time"):
+        torch.autograd.grad(last, list(tensors.values()), dO)
+
+
 def test_going_on_adds_once_to_given_memory(big):
     tensors, dO, want = big
     given = torch.ones_like(tensors["W2"])
     O = forward(tensors, weight_grad_out=tilemoe.WeightGradients(W2=given))
-    names = ["x", "logits_or_scores", "W1"]
-    inputs = [tensors[name] for name in names]
+    inputs = [tensors[name] for name in ("x", "logits_or_scores", "W1", "W2")]
     with no_more_than(TIGHT - 100 * MIB), pytest.raises(torch.OutOfMemoryError):
-        torch.autograd.grad(O, inputs, dO)
-    compare(torch.autograd.grad(O, inputs, dO), want[:3])
+        torch.autograd.grad(O, inputs, dO, allow_unused=True)
+    compare(torch.autograd.grad(O, inputs, dO, allow_unused=True)[:3], want[:3])
     once = torch.ones_like(given)
     O = forward(tensors, weight_grad_out=tilemoe.WeightGradients(W2=once), overwrite_H=False)
-    torch.autograd.grad(O, inputs, dO)
-    assert torch.equal(given, once)
+    torch.autograd.grad(O, inputs, dO, allow_unused=True)
+    assert torch.equal(given, once) and not torch.equal(given, torch.ones_like(given))
 
 
 def test_what_fails_otherwise_leaves_no_wrong_state(big, monkeypatch):
