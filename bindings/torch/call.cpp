@@ -66,10 +66,13 @@ bool has_dense_rows(const Tensor& matrix) {
          (matrix.size(0) == 1 || matrix.stride(0) >= matrix.size(1));
 }
 
-bool on_16_bytes(const Tensor& matrix) {
-  const auto row_bytes = matrix.stride(0) * static_cast<int64_t>(matrix.element_size());
-  return reinterpret_cast<uintptr_t>(matrix.data_ptr()) % kAlignment == 0 &&
-         (matrix.size(0) == 1 || row_bytes % kAlignment == 0);
+// `inner` is the contiguous dimension.
+bool on_16_bytes(const Tensor& tensor, int64_t inner) {
+  const auto element = static_cast<int64_t>(tensor.element_size());
+  for (int64_t i = 0; i < tensor.dim(); ++i)
+    if (i != inner && tensor.size(i) > 1 && tensor.stride(i) * element % kAlignment != 0)
+      return false;
+  return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kAlignment == 0;
 }
 
 Tensor empty_on(torch::stable::Device device, torch::headeronly::IntHeaderOnlyArrayRef shape,
@@ -186,8 +189,27 @@ Tensor dense_rows(const Tensor& tensor) {
 }
 
 Tensor dense_rows_on_16(const Tensor& tensor) {
-  const bool fits = tensor.dim() != 2 || (has_dense_rows(tensor) && on_16_bytes(tensor));
+  const bool fits = tensor.dim() != 2 || (has_dense_rows(tensor) && on_16_bytes(tensor, 1));
   return fits ? tensor : contiguous_copy(tensor);
+}
+
+Tensor weight_on_16(const Tensor& weight) {
+  if (weight.dim() == 2) return dense_rows_on_16(weight);
+  if (weight.dim() != 3) return weight;
+  const int64_t inner = weight.stride(2) == 1 ? 2 : 1;
+  if (weight.stride(inner) != 1 || on_16_bytes(weight, inner)) return weight;
+  Tensor copy = empty_like_weight(weight);
+  return torch::stable::copy_(copy, weight);
+}
+
+Tensor empty_like_weight(const Tensor& weight) {
+  const auto empty = [&](std::initializer_list<int64_t> shape) {
+    return empty_on(weight.device(), {shape.begin(), shape.size()}, weight.scalar_type());
+  };
+  if (weight.dim() != 3) return empty({weight.size(0), weight.size(1)});
+  const int64_t E = weight.size(0), rows = weight.size(1), columns = weight.size(2);
+  if (weight.stride(2) == 1 || weight.stride(1) != 1) return empty({E, rows, columns});
+  return torch::stable::transpose(empty({E, columns, rows}), 1, 2);
 }
 
 }  // namespace tilemoe_torch

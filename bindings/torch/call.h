@@ -106,5 +106,11 @@ void check_dims(const char* name, const Tensor& tensor, int64_t dims, const char
 // contiguous copy. `dense_rows_on_16` asks for rows on 16 bytes too, as those of X are.
 Tensor dense_rows(const Tensor& tensor);
 Tensor dense_rows_on_16(const Tensor& tensor);
+// Of a weight (E, rows, columns), or a bias (E, rows), the tensor itself if it begins, and its rows
+// lie, on 16 bytes, else a copy of the same layout. A weight of neither major stays as it is, for
+// the library to refuse.
+Tensor weight_on_16(const Tensor& weight);
+// New memory in a weight's own layout: whichever of its last two dimensions is contiguous.
+Tensor empty_like_weight(const Tensor& weight);
 
 }  // namespace tilemoe_torch

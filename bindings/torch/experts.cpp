@@ -23,12 +23,17 @@ struct Config {
         reals(unpack<Reals>("reals", its_reals)) {}
 };
 
-// The experts' weights, of which W1 and W2 are there.
+// The experts' weights, of which W1 and W2 are there. On the CPU one that is not on 16 bytes is
+// copied, as X is: a checkpoint that is mapped into memory has tensors on 8. On a GPU the library
+// refuses it: a copy in every call would cost a weight's memory and time.
 class Weights {
  public:
-  explicit Weights(const Tensors& list) : list_(list) {
+  Weights(const Call& call, const Tensors& list) : list_(list) {
     for (size_t place : {kW1, kW2})
       if (!list[place]) refuse(std::string(kWeightNames[place]) + " is absent");
+    if (call.device() != TILEMOE_CPU) return;
+    for (MaybeTensor& weight : list_)
+      if (weight) weight = weight_on_16(*weight);
   }
 
   const Tensor& W1() const { return *list_[kW1]; }
@@ -36,7 +41,7 @@ class Weights {
   const MaybeTensor& operator[](size_t place) const { return list_[place]; }
 
  private:
-  const Tensors& list_;
+  Tensors list_;
 };
 
 // Views of weights, or of their gradients, that begin at `first` and have these names.
@@ -111,15 +116,6 @@ Tensor workspace_for(const Call& call, const tilemoe_experts& experts,
   return call.bytes(*bytes);
 }
 
-// A gradient in its weight's own layout, whichever of its last two dimensions is contiguous.
-Tensor gradient_like(const Call& call, const Tensor& weight) {
-  const ScalarType dtype = weight.scalar_type();
-  if (weight.dim() != 3) return call.empty({weight.size(0), weight.size(1)}, dtype);
-  const int64_t E = weight.size(0), rows = weight.size(1), columns = weight.size(2);
-  if (weight.stride(2) == 1 || weight.stride(1) != 1) return call.empty({E, rows, columns}, dtype);
-  return torch::stable::transpose(call.empty({E, columns, rows}, dtype), 1, 2);
-}
-
 void check_top_k(const Rule& rule) {
   if (rule.kind != TILEMOE_ROUTING_TOP_K)
     refuse("kind is " + std::to_string(rule.kind) + ", expected that of a top-K routing");
@@ -176,7 +172,7 @@ void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H
     if (!(wanted & bit(kDWeights + place))) continue;
     if (!weights[place]) refuse("the gradient of an absent weight is wanted");
     MaybeTensor& gradient = gradients[kDWeights + place];
-    gradient = gradient_like(call, *weights[place]);
+    gradient = empty_like_weight(*weights[place]);
     if (accumulate) torch::stable::zero_(*gradient);
   }
 }
@@ -360,8 +356,8 @@ std::tuple<Tensor, Tensor> experts(const Tensor& X, const MaybeTensor& router,
                    {"routing", routing},
                    {"weights", kWeightNames, weight_list},
                    {"addend", addend}});
-  return forward(call, X, routing, Weights(weight_list), addend, capacity, Config(numbers, reals),
-                 keep_H);
+  return forward(call, X, routing, Weights(call, weight_list), addend, capacity,
+                 Config(numbers, reals), keep_H);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
@@ -373,7 +369,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
                    {"selection_bias", selection_bias},
                    {"weights", kWeightNames, weight_list},
                    {"addend", addend}});
-  const Weights weights(weight_list);
+  const Weights weights(call, weight_list);
   const Config config(numbers, reals);
   const Rule& rule = config.numbers.rule;
   check_top_k(rule);
@@ -395,7 +391,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_tokens(
                    {"selection_bias", selection_bias},
                    {"weights", kWeightNames, weight_list},
                    {"addend", addend}});
-  const Weights weights(weight_list);
+  const Weights weights(call, weight_list);
   const Config config(numbers, reals);
   const Rule& rule = config.numbers.rule;
   check_top_k(rule);
@@ -417,7 +413,7 @@ std::vector<Tensor> experts_backward(const Tensor& dO, const Tensor& X, const Te
                    {"routing", routing},
                    {"weights", kWeightNames, weight_list},
                    {"logits", logits}});
-  const Weights weights(weight_list);
+  const Weights weights(call, weight_list);
   const Config config(numbers, reals);
   Gradients gradients(kGradients);
   allocate(call, wanted, X, H, weights, config.numbers, false, gradients);
@@ -443,7 +439,7 @@ std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
                    {"weights", kWeightNames, weight_list},
                    {"logits", logits},
                    {"gradients", kGradientNames, gradients}});
-  const Weights weights(weight_list);
+  const Weights weights(call, weight_list);
   const Config config(numbers, reals);
   if (gradients[kDX] || gradients[kDs]) refuse("dX or ds is given, expected weights' gradients");
   const int64_t last = wanted & kOfW1 ? kOfW1 : 0, first = ~last;
@@ -488,7 +484,7 @@ void experts_backward_out(const MaybeTensor& dO, const Tensor& X, const MaybeTen
                    {"routing", routing},
                    {"weights", kWeightNames, weight_list},
                    {"gradients", kGradientNames, gradients}});
-  const Weights weights(weight_list);
+  const Weights weights(call, weight_list);
   const Config config(numbers, reals);
   if (H.has_value() == H_consumed.has_value())
     refuse("H and H_consumed are both given or both absent, expected one of them");
@@ -510,7 +506,7 @@ void experts_part(const Tensor& X, const Tensor& routing, const Tensors& weight_
                    {"bounds", bounds},
                    {"O", O},
                    {"H", H}});
-  const Weights weights(weight_list);
+  const Weights weights(call, weight_list);
   const Config config(numbers, reals);
   const tilemoe_experts layer = experts_of(call, X, weights, config);
   const tilemoe_routing_spec spec = spec_of(call, X, layer, config.numbers, capacity);
@@ -533,7 +529,7 @@ void experts_backward_part(const Tensor& dO, const Tensor& X, const Tensor& H,
                    {"gradients", kGradientNames, gradients},
                    {"bounds", bounds},
                    {"workspace", workspace}});
-  const Weights weights(weight_list);
+  const Weights weights(call, weight_list);
   const Config config(numbers, reals);
   if (places & kOfW1) refuse("gradients of W1 or b1 are given, which come of dH alone, afterwards");
   const tilemoe_part of_pass = part_of(bounds, cuts, part, weights.W2().size(0));

@@ -38,6 +38,21 @@ Tensor build_top_k(const Call& call, const Tensor& ids, const Tensor& scores, in
   return routing.tensor();
 }
 
+// Refuses counts that the rows do not have, which the library would cut. Only for the CPU: a GPU's
+// counts are not read by the host.
+template <typename Count>
+void check_counts(const Tensor& counts, int64_t rows) {
+  const auto* count = static_cast<const Count*>(counts.data_ptr());
+  int64_t left = rows;
+  for (int64_t e = 0; e < counts.size(0); ++e) {
+    if (count[e] < 0 || count[e] > left)
+      refuse("counts[" + std::to_string(e) + "] is " + std::to_string(count[e]) +
+             ", expected 0 to " + std::to_string(left) + ": rows has " + std::to_string(rows) +
+             ", and the counts before it are " + std::to_string(rows - left));
+    left -= count[e];
+  }
+}
+
 }  // namespace
 
 NewRouting::NewRouting(const Call& call, const tilemoe_routing_spec& spec)
@@ -181,6 +196,10 @@ Tensor route_grouped(const Tensor& counts, const MaybeTensor& row_scores, int64_
   tilemoe_route_grouped_args args{};
   args.struct_size = sizeof args;
   args.counts = call.view("counts", dense_counts);
+  if (call.device() == TILEMOE_CPU) {
+    if (args.counts.dtype == TILEMOE_INT32) check_counts<int32_t>(dense_counts, rows);
+    if (args.counts.dtype == TILEMOE_INT64) check_counts<int64_t>(dense_counts, rows);
+  }
   args.scores = call.view("row_scores", scores);
   args.stream = call.stream();
   check(tilemoe_route_grouped(&routing.get(), &args));

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 LEAST_TORCH = (2, 10)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def directory() -> Path:
@@ -99,15 +100,43 @@ def set_block_turns(turns: int) -> None:
         operators.set_block_turns(turns)
 
 
+def _class_of(value):
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def require_tensor(value, name):
+    """Refuses what is no tensor, and tensors whose elements no kernel can read."""
     if not isinstance(value, torch.Tensor):
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise TypeError(f"tilemoe: {name} is a {kind}, expected a torch.Tensor")
+        raise TypeError(f"tilemoe: {name} is a {_class_of(value)}, expected a torch.Tensor")
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        kind = value.dtype if value.is_quantized else value.layout
+        hint = "its dequantize()" if value.is_quantized else "its to_dense()"
+        if value.is_nested:
+            kind, hint = f"nested, {value.layout}", "its values(), which are rows of one tensor"
+        raise NotImplementedError(
+            f"tilemoe: {name} is a {_class_of(value)} ({kind}), expected a dense tensor: pass {hint}"
+        )
+
+
+def require_weight(value, name):
+    """The same for a weight, which a subclass of torch.Tensor may hold packed."""
+    require_tensor(value, name)
+    if type(value) not in PLAIN and not value.is_floating_point():
+        raise NotImplementedError(
+            f"tilemoe: {name} is a {_class_of(value)}, {value.dtype} {tuple(value.shape)}, expected "
+            "a tensor of numbers in float32, bfloat16 or float16: dequantize it first"
+        )
 
 
 def require_device(tensor, name):
-    """Refuses what is no tensor, or one on a device that no library is for, in one sentence."""
+    """Refuses what is no tensor, or one on a device that no library is for, in one sentence; every
+    function calls it first."""
     require_tensor(tensor, name)
+    if torch.jit.is_tracing():
+        raise NotImplementedError(
+            "tilemoe: torch.jit.trace, and torch.onnx.export(dynamo=False), which uses it, cannot "
+            "record operators that take lists of tensors: use torch.export or torch.compile"
+        )
     kind = tensor.device.type
     if kind == "cuda":
         if _no_cuda is not None:

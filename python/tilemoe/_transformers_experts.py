@@ -40,7 +40,6 @@ def computed(
     b1, b2 = None, None
     if experts.has_bias:
         b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
-    W1, W2, b1, b2 = (_aligned(tensor) for tensor in (W1, W2, b1, b2))
     if experts.is_transposed:
         W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
     # A norm in float32 may stand before experts in 16 bits; the weights' type decides, and the
@@ -57,11 +56,3 @@ def computed(
         **options,
     )
     return out.to(hidden_states.dtype)
-
-
-def _aligned(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A copy where a CPU tensor is not on 16 bytes: checkpoints are mapped into memory, and in the
-    file a tensor begins on 8."""
-    if tensor is None or not tensor.is_cpu or torch.compiler.is_compiling():
-        return tensor
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 import torch
 from torch import Tensor
 
-from . import _library, _rules, ops
+from . import _given_memory, _library, _rules, ops
 from ._packing import WEIGHTS
 from ._shapes import shape_text
 from .routing import (
@@ -223,8 +223,7 @@ def moe(
     )  # fmt: skip
     _library.require_device(x, "x")
     router_name = "logits" if ids is None else "scores"
-    if not isinstance(logits_or_scores, Tensor) or logits_or_scores.device != x.device:
-        _library.require_together(x, "x", **{router_name: logits_or_scores})
+    _library.require_together(x, "x", **{router_name: logits_or_scores})
     rows = rows_of(x, "x", "(..., d)")
     router = rows_of(logits_or_scores, router_name, "(..., E)" if ids is None else "(..., K)")
     if addend is not None:
@@ -396,7 +395,9 @@ def grouped_experts(
         rows: the first counts[0] of them go through expert 0, the next counts[1] through expert 1,
             and so on. Those past the sum of the counts are not read: they are zero in the output
             and in the gradient.
-        counts: rows of each expert, int32 or int64; read on the device, the host never waits.
+        counts: rows of each expert, int32 or int64, at least 0, with a sum of at most R. On the CPU
+            other counts are a ValueError. On a GPU the host does not read them: a negative count
+            is 0 there, and experts get no rows past R.
         row_scores: what each row's result is scaled by; the gradient goes to them. None: 1.
         W1, W2, W1_up, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift, addend,
             overwrite_H, column_blocks, weight_grad_out, accumulate: as in `moe`.
@@ -439,7 +440,7 @@ def grouped_experts(
 
 def _experts_in(W1):
     """E, of a W1 whose other sizes the operators look at."""
-    _library.require_tensor(W1, "W1")
+    _library.require_weight(W1, "W1")
     if W1.dim() != 3:
         raise ValueError(f"tilemoe: W1 has shape {shape_text(W1.shape)}, expected three dimensions")
     return W1.shape[0]
@@ -538,11 +539,15 @@ def moe_tokens(
     if routed_scaling_factor != 1.0:
         _rules.check_factor(routed_scaling_factor)
     _library.require_dtype(x)
-    out, routing, counts, logits = ops.call_undifferentiated(
-        _ops.moe_tokens.default, x, gate.weight, gate.bias, selection_bias, layer.weights, addend,
-        [*rule, *layer.numbers], [routed_scaling_factor, *layer.reals], gate.logits_dtype,
-        wants_logits,
-    )  # fmt: skip
+    try:
+        out, routing, counts, logits = ops.call_undifferentiated(
+            _ops.moe_tokens.default, x, gate.weight, gate.bias, selection_bias, layer.weights,
+            addend, [*rule, *layer.numbers], [routed_scaling_factor, *layer.reals],
+            gate.logits_dtype, wants_logits,
+        )  # fmt: skip
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        _require_weights(layer.weights, addend)
+        raise
     return out, _aux_of_top_k(routing, counts) if return_aux else None, logits
 
 
@@ -682,12 +687,17 @@ def _run(
     backward gets x."""
     try:
         return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, beside)
-    except (AttributeError, RuntimeError, TypeError):
-        # Of what is no tensor torch tells nothing that names it.
-        for name, tensor in zip((*WEIGHTS, "addend"), (*layer.weights, addend)):
-            if tensor is not None:
-                _library.require_tensor(tensor, name)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        _require_weights(layer.weights, addend)
         raise
+
+
+def _require_weights(weights, addend):
+    """Names what is no tensor, or is one that no kernel reads, of which torch's errors say little.
+    Only after an error: it would cost the host time in every call."""
+    for name, tensor in zip((*WEIGHTS, "addend"), (*weights, addend)):
+        if tensor is not None:
+            _library.require_weight(tensor, name)
 
 
 def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, beside):
@@ -701,9 +711,14 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more,
     tensors = (x, router, *weights, addend)
     given = layer.weight_grad_out
     if given is not None:
-        for name, weight, out in zip(given._fields, weights, given):
-            if weight is not None:
-                _library.require_together(weight, name, **{f"weight_grad_out.{name}": out})
+        ops.refuse_transforms()
+        if not isinstance(given, WeightGradients):
+            kind = f"{type(given).__module__}.{type(given).__qualname__}"
+            raise TypeError(
+                f"tilemoe: weight_grad_out is a {kind}, expected a tilemoe.WeightGradients"
+            )
+        others = {"x": x, "the logits or scores": router, "addend": addend}
+        _given_memory.check(given, layer.weights, x.dtype, others)
     rest = (*capacity, [*rule, *layer.numbers], [factor, *layer.reals])
     if not torch.is_grad_enabled():
         if beside is not None and beside.chunks is not None:

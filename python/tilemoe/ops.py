@@ -518,7 +518,6 @@ def differentiated(
     -> O or, of `moe` where `more` is asked for, O, routing, expert_counts."""
     if forward_ad._current_level >= 0:
         refuse_tangents((*tensors, third))
-    refuse_transforms()
     # Torch looks at every argument and every result several times: what is absent is none.
     absent = [i for i, tensor in enumerate(tensors) if tensor is None]
     there = [tensor for tensor in tensors if tensor is not None]

@@ -443,6 +443,73 @@ def test_tensors_that_lie_badly(dtype):
             assert torch.equal(got[name], want[name]), (how, name)
 
 
+def off_16_bytes(tensor, how):
+    """The same values and layout where the library does not take them on a GPU."""
+    turned = tensor.dim() == 3 and tensor.stride(2) != 1
+    source = tensor.detach().transpose(1, 2) if turned else tensor.detach()
+    if how == "rows":
+        moved = source.new_zeros(*source.shape[:-1], source.shape[-1] + 1)[..., :-1]
+    else:
+        off = {"one element": 1, "8 bytes": 8 // source.itemsize}[how]
+        moved = source.new_zeros(source.numel() + off)[off:].view(source.shape)
+    moved = moved.copy_(source)
+    return (moved.transpose(1, 2) if turned else moved).requires_grad_()
+
+
+@pytest.mark.cpu  # on a GPU they are refused
+@pytest.mark.parametrize("how", ["one element", "8 bytes", "rows"])
+@pytest.mark.parametrize(
+    "kinds", [{}, {"gate_layout": "split"}, {"transposed": True}], ids=["plain", "split", "turned"]
+)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_weights_off_16_bytes(dtype, kinds, how):
+    tensors = logits_layer(dtype, bias=True, **kinds)
+    options = dict(K=K, gate_layout=kinds.get("gate_layout", "concatenated"))
+    want = results(tilemoe.moe, tensors, **options)
+    moved = {
+        name: off_16_bytes(t, how) if name[0] in "Wb" else t for name, t in tensors.items()
+    }
+    assert how == "rows" or all(t.data_ptr() % 16 for name, t in moved.items() if name[0] in "Wb")
+    got = results(tilemoe.moe, moved, **options)
+    compare_bits(got, want)
+    for name in ("W1", "W2"):
+        assert got[f"d{name}"].stride() == want[f"d{name}"].stride()
+    compare_bits(results(tilemoe.moe, moved, overwrite_H=False, **options), want)
+
+
+@pytest.mark.cpu
+def test_compile_of_weights_off_16_bytes():
+    torch._dynamo.reset()
+    tensors = logits_layer(DTYPE, bias=True)
+    want = results(tilemoe.moe, tensors, K=K)
+    moved = {name: off_16_bytes(t, "8 bytes") for name, t in tensors.items()}
+    layer = torch.compile(tilemoe.moe, fullgraph=True, backend="aot_eager")
+    compare_bits(results(layer, moved, K=K), want)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("training", [True, False], ids=["training", "few tokens"])
+def test_a_mapped_checkpoint_that_is_assigned(training):
+    """A file of safetensors begins a tensor on 8 bytes."""
+    torch.manual_seed(1)
+    moe = tilemoe.MoE(d, n, E, K, return_aux=False, bias=True, router_bias=True).train(training)
+    x = normal(T, d, seed=20, dtype=torch.float32)
+    with torch.set_grad_enabled(training):
+        want = moe(x)
+    state = {name: off_16_bytes(t, "8 bytes") for name, t in moe.state_dict().items()}
+    moe.load_state_dict(state, assign=True)
+    assert all(p.data_ptr() % 16 == 8 for p in moe.parameters())
+    with torch.set_grad_enabled(training):
+        out = moe(x)
+    assert torch.equal(out, want)
+    if training:
+        out.sum().backward()
+        assert all(p.grad is not None and p.grad.any() for p in moe.experts.parameters())
+    else:
+        exported = torch.export.export(moe, (x,))
+        assert torch.equal(exported.module()(x), moe(x))
+
+
 def test_gradients_that_lie_badly():
     tensors = logits_layer(DTYPE)
     names = [name for name in tensors]

@@ -1,0 +1,109 @@
+"""Checks of the memory that a caller gives for weights' gradients: backward writes it, so what cannot
+be intended is refused when the layer is called, before anything is computed."""
+
+import torch
+
+from . import _library
+from ._packing import WEIGHTS
+from ._shapes import shape_text
+
+_ALIGNMENT = 16  # bytes
+
+
+def check(given, weights, dtype, others):
+    """given: six tensors or None, as `weights`; dtype: what the layer computes in; others: the
+    layer's other inputs by name.
+
+    Raises:
+        ValueError: memory for an absent weight, of another shape, dtype or device than the weight's
+            gradient, that requires a gradient, that is not on 16 bytes, or that shares elements
+            with an input of the layer or with the memory of another gradient.
+    """
+    given = {f"weight_grad_out.{name}": out for name, out in zip(WEIGHTS, given)}
+    for (where, out), name, weight in zip(given.items(), WEIGHTS, weights):
+        if out is not None:
+            _check_one(where, out, name, weight, dtype)
+    if torch.compiler.is_compiling():
+        return
+    inputs = {**dict(zip(WEIGHTS, weights)), **others}
+    inputs = {name: _Memory(tensor) for name, tensor in inputs.items() if _has_memory(tensor)}
+    seen = {}
+    for where, out in given.items():
+        if not _has_memory(out):
+            continue
+        memory = _Memory(out)
+        _check_alignment(where, memory)
+        for name, other in (*inputs.items(), *seen.items()):
+            if memory.meets(other):
+                raise ValueError(
+                    f"tilemoe: {where} shares memory with {name}, expected memory of its own"
+                )
+        seen[where] = memory
+
+
+def _check_one(where, out, name, weight, dtype):
+    if weight is None:
+        raise ValueError(f"tilemoe: {where} is given, but {name} is not")
+    _library.require_together(weight, name, **{where: out})
+    if out.shape != weight.shape:
+        seen, expected = shape_text(out.shape), shape_text(weight.shape)
+        raise ValueError(f"tilemoe: {where} has shape {seen}, expected {name}'s {expected}")
+    if out.dtype not in (dtype, torch.float32):
+        either = "float32" if dtype is torch.float32 else f"{dtype} or torch.float32"
+        raise ValueError(f"tilemoe: {where} is {out.dtype}, expected {either}")
+    if out.requires_grad:
+        raise ValueError(
+            f"tilemoe: {where} requires a gradient, but backward writes it: pass a tensor that "
+            "does not, such as its .grad, or detach it"
+        )
+
+
+def _has_memory(tensor):
+    """Not of tensors that are traced, or wrap others."""
+    return type(tensor) in _library.PLAIN and not tensor.is_meta and tensor.numel() > 0
+
+
+def _check_alignment(where, memory):
+    if any(stride == 0 for stride, _ in memory.dims):
+        raise ValueError(f"tilemoe: {where} is expanded, expected memory for each element")
+    strides = [stride * memory.itemsize for stride, _ in memory.dims if stride > 1]
+    if memory.begin % _ALIGNMENT or any(stride % _ALIGNMENT for stride in strides):
+        raise ValueError(
+            f"tilemoe: {where} does not begin on {_ALIGNMENT} bytes, or its rows do not: allocate it "
+            "apart, or round its place in a flat buffer up"
+        )
+
+
+class _Memory:
+    """Where a tensor's elements are."""
+
+    def __init__(self, tensor):
+        self.dtype, self.itemsize = tensor.dtype, tensor.element_size()
+        self.dims = [(s, n) for s, n in zip(tensor.stride(), tensor.shape) if n > 1]
+        self.begin = tensor.data_ptr()
+        self.end = self.begin + (1 + sum(s * (n - 1) for s, n in self.dims)) * self.itemsize
+
+    def meets(self, other):
+        """Whether an element is in both: exact for the same dtype and strides, such as two halves
+        of one tensor; for others, whether their ranges meet."""
+        if self.end <= other.begin or other.end <= self.begin:
+            return False
+        strides = [s for s, _ in self.dims]
+        if self.dtype != other.dtype or strides != [s for s, _ in other.dims]:
+            return True
+        distance, rest = divmod(other.begin - self.begin, self.itemsize)
+        most = [(s, max(n, m) - 1) for (s, n), (_, m) in zip(self.dims, other.dims)]
+        return rest != 0 or _reaches(sorted(most, reverse=True), distance)
+
+
+def _reaches(dims, distance):
+    """Whether `distance` is a sum of strides, each times at most so many steps either way. Strides
+    descend; those of a tensor that does not overlap itself step past all that smaller ones reach."""
+    if not dims:
+        return distance == 0
+    (stride, most), *smaller = dims
+    down = distance // max(stride, 1)
+    return any(
+        abs(steps) <= most and _reaches(smaller, distance - steps * stride)
+        for steps in (down, down + 1)
+    )
