@@ -9,6 +9,7 @@ import skips
 import target
 
 ON_BOTH = {
+    "arguments_test.py",
     "autograd_test.py",
     "capacity_test.py",
     "composition_test.py",
