@@ -14,10 +14,39 @@ from ._library import operators
 # Where torch lacks it no graph is given up; where no backward runs torch says so itself.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-_users_of = getattr(torch._C, "_storage_Use_Count", lambda storage: 3)
 _TRACERS = tuple(
     getattr(torch._C._TorchDispatchModeKey, name) for name in ("PROXY", "FUNCTIONAL", "FAKE")
 )
+
+
+def _users_of(tensor):
+    """How many have the tensor's memory, as torch counts; None where it does not."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return None if count is None else count(tensor.untyped_storage()._cdata)
+
+
+class _Saves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(torch.empty(1, device="cpu"))
+        return x.clone()
+
+
+def _users_if_alone():
+    """What `_users_of` a saved tensor is if no other tensor lies in its memory, tried out: None,
+    which no count equals, if this torch does not count a second tensor as one more."""
+    with torch.inference_mode(False), torch.enable_grad():
+        output = _Saves.apply(torch.empty(1, device="cpu", requires_grad=True))
+    (saved,) = output.grad_fn.saved_tensors
+    alone = _users_of(saved)
+    second = saved.detach()
+    shared = _users_of(saved)
+    del second
+    counts = alone is not None and shared == alone + 1 and _users_of(saved) == alone
+    return alone if counts else None
+
+
+_alone = _users_if_alone()
 
 
 def capture_of(tensor):
@@ -50,5 +79,6 @@ def is_read_last(ctx, H):
         and not _keeps_graph()
         and not torch.is_grad_enabled()
         and capture_of(H) == ctx.capture
-        and _users_of(H.untyped_storage()._cdata) == 2  # the tensor, and what Python holds of it
+        and _alone is not None
+        and _users_of(H) == _alone
     )

@@ -325,6 +325,31 @@ def test_H_that_another_tensor_shares_is_kept():
     assert torch.equal(H, before)
 
 
+COUNTS = {  # how another torch might count the users of memory: whether H may be overwritten
+    "one less": (lambda count: lambda storage: count(storage) - 1, True),
+    "not at all": (None, False),
+    "always alike": (lambda count: lambda storage: 2, False),
+    "always one": (lambda count: lambda storage: 1, False),
+    "two for each": (lambda count: lambda storage: 2 * count(storage), False),
+}
+
+
+@pytest.mark.parametrize("how", COUNTS)
+def test_H_is_kept_unless_torchs_count_of_users_is_understood(how, monkeypatch):
+    make, overwrites = COUNTS[how]
+    if make is None:
+        monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    else:
+        monkeypatch.setattr(torch._C, "_storage_Use_Count", make(torch._C._storage_Use_Count))
+    monkeypatch.setattr(_overwrite, "_alone", _overwrite._users_if_alone())
+    tensors = logits_layer(DTYPE)
+    want = expected(tensors)
+    O = tilemoe.moe(**tensors, K=K)
+    with Backwards() as backwards:
+        same_bits(gradients(O, tensors), want)
+    assert backwards.names == [OVER_H if overwrites else BESIDE_H]
+
+
 def test_the_operators_leave_H_as_it_is():
     """They give H to their caller."""
     tensors = logits_layer(DTYPE)
