@@ -7,6 +7,9 @@ collective whose sizes the host reads off the choice. The rows are the same, and
 
 from __future__ import annotations
 
+import datetime
+import sys
+import weakref
 from typing import Any
 
 import torch
@@ -186,36 +189,41 @@ def _counts_by_rank(pull: Pull) -> list[int]:
 
 class _Link:
     """What a process has of a group for all its calls: memory that its ranks read, and a stream on
-    which one exchange comes after the other, in the order of the calls, which is one on all ranks."""
+    which one exchange comes after the other, in the order of the calls, which is one on all ranks.
+    It does not hold the group: a group that is destroyed takes its link along."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.group, self.device = group, device
+        self.device = device
         self.stream = torch.cuda.Stream(device)
         self._memory: tuple[Tensor, Any] | None = None  # and its handle
-        self._in_graphs: list[tuple[Tensor, Any]] = []  # which graphs go on using
-        timeout = group._get_backend(device).options._timeout
-        self._timeout_ms = max(int(timeout.total_seconds() * 1000), 1)
+        # Memory that a captured exchange uses again in each replay: torch does not say when a graph
+        # is gone, so it stays as long as the link.
+        self._in_graphs: list[tuple[Tensor, Any]] = []
+        self._timeout_ms = max(int(_timeout_of(group, device).total_seconds() * 1000), 1)
 
     def spread(self, pull: Pull, own: Tensor, rows: Tensor) -> _Underway:
-        return self._exchange(own, pull.team.rows, pull.tokens[:, None], None, rows)
+        places = pull.tokens[:, None]
+        return self._exchange(pull.team.group, own, pull.team.rows, places, None, rows)
 
     def collect(self, pull: Pull, parts: Tensor, addend: Tensor | None, out: Tensor) -> _Underway:
-        return self._exchange(parts, pull.rows, pull.places, addend, out)
+        return self._exchange(pull.team.group, parts, pull.rows, pull.places, addend, out)
 
     def _exchange(
-        self, own: Tensor, source_rows: int, places: Tensor, addend: Tensor | None, out: Tensor
-    ) -> _Underway:
+        self, group: dist.ProcessGroup, own: Tensor, source_rows: int, places: Tensor,
+        addend: Tensor | None, out: Tensor,
+    ) -> _Underway:  # fmt: skip
         """Every rank has as many source_rows, of which `own` are the first."""
-        handle = self._handle(max(source_rows * own.shape[1] * own.element_size(), 1))
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        handle = self._handle(group, max(source_rows * own.shape[1] * own.element_size(), 1))
+        # Before the stream reads anything: whatever fails below, the tensors outlive its reads.
+        underway = _Underway(self.stream, (own, places, addend, out))
         with torch.cuda.stream(self.stream):
             handle.get_buffer(handle.rank, own.shape, own.dtype).copy_(own)
             handle.barrier(0, self._timeout_ms)  # every rank's rows are there
             _sum_rows(list(handle.buffer_ptrs), source_rows, places, addend, out)
             handle.barrier(0, self._timeout_ms)  # and read
-        return _Underway(self.stream, (own, places, addend, out))
+        return underway
 
-    def _handle(self, size: int) -> Any:
+    def _handle(self, group: dist.ProcessGroup, size: int) -> Any:
         """Of at least so many bytes, as many on every rank."""
         from torch.distributed import _symmetric_memory as symmetric
 
@@ -229,27 +237,45 @@ class _Link:
             torch.cuda.synchronize(self.device)  # the old one is not read any more
             self._memory = None
             memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
-            self._memory = memory, symmetric.rendezvous(memory, self.group)
+            self._memory = memory, symmetric.rendezvous(memory, group)
         if captures and not any(one is self._memory for one in self._in_graphs):
             self._in_graphs.append(self._memory)
         return self._memory[1]
 
 
 class _Underway:
+    """Work of `stream`, which waits for what the current stream has computed, on tensors of the
+    current stream. They live until `wait`. If nobody calls that, as after an exception, the stream
+    that torch reuses their memory on waits all the same."""
+
     def __init__(self, stream: torch.cuda.Stream, tensors: tuple[Tensor | None, ...]) -> None:
-        self._stream, self._tensors = stream, tensors  # of another stream, alive until then
+        self._stream, self._tensors = stream, tensors
+        self._home = torch.cuda.current_stream(stream.device)
+        stream.wait_stream(self._home)
 
     def wait(self) -> None:
         """Makes the current stream wait, not the host."""
-        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        for stream in {self._home, torch.cuda.current_stream(self._stream.device)}:
+            stream.wait_stream(self._stream)
         self._tensors = ()
 
+    def __del__(self) -> None:
+        if getattr(self, "_tensors", ()) and not sys.is_finalizing():
+            self.wait()
 
-_links: dict[tuple[str, torch.device], _Link] = {}
+
+def _timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
+    """The group's own, where this torch tells it."""
+    options = getattr(group._get_backend(device), "options", None)
+    return getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
+
+
+_links: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, _Link]]
+_links = weakref.WeakKeyDictionary()
 
 
 def _link_of(team: Team, device: torch.device) -> _Link:
-    key = team.group.group_name, device
-    if key not in _links or _links[key].group is not team.group:
-        _links[key] = _Link(team.group, device)
-    return _links[key]
+    links = _links.setdefault(team.group, {})
+    if device not in links:
+        links[device] = _Link(team.group, device)
+    return links[device]

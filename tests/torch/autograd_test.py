@@ -10,7 +10,7 @@ import tilemoe
 from comparison import assert_close
 from layers import E, K, T, check, compare, d, logits_layer, n, normal, results
 from target import DEVICE, DTYPE, DTYPES
-from tilemoe import WeightGradients, _shapes
+from tilemoe import WeightGradients, _engine, _shapes
 
 WANTED = {
     "x": _shapes.WANTED_X,
@@ -103,6 +103,20 @@ def test_only_what_a_walk_asks_for_is_computed(how, subset):
     assert backward[-2] == sum(WANTED[name] for name in names)
     for name, gradient in zip(names, got, strict=True):
         assert torch.equal(gradient, want[f"d{name}"])
+
+
+def test_a_torch_that_cannot_tell_computes_everything(monkeypatch):
+    tensors = logits_layer(DTYPE)
+    want = results(tilemoe.moe, tensors, K=K)
+    for name, answer in (("_running", None), ("_will_execute", True)):
+        monkeypatch.setattr(_engine, name, lambda *node, answer=answer: answer)
+        O = tilemoe.moe(**tensors, K=K)
+        with Calls() as calls:
+            (dx,) = torch.autograd.grad(O, tensors["x"], normal(T, d, seed=30, dtype=DTYPE))
+        (backward,) = calls.of("experts_backward_over_H")
+        assert backward[-2] == sum(WANTED[name] for name in tensors)
+        assert torch.equal(dx, want["dx"])
+        monkeypatch.undo()
 
 
 def test_the_operators_compute_what_a_walk_asks_for():
