@@ -42,7 +42,8 @@ _ops = _library.operators
 
 class WeightGradients(NamedTuple):
     """Memory for the gradients of weights, each of its weight's shape, in the weight's dtype or
-    float32; None where autograd shall return that gradient as usual."""
+    float32, on 16 bytes, not shared with an input or another gradient, without a gradient of its own;
+    None if autograd shall return that gradient as usual."""
 
     W1: Tensor | None = None
     W1_up: Tensor | None = None
@@ -193,7 +194,9 @@ def moe(
         column_blocks: the experts' outputs, and their inputs' gradients, exist in so many blocks of
             columns, of a multiple of 64 each, one after the other: less memory for a little time.
         weight_grad_out: memory into which backward writes the weights' gradients, or adds them
-            where `accumulate`; the weights' `.grad` then stays as it is.
+            if `accumulate`; the weights' `.grad` then stays as it is. A walk of the graph writes it
+            if the engine runs the edge to that weight: autograd.grad(out, x) does not. Under
+            torch.compile and compiled autograd every walk writes.
         return_aux: also return what the routing did.
 
     Shape:
@@ -208,7 +211,8 @@ def moe(
     Raises:
         ValueError: a shape, a dtype, a device or an option that does not fit; it names the argument.
         TypeError: an argument is no tensor.
-        NotImplementedError: what no kernel computes, float32 on a GPU for instance.
+        NotImplementedError: what no kernel computes, float32 on a GPU for instance, and tensors
+            that no kernel reads: nested, sparse, quantized, packed.
         torch.OutOfMemoryError: too little memory for the output, H or the workspace.
 
     Example:
