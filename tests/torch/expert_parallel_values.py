@@ -311,7 +311,7 @@ def no_tokens_anywhere(job):
 
 
 def composes(job):
-    """Checkpointing, autocast, few tokens in evaluation, leading shapes, a frozen router."""
+    """Checkpointing, two walks, autocast, few tokens in evaluation, leading shapes, a frozen router."""
     for how in (dict(), dict(chunks=2), dict(dispatch="pull")):
         composes_with(job, *job.make(job.dtype, **how, **SHARED))
 
@@ -328,6 +328,10 @@ def composes_with(job, whole, spread):
     again, _ = checkpoint(spread, leaf, use_reentrant=False)
     got = torch.autograd.grad(again, [leaf, *wanted], dO[own].reshape(out.shape))
     assert torch.equal(out, again) and all(torch.equal(full(a), full(b)) for a, b in zip(got, want))
+    again, _ = spread(leaf)  # two walks of the graph, as pipelines split backward
+    first = torch.autograd.grad(again, [leaf], dO[own].reshape(out.shape), retain_graph=True)
+    second = torch.autograd.grad(again, wanted, dO[own].reshape(out.shape))
+    assert all(torch.equal(full(a), full(b)) for a, b in zip((*first, *second), want))
     with torch.autocast(job.device, torch.bfloat16):
         low, _ = spread(mine)
         want_low, _ = whole(x)
