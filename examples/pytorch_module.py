@@ -19,7 +19,7 @@ def train(student, teacher, steps, router_step):
     for step in range(steps):
         x = torch.randn(256, student.d)
         with torch.no_grad():
-            target, _ = teacher(x)
+            target = teacher(x)
         out, aux = student(x, seed=0, offset=step)  # the two that stochastic rounding draws from
         task = (out - target).square().mean()
         optimizer.zero_grad()
@@ -33,7 +33,7 @@ def train(student, teacher, steps, router_step):
 def main():
     torch.manual_seed(0)
     d, n, E, K = 64, 32, 8, 2
-    teacher = tilemoe.MoE(d, n, E, K, return_aux=True)
+    teacher = tilemoe.MoE(d, n, E, K)
 
     rounded = tilemoe.MoE(
         d, n, E, K, return_aux=True, rounding="stochastic", m=16, balance_coefficient=1e-3

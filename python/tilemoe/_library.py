@@ -157,7 +157,8 @@ def require_dtype(x):
         return
     if on_gpu:
         raise NotImplementedError(
-            f"tilemoe on a GPU takes bfloat16 and float16, but x is {x.dtype} {tuple(x.shape)}"
+            f"tilemoe on a GPU takes bfloat16 and float16, but x is {x.dtype} {tuple(x.shape)}: "
+            "cast x and the parameters to torch.bfloat16, or call the layer under torch.autocast"
         )
     raise ValueError(
         f"tilemoe: x is {dtype} {tuple(x.shape)}, expected float32, bfloat16 or float16"

@@ -47,6 +47,30 @@ def check_dtypes(**dtypes: torch.dtype | None) -> None:
             raise ValueError(f"tilemoe: {name} is {dtype}, expected float32, bfloat16 or float16")
 
 
+def check_default_dtype(device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
+    """Refuses float32 parameters on a GPU unless the caller chose float32: forward takes them there
+    only if something casts them first."""
+    if dtype is not None or torch.get_default_dtype() != torch.float32:
+        return
+    where = torch.get_default_device() if device is None else torch.device(device)
+    if where.type == "cuda":
+        raise ValueError(
+            f"tilemoe: dtype is None, so the parameters on {where} would be float32, but tilemoe on "
+            "a GPU computes in bfloat16 and float16: pass dtype=torch.bfloat16, or "
+            "dtype=torch.float32 for parameters that FSDP's MixedPrecisionPolicy or torch.autocast "
+            "casts"
+        )
+
+
+def check_losses(return_aux: bool, balance_coefficient: float, z_coefficient: float) -> None:
+    if not return_aux and (balance_coefficient or z_coefficient):
+        raise ValueError(
+            f"tilemoe: balance_coefficient is {balance_coefficient} and z_coefficient "
+            f"{z_coefficient}, but return_aux=False returns no aux.loss: pass return_aux=True and "
+            "add aux.loss to the task's loss"
+        )
+
+
 def check_activation(activation: str, clamp: float, alpha: float, up_shift: float) -> None:
     _rules.number("activation", _rules.ACTIVATIONS, activation)
     for name, value in (("clamp", clamp), ("alpha", alpha), ("up_shift", up_shift)):

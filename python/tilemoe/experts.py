@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 import torch
 from torch import Tensor, nn
 
-from . import _library, _rules, functional
+from . import _library, _options, _rules, functional
 from ._distributed import OnMesh, Spread, plain
 from .functional import Activation
 from .routing import Aux
@@ -47,6 +47,7 @@ class Experts(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        _options.check_default_dtype(device, dtype)
         self.activation = activation
         self.clamp, self.alpha, self.up_shift = clamp, alpha, up_shift
         self._mesh = None if expert_mesh is None else OnMesh(expert_mesh, E, expert_gradients)
@@ -163,6 +164,7 @@ class Projection(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        _options.check_default_dtype(device, dtype)
         self.weight = nn.Parameter(torch.empty(rows, columns, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:

@@ -7,7 +7,6 @@ for each token.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -119,21 +118,24 @@ class MoE(nn.Module):
         expert_gradients: "mean": the experts' gradients are those of the mean of the objectives of
             expert_mesh's ranks, as data parallel training has it for everything else; "sum": of
             their sum, where somebody else divides.
-        return_aux: True: forward returns out and a `MoEAux`; False: out alone, as torch.nn's layers
-            and torch.nn.Sequential have it. Not given it is True, with a DeprecationWarning: False
-            is the default from 0.3 on.
-        device, dtype: of the parameters, as in torch.nn.
+        return_aux: False: forward returns out alone, as the layers of torch.nn do and as
+            torch.nn.Sequential expects; True: out and a `MoEAux`. The loss coefficients require
+            True.
+        device, dtype: of the parameters, as in torch.nn. On a GPU dtype has to be given if the
+            default dtype is float32: torch.bfloat16 or torch.float16, or torch.float32 for
+            parameters that FSDP's mixed precision or torch.autocast casts.
 
     Shape:
         x (..., d) -> out (..., d).
 
     Raises:
-        ValueError: a size or an option that does not fit, at construction already.
+        ValueError: a size or an option that does not fit, float32 parameters on a GPU without an
+            explicit dtype, or a loss coefficient without return_aux=True.
         TypeError: a size is missing, given twice, or no int.
 
     Example:
         >>> layer = tilemoe.MoE(
-        ...     hidden_size=64, intermediate_size=32, num_experts=8, top_k=2, return_aux=False
+        ...     hidden_size=64, intermediate_size=32, num_experts=8, top_k=2
         ... )
         >>> layer(torch.randn(3, 5, 64)).shape
         torch.Size([3, 5, 64])
@@ -181,7 +183,7 @@ class MoE(nn.Module):
         dispatch: Dispatch = "all_gather",
         rank_tokens: RankTokens = None,
         expert_gradients: ExpertGradients = "mean",
-        return_aux: bool | None = None,
+        return_aux: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -190,16 +192,9 @@ class MoE(nn.Module):
         n = _options.size_of("n", n, "intermediate_size", intermediate_size)
         E = _options.size_of("E", E, "num_experts", num_experts)
         K = _options.size_of("K", K, "top_k", top_k)
-        if return_aux is None:
-            warnings.warn(
-                "tilemoe: MoE returns out and aux, and from 0.3 on out alone: say return_aux=True "
-                "or return_aux=False",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return_aux = True
         _options.check_sizes(d, n, E, K, shared_intermediate_size)
         _options.check_dtypes(dtype=dtype, router_dtype=router_dtype)
+        _options.check_default_dtype(device, dtype)
         _options.check_activation(activation, clamp, alpha, up_shift)
         _options.check_scoring(scoring, selection_bias, rounding, m)
         _options.check_groups(
@@ -212,11 +207,7 @@ class MoE(nn.Module):
             )
         if column_blocks < 1:
             raise ValueError(f"tilemoe: column_blocks is {column_blocks}, expected at least 1")
-        if not return_aux and (balance_coefficient or z_coefficient):
-            raise ValueError(
-                "tilemoe: balance_coefficient and z_coefficient make aux.loss, which "
-                "return_aux=False leaves out"
-            )
+        _options.check_losses(return_aux, balance_coefficient, z_coefficient)
         self.d, self.n, self.E, self.K = d, n, E, K
         self.scoring, self.rounding, self.m = scoring, rounding, m
         self.n_group, self.topk_group, self.group_score = n_group, topk_group, group_score
@@ -288,7 +279,7 @@ class MoE(nn.Module):
             x (..., d), ids (..., K) -> out (..., d).
 
         Returns:
-            out, and with the constructor's `return_aux` a `MoEAux` beside it.
+            out, or with the constructor's `return_aux=True` (out, `MoEAux`).
 
         Raises:
             ValueError: x or ids do not fit, stochastic rounding lacks seed or offset, or ids are
@@ -299,6 +290,8 @@ class MoE(nn.Module):
             _library.require_dtype(x)
         if x.dim() == 0 or x.shape[-1] != self.d:
             raise ValueError(f"tilemoe: x has shape {tuple(x.shape)}, expected (..., {self.d})")
+        if self.training and not self.return_aux:  # an attribute may have been set since
+            _options.check_losses(False, self.balance_coefficient, self.z_coefficient)
         rounding = self.rounding if self.training else None
         if rounding == "stochastic" and (seed is None or offset is None):
             raise ValueError("tilemoe: stochastic rounding needs seed and offset in training")

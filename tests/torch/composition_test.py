@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comparison import LIMITS, assert_close
 from module_support import E, K, batch, check, d, expected, make, n, run, same_bits
-from target import DEVICE
+from target import DEVICE, DTYPE
 from tilemoe.module import MoE
 
 OPTIONS = {
@@ -297,7 +297,7 @@ def test_deepcopy_pickle_and_state_dict(options):
 @every_option
 def test_meta_device(options):
     with torch.device("meta"):
-        moe = MoE(d, n, E, K, return_aux=True, **options)
+        moe = MoE(d, n, E, K, dtype=DTYPE, return_aux=True, **options)
     assert all(t.is_meta for t in moe.state_dict().values())
     moe.to_empty(device=DEVICE)
     with torch.no_grad():
@@ -306,7 +306,7 @@ def test_meta_device(options):
     torch.manual_seed(3)
     moe.reset_parameters()
     torch.manual_seed(3)
-    same_bits(moe.state_dict(), MoE(d, n, E, K, return_aux=True, **options).state_dict())
+    same_bits(moe.state_dict(), MoE(d, n, E, K, dtype=DTYPE, return_aux=True, **options).state_dict())
 
 
 def test_meta_tensors_and_fake_tensors_go_through():

@@ -25,6 +25,7 @@ ON_BOTH = {
     "transformers_routers_test.py",
 }
 ON_CUDA_ALONE = {
+    "cuda_documentation_test.py",
     "cuda_memory_test.py",
     "cuda_first_use_test.py",
     "cuda_transformers_test.py",

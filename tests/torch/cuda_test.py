@@ -42,6 +42,20 @@ def test_the_cuda_library_is_loaded():
     assert _library._no_cuda is None
 
 
+def test_float32_parameters_are_a_choice():
+    with pytest.raises(ValueError, match="pass dtype=torch.bfloat16, or dtype=torch.float32"):
+        tilemoe.MoE(d, n, E, K)
+    layer = tilemoe.MoE(d, n, E, K, dtype=torch.float32)
+    x = torch.randn(5, d)
+    with pytest.raises(NotImplementedError, match="cast x and the parameters to torch.bfloat16"):
+        layer(x)
+    with torch.autocast("cuda", torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
+    assert layer.experts.down_proj.grad.dtype == torch.float32
+
+
 # ---------------------------------------------------------------- as on the CPU
 
 

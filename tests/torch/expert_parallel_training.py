@@ -140,7 +140,8 @@ def distributed_checkpoint(job):
     whole = plain_layer().to(job.device)
     if job.rank == 0:
         torch.save(whole.state_dict(), job.folder / "whole.pt")
-    options = dict(bias=True, scoring="sigmoid", selection_bias=True, device=job.device)
+    options = dict(bias=True, scoring="sigmoid", selection_bias=True)
+    options |= dict(device=job.device, dtype=torch.float32)
     full_state = StateDictOptions(full_state_dict=True)
     every = list(meshes(job))
     for mesh in [every[-1], *every]:

@@ -13,7 +13,16 @@ from torch import nn
 
 import tilemoe
 import tilemoe.state_dict
-from tilemoe import _config, _huggingface, _library, _rules, functional, module, routing
+from tilemoe import (
+    _config,
+    _huggingface,
+    _library,
+    _options,
+    _rules,
+    functional,
+    module,
+    routing,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"d": 32, "n": 16, "E": 6, "K": 2}
@@ -76,9 +85,8 @@ def test_config_tells_each_gpus_kit(monkeypatch, capsys):
 
 
 def test_sizes_go_by_letters_or_names():
-    by_letter = tilemoe.MoE(**SIZES, return_aux=True)
-    for layer in (tilemoe.MoE(**NAMED, return_aux=True),
-                  tilemoe.MoE(32, 16, num_experts=6, top_k=2, return_aux=True)):  # fmt: skip
+    by_letter = tilemoe.MoE(**SIZES)
+    for layer in (tilemoe.MoE(**NAMED), tilemoe.MoE(32, 16, num_experts=6, top_k=2)):
         assert repr(layer) == repr(by_letter)
         layer.load_state_dict(by_letter.state_dict())
 
@@ -87,18 +95,18 @@ def test_sizes_go_by_letters_or_names():
 def test_a_size_is_given_once(letter):
     without = {name: size for name, size in SIZES.items() if name != letter}
     with pytest.raises(TypeError, match=f"takes {letter} or {NAMES[letter]}, and neither is given"):
-        tilemoe.MoE(**without, return_aux=True)
+        tilemoe.MoE(**without)
     twice = SIZES | {NAMES[letter]: SIZES[letter]}
     with pytest.raises(TypeError, match=f"takes {letter} or {NAMES[letter]}, and both are given"):
-        tilemoe.MoE(**twice, return_aux=True)
+        tilemoe.MoE(**twice)
     for wrong in (16.0, True, "16"):
         with pytest.raises(TypeError, match=f"{NAMES[letter]} is {wrong!r}, expected an int"):
-            tilemoe.MoE(**without, **{NAMES[letter]: wrong}, return_aux=True)
+            tilemoe.MoE(**without, **{NAMES[letter]: wrong})
 
 
 def test_output_alone_goes_into_a_sequence():
     torch.manual_seed(0)
-    alone = tilemoe.MoE(**SIZES, return_aux=False)
+    alone = tilemoe.MoE(**SIZES)
     both = tilemoe.MoE(**SIZES, return_aux=True)
     both.load_state_dict(alone.state_dict())
     x = torch.randn(5, 32)
@@ -108,14 +116,65 @@ def test_output_alone_goes_into_a_sequence():
     assert torch.equal(alone(x), both(x)[0])
 
 
-def test_a_layer_that_does_not_say_what_it_returns_warns_once_where_it_is_made():
-    with pytest.warns(DeprecationWarning, match="say return_aux=True or return_aux=False") as said:
-        layer = tilemoe.MoE(**SIZES)
-    assert [Path(w.filename).name for w in said] == [Path(__file__).name]
+def test_forward_returns_the_output_alone_by_default():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        out, aux = layer(torch.randn(3, 32))
+        layer = tilemoe.MoE(**SIZES)
+        out = layer(torch.randn(3, 32))
+        out, aux = tilemoe.MoE(**SIZES, return_aux=True)(out)
     assert out.shape == (3, 32) and aux.expert_counts.sum() == 6
+
+
+def test_a_loss_that_nobody_would_receive_is_refused():
+    layer = tilemoe.MoE(**SIZES)
+    layer.balance_coefficient = 0.1
+    with pytest.raises(ValueError, match="balance_coefficient is 0.1 .* pass return_aux=True"):
+        layer(torch.randn(3, 32))
+    assert layer.eval()(torch.randn(3, 32)).shape == (3, 32)  # nothing is trained
+
+
+class TestDtypeOnAGpu:
+    """Parameters on a GPU are float32 only if the caller chose float32. No GPU is needed: the
+    constructor refuses before it makes a tensor."""
+
+    @pytest.mark.parametrize("device", ["cuda", "cuda:1", 0, torch.device("cuda")], ids=str)
+    def test_the_constructor_explains(self, device):
+        message = "dtype=torch.bfloat16, or dtype=torch.float32 for parameters that FSDP"
+        for make in (
+            lambda: tilemoe.MoE(**SIZES, device=device),
+            lambda: tilemoe.MoE(**SIZES, router_dtype=torch.bfloat16, device=device),
+            lambda: module.Experts(32, 16, 6, device=device),
+            lambda: module.SharedExperts(32, 16, device=device),
+            lambda: module.SharedExpertGate(1, 32, device=device),
+        ):
+            with pytest.raises(ValueError, match=message):
+                make()
+
+    def test_the_default_device_counts(self):
+        with torch.device("cuda:0"), pytest.raises(ValueError, match="parameters on cuda:0"):
+            tilemoe.MoE(**SIZES)
+        with torch.device("cuda:0"):
+            assert tilemoe.MoE(**SIZES, device="cpu").gate.weight.device.type == "cpu"
+        with torch.device("meta"):
+            assert tilemoe.MoE(**SIZES).gate.weight.is_meta
+
+    def test_what_was_chosen_is_allowed(self):
+        check = _options.check_default_dtype
+        for device in ("cuda", torch.device("cuda", 1), 0):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                check(device, dtype)
+        for device in ("cpu", "meta", None):
+            check(device, None)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            check("cuda", None)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def test_forward_explains_a_layer_that_was_moved(self):
+        x = types.SimpleNamespace(dtype=torch.float32, is_cuda=True, shape=(4, 32))
+        with pytest.raises(NotImplementedError, match="float32 .4, 32.: cast x and the parameters"):
+            _library.require_dtype(x)
 
 
 @pytest.mark.parametrize("of", [functional, routing, module, _config, _huggingface], ids=lambda m: m.__name__)

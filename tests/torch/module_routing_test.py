@@ -165,11 +165,11 @@ def test_wrong_ids_are_refused():
     ids=str,
 )
 def test_options_that_do_not_fit_are_refused(options, message):
-    arguments = dict(d=d, n=n, E=E, K=K, return_aux=True) | options
+    arguments = dict(d=d, n=n, E=E, K=K, return_aux=True, dtype=DTYPE) | options
     with pytest.raises(ValueError, match=message):
         MoE(**arguments)
     with pytest.raises(TypeError, match="n_group is 2.0, expected an int"):
-        MoE(d, n, E, K, return_aux=True, n_group=2.0)
+        MoE(d, n, E, K, n_group=2.0)
 
 
 def test_repr():

@@ -75,7 +75,7 @@ def test_no_output_with_a_gradient_is_a_view(shape):
 def test_widths_that_no_kernel_has_are_refused():
     for name, sizes in {"d": (33, 16), "n": (32, 20), "d is 0": (0, 16)}.items():
         with pytest.raises(ValueError, match=f"{name}.* expected a positive multiple of 8"):
-            MoE(*sizes, E=4, K=2, return_aux=True)
+            MoE(*sizes, E=4, K=2, dtype=DTYPE)
 
 
 def test_non_contiguous_input():
@@ -145,18 +145,18 @@ def test_aux_is_a_pytree_of_tensors_on_the_device():
 
 def test_parameters_have_hugging_face_names_and_shapes():
     shapes = lambda moe: {name: tuple(t.shape) for name, t in moe.state_dict().items()}
-    assert shapes(MoE(d, n, E, K, return_aux=True)) == {
+    assert shapes(MoE(d, n, E, K, dtype=DTYPE)) == {
         "gate.weight": (E, d),
         "experts.gate_up_proj": (E, 2 * n, d),
         "experts.down_proj": (E, d, n),
     }
-    biased = MoE(d, n, E, K, return_aux=True, bias=True, scoring="sigmoid", selection_bias=True)
-    assert shapes(biased) == shapes(MoE(d, n, E, K, return_aux=True)) | {
+    biased = MoE(d, n, E, K, dtype=DTYPE, bias=True, scoring="sigmoid", selection_bias=True)
+    assert shapes(biased) == shapes(MoE(d, n, E, K, dtype=DTYPE)) | {
         "gate.e_score_correction_bias": (E,),
         "experts.gate_up_proj_bias": (E, 2 * n),
         "experts.down_proj_bias": (E, d),
     }
-    assert shapes(MoE(d, n, E, K, return_aux=True, activation="relu_squared", bias=True)) == {
+    assert shapes(MoE(d, n, E, K, dtype=DTYPE, activation="relu_squared", bias=True)) == {
         "gate.weight": (E, d),
         "experts.up_proj": (E, n, d),
         "experts.up_proj_bias": (E, n),
@@ -164,10 +164,10 @@ def test_parameters_have_hugging_face_names_and_shapes():
         "experts.down_proj_bias": (E, d),
     }
     shared = MoE(
-        d, n, E, K, return_aux=True, router_bias=True, shared_intermediate_size=40,
+        d, n, E, K, dtype=DTYPE, router_bias=True, shared_intermediate_size=40,
         shared_expert_gate=True,
     )  # fmt: skip
-    assert shapes(shared) == shapes(MoE(d, n, E, K, return_aux=True)) | {
+    assert shapes(shared) == shapes(MoE(d, n, E, K, dtype=DTYPE)) | {
         "gate.bias": (E,),
         "shared_experts.gate_proj.weight": (40, d),
         "shared_experts.up_proj.weight": (40, d),
@@ -210,7 +210,7 @@ def test_dtypes():
 def test_reset_parameters():
     torch.manual_seed(0)
     moe = MoE(
-        d, n, E, K, return_aux=True, bias=True, scoring="sigmoid", selection_bias=True,
+        d, n, E, K, dtype=DTYPE, bias=True, scoring="sigmoid", selection_bias=True,
         router_bias=True, shared_intermediate_size=40, shared_expert_gate=True,
     )  # fmt: skip
     before = {name: t.clone() for name, t in moe.state_dict().items()}
@@ -229,13 +229,13 @@ def test_reset_parameters():
 
 
 def test_selection_bias_update():
-    moe = MoE(d, n, 4, 2, return_aux=True, scoring="sigmoid", selection_bias=True)
+    moe = MoE(d, n, 4, 2, dtype=DTYPE, scoring="sigmoid", selection_bias=True)
     moe.update_selection_bias(torch.tensor([10, 0, 4, 2], dtype=torch.int32), rate=0.5)  # mean 4
     assert moe.gate.e_score_correction_bias.tolist() == [-0.5, 0.5, 0.0, 0.5]
     with pytest.raises(ValueError, match=r"shape \(3,\), expected \(4,\)"):
         moe.update_selection_bias(torch.zeros(3))
     with pytest.raises(ValueError, match="without selection_bias"):
-        MoE(d, n, 4, 2, return_aux=True, scoring="sigmoid").update_selection_bias(torch.zeros(4))
+        MoE(d, n, 4, 2, dtype=DTYPE, scoring="sigmoid").update_selection_bias(torch.zeros(4))
 
 
 def test_selection_bias_balances():
@@ -273,12 +273,13 @@ def test_selection_bias_balances():
         (dict(dtype=torch.float64), "dtype is torch.float64, expected float32, bfloat16"),
         (dict(router_dtype=torch.int8), "router_dtype is torch.int8, expected float32, bfloat16"),
         (dict(column_blocks=0), "column_blocks is 0, expected at least 1"),
-        (dict(return_aux=False, z_coefficient=0.1), "which return_aux=False leaves out"),
+        (dict(z_coefficient=0.1), "z_coefficient 0.1, but .* pass return_aux=True"),
+        (dict(balance_coefficient=0.2), "balance_coefficient is 0.2 and .* pass return_aux=True"),
     ],
     ids=str,
 )
 def test_wrong_options_are_refused(options, message):
-    arguments = dict(d=d, n=n, E=E, K=K, return_aux=True) | options
+    arguments = dict(d=d, n=n, E=E, K=K, dtype=DTYPE) | options
     with pytest.raises(ValueError, match=message):
         MoE(**arguments)
 
@@ -305,7 +306,7 @@ def test_wrong_width_is_refused():
 def test_another_device_than_the_parameters_is_refused():
     x, _ = batch()
     with pytest.raises(ValueError, match=f"x is on {x.device} and gate.weight on meta"):
-        MoE(d, n, E, K, return_aux=True, device="meta")(x)
+        MoE(d, n, E, K, device="meta")(x)
 
 
 def test_repr():
