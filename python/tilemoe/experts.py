@@ -152,8 +152,9 @@ class Experts(nn.Module):
 
 
 class Projection(nn.Module):
-    """A `weight` (rows, columns) by a name of its own. Whoever holds it computes with it: it is no
-    torch.nn.Linear, so that what wraps the forward of those cannot be left out unseen."""
+    """A `weight` (rows, columns) by a name of its own. Calling it returns the weight, with which the
+    caller computes, so a wrapper that replaces the weight during the call (PEFT's
+    `target_parameters`) applies. It is not a torch.nn.Linear, whose wrappers expect its output."""
 
     def __init__(
         self,
@@ -170,6 +171,10 @@ class Projection(nn.Module):
     def reset_parameters(self) -> None:
         bound = self.weight.shape[-1] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x, which is not read: wrappers require an input -> weight (rows, columns)."""
+        return self.weight
 
     def extra_repr(self) -> str:
         return f"rows={self.weight.shape[0]}, columns={self.weight.shape[1]}"
@@ -220,7 +225,7 @@ class SharedExperts(nn.Module):
         local = spread.parameter if spread else plain
 
         def weight(name):  # (1, rows, columns): of one expert
-            return local(f"shared_experts.{name}.weight", getattr(self, name).weight).unsqueeze(0)
+            return local(f"shared_experts.{name}.weight", getattr(self, name)(x)).unsqueeze(0)
 
         is_gated = self.gate_proj is not None
         counts = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)

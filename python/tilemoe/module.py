@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from .expert_parallel import Chunks, Dispatch, OfTeam, Places
 
 
+_DROPPED_LOSSES = (
+    "tilemoe: aux.loss has no gradient: torch.utils.checkpoint with use_reentrant=True "
+    "differentiates only the tensors that its function returns, not those of the MoEAux. Pass "
+    "use_reentrant=False, or return aux.loss itself from the function that is checkpointed"
+)
+
+
 class MoEAux(NamedTuple):
     """What MoE.forward returns beside its output: tensors on the module's device, read without the
     host being kept waiting. A pytree, as every NamedTuple is."""
@@ -92,6 +99,10 @@ class MoE(nn.Module):
             columns one after the other: less memory for a little time.
         overwrite_H: whether backward writes dH over H, the largest tensor that forward kept. None:
             where nothing reads H again; True: always; False: never. See `tilemoe.moe`.
+        fused_decode: in evaluation without gradients, up to 64 tokens take one operator that
+            computes the router's GEMM too; its logits may differ from the linear layer's in the
+            last bit. False: the linear layer always, so a token's bits do not depend on whether
+            gradients are enabled.
         router_bias: the router's linear layer has a bias (gpt-oss).
         router_dtype: of the router's parameters and logits, float32 for instance; None: the
             module's dtype.
@@ -172,6 +183,7 @@ class MoE(nn.Module):
         z_coefficient: float = 0.0,
         column_blocks: int = 1,
         overwrite_H: bool | None = None,
+        fused_decode: bool = True,
         router_bias: bool = False,
         router_dtype: torch.dtype | None = None,
         expert_mesh: DeviceMesh | None = None,
@@ -216,6 +228,9 @@ class MoE(nn.Module):
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
         self.column_blocks, self.overwrite_H = column_blocks, overwrite_H
         self.return_aux = return_aux
+        self.router_dtype = router_dtype  # here too: what wraps the gate may hide its attributes
+        self.fused_decode = fused_decode
+        self._ran_without_gradients = False  # since the last time with them
         self.expert_mesh, self.rank_tokens = expert_mesh, rank_tokens
         self._places: Places | None = None
         if expert_mesh is not None:
@@ -303,12 +318,14 @@ class MoE(nn.Module):
         if is_dtensor(x):
             spread, local = Spread(x), x.to_local()
         tokens = local.reshape(-1, self.d)  # (T, d)
-        gate = self._gate_of_few(tokens) if spread is None and ids is None else None
+        # A reentrant checkpoint of this layer: an x that requires a gradient though none is taken.
+        is_plain = spread is None and ids is None and not x.requires_grad
+        gate = self._gate_of_few(tokens) if is_plain else None
         if gate is not None:
             out, aux, logits = self._few(tokens, gate)
         else:
             own = self._cast(tokens)
-            logits = self.gate(tokens if self.gate.dtype else own, spread)  # (T, E)
+            logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
             if ids is None:
                 router, routing = logits, self._choice(rounding, seed, offset)
             else:
@@ -360,7 +377,7 @@ class MoE(nn.Module):
         )
         arrival = None if rounding is not None else expert_parallel.start(own, team)
         # While the rows travel:
-        logits = self.gate(x.reshape(-1, self.d) if self.gate.dtype else own)  # (t, E)
+        logits = self.gate(x.reshape(-1, self.d) if self.router_dtype else own)  # (t, E)
         router, routing = logits, self._rule()
         if ids is not None:
             router, routing = self._replay(logits, self._rows_of_ids(ids, x, None), rounding)
@@ -415,6 +432,8 @@ class MoE(nn.Module):
         # and must get the same bits.
         if self.training or torch.is_grad_enabled() or autocast_dtype(tokens.device) is not None:
             return None
+        if not self.fused_decode:
+            return None
         if torch.compiler.is_exporting():
             return None  # one graph for any number of tokens
         if type(self.gate) is not Router or type(self.experts) is not Experts:
@@ -438,12 +457,19 @@ class MoE(nn.Module):
         return dict(
             K=self.K,
             scoring=self.scoring,
-            selection_bias=self.gate.e_score_correction_bias,
+            selection_bias=self._selection_bias(),
             n_group=self.n_group,
             topk_group=self.topk_group,
             group_score=self.group_score,
             routed_scaling_factor=self.routed_scaling_factor,
         )
+
+    def _selection_bias(self) -> Tensor | None:
+        """The gate's, or that of the gate which a wrapper holds."""
+        for module in self.gate.modules():  # the gate itself first
+            if hasattr(module, "e_score_correction_bias"):
+                return module.e_score_correction_bias
+        return None
 
     def _choice(
         self, rounding: Rounding | None, seed: Counter | None, offset: Counter | None
@@ -507,7 +533,30 @@ class MoE(nn.Module):
             loss, balance, z = torch.zeros(3, device=logits.device).unbind()
             return loss, balance, z
         balance, z = router_losses(logits, expert_counts)
+        if self.training and not torch.compiler.is_compiling():
+            self._watch(balance, z)
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
+
+    def _watch(self, *losses: Tensor) -> None:
+        """Makes backward fail if a reentrant activation checkpoint drops the losses. Such a
+        checkpoint differentiates the tensors of its function's flat outputs, and aux is a tuple
+        inside them. Its forward runs without gradients, and its backward runs forward with them."""
+        if not torch.is_grad_enabled():
+            self._ran_without_gradients = True
+            return
+        recomputes, self._ran_without_gradients = self._ran_without_gradients, False
+        recomputes = recomputes and torch._C._current_graph_task_id() != -1
+        if not recomputes or not losses[0].requires_grad:
+            return
+        gradients: list[Tensor] = []
+        for loss in losses:
+            loss.register_hook(gradients.append)
+
+        def check() -> None:
+            if not gradients:
+                raise RuntimeError(_DROPPED_LOSSES)
+
+        torch.autograd.Variable._execution_engine.queue_callback(check)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def update_selection_bias(self, expert_counts: Tensor, rate: float = 1e-3) -> None:
@@ -519,7 +568,7 @@ class MoE(nn.Module):
         data parallel training, over the ranks (all_reduce), so that all ranks keep one bias. Call
         it once after each optimizer step.
         """
-        bias = self.gate.e_score_correction_bias
+        bias = self._selection_bias()
         if bias is None:
             raise ValueError("tilemoe: the module was made without selection_bias")
         if expert_counts.shape != bias.shape:

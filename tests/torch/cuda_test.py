@@ -5,6 +5,7 @@ import ctypes
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import module_support
 import reference
@@ -54,6 +55,25 @@ def test_float32_parameters_are_a_choice():
     assert out.dtype == torch.bfloat16
     out.float().sum().backward()
     assert layer.experts.down_proj.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("router_dtype", [None, torch.float32], ids=str)
+def test_a_recomputation_in_evaluation_has_the_bits_of_its_forward(router_dtype, precision):
+    """Of few tokens, with and without TF32: a reentrant checkpoint runs forward without gradients."""
+    torch.set_float32_matmul_precision(precision)
+    try:
+        layer = module_support.make(router_dtype=router_dtype).eval()
+        x, dO = module_support.batch()
+        first, _ = checkpoint(layer, x, use_reentrant=True)
+        assert torch.equal(first, layer(x)[0])
+        first.backward(dO)
+        block = module_support.make(router_dtype=router_dtype, fused_decode=False).eval()
+        with torch.no_grad():
+            first, _ = block(x.detach())
+        assert torch.equal(first, block(x)[0])
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 # ---------------------------------------------------------------- as on the CPU

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import target
 import tilemoe
@@ -105,6 +106,36 @@ def test_has_the_bits_of_what_takes_its_logits(dtype, options, taken):
         if layer.shared_experts is None and layer.column_blocks == 1:
             assert torch.equal(O, expected)
     assert taken == list(COUNTS)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("router_dtype", [None, torch.float32], ids=str)
+def test_a_recomputation_has_the_bits_of_its_forward(router_dtype, precision, taken):
+    """A reentrant checkpoint runs a layer in evaluation without gradients, and with them later."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        layer = make(torch.bfloat16, router_dtype=router_dtype)
+        x = tokens(64, torch.bfloat16).requires_grad_()
+        first = checkpoint(layer, x, use_reentrant=True)
+        assert torch.equal(first, layer(x)) and taken == []
+        first.sum().backward()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@torch.no_grad()
+def test_a_switch_turns_it_off(taken):
+    layer, other = make(), make(fused_decode=False)
+    x = tokens(16)
+    out = other(x)
+    assert taken == []
+    layer(x)
+    assert taken == [16]
+    layer.fused_decode = False
+    assert torch.equal(layer(x), out) and taken == [16]
+    with torch.enable_grad():
+        assert torch.equal(layer(x), out)  # a block in a reentrant checkpoint relies on this
 
 
 @every_router

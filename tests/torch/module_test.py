@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import reference
 from module_support import E, K, SHAPE, batch, check, d, expected, make, n, run, same_bits
@@ -307,6 +308,114 @@ def test_another_device_than_the_parameters_is_refused():
     x, _ = batch()
     with pytest.raises(ValueError, match=f"x is on {x.device} and gate.weight on meta"):
         MoE(d, n, E, K, device="meta")(x)
+
+
+class Wrapper(torch.nn.Module):
+    """In the place of a module, as tools that adapt weights put it: it shows none of the module's
+    attributes, and its weight is another one while the module is called."""
+
+    def __init__(self, wrapped, factor):
+        super().__init__()
+        self.base_layer, self.factor = wrapped, torch.nn.Parameter(torch.tensor(factor))
+
+    def forward(self, x, *args, **kwargs):
+        weights = {"weight": self.base_layer.weight * self.factor.to(self.base_layer.weight.dtype)}
+        return torch.func.functional_call(self.base_layer, weights, (x, *args), kwargs)
+
+
+WRAPPED = {
+    "gate": {},
+    "gate, float32": dict(router_dtype=torch.float32),
+    "gate, selection bias": dict(scoring="sigmoid", selection_bias=True),
+    "shared_experts.gate_proj": dict(shared_intermediate_size=16),
+    "shared_experts.down_proj": dict(shared_intermediate_size=16),
+    "shared_expert_gate": dict(shared_intermediate_size=16, shared_expert_gate=True),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("where", WRAPPED)
+def test_a_wrapped_part(where, training):
+    """Whatever part is wrapped, the wrapper's weight is what is computed with, in both modes."""
+    name, options = where.split(",")[0], WRAPPED[where]
+    make_one = lambda: make(fused_decode=False, **options).train(training)  # noqa: E731
+    plain, wrapped = make_one(), make_one()
+    *parents, last = name.split(".")
+    holder = wrapped.get_submodule(".".join(parents))
+    wrapper = Wrapper(getattr(holder, last), 2.0)
+    setattr(holder, last, wrapper)
+    with torch.no_grad():
+        plain.get_submodule(name).weight *= 2
+    x, dO = batch()
+    out, _ = wrapped(x)
+    want, _ = plain(x)
+    assert torch.equal(out, want)
+    with torch.no_grad():
+        assert torch.equal(wrapped(x)[0], want)
+    got = torch.autograd.grad(out, [x, wrapper.factor, wrapper.base_layer.weight], dO)
+    dx, dweight = torch.autograd.grad(want, [x, plain.get_submodule(name).weight], dO)
+    assert torch.equal(got[0], dx) and torch.equal(got[2], 2 * dweight)
+    expected = (dweight * wrapper.base_layer.weight).sum(dtype=torch.float32)
+    torch.testing.assert_close(got[1], expected, rtol=2e-2, atol=0.02 * float(dweight.norm()))
+    if wrapped.get_submodule("gate") is wrapper and "selection_bias" in options:
+        counts = torch.arange(E)
+        wrapped.update_selection_bias(counts), plain.update_selection_bias(counts)
+        changed = wrapper.base_layer.e_score_correction_bias
+        assert torch.equal(changed, plain.gate.e_score_correction_bias)
+
+
+class TestLossesUnderCheckpoint:
+    """A reentrant checkpoint differentiates flat outputs alone: a loss that it drops is an error."""
+
+    @pytest.fixture
+    def layer(self):
+        return make(balance_coefficient=10.0, router_dtype=torch.float32)
+
+    def gradient(self, layer, objective):
+        layer.zero_grad()
+        objective.backward()
+        return layer.gate.weight.grad
+
+    def test_a_dropped_loss_is_an_error(self, layer):
+        x, _ = batch()
+
+        def block(x):
+            out, aux = layer(torch.nn.functional.layer_norm(x, (d,)))
+            return x + out, [aux.loss]
+
+        out, aux = checkpoint(layer, x, use_reentrant=True)
+        with pytest.raises(RuntimeError, match="aux.loss has no gradient.*use_reentrant=False"):
+            (out.sum() + aux.loss).backward()
+        out, _ = checkpoint(block, x, use_reentrant=True)
+        with pytest.raises(RuntimeError, match="aux.loss has no gradient.*use_reentrant=False"):
+            out.sum().backward()
+
+    def test_what_keeps_the_loss_is_none(self, layer):
+        x, _ = batch()
+        sum_of = lambda out, aux: out.sum(dtype=torch.float32) + aux.loss  # noqa: E731
+
+        def flat(x):
+            out, aux = layer(x)
+            return out, aux.loss
+
+        def of_its_own(x):
+            out, aux = layer(x)
+            return out, 10 * aux.balance
+
+        want = self.gradient(layer, sum_of(*layer(x)))
+        with torch.no_grad():
+            layer(x)  # without evaluation mode, before what follows
+        got = [self.gradient(layer, sum_of(*checkpoint(layer, x, use_reentrant=False)))]
+        for function in (flat, of_its_own):
+            out, loss = checkpoint(function, x, use_reentrant=True)
+            got.append(self.gradient(layer, out.sum(dtype=torch.float32) + loss))
+        assert all(torch.equal(gradient, want) for gradient in got)
+
+    def test_evaluation_and_no_losses_are_none(self, layer):
+        x, _ = batch()
+        for quiet in (layer.eval(), make()):
+            out, _ = checkpoint(quiet, x, use_reentrant=True)
+            out.sum().backward()
 
 
 def test_repr():
