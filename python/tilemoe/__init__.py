@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         "tilemoe needs torch 2.10 or newer, which is not installed: pip install 'tilemoe[torch]'"
     ) from None
 
+from . import _flops as _flops  # registers them
 from ._config import set_kit, show_config
 from ._library import VERSION as __version__
 from ._library import set_block_turns

@@ -13,6 +13,7 @@ ON_BOTH = {
     "autograd_test.py",
     "capacity_test.py",
     "composition_test.py",
+    "flops_test.py",
     "functional_test.py",
     "huggingface_test.py",
     "invariance_test.py",

@@ -1,0 +1,131 @@
+"""What torch.utils.flop_counter.FlopCounterMode counts of the operators: their GEMMs, by shapes.
+
+A layer of T tokens with K experts each is 6 * T * K * d * n forward and 12 * T * K * d * n backward if
+its activation is gated, 4 and 8 otherwise, less what no gradient is computed for. The router's linear
+layer is torch's own, except for `moe_tokens`. The rows of a rounded routing are T * K.
+
+torch.utils.flop_counter imports triton, which takes longer than all of this package. So the formulas
+are registered when somebody imports it."""
+
+import importlib.abc
+import importlib.util
+import sys
+
+from ._library import operators
+from ._packing import WEIGHTS, At
+from ._rules import ROUNDED, h_width
+from ._shapes import (
+    WANTED_B1,
+    WANTED_B1_UP,
+    WANTED_S,
+    WANTED_W1,
+    WANTED_W1_UP,
+    WANTED_W2,
+    WANTED_X,
+)
+
+_THROUGH_A = WANTED_X | WANTED_S | WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP
+
+
+def _sizes(X, weights, capacity, numbers):
+    """rows, d, n, width of H; X and weights are shapes."""
+    _, d, n = weights[WEIGHTS.index("W2")]
+    rows = X[0] * numbers[At.K] if numbers[At.KIND] == ROUNDED else capacity
+    return rows, d, n, h_width(numbers[At.ACTIVATION], n)
+
+
+def _forward(X, weights, capacity, numbers):
+    rows, d, n, width = _sizes(X, weights, capacity, numbers)
+    return 2 * rows * d * (width + n)
+
+
+def _backward(has_dO, X, H, weights, numbers, wanted):
+    rows, d, n, width = _sizes(X, weights, H[0], numbers)
+    flops = 0
+    if has_dO and wanted & _THROUGH_A:
+        flops += 2 * rows * d * n  # dO @ W2; without dO, H holds dH already
+    if wanted & WANTED_W2:
+        flops += 2 * rows * d * n
+    if wanted & WANTED_X:
+        flops += 2 * rows * d * width
+    for bit, name in ((WANTED_W1, "W1"), (WANTED_W1_UP, "W1_up")):
+        if wanted & bit:
+            flops += 2 * rows * d * weights[WEIGHTS.index(name)][1]
+    return flops
+
+
+def _experts(X, router, routing, weights, addend, capacity, numbers, *_, **__):
+    return _forward(X, weights, capacity, numbers)
+
+
+def _moe(X, logits, selection_bias, weights, addend, numbers, *_, **__):
+    return _forward(X, weights, X[0] * numbers[At.K], numbers)
+
+
+def _moe_tokens(X, router_weight, router_bias, selection_bias, weights, addend, numbers, *_, **__):
+    E, d = router_weight
+    return 2 * X[0] * E * d + _forward(X, weights, X[0] * numbers[At.K], numbers)
+
+
+def _experts_part(X, routing, weights, bounds, cuts, part, capacity, numbers, *_, **__):
+    is_last = part == len(cuts) - 2  # counts all parts
+    return _forward(X, weights, capacity, numbers) if is_last else 0
+
+
+def _experts_backward(dO, X, H, routing, weights, logits, numbers, reals, router_dtype, wanted, **_):
+    return _backward(True, X, H, weights, numbers, wanted)
+
+
+def _experts_backward_over_H(dO, X, H, routing, weights, logits, gradients, places, numbers, reals, router_dtype, wanted,
+      accumulate, **_):  # fmt: skip
+    return _backward(dO is not None, X, H, weights, numbers, wanted | places)
+
+
+def _experts_backward_out(dO, X, H, H_consumed, routing, weights, gradients, places, numbers, *_, **__):
+    H = H_consumed if H is None else H
+    return _backward(dO is not None, X, H, weights, numbers, places)
+
+
+def _experts_backward_part(dO, X, H, routing, weights, gradients, places, bounds, cuts, part, numbers, *_, **__):
+    is_last = part == len(cuts) - 2
+    return _backward(True, X, H, weights, numbers, places) if is_last else 0
+
+
+_FORMULAS = {
+    "experts": _experts,
+    "moe": _moe,
+    "moe_tokens": _moe_tokens,
+    "experts_part": _experts_part,
+    "experts_backward": _experts_backward,
+    "experts_backward_over_H": _experts_backward_over_H,
+    "experts_backward_out": _experts_backward_out,
+    "experts_backward_part": _experts_backward_part,
+}
+_COUNTER = "torch.utils.flop_counter"
+
+
+def _register(flop_counter):
+    for name, formula in _FORMULAS.items():
+        flop_counter.register_flop_formula(getattr(operators, name))(formula)
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != _COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module):
+            execute(module)
+            _register(module)
+
+        spec.loader.exec_module = execute_and_register
+        return spec
+
+
+if _COUNTER in sys.modules:
+    _register(sys.modules[_COUNTER])
+else:
+    sys.meta_path.insert(0, _WhenImported())
