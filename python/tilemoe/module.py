@@ -25,9 +25,11 @@ from .routing import (
     OnOverflow,
     Rounding,
     Scoring,
+    check_token_mask,
     router_losses,
     scores_at,
     shaped_like,
+    top_k,
 )
 
 if TYPE_CHECKING:
@@ -278,6 +280,7 @@ class MoE(nn.Module):
         offset: Counter | None = None,
         *,
         ids: Tensor | None = None,
+        token_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, MoEAux]:
         """Routes the tokens of x and computes their experts.
 
@@ -289,16 +292,20 @@ class MoE(nn.Module):
                 rollout for instance; one outside [0, E), -1 say, is none. Their scores are those
                 that `scoring` gives the gate's logits at these ids, so gradients reach the gate;
                 no expert is chosen here, and aux counts what was given.
+            token_mask: bool, False for tokens that are padding: no routed expert computes them, so
+                their routed output is 0, and they count neither in the losses nor in aux. With
+                expert_mesh all ranks give one, or none does.
 
         Shape:
-            x (..., d), ids (..., K) -> out (..., d).
+            x (..., d), ids (..., K), token_mask (...) -> out (..., d).
 
         Returns:
             out, or with the constructor's `return_aux=True` (out, `MoEAux`).
 
         Raises:
-            ValueError: x or ids do not fit, stochastic rounding lacks seed or offset, or ids are
-                given where rounding is on: in training, with the constructor's `rounding`.
+            ValueError: x, ids or token_mask do not fit, stochastic rounding lacks seed or offset,
+                or ids or token_mask are given where rounding is on: in training, with the
+                constructor's `rounding`.
         """
         _library.require_device(x, "x")
         if autocast_dtype(x.device) is None:
@@ -312,24 +319,28 @@ class MoE(nn.Module):
             raise ValueError("tilemoe: stochastic rounding needs seed and offset in training")
 
         if self.expert_mesh is not None and self.expert_mesh.size() > 1:
-            return self._on_mesh(x, rounding, seed, offset, ids)
+            return self._on_mesh(x, rounding, seed, offset, ids, token_mask)
         spread: Spread | None = None
         local = x
         if is_dtensor(x):
             spread, local = Spread(x), x.to_local()
         tokens = local.reshape(-1, self.d)  # (T, d)
         # A reentrant checkpoint of this layer: an x that requires a gradient though none is taken.
-        is_plain = spread is None and ids is None and not x.requires_grad
+        mask = self._rows_of_mask(token_mask, x, spread, rounding)
+        is_plain = spread is None and ids is None and mask is None and not x.requires_grad
         gate = self._gate_of_few(tokens) if is_plain else None
         if gate is not None:
             out, aux, logits = self._few(tokens, gate)
         else:
             own = self._cast(tokens)
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
-            if ids is None:
-                router, routing = logits, self._choice(rounding, seed, offset)
+            if ids is not None:
+                rows_of_ids = self._rows_of_ids(ids, x, spread)
+                router, routing = self._replay(logits, rows_of_ids, rounding, mask)
+            elif mask is not None:
+                router, routing = self._choice_of_masked(logits, mask)
             else:
-                router, routing = self._replay(logits, self._rows_of_ids(ids, x, spread), rounding)
+                router, routing = logits, self._choice(rounding, seed, offset)
             found = self.experts(
                 own,
                 router,
@@ -346,8 +357,8 @@ class MoE(nn.Module):
             out = spread.output(out)
         if aux is None:
             return out
-        losses = self._losses(logits, aux.expert_counts)
-        counts = aux.expert_counts, aux.dropped, aux.added, aux.without, aux.overflow
+        losses = self._losses(logits, aux.expert_counts, mask)
+        counts = self._counts(aux, mask)
         if spread is None:
             return out, MoEAux(*losses, *counts)
         return out, MoEAux(*map(spread.mean, losses), *map(spread.total, counts))
@@ -359,6 +370,7 @@ class MoE(nn.Module):
         seed: Counter | None,
         offset: Counter | None,
         ids: Tensor | None,
+        token_mask: Tensor | None,
     ) -> Tensor | tuple[Tensor, MoEAux]:
         """forward of this rank's tokens, the experts being on several ranks."""
         from . import expert_parallel
@@ -369,6 +381,7 @@ class MoE(nn.Module):
                 "tilemoe: x is a DTensor: with expert_mesh each rank gives its own tokens, as a "
                 "plain tensor"
             )
+        mask = self._rows_of_mask(token_mask, x, None, rounding)
         own = self._cast(x.reshape(-1, self.d))  # (t, d)
         sizes = self.d, self.n, self.E, self.K
         group = self.expert_mesh.get_group()
@@ -380,7 +393,10 @@ class MoE(nn.Module):
         logits = self.gate(x.reshape(-1, self.d) if self.router_dtype else own)  # (t, E)
         router, routing = logits, self._rule()
         if ids is not None:
-            router, routing = self._replay(logits, self._rows_of_ids(ids, x, None), rounding)
+            rows_of_ids = self._rows_of_ids(ids, x, None)
+            router, routing = self._replay(logits, rows_of_ids, rounding, mask)
+        elif mask is not None:
+            router, routing = self._choice_of_masked(logits, mask)
         elif rounding is not None:
             is_drawn = rounding == "stochastic"
             counter = (seed, offset) if is_drawn else (None, None)
@@ -399,21 +415,25 @@ class MoE(nn.Module):
         out = shaped_like(out, x)
         if not self.return_aux:
             return out
-        losses = self._losses_of_team(logits, of_team, team)
-        counts = aux.expert_counts, aux.dropped, aux.added, aux.without, aux.overflow
+        losses = self._losses_of_team(logits, of_team, team, mask)
+        counts = self._counts(aux, mask)
         return out, MoEAux(*losses, *counts)
 
     def _losses_of_team(
-        self, logits: Tensor, of_team: OfTeam, team: Team
+        self, logits: Tensor, of_team: OfTeam, team: Team, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's logits (t, E) -> loss, balance, z of the tokens of all ranks."""
+        """This rank's logits (t, E), mask (t) -> loss, balance, z of the tokens of all ranks."""
         from ._team import mean_of_ranks
 
-        loss, balance, z = self._losses(logits, of_team.counts)
+        loss, balance, z = self._losses(logits, of_team.counts, mask)
         if not self._has_losses():
             return loss, balance, z
         # A rank's mean has the weight of its tokens.
-        share = team.t * team.size / of_team.tokens.clamp(min=1).float()
+        if mask is None:
+            share = team.t * team.size / of_team.tokens.clamp(min=1).float()
+        else:
+            own = mask.sum().float()
+            share = own / mean_of_ranks(own, team).clamp(min=1 / team.size)
         balance, z = (mean_of_ranks(torch.where(share > 0, of * share, 0.0), team)
                       for of in (balance, z))  # fmt: skip
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
@@ -486,18 +506,49 @@ class MoE(nn.Module):
         )
 
     def _replay(
-        self, logits: Tensor, ids: Tensor, rounding: Rounding | None
+        self, logits: Tensor, ids: Tensor, rounding: Rounding | None, mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """logits (T, E), ids (T, K) -> scores (T, K), arguments of functional.moe."""
+        """logits (T, E), ids (T, K), mask (T) -> scores (T, K), arguments of functional.moe."""
         if rounding is not None:
             raise ValueError(
                 f"tilemoe: ids are given, and rounding is {rounding!r}, which in training chooses "
                 "other pairs: make the layer without rounding, or call eval()"
             )
+        if mask is not None:
+            ids = ids.masked_fill(~mask.unsqueeze(-1), -1)
         scores = scores_at(
             logits, ids, scoring=self.scoring, routed_scaling_factor=self.routed_scaling_factor
         )
         return scores, dict(ids=ids)
+
+    def _choice_of_masked(self, logits: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """logits (T, E), mask (T) -> scores (T, K), arguments of functional.moe."""
+        scores, ids = top_k(logits, **self._rule())
+        return scores, dict(ids=ids.masked_fill(~mask.unsqueeze(-1), -1))
+
+    def _rows_of_mask(
+        self, mask: Tensor | None, x: Tensor, spread: Spread | None, rounding: Rounding | None
+    ) -> Tensor | None:
+        """token_mask (...) as this rank's (T)."""
+        if mask is None:
+            return None
+        check_token_mask(mask, x, "x")
+        if rounding is not None:
+            raise ValueError(
+                f"tilemoe: token_mask is given, and rounding is {rounding!r}, which in training "
+                "rounds all tokens: make the layer without rounding, or leave the padding out of x"
+            )
+        if spread is not None:
+            mask = spread.local_like_x("token_mask", mask)
+        return plain("token_mask", mask).reshape(-1)
+
+    @staticmethod
+    def _counts(aux: Aux, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What MoEAux has of a routing's Aux."""
+        without = aux.without
+        if mask is not None:
+            without = without - (~mask).sum(dtype=torch.int32)
+        return aux.expert_counts, aux.dropped, aux.added, without, aux.overflow
 
     def _rows_of_ids(self, ids: Tensor, x: Tensor, spread: Spread | None) -> Tensor:
         """ids (..., K) as this rank's (T, K)."""
@@ -527,12 +578,14 @@ class MoE(nn.Module):
     def _has_losses(self) -> bool:
         return self.balance_coefficient != 0 or self.z_coefficient != 0
 
-    def _losses(self, logits: Tensor, expert_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """logits (T, E), expert_counts (E) -> loss, balance, z."""
+    def _losses(
+        self, logits: Tensor, expert_counts: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """logits (T, E), expert_counts (E), mask (T) -> loss, balance, z."""
         if not self._has_losses():
             loss, balance, z = torch.zeros(3, device=logits.device).unbind()
             return loss, balance, z
-        balance, z = router_losses(logits, expert_counts)
+        balance, z = router_losses(logits, expert_counts, mask)
         if self.training and not torch.compiler.is_compiling():
             self._watch(balance, z)
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z

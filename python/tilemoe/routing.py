@@ -201,7 +201,9 @@ def rounded_router(
     return tokens, experts, scores
 
 
-def router_losses(logits: Tensor, expert_counts: Tensor) -> tuple[Tensor, Tensor]:
+def router_losses(
+    logits: Tensor, expert_counts: Tensor, token_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The router's losses: the load balance loss and the z loss.
 
     balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e), 1 when balanced (Switch Transformer,
@@ -211,9 +213,11 @@ def router_losses(logits: Tensor, expert_counts: Tensor) -> tuple[Tensor, Tensor
     Args:
         logits: the router's.
         expert_counts: tokens that chose each expert, int32, as in `Aux`.
+        token_mask: bool; a token whose value is False, such as padding, has no part in either mean
+            and no gradient. expert_counts must not count it either. None: every token counts.
 
     Shape:
-        logits (..., E), expert_counts (E) -> two scalars.
+        logits (..., E), expert_counts (E), token_mask (...) -> two scalars.
 
     Returns:
         balance and z, float32, differentiable in the logits.
@@ -223,6 +227,10 @@ def router_losses(logits: Tensor, expert_counts: Tensor) -> tuple[Tensor, Tensor
     """
     _library.require_device(logits, "logits")
     rows = rows_of(logits, "logits", "(..., E)")
+    if token_mask is not None:
+        check_token_mask(token_mask, logits, "logits")
+        # A token with a NaN logit has no part in the operator's means, and no gradient.
+        rows = rows.masked_fill(~token_mask.reshape(-1, 1), torch.nan)
     # Copies, not views: FSDP-2 warns of a module's outputs that are views and have a gradient.
     losses = ops.call(_ops.router_losses.default, rows, expert_counts)
     balance, z = torch.ops.aten.unbind_copy.int(losses)
@@ -230,6 +238,16 @@ def router_losses(logits: Tensor, expert_counts: Tensor) -> tuple[Tensor, Tensor
 
 
 # ---------------------------------------------------------------- for functional.py
+
+
+def check_token_mask(mask, tokens, name):
+    _library.require_together(tokens, name, token_mask=mask)
+    if mask.dtype != torch.bool or mask.shape != tokens.shape[:-1]:
+        seen, expected = shape_text(mask.shape), shape_text(tokens.shape[:-1])
+        raise ValueError(
+            f"tilemoe: token_mask is {mask.dtype} {seen}, expected torch.bool {expected}, a value "
+            f"for each token of {name}"
+        )
 
 
 def rows_of(tensor, name, expected):

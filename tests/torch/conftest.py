@@ -22,6 +22,7 @@ ON_BOTH = {
     "operators_test.py",
     "overwrite_test.py",
     "router_test.py",
+    "token_mask_test.py",
     "torchtitan_test.py",
     "transformers_routers_test.py",
 }

@@ -217,6 +217,22 @@ def dtensor_ids(job):
     expect("ids is a DTensor and x is not", lambda: moe(x, ids=spread[1]))
 
 
+def dtensor_token_mask(job):
+    """So does which of them are padding."""
+    moe = job.make()
+    x, _ = (t.detach() for t in job.batch())
+    mask = (torch.arange(SHAPE[0] * SHAPE[1], device=job.device) % 3 > 0).reshape(SHAPE)
+    want_out, want_aux = moe(x, token_mask=mask)
+    for placement in (Shard(0), Replicate()):
+        spread = [distribute_tensor(t, job.mesh, [placement]) for t in (x, mask)]
+        out, aux = moe(spread[0], token_mask=spread[1])
+        assert_close(out.full_tensor(), want_out.double(), "out")
+        assert torch.equal(aux.expert_counts.full_tensor(), want_aux.expert_counts)
+        assert aux.without.full_tensor() == 0
+        expect("token_mask must be one with the same", lambda: moe(spread[0], token_mask=mask))
+    expect("token_mask is a DTensor and x is not", lambda: moe(x, token_mask=spread[1]))
+
+
 def dtensor_refusals(job):
     moe = job.make()
     x, _ = job.batch()
@@ -278,6 +294,7 @@ SCENARIOS = dict.fromkeys(
         dtensor,
         dtensor_shared,
         dtensor_ids,
+        dtensor_token_mask,
         dtensor_refusals,
         local_part,
         distributed_checkpoint,

@@ -86,13 +86,11 @@ def compare(job, whole, spread, counts, dtype, batch_seed=1, limits=None, **argu
     the mean of the ranks' objectives. Ranks' partial sums are rounded once more."""
     x, dO, own = job.batch(counts, dtype, batch_seed)
     limits = limits or LIMITS[dtype]
-    whole_ids = {k: v for k, v in arguments.items() if k != "ids"}
-    own_ids = dict(whole_ids)
-    if "ids" in arguments:
-        whole_ids["ids"] = arguments["ids"]
-        own_ids["ids"] = arguments["ids"][own]
-    want_out, want_aux, want = step(whole, x, dO, 1 / job.world, **whole_ids)
-    out, aux, got = step(spread, x[own], dO[own], **own_ids)
+    own_arguments = {
+        k: v[own] if k in ("ids", "token_mask") else v for k, v in arguments.items()
+    }
+    want_out, want_aux, want = step(whole, x, dO, 1 / job.world, **arguments)
+    out, aux, got = step(spread, x[own], dO[own], **own_arguments)
     assert_close(out, want_out[own].double(), "out", limits)
     assert_close(got.pop("x"), want.pop("x")[own].double() * job.world, "dx", limits)
     for name, gradient in got.items():

@@ -89,6 +89,21 @@ def ids_of_elsewhere_by(job, dispatch):
             compare(job, whole, spread, counts, dtype, ids=wide, limits=limits_of(dtype))
 
 
+def padding(job):
+    """A rank's losses are the means over the real tokens of all ranks, whose tokens have no padding,
+    some, or are all padding."""
+    dtype = job.dtype
+    for dispatch in ("all_gather", "pull"):
+        whole, spread = job.make(dtype, dispatch=dispatch, **LOSSES)
+        for counts in layouts(job.world).values():
+            mask = torch.arange(sum(counts), device=job.device) % 3 > 0
+            mask[: counts[0]] = False
+            for token_mask in (mask, torch.zeros_like(mask)):
+                spread.rank_tokens = counts
+                limits = limits_of(dtype)
+                compare(job, whole, spread, counts, dtype, token_mask=token_mask, limits=limits)
+
+
 def order_of_chunks(counts, chunks):
     """Tokens of all ranks as they are gathered in chunks: the first of every rank's, and so on."""
     most, firsts = max(counts), [sum(counts[:rank]) for rank in range(len(counts))]

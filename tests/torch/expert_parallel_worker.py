@@ -20,6 +20,7 @@ SCENARIOS = {
     values.module_equals_one_process: (1, 2, 4),
     values.rounding_is_over_all_tokens: (2, 4),
     values.ids_of_elsewhere: (2, 4),
+    values.padding: (2, 4),
     values.bits_are_those_of_the_parts: (1, 2, 4),
     values.errors_are_those_of_one_more_rounding: (2, 4),
     values.nothing_is_lost_by_default: (1, 2, 4),

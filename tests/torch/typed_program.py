@@ -29,7 +29,7 @@ scores, ids = tilemoe.top_k(
 assert_type(tilemoe.scores_at(logits, ids, scoring="sigmoid", routed_scaling_factor=2.5), Tensor)
 out = tilemoe.moe(x, logits, W1, W2, K=K, n_group=2, group_score="max", routed_scaling_factor=2.5)
 assert_type(tilemoe.moe(x, scores, W1, W2, ids=ids, addend=x, column_blocks=2), Tensor)
-balance, z = tilemoe.router_losses(logits, aux.expert_counts)
+balance, z = tilemoe.router_losses(logits, aux.expert_counts, torch.ones(T, dtype=torch.bool))
 assert_type(balance, Tensor)
 
 # Any pairs, and rows sorted by expert.
