@@ -11,6 +11,7 @@ except ModuleNotFoundError as error:
 
 from . import _flops as _flops  # registers them
 from ._config import set_kit, show_config
+from ._from_modules import from_modules
 from ._library import VERSION as __version__
 from ._library import set_block_turns
 from .functional import WeightGradients, grouped_experts, moe, moe_general
@@ -23,6 +24,7 @@ __all__ = [
     "MoEAux",
     "WeightGradients",
     "__version__",
+    "from_modules",
     "grouped_experts",
     "moe",
     "moe_general",

@@ -14,6 +14,7 @@ ON_BOTH = {
     "capacity_test.py",
     "composition_test.py",
     "flops_test.py",
+    "from_modules_test.py",
     "functional_test.py",
     "huggingface_test.py",
     "invariance_test.py",

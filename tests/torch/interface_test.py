@@ -15,6 +15,7 @@ import tilemoe
 import tilemoe.state_dict
 from tilemoe import (
     _config,
+    _from_modules,
     _huggingface,
     _library,
     _options,
@@ -177,7 +178,7 @@ class TestDtypeOnAGpu:
             _library.require_dtype(x)
 
 
-@pytest.mark.parametrize("of", [functional, routing, module, _config, _huggingface], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("of", [functional, routing, module, _config, _from_modules, _huggingface], ids=lambda m: m.__name__)
 def test_examples_in_docstrings(of):
     torch.manual_seed(0)
     names = {"torch": torch, "tilemoe": tilemoe}

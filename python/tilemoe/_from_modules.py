@@ -1,0 +1,408 @@
+"""`from_modules`: an MoE of a gate and a list of expert modules, such as a loop over a ModuleList."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import _options, _transformers_forms
+from .functional import Activation
+from .module import MoE
+from .router import is_observed
+from .routing import Scoring
+
+
+class _Names(NamedTuple):
+    """Of an expert's linear layers."""
+
+    up: tuple[str, ...]  # gate and up; or one layer, of both or of an activation without a gate
+    down: str
+    gated: bool
+
+
+_FORMS = (
+    _Names(("gate_proj", "up_proj"), "down_proj", True),
+    _Names(("w1", "w3"), "w2", True),
+    _Names(("gate_up_proj",), "down_proj", True),
+    _Names(("up_proj",), "down_proj", False),
+)
+# What follows from the modules.
+_DERIVED = (
+    "d", "n", "E", "K", "hidden_size", "intermediate_size", "num_experts", "clamp", "alpha",
+    "up_shift", "bias", "router_bias", "selection_bias", "device", "dtype",
+)  # fmt: skip
+_UNSUPPORTED = ("shared_intermediate_size", "shared_expert_gate", "expert_mesh")
+
+
+def from_modules(
+    gate: nn.Module,
+    experts: Iterable[nn.Module],
+    *,
+    top_k: int,
+    scoring: Scoring = "softmax_over_chosen",
+    activation: Activation | None = None,
+    **options: Any,
+) -> MoE:
+    """Makes an MoE of a router and a list of expert modules, with copies of their weights.
+
+    An expert has the children `gate_proj`, `up_proj` and `down_proj`; `w1`, `w3` and `w2`;
+    `gate_up_proj`, whose first n rows are the gate, and `down_proj`; or `up_proj` and `down_proj`
+    for an activation without a gate. They are torch.nn.Linear, all with a bias or none. What an
+    expert computes between them is found out by calling it with known values, so that an expert
+    that computes anything else is refused.
+
+    Args:
+        gate: torch.nn.Linear, or a module with a `weight` (E, d). A `bias` (E) and a buffer
+            `e_score_correction_bias` (E) of it are taken over.
+        experts: E modules that map tokens (..., d) to (..., d).
+        top_k: experts per token.
+        scoring: how scores are computed from the gate's logits, see `MoE`.
+        activation: None: as the experts compute it. Another one than theirs is an error.
+        options: other arguments of `MoE` that do not follow from the modules, such as n_group,
+            topk_group, routed_scaling_factor, router_dtype, balance_coefficient, return_aux.
+
+    Returns:
+        An MoE on the experts' device and in their dtype, in the gate's mode (train or eval). Its
+        parameters require gradients as the modules' do.
+
+    Raises:
+        ValueError: a module, or an attribute of one, that is not understood, or modules that
+            differ; the message names it.
+        NotImplementedError: the experts compute something that TileMoE does not.
+        TypeError: gate or an expert is not a torch.nn.Module, or an option follows from the modules.
+
+    Example:
+        >>> class Expert(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.w1 = torch.nn.Linear(16, 32, bias=False)
+        ...         self.w2 = torch.nn.Linear(32, 16, bias=False)
+        ...         self.w3 = torch.nn.Linear(16, 32, bias=False)
+        ...
+        ...     def forward(self, x):
+        ...         return self.w2(torch.nn.functional.silu(self.w1(x)) * self.w3(x))
+        >>> gate = torch.nn.Linear(16, 4, bias=False)
+        >>> layer = tilemoe.from_modules(gate, [Expert() for _ in range(4)], top_k=2)
+        >>> layer.experts
+        Experts(d=16, n=32, E=4, activation='swiglu')
+    """
+    for name in options:
+        if name in _DERIVED:
+            raise TypeError(f"tilemoe: from_modules takes no {name}: it follows from the modules")
+        if name in _UNSUPPORTED:
+            raise TypeError(
+                f"tilemoe: from_modules takes no {name}: add the shared experts' output to the "
+                "layer's, or make an MoE and load its state dict"
+            )
+    modules = list(experts)
+    if not modules:
+        raise ValueError("tilemoe: experts is empty, expected a torch.nn.Module for each expert")
+    for name, module in [("gate", gate), *((f"experts.{e}", m) for e, m in enumerate(modules))]:
+        _check_module(name, module)
+    names = _check_experts(modules)
+    form = _form_of(modules[0], names)
+    if activation is not None and activation != form.activation:
+        raise ValueError(
+            f"tilemoe: activation is {activation!r}, but the experts compute {form.activation!r}"
+        )
+    for e, module in enumerate(modules):
+        _check_alike(f"experts.{e}", module, modules[0], names)
+        _check_composition(f"experts.{e}", module, names)
+
+    first = getattr(modules[0], names.up[0])
+    d, dtype = first.in_features, first.weight.dtype
+    n = getattr(modules[0], names.down).in_features
+    _options.check_dtypes(**{"experts.0.weight": dtype})
+    state = _gate_state(gate, len(modules), d, first.weight.device)
+    options.setdefault(
+        "router_dtype", None if gate.weight.dtype == dtype else gate.weight.dtype
+    )
+    layer = MoE(
+        d, n, len(modules), top_k, activation=form.activation, clamp=form.clamp, alpha=form.alpha,
+        up_shift=form.up_shift, bias=first.bias is not None, scoring=scoring,
+        router_bias="gate.bias" in state, selection_bias="gate.e_score_correction_bias" in state,
+        device="meta", dtype=dtype, **options,
+    )  # fmt: skip
+    router_dtype = options["router_dtype"] or dtype
+    for name in ("gate.weight", "gate.bias"):
+        if name in state:
+            state[name] = state[name].to(router_dtype)
+    state |= _stacked(modules, names)
+    layer.load_state_dict(state, assign=True)
+    _copy_requires_grad(layer, gate, modules, names)
+    return layer.train(gate.training)
+
+
+def _check_module(name: str, module: object) -> None:
+    if not isinstance(module, nn.Module):
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise TypeError(f"tilemoe: {name} is a {kind}, expected a torch.nn.Module")
+    for child, part in module.named_modules():
+        if is_observed(part):
+            where = ".".join(filter(None, (name, child)))
+            raise ValueError(
+                f"tilemoe: {where} has hooks or a forward of its own, which the layer would not "
+                "call: remove them first"
+            )
+
+
+def _check_plain(name: str, tensor: Tensor) -> None:
+    if type(tensor) not in (Tensor, nn.Parameter):
+        raise ValueError(f"tilemoe: {name} is a {type(tensor).__qualname__}, expected a plain tensor")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"tilemoe: {name} is on {tensor.device}: load the weights first")
+
+
+def _is_linear(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+
+def _check_experts(modules: list[nn.Module]) -> _Names:
+    """The names of the linear layers, which are the same for all experts."""
+    children = dict(modules[0].named_children())
+    names = next((f for f in _FORMS if {*f.up, f.down} <= children.keys()), None)
+    if names is None:
+        kinds = ", ".join("/".join((*f.up, f.down)) for f in _FORMS)
+        raise ValueError(
+            f"tilemoe: experts.0 is a {type(modules[0]).__qualname__} with the children "
+            f"{', '.join(children) or 'none'}, expected {kinds}"
+        )
+    linears = (*names.up, names.down)
+    known = {f"{linear}.{of}" for linear in linears for of in ("weight", "bias")}
+    of_first = _tensors(modules[0])
+    for e, module in enumerate(modules):
+        name = f"experts.{e}"
+        if type(module) is not type(modules[0]):
+            raise ValueError(
+                f"tilemoe: {name} is a {type(module).__qualname__} and experts.0 a "
+                f"{type(modules[0]).__qualname__}, expected one class"
+            )
+        for child, part in module.named_children():
+            if child in linears and not _is_linear(part):
+                raise ValueError(
+                    f"tilemoe: {name}.{child} is a {type(part).__qualname__}, expected a "
+                    "torch.nn.Linear"
+                )
+            if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+                raise ValueError(f"tilemoe: {name}.{child} is a {part!r}, which MoE does not have")
+        tensors = _tensors(module)
+        for child in sorted(tensors.keys() ^ of_first.keys()):
+            raise ValueError(
+                f"tilemoe: {name} or experts.0 has {child}, and the other has not: expected experts "
+                "that are alike"
+            )
+        for child, tensor in tensors.items():
+            if child not in known:
+                raise ValueError(
+                    f"tilemoe: {name}.{child} {tuple(tensor.shape)} is not a weight or a bias of "
+                    f"{', '.join(linears)}, which is all that from_modules understands"
+                )
+            _check_plain(f"{name}.{child}", tensor)
+            like = of_first[child]
+            seen, expected = ((t.dtype, tuple(t.shape), t.device) for t in (tensor, like))
+            if seen != expected:
+                raise ValueError(
+                    f"tilemoe: {name}.{child} is {seen[0]} {seen[1]} on {seen[2]}, but experts.0's "
+                    f"is {expected[0]} {expected[1]} on {expected[2]}"
+                )
+        _check_linears(name, module, names)
+    return names
+
+
+def _check_linears(name: str, module: nn.Module, names: _Names) -> None:
+    first = getattr(module, names.up[0])
+    rows = first.out_features // 2 if len(names.up) == 1 and names.gated else first.out_features
+    shapes = {up: first.weight.shape for up in names.up} | {names.down: (first.in_features, rows)}
+    for child, shape in shapes.items():
+        linear = getattr(module, child)
+        if tuple(linear.weight.shape) != tuple(shape):
+            raise ValueError(
+                f"tilemoe: {name}.{child}.weight has shape {tuple(linear.weight.shape)}, expected "
+                f"{tuple(shape)} as {names.up[0]} has {tuple(first.weight.shape)}"
+            )
+        if linear.weight.dtype != first.weight.dtype or linear.weight.device != first.weight.device:
+            raise ValueError(
+                f"tilemoe: {name}.{child}.weight is {linear.weight.dtype} on "
+                f"{linear.weight.device}, but {names.up[0]}.weight {first.weight.dtype} on "
+                f"{first.weight.device}"
+            )
+        if (linear.bias is None) != (first.bias is None):
+            has = ("has none", "has one")
+            raise ValueError(
+                f"tilemoe: {name}.{child} {has[linear.bias is not None]} and {names.up[0]} "
+                f"{has[first.bias is not None]}: expected all with a bias or none"
+            )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+# ---------------------------------------------------------------- what an expert computes
+
+
+class _Given(nn.Module):
+    """In the place of a linear layer: returns what it was given, whatever its input."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value, self.weight = value, value.detach()
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.value
+
+
+def _between(module: nn.Module, names: _Names, x: Tensor, *given: Tensor) -> Tensor:
+    """What the expert computes between its linear layers: their outputs for x (rows, d) are `given`,
+    each (rows, n), or in one (rows, 2n)."""
+    expert = _trained(module)
+    down = nn.Identity()
+    down.weight = given[0].detach()
+    stand_ins = {name: _Given(value) for name, value in zip(names.up, given)}
+    expert._modules = module._modules | stand_ins | {names.down: down}
+    return expert(x)
+
+
+def _trained(module: nn.Module) -> nn.Module:
+    """The module in training mode, with its own parts: a dropout shows."""
+    copied = copy.copy(module)
+    copied.training = True
+    return copied
+
+
+def _form_of(module: nn.Module, names: _Names) -> _transformers_forms.Form:
+    """The activation and its numbers, as experts of transformers are asked for theirs."""
+    first = getattr(module, names.up[0])
+    n, d = getattr(module, names.down).in_features, first.in_features
+
+    def asked(*values: Tensor) -> Tensor:
+        """The expert's values for any number of gates and ups, in rows of n."""
+        count, shape = values[0].numel(), values[0].shape
+        rows = -(-count // n)
+        padded = [nn.functional.pad(v.flatten(), (0, rows * n - count)).view(rows, n) for v in values]
+        if len(names.up) < len(values):
+            padded = [torch.cat(padded, dim=-1)]
+        x = torch.zeros(rows, d, dtype=torch.float64)
+        return _between(module, names, x, *padded).flatten()[:count].view(shape)
+
+    class Asked:  # with what the questions read of a module of transformers
+        is_concatenated, has_gate = True, names.gated
+
+        @staticmethod
+        def _apply_gate(H: Tensor) -> Tensor:
+            return asked(*H.chunk(2, dim=-1))
+
+        act_fn = staticmethod(functools.partial(asked))
+
+    Asked.__module__, Asked.__qualname__ = type(module).__module__, type(module).__qualname__
+    Asked._apply_gate.__qualname__ = "forward"
+    if names.gated:
+        del Asked.act_fn
+    ask: Callable = _transformers_forms._ask_gate if names.gated else _transformers_forms._ask_activation
+    with ThreadPoolExecutor(1) as thread:  # which none of the caller's modes reach
+        return thread.submit(ask, Asked()).result()
+
+
+@torch.no_grad()
+def _check_alike(name: str, module: nn.Module, first: nn.Module, names: _Names) -> None:
+    """Whether two experts compute the same between their linear layers."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.zeros(64, getattr(first, names.up[0]).in_features, dtype=torch.float64, device="cpu")
+    given = [
+        8 * torch.randn(64, getattr(first, up).out_features, generator=generator, device="cpu").double()
+        for up in names.up
+    ]
+    values = [_between(expert, names, x, *given) for expert in (module, first)]
+    if not torch.equal(*values):
+        raise ValueError(f"tilemoe: {name} and experts.0 have different activations, expected one")
+
+
+@torch.no_grad()
+def _check_composition(name: str, module: nn.Module, names: _Names) -> None:
+    """Whether the expert is its linear layers and what is between them, by a few tokens."""
+    first = getattr(module, names.up[0])
+    x = torch.randn(4, first.in_features, generator=torch.Generator().manual_seed(0), device="cpu")
+    x = x.to(first.weight)
+    with torch.autocast(x.device.type, enabled=False):
+        given = [getattr(module, up)(x) for up in names.up]
+        want = getattr(module, names.down)(_between(module, names, x, *given))
+        got = _trained(module)(x)
+    is_same = isinstance(got, Tensor) and got.shape == want.shape
+    limit = 4 * torch.finfo(want.dtype).eps * want.double().norm()
+    if not is_same or not (got.double() - want.double()).norm() <= limit:
+        raise ValueError(
+            f"tilemoe: {name}, a {type(module).__qualname__}, computes something before "
+            f"{' and '.join(names.up)} or after {names.down}, or returns something else than a "
+            "tensor like its input"
+        )
+
+
+# ---------------------------------------------------------------- weights
+
+
+def _gate_state(gate: nn.Module, E: int, d: int, device: torch.device) -> dict[str, Tensor]:
+    shapes = {"weight": (E, d), "bias": (E,), "e_score_correction_bias": (E,)}
+    tensors = _tensors(gate)
+    if "weight" not in tensors:
+        raise ValueError(
+            f"tilemoe: gate is a {type(gate).__qualname__} without a parameter `weight`, expected "
+            f"{(E, d)}"
+        )
+    for name, tensor in tensors.items():
+        if name not in shapes:
+            raise ValueError(
+                f"tilemoe: gate.{name} {tuple(tensor.shape)} is not one of {', '.join(shapes)}, "
+                "which is all that from_modules understands"
+            )
+        _check_plain(f"gate.{name}", tensor)
+        if tuple(tensor.shape) != shapes[name] or tensor.device != device:
+            raise ValueError(
+                f"tilemoe: gate.{name} has shape {tuple(tensor.shape)} on {tensor.device}, expected "
+                f"{shapes[name]} on {device}, as {E} experts of width {d} have it"
+            )
+    state = {f"gate.{name}": tensor.detach().clone() for name, tensor in tensors.items()}
+    correction = state.get("gate.e_score_correction_bias")
+    if correction is not None:
+        state["gate.e_score_correction_bias"] = correction.float()
+    return state
+
+
+def _stacked(modules: list[nn.Module], names: _Names) -> dict[str, Tensor]:
+    state = {}
+    up = "experts.gate_up_proj" if names.gated else "experts.up_proj"
+    for ours, linears in ((up, names.up), ("experts.down_proj", (names.down,))):
+        for of, suffix in (("weight", ""), ("bias", "_bias")):
+            parts = [[getattr(getattr(m, name), of) for name in linears] for m in modules]
+            if parts[0][0] is None:
+                continue
+            rows = sum(part.shape[0] for part in parts[0])
+            stacked = parts[0][0].new_empty(len(modules), rows, *parts[0][0].shape[1:])
+            for place, tensors in zip(stacked, parts):
+                torch.cat([t.detach() for t in tensors], out=place)
+            state[ours + suffix] = stacked
+    return state
+
+
+def _copy_requires_grad(
+    layer: MoE, gate: nn.Module, modules: list[nn.Module], names: _Names
+) -> None:
+    up = "experts.gate_up_proj" if names.gated else "experts.up_proj"
+    for name, parameter in layer.named_parameters():
+        if name.startswith("gate."):
+            parameter.requires_grad_(gate.get_parameter(name.removeprefix("gate.")).requires_grad)
+            continue
+        linears = names.up if name.startswith(up) else (names.down,)
+        of = "bias" if name.endswith("_bias") else "weight"
+        wanted = {getattr(getattr(m, li), of).requires_grad for m in modules for li in linears}
+        if len(wanted) > 1:
+            raise ValueError(
+                f"tilemoe: {of} of {' and '.join(linears)} requires a gradient in some experts and "
+                "in others not: one tensor holds all of them"
+            )
+        parameter.requires_grad_(wanted.pop())
