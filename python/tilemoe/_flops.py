@@ -1,11 +1,11 @@
 """What torch.utils.flop_counter.FlopCounterMode counts of the operators: their GEMMs, by shapes.
 
-A layer of T tokens with K experts each is 6 * T * K * d * n forward and 12 * T * K * d * n backward if
-its activation is gated, 4 and 8 otherwise, less what no gradient is computed for. The router's linear
-layer is torch's own, except for `moe_tokens`. The rows of a rounded routing are T * K.
+A layer of T tokens with K experts each is 6 * T * K * d * n forward and 12 * T * K * d * n backward
+if its activation is gated, 4 and 8 otherwise, less what no gradient is computed for. The router's
+linear layer is torch's own, except for `moe_tokens`. The rows of a rounded routing are T * K.
 
-torch.utils.flop_counter imports triton, which takes longer than all of this package. So the formulas
-are registered when somebody imports it."""
+torch.utils.flop_counter imports triton, which takes longer than all of this package, so the
+formulas are registered when a program imports it."""
 
 import importlib.abc
 import importlib.util
@@ -72,21 +72,24 @@ def _experts_part(X, routing, weights, bounds, cuts, part, capacity, numbers, *_
     return _forward(X, weights, capacity, numbers) if is_last else 0
 
 
-def _experts_backward(dO, X, H, routing, weights, logits, numbers, reals, router_dtype, wanted, **_):
+def _experts_backward(dO, X, H, routing, weights, logits, numbers, reals, router_dtype, wanted,
+                      **_):  # fmt: skip
     return _backward(True, X, H, weights, numbers, wanted)
 
 
-def _experts_backward_over_H(dO, X, H, routing, weights, logits, gradients, places, numbers, reals, router_dtype, wanted,
-      accumulate, **_):  # fmt: skip
+def _experts_backward_over_H(dO, X, H, routing, weights, logits, gradients, places, numbers, reals,
+                             router_dtype, wanted, accumulate, **_):  # fmt: skip
     return _backward(dO is not None, X, H, weights, numbers, wanted | places)
 
 
-def _experts_backward_out(dO, X, H, H_consumed, routing, weights, gradients, places, numbers, *_, **__):
+def _experts_backward_out(dO, X, H, H_consumed, routing, weights, gradients, places, numbers, *_,
+                          **__):  # fmt: skip
     H = H_consumed if H is None else H
     return _backward(dO is not None, X, H, weights, numbers, places)
 
 
-def _experts_backward_part(dO, X, H, routing, weights, gradients, places, bounds, cuts, part, numbers, *_, **__):
+def _experts_backward_part(dO, X, H, routing, weights, gradients, places, bounds, cuts, part,
+                           numbers, *_, **__):  # fmt: skip
     is_last = part == len(cuts) - 2
     return _backward(True, X, H, weights, numbers, places) if is_last else 0
 

@@ -1,10 +1,9 @@
-"""`from_modules`: an MoE of a gate and a list of expert modules, such as a loop over a ModuleList."""
+"""`from_modules`: an MoE of a gate and a list of expert modules, in place of a loop over them."""
 
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -75,7 +74,8 @@ def from_modules(
         ValueError: a module, or an attribute of one, that is not understood, or modules that
             differ; the message names it.
         NotImplementedError: the experts compute something that TileMoE does not.
-        TypeError: gate or an expert is not a torch.nn.Module, or an option follows from the modules.
+        TypeError: gate or an expert is not a torch.nn.Module, or an option follows from the
+            modules.
 
     Example:
         >>> class Expert(torch.nn.Module):
@@ -120,9 +120,7 @@ def from_modules(
     n = getattr(modules[0], names.down).in_features
     _options.check_dtypes(**{"experts.0.weight": dtype})
     state = _gate_state(gate, len(modules), d, first.weight.device)
-    options.setdefault(
-        "router_dtype", None if gate.weight.dtype == dtype else gate.weight.dtype
-    )
+    options.setdefault("router_dtype", None if gate.weight.dtype == dtype else gate.weight.dtype)
     layer = MoE(
         d, n, len(modules), top_k, activation=form.activation, clamp=form.clamp, alpha=form.alpha,
         up_shift=form.up_shift, bias=first.bias is not None, scoring=scoring,
@@ -154,7 +152,8 @@ def _check_module(name: str, module: object) -> None:
 
 def _check_plain(name: str, tensor: Tensor) -> None:
     if type(tensor) not in (Tensor, nn.Parameter):
-        raise ValueError(f"tilemoe: {name} is a {type(tensor).__qualname__}, expected a plain tensor")
+        kind = type(tensor).__qualname__
+        raise ValueError(f"tilemoe: {name} is a {kind}, expected a plain tensor")
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"tilemoe: {name} is on {tensor.device}: load the weights first")
 
@@ -194,8 +193,8 @@ def _check_experts(modules: list[nn.Module]) -> _Names:
         tensors = _tensors(module)
         for child in sorted(tensors.keys() ^ of_first.keys()):
             raise ValueError(
-                f"tilemoe: {name} or experts.0 has {child}, and the other has not: expected experts "
-                "that are alike"
+                f"tilemoe: {name} or experts.0 has {child}, and the other has not: expected "
+                "experts that are alike"
             )
         for child, tensor in tensors.items():
             if child not in known:
@@ -259,8 +258,8 @@ class _Given(nn.Module):
 
 
 def _between(module: nn.Module, names: _Names, x: Tensor, *given: Tensor) -> Tensor:
-    """What the expert computes between its linear layers: their outputs for x (rows, d) are `given`,
-    each (rows, n), or in one (rows, 2n)."""
+    """What the expert computes between its linear layers: their outputs for x (rows, d) are
+    `given`, each (rows, n), or in one (rows, 2n)."""
     expert = _trained(module)
     down = nn.Identity()
     down.weight = given[0].detach()
@@ -285,39 +284,34 @@ def _form_of(module: nn.Module, names: _Names) -> _transformers_forms.Form:
         """The expert's values for any number of gates and ups, in rows of n."""
         count, shape = values[0].numel(), values[0].shape
         rows = -(-count // n)
-        padded = [nn.functional.pad(v.flatten(), (0, rows * n - count)).view(rows, n) for v in values]
+        pad = (0, rows * n - count)
+        padded = [nn.functional.pad(v.flatten(), pad).view(rows, n) for v in values]
         if len(names.up) < len(values):
             padded = [torch.cat(padded, dim=-1)]
         x = torch.zeros(rows, d, dtype=torch.float64)
         return _between(module, names, x, *padded).flatten()[:count].view(shape)
 
-    class Asked:  # with what the questions read of a module of transformers
-        is_concatenated, has_gate = True, names.gated
+    def forward(*values: Tensor) -> Tensor:
+        return asked(*values[0].chunk(2, dim=-1)) if names.gated else asked(*values)
 
-        @staticmethod
-        def _apply_gate(H: Tensor) -> Tensor:
-            return asked(*H.chunk(2, dim=-1))
-
-        act_fn = staticmethod(functools.partial(asked))
-
-    Asked.__module__, Asked.__qualname__ = type(module).__module__, type(module).__qualname__
-    Asked._apply_gate.__qualname__ = "forward"
-    if names.gated:
-        del Asked.act_fn
-    ask: Callable = _transformers_forms._ask_gate if names.gated else _transformers_forms._ask_activation
+    forward.__qualname__ = "forward"  # as messages name it
+    # A module of transformers, as far as the questions read it.
+    like = dict(__module__=type(module).__module__, is_concatenated=True)
+    like["_apply_gate" if names.gated else "act_fn"] = staticmethod(forward)
+    asked_module = type(type(module).__qualname__, (), like)()
+    ask = _transformers_forms._ask_gate if names.gated else _transformers_forms._ask_activation
     with ThreadPoolExecutor(1) as thread:  # which none of the caller's modes reach
-        return thread.submit(ask, Asked()).result()
+        return thread.submit(ask, asked_module).result()
 
 
 @torch.no_grad()
 def _check_alike(name: str, module: nn.Module, first: nn.Module, names: _Names) -> None:
     """Whether two experts compute the same between their linear layers."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.zeros(64, getattr(first, names.up[0]).in_features, dtype=torch.float64, device="cpu")
-    given = [
-        8 * torch.randn(64, getattr(first, up).out_features, generator=generator, device="cpu").double()
-        for up in names.up
-    ]
+    like = dict(dtype=torch.float64, device="cpu")
+    linears = [getattr(first, up) for up in names.up]
+    x = torch.zeros(64, linears[0].in_features, **like)
+    given = [8 * torch.randn(64, li.out_features, generator=generator, **like) for li in linears]
     values = [_between(expert, names, x, *given) for expert in (module, first)]
     if not torch.equal(*values):
         raise ValueError(f"tilemoe: {name} and experts.0 have different activations, expected one")
@@ -363,8 +357,8 @@ def _gate_state(gate: nn.Module, E: int, d: int, device: torch.device) -> dict[s
         _check_plain(f"gate.{name}", tensor)
         if tuple(tensor.shape) != shapes[name] or tensor.device != device:
             raise ValueError(
-                f"tilemoe: gate.{name} has shape {tuple(tensor.shape)} on {tensor.device}, expected "
-                f"{shapes[name]} on {device}, as {E} experts of width {d} have it"
+                f"tilemoe: gate.{name} has shape {tuple(tensor.shape)} on {tensor.device}, "
+                f"expected {shapes[name]} on {device}, as {E} experts of width {d} have it"
             )
     state = {f"gate.{name}": tensor.detach().clone() for name, tensor in tensors.items()}
     correction = state.get("gate.e_score_correction_bias")

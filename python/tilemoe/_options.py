@@ -55,8 +55,8 @@ def check_default_dtype(device: torch.device | str | int | None, dtype: torch.dt
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type == "cuda":
         raise ValueError(
-            f"tilemoe: dtype is None, so the parameters on {where} would be float32, but tilemoe on "
-            "a GPU computes in bfloat16 and float16: pass dtype=torch.bfloat16, or "
+            f"tilemoe: dtype is None, so the parameters on {where} would be float32, but tilemoe "
+            "on a GPU computes in bfloat16 and float16: pass dtype=torch.bfloat16, or "
             "dtype=torch.float32 for parameters that FSDP's MixedPrecisionPolicy or torch.autocast "
             "casts"
         )

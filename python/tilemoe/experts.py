@@ -152,8 +152,8 @@ class Experts(nn.Module):
 
 
 class Projection(nn.Module):
-    """A `weight` (rows, columns) by a name of its own. Calling it returns the weight, with which the
-    caller computes, so a wrapper that replaces the weight during the call (PEFT's
+    """A `weight` (rows, columns) by a name of its own. Calling it returns the weight, with which
+    the caller computes, so a wrapper that replaces the weight during the call (PEFT's
     `target_parameters`) applies. It is not a torch.nn.Linear, whose wrappers expect its output."""
 
     def __init__(

@@ -609,7 +609,8 @@ class MoE(nn.Module):
             if not gradients:
                 raise RuntimeError(_DROPPED_LOSSES)
 
-        torch.autograd.Variable._execution_engine.queue_callback(check)  # type: ignore[attr-defined]
+        engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+        engine.queue_callback(check)
 
     @torch.no_grad()
     def update_selection_bias(self, expert_counts: Tensor, rate: float = 1e-3) -> None:

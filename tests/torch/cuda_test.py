@@ -60,7 +60,7 @@ def test_float32_parameters_are_a_choice():
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("router_dtype", [None, torch.float32], ids=str)
 def test_a_recomputation_in_evaluation_has_the_bits_of_its_forward(router_dtype, precision):
-    """Of few tokens, with and without TF32: a reentrant checkpoint runs forward without gradients."""
+    """Of few tokens, with and without TF32, under a reentrant checkpoint."""
     torch.set_float32_matmul_precision(precision)
     try:
         layer = module_support.make(router_dtype=router_dtype).eval()

@@ -1,5 +1,5 @@
-"""FlopCounterMode counts the operators' GEMMs: forward 6 T K d n with a gated activation and 4 T K d n
-without one, backward twice that, less what no gradient is computed for."""
+"""FlopCounterMode counts the operators' GEMMs: forward 6 T K d n with a gated activation and
+4 T K d n without one, backward twice that, less what no gradient is computed for."""
 
 import os
 import subprocess

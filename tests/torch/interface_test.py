@@ -178,7 +178,11 @@ class TestDtypeOnAGpu:
             _library.require_dtype(x)
 
 
-@pytest.mark.parametrize("of", [functional, routing, module, _config, _from_modules, _huggingface], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "of",
+    [functional, routing, module, _config, _from_modules, _huggingface],
+    ids=lambda m: m.__name__,
+)
 def test_examples_in_docstrings(of):
     torch.manual_seed(0)
     names = {"torch": torch, "tilemoe": tilemoe}

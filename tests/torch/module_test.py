@@ -365,7 +365,7 @@ def test_a_wrapped_part(where, training):
 
 
 class TestLossesUnderCheckpoint:
-    """A reentrant checkpoint differentiates flat outputs alone: a loss that it drops is an error."""
+    """A reentrant checkpoint differentiates flat outputs: a loss that it drops is an error."""
 
     @pytest.fixture
     def layer(self):
