@@ -1,6 +1,7 @@
 // The program as a user meets it: what it prints, and its exit status.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -98,13 +99,50 @@ TEST(Digest, IsOfEveryTensorAndOfTheSeed) {
   expect_error("digest no-such-case", kWrongUsage, "no case matches");
 }
 
+TEST(Check, WritesJson) {
+  const std::string file = testing::TempDir() + "check.json";
+  const Outcome outcome = tilemoe("check --case one-token/float32 --json '" + file + "'");
+  ASSERT_EQ(outcome.status, kDone) << outcome.text;
+  const json report = json::parse(run_shell("cat '" + file + "'").text);
+  // As python/tilemoe/_command/check.py has them (tests/torch/command_test.py).
+  for (const char* key : {"version", "device", "pass", "seed", "repeats", "cases", "rows",
+                          "failures", "impossible", "spoilings", "refused"})
+    EXPECT_TRUE(report.contains(key)) << key;
+  EXPECT_EQ(report.size(), 11u);
+  EXPECT_EQ(report.at("rows").size(), 16u);
+  EXPECT_EQ(report.at("cases"), 1);
+  expect_error("check one-token/float32 --json /nowhere/out.json", kFailed,
+               "cannot write /nowhere");
+}
+
 TEST(Doctor, NeedsAGpuAndSaysWhatElseThereIs) {
-  expect_error("doctor", kFailed, "use the CPU backend; `tilemoe check` compares its results");
-  expect_error("doctor --kit sm80 --no-times", kFailed, "`tilemoe check`");
+  expect_error("doctor", kFailed, "use the CPU backend");
+  expect_error("doctor --kit sm80 --no-times", kFailed,
+               "; `tilemoe check --device cpu` compares the CPU's results");
   for (const char* device : {"cpu", "cuda:", "cuda:x", "cuda:-1", "cuda1", "cuda:1000"})
     expect_error(std::string("doctor --device ") + device, kWrongUsage, "expected cuda or cuda:N");
   expect_error("doctor --device cuda:1", kFailed, "");
   expect_error("doctor --kit sm100", kWrongUsage, "--kit");
+}
+
+TEST(Doctor, SaysWhatABuildWithoutCudaLacks) {
+  if (tilemoe("info").text.find("this build has no CUDA backend") == std::string::npos)
+    return;  // a build with it gives its own reasons: cuda/capability_test.cpp
+  const std::string empty = "PATH=/nowhere '" TILEMOE_PROGRAM "' doctor 2>&1";
+  const bool elsewhere = access("/usr/local/cuda/bin/nvcc", X_OK) == 0;
+  const std::string missing = run_shell(empty).text;
+  EXPECT_NE(missing.find("-DTILEMOE_CUDA=ON"), std::string::npos) << missing;
+  EXPECT_NE(missing.find(elsewhere ? "found: /usr/local/cuda/bin/nvcc" : "not found on PATH"),
+            std::string::npos)
+      << missing;
+  EXPECT_NE(missing.find("NVIDIA's driver, 580 or newer"), std::string::npos) << missing;
+
+  const std::string folder = testing::TempDir() + "nvcc";
+  const Outcome made = run_shell("mkdir -p '" + folder + "' && cp /bin/true '" + folder + "/nvcc'");
+  ASSERT_EQ(made.status, 0) << made.text;
+  const std::string found =
+      run_shell("PATH='" + folder + "' '" TILEMOE_PROGRAM "' doctor 2>&1").text;
+  EXPECT_NE(found.find("found: " + folder + "/nvcc"), std::string::npos) << found;
 }
 
 TEST(Doctor, TriesNoKitWithoutAGpu) {

@@ -7,24 +7,19 @@
 
 #include "verify/case.h"
 #include "verify/problem.h"
+#include "verify/selection.h"
 
 namespace tilemoe::app {
 
 struct CaseOptions {
-  std::vector<std::string> patterns;
-  std::string dtype = "all";
+  verify::Selection selection;
   std::string pass = "all";
   uint64_t seed = 1;
-  bool reduced = false;
 
   void add_to(CLI::App& command);
-  // In the registry's order; throws WrongUsage where a pattern matches none. float32 is for the CPU
-  // alone, so a GPU is asked for it by --dtype only.
+  // Throws WrongUsage if a pattern matches no case.
   std::vector<verify::Case> choose(Device device) const;
   verify::Passes passes() const;
-
- private:
-  bool match(const verify::Case& test_case) const;
 };
 
 }  // namespace tilemoe::app

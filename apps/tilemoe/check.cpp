@@ -1,11 +1,14 @@
 // `tilemoe check`: runs the verification cases on a backend and prints how far each tensor is from
 // a float64 evaluation, and how far it may be. Exit status 1 where one is further.
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "case_options.h"
 #include "checker.h"
 #include "commands.h"
 #include "device.h"
+#include "exit_status.h"
+#include "output_file.h"
 #include "table.h"
 #include "train/status_line.h"
 
@@ -19,6 +22,7 @@ struct CheckOptions {
   DeviceOptions where;
   int64_t repeats = 0;
   bool list = false;
+  std::string json_file;
 };
 
 void list_cases(const std::vector<Case>& cases, std::ostream& out) {
@@ -30,13 +34,26 @@ void list_cases(const std::vector<Case>& cases, std::ostream& out) {
   table.print(out);
 }
 
+// As `python -m tilemoe check` writes it (python/tilemoe/_command/check.py).
+void write_json(const CheckOptions& options, Device device, size_t cases,
+                const verify::Outcome& outcome) {
+  if (options.json_file.empty()) return;
+  nlohmann::json all = {
+      {"version", tilemoe_version()}, {"device", tilemoe_device_description(to_c(device))},
+      {"pass", options.cases.pass},   {"seed", options.cases.seed},
+      {"repeats", options.repeats},   {"cases", cases}};
+  all.update(nlohmann::json::parse(verify::to_json(outcome)));
+  write_file(options.json_file, all.dump(1) + "\n");
+}
+
 int check_cases(const CheckOptions& options) {
   const Device device = options.list ? Device::kCpu : options.where.select();
   const std::vector<Case> cases = options.cases.choose(device);
   if (options.list) {
     list_cases(cases, std::cout);
-    return 0;
+    return kDone;
   }
+  check_writable(options.json_file);
   const verify::Passes passes = options.cases.passes();
   Checker checker(options.cases.seed, options.repeats, verify::memory_of(device), passes);
   train::StatusLine status(stderr);
@@ -47,19 +64,20 @@ int check_cases(const CheckOptions& options) {
   }
   status.clear();
   checker.print(std::cout);
+  const verify::Outcome& outcome = checker.outcome();
   std::cout << "\n"
             << tilemoe_device_description(to_c(device)) << "\n"
             << cases.size() << " cases, " << checker.tensors() << " tensors"
             << (passes == verify::Passes::kForward ? " of the forward pass alone, " : ", ")
-            << checker.failures().size() << " failures";
+            << outcome.failures.size() << " failures";
   if (options.repeats > 0) std::cout << ", each case run " << options.repeats << " times";
-  if (checker.refused() > 0) std::cout << ", " << checker.refused() << " of them refused";
-  std::cout << "\n" << checker.spoilings() << " results were spoiled on purpose";
-  if (!checker.impossible().empty())
-    std::cout << "; " << checker.impossible().size() << " cannot be";
+  if (outcome.refused > 0) std::cout << ", " << outcome.refused << " of them refused";
+  std::cout << "\n" << outcome.spoilings << " results were spoiled on purpose";
+  if (!outcome.impossible.empty()) std::cout << "; " << outcome.impossible.size() << " cannot be";
   std::cout << "\n";
-  for (const std::string& failure : checker.failures()) std::cout << "  " << failure << "\n";
-  return checker.failures().empty() ? 0 : 1;
+  for (const std::string& failure : outcome.failures) std::cout << "  " << failure << "\n";
+  write_json(options, device, cases.size(), outcome);
+  return outcome.failures.empty() ? kDone : kFailed;
 }
 
 }  // namespace
@@ -75,6 +93,7 @@ void add_check(CLI::App& app, Run& run) {
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   command->add_flag("--list", options->list, "List the cases and do nothing else");
+  command->add_option("--json", options->json_file, "Write the results to this file as JSON");
   options->where.add_to(*command);
   command->callback([&run, options] { run = [options] { return check_cases(*options); }; });
 }

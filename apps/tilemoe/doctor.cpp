@@ -2,7 +2,6 @@
 // report of it. With --blackwell, whether a kit that was never run may be taken there. Exit status 1
 // where something failed.
 #include <chrono>
-#include <fstream>
 #include <iostream>
 #include <stdexcept>
 
@@ -15,6 +14,7 @@
 #include "device.h"
 #include "doctor_report.h"
 #include "exit_status.h"
+#include "output_file.h"
 #include "train/status_line.h"
 #include "trial.h"
 #include "verify/registry.h"
@@ -108,26 +108,17 @@ DoctorKit examine(const std::string& name, const DoctorOptions& options) {
   return kit;
 }
 
-void write(const std::string& file, const std::string& text) {
-  if (file.empty()) return;
-  std::ofstream out(file);
-  out << text;
-  out.close();
-  if (!out) throw std::runtime_error("cannot write " + file);
-}
-
-// Before minutes of work, not after them. Leaves what is in the file.
-void check_writable(const std::string& file) {
-  if (!file.empty() && !std::ofstream(file, std::ios::app))
-    throw std::runtime_error("cannot write " + file);
+std::string why_no_gpu(const std::string& reason) {
+  const std::string lacks = what_the_build_lacks();
+  return reason + (lacks.empty() ? "" : "; " + lacks) +
+         "; `tilemoe check --device cpu` compares the CPU's results with float64, case by case";
 }
 
 int examine_gpu(const DoctorOptions& options) {
   const int index = index_of(options.device);
   if (index > 0) use_gpu(index);  // the first may be one that the library does not run on
   if (const std::string reason = why_unavailable(Device::kCuda); !reason.empty())
-    throw std::runtime_error(reason +
-                             "; `tilemoe check` compares its results with float64, case by case");
+    throw std::runtime_error(why_no_gpu(reason));
   check_writable(options.text_file);
   check_writable(options.json_file);
   const BuildInfo build = build_info();
@@ -144,8 +135,8 @@ int examine_gpu(const DoctorOptions& options) {
     if (options.kit == "all" || options.kit == name) report.kits.push_back(examine(name, options));
   check(tilemoe_set_cuda_kit(nullptr));
   std::cout << report.text();
-  write(options.text_file, report.text());
-  write(options.json_file, report.json().dump(2) + "\n");
+  write_file(options.text_file, report.text());
+  write_file(options.json_file, report.json().dump(2) + "\n");
   return report.passed() ? kDone : kFailed;
 }
 
@@ -185,8 +176,8 @@ int try_blackwell(const DoctorOptions& options) {
        .on_step = [&](const auto& step, double done) { status.draw({step}, done); }});
   status.clear();
   std::cout << report.text();
-  write(options.text_file, report.text());
-  write(options.json_file, report.json().dump(2) + "\n");
+  write_file(options.text_file, report.text());
+  write_file(options.json_file, report.json().dump(2) + "\n");
   return report.agreed() ? kDone : kFailed;
 }
 

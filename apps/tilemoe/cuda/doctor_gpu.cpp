@@ -84,6 +84,10 @@ DoctorGpu describe_gpu() {
   return gpu;
 }
 
+std::string what_the_build_lacks() {
+  return "";
+}
+
 cuda::VerdictKey verdict_key_of(int index, const std::string& kit) {
   try {
     return cuda::verdict_key(cuda::device_at(index), kit);

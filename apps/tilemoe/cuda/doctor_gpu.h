@@ -12,6 +12,9 @@ namespace tilemoe::app {
 // Makes it the current device of this thread. Throws std::runtime_error where there is no such GPU.
 void use_gpu(int index);
 DoctorGpu describe_gpu();
+// What this build lacks for a GPU, what this machine has of it and how to get the rest: a clause, or
+// nothing in a build with the CUDA backend, which gives its reasons itself.
+std::string what_the_build_lacks();
 // What a verdict on the kit is about there; asks the driver, and runs nothing.
 cuda::VerdictKey verdict_key_of(int index, const std::string& kit);
 

@@ -1,5 +1,11 @@
 // Stands for what commands do on a GPU, in a build without the CUDA backend.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <sstream>
 #include <stdexcept>
+#include <string>
 
 #include "cuda/bench_gpu.h"
 #include "cuda/doctor_gpu.h"
@@ -11,7 +17,31 @@ namespace {
   throw std::runtime_error("this build has no CUDA backend: use the CPU backend");
 }
 
+// Where cmake/Cuda.cmake looks for it; empty if it is nowhere.
+std::string find_nvcc() {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(std::string(path ? path : "") + ":/usr/local/cuda/bin");
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (const std::string file = folder + "/nvcc"; access(file.c_str(), X_OK) == 0) return file;
+  return "";
+}
+
+bool has_driver() {
+  void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
+  if (driver) dlclose(driver);
+  return driver != nullptr;
+}
+
 }  // namespace
+
+std::string what_the_build_lacks() {
+  const std::string nvcc = find_nvcc();
+  return "for a GPU, configure the build with -DTILEMOE_CUDA=ON, which needs nvcc of NVIDIA's CUDA "
+         "toolkit (" +
+         (nvcc.empty() ? "not found on PATH or in /usr/local/cuda/bin" : "found: " + nvcc) +
+         "), and run it with NVIDIA's driver, 580 or newer, 525 for CUDA 12 (" +
+         (has_driver() ? "found" : "not found: libcuda.so.1 cannot be loaded") + ")";
+}
 
 nlohmann::json bench_on_gpu(const GpuBench&) {
   refuse();
