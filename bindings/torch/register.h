@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "operators.h"
+#include "verification.h"
 
 namespace tilemoe_torch {
 
@@ -30,6 +31,9 @@ inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("router_losses", TORCH_BOX(&router_losses));
   m.impl("router_losses_backward", TORCH_BOX(&router_losses_backward));
   m.impl("sum_rows", TORCH_BOX(&sum_rows));
+  m.impl("device_description", TORCH_BOX(&device_description));
+  m.impl("verification_cases", TORCH_BOX(&verification_cases));
+  m.impl("verify_case", TORCH_BOX(&verify_case));
 }
 
 }  // namespace tilemoe_torch

@@ -130,6 +130,11 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def(
       "sum_rows(int[] sources, int source_rows, Tensor place, Tensor? addend, Tensor(a!) out) "
       "-> ()");
+
+  // For `python -m tilemoe check` (verification.h), on `like`'s device.
+  m.def("device_description(Tensor like) -> str");
+  m.def("verification_cases(Tensor like, str[] patterns, str dtype, bool reduced) -> str");
+  m.def("verify_case(Tensor like, str name, int seed, int repeats, bool backward) -> str");
 }
 
 TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {

@@ -17,7 +17,7 @@ from project_urls import project_urls  # noqa: E402
 SDIST = Path(os.environ["TILEMOE_SDIST"])
 # What the package is built from, and what says what it is. Tests run in the repository.
 PARTS = (
-    "CMakeLists.txt", "bindings", "cmake", "include", "pyproject.toml", "python", "src",
+    "CMakeLists.txt", "bindings", "cmake", "include", "pyproject.toml", "python", "src", "verify",
     "CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md",
 )  # fmt: skip
 
