@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tilemoe
 from tilemoe import _library
 from tilemoe.bench import __main__ as bench
-from tilemoe.bench import check, memory, peers, plots, session
+from tilemoe.bench import check, machine, memory, peers, plots, report, session
 from tilemoe.bench.ahead import compile_for
 from tilemoe.bench.cases import CASES, Case
 from tilemoe.bench.measure import CpuClock, Measured
@@ -164,8 +164,8 @@ def test_peak_counts_every_live_tensor():
 def test_table_json_and_pictures(tmp_path, capsys):
     file, folder = tmp_path / "out.json", tmp_path / "plots"
     run(*shape_words(SMALL), "--rounds", 2, "--against", "torch-grouped_mm", "sonic-moe",
-        "--json", file, "--plots", folder)  # fmt: skip
-    text = capsys.readouterr().out
+        "--json", file, "--granularity", "--plots", folder)  # fmt: skip
+    text, said = capsys.readouterr()
     assert "left out: sonic-moe: it runs on a GPU" in text
     ours, torchs = json.loads(file.read_text())
     assert [ours["backend"], torchs["backend"]] == ["tilemoe", "torch-grouped_mm"]
@@ -180,6 +180,70 @@ def test_table_json_and_pictures(tmp_path, capsys):
     assert ours["speed_against"]["torch-grouped_mm"] == pytest.approx(sum(ratios) / 2)
     drawn = {path.name for path in folder.iterdir()}
     assert drawn == {"throughput_float32.svg", "memory_custom.svg"}
+    for peer in ("tilemoe", "torch-grouped_mm"):
+        assert said.count(f"custom: memory of {peer} at n=") == 2
+
+
+def test_pictures_measure_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(Measured, "kernels", lambda self: pytest.fail("kernels were measured"))
+    monkeypatch.setattr(session, "_granularity", lambda *_: pytest.fail("memory was measured"))
+    run(*shape_words(SMALL), "--rounds", 1, "--against", "--plots", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"throughput_float32.svg"}
+
+
+def test_the_table_has_quartiles_and_the_load():
+    times = [{"fwd_ms": f, "bwd_ms": 10.0} for f in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    entry = {"config": "a", "dtype": "float32", "shape": SMALL.shape, "device": "some CPU",
+             "rounds": 5, "host_ms": {}, "tflops": None, "load_average": 1.25, "left_out": {},
+             "fwd_ms": 3.0, "bwd_ms": 10.0}  # fmt: skip
+    ours = {**entry, "backend": "tilemoe", "round_times": times,
+            "speed_against": {"slow": 2.0}}  # fmt: skip
+    slow = {**entry, "backend": "slow", "round_times": [
+        {"fwd_ms": factor * sum(mine.values()) - 10, "bwd_ms": 10.0}
+        for factor, mine in zip((1.0, 1.5, 2.0, 2.5, 3.0), times)]}  # fmt: skip
+    _, load, header, first, second, *_ = report.table([ours, slow]).splitlines()
+    assert load == f"  load average 1.2 after the rounds, on {machine.cores()} cores"
+    assert header.split("  ")[-1].strip() == "quartiles"
+    assert first.split()[1:5] == ["3.000", "2.000-4.000", "10.000", "10.000-10.000"]
+    assert second.split()[-2:] == ["2.000", "1.500-2.500"]
+    assert report.quartiles([7.0]) == (7.0, 7.0)
+
+
+@pytest.mark.parametrize("load, warned", [(0.4, False), (1.0, False), (1.6, True)])
+def test_a_busy_machine_is_warned_of(load, warned, monkeypatch, capsys):
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    run(*shape_words(SMALL), "--rounds", 1, "--against")
+    said = capsys.readouterr().err
+    assert ("warning: the load average is 1.6 on 2 cores" in said) == warned
+
+
+def test_the_time_is_estimated(monkeypatch, capsys):
+    """After a case's first round, for its others; after a case, for the cases that follow."""
+    said = []
+    session.run(SMALL, [peers.TileMoE], rounds=3, say=said.append)
+    after = said.index(next(line for line in said if "round 1 of 3" in line)) + 1
+    assert re.fullmatch(r"small: about \d+ s for the other 2 rounds", said[after])
+    twice = dataclasses.replace(SMALL, T=2 * SMALL.T)
+    bench._say_what_is_left([SMALL, twice], 1, 120.0, "both")
+    bench._say_what_is_left([SMALL, twice], 2, 120.0, "both")
+    assert capsys.readouterr().err == "  1 of 2 cases done; about 4 min for the others\n"
+
+
+def test_implementations_of_transformers_are_tested(monkeypatch, capsys):
+    """deepgemm and sonicmoe are there by name wherever transformers is."""
+    moe = pytest.importorskip("transformers.integrations.moe")
+    kinds = {f"transformers-{kind}" for kind in ("deepgemm", "sonicmoe")}
+    assert {"deepgemm", "sonicmoe"} <= set(moe.ALL_EXPERTS_FUNCTIONS)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run("--list")
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert {listed[kind] for kind in kinds} == {"it runs on a GPU"}
+    assert listed["transformers-eager"] == listed["transformers-grouped_mm"] == "available"
+    assert listed["tilemoe-sm80"] == listed["tilemoe-sm90"] == "it runs on a GPU"
+    on_gpu = dataclasses.replace(SMALL, device="cuda", dtype="bfloat16")
+    for kind in kinds:  # transformers' own test, on a machine without a GPU
+        assert re.search("kernels|CUDA", peers.all_peers()[kind].missing(on_gpu))
 
 
 @pytest.mark.parametrize(
@@ -225,11 +289,13 @@ def test_wrong_and_failing_peers_are_left_out():
     assert entry["left_out"]["large"].startswith("it needs some 1073741824.")
 
 
-def test_a_wrong_tilemoe_is_an_error(monkeypatch):
+def test_a_wrong_tilemoe_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(peers.TileMoE, "backward", lambda self, O: [
         torch.zeros_like(g) for g in peers.Peer.backward(self, O)])  # fmt: skip
-    with pytest.raises(SystemExit, match="error: tilemoe: wrong results: dX is off"):
+    with pytest.raises(SystemExit) as ended:
         run(*shape_words(SMALL), "--rounds", 1, "--against")
+    assert ended.value.code == 1
+    assert "error: tilemoe: wrong results: dX is off" in capsys.readouterr().err
 
 
 def test_peer_in_another_python():
@@ -251,6 +317,7 @@ def test_peer_in_another_python():
 def kits(monkeypatch):
     """[kit]: what every call of the layer ran with, by a stand-in for the choice of one."""
     chosen, seen = ["auto"], []
+    monkeypatch.setattr(peers.TileMoESm80, "devices", ("cpu", "cuda"))
     moe, grad = tilemoe.moe, torch.autograd.grad
     monkeypatch.setattr(tilemoe, "set_kit", lambda kit: chosen.__setitem__(0, kit), raising=False)
     for module, name, call in ((tilemoe, "moe", moe), (torch.autograd, "grad", grad)):
@@ -467,24 +534,26 @@ def test_pictures_of_steps_and_of_kernels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, sentence",
+    "words, status, sentence",
     [
-        (["--config", "cpu-t9"], "--config cpu-t9: not one of cpu-t4096"),
-        (["--against", "megablocks"], "--against megablocks: not one of tilemoe"),
-        (["--python", "megablocks=python3"], "--python megablocks: not one of"),
-        (["--packages", "tilemoe-before=/nowhere"], "--packages tilemoe-before=/nowhere: no such"),
-        (["--rounds", "0"], "--rounds: at least 1"),
-        (["--json", "/proc/nowhere/out.json"], "--json /proc/nowhere/out.json"),
-        (["--from", "nowhere.json", "--plots", "."], "nowhere.json"),
-        (["--from", "nowhere.json"], "--from draws: --plots says where to"),
-        (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
+        (["--config", "cpu-t9"], 2, "--config cpu-t9: not one of cpu-t4096"),
+        (["--against", "megablocks"], 2, "--against megablocks: not one of tilemoe"),
+        (["--python", "megablocks=python3"], 2, "--python megablocks: not one of"),
+        (["--packages", "tilemoe-before=/nowhere"], 2, "--packages tilemoe-before=/nowhere: no such"),
+        (["--rounds", "0"], 2, "--rounds: at least 1"),
+        (["--json", "/proc/nowhere/out.json"], 1, "--json /proc/nowhere/out.json"),
+        (["--from", "nowhere.json", "--plots", "."], 1, "nowhere.json"),
+        (["--from", "nowhere.json"], 2, "--from draws: --plots says where to"),
+        (["--device", "cuda"], 1, "--device cuda: torch sees no GPU here"),
     ],
 )
-def test_errors(words, sentence, monkeypatch, tmp_path):
+def test_errors(words, status, sentence, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=f"^tilemoe.bench: error: .*{re.escape(sentence)}"):
+    with pytest.raises(SystemExit) as ended:
         run(*words)
+    assert ended.value.code == status
+    assert re.search(f"^tilemoe.bench: error: .*{re.escape(sentence)}", capsys.readouterr().err)
 
 
 def test_list_names_what_a_missing_peer_takes(capsys, monkeypatch):

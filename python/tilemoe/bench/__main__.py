@@ -1,7 +1,7 @@
-"""python -m tilemoe.bench: times the layer beside other implementations of it.
+"""python -m tilemoe.bench (or `tilemoe bench`): times the layer beside other implementations of it.
 
-Each round runs every peer once, one after the other, with cold caches; numbers are medians over the
-rounds, ratios are medians of the rounds' ratios. A peer that is not installed, or that does not
+Each round runs every peer once, one after the other, with cold caches; numbers are medians and
+quartiles over the rounds, ratios are those of the rounds' ratios. A peer that is not installed, or that does not
 compute the layer, is left out by name. See docs/benchmarks.md.
 """
 
@@ -9,11 +9,12 @@ import argparse
 import json
 import pathlib
 import sys
+import time
 from dataclasses import replace
 
 import torch
 
-from . import session
+from . import machine, session
 from .ahead import compile_for
 from .cases import CASES, DTYPES, SHAPE, Case
 from .measure import PASSES
@@ -21,11 +22,19 @@ from .peers import TileMoE, all_peers
 from .report import table
 
 
-def _parser():
+FAILED, WRONG_USAGE = 1, 2
+
+
+class Failed(Exception):
+    """The machine cannot do it, though the command line is right."""
+
+
+def _parser(prog):
     parser = argparse.ArgumentParser(
-        prog="python -m tilemoe.bench",
+        prog=prog,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--list", action="store_true", help="every case, and every peer with what it lacks here")
@@ -47,8 +56,10 @@ def _parser():
         help="on a GPU also the time of each kernel, from torch's profiler")  # fmt: skip
     add("--json", type=pathlib.Path, help="write the entries to this file")
     add("--commit", help="what was built, where this is no source tree and cannot know it")
+    add("--granularity", action="store_true",
+        help="also measure the memory at other n, at constant n K and n E")  # fmt: skip
     add("--plots", type=pathlib.Path, metavar="DIR",
-        help="pictures: throughput, memory against granularity, kernels")  # fmt: skip
+        help="draw what was measured: throughput; by --kernels, kernels; by --granularity, memory")  # fmt: skip
     add("--from", dest="source", nargs="+", type=pathlib.Path, metavar="FILE",
         help="draw JSON files, this bench's or `tilemoe bench`'s, and measure nothing")  # fmt: skip
     return parser
@@ -57,7 +68,7 @@ def _parser():
 def _cases(args):
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no GPU here")
+        raise Failed("--device cuda: torch sees no GPU here")
     if args.shape:
         chosen = [Case("custom", *args.shape, dtype="float32" if device == "cpu" else "bfloat16")]
     elif args.config:
@@ -104,7 +115,7 @@ def _list():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     case = next(case for case in CASES.values() if case.device == device)
     for name, peer in all_peers().items():
-        print(f"{name:26} {peer.missing(case) or 'there'}")
+        print(f"{name:26} {peer.missing(case) or 'available'}")
 
 
 def _writable(path):
@@ -112,14 +123,14 @@ def _writable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
     except OSError as error:
-        raise ValueError(f"--json {path}: {error.strerror}") from None
+        raise Failed(f"--json {path}: {error.strerror}") from None
 
 
 def _plots(folder):
     try:
         from . import plots
     except ImportError:
-        raise ValueError("--plots needs matplotlib: pip install 'tilemoe[bench]'") from None
+        raise Failed("--plots needs matplotlib: pip install 'tilemoe[bench]'") from None
     folder.mkdir(parents=True, exist_ok=True)
     return plots
 
@@ -132,14 +143,17 @@ def _measure(args):
     peers, places = _peers(args)
     if args.threads:
         torch.set_num_threads(args.threads)
+    cases = _cases(args)
     if args.compile_only:
-        compile_for(_cases(args), peers, places, _say)
+        compile_for(cases, peers, places, _say)
         return []
-    entries = []
-    for case in _cases(args):
+    if warning := machine.load_warning():
+        _say(warning)
+    entries, began = [], time.monotonic()
+    for index, case in enumerate(cases):
         found = session.run(
             case, peers, passes=args.passes, rounds=args.rounds, threads=args.threads,
-            places=places, kernels=args.kernels, pictures=args.plots is not None, say=_say,
+            places=places, kernels=args.kernels, granularity=args.granularity, say=_say,
         )  # fmt: skip
         for entry in found:
             entry["commit"] = args.commit or entry["commit"]
@@ -147,11 +161,28 @@ def _measure(args):
         entries += found
         if args.json:  # after each, for a run that is cut off
             args.json.write_text(json.dumps(entries, indent=1) + "\n")
+        _say_what_is_left(cases, index + 1, time.monotonic() - began, args.passes)
     return entries
 
 
-def main(argv=None):
-    parser = _parser()
+def _say_what_is_left(cases, done, seconds, passes):
+    """The time of the cases that follow, by their operations."""
+    flop = [case.flop(passes) for case in cases]
+    if done < len(cases):
+        left = seconds * sum(flop[done:]) / sum(flop[:done])
+        _say(f"{done} of {len(cases)} cases done; about {session.duration(left)} for the others")
+
+
+def _fail(status, prog, error):
+    name = prog.removeprefix("python -m ").split()[0]  # "tilemoe.bench", "tilemoe"
+    print(f"{name}: error: {error}", file=sys.stderr)
+    sys.exit(status)
+
+
+def main(argv=None, prog="python -m tilemoe.bench"):
+    """Runs the command line `argv`, else the process's. Exits with status 1 if the work failed, 2 if
+    the command line is wrong."""
+    parser = _parser(prog)
     args = parser.parse_args(argv)
     try:
         if args.list:
@@ -167,8 +198,10 @@ def main(argv=None):
             entries = [entry for file in args.source for entry in json.loads(file.read_text())]
         else:
             entries = _measure(args)
-    except (ValueError, OSError, session.LeftOut) as error:
-        sys.exit(f"tilemoe.bench: error: {error}")
+    except ValueError as error:
+        _fail(WRONG_USAGE, prog, error)
+    except (OSError, Failed, session.LeftOut) as error:
+        _fail(FAILED, prog, error)
     if args.json and entries:
         args.json.write_text(json.dumps(entries, indent=1) + "\n")
         print(f"written to {args.json}")

@@ -21,6 +21,21 @@ def _cpu_model():
         return platform.processor() or "unknown"
 
 
+def cores():
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def load_warning():
+    """That other programs take the processor's time, before anything is measured; None if they do
+    not."""
+    load = os.getloadavg()[0]
+    if load <= cores() / 2:
+        return None
+    return (f"warning: the load average is {load:.1f} on {cores()} cores: other programs disturb the "
+            "times")  # fmt: skip
+
+
 def _command(*words):
     """Its output, or None where it is not there or fails."""
     try:

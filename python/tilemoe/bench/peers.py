@@ -4,6 +4,7 @@ SwiGLU, top-K by softmax over the chosen. A peer is made from a Problem and keep
 in a row order of its own. What cannot run says why, and what would mend it."""
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -150,6 +151,7 @@ class TileMoESm80(TileMoE):
     name = "tilemoe-sm80"
     only_if_named = True
     kit = "sm80"
+    devices = ("cuda",)
 
     @classmethod
     def missing(cls, case):
@@ -157,7 +159,9 @@ class TileMoESm80(TileMoE):
             return reason
         import tilemoe
 
-        return None if hasattr(tilemoe, "set_kit") else "this tilemoe has no kits to choose from"
+        if not hasattr(tilemoe, "set_kit"):
+            return "this tilemoe has no kits to choose from"
+        return None if case.device in cls.devices else "it runs on a GPU"
 
     @contextlib.contextmanager
     def chosen(self):
@@ -442,6 +446,21 @@ class Transformers(Peer):
     implementation = ""
 
     @classmethod
+    def missing(cls, case):
+        if reason := super().missing(case):
+            return reason
+        loadable = _loadable(cls.implementation)
+        if loadable is None:
+            return None
+        if case.device != "cuda":
+            return "it runs on a GPU"
+        try:
+            loadable(raise_error=True)
+        except ImportError as error:
+            return str(error)
+        return None
+
+    @classmethod
     def working_bytes(cls, case):
         if cls.implementation != "batched_mm":
             return super().working_bytes(case)
@@ -466,6 +485,16 @@ class Transformers(Peer):
     def forward(self):
         s, ids = self.top_k()
         return self.experts(self.X, ids, s)
+
+
+def _loadable(implementation):
+    """transformers' own test of whether an implementation's kernels can be loaded, of those that it
+    does not compute with torch's operators (deepgemm, sonicmoe); else None."""
+    try:
+        module = importlib.import_module(f"transformers.integrations.{implementation}")
+    except ImportError:
+        return None
+    return getattr(module, f"is_{implementation}_loadable", None)
 
 
 def _transformers():

@@ -6,6 +6,7 @@ import pathlib
 import random
 import statistics
 import sys
+import time
 
 from . import machine, memory
 from .cases import DTYPES
@@ -103,10 +104,10 @@ def _time_of_peers(entries):
 
 
 def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, kernels=False,
-        pictures=False, say=lambda line: None):  # fmt: skip
+        granularity=False, say=lambda line: None):  # fmt: skip
     """The case's entries, TileMoE's first. peers: classes of peers.py; places: for a peer's name
     the Place of its process, where that is not this one; kernels: after the rounds also each
-    kernel's time; pictures: what only they show, and the kernels of this process's peers."""
+    kernel's time; granularity: also the memory at other n, of this process's peers."""
     problem, clock = Problem(case), make_clock(case.device)
     runners, left_out = [], {}
     for peer in peers:
@@ -121,7 +122,7 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, kernel
                 raise LeftOut(f"{peer.name}: {error}") from error
             left_out[peer.name] = str(error)
 
-    times = []
+    times, began = [], time.monotonic()
     for index in range(rounds):
         # Each is first as often; the others in no circle, since what a GPU at its power limit takes
         # depends on whose turn was before.
@@ -131,6 +132,9 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, kernel
         times.append({runner.name: runner.round() for runner in turns})
         line = ", ".join(f"{r.name} {sum(times[-1][r.name].values()):.3f}" for r in runners)
         say(f"{case.name}: round {index + 1} of {rounds}, ms: {line}")
+        if index == 0 and rounds > 1:
+            left = (time.monotonic() - began) * (rounds - 1)
+            say(f"{case.name}: about {duration(left)} for the other {rounds - 1} rounds")
 
     entries = []
     packages = {peer.name: peer.packages for peer in peers}
@@ -142,11 +146,11 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, kernel
         entry["load_average"] = os.getloadavg()[0]
         entry["round_times"] = [r[runner.name] for r in times]
         entry["fwd_plus_bwd_ms"] = statistics.median(sum(r[runner.name].values()) for r in times)
-        if (kernels or pictures) and isinstance(runner, Measured):
+        if kernels and isinstance(runner, Measured):
             entry["kernels"] = runner.kernels()
-        if pictures and isinstance(runner, Measured):
+        if granularity and isinstance(runner, Measured):
             if passes == "both" and runner.peer.is_layer:
-                entry["granularity"] = _granularity(type(runner.peer), case)
+                entry["granularity"] = _granularity(type(runner.peer), case, say)
         entries.append(entry)
     ours = entries[0]
     ours["left_out"] = left_out
@@ -160,10 +164,16 @@ def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, kernel
     return entries
 
 
-def _granularity(peer, case):
+def duration(seconds):
+    """ "40 s", "3 min" """
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _granularity(peer, case, say):
     """Memory at other n with equal n * K and n * E."""
     found = []
     for finer in case.granularities():
+        say(f"{case.name}: memory of {peer.name} at n={finer.n} E={finer.E} K={finer.K}")
         if _needed_bytes(peer, finer) > machine.available_bytes(case.device):
             continue
         made = peer(Problem(finer))
