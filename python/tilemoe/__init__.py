@@ -1,22 +1,26 @@
 """TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch."""
 
+from ._invocation import is_command as _is_command
+
 try:
     import torch as _torch  # noqa: F401  first: every module below imports it
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ImportError(
-        "tilemoe needs torch 2.10 or newer, which is not installed: pip install 'tilemoe[torch]'"
-    ) from None
 
-from . import _flops as _flops  # registers them
-from ._config import set_kit, show_config
-from ._from_modules import from_modules
-from ._library import VERSION as __version__
-from ._library import set_block_turns
-from .functional import WeightGradients, grouped_experts, moe, moe_general
-from .module import MoE, MoEAux
-from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
+    from . import _flops as _flops  # registers them
+    from ._config import set_kit, show_config
+    from ._from_modules import from_modules
+    from ._library import VERSION as __version__
+    from ._library import set_block_turns
+    from .functional import WeightGradients, grouped_experts, moe, moe_general
+    from .module import MoE, MoEAux
+    from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
+except (ImportError, OSError) as error:
+    if not _is_command():  # the command reports what is missing
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise ImportError(
+                "tilemoe needs torch 2.10 or newer, which is not installed: "
+                "pip install 'tilemoe[torch]'"
+            ) from None
+        raise
 
 __all__ = [
     "Aux",

@@ -31,19 +31,20 @@ def set_kit(kit: str | None) -> None:
         ops.call(_library.operators.set_kit, kit)
 
 
-def _kit_of(index: int) -> str:
-    """Of a GPU, and why it is that; or why there is none."""
+def kit_of(index: int) -> tuple[str | None, str | None]:
+    """A GPU's kit, and why it is that; or None, and why the library does not use the GPU."""
     try:
-        return ops.call(_library.operators.kit_of, index)
+        return ops.call(_library.operators.kit_of, index), None
     except (NotImplementedError, RuntimeError) as error:
-        return f"not used, {str(error).split(' [')[0]}"
+        return None, str(error).split(" [")[0]
 
 
 def _gpus() -> Iterator[str]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         size = f"{properties.total_memory / 2**30:.0f} GiB"
-        yield f"cuda:{index} {properties.name}, {size}: {_kit_of(index)}"
+        kit, reason = kit_of(index)
+        yield f"cuda:{index} {properties.name}, {size}: {kit or f'not used, {reason}'}"
 
 
 def _cpu() -> str:
@@ -63,6 +64,18 @@ def _cuda() -> Iterator[tuple[str, str]]:
         yield "GPU", gpu
 
 
+def lines() -> list[tuple[str, str]]:
+    """What show_config() prints: (name, text)."""
+    return [
+        ("tilemoe", _library.VERSION),
+        ("libraries", str(_library.directory())),
+        ("torch", torch.__version__),
+        ("python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
+        ("CPU", _cpu()),
+        *_cuda(),
+    ]
+
+
 def show_config() -> None:
     """Prints the versions, the libraries that were loaded, and which devices can be used, or why not.
 
@@ -78,13 +91,5 @@ def show_config() -> None:
         CPU        yes, 16 threads; float32, bfloat16 and float16
         CUDA       no: torch 2.11.0 was built without CUDA
     """
-    lines = [
-        ("tilemoe", _library.VERSION),
-        ("libraries", str(_library.directory())),
-        ("torch", torch.__version__),
-        ("python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
-        ("CPU", _cpu()),
-        *_cuda(),
-    ]
-    for name, text in lines:
+    for name, text in lines():
         print(f"{name:10} {text}")

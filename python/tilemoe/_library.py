@@ -2,20 +2,12 @@
 torch itself has CUDA, libtilemoe_torch_cuda. A build with TILEMOE_CPU=OFF has no kernels for the CPU:
 libtilemoe_torch then has the operators' names alone."""
 
-import os
-from pathlib import Path
-
 import torch
+
+from ._folder import directory
 
 LEAST_TORCH = (2, 10)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def directory() -> Path:
-    """Where the libraries are: TILEMOE_LIBRARY_DIR (a build tree's bindings/torch), else here. A copy
-    that goes by another name than tilemoe, as Hugging Face's kernels load it, has its own."""
-    given = os.environ.get("TILEMOE_LIBRARY_DIR") if __package__ == "tilemoe" else None
-    return Path(given) if given else Path(__file__).parent / "lib"
 
 
 def _namespace() -> str:

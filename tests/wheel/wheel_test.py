@@ -137,3 +137,26 @@ def test_is_what_is_imported():
     origin = Path(importlib.util.find_spec("tilemoe").origin)
     assert origin.parent.parent == Path(sysconfig.get_path("platlib"))
     assert f"tilemoe-{importlib.metadata.version('tilemoe')}-" in WHEEL.name
+
+
+def test_has_the_command(tmp_path):
+    """By its script and by `python -m`, from the wheel and without a GPU."""
+    script = Path(sysconfig.get_path("scripts")) / "tilemoe"
+    version = importlib.metadata.version("tilemoe")
+    kept = {k: v for k, v in os.environ.items() if k not in ("TILEMOE_LIBRARY_DIR", "PYTHONPATH")}
+    environment = kept | {"CUDA_VISIBLE_DEVICES": ""}
+    for command in ([script], [sys.executable, "-m", "tilemoe"]):
+        run = lambda *words: subprocess.run(  # noqa: E731
+            [*command, *words], capture_output=True, text=True, env=environment, cwd=tmp_path
+        )
+        info = run("info", "--json")
+        assert info.returncode == 0, info.stderr
+        told = json.loads(info.stdout)
+        assert told["version"] == version and told["backends"][0]["available"]
+        assert Path(told["libraries"]) == Path(sysconfig.get_path("platlib")) / "tilemoe" / "lib"
+        assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", told["commit"])
+        check = run("check", "smallest", "--device", "cpu")
+        assert check.returncode == 0, check.stdout + check.stderr
+        assert "3 cases, 48 tensors, 0 failures" in check.stdout
+        assert run("doctor").returncode == 1
+        assert run("chek").returncode == 2

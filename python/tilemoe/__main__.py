@@ -1,0 +1,8 @@
+"""python -m tilemoe: the command, as the console script `tilemoe`."""
+
+import sys
+
+from ._command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

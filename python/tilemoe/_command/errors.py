@@ -1,0 +1,11 @@
+"""How the command ends."""
+
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+
+
+class WrongUsage(Exception):
+    """The command line is wrong: one sentence that names the option. Nothing was done."""
+
+
+class Failed(Exception):
+    """The work could not be done: one sentence."""

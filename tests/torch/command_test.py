@@ -1,0 +1,472 @@
+"""The command `tilemoe` (`python -m tilemoe`): what it prints, and how it ends."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tilemoe
+from tilemoe import _command, _config, _invocation
+from tilemoe._command import check, doctor, installation, registry
+
+ROOT = Path(__file__).resolve().parents[2]
+# As apps/tilemoe/check.cpp has them (tests/command_line_test.cpp).
+CHECK_KEYS = {
+    "version", "device", "pass", "seed", "repeats", "cases",
+    "rows", "failures", "impossible", "spoilings", "refused",
+}  # fmt: skip
+
+
+def command(*words, path=(), **environment):
+    """`python -m tilemoe` in a process of its own, which sees no GPU. -> CompletedProcess"""
+    places = {"PYTHONPATH": os.pathsep.join(map(str, [*path, *sys.path])), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "tilemoe", *words],
+        capture_output=True, text=True, env=os.environ | places | environment,
+    )  # fmt: skip
+
+
+def run(*words):
+    return _command.main([str(word) for word in words])
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("chek", "unknown command chek; did you mean check?"),
+        ("zzzzzz", "unknown command zzzzzz; `tilemoe --help` lists the commands"),
+        ("train", "train is a command of the C++ program alone"),
+        ("info --jsno", "unknown option --jsno; did you mean --json?"),
+        ("info --js", "unknown option --js; did you mean --json?"),  # no abbreviations
+        ("info more", "unknown argument more"),
+        ("check --reducd --list", "unknown option --reducd; did you mean --reduced?"),
+        ("check no-such-case", "no case matches no-such-case; `tilemoe check --list` names them all"),
+        ("check --dtype float8", "--dtype: invalid choice: 'float8'"),
+        ("check --repeat -1", "--repeat is -1, expected 0 or more"),
+        ("check --repeat many", "--repeat: invalid int value: 'many'"),
+        ("doctor --device cpu", "--device cpu: expected cuda or cuda:N"),
+        ("doctor --device cuda:x", "--device cuda:x: expected cuda or cuda:N"),
+        ("doctor --kit sm100", "--kit: invalid choice: 'sm100'"),
+        ("bench --config nothing", "--config nothing: not one of cpu-t4096"),
+    ],
+)
+def test_wrong_usage(words, sentence, capsys):
+    assert run(*words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("tilemoe: error: ") and sentence in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_command_it_helps(capsys):
+    assert run() == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.splitlines()[-1].startswith("tilemoe: error: a command is required")
+    for name in ("info", "doctor", "check", "bench"):
+        assert f"\n    {name} " in err
+
+
+def test_help_and_version(capsys):
+    assert run("--help") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for status in ("0 done", "1 the work failed", "2 wrong usage", "130 Ctrl-C", "141 closed pipe"):
+        assert status in told
+    for name in ("info", "doctor", "check", "bench"):
+        assert run(name, "--help") == 0
+        assert capsys.readouterr().out.startswith(f"usage: tilemoe {name} ")
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith(f"tilemoe {tilemoe.__version__}")
+
+
+def test_an_interrupt_is_130(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry.Registry, "run", interrupted)
+    assert run("check", "one-token/float32", "--device", "cpu") == 130
+
+
+def test_output_that_cannot_be_written_is_an_error():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tilemoe", "info"], stdout=full, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr == "tilemoe: error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "argv, orig_argv, expected",
+    [
+        (["-m", "info"], ["python", "-m", "tilemoe", "info"], True),
+        (["-m"], ["python", "-X", "dev", "-mtilemoe"], True),
+        (["/bin/tilemoe", "info"], ["python", "/bin/tilemoe", "info"], True),
+        (["-m", "tilemoe"], ["python", "-m", "pytest", "tilemoe"], False),
+        (["-m"], ["python", "-m", "tilemoe.bench"], False),
+        (["train.py", "-m", "tilemoe"], ["python", "train.py", "-m", "tilemoe"], False),
+        ([""], ["python"], False),
+    ],
+)
+def test_it_knows_that_it_is_the_command(argv, orig_argv, expected, monkeypatch):
+    """Any other program that cannot use the package must fail at its import."""
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", orig_argv)
+    assert _invocation.is_command() == expected
+
+
+# ---------------------------------------------------------------- check
+
+
+def test_check_of_two_cases(tmp_path, capsys):
+    file = tmp_path / "check.json"
+    words = ("swiglu/float32", "--case", "smallest/bfloat16", "--device", "cpu", "--json", file)
+    assert run("check", *words) == 0
+    out = capsys.readouterr().out
+    report = json.loads(file.read_text())
+    assert set(report) == CHECK_KEYS
+    assert report["cases"] == 2 and report["failures"] == [] and report["pass"] == "all"
+    names = {row["case"] for row in report["rows"]}
+    assert names == {"swiglu/float32", "swiglu/float32 (integers)",
+                     "smallest/bfloat16", "smallest/bfloat16 (integers)"}  # fmt: skip
+    of_swiglu = [row for row in report["rows"] if row["case"] == "swiglu/float32"]
+    assert [row["tensor"] for row in of_swiglu] == ["H", "O", "dX", "ds", "dW1", "dW2"]
+    for row in of_swiglu:
+        assert 0 < row["frobenius"] <= row["frobenius_limit"] < 1e-5
+        assert 0 < row["worst_row"] <= row["worst_row_limit"] and row["passed"]
+    for row in report["rows"]:
+        if row["case"].endswith("(integers)"):
+            assert row["frobenius"] == row["frobenius_limit"] == 0
+    assert f"2 cases, {len(report['rows'])} tensors, 0 failures\n" in out
+    assert f"{report['spoilings']} results were spoiled on purpose" in out
+    assert report["spoilings"] > 30
+
+
+def test_check_of_one_pass(tmp_path):
+    file = tmp_path / "check.json"
+    words = ("one-token/float16", "--device", "cpu", "--pass", "forward", "--json", file)
+    assert run("check", *words, "--repeat", 3) == 0
+    report = json.loads(file.read_text())
+    assert {row["tensor"] for row in report["rows"]} == {"H", "O"}
+    assert report["pass"] == "forward" and report["repeats"] == 3
+
+
+def test_the_quick_cases_are_the_registrys(capsys):
+    """Each in three types; verify/registry.cpp marks them."""
+
+    def listed(*words):
+        assert run("check", "--list", *words) == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+
+    quick, every = listed("--reduced"), listed()
+    source = (ROOT / "verify" / "registry.cpp").read_text()
+    marks = source.count("reduced = true") + source.count(".reduced = activation ==")
+    assert len(quick) == 3 * marks and len(every) > 2 * len(quick)
+    assert set(quick) < set(every)
+    assert listed("--dtype", "float16", "--reduced") == [c for c in quick if c.endswith("/float16")]
+
+
+def test_every_quick_case_passes(tmp_path):
+    """On the CPU, both passes."""
+    file = tmp_path / "check.json"
+    assert run("check", "--reduced", "--device", "cpu", "--json", file) == 0
+    report = json.loads(file.read_text())
+    cases = registry.Registry("cpu").cases(reduced=True)
+    assert report["cases"] == len(cases) >= 72
+    assert {row["case"].removesuffix(" (integers)") for row in report["rows"]} == {
+        case["case"] for case in cases
+    }
+    assert all(row["passed"] for row in report["rows"])
+
+
+# oneDNN's product as the library calls it, but for one element of what it computes.
+WRONG_PRODUCT = """
+typedef long long dim;
+int dnnl_sgemm(char ta, char tb, dim M, dim N, dim K, float alpha, const float *A, dim lda,
+               const float *B, dim ldb, float beta, float *C, dim ldc) {
+  for (dim i = 0; i < M; ++i)
+    for (dim j = 0; j < N; ++j) {
+      float sum = 0;
+      for (dim k = 0; k < K; ++k)
+        sum += (ta == 'T' || ta == 't' ? A[k * lda + i] : A[i * lda + k]) *
+               (tb == 'T' || tb == 't' ? B[j * ldb + k] : B[k * ldb + j]);
+      C[i * ldc + j] = alpha * sum + (beta == 0 ? 0 : beta * C[i * ldc + j]);
+    }
+  C[0] *= FACTOR;
+  return 0;
+}
+"""
+
+
+@pytest.fixture
+def product(tmp_path):
+    """A function: -> a library to preload, by a factor of the product's first element."""
+    source = tmp_path / "product.c"
+    source.write_text(WRONG_PRODUCT)
+
+    def build(factor):
+        library = tmp_path / f"product-{factor}.so"
+        cc = shutil.which("cc") or shutil.which("gcc")
+        subprocess.run(
+            [cc, "-O1", "-shared", "-fPIC", f"-DFACTOR={factor}", "-o", library, source], check=True
+        )
+        return str(library)
+
+    return build
+
+
+def test_check_fails_if_a_product_is_wrong(product):
+    words = ("check", "swiglu/float32", "--device", "cpu")
+    right = command(*words, LD_PRELOAD=product("1.0f"))
+    assert right.returncode == 0, right.stdout + right.stderr
+    wrong = command(*words, LD_PRELOAD=product("1.01f"))
+    assert wrong.returncode == 1, wrong.stdout + wrong.stderr
+    assert "FAILED" in wrong.stdout and "swiglu/float32, H: frobenius" in wrong.stdout
+
+
+def test_a_failure_is_told(monkeypatch, capsys):
+    row = {"case": "a/float32", "tensor": "O", "frobenius": None, "frobenius_limit": 1e-6,
+           "worst_row": None, "worst_row_limit": 1e-6, "passed": False}  # fmt: skip
+    result = {"rows": [row], "failures": ["a/float32, O: nan"], "impossible": ["a: zeroed"],
+              "spoilings": 3, "refused": 1}  # fmt: skip
+    monkeypatch.setattr(registry.Registry, "run", lambda *_: result)
+    assert run("check", "smallest/float32", "--device", "cpu") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["a/float32", "O", "nan", "1.00e-06", "nan", "1.00e-06", "FAILED"]
+    assert lines[-3:] == ["1 cases, 1 tensors, 1 failures, 1 of them refused",
+                          "3 results were spoiled on purpose; 1 cannot be",
+                          "  a/float32, O: nan"]  # fmt: skip
+
+
+def test_check_on_a_gpu_that_cannot_be_used(capsys, monkeypatch):
+    monkeypatch.setattr(check, "why_no_layer", lambda: "the GPU is on holiday")
+    assert run("check", "--device", "cuda") == 1
+    assert capsys.readouterr().err == (
+        "tilemoe: error: --device cuda: the GPU is on holiday; `tilemoe doctor` reports what is missing\n"
+    )
+    assert check._device("auto") == "cpu"
+    monkeypatch.setattr(check, "why_no_layer", lambda: None)
+    assert check._device("auto") == check._device("cuda") == "cuda:0"
+
+
+def test_a_file_that_cannot_be_written_is_told_before(monkeypatch, capsys):
+    monkeypatch.setattr(registry.Registry, "run", lambda *_: pytest.fail("a case was run"))
+    assert run("check", "smallest/float32", "--device", "cpu", "--json", "/nowhere/out.json") == 1
+    assert "cannot write /nowhere/out.json" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- info and doctor
+
+
+def test_info_is_show_config(capsys):
+    tilemoe.show_config()
+    config = capsys.readouterr().out.splitlines()
+    assert run("info") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in config if line not in lines] == []
+    assert any(line.startswith("driver ") for line in lines)
+    assert run("info", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["version"].startswith(tilemoe.__version__)
+    assert report["backends"][0] == {"name": "cpu", "available": True}
+
+
+TORCH = """
+from types import SimpleNamespace
+__version__ = "2.9.1"
+version = SimpleNamespace(cuda="12.8")
+"""
+
+
+@pytest.mark.parametrize(
+    "torch, sentence, how",
+    [
+        (None, "tilemoe's operators are not at /nowhere/libtilemoe_torch.so", "install the package"),
+        ("raise ImportError('broken')", "cannot be imported (broken)", "install the package again"),
+        (TORCH, "tilemoe needs torch 2.10 or newer, but torch is 2.9.1", "pip install --upgrade 'torch"),
+    ],
+    ids=["no operators", "no torch", "old torch"],
+)
+def test_without_the_operators(torch, sentence, how, tmp_path):
+    path = []
+    if torch is not None:
+        (tmp_path / "torch.py").write_text(torch)
+        path = [tmp_path]
+    where = {"path": path, "TILEMOE_LIBRARY_DIR": "/nowhere"}
+    info = command("info", **where)
+    assert info.returncode == 0 and info.stderr == ""
+    assert sentence in info.stdout
+    as_json = command("info", "--json", **where)
+    cpu = json.loads(as_json.stdout)["backends"][0]
+    assert not cpu["available"] and sentence in cpu["reason"]
+    told = command("doctor", **where)
+    assert told.returncode == 1 and told.stderr == ""
+    assert sentence in told.stdout and how in told.stdout
+    assert told.stdout.endswith("verdict    FAILED: no GPU can be used\n")
+    for words in (("check", "--list"), *([] if torch == TORCH else [("bench", "--list")])):
+        failed = command(*words, **where)
+        assert failed.returncode == 1 and failed.stderr.startswith("tilemoe: error: ")
+        assert "Traceback" not in failed.stderr
+    program = subprocess.run(
+        [sys.executable, "-c", "import tilemoe"], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, *sys.path])),
+                          "TILEMOE_LIBRARY_DIR": "/nowhere"},
+    )  # fmt: skip
+    assert program.returncode == 1 and "ImportError" in program.stderr
+
+
+H100 = installation.Gpu(0, "NVIDIA H100", 80 << 30, (9, 0), "sm90, the newest")
+GOOD = installation.Installation(
+    version="0.2.0", commit="0123456789ab", libraries="/lib", has_cpu_library=True,
+    has_cuda_library=True, python="3.12.3, Linux x86_64", torch="2.11.0+cu130", torch_cuda="13.0",
+    operators_error=None, cuda_error=None, threads=16, gpus_in_machine=1, driver="580.95.05",
+    driver_cuda="13.0", visible=None, gpus=[H100],
+)  # fmt: skip
+V100 = installation.Gpu(0, "Tesla V100", 16 << 30, (7, 0), None, "compute capability 7.0 is too old")
+NO_DRIVER = {"driver": None, "driver_cuda": None, "gpus": []}
+
+
+@pytest.mark.parametrize(
+    "changed, expected",
+    [
+        ({}, []),
+        ({"torch": None, "torch_cuda": None, "operators_error": "torch is not installed", "gpus": []},
+         [("torch is not installed", "pip install 'torch>=2.10'")]),
+        ({"torch": "2.9.1", "operators_error": "needs torch 2.10", "gpus": []},
+         [("needs torch 2.10", "pip install --upgrade 'torch>=2.10'")]),
+        ({"operators_error": "cannot be loaded", "gpus": []},
+         [("cannot be loaded", "install the package again")]),
+        ({"torch": "2.11.0+cpu", "torch_cuda": None, "cuda_error": "built without CUDA", "gpus": []},
+         [("torch 2.11.0+cpu was built without CUDA", "install a torch with CUDA")]),
+        ({"has_cuda_library": False, "cuda_error": "without its CUDA library", "gpus": []},
+         [("/lib/libtilemoe_torch_cuda.so", "TILEMOE_CUDA=ON pip install .")]),
+        ({"cuda_error": "its CUDA library cannot be loaded (libcudart)", "gpus": []},
+         [("cannot be loaded (libcudart)", "of one CUDA version")]),
+        ({**NO_DRIVER, "gpus_in_machine": 0}, [("no NVIDIA GPU and no driver", "8.0 or newer")]),
+        (NO_DRIVER, [("an NVIDIA GPU without its driver", "docker run --gpus all")]),
+        ({"driver_cuda": "12.2", "gpus": []},
+         [("the driver supports CUDA 12.2, torch is built with CUDA 13.0", "580 or newer")]),
+        ({"visible": "", "gpus": []}, [("CUDA_VISIBLE_DEVICES is ''", "unset it")]),
+        ({"gpus": []}, [("torch finds no GPU", "nvidia-smi")]),
+        ({"gpus": [V100]}, [("cuda:0 Tesla V100, compute capability 7.0", "8.0 or newer (A100")]),
+        ({"gpus": [V100, dataclasses.replace(H100, index=1)]}, []),
+        ({"gpus": [dataclasses.replace(H100, kit=None, reason="no kernel image")]},
+         [("no kernel image", "update NVIDIA's driver")]),
+        ({**NO_DRIVER, "gpus_in_machine": 0, "has_cuda_library": False, "torch_cuda": None},
+         [("torch 2.11.0+cu130 was built without CUDA", "install a torch with CUDA"),
+          ("no CUDA library", "does not end in +cpu"),
+          ("no NVIDIA GPU and no driver", "NVIDIA's driver")]),
+    ],
+)  # fmt: skip
+def test_what_is_missing(changed, expected):
+    found = installation.missing(dataclasses.replace(GOOD, **changed))
+    assert len(found) == len(expected)
+    for one, (what, how) in zip(found, expected):
+        assert what in one.what and how in one.how
+
+
+def test_gpus_without_a_driver_are_found(tmp_path):
+    for name, vendor, kind in (("0", "0x10de", "0x030200"), ("1", "0x10de", "0x040300"),
+                               ("2", "0x8086", "0x030000"), ("3", "0x10de", "0x030000")):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    (tmp_path / "4").mkdir()
+    assert installation._gpus_in_machine(tmp_path) == 2
+
+
+def test_doctor_without_a_gpu(tmp_path, capsys, monkeypatch):
+    without = dataclasses.replace(GOOD, gpus_in_machine=0, **NO_DRIVER)
+    monkeypatch.setattr(installation, "find", lambda: without)
+    text, numbers = tmp_path / "report.txt", tmp_path / "report.json"
+    assert run("doctor", "--out", text, "--json", numbers) == 1
+    out = capsys.readouterr().out
+    assert out == text.read_text()
+    assert "Missing for a GPU:\n  no NVIDIA GPU and no driver" in out and "    -> use a machine" in out
+    assert "`tilemoe check --device cpu`" in out
+    report = json.loads(numbers.read_text())
+    assert not report["passed"] and report["kits"] == [] and len(report["missing"]) == 1
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """A stand-in: an H100 that runs sm80 and sm90, whose results are the CPU's. -> the names of the
+    cases that it ran, by kit; a case in `wrong` fails."""
+    chosen, ran, wrong = [None], {}, set()
+    monkeypatch.setattr(installation, "find", lambda: GOOD)
+    monkeypatch.setattr(_config, "set_kit", lambda kit: chosen.__setitem__(0, kit))
+    monkeypatch.setattr(_config, "kit_of", lambda index: (chosen[0], None))
+
+    class Stand(registry.Registry):
+        def __init__(self, device):
+            assert device == "cuda:0"
+            super().__init__("cpu")
+
+        def run(self, case):
+            ran.setdefault(chosen[0], []).append(case)
+            if (chosen[0], case) in wrong:
+                return {"rows": [{}], "failures": [f"{case}, O: too far"], "impossible": [],
+                        "spoilings": 0, "refused": 0}  # fmt: skip
+            if (chosen[0], "broken") in wrong:
+                raise RuntimeError("cudaErrorIllegalAddress")
+            return {"rows": [{}], "failures": [], "impossible": [], "spoilings": 3, "refused": 0}
+
+    monkeypatch.setattr(doctor, "Registry", Stand)
+    return ran, wrong, chosen
+
+
+def test_doctor_on_a_gpu(a_gpu, tmp_path, capsys):
+    ran, _, chosen = a_gpu
+    file = tmp_path / "report.json"
+    assert run("doctor", "--json", file) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("verdict    passed: sm80, sm90\n")
+    quick = [c["case"] for c in registry.Registry("cpu").cases(reduced=True)]
+    expected = {case for case in quick if not case.endswith("/float32")}
+    assert {kit: set(cases) for kit, cases in ran.items()} == {"sm80": expected, "sm90": expected}
+    report = json.loads(file.read_text())
+    assert report["passed"] and [kit["cases"] for kit in report["kits"]] == [len(expected)] * 2
+    assert chosen == [None]
+
+
+def test_doctor_on_a_gpu_whose_results_are_wrong(a_gpu, capsys):
+    _, wrong, _ = a_gpu
+    wrong.add(("sm90", "swiglu/bfloat16"))
+    assert run("doctor") == 1
+    out = capsys.readouterr().out
+    assert "  swiglu/bfloat16, O: too far\n" in out
+    assert out.endswith("verdict    FAILED: sm90; passed: sm80\n")
+    wrong.add(("sm80", "broken"))
+    assert run("doctor", "--kit", "sm80") == 1
+    out = capsys.readouterr().out
+    assert "cudaErrorIllegalAddress; the cases after it were not run" in out
+    assert out.endswith("verdict    FAILED: sm80\n")
+
+
+def test_doctor_skips_a_kit_that_the_gpu_does_not_run(a_gpu, monkeypatch, capsys):
+    _, _, chosen = a_gpu
+    monkeypatch.setattr(
+        _config, "kit_of", lambda index: (None, "not here") if chosen[0] == "sm90" else ("sm80", None)
+    )
+    assert run("doctor") == 0
+    out = capsys.readouterr().out
+    assert "sm90: not run: not here\n" in out and out.endswith("verdict    passed: sm80\n")
+    assert run("doctor", "--kit", "sm90") == 1
+    assert capsys.readouterr().out.endswith("verdict    FAILED: no kit runs here\n")
+
+
+def test_doctor_of_another_gpu(a_gpu, capsys):
+    assert run("doctor", "--device", "cuda:3") == 1
+    assert "cuda:3: this machine has one GPU" in capsys.readouterr().out
+
+
+def test_bench_is_the_benchs(capsys):
+    assert run("bench", "--list") == 0
+    assert "cpu-t4096" in capsys.readouterr().out
