@@ -193,7 +193,8 @@ void add_bench(CLI::App& app, Run& run) {
       ->check(CLI::IsMember({"forward", "backward", "both"}))
       ->capture_default_str();
   command->add_flag("--biases", options->biases, "With biases b1 and b2");
-  command->add_flag("--dh-over-h", options->dH_over_H, "Write dH over H in the backward");
+  command->add_flag("--dh-over-h,--overwrite-H", options->dH_over_H,
+                    "Write dH over H in the backward");
   command
       ->add_option("--column-blocks", options->column_blocks,
                    "Blocks of columns in which Y and dX~ exist: less workspace, more time")

@@ -70,6 +70,21 @@ TEST(Options, ReachTheConfiguration) {
   EXPECT_EQ(CommandLine("--experts-off").options.checked().model.mode, ExpertsMode::kOff);
 }
 
+TEST(Options, TakePythonsSpelling) {
+  const std::vector<std::pair<std::string, std::string>> activations = {
+      {"geglu_tanh", "geglu-tanh"}, {"relu_squared", "relu-squared"}, {"swiglu", "swiglu"}};
+  for (const auto& [python, ours] : activations)
+    EXPECT_EQ(CommandLine("--activation " + python).options.activation, ours);
+  const std::vector<std::pair<std::string, std::string>> scorings = {
+      {"softmax_over_chosen", "softmax-chosen"},
+      {"softmax-over-all", "softmax-all"},
+      {"softmax_renormalized", "softmax-renormalized"},
+      {"sigmoid_renormalized", "sigmoid-renormalized"}};
+  for (const auto& [python, ours] : scorings)
+    EXPECT_EQ(CommandLine("--scoring " + python).options.scoring, ours);
+  EXPECT_THROW(CommandLine("--scoring over_all"), CLI::ValidationError);
+}
+
 // Every option with what it must not be: the complaint is one sentence that names it.
 TEST(Options, BadValuesAreRefusedByName) {
   const std::vector<std::pair<std::string, std::string>> cases = {

@@ -50,6 +50,19 @@ std::vector<std::string> names_of(const Names<Value, kCount>& table) {
   return names;
 }
 
+// The Python package writes "geglu_tanh" and "softmax_over_chosen": these become "geglu-tanh" and
+// "softmax-chosen".
+CLI::Validator as_on_the_command_line() {
+  return CLI::Validator(
+      [](std::string& name) {
+        std::replace(name.begin(), name.end(), '_', '-');
+        if (const std::string over = "-over-"; name.starts_with("softmax" + over))
+          name.replace(name.find(over), over.size(), "-");
+        return std::string();
+      },
+      "");
+}
+
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (condition) return;
@@ -107,6 +120,7 @@ void ModelOptions::add_to(OptionTable& table) {
   add("top-k", top_k, "Experts a token goes to, K");
   add("expert-width", expert_width, "Width inside an expert, n");
   add("activation", activation, "Activation of the experts")
+      ->transform(as_on_the_command_line())
       ->check(CLI::IsMember(names_of(activation_names())));
   add("heads", heads, "Heads of the attention");
   add("head-width", head_width, "Width of a head");
@@ -120,6 +134,7 @@ void ModelOptions::add_to(OptionTable& table) {
   add("routing", routing, "top-k, or how token rounding rounds an expert's rows, in training")
       ->check(CLI::IsMember(routings));
   add("scoring", scoring, "Scores of top-K; the sigmoids have a selection bias moved by the load")
+      ->transform(as_on_the_command_line())
       ->check(CLI::IsMember(names_of(kScorings)));
   add("m", m, "Token rounding: rows of an expert are a multiple of it");
   add("bias-rate", bias_rate, "What a step moves a selection bias by");
