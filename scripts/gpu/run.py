@@ -135,8 +135,8 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/gpu"),
                         help="where logs, what has passed, and the results go (build/gpu)")
     parser.add_argument("--wheel", type=pathlib.Path,
-                        help="of the PyTorch package, for the stages torch, sizes, two-gpus and "
-                             "one-gpu-ranks")
+                        help="of the PyTorch package, for the stages torch, command, sizes, two-gpus "
+                             "and one-gpu-ranks")
     parser.add_argument("--packages", type=pathlib.Path,
                         help="a folder of wheels of what the package's tests need (packages.sh)")
     parser.add_argument("--again", action="store_true", help="run also what has passed")

@@ -30,6 +30,7 @@ HUGE = {"deepseek-v3.2": 60, "huge-rows": 12, "huge-hidden": 17}
 # tests/torch/real_sizes.py has their shapes. The largest take up to 35 GiB: two fit side by side.
 SIZES = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b", "kimi-linear",
          "qwen3-next", "wide", "few-rows", "off-tiles"]
+BENCH_SHAPE = [2048, 1024, 512, 16, 4]  # T, d, n, E, K of the command's short bench
 ON_TWO_DEVICES = "*Device*"  # of cuda_layer_test
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
 LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are dealt to so many processes
@@ -228,6 +229,25 @@ def torch(machine, folder):
     return [item(None, 280 if kits else 440), *(item(kit, 140) for kit in kits)]
 
 
+def command(machine, folder):
+    """The wheel's own command: what it reports of the GPU, the quick cases of the registry, and a small
+    layer's time beside torch's."""
+    def item(name, words, limit_s, report):
+        return machine.torch_item(name, ["-m", "tilemoe", *words], limit_s, report)
+
+    def written(name, words, limit_s):
+        file = folder / f"{name}.json"
+        return item(name, [*words, "--json", file], limit_s, lambda _: json.loads(file.read_text()))
+
+    return [
+        item("info", ["info", "--json"], 60, json.loads),
+        written("doctor", ["doctor"], 150),
+        item("check-reduced", ["check", "--device", "cuda", "--reduced"], 150, check_counts),
+        written("bench", ["bench", "--device", "cuda", "--shape", *map(str, BENCH_SHAPE), "--rounds",
+                          "5", "--against", "torch-grouped_mm"], 90),
+    ]
+
+
 def sizes(machine, folder):
     """Layers of real models' sizes, every row of every tensor, through the PyTorch package."""
     def item(name):
@@ -370,6 +390,7 @@ STAGES = {
     "test": test,
     "ptx": ptx,
     "torch": torch,
+    "command": command,
     "sizes": sizes,
     "two-gpus": two_gpus,
     "one-gpu-ranks": one_gpu_ranks,

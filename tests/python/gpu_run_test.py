@@ -175,6 +175,16 @@ class GpuRun(unittest.TestCase):
             self.assertTrue((folder / file).exists() and f'"{file}"' in on_cuda, file)
         self.assertLessEqual(own.limit_s + other.limit_s, 480)
 
+    def test_the_wheels_command_is_run(self):
+        sys.path.insert(0, str(RUN.parent))
+        import stages
+        machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
+        items = stages.command(machine, self.folder)
+        ran = [item.command[item.command.index("tilemoe") + 1] for item in items]
+        self.assertEqual(ran, ["info", "doctor", "check", "bench"])
+        self.assertTrue(all("-m" in item.command for item in items))
+        self.assertLessEqual(sum(item.limit_s for item in items), 480)
+
     def test_a_program_that_ran_no_test_has_failed(self):
         self.program("cuda_some_test", self.counts(failures=0, tests=0))
         said = self.run_stages("test")
