@@ -102,6 +102,8 @@ def wrong_with_python(rest):
         if not rest[1].startswith("tilemoe"):
             return None  # pytest, pip, venv
         folder = ROOT / "python" / rest[1].replace(".", "/")
+        if rest[1] == "tilemoe":  # its commands' options are in a folder each
+            folder /= "bench" if rest[2:3] == ["bench"] else "_command"
         return wrong_options(folder, rest[2:]) if folder.is_dir() else f"no module {rest[1]}"
     at = next((i for i, word in enumerate(rest) if word.endswith(".py")), None)
     return "no file to run" if at is None else wrong_with_a_script(rest[at], rest[at + 1 :])
