@@ -15,7 +15,7 @@ function(run)
 endfunction()
 
 set(prefix ${BINARY}/prefix)
-file(REMOVE_RECURSE ${prefix} ${BINARY}/installed ${BINARY}/outside)
+file(REMOVE_RECURSE ${prefix} ${BINARY}/installed ${BINARY}/outside_cxx_ON ${BINARY}/outside_cxx_OFF)
 
 if(NOT BUILD)
   set(BUILD ${BINARY}/library)
@@ -58,26 +58,29 @@ elseif(shared_library)
   message(FATAL_ERROR "a static build installed ${shared_library}")
 endif()
 
-# find_package
-run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE}/tests/package -B ${BINARY}/outside
-    -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC}
-    -DCMAKE_PREFIX_PATH=${prefix})
-run(${CMAKE_COMMAND} --build ${BINARY}/outside)
-run(${BINARY}/outside/outside_cpp)
-run(${BINARY}/outside/outside_c)
+# find_package, in a project with C++ and in one without
+foreach(with_cxx ON OFF)
+  set(outside ${BINARY}/outside_cxx_${with_cxx})
+  run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE}/tests/package -B ${outside} -DWITH_CXX=${with_cxx}
+      -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC}
+      -DCMAKE_PREFIX_PATH=${prefix})
+  run(${CMAKE_COMMAND} --build ${outside})
+  if(with_cxx)
+    run(${outside}/outside_cpp)
+  endif()
+  run(${outside}/outside_c)
+endforeach()
 
-# pkg-config
+# pkg-config, with --static too, which must change nothing
 file(GLOB_RECURSE pc ${prefix}/tilemoe.pc)
 get_filename_component(pc_dir ${pc} DIRECTORY)
 get_filename_component(lib_dir ${pc_dir} DIRECTORY)
 set(ENV{PKG_CONFIG_PATH} ${pc_dir})
-set(static_flag "")
-if(LINKAGE STREQUAL "static")
-  set(static_flag --static)
-endif()
-execute_process(COMMAND pkg-config ${static_flag} --cflags --libs tilemoe
-                OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
-separate_arguments(flags UNIX_COMMAND "${flags}")
-run(${CC} -std=c99 ${SOURCE}/tests/package/outside.c -o ${BINARY}/outside/by_pkg_config ${flags})
 set(ENV{LD_LIBRARY_PATH} ${lib_dir})
-run(${BINARY}/outside/by_pkg_config)
+foreach(option "" --static)
+  execute_process(COMMAND pkg-config ${option} --cflags --libs tilemoe
+                  OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  run(${CC} -std=c99 ${SOURCE}/tests/package/outside.c -o ${BINARY}/by_pkg_config ${flags})
+  run(${BINARY}/by_pkg_config)
+endforeach()
