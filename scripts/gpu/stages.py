@@ -157,8 +157,10 @@ def test(machine, folder):
                   for part in range(LONG_TESTS.get(program, 1))),
                 machine.item(named("check", kit), "tilemoe", check, 240, check_counts, kit=kit)]
 
+    example = "example_layer_cuda"
     return [*items(machine.tests()),
-            *(one for kit in machine.forced_kits() for one in items(PRODUCTS, kit))]
+            *(one for kit in machine.forced_kits() for one in items(PRODUCTS, kit)),
+            machine.item(example, example, [], 60, str.splitlines)]
 
 
 def ptx(machine, folder):

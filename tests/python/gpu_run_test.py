@@ -23,6 +23,7 @@ class GpuRun(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
         self.program("tilemoe", f'if [ "$1" = info ]; then {INFO}; else echo "3 cases, 0 failures"; fi')
         self.program("cuda_some_test", self.counts(failures=0))
+        self.program("example_layer_cuda", "echo O differs by 3e-3")
         self.gpus(1)
 
     def program(self, name, script, place="programs"):
@@ -57,7 +58,7 @@ class GpuRun(unittest.TestCase):
     def test_writes_what_ran_and_where(self):
         said = self.run_stages("test")
         self.assertEqual(said.returncode, 0, said.stderr)
-        self.assertIn("test: all 2 passed", said.stdout)
+        self.assertIn("test: all 3 passed", said.stdout)
         self.assertIn("bench: skipped: not asked for", said.stdout)
         results = self.results("test")
         self.assertEqual((results["commit"], results["name"]), ("0123abcd", "Stand-in"))
@@ -66,6 +67,7 @@ class GpuRun(unittest.TestCase):
                          {"tests": 7, "failures": 0,
                           "skipped": ["DeviceLayerTest.RunsOnTwoDevicesAtOnce"]})
         self.assertEqual(results["items"][1]["report"], "3 cases, 0 failures")
+        self.assertEqual(results["items"][2]["report"], ["O differs by 3e-3"])
 
     def test_the_rowwise_tests_run_from_ptx(self):
         passes = json.dumps({"tests": 3, "failures": 0, "testsuites": []})

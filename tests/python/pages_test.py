@@ -143,7 +143,7 @@ def normalised(code):
 @functools.cache
 def compiled_programs():
     """The text of each program in C and C++ that the tests compile and run, on one line."""
-    files = [*(ROOT / "examples").glob("*.cpp"), *(ROOT / "tests" / "package").glob("*.c*")]
+    files = [*(ROOT / "examples").glob("*.c*"), *(ROOT / "tests" / "package").glob("*.c*")]
     return ["".join(normalised(file.read_text())) for file in files]
 
 
