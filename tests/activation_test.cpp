@@ -21,6 +21,10 @@ struct Shape {
   float clamp = 0, alpha = 0, up_shift = 0;
 };
 
+void PrintTo(const Shape& c, std::ostream* out) {
+  *out << c.name;
+}
+
 // One expert of d = n, W1's gate rows and W2 unit matrices, up the constant 1 by its bias: then A
 // is act(x, 1), and so is O.
 Inputs unit_layer(const Shape& shape, DType dtype) {

@@ -42,7 +42,8 @@ TEST_P(FuzzCInterface, KeepsItsPromises) {
   RecordProperty("refused", std::to_string(world.statistics.refused));
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, FuzzCInterface, testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Threads, FuzzCInterface, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace tilemoe::fuzz

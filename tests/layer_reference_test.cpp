@@ -21,6 +21,10 @@ struct Shape {
   float clamp = 0, alpha = 0, up_shift = 0;
 };
 
+void PrintTo(const Shape& c, std::ostream* out) {
+  *out << c.name;
+}
+
 class ReferenceGradient : public testing::TestWithParam<Shape> {
  protected:
   // Values on a grid of 2^-12, so that a step of 2^-10 from any of them is exact in float32.

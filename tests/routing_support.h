@@ -17,6 +17,18 @@
 #include "routing/order.h"
 #include "tilemoe/layer.h"
 
+namespace tilemoe {
+
+// How GoogleTest prints a parameter.
+inline void PrintTo(Scoring scoring, std::ostream* out) {
+  *out << "Scoring" << static_cast<int>(scoring);
+}
+inline void PrintTo(Rounding rule, std::ostream* out) {
+  *out << "Rule" << static_cast<int>(rule);
+}
+
+}  // namespace tilemoe
+
 namespace tilemoe::routing_test {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -110,6 +122,9 @@ inline const char* name(Logits kind) {
     case Logits::kStriped: return "Striped";
   }
   return "";
+}
+inline void PrintTo(Logits kind, std::ostream* out) {
+  *out << name(kind);
 }
 
 // kTies: small integers, so that ties are everywhere. kSpecial: ties with NaN, infinities and both

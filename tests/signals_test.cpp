@@ -73,7 +73,8 @@ TEST_P(Signals, AreHeldAfterwardsAsTheyWereBefore) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, Signals, testing::Values(1, 2, 5));
+INSTANTIATE_TEST_SUITE_P(Threads, Signals, testing::Values(1, 2, 5),
+                         testing::PrintToStringParamName());
 
 // ---------------------------------------------------------------- where a handler's frame lies
 

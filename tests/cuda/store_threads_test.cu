@@ -77,11 +77,14 @@ struct Case {
   bool packed = false;
 };
 
-std::string name(const testing::TestParamInfo<Case>& info) {
-  const Case& c = info.param;
+std::string name_of(const Case& c) {
   return std::to_string(c.first_row) + "to" + std::to_string(c.row_end) + "_" +
          std::to_string(c.parts) + "x" + std::to_string(c.columns) + "_and" +
          std::to_string(c.padding) + (c.packed ? "_packed" : "");
+}
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << name_of(c);
 }
 
 class StoreByThreadsTest : public testing::TestWithParam<Case> {
@@ -148,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{0, 64, 1, 8, 0}, Case{0, 64, 2, 16, 8}, Case{4, 70, 2, 56, 0},
         Case{4, 70, 2, 56, 0, true}, Case{1, 40, 3, 72, 40}, Case{1, 40, 3, 104, 8, true},
         Case{1, 40, 2, 32, 0}, Case{1, 70, 2, 136, 0}, Case{1, 70, 1, 184, 8, true}),
-    name);
+    [](const testing::TestParamInfo<Case>& info) { return name_of(info.param); });
 
 // H of inference is asked for of no tensor.
 TEST(StoreByThreadsOutput, WritesNothingThatIsNotWanted) {

@@ -64,6 +64,10 @@ struct ModelCase {
   double loss_tolerance, gradient_tolerance;
 };
 
+void PrintTo(const ModelCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
 class CudaModel : public testing::TestWithParam<ModelCase> {};
 
 // Without experts both compute in float32, and differ by the order of sums alone. With them the

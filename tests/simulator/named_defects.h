@@ -21,6 +21,11 @@ struct Defect {
   std::vector<FindingKind> or_kinds = {};  // where another order of events shows it so
 };
 
+template <class How>
+void PrintTo(const Defect<How>& defect, std::ostream* out) {
+  *out << defect.name;
+}
+
 // With every seed run(seed) finds the defect, in this kernel and at these lines; line("word") is
 // where a word stands.
 template <class How, class Run, class Line>

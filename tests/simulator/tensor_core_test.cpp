@@ -12,6 +12,20 @@
 #include <vector>
 
 namespace tilemoe::simulator {
+
+static const char* name_of(const TensorCore& core) {
+  return core.group == 8 ? "Ampere" : "Hopper";
+}
+static const char* name_of(OperandType type) {
+  return type == OperandType::kBFloat16 ? "BFloat16" : "Float16";
+}
+void PrintTo(const TensorCore& core, std::ostream* out) {
+  *out << name_of(core);
+}
+void PrintTo(OperandType type, std::ostream* out) {
+  *out << name_of(type);
+}
+
 namespace {
 
 using Whole = boost::multiprecision::cpp_int;  // sign and magnitude: division cuts towards zero
@@ -338,16 +352,15 @@ TEST_P(TensorCoreTest, OverwritesWhereItDoesNotAccumulate) {
   for (const float number : D) ASSERT_EQ(number, 24);
 }
 
-std::string name_of(const testing::TestParamInfo<Parameters>& info) {
+std::string test_name(const testing::TestParamInfo<Parameters>& info) {
   const auto [core, type] = info.param;
-  return std::string(core.group == 8 ? "Ampere" : "Hopper") +
-         (type == OperandType::kBFloat16 ? "BFloat16" : "Float16");
+  return std::string(name_of(core)) + name_of(type);
 }
 INSTANTIATE_TEST_SUITE_P(Cores, TensorCoreTest,
                          testing::Combine(testing::Values(kAmpereCore, kHopperCore),
                                           testing::Values(OperandType::kBFloat16,
                                                           OperandType::kFloat16)),
-                         name_of);
+                         test_name);
 
 TEST(TensorCore, RefusesOtherShapes) {
   float D[12] = {};

@@ -243,7 +243,8 @@ TEST_P(Boxes, Store) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Swizzles, Boxes,
-                         testing::Values(kSwizzleNone, kSwizzle32, kSwizzle64, kSwizzle128));
+                         testing::Values(kSwizzleNone, kSwizzle32, kSwizzle64, kSwizzle128),
+                         testing::PrintToStringParamName());
 
 TEST(BoxPieces, RefusesOtherCoordinatesAndPlaces) {
   const TensorMap map = Arguments().decode();

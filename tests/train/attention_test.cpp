@@ -7,6 +7,15 @@
 #include "gradients.h"
 
 namespace tilemoe::train {
+
+static std::string name_of(const AttentionShape& shape) {
+  return std::to_string(shape.sequences.count) + "x" + std::to_string(shape.sequences.length) +
+         "h" + std::to_string(shape.heads) + "w" + std::to_string(shape.head_width);
+}
+void PrintTo(const AttentionShape& shape, std::ostream* out) {
+  *out << name_of(shape);
+}
+
 namespace {
 
 struct AttentionCase {
@@ -70,11 +79,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(AttentionShape{{2, 1}, 1, 16}, AttentionShape{{2, 7}, 2, 16},
                     AttentionShape{{1, 16}, 1, 32}, AttentionShape{{2, 19}, 3, 16},
                     AttentionShape{{1, 33}, 2, 16}),
-    [](const testing::TestParamInfo<AttentionShape>& test) {
-      const AttentionShape& shape = test.param;
-      return std::to_string(shape.sequences.count) + "x" + std::to_string(shape.sequences.length) +
-             "h" + std::to_string(shape.heads) + "w" + std::to_string(shape.head_width);
-    });
+    [](const testing::TestParamInfo<AttentionShape>& test) { return name_of(test.param); });
 
 TEST(Attention, StaysFiniteWhereScoresAreLarge) {
   const AttentionShape shape{{1, 20}, 1, 16};

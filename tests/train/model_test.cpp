@@ -48,6 +48,10 @@ struct GradientCase {
   Scoring scoring;
 };
 
+void PrintTo(const GradientCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
 class ModelGradient : public testing::TestWithParam<GradientCase> {};
 
 // Along the gradient of each parameter, and along random signs, the loss must change as the

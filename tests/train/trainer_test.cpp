@@ -52,6 +52,10 @@ struct RunCase {
   ExpertsMode mode;
 };
 
+void PrintTo(const RunCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
 class TrainerRun : public testing::TestWithParam<RunCase> {
  protected:
   static TrainerConfig config() {
