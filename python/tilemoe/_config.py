@@ -12,8 +12,10 @@ KITS = ("auto", "sm80", "sm90", "sm100")  # as src/cuda/kit_choice.cpp knows the
 
 def set_kit(kit: str | None) -> None:
     """Which kernels the experts' matrix products on GPUs run with, for the whole process: "sm80"
-    (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0), or None or
-    "auto" for the newest that a GPU runs.
+    (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0), "sm100"
+    (tcgen05; 10.x, never run on such a GPU), or None or "auto" for the newest that a GPU runs. "auto"
+    takes "sm100" only after `tilemoe doctor --blackwell` has found its results equal to those of
+    "sm80".
 
     Until it is called the environment's TILEMOE_KIT decides, which has the same names and is read
     once. It holds for calls that begin afterwards; a captured CUDA graph keeps the kernels that it
