@@ -7,6 +7,28 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
 preset=${PRESET:-release}
 
+usage() {
+  cat <<END
+usage: ./test.sh [options of ctest]
+
+Installs missing packages, builds TileMoE with tests, and runs every test: 20 to 45 minutes on two
+cores the first time. Tests that need a GPU run only if this machine has one.
+
+  -R <regex>     only the tests whose names match, for instance -R '^Layer' or -R python
+  -E <regex>     without those
+  PRESET=<name>  another build of CMakePresets.json: release (the default), debug, asan, tsan, ubsan
+
+The PyTorch package has tests of its own: scripts/test_torch.sh.
+END
+}
+
+case " $* " in
+*" --help "* | *" -h "*)
+  usage
+  exit
+  ;;
+esac
+
 require build train test
 require_python
 build "$preset"

@@ -13,8 +13,9 @@ Trains a small Mixture-of-Experts language model on real text, from a fresh clon
 
   1. installs the packages that are missing, as root; otherwise it prints the one command to run
   2. builds the command line, $program:
-     about three minutes on two cores the first time, for the CPU alone where there is no GPU
-  3. trains, about two minutes on two cores, and prints a sample of what the model writes
+     3 to 7 minutes on two cores the first time, for the CPU alone if there is no GPU
+  3. trains, 2 to 4 minutes on two cores, and prints a sample of what the model writes; your text
+     will differ from README's, since it depends on the CPU
 
 Options go to 'tilemoe train'. The first that you may want:
 
