@@ -1,5 +1,5 @@
-"""Checks of the memory that a caller gives for weights' gradients: backward writes it, so what cannot
-be intended is refused when the layer is called, before anything is computed."""
+"""Checks of the memory that a caller gives for weights' gradients: backward writes it, so what
+cannot be intended is refused when the layer is called, before anything is computed."""
 
 import torch
 
@@ -19,26 +19,27 @@ def check(given, weights, dtype, others):
             gradient, that requires a gradient, that is not on 16 bytes, or that shares elements
             with an input of the layer or with the memory of another gradient.
     """
-    given = {f"weight_grad_out.{name}": out for name, out in zip(WEIGHTS, given)}
-    for (where, out), name, weight in zip(given.items(), WEIGHTS, weights):
+    given = [(f"weight_grad_out.{name}", out) for name, out in zip(WEIGHTS, given)]
+    for (where, out), name, weight in zip(given, WEIGHTS, weights):
         if out is not None:
             _check_one(where, out, name, weight, dtype)
     if torch.compiler.is_compiling():
         return
-    inputs = {**dict(zip(WEIGHTS, weights)), **others}
-    inputs = {name: _Memory(tensor) for name, tensor in inputs.items() if _has_memory(tensor)}
-    seen = {}
-    for where, out in given.items():
-        if not _has_memory(out):
+    users = {}  # (name, tensor) of a storage's address
+    for name, tensor in (*zip(WEIGHTS, weights), *others.items()):
+        if address := _address(tensor):
+            users.setdefault(address, []).append((name, tensor))
+    for where, out in given:
+        if not (address := _address(out)):
             continue
-        memory = _Memory(out)
-        _check_alignment(where, memory)
-        for name, other in (*inputs.items(), *seen.items()):
-            if memory.meets(other):
+        _check_alignment(where, out)
+        sharing = users.setdefault(address, [])
+        for name, other in sharing:
+            if _Memory(out).meets(_Memory(other)):
                 raise ValueError(
                     f"tilemoe: {where} shares memory with {name}, expected memory of its own"
                 )
-        seen[where] = memory
+        sharing.append((where, out))
 
 
 def _check_one(where, out, name, weight, dtype):
@@ -58,19 +59,22 @@ def _check_one(where, out, name, weight, dtype):
         )
 
 
-def _has_memory(tensor):
-    """Not of tensors that are traced, or wrap others."""
-    return type(tensor) in _library.PLAIN and not tensor.is_meta and tensor.numel() > 0
+def _address(tensor):
+    """Its storage's; 0 for one without memory, and for those that are traced, or wrap others."""
+    return tensor.untyped_storage().data_ptr() if type(tensor) in _library.PLAIN else 0
 
 
-def _check_alignment(where, memory):
-    if any(stride == 0 for stride, _ in memory.dims):
+def _check_alignment(where, out):
+    if out.data_ptr() % _ALIGNMENT == 0 and out.is_contiguous():
+        return
+    dims = _Memory(out).dims
+    if any(stride == 0 for stride, _ in dims):
         raise ValueError(f"tilemoe: {where} is expanded, expected memory for each element")
-    strides = [stride * memory.itemsize for stride, _ in memory.dims if stride > 1]
-    if memory.begin % _ALIGNMENT or any(stride % _ALIGNMENT for stride in strides):
+    strides = [stride * out.element_size() for stride, _ in dims if stride > 1]
+    if out.data_ptr() % _ALIGNMENT or any(stride % _ALIGNMENT for stride in strides):
         raise ValueError(
-            f"tilemoe: {where} does not begin on {_ALIGNMENT} bytes, or its rows do not: allocate it "
-            "apart, or round its place in a flat buffer up"
+            f"tilemoe: {where} does not begin on {_ALIGNMENT} bytes, or its rows do not: allocate "
+            "it apart, or round its place in a flat buffer up"
         )
 
 
@@ -98,7 +102,8 @@ class _Memory:
 
 def _reaches(dims, distance):
     """Whether `distance` is a sum of strides, each times at most so many steps either way. Strides
-    descend; those of a tensor that does not overlap itself step past all that smaller ones reach."""
+    descend; those of a tensor that does not overlap itself step past all that smaller ones
+    reach."""
     if not dims:
         return distance == 0
     (stride, most), *smaller = dims

@@ -106,7 +106,8 @@ def require_tensor(value, name):
         if value.is_nested:
             kind, hint = f"nested, {value.layout}", "its values(), which are rows of one tensor"
         raise NotImplementedError(
-            f"tilemoe: {name} is a {_class_of(value)} ({kind}), expected a dense tensor: pass {hint}"
+            f"tilemoe: {name} is a {_class_of(value)} ({kind}), expected a dense tensor: "
+            f"pass {hint}"
         )
 
 
@@ -115,8 +116,8 @@ def require_weight(value, name):
     require_tensor(value, name)
     if type(value) not in PLAIN and not value.is_floating_point():
         raise NotImplementedError(
-            f"tilemoe: {name} is a {_class_of(value)}, {value.dtype} {tuple(value.shape)}, expected "
-            "a tensor of numbers in float32, bfloat16 or float16: dequantize it first"
+            f"tilemoe: {name} is a {_class_of(value)}, {value.dtype} {tuple(value.shape)}, "
+            "expected a tensor of numbers in float32, bfloat16 or float16: dequantize it first"
         )
 
 

@@ -41,9 +41,10 @@ _ops = _library.operators
 
 
 class WeightGradients(NamedTuple):
-    """Memory for the gradients of weights, each of its weight's shape, in the weight's dtype or
-    float32, on 16 bytes, not shared with an input or another gradient, without a gradient of its own;
-    None if autograd shall return that gradient as usual."""
+    """Memory for the gradients of weights; None if autograd shall return that gradient as usual.
+
+    Each has its weight's shape, its dtype or float32, and lies on 16 bytes. It shares memory with no
+    input and no other gradient, and requires no gradient itself."""
 
     W1: Tensor | None = None
     W1_up: Tensor | None = None

@@ -143,8 +143,8 @@ CONSUMED = (
 )
 _NO_MEMORY = (
     "tilemoe_backward: no memory for the gradients of W1 and b1, and H holds dH already: free some "
-    "and call backward again with the same gradient of the output, which goes on from dH; in a graph "
-    "of several layers, of which torch has freed those nearer the loss, run forward again"
+    "and call backward again with the same gradient of the output, which goes on from dH; in a "
+    "graph of several layers, of which torch has freed those nearer the loss, run forward again"
 )
 _ANOTHER_GRADIENT = (
     "tilemoe_backward: an earlier backward ran out of memory after it had written dH over H, and "

@@ -1,5 +1,5 @@
-"""Arguments that cannot be intended: refused when the layer is called, under the name that the caller
-gave them."""
+"""Arguments that cannot be intended: refused when the layer is called, under the name that the
+caller gave them."""
 
 import io
 import re
