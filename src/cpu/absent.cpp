@@ -1,4 +1,4 @@
-// Stands for the CPU backend in a build without it.
+// Stands for the CPU backend in a build or a module without it.
 #include "check.h"
 #include "cpu/backend.h"
 #include "cpu/thread_pool.h"
@@ -7,8 +7,8 @@ namespace tilemoe::cpu {
 namespace {
 
 [[noreturn]] void refuse() {
-  TILEMOE_CHECK_SUPPORTED(false,
-                          "this build has no CPU backend (TILEMOE_CPU=OFF): use the CUDA backend");
+  TILEMOE_CHECK_SUPPORTED(
+      false, "this library has no CPU backend (TILEMOE_CPU=OFF): use the CUDA backend");
 }
 
 }  // namespace

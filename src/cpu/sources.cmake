@@ -2,7 +2,7 @@
 find_package(dnnl REQUIRED)  # oneDNN: matrix multiplication
 find_package(hwy REQUIRED)   # Highway: elementwise work, at the best vector width of the machine
 find_package(OpenMP REQUIRED COMPONENTS CXX)  # only to keep an OpenMP-built oneDNN on the calling thread
-target_sources(tilemoe_objects PRIVATE
+target_sources(tilemoe_cpu_objects PRIVATE
   cpu/thread_pool.cpp
   cpu/backend.cpp
   cpu/gemm.cpp

@@ -79,6 +79,15 @@ def test_needs_only_torch_and_the_system(libraries):
         assert needed - SYSTEM - TORCH <= set(libraries)
 
 
+def test_the_cuda_library_has_no_cpu_backend(ours):
+    if "libtilemoe_torch_cuda.so" not in ours:
+        assert "+cpu" in WHEEL.name
+        return
+    needed = {name: output("readelf", "-dW", path) for name, path in ours.items()}
+    assert re.search(r"NEEDED.*libdnnl", needed["libtilemoe_torch.so"])
+    assert not re.search(r"NEEDED.*(libdnnl|libhwy|libgomp)", needed["libtilemoe_torch_cuda.so"])
+
+
 def test_needs_no_newer_system_than_its_tag_says(libraries):
     for name, path in libraries.items():
         needs = re.findall(r" Name: ([A-Z]+)_([\d.]+) ", output("readelf", "-VW", path))
