@@ -42,6 +42,8 @@ def computed(
         b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
     if experts.is_transposed:
         W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
+    if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantized model
+        b1, b2 = b1.to(W1.dtype), b2.to(W1.dtype)
     # A norm in float32 may stand before experts in 16 bits; the weights' type decides, and the
     # caller gets its own type back.
     out = moe(

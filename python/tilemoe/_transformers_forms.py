@@ -9,6 +9,11 @@ import torch.nn.functional as F
 
 from . import _library, _rules
 from ._autocast import autocast_dtype
+from ._transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
+
+CHILDREN = {"act_fn", "parametrizations"}  # PEFT and bitsandbytes add the latter
+FLAGS = {"has_gate", "has_bias", "is_transposed", "is_concatenated"}
+FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Form(NamedTuple):
@@ -32,33 +37,86 @@ def form_of(module: torch.nn.Module) -> Form:
 
 
 def _what_decides(module: torch.nn.Module) -> tuple:
-    """The code of the gate and every number that it may read (limits, alphas)."""
-    numbers = [v for v in vars(module).values() if type(v) in (int, float)]
-    return type(module)._apply_gate, getattr(module, "act_fn", None), numbers
+    """The code of the forward and the gate, every number, flag and name that they may read, and the
+    names of the tensors and children."""
+    plain = {
+        name: value
+        for name, value in vars(module).items()
+        if type(value) in (bool, int, float, str)
+        and name != "training"
+        and not name.startswith("ds_")  # DeepSpeed counts there
+    }
+    gate = module._apply_gate
+    return (
+        dispatching_forward(type(module)),
+        getattr(gate, "__func__", gate),
+        getattr(module, "act_fn", None),
+        plain,
+        [*module._parameters],
+        [*module._buffers],
+        [*module._modules],
+    )
 
 
-@torch.compiler.disable(reason="call tilemoe.transformers.prepare(model) before compiling")
+@torch.compiler.disable(
+    reason="call tilemoe.transformers.prepare(model), or the model once, before compiling"
+)
 def _ask(module: torch.nn.Module) -> Form:
-    _refuse_unknown_parameters(module)
+    _refuse_unknown(module)
     _refuse_widths(module)
-    ask = _ask_gate if module.has_gate else _ask_activation
     # In a thread of its own, which none of the caller's modes reach: checkpointing's hooks, autocast,
     # inference mode, a default device.
     with ThreadPoolExecutor(1) as thread:
-        form = thread.submit(ask, module).result()
+        form = thread.submit(_form_compared, module).result()
     module._tilemoe_form = (_what_decides(module), form)
     return form
 
 
-def _refuse_unknown_parameters(module: torch.nn.Module) -> None:
+def _form_compared(module: torch.nn.Module) -> Form:
+    """The form of the gate, if the class's own forward computes nothing else."""
+    form = _ask_gate(module) if module.has_gate else _ask_activation(module)
+    error = difference(module, between(form), *_written_out(module))
+    if error is not None and not error <= TOLERANCE:
+        names = unknown_attributes(module)
+        reads = f" Its forward may read its {', '.join(names)}." if names else ""
+        raise _refusal(
+            module,
+            f"output or gradients of its own forward differ by {_percent(error)} from those of "
+            f"{form.activation} experts.{reads}",
+        )
+    return form
+
+
+def _written_out(module: torch.nn.Module) -> list[Callable]:
+    """The default gate, as most classes' forwards have it in place of a call of _apply_gate: it is
+    right there, whatever _apply_gate has been replaced by."""
+    if not module.has_gate or not hasattr(module, "act_fn"):
+        return []
+    return [_of_columns(lambda gate, up: module.act_fn(gate) * up, module.is_concatenated)]
+
+
+def _weight_names(module: torch.nn.Module) -> list[str]:
     first = "gate_up_proj" if module.has_gate else "up_proj"
-    known = {first, "down_proj"}
-    if module.has_bias:
-        known |= {first + "_bias", "down_proj_bias"}
-    unknown = {name for name, p in module._parameters.items() if p is not None} - known
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        raise _refusal(module, f"the experts interface does not know its {names}")
+    names = [first, "down_proj"]
+    return names + [name + "_bias" for name in names] if module.has_bias else names
+
+
+def _refuse_unknown(module: torch.nn.Module) -> None:
+    """Parameters, buffers, children and flags that the experts interface does not describe."""
+    known = _weight_names(module)
+    unknown = {
+        "parameter": [n for n, p in module._parameters.items() if p is not None and n not in known],
+        "buffer": [name for name, b in module._buffers.items() if b is not None],
+        "submodule": [n for n, m in module._modules.items() if m is not None and n not in CHILDREN],
+        "flag": [
+            name
+            for name, value in vars(module).items()
+            if value is True and name.startswith(("has_", "is_")) and name not in FLAGS
+        ],
+    }
+    found = [f"{kind} {name}" for kind, names in unknown.items() for name in sorted(names)]
+    if found:
+        raise _refusal(module, f"TileMoE does not support its {', '.join(found)}")
 
 
 def _refuse_widths(module: torch.nn.Module) -> None:
@@ -74,30 +132,46 @@ def _refuse_widths(module: torch.nn.Module) -> None:
 
 def refuse_weights(module: torch.nn.Module) -> None:
     """Those that forward would fail with, or would give noise for."""
-    for name, weight in module._parameters.items():
-        if weight is None:
-            continue
-        kind, dtype = weight.device.type, weight.dtype
-        if kind == "meta":
-            raise _refusal(module, f"its {name} is on meta: load the weights first")
-        if kind not in ("cpu", "cuda"):
-            raise _refusal(module, f"its {name} is on {weight.device}, expected cpu or cuda")
-        why_no_cuda = _library.why_no_cuda()
-        if kind == "cuda" and why_no_cuda is not None:
-            raise _refusal(module, f"its {name} is on {weight.device}, and {why_no_cuda}")
-        known = torch.float32, torch.bfloat16, torch.float16
-        if dtype in known:  # autocast leaves float64 as it is
-            dtype = autocast_dtype(weight.device) or dtype
-        if kind == "cuda" and dtype == torch.float32:
-            raise _refusal(
-                module,
-                f"its {name} is float32 on {weight.device}, expected bfloat16 or float16 on a GPU: "
-                "cast the model, or ask under the torch.autocast that it will run under",
-            )
-        if dtype not in known:
-            raise _refusal(
-                module, f"its {name} is {dtype}, expected float32, bfloat16 or float16"
-            )
+    present = {name: p for name, p in module._parameters.items() if p is not None}
+    for name, weight in present.items():
+        _refuse_weight(module, name, weight)
+    for name, p in present.items():
+        for other, weight in present.items():
+            if p.device != weight.device:
+                raise _refusal(
+                    module, f"its {name} is on {p.device}, but its {other} on {weight.device}"
+                )
+            either_is_cast = name.endswith("_bias") or other.endswith("_bias")
+            if _dtype(p) != _dtype(weight) and not either_is_cast:
+                raise _refusal(
+                    module,
+                    f"its {name} is {p.dtype}, but its {other} is {weight.dtype}: cast one of them",
+                )
+
+
+def _dtype(weight: torch.Tensor) -> torch.dtype:
+    """In which it is computed with. (Autocast leaves float64 as it is.)"""
+    known = weight.dtype in FLOAT_TYPES
+    return (known and autocast_dtype(weight.device)) or weight.dtype
+
+
+def _refuse_weight(module: torch.nn.Module, name: str, weight: torch.Tensor) -> None:
+    kind, dtype = weight.device.type, _dtype(weight)
+    if kind == "meta":
+        raise _refusal(module, f"its {name} is on meta: load the weights first")
+    if kind not in ("cpu", "cuda"):
+        raise _refusal(module, f"its {name} is on {weight.device}, expected cpu or cuda")
+    why_no_cuda = _library.why_no_cuda()
+    if kind == "cuda" and why_no_cuda is not None:
+        raise _refusal(module, f"its {name} is on {weight.device}, and {why_no_cuda}")
+    if kind == "cuda" and dtype == torch.float32 and not name.endswith("_bias"):
+        raise _refusal(
+            module,
+            f"its {name} is float32 on {weight.device}, expected bfloat16 or float16 on a GPU: "
+            "cast the model, or call prepare() under the torch.autocast that it will run under",
+        )
+    if dtype not in FLOAT_TYPES:
+        raise _refusal(module, f"its {name} is {dtype}, expected float32, bfloat16 or float16")
 
 
 def _values() -> torch.Tensor:
@@ -106,22 +180,57 @@ def _values() -> torch.Tensor:
     return torch.cat([-positive, torch.zeros(1, dtype=torch.float64), positive])
 
 
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
+    "identity": lambda x: x,
+}
+GATED = {
+    "geglu": lambda gate, up: F.gelu(gate) * up,
+    "geglu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "reglu": lambda gate, up: F.relu(gate) * up,
+    "glu": lambda gate, up: torch.sigmoid(gate) * up,
+}
+
+
+def _function(form: Form) -> Callable:
+    """Of x, or of gate and up."""
+    if form.activation == "swiglu":
+        return lambda gate, up: _swiglu(gate, up, form.clamp, form.alpha, form.up_shift)
+    return (ACTIVATIONS | GATED)[form.activation]
+
+
+def between(form: Form) -> Callable[[torch.Tensor], torch.Tensor]:
+    """H (..., 2n) -> A (..., n), or (..., n) -> (..., n) if the form has no gate."""
+    function = _function(form)
+    if form.activation in ACTIVATIONS:
+        return function
+    return _of_columns(function, form.gate_layout == "concatenated")
+
+
+def _of_columns(function: Callable, is_concatenated: bool) -> Callable:
+    """function(gate, up) as a function of H."""
+    if is_concatenated:
+        return lambda H: function(*H.chunk(2, dim=-1))
+    return lambda H: function(H[..., ::2], H[..., 1::2])
+
+
 def _ask_activation(module: torch.nn.Module) -> Form:
-    functions = {
-        "silu": F.silu,
-        "gelu": F.gelu,
-        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "relu": F.relu,
-        "relu_squared": lambda x: F.relu(x).square(),
-        "identity": lambda x: x,
-    }
     x = _values().reshape(3, -1)  # a matrix, as the activation is used to
     asked = _asked(module, module.act_fn, x)
-    for name, function in functions.items():
-        if _agree(asked, _value_and_slopes(function, x), scale=1 + x.abs()):
-            return Form(name)
-    known = ", ".join(functions)
-    raise _refusal(module, f"its activation {_name(module.act_fn)} is none of {known}")
+    forms = [Form(name) for name in ACTIVATIONS]
+    ours = {form: _value_and_slopes(_function(form), x) for form in forms}
+    for form in forms:
+        if _agree(asked, ours[form], scale=1 + x.abs()):
+            return form
+    raise _refusal(
+        module,
+        f"its activation {_name(module.act_fn)} is none of {', '.join(ACTIVATIONS)}"
+        + _nearest(asked, ours, x.abs() <= 8),
+    )
 
 
 def _ask_gate(module: torch.nn.Module) -> Form:
@@ -141,23 +250,20 @@ def _ask_gate(module: torch.nn.Module) -> Form:
     gate, up = pairs.T.reshape(2, len(values), len(values))
     asked = _asked(module, gated, gate, up)
 
-    numbers = _swiglu_numbers(gated)
-    forms = {
-        Form("swiglu", layout, *numbers): lambda gate, up: _swiglu(gate, up, *numbers),
-        Form("geglu", layout): lambda gate, up: F.gelu(gate) * up,
-        Form("geglu_tanh", layout): lambda gate, up: F.gelu(gate, approximate="tanh") * up,
-        Form("reglu", layout): lambda gate, up: F.relu(gate) * up,
-        Form("glu", layout): lambda gate, up: torch.sigmoid(gate) * up,
-    }
+    forms = [Form("swiglu", layout, *_swiglu_numbers(gated))]
+    forms += [Form(name, layout) for name in ("swiglu", *GATED)]
+    ours = {}
     scale = (1 + gate.abs()) * (1 + up.abs())
-    for form, function in forms.items():
-        if _agree(asked, _value_and_slopes(function, gate, up), scale):
+    for form in forms:
+        ours[form] = _value_and_slopes(_function(form), gate, up)
+        if _agree(asked, ours[form], scale):
             return form
     act = f" with act_fn {_name(module.act_fn)}" if hasattr(module, "act_fn") else ""
     raise _refusal(
         module,
         f"its {_name(module._apply_gate)}{act} is no swiglu (with clamp, alpha and up_shift), "
-        f"geglu, geglu_tanh, reglu or glu of {layout} columns",
+        f"geglu, geglu_tanh, reglu or glu of {layout} columns"
+        + _nearest(asked, ours, (gate.abs() <= 8) & (up.abs() <= 8)),
     )
 
 
@@ -176,11 +282,14 @@ def _swiglu_numbers(gated: Callable) -> tuple[float, float, float]:
     """
     t, huge = 2.0**-6, 2.0**30
     up = torch.tensor([[0.0, t, huge]], dtype=torch.float64)
-    at_zero, at_t, at_huge = gated(torch.full_like(up, t), up)[0].detach()
+    at = gated(torch.full_like(up, t), up)[0].detach()
+    at_zero, at_t, at_huge = at
     slope = (at_t - at_zero) / t  # t sigmoid(alpha t)
     solved = ((at_huge - at_zero) / slope, torch.logit(slope / t) / t, at_zero / slope)
-    # Nine decimals: more than a float32 holds, fewer than the divisions blur.
-    clamp, alpha, up_shift = (round(v.item(), 9) if v.isfinite() else 0.0 for v in solved)
+    # Nine decimals: more than a float32 holds, fewer than the divisions blur. Those of float32's
+    # values blur all but four digits.
+    rounded = (lambda v: float(f"{v:.4g}")) if _is_float32(at) else (lambda v: round(v, 9))
+    clamp, alpha, up_shift = (rounded(v.item()) if v.isfinite() else 0.0 for v in solved)
     if not 0 <= clamp < huge / 2:
         clamp = 0.0  # none
     if (clamp, alpha, up_shift) == (0.0, 1.0, 0.0):
@@ -205,11 +314,39 @@ def _asked(
 
 
 def _agree(asked: list[torch.Tensor], ours: list[torch.Tensor], scale: torch.Tensor) -> bool:
-    """Equal but for rounding in float64 and for constants written with nine digits."""
-    return all(
-        a.shape == b.shape and bool(((a - b).abs() <= 1e-8 * b.abs() + 1e-12 * scale).all())
-        for a, b in zip(asked, ours, strict=True)
-    )
+    """Equal but for rounding, in float64 or in float32 if the module computes in that, and for
+    constants written with nine digits."""
+    for a, b in zip(asked, ours, strict=True):
+        relative, absolute = (2e-6, 1e-6) if _is_float32(a) else (1e-8, 1e-12)
+        if a.shape != b.shape:
+            return False
+        if not ((a - b).abs() <= relative * b.abs() + absolute * scale).all():
+            return False
+    return True
+
+
+def _is_float32(tensor: torch.Tensor) -> bool:
+    """Whether float32 has each of its float64 values: those of 1/sqrt(2) and such never are."""
+    return torch.equal(tensor, tensor.float().double())
+
+
+def _nearest(asked: list[torch.Tensor], ours: dict, moderate: torch.Tensor) -> str:
+    """-> the form that differs least, and by how much, over the moderate inputs."""
+
+    def differs(tensors: list[torch.Tensor]) -> float:
+        if any(a.shape != b.shape for a, b in zip(asked, tensors, strict=True)):
+            return float("inf")
+        pairs = [(a[moderate], b[moderate]) for a, b in zip(asked, tensors, strict=True)]
+        return max(((a - b).norm() / b.norm()).nan_to_num(torch.inf).item() for a, b in pairs)
+
+    form, error = min(((f, differs(tensors)) for f, tensors in ours.items()), key=lambda x: x[1])
+    if error == float("inf"):
+        return ""
+    return f"; values or gradients of the nearest, {form.activation}, differ by {_percent(error)}"
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.0f} %" if error > 0.1 else f"{100 * error:.2g} %"
 
 
 def _name(function: Callable) -> str:

@@ -7,13 +7,16 @@
 The model's weights are read where they lie, in the layout their class declares: nothing is copied,
 converted or renamed, so checkpoints, optimizers and adapters see what they always saw.
 
-What a class computes between its two products is not taken from its name: its own `_apply_gate` (or
-`act_fn`, without a gate) is asked once, on the CPU, over a grid of values, and the form that gives
-the same values is used. A class that fits none, or keeps parameters that the experts interface does
-not know, is refused with NotImplementedError; it is never computed as something else.
+The activation is not derived from a name: the class's own `_apply_gate` (or `act_fn`, without a
+gate) is evaluated once, on the CPU, over a grid of values, and the form that gives the same values
+and gradients is used. The class's own forward then computes a few tokens with small random weights,
+which must give what TileMoE computes. A class with another gate, with a parameter, buffer, submodule
+or flag that the experts interface does not describe, or with another forward, is refused with
+NotImplementedError.
 """
 
 import inspect
+import warnings
 
 import torch
 
@@ -51,16 +54,43 @@ def register(name: str = "tilemoe") -> None:
 
 
 def prepare(model: torch.nn.Module) -> dict[str, Form]:
-    """The form of every experts module of `model`, by name; NotImplementedError if one has none, or
-    has weights that no kernel computes with where they lie.
+    """Find what every experts module of `model` computes, before the first forward.
 
-    Forward asks by itself. Ask beforehand to hear of a refusal early, or to compile the model with
-    `fullgraph=True`: the question cannot be part of a graph, its answer can. A model that will be
-    called under torch.autocast is asked under it, since that decides in which dtype it computes.
+    Forward does the same at its first call. Call prepare() to get a refusal early, or to compile the
+    model with `fullgraph=True` before it has run: a form is found outside of a graph and is a
+    constant in it. Call it under the torch.autocast that the model will run under, since that
+    decides the dtype.
+
+    Args:
+        model: a model of transformers, or an experts module.
+
+    Returns:
+        The form of each experts module, by the module's name. If it is empty, a warning says why
+        TileMoE computes nothing of the model.
+
+    Raises:
+        NotImplementedError: an experts module computes something else than TileMoE, or a weight has
+            a dtype, width or device that no kernel supports. The message names the class and what
+            is not supported.
     """
     forms = {}
     for name, module in model.named_modules():
         if hasattr(module, "is_concatenated") and hasattr(module, "has_gate"):
             forms[name] = form_of(module)
             refuse_weights(module)
+    if not forms:
+        warnings.warn(_why_none(model), stacklevel=2)
     return forms
+
+
+def _why_none(model: torch.nn.Module) -> str:
+    why = f"TileMoE computes nothing of this {type(model).__qualname__}: "
+    for name, module in model.named_modules():
+        cls, last = type(module).__qualname__, name.rpartition(".")[2]
+        if "Experts" not in cls and last != "experts":
+            continue
+        reason = "is not decorated with transformers.integrations.use_experts_implementation"
+        if cls.startswith("FP8"):
+            reason = "has implementations of its own, which TileMoE does not replace"
+        return f"{why}{name or 'it'} is a {cls}, which {reason}"
+    return why + "it has no experts module"

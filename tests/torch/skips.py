@@ -35,6 +35,7 @@ NEED = {
         "pretrain_trained_test.py::test_transformers_computes_the_same_function",
         "transformers_checkpoint_test.py",
         "transformers_distributed_test.py",
+        "transformers_forms_test.py",
         "transformers_models_test.py",
         "transformers_routers_test.py",
         "transformers_test.py",
