@@ -1,18 +1,21 @@
-"""Fine-tunes a Mixture-of-Experts model of Hugging Face's with transformers' Trainer and TileMoE.
+"""Fine-tune a Mixture-of-Experts model of Hugging Face with transformers' Trainer and TileMoE.
 
     python examples/finetune_transformers.py
-    python examples/finetune_transformers.py --model Qwen/Qwen3-30B-A3B --text corpus.txt
+    python examples/finetune_transformers.py --model allenai/OLMoE-1B-7B-0924 --text corpus.txt
 
 Two lines are TileMoE's: register() and experts_implementation="tilemoe"; the rest is Trainer's.
 Without --model the model is new, tiny and of bytes, and the text is this repository's docs: nothing
-is downloaded, and the CPU is done in half a minute.
+is downloaded, and a CPU takes half a minute. With --model all weights are trained, with gradient
+checkpointing; the memory that this takes is printed before the weights are loaded.
 """
 
 import argparse
 from pathlib import Path
 
+import psutil
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     MixtralConfig,
@@ -46,11 +49,61 @@ def arguments():
     parser.add_argument("--text", type=Path, nargs="+", default=DOCS, help="files to train on")
     parser.add_argument("--experts", default="tilemoe", help='or "eager", "grouped_mm" to compare')
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--batch", type=int, default=8, help="sequences in a step")
-    parser.add_argument("--length", type=int, default=128, help="tokens in a sequence")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--batch", type=int, default=8, help="sequences per step")
+    parser.add_argument("--length", type=int, default=128, help="tokens per sequence")
+    parser.add_argument("--learning-rate", type=float, help="default: 1e-5, 3e-3 without --model")
+    parser.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float32"],
+        default="bfloat16",
+        help="of --model's weights; float32 takes twice the memory, and keeps the small updates "
+        "that bfloat16 rounds away (default: bfloat16)",
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/finetune_transformers"))
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.learning_rate is None:
+        args.learning_rate = 3e-3 if args.model is None else 1e-5
+    return args
+
+
+def memory(config, dtype, tokens):
+    """-> {what: bytes} of a training step with AdamW and gradient checkpointing.
+
+    What is kept for backward is each layer's input, and everything in one layer, estimated at 16
+    rows of the model's width a token, and five of its experts' for each expert that it goes to."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    text = config.get_text_config()
+    width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
+    layer = 16 * text.hidden_size + 5 * width * getattr(text, "num_experts_per_tok", 1)
+    per_token = dtype.itemsize * (text.num_hidden_layers * text.hidden_size + layer)
+    logits = (dtype.itemsize + 12) * text.vocab_size  # and in float32: they, the loss, the gradient
+    return {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": 2 * weights,
+        "activations, about": tokens * (per_token + logits),
+    }
+
+
+def require_memory(args, device):
+    """Print the memory that training takes, and exit if the device has less."""
+    config = AutoConfig.from_pretrained(args.model)
+    parts = memory(config, getattr(torch, args.dtype), args.batch * args.length)
+    needed = sum(parts.values())
+    if device == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+    else:
+        free = psutil.virtual_memory().available
+    each = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in parts.items())
+    print(f"memory in GiB: {each}; together {needed / 2**30:.1f}, free on {device} {free / 2**30:.1f}")
+    if needed > free:
+        raise SystemExit(
+            f"{args.model} does not fit: training all of its weights in {args.dtype} takes "
+            f"{needed / 2**30:.0f} GiB, and {device} has {free / 2**30:.0f} GiB free. Take a smaller "
+            "model or --batch, train adapters (PEFT), or shard it over several GPUs (FSDP)."
+        )
 
 
 def load(args):
@@ -59,7 +112,14 @@ def load(args):
     if args.model is None:
         model = AutoModelForCausalLM.from_config(TINY, experts_implementation=args.experts)
         return model, lambda text: torch.tensor(list(text.encode()))
-    model = AutoModelForCausalLM.from_pretrained(args.model, experts_implementation=args.experts)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    require_memory(args, device)
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model,
+        dtype=getattr(torch, args.dtype),
+        device_map=device,
+        experts_implementation=args.experts,
+    )
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     return model, lambda text: tokenizer(text, return_tensors="pt").input_ids[0]
 
@@ -84,6 +144,7 @@ def main():
             per_device_train_batch_size=args.batch,
             per_device_eval_batch_size=args.batch,
             learning_rate=args.learning_rate,
+            gradient_checkpointing=args.model is not None,
             lr_scheduler_type="cosine",
             warmup_steps=args.steps // 10,
             logging_steps=max(1, args.steps // 10),
@@ -100,7 +161,7 @@ def main():
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
     trainer.save_model()
-    print(f"held-out loss {before:.3f} -> {after:.3f} nats a token, experts by {args.experts}")
+    print(f"held-out loss {before:.3f} -> {after:.3f} nats per token, experts by {args.experts}")
 
 
 if __name__ == "__main__":
