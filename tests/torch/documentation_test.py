@@ -54,7 +54,8 @@ def test_a_model_of_transformers(page, block, printed, monkeypatch):
     transformers = pytest.importorskip("transformers")
 
     def small(name, **options):
-        assert name == "Qwen/Qwen3-30B-A3B"
+        assert name == "allenai/OLMoE-1B-7B-0924"
+        assert options.pop("dtype") is torch.bfloat16 and options.pop("device_map") == "auto"
         torch.manual_seed(0)
         config = transformers.Qwen3MoeConfig(
             vocab_size=32, hidden_size=16, intermediate_size=16, moe_intermediate_size=8,

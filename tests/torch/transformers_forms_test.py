@@ -32,6 +32,7 @@ from transformers_support import (
 )
 
 CLASSES = [cls for _, cls in decorated_classes()]
+REFUSED_CLASSES = ("MuseSparkExperts", "Inkling2Experts", "Inkling2LoopExperts")  # of 5.24
 KINDS = [MixtralExperts, GptOssExperts, NemotronHExperts]
 each_kind = pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
 
@@ -235,7 +236,7 @@ def test_the_own_forward_of_every_class_is_compared(cls):
     try:
         form = prepare(module)["0"]
     except NotImplementedError as refusal:
-        assert cls.__name__ in ("MuseSparkExperts", "Inkling2Experts", "Inkling2LoopExperts")
+        assert cls.__name__ in REFUSED_CLASSES
         print(refusal)
         return
     between = _transformers_forms.between(form)

@@ -19,7 +19,9 @@ SIZES = {
     "num_experts": E,
     "num_local_experts": E,
     "n_routed_experts": E,
+    "moe_num_experts": E,
     "hidden_size": d,
+    "moe_hidden_size": d,
     "intermediate_size": n,
     "moe_intermediate_size": n,
 }

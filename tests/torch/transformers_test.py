@@ -1,6 +1,7 @@
 """Every experts class of transformers: TileMoE computes what `eager` does, or says why not.
 
-Run as a script it writes the tables into docs/transformers.md; the tests compare them.
+Run as a script it writes the tables of the installed version into docs/transformers.md; the tests
+compare them.
 """
 
 import types
@@ -37,8 +38,12 @@ from transformers_support import (
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 CLASSES = decorated_classes()
+# Those of transformers 5.24 that are refused.
+REFUSED_CLASSES = {"Inkling2Experts", "Inkling2LoopExperts", "MuseSparkExperts"}
 each_class = pytest.mark.parametrize(
-    "cls", [c for _, c in CLASSES], ids=[c.__name__ for _, c in CLASSES]
+    "cls",
+    [c for _, c in CLASSES if c.__name__ not in REFUSED_CLASSES],
+    ids=lambda cls: cls.__name__,
 )
 
 
@@ -83,17 +88,17 @@ def outcome(module):
 
 
 def class_table():
-    lines = [
-        "| model | class | weights | between the products | outcome |",
-        "|---|---|---|---|---|",
-    ]
-    for folder, cls in CLASSES:
+    """A row for all classes that have the same weights and fare alike."""
+    alike = {}
+    for _, cls in CLASSES:
         module = small(cls)
         gate = "" if cls._apply_gate.__qualname__ == "_default_apply_gate" else " (its own gate)"
         computes, result = outcome(module)
-        lines.append(
-            f"| {folder} | {cls.__name__} | {weights_words(module)} | {computes}{gate} | {result} |"
-        )
+        row = weights_words(module), computes + gate * bool(computes), result
+        alike.setdefault(row, []).append(cls.__name__)
+    lines = ["| weights | activation | outcome | classes |", "|---|---|---|---|"]
+    for row, names in sorted(alike.items(), key=lambda item: (-len(item[1]), item)):
+        lines.append(f"| {' | '.join(row)} | {', '.join(names)} |")
     return "\n".join(lines)
 
 
@@ -115,7 +120,8 @@ def activation_table():
     return "\n".join(lines)
 
 
-TABLES = {"classes": class_table, "activations": activation_table}
+OF_CLASSES = "classes of " + transformers.__version__.rpartition(".")[0]
+TABLES = {OF_CLASSES: class_table, "activations": activation_table}
 
 
 def between(page, name):
@@ -134,9 +140,10 @@ def test_the_recorded_table_still_holds(name):
 
 
 def test_the_table_has_every_kind():
-    _, table, _ = between(PAGE.read_text(), "classes")
+    _, table, _ = between(PAGE.read_text(), OF_CLASSES)
     rows = [line for line in table.splitlines()[2:]]
-    assert len(rows) == len(CLASSES) >= 55
+    assert sum(row.count(", ") + 1 for row in (row.split("|")[4] for row in rows)) == len(CLASSES)
+    assert len(CLASSES) >= 55
     for kind in (
         "transposed",
         "interleaved",
@@ -193,7 +200,9 @@ def test_as_grouped_mm_does_with_sentinel_ids():
     """transformers' own implementation that knows sentinels, whose scores there are zero."""
     x, ids, scores, dO = problem(sentinels=True)
     scores = scores * (ids < E)
-    theirs = run(small(MixtralExperts, "grouped_mm"), x, ids, scores, dO)
+    grouped_mm = small(MixtralExperts, "grouped_mm")
+    grouped_mm._is_expert_parallel = True  # of 5.24, which expects sentinels only then
+    theirs = run(grouped_mm, x, ids, scores, dO)
     ours = run(small(MixtralExperts), x, ids, scores, dO)
     ours["d top_k_weights"] *= ids < E
     assert_same(ours, theirs)
