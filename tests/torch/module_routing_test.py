@@ -169,7 +169,7 @@ def test_options_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         MoE(**arguments)
     with pytest.raises(TypeError, match="n_group is 2.0, expected an int"):
-        MoE(d, n, E, K, n_group=2.0)
+        MoE(d, n, E, K, n_group=2.0, dtype=DTYPE)
 
 
 def test_repr():
