@@ -52,11 +52,11 @@ if [ "${NEWEST:-}" != skip ]; then
   test_wheel .venv-torch-newest \
     "$root"/tests/torch/{loading,operators,functional,pretrain_fsdp}_test.py "$@"
 
-  # torchtitan's models ask for this torch. torchtitan, and Triton, which it imports, are the other
-  # environment's.
+  # torchtitan's models and its trainer require this torch. torchtitan, and Triton, which it imports,
+  # are the other environment's.
   "$root/.venv-torch-newest/bin/python" -m venv --without-pip "$root/.venv-torch-models"
   site=$(echo "$root"/.venv-torch-models/lib/python3*/site-packages)
   printf '%s\n' "$root"/.venv-torch{-newest,}/lib/python3*/site-packages >"$site/both.pth"
   say "testing torchtitan's models"
-  test_wheel .venv-torch-models "$root"/tests/torch/torchtitan_models_test.py "$@"
+  test_wheel .venv-torch-models "$root"/tests/torch/torchtitan_{models,trainer}_test.py "$@"
 fi

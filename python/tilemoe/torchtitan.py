@@ -1,19 +1,19 @@
-"""torchtitan's experts, computed by TileMoE.
+"""torchtitan's experts, computed by TileMoE. torchtitan 0.3.0's trainer requires torch 2.15.
 
-    torchtitan ... --override.imports tilemoe.torchtitan.routed_experts
-
-replaces every `RoutedExperts` of the model's configuration, the dispatch of tokens and the
-combination of results with it: experts gather a token's row as they load it, and one kernel scores
-and adds up what comes of it. That is so without expert parallelism, in place of torchtitan's
-all-to-all, and around DeepEP and HybridEP. With other dispatchers it is as the following.
-
-    torchtitan ... --override.imports tilemoe.torchtitan.experts
+    torchrun --nproc-per-node 1 -m torchtitan.train --module qwen3 --config qwen3_moe_debug \\
+      --override.imports tilemoe.torchtitan.experts
 
 replaces every `GroupedExperts` of the model's configuration, gpt-oss's too, by a subclass that keeps
 the parameters, their names, initialisation and sharding, and computes them as one grouped layer on
-`tilemoe.grouped_experts`: w1, w3 and w2 are read where they lie, the activation between them is not
-kept for backward. Routers, dispatchers (expert parallelism), combination and checkpoints stay
-torchtitan's. As there, the products are bfloat16's.
+`tilemoe.grouped_experts`: w1, w3 and w2 are read in place, the activation between them is not kept
+for backward. Routers, dispatchers (expert parallelism), combination and checkpoints stay
+torchtitan's. As there, the GEMMs are bfloat16's.
+
+`--override.imports tilemoe.torchtitan.routed_experts` replaces every `RoutedExperts`, the dispatch of
+tokens and the combination of results with it: experts gather a token's row as they load it, and one
+kernel scores and adds up their results. This applies without expert parallelism, in place of
+torchtitan's all-to-all, and around DeepEP and HybridEP. With other dispatchers it is the same as
+`experts`.
 """
 
 from collections.abc import Callable

@@ -25,9 +25,11 @@ OUTPUT = ("", "bibtex")  # what nobody runs: a program's output, formulas, a cit
 
 # Programs outside the project that a snippet may call. What they are told is theirs to check.
 FOREIGN = {
-    ".", "cd", "cmake", "cp", "git", "pip", "python3", "sudo", "source", "build/fuzz/tests/fuzz_c_interface",
-    "build/fuzz/tests/train/fuzz_checkpoint", ".venv/bin/pip", "torchtitan",
+    ".", "cc", "cd", "cmake", "cp", "export", "git", "pip", "python3", "sudo", "source", "build/fuzz/tests/fuzz_c_interface",
+    "build/fuzz/tests/train/fuzz_checkpoint", ".venv/bin/pip",
 }  # fmt: skip
+# Modules outside the project. tests/torch/torchtitan_trainer_test.py runs what is shown of torchtitan's.
+FOREIGN_MODULES = {"pip", "pytest", "torchtitan.train", "venv"}
 PYTHONS = {"python", "python3", ".venv/bin/python"}
 # An option's names end in what cannot be part of a name.
 OPTION = re.compile(r"--[a-z0-9][\w-]*")
@@ -97,15 +99,16 @@ def wrong_with_tilemoe(rest):
 
 
 def wrong_with_python(rest):
-    """Of `python FILE ...`, `python -m MODULE ...` and `torchrun [its own options] FILE ...`."""
-    if rest[0] == "-m":
-        if not rest[1].startswith("tilemoe"):
-            return None  # pytest, pip, venv
-        folder = ROOT / "python" / rest[1].replace(".", "/")
-        if rest[1] == "tilemoe":  # its commands' options are in a folder each
-            folder /= "bench" if rest[2:3] == ["bench"] else "_command"
-        return wrong_options(folder, rest[2:]) if folder.is_dir() else f"no module {rest[1]}"
-    at = next((i for i, word in enumerate(rest) if word.endswith(".py")), None)
+    """Of `python FILE ...` and `torchrun [its own options] FILE ...`, and the same with `-m MODULE`."""
+    at = next((i for i, word in enumerate(rest) if word == "-m" or word.endswith(".py")), None)
+    if at is not None and rest[at] == "-m":
+        module, options = rest[at + 1], rest[at + 2 :]
+        if module in FOREIGN_MODULES:
+            return None
+        folder = ROOT / "python" / module.replace(".", "/")
+        if module == "tilemoe":  # its commands' options are in a folder each
+            folder /= "bench" if options[:1] == ["bench"] else "_command"
+        return wrong_options(folder, options) if folder.is_dir() else f"no module {module}"
     return "no file to run" if at is None else wrong_with_a_script(rest[at], rest[at + 1 :])
 
 

@@ -24,7 +24,7 @@ class Skip(NamedTuple):
 # Files and tests that need a package, which `--without PACKAGE` says is not installed. Where they
 # should be installed (scripts/test_torch.sh, a GPU machine) nothing is said, and a missing one fails.
 NEED = {
-    "torchtitan": ["torchtitan_test.py", "torchtitan_models_test.py"],
+    "torchtitan": ["torchtitan_test.py", "torchtitan_models_test.py", "torchtitan_trainer_test.py"],
     "transformers": [
         "documentation_test.py::test_a_block",
         "documentation_test.py::test_a_model_of_transformers",
@@ -86,6 +86,7 @@ def expected(without=()):
         Skip("loading_test.py::TestCuda", NO_CUDA_TENSORS, torch.version.cuda is None),
         Skip("loading_test.py::TestCuda::test_float32", NO_CUDA_LIBRARY, not has_cuda_library),
         Skip("torchtitan_models_test.py", OLDER_TORCH, not torchtitan_stand_ins.HAS_HYBRIDEP),
+        Skip("torchtitan_trainer_test.py", OLDER_TORCH, not torchtitan_stand_ins.HAS_HYBRIDEP),
     ]
     for package, tests in NEED.items():
         reason = f"{package} is not installed"

@@ -3,51 +3,30 @@ expert parallelism as torchtitan makes them, compared with torchtitan's own in o
 process runs every scenario of its number of ranks and writes FOLDER/RANK.json.
 
 Of torchtitan are the models, routers, dispatchers, meshes, shardings, FSDP and the mixed precision of
-its default, bfloat16 and float32. Not of it: attention, of which it has no kernel that CPUs
-differentiate, and the trainer, whose packages are not installed.
+its default, bfloat16 and float32. Not of it: attention (torchtitan_on_cpu.py). The trainer is in
+torchtitan_trainer_test.py.
 """
 
 import importlib
 import sys
 import types
 
+import torchtitan_on_cpu  # before torchtitan, which looks for its device when it is imported
+
 import torch
-import torch._utils
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import FSDPModule
-
-torch._utils._get_available_device_type = lambda: "cpu"  # torchtitan takes its device from it
-_trainer = types.ModuleType("torchtitan.trainer")
-_trainer.Trainer = types.SimpleNamespace(Config=type("Config", (), {}))
-sys.modules["torchtitan.trainer"] = _trainer
-
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.config.override import OverrideConfig, apply_overrides
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan
-from torchtitan.models.common.attention import FlexAttention
 
 import tilemoe.torchtitan
 from processes import main_of
 
 B, L = 2, 16  # of a data parallel rank
 FLAVORS = {"gpt_oss": "debugmodel", "qwen3": "debugmodel_moe"}
-
-
-def attention(self, q_BLNH, k_BLNH, v_BLNH, *, scale=None, out_transform=None, **_):
-    """Causal, in plain torch; k and v may have fewer heads."""
-    q, k, v = (t.transpose(1, 2) for t in (q_BLNH, k_BLNH, v_BLNH))
-    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    logits = (q @ k.mT).float() * (scale or q.shape[-1] ** -0.5)
-    later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
-    logits = logits.masked_fill(later, -torch.inf)
-    lse = logits.logsumexp(-1)
-    out = ((logits - lse.unsqueeze(-1)).exp().to(v.dtype) @ v).transpose(1, 2)
-    return out if out_transform is None else out_transform(out, lse.transpose(1, 2))
-
-
-FlexAttention.forward = attention
 
 
 class Job:
