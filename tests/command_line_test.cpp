@@ -51,16 +51,33 @@ TEST(CommandLine, HelpNamesEverySubcommand) {
   const Outcome outcome = tilemoe("--help");
   EXPECT_EQ(outcome.status, kDone);
   for (const char* name :
-       {"train", "generate", "plot", "bench", "check", "digest", "doctor", "info"}) {
+       {"train", "generate", "plot", "bench", "check", "digest", "doctor", "help", "info"}) {
     EXPECT_NE(outcome.text.find(std::string("\n  ") + name), std::string::npos) << name;
     EXPECT_EQ(tilemoe(std::string(name) + " --help").status, kDone) << name;
   }
 }
 
+TEST(CommandLine, HelpIsACommandToo) {
+  EXPECT_EQ(tilemoe("help").text, tilemoe("--help").text);
+  EXPECT_EQ(tilemoe("help train").text, tilemoe("train --help").text);
+  EXPECT_EQ(tilemoe("help help").status, kDone);
+}
+
+TEST(CommandLine, ExitStatusesAreExplainedOnce) {
+  const auto explains = [](const std::string& arguments) {
+    return tilemoe(arguments).text.find("Exit status") != std::string::npos;
+  };
+  EXPECT_TRUE(explains("--help"));
+  for (const char* name : {"train", "bench", "info"})
+    EXPECT_FALSE(explains(std::string(name) + " --help")) << name;
+}
+
 TEST(CommandLine, VersionIsTheLibrarys) {
-  const Outcome outcome = tilemoe("--version");
-  EXPECT_EQ(outcome.status, kDone);
-  EXPECT_EQ(outcome.text, "tilemoe " TILEMOE_PROGRAM_VERSION "\n");
+  for (const char* option : {"--version", "-v"}) {
+    const Outcome outcome = tilemoe(option);
+    EXPECT_EQ(outcome.status, kDone);
+    EXPECT_EQ(outcome.text, "tilemoe " TILEMOE_PROGRAM_VERSION "\n");
+  }
 }
 
 TEST(CommandLine, WrongUsageIsSaid) {

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <new>
+#include <string>
 
 #include "commands.h"
 #include "device.h"
@@ -23,14 +25,34 @@ int fail(int status, const std::string& reason) {
   return status;
 }
 
+void add_help(CLI::App& app, Run& run) {
+  CLI::App* const help = app.add_subcommand("help", "Print this text, or the help of a command");
+  const auto name = std::make_shared<std::string>();
+  help->add_option("command", *name, "One of the commands");
+  help->callback([&app, &run, name] {
+    run = [&app, name] {
+      const auto named = [&](const CLI::App* command) { return command->get_name() == *name; };
+      const auto found = app.get_subcommands(named);
+      if (!name->empty() && found.empty()) throw WrongUsage(complaint_of_command(app, *name));
+      // app.help() would print the help of the chosen command, which is this one.
+      std::cout << (name->empty() ? app.get_formatter()->make_help(&app, app.get_name(),
+                                                                   CLI::AppFormatMode::Normal)
+                                  : found.front()->help(app.get_name()));
+      return kDone;
+    };
+  });
+}
+
 int parse_and_run(CLI::App& app, const Run& run, int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError&) {
     return fail(kWrongUsage, complaint_of_unknown(app));
   } catch (const CLI::ParseError& error) {
-    const bool asked_for_help = error.get_exit_code() == 0;
-    return asked_for_help ? app.exit(error) : fail(kWrongUsage, error.what());
+    if (error.get_exit_code() != 0) return fail(kWrongUsage, error.what());
+    // Help or the version, but not in the place of a command that does not exist.
+    return has_unknown_command(app) ? fail(kWrongUsage, complaint_of_unknown(app))
+                                    : app.exit(error);
   }
   if (!run) return fail(kWrongUsage, "a command is required; `tilemoe --help` lists them");
   try {
@@ -60,10 +82,9 @@ int with_output_written(int status) {
 
 int main(int argc, char** argv) {
   CLI::App app("TileMoE: the Mixture-of-Experts layer, forward and backward.", "tilemoe");
-  app.set_version_flag("--version", std::string("tilemoe ") + tilemoe_version());
+  app.set_version_flag("-v,--version", std::string("tilemoe ") + tilemoe_version());
   app.require_subcommand(0, 1);
   app.get_formatter()->column_width(34);
-  app.footer(kExitStatusHelp);
 
   Run run;
   add_bench(app, run);
@@ -71,9 +92,11 @@ int main(int argc, char** argv) {
   add_digest(app, run);
   add_doctor(app, run);
   add_generate(app, run);
+  add_help(app, run);
   add_info(app, run);
   add_plot(app, run);
   add_train(app, run);
+  app.footer(kExitStatusHelp);  // after the commands, which would inherit it
   require_strict_numbers(app);
   return with_output_written(parse_and_run(app, run, argc, argv));
 }

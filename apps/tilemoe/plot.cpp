@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -71,7 +72,9 @@ Python python_with_matplotlib(const std::string& chosen) {
                            kInstall);
 }
 
-int plot(const PlotOptions& options) {
+int plot(PlotOptions options) {
+  if (std::filesystem::is_directory(options.log))
+    options.log = std::filesystem::path(options.log) / "log.jsonl";
   train::File(options.log, O_RDONLY, "read");  // missing, it is what the user wants to know first
   Python arguments = python_with_matplotlib(options.python);
   arguments.insert(arguments.end(), {"-c", kPlotScript, "--format=" + options.format});
@@ -89,7 +92,7 @@ void add_plot(CLI::App& app, Run& run) {
   CLI::App* command =
       app.add_subcommand("plot", "Draw the loss and the experts' load of a training");
   auto options = std::make_shared<PlotOptions>();
-  command->add_option("log", options->log, "The log of `tilemoe train`, LOG.jsonl")->required();
+  command->add_option("log", options->log, "Folder of a run, or its log, log.jsonl")->required();
   command->add_option("--out", options->folder, "Folder of the pictures (default: the log's)");
   command->add_option("--format", options->format, "Of the pictures")
       ->check(CLI::IsMember({"png", "svg", "pdf"}))

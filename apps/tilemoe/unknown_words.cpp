@@ -38,6 +38,14 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return names;
 }
 
+std::string complaint(const std::string& kind, const std::string& word,
+                      const std::vector<std::string>& known, const std::string& place) {
+  const std::string meant = nearest(word, known);
+  return "unknown " + kind + " " + word +
+         (meant.empty() ? "; `" + place + " --help` lists what there is"
+                        : "; did you mean " + meant + "?");
+}
+
 }  // namespace
 
 std::string nearest(std::string_view word, const std::vector<std::string>& known) {
@@ -55,26 +63,26 @@ std::string nearest(std::string_view word, const std::vector<std::string>& known
   return best;
 }
 
+std::string complaint_of_command(const CLI::App& app, const std::string& word) {
+  return complaint("command", word, command_names(app), "tilemoe");
+}
+
+bool has_unknown_command(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining(true);
+  return app.get_subcommands().empty() &&
+         std::any_of(words.begin(), words.end(),
+                     [](const std::string& word) { return !word.starts_with("-"); });
+}
+
 std::string complaint_of_unknown(const CLI::App& app) {
   const std::vector<CLI::App*> chosen = app.get_subcommands();
   const CLI::App& command = chosen.empty() ? app : *chosen.front();
   const std::vector<std::string> words = app.remaining(true);
   const std::string word = words.empty() ? "" : words.front().substr(0, words.front().find('='));
-
-  std::string kind = "argument";
-  std::vector<std::string> known;
-  if (word.starts_with("-")) {
-    kind = "option";
-    known = option_names(command);
-  } else if (chosen.empty()) {
-    kind = "command";
-    known = command_names(app);
-  }
-  const std::string meant = nearest(word, known);
   const std::string place = chosen.empty() ? "tilemoe" : "tilemoe " + command.get_name();
-  return "unknown " + kind + " " + word +
-         (meant.empty() ? "; `" + place + " --help` lists what there is"
-                        : "; did you mean " + meant + "?");
+  if (word.starts_with("-")) return complaint("option", word, option_names(command), place);
+  if (chosen.empty()) return complaint_of_command(app, word);
+  return complaint("argument", word, {}, place);
 }
 
 }  // namespace tilemoe::app

@@ -61,6 +61,14 @@ class Plot(unittest.TestCase):
         self.assertEqual(pictures["log-loss.png"], other_load["log-loss.png"])
         self.assertNotEqual(pictures["log-load.png"], other_load["log-load.png"])
 
+    def test_a_runs_folder_stands_for_its_log(self):
+        pictures = self.pictures_of(log_lines())
+        result = subprocess.run([TILEMOE, "plot", self.folder, "--python", sys.executable], text=True,
+                                capture_output=True, timeout=300)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual({os.path.relpath(path, self.folder) for path in result.stdout.split()},
+                         set(pictures))
+
     def test_what_is_not_a_number_or_missing_is_left_out(self):
         self.pictures_of(log_lines(loss=lambda step: None if step % 7 == 0 else 1.0))
         self.pictures_of(log_lines(steps=1))

@@ -4,6 +4,7 @@ So for output that nobody can take: no command says that all is well with a full
 """
 
 import os
+import pathlib
 import subprocess
 import tempfile
 import unittest
@@ -18,6 +19,12 @@ CASES = [
     ("trian", WRONG_USAGE, "unknown command trian; did you mean train?"),
     ("generat {run}", WRONG_USAGE, "did you mean generate?"),
     ("zzzzzz", WRONG_USAGE, "unknown command zzzzzz; `tilemoe --help` lists"),
+    ("bogus --help", WRONG_USAGE, "unknown command bogus; `tilemoe --help` lists"),
+    ("--help trian", WRONG_USAGE, "unknown command trian; did you mean train?"),
+    ("chekc -h", WRONG_USAGE, "unknown command chekc; did you mean check?"),
+    ("trian --version", WRONG_USAGE, "unknown command trian; did you mean train?"),
+    ("help trian", WRONG_USAGE, "unknown command trian; did you mean train?"),
+    ("help train bench", WRONG_USAGE, "unknown argument bench"),
     ("--hepl", WRONG_USAGE, "unknown option --hepl; did you mean --help?"),
     ("train --stpes 5", WRONG_USAGE, "unknown option --stpes; did you mean --steps?"),
     ("train --save_every=5", WRONG_USAGE, "unknown option --save_every; did you mean --save-every?"),
@@ -55,6 +62,7 @@ CASES = [
     ("generate {text}", FAILED, "not a safetensors file"),
     ("plot", WRONG_USAGE, "log is required"),
     ("plot nope.jsonl", FAILED, "cannot read nope.jsonl: No such file or directory"),
+    ("plot .", FAILED, "cannot read ./log.jsonl: No such file or directory"),
     ("plot nope.jsonl --format gif", WRONG_USAGE, "gif"),
     ("check no-such-case", WRONG_USAGE, "no case matches"),
     ("check --repeat -1", WRONG_USAGE, "--repeat"),
@@ -97,6 +105,23 @@ class Usage(unittest.TestCase):
         self.assertEqual(result.returncode, 0)
         for status in ("0 done", "1 the work failed", "2 wrong usage", "130", "143", "129", "141"):
             self.assertIn(status, result.stdout)
+
+    def test_the_scripts_print_their_help_and_nothing_else_happens(self):
+        root = pathlib.Path(__file__).resolve().parents[2]
+        with tempfile.TemporaryDirectory() as tools:
+            for tool in ("cmake", "apt-get", "ctest"):
+                file = pathlib.Path(tools, tool)
+                file.write_text(f"#!/bin/sh\necho {tool} was called\nexit 1\n")
+                file.chmod(0o755)
+            env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+            for script in ("test.sh", "train.sh"):
+                for option in ("--help", "-h"):
+                    with self.subTest(script=script, option=option):
+                        result = subprocess.run([root / script, option], text=True, capture_output=True,
+                                                env=env, timeout=60)
+                        self.assertEqual((result.returncode, result.stderr), (0, ""))
+                        self.assertTrue(result.stdout.startswith("usage: "), result.stdout)
+                        self.assertNotIn("was called", result.stdout)
 
     def test_output_that_cannot_be_written_is_an_error(self):
         commands = ["--help", "--version", "train --help", "info", "info --json", "check --list",
