@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # The PyTorch package as its users get it, with kernels for fewer GPUs: builds the wheel
-# (scripts/dist.sh), installs it into
-# environments that have torch and what the tests need, and runs tests/torch there: all of it with the
-# torch of requirements.txt, the operators and FSDP with the newest one. Options go to pytest. The
-# first time downloads 2.1 GB for each torch; NEWEST=skip leaves out the second. In CI the source
-# distribution and the folder for the kernel hub are built and tested too, and the wheel is installed
-# where no compiler is.
+# (scripts/dist.sh), installs it into environments that have torch and what the tests need, and runs
+# tests/torch there: all of it with the torch of requirements.txt; the operators, FSDP and transformers
+# with the newest ones. Options go to pytest. The first time downloads 2.1 GB for each torch;
+# NEWEST=skip leaves out the second. In CI the source distribution and the folder for the kernel hub
+# are built and tested too, and the wheel is installed where no compiler is.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
@@ -51,6 +50,9 @@ if [ "${NEWEST:-}" != skip ]; then
   say "testing the wheel with the newest torch"
   test_wheel .venv-torch-newest \
     "$root"/tests/torch/{loading,operators,functional,pretrain_fsdp}_test.py "$@"
+  say "testing the wheel with the newest transformers"
+  OMP_NUM_THREADS=1 test_wheel .venv-torch-newest \
+    "$root"/tests/torch/transformers_{,distributed_,forms_,models_}test.py "$@"
 
   # torchtitan's models and its trainer require this torch. torchtitan, and Triton, which it imports,
   # are the other environment's.
