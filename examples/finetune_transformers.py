@@ -97,12 +97,13 @@ def require_memory(args, device):
     else:
         free = psutil.virtual_memory().available
     each = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in parts.items())
-    print(f"memory in GiB: {each}; together {needed / 2**30:.1f}, free on {device} {free / 2**30:.1f}")
+    needed, free = needed / 2**30, free / 2**30
+    print(f"memory in GiB: {each}; together {needed:.1f}, free on {device} {free:.1f}")
     if needed > free:
         raise SystemExit(
             f"{args.model} does not fit: training all of its weights in {args.dtype} takes "
-            f"{needed / 2**30:.0f} GiB, and {device} has {free / 2**30:.0f} GiB free. Take a smaller "
-            "model or --batch, train adapters (PEFT), or shard it over several GPUs (FSDP)."
+            f"{needed:.0f} GiB, and {device} has {free:.0f} GiB free. Take a smaller model or "
+            "--batch, train adapters (PEFT), or shard it over several GPUs (FSDP)."
         )
 
 

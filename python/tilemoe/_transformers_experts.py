@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from . import functional
-from ._transformers_forms import form_of
+from ._transformers_forms import form_of, refuse_quantized
 from .routing import at_most_experts
 
 
@@ -34,6 +34,7 @@ def computed(
 ) -> torch.Tensor:
     """What `moe`, tilemoe.moe or that of tilemoe.expert_parallel, makes of tokens with the module's
     weights. It gets the options."""
+    refuse_quantized(experts)
     form = form_of(experts)
     first = "gate_up_proj" if experts.has_gate else "up_proj"
     W1, W2 = getattr(experts, first), experts.down_proj

@@ -76,7 +76,7 @@ def _form_compared(module: torch.nn.Module) -> Form:
     """The form of the gate, if the class's own forward computes nothing else."""
     form = _ask_gate(module) if module.has_gate else _ask_activation(module)
     error = difference(module, between(form), *_written_out(module))
-    if error is not None and not error <= TOLERANCE:
+    if error is not None and error > TOLERANCE:
         names = unknown_attributes(module)
         reads = f" Its forward may read its {', '.join(names)}." if names else ""
         raise _refusal(
@@ -128,6 +128,14 @@ def _refuse_widths(module: torch.nn.Module) -> None:
             f"its widths are {widths[0]} and {widths[1]}, expected multiples of "
             f"{_rules.WIDTH_MULTIPLE}",
         )
+
+
+def refuse_quantized(module: torch.nn.Module) -> None:
+    """Weights that a tool has replaced by integers: their shape says nothing."""
+    for name, weight in module._parameters.items():
+        if weight is not None and not weight.is_floating_point():
+            kind = type(weight).__name__
+            raise _refusal(module, f"its {name} is a {kind} of {weight.dtype}: dequantize it first")
 
 
 def refuse_weights(module: torch.nn.Module) -> None:

@@ -1,5 +1,5 @@
-"""The forward of an experts class itself, run on a few tokens and compared with what TileMoE computes
-(see transformers.py)."""
+"""The forward of an experts class itself, run on a few tokens and compared with what TileMoE
+computes (see transformers.py)."""
 
 import inspect
 import types
@@ -18,8 +18,8 @@ TOLERANCE = 1e-4  # of a row's norm: a forward may compute in float32
 
 
 def dispatching_forward(cls: type) -> Callable | None:
-    """The forward of `cls` that use_experts_implementation made, which calls the implementation that
-    the configuration names; None if `cls` has none."""
+    """The forward of `cls` that use_experts_implementation made, which calls the implementation
+    that the configuration names; None if `cls` has none."""
     for base in cls.__mro__:
         forward = vars(base).get("forward")
         if getattr(forward, "__globals__", {}).get("__name__") == "transformers.integrations.moe":
@@ -40,7 +40,7 @@ def difference(module: torch.nn.Module, *between: Callable[[Tensor], Tensor]) ->
             for the one that differs least.
 
     Returns:
-        The largest relative difference of output and gradients, NaN if either has one; None if the
+        The largest relative difference of output and gradients, infinite if it is NaN; None if the
         module has no own forward, or if it cannot be run.
     """
     forward = dispatching_forward(type(module))
@@ -164,9 +164,9 @@ def _error(got: list[Tensor | None], want: list[Tensor]) -> float:
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         g = torch.zeros_like(w) if g is None else g
         if g.shape != w.shape:
-            return float("inf")
+            return torch.inf
         rows = (len(w), -1) if i < 3 else (1, -1)
         g, w = g.detach().double().reshape(rows), w.detach().double().reshape(rows)
         # A saturated gate's gradient may be 1e-40, and 0 in float32.
         errors.append(((g - w).norm(dim=1) / (w.norm(dim=1) + 1e-6)).max())
-    return torch.stack(errors).max().item()
+    return torch.stack(errors).max().nan_to_num(torch.inf).item()

@@ -10,8 +10,8 @@ converted or renamed, so checkpoints, optimizers and adapters see what they alwa
 The activation is not derived from a name: the class's own `_apply_gate` (or `act_fn`, without a
 gate) is evaluated once, on the CPU, over a grid of values, and the form that gives the same values
 and gradients is used. The class's own forward then computes a few tokens with small random weights,
-which must give what TileMoE computes. A class with another gate, with a parameter, buffer, submodule
-or flag that the experts interface does not describe, or with another forward, is refused with
+which must give what TileMoE computes. A class with another gate, with another forward, or with a
+parameter, buffer, submodule or flag that the experts interface does not describe, is refused with
 NotImplementedError.
 """
 
@@ -21,7 +21,7 @@ import warnings
 import torch
 
 from ._transformers_experts import experts_forward
-from ._transformers_forms import Form, form_of, refuse_weights
+from ._transformers_forms import Form, form_of, refuse_quantized, refuse_weights
 
 
 def register(name: str = "tilemoe") -> None:
@@ -56,8 +56,8 @@ def register(name: str = "tilemoe") -> None:
 def prepare(model: torch.nn.Module) -> dict[str, Form]:
     """Find what every experts module of `model` computes, before the first forward.
 
-    Forward does the same at its first call. Call prepare() to get a refusal early, or to compile the
-    model with `fullgraph=True` before it has run: a form is found outside of a graph and is a
+    Forward does the same at its first call. Call prepare() to get a refusal early, or to compile
+    the model with `fullgraph=True` before it has run: a form is found outside of a graph and is a
     constant in it. Call it under the torch.autocast that the model will run under, since that
     decides the dtype.
 
@@ -76,6 +76,7 @@ def prepare(model: torch.nn.Module) -> dict[str, Form]:
     forms = {}
     for name, module in model.named_modules():
         if hasattr(module, "is_concatenated") and hasattr(module, "has_gate"):
+            refuse_quantized(module)
             forms[name] = form_of(module)
             refuse_weights(module)
     if not forms:

@@ -1,5 +1,5 @@
-"""What decides whether and how TileMoE computes an experts module of transformers: everything that the
-class does must be recognised, and followed when it changes."""
+"""What decides whether and how TileMoE computes an experts module of transformers: everything that
+the class does must be recognised, and followed when it changes."""
 
 import types
 import warnings
@@ -230,8 +230,8 @@ def test_around_the_interface_a_subclass_may_do_anything():
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_the_own_forward_of_every_class_is_compared(cls):
-    """Also where E, d and n are equal, or a weight's columns are as many as the model's; and whatever
-    the tensors are: sharded or quantized ones cannot be copied."""
+    """Also if E, d and n are equal, or 2n and d; and whatever the tensors are: sharded or quantized
+    ones cannot be copied."""
     module = fill(build(cls))
     try:
         form = prepare(module)["0"]
@@ -248,7 +248,8 @@ def test_the_own_forward_of_every_class_is_compared(cls):
                 if hasattr(module, name):
                     setattr(module, name, size)
         of_E, of_d, of_n = sizes
-        shapes = {first: (of_E, of_n * (1 + module.has_gate), of_d), "down_proj": (of_E, of_d, of_n)}
+        rows_1 = of_n * (1 + module.has_gate)
+        shapes = {first: (of_E, rows_1, of_d), "down_proj": (of_E, of_d, of_n)}
         for name, (experts, rows, columns) in shapes.items():
             shape = (experts, columns, rows) if module.is_transposed else (experts, rows, columns)
             setattr(module, name, torch.nn.Parameter(torch.empty(shape, device="meta")))
@@ -426,7 +427,24 @@ def test_weights_on_two_devices_are_refused_by_name():
             _transformers_forms.refuse_weights(seen)
 
 
-# ---------------------------------------------------------------- a model of which nothing is computed
+@pytest.mark.parametrize("used", [False, True], ids=["before its first use", "after it"])
+def test_a_quantized_weight_is_refused_by_name(used):
+    """As bitsandbytes' Params4bit stands in a weight's place."""
+
+    class Params4bit(torch.nn.Parameter):
+        pass
+
+    module = tilemoe_module(MixtralExperts)
+    if used:
+        run(module, *problem())
+    packed = torch.zeros(module.down_proj.numel() // 2, 1, dtype=torch.uint8)
+    module.down_proj = Params4bit(packed, requires_grad=False)
+    for call in (lambda: prepare(module), lambda: module(*problem()[:3])):
+        with pytest.raises(NotImplementedError, match="down_proj is a Params4bit of torch.uint8"):
+            call()
+
+
+# ---------------------------------------------------------------- nothing is computed
 
 
 class UndecoratedExperts(torch.nn.Module):
@@ -471,5 +489,6 @@ def test_compiled_after_one_forward():
 def test_compiled_before_any_forward():
     module = tilemoe_module(GptOssExperts)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=r"call tilemoe.transformers.prepare\(model\), or the model"):
+    message = r"call tilemoe.transformers.prepare\(model\), or the model"
+    with pytest.raises(Exception, match=message):
         compiled(*problem()[:3])
