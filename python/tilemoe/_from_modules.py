@@ -276,11 +276,11 @@ def _trained(module: nn.Module) -> nn.Module:
 
 
 def _form_of(module: nn.Module, names: _Names) -> _transformers_forms.Form:
-    """The activation and its numbers, as experts of transformers are asked for theirs."""
+    """The activation and its numbers, by the evaluation that experts of transformers get."""
     first = getattr(module, names.up[0])
     n, d = getattr(module, names.down).in_features, first.in_features
 
-    def asked(*values: Tensor) -> Tensor:
+    def evaluated(*values: Tensor) -> Tensor:
         """The expert's values for any number of gates and ups, in rows of n."""
         count, shape = values[0].numel(), values[0].shape
         rows = -(-count // n)
@@ -292,16 +292,17 @@ def _form_of(module: nn.Module, names: _Names) -> _transformers_forms.Form:
         return _between(module, names, x, *padded).flatten()[:count].view(shape)
 
     def forward(*values: Tensor) -> Tensor:
-        return asked(*values[0].chunk(2, dim=-1)) if names.gated else asked(*values)
+        return evaluated(*(values[0].chunk(2, dim=-1) if names.gated else values))
 
     forward.__qualname__ = "forward"  # as messages name it
-    # A module of transformers, as far as the questions read it.
+    # A module of transformers, as far as the evaluation reads it.
     like = dict(__module__=type(module).__module__, is_concatenated=True)
     like["_apply_gate" if names.gated else "act_fn"] = staticmethod(forward)
-    asked_module = type(type(module).__qualname__, (), like)()
-    ask = _transformers_forms._ask_gate if names.gated else _transformers_forms._ask_activation
+    stand_in = type(type(module).__qualname__, (), like)()
+    forms = _transformers_forms
+    evaluate = forms._ask_gate if names.gated else forms._ask_activation
     with ThreadPoolExecutor(1) as thread:  # which none of the caller's modes reach
-        return thread.submit(ask, asked_module).result()
+        return thread.submit(evaluate, stand_in).result()
 
 
 @torch.no_grad()

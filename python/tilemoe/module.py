@@ -486,6 +486,8 @@ class MoE(nn.Module):
 
     def _selection_bias(self) -> Tensor | None:
         """The gate's, or that of the gate which a wrapper holds."""
+        if isinstance(self.gate, Router):
+            return self.gate.e_score_correction_bias
         for module in self.gate.modules():  # the gate itself first
             if hasattr(module, "e_score_correction_bias"):
                 return module.e_score_correction_bias
