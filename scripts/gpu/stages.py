@@ -232,8 +232,8 @@ def torch(machine, folder):
 
 
 def command(machine, folder):
-    """The wheel's own command: what it reports of the GPU, the quick cases of the registry, and a small
-    layer's time beside torch's."""
+    """The wheel's own command: its report of the GPU, the quick cases of the registry, and the time
+    of a small layer compared with torch's."""
     def item(name, words, limit_s, report):
         return machine.torch_item(name, ["-m", "tilemoe", *words], limit_s, report)
 
@@ -245,8 +245,8 @@ def command(machine, folder):
         item("info", ["info", "--json"], 60, json.loads),
         written("doctor", ["doctor"], 150),
         item("check-reduced", ["check", "--device", "cuda", "--reduced"], 150, check_counts),
-        written("bench", ["bench", "--device", "cuda", "--shape", *map(str, BENCH_SHAPE), "--rounds",
-                          "5", "--against", "torch-grouped_mm"], 90),
+        written("bench", ["bench", "--device", "cuda", "--shape", *map(str, BENCH_SHAPE),
+                          "--rounds", "5", "--against", "torch-grouped_mm"], 90),
     ]
 
 

@@ -8,6 +8,7 @@ from .installation import version
 from .output import StatusLine, check_writable, table, write
 from .registry import REDUCED_HELP, Registry, Results, operators, why_no_layer
 
+MOST = {"repeat": 1_000_000, "threads": 4096, "seed": 2**63 - 1}
 TITLES = ("case", "tensor", "Frobenius", "limit", "worst row", "limit", "")
 
 
@@ -77,9 +78,9 @@ def _print(results, args, description):
 
 
 def run(args):
-    for name, least in (("repeat", 0), ("threads", 0), ("seed", 0)):
-        if getattr(args, name) < least:
-            raise WrongUsage(f"--{name} is {getattr(args, name)}, expected {least} or more")
+    for name, most in MOST.items():
+        if not 0 <= getattr(args, name) <= most:
+            raise WrongUsage(f"--{name} is {getattr(args, name)}, expected 0 to {most}")
     operators()  # or why they cannot be loaded
     registry = Registry("cpu" if args.list else _device(args.device))
     cases = registry.cases(args.patterns + args.case, args.dtype, args.reduced)

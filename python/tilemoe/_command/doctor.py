@@ -1,6 +1,6 @@
-"""`tilemoe doctor`: whether the library computes right on this machine's GPU, as a report to paste into
-an issue; without a usable GPU, what is missing and how to get it. Exit status 1 then, and if a result
-is wrong."""
+"""`tilemoe doctor`: whether the library computes right on this machine's GPU, as a report to paste
+into an issue; without a usable GPU, what is missing and how to get it. Exit status 1 then, and if a
+result is wrong."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def add_options(parser):
     add = parser.add_argument
     add("--device", default="cuda", help="the GPU: cuda, or cuda:N as torch counts them")
     add("--kit", choices=("all", *KITS), default="all",
-        help="which kernels: sm80, sm90, or all that the GPU runs (whatever TILEMOE_KIT says)")  # fmt: skip
+        help="which kernels: sm80, sm90, or all that the GPU runs, whatever TILEMOE_KIT says")
     add("--out", metavar="FILE", help="write the report to this file too")
     add("--json", metavar="FILE", help="write the numbers to this file as JSON")
 
@@ -62,7 +62,8 @@ def _check_kit(registry, kit, cases):
             break
     status.clear()
     return {"kit": kit, "cases": results.cases, "tensors": results.tensors,
-            "seconds": time.monotonic() - began, "failures": broken + results.all["failures"]}  # fmt: skip
+            "seconds": time.monotonic() - began,
+            "failures": broken + results.all["failures"]}  # fmt: skip
 
 
 def _examine(index, wanted):
@@ -104,8 +105,8 @@ def _kit_lines(one):
         yield f"{one['kit']}: not run: {one['skipped']}"
         return
     failures = one["failures"]
-    yield (f"{one['kit']}: {one['cases']} cases, {one['tensors']} tensors, {len(failures)} failures, "
-           f"{one['seconds']:.0f} s")  # fmt: skip
+    yield (f"{one['kit']}: {one['cases']} cases, {one['tensors']} tensors, "
+           f"{len(failures)} failures, {one['seconds']:.0f} s")  # fmt: skip
     for failure in failures[:FAILURES_SHOWN]:
         yield f"  {failure}"
     if len(failures) > FAILURES_SHOWN:

@@ -54,7 +54,8 @@ def lines(found):
             ("CUDA", "no: the operators cannot be loaded"),
         ]
     rows.insert(1, ("commit", found.commit))
-    driver = ", ".join(filter(None, (found.driver, found.driver_cuda and f"CUDA {found.driver_cuda}")))
+    cuda = found.driver_cuda and f"CUDA {found.driver_cuda}"
+    driver = ", ".join(filter(None, (found.driver, cuda)))
     rows.append(("driver", driver or "none: libcuda.so.1 cannot be loaded"))
     return rows
 

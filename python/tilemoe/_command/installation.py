@@ -174,8 +174,8 @@ def _numbers(text):
 
 
 def missing(found):
-    """[Missing] that keeps the library from a GPU, in the order in which to get them; empty if a GPU
-    can be used."""
+    """[Missing] that keeps the library from a GPU, in the order in which to get them; empty if it can
+    use a GPU."""
     lacks = []
 
     def add(what, how):
@@ -225,11 +225,12 @@ def _add_unusable(found, add):
     if found.visible is not None:
         add(f"CUDA_VISIBLE_DEVICES is {found.visible!r}, which leaves no GPU",
             "unset it, or set it to a GPU's number")  # fmt: skip
-    elif found.torch_cuda is not None and _numbers(found.driver_cuda) < _numbers(found.torch_cuda)[:1]:
-        add(f"the driver supports CUDA {found.driver_cuda}, torch is built with CUDA {found.torch_cuda}",
+    elif found.torch_cuda and _numbers(found.driver_cuda) < _numbers(found.torch_cuda)[:1]:
+        add(f"the driver supports CUDA {found.driver_cuda}, "
+            f"torch is built with CUDA {found.torch_cuda}",
             "update NVIDIA's driver (580 or newer for CUDA 13), or install a torch of the driver's "
             "CUDA: https://pytorch.org/get-started/locally")  # fmt: skip
-    elif found.torch_cuda is not None and found.cuda_error is None and found.operators_error is None:
+    elif found.torch_cuda and found.cuda_error is None and found.operators_error is None:
         add("torch finds no GPU (torch.cuda.is_available() is False)",
             "start a container with its GPUs (docker run --gpus all); `nvidia-smi` lists the GPUs "
             "that the driver sees")  # fmt: skip

@@ -56,8 +56,8 @@ class Registry:
         return found["cases"]
 
     def run(self, case, seed=1, repeats=0, backward=True):
-        """The results of a case by name, verify::to_json of its Outcome. An error of the device is a
-        RuntimeError."""
+        """The results of a case by name: verify::to_json of its Outcome. Raises RuntimeError for an
+        error of the device."""
         told = self._call(self._operators.verify_case, self._like, case, seed, repeats, backward)
         return json.loads(told)
 

@@ -1,8 +1,8 @@
 """python -m tilemoe.bench (or `tilemoe bench`): times the layer beside other implementations of it.
 
 Each round runs every peer once, one after the other, with cold caches; numbers are medians and
-quartiles over the rounds, ratios are those of the rounds' ratios. A peer that is not installed, or that does not
-compute the layer, is left out by name. See docs/benchmarks.md.
+quartiles over the rounds, ratios are those of the rounds' ratios. A peer that is not installed, or
+that does not compute the layer, is left out by name. See docs/benchmarks.md.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _parser(prog):
     add("--granularity", action="store_true",
         help="also measure the memory at other n, at constant n K and n E")  # fmt: skip
     add("--plots", type=pathlib.Path, metavar="DIR",
-        help="draw what was measured: throughput; by --kernels, kernels; by --granularity, memory")  # fmt: skip
+        help="draw what was measured: throughput, --kernels, --granularity")
     add("--from", dest="source", nargs="+", type=pathlib.Path, metavar="FILE",
         help="draw JSON files, this bench's or `tilemoe bench`'s, and measure nothing")  # fmt: skip
     return parser

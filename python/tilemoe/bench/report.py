@@ -84,7 +84,8 @@ def table(entries):
     if "threads" in ours:
         where = f"{ours['threads']} threads of {where}"
     lines = [f"{ours['config']}: {shape}, {ours['dtype']}, {ours['rounds']} rounds, {where}"]
-    lines.append(f"  load average {ours['load_average']:.1f} after the rounds, on {machine.cores()} cores")
+    load = f"{ours['load_average']:.1f} after the rounds, on {machine.cores()} cores"
+    lines.append(f"  load average {load}")
     rows = [HEADER, *(_row(entry, ours) for entry in entries)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     for row in rows:
