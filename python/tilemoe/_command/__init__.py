@@ -20,7 +20,7 @@ COMMANDS = {
     "info": (info, "Print versions, libraries and the devices that can be used"),
     "doctor": (doctor, "Check the library on this machine's GPU, or report what a GPU lacks"),
     "check": (check, "Compare the layer with a float64 evaluation, tensor by tensor"),
-    "bench": (None, "Time the layer beside other implementations of it"),
+    "bench": (None, "Compare the time of the layer with that of other implementations"),
 }
 OF_CPP = ("digest", "generate", "plot", "train")
 _INTERRUPTED, _CLOSED_PIPE = 130, 141
