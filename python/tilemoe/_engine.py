@@ -1,4 +1,4 @@
-"""Which gradients of a node torch's engine passes on, asked while the node runs.
+"""Which gradients of a node torch's engine passes on, read while the node runs.
 
 `needs_input_grad` was decided in forward. A walk of the graph may need less: autograd.grad and
 backward(inputs=) name their inputs, and a pipeline's split backward walks the graph once for the

@@ -313,7 +313,8 @@ def test_another_walk_of_the_graph_does_not_go_on(big):
     tensors, dO, _ = big
     O = forward(tensors)
     with no_more_than(TIGHT), pytest.raises(torch.OutOfMemoryError, match="run forward again"):
-        torch.autograd.grad(O, [tensors["W1"], tensors["x"]], dO)
+        torch.autograd.grad(O, [tensors["W1"], tensors["W2"]], dO)
+    assert O.grad_fn.begun is not None
     for inputs in (list(tensors.values()), [tensors["W2"]], [tensors["x"]]):
         with pytest.raises(RuntimeError, match="and of the same inputs, can go on"):
             torch.autograd.grad(O, inputs, dO)
