@@ -525,9 +525,9 @@ typedef struct tilemoe_weights {
 
 /* What there is of a forward pass for backward to start from. */
 typedef enum tilemoe_saved_state TILEMOE_INT {
-  TILEMOE_SAVED_H = 0,        /* H, as forward wrote it */
-  TILEMOE_SAVED_H_AND_DH = 1, /* H, and dH in the workspace `dH` */
-  TILEMOE_SAVED_DH_OVER_H = 2, /* dH where H was: H is consumed */
+  TILEMOE_SAVED_H = 0,          /* H, as forward wrote it */
+  TILEMOE_SAVED_H_AND_DH = 1,   /* H, and dH in the workspace `dH` */
+  TILEMOE_SAVED_DH_OVER_H = 2,  /* dH where H was: H is consumed */
   TILEMOE_SAVED_PARTS_OF_DH = 3 /* dH over H for the tokens of some parts: only calls with the other
                                    parts may follow, or a new forward */
 } tilemoe_saved_state;
@@ -540,8 +540,8 @@ typedef struct tilemoe_saved {
   const void* dH;   /* set by backward: the workspace that holds dH; null where none does */
   tilemoe_saved_state state; /* set by forward and backward */
   int32_t reserved;
-  int64_t parts_tokens; /* set by backward: tokens whose dH lies over H in SAVED_PARTS_OF_DH. What an
-                           older struct lacks is not counted */
+  int64_t parts_tokens; /* set by backward: tokens whose dH lies over H in SAVED_PARTS_OF_DH; not
+                           counted in the smaller struct of an older caller */
 } tilemoe_saved;
 
 /* Bytes that live from forward to backward. */
