@@ -139,7 +139,7 @@ def test_depends_on_nothing_but_its_extras():
         for extra in ("torch", "transformers")
     )
     assert of_torch == ["torch>=2.10"]
-    assert of_transformers == ["tilemoe[torch]", "transformers>=5.17"]
+    assert of_transformers == ["tilemoe[torch]", "transformers>=5.17", "accelerate"]
 
 
 def test_is_what_is_imported():
