@@ -328,7 +328,8 @@ void Problem::weights(Call& call, const tilemoe_experts& experts, tilemoe_weight
   const bool b1 = choices_.one_in(2);
   call.input(weights.W1, experts.dtype, {E, rows, d}, Layout::kMatrix, true);
   call.input(weights.W2, experts.dtype, {E, d, n}, Layout::kMatrix, true);
-  if (split) call.input(weights.W1_up, experts.dtype, {E, n, d}, Layout::kMatrix, true);
+  const Layout as_W1 = weights.W1.stride[2] == 1 ? Layout::kRows : Layout::kColumns;
+  if (split) call.input(weights.W1_up, experts.dtype, {E, n, d}, as_W1, true);
   if (b1) call.input(weights.b1, experts.dtype, {E, rows}, Layout::kRows, true);
   if (b1 && split) call.input(weights.b1_up, experts.dtype, {E, n}, Layout::kRows, true);
   if (choices_.one_in(2)) call.input(weights.b2, experts.dtype, {E, d}, Layout::kRows, true);
@@ -339,16 +340,19 @@ void Problem::weights(Call& call, const tilemoe_experts& experts, tilemoe_weight
 void Problem::gradients(Call& call, const tilemoe_experts& experts, const tilemoe_weights& weights,
                         tilemoe_weights& gradients, bool accumulate) {
   if (accumulate) call.may_overflow();
-  const auto some = [&](tilemoe_tensor& gradient, const tilemoe_tensor& weight) {
+  const auto some = [&](tilemoe_tensor& gradient, const tilemoe_tensor& weight,
+                        Layout matrix = Layout::kMatrix) {
     if (weight.ndim == 0 || choices_.one_in(3)) return;
     const tilemoe_dtype dtype = choices_.one_in(2) ? experts.dtype : TILEMOE_FLOAT32;
     if (weight.ndim == 3)
-      call.output(gradient, dtype, {weight.shape[0], weight.shape[1], weight.shape[2]},
-                  Layout::kMatrix, true);
+      call.output(gradient, dtype, {weight.shape[0], weight.shape[1], weight.shape[2]}, matrix,
+                  true);
     else
       call.output(gradient, dtype, {weight.shape[0], weight.shape[1]}, Layout::kRows, true);
   };
-  some(gradients.W1, weights.W1), some(gradients.W1_up, weights.W1_up);
+  const bool as_W1 = experts.gate_layout == TILEMOE_GATE_INTERLEAVED && weights.W1.stride[2] == 1;
+  some(gradients.W1, weights.W1, as_W1 ? Layout::kRows : Layout::kMatrix);
+  some(gradients.W1_up, weights.W1_up);
   some(gradients.W2, weights.W2);
   some(gradients.b1, weights.b1), some(gradients.b1_up, weights.b1_up);
   some(gradients.b2, weights.b2);

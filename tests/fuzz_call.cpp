@@ -68,7 +68,8 @@ void Call::lay_out(tilemoe_tensor& tensor, tilemoe_dtype dtype,
   std::copy(shape.begin(), shape.end(), tensor.shape);
   int order[TILEMOE_MAX_DIMS] = {0, 1, 2};  // from the largest stride to the smallest
   const int last = tensor.ndim - 1;
-  if (layout == Layout::kMatrix && choices_.one_in(2)) std::swap(order[last], order[last - 1]);
+  if (layout == Layout::kColumns || (layout == Layout::kMatrix && choices_.one_in(2)))
+    std::swap(order[last], order[last - 1]);
   int64_t step = 1;
   for (int i = last; i >= 0; --i) {
     tensor.stride[order[i]] = step;

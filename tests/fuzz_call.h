@@ -60,7 +60,8 @@ struct World {
   Statistics statistics;
 };
 
-enum class Layout { kContiguous, kRows, kMatrix };
+// kMatrix: of the last two dimensions either is contiguous; kRows: the last one; kColumns: the other.
+enum class Layout { kContiguous, kRows, kColumns, kMatrix };
 
 class Call {
  public:

@@ -116,7 +116,7 @@ class GpuRun(unittest.TestCase):
         said = self.run_stages("test", "repeat", "bench", "sanitize-1")
         results = self.results("test")
         self.assertEqual(results["kits"], ["sm90", "sm80"], said.stderr)
-        self.assertEqual(self.by_kit("test")["sm80"][-2:], ["cuda_train_test-sm80", "check-sm80"])
+        self.assertEqual(self.by_kit("test")["sm80"][-2:], ["cuda_weight_layouts_test-sm80", "check-sm80"])
         self.assertIn("cuda_some_test", self.by_kit("test")[None])
         self.assertNotIn("cuda_some_test-sm80", self.by_kit("test")["sm80"], "it has no product")
         reports = {i["item"]: i.get("report") for i in results["items"]}
