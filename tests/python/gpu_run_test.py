@@ -127,7 +127,8 @@ class GpuRun(unittest.TestCase):
             by = self.by_kit(stage)
             self.assertTrue(set(by["sm80"]) <= {f"{name}-sm80" for name in by[None]}, stage)
             self.assertGreaterEqual(len(by["sm80"]), 5, stage)
-        self.assertEqual(self.by_kit("sanitize-1")["sm80"], ["check-reduced-sm80"])
+        self.assertEqual(
+            self.by_kit("sanitize-1")["sm80"], ["check-reduced-sm80", "weight-layouts-sm80"])
 
     def test_keeps_digests_of_each_kit(self):
         self.runs_kits("sm90", "sm80")
