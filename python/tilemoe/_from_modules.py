@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from . import _options, _transformers_forms
+from . import _options
 from .functional import Activation
 from .module import MoE
 from .router import is_observed
 from .routing import Scoring
+
+if TYPE_CHECKING:
+    from ._transformers_forms import Form
 
 
 class _Names(NamedTuple):
@@ -275,7 +278,7 @@ def _trained(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _form_of(module: nn.Module, names: _Names) -> _transformers_forms.Form:
+def _form_of(module: nn.Module, names: _Names) -> Form:
     """The activation and its numbers, by the evaluation that experts of transformers get."""
     first = getattr(module, names.up[0])
     n, d = getattr(module, names.down).in_features, first.in_features
@@ -299,7 +302,8 @@ def _form_of(module: nn.Module, names: _Names) -> _transformers_forms.Form:
     like = dict(__module__=type(module).__module__, is_concatenated=True)
     like["_apply_gate" if names.gated else "act_fn"] = staticmethod(forward)
     stand_in = type(type(module).__qualname__, (), like)()
-    forms = _transformers_forms
+    from . import _transformers_forms as forms  # imports torch._dynamo, a second of import time
+
     evaluate = forms._ask_gate if names.gated else forms._ask_activation
     with ThreadPoolExecutor(1) as thread:  # which none of the caller's modes reach
         return thread.submit(evaluate, stand_in).result()

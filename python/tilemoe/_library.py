@@ -7,7 +7,6 @@ import torch
 from ._folder import directory
 
 LEAST_TORCH = (2, 10)
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _namespace() -> str:
@@ -53,6 +52,7 @@ def _load():
 
 
 _no_cuda = _load()
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Two copies of the package in a process have two namespaces: no operator is defined twice.
 NAMESPACE = _namespace()
 operators = getattr(torch.ops, NAMESPACE)

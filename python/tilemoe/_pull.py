@@ -255,8 +255,10 @@ class _Underway:
 
     def wait(self) -> None:
         """Makes the current stream wait, not the host."""
-        for stream in {self._home, torch.cuda.current_stream(self._stream.device)}:
-            stream.wait_stream(self._stream)
+        self._home.wait_stream(self._stream)
+        current = torch.cuda.current_stream(self._stream.device)
+        if current != self._home:
+            current.wait_stream(self._stream)
         self._tensors = ()
 
     def __del__(self) -> None:

@@ -68,15 +68,22 @@ def build(folder):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Command line and tests: not built" in done.stdout
-    parts = ("tilemoe_objects", "tilemoe_torch_operators", "tilemoe_torch", "torch_commit")
+    parts = (
+        "tilemoe_objects", "tilemoe_cpu_objects", "tilemoe_torch_operators", "tilemoe_torch",
+        "torch_commit",
+    )  # fmt: skip
     run("cmake", "--build", folder, "-j", "2", "--target", *parts)
 
 
 def link_library(folder):
     """-> the library's objects alone as a shared library; what stands for the CUDA backend is linked
     in place of it."""
-    objects = list((folder / "src" / "CMakeFiles" / "tilemoe_objects.dir").rglob("*.o"))
-    assert [path.name for path in objects if path.parent.name == "cpu"] == ["absent.cpp.o"]
+    core, cpu = (
+        list((folder / "src" / "CMakeFiles" / f"{part}.dir").rglob("*.o"))
+        for part in ("tilemoe_objects", "tilemoe_cpu_objects")
+    )
+    assert core and [path.name for path in cpu] == ["absent.cpp.o"]
+    objects = [*core, *cpu]
     file = folder / "library.so"
     run(
         "c++", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,--no-undefined",

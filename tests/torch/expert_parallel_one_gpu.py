@@ -170,7 +170,8 @@ def peak_is_the_plans(job):
 
 def exchanges_were_through_symmetric_memory(job):
     """All that scenarios before this one pulled."""
-    links = [link for link in _pull._links.values() if link._memory is not None]
+    links = [link for of_group in _pull._links.values() for link in of_group.values()]
+    links = [link for link in links if link._memory is not None]
     assert job.exchanges > 100 and links, job.exchanges
     for link in links:
         handle = link._memory[1]
