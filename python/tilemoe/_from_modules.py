@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import _options
+from . import _library, _options
 from .functional import Activation
 from .module import MoE
 from .router import is_observed
@@ -142,7 +142,7 @@ def from_modules(
 
 def _check_module(name: str, module: object) -> None:
     if not isinstance(module, nn.Module):
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        kind = _library.class_of(module)
         raise TypeError(f"tilemoe: {name} is a {kind}, expected a torch.nn.Module")
     for child, part in module.named_modules():
         if is_observed(part):

@@ -92,21 +92,22 @@ def set_block_turns(turns: int) -> None:
         operators.set_block_turns(turns)
 
 
-def _class_of(value):
+def class_of(value) -> str:
+    """The class with its module, as messages name what they were given."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def require_tensor(value, name):
     """Refuses what is no tensor, and tensors whose elements no kernel can read."""
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"tilemoe: {name} is a {_class_of(value)}, expected a torch.Tensor")
+        raise TypeError(f"tilemoe: {name} is a {class_of(value)}, expected a torch.Tensor")
     if value.layout is not torch.strided or value.is_nested or value.is_quantized:
         kind = value.dtype if value.is_quantized else value.layout
         hint = "its dequantize()" if value.is_quantized else "its to_dense()"
         if value.is_nested:
             kind, hint = f"nested, {value.layout}", "its values(), which are rows of one tensor"
         raise NotImplementedError(
-            f"tilemoe: {name} is a {_class_of(value)} ({kind}), expected a dense tensor: "
+            f"tilemoe: {name} is a {class_of(value)} ({kind}), expected a dense tensor: "
             f"pass {hint}"
         )
 
@@ -116,7 +117,7 @@ def require_weight(value, name):
     require_tensor(value, name)
     if type(value) not in PLAIN and not value.is_floating_point():
         raise NotImplementedError(
-            f"tilemoe: {name} is a {_class_of(value)}, {value.dtype} {tuple(value.shape)}, "
+            f"tilemoe: {name} is a {class_of(value)}, {value.dtype} {tuple(value.shape)}, "
             "expected a tensor of numbers in float32, bfloat16 or float16: dequantize it first"
         )
 

@@ -362,5 +362,4 @@ def _name(function: Callable) -> str:
 
 
 def _refusal(module: torch.nn.Module, reason: str) -> NotImplementedError:
-    name = f"{type(module).__module__}.{type(module).__qualname__}"
-    return NotImplementedError(f"tilemoe cannot compute {name}: {reason}")
+    return NotImplementedError(f"tilemoe cannot compute {_library.class_of(module)}: {reason}")

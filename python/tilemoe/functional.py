@@ -718,7 +718,7 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more,
     if given is not None:
         ops.refuse_transforms()
         if not isinstance(given, WeightGradients):
-            kind = f"{type(given).__module__}.{type(given).__qualname__}"
+            kind = _library.class_of(given)
             raise TypeError(
                 f"tilemoe: weight_grad_out is a {kind}, expected a tilemoe.WeightGradients"
             )

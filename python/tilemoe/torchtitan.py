@@ -33,7 +33,7 @@ from torchtitan.models.common.token_dispatcher import (
     MinimalAsyncEPTokenDispatcher,
 )
 
-from . import _torchtitan_dispatchers, expert_parallel, functional
+from . import _library, _torchtitan_dispatchers, expert_parallel, functional
 from ._distributed import local_bfloat16
 from ._torchtitan_experts import Computed
 
@@ -143,7 +143,7 @@ def routed_experts(
     """
     if type(cfg) is not RoutedExperts.Config:
         raise NotImplementedError(
-            f"tilemoe cannot compute {type(cfg).__module__}.{type(cfg).__qualname__}: it replaces "
+            f"tilemoe cannot compute {_library.class_of(cfg)}: it replaces "
             "RoutedExperts itself, not classes derived from it"
         )
     own = dict(inner_experts=experts(cfg.inner_experts), capacity_factor=capacity_factor)

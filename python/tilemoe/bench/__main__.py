@@ -14,19 +14,13 @@ from dataclasses import replace
 
 import torch
 
+from .._command.errors import FAILED, WRONG_USAGE, Failed
 from . import machine, session
 from .ahead import compile_for
 from .cases import CASES, DTYPES, SHAPE, Case
 from .measure import PASSES
 from .peers import TileMoE, all_peers
 from .report import table
-
-
-FAILED, WRONG_USAGE = 1, 2
-
-
-class Failed(Exception):
-    """The machine cannot do it, though the command line is right."""
 
 
 def _parser(prog):
