@@ -284,29 +284,19 @@ std::vector<Case> make_huge_cases() {
 
 std::vector<Case> make_bench_cases() {
   std::vector<Case> cases = {
-      {.name = "7b-n256", .T = 24576, .d = 1536, .n = 256, .E = 128, .K = 8},
-      {.name = "7b-n1024", .T = 24576, .d = 1536, .n = 1024, .E = 32, .K = 2},
-      {.name = "30b-n256", .T = 32768, .d = 4096, .n = 256, .E = 256, .K = 16},
-      {.name = "30b-n1024", .T = 32768, .d = 4096, .n = 1024, .E = 64, .K = 4},
-      {.name = "olmoe", .T = 32768, .d = 2048, .n = 1024, .E = 64, .K = 8},
-      {.name = "qwen3-235b", .T = 32768, .d = 4096, .n = 1536, .E = 128, .K = 8},
-      {.name = "gpt-oss-20b", .T = 32768, .d = 2880, .n = 2880, .E = 32, .K = 4},
-      {.name = "kimi-linear", .T = 32768, .d = 2304, .n = 1024, .E = 256, .K = 8},
-      {.name = "qwen3-next", .T = 32768, .d = 2048, .n = 512, .E = 512, .K = 10},
-      {.name = "wide", .T = 8192, .d = 2048, .n = 3072, .E = 8, .K = 2},
-      {.name = "few-rows", .T = 2048, .d = 2048, .n = 768, .E = 128, .K = 8},
+#define LAYER(name_, device, T_, d_, n_, E_, K_) \
+  {.name = name_,                                \
+   .T = T_,                                      \
+   .d = d_,                                      \
+   .n = n_,                                      \
+   .E = E_,                                      \
+   .K = K_,                                      \
+   .dtype = std::string_view(device) == "cuda" ? DType::kBFloat16 : DType::kFloat32},
+#include "layers.inc"
+#undef LAYER
   };
-  // The sparser, the fewer rows an expert has for its tiles: what token rounding is for.
-  for (const auto& [name, E] :
-       {std::pair("sparse-e128", 128), {"sparse-e256", 256}, {"sparse-e512", 512}})
-    cases.push_back(
-        {.name = name, .T = 16384, .d = 4096, .n = 1024, .E = E, .K = 8, .by_name = true});
-  for (Case& one : cases) one.dtype = DType::kBFloat16;
   const Case cpu{.T = 4096, .d = 512, .n = 256, .E = 32, .K = 4};
   const std::vector<Case> for_cpu = {
-      vary("cpu-t4096", cpu, [](Case&) {}),
-      vary("cpu-t512", cpu, [](Case& c) { c.T = 512; }),
-      vary("cpu-fine-grained", cpu, [](Case& c) { c.n = 64, c.E = 128, c.K = 16; }),
       vary("cpu-zipf", cpu, [](Case& c) { c.load = Load::kZipf; }),
       vary("cpu-rounded", cpu,
            [](Case& c) {

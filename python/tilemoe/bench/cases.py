@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .layers import LAYERS
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHAPE = "TdnEK"
 
@@ -44,29 +46,13 @@ class Case:
                 yield replace(self, name=f"{self.name} n={n}", n=n, E=E, K=K)
 
 
-def _gpu(name, *shape):
-    return Case(name, *shape, device="cuda", dtype="bfloat16")
+def _cases():
+    cases = [Case(name, *layer, device="cuda", dtype="bfloat16")
+             for name, layer in LAYERS["cuda"].items()]  # fmt: skip
+    cases += [Case(name, *layer) for name, layer in LAYERS["cpu"].items()]
+    cpu = LAYERS["cpu"]["cpu-t4096"]
+    cases += [Case("cpu-zipf", *cpu, zipf=True), Case("cpu-rounded", *cpu, rounding="nearest")]
+    return {case.name: case for case in cases}
 
 
-# verify/registry.cpp's, which this file cannot read where the package is installed.
-CASES = {
-    case.name: case
-    for case in (
-        Case("cpu-t4096", 4096, 512, 256, 32, 4),
-        Case("cpu-t512", 512, 512, 256, 32, 4),
-        Case("cpu-fine-grained", 4096, 512, 64, 128, 16),
-        Case("cpu-zipf", 4096, 512, 256, 32, 4, zipf=True),
-        Case("cpu-rounded", 4096, 512, 256, 32, 4, rounding="nearest"),
-        _gpu("7b-n256", 24576, 1536, 256, 128, 8),
-        _gpu("7b-n1024", 24576, 1536, 1024, 32, 2),
-        _gpu("30b-n256", 32768, 4096, 256, 256, 16),
-        _gpu("30b-n1024", 32768, 4096, 1024, 64, 4),
-        _gpu("olmoe", 32768, 2048, 1024, 64, 8),
-        _gpu("qwen3-235b", 32768, 4096, 1536, 128, 8),
-        _gpu("gpt-oss-20b", 32768, 2880, 2880, 32, 4),
-        _gpu("kimi-linear", 32768, 2304, 1024, 256, 8),
-        _gpu("qwen3-next", 32768, 2048, 512, 512, 10),
-        _gpu("wide", 8192, 2048, 3072, 8, 2),
-        _gpu("few-rows", 2048, 2048, 768, 128, 8),
-    )
-}
+CASES = _cases()
