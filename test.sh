@@ -1,54 +1,115 @@
 #!/usr/bin/env bash
-# Sets this machine up, builds TileMoE and runs every test; those that need a GPU only where there is
-# one. A test that skips itself fails the run, but for those named below. Options go to ctest, for
-# instance "-R routing". The PyTorch package has tests of its own: scripts/test_torch.sh. PRESET picks
-# another build of CMakePresets.json: PRESET=asan ./test.sh
+# Sets this machine up, builds TileMoE and runs its tests. ./test.sh --help has the options.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
-preset=${PRESET:-release}
 
 usage() {
   cat <<END
-usage: ./test.sh [options of ctest]
+usage: ./test.sh [--torch | --all] [options of ctest]
 
-Installs missing packages, builds TileMoE with tests, and runs every test: 20 to 45 minutes on two
-cores the first time. Tests that need a GPU run only if this machine has one.
+Installs missing packages, builds TileMoE and runs its tests: on two cores about 10 minutes the first
+time, and 20 if there is a CUDA compiler. Tests that need a GPU run only if this machine has one.
 
+  --torch        also build the PyTorch package and run its tests (downloads torch, 2 GB)
+  --all          everything that CI runs: every GPU architecture, the long tests, two versions of torch,
+                 the address, undefined behaviour and thread sanitizers
   -R <regex>     only the tests whose names match, for instance -R '^Layer' or -R python
   -E <regex>     without those
   PRESET=<name>  another build of CMakePresets.json: release (the default), debug, asan, tsan, ubsan
 
-The PyTorch package has tests of its own: scripts/test_torch.sh.
+The PyTorch package alone: scripts/test_torch.sh.
 END
 }
 
-case " $* " in
-*" --help "* | *" -h "*)
-  usage
-  exit
-  ;;
+what=
+case ${1:-} in
+--torch | --all) what=${1#--} && shift ;;
 esac
+case " $* " in
+*" --help "* | *" -h "*) usage && exit ;;
+esac
+cd "$root"
+
+passed=0
+failed=0
+finish() {
+  local status=$? note=
+  [ "$status" = 0 ] && [ -z "$what" ] &&
+    note="; the PyTorch package was not tested: ./test.sh --torch"
+  [ "$((passed + failed))" = 0 ] || printf '\n%d passed, %d failed%s\n' "$passed" "$failed" "$note" >&2
+}
+trap finish EXIT
+
+# Adds a JUnit file's tests to the sums.
+count() {
+  local tests bad
+  tests=$(grep -c '<testcase ' "$1" || true)
+  bad=$(grep -Ec '<(failure|error)[ >]' "$1" || true)
+  failed=$((failed + bad))
+  passed=$((passed + tests - bad - $(grep -c 'status="notrun"\|<skipped' "$1" || true)))
+}
+
+# The kernels of this machine's GPU, or Hopper's.
+gpu_archs() {
+  case $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1) in
+  8.*) echo 80 ;;
+  10.*) echo '80;100f' ;;
+  12.*) echo '80;120' ;;
+  *) echo 90a ;;
+  esac
+}
+
+# test_preset <preset> <options of cmake>... -- <options of ctest>...
+test_preset() {
+  local preset=$1 options=() only=() results skipped unexpected may_skip=
+  shift
+  while [ "$1" != -- ]; do options+=("$1") && shift; done
+  shift
+  build "$preset" "" "${options[@]}"
+  if ! nvidia-smi -L >/dev/null 2>&1; then
+    say "no GPU here: the tests labelled gpu are NOT run"
+    only+=(gpu)
+  fi
+  [ "$what" = all ] || only+=(long)
+  say "testing (preset $preset)"
+  results=$root/build/$preset/tests.xml
+  rm -f "$results"
+  [ "${#only[@]}" = 0 ] || only=(-LE "^($(IFS='|' && echo "${only[*]}"))\$")
+  ctest --preset "$preset" -j "$(nproc)" --progress --output-junit "$results" "${only[@]}" "$@" ||
+    { count "$results" && die "tests failed; their output is above and in" \
+      "build/$preset/Testing/Temporary/LastTest.log."; }
+  count "$results"
+
+  # The names of the tests that skipped themselves; on one GPU, the test of two may.
+  [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ] ||
+    may_skip=$'DeviceLayerTest.GivesTheSameBitsOnEveryDevice\nSumRows.ReadsAnotherGpu'
+  skipped=$(sed -n 's/.*<testcase name="\([^"]*\)".* status="notrun".*/\1/p' "$results")
+  unexpected=$(printf '%s' "$skipped" | grep -Fxv "$may_skip" || true)
+  [ -z "$unexpected" ] || die "these tests may not be skipped: ${unexpected//$'\n'/ }"
+}
+
+test_package() {
+  rm -rf build/torch-tests
+  local status=0 file
+  scripts/test_torch.sh "$@" || status=$?
+  for file in build/torch-tests/*.xml; do
+    [ ! -e "$file" ] || count "$file"
+  done
+  [ "$status" = 0 ] || exit "$status"
+}
 
 require build train test
 require_python
-build "$preset"
-cd "$root"
-only=()
-if ! nvidia-smi -L >/dev/null 2>&1; then
-  say "no GPU here: the tests labelled gpu are NOT run"
-  only=(-LE '^gpu$')
-fi
-say "testing (preset $preset)"
-results=$root/build/$preset/tests.xml
-ctest --preset "$preset" -j "$(nproc)" --output-junit "$results" "${only[@]}" "$@" ||
-  die "tests failed; their output is above and in build/$preset/Testing/Temporary/LastTest.log."
-
-# The names of the tests that skipped themselves; on one GPU, the test of two may.
-may_skip=
-[ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ] ||
-  may_skip=$'DeviceLayerTest.GivesTheSameBitsOnEveryDevice\nSumRows.ReadsAnotherGpu'
-skipped=$(sed -n 's/.*<testcase name="\([^"]*\)".* status="notrun".*/\1/p' "$results")
-say "$(printf '%s' "$skipped" | grep -c '') tests skipped ${skipped//$'\n'/ }"
-unexpected=$(printf '%s' "$skipped" | grep -Fxv "$may_skip" || true)
-[ -z "$unexpected" ] || die "these tests may not be skipped: ${unexpected//$'\n'/ }"
-[ -n "${CI:-}" ] || say "the PyTorch package is NOT among what was tested: scripts/test_torch.sh"
+case $what in
+all)
+  require_nvcc
+  test_preset ci -DTILEMOE_ALL_TESTS=ON -- "$@"
+  test_package --all
+  test_preset asan -- "$@"
+  test_preset tsan -- "$@"
+  ;;
+*)
+  test_preset "${PRESET:-release}" -DTILEMOE_CUDA_ARCHS="$(gpu_archs)" -- "$@"
+  [ "$what" != torch ] || test_package
+  ;;
+esac

@@ -77,7 +77,16 @@ require_python() {
 # compiles what is imported; all modules would be half a minute of the processor.
 pinned_environment() {
   [ "${TILEMOE_SETUP:-}" != skip ] || return 0
-  local environment=$root/$1
+  local environment=$root/$1 lock
+  shift
+  exec {lock}>"$environment.lock"
+  flock "$lock"  # another process may be making it
+  make_environment "$environment" "$@"
+  exec {lock}>&-
+}
+
+make_environment() {
+  local environment=$1
   shift
   cat "$@" | cmp -s - "$environment/complete" && return 0
   say "making ${environment##*/}"

@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
-# The PyTorch package as its users get it, with kernels for fewer GPUs: builds the wheel
-# (scripts/dist.sh), installs it into environments that have torch and what the tests need, and runs
-# tests/torch there: all of it with the torch of requirements.txt; the operators, FSDP and transformers
-# with the newest ones. Options go to pytest. The first time downloads 2.1 GB for each torch;
-# NEWEST=skip leaves out the second. In CI the source distribution and the folder for the kernel hub
-# are built and tested too, and the wheel is installed where no compiler is.
+# Tests the PyTorch package as its users get it: builds the wheel (scripts/dist.sh), installs it into
+# .venv-torch, which has torch and what the tests need, and runs tests/torch.
+#
+#   scripts/test_torch.sh [--all] [options of pytest]
+#
+# --all adds the long tests, the newest torch and transformers, torchtitan's models, the source
+# distribution, the folder for the kernel hub, and the wheel on a system without a compiler; warnings
+# are errors. The first time downloads 2.1 GB for each torch.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 
-# What the preset ci has compiled already.
-export TILEMOE_CUDA_ARCHS='80;90a' TILEMOE_SM80_ON_HOPPER=OFF
+all=
+case ${1:-} in
+--all) all=yes && shift ;;
+esac
+
+# What the tests' builds have compiled already.
+export TILEMOE_CUDA_ARCHS=${TILEMOE_CUDA_ARCHS:-80;90a} TILEMOE_SM80_ON_HOPPER=OFF
 tests=("$root"/tests/{wheel,torch})
-case ${CI:-} in
-"") scripts/dist.sh wheel ;;
-*)
+quick=(-m "not long")
+if [ -n "$all" ]; then
+  quick=()
   rm -rf build/hub
   scripts/hub.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
   scripts/dist.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
@@ -23,42 +30,45 @@ case ${CI:-} in
   TILEMOE_KERNELS=$(.venv-wheel/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
   export TILEMOE_SDIST TILEMOE_KERNELS TILEMOE_HUB=$root/build/hub
   tests+=("$root/tests/distribution")
-  ;;
-esac
+else
+  scripts/dist.sh wheel
+fi
 wheel=$(echo "$root"/build/dist/*.whl)
 export CUDA_VISIBLE_DEVICES='' TILEMOE_WHEEL=$wheel
+mkdir -p build/torch-tests
 
-# Runs tests with the wheel in an environment, in up to four processes; from build/, so that Python
-# has the source nowhere on its path.
+# test_wheel <environment> <JUnit file> <option of pytest>...: installs the wheel into the environment
+# and runs tests in up to four processes; from build/, so that Python has the source nowhere on its path.
 test_wheel() {
-  local environment=$root/$1
-  shift
+  local environment=$root/$1 results=$root/build/torch-tests/$2.xml
+  shift 2
   "$environment/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel" >&2 ||
     die "the wheel cannot be installed into $environment."
   (cd "$root/build" && "$environment/bin/python" -m pytest -q -p no:cacheprovider \
-    -n logical --maxprocesses 4 --dist worksteal -o pythonpath="$root/tests/torch" "$@") ||
+    -n logical --maxprocesses 4 --dist worksteal -o pythonpath="$root/tests/torch" \
+    --junitxml="$results" "${quick[@]}" "$@") ||
     die "tests of the PyTorch package failed; their output is above."
 }
 
 say "testing the wheel"
 # One thread in each of as many processes as there are cores; tests of several threads ask for them,
 # and with the newest torch there are as many as torch takes.
-OMP_NUM_THREADS=1 test_wheel .venv-torch "${tests[@]}" "$@"
+OMP_NUM_THREADS=1 test_wheel .venv-torch torch "${tests[@]}" "$@"
+[ -n "$all" ] || exit 0
 
-if [ "${NEWEST:-}" != skip ]; then
-  require_torch -newest
-  say "testing the wheel with the newest torch"
-  test_wheel .venv-torch-newest \
-    "$root"/tests/torch/{loading,operators,functional,pretrain_fsdp}_test.py "$@"
-  say "testing the wheel with the newest transformers"
-  OMP_NUM_THREADS=1 test_wheel .venv-torch-newest \
-    "$root"/tests/torch/transformers_{,distributed_,forms_,models_}test.py "$@"
+require_torch -newest
+say "testing the wheel with the newest torch"
+test_wheel .venv-torch-newest newest-torch \
+  "$root"/tests/torch/{loading,operators,functional,pretrain_fsdp}_test.py "$@"
+say "testing the wheel with the newest transformers"
+OMP_NUM_THREADS=1 test_wheel .venv-torch-newest newest-transformers \
+  "$root"/tests/torch/transformers_{,distributed_,forms_,models_}test.py "$@"
 
-  # torchtitan's models and its trainer require this torch. torchtitan, and Triton, which it imports,
-  # are the other environment's.
-  "$root/.venv-torch-newest/bin/python" -m venv --without-pip "$root/.venv-torch-models"
-  site=$(echo "$root"/.venv-torch-models/lib/python3*/site-packages)
-  printf '%s\n' "$root"/.venv-torch{-newest,}/lib/python3*/site-packages >"$site/both.pth"
-  say "testing torchtitan's models"
-  test_wheel .venv-torch-models "$root"/tests/torch/torchtitan_{models,trainer}_test.py "$@"
-fi
+# torchtitan's models and its trainer require this torch. torchtitan, and Triton, which it imports,
+# are the other environment's.
+"$root/.venv-torch-newest/bin/python" -m venv --without-pip "$root/.venv-torch-models"
+site=$(echo "$root"/.venv-torch-models/lib/python3*/site-packages)
+printf '%s\n' "$root"/.venv-torch{-newest,}/lib/python3*/site-packages >"$site/both.pth"
+say "testing torchtitan's models"
+test_wheel .venv-torch-models torchtitan \
+  "$root"/tests/torch/torchtitan_{models,trainer}_test.py "$@"
