@@ -40,13 +40,15 @@ finish() {
 }
 trap finish EXIT
 
+# How often a JUnit file (pytest's is one line) has an element.
+elements() { grep -Eo "<($2)[ />]" "$1" | wc -l; }
+
 # Adds a JUnit file's tests to the sums.
 count() {
-  local tests bad
-  tests=$(grep -c '<testcase ' "$1" || true)
-  bad=$(grep -Ec '<(failure|error)[ >]' "$1" || true)
+  local bad
+  bad=$(elements "$1" 'failure|error' || true)
   failed=$((failed + bad))
-  passed=$((passed + tests - bad - $(grep -c 'status="notrun"\|<skipped' "$1" || true)))
+  passed=$((passed + $(elements "$1" testcase || true) - bad - $(elements "$1" skipped || true)))
 }
 
 # The kernels of this machine's GPU, or Hopper's.
