@@ -18,27 +18,26 @@ bool has_known_bits(const verify::Case& test_case, verify::Output output) {
   }
 }
 
-ExpectedDigests::ExpectedDigests(const std::string& file, const std::string& kit) {
+ExpectedDigests::ExpectedDigests(const std::string& file, const std::string& arch) {
   std::ifstream stream(file);
   if (!stream) throw std::runtime_error("cannot read " + file);
   try {
-    const json results = json::parse(stream);
-    device_ = results.at("name").get<std::string>();
-    for (const json& item : results.at("items")) {
-      const json& report = item.at("report");
-      // "sm90, the newest for compute capability 9.0"
-      const std::string of = report.at("kit").get<std::string>();
-      if (of.substr(0, of.find(',')) != kit) continue;
-      for (const json& one : report.at("cases"))
-        cases_[one.at("case").get<std::string>()] = {
-            .seed = report.at("seed").get<uint64_t>(),
-            .inputs = one.at("inputs").get<std::string>(),
-            .tensors = one.at("tensors").get<std::map<std::string, std::string>>()};
+    for (std::string line; std::getline(stream, line);) {
+      const json measurement = json::parse(line);
+      json values = measurement.at("values");
+      if (values.at("arch") != arch) continue;
+      device_ = measurement.at("device").get<std::string>();
+      const std::string name = values.at("case").get<std::string>();
+      Expected& expected = cases_[name];
+      expected.seed = values.at("seed").get<uint64_t>();
+      expected.inputs = values.at("inputs").get<std::string>();
+      for (const char* key : {"arch", "case", "seed", "inputs"}) values.erase(key);
+      expected.tensors = values.get<std::map<std::string, std::string>>();  // the rest
     }
   } catch (const json::exception& error) {
-    throw std::runtime_error(file + " is no results file of digests: " + error.what());
+    throw std::runtime_error(file + " is not a file of digests: " + error.what());
   }
-  if (cases_.empty()) throw std::runtime_error(file + " has no digests of the kit " + kit);
+  if (cases_.empty()) throw std::runtime_error(file + " contains no digests of arch " + arch);
 }
 
 ExpectedDigests::Comparison ExpectedDigests::compare(const verify::Case& test_case, uint64_t seed,

@@ -1,5 +1,5 @@
-// What a real GPU computed, as hashes, for a simulated one to be held to: a results file of
-// `scripts/gpu/run.py digests`.
+// Hashes of what a GPU computed, with which a simulated GPU is compared: tests/data/digests.jsonl, one
+// case per line, {device, values: {arch, case, seed, inputs, then each tensor's hash}, ...}.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ bool has_known_bits(const verify::Case& test_case, verify::Output output);
 
 class ExpectedDigests {
  public:
-  // Of one kit, "sm80" or "sm90". Throws std::runtime_error, with the reason, where the file cannot
-  // be read, is none of that kind, or has nothing of the kit.
-  ExpectedDigests(const std::string& file, const std::string& kit);
+  // Reads the digests of one arch, "sm80" or "sm90". Throws std::runtime_error, with the reason, if
+  // the file cannot be read, is not a file of digests, or contains none of the arch.
+  ExpectedDigests(const std::string& file, const std::string& arch);
 
   bool has(const std::string& case_name) const { return cases_.contains(case_name); }
   // The GPU: "NVIDIA H100 80GB HBM3".

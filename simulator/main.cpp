@@ -253,8 +253,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--expected", options.expected,
-                 "Results file of `scripts/gpu/run.py digests`: where an H100 is simulated, the "
-                 "tensors that it has must have the same bits")
+                 "Digests that a GPU computed (tests/data/digests.jsonl): if an H100 is simulated, its "
+                 "tensors must have the same bits")
       ->check(CLI::ExistingFile);
   app.add_option("--json", options.json, "Also write what came of each case to this file");
   app.add_flag("--trace", options.trace, "Draw what every warp did over simulated time");

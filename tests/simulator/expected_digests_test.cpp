@@ -21,32 +21,29 @@ class ExpectedDigestsTest : public testing::Test {
  protected:
   // Of this test, which runs beside the others.
   const std::string file = testing::TempDir() + "expected_digests_" +
-                           testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+                           testing::UnitTest::GetInstance()->current_test_info()->name() + ".jsonl";
   const Case relu = *verify::find_case("calibration-relu/bfloat16"),
              swiglu = *verify::find_case("calibration-swiglu/float16");
   const CaseDigests of_relu = verify::digest_case(relu, 3, verify::host_memory()),
                     of_swiglu = verify::digest_case(swiglu, 3, verify::host_memory());
 
   static json entry(const Case& one, const CaseDigests& digests) {
-    json tensors = json::object();
+    json values = {{"arch", "sm90"},
+                   {"case", one.name},
+                   {"seed", 3},
+                   {"inputs", verify::hexadecimal(digests.inputs)}};
     for (const verify::TensorDigest& tensor : digests.tensors)
-      tensors[verify::output_name(tensor.output)] = verify::hexadecimal(tensor.hash);
-    return {
-        {"case", one.name}, {"inputs", verify::hexadecimal(digests.inputs)}, {"tensors", tensors}};
+      values[verify::output_name(tensor.output)] = verify::hexadecimal(tensor.hash);
+    return {{"name", "digests"}, {"device", "NVIDIA H100"}, {"values", values}};
   }
-  // As the stage `digests` writes it.
-  json results() const {
-    const json report = {{"kit", "sm90, the newest for compute capability 9.0"},
-                         {"seed", 3},
-                         {"cases", {entry(relu, of_relu), entry(swiglu, of_swiglu)}}};
-    return {{"stage", "digests"},
-            {"name", "NVIDIA H100"},
-            {"items", {{{"item", "calibration"}, {"report", report}}}}};
-  }
+  // A line for each.
+  json results() const { return json::array({entry(relu, of_relu), entry(swiglu, of_swiglu)}); }
   ~ExpectedDigestsTest() override { std::remove(file.c_str()); }
-  ExpectedDigests read(const json& written, const std::string& kit = "sm90") const {
-    std::ofstream(file) << written;
-    return ExpectedDigests(file, kit);
+  ExpectedDigests read(const json& written, const std::string& arch = "sm90") const {
+    std::ofstream stream(file);
+    for (const json& line : written) stream << line << "\n";
+    stream.close();
+    return ExpectedDigests(file, arch);
   }
 };
 
@@ -79,7 +76,7 @@ TEST_F(ExpectedDigestsTest, EachTensorIsCompared) {
 
 TEST_F(ExpectedDigestsTest, WhatCannotBeComparedIsNoPass) {
   json lacking = results();
-  lacking["items"][0]["report"]["cases"][0]["tensors"].erase("dX");
+  lacking[0]["values"].erase("dX");
   EXPECT_EQ(read(lacking).compare(relu, 3, of_relu).differences,
             std::vector<std::string>{"dX: the GPU's is not there"});
   const ExpectedDigests expected = read(results());
@@ -95,6 +92,9 @@ TEST_F(ExpectedDigestsTest, SaysWhatAFileLacks) {
   EXPECT_THROW(ExpectedDigests(testing::TempDir() + "none.json", "sm90"), std::runtime_error);
   EXPECT_THROW(read(results(), "sm80"), std::runtime_error);
   EXPECT_THROW(read(json::array()), std::runtime_error);
+  json lacking = results();
+  lacking[1]["values"].erase("inputs");
+  EXPECT_THROW(read(lacking), std::runtime_error);
   std::ofstream(file) << "{";
   EXPECT_THROW(ExpectedDigests(file, "sm90"), std::runtime_error);
 }

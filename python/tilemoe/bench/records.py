@@ -17,7 +17,7 @@ import os
 import pathlib
 import statistics
 
-DIGITS = 5  # significant digits kept of a number that is not whole
+DIGITS = 6  # significant digits kept of a number that is not whole
 
 
 @dataclasses.dataclass(frozen=True)
