@@ -1,23 +1,29 @@
 """How long a step of a configuration takes on a Hopper GPU, from measured rates.
 
 The experts: every kernel's limit is max(FLOP / PRODUCTS, bytes / MEMORY), each tensor counted once
-(docs/benchmarks.md). How many times the limit they take is measured: by the profile of a training
-with this layer (benchmarks/results/pretrain_speed_*.json), else by the layer alone (gpu_bench.json
-there), else it is the mean of all layers. The rest: FLOP and bytes over the RATES below.
+(docs/kernels.md). How many times the limit they take is measured: by the profile of a training
+with this layer (benchmarks/results/pretrain.jsonl), else by the layer alone (layers.jsonl there),
+else it is the mean of all layers. The rest: FLOP and bytes over the RATES below.
 Communication between processes is not in it, nor what the host does while the device waits.
 """
 
-import json
 import statistics
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from configs import CONFIGS, Config
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-LAYERS = RESULTS / "gpu_bench.json"
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
+import records  # noqa: E402
+
+LAYERS = ROOT / "benchmarks" / "results" / "layers.jsonl"
+TRAININGS = LAYERS.with_name("pretrain.jsonl")
 # The limits' rates: products in bfloat16, and device memory, of an H100.
 PRODUCTS, MEMORY = 798e12, 3.0e12
+# Cases of LAYERS of another routing or arch than a training's.
+NOT_PLAIN = ("-zipf", "-one-expert", "-nearest", "-biases", "-sm80")
 
 
 class Layer(NamedTuple):
@@ -54,31 +60,30 @@ def kernels(c: Config | Layer, T):
 
 def measured(path=LAYERS):
     """-> {(d, n, E, K): time / limit, forward and backward} of layers, routing and router with
-    them, that were measured with plain top-K and the GPU's own kit."""
+    them, that were measured with random logits, plain top-K and the GPU's own arch."""
     ratios = {}
-    for item in json.loads(path.read_text())["items"]:
-        for report in [] if "kit" in item else item["report"]:
-            if report["rounding"] == "none" and report["routing"] == "random":
-                shape = dict(report["shape"])
-                limits = kernels(Layer(**shape), shape["T"])
-                times = report["fwd_ms"] / 1e3, report["bwd_ms"] / 1e3
-                of = tuple(shape[letter] for letter in "dnEK")
-                ratios[of] = tuple(time / limit for time, limit in zip(times, limits))
+    for one in records.read(path):
+        _, *case = one.name.split("/")
+        if len(case) > 1 or case[0].endswith(NOT_PLAIN) or "backward_ms" not in one.values:
+            continue
+        layer = Layer(*(one.values[letter] for letter in Layer._fields))
+        times = (one.values[f"{way}_ms"] / 1e3 for way in ("forward", "backward"))
+        limits = kernels(layer, layer.T)
+        ratios[layer[1:]] = tuple(time / limit for time, limit in zip(times, limits))
     return ratios
 
 
-def profiled(files=None):
+def profiled():
     """-> {(d, n, E, K): time / limit, the same for both passes}, of profiles of whole trainings,
     from the largest micro-batch."""
+    found = [one.values for one in records.read(TRAININGS) if one.name.startswith("pretrain-speed/")]
     ratios = {}
-    for file in files or sorted(RESULTS.glob("pretrain_speed_*.json")):
-        entries = [e for e in json.loads(file.read_text())["entries"] if "kinds_ms" in e]
-        for entry in sorted(entries, key=lambda e: e["micro_batch"]):
-            if entry["experts"] == "tilemoe":
-                c = CONFIGS[entry["config"]]
-                spent = entry["kinds_ms"]["experts"] / 1e3 / (entry["layers"] or c.layers)
-                ratio = spent / sum(kernels(c, entry["micro_batch"] * c.context))
-                ratios[c.d, c.n, c.E, c.K] = ratio, ratio
+    for values in sorted(found, key=lambda values: values["micro_batch"]):
+        if values["experts"] == "tilemoe" and "kind.experts_ms" in values:
+            c = CONFIGS[values["config"]]
+            spent = values["kind.experts_ms"] / 1e3 / values.get("layers", c.layers)
+            ratio = spent / sum(kernels(c, values["micro_batch"] * c.context))
+            ratios[c.d, c.n, c.E, c.K] = ratio, ratio
     return ratios
 
 
@@ -94,7 +99,7 @@ def experts(c: Config, T):
 
 
 # What the rest of a step reaches, by the profiles of S1 and of four layers of 7B on an H100
-# (benchmarks/results/pretrain_speed_*.json).
+# (benchmarks/results/pretrain.jsonl).
 RATES = {
     "products": 650e12,  # FLOP/s of attention's projections, the shared expert and the head
     "attention": 270e12,  # FLOP/s of causal attention, heads of 64
