@@ -1,0 +1,455 @@
+#!/usr/bin/env python3
+"""Write docs/results.md, and README.md's table of results, from benchmarks/results/*.jsonl.
+
+  python3 benchmarks/results_page.py             # writes both
+  python3 benchmarks/results_page.py --check     # status 1 if a page differs from the results
+
+README's table is between the lines <!-- results --> and <!-- /results -->.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
+sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
+import records  # noqa: E402
+
+SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
+PEERS = {SONIC: "sonic-moe", COMPILED: "`grouped_mm`, compiled", EAGER: "`grouped_mm`, eager"}
+MODELS = {"olmoe": "OLMoE", "gpt-oss-20b": "gpt-oss-20b", "qwen3-235b": "Qwen3-235B",
+          "kimi-linear": "Kimi Linear", "qwen3-next": "Qwen3-Next"}  # fmt: skip
+WAYS = {"own": "every expert on each GPU", "serial": "one piece",
+        "serial-kept": "one piece, gathered X saved", "chunks-2": "2 chunks",
+        "usual": "all-to-all, `grouped_mm`"}  # fmt: skip
+MIB, GIB = 2**20, 2**30
+
+
+class Results:
+    """The measurements of a file by their names."""
+
+    def __init__(self, file):
+        self.all = {one.name: one for one in records.read(RESULTS / f"{file}.jsonl")}
+
+    def of(self, part):
+        """{rest of the name: measurement} of the names that start with `part`."""
+        start = part + "/"
+        return {n.removeprefix(start): one for n, one in self.all.items() if n.startswith(start)}
+
+    def table_of(self, part):
+        """{layer: {peer: measurement}} of the names part/layer/peer."""
+        found = {}
+        for name, one in self.of(part).items():
+            layer, peer = name.rsplit("/", 1)
+            found.setdefault(layer, {})[peer] = one
+        return found
+
+
+def measured(one, *others, gpus=1):
+    """"Measured on ...": the device, and the versions of both sides."""
+    versions = {}
+    for each in (*others, one):
+        versions |= each.versions
+    said = [f"{name} {versions[name]}" for name in ("sonic-moe", "torch", "onednn", "nccl", "driver")
+            if name in versions]  # fmt: skip
+    ours = f"commit {one.commit[:7]}"
+    ours = f"TileMoE {versions['tilemoe']} ({ours})" if "tilemoe" in versions else f"TileMoE at {ours}"
+    count = "one" if gpus == 1 else gpus
+    device = one.device if "NVIDIA" not in one.device else f"{count} {one.device}"
+    return ", ".join([f"Measured on {device}", ours, *said])
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def paragraph(text):
+    """In lines of at most 120 characters."""
+    return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
+
+
+def section(title, text, *tables):
+    return "\n\n".join([f"## {title}", paragraph(text), *tables])
+
+
+def passes(one, digits=2, prefix=""):
+    return " / ".join(f"{one.median(f'{prefix}{way}_ms'):.{digits}f}" for way in ("forward", "backward"))
+
+
+def sizes(one):
+    return " ".join(str(one.values[letter]) for letter in "TdnEK")
+
+
+def peak(one):
+    """Above weights, inputs and the output's gradient."""
+    return one.values["peak_bytes"] - one.values["resident_bytes"]
+
+
+def times_faster(ours, peer, quantity):
+    return f"{peer.median(quantity) / ours.median(quantity):.2f}x"
+
+
+def less(ours, peer):
+    return f"{100 * (1 - ours / peer):.0f} % less"
+
+
+def layers():
+    """The layer from PyTorch next to its peers."""
+    found, rows, memory = Results("peers").table_of("peers"), [], []
+    for layer, of in found.items():
+        ours = of["tilemoe"]
+        ratios = [f"{1 / of[peer].values['forward_ratio']:.2f}x / "
+                  f"{1 / of[peer].values['backward_ratio']:.2f}x" for peer in PEERS]  # fmt: skip
+        rows.append([layer, sizes(ours), passes(ours), *ratios])
+        memory.append([layer, *(f"{peak(of[peer]) / MIB:.0f}" for peer in ("tilemoe", *PEERS)),
+                       f"{of['tilemoe'].values['saved_bytes'] / MIB:.0f}"])  # fmt: skip
+    of = next(iter(found.values()))
+    return section(
+        "Layers",
+        f"{measured(of['tilemoe'], of[SONIC])}. bfloat16, router included, called from PyTorch, medians of "
+        f"{of['tilemoe'].values['rounds']} rounds that alternate between the implementations. Each cell is forward / "
+        "backward; \"1.05x\" is the peer's time divided by TileMoE's. T tokens of width d, K of E experts of width n.",
+        table(["layer", "T d n E K", "TileMoE, ms", *(f"vs {name}" for name in PEERS.values())], rows),
+        "Peak memory in MiB, above weights, inputs and the output's gradient; the last column is what TileMoE saves for\n"
+        "backward.",
+        table(["layer", "TileMoE", *PEERS.values(), "saved"], memory),
+    )  # fmt: skip
+
+
+def limits():
+    """The layer from C++ next to the limits of the hardware."""
+    found = Results("layers").of("layers")
+    rows = []
+    for name, one in found.items():
+        if "/" in name or name.endswith(("-sm80", "-nearest")):
+            continue
+        share = [one.values[f"{way}_limit_ms"] / one.values[f"{way}_ms"] for way in ("forward", "backward")]
+        rows.append([name, sizes(one), passes(one), " / ".join(f"{100 * each:.0f} %" for each in share)])
+    return section(
+        "Layers from C++",
+        f"{measured(found['7b-n256'])}. bfloat16, consecutive passes without PyTorch. The limit is the sum over the steps "
+        "of what the operations at 798 TFLOP/s or the bytes at 3.0 TB/s take ([how](kernels.md#hardware-facts)). `-zipf` "
+        "and `-one-expert` are skewed routings.",
+        table(["layer", "T d n E K", "forward / backward, ms", "limit / time"], rows),
+    )  # fmt: skip
+
+
+def archs():
+    """The kernels of sm90 and sm80 on one GPU, and ScatterMoE's."""
+    file = Results("archs")
+    found, others = file.table_of("archs"), file.table_of("archs-scattermoe")
+    rows = []
+    for layer, of in found.items():
+        new, old = of["tilemoe-sm90"], of["tilemoe-sm80"]
+        cells = [layer, passes(new), passes(old), times_faster(new, old, "both_ms")]
+        other = others[layer]
+        cells += [times_faster(other["tilemoe-sm90"], other["scattermoe"], "both_ms"),
+                  times_faster(other["tilemoe-sm80"], other["scattermoe-sm80"], "both_ms")]  # fmt: skip
+        rows.append(cells)
+    first, other = found["7b-n256"]["tilemoe-sm90"], others["7b-n256"]["scattermoe"]
+    return section(
+        "Archs",
+        f"{measured(first)}; ScatterMoE with TileMoE at commit {other.commit[:7]}. The `sm80` kernels run on a Hopper GPU "
+        "here. \"ScatterMoE, `sm80`\" is compiled by Triton for GPUs before Hopper and compared with TileMoE's `sm80`.",
+        table(["layer", "`sm90`, ms", "`sm80`, ms", "`sm90` vs `sm80`", "`sm90` vs ScatterMoE",
+               "`sm80` vs ScatterMoE, `sm80`"], rows),
+    )  # fmt: skip
+
+
+def decode():
+    """One forward of few tokens."""
+    rows = []
+    found = Results("decode").table_of("decode")
+    for layer, of in found.items():
+        ours, eager = of["tilemoe"], of[EAGER]
+        rows.append([layer.partition("/")[0], ours.values["T"], f"{ours.values['experts']:.1f}",
+                     f"{ours.median('forward_us'):.1f}", f"{ours.values['limit_us']:.1f}",
+                     f"{of['tilemoe-sm80'].median('forward_us'):.1f}", f"{ours.values['launches']:.0f}",
+                     times_faster(ours, eager, "forward_us")])  # fmt: skip
+    one = next(iter(found.values()))["tilemoe"]
+    return section(
+        "Decode",
+        f"{measured(one)}. bfloat16, forward without gradients, {one.values['rounds']} rounds, weights not in the L2 "
+        "cache. The limit is the time to read the touched experts' weights at the GPU's memory bandwidth.",
+        table(["layer", "T", "experts", "TileMoE, us", "limit, us", "`sm80`, us", "launches",
+               "vs `grouped_mm`, eager"], rows),
+    )  # fmt: skip
+
+
+def cpu():
+    file = Results("cpu_layer")
+    found = file.table_of("cpu-layer")
+    rows = []
+    names = {"tilemoe-cpu": "TileMoE", "onednn-dense": "oneDNN, dense GEMMs of the same size",
+             EAGER: PEERS[EAGER]}  # fmt: skip
+    for dtype, of in found.items():
+        for peer, one in of.items():
+            saved = one.values.get("saved_bytes")
+            rows.append([dtype, names.get(peer, peer), passes(one, 1),
+                         times_faster(of["tilemoe-cpu"], one, "both_ms"),
+                         "" if saved is None else f"{saved / MIB:.0f}"])  # fmt: skip
+    one = found["float32"]["tilemoe-cpu"]
+    return section(
+        "Layer on a CPU",
+        f"{measured(one, found['float32'][EAGER])}. {one.values['threads']} threads, T d n E K = {sizes(one)}, router "
+        f"included, {one.values['rounds']} rounds. A CPU without matrix units computes 16-bit types in float32.",
+        table(["dtype", "implementation", "forward / backward, ms", "time over TileMoE's", "saved, MiB"], rows),
+    )  # fmt: skip
+
+
+def memory():
+    """Time against memory by column blocks, and options of the module."""
+    file = Results("memory")
+    curve, options = file.of("memory-curve"), file.table_of("memory-options")
+    rows = [[one.values["column_blocks"], f"{one.values['library_peak_bytes'] / MIB:.0f}",
+             f"{one.median('both_ms'):.2f}", f"{100 * (one.values['ratio_to_one_block'] - 1):.1f} %"]
+            for one in curve.values()]  # fmt: skip
+    layers = [[layer, *(f"{of[name].median('both_ms'):.2f} ms, {peak(of[name]) / MIB:.0f} MiB" for name in
+                        ("tilemoe", "tilemoe-dh-over-h", "tilemoe-small-peak", EAGER))]
+              for layer, of in options.items()]  # fmt: skip
+    one, other = next(iter(curve.values())), next(iter(options.values()))["tilemoe"]
+    return section(
+        "Memory",
+        f"{measured(one)}. Layer 7b-n256, bfloat16, dH over H; the peak is the library's: H, the routing and the larger "
+        "workspace.",
+        table(["`column_blocks`", "peak, MiB", "both passes, ms", "slower"], rows),
+        paragraph(f"{measured(other)}. Both passes and the peak above weights, inputs and dO, from PyTorch:"),
+        table(["layer", "`overwrite_H=False`", "`overwrite_H=True` (default)", "and `column_blocks=4`",
+               PEERS[EAGER]], layers),
+    )  # fmt: skip
+
+
+def expert_parallel():
+    found = Results("expert_parallel").table_of("expert-parallel")
+    rows = []
+    for layer, of in found.items():
+        for way, one in of.items():
+            name, _, ctas = way.partition("@")
+            if name not in WAYS:  # the links, and more chunks than ever gain time
+                continue
+            plan, ratio = one.values.get("plan_bytes"), one.values.get("ratio_to_own")
+            said = WAYS[name] + (f", {ctas} CTAs per SM" if ctas else "")
+            rows.append([layer.partition("/")[0].removesuffix("-graph"), sizes(one),
+                         said + (", CUDA graph" if one.values["in_graph"] else ""),
+                         f"{one.median('both_ms'):.2f}", "" if ratio is None else f"{ratio:.2f}",
+                         f"{one.values['peak_bytes'] / GIB:.2f}",
+                         "" if plan is None else f"{plan / GIB:.2f}"])  # fmt: skip
+    links = next(iter(found.values()))["links"]
+    return section(
+        "Expert parallelism",
+        f"{measured(links, gpus=links.values['ranks'])}. Forward and backward, the slowest rank; T tokens per GPU, "
+        "bfloat16. \"Every expert on each GPU\" is the same layer without communication. An all-gather sends "
+        f"{links.values['all_gather_gb_per_s']:.0f} GB/s.",
+        table(["layer", "T d n E K", "exchange", "both passes, ms", "ratio to no communication", "peak, GiB", "plan, GiB"], rows),
+    )  # fmt: skip
+
+
+def studied():
+    """{experts: the fastest training of 40 layers on one H200}, TileMoE's first."""
+    best = {}
+    for one in Results("pretrain").of("pretrain-study").values():
+        if (one.device, one.values["layers"], one.values["processes"]) != ("NVIDIA H200", 40, 1):
+            continue
+        kept = best.setdefault(one.values["experts"], one)
+        if tokens_per_day(one) > tokens_per_day(kept):
+            best[one.values["experts"]] = one
+    return dict(sorted(best.items(), key=lambda item: -tokens_per_day(item[1])))
+
+
+def tokens_per_day(one):
+    """In billions, of a GPU."""
+    return one.values["tokens_per_s_and_process"] * 86400 / 1e9
+
+
+NAMES = {"tilemoe": "TileMoE", "sonic-moe": "sonic-moe", "scattermoe": "ScatterMoE",
+         "grouped_mm": "torch, compiled"}  # fmt: skip
+
+
+def training_speed():
+    best, rows = studied(), []
+    for one in best.values():
+        values = one.values
+        rows.append([NAMES[values["experts"]], 1, values["recompute"], values["micro_batch"],
+                     f"{values['step_ms']:.0f}", f"{tokens_per_day(one):.2f}", f"{100 * values['mfu']:.1f} %",
+                     f"{values['peak_bytes'] / GIB:.0f}",
+                     f"{tokens_per_day(best['tilemoe']) / tokens_per_day(one):.2f}x"])  # fmt: skip
+    several = {}
+    for one in Results("pretrain").of("pretrain-study").values():
+        if one.device == "NVIDIA H200" and one.values["layers"] == 40 and one.values["processes"] > 1:
+            of = one.values["experts"], one.values["processes"]
+            if of not in several or tokens_per_day(one) > tokens_per_day(several[of]):
+                several[of] = one
+    for (experts, processes), one in sorted(several.items(), key=lambda item: (item[0][1], -tokens_per_day(item[1]))):
+        ours, values = several["tilemoe", processes], one.values
+        rows.append([NAMES[experts], processes, values["recompute"], values["micro_batch"],
+                     f"{values['step_ms']:.0f}", f"{tokens_per_day(one):.2f}", f"{100 * values['mfu']:.1f} %",
+                     f"{values['peak_bytes'] / GIB:.0f}",
+                     f"{tokens_per_day(ours) / tokens_per_day(one):.2f}x"])  # fmt: skip
+    commits = sorted({one.commit[:7] for one in (*best.values(), *several.values())})
+    return section(
+        "Training speed",
+        f"Measured on NVIDIA H200, TileMoE 0.1.0 (commits {', '.join(commits)}), torch "
+        f"{best['tilemoe'].versions['torch']}. A 7B model with 40 MoE layers of 128 experts, bfloat16 with float32 "
+        "parameters, `torch.compile`, FSDP-2 on several GPUs; each implementation at its fastest measured setting. "
+        "\"TileMoE is\" compares on as many GPUs.",
+        table(["experts", "GPUs", "recompute", "micro-batch", "step, ms", "billion tokens per day and GPU", "MFU",
+               "peak, GiB", "TileMoE is ... faster"], rows),
+    )  # fmt: skip
+
+
+def rounding():
+    """What token rounding gains in time."""
+    found = Results("rounding").of("rounding-time")
+    rows = []
+    for name, plain in found.items():
+        part, model, tiles, method = name.split("/")
+        if part != "layer" or method != "top_k":
+            continue
+        at = (model, tiles, "nearest")
+        rounded, step = found["/".join(("layer", *at))], found.get("/".join(("step", *at)))
+        gain = lambda quantity: f"{plain.median(quantity) / rounded.median(quantity):.3f}x"
+        kernels = lambda one: one.values["forward.kernels_ms"] / one.values["rows"]
+        whole = found.get(f"step/{model}/{tiles}/top_k")
+        rows.append([model, tiles, plain.values["T"], f"{kernels(plain) / kernels(rounded):.3f}x",
+                     gain("forward_ms"), gain("backward_ms"),
+                     f"{whole.median('step_ms') / step.median('step_ms'):.3f}x" if step and whole else ""])
+    one = next(iter(found.values()))
+    routings = Results("routing").of("routing")
+    routed = [[name.partition("/")[0], of.values["T"], of.values["E"], of.values["K"],
+               f"{of.values['both_us']:.1f}", f"{of.values['nearest_us']:.1f}"]
+              for name, of in routings.items() if name.endswith("/float32") and "both_us" in of.values]  # fmt: skip
+    return section(
+        "Time of token rounding",
+        f"{measured(one)}. The time with top-K divided by the time with `nearest` and tiles of 128 rows, by the mean "
+        "number of tiles per expert. The forward kernels' ratio is per (token, expert) pair, without the routing.",
+        table(["model", "tiles", "T", "forward kernels", "forward", "backward", "training step"], rows),
+        paragraph(f"{measured(next(iter(routings.values())))}. The routing alone, from float32 logits, in us:"),
+        table(["layer", "T", "E", "K", "top-K", "`nearest`"], routed),
+    )  # fmt: skip
+
+
+def small_model():
+    """The command line's training on a CPU and on a GPU."""
+    file = Results("train")
+    cpu_runs, devices = file.of("train-cpu"), file.of("train-devices")
+    names = {"top-k": "top-K", "nearest": "token rounding", "dense": "dense, the same active width",
+             "experts-off": "experts off"}  # fmt: skip
+    rows = [[name, ", ".join(f"{one.values['bits_per_byte']:.3f}" for run, one in cpu_runs.items()
+                             if run.startswith(f"{routing}/"))] for routing, name in names.items()]  # fmt: skip
+    rows.append(["`xz -9`, given the training text", f"{cpu_runs['xz'].values['bits_per_byte']:.3f}"])
+    rows.append(["top-K, another text, CPU", ", ".join(
+        f"{one.values['bits_per_byte']:.3f}" for run, one in devices.items() if run.startswith("cpu/"))])
+    rows.append([f"top-K, another text, {devices['cuda/0'].device}", ", ".join(
+        f"{one.values['bits_per_byte']:.3f}" for run, one in devices.items() if run.startswith("cuda/"))])
+    timed, kills = cpu_runs["timed"], file.all["kill-resume"]
+    speed = [devices[f"{device}/0"].values["tokens_per_s"] for device in ("cuda", "cpu")]
+    return section(
+        "Training on a CPU",
+        f"{measured(cpu_runs['top-k/0'])}, 2 threads: the default training of `tilemoe train`, 1000 steps of 5 million "
+        f"parameters; validation loss in bits per byte, one number per seed. It takes {timed.values['seconds']:.0f} s, "
+        f"{timed.values['tokens_per_s']:,.0f} tokens/s (commit {timed.commit[:7]}). The other text was trained on at "
+        f"commit {devices['cuda/0'].commit[:7]}, with {speed[0]:,.0f} tokens/s on the GPU and {speed[1]:,.0f} on the CPU.",
+        table(["routing", "bits per byte"], rows),
+        paragraph(f"A run that was killed {kills.values['kills']} times, {kills.values['inside_save']} times while it "
+                  f"saved, resumed each time and ended with the {kills.values['log_lines_equal']:,} log lines of an "
+                  f"uninterrupted run (commit {kills.commit[:7]})."),
+    )  # fmt: skip
+
+
+def wheel():
+    (one,) = Results("wheel").all.values()
+    size = lambda key: f"{one.values[key] / MIB:.1f}"
+    rows = [["wheel", size("bytes")], ["CUDA kernels", size("libtilemoe_torch_cuda_bytes")],
+            ["oneDNN", size("libdnnl_bytes")], ["operators", size("libtilemoe_torch_bytes")]]  # fmt: skip
+    return section(
+        "Size of the wheel",
+        f"TileMoE {one.versions['tilemoe']} (commit {one.commit[:7]}), nvcc {one.versions['nvcc']}: "
+        f"`{one.values['wheel']}` and its largest files, compressed.",
+        table(["part", "MiB"], rows),
+    )
+
+
+STAGES = {"test": "C++ tests and `tilemoe check`", "torch": "PyTorch package", "sizes": "layers of full size, against float64",
+          "huge": "operands of more than 2^31 elements", "two-gpus": "two GPUs",
+          "one-gpu-ranks": "expert parallelism, ranks of one GPU", "repeat": "the same bits 1000 times",
+          "ptx": "kernels compiled from PTX by the driver", "sanitize-1": "compute-sanitizer, part 1",
+          "sanitize-2": "compute-sanitizer, part 2", "sanitize-3": "compute-sanitizer, part 3",
+          "sanitize-4": "compute-sanitizer, part 4"}  # fmt: skip
+FAILED = ("failures", "errors", "hazards")
+
+
+def tests():
+    file = Results("gpu_tests")
+    rows = []
+    for stage, name in STAGES.items():
+        found = list(file.of(stage).values())
+        total = lambda *keys: sum(one.values.get(key, 0) for one in found for key in keys)
+        failed = sum(one.values["status"] != "passed" for one in found)
+        one = found[0]
+        rows.append([name, one.device, one.versions["tilemoe"], one.commit[:7], len(found), total("tests", "cases", "passed"),
+                     max(failed, total(*FAILED)), total("skipped"), f"{total('seconds'):.0f}"])  # fmt: skip
+    simulated = Results("simulator").of("simulator")
+    runs = [[name, one.versions["tilemoe"], one.commit[:7], one.values["cases"], one.values["seeds"], one.values["runs"],
+             one.values["runs_with_findings"] + one.values["runs_wrong"]] for name, one in simulated.items()]  # fmt: skip
+    return section(
+        "Tests on GPUs",
+        "What the GPU stages reported. Cases of `tilemoe check` count as tests; a sanitizer's items count alone.",
+        table(["stage", "GPU", "TileMoE", "commit", "items", "tests", "failed", "skipped", "s"], rows),
+        "In the simulator, on a CPU, the quick verification cases with the outputs compared:",
+        table(["simulated", "TileMoE", "commit", "cases", "seeds", "runs", "wrong or with a finding"], runs),
+    )  # fmt: skip
+
+
+SECTIONS = (layers, limits, archs, decode, cpu, memory, expert_parallel, training_speed, rounding, small_model,
+            wheel, tests)  # fmt: skip
+HEAD = """# Results
+Written by `benchmarks/results_page.py` from [`benchmarks/results`](../benchmarks/results), one line per measurement.
+[benchmarks.md](benchmarks.md) describes how to repeat the measurements.
+"""
+
+
+def page():
+    return "\n".join([HEAD, *(f"{part()}\n" for part in SECTIONS)])
+
+
+def readme_table():
+    found, rows = Results("peers").table_of("peers"), []
+    for layer, name in MODELS.items():
+        of = found[layer]
+        ours = of["tilemoe"]
+        rows.append([name, f"{ours.median('both_ms'):.1f}", *(times_faster(ours, of[peer], "both_ms") for peer in PEERS),
+                     less(peak(ours), peak(of[SONIC]))])  # fmt: skip
+    ours, sonic = (found["olmoe"][peer] for peer in ("tilemoe", SONIC))
+    device = ours.device.removeprefix("NVIDIA ")
+    header = [f"one layer, {device}, bf16, T = {ours.values['T']:,}", "ms", *(f"vs {name}" for name in PEERS.values()),
+              "peak memory vs sonic-moe"]  # fmt: skip
+    said = (f"Forward and backward, router included; \"x\" is the peer's time divided by TileMoE's. {measured(ours, sonic)}. "
+            "[More results](docs/results.md).")  # fmt: skip
+    return table(header, rows) + "\n\n" + paragraph(said)
+
+
+PART = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
+
+
+def readme(text):
+    return PART.sub(lambda found: f"{found[1]}{readme_table()}\n{found[2]}", text)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    args = parser.parse_args(argv)
+    for file, text in ((PAGE, page()), (README, readme(README.read_text()))):
+        if args.check and text != file.read_text():
+            sys.exit(f"results_page.py: error: {file.name} differs from the results; run results_page.py")
+        if not args.check:
+            file.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
