@@ -21,8 +21,8 @@ import tomllib
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "python" / "tilemoe" / "bench"))
-import machine_code  # noqa: E402
+sys.path.insert(0, str(ROOT / "scripts"))
+import kernel_hash  # noqa: E402
 
 # A kernel imports itself, torch and Python's own library: not what these are for.
 LEFT_OUT = ("bench", "_command", "__main__.py", "transformers.py", "torchtitan.py",
@@ -45,7 +45,8 @@ def variant_of(unpacked, kernel):
     cuda = unpacked / "tilemoe" / "lib" / CUDA_LIBRARY
     if cuda.exists():
         # CUDA's runtime is inside, and one of 13.x runs on every driver of 13.
-        major = machine_code.stamp(cuda)["nvcc"].split(".")[0]
+        _, nvcc = kernel_hash.kernels(cuda)
+        major = nvcc.split(".")[0]
         backend, where = "cuda", f"cu{major}0"
     least = stable_abi[backend].replace(".", "")
     return backend, f"torch-stable-abi{least}-{where}-{platform.machine()}-linux"
@@ -80,7 +81,7 @@ def backend_of(backend, folder):
     """Its entry in the metadata, with the architectures that its library has machine code for."""
     if backend != "cuda":
         return {"type": backend}
-    found, _ = machine_code.kernels(folder / "lib" / CUDA_LIBRARY)
+    found, _ = kernel_hash.kernels(folder / "lib" / CUDA_LIBRARY)
     return {"type": backend, "archs": [ARCHITECTURES[one] for one in sorted(found)]}
 
 

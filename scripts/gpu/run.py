@@ -23,8 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 import device
 import groups
 import wheels
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tilemoe" / "bench"))
-import machine_code  # noqa: E402  a file of it needs no package
 from stages import AT_ONCE, KITS, STAGES, Machine
 
 STAGE_LIMIT_S = 480
@@ -35,16 +33,14 @@ def say(text):
 
 
 def device_facts(tilemoe, environment):
-    """The commit that was built, the hash of its kernels and the GPU; ends the program where there
-    is none."""
+    """The commit that was built and the GPU; ends the program where there is none."""
     said = subprocess.run([tilemoe, "info"], env=environment, capture_output=True, text=True)
     if said.returncode:
         sys.exit(f"run.py: error: {tilemoe} does not run: {said.stderr.strip()}")
     gpu = device.facts("run.py", "name", "driver_version", "clocks.max.sm", "power.limit")
     first_line = said.stdout.splitlines()[0]
     commit = first_line.split("commit ")[1].split(",")[0]
-    kernels = machine_code.stamp(tilemoe)
-    return {"commit": commit, "build": first_line, "machine_code": kernels, **gpu}
+    return {"commit": commit, "build": first_line, **gpu}
 
 
 def kits_that_run(tilemoe, environment):

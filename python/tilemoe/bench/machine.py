@@ -8,8 +8,6 @@ import subprocess
 
 import torch
 
-from . import machine_code
-
 ROOT = pathlib.Path(__file__).resolve().parents[3]  # of the source tree, where this is one
 
 
@@ -53,16 +51,11 @@ def commit():
 
 
 def build():
-    """Of the tilemoe that this Python imports: its commit, and the hash of its kernels, None where
-    it has none. The commit is None of a package from before it was written down."""
+    """The commit of the tilemoe that this Python imports; None if the package contains none."""
     from tilemoe import _library
 
-    folder = _library.directory()
-    written, kernels = folder / "commit.txt", folder / "libtilemoe_torch_cuda.so"
-    return {
-        "commit": written.read_text().strip() if written.exists() else None,
-        "machine_code": machine_code.stamp(kernels) if kernels.exists() else None,
-    }
+    written = _library.directory() / "commit.txt"
+    return {"commit": written.read_text().strip() if written.exists() else None}
 
 
 def versions(packages):

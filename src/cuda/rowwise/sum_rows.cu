@@ -10,8 +10,7 @@
 #include "cuda/ptx/vector_copy.h"
 #include "cuda/rowwise/steps.h"
 
-// Not tilemoe::cuda, whose kernels the hash in every results file is of (bench/machine_code.py):
-// this one was no part of what they measured.
+// Not tilemoe::cuda: it serves the exchange between GPUs, not the layer.
 namespace tilemoe::exchange {
 namespace {
 
