@@ -9,7 +9,8 @@ import argparse
 import html
 import sys
 
-from results_page import COMPILED, EAGER, GIB, NAMES, ROOT, SONIC, Results, peak, studied, tokens_per_day
+from results_page import (COMPILED, EAGER, GIB, NAMES, ROOT, SONIC, Results, less, peak, studied,
+                          tokens_per_day)
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, HEIGHT = 660, 195
@@ -61,12 +62,10 @@ def speed(theme):
 
 
 def memory(theme):
-    of = Results("peers").table_of("peers")["qwen3-235b"]
+    of = Results("peers").table_of("bench")["qwen3-235b"]
     labels = {"tilemoe": "TileMoE", SONIC: "sonic-moe", COMPILED: "torch, compiled", EAGER: "torch, eager"}
-    ours = peak(of["tilemoe"])
     rows = [(label, peak(of[peer]) / GIB,
-             "" if peer == "tilemoe" else f"{100 * (1 - ours / peak(of[peer])):.0f} % less")
-            for peer, label in labels.items()]  # fmt: skip
+             "" if peer == "tilemoe" else less(of["tilemoe"], of[peer])) for peer, label in labels.items()]
     title = "Peak memory of one Qwen3-235B layer, forward + backward: GiB"
     return bars(theme, title, "TileMoE needs", rows, 1)
 

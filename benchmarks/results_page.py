@@ -94,16 +94,16 @@ def times_faster(ours, peer, quantity):
 
 
 def less(ours, peer):
-    return f"{100 * (1 - ours / peer):.0f} % less"
+    return f"{100 * (1 - peak(ours) / peak(peer)):.0f} % less"
 
 
 def layers():
     """The layer from PyTorch next to its peers."""
-    found, rows, memory = Results("peers").table_of("peers"), [], []
+    found, rows, memory = Results("peers").table_of("bench"), [], []
     for layer, of in found.items():
         ours = of["tilemoe"]
-        ratios = [f"{1 / of[peer].values['forward_ratio']:.2f}x / "
-                  f"{1 / of[peer].values['backward_ratio']:.2f}x" for peer in PEERS]  # fmt: skip
+        ratios = [" / ".join(times_faster(ours, of[peer], f"{way}_ms") for way in ("forward", "backward"))
+                  for peer in PEERS]  # fmt: skip
         rows.append([layer, sizes(ours), passes(ours), *ratios])
         memory.append([layer, *(f"{peak(of[peer]) / MIB:.0f}" for peer in ("tilemoe", *PEERS)),
                        f"{of['tilemoe'].values['saved_bytes'] / MIB:.0f}"])  # fmt: skip
@@ -145,10 +145,10 @@ def archs():
     rows = []
     for layer, of in found.items():
         new, old = of["tilemoe-sm90"], of["tilemoe-sm80"]
-        cells = [layer, passes(new), passes(old), times_faster(new, old, "both_ms")]
+        cells = [layer, passes(new), passes(old), times_faster(new, old, "total_ms")]
         other = others[layer]
-        cells += [times_faster(other["tilemoe-sm90"], other["scattermoe"], "both_ms"),
-                  times_faster(other["tilemoe-sm80"], other["scattermoe-sm80"], "both_ms")]  # fmt: skip
+        cells += [times_faster(other["tilemoe-sm90"], other["scattermoe"], "total_ms"),
+                  times_faster(other["tilemoe-sm80"], other["scattermoe-sm80"], "total_ms")]  # fmt: skip
         rows.append(cells)
     first, other = found["7b-n256"]["tilemoe-sm90"], others["7b-n256"]["scattermoe"]
     return section(
@@ -190,7 +190,7 @@ def cpu():
         for peer, one in of.items():
             saved = one.values.get("saved_bytes")
             rows.append([dtype, names.get(peer, peer), passes(one, 1),
-                         times_faster(of["tilemoe-cpu"], one, "both_ms"),
+                         times_faster(of["tilemoe-cpu"], one, "total_ms"),
                          "" if saved is None else f"{saved / MIB:.0f}"])  # fmt: skip
     one = found["float32"]["tilemoe-cpu"]
     return section(
@@ -206,9 +206,9 @@ def memory():
     file = Results("memory")
     curve, options = file.of("memory-curve"), file.table_of("memory-options")
     rows = [[one.values["column_blocks"], f"{one.values['library_peak_bytes'] / MIB:.0f}",
-             f"{one.median('both_ms'):.2f}", f"{100 * (one.values['ratio_to_one_block'] - 1):.1f} %"]
+             f"{one.median('total_ms'):.2f}", f"{100 * (one.values['ratio_to_one_block'] - 1):.1f} %"]
             for one in curve.values()]  # fmt: skip
-    layers = [[layer, *(f"{of[name].median('both_ms'):.2f} ms, {peak(of[name]) / MIB:.0f} MiB" for name in
+    layers = [[layer, *(f"{of[name].median('total_ms'):.2f} ms, {peak(of[name]) / MIB:.0f} MiB" for name in
                         ("tilemoe", "tilemoe-dh-over-h", "tilemoe-small-peak", EAGER))]
               for layer, of in options.items()]  # fmt: skip
     one, other = next(iter(curve.values())), next(iter(options.values()))["tilemoe"]
@@ -231,11 +231,11 @@ def expert_parallel():
             name, _, ctas = way.partition("@")
             if name not in WAYS:  # the links, and more chunks than ever gain time
                 continue
-            plan, ratio = one.values.get("plan_bytes"), one.values.get("ratio_to_own")
+            plan, ratio = one.values.get("plan_bytes"), one.values.get("time_over_own")
             said = WAYS[name] + (f", {ctas} CTAs per SM" if ctas else "")
             rows.append([layer.partition("/")[0].removesuffix("-graph"), sizes(one),
                          said + (", CUDA graph" if one.values["in_graph"] else ""),
-                         f"{one.median('both_ms'):.2f}", "" if ratio is None else f"{ratio:.2f}",
+                         f"{one.median('step_ms'):.2f}", "" if ratio is None else f"{ratio:.2f}",
                          f"{one.values['peak_bytes'] / GIB:.2f}",
                          "" if plan is None else f"{plan / GIB:.2f}"])  # fmt: skip
     links = next(iter(found.values()))["links"]
@@ -417,12 +417,12 @@ def page():
 
 
 def readme_table():
-    found, rows = Results("peers").table_of("peers"), []
+    found, rows = Results("peers").table_of("bench"), []
     for layer, name in MODELS.items():
         of = found[layer]
         ours = of["tilemoe"]
-        rows.append([name, f"{ours.median('both_ms'):.1f}", *(times_faster(ours, of[peer], "both_ms") for peer in PEERS),
-                     less(peak(ours), peak(of[SONIC]))])  # fmt: skip
+        rows.append([name, f"{ours.median('total_ms'):.1f}", *(f"{of[peer].median('time_over_tilemoe'):.2f}x" for peer in PEERS),
+                     less(ours, of[SONIC])])  # fmt: skip
     ours, sonic = (found["olmoe"][peer] for peer in ("tilemoe", SONIC))
     device = ours.device.removeprefix("NVIDIA ")
     header = [f"one layer, {device}, bf16, T = {ours.values['T']:,}", "ms", *(f"vs {name}" for name in PEERS.values()),

@@ -1,5 +1,6 @@
 // Hashes of what a GPU computed, with which a simulated GPU is compared: tests/data/digests.jsonl, one
-// case per line, {device, values: {arch, case, seed, inputs, then each tensor's hash}, ...}.
+// case per line, {device, values: {arch, case, seed, inputs, then each tensor's hash}, ...}; lines
+// without a case are outcomes of `scripts/gpu/run.py digests`, which writes such a file.
 #pragma once
 
 #include <cstdint>

@@ -43,6 +43,11 @@ std::vector<json> measured() {
   return entries;
 }
 
+// Of a quantity: a number, or its quartiles.
+double median_of(const json& value) {
+  return value.is_array() ? value.at(1).get<double>() : value.get<double>();
+}
+
 TileConfiguration pick_of(const json& entry) {
   static constexpr int32_t kSomeToken = 0;
   const auto number = [&](const char* name) { return entry.at(name).get<int64_t>(); };
@@ -76,11 +81,11 @@ TEST(TileChoice, IsWithinThreePercentOfTheBestTileMeasured) {
     double best = 1e9;
     int tiles = 0;
     for (const auto& [name, value] : values.items())
-      if (name.ends_with("_ms")) best = std::min(best, value.get<double>()), ++tiles;
+      if (name.ends_with("_ms")) best = std::min(best, median_of(value)), ++tiles;
     EXPECT_GE(tiles, 3) << entry.at("name");
     const std::string pick = name_of(pick_of(values)) + "_ms";
     ASSERT_TRUE(values.contains(pick)) << entry.at("name") << ": " << pick;
-    EXPECT_LE(values.at(pick).get<double>(), kBar * best) << entry.at("name") << ": " << pick;
+    EXPECT_LE(median_of(values.at(pick)), kBar * best) << entry.at("name") << ": " << pick;
   }
 }
 

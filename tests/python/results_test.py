@@ -80,12 +80,12 @@ class Pages(Copied):
         self.assertNotIn("old", written)
         self.assertEqual(results_page.readme(written), written)
         self.assertEqual(results_page.readme("a\nb\n"), "a\nb\n")
-        self.change("peers.jsonl", "peers/olmoe/sonic-moe")
+        self.change("peers.jsonl", "bench/olmoe/sonic-moe")
         self.assertNotEqual(results_page.readme(text), written)
 
     def test_pictures_show_their_numbers(self):
         for name, file, part in (("speed", "pretrain.jsonl", "pretrain-study/7B-40-sonic-moe-half-8"),
-                                 ("memory", "peers.jsonl", "peers/qwen3-235b/sonic-moe")):  # fmt: skip
+                                 ("memory", "peers.jsonl", "bench/qwen3-235b/sonic-moe")):  # fmt: skip
             text = (pictures.IMAGES / f"{name}-light.svg").read_text()
             self.assertEqual(len(re.findall("<rect", text)), 4)
             self.assertGreaterEqual(len(re.findall("<text", text)), 13)
