@@ -231,22 +231,6 @@ class Links(unittest.TestCase):
         self.assertEqual(missing, ["README.md"])
 
 
-class Pictures(unittest.TestCase):
-    def test_those_of_readme_have_the_numbers_of_their_file(self):
-        sys.path.append(str(ROOT / "benchmarks"))
-        import plot_peers
-
-        results = json.loads((ROOT / "benchmarks" / "results" / "gpu_peers.json").read_text())
-        words = lambda file: re.findall(r"<text[^>]*>([^<]*)</text>", file.read_text())
-        with tempfile.TemporaryDirectory() as folder:
-            drawn = plot_peers.draw(results, pathlib.Path(folder))
-            self.assertEqual(len(drawn), 4)
-            for file in drawn:
-                shown = ROOT / "docs" / "images" / "peers" / file.name
-                self.assertEqual(words(shown), words(file), f"run plot_peers.py for {shown}")
-                self.assertGreater(len(words(file)), 20)
-
-
 class Prose(unittest.TestCase):
     def test_readme_is_short(self):
         self.assertLessEqual(PAGES["README.md"].count("\n"), LONGEST_README)
