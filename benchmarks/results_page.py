@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
 sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
 import records  # noqa: E402
+from layers import LAYERS  # noqa: E402
 
 SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
 PEERS = {SONIC: "sonic-moe", COMPILED: "`grouped_mm`, compiled", EAGER: "`grouped_mm`, eager"}
@@ -80,8 +81,10 @@ def passes(one, digits=2, prefix=""):
     return " / ".join(f"{one.median(f'{prefix}{way}_ms'):.{digits}f}" for way in ("forward", "backward"))
 
 
-def sizes(one):
-    return " ".join(str(one.values[letter]) for letter in "TdnEK")
+def sizes(one, layer=None):
+    """T d n E K of a measurement, or of its layer if the values do not contain them."""
+    values = one.values if "T" in one.values else LAYERS["cuda"][layer]._asdict()
+    return " ".join(str(values[letter]) for letter in "TdnEK")
 
 
 def peak(one):
@@ -122,16 +125,15 @@ def layers():
 
 def limits():
     """The layer from C++ next to the limits of the hardware."""
-    found = Results("layers").of("layers")
+    found = Results("kernels").table_of("kernels")
     rows = []
-    for name, one in found.items():
-        if "/" in name or name.endswith(("-sm80", "-nearest")):
-            continue
-        share = [one.values[f"{way}_limit_ms"] / one.values[f"{way}_ms"] for way in ("forward", "backward")]
-        rows.append([name, sizes(one), passes(one), " / ".join(f"{100 * each:.0f} %" for each in share)])
+    for layer, of in found.items():
+        both = [of["forward"], of["backward"]]
+        rows.append([layer, sizes(both[0], layer), " / ".join(f"{one.median('ms'):.2f}" for one in both),
+                     " / ".join(f"{100 * one.values['limit_ms'] / one.median('ms'):.0f} %" for one in both)])
     return section(
         "Layers from C++",
-        f"{measured(found['7b-n256'])}. bfloat16, consecutive passes without PyTorch. The limit is the sum over the steps "
+        f"{measured(found['7b-n256']['forward'])}. bfloat16, consecutive passes without PyTorch. The limit is the sum over the steps "
         "of what the operations at 798 TFLOP/s or the bytes at 3.0 TB/s take ([how](kernels.md#hardware-facts)). `-zipf` "
         "and `-one-expert` are skewed routings.",
         table(["layer", "T d n E K", "forward / backward, ms", "limit / time"], rows),
@@ -318,17 +320,17 @@ def rounding():
                      gain("forward_ms"), gain("backward_ms"),
                      f"{whole.median('step_ms') / step.median('step_ms'):.3f}x" if step and whole else ""])
     one = next(iter(found.values()))
-    routings = Results("routing").of("routing")
-    routed = [[name.partition("/")[0], of.values["T"], of.values["E"], of.values["K"],
-               f"{of.values['both_us']:.1f}", f"{of.values['nearest_us']:.1f}"]
-              for name, of in routings.items() if name.endswith("/float32") and "both_us" in of.values]  # fmt: skip
+    routings = Results("routing").table_of("routing")
+    routed = [[layer, *(f"{1000 * of[run].median('ms'):.1f}" for run in ("top_k and route", "rounded, nearest"))]
+              for layer, of in routings.items()]  # fmt: skip
+    first = next(iter(routings.values()))["route"]
     return section(
         "Time of token rounding",
         f"{measured(one)}. The time with top-K divided by the time with `nearest` and tiles of 128 rows, by the mean "
         "number of tiles per expert. The forward kernels' ratio is per (token, expert) pair, without the routing.",
         table(["model", "tiles", "T", "forward kernels", "forward", "backward", "training step"], rows),
-        paragraph(f"{measured(next(iter(routings.values())))}. The routing alone, from float32 logits, in us:"),
-        table(["layer", "T", "E", "K", "top-K", "`nearest`"], routed),
+        paragraph(f"{measured(first)}. The routing alone, from bfloat16 logits, in us:"),
+        table(["layer", "top-K", "`nearest`"], routed),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 The experts: every kernel's limit is max(FLOP / PRODUCTS, bytes / MEMORY), each tensor counted once
 (docs/kernels.md). How many times the limit they take is measured: by the profile of a training
-with this layer (benchmarks/results/pretrain.jsonl), else by the layer alone (layers.jsonl there),
+with this layer (benchmarks/results/pretrain.jsonl), else by the layer alone (kernels.jsonl there),
 else it is the mean of all layers. The rest: FLOP and bytes over the RATES below.
 Communication between processes is not in it, nor what the host does while the device waits.
 """
@@ -10,30 +10,18 @@ Communication between processes is not in it, nor what the host does while the d
 import statistics
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from configs import CONFIGS, Config
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
 import records  # noqa: E402
+from layers import LAYERS, Layer  # noqa: E402
 
-LAYERS = ROOT / "benchmarks" / "results" / "layers.jsonl"
-TRAININGS = LAYERS.with_name("pretrain.jsonl")
+KERNELS = ROOT / "benchmarks" / "results" / "kernels.jsonl"
+TRAININGS = KERNELS.with_name("pretrain.jsonl")
 # The limits' rates: products in bfloat16, and device memory, of an H100.
 PRODUCTS, MEMORY = 798e12, 3.0e12
-# Cases of LAYERS of another routing or arch than a training's.
-NOT_PLAIN = ("-zipf", "-one-expert", "-nearest", "-biases", "-sm80")
-
-
-class Layer(NamedTuple):
-    """The sizes of a layer alone."""
-
-    T: int
-    d: int
-    n: int
-    E: int
-    K: int
 
 
 def kernels(c: Config | Layer, T):
@@ -58,18 +46,15 @@ def kernels(c: Config | Layer, T):
     return forward, backward
 
 
-def measured(path=LAYERS):
-    """-> {(d, n, E, K): time / limit, forward and backward} of layers, routing and router with
-    them, that were measured with random logits, plain top-K and the GPU's own arch."""
+def measured(path=KERNELS):
+    """-> {(d, n, E, K): time / limit, forward and backward} of the listed layers that were measured,
+    routing and router with them."""
+    times = {one.name: one.median("ms") / 1e3 for one in records.read(path) if "ms" in one.values}
     ratios = {}
-    for one in records.read(path):
-        _, *case = one.name.split("/")
-        if len(case) > 1 or case[0].endswith(NOT_PLAIN) or "backward_ms" not in one.values:
-            continue
-        layer = Layer(*(one.values[letter] for letter in Layer._fields))
-        times = (one.values[f"{way}_ms"] / 1e3 for way in ("forward", "backward"))
-        limits = kernels(layer, layer.T)
-        ratios[layer[1:]] = tuple(time / limit for time, limit in zip(times, limits))
+    for name, layer in LAYERS["cuda"].items():
+        if f"kernels/{name}/backward" in times:
+            limits = zip(("forward", "backward"), kernels(layer, layer.T))
+            ratios[layer[1:]] = tuple(times[f"kernels/{name}/{way}"] / limit for way, limit in limits)
     return ratios
 
 
