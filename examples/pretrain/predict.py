@@ -61,12 +61,13 @@ def measured(path=KERNELS):
 def profiled():
     """-> {(d, n, E, K): time / limit, the same for both passes}, of profiles of whole trainings,
     from the largest micro-batch."""
-    found = [one.values for one in records.read(TRAININGS) if one.name.startswith("pretrain-speed/")]
+    found = [one for one in records.read(TRAININGS) if one.name.startswith("pretrain-speed/")]
     ratios = {}
-    for values in sorted(found, key=lambda values: values["micro_batch"]):
+    for one in sorted(found, key=lambda one: one.values["micro_batch"]):
+        values = one.values
         if values["experts"] == "tilemoe" and "kind.experts_ms" in values:
             c = CONFIGS[values["config"]]
-            spent = values["kind.experts_ms"] / 1e3 / values.get("layers", c.layers)
+            spent = one.median("kind.experts_ms") / 1e3 / values.get("layers", c.layers)
             ratio = spent / sum(kernels(c, values["micro_batch"] * c.context))
             ratios[c.d, c.n, c.E, c.K] = ratio, ratio
     return ratios
