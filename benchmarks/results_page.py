@@ -377,7 +377,20 @@ STAGES = {"test": "C++ tests and `tilemoe check`", "torch": "PyTorch package", "
           "ptx": "kernels compiled from PTX by the driver", "sanitize-1": "compute-sanitizer, part 1",
           "sanitize-2": "compute-sanitizer, part 2", "sanitize-3": "compute-sanitizer, part 3",
           "sanitize-4": "compute-sanitizer, part 4"}  # fmt: skip
-FAILED = ("failures", "errors", "hazards")
+RAN, FAILED = ("tests", "cases", "passed"), ("failures", "errors", "hazards")
+
+
+def counts(values):
+    """(tests, failures, skipped) of an item of a stage: numbers, the program's last lines, or the
+    outcomes of scenarios by their names."""
+    found = dict(values)
+    for number, what in re.findall(r"(\d+) (cases|failures|errors|hazards)", str(values.get("said", ""))):
+        found[what] = int(number)
+    scenarios = [each for key, each in values.items() if key != "status" and each in ("passed", "failed")]
+    total = lambda keys: sum(found.get(key, 0) for key in keys)
+    skipped = found.get("skipped", 0)
+    failures = max(total(FAILED) + scenarios.count("failed"), int(values["status"] != "passed"))
+    return total(RAN) + len(scenarios), failures, len(skipped) if isinstance(skipped, list) else skipped
 
 
 def tests():
@@ -385,11 +398,10 @@ def tests():
     rows = []
     for stage, name in STAGES.items():
         found = list(file.of(stage).values())
-        total = lambda *keys: sum(one.values.get(key, 0) for one in found for key in keys)
-        failed = sum(one.values["status"] != "passed" for one in found)
+        ran = map(sum, zip(*(counts(one.values) for one in found)))
+        seconds = sum(one.values.get("seconds", 0) for one in found)
         one = found[0]
-        rows.append([name, one.device, one.versions["tilemoe"], one.commit[:7], len(found), total("tests", "cases", "passed"),
-                     max(failed, total(*FAILED)), total("skipped"), f"{total('seconds'):.0f}"])  # fmt: skip
+        rows.append([name, one.device, one.versions["tilemoe"], one.commit[:7], len(found), *ran, f"{seconds:.0f}"])
     simulated = Results("simulator").of("simulator")
     runs = [[name, one.versions["tilemoe"], one.commit[:7], one.values["cases"], one.values["seeds"], one.values["runs"],
              one.values["runs_with_findings"] + one.values["runs_wrong"]] for name, one in simulated.items()]  # fmt: skip

@@ -95,6 +95,19 @@ class Pages(Copied):
             shutil.copy(ROOT / "benchmarks" / "results" / file, self.folder)
 
 
+class Outcomes(unittest.TestCase):
+    def test_of_each_form(self):
+        for values, expected in (
+            ({"tests": 7, "failures": 1, "skipped": ["a", "b"]}, (7, 1, 2)),
+            ({"tests": 7, "failures": 0, "skipped": 3}, (7, 0, 3)),
+            ({"said": "4 cases, 12 tensors, 2 failures; 36 results were spoiled on purpose"}, (4, 2, 0)),
+            ({"said": "RACECHECK SUMMARY: 3 hazards displayed (0 errors, 0 warnings)"}, (0, 3, 0)),
+            ({"one": "passed", "other": "failed"}, (2, 1, 0)),
+            ({"tests": 2, "failures": 0, "status": "exit status 1"}, (2, 1, 0)),
+        ):
+            self.assertEqual(results_page.counts({"status": "passed", **values}), expected)
+
+
 class Files(unittest.TestCase):
     def test_are_measurements_with_different_names(self):
         for file in [*FILES, *(ROOT / "tests" / "data").glob("*.jsonl")]:
