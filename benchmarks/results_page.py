@@ -333,24 +333,22 @@ def rounding():
 def small_model():
     """The command line's training on a CPU and on a GPU."""
     file = Results("train")
-    cpu_runs, devices = file.of("train-cpu"), file.of("train-devices")
+    on_cpu, on_gpu, same_text = (file.of(part) for part in ("train-cpu", "train-cuda", "train-devices/cpu"))
     names = {"top-k": "top-K", "nearest": "token rounding", "dense": "dense, the same active width",
              "experts-off": "experts off"}  # fmt: skip
-    rows = [[name, ", ".join(f"{one.values['bits_per_byte']:.3f}" for run, one in cpu_runs.items()
-                             if run.startswith(f"{routing}/"))] for routing, name in names.items()]  # fmt: skip
-    rows.append(["`xz -9`, given the training text", f"{cpu_runs['xz'].values['bits_per_byte']:.3f}"])
-    rows.append(["top-K, another text, CPU", ", ".join(
-        f"{one.values['bits_per_byte']:.3f}" for run, one in devices.items() if run.startswith("cpu/"))])
-    rows.append([f"top-K, another text, {devices['cuda/0'].device}", ", ".join(
-        f"{one.values['bits_per_byte']:.3f}" for run, one in devices.items() if run.startswith("cuda/"))])
-    timed, kills = cpu_runs["timed"], file.all["kill-resume"]
-    speed = [devices[f"{device}/0"].values["tokens_per_s"] for device in ("cuda", "cpu")]
+    bits = lambda found, start="": ", ".join(f"{one.values['bits_per_byte']:.3f}" for name, one in found.items()
+                                             if name.startswith(start))  # fmt: skip
+    rows = [[name, bits(on_cpu, f"{routing}/")] for routing, name in names.items()]
+    rows.append(["`xz -9`, given the training text", bits(on_cpu, "xz")])
+    gpu, timed, kills = on_gpu["top-k/0"], on_cpu["timed"], file.all["kill-resume"]
+    rows.append([f"top-K, another text, {gpu.device} (commit {gpu.commit[:7]})", bits(on_gpu, "top-k/")])
+    rows.append(["top-K, that text, CPU", bits(same_text)])
     return section(
         "Training on a CPU",
-        f"{measured(cpu_runs['top-k/0'])}, 2 threads: the default training of `tilemoe train`, 1000 steps of 5 million "
+        f"{measured(on_cpu['top-k/0'])}, 2 threads: the default training of `tilemoe train`, 1000 steps of 5 million "
         f"parameters; validation loss in bits per byte, one number per seed. It takes {timed.values['seconds']:.0f} s, "
-        f"{timed.values['tokens_per_s']:,.0f} tokens/s (commit {timed.commit[:7]}). The other text was trained on at "
-        f"commit {devices['cuda/0'].commit[:7]}, with {speed[0]:,.0f} tokens/s on the GPU and {speed[1]:,.0f} on the CPU.",
+        f"{timed.values['tokens_per_s']:,.0f} tokens/s (commit {timed.commit[:7]}); the GPU processes "
+        f"{gpu.values['tokens_per_s']:,.0f} tokens/s.",
         table(["routing", "bits per byte"], rows),
         paragraph(f"A run that was killed {kills.values['kills']} times, {kills.values['inside_save']} times while it "
                   f"saved, resumed each time and ended with the {kills.values['log_lines_equal']:,} log lines of an "
