@@ -293,7 +293,7 @@ def training_speed():
         f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} (commits {', '.join(commits)}), torch "
         f"{first.versions['torch']}. A 7B model with 40 MoE layers of 128 experts, bfloat16 with float32 parameters, "
         "`torch.compile`, FSDP-2 on several GPUs; each implementation at its fastest measured setting. The last column "
-        "compares TileMoE on as many GPUs.",
+        "compares TileMoE on as many GPUs. [More](../examples/pretrain/results.md).",
         table(["experts", "GPUs", "recompute", "micro-batch", "step, ms", "billion tokens per day and GPU", "MFU",
                "peak, GiB", "TileMoE is faster by"], rows),
     )  # fmt: skip
@@ -323,7 +323,8 @@ def rounding():
     return section(
         "Time of token rounding",
         f"{measured(one)}. The time with top-K divided by the time with `nearest` and tiles of 128 rows, by the mean "
-        "number of tiles per expert. The forward kernels' ratio is per (token, expert) pair, without the routing.",
+        "number of tiles per expert. The forward kernels' ratio is per (token, expert) pair, without the routing. "
+        "[routing.md](routing.md) describes token rounding.",
         table(["model", "tiles", "T", "forward kernels", "forward", "backward", "training step"], rows),
         paragraph(f"{measured(first)}. The routing alone, from bfloat16 logits, in us:"),
         table(["layer", "top-K", "`nearest`"], routed),
