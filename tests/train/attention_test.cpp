@@ -60,7 +60,7 @@ TEST_P(AttentionOfShape, EqualsItsDefinitionAndDerivative) {
   const Doubles dout = random_doubles("dout", size);
   const FloatVec qkv_f = to_float(qkv), slopes_f = to_float(problem.slopes);
   // What another, longer sequence left in the scratch must not be seen.
-  FloatVec scratch(at(cpu::num_threads() * attention_worker_scratch(problem.shape)), NAN);
+  FloatVec scratch(at(num_threads() * attention_worker_scratch(problem.shape)), NAN);
   FloatVec out = zeros(size), log_sum = zeros(problem.tokens() * problem.shape.heads);
   attention(problem.shape, slopes_f, qkv_f, out, log_sum, scratch);
   EXPECT_LE(relative_error(out, attention_reference(problem, qkv)), kFloatTolerance);
@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Attention, StaysFiniteWhereScoresAreLarge) {
   const AttentionShape shape{{1, 20}, 1, 16};
   FloatVec qkv(at(20 * 48), 30.f), slopes = {0.f};
-  FloatVec scratch = zeros(cpu::num_threads() * attention_worker_scratch(shape));
+  FloatVec scratch = zeros(num_threads() * attention_worker_scratch(shape));
   FloatVec out = zeros(20 * 16), log_sum = zeros(20), dqkv = zeros(20 * 48);
   attention(shape, slopes, qkv, out, log_sum, scratch);
   for (const float value : out) EXPECT_NEAR(value, 30.f, 1e-4);  // every value is 30

@@ -100,7 +100,7 @@ class CpuOperators final : public Operators {
     const auto parts =
         stretches(arrays.size(), [&](size_t array) { return std::ssize(arrays[array]); });
     std::vector<double> squares(parts.size());
-    cpu::parallel_for(std::ssize(parts), [&](int64_t task, int) {
+    parallel_for(std::ssize(parts), [&](int64_t task, int) {
       const auto i = static_cast<size_t>(task);
       squares[i] =
           train::sum_of_squares(arrays[parts[i].array].data() + parts[i].first, parts[i].size);
@@ -110,7 +110,7 @@ class CpuOperators final : public Operators {
   void adamw_update(const std::vector<AdamWTask>& tasks) override {
     const auto parts =
         stretches(tasks.size(), [&](size_t array) { return tasks[array].stretch.size; });
-    cpu::parallel_for(std::ssize(parts), [&](int64_t task, int) {
+    parallel_for(std::ssize(parts), [&](int64_t task, int) {
       const Stretch& part = parts[static_cast<size_t>(task)];
       const AdamWStretch& whole = tasks[part.array].stretch;
       train::adamw_update({.size = part.size,

@@ -1,50 +1,49 @@
 #include "train/options.h"
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <sstream>
 #include <utility>
 
-#include "activation_kinds.h"
 #include "exit_status.h"
 #include "train/json.h"
 
 namespace tilemoe::train {
 namespace {
 
-template <class Value, size_t kCount>
-using Names = std::array<std::pair<std::string, Value>, kCount>;
+template <class Value>
+using Names = std::vector<std::pair<std::string, Value>>;
 
-const Names<Scoring, 5> kScorings = {{
+const Names<Scoring> kScorings = {
     {"softmax-chosen", Scoring::kSoftmaxOverChosen},
     {"softmax-all", Scoring::kSoftmaxOverAll},
     {"softmax-renormalized", Scoring::kSoftmaxRenormalized},
     {"sigmoid", Scoring::kSigmoid},
     {"sigmoid-renormalized", Scoring::kSigmoidRenormalized},
-}};
+};
 
-const Names<Rounding, 5> kRoundings = {{
-    {"nearest", Rounding::kNearest},
-    {"up", Rounding::kUp},
-    {"down", Rounding::kDown},
-    {"stochastic", Rounding::kStochastic},
+const Names<Rounding> kRoundings = {
+    {"nearest", Rounding::kNearest},   {"up", Rounding::kUp},
+    {"down", Rounding::kDown},         {"stochastic", Rounding::kStochastic},
     {"balanced", Rounding::kBalanced},
-}};
+};
 constexpr char kTopK[] = "top-k";
 
 // As the library names them, with hyphens.
-Names<Activation, kActivationCount> activation_names() {
-  Names<Activation, kActivationCount> names;
-  for (size_t i = 0; i < names.size(); ++i) {
-    names[i] = {tilemoe_activation_name(kActivations[i]), static_cast<Activation>(kActivations[i])};
-    std::replace(names[i].first.begin(), names[i].first.end(), '_', '-');
+Names<Activation> activation_names() {
+  using enum Activation;
+  Names<Activation> names;
+  for (const Activation one : {kSwiGLU, kGeGLU, kGeGLUTanh, kReGLU, kSiLU, kGELU, kGELUTanh, kReLU,
+                               kReLUSquared, kIdentity, kGLU}) {
+    names.emplace_back(tilemoe_activation_name(static_cast<tilemoe_activation>(one)), one);
+    std::string& name = names.back().first;
+    std::replace(name.begin(), name.end(), '_', '-');
   }
   return names;
 }
 
-template <class Value, size_t kCount>
-std::vector<std::string> names_of(const Names<Value, kCount>& table) {
+template <class Value>
+std::vector<std::string> names_of(const Names<Value>& table) {
   std::vector<std::string> names;
   for (const auto& [name, value] : table) names.push_back(name);
   return names;
@@ -71,8 +70,8 @@ void require(bool condition, const Parts&... parts) {
   throw app::WrongUsage(text.str());
 }
 
-template <class Value, size_t kCount>
-Value named(const char* option, const std::string& name, const Names<Value, kCount>& table) {
+template <class Value>
+Value named(const char* option, const std::string& name, const Names<Value>& table) {
   std::string known;
   for (const auto& [entry, value] : table) {
     if (name == entry) return value;

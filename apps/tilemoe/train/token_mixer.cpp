@@ -47,7 +47,7 @@ TokenMixer::TokenMixer(const ModelConfig& config, const std::string& name, Seque
   workspace.need_scratch(causal_conv_scratch(capacity, config.taps, d));
   workspace.need_scratch(linear_backward_weight_scratch({T, d, 3 * D}));
   workspace.need_scratch(linear_backward_weight_scratch({T, D, d}));
-  workspace.need_scratch(cpu::num_threads() * attention_worker_scratch(attention_shape(capacity)));
+  workspace.need_scratch(num_threads() * attention_worker_scratch(attention_shape(capacity)));
 }
 
 AttentionShape TokenMixer::attention_shape(Sequences sequences) const {

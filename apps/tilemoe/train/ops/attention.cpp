@@ -26,7 +26,7 @@ template <class Body>
 void for_heads(const AttentionShape& shape, Floats scratch, Body&& body) {
   const int64_t per_worker = attention_worker_scratch(shape);
   const int64_t length = shape.sequences.length;
-  cpu::parallel_for(shape.sequences.count * shape.heads, [&](int64_t task, int worker) {
+  parallel_for(shape.sequences.count * shape.heads, [&](int64_t task, int worker) {
     const int64_t sequence = task / shape.heads, h = task % shape.heads;
     const int64_t column = h * shape.head_width;
     body(h, sequence * length * 3 * shape.width() + column,

@@ -47,7 +47,7 @@ void embed_backward(Sequences sequences, ConstBytes bytes, ConstFloats dx, Float
   const TableRows rows(sequences, bytes);
   const int64_t width = std::ssize(dx) / sequences.tokens();
   const int64_t slices = width / kRowMultiple;
-  cpu::parallel_for(slices * rows.count(), [&](int64_t task, int) {
+  parallel_for(slices * rows.count(), [&](int64_t task, int) {
     const int64_t j = task / slices, first = task % slices * kRowMultiple;
     for (int64_t byte = 0; byte < kByteValues; ++byte)
       std::fill_n(dtable.data() + (j * kByteValues + byte) * width + first, kRowMultiple, 0.f);

@@ -26,7 +26,7 @@ float beta_of(Write write) {
 // body(first row, rows, task)
 template <class Body>
 void for_products(int64_t rows, Body&& body) {
-  cpu::parallel_for(ceil_div(rows, kRowsPerProduct), [&](int64_t task, int) {
+  parallel_for(ceil_div(rows, kRowsPerProduct), [&](int64_t task, int) {
     const int64_t first = task * kRowsPerProduct;
     body(first, std::min(kRowsPerProduct, rows - first), task);
   });

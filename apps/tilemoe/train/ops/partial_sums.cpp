@@ -5,7 +5,7 @@ namespace tilemoe::train {
 void sum_partials(ConstFloats partials, int64_t parts, Floats out) {
   constexpr int64_t kColumnsPerTask = 4096;
   const auto width = std::ssize(out);
-  cpu::parallel_for(ceil_div(width, kColumnsPerTask), [&](int64_t task, int) {
+  parallel_for(ceil_div(width, kColumnsPerTask), [&](int64_t task, int) {
     const int64_t first = task * kColumnsPerTask, last = std::min(width, first + kColumnsPerTask);
     float* const sum = out.data();
     std::copy(partials.data() + first, partials.data() + last, sum + first);

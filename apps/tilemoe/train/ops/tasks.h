@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "cpu/thread_pool.h"
+#include "train/parallel.h"
 
 namespace tilemoe::train {
 
@@ -29,7 +29,7 @@ inline int64_t row_tasks(int64_t rows) {
 // body(first, last, task) for consecutive blocks of at most kRowsPerTask rows.
 template <class Body>
 void for_row_blocks(int64_t rows, Body&& body) {
-  cpu::parallel_for(row_tasks(rows), [&](int64_t task, int) {
+  parallel_for(row_tasks(rows), [&](int64_t task, int) {
     const int64_t first = task * kRowsPerTask;
     body(first, std::min(rows, first + kRowsPerTask), task);
   });
