@@ -1,5 +1,5 @@
 """examples/pretrain's model, in one process: initial values, experts, the loss without logits,
-torch.compile, configurations and plan; and the commands that measure it, small."""
+torch.compile, configurations and plan; and what speed.py concludes from its measurements."""
 
 import dataclasses
 import json
@@ -15,25 +15,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
-sys.path += [str(EXAMPLE), str(EXAMPLE / "study")]
+sys.path.append(str(EXAMPLE))
 
 import experts  # noqa: E402
-import guard  # noqa: E402
 import head  # noqa: E402
 import optimizer  # noqa: E402
-import pages  # noqa: E402
-import marks  # noqa: E402  whose place pages knows
 import parallel  # noqa: E402
 import plan  # noqa: E402
 import predict  # noqa: E402
-import records  # noqa: E402  on the path by predict
-import speed_page  # noqa: E402
-import speed_study  # noqa: E402
-import stopwatch  # noqa: E402
-import tables  # noqa: E402
+import speed  # noqa: E402
 import train  # noqa: E402
 from configs import CONFIGS, configuration  # noqa: E402
 from model import RECOMPUTE, Transformer  # noqa: E402
+from tilemoe.bench import records  # noqa: E402
 
 
 def model_of(c, *args, seed=0, **options):
@@ -227,23 +221,20 @@ def test_the_largest_micro_batch_is_the_largest(recompute):
 
 
 def test_a_layers_time_is_the_best_known(tmp_path, monkeypatch):
-    trainings = tmp_path / "pretrain.jsonl"
-    trainings.touch()
-    monkeypatch.setattr(predict, "TRAININGS", trainings)
+    monkeypatch.setattr(predict, "RESULTS", tmp_path)
     c = CONFIGS["7B"]
     forward, backward, source = predict.experts(c, 24576)
     assert source == "this layer measured"
-    ms = {one.name: one.median("ms") for one in records.read(predict.KERNELS) if "ms" in one.values}
-    assert predict.LAYERS["cuda"]["7b-n256"] == (24576, c.d, c.n, c.E, c.K)
-    assert forward == pytest.approx(ms["kernels/7b-n256/forward"] / 1e3, rel=1e-9)
-    assert backward == pytest.approx(ms["kernels/7b-n256/backward"] / 1e3, rel=1e-9)
+    items = json.loads(predict.LAYERS.read_text())["items"]
+    report = next(item["report"][0] for item in items if item["item"] == "7b-n256")
+    assert report["shape"] == {"T": 24576, "d": c.d, "n": c.n, "E": c.E, "K": c.K}
+    assert forward == pytest.approx(report["fwd_ms"] / 1e3, rel=1e-9)
+    assert backward == pytest.approx(report["bwd_ms"] / 1e3, rel=1e-9)
     assert predict.experts(CONFIGS["S1"], 24576)[2] == "the mean of measured layers"
-    assert len(predict.measured()) == 11
 
-    values = {"config": "7B", "layers": 4, "experts": "tilemoe", "micro_batch": 6}
-    training = lambda values: records.Measurement("pretrain-speed/7B/6", "a GPU", {}, "0", values)
-    records.write(trainings, [training(values | {"kind.experts_ms": 20.0}),
-                              training(values | {"experts": "grouped_mm"})])  # fmt: skip
+    entry = {"config": "7B", "layers": 4, "experts": "tilemoe", "micro_batch": 6}
+    entries = [entry | {"kinds_ms": {"experts": 20.0}}, entry | {"experts": "grouped_mm"}]
+    (tmp_path / "pretrain_speed_7b.json").write_text(json.dumps({"entries": entries}))
     forward, backward, source = predict.experts(c, 24576)
     assert source == "a profile of this layer's training"
     assert forward + backward == pytest.approx(20e-3 / 4, rel=1e-9)
@@ -335,109 +326,28 @@ def test_small_blocks_are_gathered_together(monkeypatch):
         assert sum(found, []) == blocks
 
 
-@pytest.mark.parametrize("fitting", [0, 1, 2, 3, 40, 63, 100])
-@pytest.mark.parametrize("bend", [0, 40])
-def test_the_largest_micro_batch_is_found(fitting, bend):
-    """Also where memory grows faster than the first two sizes say."""
-    taken = lambda size: 100 + 7 * size + (bend if size > 30 else 0)
-    limit = taken(fitting)
-    tried = []
-
-    def peak(size):
-        tried.append(size)
-        return taken(size) if taken(size) <= limit else None
-
-    found, refused = speed_study.largest(peak, (1, 2), limit)
-    assert found <= fitting < refused and refused - found <= max(1, fitting // 16)
-    assert len(tried) == len(set(tried)) <= 12 and (found == 0 or found in tried)
-
-
 def test_a_kernel_between_the_heads_is_the_heads():
     kernels = [("nvjet_a", 5, 1.0), ("nvjet_b", 15, 2.0), ("triton_x", 16, 4.0), ("flash", 17, 8.0)]
-    found = stopwatch.by_kind(kernels, head=[(10, 20)])
+    found = speed.by_kind(kernels, head=[(10, 20)])
     assert found == {"products": 1.0, "head": 6.0, "attention": 8.0}
 
 
-def test_the_pages_have_what_was_measured():
-    assert tables.main(["--check"]) == 0
-    assert speed_page.main(["--check"]) == 0
+def lines(step_ms, **more):
+    """What two rounds of a job wrote."""
+    values = {"step_ms": step_ms, "update_ms": [10.0, 12.0], "peak_flops": 1e12} | more
+    values |= {"flop_of_token": 1e6, "kind.experts_ms": 20.0}
+    return [records.Measurement("", "a GPU", {}, "abc", values)] * 2
 
 
-def cells(written, title, **wanted):
-    """{column: cell} of the one row below a title that has some cells."""
-    lines = written.partition(f"### {title}\n")[2].partition("\n\n")[0].splitlines()
-    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
-    rows = [dict(zip(header, row, strict=True)) for row in rows if row]
-    found = [row for row in rows if wanted.items() <= row.items()]
-    assert len(found) == 1, (rows, wanted)
-    return found[0]
-
-
-def test_the_studys_page(tmp_path):
-    one = {"device": "NVIDIA H100 80GB HBM3", "config": "7B", "layers": 4, "processes": 1}
-    one |= {"recompute": "none", "micro_batch": 6, "share": 1, "experts": "tilemoe"}
-    one |= {"kept": False, "once": False, "turns": 1, "ms": 100.0}
-    one |= {"update_ms": 15.0, "tokens_per_s_and_process": 245760.0, "mfu": 0.3, "commit": "abc"}
-    one |= {"peak_bytes": 2**34, "reserved_bytes": 2**35, "versions": {"torch": "2.11.0"}}
-    one |= {"kinds_ms": {"experts": 13.0, "communication": 9.0}}
-    deep = {"layers": 8, "ms": 150.0, "update_ms": 25.0}
-    full = {"layers": 40, "ms": 700.0, "update_ms": 60.0}
-    other = {"experts": "grouped_mm", "peak_bytes": 2**35}
-    entries = [one, one | deep, one | other | {"ms": 130.0}, one | other | deep | {"ms": 210.0}]
-    entries += [one | full, one | full | other | {"ms": 960.0, "recompute": "half"}]
-    entries += [one | full | {"processes": 2, "ms": 680.0, "update_ms": 20.0}]
-    entries += [one | {"does_not_fit_micro_batch": 10, "micro_batch": 9}]
-    entries += [one | other | {"does_not_fit_micro_batch": 7}, one | {"does_not_fit": "no memory"}]
-    entries[-1].pop("ms")
-    written = speed_page.page(f"a\n{speed_page.BEGIN}old\n{pages.END}b\n", entries)
-    assert written.startswith("a\n") and written.endswith("b\n") and "old" not in written
-
-    rest = {"layers": "4", "micro-batch": "6", "experts by": "tilemoe"}
-    row = cells(written, "Where a step's time goes, ms", **rest)
-    layer = next(e for e in json.loads(speed_page.LAYERS.read_text()) if e["config"] == "7b-n256")
-    of_layer = 4 * (layer["fwd_ms"] + layer["bwd_ms"])
-    assert row["experts by the layer alone"] == f"{of_layer:.1f}" and row["head"] == "0.0"
-    assert row["communication"] == "9.0" and row["all but communication"] == "13.0"
-    # 65,536 tokens are 8/3 steps of 85 ms, and an update.
-    row = cells(written, "What was measured", **rest)
-    assert row[speed_page.PER_DAY] == f"{65536 / (85 * 8 / 3 + 15) * 1e3 * 86400 / 1e9:.2f}"
-    assert row["10^9 tokens/day/GPU"] == "21.23" and row["taken, GiB"] == "32.0"
-    row = cells(written, "The same micro-batch, over TileMoE's", layers="8")
-    assert (row["step"], row["step without update"]) == ("1.40", "1.48")
-    assert row["peak memory"] == "2.00" and row["step, by the layers' times alone"] != ""
-    other = {"experts by": "grouped_mm"}
-    row = cells(written, "The whole model from some of its layers", **other)
-    assert row["one layer, ms"] == "17.50" and row["update, ms"] == "105"
-    assert row["step without update, ms"] == "745" and row["TileMoE's times this"] == "1.67"
-    row = cells(written, "Each at its fastest, with an update in 65,536 tokens", **other)
-    assert row["TileMoE's recompute, micro-batch"] == "none, 6" and row["recompute"] == "half"
-    assert row["ratio"] == f"{(900 * 8 / 3 + 60) / (640 * 8 / 3 + 60):.2f}"
-    row = cells(written, "The largest micro-batch", **other)
-    assert (row["does not fit"], row["TileMoE's times this"]) == ("7", "1.50")
-    row = cells(written, "Several GPUs", GPUs="2")
-    assert row["of one GPU's speed"] == f"{640 / 660:.1%}"
-    drawn = one | full | {"device": "NVIDIA H200"}
-    slower = drawn | {"experts": "grouped_mm", "tokens_per_s_and_process": 23148.0}
-    speed_page.draw([*entries[:-1], drawn, slower], tmp_path / "picture.svg")
-    picture = (tmp_path / "picture.svg").read_text()
-    assert "21.23<" in picture and "2.00<" in picture and "grouped_mm, compiled" in picture
-
-
-def test_the_table_says_how_it_was_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(marks, "RESULTS", tmp_path)
-    entry = {"config": "7B", "layers": 4, "experts": "tilemoe", "micro_batch": 6, "ms": 100.0}
-    entry |= {"precision": "mixed", "compile": True, "recompute": "none", "mfu": 0.301}
-    entry |= {"tokens_per_s_and_process": 245760.0, "peak_bytes": 2**34}
-    large = {k: entry[k] for k in ("config", "layers", "experts", "precision", "recompute")}
-    large |= {"compile": True, "micro_batch": 60, "does_not_fit": "out of memory"}
-    document = {"device": "a GPU", "versions": {"torch": "2.11.0"}, "processes": 1}
-    file = tmp_path / "pretrain_speed_x.json"
-    file.write_text(json.dumps(document | {"entries": [entry, large]}))
-    written = tables.page(f"a\n{tables.BEGIN}old\n{pages.END}b\n", [file])
-    assert written.startswith("a\n") and written.endswith("b\n") and "old" not in written
-    assert "a GPU, torch 2.11.0, state and compute mixed, torch.compile" in written
-    assert "| 7B | 4 | tilemoe | 6 | 245,760 | 30.1% | 16.0 | 100.0 |" in written
-    assert "| 7B | 4 | tilemoe | 60 |  |  | does not fit |  |" in written
+def test_rounds_become_quartiles():
+    found = speed.merged(1000, lines([50.0, 100.0, 200.0]))
+    assert found["step_ms"] == [62.5, 100.0, 175.0] and found["update_ms"] == [10.0, 11.0, 12.0]
+    assert found["tokens_per_s_and_process"][1] == 10_000 and found["rounds"] == 2
+    assert found["mfu"] == pytest.approx(0.01) and found["kind.experts_ms"] == 20.0
+    assert "flop_of_token" not in found and "peak_flops" not in found
+    refused = {"does_not_fit": "out of memory"}
+    measured = [records.Measurement("", "a GPU", {}, "abc", refused)]
+    assert speed.merged(1000, measured) == refused
 
 
 def curve(value, noise=0.0, steps=40):
@@ -447,7 +357,7 @@ def curve(value, noise=0.0, steps=40):
 def runs(**changed):
     """Five runs that agree, but for what is given: {run: {key: values}}."""
     noise = {"tilemoe": 2e-3, "grouped_mm": 2e-3, "renumbered": 2e-3, "spoiled": 2e-3, "float32": 0}
-    made = {name: {key: curve(2.0, n) for key in guard.KEYS} for name, n in noise.items()}
+    made = {name: {key: curve(2.0, n) for key in speed.KEYS} for name, n in noise.items()}
     for name, values in changed.items():
         made[name] |= values
     return made
@@ -468,11 +378,11 @@ def runs(**changed):
     ],
 )
 def test_the_guard_finds_what_it_is_to_find(changed, missed):
-    assert guard.judge(runs(tilemoe=changed), 20)["misses"]["tilemoe"] == missed
+    assert speed.judge(runs(tilemoe=changed), 20)[1]["tilemoe"] == missed
 
 
 def test_the_guard_allows_what_a_permutation_does():
     other = {"loss": curve(2.0)[:20] + curve(2.01)[20:]}
     ours = {"loss": curve(2.0)[:20] + curve(1.985)[20:]}
-    assert guard.judge(runs(tilemoe=ours, renumbered=other), 20)["misses"]["tilemoe"] == []
-    assert guard.judge(runs(tilemoe=ours), 20)["misses"]["tilemoe"] != []
+    assert speed.judge(runs(tilemoe=ours, renumbered=other), 20)[1]["tilemoe"] == []
+    assert speed.judge(runs(tilemoe=ours), 20)[1]["tilemoe"] != []

@@ -13,19 +13,16 @@ import pytest
 import torch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
-STUDY = EXAMPLE / "study"
-sys.path += [str(EXAMPLE), str(STUDY)]
+sys.path.append(str(EXAMPLE))
 
 import capacity  # noqa: E402
 import corpus  # noqa: E402
-import pages  # noqa: E402
 import renormalized  # noqa: E402
 import rounding  # noqa: E402
-import rounding_plots  # noqa: E402
-import rounding_tables  # noqa: E402
 import sources  # noqa: E402
 import tilemoe  # noqa: E402
 from configs import CONFIGS  # noqa: E402
+from tilemoe.bench import records  # noqa: E402
 
 
 def chosen(T, E, K, seed=0):
@@ -155,7 +152,7 @@ OPTIONS += ["--learning-rate", "0.01"]
 
 
 def study(data, out, *arguments):
-    command = [sys.executable, STUDY / "rounding.py", "--data", data, "--out", out]
+    command = [sys.executable, EXAMPLE / "rounding.py", "--data", data, "--out", out]
     return subprocess.run(
         list(map(str, [*command, *OPTIONS, *arguments])),
         capture_output=True,
@@ -173,8 +170,8 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
-    """Folder of metrics that two processes wrote together."""
-    out = tmp_path_factory.mktemp("study")
+    """Results file that two processes wrote together."""
+    out = tmp_path_factory.mktemp("study") / "rounding.jsonl"
     done = study(data, out, "--runs", *NAMES, "--gpus", 2)
     assert done.returncode == 0, done.stderr
     assert sorted(json.loads(line)["name"] for line in done.stdout.splitlines()) == sorted(NAMES)
@@ -182,114 +179,68 @@ def finished(data, tmp_path_factory):
 
 
 def test_runs_of_a_seed_are_paired(finished):
-    metrics = {name: json.loads((finished / f"{name}.json").read_text()) for name in NAMES}
-    assert sorted(p.name for p in finished.iterdir()) == sorted(f"{name}.json" for name in NAMES)
-    pairing = {name: (m["initial"], m["batches"]) for name, m in metrics.items()}
+    values = {line.name.removeprefix("rounding/"): line.values for line in records.read(finished)}
+    assert sorted(values) == sorted(NAMES)
+    pairing = {name: (v["initial"], v["batches"]) for name, v in values.items()}
     assert len(set(pairing.values())) == 2
     assert len({pairing[name] for name in NAMES if name.endswith("s0")}) == 1
-    for name, m in metrics.items():
-        assert m["steps"] == 8 and m["T"] == (512 if "-1-" in name else 1024)
-        assert m["curve"]["loss"][-1] < m["curve"]["loss"][0] - 0.2
-        assert abs(m["held_out"]["top_k"] - m["curve"]["loss"][-1]) < 0.5
-        changed = m["whole"]["pairs_dropped"], m["whole"]["pairs_added"]
-        if m["method"] == "top_k":
-            assert changed == (0, 0) and set(m["held_out"]) == {"top_k"}
+    for name, v in values.items():
+        assert v["steps"] == 8 and v["T"] == (512 if "-1-" in name else 1024)
+        assert v["loss"] < v["mean_loss"] - 0.1
+        changed = v["mean_pairs_dropped"], v["mean_pairs_added"]
+        if v["method"] == "top_k":
+            assert changed == (0, 0) and "loss_as_trained" not in v
         else:
-            assert (changed[0] > 0) and (changed[1] > 0) == (m["method"] != "capacity")
-            assert m["held_out"]["as_trained"] != m["held_out"]["top_k"]
-    losses = {name: m["curve"]["loss"] for name, m in metrics.items()}
+            assert (changed[0] > 0) and (changed[1] > 0) == (v["method"] != "capacity")
+            assert v["loss_as_trained"] != v["loss"]
+    losses = {name: v["mean_loss"] for name, v in values.items()}
     assert losses["tiny-top_k-s0"] != losses["tiny-nearest-1-s0"] != losses["tiny-capacity-1-s0"]
+    assert "| tiny | `nearest` | 1 | 1 |" in rounding.table(rounding.lines_of(finished))
 
 
 def test_a_finished_run_is_left_out(finished, data):
-    before = {file: file.stat().st_mtime_ns for file in finished.iterdir()}
+    before = finished.read_bytes()
     again = study(data, finished, "--runs", *NAMES)
-    assert again.returncode == 0 and again.stdout == ""
-    assert {file: file.stat().st_mtime_ns for file in finished.iterdir()} == before
+    assert again.returncode == 0 and again.stdout == "", again.stderr
+    late = study(data, finished, "--runs", "tiny-up-1-s0", "--seconds", "0.01")
+    assert late.returncode == 0 and late.stdout == "", late.stderr
+    assert finished.read_bytes() == before
     listed = study(data, finished, "--runs", NAMES[0], "tiny-up-1-s0", "--list")
     assert listed.stdout.splitlines() == [f"{NAMES[0]} finished", "tiny-up-1-s0 "]
-
-
-def test_no_run_begins_that_would_end_too_late(finished, data):
-    late = study(data, finished, "--runs", "tiny-up-1-s0", "--seconds", "0.01")
-    assert late.returncode == 0 and late.stdout == ""
-    assert not (finished / "tiny-up-1-s0.json").exists()
-
-
-def made_up(run, loss, as_trained=None, **changed):
-    """Metrics of a run that nobody made."""
-    whole = {key: 0.01 for key in rounding.MEANS}
-    metrics = run._asdict() | {"name": str(run), "T": 512, "initial": run.seed, "batches": 7}
-    metrics |= {"held_out": {"top_k": loss, "as_trained": as_trained or loss}, "whole": whole}
-    metrics |= {"held_out_tokens": 2_000_000, "steps": 916, "tokens_of_step": 131072}
-    metrics |= {"unique_tokens": 41_000_000, "options": [], "device": "a GPU", "commit": "abc"}
-    return metrics | {"versions": {"torch": "2.11.0"}} | changed
 
 
 def some_runs(differences, **changed):
     """Top-K, and `nearest` at two tiles, whose losses are so many % more."""
     made = {}
     for seed, more in enumerate(differences):
-        top_k = rounding.Named("S1", "top_k", None, seed)
-        nearest = rounding.Named("S1", "nearest", 2, seed)
-        made[top_k] = made_up(top_k, 2.0 + seed / 10)
-        loss = (2.0 + seed / 10) * (1 + more / 100)
-        made[nearest] = made_up(nearest, loss, loss / 1.001, **changed)
+        for method, tiles, factor in (("top_k", None, 1), ("nearest", 2, 1 + more / 100)):
+            run = rounding.Named("S1", method, tiles, seed)
+            values = {"initial": seed, "batches": 7, "steps": 916, "tokens_of_step": 131072}
+            values |= {"validation_tokens": 2_000_000, "options": ""}
+            values |= {"loss": (2.0 + seed / 10) * factor}
+            values |= {"mean_pairs_dropped": 0.0625, "mean_pairs_added": 0.056}
+            values |= changed if tiles else {}
+            made[run] = records.Measurement(f"rounding/{run}", "a GPU", {}, "abc", values)
     return made
 
 
 @pytest.mark.parametrize(
-    "differences, mean, half",
+    "differences, off",
     [
         # Student's t with two degrees of freedom: 4.303 times a deviation of 0.1 over sqrt(3).
-        ((0.1, 0.2, 0.3), 0.2, 0.248),
-        ((0.3, 0.4, 0.5), 0.4, 0.248),
-        ((0.2, 0.2), 0.2, 0.0),
-        ((0.4,), 0.4, None),
-        ((math.nan, 0.1, 0.2), math.nan, math.nan),
+        ((0.1, 0.2, 0.3), "+0.20 ± 0.25"),
+        ((0.3, 0.4, 0.5), "+0.40 ± 0.25"),
+        ((0.2, 0.2), "+0.20 ± 0.00"),
+        ((0.4,), "+0.40"),
+        ((math.nan, 0.1, 0.2), "+nan ± nan"),
     ],
 )
-def test_paired_differences(differences, mean, half):
-    runs = some_runs(differences)
-    ((of, pairs),) = rounding_tables.groups(runs).items()
-    assert of == ("S1", "nearest", 2) and len(pairs) == len(differences)
-    off = rounding_tables.difference(pairs)
-    assert off.mean == pytest.approx(mean, abs=1e-9, nan_ok=True)
-    assert off.half == (half and pytest.approx(half, abs=5e-4, nan_ok=True))
-    if math.isfinite(mean):
-        assert rounding_tables.of_evaluation(pairs).mean == pytest.approx(0.1, abs=1e-9)
+def test_paired_differences(differences, off):
+    rows = rounding.table(some_runs(differences)).splitlines()[2:]
+    assert rows == [f"| S1 | `nearest` | 2 | {len(differences)} | {off} | 6.2 | 5.6 |"]
 
 
 @pytest.mark.parametrize("key", ["initial", "batches", "steps", "options"])
 def test_what_is_no_pair_is_refused(key):
-    with pytest.raises(ValueError, match=f"S1-nearest-2-s0 and S1-top_k-s0 .*: their {key} differ"):
-        rounding_tables.groups(some_runs((0.1,), **{key: [1]}))
-
-
-def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
-    runs = some_runs((0.1, 0.2, 0.3))
-    entry = {"part": "layer", "model": "S1", "tiles": 2, "T": 4096, "rows": 1000, "bwd_ms": 3.0}
-    entry |= {"device": "a GPU", "commit": "abc", "versions": {"torch": "2.11.0"}}
-    kernels = lambda ms: {"forward": {"kernels": ms, "routing": 0.1, "rest": 0.1}}
-    entries = [
-        entry | {"method": "top_k", "fwd_ms": 1.5, "profile_ms": kernels(1.0)},
-        entry | {"method": "nearest", "fwd_ms": 1.2, "profile_ms": kernels(0.8)},
-    ]
-    text = f"a\n{rounding_tables.BEGIN}old\n{pages.END}b\n"
-    written = rounding_tables.page(text, runs, entries)
-    assert written.startswith("a\n") and written.endswith("b\n") and "\nold" not in written
-    assert "| S1 | `nearest` | 2 | 512 | 3 | 2.1000 | 2.1043 | +0.200 ± 0.248 | +0.100 ± 0.000 |" in written
-    assert "| S1 | 2 | 4,096 | 1000.00 | 800.00 | 1.250 | 1.500 | 1.200 | 1.250 |" in written
-    assert "fewest tiles an expert: S1 1.250 at 2" in written
-    assert "| S1 | `nearest` | 2 | 3, 4 |" in written  # of the seeds, those that are missing
-    assert "| S2 | `nearest` | 2 | 0, 1, 2, 3, 4 |" in written
-    differences = {("S1", "nearest", 2): rounding_tables.Interval([0.1, 0.2])}
-    losses = rounding_tables.by_dropping(rounding_tables.groups(runs))
-    assert [round(loss, 6) for _, loss in losses["S1", "nearest"]] == [0.1, 0.2, 0.3]
-    rounding_plots.draw(differences, losses, rounding_tables.ratios(entries), tmp_path)
-    drawn = sorted(file.name for file in tmp_path.iterdir())
-    assert drawn == ["dropped.svg", "quality.svg", "time.svg"]
-
-
-def test_the_page_has_what_was_measured():
-    assert rounding_tables.main(["--check"]) == 0
+    with pytest.raises(ValueError, match=f"S1-nearest-2-s0 and .*S1-top_k-s0 .*: their {key} differ"):
+        rounding.table(some_runs((0.1,), **{key: [1]}))
