@@ -2,7 +2,7 @@
 r"""Ends a training by SIGKILL again and again, resumes it, and compares it with one left alone.
 
     kill_resume.py --tilemoe build/release/apps/tilemoe/tilemoe --kills 50 --inside-save 10 \
-        --results benchmarks/results/kill_resume.json
+        --results kill.jsonl
 
 Kills fall at random times after the start of the process; some wait for a save to begin and fall at
 a random time after that. A kill counts as inside a save when it leaves an unfinished checkpoint
@@ -16,6 +16,7 @@ import argparse
 import filecmp
 import json
 import os
+import pathlib
 import platform
 import random
 import shutil
@@ -24,6 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "python" / "tilemoe" / "bench"))
+import records  # noqa: E402  without the package
 
 UNFINISHED = ".unfinished"
 # 4.4 million numbers with the optimiser's, so that a save takes a while, beside a step that does not.
@@ -190,7 +194,7 @@ def main():
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--inside-save", type=int, default=10, help="kills that must meet a save")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", help="JSON file to write")
+    parser.add_argument("--results", help="results file to write: one line")
     arguments, options = parser.parse_known_args()
     rng = random.Random(arguments.seed)
 
@@ -230,16 +234,12 @@ def main():
     print(f"{len(kills)} kills, {met} inside a save, {resumed} after a resume: "
           f"{lines} log lines and the last checkpoints are the same")
     if arguments.results:
-        info = subprocess.run([arguments.tilemoe, "info"], capture_output=True, text=True,
-                              check=True)
-        columns = ["resumed_from", "newest_after", "inside_save"]
-        report = {"program": info.stdout.splitlines()[0], "kills": len(kills), "inside_save": met,
-                  "killed_after_a_resume": resumed, "keep": KEEP, "save_every": SAVE_EVERY,
-                  "steps": steps, "log_lines_equal": lines, "seed": arguments.seed,
-                  "options": options, "machine": platform.machine(), "columns": columns}
-        each = ",\n  ".join(json.dumps([kill[column] for column in columns]) for kill in kills)
-        with open(arguments.results, "w", encoding="utf-8") as file:
-            file.write(json.dumps(report, indent=1)[:-2] + f',\n "each": [\n  {each}\n ]\n}}\n')
+        info = json.loads(subprocess.check_output([arguments.tilemoe, "info", "--json"], text=True))
+        values = {"kills": len(kills), "inside_save": met, "killed_after_a_resume": resumed,
+                  "keep": KEEP, "save_every": SAVE_EVERY, "steps": steps, "log_lines_equal": lines,
+                  "options": " ".join(options)}
+        of = platform.machine(), {"tilemoe": info["version"]}, info["commit"]
+        records.write(arguments.results, [records.Measurement("kill-resume", *of, values)])
 
 
 if __name__ == "__main__":
