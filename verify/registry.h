@@ -17,7 +17,7 @@ bool reduced_run();
 const std::vector<Case>& verification_cases();
 
 // Cases to be timed: the table of docs/benchmarks.md, a GPU's in bfloat16, a CPU's in float32.
-// python/tilemoe/bench/cases.py has the same for PyTorch; tests/torch/bench_test.py compares them.
+// python/tilemoe/bench reads the same list for PyTorch.
 const std::vector<Case>& bench_cases();
 
 // Cases of more than 2^31 elements. They need tens of gigabytes and are run by name only.

@@ -22,7 +22,7 @@ class Way(NamedTuple):
 class Rates(NamedTuple):
     """What a host's GPUs do. As given: NCCL on four H200 of one host, all-gathers and all-to-alls of
     32768 and 4096 rows of 4096 bfloat16; a layer of 128 experts on one H200.
-    benchmarks/gpu_expert_parallel.py measures those of another host."""
+    benchmarks/expert_parallel.py measures those of another host."""
 
     gather_gb_per_s: float = 330.0  # that leave a GPU; 1 GB is 1e9 bytes
     return_gb_per_s: float = 310.0

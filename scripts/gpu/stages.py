@@ -26,7 +26,7 @@ REPEATED = [f"{case}/bfloat16" for case in
             ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks")]
 # GiB of the GPU's memory that each takes; two side by side fit into 78 GiB.
 HUGE = {"deepseek-v3.2": 60, "huge-rows": 12, "huge-hidden": 17}
-# What benchmarks/gpu_peers.py compares, and a layer off every tile;
+# What is compared with other implementations, and a layer off every tile;
 # tests/torch/real_sizes.py has their shapes. The largest take up to 35 GiB: two fit side by side.
 SIZES = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b", "kimi-linear",
          "qwen3-next", "wide", "few-rows", "off-tiles"]

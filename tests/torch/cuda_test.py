@@ -16,9 +16,8 @@ from module_support import same_bits
 from target import DTYPES
 from tilemoe import WeightGradients, _library
 from tilemoe.bench import memory
-from tilemoe.bench.cases import CASES
 from tilemoe.bench.peers import TileMoE, TileMoEOverwriting, TileMoESmall
-from tilemoe.bench.problem import Problem
+from tilemoe.bench.problem import CASES, Problem
 from tilemoe.module import Router
 
 MIB = 1 << 20

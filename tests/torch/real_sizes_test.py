@@ -12,7 +12,7 @@ import torch
 import real_sizes
 import tilemoe
 from real_sizes import OUTPUTS, Comparison, Layer
-from tilemoe.bench.cases import CASES
+from tilemoe.bench.problem import CASES
 
 ROOT = Path(__file__).parents[2]
 SMALL = Layer(T=203, d=72, n=56, E=6, K=2)

@@ -83,12 +83,11 @@ def _run(words):
 
 def _bench(words):
     try:
-        from ..bench.__main__ import main as bench
+        from .. import bench
 
-        bench(words, prog="tilemoe bench")
+        return bench.run(words)
     except ImportError as error:
         raise Failed(f"{error}; `tilemoe doctor` reports what is missing") from None
-    return DONE
 
 
 def _fail(status, error):

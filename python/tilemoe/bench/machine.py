@@ -1,4 +1,4 @@
-"""Where, and of what, the numbers are."""
+"""The device, the versions and the commit that numbers are measured on."""
 
 import importlib.metadata
 import os
@@ -8,7 +8,7 @@ import subprocess
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]  # of the source tree, where this is one
+ROOT = pathlib.Path(__file__).resolve().parents[3]  # of the source tree, if this is one
 
 
 def _cpu_model():
@@ -25,8 +25,7 @@ def cores():
 
 
 def load_warning():
-    """That other programs take the processor's time, before anything is measured; None if they do
-    not."""
+    """A warning if other programs use the processor before anything is measured, else None."""
     load = os.getloadavg()[0]
     if load <= cores() / 2:
         return None
@@ -35,7 +34,7 @@ def load_warning():
 
 
 def _command(*words):
-    """Its output, or None where it is not there or fails."""
+    """Its output, or None if it is missing or fails."""
     try:
         run = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -44,18 +43,18 @@ def _command(*words):
 
 
 def commit():
-    """Of the source tree that this runs from, `-dirty` where files differ; None where installed."""
+    """Of the source tree that this runs from, `-dirty` if files differ; None if installed."""
     if not (ROOT / "include" / "tilemoe" / "tilemoe.h").exists():
         return None
     return _command("git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*")
 
 
-def build():
-    """The commit of the tilemoe that this Python imports; None if the package contains none."""
+def _build_commit():
+    """Of the tilemoe that this Python imports; None if the package has none."""
     from tilemoe import _library
 
     written = _library.directory() / "commit.txt"
-    return {"commit": written.read_text().strip() if written.exists() else None}
+    return written.read_text().strip() if written.exists() else None
 
 
 def versions(packages):
@@ -64,7 +63,7 @@ def versions(packages):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            pass  # a source tree: the commit tells
+            pass  # a source tree: the commit names it
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
     return found
@@ -72,7 +71,7 @@ def versions(packages):
 
 def available_bytes(device):
     if device == "cuda":
-        torch.cuda.empty_cache()  # what torch holds back of earlier peers is to be had too
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
     with open("/proc/meminfo") as lines:
         found = next(line for line in lines if line.startswith("MemAvailable"))
@@ -80,14 +79,17 @@ def available_bytes(device):
 
 
 def describe(device, packages):
-    """The keys that every entry has of the machine."""
-    entry = {"commit": commit(), "versions": versions(packages)}
+    """{"device", "versions", "commit"} of what is measured here; the commit is TileMoE's or None."""
+    found = {"commit": None, "versions": versions(packages)}
     if "tilemoe" in packages:
-        built = build()
-        entry |= {**built, "commit": built["commit"] or entry["commit"]}
-    entry["load_average"] = os.getloadavg()[0]
+        found["commit"] = _build_commit() or commit()
+        if "tilemoe" not in found["versions"]:
+            from tilemoe import _library
+
+            found["versions"]["tilemoe"] = _library.VERSION
     if device == "cuda":
         driver = _command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        name = torch.cuda.get_device_name()
-        return {**entry, "device": name, "driver_version": driver and driver.splitlines()[0]}
-    return {**entry, "device": _cpu_model(), "threads": torch.get_num_threads()}
+        found["versions"]["driver"] = driver.splitlines()[0] if driver else "unknown"
+        return {**found, "device": torch.cuda.get_device_name()}
+    threads = torch.get_num_threads()
+    return {**found, "device": f"{_cpu_model()}, {threads} thread{'s' if threads > 1 else ''}"}

@@ -1,16 +1,19 @@
-"""One peer's rounds: a forward and a backward with cold caches, on the CPU's clock or by CUDA's
-events."""
+"""One peer on a case: its rounds, a forward and a backward with cold caches, by the CPU's clock or
+CUDA events; its memory, its host time and its kernels."""
 
-import statistics
 import time
 
 import torch
 
-from . import memory
-from .cases import Case
-from .problem import Problem
+from . import machine, memory
+from .check import Wrong, check
+from .problem import DTYPES, Case, Problem
 
 PASSES = ("both", "forward", "backward", "inference")
+
+
+class LeftOut(Exception):
+    """Why a peer is not measured."""
 
 
 class CpuClock:
@@ -34,6 +37,9 @@ class CpuClock:
 
     untimed = host
 
+    def release(self):
+        pass
+
 
 class CudaClock:
     FLUSH_BYTES = 256 << 20  # five times the L2
@@ -44,13 +50,9 @@ class CudaClock:
         self.flush = torch.zeros(self.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self.ahead_ms = self.LEAST_AHEAD_MS
 
-    @property
-    def settings(self):
-        return {"host ahead by, ms": round(self.ahead_ms, 1)}
-
     def timed(self, work):
         """Milliseconds on the device with cold caches, and what the call returned. The device
-        sleeps while the host queues the work, so that launching from Python does not count."""
+        sleeps while the host queues the work, so that launches from Python do not count."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.add_(1)
         torch.cuda._sleep(int(self.ahead_ms * self.CYCLES_PER_MS))
@@ -62,7 +64,7 @@ class CudaClock:
 
     @staticmethod
     def untimed(work):
-        """A call that may compile, and so says nothing of how far the host has to be ahead."""
+        """A call that may compile, and so does not show how far the host has to be ahead."""
         result = work()
         torch.cuda.synchronize()
         return None, result
@@ -77,98 +79,210 @@ class CudaClock:
         self.ahead_ms = min(max(self.ahead_ms, 2 * elapsed), self.MOST_AHEAD_MS)
         return elapsed, result
 
+    @staticmethod
+    def release():
+        """Return the allocator's cache: the other peers' processes share the device."""
+        torch.cuda.empty_cache()
+
 
 def make_clock(device):
     return CudaClock() if device == "cuda" else CpuClock()
 
 
 class Measured:
-    """A peer on a case. Making it warms it up and measures its memory."""
+    """A peer on a case. Making it warms it up, checks it and measures its memory."""
 
-    TINY_CALLS, PROFILED_CALLS = 50, 3
+    TINY_CALLS, PROFILED_CALLS, WARM_UP = 50, 3, 3
 
-    def __init__(self, make_peer, problem, clock, passes="both", warm_up=3):
-        self.peer, self.clock, self.passes = make_peer(problem), clock, passes
-        self.name = self.peer.name
-        for _ in range(warm_up):
+    def __init__(self, make_peer, problem, clock, passes="both", host=False):
+        self.clock, self.passes, case = clock, passes, problem.case
+        self.values, self.host_peer = {}, None
+        if host and case.device == "cpu":  # the time of a layer of eight tokens is the call's own
+            self.host_peer = make_peer(Problem(Case("tiny", 8, 8, 8, 4, 2, dtype=case.dtype)))
+            self._first_call(self.host_peer)
+        self.peer = make_peer(problem)
+        if host and self.host_peer is None:
+            self.host_peer = self.peer
+            self._first_call(self.peer)
+        for _ in range(self.WARM_UP):
             self._run(clock.untimed)
         self._run(clock.host)
-        holds = self.peer.is_layer and passes in ("both", "backward")
-        self.memory = memory.measure(self.peer) if holds else {}
-        self.tiny = None
-        if problem.case.device == "cpu":
-            case = Case("tiny", 8, 8, 8, 4, 2, dtype=problem.case.dtype)
-            self.tiny = make_peer(Problem(case))
-        self.rounds, self.host_rounds = [], []
+        if reason := self.peer.wrong_kernels():
+            raise Wrong(reason)
+        if self.peer.is_layer:
+            self.values |= memory.measure(self.peer, passes)
+        clock.release()
+
+    def _first_call(self, peer):
+        first = self._run(self.clock.host, peer)
+        self.values |= {f"host_first_{key}": ms for key, ms in first.items()}
 
     def _run(self, clock, peer=None):
-        """Times of the passes by one of the clock's ways."""
+        """{"forward_ms", "backward_ms"}, or one of them, by one of the clock's methods."""
         peer = peer or self.peer
         with torch.set_grad_enabled(self.passes != "inference"):
             forward, O = clock(peer.forward)
-        times = {"fwd_ms": forward} if self.passes != "backward" else {}
+        times = {"forward_ms": forward} if self.passes != "backward" else {}
         if self.passes in ("both", "backward"):
-            times["bwd_ms"], _ = clock(lambda: peer.backward(O))
+            times["backward_ms"], _ = clock(lambda: peer.backward(O))
         return times
 
     def round(self):
-        self.rounds.append(self._run(self.clock.timed))
-        if self.tiny is None:
-            self.host_rounds.append(self._run(self.clock.host))
-        return self.rounds[-1]
+        if self.peer.X.is_cuda:
+            self._run(self.clock.untimed)  # fills the allocator's cache again
+        times = self._run(self.clock.timed)
+        if self.host_peer is self.peer:
+            host = self._run(self.clock.host)
+            times |= {f"host_{key.replace('_ms', '_us')}": 1e3 * ms for key, ms in host.items()}
+        self.clock.release()
+        return times
 
-    def _host_ms(self):
-        """Of a call's own cost: on a GPU until the call returns, on the CPU the time of a layer of
-        eight tokens."""
-        calls = self.host_rounds
-        if self.tiny is not None:
-            calls = [self._run(self.clock.host, self.tiny) for _ in range(self.TINY_CALLS)]
-        names = {"fwd_ms": "forward", "bwd_ms": "backward"}
-        return {names[key]: median for key, median in _medians(calls).items()}
+    def finish(self, kernels=False):
+        """{"values", "samples": {quantity: numbers}, "kernels": [[pass, kernel, calls, us]]}"""
+        samples = {}
+        if self.host_peer not in (None, self.peer):
+            for _ in range(self.TINY_CALLS):
+                for key, ms in self._run(self.clock.host, self.host_peer).items():
+                    samples.setdefault(f"host_{key.replace('_ms', '_us')}", []).append(1e3 * ms)
+        found = self._kernels() if kernels else []
+        if reason := self.peer.wrong_kernels([name for _, name, *_ in found]):
+            raise LeftOut(reason)
+        return {"values": self.values, "samples": samples, "kernels": found}
 
-    def kernels(self):
-        """{pass: {kernel: ms}} by torch's profiler, medians over the calls, launches of one kernel
-        added up; only a GPU has them."""
-        if self.peer.X.device.type != "cuda":
-            return {}
+    def _kernels(self):
+        """By torch's profiler, the mean of some calls; launches of one kernel are added up."""
         calls = [self._run(self._profiled) for _ in range(self.PROFILED_CALLS)]
-        names = {"fwd_ms": "forward", "bwd_ms": "backward"}
-        return {names[key]: _medians([call[key] for call in calls]) for key in calls[0]}
+        totals = {}
+        for call in calls:
+            for key, kernels in call.items():
+                for name, us in kernels:
+                    total = totals.setdefault((key.removesuffix("_ms"), name), [0, 0.0])
+                    total[0] += 1 / len(calls)
+                    total[1] += us / len(calls)
+        return [[*key, round(count, 2), us] for key, (count, us) in totals.items()]
 
     def _profiled(self, work):
-        """{kernel: ms} of a call, as a clock's way."""
+        """[(kernel, us)] of a call, as a clock's method."""
         self.clock.flush.add_(1)
         torch.cuda.synchronize()
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
             result = work()
             torch.cuda.synchronize()
-        times = {}
-        for event in profile.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA:
-                times[event.name] = times.get(event.name, 0) + event.device_time_total * 1e-3
-        return times, result
-
-    def entry(self):
-        case = self.peer.problem.case
-        medians = _medians(self.rounds)
-        return {
-            "config": case.name,
-            "backend": self.name,
-            "dtype": case.dtype,
-            "shape": case.shape,
-            "rows": case.rows,
-            **medians,
-            "host_ms": self._host_ms(),
-            "tflops": case.flop(self.passes) / sum(medians.values()) * 1e-9 if medians else None,
-            **self.memory,
-            "rounds": len(self.rounds),
-            "host_round_times": self.host_rounds,
-            "settings": {**self.peer.settings, **getattr(self.clock, "settings", {})},
-        }
+        return [(event.name, event.device_time_total) for event in profile.events()
+                if event.device_type == torch.autograd.DeviceType.CUDA], result  # fmt: skip
 
 
-def _medians(rounds):
-    """By key, over the rounds that have it."""
-    keys = dict.fromkeys(key for one in rounds for key in one)
-    return {key: statistics.median(one[key] for one in rounds if key in one) for key in keys}
+class Graph(Measured):
+    """Forwards without gradients, as decoding calls them, in one CUDA graph. The graph runs copies
+    of the layer, whose weights are cold: the copies that run between two runs of one read at least
+    three times the size of the L2. Replays follow each other while the host is ahead."""
+
+    LEAST_FORWARDS, REPLAYS, MOST_COPIES, L2_BETWEEN = 48, 4, 64, 3
+
+    def __init__(self, make_peer, case):
+        self.values, self.host_peer, self.passes = {}, None, "inference"
+        self.clock = CudaClock()
+        read = 3 * case.K * case.n * case.d * DTYPES[case.dtype].itemsize  # at least, per forward
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        copies = -(-self.L2_BETWEEN * l2_bytes // read) + 1
+        if copies > self.MOST_COPIES:
+            raise LeftOut(f"{copies} copies of so small a layer would be needed for cold weights")
+        peers = [make_peer(Problem(case, seed)) for seed in range(copies)]
+        self.peer, repeats = peers[0], -(-self.LEAST_FORWARDS // copies)
+        self.forwards = repeats * copies
+        with torch.no_grad():
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(self.WARM_UP):
+                    wanted = [peer.forward() for peer in peers]
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                for _ in range(repeats):
+                    got = [peer.forward() for peer in peers]
+        for O in got:
+            O.zero_()
+        self.graph.replay()
+        for index, (O, want) in enumerate(zip(got, wanted)):
+            if not (O - want).float().norm() <= 1e-2 * want.float().norm():
+                raise Wrong(f"the graph's O of copy {index} is not the eager one")
+
+    def round(self):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.graph.replay()  # the first copies' weights are as cold as the others'
+        torch.cuda._sleep(int(30 * self.clock.CYCLES_PER_MS))
+        begin.record()
+        for _ in range(self.REPLAYS):
+            self.graph.replay()
+        end.record()
+        end.synchronize()
+        return {"forward_ms": begin.elapsed_time(end) / (self.REPLAYS * self.forwards)}
+
+    def _kernels(self):
+        found, _ = self._profiled(self.graph.replay)
+        totals = {}
+        for name, us in found:
+            total = totals.setdefault(name, [0, 0.0])
+            total[0] += 1 / self.forwards
+            total[1] += us / self.forwards
+        return [["forward", name, round(count, 2), us] for name, (count, us) in totals.items()]
+
+
+def needed_bytes(peer, case):
+    """About what a peer takes in addition to the problem: gradients, a copy of W1, O and dX, its
+    own."""
+    weights = 5 * case.E * case.d * case.n + 3 * case.T * case.d
+    return weights * DTYPES[case.dtype].itemsize + peer.working_bytes(case)
+
+
+def measured(peer, case, passes="both", host=False, graph=False):
+    """Check a peer and warm it up. LeftOut if it cannot run here."""
+    if reason := peer.missing(case):
+        raise LeftOut(reason)
+    needed, free = needed_bytes(peer, case), machine.available_bytes(case.device)
+    if needed > free:
+        raise LeftOut(f"out of memory: it needs about {needed / 2**30:.1f} GiB, "
+                      f"{free / 2**30:.1f} are free")  # fmt: skip
+    try:
+        if graph:
+            found = Graph(peer, case)
+        else:
+            found = Measured(peer, Problem(case), make_clock(case.device), passes, host)
+        if peer.is_layer:
+            same = ("device", "dtype", "activation", "zipf", "biases")
+            of_case = {key: getattr(case, key) for key in same}
+            check(peer, backward=passes in ("both", "backward"), T=min(case.T, 256), **of_case)
+        return found
+    except Wrong as error:
+        raise LeftOut(f"wrong results: {error}") from error
+
+
+def reason_of(error):
+    """One sentence."""
+    sentence = (str(error) or "without a message").splitlines()[0]
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in sentence:
+        return "out of memory"
+    return f"{type(error).__name__}: {sentence}"
+
+
+def answers(peer, case, settings, commands):
+    """Yield an answer, a dictionary, to each of the commands "prepare", "round" and "finish". An
+    error is the answer {"left_out": reason}. settings: passes, host, graph and kernels by name."""
+    found = None
+    for command in commands:
+        try:
+            if command == "prepare":
+                found = measured(peer, case, *(settings[key] for key in ("passes", "host", "graph")))
+                yield {}
+            elif command == "round":
+                yield found.round()
+            elif command == "finish":
+                of_machine = machine.describe(case.device, peer.packages)
+                yield {**found.finish(settings["kernels"]), **of_machine}
+        except LeftOut as error:
+            yield {"left_out": str(error)}
+        except Exception as error:  # of foreign code: whatever it raises
+            yield {"left_out": reason_of(error)}

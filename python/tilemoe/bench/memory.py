@@ -1,20 +1,25 @@
-"""What a layer keeps between its passes, and the most that is alive in both."""
+"""What a layer keeps between its passes, and the peak of both."""
 
 import os
 
 import torch
 
-from .cases import DTYPES
+from .problem import DTYPES
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, about GPUs that are not there
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no warnings of the profiler about missing GPUs
 
 
 def _bytes(tensor):
     return tensor.untyped_storage().nbytes()
 
 
+def _run(peer, backward):
+    O = peer.forward()
+    return peer.backward(O) if backward else O
+
+
 def _saved_on_cpu(peer):
-    """By autograd's hooks: every storage that it keeps, but for the weights'."""
+    """By autograd's hooks: every storage that it keeps, without the weights'."""
     weights = {w.untyped_storage().data_ptr() for w in (peer.router, peer.W1, peer.W2)}
     storages = {}
 
@@ -30,13 +35,13 @@ def _saved_on_cpu(peer):
     return sum(storages.values())
 
 
-def _peak_on_cpu(peer):
+def _peak_on_cpu(peer, backward):
     """By the profiler: the highest sum of what torch's allocator gave out."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
-        gradients = peer.backward(peer.forward())
-    del gradients
+        results = _run(peer, backward)
+    del results
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     live = highest = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
@@ -45,55 +50,59 @@ def _peak_on_cpu(peer):
     return highest
 
 
-def _on_cuda(peer):
-    """By torch's allocator. The input is the caller's, and kept all the same. Reserved is what the
-    allocator has taken of the device for it, from empty caches on."""
+def _on_cuda(peer, backward):
+    """By torch's allocator: kept, the peak, and what the allocator has reserved, from empty caches
+    on. The caller's input counts as kept."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     O = peer.forward()
     saved = torch.cuda.memory_allocated() - before - _bytes(O) + _bytes(peer.X)
-    gradients = peer.backward(O)
+    gradients = peer.backward(O) if backward else None
     torch.cuda.synchronize()
     del gradients
     return saved, torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved()
 
 
 def floor_above_resident(case, column_blocks=1):
-    """Bytes that a layer which keeps H must hold beside weights, X and dO at its worst moment: by
-    arithmetic, without partial sums or a router's own. The moments, each with H, the routing and O:
-    the down-projection (A, Y), dX (dX, ds, dW2, dX~, before it A' there), all the gradients."""
+    """Bytes that a layer which keeps H must hold above weights, X and dO at its peak: by arithmetic,
+    without partial sums or a router's own. The candidates, each with H, the routing and O: the
+    down-projection (A, Y), dX (dX, ds, dW2, dX~, before it A' there), all the gradients."""
     size = DTYPES[case.dtype].itemsize
     T, d, n, E = case.T, case.d, case.n, case.E
     pairs = T * case.K
     block = -(-d // column_blocks)
     H, routing, dX, ds = size * pairs * 2 * n, 12 * pairs, size * T * d, 4 * pairs
     dW1, dW2 = size * E * 2 * n * d, size * E * n * d
-    moments = (
+    candidates = (
         size * pairs * (n + block),
         dX + ds + dW2 + size * pairs * max(n, block),
         dX + size * T * E + dW2 + dW1,
     )
-    return H + routing + size * T * d + max(moments)
+    return H + routing + size * T * d + max(candidates)
 
 
-def measure(peer):
-    """saved_bytes: kept from forward to backward, X included, weights not. peak_bytes: the most
-    that is alive in both passes, with resident_bytes: weights, X and dO. floor_bytes: the least
-    that it could be where H is kept, by arithmetic. On a GPU reserved_bytes: the most that torch's
-    allocator had of the device meanwhile, all else that lives there included."""
-    reserved = {}
-    if peer.X.device.type == "cuda":
-        saved, above, reserved["reserved_bytes"] = _on_cuda(peer)
-    else:
-        saved, above = _saved_on_cpu(peer), _peak_on_cpu(peer)
+def measure(peer, passes="both"):
+    """Bytes of a call, by torch's allocator.
+
+    Returns:
+        saved_bytes: kept from forward to backward, X included, weights not. peak_bytes: the most
+        that is alive, with resident_bytes: weights, X and dO. floor_bytes: the lower bound of a
+        layer that keeps H, by arithmetic. On a GPU reserved_bytes: the most that torch's allocator
+        had of the device. Without a backward saved_bytes and floor_bytes are absent.
+    """
+    found, backward = {}, passes in ("both", "backward")
+    with torch.set_grad_enabled(passes != "inference"):
+        if peer.X.device.type == "cuda":
+            saved, above, found["reserved_bytes"] = _on_cuda(peer, backward)
+        else:
+            saved = _saved_on_cpu(peer) if backward else 0
+            above = _peak_on_cpu(peer, backward)
     resident = peer.problem.resident_bytes()
-    floor = floor_above_resident(peer.problem.case, getattr(peer, "column_blocks", 1))
-    return {
-        "saved_bytes": saved,
-        "peak_bytes": resident + above,
-        "resident_bytes": resident,
-        "floor_bytes": resident + floor,
-        **reserved,
-    }
+    found |= {"peak_bytes": resident + above, "resident_bytes": resident}
+    if backward:
+        blocks = getattr(peer, "options", {}).get("column_blocks", 1)
+        floor = floor_above_resident(peer.problem.case, blocks)
+        found |= {"saved_bytes": saved, "floor_bytes": resident + floor}
+    return found

@@ -1,39 +1,33 @@
-"""The implementations that take turns: each a whole layer, router included, as its users call it.
+"""The implementations that are compared: each a whole layer, router included, as its users call it.
 
-SwiGLU, top-K by softmax over the chosen. A peer is made from a Problem and keeps it; it may hold W1
-in a row order of its own. What cannot run says why, and what would mend it."""
+A gated activation, top-K by softmax over the chosen. A peer is made from a Problem and keeps it; it
+may hold W1 with its own order of rows. A peer that cannot run returns the reason and the remedy."""
 
 import contextlib
 import importlib
 import importlib.util
+import io
 import os
 import pathlib
-import sys
+import re
 
 import torch
 import torch.nn.functional as F
 
-from .cases import DTYPES
-
-
-def _swiglu(H):
-    """H (M, 2n) -> A (M, n)"""
-    gate, up = H.chunk(2, dim=-1)
-    return F.silu(gate) * up
+from .problem import ACTIVATIONS, DTYPES, glu
 
 
 class Peer:
     name = ""
-    settings = {}  # that a reader has to know beside the versions
-    packages = ("torch",)  # whose versions tell what was measured
-    install = ""  # what makes it available
+    packages = ("torch",)  # whose versions belong to the numbers
+    install = ""  # the command that installs it
     module = None  # that it imports
-    only_if_named = False  # not among the peers that run where none are named
-    is_layer = True  # else a yardstick, which no formula is held to and whose memory says nothing
+    only_if_named = False  # not among the peers that run if none is named
+    is_layer = True  # else a reference without a formula to check, whose memory has no meaning
 
     @classmethod
-    def variables(cls):
-        """Of the environment of a process of its own, beside this one's."""
+    def variables(cls, environment):
+        """Of its process, in addition to its environment."""
         return {}
 
     @classmethod
@@ -43,11 +37,13 @@ class Peer:
             return f"not installed: {cls.install}"
         if case.rounding is not None:
             return "it has no token rounding"
+        if case.biases:
+            return "it is compared without biases only"
         return None
 
     @staticmethod
     def working_bytes(case):
-        """About what it holds at once beside weights, gradients and tokens: some copies of the
+        """About what it holds at once in addition to weights, gradients and tokens: copies of the
         gathered rows and of H."""
         return 3 * case.rows * (case.d + 3 * case.n) * DTYPES[case.dtype].itemsize
 
@@ -62,8 +58,8 @@ class Peer:
 
     @staticmethod
     def rows_of_W1(n):
-        """(2n): for each row of W1 as the peer wants it, the row of the problem's, whose gate rows
-        come first. None where the two are one."""
+        """(2n): for each row of the peer's W1, the row of the problem's, whose gate rows come
+        first. None if both are equal."""
         return None
 
     def forward(self):
@@ -71,8 +67,8 @@ class Peer:
         raise NotImplementedError
 
     def backward(self, O):
-        """-> dX, drouter, dW1, dW2, the last two in the peer's layout."""
-        leaves = [self.X, self.router, self.W1, self.W2]
+        """-> dX, drouter, dW1, dW2 and the biases' gradients, the weights' in the peer's layout."""
+        leaves = [self.X, self.router, self.W1, self.W2, *self.problem.biases]
         return torch.autograd.grad(O, leaves, self.problem.dO)
 
     def given_layout(self, dW1):
@@ -88,9 +84,14 @@ class Peer:
         top, ids = self.problem.logits().float().topk(self.problem.K, dim=-1)
         return top.softmax(dim=-1).to(self.X.dtype), ids
 
+    def wrong_kernels(self, names=()):
+        """Why it ran other kernels than its name promises, or None. names: of those that ran, if they
+        are known."""
+        return None
+
 
 class TileMoE(Peer):
-    """The call with no option."""
+    """tilemoe.moe after the router's GEMM; worker.py sets the options of the command line."""
 
     name = "tilemoe"
     packages = ("torch", "tilemoe")
@@ -104,17 +105,33 @@ class TileMoE(Peer):
             return "on a GPU it takes bfloat16 and float16"
         return None
 
-    def forward(self):
-        from tilemoe import moe
+    def __init__(self, problem):
+        super().__init__(problem)
+        import tilemoe
 
+        self.moe, self.arch = tilemoe.moe, os.environ.get("TILEMOE_ARCH")
+        if self.arch and self.X.is_cuda:
+            with contextlib.redirect_stdout(io.StringIO()) as text:
+                tilemoe.show_config()
+            if not re.search(rf": {self.arch}\b", text.getvalue()):
+                raise RuntimeError(f"this tilemoe does not run the arch {self.arch} on this GPU")
+
+    def forward(self):
         p = self.problem
-        return moe(
-            p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding, **self.options
-        )  # fmt: skip
+        biases = dict(zip(("b1", "b2"), p.biases))
+        return self.moe(p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding,
+                        activation=p.case.activation, **biases, **self.options)  # fmt: skip
+
+    def wrong_kernels(self, names=()):
+        ours = " ".join(name for name in names if "tilemoe::" in name)
+        ran = {arch.lower() for arch in re.findall(r"\b[Ss]m(?:80|90|100)\b", ours)}
+        if self.arch and names and ran != {self.arch}:
+            return f"kernels of {' and '.join(sorted(ran)) or 'no arch'} ran"
+        return None
 
 
 class TileMoEKeeping(TileMoE):
-    """H stays as it is in backward."""
+    """Backward keeps H."""
 
     name = "tilemoe-keeps-h"
     only_if_named = True
@@ -130,7 +147,7 @@ class TileMoEOverwriting(TileMoE):
 
 
 class TileMoESmall(TileMoE):
-    """The one of least memory: Y and dX~ exist in four blocks of columns besides."""
+    """The one with the least memory: Y and dX~ exist in four blocks of columns, too."""
 
     name = "tilemoe-small-peak"
     only_if_named = True
@@ -138,60 +155,43 @@ class TileMoESmall(TileMoE):
 
 
 class TileMoEBefore(TileMoE):
-    """Another build of the package, which a process of its own has on its path."""
+    """Another build of the package, from the folder that --packages names."""
 
     name = "tilemoe-before"
     only_if_named = True
 
 
 class TileMoESm80(TileMoE):
-    """The products by mma.sync, on whatever GPU. The choice of a kit is the whole process's, so it
-    is taken back after each call."""
+    """The GEMMs by mma.sync, on any GPU."""
 
     name = "tilemoe-sm80"
     only_if_named = True
-    kit = "sm80"
-    devices = ("cuda",)
+    forced = "sm80"
+
+    @classmethod
+    def variables(cls, environment):
+        return arch_variables(cls.forced)
 
     @classmethod
     def missing(cls, case):
-        if reason := super().missing(case):
-            return reason
-        import tilemoe
-
-        if not hasattr(tilemoe, "set_kit"):
-            return "this tilemoe has no kits to choose from"
-        return None if case.device in cls.devices else "it runs on a GPU"
-
-    @contextlib.contextmanager
-    def chosen(self):
-        from tilemoe import set_kit
-
-        set_kit(self.kit)
-        try:
-            yield
-        finally:
-            set_kit("auto")
-
-    def forward(self):
-        with self.chosen():
-            return super().forward()
-
-    def backward(self, O):
-        with self.chosen():
-            return super().backward(O)
+        return super().missing(case) or (None if case.device == "cuda" else "it runs on a GPU")
 
 
 class TileMoESm90(TileMoESm80):
-    """The products by wgmma."""
+    """The GEMMs by wgmma."""
 
     name = "tilemoe-sm90"
-    kit = "sm90"
+    forced = "sm90"
+
+
+def arch_variables(arch):
+    """By the name of today and the one that older builds read."""
+    return {"TILEMOE_ARCH": arch, "TILEMOE_KIT": arch}
 
 
 class TorchDense(Peer):
-    """The experts' products as dense ones of the same M, N and K, each one torch.mm: one expert's
-    weights for all pairs' rows. No router, gather, activation or combine."""
+    """The experts' GEMMs as dense ones of the same M, N and K, each one torch.mm: one expert's
+    weights for the rows of all pairs. No router, gather, activation or combine."""
 
     name = "torch-dense"
     only_if_named = True
@@ -200,12 +200,12 @@ class TorchDense(Peer):
     def __init__(self, problem):
         super().__init__(problem)
         case = problem.case
-        # A pair's rows of X and of dO, as they would be gathered.
+        # A pair's rows of X and of dO, as gathered.
         pairs = torch.arange(case.rows, device=self.X.device) // case.K
         with torch.no_grad():
             self.rows, self.d_rows = self.X[pairs], problem.dO[pairs]  # (M, d)
             self.H = self.rows @ self.W1[0].t()  # (M, 2n)
-            self.A = _swiglu(self.H)  # (M, n)
+            self.A = glu(self.H, case.activation)  # (M, n)
 
     @torch.no_grad()
     def forward(self):
@@ -222,11 +222,10 @@ class TorchDense(Peer):
 
 
 class TorchGroupedMM(Peer):
-    """Sort by expert, gather, grouped_mm, SwiGLU, grouped_mm, weighted index_add, all eager. No
+    """Sort by expert, gather, grouped_mm, activation, grouped_mm, weighted index_add, all eager. No
     step waits for the device."""
 
     name = "torch-grouped_mm"
-    settings = {"torch.compile": "no"}
 
     @classmethod
     def missing(cls, case):
@@ -235,7 +234,7 @@ class TorchGroupedMM(Peer):
         return super().missing(case)
 
     def route(self):
-        """-> s (T, K); the pair that stands in each row, (M); the experts' ends, (E) int32."""
+        """-> s (T, K); the pair of each row, (M); the experts' ends, (E) int32."""
         s, ids = self.top_k()
         expert, order = ids.flatten().sort(stable=True)
         every = torch.arange(self.W1.shape[0], device=expert.device)
@@ -245,7 +244,7 @@ class TorchGroupedMM(Peer):
         """-> the rows of X by expert, (M, d)"""
         return self.X[order // self.problem.K]
 
-    activate = staticmethod(_swiglu)
+    activate = staticmethod(glu)
 
     def combine(self, Y, s, order):
         """-> O (T, d)"""
@@ -255,23 +254,23 @@ class TorchGroupedMM(Peer):
     def forward(self):
         s, order, ends = self.route()
         H = F.grouped_mm(self.gather(order), self.W1.transpose(1, 2), offs=ends)  # (M, 2n)
-        Y = F.grouped_mm(self.activate(H), self.W2.transpose(1, 2), offs=ends)  # (M, d)
+        A = self.activate(H, self.problem.case.activation)
+        Y = F.grouped_mm(A, self.W2.transpose(1, 2), offs=ends)  # (M, d)
         return self.combine(Y, s, order)
 
 
 class TorchGroupedMMCompiled(TorchGroupedMM):
-    """The same with all but sort and products compiled. Sums over a token's K rows read them in
-    place of adding into X's rows, forward and backward: no atomics, and float32 inside."""
+    """The same with all but sort and GEMMs compiled (dynamic=False). Sums over a token's K rows read
+    them instead of adding into X's rows, forward and backward: no atomics, and float32 inside."""
 
     name = "torch-grouped_mm-compiled"
-    settings = {"torch.compile": "gather, SwiGLU and weighted sum, dynamic=False"}
 
     def __init__(self, problem):
         from . import compiled
 
         super().__init__(problem)
         self.compiled = compiled
-        self.activate = compiled.swiglu
+        self.activate = compiled.glu
 
     def route(self):
         s, order, ends = super().route()
@@ -287,23 +286,16 @@ class TorchGroupedMMCompiled(TorchGroupedMM):
 
 
 class SonicMoE(Peer):
-    """Its tile search is kept to five shapes, as a full one takes minutes for every new shape;
-    QUACK_CACHE_DIR keeps what it compiled. Gate and up rows are interleaved, as it wants them."""
+    """Its tile search is restricted to five shapes, since a full one takes minutes for every new
+    shape; --cache keeps what it compiled. Gate and up rows are interleaved, as it expects them."""
 
     name = "sonic-moe"
     packages = ("torch", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl")
     install = "pip install sonic-moe==0.1.2.post1 quack-kernels==0.3.11"
     module = "sonicmoe"
     # (tile M, tile N, ping-pong)
-    TILES = {
-        (128, 128, True),
-        (128, 192, True),
-        (128, 256, False),
-        (256, 128, False),
-        (256, 192, False),
-    }
-    settings = {"tiles": [f"{m}x{n}{' ping-pong' if p else ''}" for m, n, p in sorted(TILES)],
-                "entry": "moe_TC_softmax_topk_layer"}  # fmt: skip
+    TILES = {(128, 128, True), (128, 192, True), (128, 256, False), (256, 128, False),
+             (256, 192, False)}  # fmt: skip
 
     @classmethod
     def missing(cls, case):
@@ -311,6 +303,8 @@ class SonicMoE(Peer):
             return "it runs on a GPU in bfloat16"
         if case.zipf:
             return "it has its router inside, and the case prescribes logits"
+        if case.activation != "swiglu":
+            return "it is compared with swiglu only"
         return super().missing(case)
 
     def __init__(self, problem):
@@ -323,7 +317,7 @@ class SonicMoE(Peer):
 
     @classmethod
     def keep_tiles(cls):
-        """To be called before sonicmoe is imported, which then makes its list of tiles."""
+        """Call it before sonicmoe is imported, which then makes its list of tiles."""
         from quack import gemm_config
 
         every = gemm_config.get_all_configs
@@ -331,13 +325,8 @@ class SonicMoE(Peer):
             return
 
         def kept(*args, **kwargs):
-            return [
-                c
-                for c in every(*args, **kwargs)
-                if c.device_capacity == 9
-                and not c.swap_ab
-                and (c.tile_m, c.tile_n, c.pingpong) in cls.TILES
-            ]
+            return [c for c in every(*args, **kwargs) if c.device_capacity == 9
+                    and not c.swap_ab and (c.tile_m, c.tile_n, c.pingpong) in cls.TILES]  # fmt: skip
 
         kept.kept = True
         gemm_config.get_all_configs = kept
@@ -364,33 +353,8 @@ class ScatterMoE(Peer):
     module = "scattermoe"
 
     @classmethod
-    def variables(cls):
-        """Caches of its own, so that what lies there is what it ran. Its one function under
-        torch.compile is small, and is compiled here: else Inductor starts a process a core first."""
-        home = pathlib.Path.home()
-        folders = {
-            "TRITON_CACHE_DIR": home / ".triton" / "cache",
-            "TORCHINDUCTOR_CACHE_DIR": home / ".cache" / "torchinductor",
-        }
-        places = {
-            name: str(pathlib.Path(os.environ.get(name) or otherwise) / cls.name)
-            for name, otherwise in folders.items()
-        }
-        return {**places, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-
-    @classmethod
     def missing(cls, case):
         return "it runs on a GPU" if case.device != "cuda" else super().missing(case)
-
-    @property
-    def settings(self):
-        """Which tensor cores' instructions the PTX in its cache has. Triton keeps the PTX of every
-        kernel that it runs."""
-        folder = os.environ.get("TRITON_CACHE_DIR", "")
-        if pathlib.Path(folder).name != self.name:
-            return {}  # it shares others' cache
-        return {"TRITON_OVERRIDE_ARCH": os.environ.get("TRITON_OVERRIDE_ARCH", "none"),
-                **instructions_in(pathlib.Path(folder))}  # fmt: skip
 
     def __init__(self, problem):
         from scattermoe.mlp import GLUMLP
@@ -398,7 +362,8 @@ class ScatterMoE(Peer):
         super().__init__(problem)
         case = problem.case
         with torch.device("meta"):
-            self.mlp = GLUMLP(case.d, case.n, case.E, case.K)
+            self.mlp = GLUMLP(case.d, case.n, case.E, case.K,
+                              activation=ACTIVATIONS[case.activation])  # fmt: skip
         self.W1 = self.mlp.experts.weight = torch.nn.Parameter(self.W1)
         self.W2 = self.mlp.output_experts.weight = torch.nn.Parameter(self.W2)
 
@@ -411,30 +376,27 @@ class ScatterMoE(Peer):
 
 
 class ScatterMoESm80(ScatterMoE):
-    """The same kernels as Triton makes them for GPUs before Hopper: mma.sync in place of wgmma,
-    then assembled for the GPU that is there."""
+    """Its kernels as Triton makes them for GPUs before Hopper: mma.sync instead of wgmma, in a cache
+    of their own, so that the PTX there is what ran."""
 
     name = "scattermoe-sm80"
     only_if_named = True
 
     @classmethod
-    def variables(cls):
-        return {**super().variables(), "TRITON_OVERRIDE_ARCH": "sm80"}
+    def variables(cls, environment):
+        cache = environment.get("TRITON_CACHE_DIR") or pathlib.Path.home() / ".triton" / "cache"
+        folder = pathlib.Path(cache) / cls.name
+        return {"TRITON_OVERRIDE_ARCH": "sm80", "TRITON_CACHE_DIR": str(folder)}
 
-    @classmethod
-    def missing(cls, case):
-        # Triton reads it once, when it is imported.
-        if os.environ.get("TRITON_OVERRIDE_ARCH") != "sm80":
-            return "it needs a process of its own: --packages scattermoe-sm80=DIR"
-        return super().missing(case)
+    def wrong_kernels(self, names=()):
+        folder = pathlib.Path(os.environ["TRITON_CACHE_DIR"])
+        texts = [file.read_text() for file in sorted(folder.rglob("*.ptx"))]
+        if any("wgmma." in text for text in texts) or not any("mma.sync." in t for t in texts):
+            return f"the PTX in {folder} has wgmma, or no mma.sync"
+        return None
 
 
-def instructions_in(folder):
-    """{what: how many kernels' PTX} in a cache of Triton's."""
-    texts = [file.read_text() for file in sorted(folder.rglob("*.ptx"))]
-    return {"kernels": len(texts),
-            **{f"with {name}": sum(f"{name}." in text for text in texts)
-               for name in ("wgmma", "mma.sync")}}  # fmt: skip
+ACTS = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh", "reglu": "relu"}
 
 
 class Transformers(Peer):
@@ -473,9 +435,8 @@ class Transformers(Peer):
 
         super().__init__(problem)
         case = problem.case
-        config = MixtralConfig(
-            hidden_size=case.d, intermediate_size=case.n, num_local_experts=case.E
-        )
+        config = MixtralConfig(hidden_size=case.d, intermediate_size=case.n,
+                               num_local_experts=case.E, hidden_act=ACTS[case.activation])  # fmt: skip
         config._experts_implementation = self.implementation
         with torch.device("meta"):
             self.experts = MixtralExperts(config)
@@ -488,8 +449,8 @@ class Transformers(Peer):
 
 
 def _loadable(implementation):
-    """transformers' own test of whether an implementation's kernels can be loaded, of those that it
-    does not compute with torch's operators (deepgemm, sonicmoe); else None."""
+    """transformers' own test of whether an implementation's kernels can be loaded, if it does not
+    compute with torch's operators (deepgemm, sonicmoe); else None."""
     try:
         module = importlib.import_module(f"transformers.integrations.{implementation}")
     except ImportError:
@@ -498,30 +459,32 @@ def _loadable(implementation):
 
 
 def _transformers():
-    """A peer for each of its implementations, TileMoE's among them where this runs inside of it;
-    one that is not there where transformers is not installed."""
+    """A peer for each of its implementations, TileMoE's among them if tilemoe is installed; a missing
+    one if transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return [type("Transformers", (Transformers,), {"name": "transformers"})]
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    if "tilemoe" in sys.modules:
+    if importlib.util.find_spec("tilemoe") is not None:
         import tilemoe.transformers
 
         tilemoe.transformers.register()
-    return [
-        type(
-            "Transformers",
-            (Transformers,),
-            {"name": f"transformers-{kind}", "implementation": kind},
-        )
-        for kind in ("eager", *sorted(ALL_EXPERTS_FUNCTIONS))
-    ]
+    return [type("Transformers", (Transformers,),
+                 {"name": f"transformers-{kind}", "implementation": kind})
+            for kind in ("eager", *sorted(ALL_EXPERTS_FUNCTIONS))]  # fmt: skip
+
+
+PEERS = {peer.name: peer for peer in (
+    TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEBefore, TileMoESm80, TileMoESm90,
+    TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE, ScatterMoESm80,
+)}  # fmt: skip
 
 
 def all_peers():
-    """Name -> class, TileMoE first."""
-    peers = [TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEBefore]
-    peers += [TileMoESm80, TileMoESm90, TorchDense]
-    peers += [TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE, ScatterMoESm80]
-    peers += _transformers()
-    return {peer.name: peer for peer in peers}
+    """{name: class}, TileMoE first."""
+    return {**PEERS, **{peer.name: peer for peer in _transformers()}}
+
+
+def peer_named(name):
+    """Its class, without an import of transformers for one that does not need it."""
+    return PEERS.get(name) or all_peers()[name]

@@ -1,96 +1,115 @@
-"""The tables."""
+"""What the bench prints of a case: the table, the host times, the kernels, and a line per peer."""
 
-import statistics
+from .._command.output import table
+from .kernels import short, step
 
-from . import machine
+NAME_WIDTH = 72
 
 
-def _milliseconds(value):
-    return "" if value is None else f"{value:.3f}" if value < 100 else f"{value:.1f}"
+def _number(value):
+    return f"{value:.3f}" if value < 100 else f"{value:.1f}"
 
 
 def _mebibytes(value):
-    if value is None:
-        return ""
-    value /= 2**20
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+    return f"{value / 2**20:.0f}" if value >= 10 * 2**20 else f"{value / 2**20:.2g}"
 
 
-def _microseconds(value):
-    return "" if value is None else f"{1e3 * value:.0f}"
+def _ratio(value):
+    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
-def _speed(tflops):
-    if tflops is None:
-        return ""
-    return f"{1e3 * tflops:.4g} G" if tflops < 1 else f"{tflops:.4g} T"
+def _cells(values, key, write):
+    """The median, and the quartiles, of a quantity; empty if it was not measured."""
+    if key not in values:
+        return ["", ""]
+    first, median, third = values[key]
+    return [write(median), f"{write(first)}-{write(third)}"]
 
 
-def quartiles(values):
-    """The first and the third of numbers; of one number, twice that number."""
-    if len(values) < 2:
-        return values[0], values[0]
-    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
-    return first, third
+def _peer(measurement):
+    return measurement.name.rpartition("/")[2]
 
 
-def _spread(values, write):
-    """ "1.02-1.10" """
-    return "-".join(map(write, quartiles(values))) if values else ""
+def _indented(titles, rows, left):
+    return [f"  {line}" for line in table(titles, rows, left)]
 
 
-def _of_pass(entry, key):
-    return [times[key] for times in entry["round_times"] if key in times]
-
-
-def _ratios(ours, entry):
-    """TileMoE's speed against a peer, round by round."""
-    if entry is ours:
-        return []
-    pairs = zip(ours["round_times"], entry["round_times"])
-    return [sum(theirs.values()) / sum(mine.values()) for mine, theirs in pairs]
-
-
-def _row(entry, ours):
-    host, peak = entry["host_ms"], entry.get("peak_bytes")
-    speed = ours["speed_against"].get(entry["backend"])
+def _row(measurement, scale):
+    values = measurement.values
     return [
-        entry["backend"],
-        _milliseconds(entry.get("fwd_ms")),
-        _spread(_of_pass(entry, "fwd_ms"), _milliseconds),
-        _milliseconds(entry.get("bwd_ms")),
-        _spread(_of_pass(entry, "bwd_ms"), _milliseconds),
-        _speed(entry["tflops"]),
-        _microseconds(host.get("forward")),
-        _microseconds(host.get("backward")),
-        _mebibytes(entry.get("saved_bytes")),
-        _mebibytes(None if peak is None else peak - entry["resident_bytes"]),
-        "" if speed is None else f"{speed:.3f}",
-        _spread(_ratios(ours, entry), "{:.3f}".format),
+        _peer(measurement),
+        *_cells(values, "forward_ms", _number),
+        *_cells(values, "backward_ms", _number),
+        f"{values['tflop_per_s'][1] * scale:.4g}",
+        *(_mebibytes(values[key]) if key in values else "" for key in ("saved_bytes", "peak_bytes")),
+        *_cells(values, "time_over_tilemoe", _ratio),
     ]
 
 
-HEADER = [
-    "", "forward, ms", "quartiles", "backward, ms", "quartiles", "FLOP/s", "host fwd, us",
-    "host bwd, us", "kept, MiB", "peak*, MiB", "TileMoE's speed", "quartiles",
-]  # fmt: skip
+def times(result):
+    """The table of a case, and the peers that were left out."""
+    first, case = result.measurements[0], result.case
+    shape = " ".join(f"{letter}={size}" for letter, size in case.shape.items())
+    lines = [f"{case.name}: {shape}, {case.dtype}, {case.activation}, {first.values['pass']}, "
+             f"{first.values['rounds']} rounds, {first.device}"]  # fmt: skip
+    scale, unit = (1, "TFLOP/s") if first.median("tflop_per_s") >= 1 else (1e3, "GFLOP/s")
+    titles = ["", "forward, ms", "quartiles", "backward, ms", "quartiles", unit, "kept, MiB",
+              "peak, MiB", "time / TileMoE's", "quartiles"]  # fmt: skip
+    rows = [_row(one, scale) for one in result.measurements]
+    failed = {peer: reason for peer, reason in result.left_out.items()
+              if reason.startswith("out of memory")}  # fmt: skip
+    rows += [[peer, "out of memory", *[""] * (len(titles) - 2)] for peer in failed]
+    used = [i for i in range(len(titles)) if i == 0 or any(row[i] for row in rows)]
+    pick = lambda row: [row[i] for i in used]
+    lines += _indented(pick(titles), [pick(row) for row in rows], left={0})
+    lines += [f"  left out: {peer}: {reason}" for peer, reason in result.left_out.items()]
+    return lines
 
 
-def table(entries):
-    """One case's entries as lines of text."""
-    ours = entries[0]
-    shape = " ".join(f"{letter}={size}" for letter, size in ours["shape"].items())
-    where = ours["device"]
-    if "threads" in ours:
-        where = f"{ours['threads']} threads of {where}"
-    lines = [f"{ours['config']}: {shape}, {ours['dtype']}, {ours['rounds']} rounds, {where}"]
-    load = f"{ours['load_average']:.1f} after the rounds, on {machine.cores()} cores"
-    lines.append(f"  load average {load}")
-    rows = [HEADER, *(_row(entry, ours) for entry in entries)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]
-        lines.append("  " + "  ".join(cells).rstrip())
-    lines.append("  * above weights, X and dO")
-    lines += [f"  left out: {name}: {reason}" for name, reason in ours["left_out"].items()]
-    return "\n".join(lines)
+def host_times(result):
+    """Microseconds of the host per call, warm, and milliseconds of the first call of a process."""
+    titles = ["host", "forward, us", "quartiles", "backward, us", "quartiles", "first forward, ms",
+              "first backward, ms"]  # fmt: skip
+    rows = []
+    for one in result.measurements:
+        firsts = (one.values.get(f"host_first_{which}_ms") for which in ("forward", "backward"))
+        rows.append([_peer(one), *_cells(one.values, "host_forward_us", "{:.0f}".format),
+                     *_cells(one.values, "host_backward_us", "{:.0f}".format),
+                     *("" if ms is None else f"{ms:.1f}" for ms in firsts)])  # fmt: skip
+    return _indented(titles, rows, left={0})
+
+
+def kernels(result):
+    """For each peer its kernels, the longest first."""
+    titles = ["pass", "us", "share", "calls", "step", "kernel"]
+    for peer, found in result.kernels.items():
+        total = sum(us for *_, us in found)
+        yield f"  {peer}: {total:.1f} us in kernels"
+        rows = [[which, f"{us:.1f}", f"{100 * us / total:.1f} %", f"{calls:g}", step(name),
+                 short(name)[:NAME_WIDTH]]
+                for which, name, calls, us in sorted(found, key=lambda kernel: -kernel[3])]  # fmt: skip
+        yield from _indented(titles, rows, left={0, 4, 5})
+
+
+def summary(result):
+    """One line per peer: TileMoE's speed and peak memory against it."""
+    ours, *others = result.measurements
+    for other in others:
+        speed = other.values["time_over_tilemoe"][1]
+        how = f"{_ratio(speed)} faster than" if speed >= 1.005 else f"{_ratio(speed)} as fast as"
+        line = f"TileMoE: {how} {_peer(other)}"
+        if {"peak_bytes"} <= ours.values.keys() & other.values.keys():
+            memory = ours.values["peak_bytes"] / other.values["peak_bytes"]
+            line += f", {_ratio(memory)} the peak memory"
+        yield line
+
+
+def of(result):
+    """All lines of a case."""
+    lines = times(result)
+    if any("host_first_forward_ms" in one.values or "host_first_backward_ms" in one.values
+           for one in result.measurements):  # fmt: skip
+        lines += ["", *host_times(result)]
+    if any(result.kernels.values()):
+        lines += ["", *kernels(result)]
+    return "\n".join([*lines, "", *summary(result)]).rstrip()

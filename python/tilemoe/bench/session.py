@@ -1,167 +1,219 @@
-"""A case: which peers run it, their rounds in turn, and what is told of them."""
+"""A case: which peers run it, each in its own process, their interleaved rounds, and the results."""
 
+import contextlib
 import dataclasses
+import json
 import os
 import pathlib
+import queue
 import random
-import statistics
+import re
+import signal
+import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from . import machine, memory
-from .cases import DTYPES
-from .check import Wrong, check
-from .measure import Measured, make_clock
+from .kernels import step
+from .measure import LeftOut
 from .peers import TileMoE
-from .problem import Problem
-from .rounds import peer_worker
+from .records import Measurement, quartiles
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the package, for its own workers
+COMPILE_AT_ONCE = 4  # each holds a layer's weights and gradients
+COMPILE_TOKENS = 1024  # tiles are chosen by time, for each T: not while others disturb it
 
 
-class LeftOut(Exception):
-    """Why a peer is not timed."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How peers are measured. places: {peer: Place} of those that another Python or another folder
+    of packages runs. options: of tilemoe.moe, for the peer tilemoe. cache: a folder."""
 
-
-def _needed_bytes(peer, case):
-    """About what a peer takes beside the problem: gradients, a copy of W1, O and dX, its own."""
-    weights = 5 * case.E * case.d * case.n + 3 * case.T * case.d
-    return weights * DTYPES[case.dtype].itemsize + peer.working_bytes(case)
-
-
-def measured_in_process(peer, problem, clock, passes):
-    """Checks a peer, then warms it up. LeftOut where it cannot run here."""
-    case = problem.case
-    if reason := peer.missing(case):
-        raise LeftOut(reason)
-    needed, there = _needed_bytes(peer, case), machine.available_bytes(case.device)
-    if needed > there:
-        raise LeftOut(f"it needs some {needed / 2**30:.1f} GiB, {there / 2**30:.1f} can be had")
-    try:
-        if peer.is_layer:
-            check(peer, case.device, case.dtype, case.zipf, passes in ("both", "backward"))
-        return Measured(peer, problem, clock, passes)
-    except Wrong as error:
-        raise LeftOut(f"wrong results: {error}") from error
-    except Exception as error:  # of foreign code: whatever it raises
-        sentence = (str(error) or "no more was said").splitlines()[0]
-        raise LeftOut(f"{type(error).__name__}: {sentence}") from error
+    passes: str = "both"
+    rounds: int = 15
+    timeout: float = 900.0  # seconds of one answer
+    threads: int = 0
+    host: bool = False
+    kernels: bool = False
+    graph: bool = False
+    options: dict = dataclasses.field(default_factory=dict)
+    variables: dict = dataclasses.field(default_factory=dict)  # of the peer tilemoe
+    places: dict = dataclasses.field(default_factory=dict)
+    cache: pathlib.Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a peer's process finds what it needs: a Python, a folder of packages before its own
-    (`pip install --target`), which hides a TileMoE of this process, and variables of the
-    environment."""
+    """The Python of a peer's process, and a folder of packages before its own (`pip install
+    --target`), which hides this process's TileMoE."""
 
     python: str = sys.executable
     packages: pathlib.Path | None = None
-    variables: dict = dataclasses.field(default_factory=dict)
 
     def environment(self):
-        return {**self._with_packages(), **self.variables}
-
-    def _with_packages(self):
         if self.packages is None:
             return dict(os.environ)
-        # CuTe's DSL has its modules a level deeper, which pip tells Python by a .pth file.
+        # CuTe's DSL has its modules a level deeper, which pip records in a .pth file.
         deeper = self.packages / "nvidia_cutlass_dsl" / "python_packages"
         path = [str(folder.resolve()) for folder in (self.packages, deeper) if folder.is_dir()]
         others = {k: v for k, v in os.environ.items() if k != "TILEMOE_LIBRARY_DIR"}
         return {**others, "PYTHONPATH": os.pathsep.join(path)}
 
 
-class Remote:
-    """A peer in a process of its own."""
+def cache_variables(folder):
+    """Where quack keeps its kernels and the tiles it chose, and Triton and torch.compile theirs."""
+    if folder is None:
+        return {}
+    names = {"QUACK_CACHE_DIR": "quack", "CUTE_DSL_CACHE_DIR": "cute", "TRITON_CACHE_DIR": "triton",
+             "TORCHINDUCTOR_CACHE_DIR": "inductor"}  # fmt: skip
+    return {**{name: str(folder.resolve() / of) for name, of in names.items()},
+            "QUACK_CACHE_AUTOTUNING": "1", "TRITON_CACHE_AUTOTUNING": "1"}  # fmt: skip
 
-    def __init__(self, place, name, case, passes, threads, kernels=False):
-        self.name = name
+
+class Worker:
+    """A peer's process. It starts at once, and answers one command at a time."""
+
+    def __init__(self, peer, case, settings):
+        self.peer, self.timeout, self.rounds = peer, settings.timeout, []
+        place = settings.places.get(peer.name, Place())
+        own, environment = peer is TileMoE, place.environment() | cache_variables(settings.cache)
+        environment |= peer.variables(environment) | (settings.variables if own else {})
+        job = {
+            "peer": peer.name, "case": dataclasses.asdict(case), "passes": settings.passes,
+            "threads": settings.threads, "host": settings.host, "kernels": settings.kernels,
+            "graph": settings.graph, "options": settings.options if own else {},
+            "root": str(ROOT) if place == Place() else None,
+        }  # fmt: skip
+        script = pathlib.Path(__file__).with_name("worker.py")
+        self.process = subprocess.Popen(
+            [place.python, str(script), json.dumps(job)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+        self.answers = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.answers.put(json.loads(line))
+        self.answers.put(None)
+
+    def ask(self, command):
+        """The answer to a command. LeftOut, and the process is ended, if there is none in time."""
         try:
-            self.worker = peer_worker(place.python, name, dataclasses.asdict(case), passes, threads,
-                                      place.environment(), kernels)  # fmt: skip
-        except SystemExit as error:
-            raise LeftOut(str(error)) from None
-        if reason := self.worker.ready.get("left_out"):
+            self.process.stdin.write(command + "\n")
+            self.process.stdin.flush()
+            answer = self.answers.get(timeout=self.timeout)
+        except queue.Empty:
+            self.close()
+            raise LeftOut(f"no answer to {command!r} in {self.timeout:.0f} s (--timeout)") from None
+        except OSError:
+            answer = None
+        if answer is None:
+            status = self.process.wait()
+            by = f"status {status}" if status >= 0 else signal.Signals(-status).name
+            likely = " (out of memory?)" if status == -signal.SIGKILL else ""
+            raise LeftOut(f"its process ended with {by}{likely}")
+        if reason := answer.get("left_out"):
+            self.close()
             raise LeftOut(reason)
+        return answer
 
-    def round(self):
-        return self.worker.round()[self.name]
-
-    def entry(self):
-        return self.worker.finish()[0]
-
-
-def _time_of_peers(entries):
-    """Our time over each peer's, medians of the rounds' ratios: fwd_ms and bwd_ms, and of what a
-    GPU's host takes, host_fwd_ms and host_bwd_ms."""
-    ours, found = entries[0], {}
-    for entry in entries[1:]:
-        ratios = {}
-        for prefix, rounds in (("", "round_times"), ("host_", "host_round_times")):
-            both = list(zip(ours[rounds], entry[rounds]))
-            for key in both[0][0] if both else ():
-                ratios[prefix + key] = statistics.median(a[key] / b[key] for a, b in both)
-        found[entry["backend"]] = ratios
-    return found
+    def close(self):
+        """End the process with those that it started, compilers for example."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        with contextlib.suppress(OSError):  # a command that it did not read
+            self.process.stdin.close()
 
 
-def run(case, peers, *, passes="both", rounds=15, threads=0, places=None, kernels=False,
-        granularity=False, say=lambda line: None):  # fmt: skip
-    """The case's entries, TileMoE's first. peers: classes of peers.py; places: for a peer's name
-    the Place of its process, where that is not this one; kernels: after the rounds also each
-    kernel's time; granularity: also the memory at other n, of this process's peers."""
-    problem, clock = Problem(case), make_clock(case.device)
-    runners, left_out = [], {}
-    for peer in peers:
-        say(f"{case.name}: preparing {peer.name}")
+@dataclasses.dataclass
+class Result:
+    """measurements: TileMoE's first; kernels: {peer: [[pass, kernel, calls, us]]}; left_out: {peer:
+    reason}."""
+
+    case: object
+    measurements: list
+    kernels: dict
+    left_out: dict
+
+
+def run(case, peers, settings, say=lambda line: None, start=Worker):
+    """Measure a case. peers: classes, TileMoE first; LeftOut if TileMoE cannot run."""
+    workers, left_out = [start(peer, case, settings) for peer in peers], {}
+    living = list(workers)
+
+    def ask(worker, command):
+        """The answer; or None, and the worker is left out."""
         try:
-            if place := (places or {}).get(peer.name):
-                runners.append(Remote(place, peer.name, case, passes, threads, kernels))
-            else:
-                runners.append(measured_in_process(peer, problem, clock, passes))
-        except LeftOut as error:
-            if peer is TileMoE:
-                raise LeftOut(f"{peer.name}: {error}") from error
-            left_out[peer.name] = str(error)
+            return worker.ask(command)
+        except LeftOut as reason:
+            if worker.peer is TileMoE:
+                raise LeftOut(f"{worker.peer.name}: {reason}") from reason
+            say(f"{case.name}: {worker.peer.name} is left out: {reason}")
+            left_out[worker.peer.name] = str(reason)
+            living.remove(worker)
 
-    times, began = [], time.monotonic()
-    for index in range(rounds):
-        # Each is first as often; the others in no circle, since what a GPU at its power limit takes
-        # depends on whose turn was before.
-        first = runners[index % len(runners)]
-        others = [runner for runner in runners if runner is not first]
-        turns = [first, *random.Random(index).sample(others, len(others))]
-        times.append({runner.name: runner.round() for runner in turns})
-        line = ", ".join(f"{r.name} {sum(times[-1][r.name].values()):.3f}" for r in runners)
-        say(f"{case.name}: round {index + 1} of {rounds}, ms: {line}")
-        if index == 0 and rounds > 1:
-            left = (time.monotonic() - began) * (rounds - 1)
-            say(f"{case.name}: about {duration(left)} for the other {rounds - 1} rounds")
+    try:
+        for worker in workers:
+            say(f"{case.name}: preparing {worker.peer.name}")
+            ask(worker, "prepare")
+        began = time.monotonic()
+        for index in range(settings.rounds):
+            # Each is first as often; the others in random order, since the clock of a GPU at its
+            # power limit depends on what ran before.
+            first = living[index % len(living)]
+            others = [worker for worker in living if worker is not first]
+            for worker in [first, *random.Random(index).sample(others, len(others))]:
+                if (times := ask(worker, "round")) is not None:
+                    worker.rounds.append(times)
+            line = ", ".join(f"{w.peer.name} {total_ms(w.rounds[-1]):.3f}" for w in living)
+            say(f"{case.name}: round {index + 1} of {settings.rounds}, ms: {line}")
+            if index == 0 and settings.rounds > 1:
+                left = (time.monotonic() - began) * (settings.rounds - 1)
+                say(f"{case.name}: about {duration(left)} for the other {settings.rounds - 1} rounds")
+        answers = {w.peer.name: answer for w in list(living) if (answer := ask(w, "finish"))}
+    finally:
+        for worker in workers:
+            worker.close()
+    commit = answers[TileMoE.name]["commit"] or "unknown"  # of the bench, too
+    for answer in answers.values():
+        answer["commit"] = answer["commit"] or commit
+    ours = living[0].rounds
+    measurements = [_measurement(case, settings, w, answers[w.peer.name], ours) for w in living]
+    if left_out:
+        reasons = "; ".join(f"{peer}: {reason}" for peer, reason in left_out.items())
+        measurements[0].values["left_out"] = reasons
+    kernels = {peer: answer["kernels"] for peer, answer in answers.items()}
+    return Result(case, measurements, kernels, left_out)
 
-    entries = []
-    packages = {peer.name: peer.packages for peer in peers}
-    for runner in runners:
-        entry = runner.entry()
-        if isinstance(runner, Measured):
-            entry |= machine.describe(case.device, packages[runner.name])
-        entry["pass"] = passes
-        entry["load_average"] = os.getloadavg()[0]
-        entry["round_times"] = [r[runner.name] for r in times]
-        entry["fwd_plus_bwd_ms"] = statistics.median(sum(r[runner.name].values()) for r in times)
-        if kernels and isinstance(runner, Measured):
-            entry["kernels"] = runner.kernels()
-        if granularity and isinstance(runner, Measured):
-            if passes == "both" and runner.peer.is_layer:
-                entry["granularity"] = _granularity(type(runner.peer), case, say)
-        entries.append(entry)
-    ours = entries[0]
-    ours["left_out"] = left_out
-    ours["speed_against"] = {
-        entry["backend"]: statistics.median(
-            sum(r[entry["backend"]].values()) / sum(r[ours["backend"]].values()) for r in times
-        )
-        for entry in entries[1:]
-    }
-    ours["time_of_peers"] = _time_of_peers(entries)
-    return entries
+
+def total_ms(times):
+    """Of the passes of a round."""
+    return sum(ms for key, ms in times.items() if key in ("forward_ms", "backward_ms"))
+
+
+def _measurement(case, settings, worker, answer, ours):
+    samples = {key: [r[key] for r in worker.rounds] for key in worker.rounds[0]} | answer["samples"]
+    totals = [total_ms(times) for times in worker.rounds]
+    values = {
+        **case.shape, "dtype": case.dtype, "pass": settings.passes, "rounds": settings.rounds,
+        **{key: quartiles(numbers) for key, numbers in samples.items()},
+        "total_ms": quartiles(totals),
+        "tflop_per_s": quartiles(case.flop(settings.passes) / ms * 1e-9 for ms in totals),
+        **answer["values"],
+    }  # fmt: skip
+    if worker.peer is not TileMoE:  # round by round
+        ratios = (theirs / total_ms(mine) for theirs, mine in zip(totals, ours))
+        values["time_over_tilemoe"] = quartiles(ratios)
+    if answer["kernels"]:
+        values["launches"] = sum(calls for _, _, calls, _ in answer["kernels"])
+    for which, name, _, us in answer["kernels"]:
+        key = f"{which}.{re.sub('[ -]', '_', step(name))}_ms"
+        values[key] = values.get(key, 0.0) + 1e-3 * us
+    return Measurement(f"bench/{case.name}/{worker.peer.name}", answer["device"],
+                       answer["versions"], answer["commit"], values)  # fmt: skip
 
 
 def duration(seconds):
@@ -169,14 +221,27 @@ def duration(seconds):
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def _granularity(peer, case, say):
-    """Memory at other n with equal n * K and n * E."""
-    found = []
-    for finer in case.granularities():
-        say(f"{case.name}: memory of {peer.name} at n={finer.n} E={finer.E} K={finer.K}")
-        if _needed_bytes(peer, finer) > machine.available_bytes(case.device):
-            continue
-        made = peer(Problem(finer))
-        made.backward(made.forward())  # a first call may keep what later ones find
-        found.append({**finer.shape, **memory.measure(made)})
-    return found
+def compile_ahead(cases, peers, settings, say):
+    """Let each peer compile into the cache what the cases need, several cases at once; time nothing.
+
+    sonic-moe's GEMMs do not depend on a layer's sizes: its first case compiles all of them, with as
+    many processes as quack starts, and the other cases their router's and Triton's kernels.
+    """
+
+    def one(peer, case):
+        began = time.monotonic()
+        worker = Worker(peer, dataclasses.replace(case, T=min(case.T, COMPILE_TOKENS)), settings)
+        try:
+            worker.ask("prepare")
+            say(f"{case.name}: {peer.name} compiled, {time.monotonic() - began:.0f} s")
+        except LeftOut as reason:
+            say(f"{case.name}: {peer.name} is left out: {reason}")
+        finally:
+            worker.close()
+
+    os.environ.setdefault("QUACK_COMPILE_WORKERS", str(os.cpu_count()))
+    cases = sorted(cases, key=lambda case: case.E * case.d * case.n)  # the smallest is the first
+    for peer in peers:
+        one(peer, cases[0])
+        with ThreadPoolExecutor(COMPILE_AT_ONCE) as pool:
+            list(pool.map(lambda case: one(peer, case), cases[1:]))

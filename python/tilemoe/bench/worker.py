@@ -1,46 +1,51 @@
-"""One peer in a process of its own, that runs a round when it is told to (rounds.py)."""
+"""One peer in its own process: `python worker.py JOB`, in any Python that has torch and the peer.
+Each line of standard input is a command, "prepare", "round" or "finish"; each answer is a line of
+JSON. What libraries print goes to standard error."""
 
-import argparse
+import importlib.util
 import json
+import os
+import pathlib
+import sys
 
-from .rounds import claim_stdout, serve
+PACKAGE = "tilemoe_bench"
+
+
+def load_package():
+    """This folder as a package of its own, which needs no tilemoe."""
+    folder = pathlib.Path(__file__).resolve().parent
+    spec = importlib.util.spec_from_file_location(
+        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[PACKAGE])
+    load = lambda name: importlib.import_module(f"{PACKAGE}.{name}")
+    return map(load, ("measure", "peers", "problem"))
+
+
+def answers(job, commands):
+    """Yield an answer to each command."""
+    import torch
+
+    measure, peers, problem = load_package()
+    if job["threads"]:
+        torch.set_num_threads(job["threads"])
+    peer = peers.peer_named(job["peer"])
+    if job["options"]:
+        peer = type(peer.__name__, (peer,), {"options": {**peer.options, **job["options"]}})
+    return measure.answers(peer, problem.Case(**job["case"]), job, commands)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", required=True)
-    parser.add_argument("--case", type=json.loads, required=True, help="fields of cases.Case")
-    parser.add_argument("--pass", dest="passes", default="both")
-    parser.add_argument("--threads", type=int, default=0, help="0 for one a core")
-    parser.add_argument("--kernels", action="store_true", help="each kernel's time in the entry")
-    args = parser.parse_args()
-    answers = claim_stdout()
+    sys.path.pop(0)  # this folder, whose file names are no modules
+    job = json.loads(sys.argv[1])
+    if job["root"] and job["root"] not in sys.path:  # of the tilemoe that started this
+        sys.path.insert(0, job["root"])
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for answer in answers(job, map(str.strip, sys.stdin)):
+        print(json.dumps(answer), file=output)
 
-    import torch
 
-    from . import machine, session
-    from .cases import Case
-    from .measure import make_clock
-    from .peers import all_peers
-    from .problem import Problem
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    case = Case(**args.case)
-    try:
-        peer = all_peers()[args.peer]
-        problem, clock = Problem(case), make_clock(case.device)
-        measured = session.measured_in_process(peer, problem, clock, args.passes)
-    except session.LeftOut as error:
-        print(json.dumps({"left_out": str(error)}), file=answers)
-        return
-    serve(
-        answers,
-        args.peer,
-        measured.round,
-        lambda: {
-            **measured.entry(),
-            **({"kernels": measured.kernels()} if args.kernels else {}),
-            **machine.describe(case.device, peer.packages),
-        },
-    )
+if __name__ == "__main__":
+    main()

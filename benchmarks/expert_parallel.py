@@ -1,0 +1,448 @@
+#!/usr/bin/env python3
+"""A layer whose experts are spread over the GPUs of one host: each way compared with one GPU.
+
+  python3 benchmarks/expert_parallel.py --json expert_parallel.jsonl
+
+Forward and backward from PyTorch in bfloat16 with random data, T tokens on each GPU. It starts one
+process per GPU; torchrun may do that too. In a round every way runs a step after a barrier on the
+device; the slowest rank counts. Each way first computes what "own" does, the layer of all experts on
+one GPU. GB/s that leave a GPU are measured alone. A layer that is named NAME-graph is timed in a CUDA
+graph, except by ways that wait for the host. If half of a GPU's memory does not hold "usual" and a
+layer's weights, T is halved. The status is 1 if a way failed. One minute: --layers qwen3-235b-graph
+--rounds 5. docs/benchmarks.md describes the ways.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import os
+import pathlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import tilemoe.expert_parallel
+from tilemoe.bench import compiled, machine, records
+from tilemoe.bench.check import TOLERANCE, Wrong
+from tilemoe.bench.peers import TorchGroupedMM
+from tilemoe.bench.problem import CASES, DTYPES, Case, Problem
+
+LAYERS = {
+    "qwen3-235b": CASES["qwen3-235b"],
+    "30b-n256": CASES["30b-n256"],
+    "qwen3-235b-graph": dataclasses.replace(CASES["qwen3-235b"], T=4096),
+    "k2": Case("k2", 32768, 4096, 3072, 64, 2, device="cuda", dtype="bfloat16"),
+    "small": Case("small", 64, 32, 16, 8, 2),  # on a CPU, to try this script
+}
+AHEAD_CYCLES = 4_000_000  # about 2 ms of an SM: for the host to be ahead
+TIMEOUT_S = 200  # of a collective: if a rank failed alone
+COPIES = 14  # of rows of pairs, T K d, that "usual" has at once, with the experts' H and A
+
+
+class Way:
+    """name@turns: the GEMMs with so many turns of blocks (tilemoe.set_block_turns)."""
+
+    all_experts = False  # on every rank
+    waits = False  # for the host: no graph can have it
+
+    def __init__(self, problem, turns=1, **options):
+        self.problem, self.turns, self.options = problem, turns, options
+        self.W1, self.W2 = problem.W1, problem.W2
+        if not self.all_experts:
+            size = problem.case.E // dist.get_world_size()
+            own = slice(dist.get_rank() * size, (dist.get_rank() + 1) * size)
+            self.W1 = problem.W1.detach()[own].requires_grad_()
+            self.W2 = problem.W2.detach()[own].requires_grad_()
+
+    def step(self):
+        """-> O, dX, drouter, dW1, dW2"""
+        tilemoe.set_block_turns(self.turns)
+        O = self.forward()
+        leaves = [self.problem.X, self.problem.router, self.W1, self.W2]
+        return O, *torch.autograd.grad(O, leaves, self.problem.dO)
+
+    def plan_bytes(self):
+        """The peak of a step by tilemoe.expert_parallel.plan, with O and dX; None of other ways."""
+        return None
+
+
+class Own(Way):
+    """No expert parallelism: all experts, this rank's tokens."""
+
+    all_experts = True
+
+    def forward(self):
+        p = self.problem
+        return tilemoe.moe(p.X, p.logits(), self.W1, self.W2, K=p.K)
+
+
+class Ours(Way):
+    """tilemoe.expert_parallel with these options, and memory for 1.5 times the mean."""
+
+    def __init__(self, problem, turns=1, **options):
+        super().__init__(problem, turns, capacity_factor=1.5, **options)
+
+    def forward(self):
+        p = self.problem
+        return tilemoe.expert_parallel.moe(
+            p.X, p.logits(), self.W1, self.W2, group=dist.group.WORLD, K=p.K, **self.options
+        )
+
+    def plan_bytes(self):
+        case = self.problem.case
+        planned = tilemoe.expert_parallel.plan(
+            **case.shape, ranks=dist.get_world_size(), **self.options, dtype=DTYPES[case.dtype],
+            device=self.W1.device,
+        )  # fmt: skip
+        own = 2 * case.T * case.d * DTYPES[case.dtype].itemsize
+        return max(planned.forward, planned.backward) + own
+
+
+class _Exchange(torch.autograd.Function):
+    """rows (sum of sent, d) -> (sum of received, d); sent, received: rows per rank, on the host."""
+
+    @staticmethod
+    def forward(ctx, rows, sent, received):
+        ctx.sizes = received, sent
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _Exchange.apply(gradient, *ctx.sizes), None, None
+
+
+class _Reordered(torch.autograd.Function):
+    """rows[order], whose gradient reads, too, by the inverse order, instead of adding."""
+
+    @staticmethod
+    def forward(ctx, rows, order, inverse):
+        ctx.save_for_backward(inverse)
+        return rows[order]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient[ctx.saved_tensors[0]], None, None
+
+
+class Usual(Way):
+    """A copy of a token's row for each of its pairs: sorted by expert, sent by all_to_all_single with
+    the numbers of rows on the host, sorted again by expert, torch's grouped_mm, and back. Gather,
+    SwiGLU and the weighted sum are torch-grouped_mm-compiled's, without atomics."""
+
+    waits = True
+
+    def forward(self):
+        p, E_local, ranks = self.problem, self.W1.shape[0], dist.get_world_size()
+        s, order, ends = TorchGroupedMM(p).route()
+        rows_of_pairs = inverse_of(order)
+        counts = ends.diff(prepend=ends.new_zeros(1))  # (E)
+        arriving = torch.empty_like(counts)  # of each rank for each of this one's experts
+        dist.all_to_all_single(arriving, counts)
+        by_rank = torch.stack([counts, arriving]).view(2, ranks, E_local)
+        sent, received = by_rank.sum(2).tolist()  # the host waits
+
+        rows = compiled.Gather.apply(p.X, order, rows_of_pairs, p.K)
+        rows = _Exchange.apply(rows, sent, received)
+        expert = torch.arange(E_local, device=rows.device).repeat(ranks)
+        expert = expert.repeat_interleave(arriving, output_size=sum(received))
+        by_expert = expert.sort(stable=True).indices
+        back = inverse_of(by_expert)
+        offs = by_rank[1].sum(0).cumsum(0).to(torch.int32)
+        rows = _Reordered.apply(rows, by_expert, back)
+        H = F.grouped_mm(rows, self.W1.transpose(1, 2), offs=offs)
+        Y = F.grouped_mm(compiled.glu(H, "swiglu"), self.W2.transpose(1, 2), offs=offs)
+        Y = _Exchange.apply(_Reordered.apply(Y, back, by_expert), received, sent)
+        return compiled.Combine.apply(Y, s, order, rows_of_pairs)
+
+
+def inverse_of(order):
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(order.numel(), device=order.device)
+    return inverse
+
+
+WAYS = {
+    "own": (Own, {}),
+    "serial": (Ours, {}),
+    "serial-kept": (Ours, dict(keep_gathered=True)),
+    "in-turn": (Ours, dict(beside=False)),
+    "chunks-2": (Ours, dict(chunks=2)),
+    "chunks-4": (Ours, dict(chunks=4)),
+    "chunks-auto": (Ours, dict(chunks="auto")),
+    "chunks-4-kept": (Ours, dict(chunks=4, keep_gathered=True)),
+    "pull": (Ours, dict(dispatch="pull")),
+    "pull-kept": (Ours, dict(dispatch="pull", keep_gathered=True)),
+    "usual": (Usual, {}),
+}
+DEFAULT_WAYS = ["own", "serial", "serial@4", "serial-kept", "chunks-2@4", "chunks-4", "chunks-4@4",
+                "pull", "pull@4", "usual"]  # fmt: skip
+
+
+def way_of(text, problem):
+    """Of a name in WAYS, or NAME@TURNS."""
+    name, _, turns = text.partition("@")
+    kind, options = WAYS[name]
+    return kind(problem, int(turns or 1), **options)
+
+
+def timed(call, device):
+    """Milliseconds of a call on this rank; the ranks' devices begin together, the hosts ahead."""
+    one = torch.ones(1, device=device)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda._sleep(AHEAD_CYCLES)
+    dist.all_reduce(one)
+    if device.type == "cpu":
+        begin = time.perf_counter()
+        call()
+        return (time.perf_counter() - begin) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def slowest(numbers, device):
+    """Each the largest of all ranks'."""
+    values = torch.tensor(numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values.tolist()
+
+
+def link_gb_per_s(rows, rounds):
+    """{collective: GB/s that leave a GPU}; rows (T, d) of each."""
+    ranks = dist.get_world_size()
+    every = rows.new_empty(ranks * rows.shape[0], rows.shape[1])
+    back = torch.empty_like(every)
+    leaving = rows.numel() * rows.element_size() * (ranks - 1)
+    calls = {"all_gather": lambda: dist.all_gather_into_tensor(every, rows),
+             "all_to_all": lambda: dist.all_to_all_single(back, every)}  # fmt: skip
+    found = {}
+    for name, call in calls.items():
+        call()
+        times = slowest([timed(call, rows.device) for _ in range(rounds)], rows.device)
+        found[f"{name}_gb_per_s"] = leaving / statistics.median(times) * 1e-6
+    return found
+
+
+def fitting(case, device):
+    """The case with T halved until the largest way fits into the GPU's memory."""
+    if device.type == "cpu":
+        return case
+    size = DTYPES[case.dtype].itemsize
+    weights = 3 * case.E * case.d * case.n * size
+    total = torch.cuda.get_device_properties(device).total_memory
+    while COPIES * case.rows * case.d * size + 2.5 * weights > 0.9 * total:
+        case = dataclasses.replace(case, T=case.T // 2)
+    return case
+
+
+def expected(problem):
+    """O, dX, and the sums over the ranks of this rank's dW1 and dW2, from the layer of all experts."""
+    O, dX, _, *of_weights = way_of("own", problem).step()
+    size = problem.case.E // dist.get_world_size()
+    sums = []
+    for gradient in of_weights:
+        dist.all_reduce(gradient)
+        sums.append(gradient[dist.get_rank() * size :][:size].clone())
+    return {"O": O.detach(), "dX": dX, "dW1": sums[0], "dW2": sums[1]}
+
+
+def check(way, want):
+    O, dX, _, dW1, dW2 = way.step()
+    for name, got in zip(want, (O.detach(), dX, dW1, dW2)):
+        if way.all_experts and name.startswith("dW"):
+            continue  # of one rank's tokens
+        error = ((got.double() - want[name].double()).norm() / want[name].double().norm()).item()
+        if not error <= 2 * TOLERANCE[got.dtype]:  # both round
+            raise Wrong(f"{name} is off by {error:.1e} of its norm")
+
+
+def peak_of(step):
+    """Bytes above what is allocated before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def graph_of(step):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # NCCL's watchdog queries events meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def prepared(name, problem, want, in_graph):
+    """A way that was checked: what a round calls, and its values."""
+    way = way_of(name, problem)
+    check(way, want)
+    values = {"plan_bytes": way.plan_bytes(), "in_graph": False}
+    if not problem.X.is_cuda:
+        return way.step, values
+    values["peak_bytes"] = peak_of(way.step)
+    if in_graph and not way.waits:
+        return graph_of(way.step).replay, values | {"in_graph": True}
+    return way.step, values
+
+
+def measure(name, args, device):
+    """{way: values} of a layer, "links" among them, and {way: why it was left out}."""
+    case = LAYERS[name] if args.tokens is None else dataclasses.replace(LAYERS[name], T=args.tokens)
+    case = fitting(case, device)
+    problem = Problem(case)  # weights as on every rank, tokens of this one
+    own = torch.Generator(device).manual_seed(1 + dist.get_rank())
+    with torch.no_grad():
+        for tensor in (problem.X, problem.dO):
+            tensor.normal_(generator=own).mul_(0.2)
+    ranks = {"ranks": dist.get_world_size()}
+    links = link_gb_per_s(problem.X.detach(), args.rounds)
+    want = expected(problem)
+    calls, found, left_out = {}, {}, {}
+    for way in args.ways:
+        wrong = None
+        try:
+            calls[way], found[way] = prepared(way, problem, want, name.endswith("-graph"))
+        except Exception as error:  # torch's, too: whatever it raises
+            sentence = (str(error) or "without a message").splitlines()[0]
+            wrong = f"{type(error).__name__}: {sentence}"
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, wrong)
+        if (wrong := next((reason for reason in every if reason is not None), None)) is not None:
+            left_out[way] = wrong
+            calls.pop(way, None)
+            found.pop(way, None)
+    times = {way: [] for way in calls}
+    for index in range(args.rounds):
+        for way in random.Random(index).sample(list(calls), len(calls)):  # as on every rank
+            times[way].append(timed(calls[way], device))
+    times = {way: slowest(of, device) for way, of in times.items()}
+    for way, values in found.items():
+        values |= {**case.shape, "dtype": case.dtype, **ranks}
+        values |= {"rounds": args.rounds, "step_ms": records.quartiles(times[way])}
+        if "own" in times:
+            ratios = (mine / own for mine, own in zip(times[way], times["own"]))
+            values["time_over_own"] = records.quartiles(ratios)
+    kept = {way: {k: v for k, v in of.items() if v is not None} for way, of in found.items()}
+    return {"links": {"T": case.T, **ranks, **links}, **kept}, left_out
+
+
+def sentences(found, left_out):
+    links, *ways = found.items()
+    yield "  " + ", ".join(f"{name} {links[1][f'{name}_gb_per_s']:.0f} GB/s"
+                           for name in ("all_gather", "all_to_all"))  # fmt: skip
+    for way, values in ways:
+        line = f"  {way:16} {values['step_ms'][1]:9.3f} ms"
+        if "time_over_own" in values:
+            line += f", {values['time_over_own'][1]:.3f}x the time of own"
+        for what in ("peak_bytes", "plan_bytes"):
+            if what in values:
+                line += f", {what.removesuffix('_bytes')} {values[what] / 2**30:.3f} GiB"
+        yield line + (", in a graph" if values["in_graph"] else "")
+    for way, why in left_out.items():
+        yield f"  left out: {way}: {why}"
+
+
+def work(args, device):
+    """What every rank does. -> whether all ways ran."""
+    measurements, complete = [], True
+    facts = machine.describe(device.type, ("torch", "tilemoe"))
+    if device.type == "cuda":
+        facts["versions"]["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    nccl = {key: value for key, value in os.environ.items() if key.startswith(("NCCL_", "TORCH_NCCL_"))}
+    default = ["small"] if device.type == "cpu" else [name for name in LAYERS if name != "small"]
+    for name in args.layers or default:
+        found, left_out = measure(name, args, device)
+        complete = complete and not left_out
+        measurements += [
+            records.Measurement(f"expert-parallel/{name}/T={values['T']}/{way}", facts["device"],
+                                facts["versions"], facts["commit"], values | nccl)
+            for way, values in found.items()
+        ]  # fmt: skip
+        if dist.get_rank() == 0:
+            print(f"{name}: {dist.get_world_size()} ranks of {facts['device']}")
+            print("\n".join(sentences(found, left_out)), flush=True)
+            if args.json:  # after each, for a run that is cut off
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                records.write(args.json, measurements)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return complete
+
+
+def joined(place, world, args, rendezvous):
+    """A rank from its start to its end; place: which of this host. Ends the process."""
+    how, device = {}, torch.device(args.device)
+    if rendezvous is not None:
+        how = {"init_method": f"file://{rendezvous}", "rank": place, "world_size": world}
+    if args.device == "cuda":
+        torch.cuda.set_device(place)
+        how["device_id"] = device = torch.device("cuda", place)
+    else:
+        torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timeout, **how)
+    complete = work(args, device)
+    dist.destroy_process_group()
+    sys.exit(0 if complete else 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--layers", nargs="+", choices=LAYERS, metavar="LAYER", help=", ".join(LAYERS))
+    add("--ways", nargs="+", default=DEFAULT_WAYS, metavar="WAY",
+        help=f"of {', '.join(WAYS)}; NAME@4: with 4 block turns")  # fmt: skip
+    add("--rounds", type=int, default=11)
+    add("--tokens", type=int, help="T of a rank, instead of each layer's")
+    add("--world", type=int, help="ranks; default: one per GPU, or 2 on a CPU")
+    add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script")
+    add("--high-priority", action="store_true",
+        help="NCCL's kernels go before GEMMs that wait for the same SMs")  # fmt: skip
+    add("--json", type=pathlib.Path, help="write a results file of JSON lines")
+    args = parser.parse_args()
+    if unknown := [way for way in args.ways if way.partition("@")[0] not in WAYS]:
+        parser.error(f"--ways {unknown[0]}: expected some of {', '.join(WAYS)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("expert_parallel.py: error: torch finds no GPU")
+    if args.high_priority:
+        os.environ["TORCH_NCCL_HIGH_PRIORITY"] = "1"
+    if "RANK" in os.environ:  # of torchrun
+        joined(int(os.environ["LOCAL_RANK"]), None, args, None)
+    world = args.world or (torch.cuda.device_count() if args.device == "cuda" else 2)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            torch.multiprocessing.spawn(joined, (world, args, f"{folder}/rendezvous"), world)
+        except torch.multiprocessing.ProcessExitedException as error:
+            return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""python -m tilemoe bench: compare the time and the memory of the layer with other implementations.
+
+Each round runs every peer once, one after the other, with cold caches; numbers are medians and
+quartiles over the rounds, ratios are those of the rounds' ratios. A peer that is not installed, that
+fails or does not compute the layer is left out with the reason. The page is docs/pytorch.md.
+"""
+
+import argparse
+import pathlib
+import signal
+import sys
+import threading
+from dataclasses import fields, replace
+
+import torch
+
+from .._command.errors import DONE, FAILED, WRONG_USAGE, Failed, WrongUsage
+from . import huggingface_config, machine, records, report, session
+from .measure import PASSES, LeftOut
+from .peers import TileMoE, all_peers, arch_variables
+from .problem import ACTIVATIONS, CASES, DTYPES, SHAPE, Case
+
+DEFAULT_LAYER = {"cpu": "cpu-t512", "cuda": "olmoe"}
+DEFAULT_TOKENS = {"cpu": 512, "cuda": 8192}  # of --config
+ROUNDINGS = ("nearest", "up", "down", "balanced", "stochastic")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise WrongUsage(f"bench: {message}")
+
+
+def _parser():
+    parser = _Parser(
+        prog="python -m tilemoe bench", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument_group("what to measure").add_argument
+    add("layers", nargs="*", metavar="LAYER", help="of --list; default: one for the device")
+    add("--list", action="store_true", help="print the layers and the peers")
+    add("--shape", nargs=5, type=int, metavar=tuple(SHAPE), help="a layer by its sizes")
+    add("--config", metavar="FILE", help="the layer of a Hugging Face model: its config.json")
+    add("--tokens", nargs="+", type=int, metavar="T", help="instead of the layers' T; each is a case")
+    add("--pass", dest="passes", choices=PASSES, help="default: both; inference: no gradients")
+    add("--graph", action="store_true",
+        help="forward without gradients in a CUDA graph, with cold weights, for small T")
+    add("--device", choices=["cpu", "cuda"], help="default: cuda if torch finds a GPU")
+    add("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    add("--activation", choices=ACTIVATIONS)
+    add("--zipf", action="store_true", help="experts by popularity 1/(e + 1)")
+    add("--biases", action="store_true", help="with b1 and b2, TileMoE only")
+    add("--rounding", choices=ROUNDINGS, help="round the experts' rows, TileMoE only")
+    add = parser.add_argument_group("options of TileMoE").add_argument
+    add("--arch", metavar="ARCH", help="sm80, sm90, ...: force the kernels' arch")
+    add("--overwrite-H", action="store_true", help="backward writes dH over H")
+    add("--column-blocks", type=int, metavar="N", help="less memory, in N blocks of columns")
+    add = parser.add_argument_group("peers").add_argument
+    add("--against", nargs="+", metavar="PEER", help="these peers, or none; default: all installed")
+    add("--python", nargs="+", default=[], metavar="PEER=PYTHON", help="run a peer in another Python")
+    add("--packages", nargs="+", default=[], metavar="PEER=DIR",
+        help="run a peer with a folder of packages (pip install --target) before all others")
+    add("--cache", type=pathlib.Path, metavar="DIR", help="keep what peers compile here")
+    add("--compile-only", action="store_true",
+        help="let the peers of --against compile, several cases at once; measure nothing")
+    add = parser.add_argument_group("how to measure").add_argument
+    add("--rounds", type=int, default=15, help="default: 15")
+    add("--timeout", type=float, default=900.0, metavar="S", help="seconds of one step of a peer")
+    add("--threads", type=int, default=0, help="on a CPU; default: torch's own number")
+    add = parser.add_argument_group("what to print").add_argument
+    add("--kernels", action="store_true", help="on a GPU, the profile by kernel")
+    add("--host", action="store_true", help="the host's time per call, warm and of the first call")
+    add("--json", type=pathlib.Path, metavar="FILE", help="write a results file of JSON lines")
+    return parser
+
+
+def _device(args):
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Failed("--device cuda: torch finds no GPU (torch.cuda.is_available() is False)")
+    if device == "cpu":
+        for option in ("graph", "kernels", "arch"):
+            if getattr(args, option):
+                raise WrongUsage(f"--{option} requires a GPU: --device is cpu")
+    return device
+
+
+def _cases(args, device):
+    if unknown := [name for name in args.layers if name not in CASES]:
+        raise WrongUsage(f"unknown layer {unknown[0]}, expected one of {', '.join(CASES)}")
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    try:
+        cases = [CASES[name] for name in args.layers]
+        if args.shape:
+            cases.append(Case("-".join(f"{l}{s}" for l, s in zip(SHAPE, args.shape)), *args.shape))
+        if args.config:
+            sizes, activation, model, note = huggingface_config.read(args.config)
+            if note:
+                _say(note)
+            T = DEFAULT_TOKENS[device]
+            name = f"{model}-t{T}" if args.tokens is None else model
+            cases.append(Case(name, T, **sizes, activation=activation))
+        if device == "cpu" and not args.tokens and any(case.device == "cuda" for case in cases):
+            _say("warning: layers of this size take minutes per round on a CPU; --tokens sets T")
+        cases = cases or [CASES[DEFAULT_LAYER[device]]]
+        if args.tokens:
+            cases = [replace(c, name=f"{c.name}-t{T}", T=T) for c in cases for T in args.tokens]
+        changes = {"device": device, "dtype": args.dtype or dtype, "zipf": args.zipf,
+                   "biases": args.biases, "rounding": args.rounding}  # fmt: skip
+        changes |= {"activation": args.activation} if args.activation else {}
+        return [replace(case, **changes) for case in cases]
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
+
+
+def _by_peer(option, words, known):
+    found = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in known or not value:
+            raise WrongUsage(f"{option} {word}: expected PEER=..., PEER one of {', '.join(known)}")
+        found[name] = value
+    return found
+
+
+def _peers(args):
+    """Classes, TileMoE first, and the places of those that another Python or folder runs."""
+    known = all_peers()
+    wanted = args.against
+    if wanted is None:
+        wanted = [name for name, peer in known.items() if not peer.only_if_named]
+    elif wanted == ["none"]:
+        wanted = []
+    if unknown := [name for name in wanted if name not in known]:
+        raise WrongUsage(f"--against {unknown[0]}: expected none or some of {', '.join(known)}")
+    pythons = _by_peer("--python", args.python, known)
+    packages = _by_peer("--packages", args.packages, known)
+    for name, folder in packages.items():
+        if not pathlib.Path(folder).is_dir():
+            raise WrongUsage(f"--packages {name}={folder}: no such folder")
+    places = {name: session.Place(pythons.get(name, sys.executable),
+                                  pathlib.Path(packages[name]) if name in packages else None)
+              for name in {**pythons, **packages}}  # fmt: skip
+    return [known[name] for name in dict.fromkeys([TileMoE.name, *wanted])], places
+
+
+def _list():
+    for case in CASES.values():
+        shape = " ".join(f"{letter}={size}" for letter, size in case.shape.items())
+        print(f"{case.name:18} {shape}, {case.dtype}, {case.device}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    case = CASES[DEFAULT_LAYER[device]]
+    for name, peer in all_peers().items():
+        print(f"{name:26} {peer.missing(case) or 'available'}")
+
+
+def _check_json(path):
+    """Before minutes of work: it can be written, and is no file of something else."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size:
+            records.read(path)
+        path.with_name(path.name + ".part").touch()
+    except ValueError as error:
+        raise WrongUsage(f"--json {path}: this file is not replaced: {error}") from None
+    except OSError as error:
+        raise Failed(f"cannot write {path}: {error.strerror}") from None
+
+
+def _say(line):
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _run(args):
+    if args.list:
+        return _list()
+    for option, least in (("rounds", 1), ("timeout", 1), ("threads", 0)):
+        if getattr(args, option) < least:
+            raise WrongUsage(f"--{option} is {getattr(args, option):g}, expected at least {least}")
+    if args.graph and args.passes not in (None, "inference"):
+        raise WrongUsage(f"--graph measures --pass inference, not {args.passes}")
+    if args.graph and args.host:
+        raise WrongUsage("--host: a CUDA graph has no host time per call; omit --graph")
+    device = _device(args)
+    cases, (peers, places) = _cases(args, device), _peers(args)
+    options = {"overwrite_H": True} if args.overwrite_H else {}
+    options |= {"column_blocks": args.column_blocks} if args.column_blocks is not None else {}
+    same = {field.name for field in fields(session.Settings)} - {"passes", "places", "options"}
+    settings = session.Settings(
+        passes="inference" if args.graph else args.passes or "both", places=places, options=options,
+        variables=arch_variables(args.arch) if args.arch else {},
+        **{name: getattr(args, name) for name in same - {"variables"}},
+    )  # fmt: skip
+    if args.compile_only:
+        if not args.cache:
+            raise WrongUsage("--compile-only requires --cache DIR, which keeps what is compiled")
+        return session.compile_ahead(cases, peers[1:], settings, _say)
+    if args.json:
+        _check_json(args.json)
+    if warning := machine.load_warning():
+        _say(warning)
+    measurements, failed, named = [], [], args.against or []
+    for case in cases:
+        try:
+            result = session.run(case, peers, settings, say=_say)
+        except LeftOut as reason:
+            failed.append(f"{case.name}: {reason}")
+            _say(f"not measured: {failed[-1]}")
+            continue
+        print(report.of(result), end="\n\n" if case is not cases[-1] else "\n", flush=True)
+        measurements += result.measurements
+        failed += [f"{case.name}: {peer}: {why}" for peer, why in result.left_out.items()
+                   if peer in named]  # fmt: skip
+        if args.json:  # after each, for a run that is cut off
+            records.write(args.json, measurements)
+    if args.json and measurements:
+        print(f"written to {args.json}")
+    if failed:
+        raise Failed("not measured: " + "; ".join(failed))
+    return None
+
+
+def run(argv):
+    """Run the command line `argv`; return the exit status."""
+    before = signal.getsignal(signal.SIGTERM)
+    main_thread = threading.current_thread() is threading.main_thread()
+    if main_thread:  # SIGTERM ends the workers, too
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        _run(_parser().parse_intermixed_args(argv))
+    except WrongUsage as error:
+        print(f"tilemoe: error: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    except Failed as error:
+        print(f"tilemoe: error: {error}", file=sys.stderr)
+        return FAILED
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGTERM, before)
+    return DONE
