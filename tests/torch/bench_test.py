@@ -83,9 +83,18 @@ def test_the_compiled_peer_computes_the_layer(dtype):
     check.check(peers.PEERS["torch-grouped_mm-compiled"], dtype=dtype)
 
 
-@pytest.mark.parametrize("case", [{"activation": "reglu"}, {"T": 1}, {"T": 16, "biases": True}], ids=str)
-def test_tilemoe_computes_further_layers(case):
-    check.check(peers.TileMoE, **case)
+@pytest.mark.parametrize("case", [{"activation": "reglu"}, {"T": 1}, {"T": 16, "biases": True},
+                                  {"zipf": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("passes", ["both", "inference"])
+def test_tilemoe_computes_further_layers(passes, case, monkeypatch):
+    """In inference tilemoe.MoE does, if it has the case."""
+    module, called = tilemoe.MoE.forward, []
+    monkeypatch.setattr(
+        tilemoe.MoE, "forward", lambda *a, **k: called.append(0) or module(*a, **k)
+    )
+    check.check(peers.TileMoE, passes, **case)
+    has = not {"biases", "zipf"} & case.keys()
+    assert bool(called) == (passes == "inference" and has)
 
 
 class Spoiled(peers.TorchGroupedMM):

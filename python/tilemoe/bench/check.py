@@ -48,13 +48,14 @@ def expected(problem):
     return O, *torch.autograd.grad(O, leaves, problem.dO.double())
 
 
-def check(make_peer, backward=True, **of_case):
+def check(make_peer, passes="both", **of_case):
     """Raise Wrong if the peer's output or a gradient is not the layer's. of_case: device, dtype and
     other fields of the small case."""
+    backward = passes in ("both", "backward")
     problem = small_problem(**of_case)
     peer = make_peer(problem)
     with torch.set_grad_enabled(backward):
-        found = [peer.forward()]
+        found = [peer.infer() if passes == "inference" else peer.forward()]
     if backward:
         dX, drouter, dW1, *others = peer.backward(found[0])
         found += [dX, drouter, peer.given_layout(dW1), *others]

@@ -121,7 +121,7 @@ class Measured:
         """{"forward_ms", "backward_ms"}, or one of them, by one of the clock's methods."""
         peer = peer or self.peer
         with torch.set_grad_enabled(self.passes != "inference"):
-            forward, O = clock(peer.forward)
+            forward, O = clock(peer.infer if self.passes == "inference" else peer.forward)
         times = {"forward_ms": forward} if self.passes != "backward" else {}
         if self.passes in ("both", "backward"):
             times["backward_ms"], _ = clock(lambda: peer.backward(O))
@@ -181,28 +181,29 @@ class Graph(Measured):
     LEAST_FORWARDS, REPLAYS, MOST_COPIES, L2_BETWEEN = 48, 4, 64, 3
 
     def __init__(self, make_peer, case):
-        self.values, self.host_peer, self.passes = {}, None, "inference"
-        self.clock = CudaClock()
-        read = 3 * case.K * case.n * case.d * DTYPES[case.dtype].itemsize  # at least, per forward
+        self.host_peer, self.passes, self.clock = None, "inference", CudaClock()
+        expert = 3 * case.n * case.d * DTYPES[case.dtype].itemsize
         l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        copies = -(-self.L2_BETWEEN * l2_bytes // read) + 1
+        copies = -(-self.L2_BETWEEN * l2_bytes // (expert * case.K)) + 1  # a forward reads K or more
         if copies > self.MOST_COPIES:
             raise LeftOut(f"{copies} copies of so small a layer would be needed for cold weights")
         peers = [make_peer(Problem(case, seed)) for seed in range(copies)]
         self.peer, repeats = peers[0], -(-self.LEAST_FORWARDS // copies)
         self.forwards = repeats * copies
+        experts = sum(peer.top_k()[1].unique().numel() for peer in peers) / copies
+        self.values = {"copies": copies, "experts": experts, "weight_bytes": int(experts * expert)}
         with torch.no_grad():
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(self.WARM_UP):
-                    wanted = [peer.forward() for peer in peers]
+                    wanted = [peer.infer() for peer in peers]
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 for _ in range(repeats):
-                    got = [peer.forward() for peer in peers]
+                    got = [peer.infer() for peer in peers]
         for O in got:
             O.zero_()
         self.graph.replay()
@@ -254,7 +255,7 @@ def measured(peer, case, passes="both", host=False, graph=False):
         if peer.is_layer:
             same = ("device", "dtype", "activation", "zipf", "biases")
             of_case = {key: getattr(case, key) for key in same}
-            check(peer, backward=passes in ("both", "backward"), T=min(case.T, 256), **of_case)
+            check(peer, passes, T=min(case.T, 256), **of_case)
         return found
     except Wrong as error:
         raise LeftOut(f"wrong results: {error}") from error

@@ -13,11 +13,6 @@ def _bytes(tensor):
     return tensor.untyped_storage().nbytes()
 
 
-def _run(peer, backward):
-    O = peer.forward()
-    return peer.backward(O) if backward else O
-
-
 def _saved_on_cpu(peer):
     """By autograd's hooks: every storage that it keeps, without the weights'."""
     weights = {w.untyped_storage().data_ptr() for w in (peer.router, peer.W1, peer.W2)}
@@ -35,13 +30,14 @@ def _saved_on_cpu(peer):
     return sum(storages.values())
 
 
-def _peak_on_cpu(peer, backward):
+def _peak_on_cpu(peer, forward, backward):
     """By the profiler: the highest sum of what torch's allocator gave out."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
-        results = _run(peer, backward)
-    del results
+        O = forward()
+        results = peer.backward(O) if backward else O
+    del O, results
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     live = highest = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
@@ -50,14 +46,14 @@ def _peak_on_cpu(peer, backward):
     return highest
 
 
-def _on_cuda(peer, backward):
+def _on_cuda(peer, forward, backward):
     """By torch's allocator: kept, the peak, and what the allocator has reserved, from empty caches
     on. The caller's input counts as kept."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    O = peer.forward()
+    O = forward()
     saved = torch.cuda.memory_allocated() - before - _bytes(O) + _bytes(peer.X)
     gradients = peer.backward(O) if backward else None
     torch.cuda.synchronize()
@@ -93,12 +89,13 @@ def measure(peer, passes="both"):
         had of the device. Without a backward saved_bytes and floor_bytes are absent.
     """
     found, backward = {}, passes in ("both", "backward")
+    forward = peer.infer if passes == "inference" else peer.forward
     with torch.set_grad_enabled(passes != "inference"):
         if peer.X.device.type == "cuda":
-            saved, above, found["reserved_bytes"] = _on_cuda(peer, backward)
+            saved, above, found["reserved_bytes"] = _on_cuda(peer, forward, backward)
         else:
             saved = _saved_on_cpu(peer) if backward else 0
-            above = _peak_on_cpu(peer, backward)
+            above = _peak_on_cpu(peer, forward, backward)
     resident = peer.problem.resident_bytes()
     found |= {"peak_bytes": resident + above, "resident_bytes": resident}
     if backward:

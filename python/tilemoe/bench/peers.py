@@ -4,6 +4,7 @@ A gated activation, top-K by softmax over the chosen. A peer is made from a Prob
 may hold W1 with its own order of rows. A peer that cannot run returns the reason and the remedy."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import io
@@ -66,6 +67,10 @@ class Peer:
         """-> O (T, d)"""
         raise NotImplementedError
 
+    def infer(self):
+        """-> O (T, d), without gradients, as a model in evaluation calls it"""
+        return self.forward()
+
     def backward(self, O):
         """-> dX, drouter, dW1, dW2 and the biases' gradients, the weights' in the peer's layout."""
         leaves = [self.X, self.router, self.W1, self.W2, *self.problem.biases]
@@ -122,6 +127,28 @@ class TileMoE(Peer):
         return self.moe(p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding,
                         activation=p.case.activation, **biases, **self.options)  # fmt: skip
 
+    @functools.cached_property
+    def as_module(self):
+        import tilemoe
+
+        case = self.problem.case
+        module = tilemoe.MoE(
+            case.d, case.n, case.E, case.K, return_aux=False, device="meta", dtype=self.X.dtype,
+            activation=case.activation, **self.options,
+        ).eval()  # fmt: skip
+        weights = {"gate.weight": self.router, "experts.gate_up_proj": self.W1,
+                   "experts.down_proj": self.W2}  # fmt: skip
+        module.load_state_dict(weights, assign=True)
+        return module
+
+    def infer(self):
+        """By tilemoe.MoE, which routes few tokens from the tokens; by the functions if the case has
+        what it lacks."""
+        case = self.problem.case
+        if case.zipf or case.biases or case.rounding:
+            return self.forward()
+        return self.as_module(self.X)
+
     def wrong_kernels(self, names=()):
         ours = " ".join(name for name in names if "tilemoe::" in name)
         ran = {arch.lower() for arch in re.findall(r"\b[Ss]m(?:80|90|100)\b", ours)}
@@ -130,35 +157,14 @@ class TileMoE(Peer):
         return None
 
 
-class TileMoEKeeping(TileMoE):
-    """Backward keeps H."""
-
-    name = "tilemoe-keeps-h"
-    only_if_named = True
-    options = {"overwrite_H": False}
+def _variant(name, of=TileMoE, **attributes):
+    return type(of.__name__, (of,), {"name": name, "only_if_named": True, **attributes})
 
 
-class TileMoEOverwriting(TileMoE):
-    """Backward writes dH over H."""
-
-    name = "tilemoe-dh-over-h"
-    only_if_named = True
-    options = {"overwrite_H": True}
-
-
-class TileMoESmall(TileMoE):
-    """The one with the least memory: Y and dX~ exist in four blocks of columns, too."""
-
-    name = "tilemoe-small-peak"
-    only_if_named = True
-    options = {"overwrite_H": True, "column_blocks": 4}
-
-
-class TileMoEBefore(TileMoE):
-    """Another build of the package, from the folder that --packages names."""
-
-    name = "tilemoe-before"
-    only_if_named = True
+TileMoEKeeping = _variant("tilemoe-keeps-h", options={"overwrite_H": False})
+TileMoEOverwriting = _variant("tilemoe-dh-over-h", options={"overwrite_H": True})
+TileMoESmall = _variant("tilemoe-small-peak", options={"overwrite_H": True, "column_blocks": 4})
+TileMoEBefore = _variant("tilemoe-before")  # another build, from the folder that --packages names
 
 
 class TileMoESm80(TileMoE):
@@ -177,11 +183,7 @@ class TileMoESm80(TileMoE):
         return super().missing(case) or (None if case.device == "cuda" else "it runs on a GPU")
 
 
-class TileMoESm90(TileMoESm80):
-    """The GEMMs by wgmma."""
-
-    name = "tilemoe-sm90"
-    forced = "sm90"
+TileMoESm90 = _variant("tilemoe-sm90", TileMoESm80, forced="sm90")  # by wgmma
 
 
 def arch_variables(arch):
