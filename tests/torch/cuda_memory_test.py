@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import tilemoe
+from checks import Calls, same_bits
 from layers import K, T, d, logits_layer, normal
-from overwrite_test import BESIDE_H, OVER_H, Backwards, expected, gradients, same_bits
+from overwrite_test import BESIDE_H, OVER_H, expected, gradients
 
 MIB = 1 << 20
 
@@ -55,9 +56,9 @@ def test_a_graph_of_forward_and_backward_overwrites_H():
         torch.autograd.grad(tilemoe.moe(**tensors, K=K), leaves, dO)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with Backwards() as backwards, torch.cuda.graph(graph):
+    with Calls() as calls, torch.cuda.graph(graph):
         found = torch.autograd.grad(tilemoe.moe(**tensors, K=K), leaves, dO)
-    assert backwards.names == [OVER_H]
+    assert calls.names == [OVER_H]
     for _ in range(3):
         graph.replay()
         same_bits(dict(zip(tensors, found)), want)
@@ -76,9 +77,9 @@ def test_a_backward_captured_after_an_eager_forward_keeps_H():
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with Backwards() as backwards, torch.cuda.graph(graph, stream=stream):
+    with Calls() as calls, torch.cuda.graph(graph, stream=stream):
         found = torch.autograd.grad(O, leaves, dO, retain_graph=False)
-    assert backwards.names == [BESIDE_H]
+    assert calls.names == [BESIDE_H]
     for _ in range(2):  # the second replay reads H again
         graph.replay()
         torch.cuda.synchronize()

@@ -5,16 +5,20 @@ import torch
 
 import reference
 import tilemoe
+from checks import refused
 from comparison import Limits, assert_close
 from layers import E, K, T, check, d, is_gated, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE, DTYPES
 from tilemoe import _rules
 
 ROUTER_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+LAYOUTS = ["concatenated", "interleaved", "split"]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_rounding = pytest.mark.parametrize("rounding", reference.ROUNDINGS)
 GPT_OSS = dict(clamp=1.5, alpha=1.702, up_shift=1.0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_dtype
 @pytest.mark.parametrize("activation", reference.ACTIVATIONS)
 def test_activations(activation, dtype):
     tensors = logits_layer(dtype, activation=activation, bias=True)
@@ -23,7 +27,7 @@ def test_activations(activation, dtype):
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
-@pytest.mark.parametrize("gate_layout", ["concatenated", "interleaved", "split"])
+@pytest.mark.parametrize("gate_layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_layouts(dtype, gate_layout, transposed, bias):
     kinds = dict(gate_layout=gate_layout, transposed=transposed, bias=bias)
@@ -31,7 +35,7 @@ def test_layouts(dtype, gate_layout, transposed, bias):
 
 
 @pytest.mark.cpu  # where the clamp cuts, 16 bits round H to the other side of the kink
-@pytest.mark.parametrize("gate_layout", ["concatenated", "interleaved", "split"])
+@pytest.mark.parametrize("gate_layout", LAYOUTS)
 @pytest.mark.parametrize(
     "shape", [GPT_OSS, {"clamp": 0.5}, {"alpha": 0.7}, {"up_shift": -0.5}], ids=str
 )
@@ -42,7 +46,7 @@ def test_gpt_oss_form(shape, gate_layout):
 
 # The kink is out of reach.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("gate_layout", ["concatenated", "interleaved", "split"])
+@pytest.mark.parametrize("gate_layout", LAYOUTS)
 def test_gpt_oss_form_in_16_bits(gate_layout, dtype):
     tensors = logits_layer(dtype, gate_layout=gate_layout, bias=True, transposed=True)
     check("moe", tensors, K=K, gate_layout=gate_layout, **GPT_OSS | {"clamp": 7.0})
@@ -66,31 +70,27 @@ def test_selection_bias(scoring):
     assert not torch.equal(ids, unbiased)
 
 
-@pytest.mark.parametrize("rounding", reference.ROUNDINGS)
-@pytest.mark.parametrize("m", [1, 4, 16, 64])
-def test_rounding(rounding, m):
-    counter = dict(seed=5, offset=9) if rounding == "stochastic" else {}
-    options = dict(K=K, rounding=rounding, m=m, **counter)
-    tensors = logits_layer(DTYPE)
-    check("moe", tensors, **options)
-    _, aux = tilemoe.moe(**tensors, **options, return_aux=True)
-    _, expected = reference.moe(**tensors, **options, return_aux=True)
-    for name, got, want in zip(aux._fields, aux, expected):
-        assert torch.equal(got, want), (name, got, want)
-
-
 def some_tokens(tensors, T):
     """The same layer with as many of its tokens."""
     cut = {k: tensors[k].detach()[:T].requires_grad_() for k in ("x", "logits_or_scores")}
     return tensors | cut
 
 
-@pytest.mark.parametrize("rounding", reference.ROUNDINGS)
-@pytest.mark.parametrize("groups, m", [(2, 4), (3, 4), (4, 1), (36, 1), (1, 8)])
-def test_rounding_by_groups(rounding, groups, m):
-    counter = dict(seed=5, offset=9) if rounding == "stochastic" else {}
-    options = dict(K=K, rounding=rounding, m=m, rounding_tokens=36 // groups, **counter)
-    tensors = some_tokens(logits_layer(DTYPE), 36)
+def counter_of(rounding):
+    return dict(seed=5, offset=9) if rounding == "stochastic" else {}
+
+
+@every_rounding
+@pytest.mark.parametrize(
+    "groups, m",
+    [(None, 1), (None, 4), (None, 16), (None, 64), (2, 4), (3, 4), (4, 1), (36, 1), (1, 8)],
+)
+def test_rounding(rounding, groups, m):
+    """Of all tokens, or of each of several groups of them."""
+    options = dict(K=K, rounding=rounding, m=m, **counter_of(rounding))
+    tensors = logits_layer(DTYPE)
+    if groups is not None:
+        tensors, options["rounding_tokens"] = some_tokens(tensors, 36), 36 // groups
     check("moe", tensors, **options)
     _, aux = tilemoe.moe(**tensors, **options, return_aux=True)
     _, expected = reference.moe(**tensors, **options, return_aux=True)
@@ -106,11 +106,10 @@ LAST_BIT = {
 }
 
 
-@pytest.mark.parametrize("rounding", reference.ROUNDINGS)
+@every_rounding
 @pytest.mark.parametrize("tokens", [None, 12])
 def test_rounded_pairs_give_the_same_layer(rounding, tokens):
-    counter = dict(seed=5, offset=9) if rounding == "stochastic" else {}
-    how = dict(rounding=rounding, m=4, rounding_tokens=tokens, **counter)
+    how = dict(rounding=rounding, m=4, rounding_tokens=tokens, **counter_of(rounding))
     tensors = some_tokens(logits_layer(DTYPE), 36)
     asked = [t for t in tensors.values() if t.requires_grad]
     out, aux = tilemoe.moe(**tensors, K=K, **how, return_aux=True)
@@ -143,15 +142,13 @@ def test_rounded_pairs_give_the_same_layer(rounding, tokens):
             compare(got)
 
 
-def test_rounded_router_refuses_logits_of_other_dimensions():
-    with pytest.raises(ValueError, match="logits has shape"):
-        tilemoe.rounded_router(torch.zeros(2, 3, 4, device=DEVICE), 2, rounding="up")
-
-
-@pytest.mark.parametrize("tokens", [0, 5, 36, 38])
-def test_tokens_that_are_no_groups_are_refused(tokens):
-    with pytest.raises(ValueError, match=f"rounding_tokens is {tokens}, and T = 37 is no multiple"):
-        tilemoe.moe(**logits_layer(DTYPE), K=K, rounding="up", rounding_tokens=tokens)
+def test_rounding_that_does_not_fit_is_refused():
+    logits = torch.zeros(2, 3, 4, device=DEVICE)
+    refused(ValueError, "logits has shape", tilemoe.rounded_router, logits, 2, rounding="up")
+    for tokens in (0, 5, 36, 38):
+        said = f"rounding_tokens is {tokens}, and T = 37 is no multiple"
+        how = dict(K=K, rounding="up", rounding_tokens=tokens)
+        refused(ValueError, said, tilemoe.moe, **logits_layer(DTYPE), **how)
 
 
 def test_tokens_without_an_expert():
@@ -172,37 +169,41 @@ def test_stochastic_rounding_follows_seed_and_offset():
     tensors = logits_layer(DTYPE)
 
     def counts(seed, offset):
+        counter = dict(seed=seed, offset=offset)
         _, aux = tilemoe.moe(
-            **tensors, K=K, rounding="stochastic", m=4, seed=seed, offset=offset, return_aux=True
+            **tensors, K=K, rounding="stochastic", m=4, **counter, return_aux=True
         )
         return aux.added - aux.dropped, aux.added
 
-    one = counts(torch.tensor([3]), torch.tensor([8]))
-    assert one == counts(3, 8)
+    assert counts(torch.tensor([3]), torch.tensor([8])) == counts(3, 8)
     assert len({counts(3, step) for step in range(20)}) > 1
     assert len({counts(seed, 8) for seed in range(20)}) > 1
+
+
+def leaf(*shape, seed, dtype=DTYPE):
+    return normal(*shape, seed=seed, dtype=dtype).requires_grad_()
+
+
+def chosen(dtype=DTYPE, scores_dtype=torch.float32, **kinds):
+    """Arguments of `moe` with scores and ids."""
+    return {
+        "x": leaf(T, d, seed=20, dtype=dtype),
+        "logits_or_scores": leaf(T, K, seed=22, dtype=scores_dtype),
+        "ids": normal(T, E, seed=23, dtype=torch.float32).argsort(dim=1)[:, :K],
+        **weights(dtype, **kinds),
+    }
 
 
 @pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("scores_dtype", ROUTER_DTYPES, ids=str)
 def test_given_ids(scores_dtype, ids_dtype):
-    tensors = {
-        "x": normal(T, d, seed=20, dtype=DTYPE).requires_grad_(),
-        "logits_or_scores": normal(T, K, seed=22, dtype=scores_dtype).requires_grad_(),
-        "ids": normal(T, E, seed=23, dtype=torch.float32).argsort(dim=1)[:, :K].to(ids_dtype),
-        "addend": normal(T, d, seed=24, dtype=DTYPE).requires_grad_(),
-        **weights(DTYPE),
-    }
+    tensors = chosen(scores_dtype=scores_dtype) | {"addend": leaf(T, d, seed=24)}
+    tensors["ids"] = tensors["ids"].to(ids_dtype)
     check("moe", tensors)
 
 
 def test_bad_ids_are_skipped():
-    tensors = {
-        "x": normal(T, d, seed=20, dtype=DTYPE).requires_grad_(),
-        "logits_or_scores": normal(T, K, seed=22, dtype=torch.float32).requires_grad_(),
-        "ids": normal(T, E, seed=23, dtype=torch.float32).argsort(dim=1)[:, :K],
-        **weights(DTYPE, bias=True),
-    }
+    tensors = chosen(bias=True)
     tensors["ids"][::3, 1] = -1
     tensors["ids"][1::5, 0] = E
     tensors["ids"][7] = E + 100
@@ -222,11 +223,11 @@ def test_general(index_dtype):
     generator = torch.Generator().manual_seed(1)
     between = dict(size=(pairs,), generator=generator, dtype=index_dtype, device="cpu")
     tensors = {
-        "x": normal(T, d, seed=20, dtype=DTYPE).requires_grad_(),
+        "x": leaf(T, d, seed=20),
         "tokens": torch.randint(0, T, **between).sort()[0].to(DEVICE),
         "experts": torch.randint(-1, E + 1, **between).to(DEVICE),
-        "scores": normal(pairs, seed=25, dtype=torch.float32).requires_grad_(),
-        "addend": normal(T, d, seed=24, dtype=DTYPE).requires_grad_(),
+        "scores": leaf(pairs, seed=25, dtype=torch.float32),
+        "addend": leaf(T, d, seed=24),
         **weights(DTYPE, bias=True),
     }
     check("moe_general", tensors)
@@ -235,19 +236,19 @@ def test_general(index_dtype):
     assert aux.skipped == bad.sum() and bad.any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_dtype
 @pytest.mark.parametrize("scored", [False, True], ids=["unscored", "scored"])
 @pytest.mark.parametrize("gate_layout", ["concatenated", "split"])
 def test_grouped(gate_layout, scored, dtype):
     R = 50
     tensors = {
-        "rows": normal(R, d, seed=26, dtype=dtype).requires_grad_(),
+        "rows": leaf(R, d, seed=26, dtype=dtype),
         "counts": torch.tensor([9, 0, 13, 1, 5, 0, 11]),
-        "addend": normal(R, d, seed=24, dtype=dtype).requires_grad_(),
+        "addend": leaf(R, d, seed=24, dtype=dtype),
         **weights(dtype, gate_layout=gate_layout),
     }
     if scored:
-        tensors["row_scores"] = normal(R, seed=27, dtype=torch.float32).requires_grad_()
+        tensors["row_scores"] = leaf(R, seed=27, dtype=torch.float32)
     past = int(tensors["counts"].sum())
     check("grouped_experts", tensors, gate_layout=gate_layout)
     tensors["rows"].data[past:] = torch.nan
@@ -258,37 +259,37 @@ def test_grouped(gate_layout, scored, dtype):
     assert tensors["W1"].grad.isfinite().all()
 
 
+ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 7e-4}  # of a gradient
+near = torch.testing.assert_close
+
+
 @pytest.mark.parametrize("scoring", reference.SCORINGS)
 @pytest.mark.parametrize("dtype", ROUTER_DTYPES, ids=str)
 def test_topk_router(scoring, dtype):
-    logits = normal(T, E, seed=21, dtype=dtype).requires_grad_()
-    scores, ids = tilemoe.topk_router(logits, K, scoring=scoring, ids_dtype=torch.int64)
+    logits, weight = leaf(T, E, seed=21, dtype=dtype), normal(T, K, seed=28, dtype=torch.float32)
+    how = dict(scoring=scoring, ids_dtype=torch.int64)
+    scores, ids = tilemoe.topk_router(logits, K, **how)
     wide = logits.detach().double().requires_grad_()
-    want, want_ids = reference.topk_router(wide, K, scoring=scoring, ids_dtype=torch.int64)
+    want, want_ids = reference.topk_router(wide, K, **how)
     assert scores.dtype == torch.float32 and torch.equal(ids, want_ids)
-    torch.testing.assert_close(scores.double(), want, rtol=1e-5, atol=1e-7)
-    weight = normal(T, K, seed=28, dtype=torch.float32)
+    near(scores.double(), want, rtol=1e-5, atol=1e-7)
     (scores * weight).sum().backward()
     (want * weight).sum().backward()
     assert logits.grad.dtype == dtype
-    rounding = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 7e-4}[dtype]
-    torch.testing.assert_close(logits.grad.double(), wide.grad, rtol=rounding, atol=1e-6)
+    near(logits.grad.double(), wide.grad, rtol=ROUNDED[dtype], atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ROUTER_DTYPES, ids=str)
 def test_router_losses(dtype):
-    logits = normal(T, E, seed=21, dtype=dtype).requires_grad_()
-    counts = torch.arange(E, dtype=torch.int32) * 5 % 11
+    logits, counts = leaf(T, E, seed=21, dtype=dtype), torch.arange(E, dtype=torch.int32) * 5 % 11
     wide = logits.detach().double().requires_grad_()
-    balance, z = tilemoe.router_losses(logits, counts)
-    want_balance, want_z = reference.router_losses(wide, counts)
-    torch.testing.assert_close(balance.double(), want_balance, rtol=1e-5, atol=0)
-    torch.testing.assert_close(z.double(), want_z, rtol=1e-5, atol=0)
-    (0.3 * balance + 0.7 * z).backward()
-    (0.3 * want_balance + 0.7 * want_z).backward()
-    rounding = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 7e-4}[dtype]
+    got, want = tilemoe.router_losses(logits, counts), reference.router_losses(wide, counts)
+    for one, of_float64 in zip(got, want):
+        near(one.double(), of_float64, rtol=1e-5, atol=0)
+    for balance, z in (got, want):
+        (0.3 * balance + 0.7 * z).backward()
     atol = 1e-7 if dtype != torch.float16 else 1e-6
-    torch.testing.assert_close(logits.grad.double(), wide.grad, rtol=rounding, atol=atol)
+    near(logits.grad.double(), wide.grad, rtol=ROUNDED[dtype], atol=atol)
 
 
 def test_leading_shapes():
@@ -386,15 +387,10 @@ SLIPS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_dtype
 @pytest.mark.parametrize("slip", SLIPS)
 def test_comparison_finds(slip, dtype):
-    tensors = {
-        "x": normal(T, d, seed=20, dtype=dtype).requires_grad_(),
-        "logits_or_scores": normal(T, K, seed=22, dtype=torch.float32).requires_grad_(),
-        "ids": normal(T, E, seed=23, dtype=torch.float32).argsort(dim=1)[:, :K],
-        **weights(dtype, bias=True),
-    }
+    tensors = chosen(dtype, bias=True)
     check("moe", tensors, activation="swiglu")
     with pytest.raises(AssertionError):
         check("moe", tensors, edit=SLIPS[slip], activation="swiglu")

@@ -5,6 +5,7 @@ import torch
 
 import reference
 import target
+from checks import same_bits  # noqa: F401
 from comparison import LIMITS, assert_close
 from stored import rounded
 from tilemoe.module import MoE
@@ -152,9 +153,3 @@ def check(got, want):
             assert_close(tensor, want[name], name, limits)
         else:
             assert torch.equal(tensor, want[name]), (name, tensor, want[name])
-
-
-def same_bits(got, want):
-    assert got.keys() == want.keys()
-    for name in want:
-        assert torch.equal(got[name], want[name]), name
