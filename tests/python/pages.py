@@ -1,4 +1,4 @@
-"""The project's pages of Markdown, taken apart: prose, snippets, links and anchors."""
+"""The project's pages of Markdown, taken apart: snippets, links and anchors."""
 
 import html
 import pathlib
@@ -7,12 +7,9 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What a program writes into a page: from the line that names it to the end that all of them have.
-GENERATED = re.compile(r"<!-- .*?(?:from here|written by [^>]*) -->\n.*?<!-- (?:to here|end) -->", re.DOTALL)
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```[^\n]*$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s]*)\)")
-SENTENCE_END = re.compile(r"(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.?!])[)\"'*]*\s+")
 
 
 class Snippet(NamedTuple):
@@ -66,32 +63,3 @@ def anchors(page):
         count = found.get(words, 0)
         found[words] = count + 1
         yield f"{words}-{count}" if count else words
-
-
-def paragraphs(page):
-    """[(line, text)] of the prose: paragraphs, items of lists, headings and cells of tables."""
-    text = re.sub(r"<[^>\n]+>", "", without_snippets(GENERATED.sub(blank, page)))
-    found, begun = [], None
-    for number, line in enumerate(text.split("\n"), 1):
-        bare = line.strip()
-        if bare.startswith("|"):
-            found += [(number, cell) for cell in re.split(r"(?<!\\)\|", bare) if cell.strip(" -:")]
-            begun = None
-        elif not bare or bare.startswith("#"):
-            found += [(number, bare.lstrip("# "))] if bare else []
-            begun = None
-        elif begun is None or re.match(r"[-*] |\d+\. ", bare):
-            found.append((number, bare))
-            begun = len(found) - 1
-        else:
-            found[begun] = (found[begun][0], f"{found[begun][1]} {bare}")
-    return found
-
-
-def sentences(text):
-    """A paragraph's sentences, each as its words; code counts as one."""
-    text = CODE.sub("code", visible(text))
-    return [
-        [word for word in sentence.split() if re.search(r"\w", word)]
-        for sentence in SENTENCE_END.split(text)
-    ]

@@ -1,5 +1,5 @@
 """What the project's pages promise their readers: links that lead somewhere, snippets that are what
-the programs understand, and prose that can be read. Needs codespell (requirements.txt) and, in
+the programs understand, and spelling. Needs codespell (requirements.txt) and, in
 TILEMOE, the command line; no network."""
 
 import functools
@@ -17,9 +17,6 @@ import pages
 from pages import ROOT
 
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in pages.all_pages()}
-# Those whose prose is held to the limits below.
-PROSE = {name: text for name, text in PAGES.items() if "/" in name or name == "README.md"}
-LONGEST_LINE, LONGEST_SENTENCE, LONGEST_README = 120, 40, 130
 TERMINAL = ("sh",)
 OUTPUT = ("", "bibtex")  # what nobody runs: a program's output, formulas, a citation
 
@@ -231,31 +228,8 @@ class Links(unittest.TestCase):
         self.assertEqual(missing, ["README.md"])
 
 
-class Prose(unittest.TestCase):
-    def test_readme_is_short(self):
-        self.assertLessEqual(PAGES["README.md"].count("\n"), LONGEST_README)
-
-    def test_lines(self):
-        wrong = [
-            f"{name}:{number}: {len(pages.visible(line))} letters"
-            for name, text in PROSE.items()
-            for number, line in enumerate(pages.GENERATED.sub(pages.blank, text).splitlines(), 1)
-            if not line.lstrip().startswith(("|", "<picture>"))
-            and len(pages.visible(line)) > LONGEST_LINE
-        ]
-        self.assertFalse(wrong, problems(wrong))
-
-    def test_sentences(self):
-        wrong = [
-            f"{name}:{line}: {len(words)} words: {' '.join(words[:8])} ..."
-            for name, text in PROSE.items()
-            for line, paragraph in pages.paragraphs(text)
-            for words in pages.sentences(paragraph)
-            if len(words) > LONGEST_SENTENCE
-        ]
-        self.assertFalse(wrong, problems(wrong))
-
-    def test_spelling(self):
+class Spelling(unittest.TestCase):
+    def test_of_all_pages(self):
         # In a folder without pyproject.toml, in whose tables of tables it takes no interest.
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "codespell_lib"]

@@ -8,17 +8,11 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
+from checks import refused
 import tilemoe.transformers
 from transformers_support import (
-    assert_same,
-    build,
-    decorated_classes,
-    fill,
-    problem,
-    relative_error,
-    run,
-    run_eager,
-)
+    assert_same, build, decorated_classes, fill, problem, relative_error, run, run_eager,
+)  # fmt: skip
 
 CLASSES = [cls for _, cls in decorated_classes()]
 KINDS = [MixtralExperts, GptOssExperts, NemotronHExperts]
@@ -86,8 +80,7 @@ def test_weights_off_16_bytes_are_refused(cls):
         memory = torch.empty(p.numel() + 4, dtype=p.dtype, device="cuda")
         p.data = memory[4:].view(p.shape).copy_(p.data)
         assert p.data_ptr() % 16 == 8
-    with pytest.raises(ValueError, match="is not on 16 bytes"):
-        run(module, *data())
+    refused(ValueError, "is not on 16 bytes", run, module, *data())
 
 
 def test_a_model_trains_and_generates():

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comparison import LIMITS, assert_close
 import module_support
-from processes import main_of
+from processes import expect, main_of
 from tilemoe._distributed import local_bfloat16
 
 SHAPE = (4, 11)  # of the whole batch: two sequences for each of two ranks
@@ -254,15 +254,6 @@ def local_part(job):
         assert torch.equal(full(parameter.grad), torch.ones_like(weight))
 
 
-def expect(message, call):
-    try:
-        call()
-    except ValueError as error:
-        assert message in str(error), error
-    else:
-        raise AssertionError(f"no ValueError: {message}")
-
-
 def distributed_checkpoint(job):
     """Saved by two, sharded: the test loads it in one process and compares with whole.pt."""
     moe = job.make(bias=True, scoring="sigmoid", selection_bias=True)
@@ -281,24 +272,11 @@ def distributed_checkpoint(job):
 
 SCENARIOS = dict.fromkeys(
     (
-        ddp,
-        fsdp,
-        fsdp_nested,
-        fsdp_recomputed,
-        fsdp_shared,
-        fsdp_shared_nested,
-        fsdp_selection_bias,
-        fsdp_mixed_precision,
-        fsdp_mixed_precision_float32_router,
-        fsdp_mixed_precision_shared,
-        dtensor,
-        dtensor_shared,
-        dtensor_ids,
-        dtensor_token_mask,
-        dtensor_refusals,
-        local_part,
-        distributed_checkpoint,
-    ),
+        ddp, fsdp, fsdp_nested, fsdp_recomputed, fsdp_shared, fsdp_shared_nested,
+        fsdp_selection_bias, fsdp_mixed_precision, fsdp_mixed_precision_float32_router,
+        fsdp_mixed_precision_shared, dtensor, dtensor_shared, dtensor_ids, dtensor_token_mask,
+        dtensor_refusals, local_part, distributed_checkpoint,
+    ),  # fmt: skip
     {2},  # the numbers of processes
 )
 

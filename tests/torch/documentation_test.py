@@ -1,15 +1,13 @@
 """What the documentation shows runs as it stands there."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import tilemoe
+from checks import python
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -84,15 +82,7 @@ def test_every_public_name_is_told_of():
 
 def run_example(name):
     """What it prints."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python(ROOT / "examples" / name)
 
 
 def test_the_functions_example_learns():

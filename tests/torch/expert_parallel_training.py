@@ -20,13 +20,9 @@ from tilemoe import expert_parallel
 
 def plain_layer():
     return module_support.make(
-        seed=9,
-        dtype=torch.float32,
-        sizes=(d, n, E, K),
-        bias=True,
-        scoring="sigmoid",
+        seed=9, dtype=torch.float32, sizes=(d, n, E, K), bias=True, scoring="sigmoid",
         selection_bias=True,
-    )
+    )  # fmt: skip
 
 
 def meshes(job):

@@ -12,21 +12,9 @@ import reference
 import tilemoe
 from comparison import LIMITS, assert_close
 from expert_parallel_job import (
-    E,
-    K,
-    LOSSES,
-    SHARED,
-    compare,
-    d,
-    full,
-    layer_of,
-    layouts,
-    limits_of,
-    n,
-    own_of,
-    parts_by_hand,
+    E, K, LOSSES, SHARED, compare, d, full, layer_of, layouts, limits_of, n, own_of, parts_by_hand,
     spread_call,
-)
+)  # fmt: skip
 from processes import expect, on
 from stored import rounded
 from tilemoe.routing import at_most_experts

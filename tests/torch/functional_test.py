@@ -58,18 +58,6 @@ def test_scorings(scoring, logits_dtype):
     check("moe", logits_layer(DTYPE, logits_dtype), K=K, scoring=scoring)
 
 
-@pytest.mark.parametrize("scoring", ["sigmoid", "sigmoid_renormalized"])
-def test_selection_bias(scoring):
-    bias = normal(E, seed=40, dtype=torch.float32)
-    tensors = logits_layer(DTYPE)
-    check("moe", tensors, K=K, scoring=scoring, selection_bias=bias)
-    scores, ids = tilemoe.topk_router(
-        tensors["logits_or_scores"], K, scoring=scoring, selection_bias=bias
-    )
-    unbiased = tilemoe.topk_router(tensors["logits_or_scores"], K, scoring=scoring)[1]
-    assert not torch.equal(ids, unbiased)
-
-
 def some_tokens(tensors, T):
     """The same layer with as many of its tokens."""
     cut = {k: tensors[k].detach()[:T].requires_grad_() for k in ("x", "logits_or_scores")}
@@ -165,21 +153,6 @@ def test_tokens_without_an_expert():
     assert aux.without == len(range(0, T, 3)) + 1
 
 
-def test_stochastic_rounding_follows_seed_and_offset():
-    tensors = logits_layer(DTYPE)
-
-    def counts(seed, offset):
-        counter = dict(seed=seed, offset=offset)
-        _, aux = tilemoe.moe(
-            **tensors, K=K, rounding="stochastic", m=4, **counter, return_aux=True
-        )
-        return aux.added - aux.dropped, aux.added
-
-    assert counts(torch.tensor([3]), torch.tensor([8])) == counts(3, 8)
-    assert len({counts(3, step) for step in range(20)}) > 1
-    assert len({counts(seed, 8) for seed in range(20)}) > 1
-
-
 def leaf(*shape, seed, dtype=DTYPE):
     return normal(*shape, seed=seed, dtype=dtype).requires_grad_()
 
@@ -263,22 +236,6 @@ ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 7e-4}  # of
 near = torch.testing.assert_close
 
 
-@pytest.mark.parametrize("scoring", reference.SCORINGS)
-@pytest.mark.parametrize("dtype", ROUTER_DTYPES, ids=str)
-def test_topk_router(scoring, dtype):
-    logits, weight = leaf(T, E, seed=21, dtype=dtype), normal(T, K, seed=28, dtype=torch.float32)
-    how = dict(scoring=scoring, ids_dtype=torch.int64)
-    scores, ids = tilemoe.topk_router(logits, K, **how)
-    wide = logits.detach().double().requires_grad_()
-    want, want_ids = reference.topk_router(wide, K, **how)
-    assert scores.dtype == torch.float32 and torch.equal(ids, want_ids)
-    near(scores.double(), want, rtol=1e-5, atol=1e-7)
-    (scores * weight).sum().backward()
-    (want * weight).sum().backward()
-    assert logits.grad.dtype == dtype
-    near(logits.grad.double(), wide.grad, rtol=ROUNDED[dtype], atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", ROUTER_DTYPES, ids=str)
 def test_router_losses(dtype):
     logits, counts = leaf(T, E, seed=21, dtype=dtype), torch.arange(E, dtype=torch.int32) * 5 % 11
@@ -332,20 +289,6 @@ def test_rows_that_lie_over_each_other(step):
 
     apart = layer(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in over))
     assert all(map(torch.equal, layer(*over), apart)) and all(t.isfinite().all() for t in apart)
-
-
-@pytest.mark.parametrize("T", [0, 1])
-def test_few_tokens(T):
-    tensors = logits_layer(DTYPE, bias=True)
-    for name in ("x", "logits_or_scores"):
-        tensors[name] = tensors[name].detach()[:T].requires_grad_()
-    O = tilemoe.moe(**tensors, K=K)
-    O.sum().backward()
-    assert O.shape == (T, d)
-    for name in ("W1", "W2", "b1", "b2"):
-        gradient = tensors[name].grad
-        assert gradient.shape == tensors[name].shape and gradient.isfinite().all()
-        assert gradient.any() == bool(T)
 
 
 def swap_gate_and_up(given):

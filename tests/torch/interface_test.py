@@ -11,19 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from checks import refused
 import tilemoe
 import tilemoe.state_dict
 from tilemoe import (
-    _config,
-    _from_modules,
-    _huggingface,
-    _library,
-    _options,
-    _rules,
-    functional,
-    module,
-    routing,
-)
+    _config, _from_modules, _huggingface, _library, _options, _rules, functional, module, routing,
+)  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"d": 32, "n": 16, "E": 6, "K": 2}
@@ -148,8 +141,7 @@ class TestDtypeOnAGpu:
             lambda: module.SharedExperts(32, 16, device=device),
             lambda: module.SharedExpertGate(1, 32, device=device),
         ):
-            with pytest.raises(ValueError, match=message):
-                make()
+            refused(ValueError, message, make)
 
     def test_the_default_device_counts(self):
         with torch.device("cuda:0"), pytest.raises(ValueError, match="parameters on cuda:0"):

@@ -18,11 +18,9 @@ def python(program, **environment):
     """Runs a program beside this one's packages. -> CompletedProcess"""
     path = os.pathsep.join(sys.path)
     return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", program], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": path} | environment,
-    )
+    )  # fmt: skip
 
 
 def succeeds(program, **environment):

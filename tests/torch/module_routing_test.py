@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 
+from checks import refused
 import tilemoe
 from module_support import E, K, SHAPE, batch, check, d, expected, make, n, run, same_bits
 from target import DEVICE, DTYPE, DTYPES
@@ -138,10 +139,8 @@ def test_wrong_ids_are_refused():
         (ids.float(), "ids is torch.float32, expected int32 or int64"),
         (ids.to("meta"), "ids is on meta and"),
     ):
-        with pytest.raises(ValueError, match=message):
-            moe(x, ids=wrong)
-    with pytest.raises(TypeError, match="ids is a builtins.list, expected a torch.Tensor"):
-        moe(x, ids=ids.tolist())
+        refused(ValueError, message, moe, x, ids=wrong)
+    refused(TypeError, "ids is a builtins.list, expected a torch.Tensor", moe, x, ids=ids.tolist())
 
 
 @pytest.mark.parametrize(
@@ -166,10 +165,8 @@ def test_wrong_ids_are_refused():
 )
 def test_options_that_do_not_fit_are_refused(options, message):
     arguments = dict(d=d, n=n, E=E, K=K, return_aux=True, dtype=DTYPE) | options
-    with pytest.raises(ValueError, match=message):
-        MoE(**arguments)
-    with pytest.raises(TypeError, match="n_group is 2.0, expected an int"):
-        MoE(d, n, E, K, n_group=2.0, dtype=DTYPE)
+    refused(ValueError, message, MoE, **arguments)
+    refused(TypeError, "n_group is 2.0, expected an int", MoE, d, n, E, K, n_group=2.0, dtype=DTYPE)
 
 
 def test_repr():

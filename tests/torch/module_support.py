@@ -66,36 +66,22 @@ def expected(moe, x, dO, seed=None, offset=None, ids=None, stored=None):
     if ids is None:
         router = logits
         choice = dict(
-            K=K,
-            scoring=moe.scoring,
-            selection_bias=moe.gate.e_score_correction_bias,
-            n_group=moe.n_group,
-            topk_group=moe.topk_group,
-            group_score=moe.group_score,
+            K=K, scoring=moe.scoring, selection_bias=moe.gate.e_score_correction_bias,
+            n_group=moe.n_group, topk_group=moe.topk_group, group_score=moe.group_score,
             routed_scaling_factor=moe.routed_scaling_factor,
-            rounding=moe.rounding if moe.training else None,
-            m=moe.m,
-            rounding_tokens=moe.rounding_tokens,
-            seed=seed,
-            offset=offset,
-        )
+            rounding=moe.rounding if moe.training else None, m=moe.m,
+            rounding_tokens=moe.rounding_tokens, seed=seed, offset=offset,
+        )  # fmt: skip
     else:
         choice = dict(ids=ids.reshape(-1, K))
         how = dict(scoring=moe.scoring, routed_scaling_factor=moe.routed_scaling_factor)
         router = reference.scores_at(logits, choice["ids"], **how)
     out, aux = reference.moe(
-        flat,
-        router,
-        p[up],
-        p["experts.down_proj"],
-        b1=p.get(up + "_bias"),
-        b2=p.get("experts.down_proj_bias"),
-        **form,
-        addend=expected_of_shared(moe, p, x, flat, form, stored),
-        **choice,
-        return_aux=True,
+        flat, router, p[up], p["experts.down_proj"], b1=p.get(up + "_bias"),
+        b2=p.get("experts.down_proj_bias"), **form,
+        addend=expected_of_shared(moe, p, x, flat, form, stored), **choice, return_aux=True,
         stored=stored,
-    )
+    )  # fmt: skip
     balance, z = reference.router_losses(logits, aux.expert_counts)
     if moe.balance_coefficient == 0 and moe.z_coefficient == 0:
         balance, z = balance * 0, z * 0
@@ -128,15 +114,9 @@ def expected_of_shared(moe, p, x, flat, form, stored):
             logits = torch.nn.functional.linear(x.reshape(-1, d), moe.shared_expert_gate.weight)
         scores = _with_value(flat @ weight, logits[:, 0].double()).sigmoid()
     Y = reference.grouped_experts(
-        flat,
-        torch.tensor([flat.shape[0]]),
-        of("gate" if gated else "up"),
-        of("down"),
-        W1_up=of("up") if gated else None,
-        row_scores=scores,
-        stored=stored,
-        **form,
-    )
+        flat, torch.tensor([flat.shape[0]]), of("gate" if gated else "up"), of("down"),
+        W1_up=of("up") if gated else None, row_scores=scores, stored=stored, **form,
+    )  # fmt: skip
     return rounded(Y, stored)
 
 

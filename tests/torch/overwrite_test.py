@@ -8,10 +8,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+    CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts,
+)  # fmt: skip
 
 import tilemoe
 from checks import Calls, compiled, refused, same_bits

@@ -84,10 +84,9 @@ def launch(program, names, world, folder, device, only="", limit_s=LIMIT_S, **mo
     arguments += [f"--{name}={value}" for name, value in more.items()]
     processes = [
         subprocess.Popen(
-            [sys.executable, program, "--rank", str(rank), *arguments],
-            stdout=logs[rank],
+            [sys.executable, program, "--rank", str(rank), *arguments], stdout=logs[rank],
             stderr=subprocess.STDOUT,
-        )
+        )  # fmt: skip
         for rank in range(world)
     ]
     end = time.monotonic() + limit_s

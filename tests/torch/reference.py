@@ -39,12 +39,9 @@ ACTIVATIONS = {  # name: (gated, function of one half or the whole of H)
     "identity": (False, lambda h: h),
 }
 SCORINGS = (
-    "softmax_over_chosen",
-    "softmax_over_all",
-    "softmax_renormalized",
-    "sigmoid",
+    "softmax_over_chosen", "softmax_over_all", "softmax_renormalized", "sigmoid",
     "sigmoid_renormalized",
-)
+)  # fmt: skip
 ROUNDINGS = ("nearest", "up", "down", "stochastic", "balanced")
 
 
@@ -100,17 +97,9 @@ def scores_at(logits, ids, *, scoring="softmax_over_chosen", routed_scaling_fact
 
 
 def top_k(
-    logits,
-    K,
-    *,
-    scoring="softmax_over_chosen",
-    selection_bias=None,
-    n_group=1,
-    topk_group=1,
-    group_score=None,
-    routed_scaling_factor=1.0,
-    ids_dtype=torch.int32,
-):
+    logits, K, *, scoring="softmax_over_chosen", selection_bias=None, n_group=1, topk_group=1,
+    group_score=None, routed_scaling_factor=1.0, ids_dtype=torch.int32,
+):  # fmt: skip
     """logits (T, E) -> scores (T, K), ids (T, K)."""
     x = _wide(logits)
     sigmoid = scoring.startswith("sigmoid")
@@ -299,38 +288,12 @@ def _sum_of_pairs(x, tokens, experts, scores, weights, act, addend, stored=None)
 
 
 def moe(
-    x,
-    logits_or_scores,
-    W1,
-    W2,
-    *,
-    K=None,
-    ids=None,
-    W1_up=None,
-    b1=None,
-    b1_up=None,
-    b2=None,
-    activation="swiglu",
-    gate_layout="concatenated",
-    clamp=0.0,
-    alpha=0.0,
-    up_shift=0.0,
-    scoring="softmax_over_chosen",
-    selection_bias=None,
-    n_group=1,
-    topk_group=1,
-    group_score=None,
-    routed_scaling_factor=1.0,
-    rounding=None,
-    m=128,
-    rounding_tokens=None,
-    seed=None,
-    offset=None,
-    addend=None,
-    overwrite_H=False,
-    return_aux=False,
-    stored=None,
-):
+    x, logits_or_scores, W1, W2, *, K=None, ids=None, W1_up=None, b1=None, b1_up=None, b2=None,
+    activation="swiglu", gate_layout="concatenated", clamp=0.0, alpha=0.0, up_shift=0.0,
+    scoring="softmax_over_chosen", selection_bias=None, n_group=1, topk_group=1, group_score=None,
+    routed_scaling_factor=1.0, rounding=None, m=128, rounding_tokens=None, seed=None, offset=None,
+    addend=None, overwrite_H=False, return_aux=False, stored=None,
+):  # fmt: skip
     """x (..., d); logits (..., E), or scores and ids (..., K) -> O (..., d) [, Aux]."""
     shape, E = x.shape, W2.shape[0]
     x = x.reshape(-1, shape[-1])
@@ -361,38 +324,17 @@ def moe(
         aux = Aux(counts, zero, zero, (~valid).sum().to(torch.int32), without)
     weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
     act = dict(
-        activation=activation,
-        gate_layout=gate_layout,
-        clamp=clamp,
-        alpha=alpha,
-        up_shift=up_shift,
-    )
+        activation=activation, gate_layout=gate_layout, clamp=clamp, alpha=alpha, up_shift=up_shift,
+    )  # fmt: skip
     O = _sum_of_pairs(x, tokens, experts, scores, weights, act, addend, stored).reshape(shape)
     return (O, aux) if return_aux else O
 
 
 def moe_general(
-    x,
-    tokens,
-    experts,
-    scores,
-    W1,
-    W2,
-    *,
-    W1_up=None,
-    b1=None,
-    b1_up=None,
-    b2=None,
-    activation="swiglu",
-    gate_layout="concatenated",
-    clamp=0.0,
-    alpha=0.0,
-    up_shift=0.0,
-    addend=None,
-    overwrite_H=False,
-    return_aux=False,
-    stored=None,
-):
+    x, tokens, experts, scores, W1, W2, *, W1_up=None, b1=None, b1_up=None, b2=None,
+    activation="swiglu", gate_layout="concatenated", clamp=0.0, alpha=0.0, up_shift=0.0,
+    addend=None, overwrite_H=False, return_aux=False, stored=None,
+):  # fmt: skip
     """x (T, d); tokens, experts, scores (P), sorted by token -> O (T, d) [, Aux].
 
     A triple is skipped whose expert or token is out of range, or whose token is smaller than one in
@@ -407,12 +349,8 @@ def moe_general(
     valid = in_range & (tokens >= latest) & (experts >= 0) & (experts < E)
     weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
     act = dict(
-        activation=activation,
-        gate_layout=gate_layout,
-        clamp=clamp,
-        alpha=alpha,
-        up_shift=up_shift,
-    )
+        activation=activation, gate_layout=gate_layout, clamp=clamp, alpha=alpha, up_shift=up_shift,
+    )  # fmt: skip
     experts = torch.where(valid, experts, -1)
     O = _sum_of_pairs(x, tokens, experts, scores, weights, act, addend, stored)
     zero = torch.zeros((), dtype=torch.int32, device=x.device)
@@ -423,25 +361,10 @@ def moe_general(
 
 
 def grouped_experts(
-    rows,
-    counts,
-    W1,
-    W2,
-    *,
-    row_scores=None,
-    W1_up=None,
-    b1=None,
-    b1_up=None,
-    b2=None,
-    activation="swiglu",
-    gate_layout="concatenated",
-    clamp=0.0,
-    alpha=0.0,
-    up_shift=0.0,
-    addend=None,
-    overwrite_H=False,
-    stored=None,
-):
+    rows, counts, W1, W2, *, row_scores=None, W1_up=None, b1=None, b1_up=None, b2=None,
+    activation="swiglu", gate_layout="concatenated", clamp=0.0, alpha=0.0, up_shift=0.0,
+    addend=None, overwrite_H=False, stored=None,
+):  # fmt: skip
     """rows (R, d) sorted by expert, counts (E), row_scores (R) -> (R, d), zero past sum(counts)."""
     R, E = rows.shape[0], W2.shape[0]
     experts = torch.repeat_interleave(torch.arange(E, device=rows.device), counts.clamp(min=0))
@@ -450,12 +373,8 @@ def grouped_experts(
     scores = ones if row_scores is None else row_scores
     weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
     act = dict(
-        activation=activation,
-        gate_layout=gate_layout,
-        clamp=clamp,
-        alpha=alpha,
-        up_shift=up_shift,
-    )
+        activation=activation, gate_layout=gate_layout, clamp=clamp, alpha=alpha, up_shift=up_shift,
+    )  # fmt: skip
     tokens = torch.arange(R, device=rows.device)
     O = _sum_of_pairs(rows, tokens, experts, scores, weights, act, None, stored)
     if addend is None:

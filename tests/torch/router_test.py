@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from checks import refused
 import reference
 import tilemoe
 from layers import check, compare, results
@@ -36,6 +37,9 @@ CHOICES = [
     for n_group, topk_group in GROUPS
     for group_score in worths(scoring, n_group)
 ]
+each_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
+)
 each_choice = pytest.mark.parametrize("scoring, n_group, topk_group, group_score", CHOICES)
 
 
@@ -64,7 +68,7 @@ def assert_scores(got, want, logits):
 
 
 @each_choice
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_dtype
 def test_choice_among_groups(scoring, n_group, topk_group, group_score, dtype):
     """Of few values, so that experts and groups tie: the lower comes first."""
     generator = torch.Generator("cpu").manual_seed(n_group)
@@ -245,8 +249,9 @@ def some_ids(seed=8, dtype=torch.int64):
 
 
 @each_choice
-def test_scores_at_the_choice_have_its_bits(scoring, n_group, topk_group, group_score):
-    logits = normal(T, E, seed=9).requires_grad_()
+@each_dtype
+def test_scores_at_the_choice_have_its_bits(scoring, n_group, topk_group, group_score, dtype):
+    logits = normal(T, E, seed=9, dtype=dtype).requires_grad_()
     options = dict(scoring=scoring, routed_scaling_factor=FACTOR)
     want, ids = tilemoe.top_k(logits, K, **options, **grouped(n_group, topk_group, group_score))
     got = tilemoe.scores_at(logits, ids, **options)
@@ -257,7 +262,7 @@ def test_scores_at_the_choice_have_its_bits(scoring, n_group, topk_group, group_
 
 
 @pytest.mark.parametrize("scoring", SOFTMAX + SIGMOID)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@each_dtype
 @pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64], ids=str)
 def test_scores_at_any_ids(scoring, dtype, ids_dtype):
     logits, ids = normal(T, E, seed=11, dtype=dtype).requires_grad_(), some_ids(dtype=ids_dtype)
@@ -363,8 +368,7 @@ def test_wrong_groups_and_factors_are_refused(sentence, options, device):
         lambda: tilemoe.top_k(logits, K, **options),
         lambda: tilemoe.moe(**tensors, K=K, **options),
     ):
-        with pytest.raises(ValueError, match=re.escape(sentence)):
-            call()
+        refused(ValueError, re.escape(sentence), call)
     if "n_group" not in options and "routed_scaling_factor" in options:
         with pytest.raises(ValueError, match=re.escape(sentence)):
             ids = torch.zeros(T, K, dtype=torch.int32, device=logits.device)
@@ -377,8 +381,7 @@ def test_groups_and_factors_go_with_a_choice_from_logits():
     scores = tensors | {"logits_or_scores": torch.ones(T, K)}
     for options in (dict(n_group=4, topk_group=2), dict(routed_scaling_factor=2.0)):
         (name, *_) = options
-        with pytest.raises(ValueError, match=f"{name}.*ids are given"):
-            tilemoe.moe(**scores, ids=ids, **options)
+        refused(ValueError, f"{name}.*ids are given", tilemoe.moe, **scores, ids=ids, **options)
         with pytest.raises(ValueError, match=f"{name}.*rounding"):
             tilemoe.moe(**tensors, K=K, rounding="up", m=4, **options)
 
@@ -386,13 +389,9 @@ def test_groups_and_factors_go_with_a_choice_from_logits():
 def test_ids_of_other_shapes_are_refused():
     logits = normal(T, E, seed=16)
     for ids in (torch.zeros(T - 1, K), torch.zeros(K), torch.zeros(2, T, K)):
-        with pytest.raises(ValueError, match="ids has shape"):
-            tilemoe.scores_at(logits, ids.int())
-    with pytest.raises(ValueError, match="ids is float32"):
-        tilemoe.scores_at(logits, torch.zeros(T, K))
-    with pytest.raises(ValueError, match="ids has shape"):
-        tilemoe.scores_at(logits, torch.zeros(T, 0).int())
+        refused(ValueError, "ids has shape", tilemoe.scores_at, logits, ids.int())
+    refused(ValueError, "ids is float32", tilemoe.scores_at, logits, torch.zeros(T, K))
+    refused(ValueError, "ids has shape", tilemoe.scores_at, logits, torch.zeros(T, 0).int())
     with pytest.raises(ValueError, match="ids is on meta"):
         tilemoe.scores_at(logits, torch.zeros(T, K, device="meta").int())
-    with pytest.raises(TypeError, match="ids is a builtins.list"):
-        tilemoe.scores_at(logits, [[0] * K] * T)
+    refused(TypeError, "ids is a builtins.list", tilemoe.scores_at, logits, [[0] * K] * T)

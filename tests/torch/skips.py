@@ -27,19 +27,15 @@ NEED = {
     "torchtitan": ["torchtitan_test.py", "torchtitan_models_test.py", "torchtitan_trainer_test.py"],
     "transformers": [
         "documentation_test.py::test_a_block",
-        "documentation_test.py::test_a_model_of_transformers",
-        "finetune_test.py",
+        "documentation_test.py::test_a_model_of_transformers", "finetune_test.py",
         "huggingface_test.py",
         "pretrain_trained_test.py::test_an_exported_run_is_loaded_and_is_the_same",
         "pretrain_trained_test.py::test_an_exported_tokenizer_gives_the_same_tokens",
         "pretrain_trained_test.py::test_transformers_computes_the_same_function",
-        "transformers_checkpoint_test.py",
-        "transformers_distributed_test.py",
-        "transformers_forms_test.py",
-        "transformers_models_test.py",
-        "transformers_routers_test.py",
+        "transformers_checkpoint_test.py", "transformers_distributed_test.py",
+        "transformers_forms_test.py", "transformers_models_test.py", "transformers_routers_test.py",
         "transformers_test.py",
-    ],
+    ],  # fmt: skip
     "accelerate": ["finetune_test.py"],
     "mypy": ["typing_test.py::test_a_type_checker_accepts_the_package_and_a_program_that_uses_it"],
     "tokenizers": [
@@ -74,13 +70,11 @@ def expected(without=()):
         "capacity_test.py::test_past_it_pairs_are_dropped_where_that_is_asked_for",
         "functional_test.py::test_gpt_oss_form",
         "huggingface_test.py::test_a_model_as_its_files_have_it",
-        "module_test.py::test_gpt_oss_form",
-        "operators_test.py::test_a_type_that_no_kernel_has",
+        "module_test.py::test_gpt_oss_form", "operators_test.py::test_a_type_that_no_kernel_has",
         "operators_test.py::test_other_devices_are_refused",
         "torchtitan_test.py::test_a_layers_state_dict_is_the_modules_too",
-        "torchtitan_test.py::test_its_dispatchers_over_two_processes",
-        "typing_test.py",
-    )
+        "torchtitan_test.py::test_its_dispatchers_over_two_processes", "typing_test.py",
+    )  # fmt: skip
     of_two_gpus = (
         "cuda_test.py::test_another_gpu_than_the_current_one",
         "cuda_two_devices_test.py",

@@ -69,11 +69,7 @@ def full_tensor(tensor):
     """A DTensor's, over a mesh of one dimension."""
     mesh = DeviceMesh.from_group(tensor.device_mesh.get_group(), "cpu")
     on_cpu = DTensor.from_local(
-        tensor.to_local().detach().cpu(),
-        mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+        tensor.to_local().detach().cpu(), mesh, tensor.placements, run_check=False,
+        shape=tensor.shape, stride=tensor.stride(),
+    )  # fmt: skip
     return on_cpu.full_tensor().to(tensor.to_local().device)

@@ -53,13 +53,9 @@ def backward(x, s, H, dO, W1, W2, b1, b2, act, dtype):
     if b2 is not None:
         ds = ds + dO @ b2
     return Gradients(
-        x=rounded(dH @ W1, dtype),
-        s=ds,
-        W1=dH.T @ x,
-        W2=dO.T @ rounded(s * A, dtype),
-        b1=None if b1 is None else dH.sum(0),
-        b2=None if b2 is None else (s * dO).sum(0),
-    )
+        x=rounded(dH @ W1, dtype), s=ds, W1=dH.T @ x, W2=dO.T @ rounded(s * A, dtype),
+        b1=None if b1 is None else dH.sum(0), b2=None if b2 is None else (s * dO).sum(0),
+    )  # fmt: skip
 
 
 class _WeightedExpert(torch.autograd.Function):

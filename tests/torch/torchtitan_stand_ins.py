@@ -71,10 +71,9 @@ class ElasticBuffer:
             chosen = chosen.scatter(1, topk_idx % (num_experts + 1), True)[:, :num_experts]
             received = _Received(self.group, chosen)
             handle = types.SimpleNamespace(
-                received=received,
-                num_sms=num_sms,
+                received=received, num_sms=num_sms,
                 num_recv_tokens_per_expert_list=received.counts.tolist(),
-            )
+            )  # fmt: skip
             ids = received.rows(topk_idx) - received.first
             ids = ids.masked_fill((ids < 0) | (ids >= received.own.shape[-1]), -1)
             scores = received.rows(topk_weights).masked_fill(ids < 0, torch.nan)
@@ -95,10 +94,9 @@ class HybridEPBuffer:
         self.group, self.local_rank = group, dist.get_rank(group)
         self.configurer = types.SimpleNamespace(
             buffer_config=types.SimpleNamespace(
-                hidden_dim=hidden_dim,
-                max_num_of_tokens_per_rank=max_num_of_tokens_per_rank,
+                hidden_dim=hidden_dim, max_num_of_tokens_per_rank=max_num_of_tokens_per_rank,
                 num_of_experts_per_rank=num_local_experts,
-            )
+            )  # fmt: skip
         )
         self.calls = []
 

@@ -13,11 +13,9 @@ from torch.distributed.tensor import init_device_mesh
 from torchtitan.models.common import token_dispatcher
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.token_dispatcher import (
-    AllToAllTokenDispatcher,
-    DeepEPTokenDispatcher,
-    HybridEPTokenDispatcher,
+    AllToAllTokenDispatcher, DeepEPTokenDispatcher, HybridEPTokenDispatcher,
     MinimalAsyncEPTokenDispatcher,
-)
+)  # fmt: skip
 
 import tilemoe.torchtitan
 import torchtitan_stand_ins

@@ -44,14 +44,3 @@ def test_compile_and_export(model):
     x, chosen, scores = torch.randn(12, 64), torch.arange(24).view(12, 2) % 6, torch.rand(12, 2)
     exported = torch.export.export(experts, (x, chosen, scores))
     assert torch.equal(exported.module()(x, chosen, scores), experts(x, chosen, scores))
-
-
-def test_torch_func_is_refused(model):
-    ids = torch.arange(12).view(1, 12)
-    parameters = dict(model.named_parameters())
-
-    def loss(parameters):
-        return torch.func.functional_call(model, parameters, (ids,)).logits.sum()
-
-    with pytest.raises(NotImplementedError, match="tilemoe: torch.func's transforms"):
-        torch.func.grad(loss)(parameters)

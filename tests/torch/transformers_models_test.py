@@ -12,13 +12,9 @@ import torch
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3Config,
-    GptOssConfig,
-    MixtralConfig,
-    OlmoeConfig,
+    AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, MixtralConfig, OlmoeConfig,
     Qwen3MoeConfig,
-)
+)  # fmt: skip
 
 import tilemoe
 import tilemoe.transformers
@@ -26,19 +22,10 @@ from transformers_support import relative_error, slips
 
 E, K, n = 6, 3, 16  # n as in transformers_support, whose slips roll W1 by it
 COMMON = dict(
-    vocab_size=98,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    num_experts_per_tok=K,
-    intermediate_size=n,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+    vocab_size=98, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, num_experts_per_tok=K, intermediate_size=n,
+    max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
 CONFIGS = {
     "mixtral": MixtralConfig(**COMMON, num_local_experts=E),
     "qwen3_moe": Qwen3MoeConfig(
