@@ -6,6 +6,7 @@ import torch
 import layers
 import reference
 import tilemoe
+from checks import same_bits
 from comparison import doubled
 from target import DEVICE
 
@@ -45,12 +46,6 @@ def fitting(ids, capacity):
     return torch.tensor(flat, dtype=ids.dtype, device=ids.device).reshape(ids.shape)
 
 
-def same(got, want):
-    assert got.keys() == want.keys()
-    for name in want:
-        assert torch.equal(got[name], want[name]), name
-
-
 @each_dtype
 def test_bits_do_not_depend_on_a_capacity_that_suffices(dtype):
     tensors, ids = problem(dtype)
@@ -58,14 +53,14 @@ def test_bits_do_not_depend_on_a_capacity_that_suffices(dtype):
     assert 0 < M < T * K
     want = layers.results(tilemoe.moe, tensors, ids=ids)
     for capacity in (M, M + 1, T * K, 10 * T * K):
-        same(layers.results(tilemoe.moe, tensors, ids=ids, capacity=capacity), want)
+        same_bits(layers.results(tilemoe.moe, tensors, ids=ids, capacity=capacity), want)
 
 
 @each_dtype
 def test_from_logits_too(dtype):
     tensors = layers.logits_layer(dtype)
     want = layers.results(tilemoe.moe, tensors, K=K, scoring="sigmoid")
-    same(layers.results(tilemoe.moe, tensors, K=K, scoring="sigmoid", capacity=T * K), want)
+    same_bits(layers.results(tilemoe.moe, tensors, K=K, scoring="sigmoid", capacity=T * K), want)
     O, aux = tilemoe.moe(**tensors, K=K, capacity=T * K - 4, return_aux=True)
     assert O.isnan().all() and aux.overflow == 4
     assert aux.expert_counts.sum() == T * K  # chosen, whether they fit or not
@@ -78,7 +73,7 @@ def test_past_it_pairs_are_dropped_where_that_is_asked_for(dtype):
     left = fitting(ids, capacity)
     assert int(here(left).sum()) == capacity
     got = layers.results(tilemoe.moe, tensors, ids=ids, capacity=capacity, on_overflow="drop")
-    same(got, layers.results(tilemoe.moe, tensors, ids=left))
+    same_bits(got, layers.results(tilemoe.moe, tensors, ids=left))
     want = layers.results(reference.moe, doubled(tensors), dO_dtype=dtype, ids=left)
     of = lambda **how: layers.results(  # noqa: E731
         reference.moe, doubled(tensors), dO_dtype=dtype, ids=left, **how

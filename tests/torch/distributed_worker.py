@@ -113,27 +113,7 @@ def fsdp(job, nested=False, recompute=False, **options):
             optimizer.step()
 
 
-def fsdp_nested(job):
-    fsdp(job, nested=True)
-
-
-def fsdp_recomputed(job):
-    fsdp(job, recompute=True)
-
-
 SHARED = dict(shared_intermediate_size=16, shared_expert_gate=True, router_bias=True)
-
-
-def fsdp_shared(job):
-    fsdp(job, **SHARED)
-
-
-def fsdp_shared_nested(job):
-    fsdp(job, nested=True, **SHARED)
-
-
-def fsdp_mixed_precision_shared(job):
-    fsdp_mixed_precision(job, router_dtype=torch.float32, **SHARED)
 
 
 def fsdp_selection_bias(job):
@@ -169,10 +149,6 @@ def fsdp_mixed_precision(job, **options):
     compare_gradients(moe, want, LIMITS[torch.bfloat16])
 
 
-def fsdp_mixed_precision_float32_router(job):
-    fsdp_mixed_precision(job, router_dtype=torch.float32)
-
-
 def dtensor(job, **options):
     """Parameters spread over the ranks in every way, tokens spread or the same on all ranks."""
     for x_placement in (Shard(0), Shard(1), Replicate()):
@@ -195,10 +171,6 @@ def dtensor(job, **options):
             assert_close(out.full_tensor(), want_out.double(), "out")
             pairs = SHAPE[0] * SHAPE[1] * moe.K
             assert aux.expert_counts.full_tensor().sum() == pairs
-
-
-def dtensor_shared(job):
-    dtensor(job, **SHARED)
 
 
 def dtensor_ids(job):
@@ -270,15 +242,29 @@ def distributed_checkpoint(job):
         assert torch.equal(full(t), full(other.state_dict()[name])), name
 
 
+def named(name, scenario, **options):
+    def call(job):
+        scenario(job, **options)
+
+    call.__name__ = name
+    return call
+
+
+FLOAT32 = dict(router_dtype=torch.float32)
 SCENARIOS = dict.fromkeys(
     (
-        ddp, fsdp, fsdp_nested, fsdp_recomputed, fsdp_shared, fsdp_shared_nested,
-        fsdp_selection_bias, fsdp_mixed_precision, fsdp_mixed_precision_float32_router,
-        fsdp_mixed_precision_shared, dtensor, dtensor_shared, dtensor_ids, dtensor_token_mask,
-        dtensor_refusals, local_part, distributed_checkpoint,
-    ),  # fmt: skip
+        ddp, fsdp, fsdp_selection_bias, fsdp_mixed_precision, dtensor, dtensor_ids,
+        dtensor_token_mask, dtensor_refusals, local_part, distributed_checkpoint,
+        named("fsdp_nested", fsdp, nested=True),
+        named("fsdp_recomputed", fsdp, recompute=True),
+        named("fsdp_shared", fsdp, **SHARED),
+        named("fsdp_shared_nested", fsdp, nested=True, **SHARED),
+        named("fsdp_mixed_precision_float32_router", fsdp_mixed_precision, **FLOAT32),
+        named("fsdp_mixed_precision_shared", fsdp_mixed_precision, **FLOAT32, **SHARED),
+        named("dtensor_shared", dtensor, **SHARED),
+    ),
     {2},  # the numbers of processes
-)
+)  # fmt: skip
 
 
 if __name__ == "__main__":

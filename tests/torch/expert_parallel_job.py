@@ -12,8 +12,6 @@ import module_support
 import staged
 import tilemoe
 from comparison import LIMITS, assert_close
-from processes import on
-from stored import rounded
 from tilemoe import expert_parallel
 
 

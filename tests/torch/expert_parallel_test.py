@@ -2,11 +2,8 @@
 scenario once; each is a test here."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +15,7 @@ import expert_parallel_worker as worker
 import launcher
 import tilemoe
 import tilemoe.expert_parallel
+from checks import start
 from module_support import same_bits
 from processes import launch, of_world
 from tilemoe import _expert_cost
@@ -73,13 +71,7 @@ def test_rows_are_read_in_the_peers_memory(tmp_path):
 
 def test_the_example_learns():
     """In two processes."""
-    done = subprocess.run(
-        [*launcher.python(2), EXAMPLE],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
+    done = start(*launcher.python(2), EXAMPLE, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     before, after = map(float, re.findall(r"loss (\S+)\n", done.stdout))
     assert after < 0.9 * before

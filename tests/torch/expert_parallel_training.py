@@ -8,12 +8,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DeviceMesh, DTensor, init_device_mesh
-from torch.utils.checkpoint import checkpoint
 
 import module_support
 import tilemoe
 from comparison import LIMITS, assert_close
-from expert_parallel_job import E, K, LOSSES, SHARED, d, full, mean, n
+from expert_parallel_job import E, K, LOSSES, SHARED, d, full, n
 from processes import on
 from tilemoe import expert_parallel
 

@@ -1,8 +1,6 @@
 """The fine-tuning example, run as its page says: it learns, and as with `eager` experts."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,28 +9,26 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed, and Trainer needs it")
 
+from checks import start
+
 ROOT = Path(__file__).parents[2]
 
 
-def start(*options):
-    program = [sys.executable, str(ROOT / "examples" / "finetune_transformers.py")]
-    run = subprocess.run(
-        [*program, *map(str, options)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"},
-    )
-    print(run.stdout)
-    return run
+def run(*options):
+    example = ROOT / "examples" / "finetune_transformers.py"
+    done = start(sys.executable, example, *options, timeout=None, HF_HUB_OFFLINE="1")
+    print(done.stdout)
+    return done
 
 
 def losses(*options):
-    run = start(*options)
-    assert run.returncode == 0, run.stderr
-    before, after = re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", run.stdout).groups()
-    return float(before), float(after), run.stdout
+    done = run(*options)
+    assert done.returncode == 0, done.stderr
+    before, after = re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", done.stdout).groups()
+    return float(before), float(after), done.stdout
 
 
+@pytest.mark.long
 def test_the_example_learns_as_eager_does(tmp_path):
     before, after, _ = losses("--steps", 40, "--output", tmp_path / "tilemoe")
     assert after <= before - 1.5  # log(256) = 5.5 at the start, 3.2 of letters' frequencies alone
@@ -79,14 +75,14 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path):
     )
     config.architectures = ["Qwen3MoeForCausalLM"]
     config.save_pretrained(tmp_path)
-    run = start("--model", tmp_path)
-    assert run.returncode == 1
+    done = run("--model", tmp_path)
+    assert done.returncode == 1
     of_experts = 32 * 256 * 3 * 8192 * 2048
-    needed = float(re.search(r"in bfloat16 takes (\d+) GiB", run.stderr).group(1))
+    needed = float(re.search(r"in bfloat16 takes (\d+) GiB", done.stderr).group(1))
     assert 8 * of_experts / 2**30 <= needed <= 1.05 * 8 * of_experts / 2**30
-    assert "does not fit" in run.stderr and "Traceback" not in run.stderr
-    parts = re.search(r"weights ([\d.]+), gradients ([\d.]+), optimizer ([\d.]+), ", run.stdout)
+    assert "does not fit" in done.stderr and "Traceback" not in done.stderr
+    parts = re.search(r"weights ([\d.]+), gradients ([\d.]+), optimizer ([\d.]+), ", done.stdout)
     weights, gradients, optimizer = map(float, parts.groups())
     assert weights == gradients == pytest.approx(optimizer / 2, abs=0.1)
     assert weights == pytest.approx(needed / 4, rel=0.01)
-    assert run.stdout.count("together") == 1
+    assert done.stdout.count("together") == 1

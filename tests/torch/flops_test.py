@@ -1,16 +1,13 @@
 """FlopCounterMode counts the operators' GEMMs: forward 6 T K d n with a gated activation and
 4 T K d n without one, backward twice that, less what no gradient is computed for."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import tilemoe
+from checks import python
 from target import DTYPE
 
 T, d, n, E, K = 40, 32, 24, 6, 2
@@ -134,9 +131,4 @@ with FlopCounterMode(display=False) as mode, torch.device("meta"):
     tilemoe.MoE(32, 24, 6, 2, dtype=torch.bfloat16)(torch.empty(40, 32, dtype=torch.bfloat16))
 print(mode.get_total_flops())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == GATE + 3 * GEMM
+    assert int(python("-c", program)) == GATE + 3 * GEMM

@@ -59,14 +59,19 @@ def require_equal(loaded, expected, count):
         assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
 
 
+def spawned(*more):
+    """Its workers import torch each."""
+    return pytest.param("spawn", *more, marks=pytest.mark.long)
+
+
 # `expected` has used the library before the workers start.
-@pytest.mark.parametrize("method,count", [("fork", rounds(3)), ("spawn", rounds(1))])
+@pytest.mark.parametrize("method,count", [("fork", rounds(3)), spawned(rounds(1))])
 def test_data_loaders_compute(expected, method, count):
     require_equal(load(method, count), expected, count)
     assert torch.equal(output(0), expected[0])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", spawned()])
 def test_data_loaders_compute_first(expected, method, tmp_path):
     """In a process that leaves all use of the library to its workers."""
     count = rounds(1)

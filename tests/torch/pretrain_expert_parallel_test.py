@@ -52,6 +52,7 @@ def test_it_trains_as_without_it(shared, alone):
     assert last["loss"] < first["loss"] - 0.4
 
 
+@pytest.mark.long
 def test_it_goes_on_with_the_same_bits(shared, data, tmp_path):  # noqa: F811
     folder = from_step(SAVED, shared, tmp_path)
     done = launch(folder, data, *TOGETHER, processes=2)
@@ -61,6 +62,7 @@ def test_it_goes_on_with_the_same_bits(shared, data, tmp_path):  # noqa: F811
     assert steps(folder) == {step: whole[step] for step in range(SAVED + 1, 25)}
 
 
+@pytest.mark.long
 def test_it_goes_on_without_it(shared, data, tmp_path):  # noqa: F811
     """A checkpoint of two processes that share the experts, in one that has all."""
     folder = from_step(SAVED, shared, tmp_path)
@@ -69,6 +71,7 @@ def test_it_goes_on_without_it(shared, data, tmp_path):  # noqa: F811
     close(folder, shared, SAVED + 1)
 
 
+@pytest.mark.long
 def test_a_first_run_loses_nothing(data, tmp_path):  # noqa: F811
     """The README's, by defaults alone: its experts are not balanced yet in the first steps."""
     options = "--batch 64 --micro-batch 32 --learning-rate 1e-2 --precision mixed".split()

@@ -2,14 +2,12 @@
 module returns what FSDP warns of."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import launcher
+from checks import start
 from pretrain_fsdp_worker import CASES
 
 WORKER = Path(__file__).parent / "pretrain_fsdp_worker.py"
@@ -17,13 +15,7 @@ WORKER = Path(__file__).parent / "pretrain_fsdp_worker.py"
 
 @pytest.fixture(scope="module")
 def found():
-    done = subprocess.run(
-        [*launcher.python(2), WORKER],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
+    done = start(*launcher.python(2), WORKER, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

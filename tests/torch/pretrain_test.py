@@ -93,6 +93,7 @@ def compare(ours, theirs, equal):
         assert equal(record, reference), (record, reference)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", [[], ["--keep-gathered"]], ids=["gathered again", "kept"])
 def test_reducing_after_each_micro_batch_is_the_same_step(whole, data, tmp_path, kept):
     folder = from_step(SAVED, whole[2], tmp_path)
@@ -110,6 +111,7 @@ def test_as_many_processes_go_on_with_the_same_bits(whole, data, tmp_path, proce
     compare(folder, whole[processes], lambda a, b: a == b)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
 def test_another_number_of_processes_goes_on(whole, data, tmp_path, before, after):
     folder = from_step(SAVED, whole[before], tmp_path)
@@ -211,6 +213,7 @@ def test_a_gradient_that_is_not_a_number_stops_the_run(whole, data, tmp_path):
     assert re.search(r"stopped at step 6: loss \S+, norm of the gradient (nan|inf);", done.stderr)
 
 
+@pytest.mark.long
 def test_only_the_last_checkpoints_are_kept(data, tmp_path):
     done = launch(tmp_path, data, "--keep", "2", "--steps", "12")
     assert done.returncode == 0, done.stderr
@@ -220,6 +223,7 @@ def test_only_the_last_checkpoints_are_kept(data, tmp_path):
     assert "Traceback" not in other.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["mixed", "bfloat16"])
 def test_bfloat16_learns(data, tmp_path, precision):
     done = launch(tmp_path, data, "--precision", precision, "--recompute", "blocks")
@@ -228,6 +232,7 @@ def test_bfloat16_learns(data, tmp_path, precision):
     assert losses[-1] < losses[0] - 0.4
 
 
+@pytest.mark.long
 def test_the_selection_bias_is_one_over_two_processes(data, tmp_path):
     """Experts are chosen by a bias that the counts of the whole step moved: with each process'
     own counts the losses would part."""
@@ -241,6 +246,7 @@ def test_the_selection_bias_is_one_over_two_processes(data, tmp_path):
         assert abs(runs[2][step]["loss"] - record["loss"]) <= 1e-5 * record["loss"]
 
 
+@pytest.mark.long
 def test_the_log_tells_what_routing_did(whole, data, tmp_path):
     """The same of one process and of two, which share the micro-batches."""
     bounded = ["--capacity", "0.75", "--routing-tokens", "32", "--steps", "4"]

@@ -230,39 +230,27 @@ def layer_config():
     )
 
 
-@pytest.mark.filterwarnings("ignore:In CPU autocast")  # torchtitan's router asks for float32
-def test_the_override_replaces_experts_in_a_layer():
-    theirs_cfg, ours_cfg = layer_config(), layer_config()
-    log = apply_overrides(OverrideConfig(imports=["tilemoe.torchtitan.experts"]), ours_cfg)
-    assert len(log) == 1 and "TileMoEGroupedExperts" in log[0]
-    theirs, ours = theirs_cfg.build(), ours_cfg.build()
-    assert isinstance(ours.routed_experts.inner_experts, tilemoe.torchtitan.TileMoEGroupedExperts)
+def overridden(name):
+    """-> torchtitan's layer, and the same with an override, of equal weights."""
+    theirs, cfg = layer_config().build(), layer_config()
+    log = apply_overrides(OverrideConfig(imports=[f"tilemoe.torchtitan.{name}"]), cfg)
+    assert len(log) == 1 and {"experts": "TileMoEGroupedExperts"}.get(name, "TileMoERouted") in log[0]
+    ours = cfg.build()
     theirs.init_states()
     ours.init_states()  # the initialisers came along
-    assert ours.routed_experts.inner_experts.w3_EFD.detach().std().item() == pytest.approx(0.2, rel=0.1)
+    std = ours.routed_experts.inner_experts.w3_EFD.detach().std().item()
+    assert std == pytest.approx(0.2, rel=0.1)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     ours.load_state_dict(theirs.state_dict())
-    x = normal(2, 19, D, seed=3)
-    results = []
-    for layer in (theirs, ours):
-        leaf = x.clone().requires_grad_()
-        layer(leaf).square().sum().backward()
-        results.append([layer(x).detach(), leaf.grad, *(p.grad for p in layer.parameters())])
-    for got, want in zip(results[1], results[0], strict=True):
-        assert (got - want).norm() <= 2e-2 * want.norm()
+    return theirs, ours
 
 
-@pytest.mark.filterwarnings("ignore:In CPU autocast")
-def test_the_override_replaces_dispatch_and_combination(monkeypatch):
-    """One call of tilemoe.moe, of tokens that nobody sorted. X is kept once, not once a pair, and
-    beside it H, and neither rows nor results of pairs."""
-    theirs_cfg, ours_cfg = layer_config(), layer_config()
-    log = apply_overrides(OverrideConfig(imports=["tilemoe.torchtitan.routed_experts"]), ours_cfg)
-    assert len(log) == 1 and "TileMoERoutedExperts" in log[0]
-    theirs, ours = theirs_cfg.build(), ours_cfg.build()
-    theirs.init_states()
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    ours.load_state_dict(theirs.state_dict())
+@pytest.mark.filterwarnings("ignore:In CPU autocast")  # torchtitan's router asks for float32
+@pytest.mark.parametrize("override", ["experts", "routed_experts"])
+def test_an_override_in_a_layer(override, monkeypatch):
+    """Of the routed experts one call of tilemoe.moe, of tokens that nobody sorted. X is kept once,
+    not once a pair, and next to it H, and neither rows nor results of pairs."""
+    theirs, ours = overridden(override)
     calls, moe = [], tilemoe.functional.moe
     called = lambda *args, **k: calls.append(args[0].shape) or moe(*args, **k)  # noqa: E731
     monkeypatch.setattr(tilemoe.functional, "moe", called)
@@ -270,16 +258,20 @@ def test_the_override_replaces_dispatch_and_combination(monkeypatch):
     results, kept = [], []
     for layer in (theirs, ours):
         leaf, shapes = x.clone().requires_grad_(), []
-        pack = lambda t: (shapes.append(tuple(t.shape)), t)[1]  # noqa: E731
+        pack = lambda t: (shapes.append(tuple(t.shape)), t)[1]  # noqa: B023, E731
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             out = layer(leaf)
         out.backward(dO)
         results.append([out.detach(), leaf.grad, *(p.grad for p in layer.parameters())])
         kept.append(shapes)
-    assert calls == [x.shape]
     for got, want in zip(results[1], results[0], strict=True):
         assert (got - want).norm() <= 2e-2 * want.norm() > 0
+    if override == "experts":
+        inner = ours.routed_experts.inner_experts
+        assert isinstance(inner, tilemoe.torchtitan.TileMoEGroupedExperts)
+        return
     pairs = 2 * 38
+    assert calls == [x.shape]
     assert (pairs, D) in kept[0] and (pairs, D) not in kept[1] and (pairs, N) not in kept[1]
     assert kept[1].count((pairs, 2 * N)) == 1
 

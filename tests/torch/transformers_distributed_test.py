@@ -7,7 +7,6 @@ model runs through it, in place of those that 5.17 spreads."""
 
 import copy
 import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -24,6 +23,7 @@ from transformers.distributed import DistributedConfig
 
 import launcher
 import tilemoe.transformers
+from checks import start
 from transformers_models_test import build, experts_of, run
 from transformers_support import relative_error
 
@@ -182,12 +182,7 @@ def worker(folder):
 def test_two_processes_equal_one(tmp_path):
     for name in {name for name, _ in SCENARIOS}:
         build(name).save_pretrained(tmp_path / name)
-    job = subprocess.run(
-        [*launcher.python(2), __file__, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
+    job = start(*launcher.python(2), __file__, tmp_path, timeout=None, OMP_NUM_THREADS="1")
     print(job.stdout)
     assert job.returncode == 0, job.stderr
     assert all(f"{how}: error" in job.stdout for how in IMPLEMENTED)

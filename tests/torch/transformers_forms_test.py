@@ -75,87 +75,62 @@ class Plain(torch.nn.Module):
         return out
 
 
-class WithNorm(Plain):
-    def add(self, config):
-        self.post_norm = torch.nn.RMSNorm(d)
+def scaled(name, value):
+    """What is made and what is done of an output that is multiplied by an attribute."""
+    make = {name: lambda: value}
 
     def after(self, Y, expert):
-        return self.post_norm(Y)
+        factor = getattr(self, name)
+        return Y * (factor[expert] if torch.is_tensor(factor) else factor)
+
+    return make, after
 
 
-class WithBuffer(Plain):
-    def add(self, config):
-        self.register_buffer("expert_scale", torch.full((E,), 3.0))
-
-    def after(self, Y, expert):
-        return Y * self.expert_scale[expert]
-
-
-class WithParameter(Plain):
-    def add(self, config):
-        self.expert_scale = torch.nn.Parameter(torch.full((E,), 3.0))
-
-    def after(self, Y, expert):
-        return Y * self.expert_scale[expert]
-
-
-class WithFlag(Plain):
-    def add(self, config):
-        self.has_output_norm = True
-
-    def after(self, Y, expert):
-        return Y / Y.norm(dim=-1, keepdim=True) if self.has_output_norm else Y
-
-
-class WithNumber(Plain):
-    def add(self, config):
-        self.output_scale = 3.0
-
-    def after(self, Y, expert):
-        return Y * self.output_scale
-
-
-class WithSlightNumber(Plain):
-    def add(self, config):
-        self.output_scale = 1.01
-
-    def after(self, Y, expert):
-        return Y * self.output_scale
+THREES = torch.full((E,), 3.0)
+# Name of the class: what its forward has, {attribute: function that makes it}; what it does with an
+# expert's output; how it is refused.
+OUTSIDE_THE_GATE = {
+    "WithNorm": (
+        {"post_norm": lambda: torch.nn.RMSNorm(d)}, lambda self, Y, e: self.post_norm(Y),
+        "submodule post_norm",
+    ),
+    "WithBuffer": (*scaled("expert_scale", torch.nn.Buffer(THREES)), "buffer expert_scale"),
+    "WithParameter": (
+        *scaled("expert_scale", torch.nn.Parameter(THREES)), "parameter expert_scale",
+    ),
+    "WithFlag": (
+        {"has_output_norm": lambda: True},
+        lambda self, Y, e: Y / Y.norm(dim=-1, keepdim=True) if self.has_output_norm else Y,
+        "flag has_output_norm",
+    ),
+    "WithNumber": (*scaled("output_scale", 3.0), "differ by 200 %.* may read its output_scale"),
+    "WithSlightNumber": (
+        *scaled("output_scale", 1.01), "differ by 1 %.* may read its output_scale",
+    ),
+    "WithTensor": (*scaled("scales", THREES), "differ by 200 %.* may read its scales"),
+    "WithCap": (  # seen at large values alone
+        {"cap": lambda: 1e6}, lambda self, Y, e: Y.clamp(-self.cap, self.cap),
+        "differ by .* may read its cap",
+    ),
+    # Right values, and no gradient of the weights.
+    "WithDetached": ({}, lambda self, Y, e: Y.detach() + (Y - Y.detach()) * 0.5, "differ by 50 %"),
+    "WithDropout": (  # in training alone
+        {"drop_rate": lambda: 0.5},
+        lambda self, Y, e: torch.nn.functional.dropout(Y, self.drop_rate, self.training),
+        "differ by .* may read its drop_rate",
+    ),
+}  # fmt: skip
 
 
-class WithTensor(Plain):
-    def add(self, config):
-        self.scales = torch.full((E,), 3.0)
-
-    def after(self, Y, expert):
-        return Y * self.scales[expert]
-
-
-class WithCap(Plain):
-    """Seen at large values alone."""
+def outside(name):
+    """-> the class of that name."""
+    make, after, _ = OUTSIDE_THE_GATE[name]
 
     def add(self, config):
-        self.cap = 1e6
+        for attribute, value in make.items():
+            setattr(self, attribute, value())
 
-    def after(self, Y, expert):
-        return Y.clamp(-self.cap, self.cap)
-
-
-class WithDetached(Plain):
-    """Right values, and no gradient of the weights."""
-
-    def after(self, Y, expert):
-        return Y.detach() + (Y - Y.detach()) * 0.5
-
-
-class WithDropout(Plain):
-    """In training alone."""
-
-    def add(self, config):
-        self.drop_rate = 0.5
-
-    def after(self, Y, expert):
-        return torch.nn.functional.dropout(Y, self.drop_rate, self.training)
+    return type(name, (Plain,), {"add": add, "after": after})
 
 
 class SizesInConfig(Plain):
@@ -165,27 +140,11 @@ class SizesInConfig(Plain):
         return Y.view(-1, self.config.hidden_size)
 
 
-OUTSIDE_THE_GATE = {
-    WithNorm: "submodule post_norm",
-    WithBuffer: "buffer expert_scale",
-    WithParameter: "parameter expert_scale",
-    WithFlag: "flag has_output_norm",
-    WithNumber: "differ by 200 %.* may read its output_scale",
-    WithSlightNumber: "differ by 1 %.* may read its output_scale",
-    WithTensor: "differ by 200 %.* may read its scales",
-    WithCap: "differ by .* may read its cap",
-    WithDetached: "differ by 50 %",
-    WithDropout: "differ by .* may read its drop_rate",
-}
-
-
-@pytest.mark.parametrize("cls", OUTSIDE_THE_GATE, ids=lambda cls: cls.__name__)
-def test_what_a_class_does_outside_its_gate_is_refused(cls):
-    module = tilemoe_module(cls).eval()
-    message = f"{cls.__qualname__}: .*{OUTSIDE_THE_GATE[cls]}"
-    with pytest.raises(NotImplementedError, match=message) as refusal:
-        prepare(module)
-    print(refusal.value)
+@pytest.mark.parametrize("name", OUTSIDE_THE_GATE)
+def test_what_a_class_does_outside_its_gate_is_refused(name):
+    module = tilemoe_module(outside(name)).eval()
+    message = f"{name}: .*{OUTSIDE_THE_GATE[name][-1]}"
+    refused(NotImplementedError, message, prepare, module)
     refused(NotImplementedError, message, module, *problem()[:3])
 
 
@@ -196,7 +155,7 @@ def test_a_forward_of_its_own_that_does_no_more_is_computed(cls):
 
 
 def test_a_number_that_is_added_later_is_noticed():
-    module = tilemoe_module(WithNumber)
+    module = tilemoe_module(outside("WithNumber"))
     module.output_scale = 1.0
     assert_same(run(module, *problem()), run_eager(module, *problem()))
     module.output_scale = 3.0
