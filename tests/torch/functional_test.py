@@ -291,6 +291,18 @@ def test_rows_that_lie_over_each_other(step):
     assert all(map(torch.equal, layer(*over), apart)) and all(t.isfinite().all() for t in apart)
 
 
+@pytest.mark.parametrize("T", [0, 1])
+def test_few_tokens(T):
+    tensors = some_tokens(logits_layer(DTYPE, bias=True), T)
+    O = tilemoe.moe(**tensors, K=K)
+    O.sum().backward()
+    assert O.shape == (T, d)
+    for name in ("W1", "W2", "b1", "b2"):
+        gradient = tensors[name].grad
+        assert gradient.shape == tensors[name].shape and gradient.isfinite().all()
+        assert gradient.any() == bool(T)
+
+
 def swap_gate_and_up(given):
     gate, up = given["W1"].chunk(2, dim=1)
     return given | {"W1": torch.cat([up, gate], dim=1)}

@@ -57,7 +57,7 @@ def test_activations(activation):
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (5,), (2, 0), (2, 3, 4)], ids=str)
 def test_leading_shapes(shape):
-    moe = make(balance_coefficient=0.1, bias=True)
+    moe = make(balance_coefficient=0.1)
     x, dO = batch(shape=shape)
     got = run(moe, x, dO)
     assert got["out"].shape == x.shape and got["dx"].shape == x.shape
