@@ -25,6 +25,11 @@ EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "expert_parallel.py"
 pytestmark = pytest.mark.cpu
 
 
+def of(world, *more):
+    """A test of so many processes; of four in a long run alone."""
+    return pytest.param(world, *more, marks=[pytest.mark.long] * (world == 4))
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """-> what runs the processes once: world -> folder, for each rank {scenario: what went wrong}."""
@@ -42,14 +47,14 @@ def job(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "world, scenario",
-    [(w, s.__name__) for w in WORLDS for s in of_world(worker.SCENARIOS, w)],
+    [of(w, s.__name__) for w in WORLDS for s in of_world(worker.SCENARIOS, w)],
 )
 def test_ranks(job, world, scenario):
     for rank, result in enumerate(job(world)[1]):
         assert not result[scenario], f"rank {rank}: {result[scenario]}"
 
 
-@pytest.mark.parametrize("world, name", [(2, "checkpoint"), (4, "checkpoint"), (4, "of_four")])
+@pytest.mark.parametrize("world, name", [of(2, "checkpoint"), of(4, "checkpoint"), of(4, "of_four")])
 def test_a_checkpoint_of_ranks_is_loaded_by_one(job, world, name):
     folder, _ = job(world)
     moe = training.plain_layer()

@@ -32,7 +32,6 @@ NEED = {
         "pretrain_trained_test.py::test_an_exported_run_is_loaded_and_is_the_same",
         "pretrain_trained_test.py::test_an_exported_tokenizer_gives_the_same_tokens",
         "pretrain_trained_test.py::test_transformers_computes_the_same_function",
-        "transformers_checkpoint_test.py", "transformers_distributed_test.py",
         "transformers_forms_test.py", "transformers_models_test.py", "transformers_routers_test.py",
         "transformers_test.py",
     ],  # fmt: skip

@@ -166,3 +166,21 @@ def test_modes_of_the_caller(mode):
     model.set_experts_implementation("tilemoe")
     got = mode(model)
     assert_same(got, {name: want[name] for name in got})
+
+
+def test_a_mapped_checkpoint_compiles_and_is_exported(tmp_path):
+    """In a mapped file tensors begin on 8 bytes."""
+    build("gpt_oss").save_pretrained(tmp_path)
+    options = dict(experts_implementation="tilemoe", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, **options).eval()
+    assert tilemoe.transformers.prepare(model)
+    experts = model.model.layers[0].mlp.experts
+    assert any(p.data_ptr() % 16 for p in experts.parameters()), "no weight is off 16 bytes"
+    ids = torch.arange(24).view(2, 12)
+    torch._dynamo.reset()
+    whole = torch.compile(model, backend="aot_eager")
+    got, want = (of(input_ids=ids, use_cache=False).logits for of in (whole, model))
+    assert torch.equal(got, want)
+    data = torch.randn(12, 32), torch.arange(24).view(12, 2) % E, torch.rand(12, 2)
+    exported = torch.export.export(experts, data)
+    assert torch.equal(exported.module()(*data), experts(*data))
