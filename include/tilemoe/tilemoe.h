@@ -120,8 +120,8 @@ TILEMOE_API const char* tilemoe_dtype_name(tilemoe_dtype dtype);
 typedef enum tilemoe_device TILEMOE_INT { TILEMOE_CPU = 0, TILEMOE_CUDA = 1 } tilemoe_device;
 
 /* 1 if this build has the backend and a device for it is present, else 0 (tilemoe_last_error()
- * tells why). Of GPUs those of compute capability 8.0 and newer; where no kit of this build runs
- * (tilemoe_set_cuda_kit) the layer is TILEMOE_UNSUPPORTED, and routing and the router run. */
+ * tells why). Of GPUs those of compute capability 8.0 and newer; if no arch of this build runs on the
+ * device (tilemoe_set_cuda_kit) the layer is TILEMOE_UNSUPPORTED, and routing and the router run. */
 TILEMOE_API int tilemoe_device_available(tilemoe_device device);
 /* One line about the backend ("cpu: 2 threads, AVX3, oneDNN 2.6.3"); valid until the thread's next
  * call. */
@@ -135,21 +135,21 @@ TILEMOE_API const char* tilemoe_device_description(tilemoe_device device);
 TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
 TILEMOE_API int tilemoe_num_threads(void);
 
-/* Which kit the layer's grouped GEMMs on GPUs are made of, for the whole process: "sm80" (every GPU
- * from compute capability 8.0 on), "sm90" (9.0), "sm100" (10.x, in builds for 100f; never run on
- * such a GPU), or null or "auto" for the newest that a device runs; "auto" takes "sm100" only after
- * `tilemoe doctor --blackwell` has found its results equal to those of "sm80". Until it is called
- * the environment's TILEMOE_KIT decides, which has the same names and is read once; without it,
- * "auto". A name that is none is TILEMOE_INVALID_ARGUMENT, a kit that the build lacks
- * TILEMOE_UNSUPPORTED, and nothing changes. Whether the device runs the kit is checked by each call
- * of the layer: TILEMOE_UNSUPPORTED, before anything is written. A wrong TILEMOE_KIT is an error of
- * these calls, too. No kit takes another's place.
+/* Selects the arch, the kernels of the layer's grouped GEMMs on GPUs, for the whole process: "sm80"
+ * (every GPU from compute capability 8.0 on), "sm90" (9.0), "sm100" (10.x, in builds for 100f;
+ * experimental: never executed on a GPU), or null or "auto" for the newest that a device runs,
+ * without "sm100". Before the first call the environment variable TILEMOE_ARCH (older name:
+ * TILEMOE_KIT) selects it; the variable is read once and takes the same names. Without it: "auto".
+ * An unknown name is TILEMOE_INVALID_ARGUMENT, an arch that the build lacks TILEMOE_UNSUPPORTED, and
+ * nothing changes. Each call of the layer checks that the device runs the arch:
+ * TILEMOE_UNSUPPORTED, before anything is written. A wrong TILEMOE_ARCH is an error of these calls,
+ * too. No other arch replaces one that was selected by name.
  *
  * May be called from any thread at any time. A layer's call that another thread is in may take
- * either kit for each product that it has still to launch. */
+ * either arch for each GEMM that it has still to launch. */
 TILEMOE_API tilemoe_status tilemoe_set_cuda_kit(const char* name);
-/* The current device's kit and why it is that: "sm90, the newest for compute capability 9.0", "sm80,
- * asked for by TILEMOE_KIT"; where there is none, the error. Valid until the thread's next call. */
+/* The current device's arch and the reason: "sm90, the newest for compute capability 9.0", "sm80,
+ * set by TILEMOE_ARCH"; or the error if no arch runs there. Valid until the thread's next call. */
 TILEMOE_API const char* tilemoe_cuda_kit(void);
 
 /* ---------------------------------------------------------------- routing */
