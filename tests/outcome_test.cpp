@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "verify/digest.h"
 #include "verify/json_text.h"
 #include "verify/registry.h"
 #include "verify/selection.h"
@@ -87,6 +88,7 @@ TEST(Outcome, IsJson) {
     EXPECT_EQ(entry.at("worst_row"), row.tensor.figures.worst_row);
     EXPECT_EQ(entry.at("worst_row_limit"), row.tensor.limit.worst_row);
     EXPECT_EQ(entry.at("passed"), row.good());
+    EXPECT_EQ(entry.at("bits"), verify::hexadecimal(row.tensor.bits));
   }
   EXPECT_EQ(read.at("spoilings"), outcome.spoilings);
 }

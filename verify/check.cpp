@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "digest.h"
 #include "large.h"
 #include "spoil.h"
 
@@ -93,6 +94,7 @@ Report judge(const Inputs& inputs, const std::vector<Pair>& pairs, const Compute
                         .figures = figures,
                         .limit = limit,
                         .passed = within(figures, limit),
+                        .bits = digest_of(computed[output]),
                         .spoilings_tried = 0,
                         .impossible_spoilings = {},
                         .missed_spoilings = {}};

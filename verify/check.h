@@ -17,6 +17,7 @@ struct TensorReport {
   Figures figures;
   Limit limit;
   bool passed;
+  uint64_t bits = 0;  // a hash of what was computed (digest.h); 0 if it was not read whole
   int spoilings_tried;
   // Spoilings that would change nothing: the truth has nothing to drop, zero or swap there.
   std::vector<std::string> impossible_spoilings;

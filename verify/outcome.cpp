@@ -1,5 +1,6 @@
 #include "outcome.h"
 
+#include "digest.h"
 #include "json_text.h"
 #include "registry.h"
 #include "tilemoe/error.h"
@@ -53,7 +54,8 @@ std::string to_json(const Outcome::Row& row) {
          ", \"frobenius_limit\": " + json_number(limit.frobenius) +
          ", \"worst_row\": " + json_number(figures.worst_row) +
          ", \"worst_row_limit\": " + json_number(limit.worst_row) +
-         ", \"passed\": " + (row.good() ? "true" : "false") + "}";
+         ", \"passed\": " + (row.good() ? "true" : "false") + ", \"bits\": " +
+         (row.tensor.bits == 0 ? "null" : json_text(hexadecimal(row.tensor.bits))) + "}";
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ Outcome run_case(const Case& test_case, uint64_t seed, int64_t repeats, Memory& 
                  Passes passes);
 
 // {"rows": [{"case", "tensor", "frobenius", "frobenius_limit", "worst_row", "worst_row_limit",
-// "passed"}], "failures": [], "impossible": [], "spoilings": 0, "refused": 0}; null for NaN and
-// infinity.
+// "passed", "bits"}], "failures": [], "impossible": [], "spoilings": 0, "refused": 0}; null for NaN,
+// infinity and bits that were not read.
 std::string to_json(const Outcome& outcome);
 
 }  // namespace tilemoe::verify
