@@ -134,12 +134,13 @@ TEST(Check, WritesJson) {
 
 TEST(Doctor, NeedsAGpuAndSaysWhatElseThereIs) {
   expect_error("doctor", kFailed, "use the CPU backend");
-  expect_error("doctor --kit sm80 --no-times", kFailed,
+  expect_error("doctor --arch sm80", kFailed,
                "; `tilemoe check --device cpu` compares the CPU's results");
   for (const char* device : {"cpu", "cuda:", "cuda:x", "cuda:-1", "cuda1", "cuda:1000"})
     expect_error(std::string("doctor --device ") + device, kWrongUsage, "expected cuda or cuda:N");
   expect_error("doctor --device cuda:1", kFailed, "");
-  expect_error("doctor --kit sm100", kWrongUsage, "--kit");
+  expect_error("doctor --arch sm70", kWrongUsage, "--arch");
+  expect_error("doctor --json /nowhere/out.json", kFailed, "cannot write /nowhere");
 }
 
 TEST(Doctor, SaysWhatABuildWithoutCudaLacks) {
@@ -162,16 +163,23 @@ TEST(Doctor, SaysWhatABuildWithoutCudaLacks) {
   EXPECT_NE(found.find("found: " + folder + "/nvcc"), std::string::npos) << found;
 }
 
-TEST(Doctor, TriesNoKitWithoutAGpu) {
-  expect_error("doctor --blackwell", kFailed, "use the CPU backend");
-  expect_error("doctor --blackwell --device cpu", kWrongUsage, "expected cuda or cuda:N");
-  expect_error("doctor --blackwell --kit sm80", kWrongUsage, "excludes");
-  expect_error("doctor --limit 60", kWrongUsage, "requires --blackwell");
-  expect_error("doctor --blackwell --limit 0", kWrongUsage, "--limit");
-  const Outcome compared = tilemoe("doctor --compare sm100");
-  EXPECT_EQ(compared.status, kFailed);
-  EXPECT_EQ(compared.text.rfind(R"({"refused":")", 0), 0u) << compared.text;
-  EXPECT_NE(compared.text.find("use the CPU backend"), std::string::npos) << compared.text;
+TEST(Check, OfAnArchNeedsAGpu) {
+  const std::string why = "use the CPU backend";
+  expect_error("check --arch sm80", kFailed, why);
+  expect_error("check --arch sm100 --against sm80 --reduced", kFailed, "--arch sm100: ");
+  expect_error("check --arch sm100 --against sm80 --reduced", kFailed, why);
+  expect_error("check --arch sm70", kWrongUsage, "--arch");
+  expect_error("check --against sm80", kWrongUsage, "--against needs --arch");
+  expect_error("check --arch sm80 --against sm80", kWrongUsage, "with another one");
+  expect_error("check --arch sm80 --device cpu", kWrongUsage, "leave out --device cpu");
+  expect_error("check --arch sm90 --against sm80 no-such-case", kWrongUsage, "no case matches");
+  expect_error("check --arch sm90 --against sm80 --limit 0", kWrongUsage, "--limit");
+  expect_error("check --arch sm90 --kit sm80", kWrongUsage, "--arch sm90 and --kit sm80");
+  const Outcome older = tilemoe("check --kit sm90");
+  EXPECT_EQ(older.status, kFailed);
+  EXPECT_EQ(older.text.rfind("tilemoe: warning: --kit is the older name of --arch\n", 0), 0u)
+      << older.text;
+  EXPECT_EQ(tilemoe("check --list one-token/bfloat16 --arch sm90 --against sm80").status, kDone);
 }
 
 TEST(Info, JsonSaysWhatIsSupported) {

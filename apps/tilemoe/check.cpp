@@ -1,8 +1,10 @@
 // `tilemoe check`: runs the verification cases on a backend and prints how far each tensor is from
-// a float64 evaluation, and how far it may be. Exit status 1 where one is further.
+// a float64 evaluation, and how far it may be. Exit status 1 if one is further. With --against: two
+// archs of the GPU, in a child process each, also compared with each other bit for bit.
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "arch_run.h"
 #include "case_options.h"
 #include "checker.h"
 #include "commands.h"
@@ -20,6 +22,9 @@ using verify::Case;
 struct CheckOptions {
   CaseOptions cases;
   DeviceOptions where;
+  ArchOption arch;
+  std::string against;  // another arch
+  int limit_s = 600;
   int64_t repeats = 0;
   bool list = false;
   std::string json_file;
@@ -46,7 +51,67 @@ void write_json(const CheckOptions& options, Device device, size_t cases,
   write_file(options.json_file, all.dump(1) + "\n");
 }
 
-int check_cases(const CheckOptions& options) {
+ArchRun run_one(const CheckOptions& options, const std::string& arch,
+                const std::vector<Case>& cases) {
+  train::StatusLine status(stderr);
+  ArchRun run = run_arch({.arch = arch,
+                          .cases = cases,
+                          .seed = options.cases.seed,
+                          .repeats = options.repeats,
+                          .passes = options.cases.passes(),
+                          .most_silent = std::chrono::seconds(options.limit_s),
+                          .select = why_no_arch,
+                          .memory = verify::cuda_memory,
+                          .on_case = [&](size_t i) {
+                            status.draw({arch + " " + std::to_string(i + 1) + "/" +
+                                         std::to_string(cases.size()) + " " + cases[i].name},
+                                        static_cast<double>(i) / static_cast<double>(cases.size()));
+                          }});
+  status.clear();
+  if (!run.skipped.empty()) throw std::runtime_error("--arch " + arch + ": " + run.skipped);
+  return run;
+}
+
+// This process uses no GPU: its children do.
+int compare_archs(const CheckOptions& options, const std::string& arch) {
+  if (arch.empty()) throw WrongUsage("--against needs --arch, the arch that is compared");
+  if (arch == options.against)
+    throw WrongUsage("--against " + arch + ": an arch is compared with another one");
+  std::vector<Case> cases = options.cases.choose(Device::kCuda);
+  std::erase_if(cases, [](const Case& one) { return one.too_large; });  // not read back whole
+  if (cases.empty()) throw WrongUsage("--against: these cases are too large to be read back whole");
+  check_writable(options.json_file);
+  const ArchRun one = run_one(options, arch, cases);
+  const ArchRun other = run_one(options, options.against, cases);
+  const std::vector<std::string> lines = differences(one, other);
+  const size_t compared = tensors_compared(one, other);
+  std::cout << one.text() << other.text();
+  for (const std::string& line : lines) std::cout << line << "\n";
+  std::cout << "\n"
+            << one.device << "\n"
+            << compared << " tensors compared bit for bit, " << lines.size() << " cases differ\n";
+  write_file(options.json_file, nlohmann::json({{"version", tilemoe_version()},
+                                                {"pass", options.cases.pass},
+                                                {"seed", options.cases.seed},
+                                                {"repeats", options.repeats},
+                                                {"archs", {one.json(), other.json()}},
+                                                {"tensors_compared", compared},
+                                                {"differences", lines}})
+                                        .dump(1) +
+                                    "\n");
+  const bool good = compared > 0 && lines.empty() && one.failures.empty() && other.failures.empty();
+  return good ? kDone : kFailed;
+}
+
+int check_cases(CheckOptions options) {
+  const std::string arch = options.arch.name();
+  if (!arch.empty() && options.where.device == "cpu")
+    throw WrongUsage("--arch selects kernels of a GPU: leave out --device cpu");
+  if (!options.against.empty() && !options.list) return compare_archs(options, arch);
+  if (!arch.empty()) {
+    select_arch(arch);
+    options.where.device = "cuda";
+  }
   const Device device = options.list ? Device::kCpu : options.where.select();
   const std::vector<Case> cases = options.cases.choose(device);
   if (options.list) {
@@ -92,6 +157,13 @@ void add_check(CLI::App& app, Run& run) {
                    "Also run each case this often on a busy device: the bits must stay the same")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
+  options->arch.add_to(*command, "Run the kernels of this arch");
+  command
+      ->add_option("--against", options->against,
+                   "Run the cases by --arch and by this arch, each in a process of its own, and "
+                   "compare their bits")
+      ->check(CLI::IsMember(kArchs));
+  add_limit(*command, options->limit_s);
   command->add_flag("--list", options->list, "List the cases and do nothing else");
   command->add_option("--json", options->json_file, "Write the results to this file as JSON");
   options->where.add_to(*command);

@@ -1,34 +1,27 @@
-// A program that may hang or crash, run beside this one without harm to it.
+// Work in a child process, which a crash or a kernel that hangs ends alone.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <string>
-#include <vector>
 
 namespace tilemoe::app {
 
 struct ChildEnd {
-  enum class How {
-    kExited,    // with the status `number`
-    kSignalled  // by the signal `number`
-  };
-  How how = How::kExited;
-  int number = 0;
-  bool silent = false;  // it was killed, after it had been silent for too long
+  bool hung = false;  // killed, after it had been silent for too long
+  int signal = 0;     // that ended it; 0: it exited with `status`
+  int status = 0;
 
-  // "signal 11 (Segmentation fault)"
-  std::string signal_name() const;
+  bool good() const { return !hung && signal == 0 && status == 0; }
+  // "crashed by signal 11 (Segmentation fault)"
+  std::string words() const;
 };
 
-// Runs `command`, a program's path and its arguments, with an empty standard input. `on_line` gets
-// each whole line of its standard output, and says whether that is a sign of life. A child that
-// gives none for `most_silent` is killed, with whatever it started; time in which this program was
-// stopped does not count. Where this program ends before its child, in whatever way, the system
-// kills the child.
-//
-// Throws std::runtime_error where the child cannot be started.
-ChildEnd run_child(const std::vector<std::string>& command, std::chrono::milliseconds most_silent,
-                   const std::function<bool(const std::string& line)>& on_line);
+using Tell = std::function<void(const std::string& line)>;
+
+// Calls `work` in a child of this process, which must not have used a GPU before. `on_line` gets each
+// line that `work` tells, here. A child that tells none for `most_silent` is killed.
+ChildEnd run_child(std::chrono::milliseconds most_silent,
+                   const std::function<void(const Tell& tell)>& work, const Tell& on_line);
 
 }  // namespace tilemoe::app

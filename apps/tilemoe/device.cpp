@@ -1,9 +1,45 @@
 #include "device.h"
 
 #include <cstdlib>
+#include <iostream>
 #include <stdexcept>
 
+#include "exit_status.h"
+
 namespace tilemoe::app {
+
+void ArchOption::add_to(CLI::App& command, const std::string& help) {
+  command.add_option("--arch", arch_, help)->check(CLI::IsMember(kArchs));
+  command.add_option("--kit", older_, "The older name of --arch")
+      ->check(CLI::IsMember(kArchs))
+      ->group("");  // not listed
+}
+
+std::string ArchOption::name() const {
+  if (older_.empty()) return arch_;
+  if (!arch_.empty() && arch_ != older_)
+    throw WrongUsage("--arch " + arch_ + " and --kit " + older_ + ", its older name, differ");
+  std::cerr << "tilemoe: warning: --kit is the older name of --arch\n";
+  return older_;
+}
+
+void add_limit(CLI::App& command, int& seconds) {
+  command
+      .add_option("--limit", seconds,
+                  "Seconds after which a case that has not ended counts as hung")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
+}
+
+void select_arch(const std::string& arch) {
+  setenv("TILEMOE_ARCH", arch.c_str(), 1);
+  unsetenv("TILEMOE_KIT");
+}
+
+std::string why_no_arch(const std::string& arch) {
+  select_arch(arch);
+  return why_no_layer(Device::kCuda);
+}
 
 const char* name_of(Device device) {
   return device == Device::kCuda ? "cuda" : "cpu";
@@ -48,10 +84,12 @@ Device DeviceOptions::select() const {
   if (device == "cpu") return Device::kCpu;
   const std::string reason = why_no_layer(Device::kCuda);
   if (device == "cuda" && !reason.empty()) throw std::runtime_error("--device cuda: " + reason);
-  // Where a kit was asked for and the GPU cannot have it, the CPU does not take its place.
-  const char* const kit = std::getenv("TILEMOE_KIT");
-  if (kit && *kit && !reason.empty() && why_unavailable(Device::kCuda).empty())
-    throw std::runtime_error(reason);
+  // If an arch was selected and the GPU cannot run it, the CPU does not replace it.
+  for (const char* name : {"TILEMOE_ARCH", "TILEMOE_KIT"}) {
+    const char* const arch = std::getenv(name);
+    if (arch && *arch && !reason.empty() && why_unavailable(Device::kCuda).empty())
+      throw std::runtime_error(reason);
+  }
   return reason.empty() ? Device::kCuda : Device::kCpu;
 }
 

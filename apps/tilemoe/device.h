@@ -1,8 +1,9 @@
-// The options that say where a subcommand runs: --device and --threads.
+// The options that select where a subcommand runs: --device, --threads and --arch.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "tilemoe/layer.h"
 
@@ -17,6 +18,27 @@ struct DeviceOptions {
   // where this build or machine does not have it, or no layer runs on it.
   Device select() const;
 };
+
+inline const std::vector<std::string> kArchs = {"sm80", "sm90", "sm100"};
+
+// --arch, and --kit, its older name.
+class ArchOption {
+ public:
+  void add_to(CLI::App& command, const std::string& help);
+  // Empty without one of the options. Warns of the older name; throws WrongUsage if the two differ.
+  std::string name() const;
+
+ private:
+  std::string arch_, older_;
+};
+
+// --limit, in seconds, after which a silent child process counts as hung.
+void add_limit(CLI::App& command, int& seconds);
+
+// Selects the arch for the whole process, as TILEMOE_ARCH does. Before the first use of a GPU.
+void select_arch(const std::string& arch);
+// Selects it, and returns why no layer runs with it; empty if one does.
+std::string why_no_arch(const std::string& arch);
 
 // "cpu", "cuda"
 const char* name_of(Device device);

@@ -1,6 +1,8 @@
 // `tilemoe info`: what this build is, which devices it finds and what each can do. What is
 // supported is asked of the library, one question a combination, so that it cannot drift from the
 // truth.
+#include "info.h"
+
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -129,7 +131,15 @@ json backend_entry(Device device) {
   return entry;
 }
 
-json collect() {
+std::string joined(const json& names) {
+  std::string text;
+  for (const std::string name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+json info() {
   const BuildInfo build = build_info();
   json limits = json::object();
   for (const Limit& limit : limit_table()) limits[limit.what] = limit.bounds;
@@ -145,13 +155,7 @@ json collect() {
           {"limits", limits}};
 }
 
-std::string joined(const json& names) {
-  std::string text;
-  for (const std::string name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
-void print_text(const json& info, std::ostream& out) {
+void print_info(const json& info, std::ostream& out) {
   const auto text = [&](const json& from, const char* key) { return from[key].get<std::string>(); };
   out << "TileMoE " << text(info, "version") << ", commit " << text(info, "commit") << ", "
       << text(info, "build_type") << ", " << text(info, "compiler") << ", oneDNN "
@@ -167,7 +171,7 @@ void print_text(const json& info, std::ostream& out) {
       continue;
     }
     out << "  " << text(backend, "description") << "\n";
-    if (backend.contains("kit")) out << "    kit: " << text(backend, "kit") << "\n";
+    if (backend.contains("kit")) out << "    arch: " << text(backend, "kit") << "\n";
     for (const auto& [what, names] : backend["supports"].items())
       out << "    " << what << ": " << joined(names) << "\n";
   }
@@ -177,19 +181,16 @@ void print_text(const json& info, std::ostream& out) {
   table.print(out);
 }
 
-}  // namespace
-
 void add_info(CLI::App& app, Run& run) {
   auto as_json = std::make_shared<bool>(false);
   CLI::App* command = app.add_subcommand("info", "Say what this build is and what it supports");
   command->add_flag("--json", *as_json, "Print JSON instead of text");
   command->callback([&run, as_json] {
     run = [as_json] {
-      const json info = collect();
       if (*as_json)
-        std::cout << info.dump(2) << "\n";
+        std::cout << info().dump(2) << "\n";
       else
-        print_text(info, std::cout);
+        print_info(info(), std::cout);
       return 0;
     };
   });

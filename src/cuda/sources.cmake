@@ -2,10 +2,8 @@
 target_sources(tilemoe_cuda_objects PRIVATE
   cuda/backend.cpp
   cuda/call_limits.cpp
-  cuda/device_verdict.cpp
   cuda/kit_choice.cpp
   cuda/products.cpp
-  cuda/verdict.cpp
   cuda/core/device.cpp
   cuda/sm80/shared_memory.cpp
   cuda/core/device_code.cpp
@@ -33,19 +31,6 @@ foreach(kit IN LISTS kits)
 endforeach()
 set_source_files_properties(cuda/kit_choice.cpp
   PROPERTIES COMPILE_DEFINITIONS "${archs_of_kits}")
-# What a verdict on a kit is about (cuda/verdict.h).
-set(sources_id ${CMAKE_CURRENT_BINARY_DIR}/generated/sources_id.h)
-string(TOUPPER "${CMAKE_BUILD_TYPE}" configuration)
-add_custom_target(tilemoe_sources_id
-  BYPRODUCTS ${sources_id}
-  COMMAND ${CMAKE_COMMAND} -DSOURCE_DIR=${PROJECT_SOURCE_DIR} -DOUTPUT=${sources_id}
-          -DNVCC_VERSION=${CMAKE_CUDA_COMPILER_VERSION}
-          "-DCOMPILED_BY=${CMAKE_CUDA_FLAGS} ${CMAKE_CUDA_FLAGS_${configuration}}"
-          -P ${PROJECT_SOURCE_DIR}/cmake/write_sources_id.cmake
-  COMMENT "Looking up what the kernels are made of"
-  VERBATIM)
-add_dependencies(tilemoe_cuda_objects tilemoe_sources_id)
-target_include_directories(tilemoe_cuda_objects PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
 # Everything else, by rows, tokens and pairs: for every architecture of the build.
 set(rowwise_kernels
   cuda/rowwise/bias_gradient.cu

@@ -49,14 +49,5 @@ nlohmann::json bench_on_gpu(const GpuBench&) {
 void use_gpu(int) {
   refuse();
 }
-DoctorGpu describe_gpu() {
-  refuse();
-}
-cuda::VerdictKey verdict_key_of(int, const std::string&) {
-  refuse();
-}
-DoctorTimes time_layer(verify::Case) {
-  refuse();
-}
 
 }  // namespace tilemoe::app
