@@ -11,20 +11,21 @@ KITS = ("auto", "sm80", "sm90", "sm100")  # as src/cuda/kit_choice.cpp knows the
 
 
 def set_kit(kit: str | None) -> None:
-    """Which kernels the experts' matrix products on GPUs run with, for the whole process: "sm80"
-    (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0), "sm100"
-    (tcgen05; 10.x, never run on such a GPU), or None or "auto" for the newest that a GPU runs. "auto"
-    takes "sm100" only after `tilemoe doctor --blackwell` has found its results equal to those of
-    "sm80".
+    """Selects the arch, the kernels of the experts' GEMMs on GPUs, for the whole process.
 
-    Until it is called the environment's TILEMOE_KIT decides, which has the same names and is read
-    once. It holds for calls that begin afterwards; a captured CUDA graph keeps the kernels that it
-    was captured with. `tilemoe.show_config()` tells each GPU's kit. Without CUDA nothing changes.
+    "sm80" (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0), "sm100"
+    (tcgen05; 10.x; experimental: never executed on a GPU), or None or "auto" for the newest that a
+    GPU runs, without "sm100".
+
+    Before the first call the environment variable TILEMOE_ARCH (older name: TILEMOE_KIT) selects it;
+    the variable is read once and takes the same names. A call of set_kit changes the calls that begin
+    afterwards; a captured CUDA graph keeps the kernels that it was captured with.
+    `tilemoe.show_config()` prints each GPU's arch. Without CUDA nothing changes.
 
     Raises:
         ValueError: `kit` is none of these.
-        NotImplementedError: the library was built without this kit. That a GPU does not run it is
-            an error of the first call there.
+        NotImplementedError: the library was built without this arch. That a GPU does not run it
+            is an error of the first call there.
     """
     kit = "auto" if kit is None else kit
     if not isinstance(kit, str) or kit not in KITS:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tilemoe
-from tilemoe import _command, _config, _invocation
-from tilemoe._command import check, doctor, installation, registry
+from tilemoe import _command, _invocation
+from tilemoe._command import archs, check, doctor, installation, registry
 
 ROOT = Path(__file__).resolve().parents[2]
 # As apps/tilemoe/check.cpp has them (tests/command_line_test.cpp).
@@ -53,9 +54,8 @@ def run(*words):
         ("check --repeat -1", "--repeat is -1, expected 0 to 1000000"),
         ("check --seed 9223372036854775808", "--seed is 9223372036854775808, expected 0 to"),
         ("check --repeat many", "--repeat: invalid int value: 'many'"),
-        ("doctor --device cpu", "--device cpu: expected cuda or cuda:N"),
-        ("doctor --device cuda:x", "--device cuda:x: expected cuda or cuda:N"),
-        ("doctor --kit sm100", "--kit: invalid choice: 'sm100'"),
+        ("doctor --device cuda:x", "--device cuda:x: expected auto, cpu, cuda or cuda:N"),
+        ("doctor --arch sm70", "--arch: invalid choice: 'sm70'"),
         ("bench --config nothing", "--config nothing: No such file or directory"),
     ],
 )
@@ -307,10 +307,10 @@ def test_without_the_operators(torch, sentence, how, tmp_path):
     as_json = command("info", "--json", **where)
     cpu = json.loads(as_json.stdout)["backends"][0]
     assert not cpu["available"] and sentence in cpu["reason"]
-    told = command("doctor", **where)
+    told = command("doctor", "--json", tmp_path / "report.json", **where)
     assert told.returncode == 1 and told.stderr == ""
     assert sentence in told.stdout and how in told.stdout
-    assert told.stdout.endswith("verdict    FAILED: no GPU can be used\n")
+    assert "result     FAILED: no GPU can be used\n" in told.stdout
     for words in (("check", "--list"), *([] if torch == TORCH else [("bench", "--list")])):
         failed = command(*words, **where)
         assert failed.returncode == 1 and failed.stderr.startswith("tilemoe: error: ")
@@ -383,89 +383,229 @@ def test_gpus_without_a_driver_are_found(tmp_path):
     assert installation._gpus_in_machine(tmp_path) == 2
 
 
-def test_doctor_without_a_gpu(tmp_path, capsys, monkeypatch):
-    without = dataclasses.replace(GOOD, gpus_in_machine=0, **NO_DRIVER)
-    monkeypatch.setattr(installation, "find", lambda: without)
-    text, numbers = tmp_path / "report.txt", tmp_path / "report.json"
-    assert run("doctor", "--out", text, "--json", numbers) == 1
-    out = capsys.readouterr().out
-    assert out == text.read_text()
-    assert "Missing for a GPU:\n  no NVIDIA GPU and no driver" in out and "    -> use a machine" in out
-    assert "`tilemoe check --device cpu`" in out
-    report = json.loads(numbers.read_text())
-    assert not report["passed"] and report["kits"] == [] and len(report["missing"]) == 1
+CHILD = """
+import json, os, signal, sys, time
+folder, words = sys.argv[1], sys.argv[2:]
+arch = os.environ.get("TILEMOE_ARCH", "cpu")
+plan = json.load(open(f"{folder}/plan.json"))
+with open(f"{folder}/ran", "a") as ran:
+    print(json.dumps([arch, "TILEMOE_KIT" in os.environ, os.environ.get("CUDA_VISIBLE_DEVICES"), words]),
+          file=ran)
+for event in plan.get(arch, plan["else"]):
+    if event == "hang":
+        time.sleep(1000)
+    if event == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    print(json.dumps(event), flush=True)
+"""
+
+
+def result(case, *failures, **bits):
+    rows = [{"case": case, "tensor": name, "bits": value} for name, value in bits.items()]
+    return {"result": {"rows": rows, "failures": list(failures)}}
+
+
+GOOD_CHILD = [{"device": "Some GPU", "count": 2}, {"case": "a"}, result("a", O="0", dX="1", H=None),
+              {"case": "b"}, result("b", O="2")]  # fmt: skip
 
 
 @pytest.fixture
-def a_gpu(monkeypatch):
-    """A stand-in: an H100 that runs sm80 and sm90, whose results are the CPU's. -> the names of the
-    cases that it ran, by kit; a case in `wrong` fails."""
-    chosen, ran, wrong = [None], {}, set()
+def child(tmp_path, monkeypatch):
+    """A function that sets what a stand-in for `tilemoe check --lines` prints, by arch; its `ran` are
+    [(arch, whether TILEMOE_KIT is set, CUDA_VISIBLE_DEVICES, words)]."""
+    program = tmp_path / "child.py"
+    program.write_text(CHILD)
+    monkeypatch.setattr(archs, "_COMMAND", (sys.executable, str(program), str(tmp_path)))
+    monkeypatch.setenv("TILEMOE_KIT", "sm80")
+
+    def plan(**by_arch):
+        (tmp_path / "ran").unlink(missing_ok=True)
+        (tmp_path / "plan.json").write_text(json.dumps({"else": GOOD_CHILD, **by_arch}))
+
+    plan.ran = lambda: [tuple(json.loads(line)) for line in (tmp_path / "ran").open()]
+    plan()
+    return plan
+
+
+AGAINST = ("check", "--arch", "sm90", "--against", "sm80", "--reduced", "a", "--limit", "5")
+
+
+def test_check_of_two_archs(child, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    assert run(*AGAINST, "--repeat", 3, "--json", file) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "sm90: 2 cases, 4 tensors, 0 failures", "sm80: 2 cases, 4 tensors, 0 failures",
+        "", "Some GPU", "3 tensors compared bit for bit, 0 cases differ"]  # fmt: skip
+    words = ["--device", "cuda", "--dtype", "all", "--pass", "all", "--seed", "1", "--repeat", "3",
+             "--reduced", "--", "a"]  # fmt: skip
+    assert [(arch, kit, given) for arch, kit, _, given in child.ran()] == [
+        ("sm90", False, words), ("sm80", False, words)]  # fmt: skip
+    report = json.loads(file.read_text())
+    assert report["differences"] == [] and report["tensors_compared"] == 3
+    assert [one["arch"] for one in report["archs"]] == ["sm90", "sm80"]
+
+
+@pytest.mark.parametrize(
+    "events, expected",
+    [
+        ([*GOOD_CHILD[:2], result("a", O="0", dX="7"), GOOD_CHILD[3], result("b", O="8")],
+         ["a: dX by sm90 have other bits than by sm80", "b: O by sm90 have other bits than by sm80"]),
+        ([*GOOD_CHILD[:4], result("b", "b, O: too far", O="2")], ["  b, O: too far"]),
+        (GOOD_CHILD[:4], ["  b: ended with status 0"]),
+        ([*GOOD_CHILD[:2], {"error": "cudaErrorIllegalAddress"}],
+         ["  a: cudaErrorIllegalAddress; 1 cases after it were not run"]),
+        ([*GOOD_CHILD[:4], "crash"], ["  b: crashed by signal 11 (Segmentation fault)"]),
+        ([*GOOD_CHILD[:2], "hang"], ["  a: hung for 5 s; 1 cases after it were not run"]),
+        (["crash"], ["  before the first case: crashed by signal 11 (Segmentation fault)"]),
+        ([{"device": "Some GPU", "count": 0}], ["0 tensors compared bit for bit, 0 cases differ"]),
+    ],
+    ids=["bits", "float64", "end", "error", "crash", "hang", "start", "nothing"],
+)  # fmt: skip
+def test_check_of_an_arch_that_is_wrong(events, expected, child, capsys):
+    child(sm90=events)
+    assert run(*AGAINST) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in expected if line not in lines] == [], lines
+
+
+def test_check_of_an_arch_that_is_not_there(child, capsys):
+    child(sm80=[{"skipped": "this build has no arch sm80"}])
+    assert run(*AGAINST) == 1
+    assert "error: --arch sm80: this build has no arch sm80; `tilemoe" in capsys.readouterr().err
+    child(sm90=[{"wrong_usage": "no case matches a"}])
+    assert run(*AGAINST) == 2
+    for words, complaint in (
+        (("--against", "sm80"), "--against needs --arch"),
+        (("--arch", "sm80", "--against", "sm80"), "with another one"),
+        (("--arch", "sm80", "--device", "cpu"), "leave out --device cpu"),
+        (("--arch", "sm80", "--kit", "sm90"), "--arch sm80 and --kit sm90"),
+        (("--arch", "sm80", "--limit", 0), "--limit is 0"),
+        (("--arch", "sm70"), "invalid choice: 'sm70'"),
+    ):
+        assert run("check", *words) == 2
+        assert complaint in capsys.readouterr().err
+    assert run("check", "--kit", "sm90", "--against", "sm90") == 2
+    assert "warning: --kit is the older name of --arch\n" in capsys.readouterr().err
+
+
+def test_the_child_of_check(capsys):
+    words = ("one-token/float16", "--device", "cpu", "--lines")
+    assert run("check", *words) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [list(event) for event in events] == [["device", "count"], ["case"], ["result"]]
+    rows = events[2]["result"]["rows"]
+    assert len(rows) > 10 and all(re.fullmatch("[0-9a-f]{16}", row["bits"]) for row in rows)
+    assert run("check", "nothing", "--lines") == 0
+    assert "no case matches nothing" in json.loads(capsys.readouterr().out)["wrong_usage"]
+
+
+def test_two_runs_on_the_cpu_have_the_same_bits():
+    """By real children."""
+    runs = [archs.run("cpu", ("one-token/*16", "--device", "cpu", "--seed", seed)) for seed in (1, 1, 2)]
+    assert [one.failures for one in runs] == [[], [], []]
+    assert archs.tensors_compared(*runs[:2]) == runs[0].tensors == len(runs[0].bits) > 0
+    assert archs.differences(*runs[:2]) == [] and len(archs.differences(*runs[1:])) == 4
+
+
+@pytest.fixture
+def a_gpu(child, tmp_path, monkeypatch):
+    """A stand-in: an H100 that runs sm80 and sm90. -> child"""
     monkeypatch.setattr(installation, "find", lambda: GOOD)
-    monkeypatch.setattr(_config, "set_kit", lambda kit: chosen.__setitem__(0, kit))
-    monkeypatch.setattr(_config, "kit_of", lambda index: (chosen[0], None))
+    monkeypatch.setattr(doctor, "_BENCH", {"cuda": [str(tmp_path / "gpu")], "cpu": [str(tmp_path / "cpu")]})
+    program = tmp_path / "bench.py"
+    line = {"name": "bench/few-rows/tilemoe", "device": "Some GPU", "versions": {}, "commit": "0",
+            "values": {"forward_ms": [1, 2, 3]}}  # fmt: skip
+    program.write_text(
+        "import os, pathlib, sys\npathlib.Path(sys.argv[1]).touch()\n"
+        f"pathlib.Path(sys.argv[3]).write_text({json.dumps(line) + chr(10)!r})\n"
+        "sys.exit(os.environ.get('BROKEN_BENCH'))\n"
+    )
+    monkeypatch.setattr(doctor, "_COMMAND", (sys.executable, str(program)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    child(sm100=[{"skipped": "it needs 10.0"}])
+    monkeypatch.chdir(tmp_path)
+    return child
 
-    class Stand(registry.Registry):
-        def __init__(self, device):
-            assert device == "cuda:0"
-            super().__init__("cpu")
 
-        def run(self, case):
-            ran.setdefault(chosen[0], []).append(case)
-            if (chosen[0], case) in wrong:
-                return {"rows": [{}], "failures": [f"{case}, O: too far"], "impossible": [],
-                        "spoilings": 0, "refused": 0}  # fmt: skip
-            if (chosen[0], "broken") in wrong:
-                raise RuntimeError("cudaErrorIllegalAddress")
-            return {"rows": [{}], "failures": [], "impossible": [], "spoilings": 3, "refused": 0}
-
-    monkeypatch.setattr(doctor, "Registry", Stand)
-    return ran, wrong, chosen
+def report_of(folder):
+    return json.loads((folder / "tilemoe-report.json").read_text())
 
 
 def test_doctor_on_a_gpu(a_gpu, tmp_path, capsys):
-    ran, _, chosen = a_gpu
-    file = tmp_path / "report.json"
-    assert run("doctor", "--json", file) == 0
-    out = capsys.readouterr().out
-    assert out.endswith("verdict    passed: sm80, sm90\n")
-    quick = [c["case"] for c in registry.Registry("cpu").cases(reduced=True)]
-    expected = {case for case in quick if not case.endswith("/float32")}
-    assert {kit: set(cases) for kit, cases in ran.items()} == {"sm80": expected, "sm90": expected}
-    report = json.loads(file.read_text())
-    assert report["passed"] and [kit["cases"] for kit in report["kits"]] == [len(expected)] * 2
-    assert chosen == [None]
-
-
-def test_doctor_on_a_gpu_whose_results_are_wrong(a_gpu, capsys):
-    _, wrong, _ = a_gpu
-    wrong.add(("sm90", "swiglu/bfloat16"))
-    assert run("doctor") == 1
-    out = capsys.readouterr().out
-    assert "  swiglu/bfloat16, O: too far\n" in out
-    assert out.endswith("verdict    FAILED: sm90; passed: sm80\n")
-    wrong.add(("sm80", "broken"))
-    assert run("doctor", "--kit", "sm80") == 1
-    out = capsys.readouterr().out
-    assert "cudaErrorIllegalAddress; the cases after it were not run" in out
-    assert out.endswith("verdict    FAILED: sm80\n")
-
-
-def test_doctor_skips_a_kit_that_the_gpu_does_not_run(a_gpu, monkeypatch, capsys):
-    _, _, chosen = a_gpu
-    monkeypatch.setattr(
-        _config, "kit_of", lambda index: (None, "not here") if chosen[0] == "sm90" else ("sm80", None)
-    )
     assert run("doctor") == 0
     out = capsys.readouterr().out
-    assert "sm90: not run: not here\n" in out and out.endswith("verdict    passed: sm80\n")
-    assert run("doctor", "--kit", "sm90") == 1
-    assert capsys.readouterr().out.endswith("verdict    FAILED: no kit runs here\n")
+    for line in ("sm80: 2 cases, 4 tensors, 0 failures", "sm100: not run: it needs 10.0",
+                 "sm90 and sm80: 3 tensors compared bit for bit, 0 cases differ",
+                 "bench/few-rows/tilemoe: forward_ms 2",
+                 "result     passed: sm80, sm90"):  # fmt: skip
+        assert f"{line}\n" in out
+    assert f"report     {tmp_path}/tilemoe-report.json: attach it to an issue of " in out
+    assert a_gpu.ran() == [(arch, False, "0", ["--device", "cuda", "--reduced"]) for arch in archs.ARCHS]
+    report = report_of(tmp_path)
+    assert report["passed"] and report["device"] == "Some GPU" and report["missing"] == []
+    assert report["driver"] == GOOD.driver and report["commit"] == GOOD.commit
+    assert report["archs"][2] == {"arch": "sm100", "skipped": "it needs 10.0"}
+    assert report["bench"][0]["values"] == {"forward_ms": [1, 2, 3]} and report["bench_error"] is None
+    assert (tmp_path / "gpu").exists() and not (tmp_path / "cpu").exists()
 
 
-def test_doctor_of_another_gpu(a_gpu, capsys):
+def test_doctor_on_a_gpu_whose_results_are_wrong(a_gpu, tmp_path, capsys, monkeypatch):
+    a_gpu(sm90=[*GOOD_CHILD[:4], result("b", O="3")], sm100=[*GOOD_CHILD[:2], "crash"])
+    assert run("doctor") == 1
+    out = capsys.readouterr().out
+    assert "  b: O by sm90 have other bits than by sm80\n" in out
+    assert "  a: crashed by signal 11" in out
+    assert "result     FAILED: sm90, sm100; passed: sm80\n" in out
+    report = report_of(tmp_path)
+    assert not report["passed"] and len(report["differences"]) == 1
+    a_gpu(sm80=[*GOOD_CHILD[:2], {"error": "cudaErrorIllegalAddress"}])
+    monkeypatch.setenv("BROKEN_BENCH", "no memory")
+    assert run("doctor", "--arch", "sm80", "--json", tmp_path / "other.json") == 1
+    assert "cudaErrorIllegalAddress; 1 cases after it were not run" in capsys.readouterr().out
+    report = json.loads((tmp_path / "other.json").read_text())
+    assert report["bench"] == [] and report["bench_error"] == "no memory"
+
+
+def test_doctor_skips_an_arch_that_the_gpu_does_not_run(a_gpu, capsys):
+    a_gpu(sm90=[{"skipped": "not here"}], sm100=[{"skipped": "nor here"}])
+    assert run("doctor", "--no-bench") == 0
+    assert "result     passed: sm80\n" in capsys.readouterr().out
+    assert run("doctor", "--no-bench", "--kit", "sm90") == 1
+    assert "result     FAILED: no arch runs here\n" in capsys.readouterr().out
+
+
+def test_doctor_of_another_gpu(a_gpu, capsys, monkeypatch):
     assert run("doctor", "--device", "cuda:3") == 1
     assert "cuda:3: this machine has one GPU" in capsys.readouterr().out
+    two = dataclasses.replace(GOOD, gpus=[H100, dataclasses.replace(H100, index=1)])
+    monkeypatch.setattr(installation, "find", lambda: two)
+    assert run("doctor", "--device", "cuda:1", "--no-bench") == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7")
+    assert run("doctor", "--device", "cuda:1", "--no-bench") == 0
+    assert [visible for _, _, visible, _ in a_gpu.ran()] == ["1"] * 3 + ["7"] * 3
+
+
+def test_doctor_without_a_gpu(a_gpu, tmp_path, capsys, monkeypatch):
+    without = dataclasses.replace(GOOD, gpus_in_machine=0, **NO_DRIVER)
+    monkeypatch.setattr(installation, "find", lambda: without)
+    assert run("doctor") == 0
+    out = capsys.readouterr().out
+    assert "Missing for a GPU:\n  no NVIDIA GPU and no driver" in out and "    -> use a machine" in out
+    assert "cpu: 2 cases, 4 tensors, 0 failures\n" in out
+    assert "result     passed: cpu; no GPU can be used\n" in out
+    assert a_gpu.ran() == [("cpu", True, None, ["--device", "cpu", "--reduced"])]
+    assert len(report_of(tmp_path)["missing"]) == 1 and (tmp_path / "cpu").exists()
+    a_gpu(cpu=["crash"])
+    assert run("doctor", "--no-bench") == 1
+    assert "result     FAILED: cpu; no GPU" not in capsys.readouterr().out
+    a_gpu()
+    for words in (("--device", "cuda"), ("--arch", "sm80")):  # a GPU was named
+        assert run("doctor", *words) == 1
+        assert "result     FAILED: no GPU can be used\n" in capsys.readouterr().out
+    assert run("doctor", "--device", "cpu", "--no-bench") == 0
+    assert "Missing" not in capsys.readouterr().out
+    assert run("doctor", "--json", "/nowhere/out.json") == 1
+    assert "cannot write /nowhere/out.json" in capsys.readouterr().err
 
 
 def test_bench_is_the_benchs(capsys):

@@ -163,5 +163,5 @@ def test_has_the_command(tmp_path):
         check = run("check", "smallest", "--device", "cpu")
         assert check.returncode == 0, check.stdout + check.stderr
         assert "3 cases, 48 tensors, 0 failures" in check.stdout
-        assert run("doctor").returncode == 1
+        assert run("doctor", "--device", "cuda").returncode == 1
         assert run("chek").returncode == 2

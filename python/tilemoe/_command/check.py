@@ -1,8 +1,12 @@
 """`tilemoe check`: runs the cases of the registry on a device and prints the error of each tensor
-against float64, and its limit. Exit status 1 if an error is above its limit."""
+against float64, and its limit. Exit status 1 if an error is above its limit. With --against: two
+archs of the GPU, in a child process each, also compared with each other bit for bit."""
 
+import argparse
 import json
+import os
 
+from . import archs
 from .errors import DONE, FAILED, Failed, WrongUsage
 from .installation import version
 from .output import StatusLine, check_writable, table, write
@@ -31,6 +35,11 @@ def add_options(parser):
         help="where to run; auto for the GPU if it can be used")  # fmt: skip
     add("--threads", type=int, default=0,
         help="threads of the CPU backend; 0 for torch's own number")  # fmt: skip
+    archs.add_options(parser, "run the kernels of this arch")
+    add("--against", choices=archs.ARCHS, metavar="ARCH",
+        help="run the cases by --arch and by this arch, each in a process of its own, and compare "
+        "their bits")  # fmt: skip
+    add("--lines", action="store_true", help=argparse.SUPPRESS)  # what archs.run() reads
 
 
 def _device(wanted):
@@ -77,11 +86,72 @@ def _print(results, args, description):
         print(f"  {failure}")
 
 
+def _words(args):
+    """Of the command line of a child that runs the same cases."""
+    words = ["--device", "cuda", "--dtype", args.dtype, "--pass", args.passes, "--seed", args.seed,
+             "--repeat", args.repeat, *(["--reduced"] if args.reduced else [])]  # fmt: skip
+    return [*words, "--", *args.patterns, *args.case]
+
+
+def _compare(args, arch):
+    if arch is None:
+        raise WrongUsage("--against needs --arch, the arch that is compared")
+    if arch == args.against:
+        raise WrongUsage(f"--against {arch}: an arch is compared with another one")
+    check_writable(args.json)
+    runs, status = [], StatusLine()
+    for name in (arch, args.against):
+        found = archs.run(name, _words(args), args.limit, archs.environment(name), status.draw)
+        status.clear()
+        if found.skipped is not None:
+            raise Failed(f"--arch {name}: {found.skipped}; `tilemoe doctor` reports what is missing")
+        runs.append(found)
+    differences, compared = archs.differences(*runs), archs.tensors_compared(*runs)
+    for line in (*runs[0].lines(), *runs[1].lines(), *differences):
+        print(line)
+    print(f"\n{runs[0].device}\n{compared} tensors compared bit for bit, "
+          f"{len(differences)} cases differ")  # fmt: skip
+    summary = {"version": version(), "pass": args.passes, "seed": args.seed, "repeats": args.repeat,
+               "archs": [one.as_json() for one in runs], "tensors_compared": compared,
+               "differences": differences}  # fmt: skip
+    write(args.json, json.dumps(summary, indent=1) + "\n")
+    good = compared and not differences and not any(one.failures for one in runs)
+    return DONE if good else FAILED
+
+
+def _tell(args):
+    """The child of archs.run()."""
+    try:
+        registry = Registry(_device(args.device))
+        cases = registry.cases(args.patterns + args.case, args.dtype, args.reduced)
+    except WrongUsage as error:
+        archs.tell(wrong_usage=str(error))
+    except Failed as error:
+        archs.tell(skipped=str(error))
+    else:
+        archs.tell_cases(
+            lambda case: registry.run(case, args.seed, args.repeat, args.passes == "all"),
+            registry.description(), [case["case"] for case in cases],
+        )  # fmt: skip
+    return DONE
+
+
 def run(args):
+    arch = archs.arch_of(args)
+    if arch is not None and args.device == "cpu":
+        raise WrongUsage("--arch selects kernels of a GPU: leave out --device cpu")
     for name, most in MOST.items():
         if not 0 <= getattr(args, name) <= most:
             raise WrongUsage(f"--{name} is {getattr(args, name)}, expected 0 to {most}")
+    if args.lines:
+        return _tell(args)
     operators()  # or why they cannot be loaded
+    if args.against is not None and not args.list:
+        return _compare(args, arch)
+    if arch is not None:  # the library reads it at the first use of a GPU
+        os.environ.update(archs.environment(arch))
+        os.environ.pop("TILEMOE_KIT", None)
+        args.device = "cuda"
     registry = Registry("cpu" if args.list else _device(args.device))
     cases = registry.cases(args.patterns + args.case, args.dtype, args.reduced)
     if args.list:

@@ -1,37 +1,46 @@
-"""`tilemoe doctor`: whether the library computes right on this machine's GPU, as a report to paste
-into an issue; without a usable GPU, what is missing and how to get it. Exit status 1 then, and if a
-result is wrong."""
+"""`tilemoe doctor`: whether the library computes right on this machine, and how fast, in one report
+file for the project: info, the quick cases of the registry by each arch that the GPU runs, the archs'
+bits compared, and the bench of a small layer. Without a usable GPU the same on the CPU, and what a GPU
+lacks. Exit status 1 if a result is wrong, or if a GPU was named and cannot be used."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
-from . import info, installation
+from . import archs, info, installation
 from .errors import DONE, FAILED, WrongUsage
-from .output import StatusLine, check_writable, write
-from .registry import Registry, Results
+from .output import StatusLine, check_writable
 
-KITS = ("sm80", "sm90")
-DTYPES = ("bfloat16", "float16")
-FAILURES_SHOWN = 5
+REPORT = "tilemoe-report.json"
+_BENCH = {
+    "cuda": ["few-rows", "--device", "cuda", "--rounds", "5", "--against", "torch-grouped_mm"],
+    "cpu": ["cpu-t512", "--device", "cpu", "--rounds", "3", "--against", "none"],
+}
+_BENCH_LIMIT_S = 600
+_COMMAND = (sys.executable, "-m", "tilemoe", "bench")
 
 
 def add_options(parser):
     add = parser.add_argument
-    add("--device", default="cuda", help="the GPU: cuda, or cuda:N as torch counts them")
-    add("--kit", choices=("all", *KITS), default="all",
-        help="which kernels: sm80, sm90, or all that the GPU runs, whatever TILEMOE_KIT says")
-    add("--out", metavar="FILE", help="write the report to this file too")
-    add("--json", metavar="FILE", help="write the numbers to this file as JSON")
+    add("--device", default="auto",
+        help="auto, cpu, cuda, or cuda:N as torch counts them; auto for the GPU if it can be used")  # fmt: skip
+    archs.add_options(parser, "only this arch; without it all that the GPU runs")
+    add("--no-bench", action="store_true", help="leave out the times")
+    add("--json", metavar="FILE", default=REPORT, help=f"the report file ({REPORT})")
 
 
 def _index(device):
-    found = re.fullmatch(r"cuda(?::(\d{1,3}))?", device)
+    """Of the GPU; None for the CPU."""
+    if device == "cpu":
+        return None
+    found = re.fullmatch(r"auto|cuda(?::(\d{1,3}))?", device)
     if not found:
-        raise WrongUsage(
-            f"--device {device}: expected cuda or cuda:N; `tilemoe check --device cpu` compares the "
-            "CPU's results with float64"
-        )
+        raise WrongUsage(f"--device {device}: expected auto, cpu, cuda or cuda:N")
     return int(found.group(1) or 0)
 
 
@@ -49,104 +58,145 @@ def _lacks(found, index):
     return []
 
 
-def _check_kit(registry, kit, cases):
-    """What a kit computed, as the C++ doctor's JSON has it."""
-    results, status, began = Results(), StatusLine(), time.monotonic()
-    broken = []
-    for index, case in enumerate(cases):
-        status.draw(f"{kit} {index + 1}/{len(cases)} {case}")
-        try:
-            results.add(registry.run(case))
-        except RuntimeError as error:  # the GPU does no more for this process
-            broken = [f"{case}: {error}; the cases after it were not run"]
-            break
-    status.clear()
-    return {"kit": kit, "cases": results.cases, "tensors": results.tensors,
-            "seconds": time.monotonic() - began,
-            "failures": broken + results.all["failures"]}  # fmt: skip
+def _visible(index):
+    """CUDA_VISIBLE_DEVICES of children that see this GPU alone."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[index].strip() if visible else str(index)
 
 
-def _examine(index, wanted):
-    """[results of a kit] on a GPU."""
-    from .. import _config
-    from .._config import set_kit
-
-    registry = Registry(f"cuda:{index}")
-    cases = [case["case"] for dtype in DTYPES for case in registry.cases((), dtype, True)]
-    found = []
-    try:
-        for kit in KITS if wanted == "all" else (wanted,):
-            try:
-                set_kit(kit)
-                reason = _config.kit_of(index)[1]
-            except NotImplementedError as error:  # the build does not have it
-                reason = str(error)
-            found.append(
-                {"kit": kit, "skipped": reason} if reason else _check_kit(registry, kit, cases)
-            )
-    finally:
-        set_kit(None)
+def _run_archs(names, limit_s, variables):
+    """[archs.ArchRun] on a GPU."""
+    found, status = [], StatusLine()
+    for name in names:
+        found.append(archs.run(name, ("--device", "cuda", "--reduced"), limit_s,
+                               archs.environment(name) | variables, status.draw))  # fmt: skip
+        status.clear()
     return found
 
 
-def _verdict(kits):
-    ran = [one for one in kits if one.get("cases") or one.get("failures")]
-    names = {good: ", ".join(one["kit"] for one in ran if (not one["failures"]) == good)
-             for good in (True, False)}  # fmt: skip
-    if not ran:
-        return "FAILED: no kit runs here"
-    if names[False]:
-        return f"FAILED: {names[False]}" + (f"; passed: {names[True]}" if names[True] else "")
-    return f"passed: {names[True]}"
+def _bench(kind, variables):
+    """[a measurement as JSON], and why there are none or None."""
+    from ..bench import records
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bench.jsonl"
+        try:
+            ended = subprocess.run(
+                [*_COMMAND, *_BENCH[kind], "--json", str(file)], capture_output=True, text=True,
+                timeout=_BENCH_LIMIT_S, env=os.environ | variables,
+            )  # fmt: skip
+            if ended.returncode != 0:
+                return [], (ended.stderr or ended.stdout).strip()[-2000:]
+            return [vars(one) for one in records.read(file)], None
+        except subprocess.TimeoutExpired:
+            return [], f"hung for {_BENCH_LIMIT_S} s"
+        except (OSError, ValueError) as error:
+            return [], str(error)
 
 
-def _kit_lines(one):
-    if "skipped" in one:
-        yield f"{one['kit']}: not run: {one['skipped']}"
-        return
-    failures = one["failures"]
-    yield (f"{one['kit']}: {one['cases']} cases, {one['tensors']} tensors, "
-           f"{len(failures)} failures, {one['seconds']:.0f} s")  # fmt: skip
-    for failure in failures[:FAILURES_SHOWN]:
-        yield f"  {failure}"
-    if len(failures) > FAILURES_SHOWN:
-        yield f"  and {len(failures) - FAILURES_SHOWN} more"
+def _compare(runs):
+    """The first of the archs that ran is what the others are compared with.
+    -> ([text] of the cases that differ, by arch; [text] to print)"""
+    ran = [one for one in runs if one.skipped is None]
+    differ, lines = {}, []
+    for one in ran[1:]:
+        differ[one.arch] = archs.differences(one, ran[0])
+        lines += [f"  {line}" for line in differ[one.arch]]
+        lines.append(f"{one.arch} and {ran[0].arch}: {archs.tensors_compared(one, ran[0])} tensors "
+                     f"compared bit for bit, {len(differ[one.arch])} cases differ")  # fmt: skip
+    return differ, lines
 
 
-def _missing_lines(lacks, cpu_works):
+def _result(runs, differ, lacks, named):
+    """-> (whether all is well, the last line of the report)"""
+    ran = [one for one in runs if one.skipped is None]
+    wrong = [one for one in ran if one.failures or differ.get(one.arch) or not one.cases]
+    good = [one.arch for one in ran if one not in wrong]
+    failed = [one.arch for one in wrong]
+    if lacks and (named or not ran):
+        failed.append("no GPU can be used")
+    elif not ran:
+        failed.append("no arch runs here")
+    texts = ["FAILED: " + ", ".join(failed)] if failed else []
+    texts += ["passed: " + ", ".join(good)] if good else []
+    if lacks and not failed:
+        texts.append("no GPU can be used")
+    return not failed, "; ".join(texts)
+
+
+def _missing_lines(lacks):
     yield "Missing for a GPU:"
     for one in lacks:
         yield f"  {one.what}"
         yield f"    -> {one.how}"
-    if cpu_works:
-        yield ""
-        yield "`tilemoe check --device cpu` compares the CPU's results with float64."
+    yield ""
+
+
+def _times(measured, error):
+    for one in measured:
+        values = ", ".join(f"{name} {value[1] if isinstance(value, list) else value}"
+                           for name, value in one["values"].items())  # fmt: skip
+        yield f"{one['name']}: {values}"
+    if error is not None:
+        yield f"no times: {error}"
 
 
 def run(args):
-    index = _index(args.device)
-    check_writable(args.out)
+    index, arch = _index(args.device), archs.arch_of(args)
+    if index is None and arch is not None:
+        raise WrongUsage("--arch selects kernels of a GPU: leave out --device cpu")
     check_writable(args.json)
+    began = time.time()
     found = installation.find()
-    lacks = _lacks(found, index)
-    kits = [] if lacks else _examine(index, args.kit)
-    if lacks:
-        verdict = "FAILED: no GPU can be used"
-    else:
-        verdict = _verdict(kits)
-    passed = not lacks and verdict.startswith("passed")
-    report = [f"{name:10} {text}" for name, text in info.lines(found)]
-    report.append("")
-    if lacks:
-        report += _missing_lines(lacks, found.operators_error is None)
-    else:
-        report.append("Against float64, the reduced registry, forward and backward:")
-        report += [line for one in kits for line in _kit_lines(one)]
-    report += ["", f"{'verdict':10} {verdict}"]
-    text = "\n".join(report) + "\n"
-    print(text, end="")
-    write(args.out, text)
-    numbers = {**info.as_json(found), "kits": kits, "passed": passed, "verdict": verdict,
-               "missing": [{"what": one.what, "how": one.how} for one in lacks]}  # fmt: skip
-    write(args.json, json.dumps(numbers, indent=2) + "\n")
+    lacks = [] if index is None else _lacks(found, index)
+    for line in [*(f"{name:10} {text}" for name, text in info.lines(found)), ""]:
+        print(line)
+    for line in _missing_lines(lacks) if lacks else ():
+        print(line)
+
+    on_gpu = index is not None and not lacks
+    variables = {"CUDA_VISIBLE_DEVICES": _visible(index)} if on_gpu else {}
+    named = args.device.startswith("cuda") or arch is not None
+    runs, status = [], StatusLine()
+    if on_gpu:
+        runs = _run_archs([arch] if arch else archs.ARCHS, args.limit, variables)
+    elif not named and found.operators_error is None:
+        runs = [archs.run("cpu", ("--device", "cpu", "--reduced"), args.limit,
+                          on_case=status.draw)]  # fmt: skip
+        status.clear()
+    if runs:
+        print("Compared with float64, the quick cases, forward and backward:")
+    differ, compared = _compare(runs)
+    for line in [*(line for one in runs for line in one.lines(shown=5)), *compared]:
+        print(line)
+
+    measured, error = [], None
+    if runs and not args.no_bench:
+        measured, error = _bench("cuda" if on_gpu else "cpu", variables)
+        print("\nTimes of a small layer (`tilemoe bench`):")
+        for line in _times(measured, error):
+            print(line)
+
+    passed, result = _result(runs, differ, lacks, named)
+    devices = [one.device for one in runs if one.device]
+    report = {
+        "result": result,
+        "passed": passed,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        "seconds": round(time.time() - began),
+        "device": devices[0] if devices else None,
+        **info.as_json(found),
+        "archs": [one.as_json() for one in runs],
+        "differences": [line for lines in differ.values() for line in lines],
+        "bench": measured,
+        "bench_error": error,
+        "missing": [{"what": one.what, "how": one.how} for one in lacks],
+    }
+    Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\nresult     {result}")
+    print(f"report     {Path(args.json).resolve()}: attach it to an issue of {_tracker()}")
     return DONE if passed else FAILED
+
+
+def _tracker():
+    return installation.issues() or "the repository that you have TileMoE from"

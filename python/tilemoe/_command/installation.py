@@ -48,6 +48,16 @@ class Installation:
     gpus: list
 
 
+def issues():
+    """The address of the project's issues, of the package's metadata; None if it has none."""
+    try:
+        urls = importlib.metadata.metadata("tilemoe").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    named = dict(url.split(", ", 1) for url in urls)
+    return named.get("Issues", named.get("Repository"))
+
+
 def version():
     """Of the package: of its metadata, else of the library."""
     try:
@@ -219,7 +229,7 @@ def _add_unusable(found, add):
         add(f"cuda:{gpu.index} {gpu.name}, compute capability {capability}: {gpu.reason}",
             "use a GPU of compute capability 8.0 or newer (A100, RTX 30, H100 and newer)"
             if gpu.capability < LEAST_CAPABILITY else
-            "update NVIDIA's driver, and unset TILEMOE_KIT if it is set")  # fmt: skip
+            "update NVIDIA's driver, and unset TILEMOE_ARCH if it is set")  # fmt: skip
     if found.gpus:
         return
     if found.visible is not None:

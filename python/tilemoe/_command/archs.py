@@ -1,0 +1,178 @@
+"""Cases of the registry by one arch, in a child process: a kernel that traps or hangs is a failure of
+the run. Two runs on one GPU must have the same bits."""
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from .errors import WrongUsage
+
+ARCHS = ("sm80", "sm90", "sm100")
+LIMIT_S = 600
+_COMMAND = (sys.executable, "-m", "tilemoe", "check", "--lines")
+
+
+def add_options(parser, help):
+    parser.add_argument("--arch", choices=ARCHS, help=help)
+    parser.add_argument("--kit", choices=ARCHS, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, default=LIMIT_S, metavar="S",
+        help=f"seconds after which a case that has not ended counts as hung ({LIMIT_S})")  # fmt: skip
+
+
+def arch_of(args):
+    """The arch of the options --arch and --kit, its older name; None without them."""
+    if args.limit < 1:
+        raise WrongUsage(f"--limit is {args.limit}, expected at least 1")
+    if args.kit is None:
+        return args.arch
+    if args.arch not in (None, args.kit):
+        raise WrongUsage(f"--arch {args.arch} and --kit {args.kit}, its older name, differ")
+    print("tilemoe: warning: --kit is the older name of --arch", file=sys.stderr)
+    return args.kit
+
+
+def environment(arch):
+    """The environment of a process that runs with this arch."""
+    kept = {name: value for name, value in os.environ.items() if name != "TILEMOE_KIT"}
+    return kept | {"TILEMOE_ARCH": arch} if arch else dict(os.environ)
+
+
+@dataclasses.dataclass
+class ArchRun:
+    arch: str
+    skipped: str | None = None  # why it was not run; then nothing follows
+    device: str | None = None
+    cases: int = 0  # that were run to their end
+    tensors: int = 0  # that were compared with float64
+    failures: list = dataclasses.field(default_factory=list)
+    bits: dict = dataclasses.field(default_factory=dict)  # (case, tensor): hash
+
+    def add(self, result):
+        self.cases += 1
+        self.tensors += len(result["rows"])
+        self.failures += result["failures"]
+        self.bits |= {(row["case"], row["tensor"]): row["bits"]
+                      for row in result["rows"] if row["bits"] is not None}  # fmt: skip
+
+    def lines(self, shown=20):
+        if self.skipped is not None:
+            yield f"{self.arch}: not run: {self.skipped}"
+            return
+        count = len(self.failures)
+        yield f"{self.arch}: {self.cases} cases, {self.tensors} tensors, {count} failures"
+        yield from (f"  {failure}" for failure in self.failures[:shown])
+        if count > shown:
+            yield f"  and {count - shown} more"
+
+    def as_json(self):
+        if self.skipped is not None:
+            return {"arch": self.arch, "skipped": self.skipped}
+        return {"arch": self.arch, "device": self.device, "cases": self.cases,
+                "tensors": self.tensors, "failures": self.failures}  # fmt: skip
+
+
+def tell(**event):
+    """What the child prints: JSON, an object a line."""
+    print(json.dumps(event), flush=True)
+
+
+def tell_cases(run, description, cases):
+    """In the child: runs each case and prints its result."""
+    tell(device=description, count=len(cases))
+    for case in cases:
+        tell(case=case)
+        try:
+            tell(result=run(case))
+        except RuntimeError as error:  # the GPU does no more for this process
+            tell(error=str(error))
+            return
+
+
+def run(name, words, limit_s=LIMIT_S, environment=None, on_case=lambda text: None):
+    """Runs `tilemoe check` with the words in a child process.
+
+    Args:
+        name: of the run: the arch, or "cpu".
+        words: of its command line; they select the cases.
+        limit_s: seconds after which a child that prints nothing is killed.
+        environment: of the child.
+        on_case: called with a line of text before each case.
+
+    Returns:
+        ArchRun.
+
+    Raises:
+        WrongUsage: the child refused its command line.
+    """
+    found, count, case, error = ArchRun(name), None, None, None
+    with subprocess.Popen(
+        [*_COMMAND, *map(str, words)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        env=environment,
+    ) as child:  # fmt: skip
+        hung = threading.Event()
+
+        def kill():
+            hung.set()
+            child.kill()
+
+        def watch():
+            timer = threading.Timer(limit_s, kill)
+            timer.daemon = True
+            timer.start()
+            return timer
+
+        timer = watch()
+        try:
+            for line in child.stdout:
+                timer.cancel()
+                timer = watch()
+                event = json.loads(line)
+                if "wrong_usage" in event:
+                    raise WrongUsage(event["wrong_usage"])
+                found.skipped = event.get("skipped", found.skipped)
+                found.device, count = event.get("device", found.device), event.get("count", count)
+                error = event.get("error", error)
+                if "case" in event:
+                    case = event["case"]
+                    on_case(f"{name} {found.cases + 1}/{count} {case}")
+                if "result" in event:
+                    found.add(event["result"])
+            status = child.wait()
+        finally:
+            timer.cancel()
+            child.kill()
+    if found.skipped is None and (error or status or hung.is_set() or found.cases != count):
+        found.failures.insert(0, _how_it_ended(case, error, hung.is_set(), limit_s, status))
+        if count and found.cases + 1 < count:
+            found.failures[0] += f"; {count - found.cases - 1} cases after it were not run"
+    return found
+
+
+def _how_it_ended(case, error, hung, limit_s, status):
+    place = case or "before the first case"
+    if hung:
+        return f"{place}: hung for {limit_s} s"
+    if error:
+        return f"{place}: {error}"
+    if status < 0:
+        return f"{place}: crashed by signal {-status} ({signal.strsignal(-status)})"
+    return f"{place}: ended with status {status}"
+
+
+def differences(one, other):
+    """[text], for each case that both ran and whose bits differ."""
+    found = {}
+    for (case, tensor), bits in one.bits.items():
+        if other.bits.get((case, tensor), bits) != bits:
+            found.setdefault(case, []).append(tensor)
+    return [f"{case}: {', '.join(tensors)} by {one.arch} have other bits than by {other.arch}"
+            for case, tensors in found.items()]  # fmt: skip
+
+
+def tensors_compared(one, other):
+    return len(one.bits.keys() & other.bits.keys())
