@@ -12,7 +12,7 @@ Backend& backend() {
 
 void set_kit(const char* name) {
   TILEMOE_CHECK_SUPPORTED(name == nullptr || std::strcmp(name, "auto") == 0,
-                          "this build has no CUDA backend, and no kit '" << name << "'");
+                          "this build has no CUDA backend, and no arch '" << name << "'");
 }
 
 std::string describe_kit() {

@@ -23,9 +23,9 @@ class CudaBackend final : public Backend {
     text << "cuda: " << device.name << ", compute capability " << device.capability() << ", "
          << device.multiprocessors << " multiprocessors";
     try {
-      text << ", kit " << describe_kit_of(device);
+      text << ", arch " << describe_kit_of(device);
     } catch (const Error&) {  // which tilemoe_cuda_kit() tells
-      text << ", no kit: routing and the router alone, not the layer";
+      text << ", no arch: routing and the router alone, not the layer";
     }
     return text.str();
   }
