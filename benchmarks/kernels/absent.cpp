@@ -1,0 +1,29 @@
+// Stands for what tilemoe_kernels does on a GPU, in a build without the CUDA backend.
+#include <stdexcept>
+
+#include "modes.h"
+
+namespace tilemoe::app {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw std::runtime_error("this build has no CUDA backend: configure it with -DTILEMOE_CUDA=ON");
+}
+
+}  // namespace
+
+std::unique_ptr<Clock> make_cuda_clock() {
+  refuse();
+}
+std::string cuda_device_name() {
+  refuse();
+}
+void add_cuda_versions(Values&) {}
+bool compare_configurations(const Request&, Report&) {
+  refuse();
+}
+void time_gemms(const Request&, Report&) {
+  refuse();
+}
+
+}  // namespace tilemoe::app

@@ -1,0 +1,106 @@
+// The layers' GEMMs by cuBLASLt, as dense ones of all rows.
+#include <algorithm>
+
+#include "bare_gemms.h"
+#include "cuda/cublaslt.h"  // of apps/tilemoe
+#include "modes.h"
+#include "timed_layer.h"
+
+namespace tilemoe::app {
+namespace {
+
+using verify::Case;
+
+// A step and the GEMM that it computes: C (M, N) = A (M, K) B (K, N), row-major.
+struct StepGemm {
+  const char* step;
+  DenseShape shape;
+};
+
+std::vector<StepGemm> steps_of(const Case& layer) {
+  const int64_t M = layer.T * layer.K, d = layer.d, n = layer.n, h = layer.h_width();
+  const auto gemm = [&](int64_t rows, int64_t columns, int64_t depth, bool A_transposed,
+                        bool B_transposed) {
+    return DenseShape{.M = rows,
+                      .N = columns,
+                      .K = depth,
+                      .A_transposed = A_transposed,
+                      .B_transposed = B_transposed,
+                      .operands = layer.dtype,
+                      .result = layer.dtype};
+  };
+  return {
+      {step::kUpProjection, gemm(M, h, d, false, true)},         // X W1^T
+      {step::kDownProjection, gemm(M, d, n, false, true)},       // A W2^T
+      {step::kActivationGradient, gemm(M, n, d, false, false)},  // dO W2
+      {step::kWeightGradient2, gemm(d, n, M, true, false)},      // dO^T A'
+      {step::kInputGradient, gemm(M, d, h, false, false)},       // dH W1
+      {step::kWeightGradient1, gemm(h, d, M, true, false)},      // dH^T X
+  };
+}
+
+struct Sizes {
+  int64_t A = 0, B = 0, C = 0;
+
+  explicit Sizes(const std::vector<StepGemm>& steps) {
+    for (const auto& [step, shape] : steps) {
+      A = std::max(A, shape.M * shape.K), B = std::max(B, shape.K * shape.N);
+      C = std::max(C, shape.M * shape.N);
+    }
+  }
+};
+
+// The fastest algorithm for each.
+class DenseGemms {
+ public:
+  explicit DenseGemms(const Case& layer) : steps_(steps_of(layer)) {
+    const Sizes sizes(steps_);
+    A_ = DeviceBuffer(layer.dtype, sizes.A), B_ = DeviceBuffer(layer.dtype, sizes.B);
+    C_ = DeviceBuffer(layer.dtype, sizes.C);
+    fill_normal(verify::cuda_memory(), Tensor(A_.data(), layer.dtype, {sizes.A}), 0.2, 7);
+    fill_normal(verify::cuda_memory(), Tensor(B_.data(), layer.dtype, {sizes.B}), 0.02, 8);
+    const DeviceCacheFlush flush;
+    for (const StepGemm& one : steps_) {
+      products_.push_back(std::make_unique<LtProduct>(one.shape));
+      products_.back()->choose(A_.data(), B_.data(), C_.data(), flush);
+    }
+  }
+
+  const std::vector<StepGemm>& steps() const { return steps_; }
+  void run(size_t i) const { products_[i]->run(A_.data(), B_.data(), C_.data()); }
+
+ private:
+  std::vector<StepGemm> steps_;
+  DeviceBuffer A_, B_, C_;
+  std::vector<std::unique_ptr<LtProduct>> products_;
+};
+
+void time_layer(const Case& layer, Clock& clock, int rounds, Report& report) {
+  const DenseGemms dense(layer);
+  std::vector<std::function<void()>> runs;
+  for (size_t i = 0; i < dense.steps().size(); ++i) runs.push_back([&, i] { dense.run(i); });
+  const std::vector<Samples> ms = interleaved_ms(clock, runs, rounds);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto& [step, shape] = dense.steps()[i];
+    const auto M = static_cast<double>(shape.M), N = static_cast<double>(shape.N),
+               K = static_cast<double>(shape.K);
+    const auto element = static_cast<double>(size_of(layer.dtype));
+    report.add_times("gemm/" + layer.name + "/" + step, ms[i],
+                     {{2 * M * N * K, element * (M * K + K * N + M * N)}},
+                     {{"cublaslt", cublaslt_version()}});
+  }
+}
+
+}  // namespace
+
+void time_gemms(const Request& request, Report& report) {
+  time_bare_gemms(report);
+  const std::unique_ptr<Clock> clock = make_clock(request.device);
+  for (const Case& layer : request.layers) {
+    time_layer(layer, *clock, request.rounds, report);
+    report.print(layer.name + ", dense GEMMs by cuBLASLt " + cublaslt_version() + ": " +
+                 shape_text(layer) + ", " + report.device());
+  }
+}
+
+}  // namespace tilemoe::app

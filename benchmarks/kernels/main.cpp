@@ -1,0 +1,216 @@
+// tilemoe_kernels: times of the library's kernels, step by step; of every tile configuration; of
+// bare GEMMs; of the kernels of routing.
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <string>
+
+#include "backend.h"
+#include "device.h"
+#include "exit_status.h"
+#include "modes.h"
+#include "strict_numbers.h"
+#include "table.h"
+#include "verify/registry.h"
+
+namespace tilemoe::app {
+
+std::string shape_text(const verify::Case& layer) {
+  const auto part = [](const char* name, int64_t size) {
+    return std::string(name) + "=" + std::to_string(size);
+  };
+  return part("T", layer.T) + ", " + part("d", layer.d) + ", " + part("n", layer.n) + ", " +
+         part("E", layer.E) + ", " + part("K", layer.K) + ", " +
+         tilemoe_dtype_name(to_c(layer.dtype));
+}
+
+Values shape_values(const verify::Case& layer) {
+  return {{"T", layer.T}, {"d", layer.d}, {"n", layer.n}, {"E", layer.E}, {"K", layer.K}};
+}
+
+namespace {
+
+using verify::Case;
+using verify::Load;
+
+struct Options {
+  DeviceOptions where;
+  std::vector<std::string> layers;
+  std::vector<int64_t> tokens;
+  int rounds = 15;
+  bool configurations = false, gemm = false, routing = false, list = false;
+  std::string pass = "both", dtype = "case", load = "case", rounding = "case", weights = "plain";
+  bool biases = false, dH_over_H = false;
+  int32_t column_blocks = 0;
+  std::vector<double> limits;
+  std::string json_file;
+};
+
+constexpr std::pair<const char*, Rounding> kRoundings[] = {{"nearest", Rounding::kNearest},
+                                                           {"up", Rounding::kUp},
+                                                           {"down", Rounding::kDown},
+                                                           {"balanced", Rounding::kBalanced}};
+constexpr std::pair<const char*, Load> kLoads[] = {
+    {"random", Load::kRandom}, {"zipf", Load::kZipf}, {"one-expert", Load::kOneExpert}};
+
+const Case& find_layer(const std::string& name) {
+  std::string known;
+  for (const Case& layer : verify::bench_cases()) {
+    if (layer.name == name) return layer;
+    known += (known.empty() ? "" : ", ") + layer.name;
+  }
+  throw WrongUsage("no layer is called " + name + "; the layers are " + known);
+}
+
+void change(Case& layer, const Options& options) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+    if (options.dtype == tilemoe_dtype_name(to_c(dtype))) layer.dtype = dtype;
+  for (const auto& [name, load] : kLoads)
+    if (options.load == name) layer.load = load;
+  if (options.load == "one-expert") layer.K = 1;  // so that the expert has all rows
+  if (options.rounding == "none") layer.routing = verify::RoutingKind::kTopK;
+  for (const auto& [name, rule] : kRoundings) {
+    if (options.rounding != name) continue;
+    layer.routing = verify::RoutingKind::kRounded, layer.rounding = rule, layer.m = 128;
+  }
+  layer.W1_transposed = layer.W2_transposed = options.weights != "plain";
+  if (options.weights == "gpt-oss") layer.gate_layout = GateLayout::kInterleaved;
+  layer.biases |= options.biases, layer.dH_over_H |= options.dH_over_H;
+  if (options.column_blocks > 0) layer.column_blocks = options.column_blocks;
+}
+
+// Those that are named, or made for the device: float32 is a CPU's.
+std::vector<Case> chosen_layers(const Options& options, Device device) {
+  std::vector<Case> chosen;
+  for (const std::string& name : options.layers) chosen.push_back(find_layer(name));
+  if (chosen.empty())
+    for (const Case& layer : verify::bench_cases())
+      if ((layer.dtype == DType::kFloat32) == (device == Device::kCpu)) chosen.push_back(layer);
+  std::vector<Case> layers;
+  for (Case layer : chosen) {
+    change(layer, options);
+    if (options.tokens.empty()) layers.push_back(layer);
+    for (const int64_t T : options.tokens) {
+      layers.push_back(layer);
+      layers.back().T = T, layers.back().name += "-t" + std::to_string(T);
+    }
+  }
+  return layers;
+}
+
+void list_layers() {
+  for (const Case& layer : verify::bench_cases())
+    std::cout << layer.name << ": " << shape_text(layer) << "\n";
+}
+
+int run(const Options& options) {
+  if (options.list) {
+    list_layers();
+    return kDone;
+  }
+  for (const std::string& name : options.layers) static_cast<void>(find_layer(name));
+  const Device device = options.where.select();
+  const char* const mode = options.configurations ? "--configurations" : "--gemm";
+  if (device == Device::kCpu && (options.configurations || options.gemm))
+    throw std::runtime_error(std::string(mode) + " needs a GPU: " + why_no_layer(Device::kCuda));
+  const Request request{.device = device,
+                        .layers = chosen_layers(options, device),
+                        .rounds = options.rounds,
+                        .forward = options.pass != "backward",
+                        .backward = options.pass != "forward"};
+  Limits limits;
+  if (!options.limits.empty())
+    limits = {.flop_per_s = options.limits[0] * 1e12, .bytes_per_s = options.limits[1] * 1e9};
+  Report report(device, limits, options.json_file);
+  std::cout << backend_for(to_c(device)).description() << std::endl;
+  int status = kDone;
+  if (options.configurations)
+    status = compare_configurations(request, report) ? kDone : kFailed;
+  else if (options.gemm)
+    time_gemms(request, report);
+  else if (options.routing)
+    time_routing(request, report);
+  else
+    time_steps(request, report);
+  report.write();
+  return status;
+}
+
+void add_options(CLI::App& app, Options& options) {
+  app.add_option("layers", options.layers,
+                 "Layers by name; without any, those made for the device");
+  CLI::Option* configurations = app.add_flag(
+      "--configurations", options.configurations,
+      "Every tile configuration of the GEMMs, and the cost model's pick; exit status 1 if a pick "
+      "is over 3 % slower than the fastest");
+  CLI::Option* gemm = app.add_flag("--gemm", options.gemm,
+                                   "Bare GEMMs by mma.sync and wgmma, and the layers' GEMMs by "
+                                   "cuBLASLt, as dense ones");
+  app.add_flag("--routing", options.routing, "Top-K, the routing from its pairs, token rounding")
+      ->excludes(configurations)
+      ->excludes(gemm);
+  gemm->excludes(configurations);
+  app.add_flag("--list", options.list, "List the layers and do nothing else");
+  options.where.add_to(app);
+  app.add_option("--tokens", options.tokens, "Numbers of tokens, in place of each layer's own")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  app.add_option("--repeat", options.rounds, "Rounds; medians and quartiles are reported")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app.add_option("--json", options.json_file, "Write the measurements to this file, one per line");
+  const auto choice = [&](const char* name, std::string& value, const char* text,
+                          const std::vector<std::string>& values) {
+    app.add_option(name, value, text)->check(CLI::IsMember(values))->capture_default_str();
+  };
+  choice("--pass", options.pass, "The pass whose steps are timed", {"forward", "backward", "both"});
+  choice("--dtype", options.dtype, "Type of the tensors; 'case' for each layer's own",
+         {"case", "float32", "bfloat16", "float16"});
+  choice("--load", options.load, "How tokens spread over experts; 'case' for each layer's own",
+         {"case", "random", "zipf", "one-expert"});
+  choice("--rounding", options.rounding, "Token rounding to multiples of 128",
+         {"case", "none", "nearest", "up", "down", "balanced"});
+  choice("--weights", options.weights,
+         "Layout of W1 and W2: plain, (E, 2n, d) and (E, d, n); transposed, (E, d, 2n) and (E, n, "
+         "d); gpt-oss, the same with gate and up interleaved",
+         {"plain", "transposed", "gpt-oss"});
+  app.add_flag("--biases", options.biases, "With biases b1 and b2");
+  app.add_flag("--dh-over-h,--overwrite-H", options.dH_over_H, "Write dH over H in the backward");
+  app.add_option("--column-blocks", options.column_blocks,
+                 "Blocks of columns in which Y and dX~ exist: less workspace, more time")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--limits", options.limits,
+                 "What the device can do at most: TFLOP/s and GB/s; known for an H100")
+      ->expected(2)
+      ->check(CLI::PositiveNumber);
+}
+
+int fail(int status, const std::string& reason) {
+  std::cerr << "tilemoe_kernels: error: " << reason << "\n";
+  return status;
+}
+
+int main_of(int argc, char** argv) {
+  CLI::App app("Times of TileMoE's kernels, each with cold caches.", "tilemoe_kernels");
+  Options options;
+  add_options(app, options);
+  require_strict_numbers(app);
+  try {
+    app.parse(argc, argv);
+    return run(options);
+  } catch (const CLI::ParseError& error) {
+    return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongUsage, error.what());
+  } catch (const WrongUsage& error) {
+    return fail(kWrongUsage, error.what());
+  } catch (const Error& error) {
+    return fail(kFailed, in_words(error.what()));
+  } catch (const std::exception& error) {
+    return fail(kFailed, error.what());
+  }
+}
+
+}  // namespace
+}  // namespace tilemoe::app
+
+int main(int argc, char** argv) {
+  return tilemoe::app::main_of(argc, argv);
+}

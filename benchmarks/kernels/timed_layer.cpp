@@ -1,0 +1,254 @@
+#include "timed_layer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "layer.h"
+#include "table.h"
+#include "verify/number.h"
+#include "verify/random.h"
+
+namespace tilemoe::app {
+namespace {
+
+using verify::Case;
+using verify::Load;
+using verify::RoutingKind;
+
+constexpr size_t kAlignment = 256;
+
+template <class Body>
+void observed(StepObserver* observer, const char* name, Body&& body) {
+  if (observer) observer->begin(name);
+  body();
+  if (observer) observer->end(name);
+}
+
+int64_t elements_of(const Tensor& tensor) {
+  int64_t elements = 1;
+  for (int i = 0; i < tensor.ndim; ++i) elements *= tensor.shape[i];
+  return elements;
+}
+
+void check_timed(const Case& layer) {
+  const bool routed = layer.routing == RoutingKind::kTopK || layer.routing == RoutingKind::kRounded;
+  if (!routed || layer.gate_layout == GateLayout::kSplit || layer.padded ||
+      layer.load == Load::kHalfEmpty)
+    throw std::runtime_error(layer.name +
+                             ": only layers that route by their logits, with dense weights in one "
+                             "tensor each and random, zipf or one-expert loads, can be timed");
+}
+
+// The logits that a scoring's gradient reads.
+bool gradient_reads_logits(const Case& layer) {
+  return layer.routing == RoutingKind::kRounded || layer.scoring != Scoring::kSoftmaxOverChosen;
+}
+
+// Token rounding renormalizes the scores, whatever the case says.
+Scoring scoring_of(const Case& layer) {
+  return layer.routing == RoutingKind::kRounded ? Scoring::kSoftmaxRenormalized : layer.scoring;
+}
+
+BackwardMode mode_of(const Case& layer) {
+  return layer.dH_over_H ? BackwardMode::kOverH : BackwardMode::kWhole;
+}
+
+}  // namespace
+
+void* Arena::take(size_t bytes) {
+  const size_t place = used_;
+  used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return memory_ ? memory_ + place : nullptr;
+}
+
+Tensor Arena::take(DType dtype, std::initializer_list<int64_t> shape) {
+  const Tensor sizes(nullptr, dtype, shape);
+  return Tensor(take(size_of(dtype) * static_cast<size_t>(elements_of(sizes))), dtype, shape);
+}
+
+std::shared_ptr<void> allocate(verify::Memory& memory, size_t bytes) {
+  return {memory.allocate(std::max(bytes, size_t{1})), [&memory](void* place) {
+            if (place) memory.release(place);
+          }};
+}
+
+void fill_normal(verify::Memory& memory, const Tensor& tensor, double scale, int64_t seed) {
+  constexpr int64_t kBlock = 4194301, kShift = 1000003;
+  static const std::vector<float> normals = [] {
+    verify::Random random(1, 1);
+    std::vector<float> values(kBlock);
+    for (float& value : values) value = static_cast<float>(random.normal());
+    return values;
+  }();
+  if (!tensor.present()) return;
+  const auto dtype = static_cast<DType>(tensor.dtype);
+  const int64_t elements = elements_of(tensor);
+  const int64_t drawn = std::min(kBlock, elements);
+  std::vector<std::byte> block(size_of(dtype) * static_cast<size_t>(drawn));
+  for (int64_t i = 0; i < drawn; ++i)
+    verify::store(dtype, block.data(), i,
+                  scale * double{normals[static_cast<size_t>((i + seed * kShift) % kBlock)]});
+  const size_t all = size_of(dtype) * static_cast<size_t>(elements);
+  for (size_t have = 0; have < all; have += block.size())
+    memory.copy_in(static_cast<std::byte*>(tensor.data) + have, block.data(),
+                   std::min(block.size(), all - have));
+}
+
+// Skewed loads: log p(e) + Gumbel noise. Top-K of these draws K experts without replacement by
+// their popularity p, 1 / (e + 1) or all of it one expert's.
+void fill_logits(verify::Memory& memory, const Tensor& logits, Load load) {
+  constexpr double kCertain = 100;
+  if (load == Load::kRandom) return fill_normal(memory, logits, 1, 6);
+  const auto dtype = static_cast<DType>(logits.dtype);
+  const int64_t E = logits.shape[1];
+  std::vector<std::byte> values(size_of(dtype) * static_cast<size_t>(elements_of(logits)));
+  verify::Random random(6, 6);
+  for (int64_t t = 0, i = 0; t < logits.shape[0]; ++t)
+    for (int64_t e = 0; e < E; ++e, ++i) {
+      const double uniform = (static_cast<double>(random.below(int64_t{1} << 30)) + 0.5) * 0x1p-30;
+      const double popularity = load == Load::kOneExpert ? (e == E / 2 ? kCertain : 0)
+                                                         : -std::log(static_cast<double>(e + 1));
+      verify::store(dtype, values.data(), i, popularity - std::log(-std::log(uniform)));
+    }
+  memory.copy_in(logits.data, values.data(), values.size());
+}
+
+TimedTensors::TimedTensors(const Case& layer, Device device, Arena& arena) {
+  const int64_t T = layer.T, d = layer.d, n = layer.n, E = layer.E, K = layer.K;
+  const int64_t h = layer.h_width();
+  const Experts experts = layer.experts(device);
+  const RoutingSpec spec = layer.spec(0, device);
+  const auto weight = [&](int64_t rows, int64_t columns, bool transposed) {
+    return transposed ? arena.take(layer.dtype, {E, columns, rows}).transposed()
+                      : arena.take(layer.dtype, {E, rows, columns});
+  };
+  for (Tensor* tokens : {&X, &O, &dO, &dX}) *tokens = arena.take(layer.dtype, {T, d});
+  H = arena.take(layer.dtype, {spec.bound(), h});
+  for (Tensor* W : {&W1, &dW1}) *W = weight(h, d, layer.W1_transposed);
+  for (Tensor* W : {&W2, &dW2}) *W = weight(d, n, layer.W2_transposed);
+  if (layer.biases) {
+    for (Tensor* b : {&b1, &db1}) *b = arena.take(layer.dtype, {E, h});
+    for (Tensor* b : {&b2, &db2}) *b = arena.take(layer.dtype, {E, d});
+  }
+  for (Tensor* one : {&logits, &dlogits}) *one = arena.take(layer.dtype, {T, E});
+  ids = arena.take(DType::kInt32, {T, K});
+  scores = arena.take(DType::kFloat32, {T, K});
+  ds = arena.take(DType::kFloat32, {spec.bound()});
+  routing_bytes = spec.bytes();
+  routing_workspace_bytes = spec.workspace_bytes();
+  workspace_bytes = std::max(experts.workspace_bytes(spec, Pass::kForward),
+                             experts.workspace_bytes(spec, mode_of(layer)));
+  routing = arena.take(routing_bytes);
+  routing_workspace = arena.take(routing_workspace_bytes);
+  workspace = arena.take(workspace_bytes);
+}
+
+size_t TimedLayer::bytes(const Case& layer, Device device) {
+  check_timed(layer);
+  Arena sizes;
+  const TimedTensors tensors(layer, device, sizes);
+  return sizes.bytes();
+}
+
+TimedLayer::TimedLayer(const Case& layer, Device device)
+    : case_(layer), memory_(verify::memory_of(device)), experts_(layer.experts(device)) {
+  const size_t needed = bytes(layer, device);
+  try {
+    allocation_ = allocate(memory_, needed);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(layer.name + " needs " + app::bytes(static_cast<double>(needed)) +
+                             " of memory: " + error.what());
+  }
+  Arena arena(allocation_.get());
+  const TimedTensors& t = tensors_.emplace(layer, device, arena);
+  const RoutingSpec spec = layer.spec(0, device);
+  routing_.emplace(spec, t.routing, t.routing_bytes);
+  saved_ = Saved(t.H);
+  fill_normal(memory_, t.X, 0.2, 1), fill_normal(memory_, t.dO, 0.2, 2);
+  fill_normal(memory_, t.W1, 0.02, 3), fill_normal(memory_, t.W2, 0.02, 4);
+  fill_normal(memory_, t.b1, 0.02, 5), fill_normal(memory_, t.b2, 0.02, 5);
+  fill_logits(memory_, t.logits, layer.load);
+}
+
+void TimedLayer::route(StepObserver* observer) {
+  const TimedTensors& t = *tensors_;
+  if (case_.routing == RoutingKind::kRounded) {
+    observed(observer, step::kRoute, [&] {
+      routing_->from_logits({.logits = t.logits,
+                             .workspace = t.routing_workspace,
+                             .workspace_bytes = t.routing_workspace_bytes});
+    });
+    return;
+  }
+  observed(observer, step::kTopK, [&] {
+    top_k({.device = memory_.device(),
+           .scoring = case_.scoring,
+           .K = case_.K,
+           .logits = t.logits,
+           .ids = tilemoe_tensor(t.ids),
+           .scores = tilemoe_tensor(t.scores)});
+  });
+  observed(observer, step::kRoute, [&] {
+    routing_->from_top_k(t.ids, t.scores, t.routing_workspace, t.routing_workspace_bytes);
+  });
+}
+
+Weights TimedLayer::weights() const {
+  const TimedTensors& t = *tensors_;
+  return {.W1 = t.W1, .W2 = t.W2, .b1 = t.b1, .b2 = t.b2};
+}
+
+void TimedLayer::forward(StepObserver* observer) {
+  route(observer);
+  const TimedTensors& t = *tensors_;
+  ForwardArgs args;
+  args.routing = &*routing_;
+  args.weights = weights();
+  args.X = t.X, args.O = tilemoe_tensor(t.O);
+  args.saved = &saved_;
+  args.workspace = t.workspace, args.workspace_bytes = t.workspace_bytes;
+  const tilemoe_experts experts = experts_.to_c();
+  const tilemoe_weights all = args.weights.to_c();
+  const tilemoe_forward_args c_args = args.to_c(all);
+  tilemoe::forward(&experts, &c_args, observer);
+}
+
+void TimedLayer::backward(StepObserver* observer) {
+  const TimedTensors& t = *tensors_;
+  const Tensor ds(t.ds.data, DType::kFloat32, {routing_->pairs()});
+  BackwardArgs args;
+  args.mode = mode_of(case_);
+  args.routing = &*routing_;
+  args.weights = weights();
+  args.X = t.X, args.dO = t.dO;
+  args.saved = &saved_;
+  args.dX = tilemoe_tensor(t.dX);
+  args.dweights.W1 = tilemoe_tensor(t.dW1), args.dweights.W2 = tilemoe_tensor(t.dW2);
+  args.dweights.b1 = tilemoe_tensor(t.db1), args.dweights.b2 = tilemoe_tensor(t.db2);
+  args.ds = tilemoe_tensor(ds);
+  args.workspace = t.workspace, args.workspace_bytes = t.workspace_bytes;
+  const tilemoe_experts experts = experts_.to_c();
+  const tilemoe_weights all = args.weights.to_c(), dweights = args.dweights.to_c();
+  const tilemoe_backward_args c_args = args.to_c(all, dweights);
+  tilemoe::backward(&experts, &c_args, observer);
+  observed(observer, step::kRouterBackward, [&] {
+    router_backward({.scoring = scoring_of(case_),
+                     .routing = &*routing_,
+                     .logits = gradient_reads_logits(case_) ? ConstTensor(t.logits) : ConstTensor(),
+                     .ds = ds,
+                     .dlogits = tilemoe_tensor(t.dlogits),
+                     .workspace = t.routing_workspace,
+                     .workspace_bytes = t.routing_workspace_bytes});
+  });
+}
+
+int64_t TimedLayer::rows() const {
+  int32_t M = 0;
+  memory_.copy_out(&M, routing_->offsets + case_.E, sizeof M);
+  return M;
+}
+
+}  // namespace tilemoe::app
