@@ -2,19 +2,22 @@
 """Tests, sanitizes, times and profiles a build on this machine's GPU, stage by stage.
 
   scripts/gpu/run.py --programs build/ci --wheel WHEEL     # every stage
-  scripts/gpu/run.py --programs build/ci test bench        # these two, which need no wheel
+  scripts/gpu/run.py --programs build/ci test kernels      # these two, which need no wheel
 
-Builds nothing. Each stage ends within 8 minutes and writes one results file, gpu_STAGE.json. What
-passed at this commit is not run again, so a run that was cut off goes on where it stopped. Says at
-the end what was skipped and why. Its status is 1 where something failed, where a program skipped a
-test that it need not skip here, or where anything was skipped of a stage that was asked for by name.
+Builds nothing. Each stage ends within 8 minutes and writes a results file, STAGE.jsonl: a measurement
+for each item, with its status, and those that its program made. What passed at this commit is not run
+again, so a run that was interrupted continues. Prints at the end what was skipped and why. The exit
+status is 1 if something failed, if a program skipped a test that it need not skip here, or if anything
+was skipped of a stage that was named.
 """
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -22,60 +25,81 @@ from concurrent.futures import ThreadPoolExecutor
 
 import device
 import groups
-import wheels
-from stages import AT_ONCE, KITS, STAGES, Machine
+from stages import ARCHS, AT_ONCE, STAGES, Machine, records
 
 STAGE_LIMIT_S = 480
+PACKAGES = ("torch", "transformers", "torchtitan")  # whose versions the results have
 
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def device_facts(tilemoe, environment):
-    """The commit that was built and the GPU; ends the program where there is none."""
-    said = subprocess.run([tilemoe, "info"], env=environment, capture_output=True, text=True)
-    if said.returncode:
-        sys.exit(f"run.py: error: {tilemoe} does not run: {said.stderr.strip()}")
-    gpu = device.facts("run.py", "name", "driver_version", "clocks.max.sm", "power.limit")
-    first_line = said.stdout.splitlines()[0]
-    commit = first_line.split("commit ")[1].split(",")[0]
-    return {"commit": commit, "build": first_line, **gpu}
+def info(tilemoe, environment, arch="auto"):
+    """`tilemoe info --json` with an arch, and why there is none."""
+    done = subprocess.run([tilemoe, "info", "--json"], capture_output=True, text=True,
+                          env={**environment, "TILEMOE_ARCH": arch})
+    try:
+        return json.loads(done.stdout), ""
+    except ValueError:
+        return None, done.stderr.strip() or done.stdout.strip()
 
 
-def kits_that_run(tilemoe, environment):
-    """The kits that the first GPU runs with these programs: its own first, then those that
-    TILEMOE_KIT can ask for beside it."""
-    def kit_of(asked):
-        said = subprocess.run([tilemoe, "info", "--json"], capture_output=True, text=True,
-                              env={**environment, "TILEMOE_KIT": asked})
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            backends = json.loads(said.stdout)["backends"]
-            return next(b["kit"] for b in backends if "kit" in b).split(",")[0]
+def archs_that_run(tilemoe, environment):
+    """The archs that the first GPU runs with these programs: its own first, then those that
+    TILEMOE_ARCH selects."""
+    def selected(arch):
+        said, _ = info(tilemoe, environment, arch)
+        with contextlib.suppress(KeyError, TypeError, StopIteration):
+            backends = (b.get("arch", b.get("kit")) for b in said["backends"])
+            return next(text for text in backends if text).split(",")[0]
         return None
 
-    own = kit_of("auto")
-    return [own, *(kit for kit in KITS if kit != own and kit_of(kit) == kit)] if own in KITS else []
+    own = selected("auto")
+    others = [arch for arch in ARCHS if arch != own and selected(arch) == arch]
+    return [own, *others] if own in ARCHS else []
 
 
 def memory_mib(gpu):
-    """Of nvidia-smi's answer, such as "81559 MiB"; 0 where it has none."""
+    """Of nvidia-smi's answer, such as "81559 MiB"; 0 if it has none."""
     figure = gpu["memory.total"].split()[0]
     return int(figure) if figure.isdigit() else 0
 
 
-def kit_of(item):
-    return {"kit": item.kit} if item.kit else {}
+def digest(paths):
+    """Of files' contents and names."""
+    sha = hashlib.sha256()
+    for path in paths:
+        sha.update(path.name.encode() + path.read_bytes())
+    return sha.hexdigest()[:12]
 
 
-def skipped_too_much(item, report):
-    if item.may_skip is None or not isinstance(report, dict):
-        return []
-    return [test for test in report.get("skipped", []) if test not in item.may_skip]
+def install_once(wheel, packages, folder):
+    """Installs a wheel and a folder of wheels (or None) into a folder of their own, without a network
+    or their requirements, unless it has them already. Returns their digest."""
+    wheels = [wheel, *(sorted(packages.glob("*.whl")) if packages else [])]
+    wanted, note = digest(wheels), folder / "wheels.sha256"
+    if not note.exists() or note.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps",
+                        "--no-compile", "--disable-pip-version-check", "--target", folder, *wheels],
+                       check=True)
+        note.write_text(wanted)
+    return wanted
+
+
+def versions_of(packages, installed):
+    """Those that are installed, of this Python with the wheels."""
+    program = ("import importlib.metadata as m, json, sys\n"
+               "found = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
+               "print(json.dumps({p: found[p] for p in sys.argv[1:] if p in found}))")
+    done = subprocess.run([sys.executable, "-c", program, *packages], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(installed)}, check=True)
+    return json.loads(done.stdout)
 
 
 def run_item(item, folder, environment, limit_s):
-    """Runs one command; returns what the results file says of it. Its output is kept beside."""
+    """Runs one command and returns its result; its output is kept in the folder."""
     start = time.monotonic()
     code, output = groups.run(item.command, limit_s, environment)
     status = (f"not done in {limit_s:.0f} s" if code is None
@@ -84,17 +108,26 @@ def run_item(item, folder, environment, limit_s):
     try:
         report = item.report(output)
     except (OSError, ValueError, KeyError) as error:
-        report = None
+        report = {}
         if status == "passed":
             status = f"no result: {error}"
-    if status == "passed" and (tests := skipped_too_much(item, report)):
-        status = f"skipped though they need not be: {', '.join(tests)}"
-    return {"item": item.name, **kit_of(item), "status": status,
-            "seconds": round(time.monotonic() - start, 1), "report": report}
+    values, measurements = {}, []
+    if isinstance(report, list):
+        measurements = [vars(one) for one in report]
+    elif any(isinstance(value, dict) for value in report.values()):
+        measurements = [{"name": name, "values": of} for name, of in report.items()]
+    else:
+        skipped = report.get("skipped", [])
+        needless = [one for one in skipped if item.may_skip is not None and one not in item.may_skip]
+        if status == "passed" and needless:
+            status = f"skipped though they need not be: {', '.join(needless)}"
+        values = report | ({"skipped": len(skipped)} if "skipped" in report else {})
+    return {"status": status, "seconds": round(time.monotonic() - start, 1), "values": values,
+            "measurements": measurements}
 
 
 def run_stage(name, machine, facts, args, environment):
-    """Runs what has not passed yet; yields the stage's items with their status, in their order."""
+    """Runs what has not passed yet; yields (item, its result), in their order."""
     folder = args.out / name
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + STAGE_LIMIT_S
@@ -102,26 +135,40 @@ def run_stage(name, machine, facts, args, environment):
     def result_of(item):
         kept = folder / f"{item.name}.done"
         if item.missing:
-            return {"item": item.name, **kit_of(item), "status": f"skipped: {item.missing}"}
+            return {"status": f"skipped: {item.missing}"}
         if not args.again and kept.exists() and json.loads(kept.read_text())["facts"] == facts:
             say(f"  {item.name}: passed before")
             return json.loads(kept.read_text())["result"]
         if end - time.monotonic() < 5:
-            return {"item": item.name, **kit_of(item),
-                    "status": "not begun: the stage's 8 minutes are over"}
+            return {"status": "not begun: the stage's 8 minutes are over"}
         result = run_item(item, folder, environment, min(item.limit_s, end - time.monotonic()))
         say(f"  {item.name}: {result['status']}, {result['seconds']} s")
         if result["status"] == "passed":
             kept.write_text(json.dumps({"facts": facts, "result": result}))
         return result
 
+    items = STAGES[name](machine, folder)
     with ThreadPoolExecutor(AT_ONCE.get(name, 1)) as pool:
-        begun = [pool.submit(result_of, item) for item in STAGES[name](machine, folder)]
-        for future in groups.in_order(begun):
-            yield future.result()
+        begun = [pool.submit(result_of, item) for item in items]
+        for item, future in zip(items, groups.in_order(begun)):
+            yield item, future.result()
 
 
-def main():
+def measurements_of(stage, item, result, facts):
+    """An item's own, and those that its program made."""
+    common = {"device": facts["device"], "versions": facts["versions"], "commit": facts["commit"]}
+    values = {"gpus": facts["gpus"], "status": result["status"]}
+    if item.arch:
+        values["arch"] = item.arch
+    if "seconds" in result:
+        values["seconds"] = result["seconds"]
+    yield records.Measurement(name=f"{stage}/{item.name}", **common,
+                              values=values | result.get("values", {}))
+    for one in result.get("measurements", []):
+        yield records.Measurement(**(common | one))
+
+
+def parsed():
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -129,58 +176,75 @@ def main():
     parser.add_argument("--programs", type=pathlib.Path, required=True,
                         help="a build's folder, or an unpacked scripts/gpu/pack.sh archive")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/gpu"),
-                        help="where logs, what has passed, and the results go (build/gpu)")
+                        help="the folder of logs, of what has passed, and of results (build/gpu)")
     parser.add_argument("--wheel", type=pathlib.Path,
-                        help="of the PyTorch package, for the stages torch, command, sizes, two-gpus "
-                             "and one-gpu-ranks")
+                        help="of the PyTorch package, for the stages torch, command, sizes, two-gpus, "
+                             "one-gpu-ranks and bench")
     parser.add_argument("--packages", type=pathlib.Path,
-                        help="a folder of wheels of what the package's tests need (packages.sh)")
-    parser.add_argument("--again", action="store_true", help="run also what has passed")
+                        help="a folder of wheels that the package's tests need (packages.sh)")
+    parser.add_argument("--again", action="store_true", help="also run what has passed")
     args = parser.parse_args()
-    groups.end_together()  # what were left running would disturb whatever is timed next
     for name in args.stages:
         if name not in STAGES:
-            parser.error(f"no stage is called {name}; there are {', '.join(STAGES)}")
+            parser.error(f"no stage is called {name}; the stages are {', '.join(STAGES)}")
+    args.out = args.out.resolve()
+    return args
 
+
+def prepared(args, environment):
+    """The machine, and what its results are about; ends the program without one of them."""
+    installed = args.out / "installed"
+    machine = Machine(args.programs, args.wheel, args.packages, installed)
+    if "tilemoe" not in machine.programs:
+        sys.exit(f"run.py: error: {args.programs} has no program tilemoe; build it first")
+    tilemoe = machine.program("tilemoe")
+    build, error = info(tilemoe, environment)
+    if build is None:
+        sys.exit(f"run.py: error: {tilemoe} does not run: {error}")
+    gpu = device.facts("run.py", "name", "driver_version", "clocks.max.sm", "power.limit")
+    machine.gpus = [memory_mib(one) for one in device.each("run.py", "memory.total")]
+    machine.archs = archs_that_run(tilemoe, environment)
+    facts = {"device": gpu.pop("name"), "commit": build["commit"], "gpus": len(machine.gpus),
+             "archs": machine.archs, "program": digest([tilemoe]),
+             "versions": {"tilemoe": build["version"], "driver": gpu.pop("driver_version")}, **gpu}
+    if args.wheel:
+        facts["wheel"] = install_once(args.wheel, args.packages, installed)
+        facts["versions"] |= versions_of(PACKAGES, installed)
+    say(f"TileMoE {build['version']}, commit {build['commit']}; {facts['gpus']} x "
+        f"{facts['device']}; archs: {', '.join(machine.archs)}")
+    return machine, facts
+
+
+def main():
+    args = parsed()
+    groups.end_together()  # what were left running would disturb whatever is timed next
     environment = dict(os.environ)
-    environment.pop("TILEMOE_KIT", None)  # items name theirs
+    for name in ("TILEMOE_ARCH", "TILEMOE_KIT"):  # items name theirs
+        environment.pop(name, None)
     libraries = (args.programs / "lib").resolve()
     if libraries.is_dir():
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(
             filter(None, [str(libraries), environment.get("LD_LIBRARY_PATH")]))
-    installed = (args.out / "installed").resolve()
-    machine = Machine(args.programs, args.wheel, args.packages, installed)
-    if "tilemoe" not in machine.programs:
-        sys.exit(f"run.py: error: {args.programs} has no program tilemoe; build it first")
-    facts = device_facts(machine.program("tilemoe"), environment)
-    machine.commit = facts["commit"]
-    machine.gpus = [memory_mib(gpu) for gpu in device.each("run.py", "memory.total")]
-    facts["gpus"] = len(machine.gpus)
-    machine.kits = kits_that_run(machine.program("tilemoe"), environment)
-    facts["kits"] = machine.kits
-    say(f"{facts['build']}; {facts['gpus']} x {facts['name']}; kits: {', '.join(machine.kits)}")
-    if args.wheel:
-        facts["wheel"] = wheels.install_once(args.wheel, args.packages, installed)
+    machine, facts = prepared(args, environment)
 
     lines = []
     for name in args.stages or STAGES:
         say(name)
-        items = []
-        for item in run_stage(name, machine, facts, args, environment):
-            items.append(item)
-            # After each, for a run that is cut off.
-            (args.out / f"gpu_{name}.json").write_text(
-                json.dumps({"stage": name, **facts, "items": items}, indent=1) + "\n")
-            if item["status"] != "passed":
-                lines.append(f"{name}, {item['item']}: {item['status']}")
-        if all(item["status"] == "passed" for item in items):
-            lines.append(f"{name}: all {len(items)} passed")
+        found, statuses = [], []
+        for item, result in run_stage(name, machine, facts, args, environment):
+            found += measurements_of(name, item, result, facts)
+            records.write(args.out / f"{name}.jsonl", found)  # after each, if the run is interrupted
+            statuses.append(result["status"])
+            if result["status"] != "passed":
+                lines.append(f"{name}, {item.name}: {result['status']}")
+        if all(status == "passed" for status in statuses):
+            lines.append(f"{name}: all {len(statuses)} passed")
     lines += [f"{name}: skipped: not asked for" for name in STAGES
               if args.stages and name not in args.stages]
     print("\n".join(lines))
     skipped = [line for line in lines if ": skipped: " in line]
     failed = [line for line in lines if line not in skipped and not line.endswith("passed")]
-    if args.stages:  # those: what was asked for has to run
+    if args.stages:  # what was named has to run
         failed += [line for line in skipped if not line.endswith("not asked for")]
     print(f"{len(failed)} failed, {len(skipped)} skipped")
     sys.exit(1 if failed else 0)

@@ -1,63 +1,67 @@
-"""The stages of run.py: what each runs, and what it takes.
+"""The stages of run.py: what each runs, and what it reads from the output.
 
-A stage is a list of items, each one command with a time limit of its own. What an item needs and
-this machine lacks is found out before it runs, and named.
+A stage is a list of items, each one command with its own time limit. What an item needs and this
+machine lacks is found before it runs, and named.
 """
 
+import csv
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
+import xml.etree.ElementTree
 from typing import Callable
 
-from reports import (METRICS, bench_entries, check_counts, kernel_profile, layer_figures,
-                     sanitizer_errors, scenario_results, shared_gpu_results, test_counts)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
+import records  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TESTS = ROOT / "tests" / "torch"
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
            "kimi-linear", "qwen3-next", "wide", "few-rows"]
-KITS = ("sm80", "sm90")
+ARCHS = ("sm80", "sm90")
 SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
-# Routing by top-K, few rows and many an expert, rounding, long experts in shares, blocks of columns.
+# Routing by top-K, few rows and many an expert, rounding, split-K of long experts, blocks of columns.
 REPEATED = [f"{case}/bfloat16" for case in
             ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks")]
 # GiB of the GPU's memory that each takes; two side by side fit into 78 GiB.
 HUGE = {"deepseek-v3.2": 60, "huge-rows": 12, "huge-hidden": 17}
-# What is compared with other implementations, and a layer off every tile;
-# tests/torch/real_sizes.py has their shapes. The largest take up to 35 GiB: two fit side by side.
+# The largest take up to 35 GiB: two fit side by side.
 SIZES = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b", "kimi-linear",
          "qwen3-next", "wide", "few-rows", "off-tiles"]
 BENCH_SHAPE = [2048, 1024, 512, 16, 4]  # T, d, n, E, K of the command's short bench
 ON_TWO_DEVICES = "*Device*"  # of cuda_layer_test
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
-LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are dealt to so many processes
+LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are split over N processes
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
-# Of the step tests, the tiles that the cost model does not pick for the registry's small cases.
+# The step tests of tiles that the cost model does not pick for the registry's small cases.
 FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
-# Routers that the registry has no case of.
+# Routers without a case in the registry.
 ROUTERS = "*InGroups:*GivenIds"
 # Parts of W1 that differ in dtype or layout.
 TWO_LAYOUTS = "CudaWeightLayouts.*OfTwo*"
 TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 
 
-# What a kit that the GPU does not take by itself runs again: products' tests, and the layer's of the
+# What an arch that is not the GPU's own runs again: the tests of GEMMs, and of the layer in the
 # PyTorch package. (The pretraining example runs on GPUs in the stage two-gpus alone.)
-PRODUCTS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
-            "cuda_train_test", "cuda_weight_layouts_test"]
+GEMMS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
+         "cuda_train_test", "cuda_weight_layouts_test"]
 TORCH_FILES = ["cuda_test.py", "cuda_transformers_test.py", "functional_test.py",
                "module_routing_test.py", "module_test.py", "torchtitan_test.py"]
 
-# What needs no product: programs, and of one of them some tests.
+# What needs no GEMM: programs, and some tests of one of them.
 ROWWISE = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
            "cuda_route_tokens_test": "CudaRouteTokens.*",
            "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
            "cuda_store_threads_test": "*", "cuda_forward_steps_test": "Combine.*"}
 ONE_GPU = "this machine has one GPU"
-# Tests of programs that are skipped there; skipped anywhere else, or any other one, is a failure.
+# Tests that may be skipped there. Any other skipped test is a failure.
 SKIPPED_ON_ONE_GPU = frozenset({"DeviceLayerTest.GivesTheSameBitsOnEveryDevice",
                                 "DeviceLayerTest.RunsOnTwoDevicesAtOnce",
                                 "SumRows.ReadsAnotherGpu"})
@@ -68,19 +72,20 @@ class Item:
     name: str
     command: list
     limit_s: int
-    report: Callable[[str], object]  # what the results file says of it, from its output
-    missing: str | None = None  # why it cannot run here: run.py names it, and goes on
+    # Its output -> {quantity: value}, or the measurements that its program wrote. Raises OSError,
+    # ValueError or KeyError if there is no result.
+    report: Callable[[str], object]
+    missing: str | None = None  # why it cannot run here: run.py names it, and continues
     # Tests that its report may name as skipped; None: it judges that itself (tests/torch/skips.py).
     may_skip: frozenset | None = frozenset()
-    kit: str | None = None  # that it asks for (TILEMOE_KIT); None: the GPU's own
+    arch: str | None = None  # by TILEMOE_ARCH; None: the GPU's own
 
 
 class Machine:
-    """The programs to run, the tools that are here, the GPUs: MiB of memory each.
+    """The programs to run, the tools that this machine has, the GPUs: MiB of memory of each.
 
-    `kits`: that the first GPU runs, beginning with the one that it takes by itself. `wheel`,
-    `packages`: of the PyTorch package, and a folder of wheels of what its tests need; `installed`:
-    the folder that has them.
+    `archs`: that the first GPU runs, its own first. `wheel`, `packages`: of the PyTorch package, and
+    a folder of wheels that its tests need; `installed`: the folder in which they are installed.
     """
 
     def __init__(self, programs, wheel=None, packages=None, installed=None):
@@ -90,8 +95,7 @@ class Machine:
                 self.programs.setdefault(path.name, path)
         self.sanitizer = find_tool("compute-sanitizer")
         self.profiler = find_tool("ncu")
-        self.gpus, self.kits = [], []
-        self.commit = None  # that the programs were built from
+        self.gpus, self.archs = [], []
         self.wheel, self.packages, self.installed = wheel, packages, installed
 
     def program(self, name):
@@ -100,16 +104,23 @@ class Machine:
     def tests(self):
         return [n for n in self.programs if n.startswith("cuda_") and n.endswith("_test")]
 
-    def forced_kits(self):
-        return self.kits[1:]
+    def other_archs(self):
+        return self.archs[1:]
 
-    def item(self, name, program, arguments, limit_s, report, tool=(), missing=None, kit=None):
+    def item(self, name, program, arguments, limit_s, report, tool=(), missing=None, arch=None):
         if program not in self.programs:
             missing = f"{program} was not built"
-        return Item(name, [*asking(kit), *tool, self.program(program), *arguments], limit_s, report,
-                    missing, kit=kit)
+        return Item(name, [*selecting(arch), *tool, self.program(program), *arguments], limit_s,
+                    report, missing, arch=arch)
 
-    def torch_item(self, name, arguments, limit_s, report, gpus=1, kit=None):
+    def gtest(self, name, program, tests, folder, limit_s, tool=(), arch=None):
+        """Tests of a GoogleTest program by name, which are counted."""
+        file = folder / f"{name}.json"
+        arguments = ["--gtest_brief=1", f"--gtest_filter={tests}", f"--gtest_output=json:{file}"]
+        return self.item(name, program, arguments, limit_s, lambda _: test_counts(file), tool,
+                         arch=arch)
+
+    def torch_item(self, name, arguments, limit_s, report, gpus=1, arch=None, tool=()):
         """A command of this Python with the wheel."""
         missing = None
         if not self.wheel:
@@ -121,16 +132,27 @@ class Machine:
         # Whatever this shell is set up for, the package is the wheel's.
         python = ["env", "-u", "TILEMOE_LIBRARY_DIR", f"PYTHONPATH={self.installed}",
                   sys.executable]
-        return Item(name, [*asking(kit), *python, *arguments], limit_s, report, missing,
-                    may_skip=None, kit=kit)
+        return Item(name, [*selecting(arch), *tool, *python, *arguments], limit_s, report, missing,
+                    may_skip=None, arch=arch)
+
+    def pytest_item(self, name, words, folder, limit_s, gpus=1, arch=None):
+        """Tests of the package; at the limit an interrupt makes pytest report what was done."""
+        file = folder / f"{name}.xml"
+        workers = importlib.util.find_spec("xdist") and gpus == 1
+        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={TESTS}",
+                 "--device", "cuda", f"--junitxml={file}", "--durations=15",
+                 *(["-n", "8"] if workers else []), *words]
+        tool = ["timeout", "-s", "INT", "-k", "10", str(limit_s)]
+        return self.torch_item(name, words, limit_s + 15, lambda _: junit_counts(file), gpus, arch,
+                               tool)
 
 
-def asking(kit):
-    return ["env", f"TILEMOE_KIT={kit}"] if kit else []
+def selecting(arch):
+    return ["env", f"TILEMOE_ARCH={arch}"] if arch else []
 
 
-def named(name, kit):
-    return f"{name}-{kit}" if kit else name
+def named(name, arch):
+    return f"{name}-{arch}" if arch else name
 
 
 def find_tool(name):
@@ -138,66 +160,238 @@ def find_tool(name):
     return shutil.which(name, path=os.pathsep.join(places))
 
 
-def test(machine, folder):
-    def item(program, part, parts, kit=None):
-        name = program if parts == 1 else f"{program}-{part + 1}-of-{parts}"
-        name = named(name, kit)
-        file = folder / f"{name}.json"
-        arguments = ["--gtest_brief=1", f"--gtest_output=json:{file}"]
-        dealt = ["env", f"GTEST_TOTAL_SHARDS={parts}", f"GTEST_SHARD_INDEX={part}"]
-        made = machine.item(name, program, arguments, 300, lambda _: test_counts(file), dealt,
-                            kit=kit)
-        if len(machine.gpus) < 2:
-            made.may_skip = SKIPPED_ON_ONE_GPU
-        return made
+# ---------------------------------------------------------------- what is read from an item
 
-    def items(programs, kit=None):
-        check = ["check", "--device", "cuda", "--pass", "all"]
-        return [*(item(program, part, LONG_TESTS.get(program, 1), kit) for program in programs
-                  for part in range(LONG_TESTS.get(program, 1))),
-                machine.item(named("check", kit), "tilemoe", check, 240, check_counts, kit=kit)]
+
+def test_counts(file):
+    """Of a GoogleTest program: how many tests there were and failed, and which were skipped."""
+    suites = json.loads(file.read_text())
+    if suites["tests"] == 0:
+        raise ValueError("no test ran")
+    tests = [(suite["name"], one) for suite in suites["testsuites"] for one in suite["testsuite"]]
+    skipped = [f"{suite}.{one['name']}" for suite, one in tests if one.get("result") == "SKIPPED"]
+    return {"tests": suites["tests"], "failures": suites["failures"], "skipped": skipped}
+
+
+def junit_counts(file):
+    """The same of pytest, and the names of what failed."""
+    cases = list(xml.etree.ElementTree.parse(file).iter("testcase"))
+    if not cases:
+        raise ValueError("no test ran")
+    of = lambda *kinds: [f"{case.get('classname')}::{case.get('name')}" for case in cases
+                         if any(case.find(kind) is not None for kind in kinds)]
+    failed = of("failure", "error")
+    counts = {"tests": len(cases), "failures": len(failed), "skipped": of("skipped")}
+    return counts | ({"failed": "; ".join(failed)} if failed else {})
+
+
+def check_counts(output):
+    """Cases, tensors and failures, and how many results were spoiled on purpose."""
+    lines = [line for line in output.splitlines() if " cases, " in line or "on purpose" in line]
+    return {"said": "; ".join(lines)}
+
+
+def scenario_results(output):
+    """Of distributed_worker.py and its like: {scenario: passed or failed}"""
+    return dict(re.findall(r"^(\w+) (passed|failed)$", output, re.MULTILINE))
+
+
+def shared_gpu_results(output, log):
+    """Of expert_parallel_one_gpu.py, and what its first rank printed; nothing if no row went through
+    symmetric memory."""
+    results = scenario_results(output)
+    if results.get("exchanges_were_through_symmetric_memory") != "passed":
+        raise ValueError("nothing says that rows went through symmetric memory")
+    seen = re.findall(r"^(?:a barrier: .*|\d+ exchanges|after .* s: .*)$", log.read_text(),
+                      re.MULTILINE)
+    return results | {"seen": "; ".join(seen)}
+
+
+def pretrain_losses(file):
+    """Of pretrain_two_gpus.py: the last loss of each run, and what is wrong."""
+    found = json.loads(file.read_text())
+    losses = {f"{name}, last loss": run["losses"][-1] for name, run in found["runs"].items()
+              if run.get("losses")}
+    return losses | {"wrong": "; ".join(found.get("wrong", ["not finished"]))}
+
+
+def measured(file, item):
+    """A program's own measurements. An item that is a layer and something more names them."""
+    found = []
+    for one in records.read(file):
+        mode, layer, *rest = one.name.split("/")
+        if item.startswith(layer):
+            one = dataclasses.replace(one, name="/".join([mode, item, *rest]))
+        found.append(one)
+    if not found:
+        raise ValueError("nothing was measured")
+    return found
+
+
+def digests_of(output):
+    """{name: {quantity: value}} of each case."""
+    report = json.loads(output)
+    arch = report.get("arch", report.get("kit")).split(",")[0]
+    return {f"digests/{arch}/{one['case']}": {"arch": arch, "case": one["case"],
+                                              "seed": report["seed"], "inputs": one["inputs"],
+                                              **one["tensors"]} for one in report["cases"]}
+
+
+def sanitizer_errors(output):
+    """The sanitizer's last line: `ERROR SUMMARY: 0 errors`, or racecheck's counts."""
+    return {"said": "; ".join(re.findall(r"========= ((?:ERROR|RACECHECK) SUMMARY: .*)", output))}
+
+
+METRICS = [
+    "gpu__time_duration.sum",
+    "sm__cycles_elapsed.avg.per_second",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+    "lts__t_sector_hit_rate.pct",
+    "l1tex__data_bank_conflicts_pipe_lsu.sum",
+]
+
+
+def kernel_profile(output, item):
+    """{name: {metric: value}} of each profiled launch, in base units."""
+    table = output[output.index('"ID"'):] if '"ID"' in output else ""
+    launches = {}
+    for row in csv.DictReader(io.StringIO(table)):
+        kernel = re.sub(r"\(.*", "", row["Kernel Name"])
+        values = launches.setdefault(f"profile/{item}/{row['ID']}",
+                                     {"kernel": kernel, "grid": row["Grid Size"]})
+        if value := row["Metric Value"].replace(",", ""):
+            values[row["Metric Name"]] = float(value)
+    if not launches:
+        raise ValueError("no kernel was profiled")
+    return launches
+
+
+# ---------------------------------------------------------------- the stages
+
+
+def test(machine, folder):
+    def programs(names, arch=None):
+        for program in names:
+            parts = LONG_TESTS.get(program, 1)
+            for part in range(parts):
+                name = program if parts == 1 else f"{program}-{part + 1}-of-{parts}"
+                split = ["env", f"GTEST_TOTAL_SHARDS={parts}", f"GTEST_SHARD_INDEX={part}"]
+                made = machine.gtest(named(name, arch), program, "*", folder, 300, split, arch)
+                if len(machine.gpus) < 2:
+                    made.may_skip = SKIPPED_ON_ONE_GPU
+                yield made
+        yield machine.item(named("check", arch), "tilemoe",
+                           ["check", "--device", "cuda", "--pass", "all"], 240, check_counts,
+                           arch=arch)
 
     example = "example_layer_cuda"
-    return [*items(machine.tests()),
-            *(one for kit in machine.forced_kits() for one in items(PRODUCTS, kit)),
-            machine.item(example, example, [], 60, str.splitlines)]
+    return [*programs(machine.tests()),
+            *(one for arch in machine.other_archs() for one in programs(GEMMS, arch)),
+            machine.item(example, example, [], 60, lambda output: {"said": output.strip()})]
 
 
 def ptx(machine, folder):
-    """What the library has PTX for, 8.0's, which the driver compiles for this GPU: what a GPU runs
-    that the library has no machine code for. The rowwise kernels, and the products of the kit sm80;
-    sm90's have no PTX."""
+    """The library's PTX, for 8.0, which the driver compiles for this GPU: what a GPU runs for which
+    the library has no machine code. The rowwise kernels, and the GEMMs of the arch sm80; sm90's have
+    no PTX."""
     forced = ["env", "CUDA_FORCE_PTX_JIT=1"]
-
-    def item(program, tests):
-        file = folder / f"{program}.json"
-        arguments = ["--gtest_brief=1", f"--gtest_filter={tests}", f"--gtest_output=json:{file}"]
-        return machine.item(program, program, arguments, 300, lambda _: test_counts(file), forced)
-
-    items = [item(program, tests) for program, tests in ROWWISE.items()]
-    if "sm80" in machine.kits:
+    items = [machine.gtest(program, program, tests, folder, 300, forced)
+             for program, tests in ROWWISE.items()]
+    if "sm80" in machine.archs:
         check = ["check", "--device", "cuda", "--pass", "all", "--reduced"]
         items.append(machine.item("check-reduced-sm80", "tilemoe", check, 440, check_counts, forced,
-                                  kit="sm80"))
+                                  arch="sm80"))
     return items
+
+
+def torch(machine, folder):
+    """The PyTorch package's own tests; with another arch, those of TORCH_FILES."""
+    others = machine.other_archs()
+    return [machine.pytest_item("tests", [TESTS], folder, 280 if others else 440),
+            *(machine.pytest_item(named("tests", arch), [TESTS / file for file in TORCH_FILES],
+                                  folder, 140, arch=arch) for arch in others)]
+
+
+def command(machine, folder):
+    """The wheel's own command: its report of the GPU, the quick cases of the registry, and the time
+    of a small layer compared with torch's."""
+    bench = folder / "bench.jsonl"
+    passed = lambda output: {"said": output.strip().splitlines()[-1]}
+    return [
+        machine.torch_item("info", ["-m", "tilemoe", "info", "--json"], 60,
+                           lambda output: {"version": json.loads(output)["version"]}),
+        machine.torch_item("doctor", ["-m", "tilemoe", "doctor"], 150, passed),
+        machine.torch_item("check-reduced",
+                           ["-m", "tilemoe", "check", "--device", "cuda", "--reduced"], 150,
+                           check_counts),
+        machine.torch_item("bench",
+                           ["-m", "tilemoe", "bench", "--device", "cuda", "--shape",
+                            *map(str, BENCH_SHAPE), "--rounds", "5", "--against",
+                            "torch-grouped_mm", "--json", bench], 90,
+                           lambda _: records.read(bench)),
+    ]
+
+
+def sizes(machine, folder):
+    """Layers of real models' sizes, every row of every tensor, through the PyTorch package."""
+    def item(name):
+        file = folder / f"{name}.json"
+        return machine.torch_item(name, [TESTS / "real_sizes.py", name, "--json", file], 120,
+                                  lambda _: json.loads(file.read_text()))
+
+    return [item(name) for name in SIZES]
+
+
+def two_gpus(machine, folder):
+    """What needs two GPUs: of the library, of the package, of the pretraining example."""
+    layer = machine.gtest("layer", "cuda_layer_test", ON_TWO_DEVICES, folder, 240)
+    if len(machine.gpus) < 2:
+        layer.missing = layer.missing or ONE_GPU
+    expert_parallel = [TESTS / "expert_parallel_worker.py", "--device", "cuda"]
+    training = folder / "pretrain.json"
+    return [
+        layer,
+        machine.pytest_item("package", [TESTS / "cuda_two_devices_test.py"], folder, 105, gpus=2),
+        machine.torch_item("processes", [TESTS / "distributed_worker.py", "--device", "cuda"], 260,
+                           scenario_results, gpus=2),
+        machine.torch_item("expert-parallel", expert_parallel, 260, scenario_results, gpus=2),
+        machine.torch_item("a-dead-rank-of-a-pull",
+                           [*expert_parallel, "--only", "a_killed_rank", "--dispatch", "pull"],
+                           150, scenario_results, gpus=2),
+        machine.torch_item("pretrain", [ROOT / "scripts" / "gpu" / "pretrain_two_gpus.py",
+                                        "--json", training, "--work", folder / "pretrain"],
+                           300, lambda _: pretrain_losses(training), gpus=2),
+    ]
+
+
+def one_gpu_ranks(machine, folder):
+    """Ranks that share one GPU and read rows in each other's memory."""
+    def item(world, limit_s):
+        place = folder / f"{world}-ranks"
+        command = [TESTS / "expert_parallel_one_gpu.py", "--device", "cuda", "--world", str(world),
+                   "--folder", place, "--limit", str(limit_s)]
+        return machine.torch_item(f"{world}-ranks", command, limit_s + 15,
+                                  lambda output: shared_gpu_results(output, place / "0.log"))
+
+    return [item(2, 90), item(4, 120)]
 
 
 def repeat(machine, folder):
     """The same bits a thousand times on a busy GPU."""
-    return [machine.item(named(name.replace("/", "-"), kit), "tilemoe",
+    return [machine.item(named(name.replace("/", "-"), arch), "tilemoe",
                          ["check", "--device", "cuda", "--pass", "all", "--repeat", "1000", name],
-                         120, check_counts, kit=kit)
-            for kit in (None, *machine.forced_kits()) for name in REPEATED]
+                         120, check_counts, arch=arch)
+            for arch in (None, *machine.other_archs()) for name in REPEATED]
 
 
 def digests(machine, folder):
     """Hashes of what the kernels compute, which a simulation of them must compute too: cases made for
     it, and the reduced registry."""
-    def item(name, cases, kit):
-        return machine.item(named(name, kit), "tilemoe", ["digest", "--device", "cuda", *cases], 120,
-                            json.loads, kit=kit)
-
-    return [item(name, cases, kit) for kit in (None, *machine.forced_kits())
+    return [machine.item(named(name, arch), "tilemoe", ["digest", "--device", "cuda", *cases], 120,
+                         digests_of, arch=arch)
+            for arch in (None, *machine.other_archs())
             for name, cases in (("calibration", ["calibration-*"]), ("reduced", ["--reduced"]))]
 
 
@@ -212,166 +406,81 @@ def huge(machine, folder):
     return [item(name, gib) for name, gib in HUGE.items()]
 
 
-def torch(machine, folder):
-    """The PyTorch package's own tests; by a kit that is asked for, those of TORCH_FILES."""
-    packages = ["--packages", machine.packages] if machine.packages else []
-    if machine.commit:
-        packages += ["--commit", machine.commit]
-
-    def item(kit, limit_s):
-        out = folder / named("tests", kit)
-        files = [f"--file={file}" for file in TORCH_FILES] if kit else []
-        return machine.torch_item(
-            named("tests", kit),
-            [ROOT / "scripts" / "gpu" / "test_torch.py", machine.wheel, *packages, *files,
-             "--out", out, "--limit", str(limit_s)],
-            limit_s + 20, lambda _: json.loads((out / "gpu_torch.json").read_text()), kit=kit)
-
-    kits = machine.forced_kits()
-    return [item(None, 280 if kits else 440), *(item(kit, 140) for kit in kits)]
-
-
-def command(machine, folder):
-    """The wheel's own command: its report of the GPU, the quick cases of the registry, and the time
-    of a small layer compared with torch's."""
-    def item(name, words, limit_s, report):
-        return machine.torch_item(name, ["-m", "tilemoe", *words], limit_s, report)
-
-    def written(name, words, limit_s):
-        file = folder / f"{name}.json"
-        return item(name, [*words, "--json", file], limit_s, lambda _: json.loads(file.read_text()))
-
-    return [
-        item("info", ["info", "--json"], 60, json.loads),
-        written("doctor", ["doctor"], 150),
-        item("check-reduced", ["check", "--device", "cuda", "--reduced"], 150, check_counts),
-        written("bench", ["bench", "--device", "cuda", "--shape", *map(str, BENCH_SHAPE),
-                          "--rounds", "5", "--against", "torch-grouped_mm"], 90),
-    ]
-
-
-def sizes(machine, folder):
-    """Layers of real models' sizes, every row of every tensor, through the PyTorch package."""
-    def item(name):
-        file = folder / f"{name}.json"
-        script = ROOT / "scripts" / "gpu" / "check_sizes.py"
-        return machine.torch_item(name, [script, name, "--json", file], 120,
-                                  lambda _: layer_figures(file))
-
-    return [item(name) for name in SIZES]
-
-
-def two_gpus(machine, folder):
-    """What needs two GPUs: of the library, of the package, of the pretraining example."""
-    file = folder / "layer.json"
-    layer = machine.item("layer", "cuda_layer_test",
-                         ["--gtest_brief=1", f"--gtest_filter={ON_TWO_DEVICES}",
-                          f"--gtest_output=json:{file}"], 240, lambda _: test_counts(file))
-    if len(machine.gpus) < 2:
-        layer.missing = layer.missing or ONE_GPU
-    tests = ROOT / "tests" / "torch"
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={tests}",
-              "--device", "cuda", tests / "cuda_two_devices_test.py"]
-    expert_parallel = [tests / "expert_parallel_worker.py", "--device", "cuda"]
-    training = folder / "pretrain.json"
-    return [
-        layer,
-        machine.torch_item("package", pytest, 120, lambda output: output.splitlines()[-1:], gpus=2),
-        machine.torch_item("processes", [tests / "distributed_worker.py", "--device", "cuda"], 260,
-                           scenario_results, gpus=2),
-        machine.torch_item("expert-parallel", expert_parallel, 260, scenario_results, gpus=2),
-        machine.torch_item("a-dead-rank-of-a-pull",
-                           [*expert_parallel, "--only", "a_killed_rank", "--dispatch", "pull"],
-                           150, scenario_results, gpus=2),
-        machine.torch_item("pretrain", [ROOT / "scripts" / "gpu" / "pretrain_two_gpus.py",
-                                        "--json", training, "--work", folder / "pretrain"],
-                           300, lambda _: json.loads(training.read_text()), gpus=2),
-    ]
-
-
-def one_gpu_ranks(machine, folder):
-    """Ranks that share one GPU and read rows in each other's memory."""
-    def item(world, limit_s):
-        place = folder / f"{world}-ranks"
-        command = [ROOT / "tests" / "torch" / "expert_parallel_one_gpu.py", "--device", "cuda",
-                   "--world", str(world), "--folder", place, "--limit", str(limit_s)]
-        return machine.torch_item(f"{world}-ranks", command, limit_s + 15,
-                                  lambda output: shared_gpu_results(output, place / "0.log"))
-
-    return [item(2, 90), item(4, 120)]
-
-
 def sanitize(tool):
     def stage(machine, folder):
-        missing = None if machine.sanitizer else "compute-sanitizer is not installed"
         prefix = [machine.sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
+
+        def item(name, program, arguments, limit_s, arch=None):
+            return machine.item(
+                named(name, arch), program, arguments, limit_s, sanitizer_errors, prefix,
+                None if machine.sanitizer else "compute-sanitizer is not installed", arch)
+
+        def tests(name, program, chosen, arch=None):
+            arguments = ["--gtest_brief=1", f"--gtest_filter={chosen}"]
+            return item(name, program, arguments, 200, arch)
+
         check = ["check", "--device", "cuda", "--pass", "all", "--reduced"]
-        tiles = ["--gtest_brief=1", f"--gtest_filter={FORCED_TILES}"]
-        routers = ["--gtest_brief=1", f"--gtest_filter={ROUTERS}"]
-        of_tokens = ["--gtest_brief=1", f"--gtest_filter={TOKEN_ROUTERS}"]
+        others = machine.other_archs()
         return [
-            machine.item("check-reduced", "tilemoe", check, 400, sanitizer_errors, prefix, missing),
-            machine.item("forced-tiles", "cuda_forward_steps_test", tiles, 200, sanitizer_errors,
-                         prefix, missing),
-            machine.item("routers", "cuda_routing_test", routers, 200, sanitizer_errors, prefix,
-                         missing),
-            *(machine.item(named("check-reduced", kit), "tilemoe", check, 400, sanitizer_errors,
-                           prefix, missing, kit) for kit in machine.forced_kits()),
-            machine.item("token-routers", "cuda_route_tokens_test", of_tokens, 200,
-                         sanitizer_errors, prefix, missing),
-            *(machine.item(named("weight-layouts", kit), "cuda_weight_layouts_test",
-                           ["--gtest_brief=1", f"--gtest_filter={TWO_LAYOUTS}"], 200,
-                           sanitizer_errors, prefix, missing, kit)
-              for kit in (None, *machine.forced_kits())),
+            item("check-reduced", "tilemoe", check, 400),
+            tests("forced-tiles", "cuda_forward_steps_test", FORCED_TILES),
+            tests("routers", "cuda_routing_test", ROUTERS),
+            *(item("check-reduced", "tilemoe", check, 400, arch) for arch in others),
+            tests("token-routers", "cuda_route_tokens_test", TOKEN_ROUTERS),
+            *(tests("weight-layouts", "cuda_weight_layouts_test", TWO_LAYOUTS, arch)
+              for arch in (None, *others)),
         ]
 
     return stage
 
 
 def bench(machine, folder):
-    def item(name, *arguments, kit=None):
-        file = folder / f"{name}.json"
-        command = ["bench", "--device", "cuda", *arguments, "--json", str(file)]
-        return machine.item(name, "tilemoe", command, 120, lambda _: bench_entries(file), kit=kit)
+    """The layer compared with its peers, as users compare it, and the layer with another arch."""
+    def item(layer, arch=None):
+        name = named(layer, arch)
+        file = folder / f"{name}.jsonl"
+        peers = ["--against", "none"] if arch else []
+        return machine.torch_item(name, ["-m", "tilemoe", "bench", layer, "--device", "cuda",
+                                         *peers, "--json", file], 120,
+                                  lambda _: measured(file, name), arch=arch)
 
-    items = [item(config, "--config", config) for config in CONFIGS]
-    items += [item(f"{config}-zipf", "--config", config, "--routing", "zipf", "--baseline", "none")
-              for config in ("7b-n256", "qwen3-235b")]
-    items += [item("7b-n256-one-expert", "--config", "7b-n256", "--routing", "one-expert"),
-              item("gpt-oss-20b-biases", "--config", "gpt-oss-20b", "--biases",
-                   "--baseline", "none")]
-    items += [item(f"{config}-nearest", "--config", config, "--rounding", "nearest",
-                   "--baseline", "none") for config in CONFIGS]
-    items += [item(named(config, kit), "--config", config, kit=kit)
-              for kit in machine.forced_kits() for config in CONFIGS]
-    return items
+    return [item(layer, arch) for arch in (None, *machine.other_archs()) for layer in CONFIGS]
 
 
-def rounding(machine, folder):
-    """Top-K and token rounding at the same T, E and K, the sparser the fewer rows an expert has."""
-    def item(config, rule):
-        file = folder / f"{config}-{rule}.json"
-        return machine.item(f"{config}-{rule}", "tilemoe",
-                            ["bench", "--device", "cuda", "--pass", "forward", "--config", config,
-                             "--rounding", rule, "--baseline", "none", "--json", str(file)],
-                            120, lambda _: bench_entries(file))
+def timed(machine, folder, name, words, limit_s=120, arch=None):
+    """An item of tilemoe_kernels."""
+    file = folder / f"{name}.jsonl"
+    return machine.item(name, "tilemoe_kernels", ["--device", "cuda", *words, "--json", file],
+                        limit_s, lambda _: measured(file, name), arch=arch)
 
-    return [item(config, rule) for config in SPARSE for rule in ("none", "nearest")]
+
+def kernels(machine, folder):
+    """Each step of the layers; with other loads, biases and token rounding; routing; bare GEMMs."""
+    item = lambda *given, **more: timed(machine, folder, *given, **more)
+    return [
+        *(item(layer, [layer]) for layer in CONFIGS),
+        *(item(f"{layer}-zipf", [layer, "--load", "zipf"]) for layer in ("7b-n256", "qwen3-235b")),
+        item("7b-n256-one-expert", ["7b-n256", "--load", "one-expert"]),
+        item("gpt-oss-20b-biases", ["gpt-oss-20b", "--biases", "--weights", "gpt-oss"]),
+        # Top-K and token rounding at the same T, E and K: the more experts, the fewer rows each has.
+        *(item(f"{layer}-{rule}", [layer, "--rounding", rule, "--pass", "forward"])
+          for layer in SPARSE for rule in ("none", "nearest")),
+        item("routing", ["--routing", *CONFIGS]),
+        item("gemm", ["--gemm", *CONFIGS]),
+        *(item(named(layer, arch), [layer], arch=arch)
+          for arch in machine.other_archs() for layer in CONFIGS),
+    ]
 
 
 def configurations(machine, folder):
-    """The cost model's pick beside every other tile, tile orders and early launches."""
-    file = folder / "configurations.json"
-    return [machine.item("configurations", "tilemoe_cuda_steps",
-                         ["--configurations", "--json", str(file)], 120,
-                         lambda _: json.loads(file.read_text()))]
-
-
-def routing(machine, folder):
-    """Top-K, the routing from its pairs, token rounding, and top-K among the best groups."""
-    file = folder / "routing.json"
-    return [machine.item("routing", "tilemoe_cuda_routing", ["--json", str(file)], 120,
-                         lambda _: json.loads(file.read_text()))]
+    """The cost model's pick compared with every other tile, column groups and PDL; few tokens too."""
+    decode = ["--tokens", "1", "16", "64", "256"]
+    return [
+        timed(machine, folder, "layers", ["--configurations"], 300),
+        timed(machine, folder, "decode", ["--configurations", "7b-n256", "qwen3-235b", *decode]),
+        timed(machine, folder, "t4096",
+              ["--configurations", "30b-n1024", "few-rows", "--tokens", "1024", "4096"]),
+    ]
 
 
 def profile(machine, folder):
@@ -379,13 +488,9 @@ def profile(machine, folder):
     prefix = [machine.profiler, "--clock-control", "none", "--csv", "--print-units", "base",
               "-k", "regex:grouped_gemm|combine", "--launch-count", "12", "--metrics",
               ",".join(METRICS)]
-    return [
-        machine.item(config, "tilemoe",
-                     ["bench", "--device", "cuda", "--config", config, "--rounds", "1",
-                      "--baseline", "none"],
-                     120, kernel_profile, prefix, missing)
-        for config in PROFILED
-    ]
+    return [machine.item(layer, "tilemoe_kernels", [layer, "--device", "cuda", "--repeat", "1"], 120,
+                         lambda output, layer=layer: kernel_profile(output, layer), prefix, missing)
+            for layer in PROFILED]
 
 
 STAGES = {
@@ -401,11 +506,10 @@ STAGES = {
     "huge": huge,
     **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
     "bench": bench,
-    "rounding": rounding,
+    "kernels": kernels,
     "configurations": configurations,
-    "routing": routing,
     "profile": profile,
 }
-# Items that run side by side, where none is timed: the tests wait for the CPU's results above all.
+# Items that run at the same time, in stages without times: the tests wait mostly for the CPU.
 AT_ONCE = {"test": 6, "ptx": 6, "sizes": 2, "repeat": 5, "huge": 2,
            **{f"sanitize-{i}": 4 for i in range(1, len(SANITIZERS) + 1)}}

@@ -12,8 +12,12 @@ import zipfile
 
 from processes import has_ended, text_of, until
 
-RUN = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu" / "run.py"
-INFO = 'echo "TileMoE 0.2.0, commit 0123abcd, Release"'
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUN = ROOT / "scripts" / "gpu" / "run.py"
+sys.path += [str(RUN.parent), str(ROOT / "python" / "tilemoe" / "bench")]
+import records
+import stages
+INFO = """echo '{"version": "0.2.0", "commit": "0123abcd", "backends": [{"name": "cpu"}]}'"""
 
 
 class GpuRun(unittest.TestCase):
@@ -39,7 +43,7 @@ class GpuRun(unittest.TestCase):
     def counts(self, failures, skipped="RunsOnTwoDevicesAtOnce", tests=7):
         suites = json.dumps({"tests": tests, "failures": failures, "testsuites": [
             {"name": "DeviceLayerTest", "testsuite": [{"name": skipped, "result": "SKIPPED"}]}]})
-        return f"echo '{suites}' >${{2#*json:}}; exit {min(failures, 1)}"
+        return f"echo '{suites}' >${{3#*json:}}; exit {min(failures, 1)}"
 
     def run_stages(self, *arguments, path="/usr/bin:/bin", python_path=""):
         return subprocess.run(
@@ -49,8 +53,10 @@ class GpuRun(unittest.TestCase):
             env={**os.environ, "PATH": f"{self.folder / 'tools'}:{path}",
                  "PYTHONPATH": str(python_path)})
 
-    def results(self, stage):
-        return json.loads((self.folder / "out" / f"gpu_{stage}.json").read_text())
+    def results(self, stage, out="out"):
+        """{item: values} of a stage's results file."""
+        self.lines = records.read(self.folder / out / f"{stage}.jsonl")
+        return {one.name.removeprefix(stage + "/"): one.values for one in self.lines}
 
     def runs_of(self, name):
         return sum(line.endswith("/" + name) for line in (self.folder / "ran").read_text().split())
@@ -61,12 +67,16 @@ class GpuRun(unittest.TestCase):
         self.assertIn("test: all 3 passed", said.stdout)
         self.assertIn("bench: skipped: not asked for", said.stdout)
         results = self.results("test")
-        self.assertEqual((results["commit"], results["name"]), ("0123abcd", "Stand-in"))
-        self.assertEqual(results["items"][0]["report"],
-                         {"tests": 7, "failures": 0,
-                          "skipped": ["DeviceLayerTest.RunsOnTwoDevicesAtOnce"]})
-        self.assertEqual(results["items"][1]["report"], "3 cases, 0 failures")
-        self.assertEqual(results["items"][2]["report"], ["O differs by 3e-3"])
+        self.assertEqual(list(results), ["cuda_some_test", "check", "example_layer_cuda"])
+        for one in self.lines:
+            self.assertEqual((one.commit, one.device), ("0123abcd", "Stand-in"))
+            self.assertEqual(one.versions, {"tilemoe": "0.2.0", "driver": "1.0"})
+            self.assertEqual((one.values["status"], one.values["gpus"]), ("passed", 1))
+            self.assertGreaterEqual(one.values["seconds"], 0)
+        counts = results["cuda_some_test"]
+        self.assertEqual([counts[of] for of in ("tests", "failures", "skipped")], [7, 0, 1])
+        self.assertEqual(results["check"]["said"], "3 cases, 0 failures")
+        self.assertEqual(results["example_layer_cuda"]["said"], "O differs by 3e-3")
 
     def test_the_rowwise_tests_run_from_ptx(self):
         passes = json.dumps({"tests": 3, "failures": 0, "testsuites": []})
@@ -79,98 +89,125 @@ class GpuRun(unittest.TestCase):
             self.program(program, script)
         said = self.run_stages("ptx")
         self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
-        items = self.results("ptx")["items"]
-        self.assertEqual([item["item"] for item in items], programs)
-        self.assertEqual([item["report"]["tests"] for item in items], [3] * len(programs))
+        items = self.results("ptx")
+        self.assertEqual(list(items), programs)
+        self.assertEqual([item["tests"] for item in items.values()], [3] * len(programs))
         log = self.folder / "out" / "ptx" / "cuda_forward_steps_test.log"
-        self.assertEqual(log.read_text(), "--gtest_filter=Combine.*\n", "the rest has products")
+        self.assertEqual(log.read_text(), "--gtest_filter=Combine.*\n", "the rest has GEMMs")
 
-    def runs_kits(self, own, *others):
-        """tilemoe, on a GPU that takes `own` by itself; it says which kit each run was asked for."""
-        cases = "\n".join(f'{kit}) kit="{kit}, asked for" ;;' for kit in (own, *others))
-        self.program("tilemoe", f"""
-            kit=$TILEMOE_KIT
-            case $kit in
-            auto|"") kit="{own}, the newest" ;;
+    def runs_archs(self, own, *others):
+        """tilemoe, on a GPU that takes `own` if none is selected; it prints the arch of each run."""
+        cases = "\n".join(f'{arch}) arch="{arch}, selected" ;;' for arch in (own, *others))
+        line = json.dumps({"name": "kernels/LAYER/combine", "device": "Stand-in", "versions": {},
+                           "commit": "0123abcd", "values": {"ms": [1, 2, 3], "arch": "ARCH"}})
+        selected = f"""
+            arch=$TILEMOE_ARCH
+            case $arch in
+            auto|"") arch="{own}, the newest" ;;
             {cases}
-            *) kit="none, it needs more" ;;
-            esac
+            *) arch="none, it needs more" ;;
+            esac"""
+        self.program("tilemoe", selected + """
             case "$1 $2" in
-            "info --json") echo '{{"backends": [{{"name": "cpu"}}, {{"kit": "'"$kit"'"}}]}}' ;;
-            "info ") echo "TileMoE 0.2.0, commit 0123abcd, Release" ;;
-            digest*) echo '{{"kit": "'"$kit"'", "cases": []}}' ;;
-            bench*) for file; do :; done; echo "[]" >"$file"; echo "$kit" ;;
-            *) echo "3 cases, 0 failures by $kit $CUDA_FORCE_PTX_JIT" ;;
+            "info --json") echo '{"version": "0.2.0", "commit": "0123abcd", "backends":
+                                  [{"name": "cpu"}, {"arch": "'"$arch"'"}]}' ;;
+            digest*) echo '{"arch": "'"$arch"'", "seed": 1, "cases":
+                            [{"case": "'"$4"'", "inputs": "abc", "tensors": {"O": "12"}}]}' ;;
+            *) echo "3 cases, 0 failures by $arch $CUDA_FORCE_PTX_JIT" ;;
             esac""")
+        self.program("tilemoe_kernels", selected + f"""
+            for file; do :; done; layer=$3; [ "${{3:0:1}}" = - ] && layer=7b-n256
+            sed "s/LAYER/$layer/; s/ARCH/$arch/" >"$file" <<< '{line}'""")
 
-    def by_kit(self, stage):
+    def by_arch(self, stage):
         found = {}
-        for item in self.results(stage)["items"]:
-            found.setdefault(item.get("kit"), []).append(item["item"])
+        for name, values in self.results(stage).items():
+            if "status" in values:
+                found.setdefault(values.get("arch"), []).append(name)
         return found
 
-    def test_runs_each_kit_of_the_gpu(self):
-        self.runs_kits("sm90", "sm80")
+    def test_runs_each_arch_of_the_gpu(self):
+        self.runs_archs("sm90", "sm80")
         self.program("cuda_layer_test", self.counts(failures=0))
-        said = self.run_stages("test", "repeat", "bench", "sanitize-1")
+        said = self.run_stages("test", "repeat", "kernels", "sanitize-1")
+        self.assertIn("archs: sm90, sm80", said.stderr)
+        by = self.by_arch("test")
+        self.assertEqual(by["sm80"][-2:], ["cuda_weight_layouts_test-sm80", "check-sm80"])
+        self.assertIn("cuda_some_test", by[None])
+        self.assertNotIn("cuda_some_test-sm80", by["sm80"], "it has no GEMM")
         results = self.results("test")
-        self.assertEqual(results["kits"], ["sm90", "sm80"], said.stderr)
-        self.assertEqual(self.by_kit("test")["sm80"][-2:], ["cuda_weight_layouts_test-sm80", "check-sm80"])
-        self.assertIn("cuda_some_test", self.by_kit("test")[None])
-        self.assertNotIn("cuda_some_test-sm80", self.by_kit("test")["sm80"], "it has no product")
-        reports = {i["item"]: i.get("report") for i in results["items"]}
-        self.assertEqual(reports["check"].strip(), "3 cases, 0 failures by sm90, the newest")
-        self.assertEqual(reports["check-sm80"].strip(), "3 cases, 0 failures by sm80, asked for")
-        self.assertEqual(reports["cuda_layer_test-sm80"]["tests"], 7)
-        for stage in ("repeat", "bench"):
-            by = self.by_kit(stage)
+        self.assertEqual(results["check"]["said"].strip(), "3 cases, 0 failures by sm90, the newest")
+        self.assertEqual(results["check-sm80"]["said"].strip(), "3 cases, 0 failures by sm80, selected")
+        self.assertEqual(results["cuda_layer_test-sm80"]["tests"], 7)
+        for stage in ("repeat", "kernels"):
+            by = self.by_arch(stage)
             self.assertTrue(set(by["sm80"]) <= {f"{name}-sm80" for name in by[None]}, stage)
             self.assertGreaterEqual(len(by["sm80"]), 5, stage)
         self.assertEqual(
-            self.by_kit("sanitize-1")["sm80"], ["check-reduced-sm80", "weight-layouts-sm80"])
+            self.by_arch("sanitize-1")["sm80"], ["check-reduced-sm80", "weight-layouts-sm80"])
 
-    def test_keeps_digests_of_each_kit(self):
-        self.runs_kits("sm90", "sm80")
+    def test_keeps_what_a_program_measured(self):
+        """Under the item's name, each arch's own; and again when nothing is run again."""
+        self.runs_archs("sm90", "sm80")
+        for _ in range(2):
+            said = self.run_stages("kernels")
+            self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+            results = self.results("kernels")
+            self.assertEqual(results["7b-n256/combine"]["ms"], [1, 2, 3])
+            self.assertEqual(results["7b-n256/combine"]["arch"], "sm90, the newest")
+            self.assertEqual(results["7b-n256-sm80/combine"]["arch"], "sm80, selected")
+            self.assertIn("7b-n256-zipf/combine", results)
+            self.assertEqual(results["routing"]["status"], "passed")
+        ran = self.runs_of("tilemoe_kernels")
+        self.assertEqual(ran, sum("status" in values for values in results.values()))
+        self.program("tilemoe_kernels", "for file; do :; done; echo nonsense >\"$file\"")
+        said = self.run_stages("--again", "kernels")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("kernels, wide: no result:", said.stdout)
+
+    def test_keeps_digests_of_each_arch(self):
+        self.runs_archs("sm90", "sm80")
         said = self.run_stages("digests")
         self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
-        reports = {i["item"]: i["report"] for i in self.results("digests")["items"]}
-        self.assertEqual({name: report["kit"] for name, report in reports.items()},
-                         {"calibration": "sm90, the newest", "reduced": "sm90, the newest",
-                          "calibration-sm80": "sm80, asked for", "reduced-sm80": "sm80, asked for"})
+        results = self.results("digests")
+        for arch in ("sm90", "sm80"):
+            self.assertEqual(results[f"{arch}/calibration-*"],
+                             {"arch": arch, "case": "calibration-*", "seed": 1, "inputs": "abc",
+                              "O": "12"})
+        self.assertEqual(results["reduced-sm80"]["status"], "passed")
 
-    def test_runs_no_kit_that_the_gpu_does_not(self):
-        self.runs_kits("sm80")
-        self.run_stages("repeat")
-        self.assertEqual(self.results("repeat")["kits"], ["sm80"])
-        self.assertEqual(set(self.by_kit("repeat")), {None})
+    def test_runs_no_arch_that_the_gpu_does_not(self):
+        self.runs_archs("sm80")
+        said = self.run_stages("repeat")
+        self.assertIn("archs: sm80\n", said.stderr)
+        self.assertEqual(set(self.by_arch("repeat")), {None})
 
-    def test_the_sm80_kit_runs_from_ptx(self):
+    def test_the_arch_sm80_runs_from_ptx(self):
         for own, others in (("sm90", ["sm80"]), ("sm80", [])):
-            self.runs_kits(own, *others)
+            self.runs_archs(own, *others)
             self.run_stages("--again", "ptx")
-            item = self.results("ptx")["items"][-1]
-            self.assertEqual((item["item"], item["kit"]), ("check-reduced-sm80", "sm80"))
-            self.assertEqual(item["report"], "3 cases, 0 failures by sm80, asked for 1")
-        self.runs_kits("sm90")
+            name, values = list(self.results("ptx").items())[-1]
+            self.assertEqual((name, values["arch"]), ("check-reduced-sm80", "sm80"))
+            self.assertEqual(values["said"], "3 cases, 0 failures by sm80, selected 1")
+        self.runs_archs("sm90")
         self.run_stages("--again", "ptx")
-        self.assertEqual(set(self.by_kit("ptx")), {None})
+        self.assertEqual(set(self.by_arch("ptx")), {None})
 
-    def test_the_packages_tests_of_another_kit_are_some_files(self):
-        self.runs_kits("sm90", "sm80")
+    def test_the_packages_tests_of_another_arch_are_some_files(self):
+        self.runs_archs("sm90", "sm80")
         (self.folder / "here").mkdir()
         (self.folder / "here" / "torch.py").touch()
         self.run_stages("--wheel", self.wheel("tilemoe"), "torch",
                         python_path=self.folder / "here")
-        self.assertEqual(self.by_kit("torch"), {None: ["tests"], "sm80": ["tests-sm80"]})
-        sys.path.insert(0, str(RUN.parent))
-        import stages
+        self.assertEqual(self.by_arch("torch"), {None: ["tests"], "sm80": ["tests-sm80"]})
         machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
-        machine.kits = ["sm90", "sm80"]
+        machine.archs = ["sm90", "sm80"]
         own, other = stages.torch(machine, self.folder)
-        self.assertIn("TILEMOE_KIT=sm80", other.command)
-        self.assertFalse([word for word in own.command if "--file" in str(word)])
-        files = [word.removeprefix("--file=") for word in map(str, other.command) if "--file" in word]
-        folder = RUN.parents[2] / "tests" / "torch"
+        folder = ROOT / "tests" / "torch"
+        self.assertIn("TILEMOE_ARCH=sm80", other.command)
+        self.assertEqual(own.command[-1], folder)
+        files = [word.name for word in other.command if isinstance(word, pathlib.Path)
+                 and word.parent == folder]
         on_cuda = (folder / "conftest.py").read_text()
         self.assertGreater(len(files), 4)
         for file in files:
@@ -178,8 +215,6 @@ class GpuRun(unittest.TestCase):
         self.assertLessEqual(own.limit_s + other.limit_s, 480)
 
     def test_the_wheels_command_is_run(self):
-        sys.path.insert(0, str(RUN.parent))
-        import stages
         machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
         items = stages.command(machine, self.folder)
         ran = [item.command[item.command.index("tilemoe") + 1] for item in items]
@@ -213,10 +248,10 @@ class GpuRun(unittest.TestCase):
 
     def test_keeps_the_results_before_it_is_killed(self):
         self.program("tilemoe", f'if [ "$1" = info ]; then {INFO}; else sleep 50; fi')
-        file = self.folder / "out" / "gpu_test.json"
+        file = self.folder / "out" / "test.jsonl"
         self.killed(lambda: text_of(file).endswith("}\n"))
-        items = self.results("test")["items"]
-        self.assertEqual([(i["item"], i["status"]) for i in items], [("cuda_some_test", "passed")])
+        statuses = {name: values["status"] for name, values in self.results("test").items()}
+        self.assertEqual(statuses, {"cuda_some_test": "passed"})
 
     def test_goes_on_where_it_stopped(self):
         self.program("cuda_some_test", self.counts(failures=2))
@@ -280,16 +315,15 @@ class GpuRun(unittest.TestCase):
         given = ["--wheel", wheel, "--packages", packages, "sizes", "two-gpus"]
         said = self.run_stages(*given, python_path=self.folder / "here")
         self.assertEqual(said.returncode, 1)
-        self.assertTrue((self.folder / "out" / "gpu_sizes.json").exists(), said.stderr)
-        items = self.results("sizes")["items"]
-        self.assertEqual([item["status"] for item in items], ["exit status 1"] * 11, said.stderr)
+        items = self.results("sizes")
+        self.assertEqual([values["status"] for values in items.values()], ["exit status 1"] * 11,
+                         said.stderr)
         log = (self.folder / "out" / "sizes" / "olmoe.log").read_text()
         self.assertEqual(log, "torch of the wheel\n")
-        for item in self.results("two-gpus")["items"]:
-            self.assertIn(item["status"], ("skipped: this machine has one GPU",
-                                           "skipped: cuda_layer_test was not built"))
+        for values in self.results("two-gpus").values():
+            self.assertIn(values["status"], ("skipped: this machine has one GPU",
+                                             "skipped: cuda_layer_test was not built"))
         self.assertTrue((self.folder / "out" / "installed" / "some-1.0.dist-info").is_dir())
-        self.assertRegex(self.results("sizes")["wheel"], "^[0-9a-f]{12}$")
 
     def test_ranks_on_one_gpu_must_have_used_symmetric_memory(self):
         """A stand-in for Python says what the ranks' program would."""
@@ -304,9 +338,9 @@ class GpuRun(unittest.TestCase):
             wheel = self.wheel("tilemoe", torch=program)
             said = self.run_stages("--wheel", wheel, "--out", self.folder / name, "one-gpu-ranks",
                                    python_path=self.folder / "here")
-            results = self.folder / name / "gpu_one-gpu-ranks.json"
-            items = json.loads(results.read_text())["items"]
-            self.assertEqual([item["status"] for item in items], [status] * 2, said.stderr)
+            items = self.results("one-gpu-ranks", out=name)
+            self.assertEqual([values["status"] for values in items.values()], [status] * 2,
+                             said.stderr)
         self.assertEqual(said.returncode, 1)
 
     def test_ends_without_a_gpu_or_programs(self):

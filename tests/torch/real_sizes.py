@@ -9,8 +9,17 @@
 Copies of the results are then spoiled (a row zeroed, two swapped, an expert dropped, at the ends and
 in between): each must fail by each of the two yardsticks. All of it goes expert by expert, so that
 float64 never holds more of the weights than one.
+
+  python tests/torch/real_sizes.py qwen3-235b --json qwen3-235b.json
+
+checks layers of python/tilemoe/bench/layers.inc on this machine's GPU. The exit status is 1 if a bound
+does not hold.
 """
 
+import argparse
+import json
+import pathlib
+import sys
 import time
 from typing import NamedTuple
 
@@ -20,29 +29,9 @@ import torch.nn.functional as F
 import stored
 import tilemoe
 from reference import topk_router
+from tilemoe.bench import layers
 
-
-class Layer(NamedTuple):
-    T: int
-    d: int
-    n: int
-    E: int
-    K: int
-
-
-LAYERS = {
-    "7b-n256": Layer(24576, 1536, 256, 128, 8),
-    "7b-n1024": Layer(24576, 1536, 1024, 32, 2),
-    "30b-n256": Layer(32768, 4096, 256, 256, 16),
-    "olmoe": Layer(32768, 2048, 1024, 64, 8),
-    "gpt-oss-20b": Layer(32768, 2880, 2880, 32, 4),
-    "qwen3-235b": Layer(32768, 4096, 1536, 128, 8),
-    "kimi-linear": Layer(32768, 2304, 1024, 256, 8),
-    "qwen3-next": Layer(32768, 2048, 512, 512, 10),
-    "wide": Layer(8192, 2048, 3072, 8, 2),
-    "few-rows": Layer(2048, 2048, 768, 128, 8),
-    "off-tiles": Layer(40001, 1160, 360, 72, 6),
-}
+LAYERS = layers.LAYERS["cuda"]
 LOOSE = 0.05
 WHOLE, ROW = 1.05, 1.25
 ACT = {"activation": "swiglu"}
@@ -366,3 +355,36 @@ def check(layer, device="cuda", seed=1):
     if torch.device(device).type == "cuda":
         found["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
     return found
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("layers", nargs="+", metavar="layer", help=", ".join(LAYERS))
+    parser.add_argument("--device", default="cuda", help="cpu takes hours")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=pathlib.Path, help="file for the layers' figures together")
+    args = parser.parse_args()
+    for name in args.layers:
+        if name not in LAYERS:
+            parser.error(f"no layer is called {name}; the layers are {', '.join(LAYERS)}")
+    failed, worst, tried = [], 0.0, 0
+    for name in args.layers:
+        found = check(LAYERS[name], args.device, args.seed)
+        failed += [f"{name}: {line}" for line in found["failed"]]
+        worst = max(worst, *found["error_over_expected"].values())
+        tried += found["spoilings_tried"]
+        print(json.dumps({name: found}, indent=1), flush=True)
+        for line in found["failed"]:
+            print(f"{name}: FAILED: {line}", flush=True)
+        if args.json:
+            figures = {"failures": len(failed), "largest_error_over_expected": worst,
+                       "spoilings": tried, "failed": "; ".join(failed)}  # fmt: skip
+            args.json.write_text(json.dumps(figures) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
