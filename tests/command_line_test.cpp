@@ -51,7 +51,7 @@ TEST(CommandLine, HelpNamesEverySubcommand) {
   const Outcome outcome = tilemoe("--help");
   EXPECT_EQ(outcome.status, kDone);
   for (const char* name :
-       {"train", "generate", "plot", "bench", "check", "digest", "doctor", "help", "info"}) {
+       {"train", "generate", "plot", "check", "digest", "doctor", "help", "info"}) {
     EXPECT_NE(outcome.text.find(std::string("\n  ") + name), std::string::npos) << name;
     EXPECT_EQ(tilemoe(std::string(name) + " --help").status, kDone) << name;
   }
@@ -68,7 +68,7 @@ TEST(CommandLine, ExitStatusesAreExplainedOnce) {
     return tilemoe(arguments).text.find("Exit status") != std::string::npos;
   };
   EXPECT_TRUE(explains("--help"));
-  for (const char* name : {"train", "bench", "info"})
+  for (const char* name : {"train", "check", "info"})
     EXPECT_FALSE(explains(std::string(name) + " --help")) << name;
 }
 
@@ -83,14 +83,14 @@ TEST(CommandLine, VersionIsTheLibrarys) {
 TEST(CommandLine, WrongUsageIsSaid) {
   expect_error("", kWrongUsage, "a command is required");
   expect_error("dance", kWrongUsage, "dance");
-  expect_error("bench --rounds many", kWrongUsage, "many");
-  expect_error("bench --rounds 0", kWrongUsage, "--rounds");
-  expect_error("bench --threads -1", kWrongUsage, "--threads");
+  expect_error("check --repeat many", kWrongUsage, "many");
+  expect_error("check --repeat -1", kWrongUsage, "--repeat");
+  expect_error("check --threads -1", kWrongUsage, "--threads");
   expect_error("check --dtype int8", kWrongUsage, "--dtype");
 }
 
 TEST(CommandLine, CudaSaysWhyItIsAbsent) {
-  for (const char* command : {"bench", "check", "digest"})
+  for (const char* command : {"check", "digest"})
     expect_error(std::string(command) + " --device cuda", kFailed, "use the CPU backend");
 }
 
@@ -224,72 +224,11 @@ TEST(Check, ListsWithoutRunning) {
   EXPECT_EQ(outcome.text.find("ok"), std::string::npos);
 }
 
-void expect_bench_entry(const json& entry, const char* backend) {
-  EXPECT_EQ(entry.at("config"), "cpu-t512");
-  EXPECT_EQ(entry.at("backend"), backend);
-  for (const char* key : {"device", "commit"}) EXPECT_TRUE(entry.at(key).is_string()) << key;
-  for (const char* key : {"fwd_ms", "bwd_ms"}) EXPECT_GT(entry.at(key).get<double>(), 0) << key;
-  EXPECT_TRUE(entry.contains("saved_bytes") && entry.contains("peak_bytes"));
-  EXPECT_TRUE(entry.at("steps").is_object() && entry.at("versions").is_object());
-}
-
-TEST(Bench, JsonHasTheDocumentedForm) {
-  const Outcome outcome =
-      run_shell("'" TILEMOE_PROGRAM "' bench --config cpu-t512 --rounds 1 --threads 1 --json -");
-  ASSERT_EQ(outcome.status, kDone) << outcome.text;
-  const json entries = json::parse(outcome.text);
-  ASSERT_EQ(entries.size(), 2u);
-  expect_bench_entry(entries[0], "tilemoe-cpu");
-  expect_bench_entry(entries[1], "onednn-dense");
-  const json& layer = entries[0];
-  EXPECT_EQ(layer.at("threads"), 1);
-  EXPECT_EQ(layer.at("rows"), 512 * 4);
-  // X and H in float32; at most 16 bytes a pair and a little for the experts
-  const int64_t tensors = 4 * (512 * 512 + 2048 * 2 * 256);
-  EXPECT_GE(layer.at("saved_bytes").get<int64_t>(), tensors);
-  EXPECT_LE(layer.at("saved_bytes").get<int64_t>(), tensors + 16 * 2048 + 1024);
-  EXPECT_GT(layer.at("peak_bytes"), layer.at("saved_bytes"));
-  for (const char* step :
-       {"router", "top_k", "route", "up_projection", "down_projection", "combine",
-        "activation_gradient", "score_gradient", "weight_gradient_2", "input_gradient",
-        "combine_dX", "weight_gradient_1", "router_backward", "router_gradient"})
-    EXPECT_GT(layer.at("steps").at(step).at("ms").get<double>(), 0) << step;
-  EXPECT_EQ(layer.at("steps").size(), 14u);
-}
-
-TEST(Bench, AnswersARoundForEveryLine) {
-  const Outcome outcome =
-      run_shell("printf 'a\\nb\\n' | '" TILEMOE_PROGRAM
-                "' bench --config cpu-t512 --baseline none --rounds-from-stdin");
-  ASSERT_EQ(outcome.status, kDone);
-  std::istringstream lines(outcome.text);
-  std::string line;
-  ASSERT_TRUE(std::getline(lines, line));
-  EXPECT_EQ(json::parse(line).at("ready"), "tilemoe-cpu");
-  for (int round = 0; round < 2; ++round) {
-    ASSERT_TRUE(std::getline(lines, line));
-    EXPECT_GT(json::parse(line).at("tilemoe-cpu").at("fwd_ms").get<double>(), 0);
+TEST(Bench, NamesWhatReplacesIt) {
+  for (const char* arguments : {"bench", "bench --config cpu-t512", "bench --help"}) {
+    expect_error(arguments, kWrongUsage, "`python -m tilemoe bench`");
+    expect_error(arguments, kWrongUsage, "`tilemoe_kernels`");
   }
-  ASSERT_TRUE(std::getline(lines, line));
-  EXPECT_EQ(json::parse(line).at(0).at("rounds"), 2);
-  EXPECT_FALSE(std::getline(lines, line));
 }
-
-TEST(Bench, RefusesWhatDoesNotFitOrIsNotThere) {
-  expect_error("bench --config nothing", kWrongUsage, "no bench case is called nothing");
-  expect_error("bench --config cpu-t512 --rounds 1 --baseline none --json /nowhere/out.json",
-               kFailed, "/nowhere/out.json");
-}
-
-#ifndef TILEMOE_SANITIZED
-// A limit on the address space stands for a machine with less memory.
-TEST(Bench, SaysThatMemoryIsShort) {
-  const Outcome outcome = run_shell("ulimit -v 1000000; '" TILEMOE_PROGRAM
-                                    "' bench --config 7b-n256 --baseline none 2>&1");
-  EXPECT_EQ(outcome.status, kFailed) << outcome.text;
-  EXPECT_EQ(outcome.text.rfind("tilemoe: error: ", 0), 0u) << outcome.text;
-  EXPECT_NE(outcome.text.find("memory"), std::string::npos) << outcome.text;
-}
-#endif
 
 }  // namespace

@@ -11,7 +11,6 @@ namespace tilemoe::app {
 
 using Run = std::function<int()>;
 
-void add_bench(CLI::App& app, Run& run);
 void add_check(CLI::App& app, Run& run);
 void add_digest(CLI::App& app, Run& run);
 void add_doctor(CLI::App& app, Run& run);

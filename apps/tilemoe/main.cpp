@@ -44,6 +44,11 @@ void add_help(CLI::App& app, Run& run) {
 }
 
 int parse_and_run(CLI::App& app, const Run& run, int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "bench") == 0)
+    return fail(
+        kWrongUsage,
+        "`tilemoe bench` was removed: `python -m tilemoe bench` compares the layer with other "
+        "implementations, `tilemoe_kernels` times its kernels");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError&) {
@@ -87,7 +92,6 @@ int main(int argc, char** argv) {
   app.get_formatter()->column_width(34);
 
   Run run;
-  add_bench(app, run);
   add_check(app, run);
   add_digest(app, run);
   add_doctor(app, run);

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/bench_gpu.h"
 #include "cuda/doctor_gpu.h"
 
 namespace tilemoe::app {
@@ -43,9 +42,6 @@ std::string what_the_build_lacks() {
          (has_driver() ? "found" : "not found: libcuda.so.1 cannot be loaded") + ")";
 }
 
-nlohmann::json bench_on_gpu(const GpuBench&) {
-  refuse();
-}
 void use_gpu(int) {
   refuse();
 }
