@@ -221,20 +221,23 @@ def test_the_largest_micro_batch_is_the_largest(recompute):
 
 
 def test_a_layers_time_is_the_best_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "RESULTS", tmp_path)
+    trainings = tmp_path / "pretrain.jsonl"
+    trainings.touch()
+    monkeypatch.setattr(predict, "TRAININGS", trainings)
     c = CONFIGS["7B"]
     forward, backward, source = predict.experts(c, 24576)
     assert source == "this layer measured"
-    items = json.loads(predict.LAYERS.read_text())["items"]
-    report = next(item["report"][0] for item in items if item["item"] == "7b-n256")
-    assert report["shape"] == {"T": 24576, "d": c.d, "n": c.n, "E": c.E, "K": c.K}
-    assert forward == pytest.approx(report["fwd_ms"] / 1e3, rel=1e-9)
-    assert backward == pytest.approx(report["bwd_ms"] / 1e3, rel=1e-9)
+    ms = {one.name: one.median("ms") for one in records.read(predict.KERNELS) if "ms" in one.values}
+    assert predict.LAYERS["cuda"]["7b-n256"] == (24576, c.d, c.n, c.E, c.K)
+    assert forward == pytest.approx(ms["kernels/7b-n256/forward"] / 1e3, rel=1e-9)
+    assert backward == pytest.approx(ms["kernels/7b-n256/backward"] / 1e3, rel=1e-9)
     assert predict.experts(CONFIGS["S1"], 24576)[2] == "the mean of measured layers"
+    assert len(predict.measured()) == 11
 
-    entry = {"config": "7B", "layers": 4, "experts": "tilemoe", "micro_batch": 6}
-    entries = [entry | {"kinds_ms": {"experts": 20.0}}, entry | {"experts": "grouped_mm"}]
-    (tmp_path / "pretrain_speed_7b.json").write_text(json.dumps({"entries": entries}))
+    values = {"config": "7B", "layers": 4, "experts": "tilemoe", "micro_batch": 6}
+    training = lambda values: records.Measurement("pretrain-speed/7B/6", "a GPU", {}, "0", values)
+    records.write(trainings, [training(values | {"kind.experts_ms": 20.0}),
+                              training(values | {"experts": "grouped_mm"})])  # fmt: skip
     forward, backward, source = predict.experts(c, 24576)
     assert source == "a profile of this layer's training"
     assert forward + backward == pytest.approx(20e-3 / 4, rel=1e-9)
