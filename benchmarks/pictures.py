@@ -1,16 +1,27 @@
 #!/usr/bin/env python3
 """Draw README.md's two pictures, for light and for dark pages, from benchmarks/results/*.jsonl.
 
-  python3 benchmarks/pictures.py             # writes docs/images/{speed,memory}-{light,dark}.svg
-  python3 benchmarks/pictures.py --check     # status 1 if a picture differs from the results
+python3 benchmarks/pictures.py             # writes docs/images/{speed,memory}-{light,dark}.svg
+python3 benchmarks/pictures.py --check     # status 1 if a picture differs from the results
 """
 
 import argparse
 import html
 import sys
 
-from results_page import (COMPILED, EAGER, GIB, NAMES, ROOT, SONIC, Results, less, peak, studied,
-                          tokens_per_day)
+from results_page import (
+    COMPILED,
+    EAGER,
+    GIB,
+    NAMES,
+    ROOT,
+    SONIC,
+    Results,
+    less,
+    peak,
+    studied,
+    tokens_per_day,
+)
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, HEIGHT = 660, 195
@@ -24,15 +35,17 @@ THEMES = {  # text, secondary text, TileMoE's bar, the others'
 
 
 def bars(theme, title, head, rows, digits):
-    """An SVG of horizontal bars. `rows`: [(label, value, what the right column contains)], TileMoE's
+    """An SVG of horizontal bars. `rows`: [(label, value, text of the right column)], TileMoE's
     first."""
     ink, faint, ours, others = THEMES[theme]
     scale = (RIGHT - LEFT) / (BEYOND * max(value for _, value, _ in rows))
 
     def text(x, y, words, anchor="start", bold=False, colour=ink, size=12.5):
         weight = ' font-weight="600"' if bold else ""
-        return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" '
-                f'text-anchor="{anchor}"{weight}>{html.escape(words)}</text>')  # fmt: skip
+        return (
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" '
+            f'text-anchor="{anchor}"{weight}>{html.escape(words)}</text>'
+        )
 
     drawn = [text(8, 20, title, bold=True), text(RIGHT, 46, head, "end", colour=faint, size=12)]
     for index, (label, value, compared) in enumerate(rows):
@@ -45,34 +58,56 @@ def bars(theme, title, head, rows, digits):
             text(end + 7, base, f"{value:.{digits}f}", bold=first),
             text(RIGHT, base, compared, "end"),
         ]
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-        f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="-apple-system, \'Segoe UI\', Helvetica, Arial, sans-serif">',
-        f"<title>{html.escape(title)}</title>", *drawn, "</svg>\n",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+            f'viewBox="0 0 {WIDTH} {HEIGHT}" '
+            'font-family="-apple-system, \'Segoe UI\', Helvetica, Arial, sans-serif">',
+            f"<title>{html.escape(title)}</title>",
+            *drawn,
+            "</svg>\n",
+        ]
+    )
 
 
 def speed(theme):
     best = studied()
     ours = tokens_per_day(best["tilemoe"])
-    rows = [(NAMES[experts], tokens_per_day(one),
-             "" if experts == "tilemoe" else f"{ours / tokens_per_day(one):.2f}x faster")
-            for experts, one in best.items()]  # fmt: skip
-    return bars(theme, "Training a 7B MoE on one H200: billion tokens per day", "TileMoE is", rows, 2)
+    rows = [
+        (
+            NAMES[experts],
+            tokens_per_day(one),
+            "" if experts == "tilemoe" else f"{ours / tokens_per_day(one):.2f}x faster",
+        )
+        for experts, one in best.items()
+    ]
+    return bars(
+        theme, "Training a 7B MoE on one H200: billion tokens per day", "TileMoE is", rows, 2
+    )
 
 
 def memory(theme):
     of = Results("peers").table_of("bench")["qwen3-235b"]
-    labels = {"tilemoe": "TileMoE", SONIC: "sonic-moe", COMPILED: "torch, compiled", EAGER: "torch, eager"}
-    rows = [(label, peak(of[peer]) / GIB,
-             "" if peer == "tilemoe" else less(of["tilemoe"], of[peer])) for peer, label in labels.items()]
+    labels = {
+        "tilemoe": "TileMoE",
+        SONIC: "sonic-moe",
+        COMPILED: "torch, compiled",
+        EAGER: "torch, eager",
+    }
+    rows = [
+        (label, peak(of[peer]) / GIB, "" if peer == "tilemoe" else less(of["tilemoe"], of[peer]))
+        for peer, label in labels.items()
+    ]
     title = "Peak memory of one Qwen3-235B layer, forward + backward: GiB"
     return bars(theme, title, "TileMoE needs", rows, 1)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args(argv)
     for picture in (speed, memory):
@@ -80,7 +115,9 @@ def main(argv=None):
             file = IMAGES / f"{picture.__name__}-{theme}.svg"
             drawn = picture(theme)
             if args.check and (not file.exists() or file.read_text() != drawn):
-                sys.exit(f"pictures.py: error: {file.name} differs from the results; run pictures.py")
+                sys.exit(
+                    f"pictures.py: error: {file.name} differs from the results; run pictures.py"
+                )
             if not args.check:
                 file.write_text(drawn)
 

@@ -14,19 +14,22 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
 import records  # noqa: E402
 from layers import LAYERS  # noqa: E402
 
 SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
 PEERS = {SONIC: "sonic-moe", COMPILED: "`grouped_mm`, compiled", EAGER: "`grouped_mm`, eager"}
+VS_PEERS = [f"vs {name}" for name in PEERS.values()]
 MODELS = {"olmoe": "OLMoE", "gpt-oss-20b": "gpt-oss-20b", "qwen3-235b": "Qwen3-235B",
           "kimi-linear": "Kimi Linear", "qwen3-next": "Qwen3-Next"}  # fmt: skip
 WAYS = {"own": "every expert on each GPU", "serial": "one piece",
         "serial-kept": "one piece, gathered X saved", "chunks-2": "2 chunks",
         "usual": "all-to-all, `grouped_mm`"}  # fmt: skip
 MIB, GIB = 2**20, 2**30
+PASSES = ("forward", "backward")
 
 
 class Results:
@@ -54,15 +57,16 @@ def measured(one, *others):
     versions = {}
     for each in (*others, one):
         versions |= each.versions
-    said = [f"{name} {versions[name]}" for name in ("sonic-moe", "torch", "onednn", "nccl", "driver")
-            if name in versions]  # fmt: skip
-    ours = f"commit {one.commit[:7]}"
-    ours = f"TileMoE {versions['tilemoe']} ({ours})" if "tilemoe" in versions else f"TileMoE at {ours}"
+    shown = ("sonic-moe", "torch", "onednn", "nccl", "driver")
+    said = [f"{name} {versions[name]}" for name in shown if name in versions]
+    known, ours = versions.get("tilemoe"), f"commit {one.commit[:7]}"
+    ours = f"TileMoE {known} ({ours})" if known else f"TileMoE at {ours}"
     device = f"one {one.device}" if one.device.startswith("NVIDIA") else one.device
     return ", ".join([f"Measured on {device}", ours, *said])
 
 
 def table(header, rows):
+    header = header.split(" | ") if isinstance(header, str) else header
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
@@ -76,8 +80,8 @@ def section(title, text, *tables):
     return "\n\n".join([f"## {title}", paragraph(text), *tables])
 
 
-def passes(one, digits=2, prefix=""):
-    return " / ".join(f"{one.median(f'{prefix}{way}_ms'):.{digits}f}" for way in ("forward", "backward"))
+def passes(one, digits=2):
+    return " / ".join(f"{one.median(f'{way}_ms'):.{digits}f}" for way in PASSES)
 
 
 def sizes(one, layer=None):
@@ -104,7 +108,7 @@ def layers():
     found, rows, memory = Results("peers").table_of("bench"), [], []
     for layer, of in found.items():
         ours = of["tilemoe"]
-        ratios = [" / ".join(times_faster(ours, of[peer], f"{way}_ms") for way in ("forward", "backward"))
+        ratios = [" / ".join(times_faster(ours, of[peer], f"{way}_ms") for way in PASSES)
                   for peer in PEERS]  # fmt: skip
         rows.append([layer, sizes(ours), passes(ours), *ratios])
         memory.append([layer, *(f"{peak(of[peer]) / MIB:.0f}" for peer in ("tilemoe", *PEERS)),
@@ -112,12 +116,13 @@ def layers():
     of = next(iter(found.values()))
     return section(
         "Layers",
-        f"{measured(of['tilemoe'], of[SONIC])}. bfloat16, router included, called from PyTorch, medians of "
-        f"{of['tilemoe'].values['rounds']} rounds that alternate between the implementations. Each cell is forward / "
-        "backward; \"1.05x\" is the peer's time divided by TileMoE's. T tokens of width d, K of E experts of width n.",
-        table(["layer", "T d n E K", "TileMoE, ms", *(f"vs {name}" for name in PEERS.values())], rows),
-        "Peak memory in MiB, above weights, inputs and the output's gradient; the last column is what TileMoE saves for\n"
-        "backward.",
+        f"{measured(of['tilemoe'], of[SONIC])}. bfloat16, router included, called from PyTorch, "
+        f"medians of {of['tilemoe'].values['rounds']} rounds that alternate between the "
+        "implementations. Each cell is forward / backward; \"1.05x\" is the peer's time divided "
+        "by TileMoE's. T tokens of width d, K of E experts of width n.",
+        table(["layer", "T d n E K", "TileMoE, ms", *VS_PEERS], rows),
+        "Peak memory in MiB, above weights, inputs and the output's gradient; the last column is "
+        "what TileMoE saves for\nbackward.",
         table(["layer", "TileMoE", *PEERS.values(), "saved"], memory),
     )  # fmt: skip
 
@@ -127,15 +132,18 @@ def limits():
     found = Results("kernels").table_of("kernels")
     rows = []
     for layer, of in found.items():
-        both = [of["forward"], of["backward"]]
-        rows.append([layer, sizes(both[0], layer), " / ".join(f"{one.median('ms'):.2f}" for one in both),
-                     " / ".join(f"{100 * one.values['limit_ms'] / one.median('ms'):.0f} %" for one in both)])
+        both = [of[way] for way in PASSES]
+        shares = [one.values["limit_ms"] / one.median("ms") for one in both]
+        rows.append([layer, sizes(both[0], layer),
+                     " / ".join(f"{one.median('ms'):.2f}" for one in both),
+                     " / ".join(f"{100 * share:.0f} %" for share in shares)])  # fmt: skip
     return section(
         "Layers from C++",
-        f"{measured(found['7b-n256']['forward'])}. bfloat16, consecutive passes without PyTorch. The limit is the sum over the steps "
-        "of what the operations at 798 TFLOP/s or the bytes at 3.0 TB/s take ([how](kernels.md#hardware-facts)). `-zipf` "
-        "and `-one-expert` are skewed routings.",
-        table(["layer", "T d n E K", "forward / backward, ms", "limit / time"], rows),
+        f"{measured(found['7b-n256']['forward'])}. bfloat16, consecutive passes without PyTorch. "
+        "The limit is the sum over the steps of what the operations at 798 TFLOP/s or the bytes "
+        "at 3.0 TB/s take ([how](kernels.md#hardware-facts)). `-zipf` and `-one-expert` are "
+        "skewed routings.",
+        table("layer | T d n E K | forward / backward, ms | limit / time", rows),
     )  # fmt: skip
 
 
@@ -148,16 +156,17 @@ def archs():
         new, old = of["tilemoe-sm90"], of["tilemoe-sm80"]
         cells = [layer, passes(new), passes(old), times_faster(new, old, "total_ms")]
         other = others[layer]
-        cells += [times_faster(other["tilemoe-sm90"], other["scattermoe"], "total_ms"),
-                  times_faster(other["tilemoe-sm80"], other["scattermoe-sm80"], "total_ms")]  # fmt: skip
+        for ours, peer in (("tilemoe-sm90", "scattermoe"), ("tilemoe-sm80", "scattermoe-sm80")):
+            cells.append(times_faster(other[ours], other[peer], "total_ms"))
         rows.append(cells)
     first, other = found["7b-n256"]["tilemoe-sm90"], others["7b-n256"]["scattermoe"]
     return section(
         "Archs",
-        f"{measured(first)}; ScatterMoE with TileMoE at commit {other.commit[:7]}. The `sm80` kernels run on a Hopper GPU "
-        "here. \"ScatterMoE, `sm80`\" is compiled by Triton for GPUs before Hopper and compared with TileMoE's `sm80`.",
-        table(["layer", "`sm90`, ms", "`sm80`, ms", "`sm90` vs `sm80`", "`sm90` vs ScatterMoE",
-               "`sm80` vs ScatterMoE, `sm80`"], rows),
+        f"{measured(first)}; ScatterMoE with TileMoE at commit {other.commit[:7]}. The `sm80` "
+        "kernels run on a Hopper GPU here. \"ScatterMoE, `sm80`\" is compiled by Triton for GPUs "
+        "before Hopper and compared with TileMoE's `sm80`.",
+        table("layer | `sm90`, ms | `sm80`, ms | `sm90` vs `sm80` | `sm90` vs ScatterMoE | "
+              "`sm80` vs ScatterMoE, `sm80`", rows),
     )  # fmt: skip
 
 
@@ -169,15 +178,17 @@ def decode():
         ours, eager = of["tilemoe"], of[EAGER]
         rows.append([layer.partition("/")[0], ours.values["T"], f"{ours.values['experts']:.1f}",
                      f"{ours.median('forward_us'):.1f}", f"{ours.values['limit_us']:.1f}",
-                     f"{of['tilemoe-sm80'].median('forward_us'):.1f}", f"{ours.values['launches']:.0f}",
+                     f"{of['tilemoe-sm80'].median('forward_us'):.1f}",
+                     f"{ours.values['launches']:.0f}",
                      times_faster(ours, eager, "forward_us")])  # fmt: skip
     one = next(iter(found.values()))["tilemoe"]
     return section(
         "Decode",
-        f"{measured(one)}. bfloat16, forward without gradients, {one.values['rounds']} rounds, weights not in the L2 "
-        "cache. The limit is the time to read the touched experts' weights at the GPU's memory bandwidth.",
-        table(["layer", "T", "experts", "TileMoE, us", "limit, us", "`sm80`, us", "launches",
-               "vs `grouped_mm`, eager"], rows),
+        f"{measured(one)}. bfloat16, forward without gradients, {one.values['rounds']} rounds, "
+        "weights not in the L2 cache. The limit is the time to read the touched experts' weights "
+        "at the GPU's memory bandwidth.",
+        table("layer | T | experts | TileMoE, us | limit, us | `sm80`, us | launches | "
+              "vs `grouped_mm`, eager", rows),
     )  # fmt: skip
 
 
@@ -196,9 +207,11 @@ def cpu():
     one = found["float32"]["tilemoe-cpu"]
     return section(
         "Layer on a CPU",
-        f"{measured(one, found['float32'][EAGER])}. {one.values['threads']} threads, T d n E K = {sizes(one)}, router "
-        f"included, {one.values['rounds']} rounds. A CPU without matrix units computes 16-bit types in float32.",
-        table(["dtype", "implementation", "forward / backward, ms", "time over TileMoE's", "saved, MiB"], rows),
+        f"{measured(one, found['float32'][EAGER])}. {one.values['threads']} threads, T d n E K = "
+        f"{sizes(one)}, router included, {one.values['rounds']} rounds. A CPU without matrix "
+        "units computes 16-bit types in float32.",
+        table("dtype | implementation | forward / backward, ms | time over TileMoE's | "
+              "saved, MiB", rows),
     )  # fmt: skip
 
 
@@ -207,20 +220,22 @@ def memory():
     file = Results("memory")
     curve, options = file.of("memory-curve"), file.table_of("memory-options")
     rows = [[one.values["column_blocks"], f"{one.values['library_peak_bytes'] / MIB:.0f}",
-             f"{one.median('total_ms'):.2f}", f"{100 * (one.values['ratio_to_one_block'] - 1):.1f} %"]
+             f"{one.median('total_ms'):.2f}",
+             f"{100 * (one.values['ratio_to_one_block'] - 1):.1f} %"]
             for one in curve.values()]  # fmt: skip
-    layers = [[layer, *(f"{of[name].median('total_ms'):.2f} ms, {peak(of[name]) / MIB:.0f} MiB" for name in
-                        ("tilemoe", "tilemoe-dh-over-h", "tilemoe-small-peak", EAGER))]
-              for layer, of in options.items()]  # fmt: skip
+    ways = ("tilemoe", "tilemoe-dh-over-h", "tilemoe-small-peak", EAGER)
+    both = lambda one: f"{one.median('total_ms'):.2f} ms, {peak(one) / MIB:.0f} MiB"
+    layers = [[layer, *(both(of[way]) for way in ways)] for layer, of in options.items()]
     one, other = next(iter(curve.values())), next(iter(options.values()))["tilemoe"]
     return section(
         "Memory",
-        f"{measured(one)}. Layer 7b-n256, bfloat16, dH over H; the peak is the library's: H, the routing and the larger "
-        "workspace.",
-        table(["`column_blocks`", "peak, MiB", "both passes, ms", "slower"], rows),
-        paragraph(f"{measured(other)}. Both passes and the peak above weights, inputs and dO, from PyTorch:"),
-        table(["layer", "`overwrite_H=False`", "`overwrite_H=True` (default)", "and `column_blocks=4`",
-               PEERS[EAGER]], layers),
+        f"{measured(one)}. Layer 7b-n256, bfloat16, dH over H; the peak is the library's: H, the "
+        "routing and the larger workspace.",
+        table("`column_blocks` | peak, MiB | both passes, ms | slower", rows),
+        paragraph(f"{measured(other)}. Both passes and the peak above weights, inputs and dO, from "
+                  "PyTorch:"),
+        table("layer | `overwrite_H=False` | `overwrite_H=True` (default) | and `column_blocks=4` "
+              f"| {PEERS[EAGER]}", layers),
     )  # fmt: skip
 
 
@@ -242,10 +257,11 @@ def expert_parallel():
     first = next(iter(found.values()))["own"]
     return section(
         "Expert parallelism",
-        f"{measured(first)}. Forward and backward, the slowest rank; T tokens per GPU, "
-        "bfloat16. \"Every expert on each GPU\" is the same layer without communication. An all-gather sends "
-        f"{first.median('all_gather_gb_per_s'):.0f} GB/s.",
-        table(["layer", "T d n E K", "exchange", "both passes, ms", "ratio to no communication", "peak, GiB", "plan, GiB"], rows),
+        f"{measured(first)}. Forward and backward, the slowest rank; T tokens per GPU, bfloat16. "
+        "\"Every expert on each GPU\" is the same layer without communication. An all-gather "
+        f"sends {first.median('all_gather_gb_per_s'):.0f} GB/s.",
+        table("layer | T d n E K | exchange | both passes, ms | "
+              "ratio to no communication | peak, GiB | plan, GiB", rows),
     )  # fmt: skip
 
 
@@ -253,10 +269,9 @@ def studied(processes=1):
     """{experts: the fastest training of 40 layers on H200s}, the fastest first."""
     best = {}
     for one in Results("pretrain").of("pretrain-study").values():
-        if (one.device, one.values["layers"], one.values["processes"]) != ("NVIDIA H200", 40, processes):
-            continue
-        if "tokens_per_s_and_process" not in one.values:  # it did not fit
-            continue
+        of = one.device, one.values["layers"], one.values["processes"]
+        if of != ("NVIDIA H200", 40, processes) or "tokens_per_s_and_process" not in one.values:
+            continue  # another, or it did not fit
         kept = best.setdefault(one.values["experts"], one)
         if tokens_per_day(one) > tokens_per_day(kept):
             best[one.values["experts"]] = one
@@ -274,9 +289,10 @@ NAMES = {"tilemoe": "TileMoE", "sonic-moe": "sonic-moe", "scattermoe": "ScatterM
 
 def training_row(one, ours):
     values = one.values
-    return [NAMES[values["experts"]], values["processes"], values["recompute"], values["micro_batch"],
-            f"{one.median('step_ms'):.0f}", f"{tokens_per_day(one):.2f}", f"{100 * one.median('mfu'):.1f} %",
-            f"{one.median('peak_bytes') / GIB:.0f}",
+    return [NAMES[values["experts"]],
+            *(values[key] for key in ("processes", "recompute", "micro_batch")),
+            f"{one.median('step_ms'):.0f}", f"{tokens_per_day(one):.2f}",
+            f"{100 * one.median('mfu'):.1f} %", f"{one.median('peak_bytes') / GIB:.0f}",
             f"{tokens_per_day(ours) / tokens_per_day(one):.2f}x"]  # fmt: skip
 
 
@@ -290,12 +306,13 @@ def training_speed():
     first = measurements[0]
     return section(
         "Training speed",
-        f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} (commits {', '.join(commits)}), torch "
-        f"{first.versions['torch']}. A 7B model with 40 MoE layers of 128 experts, bfloat16 with float32 parameters, "
-        "`torch.compile`, FSDP-2 on several GPUs; each implementation at its fastest measured setting. The last column "
-        "compares TileMoE on as many GPUs. [More](../examples/pretrain/results.md).",
-        table(["experts", "GPUs", "recompute", "micro-batch", "step, ms", "billion tokens per day and GPU", "MFU",
-               "peak, GiB", "TileMoE is faster by"], rows),
+        f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} (commits "
+        f"{', '.join(commits)}), torch {first.versions['torch']}. A 7B model with 40 MoE layers "
+        "of 128 experts, bfloat16 with float32 parameters, `torch.compile`, FSDP-2 on several "
+        "GPUs; each implementation at its fastest measured setting. The last column compares "
+        "TileMoE on as many GPUs. [More](../examples/pretrain/results.md).",
+        table("experts | GPUs | recompute | micro-batch | step, ms | "
+              "billion tokens per day and GPU | MFU | peak, GiB | TileMoE is faster by", rows),
     )  # fmt: skip
 
 
@@ -312,47 +329,55 @@ def rounding():
         gain = lambda quantity: f"{plain.median(quantity) / rounded.median(quantity):.3f}x"
         kernels = lambda one: one.values["forward.kernels_ms"] / one.values["rows"]
         whole = found.get(f"step/{model}/{tiles}/top_k")
+        steps = f"{whole.median('step_ms') / step.median('step_ms'):.3f}x" if step and whole else ""
         rows.append([model, tiles, plain.values["T"], f"{kernels(plain) / kernels(rounded):.3f}x",
                      gain("forward_ms"), gain("backward_ms"),
-                     f"{whole.median('step_ms') / step.median('step_ms'):.3f}x" if step and whole else ""])
+                     steps])  # fmt: skip
     one = next(iter(found.values()))
     routings = Results("routing").table_of("routing")
-    routed = [[layer, *(f"{1000 * of[run].median('ms'):.1f}" for run in ("top_k and route", "rounded, nearest"))]
+    us = lambda one: f"{1000 * one.median('ms'):.1f}"
+    routed = [[layer, us(of["top_k and route"]), us(of["rounded, nearest"])]
               for layer, of in routings.items()]  # fmt: skip
     first = next(iter(routings.values()))["route"]
     return section(
         "Time of token rounding",
-        f"{measured(one)}. The time with top-K divided by the time with `nearest` and tiles of 128 rows, by the mean "
-        "number of tiles per expert. The forward kernels' ratio is per (token, expert) pair, without the routing. "
-        "[routing.md](routing.md) describes token rounding.",
-        table(["model", "tiles", "T", "forward kernels", "forward", "backward", "training step"], rows),
+        f"{measured(one)}. The time with top-K divided by the time with `nearest` and tiles of "
+        "128 rows, by the mean number of tiles per expert. The forward kernels' ratio is per "
+        "(token, expert) pair, without the routing. [routing.md](routing.md) describes token "
+        "rounding.",
+        table("model | tiles | T | forward kernels | forward | backward | training step", rows),
         paragraph(f"{measured(first)}. The routing alone, from bfloat16 logits, in us:"),
-        table(["layer", "top-K", "`nearest`"], routed),
+        table("layer | top-K | `nearest`", routed),
     )  # fmt: skip
 
 
 def small_model():
     """The command line's training on a CPU and on a GPU."""
     file = Results("train")
-    on_cpu, on_gpu, same_text = (file.of(part) for part in ("train-cpu", "train-cuda", "train-devices/cpu"))
+    on_cpu, on_gpu, same_text = map(file.of, ("train-cpu", "train-cuda", "train-devices/cpu"))
     names = {"top-k": "top-K", "nearest": "token rounding", "dense": "dense, the same active width",
              "experts-off": "experts off"}  # fmt: skip
-    bits = lambda found, start="": ", ".join(f"{one.values['bits_per_byte']:.3f}" for name, one in found.items()
-                                             if name.startswith(start))  # fmt: skip
+    of = lambda found, start: [one for name, one in found.items() if name.startswith(start)]
+    bits = lambda found, start="": ", ".join(
+        f"{one.values['bits_per_byte']:.3f}" for one in of(found, start))  # fmt: skip
     rows = [[name, bits(on_cpu, f"{routing}/")] for routing, name in names.items()]
     rows.append(["`xz -9`, given the training text", bits(on_cpu, "xz")])
     gpu, timed, kills = on_gpu["top-k/0"], on_cpu["timed"], file.all["kill-resume"]
-    rows.append([f"top-K, another text, {gpu.device} (commit {gpu.commit[:7]})", bits(on_gpu, "top-k/")])
+    where = f"{gpu.device} (commit {gpu.commit[:7]})"
+    rows.append([f"top-K, another text, {where}", bits(on_gpu, "top-k/")])
     rows.append(["top-K, that text, CPU", bits(same_text)])
     return section(
         "Training on a CPU",
-        f"{measured(on_cpu['top-k/0'])}, 2 threads: the default training of `tilemoe train`, 1000 steps of 5 million "
-        f"parameters; validation loss in bits per byte, one number per seed. It takes {timed.values['seconds']:.0f} s, "
-        f"{timed.values['tokens_per_s']:,.0f} tokens/s (commit {timed.commit[:7]}); the GPU processes "
-        f"{gpu.values['tokens_per_s']:,.0f} tokens/s.",
-        table(["routing", "bits per byte"], rows),
-        paragraph(f"A run that was killed {kills.values['kills']} times, {kills.values['inside_save']} times while it "
-                  f"saved, resumed each time and ended with the {kills.values['log_lines_equal']:,} log lines of an "
+        f"{measured(on_cpu['top-k/0'])}, 2 threads: the default training of `tilemoe train`, 1000 "
+        "steps of 5 million parameters; validation loss in bits per byte, one number per seed. It "
+        f"takes {timed.values['seconds']:.0f} s, {timed.values['tokens_per_s']:,.0f} tokens/s "
+        f"(commit {timed.commit[:7]}); the GPU processes {gpu.values['tokens_per_s']:,.0f} "
+        "tokens/s.",
+        table("routing | bits per byte", rows),
+        paragraph(f"A run that was killed {kills.values['kills']} times, "
+                  f"{kills.values['inside_save']} times while it "
+                  "saved, resumed each time and ended with the "
+                  f"{kills.values['log_lines_equal']:,} log lines of an "
                   f"uninterrupted run (commit {kills.commit[:7]})."),
     )  # fmt: skip
 
@@ -360,22 +385,24 @@ def small_model():
 def wheel():
     (one,) = Results("wheel").all.values()
     size = lambda key: f"{one.values[key] / MIB:.1f}"
-    rows = [["wheel", size("bytes")], ["CUDA kernels", size("libtilemoe_torch_cuda_bytes")],
-            ["oneDNN", size("libdnnl_bytes")], ["operators", size("libtilemoe_torch_bytes")]]  # fmt: skip
+    rows = [["wheel", size("bytes")],
+            ["CUDA kernels", size("libtilemoe_torch_cuda_bytes")],
+            ["oneDNN", size("libdnnl_bytes")],
+            ["operators", size("libtilemoe_torch_bytes")]]  # fmt: skip
     return section(
         "Size of the wheel",
-        f"TileMoE {one.versions['tilemoe']} (commit {one.commit[:7]}), nvcc {one.versions['nvcc']}: "
-        f"`{one.values['wheel']}` and its largest files, compressed.",
-        table(["part", "MiB"], rows),
+        f"TileMoE {one.versions['tilemoe']} (commit {one.commit[:7]}), nvcc "
+        f"{one.versions['nvcc']}: `{one.values['wheel']}` and its largest files, compressed.",
+        table("part | MiB", rows),
     )
 
 
-STAGES = {"test": "C++ tests and `tilemoe check`", "torch": "PyTorch package", "sizes": "layers of full size, against float64",
+STAGES = {"test": "C++ tests and `tilemoe check`", "torch": "PyTorch package",
+          "sizes": "layers of full size, against float64",
           "huge": "operands of more than 2^31 elements", "two-gpus": "two GPUs",
-          "one-gpu-ranks": "expert parallelism, ranks of one GPU", "repeat": "the same bits 1000 times",
-          "ptx": "kernels compiled from PTX by the driver", "sanitize-1": "compute-sanitizer, part 1",
-          "sanitize-2": "compute-sanitizer, part 2", "sanitize-3": "compute-sanitizer, part 3",
-          "sanitize-4": "compute-sanitizer, part 4"}  # fmt: skip
+          "one-gpu-ranks": "expert parallelism, ranks of one GPU",
+          "repeat": "the same bits 1000 times", "ptx": "kernels compiled from PTX by the driver",
+          **{f"sanitize-{part}": f"compute-sanitizer, part {part}" for part in range(1, 5)}}
 RAN, FAILED = ("tests", "cases", "passed"), ("failures", "errors", "hazards")
 
 
@@ -383,13 +410,16 @@ def counts(values):
     """(tests, failures, skipped) of an item of a stage: numbers, the program's last lines, or the
     outcomes of scenarios by their names."""
     found = dict(values)
-    for number, what in re.findall(r"(\d+) (cases|failures|errors|hazards)", str(values.get("said", ""))):
+    said = str(values.get("said", ""))
+    for number, what in re.findall(r"(\d+) (cases|failures|errors|hazards)", said):
         found[what] = int(number)
-    scenarios = [each for key, each in values.items() if key != "status" and each in ("passed", "failed")]
+    outcomes = [one for key, one in values.items() if key != "status"]
+    scenarios = [one for one in outcomes if one in ("passed", "failed")]
     total = lambda keys: sum(found.get(key, 0) for key in keys)
     skipped = found.get("skipped", 0)
     failures = max(total(FAILED) + scenarios.count("failed"), int(values["status"] != "passed"))
-    return total(RAN) + len(scenarios), failures, len(skipped) if isinstance(skipped, list) else skipped
+    skipped = len(skipped) if isinstance(skipped, list) else skipped
+    return total(RAN) + len(scenarios), failures, skipped
 
 
 def tests():
@@ -400,23 +430,28 @@ def tests():
         ran = map(sum, zip(*(counts(one.values) for one in found)))
         seconds = sum(one.values.get("seconds", 0) for one in found)
         one = found[0]
-        rows.append([name, one.device, one.versions["tilemoe"], one.commit[:7], len(found), *ran, f"{seconds:.0f}"])
+        rows.append([name, one.device, one.versions["tilemoe"], one.commit[:7], len(found), *ran,
+                     f"{seconds:.0f}"])  # fmt: skip
     simulated = Results("simulator").of("simulator")
-    runs = [[name, one.versions["tilemoe"], one.commit[:7], one.values["cases"], one.values["seeds"], one.values["runs"],
-             one.values["runs_with_findings"] + one.values["runs_wrong"]] for name, one in simulated.items()]  # fmt: skip
+    runs = [[name, one.versions["tilemoe"], one.commit[:7],
+             *(one.values[key] for key in ("cases", "seeds", "runs")),
+             one.values["runs_with_findings"] + one.values["runs_wrong"]]
+            for name, one in simulated.items()]  # fmt: skip
     return section(
         "Tests on GPUs",
-        "What the GPU stages reported. Cases of `tilemoe check` count as tests; a sanitizer's items count alone.",
-        table(["stage", "GPU", "TileMoE", "commit", "items", "tests", "failed", "skipped", "s"], rows),
+        "What the GPU stages reported. Cases of `tilemoe check` count as tests; a sanitizer's "
+        "items count alone.",
+        table("stage | GPU | TileMoE | commit | items | tests | failed | skipped | s", rows),
         "In the simulator, on a CPU, the quick verification cases with the outputs compared:",
-        table(["simulated", "TileMoE", "commit", "cases", "seeds", "runs", "wrong or with a finding"], runs),
+        table("simulated | TileMoE | commit | cases | seeds | runs | "
+              "wrong or with a finding", runs),
     )  # fmt: skip
 
 
-SECTIONS = (layers, limits, archs, decode, cpu, memory, expert_parallel, training_speed, rounding, small_model,
-            wheel, tests)  # fmt: skip
+SECTIONS = (layers, limits, archs, decode, cpu, memory, expert_parallel, training_speed, rounding,
+            small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results
-Written by `benchmarks/results_page.py` from [`benchmarks/results`](../benchmarks/results), one line per measurement.
+Written by `benchmarks/results_page.py` from [`benchmarks/results`](../benchmarks/results).
 [benchmarks.md](benchmarks.md) describes how to repeat the measurements.
 """
 
@@ -430,14 +465,15 @@ def readme_table():
     for layer, name in MODELS.items():
         of = found[layer]
         ours = of["tilemoe"]
-        rows.append([name, f"{ours.median('total_ms'):.1f}", *(f"{of[peer].median('time_over_tilemoe'):.2f}x" for peer in PEERS),
+        rows.append([name, f"{ours.median('total_ms'):.1f}",
+                     *(f"{of[peer].median('time_over_tilemoe'):.2f}x" for peer in PEERS),
                      less(ours, of[SONIC])])  # fmt: skip
     ours, sonic = (found["olmoe"][peer] for peer in ("tilemoe", SONIC))
     device = ours.device.removeprefix("NVIDIA ")
-    header = [f"one layer, {device}, bf16, T = {ours.values['T']:,}", "ms", *(f"vs {name}" for name in PEERS.values()),
+    header = [f"one layer, {device}, bf16, T = {ours.values['T']:,}", "ms", *VS_PEERS,
               "peak memory vs sonic-moe"]  # fmt: skip
-    said = (f"Forward and backward, router included; \"x\" is the peer's time divided by TileMoE's. {measured(ours, sonic)}. "
-            "[More results](docs/results.md).")  # fmt: skip
+    said = ("Forward and backward, router included; \"x\" is the peer's time divided by TileMoE's. "
+            f"{measured(ours, sonic)}. [More results](docs/results.md).")  # fmt: skip
     return table(header, rows) + "\n\n" + paragraph(said)
 
 
@@ -449,13 +485,16 @@ def readme(text):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args(argv)
     for file, text in ((PAGE, page()), (README, readme(README.read_text()))):
         if args.check and text != file.read_text():
-            sys.exit(f"results_page.py: error: {file.name} differs from the results; run results_page.py")
+            sys.exit(f"results_page.py: error: {file.name} differs from the results; "
+                     "run results_page.py")  # fmt: skip
         if not args.check:
             file.write_text(text)
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Hash the kernels of a program, library or object file, or compare the kernels of two builds.
 
-  scripts/kernel_hash.py build/release/src/libtilemoe.so    # per architecture: hash, number of kernels
-  scripts/kernel_hash.py --units BUILD_A BUILD_B            # object by object; status 1 if any differs
+  scripts/kernel_hash.py build/release/src/libtilemoe.so    # per architecture: hash, kernels
+  scripts/kernel_hash.py --units BUILD_A BUILD_B            # by object; status 1 if any differs
 
 A kernel is hashed by its instructions (SASS) alone: names, paths and dates do not count, and the
 kernels of a unit are compared as a multiset. A change that only restructures the sources leaves
-every unit equal. BUILD_A and BUILD_B are two build folders by the same nvcc, or two files. Needs only
-Python and, for compressed kernels, libzstd.
+every unit equal. BUILD_A and BUILD_B are two build folders by the same nvcc, or two files. Needs
+only Python and, for compressed kernels, libzstd.
 
 nvcc nests a kernel in three layers: a fatbin in the file, an ELF image per architecture in the
 fatbin, a section .text.KERNEL in the image. No library reads fatbins, and cuobjdump prints text.
@@ -130,10 +130,14 @@ def differences(first, second):
             lines.append(f"{name}: only in the {'first' if name in first else 'second'} build")
             continue
         for architecture in sorted({*first[name], *second[name]}):
-            one, other = (of[name].get(architecture, collections.Counter()) for of in (first, second))
+            one, other = (
+                of[name].get(architecture, collections.Counter()) for of in (first, second)
+            )
             if one != other:
-                lines.append(f"{name}: {(one - other).total()} of {one.total()} kernels for "
-                             f"{architecture} differ from {(other - one).total()} of {other.total()}")
+                lines.append(
+                    f"{name}: {(one - other).total()} of {one.total()} kernels for "
+                    f"{architecture} differ from {(other - one).total()} of {other.total()}"
+                )
     return lines
 
 
@@ -145,13 +149,18 @@ def compare(first, second):
             raise Unreadable(f"{build} contains no kernels")
     lines = differences(*found)
     count = sum(hashes.total() for of in found[1].values() for hashes in of.values())
-    print("\n".join([*lines, f"{len(lines)} differences in {len(found[1])} units, {count} kernels"]))
+    print(
+        "\n".join([*lines, f"{len(lines)} differences in {len(found[1])} units, {count} kernels"])
+    )
     return int(bool(lines))
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("file", type=pathlib.Path, nargs="?")
     parser.add_argument("--units", type=pathlib.Path, nargs=2, metavar=("BUILD_A", "BUILD_B"))
     args = parser.parse_args(argv)

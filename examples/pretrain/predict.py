@@ -47,14 +47,15 @@ def kernels(c: Config | Layer, T):
 
 
 def measured(path=KERNELS):
-    """-> {(d, n, E, K): time / limit, forward and backward} of the listed layers that were measured,
-    routing and router with them."""
+    """-> {(d, n, E, K): time / limit, forward and backward} of the listed layers that were
+    measured, routing and router with them."""
     times = {one.name: one.median("ms") / 1e3 for one in records.read(path) if "ms" in one.values}
     ratios = {}
     for name, layer in LAYERS["cuda"].items():
         if f"kernels/{name}/backward" in times:
-            limits = zip(("forward", "backward"), kernels(layer, layer.T))
-            ratios[layer[1:]] = tuple(times[f"kernels/{name}/{way}"] / limit for way, limit in limits)
+            both = (times[f"kernels/{name}/{way}"] for way in ("forward", "backward"))
+            limits = kernels(layer, layer.T)
+            ratios[layer[1:]] = tuple(time / limit for time, limit in zip(both, limits))
     return ratios
 
 

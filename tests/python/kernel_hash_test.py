@@ -1,4 +1,4 @@
-"""scripts/kernel_hash.py on files that are put together here: what counts, and two builds compared."""
+"""scripts/kernel_hash.py on files that are put together here: what counts, two builds compared."""
 
 import contextlib
 import ctypes
@@ -138,8 +138,10 @@ class Hash(Folder):
         self.assertRegex(said, r"\A90: [0-9a-f]{16}, 2 kernels, nvcc 13\.0\.88\n\Z")
 
     def test_files_without_kernels_and_unreadable_ones_are_errors(self):
-        for parts, why in (((), "contains no kernels"),
-                           ([fatbin((2, b"LZ4 of some kind", True))], "another method than zstd")):
+        for parts, why in (
+            ((), "contains no kernels"),
+            ([fatbin((2, b"LZ4 of some kind", True))], "another method than zstd"),
+        ):
             with self.assertRaisesRegex(SystemExit, why):
                 self.run_it(self.write("program", *parts))
         with self.assertRaisesRegex(SystemExit, "No such file"):
@@ -156,14 +158,18 @@ class Units(Folder):
         builds = "--units", self.folder / "a", self.folder / "b"
         self.assertEqual(self.run_it(*builds), (0, "0 differences in 2 units, 3 kernels\n"))
 
-        self.write("b/src/up.cu.o", built({"_": b"", ".text._Zq": b"second", ".text._Zr": b"other"}))
+        self.write(
+            "b/src/up.cu.o", built({"_": b"", ".text._Zq": b"second", ".text._Zr": b"other"})
+        )
         status, said = self.run_it(*builds)
         self.assertEqual(status, 1)
         self.assertIn("src/up.cu.o: 1 of 2 kernels for 90 differ from 1 of 2\n", said)
         self.assertNotIn("down", said)
 
         self.write("b/src/up.cu.o", built({**GOOD, ".text._Z1c": b"second"}))
-        self.assertIn("src/up.cu.o: 0 of 2 kernels for 90 differ from 1 of 3\n", self.run_it(*builds)[1])
+        self.assertIn(
+            "src/up.cu.o: 0 of 2 kernels for 90 differ from 1 of 3\n", self.run_it(*builds)[1]
+        )
         self.write("b/src/up.cu.o", built(GOOD))
         self.write("b/src/new.cu.o", built(GOOD))
         self.assertIn("src/new.cu.o: only in the second build\n", self.run_it(*builds)[1])

@@ -1,5 +1,5 @@
-"""The results files, and what is written and drawn from them: docs/results.md, README.md's table and
-pictures. Without torch."""
+"""The results files, and what is written and drawn from them: docs/results.md, README.md's table
+and pictures. Without torch."""
 
 import pathlib
 import re
@@ -50,11 +50,22 @@ class Copied(unittest.TestCase):
     def change(self, name, part=""):
         """Double the numbers of the measurements whose names start with `part`."""
         file = self.folder / name
-        of = lambda one: {key: value if key in CHOSEN_BY else changed(value)
-                          for key, value in one.values.items()}  # fmt: skip
-        records.write(file, [records.Measurement(one.name, one.device, one.versions, one.commit,
-                                                 of(one) if one.name.startswith(part) else one.values)
-                             for one in records.read(file)])  # fmt: skip
+        of = lambda one: {
+            key: value if key in CHOSEN_BY else changed(value) for key, value in one.values.items()
+        }
+        records.write(
+            file,
+            [
+                records.Measurement(
+                    one.name,
+                    one.device,
+                    one.versions,
+                    one.commit,
+                    of(one) if one.name.startswith(part) else one.values,
+                )
+                for one in records.read(file)
+            ],
+        )
 
 
 class Pages(Copied):
@@ -76,7 +87,9 @@ class Pages(Copied):
     def test_readme_has_the_table(self):
         text = "a\n<!-- results -->\nold\n<!-- /results -->\nb\n"
         written = results_page.readme(text)
-        self.assertRegex(written, r"\Aa\n<!-- results -->\n\| one layer(?s:.)*<!-- /results -->\nb\n\Z")
+        self.assertRegex(
+            written, r"\Aa\n<!-- results -->\n\| one layer(?s:.)*<!-- /results -->\nb\n\Z"
+        )
         self.assertNotIn("old", written)
         self.assertEqual(results_page.readme(written), written)
         self.assertEqual(results_page.readme("a\nb\n"), "a\nb\n")
@@ -84,8 +97,10 @@ class Pages(Copied):
         self.assertNotEqual(results_page.readme(text), written)
 
     def test_pictures_show_their_numbers(self):
-        for name, file, part in (("speed", "pretrain.jsonl", "pretrain-study/7B-40-sonic-moe-half-8"),
-                                 ("memory", "peers.jsonl", "bench/qwen3-235b/sonic-moe")):  # fmt: skip
+        for name, file, part in (
+            ("speed", "pretrain.jsonl", "pretrain-study/7B-40-sonic-moe-half-8"),
+            ("memory", "peers.jsonl", "bench/qwen3-235b/sonic-moe"),
+        ):
             text = (pictures.IMAGES / f"{name}-light.svg").read_text()
             self.assertEqual(len(re.findall("<rect", text)), 4)
             self.assertGreaterEqual(len(re.findall("<text", text)), 13)
@@ -100,7 +115,10 @@ class Outcomes(unittest.TestCase):
         for values, expected in (
             ({"tests": 7, "failures": 1, "skipped": ["a", "b"]}, (7, 1, 2)),
             ({"tests": 7, "failures": 0, "skipped": 3}, (7, 0, 3)),
-            ({"said": "4 cases, 12 tensors, 2 failures; 36 results were spoiled on purpose"}, (4, 2, 0)),
+            (
+                {"said": "4 cases, 12 tensors, 2 failures; 36 results were spoiled on purpose"},
+                (4, 2, 0),
+            ),
             ({"said": "RACECHECK SUMMARY: 3 hazards displayed (0 errors, 0 warnings)"}, (0, 3, 0)),
             ({"one": "passed", "other": "failed"}, (2, 1, 0)),
             ({"tests": 2, "failures": 0, "status": "exit status 1"}, (2, 1, 0)),
@@ -131,7 +149,9 @@ class Records(unittest.TestCase):
         self.file = pathlib.Path(temporary.name) / "a.jsonl"
 
     def test_are_read_as_written(self):
-        one = records.Measurement("a/b", "a GPU", {"torch": "2.11.0"}, "0123456", {"ms": [1.0, 2.5, 3.0]})
+        one = records.Measurement(
+            "a/b", "a GPU", {"torch": "2.11.0"}, "0123456", {"ms": [1.0, 2.5, 3.0]}
+        )
         records.write(self.file, [one, one])
         self.assertEqual(records.read(self.file), [one, one])
         self.assertEqual(one.median("ms"), 2.5)
@@ -139,8 +159,10 @@ class Records(unittest.TestCase):
     def test_numbers_are_shortened_and_whole_ones_kept(self):
         values = {"ms": 1.23456789, "bytes": 123456789, "of": [2 / 3, 1.0, 2.0]}
         records.write(self.file, [records.Measurement("a", "b", {}, "c", values)])
-        self.assertEqual(records.read(self.file)[0].values,
-                         {"ms": 1.23457, "bytes": 123456789, "of": [0.666667, 1.0, 2.0]})  # fmt: skip
+        self.assertEqual(
+            records.read(self.file)[0].values,
+            {"ms": 1.23457, "bytes": 123456789, "of": [0.666667, 1.0, 2.0]},
+        )
 
     def test_quartiles(self):
         self.assertEqual(records.quartiles([5, 1, 2, 4, 3]), [2, 3, 4])
@@ -148,7 +170,9 @@ class Records(unittest.TestCase):
 
     def test_a_line_that_is_no_measurement_is_named(self):
         for line in ("{", '{"name": "a"}', "[]"):
-            self.file.write_text(f'{{"name":"a","device":"b","versions":{{}},"commit":"c","values":{{}}}}\n{line}\n')
+            self.file.write_text(
+                f'{{"name":"a","device":"b","versions":{{}},"commit":"c","values":{{}}}}\n{line}\n'
+            )
             with self.assertRaisesRegex(ValueError, "a.jsonl:2: not a measurement"):
                 records.read(self.file)
 
