@@ -252,9 +252,10 @@ int main(int argc, char** argv) {
   app.add_option("--jobs", options.jobs, "Processes side by side")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--expected", options.expected,
-                 "Digests that a GPU computed (tests/data/digests.jsonl): if an H100 is simulated, its "
-                 "tensors must have the same bits")
+  app.add_option(
+         "--expected", options.expected,
+         "Digests that a GPU computed (tests/data/digests.jsonl): if an H100 is simulated, its "
+         "tensors must have the same bits")
       ->check(CLI::ExistingFile);
   app.add_option("--json", options.json, "Also write what came of each case to this file");
   app.add_flag("--trace", options.trace, "Draw what every warp did over simulated time");
