@@ -1,10 +1,9 @@
 // The trainer's attention: forward against plain float64 loops, backward against their differences.
-#include "train/ops/attention.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include "gradients.h"
+#include "train/operators.h"
 
 namespace tilemoe::train {
 
@@ -62,12 +61,13 @@ TEST_P(AttentionOfShape, EqualsItsDefinitionAndDerivative) {
   // What another, longer sequence left in the scratch must not be seen.
   FloatVec scratch(at(num_threads() * attention_worker_scratch(problem.shape)), NAN);
   FloatVec out = zeros(size), log_sum = zeros(problem.tokens() * problem.shape.heads);
-  attention(problem.shape, slopes_f, qkv_f, out, log_sum, scratch);
+  cpu_operators().attention(problem.shape, slopes_f, qkv_f, out, log_sum, scratch);
   EXPECT_LE(relative_error(out, attention_reference(problem, qkv)), kFloatTolerance);
 
   FloatVec dqkv(at(3 * size), NAN);
   std::fill(scratch.begin(), scratch.end(), NAN);
-  attention_backward(problem.shape, slopes_f, qkv_f, out, log_sum, to_float(dout), dqkv, scratch);
+  cpu_operators().attention_backward(problem.shape, slopes_f, qkv_f, out, log_sum, to_float(dout),
+                                     dqkv, scratch);
   const Doubles want =
       central_differences(qkv, [&] { return inner(attention_reference(problem, qkv), dout); });
   EXPECT_LE(relative_error(dqkv, want), kFloatTolerance);
@@ -86,9 +86,9 @@ TEST(Attention, StaysFiniteWhereScoresAreLarge) {
   FloatVec qkv(at(20 * 48), 30.f), slopes = {0.f};
   FloatVec scratch = zeros(num_threads() * attention_worker_scratch(shape));
   FloatVec out = zeros(20 * 16), log_sum = zeros(20), dqkv = zeros(20 * 48);
-  attention(shape, slopes, qkv, out, log_sum, scratch);
+  cpu_operators().attention(shape, slopes, qkv, out, log_sum, scratch);
   for (const float value : out) EXPECT_NEAR(value, 30.f, 1e-4);  // every value is 30
-  attention_backward(shape, slopes, qkv, out, log_sum, out, dqkv, scratch);
+  cpu_operators().attention_backward(shape, slopes, qkv, out, log_sum, out, dqkv, scratch);
   for (const float value : dqkv) EXPECT_TRUE(std::isfinite(value));
 }
 

@@ -2,16 +2,13 @@
 #include <algorithm>
 
 #include "gradients.h"
-#include "train/ops/adamw_update.h"
-#include "train/ops/causal_conv.h"
-#include "train/ops/cross_entropy.h"
-#include "train/ops/embedding.h"
-#include "train/ops/linear.h"
+#include "train/operators.h"
 #include "train/ops/partial_sums.h"
-#include "train/ops/rms_norm.h"
 
 namespace tilemoe::train {
 namespace {
+
+Operators& cpu = cpu_operators();
 
 // ---------------------------------------------------------------- normalisation
 
@@ -32,12 +29,12 @@ TEST(RmsNorm, EqualsItsDefinitionAndDerivative) {
   const Doubles dy = random_doubles("dy", kRows * kWidth);
   const FloatVec x_f = to_float(x), gain_f = to_float(gain), dy_f = to_float(dy);
   FloatVec y = zeros(kRows * kWidth), inverse_rms = zeros(kRows);
-  rms_norm(x_f, gain_f, y, inverse_rms);
+  cpu.rms_norm(x_f, gain_f, y, inverse_rms);
   EXPECT_LE(relative_error(y, norm_reference(x, gain)), kFloatTolerance);
 
   FloatVec dx(at(kRows * kWidth), 1.f), dgain = zeros(kWidth);
   FloatVec scratch = zeros(rms_norm_scratch(kRows, kWidth));
-  rms_norm_backward(x_f, gain_f, inverse_rms, dy_f, dx, dgain, scratch);
+  cpu.rms_norm_backward(x_f, gain_f, inverse_rms, dy_f, dx, dgain, scratch);
   for (float& value : dx) value -= 1.f;  // it was added to
   // The rows are independent: the first and the last task's are enough of them.
   for (const int64_t row : {int64_t{0}, kRows - 1}) {
@@ -75,13 +72,13 @@ TEST(CausalConv, EqualsItsDefinitionAndDerivative) {
     const Doubles addend = random_doubles("addend", size), dy = random_doubles("dy", size);
     const FloatVec x_f = to_float(x), filter_f = to_float(filter);
     FloatVec y = zeros(size);
-    causal_conv(sequences, x_f, filter_f, kTaps, to_float(addend), y);
+    cpu.causal_conv(sequences, x_f, filter_f, kTaps, to_float(addend), y);
     EXPECT_LE(relative_error(y, conv_reference(sequences, x, filter, kTaps, addend)),
               kFloatTolerance);
 
     FloatVec dx(at(size), 1.f), dfilter = zeros(kTaps * kWidth);
     FloatVec scratch = zeros(causal_conv_scratch(sequences, kTaps, kWidth));
-    causal_conv_backward(sequences, x_f, filter_f, kTaps, to_float(dy), dx, dfilter, scratch);
+    cpu.causal_conv_backward(sequences, x_f, filter_f, kTaps, to_float(dy), dx, dfilter, scratch);
     for (float& value : dx) value -= 1.f;
     const auto loss = [&] {
       return inner(conv_reference(sequences, x, filter, kTaps, addend), dy);
@@ -114,9 +111,9 @@ TEST(Embedding, AddsTheRowsOfAByteAndOfThoseBefore) {
       }
     }
   FloatVec x = zeros(sequences.tokens() * kWidth), dtable(table.size(), NAN);
-  embed(sequences, bytes, to_float(table), x);
+  cpu.embed(sequences, bytes, to_float(table), x);
   EXPECT_LE(relative_error(x, want), kFloatTolerance);
-  embed_backward(sequences, bytes, to_float(dx), dtable);
+  cpu.embed_backward(sequences, bytes, to_float(dx), dtable);
   EXPECT_LE(relative_error(dtable, want_gradient), kFloatTolerance);
 }
 
@@ -138,10 +135,10 @@ TEST(CrossEntropy, EqualsItsDefinitionAndDerivative) {
   Doubles want;
   for (int64_t t = 0; t < kRows; ++t) want.push_back(loss_reference(row(t), targets[at(t)]));
   FloatVec losses = zeros(kRows), losses_too = zeros(kRows), gradient = to_float(logits);
-  cross_entropy(to_float(logits), targets, losses);
+  cpu.cross_entropy(to_float(logits), targets, losses);
   EXPECT_LE(relative_error(losses, want), kFloatTolerance);
 
-  cross_entropy_with_gradient(gradient, targets, 0.25f, losses_too);
+  cpu.cross_entropy_with_gradient(gradient, targets, 0.25f, losses_too);
   EXPECT_EQ(losses, losses_too);
   const Doubles want_gradient = central_differences(logits, [&] {
     double sum = 0;
@@ -154,9 +151,9 @@ TEST(CrossEntropy, EqualsItsDefinitionAndDerivative) {
 TEST(CrossEntropy, StaysFiniteWhereLogitsAreLarge) {
   FloatVec logits(at(kByteValues), -1e4f), losses = zeros(1);
   logits[3] = 1e4f;
-  cross_entropy(logits, std::vector<uint8_t>{3}, losses);
+  cpu.cross_entropy(logits, std::vector<uint8_t>{3}, losses);
   EXPECT_EQ(losses[0], 0.f);
-  cross_entropy_with_gradient(logits, std::vector<uint8_t>{4}, 1.f, losses);
+  cpu.cross_entropy_with_gradient(logits, std::vector<uint8_t>{4}, 1.f, losses);
   EXPECT_EQ(losses[0], 2e4f);
   EXPECT_EQ(logits[3], 1.f);
   EXPECT_EQ(logits[4], -1.f);
@@ -183,25 +180,25 @@ TEST(Linear, EqualsPlainLoops) {
   const FloatVec x_f = to_float(x), weight_f = to_float(weight), dy_f = to_float(dy);
   FloatVec y_f(y.size(), NAN), dx_f(dx.size(), NAN), dweight_f(dweight.size(), NAN);
   FloatVec dbias_f(dbias.size(), NAN), scratch = zeros(linear_backward_weight_scratch(shape));
-  linear(shape, x_f, weight_f, y_f);
+  cpu.linear(shape, x_f, weight_f, y_f);
   EXPECT_LE(relative_error(y_f, y), kFloatTolerance);
-  linear_backward_input(shape, dy_f, weight_f, dx_f);
+  cpu.linear_backward_input(shape, dy_f, weight_f, dx_f);
   EXPECT_LE(relative_error(dx_f, dx), kFloatTolerance);
-  linear_backward_weight(shape, dy_f, x_f, dweight_f, scratch);
+  cpu.linear_backward_weight(shape, dy_f, x_f, dweight_f, scratch);
   EXPECT_LE(relative_error(dweight_f, dweight), kFloatTolerance);
   FloatVec bias_scratch = zeros(bias_gradient_scratch(shape.rows, out));
-  bias_gradient(dy_f, dbias_f, bias_scratch);
+  cpu.bias_gradient(dy_f, dbias_f, bias_scratch);
   EXPECT_LE(relative_error(dbias_f, dbias), kFloatTolerance);
 
-  linear(shape, x_f, weight_f, y_f, Write::kAdd);
+  cpu.linear(shape, x_f, weight_f, y_f, Write::kAdd);
   for (double& value : y) value *= 2;
   EXPECT_LE(relative_error(y_f, y), kFloatTolerance);
-  linear_backward_input(shape, dy_f, weight_f, dx_f, Write::kAdd);
+  cpu.linear_backward_input(shape, dy_f, weight_f, dx_f, Write::kAdd);
   for (double& value : dx) value *= 2;
   EXPECT_LE(relative_error(dx_f, dx), kFloatTolerance);
   const Doubles bias = random_doubles("bias", out);
   for (size_t i = 0; i < y.size(); ++i) y[i] += bias[i % at(out)];
-  add_bias(to_float(bias), y_f);
+  cpu.add_bias(to_float(bias), y_f);
   EXPECT_LE(relative_error(y_f, y), kFloatTolerance);
 }
 
@@ -231,12 +228,12 @@ TEST(AdamWUpdate, EqualsItsDefinition) {
   for (double& v : square) v = static_cast<float>(v * v);
   const FloatVec gradient_f = to_float(gradient);
   FloatVec value_f = to_float(value), mean_f = to_float(mean), square_f = to_float(square);
-  adamw_update({.size = kSize,
-                .gradient = gradient_f.data(),
-                .value = value_f.data(),
-                .mean = mean_f.data(),
-                .square = square_f.data()},
-               factors);
+  cpu.adamw_update({{.stretch = {.size = kSize,
+                                 .gradient = gradient_f.data(),
+                                 .value = value_f.data(),
+                                 .mean = mean_f.data(),
+                                 .square = square_f.data()},
+                     .factors = factors}});
   for (size_t i = 0; i < gradient.size(); ++i) {
     const double g = 0.5 * gradient[i];
     mean[i] = 0.75 * mean[i] + 0.25 * g;
@@ -250,8 +247,8 @@ TEST(AdamWUpdate, EqualsItsDefinition) {
 
 TEST(SumOfSquares, EqualsPlainLoop) {
   const Doubles values = random_doubles("values", 2000);  // several runs, the last one short
-  EXPECT_NEAR(sum_of_squares(to_float(values).data(), std::ssize(values)) / inner(values, values),
-              1, 1e-6);
+  const FloatVec values_f = to_float(values);
+  EXPECT_NEAR(cpu.sum_of_squares({values_f}) / inner(values, values), 1, 1e-6);
 }
 
 }  // namespace

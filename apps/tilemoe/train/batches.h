@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "train/ops/sequences.h"
+#include "train/ops/shapes.h"
 
 namespace tilemoe::train {
 

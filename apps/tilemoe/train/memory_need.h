@@ -2,7 +2,7 @@
 #pragma once
 
 #include "train/model_config.h"
-#include "train/ops/sequences.h"
+#include "train/ops/shapes.h"
 
 namespace tilemoe::train {
 

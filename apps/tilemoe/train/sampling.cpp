@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "train/ops/embedding.h"
+#include "train/ops/shapes.h"
 #include "train/random.h"
 
 namespace tilemoe::train {

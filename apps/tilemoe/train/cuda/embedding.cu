@@ -1,7 +1,7 @@
 // The embedding of bytes, and the loss at the model's other end.
 #include "train/cuda/kernels.h"
 #include "train/cuda/launch.h"
-#include "train/ops/embedding.h"
+#include "train/ops/shapes.h"
 
 namespace tilemoe::train::cuda {
 namespace {

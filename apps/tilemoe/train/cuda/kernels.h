@@ -1,12 +1,11 @@
 // The trainer's kernels that are no matrix product: plain and short, float32, the same bits on
 // every run. Pointers are device memory; work goes to the default stream. What each computes stands
-// at the function of its name in train/ops.
+// at the operator of its name in train/operators.h.
 #pragma once
 
 #include <cstdint>
 
-#include "train/ops/adamw_update.h"
-#include "train/ops/attention.h"
+#include "train/ops/shapes.h"
 
 namespace tilemoe::train::cuda {
 

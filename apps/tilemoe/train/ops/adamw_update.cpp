@@ -1,4 +1,6 @@
-#include "train/ops/adamw_update.h"
+#include <numeric>
+
+#include "train/ops/cpu_operators.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "train/ops/adamw_update.cpp"
@@ -48,12 +50,54 @@ namespace tilemoe::train {
 HWY_EXPORT(update_stretch);
 HWY_EXPORT(squares);
 
-void adamw_update(const AdamWStretch& stretch, const AdamWFactors& factors) {
-  HWY_DYNAMIC_DISPATCH(update_stretch)(stretch, factors);
+namespace {
+
+// A part of one of several arrays: one task.
+struct Stretch {
+  size_t array;
+  int64_t first;
+  int64_t size;
+};
+
+// size(array) elements each.
+template <class Size>
+std::vector<Stretch> stretches(size_t arrays, Size&& size) {
+  constexpr int64_t kStretch = 32768;  // four arrays of it fit a core's second cache
+  std::vector<Stretch> all;
+  for (size_t array = 0; array < arrays; ++array)
+    for (int64_t first = 0; first < size(array); first += kStretch)
+      all.push_back({array, first, std::min(kStretch, size(array) - first)});
+  return all;
 }
 
-double sum_of_squares(const float* values, int64_t size) {
-  return HWY_DYNAMIC_DISPATCH(squares)(values, size);
+}  // namespace
+
+double CpuOperators::sum_of_squares(const std::vector<ConstFloats>& arrays) {
+  const auto parts =
+      stretches(arrays.size(), [&](size_t array) { return std::ssize(arrays[array]); });
+  std::vector<double> sums(parts.size());
+  parallel_for(std::ssize(parts), [&](int64_t task, int) {
+    const Stretch& part = parts[static_cast<size_t>(task)];
+    sums[static_cast<size_t>(task)] =
+        HWY_DYNAMIC_DISPATCH(squares)(arrays[part.array].data() + part.first, part.size);
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+void CpuOperators::adamw_update(const std::vector<AdamWTask>& tasks) {
+  const auto parts =
+      stretches(tasks.size(), [&](size_t array) { return tasks[array].stretch.size; });
+  parallel_for(std::ssize(parts), [&](int64_t task, int) {
+    const Stretch& part = parts[static_cast<size_t>(task)];
+    const AdamWStretch& whole = tasks[part.array].stretch;
+    HWY_DYNAMIC_DISPATCH(update_stretch)
+    ({.size = part.size,
+      .gradient = whole.gradient + part.first,
+      .value = whole.value + part.first,
+      .mean = whole.mean + part.first,
+      .square = whole.square + part.first},
+     tasks[part.array].factors);
+  });
 }
 
 }  // namespace tilemoe::train

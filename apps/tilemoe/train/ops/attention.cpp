@@ -1,6 +1,5 @@
-#include "train/ops/attention.h"
-
 #include "train/ops/attention_head.h"
+#include "train/ops/cpu_operators.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "train/ops/attention.cpp"
@@ -42,8 +41,8 @@ int64_t attention_worker_scratch(const AttentionShape& shape) {
   return 5 * padded * width + kQueries * (2 * padded + 3 * width);
 }
 
-void attention(const AttentionShape& shape, ConstFloats slopes, ConstFloats qkv, Floats out,
-               Floats log_sum, Floats scratch) {
+void CpuOperators::attention(const AttentionShape& shape, ConstFloats slopes, ConstFloats qkv,
+                             Floats out, Floats log_sum, Floats scratch) {
   for_heads(shape, scratch,
             [&](int64_t h, int64_t in_qkv, int64_t in_out, int64_t in_log_sum, float* mine) {
               HWY_DYNAMIC_DISPATCH(head_forward)
@@ -52,9 +51,9 @@ void attention(const AttentionShape& shape, ConstFloats slopes, ConstFloats qkv,
             });
 }
 
-void attention_backward(const AttentionShape& shape, ConstFloats slopes, ConstFloats qkv,
-                        ConstFloats out, ConstFloats log_sum, ConstFloats dout, Floats dqkv,
-                        Floats scratch) {
+void CpuOperators::attention_backward(const AttentionShape& shape, ConstFloats slopes,
+                                      ConstFloats qkv, ConstFloats out, ConstFloats log_sum,
+                                      ConstFloats dout, Floats dqkv, Floats scratch) {
   for_heads(shape, scratch,
             [&](int64_t h, int64_t in_qkv, int64_t in_out, int64_t in_log_sum, float* mine) {
               HWY_DYNAMIC_DISPATCH(head_backward)

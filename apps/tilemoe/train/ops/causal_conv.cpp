@@ -1,5 +1,4 @@
-#include "train/ops/causal_conv.h"
-
+#include "train/ops/cpu_operators.h"
 #include "train/ops/partial_sums.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -51,8 +50,8 @@ namespace tilemoe::train {
 HWY_EXPORT(filter_token);
 HWY_EXPORT(filter_token_backward);
 
-void causal_conv(Sequences sequences, ConstFloats x, ConstFloats filter, int64_t taps,
-                 ConstFloats addend, Floats y) {
+void CpuOperators::causal_conv(Sequences sequences, ConstFloats x, ConstFloats filter, int64_t taps,
+                               ConstFloats addend, Floats y) {
   const int64_t width = std::ssize(filter) / taps;
   for_row_blocks(sequences.tokens(), [&](int64_t first, int64_t last, int64_t) {
     const auto forward = HWY_DYNAMIC_DISPATCH(filter_token);
@@ -66,8 +65,9 @@ int64_t causal_conv_scratch(Sequences sequences, int64_t taps, int64_t width) {
   return row_tasks(sequences.tokens()) * taps * width;
 }
 
-void causal_conv_backward(Sequences sequences, ConstFloats x, ConstFloats filter, int64_t taps,
-                          ConstFloats dy, Floats dx, Floats dfilter, Floats scratch) {
+void CpuOperators::causal_conv_backward(Sequences sequences, ConstFloats x, ConstFloats filter,
+                                        int64_t taps, ConstFloats dy, Floats dx, Floats dfilter,
+                                        Floats scratch) {
   const int64_t width = std::ssize(filter) / taps;
   for_row_blocks(sequences.tokens(), [&](int64_t first, int64_t last, int64_t task) {
     const auto backward = HWY_DYNAMIC_DISPATCH(filter_token_backward);

@@ -1,6 +1,6 @@
-#include "train/ops/cross_entropy.h"
-
 #include <cmath>
+
+#include "train/ops/cpu_operators.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "train/ops/cross_entropy.cpp"
@@ -46,7 +46,7 @@ namespace tilemoe::train {
 
 HWY_EXPORT(row_loss);
 
-void cross_entropy(ConstFloats logits, ConstBytes targets, Floats losses) {
+void CpuOperators::cross_entropy(ConstFloats logits, ConstBytes targets, Floats losses) {
   for_row_blocks(std::ssize(targets), [&](int64_t first, int64_t last, int64_t) {
     const auto loss = HWY_DYNAMIC_DISPATCH(row_loss);
     for (auto t = static_cast<size_t>(first); t < static_cast<size_t>(last); ++t)
@@ -54,7 +54,8 @@ void cross_entropy(ConstFloats logits, ConstBytes targets, Floats losses) {
   });
 }
 
-void cross_entropy_with_gradient(Floats logits, ConstBytes targets, float scale, Floats losses) {
+void CpuOperators::cross_entropy_with_gradient(Floats logits, ConstBytes targets, float scale,
+                                               Floats losses) {
   for_row_blocks(std::ssize(targets), [&](int64_t first, int64_t last, int64_t) {
     const auto loss = HWY_DYNAMIC_DISPATCH(row_loss);
     for (auto t = static_cast<size_t>(first); t < static_cast<size_t>(last); ++t) {

@@ -1,4 +1,4 @@
-#include "train/ops/embedding.h"
+#include "train/ops/cpu_operators.h"
 
 namespace tilemoe::train {
 namespace {
@@ -29,7 +29,7 @@ void add(const float* from, float* to, int64_t count) {
 
 }  // namespace
 
-void embed(Sequences sequences, ConstBytes bytes, ConstFloats table, Floats x) {
+void CpuOperators::embed(Sequences sequences, ConstBytes bytes, ConstFloats table, Floats x) {
   const TableRows rows(sequences, bytes);
   const int64_t width = std::ssize(x) / sequences.tokens();
   for_row_blocks(sequences.tokens(), [&](int64_t first, int64_t last, int64_t) {
@@ -43,7 +43,8 @@ void embed(Sequences sequences, ConstBytes bytes, ConstFloats table, Floats x) {
 }
 
 // A task owns columns of one of the W tables, so a row's sum runs over the tokens in their order.
-void embed_backward(Sequences sequences, ConstBytes bytes, ConstFloats dx, Floats dtable) {
+void CpuOperators::embed_backward(Sequences sequences, ConstBytes bytes, ConstFloats dx,
+                                  Floats dtable) {
   const TableRows rows(sequences, bytes);
   const int64_t width = std::ssize(dx) / sequences.tokens();
   const int64_t slices = width / kRowMultiple;

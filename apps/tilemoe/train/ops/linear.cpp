@@ -1,9 +1,8 @@
-#include "train/ops/linear.h"
-
 #include <dnnl.h>
 
 #include <stdexcept>
 
+#include "train/ops/cpu_operators.h"
 #include "train/ops/partial_sums.h"
 
 namespace tilemoe::train {
@@ -34,15 +33,16 @@ void for_products(int64_t rows, Body&& body) {
 
 }  // namespace
 
-void linear(const LinearShape& shape, ConstFloats x, ConstFloats weight, Floats y, Write write) {
+void CpuOperators::linear(const LinearShape& shape, ConstFloats x, ConstFloats weight, Floats y,
+                          Write write) {
   for_products(shape.rows, [&](int64_t first, int64_t rows, int64_t) {
     multiply('N', 'T', rows, shape.out, shape.in, x.data() + first * shape.in, shape.in,
              weight.data(), shape.in, beta_of(write), y.data() + first * shape.out, shape.out);
   });
 }
 
-void linear_backward_input(const LinearShape& shape, ConstFloats dy, ConstFloats weight, Floats dx,
-                           Write write) {
+void CpuOperators::linear_backward_input(const LinearShape& shape, ConstFloats dy,
+                                         ConstFloats weight, Floats dx, Write write) {
   for_products(shape.rows, [&](int64_t first, int64_t rows, int64_t) {
     multiply('N', 'N', rows, shape.in, shape.out, dy.data() + first * shape.out, shape.out,
              weight.data(), shape.in, beta_of(write), dx.data() + first * shape.in, shape.in);
@@ -53,8 +53,8 @@ int64_t linear_backward_weight_scratch(const LinearShape& shape) {
   return ceil_div(shape.rows, kRowsPerProduct) * shape.in * shape.out;
 }
 
-void linear_backward_weight(const LinearShape& shape, ConstFloats dy, ConstFloats x, Floats dweight,
-                            Floats scratch) {
+void CpuOperators::linear_backward_weight(const LinearShape& shape, ConstFloats dy, ConstFloats x,
+                                          Floats dweight, Floats scratch) {
   for_products(shape.rows, [&](int64_t first, int64_t rows, int64_t task) {
     multiply('T', 'N', shape.out, shape.in, rows, dy.data() + first * shape.out, shape.out,
              x.data() + first * shape.in, shape.in, 0.f,
@@ -63,7 +63,7 @@ void linear_backward_weight(const LinearShape& shape, ConstFloats dy, ConstFloat
   sum_partials(scratch, ceil_div(shape.rows, kRowsPerProduct), dweight);
 }
 
-void add_bias(ConstFloats bias, Floats y) {
+void CpuOperators::add_bias(ConstFloats bias, Floats y) {
   const auto width = std::ssize(bias);
   for_row_blocks(std::ssize(y) / width, [&](int64_t first, int64_t last, int64_t) {
     for (int64_t t = first; t < last; ++t)
@@ -75,7 +75,7 @@ int64_t bias_gradient_scratch(int64_t rows, int64_t out) {
   return row_tasks(rows) * out;
 }
 
-void bias_gradient(ConstFloats dy, Floats dbias, Floats scratch) {
+void CpuOperators::bias_gradient(ConstFloats dy, Floats dbias, Floats scratch) {
   const auto width = std::ssize(dbias);
   const int64_t rows = std::ssize(dy) / width;
   for_row_blocks(rows, [&](int64_t first, int64_t last, int64_t task) {

@@ -1,7 +1,6 @@
-#include "train/ops/rms_norm.h"
-
 #include <cmath>
 
+#include "train/ops/cpu_operators.h"
 #include "train/ops/partial_sums.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -52,7 +51,7 @@ namespace tilemoe::train {
 HWY_EXPORT(normalize_row);
 HWY_EXPORT(normalize_row_backward);
 
-void rms_norm(ConstFloats x, ConstFloats gain, Floats y, Floats inverse_rms) {
+void CpuOperators::rms_norm(ConstFloats x, ConstFloats gain, Floats y, Floats inverse_rms) {
   const auto rows = std::ssize(inverse_rms), width = std::ssize(gain);
   for_row_blocks(rows, [&](int64_t first, int64_t last, int64_t) {
     const auto normalize = HWY_DYNAMIC_DISPATCH(normalize_row);
@@ -66,8 +65,8 @@ int64_t rms_norm_scratch(int64_t rows, int64_t width) {
   return row_tasks(rows) * width;
 }
 
-void rms_norm_backward(ConstFloats x, ConstFloats gain, ConstFloats inverse_rms, ConstFloats dy,
-                       Floats dx, Floats dgain, Floats scratch) {
+void CpuOperators::rms_norm_backward(ConstFloats x, ConstFloats gain, ConstFloats inverse_rms,
+                                     ConstFloats dy, Floats dx, Floats dgain, Floats scratch) {
   const auto rows = std::ssize(inverse_rms), width = std::ssize(gain);
   for_row_blocks(rows, [&](int64_t first, int64_t last, int64_t task) {
     const auto backward = HWY_DYNAMIC_DISPATCH(normalize_row_backward);
