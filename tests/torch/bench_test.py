@@ -270,11 +270,17 @@ def test_a_busy_machine_is_warned_of(load, warned, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "passes, keys",
-    [("forward", {"forward_ms"}), ("backward", {"backward_ms"}), ("inference", {"forward_ms"})],
-)
-def test_passes(passes, keys):
+    "passes, keys, calls",
+    [("forward", {"forward_ms"}, ["forward"]), ("inference", {"forward_ms"}, ["infer"]),
+     ("backward", {"backward_ms"}, ["forward", "<lambda>"])],
+)  # fmt: skip
+def test_passes(passes, keys, calls, monkeypatch):
+    seen, timed = [], CpuClock.timed
+    monkeypatch.setattr(
+        CpuClock, "timed", lambda self, work: (seen.append(work.__name__), timed(self, work))[1]
+    )
     (one,) = measured([peers.TileMoE], passes=passes).measurements
+    assert seen == calls
     assert {key for key in one.values if key in ("forward_ms", "backward_ms")} == keys
     assert ("saved_bytes" in one.values) == (passes == "backward") and "peak_bytes" in one.values
 
@@ -328,14 +334,16 @@ def test_a_wrong_tilemoe_is_an_error(monkeypatch, capsys, here):
 
 
 def test_caches_are_cold_and_each_peer_is_first(monkeypatch):
-    seen, flush = [], CpuClock.timed
+    seen, timed, flushed = [], CpuClock.timed, []
     monkeypatch.setattr(
-        CpuClock, "timed", lambda self, work: (seen.append(work), flush(self, work))[1]
+        CpuClock, "timed", lambda self, work: (seen.append(work), timed(self, work))[1]
     )
+    flush = SimpleNamespace(add_=flushed.append)
+    monkeypatch.setattr(CpuClock, "__init__", lambda self: setattr(self, "flush", flush))
     measured([peers.TileMoE, peers.TorchGroupedMM], rounds=2)
     owners = [work.__self__.name for work in seen if hasattr(work, "__self__")]
     assert owners == ["tilemoe", "torch-grouped_mm", "torch-grouped_mm", "tilemoe"]
-    assert len(seen) == 8
+    assert len(seen) == len(flushed) == 8
 
 
 def test_dense_gemms_are_the_layers():

@@ -159,7 +159,9 @@ def _check_json(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size:
             records.read(path)
-        path.with_name(path.name + ".part").touch()
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.touch()
+        unfinished.unlink()
     except ValueError as error:
         raise WrongUsage(f"--json {path}: this file is not replaced: {error}") from None
     except OSError as error:

@@ -114,7 +114,8 @@ class TileMoE(Peer):
         super().__init__(problem)
         import tilemoe
 
-        self.moe, self.arch = tilemoe.moe, os.environ.get("TILEMOE_ARCH")
+        arch = os.environ.get("TILEMOE_ARCH", "auto")
+        self.moe, self.arch = tilemoe.moe, None if arch == "auto" else arch
         if self.arch and self.X.is_cuda:
             with contextlib.redirect_stdout(io.StringIO()) as text:
                 tilemoe.show_config()
