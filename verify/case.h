@@ -67,8 +67,6 @@ struct Case {
   Gradients wanted = {};
 
   bool reduced = false;    // small enough for runs under a sanitizer
-  bool bench = false;      // for timing
-  bool by_name = false;    // not timed unless it is named
   bool huge = false;       // more than 2^31 elements: run by name only
   bool too_large = false;  // for a whole reference: judged by a small layer hidden in it (large.h)
 

@@ -304,7 +304,7 @@ std::vector<Case> make_bench_cases() {
            }),
   };
   cases.insert(cases.end(), for_cpu.begin(), for_cpu.end());
-  for (Case& one : cases) one.data = Data::kBench, one.bench = true;
+  for (Case& one : cases) one.data = Data::kBench;
   return cases;
 }
 

@@ -9,7 +9,6 @@
 #include <string>
 #include <thread>
 
-#include "bare_gemms.h"
 #include "cuda/core/operand.h"
 #include "cuda/core/recipe.h"
 #include "cuda/device.h"  // of apps/tilemoe
@@ -20,6 +19,7 @@
 #include "cuda/sm80/tiles.h"
 #include "cuda/sm90/mma.h"
 #include "cuda/sm90/tiles.h"
+#include "modes.h"
 #include "timed_layer.h"
 
 namespace tilemoe::app {

@@ -1,7 +1,6 @@
 // The layers' GEMMs by cuBLASLt, as dense ones of all rows.
 #include <algorithm>
 
-#include "bare_gemms.h"
 #include "cuda/cublaslt.h"  // of apps/tilemoe
 #include "modes.h"
 #include "timed_layer.h"
@@ -39,26 +38,19 @@ std::vector<StepGemm> steps_of(const Case& layer) {
   };
 }
 
-struct Sizes {
-  int64_t A = 0, B = 0, C = 0;
-
-  explicit Sizes(const std::vector<StepGemm>& steps) {
-    for (const auto& [step, shape] : steps) {
-      A = std::max(A, shape.M * shape.K), B = std::max(B, shape.K * shape.N);
-      C = std::max(C, shape.M * shape.N);
-    }
-  }
-};
-
 // The fastest algorithm for each.
 class DenseGemms {
  public:
   explicit DenseGemms(const Case& layer) : steps_(steps_of(layer)) {
-    const Sizes sizes(steps_);
-    A_ = DeviceBuffer(layer.dtype, sizes.A), B_ = DeviceBuffer(layer.dtype, sizes.B);
-    C_ = DeviceBuffer(layer.dtype, sizes.C);
-    fill_normal(verify::cuda_memory(), Tensor(A_.data(), layer.dtype, {sizes.A}), 0.2, 7);
-    fill_normal(verify::cuda_memory(), Tensor(B_.data(), layer.dtype, {sizes.B}), 0.02, 8);
+    int64_t A = 0, B = 0, C = 0;
+    for (const auto& [step, shape] : steps_) {
+      A = std::max(A, shape.M * shape.K), B = std::max(B, shape.K * shape.N);
+      C = std::max(C, shape.M * shape.N);
+    }
+    A_ = DeviceBuffer(layer.dtype, A), B_ = DeviceBuffer(layer.dtype, B);
+    C_ = DeviceBuffer(layer.dtype, C);
+    fill_normal(verify::cuda_memory(), Tensor(A_.data(), layer.dtype, {A}), 0.2, 7);
+    fill_normal(verify::cuda_memory(), Tensor(B_.data(), layer.dtype, {B}), 0.02, 8);
     const DeviceCacheFlush flush;
     for (const StepGemm& one : steps_) {
       products_.push_back(std::make_unique<LtProduct>(one.shape));
@@ -94,7 +86,9 @@ void time_layer(const Case& layer, Clock& clock, int rounds, Report& report) {
 }  // namespace
 
 void time_gemms(const Request& request, Report& report) {
+#ifdef TILEMOE_BARE_GEMMS
   time_bare_gemms(report);
+#endif
   const std::unique_ptr<Clock> clock = make_clock(request.device);
   for (const Case& layer : request.layers) {
     time_layer(layer, *clock, request.rounds, report);

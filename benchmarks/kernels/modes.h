@@ -27,6 +27,9 @@ bool compare_configurations(const Request& request, Report& report);
 // cuBLASLt, as dense ones.
 void time_gemms(const Request& request, Report& report);
 
+// The first of them; the build has it for an H100's architecture alone.
+void time_bare_gemms(Report& report);
+
 // "T=..., d=..., ..." and the same as values.
 std::string shape_text(const verify::Case& layer);
 Values shape_values(const verify::Case& layer);

@@ -11,8 +11,8 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 mkdir "$place/bin" "$place/lib"
 
-find "$build" -type f -perm -u+x \( -name 'cuda_*_test' -o -name 'tilemoe_cuda_*' -o -name tilemoe_kernels -o -name 'example_*_cuda' \
-  -o -path "*/apps/tilemoe/tilemoe" \) \
+find "$build" -type f -perm -u+x \( -name 'cuda_*_test' -o -name 'tilemoe_cuda_*' -o -name 'example_*_cuda' \
+  -o -name tilemoe_kernels -o -path "*/apps/tilemoe/tilemoe" \) \
   -exec cp -t "$place/bin" {} +
 [ -e "$place/bin/tilemoe" ] || { echo "error: $build has no tilemoe; build it first" >&2; exit 1; }
 strip "$place"/bin/*

@@ -24,6 +24,7 @@ import records  # noqa: E402
 TESTS = ROOT / "tests" / "torch"
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
            "kimi-linear", "qwen3-next", "wide", "few-rows"]
+MORE_CONFIGS = ["narrow", "granite", "one-expert", "mixtral", "phi-3.5", "qwen1.5"]  # of tiles
 ARCHS = ("sm80", "sm90")
 SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
 # Routing by top-K, few rows and many an expert, rounding, split-K of long experts, blocks of columns.
@@ -317,20 +318,19 @@ def torch(machine, folder):
 def command(machine, folder):
     """The wheel's own command: its report of the GPU, the quick cases of the registry, and the time
     of a small layer compared with torch's."""
-    bench = folder / "bench.jsonl"
-    passed = lambda output: {"said": output.strip().splitlines()[-1]}
+    def item(name, words, limit_s, report):
+        return machine.torch_item(name, ["-m", "tilemoe", *words], limit_s, report)
+
+    doctor, bench = folder / "doctor.json", folder / "bench.jsonl"
     return [
-        machine.torch_item("info", ["-m", "tilemoe", "info", "--json"], 60,
-                           lambda output: {"version": json.loads(output)["version"]}),
-        machine.torch_item("doctor", ["-m", "tilemoe", "doctor"], 150, passed),
-        machine.torch_item("check-reduced",
-                           ["-m", "tilemoe", "check", "--device", "cuda", "--reduced"], 150,
-                           check_counts),
-        machine.torch_item("bench",
-                           ["-m", "tilemoe", "bench", "--device", "cuda", "--shape",
-                            *map(str, BENCH_SHAPE), "--rounds", "5", "--against",
-                            "torch-grouped_mm", "--json", bench], 90,
-                           lambda _: records.read(bench)),
+        item("info", ["info", "--json"], 30,
+             lambda output: {"version": json.loads(output)["version"]}),
+        item("doctor", ["doctor", "--device", "cuda", "--json", doctor], 210,
+             lambda output: {"said": output.strip().splitlines()[-1]}),
+        item("check-reduced", ["check", "--device", "cuda", "--reduced"], 150, check_counts),
+        item("bench", ["bench", "--device", "cuda", "--shape", *map(str, BENCH_SHAPE), "--rounds",
+                       "5", "--against", "torch-grouped_mm", "--json", bench], 90,
+             lambda _: records.read(bench)),
     ]
 
 
@@ -444,7 +444,8 @@ def bench(machine, folder):
                                          *peers, "--json", file], 120,
                                   lambda _: measured(file, name), arch=arch)
 
-    return [item(layer, arch) for arch in (None, *machine.other_archs()) for layer in CONFIGS]
+    return [*(item(layer) for layer in CONFIGS),
+            *(item(layer, arch) for arch in machine.other_archs() for layer in PROFILED)]
 
 
 def timed(machine, folder, name, words, limit_s=120, arch=None):
@@ -473,13 +474,15 @@ def kernels(machine, folder):
 
 
 def configurations(machine, folder):
-    """The cost model's pick compared with every other tile, column groups and PDL; few tokens too."""
-    decode = ["--tokens", "1", "16", "64", "256"]
+    """The cost model's pick compared with every other tile, column groups and PDL; with few tokens,
+    too."""
+    item = lambda name, *words: timed(machine, folder, name, ["--configurations", *words], 240)
     return [
-        timed(machine, folder, "layers", ["--configurations"], 300),
-        timed(machine, folder, "decode", ["--configurations", "7b-n256", "qwen3-235b", *decode]),
-        timed(machine, folder, "t4096",
-              ["--configurations", "30b-n1024", "few-rows", "--tokens", "1024", "4096"]),
+        item("layers", *CONFIGS, *MORE_CONFIGS),
+        item("7b-n256-decode", "7b-n256", "--tokens", "1", "16", "64"),
+        item("qwen3-235b-decode", "qwen3-235b", "--tokens", "1", "16", "64", "256"),
+        item("30b-n1024-t1024", "30b-n1024", "--tokens", "1024"),
+        item("few-rows-t4096", "few-rows", "--tokens", "4096"),
     ]
 
 

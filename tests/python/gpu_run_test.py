@@ -343,6 +343,47 @@ class GpuRun(unittest.TestCase):
                              said.stderr)
         self.assertEqual(said.returncode, 1)
 
+    def test_reads_what_pytest_and_ncu_and_check_print(self):
+        file = self.folder / "some.xml"
+        file.write_text("""<testsuites><testsuite>
+            <testcase classname="a" name="good"/>
+            <testcase classname="a" name="bad"><failure message="no"/></testcase>
+            <testcase classname="b" name="broken"><error message="no"/></testcase>
+            <testcase classname="b" name="left_out"><skipped message="why"/></testcase>
+            </testsuite></testsuites>""")
+        self.assertEqual(stages.junit_counts(file),
+                         {"tests": 4, "failures": 2, "skipped": ["b::left_out"],
+                          "failed": "a::bad; b::broken"})
+        file.write_text("<testsuites><testsuite/></testsuites>")
+        self.assertRaises(ValueError, stages.junit_counts, file)
+
+        table = ('some line\n"ID","Kernel Name","Grid Size","Metric Name","Metric Value"\n'
+                 '"0","up(int)","(132, 1, 1)","time","1,234.5"\n'
+                 '"0","up(int)","(132, 1, 1)","hits","50"\n'
+                 '"1","down(int)","(66, 1, 1)","time","7"\n')
+        self.assertEqual(stages.kernel_profile(table, "wide"),
+                         {"profile/wide/0": {"kernel": "up", "grid": "(132, 1, 1)", "time": 1234.5,
+                                             "hits": 50.0},
+                          "profile/wide/1": {"kernel": "down", "grid": "(66, 1, 1)", "time": 7.0}})
+        self.assertRaises(ValueError, stages.kernel_profile, "no table", "wide")
+        self.assertEqual(
+            stages.sanitizer_errors("x\n========= ERROR SUMMARY: 0 errors\n")["said"],
+            "ERROR SUMMARY: 0 errors")
+
+    def test_every_item_has_a_name_and_a_limit_of_its_own(self):
+        """None is lost: as many sanitizer items as archs need, on every tool."""
+        machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
+        machine.archs, machine.gpus = ["sm90", "sm80"], [81559]
+        for name, stage in stages.STAGES.items():
+            items = stage(machine, self.folder)
+            names = [item.name for item in items]
+            self.assertEqual(len(set(names)), len(names), name)
+            self.assertTrue(all(0 < item.limit_s <= 480 for item in items), name)
+            if name.startswith("sanitize"):
+                self.assertEqual(names, ["check-reduced", "forced-tiles", "routers",
+                                         "check-reduced-sm80", "token-routers", "weight-layouts",
+                                         "weight-layouts-sm80"])
+
     def test_ends_without_a_gpu_or_programs(self):
         self.program("nvidia-smi", "exit 9", place="tools")
         said = self.run_stages("test")

@@ -1,4 +1,4 @@
-// The GPU as the bench needs it: memory, events, errors as exceptions.
+// A GPU: memory, events, errors as exceptions.
 #pragma once
 
 #include <cuda_runtime_api.h>
