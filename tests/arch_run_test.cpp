@@ -159,28 +159,28 @@ TEST(Child, IsKilledIfItIsSilent) {
   pid_t child = 0;
   const ChildEnd hung = run_child(
       500ms,
-      [](const Tell& tell) {
-        tell(std::to_string(getpid()));
+      [](const Emit& emit) {
+        emit(std::to_string(getpid()));
         std::this_thread::sleep_for(1000s);
       },
       [&](const std::string& line) { child = std::stoi(line); });
-  EXPECT_TRUE(hung.hung && !hung.good());
+  EXPECT_TRUE(hung.hung);
   EXPECT_EQ(hung.signal, SIGKILL);
   EXPECT_EQ(kill(child, 0), -1) << "it is gone";
-  // One that is slow, and tells so, is not.
+  // One that is slow, and emits lines, is not.
   const ChildEnd slow = run_child(
       2s,
-      [](const Tell& tell) {
+      [](const Emit& emit) {
         for (int i = 0; i < 6; ++i) {
           std::this_thread::sleep_for(500ms);
-          tell("one line\nand another");
+          emit("one line\nand another");
         }
       },
       [&](const std::string& line) { told += line + ";"; });
-  EXPECT_TRUE(slow.good()) << slow.words();
+  EXPECT_EQ(slow.words(), "ended with status 0");
   EXPECT_EQ(told.substr(0, 21), "one line;and another;");
   EXPECT_EQ(run_child(
-                1s, [](const Tell&) { throw std::runtime_error("x"); }, nothing)
+                1s, [](const Emit&) { throw std::runtime_error("x"); }, nothing)
                 .status,
             1);
 }
@@ -193,7 +193,7 @@ TEST(Child, EndsWithItsParent) {
   if (parent == 0) {
     run_child(
         100s,
-        [&](const Tell&) {
+        [&](const Emit&) {
           const pid_t self = getpid();
           if (write(ends[1], &self, sizeof self) != sizeof self) _exit(1);
           std::this_thread::sleep_for(1000s);

@@ -22,10 +22,10 @@ std::string why_not_selected(const ArchTask& task) {
   }
 }
 
-// In the child. What it tells is JSON, an object a line.
-void run_cases(const ArchTask& task, const Tell& tell) {
+// In the child, which emits JSON, an object a line.
+void run_cases(const ArchTask& task, const Emit& emit) {
   const auto event = [&](const json& what) {
-    tell(what.dump(-1, ' ', false, json::error_handler_t::replace));
+    emit(what.dump(-1, ' ', false, json::error_handler_t::replace));
   };
   if (const std::string why = why_not_selected(task); !why.empty())
     return event({{"skipped", why}});
@@ -43,11 +43,11 @@ void run_cases(const ArchTask& task, const Tell& tell) {
 }
 
 // In the parent.
-class Listener {
+class Reader {
  public:
-  explicit Listener(const ArchTask& task) : task_(task) { run_.arch = task.arch; }
+  explicit Reader(const ArchTask& task) : task_(task) { run_.arch = task.arch; }
 
-  void hear(const std::string& line) {
+  void read(const std::string& line) {
     const json event = json::parse(line);
     if (event.contains("skipped")) run_.skipped = event["skipped"];
     if (event.contains("device")) run_.device = event["device"];
@@ -57,17 +57,12 @@ class Listener {
   }
 
   ArchRun finish(const ChildEnd& end) {
-    if (!run_.skipped.empty()) return run_;
-    if (end.good() && error_.empty() && run_.cases == task_.cases.size()) return run_;
-    std::string why = error_.empty() ? end.words() : error_;
+    if (!run_.skipped.empty() || run_.cases == task_.cases.size()) return run_;
+    std::string why = task_.cases[current_].name + ": " + (error_.empty() ? end.words() : error_);
     if (end.hung) why += " for " + std::to_string(task_.most_silent.count() / 1000) + " s";
-    const size_t rest = task_.cases.size() - run_.cases - (run_.cases < task_.cases.size());
-    const std::string place =
-        run_.cases < task_.cases.size() ? task_.cases[current_].name : "at the end";
-    run_.failures.insert(
-        run_.failures.begin(),
-        place + ": " + why +
-            (rest > 0 ? "; " + std::to_string(rest) + " cases after it were not run" : ""));
+    if (const size_t rest = task_.cases.size() - run_.cases - 1; rest > 0)
+      why += "; " + std::to_string(rest) + " cases after it were not run";
+    run_.failures.insert(run_.failures.begin(), why);
     return run_;
   }
 
@@ -99,11 +94,11 @@ std::map<Place, std::string> by_place(const ArchRun& run) {
 }  // namespace
 
 ArchRun run_arch(const ArchTask& task) {
-  Listener listener(task);
+  Reader reader(task);
   const ChildEnd end = run_child(
-      task.most_silent, [&](const Tell& tell) { run_cases(task, tell); },
-      [&](const std::string& line) { listener.hear(line); });
-  return listener.finish(end);
+      task.most_silent, [&](const Emit& emit) { run_cases(task, emit); },
+      [&](const std::string& line) { reader.read(line); });
+  return reader.finish(end);
 }
 
 std::string ArchRun::text() const {

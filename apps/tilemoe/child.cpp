@@ -19,17 +19,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLeave(10000);  // for a killed child to go; a driver may keep it for ever
+constexpr milliseconds kLeave(10000);  // for a killed child to go; a driver may never release it
 
 void write_whole(int file, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t count = ::write(file, text.data() + done, text.size() - done);
-    if (count < 0 && errno != EINTR) ::_exit(1);  // nobody listens
+    if (count < 0 && errno != EINTR) ::_exit(1);  // the parent has ended
     done += count > 0 ? static_cast<size_t>(count) : 0;
   }
 }
 
-[[noreturn]] void be_child(pid_t parent, int output, const std::function<void(const Tell&)>& work) {
+[[noreturn]] void be_child(pid_t parent, int output, const std::function<void(const Emit&)>& work) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   int status = ::getppid() == parent ? 0 : 1;  // the parent may have ended before
   try {
@@ -60,8 +60,8 @@ std::string ChildEnd::words() const {
   return "ended with status " + std::to_string(status);
 }
 
-ChildEnd run_child(milliseconds most_silent, const std::function<void(const Tell& tell)>& work,
-                   const Tell& on_line) {
+ChildEnd run_child(milliseconds most_silent, const std::function<void(const Emit& emit)>& work,
+                   const Emit& on_line) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
     throw std::system_error(errno, std::generic_category(), "pipe");

@@ -12,16 +12,15 @@ struct ChildEnd {
   int signal = 0;     // that ended it; 0: it exited with `status`
   int status = 0;
 
-  bool good() const { return !hung && signal == 0 && status == 0; }
   // "crashed by signal 11 (Segmentation fault)"
   std::string words() const;
 };
 
-using Tell = std::function<void(const std::string& line)>;
+using Emit = std::function<void(const std::string& line)>;
 
 // Calls `work` in a child of this process, which must not have used a GPU before. `on_line` gets each
-// line that `work` tells, here. A child that tells none for `most_silent` is killed.
+// line that `work` emits, in this process. A child that emits none for `most_silent` is killed.
 ChildEnd run_child(std::chrono::milliseconds most_silent,
-                   const std::function<void(const Tell& tell)>& work, const Tell& on_line);
+                   const std::function<void(const Emit& emit)>& work, const Emit& on_line);
 
 }  // namespace tilemoe::app

