@@ -16,6 +16,11 @@ def refused(kind, sentence, call, *args, **named):
     return raised.value
 
 
+def short(value):
+    """The id of a parameter."""
+    return str(value)[:30]
+
+
 def same_bits(got, want):
     """Dictionaries of tensors."""
     assert got.keys() == want.keys()

@@ -16,7 +16,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
-from checks import refused
+from checks import refused, short
 import module_support
 import target
 from comparison import LIMITS
@@ -197,6 +197,7 @@ def test_options_are_the_models():
         ("deepseek_v3", dict(scoring_func="softmax"), "scoring_func is 'softmax'"),
         ("gpt_oss", dict(swiglu_limit=9.0), "swiglu_limit is 9.0"),
     ],
+    ids=short,
 )
 def test_what_the_layer_does_not_have_is_refused_by_name(family, options, message):
     refused(ValueError, message, options_of, config_of(family, **options))

@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 
-from checks import refused
+from checks import refused, short
 import tilemoe
 from module_support import E, K, SHAPE, batch, check, d, expected, make, n, run, same_bits
 from target import DEVICE, DTYPE, DTYPES
@@ -161,7 +161,7 @@ def test_wrong_ids_are_refused():
         (dict(routed_scaling_factor=2.0, rounding="up"), "rounding is 'up' and routed_scaling"),
         (dict(n_group=2, rounding="up"), "rounding is 'up' and n_group 2"),
     ],
-    ids=str,
+    ids=short,
 )
 def test_options_that_do_not_fit_are_refused(options, message):
     arguments = dict(d=d, n=n, E=E, K=K, return_aux=True, dtype=DTYPE) | options

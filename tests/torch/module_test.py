@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from checks import refused
+from checks import refused, short
 import reference
 from module_support import E, K, SHAPE, batch, check, d, expected, make, n, run, same_bits
 from target import DEVICE, DTYPE, DTYPES
@@ -276,7 +276,7 @@ def test_selection_bias_balances():
         (dict(z_coefficient=0.1), "z_coefficient 0.1, but .* pass return_aux=True"),
         (dict(balance_coefficient=0.2), "balance_coefficient is 0.2 and .* pass return_aux=True"),
     ],
-    ids=str,
+    ids=short,
 )
 def test_wrong_options_are_refused(options, message):
     arguments = dict(d=d, n=n, E=E, K=K, dtype=DTYPE) | options

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from checks import refused
+from checks import refused, short
 import reference
 import tilemoe
 from layers import check, compare, results
@@ -357,7 +357,7 @@ def test_the_older_name_is_the_same_function():
         ("routed_scaling_factor is inf", dict(routed_scaling_factor=float("inf"))),
         ("routed_scaling_factor is -1", dict(routed_scaling_factor=-1.0)),
     ],
-    ids=str,
+    ids=short,
 )
 def test_wrong_groups_and_factors_are_refused(sentence, options, device):
     tensors = {name: tensor.detach() for name, tensor in layer().items()}

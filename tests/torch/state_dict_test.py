@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from checks import refused
+from checks import refused, short
 from comparison import assert_close
 from module_support import E, d, make, n, same_bits
 from tilemoe.state_dict import (
@@ -242,6 +242,7 @@ def test_quantized_checkpoints_are_refused():
         ("qwen3_next", dict(bias=True), "gate_up_proj_bias"),
         ("gpt_oss", dict(activation="relu", bias=True, router_bias=True), "experts.up_proj"),
     ],
+    ids=short,
 )
 def test_what_a_family_has_no_place_for_is_refused(family, options, name):
     with pytest.raises(ValueError, match=f"{name}: {family} has no place for it"):

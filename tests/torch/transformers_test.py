@@ -279,7 +279,7 @@ def test_weights_that_no_kernel_computes_with_are_refused_beforehand(cls, monkey
     # A GPU's, where there may be none: what is looked at is where they lie and their dtype.
     module = small(cls)
     monkeypatch.setattr(tilemoe._library, "_no_cuda", None)
-    for dtype, autocast, refused in (
+    for dtype, autocast, is_refused in (
         (torch.float32, None, True),
         (torch.bfloat16, None, False),
         (torch.float32, torch.bfloat16, False),
@@ -288,7 +288,7 @@ def test_weights_that_no_kernel_computes_with_are_refused_beforehand(cls, monkey
         on_gpu = types.SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype)
         seen = types.SimpleNamespace(_parameters={"down_proj": on_gpu, "down_proj_bias": None})
         monkeypatch.setattr(_transformers_forms, "autocast_dtype", lambda device: autocast)
-        if not refused:
+        if not is_refused:
             _transformers_forms.refuse_weights(seen)
             continue
         with pytest.raises(NotImplementedError, match="its down_proj is .*float.*, expected"):
