@@ -447,4 +447,8 @@ void commit_tcgen05(int blocks, uint32_t barrier, uint32_t told) {
   commit_tensor_products(Call(), blocks, barrier, told, TILEMOE_SITE);
 }
 
+bool planted(int defect) {
+  return Machine::instance().planted() == defect;
+}
+
 }  // namespace tilemoe::simulator

@@ -77,4 +77,7 @@ void multiply_tcgen05(int blocks, uint32_t d, uint64_t a, uint64_t b, uint32_t i
 // `told`: blocks of the cluster, a bit each; 0: this one.
 void commit_tcgen05(int blocks, uint32_t barrier, uint32_t told);
 
+// ---- plant_defects.py: whether this defect of defects.inc is switched on
+bool planted(int defect);
+
 }  // namespace tilemoe::simulator

@@ -33,7 +33,7 @@ struct Options {
   uint64_t seed = 1, data_seed = 1;
   int64_t seeds = 1;
   bool all = false, reduced = false, integers = false, trace = false, list = false;
-  int columns = 160, jobs = 1;
+  int columns = 160, jobs = 1, defect = 0;
   std::string schedule = "any", json, expected;
 };
 
@@ -179,6 +179,7 @@ int simulate(Options options) {
     return 0;
   }
   Machine::instance().trace().keep(options.trace);
+  Machine::instance().plant(options.defect);
   const SharedBytes shared(jobs.size() * sizeof(Result));
   auto* const results = static_cast<Result*>(shared.data());
   const auto run_one = [&](size_t i) {
@@ -262,6 +263,7 @@ int main(int argc, char** argv) {
   app.add_option("--columns", options.columns, "Width of the drawing")
       ->check(CLI::Range(20, 10000))
       ->capture_default_str();
+  app.add_option("--defect", options.defect, "Row of defects.inc to switch on, from 1 on");
   app.add_flag("--list", options.list, "List the cases and do nothing else");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -283,6 +283,9 @@ class Machine final : public ConflictListener {
   void set_seed(uint64_t seed);
   void set_schedule(Schedule schedule) { schedule_ = schedule; }
   Schedule schedule() const { return schedule_; }
+  // The defect of defects.inc that is switched on, from 1 on; 0: none.
+  void plant(int defect) { planted_ = defect; }
+  int planted() const { return planted_; }
   std::vector<Finding> take_findings();
   uint64_t launches() const { return launches_ever_; }
   Trace& trace() { return trace_; }
@@ -385,6 +388,7 @@ class Machine final : public ConflictListener {
   DeviceKind device_;
   uint64_t seed_ = 1;
   Schedule schedule_ = Schedule::kAny;
+  int planted_ = 0;
   std::array<uint32_t, kMostWarps / kGroup> group_ranks_{};
   size_t turns_of_blocks_ = 0;
   DeviceMemory memory_;

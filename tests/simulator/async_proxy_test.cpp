@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "async_kernels.h"
+#include "named_defects.h"
 #include "run_kernels.h"
 
 namespace tilemoe::simulator_test {
@@ -74,90 +75,59 @@ class AsyncProxy : public testing::Test {
   }
 
   bool any_nan_ = false;  // in the last D
-
-  // That each seed finds `kind` between the two lines, in this order; an empty one is any.
-  void expect(Product how, FindingKind kind, const std::string& site, const std::string& other) {
-    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-      bool right = false;
-      const Outcome outcome = run(how, seed, right);
-      bool found = false;
-      for (const Finding& one : outcome.findings)
-        found = found || (one.kind == kind && (site.empty() || names(one.site, line(site))) &&
-                          (other.empty() || names(one.other, line(other))));
-      ASSERT_TRUE(found) << "seed " << seed << "\n" << all(outcome.findings);
-    }
-  }
 };
 
-TEST_F(AsyncProxy, FindsNothingInARightKernel) {
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+TEST_F(AsyncProxy, FindsNothingInRightKernels) {
+  const auto expect_right = [&](auto how, uint64_t seed) {
     bool right = false;
-    const Outcome outcome = run(Product::kRight, seed, right);
+    const Outcome outcome = run(how, seed, right);
     ASSERT_EQ(outcome.error, cudaSuccess);
     ASSERT_EQ(outcome.findings.size(), 0u) << all(outcome.findings);
     ASSERT_TRUE(right) << "seed " << seed;
-  }
-}
-
-TEST_F(AsyncProxy, FindsNothingInARightCluster) {
+  };
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    bool right = false;
-    const Outcome outcome = run(Cluster::kRight, seed, right);
-    ASSERT_EQ(outcome.findings.size(), 0u) << all(outcome.findings);
-    ASSERT_TRUE(right) << "seed " << seed;
+    expect_right(Product::kRight, seed);
+    expect_right(Cluster::kRight, seed);
   }
 }
 
-TEST_F(AsyncProxy, NamesAProductThatDoesNotWaitForItsOperand) {
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    bool right = false;
-    const Outcome outcome = run(Product::kNoFullWait, seed, right);
-    bool found = false;
-    for (const Finding& one : outcome.findings) {
-      // Which of the two comes first is left to the seed.
-      const bool landed = one.kind == FindingKind::kReadBeforeWrite;
-      if (landed) {
-        EXPECT_TRUE(names(one.other, line("loads"))) << describe(one);
-      }
-      found = found || ((landed || one.kind == FindingKind::kNeverWritten) &&
-                        names(one.site, line("multiplies")));
-    }
-    EXPECT_TRUE(found) << "seed " << seed << "\n" << all(outcome.findings);
-  }
+class AsyncDefects : public AsyncProxy, public testing::WithParamInterface<Defect<Product>> {};
+
+TEST_P(AsyncDefects, AreNamed) {
+  bool right = false;
+  const auto run_seed = [&](uint64_t seed) { return run(GetParam().how, seed, right); };
+  expect_named(GetParam(), "simulator_test::multiply_tiles", run_seed, line);
 }
 
-TEST_F(AsyncProxy, NamesACopyToABarrierWhoseInitialisationNobodyFenced) {
-  expect(Product::kNoInitFence, FindingKind::kMissingProxyFence, "loads", "");
-}
+constexpr auto kInUse = FindingKind::kOverwrittenInUse, kUnfenced = FindingKind::kMissingProxyFence,
+               kBarrier = FindingKind::kBarrierMisuse;
 
-TEST_F(AsyncProxy, NamesAStageWhoseBytesAreMiscounted) {
-  expect(Product::kTooManyBytes, FindingKind::kDeadlock, "", "");
-  int found = 0;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    bool right = false;
-    if (!run(Product::kTooFewBytes, seed, right).findings.empty()) ++found;
-  }
-  EXPECT_EQ(found, kSeeds);
-}
+const Defect<Product> kDefects[] = {
+    {Product::kNoInitFence, "NoInitFence", kUnfenced, "loads"},
+    {Product::kNoFullWait,
+     "NoFullWait",
+     FindingKind::kReadBeforeWrite,
+     "multiplies",
+     "loads",
+     {FindingKind::kNeverWritten}},
+    {Product::kTooManyBytes, "TooManyBytes", FindingKind::kDeadlock, nullptr},
+    // Or the barrier has more arrivals than it waits for, after which nothing continues.
+    {Product::kNoEmptyWait, "NoEmptyWait", kInUse, "loads", nullptr, {kBarrier}},
+    {Product::kNoProductWait, "NoProductWait", kInUse, "loads", "multiplies"},
+    {Product::kNoOperandFence, "NoOperandFence", kUnfenced, "multiplies", "writes_B"},
+    {Product::kNoWgmmaFence, "NoWgmmaFence", kBarrier, "multiplies"},
+    {Product::kNoStoreFence, "NoStoreFence", kUnfenced, "stores", "writes_D"},
+    {Product::kNoStoreWait, "NoStoreWait", kInUse, nullptr},
+    {Product::kSlotWrittenEarly, "SlotWrittenEarly", kInUse, "writes_D", "stores"},
+};
+INSTANTIATE_TEST_SUITE_P(All, AsyncDefects, testing::ValuesIn(kDefects),
+                         [](const auto& test) { return std::string(test.param.name); });
 
-TEST_F(AsyncProxy, NamesALoadOverWhatProductsRead) {
-  expect(Product::kNoProductWait, FindingKind::kOverwrittenInUse, "loads", "multiplies");
-  // Or the barrier has more arrivals than it waits for, after which nothing goes on.
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    bool right = false;
-    const Outcome outcome = run(Product::kNoEmptyWait, seed, right);
-    const Finding* const over = find(outcome, FindingKind::kOverwrittenInUse);
-    if (over != nullptr) {
-      EXPECT_TRUE(names(over->site, line("loads"))) << describe(*over);
-    }
-    EXPECT_TRUE(over != nullptr || find(outcome, FindingKind::kBarrierMisuse) != nullptr)
-        << all(outcome.findings);
-  }
-}
-
-TEST_F(AsyncProxy, NamesAMissingProxyFence) {
-  expect(Product::kNoOperandFence, FindingKind::kMissingProxyFence, "multiplies", "writes_B");
-  expect(Product::kNoStoreFence, FindingKind::kMissingProxyFence, "stores", "writes_D");
+TEST_F(AsyncProxy, FindsAStageWithTooFewBytes) {
+  const Tally tallied = tally(Schedule::kAny, [&](uint64_t seed, bool& right) {
+    return run(Product::kTooFewBytes, seed, right);
+  });
+  EXPECT_EQ(tallied.found, kSeeds);
 }
 
 TEST_F(AsyncProxy, NamesAStoreOfWhatIsNotThereYet) {
@@ -172,8 +142,7 @@ TEST_F(AsyncProxy, NamesAStoreOfWhatIsNotThereYet) {
   }
 }
 
-TEST_F(AsyncProxy, NamesAStoreThatStillReads) {
-  expect(Product::kSlotWrittenEarly, FindingKind::kOverwrittenInUse, "writes_D", "stores");
+TEST_F(AsyncProxy, NamesTheThreadWhoseStoreStillReads) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     bool right = false;
     const Outcome outcome = run(Product::kNoStoreWait, seed, right);
@@ -218,10 +187,6 @@ TEST_F(AsyncProxy, RanksWarpsByTheSeed) {
   EXPECT_LT(no_wait.right, kSeeds);
 }
 
-TEST_F(AsyncProxy, NamesAMissingWgmmaFence) {
-  expect(Product::kNoWgmmaFence, FindingKind::kBarrierMisuse, "multiplies", "");
-}
-
 TEST_F(AsyncProxy, ShowsAccumulatorsThatAreReadEarlyAsNaN) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     bool right = true;
@@ -238,14 +203,11 @@ TEST_F(AsyncProxy, ComputesWhatADescriptorSays) {
 }
 
 TEST_F(AsyncProxy, NamesWhatAClustersBlocksDoNotWaitFor) {
-  for (Cluster how : {Cluster::kNoFirstSync, Cluster::kNoPeerWait, Cluster::kNoLastSync}) {
-    int found = 0;
-    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-      bool right = false;
-      if (!run(how, seed, right).findings.empty()) ++found;
-    }
+  for (const Cluster how : {Cluster::kNoFirstSync, Cluster::kNoPeerWait, Cluster::kNoLastSync}) {
+    const Tally tallied =
+        tally(Schedule::kAny, [&](uint64_t seed, bool& right) { return run(how, seed, right); });
     // Whether a block ends too early is left to the seed.
-    EXPECT_GE(found, how == Cluster::kNoLastSync ? 1 : kSeeds) << static_cast<int>(how);
+    EXPECT_GE(tallied.found, how == Cluster::kNoLastSync ? 1 : kSeeds) << static_cast<int>(how);
   }
 }
 

@@ -1,0 +1,99 @@
+// Each planted defect (simulator/defects.inc) in its case: nothing is found while it is switched off,
+// and its finding while it is on.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "simulator/router_cases.h"
+#include "simulator/run_case.h"
+#include "verify/registry.h"
+
+namespace tilemoe::simulator {
+namespace {
+
+struct Defect {
+  int number;
+  std::string name, test_case, device;
+  uint64_t seed;
+  FindingKind kind;
+};
+
+std::string all(const std::vector<Finding>& findings) {
+  std::string text;
+  for (const Finding& finding : findings) text += describe(finding) + "\n";
+  return text;
+}
+
+void PrintTo(const Defect& defect, std::ostream* out) {
+  *out << defect.name;
+}
+
+// Of the archs that are simulated.
+std::vector<Defect> defects() {
+  std::vector<Defect> all;
+  int number = 0;
+#define DEFECT(name, file, text, replacement, test_case, device, seed, kind) \
+  all.push_back({++number, #name, test_case, device, seed, FindingKind::kind});
+#include "simulator/defects.inc"
+#undef DEFECT
+#ifdef TILEMOE_WITHOUT_SM100
+  std::erase_if(all, [](const Defect& one) { return one.device.starts_with("sm100"); });
+#endif
+  return all;
+}
+
+// A process has one device.
+class PlantedDefect : public testing::TestWithParam<Defect> {
+ protected:
+  void SetUp() override {
+    const Setting& setting = setting_of(GetParam().device);
+    for (const verify::Case& one : verify::verification_cases())
+      if (one.name == GetParam().test_case)
+        layer_.emplace(Job{&setting, one, 1, GetParam().seed, 1});
+    for (const RouterCase& one : router_cases())
+      if (one.name == GetParam().test_case) router_ = &one;
+    ASSERT_TRUE(layer_ || router_) << "no case has this name";
+    Machine::instance().set_device(setting.device);
+  }
+  void TearDown() override { Machine::instance().plant(0); }
+
+  std::vector<Finding> run(int defect) {
+    Machine::instance().plant(defect);
+    Machine::instance().set_seed(GetParam().seed);
+    if (layer_) {
+      const SeedOutcome outcome = layer_->run(GetParam().seed);
+      EXPECT_TRUE(defect != 0 || outcome.wrong.empty()) << outcome.wrong;
+      return outcome.findings;
+    }
+    try {
+      const std::string wrong = compare_devices(*router_, 1);
+      EXPECT_TRUE(defect != 0 || wrong.empty()) << wrong;
+    } catch (const std::exception& error) {
+      EXPECT_NE(defect, 0) << error.what();
+    }
+    return Machine::instance().take_findings();
+  }
+
+ private:
+  std::optional<CaseRun> layer_;
+  const RouterCase* router_ = nullptr;
+};
+
+TEST_P(PlantedDefect, IsFound) {
+  const std::vector<Finding> without = run(0);
+  EXPECT_TRUE(without.empty()) << all(without);
+  const std::vector<Finding> with = run(GetParam().number);
+  EXPECT_TRUE(std::ranges::any_of(with, [](const Finding& one) {
+    return one.kind == GetParam().kind;
+  })) << all(with);
+}
+
+INSTANTIATE_TEST_SUITE_P(Simulator, PlantedDefect, testing::ValuesIn(defects()),
+                         [](const auto& one) { return one.param.name; });
+
+}  // namespace
+}  // namespace tilemoe::simulator
