@@ -1,17 +1,12 @@
-// A layer's forward and backward with every argument right, for the argument tests to spoil.
+// A layer's forward and backward with every argument right, for the argument tests to change.
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <string>
 #include <vector>
 
-#include "arguments_support.h"
+#include "arguments_routing_problem.h"
 
 namespace tilemoe::arguments {
-
-constexpr int64_t kT = 7, kD = 24, kN = 16, kE = 5, kK = 3;
 
 // The layer's workspace, which is large: one for all problems, made anew only after a call wrote
 // it.
@@ -34,39 +29,25 @@ class SharedWorkspace {
 inline SharedWorkspace shared_workspace;
 
 // A layer over routing of the given kind, up to the workspace that forward and backward share.
-struct LayerProblem {
-  Arena arena;
+struct LayerProblem : RoutingProblem {
   tilemoe_experts experts{};
-  tilemoe_routing_spec spec{};
-  tilemoe_routing routing{};
   tilemoe_weights weights{}, dweights{};
   tilemoe_saved saved{};
   tilemoe_forward_args forward{};
   tilemoe_backward_args backward{};
+  tilemoe_part part{};  // all tokens and rows; in use only if a test sets it
 
-  // All tokens and rows, for a test to give it.
-  tilemoe_part whole_part() const {
-    tilemoe_part part{};
-    part.struct_size = sizeof part;
-    part.begins = routing.offsets, part.ends = routing.offsets + 1;
-    part.tokens = routing.spec.T;
-    return part;
-  }
-
-  explicit LayerProblem(bool split = false, bool grouped = false) {
+  explicit LayerProblem(bool split = false, bool grouped = false)
+      : RoutingProblem(grouped ? TILEMOE_ROUTING_GROUPED : TILEMOE_ROUTING_TOP_K, kT) {
     experts.struct_size = sizeof experts;
     experts.d = kD, experts.n = kN, experts.E = kE;
     experts.gate_layout = split ? TILEMOE_GATE_SPLIT : TILEMOE_GATE_CONCATENATED;
-    spec.struct_size = sizeof spec;
-    spec.E = kE;
-    if (grouped) {
-      spec.kind = TILEMOE_ROUTING_GROUPED, spec.capacity = kT;
-    } else {
-      spec.T = kT, spec.K = kK;
-    }
-    bind_and_route(grouped);
+    route(grouped);
+    part.struct_size = sizeof part;
+    part.begins = routing.offsets, part.ends = routing.offsets + 1;
+    part.tokens = routing.spec.T;
     saved.struct_size = sizeof saved;
-    saved.H = zeros({routing.spec.capacity, 2 * kN});
+    saved.H = integers({routing.spec.capacity, 2 * kN}, TILEMOE_FLOAT32);  // zeros
     weights = new_weights(split), dweights = new_weights(split);
 
     forward.struct_size = sizeof forward;
@@ -92,29 +73,20 @@ struct LayerProblem {
     forward.workspace = backward.workspace = shared_workspace.take(needed);
     forward.workspace_bytes = backward.workspace_bytes = needed;
   }
-  LayerProblem(const LayerProblem&) = delete;
-  LayerProblem& operator=(const LayerProblem&) = delete;
-
-  bool accepts(const std::string&, tilemoe_dtype dtype) const { return dtype == TILEMOE_FLOAT32; }
-  bool accepts_ndim(const std::string&, int) const { return false; }
   std::vector<int64_t> host_outputs() const {
     return {saved.state, static_cast<int64_t>(reinterpret_cast<intptr_t>(saved.dH)),
             shared_workspace.clean()};
   }
 
   size_t forward_workspace() const {
-    return workspace_bytes(TILEMOE_PASS_FORWARD, TILEMOE_BACKWARD_WHOLE, 0);
+    return workspace_of(TILEMOE_PASS_FORWARD, TILEMOE_BACKWARD_WHOLE, 0);
   }
   size_t backward_workspace(tilemoe_backward_mode mode, uint32_t gradients = 0) const {
-    return workspace_bytes(TILEMOE_PASS_BACKWARD, mode, gradients);
-  }
-
-  static void require(tilemoe_status status) {
-    if (status != TILEMOE_SUCCESS) throw std::runtime_error(tilemoe_last_error());
+    return workspace_of(TILEMOE_PASS_BACKWARD, mode, gradients);
   }
 
  private:
-  size_t workspace_bytes(tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients) const {
+  size_t workspace_of(tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients) const {
     tilemoe_workspace_query query{};
     query.struct_size = sizeof query;
     query.experts = &experts, query.routing = &spec;
@@ -122,15 +94,6 @@ struct LayerProblem {
     size_t bytes = 0;
     require(tilemoe_workspace_bytes(&query, &bytes));
     return bytes;
-  }
-
-  tilemoe_tensor floats(std::vector<int64_t> shape) {
-    return new_tensor(arena, TILEMOE_FLOAT32, shape);
-  }
-  tilemoe_tensor zeros(std::vector<int64_t> shape) {
-    const tilemoe_tensor view = floats(shape);
-    std::memset(view.data, 0, sizeof(float) * static_cast<size_t>(shape[0] * shape[1]));
-    return view;
   }
 
   tilemoe_weights new_weights(bool split) {
@@ -145,29 +108,23 @@ struct LayerProblem {
     return all;
   }
 
-  void bind_and_route(bool grouped) {
-    size_t bytes = 0;
-    require(tilemoe_routing_bytes(&spec, &bytes));
-    routing.struct_size = sizeof routing;
-    require(tilemoe_routing_bind(&spec, arena.take(bytes), bytes, &routing));
+  void route(bool grouped) {
     if (grouped) {
       tilemoe_route_grouped_args args{};
       args.struct_size = sizeof args;
-      args.counts = new_tensor(arena, TILEMOE_INT32, {kE});
+      args.counts = integers({kE});
       static_cast<int32_t*>(args.counts.data)[1] = kT;
       require(tilemoe_route_grouped(&routing, &args));
-      return;
+    } else {
+      const tilemoe_route_top_k_args args = top_k_args(kE);
+      require(tilemoe_route_top_k(&routing, &args));
     }
-    tilemoe_route_top_k_args args{};
-    args.struct_size = sizeof args;
-    args.ids = new_tensor(arena, TILEMOE_INT32, {kT, kK});
-    for (int64_t pair = 0; pair < kT * kK; ++pair)
-      static_cast<int32_t*>(args.ids.data)[pair] = static_cast<int32_t>(pair % kE);
-    args.scores = floats({kT, kK});
-    require(tilemoe_routing_workspace_bytes(&spec, &bytes));
-    args.workspace = arena.take(bytes), args.workspace_bytes = bytes;
-    require(tilemoe_route_top_k(&routing, &args));
   }
 };
+
+inline std::vector<float> values(const tilemoe_tensor& view) {
+  const auto* const first = static_cast<const float*>(view.data);
+  return {first, first + view.shape[0] * view.stride[0]};
+}
 
 }  // namespace tilemoe::arguments

@@ -1,7 +1,6 @@
-// tilemoe_forward and tilemoe_backward, each argument wrong in every way.
-#include <cmath>
+// tilemoe_forward and tilemoe_backward: each argument wrong in every way, outputs over other
+// arrays, and the second stage of a backward after either first one.
 #include <limits>
-#include <string>
 
 #include "activation_kinds.h"
 #include "arguments_layer_problem.h"
@@ -9,345 +8,402 @@
 namespace tilemoe::arguments {
 namespace {
 
-template <bool kSplit, bool kGrouped>
-struct Forward : LayerProblem {
-  Forward() : LayerProblem(kSplit, kGrouped) {}
-  tilemoe_part part = whole_part();
-  const char* function() const { return "tilemoe_forward"; }
-  tilemoe_status call() { return tilemoe_forward(experts_pointer, args_pointer); }
-  tilemoe_forward_args& args() { return forward; }
-  size_t needed() const { return forward_workspace(); }
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+template <bool kBackward, bool kSplit = false, bool kGrouped = false>
+struct Pass : LayerProblem {
+  Pass() : LayerProblem(kSplit, kGrouped) {}
+  const char* function() const { return kBackward ? "tilemoe_backward" : "tilemoe_forward"; }
+  tilemoe_status call() {
+    if constexpr (kBackward)
+      return tilemoe_backward(experts_pointer, null_args ? nullptr : &backward);
+    else
+      return tilemoe_forward(experts_pointer, null_args ? nullptr : &forward);
+  }
+  auto& args() {
+    if constexpr (kBackward)
+      return backward;
+    else
+      return forward;
+  }
+  size_t needed() const {
+    return kBackward ? backward_workspace(TILEMOE_BACKWARD_WHOLE) : forward_workspace();
+  }
+  tilemoe_part& use_part() {
+    args().part = &part;
+    return part;
+  }
+  void set_device(tilemoe_device device) { experts.device = routing.spec.device = device; }
+
   const tilemoe_experts* experts_pointer = &experts;
-  const tilemoe_forward_args* args_pointer = &forward;
+  bool null_args = false;
 };
 
-template <bool kSplit, bool kGrouped>
-struct Backward : LayerProblem {
-  Backward() : LayerProblem(kSplit, kGrouped) {}
-  tilemoe_part part = whole_part();
-  const char* function() const { return "tilemoe_backward"; }
-  tilemoe_status call() { return tilemoe_backward(experts_pointer, args_pointer); }
-  tilemoe_backward_args& args() { return backward; }
-  size_t needed() const { return backward_workspace(TILEMOE_BACKWARD_WHOLE); }
-  const tilemoe_experts* experts_pointer = &experts;
-  const tilemoe_backward_args* args_pointer = &backward;
-};
-
-template <class Problem>
-void append(std::vector<BadCase<Problem>>& cases, std::vector<BadCase<Problem>> more) {
-  cases.insert(cases.end(), more.begin(), more.end());
-}
-
-template <class Problem>
-void append_weights(std::vector<BadCase<Problem>>& cases, bool split) {
-  using A = Argument<Problem>;
-  append(cases,
-         tensor_cases(A{"weights.W1", [](Problem& p) -> tilemoe_tensor& { return p.weights.W1; },
-                        Layout::kMatrix}  // namespace
-                      ));
-  append(cases, tensor_cases(A{"weights.W2",
-                               [](Problem& p) -> tilemoe_tensor& {
-                                 return p.weights.W2;
-                               }  // namespace tilemoe::arguments
-                               ,
-                               Layout::kMatrix}));
-  append(cases,
-         tensor_cases(A{"weights.b1", [](Problem& p) -> tilemoe_tensor& { return p.weights.b1; },
-                        Layout::kRows, true}));
-  append(cases,
-         tensor_cases(A{"weights.b2", [](Problem& p) -> tilemoe_tensor& { return p.weights.b2; },
-                        Layout::kRows, true}));
+// What both passes take.
+template <class P>
+Cases<P> shared_cases(bool split) {
+  Cases<P> cases = {
+    BAD(p.experts_pointer = nullptr, "experts is null"),
+    BAD(p.null_args = true, "args is null"),
+    BAD(p.experts.struct_size = 8, "struct_size"),
+    BAD(p.args().struct_size = 0, "struct_size is 0"),
+    BAD(p.args().weights = nullptr, "weights is null"),
+    BAD(p.weights.struct_size = 0, "weights.struct_size"),
+    BAD(p.args().reserved = 1, "reserved is 1"),
+    BAD(p.use_part().struct_size = 8, "part.struct_size"),
+    BAD(p.use_part().reserved = 1, "reserved is 1"),
+    BAD(p.use_part().last = 2, "part.last is 2"),
+    BAD(p.use_part().begins = nullptr, "part"),
+    BAD(p.use_part().ends = nullptr, "part"),
+    BAD(p.use_part().first_token = -1, "part"),
+    BAD(p.use_part().tokens = p.spec.T + 1, "part"),
+    BAD(p.use_part().tokens = INT64_MIN, "part"),
+    BAD(p.use_part().first_token = INT64_MAX, "part"),
+    BAD(p.args().routing = nullptr, "routing is null"),
+    BAD(p.routing.struct_size = 1, "routing.struct"),
+    BAD(p.unbind(), "routing", "bind"),
+    BAD(p.routing.offsets = nullptr, "routing"),
+    BAD(p.routing.counters = nullptr, "routing"),
+    BAD(p.routing.row_score = nullptr, "routing"),
+    BAD(p.routing.spec.capacity += 16, "routing"),
+    BAD(p.routing.spec.capacity = -1, "capacity is -1"),
+    BAD(p.routing.spec.kind = tilemoe_routing_kind(4), "kind"),
+    BAD(p.routing.spec.kind = TILEMOE_ROUTING_GENERAL, "routing"),
+    BAD(p.routing.spec.E = 4),
+    BAD(p.experts.E = 6, "E is 6", "5"),
+    BAD(p.routing.spec.device = TILEMOE_CUDA, "device"),
+    BAD(p.set_device(tilemoe_device(9)), "device is 9"),
+    BAD(p.experts.device = TILEMOE_CUDA, "device"),
+    UNSUPPORTED(p.set_device(TILEMOE_CUDA), "CUDA"),
+    BAD(p.experts.dtype = TILEMOE_INT32, "dtype is int32"),
+    BAD(p.experts.dtype = tilemoe_dtype(77), "dtype"),
+    BAD(p.experts.activation = TILEMOE_RELU;
+        p.experts.gate_layout = TILEMOE_GATE_INTERLEAVED, "relu", "gate_layout"),
+    BAD(p.experts.activation = TILEMOE_GEGLU; p.experts.clamp = 7, "clamp", "geglu"),
+    BAD(p.experts.clamp = -1, "clamp -1"),
+    BAD(p.experts.clamp = kNan, "clamp"),
+    BAD(p.experts.alpha = kInfinity, "alpha inf"),
+    BAD(p.experts.up_shift = kNan, "up_shift"),
+    BAD(p.args().workspace_bytes = p.needed() - 1, "workspace", "bytes"),
+    BAD(p.args().workspace_bytes = 0, "0 bytes"),
+    BAD(p.args().workspace = nullptr, "workspace is null"),
+    BAD(p.args().workspace = static_cast<char*>(p.args().workspace) + 8, "workspace", "16 bytes"),
+  };
+  BAD_VALUES(cases, "block_turns", p.args().block_turns = int32_t(v), -1, 17);
+  BAD_VALUES(cases, "column_blocks", p.experts.column_blocks = int32_t(v), -1);
+  BAD_VALUES(cases, "activation", p.experts.activation = tilemoe_activation(v), kActivationCount,
+             -1);
+  BAD_VALUES(cases, "gate_layout", p.experts.gate_layout = tilemoe_gate_layout(v), 3);
+  BAD_VALUES(cases, "E", p.experts.E = v, 0, -5, INT64_MAX);
+  BAD_VALUES(cases, "d", p.experts.d = v, 0, -8, 12, 7, int64_t{1} << 40, INT64_MAX, INT64_MIN);
+  BAD_VALUES(cases, "n", p.experts.n = v, 0, -8, 12, 7, int64_t{1} << 40, INT64_MAX, INT64_MIN);
+  BAD_TENSOR(cases, weights.W1, .layout = Layout::kMatrix, .aligned = true);
+  BAD_TENSOR(cases, weights.W2, .layout = Layout::kMatrix, .aligned = true);
+  BAD_TENSOR(cases, weights.b1, .layout = Layout::kRows, .optional = true, .aligned = true);
+  BAD_TENSOR(cases, weights.b2, .layout = Layout::kRows, .optional = true, .aligned = true);
   if (split) {
-    append(cases, tensor_cases(A{"weights.W1_up",
-                                 [](Problem& p) -> tilemoe_tensor& { return p.weights.W1_up; },
-                                 Layout::kMatrix}));
-    append(cases, tensor_cases(A{"weights.b1_up",
-                                 [](Problem& p) -> tilemoe_tensor& { return p.weights.b1_up; },
-                                 Layout::kRows}));
-    cases.push_back({"weights.b1 absent beside b1_up",
-                     [](Problem& p) { p.weights.b1 = {}; },
-                     {"weights.b1", "b1_up"}});
+    BAD_TENSOR(cases, weights.W1_up, .layout = Layout::kMatrix, .aligned = true);
+    BAD_TENSOR(cases, weights.b1_up, .layout = Layout::kRows, .aligned = true);
+    cases.push_back(BAD(p.weights.b1 = {}, "weights.b1", "b1_up"));
   } else {
-    cases.push_back({"weights.W1_up without the split layout",
-                     [](Problem& p) { p.weights.W1_up = p.weights.W2; },
-                     {"weights.W1_up", "(5, 24, 16)"}});
-    cases.push_back({"weights.b1_up without the split layout",
-                     [](Problem& p) { p.weights.b1_up = p.weights.b2; },
-                     {"weights.b1_up", "(5, 24)"}});
+    cases.push_back(BAD(p.weights.W1_up = p.weights.W2, "weights.W1_up", "(5, 24, 16)"));
+    cases.push_back(BAD(p.weights.b1_up = p.weights.b2, "weights.b1_up", "(5, 24)"));
   }
-}
-
-// What both passes are given beside their tensors.
-template <class Problem>
-std::vector<BadCase<Problem>> shared_cases() {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  const float infinity = std::numeric_limits<float>::infinity();
-  std::vector<BadCase<Problem>> cases = {
-      {"experts null", [](Problem& p) { p.experts_pointer = nullptr; }, {"experts is null"}},
-      {"args null", [](Problem& p) { p.args_pointer = nullptr; }, {"args is null"}},
-      {"experts.struct_size", [](Problem& p) { p.experts.struct_size = 8; }, {"struct_size"}},
-      {"args.struct_size", [](Problem& p) { p.args().struct_size = 0; }, {"struct_size is 0"}},
-      {"weights null", [](Problem& p) { p.args().weights = nullptr; }, {"weights is null"}},
-      {"weights.struct_size",
-       [](Problem& p) { p.weights.struct_size = 0; },
-       {"weights.struct_size"}},
-      {"block_turns negative",
-       [](Problem& p) { p.args().block_turns = -1; },
-       {"block_turns is -1"}},
-      {"block_turns 17", [](Problem& p) { p.args().block_turns = 17; }, {"block_turns is 17"}},
-      {"reserved", [](Problem& p) { p.args().reserved = 1; }, {"reserved is 1"}},
-      {"part.struct_size",
-       [](Problem& p) { p.args().part = &p.part, p.part.struct_size = 8; },
-       {"part.struct_size"}},
-      {"part.reserved",
-       [](Problem& p) { p.args().part = &p.part, p.part.reserved = 1; },
-       {"reserved is 1"}},
-      {"part.last",
-       [](Problem& p) { p.args().part = &p.part, p.part.last = 2; },
-       {"part.last is 2"}},
-      {"part.begins null",
-       [](Problem& p) { p.args().part = &p.part, p.part.begins = nullptr; },
-       {"part"}},
-      {"part.ends null",
-       [](Problem& p) { p.args().part = &p.part, p.part.ends = nullptr; },
-       {"part"}},
-      {"part from before the first token",
-       [](Problem& p) { p.args().part = &p.part, p.part.first_token = -1; },
-       {"part"}},
-      {"part of a token too many",
-       [](Problem& p) { p.args().part = &p.part, p.part.tokens = p.spec.T + 1; },
-       {"part"}},
-      {"part of no number",
-       [](Problem& p) { p.args().part = &p.part, p.part.tokens = INT64_MIN; },
-       {"part"}},
-      {"part past the last token",
-       [](Problem& p) { p.args().part = &p.part, p.part.first_token = INT64_MAX; },
-       {"part"}},
-      {"routing null", [](Problem& p) { p.args().routing = nullptr; }, {"routing is null"}},
-      {"routing.struct_size", [](Problem& p) { p.routing.struct_size = 1; }, {"routing.struct"}},
-      {"routing never bound",
-       [](Problem& p) {
-         const tilemoe_routing_spec spec = p.routing.spec;
-         p.routing = {};
-         p.routing.struct_size = sizeof p.routing, p.routing.spec = spec;
-       },
-       {"routing", "bind"}},
-      {"routing without offsets", [](Problem& p) { p.routing.offsets = nullptr; }, {"routing"}},
-      {"routing without counters", [](Problem& p) { p.routing.counters = nullptr; }, {"routing"}},
-      {"routing without scores", [](Problem& p) { p.routing.row_score = nullptr; }, {"routing"}},
-      {"capacity changed", [](Problem& p) { p.routing.spec.capacity += 16; }, {"routing"}},
-      {"capacity negative", [](Problem& p) { p.routing.spec.capacity = -1; }, {"capacity is -1"}},
-      {"routing kind", [](Problem& p) { p.routing.spec.kind = tilemoe_routing_kind(4); }, {"kind"}},
-      {"routing kind changed",
-       [](Problem& p) { p.routing.spec.kind = TILEMOE_ROUTING_GENERAL; },
-       {"routing"}},
-      {"routing E", [](Problem& p) { p.routing.spec.E = 4; }, {}},
-      {"experts.E against the routing's", [](Problem& p) { p.experts.E = 6; }, {"E is 6", "5"}},
-      {"experts.E zero", [](Problem& p) { p.experts.E = 0; }, {"E is 0"}},
-      {"experts.E negative", [](Problem& p) { p.experts.E = -5; }, {"E is -5"}},
-      {"experts.E huge", [](Problem& p) { p.experts.E = INT64_MAX; }, {"9223372036854775807"}},
-      {"routing's device", [](Problem& p) { p.routing.spec.device = TILEMOE_CUDA; }, {"device"}},
-      {"device unknown",
-       [](Problem& p) { p.experts.device = p.routing.spec.device = tilemoe_device(9); },
-       {"device is 9"}},
-      {"experts.device alone", [](Problem& p) { p.experts.device = TILEMOE_CUDA; }, {"device"}},
-      {"cuda, not built",
-       [](Problem& p) { p.experts.device = p.routing.spec.device = TILEMOE_CUDA; },
-       {"CUDA"},
-       TILEMOE_UNSUPPORTED},
-      {"dtype int32", [](Problem& p) { p.experts.dtype = TILEMOE_INT32; }, {"dtype is int32"}},
-      {"dtype 77", [](Problem& p) { p.experts.dtype = tilemoe_dtype(77); }, {"dtype"}},
-      {"activation past the last",
-       [](Problem& p) { p.experts.activation = tilemoe_activation(kActivationCount); },
-       {"activation is " + std::to_string(kActivationCount)}},
-      {"activation -1",
-       [](Problem& p) { p.experts.activation = tilemoe_activation(-1); },
-       {"activation is -1"}},
-      {"gate_layout 3",
-       [](Problem& p) { p.experts.gate_layout = tilemoe_gate_layout(3); },
-       {"gate_layout is 3"}},
-      {"gate layout of no gate",
-       [](Problem& p) {
-         p.experts.activation = TILEMOE_RELU, p.experts.gate_layout = TILEMOE_GATE_INTERLEAVED;
-       },
-       {"relu", "gate_layout"}},
-      {"clamp of geglu",
-       [](Problem& p) { p.experts.activation = TILEMOE_GEGLU, p.experts.clamp = 7; },
-       {"clamp", "geglu"}},
-      {"clamp negative", [](Problem& p) { p.experts.clamp = -1; }, {"clamp -1"}},
-      {"column_blocks negative",
-       [](Problem& p) { p.experts.column_blocks = -1; },
-       {"column_blocks is -1"}},
-      {"clamp NaN", [nan](Problem& p) { p.experts.clamp = nan; }, {"clamp"}},
-      {"alpha infinite", [infinity](Problem& p) { p.experts.alpha = infinity; }, {"alpha inf"}},
-      {"up_shift NaN", [nan](Problem& p) { p.experts.up_shift = nan; }, {"up_shift"}},
-      {"workspace one byte short",
-       [](Problem& p) { p.args().workspace_bytes = p.needed() - 1; },
-       {"workspace", "bytes"}},
-      {"workspace of no bytes", [](Problem& p) { p.args().workspace_bytes = 0; }, {"0 bytes"}},
-      {"workspace null", [](Problem& p) { p.args().workspace = nullptr; }, {"workspace is null"}},
-      {"workspace misaligned",
-       [](Problem& p) { p.args().workspace = static_cast<char*>(p.args().workspace) + 8; },
-       {"workspace", "16 bytes"}},
-  };
-  for (const char* name : {"d", "n"})
-    for (int64_t width :
-         {int64_t{0}, int64_t{-8}, int64_t{12}, int64_t{7}, int64_t{1} << 40, INT64_MAX, INT64_MIN})
-      cases.push_back(
-          {std::string(name) + " = " + std::to_string(width),
-           [name, width](Problem& p) { (*name == 'd' ? p.experts.d : p.experts.n) = width; },
-           {std::string(name) + " is " + std::to_string(width)}});
+  BAD_TENSOR(cases, saved.H, .aligned = true);
   return cases;
 }
 
-// Rows of width d, (T, d) or, grouped, (capacity, d).
-template <class Problem, class Get>
-void append_rows(std::vector<BadCase<Problem>>& cases, const char* name, bool optional, Get get) {
-  append(cases, tensor_cases(Argument<Problem>{name, get, Layout::kRows, optional}));
+template <bool kSplit = false, bool kGrouped = false>
+void run_forward_cases() {
+  using P = Pass<false, kSplit, kGrouped>;
+  auto cases = shared_cases<P>(kSplit);
+  BAD_TENSOR(cases, forward.X, .layout = Layout::kRows, .aligned = true);
+  BAD_TENSOR(cases, forward.O, .layout = Layout::kRows, .aligned = true);
+  BAD_TENSOR(cases, forward.addend, .layout = Layout::kRows, .optional = true, .aligned = true);
+  EXPECT_GT(cases.size(), 250u);  // or the table was not built
+  run_cases(cases);
 }
 
-template <class Problem>
-void append_saved(std::vector<BadCase<Problem>>& cases) {
-  append(cases, tensor_cases(Argument<Problem>{
-                    "saved.H", [](Problem& p) -> tilemoe_tensor& { return p.saved.H; },
-                    Layout::kContiguous}));
-}
-
-template <class Problem>
-std::vector<BadCase<Problem>> forward_cases(bool split) {
-  auto cases = shared_cases<Problem>();
-  append_weights(cases, split);
-  append_rows(cases, "X", false, [](Problem& p) -> tilemoe_tensor& { return p.forward.X; });
-  append_rows(cases, "O", false, [](Problem& p) -> tilemoe_tensor& { return p.forward.O; });
-  append_rows(cases, "addend", true,
-              [](Problem& p) -> tilemoe_tensor& { return p.forward.addend; });
-  append_saved(cases);
-  return cases;
-}
-
-template <class Problem>
-std::vector<BadCase<Problem>> backward_cases(bool split) {
-  auto cases = shared_cases<Problem>();
-  append_weights(cases, split);
-  append_rows(cases, "X", false, [](Problem& p) -> tilemoe_tensor& { return p.backward.X; });
-  append_rows(cases, "dO", false, [](Problem& p) -> tilemoe_tensor& { return p.backward.dO; });
-  append_rows(cases, "dX", true, [](Problem& p) -> tilemoe_tensor& { return p.backward.dX; });
-  append_rows(cases, "addend", true,
-              [](Problem& p) -> tilemoe_tensor& { return p.backward.addend; });
-  append_saved(cases);
-  const auto add = [&](const char* name, Layout layout, auto get) {
-    append(cases, tensor_cases(Argument<Problem>{name, get, layout, true}));
-  };
-  add("dweights.W1", Layout::kMatrix, [](Problem& p) -> tilemoe_tensor& { return p.dweights.W1; });
-  add("dweights.W2", Layout::kMatrix, [](Problem& p) -> tilemoe_tensor& { return p.dweights.W2; });
-  add("dweights.b1", Layout::kRows, [](Problem& p) -> tilemoe_tensor& { return p.dweights.b1; });
-  add("dweights.b2", Layout::kRows, [](Problem& p) -> tilemoe_tensor& { return p.dweights.b2; });
-  if (split) {
-    add("dweights.W1_up", Layout::kMatrix,
-        [](Problem& p) -> tilemoe_tensor& { return p.dweights.W1_up; });
-    add("dweights.b1_up", Layout::kRows,
-        [](Problem& p) -> tilemoe_tensor& { return p.dweights.b1_up; });
+template <bool kSplit = false, bool kGrouped = false>
+void run_backward_cases() {
+  using P = Pass<true, kSplit, kGrouped>;
+  auto cases = shared_cases<P>(kSplit);
+  const Argument optional_rows{.layout = Layout::kRows, .optional = true, .aligned = true};
+  const Argument optional_matrix{.layout = Layout::kMatrix, .optional = true, .aligned = true};
+  BAD_TENSOR(cases, backward.X, .layout = Layout::kRows, .aligned = true);
+  BAD_TENSOR(cases, backward.dO, .layout = Layout::kRows, .aligned = true);
+  BAD_TENSOR(cases, backward.dX, optional_rows);
+  BAD_TENSOR(cases, backward.addend, optional_rows);
+  BAD_TENSOR(cases, backward.ds, .optional = true);
+  BAD_TENSOR(cases, dweights.W1, optional_matrix);
+  BAD_TENSOR(cases, dweights.W2, optional_matrix);
+  BAD_TENSOR(cases, dweights.b1, optional_rows);
+  BAD_TENSOR(cases, dweights.b2, optional_rows);
+  if (kSplit) {
+    BAD_TENSOR(cases, dweights.W1_up, optional_matrix);
+    BAD_TENSOR(cases, dweights.b1_up, optional_rows);
   }
-  append(cases, tensor_cases(Argument<Problem>{
-                    "ds", [](Problem& p) -> tilemoe_tensor& { return p.backward.ds; },
-                    Layout::kContiguous, true, false}));
-  for (int32_t accumulate : {-1, 2, INT32_MAX})
-    cases.push_back({"accumulate " + std::to_string(accumulate),
-                     [accumulate](Problem& p) { p.backward.accumulate = accumulate; },
-                     {"accumulate is"}});
-  for (int mode : {-1, 4, 1 << 20})
-    cases.push_back({"mode " + std::to_string(mode),
-                     [mode](Problem& p) { p.backward.mode = tilemoe_backward_mode(mode); },
-                     {"mode is " + std::to_string(mode)}});
-  for (int32_t size : {0, 8, 4096 + 8})
-    cases.push_back({"dweights.struct_size",
-                     [size](Problem& p) { p.dweights.struct_size = static_cast<uint64_t>(size); },
-                     {"dweights.struct_size"}});
-  cases.push_back(
-      {"saved null", [](Problem& p) { p.backward.saved = nullptr; }, {"saved is null"}});
-  cases.push_back({"consumed saved state",
-                   [](Problem& p) { p.saved.state = TILEMOE_SAVED_DH_OVER_H; },
-                   {"consumed", "forward again"}});
-  for (int state : {-1, 4})
-    cases.push_back({"saved state " + std::to_string(state),
-                     [state](Problem& p) { p.saved.state = tilemoe_saved_state(state); },
-                     {"saved.state is"}});
-  cases.push_back(
-      {"saved.struct_size", [](Problem& p) { p.saved.struct_size -= 16; }, {"saved.struct_size"}});
-  cases.push_back({"addend without dX", [](Problem& p) { p.backward.dX = {}; }, {"addend", "dX"}});
-  return cases;
+  BAD_VALUES(cases, "accumulate", p.backward.accumulate = int32_t(v), -1, 2, INT32_MAX);
+  BAD_VALUES(cases, "mode", p.backward.mode = tilemoe_backward_mode(v), -1, 4, 1 << 20);
+  BAD_VALUES(cases, "dweights.struct_size", p.dweights.struct_size = uint64_t(v), 0, 8, 4096 + 8);
+  BAD_VALUES(cases, "saved.state", p.saved.state = tilemoe_saved_state(v), -1, 4);
+  append<P>(cases, {BAD(p.backward.saved = nullptr, "saved is null"),
+                    BAD(p.saved.state = TILEMOE_SAVED_DH_OVER_H, "consumed", "forward again"),
+                    BAD(p.saved.struct_size -= 16, "saved.struct_size"),
+                    BAD(p.backward.dX = {}, "addend", "dX")});
+  EXPECT_GT(cases.size(), 250u);
+  run_cases(cases);
 }
-
-// A case more or less is a change to the table; far fewer means that the table is not built.
-constexpr size_t kLeastCases = 250;
 
 TEST(ForwardArguments, Routed) {
-  using Problem = Forward<false, false>;
-  const auto cases = forward_cases<Problem>(false);
-  EXPECT_GT(cases.size(), kLeastCases);
-  run_cases(cases);
+  run_forward_cases();
 }
-
 TEST(ForwardArguments, Split) {
-  run_cases(forward_cases<Forward<true, false>>(true));
+  run_forward_cases<true>();
 }
 TEST(ForwardArguments, Grouped) {
-  run_cases(forward_cases<Forward<false, true>>(false));
+  run_forward_cases<false, true>();
 }
-
 TEST(BackwardArguments, Routed) {
-  using Problem = Backward<false, false>;
-  const auto cases = backward_cases<Problem>(false);
-  EXPECT_GT(cases.size(), kLeastCases);
-  run_cases(cases);
+  run_backward_cases();
 }
-
 TEST(BackwardArguments, Split) {
-  run_cases(backward_cases<Backward<true, false>>(true));
+  run_backward_cases<true>();
 }
 TEST(BackwardArguments, Grouped) {
-  run_cases(backward_cases<Backward<false, true>>(false));
+  run_backward_cases<false, true>();
 }
 
 // What is optional may be left out, alone and together.
 TEST(ForwardArguments, OptionalOnesMayBeAbsent) {
-  Forward<false, false> p;
+  Pass<false> p;
   p.forward.addend = p.weights.b1 = p.weights.b2 = {};
   p.forward.saved = nullptr;
-  EXPECT_EQ(p.call(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  expect_taken(p);
 }
 
 TEST(BackwardArguments, NothingWantedWritesNothing) {
-  Backward<false, false> p;
+  Pass<true> p;
   p.backward.dX = p.backward.addend = p.backward.ds = {};
   p.backward.dweights = nullptr;
   const auto before = p.arena.bytes();
-  EXPECT_EQ(p.call(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  expect_taken(p);
   EXPECT_TRUE(p.arena.bytes() == before);
 }
 
 TEST(BackwardArguments, TopKMayHaveDsOfEitherShape) {
-  Backward<false, false> p;
+  Pass<true> p;
   p.backward.ds = tensor(p.backward.ds.data, TILEMOE_FLOAT32, {kT, kK});
-  EXPECT_EQ(p.call(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  expect_taken(p);
   p.backward.ds = tensor(p.backward.ds.data, TILEMOE_FLOAT32, {kK, kT});
   EXPECT_EQ(p.call(), TILEMOE_INVALID_ARGUMENT);
 }
 
 // dH over H consumes the saved state: the second backward is an error, and forward renews it.
 TEST(BackwardArguments, ConsumedStateIsRenewedByForward) {
-  Backward<false, false> p;
-  p.forward.saved = &p.saved;
-  ASSERT_EQ(tilemoe_forward(&p.experts, &p.forward), TILEMOE_SUCCESS) << tilemoe_last_error();
+  Pass<true> p;
+  require(tilemoe_forward(&p.experts, &p.forward));
   p.backward.mode = TILEMOE_BACKWARD_OVER_H;
-  ASSERT_EQ(p.call(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  expect_taken(p);
   EXPECT_EQ(p.saved.state, TILEMOE_SAVED_DH_OVER_H);
   const auto before = p.arena.bytes();
   EXPECT_EQ(p.call(), TILEMOE_INVALID_ARGUMENT);
   EXPECT_TRUE(p.arena.bytes() == before);
-  ASSERT_EQ(tilemoe_forward(&p.experts, &p.forward), TILEMOE_SUCCESS) << tilemoe_last_error();
+  require(tilemoe_forward(&p.experts, &p.forward));
   EXPECT_EQ(p.saved.state, TILEMOE_SAVED_H);
-  EXPECT_EQ(p.call(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  expect_taken(p);
+}
+
+// A backward in stages: after the call that left dH, before one of mode REST.
+template <tilemoe_backward_mode kFirst>
+struct Rest : LayerProblem {
+  Rest() {
+    require(tilemoe_forward(&experts, &forward));
+    all = dweights;
+    tilemoe_backward_args first = backward;
+    first.mode = kFirst;
+    first.dX = first.addend = {};
+    dweights.W1 = dweights.b1 = {};
+    require(tilemoe_backward(&experts, &first));
+    ds = backward.ds;
+    backward.mode = TILEMOE_BACKWARD_REST;
+    backward.dO = backward.ds = {};
+    backward.addend = backward.dX;
+    dweights = all;
+    dweights.W2 = dweights.b2 = {};
+  }
+  const char* function() const { return "tilemoe_backward"; }
+  tilemoe_status call() { return tilemoe_backward(&experts, &backward); }
+
+  // A whole backward, which leaves no dH.
+  void whole_backward() {
+    tilemoe_backward_args whole = backward;
+    whole.mode = TILEMOE_BACKWARD_WHOLE;
+    whole.dO = forward.O;
+    require(tilemoe_backward(&experts, &whole));
+  }
+
+  tilemoe_tensor ds;
+  tilemoe_weights all;
+};
+
+constexpr uint32_t kOfW1 = TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_B1;
+
+// After either: only dX, dW1 and db1 follow from dH, and forward writes another H.
+template <class P>
+Cases<P> cases_of_both() {
+  return {BAD(p.backward.ds = p.ds, "mode is REST", "ds"),
+          BAD(p.dweights.W2 = p.all.W2, "mode is REST", "dW2"),
+          BAD(p.dweights.b2 = p.all.b2, "mode is REST", "db2"),
+          BAD(p.backward.dX = {}, "addend", "dX"),
+          BAD(require(tilemoe_forward(&p.experts, &p.forward)), "mode is REST", "OVER_H or FIRST"),
+          BAD(p.backward.workspace = nullptr, "workspace")};
+}
+
+TEST(BackwardRest, AfterFirst) {
+  using P = Rest<TILEMOE_BACKWARD_FIRST>;
+  auto cases = cases_of_both<P>();
+  append<P>(cases, {
+    BAD(p.saved.state = TILEMOE_SAVED_H, "mode is REST", "OVER_H or FIRST"),
+        BAD(p.whole_backward(), "mode is REST", "OVER_H or FIRST"),
+        BAD(p.backward.workspace = static_cast<char*>(p.backward.workspace) + 256, "mode is REST",
+            "the workspace"),
+        BAD(const auto all = TILEMOE_GRADIENT_X | kOfW1;
+            const size_t needed = p.backward_workspace(TILEMOE_BACKWARD_FIRST, all);
+            p.backward.workspace_bytes = needed - 1, "workspace", "bytes"),
+        BAD(p.backward.dX = p.backward.addend = {};
+            const size_t needed = p.backward_workspace(TILEMOE_BACKWARD_REST, kOfW1);
+            p.backward.workspace_bytes = needed, "workspace", "bytes")
+  });
+  run_cases(cases);
+}
+
+TEST(BackwardRest, AfterOverH) {
+  using P = Rest<TILEMOE_BACKWARD_OVER_H>;
+  auto cases = cases_of_both<P>();
+  for (const auto mode : {TILEMOE_BACKWARD_WHOLE, TILEMOE_BACKWARD_OVER_H, TILEMOE_BACKWARD_FIRST})
+    cases.push_back({"mode " + std::to_string(mode),
+                     [mode](P& p) { p.backward.mode = mode, p.backward.dO = p.forward.O; },
+                     {"consumed", "forward again"}});
+  append<P>(cases, {
+    BAD(p.saved.state = tilemoe_saved_state(4), "saved.state is 4"),
+        BAD(const size_t needed = p.backward_workspace(TILEMOE_BACKWARD_REST, kOfW1);
+            p.backward.workspace_bytes = needed, "workspace", "bytes")
+  });
+  run_cases(cases);
+}
+
+// dH that nothing in its own call uses is there for the next.
+TEST(BackwardRest, DHIsComputedThoughNothingAsksForIt) {
+  for (const tilemoe_backward_mode mode : {TILEMOE_BACKWARD_FIRST, TILEMOE_BACKWARD_OVER_H}) {
+    LayerProblem whole, divided;
+    for (LayerProblem* p : {&whole, &divided}) require(tilemoe_forward(&p->experts, &p->forward));
+    require(tilemoe_backward(&whole.experts, &whole.backward));
+    tilemoe_backward_args first = divided.backward, second = divided.backward;
+    first.mode = mode, second.mode = TILEMOE_BACKWARD_REST;
+    first.dX = first.addend = first.ds = {};
+    first.dweights = nullptr;
+    require(tilemoe_backward(&divided.experts, &first));
+    const bool over_H = mode == TILEMOE_BACKWARD_OVER_H;
+    EXPECT_EQ(divided.saved.state, over_H ? TILEMOE_SAVED_DH_OVER_H : TILEMOE_SAVED_H_AND_DH);
+    EXPECT_EQ(divided.saved.dH, over_H ? nullptr : first.workspace);
+    second.dO = second.ds = divided.dweights.W2 = divided.dweights.b2 = {};
+    require(tilemoe_backward(&divided.experts, &second));
+    EXPECT_EQ(values(whole.backward.dX), values(second.dX));
+    EXPECT_EQ(values(whole.dweights.W1), values(divided.dweights.W1));
+  }
+}
+
+// What lies where dO is to be, or nothing at all, is not looked at.
+TEST(BackwardRest, DOIsNotRead) {
+  Rest<TILEMOE_BACKWARD_OVER_H> p;
+  p.backward.dO = p.backward.dX;
+  expect_taken(p);
+}
+
+// ------------------------------------------------- outputs that share memory with something else
+
+// The bytes of an output laid over another array; its strides and shape stay.
+void move_to(tilemoe_tensor& tensor, const void* where) {
+  tensor.data = const_cast<void*>(where);
+}
+void* rows_after(const tilemoe_tensor& tensor, int64_t rows) {
+  return static_cast<float*>(tensor.data) + rows * kD;
+}
+#define ALIAS(output, other, ...) BAD(__VA_ARGS__, output, other, "shares memory with")
+
+TEST(LayerAliasing, ForwardRefuses) {
+  run_cases<Pass<false, true>>({
+      ALIAS("O", "weights.W1", move_to(p.forward.O, p.weights.W1.data)),
+      ALIAS("O", "weights.W2", move_to(p.forward.O, p.weights.W2.data)),
+      ALIAS("O", "workspace", move_to(p.forward.O, p.forward.workspace)),
+      ALIAS("O", "saved.H", move_to(p.forward.O, p.saved.H.data)),
+      ALIAS("O", "routing", move_to(p.forward.O, p.routing.row_score)),
+      ALIAS("saved.H", "X", move_to(p.forward.X, p.saved.H.data)),
+      ALIAS("workspace", "X", move_to(p.forward.X, p.forward.workspace)),
+      ALIAS("O", "addend", move_to(p.forward.addend, rows_after(p.forward.O, 1))),
+  });
+}
+
+TEST(LayerAliasing, BackwardRefuses) {
+  run_cases<Pass<true, true>>({
+    ALIAS("dX", "X", move_to(p.backward.dX, p.backward.X.data)),
+        ALIAS("dX", "dO", move_to(p.backward.dX, p.backward.dO.data)),
+        ALIAS("dX", "addend", move_to(p.backward.addend, rows_after(p.backward.dX, -1))),
+        ALIAS("dX", "saved.H", move_to(p.backward.dX, p.saved.H.data)),
+        ALIAS("dX", "weights.W1", move_to(p.backward.dX, p.weights.W1.data)),
+        ALIAS("dX", "workspace", move_to(p.backward.dX, p.backward.workspace)),
+        ALIAS("ds", "dO", move_to(p.backward.ds, p.backward.dO.data)),
+        ALIAS("ds", "routing", move_to(p.backward.ds, p.routing.row_score)),
+        ALIAS("dweights.W1", "weights.W1", move_to(p.dweights.W1, p.weights.W1.data)),
+        ALIAS("dweights.W2", "weights.W2", move_to(p.dweights.W2, p.weights.W2.data)),
+        ALIAS("dweights.W1", "dweights.W1_up", move_to(p.dweights.W1, p.dweights.W1_up.data)),
+        ALIAS("dweights.b2", "weights.b2", move_to(p.dweights.b2, p.weights.b2.data)),
+        ALIAS("saved.H", "X", p.backward.mode = TILEMOE_BACKWARD_OVER_H;
+              move_to(p.backward.X, p.saved.H.data)),
+  });
+}
+
+TEST(LayerAliasing, OMayLieOverXOrTheAddend) {
+  for (const int32_t column_blocks : {1, 3}) {
+    LayerProblem apart, over_X, over_addend;
+    for (LayerProblem* p : {&apart, &over_X, &over_addend})
+      p->experts.column_blocks = column_blocks;
+    move_to(over_X.forward.O, over_X.forward.X.data);
+    move_to(over_addend.forward.O, over_addend.forward.addend.data);
+    for (LayerProblem* p : {&apart, &over_X, &over_addend}) {
+      require(tilemoe_forward(&p->experts, &p->forward));
+      EXPECT_EQ(values(p->forward.O), values(apart.forward.O));
+    }
+  }
+}
+
+TEST(LayerAliasing, DXMayBeItsAddend) {
+  LayerProblem apart, over;
+  move_to(over.backward.dX, over.backward.addend.data);
+  for (LayerProblem* p : {&apart, &over}) {
+    require(tilemoe_forward(&p->experts, &p->forward));
+    require(tilemoe_backward(&p->experts, &p->backward));
+  }
+  EXPECT_EQ(values(over.backward.dX), values(apart.backward.dX));
+  EXPECT_EQ(values(over.backward.ds), values(apart.backward.ds));
+}
+
+// REST reads no dO, so dX may have its memory.
+TEST(LayerAliasing, DXMayLieOverDOInAStageThatDoesNotReadIt) {
+  LayerProblem whole, staged;
+  for (LayerProblem* p : {&whole, &staged}) require(tilemoe_forward(&p->experts, &p->forward));
+  require(tilemoe_backward(&whole.experts, &whole.backward));
+  tilemoe_backward_args first = staged.backward, rest = staged.backward;
+  const tilemoe_weights none = {sizeof(tilemoe_weights), {}, {}, {}, {}, {}, {}};
+  first.mode = TILEMOE_BACKWARD_FIRST, rest.mode = TILEMOE_BACKWARD_REST;
+  first.dX = first.addend = rest.ds = {};
+  first.dweights = rest.dweights = &none;
+  require(tilemoe_backward(&staged.experts, &first));
+  move_to(rest.dX, rest.dO.data);
+  require(tilemoe_backward(&staged.experts, &rest));
+  EXPECT_EQ(values(rest.dX), values(whole.backward.dX));
 }
 
 }  // namespace

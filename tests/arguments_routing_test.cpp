@@ -1,200 +1,335 @@
-// The calls that build a routing, each argument wrong in every way.
+// The calls between logits and routing, those that build a routing, the losses, and sums of rows:
+// each argument wrong in every way.
 #include <cmath>
-#include <memory>
 
 #include "arguments_routing_problem.h"
 
 namespace tilemoe::arguments {
 namespace {
 
-// The args struct of a newer version: 8 bytes more, the last of which is not zero.
-template <class Args>
-std::vector<uint64_t> grow(const Args& args) {
-  static_assert(sizeof args % sizeof(uint64_t) == 0);
-  std::vector<uint64_t> grown(sizeof args / sizeof(uint64_t) + 1);
-  std::memcpy(grown.data(), &args, sizeof args);
-  grown.front() = sizeof args + sizeof(uint64_t);
-  reinterpret_cast<unsigned char*>(&grown.back())[7] = 1;
-  return grown;
-}
+// ------------------------------------------------- experts from logits
 
-// The routing and the args struct of a call that builds.
-template <class Problem>
-std::vector<BadCase<Problem>> building_cases() {
-  return {
-      {"args null", [](Problem& p) { p.args_pointer = nullptr; }, {"args is null"}},
-      {"args.struct_size too small",
-       [](Problem& p) { p.args.struct_size = 8; },
-       {"args.struct_size is 8", "sizeof"}},
-      {"args grown, and something in what they grew by",
-       [](Problem& p) {
-         p.grown_args = grow(p.args);
-         p.args_pointer = reinterpret_cast<decltype(p.args_pointer)>(p.grown_args.data());
-       },
-       {"args.struct_size is " + std::to_string(sizeof(Problem::args) + 8), "newer version"}},
-      {"routing null", [](Problem& p) { p.routing_pointer = nullptr; }, {"routing is null"}},
-      {"routing zeroed", [](Problem& p) { p.routing = {}; }, {"routing.struct_size is 0"}},
-      {"routing never bound",
-       [](Problem& p) {
-         const tilemoe_routing_spec spec = p.routing.spec;
-         p.routing = {};
-         p.routing.struct_size = sizeof p.routing, p.routing.spec = spec;
-       },
-       {"routing", "bind"}},
-      {"routing of another kind",
-       [](Problem& p) {
-         auto other = p.routing.spec.kind == TILEMOE_ROUTING_GROUPED ? TILEMOE_ROUTING_GENERAL
-                                                                     : TILEMOE_ROUTING_GROUPED;
-         p.other = std::make_unique<RoutingProblem>(other);
-         p.routing = p.other->routing;
-       },
-       {"kind"}},
-      {"capacity grown", [](Problem& p) { p.routing.spec.capacity += 64; }, {"routing"}},
-      {"E grown", [](Problem& p) { p.routing.spec.E += 64; }, {"routing"}},
-      {"device cuda",
-       [](Problem& p) { p.routing.spec.device = TILEMOE_CUDA; },
-       {"CUDA"},
-       TILEMOE_UNSUPPORTED},
-      {"device 5", [](Problem& p) { p.routing.spec.device = tilemoe_device(5); }, {"device is 5"}},
-  };
-}
+// An entry with one args struct: T and E come from its logits, so a wrong shape of theirs may show
+// at another tensor.
+template <class Args, tilemoe_status (*kEntry)(const Args*)>
+struct Entry : virtual Problem {
+  Entry() { args.struct_size = sizeof args; }
+  tilemoe_status call() { return kEntry(args_pointer); }
 
-struct RouteTopK : RoutingProblem {
-  tilemoe_route_top_k_args args{};
-  tilemoe_routing* routing_pointer = &routing;
-  const tilemoe_route_top_k_args* args_pointer = &args;
-  std::unique_ptr<RoutingProblem> other;
-  std::vector<uint64_t> grown_args;
-
-  RouteTopK() : RoutingProblem(TILEMOE_ROUTING_TOP_K) {
-    args.struct_size = sizeof args;
-    args.ids = new_tensor(arena, TILEMOE_INT32, {kT, kK});
-    args.scores = new_tensor(arena, TILEMOE_FLOAT32, {kT, kK});
-    args.workspace = workspace, args.workspace_bytes = workspace_bytes;
-  }
-  bool accepts(const std::string& name, tilemoe_dtype dtype) const {
-    return name == "ids" ? is_integer(dtype) : is_float(dtype);
-  }
-  const char* function() const { return "tilemoe_route_top_k"; }
-  tilemoe_status call() { return tilemoe_route_top_k(routing_pointer, args_pointer); }
+  Args args{};
+  const Args* args_pointer = &args;
 };
 
-TEST(RoutingArguments, RouteTopK) {
-  auto cases = building_cases<RouteTopK>();
-  append_tensor(cases, "ids", &tilemoe_route_top_k_args::ids);
-  append_tensor(cases, "scores", &tilemoe_route_top_k_args::scores);
+template <class P>
+Cases<P> entry_cases() {
+  return {BAD(p.args_pointer = nullptr, "args is null"),
+          BAD(p.args.struct_size = 8, "struct_size is 8"),
+          BAD(p.args.struct_size = 0, "struct_size is 0"),
+          BAD(p.args.struct_size -= 1, "struct_size")};
+}
+template <class P>
+Cases<P> device_cases() {
+  auto cases = entry_cases<P>();
+  BAD_VALUES(cases, "device", p.args.device = tilemoe_device(v), 2, 3);
+  cases.push_back(UNSUPPORTED(p.args.device = TILEMOE_CUDA, "CUDA"));
+  return cases;
+}
+// Rows of what top_k and route_tokens have in common.
+template <class P>
+Cases<P> scoring_cases() {
+  Cases<P> cases = {
+    BAD(p.args.n_group = 2, "n_group is 2", "E = 5"),
+    BAD(p.args.topk_group = 2, "topk_group is 2", "one group"),
+    BAD(p.args.n_group = 5; p.args.topk_group = 2, "K is 3", "at most 2"),
+    BAD(p.args.routed_scaling_factor = NAN, "routed_scaling_factor is nan"),
+    BAD(p.args.routed_scaling_factor = -INFINITY, "routed_scaling_factor is -inf"),
+  };
+  BAD_VALUES(cases, "scoring", p.args.scoring = tilemoe_scoring(v), -1, 5);
+  return cases;
+}
+
+// Equal logits, and room for each token's experts and their scores.
+template <class Args, tilemoe_status (*kEntry)(const Args*)>
+struct Choice : Entry<Args, kEntry> {
+  Choice() {
+    this->args.logits = this->floats({kT, kE});
+    this->args.ids = this->integers({kT, kK});
+    this->args.scores = this->floats({kT, kK});
+    this->args.expert_counts = this->integers({kE});
+  }
+};
+
+template <tilemoe_scoring kScoring>
+struct TopK : Choice<tilemoe_top_k_args, tilemoe_top_k> {
+  TopK() {
+    args.scoring = kScoring, args.K = kK;
+    if (kScoring == TILEMOE_SIGMOID) args.selection_bias = floats({kE});
+  }
+  const char* function() const { return "tilemoe_top_k"; }
+};
+
+template <tilemoe_scoring kScoring>
+Cases<TopK<kScoring>> top_k_cases() {
+  using P = TopK<kScoring>;
+  auto cases = device_cases<P>();
+  append(cases, scoring_cases<P>());
+  const char* const two = kScoring == TILEMOE_SIGMOID ? "at least 2" : "group_score is 0";
+  append<P>(cases, {
+    BAD(p.args.K = kE + 1, "K is 6", "5"), BAD(p.args.K = 2, "ids", "(7, 3)", "(7, 2)"),
+        BAD(p.args.n_group = -1, "n_group is -1", "32"),
+        BAD(p.args.n_group = 33, "n_group is 33", "32"),
+        BAD(p.args.n_group = 5, "topk_group is 0", "5"),
+        BAD(p.args.n_group = 5; p.args.topk_group = 6, "topk_group is 6", "n_group = 5"),
+        BAD(p.args.n_group = 5; p.args.topk_group = 4;
+            p.args.group_score = tilemoe_group_score(2), "group_score is 2"),
+        BAD(p.args.n_group = 5; p.args.topk_group = 4, two)
+  });
+  BAD_VALUES(cases, "K", p.args.K = v, 0, -3, INT64_MAX);
+  BAD_TENSOR(cases, args.logits, .layout = Layout::kRows, .accepted = kFloats, .free = {"shape["});
+  BAD_TENSOR(cases, args.ids, .accepted = kIntegers);
+  BAD_TENSOR(cases, args.scores);
+  BAD_TENSOR(cases, args.expert_counts, .optional = true);
+  return cases;
+}
+
+TEST(RouterArguments, TopK) {
+  auto cases = top_k_cases<TILEMOE_SOFTMAX_OVER_CHOSEN>();
+  cases.push_back(BAD(p.args.selection_bias = p.args.expert_counts, "selection_bias", "(5)"));
+  run_cases(cases);
+}
+
+TEST(RouterArguments, TopKWithSelectionBias) {
+  auto cases = top_k_cases<TILEMOE_SIGMOID>();
+  BAD_TENSOR(cases, args.selection_bias, .optional = true);
+  run_cases(cases);
+}
+
+struct TopKScores : Choice<tilemoe_top_k_scores_args, tilemoe_top_k_scores> {
+  const char* function() const { return "tilemoe_top_k_scores"; }
+};
+
+TEST(RouterArguments, TopKScores) {
+  auto cases = device_cases<TopKScores>();
+  append<TopKScores>(cases,
+                     {BAD(p.args.scoring = tilemoe_scoring(5), "scoring is 5"),
+                      BAD(p.args.reserved = 1, "reserved is 1"),
+                      BAD(p.args.routed_scaling_factor = NAN, "routed_scaling_factor is nan"),
+                      BAD(p.args.ids.shape[1] = p.args.scores.shape[1] = 0, "K is 0")});
+  BAD_TENSOR(cases, args.logits, .layout = Layout::kRows, .accepted = kFloats, .free = {"shape["});
+  BAD_TENSOR(cases, args.scores);
+  BAD_TENSOR(cases, args.expert_counts, .optional = true);
+  run_cases(cases);
+}
+
+struct Losses : Entry<tilemoe_router_losses_args, tilemoe_router_losses> {
+  Losses() {
+    args.logits = floats({kT, kE});
+    args.expert_counts = integers({kE});
+    args.losses = floats({2});
+    args.dlogits = floats({kT, kE});
+    args.balance_coefficient = 0.5f, args.z_coefficient = 0.25f;
+    require(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, kT, kE, &args.workspace_bytes));
+    args.workspace = arena.take(args.workspace_bytes);
+  }
+  const char* function() const { return "tilemoe_router_losses"; }
+};
+
+TEST(RouterArguments, Losses) {
+  auto cases = device_cases<Losses>();
+  cases.push_back(BAD(p.args.balance_coefficient = NAN, "balance_coefficient"));
+  cases.push_back(BAD(p.args.z_coefficient = INFINITY, "z_coefficient", "inf"));
+  BAD_TENSOR(cases, args.logits, .layout = Layout::kRows, .accepted = kFloats, .free = {"shape["});
+  BAD_TENSOR(cases, args.expert_counts);
+  BAD_TENSOR(cases, args.losses, .optional = true);
+  BAD_TENSOR(cases, args.dlogits, .layout = Layout::kRows, .optional = true);
   append_workspace(cases);
   run_cases(cases);
 }
 
-constexpr int64_t kD = 24;
-
-template <tilemoe_scoring kScoring>
-struct RouteTokens : RoutingProblem {
-  tilemoe_route_tokens_args args{};
-  tilemoe_routing* routing_pointer = &routing;
-  const tilemoe_route_tokens_args* args_pointer = &args;
-  std::unique_ptr<RoutingProblem> other;
-  std::vector<uint64_t> grown_args;
-
-  RouteTokens() : RoutingProblem(TILEMOE_ROUTING_TOP_K) {
-    args.struct_size = sizeof args;
-    args.scoring = kScoring;
-    args.X = new_tensor(arena, TILEMOE_FLOAT32, {kT, kD});
-    args.router_weight = new_tensor(arena, TILEMOE_FLOAT32, {kE, kD});
-    args.router_bias = new_tensor(arena, TILEMOE_FLOAT32, {kE});
-    if (kScoring == TILEMOE_SIGMOID) args.selection_bias = new_tensor(arena, TILEMOE_FLOAT32, {kE});
-    args.logits = new_tensor(arena, TILEMOE_FLOAT32, {kT, kE});
-    args.expert_counts = new_tensor(arena, TILEMOE_INT32, {kE});
-    require(tilemoe_route_tokens_workspace_bytes(&spec, kD, &args.workspace_bytes));
-    args.workspace = arena.take(args.workspace_bytes);
+// A top-K or a rounded routing of equal logits, built, and the gradient of its scores.
+template <tilemoe_routing_kind kKind, tilemoe_scoring kScoring>
+struct RouterBackward : RoutingProblem,
+                        Entry<tilemoe_router_backward_args, tilemoe_router_backward> {
+  RouterBackward() : RoutingProblem(kKind) {
+    args.logits = floats({kT, kE});
+    if (kKind == TILEMOE_ROUTING_ROUNDED) {
+      tilemoe_route_rounded_args route{};
+      route.struct_size = sizeof route;
+      route.logits = args.logits;
+      route.workspace = workspace, route.workspace_bytes = workspace_bytes;
+      require(tilemoe_route_rounded(&routing, &route));
+    } else {
+      const tilemoe_route_top_k_args route = top_k_args(kK);
+      require(tilemoe_route_top_k(&routing, &route));
+    }
+    args.scoring = kScoring, args.routing = &routing;
+    args.ds = floats({routing.spec.pairs});
+    args.dlogits = floats({kT, kE});
+    args.workspace = workspace, args.workspace_bytes = workspace_bytes;
   }
-  bool accepts(const std::string& name, tilemoe_dtype dtype) const {
-    if (name == "X" || name == "router_bias") return is_float(dtype);
-    return dtype == (name == "expert_counts" ? TILEMOE_INT32 : TILEMOE_FLOAT32);
-  }
-  const char* function() const { return "tilemoe_route_tokens"; }
-  tilemoe_status call() { return tilemoe_route_tokens(routing_pointer, args_pointer); }
+  const char* function() const { return "tilemoe_router_backward"; }
 };
 
-// Its width is X's own, so a wrong one may show at another tensor.
-template <class Problem>
-void append_X(std::vector<BadCase<Problem>>& cases) {
-  const Argument<Problem> X{"X", [](Problem& p) -> tilemoe_tensor& { return p.args.X; },
-                            Layout::kRows, false, true};
-  for (auto bad : tensor_cases(X)) {
-    if (bad.name.find("shape[1]") != std::string::npos) bad.words.clear();
-    cases.push_back(bad);
+template <class P>
+Cases<P> router_backward_cases(bool optional_logits) {
+  auto cases = entry_cases<P>();
+  append<P>(cases, {BAD(p.args.routing = nullptr, "routing is null"),
+                    BAD(p.routing.offsets = nullptr, "bind"),
+                    BAD(p.routing.spec.capacity += 64, "routing"),
+                    BAD(p.args.scoring = tilemoe_scoring(7), "scoring is 7"),
+                    UNSUPPORTED(p.routing.spec.device = TILEMOE_CUDA, "CUDA")});
+  BAD_VALUES(cases, "accumulate", p.args.accumulate = int32_t(v), -1, 2);
+  BAD_TENSOR(cases, args.ds);
+  BAD_TENSOR(cases, args.dlogits, .layout = Layout::kRows);
+  BAD_TENSOR(cases, args.logits, .layout = Layout::kRows, .optional = optional_logits,
+             .accepted = kFloats);
+  append_workspace(cases);
+  return cases;
+}
+
+TEST(RouterArguments, BackwardOverChosen) {
+  using P = RouterBackward<TILEMOE_ROUTING_TOP_K, TILEMOE_SOFTMAX_OVER_CHOSEN>;
+  run_cases(router_backward_cases<P>(true));
+  P without;
+  without.args.logits = {};
+  expect_taken(without);
+}
+
+TEST(RouterArguments, BackwardOverAll) {
+  using P = RouterBackward<TILEMOE_ROUTING_TOP_K, TILEMOE_SOFTMAX_OVER_ALL>;
+  run_cases(router_backward_cases<P>(false));
+}
+
+TEST(RouterArguments, BackwardOfRounding) {
+  using P = RouterBackward<TILEMOE_ROUTING_ROUNDED, TILEMOE_SOFTMAX_RENORMALIZED>;
+  auto cases = router_backward_cases<P>(false);
+  cases.push_back(BAD(p.args.scoring = TILEMOE_SIGMOID, "scoring is 3", "2"));
+  run_cases(cases);
+}
+
+TEST(RouterArguments, BackwardOfOtherKinds) {
+  for (auto kind : {TILEMOE_ROUTING_GENERAL, TILEMOE_ROUTING_GROUPED}) {
+    RouterBackward<TILEMOE_ROUTING_TOP_K, TILEMOE_SOFTMAX_OVER_CHOSEN> problem;
+    RoutingProblem other(kind);
+    problem.args.routing = &other.routing;
+    expect_refused(problem.call(), "kind");
   }
 }
 
-template <class Problem>
-std::vector<BadCase<Problem>> token_cases() {
-  auto cases = building_cases<Problem>();
-  append(
-      cases,
-      {{"scoring -1", [](Problem& p) { p.args.scoring = tilemoe_scoring(-1); }, {"scoring is -1"}},
-       {"scoring 5", [](Problem& p) { p.args.scoring = tilemoe_scoring(5); }, {"scoring is 5"}},
-       {"logits_dtype int32",
-        [](Problem& p) { p.args.logits_dtype = TILEMOE_INT32; },
-        {"logits_dtype is int32"}},
-       {"logits_dtype 9",
-        [](Problem& p) { p.args.logits_dtype = tilemoe_dtype(9); },
-        {"logits_dtype is unknown"}},
-       {"logits of another dtype",
-        [](Problem& p) { p.args.logits_dtype = TILEMOE_BFLOAT16; },
-        {"logits", "bfloat16"}},
-       {"a weight of X's width alone",
-        [](Problem& p) { p.args.X.shape[1] = 16; },
-        {"router_weight", "(5, 16)"}},
-       {"d 20", [](Problem& p) { p.args.X.shape[1] = 20; }, {"d is 20", "multiple of 8"}},
-       {"d 0", [](Problem& p) { p.args.X.shape[1] = 0; }, {"d is 0", "multiple of 8"}},
-       {"X of 16 bits, the weight of other 16 bits",
-        [](Problem& p) {
-          p.args.X.dtype = TILEMOE_BFLOAT16;
-          p.args.router_weight.dtype = TILEMOE_FLOAT16;
-        },
-        {"router_weight", "bfloat16 or float32"}},
-       {"n_group 2 of 5", [](Problem& p) { p.args.n_group = 2; }, {"n_group is 2", "E = 5"}},
-       {"topk_group without groups",
-        [](Problem& p) { p.args.topk_group = 2; },
-        {"topk_group is 2", "one group"}},
-       {"K past the groups",
-        [](Problem& p) { p.args.n_group = 5, p.args.topk_group = 2; },
-        {"K is 3", "at most 2"}},
-       {"factor NaN",
-        [](Problem& p) { p.args.routed_scaling_factor = NAN; },
-        {"routed_scaling_factor is nan"}},
-       {"logits over X",
-        [](Problem& p) { p.args.logits.data = p.args.X.data; },
-        {"logits", "X", "memory"}},
-       {"counts in the workspace",
-        [](Problem& p) { p.args.expert_counts.data = p.args.workspace; },
-        {"expert_counts", "workspace", "memory"}}});
-  append_X(cases);
-  append_tensor(cases, "router_bias", &tilemoe_route_tokens_args::router_bias, true);
-  append_tensor(cases, "logits", &tilemoe_route_tokens_args::logits, true);
-  append_tensor(cases, "expert_counts", &tilemoe_route_tokens_args::expert_counts, true);
-  append(cases,
-         tensor_cases(Argument<Problem>{
-             "router_weight", [](Problem& p) -> tilemoe_tensor& { return p.args.router_weight; },
-             Layout::kRows, false, true}));
+// ------------------------------------------------- routings
+
+template <class Args, tilemoe_status (*kEntry)(tilemoe_routing*, const Args*)>
+struct Building : RoutingProblem {
+  explicit Building(tilemoe_routing_kind kind, tilemoe_rounding rounding = TILEMOE_ROUND_NEAREST)
+      : RoutingProblem(kind, kCapacity, rounding) {
+    args.struct_size = sizeof args;
+  }
+  tilemoe_status call() { return kEntry(routing_pointer, args_pointer); }
+
+  // The args struct of a newer version: 8 bytes more, the last of which is not zero.
+  void grow_args() {
+    grown_args.resize(sizeof args / sizeof(uint64_t) + 1);
+    std::memcpy(grown_args.data(), &args, sizeof args);
+    grown_args.front() = sizeof args + sizeof(uint64_t);
+    reinterpret_cast<unsigned char*>(&grown_args.back())[7] = 1;
+    args_pointer = reinterpret_cast<const Args*>(grown_args.data());
+  }
+  void take_another_kind() {
+    const bool grouped = spec.kind == TILEMOE_ROUTING_GROUPED;
+    other = std::make_unique<RoutingProblem>(grouped ? TILEMOE_ROUTING_GENERAL
+                                                     : TILEMOE_ROUTING_GROUPED);
+    routing = other->routing;
+  }
+
+  Args args{};
+  static_assert(sizeof args % sizeof(uint64_t) == 0);
+  tilemoe_routing* routing_pointer = &routing;
+  const Args* args_pointer = &args;
+  std::unique_ptr<RoutingProblem> other;
+  std::vector<uint64_t> grown_args;
+};
+
+template <class P>
+Cases<P> building_cases() {
+  return {BAD(p.args_pointer = nullptr, "args is null"),
+          BAD(p.args.struct_size = 8, "args.struct_size is 8", "sizeof"),
+          BAD(p.grow_args(), "args.struct_size is " + std::to_string(sizeof(P::args) + 8),
+              "newer version"),
+          BAD(p.routing_pointer = nullptr, "routing is null"),
+          BAD(p.routing = {}, "routing.struct_size is 0"),
+          BAD(p.unbind(), "routing", "bind"),
+          BAD(p.take_another_kind(), "kind"),
+          BAD(p.routing.spec.capacity += 64, "routing"),
+          BAD(p.routing.spec.E += 64, "routing"),
+          UNSUPPORTED(p.routing.spec.device = TILEMOE_CUDA, "CUDA"),
+          BAD(p.routing.spec.device = tilemoe_device(5), "device is 5")};
+}
+
+struct RouteTopK : Building<tilemoe_route_top_k_args, tilemoe_route_top_k> {
+  RouteTopK() : Building(TILEMOE_ROUTING_TOP_K) { args = top_k_args(kK); }
+  const char* function() const { return "tilemoe_route_top_k"; }
+};
+
+TEST(RoutingArguments, RouteTopK) {
+  auto cases = building_cases<RouteTopK>();
+  BAD_TENSOR(cases, args.ids, .accepted = kIntegers);
+  BAD_TENSOR(cases, args.scores, .accepted = kFloats);
+  append_workspace(cases);
+  run_cases(cases);
+}
+
+template <tilemoe_scoring kScoring>
+struct RouteTokens : Building<tilemoe_route_tokens_args, tilemoe_route_tokens> {
+  RouteTokens() : Building(TILEMOE_ROUTING_TOP_K) {
+    args.scoring = kScoring;
+    args.X = floats({kT, kD});
+    args.router_weight = floats({kE, kD});
+    args.router_bias = floats({kE});
+    if (kScoring == TILEMOE_SIGMOID) args.selection_bias = floats({kE});
+    args.logits = floats({kT, kE});
+    args.expert_counts = integers({kE});
+    require(tilemoe_route_tokens_workspace_bytes(&spec, kD, &args.workspace_bytes));
+    args.workspace = arena.take(args.workspace_bytes);
+  }
+  const char* function() const { return "tilemoe_route_tokens"; }
+};
+
+template <class P>
+Cases<P> token_cases() {
+  auto cases = building_cases<P>();
+  append(cases, scoring_cases<P>());
+  append<P>(cases, {
+    BAD(p.args.logits_dtype = TILEMOE_INT32, "logits_dtype is int32"),
+        BAD(p.args.logits_dtype = tilemoe_dtype(9), "logits_dtype is unknown"),
+        BAD(p.args.logits_dtype = TILEMOE_BFLOAT16, "logits", "bfloat16"),
+        BAD(p.args.X.shape[1] = 16, "router_weight", "(5, 16)"),
+        BAD(p.args.X.dtype = TILEMOE_BFLOAT16;
+            p.args.router_weight.dtype = TILEMOE_FLOAT16, "router_weight", "bfloat16 or float32"),
+        BAD(p.args.logits.data = p.args.X.data, "logits", "X", "memory"),
+        BAD(p.args.expert_counts.data = p.args.workspace, "expert_counts", "workspace", "memory"),
+        BAD(p.args.X.shape[1] = 20, "d is 20", "multiple of 8"),
+        BAD(p.args.X.shape[1] = 0, "d is 0", "multiple of 8")
+  });
+  // Its width is X's own, so a wrong one may show at another tensor.
+  BAD_TENSOR(cases, args.X, .layout = Layout::kRows, .aligned = true, .accepted = kFloats,
+             .free = {"shape[1]"});
+  BAD_TENSOR(cases, args.router_bias, .optional = true, .accepted = kFloats);
+  BAD_TENSOR(cases, args.logits, .optional = true);
+  BAD_TENSOR(cases, args.expert_counts, .optional = true);
+  BAD_TENSOR(cases, args.router_weight, .layout = Layout::kRows, .aligned = true);
   append_workspace(cases);
   return cases;
 }
 
 TEST(RoutingArguments, RouteTokens) {
-  using Problem = RouteTokens<TILEMOE_SOFTMAX_OVER_CHOSEN>;
-  auto cases = token_cases<Problem>();
-  cases.push_back({"selection bias without a sigmoid",
-                   [](Problem& p) { p.args.selection_bias = p.args.router_bias; },
-                   {"selection_bias", "(5)"}});
+  auto cases = token_cases<RouteTokens<TILEMOE_SOFTMAX_OVER_CHOSEN>>();
+  cases.push_back(BAD(p.args.selection_bias = p.args.router_bias, "selection_bias", "(5)"));
   run_cases(cases);
 }
 
 TEST(RoutingArguments, RouteTokensWithSelectionBias) {
   auto cases = token_cases<RouteTokens<TILEMOE_SIGMOID>>();
-  append_tensor(cases, "selection_bias", &tilemoe_route_tokens_args::selection_bias, true);
+  BAD_TENSOR(cases, args.selection_bias, .optional = true);
   run_cases(cases);
 }
 
@@ -204,14 +339,11 @@ TEST(RoutingArguments, RouteTokensIsOfFew) {
   tilemoe_routing_spec spec{};
   spec.struct_size = sizeof spec;
   spec.kind = TILEMOE_ROUTING_TOP_K;
-  size_t bytes = 7;
   const auto expect = [&](int64_t T, int64_t E, int64_t K, int64_t d, tilemoe_status status,
                           const char* word) {
     spec.T = T, spec.E = E, spec.K = K;
-    bytes = 7;
-    EXPECT_EQ(tilemoe_route_tokens_workspace_bytes(&spec, d, &bytes), status) << word;
-    EXPECT_NE(std::string(tilemoe_last_error()).find(word), std::string::npos)
-        << tilemoe_last_error();
+    size_t bytes = 7;
+    expect_refused(tilemoe_route_tokens_workspace_bytes(&spec, d, &bytes), word, status);
     EXPECT_EQ(bytes == 7, status != TILEMOE_SUCCESS);
   };
   expect(64, 512, 32, 65536, TILEMOE_SUCCESS, "");
@@ -226,113 +358,179 @@ TEST(RoutingArguments, RouteTokensIsOfFew) {
   EXPECT_EQ(tilemoe_route_tokens_workspace_bytes(&spec, 64, nullptr), TILEMOE_INVALID_ARGUMENT);
 }
 
-struct RouteGeneral : RoutingProblem {
-  tilemoe_route_general_args args{};
-  tilemoe_routing* routing_pointer = &routing;
-  const tilemoe_route_general_args* args_pointer = &args;
-  std::unique_ptr<RoutingProblem> other;
-  std::vector<uint64_t> grown_args;
-
-  RouteGeneral() : RoutingProblem(TILEMOE_ROUTING_GENERAL) {
-    args.struct_size = sizeof args;
-    args.tokens = new_tensor(arena, TILEMOE_INT32, {kPairs});
-    args.experts = new_tensor(arena, TILEMOE_INT64, {kPairs});
-    args.scores = new_tensor(arena, TILEMOE_FLOAT32, {kPairs});
+struct RouteGeneral : Building<tilemoe_route_general_args, tilemoe_route_general> {
+  RouteGeneral() : Building(TILEMOE_ROUTING_GENERAL) {
+    args.tokens = integers({kPairs});
+    args.experts = integers({kPairs}, TILEMOE_INT64);
+    args.scores = floats({kPairs});
     args.workspace = workspace, args.workspace_bytes = workspace_bytes;
   }
-  bool accepts(const std::string& name, tilemoe_dtype dtype) const {
-    return name == "scores" ? is_float(dtype) : is_integer(dtype);
-  }
   const char* function() const { return "tilemoe_route_general"; }
-  tilemoe_status call() { return tilemoe_route_general(routing_pointer, args_pointer); }
 };
 
 TEST(RoutingArguments, RouteGeneral) {
   auto cases = building_cases<RouteGeneral>();
-  append_tensor(cases, "tokens", &tilemoe_route_general_args::tokens);
-  append_tensor(cases, "experts", &tilemoe_route_general_args::experts);
-  append_tensor(cases, "scores", &tilemoe_route_general_args::scores);
+  BAD_TENSOR(cases, args.tokens, .accepted = kIntegers);
+  BAD_TENSOR(cases, args.experts, .accepted = kIntegers);
+  BAD_TENSOR(cases, args.scores, .accepted = kFloats);
   append_workspace(cases);
   run_cases(cases);
 }
 
 template <tilemoe_rounding kRounding>
-struct RouteRounded : RoutingProblem {
-  tilemoe_route_rounded_args args{};
-  tilemoe_routing* routing_pointer = &routing;
-  const tilemoe_route_rounded_args* args_pointer = &args;
-  std::unique_ptr<RoutingProblem> other;
-  std::vector<uint64_t> grown_args;
-
-  RouteRounded() : RoutingProblem(TILEMOE_ROUTING_ROUNDED, kRounding) {
-    args.struct_size = sizeof args;
-    args.logits = new_tensor(arena, TILEMOE_FLOAT32, {kT, kE});
-    args.expert_counts = new_tensor(arena, TILEMOE_INT32, {kE});
-    if (kRounding == TILEMOE_ROUND_STOCHASTIC) {
-      args.seed = new_tensor(arena, TILEMOE_INT64, {1});
-      args.step = new_tensor(arena, TILEMOE_INT64, {1});
-    }
+struct RouteRounded : Building<tilemoe_route_rounded_args, tilemoe_route_rounded> {
+  RouteRounded() : Building(TILEMOE_ROUTING_ROUNDED, kRounding) {
+    args.logits = floats({kT, kE});
+    args.expert_counts = integers({kE});
+    if (kRounding == TILEMOE_ROUND_STOCHASTIC) use_random_state();
     args.workspace = workspace, args.workspace_bytes = workspace_bytes;
   }
-  bool accepts(const std::string& name, tilemoe_dtype dtype) const {
-    if (name == "logits") return is_float(dtype);
-    return dtype == (name == "expert_counts" ? TILEMOE_INT32 : TILEMOE_INT64);
-  }
   const char* function() const { return "tilemoe_route_rounded"; }
-  tilemoe_status call() { return tilemoe_route_rounded(routing_pointer, args_pointer); }
+  void use_random_state() {
+    args.seed = integers({1}, TILEMOE_INT64);
+    args.step = integers({1}, TILEMOE_INT64);
+  }
 };
 
 template <tilemoe_rounding kRounding>
-std::vector<BadCase<RouteRounded<kRounding>>> rounded_cases() {
+Cases<RouteRounded<kRounding>> rounded_cases() {
   auto cases = building_cases<RouteRounded<kRounding>>();
-  append_tensor(cases, "logits", &tilemoe_route_rounded_args::logits, false, Layout::kRows);
-  append_tensor(cases, "expert_counts", &tilemoe_route_rounded_args::expert_counts, true);
+  BAD_TENSOR(cases, args.logits, .layout = Layout::kRows, .accepted = kFloats);
+  BAD_TENSOR(cases, args.expert_counts, .optional = true);
   append_workspace(cases);
   return cases;
 }
 
 TEST(RoutingArguments, RouteRounded) {
-  using Problem = RouteRounded<TILEMOE_ROUND_NEAREST>;
   auto cases = rounded_cases<TILEMOE_ROUND_NEAREST>();
-  for (auto member : {&tilemoe_route_rounded_args::seed, &tilemoe_route_rounded_args::step})
-    cases.push_back(
-        {"a random state that nearest does not use",
-         [member](Problem& p) { p.args.*member = tensor(p.args.logits.data, TILEMOE_INT64, {1}); },
-         {member == &tilemoe_route_rounded_args::seed ? "seed" : "step", "stochastic"}});
+  cases.push_back(BAD(p.use_random_state(); p.args.step = {}, "seed", "stochastic"));
+  cases.push_back(BAD(p.use_random_state(); p.args.seed = {}, "step", "stochastic"));
   run_cases(cases);
 }
 
 TEST(RoutingArguments, RouteRoundedAtRandom) {
   auto cases = rounded_cases<TILEMOE_ROUND_STOCHASTIC>();
-  append_tensor(cases, "seed", &tilemoe_route_rounded_args::seed);
-  append_tensor(cases, "step", &tilemoe_route_rounded_args::step);
+  BAD_TENSOR(cases, args.seed);
+  BAD_TENSOR(cases, args.step);
   run_cases(cases);
 }
 
-struct RouteGrouped : RoutingProblem {
-  tilemoe_route_grouped_args args{};
-  tilemoe_routing* routing_pointer = &routing;
-  const tilemoe_route_grouped_args* args_pointer = &args;
-  std::unique_ptr<RoutingProblem> other;
-  std::vector<uint64_t> grown_args;
-
-  RouteGrouped() : RoutingProblem(TILEMOE_ROUTING_GROUPED) {
-    args.struct_size = sizeof args;
-    args.counts = new_tensor(arena, TILEMOE_INT32, {kE});
-    args.scores = new_tensor(arena, TILEMOE_FLOAT32, {kRows});
-  }
-  bool accepts(const std::string& name, tilemoe_dtype dtype) const {
-    return name == "counts" ? is_integer(dtype) : dtype == TILEMOE_FLOAT32;
+struct RouteGrouped : Building<tilemoe_route_grouped_args, tilemoe_route_grouped> {
+  RouteGrouped() : Building(TILEMOE_ROUTING_GROUPED) {
+    args.counts = integers({kE});
+    args.scores = floats({kCapacity});
   }
   const char* function() const { return "tilemoe_route_grouped"; }
-  tilemoe_status call() { return tilemoe_route_grouped(routing_pointer, args_pointer); }
 };
 
 TEST(RoutingArguments, RouteGrouped) {
   auto cases = building_cases<RouteGrouped>();
-  append_tensor(cases, "counts", &tilemoe_route_grouped_args::counts);
-  append_tensor(cases, "scores", &tilemoe_route_grouped_args::scores, true);
+  BAD_TENSOR(cases, args.counts, .accepted = kIntegers);
+  BAD_TENSOR(cases, args.scores, .optional = true);
   run_cases(cases);
+}
+
+// ------------------------------------------------- sums of rows
+
+constexpr int64_t kOutRows = 5, kPlaces = 3, kSourceRows = 4;
+constexpr int32_t kSources = 3;
+
+struct SumRows : Entry<tilemoe_sum_rows_args, tilemoe_sum_rows> {
+  SumRows() {
+    args.sources = kSources, args.source = sources;
+    args.source_rows = kSourceRows;
+    for (int32_t s = 0; s < kSources; ++s) sources[s] = floats({kSourceRows, kD}).data;
+    args.place = integers({kOutRows, kPlaces});
+    args.addend = floats({kOutRows, kD});
+    args.out = floats({kOutRows, kD});
+  }
+  const char* function() const { return "tilemoe_sum_rows"; }
+  tilemoe_tensor source(int32_t s) const {
+    return tensor(const_cast<void*>(sources[s]), TILEMOE_FLOAT32, {kSourceRows, kD});
+  }
+  const float* source_row(int32_t s, int64_t row) const {
+    return static_cast<const float*>(sources[s]) + row * kD;
+  }
+  void set_d(int64_t d) { args.out.shape[1] = args.addend.shape[1] = d; }
+  void set_P(int64_t P) { args.place = tensor(args.place.data, TILEMOE_INT32, {kOutRows, P}); }
+  void set_rows(int64_t rows) {
+    for (tilemoe_tensor* t : {&args.place, &args.addend, &args.out}) t->shape[0] = rows;
+  }
+
+  const void* sources[TILEMOE_MAX_SOURCES + 1] = {};
+};
+
+TEST(SumRowsArguments, EachIsChecked) {
+  using P = SumRows;
+  auto cases = device_cases<P>();
+  append<P>(cases, {BAD(p.args.source = nullptr, "source is null"),
+                    BAD(p.sources[1] = nullptr, "source[1]", "(4, 24)", "null"),
+                    BAD(p.sources[2] = p.source_row(2, 0) + 2, "source[2]", "16 bytes"),
+                    BAD(p.args.source_rows = INT32_MAX / kSources + 1, "source_rows is 715827883",
+                        "715827882"),
+                    BAD(p.set_d(20), "d is 20", "8"), BAD(p.set_d(0), "d is 0"),
+                    BAD(p.set_P(0), "P is 0", "1 to 64"), BAD(p.set_P(65), "P is 65", "1 to 64"),
+                    BAD(p.args.out.dtype = TILEMOE_BFLOAT16, "addend", "bfloat16"),
+                    BAD(p.args.out.shape[0] = int64_t{1} << 31, "rows is 2147483648"),
+                    BAD(p.args.out.data = p.args.place.data, "out", "place", "shares memory"),
+                    BAD(p.args.out.data = p.source(1).data, "out", "source[1]", "shares memory"),
+                    BAD(p.args.out.data = const_cast<float*>(p.source_row(0, kSourceRows - 1)),
+                        "out", "source[0]", "shares memory"),
+                    BAD(p.args.addend.data = static_cast<float*>(p.args.out.data) + kD, "out",
+                        "addend", "shares memory")});
+  BAD_VALUES(cases, "source_rows", p.args.source_rows = v, -1, INT64_MAX);
+  for (const int32_t sources : {0, -1, 65})
+    cases.push_back({"sources",
+                     [sources](P& p) { p.args.sources = sources; },
+                     {"sources is " + std::to_string(sources), "1 to 64"}});
+  BAD_TENSOR(cases, args.place);
+  // (5, 3) of place may also be (5, 2): P is place's own to say
+  cases.erase(std::remove_if(cases.begin(), cases.end(),
+                             [](const auto& bad) {
+                               return bad.name == "place: shape[1] = 2" ||
+                                      bad.name == "place: shape[1] = 11";
+                             }),
+              cases.end());
+  BAD_TENSOR(cases, args.addend, .layout = Layout::kRows, .optional = true, .aligned = true);
+  // rows and d come from out: a wrong shape may show at another tensor, as another dtype does.
+  BAD_TENSOR(cases, args.out, .layout = Layout::kRows, .aligned = true,
+             .free = {"shape[", "dtype"});
+  run_cases(cases);
+}
+
+TEST(SumRowsArguments, WhatIsTaken) {
+  {
+    SumRows p;  // values are no errors
+    for (int64_t i = 0; i < kOutRows * kPlaces; ++i)
+      static_cast<int32_t*>(p.args.place.data)[i] = i % 2 == 0 ? INT32_MIN : INT32_MAX;
+    expect_taken(p);
+  }
+  {
+    SumRows p;  // no rows
+    p.set_rows(0);
+    p.args.place.data = p.args.addend.data = p.args.out.data = nullptr;
+    expect_taken(p);
+  }
+  {
+    SumRows p;  // sources without rows are nowhere
+    p.args.source_rows = 0;
+    for (const void*& source : p.sources) source = nullptr;
+    expect_taken(p);
+  }
+  {
+    SumRows p;  // one source twice, and the addend among them
+    p.sources[1] = p.sources[0];
+    p.args.addend = p.source(0);
+    p.set_rows(kSourceRows);
+    expect_taken(p);
+  }
+  {
+    SumRows p;
+    p.args.addend = p.args.out;
+    expect_taken(p);
+    p.args.addend = {};
+    expect_taken(p);
+  }
 }
 
 }  // namespace

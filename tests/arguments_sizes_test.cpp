@@ -1,4 +1,4 @@
-// The calls that answer with a size, bind a routing or set the threads: bad specifications, and the
+// The calls that return a size, bind a routing or set the threads: bad specifications, and the
 // documented sizes of good ones.
 #include <thread>
 
@@ -10,8 +10,7 @@ namespace tilemoe::arguments {
 namespace {
 
 // Every size of one routing and layer; a failed call leaves the numbers as they were.
-struct Sizes {
-  Arena arena;
+struct Sizes : Problem {
   tilemoe_routing_spec spec{};
   tilemoe_experts experts{};
   tilemoe_routing routing{};
@@ -30,8 +29,6 @@ struct Sizes {
     query.struct_size = sizeof query;
     query.experts = &experts, query.routing = &spec, query.pass = TILEMOE_PASS_FORWARD;
   }
-  Sizes(const Sizes&) = delete;
-  Sizes& operator=(const Sizes&) = delete;
   tilemoe_status workspace() { return tilemoe_workspace_bytes(&query, &bytes); }
   std::vector<int64_t> host_outputs() const {
     return {capacity, static_cast<int64_t>(bytes), static_cast<int64_t>(saved.rows),
@@ -60,49 +57,29 @@ struct SizesOf : Sizes {
 
 template <int kCall>
 void run_spec_cases() {
-  using Problem = SizesOf<kCall>;
-  std::vector<BadCase<Problem>> cases = {
-      {"null", [](Problem& p) { p.spec_pointer = nullptr; }, {"spec is null"}},
-      {"struct_size", [](Problem& p) { p.spec.struct_size = 12; }, {"struct_size is 12"}},
-      {"device", [](Problem& p) { p.spec.device = tilemoe_device(-1); }, {"device is -1"}},
-      {"kind -1", [](Problem& p) { p.spec.kind = tilemoe_routing_kind(-1); }, {"kind is -1"}},
-      {"kind 4", [](Problem& p) { p.spec.kind = tilemoe_routing_kind(4); }, {"kind is 4"}},
-      {"rounding 5", [](Problem& p) { p.spec.rounding = tilemoe_rounding(5); }, {"rounding is 5"}},
-      {"groups of another kind",
-       [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_TOP_K, p.spec.round_tokens = kT; },
-       {"round_tokens is 7", "only token rounding"}},
-      {"T past the rows of a grouped routing",
-       [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_GROUPED; },
-       {"T is 7", "expected 0"}},
-      {"T * K past int32",
-       [](Problem& p) { p.spec.T = INT32_MAX, p.spec.rounding = TILEMOE_ROUND_DOWN; },
-       {"T * K", "2147483647 * 3"}},
-      {"E * m past int32",
-       [](Problem& p) {
-         p.spec.T = 1 << 20, p.spec.m = INT32_MAX, p.spec.E = p.experts.E = 1 << 20;
-       },
-       {"rows"}},
-      {"pairs past int32",
-       [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_GENERAL, p.spec.pairs = int64_t{1} << 31; },
-       {"2147483648"}},
-      {"pairs negative",
-       [](Problem& p) { p.spec.kind = TILEMOE_ROUTING_GENERAL, p.spec.pairs = -1; },
-       {"pairs is -1"}},
+  using P = SizesOf<kCall>;
+  Cases<P> cases = {
+    BAD(p.spec_pointer = nullptr, "spec is null"),
+    BAD(p.spec.struct_size = 12, "struct_size is 12"),
+    BAD(p.spec.device = tilemoe_device(-1), "device is -1"),
+    BAD(p.spec.rounding = tilemoe_rounding(5), "rounding is 5"),
+    BAD(p.spec.kind = TILEMOE_ROUTING_TOP_K;
+        p.spec.round_tokens = kT, "round_tokens is 7", "only token rounding"),
+    BAD(p.spec.kind = TILEMOE_ROUTING_GROUPED, "T is 7", "expected 0"),
+    BAD(p.spec.T = INT32_MAX; p.spec.rounding = TILEMOE_ROUND_DOWN, "T * K", "2147483647 * 3"),
+    BAD(p.spec.T = p.spec.E = p.experts.E = 1 << 20; p.spec.m = INT32_MAX, "rows"),
+    BAD(p.spec.kind = TILEMOE_ROUTING_GENERAL; p.spec.pairs = int64_t{1} << 31, "2147483648"),
+    BAD(p.spec.kind = TILEMOE_ROUTING_GENERAL; p.spec.pairs = -1, "pairs is -1"),
   };
-  const auto numbers = [&](const char* name, int64_t tilemoe_routing_spec::*member,
-                           std::vector<int64_t> values) {
-    for (int64_t value : values)
-      cases.push_back({std::string(name) + " = " + std::to_string(value),
-                       [member, value](Problem& p) { p.spec.*member = value; },
-                       {std::string(name) + " is " + std::to_string(value)}});
-  };
-  numbers("T", &tilemoe_routing_spec::T, {-1, INT64_MIN, int64_t{1} << 31, INT64_MAX});
-  numbers("E", &tilemoe_routing_spec::E, {0, -1, INT64_MIN, INT32_MAX, INT64_MAX});
-  numbers("K", &tilemoe_routing_spec::K, {0, -1, kE + 1, INT64_MAX});
-  numbers("m", &tilemoe_routing_spec::m, {0, -128, int64_t{1} << 31, INT64_MAX});
-  numbers("capacity", &tilemoe_routing_spec::capacity, {-1, INT64_MIN, int64_t{1} << 31});
-  numbers("round_tokens", &tilemoe_routing_spec::round_tokens,
-          {-1, -kT, INT64_MIN, 2, kT + 1, 2 * kT, INT64_MAX});
+  constexpr int64_t kPast = int64_t{1} << 31;
+  BAD_VALUES(cases, "kind", p.spec.kind = tilemoe_routing_kind(v), -1, 4);
+  BAD_VALUES(cases, "T", p.spec.T = v, -1, INT64_MIN, kPast, INT64_MAX);
+  BAD_VALUES(cases, "E", p.spec.E = v, 0, -1, INT64_MIN, INT32_MAX, INT64_MAX);
+  BAD_VALUES(cases, "K", p.spec.K = v, 0, -1, kE + 1, INT64_MAX);
+  BAD_VALUES(cases, "m", p.spec.m = v, 0, -128, kPast, INT64_MAX);
+  BAD_VALUES(cases, "capacity", p.spec.capacity = v, -1, INT64_MIN, kPast);
+  BAD_VALUES(cases, "round_tokens", p.spec.round_tokens = v, -1, -kT, INT64_MIN, 2, kT + 1, 2 * kT,
+             INT64_MAX);
   run_cases(cases);
 }
 
@@ -123,13 +100,6 @@ TEST(SizeArguments, SavedBytes) {
 }
 TEST(SizeArguments, LayerWorkspace) {
   run_spec_cases<5>();
-}
-
-void expect_refused(tilemoe_status status, const char* word,
-                    tilemoe_status expected = TILEMOE_INVALID_ARGUMENT) {
-  EXPECT_EQ(status, expected);
-  EXPECT_NE(std::string(tilemoe_last_error()).find(word), std::string::npos)
-      << "no '" << word << "' in: " << tilemoe_last_error();
 }
 
 TEST(SizeArguments, NowhereToWrite) {
