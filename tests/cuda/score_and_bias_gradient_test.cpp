@@ -9,83 +9,66 @@
 #include "backend.h"
 #include "cuda/backend.h"
 #include "cuda/device_tensors.h"
+#include "cuda/step_cases.h"
 
 namespace tilemoe::test {
 namespace {
-
-struct GradientCase {
-  std::string name;
-  std::vector<int32_t> counts;  // rows of each expert
-  int64_t d, n;
-  tilemoe_dtype dtype = TILEMOE_BFLOAT16;
-  tilemoe_activation activation = TILEMOE_SWIGLU;
-  tilemoe_gate_layout gate_layout = TILEMOE_GATE_CONCATENATED;
-  bool gathered = true;
-  bool scored = true;
-  bool b2 = true;
-  tilemoe_dtype gradient = TILEMOE_FLOAT32;
-  bool accumulate = false;
-  bool W1_transposed = false;
-};
-
-void PrintTo(const GradientCase& c, std::ostream* out) {
-  *out << c.name;
-}
 
 constexpr int64_t kT = 53, kSpareRows = 11;
 
 class GradientProblem {
  public:
-  explicit GradientProblem(const GradientCase& c)
+  explicit GradientProblem(const StepCase& c)
       : c_(c),
         E_(static_cast<int64_t>(c.counts.size())),
         M_(std::accumulate(c.counts.begin(), c.counts.end(), int64_t{0})),
-        capacity_(M_ + kSpareRows),
+        capacity_(M_ + c.spare_rows),
         width_(tilemoe_activation_gated(c.activation) != 0 ? 2 * c.n : c.n),
         offsets_(TILEMOE_INT32, {E_ + 1}),
         tokens_(TILEMOE_INT32, {capacity_}),
         scores_(TILEMOE_FLOAT32, {capacity_}),
         pair_row_(TILEMOE_INT32, {capacity_}),
-        dO_(c.dtype, {c.gathered ? kT : capacity_, c.d}),
-        dH_(c.dtype, {capacity_, width_}),
-        b2_(c.dtype, {E_, c.d}),
+        dO_(c.dtype(), {c.has(kGrouped) ? capacity_ : kT, c.d}),
+        dH_(c.dtype(), {capacity_, width_}),
+        b2_(c.dtype(), {E_, c.d}),
         ds_partial_(TILEMOE_FLOAT32, {ds_groups(c.n), capacity_}),
         ds_(TILEMOE_FLOAT32, {capacity_}),
-        db2_(c.gradient, {E_, c.d}),
-        db1_(c.gradient, {E_, split() ? c.n : width_}),
-        db1_up_(c.gradient, {E_, c.n}) {
+        db2_(gradient(), {E_, c.d}),
+        db1_(gradient(), {E_, split() ? c.n : width_}),
+        db1_up_(gradient(), {E_, c.n}) {
     experts_.struct_size = sizeof experts_;
-    experts_.dtype = c.dtype;
+    experts_.dtype = c.dtype();
     experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
     experts_.activation = c.activation;
-    experts_.gate_layout = c.gate_layout;
+    experts_.gate_layout = c.gate_layout();
     W1_.ndim = 3;
-    W1_.stride[2] = c.W1_transposed ? width_ : 1;
-    if (c.gate_layout == TILEMOE_GATE_INTERLEAVED && c.W1_transposed) dH_.alternate_on_device();
+    W1_.stride[2] = c.has(kW1Transposed) ? width_ : 1;
+    if (c.adjacent()) dH_.alternate_on_device();
     fill();
   }
 
   void run(Backend& backend, bool device) {
     const auto place = [&](TwinTensor& t) { return device ? t.device() : t.host(); };
     tilemoe_routing routing{};
-    routing.spec.kind = c_.gathered ? TILEMOE_ROUTING_GENERAL : TILEMOE_ROUTING_GROUPED;
+    routing.spec.kind = c_.has(kGrouped) ? TILEMOE_ROUTING_GROUPED : TILEMOE_ROUTING_GENERAL;
     routing.spec.T = kT, routing.spec.E = E_;
     routing.spec.pairs = routing.spec.capacity = capacity_;
     routing.offsets = static_cast<int32_t*>(place(offsets_).data);
-    if (c_.gathered) {
+    if (!c_.has(kGrouped)) {
       routing.row_token = static_cast<int32_t*>(place(tokens_).data);
       routing.pair_row = static_cast<int32_t*>(place(pair_row_).data);
     }
-    const Rows rows{.E = E_,
-                    .capacity = capacity_,
-                    .offsets = routing.offsets,
-                    .token = routing.row_token,
-                    .score = c_.scored ? static_cast<const float*>(place(scores_).data) : nullptr};
+    const Rows rows{
+        .E = E_,
+        .capacity = capacity_,
+        .offsets = routing.offsets,
+        .token = routing.row_token,
+        .score = c_.has(kWithoutScores) ? nullptr : static_cast<const float*>(place(scores_).data)};
     backend.score_gradient({.experts = &experts_,
                             .routing = &routing,
                             .ds_partial = static_cast<const float*>(place(ds_partial_).data),
                             .dO = place(dO_),
-                            .b2 = c_.b2 ? place(b2_) : tilemoe_tensor{},
+                            .b2 = c_.has(kBiases) ? place(b2_) : tilemoe_tensor{},
                             .ds = static_cast<float*>(place(ds_).data),
                             .stream = nullptr});
     TwinBuffer scratch(
@@ -98,7 +81,7 @@ class GradientProblem {
                            .dH = place(dH_),
                            .db1 = place(db1_),
                            .db1_up = split() ? place(db1_up_) : tilemoe_tensor{},
-                           .accumulate = c_.accumulate,
+                           .accumulate = c_.has(kAccumulate),
                            .scratch = {device ? scratch.device() : scratch.host(),
                                        scratch.host_bytes().size() - 2 * TwinBuffer::kGuard},
                            .stream = nullptr});
@@ -120,7 +103,8 @@ class GradientProblem {
   }
 
  private:
-  bool split() const { return c_.gate_layout == TILEMOE_GATE_SPLIT; }
+  tilemoe_dtype gradient() const { return c_.has(kFloatGradients) ? TILEMOE_FLOAT32 : c_.dtype(); }
+  bool split() const { return c_.has(kSplit); }
 
   void fill() {
     verify::Random random(11, 3);
@@ -138,7 +122,7 @@ class GradientProblem {
     });
     scores_.fill([&](int64_t r) { return r < M_ ? 0.5 * static_cast<double>(1 + r % 3) : NAN; });
     const auto whole = [&] { return static_cast<double>(random.below(5) - 2); };
-    const bool grouped = !c_.gathered;
+    const bool grouped = c_.has(kGrouped);
     dO_.fill([&](int64_t i) { return grouped && i >= M_ * c_.d ? NAN : whole(); });
     dH_.fill([&](int64_t i) { return i >= M_ * width_ ? NAN : whole(); });
     ds_partial_.fill([&](int64_t i) { return i % capacity_ >= M_ ? NAN : whole(); });
@@ -146,7 +130,7 @@ class GradientProblem {
       tensor->fill([&](int64_t) { return whole(); });
   }
 
-  const GradientCase c_;
+  const StepCase c_;
   int64_t E_, M_, capacity_, width_;
   tilemoe_experts experts_{};
   tilemoe_tensor W1_{};  // a layout
@@ -154,7 +138,7 @@ class GradientProblem {
       db1_up_;
 };
 
-class CudaScoreAndBiasGradient : public testing::TestWithParam<GradientCase> {};
+class CudaScoreAndBiasGradient : public testing::TestWithParam<StepCase> {};
 
 TEST_P(CudaScoreAndBiasGradient, AreTheCpus) {
   GradientProblem problem(GetParam());
@@ -163,72 +147,32 @@ TEST_P(CudaScoreAndBiasGradient, AreTheCpus) {
   problem.expect_same();
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cases, CudaScoreAndBiasGradient,
-    testing::Values(
-        GradientCase{.name = "no_rows", .counts = {0, 0, 0}, .d = 24, .n = 16},
-        GradientCase{.name = "no_rows_added",
-                     .counts = {0, 0, 0},
-                     .d = 24,
-                     .n = 16,
-                     .gradient = TILEMOE_BFLOAT16,
-                     .accumulate = true},
-        GradientCase{.name = "one_row", .counts = {0, 1, 0}, .d = 24, .n = 16},
-        GradientCase{.name = "ragged",
-                     .counts = {300, 0, 1, 255, 256, 257, 31, 0, 513},
-                     .d = 1032,
-                     .n = 520},
-        GradientCase{.name = "float16",
-                     .counts = {300, 0, 1, 255},
-                     .d = 136,
-                     .n = 40,
-                     .dtype = TILEMOE_FLOAT16},
-        GradientCase{.name = "into_16_bits",
-                     .counts = {300, 0, 1, 255},
-                     .d = 136,
-                     .n = 40,
-                     .dtype = TILEMOE_FLOAT16,
-                     .gradient = TILEMOE_FLOAT16},
-        GradientCase{.name = "added",
-                     .counts = {70, 0, 1, 255},
-                     .d = 136,
-                     .n = 40,
-                     .gradient = TILEMOE_BFLOAT16,
-                     .accumulate = true},
-        GradientCase{.name = "interleaved",
-                     .counts = {70, 0, 1, 700},
-                     .d = 136,
-                     .n = 40,
-                     .gate_layout = TILEMOE_GATE_INTERLEAVED},
-        GradientCase{.name = "adjacent",
-                     .counts = {70, 0, 1, 700},
-                     .d = 136,
-                     .n = 40,
-                     .gate_layout = TILEMOE_GATE_INTERLEAVED,
-                     .accumulate = true,
-                     .W1_transposed = true},
-        GradientCase{.name = "split",
-                     .counts = {70, 0, 1, 700},
-                     .d = 136,
-                     .n = 40,
-                     .gate_layout = TILEMOE_GATE_SPLIT,
-                     .accumulate = true},
-        GradientCase{.name = "not_gated",
-                     .counts = {70, 0, 1, 700},
-                     .d = 136,
-                     .n = 40,
-                     .activation = TILEMOE_RELU},
-        GradientCase{.name = "grouped_without_scores",
-                     .counts = {70, 0, 1, 700},
-                     .d = 136,
-                     .n = 40,
-                     .gathered = false,
-                     .scored = false},
-        GradientCase{
-            .name = "without_b2", .counts = {70, 0, 1, 700}, .d = 136, .n = 328, .b2 = false},
-        GradientCase{
-            .name = "many_experts", .counts = std::vector<int32_t>(600, 3), .d = 16, .n = 8}),
-    [](const auto& test) { return test.param.name; });
+StepCase row(const char* name, const std::vector<int32_t>& counts, int64_t d, int64_t n,
+             uint32_t flags, tilemoe_activation activation = TILEMOE_SWIGLU) {
+  return {name, kBackward, counts, kT, d, n, kSpareRows, flags, activation};
+}
+
+const std::vector<int32_t> kShort = {300, 0, 1, 255}, kLong = {70, 0, 1, 700};
+constexpr uint32_t kTo32 = kFloatGradients | kBiases;
+const StepCase kCases[] = {
+    row("no_rows", {0, 0, 0}, 24, 16, kTo32),
+    row("no_rows_added", {0, 0, 0}, 24, 16, kBiases | kAccumulate),
+    row("one_row", {0, 1, 0}, 24, 16, kTo32),
+    row("ragged", {300, 0, 1, 255, 256, 257, 31, 0, 513}, 1032, 520, kTo32),
+    row("float16", kShort, 136, 40, kTo32 | kFloat16),
+    row("into_16_bits", kShort, 136, 40, kBiases | kFloat16),
+    row("added", {70, 0, 1, 255}, 136, 40, kBiases | kAccumulate),
+    row("interleaved", kLong, 136, 40, kTo32 | kInterleaved),
+    row("adjacent", kLong, 136, 40, kTo32 | kAdjacent | kAccumulate),
+    row("split", kLong, 136, 40, kTo32 | kSplit | kAccumulate),
+    row("not_gated", kLong, 136, 40, kTo32, TILEMOE_RELU),
+    row("grouped_without_scores", kLong, 136, 40, kTo32 | kGrouped | kWithoutScores),
+    row("without_b2", kLong, 136, 328, kFloatGradients),
+    row("many_experts", std::vector<int32_t>(600, 3), 16, 8, kTo32),
+};
+
+INSTANTIATE_TEST_SUITE_P(, CudaScoreAndBiasGradient, testing::ValuesIn(kCases),
+                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace tilemoe::test

@@ -13,12 +13,11 @@
 #include "cuda/backend.h"
 #include "cuda/compare.h"
 #include "cuda/device_tensors.h"
-#include "cuda/sm90/tiles.h"
+#include "cuda/step_cases.h"
 
 namespace tilemoe::test {
 
-// Inputs that are in both. A case has sizes, types and layout, and whether numbers are `integers`.
-template <class Case>
+// Inputs that are in both.
 class StepProblem {
  public:
   struct NamedOutput {
@@ -28,32 +27,29 @@ class StepProblem {
   };
 
  protected:
-  explicit StepProblem(const Case& c)
+  explicit StepProblem(const StepCase& c)
       : c_(c),
         E_(static_cast<int64_t>(c.counts.size())),
         M_(row_begin(E_)),
         capacity_(M_ + c.spare_rows),
-        split_(c.gate_layout == TILEMOE_GATE_SPLIT),
+        split_(c.has(kSplit)),
         width_(tilemoe_activation_gated(c.activation) != 0 ? 2 * c.n : c.n),
         w1_rows_(split_ ? c.n : width_),
         offsets_(TILEMOE_INT32, {E_ + 1}),
         tokens_(TILEMOE_INT32, {capacity_}),
-        W1_(c.dtype, {E_, w1_rows_, c.d}, c.W1_transposed),
-        W1_up_(c.dtype, {E_, c.n, c.d}, c.W1_transposed),
-        W2_(c.dtype, {E_, c.d, c.n}, c.W2_transposed) {
+        W1_(c.dtype(), {E_, w1_rows_, c.d}, c.has(kW1Transposed)),
+        W1_up_(c.dtype(), {E_, c.n, c.d}, c.has(kW1Transposed)),
+        W2_(c.dtype(), {E_, c.d, c.n}, c.has(kW2Transposed)) {
     experts_.struct_size = sizeof experts_;
-    experts_.dtype = c.dtype;
+    experts_.dtype = c.dtype();
     experts_.d = c.d, experts_.n = c.n, experts_.E = E_;
     experts_.activation = c.activation;
-    experts_.gate_layout = c.gate_layout;
+    experts_.gate_layout = c.gate_layout();
     experts_.clamp = c.clamp, experts_.alpha = c.alpha, experts_.up_shift = c.up_shift;
     offsets_.fill([&](int64_t e) { return static_cast<double>(row_begin(e)); });
   }
   ~StepProblem() = default;
 
-  // Whether the device has gate and up columns of H in turn, which the host has one after the
-  // other.
-  bool adjacent() const { return c_.gate_layout == TILEMOE_GATE_INTERLEAVED && c_.W1_transposed; }
   int64_t row_begin(int64_t e) const {
     return std::accumulate(c_.counts.begin(), c_.counts.begin() + e, int64_t{0});
   }
@@ -62,12 +58,12 @@ class StepProblem {
     return {.E = E_,
             .capacity = capacity_,
             .offsets = static_cast<const int32_t*>(offsets_.on(on_device).data),
-            .token = c_.gathered ? token : nullptr};
+            .token = c_.has(kGrouped) ? nullptr : token};
   }
 
   // Up to `range`, or of the size of `scale`.
   double number(int64_t range, double scale) {
-    if (!c_.integers) return scale * random_.normal();
+    if (c_.has(kUnitScale)) return scale * random_.normal();
     return static_cast<double>(random_.below(2 * range + 1) - range);
   }
   void fill(TwinTensor& tensor, int64_t range, double scale) {
@@ -79,7 +75,7 @@ class StepProblem {
     fill(W2_, 1, 1 / std::sqrt(static_cast<double>(c_.n)));
   }
 
-  const Case c_;
+  const StepCase c_;
   int64_t E_, M_, capacity_;
   bool split_;
   int64_t width_, w1_rows_;
@@ -106,20 +102,20 @@ void expect_bits(Problem& problem, const std::vector<std::vector<uint8_t>>& got,
   }
 }
 
-// Beside what the host has.
-template <class Problem, class Case>
-void expect_outputs(Problem& problem, const std::vector<std::vector<uint8_t>>& got, const Case& c) {
+// Compared with what the host has.
+template <class Problem>
+void expect_outputs(Problem& problem, const std::vector<std::vector<uint8_t>>& got,
+                    const StepCase& c) {
   size_t i = 0;
   for (const auto& output : problem.outputs()) {
     SCOPED_TRACE(output.name);
-    expect_equal(*output.tensor, got[i++], c.integers || !output.wanted,
-                 c.dtype == TILEMOE_FLOAT16 ? 1e-4 : 1e-3);
+    expect_equal(*output.tensor, got[i++], !c.has(kUnitScale) || !output.wanted,
+                 c.has(kFloat16) ? 1e-4 : 1e-3);
   }
 }
 
-// A case's tile, where it names one.
-template <class Case>
-Tuning tuning_of(const Case& c) {
+// A case's tile, if it names one.
+inline Tuning tuning_of(const StepCase& c) {
   return {.tile = c.tile ? &*c.tile : nullptr};
 }
 

@@ -1,0 +1,227 @@
+// The cases of the forward and of the backward steps, in one table.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "activation_kinds.h"
+#include "cuda/products.h"
+#include "cuda/sm90/tiles.h"
+
+namespace tilemoe::test {
+
+enum Passes : uint32_t { kForward = 1, kBackward = 2, kBoth = 3 };
+
+// What a case has other than bfloat16, concatenated gate and up rows, dense last dimensions, small
+// whole numbers, gathered rows, and every output.
+enum Flags : uint32_t {
+  kFloat16 = 1 << 0,
+  kInterleaved = 1 << 1,
+  kSplit = 1 << 2,
+  kW1Transposed = 1 << 3,
+  kW2Transposed = 1 << 4,
+  kTransposed = kW1Transposed | kW2Transposed,
+  kAdjacent = kInterleaved | kW1Transposed,
+  kGrouped = 1 << 5,
+  kUnitScale = 1 << 6,
+  kBiases = 1 << 7,  // forward's
+  kWithoutH = 1 << 8,
+  kFloatGradients = 1 << 9,  // backward's, from here on
+  kAccumulate = 1 << 10,
+  kDHOverH = 1 << 11,
+  kWithoutScores = 1 << 12,
+  kWithoutDH = 1 << 13,
+  kWithoutAScaled = 1 << 14,
+  kWithoutDs = 1 << 15,
+};
+
+struct StepCase {
+  std::string name;
+  uint32_t passes;
+  std::vector<int32_t> counts;  // rows of each expert
+  int64_t T, d, n;
+  int64_t spare_rows = 0;  // capacity past M
+  uint32_t flags = 0;
+  tilemoe_activation activation = TILEMOE_REGLU;
+  int32_t nan_expert = -1;
+  std::optional<cuda::TileConfiguration> tile = {};  // the one chosen, if none is given
+  float clamp = 0, alpha = 0, up_shift = 0;
+
+  bool has(uint32_t flag) const { return (flags & flag) != 0; }
+  tilemoe_dtype dtype() const { return has(kFloat16) ? TILEMOE_FLOAT16 : TILEMOE_BFLOAT16; }
+  tilemoe_gate_layout gate_layout() const {
+    return has(kInterleaved) ? TILEMOE_GATE_INTERLEAVED
+           : has(kSplit)     ? TILEMOE_GATE_SPLIT
+                             : TILEMOE_GATE_CONCATENATED;
+  }
+  // Whether the device has gate and up columns of H in turn, which the host has one after the
+  // other.
+  bool adjacent() const { return has(kInterleaved) && has(kW1Transposed); }
+};
+
+inline void PrintTo(const StepCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
+inline std::vector<StepCase> step_cases(Passes pass) {
+  const std::vector<int32_t> ragged = {129, 0, 1, 64, 300, 127, 0, 128};
+  const std::vector<int32_t> many = {2000, 1500, 33, 1025, 900}, one = {1};
+  const std::vector<int32_t> crowd(300, 7);
+  std::vector<int32_t> long_among_many(700, 3);
+  long_among_many[77] = 3000, long_among_many[699] = 1100, long_among_many[300] = 0;
+  constexpr auto kReGLU = TILEMOE_REGLU, kIdentity = TILEMOE_IDENTITY, kSwiGLU = TILEMOE_SWIGLU;
+  std::vector<StepCase> all = {
+      {"any_tile", kForward, ragged, 37, 256, 192, 77},
+      {"ragged", kBackward, ragged, 37, 256, 192, 77},
+      {"odd_widths", kBoth, ragged, 37, 200, 72, 5},
+      {"tiny", kBoth, one, 1, 8, 8},
+      {"one_expert_has_all", kBoth, {0, 0, 700, 0}, 37, 136, 264},
+      {"no_row", kBoth, {0, 0, 0}, 37, 64, 64, 40},
+      {"many_experts", kBoth, crowd, 37, 72, 40, 200},
+      {"many_tiles", kBoth, many, 1000, 1032, 520},
+      {"grouped", kForward, ragged, 37, 256, 192, 130, kGrouped},
+      {"grouped", kBackward, ragged, 37, 256, 192, 33, kGrouped},
+      {"nan_expert", kBoth, ragged, 37, 256, 192, 90, 0, kReGLU, 4},
+      {"adjacent_nan_expert", kBoth, ragged, 37, 256, 192, 90, kAdjacent, kReGLU, 4},
+      {"interleaved", kForward, ragged, 37, 256, 136, 0, kInterleaved | kBiases},
+      {"split", kForward, ragged, 37, 256, 136, 0, kSplit | kBiases},
+      {"biases", kForward, ragged, 37, 256, 136, 0, kBiases},
+      {"transposed", kForward, ragged, 37, 200, 136, 0, kTransposed},
+      {"transposed_split", kForward, ragged, 37, 256, 192, 0, kSplit | kTransposed},
+      {"adjacent", kForward, ragged, 37, 200, 136, 77, kAdjacent | kW2Transposed | kBiases},
+      {"adjacent_tiny", kForward, one, 1, 8, 8, 0, kAdjacent},
+      {"adjacent_grouped", kForward, ragged, 37, 264, 328, 9, kAdjacent | kGrouped | kFloat16},
+      {"adjacent_inference", kForward, ragged, 37, 256, 192, 0, kAdjacent | kWithoutH},
+      {"adjacent_many_tiles", kForward, many, 1000, 1032, 520, 0, kAdjacent},
+      {"float16", kForward, ragged, 37, 256, 192, 0, kFloat16},
+      {"float16_transposed", kForward, ragged, 37, 256, 192, 0, kFloat16 | kTransposed},
+      {"identity", kForward, ragged, 37, 256, 328, 0, kBiases, kIdentity},
+      {"identity_transposed", kForward, ragged, 37, 256, 328, 0, kTransposed, kIdentity},
+      {"relu_squared", kForward, ragged, 37, 64, 328, 0, 0, TILEMOE_RELU_SQUARED},
+      {"inference", kForward, ragged, 37, 256, 192, 0, kWithoutH},
+      {"nan_expert_grouped", kBackward, ragged, 37, 72, 40, 90, kGrouped, kReGLU, 2},
+      {"nan_expert_long", kBackward, {1500, 64, 2100, 3, 1400}, 37, 264, 136, 90, 0, kReGLU, 2},
+      {"long_expert_alone", kBackward, {4097}, 37, 264, 520, 30},
+      {"long_expert_among_many", kBackward, long_among_many, 37, 40, 72},
+      {"dH_over_H", kBackward, ragged, 37, 200, 328, 20, kDHOverH},
+      {"dH_over_H_many_tiles", kBackward, many, 1000, 264, 1032, 0, kDHOverH},
+      {"no_scores", kBackward, ragged, 37, 200, 136, 0, kWithoutScores},
+      {"only_dH", kBackward, ragged, 37, 200, 136, 0, kWithoutAScaled | kWithoutDs},
+      {"only_ds", kBackward, ragged, 37, 200, 136, 0, kWithoutDH | kWithoutAScaled},
+      {"only_A_scaled", kBackward, ragged, 37, 200, 136, 0, kWithoutDH | kWithoutDs},
+      {"adjacent_dH_over_H", kBackward, ragged, 37, 200, 328, 20, kAdjacent | kDHOverH},
+      {"adjacent_many_tiles", kBackward, many, 1000, 264, 1032, 0,
+       kAdjacent | kW2Transposed | kDHOverH},
+      {"adjacent_unit_scale", kBackward, ragged, 37, 520, 328, 0, kAdjacent | kUnitScale, kSwiGLU},
+      {"unit_scale", kBackward, ragged, 37, 520, 328, 0, kUnitScale},
+  };
+  for (const auto& [name, tile] :
+       {std::pair("_cooperative256", cuda::kCooperative256),
+        std::pair("_pairs256", cuda::kCluster256), std::pair("_pairs192", cuda::kCluster192),
+        std::pair("_pingpong128", cuda::kPingPong128),
+        std::pair("_pingpong64", cuda::kPingPong64)}) {
+    const auto add = [&, suffix = name, tile = tile](const std::string& kind, uint32_t flags) {
+      all.push_back({"swiglu" + kind + suffix, kForward, ragged, 37, 512, 328, 77,
+                     kUnitScale | flags, kSwiGLU, -1, tile});
+    };
+    add("", 0), add("_biases", kBiases), add("_grouped", kBiases | kGrouped);
+    add("_inference", kBiases | kWithoutH);
+    all.push_back({std::string("swiglu_many_tiles") + name, kForward, many, 1000, 1032, 520, 77,
+                   kUnitScale | kBiases, kSwiGLU, -1, tile});
+    all.push_back(
+        {std::string("down") + name, kForward, many, 1000, 1032, 520, 0, 0, kReGLU, -1, tile});
+  }
+  // Every layout, with every dtype of the gradients, written and added; and again with experts so
+  // long that blocks share their weight gradients. Either tile meets each of them: that of a weight
+  // gradient follows from n.
+  struct Layout {
+    const char* name;
+    uint32_t flags;
+    tilemoe_activation activation = kReGLU;
+  };
+  constexpr std::pair<uint32_t, const char*> kDTypes[] = {{0, "_bf16"}, {kFloat16, "_fp16"}};
+  for (const Layout& layout :
+       {Layout{"concat", 0}, Layout{"concat_t", kTransposed}, Layout{"interleaved", kInterleaved},
+        Layout{"adjacent", kAdjacent | kW2Transposed}, Layout{"split", kSplit},
+        Layout{"split_t", kSplit | kTransposed}, Layout{"plain", 0, kIdentity},
+        Layout{"plain_t", kTransposed, kIdentity}})
+    for (const auto& [dtype, dtype_name] : kDTypes)
+      for (const uint32_t gradients : {0u, uint32_t{kFloatGradients}})
+        for (const uint32_t accumulate : {0u, uint32_t{kAccumulate}})
+          for (const bool is_long : {false, true}) {
+            const bool wide = is_long == (accumulate != 0);
+            all.push_back({std::string(layout.name) + dtype_name + (gradients ? "_fp32" : "") +
+                               (accumulate ? "_added" : "") + (is_long ? "_long" : ""),
+                           kBackward, is_long ? std::vector<int32_t>{70, 1301, 0, 2000} : ragged,
+                           37, gradients ? 264 : 200, wide ? 200 : 136, 9,
+                           layout.flags | dtype | gradients | accumulate, layout.activation, -1,
+                           wide ? cuda::kCluster256 : cuda::kCluster192});
+          }
+  for (const auto& [dtype, dtype_name] : kDTypes)
+    for (const uint32_t transposed : {0u, uint32_t{kW1Transposed}})
+      for (const bool wide : {false, true})
+        all.push_back({std::string(wide ? "pairs256" : "pairs192") + dtype_name +
+                           (transposed ? "_transposed" : ""),
+                       kBackward,
+                       {300, 1, 0, 640, 129},
+                       37,
+                       1032,
+                       wide ? 200 : 136,
+                       60,
+                       dtype | transposed,
+                       kReGLU,
+                       3,
+                       wide ? cuda::kCluster256 : cuda::kCluster192});
+  for (tilemoe_activation activation : kActivations) {
+    const std::string name = tilemoe_activation_name(activation);
+    const uint32_t half = kUnitScale | kFloat16;
+    all.push_back({name + "_float16", kForward, ragged, 37, 256, 192, 0, half, activation});
+    all.push_back({name + "_float16", kBackward, ragged, 37, 200, 264, 0, half, activation});
+    all.push_back({name, kBackward, ragged, 37, 200, 264, 0, kUnitScale, activation});
+  }
+  const cuda::Variant swiglu{.weights = cuda::Major::kMN,
+                             .activations = cuda::Activations::kSwiGLU};
+  const cuda::Tiles tiles({cuda::ProductName::kActivationGradient, cuda::KitName::kSm90, swiglu});
+  for (const cuda::TileConfiguration& tile : tiles) {
+    const std::string name = (tile.cluster == 1 ? "alone" : "pairs") + std::to_string(tile.block_n);
+    const bool wide = tile.block_n == 256;
+    all.push_back(
+        {name, kBackward, ragged, 37, 200, wide ? 248 : 264, 77, kUnitScale, kSwiGLU, -1, tile});
+    all.push_back({name + "_many_tiles_dH_over_H", kBackward, many, 1000, 1032, wide ? 760 : 776,
+                   77, kUnitScale | kDHOverH, kSwiGLU, -1, tile});
+  }
+  for (const Passes either : {kForward, kBackward}) {
+    const bool forward = either == kForward;
+    StepCase c{"clamped_swiglu",
+               either,
+               ragged,
+               37,
+               forward ? 256 : 200,
+               forward ? 192 : 136,
+               0,
+               kUnitScale | (forward ? kBiases : 0u),
+               kSwiGLU,
+               -1,
+               {},
+               forward ? 1.5f : 1.25f,
+               1.702f,
+               1.f};
+    all.push_back(c);
+    c.name = "gpt_oss", c.flags |= kAdjacent | kW2Transposed;
+    all.push_back(c);
+    c.name = "gpt_oss_float16", c.flags |= kFloat16;
+    all.push_back(c);
+  }
+  std::erase_if(all, [pass](const StepCase& c) { return (c.passes & pass) == 0; });
+  return all;
+}
+
+#define STEP_TESTS(suite, pass)                                          \
+  INSTANTIATE_TEST_SUITE_P(, suite, testing::ValuesIn(step_cases(pass)), \
+                           [](const auto& instance) { return instance.param.name; })
+
+}  // namespace tilemoe::test
