@@ -32,7 +32,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser():
     parser = _Parser(
-        prog="python -m tilemoe bench", description=__doc__, allow_abbrev=False,
+        prog="tilemoe bench", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument_group("what to measure").add_argument
