@@ -493,15 +493,18 @@ def test_check_of_an_arch_that_is_not_there(child, capsys):
     assert "warning: --kit is the older name of --arch\n" in capsys.readouterr().err
 
 
-def test_the_child_of_check(capsys):
+def test_the_child_of_check(capsys, monkeypatch):
     words = ("one-token/float16", "--device", "cpu", "--lines")
     assert run("check", *words) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [list(event) for event in events] == [["device", "count"], ["case"], ["result"]]
     rows = events[2]["result"]["rows"]
     assert len(rows) > 10 and all(re.fullmatch("[0-9a-f]{16}", row["bits"]) for row in rows)
-    assert run("check", "nothing", "--lines") == 0
+    assert run("check", "nothing", "--device", "cpu", "--lines") == 0
     assert "no case matches nothing" in json.loads(capsys.readouterr().out)["wrong_usage"]
+    monkeypatch.setattr(check, "why_no_layer", lambda: "it needs 10.0")
+    assert run("check", "--device", "cuda", "--lines") == 0
+    assert json.loads(capsys.readouterr().out) == {"skipped": "it needs 10.0"}
 
 
 def test_two_runs_on_the_cpu_have_the_same_bits():

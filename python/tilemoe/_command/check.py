@@ -122,7 +122,11 @@ def _compare(args, arch):
 def _emit(args):
     """The child of archs.run()."""
     try:
-        registry = Registry(_device(args.device))
+        operators()
+        if args.device != "cpu" and (reason := why_no_layer()) is not None:
+            archs.emit(skipped=reason)
+            return DONE
+        registry = Registry("cpu" if args.device == "cpu" else "cuda:0")
         cases = registry.cases(args.patterns + args.case, args.dtype, args.reduced)
     except WrongUsage as error:
         archs.emit(wrong_usage=str(error))
