@@ -4,6 +4,7 @@ import array
 import json
 import math
 import os
+import pathlib
 import resource
 import shutil
 import signal
@@ -59,8 +60,7 @@ class Train(unittest.TestCase):
         """Names and bytes of the checkpoints."""
         contents = {}
         for name in kill_resume.checkpoints(self.run_folder):
-            with open(os.path.join(self.run_folder, name), "rb") as file:
-                contents[name] = file.read()
+            contents[name] = pathlib.Path(os.path.join(self.run_folder, name)).read_bytes()
         return contents
 
     def resume(self, *options, **arguments):
@@ -71,6 +71,11 @@ class Train(unittest.TestCase):
 
     def result(self, command, **arguments):
         return subprocess.run(command, text=True, capture_output=True, timeout=300, **arguments)
+
+    def well(self, *options):
+        result = self.result([TILEMOE, "train", *options])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result
 
     def error(self, *options, status=1, **arguments):
         result = self.result([TILEMOE, "train", *options], **arguments)
@@ -85,6 +90,10 @@ class Train(unittest.TestCase):
             self.assertTrue(process.poll() is None and time.monotonic() < deadline)
             time.sleep(0.001)
 
+    def require_no_step_lost(self):
+        newest = kill_resume.step_of(kill_resume.checkpoints(self.run_folder)[-1])
+        self.assertEqual(newest, max(step for _, step in kill_resume.read_steps(self.run_folder)))
+
     def test_signals_save_and_end_well(self):
         long = 100_000
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -97,9 +106,7 @@ class Train(unittest.TestCase):
             output, _ = process.communicate(timeout=120)
             self.assertEqual(process.returncode, 128 + number)
             self.assertIn(f"tilemoe train --resume {self.run_folder}", output)
-            newest = kill_resume.step_of(kill_resume.checkpoints(self.run_folder)[-1])
-            logged = max(step for _, step in kill_resume.read_steps(self.run_folder))
-            self.assertEqual(newest, logged)  # no step is lost
+            self.require_no_step_lost()
             shutil.rmtree(self.run_folder)
 
     def test_a_closed_pipe_saves_and_ends_well(self):
@@ -108,8 +115,7 @@ class Train(unittest.TestCase):
         process.stdout.readline()
         process.stdout.close()
         self.assertEqual(process.wait(timeout=120), 128 + signal.SIGPIPE)
-        newest = kill_resume.step_of(kill_resume.checkpoints(self.run_folder)[-1])
-        self.assertEqual(newest, max(step for _, step in kill_resume.read_steps(self.run_folder)))
+        self.require_no_step_lost()
 
     def test_ignored_signals_stay_ignored(self):
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -134,9 +140,7 @@ class Train(unittest.TestCase):
         self.copy_of_alone()
         first, second, newest = kill_resume.checkpoints(self.run_folder)
         os.remove(os.path.join(self.run_folder, newest))
-        result = self.result([TILEMOE, "train", "--save-every", "5", "--keep", "3", "--resume",
-                              os.path.join(self.run_folder, first)])
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.well("--save-every", "5", "--keep", "3", "--resume", os.path.join(self.run_folder, first))
         kill_resume.compare(self.alone, self.run_folder)
 
     def test_changed_options_are_named(self):
@@ -154,19 +158,15 @@ class Train(unittest.TestCase):
     def weights_after(self, *options):
         """The bytes of the last checkpoint of a copy of the run that goes on with these options."""
         self.copy_of_alone()
-        result = self.result([TILEMOE, "train", "--resume", self.run_folder, *options])
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.well("--resume", self.run_folder, *options)
         name = kill_resume.checkpoints(self.run_folder)[-1]
-        with open(os.path.join(self.run_folder, name), "rb") as file:
-            contents = file.read()
+        contents = pathlib.Path(os.path.join(self.run_folder, name)).read_bytes()
         shutil.rmtree(self.run_folder)
         return name, contents
 
     def test_a_finished_run_is_extended(self):
         self.copy_of_alone()
-        result = self.result([TILEMOE, "train", "--resume", self.run_folder, "--steps", "40", "--lr",
-                              "0.001", "--batch", "4"])
-        self.assertEqual(result.returncode, 0, result.stderr)
+        result = self.well("--resume", self.run_folder, "--steps", "40", "--lr", "0.001", "--batch", "4")
         self.assertEqual(result.stderr,
                          "changed: --batch from 2 to 4, --lr from 0.0045 to 0.001, --steps from 30 to 40\n")
         resume, = self.events("resume")
@@ -191,14 +191,12 @@ class Train(unittest.TestCase):
         os.remove(os.path.join(self.run_folder, name))
         result = self.result([TILEMOE, "train", "--resume", self.run_folder])  # from step 35
         self.assertEqual((result.returncode, result.stderr), (0, ""))
-        with open(os.path.join(self.run_folder, name), "rb") as file:
-            self.assertEqual(file.read(), whole)
+        self.assertEqual(pathlib.Path(os.path.join(self.run_folder, name)).read_bytes(), whole)
 
     def test_a_run_is_forked_into_another_folder(self):
         before = small_run.contents(self.alone)
         first = os.path.join(self.alone, kill_resume.checkpoints(self.alone)[0])
-        result = self.result([TILEMOE, "train", "--resume", first, "--out", self.run_folder, "--lr", "0.01"])
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.well("--resume", first, "--out", self.run_folder, "--lr", "0.01")
         self.assertEqual(small_run.contents(self.alone), before)
         self.assertEqual(self.events("resume")[0]["checkpoint"], first)
         self.assertEqual(list(self.events("resume")[0]["changed"]), ["lr"])
@@ -208,8 +206,7 @@ class Train(unittest.TestCase):
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         name = kill_resume.checkpoints(self.run_folder)[-1]
         for folder in (self.alone, self.run_folder):  # unchanged, it is the run that was left alone
-            with open(os.path.join(folder, name), "rb") as file:
-                self.assertEqual(file.read(), before[name][0])
+            self.assertEqual(pathlib.Path(os.path.join(folder, name)).read_bytes(), before[name][0])
 
     def test_a_short_run_works_with_the_defaults(self):
         command = [TILEMOE, "train", "--text", self.text, "--out", self.run_folder, *small_run.SIZES]
@@ -238,17 +235,6 @@ class Train(unittest.TestCase):
         self.assertIn(f"step 60/60  {sum(losses[-5:]) / 5:.3f} bits/byte (mean of the last 5 steps)",
                       result.stdout)
 
-    def test_another_text_is_refused(self):
-        with open(self.text, "rb") as file:
-            before = file.read()
-        try:
-            with open(self.text, "ab") as file:
-                file.write(b"more")
-            self.assertIn("SHA-256", self.error("--resume", self.alone))
-        finally:
-            with open(self.text, "wb") as file:
-                file.write(before)
-
     def test_a_damaged_checkpoint_names_the_one_before(self):
         self.copy_of_alone()
         newest = os.path.join(self.run_folder, NEWEST)
@@ -262,15 +248,13 @@ class Train(unittest.TestCase):
         self.assertIn(f"{newest}: truncated", error)
         advice = error.split(" can be tried with ")[1].split()
         self.assertEqual(advice[0], "--resume")
-        result = self.result([TILEMOE, "train", *advice, "--save-every", "5", "--keep", "3"])
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.well(*advice, "--save-every", "5", "--keep", "3")
         kill_resume.compare(self.alone, self.run_folder)
 
     def test_foreign_files_are_refused(self):
         self.copy_of_alone()
         foreign = os.path.join(self.run_folder, "foreign.safetensors")
-        with open(foreign, "wb") as file:
-            file.write(b"\x02\0\0\0\0\0\0\0{}")
+        pathlib.Path(foreign).write_bytes(b"\x02\0\0\0\0\0\0\0{}")
         self.assertIn("no checkpoint of", self.error("--resume", foreign))
         self.assertIn("not a safetensors file", self.error("--resume", self.text))
         self.assertIn("there is no checkpoint", self.error("--resume", foreign + "x"))
@@ -306,15 +290,12 @@ class Train(unittest.TestCase):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         steps = [f"step-{step:08}.safetensors" for step in range(5, STEPS + 1, 5)]
         self.assertEqual(kill_resume.checkpoints(self.run_folder), steps)
-        with open(log, encoding="utf-8") as file:
-            lines = file.read().count("\n")
+        lines = pathlib.Path(log).read_text().count("\n")
         first = os.path.join(self.run_folder, steps[0])
         for options in ([], ["--keep", "100"]):
-            result = self.result([TILEMOE, "train", "--resume", first, *options])
-            self.assertEqual(result.returncode, 0, result.stderr)
+            self.well("--resume", first, *options)
             self.assertEqual(kill_resume.checkpoints(self.run_folder), steps)
-        with open(log, encoding="utf-8") as file:
-            self.assertGreaterEqual(file.read().count("\n"), lines)
+        self.assertGreaterEqual(pathlib.Path(log).read_text().count("\n"), lines)
         self.assertNotIn("log.jsonl", self.files())
 
     def test_checkpoints_of_others_are_left_alone(self):
@@ -325,24 +306,19 @@ class Train(unittest.TestCase):
             os.remove(os.path.join(self.run_folder, name))
         others = [f"step-{step:08}.safetensors" for step in (1, 2, 3)]
         for name in others:
-            with open(os.path.join(self.run_folder, name), "wb") as file:
-                file.write(b"mine")
-        result = self.result([TILEMOE, "train", "--save-every", "5", "--keep", "1", "--resume",
-                              self.run_folder])
-        self.assertEqual(result.returncode, 0, result.stderr)
+            pathlib.Path(os.path.join(self.run_folder, name)).write_bytes(b"mine")
+        self.well("--save-every", "5", "--keep", "1", "--resume", self.run_folder)
         self.assertEqual(kill_resume.checkpoints(self.run_folder), [*others, names[0], NEWEST])
 
     def test_the_text_is_known_by_its_contents(self):
         self.copy_of_alone()
         os.remove(os.path.join(self.run_folder, NEWEST))
         same = os.path.join(self.shared.name, ".", "text.txt")
-        result = self.result([TILEMOE, "train", "--resume", self.run_folder, "--text", same])
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.well("--resume", self.run_folder, "--text", same)
         self.assertEqual(kill_resume.read_steps(self.run_folder), kill_resume.read_steps(self.alone))
 
     def test_a_log_may_not_be_the_text_nor_any_other_file(self):
-        with open(self.text, "rb") as file:
-            before = file.read()
+        before = pathlib.Path(self.text).read_bytes()
         link = os.path.join(self.shared.name, "link.txt")
         os.symlink(self.text, link)
         self.addCleanup(os.remove, link)
@@ -350,8 +326,7 @@ class Train(unittest.TestCase):
                                                   os.path.basename(self.shared.name), "text.txt")):
             command = self.command("--out", self.run_folder, "--log", log)[2:]
             self.assertIn("--log", self.error(*command))
-        with open(self.text, "rb") as file:
-            self.assertEqual(file.read(), before)
+        self.assertEqual(pathlib.Path(self.text).read_bytes(), before)
 
     def test_a_log_may_be_a_device(self):
         self.copy_of_alone()
@@ -361,15 +336,12 @@ class Train(unittest.TestCase):
     def test_a_damaged_log_is_not_cut(self):
         self.copy_of_alone()
         log = os.path.join(self.run_folder, "log.jsonl")
-        with open(log, encoding="utf-8") as file:
-            lines = file.readlines()
+        lines = pathlib.Path(log).read_text().splitlines(keepends=True)
         for damaged in ("\n", lines[10][:20] + "\n"):
             text = "".join([*lines[:10], damaged, *lines[11:]])
-            with open(log, "w", encoding="utf-8") as file:
-                file.write(text)
+            pathlib.Path(log).write_text(text)
             self.assertIn("log.jsonl line 11 ", self.error("--resume", self.run_folder))
-            with open(log, encoding="utf-8") as file:
-                self.assertEqual(file.read(), text)
+            self.assertEqual(pathlib.Path(log).read_text(), text)
 
     def test_a_gradient_that_is_no_number_is_not_saved(self):
         command = self.command("--out", self.run_folder, "--lr", "300", "--head-lr", "300", "--final-lr",
@@ -390,31 +362,12 @@ class Train(unittest.TestCase):
             self.assertIn(b"UTF-8", result.stderr)
             self.assertFalse(os.path.exists(self.run_folder))
 
-    def test_numbers_are_what_they_look_like(self):
-        for option, value in [("--clip", "nan"), ("--seed", "99999999999999999999999"),
-                              ("--steps", "010"), ("--steps", "0x10"), ("--lr", "inf"), ("--lr", "01.5"),
-                              ("--keep", "+3"), ("--threads", "1e1"), ("--batch", "1.5")]:
-            result = self.result([TILEMOE, "train", "--out", self.run_folder, option, value])
-            self.assertEqual(result.returncode, 2, (option, value))
-            self.assertIn(option, result.stderr)
-        self.assertFalse(os.path.exists(self.run_folder))
-
     def test_threads_that_do_not_start_are_an_error(self):
         result = self.result([*self.command("--out", self.run_folder), "--threads", "256"],
                              preexec_fn=lambda: resource.setrlimit(
                                  resource.RLIMIT_AS, (2_000_000 << 10, 2_000_000 << 10)))
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertIn("threads is 256, of which the system started", result.stderr)
-
-    def test_texts_that_cannot_be_read_are_named(self):
-        out = ["--out", self.run_folder]
-        self.assertIn("nowhere.txt", self.error("--text", "nowhere.txt", *out))
-        self.assertIn(self.shared.name, self.error("--text", self.shared.name, *out))
-        empty = os.path.join(self.shared.name, "empty.txt")
-        with open(empty, "wb"):
-            pass
-        self.assertIn("empty.txt is empty", self.error("--text", self.text, empty, *out))
-        self.assertFalse(os.path.exists(self.run_folder))
 
 
 if __name__ == "__main__":

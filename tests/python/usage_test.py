@@ -45,8 +45,13 @@ CASES = [
     ("train --resume {run} --steps 20", WRONG_USAGE, "--steps is 20, but"),
     ("train --resume {run} --width 64 --steps 60", WRONG_USAGE, "width: 48 in the checkpoint, 64 now"),
     ("train --resume {run} --length 16 --batch 4", WRONG_USAGE, "length: 32 in the checkpoint, 16 now"),
+    *((f"train {given}", WRONG_USAGE, given.split()[0]) for given in (
+        "--clip nan", "--seed 99999999999999999999999", "--steps 010", "--steps 0x10", "--lr inf",
+        "--lr 01.5", "--keep +3", "--threads 1e1", "--batch 1.5")),
     ("train --resume nowhere", FAILED, "there is no checkpoint nowhere"),
     ("train --text nowhere.txt", FAILED, "cannot read nowhere.txt: No such file or directory"),
+    ("train --text {run}", FAILED, "it is a folder"),
+    ("train --text {text} /dev/null", FAILED, "/dev/null is empty"),
     ("train --text {text} --width 16384 --experts 65536 --expert-width 16384", FAILED,
      "GB of memory (parameters "),
     ("train --text {text} --layers 1000000 --width 4096", FAILED, "GB are free"),
