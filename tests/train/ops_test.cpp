@@ -1,7 +1,15 @@
 // The trainer's ops: forward against plain float64 loops, backward against their differences.
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <stdexcept>
+#include <thread>
 
 #include "gradients.h"
+#include "tilemoe/tilemoe.h"
 #include "train/operators.h"
 #include "train/ops/partial_sums.h"
 
@@ -249,6 +257,57 @@ TEST(SumOfSquares, EqualsPlainLoop) {
   const Doubles values = random_doubles("values", 2000);  // several runs, the last one short
   const FloatVec values_f = to_float(values);
   EXPECT_NEAR(cpu.sum_of_squares({values_f}) / inner(values, values), 1, 1e-6);
+}
+
+// ----------------------------------------------------------------------- threads
+
+TEST(ParallelFor, RunsEachTaskOnceByAWorkerOfItsOwn) {
+  for (const int threads : {1, 3, 2}) {
+    ASSERT_EQ(tilemoe_set_num_threads(threads), TILEMOE_SUCCESS);
+    EXPECT_EQ(num_threads(), threads);
+    for (const int64_t tasks : {0, 1, 2, 1000}) {
+      std::vector<std::atomic<int>> runs(at(tasks)), busy(at(threads));
+      std::atomic<bool> shared = false;
+      parallel_for(tasks, [&](int64_t task, int worker) {
+        if (busy[at(worker)]++ != 0) shared = true;
+        ++runs[at(task)];
+        --busy[at(worker)];
+      });
+      EXPECT_FALSE(shared);
+      EXPECT_TRUE(std::all_of(runs.begin(), runs.end(), [](int count) { return count == 1; }));
+    }
+    // As many tasks as workers, each of which waits for the others: all workers have one.
+    std::vector<std::atomic<int>> taken(at(threads));
+    std::atomic<int> begun = 0;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    parallel_for(threads, [&](int64_t, int worker) {
+      ++taken[at(worker)];
+      ++begun;
+      while (begun < threads && std::chrono::steady_clock::now() < deadline)
+        std::this_thread::yield();
+    });
+    EXPECT_TRUE(std::all_of(taken.begin(), taken.end(), [](int count) { return count == 1; }));
+    const auto fails = [](int64_t task, int) {
+      if (task == 7) throw std::runtime_error("task 7");
+    };
+    EXPECT_THROW(parallel_for(100, fails), std::runtime_error);
+    EXPECT_NO_THROW(parallel_for(5, fails));  // nothing of the failure is left
+  }
+  EXPECT_EQ(tilemoe_set_num_threads(0), TILEMOE_SUCCESS);
+}
+
+// No handler runs in the middle of a loop, whichever thread takes the signal.
+TEST(ParallelFor, LetsSignalsWait) {
+  static volatile std::sig_atomic_t seen = 0;
+  const auto earlier = std::signal(SIGUSR1, [](int) { seen = 1; });
+  std::atomic<bool> early = false;
+  parallel_for(100, [&](int64_t task, int) {
+    if (task == 3) ::kill(::getpid(), SIGUSR1);
+    if (seen != 0) early = true;
+  });
+  EXPECT_FALSE(early);
+  EXPECT_EQ(seen, 1);
+  std::signal(SIGUSR1, earlier);
 }
 
 }  // namespace
