@@ -122,6 +122,36 @@ struct LayerProblem : RoutingProblem {
   }
 };
 
+template <bool kBackward, bool kSplit = false, bool kGrouped = false>
+struct Pass : LayerProblem {
+  Pass() : LayerProblem(kSplit, kGrouped) {}
+  const char* function() const { return kBackward ? "tilemoe_backward" : "tilemoe_forward"; }
+  tilemoe_status call() {
+    if constexpr (kBackward)
+      return tilemoe_backward(experts_pointer, args_pointer);
+    else
+      return tilemoe_forward(experts_pointer, args_pointer);
+  }
+  auto& args() {
+    if constexpr (kBackward)
+      return backward;
+    else
+      return forward;
+  }
+  size_t needed() const {
+    return kBackward ? backward_workspace(TILEMOE_BACKWARD_WHOLE) : forward_workspace();
+  }
+  tilemoe_part& use_part() {
+    args().part = &part;
+    return part;
+  }
+  void set_device(tilemoe_device device) { experts.device = routing.spec.device = device; }
+
+  const tilemoe_experts* experts_pointer = &experts;
+  const std::conditional_t<kBackward, tilemoe_backward_args, tilemoe_forward_args>* args_pointer =
+      &args();
+};
+
 inline std::vector<float> values(const tilemoe_tensor& view) {
   const auto* const first = static_cast<const float*>(view.data);
   return {first, first + view.shape[0] * view.stride[0]};

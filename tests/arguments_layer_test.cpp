@@ -11,41 +11,12 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-template <bool kBackward, bool kSplit = false, bool kGrouped = false>
-struct Pass : LayerProblem {
-  Pass() : LayerProblem(kSplit, kGrouped) {}
-  const char* function() const { return kBackward ? "tilemoe_backward" : "tilemoe_forward"; }
-  tilemoe_status call() {
-    if constexpr (kBackward)
-      return tilemoe_backward(experts_pointer, null_args ? nullptr : &backward);
-    else
-      return tilemoe_forward(experts_pointer, null_args ? nullptr : &forward);
-  }
-  auto& args() {
-    if constexpr (kBackward)
-      return backward;
-    else
-      return forward;
-  }
-  size_t needed() const {
-    return kBackward ? backward_workspace(TILEMOE_BACKWARD_WHOLE) : forward_workspace();
-  }
-  tilemoe_part& use_part() {
-    args().part = &part;
-    return part;
-  }
-  void set_device(tilemoe_device device) { experts.device = routing.spec.device = device; }
-
-  const tilemoe_experts* experts_pointer = &experts;
-  bool null_args = false;
-};
-
 // What both passes take.
 template <class P>
 Cases<P> shared_cases(bool split) {
   Cases<P> cases = {
     BAD(p.experts_pointer = nullptr, "experts is null"),
-    BAD(p.null_args = true, "args is null"),
+    BAD(p.args_pointer = nullptr, "args is null"),
     BAD(p.experts.struct_size = 8, "struct_size"),
     BAD(p.args().struct_size = 0, "struct_size is 0"),
     BAD(p.args().weights = nullptr, "weights is null"),

@@ -9,17 +9,6 @@ namespace {
 
 // ------------------------------------------------- experts from logits
 
-// An entry with one args struct: T and E come from its logits, so a wrong shape of theirs may show
-// at another tensor.
-template <class Args, tilemoe_status (*kEntry)(const Args*)>
-struct Entry : virtual Problem {
-  Entry() { args.struct_size = sizeof args; }
-  tilemoe_status call() { return kEntry(args_pointer); }
-
-  Args args{};
-  const Args* args_pointer = &args;
-};
-
 template <class P>
 Cases<P> entry_cases() {
   return {BAD(p.args_pointer = nullptr, "args is null"),
@@ -47,26 +36,6 @@ Cases<P> scoring_cases() {
   BAD_VALUES(cases, "scoring", p.args.scoring = tilemoe_scoring(v), -1, 5);
   return cases;
 }
-
-// Equal logits, and room for each token's experts and their scores.
-template <class Args, tilemoe_status (*kEntry)(const Args*)>
-struct Choice : Entry<Args, kEntry> {
-  Choice() {
-    this->args.logits = this->floats({kT, kE});
-    this->args.ids = this->integers({kT, kK});
-    this->args.scores = this->floats({kT, kK});
-    this->args.expert_counts = this->integers({kE});
-  }
-};
-
-template <tilemoe_scoring kScoring>
-struct TopK : Choice<tilemoe_top_k_args, tilemoe_top_k> {
-  TopK() {
-    args.scoring = kScoring, args.K = kK;
-    if (kScoring == TILEMOE_SIGMOID) args.selection_bias = floats({kE});
-  }
-  const char* function() const { return "tilemoe_top_k"; }
-};
 
 template <tilemoe_scoring kScoring>
 Cases<TopK<kScoring>> top_k_cases() {
@@ -104,10 +73,6 @@ TEST(RouterArguments, TopKWithSelectionBias) {
   run_cases(cases);
 }
 
-struct TopKScores : Choice<tilemoe_top_k_scores_args, tilemoe_top_k_scores> {
-  const char* function() const { return "tilemoe_top_k_scores"; }
-};
-
 TEST(RouterArguments, TopKScores) {
   auto cases = device_cases<TopKScores>();
   append<TopKScores>(cases,
@@ -121,19 +86,6 @@ TEST(RouterArguments, TopKScores) {
   run_cases(cases);
 }
 
-struct Losses : Entry<tilemoe_router_losses_args, tilemoe_router_losses> {
-  Losses() {
-    args.logits = floats({kT, kE});
-    args.expert_counts = integers({kE});
-    args.losses = floats({2});
-    args.dlogits = floats({kT, kE});
-    args.balance_coefficient = 0.5f, args.z_coefficient = 0.25f;
-    require(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, kT, kE, &args.workspace_bytes));
-    args.workspace = arena.take(args.workspace_bytes);
-  }
-  const char* function() const { return "tilemoe_router_losses"; }
-};
-
 TEST(RouterArguments, Losses) {
   auto cases = device_cases<Losses>();
   cases.push_back(BAD(p.args.balance_coefficient = NAN, "balance_coefficient"));
@@ -145,30 +97,6 @@ TEST(RouterArguments, Losses) {
   append_workspace(cases);
   run_cases(cases);
 }
-
-// A top-K or a rounded routing of equal logits, built, and the gradient of its scores.
-template <tilemoe_routing_kind kKind, tilemoe_scoring kScoring>
-struct RouterBackward : RoutingProblem,
-                        Entry<tilemoe_router_backward_args, tilemoe_router_backward> {
-  RouterBackward() : RoutingProblem(kKind) {
-    args.logits = floats({kT, kE});
-    if (kKind == TILEMOE_ROUTING_ROUNDED) {
-      tilemoe_route_rounded_args route{};
-      route.struct_size = sizeof route;
-      route.logits = args.logits;
-      route.workspace = workspace, route.workspace_bytes = workspace_bytes;
-      require(tilemoe_route_rounded(&routing, &route));
-    } else {
-      const tilemoe_route_top_k_args route = top_k_args(kK);
-      require(tilemoe_route_top_k(&routing, &route));
-    }
-    args.scoring = kScoring, args.routing = &routing;
-    args.ds = floats({routing.spec.pairs});
-    args.dlogits = floats({kT, kE});
-    args.workspace = workspace, args.workspace_bytes = workspace_bytes;
-  }
-  const char* function() const { return "tilemoe_router_backward"; }
-};
 
 template <class P>
 Cases<P> router_backward_cases(bool optional_logits) {
@@ -218,37 +146,6 @@ TEST(RouterArguments, BackwardOfOtherKinds) {
 
 // ------------------------------------------------- routings
 
-template <class Args, tilemoe_status (*kEntry)(tilemoe_routing*, const Args*)>
-struct Building : RoutingProblem {
-  explicit Building(tilemoe_routing_kind kind, tilemoe_rounding rounding = TILEMOE_ROUND_NEAREST)
-      : RoutingProblem(kind, kCapacity, rounding) {
-    args.struct_size = sizeof args;
-  }
-  tilemoe_status call() { return kEntry(routing_pointer, args_pointer); }
-
-  // The args struct of a newer version: 8 bytes more, the last of which is not zero.
-  void grow_args() {
-    grown_args.resize(sizeof args / sizeof(uint64_t) + 1);
-    std::memcpy(grown_args.data(), &args, sizeof args);
-    grown_args.front() = sizeof args + sizeof(uint64_t);
-    reinterpret_cast<unsigned char*>(&grown_args.back())[7] = 1;
-    args_pointer = reinterpret_cast<const Args*>(grown_args.data());
-  }
-  void take_another_kind() {
-    const bool grouped = spec.kind == TILEMOE_ROUTING_GROUPED;
-    other = std::make_unique<RoutingProblem>(grouped ? TILEMOE_ROUTING_GENERAL
-                                                     : TILEMOE_ROUTING_GROUPED);
-    routing = other->routing;
-  }
-
-  Args args{};
-  static_assert(sizeof args % sizeof(uint64_t) == 0);
-  tilemoe_routing* routing_pointer = &routing;
-  const Args* args_pointer = &args;
-  std::unique_ptr<RoutingProblem> other;
-  std::vector<uint64_t> grown_args;
-};
-
 template <class P>
 Cases<P> building_cases() {
   return {BAD(p.args_pointer = nullptr, "args is null"),
@@ -265,11 +162,6 @@ Cases<P> building_cases() {
           BAD(p.routing.spec.device = tilemoe_device(5), "device is 5")};
 }
 
-struct RouteTopK : Building<tilemoe_route_top_k_args, tilemoe_route_top_k> {
-  RouteTopK() : Building(TILEMOE_ROUTING_TOP_K) { args = top_k_args(kK); }
-  const char* function() const { return "tilemoe_route_top_k"; }
-};
-
 TEST(RoutingArguments, RouteTopK) {
   auto cases = building_cases<RouteTopK>();
   BAD_TENSOR(cases, args.ids, .accepted = kIntegers);
@@ -277,22 +169,6 @@ TEST(RoutingArguments, RouteTopK) {
   append_workspace(cases);
   run_cases(cases);
 }
-
-template <tilemoe_scoring kScoring>
-struct RouteTokens : Building<tilemoe_route_tokens_args, tilemoe_route_tokens> {
-  RouteTokens() : Building(TILEMOE_ROUTING_TOP_K) {
-    args.scoring = kScoring;
-    args.X = floats({kT, kD});
-    args.router_weight = floats({kE, kD});
-    args.router_bias = floats({kE});
-    if (kScoring == TILEMOE_SIGMOID) args.selection_bias = floats({kE});
-    args.logits = floats({kT, kE});
-    args.expert_counts = integers({kE});
-    require(tilemoe_route_tokens_workspace_bytes(&spec, kD, &args.workspace_bytes));
-    args.workspace = arena.take(args.workspace_bytes);
-  }
-  const char* function() const { return "tilemoe_route_tokens"; }
-};
 
 template <class P>
 Cases<P> token_cases() {
@@ -358,16 +234,6 @@ TEST(RoutingArguments, RouteTokensIsOfFew) {
   EXPECT_EQ(tilemoe_route_tokens_workspace_bytes(&spec, 64, nullptr), TILEMOE_INVALID_ARGUMENT);
 }
 
-struct RouteGeneral : Building<tilemoe_route_general_args, tilemoe_route_general> {
-  RouteGeneral() : Building(TILEMOE_ROUTING_GENERAL) {
-    args.tokens = integers({kPairs});
-    args.experts = integers({kPairs}, TILEMOE_INT64);
-    args.scores = floats({kPairs});
-    args.workspace = workspace, args.workspace_bytes = workspace_bytes;
-  }
-  const char* function() const { return "tilemoe_route_general"; }
-};
-
 TEST(RoutingArguments, RouteGeneral) {
   auto cases = building_cases<RouteGeneral>();
   BAD_TENSOR(cases, args.tokens, .accepted = kIntegers);
@@ -376,21 +242,6 @@ TEST(RoutingArguments, RouteGeneral) {
   append_workspace(cases);
   run_cases(cases);
 }
-
-template <tilemoe_rounding kRounding>
-struct RouteRounded : Building<tilemoe_route_rounded_args, tilemoe_route_rounded> {
-  RouteRounded() : Building(TILEMOE_ROUTING_ROUNDED, kRounding) {
-    args.logits = floats({kT, kE});
-    args.expert_counts = integers({kE});
-    if (kRounding == TILEMOE_ROUND_STOCHASTIC) use_random_state();
-    args.workspace = workspace, args.workspace_bytes = workspace_bytes;
-  }
-  const char* function() const { return "tilemoe_route_rounded"; }
-  void use_random_state() {
-    args.seed = integers({1}, TILEMOE_INT64);
-    args.step = integers({1}, TILEMOE_INT64);
-  }
-};
 
 template <tilemoe_rounding kRounding>
 Cases<RouteRounded<kRounding>> rounded_cases() {
@@ -415,14 +266,6 @@ TEST(RoutingArguments, RouteRoundedAtRandom) {
   run_cases(cases);
 }
 
-struct RouteGrouped : Building<tilemoe_route_grouped_args, tilemoe_route_grouped> {
-  RouteGrouped() : Building(TILEMOE_ROUTING_GROUPED) {
-    args.counts = integers({kE});
-    args.scores = floats({kCapacity});
-  }
-  const char* function() const { return "tilemoe_route_grouped"; }
-};
-
 TEST(RoutingArguments, RouteGrouped) {
   auto cases = building_cases<RouteGrouped>();
   BAD_TENSOR(cases, args.counts, .accepted = kIntegers);
@@ -431,34 +274,6 @@ TEST(RoutingArguments, RouteGrouped) {
 }
 
 // ------------------------------------------------- sums of rows
-
-constexpr int64_t kOutRows = 5, kPlaces = 3, kSourceRows = 4;
-constexpr int32_t kSources = 3;
-
-struct SumRows : Entry<tilemoe_sum_rows_args, tilemoe_sum_rows> {
-  SumRows() {
-    args.sources = kSources, args.source = sources;
-    args.source_rows = kSourceRows;
-    for (int32_t s = 0; s < kSources; ++s) sources[s] = floats({kSourceRows, kD}).data;
-    args.place = integers({kOutRows, kPlaces});
-    args.addend = floats({kOutRows, kD});
-    args.out = floats({kOutRows, kD});
-  }
-  const char* function() const { return "tilemoe_sum_rows"; }
-  tilemoe_tensor source(int32_t s) const {
-    return tensor(const_cast<void*>(sources[s]), TILEMOE_FLOAT32, {kSourceRows, kD});
-  }
-  const float* source_row(int32_t s, int64_t row) const {
-    return static_cast<const float*>(sources[s]) + row * kD;
-  }
-  void set_d(int64_t d) { args.out.shape[1] = args.addend.shape[1] = d; }
-  void set_P(int64_t P) { args.place = tensor(args.place.data, TILEMOE_INT32, {kOutRows, P}); }
-  void set_rows(int64_t rows) {
-    for (tilemoe_tensor* t : {&args.place, &args.addend, &args.out}) t->shape[0] = rows;
-  }
-
-  const void* sources[TILEMOE_MAX_SOURCES + 1] = {};
-};
 
 TEST(SumRowsArguments, EachIsChecked) {
   using P = SumRows;

@@ -9,52 +9,6 @@
 namespace tilemoe::arguments {
 namespace {
 
-// Every size of one routing and layer; a failed call leaves the numbers as they were.
-struct Sizes : Problem {
-  tilemoe_routing_spec spec{};
-  tilemoe_experts experts{};
-  tilemoe_routing routing{};
-  int64_t capacity = -77;
-  size_t bytes = 77;
-  tilemoe_saved_size saved{sizeof(tilemoe_saved_size), 77, 77, 77, 77};
-  tilemoe_workspace_query query{};
-
-  Sizes() {
-    spec.struct_size = sizeof spec;
-    spec.kind = TILEMOE_ROUTING_ROUNDED;
-    spec.T = kT, spec.E = kE, spec.K = kK, spec.m = 4;
-    experts.struct_size = sizeof experts;
-    experts.d = 24, experts.n = 16, experts.E = kE;
-    routing.struct_size = sizeof routing;
-    query.struct_size = sizeof query;
-    query.experts = &experts, query.routing = &spec, query.pass = TILEMOE_PASS_FORWARD;
-  }
-  tilemoe_status workspace() { return tilemoe_workspace_bytes(&query, &bytes); }
-  std::vector<int64_t> host_outputs() const {
-    return {capacity, static_cast<int64_t>(bytes), static_cast<int64_t>(saved.rows),
-            static_cast<int64_t>(saved.total), reinterpret_cast<intptr_t>(routing.offsets)};
-  }
-};
-
-template <int kCall>
-struct SizesOf : Sizes {
-  static constexpr const char* kNames[] = {
-      "tilemoe_routing_capacity", "tilemoe_routing_bytes", "tilemoe_routing_workspace_bytes",
-      "tilemoe_routing_bind",     "tilemoe_saved_bytes",   "tilemoe_workspace_bytes"};
-  const tilemoe_routing_spec* spec_pointer = &spec;
-  const char* function() const { return kNames[kCall]; }
-  tilemoe_status call() {
-    switch (kCall) {
-      case 0: return tilemoe_routing_capacity(spec_pointer, &capacity);
-      case 1: return tilemoe_routing_bytes(spec_pointer, &bytes);
-      case 2: return tilemoe_routing_workspace_bytes(spec_pointer, &bytes);
-      case 3: return tilemoe_routing_bind(spec_pointer, arena.take(4096), 4096, &routing);
-      case 4: return tilemoe_saved_bytes(&experts, spec_pointer, &saved);
-      default: query.routing = spec_pointer; return workspace();
-    }
-  }
-};
-
 template <int kCall>
 void run_spec_cases() {
   using P = SizesOf<kCall>;

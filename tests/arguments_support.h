@@ -36,6 +36,8 @@ class Arena {
     return base() + place;
   }
   std::vector<unsigned char> bytes() const { return memory_; }
+  // From the first byte that is taken on, wherever the block lies.
+  std::vector<unsigned char> contents() { return {base(), base() + kBytes}; }
 
  private:
   unsigned char* base() {

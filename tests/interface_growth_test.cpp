@@ -1,22 +1,11 @@
 // Callers of other versions through every entry, on the CPU: an older one, whose structs end where
 // a page begins that nobody may touch, and a newer one, whose structs have a field more.
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <numeric>
-
-#include "arguments_support.h"
+#include "arguments_layer_problem.h"
 #include "check.h"
 #include "fuzz_memory.h"
 
 namespace tilemoe::arguments {
 namespace {
-
-constexpr int64_t T = 7, d = 24, n = 16, E = 5, K = 3;
-
-void require(tilemoe_status status) {
-  if (status != TILEMOE_SUCCESS) throw std::runtime_error(tilemoe_last_error());
-}
 
 // Makes a struct of this version that of another.
 class Caller {
@@ -72,17 +61,7 @@ class Today final : public Caller {
   std::vector<std::vector<uint64_t>> memory_;
 };
 
-// Zeroed, on 16 bytes; workspaces are larger than an Arena.
-class Memory {
- public:
-  void* take(size_t bytes) {
-    blocks_.emplace_back(bytes / sizeof(std::max_align_t) + 1);
-    return blocks_.back().data();
-  }
-
- private:
-  std::vector<std::vector<std::max_align_t>> blocks_;
-};
+using AnyRouterBackward = RouterBackward<TILEMOE_ROUTING_TOP_K, TILEMOE_SOFTMAX_OVER_CHOSEN>;
 
 template <class Struct>
 Struct sized() {
@@ -91,360 +70,184 @@ Struct sized() {
   return value;
 }
 
-// A layer through every entry, by structs of the caller's.
-class LayerRun {
- public:
-  explicit LayerRun(Caller& caller) : caller_(caller) {
-    ids_ = fresh(TILEMOE_INT32, {T, K}), scores_ = filled({T, K});
-    logits_ = filled({T, E}), counts_ = fresh(TILEMOE_INT32, {E});
-  }
+// Of a spec that rounds, that part which may be left out says how; who rounds may still know of no
+// groups.
+size_t least_spec(const tilemoe_routing_spec& spec) {
+  return spec.kind == TILEMOE_ROUTING_ROUNDED ? offsetof(tilemoe_routing_spec, round_tokens)
+                                              : kLeastBytes<tilemoe_routing_spec>;
+}
+tilemoe_routing* make_routing(Caller& caller, const tilemoe_routing_spec& spec) {
+  return caller.make(sized<tilemoe_routing>(), offsetof(tilemoe_routing, spec) + least_spec(spec));
+}
+// Bound as the call's own is, which may be built already: binding writes no memory.
+tilemoe_routing* bound_routing(Caller& caller, const RoutingProblem& p) {
+  tilemoe_routing* const routing = make_routing(caller, p.spec);
+  require(tilemoe_routing_bind(&p.spec, p.memory, p.memory_bytes, routing));
+  return routing;
+}
 
-  // Everything that was written, sizes included.
-  std::vector<float> all() {
-    choose();
-    token_routing();
-    top_k_routing();
-    layer();
-    router();
-    rounded_routing();
-    general_routing();
-    grouped_routing();
-    losses();
-    sums_of_rows();
-    return std::move(seen_);
-  }
+// ------------------------------------------------- a call's structs, by the caller
 
- private:
-  tilemoe_tensor fresh(tilemoe_dtype dtype, const std::vector<int64_t>& shape) {
-    const int64_t count =
-        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-    return tensor(memory_.take(static_cast<size_t>(count) * tilemoe_dtype_size(dtype)), dtype,
-                  shape);
+template <class Args, tilemoe_status (*kEntry)(const Args*)>
+void hand(Caller& caller, Entry<Args, kEntry>& p) {
+  if constexpr (std::is_same_v<Args, tilemoe_router_backward_args>)
+    p.args.routing = bound_routing(caller, static_cast<AnyRouterBackward&>(p));
+  p.args_pointer = caller.make(p.args);
+}
+template <class Args, tilemoe_status (*kEntry)(tilemoe_routing*, const Args*)>
+void hand(Caller& caller, Building<Args, kEntry>& p) {
+  p.routing_pointer = bound_routing(caller, p);
+  p.args_pointer = caller.make(p.args);
+}
+template <bool kBackward>
+void hand(Caller& caller, Pass<kBackward>& p) {
+  auto& args = p.args();
+  for (tilemoe_weights* all : {&p.weights, &p.dweights})
+    all->b1 = all->b2 = {};  // newer than others
+  args.routing = bound_routing(caller, p);
+  args.weights = caller.make(p.weights);
+  args.saved = caller.make(p.saved);
+  if constexpr (kBackward) {
+    args.mode = TILEMOE_BACKWARD_OVER_H;
+    args.dweights = caller.make(p.dweights);
   }
-  tilemoe_tensor filled(const std::vector<int64_t>& shape) {
-    const tilemoe_tensor view = fresh(TILEMOE_FLOAT32, shape);
-    for (int64_t i = 0; i < elements(view); ++i)
-      static_cast<float*>(view.data)[i] = static_cast<float>((7 * i + ++salt_) % 17 - 8) / 8;
-    return view;
-  }
-  static int64_t elements(const tilemoe_tensor& view) {
-    return std::accumulate(view.shape, view.shape + view.ndim, int64_t{1}, std::multiplies<>());
-  }
-  void see(const tilemoe_tensor& view) {
-    for (int64_t i = 0; i < elements(view); ++i)
-      seen_.push_back(view.dtype == TILEMOE_FLOAT32
-                          ? static_cast<const float*>(view.data)[i]
-                          : static_cast<float>(static_cast<const int32_t*>(view.data)[i]));
-  }
-  void see(size_t number) { seen_.push_back(static_cast<float>(number)); }
+  p.experts_pointer = caller.make(p.experts);
+  p.args_pointer = caller.make(args);
+}
+template <int kCall>
+void hand(Caller& caller, SizesOf<kCall>& p) {
+  p.spec_pointer = caller.make(p.spec, least_spec(p.spec));
+  p.experts_pointer = caller.make(p.experts);
+  p.routing_pointer = make_routing(caller, p.spec);
+  p.saved_pointer = caller.make(sized<tilemoe_saved_size>());
+  p.query_pointer = caller.make(p.query);
+}
 
-  tilemoe_routing_spec spec(tilemoe_routing_kind kind) const {
-    auto value = sized<tilemoe_routing_spec>();
-    value.kind = kind, value.E = E;
-    if (kind != TILEMOE_ROUTING_GROUPED) value.T = T;
-    if (kind == TILEMOE_ROUTING_TOP_K || kind == TILEMOE_ROUTING_ROUNDED) value.K = K;
-    if (kind == TILEMOE_ROUTING_GENERAL) value.pairs = T;
-    if (kind == TILEMOE_ROUTING_GROUPED) value.capacity = T;
-    if (kind == TILEMOE_ROUTING_ROUNDED) value.m = 2;
-    return value;
-  }
-  // `spec_` and a bound routing of it. What rounds is in the part of the spec that may be left out;
-  // who rounds may still know of no groups.
-  tilemoe_routing* bind(tilemoe_routing_kind kind) {
-    const bool rounds = kind == TILEMOE_ROUTING_ROUNDED;
-    const size_t spec_bytes =
-        rounds ? offsetof(tilemoe_routing_spec, round_tokens) : kLeastBytes<tilemoe_routing_spec>;
-    spec_ = caller_.make(spec(kind), spec_bytes);
-    int64_t capacity = 0;
-    require(tilemoe_routing_capacity(spec_, &capacity));
-    see(static_cast<size_t>(capacity));
-    size_t bytes = 0;
-    require(tilemoe_routing_bytes(spec_, &bytes));
-    see(bytes);
-    tilemoe_routing* const routing =
-        caller_.make(sized<tilemoe_routing>(), offsetof(tilemoe_routing, spec) + spec_bytes);
-    require(tilemoe_routing_bind(spec_, memory_.take(bytes), bytes, routing));
-    require(tilemoe_routing_workspace_bytes(spec_, &workspace_bytes_));
-    see(workspace_bytes_);
-    workspace_ = memory_.take(workspace_bytes_);
-    return routing;
-  }
-  template <class Args>
-  Args with_workspace() const {
-    auto args = sized<Args>();
-    args.workspace = workspace_, args.workspace_bytes = workspace_bytes_;
-    return args;
-  }
+// What a call wrote outside of its arena.
+template <class P>
+std::vector<int64_t> numbers(const P&) {
+  return {};
+}
+template <int kCall>
+std::vector<int64_t> numbers(const SizesOf<kCall>& p) {
+  const tilemoe_saved_size& saved = *p.saved_pointer;
+  return {p.capacity,
+          static_cast<int64_t>(p.bytes),
+          static_cast<int64_t>(saved.rows),
+          static_cast<int64_t>(saved.H),
+          static_cast<int64_t>(saved.routing),
+          p.routing_pointer->offsets != nullptr};
+}
+template <bool kBackward>
+std::vector<int64_t> numbers(Pass<kBackward>& p) {
+  return {p.args().saved->state};
+}
 
-  void choose() {
-    auto args = sized<tilemoe_top_k_args>();
-    args.K = K, args.logits = logits_, args.ids = ids_, args.scores = scores_;
-    args.expert_counts = counts_;
-    require(tilemoe_top_k(caller_.make(args)));
-    see(ids_), see(scores_), see(counts_);
-    auto again = sized<tilemoe_top_k_scores_args>();
-    again.logits = logits_, again.ids = ids_, again.scores = scores_;
-    require(tilemoe_top_k_scores(caller_.make(again)));
-    see(scores_);
-  }
-  void token_routing() {
-    tilemoe_routing* const routing = bind(TILEMOE_ROUTING_TOP_K);
-    auto args = sized<tilemoe_route_tokens_args>();
-    args.X = filled({T, d}), args.router_weight = filled({E, d});
-    args.logits = filled({T, E}), args.expert_counts = counts_;
-    require(tilemoe_route_tokens_workspace_bytes(spec_, d, &args.workspace_bytes));
-    args.workspace = memory_.take(args.workspace_bytes);
-    require(tilemoe_route_tokens(routing, caller_.make(args)));
-    see(args.logits), see(counts_), see_offsets(*routing);
-  }
-  void top_k_routing() {
-    routing_ = bind(TILEMOE_ROUTING_TOP_K);
-    auto args = with_workspace<tilemoe_route_top_k_args>();
-    args.ids = ids_, args.scores = scores_;
-    require(tilemoe_route_top_k(routing_, caller_.make(args)));
-  }
-  size_t workspace_of(const tilemoe_experts* experts, tilemoe_pass pass) {
-    auto query = sized<tilemoe_workspace_query>();
-    query.experts = experts, query.routing = spec_, query.pass = pass;
-    size_t bytes = 0;
-    require(tilemoe_workspace_bytes(caller_.make(query), &bytes));
-    see(bytes);
-    return bytes;
-  }
-  void layer() {
-    auto layer = sized<tilemoe_experts>();
-    layer.d = d, layer.n = n, layer.E = E;
-    const tilemoe_experts* const experts = caller_.make(layer);
-    tilemoe_saved_size* const size = caller_.make(sized<tilemoe_saved_size>());
-    require(tilemoe_saved_bytes(experts, spec_, size));
-    see(size->rows), see(size->H), see(size->routing);
-
-    auto weights = sized<tilemoe_weights>(), dweights = sized<tilemoe_weights>();
-    weights.W1 = filled({E, 2 * n, d}), weights.W2 = filled({E, d, n});
-    dweights.W1 = filled({E, 2 * n, d}), dweights.W2 = filled({E, d, n});
-    auto state = sized<tilemoe_saved>();
-    state.H = filled({T * K, 2 * n});
-    tilemoe_saved* const saved = caller_.make(state);
-
-    auto forward = sized<tilemoe_forward_args>();
-    forward.routing = routing_, forward.weights = caller_.make(weights), forward.saved = saved;
-    forward.X = filled({T, d}), forward.O = filled({T, d});
-    forward.workspace_bytes = workspace_of(experts, TILEMOE_PASS_FORWARD);
-    forward.workspace = memory_.take(forward.workspace_bytes);
-    require(tilemoe_forward(experts, caller_.make(forward)));
-    see(forward.O), see(saved->H);
-
-    ds_ = filled({T * K});
-    auto backward = sized<tilemoe_backward_args>();
-    backward.mode = TILEMOE_BACKWARD_OVER_H;
-    backward.routing = routing_, backward.weights = caller_.make(weights);
-    backward.dweights = caller_.make(dweights), backward.saved = saved;
-    backward.X = forward.X, backward.dO = forward.O, backward.dX = filled({T, d});
-    backward.ds = ds_;
-    backward.workspace_bytes = workspace_of(experts, TILEMOE_PASS_BACKWARD);
-    backward.workspace = memory_.take(backward.workspace_bytes);
-    require(tilemoe_backward(experts, caller_.make(backward)));
-    see(backward.dX), see(ds_), see(dweights.W1), see(dweights.W2);
-    EXPECT_EQ(saved->state, TILEMOE_SAVED_DH_OVER_H);
-  }
-  void router() {
-    auto args = with_workspace<tilemoe_router_backward_args>();
-    args.routing = routing_, args.ds = ds_, args.dlogits = filled({T, E});
-    require(tilemoe_router_backward(caller_.make(args)));
-    see(args.dlogits);
-  }
-  void rounded_routing() {
-    tilemoe_routing* const routing = bind(TILEMOE_ROUTING_ROUNDED);
-    auto args = with_workspace<tilemoe_route_rounded_args>();
-    args.logits = logits_, args.expert_counts = counts_;
-    require(tilemoe_route_rounded(routing, caller_.make(args)));
-    see(counts_), see_offsets(*routing);
-  }
-  void general_routing() {
-    tilemoe_routing* const routing = bind(TILEMOE_ROUTING_GENERAL);
-    auto args = with_workspace<tilemoe_route_general_args>();
-    args.tokens = fresh(TILEMOE_INT32, {T}), args.experts = fresh(TILEMOE_INT32, {T});
-    for (int32_t t = 0; t < T; ++t)
-      static_cast<int32_t*>(args.tokens.data)[t] = t,
-      static_cast<int32_t*>(args.experts.data)[t] = static_cast<int32_t>(3 * t % E);
-    args.scores = filled({T});
-    require(tilemoe_route_general(routing, caller_.make(args)));
-    see_offsets(*routing);
-  }
-  void grouped_routing() {
-    tilemoe_routing* const routing = bind(TILEMOE_ROUTING_GROUPED);
-    auto args = sized<tilemoe_route_grouped_args>();
-    args.counts = fresh(TILEMOE_INT32, {E});
-    for (int32_t e = 0; e < E; ++e) static_cast<int32_t*>(args.counts.data)[e] = e % 3;
-    require(tilemoe_route_grouped(routing, caller_.make(args)));
-    see_offsets(*routing);
-  }
-  void see_offsets(const tilemoe_routing& routing) {
-    for (int64_t e = 0; e <= E; ++e) see(static_cast<size_t>(routing.offsets[e]));
-  }
-  void losses() {
-    auto args = sized<tilemoe_router_losses_args>();
-    args.balance_coefficient = 0.5f, args.z_coefficient = 0.25f;
-    args.logits = logits_, args.expert_counts = counts_;
-    args.losses = filled({2}), args.dlogits = filled({T, E});
-    require(tilemoe_router_losses_workspace_bytes(TILEMOE_CPU, T, E, &args.workspace_bytes));
-    args.workspace = memory_.take(args.workspace_bytes);
-    require(tilemoe_router_losses(caller_.make(args)));
-    see(args.losses), see(args.dlogits);
-  }
-  void sums_of_rows() {
-    auto args = sized<tilemoe_sum_rows_args>();
-    const void* const source[] = {filled({T, d}).data, filled({T, d}).data};
-    args.sources = 2, args.source = source, args.source_rows = T;
-    args.place = fresh(TILEMOE_INT32, {T, K});
-    for (int32_t i = 0; i < T * K; ++i)
-      static_cast<int32_t*>(args.place.data)[i] = static_cast<int32_t>(5 * i % (2 * T + 1));
-    args.addend = filled({T, d}), args.out = filled({T, d});
-    require(tilemoe_sum_rows(caller_.make(args)));
-    see(args.out);
-  }
-
-  Caller& caller_;
-  Memory memory_;
-  int64_t salt_ = 0;
-  tilemoe_tensor ids_, scores_, logits_, counts_, ds_{};
-  const tilemoe_routing_spec* spec_ = nullptr;
-  tilemoe_routing* routing_ = nullptr;
-  void* workspace_ = nullptr;
-  size_t workspace_bytes_ = 0;
-  std::vector<float> seen_;
-};
-
-TEST(InterfaceGrowth, OlderAndNewerCallersGetTheSame) {
-  Today today;
-  const std::vector<float> expected = LayerRun(today).all();
-  ASSERT_GT(expected.size(), static_cast<size_t>(E * d * 3 * n));
-  const auto expect_same = [&](Caller& caller, const char* who) {
-    const std::vector<float> found = LayerRun(caller).all();
-    ASSERT_EQ(found.size(), expected.size()) << who;
-    EXPECT_EQ(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(float)), 0)
-        << who;
+template <class P>
+void expect_growth() {
+  const auto run = [](Caller& caller) {
+    P p;
+    hand(caller, p);
+    expect_taken(p);
+    return std::pair(p.arena.contents(), numbers(p));
   };
+  Today today;
+  const auto expected = run(today);
+  const auto untouched = P().arena.contents();
+  EXPECT_TRUE(expected.first != untouched || !expected.second.empty()) << "nothing was written";
   Older older;
-  expect_same(older, "older");
+  EXPECT_TRUE(run(older) == expected) << P().function() << ": older";
   for (const size_t added : {4u, 8u, 64u, 1024u}) {
     Newer newer(added);
-    expect_same(newer, "newer");
+    EXPECT_TRUE(run(newer) == expected) << P().function() << ": newer";
   }
+  // Something that this version does not know is refused by the first entry that reads it.
+  Newer asks(8, 1);
+  P p;
+  hand(asks, p);
+  expect_refused(p.call(), "newer version");
 }
 
-// Where a newer caller asks for something that this version does not know, it is told so by the
-// first entry that it calls with it.
-TEST(InterfaceGrowth, WhatIsNotKnownIsRefused) {
-  Newer newer(8, 1);
-  try {
-    LayerRun(newer).all();
-    ADD_FAILURE() << "taken";
-  } catch (const std::runtime_error& error) {
-    EXPECT_NE(std::string(error.what()).find("newer version"), std::string::npos) << error.what();
-  }
+using AnyRouting = RouteRounded<TILEMOE_ROUND_NEAREST>;
+using AnyTokens = RouteTokens<TILEMOE_SOFTMAX_OVER_CHOSEN>;
+using AnyTopK = TopK<TILEMOE_SOFTMAX_OVER_CHOSEN>;
+using Bind = SizesOf<3>;
+
+TEST(InterfaceGrowth, OlderAndNewerCallersGetTheSame) {
+  expect_growth<AnyTopK>(), expect_growth<TopKScores>(), expect_growth<Losses>();
+  expect_growth<AnyRouterBackward>(), expect_growth<SumRows>();
+  expect_growth<RouteTopK>(), expect_growth<AnyTokens>(), expect_growth<RouteGeneral>();
+  expect_growth<AnyRouting>(), expect_growth<RouteGrouped>();
+  expect_growth<SizesOf<0>>(), expect_growth<SizesOf<1>>(), expect_growth<SizesOf<2>>();
+  expect_growth<Bind>(), expect_growth<SizesOf<4>>(), expect_growth<SizesOf<5>>();
+  expect_growth<Pass<false>>(), expect_growth<Pass<true>>();
 }
 
-template <class Struct>
-void expect_refused(const char* name, const std::function<tilemoe_status(Struct*)>& call) {
+// A struct of each wrong size, in the place of one of a valid call's.
+template <class P, class Struct, class Set>
+void expect_checked(const char* name, const Struct& today, const Set& set, bool required = true) {
   const auto refused = [&](Struct* given, const char* words) {
-    EXPECT_EQ(call(given), TILEMOE_INVALID_ARGUMENT) << name;
-    const std::string error = tilemoe_last_error();
-    EXPECT_NE(error.find(name), std::string::npos) << error;
-    EXPECT_NE(error.find(words), std::string::npos) << error;
+    P p;
+    set(p, given);
+    EXPECT_EQ(p.call(), TILEMOE_INVALID_ARGUMENT) << name;
+    expect_error(name), expect_error(words);
   };
   Newer asks(8, 1);
-  refused(asks.make(sized<Struct>()), "newer version");
+  refused(asks.make(today), "newer version");
   Older older;
-  refused(older.make(sized<Struct>(), kLeastBytes<Struct> - 4), "struct_size");
-  refused(older.make(sized<Struct>(), 8), "struct_size");
-  Struct unset{};
+  refused(older.make(today, kLeastBytes<Struct> - 4), "struct_size");
+  refused(older.make(today, 8), "struct_size");
+  Struct unset = today;
+  unset.struct_size = 0;
   refused(&unset, "struct_size is 0");
   unset.struct_size = UINT64_MAX;
   refused(&unset, "struct_size");
-  refused(nullptr, "null");
+  if (required) refused(nullptr, "null");
+}
+template <class P>
+void expect_checked_args() {
+  P p;
+  expect_checked<P>("args", *p.args_pointer, [](P& bad, auto* args) { bad.args_pointer = args; });
 }
 
 TEST(InterfaceGrowth, EachStructIsChecked) {
-  auto spec = sized<tilemoe_routing_spec>();
-  spec.T = T, spec.E = E, spec.K = K;
-  auto experts = sized<tilemoe_experts>();
-  experts.d = d, experts.n = n, experts.E = E;
-  Memory memory;
-  size_t bytes = 0;
-  require(tilemoe_routing_bytes(&spec, &bytes));
-  auto routing = sized<tilemoe_routing>();
-  require(tilemoe_routing_bind(&spec, memory.take(bytes), bytes, &routing));
-  auto weights = sized<tilemoe_weights>();
-  auto saved = sized<tilemoe_saved>();
-  int64_t capacity = 0;
-
-  expect_refused<tilemoe_routing_spec>(
-      "routing spec", [&](auto* p) { return tilemoe_routing_capacity(p, &capacity); });
-  expect_refused<tilemoe_routing>("routing", [&](auto* p) {
-    const auto args = sized<tilemoe_route_top_k_args>();
-    return tilemoe_route_top_k(p, &args);
-  });
-  expect_refused<tilemoe_top_k_args>("args", [](auto* p) { return tilemoe_top_k(p); });
-  expect_refused<tilemoe_top_k_scores_args>("args",
-                                            [](auto* p) { return tilemoe_top_k_scores(p); });
-  expect_refused<tilemoe_route_top_k_args>(
-      "args", [&](auto* p) { return tilemoe_route_top_k(&routing, p); });
-  expect_refused<tilemoe_route_tokens_args>(
-      "args", [&](auto* p) { return tilemoe_route_tokens(&routing, p); });
-  expect_refused<tilemoe_route_general_args>(
-      "args", [&](auto* p) { return tilemoe_route_general(&routing, p); });
-  expect_refused<tilemoe_route_rounded_args>(
-      "args", [&](auto* p) { return tilemoe_route_rounded(&routing, p); });
-  expect_refused<tilemoe_route_grouped_args>(
-      "args", [&](auto* p) { return tilemoe_route_grouped(&routing, p); });
-  expect_refused<tilemoe_router_backward_args>("args",
-                                               [](auto* p) { return tilemoe_router_backward(p); });
-  expect_refused<tilemoe_router_losses_args>("args",
-                                             [](auto* p) { return tilemoe_router_losses(p); });
-  expect_refused<tilemoe_sum_rows_args>("args", [](auto* p) { return tilemoe_sum_rows(p); });
-  expect_refused<tilemoe_experts>("experts", [&](auto* p) {
-    auto size = sized<tilemoe_saved_size>();
-    return tilemoe_saved_bytes(p, &spec, &size);
-  });
-  expect_refused<tilemoe_workspace_query>(
-      "query", [&](auto* p) { return tilemoe_workspace_bytes(p, &bytes); });
-  expect_refused<tilemoe_forward_args>("args",
-                                       [&](auto* p) { return tilemoe_forward(&experts, p); });
-  expect_refused<tilemoe_backward_args>("args",
-                                        [&](auto* p) { return tilemoe_backward(&experts, p); });
-  expect_refused<tilemoe_weights>("weights", [&](auto* p) {
-    auto args = sized<tilemoe_forward_args>();
-    args.routing = &routing, args.weights = p;
-    return tilemoe_forward(&experts, &args);
-  });
-  expect_refused<tilemoe_saved>("saved", [&](auto* p) {
-    auto args = sized<tilemoe_backward_args>();
-    args.routing = &routing, args.weights = &weights, args.saved = p;
-    return tilemoe_backward(&experts, &args);
-  });
-  expect_refused<tilemoe_part>("part", [&](auto* p) {
-    auto args = sized<tilemoe_forward_args>();
-    const auto without_bounds = sized<tilemoe_part>();
-    args.routing = &routing, args.weights = &weights, args.part = p ? p : &without_bounds;
-    return tilemoe_forward(&experts, &args);
-  });
-  // One that is absent asks for nothing.
-  expect_refused<tilemoe_weights>("weights", [&](auto* p) {
-    auto args = sized<tilemoe_backward_args>();
-    args.routing = &routing, args.weights = &weights, args.saved = &saved;
-    args.dweights = p;
-    if (p == nullptr) args.weights = nullptr;
-    return tilemoe_backward(&experts, &args);
-  });
+  expect_checked_args<AnyTopK>(), expect_checked_args<TopKScores>();
+  expect_checked_args<Losses>(), expect_checked_args<AnyRouterBackward>();
+  expect_checked_args<SumRows>(), expect_checked_args<RouteTopK>();
+  expect_checked_args<AnyTokens>(), expect_checked_args<RouteGeneral>();
+  expect_checked_args<AnyRouting>(), expect_checked_args<RouteGrouped>();
+  expect_checked_args<Pass<false>>(), expect_checked_args<Pass<true>>();
+  const RouteTopK top_k;
+  expect_checked<SizesOf<0>>("routing spec", top_k.spec,
+                             [](auto& p, auto* spec) { p.spec_pointer = spec; });
+  expect_checked<RouteTopK>("routing", top_k.routing,
+                            [](auto& p, auto* routing) { p.routing_pointer = routing; });
+  const Pass<true> pass;
+  expect_checked<SizesOf<4>>("experts", pass.experts,
+                             [](auto& p, auto* experts) { p.experts_pointer = experts; });
+  expect_checked<Pass<false>>("weights", pass.weights,
+                              [](auto& p, auto* weights) { p.args().weights = weights; });
+  expect_checked<Pass<true>>("saved", pass.saved,
+                             [](auto& p, auto* saved) { p.args().saved = saved; });
+  expect_checked<Pass<false>>(
+      "part", pass.part, [](auto& p, auto* part) { p.args().part = part; }, false);
+  expect_checked<Pass<true>>(
+      "weights", pass.dweights, [](auto& p, auto* all) { p.args().dweights = all; }, false);
+  // One that is absent is not read: the query's own pointer is, before its fields.
+  struct Query : Sizes {
+    const char* function() const { return "tilemoe_workspace_bytes"; }
+    tilemoe_status call() { return tilemoe_workspace_bytes(pointer, &bytes); }
+    const tilemoe_workspace_query* pointer = &query;
+  };
+  expect_checked<Query>("query", Query().query, [](auto& p, auto* query) { p.pointer = query; });
 }
 
 // A routing of before round_tokens could not say later what its spec asked for.
 TEST(InterfaceGrowth, ARoutingHoldsWhatItsSpecAsksFor) {
   auto spec = sized<tilemoe_routing_spec>();
   spec.kind = TILEMOE_ROUTING_ROUNDED;
-  spec.T = 2 * T, spec.E = E, spec.K = K, spec.m = 2;
-  Memory memory;
+  spec.T = 2 * kT, spec.E = kE, spec.K = kK, spec.m = 2;
+  Arena memory;
   const auto bind = [&](Caller& caller) {
     size_t bytes = 0;
     require(tilemoe_routing_bytes(&spec, &bytes));
@@ -456,7 +259,7 @@ TEST(InterfaceGrowth, ARoutingHoldsWhatItsSpecAsksFor) {
   Older older;
   Today today;
   EXPECT_EQ(bind(older), TILEMOE_SUCCESS);
-  spec.round_tokens = T;
+  spec.round_tokens = kT;
   EXPECT_EQ(bind(today), TILEMOE_SUCCESS);
   EXPECT_EQ(bind(older), TILEMOE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tilemoe_last_error()).find("round_tokens"), std::string::npos)
@@ -466,9 +269,9 @@ TEST(InterfaceGrowth, ARoutingHoldsWhatItsSpecAsksFor) {
 // Of a struct that the library fills, nothing is read but its size.
 TEST(InterfaceGrowth, FilledStructsAreFilledAsFarAsTheyGo) {
   auto spec = sized<tilemoe_routing_spec>();
-  spec.T = T, spec.E = E, spec.K = K;
+  spec.T = kT, spec.E = kE, spec.K = kK;
   auto experts = sized<tilemoe_experts>();
-  experts.d = d, experts.n = n, experts.E = E;
+  experts.d = kD, experts.n = kN, experts.E = kE;
   Newer garbage(64, 0xEE);
   tilemoe_saved_size* const size = garbage.make(sized<tilemoe_saved_size>());
   require(tilemoe_saved_bytes(&experts, &spec, size));
@@ -479,7 +282,7 @@ TEST(InterfaceGrowth, FilledStructsAreFilledAsFarAsTheyGo) {
 
   size_t needed = 0;
   require(tilemoe_routing_bytes(&spec, &needed));
-  Memory memory;
+  Arena memory;
   tilemoe_routing* const routing = garbage.make(sized<tilemoe_routing>());
   require(tilemoe_routing_bind(&spec, memory.take(needed), needed, routing));
   auto losses = sized<tilemoe_router_backward_args>();

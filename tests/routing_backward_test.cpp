@@ -14,11 +14,10 @@ using Row64 = std::vector<double>;
 // The scores of experts `chosen` of one token, in float64, as functions of its logits.
 Row64 scores64(Scoring scoring, const Row64& logits, const std::vector<int64_t>& chosen) {
   const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
-  const bool is_sigmoid = scoring == Scoring::kSigmoid || scoring == Scoring::kSigmoidRenormalized;
   Row64 all(logits.size());
   double all_sum = 0;
   for (size_t e = 0; e < logits.size(); ++e)
-    all_sum += all[e] = is_sigmoid ? sigmoid(logits[e]) : std::exp(logits[e]);
+    all_sum += all[e] = is_sigmoid(scoring) ? sigmoid(logits[e]) : std::exp(logits[e]);
   Row64 scores;
   double sum = 0;
   for (int64_t e : chosen) {
@@ -52,6 +51,22 @@ struct Problem {
   std::vector<float> ds;
   std::vector<int64_t> ids;  // (T, K), top-K only
   float factor = 1;          // of every score
+
+  // Chooses by the logits, and routes.
+  void choose(Scoring scoring) {
+    const int64_t T = routed.get().spec.T, K = routed.get().spec.K;
+    std::vector<float> scores(ids.size());
+    const Tensor chosen(ids.data(), DType::kInt64, {T, K});
+    const Tensor s(scores.data(), DType::kFloat32, {T, K});
+    top_k({.device = Device::kCpu,
+           .scoring = scoring,
+           .K = K,
+           .logits = logits.tensor(),
+           .ids = chosen,
+           .scores = s,
+           .routed_scaling_factor = factor});
+    routed.route_top_k(chosen, s);
+  }
 };
 
 std::unique_ptr<Problem> top_k_problem(Scoring scoring, DType dtype, int64_t T, int64_t E,
@@ -61,18 +76,8 @@ std::unique_ptr<Problem> top_k_problem(Scoring scoring, DType dtype, int64_t T, 
   auto problem = std::unique_ptr<Problem>(new Problem{
       Matrix(make_logits(Logits::kNormal, T, E, 3), dtype, T, E, 3), Routed(spec),
       random_vector(T * K, 4), std::vector<int64_t>(static_cast<size_t>(T * K)), factor});
-  std::vector<float> scores(problem->ids.size());
-  const Tensor ids(problem->ids.data(), DType::kInt64, {T, K});
-  const Tensor s(scores.data(), DType::kFloat32, {T, K});
-  top_k({.device = Device::kCpu,
-         .scoring = scoring,
-         .K = K,
-         .logits = problem->logits.tensor(),
-         .ids = ids,
-         .scores = s,
-         .routed_scaling_factor = factor});
-  Routed& routed = problem->routed;
-  routed.routing().from_top_k(ids, s, routed.workspace(), routed.workspace_bytes());
+  problem->choose(scoring);
+  const Routed& routed = problem->routed;
   for (size_t pair = 0; pair < problem->ds.size(); ++pair)  // a skipped pair's ds is not read
     if (routed.pair_rows()[pair] < 0) problem->ds[pair] = kNaN;
   return problem;
@@ -80,15 +85,8 @@ std::unique_ptr<Problem> top_k_problem(Scoring scoring, DType dtype, int64_t T, 
 
 std::vector<float> backward(Scoring scoring, Problem& problem, Matrix& dlogits,
                             bool accumulate = false, bool with_logits = true) {
-  router_backward({.scoring = scoring,
-                   .routing = &problem.routed.routing(),
-                   .logits = with_logits ? problem.logits.tensor() : Tensor(),
-                   .ds = vector_of(problem.ds),
-                   .dlogits = dlogits.tensor(),
-                   .accumulate = accumulate,
-                   .workspace = problem.routed.workspace(),
-                   .workspace_bytes = problem.routed.workspace_bytes(),
-                   .routed_scaling_factor = problem.factor});
+  problem.routed.backward(scoring, with_logits ? problem.logits.tensor() : Tensor(),
+                          vector_of(problem.ds), dlogits.tensor(), accumulate, problem.factor);
   EXPECT_TRUE(dlogits.gaps_intact());
   return dlogits.values();
 }
@@ -192,17 +190,7 @@ TEST_P(TopKBackward, SpoilsTheRowOfATokenWithNaNAlone) {
     auto problem = top_k_problem(GetParam(), DType::kFloat32, T, E, K);
     if (spoiled) {
       problem->logits.set(7, 0, kNaN);
-      std::vector<float> scores(problem->ids.size());
-      const Tensor ids(problem->ids.data(), DType::kInt64, {T, K});
-      const Tensor s(scores.data(), DType::kFloat32, {T, K});
-      top_k({.device = Device::kCpu,
-             .scoring = GetParam(),
-             .K = K,
-             .logits = problem->logits.tensor(),
-             .ids = ids,
-             .scores = s});
-      Routed& routed = problem->routed;
-      routed.routing().from_top_k(ids, s, routed.workspace(), routed.workspace_bytes());
+      problem->choose(GetParam());
       for (int64_t k = 0; k < K; ++k) problem->ds[static_cast<size_t>(7 * K + k)] = kNaN;
     }
     Matrix dlogits(DType::kFloat32, T, E);
@@ -224,10 +212,7 @@ TEST_P(TopKBackward, TakesNoTokens) {
   EXPECT_TRUE(backward(GetParam(), *problem, dlogits).empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TopKBackward,
-                         testing::Values(Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxOverAll,
-                                         Scoring::kSoftmaxRenormalized, Scoring::kSigmoid,
-                                         Scoring::kSigmoidRenormalized),
+INSTANTIATE_TEST_SUITE_P(, TopKBackward, testing::ValuesIn(kScorings),
                          [](const testing::TestParamInfo<Scoring>& each) {
                            return "Scoring" + std::to_string(static_cast<int>(each.param));
                          });
@@ -252,17 +237,7 @@ TEST(SoftmaxBackward, IsFiniteWhereLogitsAreInfinite) {
   for (Scoring scoring : {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxOverAll}) {
     auto problem = top_k_problem(scoring, DType::kFloat32, T, E, K);
     for (int64_t i = 0; i < T * E; ++i) problem->logits.set(i / E, i % E, rows[size_t(i)]);
-    std::vector<float> scores(problem->ids.size());
-    const Tensor ids(problem->ids.data(), DType::kInt64, {T, K});
-    const Tensor s(scores.data(), DType::kFloat32, {T, K});
-    top_k({.device = Device::kCpu,
-           .scoring = scoring,
-           .K = K,
-           .logits = problem->logits.tensor(),
-           .ids = ids,
-           .scores = s});
-    Routed& routed = problem->routed;
-    routed.routing().from_top_k(ids, s, routed.workspace(), routed.workspace_bytes());
+    problem->choose(scoring);
     problem->ds = {1, 3, 1, 3, 1, 3};
     Matrix dlogits(DType::kFloat32, T, E);
     const std::vector<float> got = backward(scoring, *problem, dlogits);
@@ -299,14 +274,7 @@ TEST_P(RoundedBackward, EqualsCentralDifferences) {
                       Routed(spec),
                       random_vector(spec.bound(), 7),
                       {}};
-      const int64_t seed = 1, step = 2;
-      const bool stochastic = GetParam() == Rounding::kStochastic;
-      problem.routed.routing().from_logits(
-          {.logits = problem.logits.tensor(),
-           .seed = stochastic ? ConstTensor(&seed, DType::kInt64, {1}) : ConstTensor(),
-           .step = stochastic ? ConstTensor(&step, DType::kInt64, {1}) : ConstTensor(),
-           .workspace = problem.routed.workspace(),
-           .workspace_bytes = problem.routed.workspace_bytes()});
+      problem.routed.round(problem.logits.tensor(), 1, 2);
       const tilemoe_routing& routing = problem.routed.get();
       for (int64_t pair = routing.token_offsets[T]; pair < routing.spec.pairs; ++pair)
         problem.ds[static_cast<size_t>(pair)] = kNaN;  // never read
@@ -333,7 +301,7 @@ TEST_P(RoundedBackward, EqualsCentralDifferences) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RoundedBackward,
+INSTANTIATE_TEST_SUITE_P(, RoundedBackward,
                          testing::Values(Rounding::kNearest, Rounding::kUp, Rounding::kDown,
                                          Rounding::kStochastic, Rounding::kBalanced),
                          [](const testing::TestParamInfo<Rounding>& each) {

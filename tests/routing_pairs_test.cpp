@@ -113,9 +113,8 @@ TEST(RouteTopK, EqualsAStableSort) {
     Pairs pairs = random_top_k(T, E, K, 7);
     Routed routed(RoutingSpec::top_k(Device::kCpu, T, E, K));
     const std::vector<int32_t> ids = narrow(pairs.experts);
-    routed.routing().from_top_k({ids.data(), DType::kInt32, {T, K}},
-                                {pairs.scores.data(), DType::kFloat32, {T, K}}, routed.workspace(),
-                                routed.workspace_bytes());
+    routed.route_top_k({ids.data(), DType::kInt32, {T, K}},
+                       {pairs.scores.data(), DType::kFloat32, {T, K}});
     expect_routing(route(pairs, T, E, T * K), routed);
   }
 }
@@ -124,9 +123,7 @@ TEST(RouteTopK, SkipsLongIdsThatOnlyTheirLowHalfWouldSave) {
   const std::vector<int64_t> ids = {(int64_t{1} << 32) + 1, 1, int64_t{1} << 40, -1, INT64_MIN, 2};
   const std::vector<float> scores = {1, 2, 3, 4, 5, 6};
   Routed routed(RoutingSpec::top_k(Device::kCpu, 3, 4, 2));
-  routed.routing().from_top_k({ids.data(), DType::kInt64, {3, 2}},
-                              {scores.data(), DType::kFloat32, {3, 2}}, routed.workspace(),
-                              routed.workspace_bytes());
+  routed.route_top_k({ids.data(), DType::kInt64, {3, 2}}, {scores.data(), DType::kFloat32, {3, 2}});
   EXPECT_EQ(routed.pair_rows(), (std::vector<int32_t>{-1, 0, -1, -1, -1, 1}));
   EXPECT_EQ(routed.row_tokens(), (std::vector<int32_t>{0, 2}));
   EXPECT_EQ(routed.counter(TILEMOE_COUNT_BAD_IDS), 4);
@@ -139,8 +136,7 @@ TEST(RouteTopK, ReadsScoresOfEveryType) {
     Matrix scores(pairs.scores, dtype, T, K);
     pairs.scores = scores.values();
     Routed routed(RoutingSpec::top_k(Device::kCpu, T, E, K));
-    routed.routing().from_top_k({pairs.experts.data(), DType::kInt64, {T, K}}, scores.tensor(),
-                                routed.workspace(), routed.workspace_bytes());
+    routed.route_top_k({pairs.experts.data(), DType::kInt64, {T, K}}, scores.tensor());
     const Reference want = route(pairs, T, E, T * K);
     EXPECT_EQ(routed.pair_rows(), want.pair_row);
     for (size_t row = 0; row < want.row_score.size(); ++row)
@@ -149,7 +145,7 @@ TEST(RouteTopK, ReadsScoresOfEveryType) {
 }
 
 // Pairs that do not fit are the highest expert's, and of those the highest tokens'.
-TEST(RouteTopK, DropsTheHighestExpertsThenTheHighestTokensOverCapacity) {
+TEST(RouteTopK, DropsTheHighestPastCapacity) {
   const int64_t T = 30, E = 5, K = 2;
   const Pairs pairs = random_top_k(T, E, K, 11);
   for (int64_t capacity = 1; capacity <= T * K; ++capacity) {
@@ -157,9 +153,8 @@ TEST(RouteTopK, DropsTheHighestExpertsThenTheHighestTokensOverCapacity) {
     RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, T, E, K);
     spec.capacity = capacity;
     Routed routed(spec);
-    routed.routing().from_top_k({pairs.experts.data(), DType::kInt64, {T, K}},
-                                {pairs.scores.data(), DType::kFloat32, {T, K}}, routed.workspace(),
-                                routed.workspace_bytes());
+    routed.route_top_k({pairs.experts.data(), DType::kInt64, {T, K}},
+                       {pairs.scores.data(), DType::kFloat32, {T, K}});
     expect_routing(route(pairs, T, E, capacity), routed);
   }
 }
@@ -186,12 +181,9 @@ TEST(RouteGeneral, EqualsAStableSort) {
       const Reference want = route(pairs, T, E, capacity);
       const std::vector<int32_t> tokens = narrow(pairs.tokens), experts = narrow(pairs.experts);
       Routed wide(spec), short_ids(spec);
-      wide.routing().from_triples(vector_of(pairs.tokens), vector_of(pairs.experts),
-                                  vector_of(pairs.scores), wide.workspace(),
-                                  wide.workspace_bytes());
-      short_ids.routing().from_triples(vector_of(tokens), vector_of(experts),
-                                       vector_of(pairs.scores), short_ids.workspace(),
-                                       short_ids.workspace_bytes());
+      wide.route_triples(vector_of(pairs.tokens), vector_of(pairs.experts),
+                         vector_of(pairs.scores));
+      short_ids.route_triples(vector_of(tokens), vector_of(experts), vector_of(pairs.scores));
       for (const Routed* got : {&wide, &short_ids}) {
         expect_routing(want, *got);
         EXPECT_EQ(got->token_offsets(), want.token_offsets);
@@ -204,8 +196,7 @@ TEST(RouteGeneral, KeepsRepeatedPairs) {
   const std::vector<int32_t> tokens = {0, 0, 0, 2, 2}, experts = {1, 1, 0, 1, 1};
   const std::vector<float> scores = {1, 2, 3, 4, 5};
   Routed routed(RoutingSpec::general(Device::kCpu, 3, 2, 5));
-  routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
-                                routed.workspace(), routed.workspace_bytes());
+  routed.route_triples(vector_of(tokens), vector_of(experts), vector_of(scores));
   EXPECT_EQ(routed.pair_rows(), (std::vector<int32_t>{1, 2, 0, 3, 4}));
   EXPECT_EQ(routed.row_tokens(), (std::vector<int32_t>{0, 0, 0, 2, 2}));
   EXPECT_EQ(routed.token_offsets(), (std::vector<int32_t>{0, 3, 3, 5}));
@@ -217,8 +208,7 @@ TEST(RouteGeneral, SkipsTokensOutOfRangeAlone) {
   const std::vector<int64_t> tokens = {0, int64_t{1} << 33, 1, -1, 2, 1, 2}, experts(7, 0);
   const std::vector<float> scores(7, 1.f);
   Routed routed(RoutingSpec::general(Device::kCpu, 3, 1, 7));
-  routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
-                                routed.workspace(), routed.workspace_bytes());
+  routed.route_triples(vector_of(tokens), vector_of(experts), vector_of(scores));
   EXPECT_EQ(routed.pair_rows(), (std::vector<int32_t>{0, -1, 1, -1, 2, -1, 3}));
   EXPECT_EQ(routed.token_offsets(), (std::vector<int32_t>{0, 2, 4, 7}));
   EXPECT_EQ(routed.counter(TILEMOE_COUNT_BAD_IDS), 3);
@@ -233,8 +223,7 @@ TEST(RouteGeneral, SkipsTokensThatAreOutOfOrderFarBehind) {
   std::fill(tokens.begin() + 2 * part, tokens.end(), 1);
   const std::vector<float> scores(tokens.size(), 1.f);
   Routed routed(RoutingSpec::general(Device::kCpu, 3, 1, static_cast<int64_t>(tokens.size())));
-  routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
-                                routed.workspace(), routed.workspace_bytes());
+  routed.route_triples(vector_of(tokens), vector_of(experts), vector_of(scores));
   EXPECT_EQ(routed.counter(TILEMOE_COUNT_BAD_IDS), 2 * part);
   EXPECT_EQ(routed.token_offsets(), (std::vector<int32_t>{0, 0, 0, 3 * part}));
 }
@@ -247,8 +236,7 @@ TEST(RouteGeneral, CountsATokenWithNaNOnce) {
   std::vector<float> scores(tokens.size(), kNaN);
   scores[0] = 1.f;
   Routed routed(RoutingSpec::general(Device::kCpu, T, 1, count));
-  routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
-                                routed.workspace(), routed.workspace_bytes());
+  routed.route_triples(vector_of(tokens), vector_of(experts), vector_of(scores));
   EXPECT_EQ(routed.counter(TILEMOE_COUNT_NAN_TOKENS), 2);
 }
 

@@ -31,6 +31,13 @@ inline void PrintTo(Rounding rule, std::ostream* out) {
 
 namespace tilemoe::routing_test {
 
+constexpr Scoring kScorings[] = {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxOverAll,
+                                 Scoring::kSoftmaxRenormalized, Scoring::kSigmoid,
+                                 Scoring::kSigmoidRenormalized};
+inline bool is_sigmoid(Scoring scoring) {
+  return scoring == Scoring::kSigmoid || scoring == Scoring::kSigmoidRenormalized;
+}
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -74,6 +81,35 @@ class Routed {
   const tilemoe_routing& get() const { return routing_; }
   void* workspace() { return workspace_.data(); }
   size_t workspace_bytes() const { return workspace_.bytes(); }
+
+  void route_top_k(const ConstTensor& ids, const ConstTensor& scores) {
+    routing_.from_top_k(ids, scores, workspace(), workspace_bytes());
+  }
+  void route_triples(const ConstTensor& tokens, const ConstTensor& experts,
+                     const ConstTensor& scores) {
+    routing_.from_triples(tokens, experts, scores, workspace(), workspace_bytes());
+  }
+  void round(const ConstTensor& logits, int64_t seed, int64_t step, const Tensor& counts = {}) {
+    const bool random = routing_.spec.rounding == TILEMOE_ROUND_STOCHASTIC;
+    routing_.from_logits({.logits = logits,
+                          .seed = random ? ConstTensor(&seed, DType::kInt64, {1}) : ConstTensor(),
+                          .step = random ? ConstTensor(&step, DType::kInt64, {1}) : ConstTensor(),
+                          .expert_counts = counts,
+                          .workspace = workspace(),
+                          .workspace_bytes = workspace_bytes()});
+  }
+  void backward(Scoring scoring, const ConstTensor& logits, const ConstTensor& ds,
+                const Tensor& dlogits, bool accumulate = false, float factor = 1) {
+    router_backward({.scoring = scoring,
+                     .routing = &routing_,
+                     .logits = logits,
+                     .ds = ds,
+                     .dlogits = dlogits,
+                     .accumulate = accumulate,
+                     .workspace = workspace(),
+                     .workspace_bytes = workspace_bytes(),
+                     .routed_scaling_factor = factor});
+  }
 
   int32_t rows() const { return routing_.offsets[routing_.spec.E]; }
   int32_t counter(int which) const { return routing_.counters[which]; }

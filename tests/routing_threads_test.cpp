@@ -39,15 +39,9 @@ Bytes top_k_and_back(Scoring scoring) {
          .scores = scores_view,
          .expert_counts = vector_of(counts)});
   Routed routed(RoutingSpec::top_k(Device::kCpu, kT, kE, kK));
-  routed.routing().from_top_k(ids_view, scores_view, routed.workspace(), routed.workspace_bytes());
+  routed.route_top_k(ids_view, scores_view);
   Matrix dlogits(DType::kFloat32, kT, kE);
-  router_backward({.scoring = scoring,
-                   .routing = &routed.routing(),
-                   .logits = logits.tensor(),
-                   .ds = vector_of(scores),
-                   .dlogits = dlogits.tensor(),
-                   .workspace = routed.workspace(),
-                   .workspace_bytes = routed.workspace_bytes()});
+  routed.backward(scoring, logits.tensor(), vector_of(scores), dlogits.tensor());
   Bytes bytes;
   append(bytes, ids.data(), ids.size());
   append(bytes, scores.data(), scores.size());
@@ -61,23 +55,10 @@ Bytes rounded_and_back(Rounding rule, int64_t round_tokens) {
   Matrix logits(make_logits(Logits::kSpecial, kT, kE), DType::kBFloat16, kT, kE);
   const RoutingSpec spec = RoutingSpec::rounded(Device::kCpu, kT, kE, kK, rule, 16, round_tokens);
   Routed routed(spec);
-  const int64_t seed = 3, step = 4;
-  const bool stochastic = rule == Rounding::kStochastic;
-  routed.routing().from_logits(
-      {.logits = logits.tensor(),
-       .seed = stochastic ? ConstTensor(&seed, DType::kInt64, {1}) : ConstTensor(),
-       .step = stochastic ? ConstTensor(&step, DType::kInt64, {1}) : ConstTensor(),
-       .workspace = routed.workspace(),
-       .workspace_bytes = routed.workspace_bytes()});
+  routed.round(logits.tensor(), 3, 4);
   const std::vector<float> ds = make_logits(Logits::kNormal, spec.bound(), 1);
   Matrix dlogits(DType::kBFloat16, kT, kE);
-  router_backward({.scoring = Scoring::kSoftmaxRenormalized,
-                   .routing = &routed.routing(),
-                   .logits = logits.tensor(),
-                   .ds = vector_of(ds),
-                   .dlogits = dlogits.tensor(),
-                   .workspace = routed.workspace(),
-                   .workspace_bytes = routed.workspace_bytes()});
+  routed.backward(Scoring::kSoftmaxRenormalized, logits.tensor(), vector_of(ds), dlogits.tensor());
   Bytes bytes;
   append(bytes, routed);
   append(bytes, dlogits.bytes().data(), dlogits.bytes().size());
@@ -95,8 +76,7 @@ Bytes general() {
     scores[i] = random() % 5 == 0 ? kNaN : static_cast<float>(i);
   }
   Routed routed(RoutingSpec::general(Device::kCpu, kT, kE, pairs));
-  routed.routing().from_triples(vector_of(tokens), vector_of(experts), vector_of(scores),
-                                routed.workspace(), routed.workspace_bytes());
+  routed.route_triples(vector_of(tokens), vector_of(experts), vector_of(scores));
   Bytes bytes;
   append(bytes, routed);
   return bytes;

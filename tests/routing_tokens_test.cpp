@@ -252,9 +252,6 @@ Problem with_logits(const Size& size, const Types& types, const std::vector<floa
   return {{size.T, d, size.E, size.K}, types, x, w};
 }
 
-constexpr Scoring kScorings[] = {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxOverAll,
-                                 Scoring::kSoftmaxRenormalized, Scoring::kSigmoid,
-                                 Scoring::kSigmoidRenormalized};
 bool by_sigmoid(Scoring scoring) {
   return scoring == Scoring::kSigmoid || scoring == Scoring::kSigmoidRenormalized;
 }
