@@ -124,7 +124,7 @@ std::vector<Shape> shapes() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ActivationError, testing::ValuesIn(shapes()),
+INSTANTIATE_TEST_SUITE_P(, ActivationError, testing::ValuesIn(shapes()),
                          [](const auto& shape) { return shape.param.name; });
 
 }  // namespace

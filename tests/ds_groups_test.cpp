@@ -80,7 +80,7 @@ TEST_P(DsGroups, AreSumsOver64ColumnsEach) {
   EXPECT_EQ(partial, expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(Widths, DsGroups, testing::Values(8, 64, 72, 256, 264, 520),
+INSTANTIATE_TEST_SUITE_P(, DsGroups, testing::Values(8, 64, 72, 256, 264, 520),
                          testing::PrintToStringParamName());
 
 // The memory plan has a float for each row of the capacity and group.

@@ -42,7 +42,7 @@ TEST_P(FuzzCInterface, KeepsItsPromises) {
   RecordProperty("refused", std::to_string(world.statistics.refused));
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, FuzzCInterface, testing::Values(1, 2),
+INSTANTIATE_TEST_SUITE_P(, FuzzCInterface, testing::Values(1, 2),
                          testing::PrintToStringParamName());
 
 }  // namespace

@@ -29,8 +29,7 @@ TEST_P(LayerBounded, IsNearFloat64) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, LayerBounded, testing::ValuesIn(verification_cases()),
-                         test_name);
+INSTANTIATE_TEST_SUITE_P(, LayerBounded, testing::ValuesIn(verification_cases()), test_name);
 
 // Results that cannot be spoiled are no pass: zeros in the place of all of them.
 TEST(LayerSpoilings, ThatAreNotTriedFail) {

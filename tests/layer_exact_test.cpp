@@ -14,11 +14,11 @@ std::vector<Case> integer_cases() {
 
 class LayerExact : public testing::TestWithParam<Case> {};
 
-TEST_P(LayerExact, EqualsTheReference) {
+TEST_P(LayerExact, EqualsReference) {
   expect_passed(check_case(GetParam(), 1));
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, LayerExact, testing::ValuesIn(integer_cases()), test_name);
+INSTANTIATE_TEST_SUITE_P(, LayerExact, testing::ValuesIn(integer_cases()), test_name);
 
 }  // namespace
 }  // namespace tilemoe::verify

@@ -92,7 +92,7 @@ class SpreadTensor {
 
 class LayerLarge : public testing::TestWithParam<Case> {};
 
-TEST_P(LayerLarge, StridesPastTheIndexRangeOf32Bits) {
+TEST_P(LayerLarge, StridesPast32Bits) {
   Problem problem(make_inputs(GetParam(), 9));
   problem.run();
   ForwardArgs forward = problem.forward_args();
@@ -147,7 +147,7 @@ TEST(HiddenLayer, IsJudgedInTheMidstOfACrowd) {
   EXPECT_EQ(report.tensors.size(), 5u);  // O, dX, ds, dW1, dW2
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, LayerLarge,
+INSTANTIATE_TEST_SUITE_P(, LayerLarge,
                          testing::ValuesIn(named_cases({"biases", "gpt-oss", "transposed-split",
                                                         "grouped-without-scores"},
                                                        {"float32", "bfloat16"})),

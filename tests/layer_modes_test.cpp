@@ -14,12 +14,18 @@ Computed run(const Case& test_case) {
   return problem.computed();
 }
 
+// Poisoned and routed.
+struct Routed : Problem {
+  explicit Routed(const Case& test_case) : Problem(make_inputs(test_case, 3)) {
+    poison();
+    route();
+  }
+};
+
 class LayerModes : public testing::TestWithParam<Case> {};
 
 TEST_P(LayerModes, InferenceGivesTheBitsOfTraining) {
-  Problem problem(make_inputs(GetParam(), 3));
-  problem.poison();
-  problem.route();
+  Routed problem(GetParam());
   problem.forward();
   const std::vector<float> O = problem.computed()[kO];
   problem.poison();
@@ -52,13 +58,11 @@ TEST_P(LayerModes, ColumnBlocksGiveWhatTheWholeGives) {
   }
 }
 
-TEST_P(LayerModes, DHOverHInTwoCallsGivesTheBitsOfOne) {
+TEST_P(LayerModes, DHOverHInTwoCallsGivesOnesBits) {
   Case over = GetParam();
   over.dH_over_H = true;
   const Computed one = run(over);
-  Problem problem(make_inputs(over, 3));
-  problem.poison();
-  problem.route();
+  Routed problem(over);
   problem.forward();
   BackwardArgs first = problem.backward_args(), second = first;
   first.dweights.W1 = first.dweights.W1_up = first.dweights.b1 = first.dweights.b1_up = {};
@@ -80,20 +84,18 @@ TEST_P(LayerModes, DHOverHInTwoCallsGivesTheBitsOfOne) {
 }
 
 TEST_P(LayerModes, TwoCallsGiveTheBitsOfOne) {
-  expect_two_calls_give_the_bits_of_one(GetParam(), host_memory());
+  expect_the_bits_of_one_call(GetParam(), &Case::in_two_calls, host_memory());
 }
 
 TEST_P(LayerModes, PartsGiveTheBitsOfOne) {
   if (GetParam().routing == RoutingKind::kGrouped) return;  // it has no tokens
-  expect_parts_give_the_bits_of_one(GetParam(), host_memory());
+  expect_the_bits_of_one_call(GetParam(), &Case::in_parts, host_memory());
 }
 
 TEST_P(LayerModes, APartWritesItsOwnTokensAlone) {
   if (GetParam().routing == RoutingKind::kGrouped) return;
   const std::vector<float> all = run(GetParam())[kO];
-  Problem problem(make_inputs(GetParam(), 3));
-  problem.poison();
-  problem.route();
+  Routed problem(GetParam());
   const Parts parts = problem.parts();
   const tilemoe_part part = parts.in_order({2})[0];
   ForwardArgs args = problem.forward_args();
@@ -118,9 +120,7 @@ TEST_P(LayerModes, APartWritesItsOwnTokensAlone) {
 // A call of mode REST leaves dH as it was.
 TEST_P(LayerModes, DHServesManyCalls) {
   const Computed all = run(GetParam());
-  Problem problem(make_inputs(GetParam(), 3));
-  problem.poison();
-  problem.route();
+  Routed problem(GetParam());
   problem.forward();
   auto [first, rest] = problem.backward_calls();
   problem.experts().backward(first);
@@ -173,16 +173,14 @@ void expect_refused(Problem& problem, const BackwardArgs& args, const char* text
 }
 
 // Once a part's dH lies over H, whatever would take it for H is refused.
-TEST_P(LayerModes, AnInterruptedBackwardInPartsGivesNoWrongGradient) {
+TEST_P(LayerModes, AnInterruptedPassEndsRight) {
   if (GetParam().routing == RoutingKind::kGrouped) return;
   Case over = GetParam();
   over.dH_over_H = over.in_parts = true;
   const Computed right = run(over);
   for (size_t done = 1; done < 4; ++done) {
     SCOPED_TRACE(std::to_string(done) + " of 4 parts");
-    Problem problem(make_inputs(over, 3));
-    problem.poison();
-    problem.route();
+    Routed problem(over);
     problem.forward();
     const Parts parts = problem.parts();
     std::vector<tilemoe_part> order = parts.in_order({3, 0, 2, 1});  // 1 has no token
@@ -222,14 +220,12 @@ TEST_P(LayerModes, AnInterruptedBackwardInPartsGivesNoWrongGradient) {
 }
 
 // A pass that was interrupted and begun again has tokens twice.
-TEST_P(LayerModes, ABackwardInPartsThatBeginsAgainIsRefused) {
+TEST_P(LayerModes, APassThatBeginsAgainIsRefused) {
   if (GetParam().routing == RoutingKind::kGrouped) return;
   Case over = GetParam();
   over.dH_over_H = over.in_parts = true;
   const Computed right = run(over);
-  Problem problem(make_inputs(over, 3));
-  problem.poison();
-  problem.route();
+  Routed problem(over);
   problem.forward();
   const Parts parts = problem.parts();
   const std::vector<tilemoe_part> order = parts.in_order({3, 0, 1, 2});
@@ -283,7 +279,7 @@ std::vector<Case> mode_cases() {
                      {"float32", "bfloat16"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, LayerModes, testing::ValuesIn(mode_cases()), test_name);
+INSTANTIATE_TEST_SUITE_P(, LayerModes, testing::ValuesIn(mode_cases()), test_name);
 
 // The gate's or the up half's gradient may be wanted alone.
 TEST(LayerSplit, AFrozenHalfChangesNotTheOther) {

@@ -154,7 +154,7 @@ TEST_P(LayerNaN, InAnExpertsW2StaysWithItsTokens) {
 }
 
 // The rows of one expert, as a whole batch that went wrong before it was sent here.
-TEST_P(LayerNaN, InAllTokensOfAnExpertLeavesTheOthersAlone) {
+TEST_P(LayerNaN, InAnExpertsTokensStaysWithThem) {
   const Reach rows = of_expert();
   for (int64_t token : rows.tokens) spoil_row(inputs_.X, token);
   const Reach reach =
@@ -167,7 +167,7 @@ std::vector<Case> nan_cases() {
                      {"float32", "bfloat16"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, LayerNaN, testing::ValuesIn(nan_cases()), test_name);
+INSTANTIATE_TEST_SUITE_P(, LayerNaN, testing::ValuesIn(nan_cases()), test_name);
 
 // The token gets K distinct valid ids, so other experts than before may meet it.
 TEST(LayerNaNLogits, SpoilTheirOwnToken) {

@@ -89,7 +89,7 @@ class ReferenceGradient : public testing::TestWithParam<Shape> {
   std::vector<Pair> pairs_;
 };
 
-TEST_P(ReferenceGradient, AgreesWithDifferencesOfForward) {
+TEST_P(ReferenceGradient, AgreesWithDifferences) {
   expect_gradient(inputs_.X, kDX);
   expect_gradient(inputs_.weights.W1, kDW1);
   expect_gradient(inputs_.weights.W2, kDW2);
@@ -113,7 +113,7 @@ std::vector<Shape> shapes() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Activations, ReferenceGradient, testing::ValuesIn(shapes()),
+INSTANTIATE_TEST_SUITE_P(, ReferenceGradient, testing::ValuesIn(shapes()),
                          [](const auto& shape) { return shape.param.name; });
 
 // ---------------------------------------------------------------- numbers

@@ -73,8 +73,7 @@ TEST_P(Signals, AreHeldAfterwardsAsTheyWereBefore) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, Signals, testing::Values(1, 2, 5),
-                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(, Signals, testing::Values(1, 2, 5), testing::PrintToStringParamName());
 
 // ---------------------------------------------------------------- where a handler's frame lies
 

@@ -124,7 +124,7 @@ TEST_P(ThreadPool, ServesSeveralCallersAtOnce) {
   for (int64_t sum : sums) EXPECT_EQ(sum, 100 * 33 * 34 / 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, ThreadPool, testing::Values(1, 2, 3, 8),
+INSTANTIATE_TEST_SUITE_P(, ThreadPool, testing::Values(1, 2, 3, 8),
                          testing::PrintToStringParamName());
 
 TEST(ThreadPoolSize, ZeroAsksForOneACore) {

@@ -300,7 +300,7 @@ std::string target_name(const testing::TestParamInfo<int64_t>& target) {
   return hwy::TargetName(target.param);
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, Vectors, testing::ValuesIn(targets()), target_name);
+INSTANTIATE_TEST_SUITE_P(, Vectors, testing::ValuesIn(targets()), target_name);
 
 }  // namespace
 }  // namespace tilemoe::cpu

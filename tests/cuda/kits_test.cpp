@@ -47,7 +47,7 @@ std::vector<Case> cases_of_the_gpu() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, KitsOfTheGpu, testing::ValuesIn(cases_of_the_gpu()), test_name);
+INSTANTIATE_TEST_SUITE_P(, KitsOfTheGpu, testing::ValuesIn(cases_of_the_gpu()), test_name);
 
 }  // namespace
 }  // namespace tilemoe::verify

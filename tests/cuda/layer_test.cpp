@@ -15,7 +15,7 @@ namespace {
 class RegistryForward : public testing::TestWithParam<Case> {};
 class IntegersForward : public testing::TestWithParam<Case> {};
 
-TEST_P(RegistryForward, IsWithinItsBound) {
+TEST_P(RegistryForward, IsBounded) {
   expect_passed(check_case(GetParam(), 1, cuda_memory(), Passes::kForward));
 }
 
@@ -29,8 +29,7 @@ std::vector<Case> cases_of_the_gpu() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, RegistryForward, testing::ValuesIn(cases_of_the_gpu()),
-                         test_name);
+INSTANTIATE_TEST_SUITE_P(, RegistryForward, testing::ValuesIn(cases_of_the_gpu()), test_name);
 
 std::vector<Case> integer_cases() {
   std::vector<Case> cases;
@@ -39,7 +38,7 @@ std::vector<Case> integer_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, IntegersForward, testing::ValuesIn(integer_cases()), test_name);
+INSTANTIATE_TEST_SUITE_P(, IntegersForward, testing::ValuesIn(integer_cases()), test_name);
 
 // A limit of the kernels that arguments exceed is reported before anything is written.
 TEST(RefusedByTheGpu, IsSaidFirst) {
@@ -96,14 +95,14 @@ TEST(ColumnBlocks, GiveTheBitsOfTheWhole) {
 TEST(TwoCalls, GiveTheBitsOfOne) {
   for (const char* name : {"biases/bfloat16", "gpt-oss/float16", "general/bfloat16",
                            "grouped/float16", "many-pairs/bfloat16", "column-blocks/bfloat16"})
-    expect_two_calls_give_the_bits_of_one(named_case(name), cuda_memory());
+    expect_the_bits_of_one_call(named_case(name), &Case::in_two_calls, cuda_memory());
 }
 
 TEST(Parts, GiveTheBitsOfOne) {
   for (const char* name :
        {"biases/bfloat16", "gpt-oss/float16", "general/bfloat16", "rounded-nearest/bfloat16",
         "many-pairs/bfloat16", "long-experts/bfloat16", "column-blocks/float16"})
-    expect_parts_give_the_bits_of_one(named_case(name), cuda_memory());
+    expect_the_bits_of_one_call(named_case(name), &Case::in_parts, cuda_memory());
 }
 
 // More tiles than blocks, whatever the tile; experts so long that their tiles are shared out, too.

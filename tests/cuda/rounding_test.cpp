@@ -102,7 +102,7 @@ TEST_P(CudaRounding, IsTheCpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Cases, CudaRounding,
+    , CudaRounding,
     testing::Values(
         RoundCase{"no_tokens", 0, 5, 2, 4}, RoundCase{"one_token", 1, 5, 2, 1},
         RoundCase{"fewer_tokens_than_m", 50, 7, 3, 128},

@@ -173,7 +173,7 @@ TEST_P(CudaRouterBackward, IsTheCpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Cases, CudaRouterBackward,
+    , CudaRouterBackward,
     testing::Values(BackwardCase{"no_tokens", 0, 5, 2}, BackwardCase{"one_token", 1, 5, 2},
                     BackwardCase{"ragged", 203, 37, 5}, BackwardCase{"every_expert", 61, 40, 40},
                     BackwardCase{"many_experts", 33, 4096, 50},
@@ -290,7 +290,7 @@ TEST_P(CudaRouterLosses, AreTheCpus) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, CudaRouterLosses,
+INSTANTIATE_TEST_SUITE_P(, CudaRouterLosses,
                          testing::Values(LossCase{"no_tokens", 0, 5}, LossCase{"one_token", 1, 5},
                                          LossCase{"ragged", 203, 37},
                                          LossCase{"many_tokens", 20011, 8},

@@ -96,7 +96,7 @@ TEST_P(CudaModel, HasTheGradientsOfTheCpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Modes, CudaModel,
+    , CudaModel,
     testing::Values(
         ModelCase{"Off", ExpertsMode::kOff, false, Scoring::kSoftmaxOverChosen, 1e-5, 1e-5},
         ModelCase{"TopK", ExpertsMode::kRouted, false, Scoring::kSoftmaxOverChosen, 5e-3, 2e-2},

@@ -64,8 +64,7 @@ TEST_P(Calibration, ShowsTheBitsThatAreKept) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, Calibration, testing::ValuesIn(calibration_cases()),
-                         verify::test_name);
+INSTANTIATE_TEST_SUITE_P(, Calibration, testing::ValuesIn(calibration_cases()), verify::test_name);
 
 }  // namespace
 }  // namespace tilemoe::simulator

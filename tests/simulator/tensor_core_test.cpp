@@ -254,7 +254,7 @@ TEST_P(TensorCoreTest, LargestSignificandsOfOneSign) {
   sum(negative, -1.9999999f);
 }
 
-TEST_P(TensorCoreTest, KeepsSoManyBitsBelowTheLargestAddend) {
+TEST_P(TensorCoreTest, KeepsBitsBelowTheLargestAddend) {
   const double last = std::ldexp(1, -core.fraction_bits);
   // The large ones cancel, so that what was kept of the small one is seen.
   EXPECT_EQ(std::bit_cast<float>(sum({{1, 1}, {last * 1024, 1 / 1024.0}}, -1)),
@@ -345,7 +345,7 @@ TEST_P(TensorCoreTest, PastFloat32) {
   EXPECT_EQ(std::bit_cast<float>(sum({{1, 1}}, largest)), largest);
 }
 
-TEST_P(TensorCoreTest, OverwritesWhereItDoesNotAccumulate) {
+TEST_P(TensorCoreTest, OverwritesUnlessItAccumulates) {
   const std::vector<uint16_t> A(16 * kStepsOfSum, encode(0.5)), B(24 * kStepsOfSum, encode(3));
   std::vector<float> D(16 * 24, std::nanf(""));
   multiply(core, type, 16, 24, A.data(), B.data(), false, D.data());
@@ -356,7 +356,7 @@ std::string test_name(const testing::TestParamInfo<Parameters>& info) {
   const auto [core, type] = info.param;
   return std::string(name_of(core)) + name_of(type);
 }
-INSTANTIATE_TEST_SUITE_P(Cores, TensorCoreTest,
+INSTANTIATE_TEST_SUITE_P(, TensorCoreTest,
                          testing::Combine(testing::Values(kAmpereCore, kHopperCore),
                                           testing::Values(OperandType::kBFloat16,
                                                           OperandType::kFloat16)),

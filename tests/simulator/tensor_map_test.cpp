@@ -242,7 +242,7 @@ TEST_P(Boxes, Store) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Swizzles, Boxes,
+INSTANTIATE_TEST_SUITE_P(, Boxes,
                          testing::Values(kSwizzleNone, kSwizzle32, kSwizzle64, kSwizzle128),
                          testing::PrintToStringParamName());
 

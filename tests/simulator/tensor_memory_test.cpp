@@ -116,7 +116,7 @@ const Defect<Tensor> kDefects[] = {
     {Tensor::kEndsUncommitted, "EndsUncommitted", kMisused, "multiplies"},
 };
 
-INSTANTIATE_TEST_SUITE_P(All, TensorDefects, testing::ValuesIn(kDefects),
+INSTANTIATE_TEST_SUITE_P(, TensorDefects, testing::ValuesIn(kDefects),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

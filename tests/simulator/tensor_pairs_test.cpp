@@ -86,7 +86,7 @@ const Defect<Pair> kDefects[] = {
     {Pair::kOtherHasEnded, "OtherHasEnded", kMisused, nullptr, nullptr, {kBarrier}},
     {Pair::kInClusterOfOne, "InClusterOfOne", kMisused, "allocates"},
 };
-INSTANTIATE_TEST_SUITE_P(Simulator, PairDefects, testing::ValuesIn(kDefects),
+INSTANTIATE_TEST_SUITE_P(, PairDefects, testing::ValuesIn(kDefects),
                          [](const auto& defect) { return std::string(defect.param.name); });
 
 }  // namespace

@@ -75,7 +75,7 @@ TEST_P(AttentionOfShape, EqualsItsDefinitionAndDerivative) {
 
 // Lengths below, at and above the blocks of queries and of vectors; one token alone.
 INSTANTIATE_TEST_SUITE_P(
-    Shapes, AttentionOfShape,
+    , AttentionOfShape,
     testing::Values(AttentionShape{{2, 1}, 1, 16}, AttentionShape{{2, 7}, 2, 16},
                     AttentionShape{{1, 16}, 1, 32}, AttentionShape{{2, 19}, 3, 16},
                     AttentionShape{{1, 33}, 2, 16}),

@@ -105,7 +105,7 @@ TEST_P(ModelGradient, IsTheLossesDerivative) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Modes, ModelGradient,
+    , ModelGradient,
     testing::Values(GradientCase{"Softmax", ExpertsMode::kRouted, 4, Scoring::kSoftmaxOverChosen},
                     GradientCase{"Sigmoid", ExpertsMode::kRouted, 4, Scoring::kSigmoid},
                     GradientCase{"Dense", ExpertsMode::kDense, 2, Scoring::kSoftmaxOverChosen}),

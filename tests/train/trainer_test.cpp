@@ -68,7 +68,7 @@ class TrainerRun : public testing::TestWithParam<RunCase> {
   }
 };
 
-TEST_P(TrainerRun, ResumedHasTheBitsOfTheUninterrupted) {
+TEST_P(TrainerRun, ResumedHasTheBitsOfOneRun) {
   const Corpus corpus = small_corpus();
   const TempFolder temp;
   Trainer whole(config(), corpus);
@@ -87,7 +87,7 @@ TEST_P(TrainerRun, ResumedHasTheBitsOfTheUninterrupted) {
   EXPECT_EQ(whole.evaluate().loss, resumed.evaluate().loss);
 }
 
-TEST_P(TrainerRun, HasTheSameBitsForEveryNumberOfThreads) {
+TEST_P(TrainerRun, HasTheSameBitsOnAnyThreads) {
   const Corpus corpus = small_corpus();
   std::vector<std::vector<float>> results;
   for (const int threads : {1, 3}) {
@@ -101,7 +101,7 @@ TEST_P(TrainerRun, HasTheSameBitsForEveryNumberOfThreads) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Routings, TrainerRun,
+    , TrainerRun,
     testing::Values(RunCase{"TopK", false, Rounding::kNearest, Scoring::kSoftmaxOverChosen,
                             ExpertsMode::kRouted},
                     RunCase{"SigmoidWithBias", false, Rounding::kNearest,
