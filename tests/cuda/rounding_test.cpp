@@ -71,14 +71,13 @@ class RoundTwin {
     return spec;
   }
   void build(bool device) {
-    tilemoe_route_rounded_args args{};
-    args.struct_size = sizeof args;
+    auto args = sized<tilemoe_route_rounded_args>();
     args.logits = logits_.on(device);
     if (rule_ == TILEMOE_ROUND_STOCHASTIC) {
-      args.seed = device ? seed_.device() : seed_.host();
-      args.step = device ? step_.device() : step_.host();
+      args.seed = seed_.on(device);
+      args.step = step_.on(device);
     }
-    args.expert_counts = device ? counts_.device() : counts_.host();
+    args.expert_counts = counts_.on(device);
     routing_.lend_workspace(device, args);
     expect_ok(tilemoe_route_rounded(device ? &routing_.device() : &routing_.host(), &args));
   }

@@ -46,8 +46,7 @@ std::string describe(const TokensCase& c) {
 }
 
 tilemoe_routing_spec spec_of(const TokensCase& c) {
-  tilemoe_routing_spec spec{};
-  spec.struct_size = sizeof spec;
+  auto spec = sized<tilemoe_routing_spec>();
   spec.kind = TILEMOE_ROUTING_TOP_K;
   spec.T = c.T, spec.E = c.E, spec.K = c.K, spec.capacity = c.capacity;
   return spec;
@@ -88,8 +87,7 @@ class TwinTokens {
   }
 
   void call(bool device, cudaStream_t stream = nullptr) {
-    tilemoe_route_tokens_args args{};
-    args.struct_size = sizeof args;
+    auto args = sized<tilemoe_route_tokens_args>();
     args.scoring = c_.scoring;
     args.logits_dtype = c_.types.logits;
     args.X = X_.on(device), args.router_weight = weight_.on(device);

@@ -92,12 +92,11 @@ class BackwardTwin {
   }
 
   void run(bool device, bool with_logits = true) {
-    tilemoe_router_backward_args args{};
-    args.struct_size = sizeof args;
+    auto args = sized<tilemoe_router_backward_args>();
     args.scoring = scoring_;
     args.routing = device ? &routing_.device() : &routing_.host();
     if (with_logits) args.logits = logits_.on(device);
-    args.ds = device ? ds_.device() : ds_.host();
+    args.ds = ds_.on(device);
     args.dlogits = dlogits_.on(device);
     args.accumulate = beta_ != 0;
     args.routed_scaling_factor = factor_;
@@ -121,8 +120,7 @@ class BackwardTwin {
     std::vector<float> scores(ids.size());
     const Tensor id_tensor(ids.data(), DType::kInt64, {c.T, c.K});
     const Tensor score_tensor(scores.data(), DType::kFloat32, {c.T, c.K});
-    tilemoe_top_k_args args{};
-    args.struct_size = sizeof args;
+    auto args = sized<tilemoe_top_k_args>();
     args.scoring = scoring_;
     args.K = c.K;
     args.logits = logits_.on(false);
@@ -131,15 +129,13 @@ class BackwardTwin {
     expect_ok(tilemoe_top_k(&args));
     if (c.repeated_ids)
       for (size_t i = 1; i < ids.size(); i += 2) ids[i] = ids[i - 1];
-    tilemoe_route_top_k_args route{};
-    route.struct_size = sizeof route;
+    auto route = sized<tilemoe_route_top_k_args>();
     route.ids = id_tensor, route.scores = score_tensor;
     routing_.lend_workspace(false, route);
     expect_ok(tilemoe_route_top_k(&routing_.host(), &route));
   }
   void round() {
-    tilemoe_route_rounded_args args{};
-    args.struct_size = sizeof args;
+    auto args = sized<tilemoe_route_rounded_args>();
     args.logits = logits_.on(false);
     routing_.lend_workspace(false, args);
     expect_ok(tilemoe_route_rounded(&routing_.host(), &args));
@@ -238,12 +234,11 @@ class LossTwin {
   }
 
   void run(bool device) {
-    tilemoe_router_losses_args args{};
-    args.struct_size = sizeof args;
+    auto args = sized<tilemoe_router_losses_args>();
     args.device = device ? TILEMOE_CUDA : TILEMOE_CPU;
     args.logits = logits_.on(device);
-    args.expert_counts = device ? counts_.device() : counts_.host();
-    args.losses = device ? losses_.device() : losses_.host();
+    args.expert_counts = counts_.on(device);
+    args.losses = losses_.on(device);
     args.balance_coefficient = c_.balance;
     args.z_coefficient = c_.z;
     args.dlogits = dlogits_.on(device);

@@ -14,10 +14,6 @@ void expect_same(TwinTensor& tensor, const char* what) {
   EXPECT_TRUE(tensor.buffer().download() == tensor.buffer().host_bytes()) << what << " differ";
 }
 
-tilemoe_tensor on(bool device, TwinTensor& tensor) {
-  return device ? tensor.device() : tensor.host();
-}
-
 // Row t of a tensor wider than E has the logits of token t, then a gap.
 void fill_logits(TwinTensor& logits, Logits kind, int64_t T, int64_t width, uint32_t seed = 1) {
   const std::vector<float> values = make_logits(kind, T, width, seed);
@@ -58,16 +54,15 @@ void expect_same_top_k(const TopKCase& c) {
     return e % 11 == 7 ? static_cast<double>(routing_test::kNaN) : static_cast<double>(e % 3);
   });
   for (const bool device : {false, true}) {
-    tilemoe_top_k_args args{};
-    args.struct_size = sizeof args;
+    auto args = sized<tilemoe_top_k_args>();
     args.device = device ? TILEMOE_CUDA : TILEMOE_CPU;
     args.scoring = c.scoring;
     args.K = c.K;
-    args.logits = on(device, logits);
+    args.logits = logits.on(device);
     args.logits.shape[1] = c.E;
-    if (c.bias) args.selection_bias = on(device, bias);
-    args.ids = on(device, ids), args.scores = on(device, scores);
-    args.expert_counts = on(device, counts);
+    if (c.bias) args.selection_bias = bias.on(device);
+    args.ids = ids.on(device), args.scores = scores.on(device);
+    args.expert_counts = counts.on(device);
     args.n_group = c.n_group, args.topk_group = c.topk_group, args.group_score = c.group_score;
     args.routed_scaling_factor = c.factor;
     expect_ok(tilemoe_top_k(&args));
@@ -176,15 +171,14 @@ void expect_same_scores(const TopKCase& c) {
   verify::Random random(3, 1);
   ids.fill([&](int64_t) { return static_cast<double>(random.below(c.E + 3)) - 1; });
   for (const bool device : {false, true}) {
-    tilemoe_top_k_scores_args args{};
-    args.struct_size = sizeof args;
+    auto args = sized<tilemoe_top_k_scores_args>();
     args.device = device ? TILEMOE_CUDA : TILEMOE_CPU;
     args.scoring = c.scoring;
     args.routed_scaling_factor = c.factor;
-    args.logits = on(device, logits);
+    args.logits = logits.on(device);
     args.logits.shape[1] = c.E;
-    args.ids = on(device, ids), args.scores = on(device, scores);
-    args.expert_counts = on(device, counts);
+    args.ids = ids.on(device), args.scores = scores.on(device);
+    args.expert_counts = counts.on(device);
     expect_ok(tilemoe_top_k_scores(&args));
   }
   expect_cuda(cudaDeviceSynchronize(), "scores of chosen experts");
@@ -212,8 +206,7 @@ TEST(CudaRouting, ScoresOfGivenIds) {
 // ------------------------------------------------------------- from pairs
 
 tilemoe_routing_spec spec_of(tilemoe_routing_kind kind, int64_t T, int64_t E) {
-  tilemoe_routing_spec spec{};
-  spec.struct_size = sizeof spec;
+  auto spec = sized<tilemoe_routing_spec>();
   spec.kind = kind;
   spec.T = T, spec.E = E;
   return spec;
@@ -248,9 +241,8 @@ void route_pairs(const PairsCase& c, TwinRouting& twin, uint64_t seed) {
   ids.fill([&](int64_t) { return any_id(random, c); });
   scores.fill([&](int64_t) { return any_score(random, c); });
   twin.build([&](bool device, tilemoe_routing& routing, void* workspace, size_t bytes) {
-    tilemoe_route_top_k_args args{};
-    args.struct_size = sizeof args;
-    args.ids = on(device, ids), args.scores = on(device, scores);
+    auto args = sized<tilemoe_route_top_k_args>();
+    args.ids = ids.on(device), args.scores = scores.on(device);
     args.workspace = workspace, args.workspace_bytes = bytes;
     expect_ok(tilemoe_route_top_k(&routing, &args));
   });
@@ -321,9 +313,8 @@ TEST(CudaRouting, WideIdsAreJudgedWhole) {
   scores.fill([](int64_t) { return 0.5; });
   TwinRouting twin(spec_of(c));
   twin.build([&](bool device, tilemoe_routing& routing, void* workspace, size_t bytes) {
-    tilemoe_route_top_k_args args{};
-    args.struct_size = sizeof args;
-    args.ids = on(device, ids), args.scores = on(device, scores);
+    auto args = sized<tilemoe_route_top_k_args>();
+    args.ids = ids.on(device), args.scores = scores.on(device);
     args.workspace = workspace, args.workspace_bytes = bytes;
     expect_ok(tilemoe_route_top_k(&routing, &args));
   });
@@ -366,10 +357,9 @@ TEST(CudaRouting, FromTriples) {
       TwinRouting twin(spec);
       for (int use = 0; use < 2; ++use)
         twin.build([&](bool device, tilemoe_routing& routing, void* workspace, size_t bytes) {
-          tilemoe_route_general_args args{};
-          args.struct_size = sizeof args;
-          args.tokens = on(device, tokens), args.experts = on(device, experts);
-          args.scores = on(device, scores);
+          auto args = sized<tilemoe_route_general_args>();
+          args.tokens = tokens.on(device), args.experts = experts.on(device);
+          args.scores = scores.on(device);
           args.workspace = workspace, args.workspace_bytes = bytes;
           expect_ok(tilemoe_route_general(&routing, &args));
         });
@@ -396,10 +386,9 @@ TEST(CudaRouting, FromCounts) {
           TwinRouting twin(spec);
           for (int use = 0; use < 2; ++use)
             twin.build([&](bool device, tilemoe_routing& routing, void*, size_t) {
-              tilemoe_route_grouped_args args{};
-              args.struct_size = sizeof args;
-              args.counts = on(device, counts);
-              if (scored) args.scores = on(device, scores);
+              auto args = sized<tilemoe_route_grouped_args>();
+              args.counts = counts.on(device);
+              if (scored) args.scores = scores.on(device);
               expect_ok(tilemoe_route_grouped(&routing, &args));
             });
         }
@@ -419,15 +408,13 @@ TEST(CudaRouting, ReplaysFromAGraph) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
   const auto run = [&](bool device, tilemoe_routing& routing, void* workspace, size_t bytes) {
-    tilemoe_top_k_args choose{};
-    choose.struct_size = sizeof choose;
+    auto choose = sized<tilemoe_top_k_args>();
     choose.device = device ? TILEMOE_CUDA : TILEMOE_CPU;
     choose.K = K;
-    choose.logits = on(device, logits), choose.ids = on(device, ids);
-    choose.scores = on(device, scores), choose.expert_counts = on(device, counts);
+    choose.logits = logits.on(device), choose.ids = ids.on(device);
+    choose.scores = scores.on(device), choose.expert_counts = counts.on(device);
     choose.stream = stream;
-    tilemoe_route_top_k_args route{};
-    route.struct_size = sizeof route;
+    auto route = sized<tilemoe_route_top_k_args>();
     route.ids = choose.ids, route.scores = choose.scores;
     route.workspace = workspace, route.workspace_bytes = bytes, route.stream = stream;
     const bool capture = device && replay == nullptr;

@@ -12,6 +12,13 @@ inline void expect_ok(tilemoe_status status) {
   ASSERT_EQ(status, TILEMOE_SUCCESS) << tilemoe_last_error();
 }
 
+template <class Args>
+Args sized() {
+  Args args{};
+  args.struct_size = sizeof args;
+  return args;
+}
+
 inline tilemoe_routing_spec on_device(tilemoe_routing_spec spec) {
   spec.device = TILEMOE_CUDA;
   return spec;
