@@ -5,8 +5,8 @@
 
 Forward and backward from PyTorch in bfloat16 with random data, T tokens on each GPU. It starts one
 process per GPU; torchrun may do that too. In a round every way runs a step after a barrier on the
-device; the slowest rank counts. Each way first computes what "own" does, the layer of all experts on
-one GPU. GB/s that leave a GPU are measured alone. A layer that is named NAME-graph is timed in a CUDA
+device; the slowest rank counts. Each way first computes what "own" does, the layer of all experts
+on one GPU. GB/s that leave a GPU are measured alone. A layer named NAME-graph is timed in a CUDA
 graph, except by ways that wait for the host. If half of a GPU's memory does not hold "usual" and a
 layer's weights, T is halved. The status is 1 if a way failed. One minute: --layers qwen3-235b-graph
 --rounds 5. docs/benchmarks.md describes the ways.
@@ -133,9 +133,9 @@ class _Reordered(torch.autograd.Function):
 
 
 class Usual(Way):
-    """A copy of a token's row for each of its pairs: sorted by expert, sent by all_to_all_single with
-    the numbers of rows on the host, sorted again by expert, torch's grouped_mm, and back. Gather,
-    SwiGLU and the weighted sum are torch-grouped_mm-compiled's, without atomics."""
+    """A copy of a token's row for each of its pairs: sorted by expert, sent by all_to_all_single
+    with the numbers of rows on the host, sorted again by expert, torch's grouped_mm, and back.
+    Gather, SwiGLU and the weighted sum are torch-grouped_mm-compiled's, without atomics."""
 
     waits = True
 
@@ -249,7 +249,7 @@ def fitting(case, device):
 
 
 def expected(problem):
-    """O, dX, and the sums over the ranks of this rank's dW1 and dW2, from the layer of all experts."""
+    """O, dX, and the ranks' sums of this rank's dW1 and dW2, from the layer of all experts."""
     O, dX, _, *of_weights = way_of("own", problem).step()
     size = problem.case.E // dist.get_world_size()
     sums = []
@@ -372,7 +372,8 @@ def work(args, device):
     facts = machine.describe(device.type, ("torch", "tilemoe"))
     if device.type == "cuda":
         facts["versions"]["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    nccl = {key: value for key, value in os.environ.items() if key.startswith(("NCCL_", "TORCH_NCCL_"))}
+    nccl = {key: value for key, value in os.environ.items()
+            if key.startswith(("NCCL_", "TORCH_NCCL_"))}  # fmt: skip
     default = ["small"] if device.type == "cpu" else [name for name in LAYERS if name != "small"]
     for name in args.layers or default:
         found, left_out = measure(name, args, device)

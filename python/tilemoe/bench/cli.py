@@ -1,7 +1,7 @@
 """python -m tilemoe bench: compare the time and the memory of the layer with other implementations.
 
 Each round runs every peer once, one after the other, with cold caches; numbers are medians and
-quartiles over the rounds, ratios are those of the rounds' ratios. A peer that is not installed, that
+quartiles over the rounds, ratios are those of the rounds' ratios. A peer that is not installed,
 fails or does not compute the layer is left out with the reason. The page is docs/pytorch.md.
 """
 
@@ -40,7 +40,7 @@ def _parser():
     add("--list", action="store_true", help="print the layers and the peers")
     add("--shape", nargs=5, type=int, metavar=tuple(SHAPE), help="a layer by its sizes")
     add("--config", metavar="FILE", help="the layer of a Hugging Face model: its config.json")
-    add("--tokens", nargs="+", type=int, metavar="T", help="instead of the layers' T; each is a case")
+    add("--tokens", nargs="+", type=int, metavar="T", help="instead of the layers' T; each a case")
     add("--pass", dest="passes", choices=PASSES, help="default: both; inference: no gradients")
     add("--graph", action="store_true",
         help="forward without gradients in a CUDA graph, with cold weights, for small T")
@@ -56,7 +56,7 @@ def _parser():
     add("--column-blocks", type=int, metavar="N", help="less memory, in N blocks of columns")
     add = parser.add_argument_group("peers").add_argument
     add("--against", nargs="+", metavar="PEER", help="these peers, or none; default: all installed")
-    add("--python", nargs="+", default=[], metavar="PEER=PYTHON", help="run a peer in another Python")
+    add("--python", nargs="+", default=[], metavar="PEER=PYTHON", help="another Python for a peer")
     add("--packages", nargs="+", default=[], metavar="PEER=DIR",
         help="run a peer with a folder of packages (pip install --target) before all others")
     add("--cache", type=pathlib.Path, metavar="DIR", help="keep what peers compile here")

@@ -37,8 +37,8 @@ def read(path):
 
 
 def sizes(config, model):
-    """Return the sizes {"d", "n", "E", "K"}, the activation, the model's name and a note on what the
-    bench leaves out, or None.
+    """Return the sizes {"d", "n", "E", "K"}, the activation, the model's name and a note on what
+    the bench leaves out, or None.
 
     Raises:
         ValueError: not a config of a Mixture-of-Experts model; names the missing keys.

@@ -29,8 +29,8 @@ def load_warning():
     load = os.getloadavg()[0]
     if load <= cores() / 2:
         return None
-    return (f"warning: the load average is {load:.1f} on {cores()} cores: other programs disturb the "
-            "times")  # fmt: skip
+    return (f"warning: the load average is {load:.1f} on {cores()} cores: other programs disturb "
+            "the times")  # fmt: skip
 
 
 def _command(*words):
@@ -79,7 +79,7 @@ def available_bytes(device):
 
 
 def describe(device, packages):
-    """{"device", "versions", "commit"} of what is measured here; the commit is TileMoE's or None."""
+    """{"device", "versions", "commit"} of what is measured here; the commit: TileMoE's or None."""
     found = {"commit": None, "versions": versions(packages)}
     if "tilemoe" in packages:
         found["commit"] = _build_commit() or commit()

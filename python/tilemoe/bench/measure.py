@@ -184,7 +184,7 @@ class Graph(Measured):
         self.host_peer, self.passes, self.clock = None, "inference", CudaClock()
         expert = 3 * case.n * case.d * DTYPES[case.dtype].itemsize
         l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        copies = -(-self.L2_BETWEEN * l2_bytes // (expert * case.K)) + 1  # a forward reads K or more
+        copies = -(-self.L2_BETWEEN * l2_bytes // (expert * case.K)) + 1  # it reads K or more
         if copies > self.MOST_COPIES:
             raise LeftOut(f"{copies} copies of so small a layer would be needed for cold weights")
         peers = [make_peer(Problem(case, seed)) for seed in range(copies)]
@@ -264,7 +264,8 @@ def measured(peer, case, passes="both", host=False, graph=False):
 def reason_of(error):
     """One sentence."""
     sentence = (str(error) or "without a message").splitlines()[0]
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in sentence:
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, kinds) or "can't allocate memory" in sentence:
         return "out of memory"
     return f"{type(error).__name__}: {sentence}"
 
@@ -276,7 +277,8 @@ def answers(peer, case, settings, commands):
     for command in commands:
         try:
             if command == "prepare":
-                found = measured(peer, case, *(settings[key] for key in ("passes", "host", "graph")))
+                of = {key: settings[key] for key in ("passes", "host", "graph")}
+                found = measured(peer, case, **of)
                 yield {}
             elif command == "round":
                 yield found.round()

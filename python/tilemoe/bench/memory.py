@@ -62,7 +62,7 @@ def _on_cuda(peer, forward, backward):
 
 
 def floor_above_resident(case, column_blocks=1):
-    """Bytes that a layer which keeps H must hold above weights, X and dO at its peak: by arithmetic,
+    """Bytes that a layer which keeps H must hold above weights, X and dO at its peak, by arithmetic
     without partial sums or a router's own. The candidates, each with H, the routing and O: the
     down-projection (A, Y), dX (dX, ds, dW2, dX~, before it A' there), all the gradients."""
     size = DTYPES[case.dtype].itemsize

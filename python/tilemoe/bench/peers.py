@@ -90,8 +90,8 @@ class Peer:
         return top.softmax(dim=-1).to(self.X.dtype), ids
 
     def wrong_kernels(self, names=()):
-        """Why it ran other kernels than its name promises, or None. names: of those that ran, if they
-        are known."""
+        """Why it ran other kernels than its name promises, or None. names: of those that ran, if
+        they are known."""
         return None
 
 
@@ -263,8 +263,8 @@ class TorchGroupedMM(Peer):
 
 
 class TorchGroupedMMCompiled(TorchGroupedMM):
-    """The same with all but sort and GEMMs compiled (dynamic=False). Sums over a token's K rows read
-    them instead of adding into X's rows, forward and backward: no atomics, and float32 inside."""
+    """The same with all but sort and GEMMs compiled (dynamic=False). Sums over a token's K rows
+    read them instead of adding into X's rows, forward and backward: no atomics, float32 inside."""
 
     name = "torch-grouped_mm-compiled"
 
@@ -328,8 +328,9 @@ class SonicMoE(Peer):
             return
 
         def kept(*args, **kwargs):
-            return [c for c in every(*args, **kwargs) if c.device_capacity == 9
-                    and not c.swap_ab and (c.tile_m, c.tile_n, c.pingpong) in cls.TILES]  # fmt: skip
+            fits = lambda c: (c.tile_m, c.tile_n, c.pingpong) in cls.TILES
+            return [c for c in every(*args, **kwargs)
+                    if c.device_capacity == 9 and not c.swap_ab and fits(c)]  # fmt: skip
 
         kept.kept = True
         gemm_config.get_all_configs = kept
@@ -379,8 +380,8 @@ class ScatterMoE(Peer):
 
 
 class ScatterMoESm80(ScatterMoE):
-    """Its kernels as Triton makes them for GPUs before Hopper: mma.sync instead of wgmma, in a cache
-    of their own, so that the PTX there is what ran."""
+    """Its kernels as Triton makes them for GPUs before Hopper: mma.sync instead of wgmma, in a
+    cache of their own, so that the PTX there is what ran."""
 
     name = "scattermoe-sm80"
     only_if_named = True
@@ -438,8 +439,10 @@ class Transformers(Peer):
 
         super().__init__(problem)
         case = problem.case
-        config = MixtralConfig(hidden_size=case.d, intermediate_size=case.n,
-                               num_local_experts=case.E, hidden_act=ACTS[case.activation])  # fmt: skip
+        config = MixtralConfig(
+            hidden_size=case.d, intermediate_size=case.n, num_local_experts=case.E,
+            hidden_act=ACTS[case.activation],
+        )  # fmt: skip
         config._experts_implementation = self.implementation
         with torch.device("meta"):
             self.experts = MixtralExperts(config)
@@ -462,8 +465,8 @@ def _loadable(implementation):
 
 
 def _transformers():
-    """A peer for each of its implementations, TileMoE's among them if tilemoe is installed; a missing
-    one if transformers is not installed."""
+    """A peer for each of its implementations, TileMoE's among them if tilemoe is installed; a
+    missing one if transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return [type("Transformers", (Transformers,), {"name": "transformers"})]
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -478,8 +481,9 @@ def _transformers():
 
 
 PEERS = {peer.name: peer for peer in (
-    TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEBefore, TileMoESm80, TileMoESm90,
-    TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE, ScatterMoESm80,
+    TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEBefore, TileMoESm80,
+    TileMoESm90, TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE,
+    ScatterMoESm80,
 )}  # fmt: skip
 
 

@@ -41,7 +41,8 @@ def _row(measurement, scale):
         *_cells(values, "forward_ms", _number),
         *_cells(values, "backward_ms", _number),
         f"{values['tflop_per_s'][1] * scale:.4g}",
-        *(_mebibytes(values[key]) if key in values else "" for key in ("saved_bytes", "peak_bytes")),
+        *(_mebibytes(values[key]) if key in values else ""
+          for key in ("saved_bytes", "peak_bytes")),
         *_cells(values, "time_over_tilemoe", _ratio),
     ]
 
@@ -87,7 +88,7 @@ def kernels(result):
         yield f"  {peer}: {total:.1f} us in kernels"
         rows = [[which, f"{us:.1f}", f"{100 * us / total:.1f} %", f"{calls:g}", step(name),
                  short(name)[:NAME_WIDTH]]
-                for which, name, calls, us in sorted(found, key=lambda kernel: -kernel[3])]  # fmt: skip
+                for which, name, calls, us in sorted(found, key=lambda one: -one[3])]  # fmt: skip
         yield from _indented(titles, rows, left={0, 4, 5})
 
 

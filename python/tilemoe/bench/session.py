@@ -1,4 +1,4 @@
-"""A case: which peers run it, each in its own process, their interleaved rounds, and the results."""
+"""A case: which peers run it, each in its own process, interleaved rounds, and the results."""
 
 import contextlib
 import dataclasses
@@ -172,7 +172,8 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
             say(f"{case.name}: round {index + 1} of {settings.rounds}, ms: {line}")
             if index == 0 and settings.rounds > 1:
                 left = (time.monotonic() - began) * (settings.rounds - 1)
-                say(f"{case.name}: about {duration(left)} for the other {settings.rounds - 1} rounds")
+                rest = settings.rounds - 1
+                say(f"{case.name}: about {duration(left)} for the other {rest} rounds")
         answers = {w.peer.name: answer for w in list(living) if (answer := ask(w, "finish"))}
     finally:
         for worker in workers:
@@ -222,7 +223,7 @@ def duration(seconds):
 
 
 def compile_ahead(cases, peers, settings, say):
-    """Let each peer compile into the cache what the cases need, several cases at once; time nothing.
+    """Let each peer compile into the cache what the cases need, several cases at once; no times.
 
     sonic-moe's GEMMs do not depend on a layer's sizes: its first case compiles all of them, with as
     many processes as quack starts, and the other cases their router's and Triton's kernels.
