@@ -134,8 +134,9 @@ def _missing_lines(lacks):
 
 def _times(measured, error):
     for one in measured:
+        times = {name: value for name, value in one["values"].items() if name.endswith("_ms")}
         values = ", ".join(f"{name} {value[1] if isinstance(value, list) else value}"
-                           for name, value in one["values"].items())  # fmt: skip
+                           for name, value in times.items())  # fmt: skip
         yield f"{one['name']}: {values}"
     if error is not None:
         yield f"no times: {error}"
