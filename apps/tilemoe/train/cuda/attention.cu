@@ -1,4 +1,4 @@
-// Causal attention (train/ops/attention.h): a block a query or a key of one head. Scores live in
+// Causal attention (train/operators.h): a block a query or a key of one head. Scores live in
 // shared memory, so a sequence is as long as that allows.
 #include <stdexcept>
 #include <string>
