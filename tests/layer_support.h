@@ -25,7 +25,8 @@ inline void PrintTo(const Case& test_case, std::ostream* out) {
 
 inline std::string test_name(const testing::TestParamInfo<Case>& info) {
   std::string name = info.param.name;
-  if (const size_t at = name.find("float"); at != std::string::npos)  // names fit into ctest's line
+  // Short, so that names fit in a line of ctest.
+  if (const size_t at = name.rfind("float"); at != std::string::npos && at > 0)
     name.replace(name[at - 1] == 'b' ? at - 1 : at, std::string::npos,
                  name[at - 1] == 'b' ? "bf16" : "fp" + name.substr(at + 5));
   std::replace_if(
