@@ -10,6 +10,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tilemoe/tilemoe.h"
@@ -129,14 +130,10 @@ struct Argument {
 const std::vector<tilemoe_dtype> kFloats = {TILEMOE_FLOAT16};
 const std::vector<tilemoe_dtype> kIntegers = {TILEMOE_INT32, TILEMOE_INT64};
 
-template <class P, class Get>
-void append_tensor(Cases<P>& cases, const char* member, Get get, const Argument& argument) {
-  // The name that the error has for it: without the args struct that holds it.
-  std::string name = member;
-  for (const char* owner : {"args.", "forward.", "backward."})
-    if (name.rfind(owner, 0) == 0) name.erase(0, std::strlen(owner));
-  P model;
-  const tilemoe_tensor good = get(model);
+// Each way in which a tensor can be wrong.
+inline Cases<tilemoe_tensor> bad_tensors(const std::string& name, const tilemoe_tensor& good,
+                                         const Argument& argument) {
+  Cases<tilemoe_tensor> cases;
   const auto add = [&](const std::string& what, const std::function<void(tilemoe_tensor&)>& change,
                        bool shows_shape = true) {
     std::vector<std::string> words = {name};
@@ -150,7 +147,7 @@ void append_tensor(Cases<P>& cases, const char* member, Get get, const Argument&
     }
     for (const std::string& free : argument.free)
       if (what.find(free) != std::string::npos) words.clear();
-    cases.push_back({name + ": " + what, [get, change](P& p) { change(get(p)); }, words});
+    cases.push_back({name + ": " + what, change, words});
   };
 
   if (!argument.optional)
@@ -186,6 +183,20 @@ void append_tensor(Cases<P>& cases, const char* member, Get get, const Argument&
   }
   const size_t off = argument.aligned ? tilemoe_dtype_size(good.dtype) : 1;
   add("misaligned data", [off](auto& t) { t.data = static_cast<unsigned char*>(t.data) + off; });
+  return cases;
+}
+
+template <class P>
+void append_tensor(Cases<P>& cases, const char* member,
+                   const std::type_identity_t<std::function<tilemoe_tensor&(P&)>>& get,
+                   const Argument& argument) {
+  // The name that the error has for it: without the args struct that holds it.
+  std::string name = member;
+  for (const char* owner : {"args.", "forward.", "backward."})
+    if (name.rfind(owner, 0) == 0) name.erase(0, std::strlen(owner));
+  P model;
+  for (const auto& bad : bad_tensors(name, get(model), argument))
+    cases.push_back({bad.name, [get, change = bad.change](P& p) { change(get(p)); }, bad.words});
 }
 
 template <class P>
