@@ -37,13 +37,6 @@ each_class = pytest.mark.parametrize(
     [c for _, c in CLASSES if c.__name__ not in REFUSED_CLASSES],
     ids=lambda cls: cls.__name__,
 )
-KINDS = [MixtralExperts, GptOssExperts, NemotronHExperts]  # one of each kind of weights and gate
-# The comparison's own sensitivity: of a class of each kind, and in a long run of all.
-each_class_or_kind = pytest.mark.parametrize(
-    "cls",
-    [c if c in KINDS else pytest.param(c, marks=pytest.mark.long) for c in each_class.args[1]],
-    ids=lambda cls: cls.__name__,
-)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -153,7 +146,7 @@ def test_the_table_has_every_kind():
 # ---------------------------------------------------------------- the comparison can fail
 
 
-@each_class_or_kind
+@each_class
 def test_every_slip_is_noticed(cls, monkeypatch):
     module = small(cls)
     data = problem()
