@@ -21,7 +21,7 @@ struct DeviceModel {
   double few_rows_overhead;
 };
 
-// Hopper, fitted to what `tilemoe_cuda_steps --configurations` measured on an H100.
+// Hopper, fitted to what `tilemoe_kernels --configurations` measured on an H100.
 constexpr DeviceModel hopper_model(int multiprocessors) {
   return {.multiprocessors = multiprocessors,
           .multiply_adds = 2048,
