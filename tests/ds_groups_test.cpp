@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(, DsGroups, testing::Values(8, 64, 72, 256, 264, 520),
                          testing::PrintToStringParamName());
 
 // The memory plan has a float for each row of the capacity and group.
-TEST(DsGroups, HaveTheirPlaceInTheWorkspace) {
+TEST(DsGroupsOfALayer, HaveTheirPlaceInTheWorkspace) {
   tilemoe_routing_spec spec{};
   spec.kind = TILEMOE_ROUTING_GROUPED;
   spec.E = 1, spec.capacity = 1000;
