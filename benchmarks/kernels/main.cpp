@@ -196,7 +196,8 @@ int main_of(int argc, char** argv) {
   require_strict_numbers(app);
   try {
     app.parse(argc, argv);
-    return run(options);
+    const int status = run(options);
+    return std::cout.flush() ? status : fail(kFailed, "cannot write the output");
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongUsage, error.what());
   } catch (const WrongUsage& error) {

@@ -42,6 +42,11 @@ class Kernels(unittest.TestCase):
             self.assertIn(one.name.split("/")[-1], done.stdout)
         return {one.name: one.values for one in found}
 
+    def test_output_that_cannot_be_written_is_an_error(self):
+        done = self.run_program("--list", limit="exec >/dev/full;")
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, "tilemoe_kernels: error: cannot write the output\n"))
+
     def test_times_every_step(self):
         found = self.measure("cpu-t512", "--tokens", 32, "--repeat", 3)
         self.assertEqual(list(found), [f"kernels/cpu-t512-t32/{step}" for step in STEPS])

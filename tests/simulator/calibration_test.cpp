@@ -43,7 +43,7 @@ std::vector<float> product(const Inputs& inputs, const TensorCore& core, int row
   return D;
 }
 
-TEST_P(Calibration, ShowsTheBitsThatAreKept) {
+TEST_P(Calibration, ShowsKeptBits) {
   constexpr int kRows = 64, kColumns = 128;
   const Inputs inputs = verify::make_inputs(GetParam(), 1);
   const std::vector<float> right = product(inputs, kHopperCore, kRows, kColumns);

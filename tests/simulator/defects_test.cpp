@@ -92,7 +92,7 @@ TEST_P(PlantedDefect, IsFound) {
   })) << all(with);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simulator, PlantedDefect, testing::ValuesIn(defects()),
+INSTANTIATE_TEST_SUITE_P(, PlantedDefect, testing::ValuesIn(defects()),
                          [](const auto& one) { return one.param.name; });
 
 }  // namespace
