@@ -7,8 +7,8 @@ usage() {
   cat <<END
 usage: ./test.sh [--torch | --all] [options of ctest]
 
-Installs missing packages, builds TileMoE and runs its tests: on two cores about 10 minutes the first
-time, and 20 if there is a CUDA compiler. Tests that need a GPU run only if this machine has one.
+Installs missing packages, builds TileMoE and runs its tests: on two cores about 12 minutes the first
+time, and 18 if there is a CUDA compiler. Tests that need a GPU run only if this machine has one.
 
   --torch        also build the PyTorch package and run its tests (downloads torch, 2 GB)
   --all          everything that CI runs: every GPU architecture, the long tests, two versions of torch,

@@ -658,8 +658,8 @@ def test_block_turns_and_kits_out_of_range_are_refused():
     if _library.why_no_cuda() is None:
         try:
             tilemoe.set_kit("sm100")
-        except NotImplementedError as refused:  # of a build without it; this machine's GPU is asked later
-            assert "this build has no arch sm100" in str(refused)
+        except NotImplementedError as error:  # of a build without it; this machine's GPU is asked later
+            assert "this build has no arch sm100" in str(error)
     selected = os.environ.get("TILEMOE_ARCH") or os.environ.get("TILEMOE_KIT")
     for kit in ("auto", None, selected or "auto"):  # the last for what follows
         tilemoe.set_kit(kit)
