@@ -15,12 +15,12 @@ void use_kit(const char* name) {
   ASSERT_EQ(tilemoe_set_cuda_kit(name), TILEMOE_SUCCESS) << tilemoe_last_error();
 }
 
-class KitsOfTheGpu : public testing::TestWithParam<Case> {
+class Archs : public testing::TestWithParam<Case> {
  protected:
   void TearDown() override { use_kit("auto"); }
 };
 
-TEST_P(KitsOfTheGpu, GiveTheSameBits) {
+TEST_P(Archs, GiveTheSameBits) {
   std::string refused;
   for (const char* own : {"sm90", "sm100"}) {
     if (tilemoe_set_cuda_kit(own) != TILEMOE_SUCCESS) {
@@ -47,7 +47,7 @@ std::vector<Case> cases_of_the_gpu() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(, KitsOfTheGpu, testing::ValuesIn(cases_of_the_gpu()), test_name);
+INSTANTIATE_TEST_SUITE_P(, Archs, testing::ValuesIn(cases_of_the_gpu()), test_name);
 
 }  // namespace
 }  // namespace tilemoe::verify

@@ -87,7 +87,7 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << name_of(c);
 }
 
-class StoreByThreadsTest : public testing::TestWithParam<Case> {
+class ThreadStores : public testing::TestWithParam<Case> {
  protected:
   // The matrix has rows before and after those that are stored, and padding: all of it has a number
   // that no place has.
@@ -133,15 +133,15 @@ class StoreByThreadsTest : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(StoreByThreadsTest, WritesWhatExistsOfBFloat16) {
+TEST_P(ThreadStores, WritesRowsOfBFloat16) {
   stores_what_exists<__nv_bfloat16>();
 }
-TEST_P(StoreByThreadsTest, WritesWhatExistsOfFloat16) {
+TEST_P(ThreadStores, WritesRowsOfFloat16) {
   stores_what_exists<__half>();
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    , StoreByThreadsTest,
+    , ThreadStores,
     testing::Values(
         Case{0, 64, 1, 64, 0}, Case{0, 64, 1, 64, 0, true},
         // An end at, before and after the upper half of a slab, in the last slab and in the first.
