@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tilemoe
-from layers import E, K, T, d, logits_layer, n, normal
+from random_layers import E, K, T, d, logits_layer, n, normal
 from target import DEVICE, DTYPE
 from tilemoe import WeightGradients
 

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import tilemoe
 from checks import Calls, compiled, refused, same_bits
 from comparison import assert_close
-from layers import E, K, T, check, compare, d, logits_layer, n, normal, results
+from random_layers import E, K, T, check, compare, d, logits_layer, n, normal, results
 from target import DEVICE, DTYPE, DTYPES
 from tilemoe import WeightGradients, _engine, _shapes
 

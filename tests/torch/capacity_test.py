@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import layers
+import random_layers as layers
 import reference
 import tilemoe
 from checks import same_bits

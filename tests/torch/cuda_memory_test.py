@@ -7,7 +7,7 @@ import torch
 
 import tilemoe
 from checks import Calls, same_bits
-from layers import K, T, d, logits_layer, normal
+from random_layers import K, T, d, logits_layer, normal
 from overwrite_test import BESIDE_H, OVER_H, expected, gradients
 
 MIB = 1 << 20

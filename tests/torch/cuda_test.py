@@ -12,7 +12,7 @@ import module_support
 import reference
 import tilemoe
 from comparison import Limits, assert_close, doubled, limits_of_expected
-from layers import E, K, T, d, logits_layer, n, normal, results
+from random_layers import E, K, T, d, logits_layer, n, normal, results
 from module_support import same_bits
 from target import DTYPES
 from tilemoe import WeightGradients, _library

@@ -8,7 +8,7 @@ import torch
 
 import module_support
 import tilemoe
-from layers import K, T, d, logits_layer, normal, results
+from random_layers import K, T, d, logits_layer, normal, results
 from module_support import same_bits
 
 pytestmark = pytest.mark.skipif(

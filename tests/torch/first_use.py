@@ -13,7 +13,7 @@ target.run_on_cuda()
 import reference  # noqa: E402
 import tilemoe  # noqa: E402
 from comparison import doubled  # noqa: E402
-from layers import E, K, T, compare, d, expected_errors, logits_layer, normal  # noqa: E402
+from random_layers import E, K, T, compare, d, expected_errors, logits_layer, normal  # noqa: E402
 
 KINDS = {
     "top-k": {},

@@ -7,7 +7,7 @@ import reference
 import tilemoe
 from checks import refused
 from comparison import Limits, assert_close
-from layers import E, K, T, check, d, is_gated, logits_layer, n, normal, weights
+from random_layers import E, K, T, check, d, is_gated, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE, DTYPES
 from tilemoe import _rules
 

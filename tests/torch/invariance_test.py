@@ -6,7 +6,7 @@ import torch
 
 import target
 import tilemoe
-from layers import normal
+from random_layers import normal
 from target import DTYPES, DTYPE
 
 E, K = 8, 2

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import tilemoe
 from checks import refused
-from layers import E, K, T, d, logits_layer, n, normal, weights
+from random_layers import E, K, T, d, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE
 from tilemoe import _library, _packing, functional, ops
 

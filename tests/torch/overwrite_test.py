@@ -13,7 +13,7 @@ from torch.utils.checkpoint import (
 
 import tilemoe
 from checks import Calls, compiled, refused, same_bits
-from layers import E, K, T, d, logits_layer, n, normal, results, weights
+from random_layers import E, K, T, d, logits_layer, n, normal, results, weights
 from target import DEVICE, DTYPE, DTYPES
 from tilemoe import WeightGradients, _overwrite, functional, ops
 

@@ -11,7 +11,7 @@ import torch
 
 from checks import refused
 import tilemoe
-from layers import normal
+from random_layers import normal
 
 pytestmark = pytest.mark.cpu
 

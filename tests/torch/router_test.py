@@ -9,8 +9,8 @@ import torch
 from checks import refused, short
 import reference
 import tilemoe
-from layers import check, compare, results
-from layers import normal as normal_of
+from random_layers import check, compare, results
+from random_layers import normal as normal_of
 from target import DEVICE, DTYPE, DTYPES
 
 T, d, n, E, K = 41, 24, 16, 24, 4

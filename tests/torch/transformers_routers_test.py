@@ -17,7 +17,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 import reference
 import tilemoe
-from layers import normal
+from random_layers import normal
 from target import DEVICE
 
 T = 2048
