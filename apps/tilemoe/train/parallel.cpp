@@ -23,7 +23,7 @@
 namespace tilemoe::train {
 namespace {
 
-// All signals but those of the thread's own faults. oneDNN's products without packing point the
+// All signals but those of the thread's own faults. oneDNN's GEMMs without packing point the
 // stack register at the heap (uxlfoundation/oneDNN#4845), so that no handler may run inside of them.
 class HeldSignals {
  public:
