@@ -1,5 +1,6 @@
-"""The folders of src/cuda: what each may include, as docs/development.md says."""
+"""The folders of src/cuda: what each may include, as docs/development.md says. And names of Python modules."""
 
+import collections
 import pathlib
 import re
 import unittest
@@ -50,6 +51,15 @@ class Folders(unittest.TestCase):
         for path in files():
             if folder(path) != "cuda/ptx":
                 self.assertIsNone(re.search(r"\basm\b", path.read_text()), path.name)
+
+    def test_one_name_is_one_module(self):
+        """The package's tests import from these folders in one process, in any order."""
+        found = collections.defaultdict(list)
+        for folder in ("benchmarks", "examples/pretrain", "tests/torch"):
+            for path in sorted((SOURCES.parent / folder).glob("*.py")):
+                found[path.stem].append(folder)
+        self.assertGreater(len(found), 80)
+        self.assertEqual({name: where for name, where in found.items() if len(where) > 1}, {})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What `tilemoe train` reaches: held-out bits per byte of its default model and its comparisons.
 
-    train.py --tilemoe build/release/apps/tilemoe/tilemoe --out train.jsonl
-    train.py --tilemoe build/cuda/apps/tilemoe/tilemoe --out train.jsonl --devices cuda cpu
+    training.py --tilemoe build/release/apps/tilemoe/tilemoe --out train.jsonl
+    training.py --tilemoe build/cuda/apps/tilemoe/tilemoe --out train.jsonl --devices cuda cpu
 
 Trains each variant with each seed, one after another. Runs of one seed share their first weights and
 the order of the text. Writes a line for each run; a run that --out has is not repeated. Ends with
