@@ -193,7 +193,7 @@ def test_runs_of_a_seed_are_paired(finished):
         else:
             assert (changed[0] > 0) and (changed[1] > 0) == (v["method"] != "capacity")
             assert v["loss_as_trained"] != v["loss"]
-    losses = {name: v["mean_loss"] for name, v in values.items()}
+    losses = {name: (v["mean_loss"], v["loss"]) for name, v in values.items()}
     assert losses["tiny-top_k-s0"] != losses["tiny-nearest-1-s0"] != losses["tiny-capacity-1-s0"]
     assert "| tiny | `nearest` | 1 | 1 |" in rounding.table(rounding.lines_of(finished))
 
