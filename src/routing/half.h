@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "routing/order.h"
+#include "routing/bits.h"
 
 namespace tilemoe {
 

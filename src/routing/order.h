@@ -8,25 +8,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
+#include "routing/bits.h"
 #include "routing/host_device.h"
 
 namespace tilemoe::order {
 
-TILEMOE_HOST_DEVICE int32_t bits_of(float x) {
-  int32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-TILEMOE_HOST_DEVICE float from_bits(int32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-constexpr int32_t kInfinityBits = 0x7f800000;
 constexpr int32_t kNaNKey = INT32_MIN;
 
 // Greater key, earlier choice. NaN comes last, -0 and +0 are equal.

@@ -7,7 +7,6 @@
 #include "cuda/core/element.h"
 #include "cuda/core/operand.h"
 #include "cuda/ptx/tcgen05.h"
-#include "cuda/sm100/shape.h"
 
 namespace tilemoe::cuda::sm100 {
 

@@ -9,6 +9,7 @@
 #include "cuda/core/tile_configuration.h"
 #include "cuda/core/warp.h"
 #include "cuda/load/loader.h"
+#include "cuda/sm100/warp_accumulators.h"
 
 namespace tilemoe::cuda::sm100 {
 
@@ -30,10 +31,6 @@ constexpr int kSwizzleAtom = 1024;        // 8 rows of 128 bytes: what shared ti
 constexpr int kTensorMemoryColumns = 512;  // of a multiprocessor, and so of its one block
 constexpr int kAccumulators = 2;           // one is multiplied into while the other is stored
 constexpr int kAccumulatorColumns = kTensorMemoryColumns / kAccumulators;
-constexpr uint32_t kLane = 1u << 16;  // in addresses of tensor memory
-
-// Columns that an epilogue has in registers at a time: a group of ds.
-constexpr int kBatchColumns = 64;
 
 // Two blocks of a cluster multiply together, as a pair: they have neighbouring rows of the same
 // columns, and each brings half of B.
@@ -66,7 +63,5 @@ struct TileShape {
   }
 };
 
-// A batch of columns of one of a warp's slabs.
-using Batch = Slabs<1, kBatchColumns>;
 
 }  // namespace tilemoe::cuda::sm100

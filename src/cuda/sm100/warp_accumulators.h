@@ -7,9 +7,16 @@
 #include "cuda/core/slab.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/tensor_memory.h"
-#include "cuda/sm100/shape.h"
 
 namespace tilemoe::cuda::sm100 {
+
+constexpr uint32_t kLane = 1u << 16;  // in addresses of tensor memory
+
+// Columns that an epilogue has in registers at a time: a group of ds.
+constexpr int kBatchColumns = 64;
+
+// A batch of columns of one of a warp's slabs.
+using Batch = Slabs<1, kBatchColumns>;
 
 class WarpAccumulators {
  public:

@@ -4,12 +4,24 @@
 #include <cstdint>
 
 #include "cuda/core/operand.h"
+#include "cuda/core/slab.h"
 #include "cuda/core/warp.h"
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/mma_sync.h"
-#include "cuda/sm80/shape.h"
 
 namespace tilemoe::cuda::sm80 {
+
+// Of a warp's part of a tile, in float32.
+template <class Shape>
+using Accumulators = Slabs<Shape::kSlabs, Shape::kWarpColumns>;
+
+template <class Shape>
+__device__ __forceinline__ void clear(Accumulators<Shape>& D) {
+#pragma unroll
+  for (auto& slab : D)
+#pragma unroll
+    for (float& number : slab) number = 0.f;
+}
 
 // Where a lane reads kCount fragments of an operand in a stage, of 16 rows each. An ldmatrix brings
 // four 8x8 blocks: of A the upper and lower 8 rows of the first 8 steps of the sum, then of the last

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/core/tile.h"
-#include "cuda/sm80/shape.h"
+#include "cuda/sm80/mma.h"
 
 namespace tilemoe::cuda::sm80 {
 

@@ -58,15 +58,4 @@ struct TileShape {
   }
 };
 
-template <class Shape>
-using Accumulators = Slabs<Shape::kSlabs, Shape::kWarpColumns>;
-
-template <class Shape>
-__device__ __forceinline__ void clear(Accumulators<Shape>& D) {
-#pragma unroll
-  for (auto& slab : D)
-#pragma unroll
-    for (float& number : slab) number = 0.f;
-}
-
 }  // namespace tilemoe::cuda::sm80

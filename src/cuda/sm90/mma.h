@@ -4,11 +4,15 @@
 #include <cstdint>
 
 #include "cuda/core/operand.h"
+#include "cuda/core/slab.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/sm90/shape.h"
 
 namespace tilemoe::cuda::sm90 {
+
+// Of one consumer's rows of a tile, in float32.
+template <class Shape>
+using Accumulators = Slabs<Shape::kSlabs, Shape::BLOCK_N>;
 
 // A staged operand as wgmma reads it: by descriptors.
 template <class Operand>

@@ -6,7 +6,7 @@
 
 #include "cuda/core/tile.h"
 #include "cuda/load/loader.h"
-#include "cuda/sm90/shape.h"
+#include "cuda/sm90/mma.h"
 
 namespace tilemoe::cuda::sm90 {
 

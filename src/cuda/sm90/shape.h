@@ -56,7 +56,4 @@ struct TileShape {
   }
 };
 
-template <class Shape>
-using Accumulators = Slabs<Shape::kSlabs, Shape::BLOCK_N>;
-
 }  // namespace tilemoe::cuda::sm90

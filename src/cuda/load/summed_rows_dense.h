@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/core/gather_source.h"
+#include "cuda/core/operand.h"
+#include "cuda/core/tensor_map.h"
+#include "cuda/core/tile.h"
+#include "cuda/core/warp.h"
+#include "cuda/core/weight_gradient.h"
+#include "cuda/load/cluster_boxes.h"
+#include "cuda/load/loader.h"
+#include "cuda/ptx/cp_async.h"
+#include "cuda/ptx/tma.h"
+
+namespace tilemoe::cuda::load {
+
+// Operand B from rows grouped by expert, of one or two parts of columns, by TMA.
+template <class Shape>
+class DenseSummedRows {
+ public:
+  using Operand = StagedOperand<Major::kMN, Shape::BLOCK_N>;
+  static constexpr int kTmaBytes = Operand::kBytes;
+  static constexpr int kThreadArrivals = 0;
+
+  struct Params {
+    CUtensorMap part[2];  // (capacity, n) each, ragged, boxes of (BLOCK_K, 64)
+    int32_t blocks_a_part;
+  };
+
+  // Without rows there may be no dense matrix, and none is read; a map has an address all the same.
+  static Params params(const WeightGradient& step) {
+    using Element = typename Shape::Element;
+    const int64_t columns = step.dense_columns, rows = step.rows.capacity;
+    Params params{};
+    params.blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_N - 1) / Shape::BLOCK_N);
+    for (int p = 0; p < step.parts; ++p) {
+      const auto& part = step.part[p];
+      const void* const matrix = rows > 0 ? step.dense.data : part.out.data;
+      params.part[p] =
+          make_ragged_map({.dtype = kDTypeOf<Element>,
+                           .data = static_cast<const Element*>(matrix) + part.dense_first,
+                           .columns = columns,
+                           .rows = rows,
+                           .row_stride = step.dense.stride[0],
+                           .box = {64, Shape::BLOCK_K}});
+    }
+    if (step.parts == 1) params.part[1] = params.part[0];
+    return params;
+  }
+
+  __device__ DenseSummedRows(const Params& params, int32_t /*thread*/) : params_(params) {}
+
+  __device__ void prefetch() const {
+    for (const CUtensorMap& map : params_.part) ptx::tma_prefetch_map(&map);
+  }
+  __device__ void begin(const Tile& tile) {
+    part_ = tile.n_block >= params_.blocks_a_part ? 1 : 0;
+    column_ = (tile.n_block - part_ * params_.blocks_a_part) * Operand::kRows;
+    row_begin_ = tile.row_begin;
+    row_end_ = tile.row_end;
+    shared_by_cluster_ = tile.shares_b;
+  }
+  __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
+    const int32_t row = kRaggedRows - row_end_ + row_begin_ + k_block * Shape::BLOCK_K;
+    load_boxes<kChunks, Shape::kCluster>(*this, shared_by_cluster_, shared, full, row);
+  }
+  template <class Copy>
+  __device__ void load_box(Copy copy, int32_t chunk, uint32_t shared, uint32_t full,
+                           int32_t row) const {
+    copy.load(shared + chunk * Operand::kChunkBytes, &params_.part[part_], full,
+              column_ + chunk * 64, row, row_end_, kRaggedRows);
+  }
+
+ private:
+  static constexpr int kChunks = Operand::kRows / 64;
+
+  const Params& params_;
+  int32_t part_, column_, row_begin_, row_end_;
+  bool shared_by_cluster_;
+};
+
+}  // namespace tilemoe::cuda::load
