@@ -34,7 +34,7 @@ endfunction()
 
 # Code for 8.0 runs on 8.6 and 8.9 too, code for 10.0 and 12.0 on all of 10.x and 12.x, code for 10.0f
 # on all of 10.x, with instructions that 10.0 has not, and code for 9.0a on 9.0 alone. From the PTX for 8.0 the driver makes code for whatever else is newer.
-# src/cuda/core/device_code.cpp knows the same.
+# src/cuda/core/device.cpp knows the same.
 set(cuda_known_archs 80 90a 100 100f 120)
 set(cuda_code_80
   -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80)

@@ -1,17 +1,18 @@
 // The C interface: every function turns what is thrown below it into a status and a text.
+
 #include <exception>
 #include <new>
 #include <string>
 
-#include "activation_kinds.h"
-#include "backend.h"
-#include "check.h"
-#include "cuda/backend.h"
-#include "layer.h"
-#include "library_limits.h"
+#include "core/activation_kinds.h"
+#include "core/backend.h"
+#include "core/check.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/thread_pool.h"
+#include "cuda/cuda_backend.h"
+#include "layer/layer.h"
 #include "routing/rules.h"
 #include "routing/spec.h"
-#include "sum_rows.h"
 #include "tilemoe/tilemoe.h"
 
 namespace {
@@ -255,3 +256,24 @@ tilemoe_status tilemoe_backward(const tilemoe_experts* experts, const tilemoe_ba
 }
 
 }  // extern "C"
+
+namespace tilemoe {
+
+Backend& cpu_backend() {
+  return cpu::backend();
+}
+
+Backend& backend_for(tilemoe_device device) {
+  TILEMOE_CHECK(device == TILEMOE_CPU || device == TILEMOE_CUDA,
+                "device is " << static_cast<int>(device) << ", expected cpu (0) or cuda (1)");
+  return device == TILEMOE_CUDA ? cuda::backend() : cpu_backend();
+}
+
+void set_num_threads(int threads) {
+  cpu::set_num_threads(threads);
+}
+int num_threads() noexcept {
+  return cpu::num_threads();
+}
+
+}  // namespace tilemoe

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "activation_kinds.h"
+#include "core/activation_kinds.h"
 #include "layer_support.h"
 #include "verify/number.h"
 

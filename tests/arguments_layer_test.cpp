@@ -2,8 +2,8 @@
 // arrays, and the second stage of a backward after either first one.
 #include <limits>
 
-#include "activation_kinds.h"
 #include "arguments_layer_problem.h"
+#include "core/activation_kinds.h"
 
 namespace tilemoe::arguments {
 namespace {

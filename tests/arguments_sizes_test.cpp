@@ -2,8 +2,8 @@
 // documented sizes of good ones.
 #include <thread>
 
-#include "activation_kinds.h"
 #include "arguments_routing_problem.h"
+#include "core/activation_kinds.h"
 #include "tilemoe/layer.h"
 
 namespace tilemoe::arguments {

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string>
 
-#include "activation_kinds.h"
+#include "core/activation_kinds.h"
 
 namespace {
 

@@ -1,15 +1,15 @@
 // The words that wgmma and tcgen05.mma are given, of every operand and tile that the kits have,
 // against those that CUTLASS's own constructors make (cutlass_words/words.inc).
+#include "cuda/ptx/descriptors.h"
+
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string_view>
 #include <tuple>
 
-#include "cuda/core/operand.h"
-#include "cuda/instances/table.h"
-#include "cuda/ptx/tcgen05_descriptors.h"
-#include "cuda/ptx/wgmma_descriptor.h"
+#include "cuda/gemm/load/operand.h"
+#include "cuda/ops/table.h"
 
 namespace tilemoe::cuda {
 namespace instances {
@@ -19,7 +19,7 @@ namespace {
 constexpr Row kRowsOfAllKits[] = {
 #define PRODUCT(STEP, UNIT, KIT, TILE, ...) \
   {{ProductName::k##STEP, KitName::k##KIT, Variant{__VA_ARGS__}}, TILE},
-#include "cuda/instances/products.inc"
+#include "cuda/ops/kernels.inc"
 #undef PRODUCT
 };
 

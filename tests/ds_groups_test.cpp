@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend.h"
-#include "layer_plan.h"
+#include "core/backend.h"
+#include "layer/workspace.h"
 #include "verify/random.h"
 
 namespace tilemoe {

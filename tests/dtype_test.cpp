@@ -1,5 +1,5 @@
 // A dispatch over dtypes takes the types that it names, and refuses the others by name.
-#include "dtype.h"
+#include "core/dtype.h"
 
 #include <gtest/gtest.h>
 

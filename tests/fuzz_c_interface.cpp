@@ -2,7 +2,7 @@
 // its layer forward and backward, and the router.
 #include <algorithm>
 
-#include "activation_kinds.h"
+#include "core/activation_kinds.h"
 #include "fuzz_call.h"
 
 namespace tilemoe::fuzz {

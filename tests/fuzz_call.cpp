@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "routing/half.h"
+#include "core/numbers.h"
 
 namespace tilemoe::fuzz {
 namespace {

@@ -1,7 +1,7 @@
 // Callers of other versions through every entry, on the CPU: an older one, whose structs end where
 // a page begins that nobody may touch, and a newer one, whose structs have a field more.
 #include "arguments_layer_problem.h"
-#include "check.h"
+#include "core/check.h"
 #include "fuzz_memory.h"
 
 namespace tilemoe::arguments {

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "check.h"
+#include "core/check.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <set>
 
-#include "activation_kinds.h"
+#include "core/activation_kinds.h"
 #include "layer_support.h"
 #include "verify/compare.h"
 #include "verify/number.h"

@@ -1,11 +1,10 @@
 // Which arrays share memory.
-#include "memory_use.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "core/overlap.h"
 #include "tilemoe/error.h"
 
 namespace tilemoe {

@@ -1,10 +1,9 @@
 // Whether pairs of blocks multiply, as TILEMOE_PAIRS asks.
-#include "cuda/sm100/pairs.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
+#include "cuda/two_cta.h"
 #include "tilemoe/error.h"
 
 namespace tilemoe::cuda::sm100 {

@@ -7,10 +7,9 @@
 #include <limits>
 #include <vector>
 
+#include "core/numbers.h"
 #include "cpu/native_fma.h"
-#include "routing/half.h"
 #include "routing/order.h"
-#include "routing/philox.h"
 #include "routing/rounding.h"
 
 namespace tilemoe {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "routing/half.h"
+#include "core/numbers.h"
 #include "routing/order.h"
 #include "tilemoe/layer.h"
 

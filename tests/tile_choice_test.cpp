@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/instances/table.h"
-#include "cuda/schedule/projection_sizes.h"
+#include "cuda/gemm/schedule/sizes.h"
+#include "cuda/ops/table.h"
 
 namespace tilemoe::cuda {
 namespace {

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "activation_kinds.h"
+#include "core/activation_kinds.h"
+#include "core/numbers.h"
 #include "cpu/activation.h"
 #include "cpu/elementwise.h"
-#include "routing/half.h"
 #include "verify/activation.h"
 
 namespace tilemoe::cpu {

@@ -1,7 +1,5 @@
 // Where the weight gradients cut the sums over long experts: on reference tiles, into shares, which
 // decides their bits and what scratch they ask for.
-#include "cuda/schedule/weight_gradient_shares.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,9 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/schedule/cost.h"
-#include "cuda/schedule/expert_ranks.h"
-#include "layer_plan.h"
+#include "cuda/gemm/schedule/cost.h"
+#include "cuda/gemm/schedule/sizes.h"
+#include "cuda/gemm/schedule/splits.h"
+#include "layer/workspace.h"
 
 namespace tilemoe::cuda {
 namespace {

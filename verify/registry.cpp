@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "activation_kinds.h"
+#include "core/activation_kinds.h"
 
 namespace tilemoe::verify {
 namespace {

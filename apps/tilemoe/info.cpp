@@ -9,11 +9,11 @@
 #include <thread>
 #include <vector>
 
-#include "activation_kinds.h"
 #include "build_info.h"
 #include "commands.h"
+#include "core/activation_kinds.h"
+#include "core/check.h"
 #include "device.h"
-#include "library_limits.h"
 #include "table.h"
 #include "tilemoe/layer.h"
 

@@ -9,16 +9,15 @@
 #include <string>
 #include <thread>
 
-#include "cuda/core/operand.h"
 #include "cuda/core/recipe.h"
 #include "cuda/device.h"  // of apps/tilemoe
-#include "cuda/ptx/dynamic_shared.h"
-#include "cuda/ptx/proxy_fence.h"
-#include "cuda/ptx/shared_address.h"
-#include "cuda/sm80/mma.h"
-#include "cuda/sm80/tiles.h"
-#include "cuda/sm90/mma.h"
-#include "cuda/sm90/tiles.h"
+#include "cuda/gemm/load/stage.h"
+#include "cuda/gemm/sm80_mma.h"
+#include "cuda/gemm/sm90_mma.h"
+#include "cuda/ops/tiles.h"
+#include "cuda/ptx/barriers.h"
+#include "cuda/ptx/descriptors.h"
+#include "cuda/ptx/warp.h"
 #include "modes.h"
 #include "timed_layer.h"
 

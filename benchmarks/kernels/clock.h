@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "step_observer.h"
+#include "core/backend.h"
 #include "tilemoe/tensor.h"
 
 namespace tilemoe::app {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "cuda/backend.h"
-#include "cuda/products.h"
-#include "layer_plan.h"
+#include "cuda/choose_kernel.h"
+#include "cuda/cuda_backend.h"
+#include "layer/workspace.h"
 #include "modes.h"
 #include "timed_layer.h"
 

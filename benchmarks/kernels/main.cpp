@@ -4,7 +4,7 @@
 #include <iostream>
 #include <string>
 
-#include "backend.h"
+#include "core/backend.h"
 #include "device.h"
 #include "exit_status.h"
 #include "modes.h"

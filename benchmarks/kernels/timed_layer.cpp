@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "layer.h"
+#include "layer/layer.h"
 #include "table.h"
 #include "verify/number.h"
 #include "verify/random.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "step_observer.h"
+#include "core/backend.h"
 #include "tilemoe/layer.h"
 #include "verify/case.h"
 #include "verify/memory.h"

@@ -7,7 +7,7 @@ import torch
 
 from . import _library, ops
 
-KITS = ("auto", "sm80", "sm90", "sm100")  # as src/cuda/kit_choice.cpp knows them
+KITS = ("auto", "sm80", "sm90", "sm100")  # as src/cuda/arch.cpp knows them
 
 
 def set_kit(kit: str | None) -> None:

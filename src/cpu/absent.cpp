@@ -1,6 +1,6 @@
 // Stands for the CPU backend in a build or a module without it.
-#include "check.h"
-#include "cpu/backend.h"
+#include "core/check.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/thread_pool.h"
 
 namespace tilemoe::cpu {

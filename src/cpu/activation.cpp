@@ -5,7 +5,7 @@
 #include <hwy/foreach_target.h>  // compiles what is inside HWY_NAMESPACE once for every target
 #include <hwy/highway.h>
 
-#include "cpu/activation_functions-inl.h"
+#include "cpu/activations-inl.h"
 #include "cpu/vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -4,10 +4,9 @@
 #include <algorithm>
 
 #include "cpu/activation.h"
-#include "cpu/backend.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/gemm.h"
-#include "cpu/row_tiles.h"
 #include "cpu/tiles.h"
 
 namespace tilemoe::cpu {

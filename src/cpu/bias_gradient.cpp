@@ -2,12 +2,11 @@
 // columns.
 #include <algorithm>
 
-#include "cpu/backend.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/matrix.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
-#include "cpu/up_weights.h"
 
 namespace tilemoe::cpu {
 namespace {

@@ -2,7 +2,7 @@
 // grouped; grouped rows past the last one are zero, and the addend is not read there.
 #include <algorithm>
 
-#include "cpu/backend.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/matrix.h"
 #include "cpu/thread_pool.h"

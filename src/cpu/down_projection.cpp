@@ -1,8 +1,7 @@
 // Y = A W2^T + b2. A task is a tile of an expert's rows by a range of Y's columns.
-#include "cpu/backend.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/gemm.h"
-#include "cpu/row_tiles.h"
 #include "cpu/tiles.h"
 
 namespace tilemoe::cpu {

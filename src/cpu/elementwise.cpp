@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "dtype.h"
+#include "core/dtype.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/elementwise.cpp"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "check.h"
+#include "core/check.h"
 #include "cpu/elementwise.h"
 #include "cpu/tiles.h"
 

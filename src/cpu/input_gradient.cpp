@@ -1,9 +1,8 @@
 // dX~ = dH W1. A task is a tile of an expert's rows by a range of dX~'s columns.
-#include "cpu/backend.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/gemm.h"
-#include "cpu/row_tiles.h"
+#include "cpu/matrix.h"
 #include "cpu/tiles.h"
-#include "cpu/up_weights.h"
 
 namespace tilemoe::cpu {
 namespace {

@@ -2,8 +2,8 @@
 // r-th pair that asked for it. Pairs past the capacity are the highest expert's last ones.
 #include <limits>
 
-#include "cpu/backend.h"
-#include "cpu/element_types.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/matrix.h"
 #include "cpu/routing_scratch.h"
 #include "cpu/thread_pool.h"
 

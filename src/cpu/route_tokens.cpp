@@ -2,13 +2,13 @@
 // logits of all tokens.
 #include <algorithm>
 
-#include "check.h"
-#include "cpu/backend.h"
-#include "cpu/element_types.h"
+#include "core/check.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/matrix.h"
 #include "cpu/native_fma.h"
 #include "cpu/thread_pool.h"
 #include "routing/few_tokens.h"
-#include "routing/scratch_layout.h"
+#include "routing/spec.h"
 
 namespace tilemoe::cpu {
 namespace {

@@ -2,9 +2,9 @@
 // summed in a float32 row of its own and rounded once.
 #include <algorithm>
 
-#include "cpu/backend.h"
 #include "cpu/choose.h"
-#include "cpu/element_types.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/matrix.h"
 #include "cpu/native_fma.h"
 #include "cpu/routing_scratch.h"
 #include "cpu/thread_pool.h"

@@ -2,13 +2,13 @@
 // tokens, in float64 and in the order of blocks; a second, when asked for, adds the gradient.
 #include <cmath>
 
-#include "cpu/backend.h"
 #include "cpu/choose.h"
-#include "cpu/element_types.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/matrix.h"
 #include "cpu/native_fma.h"
+#include "cpu/routing_scratch.h"
 #include "cpu/thread_pool.h"
-#include "cpu/token_blocks.h"
-#include "routing/scratch_layout.h"
+#include "routing/spec.h"
 
 namespace tilemoe::cpu {
 namespace {

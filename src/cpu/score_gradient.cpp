@@ -2,7 +2,7 @@
 // range of pairs.
 #include <algorithm>
 
-#include "cpu/backend.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/matrix.h"
 #include "cpu/thread_pool.h"

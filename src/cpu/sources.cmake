@@ -4,7 +4,7 @@ find_package(hwy REQUIRED)   # Highway: elementwise work, at the best vector wid
 find_package(OpenMP REQUIRED COMPONENTS CXX)  # only to keep an OpenMP-built oneDNN on the calling thread
 target_sources(tilemoe_cpu_objects PRIVATE
   cpu/thread_pool.cpp
-  cpu/backend.cpp
+  cpu/cpu_backend.cpp
   cpu/gemm.cpp
   cpu/tiles.cpp
   cpu/activation.cpp
@@ -15,8 +15,6 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/activation_gradient.cpp
   cpu/score_gradient.cpp
   cpu/weight_gradient.cpp
-  cpu/weight_gradient_1.cpp
-  cpu/weight_gradient_2.cpp
   cpu/input_gradient.cpp
   cpu/bias_gradient.cpp
   cpu/top_k.cpp

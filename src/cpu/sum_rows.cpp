@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "check.h"
-#include "cpu/backend.h"
+#include "core/check.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/matrix.h"
 #include "cpu/thread_pool.h"

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "check.h"
+#include "core/check.h"
 #include "cpu/held_signals.h"
 
 namespace tilemoe::cpu {

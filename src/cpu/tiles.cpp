@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include "check.h"
+#include "core/check.h"
 #include "cpu/gemm.h"
-#include "cpu/row_tiles.h"
 #include "cpu/thread_pool.h"
 
 namespace tilemoe::cpu {

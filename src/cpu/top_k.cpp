@@ -1,11 +1,11 @@
 // Top-K: each token's best experts and their scores. A task is a block of tokens; counting the
 // choices is one pass over the ids afterwards, since there is no scratch to count apart.
-#include "cpu/backend.h"
 #include "cpu/choose.h"
-#include "cpu/element_types.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/matrix.h"
 #include "cpu/native_fma.h"
+#include "cpu/routing_scratch.h"
 #include "cpu/thread_pool.h"
-#include "cpu/token_blocks.h"
 
 namespace tilemoe::cpu {
 namespace {

@@ -1,12 +1,11 @@
 // H = X W1^T + b1, A = act(H). A task is a tile of an expert's rows by a range of A's columns, with
 // the gate and up columns of H that it comes from.
 #include "cpu/activation.h"
-#include "cpu/backend.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
 #include "cpu/gemm.h"
-#include "cpu/row_tiles.h"
+#include "cpu/matrix.h"
 #include "cpu/tiles.h"
-#include "cpu/up_weights.h"
 
 namespace tilemoe::cpu {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "routing/half.h"
+#include "core/numbers.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tilemoe::cpu {

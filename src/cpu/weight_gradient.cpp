@@ -1,10 +1,63 @@
-#include "cpu/weight_gradient.h"
+// What both weight gradients share: per expert, the sum over its rows of outer products.
 
 #include <algorithm>
 
+#include "core/backend.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/gemm.h"
+#include "cpu/matrix.h"
+#include "cpu/thread_pool.h"
+#include "cpu/tiles.h"
 
 namespace tilemoe::cpu {
+
+// out (rows, columns) = [out +] left^T right, summed over some rows of `left` and `right`.
+struct OuterProduct {
+  Matrix left;   // (M, rows)
+  Matrix right;  // (M, columns)
+  Matrix out;    // (rows, columns)
+  int64_t rows, columns;
+
+  // The same, transposed where the rows of `out` are not contiguous.
+  OuterProduct along_out() const {
+    if (out.rows_are_contiguous()) return *this;
+    return {right, left, out.transposed(), columns, rows};
+  }
+};
+
+// One task: `rows` by `columns` of one product.
+struct GradientTile {
+  int64_t rows, columns;
+};
+
+// The largest tile with which no task has more than an eighth of the work, down to 128 by 128: the
+// more one expert has of all rows, the finer its products are cut. Products with long rows are the
+// faster ones.
+GradientTile gradient_tile(const Rows& rows, const OuterProduct& product);
+
+// The tile of `product` that begins at element (i, j), over the rows [first, first + count) of
+// `left` and `right`. No rows: zero, or nothing to add.
+void sum_tile(const OuterProduct& product, int64_t first, int64_t count, int64_t i, int64_t j,
+              const GradientTile& tile, bool accumulate, const WorkerScratch& scratch);
+
+// Sums product_of(expert), alike for every expert, over the expert's rows. A task is a tile of one
+// expert's product.
+template <class ProductOf>
+void sum_outer_products(const Rows& rows, bool accumulate, const StepScratch& scratch,
+                        ProductOf&& product_of) {
+  const OuterProduct any = product_of(0).along_out();
+  const GradientTile tile = gradient_tile(rows, any);
+  const int64_t tiles_across = tile_count(any.columns, tile.columns);
+  const int64_t tiles = tile_count(any.rows, tile.rows) * tiles_across;
+  parallel_for(rows.E * tiles, [&](int64_t task, int worker) {
+    const int64_t expert = task / tiles;
+    const int64_t first = rows.offsets[expert];
+    const int64_t i = task % tiles / tiles_across * tile.rows;
+    const int64_t j = task % tiles % tiles_across * tile.columns;
+    sum_tile(product_of(expert).along_out(), first, rows.offsets[expert + 1] - first, i, j, tile,
+             accumulate, scratch.worker(worker));
+  });
+}
 
 GradientTile gradient_tile(const Rows& rows, const OuterProduct& product) {
   constexpr int64_t kShares = 8;
@@ -41,6 +94,43 @@ void sum_tile(const OuterProduct& product, int64_t first, int64_t count, int64_t
     add = true;
   }
   tile.store(accumulate);
+}
+
+// dW1_e = dH_e^T X_e, by parts where gate and up rows are not one matrix.
+
+void CpuBackend::weight_gradient_1(const WeightGradient1& step) {
+  const tilemoe_experts& experts = *step.experts;
+  const StepScratch scratch(experts, step.rows.capacity, step.scratch);
+  const Matrix dH = row_matrix(step.dH);
+  const Matrix X = row_matrix(step.X, step.rows.token);
+  const auto parts_of = [&](int64_t expert) {
+    return up_parts(experts, step.dW1, step.dW1_up, expert, 0, experts.n);
+  };
+  for (int64_t p = 0; p < parts_of(0).count(); ++p)
+    sum_outer_products(step.rows, step.accumulate, scratch, [&](int64_t expert) {
+      const UpPart part = parts_of(expert)[p];
+      return OuterProduct{.left = dH.at(0, part.half * experts.n),
+                          .right = X,
+                          .out = part.weights,
+                          .rows = part.columns,
+                          .columns = experts.d};
+    });
+}
+
+// dW2_e = dO_e^T A'_e.
+
+void CpuBackend::weight_gradient_2(const WeightGradient2& step) {
+  const tilemoe_experts& experts = *step.experts;
+  const StepScratch scratch(experts, step.rows.capacity, step.scratch);
+  const Matrix dO = row_matrix(step.dO, step.rows.token);
+  const Matrix A_scaled = row_matrix(step.A_scaled);
+  sum_outer_products(step.rows, step.accumulate, scratch, [&](int64_t expert) {
+    return OuterProduct{.left = dO,
+                        .right = A_scaled,
+                        .out = expert_matrix(step.dW2, expert),
+                        .rows = experts.d,
+                        .columns = experts.n};
+  });
 }
 
 }  // namespace tilemoe::cpu

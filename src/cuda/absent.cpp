@@ -1,8 +1,8 @@
 // Stands for the CUDA backend in a build without it.
 #include <cstring>
 
-#include "check.h"
-#include "cuda/backend.h"
+#include "core/check.h"
+#include "cuda/cuda_backend.h"
 
 namespace tilemoe::cuda {
 

@@ -1,21 +1,18 @@
 # The CUDA backend.
 target_sources(tilemoe_cuda_objects PRIVATE
-  cuda/backend.cpp
-  cuda/call_limits.cpp
-  cuda/kit_choice.cpp
-  cuda/products.cpp
+  cuda/cuda_backend.cpp
+  cuda/arch.cpp
+  cuda/choose_kernel.cpp
   cuda/core/device.cpp
-  cuda/sm80/shared_memory.cpp
-  cuda/core/device_code.cpp
+  cuda/core/device.cpp
   cuda/core/tensor_map.cpp
-  cuda/instances/table.cpp
-  cuda/schedule/cost.cpp
-  cuda/schedule/projection_sizes.cpp
-  cuda/schedule/weight_gradient_shares.cpp
-  cuda/sm100/pairs.cpp
+  cuda/ops/table.cpp
+  cuda/gemm/schedule/cost.cpp
+  cuda/gemm/schedule/sizes.cpp
+  cuda/two_cta.cpp
 )
 # Products: files that their table makes, for the architectures that a kit runs on.
-include(cuda/instances/instances.cmake)
+include(cuda/ops/kernels.cmake)
 write_product_instances(product_kernels)
 target_compile_definitions(tilemoe_cuda_objects PRIVATE ${kit_definitions})
 list(JOIN TILEMOE_CUDA_ARCHS "," archs)
@@ -29,29 +26,29 @@ foreach(kit IN LISTS kits)
   string(TOUPPER ${kit} name)
   list(APPEND archs_of_kits "TILEMOE_ARCHS_OF_${name}=\"${archs_of_${kit}}\"")
 endforeach()
-set_source_files_properties(cuda/kit_choice.cpp
+set_source_files_properties(cuda/arch.cpp
   PROPERTIES COMPILE_DEFINITIONS "${archs_of_kits}")
 # Everything else, by rows, tokens and pairs: for every architecture of the build.
 set(rowwise_kernels
-  cuda/rowwise/bias_gradient.cu
-  cuda/rowwise/combine.cu
-  cuda/rowwise/pair_sort.cu
-  cuda/rowwise/rank_experts.cu
-  cuda/rowwise/route_general.cu
-  cuda/rowwise/route_grouped.cu
-  cuda/rowwise/score_gradient.cu
-  cuda/rowwise/sum_rows.cu
+  cuda/kernels/bias_gradient.cu
+  cuda/kernels/combine.cu
+  cuda/kernels/pair_sort.cu
+  cuda/kernels/rank_experts.cu
+  cuda/kernels/route_general.cu
+  cuda/kernels/route_grouped.cu
+  cuda/kernels/score_gradient.cu
+  cuda/kernels/sum_rows.cu
 )
 # The same. Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
 set(uncontracted_kernels
-  cuda/rowwise/round_targets.cu
-  cuda/rowwise/route_rounded.cu
-  cuda/rowwise/route_tokens.cu
-  cuda/rowwise/router_backward.cu
-  cuda/rowwise/router_losses.cu
-  cuda/rowwise/top_k.cu
-  cuda/rowwise/top_k_scores.cu
-  cuda/rowwise/weigh_tokens.cu
+  cuda/kernels/round_targets.cu
+  cuda/kernels/route_rounded.cu
+  cuda/kernels/route_tokens.cu
+  cuda/kernels/router_backward.cu
+  cuda/kernels/router_losses.cu
+  cuda/kernels/top_k.cu
+  cuda/kernels/top_k_scores.cu
+  cuda/kernels/weigh_tokens.cu
 )
 target_sources(tilemoe_cuda_objects PRIVATE
   ${product_kernels} ${rowwise_kernels} ${uncontracted_kernels})

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "routing/host_device.h"
+#include "core/numbers.h"
 #include "routing/order.h"
 #include "tilemoe/tilemoe.h"
 

@@ -2,12 +2,11 @@
 
 #include <cmath>
 
-#include "backend.h"
-#include "check.h"
-#include "library_limits.h"
-#include "memory_use.h"
+#include "core/backend.h"
+#include "core/check.h"
+#include "core/overlap.h"
 #include "routing/groups.h"
-#include "routing/scoring.h"
+#include "routing/order.h"
 #include "routing/spec.h"
 
 namespace tilemoe {

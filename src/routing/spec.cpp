@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "check.h"
-#include "library_limits.h"
+#include "core/check.h"
 #include "routing/rounding.h"
 
 namespace tilemoe {

@@ -8,10 +8,10 @@
 #include <list>
 #include <vector>
 
-#include "backend.h"
-#include "cuda/backend.h"
+#include "core/backend.h"
 #include "cuda/core/device.h"
-#include "cuda/schedule/weight_gradient_shares.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/gemm/schedule/sizes.h"
 #include "cuda/step_problem.h"
 
 namespace tilemoe::test {

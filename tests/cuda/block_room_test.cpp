@@ -1,7 +1,7 @@
 // How the mma.sync kit shares a multiprocessor's memory out, for what GPUs have of it.
 #include <gtest/gtest.h>
 
-#include "cuda/sm80/shared_memory.h"
+#include "cuda/core/device.h"
 
 namespace tilemoe::cuda::sm80 {
 namespace {

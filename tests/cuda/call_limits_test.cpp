@@ -1,14 +1,13 @@
 // Limits of the CUDA kernels, all of which are checked before a call writes anything. No kernel runs.
-#include "cuda/call_limits.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 #include <string>
 
-#include "cuda/schedule/reference_tiles.h"
-#include "library_limits.h"
+#include "core/check.h"
+#include "cuda/cuda_backend.cpp"
+#include "cuda/gemm/schedule/splits.h"
 #include "tilemoe/error.h"
 
 namespace tilemoe::cuda {

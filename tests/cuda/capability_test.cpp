@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/backend.h"
-#include "cuda/core/device_code.h"
-#include "cuda/kit_choice.h"
+#include "cuda/arch.h"
+#include "cuda/core/device.h"
+#include "cuda/cuda_backend.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe::cuda {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/core/early_launch.h"
+#include "cuda/core/launch.h"
 
 namespace tilemoe::cuda {
 namespace {

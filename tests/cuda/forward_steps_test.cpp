@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
-#include "backend.h"
-#include "cuda/backend.h"
+#include "core/backend.h"
+#include "cuda/cuda_backend.h"
 #include "cuda/step_problem.h"
 
 namespace tilemoe::test {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "backend.h"
-#include "cuda/backend.h"
+#include "core/backend.h"
+#include "cuda/cuda_backend.h"
 #include "cuda/device_tensors.h"
 #include "cuda/step_cases.h"
 

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "activation_kinds.h"
-#include "cuda/products.h"
-#include "cuda/sm90/tiles.h"
+#include "core/activation_kinds.h"
+#include "cuda/choose_kernel.h"
+#include "cuda/ops/tiles.h"
 
 namespace tilemoe::test {
 

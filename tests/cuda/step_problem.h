@@ -9,9 +9,9 @@
 #include <numeric>
 #include <vector>
 
-#include "backend.h"
-#include "cuda/backend.h"
+#include "core/backend.h"
 #include "cuda/compare.h"
+#include "cuda/cuda_backend.h"
 #include "cuda/device_tensors.h"
 #include "cuda/step_cases.h"
 

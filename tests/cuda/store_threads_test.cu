@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "cuda/core/device.h"
-#include "cuda/epilogue/store.h"
-#include "cuda/epilogue/store_threads.h"
+#include "cuda/gemm/epilogue/store_threads.h"
 
 namespace tilemoe::cuda {
 namespace {

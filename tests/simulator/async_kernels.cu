@@ -2,15 +2,13 @@
 
 #include "async_kernels.h"
 #include "cuda/core/device.h"
-#include "cuda/core/operand.h"
 #include "cuda/core/tensor_map.h"
-#include "cuda/ptx/cluster.h"
-#include "cuda/ptx/dynamic_shared.h"
-#include "cuda/ptx/mbarrier.h"
-#include "cuda/ptx/named_barrier.h"
-#include "cuda/ptx/proxy_fence.h"
-#include "cuda/ptx/shared_address.h"
+#include "cuda/gemm/load/operand.h"
+#include "cuda/ptx/address.h"
+#include "cuda/ptx/barriers.h"
+#include "cuda/ptx/descriptors.h"
 #include "cuda/ptx/tma.h"
+#include "cuda/ptx/warp.h"
 #include "cuda/ptx/wgmma.h"
 
 namespace tilemoe::simulator_test {

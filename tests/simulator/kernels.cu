@@ -1,11 +1,9 @@
-#include "cuda/core/early_launch.h"
-#include "cuda/core/launch_kernel.h"
-#include "cuda/ptx/cp_async.h"
-#include "cuda/ptx/dynamic_shared.h"
-#include "cuda/ptx/ldmatrix.h"
-#include "cuda/ptx/mbarrier.h"
+#include "cuda/core/launch.h"
+#include "cuda/ptx/address.h"
+#include "cuda/ptx/barriers.h"
+#include "cuda/ptx/copy.h"
 #include "cuda/ptx/mma_sync.h"
-#include "cuda/ptx/shared_address.h"
+#include "cuda/ptx/warp.h"
 #include "kernels.h"
 
 namespace tilemoe::simulator_test {

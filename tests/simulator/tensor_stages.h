@@ -6,9 +6,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "cuda/core/operand.h"
-#include "cuda/ptx/cluster.h"
-#include "cuda/ptx/shared_address.h"
+#include "cuda/gemm/load/operand.h"
+#include "cuda/ptx/address.h"
+#include "cuda/ptx/barriers.h"
 
 namespace tilemoe::simulator_test {
 

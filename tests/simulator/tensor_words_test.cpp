@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "cuda/ptx/tcgen05_descriptors.h"
+#include "cuda/ptx/descriptors.h"
 
 namespace tilemoe::simulator {
 namespace {

@@ -6,8 +6,9 @@
 #include <array>
 #include <mutex>
 #include <string>
+#include <string_view>
 
-#include "check.h"
+#include "core/check.h"
 
 namespace tilemoe::cuda {
 
@@ -61,4 +62,46 @@ const DeviceInfo& current_device();
 // The same of another, as CUDA counts them, without a context on it.
 const DeviceInfo& device_at(int index);
 
+// Whether this machine's devices run what a build has, and what to say where they do not. Host code
+// alone: kernels include device.h.
+
+// Whether code for these architectures, "80,90a" as in TILEMOE_CUDA_ARCHS, runs on the device.
+bool has_code(std::string_view archs, const DeviceInfo& device);
+// Throws Error(kUnsupported) where it does not.
+void require_code(std::string_view archs, const DeviceInfo& device);
+
+// What to say where asking for the devices gave `found`, with a driver of that version (as
+// cudaDriverGetVersion has it: 12040; 0 where there is none).
+std::string why_no_device(cudaError_t found, int driver);
+
 }  // namespace tilemoe::cuda
+
+namespace tilemoe::cuda::sm80 {
+
+// How a multiprocessor's shared memory is used: GPUs of one kit have 99, 163 or 227 KiB of it for a
+// block.
+
+// Blocks of a multiprocessor at a time, and the stages of each.
+struct BlockRoom {
+  int blocks, stages;
+  bool operator==(const BlockRoom&) const = default;
+};
+
+// As many blocks as may be wanted that have two stages each, and as many stages as these have room
+// for, at most those wanted. `block_bytes` are what one block may have. No stages: no room.
+constexpr BlockRoom block_room(int block_bytes, int stage_bytes, int other_bytes,
+                               const BlockRoom& wanted) {
+  constexpr int kOfTheSystem = 1024;  // of each block; all blocks share what one has with it
+  for (int blocks = wanted.blocks; blocks > 0; --blocks) {
+    const int own = (block_bytes + kOfTheSystem) / blocks - kOfTheSystem;
+    const int stages = (own - other_bytes) / stage_bytes;
+    if (stages >= 2) return {blocks, stages < wanted.stages ? stages : wanted.stages};
+  }
+  return {};
+}
+
+// What a block may have on the device; at most TILEMOE_SHARED_KIB, where that is set: with it, a
+// GPU runs the code of one that has less.
+int shared_bytes_of_block(const DeviceInfo& device);
+
+}  // namespace tilemoe::cuda::sm80

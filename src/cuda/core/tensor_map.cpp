@@ -2,8 +2,8 @@
 
 #include <cudaTypedefs.h>
 
+#include "core/check.h"
 #include "cuda/core/device.h"
-#include "library_limits.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -95,7 +95,7 @@ static_assert(limits::kMaxRowsCuda < kRaggedRows && limits::kMaxWidth < kRaggedR
 
 cuuint64_t ragged_row_bytes(const RaggedMapSpec& spec) {
   const auto row_bytes = static_cast<cuuint64_t>(spec.row_stride) * kElementBytes;
-  TILEMOE_ASSERT(row_bytes < kWraps && spec.rows < kRaggedRows,  // call_limits.h
+  TILEMOE_ASSERT(row_bytes < kWraps && spec.rows < kRaggedRows,  // cuda_backend.cpp
                  "a matrix of " << spec.rows << " rows of " << row_bytes << " bytes");
   return row_bytes;
 }

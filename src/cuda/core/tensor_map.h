@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "cuda/core/element.h"
+#include "cuda/core/recipe.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe::cuda {

@@ -1,10 +1,56 @@
-// What a kernel of a product is made for, beside its tile.
+// What names a kernel of a GEMM: its arch, its variant and its tile. Host code without CUDA's headers
+// includes it.
 #pragma once
 
-#include "cuda/core/major.h"
-#include "cuda/core/recipe_name.h"
+#include "core/check.h"
+#include "tilemoe/tilemoe.h"
 
 namespace tilemoe::cuda {
+
+enum class KitName { kSm80, kSm90, kSm100 };
+
+struct Sm80;   // from Ampere on: mma.sync, cp.async
+struct Sm90;   // Hopper: wgmma, TMA, clusters
+struct Sm100;  // Blackwell 10.x: tcgen05, tensor memory, TMA
+
+// How operands and products lie in memory.
+
+// Which dimension of an operand is contiguous: the one that is summed over, or the other.
+enum class Major { kK, kMN };
+
+// Of a product: row-major, its columns are contiguous; column-major, its rows are.
+enum class OutputMajor { kRow, kColumn };
+
+// A block's tile, as a kernel is made for it and as it is chosen among.
+
+enum class Schedule {
+  kCooperative,  // all consumers work on one tile
+  kPingPong,     // two take tiles in turn: one multiplies while the other stores
+};
+
+struct TileConfiguration {
+  int block_m, block_n;
+  Schedule schedule = Schedule::kCooperative;
+  int cluster = 1;  // blocks that share what they read of B
+  bool operator==(const TileConfiguration&) const = default;
+};
+
+// The recipes by name, for the host: core/recipe.h says what each is.
+
+enum class RecipeName { kBF16, kF16 };
+
+// Of experts of a dtype. Throws Error(kUnsupported) where there is none.
+inline RecipeName recipe_of(tilemoe_dtype dtype) {
+  switch (dtype) {
+    case TILEMOE_BFLOAT16: return RecipeName::kBF16;
+    case TILEMOE_FLOAT16: return RecipeName::kF16;
+    default: break;
+  }
+  TILEMOE_CHECK_SUPPORTED(false, "products of " << tilemoe_dtype_name(dtype)
+                                                << ": the CUDA backend has bfloat16 and float16");
+}
+
+// What a kernel of a product is made for, beside its tile.
 
 // Which activations a kernel has in it. Each takes instructions in every kernel that has it.
 enum class Activations { kSwiGLU, kGated, kPlain };

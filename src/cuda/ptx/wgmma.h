@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/core/major.h"
-#include "cuda/ptx/wgmma_descriptor.h"
+#include "cuda/core/recipe.h"
+#include "cuda/ptx/descriptors.h"
 
 namespace tilemoe::cuda::ptx {
 
@@ -99,5 +99,20 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b
 #undef TILEMOE_REGISTERS_96
 #undef TILEMOE_OUT32
 #undef TILEMOE_OUT8
+
+// How a block's registers are split between its warpgroups. Every warp of a warpgroup calls it.
+
+template <int kRegisters>
+__device__ __forceinline__ void release_registers() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Waits until the block's other warpgroups have released as many.
+template <int kRegisters>
+__device__ __forceinline__ void acquire_registers() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 }  // namespace tilemoe::cuda::ptx

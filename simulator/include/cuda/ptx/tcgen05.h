@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/ptx/tcgen05_descriptors.h"
+#include "cuda/ptx/descriptors.h"
 
 namespace tilemoe::cuda::ptx {
 
@@ -23,6 +23,27 @@ __device__ __forceinline__ void tcgen05_commit(uint32_t barrier) {
 }
 __device__ __forceinline__ void tcgen05_commit_pair(uint32_t barrier, uint16_t blocks) {
   simulator::commit_tcgen05(2, barrier, blocks);
+}
+
+// Simulated: tensor memory (src/cuda/ptx/tensor_memory.h).
+
+template <uint32_t kColumns, int kBlocks>
+__device__ __forceinline__ void tensor_memory_allocate(uint32_t shared) {
+  simulator::allocate_tensor_columns(kBlocks, shared, kColumns);
+}
+template <int kBlocks>
+__device__ __forceinline__ void tensor_memory_relinquish() {
+  simulator::relinquish_tensor_columns(kBlocks);
+}
+template <uint32_t kColumns, int kBlocks>
+__device__ __forceinline__ void tensor_memory_free(uint32_t address) {
+  simulator::free_tensor_columns(kBlocks, address, kColumns);
+}
+__device__ __forceinline__ void tensor_memory_load_16x32(float* d, uint32_t address) {
+  simulator::load_tensor_columns(d, 4, address);
+}
+__device__ __forceinline__ void tensor_memory_wait_loads() {
+  simulator::wait_tensor_loads();
 }
 
 }  // namespace tilemoe::cuda::ptx

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/core/major.h"
-#include "cuda/ptx/wgmma_descriptor.h"
+#include "cuda/core/recipe.h"
+#include "cuda/ptx/descriptors.h"
 
 namespace tilemoe::cuda::ptx {
 
@@ -28,6 +28,17 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b
   static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256, "no instruction of this width");
   simulator::multiply_wgmma(kBF16, kN, d, a, b, accumulate != 0, kAMajor == Major::kMN,
                             kBMajor == Major::kMN);
+}
+
+// Simulated: there is no lack of registers (src/cuda/ptx/registers.h).
+
+template <int kRegisters>
+__device__ __forceinline__ void release_registers() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
+}
+template <int kRegisters>
+__device__ __forceinline__ void acquire_registers() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
 }
 
 }  // namespace tilemoe::cuda::ptx

@@ -1,0 +1,328 @@
+// W1, its gradient or its biases as the parts that make H's columns: gate and then up, whatever the
+// layout.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe {
+
+struct UpParts {
+  tilemoe_tensor part[2];  // (E, columns, ...) each; absent where its tensor is
+  int count;
+  int64_t columns;  // of H, that a part makes
+};
+
+// `rows` rows from row `first` on, `step` apart.
+inline tilemoe_tensor rows_of(tilemoe_tensor W, int64_t first, int64_t rows, int64_t step) {
+  if (!present(W)) return W;
+  W.data = static_cast<char*>(W.data) +
+           first * W.stride[1] * static_cast<int64_t>(tilemoe_dtype_size(W.dtype));
+  W.shape[1] = rows;
+  W.stride[1] *= step;
+  return W;
+}
+
+inline UpParts up_parts(const tilemoe_experts& experts, const tilemoe_tensor& W,
+                        const tilemoe_tensor& W_up) {
+  const int64_t n = experts.n;
+  if (!tilemoe_activation_gated(experts.activation)) return {{W, {}}, 1, n};
+  switch (experts.gate_layout) {
+    case TILEMOE_GATE_SPLIT: return {{W, W_up}, 2, n};
+    case TILEMOE_GATE_INTERLEAVED: return {{rows_of(W, 0, n, 2), rows_of(W, 1, n, 2)}, 2, n};
+    default: return {{rows_of(W, 0, n, 1), rows_of(W, n, n, 1)}, 2, n};
+  }
+}
+
+// (E, a, b) as (E, b, a)
+inline tilemoe_tensor transposed(tilemoe_tensor W) {
+  std::swap(W.shape[1], W.shape[2]);
+  std::swap(W.stride[1], W.stride[2]);
+  return W;
+}
+
+// The steps of a layer by name, and who looks on while they run, as a benchmark's clock does. A new
+// step is named here and run in layer.cpp.
+
+// As they stand in tables and in JSON.
+namespace step {
+inline constexpr const char* kUpProjection = "up_projection";
+inline constexpr const char* kDownProjection = "down_projection";
+inline constexpr const char* kCombine = "combine";
+inline constexpr const char* kActivationGradient = "activation_gradient";
+inline constexpr const char* kScoreGradient = "score_gradient";
+inline constexpr const char* kWeightGradient2 = "weight_gradient_2";
+inline constexpr const char* kInputGradient = "input_gradient";
+inline constexpr const char* kCombineGradient = "combine_dX";
+inline constexpr const char* kWeightGradient1 = "weight_gradient_1";
+inline constexpr const char* kBiasGradient = "bias_gradient";
+}  // namespace step
+
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  virtual void begin(const char* step) = 0;
+  virtual void end(const char* step) = 0;
+};
+
+// What a backend provides: the steps of the layer and of the routing, one function each, named as
+// in docs/mathematics.md. The layer and routing/ check every argument and own the order and the
+// memory plan, so a step may trust what it is given. Nothing here allocates; scratch comes with the
+// step.
+
+struct Scratch {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+namespace cuda {
+struct TileConfiguration;
+}
+
+// How a CUDA step runs, where the caller, a benchmark or a test has a say. No bit depends on it.
+struct Tuning {
+  int block_turns = 1;  // blocks of threads for each multiprocessor, one after the other
+  const cuda::TileConfiguration* tile = nullptr;  // one of the step's; null: as the model chooses
+  int32_t column_group = 0;  // blocks of columns that share rows while they are in L2; 0: 8
+  // Whether products and the combine start while the kernel before them ends: the layer asks for it
+  // where rows are few (docs/decisions.md).
+  bool early = false;
+};
+
+// The rows of a batch as a step sees them: device pointers.
+struct Rows {
+  int64_t E = 0;
+  int64_t capacity = 0;
+  int64_t of_an_expert =
+      INT64_MAX;  // at most, unless ids repeat within a token; past capacity: any
+  const int32_t* offsets = nullptr;  // (E + 1)
+  // (E) where an expert's rows end that are worked on; null: where the next expert's begin. Of steps
+  // with a row of output per row alone.
+  const int32_t* ends = nullptr;
+  const int32_t* token = nullptr;  // (capacity) source row in X and dO; null: row r is row r
+  const float* score = nullptr;    // (capacity); null: every s is 1
+};
+
+// Where W1's columns come from, and the activation. One per step that touches W1.
+struct UpWeights {
+  tilemoe_tensor W1, W1_up;  // W1_up only when split
+  tilemoe_tensor b1, b1_up;  // absent without biases
+};
+
+// H = X W1^T + b1, A = act(H): gathers X. A comes from the float32 accumulator, not from the stored
+// H.
+struct UpProjection {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor X;  // (T, d)
+  UpWeights weights;
+  tilemoe_tensor H;  // out (capacity, 2n); absent in inference
+  tilemoe_tensor A;  // out (capacity, n)
+  Scratch scratch;
+  void* stream;
+  Tuning tuning = {};
+};
+
+// Y = A W2^T + b2, or a block of Y's columns, which are then the rows of W2 that are given.
+struct DownProjection {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor A;   // (capacity, n)
+  tilemoe_tensor W2;  // (E, d or a block of it, n)
+  tilemoe_tensor b2;  // (E, d or a block of it); optional
+  tilemoe_tensor Y;   // out (capacity, d or a block of it)
+  Scratch scratch;
+  void* stream;
+  Tuning tuning = {};
+};
+
+// out_t = addend_t + sum over the token's pairs of [s *] row, float32, in pair order. Grouped:
+// out_r = addend_r + [s *] row, zero past the last row.
+struct Combine {
+  const tilemoe_experts* experts;
+  const tilemoe_routing* routing;
+  tilemoe_tensor row_values;  // Y or dX~ (capacity, d), or a block of columns, as all below
+  bool scale_by_score;
+  tilemoe_tensor addend;  // optional; `out` itself is one too
+  tilemoe_tensor out;     // O or dX
+  void* stream;
+  Tuning tuning = {};
+};
+
+// ds is summed by groups of 64 columns of A, whatever the tiles: each writes a row of partial sums,
+// which are then added in order. Inside a group CUDA's kernels have one order too
+// (docs/mathematics.md).
+inline constexpr int64_t kDsColumns = 64;
+constexpr int64_t ds_groups(int64_t n) {
+  return (n + kDsColumns - 1) / kDsColumns;
+}
+
+// dA' = dO W2 (gathers dO); then A = act(H), ds partials = <dA', A> by groups of columns, dH =
+// act'(H) (s dA'), A' = s A. dH may lie over H.
+struct ActivationGradient {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dO;       // (T, d)
+  tilemoe_tensor W1 = {};  // for its layout alone, which may decide the order of H's columns
+  tilemoe_tensor W2;
+  tilemoe_tensor H;
+  tilemoe_tensor dH;        // out (capacity, 2n); absent: not wanted
+  tilemoe_tensor A_scaled;  // out A' (capacity, n); absent: not wanted
+  float* ds_partial;        // out (ds_groups(n), capacity); null: not wanted
+  Scratch scratch;
+  void* stream;
+  Tuning tuning = {};
+};
+
+// ds(pair) = sum over groups, in order, of ds_partial(group, row) + <dO_t, b2_e>; 0 for a pair
+// without a row.
+struct ScoreGradient {
+  const tilemoe_experts* experts;
+  const tilemoe_routing* routing;
+  const float* ds_partial;  // (ds_groups(n), capacity)
+  tilemoe_tensor dO;
+  tilemoe_tensor b2;  // optional
+  float* ds;          // out (pairs)
+  void* stream;
+};
+
+// dW2_e = dO_e^T A'_e (gathers dO). `workers`: how many the sums over long experts' rows are shared
+// out to, which decides these sums' bits (CUDA); 0: the device's own, half its multiprocessors.
+// Exact zeros for an expert without rows (beta 0).
+struct WeightGradient2 {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dO;
+  tilemoe_tensor A_scaled;
+  tilemoe_tensor dW2;  // out (E, d, n), either major
+  bool accumulate;
+  Scratch scratch;
+  void* stream;
+  Tuning tuning = {};
+  int32_t workers = 0;
+};
+
+// dX~ = dH W1, or a block of dX~'s columns, which are then the columns of W1 that are given.
+struct InputGradient {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dH;
+  UpWeights weights;
+  tilemoe_tensor dX_rows;  // out dX~ (capacity, d or a block of it)
+  Scratch scratch;
+  void* stream;
+  Tuning tuning = {};
+};
+
+// dW1_e = dH_e^T X_e (gathers X)
+struct WeightGradient1 {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor W1 = {};  // for its layout alone
+  tilemoe_tensor dH;
+  tilemoe_tensor X;
+  tilemoe_tensor dW1, dW1_up;  // out, in W1's layout; either may be absent
+  bool accumulate;
+  Scratch scratch;
+  void* stream;
+  Tuning tuning = {};
+  int32_t workers = 0;
+};
+
+// db2_e = sum of s dO over the expert's rows (gathers dO); db1_e = sum of dH.
+struct BiasGradient {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dO, db2;          // db2 absent: not wanted
+  tilemoe_tensor W1 = {};          // for its layout alone
+  tilemoe_tensor dH, db1, db1_up;  // db1 absent: not wanted
+  bool accumulate;
+  Scratch scratch;
+  void* stream;
+};
+
+// A step that asks for scratch of its own.
+enum class Step {
+  kUpProjection,
+  kDownProjection,
+  kActivationGradient,
+  kWeightGradient2,
+  kInputGradient,
+  kWeightGradient1,
+  kBiasGradient,
+};
+
+// What the size of a step's scratch depends on beside the experts.
+struct ScratchSizes {
+  int64_t capacity;
+  int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert
+  int32_t workers = 0;                    // of the weight gradients
+  // kWeightGradient1: which of its outputs are asked for. Both: either may be left out.
+  bool dW1 = true, dW1_up = true;
+};
+
+// The tensors of one call of the layer, checked; dO and gradients are absent in forward.
+struct LayerTensors {
+  const tilemoe_experts& experts;
+  const tilemoe_routing_spec& routing;
+  const tilemoe_weights& weights;
+  tilemoe_tensor X, dO;
+  const tilemoe_weights& gradients;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // One line for `tilemoe info`.
+  virtual std::string description() const = 0;
+  // Throws Error(kUnsupported) with the reason where this backend cannot run these experts.
+  virtual void check_supported(const tilemoe_experts& experts) const = 0;
+  // The same if a call of the layer exceeds a limit of this backend's kernels.
+  virtual void check_limits(const LayerTensors& /*tensors*/) const {}
+
+  // ---- the layer
+  virtual size_t scratch_bytes(Step step, const tilemoe_experts& experts,
+                               const ScratchSizes& sizes) const = 0;
+  virtual void up_projection(const UpProjection& step) = 0;
+  virtual void down_projection(const DownProjection& step) = 0;
+  virtual void combine(const Combine& step) = 0;
+  virtual void activation_gradient(const ActivationGradient& step) = 0;
+  virtual void score_gradient(const ScoreGradient& step) = 0;
+  virtual void weight_gradient_2(const WeightGradient2& step) = 0;
+  virtual void input_gradient(const InputGradient& step) = 0;
+  virtual void weight_gradient_1(const WeightGradient1& step) = 0;
+  virtual void bias_gradient(const BiasGradient& step) = 0;
+
+  // ---- routing. Arguments are those of the public interface, checked.
+  virtual size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const = 0;
+  virtual size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d) const = 0;
+  virtual size_t router_losses_scratch_bytes(int64_t T, int64_t E) const = 0;
+  virtual void top_k(const tilemoe_top_k_args& args) = 0;
+  virtual void top_k_scores(const tilemoe_top_k_scores_args& args) = 0;
+  virtual void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) = 0;
+  virtual void route_tokens(tilemoe_routing& routing, const tilemoe_route_tokens_args& args) = 0;
+  virtual void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) = 0;
+  virtual void route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) = 0;
+  virtual void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) = 0;
+  virtual void router_backward(const tilemoe_router_backward_args& args) = 0;
+  virtual void router_losses(const tilemoe_router_losses_args& args) = 0;
+
+  // ---- rows of several arrays. The same of its arguments.
+  virtual void sum_rows(const tilemoe_sum_rows_args& args) = 0;
+};
+
+// The backend of a device, or Error(kUnsupported) with the reason why this build or machine has
+// none.
+Backend& backend_for(tilemoe_device device);
+Backend& cpu_backend();
+
+// Threads of the CPU backend (cpu/thread_pool.h); 0 asks for one a core.
+void set_num_threads(int threads);
+int num_threads() noexcept;
+
+}  // namespace tilemoe

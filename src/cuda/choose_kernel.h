@@ -1,0 +1,31 @@
+// The steps that are products, as the backend calls them: which of the kit's kernels, and which
+// tile.
+#pragma once
+
+#include "core/backend.h"
+#include "cuda/core/variant.h"
+#include "cuda/ops/table.h"
+
+namespace tilemoe::cuda {
+
+void up_projection(const UpProjection& step);
+void down_projection(const DownProjection& step);
+void activation_gradient(const ActivationGradient& step);
+void weight_gradient_2(const WeightGradient2& step);
+void input_gradient(const InputGradient& step);
+void weight_gradient_1(const WeightGradient1& step);
+// Of a weight gradient.
+size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
+                                     const ScratchSizes& sizes);
+
+// What a step asks for, and the tile that it takes of those that there are.
+ProductKey key_of(const UpProjection& step);
+ProductKey key_of(const DownProjection& step);
+ProductKey key_of(const ActivationGradient& step);
+ProductKey key_of(const InputGradient& step);
+TileConfiguration tile_of(const UpProjection& step);
+TileConfiguration tile_of(const DownProjection& step);
+TileConfiguration tile_of(const ActivationGradient& step);
+TileConfiguration tile_of(const InputGradient& step);
+
+}  // namespace tilemoe::cuda

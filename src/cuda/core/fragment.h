@@ -1,0 +1,118 @@
+// The unit that all GPUs of today have in common.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/check.h"
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe::cuda {
+
+constexpr int kWarp = 32;  // threads
+
+// The slab law: a warp has its part of a product as slabs of 16 rows by N columns, in the order of
+// mma.m16n8's C fragment, one slab under the other. wgmma leaves them so, and mma.sync does; from
+// tensor memory they can be read so. The arithmetic of an epilogue is written for slabs; a kit says
+// where a warp's slabs lie in the tile (Shape::slab_row()), and when it is done.
+
+// Number 4 j + i of a lane: row lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2.
+template <int kSlabs, int kColumns>
+using Slabs = float[kSlabs][kColumns / 2];
+
+namespace slab {
+
+constexpr int kRows = 16;
+
+__device__ __forceinline__ int32_t lane() {
+  return static_cast<int32_t>(threadIdx.x % kWarp);
+}
+// Of this lane's numbers 4 j + 2 half and the next.
+__device__ __forceinline__ int32_t row(int half) {
+  return lane() / 4 + 8 * half;
+}
+// Of this lane's numbers 4 j and 4 j + 2; the column after it is that of the next.
+__device__ __forceinline__ int32_t column(int j = 0) {
+  return 8 * j + lane() % 4 * 2;
+}
+
+}  // namespace slab
+
+// 16-bit numbers on the device: two neighbouring ones as one word, eight as 16 bytes. (One by itself
+// is routing/half.h's, whose text the host shares.)
+
+__device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(two);
+}
+__device__ __forceinline__ uint32_t pack(float low, float high, __half) {
+  const __half2 two = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(two);
+}
+
+__device__ __forceinline__ float2 unpack(uint32_t word, __nv_bfloat16) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+__device__ __forceinline__ float2 unpack(uint32_t word, __half) {
+  return __half22float2(reinterpret_cast<const __half2&>(word));
+}
+
+template <class Element>
+__device__ __forceinline__ uint4 pack_eight(const float (&x)[8]) {
+  return {pack(x[0], x[1], Element()), pack(x[2], x[3], Element()), pack(x[4], x[5], Element()),
+          pack(x[6], x[7], Element())};
+}
+
+template <class Element>
+__device__ __forceinline__ void unpack_eight(const uint4& words, float (&out)[8]) {
+  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = unpack(word[i], Element());
+    out[2 * i] = two.x, out[2 * i + 1] = two.y;
+  }
+}
+
+// A bias of each expert, added to a product's slabs.
+
+struct Bias {
+  const void* data = nullptr;  // (E, columns) of the product's type; null: none
+  int64_t expert_stride = 0;   // in elements
+  int32_t column_stride = 1;   // 2 where gate and up alternate
+  int32_t columns = 0;
+};
+
+// Of `b` (E, columns); none where it is absent.
+inline Bias bias_of(const tilemoe_tensor& b) {
+  if (!present(b)) return {};
+  return {.data = b.data,
+          .expert_stride = b.stride[0],
+          .column_stride = static_cast<int32_t>(b.stride[1]),
+          .columns = static_cast<int32_t>(b.shape[1])};
+}
+
+// To kColumns columns of slabs, which begin at column `column` of the bias and at a lane's number
+// kFirst.
+template <class Element, int kFirst, int kColumns, int kSlabs, int kNumbers>
+__device__ __forceinline__ void add_bias(const Bias& bias, int32_t expert, int32_t column,
+                                         float (&D)[kSlabs][kNumbers]) {
+  if (bias.data == nullptr) return;
+  const auto* row = static_cast<const Element*>(bias.data) + expert * bias.expert_stride;
+  const int32_t lane_column = column + slab::column();
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int32_t c = lane_column + 8 * j;
+    if (c >= bias.columns) break;
+    const auto low = static_cast<float>(row[c * bias.column_stride]);
+    const auto high = static_cast<float>(row[(c + 1) * bias.column_stride]);
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+      float* d = &D[m][kFirst + 4 * j];
+      d[0] += low, d[1] += high, d[2] += low, d[3] += high;
+    }
+  }
+}
+
+}  // namespace tilemoe::cuda

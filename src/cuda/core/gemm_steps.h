@@ -1,0 +1,45 @@
+// The parts of W1 as the CUDA backend takes them.
+#pragma once
+
+#include <cstdint>
+
+#include "core/backend.h"
+
+namespace tilemoe::cuda {
+
+// H, and with it dH, has gate and up of a column side by side where W1 does: interleaved and
+// contiguous along 2n. TMA cannot part them.
+inline bool has_adjacent_columns(const tilemoe_experts& experts, const tilemoe_tensor& W1) {
+  return experts.gate_layout == TILEMOE_GATE_INTERLEAVED && present(W1) && W1.stride[2] != 1;
+}
+
+// Gate, then up; or both at once where H has them in adjacent columns.
+inline UpParts up_parts(const tilemoe_experts& experts, const tilemoe_tensor& W,
+                        const tilemoe_tensor& W_up, bool adjacent) {
+  if (adjacent) return {{W, {}}, 1, 2 * experts.n};
+  return tilemoe::up_parts(experts, W, W_up);
+}
+
+// What the weight gradients have in common.
+
+// Per expert and part, out = [out +] the sum over the expert's rows of dense^T gathered. The parts'
+// outputs have one dtype and one major.
+struct WeightGradient {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor dense;     // (capacity, columns)
+  int64_t dense_columns;    // of a part
+  tilemoe_tensor gathered;  // (T, d)
+  struct Part {
+    tilemoe_tensor out;   // (E, dense_columns, d)
+    int64_t dense_first;  // column of `dense`
+  } part[2];
+  int parts;
+  bool accumulate;
+  Scratch scratch;
+  int32_t shares;  // of long experts, at most; see schedule/weight_gradient_shares.h
+  void* stream;
+  Tuning tuning = {};
+};
+
+}  // namespace tilemoe::cuda

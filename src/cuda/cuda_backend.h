@@ -1,0 +1,16 @@
+// The CUDA backend: routing and the router on GPUs from compute capability 8.0 on, the layer on
+// those that have products (cuda/products.h).
+#pragma once
+
+#include "core/backend.h"
+
+namespace tilemoe::cuda {
+
+// The backend, or Error(kUnsupported) with the reason where this build or machine has none.
+Backend& backend();
+
+// What tilemoe_set_cuda_kit() and tilemoe_cuda_kit() do.
+void set_kit(const char* name);
+std::string describe_kit();
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,62 @@
+// From dA' and the stored H: A = act(H) again, dH = act'(H) (s dA'), A' = s A and the row sums
+// <dA', A>, of 16 columns of a slab at a time, in 16 bits as they come and go.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/fragment.h"
+#include "cuda/gemm/epilogue/activations.h"
+
+namespace tilemoe::cuda {
+
+// A lane's numbers of 16 columns of a slab: word i has numbers 2 i and 2 i + 1, which are in the
+// upper 8 rows where i is even.
+using PackedBlock = uint32_t[4];
+
+// Gate and up of two neighbouring columns, or their one column of H.
+template <class Function>
+__device__ __forceinline__ void differentiate_two(const Function& f, float2 gate, float2 up,
+                                                  float2& A, float2& gate_slope, float2& up_slope) {
+  if constexpr (requires { f.two(gate, up, A, gate_slope, up_slope); }) {
+    f.two(gate, up, A, gate_slope, up_slope);
+  } else {
+    A.x = f(gate.x, up.x, gate_slope.x, up_slope.x);
+    A.y = f(gate.y, up.y, gate_slope.y, up_slope.y);
+  }
+}
+
+// dH takes H's place. dA has the block's 8 numbers, s the scores of the lane's upper and lower row;
+// ds gets what the columns add to these rows' sums, columns ascending.
+template <class Element, Activations kSet, class Function>
+__device__ __forceinline__ void differentiate_block(const Function& f, PackedBlock& gate,
+                                                    PackedBlock& up, PackedBlock& A_scaled,
+                                                    const float* dA, const float (&s)[2],
+                                                    float (&ds)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float score = s[i % 2];
+    const float2 g = unpack(gate[i], Element()), u = unpack(up[i], Element());
+    float2 gate_slope, up_slope, A;
+    differentiate_two(f, g, u, A, gate_slope, up_slope);
+    const float* const two = &dA[2 * i];
+    ds[i % 2] = fmaf(two[1], A.y, fmaf(two[0], A.x, ds[i % 2]));
+    const float low = score * two[0], high = score * two[1];
+    gate[i] = pack(gate_slope.x * low, gate_slope.y * high, Element());
+    if constexpr (kSet != Activations::kPlain)
+      up[i] = pack(up_slope.x * low, up_slope.y * high, Element());
+    A_scaled[i] = pack(score * A.x, score * A.y, Element());
+  }
+}
+
+// Of a group of columns, over the four lanes that share two rows: even lanes get the upper row's
+// sum, odd ones the lower's, which slab::row(lane % 2) is. A lane gives its part of the other row to
+// its neighbour, so that the sums are those of lanes xor 1, then of lanes xor 2.
+__device__ __forceinline__ float ds_of_row(const float (&ds)[2]) {
+  constexpr uint32_t kAllLanes = 0xffffffff;
+  const bool odd = slab::lane() % 2 != 0;
+  float sum = odd ? ds[1] : ds[0];
+  sum += __shfl_xor_sync(kAllLanes, odd ? ds[0] : ds[1], 1);
+  return sum + __shfl_xor_sync(kAllLanes, sum, 2);
+}
+
+}  // namespace tilemoe::cuda

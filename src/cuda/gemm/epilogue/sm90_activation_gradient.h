@@ -1,0 +1,338 @@
+// A warp's part of a slice of H in shared memory, 16 rows by 64 columns of A: read in blocks of 16
+// columns, and written over by dH.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/backend.h"
+#include "cuda/core/fragment.h"
+#include "cuda/core/gemm_steps.h"
+#include "cuda/core/tensor_map.h"
+#include "cuda/gemm/epilogue/activation_gradient.h"
+#include "cuda/gemm/epilogue/sm90_store.h"
+#include "cuda/gemm/load/stage.h"
+#include "cuda/gemm/schedule/tile.h"
+#include "cuda/gemm/sm90.h"
+#include "cuda/ptx/address.h"
+#include "cuda/ptx/barriers.h"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/tma.h"
+
+namespace tilemoe::cuda::sm90 {
+
+// Two boxes, kPartBytes apart: gate and up columns, or where these are adjacent, the first and the
+// last half of both. kParts 1: the one box of an activation without a gate.
+template <int kParts, int kPartBytes>
+class SliceOfH {
+ public:
+  static constexpr int kRowBytes = 128;
+
+  // Lane l gives row l % 16, and the left or right 8 of 16 columns.
+  __device__ SliceOfH(uint32_t shared, bool adjacent)
+      : shared_(shared),
+        place_(shared + lane() % slab::kRows * kRowBytes +
+               swizzled_chunk(lane(), lane() / slab::kRows)),
+        adjacent_(adjacent) {}
+
+  __device__ __forceinline__ void load(int block, PackedBlock& gate, PackedBlock& up) const {
+    if (adjacent_) {
+      load_adjacent(adjacent_place(block), gate, up);
+    } else {
+      ptx::ldmatrix_x4(gate, place(block));
+      if constexpr (kParts == 2) ptx::ldmatrix_x4(up, place(block) + kPartBytes);
+    }
+  }
+  __device__ __forceinline__ void store(int block, const PackedBlock& gate,
+                                        const PackedBlock& up) const {
+    if (adjacent_) {
+      store_adjacent(adjacent_place(block), gate, up);
+    } else {
+      store_at(place(block), gate);
+      if constexpr (kParts == 2) store_at(place(block) + kPartBytes, up);
+    }
+  }
+  // `offset` bytes further, as one box's.
+  __device__ __forceinline__ void store_beside(int block, uint32_t offset,
+                                               const PackedBlock& words) const {
+    store_at(place(block) + offset, words);
+  }
+
+ private:
+  __device__ static uint32_t lane() { return threadIdx.x % kWarp; }
+  __device__ uint32_t place(int block) const { return place_ ^ block * 32; }
+  __device__ static void store_at(uint32_t place, const PackedBlock& words) {
+    ptx::stmatrix_x4(place, words[0], words[1], words[2], words[3]);
+  }
+
+  // Adjacent: a box of H has 32 columns of A, two blocks. A lane has gate and up of two neighbours,
+  // 8 bytes, in four places: of the two halves of the columns, rows l / 4 and l / 4 + 8.
+  __device__ uint32_t adjacent_place(int block) const {
+    const uint32_t row = lane() / 4, two = lane() % 4;
+    return (shared_ + row * kRowBytes + swizzled_chunk(row, two / 2) + two % 2 * 8 +
+            block / 2 * kPartBytes) ^
+           block % 2 * 64;
+  }
+  __device__ static uint32_t adjacent_at(uint32_t place, int i) {
+    return (place ^ i / 2 * 32) + i % 2 * 8 * kRowBytes;
+  }
+  __device__ static void load_adjacent(uint32_t place, PackedBlock& gate, PackedBlock& up) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint2 both = ptx::load_shared_8(adjacent_at(place, i));
+      gate[i] = __byte_perm(both.x, both.y, kLowHalves);
+      up[i] = __byte_perm(both.x, both.y, kHighHalves);
+    }
+  }
+  __device__ static void store_adjacent(uint32_t place, const PackedBlock& gate,
+                                        const PackedBlock& up) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::store_shared_8(adjacent_at(place, i), {__byte_perm(gate[i], up[i], kLowHalves),
+                                                  __byte_perm(gate[i], up[i], kHighHalves)});
+  }
+
+  static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
+
+  uint32_t shared_, place_;
+  bool adjacent_;
+};
+
+// The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
+// dA'), A' = s A and the row sums <dA', A> of each 64 columns.
+//
+// H comes through the ring, slice by slice of columns, each in a stage of its own. A warp walks the
+// slices of its 16 rows by itself:
+//
+//   producer   H -> stage                                              the next tile's operands
+//   warp                  H -> dH in place, A' beside it
+//   TMA                                         dH, A' ->
+//
+// A slice is a group of ds's partial sums, so their order is no tile's: a lane's own columns
+// ascending, by fma, then its neighbours' (lane xor 1), then the other two lanes' (xor 2).
+//
+// dH may lie over H: a slice is stored after it has landed, and rows past the expert's last are
+// neither read nor stored. H comes as two boxes: gate and up columns, or where these are adjacent,
+// the first and the last half of both.
+
+template <class Shape, Activations kActivations>
+class ActivationGradientEpilogue {
+ public:
+  using Element = typename Shape::Out;                                        // of H, dH and A'
+  static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;  // of H
+  static constexpr int kColumns = Shape::BLOCK_N;
+  static constexpr int kSlice = kStoreColumns;
+  static constexpr int kSlices = Shape::BLOCK_N / kSlice;
+  // 16 columns each; the other activations take more registers.
+  static constexpr int kBlocksAtOnce = kActivations == Activations::kSwiGLU ? 2 : 1;
+  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
+  static constexpr int kPartBytes = Shape::BLOCK_M * kRowBytes;
+  // A' lies in a slice's stage, after H or dH; where a stage is too small, every slice's has a
+  // place of its own.
+  static constexpr int kScaledAt = kParts * kPartBytes;
+  static constexpr bool kScaledInStage =
+      kScaledAt + kPartBytes <= (Shape::BLOCK_M + Shape::BLOCK_N) * kRowBytes;
+  static constexpr int kScaledBytes = kPartBytes / kConsumers;
+  static constexpr int kSharedBytes = kScaledInStage ? 0 : kSlices * kScaledBytes;
+  static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
+  static_assert(kSlice == kDsColumns, "a slice is a group of ds");
+  static_assert(Shape::kSlabs == 1, "a consumer has 64 rows");
+
+  static constexpr bool kMayBeAdjacent = kActivations == Activations::kGated;
+
+  struct Params {
+    CUtensorMap H;          // ragged (capacity, kParts, n), or (capacity, 1, 2n) where adjacent
+    RaggedOutput dH;        // the same; may be not wanted
+    RaggedOutput A_scaled;  // (capacity, 1, n); may be not wanted
+    const float* score;     // (capacity); null: every s is 1
+    float* ds_partial;      // (ds_groups(n), capacity); null: not wanted
+    int64_t capacity;
+    int32_t n;
+    bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
+    ActivationParams activation;
+  };
+
+  static Params params(const ActivationGradient& step) {
+    const tilemoe_experts& experts = *step.experts;
+    const bool adjacent = has_adjacent_columns(experts, step.W1);
+    const int64_t parts = adjacent ? 1 : kParts, columns = kParts * experts.n / parts;
+    return {.H = ragged_rows_map<Element>(step.H, parts, columns, Shape::BLOCK_M),
+            .dH = RaggedStore<Shape>::output(step.dH, parts, columns),
+            .A_scaled = RaggedStore<Shape>::output(step.A_scaled, 1, experts.n),
+            .score = step.rows.score,
+            .ds_partial = step.ds_partial,
+            .capacity = step.rows.capacity,
+            .n = static_cast<int32_t>(experts.n),
+            .adjacent = adjacent,
+            .activation = activation_params(experts)};
+  }
+
+  // Brings slices of H: (kParts, BLOCK_M, kSlice).
+  class Load {
+   public:
+    static constexpr int kBlocks = kSlices;
+    static constexpr int kTmaBytes = kParts * kPartBytes;
+    static constexpr int kBlockBytes = kScaledAt + (kScaledInStage ? kPartBytes : 0);
+
+    __device__ explicit Load(const Params& params) : params_(params) {}
+
+    __device__ void prefetch() const { ptx::tma_prefetch_map(&params_.H); }
+    __device__ void begin(const Tile& tile) {
+      row_ = ptx::uniform(tile.row_begin);
+      row_end_ = ptx::uniform(tile.row_end);
+      column_ = ptx::uniform(tile.n_block) * Shape::BLOCK_N;
+    }
+    __device__ void load(uint32_t shared, uint32_t full, int32_t slice) const {
+#pragma unroll
+      for (int box = 0; box < kParts; ++box) {
+        const Place place = place_of(params_, box, column_ + slice * kSlice);
+        ptx::tma_load(shared + box * kPartBytes, &params_.H, full, place.column,
+                      kRaggedRows - row_end_ + row_, row_end_, kRaggedRows, place.part);
+      }
+    }
+
+   private:
+    const Params& params_;
+    int32_t row_, row_end_, column_;
+  };
+
+  __device__ ActivationGradientEpilogue(const Params& params, uint32_t shared, int32_t /*thread*/)
+      : params_(params), shared_(shared) {}
+
+  // Before the tile's products: scores of this lane's rows.
+  __device__ void begin(const Tile& tile, int32_t row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t r = row + warp() * kStoreRows + lane() / 4 + 8 * half;
+      s_[half] = params_.score != nullptr && r < tile.row_end ? params_.score[r] : 1.f;
+    }
+  }
+
+  // The consumer's rows, from `row` on, of every slice.
+  template <class Blocks>
+  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row,
+                                        Blocks slices) const {
+    with_activation<kActivations>(params_.activation, [&](const auto& f) {
+      finish_rows(f, D[0], tile, row + warp() * kStoreRows, slices);
+    });
+  }
+
+  // Until the last slice's stage is no longer read.
+  __device__ void wait_for_stores() const {
+    if (lane() == 0) ptx::tma_store_wait_read<0>();
+    __syncwarp();
+  }
+
+  __device__ void finish() const {
+    if (lane() == 0) ptx::tma_store_wait();
+  }
+
+ private:
+  __device__ static int32_t lane() {
+    return static_cast<int32_t>(threadIdx.x % kWarp);
+  }
+  __device__ static int32_t warp() {
+    return static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp);
+  }
+
+  __device__ static bool adjacent(const Params& params) {
+    return kMayBeAdjacent && params.adjacent;
+  }
+  // Where a slice's box number `box` lies in H.
+  struct Place {
+    int32_t part, column;
+  };
+  __device__ static Place place_of(const Params& params, int32_t box, int32_t column) {
+    return adjacent(params) ? Place{0, 2 * column + box * kSlice} : Place{box, column};
+  }
+
+  // The warp's 16 rows from `row` on, those before the expert's end.
+  template <class Function, class Blocks>
+  __device__ __forceinline__ void finish_rows(const Function& f,
+                                              const float (&dA)[Shape::BLOCK_N / 2],
+                                              const Tile& tile, int32_t row, Blocks& slices) const {
+    const int32_t first_column = ptx::uniform(tile.n_block * Shape::BLOCK_N);
+    const int32_t row_end = ptx::uniform(tile.row_end);
+    row = ptx::uniform(row);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      const int32_t column = first_column + slice * kSlice;
+      const uint32_t warp_part = ptx::uniform(slices.wait() + (row - tile.row_begin) * kRowBytes);
+      const uint32_t scaled_part = scaled_part_of(warp_part, slice);
+      if (row < tile.row_end && column < params_.n) {
+        float ds[2] = {0.f, 0.f};
+        differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds);
+        const float sum = ds_of_row(ds);  // beside the slice's last stores
+        ptx::fence_proxy_async();
+        __syncwarp();
+        if (lane() == 0) send(warp_part, scaled_part, row, row_end, column);
+        store_sum(sum, row, row_end, column / kSlice);
+      }
+      if (lane() == 0) ptx::tma_store_commit();
+      if (slice > 0) {
+        if (lane() == 0) ptx::tma_store_wait_read<1>();
+        __syncwarp();
+        slices.release_previous();
+      }
+      slices.advance();
+    }
+  }
+
+  // Where the warp's A' of a slice goes whose H or dH is at `warp_part`.
+  __device__ uint32_t scaled_part_of(uint32_t warp_part, int slice) const {
+    if constexpr (kScaledInStage)
+      return warp_part + kScaledAt;
+    else
+      return ptx::uniform(shared_ + slice * kScaledBytes + warp() * kStoreRows * kRowBytes);
+  }
+
+  // A slice of the warp's rows: its 16-bit numbers come and go in blocks of 16 columns.
+  template <class Function>
+  __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
+                                                uint32_t scaled_part, const float* dA,
+                                                float (&ds)[2]) const {
+    const SliceOfH<kParts, kPartBytes> slice(warp_part, adjacent(params_));
+#pragma unroll
+    for (int first = 0; first < kSlice / 16; first += kBlocksAtOnce) {
+      PackedBlock gate[kBlocksAtOnce], up[kBlocksAtOnce] = {}, A_scaled[kBlocksAtOnce];
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b) slice.load(first + b, gate[b], up[b]);
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b)
+        differentiate_block<Element, kActivations>(f, gate[b], up[b], A_scaled[b],
+                                                   &dA[8 * (first + b)], s_, ds);
+#pragma unroll
+      for (int b = 0; b < kBlocksAtOnce; ++b) {
+        slice.store(first + b, gate[b], up[b]);
+        slice.store_beside(first + b, scaled_part - warp_part, A_scaled[b]);
+      }
+    }
+  }
+
+  // One lane sends the warp's part of a slice off.
+  __device__ void send(uint32_t warp_part, uint32_t scaled_part, int32_t row, int32_t row_end,
+                       int32_t column) const {
+    const auto to = [&](const RaggedOutput& out, uint32_t from, Place place) {
+      if (out.columns == 0) return;
+      ptx::tma_store(&out.map, from, place.column, kRaggedRows - row_end + row, row_end,
+                     kRaggedRows, place.part);
+    };
+#pragma unroll
+    for (int box = 0; box < kParts; ++box)
+      to(params_.dH, warp_part + box * kPartBytes, place_of(params_, box, column));
+    to(params_.A_scaled, scaled_part, {0, column});
+  }
+
+  __device__ void store_sum(float sum, int32_t row, int32_t row_end, int32_t group) const {
+    const int32_t r = row + slab::row(lane() % 2);
+    if (lane() % 4 < 2 && r < row_end && params_.ds_partial != nullptr)
+      params_.ds_partial[group * params_.capacity + r] = sum;
+  }
+
+  const Params& params_;
+  uint32_t shared_;  // this consumer's
+  float s_[2];       // scores of this lane's rows
+};
+
+}  // namespace tilemoe::cuda::sm90

@@ -1,0 +1,197 @@
+// A consumer's tile in 16 bits, in registers: rounded when its products are done, stored beside the
+// next tile's.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/check.h"
+#include "cuda/core/fragment.h"
+#include "cuda/core/tensor_map.h"
+#include "cuda/gemm/epilogue/store_threads.h"
+#include "cuda/gemm/schedule/tile.h"
+#include "cuda/gemm/sm90.h"
+#include "cuda/ptx/address.h"
+#include "cuda/ptx/barriers.h"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/warp.h"
+
+namespace tilemoe::cuda::sm90 {
+
+template <class Shape>
+struct HeldTile {
+  // [subtile][j][half] has accumulators 4 j + 2 half and the next.
+  uint32_t words[Shape::kSlabs][Shape::BLOCK_N / 8][2];
+
+  __device__ __forceinline__ void round(const Accumulators<Shape>& D) {
+#pragma unroll
+    for (int m = 0; m < Shape::kSlabs; ++m)
+#pragma unroll
+      for (int j = 0; j < Shape::BLOCK_N / 8; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          ptx::pin(words[m][j][half] = pack(D[m][4 * j + 2 * half], D[m][4 * j + 2 * half + 1],
+                                            typename Shape::Out()));
+  }
+};
+
+// Stores rows up to an end that may be known on the device only, an expert's last: TMA
+// takes 16 rows of a warp at a time and leaves out those past the end.
+
+constexpr int kStoreColumns = kRaggedColumns;  // 128 bytes: as wide as a swizzled row can be
+constexpr int kStoreRows = slab::kRows;
+
+// A matrix (rows, parts, columns): H has a gate and an up part, so that a box of columns never
+// spills from one into the other.
+struct RaggedOutput {
+  CUtensorMap map;  // ragged, boxes of (1, kStoreRows, kStoreColumns)
+  int32_t columns;  // of one part; 0: not wanted
+};
+
+// Stores a warp's rows through slots of shared memory of its own, a batch of slices of columns at a
+// time: registers go to the slots by stmatrix, TMA takes them from there. No warp waits
+// for another. A fence waits for all stores to shared memory, so a batch has one.
+template <class Shape>
+class RaggedStore {
+ public:
+  static constexpr int kSlice = kStoreColumns;
+  static constexpr int kSlices = Shape::BLOCK_N / kSlice;
+  static constexpr int kSlots = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;  // of a batch
+  static constexpr int kBatchColumns = kSlots * kSlice;
+  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(typename Shape::Out));
+  static constexpr int kSlotBytes = kStoreRows * kRowBytes;
+  static constexpr int kWarpBytes = kSlots * kSlotBytes;
+  static constexpr int kSharedBytes = kWarpgroup / kWarp * kWarpBytes;  // of a consumer
+  static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
+
+  using Output = RaggedOutput;
+  // Of `out` (rows, parts * columns); not wanted where it is absent.
+  static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
+    if (!present(out)) return {};
+    return {.map = ragged_rows_map<typename Shape::Out>(out, parts, columns, kStoreRows),
+            .columns = static_cast<int32_t>(columns)};
+  }
+
+  __device__ RaggedStore(uint32_t shared, int32_t thread) {
+    // Lane l gives row l % 16 of a store, and the left or right 8 of 16 columns.
+    const uint32_t row = thread % kStoreRows * kRowBytes;
+    place_ = shared + thread / kWarp * kWarpBytes + row +
+             (thread % kWarp / kStoreRows ^ (row >> 7 & 7)) * 16;
+  }
+
+  template <class Value>
+  __device__ __forceinline__ void store(const RaggedOutput& out, int m, int32_t row,
+                                        int32_t row_end, int32_t part, int32_t column,
+                                        const Value& value) const {
+    // Rounded while TMA still reads the batch before from the slots.
+    uint32_t words[kBatchColumns / 8][2];
+#pragma unroll
+    for (int j = 0; j < kBatchColumns / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        ptx::pin(words[j][half] = packed(value(j, 2 * half), value(j, 2 * half + 1)));
+    store_packed(out, m, row, row_end, part, column, words);
+  }
+
+  __device__ __forceinline__ void store_packed(const RaggedOutput& out, int m, int32_t row,
+                                               int32_t row_end, int32_t part, int32_t column,
+                                               const uint32_t (*words)[2]) const {
+    const int32_t thread = ptx::thread_index();
+    row = ptx::uniform(row + Shape::slab_row(m, thread));
+    row_end = ptx::uniform(row_end);
+    column = ptx::uniform(column);
+    const uint32_t slots = ptx::uniform(place_);
+    if (row >= row_end || column >= out.columns) return;
+    const bool first_lane = thread % kWarp == 0;
+    if (first_lane) ptx::tma_store_wait_read<0>();
+    __syncwarp();  // nobody reads the slots any more
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot)
+#pragma unroll
+      for (int b = 0; b < kSlice / 8; b += 2) {
+        const int j = slot * (kSlice / 8) + b;
+        ptx::stmatrix_x4((place_ + slot * kSlotBytes) ^ b * 16, words[j][0], words[j][1],
+                         words[j + 1][0], words[j + 1][1]);
+      }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (!first_lane) return;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot)
+      if (column + slot * kSlice < out.columns)
+        ptx::tma_store(&out.map, slots + slot * kSlotBytes, column + slot * kSlice,
+                       kRaggedRows - row_end + row, row_end, kRaggedRows, part);
+    ptx::tma_store_commit();
+  }
+
+  __device__ void finish() const {
+    if (threadIdx.x % kWarp == 0) ptx::tma_store_wait();
+  }
+
+ private:
+  __device__ static uint32_t packed(float low, float high) {
+    return pack(low, high, typename Shape::Out());
+  }
+
+  // Of the lane's first 8 columns in the first slot: in lane 0, the slot. Slots are on 1024 bytes.
+  uint32_t place_;
+};
+
+// D + bias, rounded and stored beside the next tile's products.
+
+template <class Shape, SlabStore Rows>
+class StoreEpilogue {
+ public:
+  static_assert(Shape::BLOCK_N % Rows::kBatchColumns == 0);
+  static constexpr int kColumns = Shape::BLOCK_N;
+  static constexpr int kSharedBytes = Rows::kSharedBytes;
+
+  struct Params {
+    typename Rows::Output D;  // (capacity, 1, columns)
+    Bias bias;
+  };
+
+  // Of `bias` (E, columns), which may be absent.
+  static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
+    return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
+  }
+
+  __device__ StoreEpilogue(const Params& params, uint32_t shared, int32_t thread)
+      : params_(params), rows_(shared, thread) {}
+
+  static constexpr int kBatches = Shape::BLOCK_N / Rows::kBatchColumns;
+
+  __device__ __forceinline__ void hold(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
+    row_ = row;
+    row_end_ = tile.row_end;
+    column_ = tile.n_block * Shape::BLOCK_N;
+    if (row_ >= row_end_) return;
+    add_bias<typename Shape::Element, 0, Shape::BLOCK_N>(params_.bias, tile.expert, column_, D);
+    held_.round(D);
+  }
+
+  __device__ __forceinline__ void store_held(int32_t batch) {
+    if (row_ >= row_end_) return;
+#pragma unroll
+    for (int i = 0; i < kBatches; ++i)
+      if (i == batch)  // registers have constant numbers
+#pragma unroll
+        for (int m = 0; m < Shape::kSlabs; ++m)
+          rows_.store_packed(params_.D, m, row_, row_end_, 0, column_ + i * Rows::kBatchColumns,
+                             &held_.words[m][i * Rows::kBatchColumns / 8]);
+  }
+
+  __device__ void finish() const {
+    rows_.finish();
+  }
+
+ private:
+  const Params& params_;
+  Rows rows_;
+  HeldTile<Shape> held_;
+  int32_t row_ = 0, row_end_ = 0, column_;  // of the tile that is held; no row: none is
+};
+
+}  // namespace tilemoe::cuda::sm90

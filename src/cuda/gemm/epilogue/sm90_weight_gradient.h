@@ -1,0 +1,217 @@
+// D^T in 16 bits: a consumer's 64 rows become 128 contiguous bytes of the output's rows, which are
+// D's columns.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/core/fragment.h"
+#include "cuda/gemm/epilogue/sm90_store.h"
+#include "cuda/gemm/epilogue/weight_gradient.h"
+#include "cuda/gemm/load/operand.h"
+#include "cuda/gemm/schedule/tile.h"
+#include "cuda/gemm/sm90.h"
+#include "cuda/gemm/sm90_split_k.h"
+#include "cuda/ops/table.h"
+#include "cuda/ptx/barriers.h"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/tma.h"
+
+namespace tilemoe::cuda::sm90 {
+
+// Batches of columns go through two slots of shared memory in turn: all four warps write one,
+// transposed, and TMA takes it from there while the other is written.
+template <class Shape>
+class TransposedStore {
+ public:
+  using Element = typename Shape::Out;
+  static constexpr int kBatchColumns = 64;
+  static constexpr int kRowBytes = 64 * static_cast<int>(sizeof(Element));
+  static constexpr int kSlotBytes = kBatchColumns * kRowBytes;
+  static constexpr int kSlots = 2;
+  static constexpr int kSharedBytes = kSlots * kSlotBytes;  // of a consumer
+  static_assert(Shape::kSlabs == 1 && kRowBytes == 128, "a swizzled row of the consumer's rows");
+
+  __device__ TransposedStore(uint32_t shared, int32_t thread) : shared_(shared) {
+    // Lane l gives row l % 8 of one of four 8x8 blocks: columns of D left and right, rows of D
+    // upper and lower.
+    const uint32_t lane = thread % kWarp, warp = thread / kWarp;
+    lane_offset_ =
+        (lane / 16 * 8 + lane % 8) * kRowBytes + swizzled_chunk(lane % 8, warp * 2 + lane / 8 % 2);
+  }
+
+  // kBatchColumns columns of D, of which words[j][half] has accumulators 4 j + 2 half and the next,
+  // to rows from `out_row` on and columns from `out_column` on of the output's part `part`. The map
+  // has boxes of (kBatchColumns, 1, 64) and clips what is not there. All of the consumer call it.
+  __device__ __forceinline__ void store_packed(const CUtensorMap& out, int32_t out_column,
+                                               int32_t part, int32_t out_row,
+                                               const uint32_t (*words)[2]) {
+    const uint32_t slot = shared_ + next_slot_ * kSlotBytes;
+    next_slot_ = (next_slot_ + 1) % kSlots;
+    const bool sends = threadIdx.x % kWarpgroup == 0;
+    if (sends) ptx::tma_store_wait_read<kSlots - 1>();
+    sync();  // nobody reads the slot any more
+#pragma unroll
+    for (int j = 0; j < kBatchColumns / 8; j += 2)
+      ptx::stmatrix_x4_transposed(slot + lane_offset_ + j * 8 * kRowBytes, words[j][0], words[j][1],
+                                  words[j + 1][0], words[j + 1][1]);
+    ptx::fence_proxy_async();
+    sync();
+    if (sends) {
+      ptx::tma_store(&out, slot, out_column, part, out_row);
+      ptx::tma_store_commit();
+    }
+  }
+
+  __device__ void finish() const {
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait();
+  }
+
+ private:
+  __device__ static void sync() {
+    const auto consumer = static_cast<int32_t>(threadIdx.x / kWarpgroup) - 1;
+    ptx::barrier_sync(number_of(NamedBarrier::kStore0, consumer), kWarpgroup);
+  }
+
+  uint32_t shared_;       // this consumer's slots
+  uint32_t lane_offset_;  // of the row that this lane gives, in a slot
+  int32_t next_slot_ = 0;
+};
+
+// D, or its transpose, as an expert's weight gradient: written, or added to what is there in
+// float32 and rounded once, in 16 bits or float32. D's columns are in one or two parts, a gradient
+// each. Of a tile that is one part of a sum, D is left for later.
+
+template <class Shape, class Out, OutputMajor kMajor>
+class WeightGradientEpilogue {
+ public:
+  template <class Other>
+  using Of = WeightGradientEpilogue<Other, Out, kMajor>;  // the same of another shape
+  static constexpr bool kFloat = std::is_same_v<Out, float>;
+  static constexpr bool kTransposed = kMajor == OutputMajor::kColumn;
+  using Store = std::conditional_t<kTransposed, TransposedStore<Shape>, RaggedStore<Shape>>;
+  using Output = std::conditional_t<kTransposed, CUtensorMap, RaggedOutput>;
+  static constexpr int kSharedBytes = kFloat ? 0 : Store::kSharedBytes;
+  static constexpr int kBatches = Shape::BLOCK_N / Store::kBatchColumns;
+
+  struct Part {
+    Output out;  // in 16 bits
+    Gradient<Out> gradient;
+  };
+  struct Params {
+    Part part[2];
+    GradientSize size;  // of D, the columns of a part
+    int32_t blocks_a_part;
+    bool accumulate;
+    PartialSums<Shape> partial_sums;
+  };
+
+  // Partial sums have tiles as the product has: a slice's epilogue writes none.
+  static Params params(const WeightGradient& step, void* partial_sums) {
+    const int64_t columns = step.dense_columns, rows = step.gathered.shape[1];
+    Params params{
+        .part = {},
+        .size = {.rows = static_cast<int32_t>(rows), .columns = static_cast<int32_t>(columns)},
+        .blocks_a_part = static_cast<int32_t>((columns + Shape::BLOCK_N - 1) / Shape::BLOCK_N),
+        .accumulate = step.accumulate,
+        .partial_sums = {static_cast<float4*>(partial_sums)}};
+    for (int p = 0; p < step.parts; ++p) params.part[p] = part_of(step.part[p].out, rows, columns);
+    return params;
+  }
+
+  __device__ WeightGradientEpilogue(const Params& params, uint32_t shared, int32_t thread)
+      : params_(params), store_(shared, thread) {}
+
+  // Float32: at once.
+  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile,
+                                        int32_t row) requires(kFloat) {
+    const GradientPlace place = place_of(tile, row);
+    if (!finish_sum(D, tile, place)) return;
+    write_gradient<Shape, kMajor>(params_.part[place.part].gradient, params_.size, place, D);
+  }
+
+  // 16 bits: later.
+  __device__ __forceinline__ void hold(Accumulators<Shape>& D, const Tile& tile,
+                                       int32_t row) requires(!kFloat) {
+    place_ = place_of(tile, row);
+    holds_ = finish_sum(D, tile, place_);
+    if (holds_) held_.round(D);
+  }
+  __device__ __forceinline__ void store_held(int32_t batch) requires(!kFloat) {
+    if (!holds_) return;
+    const Output& out = params_.part[place_.part].out;
+#pragma unroll
+    for (int i = 0; i < kBatches; ++i) {
+      if (i != batch) continue;  // registers have constant numbers
+      const int32_t column = place_.column + i * Store::kBatchColumns;
+      const auto* words = &held_.words[0][i * Store::kBatchColumns / 8];
+      if constexpr (!kTransposed)
+        store_.store_packed(out, 0, place_.row, params_.size.rows, place_.expert, column, words);
+      else if (column < params_.size.columns)
+        store_.store_packed(out, place_.row, place_.expert, column, words);
+    }
+  }
+
+  __device__ void finish() const {
+    store_.finish();
+  }
+
+ private:
+  // Of `out` (E, columns, rows).
+  static Part part_of(const tilemoe_tensor& out, int64_t rows, int64_t columns) {
+    const int64_t E = out.shape[0], stride = kTransposed ? out.stride[1] : out.stride[2];
+    Part part{
+        .out = {},
+        .gradient = {
+            .data = static_cast<Out*>(out.data), .expert_stride = out.stride[0], .stride = stride}};
+    if constexpr (kFloat)
+      return part;
+    else if constexpr (kTransposed)
+      part.out = make_tensor_map({.dtype = kDTypeOf<Out>,
+                                  .data = out.data,
+                                  .size = {rows, E, columns},
+                                  .stride = {out.stride[0], stride},
+                                  .box = {64, 1, Store::kBatchColumns}});
+    else
+      part.out = {.map = make_ragged_parts_map({.dtype = kDTypeOf<Out>,
+                                                .data = out.data,
+                                                .columns = columns,
+                                                .rows = rows,
+                                                .row_stride = stride,
+                                                .box = {kStoreColumns, kStoreRows}},
+                                               {.count = E, .stride = out.stride[0]}),
+                  .columns = static_cast<int32_t>(columns)};
+    return part;
+  }
+
+  __device__ GradientPlace place_of(const Tile& tile, int32_t row) const {
+    const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
+    return {part, tile.expert, tile.m_block * Shape::BLOCK_M + row - tile.row_begin,
+            (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N};
+  }
+
+  // Adds what is there, if it is asked for. False where nothing is to be stored, or D is one part
+  // of a sum and left where these are.
+  __device__ __forceinline__ bool finish_sum(Accumulators<Shape>& D, const Tile& tile,
+                                             const GradientPlace& place) const {
+    const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
+    if (place.row >= params_.size.rows || nothing_to_add) return false;
+    if (tile.partial_sum >= 0) {
+      params_.partial_sums.write(tile.partial_sum, D);
+      return false;
+    }
+    if (params_.accumulate)
+      add_gradient<Shape, kMajor>(params_.part[place.part].gradient, params_.size, place, D);
+    return true;
+  }
+
+  const Params& params_;
+  Store store_;
+  HeldTile<Shape> held_;
+  GradientPlace place_;  // of the tile that is held, if one is
+  bool holds_ = false;
+};
+
+}  // namespace tilemoe::cuda::sm90

@@ -1,0 +1,202 @@
+// What the epilogues ask of a store of rows: a kit's own, or epilogue/store_threads.h's.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "core/check.h"
+#include "cuda/core/fragment.h"
+#include "cuda/core/recipe.h"
+#include "cuda/ptx/warp.h"
+#include "tilemoe/tilemoe.h"
+
+namespace tilemoe::cuda {
+
+// Rounds slabs and stores them as rows, up to an end that may be known on the device only, an
+// expert's last. A warp calls it for its own slabs; constructed by every thread that does.
+//   Output    a matrix (rows, parts, columns), as a kernel's parameter: output() makes it of a
+//             tensor (rows, parts * columns), and of an absent one a matrix of no columns
+//   store()   kBatchColumns columns of the warp's slab m, from `column` of part `part` on, of rows
+//             that begin at row + Shape::slab_row(m). What is at or past row_end or the part's last
+//             column is left out. value(j, i) is the lane's number 4 j + i, counted from the
+//             batch's first column; its arguments are constants when unrolled
+//   store_packed()  the same of what is rounded: words[j][half] has 4 j + 2 half and the next
+//   finish()        before the thread ends
+// `shared` has kSharedBytes for the threads that `thread` counts, of which the warp is one.
+template <class S>
+concept SlabStore = requires(const S store, const tilemoe_tensor& tensor, int64_t size,
+                             const typename S::Output& out, int m, int32_t at, uint32_t shared,
+                             float (*value)(int j, int i), const uint32_t (*words)[2]) {
+  { S::kBatchColumns } -> std::convertible_to<int>;
+  { S::kSharedBytes } -> std::convertible_to<int>;
+  { S::output(tensor, size, size) } -> std::same_as<typename S::Output>;
+  S(shared, at);
+  store.store(out, m, at, at, at, at, value);
+  store.store_packed(out, m, at, at, at, at, words);
+  store.finish();
+};
+
+// The first kColumns columns of a warp's slab m, batch by batch; number(i) is the lane's number i.
+template <int kColumns, SlabStore Store, class Number>
+__device__ __forceinline__ void store_slab(const Store& rows, const typename Store::Output& out,
+                                           int m, int32_t row, int32_t row_end, int32_t part,
+                                           int32_t column, const Number& number) {
+  constexpr int kBatch = Store::kBatchColumns;
+  static_assert(kColumns % kBatch == 0);
+#pragma unroll
+  for (int first = 0; first < kColumns; first += kBatch)
+    rows.store(out, m, row, row_end, part, column + first,
+               [&](int j, int i) { return number(first / 2 + 4 * j + i); });
+}
+
+// The same of all of a warp's slabs; number(m, i) is the lane's number i in slab m.
+template <class Shape, int kColumns, SlabStore Store, class Number>
+__device__ __forceinline__ void store_columns(const Store& rows, const typename Store::Output& out,
+                                              int32_t row, int32_t row_end, int32_t part,
+                                              int32_t column, const Number& number) {
+#pragma unroll
+  for (int m = 0; m < Shape::kSlabs; ++m)
+    store_slab<kColumns>(rows, out, m, row, row_end, part, column,
+                         [&](int i) { return number(m, i); });
+}
+
+// Stores rows up to an end that may be known on the device only, an expert's last, by nothing that
+// a GPU generation has of its own: each thread writes 16 bytes at a time from its registers.
+
+// A 4x4 transposition: lane q of the four that share a row has word q of four groups of 8 columns,
+// and gets the four words of group q, which are 16 contiguous bytes.
+__device__ __forceinline__ uint4 words_of_group(const uint32_t (&group)[4], int32_t lane) {
+  constexpr uint32_t kAllLanes = 0xffffffff;
+  const bool odd = lane & 1, upper = lane & 2;
+  // The neighbours' words of groups 0 and 1, 2 and 3: [i] is word 2 (lane / 2) + i of either group.
+  uint32_t pair[2][2];
+#pragma unroll
+  for (int p = 0; p < 2; ++p) {
+    const uint32_t left = group[2 * p], right = group[2 * p + 1];
+    const uint32_t other = __shfl_xor_sync(kAllLanes, odd ? left : right, 1);
+    pair[p][0] = odd ? other : left;
+    pair[p][1] = odd ? right : other;
+  }
+  uint32_t word[4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t other = __shfl_xor_sync(kAllLanes, upper ? pair[0][i] : pair[1][i], 2);
+    word[i] = upper ? other : pair[0][i];
+    word[2 + i] = upper ? pair[1][i] : other;
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
+// A SlabStore (epilogue/store.h) of 16-bit numbers. The four lanes of a row write 64 bytes of it
+// side by side, which are two sectors of L2. A batch has by default the columns that a gated
+// activation leaves of a tile's.
+template <class Shape, int kBatch = Shape::BLOCK_N / 2>
+class StoreByThreads {
+ public:
+  using Element = typename Shape::Out;
+  static constexpr int kGroup = 8;  // columns a lane writes: 16 bytes
+  static constexpr int kBatchColumns = kBatch;
+  static constexpr int kSharedBytes = 0;
+  static_assert(kGroup * sizeof(Element) == sizeof(uint4) && kBatch % (4 * kGroup) == 0);
+
+  struct Output {
+    Element* data;
+    int64_t row_stride, part_stride;  // in elements; multiples of kGroup
+    int32_t columns;                  // of one part, a multiple of kGroup; 0: not wanted
+  };
+  static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
+    if (!present(out)) return {};
+    TILEMOE_ASSERT(columns % kGroup == 0 && (out.shape[0] == 1 || out.stride[0] % kGroup == 0) &&
+                       parts * columns <= out.shape[1] && kDTypeOf<Element> == out.dtype &&
+                       reinterpret_cast<uintptr_t>(out.data) % sizeof(uint4) == 0,
+                   "stores of 16 bytes into " << parts << " parts of " << columns
+                                              << " columns of rows " << out.stride[0]
+                                              << " apart, at " << out.data);
+    return {.data = static_cast<Element*>(out.data),
+            .row_stride = out.stride[0],
+            .part_stride = columns,
+            .columns = static_cast<int32_t>(columns)};
+  }
+
+  __device__ StoreByThreads(uint32_t /*shared*/, int32_t /*thread*/) {}
+
+  template <class Value>
+  __device__ __forceinline__ void store(const Output& out, int m, int32_t row, int32_t row_end,
+                                        int32_t part, int32_t column, const Value& value) const {
+    uint32_t words[kBatchColumns / 8][2];
+#pragma unroll
+    for (int j = 0; j < kBatchColumns / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        words[j][half] = pack(value(j, 2 * half), value(j, 2 * half + 1), Element());
+    store_packed(out, m, row, row_end, part, column, words);
+  }
+
+  __device__ __forceinline__ void store_packed(const Output& out, int m, int32_t row,
+                                               int32_t row_end, int32_t part, int32_t column,
+                                               const uint32_t (*words)[2]) const {
+    // Read anew: with threadIdx, Hopper's kernels that hold words beside their next products spilled
+    // five times as much.
+    const int32_t thread = ptx::thread_index(), lane = thread % kWarp;
+    row += Shape::slab_row(m, thread);
+    if (row >= row_end || column >= out.columns) return;  // the whole warp, which shuffles
+    row += lane / 4;
+    column += lane % 4 * kGroup;
+    Element* const place = out.data + part * out.part_stride + column;
+#pragma unroll
+    for (int first = 0; first < kBatch; first += 4 * kGroup)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t(*const w)[2] = words + first / 8;
+        const uint4 group = words_of_group({w[0][half], w[1][half], w[2][half], w[3][half]}, lane);
+        const int32_t r = row + half * slab::kRows / 2;
+        if (r < row_end && column + first < out.columns)
+          *reinterpret_cast<uint4*>(place + r * out.row_stride + first) = group;
+      }
+  }
+
+  __device__ void finish() const {}
+};
+
+// Stores rows of few columns up to an end that may be known on the device only: each thread writes
+// two numbers at a time, 4 bytes, as it has them.
+
+// A SlabStore (epilogue/store.h) where a warp's columns are fewer than StoreByThreads takes.
+template <class Shape>
+class StoreByWords {
+ public:
+  using Element = typename Shape::Out;
+  static constexpr int kBatchColumns = 8;
+  static constexpr int kSharedBytes = 0;
+
+  using Output = typename StoreByThreads<Shape, 32>::Output;
+  static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
+    return StoreByThreads<Shape, 32>::output(out, parts, columns);
+  }
+
+  __device__ StoreByWords(uint32_t /*shared*/, int32_t /*thread*/) {}
+
+  template <class Value>
+  __device__ __forceinline__ void store(const Output& out, int m, int32_t row, int32_t row_end,
+                                        int32_t part, int32_t column, const Value& value) const {
+    const uint32_t words[1][2] = {
+        {pack(value(0, 0), value(0, 1), Element()), pack(value(0, 2), value(0, 3), Element())}};
+    store_packed(out, m, row, row_end, part, column, words);
+  }
+
+  __device__ __forceinline__ void store_packed(const Output& out, int m, int32_t row,
+                                               int32_t row_end, int32_t part, int32_t column,
+                                               const uint32_t (*words)[2]) const {
+    if (column >= out.columns) return;
+    Element* const place = out.data + part * out.part_stride + column + slab::column();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t r = row + Shape::slab_row(m) + slab::row(half);
+      if (r < row_end) *reinterpret_cast<uint32_t*>(place + r * out.row_stride) = words[0][half];
+    }
+  }
+
+  __device__ void finish() const {}
+};
+
+}  // namespace tilemoe::cuda

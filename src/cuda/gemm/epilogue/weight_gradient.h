@@ -1,0 +1,82 @@
+// Slabs as a part of a weight gradient in memory, in either major and any type: what is there is
+// added to, or written over.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/fragment.h"
+#include "cuda/core/variant.h"
+
+namespace tilemoe::cuda {
+
+// A gradient of every expert, (rows, columns) each. D's columns are in one or two of them.
+template <class Out>
+struct Gradient {
+  Out* data;
+  int64_t expert_stride, stride;  // the latter of D's dimension that is not contiguous
+};
+
+// Of a consumer's rows of a tile, in the gradient.
+struct GradientPlace {
+  int32_t part, expert, row, column;
+};
+
+struct GradientSize {
+  int32_t rows, columns;
+};
+
+// Calls visit(place, numbers) for the lane's runs of numbers that exist and are neighbours in
+// memory: two where the gradient is row-major, one otherwise.
+template <class Shape, OutputMajor kMajor, class Out, int kSlabs, int kNumbers, class Visit>
+__device__ __forceinline__ void for_each_run(const Gradient<Out>& to, const GradientSize& size,
+                                             const GradientPlace& first,
+                                             float (&D)[kSlabs][kNumbers], const Visit& visit) {
+  constexpr bool kTransposed = kMajor == OutputMajor::kColumn;
+  constexpr int kRun = kTransposed ? 1 : 2;
+  Out* const expert = to.data + first.expert * to.expert_stride;
+  const int64_t stride = to.stride;
+  const int32_t column = first.column + slab::column();
+#pragma unroll
+  for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t row = first.row + Shape::slab_row(m) + slab::row(half);
+      if (row >= size.rows) continue;
+      Out* place = expert + (kTransposed ? column * stride + row : row * stride + column);
+#pragma unroll
+      for (int j = 0; j < kNumbers / 4; ++j) {
+        if (column + 8 * j >= size.columns) break;
+#pragma unroll
+        for (int i = 0; i < 2; i += kRun)
+          visit(place + (kTransposed ? (8 * j + i) * stride : 8 * j + i),
+                &D[m][4 * j + 2 * half + i]);
+      }
+    }
+}
+
+// Adds what the gradient has, in float32.
+template <class Shape, OutputMajor kMajor, class Out, int kSlabs, int kNumbers>
+__device__ __forceinline__ void add_gradient(const Gradient<Out>& from, const GradientSize& size,
+                                             const GradientPlace& first,
+                                             float (&D)[kSlabs][kNumbers]) {
+  for_each_run<Shape, kMajor>(from, size, first, D, [](const Out* old, float* number) {
+#pragma unroll
+    for (int i = 0; i < (kMajor == OutputMajor::kColumn ? 1 : 2); ++i)
+      number[i] += static_cast<float>(old[i]);
+  });
+}
+
+// Float32 slabs as they are.
+template <class Shape, OutputMajor kMajor, int kSlabs, int kNumbers>
+__device__ __forceinline__ void write_gradient(const Gradient<float>& to, const GradientSize& size,
+                                               const GradientPlace& first,
+                                               float (&D)[kSlabs][kNumbers]) {
+  for_each_run<Shape, kMajor>(to, size, first, D, [](float* place, const float* number) {
+    if constexpr (kMajor == OutputMajor::kRow)
+      *reinterpret_cast<float2*>(place) = {number[0], number[1]};
+    else
+      *place = number[0];
+  });
+}
+
+}  // namespace tilemoe::cuda

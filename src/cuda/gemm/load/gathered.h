@@ -1,0 +1,203 @@
+// What rows are gathered from: row r of an expert is row token[r] of the source, or row r itself
+// where there is no token list.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "cuda/core/fragment.h"
+#include "cuda/core/gemm_steps.h"
+#include "cuda/core/tensor_map.h"
+#include "cuda/gemm/load/cluster_boxes.h"
+#include "cuda/gemm/load/stage.h"
+#include "cuda/gemm/schedule/tile.h"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/tma.h"
+
+namespace tilemoe::cuda {
+
+struct GatherSource {
+  const void* source;    // (T, width)
+  uint32_t row_bytes;    // from one row to the next
+  int32_t width_bytes;   // of a row
+  const int32_t* token;  // (capacity) or null
+};
+
+// The rows of `source` that the routing names. From one to the next 32 bits of bytes, so that an
+// address is one multiplication.
+inline GatherSource gather_source(const tilemoe_tensor& source, const Rows& rows) {
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(source.dtype));
+  const int64_t bytes = source.shape[0] > 1 ? source.stride[0] * element : 0;
+  TILEMOE_ASSERT(bytes >= 0 && bytes <= UINT32_MAX,  // cuda_backend.cpp
+                 "rows of " << bytes << " bytes are too far apart to be gathered");
+  return {.source = source.data,
+          .row_bytes = static_cast<uint32_t>(bytes),
+          .width_bytes = static_cast<int32_t>(source.shape[1] * element),
+          .token = rows.token};
+}
+
+}  // namespace tilemoe::cuda
+
+namespace tilemoe::cuda::load {
+
+// Operand A from rows that lie anywhere: row r of the tile is row token[row_begin + r] of the
+// source, or row row_begin + r itself where there is no token list. Copied by all threads of the
+// producer, 16 bytes at a time; eight neighbouring threads read one row's 128 bytes. Rows past the
+// expert's last and columns past the source's width are zeros.
+
+template <class Shape>
+class GatheredRows {
+ public:
+  using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
+  static constexpr int kTmaBytes = 0;
+  static constexpr int kThreadArrivals = kProducerThreads;
+
+  using Params = GatherSource;
+
+  static Params params(const tilemoe_tensor& source, const Rows& rows) {
+    return gather_source(source, rows);
+  }
+
+  __device__ GatheredRows(const Params& params, int32_t thread)
+      : params_(params),
+        row_(thread / kChunks),
+        chunk_(thread % kChunks),
+        shared_offset_(row_ * Operand::kRowBytes + swizzled_chunk(row_, chunk_)) {}
+
+  __device__ void prefetch() const {}
+
+  __device__ void begin(const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int32_t row = tile.row_begin + static_cast<int32_t>(row_) + i * kRowsAtOnce;
+      source_row_[i] = row >= tile.row_end
+                           ? kNone
+                           : static_cast<uint32_t>(params_.token ? params_.token[row] : row);
+    }
+  }
+
+  // A row that does not exist is not read. A prototype that read the expert's last row in its place
+  // took 5 % longer than the copies it was to replace on 7b-n1024 and 28 % longer on qwen3-235b
+  // (H100); one that did not was 5 % faster on the former. Why was not measured.
+  __device__ void copy(uint32_t shared, int32_t k_block) const {
+    const int32_t column =
+        k_block * Operand::kRowBytes + static_cast<int32_t>(chunk_) * 16;  // in bytes
+    const bool inside = column < params_.width_bytes;
+    const char* first = static_cast<const char*>(params_.source) + column;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i)
+      ptx::cp_async_16(shared + shared_offset_ + i * kRowsAtOnce * Operand::kRowBytes,
+                       first + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes,
+                       inside && source_row_[i] != kNone ? 16 : 0);
+  }
+
+ private:
+  static constexpr int kChunks = Operand::kRowBytes / 16;
+  static constexpr int kRowsAtOnce = kProducerThreads / kChunks;
+  static constexpr int kPasses = Shape::BLOCK_M / kRowsAtOnce;
+  static constexpr uint32_t kNone = 0xffffffff;
+  static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
+
+  const Params& params_;
+  uint32_t row_, chunk_, shared_offset_;
+  uint32_t source_row_[kPasses];  // half the registers of pointers: the producer has 40
+};
+
+// Operands of a product that sums over an expert's rows. A stage is BLOCK_K rows of the expert by
+// the operand's block of columns, as chunks of 64 columns; rows past the expert's last are zeros in
+// both operands, since 0 times what lies there may be NaN.
+
+// Operand A from rows that lie anywhere: row r of the sum is row token[r] of the source, or row r
+// itself where there is no token list. Copied by all threads of the producer, 16 bytes at a time;
+// eight neighbouring threads read one row's 128 bytes. Columns past the source's width are zeros
+// too.
+//
+// The producer's instructions are what limits these kernels. So a lane looks up one row for its
+// whole warp, two k blocks ahead; and what a copy needs beside the row is known to the tile.
+template <class Shape>
+class GatheredSummedRows {
+ public:
+  using Operand = StagedOperand<Major::kMN, Shape::BLOCK_M>;
+  static constexpr int kTmaBytes = 0;
+  static constexpr int kThreadArrivals = kProducerThreads;
+
+  using Params = GatherSource;
+
+  static Params params(const tilemoe_tensor& source, const Rows& rows) {
+    return gather_source(source, rows);
+  }
+
+  __device__ GatheredSummedRows(const Params& params, int32_t thread)
+      : params_(params),
+        row_in_warp_(thread % kWarp / kPieces),
+        piece_(thread % kPieces),
+        shared_offset_(thread / kPieces * Operand::kRowBytes +
+                       swizzled_chunk(thread / kPieces, piece_)) {}
+
+  __device__ void prefetch() const {}
+
+  __device__ void begin(const Tile& tile) {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    const int32_t pass = thread % kWarpRows / kRowsAPass, row = thread % kRowsAPass;
+    next_row_ = tile.row_begin + pass * kRowsAtOnce + thread / kWarp * kRowsAPass + row;
+    row_end_ = tile.row_end;
+    const int32_t column = tile.m_block * kChunks * Operand::kRowBytes + piece_ * 16;  // in bytes
+    first_ = static_cast<const char*>(params_.source) + column;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      inside_[chunk] = column + chunk * Operand::kRowBytes < params_.width_bytes;
+    soon_ = look_up();
+    later_ = look_up();
+  }
+
+  // All lanes of a warp call it.
+  __device__ void copy(uint32_t shared, int32_t /*k_block*/) {
+    const int32_t now = soon_;
+    soon_ = later_;
+    later_ = look_up();
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int32_t source_row = __shfl_sync(0xffffffff, now, i * kRowsAPass + row_in_warp_);
+      const char* row = first_ + static_cast<uint64_t>(static_cast<uint32_t>(source_row)) *
+                                     params_.row_bytes;  // not read where there is none
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        ptx::cp_async_16(shared + shared_offset_ + chunk * Operand::kChunkBytes +
+                             i * kRowsAtOnce * Operand::kRowBytes,
+                         row + chunk * Operand::kRowBytes,
+                         source_row != kNone && inside_[chunk] ? 16 : 0);
+    }
+  }
+
+ private:
+  static constexpr int kPieces = Operand::kRowBytes / 16;
+  static constexpr int kChunks = Operand::kRows / 64;
+  static constexpr int kRowsAtOnce = kProducerThreads / kPieces;
+  static constexpr int kRowsAPass = kWarp / kPieces;  // of a warp
+  static constexpr int kPasses = Shape::BLOCK_K / kRowsAtOnce;
+  static constexpr int kWarpRows = kPasses * kRowsAPass;  // of a k block
+  static constexpr int32_t kNone = -1;
+  static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
+  static_assert(kWarp % kWarpRows == 0, "a lane looks up one row");
+
+  // This lane's row of the k block after the last one asked for.
+  __device__ int32_t look_up() {
+    const int32_t row = next_row_;
+    next_row_ += Shape::BLOCK_K;
+    if (row >= row_end_) return kNone;
+    return params_.token ? params_.token[row] : row;
+  }
+
+  const Params& params_;
+  int32_t row_in_warp_, piece_;
+  uint32_t shared_offset_;
+  const char* first_;  // of this thread's columns, in row 0
+  bool inside_[kChunks];
+  int32_t next_row_, row_end_;
+  int32_t soon_, later_;  // source rows of the next k block and of the one after it
+};
+
+}  // namespace tilemoe::cuda::load

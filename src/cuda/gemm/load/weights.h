@@ -1,0 +1,198 @@
+// A sum that runs over the gate part and then the up part, each filled up with zeros to whole k
+// blocks.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/core/gemm_steps.h"
+#include "cuda/core/tensor_map.h"
+#include "cuda/gemm/load/cluster_boxes.h"
+#include "cuda/gemm/load/stage.h"
+#include "cuda/gemm/schedule/tile.h"
+#include "cuda/ptx/address.h"
+#include "cuda/ptx/tma.h"
+
+namespace tilemoe::cuda {
+
+// A k block counted over both parts, as its part and where it begins there.
+struct PartOfSum {
+  int32_t part, begin;
+
+  template <int BLOCK_K>
+  __device__ static PartOfSum of(int32_t k_block, int32_t blocks_a_part) {
+    const int32_t part = k_block >= blocks_a_part ? 1 : 0;
+    return {part, (k_block - part * blocks_a_part) * BLOCK_K};
+  }
+};
+
+// Of the part that `blocks_left` k blocks of the sum begin in.
+__device__ __forceinline__ int32_t blocks_left_of_part(int32_t blocks_left, int32_t blocks_a_part) {
+  return blocks_left > blocks_a_part ? blocks_left - blocks_a_part : blocks_left;
+}
+
+template <class Shape>
+int32_t k_blocks_of_a_part(int64_t columns) {
+  return static_cast<int32_t>((columns + Shape::BLOCK_K - 1) / Shape::BLOCK_K);
+}
+
+}  // namespace tilemoe::cuda
+
+namespace tilemoe::cuda::load {
+
+// Neighbouring rows of one expert's weights, as TMA brings them for operand B.
+
+template <Major kMajor, int kRows_>
+struct WeightBox {
+  static constexpr int kRows = kRows_;
+  using Operand = StagedOperand<kMajor, kRows>;
+
+  // Of W (E, rows, sum). K-major: a map (E, rows, sum), boxes of (1, kRows, BLOCK_K); MN-major: one
+  // of (E, sum, rows), boxes of (1, BLOCK_K, 64).
+  template <class Shape>
+  static CUtensorMap map(const tilemoe_tensor& W) {
+    const int64_t E = W.shape[0], rows = W.shape[1], sum = W.shape[2];
+    const tilemoe_dtype dtype = kDTypeOf<typename Shape::Recipe::B>;
+    if constexpr (kMajor == Major::kK)
+      return make_tensor_map({.dtype = dtype,
+                              .data = W.data,
+                              .size = {sum, rows, E},
+                              .stride = {W.stride[1], W.stride[0]},
+                              .box = {Shape::BLOCK_K, kRows, 1}});
+    else
+      return make_tensor_map({.dtype = dtype,
+                              .data = W.data,
+                              .size = {rows, sum, E},
+                              .stride = {W.stride[2], W.stride[0]},
+                              .box = {64, Shape::BLOCK_K, 1}});
+  }
+
+  template <class Copy>
+  __device__ static void load(Copy copy, uint32_t shared, const CUtensorMap* map, uint32_t full,
+                              int32_t first_row, int32_t sum, int32_t expert) {
+    if constexpr (kMajor == Major::kK) {
+      copy.load(shared, map, full, sum, first_row, expert);
+    } else {
+#pragma unroll
+      for (int chunk = 0; chunk < kRows / 64; ++chunk)
+        copy.load(shared + chunk * Operand::kChunkBytes, map, full, first_row + chunk * 64, sum,
+                  expert);
+    }
+  }
+};
+
+// Operand B: BLOCK_N columns of the product, which are rows of one expert's weights, by TMA.
+// Of a gated activation the tile has two parts, gate rows and then as many up rows, each
+// from a map of its own: so gate and up of a column meet in one thread's accumulators, whether they
+// lie one after the other, interleaved or in two tensors, and neither spills into the other.
+
+template <class Shape, Major kMajor, int kParts>
+class Weights {
+ public:
+  using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
+  static constexpr int kTmaBytes = Operand::kBytes;
+  static constexpr int kThreadArrivals = 0;
+  // A cluster's blocks bring half of B each where it has halves: three chunks of rows have none.
+  static constexpr bool kHasHalves = kMajor == Major::kK || Shape::BLOCK_N % 128 == 0;
+  static constexpr int kBoxes = Shape::kCluster == 1 ? kParts
+                                : kHasHalves         ? 2
+                                                     : Shape::BLOCK_N / 64;
+  static_assert(kHasHalves || kParts == 1);
+  static constexpr int kBoxRows = Shape::BLOCK_N / kBoxes;
+  using Box = WeightBox<kMajor, kBoxRows>;
+
+  struct Params {
+    CUtensorMap part[kParts];
+  };
+
+  // Of kParts weights (E, columns of the product, sum).
+  static Params params(const tilemoe_tensor* weights) {
+    Params params{};
+    for (int p = 0; p < kParts; ++p) params.part[p] = Box::template map<Shape>(weights[p]);
+    return params;
+  }
+
+  __device__ Weights(const Params& params, int32_t /*thread*/) : params_(params) {}
+
+  __device__ void prefetch() const {
+    for (const CUtensorMap& map : params_.part) ptx::tma_prefetch_map(&map);
+  }
+  __device__ void begin(const Tile& tile) {
+    expert_ = ptx::uniform(tile.expert);
+    first_row_ = ptx::uniform(tile.n_block) * (Shape::BLOCK_N / kParts);
+    shared_by_cluster_ = tile.shares_b;
+  }
+  __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
+    load_boxes<kBoxes, Shape::kCluster>(*this, shared_by_cluster_, shared, full, k_block);
+  }
+  template <class Copy>
+  __device__ void load_box(Copy copy, int32_t number, uint32_t shared, uint32_t full,
+                           int32_t k_block) const {
+    const CUtensorMap* map = &params_.part[kParts == 2 ? number : 0];
+    const int32_t first_row = first_row_ + (kParts == 2 ? 0 : number * kBoxRows);
+    Box::load(copy, shared + number * Box::Operand::kBytes, map, full, first_row,
+              k_block * Shape::BLOCK_K, expert_);
+  }
+
+ private:
+  const Params& params_;
+  int32_t expert_, first_row_;
+  bool shared_by_cluster_;
+};
+
+// Operand B from one expert's weights.
+template <class Shape, Major kMajor>
+class SummedWeights {
+ public:
+  using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
+  static constexpr int kTmaBytes = Operand::kBytes;
+  static constexpr int kThreadArrivals = 0;
+  // What lies in chunks of rows comes chunk by chunk: three of them have no halves.
+  static constexpr int kBoxRows = kMajor == Major::kMN ? 64 : Shape::BLOCK_N / Shape::kCluster;
+  static constexpr int kBoxes = Shape::BLOCK_N / kBoxRows;
+  using Box = WeightBox<kMajor, kBoxRows>;
+
+  struct Params {
+    CUtensorMap part[2];
+    int32_t blocks_a_part;
+  };
+
+  // Of W1's parts (E, columns, d), which are summed over; the product has d columns.
+  static Params params(const UpParts& W1) {
+    Params params{};
+    params.blocks_a_part = k_blocks_of_a_part<Shape>(W1.columns);
+    for (int p = 0; p < W1.count; ++p)
+      params.part[p] = Box::template map<Shape>(transposed(W1.part[p]));
+    if (W1.count == 1) params.part[1] = params.part[0];
+    return params;
+  }
+
+  __device__ SummedWeights(const Params& params, int32_t /*thread*/) : params_(params) {}
+
+  __device__ void prefetch() const {
+    for (const CUtensorMap& map : params_.part) ptx::tma_prefetch_map(&map);
+  }
+  __device__ void begin(const Tile& tile) {
+    expert_ = tile.expert;
+    first_row_ = tile.n_block * Shape::BLOCK_N;
+    shared_by_cluster_ = tile.shares_b;
+  }
+  __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
+    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
+    load_boxes<kBoxes, Shape::kCluster>(*this, shared_by_cluster_, shared, full, sum);
+  }
+  template <class Copy>
+  __device__ void load_box(Copy copy, int32_t number, uint32_t shared, uint32_t full,
+                           PartOfSum sum) const {
+    Box::load(copy, shared + number * Box::Operand::kBytes, &params_.part[sum.part], full,
+              first_row_ + number * kBoxRows, sum.begin, expert_);
+  }
+
+ private:
+  const Params& params_;
+  int32_t expert_, first_row_;
+  bool shared_by_cluster_;
+};
+
+}  // namespace tilemoe::cuda::load

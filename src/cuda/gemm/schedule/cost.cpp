@@ -1,0 +1,97 @@
+#include "cuda/gemm/schedule/cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cuda/gemm/schedule/splits.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+int64_t blocks(int64_t size, int64_t block) {
+  return (size + block - 1) / block;
+}
+
+// The part of the experts that have rows, blocks of rows that an expert has on average, and the part
+// of these that find no partner in a cluster.
+struct RowBlocks {
+  double touched, of_an_expert, alone;
+};
+
+// Counts of experts' rows are on the device. Here every pair chose at random: a count's variance is
+// its mean, so where that is a whole number of blocks, half of the experts have one more.
+RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& tile) {
+  constexpr double kNegligible = 1e-6;
+  const double spread = std::sqrt(2 * rows_an_expert);
+  const auto share_above = [&](double rows) {
+    return 0.5 * std::erfc((rows + 0.5 - rows_an_expert) / spread);
+  };
+  RowBlocks found{};
+  if (rows_an_expert <= 0) return found;
+  found.touched = -std::expm1(-rows_an_expert);
+  double share = found.touched;  // of experts with at least `count` blocks
+  for (int count = 1; count == 1 || share > kNegligible; ++count) {
+    const double more = std::min(share, share_above(double{1} * count * tile.block_m));
+    found.of_an_expert += (share - more) * count;
+    found.alone += (share - more) * (count % tile.cluster);
+    share = more;
+  }
+  found.alone = tile.cluster == 1 ? 1 : found.alone / found.of_an_expert;
+  return found;
+}
+
+// Row blocks of an expert with rows, up to which all are said to have one.
+constexpr double kOneBlock = 1.1;
+
+// Cycles of the whole product. A cooperative tile's epilogue is exposed, that of ping-pong runs
+// beside the other consumer's products. Memory gives less where several blocks ask for the same of
+// B at a time. A cluster's blocks read B once where they have row blocks of one expert, but wait for
+// each other: longest where rows are gathered.
+double cycles(const ProjectionSize& size, const TileConfiguration& tile,
+              const DeviceModel& device) {
+  if (tile.block_n == 192 && column_block(size.columns) != 192)
+    return std::numeric_limits<double>::infinity();
+  const RowBlocks row_blocks =
+      expected_row_blocks(static_cast<double>(size.rows) / static_cast<double>(size.E), tile);
+  const bool few_rows = tile.block_m <= device.few_rows;
+  if (few_rows && row_blocks.of_an_expert > kOneBlock * row_blocks.touched)
+    return std::numeric_limits<double>::infinity();
+  const double tiles = static_cast<double>(size.E) * row_blocks.of_an_expert *
+                       static_cast<double>(blocks(size.columns, tile.block_n));
+  const double products = static_cast<double>(tile.block_m) * tile.block_n *
+                          static_cast<double>(blocks(size.sum, 64) * 64) / device.multiply_adds;
+  const double epilogue = size.epilogue_a_column * tile.block_n * tile.block_m / 64;
+  const double b_read = row_blocks.alone + (1 - row_blocks.alone) / tile.cluster;
+  const double loads = static_cast<double>(blocks(size.sum, 64)) *
+                       (tile.block_m + b_read * tile.block_n) * 128 / device.l2_bytes;
+  // Each operand once; gathered rows are few beside the weights.
+  const double operands = 2.0 * static_cast<double>(size.sum) *
+                          (row_blocks.touched * static_cast<double>(size.E * size.columns) +
+                           static_cast<double>(size.gathers ? 0 : size.rows));
+  const double memory =
+      tiles == 0 ? 0 : operands / tiles / device.memory_bytes * (1 + device.asked_twice * b_read);
+  const double wait = tile.cluster == 1 ? 0
+                      : size.gathers    ? device.gather_wait
+                                        : device.cluster_wait;
+  const double main = std::max(std::max(products, loads) + wait, memory);
+  const double tile_time = few_rows ? main + device.few_rows_overhead
+                           : tile.schedule == Schedule::kPingPong
+                               ? std::max(main, epilogue / 2) + device.ping_pong_overhead
+                               : main + epilogue / 2 + device.tile_overhead;
+  const double waves = tiles / device.multiprocessors;
+  // A last wave that is not full costs a whole one, if there are few.
+  const double rounded = waves < 8 ? std::ceil(waves) : waves + 0.5;
+  return rounded * tile_time;
+}
+
+}  // namespace
+
+TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
+                              const DeviceModel& device) {
+  return *std::min_element(from.begin(), from.end(), [&](const auto& a, const auto& b) {
+    return cycles(size, a, device) < cycles(size, b, device);
+  });
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,93 @@
+// A GPU as the choice of tiles sees it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "cuda/core/variant.h"
+
+namespace tilemoe::cuda {
+
+// Rates are of one multiprocessor; the rest is fitted to measured times.
+struct DeviceModel {
+  int multiprocessors;
+  double multiply_adds;  // a cycle
+  double l2_bytes;       // a cycle
+  double memory_bytes;   // a cycle
+  // Cycles that a tile takes beside its products, loads and epilogue.
+  double tile_overhead, ping_pong_overhead;
+  // Cycles that a cluster's blocks wait for each other, where rows are gathered and where not.
+  double gather_wait, cluster_wait;
+  // Part of the operands that is read from memory once more, where nobody shares what it reads of B.
+  double asked_twice;
+  // A tile of at most so many rows is for experts that have no more. It lets its multiprocessor load
+  // on while it stores, and takes these cycles in place of the overhead.
+  int few_rows;
+  double few_rows_overhead;
+};
+
+// Hopper, fitted to what `tilemoe_kernels --configurations` measured on an H100.
+constexpr DeviceModel hopper_model(int multiprocessors) {
+  return {.multiprocessors = multiprocessors,
+          .multiply_adds = 2048,
+          .l2_bytes = 44,
+          .memory_bytes = 12,
+          .tile_overhead = 300,
+          .ping_pong_overhead = 450,
+          .gather_wait = 2600,
+          .cluster_wait = 300,
+          .asked_twice = 0.2,
+          .few_rows = 64,
+          .few_rows_overhead = 150};
+}
+
+// Blackwell, not measured. Published of a B200: 2.25 PFLOP/s of dense 16-bit products and 8 TB/s of
+// 148 multiprocessors, which at 1.85 GHz are 4096 and 29 a cycle of each. The rest is Hopper's; an
+// epilogue is hidden behind the next tile's products.
+constexpr DeviceModel blackwell_model(int multiprocessors) {
+  return {.multiprocessors = multiprocessors,
+          .multiply_adds = 4096,
+          .l2_bytes = 44,
+          .memory_bytes = 29,
+          .tile_overhead = 300,
+          .ping_pong_overhead = 0,
+          .gather_wait = 0,
+          .cluster_wait = 0,
+          .asked_twice = 0.2,
+          .few_rows = 0,
+          .few_rows_overhead = 0};
+}
+
+// Any GPU, by mma.sync: rates of an H100, of whose products this kit has five eighths.
+constexpr DeviceModel mma_sync_model(int multiprocessors) {
+  return {.multiprocessors = multiprocessors,
+          .multiply_adds = 1280,
+          .l2_bytes = 44,
+          .memory_bytes = 12,
+          .tile_overhead = 2500,
+          .ping_pong_overhead = 0,
+          .gather_wait = 0,
+          .cluster_wait = 0,
+          .asked_twice = 0.2,
+          .few_rows = 16,
+          .few_rows_overhead = 150};
+}
+
+// Which tile a projection uses. The candidates are the tiles that its kernels are built for; each
+// is scored by a model of the time it takes.
+
+// A projection as the model sees it; the counts of experts' rows are on the device, so rows are
+// taken as if every pair had chosen at random.
+struct ProjectionSize {
+  int64_t rows, E;
+  int64_t columns;           // of the product
+  int64_t sum;               // d or n
+  double epilogue_a_column;  // cycles of a consumer for 64 rows of one column
+  bool gathers = false;      // rows of A come by threads' copies
+};
+
+// One of `from`, which is not empty.
+TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
+                              const DeviceModel& device);
+
+}  // namespace tilemoe::cuda

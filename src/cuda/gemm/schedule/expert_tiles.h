@@ -1,0 +1,159 @@
+// The reference tiles of long experts, shared out.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/fragment.h"
+#include "cuda/gemm/schedule/splits.h"
+#include "cuda/gemm/schedule/tile.h"
+
+namespace tilemoe::cuda {
+
+__device__ __forceinline__ int32_t sum_blocks(int32_t rows) {
+  return (rows + kSumRows - 1) / kSumRows;
+}
+
+// Their shares, with the experts that they are of.
+class LongTiles {
+ public:
+  struct Params {
+    const RankedExpert* ranked;       // (E)
+    const LongExperts* long_experts;  // (1)
+    int32_t tiles;                    // reference tiles of an expert
+    int32_t most_shares;
+  };
+
+  __device__ explicit LongTiles(const Params& params) : params_(params) {
+    const LongExperts all = *params.long_experts;
+    experts_ = all.count;
+    shares_ = Shares::of(all.k_blocks * params.tiles, params.most_shares);
+  }
+
+  __device__ int32_t experts() const { return experts_; }
+  __device__ const Shares& shares() const { return shares_; }
+
+  // A k block of the line.
+  struct Place {
+    RankedExpert expert;
+    int32_t tile;     // of the expert
+    int32_t k_block;  // of the tile
+  };
+  __device__ Place at(int32_t k_block, int32_t rank) const {
+    const RankedExpert expert = params_.ranked[rank];
+    const int32_t in_expert = k_block - expert.blocks_before * params_.tiles;
+    const int32_t k_blocks = sum_blocks(expert.end - expert.begin);
+    const int32_t tile = in_expert / k_blocks;
+    return {expert, tile, in_expert - tile * k_blocks};
+  }
+  // Rank of the expert that has a k block. All lanes of a warp call it.
+  __device__ int32_t rank_at(int32_t k_block) const {
+    constexpr uint32_t kAllLanes = 0xffffffff;
+    const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+    for (int32_t first = 0;; first += kWarp) {
+      const int32_t rank = first + lane;
+      const bool begins_before =
+          rank < experts_ && params_.ranked[rank].blocks_before * params_.tiles <= k_block;
+      const uint32_t lanes = __ballot_sync(kAllLanes, begins_before);
+      if (lanes != kAllLanes) return first + __popc(lanes) - 1;
+    }
+  }
+
+ private:
+  const Params& params_;
+  int32_t experts_;
+  Shares shares_;
+};
+
+// Tile order of the weight gradients: every expert has a product of the same size, summed over as
+// many rows as the expert has. Counts are read from the device, so the host never waits for them.
+
+// Two blocks work side by side on the halves of a reference tile, which mostly need the same columns
+// of B: a cluster. It first works off its shares of the long experts' tiles, one of every
+// `clusters`: their number has no say in where the shares begin. Then it takes one of every
+// `clusters` tiles of the order in which experts get shorter: there and back, so that who has the
+// longer one of one round has the shorter one of the next.
+template <int BLOCK_K>
+class ExpertTiles {
+ public:
+  static constexpr int kTogether = 2;  // blocks whose number the grid's is a multiple of
+  static_assert(BLOCK_K == kSumRows, "ranks count k blocks of this size");
+
+  struct Params {
+    LongTiles::Params long_tiles;
+    int32_t E;
+    ReferenceTiles reference;
+  };
+
+  __device__ explicit ExpertTiles(const Params& params)
+      : params_(params), long_tiles_(params.long_tiles), share_(cluster() - clusters()) {}
+
+  // All lanes of a warp call it. False at the end.
+  __device__ bool next(Tile& tile) {
+    if (next_ == share_end_ && share_ < long_tiles_.shares().count) begin_share();
+    return next_ < share_end_ ? next_of_share(tile) : next_of_short(tile);
+  }
+
+  // Half of the expert's reference tile of that number.
+  __device__ static Tile tile_of(const Params& params, const RankedExpert& expert, int32_t number,
+                                 int32_t half) {
+    const ReferenceTiles::Half place = params.reference.half(number, half);
+    // An expert without rows has one k block, of zeros.
+    return {.expert = expert.expert,
+            .row_begin = expert.begin,
+            .row_end = expert.end,
+            .n_block = place.n_block,
+            .k_blocks = max(1, sum_blocks(expert.end - expert.begin)),
+            .m_block = place.m_block,
+            .shares_b = place.same_columns};
+  }
+
+ private:
+  __device__ static int32_t cluster() { return static_cast<int32_t>(blockIdx.x) / 2; }
+  __device__ static int32_t clusters() { return static_cast<int32_t>(gridDim.x) / 2; }
+  __device__ static int32_t half() { return static_cast<int32_t>(blockIdx.x) % 2; }
+
+  // The cluster's next one, if there is one.
+  __device__ void begin_share() {
+    share_ += clusters();
+    next_ = long_tiles_.shares().begin(share_);
+    share_end_ = long_tiles_.shares().begin(share_ + 1);
+    if (next_ < share_end_) rank_ = long_tiles_.rank_at(next_);
+  }
+
+  __device__ bool next_of_share(Tile& tile) {
+    const LongTiles::Place place = long_tiles_.at(next_, rank_);
+    tile = tile_of(params_, place.expert, place.tile, half());
+    const int32_t whole = tile.k_blocks;
+    tile.k_blocks = min(whole - place.k_block, share_end_ - next_);
+    tile.row_begin += place.k_block * BLOCK_K;
+    tile.row_end = min(tile.row_end, tile.row_begin + tile.k_blocks * BLOCK_K);
+    if (tile.k_blocks < whole)
+      tile.partial_sum = Shares::partial_sum(share_, place.k_block == 0) * 2 + half();
+    next_ += tile.k_blocks;
+    const bool ends_expert =
+        place.k_block + tile.k_blocks == whole && place.tile + 1 == params_.long_tiles.tiles;
+    if (ends_expert) ++rank_;
+    return true;
+  }
+
+  __device__ bool next_of_short(Tile& tile) {
+    const int32_t tiles = params_.long_tiles.tiles;
+    const int32_t index =
+        round_ * clusters() + (round_ % 2 == 0 ? cluster() : clusters() - 1 - cluster());
+    const int32_t in_order = index / tiles;
+    const int32_t rank = long_tiles_.experts() + in_order;
+    if (rank >= params_.E) return false;
+    ++round_;
+    tile = tile_of(params_, params_.long_tiles.ranked[rank], index - in_order * tiles, half());
+    return true;
+  }
+
+  const Params& params_;
+  LongTiles long_tiles_;
+  int32_t share_;                     // that is under way; past the last, none
+  int32_t next_ = 0, share_end_ = 0;  // its k blocks that are still to be done
+  int32_t rank_ = 0;                  // of the expert that has the first of them
+  int32_t round_ = 0;                 // of the short experts' tiles
+};
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,167 @@
+// The reference tiles of a weight gradient: where the sums over a long expert's rows are cut.
+//
+// A cut changes a sum's bits. So cuts are made on tiles of one size, whatever the kernels' are: a
+// kernel's tile lies in one half of a reference tile and inherits the cuts of the whole. The size
+// is that of the most that any kernel takes at a time, a Hopper cluster's two blocks, and no more,
+// since a share of the work sends up to two partial sums of this size through memory.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/backend.h"
+#include "core/numbers.h"
+
+namespace tilemoe::cuda {
+
+// Rows of an expert that are cut together: one k block, or several of a kernel that has smaller
+// ones.
+constexpr int32_t kSumRows = 64;
+
+// Dense columns of a reference tile: 192 where these waste so many fewer than 256 that it makes up
+// for what tiles of 192 do slower. Of the input gradient they took 7 and 13 % longer where neither
+// wastes any, 5 % less where 256 wastes a fifteenth.
+constexpr int column_block(int64_t columns) {
+  const int64_t narrow = (columns + 191) / 192 * 192, wide = (columns + 255) / 256 * 256;
+  return 20 * narrow <= 19 * wide ? 192 : 256;
+}
+
+// Of D, the transposed gradient: (d, parts * dense columns). A reference tile is two halves, 256
+// rows of D in all by column_block() columns of a part; of an odd last block of 128 rows, two
+// blocks of columns make one. Groups of kGroup blocks of columns ascend; within a group, blocks of
+// rows; and within these, the group's columns. So tiles that are under way at one time sum over the
+// same rows, which come from L2 but for the first of them.
+struct ReferenceTiles {
+  static constexpr int32_t kRows = 128;     // of a half
+  static constexpr int32_t kColumns = 256;  // at most
+  static constexpr int32_t kGroup = 8;
+
+  int32_t m_blocks;  // of kRows rows
+  int32_t n_blocks;  // of column_block() columns of a part
+
+  static constexpr ReferenceTiles of(int64_t d, int64_t dense_columns, int parts) {
+    const int64_t block = column_block(dense_columns);
+    return {static_cast<int32_t>((d + kRows - 1) / kRows),
+            static_cast<int32_t>(parts * ((dense_columns + block - 1) / block))};
+  }
+
+  // Of one expert.
+  constexpr int64_t count() const {
+    return int64_t{m_blocks / 2} * n_blocks + m_blocks % 2 * ((n_blocks + 1) / 2);
+  }
+
+  struct Half {
+    int32_t m_block, n_block;
+    bool same_columns;  // as the other half
+  };
+  // Half 0 or 1 of the reference tile of that number.
+  TILEMOE_HOST_DEVICE Half half(int32_t number, int32_t which) const {
+    const int32_t together = m_blocks / 2;
+    if (number >= together * n_blocks) {
+      const int32_t n_block = (number - together * n_blocks) * 2 + which;
+      // A block of columns too many has rows past the last, of which none is read or stored.
+      if (n_block == n_blocks) return {m_blocks, n_blocks - 1, false};
+      return {m_blocks - 1, n_block, false};
+    }
+    const int32_t group = number / (together * kGroup);
+    const int32_t first_n = group * kGroup;
+    const int32_t in_group = number - first_n * together;
+    const int32_t width = n_blocks - first_n < kGroup ? n_blocks - first_n : kGroup;
+    const int32_t m_step = in_group / width;
+    return {m_step * 2 + which, first_n + in_group - m_step * width, true};
+  }
+};
+
+// Which experts count as long in a weight gradient, and how the work on them is cut. It follows
+// from the counts of rows, the product's size and the number of workers, an argument of the step:
+// no tile and no number of clusters has a say in it, since cuts change a sum's bits.
+
+// An expert is long where one of its reference tiles is more than 1 / kOfAnAverage of a worker's
+// average work; but a sum over few rows is not worth the way through memory.
+constexpr int64_t kOfAnAverage = 4;
+constexpr int32_t kFewRows = 1024;
+constexpr int32_t kLeastShare = 8;  // k blocks
+
+// Whether a tile of an expert of so many rows, among M rows of which each expert has as many tiles,
+// is long beside all tiles' work spread over the shares.
+TILEMOE_HOST_DEVICE bool is_long(int64_t rows, int64_t M, int64_t tiles, int64_t shares) {
+  return rows > kFewRows && rows * kOfAnAverage * shares > M * tiles;
+}
+
+// Shares that the work on long experts is cut into at most; 0: no expert counts as long. `tiles`
+// are of an expert, which has at most `most_rows` of the `capacity` rows. None counts as long where
+// one with that many would not, all rows in use: with fewer in use some then go uncut.
+inline int32_t shares_at_most(int64_t tiles, int64_t capacity, int64_t most_rows, int32_t workers) {
+  // Of `blocks` k blocks in all, no more than all have a tile that long.
+  const int64_t blocks = capacity / kSumRows + capacity / kFewRows;
+  if (capacity <= kFewRows || tiles >= kOfAnAverage * workers || blocks > INT32_MAX / tiles)
+    return 0;
+  const int64_t shares = std::min<int64_t>(workers, tiles * blocks / kLeastShare);
+  if (shares < 2) return 0;  // nothing to share
+  return is_long(most_rows, capacity, tiles, shares) ? static_cast<int32_t>(shares) : 0;
+}
+
+// The reference tiles of long experts by rank, number and k block, as one line of k blocks that is
+// cut into equal shares. A tile that a share's border cuts has a partial sum on either side; so a
+// share has two at most, one at each end.
+struct Shares {
+  int32_t k_blocks = 0, count = 0;
+
+  TILEMOE_HOST_DEVICE static Shares of(int32_t k_blocks, int32_t at_most) {
+    const int32_t worth_it = k_blocks / kLeastShare;
+    return {k_blocks, worth_it < at_most ? worth_it : at_most};
+  }
+  // First k block of a share; of one past the last, the end.
+  TILEMOE_HOST_DEVICE int32_t begin(int32_t share) const {
+    if (share >= count) return k_blocks;
+    const int32_t longer = k_blocks % count;
+    return share * (k_blocks / count) + (share < longer ? share : longer);
+  }
+  // Where the partial sum at one end of a share has its place, counted over all shares.
+  TILEMOE_HOST_DEVICE static int32_t partial_sum(int32_t share, bool at_its_end) {
+    return 2 * share + (at_its_end ? 1 : 0);
+  }
+};
+
+// Experts in the order in which the weight gradients take them, longest first; those that are long;
+// and the scratch where both are told.
+
+struct RankedExpert {
+  int32_t expert;
+  int32_t begin, end;     // its rows
+  int32_t blocks_before;  // k blocks of the experts of smaller rank
+};
+
+// The experts of the first `count` ranks, with `k_blocks` in all.
+struct LongExperts {
+  int32_t count, k_blocks;
+};
+
+// In a step's scratch, one after the other.
+struct ExpertRanks {
+  LongExperts* long_experts;  // (1)
+  RankedExpert* ranked;       // (E)
+  void* partial_sums;         // (2 a share) reference tiles of float32
+
+  static size_t bytes(int64_t E, int32_t shares) {
+    constexpr size_t kTileBytes =
+        size_t{2} * ReferenceTiles::kRows * ReferenceTiles::kColumns * sizeof(float);
+    return kHead + static_cast<size_t>(E) * sizeof(RankedExpert) +
+           2 * static_cast<size_t>(shares) * kTileBytes;
+  }
+  static ExpertRanks in(const Scratch& scratch, int64_t E) {
+    auto* const head = static_cast<std::byte*>(scratch.data);
+    auto* const ranked = reinterpret_cast<RankedExpert*>(head + kHead);
+    return {reinterpret_cast<LongExperts*>(head), ranked, ranked + E};
+  }
+
+ private:
+  static constexpr size_t kHead = 16;
+};
+
+// Fills in both; `tiles` are reference tiles of an expert.
+void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t most_shares,
+                  void* stream);
+
+}  // namespace tilemoe::cuda

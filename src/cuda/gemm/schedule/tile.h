@@ -1,0 +1,32 @@
+// What a tile order hands to the roles: which part of which expert's product comes next.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+namespace tilemoe::cuda {
+
+struct Tile {
+  int32_t expert;
+  int32_t row_begin;  // first row of the tile, or of its sum, counted over all experts
+  int32_t row_end;    // end of the expert's rows; the tile may reach past it
+  int32_t n_block;
+  int32_t k_blocks;     // at least 1
+  int32_t m_block = 0;  // where rows are summed over: the tile's block of rows of the product
+  // All blocks of the cluster have this expert and n_block, and so the same B. They always have the
+  // same k_blocks.
+  bool shares_b = false;
+  // Where the tile's sum is one part of an expert's: which place among the partial sums it has.
+  int32_t partial_sum = -1;
+};
+
+// What a kit's skeleton asks of an order of tiles.
+
+// Which tile next: next() is called by whole warps and gives every warp of a block the same tiles.
+template <class O>
+concept TileOrder = requires(O order, const typename O::Params& params, Tile& tile) {
+  O(params);
+  { order.next(tile) } -> std::same_as<bool>;
+};
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,112 @@
+// A stage's products by mma.sync.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/core/fragment.h"
+#include "cuda/gemm/load/operand.h"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/mma_sync.h"
+
+namespace tilemoe::cuda::sm80 {
+
+// Of a warp's part of a tile, in float32.
+template <class Shape>
+using Accumulators = Slabs<Shape::kSlabs, Shape::kWarpColumns>;
+
+template <class Shape>
+__device__ __forceinline__ void clear(Accumulators<Shape>& D) {
+#pragma unroll
+  for (auto& slab : D)
+#pragma unroll
+    for (float& number : slab) number = 0.f;
+}
+
+// Where a lane reads kCount fragments of an operand in a stage, of 16 rows each. An ldmatrix brings
+// four 8x8 blocks: of A the upper and lower 8 rows of the first 8 steps of the sum, then of the last
+// 8; of B, whose products take 8 rows each, both eights of the sum of the first 8 rows, then of the
+// next.
+template <class Operand, int kCount, bool kIsA>
+class FragmentPlaces {
+ public:
+  // `first_row` is the warp's first of the operand.
+  __device__ explicit FragmentPlaces(int32_t first_row) {
+    const uint32_t lane = threadIdx.x % kWarp, eight = lane & 7;
+    const uint32_t second = lane / 8 % 2, third = lane / 16;  // halves of the four blocks
+    const uint32_t row_half = kIsA ? second : third, sum_half = kIsA ? third : second;
+    if constexpr (Operand::kMajor == Major::kK) {
+      offset_[0] =
+          (first_row + row_half * 8 + eight) * Operand::kRowBytes + ((sum_half ^ eight) * 16);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kOffsets; ++n) {
+        const uint32_t row = first_row + 16 * n;
+        offset_[n] = row / 64 * Operand::kChunkBytes + (sum_half * 8 + eight) * Operand::kRowBytes +
+                     (((row % 64 / 8 + row_half) ^ eight) * 16);
+      }
+    }
+  }
+
+  // Of 16 steps of the sum.
+  __device__ __forceinline__ void load(uint32_t (&fragment)[4], uint32_t stage, int step,
+                                       int number) const {
+    // The swizzle is an exclusive or of bits that no other term of the place has.
+    if constexpr (Operand::kMajor == Major::kK)
+      ptx::ldmatrix_x4(fragment, ((stage + offset_[0]) ^ step * Operand::kStepBytes) +
+                                     number * (16 * Operand::kRowBytes));
+    else if constexpr (kOffsets == 1)
+      ptx::ldmatrix_x4_transposed(
+          fragment, ((stage + offset_[0]) ^ number * 32) + step * Operand::kStepBytes);
+    else
+      ptx::ldmatrix_x4_transposed(fragment, stage + offset_[number] + step * Operand::kStepBytes);
+  }
+
+ private:
+  // Rows that lie in one chunk of 64 are found by one offset.
+  static constexpr int kOffsets =
+      Operand::kMajor == Major::kK || 64 % (16 * kCount) == 0 ? 1 : kCount;
+
+  uint32_t offset_[kOffsets];
+};
+
+// A warp's. A and B are operands as they lie in a stage, one after the other.
+template <class Shape, class A, class B>
+class Mma {
+ public:
+  static constexpr int kSteps = Shape::BLOCK_K / 16;
+
+  // Of one step: the warp's rows of A and its columns, which are rows of B.
+  struct Fragments {
+    uint32_t a[Shape::kSlabs][4];
+    uint32_t b[Shape::kWarpColumns / 16][4];
+  };
+
+  __device__ Mma() : a_(Shape::slab_row(0)), b_(Shape::slab_column()) {}
+
+  __device__ __forceinline__ void load(Fragments& to, uint32_t stage, int step) const {
+#pragma unroll
+    for (int m = 0; m < Shape::kSlabs; ++m) a_.load(to.a[m], stage, step, m);
+#pragma unroll
+    for (int n = 0; n < Shape::kWarpColumns / 16; ++n) b_.load(to.b[n], stage + A::kBytes, step, n);
+  }
+
+  // D += the products of a step.
+  __device__ __forceinline__ static void multiply(Accumulators<Shape>& D, const Fragments& of) {
+#pragma unroll
+    for (int m = 0; m < Shape::kSlabs; ++m)
+#pragma unroll
+      for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
+        // There and back, so that two neighbours in time have an operand in common.
+        const int n = m % 2 == 0 ? j : Shape::kWarpColumns / 8 - 1 - j;
+        const uint32_t b[2] = {of.b[n / 2][n % 2 * 2], of.b[n / 2][n % 2 * 2 + 1]};
+        ptx::mma_m16n8k16(reinterpret_cast<float(&)[4]>(D[m][4 * n]), of.a[m], b,
+                          typename Shape::Element());
+      }
+  }
+
+ private:
+  FragmentPlaces<A, Shape::kSlabs, true> a_;
+  FragmentPlaces<B, Shape::kWarpColumns / 16, false> b_;
+};
+
+}  // namespace tilemoe::cuda::sm80

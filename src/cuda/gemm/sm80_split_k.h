@@ -1,0 +1,126 @@
+// Accumulators of a tile in memory, in float32 and in the order of the threads that have them: for
+// sums that several blocks have parts of.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/core/launch.h"
+#include "cuda/gemm/schedule/expert_tiles.h"
+#include "cuda/gemm/sm80.h"
+#include "cuda/ops/table.h"
+
+namespace tilemoe::cuda::sm80 {
+
+// Of each tile, what each column of warps has; of that, the threads' accumulators 4 at a time.
+template <class Shape>
+struct PartialSums {
+  static constexpr int kVectors = Shape::kWarpColumns / 2 / 4;            // of a slab
+  static constexpr int kThreads = Shape::kThreads / Shape::kWarpsAcross;  // of such a column
+  static constexpr int kAcross = Shape::kWarpsAcross;
+
+  float4* data;
+
+  __device__ __forceinline__ void write(int32_t tile, const Accumulators<Shape>& D) const {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    const int32_t warp = thread / kWarp;
+    float4* const to = of(tile, Shape::warp_across()) + warp / kAcross * kWarp + thread % kWarp;
+#pragma unroll
+    for (int m = 0; m < Shape::kSlabs; ++m)
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const float* const value = &D[m][4 * v];
+        to[(m * kVectors + v) * kThreads] = {value[0], value[1], value[2], value[3]};
+      }
+  }
+
+  // Adds a column of warps to the accumulators of a block that has no other.
+  __device__ __forceinline__ void add(int32_t tile, int32_t across, Accumulators<Shape>& D) const {
+    const float4* const from = of(tile, across) + threadIdx.x;
+#pragma unroll
+    for (int m = 0; m < Shape::kSlabs; ++m)
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const float4 part = from[(m * kVectors + v) * kThreads];
+        float* const value = &D[m][4 * v];
+        value[0] += part.x, value[1] += part.y, value[2] += part.z, value[3] += part.w;
+      }
+  }
+
+ private:
+  __device__ float4* of(int32_t tile, int32_t across) const {
+    return data +
+           (static_cast<int64_t>(tile) * kAcross + across) * (Shape::kSlabs * kVectors * kThreads);
+  }
+};
+
+// The last part of a weight gradient: tiles of long experts that several shares have parts of.
+
+// `Shape` and `Order` are the product's; `Epilogue` is of the shape that one column of its warps
+// has.
+template <class Shape_, class Order_, class Epilogue_>
+struct SharedSums {
+  using Shape = Shape_;
+  using Order = Order_;
+  using Epilogue = Epilogue_;
+
+  typename Order::Params order;
+  typename Epilogue::Params epilogue;
+  PartialSums<Shape> partial_sums;
+};
+
+// Block (i, j) has the border of shares i and i + 1, and of the tile that it cuts the column j of
+// warps, counted over its halves. A tile that more borders cut is the first one's. The parts are
+// added in the order of the rows that they are sums over.
+template <class Sums>
+__global__ void __launch_bounds__(PartialSums<typename Sums::Shape>::kThreads)
+    add_shared_sums(const __grid_constant__ Sums params) {
+  using Shape = typename Sums::Shape;
+  constexpr int32_t kAcross = Shape::kWarpsAcross;
+  wait_for_previous();
+  const LongTiles long_tiles(params.order.long_tiles);
+  const int32_t border = static_cast<int32_t>(blockIdx.x) + 1;
+  const Shares& shares = long_tiles.shares();
+  if (border >= shares.count) return;
+  const int32_t at = shares.begin(border);
+  const LongTiles::Place place = long_tiles.at(at, long_tiles.rank_at(at));
+  const int32_t tile_begin = at - place.k_block;
+  if (place.k_block == 0 || shares.begin(border - 1) > tile_begin) return;
+
+  const auto across = static_cast<int32_t>(blockIdx.y) % kAcross;
+  const auto half = static_cast<int32_t>(blockIdx.y) / kAcross;
+  Tile tile = Sums::Order::tile_of(params.order, place.expert, place.tile, half);
+  const int32_t tile_end = tile_begin + tile.k_blocks;
+  tile.n_block = tile.n_block * kAcross + across;
+  if (tile.m_block * Shape::BLOCK_M >= params.epilogue.gradient.size.rows) return;
+  Accumulators<Shape> D = {};
+  const auto add = [&](int32_t share, bool at_its_end) {
+    params.partial_sums.add(Shares::partial_sum(share, at_its_end) * 2 + half, across, D);
+  };
+  add(border - 1, true);
+  for (int32_t share = border; shares.begin(share) < tile_end; ++share) add(share, false);
+  typename Sums::Epilogue(params.epilogue).store(D, tile);
+}
+
+// Of the product that was started with `params`.
+template <class Product>
+void launch_shared_sums(const typename Product::Params& params, const WeightGradient& step) {
+  using Shape = typename Product::Shape;
+  using Column =
+      TileShape<typename Shape::Recipe, TileConfiguration{Shape::BLOCK_M, Shape::kWarpColumns}>;
+  using Epilogue = typename Product::Epilogue::template Of<Column>;
+  using Sums = SharedSums<Shape, typename Product::Order, Epilogue>;
+  constexpr int kAcross = Shape::kWarpsAcross;
+  static_assert(Column::kThreads == PartialSums<Shape>::kThreads);
+  typename Epilogue::Params columns = Epilogue::params(step, nullptr);
+  columns.gradient.blocks_a_part = params.epilogue.gradient.blocks_a_part * kAcross;
+  launch_early<add_shared_sums<Sums>>(
+      {.blocks = dim3(static_cast<unsigned>(step.shares - 1), kAcross * 2),
+       .threads = Column::kThreads,
+       .stream = static_cast<cudaStream_t>(step.stream)},
+      Sums{.order = params.order,
+           .epilogue = columns,
+           .partial_sums = params.epilogue.partial_sums});
+}
+
+}  // namespace tilemoe::cuda::sm80

@@ -1,0 +1,165 @@
+// Shared memory of the rowwise kernels beyond the 48 KiB that a kernel has unasked.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <random>
+
+#include "cuda/core/device.h"
+#include "cuda/kernels/warp_choice.h"
+
+namespace tilemoe::cuda {
+
+// The most of a block, dynamic and static together, that every GPU from compute capability 8.0 on
+// has: 8.6, 8.9 and 12.0 have no more.
+constexpr int kMostSharedBytes = 99 * 1024;
+
+// Lets a kernel ask for up to kBytes of dynamic shared memory; once a kernel and device.
+template <auto kKernel, int kBytes>
+void allow_shared_memory() {
+  static_assert(kBytes <= kMostSharedBytes, "no GPU of 99 KiB could run this kernel");
+  static OncePerDevice<bool> allowed;
+  allowed.get(current_device().index, [] {
+    cudaFuncAttributes attributes{};
+    TILEMOE_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kKernel), "a kernel's shared memory");
+    const size_t all = attributes.sharedSizeBytes + kBytes;
+    TILEMOE_ASSERT(all <= kMostSharedBytes, "a rowwise kernel takes "
+                                                << all << " bytes of shared memory, at most "
+                                                << kMostSharedBytes);
+    TILEMOE_CHECK_CUDA(
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        kBytes << " bytes of shared memory for routing");
+    return true;
+  });
+}
+
+// Which of a kernel's blocks arrives last, told by a counter in scratch, whose contents nobody has
+// to clear: no launch before the kernel, no state that outlives a call and that two streams could
+// meet at.
+//
+// A counter has a stamp and, in its low bits, how many blocks arrived. Every launch has a stamp of
+// its own, a random number to whatever the memory held. A block that does not find it puts it there,
+// with none arrived, by one compare-and-swap: where that fails another block was first. The last
+// block leaves 0, which is no stamp, since a launch in a CUDA graph has the same one on every replay.
+// A counter is taken for opened where it was not if 48 bits of what others left there are the
+// launch's: of random memory one in 2^48.
+
+using Counter = unsigned long long;
+
+class Arrivals {
+ public:
+  static constexpr int kCountBits = 16;
+  static constexpr Counter kMostBlocks = (Counter{1} << kCountBits) - 1;
+
+  __device__ Arrivals(Counter* counter, Counter stamp) : counter_(counter), stamp_(stamp) {}
+
+  // Called by thread 0 of every block that is to arrive, some time before it does: it takes two
+  // round trips to L2, beside which there may be other work.
+  __device__ void open() const {
+    const Counter seen = *static_cast<volatile Counter*>(counter_);
+    if (seen >> kCountBits != stamp_) atomicCAS(counter_, seen, stamp_ << kCountBits);
+  }
+
+  // Called by all threads of one of `blocks` blocks, after what they wrote for the last one. True in
+  // that one, which then sees what all of them wrote, if it reads around L1 (__ldcg).
+  __device__ bool is_last(Counter blocks) const {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      last = (atomicAdd(counter_, Counter{1}) & kMostBlocks) + 1 == blocks;
+      if (last) *static_cast<volatile Counter*>(counter_) = 0;
+      __threadfence();
+    }
+    __syncthreads();
+    return last;
+  }
+
+ private:
+  Counter* counter_;
+  Counter stamp_;
+};
+
+// The stamp of the next launch. Numbers that count up from a random one, mixed (splitmix64).
+inline Counter next_stamp() {
+  static std::atomic<uint64_t> launches = [] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }();
+  uint64_t mixed = launches.fetch_add(0x9e3779b97f4a7c15, std::memory_order_relaxed);
+  mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9;
+  mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111eb;
+  const Counter stamp = (mixed ^ mixed >> 31) >> Arrivals::kCountBits;
+  return stamp == 0 ? 1 : stamp;
+}
+
+// Scans over the threads of a block, for numbers whose order of combination does not matter.
+
+struct Add {
+  template <class Number>
+  __device__ __forceinline__ static Number combine(Number a, Number b) {
+    return a + b;
+  }
+};
+struct Max {
+  template <class Number>
+  __device__ __forceinline__ static Number combine(Number a, Number b) {
+    return a > b ? a : b;
+  }
+};
+
+template <class Number, class Operation, int kThreads>
+class BlockScan {
+ public:
+  static constexpr int kWarps = kThreads / kWarp;
+  static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
+
+  struct Shared {
+    Number warp_total[kWarps];
+  };
+  struct Result {
+    Number inclusive;  // of this thread
+    Number total;      // of the block
+  };
+
+  // Called by all threads. Ends with a barrier, so the next call may follow at once.
+  __device__ static Result scan(Shared& shared, Number value) {
+    const int lane = lane_index(), warp = static_cast<int>(threadIdx.x) / kWarp;
+    value = scan_lanes(value);
+    if (lane == kWarp - 1) shared.warp_total[warp] = value;
+    __syncthreads();
+    // Lanes past the last warp repeat it; nobody asks them.
+    const Number through = scan_lanes(shared.warp_total[min(lane, kWarps - 1)]);
+    const Number total = __shfl_sync(kAllLanes, through, kWarps - 1);
+    const Number before = __shfl_sync(kAllLanes, through, max(warp - 1, 0));
+    __syncthreads();
+    return {warp > 0 ? Operation::combine(before, value) : value, total};
+  }
+
+ private:
+  __device__ __forceinline__ static Number scan_lanes(Number value) {
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const Number before = __shfl_up_sync(kAllLanes, value, distance);
+      if (lane_index() >= distance) value = Operation::combine(before, value);
+    }
+    return value;
+  }
+};
+
+// The expert that a row belongs to.
+
+// offsets (E + 1) ascend and offsets[0] <= row < offsets[E]; experts without rows are skipped.
+__device__ __forceinline__ int32_t expert_of_row(const int32_t* offsets, int32_t E, int32_t row) {
+  int32_t low = 0, high = E;  // offsets[low] <= row < offsets[high]
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (offsets[middle] <= row)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+}  // namespace tilemoe::cuda

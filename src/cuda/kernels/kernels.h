@@ -1,0 +1,38 @@
+// The steps of the routing that have kernels, as the backend calls them.
+#pragma once
+
+#include "core/backend.h"
+
+namespace tilemoe::cuda {
+
+void top_k(const tilemoe_top_k_args& args);
+void top_k_scores(const tilemoe_top_k_scores_args& args);
+void route_top_k(const tilemoe_routing& routing, const tilemoe_route_top_k_args& args);
+void route_general(const tilemoe_routing& routing, const tilemoe_route_general_args& args);
+void route_grouped(const tilemoe_routing& routing, const tilemoe_route_grouped_args& args);
+
+// Scratch of a routing from pairs, top-K or general.
+size_t pair_scratch_bytes(const tilemoe_routing_spec& spec);
+
+void route_tokens(const tilemoe_routing& routing, const tilemoe_route_tokens_args& args);
+size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d);
+
+void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args);
+size_t round_scratch_bytes(const tilemoe_routing_spec& spec);
+
+void router_backward(const tilemoe_router_backward_args& args);
+size_t router_backward_scratch_bytes(const tilemoe_routing_spec& spec);
+
+void router_losses(const tilemoe_router_losses_args& args);
+size_t router_losses_scratch_bytes(int64_t T, int64_t E);
+
+// The steps of the layer that are no products, as the backend calls them, and the sums of rows of
+// several arrays.
+
+void combine(const Combine& step);
+void score_gradient(const ScoreGradient& step);
+void bias_gradient(const BiasGradient& step);
+size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, int64_t capacity);
+void sum_rows(const tilemoe_sum_rows_args& args);
+
+}  // namespace tilemoe::cuda

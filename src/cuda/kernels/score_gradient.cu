@@ -1,0 +1,117 @@
+// ds of every pair: the sum of its row's groups of columns, in order, and <dO_t, b2_e>.
+#include "core/check.h"
+#include "cuda/core/device.h"
+#include "cuda/core/fragment.h"
+#include "cuda/core/launch.h"
+#include "cuda/core/recipe.h"
+#include "cuda/kernels/block.h"
+#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/warp_choice.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPairThreads = 1024;  // where there are enough pairs for every multiprocessor
+
+struct ScoreGradientParams {
+  const float* ds_partial;  // (ds_groups, capacity)
+  int64_t capacity;
+  int32_t ds_groups;
+  int32_t pairs;
+  int32_t E;
+  int32_t chunks;            // of 16 bytes, a row of dO
+  const int32_t* offsets;    // (E + 1)
+  const int32_t* pair_row;   // (pairs); null: grouped, pair r is row r
+  const int32_t* row_token;  // (capacity); null: row r is row r of dO
+  const char* dO;            // (T, d)
+  int64_t dO_bytes;          // from row to row
+  const char* b2;            // (E, d)
+  int64_t b2_bytes;
+  float* ds;  // (pairs)
+};
+
+// -1 where the pair has no row.
+__device__ int32_t row_of_pair(const ScoreGradientParams& params, int32_t pair) {
+  if (params.pair_row != nullptr) return params.pair_row[pair];
+  return pair < params.offsets[params.E] ? pair : -1;
+}
+
+__device__ float sum_groups(const ScoreGradientParams& params, int32_t row) {
+  const float* const sums = params.ds_partial + row;
+  float ds = 0;
+#pragma unroll 8  // loads that do not wait for each other
+  for (int32_t group = 0; group < params.ds_groups; ++group) ds += sums[group * params.capacity];
+  return ds;
+}
+
+// One thread a pair. An expert's rows are in the order of their tokens: of a large block's tokens
+// several have neighbours there, so that what comes from memory, 32 bytes at a time, serves them all.
+__global__ void __launch_bounds__(kPairThreads) sum_partials(const ScoreGradientParams params) {
+  const int64_t pair = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (pair >= params.pairs) return;
+  const int32_t row = row_of_pair(params, static_cast<int32_t>(pair));
+  params.ds[pair] = row < 0 ? 0.f : sum_groups(params, row);
+}
+
+// One warp a pair: neighbours share a row of dO.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) sum_with_bias(const ScoreGradientParams params) {
+  const int64_t pair = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+  if (pair >= params.pairs) return;
+  const int32_t row = row_of_pair(params, static_cast<int32_t>(pair));
+  float ds = 0;
+  if (row >= 0) {
+    const int64_t token = params.row_token != nullptr ? params.row_token[row] : row;
+    const int64_t expert = expert_of_row(params.offsets, params.E, row);
+    const auto* dO = reinterpret_cast<const uint4*>(params.dO + token * params.dO_bytes);
+    const auto* b2 = reinterpret_cast<const uint4*>(params.b2 + expert * params.b2_bytes);
+    float dot = 0;
+    for (int32_t chunk = lane_index(); chunk < params.chunks; chunk += kWarp) {
+      float x[8], y[8];
+      unpack_eight<Element>(dO[chunk], x);
+      unpack_eight<Element>(b2[chunk], y);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot = fmaf(x[i], y[i], dot);
+    }
+    ds = sum_groups(params, row) + sum_of_lanes(dot);
+  }
+  if (lane_index() == 0) params.ds[pair] = ds;
+}
+
+}  // namespace
+
+void score_gradient(const ScoreGradient& step) {
+  constexpr int64_t kElementBytes = 2;
+  const tilemoe_routing& routing = *step.routing;
+  const bool biased = present(step.b2);
+  const ScoreGradientParams params{
+      .ds_partial = step.ds_partial,
+      .capacity = routing.spec.capacity,
+      .ds_groups = static_cast<int32_t>(ds_groups(step.experts->n)),
+      .pairs = static_cast<int32_t>(routing.spec.pairs),
+      .E = static_cast<int32_t>(routing.spec.E),
+      .chunks = static_cast<int32_t>(step.experts->d * kElementBytes / 16),
+      .offsets = routing.offsets,
+      .pair_row = routing.pair_row,
+      .row_token = routing.row_token,
+      .dO = static_cast<const char*>(step.dO.data),
+      .dO_bytes = step.dO.stride[0] * kElementBytes,
+      .b2 = static_cast<const char*>(step.b2.data),
+      .b2_bytes = step.b2.stride[0] * kElementBytes,
+      .ds = step.ds};
+  if (params.pairs == 0) return;
+  const int64_t all_threads = biased ? int64_t{params.pairs} * kWarp : params.pairs;
+  const bool large = params.pairs >= int64_t{kPairThreads} * current_device().multiprocessors;
+  const int threads = !biased && large ? kPairThreads : kThreads;
+  const auto kernel = with_element(step.experts->dtype, [&]<class Element>() {
+    return biased ? &sum_with_bias<Element> : &sum_partials;
+  });
+  const auto blocks = static_cast<unsigned>((all_threads + threads - 1) / threads);
+  launch_kernel(
+      "score gradient",
+      {.blocks = blocks, .threads = threads, .stream = static_cast<cudaStream_t>(step.stream)},
+      kernel, params);
+}
+
+}  // namespace tilemoe::cuda

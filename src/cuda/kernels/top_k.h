@@ -1,0 +1,209 @@
+// What the kernels of top-K are given, and what they rank by.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/core/launch.h"
+#include "cuda/kernels/arrays.h"
+#include "cuda/kernels/block.h"
+#include "cuda/kernels/block_choice.h"
+#include "cuda/kernels/group_choice.h"
+#include "cuda/kernels/warp_choice.h"
+#include "cuda/ptx/warp.h"
+#include "routing/order.h"
+
+namespace tilemoe::cuda {
+
+struct TopKParams {
+  LogitRows logits;   // (T, E)
+  const float* bias;  // (E); null: none
+  IntegerArray ids;   // (T, K)
+  float* scores;      // (T, K)
+  int32_t* counts;    // (E); null: not wanted
+  int64_t T;
+  int32_t E, K;
+  tilemoe_scoring scoring;
+  float factor;  // of every score
+  GroupLimit groups;
+};
+
+// What a choice by sigmoid ranks by.
+__device__ __forceinline__ float biased_sigmoid(const TopKParams& params, float logit, int64_t e) {
+  const float value = order::sigmoid(logit);
+  return params.bias == nullptr ? value : value + params.bias[e];
+}
+
+// A token's top-K by one warp: its experts and their scores, from a row that fits the warp's
+// registers. Top-K and the routing of few tokens have this one text.
+
+template <int kSlots>
+__device__ __forceinline__ void rank_by_sigmoid(const TopKParams& params, WarpRow<kSlots>& row) {
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    const int32_t e = s * kWarp + lane_index();
+    if (e < params.E) row.x[s] = biased_sigmoid(params, row.x[s], e);
+  }
+}
+
+// Lane k's score. `best` is what it chose; sum_over_all(max) is asked for by that rule alone.
+template <class SumOverAll>
+__device__ __forceinline__ float score_by_warp(const TopKParams& params, const FloatArray& logits,
+                                               const Chosen& best, bool nan,
+                                               const SumOverAll& sum_over_all) {
+  const bool chosen = lane_index() < params.K;
+  float score = 0.f;
+  if (ranks_by_sigmoid(params.scoring)) {
+    if (chosen) score = order::sigmoid(logits.at(best.id));
+    if (params.scoring == TILEMOE_SIGMOID_RENORMALIZED)
+      score = share_of(score, sum_of_lanes(score), params.K);
+  } else {
+    const float max = __shfl_sync(kAllLanes, best.value, 0);
+    if (chosen) score = order::softmax_weight(best.value, max);
+    score /= params.scoring == TILEMOE_SOFTMAX_OVER_ALL ? sum_over_all(max) : sum_of_lanes(score);
+  }
+  return nan ? order::from_key(order::kNaNKey) : score * params.factor;
+}
+
+__device__ __forceinline__ void store_by_warp(const TopKParams& params, int64_t t, int32_t id,
+                                              float score) {
+  const int64_t pair = t * params.K + lane_index();
+  params.ids.set(pair, id);
+  params.scores[pair] = score;
+}
+
+// What is done to a row before its choice, where nothing limits it.
+struct NoGroups {
+  template <int kSlots>
+  __device__ __forceinline__ void limit(WarpRow<kSlots>&) const {}
+};
+
+// Lane k < K gets the k-th best of a token's logits (E) and its score.
+template <int kSlots, class Groups>
+__device__ __forceinline__ void choose_by_warp(const TopKParams& params, const Groups& groups,
+                                               const FloatArray& logits, int32_t& id,
+                                               float& score) {
+  WarpRow<kSlots> row;
+  row.load(logits, params.E);
+  const bool nan = row.any_nan();
+  const bool by_sigmoid = ranks_by_sigmoid(params.scoring);
+  if (by_sigmoid) rank_by_sigmoid(params, row);
+  groups.limit(row);
+  // With 16 slots a choice of either kind would take half more registers.
+  const bool packs = kSlots <= 8 && !by_sigmoid && logits.dtype != TILEMOE_FLOAT32;
+  const Chosen best = packs ? PackedChoice<kSlots>(row, params.E).choose(params.K)
+                            : WarpChoice<kSlots>(row, params.E).choose(params.K);
+  id = best.id;
+  score = score_by_warp(params, logits, best, nan, [&](float max) {
+    if (!std::is_same_v<Groups, NoGroups>) row.load(logits, params.E);
+    return row.softmax_sum(params.E, max);
+  });
+}
+
+// Top-K by a block a token: any E and K, and many experts in groups.
+
+// A block's K stand in shared memory up to here, where a multiprocessor still takes three blocks;
+// past it they are sorted where they are written.
+constexpr int64_t kMaxSharedK = 8192;
+
+// sum over i of value(i) in the order of routing/order.h, in every thread of the block.
+template <class Value>
+__device__ float sum_by_first_warp(float& shared, int64_t count, const Value& value) {
+  if (threadIdx.x < kWarp) {
+    float lane = 0.f;
+    for (int64_t i = threadIdx.x; i < count; i += kWarp) lane += value(i);
+    lane = sum_of_lanes(lane);
+    if (threadIdx.x == 0) shared = lane;
+  }
+  __syncthreads();
+  return shared;
+}
+
+// values: on entry what each of the K was ranked by, on return its score.
+template <int kThreads>
+__device__ void score_by_block(const TopKParams& params, const FloatArray& logits,
+                               const IntegerArray& ids, float* values) {
+  __shared__ float shared_sum;
+  const int32_t E = params.E, K = params.K;
+  const auto chosen = [&](int64_t k) { return values[k]; };
+  if (ranks_by_sigmoid(params.scoring)) {
+    for (int64_t k = threadIdx.x; k < K; k += kThreads)
+      values[k] = order::sigmoid(logits.at(ids.at(k)));
+    if (params.scoring == TILEMOE_SIGMOID) return;
+    __syncthreads();
+    const float sum = sum_by_first_warp(shared_sum, K, chosen);
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) values[k] = share_of(values[k], sum, K);
+    return;
+  }
+  const float max = values[0];
+  __syncthreads();  // it is overwritten below
+  for (int64_t k = threadIdx.x; k < K; k += kThreads)
+    values[k] = order::softmax_weight(values[k], max);
+  __syncthreads();
+  const auto weight = [&](int64_t e) { return order::softmax_weight(logits.at(e), max); };
+  const float sum = params.scoring == TILEMOE_SOFTMAX_OVER_ALL
+                        ? sum_by_first_warp(shared_sum, E, weight)
+                        : sum_by_first_warp(shared_sum, K, chosen);
+  for (int64_t k = threadIdx.x; k < K; k += kThreads) values[k] /= sum;
+}
+
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams params) {
+  using Choice = BlockChoice<kThreads>;
+  using Groups = BlockGroups<kThreads>;
+  __shared__ typename Choice::Shared shared;
+  __shared__ typename Groups::Shared shared_groups;
+  TILEMOE_DYNAMIC_SHARED(float, shared_values, alignof(float));  // (K), then the ids (K)
+  const int32_t E = params.E, K = params.K;
+  for (int64_t t = blockIdx.x; t < params.T; t += gridDim.x) {
+    const FloatArray logits = params.logits.row(t);
+    const IntegerArray ids_out = params.ids.from(t * K);
+    float* const scores_out = params.scores + t * K;
+    const bool in_shared = K <= kMaxSharedK;
+    float* const values = in_shared ? shared_values : scores_out;
+    const IntegerArray ids = in_shared ? IntegerArray{shared_values + K, false} : ids_out;
+
+    bool nan = false;
+    for (int64_t e = threadIdx.x; e < E; e += kThreads)
+      nan |= order::key(logits.at(e)) == order::kNaNKey;
+    nan = __syncthreads_or(nan);
+    const auto choose = [&](const auto& value) {
+      if (params.groups.n_group == 1) return Choice::choose(shared, value, E, K, values, ids);
+      const uint32_t best = Groups::best_groups(shared_groups, params.groups, value);
+      Choice::choose(
+          shared,
+          [&](int32_t e) {
+            const bool in_best = best >> e / params.groups.size & 1;
+            return in_best ? value(e) : order::from_key(order::kNaNKey);
+          },
+          E, K, values, ids);
+    };
+    if (ranks_by_sigmoid(params.scoring))
+      choose([&](int32_t e) { return biased_sigmoid(params, logits.at(e), e); });
+    else
+      choose([&](int32_t e) { return logits.at(e); });
+    score_by_block<kThreads>(params, logits, ids, values);
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) {  // each thread its own
+      const auto id = static_cast<int32_t>(ids.at(k));
+      if (in_shared) ids_out.set(k, id);
+      scores_out[k] = nan ? order::from_key(order::kNaNKey) : values[k] * params.factor;
+      if (params.counts != nullptr) atomicAdd(&params.counts[id], 1);
+    }
+    __syncthreads();  // the next token's choice overwrites this one's (past 2^31 tokens: else a
+                      // block has one)
+  }
+}
+
+template <int kThreads>
+void launch_top_k_by_blocks(const TopKParams& params, cudaStream_t stream) {
+  constexpr int kBytesEach = sizeof(float) + sizeof(int32_t);
+  allow_shared_memory<top_k_by_blocks<kThreads>, kMaxSharedK * kBytesEach>();
+  const int64_t bytes = params.K <= kMaxSharedK ? params.K * kBytesEach : 0;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(params.T, INT32_MAX));
+  launch_kernel("top-K",
+                {.blocks = blocks, .threads = kThreads, .stream = stream, .shared_bytes = bytes},
+                top_k_by_blocks<kThreads>, params);
+}
+
+}  // namespace tilemoe::cuda

@@ -1,0 +1,160 @@
+// Operand B of a pair of blocks: each brings half of the tile's columns, which a product reads from
+// both blocks' stages. The first block has the first half; of a tile in two parts, gate and then up
+// columns, that is the gate part.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/backend.h"
+#include "cuda/core/recipe.h"
+#include "cuda/gemm/epilogue/sm100_epilogues.h"
+#include "cuda/gemm/epilogue/store_threads.h"
+#include "cuda/gemm/load/dense.h"
+#include "cuda/gemm/load/gathered.h"
+#include "cuda/gemm/load/weights.h"
+#include "cuda/gemm/schedule/expert_tiles.h"
+#include "cuda/gemm/schedule/row_tiles.h"
+#include "cuda/gemm/schedule/tile.h"
+#include "cuda/gemm/sm100_launch.h"
+#include "cuda/gemm/sm100_split_k.h"
+#include "cuda/ops/tiles.h"
+
+namespace tilemoe::cuda::sm100 {
+
+// `Load_` brings as many columns as one block's, of one part.
+template <class Load_, int kParts>
+class HalfOfWeights {
+ public:
+  using Load = Load_;
+  using Operand = typename Load::Operand;
+  static constexpr int kTmaBytes = Load::kTmaBytes;
+  static constexpr int kThreadArrivals = Load::kThreadArrivals;
+
+  struct Params {
+    typename Load::Params part[kParts];
+  };
+
+  // Of kParts weights (E, columns of the product, sum).
+  static Params params(const tilemoe_tensor* weights) {
+    Params params{};
+    for (int p = 0; p < kParts; ++p) params.part[p] = Load::params(weights + p);
+    return params;
+  }
+  // Of W1's parts (E, columns, d), which are summed over.
+  static Params params(const UpParts& W1) {
+    static_assert(kParts == 1);
+    return {{Load::params(W1)}};
+  }
+
+  __device__ HalfOfWeights(const Params& params, int32_t thread)
+      : load_(params.part[kParts == 2 ? rank() : 0], thread) {}
+
+  __device__ void prefetch() const { load_.prefetch(); }
+  __device__ void begin(Tile tile) {
+    if constexpr (kParts == 1) tile.n_block = 2 * tile.n_block + rank();
+    load_.begin(tile);
+  }
+  __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
+    load_.load(shared, full, k_block);
+  }
+
+ private:
+  __device__ static int32_t rank() { return static_cast<int32_t>(blockIdx.x % 2); }
+
+  Load load_;
+};
+
+}  // namespace tilemoe::cuda::sm100
+
+namespace tilemoe::cuda {
+
+// Blackwell's kit (compute capability 10.x): tcgen05, tensor memory, TMA. Its parts have the names by
+// which steps ask for them, as sm90/kit.h's.
+
+namespace sm100 {
+
+// Two blocks work side by side on the halves of a reference tile, as they come.
+template <class Shape>
+struct HalvesOfReferenceTilesOf {
+  static_assert(Shape::BLOCK_M == ReferenceTiles::kRows);
+  using type = ExpertTiles<Shape::BLOCK_K>;
+};
+template <class Shape>
+using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
+
+template <class Shape, Major kMajor, int kParts>
+struct WeightsOf {
+  using type = load::Weights<Shape, kMajor, kParts>;
+};
+template <class Shape, Major kMajor, int kParts>
+requires(Shape::kBlocks == 2) struct WeightsOf<Shape, kMajor, kParts> {
+  using type = HalfOfWeights<load::Weights<typename Shape::OwnColumns, kMajor, 1>, kParts>;
+};
+template <class Shape, Major kMajor>
+struct SummedWeightsOf {
+  using type = load::SummedWeights<Shape, kMajor>;
+};
+template <class Shape, Major kMajor>
+requires(Shape::kBlocks == 2) struct SummedWeightsOf<Shape, kMajor> {
+  using type = HalfOfWeights<load::SummedWeights<typename Shape::OwnColumns, kMajor>, 1>;
+};
+
+}  // namespace sm100
+
+struct Sm100 {
+  static constexpr KitName kName = KitName::kSm100;
+
+  template <Variant kVariant, TileConfiguration kTile>
+  using Shape = sm100::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
+
+  // ---- operand A: rows by expert, or summed over
+  template <class Shape, bool kGathers>
+  using Rows = std::conditional_t<kGathers, load::GatheredRows<Shape>, load::DenseRows<Shape>>;
+  template <class Shape>
+  using PartRows = load::DensePartRows<Shape>;
+  template <class Shape>
+  using SummedGathered = load::GatheredSummedRows<Shape>;
+
+  // ---- operand B
+  template <class Shape, Major kMajor, int kParts>
+  using Weights = typename sm100::WeightsOf<Shape, kMajor, kParts>::type;
+  template <class Shape, Major kMajor>
+  using SummedWeights = typename sm100::SummedWeightsOf<Shape, kMajor>::type;
+  template <class Shape>
+  using SummedDense = load::DenseSummedRows<Shape>;
+
+  // ---- epilogues; rows leave 32 columns at a time, from registers
+  template <class Shape>
+  using RowStore = StoreByThreads<Shape, 32>;
+  template <class Shape, Activations kSet, bool kAdjacent>
+  using Activation = sm100::ActivationEpilogue<Shape, kSet, kAdjacent, RowStore<Shape>>;
+  template <class Shape>
+  using Store = sm100::StoreEpilogue<Shape, RowStore<Shape>>;
+  template <class Shape, Activations kSet>
+  using ActivationGradient = sm100::ActivationGradientEpilogue<Shape, kSet>;
+  template <class Shape, class Out, OutputMajor kMajor>
+  using WeightGradient = sm100::WeightGradientEpilogue<Shape, Out, kMajor>;
+
+  // ---- the product of them, in a tile order: a pair of blocks always has the same columns
+  template <class Shape>
+  using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kBlocks, Shape::kBlocks == 2>;
+  template <class Shape>
+  using ExpertOrder = sm100::HalvesOfReferenceTiles<Shape>;
+  template <class Shape, class A, class B, class Epilogue, class Order>
+  using Product = sm100::GroupedGemm<Shape, A, B, Epilogue, Order>;
+  // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+  template <class Product>
+  static void launch(const typename Product::Params& params, int64_t tiles_at_most, void* stream,
+                     const Tuning& tuning) {
+    sm100::launch<Product>(params, tiles_at_most, stream, tuning);
+  }
+  // The last part of a weight gradient that was cut.
+  template <class Product>
+  static void add_shared_sums(const typename Product::Params& params,
+                              const cuda::WeightGradient& step) {
+    sm100::launch_shared_sums<Product>(params, step);
+  }
+};
+
+}  // namespace tilemoe::cuda

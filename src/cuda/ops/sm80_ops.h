@@ -1,0 +1,89 @@
+// The kit of every GPU from compute capability 8.0 on: mma.sync, cp.async, and nothing that a later
+// generation has of its own. Its parts have the names by which steps ask for them, as sm90/kit.h's.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/core/recipe.h"
+#include "cuda/gemm/epilogue/sm80_epilogues.h"
+#include "cuda/gemm/epilogue/store_threads.h"
+#include "cuda/gemm/load/sm80_rows.h"
+#include "cuda/gemm/load/sm80_weights.h"
+#include "cuda/gemm/schedule/expert_tiles.h"
+#include "cuda/gemm/schedule/row_tiles.h"
+#include "cuda/gemm/sm80_launch.h"
+#include "cuda/gemm/sm80_split_k.h"
+#include "cuda/ops/tiles.h"
+
+namespace tilemoe::cuda {
+
+namespace sm80 {
+
+// Two blocks work side by side on the halves of a reference tile, as they come.
+template <class Shape>
+struct HalvesOfReferenceTilesOf {
+  static_assert(Shape::BLOCK_M == ReferenceTiles::kRows);
+  using type = ExpertTiles<Shape::BLOCK_K>;
+};
+template <class Shape>
+using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
+
+}  // namespace sm80
+
+struct Sm80 {
+  static constexpr KitName kName = KitName::kSm80;
+
+  template <Variant kVariant, TileConfiguration kTile>
+  using Shape = sm80::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
+
+  // ---- operand A: rows by expert, or summed over
+  template <class Shape, bool kGathers>
+  using Rows = sm80::SourceRows<Shape, kGathers>;
+  template <class Shape>
+  using PartRows = sm80::PartRows<Shape>;
+  template <class Shape>
+  using SummedGathered = sm80::GatheredSummedRows<Shape>;
+
+  // ---- operand B
+  template <class Shape, Major kMajor, int kParts>
+  using Weights = sm80::Weights<Shape, kMajor, kParts>;
+  template <class Shape, Major kMajor>
+  using SummedWeights = sm80::SummedWeights<Shape, kMajor>;
+  template <class Shape>
+  using SummedDense = sm80::DenseSummedRows<Shape>;
+
+  // ---- epilogues; rows leave 32 columns at a time where a warp's parts have them
+  template <class Shape>
+  using RowStore =
+      std::conditional_t<Shape::kWarpColumns == 64, StoreByThreads<Shape, 32>, StoreByWords<Shape>>;
+  template <class Shape, Activations kSet, bool kAdjacent>
+  using Activation = sm80::ActivationEpilogue<Shape, kSet, kAdjacent, RowStore<Shape>>;
+  template <class Shape>
+  using Store = sm80::StoreEpilogue<Shape, RowStore<Shape>>;
+  template <class Shape, Activations kSet>
+  using ActivationGradient = sm80::ActivationGradientEpilogue<Shape, kSet>;
+  template <class Shape, class Out, OutputMajor kMajor>
+  using WeightGradient = sm80::WeightGradientEpilogue<Shape, Out, kMajor>;
+
+  // ---- the product of them, in a tile order
+  template <class Shape>
+  using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kCluster>;
+  template <class Shape>
+  using ExpertOrder = sm80::HalvesOfReferenceTiles<Shape>;
+  template <class Shape, class A, class B, class Epilogue, class Order>
+  using Product = sm80::GroupedGemm<Shape, A, B, Epilogue, Order>;
+  // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+  template <class Product>
+  static void launch(const typename Product::Params& params, int64_t tiles_at_most, void* stream,
+                     const Tuning& tuning) {
+    sm80::launch<Product>(params, tiles_at_most, stream, tuning);
+  }
+  // The last part of a weight gradient that was cut.
+  template <class Product>
+  static void add_shared_sums(const typename Product::Params& params,
+                              const cuda::WeightGradient& step) {
+    sm80::launch_shared_sums<Product>(params, step);
+  }
+};
+
+}  // namespace tilemoe::cuda

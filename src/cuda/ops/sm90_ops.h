@@ -1,0 +1,112 @@
+// Hopper's kit: the parts that the steps name. Another GPU generation's has parts of these names
+// and these Params; what an epilogue computes is not among them (epilogue/), when it does is.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/core/recipe.h"
+#include "cuda/gemm/epilogue/sm90_activation.h"
+#include "cuda/gemm/epilogue/sm90_activation_gradient.h"
+#include "cuda/gemm/epilogue/sm90_store.h"
+#include "cuda/gemm/epilogue/sm90_weight_gradient.h"
+#include "cuda/gemm/epilogue/store_threads.h"
+#include "cuda/gemm/load/dense.h"
+#include "cuda/gemm/load/gathered.h"
+#include "cuda/gemm/load/weights.h"
+#include "cuda/gemm/schedule/expert_tiles.h"
+#include "cuda/gemm/schedule/row_tiles.h"
+#include "cuda/gemm/sm90_launch.h"
+#include "cuda/gemm/sm90_split_k.h"
+#include "cuda/ops/tiles.h"
+
+namespace tilemoe::cuda {
+
+namespace sm90 {
+
+// A cluster's two blocks have the halves of a reference tile.
+template <class Shape>
+struct HalvesOfReferenceTilesOf {
+  static_assert(Shape::BLOCK_M == ReferenceTiles::kRows && Shape::kCluster == 2);
+  using type = ExpertTiles<Shape::BLOCK_K>;
+};
+template <class Shape>
+using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
+
+// How rows leave, but for those of the activation's gradient, which are in shared memory already.
+template <class Shape>
+using RowStore = RaggedStore<Shape>;
+
+template <class Shape, Activations kSet, bool kAdjacent>
+struct ActivationOf {
+  using type = ActivationEpilogue<Shape, kSet, RowStore<Shape>>;
+};
+template <class Shape>
+struct ActivationOf<Shape, Activations::kSwiGLU, false> {
+  using type = SwiGLUEpilogue<Shape, RowStore<Shape>>;
+};
+// Gate and up of few columns are narrower than a box of TMA, and ping-pong hides what is not held.
+template <class Shape>
+requires(Shape::kFewRows) struct ActivationOf<Shape, Activations::kSwiGLU, false> {
+  using type = ActivationEpilogue<Shape, Activations::kSwiGLU, StoreByThreads<Shape>>;
+};
+template <class Shape>
+struct ActivationOf<Shape, Activations::kGated, true> {
+  using type = AdjacentActivationEpilogue<Shape, RowStore<Shape>>;
+};
+
+}  // namespace sm90
+
+struct Sm90 {
+  static constexpr KitName kName = KitName::kSm90;
+
+  template <Variant kVariant, TileConfiguration kTile>
+  using Shape = sm90::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
+
+  // ---- operand A: rows by expert, or summed over
+  template <class Shape, bool kGathers>
+  using Rows = std::conditional_t<kGathers, load::GatheredRows<Shape>, load::DenseRows<Shape>>;
+  template <class Shape>
+  using PartRows = load::DensePartRows<Shape>;
+  template <class Shape>
+  using SummedGathered = load::GatheredSummedRows<Shape>;
+
+  // ---- operand B
+  template <class Shape, Major kMajor, int kParts>
+  using Weights = load::Weights<Shape, kMajor, kParts>;
+  template <class Shape, Major kMajor>
+  using SummedWeights = load::SummedWeights<Shape, kMajor>;
+  template <class Shape>
+  using SummedDense = load::DenseSummedRows<Shape>;
+
+  // ---- epilogues
+  template <class Shape, Activations kSet, bool kAdjacent>
+  using Activation = typename sm90::ActivationOf<Shape, kSet, kAdjacent>::type;
+  template <class Shape>
+  using Store = sm90::StoreEpilogue<Shape, sm90::RowStore<Shape>>;
+  template <class Shape, Activations kSet>
+  using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
+  template <class Shape, class Out, OutputMajor kMajor>
+  using WeightGradient = sm90::WeightGradientEpilogue<Shape, Out, kMajor>;
+
+  // ---- the product of them, in a tile order
+  template <class Shape>
+  using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kCluster>;
+  template <class Shape>
+  using ExpertOrder = sm90::HalvesOfReferenceTiles<Shape>;
+  template <class Shape, class A, class B, class Epilogue, class Order>
+  using Product = sm90::GroupedGemm<Shape, A, B, Epilogue, Order>;
+  // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+  template <class Product>
+  static void launch(const typename Product::Params& params, int64_t tiles_at_most, void* stream,
+                     const Tuning& tuning) {
+    sm90::launch<Product>(params, tiles_at_most, stream, tuning);
+  }
+  // The last part of a weight gradient that was cut.
+  template <class Product>
+  static void add_shared_sums(const typename Product::Params& params,
+                              const cuda::WeightGradient& step) {
+    sm90::launch_shared_sums<Product>(params, step);
+  }
+};
+
+}  // namespace tilemoe::cuda

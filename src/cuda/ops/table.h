@@ -1,0 +1,118 @@
+// The kernels of the steps that are products, as the table of instances lists them
+// (instances/products.inc): a kit, a variant and a tile each.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+#include "core/backend.h"
+#include "cuda/core/gemm_steps.h"
+#include "cuda/core/variant.h"
+#include "cuda/ops/tiles.h"
+
+namespace tilemoe::cuda {
+
+// Starts a kernel: defined in the step's header, instantiated by the table.
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const UpProjection& step);
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const DownProjection& step);
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const ActivationGradient& step);
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const InputGradient& step);
+template <class Kit, Variant kVariant, TileConfiguration kTile>
+void run(const WeightGradient& step);
+
+// The table of products.inc as the host sees it: what there is for a step, and what starts it.
+
+enum class ProductName {
+  kUpProjection,
+  kDownProjection,
+  kActivationGradient,
+  kInputGradient,
+  kWeightGradient,
+};
+
+template <class Step>
+inline constexpr ProductName kProductOf{};
+template <>
+inline constexpr ProductName kProductOf<UpProjection> = ProductName::kUpProjection;
+template <>
+inline constexpr ProductName kProductOf<DownProjection> = ProductName::kDownProjection;
+template <>
+inline constexpr ProductName kProductOf<ActivationGradient> = ProductName::kActivationGradient;
+template <>
+inline constexpr ProductName kProductOf<InputGradient> = ProductName::kInputGradient;
+template <>
+inline constexpr ProductName kProductOf<WeightGradient> = ProductName::kWeightGradient;
+
+// A row without its tile.
+struct ProductKey {
+  ProductName product;
+  KitName kit;
+  Variant variant;
+  bool operator==(const ProductKey&) const = default;
+};
+
+namespace instances {
+
+using enum RecipeName;
+using enum Major;
+using enum OutputMajor;
+using enum Activations;
+
+struct Row {
+  ProductKey key;
+  TileConfiguration tile;
+};
+
+// A kit's rows, where the build has the kit (instances.cmake).
+#ifdef TILEMOE_WITHOUT_SM80
+#define TILEMOE_ROW_OF_Sm80(...)
+#else
+#define TILEMOE_ROW_OF_Sm80(...) __VA_ARGS__
+#endif
+#ifdef TILEMOE_WITHOUT_SM90
+#define TILEMOE_ROW_OF_Sm90(...)
+#else
+#define TILEMOE_ROW_OF_Sm90(...) __VA_ARGS__
+#endif
+#ifdef TILEMOE_WITHOUT_SM100
+#define TILEMOE_ROW_OF_Sm100(...)
+#else
+#define TILEMOE_ROW_OF_Sm100(...) __VA_ARGS__
+#endif
+
+inline constexpr Row kRows[] = {
+#define PRODUCT(STEP, UNIT, KIT, TILE, ...) \
+  TILEMOE_ROW_OF_##KIT({{ProductName::k##STEP, KitName::k##KIT, Variant{__VA_ARGS__}}, TILE}, )
+#include "cuda/ops/kernels.inc"
+#undef PRODUCT
+};
+
+}  // namespace instances
+
+// The tiles that a key has kernels for, in the table's order; empty: there is no such kernel.
+class Tiles {
+ public:
+  constexpr explicit Tiles(const ProductKey& key) {
+    for (const instances::Row& row : instances::kRows)
+      if (row.key == key) tiles_.at(count_++) = row.tile;
+  }
+  constexpr const TileConfiguration* begin() const { return tiles_.data(); }
+  constexpr const TileConfiguration* end() const { return begin() + count_; }
+  constexpr const TileConfiguration* data() const { return begin(); }
+  constexpr size_t size() const { return count_; }
+  constexpr bool empty() const { return count_ == 0; }
+
+ private:
+  std::array<TileConfiguration, 8> tiles_{};
+  size_t count_ = 0;
+};
+
+// Starts the kernel of a row. Throws where the table has none.
+template <class Step>
+void start(const ProductKey& key, const TileConfiguration& tile, const Step& step);
+
+}  // namespace tilemoe::cuda

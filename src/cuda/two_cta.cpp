@@ -1,0 +1,18 @@
+#include "cuda/two_cta.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "core/check.h"
+
+namespace tilemoe::cuda::sm100 {
+
+bool pairs_asked_for() {
+  const char* const text = std::getenv("TILEMOE_PAIRS");
+  const std::string_view value = text ? text : "";
+  TILEMOE_CHECK(value.empty() || value == "0" || value == "1",
+                "TILEMOE_PAIRS is '" << value << "', expected 0 or 1");
+  return value == "1";
+}
+
+}  // namespace tilemoe::cuda::sm100

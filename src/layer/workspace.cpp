@@ -1,0 +1,132 @@
+#include "layer/workspace.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace tilemoe {
+namespace {
+
+constexpr size_t kRegionAlignment = 256;
+
+// Regions of the caller's workspace, one after the other.
+class Plan {
+ public:
+  size_t take(size_t bytes) {
+    const size_t place = used_;
+    used_ = static_cast<size_t>(checked_sum(static_cast<int64_t>(used_),
+                                            static_cast<int64_t>(round_up(bytes, kRegionAlignment)),
+                                            "workspace"));
+    return place;
+  }
+  ScratchRegion take_scratch(size_t bytes) { return {take(bytes), bytes}; }
+  size_t used() const { return used_; }
+
+ private:
+  size_t used_ = 0;
+};
+
+// Columns of Y that exist at a time.
+int64_t output_block_columns(const tilemoe_experts& experts) {
+  const int64_t blocks = std::max<int64_t>(experts.column_blocks, 1);
+  const int64_t columns = (experts.d + blocks - 1) / blocks;
+  return blocks == 1 ? columns : std::min(experts.d, (columns + 63) / 64 * 64);
+}
+
+// Those of dX~. Where dH lies over H, the place that A and Y had in the forward pass is dX~'s
+// alone: as few blocks as fit there, of whole tiles of 256 if they do.
+int64_t input_block_columns(const tilemoe_experts& experts, bool dh_over_h) {
+  const int64_t columns = output_block_columns(experts);
+  if (columns == experts.d || !dh_over_h) return columns;
+  const int64_t room = experts.n + columns;
+  const int64_t blocks = (experts.d + room - 1) / room;
+  const int64_t least = (experts.d + blocks - 1) / blocks;
+  for (int64_t multiple : {256, 64})
+    if (const int64_t whole = (least + multiple - 1) / multiple * multiple; whole <= room)
+      return std::min(experts.d, whole);
+  return columns;
+}
+
+size_t ds_partial_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
+  const int64_t partials = checked_product(ds_groups(experts.n), spec.capacity, "ds partials");
+  return static_cast<size_t>(checked_product(partials, sizeof(float), "ds partials"));
+}
+
+}  // namespace
+
+int64_t h_width(const tilemoe_experts& experts) {
+  return tilemoe_activation_gated(experts.activation) != 0 ? 2 * experts.n : experts.n;
+}
+
+size_t row_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec, int64_t width) {
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(experts.dtype));
+  return static_cast<size_t>(checked_product(
+      checked_product(spec.capacity, width, "capacity * width"), element, "workspace"));
+}
+
+int64_t rows_of_an_expert(const tilemoe_routing_spec& spec) {
+  const bool once_a_token =
+      spec.kind == TILEMOE_ROUTING_TOP_K || spec.kind == TILEMOE_ROUTING_ROUNDED;
+  return once_a_token ? spec.T : INT64_MAX;
+}
+
+ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
+                         const tilemoe_routing_spec& spec) {
+  const ScratchSizes sizes{.capacity = spec.capacity, .rows_of_an_expert = rows_of_an_expert(spec)};
+  Plan plan;
+  A = plan.take(row_bytes(experts, spec, experts.n));
+  block_columns = output_block_columns(experts);
+  Y = plan.take(row_bytes(experts, spec, block_columns));
+  scratch =
+      plan.take_scratch(std::max(backend.scratch_bytes(Step::kUpProjection, experts, sizes),
+                                 backend.scratch_bytes(Step::kDownProjection, experts, sizes)));
+  total = plan.used();
+}
+
+BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& experts,
+                           const tilemoe_routing_spec& spec, const BackwardWork& work) {
+  const ScratchSizes sizes{.capacity = spec.capacity,
+                           .rows_of_an_expert = rows_of_an_expert(spec),
+                           .dW1 = work.wants(TILEMOE_GRADIENT_W1),
+                           .dW1_up = work.wants(TILEMOE_GRADIENT_W1_UP)};
+  const auto scratch_in = [&](Plan& plan, Step step) {
+    return plan.take_scratch(backend.scratch_bytes(step, experts, sizes));
+  };
+  Plan all;
+  if (work.needs_dH() && !work.dH_over_H) dH = all.take(row_bytes(experts, spec, h_width(experts)));
+  total = all.used();
+  const auto end = [&](const Plan& plan) { total = std::max(total, plan.used()); };
+
+  if (work.needs_activation_gradient()) {
+    Plan activation = all;
+    if (work.wants(TILEMOE_GRADIENT_W2)) {
+      A_scaled = activation.take(row_bytes(experts, spec, experts.n));
+      Plan dW2 = activation;
+      dW2_scratch = scratch_in(dW2, Step::kWeightGradient2);
+      end(dW2);
+    }
+    if (work.wants(TILEMOE_GRADIENT_S))
+      ds_partial = activation.take(ds_partial_bytes(experts, spec));
+    activation_scratch = scratch_in(activation, Step::kActivationGradient);
+    end(activation);
+  }
+  block_columns = input_block_columns(experts, work.dH_over_H);
+  if (work.wants(TILEMOE_GRADIENT_X)) {
+    Plan dX = all;
+    dX_rows = dX.take(row_bytes(experts, spec, block_columns));
+    dX_scratch = scratch_in(dX, Step::kInputGradient);
+    end(dX);
+  }
+  if (work.wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP)) {
+    Plan dW1 = all;
+    dW1_scratch = scratch_in(dW1, Step::kWeightGradient1);
+    end(dW1);
+  }
+  if (work.wants(TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP | TILEMOE_GRADIENT_B2)) {
+    Plan bias = all;
+    bias_scratch = scratch_in(bias, Step::kBiasGradient);
+    end(bias);
+  }
+}
+
+}  // namespace tilemoe

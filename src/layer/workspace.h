@@ -1,0 +1,72 @@
+// The layer's memory plan: what lies where in the caller's workspace, and how large it is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/backend.h"
+
+namespace tilemoe {
+
+// Columns of H: 2n, or n without a gate.
+int64_t h_width(const tilemoe_experts& experts);
+
+// Bytes of a (capacity, width) matrix.
+size_t row_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec, int64_t width);
+
+// Rows that an expert has at most; more than all rows where nothing is known.
+int64_t rows_of_an_expert(const tilemoe_routing_spec& spec);
+
+// What a step may use while it runs.
+struct ScratchRegion {
+  size_t place = 0, size = 0;
+};
+
+// A lives until the last block of Y is made, a block of Y until the combine.
+struct ForwardPlan {
+  size_t A, Y, total;
+  int64_t block_columns;  // of Y
+  ScratchRegion scratch;
+
+  ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
+              const tilemoe_routing_spec& spec);
+};
+
+// What a backward makes.
+struct BackwardWork {
+  tilemoe_backward_mode mode = TILEMOE_BACKWARD_WHOLE;
+  bool dH_over_H = false;  // OVER_H, and REST after it
+  uint32_t gradients = 0;  // TILEMOE_GRADIENT_ bits
+
+  bool wants(uint32_t any_of) const { return (gradients & any_of) != 0; }
+  bool from_dH() const { return mode == TILEMOE_BACKWARD_REST; }
+  // Whether dH has to be there, for this call or for those that follow.
+  bool needs_dH() const {
+    return mode != TILEMOE_BACKWARD_WHOLE || wants(TILEMOE_GRADIENT_X | kOfW1);
+  }
+  // Whether dA' has to be computed.
+  bool needs_activation_gradient() const {
+    return !from_dH() && (needs_dH() || wants(TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_S));
+  }
+
+  static constexpr uint32_t kOfW1 =
+      TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP | TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP;
+  static constexpr uint32_t kFromDH = TILEMOE_GRADIENT_X | kOfW1;
+  static constexpr uint32_t kAll =
+      kFromDH | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2;
+};
+
+// dH lives from the activation gradient to the last step, and on to calls of mode REST: nothing
+// else takes its place, which is the first. In the rest of the workspace one follows the other: A'
+// with the partial sums of ds, then with the scratch of dW2; dX~; the scratch of dW1 and of the
+// biases' gradients. What is not asked for has no place: so less work never needs more.
+struct BackwardPlan {
+  size_t dH = 0, A_scaled = 0, dX_rows = 0, ds_partial = 0, total = 0;
+  int64_t block_columns = 0;  // of dX~
+  ScratchRegion activation_scratch, dW2_scratch, dX_scratch, dW1_scratch, bias_scratch;
+
+  BackwardPlan(const Backend& backend, const tilemoe_experts& experts,
+               const tilemoe_routing_spec& spec, const BackwardWork& work);
+};
+
+}  // namespace tilemoe
