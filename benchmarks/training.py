@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `tilemoe train` reaches: held-out bits per byte of its default model and its comparisons.
+"""What `tilemoe train` reaches: validation bits per byte of its default model and its comparisons.
 
     training.py --tilemoe build/release/apps/tilemoe/tilemoe --out train.jsonl
     training.py --tilemoe build/cuda/apps/tilemoe/tilemoe --out train.jsonl --devices cuda cpu
@@ -11,8 +11,8 @@ status 1 if one of these does not hold:
 - the experts are worth at least 0.15 bits per byte, and more than a dense layer of the same active
   width by more than the seeds of top-K differ;
 - `nearest` is within 2 % of top-K of the same seed;
-- the first 10 losses on both devices differ by at most 0.001 nats, and the means of their held-out
-  bits by no more than the CPU's seeds do.
+- the first 10 losses on both devices differ by at most 0.001 nats, and the means of their
+  validation bits by no more than the CPU's seeds do.
 
 Options that it does not know go to `tilemoe train`.
 """

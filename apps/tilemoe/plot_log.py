@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Draws a training log: `plot_log.py LOG.jsonl [--out FOLDER] [--format png|svg|pdf]`.
 
-Two pictures beside the log: NAME-loss (training and held-out bits a byte) and NAME-load (how the
+Two pictures next to the log: NAME-loss (training and validation bits a byte) and NAME-load (how the
 tokens of a step fall on the experts, a column a layer). `tilemoe plot` runs this file.
 """
 
 import sys
 
 # Before anything is imported that a file may shadow: modules come from Python's folders, never from
-# the current one, which may be the log's. (`os` is there since Python started.)
+# the current one, which may be the log's. (Python has imported `os` at its start.)
 try:
     CURRENT = sys.modules["os"].getcwd()
 except OSError:  # it was removed
@@ -21,7 +21,7 @@ import math
 import os
 
 PACKAGE = "python3-matplotlib"
-MOST_COLUMNS = 400  # of the load picture: steps are averaged to at most so many
+MAX_COLUMNS = 400  # of the load picture: steps are averaged to at most this number
 
 
 def fail(reason):
@@ -57,7 +57,7 @@ def is_number(value):
 
 
 def what_is_wrong_with(line):
-    """Nothing where `line` is an object whose fields can be drawn."""
+    """Returns if `line` is an object whose fields can be drawn; else ends the program."""
     if not isinstance(line, dict):
         return "no object"
     if line.get("event") not in ("step", "eval"):
@@ -106,11 +106,11 @@ def draw_loss(plt, steps, evaluations, title):
     axes.plot(x, running_mean(y, window), color="tab:blue",
               label=f"training, mean of {window} steps" if window > 1 else "training")
     if evaluations:
-        held_x = [line["step"] for line in evaluations]
-        held_y = [bits(line["loss"]) for line in evaluations]
-        axes.plot(held_x, held_y, color="tab:orange", marker="o", label="held-out")
-        axes.annotate(f"{held_y[-1]:.3f}", (held_x[-1], held_y[-1]), xytext=(-4, 7),
-                      textcoords="offset points", ha="right", color="tab:orange")
+        validation_x = [line["step"] for line in evaluations]
+        validation_y = [bits(line["loss"]) for line in evaluations]
+        axes.plot(validation_x, validation_y, color="tab:orange", marker="o", label="validation")
+        axes.annotate(f"{validation_y[-1]:.3f}", (validation_x[-1], validation_y[-1]),
+                      xytext=(-4, 7), textcoords="offset points", ha="right", color="tab:orange")
     # The first steps fall from 8 bits a byte: what comes after them sets the scale.
     later = sorted(value for value in y[len(y) // 20:] if not math.isnan(value))
     if later:
@@ -134,7 +134,7 @@ def draw_load(plt, steps, title):
     share = np.divide(load, mean, out=np.ones_like(load), where=mean > 0)
     first, last = steps[0]["step"], steps[-1]["step"]
     layers, experts = share.shape[1:]
-    columns = min(len(steps), MOST_COLUMNS)
+    columns = min(len(steps), MAX_COLUMNS)
     edges = np.linspace(0, len(steps), columns + 1).astype(int)
     binned = np.add.reduceat(share, edges[:-1], axis=0) / np.diff(edges)[:, None, None]
 

@@ -29,7 +29,7 @@ struct TrainOptions {
   train::OptionTable kept;   // of `run`
 };
 
-// What a checkpoint has to say before the model is built.
+// Facts of a checkpoint that are read before the model is built.
 struct SavedRun {
   int64_t weights = INT64_MAX;  // numbers that it has for the model's parameters
   std::vector<train::OptionChange> changed;
@@ -44,6 +44,7 @@ SavedRun take_saved_options(TrainOptions& options) {
   nlohmann::json saved = found.state.value("config", nlohmann::json());
   if (!saved.is_object())
     throw std::runtime_error(checkpoint.string() + ": its state has no \"config\"");
+  saved = options.table.with_present_names(std::move(saved));
   options.table.take_missing(saved);
   if (options.model.steps < found.step)
     throw WrongUsage("--steps is " + std::to_string(options.model.steps) + ", but " +
@@ -79,11 +80,11 @@ int train_model(TrainOptions& options) {
     options.run.log = std::filesystem::absolute(options.run.log).string();
   train::TrainerConfig config = options.model.checked();
   config.model.device = device;
-  config.model.most_parameters = saved.weights;
+  config.model.max_parameters = saved.weights;
   train::require_memory(config.model, config.batch);
   if (device == Device::kCuda) announce_device();
   const train::Corpus corpus = train::load_corpus(
-      {options.model.text.begin(), options.model.text.end()}, options.model.held_bytes);
+      {options.model.text.begin(), options.model.text.end()}, options.model.validation_bytes);
   const int signal = train::TrainingRun(config, options.run, corpus,
                                         {.options = options.table.to_json(),
                                          .kept = options.kept.to_json(),

@@ -53,18 +53,18 @@ class DenseGemms {
     fill_normal(verify::cuda_memory(), Tensor(B_.data(), layer.dtype, {B}), 0.02, 8);
     const DeviceCacheFlush flush;
     for (const StepGemm& one : steps_) {
-      products_.push_back(std::make_unique<LtProduct>(one.shape));
-      products_.back()->choose(A_.data(), B_.data(), C_.data(), flush);
+      gemms_.push_back(std::make_unique<LtGemm>(one.shape));
+      gemms_.back()->choose(A_.data(), B_.data(), C_.data(), flush);
     }
   }
 
   const std::vector<StepGemm>& steps() const { return steps_; }
-  void run(size_t i) const { products_[i]->run(A_.data(), B_.data(), C_.data()); }
+  void run(size_t i) const { gemms_[i]->run(A_.data(), B_.data(), C_.data()); }
 
  private:
   std::vector<StepGemm> steps_;
   DeviceBuffer A_, B_, C_;
-  std::vector<std::unique_ptr<LtProduct>> products_;
+  std::vector<std::unique_ptr<LtGemm>> gemms_;
 };
 
 void time_layer(const Case& layer, Clock& clock, int rounds, Report& report) {

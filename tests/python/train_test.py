@@ -1,6 +1,7 @@
 """`tilemoe train` from outside: stopped, resumed, refused, out of room."""
 
 import array
+import hashlib
 import json
 import math
 import os
@@ -25,6 +26,24 @@ NEWEST = f"step-{STEPS:08}.safetensors"
 def limit_file_size():
     """Room for the log and for half a checkpoint."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+
+
+def with_older_names(checkpoint, *names):
+    """Rewrites a checkpoint's state as an earlier version wrote it; names: (now, then), ..."""
+    contents = pathlib.Path(checkpoint).read_bytes()
+    size = 8 + int.from_bytes(contents[:8], "little")
+    header = json.loads(contents[8:size])
+    metadata = header["__metadata__"]
+    field = next(key for key, value in metadata.items() if '"config"' in value)
+    for now, then in names:
+        assert f'"{now}"' in metadata[field]
+        metadata[field] = metadata[field].replace(f'"{now}"', f'"{then}"')
+    metadata["file_sha256"] = "0" * 64
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    whole = len(text).to_bytes(8, "little") + text + contents[size:]
+    digest = hashlib.sha256(whole).hexdigest()
+    pathlib.Path(checkpoint).write_bytes(whole.replace(b"0" * 64, digest.encode(), 1))
 
 
 class Train(unittest.TestCase):
@@ -128,7 +147,7 @@ class Train(unittest.TestCase):
             self.assertEqual(kill_resume.checkpoints(self.run_folder)[-1], "step-00000300.safetensors")
             shutil.rmtree(self.run_folder)
 
-    def test_a_stopped_run_goes_on_bit_for_bit(self):
+    def test_a_stopped_run_continues_bit_for_bit(self):
         # Stopped wherever the signal meets it, or not at all when it is fast.
         process = subprocess.Popen(self.command("--out", self.run_folder), stdout=subprocess.DEVNULL)
         self.wait_for_checkpoint(process)
@@ -143,6 +162,29 @@ class Train(unittest.TestCase):
         self.well("--save-every", "5", "--keep", "3", "--resume", os.path.join(self.run_folder, first))
         kill_resume.compare(self.alone, self.run_folder)
 
+    def test_a_run_with_older_names_of_options_is_resumed(self):
+        self.copy_of_alone()
+        first, _, newest = kill_resume.checkpoints(self.run_folder)
+        path = os.path.join(self.run_folder, first)
+        with_older_names(path, ("validation-bytes", "held-bytes"), ("validation_bytes", "held_bytes"))
+        result = self.well("--resume", path, "--save-every", "5", "--keep", "3")
+        self.assertEqual(result.stderr, "")
+        ours, alone = (pathlib.Path(folder, newest).read_bytes() for folder in (self.run_folder, self.alone))
+        self.assertEqual(ours, alone)
+        generated = small_run.tilemoe("generate", path, "--bytes", "5", text=False)
+        self.assertEqual(generated.returncode, 0, generated.stderr)
+
+    def test_an_older_option_works_with_a_warning(self):
+        warning = "tilemoe: warning: --held-bytes is the older name of --validation-bytes\n"
+        result = self.well(*self.command("--out", self.run_folder, "--held-bytes", "3000", steps=6)[2:])
+        self.assertEqual(result.stderr, warning)
+        config = self.events("start")[0]["config"]
+        self.assertEqual(config["validation-bytes"], 3000)
+        self.assertNotIn("held-bytes", config)
+        error = self.result([TILEMOE, "train", "--resume", self.run_folder, "--held-bytes", "4000"])
+        self.assertEqual(error.returncode, 2)
+        self.assertIn("validation-bytes: 3000 in the checkpoint, 4000 now", error.stderr)
+
     def test_changed_options_are_named(self):
         error = self.error("--resume", self.alone, "--clip", "0.25", "--lr", "0.5", "--seed", "7",
                            "--layers", "1", status=2)
@@ -156,7 +198,7 @@ class Train(unittest.TestCase):
             return [event for event in map(json.loads, file) if event["event"] == kind]
 
     def weights_after(self, *options):
-        """The bytes of the last checkpoint of a copy of the run that goes on with these options."""
+        """The bytes of the last checkpoint of a copy of the run that continues with these options."""
         self.copy_of_alone()
         self.well("--resume", self.run_folder, *options)
         name = kill_resume.checkpoints(self.run_folder)[-1]
@@ -181,7 +223,7 @@ class Train(unittest.TestCase):
         self.assertIn("--steps with a larger number extends the run", again.stdout)
         self.assertNotIn("changed", self.events("resume")[-1])
 
-    def test_an_extended_run_that_stops_goes_on_bit_for_bit(self):
+    def test_an_extended_run_that_stops_continues_bit_for_bit(self):
         longer = ("--steps", "40", "--batch", "3")
         name, whole = self.weights_after(*longer)
         self.assertEqual(name, "step-00000040.safetensors")
@@ -216,7 +258,7 @@ class Train(unittest.TestCase):
             self.assertEqual(self.events("start")[0]["config"]["warm-up"], warm_up)
             shutil.rmtree(self.run_folder)
 
-    def test_the_output_tells_how_it_goes_and_ends_with_a_sample(self):
+    def test_the_output_shows_progress_and_ends_with_a_sample(self):
         result = self.result(self.command("--out", self.run_folder, steps=60))
         lines = result.stdout.split("\n")
         self.assertRegex(lines[0], r"^\d+ parameters; the run is in ")
@@ -284,7 +326,7 @@ class Train(unittest.TestCase):
         self.assertIn("--resume", self.error("--out", self.run_folder))
         self.assertEqual(self.contents(), before)
 
-    def test_a_resumed_run_keeps_what_it_was_told_to_keep(self):
+    def test_a_resumed_run_keeps_the_checkpoints_of_keep(self):
         log = os.path.join(self.shared.name, "elsewhere.jsonl")
         command = self.command("--out", self.run_folder, "--log", log, keep=100)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -58,7 +58,7 @@ TEST_P(AttentionOfShape, EqualsItsDefinitionAndDerivative) {
   Doubles qkv = random_doubles("qkv", 3 * size);
   const Doubles dout = random_doubles("dout", size);
   const FloatVec qkv_f = to_float(qkv), slopes_f = to_float(problem.slopes);
-  // What another, longer sequence left in the scratch must not be seen.
+  // The rest of another, longer sequence in the scratch must have no effect.
   FloatVec scratch(at(num_threads() * attention_worker_scratch(problem.shape)), NAN);
   FloatVec out = zeros(size), log_sum = zeros(problem.tokens() * problem.shape.heads);
   cpu_operators().attention(problem.shape, slopes_f, qkv_f, out, log_sum, scratch);

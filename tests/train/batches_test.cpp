@@ -31,7 +31,7 @@ TEST(Permutation, DependsOnItsKey) {
   EXPECT_LT(fixed, 20);
 }
 
-// A text in which each pair of bytes tells its place.
+// A text in which each two bytes encode their place.
 std::vector<uint8_t> numbered_text(size_t size) {
   std::vector<uint8_t> text(size);
   for (size_t i = 0; i < size; ++i)

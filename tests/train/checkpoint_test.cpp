@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// A model of two tensors and one of the optimiser's; `fill` tells one from another.
+// A model of two tensors and one of the optimiser's; `fill` makes each one different.
 struct Model {
   explicit Model(float fill = 0) {
     std::fill(w.begin(), w.end(), fill);
@@ -131,7 +131,7 @@ TEST_F(Checkpoint, KeepsTheNewest) {
 
 TEST_F(Checkpoint, ARunTakenUpEarlierKeepsItsOwn) {
   for (int64_t step = 10; step <= 40; step += 10) save(step, 1, 4);
-  save(21, 1, 2);  // goes on from step 20
+  save(21, 1, 2);  // continues from step 20
   EXPECT_EQ(names_in(run_.path()),
             (std::set<std::string>{"step-00000020.safetensors", "step-00000021.safetensors",
                                    "step-00000030.safetensors", "step-00000040.safetensors"}));
@@ -194,7 +194,7 @@ TEST(RunFolderTest, RemembersOptionsAndCheckpoints) {
   {
     RunFolder run(folder.path());
     run.set_options({{"keep", 7}});
-    run.claim("step-00000001.safetensors");  // the process ends before the file is there
+    run.claim("step-00000001.safetensors");  // the process ends before the file exists
     run.claim("step-00000002.safetensors");
     write_file(folder / "step-00000002.safetensors", "");
   }
@@ -290,7 +290,7 @@ TEST_F(Checkpoint, StatesThatMeanNothingAreRefused) {
   EXPECT_TRUE(contains(error_with("{}"), "no \"step\""));
 }
 
-// Values nested so deep that walking over them takes more stack than there is.
+// Values nested so deep that walking over them takes more stack than a thread has.
 TEST_F(Checkpoint, DeepHeadersAreRefused) {
   constexpr size_t kDepth = 1'000'000;
   const std::string deep = std::string(kDepth, '[') + std::string(kDepth, ']');

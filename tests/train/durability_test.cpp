@@ -1,5 +1,5 @@
-// What is on the disk when: the log before the checkpoint that counts on it, a checkpoint before
-// its name, its name before older ones go.
+// The order of writes to the disk: the log before the checkpoint that counts on it, a checkpoint
+// before its name, its name before older ones go.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>

@@ -40,7 +40,7 @@ TEST_F(EvaluationOf, CountsEachByteOnceWithItsContext) {
   // Windows less than full, just full, one byte more; more windows than a batch has.
   for (const int64_t size : {1, 19, 20, 21, 31, 107})
     for (const int64_t context : {0, 5, 10, 19}) {
-      const auto text = std::span(corpus_.held).first(static_cast<size_t>(size));
+      const auto text = std::span(corpus_.validation).first(static_cast<size_t>(size));
       const int64_t stride = kLength - context;
       double sum = 0;
       for (int64_t i = 0; i < size; ++i) {
@@ -53,10 +53,10 @@ TEST_F(EvaluationOf, CountsEachByteOnceWithItsContext) {
     }
 }
 
-TEST_F(EvaluationOf, StopsWhenAsked) {
-  int asked = 0;
-  evaluate(trainer_.model(), corpus_.held, 10, [&](double) { return ++asked < 3; });
-  EXPECT_EQ(asked, 3);
+TEST_F(EvaluationOf, StopsOnRequest) {
+  int calls = 0;
+  evaluate(trainer_.model(), corpus_.validation, 10, [&](double) { return ++calls < 3; });
+  EXPECT_EQ(calls, 3);
 }
 
 TEST(Evaluation, SaysBits) {

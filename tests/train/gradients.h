@@ -1,4 +1,4 @@
-// Float64 stand-ins and central differences, against which the trainer's float32 code is held.
+// Float64 stand-ins and central differences, with which the trainer's float32 code is compared.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ inline double inner(std::span<const double> a, std::span<const double> b) {
   return sum;
 }
 
-// |got - want| / |want|, NaN where anything is.
+// |got - want| / |want|, NaN if anything is.
 inline double relative_error(std::span<const float> got, const Doubles& want) {
   if (got.size() != want.size()) return NAN;
   double difference = 0, norm = 0;
@@ -51,7 +51,7 @@ inline double relative_error(std::span<const float> got, const Doubles& want) {
   return std::sqrt(difference / norm);
 }
 
-// Of a function of x, which it changes and puts back.
+// The gradient of a function of x, which it changes and puts back.
 inline Doubles central_differences(Doubles& x, const std::function<double()>& function) {
   constexpr double kStep = 1e-5;
   Doubles gradient(x.size());

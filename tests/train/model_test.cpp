@@ -55,7 +55,7 @@ void PrintTo(const GradientCase& c, std::ostream* out) {
 class ModelGradient : public testing::TestWithParam<GradientCase> {};
 
 // Along the gradient of each parameter, and along random signs, the loss must change as the
-// gradient says. Every token goes to every expert where a router chooses: a choice that changes is
+// gradient says. Every token goes to every expert if a router chooses: a choice that changes is
 // a jump.
 TEST_P(ModelGradient, IsTheLossesDerivative) {
   ModelConfig config = small_config().model;

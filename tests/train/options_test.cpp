@@ -88,7 +88,7 @@ TEST(Options, TakePythonsSpelling) {
 // Every option with what it must not be: the complaint is one sentence that names it.
 TEST(Options, BadValuesAreRefusedByName) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"--held-bytes 0", "--held-bytes"},
+      {"--validation-bytes 0", "--validation-bytes"},
       {"--layers 0", "--layers"},
       {"--layers -1", "--layers"},
       {"--layers 99999999999", "--layers"},
@@ -238,6 +238,34 @@ TEST(OptionTable, TakesFromASavedRunWhatIsNotGiven) {
   CommandLine same("--lr 0.5");
   same.table.take_missing(saved);
   EXPECT_TRUE(changed_options(saved, same.table.to_json()).empty());
+}
+
+TEST(OptionTable, ReadsOlderNamesAndWarnsOnce) {
+  testing::internal::CaptureStderr();
+  CommandLine older("--held-bytes 500");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "tilemoe: warning: --held-bytes is the older name of --validation-bytes\n");
+  EXPECT_EQ(older.options.validation_bytes, 500);
+  EXPECT_TRUE(older.table.is_given("validation-bytes"));
+  older.table.take_missing({{"validation-bytes", 600}});
+  EXPECT_EQ(older.options.validation_bytes, 500) << "the command line has precedence";
+  const nlohmann::json written = older.table.to_json();
+  EXPECT_EQ(written.at("validation-bytes"), 500);
+  EXPECT_FALSE(written.contains("held-bytes"));
+  EXPECT_THROW(CommandLine("--held-bytes 500 --validation-bytes 600"), CLI::ParseError);
+
+  testing::internal::CaptureStderr();
+  CommandLine present("--validation-bytes 500");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(OptionTable, ReadsSavedValuesOfOlderNames) {
+  CommandLine line("");
+  line.table.take_missing({{"held-bytes", 700}});
+  EXPECT_EQ(line.options.validation_bytes, 700);
+  EXPECT_EQ(line.table.with_present_names({{"held-bytes", 700}, {"steps", 9}}),
+            (nlohmann::json{{"validation-bytes", 700}, {"steps", 9}}));
+  EXPECT_THROW(line.table.take_missing({{"held-bytes", "700"}}), std::runtime_error);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ TEST(RunningMean, IsThatOfTheValuesThereAre) {
   EXPECT_EQ(mean_of({5, 3}).mean(), 4);
   RunningMean mean;
   for (int i = 1; i <= 100; ++i) mean.add(i);
-  EXPECT_EQ(mean.count(), RunningMean::kMost);
+  EXPECT_EQ(mean.count(), RunningMean::kMax);
   EXPECT_DOUBLE_EQ(mean.mean(), 90.5);  // of 81 to 100
   const auto shown = [](const RunningMean& of) { return step_parts({}, 1, of, "").at(1); };
   EXPECT_TRUE(contains(shown(mean), "(mean of the last 20 steps)"));
@@ -73,7 +73,7 @@ TEST(Progress, WritesPlainLinesToAFile) {
     Progress progress({.first = 0, .total = 50}, file);
     for (int64_t step = 1; step <= 50; ++step)
       progress.update({.step = step, .loss = 1, .tokens_per_second = 10});
-    progress.note("held-out 2.0 bits a byte");
+    progress.note("validation text 2.0 bits a byte");
   }
   std::fclose(file);
   const std::string text = read_file(folder / "out");
@@ -82,10 +82,10 @@ TEST(Progress, WritesPlainLinesToAFile) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 4) << text;  // first, time, last, note
   EXPECT_TRUE(contains(text, "for the 44 steps left and the evaluation\n"));
   EXPECT_TRUE(contains(text, "step 50/50"));
-  EXPECT_TRUE(text.ends_with("held-out 2.0 bits a byte\n"));
+  EXPECT_TRUE(text.ends_with("validation text 2.0 bits a byte\n"));
 }
 
-// What a terminal of `columns` is sent.
+// The output for a terminal of `columns`.
 template <class Use>
 std::string on_terminal(unsigned short columns, Use&& use) {
   int master = -1, slave = -1;

@@ -7,7 +7,7 @@
 namespace tilemoe::train {
 namespace {
 
-// A file of the given header and so many bytes of data.
+// A file of the given header and `data_bytes` bytes of data.
 std::string file_of(const std::string& json, size_t data_bytes) {
   std::string bytes;
   for (int i = 0; i < 8; ++i) bytes += static_cast<char>(json.size() >> (8 * i) & 0xff);

@@ -26,7 +26,7 @@ inline TrainerConfig small_config() {
   return config;
 }
 
-// Words in a random order: there is something to learn, and something that cannot be.
+// Words in a random order: one part can be learnt, the other cannot.
 inline Corpus small_corpus(uint64_t seed = 1) {
   const std::string words[] = {"the ", "quick ", "brown ", "fox ", "jumps ", "over ", "it\n"};
   const RandomStream random(seed, "words");
@@ -34,13 +34,13 @@ inline Corpus small_corpus(uint64_t seed = 1) {
   for (uint64_t i = 0; text.size() < 5000; ++i) text += words[random.bits(i) % 7];
   Corpus corpus;
   corpus.train.assign(text.begin(), text.begin() + 4000);
-  corpus.held.assign(text.begin() + 4000, text.end());
+  corpus.validation.assign(text.begin() + 4000, text.end());
   corpus.sha256 = std::to_string(seed);
   corpus.names = {"words"};
   return corpus;
 }
 
-// Random bytes, as a pass over so many sequences takes them.
+// Random bytes, as a pass over `sequences` takes them.
 struct Batch {
   Batch(const Model& model, Sequences sequences) {
     const RandomStream random(5, "batch");

@@ -45,7 +45,7 @@ inline std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-// The message of the std::exception that `action` throws; a failure of the test where it throws
+// The message of the std::exception that `action` throws; a failure of the test if it throws
 // none.
 template <class Action>
 std::string error_of(Action&& action) {

@@ -35,17 +35,17 @@ TEST(Text, HoldsOutTheLastWholeDocuments) {
   write_file(folder / "a.txt", text);
   const Corpus corpus = read_text({folder / "a.txt"}, 150);
   EXPECT_EQ(as_string(corpus.train), text.substr(0, 2800));
-  EXPECT_EQ(as_string(corpus.held), text.substr(2800));
+  EXPECT_EQ(as_string(corpus.validation), text.substr(2800));
   ASSERT_EQ(corpus.train_documents.size(), 28U);
   EXPECT_EQ(corpus.train_documents[27], 2700);
-  EXPECT_EQ(corpus.held_documents, (std::vector<int64_t>{0, 100}));
+  EXPECT_EQ(corpus.validation_documents, (std::vector<int64_t>{0, 100}));
   EXPECT_EQ(corpus.names, (std::vector<std::string>{(folder / "a.txt").string()}));
 }
 
 TEST(Text, HoldsOutAtMostATenthOfASmallText) {
   TempFolder folder;
   write_file(folder / "a.txt", documents('a', 30, 100));
-  EXPECT_EQ(read_text({folder / "a.txt"}, kDefaultHeldBytes).held.size(), 300U);
+  EXPECT_EQ(read_text({folder / "a.txt"}, kDefaultValidationBytes).validation.size(), 300U);
 }
 
 TEST(Text, HoldsOutFromEveryFileInProportion) {
@@ -53,11 +53,11 @@ TEST(Text, HoldsOutFromEveryFileInProportion) {
   write_file(folder / "a.txt", documents('a', 100, 100));
   write_file(folder / "b.txt", documents('b', 300, 100));
   const Corpus corpus = read_text({folder / "a.txt", folder / "b.txt"}, 2000);
-  EXPECT_EQ(as_string(corpus.held), documents('a', 5, 100) + documents('b', 15, 100));
+  EXPECT_EQ(as_string(corpus.validation), documents('a', 5, 100) + documents('b', 15, 100));
   EXPECT_EQ(as_string(corpus.train), documents('a', 95, 100) + documents('b', 285, 100));
 }
 
-TEST(Text, ManySmallFilesAreNotHeldOutWhole) {
+TEST(Text, ManySmallFilesKeepTrainingText) {
   TempFolder folder;
   std::vector<std::filesystem::path> files;
   for (int i = 0; i < 100; ++i) {
@@ -65,7 +65,7 @@ TEST(Text, ManySmallFilesAreNotHeldOutWhole) {
     write_file(files.back(), documents('x', 1, 100));
   }
   const Corpus corpus = read_text(files, 500);
-  EXPECT_EQ(corpus.held_documents.size(), 5U);
+  EXPECT_EQ(corpus.validation_documents.size(), 5U);
   EXPECT_EQ(corpus.train_documents.size(), 95U);
 }
 
@@ -105,8 +105,8 @@ TEST(Text, PartsTogetherAreTheText) {
   }
   write_file(folder / "a.txt", text);
   const Corpus corpus = read_text({folder / "a.txt"}, 5000);
-  EXPECT_EQ(as_string(corpus.train) + as_string(corpus.held), text);
-  EXPECT_GE(corpus.held.size(), 5000U);
+  EXPECT_EQ(as_string(corpus.train) + as_string(corpus.validation), text);
+  EXPECT_GE(corpus.validation.size(), 5000U);
 }
 
 TEST(Text, HashIsThatOfAllBytesInOrder) {
@@ -146,7 +146,7 @@ TEST(Text, NamesTheFileThatCannotBeRead) {
   write_file(folder / "one.txt", std::string(2000, 'a'));
   EXPECT_TRUE(contains(error(folder / "one.txt"), "too small"));
   write_file(folder / "good.txt", documents('a', 30, 100));
-  EXPECT_TRUE(contains(error_of([&] { read_text({folder / "good.txt"}, 0); }), "held-out"));
+  EXPECT_TRUE(contains(error_of([&] { read_text({folder / "good.txt"}, 0); }), "validation"));
 }
 
 // Three entries, given out of order and one of them under two headwords, after two line ends.
@@ -167,8 +167,8 @@ class Dictionary : public testing::Test {
 TEST_F(Dictionary, DocumentsAreTheEntriesOfTheIndex) {
   const Corpus corpus = read_dictionary(files_, 50);
   EXPECT_EQ(corpus.train_documents, (std::vector<int64_t>{0, 1000}));
-  EXPECT_EQ(as_string(corpus.held), std::string(99, 'z') + "\n");
-  EXPECT_EQ(as_string(corpus.train) + as_string(corpus.held), text_);
+  EXPECT_EQ(as_string(corpus.validation), std::string(99, 'z') + "\n");
+  EXPECT_EQ(as_string(corpus.train) + as_string(corpus.validation), text_);
 }
 
 TEST_F(Dictionary, RefusesAnIndexThatDoesNotFit) {
@@ -185,7 +185,7 @@ TEST_F(Dictionary, RefusesAnIndexThatDoesNotFit) {
 
 // Puts a package manager of our own first in PATH: nobody's, root's neither, is run.
 TEST_F(Dictionary, NamesTheCommandThatInstallsItAndRunsNothing) {
-  require_dictionary(files_);  // it is there
+  require_dictionary(files_);  // it exists
   std::filesystem::remove(files_.index);
   const auto manager = folder_ / "bin/apt-get";
   std::filesystem::create_directory(folder_ / "bin");

@@ -124,7 +124,8 @@ TEST(Trainer, RoundingAndTopKBeginWithTheSameWeightsAndText) {
   rounded.model.routing.rounded = true;
   Trainer a(small_config(), corpus), b(rounded, corpus);
   EXPECT_EQ(everything(a), everything(b));
-  // With a head of zeros the first loss depends on the targets' bytes alone; the second on all.
+  // The head begins with zeros: the first loss depends on the targets' bytes alone, the second on
+  // all.
   EXPECT_EQ(a.step().loss, b.step().loss);
   EXPECT_NE(a.step().loss, b.step().loss);
 }
@@ -235,7 +236,7 @@ TEST(Trainer, AModelLargerThanItsCheckpointIsRefused) {
   const TempFolder temp;
   RunFolder folder(temp.path() / "run");
   const auto path = save_checkpoint(folder, 0, trainer.tensors(), trainer.state({}), 1);
-  config.model.most_parameters = read_checkpoint(path).weights;
+  config.model.max_parameters = read_checkpoint(path).weights;
   EXPECT_NO_THROW(Trainer(config, corpus));
   config.model.layers = 1 << 20;  // 50 GB
   EXPECT_TRUE(contains(error_of([&] { Trainer(config, corpus); }), "more than the"));
@@ -255,8 +256,25 @@ TEST(Trainer, RefusesACheckpointOfAnotherText) {
   }
 }
 
+// Checkpoints of 0.1 have the size of the validation text as "held_bytes".
+TEST(Trainer, LoadsACheckpointWithTheOlderNameOfItsText) {
+  const Corpus corpus = small_corpus();
+  const TempFolder temp;
+  RunFolder folder(temp.path() / "run");
+  Trainer trainer(small_config(), corpus);
+  nlohmann::json state = trainer.state({});
+  nlohmann::json& text = state["text"];
+  ASSERT_EQ(text.at("validation_bytes"), corpus.validation.size());
+  text.erase("validation_bytes");
+  text["held_bytes"] = corpus.validation.size();
+  EXPECT_NO_THROW(trainer.load(save_checkpoint(folder, 0, trainer.tensors(), state, 1)));
+  text["held_bytes"] = corpus.validation.size() + 1;
+  const auto other = save_checkpoint(folder, 0, trainer.tensors(), state, 1);
+  EXPECT_TRUE(contains(error_of([&] { trainer.load(other); }), "validation text"));
+}
+
 // No text is passed over and none comes again.
-TEST(Trainer, AnotherBatchGoesOnBehindTheLastSequence) {
+TEST(Trainer, AnotherBatchContinuesBehindTheLastSequence) {
   const Corpus corpus = small_corpus();
   TrainerConfig config = small_config();
   Trainer before(config, corpus);
@@ -278,7 +296,7 @@ TEST(Trainer, AnotherBatchGoesOnBehindTheLastSequence) {
   EXPECT_EQ(trainer.state({}).at("step"), 5);
 }
 
-TEST(Sample, GoesOnWithWhatTheModelLearnt) {
+TEST(Sample, ContinuesWithWhatTheModelLearnt) {
   Corpus corpus = small_corpus();
   for (size_t i = 0; i < corpus.train.size(); ++i)
     corpus.train[i] = static_cast<uint8_t>("abcde"[i % 5]);

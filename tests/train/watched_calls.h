@@ -7,7 +7,7 @@
 
 namespace tilemoe::train {
 
-// What `body` calls: "sync NAME BYTES" (of the file at that time) or "sync folder", "rename TO",
+// The calls of `body`: "sync NAME BYTES" (of the file at that time) or "sync folder", "rename TO",
 // "remove NAME". A program that is linked with this has fsync, rename and remove watched.
 std::vector<std::string> calls_of(const std::function<void()>& body);
 

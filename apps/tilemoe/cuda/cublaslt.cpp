@@ -43,7 +43,7 @@ struct Lt {
     for (const std::string& path : {name, "/usr/local/cuda/lib64/" + name})
       if (!library) library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library)
-      throw std::runtime_error("dense products on a GPU are taken from " + name +
+      throw std::runtime_error("dense GEMMs on a GPU come from " + name +
                                ", which is neither on the library path nor in /usr/local/cuda");
     const auto find = [&](auto& function, const char* symbol) {
       function =
@@ -81,7 +81,7 @@ cudaDataType_t type_of(DType dtype) {
     case DType::kInt32:
     case DType::kInt64: break;
   }
-  throw std::runtime_error("a dense product takes floating types");
+  throw std::runtime_error("a dense GEMM takes floating types");
 }
 
 // A row-major (rows, columns) matrix, whose rows are cuBLASLt's columns; or its transpose.
@@ -97,7 +97,7 @@ cublasLtMatrixLayout_t row_major(DType dtype, int64_t rows, int64_t columns, boo
 }  // namespace
 
 // cuBLASLt counts by columns: C^T (N, M) = B^T A^T, where our rows are its columns.
-struct LtProduct::State {
+struct LtGemm::State {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t A = nullptr, B = nullptr, C = nullptr;
   std::array<cublasLtMatmulHeuristicResult_t, kAlgorithms> algorithms{};
@@ -121,7 +121,7 @@ struct LtProduct::State {
                                                   kAlgorithms, algorithms.data(), &found);
     lt().destroy_preference(preference);
     check_lt(status, "cublasLtMatmulAlgoGetHeuristic");
-    if (found == 0) throw std::runtime_error("cuBLASLt has no algorithm for a dense product");
+    if (found == 0) throw std::runtime_error("cuBLASLt has no algorithm for a dense GEMM");
   }
   ~State() {
     for (cublasLtMatrixLayout_t layout : {A, B, C})
@@ -138,11 +138,11 @@ struct LtProduct::State {
   }
 };
 
-LtProduct::LtProduct(const DenseShape& shape) : state_(std::make_unique<State>(shape)) {}
-LtProduct::~LtProduct() = default;
+LtGemm::LtGemm(const DenseShape& shape) : state_(std::make_unique<State>(shape)) {}
+LtGemm::~LtGemm() = default;
 
-void LtProduct::choose(const void* left, const void* right, void* result,
-                       const DeviceCacheFlush& flush) {
+void LtGemm::choose(const void* left, const void* right, void* result,
+                    const DeviceCacheFlush& flush) {
   constexpr int kTrials = 5;
   double best = std::numeric_limits<double>::infinity();
   int fastest = 0;
@@ -162,7 +162,7 @@ void LtProduct::choose(const void* left, const void* right, void* result,
   state_->chosen = fastest;
 }
 
-void LtProduct::run(const void* left, const void* right, void* result) {
+void LtGemm::run(const void* left, const void* right, void* result) {
   constexpr float kOne = 1;
   State& s = *state_;
   check_lt(lt().multiply(lt().handle, s.operation, &kOne, right, s.B, left, s.A, &s.beta, result,

@@ -1,6 +1,6 @@
-// Dense products by cuBLASLt: those of a model around the experts, and the baseline of the bench.
-// The library is looked for when the first product is made, so that the program runs where it is
-// missing.
+// Dense GEMMs by cuBLASLt: those of a model around the experts, and the baseline of
+// tilemoe_kernels. The library is loaded when the first GEMM is made, so that the program runs
+// without it.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@ namespace tilemoe::app {
 // C (M, N) = A (M, K) B (K, N); row-major, sums in float32.
 struct DenseShape {
   int64_t M, N, K;
-  bool A_transposed = false;  // A lies there as (K, M)
-  bool B_transposed = false;  // B lies there as (N, K)
+  bool A_transposed = false;  // A is stored as (K, M)
+  bool B_transposed = false;  // B is stored as (N, K)
   DType operands = DType::kBFloat16;
   DType result = DType::kBFloat16;  // the operands' type, or float32
   bool accumulate = false;          // C is added to
 };
 
-class LtProduct {
+class LtGemm {
  public:
-  // Throws std::runtime_error where cuBLASLt is missing or has no algorithm for the shape. All
-  // products share a workspace: their work is on the default stream.
-  explicit LtProduct(const DenseShape& shape);
-  ~LtProduct();
+  // Throws std::runtime_error if cuBLASLt is missing or has no algorithm for the shape. All
+  // GEMMs share a workspace: their work is on the default stream.
+  explicit LtGemm(const DenseShape& shape);
+  ~LtGemm();
 
   // Keeps the fastest of the at most 8 algorithms that cuBLASLt's heuristics name, on these
   // operands and with a cold cache; writes C. Without it, the heuristics' first.

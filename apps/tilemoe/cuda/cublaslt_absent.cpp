@@ -8,21 +8,21 @@ namespace {
 
 [[noreturn]] void absent() {
   throw std::runtime_error(
-      "this program was built without cublasLt.h: dense products on a GPU are taken from cuBLASLt");
+      "this program was built without cublasLt.h: dense GEMMs on a GPU come from cuBLASLt");
 }
 
 }  // namespace
 
-struct LtProduct::State {};
+struct LtGemm::State {};
 
-LtProduct::LtProduct(const DenseShape&) {
+LtGemm::LtGemm(const DenseShape&) {
   absent();
 }
-LtProduct::~LtProduct() = default;
-void LtProduct::choose(const void*, const void*, void*, const DeviceCacheFlush&) {
+LtGemm::~LtGemm() = default;
+void LtGemm::choose(const void*, const void*, void*, const DeviceCacheFlush&) {
   absent();
 }
-void LtProduct::run(const void*, const void*, void*) {
+void LtGemm::run(const void*, const void*, void*) {
   absent();
 }
 std::string cublaslt_version() {

@@ -23,7 +23,7 @@ class AdamW {
   AdamW(const AdamWConfig& config, ParameterStore& parameters);
 
   // Update number `step` (the first is 1), with every learning rate times `factor`. Returns the
-  // norm of all gradients before clipping; where that is not finite, nothing is updated.
+  // norm of all gradients before clipping; if that is not finite, nothing is updated.
   double update(int64_t step, double factor);
 
   // The running mean and the running mean square of each parameter's gradient.

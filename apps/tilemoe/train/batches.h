@@ -13,10 +13,10 @@ namespace tilemoe::train {
 class Batches {
  public:
   // Each sequence comes with the `past` bytes before it, zeros before the text. Throws
-  // std::runtime_error where the text is shorter than two sequences.
+  // std::runtime_error if the text is shorter than two sequences.
   Batches(std::span<const uint8_t> text, Sequences sequences, int64_t past, uint64_t seed);
 
-  // The batch after so many sequences. A byte's target is the one after it.
+  // The batch after `sequences_before` sequences. A byte's target is the one after it.
   void fill(int64_t sequences_before,
             std::span<uint8_t> inputs,          // out (sequences, past + length)
             std::span<uint8_t> targets) const;  // out (T)

@@ -26,7 +26,7 @@ class Block {
   NormLayer mixer_norm_;
   TokenMixer mixer_;
   NormLayer moe_norm_;
-  std::optional<MoeLayer> moe_;  // none where the experts are off
+  std::optional<MoeLayer> moe_;  // none if the experts are off
   FloatArray y_, z_;             // (T, d)
   ConstFloats x_;                // of the last forward
 };

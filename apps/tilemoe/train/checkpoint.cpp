@@ -39,7 +39,7 @@ std::string file_name(int64_t step) {
   return std::string(kPrefix).append(digits).append(kSuffix);
 }
 
-// The step that a file's name tells, if it is the name of a checkpoint.
+// The step in a file's name, if it is the name of a checkpoint.
 std::optional<int64_t> step_of(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!std::string_view(name).starts_with(kPrefix) || !std::string_view(name).ends_with(kSuffix) ||
@@ -153,8 +153,8 @@ void require_tensors(const fs::path& path, const SafetensorsHeader& header,
     refuse(path, "tensor '" + std::string(wanted.begin()->first) + "' is missing");
 }
 
-// Runs `read`; a damaged file is reported with the older checkpoint to go on from, where there is
-// one.
+// Runs `read`; a damaged file is reported with the older checkpoint to continue from, if one
+// exists.
 template <class Read>
 void with_way_out(const fs::path& path, Read&& read) {
   try {
@@ -225,7 +225,7 @@ fs::path save_checkpoint(RunFolder& folder, int64_t step, const std::vector<Tens
   const fs::path path = folder.path() / name;
   try {
     if (!folder.owns(name) && fs::exists(fs::symlink_status(path)))
-      refuse(path, "is there and is not a checkpoint of this run");
+      refuse(path, "exists and is not a checkpoint of this run");
     folder.claim(name);
     write_whole(path, [&](File& file) {
       file.write(header.data(), header.size());

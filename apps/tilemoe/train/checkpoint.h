@@ -38,11 +38,11 @@ struct CheckpointFile {
 
 bool is_checkpoint_name(const std::filesystem::path& path);
 
-// The checkpoints of a folder, newest first; empty when the folder is not there.
+// The checkpoints of a folder, newest first; empty if the folder does not exist.
 std::vector<CheckpointFile> list_checkpoints(const std::filesystem::path& folder);
 
-// What --resume PATH means: a file is itself, a folder its newest checkpoint. Throws
-// std::runtime_error when there is none.
+// The file of --resume PATH: a file is itself, a folder means its newest checkpoint. Throws
+// std::runtime_error if there is no checkpoint.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 // Saves, then removes all but the newest `keep` of the run's own checkpoints. On any failure (a
@@ -52,7 +52,7 @@ std::filesystem::path save_checkpoint(RunFolder& folder, int64_t step,
                                       const std::vector<TensorRef>& tensors,
                                       const nlohmann::json& state, int64_t keep);
 
-// What a resuming trainer needs to know before it builds its tensors.
+// Facts that a resuming trainer reads before it builds its tensors.
 struct CheckpointSummary {
   nlohmann::json state;
   int64_t step = 0;
@@ -64,13 +64,13 @@ struct CheckpointSummary {
 // later, this is the one that is read.
 class Checkpoint {
  public:
-  // Throws std::runtime_error naming the file, what is wrong with it and, where an older checkpoint
-  // lies beside it, how to go on from that.
+  // Throws std::runtime_error naming the file, what is wrong with it and, if an older checkpoint
+  // lies next to it, how to continue from that.
   explicit Checkpoint(const std::filesystem::path& path);
 
   const CheckpointSummary& summary() const { return summary_; }
   // Fills `tensors`. Names, types and shapes are checked before the first of the caller's bytes is
-  // written. Tensors of the file that are not asked for are an error unless they begin with
+  // written. Tensors of the file that are not in `tensors` are an error unless they begin with
   // `ignored_prefix` (kOptimizerPrefix to take the weights alone). Throws std::runtime_error.
   void load(const std::vector<TensorRef>& tensors, const std::string& ignored_prefix = "") const;
 
@@ -100,7 +100,7 @@ struct OptionChange {
 // The keys (nested ones joined by dots) in which two configurations differ, by name.
 std::vector<OptionChange> changed_options(const nlohmann::json& saved, const nlohmann::json& now);
 
-// Throws app::WrongUsage naming every changed option with both values, unless there is none.
+// Throws app::WrongUsage naming every changed option with both values, if any.
 void require_same_options(const nlohmann::json& saved, const nlohmann::json& now,
                           const std::filesystem::path& checkpoint);
 

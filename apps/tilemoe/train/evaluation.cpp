@@ -39,7 +39,7 @@ class Windows {
   }
 
   // Whether a window counts its loss at a place: the window before it has counted the places that
-  // both have, and past the text there is nothing to count.
+  // both have, and past the text nothing is counted.
   bool counts(int64_t window, int64_t place) const {
     return (window == 0 || place >= context_) && window * stride() + place < std::ssize(text_);
   }

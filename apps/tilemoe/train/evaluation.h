@@ -17,8 +17,8 @@ struct Evaluation {
 
 // Every byte of `text` is predicted once, from the bytes before it: at least `context` of them but
 // at the beginning, at most the model's longest sequence. The first follows a line end. Routing is
-// top-K. `go_on` is asked now and then, with the part that is done, from 0 on; where it says no the
-// evaluation ends, and the result covers the text so far.
+// top-K. `go_on` is called now and then, with the part that is done, from 0 on; if it returns false
+// the evaluation ends, and the result covers the text so far.
 Evaluation evaluate(Model& model, std::span<const uint8_t> text, int64_t context,
                     const std::function<bool(double)>& go_on = {});
 

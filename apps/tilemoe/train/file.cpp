@@ -99,7 +99,7 @@ void sync_folder(const std::filesystem::path& folder) {
 void write_whole(const std::filesystem::path& path, const std::function<void(File&)>& write) {
   std::filesystem::path unfinished = path;
   unfinished += kUnfinishedSuffix;
-  // What is there already may be a link to elsewhere, or belong to somebody else.
+  // An existing file may be a link to elsewhere, or belong to somebody else.
   File file(unfinished, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, "write");
   try {
     write(file);
@@ -107,7 +107,7 @@ void write_whole(const std::filesystem::path& path, const std::function<void(Fil
     file.close();
     std::filesystem::rename(unfinished, path);
   } catch (...) {
-    std::error_code ignored;  // the first error is the one to tell
+    std::error_code ignored;  // the first error is the one to report
     std::filesystem::remove(unfinished, ignored);
     throw;
   }

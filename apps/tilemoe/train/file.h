@@ -29,7 +29,7 @@ class File {
   // Writes all `bytes` at the file's position.
   void write(const void* data, size_t bytes);
   void truncate(uint64_t bytes);
-  // Returns when all is on the disk; where there is none (a pipe, a folder of /proc), at once.
+  // Returns when all is on the disk; at once if it has no disk (a pipe, a folder of /proc).
   void sync();
   // Closes now, so that an error which the system kept for this moment is not lost.
   void close();
@@ -45,8 +45,8 @@ class File {
 void sync_folder(const std::filesystem::path& folder);
 
 // A file appears under its own name, in place of an earlier one, only when all that `write` gives
-// it is on the disk: it is written beside with the suffix below, synced, renamed, and the folder
-// synced. On any failure throws std::runtime_error, and all is as it was.
+// it is on the disk: it is written next to it with the suffix below, synced, renamed, and the
+// folder synced. On any failure throws std::runtime_error, and all is as it was.
 void write_whole(const std::filesystem::path& path, const std::function<void(File&)>& write);
 constexpr char kUnfinishedSuffix[] = ".unfinished";
 

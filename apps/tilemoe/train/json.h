@@ -9,7 +9,7 @@ namespace tilemoe::train {
 
 // Strict: a key that an object has twice is an error, and so are lists and objects nested more than
 // `deepest` deep (what walks over the value afterwards may use the stack). Throws
-// std::runtime_error whose text goes on from a subject: "is no JSON", "names 'x' twice".
+// std::runtime_error whose text continues a subject: "is no JSON", "names 'x' twice".
 nlohmann::json parse_json(std::string_view text, int deepest);
 
 // Whether a JSON string can hold it.

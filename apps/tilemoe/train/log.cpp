@@ -29,7 +29,7 @@ int64_t step_of_line(std::string_view line) {
 }
 
 // Length of the log's part up to step `step`. A last line may be broken, as a line is that the end
-// of a process or of a machine cut short; any other is an error, since nobody but the user can tell
+// of a process or of a machine cut short; any other is an error, since only the user can know
 // what it was.
 size_t part_until(const fs::path& path, std::string_view log, int64_t step) {
   size_t kept = 0, begin = 0;
@@ -50,14 +50,14 @@ size_t part_until(const fs::path& path, std::string_view log, int64_t step) {
   return kept;
 }
 
-// What a log holds already. A file of another kind may be the user's only copy.
+// The contents of an existing log. A file of another kind may be the user's only copy.
 std::string read_log(const fs::path& path) {
   const File file(path, O_RDONLY, "read");
   std::string text(static_cast<size_t>(file.size()), '\0');
   file.read_at(0, text.data(), text.size());
   if (!text.empty() && !text.starts_with(R"({"event":)"))
     throw std::runtime_error(path.string() +
-                             " is there and is no training log: name another file with --log");
+                             " exists and is no training log: name another file with --log");
   return text;
 }
 

@@ -2,12 +2,12 @@
 // step carry it as "step" (the number of steps done), in ascending order. The trainer writes all
 // lines of a step, and has them on the disk, before it saves that step's checkpoint.
 //   {"event":"start", "config":{...}, "text":{...}, "version":...}   a run begins
-//   {"event":"resume", "step":600, "checkpoint":"..."}               it goes on from a checkpoint,
-//    and where options are no longer what they were:
+//   {"event":"resume", "step":600, "checkpoint":"..."}             it continues from a checkpoint,
+//    and if options have changed:
 //    "changed":{"steps":{"from":600, "to":2000}}
 //   {"event":"step", "step":1, "loss":..., "lr":..., "grad_norm":..., "tokens_per_s":...,
 //    "expert_load":[[...E numbers...], ...one list a layer]}         tokens an expert got
-//   {"event":"eval", "step":600, "loss":..., "bits_per_byte":...}    the held-out text
+//   {"event":"eval", "step":600, "loss":..., "bits_per_byte":...}    the validation text
 //   {"event":"end", "step":600, "reason":"done" | "stopped"}
 // Losses are in nats a byte. A number that is not finite is null.
 #pragma once
@@ -22,9 +22,9 @@ namespace tilemoe::train {
 
 class JsonLog {
  public:
-  // An empty log. What the file held is lost if it was a log; any other text is an error.
+  // An empty log. The file's contents are lost if it was a log; any other text is an error.
   static JsonLog create(const std::filesystem::path& path);
-  // Goes on after step `step`: lines of later steps, and a last line cut short, are removed. A
+  // Continues after step `step`: lines of later steps, and a last line cut short, are removed. A
   // missing file is an empty one. Throws std::runtime_error naming any other line that is broken,
   // the file left as it was.
   static JsonLog resume(const std::filesystem::path& path, int64_t step);

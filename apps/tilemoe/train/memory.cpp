@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
-// What the file of a control group says; "max", or no file, is no limit.
+// The limit in the file of a control group; "max", or no file, is no limit.
 double limit_in(const char* path) {
   double bytes = 0;
   return std::ifstream(path) >> bytes ? bytes : kNoLimit;
@@ -28,7 +28,7 @@ double limit_of_process() {
   return limited ? static_cast<double>(limit.rlim_cur) : kNoLimit;
 }
 
-// What the system can give without writing anything out: "MemAvailable:   22255612 kB".
+// Memory that the system can give without writing anything out: "MemAvailable:   22255612 kB".
 double available_on_machine() {
   constexpr std::string_view kKey = "MemAvailable:";
   std::ifstream table("/proc/meminfo");

@@ -10,7 +10,7 @@
 
 namespace tilemoe::train {
 
-// Where a device's arrays lie. Copies wait for the work before them, and are complete when they
+// The memory of a device's arrays. Copies wait for the work before them, and are complete when they
 // return.
 class Memory {
  public:
@@ -19,7 +19,7 @@ class Memory {
   virtual void release(void* memory) = 0;
   virtual void copy_in(void* to, const void* from_host, size_t bytes) = 0;
   virtual void copy_out(void* to_host, const void* from, size_t bytes) = 0;
-  // Bytes that can still be taken, where the system says.
+  // Bytes that can still be taken, if the system reports them.
   virtual std::optional<double> available() const { return std::nullopt; }
 };
 

@@ -33,7 +33,7 @@ std::string gigabytes(double bytes) {
 
 }  // namespace
 
-// Layers are alike, and what they share is the most that one of them needs: two tell of all.
+// Layers are alike, and what they share is the most that one of them needs: two suffice.
 MemoryNeed memory_need(const ModelConfig& config, Sequences capacity) {
   const MemoryNeed one = count(config, capacity, 1);
   if (config.layers == 1) return one;

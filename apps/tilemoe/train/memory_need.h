@@ -1,4 +1,4 @@
-// What a model takes of its device's memory, known before any of it is taken.
+// The memory that a model takes of its device, known before any of it is taken.
 #pragma once
 
 #include "train/model_config.h"
@@ -16,12 +16,12 @@ struct MemoryNeed {
   double total() const { return parameters + gradients + optimizer + activations; }
 };
 
-// Of a model built for batches of `capacity`, with an optimizer where config.trained. The model is
-// built for it, in memory that only counts: exact but for what the libraries keep for themselves.
+// The need of a model built for batches of `capacity`, with an optimizer if config.trained. The
+// model is built for it, in memory that only counts: exact but for memory that the libraries keep.
 MemoryNeed memory_need(const ModelConfig& config, Sequences capacity);
 
-// Throws std::runtime_error, with both numbers, where less is free on the device than the model
-// needs. What is free is not known everywhere; then nothing is refused.
+// Throws std::runtime_error, with both numbers, if less is free on the device than the model
+// needs. If the free memory is unknown, nothing is refused.
 void require_memory(const ModelConfig& config, Sequences capacity);
 
 }  // namespace tilemoe::train

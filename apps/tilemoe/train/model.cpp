@@ -25,7 +25,7 @@ Model::Model(const ModelConfig& config, Sequences capacity, uint64_t seed)
       operators_(make_operators(config.device)),
       parameters_(
           seed, *operators_,
-          {.most = config.most_parameters, .trained = config.trained, .memory = config.memory}),
+          {.most = config.max_parameters, .trained = config.trained, .memory = config.memory}),
       workspace_(*operators_, config.memory),
       embedding_(parameters_.add_normal("embedding.weight",
                                         {config.embedded_bytes, kByteValues, config.width},

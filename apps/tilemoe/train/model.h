@@ -37,7 +37,7 @@ class Model {
   Operators& operators() { return *operators_; }
   // All that the model's answers depend on: the parameters, then the selection biases.
   std::vector<NamedArray> weights();
-  // The layers' experts, first layer first; none where they are off.
+  // The layers' experts, first layer first; none if they are off.
   std::vector<MoeLayer*> moe_layers();
   Sequences capacity() const { return capacity_; }
   // Bytes that the inputs of a sequence begin with before its first token: W - 1.
@@ -46,7 +46,7 @@ class Model {
  private:
   Floats forward(Phase phase, int64_t step, Sequences sequences, ConstBytes inputs);
   ConstBytes put_targets(ConstBytes targets);
-  // What the host may read of the first elements of an array.
+  // The first elements of an array, readable by the host.
   ConstFloats on_host(const FloatArray& array, int64_t count);
 
   const ModelConfig config_;

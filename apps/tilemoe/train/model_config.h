@@ -1,4 +1,4 @@
-// What is trained: the sizes of the model, and how its tokens find their experts.
+// The sizes of the model that is trained, and the routing of its tokens.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tilemoe::train {
 
-// What stands in the experts' place; all but kRouted are for comparison.
+// The layer in the experts' place; all but kRouted are for comparison.
 enum class ExpertsMode {
   kRouted,
   kDense,  // one feed-forward of the same active width, K * n, for every token
@@ -21,8 +21,8 @@ struct RoutingConfig {
   Scoring scoring = Scoring::kSoftmaxOverChosen;  // of top-K
   Rounding rounding = Rounding::kNearest;
   int64_t m = 128;  // rounded: rows an expert gets are multiples of it
-  // Sigmoid scorings: by how much a step moves an expert's selection bias, up where it had fewer
-  // tokens than the mean, down where more (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+  // Sigmoid scorings: by how much a step moves an expert's selection bias, up if it had fewer
+  // tokens than the mean, down if more (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
   float bias_rate = 1e-3f;
   float balance_loss = 0.02f;  // coefficients of the router's losses
   float z_loss = 1e-4f;
@@ -48,10 +48,10 @@ struct ModelConfig {
   Device device = Device::kCpu;
   // Numbers that the parameters may have: a model that is built for a checkpoint's tensors cannot
   // be larger than they are.
-  int64_t most_parameters = std::numeric_limits<int64_t>::max();
-  // Without training there are no gradients, and no first values: a checkpoint has the weights.
+  int64_t max_parameters = std::numeric_limits<int64_t>::max();
+  // Without training the model has no gradients and no first values: a checkpoint has the weights.
   bool trained = true;
-  // Where the model's arrays lie; the device's memory without one.
+  // The memory of the model's arrays; the device's without one.
   Memory* memory = nullptr;
 
   int64_t attention_width() const { return heads * head_width; }  // D

@@ -17,7 +17,7 @@ enum class Phase {
   kEvaluate,  // top-K, whatever the routing of training
 };
 
-// What the router of one layer did in a training step.
+// The report of the router of one layer in a training step.
 struct RouterReport {
   std::vector<int32_t> load;  // (E) tokens each expert got
   int64_t dropped = 0;        // pairs that rounding took from the top-K
@@ -47,10 +47,10 @@ class MoeLayer {
   RoutingSpec spec(Phase phase, int64_t tokens) const;
   void route(Phase phase, int64_t step, ConstFloats v);
   Scoring scoring() const;
-  // `values` as the experts take them: where they compute in 16 bits, rounded into `copy`.
+  // `values` as the experts take them: rounded into `copy` if they compute in 16 bits.
   ConstTensor operand(ConstFloats values, const Array<uint16_t>& copy,
                       std::initializer_list<int64_t> shape) const;
-  // What the experts write to: `values`, or result_copy_, to be widened into them.
+  // The tensor that the experts write to: `values`, or result_copy_, to be widened into them.
   Tensor result(Floats values, std::initializer_list<int64_t> shape) const;
   Saved saved() const;
 
@@ -76,7 +76,7 @@ class MoeLayer {
   std::optional<Routing> routing_;  // of the last forward, in routing_memory_
   Weights weights_;                 // of the last forward
   ConstTensor X_;
-  // Where the experts compute in 16 bits: X, W1 and W2 of the last forward, dO, and O or dX.
+  // If the experts compute in 16 bits: X, W1 and W2 of the last forward, dO, and O or dX.
   Array<uint16_t> X_copy_, w1_copy_, w2_copy_, dO_copy_, result_copy_;
 };
 

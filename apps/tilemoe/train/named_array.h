@@ -16,7 +16,7 @@ struct NamedArray {
   const FloatArray* array = nullptr;  // must outlive what refers to it
 };
 
-// Such arrays as a checkpoint reads and writes them: where they lie in the host's memory, else
+// Arrays as a checkpoint reads and writes them: in place if they lie in the host's memory, else
 // copies.
 class ArraysOnHost {
  public:
@@ -35,7 +35,7 @@ class ArraysOnHost {
                          copies_.empty() ? arrays_[i].array->data() : copies_[i].data()});
     return tensors;
   }
-  // What was written to the copies reaches the arrays.
+  // Writes the copies to the arrays.
   void write_back() const {
     for (size_t i = 0; i < copies_.size(); ++i) arrays_[i].array->write(copies_[i]);
   }

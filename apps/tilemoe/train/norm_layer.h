@@ -26,7 +26,7 @@ class NormLayer {
                                     inverse_rms_.first(tokens));
     return output(x);
   }
-  // What the last forward of x returned.
+  // The output of the last forward of x.
   ConstFloats output(ConstFloats x) const { return y_.first(std::ssize(x)); }
 
   // dx += what dy passes on to x, the x of the last forward.

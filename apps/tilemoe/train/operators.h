@@ -22,7 +22,7 @@ class Operators {
   virtual ~Operators() = default;
   virtual Device device() const = 0;
   virtual Memory& memory() = 0;
-  // What the experts compute in; all else is float32.
+  // The type that the experts compute in; all else is float32.
   virtual DType experts_type() const = 0;
 
   virtual void clear(Floats values) = 0;
@@ -78,19 +78,19 @@ class Operators {
   virtual void add_bias(ConstFloats bias, Floats y) = 0;
   virtual void bias_gradient(ConstFloats dy, Floats dbias, Floats scratch) = 0;
 
-  // Of the next byte, in nats: logits (T, 256), targets and losses (T). The second leaves in place of
-  // the logits the gradient of scale * sum of losses.
+  // The loss of the next byte, in nats: logits (T, 256), targets and losses (T). The second leaves
+  // in place of the logits the gradient of scale * sum of losses.
   virtual void cross_entropy(ConstFloats logits, ConstBytes targets, Floats losses) = 0;
   virtual void cross_entropy_with_gradient(Floats logits, ConstBytes targets, float scale,
                                            Floats losses) = 0;
 
-  // Of all arrays together, in an order that their sizes alone decide.
+  // The sum over all arrays, in an order that their sizes alone decide.
   virtual double sum_of_squares(const std::vector<ConstFloats>& arrays) = 0;
   virtual void adamw_update(const std::vector<AdamWTask>& tasks) = 0;
 };
 
 Operators& cpu_operators();
-// Throws std::runtime_error with the reason where this build or machine has none for the device.
+// Throws std::runtime_error with the reason if this build or machine has none for the device.
 std::unique_ptr<Operators> make_operators(Device device);
 
 }  // namespace tilemoe::train

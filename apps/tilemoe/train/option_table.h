@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
@@ -31,6 +32,31 @@ class OptionTable {
     return option;
   }
 
+  // Also reads "--older", with a warning, and saved values of that name. Not listed in the help.
+  template <class Value>
+  void add_older_name(const std::string& name, const std::string& older, Value& value) {
+    Entry& entry = entry_of(name);
+    const auto read = [name, older, &value](const Value& given) {
+      std::cerr << "tilemoe: warning: --" << older << " is the older name of --" << name << "\n";
+      value = given;
+    };
+    entry.older = older;
+    entry.older_option =
+        command_.add_option_function<Value>("--" + older, read, "The older name of --" + name)
+            ->group("")
+            ->excludes(entry.option);
+  }
+
+  // Saved values under their present names.
+  nlohmann::json with_present_names(nlohmann::json saved) const {
+    for (const Entry& entry : entries_) {
+      if (entry.older.empty() || !saved.contains(entry.older)) continue;
+      if (!saved.contains(entry.name)) saved[entry.name] = saved[entry.older];
+      saved.erase(entry.older);
+    }
+    return saved;
+  }
+
   // {"name": value, ...}
   nlohmann::json to_json() const {
     nlohmann::json values = nlohmann::json::object();
@@ -41,20 +67,21 @@ class OptionTable {
   // Whether the command line gives the option of that name.
   bool is_given(const std::string& name) const {
     for (const Entry& entry : entries_)
-      if (entry.name == name) return entry.option->count() > 0;
+      if (entry.name == name) return entry.is_given();
     return false;
   }
 
   // Options that the command line does not give take the values saved. Throws std::runtime_error
-  // where one is of another type.
+  // if one is of another type.
   void take_missing(const nlohmann::json& saved) {
+    const nlohmann::json values = with_present_names(saved);
     for (Entry& entry : entries_) {
-      if (entry.option->count() > 0 || !saved.contains(entry.name)) continue;
+      if (entry.is_given() || !values.contains(entry.name)) continue;
       try {
-        entry.write(saved.at(entry.name));
+        entry.write(values.at(entry.name));
       } catch (const std::exception&) {
         throw std::runtime_error("the saved value of --" + entry.name + " is " +
-                                 saved.at(entry.name).dump());
+                                 values.at(entry.name).dump());
       }
     }
   }
@@ -65,7 +92,19 @@ class OptionTable {
     CLI::Option* option;
     std::function<nlohmann::json()> read;
     std::function<void(const nlohmann::json&)> write;
+    std::string older = {};
+    CLI::Option* older_option = nullptr;
+
+    bool is_given() const {
+      return option->count() > 0 || (older_option && older_option->count() > 0);
+    }
   };
+
+  Entry& entry_of(const std::string& name) {
+    for (Entry& entry : entries_)
+      if (entry.name == name) return entry;
+    throw std::logic_error("no option --" + name);
+  }
 
   // A whole number is never taken from one that it does not hold: nlohmann would convert it.
   template <class Value>

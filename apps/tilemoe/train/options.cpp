@@ -109,7 +109,9 @@ void ModelOptions::add_to(OptionTable& table) {
     return table.add(name, value, help)->group(group);
   };
   add("text", text, "Files to learn; without it the dictionary of the package dict-gcide");
-  add("held-bytes", held_bytes, "Bytes at the end of the text that are kept for evaluation");
+  add("validation-bytes", validation_bytes,
+      "Bytes at the end of the text that are kept for validation");
+  table.add_older_name("validation-bytes", "held-bytes", validation_bytes);
 
   group = "Model";
   add("layers", layers, "Residual blocks");
@@ -168,7 +170,7 @@ bool may_change(const std::string& option) {
 TrainerConfig ModelOptions::checked() const {
   for (const std::string& name : text)
     require(is_utf8(name), "--text has a name that is not UTF-8, as the checkpoints are");
-  require_count("held-bytes", held_bytes);
+  require_count("validation-bytes", validation_bytes);
   require_size("layers", layers);
   require_multiple("width", width, kRowMultiple);
   require_size("embedded-bytes", embedded_bytes);
@@ -242,7 +244,7 @@ void RunOptions::add_to(CLI::App& command, OptionTable& kept) {
   };
   add("--out", out, "Folder of the run; runs/1, runs/2, ... without it");
   add("--resume", resume,
-      "Goes on from a checkpoint, or from the newest one of a folder: there, or in --out");
+      "Continues from a checkpoint, or from the newest one of a folder: there, or in --out");
   add_kept("save-every", save_every, "Steps between two checkpoints");
   add_kept("keep", keep, "Checkpoints of the run that are kept");
   add_kept("eval-every", evaluate_every, "Steps between two evaluations; 0 for one at the end");

@@ -11,11 +11,11 @@
 
 namespace tilemoe::train {
 
-// What decides every bit of the result: kept in the checkpoint, and the same when a run is resumed,
-// but for what may_change() names.
+// Options that decide every bit of the result: kept in the checkpoint, and the same when a run is
+// resumed, but for those of may_change().
 struct ModelOptions {
   std::vector<std::string> text;
-  int64_t held_bytes = kDefaultHeldBytes;
+  int64_t validation_bytes = kDefaultValidationBytes;
 
   int64_t layers = 2, width = 192, embedded_bytes = 4;
   int64_t heads = 4, head_width = 16, taps = 4;
@@ -33,18 +33,18 @@ struct ModelOptions {
   int64_t seed = 0;
 
   void add_to(OptionTable& table);
-  // What a new run has where `table` is not given it: warm-up is at most a tenth of its steps.
+  // The values of a new run that `table` does not have: warm-up is at most a tenth of its steps.
   void settle(const OptionTable& table);
   // Throws app::WrongUsage with one sentence that names the option.
   TrainerConfig checked() const;
 };
 
-// Whether a run may go on with another value of that option: it decides neither the data nor the
+// Whether a run may continue with another value of that option: it decides neither the data nor the
 // model.
 bool may_change(const std::string& option);
 
-// What a run does beside: free to differ when it is resumed. What `kept` knows is as it was then,
-// unless it is given.
+// Options that may differ when a run is resumed. Those in `kept` have the values of the
+// interrupted run, unless they are given.
 struct RunOptions {
   std::filesystem::path out, resume;
   std::string log;

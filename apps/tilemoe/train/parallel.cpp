@@ -25,18 +25,18 @@ namespace {
 
 // All signals but those of the thread's own faults. oneDNN's GEMMs without packing point the
 // stack register at the heap (uxlfoundation/oneDNN#4845), so that no handler may run inside of them.
-class HeldSignals {
+class BlockedSignals {
  public:
-  HeldSignals() {
-    sigset_t held;
-    sigfillset(&held);
+  BlockedSignals() {
+    sigset_t blocked;
+    sigfillset(&blocked);
     for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
-      sigdelset(&held, fault);
-    pthread_sigmask(SIG_BLOCK, &held, &before_);
+      sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before_);
   }
-  ~HeldSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  HeldSignals(const HeldSignals&) = delete;
-  HeldSignals& operator=(const HeldSignals&) = delete;
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
 
  private:
   sigset_t before_;
@@ -129,7 +129,7 @@ int num_threads() {
 
 void parallel_for(int64_t tasks, const std::function<void(int64_t task, int worker)>& body) {
   static std::unique_ptr<Pool> pool;
-  const HeldSignals held;  // a worker begins with what this thread holds
+  const BlockedSignals blocked;  // a worker begins with what this thread holds
   omp_set_num_threads(1);  // oneDNN may be built on OpenMP, and stays on the thread that calls it
   const int threads = num_threads();
   if (!pool || pool->size() != threads) {

@@ -29,7 +29,7 @@ struct Parameter {
 struct ParameterRules {
   int64_t most = std::numeric_limits<int64_t>::max();  // numbers in all parameters together
   bool trained = true;       // else they have no gradients and no first values
-  Memory* memory = nullptr;  // where they lie; where `operators` work without one
+  Memory* memory = nullptr;  // of the parameters; that of `operators` without one
 };
 
 class ParameterStore {

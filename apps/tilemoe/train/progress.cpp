@@ -20,7 +20,7 @@ std::string short_count(double value) {
 
 void RunningMean::add(double value) {
   values_.push_back(value);
-  if (count() > kMost) values_.pop_front();
+  if (count() > kMax) values_.pop_front();
 }
 
 double RunningMean::mean() const {

@@ -1,4 +1,4 @@
-// What a person sees of a running training: its steps, its evaluations, and how long they take.
+// The progress of a running training for a person: steps, evaluations, and how long they take.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace tilemoe::train {
 
-// The mean of the last values, of as many as there are at first: it neither starts at zero nor
+// The mean of the last values, of fewer at first: it neither starts at zero nor
 // remembers what was before.
 class RunningMean {
  public:
-  static constexpr int64_t kMost = 20;
+  static constexpr int64_t kMax = 20;
 
   void add(double value);
   double mean() const;
@@ -32,7 +32,7 @@ struct StepReport {
   double tokens_per_second = 0;
 };
 
-// What lies before a training.
+// The work before a training.
 struct Course {
   int64_t first = 0;       // steps done already (a resumed run)
   int64_t total = 0;       // steps of the whole
@@ -48,7 +48,7 @@ class Progress {
   void update(const StepReport& report);
   // The same of an evaluation of which the part `done` is behind; it begins with 0.
   void evaluating(double done);
-  // A line of its own, e.g. "step 600: held-out 1.84 bits a byte".
+  // A line of its own, e.g. "step 600: validation text 1.84 bits a byte".
   void note(const std::string& line) { line_.note(line); }
 
  private:

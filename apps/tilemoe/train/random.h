@@ -26,7 +26,7 @@ class RandomStream {
   uint64_t bits(uint64_t i) const { return mix_bits(key_ + (i + 1) * kGolden); }
   // In (0, 1).
   double uniform(uint64_t i) const { return (static_cast<double>(bits(i) >> 11) + 0.5) * 0x1p-53; }
-  // Of mean 0 and variance 1 (Box and Muller 1958).
+  // A normal number of mean 0 and variance 1 (Box and Muller 1958).
   double normal(uint64_t i) const {
     return std::sqrt(-2 * std::log(uniform(2 * i))) *
            std::cos(2 * std::numbers::pi * uniform(2 * i + 1));

@@ -43,7 +43,7 @@ fs::path folder_of(const RunOptions& options) {
   if (options.out.empty()) return first_free_folder();
   if (!list_checkpoints(options.out).empty())
     throw std::runtime_error(options.out.string() +
-                             " holds the checkpoints of a run: go on with --resume " +
+                             " holds the checkpoints of a run: continue with --resume " +
                              options.out.string() + ", or choose another --out");
   return options.out;
 }
@@ -92,9 +92,9 @@ TrainingRun::TrainingRun(const TrainerConfig& config, const RunOptions& options,
 void TrainingRun::require_free_folder() const {
   for (const CheckpointFile& other : list_checkpoints(folder_.path()))
     if (other.step > trainer_.steps_done() && !folder_.owns(other.path.filename().string()))
-      throw std::runtime_error("cannot go on in " + folder_.path().string() + ": " +
+      throw std::runtime_error("cannot continue in " + folder_.path().string() + ": " +
                                other.path.string() +
-                               " is a later checkpoint and not known as this run's; go on in a "
+                               " is a later checkpoint and not known as this run's; continue in a "
                                "folder of its own with --out");
 }
 
@@ -120,8 +120,8 @@ JsonLog TrainingRun::begin_log(const fs::path& path) {
 }
 
 // Loads the checkpoint first: what the log keeps of an earlier run depends on its step. Nothing is
-// written to the folder before all is known to be well. A run that goes on in another folder (--out)
-// begins a log there.
+// written to the folder before all is known to be well. A run that continues in another folder
+// (--out) begins a log there.
 JsonLog TrainingRun::resume_log(const fs::path& path) {
   const fs::path checkpoint = find_checkpoint(options_.resume);
   trainer_.load(checkpoint);
@@ -173,13 +173,13 @@ void TrainingRun::evaluate(Progress& progress) {
               {"step", trainer_.steps_done()},
               {"loss", result.loss},
               {"bits_per_byte", result.bits_per_byte()}});
-  progress.note(format("step %lld: held-out text %.4f bits a byte",
+  progress.note(format("step %lld: validation text %.4f bits a byte",
                        static_cast<long long>(trainer_.steps_done()), result.bits_per_byte()));
   evaluated_ = true;
 }
 
-// A checkpoint that nobody can go on from must not take the place of one that somebody can; and the
-// log is never behind the checkpoint that counts on it.
+// A checkpoint that nobody can continue from must not take the place of one that somebody can; and
+// the log is never behind the checkpoint that counts on it.
 void TrainingRun::save(Progress& progress) {
   const std::vector<TensorRef> tensors = trainer_.tensors();
   for (const TensorRef& tensor : tensors)
@@ -201,7 +201,8 @@ Course TrainingRun::course() const {
   const int64_t between = every > 0 ? (total - 1) / every - first / every : 0;
   const auto share = static_cast<double>(config_.batch.length) /
                      static_cast<double>(config_.batch.length - config_.evaluation_context);
-  const double steps = kForwardPart * share * static_cast<double>(trainer_.corpus().held.size()) /
+  const double steps = kForwardPart * share *
+                       static_cast<double>(trainer_.corpus().validation.size()) /
                        static_cast<double>(config_.batch.tokens());
   return {.first = first, .total = total, .evaluations = static_cast<double>(between + 1) * steps};
 }
@@ -231,7 +232,7 @@ int TrainingRun::train() {
               {"step", trainer_.steps_done()},
               {"reason", signal != 0 ? "stopped" : "done"}});
   if (signal != 0) {
-    std::printf("stopped; go on with: tilemoe train --resume %s\n", folder_.path().c_str());
+    std::printf("stopped; continue with: tilemoe train --resume %s\n", folder_.path().c_str());
     return signal;
   }
   std::printf("done in %s\n", short_duration(seconds_since(start)).c_str());

@@ -12,22 +12,22 @@
 
 namespace tilemoe::train {
 
-// What is written down of a run's options.
+// The options of a run as they are written down.
 struct RunRecord {
   nlohmann::json options;             // in the log and the checkpoints
   nlohmann::json kept;                // in the folder
-  std::vector<OptionChange> changed;  // by a run that goes on otherwise than it was
+  std::vector<OptionChange> changed;  // when the run was resumed
 };
 
 class TrainingRun {
  public:
-  // Opens the run's folder, and takes the checkpoint where `options` name one. All arguments but
+  // Opens the run's folder, and loads the checkpoint if `options` name one. All arguments but
   // `record` must outlive the run. Throws std::exception with one clear sentence, as train() does.
   TrainingRun(const TrainerConfig& config, const RunOptions& options, const Corpus& corpus,
               RunRecord record);
 
   // Trains to the last step, or until the user stops it; evaluates, saves, prints a sample. Returns
-  // the number of the signal that stopped it, 0 where none did.
+  // the number of the signal that stopped it, 0 if none did.
   int train();
 
  private:

@@ -39,8 +39,8 @@ WrittenDown read(const fs::path& folder) {
     return {json.at("options"), json.at("checkpoints").get<std::set<std::string>>()};
   } catch (const std::exception& error) {
     throw std::runtime_error(path.string() + " is damaged (" + error.what() +
-                             "); without it a run goes on with the default options, and leaves "
-                             "the checkpoints that are there alone");
+                             "); without it a run continues with the default options, and leaves "
+                             "the existing checkpoints alone");
   }
 }
 

@@ -1,5 +1,5 @@
 // A run's folder, and what is written down there about the run itself: `run.json`, which names the
-// checkpoints that the run has saved and the options that it goes on with.
+// checkpoints that the run has saved and the options that it continues with.
 #pragma once
 
 #include <filesystem>
@@ -12,8 +12,8 @@ namespace tilemoe::train {
 
 class File;
 
-// Made if missing, and ours alone: a second process that opens it is told so. What an interrupted
-// save left there is removed.
+// Made if missing, and for one process alone: a second one that opens it gets an error. What an
+// interrupted save left there is removed.
 class RunFolder {
  public:
   explicit RunFolder(std::filesystem::path path);
@@ -23,8 +23,8 @@ class RunFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  // The options that a run in `folder` goes on with, {"keep": 3, ...}; an empty object where none
-  // are written down. Throws std::runtime_error where run.json is damaged.
+  // The options that a run in `folder` continues with, {"keep": 3, ...}; an empty object if none
+  // are written down. Throws std::runtime_error if run.json is damaged.
   static nlohmann::json options_of(const std::filesystem::path& folder);
   // Writes them down, here and with every checkpoint from now on.
   void set_options(nlohmann::json options);
@@ -32,7 +32,7 @@ class RunFolder {
   // Whether a file of that name is a checkpoint of this run: only such a one may be replaced or
   // removed.
   bool owns(const std::string& name) const { return checkpoints_.contains(name); }
-  // Makes it one, before the file is there: whatever ends the process, no checkpoint of the run is
+  // Makes it one, before the file exists: whatever ends the process, no checkpoint of the run is
   // taken for somebody else's.
   void claim(const std::string& name);
 

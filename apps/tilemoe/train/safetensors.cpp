@@ -32,7 +32,7 @@ constexpr std::array kDtypes = {
     DtypeSize{"BOOL", 1}, DtypeSize{"F8_E4M3", 1}, DtypeSize{"F8_E5M2", 1},
 };
 
-// Nothing where the product does not fit in 63 bits or the type is unknown.
+// Nothing if the product does not fit in 63 bits or the type is unknown.
 std::optional<uint64_t> checked_bytes(const std::string& dtype, const std::vector<int64_t>& shape) {
   const auto* size = std::find_if(kDtypes.begin(), kDtypes.end(),
                                   [&](const DtypeSize& entry) { return entry.name == dtype; });
@@ -41,8 +41,8 @@ std::optional<uint64_t> checked_bytes(const std::string& dtype, const std::vecto
   for (const int64_t extent : shape) {
     if (extent < 0) return std::nullopt;
     const auto factor = static_cast<uint64_t>(extent);
-    constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-    if (factor != 0 && bytes > kMost / factor) return std::nullopt;
+    constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    if (factor != 0 && bytes > kMax / factor) return std::nullopt;
     bytes *= factor;
   }
   return bytes;
@@ -136,8 +136,8 @@ class HeaderReader {
 
   // A whole number from 0 to the largest int64.
   uint64_t read_size(const Json& value, const std::string& what) const {
-    constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > kMost)
+    constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > kMax)
       refuse(what + " has " + value.dump() + ", which is no size");
     return value.get<uint64_t>();
   }

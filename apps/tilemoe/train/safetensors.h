@@ -24,7 +24,7 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
   uint64_t data_begin = 0;  // offset of the first byte after the header
 
-  const TensorInfo* find(const std::string& name) const;  // null when there is none
+  const TensorInfo* find(const std::string& name) const;  // null if none
 };
 
 // Checks the whole header against the file's length: known types, non-negative shapes, sizes that

@@ -28,7 +28,7 @@ uint8_t pick(ConstFloats logits, double temperature, double place) {
 void sample(Model& model, const SamplingConfig& config, const std::function<bool(char)>& take) {
   const RandomStream random(config.seed, "sample");
   const auto longest = static_cast<size_t>(model.capacity().length);
-  // What the model sees of the past of the first byte is zero, as at the start of a text.
+  // The model sees zeros before the first byte, as at the start of a text.
   const auto past = static_cast<size_t>(model.past());
   std::vector<uint8_t> text(past, 0);
   text.push_back('\n');

@@ -11,12 +11,12 @@ namespace tilemoe::train {
 
 struct SamplingConfig {
   int64_t bytes = 0;
-  std::string prompt;      // what the text goes on from; begins after a line end
+  std::string prompt;      // the text to continue; begins after a line end
   double temperature = 1;  // 0 takes the likeliest byte
   uint64_t seed = 0;
 };
 
-// Gives `take` the bytes after the prompt, each as soon as it is known; ends early where it returns
+// Gives `take` the bytes after the prompt, each as soon as it is known; ends early if it returns
 // false. They depend on the weights and the configuration alone. A text that is longer than the
 // model's longest sequence is seen from its end.
 void sample(Model& model, const SamplingConfig& config, const std::function<bool(char)>& take);

@@ -1,5 +1,5 @@
-// A line that tells how far something is: redrawn at the bottom of a terminal, or a plain line
-// every few seconds where the output is a file or a pipe.
+// A line with the progress of something: redrawn at the bottom of a terminal, or a plain line
+// every few seconds if the output is a file or a pipe.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@ class StatusLine {
   // Whether draw() would do something: ten times a second at most, a plain line every five.
   bool due() const;
   // `parts` in the order in which they may be left out, the last ones first; `done` in [0, 1].
-  // Draws at once where it `must`.
+  // Draws at once if it `must`.
   void draw(const std::vector<std::string>& parts, double done, bool must = false);
   // A line of its own above that one.
   void note(const std::string& line);
@@ -38,7 +38,7 @@ class StatusLine {
 // The text of a line of at most `width` columns; parts that do not fit are left out, the bar first.
 std::string status_text(const std::vector<std::string>& parts, double done, int width);
 
-// What is left of something that began when this was made.
+// The time left of work that began when this was made.
 class Countdown {
  public:
   // "12s left", by the time that the part `done` of it took.

@@ -49,7 +49,7 @@ StopSignal::StopSignal() {
   }
 }
 
-// What stdio still has for a pipe that is closed is written when the process ends; that must not be
+// Output that stdio still has for a closed pipe is written when the process ends; that must not be
 // how it ends.
 StopSignal::~StopSignal() {
   for (Taken& one : taken) {

@@ -17,12 +17,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Longest stretch of a file that stays one document for want of a blank line.
+// Longest stretch of a file without a blank line that stays one document.
 constexpr size_t kLongestStretch = 16 * 1024;
-// Less text than this cannot be split into parts that mean anything.
+// Less text than this is too little for two parts.
 constexpr size_t kSmallestText = 1024;
-// At most one byte in so many is held out.
-constexpr int64_t kLargestHeldShare = 10;
+// The validation part is at most 1 / kLargestValidationShare of the text.
+constexpr int64_t kLargestValidationShare = 10;
 
 // The bytes of all files and the offsets at which documents and files begin.
 struct Text {
@@ -31,7 +31,7 @@ struct Text {
   std::vector<size_t> files;
 };
 
-// Appends the file to `bytes`, decompressed where it is compressed.
+// Appends the file to `bytes`, decompressed if it is compressed.
 void append_file(const fs::path& path, std::vector<uint8_t>& bytes) {
   if (fs::is_directory(path))
     throw std::runtime_error("cannot read " + path.string() + ": it is a folder; name its files");
@@ -81,27 +81,27 @@ void cut_at_blank_lines(const std::vector<uint8_t>& bytes, size_t begin,
   }
 }
 
-// The held-out documents leave the text; what stays is moved together in place, since a text may
-// be most of the memory.
-Corpus split(Text text, int64_t held_bytes) {
+// Moves the validation documents out of the text; the rest is moved together in place, since a text
+// may be most of the memory.
+Corpus split(Text text, int64_t validation_bytes) {
   const auto total = static_cast<int64_t>(text.bytes.size());
-  if (held_bytes <= 0) throw std::runtime_error("held-out bytes must be positive");
+  if (validation_bytes <= 0) throw std::runtime_error("validation bytes must be positive");
   if (text.bytes.size() < kSmallestText || text.documents.size() < 2)
     throw std::runtime_error(
-        "the text is too small to hold a part of it out: " + std::to_string(total) + " bytes in " +
+        "the text is too small for a validation part: " + std::to_string(total) + " bytes in " +
         std::to_string(text.documents.size()) + " documents");
   Corpus corpus;
   Sha256 hash;
   hash.update(text.bytes.data(), text.bytes.size());
   corpus.sha256 = hash.hex();
 
-  const int64_t goal = std::min(held_bytes, total / kLargestHeldShare);
+  const int64_t goal = std::min(validation_bytes, total / kLargestValidationShare);
   std::vector<size_t> ends(text.documents.begin() + 1, text.documents.end());
   ends.push_back(text.bytes.size());
-  // Files are followed from the first to the last; each gives documents from its end until the sum
-  // of what was given is the goal's share of the files so far.
-  std::vector<bool> is_held(ends.size(), false);
-  int64_t held = 0;
+  // From the first file to the last: documents are taken from a file's end until the sum of the
+  // bytes taken is the goal's fraction of the files so far.
+  std::vector<bool> is_validation(ends.size(), false);
+  int64_t validation = 0;
   size_t document = 0;
   for (size_t file = 0; file < text.files.size(); ++file) {
     const size_t first = document;
@@ -109,22 +109,22 @@ Corpus split(Text text, int64_t held_bytes) {
     while (document < ends.size() && ends[document] <= file_end) ++document;
     const double share = static_cast<double>(file_end) / static_cast<double>(total);
     const auto file_goal = static_cast<int64_t>(static_cast<double>(goal) * share);
-    for (size_t i = document; i-- > first && held < file_goal;) {
-      is_held[i] = true;
-      held += static_cast<int64_t>(ends[i] - text.documents[i]);
+    for (size_t i = document; i-- > first && validation < file_goal;) {
+      is_validation[i] = true;
+      validation += static_cast<int64_t>(ends[i] - text.documents[i]);
     }
   }
-  if (held >= total)
+  if (validation >= total)
     throw std::runtime_error("the text is too small: no document is left to train on");
 
-  corpus.held.reserve(static_cast<size_t>(held));
+  corpus.validation.reserve(static_cast<size_t>(validation));
   size_t kept = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
     const auto begin = text.bytes.begin() + static_cast<ptrdiff_t>(text.documents[i]);
     const auto end = text.bytes.begin() + static_cast<ptrdiff_t>(ends[i]);
-    if (is_held[i]) {
-      corpus.held_documents.push_back(static_cast<int64_t>(corpus.held.size()));
-      corpus.held.insert(corpus.held.end(), begin, end);
+    if (is_validation[i]) {
+      corpus.validation_documents.push_back(static_cast<int64_t>(corpus.validation.size()));
+      corpus.validation.insert(corpus.validation.end(), begin, end);
     } else {
       corpus.train_documents.push_back(static_cast<int64_t>(kept));
       std::copy(begin, end, text.bytes.begin() + static_cast<ptrdiff_t>(kept));
@@ -137,7 +137,7 @@ Corpus split(Text text, int64_t held_bytes) {
   split_hash.update(corpus.train.data(), corpus.train.size());
   const std::string size = " " + std::to_string(corpus.train.size()) + " ";
   split_hash.update(size.data(), size.size());
-  split_hash.update(corpus.held.data(), corpus.held.size());
+  split_hash.update(corpus.validation.data(), corpus.validation.size());
   corpus.split_sha256 = split_hash.hex();
   return corpus;
 }
@@ -146,8 +146,8 @@ Corpus split(Text text, int64_t held_bytes) {
 int64_t base64_number(std::string_view digits) {
   constexpr std::string_view kAlphabet =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  constexpr size_t kMostDigits = 10;  // 60 bits
-  if (digits.empty() || digits.size() > kMostDigits) return -1;
+  constexpr size_t kMaxDigits = 10;  // 60 bits
+  if (digits.empty() || digits.size() > kMaxDigits) return -1;
   int64_t value = 0;
   for (const char digit : digits) {
     const size_t at = kAlphabet.find(digit);
@@ -178,7 +178,7 @@ std::vector<size_t> entry_offsets(const fs::path& path, size_t text_bytes) {
     }
     if (offset < 0 || length < 0 || static_cast<size_t>(offset + length) > text_bytes)
       throw std::runtime_error(path.string() + " line " + std::to_string(line_number) +
-                               ": not an entry of the dictionary beside it");
+                               ": not an entry of the dictionary next to it");
     offsets.push_back(static_cast<size_t>(offset));
   }
   std::sort(offsets.begin(), offsets.end());
@@ -188,7 +188,7 @@ std::vector<size_t> entry_offsets(const fs::path& path, size_t text_bytes) {
 
 }  // namespace
 
-Corpus read_text(const std::vector<fs::path>& files, int64_t held_bytes) {
+Corpus read_text(const std::vector<fs::path>& files, int64_t validation_bytes) {
   Text text;
   std::vector<std::string> names;
   for (const fs::path& path : files) {
@@ -198,18 +198,18 @@ Corpus read_text(const std::vector<fs::path>& files, int64_t held_bytes) {
     cut_at_blank_lines(text.bytes, begin, text.documents);
     names.push_back(path.string());
   }
-  Corpus corpus = split(std::move(text), held_bytes);
+  Corpus corpus = split(std::move(text), validation_bytes);
   corpus.names = std::move(names);
   return corpus;
 }
 
-Corpus read_dictionary(const DictionaryFiles& files, int64_t held_bytes) {
+Corpus read_dictionary(const DictionaryFiles& files, int64_t validation_bytes) {
   Text text;
   append_file(files.text, text.bytes);
   text.files.push_back(0);
   text.documents = entry_offsets(files.index, text.bytes.size());
   text.documents.front() = 0;  // the line ends before the first entry are its own
-  Corpus corpus = split(std::move(text), held_bytes);
+  Corpus corpus = split(std::move(text), validation_bytes);
   corpus.names.push_back(files.text.string());
   return corpus;
 }
@@ -223,11 +223,11 @@ void require_dictionary(const DictionaryFiles& files) {
       "--text");
 }
 
-Corpus load_corpus(const std::vector<fs::path>& files, int64_t held_bytes) {
-  if (!files.empty()) return read_text(files, held_bytes);
+Corpus load_corpus(const std::vector<fs::path>& files, int64_t validation_bytes) {
+  if (!files.empty()) return read_text(files, validation_bytes);
   const DictionaryFiles dictionary;
   require_dictionary(dictionary);
-  return read_dictionary(dictionary, held_bytes);
+  return read_dictionary(dictionary, validation_bytes);
 }
 
 }  // namespace tilemoe::train

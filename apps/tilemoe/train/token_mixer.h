@@ -1,4 +1,4 @@
-// What moves information between the tokens of a sequence: a short convolution and attention.
+// A short convolution and attention, which move information between the tokens of a sequence.
 #pragma once
 
 #include <string>

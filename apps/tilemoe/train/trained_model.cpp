@@ -31,7 +31,7 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& path, Device devi
   const Checkpoint checkpoint(path);
   TrainerConfig config = config_of(path, checkpoint.summary());
   config.model.device = device;
-  config.model.most_parameters = checkpoint.summary().weights;
+  config.model.max_parameters = checkpoint.summary().weights;
   config.model.trained = false;
   const Sequences capacity{1, length.value_or(config.batch.length)};
   require_memory(config.model, capacity);

@@ -7,12 +7,13 @@
 namespace tilemoe::train {
 namespace {
 
-// What decides the training text and the held-out one.
+// What decides the training text and the validation text. `validation_bytes` was `held_bytes` in
+// older checkpoints.
 nlohmann::json identity_of(const Corpus& corpus) {
   return {{"sha256", corpus.sha256},
           {"split_sha256", corpus.split_sha256},
           {"train_bytes", corpus.train.size()},
-          {"held_bytes", corpus.held.size()}};
+          {"validation_bytes", corpus.validation.size()}};
 }
 
 void require_same_text(const std::filesystem::path& checkpoint, const nlohmann::json& state,
@@ -29,9 +30,11 @@ void require_same_text(const std::filesystem::path& checkpoint, const nlohmann::
   if (of(saved, "sha256") != of(now, "sha256"))
     refuse("it was trained on a text with SHA-256 " + of(saved, "sha256") + ", but this text has " +
            of(now, "sha256"));
-  for (const auto& [key, value] : now.items())
-    if (of(saved, key.c_str()) != value.dump())
-      refuse("the text is the same, but other files or other documents of it are held out");
+  for (const auto& [key, value] : now.items()) {
+    const bool is_older = key == "validation_bytes" && !saved.contains(key);
+    if (of(saved, is_older ? "held_bytes" : key.c_str()) != value.dump())
+      refuse("the text is the same, but other files or other documents of it are validation text");
+  }
 }
 
 int64_t sequences_in(const std::filesystem::path& checkpoint, const nlohmann::json& state) {
@@ -78,7 +81,7 @@ StepResult Trainer::step() {
 }
 
 Evaluation Trainer::evaluate(const std::function<bool(double)>& go_on) {
-  return train::evaluate(model_, corpus_.held, config_.evaluation_context, go_on);
+  return train::evaluate(model_, corpus_.validation, config_.evaluation_context, go_on);
 }
 
 std::vector<NamedArray> Trainer::arrays() {

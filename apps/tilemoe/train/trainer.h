@@ -36,14 +36,14 @@ struct StepResult {
 
 class Trainer {
  public:
-  // `corpus` must outlive the trainer. Throws std::runtime_error where its text is too short.
+  // `corpus` must outlive the trainer. Throws std::runtime_error if its text is too short.
   Trainer(const TrainerConfig& config, const Corpus& corpus);
 
   int64_t steps_done() const { return steps_done_; }
   bool done() const { return steps_done_ >= config_.schedule.steps; }
-  // Leaves all as it was where the loss or the gradient's norm is not a finite number.
+  // Leaves all as it was if the loss or the gradient's norm is not a finite number.
   StepResult step();
-  // Of the held-out text.
+  // The loss of the validation text.
   Evaluation evaluate(const std::function<bool(double)>& go_on = {});
 
   // The weights, then everything else that the next step depends on. On a GPU they are copies,
@@ -51,7 +51,7 @@ class Trainer {
   std::vector<TensorRef> tensors();
   // The same as numbers; `options` are those of the command line.
   nlohmann::json state(const nlohmann::json& options) const;
-  // Takes both from a checkpoint. Throws std::runtime_error where the file is bad, of another
+  // Takes both from a checkpoint. Throws std::runtime_error if the file is bad, of another
   // shape, or was trained on another text.
   void load(const std::filesystem::path& checkpoint);
 

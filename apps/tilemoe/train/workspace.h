@@ -1,4 +1,4 @@
-// What the model's layers share: the operators of their device, and memory in which nothing
+// Shared by the model's layers: the operators of their device, and memory in which nothing
 // outlives the call that wrote it.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace tilemoe::train {
 // Each layer says what it needs when it is built; allocate() then takes the most of each.
 class Workspace {
  public:
-  // `memory`: where its arrays lie, if not where the operators work.
+  // `memory`: that of its arrays, if it is not that of the operators.
   explicit Workspace(Operators& operators, Memory* memory = nullptr)
       : operators_(operators), memory_(memory != nullptr ? *memory : operators.memory()) {}
 

@@ -1,5 +1,5 @@
-// Any bytes as a log that a run goes on with: either refused and left as they are, or cut to whole
-// lines.
+// Any bytes as a log that a run continues with: either refused and left as they are, or cut to
+// whole lines.
 #include <fstream>
 #include <iterator>
 #include <stdexcept>

@@ -58,7 +58,7 @@ void write_safetensors(const fs::path& folder) {
   write(folder / "open", with_open_length(file));
 }
 
-// The target's first byte is the step to go on from.
+// The target's first byte is the step to continue from.
 void write_logs(const fs::path& folder, const fs::path& scratch) {
   JsonLog log = JsonLog::create(scratch);
   log.write({{"event", "start"}, {"config", {{"lr", 1e-3}}}});

@@ -31,19 +31,19 @@ struct Head {
     return dout + static_cast<int64_t>(t) * out_stride;
   }
 
-  __device__ float product(const float* a, const float* b) const {
+  __device__ float dot(const float* a, const float* b) const {
     float sum = 0;
     for (int c = 0; c < width; ++c) sum += a[c] * b[c];
     return sum;
   }
   __device__ float score(int t, int s) const {
-    const float qk = s > 0 ? scale * product(query(t), key(s)) : 0.f;
+    const float qk = s > 0 ? scale * dot(query(t), key(s)) : 0.f;
     return qk - slope * static_cast<float>(t - s);
   }
   __device__ float probability(int t, int s) const { return expf(score(t, s) - log_sum[t]); }
   // p (<dO, v> - <dO, O>)
   __device__ float score_gradient(float p, int t, int s) const {
-    return p * (product(output_gradient(t), value(s)) - product(output_gradient(t), output(t)));
+    return p * (dot(output_gradient(t), value(s)) - dot(output_gradient(t), output(t)));
   }
 };
 

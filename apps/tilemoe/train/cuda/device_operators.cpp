@@ -41,18 +41,18 @@ DeviceMemory& device_memory() {
   return memory;
 }
 
-// The products of a model by cuBLASLt, each by the first algorithm that its heuristics name: the
+// The GEMMs of a model by cuBLASLt, each by the first algorithm that its heuristics name: the
 // same on every run.
-class Products {
+class Gemms {
  public:
   void run(const app::DenseShape& shape, const float* A, const float* B, float* C) {
     const auto key = std::tuple(shape.M, shape.N, shape.K, shape.A_transposed, shape.B_transposed,
                                 shape.accumulate);
-    products_.try_emplace(key, shape).first->second.run(A, B, C);
+    gemms_.try_emplace(key, shape).first->second.run(A, B, C);
   }
 
  private:
-  std::map<std::tuple<int64_t, int64_t, int64_t, bool, bool, bool>, app::LtProduct> products_;
+  std::map<std::tuple<int64_t, int64_t, int64_t, bool, bool, bool>, app::LtGemm> gemms_;
 };
 
 class DeviceOperators final : public Operators {
@@ -116,34 +116,34 @@ class DeviceOperators final : public Operators {
 
   void linear(const LinearShape& shape, ConstFloats x, ConstFloats weight, Floats y,
               Write write) override {
-    products_.run({.M = shape.rows,
-                   .N = shape.out,
-                   .K = shape.in,
-                   .B_transposed = true,
-                   .operands = DType::kFloat32,
-                   .result = DType::kFloat32,
-                   .accumulate = write == Write::kAdd},
-                  x.data(), weight.data(), y.data());
+    gemms_.run({.M = shape.rows,
+                .N = shape.out,
+                .K = shape.in,
+                .B_transposed = true,
+                .operands = DType::kFloat32,
+                .result = DType::kFloat32,
+                .accumulate = write == Write::kAdd},
+               x.data(), weight.data(), y.data());
   }
   void linear_backward_input(const LinearShape& shape, ConstFloats dy, ConstFloats weight,
                              Floats dx, Write write) override {
-    products_.run({.M = shape.rows,
-                   .N = shape.in,
-                   .K = shape.out,
-                   .operands = DType::kFloat32,
-                   .result = DType::kFloat32,
-                   .accumulate = write == Write::kAdd},
-                  dy.data(), weight.data(), dx.data());
+    gemms_.run({.M = shape.rows,
+                .N = shape.in,
+                .K = shape.out,
+                .operands = DType::kFloat32,
+                .result = DType::kFloat32,
+                .accumulate = write == Write::kAdd},
+               dy.data(), weight.data(), dx.data());
   }
   void linear_backward_weight(const LinearShape& shape, ConstFloats dy, ConstFloats x,
                               Floats dweight, Floats) override {
-    products_.run({.M = shape.out,
-                   .N = shape.in,
-                   .K = shape.rows,
-                   .A_transposed = true,
-                   .operands = DType::kFloat32,
-                   .result = DType::kFloat32},
-                  dy.data(), x.data(), dweight.data());
+    gemms_.run({.M = shape.out,
+                .N = shape.in,
+                .K = shape.rows,
+                .A_transposed = true,
+                .operands = DType::kFloat32,
+                .result = DType::kFloat32},
+               dy.data(), x.data(), dweight.data());
   }
   void add_bias(ConstFloats bias, Floats y) override {
     cuda::add_bias(bias.data(), y.data(), std::ssize(y) / std::ssize(bias), std::ssize(bias));
@@ -185,7 +185,7 @@ class DeviceOperators final : public Operators {
     return std::ssize(bytes) / sequences.count - sequences.length + 1;
   }
 
-  Products products_;
+  Gemms gemms_;
   Array<double> squares_;
 };
 

@@ -1,4 +1,4 @@
-// The operators on the current GPU: matrix products by cuBLASLt, the rest by short kernels
+// The operators on the current GPU: GEMMs by cuBLASLt, the rest by short kernels
 // (kernels.h), all in float32. The experts compute in bfloat16.
 #pragma once
 

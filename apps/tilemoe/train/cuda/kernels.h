@@ -1,4 +1,4 @@
-// The trainer's kernels that are no matrix product: plain and short, float32, the same bits on
+// The trainer's kernels other than GEMMs: plain and short, float32, the same bits on
 // every run. Pointers are device memory; work goes to the default stream. What each computes stands
 // at the operator of its name in train/operators.h.
 #pragma once
@@ -32,7 +32,7 @@ void causal_conv_backward(Sequences sequences, const float* x, const float* filt
                           const float* dy, float* dx, float* dfilter, float* scratch,
                           int64_t width);
 
-// Throw std::runtime_error where a sequence is too long for a block's shared memory.
+// Throw std::runtime_error if a sequence is too long for a CTA's shared memory.
 void attention(const AttentionShape& shape, const float* slopes, const float* qkv, float* out,
                float* log_sum);
 void attention_backward(const AttentionShape& shape, const float* slopes, const float* qkv,

@@ -1,4 +1,4 @@
-// What the trainer's kernels share: grids over elements and rows, and sums in a fixed order.
+// Shared by the trainer's kernels: grids over elements and rows, and sums in a fixed order.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -9,13 +9,13 @@ namespace tilemoe::train {
 namespace {
 
 // Rows of a batch that one task multiplies.
-constexpr int64_t kRowsPerProduct = 512;
+constexpr int64_t kRowsPerGemm = 512;
 
-// C (m, n) = A B + beta C, row-major; 'T' where a matrix is stored transposed.
+// C (m, n) = A B + beta C, row-major; 'T' if a matrix is stored transposed.
 void multiply(char a_form, char b_form, int64_t m, int64_t n, int64_t k, const float* a,
               int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   if (dnnl_sgemm(a_form, b_form, m, n, k, 1.f, a, lda, b, ldb, beta, c, ldc) != dnnl_success)
-    throw std::runtime_error("oneDNN refused a matrix product");
+    throw std::runtime_error("oneDNN refused a GEMM");
 }
 
 float beta_of(Write write) {
@@ -24,10 +24,10 @@ float beta_of(Write write) {
 
 // body(first row, rows, task)
 template <class Body>
-void for_products(int64_t rows, Body&& body) {
-  parallel_for(ceil_div(rows, kRowsPerProduct), [&](int64_t task, int) {
-    const int64_t first = task * kRowsPerProduct;
-    body(first, std::min(kRowsPerProduct, rows - first), task);
+void for_gemms(int64_t rows, Body&& body) {
+  parallel_for(ceil_div(rows, kRowsPerGemm), [&](int64_t task, int) {
+    const int64_t first = task * kRowsPerGemm;
+    body(first, std::min(kRowsPerGemm, rows - first), task);
   });
 }
 
@@ -35,7 +35,7 @@ void for_products(int64_t rows, Body&& body) {
 
 void CpuOperators::linear(const LinearShape& shape, ConstFloats x, ConstFloats weight, Floats y,
                           Write write) {
-  for_products(shape.rows, [&](int64_t first, int64_t rows, int64_t) {
+  for_gemms(shape.rows, [&](int64_t first, int64_t rows, int64_t) {
     multiply('N', 'T', rows, shape.out, shape.in, x.data() + first * shape.in, shape.in,
              weight.data(), shape.in, beta_of(write), y.data() + first * shape.out, shape.out);
   });
@@ -43,24 +43,24 @@ void CpuOperators::linear(const LinearShape& shape, ConstFloats x, ConstFloats w
 
 void CpuOperators::linear_backward_input(const LinearShape& shape, ConstFloats dy,
                                          ConstFloats weight, Floats dx, Write write) {
-  for_products(shape.rows, [&](int64_t first, int64_t rows, int64_t) {
+  for_gemms(shape.rows, [&](int64_t first, int64_t rows, int64_t) {
     multiply('N', 'N', rows, shape.in, shape.out, dy.data() + first * shape.out, shape.out,
              weight.data(), shape.in, beta_of(write), dx.data() + first * shape.in, shape.in);
   });
 }
 
 int64_t linear_backward_weight_scratch(const LinearShape& shape) {
-  return ceil_div(shape.rows, kRowsPerProduct) * shape.in * shape.out;
+  return ceil_div(shape.rows, kRowsPerGemm) * shape.in * shape.out;
 }
 
 void CpuOperators::linear_backward_weight(const LinearShape& shape, ConstFloats dy, ConstFloats x,
                                           Floats dweight, Floats scratch) {
-  for_products(shape.rows, [&](int64_t first, int64_t rows, int64_t task) {
+  for_gemms(shape.rows, [&](int64_t first, int64_t rows, int64_t task) {
     multiply('T', 'N', shape.out, shape.in, rows, dy.data() + first * shape.out, shape.out,
              x.data() + first * shape.in, shape.in, 0.f,
              scratch.data() + task * shape.out * shape.in, shape.in);
   });
-  sum_partials(scratch, ceil_div(shape.rows, kRowsPerProduct), dweight);
+  sum_partials(scratch, ceil_div(shape.rows, kRowsPerGemm), dweight);
 }
 
 void CpuOperators::add_bias(ConstFloats bias, Floats y) {
