@@ -49,7 +49,7 @@ class ArchRuns : public testing::Test {
     return run_arch({.arch = arch,
                      .cases = {*verify::find_case(kFirst), *verify::find_case(kSecond)},
                      .repeats = repeats,
-                     .most_silent = most_silent_,
+                     .max_silence = max_silence_,
                      .select =
                          [&](const std::string& name) {
                            arch_ = name;
@@ -70,7 +70,7 @@ class ArchRuns : public testing::Test {
   SpoilingMemory memory_;
   std::string arch_;
   std::vector<size_t> begun_;
-  std::chrono::milliseconds most_silent_ = 60s;
+  std::chrono::milliseconds max_silence_ = 60s;
   std::function<std::string()> on_select_ = [] { return ""; };
 };
 
@@ -143,7 +143,7 @@ TEST_F(ArchRuns, ThatFailNameTheCase) {
   expect_failure(kFirst + ": ended with status 3" + rest);
   memory_.on_read = []() -> bool { _exit(0); };  // before its end
   expect_failure(kFirst + ": ended with status 0" + rest);
-  most_silent_ = 1s;
+  max_silence_ = 1s;
   memory_.on_read = []() -> bool {
     std::this_thread::sleep_for(1000s);
     return false;

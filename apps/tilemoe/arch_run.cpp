@@ -59,7 +59,7 @@ class Reader {
   ArchRun finish(const ChildEnd& end) {
     if (!run_.skipped.empty() || run_.cases == task_.cases.size()) return run_;
     std::string why = task_.cases[current_].name + ": " + (error_.empty() ? end.words() : error_);
-    if (end.hung) why += " for " + std::to_string(task_.most_silent.count() / 1000) + " s";
+    if (end.hung) why += " for " + std::to_string(task_.max_silence.count() / 1000) + " s";
     if (const size_t rest = task_.cases.size() - run_.cases - 1; rest > 0)
       why += "; " + std::to_string(rest) + " cases after it were not run";
     run_.failures.insert(run_.failures.begin(), why);
@@ -96,7 +96,7 @@ std::map<Place, std::string> by_place(const ArchRun& run) {
 ArchRun run_arch(const ArchTask& task) {
   Reader reader(task);
   const ChildEnd end = run_child(
-      task.most_silent, [&](const Emit& emit) { run_cases(task, emit); },
+      task.max_silence, [&](const Emit& emit) { run_cases(task, emit); },
       [&](const std::string& line) { reader.read(line); });
   return reader.finish(end);
 }

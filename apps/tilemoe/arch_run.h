@@ -20,7 +20,7 @@ struct ArchTask {
   uint64_t seed = 1;
   int64_t repeats = 0;  // of each case
   verify::Passes passes = verify::Passes::kAll;
-  std::chrono::milliseconds most_silent = std::chrono::seconds(600);  // of a case
+  std::chrono::milliseconds max_silence = std::chrono::seconds(600);  // of a case
   // Called in the child: selects the arch. Returns why it cannot be used; empty if it can.
   std::function<std::string(const std::string& arch)> select;
   std::function<verify::Memory&()> memory;  // called in the child, after `select`
@@ -52,7 +52,7 @@ ArchRun run_arch(const ArchTask& task);
 // A line for each case that both ran and whose bits differ:
 // "swiglu/bfloat16: dX, dW1 by sm90 have other bits than by sm80".
 std::vector<std::string> differences(const ArchRun& one, const ArchRun& other);
-// Of the cases that both ran.
+// The comparison of the cases that both ran.
 size_t tensors_compared(const ArchRun& one, const ArchRun& other);
 
 }  // namespace tilemoe::app

@@ -59,7 +59,7 @@ ArchRun run_one(const CheckOptions& options, const std::string& arch,
                           .seed = options.cases.seed,
                           .repeats = options.repeats,
                           .passes = options.cases.passes(),
-                          .most_silent = std::chrono::seconds(options.limit_s),
+                          .max_silence = std::chrono::seconds(options.limit_s),
                           .select = why_no_arch,
                           .memory = verify::cuda_memory,
                           .on_case = [&](size_t i) {

@@ -17,7 +17,7 @@ class Checker {
   void run(const verify::Case& test_case);
 
   void print(std::ostream& out) const;
-  // Of all cases so far.
+  // The counts of all cases so far.
   const verify::Outcome& outcome() const { return all_; }
   int tensors() const { return static_cast<int>(all_.rows.size()); }
   const std::vector<std::string>& failures() const { return all_.failures; }

@@ -60,7 +60,7 @@ std::string ChildEnd::words() const {
   return "ended with status " + std::to_string(status);
 }
 
-ChildEnd run_child(milliseconds most_silent, const std::function<void(const Emit& emit)>& work,
+ChildEnd run_child(milliseconds max_silence, const std::function<void(const Emit& emit)>& work,
                    const Emit& on_line) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
@@ -80,7 +80,7 @@ ChildEnd run_child(milliseconds most_silent, const std::function<void(const Emit
 
   std::string text;
   ChildEnd end;
-  for (auto until = Clock::now() + most_silent;;) {
+  for (auto until = Clock::now() + max_silence;;) {
     const auto left = std::chrono::ceil<milliseconds>(until - Clock::now());
     pollfd ready{.fd = ends[0], .events = POLLIN, .revents = 0};
     const int count = ::poll(&ready, 1, std::max(0, static_cast<int>(left.count())));
@@ -96,12 +96,12 @@ ChildEnd run_child(milliseconds most_silent, const std::function<void(const Emit
     text.append(piece, static_cast<size_t>(got));
     for (size_t size; (size = text.find('\n')) != text.npos; text.erase(0, size + 1)) {
       on_line(text.substr(0, size));
-      until = Clock::now() + most_silent;
+      until = Clock::now() + max_silence;
     }
   }
   ::close(ends[0]);
   // It may have closed its output and hang all the same.
-  int status = end.hung ? -1 : await_end(child, Clock::now() + most_silent);
+  int status = end.hung ? -1 : await_end(child, Clock::now() + max_silence);
   if (status < 0) {
     end.hung = true;
     ::kill(child, SIGKILL);

@@ -19,8 +19,8 @@ struct ChildEnd {
 using Emit = std::function<void(const std::string& line)>;
 
 // Calls `work` in a child of this process, which must not have used a GPU before. `on_line` gets each
-// line that `work` emits, in this process. A child that emits none for `most_silent` is killed.
-ChildEnd run_child(std::chrono::milliseconds most_silent,
+// line that `work` emits, in this process. A child that emits none for `max_silence` is killed.
+ChildEnd run_child(std::chrono::milliseconds max_silence,
                    const std::function<void(const Emit& emit)>& work, const Emit& on_line);
 
 }  // namespace tilemoe::app

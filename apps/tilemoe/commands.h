@@ -1,7 +1,7 @@
 // The subcommands of `tilemoe`. Each function adds one to the command line; parsing the arguments
 // puts what the chosen subcommand does into `run`, which main calls afterwards. `run` returns the
-// exit status (exit_status.h); it throws std::exception with one clear sentence where the work
-// cannot be done, WrongUsage where the command line is to blame.
+// exit status (exit_status.h); it throws std::exception with one clear sentence if the work
+// cannot be done, WrongUsage if the command line is wrong.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -71,7 +71,9 @@ std::string why_no_layer(Device device) {
 }
 
 void DeviceOptions::add_to(CLI::App& command) {
-  command.add_option("--device", device, "Where to run: cpu, cuda, or auto for the best there is")
+  command
+      .add_option("--device", device,
+                  "Where to run: cpu, cuda, or auto for a GPU if it can be used")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   command.add_option("--threads", threads, "Threads of the CPU backend; 0 for one a core")

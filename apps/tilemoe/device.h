@@ -14,8 +14,9 @@ struct DeviceOptions {
   int threads = 0;  // 0: one a core
 
   void add_to(CLI::App& command);
-  // The device asked for, with the number of threads set. Throws std::runtime_error with the reason
-  // where this build or machine does not have it, or no layer runs on it.
+  // Returns the device that is selected, and sets the number of threads. Throws
+  // std::runtime_error with the reason if this build or machine does not have the device, or no
+  // layer runs on it.
   Device select() const;
 };
 
@@ -43,11 +44,10 @@ std::string why_no_arch(const std::string& arch);
 // "cpu", "cuda"
 const char* name_of(Device device);
 
-// What a user wants of an error of the library's, "function: reason [file:line: expression]": the
-// reason.
+// The reason in an error of the library, "function: reason [file:line: expression]".
 std::string in_words(std::string reason);
 
-// Why the library cannot use `device`; empty where it can.
+// Why the library cannot use `device`; empty if it can.
 std::string why_unavailable(Device device);
 // Why it cannot run a layer there: a GPU may do for routing alone.
 std::string why_no_layer(Device device);

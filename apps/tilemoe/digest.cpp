@@ -1,5 +1,5 @@
-// `tilemoe digest`: hashes of what the verification cases compute, as JSON: what another device, or
-// a simulation of this one, is held to, bit for bit.
+// `tilemoe digest`: hashes of what the verification cases compute, as JSON: another device,
+// or a simulation of this one, must compute the same bits.
 #include "verify/digest.h"
 
 #include <algorithm>
@@ -66,7 +66,7 @@ int digest(const DigestOptions& options) {
                  {"seed", options.cases.seed},
                  {"pass", options.cases.pass},
                  {"cases", json::array()}};
-  if (device == Device::kCuda) report["kit"] = tilemoe_cuda_kit();
+  if (device == Device::kCuda) report["arch"] = tilemoe_cuda_kit();
   for (const verify::Case& test_case : options.cases.choose(device)) {
     if (test_case.too_large)
       throw std::runtime_error(test_case.name + " is too large to be read back whole");

@@ -52,7 +52,7 @@ std::vector<ArchRun> run_archs(const std::vector<std::string>& archs, int index,
   for (const std::string& arch : archs)
     runs.push_back(run_arch({.arch = arch,
                              .cases = cases,
-                             .most_silent = std::chrono::seconds(limit_s),
+                             .max_silence = std::chrono::seconds(limit_s),
                              .select =
                                  [&](const std::string& name) {
                                    if (index > 0) use_gpu(index);

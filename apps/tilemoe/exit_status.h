@@ -15,7 +15,7 @@ constexpr char kExitStatusHelp[] =
     "Exit status: 0 done; 1 the work failed; 2 wrong usage; 128 and the number of the signal that "
     "ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 closed pipe.";
 
-// What the user wrote cannot be meant: one sentence that names the option. Ends with kWrongUsage.
+// The command line is wrong: one sentence that names the option. Ends with kWrongUsage.
 struct WrongUsage : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };

@@ -65,7 +65,7 @@ void add_generate(CLI::App& app, Run& run) {
   command->add_option("run", options->run, "Folder of a run, or one of its checkpoints")
       ->required();
   command->add_option("--prompt", options->sampling.prompt,
-                      "What the text goes on from; it is printed first");
+                      "The text to continue; it is printed first");
   command->add_option("--bytes", options->sampling.bytes, "Bytes to write after the prompt")
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Another seed, another text")->capture_default_str();

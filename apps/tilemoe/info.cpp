@@ -1,6 +1,5 @@
-// `tilemoe info`: what this build is, which devices it finds and what each can do. What is
-// supported is asked of the library, one question a combination, so that it cannot drift from the
-// truth.
+// `tilemoe info`: what this build is, which devices it finds and what each can do. Queries
+// the library for the support of each combination, so that the output cannot drift from the code.
 #include "info.h"
 
 #include <iostream>
@@ -112,7 +111,7 @@ json support_of(Device device) {
 }
 
 // "sm90, the newest for compute capability 9.0"; or why the device has none.
-std::string kit_of_device() {
+std::string arch_of_device() {
   const std::string text = tilemoe_cuda_kit();
   return *tilemoe_last_error() ? "none, " + in_words(text) : text;
 }
@@ -126,7 +125,7 @@ json backend_entry(Device device) {
     return entry;
   }
   entry["description"] = tilemoe_device_description(to_c(device));
-  if (device == Device::kCuda) entry["kit"] = kit_of_device();
+  if (device == Device::kCuda) entry["arch"] = arch_of_device();
   entry["supports"] = support_of(device);
   return entry;
 }
@@ -171,7 +170,7 @@ void print_info(const json& info, std::ostream& out) {
       continue;
     }
     out << "  " << text(backend, "description") << "\n";
-    if (backend.contains("kit")) out << "    arch: " << text(backend, "kit") << "\n";
+    if (backend.contains("arch")) out << "    arch: " << text(backend, "arch") << "\n";
     for (const auto& [what, names] : backend["supports"].items())
       out << "    " << what << ": " << joined(names) << "\n";
   }

@@ -1,4 +1,4 @@
-// What `tilemoe info` prints, for other commands.
+// The output of `tilemoe info`, for other commands.
 #pragma once
 
 #include <iosfwd>

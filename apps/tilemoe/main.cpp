@@ -73,7 +73,7 @@ int parse_and_run(CLI::App& app, const Run& run, int argc, char** argv) {
   }
 }
 
-// What was printed may still lie in a buffer, and the device be full.
+// The output may still lie in a buffer, and the device be full.
 int with_output_written(int status) {
   errno = 0;
   std::cout.flush();

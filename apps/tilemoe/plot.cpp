@@ -1,5 +1,5 @@
 // `tilemoe plot`: pictures of a training log. Python and matplotlib draw them, by the script
-// plot_log.py which this program carries in itself, so it needs no file of its own beside it.
+// plot_log.py which is embedded in this program, so it needs no file next to it.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -31,8 +31,8 @@ struct PlotOptions {
   std::string python;
 };
 
-// The exit status of `arguments`, the first searched for in PATH; -1 where there is no such
-// program.
+// The exit status of `arguments`, the first searched for in PATH; -1 if no such
+// program exists.
 int run_program(std::vector<std::string> arguments) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
@@ -46,9 +46,9 @@ int run_program(std::vector<std::string> arguments) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-// A way to start a Python. None has the current folder on its path: a json.py that lies beside the
-// log is nobody's module. Isolated, Python looks into its own folders alone; where matplotlib is
-// only in the user's (PYTHONPATH, ~/.local) it may look there, too, and the script drops the
+// A way to start a Python. None has the current folder on its path: a json.py next to the log
+// is nobody's module. Isolated, Python looks into its own folders alone; if matplotlib is only in
+// the user's (PYTHONPATH, ~/.local) it may look there, too, and the script drops the
 // current folder itself.
 using Python = std::vector<std::string>;
 

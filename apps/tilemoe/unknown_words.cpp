@@ -42,14 +42,13 @@ std::string complaint(const std::string& kind, const std::string& word,
                       const std::vector<std::string>& known, const std::string& place) {
   const std::string meant = nearest(word, known);
   return "unknown " + kind + " " + word +
-         (meant.empty() ? "; `" + place + " --help` lists what there is"
-                        : "; did you mean " + meant + "?");
+         (meant.empty() ? "; `" + place + " --help` lists them" : "; did you mean " + meant + "?");
 }
 
 }  // namespace
 
 std::string nearest(std::string_view word, const std::vector<std::string>& known) {
-  constexpr size_t kLettersASlip = 3;  // one slip in so many letters
+  constexpr size_t kLettersASlip = 3;  // one slip per N letters
   constexpr size_t kLongest = 64;      // a name of a file, not of an option
   std::string best;
   size_t least = std::min(word.size(), kLongest) / kLettersASlip + 1;

@@ -41,7 +41,7 @@ using B = StagedOperand<kMajor, kBlockN>;
 constexpr int kStageBytes = A<Major::kK>::kBytes + B<Major::kK>::kBytes;
 constexpr int kSharedBytes = kStages * kStageBytes;
 
-// Of a CTA: cycles of its SM, and nanoseconds.
+// The times of a CTA: cycles of its SM, and nanoseconds.
 struct Clocks {
   long long cycles, ns;
 };

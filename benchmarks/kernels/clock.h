@@ -23,7 +23,7 @@ class Clock : public StepObserver {
   double ms(const std::function<void()>& body);
 };
 
-// Of the device's own clock; a step's begin() makes its caches cold.
+// Times by the device's own clock; a step's begin() makes its caches cold.
 std::unique_ptr<Clock> make_clock(Device device);
 // Throws in a build without CUDA.
 std::unique_ptr<Clock> make_cuda_clock();

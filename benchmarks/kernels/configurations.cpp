@@ -17,7 +17,7 @@ using verify::Case;
 
 constexpr double kBar = 1.03;  // the pick's time over the fastest tile's
 // Differences below this are not judged: a kernel of 10 us varies so much from run to run.
-constexpr double kLeastDifferenceMs = 0.002;
+constexpr double kMinDifferenceMs = 0.002;
 constexpr int64_t kDecoded = 64;  // tokens: up to here nobody needs gradients
 
 std::string name_of(const TileConfiguration& tile) {
@@ -136,7 +136,7 @@ class Comparison {
         static_cast<size_t>(std::find(tiles.begin(), tiles.end(), pick) - tiles.begin());
     const double best = *std::min_element(medians.begin(), medians.end());
     const double ratio = medians.at(picked) / best;
-    if (medians[picked] - best > kLeastDifferenceMs) worst_ = std::max(worst_, ratio);
+    if (medians[picked] - best > kMinDifferenceMs) worst_ = std::max(worst_, ratio);
     values_["pick"] = name_of(pick);
     values_["pick_over_best"] = ratio;
     std::printf("  pick %s, %.3f of the best", name_of(pick).c_str(), ratio);

@@ -1,4 +1,4 @@
-// What tilemoe_kernels measures.
+// The modes of tilemoe_kernels.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// What tilemoe_kernels prints and writes: a table for each layer, and a results file of one
+// The output of tilemoe_kernels: a table for each layer, and a results file of one
 // measurement per line (python/tilemoe/bench/records.py).
 #pragma once
 
@@ -13,13 +13,13 @@ namespace tilemoe::app {
 
 using Values = nlohmann::ordered_json;
 
-// What a step has to do at least: multiplications and additions, and bytes with every tensor
+// The least work of a step: multiplications and additions, and bytes with every tensor
 // counted once.
 struct Work {
   double flop = 0, bytes = 0;
 };
 
-// What a device can do at most: the rate of a large dense GEMM that was measured, and of a copy.
+// The highest rates of a device: the rate of a large dense GEMM that was measured, and of a copy.
 struct Limits {
   double flop_per_s = 0, bytes_per_s = 0;  // 0: unknown
   // 0 if it is unknown.
@@ -31,13 +31,13 @@ Limits limits_of(const std::string& device);
 struct Quartiles {
   double first, median, third;
 };
-// Interpolated between the nearest samples, of which there is at least one.
+// Interpolated between the nearest samples, at least one.
 Quartiles quartiles(Samples samples);
 double median(Samples samples);
 // [first quartile, median, third quartile]
 Values triple(const Quartiles& q);
 
-// Of what is measured. "unknown" if the operating system does not name it.
+// The device that is measured. "unknown" if the operating system does not name it.
 std::string device_name(Device device);
 std::string cuda_device_name();
 Values versions_of(Device device);

@@ -54,7 +54,7 @@ struct TimedTensors {
 
 class TimedLayer {
  public:
-  // Of the device's memory. Throws std::runtime_error if the case is not one to be timed.
+  // The bytes of the device's memory. Throws std::runtime_error if the case is not one to be timed.
   static size_t bytes(const verify::Case& layer, Device device);
 
   TimedLayer(const verify::Case& layer, Device device);

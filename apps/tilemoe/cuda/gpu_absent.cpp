@@ -16,7 +16,7 @@ namespace {
   throw std::runtime_error("this build has no CUDA backend: use the CPU backend");
 }
 
-// Where cmake/Cuda.cmake looks for it; empty if it is nowhere.
+// The compiler where cmake/Cuda.cmake looks for it; empty if it is not found.
 std::string find_nvcc() {
   const char* const path = std::getenv("PATH");
   std::istringstream folders(std::string(path ? path : "") + ":/usr/local/cuda/bin");
