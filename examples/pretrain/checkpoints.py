@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint that are there as a whole or not at all.
+"""Checkpoints of torch.distributed.checkpoint that exist as a whole or not at all.
 
 A save goes to `step-N.partial`; when every process has written and flushed its part, the folder is
 renamed to `step-N`, which a file system does at once. Only then are older ones removed. So a job
@@ -76,7 +76,7 @@ class Checkpoints:
         dist.barrier()
 
     def progress(self, folder, like):
-        """What save() was given, read before anything else is; `like` has its keys."""
+        """Returns what save() received, read before anything else; `like` has its keys."""
         state = {"progress": dict(like)}
         read(state, folder)
         return state["progress"]
@@ -95,7 +95,7 @@ class Checkpoints:
 
 
 class Descriptor:
-    """Of an opened file or folder; closed when nobody has it any more."""
+    """The descriptor of an opened file or folder; closed with its last reference."""
 
     def __init__(self, number):
         self.number = number
@@ -105,9 +105,9 @@ class Descriptor:
 
 
 def locked(folder):
-    """-> what holds the folder's lock while it lives, or None where another process has it. The
-    lock leaves no file behind and ends with the process. Some network file systems have none: there
-    the user takes care."""
+    """-> an object that has the folder's lock while it lives, or None if another process has it.
+    The lock leaves no file behind and ends with the process. Some network file systems have none:
+    there the user takes care."""
     descriptor = Descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     try:
         fcntl.flock(descriptor.number, fcntl.LOCK_EX | fcntl.LOCK_NB)

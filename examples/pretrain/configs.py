@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 
 class Refusal(ValueError):
-    """What was asked for cannot be done: a sentence for the user, who needs no traceback."""
+    """What was requested cannot be done: a sentence for the user, who needs no traceback."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Config:
     z_coefficient: float = 0.001
     rounding: str | None = None
     m: int = 128
-    # Every so many tokens are rounded, or kept to a capacity, by themselves; None: a micro-batch.
+    # Each group of N tokens is rounded, or kept to a capacity, alone; None: a micro-batch.
     routing_tokens: int | None = None
     renormalize: bool = False  # what rounding leaves of a token's scores adds up to 1 again
-    capacity: float | None = None  # an expert keeps so many times its share of pairs at most
+    capacity: float | None = None  # an expert keeps at most this multiple of its share of pairs
 
     @property
     def head(self):
@@ -44,7 +44,7 @@ CONFIGS = {
         32, 2, 4, 2, 32, 257, E=8, K=2, n=16, scoring="sigmoid_renormalized",
         selection_bias=True, balance_coefficient=0.0, z_coefficient=0.0,
     ),
-    # Large beside a corpus of some 30 million tokens, small beside a GPU; S2 is the sparser one.
+    # Large for a corpus of some 30 million tokens, small for a GPU; S2 is the sparser one.
     "S1": Config(512, 8, 8, 8, 1024, 16384, E=128, K=8, n=128),
     "S2": Config(512, 8, 8, 8, 1024, 16384, E=256, K=4, n=256),
     # The layers of arXiv 2512.14080's models; their number is what the size in the name takes.
@@ -59,7 +59,7 @@ CONFIGS = {
 def configuration(
     name, layers=None, rounding=None, routing_tokens=None, capacity=None, renormalize=False
 ):
-    """`layers`: so many of the configuration's in place of all."""
+    """`layers`: the first N of the configuration's in place of all."""
     c = CONFIGS[name]
     if layers is not None and not 1 <= layers <= c.layers:
         raise Refusal(f"--layers is {layers}, and {name} has {c.layers}")

@@ -4,13 +4,13 @@
     python examples/pretrain/corpus.py runs/corpus docs README.md        # files of your own
     python examples/pretrain/corpus.py runs/corpus docs --bytes          # tokens are bytes
 
-Three stages, each of which leaves a file that is there as a whole or not at all, so that a command
-that was stopped goes on where it was:
+Three stages, each of which leaves a file that exists as a whole or not at all, so that a command
+that was stopped continues where it was:
 1. text.bin, documents.json: the documents, each once, in the order of their hashes. Two are the
-   same when they differ in white space alone.
+   same if they differ in white space alone.
 2. tokenizer.json: byte-level BPE, trained on the first of the training documents.
-3. train-*.bin, held_out-*.bin: shards of uint16 tokens, little-endian. A document is held out when
-   its hash says so: adding files moves none between the parts.
+3. train-*.bin, validation-*.bin: shards of uint16 tokens, little-endian. A document's hash decides
+   its part: adding files moves none between the parts.
 manifest.json, with counts and hashes, comes last; text.bin goes then.
 """
 
@@ -25,9 +25,10 @@ import numpy as np
 
 import sources
 from logs import Progress
-from options import Parser, real, whole
+from options import OlderName, Parser, real, whole
 
-PARTS = ("train", "held_out")
+PARTS = ("train", "validation")
+OLDER = "held_out"  # the name of the validation part in corpora of earlier versions
 BYTES = 257  # vocabulary of bytes: 256 ends a document
 END = "<|end|>"
 SHARD = 32 << 20  # bytes of text
@@ -35,7 +36,7 @@ SAMPLE = 64 << 20  # bytes that the tokenizer is trained on
 
 
 def write(path, data):
-    """The file is there as a whole or not at all."""
+    """Writes the file as a whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data if isinstance(data, bytes) else data.encode())
     os.replace(partial, path)
@@ -81,7 +82,7 @@ def gather(folder, documents, largest, limit):
         taken.append(document)
         size += document[2]
     if not taken:
-        raise ValueError(f"there is no document to take: left out were {left}")
+        raise ValueError(f"no document is left to take: left out were {left}")
     left["past the limit"] = len(kept) - len(taken)
     result = {"documents": taken, "left out": left}
     write(index, json.dumps(result))
@@ -168,28 +169,31 @@ def build(
     *,
     origin=None,
     vocabulary=BYTES,
-    held_out=0.05,
+    validation=0.05,
     largest=sources.LARGEST,
     limit=None,
 ):
-    """documents: (name, bytes) each -> the manifest. `origin` says in JSON where they come from: a
-    folder that was begun with other documents is refused."""
+    """documents: (name, bytes) each -> the manifest. `validation`: the fraction of the documents in
+    that part. `origin` says in JSON where they come from: a folder that was begun with other
+    documents is refused."""
     folder = Path(folder)
     if not BYTES <= vocabulary <= 1 << 16:
         raise ValueError(f"a vocabulary of {vocabulary} is not in [{BYTES}, 65536]")
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"vocabulary": vocabulary, "held_out": held_out, "largest": largest, "limit": limit}
-    settings["origin"] = origin
+    settings = {"vocabulary": vocabulary, "validation": validation, "largest": largest}
+    settings |= {"limit": limit, "origin": origin}
     settings_are(folder / "settings.json", settings)
+    for path in folder.glob(f"{OLDER}-*.bin"):  # of a command that an earlier version began
+        os.replace(path, folder / path.name.replace(OLDER, "validation"))
     gathered = gather(folder, documents, largest, limit)
     text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
     read = lambda document: text[document[1] : document[1] + document[2]].tobytes()
     parts = {part: [] for part in PARTS}
     for document in gathered["documents"]:
-        parts["held_out" if share(document[0]) < held_out else "train"].append(document)
-    if not parts["train"] or held_out > 0 and not parts["held_out"]:
+        parts["validation" if share(document[0]) < validation else "train"].append(document)
+    if not parts["train"] or validation > 0 and not parts["validation"]:
         counts = {part: len(chosen) for part, chosen in parts.items()}
-        raise ValueError(f"too few documents for --held-out {held_out}: {counts}")
+        raise ValueError(f"too few documents for --validation {validation}: {counts}")
     sample = first(map(read, parts["train"]), SAMPLE)
     codec = Bytes() if vocabulary == BYTES else BPE(folder, vocabulary, sample)
     total = sum(size for _, _, size in gathered["documents"])
@@ -221,10 +225,12 @@ def build(
 
 
 def settings_are(path, settings):
-    """A folder goes on with the settings that it was begun with."""
+    """Raises ValueError if a folder was begun with other settings."""
     if not path.exists():
         write(path, json.dumps(settings))
     begun = json.loads(path.read_text())
+    if OLDER in begun:
+        begun["validation"] = begun.pop(OLDER)
     changed = [
         f"{name} {begun.get(name)}, not {settings.get(name)}"
         for name in sorted(begun.keys() | settings.keys())
@@ -266,7 +272,10 @@ def main(argv=None):
         default=sources.LARGEST,
         help="bytes; larger documents are left out",
     )
-    add("--held-out", type=real(0, 1), default=0.05, help="share of the documents")
+    part = parser.add_mutually_exclusive_group()
+    fraction = {"type": real(0, 1), "dest": "validation"}
+    part.add_argument("--validation", default=0.05, help="fraction of the documents", **fraction)
+    part.add_argument("--held-out", action=OlderName, **fraction)
     args = parser.parse_args(argv)
     if bool(args.text) == (args.packages is not None):
         parser.error("expected files, or --packages")
@@ -286,7 +295,7 @@ def main(argv=None):
     limit = None if args.megabytes is None else int(args.megabytes * 1e6)
     try:
         manifest = build(
-            args.folder, documents, origin=origin, held_out=args.held_out, largest=args.largest,
+            args.folder, documents, origin=origin, validation=args.validation, largest=args.largest,
             vocabulary=BYTES if args.bytes else args.vocabulary, limit=limit,
         )  # fmt: skip
     except (OSError, ValueError) as error:

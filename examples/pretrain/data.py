@@ -16,7 +16,7 @@ import torch
 from configs import Refusal
 from logs import Progress
 
-PARTS = ("train", "held_out")
+PARTS = ("train", "validation")
 CHUNK = 16 << 20  # bytes
 AGAIN = "build the corpus again with examples/pretrain/corpus.py"
 
@@ -28,6 +28,8 @@ def manifest_of(folder):
         raise Refusal(f"{folder} has no corpus: examples/pretrain/corpus.py makes one")
     try:
         described = json.loads(path.read_text())
+        if "held_out" in described:  # the validation part in corpora of earlier versions
+            described["validation"] = described.pop("held_out")
         for part in PARTS:
             for shard in described[part]["shards"]:
                 _ = Path(shard["file"]), shard["tokens"] + 0, shard["sha256"] + ""
@@ -54,9 +56,9 @@ def opened(folder, shard):
 
 
 def verify(folder):
-    """Reads every shard once and holds it to the manifest: its SHA-256, and tokens below the
+    """Reads every shard once and compares it with the manifest: its SHA-256, and tokens below the
     vocabulary. What was verified is kept in verified.json with the file's size and time, and read
-    again only where one of them has changed."""
+    again only if one of them has changed."""
     described, folder = manifest_of(folder), Path(folder)
     shards = [shard for part in PARTS for shard in described[part]["shards"]]
     known, vocabulary = verified_before(folder), described["vocabulary"]
@@ -101,7 +103,7 @@ def verified_before(folder):
 
 
 def remember(path, stamps):
-    """Where the folder may be written to; elsewhere every start reads the shards."""
+    """Keeps the stamps if the folder may be written to; else every start reads the shards."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(json.dumps(stamps))

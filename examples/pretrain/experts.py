@@ -14,7 +14,7 @@ from tilemoe.module import Experts
 
 
 class Peer(Experts):
-    """What every other library's experts share: the choice before them and the counts after."""
+    """Another library's experts, with the choice before them and the counts after."""
 
     name = ""
     module = None  # that it imports
@@ -47,7 +47,7 @@ class Peer(Experts):
 
 
 class Sorted(Peer):
-    """What takes its rows sorted by expert."""
+    """Experts whose rows are sorted by expert."""
 
     def compute(self, x, scores, ids):
         expert, order = ids.flatten().sort(stable=True)  # (T K), and the pair of a row
@@ -57,7 +57,7 @@ class Sorted(Peer):
         return out, ends.diff(prepend=ends.new_zeros(1))
 
     def compute_rows(self, x, scores, expert, order, ends):
-        """Of each row its expert and pair (T K), and where each expert's end (E) -> O (T, d)."""
+        """Each row's expert and pair (T K), and the ends of the experts (E) -> O (T, d)."""
         raise NotImplementedError
 
 
@@ -77,7 +77,7 @@ class Permute(torch.autograd.Function):
 
 
 class GroupedMM(Sorted):
-    """torch's grouped_mm: gather, product, SwiGLU, product, weighted sum by token in float32.
+    """torch's grouped_mm: gather, GEMM, SwiGLU, GEMM, weighted sum by token in float32.
     Backward is autograd's, nothing is added atomically, and no step waits for the device. Under
     torch.compile the gather, and the sum of the K pairs of a token, are a kernel each."""
 

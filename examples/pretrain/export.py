@@ -48,7 +48,7 @@ def refusal(name, c):
 
 
 def config_of(c, end, transformers):
-    """Of a Config and the token that ends a document -> its GraniteMoeSharedConfig."""
+    """A Config and the token that ends a document -> its GraniteMoeSharedConfig."""
     return transformers.GraniteMoeSharedConfig(
         vocab_size=c.vocabulary,
         hidden_size=c.d,
@@ -91,7 +91,7 @@ def renamed(state, tied):
 
 
 def tokenizer_of(text, c, transformers):
-    """Of a run's tokens -> a tokenizer of transformers that gives the same."""
+    """A run's tokens -> a tokenizer of transformers that gives the same."""
     import tokenizers  # transformers needs it
 
     inner = getattr(text, "tokenizer", None)
@@ -141,7 +141,7 @@ def export(run, output, dtype=torch.float32):
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     tokenizer_of(of.tokens, of.config, transformers).save_pretrained(partial)
-    partial.rename(output)  # there is all of it, or nothing
+    partial.rename(output)  # all of it exists, or nothing
     return model
 
 

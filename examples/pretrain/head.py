@@ -6,7 +6,7 @@ their gradient is known at once, and what is kept for backward is that of x and 
 
 import torch
 
-ROWS = 4096  # of logits at a time: large enough for the product, 0.8 GB at a vocabulary of 100,352
+ROWS = 4096  # of logits at a time: large enough for the GEMM, 0.8 GB at a vocabulary of 100,352
 
 
 def cross_entropy(logits, targets):
@@ -20,9 +20,9 @@ def cross_entropy(logits, targets):
     return losses, gradient.to(logits.dtype)
 
 
-def add_product(total, a, b):
-    """total (m, n) float32 += a (m, k) @ b (k, n). On a GPU the sum goes on in the product's own
-    registers; elsewhere the product is rounded to its factors' dtype first."""
+def add_gemm(total, a, b):
+    """total (m, n) float32 += a (m, k) @ b (k, n). On a GPU the GEMM accumulates onto total in
+    its registers; elsewhere its result is rounded to its inputs' dtype first."""
     if total.is_cuda and a.dtype != total.dtype:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
@@ -45,7 +45,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             loss += losses.sum()
             if wanted:
                 torch.mm(dlogits, weight, out=dx[rows])
-                add_product(dweight, dlogits.mT, x[rows])
+                add_gemm(dweight, dlogits.mT, x[rows])
         if wanted:
             # The mean's 1/T comes last: in the logits it would cost 16-bit gradients their range.
             ctx.save_for_backward(dx, dweight.to(weight.dtype))

@@ -1,5 +1,5 @@
-"""What a run says of itself: log.jsonl and TensorBoard have every step, the screen a line every so
-many. The first process does."""
+"""What a run reports: log.jsonl and TensorBoard have every step, the screen one of N steps. The
+first process writes them."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def counted(number, noun, plural="s"):
 
 
 class Screen:
-    """What a person reads of a run of `steps` steps of `tokens` tokens each: a line every `every`
+    """The terminal's output of a run of `steps` steps of `tokens` tokens each: a line every `every`
     steps, and after the first and the last one. A line's loss is the mean of the steps since the
     line before, and its speed is theirs; what is left is by the clock, with evaluations and saves.
     """
@@ -76,9 +76,9 @@ class Screen:
         self.said, self.began, self.losses, self.seconds = step, now, [], 0.0
 
     def evaluated(self, step, loss, tokens_per_byte):
-        """loss: nats a token, held out."""
+        """loss: nats a token of the validation part."""
         bits = loss / math.log(2) * tokens_per_byte
-        self.say(f"step {step}: held-out loss {loss:.4f}, {bits:.3f} bits a byte")
+        self.say(f"step {step}: validation loss {loss:.4f}, {bits:.3f} bits a byte")
 
 
 def tensorboard(folder):

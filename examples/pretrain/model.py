@@ -23,7 +23,7 @@ RECOMPUTE = {"none": 0, "half": 2, "blocks": 1}  # every how many blocks keeps i
 
 
 class Routed(NamedTuple):
-    """What the layers' routing did with one micro-batch."""
+    """Statistics of the layers' routing of one micro-batch."""
 
     expert_counts: torch.Tensor  # (layers, E) int32, before rounding and dropping
     # () float32, means over the layers:
@@ -35,7 +35,7 @@ class Routed(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Of one micro-batch, () float32 each; balance and z are means over the layers."""
+    """The losses of one micro-batch, () float32 each; balance and z are means over the layers."""
 
     total: torch.Tensor  # what is differentiated
     next_token: torch.Tensor  # cross-entropy, nats a token
@@ -44,7 +44,7 @@ class Losses(NamedTuple):
 
 
 def rotation(first, S, head, device):
-    """Of positions first to first + S -> cos, sin (S, head / 2) float32 of the rotary embedding
+    """Positions first to first + S -> cos, sin (S, head / 2) float32 of the rotary embedding
     (arXiv 2104.09864), base ROTARY_BASE."""
     even = torch.arange(0, head, 2, device=device, dtype=torch.float32)
     position = torch.arange(first, first + S, device=device, dtype=torch.float32)
@@ -59,8 +59,8 @@ def rotate(x, cos, sin):
 
 
 def own_part(whole, parameter):
-    """Of a tensor, what this process has of a parameter that lies in shards: of the experts first,
-    where processes share them, then FSDP's."""
+    """The part of a tensor that this process has of a sharded parameter: first the experts'
+    part, if processes share them, then FSDP's."""
     mesh = parameter.device_mesh
     for axis in reversed(range(mesh.ndim)):
         parts, own = whole.chunk(mesh.size(axis)), mesh.get_local_rank(axis)
@@ -80,7 +80,7 @@ class Cache:
         return 0 if self.keys is None else self.keys.shape[2]
 
     def extended(self, keys, values):
-        """With those of the tokens that follow -> keys and values of all."""
+        """Appends those of the tokens that follow -> keys and values of all."""
         if self.keys is not None:
             keys = torch.cat((self.keys, keys), dim=2)
             values = torch.cat((self.values, values), dim=2)

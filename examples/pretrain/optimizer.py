@@ -10,8 +10,8 @@ class AdamW(torch.optim.AdamW):
     """torch's fused AdamW, given the shards themselves: to take DTensors apart costs the host some
     milliseconds a step, in which the device waits. State and checkpoints are torch's.
 
-    step(skip=tensor): where the tensor, () float32, is 1, nothing is changed. The device decides,
-    so the host need not wait for the loss before it goes on."""
+    step(skip=tensor): if the tensor, () float32, is 1, nothing is changed. The device decides,
+    so the host need not wait for the loss before it continues."""
 
     @torch.no_grad()
     def step(self, closure=None, skip=None):

@@ -1,9 +1,10 @@
-"""The command line: its parser, and its numbers: what is out of range, or no number at all, is
-refused by name."""
+"""The command line: its parser, older names of options, and its numbers: what is out of range, or
+no number at all, is refused by name."""
 
 import argparse
 import math
 import re
+import sys
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,6 +15,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help lists the options)\n")
+
+
+class OlderName(argparse.Action):
+    """For `action=` of argparse: the older name of the option of `dest`. Works with a warning, and
+    the help does not list it."""
+
+    def __init__(self, **given):
+        super().__init__(**{**given, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS})
+
+    def __call__(self, parser, namespace, value, option_string=None):
+        newer = "--" + self.dest.replace("_", "-")
+        warning = f"{parser.prog}: warning: {option_string} is the older name of {newer}"
+        print(warning, file=sys.stderr)
+        setattr(namespace, self.dest, value)
 
 
 def whole(least, most=math.inf):
@@ -30,7 +45,7 @@ def whole(least, most=math.inf):
 
 
 def real(least, most=math.inf, above=False):
-    """For `type=` of argparse: a finite float in [least, most), or in (least, most) where it has to
+    """For `type=` of argparse: a finite float in [least, most), or in (least, most) if it has to
     be `above`."""
 
     def parsed(text):

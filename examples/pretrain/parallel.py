@@ -30,7 +30,7 @@ def agree(why):
 
 
 def are_finite(tensors):
-    """Whether every number is, in all shards. One wait for the device."""
+    """Whether every number is finite, in all shards. One wait for the device."""
     # After an evaluation a parameter may still be gathered, and no DTensor.
     shards = [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
     there = [t for t in shards if t.numel()]  # the largest of none is no number
@@ -89,7 +89,7 @@ def report(why):
 
 def leave(status):
     """Ends the process with it, as sys.exit does, but for what Python does at its end: a thread of
-    gloo's may still hold what the last collective sent, and where it lets go of that meanwhile,
+    gloo's may still hold the data of the last collective, and if it releases them meanwhile,
     torch aborts a process that has done all its work."""
     if not isinstance(status, int):  # the sentence of an error
         report(status)
@@ -107,7 +107,7 @@ def expert_mesh(together, device):
 
 def groups(blocks):
     """Blocks that are gathered at once: as many as have plan.GROUP parameters together. One by one
-    small ones would cost the host more time than their products cost the device."""
+    small ones would cost the host more time than their GEMMs cost the device."""
     group, size = [], 0
     for block in blocks:
         group.append(block)
@@ -120,9 +120,9 @@ def groups(blocks):
 
 
 class ReduceScatter:
-    """FSDP's own but for where gradients' shards lie: in memory of the stream that computes, where
-    they take what activations give back. FSDP takes them from its own stream's, which nobody else
-    may use from one backward pass to the next."""
+    """FSDP's own but for the place of gradients' shards: in memory of the stream that computes,
+    where they take what activations give back. FSDP takes them from its own stream's, which nobody
+    else may use from one backward pass to the next."""
 
     def allocate(self, size, *, dtype, device):
         # Deterministic algorithms fill what is empty with NaN, in the order of the stream it is of.

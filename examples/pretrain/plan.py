@@ -1,4 +1,4 @@
-"""What a configuration takes, before anything of it is allocated: memory, and how long a step is.
+"""Memory and time of a step of a configuration, before anything is allocated.
 
 Memory is counted from the model on fake tensors; time is predict.py's.
 """
@@ -20,9 +20,9 @@ GIB = 2**30
 # Bytes of a parameter's value, its gradient and AdamW's two moments; of its copy for computing.
 STATE_BYTES = {"float32": (4, 4, 8), "mixed": (4, 4, 8), "bfloat16": (2, 2, 4)}
 COMPUTE_DTYPE = {"float32": torch.float32, "mixed": torch.bfloat16, "bfloat16": torch.bfloat16}
-# Of the device's memory: the rest is CUDA's, NCCL's, and what the allocator cannot use.
+# The usable part of the device's memory: the rest is CUDA's, NCCL's, or lost to the allocator.
 USABLE = 0.92
-# Experts and precision, beside tilemoe's, whose kernels take fake tensors.
+# Experts and precision, besides tilemoe's, whose kernels take fake tensors.
 COUNTED = {("grouped_mm", "mixed"), ("grouped_mm", "bfloat16")}
 # The --places that the plan compares with those for every routing.
 LESS = 1.5
@@ -33,7 +33,7 @@ PEAKS = {"H100": 989e12, "H200": 989e12}
 
 
 def peak_flops(device):
-    """Of a device, or None where it is in no table."""
+    """The FLOP/s of a device, or None if it is in no table."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -50,14 +50,14 @@ def parameters(c: Config):
 
 
 def flop_of_token(c: Config):
-    """Of forward and backward: 6 for each active parameter and 6 L d s of causal attention; nothing
-    that is computed again counts."""
+    """FLOP of forward and backward: 6 for each active parameter and 6 L d s of causal attention;
+    nothing that is computed again counts."""
     return 6 * parameters(c)[1] + 6 * c.layers * c.d * c.context
 
 
 def kept_for_backward(model, tokens):
-    """Bytes that autograd keeps after the forward pass beside the parameters, fake tensors or real:
-    what it saves, every storage once."""
+    """Bytes that autograd keeps after the forward pass besides the parameters, fake tensors or
+    real: what it saves, every storage once."""
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     storages = {}
 
@@ -85,7 +85,7 @@ def default_dtype(dtype):
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one process, by FSDP-2 over `processes` of them."""
+    """The memory of one process, by FSDP-2 over `processes` of them."""
 
     config: Config
     experts: str
@@ -97,7 +97,7 @@ class Plan:
     places: float | None = None  # of each of them, times the mean; None: for every routing
 
     def layer(self, micro_batch, together, places):
-        """What one layer's experts take of a process."""
+        """The memory that one layer's experts take of a process."""
         c = self.config
         sizes = dict(T=micro_batch * c.context, d=c.d, n=c.n, E=c.E, K=c.K, ranks=together)
         dtype = COMPUTE_DTYPE[self.precision]
@@ -114,7 +114,7 @@ class Plan:
         return alone + layers * more
 
     def kept_alone(self, micro_batch):
-        """Where each process has all experts."""
+        """Bytes if each process has all experts."""
         c = self.config
         with FakeTensorMode(), default_dtype(COMPUTE_DTYPE[self.precision]):
             model = Transformer(c, self.experts, self.recompute)
@@ -124,7 +124,7 @@ class Plan:
     def temporary(self, micro_batch):
         """The largest of what a step takes and gives back before it ends: the rows of logits; one
         block's backward pass of the experts (dH, A', dX~ and a gradient of x); one block again,
-        where recomputed."""
+        if recomputed."""
         c, size = self.config, COMPUTE_DTYPE[self.precision].itemsize
         T = micro_batch * c.context
         rows = T * c.K
@@ -143,7 +143,7 @@ class Plan:
         return max(logits, experts + again)
 
     def memory(self, micro_batch, kept=None):
-        """-> {component: bytes}; `kept` where it is known."""
+        """-> {component: bytes}; `kept` if it is known."""
         c = self.config
         total, _ = parameters(c)
         value, gradient, moments = (
@@ -170,7 +170,7 @@ class Plan:
         }
 
     def largest_micro_batch(self, device_bytes):
-        """Sequences; 0 where one does not fit. What is kept for backward grows evenly."""
+        """Sequences; 0 if one does not fit. What is kept for backward grows evenly."""
         one, two = self.kept(1), self.kept(2)
 
         def fits(size):
@@ -189,25 +189,25 @@ class Plan:
 
 
 def peak(memory):
-    """Of a step of one micro-batch: gradients come as what was kept for backward goes."""
+    """The peak of a step of one micro-batch: gradients come as what was kept for backward goes."""
     return sum(memory.values()) - min(memory["gradients' shard"], memory["kept for backward"])
 
 
 def parameters_outside(c):
-    """Of blocks: embedding, the last norm, and the output layer where it is one of its own."""
+    """Outside the blocks: embedding, the last norm, and the output layer unless it is tied."""
     return c.vocabulary * c.d * (1 if c.tied else 2) + c.d
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained."""
+    """A training to plan."""
 
     steps: int
     batch: int  # sequences of a step, over all processes
     micro_batch: int  # of a forward pass
 
     def micro_batches(self, processes):
-        """Of a step, in each process."""
+        """The number of them in a step, in each process."""
         return -(-self.batch // (self.micro_batch * processes))
 
 

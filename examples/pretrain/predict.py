@@ -1,6 +1,6 @@
 """How long a step of a configuration takes on a Hopper GPU, from measured rates.
 
-The experts: every kernel's limit is max(FLOP / PRODUCTS, bytes / MEMORY), each tensor counted once
+The experts: every kernel's limit is max(FLOP / GEMMS, bytes / MEMORY), each tensor counted once
 (docs/kernels.md). How many times the limit they take is measured: by the profile of a training
 with this layer (benchmarks/results/pretrain.jsonl), else by the layer alone (kernels.jsonl there),
 else it is the mean of all layers. The rest: FLOP and bytes over the RATES below.
@@ -20,8 +20,8 @@ from layers import LAYERS, Layer  # noqa: E402
 
 KERNELS = ROOT / "benchmarks" / "results" / "kernels.jsonl"
 TRAININGS = KERNELS.with_name("pretrain.jsonl")
-# The limits' rates: products in bfloat16, and device memory, of an H100.
-PRODUCTS, MEMORY = 798e12, 3.0e12
+# The limits' rates: GEMMs in bfloat16, and device memory, of an H100.
+GEMMS, MEMORY = 798e12, 3.0e12
 
 
 def kernels(c: Config | Layer, T):
@@ -29,19 +29,19 @@ def kernels(c: Config | Layer, T):
     M, gathered = T * c.K, 2 * T * c.d
     rows, hidden = 2 * M * c.d, 2 * M * c.n  # bytes of (M, d) and (M, n)
     W1, W2 = 4 * c.E * c.n * c.d, 2 * c.E * c.n * c.d
-    product = 2 * M * c.n * c.d  # FLOP of one (M, n) by (n, d)
-    limit = lambda flop, size: max(flop / PRODUCTS, size / MEMORY)
+    gemm = 2 * M * c.n * c.d  # FLOP of one (M, n) by (n, d)
+    limit = lambda flop, size: max(flop / GEMMS, size / MEMORY)
     forward = (
-        limit(2 * product, gathered + W1 + 3 * hidden)  # H, A
-        + limit(product, hidden + W2 + rows)  # Y
+        limit(2 * gemm, gathered + W1 + 3 * hidden)  # H, A
+        + limit(gemm, hidden + W2 + rows)  # Y
         + limit(0, rows + gathered)  # O
     )
     backward = (
-        limit(product, gathered + W2 + 5 * hidden)  # dH, A'
-        + limit(product, gathered + hidden + W2)  # dW2
-        + limit(2 * product, 2 * hidden + W1 + rows)  # dX~
+        limit(gemm, gathered + W2 + 5 * hidden)  # dH, A'
+        + limit(gemm, gathered + hidden + W2)  # dW2
+        + limit(2 * gemm, 2 * hidden + W1 + rows)  # dX~
         + limit(0, rows + gathered)  # dX
-        + limit(2 * product, 2 * hidden + gathered + W1)  # dW1
+        + limit(2 * gemm, 2 * hidden + gathered + W1)  # dW1
     )
     return forward, backward
 
@@ -75,7 +75,7 @@ def profiled():
 
 
 def experts(c: Config, T):
-    """-> seconds of one layer's experts, forward and backward; where the rate is from."""
+    """-> seconds of one layer's experts, forward and backward; the source of the rate."""
     of, layers = (c.d, c.n, c.E, c.K), measured()
     found = {"a profile of this layer's training": profiled().get(of)}
     found["this layer measured"] = layers.get(of)
@@ -85,10 +85,10 @@ def experts(c: Config, T):
     return forward, backward, source
 
 
-# What the rest of a step reaches, by the profiles of S1 and of four layers of 7B on an H100
+# The rates of the rest of a step, by the profiles of S1 and of four layers of 7B on an H100
 # (benchmarks/results/pretrain.jsonl).
 RATES = {
-    "products": 650e12,  # FLOP/s of attention's projections, the shared expert and the head
+    "gemms": 650e12,  # FLOP/s of attention's projections, the shared expert and the head
     "attention": 270e12,  # FLOP/s of causal attention, heads of 64
     "bytes": 2.5e12,  # of elementwise kernels and the optimizer
 }
@@ -108,7 +108,7 @@ def step(c: Config, T, processes):
     moved = c.layers * PASSES * 2 * T * c.d + LOGIT_BYTES * T * c.vocabulary
     return {
         "experts": c.layers * (forward + backward),
-        "products": 6 * T * weights / RATES["products"],
+        "gemms": 6 * T * weights / RATES["gemms"],
         "attention": 6 * c.layers * c.d * c.context * T / RATES["attention"],
         "elementwise": moved / RATES["bytes"],
         "parameters": PARAMETER_BYTES * total / processes / RATES["bytes"],
@@ -122,7 +122,7 @@ def is_known(of):
 
 
 def seconds(of, micro_batch, micro_batches):
-    """Of a step of so many micro-batches in each process; None where it is not known."""
+    """The seconds of a step of `micro_batches` in each process; None if they are not known."""
     if not is_known(of):
         return None
     parts, _ = step(of.config, micro_batch * of.config.context, of.processes)
@@ -139,9 +139,9 @@ def lines(of, micro_batch, flop_of_token, peak):
     T = micro_batch * c.context
     parts, source = step(c, T, of.processes)
     whole = sum(parts.values())
-    shares = ", ".join(f"{name} {1e3 * time:.1f}" for name, time in parts.items())
+    times = ", ".join(f"{name} {1e3 * time:.1f}" for name, time in parts.items())
     return [
         f"  {'predicted on an H100':24}{T / whole:>12,.0f} tokens/s a process, MFU "
         f"{T * flop_of_token / whole / peak:.1%}",
-        f"    ms: {shares}; the experts' rate: {source}",
+        f"    ms: {times}; the experts' rate: {source}",
     ]

@@ -20,7 +20,7 @@ def renormalized_pairs(logits, K, **rounding):
     got = none.flatten().scatter(0, at, True).view(T + 1, E + 1)[:T, :E]
     p = torch.where(got, logits.float().softmax(-1), 0.0)
     p = p / p.sum(-1, keepdim=True).clamp(min=1e-30)
-    # Of no pair: any place, but each its own, since gradients are added there.
+    # Rows of no pair: any place, but each its own, since gradients are added there.
     place = torch.arange(len(tokens), device=logits.device)
     place = torch.where(tokens < T, tokens.long() * E + experts, place)
     return tokens, experts, p.flatten().gather(0, place), chose, got

@@ -1,4 +1,4 @@
-"""What token rounding does to a model: short trainings that differ in their routing alone.
+"""The effect of token rounding on a model: short trainings that differ in their routing alone.
 
     python examples/pretrain/rounding.py --list
     python examples/pretrain/rounding.py --data runs/corpus --out rounding.jsonl --gpus 4
@@ -11,7 +11,7 @@ experts and head work on all of the step's tokens at once, and the balance and z
 step's: so top-K is the same for every number of tiles, and has none in its name. Runs of one seed
 begin with the same weights and see the same batches: `initial` and `batches` are their checksums.
 
-A run is a line of --out when it has ended, and is not run again if it is there. So the command may
+A run is a line of --out when it has ended, and is not run again. So the command may
 be stopped at any moment, and given again on any number of GPUs; an interrupted run is lost. --table
 prints the differences from top-K of the same seed, and refuses lines that are not paired.
 """
@@ -89,7 +89,7 @@ def study():
 
 
 def checksum(parameters):
-    """Of all bits; the order of a sum of integers does not matter."""
+    """A checksum of all bits; the order of a sum of integers does not matter."""
     sums = [p.to_local().view(torch.int32).sum(dtype=torch.int64) for p in parameters]
     return zlib.crc32(torch.stack(sums).cpu().numpy().tobytes())
 
@@ -108,7 +108,7 @@ def carry_out(run, options, rest, mesh, device):
         own += ["--output", scratch, *METHODS[run.method], *rest]
         args = train.arguments(list(map(str, own)))
         job = Run(args, mesh, device)
-        c, windows = job.config, job.held_out.windows
+        c, windows = job.config, job.validation.windows
         args.evaluate_batches = min(options.evaluate_batches, windows // options.batch)
         values = run._asdict() | {letter: getattr(c, letter) for letter in "dnEKm"}
         values["initial"] = checksum(job.model.parameters())

@@ -23,17 +23,17 @@ from model import Transformer
 from optimizer import learning_rate, optimizer_of
 from parallel import agree, are_finite, clip, expert_mesh, norm_of, shard
 
-# What the log has of a step: means over its micro-batches; the last four are shares.
+# The log's values of a step: means over its micro-batches; the last four are fractions.
 MEANS = (
     "loss", "balance", "z", "load", "pairs_dropped", "pairs_added", "tokens_without",
     "pairs_without_place",
 )  # fmt: skip
 
-# What a checkpoint is of: it continues with these alone. In the order of checkpoints that have
-# nothing else.
+# A checkpoint continues with the same of these alone. In the order of checkpoints that have nothing
+# else.
 IDENTITY = ("config", "layers", "batch", "micro_batch", "seed", "corpus")
-# What the steps to come depend on besides, --steps left out: a change is made on purpose, or is a
-# mistake. The options that are in neither change at most the last bits.
+# The options, without --steps, that later steps depend on besides: a change is made on purpose,
+# or is a mistake. The options that are in neither change at most the last bits.
 DECIDING = (
     "precision", "learning_rate", "warmup", "weight_decay", "clip", "bias_rate", "rounding",
     "renormalize", "capacity", "routing_tokens",
@@ -47,8 +47,8 @@ def build(args, mesh, device, order=None):
     why = refusal(args.experts, c, device.type) or not_shared(args, c)
     if why is not None:
         raise Refusal(why)
-    tilemoe.set_block_turns(args.block_turns)
-    # Products of float32 beside bfloat16 are the router's: by TF32, exact for factors of bfloat16.
+    tilemoe.set_block_turns(args.ctas_per_sm)
+    # The GEMMs of float32 next to bfloat16 are the router's: by TF32, exact for bfloat16 inputs.
     torch.set_float32_matmul_precision("highest" if args.precision == "float32" else "high")
     groups, spread = None, None
     if args.expert_parallel > 1:
@@ -67,7 +67,7 @@ def build(args, mesh, device, order=None):
 
 
 def not_shared(args, c):
-    """Why so many processes cannot share the experts, or None."""
+    """Why the processes cannot share the experts, or None."""
     together, ranks = args.expert_parallel, dist.get_world_size()
     if together == 1:
         return None
@@ -112,7 +112,7 @@ class Run:
         self.config, self.model, self.optimizer = build(args, mesh, device, order)
         c = self.config
         self.corpus = Corpus(args.data, "train", c.context, args.seed)
-        self.held_out = Corpus(args.data, "held_out", c.context, args.seed)
+        self.validation = Corpus(args.data, "validation", c.context, args.seed)
         if self.corpus.vocabulary > c.vocabulary:
             raise Refusal(
                 f"{args.data} has {self.corpus.vocabulary} tokens, {args.config} {c.vocabulary}"
@@ -121,8 +121,8 @@ class Run:
         self.watched = {}  # {name: parameters} whose gradient's norm the log has too
 
     def progress(self):
-        """What a checkpoint keeps beside the state of model and optimizer. Schedule, rounding and
-        the order of the data are functions of these."""
+        """Returns what a checkpoint has next to the state of model and optimizer. Schedule,
+        rounding and the order of the data are functions of these."""
         a, c = self.args, self.config
         micro_batch = a.micro_batch * self.together
         own = (a.config, c.layers, a.batch, micro_batch, a.seed, self.corpus.sha256)
@@ -131,7 +131,7 @@ class Run:
 
     def save(self):
         """-> whether all parameters and moments are finite: else nothing is saved, and the
-        checkpoints that are there stay."""
+        existing checkpoints stay."""
         state = list(self.model.parameters())
         for moments in self.optimizer.state.values():
             state += moments["exp_avg"], moments["exp_avg_sq"]
@@ -169,7 +169,7 @@ class Run:
         if differ and not self.args.change_options:
             raise Refusal(
                 f"{folder} was trained with {text(differ)}, this run has {text_now(differ)}: "
-                "--change-options goes on with what this run has"
+                "--change-options continues with what this run has"
             )
         return differ
 
@@ -196,8 +196,8 @@ class Run:
         return total / (share * self.ranks)
 
     def update(self, lr, loss):
-        """Of the parameters, by the gradients of a whole step, which are given back -> their norm,
-        (). Nothing changes where it or the loss, (), is not finite."""
+        """Updates the parameters by the gradients of a whole step, which are freed -> their norm,
+        (). Nothing changes if it or the loss, (), is not finite."""
         norm = clip(list(self.model.parameters()), self.args.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -206,8 +206,8 @@ class Run:
         return norm
 
     def train(self):
-        """One step -> what the log says of it, and whether loss and gradient are finite: where
-        not, nothing was changed."""
+        """One step -> what the log says of it, and whether loss and gradient are finite: if not,
+        nothing was changed."""
         share = self.micro_batches // self.ranks
         sums = torch.zeros(len(MEANS), dtype=torch.float64, device=self.device)
         counts, checksum = 0, 0
@@ -248,12 +248,12 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self, as_trained=False):
-        """-> mean loss of the first held-out sequences; `as_trained`: with the training's rounding
-        or capacity, in place of top-K."""
+        """-> mean loss of the first validation sequences; `as_trained`: with the training's
+        rounding or capacity, in place of top-K."""
         self.model.train(as_trained)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in range(self.args.evaluate_batches):
-            for number, tokens in self.micro(self.held_out, batch * self.args.batch):
+            for number, tokens in self.micro(self.validation, batch * self.args.batch):
                 losses, _ = self.model(self.on_device(tokens), offset=number)
                 total += losses.next_token
         share = self.micro_batches // self.ranks * self.args.evaluate_batches

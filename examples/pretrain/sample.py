@@ -1,4 +1,4 @@
-"""Samples text from what train.py has trained, in one process, on the GPU where there is one.
+"""Samples text from what train.py has trained, in one process, on the GPU if the machine has one.
 
     python examples/pretrain/sample.py runs/tiny --prompt "The layer" --tokens 200 --seed 1
 
@@ -24,7 +24,7 @@ class Sampler:
     """Draws a token from logits (vocabulary). The same seed draws the same on the same device."""
 
     def __init__(self, seed, temperature=1.0, top_k=None, top_p=1.0, vocabulary=None):
-        """top_k: of so many most probable tokens; top_p: of the fewest most probable ones whose
+        """top_k: from the K most probable tokens; top_p: from the fewest most probable ones whose
         probabilities add up to it. vocabulary: that of the tokenizer, which may be smaller than the
         model's. A temperature of 0 takes the most probable token."""
         self.generator = torch.Generator().manual_seed(seed)
@@ -47,7 +47,7 @@ def generate(model, tokens, sampler):
     """tokens: those before -> tokens, one after the other, without end.
 
     A layer keeps the keys and values of the tokens so far. When the model's context is full, it
-    goes on from the last half of it."""
+    continues from the last half of it."""
     c, device = model.c, next(model.parameters()).device
     seen, new, caches = [], list(tokens), None
     while True:
@@ -77,7 +77,7 @@ def arguments(argv=None):
         default=1.0,
         help="draw from the most probable tokens that have this probability together",
     )
-    add("--device", choices=("cpu", "cuda"), help="without it cuda where there is a GPU")
+    add("--device", choices=("cpu", "cuda"), help="without it cuda if the machine has a GPU")
     return parser.parse_args(argv)
 
 

@@ -1,8 +1,8 @@
-"""Where a corpus' text comes from: the user's files, or packages of the distribution.
+"""The sources of a corpus' text: the user's files, or packages of the distribution.
 
-Every source is a generator of documents, (name, bytes), in the same order on every machine. Of a
-file larger than `largest` bytes there is one byte more than that, which says so: the rest of it is
-not read.
+Every source is a generator of documents, (name, bytes), in the same order on every machine. A
+file larger than `largest` bytes gives one byte more than that, which shows its size: the rest of it
+is not read.
 """
 
 import gzip
@@ -26,7 +26,7 @@ PIECE = 1 << 16  # bytes of a dictionary that are one document
 
 
 def contents(file, size, largest):
-    """Of an opened file of `size` bytes. A read of so many takes memory for so many beforehand."""
+    """The contents of an opened file of `size` bytes. A read of N bytes allocates N bytes first."""
     return file.read() if size <= largest else file.read(largest + 1)
 
 

@@ -56,12 +56,12 @@ KINDS = {
         "quack", "token_gather", "col_partial_sum", "metadata_compute",  # sonic-moe's
     ),
     "attention": ("flash", "fmha", "cudnn", "attention"),
-    "products": ("gemm", "cutlass", "nvjet", "xmma"),
+    "gemms": ("gemm", "cutlass", "nvjet", "xmma"),
     "communication": ("nccl",),
     "optimizer": ("adam", "multi_tensor"),
     "copies of parameters": ("chunk_cat", "split_with_sizes", "memcpy", "copy_kernel"),
 }  # fmt: skip
-IN_HEAD = ("products", "elementwise and other")  # in the head's range, these are the head's
+IN_HEAD = ("gemms", "elementwise and other")  # in the head's range, these are the head's
 
 
 def measurement(name, device, values, commit=None):
@@ -71,7 +71,7 @@ def measurement(name, device, values, commit=None):
 
 
 class TimedRun(Run):
-    """With the milliseconds of each update, in the device's order of work."""
+    """A run with the milliseconds of each update, in the device's order of work."""
 
     marks = ()
 
@@ -174,7 +174,7 @@ def one(options, rest):
 
 
 def launched(options, name, micro_batch, rest):
-    """What a process of its own, or several, measure of an implementation -> a Measurement."""
+    """Measures an implementation in one or several new processes -> a Measurement."""
     command = [sys.executable]
     if options.processes > 1:
         command += "-m torch.distributed.run --standalone --local-addr localhost".split()
@@ -201,14 +201,14 @@ def of_job(options, args, name, micro_batch):
     values |= {"experts": name, "recompute": args.recompute, "micro_batch": micro_batch}
     parts = [*values.values(), f"x{options.share}", f"p{options.processes}"]
     parts += ["kept"] * args.keep_gathered + ["once"] * once
-    parts += [f"turns{args.block_turns}"] * (args.block_turns > 1)
+    parts += [f"ctas{args.ctas_per_sm}"] * (args.ctas_per_sm > 1)
     values |= {"share": options.share, "processes": options.processes, "once": once}
-    values |= {"kept": args.keep_gathered, "turns": args.block_turns, "compile": args.compile}
+    values |= {"kept": args.keep_gathered, "ctas_per_sm": args.ctas_per_sm, "compile": args.compile}
     return "pretrain-study/" + "-".join(map(str, parts)), values
 
 
 def merged(tokens, rounds):
-    """Measurements of all rounds of a job whose step has so many tokens -> values."""
+    """Measurements of all rounds of a job whose step has `tokens` tokens -> values."""
     last = dict(rounds[-1].values)
     if "does_not_fit" in last:
         return last
@@ -223,10 +223,11 @@ def merged(tokens, rounds):
 
 
 def compare(options, rest):
-    """Measures the implementations by turns -> exit status."""
+    """Measures the implementations alternately -> exit status."""
     args = train.arguments([*rest, "--config", options.config, "--plan"])
     lines = records.read(options.out) if options.out.exists() else []
-    there, failed = {line.name for line in lines}, 0
+    # Earlier versions named a job with 4 CTAs per SM "...-turns4".
+    there, failed = {line.name.replace("-turns", "-ctas") for line in lines}, 0
     for size in options.micro_batches:
         jobs = {of: of_job(options, args, of, size) for of in options.implementations}
         rounds = {of: [] for of, (name, _) in jobs.items() if name not in there}
@@ -247,7 +248,7 @@ def compare(options, rest):
     return int(failed > 0)
 
 
-LEAST_LIMIT = 0.002  # of the value
+MIN_LIMIT = 0.002  # of the value
 FIRST = 20  # steps that are compared with float32
 MEDIAN_LIMIT = 1.5  # a quarter is the standard deviation of 20 normal distances' median
 WATCHED = {"dW1": "gate_up_proj", "dW2": "down_proj", "router": "gate.weight"}
@@ -293,7 +294,7 @@ def judge(runs, last):
     for key in KEYS[:2]:
         means = {name: sum(runs[name][key][-last:]) / last for name in judged}
         of = means["grouped_mm"]
-        limit = max(2 * abs(means["renumbered"] - of), LEAST_LIMIT * abs(of))
+        limit = max(2 * abs(means["renumbered"] - of), MIN_LIMIT * abs(of))
         found[f"last_steps/{key}"] = {"limit": limit} | means
         for name in misses:
             if not abs(means[name] - of) <= limit:

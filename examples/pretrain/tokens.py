@@ -12,7 +12,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def keep(corpus, run):
-    """tokens.json, and the corpus' tokenizer where it has one: without, a token is a byte."""
+    """tokens.json, and the corpus' tokenizer if it has one: without, a token is a byte."""
     described, source = manifest_of(corpus), Path(corpus) / TOKENIZER
     if source.exists():
         shutil.copyfile(source, run / TOKENIZER)
@@ -52,7 +52,7 @@ class ByteTokens:
 
 
 class TokenizerTokens:
-    """Of Hugging Face's tokenizers."""
+    """Tokens of Hugging Face's tokenizers."""
 
     def __init__(self, kept, path):
         try:

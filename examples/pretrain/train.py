@@ -4,7 +4,7 @@
     python examples/pretrain/train.py --config tiny --data runs/corpus --output runs/tiny
     torchrun --nproc-per-node 8 examples/pretrain/train.py --config S1 --data ... --output ...
 
-A run goes on from the last checkpoint of its output folder, with any number of processes.
+A run continues from the last checkpoint of its output folder, with any number of processes.
 """
 
 import sys
@@ -20,7 +20,7 @@ from configs import CONFIGS, Refusal, configuration
 from experts import IMPLEMENTATIONS
 from logs import Log, Screen, counted
 from model import RECOMPUTE
-from options import Parser, real, whole
+from options import OlderName, Parser, real, whole
 from parallel import leave, report, set_threads, start
 from run import Run
 
@@ -41,7 +41,7 @@ def arguments(argv=None):
     add("--steps", type=whole(0), default=100)
     add("--batch", type=whole(1), default=8, help="sequences of a step, over all processes")
     add("--micro-batch", type=whole(1), default=2, help="sequences of a forward pass")
-    add("--layers", type=whole(1), help="so many of the configuration's, not all")
+    add("--layers", type=whole(1), metavar="N", help="the first N of the configuration's, not all")
     add("--experts", choices=IMPLEMENTATIONS, default="tilemoe")
     add("--rounding", choices=("nearest", "up", "down", "stochastic", "balanced"))
     add(
@@ -59,7 +59,7 @@ def arguments(argv=None):
         "--routing-tokens",
         type=whole(1),
         metavar="T",
-        help="every T tokens of a micro-batch are rounded, or kept to a capacity, by themselves",
+        help="each group of T tokens of a micro-batch is rounded, or kept to a capacity, alone",
     )
     add(
         "--expert-parallel",
@@ -95,13 +95,15 @@ def arguments(argv=None):
         help="gradients over processes: once a step, whole ones accumulating in each process, or "
         "after each micro-batch, into shards",
     )
-    add(
-        "--block-turns",
-        type=whole(1, 16),
+    waves = parser.add_mutually_exclusive_group()
+    count = {"type": whole(1, 16), "dest": "ctas_per_sm"}
+    waves.add_argument(
+        "--ctas-per-sm",
         default=1,
-        help="blocks of tilemoe's products a multiprocessor, one after the other: 4 where "
-        "collectives slow them (tilemoe.set_block_turns)",
+        help="CTAs of tilemoe's GEMMs per SM, in waves: 4 if collectives slow them down",
+        **count,
     )
+    waves.add_argument("--block-turns", action=OlderName, **count)
     add("--precision", choices=plan.STATE_BYTES, default="mixed", help="see reference.md")
     add("--learning-rate", type=real(0), default=1e-3)
     add("--warmup", type=whole(0), default=10, help="steps")
@@ -117,7 +119,7 @@ def arguments(argv=None):
     add(
         "--change-options",
         action="store_true",
-        help="go on from a checkpoint with another precision, learning rate, warm-up, weight "
+        help="continue from a checkpoint with another precision, learning rate, warm-up, weight "
         "decay, clip, bias rate, rounding or capacity than it was trained with",
     )
     add("--log-every", type=whole(1), default=10, help="steps a line; log.jsonl has every step")
@@ -137,7 +139,7 @@ def arguments(argv=None):
 
 
 def stop(run, record, first, log, what=""):
-    """Says where it went wrong: in the step whose first sequence is given."""
+    """Reports the step that went wrong, whose first sequence is given."""
     batch = [first, first + run.args.batch - 1]
     share = record["pairs_without_place"]
     if share > 0:
@@ -158,13 +160,13 @@ def stop(run, record, first, log, what=""):
 
 
 def go_on(run, log, screen):
-    """From the last checkpoint, if there is one."""
+    """Resumes from the last checkpoint, if any."""
     folder, changed = run.resume()
     if folder is None:
         return
     record = {"resumed": run.step, "from": str(folder), "processes": run.ranks}
     log.write(record | ({"changed": changed} if changed else {}))
-    screen.say(f"going on from {folder}")
+    screen.say(f"resuming from {folder}")
     for name, (before, now) in changed.items():
         screen.say(f"changed: {name} {before}, now {now}")
 
@@ -197,7 +199,7 @@ def steps(run, log, screen):
     """All that are left -> exit status."""
     args, device = run.args, run.device
     if run.step >= args.steps:
-        screen.say(f"nothing is left of --steps {args.steps}: with more of them the run goes on")
+        screen.say(f"nothing is left of --steps {args.steps}: with more of them the run continues")
     peak = plan.peak_flops(device)
     flop = plan.flop_of_token(run.config)
     while run.step < args.steps:
@@ -216,9 +218,9 @@ def steps(run, log, screen):
         screen.step(record, seconds)
         last = run.step == args.steps
         if last or run.step % args.evaluate_every == 0:
-            held_out = run.evaluate()
-            log.write({"evaluated": run.step, "held_out_loss": held_out})
-            screen.evaluated(run.step, held_out, run.held_out.tokens_per_byte)
+            loss = run.evaluate()
+            log.write({"evaluated": run.step, "validation_loss": loss})
+            screen.evaluated(run.step, loss, run.validation.tokens_per_byte)
         if (last or run.step % args.save_every == 0) and not run.save():
             stop(run, record, first, log, "the update made parameters that are not finite; ")
             return 1
@@ -247,7 +249,7 @@ def main(argv=None):
 def carry_out(args):
     if args.plan:
         if args.experts != "tilemoe" and (args.experts, args.precision) not in plan.COUNTED:
-            raise Refusal("--plan counts tilemoe, and grouped_mm where it computes in bfloat16")
+            raise Refusal("--plan counts tilemoe, and grouped_mm if it computes in bfloat16")
         # Groups change little of a plan, which is made of micro-batches of one and of two.
         config = configuration(
             args.config, args.layers, args.rounding, None, args.capacity, args.renormalize

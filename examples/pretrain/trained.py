@@ -1,4 +1,4 @@
-"""What a run has trained, for one process without FSDP: its weights alone are read, no optimizer."""
+"""The model of a run, for one process without FSDP: its weights alone are read, no optimizer."""
 
 import json
 import warnings
@@ -37,7 +37,7 @@ def find(path):
 def read(state, checkpoint):
     """Into the tensors of a state, in this process alone."""
     with warnings.catch_warnings():
-        # With no_dist=True it is said all the same that there is no process group.
+        # torch warns of the missing process group with no_dist=True, too.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         checkpoints.read(state, checkpoint, alone=True)
 

@@ -2,13 +2,13 @@
 """examples/pretrain over two GPUs and on one, a few steps each of a small corpus of this repository:
 
 - deterministic, twice: the same losses to the bit;
-- with the gradients' shards in memory of the computing stream (what the example does by itself), and
+- with the gradients' shards in memory of the computing stream (the example's default), and
   with FSDP's own reduce-scatter: the same losses but for the order of sums;
 - on one GPU: the same step, so the same losses but for that order.
 
   scripts/gpu/pretrain_two_gpus.py --json pretrain.json
 
-Needs the package installed, and no network. Its status is 1 where losses differ or a run fails; what
+Needs the package installed, and no network. Its status is 1 if losses differ or a run fails; what
 was found until then is in the file.
 """
 
@@ -27,7 +27,7 @@ sys.path += [str(EXAMPLE), str(ROOT / "tests" / "torch")]
 import launcher  # noqa: E402
 
 STEPS = 6
-# A loss is a mean over thousands of tokens, of products in bfloat16 whose sums have another order.
+# A loss is a mean over thousands of tokens, of GEMMs in bfloat16 whose sums have another order.
 CLOSE = 2e-3
 # FSDP's own: the program with the hook of parallel.py left out.
 OWN_OF_FSDP = """
@@ -62,7 +62,7 @@ def corpus(folder):
 
     if not (folder / "manifest.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        corpus.build(folder, sources.files([ROOT / "docs", ROOT / "include"]), held_out=0.2)
+        corpus.build(folder, sources.files([ROOT / "docs", ROOT / "include"]), validation=0.2)
     return folder
 
 
@@ -82,7 +82,7 @@ def train(folder, data, *options, processes=2, program=None, device="cuda"):
     ]  # fmt: skip
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # what --deterministic asks for
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # --deterministic requires it
     }
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -121,7 +121,7 @@ def judge(runs):
     if wrong:
         return wrong
     own = runs["own memory"]
-    # Another seed has to be told from it, or the bound says nothing.
+    # Another seed must differ from it, or the bound means nothing.
     pairs = [
         ("deterministic", "deterministic again", same, True),
         ("own memory", "of FSDP", close, True),
@@ -151,7 +151,7 @@ def main():
     args = parser.parse_args()
     work = args.work.resolve()
     data = corpus(work / "corpus")
-    asked = {
+    variants = {
         "deterministic": (["--deterministic"], {}),
         "deterministic again": (["--deterministic"], {}),
         "own memory": ([], dict(program=COUNTED)),
@@ -160,7 +160,7 @@ def main():
         "another seed": (["--seed", "1"], {}),
     }
     runs = {}
-    for name, (options, how) in asked.items():
+    for name, (options, how) in variants.items():
         folder = work / name.replace(" ", "-")
         runs[name] = train(folder, data, *options, device=args.device, **how)
         args.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n")

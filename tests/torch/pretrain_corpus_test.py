@@ -1,4 +1,4 @@
-"""examples/pretrain's corpus command: what it takes and leaves out, shards, tokenizer, going on."""
+"""examples/pretrain's corpus command: what it takes and leaves out, shards, tokenizer, resuming."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
 sys.path.append(str(EXAMPLE))
 
 import corpus  # noqa: E402
-from data import Corpus  # noqa: E402
+from data import Corpus, verify  # noqa: E402
 
 TEXTS = {
     "a": b"one",
@@ -42,8 +42,8 @@ def shards(folder, part):
 
 
 def test_a_corpus_has_each_document_once(tmp_path):
-    manifest = corpus.build(tmp_path, TEXTS.items(), held_out=0.0, largest=50)
-    assert manifest["train"]["documents"] == 2 and manifest["held_out"]["documents"] == 0
+    manifest = corpus.build(tmp_path, TEXTS.items(), validation=0.0, largest=50)
+    assert manifest["train"]["documents"] == 2 and manifest["validation"]["documents"] == 0
     expected = {"same": 2, "empty": 1, "too large": 1, "not UTF-8": 1, "past the limit": 0}
     assert manifest["left out"] == expected
     tokens = shards(tmp_path, "train")[0].tolist()
@@ -56,10 +56,10 @@ def test_a_corpus_has_each_document_once(tmp_path):
 
 
 def test_parts_have_no_document_in_common_and_adding_files_moves_none(tmp_path):
-    few = corpus.build(tmp_path / "few", documents(40), held_out=0.3)
-    many = corpus.build(tmp_path / "many", documents(80), held_out=0.3)
+    few = corpus.build(tmp_path / "few", documents(40), validation=0.3)
+    many = corpus.build(tmp_path / "many", documents(80), validation=0.3)
     for manifest in (few, many):
-        assert manifest["train"]["documents"] > 10 and manifest["held_out"]["documents"] > 3
+        assert manifest["train"]["documents"] > 10 and manifest["validation"]["documents"] > 3
     texts = {}
     for name in ("few", "many"):
         for part in corpus.PARTS:
@@ -68,15 +68,15 @@ def test_parts_have_no_document_in_common_and_adding_files_moves_none(tmp_path):
             texts[name, part] = set(text.split("\0")[:-1])
     for part in corpus.PARTS:
         assert texts["few", part] < texts["many", part]
-    assert not texts["many", "train"] & texts["many", "held_out"]
+    assert not texts["many", "train"] & texts["many", "validation"]
 
 
 def test_a_tokenizer_of_its_own_gives_the_text_back(tmp_path):
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     texts = dict(documents(60)) | {"end": f"a text with {corpus.END} inside".encode()}
-    manifest = corpus.build(tmp_path, texts.items(), vocabulary=400, held_out=0.1)
+    manifest = corpus.build(tmp_path, texts.items(), vocabulary=400, validation=0.1)
     assert manifest["vocabulary"] == 400
-    tokens = np.concatenate(shards(tmp_path, "train") + shards(tmp_path, "held_out"))
+    tokens = np.concatenate(shards(tmp_path, "train") + shards(tmp_path, "validation"))
     assert len(tokens) < 0.6 * sum(map(len, texts.values()))  # a byte a token would be 1
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     ends = np.flatnonzero(tokens == manifest["end"])
@@ -86,7 +86,7 @@ def test_a_tokenizer_of_its_own_gives_the_text_back(tmp_path):
 
 def test_hashes_and_counts_are_those_of_the_files(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "SHARD", 2000)
-    manifest = corpus.build(tmp_path, documents(60), held_out=0.2)
+    manifest = corpus.build(tmp_path, documents(60), validation=0.2)
     for part in corpus.PARTS:
         listed = manifest[part]["shards"]
         assert len(listed) > 1
@@ -107,9 +107,9 @@ def test_hashes_and_counts_are_those_of_the_files(tmp_path, monkeypatch):
     assert rows == expected
 
 
-def test_a_stopped_command_goes_on(tmp_path, monkeypatch):
+def test_a_stopped_command_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "SHARD", 2000)
-    whole = corpus.build(tmp_path / "whole", documents(60), held_out=0.2)
+    whole = corpus.build(tmp_path / "whole", documents(60), validation=0.2)
     written, write = [], corpus.write
 
     def stopped(path, data):
@@ -120,25 +120,83 @@ def test_a_stopped_command_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(corpus, "write", stopped)
     with pytest.raises(KeyboardInterrupt):
-        corpus.build(tmp_path / "parts", documents(60), held_out=0.2)
+        corpus.build(tmp_path / "parts", documents(60), validation=0.2)
     assert not (tmp_path / "parts" / "manifest.json").exists()
     monkeypatch.setattr(
         corpus, "write", lambda path, data: (written.append(path), write(path, data))
     )
-    nothing = iter(())  # the text is there: no source is asked again
-    assert corpus.build(tmp_path / "parts", nothing, held_out=0.2) == whole
+    nothing = iter(())  # the text exists: no source is read again
+    assert corpus.build(tmp_path / "parts", nothing, validation=0.2) == whole
     assert "train-00002.bin" not in {path.name for path in written}
-    refused(ValueError, "was begun with", corpus.build, tmp_path / "parts", nothing, held_out=0.3)
+    refused(ValueError, "was begun with", corpus.build, tmp_path / "parts", nothing, validation=0.3)
 
 
 def test_a_limit_takes_documents_whatever_their_order(tmp_path):
     every = list(documents(60))
-    a = corpus.build(tmp_path / "a", every, held_out=0.2, limit=8000)
-    b = corpus.build(tmp_path / "b", reversed(every), held_out=0.2, limit=8000)
+    a = corpus.build(tmp_path / "a", every, validation=0.2, limit=8000)
+    b = corpus.build(tmp_path / "b", reversed(every), validation=0.2, limit=8000)
     assert a == b and a["left out"]["past the limit"] > 0
     assert sum(a[part]["bytes"] for part in corpus.PARTS) <= 8000
     counts = [a[part]["documents"] for part in corpus.PARTS]
-    assert 0.05 < counts[1] / sum(counts) < 0.4  # what is held out does not depend on the limit
+    assert 0.05 < counts[1] / sum(counts) < 0.4  # the parts do not depend on the limit
+
+
+def older(path):
+    """The file as an earlier version wrote it: "held_out" is now "validation"."""
+    written = path.read_text()
+    assert '"validation"' in written
+    path.write_text(written.replace("validation", "held_out"))
+
+
+def test_a_folder_begun_by_an_earlier_version_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "SHARD", 2000)
+    whole = corpus.build(tmp_path / "whole", documents(60), validation=0.2)
+    folder, write = tmp_path / "parts", corpus.write
+
+    def stopped(path, data):
+        if path.name == "validation-00001.bin":
+            raise KeyboardInterrupt
+        write(path, data)
+
+    monkeypatch.setattr(corpus, "write", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        corpus.build(folder, documents(60), validation=0.2)
+    older(folder / "settings.json")
+    os.rename(folder / "validation-00000.bin", folder / "held_out-00000.bin")
+    written = []
+    monkeypatch.setattr(
+        corpus, "write", lambda path, data: (written.append(path.name), write(path, data))
+    )
+    refused(ValueError, "was begun with", corpus.build, folder, iter(()), validation=0.3)
+    assert corpus.build(folder, iter(()), validation=0.2) == whole
+    assert "validation-00000.bin" not in written and "validation-00001.bin" in written
+    assert not list(folder.glob("held_out*"))
+
+
+def test_a_corpus_of_an_earlier_version_is_read(tmp_path):
+    corpus.build(tmp_path, documents(60), validation=0.3)
+    read = lambda: [Corpus(tmp_path, part, 32).tokens(1).tolist() for part in corpus.PARTS]
+    before = read()
+    for path in tmp_path.glob("validation-*.bin"):
+        os.rename(path, tmp_path / path.name.replace("validation", "held_out"))
+    older(tmp_path / "manifest.json")
+    verify(tmp_path)
+    assert read() == before
+
+
+def test_the_older_option_of_the_validation_part_warns(tmp_path):
+    texts = [tmp_path / f"{name}.txt" for name, _ in documents(40)]
+    for path, (_, content) in zip(texts, documents(40)):
+        path.write_bytes(content)
+    now = command(tmp_path / "now", *texts, "--bytes", "--validation", "0.3")
+    then = command(tmp_path / "then", *texts, "--bytes", "--held-out", "0.3")
+    assert now.returncode == 0 and "warning" not in now.stderr, now.stderr
+    assert then.returncode == 0 and then.stdout == now.stdout
+    assert then.stderr.count("warning: --held-out is the older name of --validation\n") == 1
+    both = command(tmp_path / "both", *texts, "--validation", "0.3", "--held-out", "0.2")
+    assert both.returncode == 2 and "not allowed with argument --validation" in both.stderr
+    listed = command("--help").stdout
+    assert "--validation" in listed and "--held-out" not in listed
 
 
 def command(*arguments, path=None):
@@ -182,7 +240,7 @@ def test_packages_are_fetched_and_read(tmp_path):
         (tools / name).write_text(f"#!/bin/sh\n{lines}\n")
         (tools / name).chmod(0o755)
     out = tmp_path / "out"
-    packages = ("--bytes", "--held-out", "0.2", "--packages", "linux-source")
+    packages = ("--bytes", "--validation", "0.2", "--packages", "linux-source")
     done = command(out, *packages, path=f"{tools}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     assert "fetching linux-source-1.0" in done.stderr
@@ -196,7 +254,7 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path):
     for arguments, message in (
         ((tmp_path / "out",), "expected files, or --packages"),
         ((tmp_path / "out", tmp_path / "absent"), "absent does not exist"),
-        ((tmp_path / "out", tmp_path / "a.txt"), "too few documents for --held-out 0.05"),
+        ((tmp_path / "out", tmp_path / "a.txt"), "too few documents for --validation 0.05"),
         ((tmp_path / "out2", tmp_path / "a.txt", "--vocabulary", "70000"), "a vocabulary of 70000"),
     ):
         done = command(*arguments)

@@ -39,10 +39,11 @@ def close(ours, theirs, least):
         assert record["pairs_without_place"] == 0
         for key in KEYS:
             assert abs(record[key] - reference[key]) <= 1e-4 * reference[key], (step, key)
-    held_out = [
-        next(r["held_out_loss"] for r in log(run) if "held_out_loss" in r) for run in (ours, theirs)
+    validation = [
+        next(r["validation_loss"] for r in log(run) if "validation_loss" in r)
+        for run in (ours, theirs)
     ]
-    assert abs(held_out[0] - held_out[1]) <= 1e-5 * held_out[1]
+    assert abs(validation[0] - validation[1]) <= 1e-5 * validation[1]
 
 
 def test_it_trains_as_without_it(shared, alone):
@@ -53,7 +54,7 @@ def test_it_trains_as_without_it(shared, alone):
 
 
 @pytest.mark.long
-def test_it_goes_on_with_the_same_bits(shared, data, tmp_path):  # noqa: F811
+def test_it_continues_with_the_same_bits(shared, data, tmp_path):  # noqa: F811
     folder = from_step(SAVED, shared, tmp_path)
     done = launch(folder, data, *TOGETHER, processes=2)
     assert done.returncode == 0, done.stderr
@@ -63,7 +64,7 @@ def test_it_goes_on_with_the_same_bits(shared, data, tmp_path):  # noqa: F811
 
 
 @pytest.mark.long
-def test_it_goes_on_without_it(shared, data, tmp_path):  # noqa: F811
+def test_it_continues_without_it(shared, data, tmp_path):  # noqa: F811
     """A checkpoint of two processes that share the experts, in one that has all."""
     folder = from_step(SAVED, shared, tmp_path)
     done = launch(folder, data, "--micro-batch", 4)

@@ -30,6 +30,6 @@ def test_sharded_gradients_are_the_whole_models(found, case):
 @pytest.mark.parametrize("case", CASES)
 def test_no_sharded_module_returns_a_view(found, case):
     """FSDP hangs its gathering for backward on a module's outputs. An operation in place on one that
-    is a view would lose that hook, of which torch 2.15 warns; so there are no views."""
+    is a view would lose that hook, of which torch 2.15 warns; so no module returns one."""
     assert found[case]["views"] == []
     assert found[case]["warnings"] == []

@@ -80,19 +80,19 @@ def compared(mesh, case):
     for (name, a), b in zip(whole.named_parameters(), sharded.parameters(), strict=True):
         if not torch.equal(a.grad, b.grad.full_tensor()):
             different.append(name)
-    told = [str(w.message) for w in said if "FSDP" in str(w.message)]
+    warned = [str(w.message) for w in said if "FSDP" in str(w.message)]
     return {
         "different": different,
         "gradients": sum(1 for p in whole.parameters() if p.grad.abs().max() > 0),
         "shards": sum(p.to_local().numel() < p.numel() for p in sharded.parameters()),
         "views": views,
-        "warnings": told,
+        "warnings": warned,
     }
 
 
 def main():
     mesh, _ = parallel.start()
-    plan.GROUP = 1  # every block is gathered by itself
+    plan.GROUP = 1  # every block is gathered alone
     torch.use_deterministic_algorithms(True)
     found = {name: compared(mesh, case) for name, case in CASES.items()}
     if dist.get_rank() == 0:

@@ -31,13 +31,13 @@ ALONE = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    corpus.build(folder, sources.files([ROOT / "include"]), held_out=0.2)
+    corpus.build(folder, sources.files([ROOT / "include"]), validation=0.2)
     return folder
 
 
 @pytest.fixture
 def launch(data, tmp_path, monkeypatch):
-    """Of the command, without a process of its own -> its exit status."""
+    """Runs the command without a process of its own -> its exit status."""
     for name, value in ALONE.items():
         monkeypatch.setenv(name, str(value))
     tiny = "--config tiny --precision float32 --batch 2 --evaluate-batches 1 --save-every 1".split()
@@ -79,12 +79,12 @@ def test_options_that_decide_change_on_purpose_alone(launch, tmp_path, capsys):
     assert launch(*other) == (
         f"error: {last} was trained with learning_rate 0.001, weight_decay 0.1, clip 1.0, rounding "
         "None, this run has learning_rate 0.5, weight_decay 0.0, clip 2.0, rounding nearest: "
-        "--change-options goes on with what this run has"
+        "--change-options continues with what this run has"
     )
     capsys.readouterr()
     assert launch(*other, "--change-options") == 0
     said = capsys.readouterr().out
-    assert f"going on from {last}\n" in said and "changed: clip 1.0, now 2.0\n" in said
+    assert f"resuming from {last}\n" in said and "changed: clip 1.0, now 2.0\n" in said
     changed = {"learning_rate": [0.001, 0.5], "weight_decay": [0.1, 0.0], "clip": [1.0, 2.0]}
     resumed = next(record for record in log(folder) if "resumed" in record)
     assert resumed["changed"] == changed | {"rounding": [None, "nearest"]}
@@ -92,7 +92,7 @@ def test_options_that_decide_change_on_purpose_alone(launch, tmp_path, capsys):
     assert refused.endswith("step-000000002 has seed 0, this run seed 1")
 
 
-def test_a_checkpoint_that_says_less_is_held_to_what_it_says():
+def test_a_checkpoint_with_fewer_options_is_compared_by_those():
     """Those of earlier versions have a list, without the options that decide."""
     run = SimpleNamespace(args=SimpleNamespace(change_options=False))
     now = dict(zip(job.IDENTITY, ["tiny", 2, 8, 2, 0, "of the corpus"])) | {"clip": 1.0}
@@ -206,9 +206,9 @@ def texts(folder, content):
     return folder
 
 
-def test_a_folder_goes_on_with_its_own_sources(tmp_path, monkeypatch, capsys):
+def test_a_folder_continues_with_its_own_sources(tmp_path, monkeypatch, capsys):
     a, b = texts(tmp_path / "a", "one"), texts(tmp_path / "b", "other")
-    out, options = tmp_path / "out", ["--bytes", "--held-out", 0.2]
+    out, options = tmp_path / "out", ["--bytes", "--validation", 0.2]
     with monkeypatch.context() as stopped:
         stopped.setattr(corpus, "tokens_of", lambda *_: 1 / 0)  # after the text was gathered
         with pytest.raises(ZeroDivisionError):
@@ -227,7 +227,7 @@ def test_no_more_is_read_of_a_large_file_than_says_so(tmp_path):
         file.truncate(20 << 30)
     sizes = {Path(name).name: len(content) for name, content in sources.files([folder], 100)}
     assert sizes["sparse"] == 101 and sizes["0.txt"] == 5
-    manifest = corpus.build(tmp_path / "out", sources.files([folder]), held_out=0.2)
+    manifest = corpus.build(tmp_path / "out", sources.files([folder]), validation=0.2)
     assert manifest["left out"]["too large"] == 1
 
 
@@ -293,7 +293,7 @@ def test_small_models_take_one_thread_of_a_cpu(monkeypatch):
         ("--keep", ("0",)),
         ("--evaluate-every", ("0",)),
         ("--log-every", ("0",)),
-        ("--block-turns", ("0", "17")),
+        ("--ctas-per-sm", ("0", "17")),
         ("--seed", ("-1", str(2**32))),
     ],
 )
@@ -305,11 +305,23 @@ def test_trainings_numbers_are_in_range(option, values, capsys):
         assert f"error: argument {option}: {value!r} is no " in capsys.readouterr().err
 
 
+def test_the_older_option_of_ctas_per_sm_warns(capsys):
+    own = ["--config", "tiny", "--data", "data", "--output", "output"]
+    assert train.arguments(own).ctas_per_sm == 1
+    assert train.arguments([*own, "--ctas-per-sm", "4"]).ctas_per_sm == 4
+    assert capsys.readouterr().err == ""
+    assert train.arguments([*own, "--block-turns", "4"]).ctas_per_sm == 4
+    warning = "warning: --block-turns is the older name of --ctas-per-sm\n"
+    assert capsys.readouterr().err.endswith(warning)
+    with pytest.raises(SystemExit):
+        train.arguments([*own, "--block-turns", "4", "--ctas-per-sm", "4"])
+
+
 @pytest.mark.parametrize(
     "option, values",
     [
         ("--megabytes", ("nan", "inf", "0", "-1")),
-        ("--held-out", ("nan", "1", "-0.1")),
+        ("--validation", ("nan", "1", "-0.1")),
         ("--largest", ("0", "1e6")),
         ("--vocabulary", ("0", "many")),
     ],

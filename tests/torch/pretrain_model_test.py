@@ -118,10 +118,10 @@ def test_tokens_that_share_no_micro_batch_evenly_are_refused(tokens, capsys):
     assert train.arguments([*own, "--routing-tokens", "16"]).routing_tokens == 16
     with pytest.raises(SystemExit):
         train.arguments([*own, "--routing-tokens", str(tokens)])
-    told = "'-32' is no whole number of at least 1"
+    expected = "'-32' is no whole number of at least 1"
     if tokens > 0:
-        told = f"--routing-tokens is {tokens}, and a micro-batch has 64 tokens"
-    assert told in capsys.readouterr().err
+        expected = f"--routing-tokens is {tokens}, and a micro-batch has 64 tokens"
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("T", [1, 6, 8, 17])
@@ -332,11 +332,11 @@ def test_small_blocks_are_gathered_together(monkeypatch):
 def test_a_kernel_between_the_heads_is_the_heads():
     kernels = [("nvjet_a", 5, 1.0), ("nvjet_b", 15, 2.0), ("triton_x", 16, 4.0), ("flash", 17, 8.0)]
     found = speed.by_kind(kernels, head=[(10, 20)])
-    assert found == {"products": 1.0, "head": 6.0, "attention": 8.0}
+    assert found == {"gemms": 1.0, "head": 6.0, "attention": 8.0}
 
 
 def lines(step_ms, **more):
-    """What two rounds of a job wrote."""
+    """The lines of two rounds of a job."""
     values = {"step_ms": step_ms, "update_ms": [10.0, 12.0], "peak_flops": 1e12} | more
     values |= {"flop_of_token": 1e6, "kind.experts_ms": 20.0}
     return [records.Measurement("", "a GPU", {}, "abc", values)] * 2

@@ -1,4 +1,4 @@
-"""What examples/pretrain says while it trains, and what --plan answers."""
+"""The output of examples/pretrain while it trains, and of --plan."""
 
 import json
 import math
@@ -30,7 +30,7 @@ class Clock:
         return self.now
 
 
-def told(capsys, steps, every, first=1, rank=0):
+def lines_of(capsys, steps, every, first=1, rank=0):
     """Lines of a run whose steps take 2 s, and as long again between them; the loss is the step's
     number."""
     clock = Clock()
@@ -42,15 +42,15 @@ def told(capsys, steps, every, first=1, rank=0):
 
 
 def test_a_line_has_five_fields_and_the_mean_since_the_line_before(capsys):
-    assert told(capsys, 25, 10) == [
+    assert lines_of(capsys, 25, 10) == [
         "step  1/25   loss 1.0000   gradient norm 0.5   500 tokens/s",
         "step 10/25   loss 6.0000   gradient norm 0.5   500 tokens/s   60 s left",
         "step 20/25   loss 15.5000   gradient norm 0.5   500 tokens/s   20 s left",
         "step 25/25   loss 23.0000   gradient norm 0.5   500 tokens/s   0 s left",
     ]
-    resumed = told(capsys, 25, 10, first=18)
+    resumed = lines_of(capsys, 25, 10, first=18)
     assert [line.split("   ")[0] for line in resumed] == ["step 18/25", "step 20/25", "step 25/25"]
-    assert told(capsys, 25, 10, rank=1) == []
+    assert lines_of(capsys, 25, 10, rank=1) == []
 
 
 def test_a_duration_is_read_at_a_glance():
@@ -61,7 +61,7 @@ def test_a_duration_is_read_at_a_glance():
 def test_the_screen_has_some_steps_and_the_log_all(tmp_path, monkeypatch, capsys):
     for name, value in ALONE.items():
         monkeypatch.setenv(name, str(value))
-    manifest = corpus.build(tmp_path / "data", sources.files([ROOT / "include"]), held_out=0.2)
+    manifest = corpus.build(tmp_path / "data", sources.files([ROOT / "include"]), validation=0.2)
     options = f"--config tiny --data {tmp_path / 'data'} --output {tmp_path / 'run'} --batch 2"
     options += " --evaluate-batches 1 --precision float32 --steps 5 --log-every 3"
     capsys.readouterr()
@@ -82,15 +82,15 @@ def test_the_screen_has_some_steps_and_the_log_all(tmp_path, monkeypatch, capsys
     losses = [record["loss"] for record in records]
     assert lines[1][1] == f"loss {(losses[1] + losses[2]) / 2:.4f}"
     # Every byte of the text is a token, and so is the end of each document.
-    held_out = manifest["held_out"]
-    of_byte = 1 + held_out["documents"] / held_out["bytes"]
-    loss = log[-1]["held_out_loss"]
+    validation = manifest["validation"]
+    of_byte = 1 + validation["documents"] / validation["bytes"]
+    loss = log[-1]["validation_loss"]
     bits = loss / math.log(2) * of_byte
-    assert f"step 5: held-out loss {loss:.4f}, {bits:.3f} bits a byte" in said
+    assert f"step 5: validation loss {loss:.4f}, {bits:.3f} bits a byte" in said
     assert train.main(options.split()) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
-        f"going on from {last}",
-        "nothing is left of --steps 5: with more of them the run goes on",
+        f"resuming from {last}",
+        "nothing is left of --steps 5: with more of them the run continues",
     ]
 
 

@@ -143,7 +143,7 @@ def test_names_are_the_runs():
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    corpus.build(folder, sources.files([EXAMPLE.parents[1] / "docs"]), held_out=0.2)
+    corpus.build(folder, sources.files([EXAMPLE.parents[1] / "docs"]), validation=0.2)
     return folder
 
 
@@ -210,7 +210,7 @@ def test_a_finished_run_is_left_out(finished, data):
 
 
 def some_runs(differences, **changed):
-    """Top-K, and `nearest` at two tiles, whose losses are so many % more."""
+    """Top-K, and `nearest` at two tiles, whose losses are larger by these percentages."""
     made = {}
     for seed, more in enumerate(differences):
         for method, tiles, factor in (("top_k", None, 1), ("nearest", 2, 1 + more / 100)):

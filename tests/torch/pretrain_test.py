@@ -1,6 +1,7 @@
-"""examples/pretrain on the CPU: it learns, goes on where it was, alone and in two processes, and
+"""examples/pretrain on the CPU: it learns, continues where it was, alone and in two processes, and
 survives being killed in the middle of a save."""
 
+import dataclasses
 import json
 import os
 import re
@@ -54,7 +55,7 @@ def steps(folder):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    corpus.build(folder, sources.files([ROOT / "docs", ROOT / "include"]), held_out=0.2)
+    corpus.build(folder, sources.files([ROOT / "docs", ROOT / "include"]), validation=0.2)
     return folder
 
 
@@ -80,8 +81,8 @@ def test_it_learns(whole):
     losses = [record["loss"] for record in steps(whole[1]).values()]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 0.4
-    held_out = [r["held_out_loss"] for r in log(whole[1]) if "held_out_loss" in r]
-    assert len(held_out) == 1 and held_out[0] < losses[0] - 0.4
+    validation = [r["validation_loss"] for r in log(whole[1]) if "validation_loss" in r]
+    assert len(validation) == 1 and validation[0] < losses[0] - 0.4
 
 
 def compare(ours, theirs, equal):
@@ -113,18 +114,18 @@ def test_as_many_processes_go_on_with_the_same_bits(whole, data, tmp_path, proce
 
 @pytest.mark.long
 @pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
-def test_another_number_of_processes_goes_on(whole, data, tmp_path, before, after):
+def test_another_number_of_processes_continues(whole, data, tmp_path, before, after):
     folder = from_step(SAVED, whole[before], tmp_path)
     done = launch(folder, data, processes=after)
     assert done.returncode == 0, done.stderr
     keys = ("loss", "balance", "z")  # reduced over processes
     close = lambda a, b: all(abs(a[key] - b[key]) <= 1e-5 * b[key] for key in keys)
     compare(folder, whole[before], close)
-    held_out = [
-        next(r["held_out_loss"] for r in log(run) if "held_out_loss" in r)
+    validation = [
+        next(r["validation_loss"] for r in log(run) if "validation_loss" in r)
         for run in (folder, whole[before])
     ]
-    assert abs(held_out[0] - held_out[1]) <= 1e-5 * held_out[1]
+    assert abs(validation[0] - validation[1]) <= 1e-5 * validation[1]
 
 
 KILLED = """
@@ -301,7 +302,7 @@ def test_the_guard_in_pieces(data, tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_speed_is_measured_in_turns(data, tmp_path, processes):
+def test_speed_is_measured_alternately(data, tmp_path, processes):
     """Each implementation has a line, is measured once, and one that cannot run is an error."""
     options = ["measure", "--data", data, "--out", tmp_path / "speed.jsonl", "--config", "tiny"]
     options += ["--micro-batches", 2, "--processes", processes, "--rounds", 2]
@@ -325,6 +326,10 @@ def test_speed_is_measured_in_turns(data, tmp_path, processes):
         again = command(*options, "tilemoe", "scattermoe")
         assert again.returncode == 1 and "runs on a GPU, and this process has none" in again.stderr
         assert records.read(tmp_path / "speed.jsonl") == measured and names[0] not in again.stdout
+        older = dataclasses.replace(measured[0], name=names[0] + "-turns4")  # of an earlier version
+        records.write(tmp_path / "speed.jsonl", [older])
+        again = command(*options, "tilemoe", "--ctas-per-sm", 4)
+        assert again.returncode == 0 and again.stdout == "", again.stderr
         refused = command(*options, "tilemoe", "--layers", 3)
         assert refused.returncode != 0 and "--layers is 3, and tiny has 2" in refused.stderr
 
@@ -335,7 +340,7 @@ def test_tensorboard_has_what_the_log_has(data, tmp_path):
     assert done.returncode == 0, done.stderr
     (events,) = tmp_path.glob("events.out.tfevents.*")
     written = events.read_bytes()
-    for name in (b"loss", b"gradient_norm", b"tokens_per_s", b"held_out_loss"):
+    for name in (b"loss", b"gradient_norm", b"tokens_per_s", b"validation_loss"):
         assert name in written
 
 

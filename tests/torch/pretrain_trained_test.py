@@ -1,4 +1,4 @@
-"""What is done with a run of examples/pretrain that has trained: text is sampled from it, and it is
+"""Uses of a run of examples/pretrain that has trained: text is sampled from it, and it is
 exported to transformers."""
 
 import dataclasses
@@ -42,7 +42,7 @@ def trained_run(folder, data, *options):
 def run(tmp_path_factory):
     """A token is a byte; its parameters are float32."""
     folder = tmp_path_factory.mktemp("bytes")
-    corpus.build(folder / "data", sources.files([ROOT / "include"]), held_out=0.2)
+    corpus.build(folder / "data", sources.files([ROOT / "include"]), validation=0.2)
     return trained_run(folder / "run", folder / "data", "--save-every", "6")
 
 
@@ -51,7 +51,7 @@ def worded(tmp_path_factory):
     """A run's folder with a tokenizer of its own, as far as tokens go."""
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     folder = tmp_path_factory.mktemp("worded")
-    corpus.build(folder, sources.files([ROOT / "include"]), held_out=0.2, vocabulary=400)
+    corpus.build(folder, sources.files([ROOT / "include"]), validation=0.2, vocabulary=400)
     (folder / "run").mkdir()
     tokens.keep(folder, folder / "run")
     return folder / "run"
@@ -136,15 +136,15 @@ def sampled(capfdbinary, *options):
 
 
 def test_the_command_writes_text_and_nothing_else(run, capfdbinary):
-    asked = [run, "--prompt", "/// ", "--tokens", 20]
-    status, text, said = sampled(capfdbinary, *asked, "--seed", 1)
+    options = [run, "--prompt", "/// ", "--tokens", 20]
+    status, text, said = sampled(capfdbinary, *options, "--seed", 1)
     assert status == 0 and text.startswith(b"/// ") and text.endswith(b"\n")
     assert 5 < len(text) <= 25
     assert "step-000000012: tiny after 12 steps, on cpu in float32" in said
     assert "tokens/s" in said and len(said.splitlines()) == 2
-    assert sampled(capfdbinary, *asked, "--seed", 1)[1] == text
-    assert sampled(capfdbinary, *asked, "--seed", 2)[1] != text
-    of_middle = [run / "checkpoints" / "step-000000006", *asked[1:], "--seed", 1]
+    assert sampled(capfdbinary, *options, "--seed", 1)[1] == text
+    assert sampled(capfdbinary, *options, "--seed", 2)[1] != text
+    of_middle = [run / "checkpoints" / "step-000000006", *options[1:], "--seed", 1]
     status, other, said = sampled(capfdbinary, *of_middle)
     assert status == 0 and "tiny after 6 steps" in said and other != text
 
