@@ -35,7 +35,7 @@ Floats gaussian(int64_t count, float deviation) {
   return values;
 }
 
-// What a backward pass gives.
+// The results of a backward pass.
 struct Gradients {
   Floats X = zeros(T * d), W1 = zeros(E * 2 * n * d), W2 = zeros(E * d * n), scores = zeros(T * K),
          logits = zeros(T * E);
@@ -75,7 +75,7 @@ class Layer {
             .X = {X_.data(), DType::kFloat32, {T, d}},
             .saved = &saved_};
   }
-  // The router's part of dX, dlogits Wr, which a caller computes by any dense product.
+  // The router's part of dX, dlogits Wr, which a caller computes by any dense GEMM.
   void router_part(const Floats& dlogits, Floats* dX) {
     for (int64_t t = 0; t < T; ++t)
       for (int64_t i = 0; i < d; ++i) {
@@ -136,7 +136,7 @@ Gradients in_one_call(Layer* layer, bool with_router) {
   return found;
 }
 
-// dH lies over H, and dW1 is asked for when the workspace of dX is free.
+// dH lies over H, and dW1 is computed when the workspace of dX is free.
 Gradients with_the_lowest_peak(Layer* layer) {
   Gradients found;
   const Views to(&found);
@@ -178,7 +178,7 @@ Gradients with_the_router_between(Layer* layer) {
   second.dX = dX, second.addend = dX, second.dweights.W1 = dW1;
   experts.backward(first);
   gradient_of_logits(layer, to);               // router_backward: ds -> dlogits
-  layer->router_part(found.logits, &found.X);  // dX = dlogits Wr, by any dense product
+  layer->router_part(found.logits, &found.X);  // dX = dlogits Wr, by any dense GEMM
   experts.backward(second);
   return found;
 }

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 examples/expert_parallel.py
 
 Two processes share the experts; FSDP-2 shards each of them over the others, and everything else
-over all. It runs on GPUs where there are enough of them, else on the CPU.
+over all. It runs on GPUs if the machine has enough of them, else on the CPU.
 """
 
 import os

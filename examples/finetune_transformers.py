@@ -136,7 +136,7 @@ def main():
     set_seed(0)
     model, encode = load(args)
     data = sequences(encode("\n".join(path.read_text() for path in args.text)), args.length)
-    held_out, training = data[::10], [row for i, row in enumerate(data) if i % 10]
+    validation, training = data[::10], [row for i, row in enumerate(data) if i % 10]
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -156,13 +156,13 @@ def main():
             bf16=torch.cuda.is_available(),
         ),
         train_dataset=training,
-        eval_dataset=held_out,
+        eval_dataset=validation,
     )
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
     trainer.save_model()
-    print(f"held-out loss {before:.3f} -> {after:.3f} nats per token, experts by {args.experts}")
+    print(f"validation loss {before:.3f} -> {after:.3f} nats per token, experts by {args.experts}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import tilemoe
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-CONTEXT, WIDTH = 8, 8  # bytes that the next one is told from, and values for each
+CONTEXT, WIDTH = 8, 8  # bytes that predict the next one, and values for each
 d, n, E, K = CONTEXT * WIDTH, 64, 8, 2
 STEPS, MICRO_BATCHES, T = 100, 2, 128
 
@@ -58,7 +58,7 @@ def batch(text, generator):
 
 
 @torch.no_grad()
-def held_out(block, text):
+def validation_loss(block, text):
     """Nats a byte, of every sixteenth byte."""
     block.eval()
     windows = text.unfold(0, CONTEXT + 1, 16)
@@ -73,7 +73,7 @@ def main():
     pages = b"".join(page.read_bytes() for page in sorted(DOCS.glob("*.md")))
     text = torch.frombuffer(bytearray(pages), dtype=torch.uint8).long()
     cut = len(text) * 9 // 10
-    train, held = text[:cut], text[cut:]
+    train, validation = text[:cut], text[cut:]
 
     block = Block()
     model = list(block.parameters())  # bfloat16; the optimizer moves float32 copies
@@ -81,7 +81,7 @@ def main():
     optimizer = torch.optim.AdamW(master, lr=1e-2)
     added = {id(block.W1): block.gradients.W1, id(block.W2): block.gradients.W2}
 
-    print(f"held-out loss {held_out(block, held):.3f} nats a byte", flush=True)
+    print(f"validation loss {validation_loss(block, validation):.3f} nats a byte", flush=True)
     for _ in range(STEPS):
         for _ in range(MICRO_BATCHES):
             ids, target = batch(train, generator)
@@ -95,7 +95,7 @@ def main():
             p.grad = None
         for gradient in added.values():
             gradient.zero_()
-    print(f"held-out loss {held_out(block, held):.3f} nats a byte")
+    print(f"validation loss {validation_loss(block, validation):.3f} nats a byte")
 
 
 if __name__ == "__main__":

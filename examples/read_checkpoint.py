@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads a checkpoint of `tilemoe train` with the safetensors package, and runs its model in NumPy.
 
-    read_checkpoint.py runs/1/step-00001000.safetensors "The text to go on from"
+    read_checkpoint.py runs/1/step-00001000.safetensors "The text to continue"
 
 prints what the file holds and which bytes the model expects next. The whole model is below; its
 rows of weights meet a token as `x @ W.T`.
@@ -61,7 +61,7 @@ def rms_norm(x, gain):  # (T, d), (d)
 
 
 def shifted(rows, by):
-    """Row t is row t - by; zeros where there is none."""
+    """Row t is row t - by; zeros if that row does not exist."""
     result = np.zeros_like(rows)
     result[by:] = rows[: len(rows) - by]
     return result
@@ -131,7 +131,7 @@ def mixture(v, weights, name, config):  # (T, d)
 
 
 def logits(weights, config, data):
-    """What the model says of the byte after each byte of `data`: (T, 256)."""
+    """Returns the logits (T, 256) of the byte after each byte of `data`."""
     x = embed(np.frombuffer(data, np.uint8), weights["embedding.weight"])
     for layer in range(config["layers"]):
         block = f"blocks.{layer}."

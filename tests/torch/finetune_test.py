@@ -24,7 +24,7 @@ def run(*options):
 def losses(*options):
     done = run(*options)
     assert done.returncode == 0, done.stderr
-    before, after = re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", done.stdout).groups()
+    before, after = re.search(r"validation loss ([\d.]+) -> ([\d.]+)", done.stdout).groups()
     return float(before), float(after), done.stdout
 
 
