@@ -46,13 +46,13 @@ COPIES = 14  # of rows of pairs, T K d, that "usual" has at once, with the exper
 
 
 class Way:
-    """name@turns: the GEMMs with so many turns of blocks (tilemoe.set_block_turns)."""
+    """name@N: the GEMMs with N CTAs per SM, in waves (tilemoe.set_block_turns)."""
 
     all_experts = False  # on every rank
     waits = False  # for the host: no graph can have it
 
-    def __init__(self, problem, turns=1, **options):
-        self.problem, self.turns, self.options = problem, turns, options
+    def __init__(self, problem, ctas_per_sm=1, **options):
+        self.problem, self.ctas_per_sm, self.options = problem, ctas_per_sm, options
         self.W1, self.W2 = problem.W1, problem.W2
         if not self.all_experts:
             size = problem.case.E // dist.get_world_size()
@@ -62,7 +62,7 @@ class Way:
 
     def step(self):
         """-> O, dX, drouter, dW1, dW2"""
-        tilemoe.set_block_turns(self.turns)
+        tilemoe.set_block_turns(self.ctas_per_sm)
         O = self.forward()
         leaves = [self.problem.X, self.problem.router, self.W1, self.W2]
         return O, *torch.autograd.grad(O, leaves, self.problem.dO)
@@ -85,8 +85,8 @@ class Own(Way):
 class Ours(Way):
     """tilemoe.expert_parallel with these options, and memory for 1.5 times the mean."""
 
-    def __init__(self, problem, turns=1, **options):
-        super().__init__(problem, turns, capacity_factor=1.5, **options)
+    def __init__(self, problem, ctas_per_sm=1, **options):
+        super().__init__(problem, ctas_per_sm, capacity_factor=1.5, **options)
 
     def forward(self):
         p = self.problem
@@ -173,7 +173,7 @@ WAYS = {
     "own": (Own, {}),
     "serial": (Ours, {}),
     "serial-kept": (Ours, dict(keep_gathered=True)),
-    "in-turn": (Ours, dict(beside=False)),
+    "no-overlap": (Ours, dict(beside=False)),
     "chunks-2": (Ours, dict(chunks=2)),
     "chunks-4": (Ours, dict(chunks=4)),
     "chunks-auto": (Ours, dict(chunks="auto")),
@@ -187,10 +187,10 @@ DEFAULT_WAYS = ["own", "serial", "serial@4", "serial-kept", "chunks-2@4", "chunk
 
 
 def way_of(text, problem):
-    """Of a name in WAYS, or NAME@TURNS."""
-    name, _, turns = text.partition("@")
+    """Returns the way of a name in WAYS, or of NAME@N with N CTAs per SM."""
+    name, _, ctas_per_sm = text.partition("@")
     kind, options = WAYS[name]
-    return kind(problem, int(turns or 1), **options)
+    return kind(problem, int(ctas_per_sm or 1), **options)
 
 
 def timed(call, device):
@@ -367,7 +367,7 @@ def sentences(found, left_out):
 
 
 def work(args, device):
-    """What every rank does. -> whether all ways ran."""
+    """Runs on every rank. -> whether all ways ran."""
     measurements, complete = [], True
     facts = machine.describe(device.type, ("torch", "tilemoe"))
     if device.type == "cuda":
@@ -419,7 +419,7 @@ def main():
     add = parser.add_argument
     add("--layers", nargs="+", choices=LAYERS, metavar="LAYER", help=", ".join(LAYERS))
     add("--ways", nargs="+", default=DEFAULT_WAYS, metavar="WAY",
-        help=f"of {', '.join(WAYS)}; NAME@4: with 4 block turns")  # fmt: skip
+        help=f"of {', '.join(WAYS)}; NAME@4: with 4 CTAs per SM")  # fmt: skip
     add("--rounds", type=int, default=11)
     add("--tokens", type=int, help="T of a rank, instead of each layer's")
     add("--world", type=int, help="ranks; default: one per GPU, or 2 on a CPU")

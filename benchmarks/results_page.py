@@ -133,10 +133,10 @@ def limits():
     rows = []
     for layer, of in found.items():
         both = [of[way] for way in PASSES]
-        shares = [one.values["limit_ms"] / one.median("ms") for one in both]
+        fractions = [one.values["limit_ms"] / one.median("ms") for one in both]
         rows.append([layer, sizes(both[0], layer),
                      " / ".join(f"{one.median('ms'):.2f}" for one in both),
-                     " / ".join(f"{100 * share:.0f} %" for share in shares)])  # fmt: skip
+                     " / ".join(f"{100 * share:.0f} %" for share in fractions)])  # fmt: skip
     return section(
         "Layers from C++",
         f"{measured(found['7b-n256']['forward'])}. bfloat16, consecutive passes without PyTorch. "
@@ -317,7 +317,7 @@ def training_speed():
 
 
 def rounding():
-    """What token rounding gains in time."""
+    """The time that token rounding saves."""
     found = Results("rounding").of("rounding-time")
     rows = []
     for name, plain in found.items():

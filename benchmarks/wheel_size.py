@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a wheel of scripts/dist.sh weighs, and which GPUs its kernels are for.
+"""The size of a wheel of scripts/dist.sh, and the GPUs that its kernels are for.
 
   python3 benchmarks/wheel_size.py build/dist/tilemoe-*.whl --json benchmarks/results/wheel.jsonl
 

@@ -1,7 +1,8 @@
-# Compiles through ccache where it is installed and nothing else was asked for. Two builds share what
-# both compile, the kernels too: files below the source folder are known by their relative names, since
-# the kernels' instances are written into each build's folder; and a build's folder is not part of a
-# kernel's name, as ccache has it for debug information, which it takes -gencode to ask for.
+# Compiles through ccache if it is installed and no other launcher is set. Two builds share the
+# objects that both compile, the kernels too: files below the source folder are known by their
+# relative names, since the kernels' instances are written into each build's folder; and a build's
+# folder is not part of a kernel's name, as ccache has it for debug information, for which it takes
+# -gencode.
 find_program(CCACHE_PROGRAM ccache)
 mark_as_advanced(CCACHE_PROGRAM)
 if(NOT CCACHE_PROGRAM)

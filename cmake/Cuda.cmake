@@ -1,10 +1,9 @@
-# CUDA as a language of this project. Turns TILEMOE_CUDA from what was asked for (AUTO, ON, OFF) into
+# CUDA as a language of this project. Turns TILEMOE_CUDA from the requested value (AUTO, ON, OFF) into
 # what is built (ON, OFF), and TILEMOE_CUDA_ARCHS into nvcc's options.
 set(cuda_wanted ${TILEMOE_CUDA})
 set(cuda_least_version 12.5)
 
-# Sets `compiler`, `version` and `reason`: the compiler's path and version, or why there is none to
-# build with.
+# Sets `compiler`, `version` and `reason`: the compiler's path and version, or why none can be used.
 function(find_cuda_compiler compiler version reason)
   set(${compiler} "" PARENT_SCOPE)
   set(${reason} "" PARENT_SCOPE)
@@ -23,7 +22,7 @@ function(find_cuda_compiler compiler version reason)
   endif()
   execute_process(COMMAND ${path} --version OUTPUT_VARIABLE text ERROR_QUIET)
   if(NOT text MATCHES "release ([0-9]+\\.[0-9]+)")
-    set(${reason} "${path} does not tell its version" PARENT_SCOPE)
+    set(${reason} "${path} does not print its version" PARENT_SCOPE)
   elseif(CMAKE_MATCH_1 VERSION_LESS cuda_least_version)
     set(${reason} "${path} is ${CMAKE_MATCH_1}, needed is ${cuda_least_version}" PARENT_SCOPE)
   else()
@@ -38,7 +37,7 @@ endfunction()
 set(cuda_known_archs 80 90a 100 100f 120)
 set(cuda_code_80
   -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80)
-set(cuda_code_90 -gencode=arch=compute_90,code=sm_90)  # of the sm80 kit, which needs nothing of 9.0a
+set(cuda_code_90 -gencode=arch=compute_90,code=sm_90)  # of the arch sm80, which needs nothing of 9.0a
 set(cuda_code_90a -gencode=arch=compute_90a,code=sm_90a)
 set(cuda_code_100 -gencode=arch=compute_100,code=sm_100)
 set(cuda_code_100f -gencode=arch=compute_100f,code=sm_100f)

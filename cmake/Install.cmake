@@ -1,5 +1,5 @@
-# What `cmake --install` puts where: the library, the public headers, find_package(TileMoE) and
-# pkg-config; and the command line where it is built.
+# The files of `cmake --install`: the library, the public headers, find_package(TileMoE) and
+# pkg-config; and the command line if it is built.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

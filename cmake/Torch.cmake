@@ -1,5 +1,5 @@
 # PyTorch's headers and libraries, from the torch that a Python has. Turns TILEMOE_TORCH from what
-# was asked for (AUTO, ON, OFF) into what is built (ON, OFF).
+# was requested (AUTO, ON, OFF) into what is built (ON, OFF).
 set(torch_wanted ${TILEMOE_TORCH})
 set(torch_least_version 2.10)
 

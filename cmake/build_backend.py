@@ -1,12 +1,12 @@
 """Builds the Python package: scikit-build-core, with three things settled before it starts.
 
-CUDA: its library is built where there is a compiler that cmake/Cuda.cmake takes and torch has CUDA to
+CUDA: its library is built if a compiler that cmake/Cuda.cmake takes is found and torch has CUDA to
 link with. Elsewhere the version ends in +cpu, since that is the part of a build's output that pip
-always shows. TILEMOE_CUDA=ON or OFF in the environment asks for one of them. A source distribution
+always shows. TILEMOE_CUDA=ON or OFF in the environment selects one of them. A source distribution
 is for either, and what is built from it has its version: installers insist on that.
 
-torch: the headers are those of the torch in the environment that the package is for. Only where that
-has none is one fetched for the build.
+torch: the headers are those of the torch in the environment that the package is for. One is
+fetched for the build only if that has none.
 
 Addresses: the metadata has those of project_urls.txt.
 """

@@ -12,7 +12,7 @@ LEAST_NVCC = (12, 5)
 
 
 def has_cuda():
-    """What TILEMOE_CUDA says or, where it says nothing, whether both halves are there: a compiler
+    """The value of TILEMOE_CUDA or, if it has none, whether both halves are installed: a compiler
     that cmake/Cuda.cmake takes, and a torch to link with that has CUDA. Without the CPU backend
     (TILEMOE_CPU=OFF) CUDA is required, and CMake reports what is missing."""
     wanted = os.environ.get("TILEMOE_CUDA", "AUTO")
@@ -25,8 +25,8 @@ def has_cuda():
     torch = find_torch()
     if not nvcc or not torch or not Path(torch[1], "lib", "libtorch_cuda.so").exists():
         return False
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-    release = re.search(r"release (\d+)\.(\d+)", told)
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    release = re.search(r"release (\d+)\.(\d+)", text)
     return release is not None and tuple(map(int, release.groups())) >= LEAST_NVCC
 
 

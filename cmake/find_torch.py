@@ -1,4 +1,4 @@
-"""Where torch is, without importing it, which takes seconds. Run: prints its version and its folder."""
+"""Finds torch without importing it, which takes seconds. Run: prints its version and its folder."""
 
 import importlib.metadata
 import site

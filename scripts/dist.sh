@@ -6,10 +6,11 @@
 #   scripts/dist.sh sdist              the source distribution alone
 #
 # OPTIONs go to `pip wheel`. The wheel brings the distribution's oneDNN and Highway, and takes torch's
-# own OpenMP runtime, which torch has loaded before. It has the CUDA library where there is a CUDA
-# compiler, with kernels for TILEMOE_CUDA_ARCHS of the environment and, where TILEMOE_SM80_ON_HOPPER
-# is ON, the sm80 kit for Hopper too: without them, for every GPU. CI and the tests ask for less,
-# since this takes long. With TILEMOE_CPU=OFF in the environment it has the CUDA library alone.
+# own OpenMP runtime, which torch has loaded before. It has the CUDA library if a CUDA
+# compiler is installed, with kernels for TILEMOE_CUDA_ARCHS of the environment and, if
+# TILEMOE_SM80_ON_HOPPER is ON, the arch sm80 for Hopper too: without them, for every GPU. CI and
+# the tests select less, since this takes long. With TILEMOE_CPU=OFF in the environment it has the CUDA
+# library alone.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds libFuzzer's targets (preset `fuzz`) and runs each for SECONDS (300), one after the other.
-# What they come upon stays in build/fuzz/corpus; an input that fails is kept in build/fuzz and
+# Inputs that they find stay in build/fuzz/corpus; an input that fails is kept in build/fuzz and
 # named, and the script fails.   scripts/fuzz.sh [SECONDS [TARGET...]]
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Makes the package as Hugging Face's kernels load it: build/hub, a folder for a repository of the
 # kernel hub, with this machine's variant in build/hub/build. TILEMOE_CUDA=OFF makes the variant for
-# the CPU alone, beside one with CUDA that is there already. Options go to `pip wheel`.
+# the CPU alone, next to an existing one with CUDA. Options go to `pip wheel`.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 
 require_torch ""
 commit=$(git describe --always --abbrev=12 --dirty --exclude='*') ||
-  die "the operators' namespace has the commit in it, and git does not tell it."
+  die "the operators' namespace has the commit in it, and git does not report it."
 case $(.venv-torch/bin/python cmake/find_cuda.py) in
 ON) backend=cuda ;;
 *) backend=cpu ;;

@@ -64,7 +64,7 @@ def copy_package(unpacked, folder):
 
 
 def digest(folder):
-    """Of every file, as kernels compare them."""
+    """Returns the hashes of all files, as kernels compares them."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         "algorithm": "sha256",

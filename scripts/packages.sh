@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What TileMoE needs from the distribution. Sourced; the one place that names packages.
+# The packages that TileMoE needs from the distribution. Sourced; the one place that names packages.
 #
 # Supported: Debian 12, Ubuntu 22.04 and 24.04, whose packages have these names. Elsewhere, install
 # the same software by your own means and set TILEMOE_SETUP=skip.
@@ -10,8 +10,8 @@ packages() {
 build g++                  c++           C++20 compiler (GCC 11 or Clang 14, or newer)
 build cmake                cmake         build system (3.22 or newer)
 build ninja-build          ninja         runs the build on all cores
-build libdnnl-dev          -             oneDNN: matrix products of the CPU backend
-build ocl-icd-opencl-dev   -             OpenCL: Debian's oneDNN asks for it when it is configured
+build libdnnl-dev          -             oneDNN: GEMMs of the CPU backend
+build ocl-icd-opencl-dev   -             OpenCL: Debian's oneDNN requires it when it is configured
 build libhwy-dev           -             Highway: vector units of the CPU backend
 build libcli11-dev         -             CLI11: options of the command line
 build nlohmann-json3-dev   -             JSON: logs, results, checkpoint headers
@@ -28,7 +28,7 @@ python python3             python3       builds and tests the PyTorch package
 python python3-venv        -             its build's and its tests' packages, in .venv-*
 python python3-dev         -             Python's headers: torch.compile's kernels
 ci    ccache               ccache        compiles a file once for the tests and for the wheel
-ci    git                git           tells the formatter which files there are
+ci    git                git           lists the files for the formatter
 ci    clang-format-14      -             the formatter; other versions format differently
 fuzz  clang                clang++       libFuzzer (preset fuzz)
 fuzz  libomp-dev           -             OpenMP for clang (preset fuzz)

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
 # Set-up and build, for the scripts at the top. Sourced.
 #
-#   require <group>...  makes sure that the packages of these groups (scripts/packages.sh) are there
+#   require <group>...  makes sure of the packages of these groups (scripts/packages.sh)
 #   require_python      makes sure that .venv has Python and what tests/python/requirements.txt names
 #   require_torch [-newest]  makes sure that .venv-torch has torch and what the package's tests need;
 #                       with -newest .venv-torch-newest
 #   require_wheel_tools makes sure that .venv-wheel has what makes a wheel portable
-#   require_nvcc        makes sure that there is a CUDA compiler: the machine's own, or one in .venv-cuda
+#   require_nvcc        makes sure of a CUDA compiler: the machine's own, or one in .venv-cuda
 #   build <preset> [<target> [<option of cmake>...]]  configures one of CMakePresets.json and builds
 #                       it, or just a target
 #
-# Each `say` begins a stage; where TILEMOE_STAGES names a file, its time is written there.
+# Each `say` begins a stage; if TILEMOE_STAGES names a file, its time is written there.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/packages.sh
@@ -112,7 +112,7 @@ name_cuda_libraries() {
     ln -sfn lib "${runtime%/*}64"
 }
 
-# The compiler of PATH or /usr/local/cuda, where that is new enough for cmake/Cuda.cmake to take it,
+# The compiler of PATH or /usr/local/cuda, if that is new enough for cmake/Cuda.cmake to take it,
 # or else the pinned one.
 require_nvcc() {
   [ "${TILEMOE_SETUP:-}" != skip ] || return 0

@@ -16,7 +16,7 @@ case ${1:-} in
 --all) all=yes && shift ;;
 esac
 
-# What the tests' builds have compiled already.
+# Objects that the tests' builds have compiled already.
 export TILEMOE_CUDA_ARCHS=${TILEMOE_CUDA_ARCHS:-80;90a} TILEMOE_SM80_ON_HOPPER=OFF
 tests=("$root"/tests/{wheel,torch})
 quick=(-m "not long")
@@ -51,8 +51,8 @@ test_wheel() {
 }
 
 say "testing the wheel"
-# One thread in each of as many processes as there are cores; tests of several threads ask for them,
-# and with the newest torch there are as many as torch takes.
+# One thread in each process, one process per core; tests of several threads set their number,
+# and with the newest torch each has as many as torch takes.
 OMP_NUM_THREADS=1 test_wheel .venv-torch torch "${tests[@]}" "$@"
 [ -n "$all" ] || exit 0
 

@@ -1,4 +1,4 @@
-"""What a results file says of the GPU it is from."""
+"""Facts of a GPU in a results file."""
 
 import os
 import subprocess
@@ -6,8 +6,8 @@ import sys
 
 
 def each(script, *query):
-    """nvidia-smi's answers by name, for every GPU of CUDA_VISIBLE_DEVICES; ends the program where
-    there is none."""
+    """nvidia-smi's answers by name, for every GPU of CUDA_VISIBLE_DEVICES; ends the program if
+    none answers."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = [f"--id={named}"] if named else []
     try:
@@ -17,7 +17,7 @@ def each(script, *query):
     except (OSError, subprocess.CalledProcessError):
         lines = []
     if not lines:
-        sys.exit(f"{script}: error: no GPU answers here (nvidia-smi); run this where there is one")
+        sys.exit(f"{script}: error: no GPU answers here (nvidia-smi); run this where one does")
     return [dict(zip(query, line.split(", "))) for line in lines]
 
 

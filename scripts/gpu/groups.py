@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import wait
 
 _running = set()
-_starting = threading.Lock()  # held while a program is begun and put there
+_starting = threading.Lock()  # locked while a program is begun and put there
 
 
 def _end_with_all(signal_number, _):
@@ -20,7 +20,7 @@ def _end_with_all(signal_number, _):
 
 
 def end_together():
-    """From now on, what run() has begun ends with this program when that is told to end. Then the
+    """From now on, what run() has begun ends with this program when a signal ends it. Then the
     main thread must not call run(), and must wait with in_order()."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end_with_all)

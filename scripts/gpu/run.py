@@ -36,7 +36,7 @@ def say(text):
 
 
 def info(tilemoe, environment, arch="auto"):
-    """`tilemoe info --json` with an arch, and why there is none."""
+    """Returns the output of `tilemoe info --json` with an arch, and why it has none."""
     done = subprocess.run([tilemoe, "info", "--json"], capture_output=True, text=True,
                           env={**environment, "TILEMOE_ARCH": arch})
     try:
@@ -61,13 +61,13 @@ def archs_that_run(tilemoe, environment):
 
 
 def memory_mib(gpu):
-    """Of nvidia-smi's answer, such as "81559 MiB"; 0 if it has none."""
+    """Returns the MiB in nvidia-smi's answer, such as "81559 MiB"; 0 if it has none."""
     figure = gpu["memory.total"].split()[0]
     return int(figure) if figure.isdigit() else 0
 
 
 def digest(paths):
-    """Of files' contents and names."""
+    """Returns a hash of the contents and names of files."""
     sha = hashlib.sha256()
     for path in paths:
         sha.update(path.name.encode() + path.read_bytes())
@@ -239,13 +239,13 @@ def main():
                 lines.append(f"{name}, {item.name}: {result['status']}")
         if all(status == "passed" for status in statuses):
             lines.append(f"{name}: all {len(statuses)} passed")
-    lines += [f"{name}: skipped: not asked for" for name in STAGES
+    lines += [f"{name}: skipped: not selected" for name in STAGES
               if args.stages and name not in args.stages]
     print("\n".join(lines))
     skipped = [line for line in lines if ": skipped: " in line]
     failed = [line for line in lines if line not in skipped and not line.endswith("passed")]
     if args.stages:  # what was named has to run
-        failed += [line for line in skipped if not line.endswith("not asked for")]
+        failed += [line for line in skipped if not line.endswith("not selected")]
     print(f"{len(failed)} failed, {len(skipped)} skipped")
     sys.exit(1 if failed else 0)
 

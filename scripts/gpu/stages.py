@@ -27,7 +27,7 @@ CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b"
 MORE_CONFIGS = ["narrow", "granite", "one-expert", "mixtral", "phi-3.5", "qwen1.5"]  # of tiles
 ARCHS = ("sm80", "sm90")
 SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
-# Routing by top-K, few rows and many an expert, rounding, split-K of long experts, blocks of columns.
+# Top-K, small and large M of an expert, rounding, split-K of long experts, blocks of columns.
 REPEATED = [f"{case}/bfloat16" for case in
             ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks")]
 # GiB of the GPU's memory that each takes; two side by side fit into 78 GiB.
@@ -49,18 +49,18 @@ TWO_LAYOUTS = "CudaWeightLayouts.*OfTwo*"
 TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 
 
-# What an arch that is not the GPU's own runs again: the tests of GEMMs, and of the layer in the
+# An arch that is not the GPU's own runs these tests again: those of GEMMs, and of the layer in the
 # PyTorch package. (The pretraining example runs on GPUs in the stage two-gpus alone.)
 GEMMS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
          "cuda_train_test", "cuda_weight_layouts_test"]
 TORCH_FILES = ["cuda_test.py", "cuda_transformers_test.py", "functional_test.py",
                "module_routing_test.py", "module_test.py", "torchtitan_test.py"]
 
-# What needs no GEMM: programs, and some tests of one of them.
-ROWWISE = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
-           "cuda_route_tokens_test": "CudaRouteTokens.*",
-           "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
-           "cuda_store_threads_test": "*", "cuda_forward_steps_test": "Combine.*"}
+# Tests without a GEMM: programs, and some tests of one of them.
+NO_GEMMS = {"cuda_early_launch_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
+            "cuda_route_tokens_test": "CudaRouteTokens.*",
+            "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
+            "cuda_store_threads_test": "*", "cuda_forward_steps_test": "Combine.*"}
 ONE_GPU = "this machine has one GPU"
 # Tests that may be skipped there. Any other skipped test is a failure.
 SKIPPED_ON_ONE_GPU = frozenset({"DeviceLayerTest.GivesTheSameBitsOnEveryDevice",
@@ -165,7 +165,7 @@ def find_tool(name):
 
 
 def test_counts(file):
-    """Of a GoogleTest program: how many tests there were and failed, and which were skipped."""
+    """Reads the results of a GoogleTest program: how many tests ran, failed, and were skipped."""
     suites = json.loads(file.read_text())
     if suites["tests"] == 0:
         raise ValueError("no test ran")
@@ -193,13 +193,13 @@ def check_counts(output):
 
 
 def scenario_results(output):
-    """Of distributed_worker.py and its like: {scenario: passed or failed}"""
+    """Reads the output of distributed_worker.py and its like -> {scenario: passed or failed}"""
     return dict(re.findall(r"^(\w+) (passed|failed)$", output, re.MULTILINE))
 
 
 def shared_gpu_results(output, log):
-    """Of expert_parallel_one_gpu.py, and what its first rank printed; nothing if no row went through
-    symmetric memory."""
+    """Reads the output of expert_parallel_one_gpu.py and of its first rank. Raises ValueError if no
+    row went through symmetric memory."""
     results = scenario_results(output)
     if results.get("exchanges_were_through_symmetric_memory") != "passed":
         raise ValueError("nothing says that rows went through symmetric memory")
@@ -209,7 +209,7 @@ def shared_gpu_results(output, log):
 
 
 def pretrain_losses(file):
-    """Of pretrain_two_gpus.py: the last loss of each run, and what is wrong."""
+    """Reads the results of pretrain_two_gpus.py: the last loss of each run, and what is wrong."""
     found = json.loads(file.read_text())
     losses = {f"{name}, last loss": run["losses"][-1] for name, run in found["runs"].items()
               if run.get("losses")}
@@ -295,11 +295,11 @@ def test(machine, folder):
 
 def ptx(machine, folder):
     """The library's PTX, for 8.0, which the driver compiles for this GPU: what a GPU runs for which
-    the library has no machine code. The rowwise kernels, and the GEMMs of the arch sm80; sm90's have
-    no PTX."""
+    the library has no machine code. The kernels other than GEMMs, and the GEMMs of the arch sm80;
+    sm90's have no PTX."""
     forced = ["env", "CUDA_FORCE_PTX_JIT=1"]
     items = [machine.gtest(program, program, tests, folder, 300, forced)
-             for program, tests in ROWWISE.items()]
+             for program, tests in NO_GEMMS.items()]
     if "sm80" in machine.archs:
         check = ["check", "--device", "cuda", "--pass", "all", "--reduced"]
         items.append(machine.item("check-reduced-sm80", "tilemoe", check, 440, check_counts, forced,
@@ -345,7 +345,7 @@ def sizes(machine, folder):
 
 
 def two_gpus(machine, folder):
-    """What needs two GPUs: of the library, of the package, of the pretraining example."""
+    """Tests that need two GPUs: of the library, of the package, of the pretraining example."""
     layer = machine.gtest("layer", "cuda_layer_test", ON_TWO_DEVICES, folder, 240)
     if len(machine.gpus) < 2:
         layer.missing = layer.missing or ONE_GPU
@@ -474,8 +474,8 @@ def kernels(machine, folder):
 
 
 def configurations(machine, folder):
-    """The cost model's pick compared with every other tile, column groups and PDL; with few tokens,
-    too."""
+    """The cost model's pick compared with every other tile, column groups and PDL; at decode
+    sizes, too."""
     item = lambda name, *words: timed(machine, folder, name, ["--configurations", *words], 240)
     return [
         item("layers", *CONFIGS, *MORE_CONFIGS),

@@ -54,7 +54,7 @@ class Checkpoint(unittest.TestCase):
         printed = subprocess.run([PRINT_LOGITS, path], input=data, check=True, capture_output=True)
         expected = np.frombuffer(printed.stdout, np.float32).reshape(len(data), 256)
         rms = np.sqrt(np.square(expected, dtype=np.float64).mean())
-        self.assertGreater(rms, 0.1, "the model has learnt nothing, so its logits tell nothing")
+        self.assertGreater(rms, 0.1, "the model has learnt nothing, so its logits mean nothing")
 
         def error(tensors):
             found = read_checkpoint.logits(tensors, state["config"], data)
@@ -66,8 +66,8 @@ class Checkpoint(unittest.TestCase):
             self.assertFalse(error(spoilt) <= 10 * TOLERANCE, f"{name} makes no difference")
 
     def test_every_activation_has_a_formula(self):
-        told = subprocess.run([TILEMOE, "info", "--json"], check=True, stdout=subprocess.PIPE).stdout
-        names = json.loads(told)["backends"][0]["supports"]["activations"]
+        text = subprocess.run([TILEMOE, "info", "--json"], check=True, stdout=subprocess.PIPE).stdout
+        names = json.loads(text)["backends"][0]["supports"]["activations"]
         formulas = [*read_checkpoint.GATED, *read_checkpoint.PLAIN]
         self.assertCountEqual(formulas, [name.replace("_", "-") for name in names])
 

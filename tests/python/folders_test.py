@@ -42,7 +42,7 @@ class Folders(unittest.TestCase):
         self.assertGreater(arrows, 100)
 
     def test_layers_below_name_nothing_of_cuda_s(self):
-        """What all backends share does not know the CUDA backend but for its entry."""
+        """The files that all backends share include of the CUDA backend its entry alone."""
         for path in sorted(SOURCES.glob("*.[hc]*")):
             for name in re.findall(r'#include "(cuda/[^"]+)"', path.read_text()):
                 self.assertEqual(name, "cuda/backend.h", path.name)

@@ -48,7 +48,7 @@ class Generate(unittest.TestCase):
         prompt = b"a prompt of bytes \xff\xfe longer than the window of the model, which is 32 bytes"
         text = self.text_of(b"--prompt", prompt, "--bytes", "40")
         self.assertEqual((text[:len(prompt)], len(text)), (prompt, len(prompt) + 40))
-        # What the model does not see any more decides nothing.
+        # Text that the model does not see any more has no effect.
         longer = self.text_of(b"--prompt", b"x" + prompt, "--bytes", "40")
         self.assertEqual(longer, b"x" + text)
         others = {self.text_of(b"--prompt", prompt + end, "--bytes", "40")[-40:]

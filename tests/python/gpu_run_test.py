@@ -65,7 +65,7 @@ class GpuRun(unittest.TestCase):
         said = self.run_stages("test")
         self.assertEqual(said.returncode, 0, said.stderr)
         self.assertIn("test: all 3 passed", said.stdout)
-        self.assertIn("bench: skipped: not asked for", said.stdout)
+        self.assertIn("bench: skipped: not selected", said.stdout)
         results = self.results("test")
         self.assertEqual(list(results), ["cuda_some_test", "check", "example_layer_cuda"])
         for one in self.lines:
@@ -78,7 +78,7 @@ class GpuRun(unittest.TestCase):
         self.assertEqual(results["check"]["said"], "3 cases, 0 failures")
         self.assertEqual(results["example_layer_cuda"]["said"], "O differs by 3e-3")
 
-    def test_the_rowwise_tests_run_from_ptx(self):
+    def test_the_tests_without_gemms_run_from_ptx(self):
         passes = json.dumps({"tests": 3, "failures": 0, "testsuites": []})
         script = (f"echo '{passes}' >${{3#*json:}}; echo $2; "
                   'if [ "$CUDA_FORCE_PTX_JIT" != 1 ]; then exit 1; fi')
@@ -176,6 +176,17 @@ class GpuRun(unittest.TestCase):
                               "O": "12"})
         self.assertEqual(results["reduced-sm80"]["status"], "passed")
 
+    def test_reads_the_field_kit_of_earlier_programs(self):
+        self.runs_archs("sm90", "sm80")
+        program = self.folder / "programs" / "tilemoe"
+        written = program.read_text()
+        self.assertEqual(written.count('{"arch": '), 2)
+        program.write_text(written.replace('{"arch": ', '{"kit": '))
+        said = self.run_stages("digests")
+        self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+        self.assertIn("archs: sm90, sm80\n", said.stderr)
+        self.assertEqual(self.results("digests")["sm80/calibration-*"]["arch"], "sm80")
+
     def test_runs_no_arch_that_the_gpu_does_not(self):
         self.runs_archs("sm80")
         said = self.run_stages("repeat")
@@ -253,7 +264,7 @@ class GpuRun(unittest.TestCase):
         statuses = {name: values["status"] for name, values in self.results("test").items()}
         self.assertEqual(statuses, {"cuda_some_test": "passed"})
 
-    def test_goes_on_where_it_stopped(self):
+    def test_continues_where_it_stopped(self):
         self.program("cuda_some_test", self.counts(failures=2))
         said = self.run_stages("test")
         self.assertEqual(said.returncode, 1)
@@ -270,7 +281,7 @@ class GpuRun(unittest.TestCase):
     def test_says_what_is_missing(self):
         said = self.run_stages("sanitize-1")
         self.assertIn("forced-tiles: skipped: cuda_forward_steps_test was not built", said.stdout)
-        self.assertEqual(said.returncode, 1, "it was asked for")
+        self.assertEqual(said.returncode, 1, "it was selected")
         said = self.run_stages("sizes")
         self.assertIn("sizes, wide: skipped: no wheel of the PyTorch package was named", said.stdout)
 
@@ -305,7 +316,7 @@ class GpuRun(unittest.TestCase):
         return file
 
     def test_runs_the_package_from_its_wheel(self):
-        """Every layer's command finds what the wheels have; two-gpus asks for two GPUs."""
+        """Every layer's command finds what the wheels have; two-gpus requires two GPUs."""
         (self.folder / "here").mkdir()
         (self.folder / "here" / "torch.py").touch()
         packages = self.folder / "packages"

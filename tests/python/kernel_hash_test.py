@@ -57,7 +57,7 @@ def compressed(data):
 
 
 def fatbin(*entries, architecture=90):
-    """Of (kind, payload, compressed)."""
+    """A binary of (kind, payload, compressed)."""
     body = b""
     for kind, data, packed in entries:
         padding = b"\0" * (-len(data) % 8)

@@ -30,7 +30,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[2] / "python" / "tilemoe" / "
 import records  # noqa: E402  without the package
 
 UNFINISHED = ".unfinished"
-# 4.4 million numbers with the optimiser's, so that a save takes a while, beside a step that does not.
+# 4.4 million numbers with the optimiser's, so that a save takes a while, and a step does not.
 MODEL = ["--layers", "2", "--width", "64", "--experts", "32", "--expert-width", "128", "--top-k", "2",
          "--heads", "2", "--head-width", "16", "--batch", "2", "--length", "64"]
 SAVE_EVERY = 5
@@ -89,7 +89,7 @@ def step_of(name):
 
 
 def wait_for_save(run, process):
-    """Returns once an unfinished checkpoint is there, or the process has ended."""
+    """Returns once an unfinished checkpoint exists, or the process has ended."""
     deadline = time.monotonic() + LONGEST_WAIT
     while not names(run, UNFINISHED) and process.poll() is None:
         if time.monotonic() > deadline:
@@ -97,7 +97,7 @@ def wait_for_save(run, process):
 
 
 def kill(runs, run, rng, inside_save, longest_delay, save_seconds):
-    """One life of the training, ended by SIGKILL. Says what the kill met; None where it came late."""
+    """One life of the training, ended by SIGKILL. Says what the kill met; None if it came late."""
     before = checkpoints(run)
     process = runs.start(run)
     if inside_save:
@@ -127,17 +127,17 @@ def kill(runs, run, rng, inside_save, longest_delay, save_seconds):
 
 
 def require_kept(runs, before, after):
-    """Ends the program unless all checkpoints are there that should be: the newest and those before
-    it, each a save apart; beside them one more at most, of a run killed before it removed that."""
+    """Ends the program unless the folder has the expected checkpoints: the newest and those before
+    it, each a save apart, and at most one more, of a run that was killed before it removed that."""
     kept = [step_of(name) for name in after]
     saved = kept[-1] // SAVE_EVERY if kept else 0
     expected = [SAVE_EVERY * save for save in range(max(1, saved - KEEP + 1), saved + 1)]
     if kept[-len(expected):] != expected if expected else kept:
-        runs.fail(f"of the checkpoints {expected} there are {kept}; before the kill {before}")
+        runs.fail(f"of the checkpoints {expected} the folder has {kept}; before the kill {before}")
     if before and (not after or after[-1] < before[-1]):
-        runs.fail(f"{before[-1]} is lost; there are {kept}")
+        runs.fail(f"{before[-1]} is lost; the folder has {kept}")
     if len(kept) > KEEP + 1:
-        runs.fail(f"more than {KEEP} checkpoints and one are there: {kept}")
+        runs.fail(f"the folder has more than {KEEP} checkpoints and one: {kept}")
 
 
 def read_steps(run):
@@ -159,7 +159,7 @@ def compare(alone, killed):
     """Ends the program unless both runs are the same."""
     steps_alone, steps_killed = read_steps(alone), read_steps(killed)
     if steps_alone.keys() != steps_killed.keys():
-        sys.exit("FAILED: the logs tell of different steps: "
+        sys.exit("FAILED: the logs have different steps: "
                  f"{sorted(steps_alone.keys() ^ steps_killed.keys())[:5]}")
     for key, line in steps_alone.items():
         if line != steps_killed[key]:

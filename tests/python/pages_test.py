@@ -1,5 +1,5 @@
-"""What the project's pages promise their readers: links that lead somewhere, snippets that are what
-the programs understand, and spelling. Needs codespell (requirements.txt) and, in
+"""The promises of the project's pages to their readers: links that lead somewhere, snippets that the
+programs understand, and spelling. Needs codespell (requirements.txt) and, in
 TILEMOE, the command line; no network."""
 
 import functools
@@ -20,7 +20,7 @@ PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in pages.all_pag
 TERMINAL = ("sh",)
 OUTPUT = ("", "bibtex")  # what nobody runs: a program's output, formulas, a citation
 
-# Programs outside the project that a snippet may call. What they are told is theirs to check.
+# Programs outside the project that a snippet may call. Their arguments are theirs to check.
 FOREIGN = {
     ".", "cc", "cd", "cmake", "cp", "export", "git", "pip", "python3", "sudo", "source", "build/fuzz/tests/fuzz_c_interface",
     "build/fuzz/tests/train/fuzz_checkpoint", ".venv/bin/pip",
@@ -96,7 +96,7 @@ def wrong_with_tilemoe(rest):
 
 
 def wrong_with_python(rest):
-    """Of `python FILE ...` and `torchrun [its own options] FILE ...`, and the same with `-m MODULE`."""
+    """Reads `python FILE ...`, `torchrun [its own options] FILE ...`, and the same with `-m MODULE`."""
     at = next((i for i, word in enumerate(rest) if word == "-m" or word.endswith(".py")), None)
     if at is not None and rest[at] == "-m":
         module, options = rest[at + 1], rest[at + 2 :]
@@ -117,7 +117,7 @@ def wrong_with_a_script(program, rest):
         return wrong_options(file.parent, rest)
     if not os.access(file, os.X_OK):
         return f"{program} cannot be executed"
-    # What a script does not know itself goes on to the program that it names.
+    # Options that a script does not know are passed to the program that it names.
     words = [word for word in rest if OPTION.fullmatch(word)]
     text = file.read_text()
     if "tilemoe train" in text:

@@ -106,7 +106,7 @@ class Plot(unittest.TestCase):
             self.assertIn("sudo apt-get install -y python3-matplotlib", error)
 
     def test_imports_nothing_from_the_current_folder(self):
-        """Whatever lies beside the log, and whoever put the folder on the path."""
+        """Whatever lies next to the log, and whoever put the folder on the path."""
         hostile = os.path.join(self.folder, "hostile")
         os.mkdir(hostile)
         for module in ("json", "argparse", "math", "matplotlib", "numpy", "importlib"):
@@ -124,7 +124,7 @@ class Plot(unittest.TestCase):
                                     env=environment, text=True, capture_output=True, timeout=300)
             self.assertEqual(result.returncode, 0, result.stderr)
         self.assertFalse(os.path.exists(os.path.join(self.folder, "ran")))
-        # The script alone, as an old Python runs it that cannot be told to leave the folder out.
+        # The script alone, as an old Python runs it, which has no option to leave the folder out.
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "apps", "tilemoe",
                               "plot_log.py")
         with open(script, encoding="utf-8") as file:

@@ -13,12 +13,12 @@ def until(condition):
 
 
 def text_of(file):
-    """What is in it by now; nothing where it is not there."""
+    """Returns its contents by now; nothing if it does not exist."""
     return file.read_text() if file.exists() else ""
 
 
 def has_ended(pid):
-    """Of a process that need not be a child; what nobody has waited for has ended too."""
+    """Whether a process, child or not, has ended; one that nobody has waited for has ended too."""
     try:
         return "zombie" in pathlib.Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -36,7 +36,7 @@ def changed(value):
 
 
 class Copied(unittest.TestCase):
-    """With a copy of the results in place of them."""
+    """Runs with a copy of the results in place of them."""
 
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()

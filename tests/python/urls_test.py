@@ -17,7 +17,7 @@ NOT_PUBLIC = "clone of this repository"
 
 
 def wrong_addresses(urls, texts, citation):
-    """What README.md, the pages and CITATION.cff lack or have too much of, a sentence each."""
+    """The faults of README.md, the pages and CITATION.cff, a sentence each."""
     repository = urls.get("Repository")
     cloned = {
         (name, address)
@@ -48,7 +48,7 @@ class Addresses(unittest.TestCase):
         self.assertEqual(wrong_addresses(project_urls(), PAGES, CITATION), [])
 
     def test_the_first_address_must_be_written_everywhere(self):
-        """Of texts that have none, and of texts that have it."""
+        """Texts without it, and texts with it."""
         address = "https://example.org/tilemoe"
         urls = project_urls(f"# a comment\n\nRepository = {address}\nIssues = {address}/issues\n")
         self.assertEqual(urls, {"Repository": address, "Issues": f"{address}/issues"})

@@ -13,7 +13,7 @@ import small_run
 from small_run import TILEMOE, tilemoe
 
 FAILED, WRONG_USAGE = 1, 2
-# What is given, the status, and what the sentence says. {run} and {text} are those of a small run.
+# The arguments, the status, and a part of the sentence. {run} and {text} are those of a small run.
 CASES = [
     ("", WRONG_USAGE, "a command is required"),
     ("trian", WRONG_USAGE, "unknown command trian; did you mean train?"),
