@@ -148,39 +148,39 @@ struct Rate {
 };
 
 template <class Kernel>
-Rate rate_of(Kernel kernel, const DeviceBuffer& numbers, int blocks, int launches) {
+Rate rate_of(Kernel kernel, const DeviceBuffer& numbers, int ctas, int launches) {
   constexpr int32_t kKBlocks = 800;  // about a millisecond
-  const DeviceBuffer sums(static_cast<size_t>(blocks) * kThreads * sizeof(float));
-  const DeviceBuffer clocks(static_cast<size_t>(blocks) * sizeof(Clocks));
+  const DeviceBuffer sums(static_cast<size_t>(ctas) * kThreads * sizeof(float));
+  const DeviceBuffer clocks(static_cast<size_t>(ctas) * sizeof(Clocks));
   for (int i = 0; i < launches; ++i)
-    kernel<<<blocks, kThreads, kSharedBytes>>>({static_cast<const uint4*>(numbers.data()), kKBlocks,
-                                                static_cast<float*>(sums.data()),
-                                                static_cast<Clocks*>(clocks.data())});
+    kernel<<<ctas, kThreads, kSharedBytes>>>({static_cast<const uint4*>(numbers.data()), kKBlocks,
+                                              static_cast<float*>(sums.data()),
+                                              static_cast<Clocks*>(clocks.data())});
   check_cuda(cudaGetLastError(), "a bare GEMM");
   // Of the last launch, by its CTAs' own clocks: how fast they multiplied, and at which clock.
-  std::vector<Clocks> of_blocks(static_cast<size_t>(blocks));
-  clocks.read(of_blocks.data(), of_blocks.size() * sizeof(Clocks));
+  std::vector<Clocks> of_ctas(static_cast<size_t>(ctas));
+  clocks.read(of_ctas.data(), of_ctas.size() * sizeof(Clocks));
   double cycles = 0, ns = 0;
-  for (const Clocks& one : of_blocks)
+  for (const Clocks& one : of_ctas)
     cycles += static_cast<double>(one.cycles), ns += static_cast<double>(one.ns);
-  const double flop = 2.0 * kBlockM * kBlockN * 64 * kKBlocks * blocks;
-  return {.tflops = flop / (ns / blocks) * 1e-3, .mhz = cycles / ns * 1e3};
+  const double flop = 2.0 * kBlockM * kBlockN * 64 * kKBlocks * ctas;
+  return {.tflops = flop / (ns / ctas) * 1e-3, .mhz = cycles / ns * 1e3};
 }
 
 template <class Kernel>
 void time_kernel(const char* name, Kernel kernel, const DeviceBuffer& numbers, Report& report) {
   constexpr int kLaunches = 500;
-  int device = 0, blocks = 0;
+  int device = 0, ctas = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device), "its SMs");
+  check_cuda(cudaDeviceGetAttribute(&ctas, cudaDevAttrMultiProcessorCount, device), "its SMs");
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
       "the shared memory of a bare GEMM");
-  rate_of(kernel, numbers, blocks, 1);  // loads the code
+  rate_of(kernel, numbers, ctas, 1);  // loads the code
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  const Rate burst = rate_of(kernel, numbers, blocks, 1);
-  rate_of(kernel, numbers, blocks, kLaunches);
-  const Rate sustained = rate_of(kernel, numbers, blocks, kLaunches / 5);
+  const Rate burst = rate_of(kernel, numbers, ctas, 1);
+  rate_of(kernel, numbers, ctas, kLaunches);
+  const Rate sustained = rate_of(kernel, numbers, ctas, kLaunches / 5);
   std::printf("%-32s burst %6.1f TFLOP/s at %4.0f MHz, sustained %6.1f at %4.0f\n", name,
               burst.tflops, burst.mhz, sustained.tflops, sustained.mhz);
   std::fflush(stdout);
@@ -189,7 +189,7 @@ void time_kernel(const char* name, Kernel kernel, const DeviceBuffer& numbers, R
     const std::string prefix = what;
     values[prefix + "_tflop_per_s"] = rate.tflops;
     values[prefix + "_mhz"] = rate.mhz;
-    values[prefix + "_fma_per_cycle_and_sm"] = rate.tflops * 1e6 / 2 / rate.mhz / blocks;
+    values[prefix + "_fma_per_cycle_and_sm"] = rate.tflops * 1e6 / 2 / rate.mhz / ctas;
   }
   report.add(std::string("gemm/bare/") + name, std::move(values));
 }

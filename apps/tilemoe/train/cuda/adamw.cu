@@ -5,7 +5,7 @@
 namespace tilemoe::train::cuda {
 namespace {
 
-constexpr int64_t kPart = 32 * kThreads;  // elements of a block
+constexpr int64_t kPart = 32 * kThreads;  // elements of a CTA
 
 __global__ void __launch_bounds__(kThreads)
     sum_squares(const float* values, int64_t count, double* sums) {

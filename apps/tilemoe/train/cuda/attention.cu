@@ -1,4 +1,4 @@
-// Causal attention (train/operators.h): a block a query or a key of one head. Scores live in
+// Causal attention (train/operators.h): a CTA per query or key of one head. Scores live in
 // shared memory, so a sequence is as long as that allows.
 #include <stdexcept>
 #include <string>
@@ -9,9 +9,9 @@
 namespace tilemoe::train::cuda {
 namespace {
 
-constexpr size_t kSharedBytes = size_t{48} << 10;  // what a block has without asking
+constexpr size_t kSharedBytes = size_t{48} << 10;  // of a CTA by default
 
-// One head of one sequence. Block b has token b % length of it, so b counts log_sum's elements.
+// One head of one sequence. CTA b has token b % length of it, so b counts log_sum's elements.
 struct Head {
   const float* q;     // of the sequence's first token; rows of 3D
   float* dq;          // null in the forward

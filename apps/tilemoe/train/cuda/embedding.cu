@@ -28,7 +28,7 @@ __global__ void embed_tokens(TableRows rows, const float* table, float* x, int64
   x[i] = sum;
 }
 
-// A block a row of the tables, which goes through the tokens in their order.
+// A CTA per row of the tables, which goes through the tokens in their order.
 __global__ void sum_tokens_of_row(TableRows rows, const float* dx, float* dtable, int64_t tokens,
                                   int64_t width) {
   const int64_t row = blockIdx.x, table = row / kByteValues;

@@ -10,7 +10,7 @@
 namespace tilemoe::train::cuda {
 
 inline constexpr unsigned kWarp = 32;
-inline constexpr unsigned kThreads = 256;  // of a block
+inline constexpr unsigned kThreads = 256;  // of a CTA
 inline constexpr unsigned kWarps = kThreads / kWarp;
 
 // Rows that one thread adds up, in their order, where a gradient is summed over the batch: with the
