@@ -1,4 +1,4 @@
-// Errors of the C++ interface: every call throws tilemoe::Error where the C interface returns a
+// Errors of the C++ interface: every call throws tilemoe::Error if the C interface returns an error
 // status.
 #pragma once
 
@@ -26,7 +26,7 @@ class Error : public std::runtime_error {
   Status status_;
 };
 
-// Throws what tilemoe_last_error() says unless `status` is success.
+// Throws the message of tilemoe_last_error() unless `status` is success.
 inline void check(tilemoe_status status) {
   if (status != TILEMOE_SUCCESS) throw Error(static_cast<Status>(status), tilemoe_last_error());
 }

@@ -57,7 +57,7 @@ struct WeightGradients {
 // What forward keeps for backward. The library keeps its state here.
 struct Saved : tilemoe_saved {
   Saved() : tilemoe_saved{} { struct_size = sizeof(tilemoe_saved); }
-  // H (capacity, 2n), or (capacity, n) where the activation is not gated
+  // H (capacity, 2n), or (capacity, n) if the activation is not gated
   explicit Saved(const Tensor& pre_activation) : Saved() { H = pre_activation; }
 };
 
@@ -74,7 +74,7 @@ struct ForwardArgs {
   int block_turns = 0;
   const tilemoe_part* part = nullptr;
 
-  // The C interface's, for as long as `c_weights` lives.
+  // The C struct, valid as long as `c_weights` exists.
   tilemoe_forward_args to_c(const tilemoe_weights& c_weights) const {
     tilemoe_forward_args args{};
     args.struct_size = sizeof args;
@@ -90,13 +90,13 @@ struct ForwardArgs {
 
 struct BackwardArgs {
   BackwardMode mode = BackwardMode::kWhole;
-  bool accumulate = false;  // dweights are added to, in place of written
+  bool accumulate = false;  // dweights are added to instead of written
   const tilemoe_routing* routing = nullptr;
   Weights weights = {};
   ConstTensor X = {};
   ConstTensor dO = {};  // absent in kRest
   Saved* saved = nullptr;
-  Tensor dX = {};           // out, X's shape, as all below where it is asked for
+  Tensor dX = {};           // out, X's shape; as all below, computed if it is given
   ConstTensor addend = {};  // added to dX; optional
   WeightGradients dweights = {};
   Tensor ds = {};  // (pairs) float32, or (T, K) for top-K
@@ -106,7 +106,7 @@ struct BackwardArgs {
   int block_turns = 0;
   const tilemoe_part* part = nullptr;
 
-  // The C interface's, for as long as both weights live.
+  // The C struct, valid as long as both weights exist.
   tilemoe_backward_args to_c(const tilemoe_weights& c_weights,
                              const tilemoe_weights& c_dweights) const {
     tilemoe_backward_args args{};
@@ -153,7 +153,7 @@ struct Experts {
   bool gated() const {
     return tilemoe_activation_gated(static_cast<tilemoe_activation>(activation)) != 0;
   }
-  // Columns of H: 2n, or n where the activation is not gated.
+  // Columns of H: 2n, or n if the activation is not gated.
   int64_t h_width() const { return gated() ? 2 * n : n; }
 
   tilemoe_saved_size saved_bytes(const tilemoe_routing_spec& routing) const {

@@ -44,7 +44,7 @@ struct RoutingSpec : tilemoe_routing_spec {
     spec.T = T, spec.E = E, spec.pairs = pairs;
     return spec;
   }
-  // Each `round_tokens` tokens by themselves; 0: all T together.
+  // Rounds each `round_tokens` tokens separately; 0: all T together.
   static RoutingSpec rounded(Device device, int64_t T, int64_t E, int64_t K, Rounding rule,
                              int64_t m = 128, int64_t round_tokens = 0) {
     RoutingSpec spec(TILEMOE_ROUTING_ROUNDED, device);
@@ -73,7 +73,7 @@ struct RoutingSpec : tilemoe_routing_spec {
     check(tilemoe_routing_workspace_bytes(this, &size));
     return size;
   }
-  // Of Routing::from_tokens, for tokens of width d.
+  // The workspace of Routing::from_tokens, for tokens of width d.
   size_t route_tokens_workspace_bytes(int64_t d) const {
     size_t size = 0;
     check(tilemoe_route_tokens_workspace_bytes(this, d, &size));
@@ -99,7 +99,7 @@ struct RoundedRouting {
   void* stream = nullptr;
 };
 
-// Few tokens' routing from the tokens themselves and the router's weight.
+// Routing of a small number of tokens from the tokens themselves and the router's weight.
 struct TokenRouting {
   Scoring scoring = Scoring::kSoftmaxOverChosen;
   Required<DType> logits_dtype;     // what logits are rounded to
@@ -117,7 +117,7 @@ struct TokenRouting {
   void* stream = nullptr;
 };
 
-// The routing of a batch, in `bytes` bytes of the caller's at `memory`, which must outlive it.
+// The routing of a batch, in the caller's `bytes` bytes at `memory`, which must outlive it.
 class Routing : public tilemoe_routing {
  public:
   Routing(const RoutingSpec& size, void* memory, size_t bytes) : tilemoe_routing{} {
@@ -134,7 +134,7 @@ class Routing : public tilemoe_routing {
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     check(tilemoe_route_top_k(this, &args));
   }
-  // At most TILEMOE_ROUTE_TOKENS_MOST_T of them.
+  // At most TILEMOE_ROUTE_TOKENS_MOST_T tokens.
   void from_tokens(const TokenRouting& given) {
     tilemoe_route_tokens_args args{};
     args.struct_size = sizeof args;
@@ -243,7 +243,7 @@ struct RouterBackward {
   ConstTensor logits = {};  // (T, E); may be absent for kSoftmaxOverChosen
   ConstTensor ds;
   Tensor dlogits;           // out
-  bool accumulate = false;  // added to dlogits, in place of written
+  bool accumulate = false;  // added to dlogits instead of written
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   void* stream = nullptr;
@@ -268,7 +268,7 @@ inline size_t router_losses_workspace_bytes(Device device, int64_t T, int64_t E)
   return size;
 }
 
-// losses (2) float32: balance, z. Where dlogits is present, the gradient of
+// losses (2) float32: balance, z. If dlogits is present, the gradient of
 // balance_coefficient * balance + z_coefficient * z is added to it.
 struct RouterLosses {
   Required<Device> device;

@@ -29,7 +29,7 @@ inline size_t size_of(DType dtype) {
   return tilemoe_dtype_size(to_c(dtype));
 }
 
-// A member that has to be given: an aggregate without it does not compile.
+// A member that must be given: an aggregate without it does not compile.
 template <class Value>
 struct Required {
   constexpr Required(Value given) : value(given) {}
@@ -43,7 +43,7 @@ struct ConstTensor : tilemoe_tensor {
   ConstTensor() : tilemoe_tensor{} {}
   ConstTensor(const tilemoe_tensor& view) : tilemoe_tensor(view) {}
 
-  // Contiguous, the last dimension fastest. Throws Error where there are more than 3 dimensions.
+  // Contiguous, the last dimension fastest. Throws Error for more than 3 dimensions.
   ConstTensor(const void* pointer, DType type, std::initializer_list<int64_t> dims)
       : tilemoe_tensor{} {
     assign(pointer, type, dims);
@@ -65,7 +65,7 @@ struct ConstTensor : tilemoe_tensor {
   }
 
   // The same memory with its last two dimensions exchanged: how a checkpoint's (E, d, 2n) becomes
-  // the (E, 2n, d) that tilemoe asks for.
+  // the (E, 2n, d) that tilemoe requires.
   ConstTensor transposed() const {
     ConstTensor view = *this;
     view.exchange_last_two();

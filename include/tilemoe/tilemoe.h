@@ -1,11 +1,11 @@
 /* TileMoE's C interface: the one binary boundary of the library.
  *
- * The C++ headers beside this file (tensor.h, routing.h, ...) are thin wrappers over it that
+ * The C++ headers in this folder (tensor.h, routing.h, ...) are thin wrappers over it that
  * turn a status into an exception. Symbols are those of docs/mathematics.md:
  *
  *   T, d      tokens in the batch, width of a token
  *   E, K      experts, experts per token
- *   n         width inside one expert; W1 has 2n rows where the activation is gated, n where not
+ *   n         width inside one expert; W1 has 2n rows if the activation is gated, else n
  *   f_e, M    tokens routed to expert e; M = sum of f_e
  *   capacity  rows that the buffers can hold; M is known on the device only
  *   X, O      input and output (T, d)
@@ -21,9 +21,9 @@
  *     inside arrays are never errors.
  *   - Data pointers of X, weights, biases, H and outputs lie on 16 bytes, and so does every stride
  *     but the contiguous one.
- *   - An output shares no memory with another output, an input, the routing or the workspace,
- *     unless its function says so; else the call is refused. Views that interleave with one set
- *     of strides, such as the column halves of one matrix, share none.
+ *   - An output must not overlap another output, an input, the routing or the workspace, unless
+ *     its function says so; else the call is refused. Views that interleave with one set of
+ *     strides, such as the column halves of one matrix, do not overlap.
  *   - CUDA: `stream` is a cudaStream_t; null is the legacy default stream. The current device of
  *     the calling thread is used: every pointer and the stream must belong to it. Routing's seed,
  *     step, ids and all other arrays are device memory; structs are host memory.
@@ -33,9 +33,9 @@
  * How structs grow: each starts with `struct_size`, which the caller sets to sizeof the struct it
  * was compiled with, and zeroes every field that it does not use. Fields are only ever appended.
  * The library takes
- *   - a smaller struct of an older caller: the fields it lacks are 0, and none is written;
- *   - a larger struct of a newer caller if what the library does not know is all 0;
- * and refuses any other. That goes for structs that it fills, too: set their struct_size first.
+ *   - a smaller struct of an older caller: the fields it lacks are 0 and are not written;
+ *   - a larger struct of a newer caller if all fields that the library does not know are 0;
+ * and refuses any other. Structs that it fills follow the same rule: set their struct_size first.
  * Fields named `reserved` must be 0. tilemoe_tensor has no size and never changes.
  */
 #ifndef TILEMOE_TILEMOE_H_
@@ -74,17 +74,17 @@ extern "C" {
 typedef enum tilemoe_status TILEMOE_INT {
   TILEMOE_SUCCESS = 0,
   TILEMOE_INVALID_ARGUMENT = 1, /* a shape, stride, dtype, pointer or size is wrong */
-  TILEMOE_UNSUPPORTED = 2,      /* legal, but this backend or build cannot do it */
+  TILEMOE_UNSUPPORTED = 2,      /* legal, but not supported by this backend or build */
   TILEMOE_DEVICE_ERROR = 3,     /* the device or its driver reported an error */
   TILEMOE_INTERNAL_ERROR = 4    /* a defect of the library */
 } tilemoe_status;
 
-/* Of the library at run time: "0.2.0", and TILEMOE_VERSION_NUMBER as it was built with (200). */
+/* The library's version at run time: "0.2.0", and its TILEMOE_VERSION_NUMBER (200). */
 TILEMOE_API const char* tilemoe_version(void);
 TILEMOE_API int tilemoe_version_number(void);
 /* "invalid argument", ... never null, whatever the number. */
 TILEMOE_API const char* tilemoe_status_name(tilemoe_status status);
-/* What the last failed call on this thread said: the sentence, the shape seen, file and line. Empty
+/* The message of the last failed call on this thread, with the shape seen, file and line. Empty
  * after a success. Valid until the thread's next call. */
 TILEMOE_API const char* tilemoe_last_error(void);
 
@@ -119,18 +119,18 @@ TILEMOE_API const char* tilemoe_dtype_name(tilemoe_dtype dtype);
 
 typedef enum tilemoe_device TILEMOE_INT { TILEMOE_CPU = 0, TILEMOE_CUDA = 1 } tilemoe_device;
 
-/* 1 if this build has the backend and a device for it is present, else 0 (tilemoe_last_error()
- * tells why). Of GPUs those of compute capability 8.0 and newer; if no arch of this build runs on the
- * device (tilemoe_set_cuda_kit) the layer is TILEMOE_UNSUPPORTED, and routing and the router run. */
+/* 1 if this build has the backend and a device for it is present, else 0 (tilemoe_last_error() has
+ * the reason). GPUs need compute capability 8.0 or newer; if no arch of this build runs on the
+ * device (tilemoe_set_cuda_kit), the layer is TILEMOE_UNSUPPORTED; routing and the router run. */
 TILEMOE_API int tilemoe_device_available(tilemoe_device device);
 /* One line about the backend ("cpu: 2 threads, AVX3, oneDNN 2.6.3"); valid until the thread's next
  * call. */
 TILEMOE_API const char* tilemoe_device_description(tilemoe_device device);
-/* Threads of the CPU backend, the calling one included. 0 asks for one a core (the default).
- * Results do not depend on it, workspace sizes do. Not to be called while another thread is inside
- * the library. TILEMOE_DEVICE_ERROR where the system starts fewer threads than asked for; the
- * library goes on with these, and tilemoe_num_threads() counts them. A child of fork() has none of
- * its parent's threads and starts as many of its own when it first computes. A build without the
+/* Threads of the CPU backend, including the calling one. 0 requests one per core (the default).
+ * Results do not depend on it, workspace sizes do. Must not be called while another thread is in
+ * the library. TILEMOE_DEVICE_ERROR if the system starts fewer threads than requested; the library
+ * continues with these, and tilemoe_num_threads() counts them. A child of fork() has none of its
+ * parent's threads and starts the same number when it first computes. A build without the
  * CPU backend (TILEMOE_CPU=OFF) has 0 threads, and setting them is TILEMOE_UNSUPPORTED. */
 TILEMOE_API tilemoe_status tilemoe_set_num_threads(int threads);
 TILEMOE_API int tilemoe_num_threads(void);
@@ -154,17 +154,17 @@ TILEMOE_API const char* tilemoe_cuda_kit(void);
 
 /* ---------------------------------------------------------------- routing */
 
-/* How the rows of a batch come about, and with it which pairs ds is given for. */
+/* The source of a batch's rows, which also determines the pairs that ds has. */
 typedef enum tilemoe_routing_kind TILEMOE_INT {
   TILEMOE_ROUTING_TOP_K = 0,   /* K slots a token; pair p = t * K + k */
   TILEMOE_ROUTING_GENERAL = 1, /* caller's (token, expert, score) triples; pair p = index of one */
-  TILEMOE_ROUTING_ROUNDED = 2, /* token rounding; pairs by token, token_offsets says where */
+  TILEMOE_ROUTING_ROUNDED = 2, /* token rounding; pairs by token, see token_offsets */
   TILEMOE_ROUTING_GROUPED = 3  /* rows already sorted by expert; pair p = row */
 } tilemoe_routing_kind;
 
 /* How many rows an expert gets under token rounding: f'_e, a multiple of m next to f_e. */
 typedef enum tilemoe_rounding TILEMOE_INT {
-  TILEMOE_ROUND_NEAREST = 0, /* up where f_e mod m >= m/2 */
+  TILEMOE_ROUND_NEAREST = 0, /* up if f_e mod m >= m/2 */
   TILEMOE_ROUND_UP = 1,
   TILEMOE_ROUND_DOWN = 2,
   TILEMOE_ROUND_STOCHASTIC = 3, /* up with probability (f_e mod m) / m */
@@ -180,8 +180,8 @@ typedef enum tilemoe_scoring TILEMOE_INT {
   TILEMOE_SIGMOID_RENORMALIZED = 4  /* the same, divided by the chosen ones' sum (DeepSeek-V3) */
 } tilemoe_scoring;
 
-/* What a group of experts is worth, where a token chooses among the best groups. Both look at what
- * experts are ranked by: the logit, or sigmoid + selection bias. */
+/* The score of a group of experts, if a token chooses among the best groups. Both use the value
+ * that ranks experts: the logit, or sigmoid + selection bias. */
 typedef enum tilemoe_group_score TILEMOE_INT {
   TILEMOE_GROUP_TOP2_SUM = 0, /* the sum of its two best (DeepSeek-V3); sigmoid scorings only */
   TILEMOE_GROUP_MAX = 1       /* its best (DeepSeek-V2) */
@@ -196,12 +196,12 @@ typedef struct tilemoe_routing_spec {
   int64_t E;        /* experts */
   int64_t K;        /* experts per token (top-K, rounded); 0 otherwise */
   int64_t pairs;    /* general: number of triples; 0 otherwise */
-  int64_t capacity; /* rows; 0 asks for the kind's own bound. Grouped: the number of rows given */
+  int64_t capacity; /* rows; 0 stands for the kind's own bound. Grouped: the number of rows given */
   int64_t m;        /* rounded: rows are rounded to multiples of m (1 <= m) */
   tilemoe_rounding rounding;
   int32_t reserved;
-  int64_t round_tokens; /* rounded: tokens [g * round_tokens, (g + 1) * round_tokens) are rounded by
-                           themselves, for every g; a divisor of T. 0: all T together */
+  int64_t round_tokens; /* rounded: tokens [g * round_tokens, (g + 1) * round_tokens) are rounded
+                           separately, for every g; a divisor of T. 0: all T together */
 } tilemoe_routing_spec;
 
 /* Counted on the device while a routing is built. */
@@ -210,20 +210,20 @@ enum {
   TILEMOE_COUNT_BAD_IDS = 1,       /* ids outside [0, E); tokens outside [0, T) or out of order */
   TILEMOE_COUNT_NAN_TOKENS = 2,    /* tokens with a NaN logit; from pairs: with a NaN score */
   TILEMOE_COUNT_DROPPED = 3,       /* rounded: chosen pairs that rounding dropped, over capacity or
-                                      not. Those it added: M + OVER_CAPACITY - T*K + DROPPED */
+                                      not. Pairs it added: M + OVER_CAPACITY - T*K + DROPPED */
   TILEMOE_COUNTERS = 4
 };
 
-/* The routing of a batch: one object, in memory of the caller's that tilemoe_routing_bind laid out.
- * The arrays are device memory; everything else is host memory. 12 bytes a pair, plus O(E), plus
- * for general and rounded routing 4 bytes a token. The spec stands last, so that it can grow. */
+/* The routing of a batch: one object, in the caller's memory, which tilemoe_routing_bind laid out.
+ * The arrays are device memory; everything else is host memory. 12 bytes per pair, plus O(E), plus
+ * 4 bytes per token for general and rounded routing. The spec is last, so that it can grow. */
 typedef struct tilemoe_routing {
   uint64_t struct_size;
   int32_t* offsets;       /* (E + 1): expert e has rows [offsets[e], offsets[e + 1]); [E] is M */
   int32_t* counters;      /* (TILEMOE_COUNTERS) */
   int32_t* row_token;     /* (capacity) token of a row; null when grouped */
   float* row_score;       /* (capacity) s of a row; 1 when grouped without scores */
-  int32_t* pair_row;      /* (pairs) row of a pair, -1 when it has none; null when grouped */
+  int32_t* pair_row;      /* (pairs) row of a pair, -1 if it has none; null when grouped */
   int32_t* token_offsets; /* (T + 1): pairs of token t are [token_offsets[t], token_offsets[t + 1]);
                              null for top-K, where they are [t * K, t * K + K), and when grouped */
   void* reserved[4];
@@ -232,12 +232,12 @@ typedef struct tilemoe_routing {
 
 /* Bound on M, with which buffers are sized: T*K (top-K, down), T*K + E*(m-1) (up, stochastic),
  * T*K + E*(m/2) (nearest), T*K + m (balanced), each at most T*E; `pairs` (general); `capacity`
- * (grouped). With round_tokens, that of so many tokens times the number of groups. spec->capacity,
- * where it is not 0, replaces the bound. */
+ * (grouped). With round_tokens: the bound of round_tokens tokens times the number of groups. A
+ * spec->capacity that is not 0 replaces the bound. */
 TILEMOE_API tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec,
                                                     int64_t* capacity);
-/* Bytes of the routing object's arrays, and of the workspace that building it or its backward
- * needs. */
+/* Bytes of the routing object's arrays, and of the workspace for building it and for its
+ * backward. */
 TILEMOE_API tilemoe_status tilemoe_routing_bytes(const tilemoe_routing_spec* spec, size_t* bytes);
 TILEMOE_API tilemoe_status tilemoe_routing_workspace_bytes(const tilemoe_routing_spec* spec,
                                                            size_t* bytes);
@@ -251,7 +251,7 @@ TILEMOE_API tilemoe_status tilemoe_routing_bind(const tilemoe_routing_spec* spec
  *
  * With n_group groups of E / n_group neighbouring experts, a token chooses its K among the experts
  * of its topk_group best groups (arXiv 2412.19437, section 2.1.2, node-limited routing); of equal
- * groups the lower stands first. Every score is multiplied by routed_scaling_factor at last. */
+ * groups the lower stands first. Every score is finally multiplied by routed_scaling_factor. */
 typedef struct tilemoe_top_k_args {
   uint64_t struct_size;
   tilemoe_device device;
@@ -265,15 +265,15 @@ typedef struct tilemoe_top_k_args {
   void* stream;
   int64_t n_group;                 /* at most 32, divides E; 0 and 1: no groups */
   int64_t topk_group;              /* 1 to n_group, of at least K experts; 0 without groups */
-  tilemoe_group_score group_score; /* a sum of two asks for groups of at least 2 experts */
+  tilemoe_group_score group_score; /* a sum of two requires groups of at least 2 experts */
   float routed_scaling_factor;     /* 0 stands for 1 */
 } tilemoe_top_k_args;
 TILEMOE_API tilemoe_status tilemoe_top_k(const tilemoe_top_k_args* args);
 
-/* The scores of experts that were chosen elsewhere, ids replayed from a rollout for instance, by the
- * rule of `scoring`: where they are what tilemoe_top_k chooses, in its order, the scores have its
- * bits. An id outside [0, E) is absent: it has score 0 and no part in a sum. Repeated ids each
- * count. A token with any NaN logit gets NaN for the ids that it has. */
+/* The scores of experts that were chosen elsewhere, for instance ids replayed from a rollout, by
+ * the rule of `scoring`: if the ids are those that tilemoe_top_k chooses, in its order, the scores
+ * have its bits. An id outside [0, E) is absent: it has score 0 and no part in a sum. Repeated ids
+ * each count. A token with any NaN logit gets NaN for the ids that it has. */
 typedef struct tilemoe_top_k_scores_args {
   uint64_t struct_size;
   tilemoe_device device;
@@ -283,7 +283,7 @@ typedef struct tilemoe_top_k_scores_args {
   tilemoe_tensor logits;        /* (T, E) float32, bfloat16 or float16 */
   tilemoe_tensor ids;           /* (T, K) int32 or int64, contiguous; K at least 1 */
   tilemoe_tensor scores;        /* out (T, K) float32, contiguous */
-  tilemoe_tensor expert_counts; /* out (E) int32: how often each expert is there; optional */
+  tilemoe_tensor expert_counts; /* out (E) int32: how often each expert occurs; optional */
   void* stream;
 } tilemoe_top_k_scores_args;
 TILEMOE_API tilemoe_status tilemoe_top_k_scores(const tilemoe_top_k_scores_args* args);
@@ -302,17 +302,17 @@ typedef struct tilemoe_route_top_k_args {
 TILEMOE_API tilemoe_status tilemoe_route_top_k(tilemoe_routing* routing,
                                                const tilemoe_route_top_k_args* args);
 
-/* Builds a routing of kind TOP_K from the tokens themselves: the router's product, the choice and the
- * routing of few tokens in one launch. For inference: what backward reads of the logits is kept
- * only where they are asked for.
+/* Builds a routing of kind TOP_K from the tokens themselves: the router's GEMM, the choice and the
+ * routing of a small number of tokens in one launch. For inference: the logits, which backward may
+ * read, are written only if `logits` is given.
  *
  * logits = X router_weight^T + router_bias in float32, in one order of the sum that both backends
- * have (docs/mathematics.md), rounded to logits_dtype. From there on all is what tilemoe_top_k and
- * tilemoe_route_top_k make of these logits, bit for bit, with the spec's K.
+ * have (docs/mathematics.md), rounded to logits_dtype. The rest has the bits that tilemoe_top_k and
+ * tilemoe_route_top_k compute from these logits, with the spec's K.
  *
- * Past TILEMOE_ROUTE_TOKENS_MOST_T tokens, _E experts, _K experts a token or width _D it is
- * TILEMOE_UNSUPPORTED on either backend: a dense product, tilemoe_top_k and tilemoe_route_top_k do
- * the same there. */
+ * Above TILEMOE_ROUTE_TOKENS_MOST_T tokens, _E experts, _K experts per token or width _D it is
+ * TILEMOE_UNSUPPORTED on either backend: use a dense GEMM, tilemoe_top_k and tilemoe_route_top_k
+ * instead. */
 #define TILEMOE_ROUTE_TOKENS_MOST_T 64
 #define TILEMOE_ROUTE_TOKENS_MOST_E 512
 #define TILEMOE_ROUTE_TOKENS_MOST_K 32
@@ -320,7 +320,7 @@ TILEMOE_API tilemoe_status tilemoe_route_top_k(tilemoe_routing* routing,
 typedef struct tilemoe_route_tokens_args {
   uint64_t struct_size;
   tilemoe_scoring scoring;
-  tilemoe_dtype logits_dtype;    /* float32, bfloat16 or float16: what is chosen by */
+  tilemoe_dtype logits_dtype;    /* float32, bfloat16 or float16: the choice is made from these */
   tilemoe_tensor X;              /* (T, d) float32, bfloat16 or float16; d a multiple of 8 */
   tilemoe_tensor router_weight;  /* (E, d) X's dtype or float32 */
   tilemoe_tensor router_bias;    /* (E) float32, bfloat16 or float16; optional */
@@ -358,15 +358,15 @@ TILEMOE_API tilemoe_status tilemoe_route_general(tilemoe_routing* routing,
 
 /* Builds a routing of kind ROUNDED from logits: top-K by softmax over all experts, renormalised,
  * then each expert's count is rounded to a multiple of m. Expert e ranks its top-K tokens before
- * the others, then by s, then by lower token id, and takes the first f'_e. Where f'_e would pass T
- * it is floor(T/m)*m; where T < m the routing is plain top-K. Rows of an expert stand in ascending
+ * the others, then by s, then by lower token id, and takes the first f'_e. If f'_e would exceed T,
+ * it is floor(T/m)*m; if T < m, the routing is plain top-K. Rows of an expert stand in ascending
  * order of token. A token's pairs stand in the order of its K, then added ones by expert; dropped
  * ones are not among them, and the unused tail of pair_row is -1.
  *
- * With spec.round_tokens = S, all of this is said of each S tokens with T = S, as if they were a
- * batch of their own; rows of an expert are those of the first S tokens, then of the next, and
+ * With spec.round_tokens = S, all of this applies to each S tokens with T = S, as if they were a
+ * separate batch; rows of an expert are those of the first S tokens, then of the next, and
  * counts and counters are sums. Stochastic rounding of group g of G draws with step * G + g (modulo
- * 2^64), so that no two groups of a training draw the same. */
+ * 2^64), so that no two groups of a training run draw the same. */
 typedef struct tilemoe_route_rounded_args {
   uint64_t struct_size;
   tilemoe_tensor logits;        /* (T, E) float32, bfloat16 or float16 */
@@ -400,7 +400,7 @@ typedef struct tilemoe_router_backward_args {
   tilemoe_scoring scoring;
   int32_t accumulate; /* dlogits: 0 written, 1 added to */
   const tilemoe_routing* routing;
-  tilemoe_tensor logits;  /* (T, E); optional where the scores alone tell */
+  tilemoe_tensor logits;  /* (T, E); optional if the scores suffice */
   tilemoe_tensor ds;      /* (pairs) float32, as tilemoe_backward wrote it */
   tilemoe_tensor dlogits; /* out (T, E), float32 or the logits' dtype */
   void* workspace;
@@ -436,12 +436,12 @@ TILEMOE_API tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_arg
 /* ------------------------------------------------------------------ rows */
 
 /* out_i = addend_i + the sum of row i's places, in float32, in the order of the places (the addend
- * first), rounded once. The first term that there is begins the sum: one alone is what it was, -0
- * too, and with one place and no addend out has the source's bits, NaN's too. No term at all: zeros.
+ * first), rounded once. The first existing term starts the sum: a single term keeps its value,
+ * -0 too; with one place and no addend out has the source's bits, NaN's too. Without terms: zeros.
  *
- * Sources may be other GPUs' memory, as symmetric memory maps it: who calls sees to it that they are
- * written before, and not again until this has run. That out overlaps a source is told, and refused,
- * by the addresses alone: memory that is mapped twice has two. */
+ * Sources may be other GPUs' memory, as symmetric memory maps it: the caller must ensure that they
+ * are written before, and not again until this has run. An overlap of out and a source is detected,
+ * and refused, by the addresses alone: memory that is mapped twice has two. */
 #define TILEMOE_MAX_SOURCES 64
 #define TILEMOE_MAX_PLACES 64
 typedef struct tilemoe_sum_rows_args {
@@ -463,7 +463,7 @@ TILEMOE_API tilemoe_status tilemoe_sum_rows(const tilemoe_sum_rows_args* args);
 
 /* ---------------------------------------------------------------- layer */
 
-/* New kinds are appended, whether gated or not: ask tilemoe_activation_gated, not the order. */
+/* New kinds are appended, gated or not: call tilemoe_activation_gated, do not use the order. */
 typedef enum tilemoe_activation TILEMOE_INT {
   TILEMOE_SWIGLU = 0,     /* gated: silu(gate) * up */
   TILEMOE_GEGLU = 1,      /* gated: gelu(gate) * up, erf form */
@@ -477,7 +477,7 @@ typedef enum tilemoe_activation TILEMOE_INT {
   TILEMOE_IDENTITY = 9,
   TILEMOE_GLU = 10 /* gated: sigmoid(gate) * up */
 } tilemoe_activation;
-/* 1 where W1 has gate and up rows, 0 where not and for a number that is no activation. */
+/* 1 if W1 has gate and up rows; 0 if not, and for a number that is no activation. */
 TILEMOE_API int tilemoe_activation_gated(tilemoe_activation activation);
 TILEMOE_API const char* tilemoe_activation_name(tilemoe_activation activation);
 
@@ -502,9 +502,9 @@ typedef struct tilemoe_experts {
   float clamp;
   float alpha;
   float up_shift;
-  /* Less workspace for a little time: Y (capacity, d) of the forward and dX~ (capacity, d) of the
-   * backward exist in so many blocks of columns, one after the other. A block has a multiple of 64
-   * columns; 0 and 1 are the whole. The results are those without, within the same bounds. */
+  /* Less workspace at a small cost in time: Y (capacity, d) of the forward and dX~ (capacity, d) of
+   * the backward exist in this number of column blocks, one after the other. A block has a multiple
+   * of 64 columns; 0 and 1: all columns at once. The results have the same error bounds. */
   int32_t column_blocks;
 } tilemoe_experts;
 
@@ -523,7 +523,7 @@ typedef struct tilemoe_weights {
   tilemoe_tensor b2;    /* (E, d); optional */
 } tilemoe_weights;
 
-/* What there is of a forward pass for backward to start from. */
+/* The state of a forward pass from which backward starts. */
 typedef enum tilemoe_saved_state TILEMOE_INT {
   TILEMOE_SAVED_H = 0,          /* H, as forward wrote it */
   TILEMOE_SAVED_H_AND_DH = 1,   /* H, and dH in the workspace `dH` */
@@ -532,12 +532,12 @@ typedef enum tilemoe_saved_state TILEMOE_INT {
                                    parts may follow, or a new forward */
 } tilemoe_saved_state;
 
-/* What forward keeps for backward beside X and the routing. Host struct over device memory. */
+/* What forward keeps for backward in addition to X and the routing. Host struct, device memory. */
 typedef struct tilemoe_saved {
   uint64_t struct_size;
   tilemoe_tensor H; /* (capacity, 2n) or (capacity, n), contiguous: gate columns, then up columns;
-                       on CUDA in W1's own order where W1 is interleaved and has stride 1 on 2n */
-  const void* dH;   /* set by backward: the workspace that holds dH; null where none does */
+                       on CUDA in W1's own order if W1 is interleaved and has stride 1 on 2n */
+  const void* dH;   /* set by backward: the workspace that contains dH; null if none does */
   tilemoe_saved_state state; /* set by forward and backward */
   int32_t reserved;
   int64_t parts_tokens; /* set by backward: tokens whose dH lies over H in SAVED_PARTS_OF_DH; not
@@ -557,22 +557,22 @@ TILEMOE_API tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,
                                                const tilemoe_routing_spec* routing,
                                                tilemoe_saved_size* size);
 
-/* A backward pass runs whole, or in stages of which each is a call:
+/* A backward pass runs in one call, or in stages, one call each:
  *
- *   WHOLE   computes from dO and H. dH, where it is needed, lies in the workspace and is gone
+ *   WHOLE   computes from dO and H. dH, if it is needed, lies in the workspace and is lost
  *           afterwards. H stays: backward may run again.
  *   OVER_H  computes from dO and H, and writes dH over H. The saved state is consumed: REST may
  *           follow, no other backward until the next forward.
  *   FIRST   computes from dO and H, and leaves dH in the workspace. H stays. REST may follow.
- *   REST    computes dX, dW1 and db1 from the dH that OVER_H or FIRST left, as often as asked; the
+ *   REST    computes dX, dW1 and db1 from the dH that OVER_H or FIRST left; may be repeated; the
  *           saved state says where dH is. dO is not read and may be absent; ds, dW2 and db2 must
- *           be. After FIRST: with FIRST's workspace, which nobody wrote since. After OVER_H: with
+ *           be. After FIRST: with FIRST's workspace, not written since. After OVER_H: with
  *           any workspace.
  *
- * ds, dW2 and db2 need dO; dX, dW1 and db1 need only dH. Each mode but REST computes whatever is
- * asked for of all six. Bits do not depend on how the pass is divided. The lowest peak is OVER_H
- * for ds, dW2, db2 and dX, then REST for dW1 and db1 with a workspace of its own: memory for dW1
- * is not needed while dX's workspace is. Where REST is what asks for dX, ds is complete before it,
+ * ds, dW2 and db2 need dO; dX, dW1 and db1 need only dH. Each mode but REST computes those of
+ * all six that are requested. Bits do not depend on how the pass is divided. The lowest peak is
+ * OVER_H for ds, dW2, db2 and dX, then REST for dW1 and db1 with a separate workspace: memory for
+ * dW1 is not needed while dX's workspace is. If REST computes dX, ds is complete before it,
  * so that the router's part of dX can be dX's addend. */
 typedef enum tilemoe_backward_mode TILEMOE_INT {
   TILEMOE_BACKWARD_WHOLE = 0,
@@ -587,7 +587,7 @@ typedef enum tilemoe_pass TILEMOE_INT {
   TILEMOE_PASS_BACKWARD = 2
 } tilemoe_pass;
 
-/* Gradients as bits, to say which a backward asks for. */
+/* Gradients as bits, to select those that a backward computes. */
 enum {
   TILEMOE_GRADIENT_X = 1,
   TILEMOE_GRADIENT_S = 2, /* ds */
@@ -606,29 +606,29 @@ typedef struct tilemoe_workspace_query {
   tilemoe_pass pass;
   tilemoe_backward_mode mode; /* of PASS_BACKWARD; 0 for others. REST stands for a call after
                                  OVER_H: one after FIRST has FIRST's workspace */
-  uint32_t gradients; /* PASS_BACKWARD: the TILEMOE_GRADIENT_ bits that may be asked for; 0: all
+  uint32_t gradients; /* PASS_BACKWARD: the TILEMOE_GRADIENT_ bits that may be requested; 0: all
                          that the mode has. FIRST: its own and those of REST calls that follow */
   int32_t reserved;
 } tilemoe_workspace_query;
-/* Workspace of one pass: enough for a call that asks for those gradients or some of them. Depends
- * on the shapes, the capacity and what is asked for, never on f_e; on the CPU also on the number of
- * threads, and on CUDA on the current device's multiprocessors: ask while the device is current
- * that the pass will run on. */
+/* Workspace of one pass: enough for a call that requests those gradients or some of them. Depends
+ * on the shapes, the capacity and the requested gradients, never on f_e; on the CPU also on the
+ * number of threads, and on CUDA on the current device's SMs: the device that the pass will run on
+ * must be current. */
 TILEMOE_API tilemoe_status tilemoe_workspace_bytes(const tilemoe_workspace_query* query,
                                                    size_t* bytes);
 
-/* A part of a pass, where X or dO arrives in parts: tokens [first_token, first_token + tokens), and of
+/* A part of a pass, if X or dO arrives in parts: tokens [first_token, first_token + tokens), and of
  * each expert the rows [begins[e], ends[e]), which are theirs. An expert's rows lie in the order of
  * their tokens, so tokens that follow each other have one range of rows of every expert. Parts are
  * calls one after the other on one stream, in any order, each row and token in one of them; what they
  * share (H, O, the workspace) is whole in each. The bits do not depend on how a pass is divided. Not
- * of the grouped entry. */
+ * for the grouped entry. */
 typedef struct tilemoe_part {
   uint64_t struct_size;
   const int32_t* begins; /* (E), device memory: as the routing's offsets, or the part's before */
   const int32_t* ends;   /* (E), device memory, at most the routing's */
   int64_t first_token, tokens;
-  int32_t last; /* of backward: 1 where it is the last call of the pass, else 0 */
+  int32_t last; /* of backward: 1 if it is the last call of the pass, else 0 */
   int32_t reserved;
 } tilemoe_part;
 
@@ -647,11 +647,11 @@ typedef struct tilemoe_forward_args {
   void* workspace;
   size_t workspace_bytes;
   void* stream;
-  /* CUDA: how many blocks of threads, one after the other, a product has for each multiprocessor:
-   * 1 to 16; 0 is 1. With 1 a block stays for the whole product, and fills its pipeline once. Where
-   * kernels of another stream hold multiprocessors, as collectives do that overlap a training step,
-   * the blocks meant for these begin when others have ended; with 4, others take over what they
-   * would have done. The bits are the same. */
+  /* CUDA: CTAs per SM of a GEMM, in waves: 1 to 16; 0 is 1. With 1 a CTA is persistent for the
+   * whole GEMM and fills its pipeline once. If kernels of another stream occupy SMs, as collectives
+   * do that overlap with a training step, the CTAs of those SMs start only when others have ended;
+   * with 4, other SMs take over most of their work. The bits are the same.
+   */
   int32_t block_turns;
   int32_t reserved;
   const tilemoe_part*
@@ -675,7 +675,7 @@ typedef struct tilemoe_backward_args {
   tilemoe_tensor dX;     /* out, X's shape */
   tilemoe_tensor addend; /* added to dX (the router's part, the residual's); X's shape; optional */
   const tilemoe_weights* dweights; /* out, each in its weight's shape, in the weight's dtype or
-                                      float32; null: none is asked for */
+                                      float32; null: none is computed */
   tilemoe_tensor ds; /* out (pairs) float32; (T, K) is accepted for top-K. Skipped pairs get 0 */
   void* workspace;
   size_t workspace_bytes;
@@ -683,7 +683,7 @@ typedef struct tilemoe_backward_args {
   int32_t block_turns; /* as in forward */
   int32_t reserved;
   /* null: the whole call. Else dO arrives in parts, in any mode but REST: all calls have the same
-   * arguments, and a workspace that nobody writes between them. Each reads its own tokens' rows of
+   * arguments, and a workspace that is not written between them. Each reads its own tokens' rows of
    * dO, and the last one, which writes the gradients, all of them and X. In mode OVER_H the saved
    * state counts the parts' tokens: a part that comes twice, a last part before all tokens came, and
    * any other backward once the first part was computed are refused. */
