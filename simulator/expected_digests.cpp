@@ -45,11 +45,11 @@ ExpectedDigests::Comparison ExpectedDigests::compare(const verify::Case& test_ca
   const Expected& expected = cases_.at(test_case.name);
   Comparison comparison;
   if (expected.seed != seed) {
-    comparison.differences = {"the GPU's numbers are of the seed " + std::to_string(expected.seed)};
+    comparison.differences = {"the GPU's numbers have the seed " + std::to_string(expected.seed)};
     return comparison;
   }
   if (expected.inputs != verify::hexadecimal(computed.inputs)) {
-    comparison.differences = {"the GPU was given other numbers, as another C library makes them"};
+    comparison.differences = {"the GPU had other inputs, as another C library makes them"};
     return comparison;
   }
   for (const verify::TensorDigest& tensor : computed.tensors) {
@@ -57,7 +57,7 @@ ExpectedDigests::Comparison ExpectedDigests::compare(const verify::Case& test_ca
     const std::string name = verify::output_name(tensor.output);
     const auto found = expected.tensors.find(name);
     if (found == expected.tensors.end())
-      comparison.differences.push_back(name + ": the GPU's is not there");
+      comparison.differences.push_back(name + ": the file has no GPU value");
     else if (found->second != verify::hexadecimal(tensor.hash))
       comparison.differences.push_back(name + ": other bits than the GPU's");
     else

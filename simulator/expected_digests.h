@@ -1,6 +1,6 @@
-// Hashes of what a GPU computed, with which a simulated GPU is compared: tests/data/digests.jsonl, one
-// case per line, {device, values: {arch, case, seed, inputs, then each tensor's hash}, ...}; lines
-// without a case are outcomes of `scripts/gpu/run.py digests`, which writes such a file.
+// Hashes of what a GPU computed, with which a simulated GPU is compared: tests/data/digests.jsonl,
+// one case per line, {device, values: {arch, case, seed, inputs, then each tensor's hash}, ...};
+// lines without a case are outcomes of `scripts/gpu/run.py digests`, which writes such a file.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace tilemoe::simulator {
 
-// Whether the bits of an output follow from what is known of the hardware. Those of all but H do not
-// where the activation has approximate instructions, whose last bits nobody documents.
+// Whether the bits of an output follow from what is known of the hardware. If the activation has
+// approximate instructions, whose last bits are not documented, only those of H do.
 bool has_known_bits(const verify::Case& test_case, verify::Output output);
 
 class ExpectedDigests {
@@ -30,7 +30,7 @@ class ExpectedDigests {
     int equal = 0;                         // tensors
     std::vector<std::string> differences;  // a line each
   };
-  // Of a case that the file has, run with `seed`. Compares the outputs whose bits are known; one
+  // Compares a case that the file has, run with `seed`: the outputs whose bits are known. An output
   // that the file lacks is a difference.
   Comparison compare(const verify::Case& test_case, uint64_t seed,
                      const verify::CaseDigests& computed) const;

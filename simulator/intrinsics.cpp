@@ -19,8 +19,8 @@
 namespace tilemoe::simulator {
 namespace {
 
-// The running thread, inside the machine: what that accesses is not the kernel's doing, even where
-// the linker has taken an inline function of the standard library from a kernel's object file.
+// The running thread, inside the machine: the machine's accesses are not the kernel's, even if the
+// linker has taken an inline function of the standard library from a kernel's object file.
 class Call {
  public:
   Call() : was_inside_(std::exchange(Machine::current()->inside_machine, true)) {
@@ -45,8 +45,8 @@ const void* kind() {
 
 constexpr unsigned kAllLanes = 0xffffffff;
 
-// Registers went from lane to lane. Whoever has another's number comes after the reads that it was
-// made from; of writes nothing follows.
+// Registers went from lane to lane. A lane that has another lane's number is ordered after the
+// reads that the number was made from; writes are not ordered.
 void order_reads(Warp& warp, const Meeting& met) {
   if ((met.arrived | warp.exited) != kAllLanes) return;
   for (Thread* lane : warp.lanes)
@@ -371,7 +371,7 @@ void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b
        });
   if (thread.lane == 0)
     thread.block->machine->trace().note(thread.block->launch->number, thread.block->linear,
-                                        thread.warp->index, Note::kProduct, 0);
+                                        thread.warp->index, Note::kMma, 0);
 }
 
 // ---- the async proxy
@@ -398,13 +398,13 @@ void multiply_wgmma(bool bfloat16, int columns, float* d, uint64_t a, uint64_t b
                  TILEMOE_SITE);
 }
 void fence_wgmma() {
-  fence_products(Call(), TILEMOE_SITE);
+  fence_mmas(Call(), TILEMOE_SITE);
 }
 void commit_wgmma() {
-  commit_products(Call(), TILEMOE_SITE);
+  commit_mmas(Call(), TILEMOE_SITE);
 }
 void wait_wgmma(int pending) {
-  wait_for_products(Call(), static_cast<size_t>(pending), TILEMOE_SITE);
+  wait_for_mmas(Call(), static_cast<size_t>(pending), TILEMOE_SITE);
 }
 void sync_cluster() {
   cluster_barrier(Call(), TILEMOE_SITE);
@@ -418,14 +418,14 @@ uint32_t address_in_cluster(uint32_t shared, uint32_t rank) {
 bool elect_one_lane() {
   return elect_lane(Call(), TILEMOE_SITE);
 }
-void allocate_tensor_columns(int blocks, uint32_t shared, uint32_t columns) {
-  allocate_tensor_memory(Call(), blocks, shared, columns, TILEMOE_SITE);
+void allocate_tensor_columns(int ctas, uint32_t shared, uint32_t columns) {
+  allocate_tensor_memory(Call(), ctas, shared, columns, TILEMOE_SITE);
 }
-void relinquish_tensor_columns(int blocks) {
-  relinquish_tensor_memory(Call(), blocks, TILEMOE_SITE);
+void relinquish_tensor_columns(int ctas) {
+  relinquish_tensor_memory(Call(), ctas, TILEMOE_SITE);
 }
-void free_tensor_columns(int blocks, uint32_t address, uint32_t columns) {
-  free_tensor_memory(Call(), blocks, address, columns, TILEMOE_SITE);
+void free_tensor_columns(int ctas, uint32_t address, uint32_t columns) {
+  free_tensor_memory(Call(), ctas, address, columns, TILEMOE_SITE);
 }
 void load_tensor_columns(float* to, uint32_t pieces, uint32_t address) {
   load_tensor_memory(Call(), to, pieces, address, TILEMOE_SITE);
@@ -439,12 +439,12 @@ void fence_tcgen05(bool after) {
   else
     tensor_fence_before(Call());
 }
-void multiply_tcgen05(int blocks, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
+void multiply_tcgen05(int ctas, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
                       bool accumulate) {
-  multiply_into_tensor_memory(Call(), blocks, d, a, b, instruction, accumulate, TILEMOE_SITE);
+  multiply_into_tensor_memory(Call(), ctas, d, a, b, instruction, accumulate, TILEMOE_SITE);
 }
-void commit_tcgen05(int blocks, uint32_t barrier, uint32_t told) {
-  commit_tensor_products(Call(), blocks, barrier, told, TILEMOE_SITE);
+void commit_tcgen05(int ctas, uint32_t barrier, uint32_t cta_mask) {
+  commit_tensor_mmas(Call(), ctas, barrier, cta_mask, TILEMOE_SITE);
 }
 
 bool planted(int defect) {

@@ -1,6 +1,6 @@
-// What simulated kernels call: the instructions, below the names that CUDA and src/cuda/ptx give
-// them. Each takes the place that called it from its return address, so that a finding can name the
-// line; what is around them is inlined.
+// The instructions that simulated kernels call through the names of CUDA and of src/cuda/ptx. Each
+// takes its caller's place in the program from its return address, so that a finding can name the
+// line; the functions around it are inlined.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ void __threadfence();
 void cudaGridDependencySynchronize();
 void cudaTriggerProgrammaticLaunchCompletion();
 
-// ---- lanes of a warp, which exchange registers and order nothing
+// ---- lanes of a warp: they exchange registers and order nothing
 enum class Shuffle { kFrom, kXor, kUp, kDown };
 // Within groups of `width` lanes, a power of two.
 uint64_t shuffle(unsigned mask, uint64_t bits, Shuffle how, int by, int width);
 unsigned ballot(unsigned mask, bool predicate);
 unsigned match_any(unsigned mask, uint64_t bits);
-// Everyone's; returns whose there are.
+// The bits of all lanes; returns the mask of the lanes that took part.
 unsigned gather(unsigned mask, uint64_t bits, uint64_t (&all)[32]);
 
 // ---- memory
@@ -51,7 +51,7 @@ uint32_t move_matrix(uint32_t word);
 void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                        bool bfloat16);
 int32_t thread_number();
-// `blocks`: of the cluster, a bit each; 0: this one.
+// `blocks`: CTAs of the cluster, one bit each; 0: this one.
 void load_box_async(uint32_t shared, const void* map, uint32_t barrier, uint32_t blocks,
                     const int32_t* coordinates, int dimensions);
 void store_box_async(const void* map, uint32_t shared, const int32_t* coordinates, int dimensions);
@@ -65,17 +65,17 @@ void wait_wgmma(int pending);
 void sync_cluster();
 uint32_t address_in_cluster(uint32_t shared, uint32_t rank);
 bool elect_one_lane();
-// `blocks` of tcgen05: of this one alone, or of its pair.
-void allocate_tensor_columns(int blocks, uint32_t shared, uint32_t columns);
-void relinquish_tensor_columns(int blocks);
-void free_tensor_columns(int blocks, uint32_t address, uint32_t columns);
+// `ctas` of tcgen05: 1, or 2 for a CTA pair.
+void allocate_tensor_columns(int ctas, uint32_t shared, uint32_t columns);
+void relinquish_tensor_columns(int ctas);
+void free_tensor_columns(int ctas, uint32_t address, uint32_t columns);
 void load_tensor_columns(float* to, uint32_t pieces, uint32_t address);
 void wait_tensor_loads();
 void fence_tcgen05(bool after);
-void multiply_tcgen05(int blocks, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
+void multiply_tcgen05(int ctas, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
                       bool accumulate);
-// `told`: blocks of the cluster, a bit each; 0: this one.
-void commit_tcgen05(int blocks, uint32_t barrier, uint32_t told);
+// `cta_mask`: CTAs of the cluster, one bit each; 0: this one.
+void commit_tcgen05(int ctas, uint32_t barrier, uint32_t cta_mask);
 
 // ---- plant_defects.py: whether this defect of defects.inc is switched on
 bool planted(int defect);

@@ -1,5 +1,5 @@
-// tilemoe_simulate: runs cases of the verification registry on a simulated GPU, says what it found,
-// and can draw one.
+// tilemoe_simulate: runs cases of the verification registry on a simulated GPU, prints its
+// findings, and can draw what happened.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Options {
   std::string schedule = "any", json, expected;
 };
 
-// Of a job, for the parent process.
+// A job's result, for the parent process.
 struct Result {
   int64_t seeds_done, seeds_wrong, seeds_with_findings;
   uint64_t bits;  // of the last seed
@@ -56,7 +56,7 @@ std::string name_of(const Job& job, bool with_setting) {
          (with_setting ? std::string(" on ") + job.setting->name : "");
 }
 
-// A GPU's digests, by the name of each setting that computes as it does.
+// A GPU's digests, by the name of each setting with the GPU's arithmetic.
 using Expected = std::map<std::string, ExpectedDigests>;
 
 Expected expected_of(const Options& options) {
@@ -65,10 +65,10 @@ Expected expected_of(const Options& options) {
   for (const std::string& device : options.devices) {
     const Setting& setting = setting_of(device);
     if (same_bits(setting, setting_of("sm90")))
-      found.try_emplace(device, options.expected, setting.kit);
+      found.try_emplace(device, options.expected, setting.arch);
   }
   if (found.empty())
-    throw std::runtime_error(options.expected + " is of a Hopper GPU, and none is simulated");
+    throw std::runtime_error(options.expected + " is from a Hopper GPU, and none is simulated");
   return found;
 }
 
@@ -115,8 +115,8 @@ Result run(const Job& job, const std::string& name, const Options& options) {
   return result;
 }
 
-// Cases whose bits differ between settings that compute in the same way.
-std::vector<std::string> unequal_kits(const std::vector<Job>& jobs, const Result* results) {
+// Cases whose bits differ between settings with the same arithmetic.
+std::vector<std::string> unequal_archs(const std::vector<Job>& jobs, const Result* results) {
   std::vector<std::string> lines;
   for (size_t i = 0; i < jobs.size(); ++i)
     for (size_t j = 0; j < i; ++j) {
@@ -151,7 +151,7 @@ void write_json(const Options& options, const std::vector<Job>& jobs, const Resu
       {"schedule", options.schedule},
       {"first_seed", options.seed},
       {"seeds", options.seeds},
-      {"unequal_bits", unequal_kits(jobs, results)},
+      {"unequal_bits", unequal_archs(jobs, results)},
       {"items", items}};
   if (!expected.empty()) report["gpu"] = expected.begin()->second.device();
   std::ofstream file(options.json);
@@ -185,9 +185,9 @@ int simulate(Options options) {
   const auto run_one = [&](size_t i) {
     results[i] = run(jobs[i], name_of(jobs[i], several), options);
   };
-  // The library asks once a process what a device is.
+  // The library reads the device's properties once per process.
   if (several || options.jobs > 1) {
-    // As it goes: a search of hours may be cut off.
+    // After each case, since a search of hours may be cut off.
     side_by_side(jobs.size(), options.jobs, run_one, [&] {
       if (!options.json.empty()) write_json(options, jobs, results, expected);
     });
@@ -205,7 +205,7 @@ int simulate(Options options) {
     if (undone > 0) std::cout << name_of(jobs[i], several) << " did not end\n";
     failures += undone + std::max(results[i].seeds_wrong, results[i].seeds_with_findings);
   }
-  const std::vector<std::string> unequal = unequal_kits(jobs, results);
+  const std::vector<std::string> unequal = unequal_archs(jobs, results);
   for (const std::string& line : unequal) std::cout << line << "\n";
   failures += static_cast<int64_t>(unequal.size());
   if (!expected.empty()) {
@@ -227,9 +227,9 @@ int main(int argc, char** argv) {
   using namespace tilemoe::simulator;
   Options options;
   CLI::App app("Runs cases of the registry on a simulated GPU, whose schedule a seed decides");
-  app.add_option("case", options.cases, "Cases to run: names or patterns; without them all");
+  app.add_option("case", options.cases, "Cases to run: names or patterns; default: all");
   std::vector<std::string> names;
-  std::string help = "What is simulated, one or several with commas between:";
+  std::string help = "What is simulated, one or several, separated by commas:";
   for (const Setting& one : all_settings()) {
     names.emplace_back(one.name);
     help += std::string("\n") + one.name + ": " + one.in_words;
@@ -239,7 +239,7 @@ int main(int argc, char** argv) {
       ->allow_extra_args(false)
       ->check(CLI::IsMember(names))
       ->capture_default_str();
-  app.add_flag("--all", options.all, "The quick cases on every device with every kit");
+  app.add_flag("--all", options.all, "The quick cases on every device with every arch");
   app.add_option("--seed", options.seed, "Seed of the schedule")->capture_default_str();
   app.add_option("--seeds", options.seeds, "How many seeds to try, from that one on")
       ->check(CLI::Range(1, 1000000))
@@ -258,7 +258,7 @@ int main(int argc, char** argv) {
          "Digests that a GPU computed (tests/data/digests.jsonl): if an H100 is simulated, its "
          "tensors must have the same bits")
       ->check(CLI::ExistingFile);
-  app.add_option("--json", options.json, "Also write what came of each case to this file");
+  app.add_option("--json", options.json, "Also write the result of each case to this file");
   app.add_flag("--trace", options.trace, "Draw what every warp did over simulated time");
   app.add_option("--columns", options.columns, "Width of the drawing")
       ->check(CLI::Range(20, 10000))

@@ -32,7 +32,7 @@ struct MatrixDescriptor {
 // period. No kernel here has one, and its arithmetic is not documented.
 MatrixDescriptor decode_matrix_descriptor(uint64_t bits);
 
-// Of the 16-bit number of row `row` (of M or N) and step `step` of the sum, 0 to 15.
+// The address of the 16-bit number of row `row` (of M or N) and step `step` of the sum, 0 to 15.
 uint32_t element_address(const MatrixDescriptor& descriptor, OperandMajor major, int row, int step);
 
 // 16 bytes of an operand. K-major: eight steps of one row, from `step` on; MN-major: eight rows of

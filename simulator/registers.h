@@ -1,4 +1,4 @@
-// What a thread reads of itself without an instruction: threadIdx and the rest.
+// What a thread reads about itself without an instruction: threadIdx and the rest.
 #pragma once
 
 #include <vector_types.h>
@@ -10,7 +10,7 @@ struct Registers {
   dim3 block_size, grid_size;
 };
 
-// Of the running thread. The same as long as it runs.
+// The running thread's registers. They do not change while it runs.
 [[gnu::const]] const Registers& registers();
 
 }  // namespace tilemoe::simulator

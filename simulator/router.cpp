@@ -1,5 +1,5 @@
-// tilemoe_simulate_router: runs small cases of the router on a simulated GPU, as tilemoe_simulate
-// does with the layer's.
+// tilemoe_simulate_router: runs small cases of the router on a simulated GPU; tilemoe_simulate runs
+// those of the layer.
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <iostream>
@@ -72,11 +72,11 @@ int simulate(const Options& options) {
 int main(int argc, char** argv) {
   tilemoe::simulator::Options options;
   CLI::App app("Runs cases of the router on a simulated GPU, whose schedule a seed decides");
-  app.add_option("case", options.cases, "Cases to run: names or patterns; without them all");
+  app.add_option("case", options.cases, "Cases to run: names or patterns; default: all");
   std::vector<std::string> names;
   for (const tilemoe::simulator::Setting& one : tilemoe::simulator::all_settings())
     names.emplace_back(one.name);
-  app.add_option("--device", options.device, "What is simulated, as tilemoe_simulate has it")
+  app.add_option("--device", options.device, "What is simulated, as in tilemoe_simulate")
       ->check(CLI::IsMember(names))
       ->capture_default_str();
   app.add_option("--seed", options.seed, "Seed of the schedule")->capture_default_str();

@@ -12,7 +12,7 @@
 
 namespace tilemoe::simulator {
 
-// One device's. The other's are made in the same order, so that numbers and results are the same.
+// The tensors of one device. Those of the other are made in the same order, with the same numbers.
 class RouterTensors {
  public:
   RouterTensors(verify::Memory& memory, uint64_t data_seed)
@@ -36,7 +36,7 @@ class RouterTensors {
     buffers_.emplace_back(memory_, bytes.size()).write(bytes);
     return {buffers_.back().data(), dtype, shape};
   }
-  // Held to the CPU's, bit for bit where there is no tolerance.
+  // Compared with the CPU's, bit for bit if the tolerance is 0.
   Tensor result(const char* name, DType dtype, std::initializer_list<int64_t> shape,
                 double tolerance = 0) {
     results_.push_back({name, dtype, buffers_.size(), tolerance});
@@ -55,7 +55,7 @@ class RouterTensors {
     std::ostringstream text;
     for (size_t i = 0; i < cpu.results_.size(); ++i) compare(text, cpu, gpu, i);
     for (const verify::GuardedBuffer& buffer : gpu.buffers_)
-      if (!buffer.guards_intact()) text << "\n  written beside an array";
+      if (!buffer.guards_intact()) text << "\n  written outside an array";
     return text.str();
   }
 
@@ -150,7 +150,7 @@ void route_tokens(const Choice& c, int64_t d, RouterTensors& tensors) {
   const RoutingSpec spec = RoutingSpec::top_k(tensors.device(), c.T, c.E, c.K);
   Routing routing = tensors.routing(spec);
   const size_t bytes = spec.route_tokens_workspace_bytes(d);
-  // Small whole numbers: every order of the product's sum gives the same bits.
+  // Small whole numbers: every order of a dot product's sum gives the same bits.
   const auto whole = [&](int64_t) { return static_cast<double>(tensors.random().below(5)) - 2; };
   const TokenRouting args{.scoring = c.scoring,
                           .logits_dtype = DType::kFloat32,

@@ -1,6 +1,6 @@
-// Small cases of the router on the simulated GPU: the choice of experts, routings from all that they
-// are made of, the backward, the losses; and sums of rows of several arrays, which have no layer
-// either. The CPU backend says what is right.
+// Small cases of the router on the simulated GPU: the choice of experts, routings from every kind
+// of input, the backward, the losses; and sums of rows of several arrays, which need no layer
+// either. The CPU backend computes the expected results.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@ struct RouterCase {
 };
 const std::vector<RouterCase>& router_cases();
 
-// Which results of the case differ, a line each; empty: none.
+// The results of the case that differ, one line each; empty: none.
 std::string compare_devices(const RouterCase& one, uint64_t data_seed);
 
 }  // namespace tilemoe::simulator

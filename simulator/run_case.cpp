@@ -28,8 +28,8 @@ std::string describe(const verify::Report& report) {
   return text;
 }
 
-void hold_to_gpu(const Job& job, const verify::Inputs& inputs, const verify::Computed& computed,
-                 SeedOutcome& outcome) {
+void compare_with_gpu(const Job& job, const verify::Inputs& inputs,
+                      const verify::Computed& computed, SeedOutcome& outcome) {
   if (!job.expected || !job.expected->has(job.test_case.name)) return;
   const ExpectedDigests::Comparison compared = job.expected->compare(
       job.test_case, job.data_seed, verify::digests_of(inputs, computed, verify::Passes::kAll));
@@ -49,9 +49,9 @@ CaseRun::CaseRun(const Job& job)
     : state_(new State{job, verify::make_inputs(job.test_case, job.data_seed), {}}) {
   Machine::instance().set_device(job.setting->device);
   Machine::instance().set_schedule(job.schedule);
-  if (tilemoe_set_cuda_kit(job.setting->kit) != TILEMOE_SUCCESS)
+  if (tilemoe_set_cuda_kit(job.setting->arch) != TILEMOE_SUCCESS)
     throw std::runtime_error(tilemoe_last_error());
-  setenv("TILEMOE_PAIRS", job.setting->pairs ? "1" : "0", 1);
+  setenv("TILEMOE_PAIRS", job.setting->two_ctas ? "1" : "0", 1);
 }
 CaseRun::~CaseRun() = default;
 
@@ -64,8 +64,8 @@ SeedOutcome CaseRun::run(uint64_t seed) {
   SeedOutcome outcome{};
   outcome.seed = seed;
   try {
-    // Anew for each seed: of memory that an earlier one wrote, nobody would be told that it is read
-    // before it is written.
+    // A new problem for each seed: in memory that an earlier seed wrote, a read before the first
+    // write would not be found.
     verify::Problem problem(state_->inputs, verify::memory_of(Device::kCuda));
     problem.run();
     outcome.bits = mixed(problem.fingerprints());
@@ -74,7 +74,7 @@ SeedOutcome CaseRun::run(uint64_t seed) {
       const verify::Computed computed = problem.computed();
       outcome.wrong +=
           describe(verify::judge(state_->inputs, problem.pairs(), computed, verify::Passes::kAll));
-      hold_to_gpu(state_->job, state_->inputs, computed, outcome);
+      compare_with_gpu(state_->job, state_->inputs, computed, outcome);
       if (outcome.wrong.empty()) state_->right_bits = outcome.bits;
     } else if (outcome.bits != *state_->right_bits) {
       outcome.wrong += "\n  other bits than with an earlier seed";

@@ -19,12 +19,12 @@ struct Job {
   uint64_t data_seed, first_seed;
   int64_t seeds;
   Schedule schedule = Schedule::kAny;
-  const ExpectedDigests* expected = nullptr;  // of a GPU; held to where it has the case
+  const ExpectedDigests* expected = nullptr;  // of a GPU; compared if it has the case
 };
 
 struct SeedOutcome {
   uint64_t seed;
-  std::string wrong;  // what is, a line each; empty: the output is right
+  std::string wrong;  // what is wrong, one line each; empty: the output is right
   std::vector<Finding> findings;
   uint64_t trace;    // a digest of all that happened, in order
   uint64_t bits;     // of all outputs
@@ -33,12 +33,12 @@ struct SeedOutcome {
   bool good() const { return wrong.empty() && findings.empty(); }
 };
 
-// Calls each(outcome) after every seed. The first output is held to float64 and to a GPU's bits, those
-// of further seeds to the first one's bits.
+// Calls each(outcome) after every seed. The first output is compared with float64 and with a GPU's
+// bits, the outputs of further seeds with the first one's bits.
 template <class Each>
 void run_case(const Job& job, const Each& each);
 
-// ---- below: how
+// ---- implementation
 
 // A job under way.
 class CaseRun {

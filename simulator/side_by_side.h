@@ -1,4 +1,4 @@
-// Work in processes of its own: the simulator has one machine a process.
+// Work in separate processes: the simulator has one machine per process.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,9 @@
 
 namespace tilemoe::simulator {
 
-// Calls work(i) for each i below `count`, each in a child of this process, `at_once` of them side by
-// side. Calls ended() after each, and returns when all have ended. What `work` is to leave behind it
-// writes to SharedBytes; of a child that died nothing is told there.
+// Calls work(i) for each i below `count`, each in a child of this process, `at_once` of them at a
+// time. Calls ended() after each, and returns when all have ended. `work` writes its results to
+// SharedBytes; a child that died has written none.
 void side_by_side(
     size_t count, int at_once, const std::function<void(size_t)>& work,
     const std::function<void()>& ended = [] {});

@@ -5,7 +5,7 @@
 
 namespace tilemoe::simulator {
 
-// Within spans of so many bytes.
+// The bytes of the spans that chunks are permuted within.
 enum class Swizzle { kNone, k32, k64, k128 };
 
 constexpr uint32_t swizzle_span(Swizzle swizzle) {
@@ -24,9 +24,9 @@ constexpr uint32_t swizzle_period(Swizzle swizzle) {
   return swizzle == Swizzle::kNone ? 16 : 8 * swizzle_span(swizzle);
 }
 
-// Where in shared memory lies what would lie at `address` without the swizzle: the number of the
-// chunk in its span changes by the number of the 128 bytes, as far as the span has chunks. It is of
-// the address itself, wherever the matrix begins.
+// The address, with the swizzle, of what lies at `address` without it: the number of the chunk in
+// its span is combined with the number of the 128 bytes, modulo the chunks of a span. It depends on
+// the address alone, not on where the matrix begins.
 constexpr uint32_t swizzled(Swizzle swizzle, uint32_t address) {
   const uint32_t chunks = swizzle_span(swizzle) / 16;
   return address ^ ((address >> 7 & (chunks - 1)) << 4);

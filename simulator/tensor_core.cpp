@@ -19,7 +19,7 @@ int exponent_of(float number) {
   return std::max(biased, 1) - 127;
 }
 
-// Of a normal number's exponent.
+// The exponent of a normal number.
 float power_of_two(int exponent) {
   return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
 }
@@ -58,7 +58,7 @@ struct Row {
   bool finite, zero;
 };
 
-// As many rows of B side by side.
+// The same number of rows of B next to each other.
 struct Columns {
   float value[kStepsOfSum][kLanes];
   int16_t exponent[kStepsOfSum][kLanes];
@@ -120,12 +120,12 @@ float sum_of_group(int fraction_bits, const float* a, const int16_t* a_exponent,
   return cut_to_float(sum, unit);
 }
 
-// Where the largest exponent lies between these, float32 holds all that is left of a product: one
-// that is subnormal in it is below the unit, and none passes its range.
-constexpr int kLeastTop = -101, kMostTop = 126;
+// If the largest exponent lies between these, float32 represents all that is left of a product: one
+// that is subnormal in it is below the unit, and none exceeds its range.
+constexpr int kMinTop = -101, kMaxTop = 126;
 
-// The same for columns side by side, in loops that compilers turn into vector instructions. `D` is
-// what the sums begin with and what they become.
+// The same for several columns, in loops that compilers turn into vector instructions. `D` is the
+// initial value of the sums and the result.
 template <int kGroup>
 void sum_groups(int fraction_bits, const Row& row, const Columns& columns, int first, float* D) {
   int16_t top[kLanes];
@@ -141,7 +141,7 @@ void sum_groups(int fraction_bits, const Row& row, const Columns& columns, int f
     most = most > top[lane] ? most : top[lane];
   }
   // An infinity or NaN in D has the exponent 128.
-  if (least < kLeastTop || most > kMostTop || !row.finite || !columns.finite) {
+  if (least < kMinTop || most > kMaxTop || !row.finite || !columns.finite) {
     for (int lane = 0; lane < kLanes; ++lane)
       D[lane] = sum_of_group<kGroup>(fraction_bits, row.value + first, row.exponent + first,
                                      &columns.value[first][lane], &columns.exponent[first][lane],
@@ -165,7 +165,7 @@ void sum_groups(int fraction_bits, const Row& row, const Columns& columns, int f
     const double total = static_cast<double>(sum[0][lane]) + sum[1][lane];
     const double unit =
         std::bit_cast<double>(static_cast<uint64_t>(1023 + top[lane] - fraction_bits) << 52);
-    // What is left of its 52 fraction bits are float32's 23, so that the conversion is exact.
+    // Only float32's 23 of its 52 fraction bits are left, so that the conversion is exact.
     constexpr uint64_t kKept = ~uint64_t{0} << 29;
     D[lane] =
         static_cast<float>(std::bit_cast<double>(std::bit_cast<uint64_t>(total * unit) & kKept));
@@ -176,7 +176,7 @@ template <int kGroup>
 void multiply_in_groups(int fraction_bits, const std::vector<Row>& rows, const Columns& columns,
                         int width, float* D) {
   for (const Row& row : rows) {
-    // Of what fills tiles up.
+    // Rows and columns that fill up tiles.
     const bool zero = (row.zero || columns.zero) && row.finite && columns.finite &&
                       std::all_of(D, D + kLanes, [](float sum) { return sum == 0; });
     if (zero)
@@ -193,7 +193,7 @@ void multiply_in_groups(int fraction_bits, const std::vector<Row>& rows, const C
 void multiply(const TensorCore& core, OperandType type, int rows, int columns, const uint16_t* A,
               const uint16_t* B, bool accumulate, float* D) {
   if (columns % kLanes != 0 || core.fraction_bits > 25 || (core.group != 8 && core.group != 16))
-    throw std::invalid_argument("no such product of a tensor core");
+    throw std::invalid_argument("a tensor core has no MMA of this shape");
   if (!accumulate) std::fill_n(D, static_cast<size_t>(rows) * static_cast<size_t>(columns), 0.0f);
   std::vector<Row> of_A;
   of_A.reserve(static_cast<size_t>(rows));

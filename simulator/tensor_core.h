@@ -1,8 +1,8 @@
 // The arithmetic of tensor cores on 16-bit numbers with float32 sums, bit for bit as far as it is
 // known: that of mma.sync.m16n8k16 and of wgmma with 16 steps of the sum.
 //
-// NVIDIA does not document it. This is what P. Xie et al., "MMA-Sim: Bit-Accurate Reference Model of
-// Tensor Cores and Matrix Cores" (arXiv:2511.10909), found by experiment:
+// NVIDIA does not document it. This is what P. Xie et al., "MMA-Sim: Bit-Accurate Reference Model
+// of Tensor Cores and Matrix Cores" (arXiv:2511.10909), found by experiment:
 //   1. Products are exact. The exponent of one is the sum of its factors' exponents, so its
 //      significand is in [1, 4). Zeros and subnormal numbers have the smallest exponent, for which
 //      float16's zero takes bfloat16's.
@@ -24,7 +24,7 @@ struct TensorCore {
   int group;          // products that are summed at once: 8 or 16
 };
 inline constexpr TensorCore kAmpereCore{.fraction_bits = 24, .group = 8};
-// Of wgmma and mma.sync alike.
+// For wgmma and mma.sync alike.
 inline constexpr TensorCore kHopperCore{.fraction_bits = 25, .group = 16};
 
 inline constexpr int kStepsOfSum = 16;  // of an instruction

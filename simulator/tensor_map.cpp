@@ -18,24 +18,24 @@ void require(bool met, const Words&... words) {
   throw std::invalid_argument(message.str());
 }
 
-// Of CUtensorMapDataType's first: whole numbers, float16 to float64, bfloat16, float32 and tf32
+// The first of CUtensorMapDataType: whole numbers, float16 to float64, bfloat16, float32 and tf32
 // with and without subnormal numbers.
 constexpr std::array<uint32_t, 13> kElementBytes = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
 constexpr int kDataTypes = 16;  // with the packed ones
 
-// Of CUtensorMapSwizzle's first.
+// The first of CUtensorMapSwizzle.
 constexpr std::array kSwizzles = {Swizzle::kNone, Swizzle::k32, Swizzle::k64, Swizzle::k128};
 constexpr int kSwizzleModes = 7;  // with the larger atoms
 
-constexpr uint64_t kMostElements = uint64_t{1} << 32;
+constexpr uint64_t kMaxElements = uint64_t{1} << 32;
 constexpr uint64_t kStrideEnd = uint64_t{1} << 40;
-constexpr uint32_t kMostOfBox = 256, kMostElementStride = 8;
+constexpr uint32_t kMaxBox = 256, kMaxElementStride = 8;
 
 bool among(int number, int count) {
   return number >= 0 && number < count;
 }
 
-// Whatever the driver would say of it.
+// Refuses what is not simulated, even if the driver accepts it.
 void require_simulated(const TensorMapArguments& given, const TensorMap& map) {
   require(given.interleave == 0, "interleaving is not simulated");
   require(given.out_of_bounds_fill == 0, "filling with NaN is not simulated");
@@ -50,7 +50,7 @@ TensorMap checked(const TensorMapArguments& given) {
   require(among(given.data_type, kDataTypes), "no data type has the number ", given.data_type);
   require(static_cast<size_t>(given.data_type) < kElementBytes.size(),
           "packed data types are not simulated");
-  require(given.rank >= 1 && given.rank <= kMostDimensions, "a rank of ", given.rank);
+  require(given.rank >= 1 && given.rank <= kMaxDimensions, "a rank of ", given.rank);
   require(among(given.interleave, 3) && among(given.l2_promotion, 4) &&
               among(given.out_of_bounds_fill, 2) && among(given.swizzle, kSwizzleModes),
           "an enumerator out of range");
@@ -65,11 +65,11 @@ TensorMap checked(const TensorMapArguments& given) {
                 .swizzle = kSwizzles[static_cast<size_t>(given.swizzle)]};
   require(map.address % 16 == 0, "address ", map.address, " is not on 16 bytes");
   for (uint32_t i = 0; i < given.rank; ++i) {
-    require(given.size[i] >= 1 && given.size[i] <= kMostElements, "size ", given.size[i],
+    require(given.size[i] >= 1 && given.size[i] <= kMaxElements, "size ", given.size[i],
             " of dimension ", i, " is not in [1, 2^32]");
-    require(given.box[i] >= 1 && given.box[i] <= kMostOfBox, "the box has ", given.box[i],
+    require(given.box[i] >= 1 && given.box[i] <= kMaxBox, "the box has ", given.box[i],
             " elements in dimension ", i, ", not 1 to 256");
-    require(given.element_strides[i] >= 1 && given.element_strides[i] <= kMostElementStride,
+    require(given.element_strides[i] >= 1 && given.element_strides[i] <= kMaxElementStride,
             "the stride of elements is ", given.element_strides[i], ", not 1 to 8");
     map.size[i] = given.size[i];
     map.box[i] = given.box[i];
@@ -90,7 +90,7 @@ TensorMap checked(const TensorMapArguments& given) {
   return map;
 }
 
-// What the 128 bytes are.
+// The contents of the 128 bytes.
 struct Encoding {
   uint64_t mark, sum;
   TensorMap map;
@@ -143,7 +143,7 @@ std::vector<BoxPiece> box_pieces(const TensorMap& map, std::span<const int32_t> 
   const auto width = static_cast<int64_t>(map.size[0]);
   std::vector<BoxPiece> pieces;
   pieces.reserve(map.box_bytes() / kPieceBytes);
-  std::array<uint32_t, kMostDimensions> at{};  // in the box; the first dimension's is not used
+  std::array<uint32_t, kMaxDimensions> at{};  // in the box; the first dimension's is not used
   for (uint32_t row = shared; row < shared + map.box_bytes(); row += row_bytes) {
     // Addresses and what is added to them are modulo 2^64.
     uint64_t global = map.address;

@@ -13,7 +13,7 @@
 namespace tilemoe::simulator {
 
 inline constexpr size_t kTensorMapBytes = 128;
-inline constexpr int kMostDimensions = 5;
+inline constexpr int kMaxDimensions = 5;
 
 // The arguments of cuTensorMapEncodeTiled; enumerators by their number.
 struct TensorMapArguments {
@@ -31,22 +31,23 @@ struct TensorMap {
   int rank;
   uint32_t element_bytes;
   uint64_t address;
-  std::array<uint64_t, kMostDimensions> size;
-  std::array<uint64_t, kMostDimensions - 1> stride_bytes;
-  std::array<uint32_t, kMostDimensions> box;
+  std::array<uint64_t, kMaxDimensions> size;
+  std::array<uint64_t, kMaxDimensions - 1> stride_bytes;
+  std::array<uint32_t, kMaxDimensions> box;
   Swizzle swizzle;
 
-  // That a load counts at its barrier, those outside of the tensor too.
+  // The bytes that a load counts at its barrier, with those outside of the tensor.
   uint32_t box_bytes() const;
 };
 
-// Writes a map to the 128 bytes at `map`, in an encoding of our own. Throws std::invalid_argument,
-// with the reason, where the driver returns CUDA_ERROR_INVALID_VALUE, and where it would take what
-// is not simulated: interleaving, numbers of less than a byte, strides of elements, filling with
-// NaN, the atoms of 32 and 64 bytes, and swizzled boxes narrower than the swizzle's span.
+// Writes a map to the 128 bytes at `map`, in the simulator's own encoding. Throws
+// std::invalid_argument, with the reason, if the driver returns CUDA_ERROR_INVALID_VALUE, and for
+// what the driver accepts but the simulator does not: interleaving, numbers of less than a byte,
+// strides of elements, filling with NaN, the atoms of 32 and 64 bytes, and swizzled boxes narrower
+// than the swizzle's span.
 void encode_tensor_map(const TensorMapArguments& arguments, void* map);
 
-// Throws std::invalid_argument where `map` has not been encoded, or has been overwritten since.
+// Throws std::invalid_argument if `map` has not been encoded, or has been overwritten since.
 TensorMap decode_tensor_map(const void* map);
 
 // 16 bytes of a box in shared memory. The part of them that is in the tensor comes from, or goes
@@ -58,8 +59,8 @@ struct BoxPiece {
 };
 
 // The pieces of the box at `coordinates`, one a dimension and fastest first, whose place in shared
-// memory is `shared`. Throws std::invalid_argument where the number of coordinates is not the map's,
-// or `shared` is not on 128 bytes.
+// memory is `shared`. Throws std::invalid_argument where the number of coordinates is not the
+// map's, or `shared` is not on 128 bytes.
 std::vector<BoxPiece> box_pieces(const TensorMap& map, std::span<const int32_t> coordinates,
                                  uint32_t shared);
 

@@ -19,7 +19,7 @@ uint32_t field(uint64_t bits, int first, int count) {
 
 }  // namespace
 
-TensorInstruction decode_tensor_instruction(uint32_t bits, int blocks) {
+TensorInstruction decode_tensor_instruction(uint32_t bits, int ctas) {
   const auto require = [&](bool right, const char* reason) {
     if (!right) refuse("tcgen05 instruction descriptor", bits, reason);
   };
@@ -34,10 +34,10 @@ TensorInstruction decode_tensor_instruction(uint32_t bits, int blocks) {
   require(field(bits, 30, 2) == 0, "a shift, which is for .ws");
   const int columns = static_cast<int>(field(bits, 17, 6)) * 8;
   const int rows = static_cast<int>(field(bits, 24, 5)) * 16;
-  require(rows == 128 * blocks, "rows other than 128 of a block");
-  require(columns >= 16 && columns <= 256 && columns % (16 * blocks) == 0,
-          blocks == 1 ? "columns are 16 to 256 in steps of 16"
-                      : "columns of a pair of blocks are 32 to 256 in steps of 32");
+  require(rows == 128 * ctas, "rows other than 128 per CTA");
+  require(columns >= 16 && columns <= 256 && columns % (16 * ctas) == 0,
+          ctas == 1 ? "columns are 16 to 256 in steps of 16"
+                    : "columns of a CTA pair are 32 to 256 in steps of 32");
   const auto major = [&](int bit) {
     return field(bits, bit, 1) != 0 ? OperandMajor::kMN : OperandMajor::kK;
   };

@@ -1,5 +1,5 @@
-// CUDA C++ for simulated kernels, included before everything else: what nvcc would know by itself.
-// A kernel's source is compiled as it is; its instructions of PTX come from this folder's cuda/ptx.
+// CUDA C++ for simulated kernels, included before everything else: what nvcc has built in. A
+// kernel's source is compiled unchanged; its PTX instructions come from this folder's cuda/ptx.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,8 +18,8 @@
 #include "simulator/machine/runtime.h"
 #include "simulator/registers.h"
 
-// Both kits are compiled at once. What a kernel was made for decides only whether it may be started
-// early, which the simulated device tells (cudaFuncGetAttributes).
+// All archs are compiled at once. The architecture of a kernel's code decides only whether it may
+// use PDL; the simulated device reports it (cudaFuncGetAttributes).
 #define __CUDA_ARCH__ 900
 
 #undef __global__
@@ -263,7 +263,7 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   }
   return result;
 }
-// Where the divisor is past 2^126, 0.
+// 0 if the divisor exceeds 2^126.
 inline float __fdividef(float x, float y) {
   return std::fabs(y) > 0x1p126f ? x * 0.f : x / y;
 }

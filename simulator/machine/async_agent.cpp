@@ -24,9 +24,9 @@ Accessor new_operation(Thread& thread, uint32_t site) {
                   false, site);
 }
 
-Accessor warps_products(Thread& thread, uint32_t site) {
-  return accessor(thread, thread.block->agents.first_products() + thread.warp->index,
-                  thread.warp->product_epoch, true, site);
+Accessor warp_mmas(Thread& thread, uint32_t site) {
+  return accessor(thread, thread.block->agents.first_mmas() + thread.warp->index,
+                  thread.warp->mma_epoch, true, site);
 }
 
 void know(Thread& thread, const AsyncAgent& agent) {

@@ -1,6 +1,6 @@
-// Agents of the async proxy: an operation's accesses of memory, which take place at some time between
-// an instruction and what waits for it, and which see ordinary writes only after a fence. Whatever is
-// of that proxy makes one: TMA and wgmma here.
+// Agents of the async proxy: an operation's accesses to memory, which take place at some time
+// between an instruction and the wait for it, and which see ordinary writes only after a fence.
+// TMA, wgmma and tcgen05.mma create such agents.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace tilemoe::simulator {
 
-// Whose accesses, up to which epoch.
+// An agent's accesses up to an epoch.
 struct AsyncAgent {
   uint32_t agent = 0;
   Epoch epoch = 0;
 };
 
-// Of an operation that `thread` starts now, whose accesses nothing orders but what waits for it.
+// An operation that `thread` starts now. Only a wait for it orders its accesses.
 Accessor new_operation(Thread& thread, uint32_t site);
-// Of the products of the thread's warp that are committed next: among themselves they are in order.
-Accessor warps_products(Thread& thread, uint32_t site);
+// The MMAs of the thread's warp that are committed next; they are in order among themselves.
+Accessor warp_mmas(Thread& thread, uint32_t site);
 
-// The thread has waited for it.
+// Records that the thread has waited for it.
 void know(Thread& thread, const AsyncAgent& agent);
 
 }  // namespace tilemoe::simulator

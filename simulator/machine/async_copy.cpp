@@ -18,8 +18,8 @@ void land(const Copy& copy) {
 
 }  // namespace
 
-// A copy reads and writes at some time from now until its arrival. What it overwrites must be read
-// before it starts; who reads what it writes must have waited for the arrival.
+// A copy reads and writes at some time from now until its arrival. Reads of what it overwrites must
+// precede it; reads of what it writes must wait for the arrival.
 void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t bytes,
                 uint32_t site) {
   Block& block = *thread.block;

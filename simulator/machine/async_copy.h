@@ -5,9 +5,9 @@
 
 namespace tilemoe::simulator {
 
-// Of `bytes` (0 or 16) bytes to 16 at a shared address; zeros for the rest.
+// Copies `bytes` (0 or 16) bytes to 16 bytes at a shared address; zeros for the rest.
 void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t bytes, uint32_t site);
-// One of the barrier's arrivals, when what the thread has started so far has landed.
+// Arrives at the barrier when the copies that the thread has started so far have landed.
 void arrive_when_copied(Thread& thread, uint32_t barrier, uint32_t site);
 
 }  // namespace tilemoe::simulator

@@ -16,7 +16,7 @@ void* reserve(size_t bytes) {
   return memory;
 }
 
-// Gives whole pages back; what is left of them becomes zeros.
+// Gives whole pages back and fills the rest with zeros.
 void discard(std::byte* from, size_t bytes) {
   constexpr uintptr_t kPage = 4096;
   const auto begin = reinterpret_cast<uintptr_t>(from), end = begin + bytes;
@@ -49,7 +49,7 @@ void* DeviceMemory::allocate(size_t bytes) {
   arrays_[first] = {bytes, arrays_ever_++};
   for (size_t word = first / 4; word < (first + room) / 4; ++word)
     cells_[word].state = Cell::kAllocated;
-  // Not zeros: what a program reads of it before it writes should show.
+  // Not zeros, so that a read before the first write shows.
   std::memset(begin_ + first, 0xc5, bytes);
   return begin_ + first;
 }

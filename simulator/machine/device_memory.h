@@ -1,5 +1,5 @@
-// Device memory: one range of addresses, with its shadow. Arrays lie apart, so that an access next to
-// one is found.
+// Device memory: one range of addresses, with its shadow. Arrays have gaps between them, so that an
+// access next to an array is detected.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  void* allocate(size_t bytes);  // null: there is no more
+  void* allocate(size_t bytes);  // null: no memory is left
   bool release(void* memory);    // false: no array begins there
 
   bool has(const void* address) const { return offset(address) < kBytes; }
@@ -32,7 +32,7 @@ class DeviceMemory {
     return first + bytes <= kBytes && (cells_[first / 4].state & Cell::kAllocated) != 0 &&
            (cells_[(first + bytes - 1) / 4].state & Cell::kAllocated) != 0;
   }
-  void forget_accesses();                     // not what was written
+  void forget_accesses();                     // keeps which bytes were written
   std::string describe(size_t offset) const;  // "array 3 (4096 bytes) + 132"
 
  private:

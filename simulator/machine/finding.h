@@ -1,4 +1,4 @@
-// What the simulator finds wrong, in words.
+// The simulator's findings.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@ enum class FindingKind {
   kReadBeforeWrite,    // read before it landed, or without waiting for it
   kWriteOverWrite,     // two writes that nothing orders
   kOverwrittenInUse,   // overwritten while a reader may be under way
-  kMissingProxyFence,  // an ordinary write that the async proxy meets without fence.proxy.async
+  kMissingProxyFence,  // an ordinary write that the async proxy uses without fence.proxy.async
   kNeverWritten,       // memory read that nobody has written
   kOutOfBounds,
   kBarrierMisuse,
   kTensorMemory,  // allocated, freed or left in a way that is not allowed
   kDeadlock,
   kDivergence,  // lanes of a warp that do not meet
-  kLaunch,      // a launch that no GPU would take
+  kLaunch,      // a launch that every GPU refuses
 };
 const char* name_of(FindingKind kind);
 
@@ -33,13 +33,13 @@ struct Finding {
 };
 std::string describe(const Finding& finding);
 
-// A place of the program's code, bytes from its beginning, as the lines it was compiled from: the
-// innermost first, then what it was inlined to. Asks addr2line.
+// A place of the program's code, bytes from its beginning, as the source lines of it: the innermost
+// first, then the callers that it was inlined into. Runs addr2line.
 std::string describe_site(uint32_t site);
 // A kernel's name without its arguments.
 std::string describe_kernel(const void* kernel);
 
-// Bytes from the program's beginning, of a return address.
+// A return address as bytes from the program's beginning.
 uint32_t site_of(const void* return_address);
 
 }  // namespace tilemoe::simulator

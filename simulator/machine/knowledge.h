@@ -1,6 +1,7 @@
-// What a thread knows to have happened before it goes on: vector clocks. An agent is whatever
-// accesses memory by itself: a thread, its copies under way, an operation of the async proxy. Each
-// counts its epochs; an access of epoch e happened before all that knows e of its agent.
+// The events that a thread knows to have happened, as vector clocks. An agent is anything
+// that accesses memory independently: a thread, its cp.async copies, an operation of the async
+// proxy. Each agent counts its epochs; an access of epoch e happened before everything that knows e
+// of its agent.
 #pragma once
 
 #include <boost/smart_ptr/intrusive_ptr.hpp>
@@ -15,8 +16,8 @@ namespace tilemoe::simulator {
 
 using Epoch = uint32_t;
 
-// Of the agents of a cluster, by their numbers in it. Copies share their epochs until one changes:
-// after a barrier of a block all of its threads know the same.
+// The epochs of a cluster's agents, by their numbers in it. Copies share their epochs until one
+// changes: after a barrier of a block all of its threads know the same.
 class Clock {
  public:
   Epoch of(size_t agent) const {
@@ -24,7 +25,7 @@ class Clock {
   }
   void raise(size_t agent, Epoch epoch);
   void join(const Clock& other);
-  // Of agents from `first` to before `end` alone.
+  // Joins only the agents in [first, end).
   void join(const Clock& other, size_t first, size_t end);
   bool same_as(const Clock& other) const { return epochs_ == other.epochs_; }
 
@@ -35,16 +36,16 @@ class Clock {
   boost::intrusive_ptr<Epochs> epochs_;
 };
 
-// Of agents of other clusters of the same launch, by the cluster's first block.
+// Clocks of other clusters of the same launch, by the cluster's first block.
 using Foreign = std::map<uint32_t, Clock>;
 
 struct Knowledge {
   Clock clock;
-  // Of what ordinary accesses wrote: how much is visible to the async proxy too.
+  // The ordinary writes that are visible to the async proxy as well.
   Clock fenced;
-  // Of tcgen05 instructions: how much others' may come after, once they have passed their fence.
+  // What other threads' tcgen05 instructions may follow, once those have passed their fence.
   Clock tensor;
-  // Blocks below this number are of launches that have ended before.
+  // Blocks below this number belong to launches that have ended before.
   uint32_t first_concurrent_block = 0;
   std::shared_ptr<const Foreign> foreign;
 

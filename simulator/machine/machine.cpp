@@ -10,9 +10,9 @@
 namespace tilemoe::simulator {
 namespace {
 
-constexpr uint32_t kMostBlockNumbers = 1u << 19;
-constexpr size_t kMostFindings = 64;
-constexpr uint32_t kMostResident = 4;  // clusters
+constexpr uint32_t kMaxBlockNumbers = 1u << 19;
+constexpr size_t kMaxFindings = 64;
+constexpr uint32_t kMaxResident = 4;  // clusters
 
 std::string in_words(uint3 index, dim3 size) {
   std::ostringstream text;
@@ -66,7 +66,7 @@ void Machine::set_seed(uint64_t seed) {
 }
 
 std::vector<Finding> Machine::take_findings() {
-  told_.clear();
+  reported_.clear();
   return std::exchange(findings_, {});
 }
 
@@ -76,7 +76,7 @@ cudaError_t Machine::launch(Launch launch) {
   const LaunchShape& shape = launch.shape;
   const uint64_t threads = uint64_t{shape.block.x} * shape.block.y * shape.block.z;
   const uint64_t blocks = uint64_t{shape.grid.x} * shape.grid.y * shape.grid.z;
-  if (threads == 0 || threads > 1024 || blocks == 0 || blocks > kMostBlockNumbers ||
+  if (threads == 0 || threads > 1024 || blocks == 0 || blocks > kMaxBlockNumbers ||
       shape.dynamic_bytes > static_cast<size_t>(device_.shared_bytes) ||
       shape.grid.x % shape.cluster != 0)
     return cudaErrorInvalidConfiguration;
@@ -93,11 +93,11 @@ void Machine::enqueue(std::function<void()> work) {
 cudaError_t Machine::synchronize() {
   run_launches();
   previous_launch_ = 0;
-  if (next_block_ > kMostBlockNumbers) renumber();
+  if (next_block_ > kMaxBlockNumbers) renumber();
   return std::exchange(failed_, false) ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
-// Numbers begin anew: all accesses so far were before everything that comes.
+// Restarts block numbers: all accesses so far precede everything that follows.
 void Machine::renumber() {
   memory_.forget_accesses();
   for (auto& worker : workers_) worker->forget_accesses();
@@ -109,7 +109,7 @@ bool Machine::may_start_next() const {
   if (active_.empty()) return true;
   const Launch& next = *queue_.front().launch;
   const Launch& last = *active_.back();
-  return next.shape.early && last.triggered == last.blocks && active_.size() < 2;
+  return next.shape.pdl && last.triggered == last.blocks && active_.size() < 2;
 }
 
 void Machine::run_launches() {
@@ -152,7 +152,7 @@ void Machine::run_some_block(const std::vector<Worker*>& able) {
     return next.run_slice(static_cast<uint32_t>(next.block->runnable.size()));
   }
   std::vector<Worker*> first = able;
-  if (schedule_ == Schedule::kByRank)  // the kernel before goes first
+  if (schedule_ == Schedule::kByRank)  // the earlier kernel runs first
     std::erase_if(first, [&](const Worker* one) {
       return std::any_of(able.begin(), able.end(), [&](const Worker* other) {
         return other->block->launch->number < one->block->launch->number;
@@ -184,16 +184,16 @@ void Machine::start_launch(Launch started) {
   Launch& launch = *active_.emplace_back(std::make_unique<Launch>(std::move(started)));
   launch.first_block = next_block_;
   next_block_ += launch.blocks;
-  // Whether it overlaps in this run or not, it may.
+  // It may overlap, whether it does in this run or not.
   launch.first_concurrent_block =
-      launch.shape.early && previous_launch_ != 0 ? previous_launch_ : launch.first_block;
+      launch.shape.pdl && previous_launch_ != 0 ? previous_launch_ : launch.first_block;
   previous_launch_ = launch.first_block;
   origins_.push_back({launch.first_block, launch.kernel, launch.shape.grid,
                       launch.shape.block.x * launch.shape.block.y * launch.shape.block.z});
   if (trace_.kept()) trace_.name_launch(launch.number, describe_kernel(launch.kernel));
   for (uint32_t first = 0; first < launch.blocks; first += launch.shape.cluster)
     launch.clusters_to_start.push_back(first);
-  launch.resident = 1 + random_.below(kMostResident);
+  launch.resident = 1 + random_.below(kMaxResident);
   launch.lateness = 2u << 2 * random_.below(3);
 }
 
@@ -210,7 +210,7 @@ Worker* Machine::idle_worker() {
   return workers_.emplace_back(std::make_unique<Worker>(*this)).get();
 }
 
-// Any of the next few: nothing says in which order a GPU starts them.
+// Starts any of the next few: the order in which a GPU starts blocks is not specified.
 bool Machine::start_blocks() {
   bool started = false;
   for (const auto& launch : active_) {
@@ -243,8 +243,8 @@ void Machine::start_cluster(Launch& launch, uint32_t first) {
                     shape.block.x * shape.block.y * shape.block.z};
     block.rank = rank;
     block.dynamic_bytes = static_cast<uint32_t>(shape.dynamic_bytes);
-    // Far from what is dynamic: of variables of all kernels, most are not this one's.
-    block.static_at = kReservedShared + static_cast<uint32_t>(Worker::kMostDynamic);
+    // Far from the dynamic part: it has the variables of all kernels, most of them not this one's.
+    block.static_at = kReservedShared + static_cast<uint32_t>(Worker::kMaxDynamic);
     block.shared_bytes = block.static_at + static_cast<uint32_t>(worker->static_bytes());
     cluster.push_back(&block);
   }
@@ -261,7 +261,7 @@ void Machine::end_blocks() {
   for (const auto& worker : workers_) {
     if (!worker->block || !worker->block->done() || worker->block->can_run()) continue;
     const Block& block = *worker->block;
-    // A cluster's shared memory is there until all of its blocks have ended.
+    // A cluster's shared memory exists until all of its blocks have ended.
     if (!std::all_of(block.cluster.begin(), block.cluster.end(),
                      [](const Block* one) { return one->done() && !one->can_run(); }))
       continue;
@@ -322,10 +322,10 @@ void Machine::add_event(Block& block, std::function<void()> happen, uint32_t arr
 void Machine::add(Finding finding, uint32_t site, uint32_t other) {
   const uint64_t key =
       uint64_t{site} << 32 ^ uint64_t { other } << 4 ^ static_cast<uint64_t>(finding.kind);
-  if (findings_.size() >= kMostFindings ||
-      std::find(told_.begin(), told_.end(), key) != told_.end())
+  if (findings_.size() >= kMaxFindings ||
+      std::find(reported_.begin(), reported_.end(), key) != reported_.end())
     return;
-  told_.push_back(key);
+  reported_.push_back(key);
   finding.site = describe_site(site);
   if (other != 0) finding.other = describe_site(other);
   findings_.push_back(std::move(finding));
@@ -367,12 +367,12 @@ std::string Machine::name_of_agent(uint32_t agent, const Launch& now) const {
     text << "thread " << local;
   else if (local < 2 * after->threads)
     text << "cp.async of thread " << local - after->threads;
-  else if (const uint32_t product = 2 * after->threads + kAsyncOperations; local < product)
+  else if (const uint32_t mma = 2 * after->threads + kAsyncOperations; local < mma)
     text << "the async proxy";
-  else if (local < product + kMostWarps)
-    text << "products of warp " << local - product;
+  else if (local < mma + kMaxWarps)
+    text << "MMAs of warp " << local - mma;
   else
-    text << "tcgen05.ld of warp " << local - product - kMostWarps;
+    text << "tcgen05.ld of warp " << local - mma - kMaxWarps;
   return text.str();
 }
 
@@ -421,7 +421,7 @@ void Machine::found(Conflict conflict, const Accessor& by, const Recorded* other
   add(std::move(finding), by.site, other == nullptr ? 0 : other->site());
 }
 
-// Who waits, by where it waits.
+// Reports the threads that wait, by the place where they wait.
 void Machine::report_deadlock() {
   std::vector<std::pair<uint32_t, uint32_t>> sites;  // and how many threads
   std::vector<const Thread*> first;
@@ -472,7 +472,7 @@ bool Machine::shared_offset(const Block& block, const void* address, uint32_t& o
   const auto* const byte = static_cast<const std::byte*>(address);
   const Worker& worker = *block.worker;
   const auto in_dynamic = static_cast<size_t>(byte - worker.dynamic());
-  if (in_dynamic < Worker::kMostDynamic) {
+  if (in_dynamic < Worker::kMaxDynamic) {
     offset = kReservedShared + static_cast<uint32_t>(in_dynamic);
     return true;
   }

@@ -2,8 +2,8 @@
 //
 // A CUDA thread is a fiber. A block that runs has a worker, an operating-system thread, so that
 // `__shared__` variables, which are thread_local here, have an address in each block; workers run
-// one at a time. Everything that is left to chance, which block, warp and lane goes on and when a
-// copy lands, comes from one seed, within what the schedule leaves open.
+// one at a time. One seed decides everything that is left to chance within the schedule: which
+// block, warp and lane runs next, and when a copy lands.
 #pragma once
 
 #include <driver_types.h>
@@ -35,7 +35,7 @@ namespace tilemoe::simulator {
 constexpr uint32_t kLanes = 32;
 constexpr uint32_t kGroup = 4;              // warps that are ranked together
 constexpr uint32_t kReservedShared = 1024;  // bytes of a block's shared memory before its own
-constexpr int kRankAt = 24;                 // in an address of a cluster's shared memory
+constexpr int kRankAt = 24;                 // the rank's bits in an address of a cluster
 inline uint32_t in_block(uint32_t shared) {
   return shared & ((1u << kRankAt) - 1);
 }
@@ -43,15 +43,15 @@ inline uint32_t in_cluster(uint32_t shared, uint32_t rank) {
   return (rank + 1) << kRankAt | in_block(shared);
 }
 
-// Who goes on, of all that can, and when asynchronous work is done.
+// Which of the runnable warps runs next, and when asynchronous work is done.
 enum class Schedule {
-  // As the seed has it, soon or late.
+  // Chosen by the seed, soon or late.
   kAny,
-  // The seed ranks a block's groups of four warps: of the first group that can, a warp in turn goes
-  // on until it waits; one that polled would keep the groups behind it from going on. Asynchronous
-  // work is done as soon as it is started or committed.
+  // The seed ranks a block's groups of four warps. The warps of the first runnable group alternate;
+  // each runs until it waits. A warp that polled would keep the groups behind it from running.
+  // Asynchronous work is done as soon as it is started or committed.
   kByRank,
-  // All threads in turn, for one access of memory each. Asynchronous work: the same.
+  // All threads alternate, one memory access each. Asynchronous work: the same.
   kInStep,
 };
 
@@ -69,8 +69,8 @@ struct Copy {
   uint32_t bytes;
 };
 
-struct BoxStore;      // tma.cpp
-struct WarpProducts;  // wgmma.cpp
+struct BoxStore;  // tma.cpp
+struct WarpMmas;  // wgmma.cpp
 
 struct Thread {
   Block* block = nullptr;
@@ -94,21 +94,21 @@ struct Thread {
   std::vector<std::shared_ptr<BoxStore>> open_stores;
   std::deque<std::vector<std::shared_ptr<BoxStore>>> store_groups;
   bool waits_for_stores = false;
-  bool inside_machine = false;  // which the kernel's code has called
+  bool inside_machine = false;  // in a function of the machine, not in the kernel's code
   bool triggered = false;
   bool met = false;                         // at its warp's meeting
-  std::shared_ptr<TensorWork> tensor_work;  // where it runs tcgen05
-  bool loads_registers = false;             // by tcgen05.ld, not waited for
+  std::shared_ptr<TensorWork> tensor_work;  // null unless it runs tcgen05
+  bool loads_registers = false;             // by tcgen05.ld, not yet waited for
 
   uint32_t agent() const;
   uint32_t copy_agent() const;
   size_t clock_index() const;
 };
 
-// What barriers gather of those that arrive.
+// What a barrier gathers of the knowledge of the threads that arrive.
 class Gathering {
  public:
-  void add(Thread& thread);  // what it did so far; it goes on in its next epoch
+  void add(Thread& thread);  // what it did so far; it continues in its next epoch
   void add_epoch(size_t agent, Epoch epoch) { all_.clock.raise(agent, epoch); }
   void add_tensor_epoch(size_t agent, Epoch epoch) {
     all_.clock.raise(agent, epoch);
@@ -123,7 +123,7 @@ class Gathering {
   Clock last_;
 };
 
-// Lanes that meet at an instruction which they execute together.
+// Lanes that meet at an instruction that they execute together.
 struct Meeting {
   const void* kind;
   uint32_t mask, arrived = 0;
@@ -137,13 +137,13 @@ struct Warp {
   uint32_t exited = 0;  // lanes
   bool listed = false;  // among its block's runnable ones
   std::vector<Meeting> meetings;
-  Epoch reads_done[kLanes] = {};  // of each lane when all last exchanged registers
-  Epoch product_epoch = 1, tensor_load_epoch = 1;
-  std::shared_ptr<WarpProducts> products;  // null before the first
-  uint32_t elected = kLanes;               // by elect.sync; kLanes: none yet
+  Epoch reads_done[kLanes] = {};  // by each lane when all last exchanged registers
+  Epoch mma_epoch = 1, tensor_load_epoch = 1;
+  std::shared_ptr<WarpMmas> mmas;  // null before the first
+  uint32_t elected = kLanes;       // by elect.sync; kLanes: none yet
 };
 
-// One of the sixteen of a block.
+// One of a block's sixteen named barriers.
 struct BlockBarrier {
   uint32_t expected = 0, arrived = 0, phase = 0;
   Gathering gathering;
@@ -155,21 +155,21 @@ struct BlockBarrier {
 struct Mbarrier {
   Block* owner = nullptr;
   uint32_t expected = 0, pending = 0;
-  int64_t bytes = 0;  // that are to come
+  int64_t bytes = 0;  // still expected
   uint32_t phase = 0;
   Gathering gathering;
-  Knowledge ended;  // of the phase that ended last
+  Knowledge ended;  // gathered in the phase that ended last
   std::vector<Thread*> waiting;
   Recorded init;
 };
 
-// Something that goes on by itself.
+// Asynchronous work that takes place at some later time.
 struct Event {
   std::function<void()> happen;
-  uint32_t arrives_from =
-      0;  // at a barrier of the block, which is to be there: the site; 0: not so
+  // The site of an event that arrives at a barrier of the block, which must still exist; else 0.
+  uint32_t arrives_from = 0;
 };
-// Out of an event that cannot go on: no thread runs, which could be left.
+// Thrown by an event that cannot continue: no thread runs that could be left.
 struct EventAborted {};
 
 struct Block {
@@ -186,7 +186,7 @@ struct Block {
   std::deque<Thread> threads;
   std::deque<Warp> warps;
   std::vector<Warp*> runnable;
-  uint32_t last_turn = UINT32_MAX;  // the warp that had it, where they take turns
+  uint32_t last_turn = UINT32_MAX;  // the warp that ran last, if warps alternate
   std::vector<Event> events;
   uint32_t exited = 0, triggered = 0;
   bool has_triggered = false;
@@ -194,10 +194,10 @@ struct Block {
   std::unordered_map<uint32_t, Mbarrier> mbarriers;
   uint32_t next_operation = 0;  // of the async proxy
   Epoch operation_epochs[kAsyncOperations] = {};
-  BlockBarrier of_cluster;                      // in a cluster's first block
-  std::shared_ptr<TensorMemory> tensor_memory;  // where it has any
+  BlockBarrier of_cluster;                      // used in a cluster's first block
+  std::shared_ptr<TensorMemory> tensor_memory;  // null until it is used
 
-  std::byte* shared_at(uint32_t address) const;  // that lies in it
+  std::byte* shared_at(uint32_t address) const;  // the address must be valid
   bool can_run() const { return !runnable.empty() || !events.empty(); }
   bool done() const { return exited == threads.size(); }
 };
@@ -206,7 +206,7 @@ struct LaunchShape {
   dim3 grid, block;
   uint32_t cluster = 1;
   size_t dynamic_bytes = 0;
-  bool early = false;
+  bool pdl = false;
 };
 
 struct Launch {
@@ -214,14 +214,14 @@ struct Launch {
   LaunchShape shape;
   std::shared_ptr<const void> call;  // the kernel's parameters
   size_t call_bytes = 0;
-  void (*run)(const void*) = nullptr;  // calls it with them
+  void (*run)(const void*) = nullptr;  // calls the kernel with `call`
   uint32_t number = 0;
   uint32_t first_block = 0;
-  uint32_t first_concurrent_block = 0;  // for who does not wait for the launch before
+  uint32_t first_concurrent_block = 0;  // for threads that do not wait for the previous launch
   std::vector<uint32_t> clusters_to_start;
   uint32_t blocks = 0, ended = 0, triggered = 0;
   uint32_t resident = 1;  // clusters at a time
-  uint32_t lateness = 1;  // one turn in so many is a copy's that lands
+  uint32_t lateness = 1;  // one turn in `lateness` lets a copy land
 };
 
 // An operating-system thread with room for a block.
@@ -233,9 +233,9 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   void start(Block& block);
-  void run_slice(uint32_t turns);  // returns when the block has had them, or can do no more
+  void run_slice(uint32_t turns);  // returns after `turns` turns, or if the block cannot run
 
-  std::byte* shared() const { return shared_; }  // what is at address 0
+  std::byte* shared() const { return shared_; }  // at address 0
   std::byte* dynamic() const { return shared_ + kReservedShared; }
   std::byte* statics() const { return statics_; }
   size_t static_bytes() const { return static_bytes_; }
@@ -246,11 +246,11 @@ class Worker {
   std::unique_ptr<Block> block;
 
   static constexpr size_t kStackBytes = size_t{64} << 10;
-  static constexpr size_t kMostDynamic = size_t{256} << 10;
+  static constexpr size_t kMaxDynamic = size_t{256} << 10;
 
  private:
   void work();
-  Warp& take_warp();  // whose turn it is, out of those that can run
+  Warp& take_warp();  // the runnable warp whose turn it is
   void run_warp(Warp& warp);
 
   Machine& machine_;
@@ -268,8 +268,8 @@ class Worker {
 struct DeviceKind {
   const char* name;
   int major, minor;
-  int shared_bytes;  // of a block
-  int multiprocessors;
+  int shared_bytes;  // per block
+  int sms;
 };
 
 class Machine final : public ConflictListener {
@@ -279,11 +279,11 @@ class Machine final : public ConflictListener {
   // ---- what is simulated
   void set_device(const DeviceKind& kind) { device_ = kind; }
   const DeviceKind& device() const { return device_; }
-  // Numbers launches anew.
+  // Restarts the numbers of launches.
   void set_seed(uint64_t seed);
   void set_schedule(Schedule schedule) { schedule_ = schedule; }
   Schedule schedule() const { return schedule_; }
-  // The defect of defects.inc that is switched on, from 1 on; 0: none.
+  // Switches on a defect of defects.inc, counted from 1; 0: none.
   void plant(int defect) { planted_ = defect; }
   int planted() const { return planted_; }
   std::vector<Finding> take_findings();
@@ -294,14 +294,14 @@ class Machine final : public ConflictListener {
   // ---- the host's side
   cudaError_t launch(Launch launch);
   void enqueue(std::function<void()> work);
-  cudaError_t synchronize();  // runs what is queued; an error where a launch was aborted
+  cudaError_t synchronize();  // runs what is queued; an error if a launch was aborted
 
   // ---- for threads
   static Thread* current();
-  void wait(Thread& thread, const char* for_what, uint32_t site);  // until somebody wakes it
+  void wait(Thread& thread, const char* for_what, uint32_t site);  // until wake()
   void wake(Thread& thread);
   void yield(Thread& thread);
-  // Before each access: in step, all others have theirs first.
+  // Before each access: in step, all others have their access first.
   void take_turn(Thread& thread) {
     if (schedule_ == Schedule::kInStep) yield(thread);
   }
@@ -309,45 +309,45 @@ class Machine final : public ConflictListener {
                        uint32_t site);
   void wait_for_previous_launches(Thread& thread, uint32_t site);
   void trigger(Thread& thread);
-  // Where a generic address lies in the block's shared memory; false where it does not.
+  // The offset of a generic address in the block's shared memory; false if it lies elsewhere.
   bool shared_offset(const Block& block, const void* address, uint32_t& offset) const;
-  // Where bytes at a shared address lie, which may be another block's of the cluster; a finding, and
-  // the end of the thread, where they are not there.
+  // The bytes at a shared address, which may be in another block of the cluster. If they do not
+  // exist: a finding and the end of the thread.
   std::byte* shared_bytes(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site,
                           Block** owner = nullptr);
-  // Where products' operands must lie: the block's own dynamic shared memory.
+  // MMA operands must lie in the block's own dynamic shared memory.
   void require_dynamic(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site);
   void shared_access(const Accessor& by, Block& owner, AccessKind kind, uint32_t offset,
                      uint32_t bytes);
   void global_access(const Accessor& by, Block& block, AccessKind kind, const void* address,
                      size_t bytes);
-  // Of a thread's own memory, which its loads that are under way may write.
+  // An access to a thread's own memory, which its loads that are under way may write.
   void check_registers(Thread& thread, const void* address, size_t bytes, uint32_t site);
   void tensor_access(const Accessor& by, Block& block, AccessKind kind, uint32_t piece);
   Accessor ordinary(const Thread& thread, uint32_t site) const;
 
   void find(const Thread& thread, FindingKind kind, uint32_t site, const std::string& what,
             const std::string& address = {});
-  // The same, and the end of all that runs: it cannot go on.
+  // The same, and ends everything that runs, since the program cannot continue.
   [[noreturn]] void fail(const Thread& thread, FindingKind kind, uint32_t site,
                          const std::string& what, const std::string& address = {});
   bool aborting() const { return aborting_; }
   void thread_ended(Thread& thread);
-  void thread_left(Thread& thread);  // barriers and meetings do without it from now on
-  // Of a thread that ends.
+  void thread_left(Thread& thread);  // barriers and meetings no longer wait for it
+  // Checks of a thread that ends.
   void check_stores(Thread& thread);
   void check_tensor_memory(Thread& thread);
   void leave_cluster_barrier(Block& block);
   void add_event(Block& block, std::function<void()> happen, uint32_t arrives_from = 0);
-  // Whether asynchronous work is, and does not wait for an event of its own.
+  // Whether asynchronous work is done at once, without an event.
   bool done_at_once() const { return schedule_ != Schedule::kAny; }
-  // Of a group of warps; the least one first. In step there is none.
+  // The rank of a group of warps; the lowest one runs first. In step all have rank 0.
   uint32_t rank(uint32_t group) const {
     return schedule_ == Schedule::kByRank ? group_ranks_[group] : 0;
   }
 
   Random& random() { return random_; }
-  // For what its stack has before it starts: the schedule does not depend on it.
+  // For the contents of its stack before it starts; the schedule does not depend on it.
   Random random_of(const Thread& thread) const {
     return Random(seed_ << 48 ^ uint64_t{thread.block->number} << 16 ^ thread.index);
   }
@@ -378,7 +378,7 @@ class Machine final : public ConflictListener {
     std::unique_ptr<Launch> launch;
     std::function<void()> work;
   };
-  struct Origin {  // of a block number
+  struct Origin {  // of a range of block numbers
     uint32_t first;
     const void* kernel;
     dim3 grid;
@@ -389,7 +389,7 @@ class Machine final : public ConflictListener {
   uint64_t seed_ = 1;
   Schedule schedule_ = Schedule::kAny;
   int planted_ = 0;
-  std::array<uint32_t, kMostWarps / kGroup> group_ranks_{};
+  std::array<uint32_t, kMaxWarps / kGroup> group_ranks_{};
   size_t turns_of_blocks_ = 0;
   DeviceMemory memory_;
   Trace trace_;
@@ -401,18 +401,18 @@ class Machine final : public ConflictListener {
   std::unordered_map<const void*, Foreign> released_;
   std::vector<Origin> origins_;
   uint32_t next_block_ = 1;
-  uint32_t previous_launch_ = 0;  // its first block; 0: nothing overlaps with what comes next
+  uint32_t previous_launch_ = 0;  // its first block; 0: nothing overlaps with the next launch
   uint32_t launches_ever_ = 0;
   bool aborting_ = false, failed_ = false;
   std::vector<Finding> findings_;
-  std::vector<uint64_t> told_;
-  // Where the access is that `found` is told of.
+  std::vector<uint64_t> reported_;
+  // The access that `found` receives.
   const Block* accessed_block_ = nullptr;
   enum class Space { kGlobal, kShared, kTensor } accessed_ = Space::kGlobal;
   uintptr_t program_begin_ = 0, program_end_ = 0;
 };
 
-// "tensor memory, lane 16, column 8", of a place in its shadow.
+// "tensor memory, lane 16, column 8", from a place in its shadow.
 std::string describe_tensor_piece(size_t byte);
 
 }  // namespace tilemoe::simulator

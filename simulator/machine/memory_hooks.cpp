@@ -1,5 +1,6 @@
-// The program's own loads and stores: simulated sources are compiled with -fsanitize=thread, which
-// has the compiler call one of these before each. The sanitizer's runtime is not linked.
+// The program's own loads and stores: simulated sources are compiled with -fsanitize=thread, so
+// that the compiler calls one of these functions before each. The sanitizer's runtime is not
+// linked.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The functions of the CUDA runtime that the library and its verification call, on the simulated
-// GPU. Work is queued and runs when the host waits for it, so that early launches overlap.
+// GPU. Work is queued and runs when the host waits for it, so that launches with PDL overlap.
 #include "simulator/machine/runtime.h"
 
 #include <cuda.h>
@@ -20,11 +20,11 @@ using tilemoe::simulator::Machine;
 namespace tilemoe::simulator {
 namespace {
 
-std::map<const void*, int>& most_dynamic_bytes() {
+std::map<const void*, int>& max_dynamic_bytes() {
   static std::map<const void*, int> bytes;
   return bytes;
 }
-constexpr size_t kUnaskedBytes = 48 * 1024;
+constexpr size_t kDefaultMaxBytes = 48 * 1024;
 
 }  // namespace
 
@@ -42,12 +42,12 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
     if (attribute.id == cudaLaunchAttributeClusterDimension)
       started.shape.cluster = attribute.val.clusterDim.x;
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization)
-      started.shape.early = attribute.val.programmaticStreamSerializationAllowed != 0;
+      started.shape.pdl = attribute.val.programmaticStreamSerializationAllowed != 0;
   }
-  const auto most = most_dynamic_bytes().find(kernel);
-  const size_t allowed = most == most_dynamic_bytes().end()
-                             ? kUnaskedBytes
-                             : std::max(kUnaskedBytes, static_cast<size_t>(most->second));
+  const auto most = max_dynamic_bytes().find(kernel);
+  const size_t allowed = most == max_dynamic_bytes().end()
+                             ? kDefaultMaxBytes
+                             : std::max(kDefaultMaxBytes, static_cast<size_t>(most->second));
   if (config.dynamicSmemBytes > allowed) return cudaErrorInvalidValue;
   return Machine::instance().launch(std::move(started));
 }
@@ -63,7 +63,7 @@ __attribute__((noinline)) void leave_scraps() {
 cudaError_t set_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorInvalidValue;
   if (value > Machine::instance().device().shared_bytes) return cudaErrorInvalidValue;
-  most_dynamic_bytes()[kernel] = value;
+  max_dynamic_bytes()[kernel] = value;
   return cudaSuccess;
 }
 
@@ -196,7 +196,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::strncpy(properties->name, kind.name, sizeof(properties->name) - 1);
   properties->major = kind.major;
   properties->minor = kind.minor;
-  properties->multiProcessorCount = kind.multiprocessors;
+  properties->multiProcessorCount = kind.sms;
   properties->sharedMemPerBlockOptin = static_cast<size_t>(kind.shared_bytes);
   properties->sharedMemPerBlock = 48 * 1024;
   properties->l2CacheSize = 50 << 20;

@@ -24,7 +24,7 @@ bool happened(const Recorded& before, const Accessor& now) {
   return other.has(block) && at->second.of(other.index(before.agent)) >= before.epoch;
 }
 
-// An ordinary write that the async proxy meets, in the same cluster.
+// Whether the async proxy sees an ordinary write of the same cluster.
 bool fenced(const Recorded& before, const Accessor& now) {
   const uint32_t block = before.agent >> kLocalBits;
   if (before.epoch == 0 || block < now.knows->first_concurrent_block || !now.cluster->has(block) ||
@@ -48,8 +48,8 @@ class Check {
       cell.state = generation << Cell::kGenerationAt;
     }
     const bool known_before = !writes_ && is_repeated(cell, mask);
-    if (reads_ && (cell.state & mask) != mask && !told_) {
-      told_ = true;
+    if (reads_ && (cell.state & mask) != mask && !reported_) {
+      reported_ = true;
       listener_.found(Conflict::kNeverWritten, by_, nullptr, byte);
       cell.state |= mask;
     }
@@ -81,15 +81,15 @@ class Check {
   void meet_write(const Recorded& write, uint32_t mask, size_t byte) {
     if (write.epoch == 0 || (write.mask() & mask) == 0) return;
     if (!(atomic_ && write.atomic()) && !happened(write, by_))
-      tell(writes_ ? Conflict::kWriteOfWrite : Conflict::kReadOfWrite, write, byte);
+      report(writes_ ? Conflict::kWriteOfWrite : Conflict::kReadOfWrite, write, byte);
     else if (by_.async_proxy && !fenced(write, by_))
-      tell(Conflict::kUnfenced, write, byte);
+      report(Conflict::kUnfenced, write, byte);
   }
   void meet_read(const Recorded& read, uint32_t mask, size_t byte) {
     if (read.epoch == 0 || (read.mask() & mask) == 0 || (atomic_ && read.atomic())) return;
-    if (!happened(read, by_) && !of_warp_and_over(read)) tell(Conflict::kWriteOfRead, read, byte);
+    if (!happened(read, by_) && !of_warp_and_over(read)) report(Conflict::kWriteOfRead, read, byte);
   }
-  // Of a lane of the same warp, which has since exchanged registers with this one.
+  // Whether it is by a lane of the same warp that has since exchanged registers with this one.
   bool of_warp_and_over(const Recorded& read) const {
     const uint32_t local = (1u << kLocalBits) - 1;
     const uint32_t threads = by_.cluster->threads;
@@ -98,13 +98,13 @@ class Check {
     const uint32_t me = (by_.agent & local) % threads;
     return (read.agent & local) / 32 == me / 32 && by_.reads_done[read.agent % 32] >= read.epoch;
   }
-  void tell(Conflict conflict, const Recorded& other, size_t byte) {
-    if (told_) return;
-    told_ = true;
+  void report(Conflict conflict, const Recorded& other, size_t byte) {
+    if (reported_) return;
+    reported_ = true;
     listener_.found(conflict, by_, &other, byte);
   }
-  // Two readers are remembered: one that this read comes after is not needed any more. Of more that
-  // know nothing of each other, either is forgotten, by a rule that differs from place to place.
+  // Two readers are remembered. This read replaces one that it is ordered after; if no reader is,
+  // it replaces one of them by a rule that differs from place to place.
   Recorded& slot_for_read(Cell& cell, size_t byte) const {
     for (Recorded& read : cell.reads)
       if (read.epoch == 0 || (read.agent == by_.agent && by_.in_order)) return read;
@@ -115,7 +115,7 @@ class Check {
 
   const Accessor& by_;
   ConflictListener& listener_;
-  bool atomic_, writes_, reads_, told_ = false;
+  bool atomic_, writes_, reads_, reported_ = false;
 };
 
 }  // namespace

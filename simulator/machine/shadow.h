@@ -1,6 +1,6 @@
-// The shadow of simulated memory: of every 4 bytes, who wrote them last and who read them since,
-// and by which of the two proxies. An access that another one is not ordered with is found here,
-// whatever order they happened to run in.
+// The shadow of simulated memory: for every 4 bytes, who wrote them last and who read them since,
+// and by which of the two proxies. It detects two accesses that nothing orders, in whatever order
+// they happened to run.
 #pragma once
 
 #include <cstddef>
@@ -12,25 +12,25 @@ namespace tilemoe::simulator {
 
 enum class AccessKind : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
 
-// Agents of a block by their local numbers: its threads; what a thread copies by cp.async; then
-// operations of the async proxy, in turn; then each warp's products, and its loads from tensor
+// Agents of a block by their local numbers: its threads; the cp.async copies of each thread; then
+// operations of the async proxy, round-robin; then each warp's MMAs, and its loads from tensor
 // memory.
 constexpr uint32_t kLocalBits = 12;
 constexpr uint32_t kAsyncOperations = 64;
-constexpr uint32_t kMostWarps = 32;
+constexpr uint32_t kMaxWarps = 32;
 
-// The clocks of a cluster have its blocks' agents one after the other.
+// A cluster's clock has the agents of its blocks one block after the other.
 struct AgentsOfCluster {
   uint32_t first_block = 0;
   uint32_t blocks = 1;
   uint32_t threads = 0;  // of a block
 
   uint32_t first_operation() const { return 2 * threads; }
-  uint32_t first_products() const { return first_operation() + kAsyncOperations; }
-  uint32_t first_tensor_loads() const { return first_products() + kMostWarps; }
-  uint32_t of_block() const { return first_tensor_loads() + kMostWarps; }
+  uint32_t first_mmas() const { return first_operation() + kAsyncOperations; }
+  uint32_t first_tensor_loads() const { return first_mmas() + kMaxWarps; }
+  uint32_t of_block() const { return first_tensor_loads() + kMaxWarps; }
   bool has(uint32_t block) const { return block - first_block < blocks; }
-  // In a clock, of an agent of this cluster.
+  // The position in a clock of an agent of this cluster.
   size_t index(uint32_t agent) const {
     return ((agent >> kLocalBits) - first_block) * of_block() + (agent & ((1u << kLocalBits) - 1));
   }
@@ -51,7 +51,7 @@ struct Accessor {
   uint32_t site;            // where in the program: bytes from its beginning
 };
 
-// An access that was made: of 4 bytes by their mask.
+// An access that was made: the mask says to which of 4 bytes.
 struct Recorded {
   uint32_t agent = 0;
   Epoch epoch = 0;  // 0: none
@@ -66,13 +66,13 @@ struct Recorded {
 struct Cell {
   static constexpr uint32_t kWritten = 15, kAllocated = 16;
   static constexpr int kGenerationAt = 8;
-  uint32_t state = 0;  // bytes written, whether allocated, and of shared memory whose it is
+  uint32_t state = 0;  // bytes written, whether allocated, and the owner of shared memory
   Recorded write, reads[2];
 };
 
 enum class Conflict { kReadOfWrite, kWriteOfWrite, kWriteOfRead, kUnfenced, kNeverWritten };
 
-// Told of what an access is in conflict with; `other` is null where it read what nobody wrote.
+// Receives what an access conflicts with; `other` is null if it read what nobody wrote.
 class ConflictListener {
  public:
   virtual void found(Conflict conflict, const Accessor& by, const Recorded* other, size_t byte) = 0;
@@ -81,11 +81,11 @@ class ConflictListener {
   ~ConflictListener() = default;
 };
 
-// Whether what was recorded happened before.
+// Whether the recorded access happened before.
 bool ordered(const Recorded& before, const Accessor& now);
 
-// Checks and records an access of `bytes` bytes from byte `first` on; `cells` is the first byte's of
-// the space. Cells of another generation count as never used.
+// Checks and records an access to `bytes` bytes from byte `first` on; `cells` are the cells of the
+// space. Cells of another generation count as never used.
 void access(const Accessor& by, AccessKind kind, Cell* cells, size_t first, size_t bytes,
             uint32_t generation, ConflictListener& listener);
 

@@ -28,7 +28,7 @@ void end_phase_if_over(Thread& who, Mbarrier& barrier, uint32_t address) {
 void end_block_barrier(Block& block, BlockBarrier& barrier) {
   Machine& machine = *block.machine;
   for (Thread* thread : barrier.waiting) {
-    // It knew no more than what was gathered.
+    // The thread's own knowledge is part of what was gathered.
     Knowledge& knowledge = thread->knowledge;
     knowledge = barrier.gathering.all();
     machine.wake(*thread);
@@ -40,7 +40,7 @@ void end_block_barrier(Block& block, BlockBarrier& barrier) {
   ++barrier.phase;
 }
 
-// Knowledge of this cluster as others take it.
+// This cluster's knowledge in the form that other clusters use.
 Foreign as_foreign(const Thread& thread) {
   Foreign foreign = thread.knowledge.foreign ? *thread.knowledge.foreign : Foreign();
   Clock own = thread.knowledge.clock;
@@ -112,12 +112,12 @@ bool block_barrier(Thread& thread, uint32_t number, uint32_t threads, bool waits
 
 void Machine::thread_left(Thread& thread) {
   Block& block = *thread.block;
-  // Whole-block barriers do not count it any more.
+  // Whole-block barriers no longer count it.
   BlockBarrier& barrier = block.barriers[0];
   const auto all = static_cast<uint32_t>(block.threads.size()) - block.exited;
   if (barrier.arrived > 0 && barrier.expected == 0 && barrier.arrived == all)
     end_block_barrier(block, barrier);
-  // Who waits for it looks again.
+  // Wakes the lanes that wait for it.
   for (const Meeting& meeting : thread.warp->meetings)
     for (Thread* lane : thread.warp->lanes)
       if ((meeting.arrived >> lane->lane & 1) != 0) wake(*lane);
@@ -203,7 +203,7 @@ Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** o
   } else if (now.async_proxy = by_copy || block != thread.block; !ordered(write, now)) {
     machine.find(
         thread, FindingKind::kMissingProxyFence, site,
-        "no fence.mbarrier_init tells of a barrier that a copy or another block arrives at",
+        "no fence.mbarrier_init publishes a barrier that a copy or another block arrives at",
         shared_place(address));
   }
   return found->second;
@@ -275,7 +275,7 @@ void thread_fence(Thread& thread) {
   ++thread.epoch;
 }
 
-// Of what the block's own threads wrote: another block's have fences of their own.
+// Covers writes by the block's own threads: other blocks need fences of their own.
 void proxy_fence(Thread& thread) {
   const size_t agents = thread.block->agents.of_block(), first = thread.block->rank * agents;
   thread.knowledge.fenced.join(thread.knowledge.clock, first, first + agents);
@@ -295,7 +295,7 @@ void atomic_access(Thread& thread, void* address, size_t bytes, bool writes, boo
     for (const auto& [cluster, clock] : there) (*thread.acquired)[cluster].join(clock);
   }
   if (!writes) return;
-  if (!reads) there.clear();  // a store of its own, not one that goes on from another's
+  if (!reads) there.clear();  // an independent store, which does not continue another's release
   if (thread.released)
     for (const auto& [cluster, clock] : *thread.released) there[cluster].join(clock);
 }

@@ -10,9 +10,9 @@
 
 namespace tilemoe::simulator {
 
-// Waits until every lane of `mask` that has not exited is at an instruction of this kind, of which
-// `kind` is any address; the last one does `act(meeting)` for all. What it means for memory is up to
-// `act`: of itself, meeting orders nothing.
+// Waits until every lane of `mask` that has not exited is at an instruction of this kind, which an
+// address identifies; the last lane calls `act(meeting)` for all. Meeting alone orders no memory
+// accesses; `act` may.
 template <class Act>
 void meet(Thread& thread, const void* kind, uint32_t mask, const char* what, uint32_t site,
           void* operand, const Act& act);
@@ -20,24 +20,24 @@ void meet(Thread& thread, const void* kind, uint32_t mask, const char* what, uin
 // The lanes of a meeting know what each other did before.
 void share_knowledge(Warp& warp, uint32_t mask);
 
-// `threads` that are to arrive; 0: all of the block that have not exited. Of `value`, whether it was
-// true anywhere.
+// `threads` must arrive; 0: all of the block that have not exited. Returns whether `value` was true
+// for any of them.
 bool block_barrier(Thread& thread, uint32_t barrier, uint32_t threads, bool waits, bool value,
                    uint32_t site);
 
-// All blocks of the cluster.
+// Waits for all blocks of the cluster.
 void cluster_barrier(Thread& thread, uint32_t site);
 
 void mbarrier_init(Thread& thread, uint32_t address, uint32_t arrivals, uint32_t site);
-// Of what is at `address`, which may be another block's; a finding where nothing is. `by_copy`: one
-// that the thread starts arrives there.
+// The barrier at `address`, which may be in another block; a finding if none is there. `by_copy`: a
+// copy that the thread starts arrives there.
 Mbarrier& mbarrier_at(Thread& thread, uint32_t address, uint32_t site, Block** owner,
                       bool by_copy = false);
-// `bytes` more are to come in the phase.
+// Arrives, and expects `bytes` more in the phase.
 void mbarrier_arrive(Thread& thread, uint32_t address, uint32_t bytes, uint32_t site);
 bool mbarrier_test(Thread& thread, uint32_t address, uint32_t parity, uint32_t site);
 void mbarrier_wait(Thread& thread, uint32_t address, uint32_t parity, uint32_t site);
-// One arrival, or bytes that came; ends the phase where it is the last. `who` is in the trace.
+// Counts an arrival, or bytes that came; the last one ends the phase. `who` is for the trace.
 void count_arrival(Thread& who, Mbarrier& barrier, uint32_t address, uint32_t site);
 void count_bytes(Thread& who, Mbarrier& barrier, uint32_t address, uint32_t bytes, uint32_t site);
 
@@ -47,7 +47,7 @@ void proxy_fence(Thread& thread);
 void atomic_access(Thread& thread, void* address, size_t bytes, bool writes, bool reads,
                    uint32_t site);
 
-// ---- below: how
+// ---- implementation
 
 template <class Act>
 void meet(Thread& thread, const void* kind, uint32_t mask, const char* what, uint32_t site,

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint32_t kAllLanes = 0xffffffff;
 constexpr uint32_t kPieceBytes = 16;
-// Not there: the address of a kind of meeting.
+// Their addresses identify the kinds of meetings.
 const char kElect = 0, kAllocate = 0, kRelinquish = 0, kFree = 0, kLoad = 0, kWait = 0;
 
 std::string tensor_place(uint32_t address) {
@@ -47,7 +47,7 @@ void require_warp(const Meeting& met, Thread& thread, const char* what, uint32_t
                                 std::string(what) + " by a part of a warp");
 }
 
-// Lanes and columns that lie in one of the block's allocations; the thread's end where they do not.
+// Ends the thread unless the lanes and columns lie in one of the block's allocations.
 void require_allocated(Thread& thread, Block& block, uint32_t address, uint32_t lanes,
                        uint32_t columns, const char* what, uint32_t site) {
   const uint32_t lane = address >> 16, column = address & 0xffff;
@@ -63,7 +63,8 @@ void require_allocated(Thread& thread, Block& block, uint32_t address, uint32_t 
                                 tensor_place(address));
 }
 
-// Of `block`'s by tcgen05 instructions of `thread`, which know what it has passed a fence for.
+// Records an access to the tensor memory of `block` by a tcgen05 instruction of `thread`, which is
+// ordered after what the thread has passed a fence for.
 void touch(Thread& thread, Block& block, uint32_t agent, Epoch epoch, AccessKind kind,
            uint32_t address, uint32_t lanes, uint32_t columns, uint32_t site) {
   Knowledge knows;
@@ -87,7 +88,7 @@ void touch(Thread& thread, Block& block, uint32_t agent, Epoch epoch, AccessKind
 
 }  // namespace
 
-// Any lane, but the same one each time.
+// Elects any lane, but the same one each time.
 bool elect_lane(Thread& thread, uint32_t site) {
   Warp& warp = *thread.warp;
   meet(thread, &kElect, kAllLanes, "elect.sync", site, nullptr, [&](const Meeting& met) {
@@ -101,19 +102,19 @@ bool elect_lane(Thread& thread, uint32_t site) {
 
 namespace {
 
-// A lane of a warp that waits: whether it need not any more, and how often tensor memory had changed
-// when that was last looked at.
+// A lane of a warp that waits: whether its condition holds, and the number of changes of tensor
+// memory at the last check.
 struct Waiter {
   bool done = false;
   uint32_t changes = 0;
 };
 
-void tell_of_change(Machine& machine, TensorMemory& memory) {
+void notify_of_change(Machine& machine, TensorMemory& memory) {
   ++memory.changes;
   for (Thread* waiting : std::exchange(memory.waiting, {})) machine.wake(*waiting);
 }
 
-// All lanes of a warp call it. They meet and look, again after each change, until looks() is true.
+// All lanes of a warp call it. They meet and call looks() after each change, until it returns true.
 template <class Looks>
 void wait_as_warp(Thread& thread, const void* kind, const char* what, uint32_t site,
                   const Looks& looks) {
@@ -135,70 +136,73 @@ void wait_as_warp(Thread& thread, const void* kind, const char* what, uint32_t s
 
 }  // namespace
 
-// ---- pairs of blocks
+// ---- CTA pairs
 
 namespace {
 
-Block& other_of_pair(Thread& thread) {
+Block& other_cta(Thread& thread) {
   return *thread.block->cluster[thread.block->rank ^ 1];
 }
 
-// Of every tcgen05 instruction that is of one block or of a pair.
-void require_blocks(Thread& thread, int blocks, const char* what, uint32_t site) {
+// Checks the cta_group of a tcgen05 instruction: 1 or 2 CTAs.
+void require_ctas(Thread& thread, int ctas, const char* what, uint32_t site) {
   const Block& block = *thread.block;
   const auto misused = [&](const char* how) {
     block.machine->fail(thread, FindingKind::kTensorMemory, site, std::string(what) + how);
   };
   TensorMemory& memory = memory_of(*thread.block);
-  if (memory.blocks != 0 && memory.blocks != blocks)
-    misused(" of one block and of a pair in a kernel");
-  memory.blocks = blocks;
-  if (blocks == 1) return;
-  if (block.cluster.size() % 2 != 0) misused(" of a pair in a cluster that has no pairs");
-  if (other_of_pair(thread).done()) misused(" of a pair whose other block has ended");
+  if (memory.ctas != 0 && memory.ctas != ctas) misused(" of one CTA and of a CTA pair in a kernel");
+  memory.ctas = ctas;
+  if (ctas == 1) return;
+  if (block.cluster.size() % 2 != 0)
+    misused(" of a CTA pair in a cluster with an odd number of CTAs");
+  if (other_cta(thread).done()) misused(" of a CTA pair whose other CTA has ended");
 }
 
-// Whether a cluster's barrier, or what comes after one, tells that the other block has started.
-bool knows_of_other_block(Thread& thread) {
-  const Block& other = other_of_pair(thread);
+// Whether a cluster barrier, or what follows one, orders this thread after the other CTA's start.
+bool knows_of_other_cta(Thread& thread) {
+  const Block& other = other_cta(thread);
   return std::any_of(other.threads.begin(), other.threads.end(), [&](const Thread& one) {
     return thread.knowledge.clock.of(one.clock_index()) > 0;
   });
 }
 
-// What two warps call, one of each block. Either calls each() with the answer of together(), which
-// is asked when both are there, and again after a wait where it has none.
+// An instruction that two warps execute, one of each CTA of a pair. When both have arrived,
+// together() is called, and again after each change while it returns no answer; then both call
+// each(answer).
 template <class Together, class Each>
-void meet_in_pair(Thread& thread, const void* kind, const char* what, uint32_t number,
-                  uint32_t place, uint32_t site, const Together& together, const Each& each) {
+void meet_2cta(Thread& thread, const void* kind, const char* what, uint32_t number, uint32_t place,
+               uint32_t site, const Together& together, const Each& each) {
   Block& block = *thread.block;
   Machine& machine = *block.machine;
-  TensorMemory &mine = memory_of(block), &others = memory_of(other_of_pair(thread));
-  if (!knows_of_other_block(thread))
+  TensorMemory &mine = memory_of(block), &others = memory_of(other_cta(thread));
+  if (!knows_of_other_cta(thread))
     machine.fail(thread, FindingKind::kTensorMemory, site,
-                 std::string(what) + " of a pair, and nothing tells that its other block runs");
+                 std::string(what) +
+                     " of a CTA pair, and nothing orders it after the start of the other CTA");
   wait_as_warp(thread, kind, what, site, [&] {
     const uint32_t warp = thread.warp->index;
-    if (!mine.pair_call) mine.pair_call = {kind, number, place, warp, false, 0};
-    TensorMemory::PairCall& call = *mine.pair_call;
+    if (!mine.two_cta_call) mine.two_cta_call = {kind, number, place, warp, false, 0};
+    TensorMemory::TwoCtaCall& call = *mine.two_cta_call;
     if (call.kind != kind || call.warp != warp)
       machine.fail(thread, FindingKind::kTensorMemory, site,
-                   std::string(what) + " of a pair beside another warp's");
-    if (!call.answered && others.pair_call && !others.pair_call->answered) {
-      TensorMemory::PairCall& other = *others.pair_call;
+                   std::string(what) + " of a CTA pair while another warp executes one");
+    if (!call.answered && others.two_cta_call && !others.two_cta_call->answered) {
+      TensorMemory::TwoCtaCall& other = *others.two_cta_call;
       if (other.kind != kind || other.number != number || other.place != place ||
           other.warp != warp)
-        machine.fail(thread, FindingKind::kTensorMemory, site,
-                     std::string(what) + " of a pair whose other block calls something else");
+        machine.fail(
+            thread, FindingKind::kTensorMemory, site,
+            std::string(what) + " of a CTA pair whose other CTA executes another instruction");
       if (const std::optional<uint32_t> answer = together()) {
         call.answered = other.answered = true;
         call.answer = other.answer = *answer;
-        tell_of_change(machine, others);
+        notify_of_change(machine, others);
       }
     }
     if (!call.answered) return false;
     each(call.answer);
-    mine.pair_call.reset();
+    mine.two_cta_call.reset();
     return true;
   });
 }
@@ -209,7 +213,7 @@ void meet_in_pair(Thread& thread, const void* kind, const char* what, uint32_t n
 
 namespace {
 
-// A place on a multiple of its size, where none of these has anything.
+// A column at a multiple of `columns` from which on all of these memories are free.
 std::optional<uint32_t> free_place(Machine& machine, uint32_t columns,
                                    std::initializer_list<const TensorMemory*> memories) {
   std::vector<uint32_t> places;
@@ -225,7 +229,7 @@ std::optional<uint32_t> free_place(Machine& machine, uint32_t columns,
   return places[machine.random().below(static_cast<uint32_t>(places.size()))];
 }
 
-// Takes it, and writes its address.
+// Allocates the columns and writes their address.
 void take_columns(Thread& thread, uint32_t first, uint32_t columns, uint32_t shared,
                   uint32_t site) {
   Block& block = *thread.block;
@@ -249,36 +253,36 @@ void free_columns(Thread& thread, uint32_t address, uint32_t columns, uint32_t s
     machine.find(thread, FindingKind::kTensorMemory, site,
                  "tcgen05.dealloc by another warp than the one that allocated",
                  tensor_place(address));
-  // As a write, which comes after all that reads or writes it.
+  // Counts as a write, which must be ordered after all reads and writes.
   touch(thread, *thread.block, loads_agent(*thread.warp), thread.warp->tensor_load_epoch,
         AccessKind::kWrite, address, kTensorLanes, columns, site);
   for (uint32_t lane = 0; lane < kTensorLanes / kPieceLanes; ++lane)
     for (uint32_t column = address; column < address + columns; column += kPieceColumns)
       memory.cells[lane * (kTensorColumns / kPieceColumns) + column / kPieceColumns] = {};
   memory.allocations.erase(found);
-  tell_of_change(machine, memory);
+  notify_of_change(machine, memory);
 }
 
 }  // namespace
 
-void allocate_tensor_memory(Thread& thread, int blocks, uint32_t shared, uint32_t columns,
+void allocate_tensor_memory(Thread& thread, int ctas, uint32_t shared, uint32_t columns,
                             uint32_t site) {
   constexpr const char* kWhat = "tcgen05.alloc";
   Block& block = *thread.block;
   Machine& machine = *block.machine;
   TensorMemory& memory = memory_of(block);
-  require_blocks(thread, blocks, kWhat, site);
+  require_ctas(thread, ctas, kWhat, site);
   if (columns < 32 || columns > kTensorColumns || !std::has_single_bit(columns))
     machine.fail(thread, FindingKind::kTensorMemory, site,
                  "an allocation of " + std::to_string(columns) + " columns");
   if (memory.relinquished)
     machine.fail(thread, FindingKind::kTensorMemory, site,
                  "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
-  if (blocks == 2)
-    return meet_in_pair(
+  if (ctas == 2)
+    return meet_2cta(
         thread, &kAllocate, kWhat, columns, shared, site,
         [&] {
-          return free_place(machine, columns, {&memory, &memory_of(other_of_pair(thread))});
+          return free_place(machine, columns, {&memory, &memory_of(other_cta(thread))});
         },
         [&](uint32_t first) { take_columns(thread, first, columns, shared, site); });
   wait_as_warp(thread, &kAllocate, kWhat, site, [&] {
@@ -288,12 +292,12 @@ void allocate_tensor_memory(Thread& thread, int blocks, uint32_t shared, uint32_
   });
 }
 
-void relinquish_tensor_memory(Thread& thread, int blocks, uint32_t site) {
+void relinquish_tensor_memory(Thread& thread, int ctas, uint32_t site) {
   constexpr const char* kWhat = "tcgen05.relinquish_alloc_permit";
-  require_blocks(thread, blocks, kWhat, site);
+  require_ctas(thread, ctas, kWhat, site);
   TensorMemory& memory = memory_of(*thread.block);
-  if (blocks == 2)
-    return meet_in_pair(
+  if (ctas == 2)
+    return meet_2cta(
         thread, &kRelinquish, kWhat, 0, 0, site, [] { return std::optional<uint32_t>(0); },
         [&](uint32_t) { memory.relinquished = true; });
   meet(thread, &kRelinquish, kAllLanes, kWhat, site, nullptr, [&](const Meeting& met) {
@@ -302,12 +306,12 @@ void relinquish_tensor_memory(Thread& thread, int blocks, uint32_t site) {
   });
 }
 
-void free_tensor_memory(Thread& thread, int blocks, uint32_t address, uint32_t columns,
+void free_tensor_memory(Thread& thread, int ctas, uint32_t address, uint32_t columns,
                         uint32_t site) {
   constexpr const char* kWhat = "tcgen05.dealloc";
-  require_blocks(thread, blocks, kWhat, site);
-  if (blocks == 2)
-    return meet_in_pair(
+  require_ctas(thread, ctas, kWhat, site);
+  if (ctas == 2)
+    return meet_2cta(
         thread, &kFree, kWhat, columns, address, site, [] { return std::optional<uint32_t>(0); },
         [&](uint32_t) { free_columns(thread, address, columns, site); });
   meet(thread, &kFree, kAllLanes, kWhat, site, nullptr, [&](const Meeting& met) {
@@ -316,22 +320,22 @@ void free_tensor_memory(Thread& thread, int blocks, uint32_t address, uint32_t c
   });
 }
 
-// ---- products
+// ---- MMAs
 
 namespace {
 
-// The blocks that a product is of, in the order of its rows.
-std::vector<Block*> blocks_of(Block& block, int blocks) {
-  if (blocks == 1) return {&block};
+// The CTAs of an MMA, in the order of its rows.
+std::vector<Block*> ctas_of(Block& block, int ctas) {
+  if (ctas == 1) return {&block};
   const uint32_t first = block.rank & ~1u;
   return {block.cluster[first], block.cluster[first + 1]};
 }
 
-void compute(Block& block, const TensorProduct& product) {
-  const TensorInstruction& instruction = product.instruction;
+void compute(Block& block, const TensorMma& mma) {
+  const TensorInstruction& instruction = mma.instruction;
   const auto columns = static_cast<size_t>(instruction.columns);
-  const int rows = instruction.rows / product.blocks;  // of each block
-  const std::vector<Block*> blocks = blocks_of(block, product.blocks);
+  const int rows = instruction.rows / mma.ctas;  // of each block
+  const std::vector<Block*> ctas = ctas_of(block, mma.ctas);
   const auto operand = [](const Block& of, const MatrixDescriptor& descriptor, OperandMajor major,
                           int count) {
     const std::span<const std::byte> shared(of.worker->shared(),
@@ -339,63 +343,63 @@ void compute(Block& block, const TensorProduct& product) {
     return gather_operand(descriptor, major, count, shared);
   };
   std::vector<uint16_t> B;
-  for (const Block* of : blocks) {
+  for (const Block* of : ctas) {
     const std::vector<uint16_t> part =
-        operand(*of, product.b, instruction.b_major, instruction.columns / product.blocks);
+        operand(*of, mma.b, instruction.b_major, instruction.columns / mma.ctas);
     B.insert(B.end(), part.begin(), part.end());
   }
-  for (Block* of : blocks) {
-    const std::vector<uint16_t> A = operand(*of, product.a, instruction.a_major, rows);
+  for (Block* of : ctas) {
+    const std::vector<uint16_t> A = operand(*of, mma.a, instruction.a_major, rows);
     std::vector<float> D(static_cast<size_t>(rows) * columns);
-    float* const first = memory_of(*of).numbers.data() + (product.d & 0xffff);
-    if (product.accumulate)
+    float* const first = memory_of(*of).numbers.data() + (mma.d & 0xffff);
+    if (mma.accumulate)
       for (size_t row = 0; row < static_cast<size_t>(rows); ++row)
         std::copy_n(first + row * kTensorColumns, columns, &D[row * columns]);
     multiply(kHopperCore, instruction.type, rows, instruction.columns, A.data(), B.data(),
-             product.accumulate, D.data());
+             mma.accumulate, D.data());
     for (size_t row = 0; row < static_cast<size_t>(rows); ++row)
       std::copy_n(&D[row * columns], columns, first + row * kTensorColumns);
   }
 }
 
-// In the order in which they were started.
+// Computes MMAs in the order in which they were started.
 void compute_up_to(Block& block, TensorWork& work, uint64_t end) {
   for (; work.computed < end; ++work.computed) {
-    compute(block, work.products.front());
-    work.products.pop_front();
+    compute(block, work.mmas.front());
+    work.mmas.pop_front();
   }
 }
 
 }  // namespace
 
-void multiply_into_tensor_memory(Thread& thread, int blocks, uint32_t d, uint64_t a, uint64_t b,
+void multiply_into_tensor_memory(Thread& thread, int ctas, uint32_t d, uint64_t a, uint64_t b,
                                  uint32_t instruction_bits, bool accumulate, uint32_t site) {
   Block& block = *thread.block;
   Warp& warp = *thread.warp;
   Machine& machine = *block.machine;
   TensorWork& work = work_of(thread);
-  require_blocks(thread, blocks, "tcgen05.mma", site);
-  TensorProduct product{};
+  require_ctas(thread, ctas, "tcgen05.mma", site);
+  TensorMma mma{};
   try {
-    product = {.d = d,
-               .instruction = decode_tensor_instruction(instruction_bits, blocks),
-               .a = decode_tensor_descriptor(a),
-               .b = decode_tensor_descriptor(b),
-               .accumulate = accumulate,
-               .blocks = blocks,
-               .site = site};
+    mma = {.d = d,
+           .instruction = decode_tensor_instruction(instruction_bits, ctas),
+           .a = decode_tensor_descriptor(a),
+           .b = decode_tensor_descriptor(b),
+           .accumulate = accumulate,
+           .ctas = ctas,
+           .site = site};
   } catch (const std::invalid_argument& error) {
     machine.fail(thread, FindingKind::kOutOfBounds, site, error.what());
   }
-  const TensorInstruction& instruction = product.instruction;
-  const auto rows = static_cast<uint32_t>(instruction.rows / blocks);  // of each block
+  const TensorInstruction& instruction = mma.instruction;
+  const auto rows = static_cast<uint32_t>(instruction.rows / ctas);  // of each block
   const auto columns = static_cast<uint32_t>(instruction.columns);
   if (d >> 16 != 0)
     machine.fail(thread, FindingKind::kOutOfBounds, site, "128 rows begin at lane 0",
                  tensor_place(d));
 
-  const Accessor by = warps_products(thread, site);
-  for (Block* of : blocks_of(block, blocks)) {
+  const Accessor by = warp_mmas(thread, site);
+  for (Block* of : ctas_of(block, ctas)) {
     require_allocated(thread, *of, d, rows, columns, "tcgen05.mma", site);
     const auto read = [&](const MatrixDescriptor& descriptor, OperandMajor major, int count) {
       for (const OperandPiece& piece : operand_pieces(descriptor, major, count)) {
@@ -403,39 +407,39 @@ void multiply_into_tensor_memory(Thread& thread, int blocks, uint32_t d, uint64_
         machine.shared_access(by, *of, AccessKind::kRead, piece.address, kPieceBytes);
       }
     };
-    read(product.a, instruction.a_major, instruction.rows / blocks);
-    read(product.b, instruction.b_major, instruction.columns / blocks);
+    read(mma.a, instruction.a_major, instruction.rows / ctas);
+    read(mma.b, instruction.b_major, instruction.columns / ctas);
     if (accumulate)
       touch(thread, *of, by.agent, by.epoch, AccessKind::kRead, d, rows, columns, site);
     touch(thread, *of, by.agent, by.epoch, AccessKind::kWrite, d, rows, columns, site);
   }
 
-  work.products.push_back(product);
+  work.mmas.push_back(mma);
   ++work.started;
   work.last_site = site;
-  machine.trace().note(block.launch->number, block.linear, warp.index, Note::kProduct, d);
-  // It may be done at once, with all before it.
+  machine.trace().note(block.launch->number, block.linear, warp.index, Note::kMma, d);
+  // It may be computed at once, with all before it.
   if (machine.random().one_in(4) || machine.done_at_once())
     compute_up_to(block, work, work.started);
 }
 
-// What was started is done some time later, and the barrier told after that: of the products, and of
-// what their thread had been told before, such as that their operands had landed; not of what it did
-// itself.
-void commit_tensor_products(Thread& thread, int blocks, uint32_t address, uint32_t told,
-                            uint32_t site) {
+// The MMAs that were started are computed some time later; then this arrives at the barrier, which
+// publishes the MMAs and what their thread knew before, such as that their operands had landed, but
+// not what the thread did itself.
+void commit_tensor_mmas(Thread& thread, int ctas, uint32_t address, uint32_t cta_mask,
+                        uint32_t site) {
   Block& block = *thread.block;
   Machine& machine = *block.machine;
   Warp& warp = *thread.warp;
-  require_blocks(thread, blocks, "tcgen05.commit", site);
-  if (told == 0) told = 1u << block.rank;
-  if (told >> block.cluster.size() != 0)
+  require_ctas(thread, ctas, "tcgen05.commit", site);
+  if (cta_mask == 0) cta_mask = 1u << block.rank;
+  if (cta_mask >> block.cluster.size() != 0)
     machine.fail(thread, FindingKind::kOutOfBounds, site,
                  "tcgen05.commit to a block of no cluster");
   TensorWork& work = work_of(thread);
-  const Accessor by = warps_products(thread, site);
+  const Accessor by = warp_mmas(thread, site);
   for (uint32_t rank = 0; rank < block.cluster.size(); ++rank) {
-    if ((told >> rank & 1) == 0) continue;
+    if ((cta_mask >> rank & 1) == 0) continue;
     Block& there = *block.cluster[rank];
     mbarrier_at(thread, in_cluster(address, rank), site, nullptr);
     machine.add_event(
@@ -454,7 +458,7 @@ void commit_tensor_products(Thread& thread, int blocks, uint32_t address, uint32
         site);
   }
   work.committed = work.started;
-  ++warp.product_epoch;
+  ++warp.mma_epoch;
 }
 
 // ---- loads
@@ -540,7 +544,7 @@ void tensor_fence_after(Thread& thread) {
   work_of(thread).known.join(thread.knowledge.tensor);
 }
 
-// ---- what the machine asks
+// ---- checks by the machine
 
 void Machine::check_registers(Thread& thread, const void* address, size_t bytes, uint32_t site) {
   const auto* const begin = static_cast<const std::byte*>(address);
@@ -556,7 +560,7 @@ void Machine::check_tensor_memory(Thread& thread) {
   if (const TensorWork* const work = thread.tensor_work.get();
       work != nullptr && work->committed < work->started)
     find(thread, FindingKind::kTensorMemory, work->last_site,
-         "a thread ends and has not committed this product");
+         "a thread ends and has not committed this MMA");
   const Block& block = *thread.block;
   if (!block.done() || !block.tensor_memory) return;
   for (const auto& one : block.tensor_memory->allocations)

@@ -1,14 +1,16 @@
-// Tensor memory and what works on it: tcgen05. A multiprocessor's is its one block's here.
+// Tensor memory and the instructions that use it: tcgen05. An SM has one block here, which has all
+// of the SM's tensor memory.
 //
-// What tcgen05 instructions read and write is ordered by more than a barrier: of what another
-// thread's have done, or of what was committed, an instruction comes after that which its thread
-// has been told and has then passed tcgen05.fence::after_thread_sync for. A thread tells, by
-// whatever barrier, of what it knew at tcgen05.fence::before_thread_sync; tcgen05.commit tells of
-// its products by itself.
+// A barrier alone does not order tcgen05 instructions of two threads. An instruction is ordered
+// after another thread's tcgen05 instructions, or after a commit, if its thread has waited for a
+// barrier that publishes them and has then passed tcgen05.fence::after_thread_sync. A barrier
+// publishes what the arriving thread knew at its tcgen05.fence::before_thread_sync; tcgen05.commit
+// publishes its MMAs without a fence.
 //
-// `blocks` of an instruction is 1, or 2 of a pair: blocks of a cluster whose ranks differ in their
-// last bit. A kernel has instructions of one kind alone. What a pair's warps call together, both
-// call, or wait for.
+// `ctas` of an instruction is 1 (cta_group::1) or 2 (cta_group::2). A CTA pair is two CTAs of a
+// cluster whose ranks differ in the last bit. All instructions of a kernel have the same cta_group.
+// Both CTAs of a pair must execute alloc, dealloc and relinquish; the first one waits for the
+// other.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +31,10 @@ struct TensorMemory {
   struct Allocation {
     uint32_t first, columns, warp, site;
   };
-  // A pair's instruction that a warp of this block waits in for the other block's.
-  struct PairCall {
+  // An instruction of a CTA pair, in which a warp of this CTA waits for the other CTA's.
+  struct TwoCtaCall {
     const void* kind;
-    uint32_t number, place, warp;  // the same in both blocks
+    uint32_t number, place, warp;  // the same in both CTAs
     bool answered;
     uint32_t answer;
   };
@@ -42,22 +44,22 @@ struct TensorMemory {
       std::vector<Cell>(kTensorLanes / kPieceLanes * (kTensorColumns / kPieceColumns));
   std::vector<Allocation> allocations;
   bool relinquished = false;
-  std::vector<Thread*> waiting;  // for columns, or for the pair's other block
+  std::vector<Thread*> waiting;  // for columns, or for the other CTA of the pair
   uint32_t changes = 0;          // of either
-  int blocks = 0;                // of the block's instructions; 0: it had none so far
-  std::optional<PairCall> pair_call;
+  int ctas = 0;                  // of the block's instructions; 0: none so far
+  std::optional<TwoCtaCall> two_cta_call;
 };
 
-struct TensorProduct {
+struct TensorMma {
   uint32_t d;
   TensorInstruction instruction;
   MatrixDescriptor a, b;
   bool accumulate;
-  int blocks;
+  int ctas;
   uint32_t site;
 };
 
-// A lane's part of tcgen05.ld; its numbers may be there before they may be used.
+// A lane's part of tcgen05.ld; its numbers may land before they may be used.
 struct TensorLoad {
   float* to;
   uint32_t count;
@@ -66,29 +68,29 @@ struct TensorLoad {
   uint32_t site;
 };
 
-// A thread's.
+// The tcgen05 work of a thread.
 struct TensorWork {
-  Clock known;                         // of others' tcgen05: what its own comes after
-  std::deque<TensorProduct> products;  // that are yet to be computed
+  Clock known;                 // others' tcgen05 instructions that precede its own
+  std::deque<TensorMma> mmas;  // not yet computed
   uint64_t started = 0, committed = 0, computed = 0;
-  uint32_t last_site = 0;  // of a product
+  uint32_t last_site = 0;  // of an MMA
   std::vector<TensorLoad> loads;
 };
 
 bool elect_lane(Thread& thread, uint32_t site);
 // Writes the address of the first column to shared memory.
-void allocate_tensor_memory(Thread& thread, int blocks, uint32_t shared, uint32_t columns,
+void allocate_tensor_memory(Thread& thread, int ctas, uint32_t shared, uint32_t columns,
                             uint32_t site);
-void relinquish_tensor_memory(Thread& thread, int blocks, uint32_t site);
-void free_tensor_memory(Thread& thread, int blocks, uint32_t address, uint32_t columns,
+void relinquish_tensor_memory(Thread& thread, int ctas, uint32_t site);
+void free_tensor_memory(Thread& thread, int ctas, uint32_t address, uint32_t columns,
                         uint32_t site);
-// `d` an address in tensor memory; the others are words of tensor_words.h.
-void multiply_into_tensor_memory(Thread& thread, int blocks, uint32_t d, uint64_t a, uint64_t b,
+// `d` is an address in tensor memory; the others are words of tensor_words.h.
+void multiply_into_tensor_memory(Thread& thread, int ctas, uint32_t d, uint64_t a, uint64_t b,
                                  uint32_t instruction, bool accumulate, uint32_t site);
-// Arrives at the same place of each block of the cluster whose bit is set in `told`; 0: here.
-void commit_tensor_products(Thread& thread, int blocks, uint32_t barrier, uint32_t told,
-                            uint32_t site);
-// 16 lanes by 8 `pieces` columns, 4 `pieces` numbers a lane.
+// Arrives at `barrier` in each CTA of the cluster whose bit is set in `cta_mask`; 0: in this CTA.
+void commit_tensor_mmas(Thread& thread, int ctas, uint32_t barrier, uint32_t cta_mask,
+                        uint32_t site);
+// 16 lanes by 8 `pieces` columns, 4 `pieces` numbers per lane.
 void load_tensor_memory(Thread& thread, float* to, uint32_t pieces, uint32_t address,
                         uint32_t site);
 void wait_for_tensor_loads(Thread& thread, uint32_t site);

@@ -12,7 +12,7 @@
 
 namespace tilemoe::simulator {
 
-// Of one thread. Shared memory is read at some time, and global memory written at another.
+// A thread's store. It reads shared memory at one time and writes global memory at a later one.
 struct BoxStore {
   AsyncAgent reader, writer;
   bool has_read = false, is_complete = false;

@@ -11,12 +11,12 @@ namespace {
 
 using Events = std::vector<TraceEvent>;  // of one block, in order
 
-// A line of a drawing, of which a column stands for several events.
+// A line of a drawing; each column stands for several events.
 class Line {
  public:
   Line(size_t columns, size_t events) : text_(columns, ' '), events_(events) {}
   size_t column(size_t event) const { return event * text_.size() / events_; }
-  // Where several come together, the one that stands further back in kLetters.
+  // If several share a column, the one further back in kLetters wins.
   void put(size_t event, char letter) {
     char& at = text_[column(event)];
     if (kLetters.find(letter) > kLetters.find(at)) at = letter;
@@ -33,7 +33,7 @@ class Line {
   size_t events_;
 };
 
-// A stage of a ring: a barrier at which copies land, and the one that tells that it is free again.
+// A stage of a ring: the barrier at which copies land, and the one that releases the stage.
 struct Stage {
   uint32_t full, empty;
 };
@@ -47,7 +47,7 @@ std::vector<Stage> stages_of(const Events& events) {
     if (event.note == Note::kArrive || event.note == Note::kPhaseEnds) empty.insert(event.detail);
   }
   for (const uint32_t barrier : full) empty.erase(barrier);
-  // A ring has them in one order, and uses them from the first on; the last may not be released.
+  // A ring uses its stages from the first on; the last ones may not be released.
   std::vector<Stage> stages;
   if (empty.size() > full.size()) return stages;
   auto free = empty.begin();
@@ -85,7 +85,7 @@ char letter_of(Note note) {
     case Note::kBlockBarrier: return '|';
     case Note::kStore: return 'S';
     case Note::kCopy: return 'L';
-    case Note::kProduct: return '#';
+    case Note::kMma: return '#';
     default: return ' ';
   }
 }
@@ -105,13 +105,13 @@ std::string draw_warp(uint32_t warp, const Events& events, size_t columns) {
   return line.text();
 }
 
-// By what its warps do.
+// A warp's role, from what it does.
 std::string role_of(uint32_t warp, const Events& events) {
   bool loads = false, multiplies = false, stores = false;
   for (const TraceEvent& event : events) {
     if (event.warp != warp) continue;
     loads = loads || event.note == Note::kCopy;
-    multiplies = multiplies || event.note == Note::kProduct;
+    multiplies = multiplies || event.note == Note::kMma;
     stores = stores || event.note == Note::kStore;
   }
   std::string role = loads ? " loads" : "";
@@ -160,7 +160,7 @@ void Trace::clear() {
 }
 
 void Trace::draw(std::ostream& out, int columns) const {
-  out << "time goes from left to right, each block's by itself\n"
+  out << "time goes from left to right, separately in each block\n"
          "  stage: ~ loading   = full       warp: L starts a copy   # multiplies   S starts a "
          "store\n"
          "                                        - runs   . waits for a stage   | block "

@@ -1,5 +1,5 @@
-// What happened, in the order of simulated time: a digest of all of it, and where it is asked for
-// the events themselves, drawn as a table of warps over time.
+// What happened, in the order of simulated time: a digest of it and, on request, the events, drawn
+// as a table of warps over time.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace tilemoe::simulator {
 enum class Note : uint8_t {
   kBlockStarts,
   kBlockEnds,
-  kTurn,       // a warp goes on
+  kTurn,       // a warp runs
   kLanded,     // what it copied
   kArrive,     // at a barrier of shared memory
   kPhaseEnds,  // of one
@@ -20,7 +20,7 @@ enum class Note : uint8_t {
   kPassed,     // it
   kBlockBarrier,
   kCopy,  // starts an asynchronous copy
-  kProduct,
+  kMma,
   kStore,  // starts an asynchronous store
 };
 
@@ -42,8 +42,8 @@ class Trace {
   uint64_t digest() const { return digest_; }
   uint64_t time() const { return time_; }
   void clear();
-  // Every launch, block by block: a line a stage of its ring and a line a warp, time from left to
-  // right in `columns` columns. Of kernels without a pipeline a line says that they ran.
+  // Draws every launch, block by block: one line per stage of its ring and one per warp, time from
+  // left to right in `columns` columns. A kernel without a pipeline has one line.
   void draw(std::ostream& out, int columns) const;
 
  private:

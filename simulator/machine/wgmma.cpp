@@ -19,7 +19,7 @@ constexpr uint32_t kPieceBytes = 16;
 constexpr uint32_t kWarps = 4;  // of a warpgroup
 constexpr int kRows = 16;       // of a warp
 
-// A warp's 16 rows of D while products are under way.
+// A warp's 16 rows of D while MMAs are under way.
 struct Accumulators {
   std::array<float*, kLanes> registers;
   size_t columns;
@@ -35,23 +35,23 @@ struct Accumulators {
   }
 };
 
-struct Product {
-  ProductShape shape;
+struct Mma {
+  MmaShape shape;
   uint64_t a, b;
   bool accumulate;
   std::shared_ptr<Accumulators> of;
 };
 struct Group {
   Epoch epoch;
-  std::vector<Product> products;  // that are yet to be computed
+  std::vector<Mma> mmas;  // not yet computed
   std::vector<std::shared_ptr<Accumulators>> holds;
 };
 
 }  // namespace
 
-struct WarpProducts {
+struct WarpMmas {
   bool fenced = false;
-  std::vector<Product> open;
+  std::vector<Mma> open;
   std::deque<Group> groups;
   std::vector<std::shared_ptr<Accumulators>> accumulators;
 };
@@ -61,67 +61,65 @@ namespace {
 // Instructions that lanes meet at.
 const char kMultiply = 0, kFence = 0, kCommit = 0, kWait = 0;
 
-WarpProducts& products_of(Warp& warp) {
-  if (!warp.products) warp.products = std::make_shared<WarpProducts>();
-  return *warp.products;
+WarpMmas& mmas_of(Warp& warp) {
+  if (!warp.mmas) warp.mmas = std::make_shared<WarpMmas>();
+  return *warp.mmas;
 }
 
 OperandMajor major(bool mn) {
   return mn ? OperandMajor::kMN : OperandMajor::kK;
 }
 
-// Takes the lanes' registers where no product under way has them.
-std::shared_ptr<Accumulators> accumulators_of(WarpProducts& products, const Meeting& met,
-                                              int columns) {
-  for (const auto& held : products.accumulators)
-    if (held->registers[0] == met.operands[0]) return held;
-  auto held = std::make_shared<Accumulators>();
-  held->columns = static_cast<size_t>(columns);
-  held->D.resize(kRows * held->columns);
+// Takes the lanes' registers unless an MMA under way has them.
+std::shared_ptr<Accumulators> accumulators_of(WarpMmas& mmas, const Meeting& met, int columns) {
+  for (const auto& taken : mmas.accumulators)
+    if (taken->registers[0] == met.operands[0]) return taken;
+  auto taken = std::make_shared<Accumulators>();
+  taken->columns = static_cast<size_t>(columns);
+  taken->D.resize(kRows * taken->columns);
   for (uint32_t lane = 0; lane < kLanes; ++lane)
-    held->registers[lane] = static_cast<float*>(met.operands[lane]);
-  held->each([](float& number, float& registers) {
+    taken->registers[lane] = static_cast<float*>(met.operands[lane]);
+  taken->each([](float& number, float& registers) {
     number = std::exchange(registers, std::numeric_limits<float>::quiet_NaN());
   });
-  products.accumulators.push_back(held);
-  return held;
+  mmas.accumulators.push_back(taken);
+  return taken;
 }
 
-// To the lanes' registers, of those that no product under way has any more.
-void give_back(WarpProducts& products) {
-  std::erase_if(products.accumulators, [](const auto& held) {
-    if (held.use_count() > 1) return false;
-    held->each([](const float& number, float& registers) { registers = number; });
+// Writes the accumulators that no MMA under way uses to the lanes' registers.
+void give_back(WarpMmas& mmas) {
+  std::erase_if(mmas.accumulators, [](const auto& taken) {
+    if (taken.use_count() > 1) return false;
+    taken->each([](const float& number, float& registers) { registers = number; });
     return true;
   });
 }
 
-void compute(const Warp& warp, const Product& product) {
+void compute(const Warp& warp, const Mma& mma) {
   const Block& block = *warp.block;
   const std::span<const std::byte> shared(block.worker->shared(),
                                           kReservedShared + block.dynamic_bytes);
   const std::vector<uint16_t> A = gather_operand(
-      decode_matrix_descriptor(product.a), major(product.shape.a_mn_major), kWarps * kRows, shared);
-  const std::vector<uint16_t> B =
-      gather_operand(decode_matrix_descriptor(product.b), major(product.shape.b_mn_major),
-                     product.shape.columns, shared);
+      decode_matrix_descriptor(mma.a), major(mma.shape.a_mn_major), kWarps * kRows, shared);
+  const std::vector<uint16_t> B = gather_operand(
+      decode_matrix_descriptor(mma.b), major(mma.shape.b_mn_major), mma.shape.columns, shared);
   multiply(block.machine->device().major >= 9 ? kHopperCore : kAmpereCore,
-           product.shape.bfloat16 ? OperandType::kBFloat16 : OperandType::kFloat16, kRows,
-           product.shape.columns, A.data() + kRows * kStepsOfSum * (warp.index % kWarps), B.data(),
-           product.accumulate, product.of->D.data());
+           mma.shape.bfloat16 ? OperandType::kBFloat16 : OperandType::kFloat16, kRows,
+           mma.shape.columns, A.data() + kRows * kStepsOfSum * (warp.index % kWarps), B.data(),
+           mma.accumulate, mma.of->D.data());
 }
 void compute(const Warp& warp, Group& group) {
-  for (const Product& product : std::exchange(group.products, {})) compute(warp, product);
+  for (const Mma& mma : std::exchange(group.mmas, {})) compute(warp, mma);
 }
 
 }  // namespace
 
-void fence_products(Thread& thread, uint32_t site) {
+void fence_mmas(Thread& thread, uint32_t site) {
   meet(thread, &kFence, kAllLanes, "wgmma.fence", site, nullptr,
-       [&](const Meeting&) { products_of(*thread.warp).fenced = true; });
+       [&](const Meeting&) { mmas_of(*thread.warp).fenced = true; });
 }
 
-void multiply_group(Thread& thread, const ProductShape& shape, float* d, uint64_t a, uint64_t b,
+void multiply_group(Thread& thread, const MmaShape& shape, float* d, uint64_t a, uint64_t b,
                     bool accumulate, uint32_t site) {
   Warp& warp = *thread.warp;
   Block& block = *thread.block;
@@ -129,13 +127,13 @@ void multiply_group(Thread& thread, const ProductShape& shape, float* d, uint64_
   meet(thread, &kMultiply, kAllLanes, "wgmma", site, d, [&](const Meeting& met) {
     if (met.arrived != kAllLanes)
       machine.fail(thread, FindingKind::kDivergence, site, "wgmma by a part of a warp");
-    WarpProducts& products = products_of(warp);
-    if (!products.fenced)
+    WarpMmas& mmas = mmas_of(warp);
+    if (!mmas.fenced)
       machine.find(thread, FindingKind::kBarrierMisuse, site,
                    "wgmma without wgmma.fence after registers were the threads' own");
-    // The warp's own rows of A, and a quarter of B's: of the others its warpgroup's other warps
-    // must know as well.
-    const Accessor by = warps_products(thread, site);
+    // Checks the warp's own rows of A and a quarter of B's; the other warps of the warpgroup check
+    // the rest.
+    const Accessor by = warp_mmas(thread, site);
     const auto read = [&](uint64_t bits, bool mn_major, int rows) {
       const MatrixDescriptor descriptor = decode_matrix_descriptor(bits);
       const int quarter = rows / static_cast<int>(kWarps);
@@ -152,44 +150,43 @@ void multiply_group(Thread& thread, const ProductShape& shape, float* d, uint64_
     } catch (const std::invalid_argument& error) {
       machine.fail(thread, FindingKind::kOutOfBounds, site, error.what());
     }
-    products.open.push_back(
-        {shape, a, b, accumulate, accumulators_of(products, met, shape.columns)});
-    machine.trace().note(block.launch->number, block.linear, warp.index, Note::kProduct,
+    mmas.open.push_back({shape, a, b, accumulate, accumulators_of(mmas, met, shape.columns)});
+    machine.trace().note(block.launch->number, block.linear, warp.index, Note::kMma,
                          decode_matrix_descriptor(a).start);
   });
 }
 
-// They take place at once, or as late as can be. Where all asynchronous work is done at once, the
-// threads have their registers back as well.
-void commit_products(Thread& thread, uint32_t site) {
+// The MMAs take place at once, or as late as possible. If all asynchronous work is done at once,
+// the threads get their registers back as well.
+void commit_mmas(Thread& thread, uint32_t site) {
   Warp& warp = *thread.warp;
   meet(thread, &kCommit, kAllLanes, "wgmma.commit_group", site, nullptr, [&](const Meeting&) {
-    WarpProducts& products = products_of(warp);
+    WarpMmas& mmas = mmas_of(warp);
     Machine& machine = *thread.block->machine;
-    const bool early = products.groups.empty() && machine.random().one_in(3);
-    Group& group = products.groups.emplace_back();
-    group.epoch = warp.product_epoch++;
-    group.products = std::exchange(products.open, {});
-    for (const Product& product : group.products) group.holds.push_back(product.of);
+    const bool early = mmas.groups.empty() && machine.random().one_in(3);
+    Group& group = mmas.groups.emplace_back();
+    group.epoch = warp.mma_epoch++;
+    group.mmas = std::exchange(mmas.open, {});
+    for (const Mma& mma : group.mmas) group.holds.push_back(mma.of);
     if (early || machine.done_at_once()) compute(warp, group);
-    if (machine.done_at_once()) group.holds.clear(), give_back(products);
+    if (machine.done_at_once()) group.holds.clear(), give_back(mmas);
   });
 }
 
-void wait_for_products(Thread& thread, size_t pending, uint32_t site) {
+void wait_for_mmas(Thread& thread, size_t pending, uint32_t site) {
   Warp& warp = *thread.warp;
   meet(thread, &kWait, kAllLanes, "wgmma.wait_group", site, nullptr, [&](const Meeting&) {
-    WarpProducts& products = products_of(warp);
-    while (products.groups.size() > pending) {
-      Group& group = products.groups.front();
+    WarpMmas& mmas = mmas_of(warp);
+    while (mmas.groups.size() > pending) {
+      Group& group = mmas.groups.front();
       compute(warp, group);
       const uint32_t agent =
-          thread.block->number << kLocalBits | (thread.block->agents.first_products() + warp.index);
+          thread.block->number << kLocalBits | (thread.block->agents.first_mmas() + warp.index);
       for (Thread* lane : warp.lanes) know(*lane, {agent, group.epoch});
-      products.groups.pop_front();
+      mmas.groups.pop_front();
     }
-    give_back(products);
-    products.fenced = false;
+    give_back(mmas);
+    mmas.fenced = false;
   });
 }
 

@@ -1,4 +1,4 @@
-// wgmma: a warp's part of its warpgroup's products.
+// wgmma: a warp's part of its warpgroup's MMAs.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace tilemoe::simulator {
 
-struct ProductShape {
+struct MmaShape {
   bool bfloat16;
   int columns;
   bool a_mn_major, b_mn_major;
 };
 
 // The warp's 16 rows of D (64, columns) += A B^T, by the descriptors of A and B. `d` is the lane's
-// columns / 2 numbers of D: from now on they are the tensor core's, until the product has been
-// waited for. A thread that reads them before finds NaN.
-void multiply_group(Thread& thread, const ProductShape& shape, float* d, uint64_t a, uint64_t b,
+// columns / 2 numbers of D: from now on they belong to the tensor core, until the MMA has been
+// waited for. A thread that reads them earlier reads NaN.
+void multiply_group(Thread& thread, const MmaShape& shape, float* d, uint64_t a, uint64_t b,
                     bool accumulate, uint32_t site);
-void fence_products(Thread& thread, uint32_t site);
-void commit_products(Thread& thread, uint32_t site);
-// Until at most `pending` of the warp's groups are under way.
-void wait_for_products(Thread& thread, size_t pending, uint32_t site);
+void fence_mmas(Thread& thread, uint32_t site);
+void commit_mmas(Thread& thread, uint32_t site);
+// Waits until at most `pending` of the warp's groups are under way.
+void wait_for_mmas(Thread& thread, size_t pending, uint32_t site);
 
 }  // namespace tilemoe::simulator

@@ -47,7 +47,7 @@ std::byte* reserve(size_t bytes) {
   return static_cast<std::byte*>(memory);
 }
 
-constexpr uint32_t kMostThreads = 1024;
+constexpr uint32_t kMaxThreads = 1024;
 
 }  // namespace
 
@@ -61,8 +61,8 @@ Thread* Machine::current() {
 
 Worker::Worker(Machine& machine)
     : machine_(machine),
-      shared_(reserve(kReservedShared + kMostDynamic)),
-      stacks_(reserve(kMostThreads * kStackBytes)),
+      shared_(reserve(kReservedShared + kMaxDynamic)),
+      stacks_(reserve(kMaxThreads * kStackBytes)),
       thread_([this] { work(); }) {
   done_.acquire();
 }
@@ -71,8 +71,8 @@ Worker::~Worker() {
   stop_ = true;
   go_.release();
   thread_.join();
-  munmap(shared_, kReservedShared + kMostDynamic);
-  munmap(stacks_, kMostThreads * kStackBytes);
+  munmap(shared_, kReservedShared + kMaxDynamic);
+  munmap(stacks_, kMaxThreads * kStackBytes);
 }
 
 void Worker::run_slice(uint32_t turns) {
@@ -83,7 +83,7 @@ void Worker::run_slice(uint32_t turns) {
 
 void Worker::start(Block& started) {
   const dim3 size = started.launch->shape.block;
-  // What nobody has written shows, as NaN of every type.
+  // NaN in every type, so that reads of what nobody has written show.
   std::memset(dynamic(), 0xff, started.dynamic_bytes);
   const size_t cells = started.shared_bytes / 4 + 1;
   if (cells_.size() < cells) cells_.resize(cells);
@@ -165,7 +165,7 @@ Warp& Worker::take_warp() {
     which += machine_.random().below(static_cast<uint32_t>(runnable.size()));
   } else {
     const auto warps = static_cast<uint32_t>(block->warps.size());
-    const auto turn = [&](const Warp* warp) {  // the least one first
+    const auto turn = [&](const Warp* warp) {  // the lowest one runs first
       return machine_.rank(warp->index / kGroup) * warps +
              (warp->index + warps - block->last_turn - 1) % warps;
     };
@@ -180,8 +180,8 @@ Warp& Worker::take_warp() {
   return warp;
 }
 
-// Until all of its lanes wait for what others do, or it has had its turn; where warps take turns by
-// rank or in step, that is each lane once.
+// Runs until all lanes wait for others, or the warp's turn ends; by rank or in step a turn runs
+// each lane once.
 void Worker::run_warp(Warp& warp) {
   machine_.trace().note(block->launch->number, block->linear, warp.index, Note::kTurn, 0);
   const auto lanes = static_cast<uint32_t>(warp.lanes.size());
@@ -236,7 +236,7 @@ void Machine::wake(Thread& thread) {
   warp.block->runnable.push_back(&warp);
 }
 
-// Others may go on first.
+// Lets others run first.
 void Machine::yield(Thread& thread) {
   thread.back = std::move(thread.back).resume();
 }

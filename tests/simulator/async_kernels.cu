@@ -20,7 +20,7 @@ constexpr int kStages = 2, kTileBytes = 64 * 128, kConsumers = 128;
 constexpr int kBAt = kStages * kTileBytes, kDAt = kBAt + kTileBytes,
               kBarriersAt = kDAt + kTileBytes;
 constexpr int kSharedBytes = kBarriersAt + 64;
-static_assert(kSharedBytes <= 48 * 1024, "as much as needs no asking");
+static_assert(kSharedBytes <= 48 * 1024, "more requires cudaFuncSetAttribute");
 
 // Number (row, column) of a tile of rows of 128 bytes, swizzled.
 __device__ __nv_bfloat16* number_of(uint8_t* tile, int row, int column) {
@@ -35,7 +35,7 @@ struct Params {
   const uint16_t* B;
 };
 
-template <Product kHow, Cluster kCluster, int kBlocks>
+template <Gemm kHow, Cluster kCluster, int kBlocks>
 __global__ void multiply_tiles(const __grid_constant__ Params params) {
   TILEMOE_DYNAMIC_SHARED(uint8_t, memory, 1024);
   const uint32_t shared = ptx::shared_address(memory);
@@ -47,7 +47,7 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
       ptx::mbarrier_init(full(stage), 1);
       ptx::mbarrier_init(empty(stage), kConsumers / 32 * (rank == 0 ? kBlocks : 1));
     }
-    if (kHow != Product::kNoInitFence) ptx::fence_mbarrier_init();
+    if (kHow != Gemm::kNoInitFence) ptx::fence_mbarrier_init();
   }
   if (kBlocks > 1 && kCluster != Cluster::kNoFirstSync)
     ptx::cluster_sync();
@@ -56,16 +56,16 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
 
   if (thread >= kConsumers) {
     if (thread > kConsumers) return;
-    for (int step = 0; step < kProductSteps; ++step) {
+    for (int step = 0; step < kGemmSteps; ++step) {
       const int stage = step % kStages;
       const uint32_t parity = static_cast<uint32_t>(step / kStages) & 1;
-      if (kHow != Product::kNoEmptyWait && kCluster != Cluster::kNoPeerWait && rank == 0)
+      if (kHow != Gemm::kNoEmptyWait && kCluster != Cluster::kNoPeerWait && rank == 0)
         ptx::mbarrier_wait(empty(stage), parity ^ 1);
-      // The other block's own tells when it may be expected again.
+      // In the other CTA its own barrier says when the next stage may be expected.
       if (rank != 0) ptx::mbarrier_wait(empty(stage), parity ^ 1);
-      constexpr int kBytes = kHow == Product::kTooFewBytes    ? kTileBytes / 2
-                             : kHow == Product::kTooManyBytes ? 2 * kTileBytes
-                                                              : kTileBytes;
+      constexpr int kBytes = kHow == Gemm::kTooFewBytes    ? kTileBytes / 2
+                             : kHow == Gemm::kTooManyBytes ? 2 * kTileBytes
+                                                           : kTileBytes;
       ptx::mbarrier_arrive_expect_bytes(full(stage), kBytes);
       if (rank != 0) continue;
       const uint32_t to = shared + static_cast<uint32_t>(stage * kTileBytes);
@@ -79,22 +79,22 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
 
   for (int i = thread; i < 64 * 64; i += kConsumers)
     *number_of(memory + kBAt, i / 64, i % 64) = __ushort_as_bfloat16(params.B[i]);  // writes_B
-  if (kHow != Product::kNoOperandFence) ptx::fence_proxy_async();
+  if (kHow != Gemm::kNoOperandFence) ptx::fence_proxy_async();
   ptx::barrier_sync(1, kConsumers);
 
   float D[32];
-  constexpr uint32_t kStride = kHow == Product::kWrongStride ? 2048 : 1024;
+  constexpr uint32_t kStride = kHow == Gemm::kWrongStride ? 2048 : 1024;
   const auto release = [&](int stage) {
     if (thread % 32 == 0) ptx::mbarrier_arrive(empty(stage));
-    // Block 0 loads for both.
+    // CTA 0 loads for both.
     if (kBlocks > 1 && rank != 0 && thread % 32 == 1)
       ptx::mbarrier_arrive_cluster(ptx::cluster_address(empty(stage), 0));
   };
-  for (int step = 0; step < kProductSteps; ++step) {
+  for (int step = 0; step < kGemmSteps; ++step) {
     const int stage = step % kStages;
-    if (kHow != Product::kNoFullWait)
+    if (kHow != Gemm::kNoFullWait)
       ptx::mbarrier_wait(full(stage), static_cast<uint32_t>(step / kStages) & 1);
-    if (kHow != Product::kNoWgmmaFence) ptx::wgmma_fence();
+    if (kHow != Gemm::kNoWgmmaFence) ptx::wgmma_fence();
     for (uint32_t k = 0; k < 4; ++k) {
       const uint32_t stage_at = shared + static_cast<uint32_t>(stage * kTileBytes);
       const uint64_t a = ptx::wgmma_descriptor(stage_at + 32 * k, kStride, 16);
@@ -102,11 +102,11 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
       multiply(D, a, b, step + static_cast<int>(k) > 0);  // multiplies
     }
     ptx::wgmma_commit();
-    if (kHow == Product::kNoProductWait) {
+    if (kHow == Gemm::kNoWgmmaWait) {
       release(stage);
       ptx::wgmma_wait<0>();
     } else {
-      if (kHow != Product::kReadsEarly || step + 1 < kProductSteps) ptx::wgmma_wait<0>();
+      if (kHow != Gemm::kReadsEarly || step + 1 < kGemmSteps) ptx::wgmma_wait<0>();
       release(stage);
     }
   }
@@ -115,7 +115,7 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
   const int lane = thread % 32, warp = thread / 32;
   for (int half = 0; half < 2; ++half) {
     if (half == 1) {
-      if (kHow != Product::kSlotWrittenEarly && thread == 0) ptx::tma_store_wait_read<0>();
+      if (kHow != Gemm::kSlotWrittenEarly && thread == 0) ptx::tma_store_wait_read<0>();
       ptx::barrier_sync(1, kConsumers);
     }
     for (int i = 0; i < 32; ++i) {
@@ -124,16 +124,16 @@ __global__ void multiply_tiles(const __grid_constant__ Params params) {
       if (row / 32 != half) continue;
       *number_of(memory + kDAt, row % 32, column) = __float2bfloat16(D[i]);  // writes_D
     }
-    if (kHow != Product::kNoStoreFence) ptx::fence_proxy_async();
-    if (kHow != Product::kNoStoreBarrier) ptx::barrier_sync(1, kConsumers);
+    if (kHow != Gemm::kNoStoreFence) ptx::fence_proxy_async();
+    if (kHow != Gemm::kNoStoreBarrier) ptx::barrier_sync(1, kConsumers);
     if (thread == 0) {
       const int32_t first_row = static_cast<int32_t>(blockIdx.x) * 64 + half * 32;
       ptx::tma_store(&params.D, shared + kDAt, 0, first_row, 0);  // stores
       ptx::tma_store_commit();
     }
   }
-  if (kHow == Product::kReadsEarly) ptx::wgmma_wait<0>();
-  if (kHow != Product::kNoStoreWait && thread == 0) ptx::tma_store_wait();
+  if (kHow == Gemm::kReadsEarly) ptx::wgmma_wait<0>();
+  if (kHow != Gemm::kNoStoreWait && thread == 0) ptx::tma_store_wait();
   if (kBlocks > 1 && kCluster != Cluster::kNoLastSync) ptx::cluster_sync();
 }
 
@@ -145,10 +145,10 @@ CUtensorMap map_of(const uint16_t* data, int rows, int box_rows) {
                                 .box = {64, box_rows, 1}});
 }
 
-template <Product kHow, Cluster kCluster, int kBlocks>
+template <Gemm kHow, Cluster kCluster, int kBlocks>
 void run(uint16_t* D, const uint16_t* A, const uint16_t* B) {
   const Params params{
-      .A = map_of(A, kProductSteps * 64, 64), .D = map_of(D, kBlocks * 64, 32), .B = B};
+      .A = map_of(A, kGemmSteps * 64, 64), .D = map_of(D, kBlocks * 64, 32), .B = B};
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {.x = kBlocks, .y = 1, .z = 1};
@@ -159,14 +159,14 @@ void run(uint16_t* D, const uint16_t* A, const uint16_t* B) {
   config.attrs = &cluster;
   config.numAttrs = 1;
   TILEMOE_CHECK_CUDA(cudaLaunchKernelEx(&config, multiply_tiles<kHow, kCluster, kBlocks>, params),
-                     "products");
+                     "a GEMM");
 }
 
 }  // namespace
 
-void multiply_steps(Product how, uint16_t* D, const uint16_t* A, const uint16_t* B) {
+void multiply_steps(Gemm how, uint16_t* D, const uint16_t* A, const uint16_t* B) {
 #define TILEMOE_CASE(name) \
-  case Product::name: return run<Product::name, Cluster::kRight, 1>(D, A, B)
+  case Gemm::name: return run<Gemm::name, Cluster::kRight, 1>(D, A, B)
   switch (how) {
     TILEMOE_CASE(kRight);
     TILEMOE_CASE(kNoInitFence);
@@ -174,7 +174,7 @@ void multiply_steps(Product how, uint16_t* D, const uint16_t* A, const uint16_t*
     TILEMOE_CASE(kTooFewBytes);
     TILEMOE_CASE(kTooManyBytes);
     TILEMOE_CASE(kNoEmptyWait);
-    TILEMOE_CASE(kNoProductWait);
+    TILEMOE_CASE(kNoWgmmaWait);
     TILEMOE_CASE(kNoOperandFence);
     TILEMOE_CASE(kNoWgmmaFence);
     TILEMOE_CASE(kReadsEarly);
@@ -189,7 +189,7 @@ void multiply_steps(Product how, uint16_t* D, const uint16_t* A, const uint16_t*
 
 void multiply_in_cluster(Cluster how, uint16_t* D, const uint16_t* A, const uint16_t* B) {
 #define TILEMOE_CASE(name) \
-  case Cluster::name: return run<Product::kRight, Cluster::name, 2>(D, A, B)
+  case Cluster::name: return run<Gemm::kRight, Cluster::name, 2>(D, A, B)
   switch (how) {
     TILEMOE_CASE(kRight);
     TILEMOE_CASE(kNoFirstSync);

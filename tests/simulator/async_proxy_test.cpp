@@ -1,5 +1,5 @@
-// Defects around TMA, wgmma and clusters that the simulator must find and name, and the right
-// kernels, which it must find nothing in.
+// Defects around TMA, wgmma and clusters that the simulator must find and name, and right kernels,
+// in which it must find nothing.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace tilemoe::simulator_test {
 namespace {
 
-constexpr size_t kRows = kProductRows;
+constexpr size_t kRows = kGemmRows;
 
 std::string line(const std::string& word) {
   return line_of(word, "async_kernels.cu");
@@ -44,8 +44,8 @@ class AsyncProxy : public testing::Test {
   // Whether D, of `blocks` blocks, is right.
   template <class Run>
   Outcome run(uint64_t seed, size_t blocks, bool& right, const Run& multiply) {
-    // Sums of at most 320 products of at most 4: bfloat16 holds those here.
-    const std::vector<uint16_t> a = small_numbers(kProductSteps * kRows * 64, 7),
+    // Sums of at most 320 products of at most 4, which bfloat16 represents here.
+    const std::vector<uint16_t> a = small_numbers(kGemmSteps * kRows * 64, 7),
                                 b = small_numbers(64 * 64, 3);
     const Array<uint16_t> A(a), B(b);
     const Array<uint16_t> D(blocks * kRows * 64);
@@ -56,14 +56,14 @@ class AsyncProxy : public testing::Test {
     for (size_t i = 0; i < d.size(); ++i) {
       float sum = 0;
       const size_t row = i / 64 % kRows, column = i % 64;
-      for (size_t step = 0; step < kProductSteps; ++step)
+      for (size_t step = 0; step < kGemmSteps; ++step)
         for (size_t k = 0; k < 64; ++k)
           sum += value_of(a[(step * kRows + row) * 64 + k]) * value_of(b[column * 64 + k]);
       right = right && std::abs(value_of(d[i]) - sum) <= std::abs(sum) / 256;
     }
     return outcome;
   }
-  Outcome run(Product how, uint64_t seed, bool& right) {
+  Outcome run(Gemm how, uint64_t seed, bool& right) {
     return run(seed, 1, right, [&](uint16_t* D, const uint16_t* A, const uint16_t* B) {
       multiply_steps(how, D, A, B);
     });
@@ -86,12 +86,12 @@ TEST_F(AsyncProxy, FindsNothingInRightKernels) {
     ASSERT_TRUE(right) << "seed " << seed;
   };
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    expect_right(Product::kRight, seed);
+    expect_right(Gemm::kRight, seed);
     expect_right(Cluster::kRight, seed);
   }
 }
 
-class AsyncDefects : public AsyncProxy, public testing::WithParamInterface<Defect<Product>> {};
+class AsyncDefects : public AsyncProxy, public testing::WithParamInterface<Defect<Gemm>> {};
 
 TEST_P(AsyncDefects, AreNamed) {
   bool right = false;
@@ -102,30 +102,30 @@ TEST_P(AsyncDefects, AreNamed) {
 constexpr auto kInUse = FindingKind::kOverwrittenInUse, kUnfenced = FindingKind::kMissingProxyFence,
                kBarrier = FindingKind::kBarrierMisuse;
 
-const Defect<Product> kDefects[] = {
-    {Product::kNoInitFence, "NoInitFence", kUnfenced, "loads"},
-    {Product::kNoFullWait,
+const Defect<Gemm> kDefects[] = {
+    {Gemm::kNoInitFence, "NoInitFence", kUnfenced, "loads"},
+    {Gemm::kNoFullWait,
      "NoFullWait",
      FindingKind::kReadBeforeWrite,
      "multiplies",
      "loads",
      {FindingKind::kNeverWritten}},
-    {Product::kTooManyBytes, "TooManyBytes", FindingKind::kDeadlock, nullptr},
+    {Gemm::kTooManyBytes, "TooManyBytes", FindingKind::kDeadlock, nullptr},
     // Or the barrier has more arrivals than it waits for, after which nothing continues.
-    {Product::kNoEmptyWait, "NoEmptyWait", kInUse, "loads", nullptr, {kBarrier}},
-    {Product::kNoProductWait, "NoProductWait", kInUse, "loads", "multiplies"},
-    {Product::kNoOperandFence, "NoOperandFence", kUnfenced, "multiplies", "writes_B"},
-    {Product::kNoWgmmaFence, "NoWgmmaFence", kBarrier, "multiplies"},
-    {Product::kNoStoreFence, "NoStoreFence", kUnfenced, "stores", "writes_D"},
-    {Product::kNoStoreWait, "NoStoreWait", kInUse, nullptr},
-    {Product::kSlotWrittenEarly, "SlotWrittenEarly", kInUse, "writes_D", "stores"},
+    {Gemm::kNoEmptyWait, "NoEmptyWait", kInUse, "loads", nullptr, {kBarrier}},
+    {Gemm::kNoWgmmaWait, "NoWgmmaWait", kInUse, "loads", "multiplies"},
+    {Gemm::kNoOperandFence, "NoOperandFence", kUnfenced, "multiplies", "writes_B"},
+    {Gemm::kNoWgmmaFence, "NoWgmmaFence", kBarrier, "multiplies"},
+    {Gemm::kNoStoreFence, "NoStoreFence", kUnfenced, "stores", "writes_D"},
+    {Gemm::kNoStoreWait, "NoStoreWait", kInUse, nullptr},
+    {Gemm::kSlotWrittenEarly, "SlotWrittenEarly", kInUse, "writes_D", "stores"},
 };
 INSTANTIATE_TEST_SUITE_P(All, AsyncDefects, testing::ValuesIn(kDefects),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_F(AsyncProxy, FindsAStageWithTooFewBytes) {
   const Tally tallied = tally(Schedule::kAny, [&](uint64_t seed, bool& right) {
-    return run(Product::kTooFewBytes, seed, right);
+    return run(Gemm::kTooFewBytes, seed, right);
   });
   EXPECT_EQ(tallied.found, kSeeds);
 }
@@ -133,11 +133,11 @@ TEST_F(AsyncProxy, FindsAStageWithTooFewBytes) {
 TEST_F(AsyncProxy, NamesAStoreOfWhatIsNotThereYet) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     bool right = false;
-    const Outcome outcome = run(Product::kNoStoreBarrier, seed, right);
+    const Outcome outcome = run(Gemm::kNoStoreBarrier, seed, right);
     ASSERT_GE(outcome.findings.size(), 1u);
     for (const Finding& one : outcome.findings) {
-      const std::string pair = one.site + " " + one.other + " ";
-      EXPECT_NE(pair.find(line("stores") + " "), std::string::npos) << describe(one);
+      const std::string sites = one.site + " " + one.other + " ";
+      EXPECT_NE(sites.find(line("stores") + " "), std::string::npos) << describe(one);
     }
   }
 }
@@ -145,42 +145,42 @@ TEST_F(AsyncProxy, NamesAStoreOfWhatIsNotThereYet) {
 TEST_F(AsyncProxy, NamesTheThreadWhoseStoreStillReads) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     bool right = false;
-    const Outcome outcome = run(Product::kNoStoreWait, seed, right);
+    const Outcome outcome = run(Gemm::kNoStoreWait, seed, right);
     const Finding* const ends = find(outcome, FindingKind::kOverwrittenInUse);
     ASSERT_NE(ends, nullptr) << all(outcome.findings);
     EXPECT_EQ(ends->thread, "0");
   }
 }
 
-// Products that are done when they are committed, and copies that have landed, hide what is found.
+// MMAs that are done when they are committed, and copies that land at once, hide defects in the
+// output; the findings are the same.
 TEST_F(AsyncProxy, IsDoneAtOnceInOrderedSchedules) {
   for (const Schedule schedule : {Schedule::kByRank, Schedule::kInStep}) {
     const auto with = [&](auto how) {
       return tally(schedule, [&](uint64_t seed, bool& right) { return run(how, seed, right); });
     };
-    for (const Product how :
-         {Product::kNoProductWait, Product::kSlotWrittenEarly, Product::kNoStoreWait}) {
+    for (const Gemm how : {Gemm::kNoWgmmaWait, Gemm::kSlotWrittenEarly, Gemm::kNoStoreWait}) {
       const Tally defective = with(how);
       EXPECT_EQ(defective.right, kSeeds) << static_cast<int>(how);
       EXPECT_EQ(defective.found, kSeeds) << static_cast<int>(how);
     }
-    EXPECT_EQ(with(Product::kReadsEarly).right, kSeeds);
-    for (const Tally right : {with(Product::kRight), with(Cluster::kRight)}) {
+    EXPECT_EQ(with(Gemm::kReadsEarly).right, kSeeds);
+    for (const Tally right : {with(Gemm::kRight), with(Cluster::kRight)}) {
       EXPECT_EQ(right.right, kSeeds);
       EXPECT_EQ(right.found, 0);
     }
   }
-  EXPECT_LT(
-      tally(Schedule::kAny,
-            [&](uint64_t seed, bool& right) { return run(Product::kNoProductWait, seed, right); })
-          .right,
-      kSeeds);
+  EXPECT_LT(tally(Schedule::kAny,
+                  [&](uint64_t seed, bool& right) { return run(Gemm::kNoWgmmaWait, seed, right); })
+                .right,
+            kSeeds);
 }
 
-// The producer's warp is in a group of its own: where that goes first, all is loaded in time.
+// The producer's warp is in a separate group: if that group runs first, everything is loaded in
+// time.
 TEST_F(AsyncProxy, RanksWarpsByTheSeed) {
   const Tally no_wait = tally(Schedule::kByRank, [&](uint64_t seed, bool& right) {
-    return run(Product::kNoFullWait, seed, right);
+    return run(Gemm::kNoFullWait, seed, right);
   });
   EXPECT_EQ(no_wait.found, kSeeds);
   EXPECT_GT(no_wait.right, 0);
@@ -190,7 +190,7 @@ TEST_F(AsyncProxy, RanksWarpsByTheSeed) {
 TEST_F(AsyncProxy, ShowsAccumulatorsThatAreReadEarlyAsNaN) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     bool right = true;
-    run(Product::kReadsEarly, seed, right);
+    run(Gemm::kReadsEarly, seed, right);
     EXPECT_FALSE(right);
     EXPECT_TRUE(any_nan_);
   }
@@ -198,7 +198,7 @@ TEST_F(AsyncProxy, ShowsAccumulatorsThatAreReadEarlyAsNaN) {
 
 TEST_F(AsyncProxy, ComputesWhatADescriptorSays) {
   bool right = true;
-  run(Product::kWrongStride, 1, right);
+  run(Gemm::kWrongStride, 1, right);
   EXPECT_FALSE(right);
 }
 

@@ -1,4 +1,4 @@
-// The registry's calibration cases tell the numbers of bits apart that a tensor core may keep.
+// The registry's calibration cases distinguish the numbers of bits that a tensor core may keep.
 #include <gtest/gtest.h>
 
 #include "layer_support.h"
@@ -22,8 +22,8 @@ std::vector<Case> calibration_cases() {
 
 class Calibration : public testing::TestWithParam<Case> {};
 
-// Of X with an expert's W1, the up-projection's product, in float32: (rows, columns).
-std::vector<float> product(const Inputs& inputs, const TensorCore& core, int rows, int columns) {
+// The up-projection's GEMM, X with an expert's W1, in float32: (rows, columns).
+std::vector<float> gemm(const Inputs& inputs, const TensorCore& core, int rows, int columns) {
   const Case& one = inputs.test_case;
   const auto d = static_cast<size_t>(one.d);
   const auto type = one.dtype == DType::kBFloat16 ? OperandType::kBFloat16 : OperandType::kFloat16;
@@ -46,10 +46,10 @@ std::vector<float> product(const Inputs& inputs, const TensorCore& core, int row
 TEST_P(Calibration, ShowsKeptBits) {
   constexpr int kRows = 64, kColumns = 128;
   const Inputs inputs = verify::make_inputs(GetParam(), 1);
-  const std::vector<float> right = product(inputs, kHopperCore, kRows, kColumns);
+  const std::vector<float> right = gemm(inputs, kHopperCore, kRows, kColumns);
   for (const TensorCore& other : {TensorCore{.fraction_bits = 24, .group = 16},
                                   TensorCore{.fraction_bits = 25, .group = 8}, kAmpereCore}) {
-    const std::vector<float> wrong = product(inputs, other, kRows, kColumns);
+    const std::vector<float> wrong = gemm(inputs, other, kRows, kColumns);
     int different = 0, stored_different = 0;
     for (size_t i = 0; i < right.size(); ++i) {
       different += right[i] != wrong[i];

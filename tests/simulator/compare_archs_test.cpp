@@ -13,7 +13,7 @@ namespace {
 ArchRun run(const std::string& setting_name) {
   const simulator::Setting& setting = simulator::setting_of(setting_name);
   return run_arch(
-      {.arch = setting.kit,
+      {.arch = setting.arch,
        .cases = {*verify::find_case("smallest/bfloat16"), *verify::find_case("biases/float16")},
        .select =
            [&](const std::string& arch) {

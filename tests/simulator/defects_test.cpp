@@ -1,5 +1,5 @@
-// Each planted defect (simulator/defects.inc) in its case: nothing is found while it is switched off,
-// and its finding while it is on.
+// Each planted defect (simulator/defects.inc) in its case: no finding while the defect is switched
+// off, and its finding while it is on.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ void PrintTo(const Defect& defect, std::ostream* out) {
   *out << defect.name;
 }
 
-// Of the archs that are simulated.
+// The defects of the archs that are simulated.
 std::vector<Defect> defects() {
   std::vector<Defect> all;
   int number = 0;

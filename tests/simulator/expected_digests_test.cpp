@@ -1,4 +1,4 @@
-// A GPU's hashes, as its results file has them, beside what a case computes.
+// A GPU's hashes, as a results file has them, compared with those that a case computes.
 #include "simulator/expected_digests.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using verify::CaseDigests;
 
 class ExpectedDigestsTest : public testing::Test {
  protected:
-  // Of this test, which runs beside the others.
+  // One file per test, since tests run in parallel.
   const std::string file = testing::TempDir() + "expected_digests_" +
                            testing::UnitTest::GetInstance()->current_test_info()->name() + ".jsonl";
   const Case relu = *verify::find_case("calibration-relu/bfloat16"),
@@ -81,7 +81,7 @@ TEST_F(ExpectedDigestsTest, WhatCannotBeComparedIsNoPass) {
   json lacking = results();
   lacking[0]["values"].erase("dX");
   EXPECT_EQ(read(lacking).compare(relu, 3, of_relu).differences,
-            std::vector<std::string>{"dX: the GPU's is not there"});
+            std::vector<std::string>{"dX: the file has no GPU value"});
   const ExpectedDigests expected = read(results());
   EXPECT_EQ(expected.compare(relu, 4, of_relu).differences.size(), 1u);
   EXPECT_EQ(expected.compare(relu, 4, of_relu).equal, 0);

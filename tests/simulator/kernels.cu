@@ -25,7 +25,7 @@ __global__ void mirror_words(int32_t* out, const int32_t* in) {
     else if (kHow == Mirror::kWarpBarrier)
       __syncwarp();
     else if (kHow == Mirror::kNotAllArrive) {
-      // A thread that waits for another barrier is not one that has gone.
+      // A thread that waits for another barrier has not exited.
       if (thread == 5) ptx::mbarrier_wait(0, 0);
       __syncthreads();  // stuck
     } else if (kHow != Mirror::kNoBarrier)
@@ -150,15 +150,15 @@ __global__ void read_numbers(int32_t* out, const int32_t* data) {
   if (kWaits) cuda::wait_for_data();
   out[threadIdx.x] = data[threadIdx.x] + 1;  // early
 }
-struct EarlyParams {
+struct OverlapParams {
   int32_t* data;
   int32_t* out;
 };
-__global__ void first_of_pair(const EarlyParams params) {
+__global__ void first_launch(const OverlapParams params) {
   write_numbers(params.data);
 }
 template <bool kWaits>
-__global__ void second_of_pair(const EarlyParams params) {
+__global__ void second_launch(const OverlapParams params) {
   read_numbers<kWaits>(params.out, params.data);
 }
 
@@ -230,18 +230,18 @@ void all_write_one(int32_t* out, int blocks) {
                 write_one, out);
 }
 
-void early_pair(bool waits, int32_t* data, int32_t* out) {
-  const EarlyParams params{data, out};
+void overlapping_launches(bool waits, int32_t* data, int32_t* out) {
+  const OverlapParams params{data, out};
   const cuda::EarlyLaunch where{.blocks = dim3(1), .threads = 64, .stream = nullptr};
-  launch_early<first_of_pair>(where, params);
+  launch_early<first_launch>(where, params);
   if (waits)
-    launch_early<second_of_pair<true>>(where, params);
+    launch_early<second_launch<true>>(where, params);
   else
-    launch_early<second_of_pair<false>>(where, params);
+    launch_early<second_launch<false>>(where, params);
 }
 
 void multiply(float* out, const uint16_t* a, const uint16_t* b) {
-  launch_kernel("a product", {.blocks = dim3(1), .threads = 32, .stream = nullptr}, multiply_blocks,
+  launch_kernel("an MMA", {.blocks = dim3(1), .threads = 32, .stream = nullptr}, multiply_blocks,
                 out, a, b);
 }
 

@@ -1,5 +1,5 @@
-// Kernels made to be right or wrong in one way each, for the tests of the simulator. What a test
-// expects to be named is marked in kernels.cu by a comment of one word: line_of("word").
+// Kernels that are right or wrong in one way each, for the tests of the simulator. A comment of one
+// word marks each line of kernels.cu that a test expects in a finding: line_of("word").
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ enum class Mirror {
   kRight,
   kNoBarrier,        // between writing and reading
   kNoSecondBarrier,  // between reading and writing again
-  kOnlyAShuffle,     // where __syncthreads() should be; one warp
-  kWarpBarrier,      // __syncwarp() instead, which does for one warp
+  kOnlyAShuffle,     // in place of __syncthreads(); one warp
+  kWarpBarrier,      // __syncwarp() instead, which is enough for one warp
   kNeverWritten,     // half of the words are
   kPastTheEnd,       // of dynamic shared memory
   kPastTheArray,     // of device memory
@@ -21,7 +21,7 @@ enum class Mirror {
 void mirror(Mirror how, int32_t* out, const int32_t* in, int threads);
 
 // ---- a thread's own variables
-// Every thread looks up its word of `in`; where it does not begin, at an index that nobody has set.
+// Every thread looks up its word of `in`; without `begins`, at an index that nothing has set.
 void look_up(bool begins, int32_t* out, const int32_t* in, int threads);
 
 // ---- cp.async and barriers in shared memory: a ring of stages
@@ -33,21 +33,21 @@ enum class Pipeline {
   kTooFewArrivals,  // one thread does not release its stage
   kTooManyExpected,
   kOneMoreArrives,  // with bytes that never come, before the copies have arrived
-  kNoInitBarrier,   // barriers are used before all know of them
+  kNoInitBarrier,   // barriers are used before all threads know of them
   kArrivesEarly,    // releases the stage before it has read it
 };
 constexpr int kPipelineThreads = 64, kPipelineSteps = 9;
-// out[i] = the sum over steps of in[step * kPipelineThreads * 4 + ...], see there.
+// out[i] = the sum over steps of in[step * kPipelineThreads * 4 + ...], see kernels.cu.
 void pipeline(Pipeline how, int32_t* out, const int32_t* in);
 
 // ---- several blocks
 enum class LastBlock { kRight, kNoFence, kNoAtomic };
-// Every block adds its number to `partial`; the last sums them up.
+// Every block writes its number to `partial`; the last one sums them up.
 void last_block(LastBlock how, int32_t* partial, int32_t* out, uint32_t* counter, int blocks);
 void all_write_one(int32_t* out, int blocks);
 
 // ---- launches that overlap
-void early_pair(bool waits, int32_t* data, int32_t* out);
+void overlapping_launches(bool waits, int32_t* data, int32_t* out);
 
 // ---- a warp's matrices
 void multiply(float* out, const uint16_t* a, const uint16_t* b);  // (16, 8) = (16, 16) (8, 16)^T

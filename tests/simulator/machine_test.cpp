@@ -1,5 +1,5 @@
-// Defects that the simulator must find and name, kernels that it must find nothing in, and that a
-// seed replays.
+// Defects that the simulator must find and name, right kernels, in which it must find nothing, and
+// exact replay of a seed.
 #include "simulator/machine/machine.h"
 
 #include <cuda_runtime_api.h>
@@ -142,7 +142,7 @@ TEST_F(Simulator, NamesAnIndexThatNobodySet) {
   }
 }
 
-TEST_F(Simulator, GoesOnAfterALaunchThatItEnded) {
+TEST_F(Simulator, ContinuesAfterALaunchThatItEnded) {
   EXPECT_EQ(run_mirror(Mirror::kPastTheEnd, 64, 1).error, cudaErrorLaunchFailure);
   const Outcome outcome = run_mirror(Mirror::kRight, 64, 1);
   EXPECT_EQ(outcome.error, cudaSuccess);
@@ -282,17 +282,18 @@ TEST_F(Simulator, NamesALaunchThatReadsBeforeTheOneBeforeIsDone) {
   Machine::instance().set_device({"simulated", 9, 0, 227 * 1024, 3});
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Array<int32_t> data(64), out(64);
-    const Outcome waits = run_with(seed, [&] { early_pair(true, data.data(), out.data()); });
+    const Outcome waits =
+        run_with(seed, [&] { overlapping_launches(true, data.data(), out.data()); });
     ASSERT_EQ(waits.findings.size(), 0u) << all(waits.findings);
     for (int i = 0; i < 64; ++i) ASSERT_EQ(out.read()[static_cast<size_t>(i)], i + 1);
     const Array<int32_t> data_again(64), out_again(64);
     const Outcome early =
-        run_with(seed, [&] { early_pair(false, data_again.data(), out_again.data()); });
+        run_with(seed, [&] { overlapping_launches(false, data_again.data(), out_again.data()); });
     ASSERT_GE(early.findings.size(), 1u);
     const Finding& finding = early.findings[0];
-    const std::string pair = finding.site + " " + finding.other + " ";
-    EXPECT_NE(pair.find(line_of("early") + " "), std::string::npos) << describe(finding);
-    EXPECT_NE(pair.find(line_of("numbers") + " "), std::string::npos) << describe(finding);
+    const std::string sites = finding.site + " " + finding.other + " ";
+    EXPECT_NE(sites.find(line_of("early") + " "), std::string::npos) << describe(finding);
+    EXPECT_NE(sites.find(line_of("numbers") + " "), std::string::npos) << describe(finding);
   }
 }
 
@@ -345,8 +346,7 @@ TEST_F(Simulator, ReplaysASeed) {
   EXPECT_EQ(traces.size(), 15u) << "seeds and schedules make a difference";
 }
 
-// Threads in step do together what a barrier would have them do; another order of them shows that it
-// is missing.
+// Threads in step behave as if the barrier were there; another schedule shows that it is missing.
 TEST_F(Simulator, KeepsThreadsInStep) {
   const auto no_barrier = [](uint64_t seed, bool& right) {
     std::vector<int32_t> out, expected;

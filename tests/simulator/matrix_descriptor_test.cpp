@@ -1,5 +1,5 @@
-// Where wgmma finds its operands: as the kernels stage them, as the PTX ISA draws them, and
-// elsewhere with any field changed.
+// The places of wgmma's operands: as the kernels stage them, as in the PTX ISA's figures, and
+// different ones with any field changed.
 #include "simulator/matrix_descriptor.h"
 
 #include <gtest/gtest.h>

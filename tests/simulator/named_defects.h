@@ -1,4 +1,4 @@
-// A kernel with one defect, what the simulator has to say of it, and the test that it does.
+// A kernel with one defect, the finding that the simulator must report, and the test of it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@ struct Defect {
   const char* name;
   FindingKind kind;
   const char* site;                        // a word of the kernel's source; null: any
-  const char* other = nullptr;             // the same of the other access
-  std::vector<FindingKind> or_kinds = {};  // where another order of events shows it so
+  const char* other = nullptr;             // the same, for the other access
+  std::vector<FindingKind> or_kinds = {};  // alternatives, if events happen in another order
 };
 
 template <class How>
@@ -26,8 +26,8 @@ void PrintTo(const Defect<How>& defect, std::ostream* out) {
   *out << defect.name;
 }
 
-// With every seed run(seed) finds the defect, in this kernel and at these lines; line("word") is
-// where a word stands.
+// Expects run(seed) to find the defect with every seed, in this kernel and at these lines;
+// line("word") is the line that a word marks.
 template <class How, class Run, class Line>
 void expect_named(const Defect<How>& defect, const char* kernel, const Run& run, const Line& line) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
@@ -51,8 +51,8 @@ void expect_named(const Defect<How>& defect, const char* kernel, const Run& run,
   }
 }
 
-// With some seed run(seed) finds that something arrives at a barrier of a block that has ended; the
-// seed decides whether the block ends before it.
+// Expects run(seed) to find, with at least one seed, an arrival at a barrier of a block that has
+// ended; the seed decides whether the block ends first.
 template <class Run>
 void expect_late_arrival(const Run& run, const std::string& site) {
   int found = 0;

@@ -1,4 +1,4 @@
-// How the tests run a kernel with a seed and read what was found.
+// Runs a kernel with a seed and reads the findings.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +19,7 @@ using simulator::Schedule;
 
 constexpr int kSeeds = 20;
 
-// "kernels.cu:31", of that file's line with that word in its comment.
+// "kernels.cu:31": the line of that file whose comment is that word.
 inline std::string line_of(const std::string& word, const std::string& name = "kernels.cu") {
   std::ifstream file(TILEMOE_KERNELS_FOLDER + ("/" + name));
   std::string line;
@@ -56,7 +56,7 @@ class Array {
   T* data_ = nullptr;
 };
 
-// What running found; `error` is what the host was told.
+// The findings of a run; `error` is what the host received.
 struct Outcome {
   std::vector<Finding> findings;
   cudaError_t error;
@@ -71,8 +71,8 @@ Outcome run_with(uint64_t seed, const Run& run) {
   return {machine.take_findings(), error};
 }
 
-// Of all seeds with one schedule: in how many the output was right, and in how many there was a
-// finding. run(seed, right) returns the outcome.
+// Over all seeds with one schedule: the number of runs with right output and the number of runs
+// with findings. run(seed, right) returns the outcome.
 struct Tally {
   int right = 0, found = 0;
 };

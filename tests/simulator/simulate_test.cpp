@@ -1,5 +1,5 @@
-// tilemoe_simulate as its user runs it: a seed replays exactly, settings are held to each other's
-// bits, and the drawing shows the pipeline as it ran.
+// tilemoe_simulate as a user runs it: a seed replays exactly, the bits of settings are compared,
+// and the drawing shows the pipeline as it ran.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -46,14 +46,14 @@ std::vector<std::string> traces(const Ended& ended) {
 }
 
 TEST(Simulate, ReplaysASeedAcrossBlocks) {
-  // Several blocks, clusters and early launches.
+  // Several blocks, clusters and launches with PDL.
   const std::string options = "every-expert/bfloat16 --device sm90 --seeds 2";
   const Ended once = simulate(options), again = simulate(options + " --jobs 2");
   ASSERT_EQ(once.status, 0) << once.output;
   ASSERT_EQ(traces(once).size(), 2u) << once.output;
   EXPECT_EQ(traces(once), traces(again));
   EXPECT_NE(traces(once)[0], traces(once)[1]) << "seeds make a difference";
-  // A seed by itself is what it was after others.
+  // A seed alone gives what it gave after other seeds.
   const Ended second = simulate("every-expert/bfloat16 --device sm90 --seed 2");
   ASSERT_EQ(traces(second).size(), 1u) << second.output;
   EXPECT_EQ(traces(second)[0], traces(once)[1]);
@@ -70,7 +70,7 @@ TEST(Simulate, ReplaysASeedOfAnOrderedSchedule) {
   }
 }
 
-TEST(Simulate, HoldsKitsToTheSameBits) {
+TEST(Simulate, ComparesTheBitsOfArchs) {
   const std::string file = testing::TempDir() + "/simulate_test.json";
   const Ended ended =
       simulate("biases/float16 --device sm90,sm80-on-90,sm80 --jobs 2 --json " + file);
@@ -102,8 +102,8 @@ TEST(Simulate, DrawsThePipelineAsItRan) {
   const std::vector<std::string> lines = ended.lines();
   // The down-projection, which stores by TMA.
   size_t launch = 0;
-  for (int products = 0; launch < lines.size(); ++launch)
-    if (lines[launch].find("sm90::grouped_gemm") != std::string::npos && ++products == 2) break;
+  for (int gemms = 0; launch < lines.size(); ++launch)
+    if (lines[launch].find("sm90::grouped_gemm") != std::string::npos && ++gemms == 2) break;
   ASSERT_LT(launch + 2, lines.size()) << ended.output;
   EXPECT_NE(lines[launch + 1].find(" block 0"), std::string::npos) << lines[launch + 1];
 
@@ -128,7 +128,7 @@ TEST(Simulate, DrawsThePipelineAsItRan) {
       stores = stores || warp.rfind('S') > warp.rfind('#');
   }
   ASSERT_NE(loads, std::string::npos) << ended.output;
-  EXPECT_LT(loads, full) << "a stage is full when all that was asked for has landed";
+  EXPECT_LT(loads, full) << "a stage is full when everything that was requested has landed";
   EXPECT_GE(multiplies, full) << "nothing is multiplied before the stage is full";
   EXPECT_LE(multiplies, free);
   EXPECT_TRUE(waits);

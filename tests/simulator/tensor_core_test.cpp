@@ -146,7 +146,7 @@ class TensorCoreTest : public testing::TestWithParam<Parameters> {
                                  (static_cast<uint32_t>(exponent + 14) << 10) + units);
   }
 
-  // One product of `rows` by `columns` by 16 against the reference.
+  // Compares one MMA of `rows` by `columns` by 16 with the reference.
   void compare(int rows, int columns, const std::vector<uint16_t>& A,
                const std::vector<uint16_t>& B, const std::vector<uint32_t>& C) {
     std::vector<float> D(C.size());
@@ -268,7 +268,7 @@ TEST_P(TensorCoreTest, KeepsBitsBelowTheLargestAddend) {
 }
 
 TEST_P(TensorCoreTest, SumsInGroups) {
-  // Of one group the small addend meets the large ones; of two it comes before them.
+  // In one group the small addend meets the large ones; in two groups it comes before them.
   std::vector<std::pair<double, double>> factors(kStepsOfSum, {0, 0});
   factors[0] = {std::ldexp(1, -14), std::ldexp(1, -14)};
   factors[8] = {1, 1};

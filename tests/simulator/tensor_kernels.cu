@@ -32,7 +32,7 @@ __device__ void produce(Barriers& barriers, uint8_t* memory, const uint16_t* a, 
 template <Tensor kHow>
 __device__ void multiply(Barriers& barriers, uint32_t memory, uint32_t tensor) {
   constexpr auto kMajor = cuda::Major::kK;
-  constexpr uint32_t kWidth = kTensorWidth + (kHow == Tensor::kWiderProduct ? 16 : 0);
+  constexpr uint32_t kWidth = kTensorWidth + (kHow == Tensor::kWiderMma ? 16 : 0);
   constexpr uint32_t kRows = kTensorRows - (kHow == Tensor::kNarrowerRows ? 64 : 0);
   constexpr uint32_t kInstruction =
       ptx::tcgen05_instruction(ptx::MmaFormat::kBF16, kRows, kWidth, kMajor, kMajor);
@@ -47,7 +47,7 @@ __device__ void multiply(Barriers& barriers, uint32_t memory, uint32_t tensor) {
       ptx::mbarrier_wait(Barriers::at(barriers.taken[pass.stage]), pass.parity ^ 1);
     ptx::mbarrier_wait(Barriers::at(barriers.full[pass.stage]), pass.parity);
     if (!ptx::elect_one()) continue;
-    if (kHow != Tensor::kNoFenceBeforeProducts) ptx::tcgen05_fence_after_sync();
+    if (kHow != Tensor::kNoFenceBeforeMmas) ptx::tcgen05_fence_after_sync();
     const uint32_t d = tensor + static_cast<uint32_t>(pass.stage) * kTensorWidth;
     const uint64_t a = descriptor(memory + pass.stage * kStageBytes, kStride);
     const uint64_t b = descriptor(memory + kStages * kStageBytes, 1024);
@@ -70,11 +70,11 @@ __device__ void store(Barriers& barriers, uint32_t tensor, float* out) {
   constexpr int kTiles = kTensorTiles - (kHow == Tensor::kEndsUncommitted ? 1 : 0);
   Pass pass;
   for (int tile = 0; tile < kTiles; ++tile, pass.advance()) {
-    if (kHow != Tensor::kNoWaitForProducts)
-      ptx::mbarrier_wait(Barriers::at(barriers.done[pass.stage]), pass.parity);  // awaits_product
+    if (kHow != Tensor::kNoWaitForMmas)
+      ptx::mbarrier_wait(Barriers::at(barriers.done[pass.stage]), pass.parity);  // awaits_mma
     if (kHow != Tensor::kNoFenceBeforeLoads) ptx::tcgen05_fence_after_sync();
     const uint32_t taken = Barriers::at(barriers.taken[pass.stage]);
-    if (kHow == Tensor::kToldTooEarly) {
+    if (kHow == Tensor::kArrivedTooEarly) {
       ptx::tcgen05_fence_before_sync();
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(taken);
@@ -92,7 +92,7 @@ __device__ void store(Barriers& barriers, uint32_t tensor, float* out) {
         out[to] = numbers[i];  // uses
       }
     }
-    if (kHow == Tensor::kToldTooEarly) continue;
+    if (kHow == Tensor::kArrivedTooEarly) continue;
     if (kHow != Tensor::kNoFenceAfterLoads) ptx::tcgen05_fence_before_sync();
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(taken);

@@ -1,5 +1,5 @@
-// A kernel of tcgen05 that is right or wrong in one way, for the tests of the simulator. What a test
-// expects to be named is marked in tensor_kernels.cu by a comment of one word.
+// A tcgen05 kernel that is right or wrong in one way, for the tests of the simulator. A comment of
+// one word marks each line of tensor_kernels.cu that a test expects in a finding.
 #pragma once
 
 #include <cstdint>
@@ -8,29 +8,29 @@ namespace tilemoe::simulator_test {
 
 enum class Tensor {
   kRight,
-  kNoCommit,            // for who waits for an accumulator
-  kNoStageCommit,       // for who waits for a stage
-  kNoWaitForTurn,       // multiplies into what others may still read
-  kNoWaitForProducts,   // reads an accumulator while it is multiplied into
-  kNoFenceBeforeLoads,  // after the wait for products
-  kNoFenceAfterLoads,   // before telling that an accumulator was read
-  kNoFenceBeforeProducts,
-  kNoWaitForLoads,  // uses numbers that may not be there
-  kToldTooEarly,    // that an accumulator was read
-  kNoProxyFence,    // after operands were written
+  kNoCommit,            // for the warps that wait for an accumulator
+  kNoStageCommit,       // for the warp that waits for a stage
+  kNoWaitForTurn,       // multiplies into an accumulator that others may still read
+  kNoWaitForMmas,       // reads an accumulator while an MMA writes it
+  kNoFenceBeforeLoads,  // after the wait for MMAs
+  kNoFenceAfterLoads,   // before it signals that an accumulator was read
+  kNoFenceBeforeMmas,
+  kNoWaitForLoads,   // uses numbers that may not have landed
+  kArrivedTooEarly,  // signals that an accumulator was read before it was
+  kNoProxyFence,     // after operands were written
   kNotFreed,
   kFreedByAnother,  // warp
   kFreedInUse,
-  kAllocatedLate,  // after the right to was given up
+  kAllocatedLate,  // after relinquish_alloc_permit
   kTooManyColumns,
   kOtherLanes,       // of another warp
-  kWiderProduct,     // a field of the instruction off
-  kNarrowerRows,     // another
-  kOtherStride,      // a field of an operand's descriptor off
-  kHoppersVersion,   // another
-  kAddsToNothing,    // to sums that nobody began
+  kWiderMma,         // a wrong field of the instruction
+  kNarrowerRows,     // another field
+  kOtherStride,      // a wrong field of an operand's descriptor
+  kHoppersVersion,   // another field
+  kAddsToNothing,    // to an accumulator that nothing has initialized
   kEndsEarly,        // before the last stages' commits have arrived
-  kEndsUncommitted,  // the last product
+  kEndsUncommitted,  // the last MMA
 };
 
 constexpr int kTensorTiles = 5, kTensorRows = 128, kTensorWidth = 32, kTensorSteps = 16;

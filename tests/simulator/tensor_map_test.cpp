@@ -18,7 +18,7 @@ struct alignas(64) Map {
   std::array<std::byte, kTensorMapBytes> bytes{};
 };
 
-// What a map is made of, to be changed one by one.
+// The arguments of a map, to be changed one by one.
 struct Arguments {
   int data_type = kBFloat16;
   uint32_t rank = 3;

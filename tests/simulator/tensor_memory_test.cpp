@@ -1,5 +1,5 @@
-// Defects of kernels of tcgen05 that the simulator must find and name, and one kernel that it must
-// find nothing in.
+// Defects of tcgen05 kernels that the simulator must find and name, and one right kernel, in which
+// it must find nothing.
 #include "simulator/machine/tensor_memory.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ TEST_F(TensorMemory, FindsNothingInARightKernel) {
     const Outcome outcome = run_tiles(Tensor::kRight, seed, &out);
     ASSERT_EQ(outcome.error, cudaSuccess) << all(outcome.findings);
     ASSERT_EQ(outcome.findings.size(), 0u) << all(outcome.findings);
-    ASSERT_NO_FATAL_FAILURE(expect_product(out, kRows, kTensorWidth, kTensorSteps));
+    ASSERT_NO_FATAL_FAILURE(expect_gemm(out, kRows, kTensorWidth, kTensorSteps));
   }
 }
 
@@ -94,12 +94,12 @@ const Defect<Tensor> kDefects[] = {
      "multiplies",
      "loads",
      {kDeadlock, kEarlyRead}},
-    {Tensor::kNoWaitForProducts, "NoWaitForProducts", kEarlyRead, "loads", "multiplies", {kNever}},
+    {Tensor::kNoWaitForMmas, "NoWaitForMmas", kEarlyRead, "loads", "multiplies", {kNever}},
     {Tensor::kNoFenceBeforeLoads, "NoFenceBeforeLoads", kEarlyRead, "loads", "multiplies"},
     {Tensor::kNoFenceAfterLoads, "NoFenceAfterLoads", kInUse, "multiplies", "loads"},
-    {Tensor::kNoFenceBeforeProducts, "NoFenceBeforeProducts", kInUse, "multiplies", "loads"},
+    {Tensor::kNoFenceBeforeMmas, "NoFenceBeforeMmas", kInUse, "multiplies", "loads"},
     {Tensor::kNoWaitForLoads, "NoWaitForLoads", kEarlyRead, "uses"},
-    {Tensor::kToldTooEarly, "ToldTooEarly", kInUse, "multiplies", "loads", {kEarlyRead}},
+    {Tensor::kArrivedTooEarly, "ArrivedTooEarly", kInUse, "multiplies", "loads", {kEarlyRead}},
     {Tensor::kNoProxyFence, "NoProxyFence", FindingKind::kMissingProxyFence, "multiplies",
      "stages"},
     {Tensor::kNotFreed, "NotFreed", kMisused, "allocates"},
@@ -108,7 +108,7 @@ const Defect<Tensor> kDefects[] = {
     {Tensor::kAllocatedLate, "AllocatedLate", kMisused, "allocates"},
     {Tensor::kTooManyColumns, "TooManyColumns", kMisused, "allocates"},
     {Tensor::kOtherLanes, "OtherLanes", kOutside, "loads"},
-    {Tensor::kWiderProduct, "WiderProduct", kOutside, "multiplies"},
+    {Tensor::kWiderMma, "WiderMma", kOutside, "multiplies"},
     {Tensor::kNarrowerRows, "NarrowerRows", kOutside, "multiplies"},
     {Tensor::kOtherStride, "OtherStride", kNever, "multiplies", nullptr, {kEarlyRead}},
     {Tensor::kHoppersVersion, "HoppersVersion", kOutside, "multiplies"},

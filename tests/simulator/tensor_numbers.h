@@ -1,4 +1,4 @@
-// What the kernels of tcgen05 in these tests multiply, and what comes of it.
+// The operands of these tests' tcgen05 kernels, and the expected results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,8 +22,8 @@ inline std::vector<uint16_t> numbers(size_t count, size_t from) {
   return bits;
 }
 
-// out (rows, width) is the product of numbers(rows * steps, 0) and numbers(width * steps, 5).
-inline void expect_product(const std::vector<float>& out, size_t rows, size_t width, size_t steps) {
+// Expects out (rows, width) = numbers(rows * steps, 0) numbers(width * steps, 5)^T.
+inline void expect_gemm(const std::vector<float>& out, size_t rows, size_t width, size_t steps) {
   ASSERT_EQ(out.size(), rows * width);
   for (size_t row = 0; row < rows; ++row)
     for (size_t column = 0; column < width; ++column) {

@@ -1,5 +1,5 @@
-// What the kernels of tcgen05 in these tests have alike: the barriers of two stages and of two
-// accumulators, one warp that fills a stage, and the start of a kernel chosen when the test runs.
+// Code that these tests' tcgen05 kernels have in common: the barriers of two stages and of two
+// accumulators, a warp that fills a stage, and the launch of a kernel chosen when the test runs.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Barriers {
   uint64_t full[kStages], empty[kStages];  // stages of A
   uint64_t done[kStages], taken[kStages];  // accumulators
   __device__ static uint32_t at(uint64_t& barrier) { return cuda::ptx::shared_address(&barrier); }
-  __device__ static uint32_t in_first(uint64_t& barrier) {  // of a cluster's blocks
+  __device__ static uint32_t in_first(uint64_t& barrier) {  // CTA of a cluster
     return cuda::ptx::cluster_address(at(barrier), 0);
   }
 };
@@ -32,7 +32,7 @@ struct Pass {
   }
 };
 
-// Rows of 16 numbers into swizzled rows of 128 bytes, by a warp.
+// A warp writes rows of 16 numbers to swizzled rows of 128 bytes.
 __device__ inline void stage_rows(uint8_t* to, const uint16_t* from, int rows) {
   for (int row = static_cast<int>(threadIdx.x % 32); row < rows; row += 32)
     for (int chunk = 0; chunk < 2; ++chunk) {
@@ -43,7 +43,7 @@ __device__ inline void stage_rows(uint8_t* to, const uint16_t* from, int rows) {
     }
 }
 
-// launch(kHow as a type) for the kHow that is `how`, of those up to kLast.
+// Calls launch(kHow as a type) for the kHow in [0, kLast] that equals `how`.
 template <auto kLast, class Launch>
 void launch_chosen(decltype(kLast) how, const Launch& launch) {
   using How = decltype(kLast);

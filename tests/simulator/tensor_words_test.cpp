@@ -1,4 +1,4 @@
-// What tcgen05.mma is told by its words: the kernels' own, and others with any field changed.
+// The descriptors of tcgen05.mma: the kernels' own, and others with any field changed.
 #include "simulator/tensor_words.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TEST(TensorWords, OfInstructionsAreRefusedWithABitChanged) {
   EXPECT_NO_THROW(decode_tensor_instruction(right & ~(uint32_t{9} << 7), 1));
 }
 
-TEST(TensorWords, OfAPairHaveTwiceTheRowsAndColumnsInTwoHalves) {
+TEST(TensorWords, Of2CtasHaveTwiceTheRowsAndColumnsInHalves) {
   const auto word = [](uint32_t rows, uint32_t columns) {
     return tcgen05_instruction(MmaFormat::kBF16, rows, columns, Major::kK, Major::kMN);
   };
