@@ -11,7 +11,7 @@ namespace tilemoe::verify {
 template <class Real>
 struct ActivationValue {
   Real A;
-  Real dgate;  // dA / dgate; of an activation without a gate, dA / dh
+  Real dgate;  // dA / dgate; without a gate dA / dh
   Real dup;    // dA / dup
 };
 
@@ -84,7 +84,7 @@ ActivationValue<Real> swiglu(const Case& c, Real gate, Real up) {
   return {value.f * up, gate_passes ? value.derivative * up : 0, up_passes ? value.f : 0};
 }
 
-// `up` is not read where the activation has no gate.
+// `up` is not read if the activation has no gate.
 template <class Real>
 ActivationValue<Real> activate(const Case& c, Real gate, Real up) {
   const auto gated = [&](formula::Value<Real> value) -> ActivationValue<Real> {

@@ -1,4 +1,4 @@
-// One case of the registry: a layer, its routing, its data and what is asked of it.
+// One case of the registry: a layer, its routing, its data and the outputs that it computes.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ enum class Data {
   kBench,      // x = 0.2 N(0, 1), W = 0.02 N(0, 1): the scale of a layer in training
 };
 
-// The gradients that backward is asked for; biases only where the case has them.
+// The gradients that backward computes; those of biases only if the case has biases.
 struct Gradients {
   bool dX = true, dW1 = true, dW2 = true, db1 = true, db2 = true, ds = true;
 };
@@ -42,7 +42,7 @@ struct Case {
   GateLayout gate_layout = GateLayout::kConcatenated;
   bool W1_transposed = false, W2_transposed = false;
   bool biases = false;
-  bool padded = false;  // rows and experts lie apart: strides larger than dense ones
+  bool padded = false;  // gaps between rows and experts: strides larger than dense ones
 
   RoutingKind routing = RoutingKind::kTopK;
   Scoring scoring = Scoring::kSoftmaxOverChosen;
@@ -58,17 +58,17 @@ struct Case {
   DType score_dtype = DType::kFloat32;
 
   bool addend = false;         // to O and to dX
-  bool float32_dW = false;     // weight gradients in float32 whatever the dtype
+  bool float32_dW = false;     // weight gradients in float32 for every dtype
   bool accumulate_dW = false;  // beta = 1
   bool dH_over_H = false;
-  bool in_two_calls = false;  // backward: what needs dO, then the rest, with the addend in dX
-  bool in_parts = false;      // of the tokens, one of them empty, in another order than theirs
+  bool in_two_calls = false;  // backward: the outputs that need dO, then the rest; addend in dX
+  bool in_parts = false;      // parts of the tokens, one of them empty, not in their order
   int32_t column_blocks = 0;  // of Y and dX~
   Gradients wanted = {};
 
   bool reduced = false;    // small enough for runs under a sanitizer
   bool huge = false;       // more than 2^31 elements: run by name only
-  bool too_large = false;  // for a whole reference: judged by a small layer hidden in it (large.h)
+  bool too_large = false;  // for a whole reference: compared by a small hidden layer (large.h)
 
   bool gated() const {
     return tilemoe_activation_gated(static_cast<tilemoe_activation>(activation)) != 0;

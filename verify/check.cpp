@@ -12,19 +12,19 @@
 namespace tilemoe::verify {
 namespace {
 
-// What an output of a plain evaluation in the case's own precision is off by.
+// The errors of plain evaluations in the case's own precision.
 class PlainErrors {
  public:
   PlainErrors(const Inputs& inputs, const std::vector<Pair>& pairs) {
     const Case& test_case = inputs.test_case;
-    // In a 16-bit layer float32's own error counts where nothing of 16 bits lies on the way.
+    // In a 16-bit layer float32's own error counts for outputs with no 16-bit intermediate.
     if (test_case.dtype == DType::kFloat32 || test_case.dW_dtype() == DType::kFloat32)
       for (SumOrder order : {SumOrder::kAscending, SumOrder::kDescending})
         float32_.push_back(evaluate(inputs, pairs, Precision::kFloat32, order));
     if (test_case.dtype != DType::kFloat32) rounded_ = evaluate(inputs, pairs, Precision::kRounded);
   }
 
-  // `off` measures an array of values.
+  // `off` measures the error of an array of values.
   template <class Off>
   Limit limit(Output output, const Off& off) const {
     Figures of_float32, of_rounding;
@@ -38,8 +38,8 @@ class PlainErrors {
   std::optional<Results> rounded_;
 };
 
-// Whether an integer case keeps what it promises: no sum passes what float32 holds exactly, even if
-// all terms had one sign, and nothing overflows the case's dtype. Values are multiples of 1/2.
+// Whether an integer case is exact: no sum exceeds what float32 represents exactly, even if all
+// terms had one sign, and nothing overflows the case's dtype. Values are multiples of 1/2.
 bool is_exact(Inputs inputs, std::vector<Pair> pairs, const Results& truth) {
   constexpr double kLargest = 1 << 23;
   ExpertValues& weights = inputs.weights;
@@ -79,7 +79,7 @@ Report judge(const Inputs& inputs, const std::vector<Pair>& pairs, const Compute
 
   Report report;
   if (exact && !is_exact(inputs, pairs, truth))
-    report.damage.emplace_back("the case is no integer case: its sums are not exact");
+    report.damage.emplace_back("the case is not an integer case: its sums are not exact");
   for (int i = 0; i < kOutputs; ++i) {
     const auto output = static_cast<Output>(i);
     if (!wanted(test_case, output)) continue;

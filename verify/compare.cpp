@@ -8,7 +8,7 @@
 namespace tilemoe::verify {
 namespace {
 
-// error / norm, where nothing may be wrong with a tensor of zeros.
+// error / norm; 0 for a tensor of zeros without error.
 double relative(double error, double norm) {
   if (error == 0) return 0;
   return norm > 0 ? error / norm : std::numeric_limits<double>::infinity();
@@ -28,7 +28,7 @@ Figures measure(const std::vector<Element>& got, const std::vector<double>& trut
     for (size_t i = row * row_size; i < std::min(size, (row + 1) * row_size); ++i) {
       const double value = static_cast<double>(got[i]);
       if (std::isnan(value) && figures.first_nan < 0) figures.first_nan = static_cast<int64_t>(i);
-      // equal infinities differ by nothing
+      // equal infinities have no difference
       const double difference = value == truth[i] ? 0 : value - truth[i];
       error[row] += difference * difference;
       norm[row] += truth[i] * truth[i];

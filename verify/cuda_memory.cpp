@@ -17,7 +17,7 @@ void check_cuda(cudaError_t error, const char* what) {
                              cudaGetErrorString(error));
 }
 
-// Copies back and forth on a stream of its own.
+// Copies back and forth on a separate stream.
 class CopyingStream final : public OtherWork {
  public:
   CopyingStream() {
@@ -52,7 +52,7 @@ class CopyingStream final : public OtherWork {
   std::thread copier_;
 };
 
-// The copies wait for the default stream, where the cases run: an error of a kernel is thrown here.
+// The copies wait for the default stream, on which the cases run: a kernel's error is thrown here.
 class CudaMemory final : public Memory {
  public:
   Device device() const override { return Device::kCuda; }

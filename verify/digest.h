@@ -1,5 +1,5 @@
-// What a case computes as hashes: two devices, or a device and its simulation, that have the same
-// hashes have the same bits.
+// Hashes of a case's outputs: if two devices, or a device and its simulation, have the same hashes,
+// their outputs have the same bits.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ struct TensorDigest {
 };
 
 struct CaseDigests {
-  // Of everything that the case reads. Where it differs, so may the rest: the numbers come of the
-  // C library's log() and cos(), whose last bits are its own.
+  // Hash of everything that the case reads. If it differs, the outputs may differ as well: the
+  // inputs result from the C library's log() and cos(), whose last bits vary.
   uint64_t inputs;
   std::vector<TensorDigest> tensors;
 };
 
-// FNV-1a in 64 bits over the numbers' bits as float32, of which every type here is a part, least
-// significant byte first: the same for a tensor however it lies in memory.
+// FNV-1a in 64 bits over the numbers' bits as float32, which represents every type here, least
+// significant byte first: independent of the tensor's layout in memory.
 uint64_t digest_of(const std::vector<float>& numbers);
 
 CaseDigests digests_of(const Inputs& inputs, const Computed& computed, Passes passes);
@@ -36,7 +36,7 @@ CaseDigests digests_of(const Inputs& inputs, const Computed& computed, Passes pa
 CaseDigests digest_case(const Case& test_case, uint64_t seed, Memory& memory,
                         Passes passes = Passes::kAll);
 
-// As sixteen digits.
+// Sixteen hexadecimal digits.
 std::string hexadecimal(uint64_t hash);
 
 }  // namespace tilemoe::verify

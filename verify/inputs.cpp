@@ -11,7 +11,7 @@
 namespace tilemoe::verify {
 namespace {
 
-// One sequence of random numbers each, so that no tensor's size moves another's values.
+// One sequence of random numbers each, so that no tensor's size changes another's values.
 enum Stream : uint64_t {
   kX,
   kDO,
@@ -31,7 +31,7 @@ enum Stream : uint64_t {
   kBadIds
 };
 
-// The values of a tensor: normal, or whole numbers of which one in `sparsity` is drawn, the rest 0.
+// The values of a tensor: normal, or whole numbers, one in `sparsity` of them drawn, the rest 0.
 struct Distribution {
   double deviation;
   int64_t largest_integer;
@@ -143,7 +143,7 @@ class Generator {
     return 0;
   }
 
-  // By the largest of noisy popularities, as top-1 of such logits would choose.
+  // The largest of noisy popularities, as top-1 of such logits would choose.
   int64_t draw_expert(Random& random) const {
     if (case_.bad_ids && random.below(8) == 0) return random.below(2) ? -1 : case_.E;
     if (case_.load == Load::kRandom) return random.below(case_.E);

@@ -1,4 +1,4 @@
-// The numbers that go into a case, as float32 values that the case's dtypes hold exactly.
+// The inputs of a case, as float32 values that the case's dtypes represent exactly.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tilemoe::verify {
 
-// Dense, and gate rows first whatever the case's layout is.
+// Dense, and gate rows first for every layout of the case.
 struct ExpertValues {
   std::vector<float> W1;  // (E, h_width, d)
   std::vector<float> W2;  // (E, d, n)
@@ -18,20 +18,21 @@ struct ExpertValues {
 
 struct Inputs {
   Case test_case;
-  // Grouped: rows past the sum of the counts are NaN, here and in everything of their length.
+  // Grouped: rows past the sum of the counts are NaN, here and in every array of this length.
   std::vector<float> X;          // (outer_rows, d)
   std::vector<float> dO;         // (outer_rows, d)
   std::vector<float> O_addend;   // (outer_rows, d) or empty
   std::vector<float> dX_addend;  // (outer_rows, d) or empty
   ExpertValues weights;
-  ExpertValues dW_before;  // what the weight gradients hold before backward; empty unless added to
+  ExpertValues
+      dW_before;  // the weight gradients before backward; empty unless backward adds to them
 
   // Top-K and rounded routing begin with the logits, (T, E); general routing with triples, grouped
   // routing with scores of the rows.
   std::vector<float> logits;
   std::vector<int64_t> tokens, experts;  // (pairs)
   std::vector<int64_t> bad_pairs;        // top-K: pairs whose chosen id is replaced by a bad one
-  // (pairs), or (outer_rows) when grouped. Top-K: empty, or what replaces the chosen scores.
+  // (pairs), or (outer_rows) when grouped. Top-K: empty, or values that replace the chosen scores.
   std::vector<float> scores;
 
   int64_t pairs() const;

@@ -1,4 +1,4 @@
-// JSON of what the PyTorch package reads from its operators, which link no JSON library.
+// JSON that the PyTorch package reads from its operators, which link no JSON library.
 #pragma once
 
 #include <string>

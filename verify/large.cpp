@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kHiddenTokens = 5, kHiddenExperts = 4;
 
-// Where number i of `count` lies among `size`: the first at the beginning, the last at the end.
+// The place of number i of `count` among `size`: the first at the beginning, the last at the end.
 int64_t spread(int64_t i, int64_t count, int64_t size) {
   return i * (size - 1) / (count - 1);
 }
@@ -35,7 +35,7 @@ Case hidden_case(const Case& large) {
 struct Triples {
   std::vector<int32_t> tokens, experts;
   std::vector<float> scores;
-  std::vector<int64_t> hidden;  // places of the hidden layer's, in its order
+  std::vector<int64_t> hidden;  // places of the hidden layer's triples, in its order
 
   void add(int64_t token, int64_t expert, float score) {
     tokens.push_back(static_cast<int32_t>(token));
@@ -71,7 +71,7 @@ Triples triples_of(const Case& large, const Inputs& small, uint64_t seed) {
   return triples;
 }
 
-// Rows of a tensor in the device's memory; a row is what belongs to one token or expert.
+// Rows of a tensor in the device's memory; a row belongs to one token or expert.
 class Rows {
  public:
   Rows(Memory& memory, DType dtype, int64_t rows, int64_t width)
@@ -88,8 +88,8 @@ class Rows {
   size_t bytes() const { return bytes_; }
   Tensor view(std::initializer_list<int64_t> shape) const { return Tensor(data_, dtype_, shape); }
 
-  // deviation * N(0, 1): one random block over and over. Its length is prime, so that no two rows
-  // begin at the same place of it.
+  // deviation * N(0, 1): one random block repeated. Its length is prime, so that no two rows begin
+  // at the same place of it.
   void fill_with_crowd(double deviation, uint64_t stream) {
     constexpr int64_t kBlock = 4194301;
     Random random(99, stream);
@@ -209,7 +209,7 @@ class LargeLayer {
     for (const int64_t pair : triples_.hidden) ds_.read_row(pair, computed_[kDs]);
   }
 
-  // Of the hidden layer.
+  // The outputs of the hidden layer.
   const Computed& computed() const { return computed_; }
 
  private:

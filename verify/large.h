@@ -1,6 +1,6 @@
-// A layer too large for a whole reference, judged by a small one that is hidden in it: tokens and
-// experts spread from the first to the last, which have to do with each other alone, while a crowd
-// fills the rest. What the small layer's tokens and experts get is compared as in any other case.
+// A layer too large for a whole reference, checked by a small layer hidden in it: tokens and
+// experts spread from the first to the last that are routed only to each other, while a crowd fills
+// the rest. The small layer's outputs are compared as in any other case.
 #pragma once
 
 #include "check.h"

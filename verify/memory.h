@@ -1,4 +1,4 @@
-// Memory of a device, and buffers in it that notice what should not have happened to them.
+// Memory of a device, and buffers in it that detect accesses outside of their elements.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace tilemoe::verify {
 
-// Other work that a device does for as long as this lives.
+// Other work that a device does as long as this object exists.
 class OtherWork {
  public:
   virtual ~OtherWork() = default;
 };
 
-// Where a backend's tensors live. Copies are complete when they return.
+// The memory of a backend's tensors. Copies are complete when they return.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -30,13 +30,13 @@ class Memory {
 };
 
 Memory& host_memory();
-// Of the current GPU; throws std::runtime_error in a build without the CUDA backend.
+// The current GPU's memory; throws std::runtime_error in a build without the CUDA backend.
 Memory& cuda_memory();
 Memory& memory_of(Device device);
 
 // Bytes between two guards, on 16 bytes and on no larger power of two. Guards, and the contents
 // after poison(), are a pattern that is NaN in every floating type and differs from place to place,
-// so that a read past an end spoils the result and a write there is seen.
+// so that a read past an end changes the result and a write there is detected.
 class GuardedBuffer {
  public:
   GuardedBuffer(Memory& memory, size_t bytes);
@@ -50,7 +50,7 @@ class GuardedBuffer {
   void poison();
   void write(const std::vector<std::byte>& contents);
   std::vector<std::byte> read() const;
-  // What poison() puts there.
+  // The pattern that poison() writes.
   std::vector<std::byte> poisoned() const;
   bool guards_intact() const;
   // A hash of all bytes, guards included.
@@ -62,7 +62,7 @@ class GuardedBuffer {
   size_t bytes_ = 0;
 };
 
-// How a matrix, the last two dimensions of a tensor, lies in memory.
+// The layout in memory of a matrix, the last two dimensions of a tensor.
 struct MatrixLayout {
   bool padded = false;      // gaps of 16 bytes between rows and between experts
   bool transposed = false;  // the last dimension but one is contiguous
@@ -83,7 +83,7 @@ class GuardedTensor {
   std::vector<std::byte> bits() const { return buffer_.read(); }
   uint64_t fingerprint() const { return buffer_.fingerprint(); }
   bool is_poisoned() const { return buffer_.read() == buffer_.poisoned(); }
-  // Nothing but elements was written since the buffer was poisoned.
+  // Whether only elements were written since the buffer was poisoned.
   bool gaps_intact() const;
 
  private:

@@ -8,7 +8,7 @@ namespace tilemoe::verify {
 namespace {
 
 struct Format {
-  int digits;  // significant bits, the hidden one included
+  int digits;  // significant bits, including the hidden one
   int min_exponent, max_exponent;
 };
 

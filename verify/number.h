@@ -1,5 +1,5 @@
-// The three floating types of tensors, by arithmetic alone: what the library's own conversions are
-// held to.
+// The three floating types of tensors, by arithmetic alone: the reference for the library's own
+// conversions.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ void add(Outcome& outcome, const std::string& name, const TensorReport& tensor) 
     outcome.impossible.push_back(place + spoiling);
   if (!tensor.passed) outcome.failures.push_back(place + describe(tensor.figures, tensor.limit));
   for (const std::string& spoiling : tensor.missed_spoilings)
-    outcome.failures.push_back(place + "the limit lets pass: " + spoiling);
+    outcome.failures.push_back(place + "a spoiled result is within the limit: " + spoiling);
   outcome.rows.push_back({name, tensor});
 }
 

@@ -1,4 +1,4 @@
-// A case run in both of its forms, and what `check` and `doctor` report of it, on the command line and
+// Runs a case in both of its forms, for the reports of `check` and `doctor` on the command line and
 // in the PyTorch package.
 #pragma once
 
@@ -24,14 +24,14 @@ struct Outcome {
 };
 
 // Runs the case on unit-scale data against float64, and on small whole numbers bit for bit. With
-// `repeats` also that many times on a busy device, whose results must have the same bits. A case that
-// the backend does not support is a failure; any other error of the library is thrown.
+// `repeats` also runs it `repeats` times on a busy device; all results must have the same bits. A
+// case that the backend does not support is a failure; any other error of the library is thrown.
 Outcome run_case(const Case& test_case, uint64_t seed, int64_t repeats, Memory& memory,
                  Passes passes);
 
 // {"rows": [{"case", "tensor", "frobenius", "frobenius_limit", "worst_row", "worst_row_limit",
-// "passed", "bits"}], "failures": [], "impossible": [], "spoilings": 0, "refused": 0}; null for NaN,
-// infinity and bits that were not read.
+// "passed", "bits"}], "failures": [], "impossible": [], "spoilings": 0, "refused": 0}; null for
+// NaN, infinity and bits that were not read.
 std::string to_json(const Outcome& outcome);
 
 }  // namespace tilemoe::verify

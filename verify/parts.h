@@ -1,4 +1,4 @@
-// A pass cut into parts of its tokens (tilemoe_part), whose rows are looked up in the routing.
+// A pass divided into parts of its tokens (tilemoe_part), whose rows are looked up in the routing.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace tilemoe::verify {
 
 class Parts {
  public:
-  // Part p has the tokens from cuts[p] to cuts[p + 1].
+  // Part p has the tokens [cuts[p], cuts[p + 1]).
   Parts(const Routing& routing, const std::vector<int64_t>& cuts, Memory& memory);
 
-  // These parts, of which the last ends a backward.
+  // The parts; the last one ends a backward.
   std::vector<tilemoe_part> in_order(std::initializer_list<size_t> order) const;
 
  private:

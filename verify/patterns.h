@@ -1,5 +1,5 @@
-// Shell patterns of cases' names, as the commands take them: all of a name, or what is before its
-// dtype.
+// Shell patterns of cases' names, as in the commands' arguments: a whole name, or the part before
+// its dtype.
 #pragma once
 
 #include <fnmatch.h>
@@ -23,8 +23,8 @@ inline bool matches_any(const std::vector<std::string>& patterns, const std::str
          });
 }
 
-// What is wrong with patterns of which one matches none of the cases that were chosen: a sentence, or
-// nothing. name: of a case, a member or a function; list: the command that names all cases.
+// A sentence that names the pattern that matches none of the chosen cases, or nothing. name: a
+// case's member or a function that gives its name; list: the command that lists all cases.
 template <class Cases, class Name>
 std::string no_match(const std::vector<std::string>& patterns, const Cases& chosen, Name name,
                      const std::string& list) {

@@ -15,7 +15,7 @@ std::vector<float> as_floats(const std::vector<int64_t>& values) {
   return {values.begin(), values.end()};
 }
 
-// Gives each pair its row: by expert, then in the order of pairs; what does not fit has none.
+// Gives each pair its row: by expert, then in the order of pairs; pairs that do not fit have none.
 std::vector<Pair> with_rows(std::vector<Pair> pairs, int64_t capacity) {
   std::vector<Pair*> by_expert;
   for (Pair& pair : pairs) by_expert.push_back(&pair);
@@ -116,7 +116,7 @@ void* Problem::sized(std::unique_ptr<GuardedBuffer>& buffer, size_t bytes, Memor
   return buffer->data();
 }
 
-// Top-K by the library, then what the case puts in the place of ids and scores.
+// Top-K by the library, then the case's replacements of ids and scores.
 void Problem::choose_experts() {
   top_k({.device = memory_.device(),
          .scoring = case_.scoring,
@@ -309,8 +309,9 @@ std::vector<Pair> Problem::rounded_pairs() const {
 
 std::vector<float> Problem::read_H() const {
   std::vector<float> H = H_->read();
-  const bool adjacent = case_.gate_layout == GateLayout::kInterleaved && case_.W1_transposed;
-  if (memory_.device() == Device::kCpu || !adjacent) return H;
+  const bool interleaved_columns =
+      case_.gate_layout == GateLayout::kInterleaved && case_.W1_transposed;
+  if (memory_.device() == Device::kCpu || !interleaved_columns) return H;
   const auto width = static_cast<size_t>(case_.h_width());
   std::vector<float> row(width);
   for (auto first = H.begin(); first != H.end(); first += case_.h_width()) {

@@ -18,13 +18,13 @@ namespace tilemoe::verify {
 
 enum class Passes {
   kForward,  // route, forward
-  kAll,      // and backward
+  kAll,      // route, forward and backward
 };
 
 using Computed = std::array<std::vector<float>, kOutputs>;
 
 // Owns every tensor and workspace that the case needs, each of exactly the size that the library
-// asks for, between guards. Call route, forward and backward in this order, or run() for all.
+// requires, between guards. Call route, forward and backward in this order, or run() for all.
 class Problem {
  public:
   explicit Problem(const Inputs& inputs, Memory& memory = host_memory());
@@ -32,24 +32,24 @@ class Problem {
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
-  // Fills outputs, saved state, routing and workspaces with NaN, or with what gradients are added
-  // to.
+  // Fills outputs, saved state, routing and workspaces with NaN, or with the values that gradients
+  // are added to.
   void poison();
   void route();
   void forward();
   void infer();  // writes O alone
   void backward();
-  // poison, then the passes
+  // Calls poison(), then the passes.
   void run(Passes passes = Passes::kAll);
 
-  // What route() built, found again from ids, triples or counts; rounded routing is read from the
-  // routing itself.
+  // The pairs that route() built, derived independently from ids, triples or counts; those of
+  // rounded routing are read from the routing itself.
   std::vector<Pair> pairs() const;
-  // What was computed, laid out as the reference's Results; H as forward left it.
+  // The outputs, laid out as the reference's Results; H as forward left it.
   Computed computed() const;
-  // Nothing wrote H since it was poisoned.
+  // Whether H was not written since it was poisoned.
   bool H_is_poisoned() const { return H_->is_poisoned(); }
-  // Of the bits of each output, H included.
+  // A hash of the bits of each output, H included.
   std::vector<uint64_t> fingerprints() const;
   // Names of the outputs that have other fingerprints than these.
   std::vector<std::string> outputs_other_than(const std::vector<uint64_t>& fingerprints) const;
@@ -62,12 +62,12 @@ class Problem {
   Saved& saved() { return saved_; }
   ForwardArgs forward_args();  // with saved
   BackwardArgs backward_args();
-  // The same in two calls: ds, dW2 and db2; then the rest, from the dH that the first left.
+  // Backward in two calls: ds, dW2 and db2; then the rest, from the dH that the first call left.
   struct BackwardCalls {
     BackwardArgs first, second;
   };
   BackwardCalls backward_calls();
-  // Four, of a routing that is there.
+  // Four parts of a routing that has been built.
   Parts parts() const;
 
  private:
@@ -104,7 +104,7 @@ class Problem {
   std::optional<GuardedTensor> O_, H_, dX_, ds_;
   std::optional<WeightTensors> dweights_;
   std::vector<NamedTensor> outputs_;
-  std::vector<float> H_of_forward_;  // where backward writes over it
+  std::vector<float> H_of_forward_;  // set if backward writes over H
 
   GuardedBuffer routing_memory_;
   std::optional<Routing> routing_;

@@ -6,7 +6,7 @@
 
 namespace tilemoe::verify {
 
-// SplitMix64 (Steele, Lea, Flood 2014). `stream` tells apart sequences of one seed.
+// SplitMix64 (Steele, Lea, Flood 2014). `stream` selects one of several sequences of a seed.
 class Random {
  public:
   Random(uint64_t seed, uint64_t stream) : state_(seed * 0xd1342543de82ef95u + stream) {
@@ -28,7 +28,7 @@ class Random {
     return static_cast<int64_t>(bits() % static_cast<uint64_t>(count));
   }
 
-  // N(0, 1), Box and Muller's way.
+  // N(0, 1), by the Box-Muller transform.
   double normal() {
     constexpr double kTwoPi = 6.283185307179586;
     const double radius = std::sqrt(-2 * std::log(uniform()));

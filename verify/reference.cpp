@@ -9,10 +9,10 @@
 namespace tilemoe::verify {
 namespace {
 
-// Experts are dealt to this many threads, each with sums of its own, whatever the machine: results
-// do not depend on it. Where there are fewer experts, parts of their rows are.
+// Experts are dealt to this number of threads on every machine, each thread with separate sums, so
+// that results do not depend on the machine. With fewer experts, parts of their rows are dealt.
 constexpr size_t kThreads = 12;
-// Rows that go through an expert together; bounds the memory of a case with very many rows.
+// Rows that an expert computes together; bounds the memory of a case with very many rows.
 constexpr size_t kBlockRows = 256;
 
 // Row-major.
@@ -27,7 +27,7 @@ struct Matrix {
   std::vector<Real> values;
 };
 
-// The term of a sum of `count` that comes i-th.
+// The index of the i-th term of a sum of `count` terms.
 size_t term(SumOrder order, size_t i, size_t count) {
   return order == SumOrder::kAscending ? i : count - 1 - i;
 }
@@ -47,7 +47,7 @@ Real dot(const Real* a, const Element* b, size_t count, SumOrder order) {
   return sum;
 }
 
-// A B^T, B (columns, A.columns). Every sum runs in order; the compiler may take rows side by side.
+// A B^T, B (columns, A.columns). Every sum runs in order; the compiler may vectorize over rows.
 template <class Real>
 Matrix<Real> times_transposed(const Matrix<Real>& A, const float* B, size_t columns,
                               SumOrder order) {
@@ -250,7 +250,7 @@ class Evaluation {
 
   static Real score(const Pair& pair) { return static_cast<Real>(pair.score); }
 
-  // The addend's rows past the last one of grouped routing are NaN, and so is nothing of the sum.
+  // Grouped routing: the addend's rows past the last row are NaN and not part of the sum.
   void combine(Output output, const std::vector<float>& addend, const std::vector<Sums>& sums,
                std::vector<Real> Sums::*sum) {
     std::vector<Real>& total = values_[output];
@@ -276,7 +276,7 @@ class Evaluation {
   bool rounds_;
   SumOrder order_;
   size_t d_, n_, h_;
-  size_t parts_;  // of each expert's rows, with sums of their own
+  size_t parts_;  // of each expert's rows, with separate sums
   std::vector<std::vector<Pair>> experts_;
   std::vector<Real> values_[kOutputs];
 };

@@ -16,7 +16,8 @@ Case vary(const char* name, Case shape, Change&& change) {
   return shape;
 }
 
-// Sizes: T, d, n, E and K pairwise different and off every tile size, unless an edge is the point.
+// Sizes: T, d, n, E and K are different from each other and no multiples of a tile size, unless an
+// edge is tested.
 std::vector<Case> activation_cases() {
   std::vector<Case> cases;
   for (tilemoe_activation activation : kActivations)
@@ -40,7 +41,7 @@ std::vector<Case> size_cases() {
       {.name = "single-expert", .T = 161, .d = 56, .n = 88, .E = 1, .K = 1},
       {.name = "top-1", .T = 150, .d = 88, .n = 120, .E = 6, .K = 1},
       {.name = "more-experts-than-tokens", .T = 11, .d = 64, .n = 48, .E = 90, .K = 2},
-      // A sum longer than any ring of stages, in tiles for few rows.
+      // A sum longer than any ring of stages, in tiles for small M.
       {.name = "few-rows-long-sum", .T = 37, .d = 904, .n = 72, .E = 19, .K = 2, .reduced = true},
       {.name = "many-pairs", .T = 3001, .d = 24, .n = 16, .E = 17, .K = 3},
       {.name = "narrow-d", .T = 333, .d = 8, .n = 136, .E = 5, .K = 3},
@@ -115,7 +116,7 @@ std::vector<Case> top_k_cases() {
              c.scoring = Scoring::kSigmoidRenormalized;
              c.score_dtype = DType::kFloat16;
            }),
-      // So many rows, past 1024 each, that several blocks of a GPU have parts of their sums.
+      // More than 1024 rows each, so that several blocks of a GPU have parts of their sums.
       vary("long-experts", shape,
            [](Case& c) { c.T = 2417, c.E = 3, c.K = 2, c.biases = c.reduced = true; }),
       vary("zipf", shape, [](Case& c) { c.T = 607, c.E = 23, c.load = Load::kZipf; }),
@@ -128,7 +129,7 @@ std::vector<Case> top_k_cases() {
            [](Case& c) { c.load = Load::kHalfEmpty, c.biases = c.reduced = true; }),
       vary("bad-ids", shape, [](Case& c) { c.biases = c.bad_ids = c.reduced = true; }),
       vary("over-capacity", shape, [](Case& c) { c.capacity = 501, c.biases = c.reduced = true; }),
-      // So wide that ds has partial sums of several column tiles, each of them as long as that.
+      // Wide enough that ds has partial sums of several column tiles, each of them as long.
       vary("spare-capacity", shape, [](Case& c) { c.capacity = 1003, c.n = 264; }),
   };
 }
@@ -228,9 +229,9 @@ std::vector<Case> gradient_cases() {
   };
 }
 
-// What a simulation of a GPU is held to, bit for bit (verify/digest.h). Scores are given, since those
-// of top-K come of approximate instructions; and the weight gradients are float32, which shows every
-// bit of a sum.
+// Cases whose bits a simulation of a GPU must reproduce (verify/digest.h). Scores are given, since
+// those of top-K result from approximate instructions; and the weight gradients are float32, which
+// shows every bit of a sum.
 std::vector<Case> calibration_cases() {
   const Case shape{.T = 151,
                    .d = 200,
@@ -261,13 +262,13 @@ std::vector<Case> calibration_cases() {
              c.routing = RoutingKind::kGrouped, c.load = Load::kRandom;
              c.T = c.K = 0, c.counts = {131, 0, 67, 17}, c.E = 4, c.spare_rows = 9;
            }),
-      // Its exponentials are approximate: of this one H is equal.
+      // Its exponentials are approximate: only H is equal.
       vary("calibration-swiglu", shape, [](Case&) {}),
   };
 }
 
-// Rows times width passes 2^31 in the (M, d) tensors, then in the (M, 2n) ones, where few tokens
-// carry many pairs, so that X and O stay small; then the weights do.
+// Rows times width exceeds 2^31 in the (M, d) tensors, then in the (M, 2n) ones, in which few
+// tokens have many pairs, so that X and O stay small; then in the weights.
 std::vector<Case> make_huge_cases() {
   const Case shape{
       .T = 97, .E = 3, .dtype = DType::kBFloat16, .routing = RoutingKind::kGeneral, .huge = true};
@@ -359,8 +360,8 @@ const Case* find_case(std::string_view name) {
 }
 
 bool has_integer_form(const Case& original) {
-  constexpr int64_t kMostWidth = 640;  // `wide` has 520
-  return original.routing != RoutingKind::kRounded && !original.huge && original.d <= kMostWidth;
+  constexpr int64_t kMaxWidth = 640;  // `wide` has 520
+  return original.routing != RoutingKind::kRounded && !original.huge && original.d <= kMaxWidth;
 }
 
 Case integer_form(Case original) {

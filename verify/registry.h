@@ -1,4 +1,4 @@
-// The one registry of cases that drives check, bench and the tests, on every backend.
+// The registry of the cases of check, bench and the tests, on every backend.
 #pragma once
 
 #include <string_view>
@@ -12,8 +12,8 @@ namespace tilemoe::verify {
 // long.
 bool reduced_run();
 
-// All cases that verify, in each of their dtypes ("swiglu/bfloat16"), without the huge ones; in a
-// reduced run those that are quick.
+// All verification cases, in each of their dtypes ("swiglu/bfloat16"), without the huge ones; in a
+// reduced run the quick ones.
 const std::vector<Case>& verification_cases();
 
 // Cases to be timed: the table of docs/benchmarks.md, a GPU's in bfloat16, a CPU's in float32.
@@ -23,12 +23,12 @@ const std::vector<Case>& bench_cases();
 // Cases of more than 2^31 elements. They need tens of gigabytes and are run by name only.
 const std::vector<Case>& huge_cases();
 
-// Any case by its name, whatever the environment says; null where there is none.
+// Any case by its name, in a reduced run too; null if no case has it.
 const Case* find_case(std::string_view name);
 
-// The same case on small whole numbers, with an activation that keeps them whole. There is none
-// where the scores cannot be chosen: token rounding computes them; nor of a huge case, whose sums
-// over so many rows pass what float32 holds exactly, as those of a wide one do over d.
+// The same case on small whole numbers, with an activation that keeps them whole. Cases with token
+// rounding have none, since rounding computes the scores; nor do huge and wide cases, whose sums
+// over rows or over d exceed what float32 represents exactly.
 bool has_integer_form(const Case& original);
 Case integer_form(Case original);
 

@@ -13,11 +13,11 @@ struct Selection {
   std::string dtype = "all";               // or "float32", "bfloat16", "float16"
   bool reduced = false;                    // the quick cases alone
 
-  // In the registry's order. Huge cases are selected by their full name only. A GPU does not compute
-  // in float32, so its cases leave that out unless `dtype` names it.
+  // In the registry's order. Huge cases are selected by their full name only. A GPU does not
+  // compute in float32, so its cases leave that out unless `dtype` names it.
   std::vector<Case> choose(Device device) const;
-  // Why `chosen` is not what was meant: a sentence that names `list`, the command that lists all
-  // cases; empty if every pattern matches.
+  // The reason if a pattern matches none of `chosen`: a sentence that names `list`, the command
+  // that lists all cases; empty if every pattern matches.
   std::string complaint(const std::vector<Case>& chosen, const std::string& list) const;
 
  private:

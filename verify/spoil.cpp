@@ -8,22 +8,22 @@
 namespace tilemoe::verify {
 namespace {
 
-// A pair matters whose score is at least this part of its token's largest.
-constexpr double kSay = 0.1;
+// A pair matters if its score is at least this part of its token's largest.
+constexpr double kMinPart = 0.1;
 
-std::optional<int64_t> least_expert_that_matters(const std::vector<Pair>& pairs) {
+std::optional<int64_t> smallest_expert_that_matters(const std::vector<Pair>& pairs) {
   std::map<int64_t, double> largest;     // score by token
   std::map<int64_t, int64_t> row_count;  // by expert
   for (const Pair& pair : pairs) {
     largest[pair.token] = std::max(largest[pair.token], std::fabs(pair.score));
     ++row_count[pair.expert];
   }
-  std::optional<int64_t> least;
+  std::optional<int64_t> smallest;
   for (const Pair& pair : pairs) {
-    if (pair.score == 0 || std::fabs(pair.score) < kSay * largest[pair.token]) continue;
-    if (!least || row_count[pair.expert] < row_count[*least]) least = pair.expert;
+    if (pair.score == 0 || std::fabs(pair.score) < kMinPart * largest[pair.token]) continue;
+    if (!smallest || row_count[pair.expert] < row_count[*smallest]) smallest = pair.expert;
   }
-  return least;
+  return smallest;
 }
 
 }  // namespace
@@ -39,14 +39,14 @@ const char* spoiling_name(Spoiling spoiling) {
 
 Spoiler::Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs, const Results& truth)
     : case_(inputs.test_case), has_pairs_(!pairs.empty()), truth_(truth) {
-  const std::optional<int64_t> expert = least_expert_that_matters(pairs);
+  const std::optional<int64_t> expert = smallest_expert_that_matters(pairs);
   if (!expert) return;
   std::vector<Pair> its_pairs = pairs;
   std::erase_if(its_pairs, [&](const Pair& pair) { return pair.expert != *expert; });
-  Inputs bare = inputs;  // an expert's share has no part in what is added
+  Inputs bare = inputs;  // without the addends, which no expert contributes to
   bare.O_addend.clear(), bare.dX_addend.clear();
   bare.dW_before = {};
-  share_ = evaluate(bare, its_pairs, Precision::kExact);
+  contribution_ = evaluate(bare, its_pairs, Precision::kExact);
 }
 
 std::ptrdiff_t Spoiler::row_size(Output output) const {
@@ -79,8 +79,8 @@ std::optional<std::vector<float>> Spoiler::spoil(Spoiling spoiling, Output outpu
   return std::nullopt;
 }
 
-// The first two full rows that differ and are not small, or one that is not and any that differs;
-// two pairs of ds.
+// Swaps the first two rows that differ and are not small, or a row that is not small with any that
+// differs; in ds two pairs.
 std::optional<std::vector<float>> Spoiler::swap_rows(Output output,
                                                      std::vector<float> values) const {
   const std::ptrdiff_t width = row_size(output);
@@ -108,11 +108,11 @@ std::optional<std::vector<float>> Spoiler::swap_rows(Output output,
 
 std::optional<std::vector<float>> Spoiler::drop_expert(Output output,
                                                        std::vector<float> values) const {
-  if (!share_) return std::nullopt;
-  const std::vector<double>& share = (*share_)[output];
-  if (std::all_of(share.begin(), share.end(), [](double value) { return value == 0; }))
+  if (!contribution_) return std::nullopt;
+  const std::vector<double>& part = (*contribution_)[output];
+  if (std::all_of(part.begin(), part.end(), [](double value) { return value == 0; }))
     return std::nullopt;
-  for (size_t i = 0; i < share.size(); ++i) values[i] -= static_cast<float>(share[i]);
+  for (size_t i = 0; i < part.size(); ++i) values[i] -= static_cast<float>(part[i]);
   return values;
 }
 

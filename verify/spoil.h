@@ -20,12 +20,12 @@ class Spoiler {
  public:
   Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs, const Results& truth);
 
-  // Whether the truth leaves anything to spoil: a tensor of zeros does not, nor does a swap in one
-  // of equal rows, nor a lost expert where there is no pair.
+  // Whether the truth can be spoiled: not if the tensor is zero, for a swap not if all rows are
+  // equal, for a dropped expert not without pairs.
   bool applies(Spoiling spoiling, Output output) const;
 
-  // The spoiled copy of `values`. None where it does not apply; where it does, a defect: values
-  // that are all zero, rows that are all equal or small, or no expert that has a say.
+  // The spoiled copy of `values`, or none. If the spoiling applies, none is a defect: all values
+  // are zero, all rows are equal or small, or no expert matters.
   std::optional<std::vector<float>> spoil(Spoiling spoiling, Output output,
                                           const std::vector<float>& values) const;
 
@@ -33,16 +33,16 @@ class Spoiler {
   std::optional<std::vector<float>> swap_rows(Output output, std::vector<float> values) const;
   std::optional<std::vector<float>> drop_expert(Output output, std::vector<float> values) const;
 
-  // Of ds, single pairs.
+  // The size of a row; in ds a row is one pair.
   std::ptrdiff_t row_size(Output output) const;
 
   Case case_;
   bool has_pairs_;
   const Results& truth_;
 
-  // What one expert adds to each output: the one with the fewest rows of those that matter to some
-  // token.
-  std::optional<Results> share_;
+  // The contribution of one expert to each output: the expert with the fewest rows among those that
+  // matter to some token.
+  std::optional<Results> contribution_;
 };
 
 }  // namespace tilemoe::verify

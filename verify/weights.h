@@ -13,7 +13,7 @@ namespace tilemoe::verify {
 
 class WeightTensors {
  public:
-  // Which of them there are; W1 stands for W1_up too, b1 for b1_up.
+  // Which of the tensors exist; W1 stands for W1_up too, b1 for b1_up.
   struct Parts {
     bool W1, W2, b1, b2;
   };
@@ -22,13 +22,13 @@ class WeightTensors {
   Weights view() const;
   WeightGradients gradients() const;
   void write(const ExpertValues& values);
-  ExpertValues read() const;  // empty where a part is absent
+  ExpertValues read() const;  // absent tensors are empty
 
-  // The tensors that there are, by the names of tilemoe_weights.
+  // The existing tensors, by the names of tilemoe_weights.
   std::vector<std::pair<const char*, GuardedTensor*>> tensors();
 
  private:
-  // Where row i of an expert's W1 or b1, gate rows first, is kept.
+  // The place of row i, gate rows first, of an expert's W1 or b1.
   struct Place {
     bool in_up;
     int64_t row;
