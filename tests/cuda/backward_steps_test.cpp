@@ -1,6 +1,6 @@
 // The backward steps on the device against the CPU backend: equal on small whole numbers, close on
 // unit-scale data, nothing written outside, the same bits on every run. Every dense row past M is
-// NaN, and so are, where a case asks, all rows of one expert and the tokens that only it has.
+// NaN, and in some cases also all rows of one expert and the tokens that only it has.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace tilemoe::test {
 namespace {
 
-// How the products are launched.
+// How the GEMMs are launched.
 struct Launch {
   int block_turns = 1;
   int32_t workers = 0;
@@ -29,8 +29,8 @@ struct Launch {
   }
 };
 
-// Inputs and outputs of the steps. dH and A' that are read are not those that are written: each
-// step has its own inputs, so that its numbers stay small and a slip in one hides no other's.
+// Inputs and outputs of the steps. The dH and A' that are read are not those that are written: each
+// step has its own inputs, so that its numbers stay small and an error in one step hides no other.
 class BackwardProblem : public StepProblem {
  public:
   explicit BackwardProblem(const StepCase& c)
@@ -48,7 +48,7 @@ class BackwardProblem : public StepProblem {
         dW1_(gradient_dtype(), {E_, w1_rows_, c.d}, c.has(kW1Transposed)),
         dW1_up_(gradient_dtype(), {E_, c.n, c.d}, c.has(kW1Transposed)),
         dW2_(gradient_dtype(), {E_, c.d, c.n}, c.has(kW2Transposed)) {
-    if (c.adjacent())
+    if (c.interleaved_columns())
       for (TwinTensor* t : {&H_, &dH_in_, &dH_}) t->alternate_on_device();
     fill_inputs();
   }
@@ -123,13 +123,12 @@ class BackwardProblem : public StepProblem {
     if (!c_.has(kWithoutAScaled)) all.push_back({"A'", &A_scaled_});
     return all;
   }
-  // That the work on long experts is cut into, at most, in either weight gradient.
-  int32_t fewest_shares(int32_t workers) const {
+  // The smaller of the two weight gradients' maximum numbers of splits of a long expert.
+  int32_t min_splits(int32_t workers) const {
     const ScratchSizes sizes{.capacity = capacity_, .workers = workers};
-    const int multiprocessors = cuda::current_device().multiprocessors;
-    return std::min(
-        cuda::weight_gradient_shares(Step::kWeightGradient1, experts_, sizes, multiprocessors),
-        cuda::weight_gradient_shares(Step::kWeightGradient2, experts_, sizes, multiprocessors));
+    const int sms = cuda::current_device().multiprocessors;
+    return std::min(cuda::weight_gradient_shares(Step::kWeightGradient1, experts_, sizes, sms),
+                    cuda::weight_gradient_shares(Step::kWeightGradient2, experts_, sizes, sms));
   }
   TwinTensor& ds_partial() { return ds_partial_; }
   // The partial sums of the rows that exist, group by group.
@@ -140,8 +139,8 @@ class BackwardProblem : public StepProblem {
         sums.push_back(ds_partial_.at(partial, group * capacity_ + r));
     return sums;
   }
-  // Place of the first partial sum that was written though its row does not exist, or though it was
-  // not asked for; -1 where there is none.
+  // Place of the first partial sum that was written although its row does not exist or it was not
+  // requested; -1 if none.
   int64_t stray_sum(const std::vector<uint8_t>& partial) const {
     const auto* sums = partial.data() + TwinBuffer::kGuard;
     for (int64_t place = 0; place < ds_partial_.elements(); ++place) {
@@ -235,14 +234,14 @@ TEST_P(BackwardSteps, AreRepeatable) {
   for (int repeat = 0; repeat < 4; ++repeat) expect_bits(problem, run_on_device(problem), first);
 }
 
-// Experts so long that they are cut, in more tiles than there are multiprocessors.
+// Experts that are long enough to be split, in more tiles than the device has SMs.
 StepCase long_experts_case(uint32_t flags) {
   return {"cut", kBackward, {1900, 64, 2500, 3, 1700}, 37, 1032, 520, 90, kFloatGradients | flags};
 }
 
-// The number of workers says where sums are cut, and so the bits; how many clusters there are to do
-// the work does not. Asked for are shares for some of the clusters and several for each.
-TEST(CutSums, DependOnTheWorkersAndNotOnTheClusters) {
+// The number of workers determines the splits of sums, and so the bits; the number of clusters that
+// compute them does not. The test requests splits for some of the clusters and several for each.
+TEST(SplitK, DependsOnTheWorkersAndNotOnTheClusters) {
   const StepCase c = long_experts_case(kUnitScale);
   BackwardProblem problem(c);
   const int32_t clusters = cuda::current_device().multiprocessors / 2;
@@ -250,7 +249,7 @@ TEST(CutSums, DependOnTheWorkersAndNotOnTheClusters) {
   for (const int32_t workers : {1, clusters / 4, clusters, 2 * clusters, 1000}) {
     SCOPED_TRACE(workers);
     if (workers == 1000) {
-      ASSERT_GT(problem.fewest_shares(workers), 2 * clusters);
+      ASSERT_GT(problem.min_splits(workers), 2 * clusters);
     }
     const auto first = run_on_device(problem, {.block_turns = 1, .workers = workers});
     for (const int turns : {1, 2, 3})
@@ -265,7 +264,7 @@ TEST(CutSums, DependOnTheWorkersAndNotOnTheClusters) {
   for (const auto& got : by_workers) expect_outputs(problem, got, c);
 }
 
-TEST(CutSums, AreExactWhereWholeNumbersAre) {
+TEST(SplitK, IsExactOnWholeNumbers) {
   for (const uint32_t dtype : {0u, uint32_t{kFloat16}}) {
     const StepCase c = long_experts_case(dtype);
     BackwardProblem problem(c);

@@ -1,4 +1,4 @@
-// How the mma.sync kit shares a multiprocessor's memory out, for what GPUs have of it.
+// The distribution of an SM's shared memory to CTAs in the mma.sync kernels, for the sizes of GPUs.
 #include <gtest/gtest.h>
 
 #include "cuda/core/device.h"
@@ -9,7 +9,7 @@ namespace {
 constexpr int kTiles = 200;  // bytes of the tiles under way
 constexpr int k99 = 99 * 1024, k163 = 163 * 1024, k227 = 227 * 1024;
 
-// A stage of 128 by 256: one block has all registers.
+// A stage of 128 by 256: one CTA has all registers.
 TEST(BlockRoom, OfTheWidestTile) {
   constexpr int kStage = (128 + 256) * 128;
   EXPECT_EQ(block_room(k99, kStage, kTiles, {1, 4}), (BlockRoom{1, 2}));
@@ -17,16 +17,16 @@ TEST(BlockRoom, OfTheWidestTile) {
   EXPECT_EQ(block_room(k227, kStage, kTiles, {1, 4}), (BlockRoom{1, 4}));
 }
 
-// 128 by 128: two blocks, where both have two stages.
-TEST(BlockRoom, OfTwoBlocks) {
+// 128 by 128: two CTAs, if both have two stages.
+TEST(BlockRoom, OfTwoCtas) {
   constexpr int kStage = (128 + 128) * 128;
   EXPECT_EQ(block_room(k99, kStage, kTiles, {2, 4}), (BlockRoom{1, 3}));
   EXPECT_EQ(block_room(k163, kStage, kTiles, {2, 4}), (BlockRoom{2, 2}));
   EXPECT_EQ(block_room(k227, kStage, kTiles, {2, 4}), (BlockRoom{2, 3}));
 }
 
-// What all blocks take, with what the system takes of each, is what there is.
-TEST(BlockRoom, IsNoMoreThanThereIs) {
+// The CTAs' shared memory, with the part that the system reserves per CTA, fits the SM.
+TEST(BlockRoom, FitsTheSm) {
   for (const int own : {k99, k163, k227})
     for (int stage = 4096; stage <= 49152; stage += 4096)
       for (int blocks = 1; blocks <= 8; ++blocks) {
@@ -40,7 +40,7 @@ TEST(BlockRoom, IsNoMoreThanThereIs) {
       }
 }
 
-TEST(BlockRoom, IsNoneWhereTwoStagesDoNotFit) {
+TEST(BlockRoom, IsNoneIfTwoStagesDoNotFit) {
   EXPECT_EQ(block_room(k99, 64 * 1024, kTiles, {1, 4}), BlockRoom{});
 }
 

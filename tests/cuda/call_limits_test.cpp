@@ -74,7 +74,7 @@ TEST(CallLimits, NamesEveryTensorWhoseStrideIsTooLarge) {
   struct Row {
     const char* name;
     int dimension;
-    int64_t most_bytes;
+    int64_t max_bytes;
   };
   constexpr int64_t kExperts = limits::kMaxExpertStrideBytesCuda, kRows = kFourGiB - 1;
   for (const Row& row :
@@ -86,9 +86,9 @@ TEST(CallLimits, NamesEveryTensorWhoseStrideIsTooLarge) {
     Call call;
     tilemoe_tensor& tensor = call.named(row.name);
     const auto element = static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype));
-    tensor.stride[row.dimension] = row.most_bytes / element;
+    tensor.stride[row.dimension] = row.max_bytes / element;
     EXPECT_EQ(call.refusal(), "");
-    tensor.stride[row.dimension] = row.most_bytes / element + 1;
+    tensor.stride[row.dimension] = row.max_bytes / element + 1;
     EXPECT_NE(call.refusal().find(std::string(row.name) + " has"), std::string::npos)
         << call.refusal();
     tensor.shape[row.dimension] = 1;  // nothing steps along it
@@ -96,7 +96,7 @@ TEST(CallLimits, NamesEveryTensorWhoseStrideIsTooLarge) {
   }
 }
 
-// What passes the check has no more tiles than the kernels count, whatever tile is chosen.
+// A call that passes the check has no more tiles than the kernels can count, for every tile.
 TEST(CallLimits, WhatPassesHasNoMoreTilesThanAreCounted) {
   std::mt19937_64 random(5);
   const auto up_to = [&](int bits) {

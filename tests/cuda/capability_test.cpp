@@ -1,4 +1,5 @@
-// Which arch each compute capability runs. No kernel runs here; the simulator's build has it too.
+// The arch that each compute capability runs. No kernel runs here; the simulator's build has this
+// test too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +38,7 @@ struct Refusal {
   std::string text;
 };
 
-// What `call` throws; empty where it throws nothing.
+// The message that `call` throws; empty if it throws nothing.
 Refusal refusal(const std::function<void()>& call) {
   try {
     call();
@@ -52,7 +53,7 @@ void expect_part(const Refusal& refused, Status status, const std::string& part)
   EXPECT_NE(refused.text.find(part), std::string::npos) << refused.text << "\nlacks: " << part;
 }
 
-TEST(Capability, OfTheRowwiseKernelsIsAtLeast80) {
+TEST(Capability, OfTheOtherKernelsIsAtLeast80) {
   for (const auto& [major, minor] : kCapabilities) {
     const Refusal refused = refusal([&] { require_any_kernel(gpu(major, minor)); });
     if (major >= 8)
@@ -113,7 +114,7 @@ TEST(Capability, OfABuildIsWhatItHasCodeFor) {
     }
 }
 
-// An arch that the device would run, and that was compiled for others.
+// An arch that the device would run, but that was compiled for other devices.
 TEST(Arch, NeedsCodeForTheDevice) {
   constexpr BuiltKit kBlackwell[] = {{KitName::kSm80, "100,120"}, {KitName::kSm90, "90a"}};
   EXPECT_EQ(choose_kit(gpu(10, 3), {}, kBlackwell), KitName::kSm80);
@@ -149,7 +150,7 @@ TEST(Arch, IsTheNewestThatTheDeviceRuns) {
   }
 }
 
-TEST(Arch, IsTheOneAskedFor) {
+TEST(Arch, IsTheRequestedOne) {
   for (const auto& [major, minor] : kCapabilities) {
     const DeviceInfo device = gpu(major, minor);
     SCOPED_TRACE(device.capability());
@@ -240,7 +241,7 @@ TEST(Arch, HasAName) {
                       "sm100");
 }
 
-// The variables of this process are what arch_environment_tests() sets them to.
+// arch_environment_tests() sets the variables of this process.
 TEST(Arch, OfTheEnvironmentIsReadOnceAndTheProgramWins) {
   const DeviceInfo hopper = gpu(9, 0), ampere = gpu(8, 0), blackwell = gpu(10, 0);
   const auto variable = [](const char* name) {

@@ -1,4 +1,4 @@
-// Comparing what a step left on the device with what the CPU backend left on the host.
+// Compares a step's outputs on the device with the CPU backend's on the host.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace tilemoe::test {
 
-// First element that differs by value, NaN equal to NaN; -1 where none does.
+// First element that differs by value, NaN equal to NaN; -1 if none does.
 inline int64_t first_difference(const TwinTensor& tensor, const std::vector<uint8_t>& got,
                                 const std::vector<uint8_t>& expected) {
   for (int64_t i = 0; i < tensor.elements(); ++i) {

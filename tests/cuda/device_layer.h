@@ -1,5 +1,5 @@
-// A layer in the current GPU's memory, from logits to O and H, and to the gradients where a test
-// asks for them, through the public interface; all of it on a stream of the caller's.
+// A layer in the current GPU's memory, from logits to O and H, and to the gradients if a test needs
+// them, through the public interface; all of it on the caller's stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -103,7 +103,7 @@ class DeviceLayer {
     experts_.backward(args);
   }
 
-  // What the outputs are, once everything on the device has run; poison where none was asked for.
+  // The outputs, after everything on the device has run; poison if they were not requested.
   struct Bits {
     std::vector<std::byte> O, H, dX, dW1, dW2, ds;
     bool operator==(const Bits&) const = default;
@@ -112,7 +112,7 @@ class DeviceLayer {
     check_cuda(cudaDeviceSynchronize());
     return {O_.bits(), H_.bits(), dX_.bits(), dW1_.bits(), dW2_.bits(), ds_.bits()};
   }
-  // Every element of O was written, and nothing beside O and H.
+  // Whether every element of O was written, and nothing outside O and H.
   bool is_whole() const {
     for (const float value : O_.read())
       if (std::isnan(value)) return false;

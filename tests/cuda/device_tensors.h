@@ -37,20 +37,20 @@ class TwinBuffer {
     const std::vector<uint8_t> bytes = with_halves_in_turn(host_, true);
     expect_cuda(cudaMemcpy(device_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "upload");
   }
-  // What the device has, guards included.
+  // The contents of the device, guards included.
   std::vector<uint8_t> download() const {
     std::vector<uint8_t> bytes(host_.size());
     expect_cuda(cudaMemcpy(bytes.data(), device_, bytes.size(), cudaMemcpyDeviceToHost),
                 "download");
     return with_halves_in_turn(bytes, false);
   }
-  // From here on the device has the elements of a row's two halves in turn.
+  // From here on the elements of a row's two halves are interleaved on the device.
   void alternate_on_device(size_t row_bytes, size_t element_bytes) {
     row_bytes_ = row_bytes, element_bytes_ = element_bytes;
     upload();
   }
   const std::vector<uint8_t>& host_bytes() const { return host_; }
-  // Whether nothing was written beside the device's contents.
+  // Whether nothing was written outside the device's contents.
   bool guards_intact() const {
     const std::vector<uint8_t> bytes = download();
     const auto is_poison = [](uint8_t byte) { return byte == kPoison; };
@@ -62,7 +62,7 @@ class TwinBuffer {
   static constexpr size_t kGuard = 256;
 
  private:
-  // In turn, or one after the other again.
+  // Interleaves the halves, or separates them again.
   std::vector<uint8_t> with_halves_in_turn(const std::vector<uint8_t>& bytes, bool in_turn) const {
     std::vector<uint8_t> result = bytes;
     if (row_bytes_ == 0) return result;
@@ -108,7 +108,7 @@ class TwinTensor {
       verify::store(static_cast<DType>(dtype_), buffer_.host(), i, value(i));
     buffer_.upload();
   }
-  // Rows of gate columns, then up columns here, and of both side by side on the device.
+  // Rows of gate columns, then up columns on the host; interleaved on the device.
   void alternate_on_device() {
     const size_t element = tilemoe_dtype_size(dtype_);
     buffer_.alternate_on_device(static_cast<size_t>(view_.shape[1]) * element, element);

@@ -1,7 +1,7 @@
 // The library's first kernels of a process lie inside the capture of a CUDA graph: forward and
-// backward, replayed with new data. What is set up once (attributes of kernels, the number of
-// multiprocessors, the encoder of tensor maps) must neither wait for the device nor be captured.
-// A program of its own, with one test: any test before it would be the first use.
+// backward, replayed with new data. One-time setup (attributes of kernels, the number of SMs, the
+// encoder of tensor maps) must neither wait for the device nor be captured. A separate program with
+// one test: any test before it would be the first use.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -13,8 +13,8 @@
 namespace tilemoe::test {
 namespace {
 
-// Inputs and outputs of the three steps. H, A and Y are inputs of nothing: each step has its own
-// inputs, so that its numbers stay small and a slip in one does not hide another's.
+// Inputs and outputs of the three steps. The outputs H, A and Y are no inputs: each step has its
+// own inputs, so that its numbers stay small and an error in one step hides no other.
 class ForwardProblem : public StepProblem {
  public:
   explicit ForwardProblem(const StepCase& c)
@@ -27,7 +27,7 @@ class ForwardProblem : public StepProblem {
         H_(c.dtype(), {capacity_, width_}),
         A_(c.dtype(), {capacity_, c.n}),
         Y_(c.dtype(), {capacity_, c.d}) {
-    if (c.adjacent()) H_.alternate_on_device();
+    if (c.interleaved_columns()) H_.alternate_on_device();
     fill_inputs();
   }
 

@@ -1,12 +1,13 @@
-# Counts the kernels of the grouped GEMM in the objects that OBJECTS lists, kit by kit, by the host's
-# function that launches each; that function's cold part (name.cold) is none. Every instantiation
-# costs compile time and bytes of every program. KITS are those of the build, as sm90+sm80.
+# Counts the kernels of the grouped GEMM of each arch in the objects that OBJECTS lists, by the host
+# function that launches each kernel; that function's cold part (name.cold) does not count. Every
+# instantiation costs compile time and bytes of every program. ARCHS: the archs of the build,
+# sm90+sm80.
 cmake_minimum_required(VERSION 3.22)
 set(most 80)
-string(REGEX MATCHALL "sm[0-9]+" KITS "${KITS}")
+string(REGEX MATCHALL "sm[0-9]+" ARCHS "${ARCHS}")
 
-foreach(kit IN LISTS KITS)
-  set(count_${kit} 0)
+foreach(arch IN LISTS ARCHS)
+  set(count_${arch} 0)
 endforeach()
 file(STRINGS ${OBJECTS} objects)
 foreach(object IN LISTS objects)
@@ -15,23 +16,24 @@ foreach(object IN LISTS objects)
   endif()
   execute_process(COMMAND ${NM} --defined-only --format=posix ${object}
     OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
-  foreach(kit IN LISTS KITS)
-    string(LENGTH ${kit} letters)
-    string(REGEX MATCHALL "(^|\n)_ZN7tilemoe4cuda${letters}${kit}L?[0-9]+[a-z_]*gemmI[^ .\n]* [tTwW] "
+  foreach(arch IN LISTS ARCHS)
+    string(LENGTH ${arch} letters)
+    string(REGEX MATCHALL
+      "(^|\n)_ZN7tilemoe4cuda${letters}${arch}L?[0-9]+[a-z_]*gemmI[^ .\n]* [tTwW] "
       kernels "${symbols}")
     list(LENGTH kernels here)
     if(here GREATER 0)
       get_filename_component(name ${object} NAME)
       message(STATUS "${here} in ${name}")
     endif()
-    math(EXPR count_${kit} "${count_${kit}} + ${here}")
+    math(EXPR count_${arch} "${count_${arch}} + ${here}")
   endforeach()
 endforeach()
-foreach(kit IN LISTS KITS)
-  message(STATUS "${count_${kit}} GEMM kernels of ${kit}, at most ${most}")
-  if(count_${kit} EQUAL 0)
-    message(FATAL_ERROR "no GEMM kernel of ${kit} was found: this test looks for names that are gone")
-  elseif(count_${kit} GREATER most)
-    message(FATAL_ERROR "${count_${kit}} GEMM kernels of ${kit}, at most ${most}")
+foreach(arch IN LISTS ARCHS)
+  message(STATUS "${count_${arch}} GEMM kernels of ${arch}, at most ${most}")
+  if(count_${arch} EQUAL 0)
+    message(FATAL_ERROR "no GEMM kernel of ${arch} was found: does this test search for old names?")
+  elseif(count_${arch} GREATER most)
+    message(FATAL_ERROR "${count_${arch}} GEMM kernels of ${arch}, at most ${most}")
   endif()
 endforeach()

@@ -1,5 +1,5 @@
-// The whole layer on the GPU through the public interface: the registry against float64, and what a
-// user may do with it: streams, graphs, devices, a busy GPU.
+// The whole layer on the GPU through the public interface: the registry against float64, and its
+// use with streams, graphs, several devices and a busy GPU.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -41,7 +41,7 @@ std::vector<Case> integer_cases() {
 INSTANTIATE_TEST_SUITE_P(, IntegersForward, testing::ValuesIn(integer_cases()), test_name);
 
 // A limit of the kernels that arguments exceed is reported before anything is written.
-TEST(RefusedByTheGpu, IsSaidFirst) {
+TEST(RefusedByTheGpu, IsReportedFirst) {
   Case one = named_case("swiglu/bfloat16");
   one.dH_over_H = true;
   Problem problem(make_inputs(one, 1), cuda_memory());
@@ -105,8 +105,8 @@ TEST(Parts, GiveTheBitsOfOne) {
     expect_the_bits_of_one_call(named_case(name), &Case::in_parts, cuda_memory());
 }
 
-// More tiles than blocks, whatever the tile; experts so long that their tiles are shared out, too.
-TEST(BlockTurns, GiveTheSameBits) {
+// More tiles than CTAs, for every tile size; also experts that are long enough for split-K.
+TEST(CtasPerSm, GiveTheSameBits) {
   const int64_t T = reduced_run() ? 700 : 4200;
   const Case even{.name = "even",
                   .T = T,
@@ -146,7 +146,7 @@ namespace {
 
 constexpr int kRepeats = 50;  // of a layer on each of two devices
 
-// What a layer of that routing gives when nothing else runs.
+// The outputs of a layer with that routing when nothing else runs.
 DeviceLayer::Bits alone(DeviceLayer& layer, uint64_t logits) {
   layer.write_logits(logits);
   layer.poison();
@@ -193,7 +193,7 @@ TEST(DeviceLayerTest, RunsOnTwoStreamsAtOnce) {
   for (size_t i = 0; i < layers.size(); ++i) EXPECT_TRUE(layers[i].bits() == expected[i]) << i;
 }
 
-// Captured with one routing, replayed with others: all that depends on it is on the device.
+// Captured with one routing, replayed with others: everything that depends on it is on the device.
 TEST(DeviceLayerTest, IsCapturedAndReplayedWithAnotherRouting) {
   DeviceLayer layer(1);
   const std::array<uint64_t, 3> routings{7, 8, 9};
@@ -233,7 +233,7 @@ TEST(DeviceLayerTest, GivesTheSameBitsOnEveryDevice) {
   for (const DeviceLayer::Bits& one : bits) EXPECT_TRUE(one == bits.front());
 }
 
-// A thread for each device, whose launches go on side by side.
+// A thread for each device; their launches run in parallel.
 TEST(DeviceLayerTest, RunsOnTwoDevicesAtOnce) {
   int count = 0;
   check_cuda(cudaGetDeviceCount(&count));

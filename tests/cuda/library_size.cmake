@@ -1,6 +1,6 @@
-# Holds the stripped shared library to its size, MOST_MIB.
+# Checks that the stripped shared library has at most MAX_MIB.
 cmake_minimum_required(VERSION 3.22)
-math(EXPR most "${MOST_MIB} * 1024 * 1024")
+math(EXPR most "${MAX_MIB} * 1024 * 1024")
 
 execute_process(COMMAND ${STRIP} -o ${LIBRARY}.stripped ${LIBRARY} COMMAND_ERROR_IS_FATAL ANY)
 file(SIZE ${LIBRARY}.stripped bytes)

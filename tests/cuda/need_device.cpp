@@ -1,5 +1,5 @@
-// Part of every test program with the label `gpu`: without a device it fails before its first test,
-// so that no run on the wrong machine counts as passed.
+// Part of every test program with the label `gpu`: without a device the program fails before its
+// first test, so that no run on the wrong machine counts as passed.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -22,7 +22,7 @@ struct RoundCase {
   Logits logits = Logits::kNormal;
   tilemoe_dtype dtype = TILEMOE_BFLOAT16;
   int64_t gap = 0;
-  double room = 1;  // capacity, as a share of T * K; 1: the bound
+  double room = 1;  // capacity as a fraction of T * K; 1: the bound
   int64_t round_tokens = 0;
 };
 
@@ -155,7 +155,7 @@ TEST(CudaRoundingRun, OfGroupsHasTheSameBitsEveryTime) {
   for (int i = 0; i < 50; ++i) ASSERT_TRUE(twin.rebuilt() == first) << "run " << i;
 }
 
-// The cases reach what they are for.
+// The cases reach the branches that they test.
 TEST(CudaRoundingRun, AddsDropsAndOverflows) {
   RoundTwin nearest({"", 3001, 48, 5, 128}, TILEMOE_ROUND_NEAREST);
   nearest.run(1);

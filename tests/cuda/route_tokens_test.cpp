@@ -1,6 +1,6 @@
-// The routing of few tokens on the device against the CPU's: every byte of the routing's memory and
-// of the counts, and every logit, is the same, however often a workspace was used before and
-// whatever it holds.
+// The routing at small T on the device against the CPU's: every byte of the routing's memory and of
+// the counts, and every logit, is the same, however often a workspace was used before and whatever
+// it contains.
 #include <array>
 #include <cmath>
 #include <memory>
@@ -28,7 +28,7 @@ constexpr Types kTypes[] = {{TILEMOE_BFLOAT16, TILEMOE_BFLOAT16, TILEMOE_BFLOAT1
 struct TokensCase {
   int64_t T, E, K, d;
   Types types = kTypes[0];
-  Logits logits = Logits::kNormal;  // other than normal: those wished for, d of with_logits
+  Logits logits = Logits::kNormal;  // other than normal: prescribed ones, d of with_logits
   tilemoe_scoring scoring = TILEMOE_SOFTMAX_OVER_CHOSEN;
   bool bias = false, selection_bias = false;
   int64_t n_group = 1, topk_group = 1;
@@ -134,8 +134,8 @@ class TwinTokens {
     X_.fill([&](int64_t) { return x.normal(); });
     weight_.fill([&](int64_t) { return scale * w.normal(); });
   }
-  // Expert e has columns e and width + e, by each of which it has 4 times the token's number; what
-  // is infinite overflows, a NaN is the sum of both infinities.
+  // Expert e has columns e and width + e, each of which contributes 4 times the token's number; an
+  // infinity overflows, a NaN is the sum of both infinities.
   void fill_for_logits(uint32_t seed) {
     const int64_t d = c_.d, width = d / 2;
     const std::vector<float> wishes = routing_test::make_logits(c_.logits, c_.T, c_.E, seed);
@@ -165,7 +165,7 @@ void expect_same_routing(const TokensCase& c) {
   twin.expect_same("once");
 }
 
-// The width of wished logits.
+// The width of prescribed logits.
 int64_t width_for(int64_t E) {
   return 2 * ((E + 7) / 8 * 8);
 }
@@ -235,7 +235,7 @@ TEST(CudaRouteTokens, PastTheCapacity) {
     expect_same_routing({.T = 32, .E = 40, .K = 8, .d = 512, .capacity = capacity});
 }
 
-// A counter of blocks is taken from a workspace of any contents, and again from what a call left.
+// The counter of blocks works in a workspace of any contents, and again after a call.
 TEST(CudaRouteTokens, TakesAWorkspaceOfAnyContents) {
   for (const int64_t T : {1, 16, 17, 64}) {
     TwinTokens twin({.T = T, .E = 128, .K = 8, .d = 1024});
@@ -278,7 +278,7 @@ TEST(CudaRouteTokens, ReplaysFromAGraph) {
   }
 }
 
-// Calls of several streams at once, each in memory of its own.
+// Calls on several streams at once, each in separate memory.
 TEST(CudaRouteTokens, RunsOnSeveralStreamsAtOnce) {
   constexpr size_t kStreams = 4;
   std::array<Stream, kStreams> streams;
@@ -294,8 +294,8 @@ TEST(CudaRouteTokens, RunsOnSeveralStreamsAtOnce) {
   for (const auto& twin : twins) twin->expect_same("at once");
 }
 
-// In inference a layer of few tokens is the router, two products and the combine, and nothing else
-// on the stream: no memory is set or copied.
+// In inference a layer at small T is the router, two GEMMs and the combine, and nothing else on the
+// stream: no memory is set or copied.
 TEST(CudaRouteTokensLayer, IsFourKernels) {
   const int64_t T = 8, d = 512, n = 256, E = 16, K = 4;
   verify::Memory& memory = verify::cuda_memory();
@@ -333,7 +333,7 @@ TEST(CudaRouteTokensLayer, IsFourKernels) {
     experts.forward(args);
   };
   O.poison();
-  enqueue();  // what a kernel's first use asks for is no part of it
+  enqueue();  // the setup at a kernel's first use is not counted
   check_cuda(cudaDeviceSynchronize());
   const std::vector<std::byte> expected = O.bits();
   cudaGraph_t graph = nullptr;

@@ -25,7 +25,7 @@ double neighbour(tilemoe_dtype dtype) {
 }
 
 // Each token's gradients, relative to its greatest, or to the `terms` that make it and may cancel;
-// NaN and infinities where the CPU has them.
+// NaN and infinities in the CPU's places.
 void expect_close(TwinLogits& got, const std::string& what, tilemoe_dtype dtype, double terms) {
   const std::vector<uint8_t> bytes = got.buffer().download();
   const std::vector<uint8_t>& host = got.buffer().host_bytes();
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
                     BackwardCase{"rounded_overflow", 903, 17, 3, 32, 1500}),
     [](const auto& test) { return test.param.name; });
 
-TEST(CudaRouterBackwardRun, NeedsNoLogitsWhereTheScoresTell) {
+TEST(CudaRouterBackwardRun, NeedsNoLogitsIfTheScoresSuffice) {
   BackwardTwin twin({"", 203, 37, 5}, TILEMOE_SOFTMAX_OVER_CHOSEN,
                     {TILEMOE_FLOAT32, TILEMOE_BFLOAT16}, 0);
   twin.run(false, false);

@@ -1,6 +1,6 @@
 // The routing steps on the device against the CPU's, through the public interface: every byte of
-// ids, scores, counts and of the routing's memory is the same, poison where nothing is written
-// included.
+// ids, scores, counts and of the routing's memory is the same, including poison where nothing is
+// written.
 #include "cuda/twin_routing.h"
 #include "routing_support.h"
 
@@ -218,8 +218,8 @@ struct PairsCase {
   tilemoe_dtype id_dtype = TILEMOE_INT32;
   tilemoe_dtype score_dtype = TILEMOE_FLOAT32;
   int64_t used = 0;      // experts that ids name; 0: all
-  int64_t bad_each = 0;  // one id of so many is bad; 0: none
-  int64_t nan_each = 0;  // one score of so many is NaN
+  int64_t bad_each = 0;  // one id in `bad_each` is bad; 0: none
+  int64_t nan_each = 0;  // one score in `nan_each` is NaN; 0: none
 };
 
 double any_id(verify::Random& random, const PairsCase& c) {
@@ -305,8 +305,8 @@ TEST(CudaRouting, FromPairsOfEveryType) {
     }
 }
 
-// An int64 id must not be cut to 32 bits before it is judged.
-TEST(CudaRouting, WideIdsAreJudgedWhole) {
+// An int64 id must not be cut to 32 bits before it is checked.
+TEST(CudaRouting, WideIdsAreCheckedWhole) {
   const PairsCase c{.T = 64, .E = 16, .K = 4, .id_dtype = TILEMOE_INT64};
   TwinTensor ids(c.id_dtype, {c.T, c.K}), scores(c.score_dtype, {c.T, c.K});
   ids.fill([](int64_t i) { return static_cast<double>(i % 16) + (i % 3 == 0 ? 4294967296. : 0.); });
@@ -327,7 +327,7 @@ TEST(CudaRouting, FromTriples) {
   struct Triples {
     PairsCase pairs;  // K is not used
     int64_t count;
-    int64_t disorder_each;  // one token of so many is anywhere, in range or not; 0: none
+    int64_t disorder_each;  // one token in this many is anywhere, in range or not; 0: none
   };
   const Triples cases[] = {
       {{.T = 5, .E = 3, .K = 0}, 0, 0},

@@ -43,7 +43,7 @@ class GradientProblem {
     experts_.gate_layout = c.gate_layout();
     W1_.ndim = 3;
     W1_.stride[2] = c.has(kW1Transposed) ? width_ : 1;
-    if (c.adjacent()) dH_.alternate_on_device();
+    if (c.interleaved_columns()) dH_.alternate_on_device();
     fill();
   }
 
@@ -114,7 +114,7 @@ class GradientProblem {
       if (e < E_) begin += c_.counts[static_cast<size_t>(e)];
       return static_cast<double>(offset);
     });
-    // What lies past M names no token, and is NaN.
+    // Rows past M name no token, and are NaN.
     tokens_.fill([&](int64_t r) { return r < M_ ? static_cast<double>(random.below(kT)) : 1e9; });
     // Every third pair has no row.
     pair_row_.fill([&](int64_t p) {
@@ -163,7 +163,7 @@ const StepCase kCases[] = {
     row("into_16_bits", kShort, 136, 40, kBiases | kFloat16),
     row("added", {70, 0, 1, 255}, 136, 40, kBiases | kAccumulate),
     row("interleaved", kLong, 136, 40, kTo32 | kInterleaved),
-    row("adjacent", kLong, 136, 40, kTo32 | kAdjacent | kAccumulate),
+    row("interleaved_columns", kLong, 136, 40, kTo32 | kInterleavedColumns | kAccumulate),
     row("split", kLong, 136, 40, kTo32 | kSplit | kAccumulate),
     row("not_gated", kLong, 136, 40, kTo32, TILEMOE_RELU),
     row("grouped_without_scores", kLong, 136, 40, kTo32 | kGrouped | kWithoutScores),

@@ -16,7 +16,7 @@ namespace tilemoe::test {
 
 enum Passes : uint32_t { kForward = 1, kBackward = 2, kBoth = 3 };
 
-// What a case has other than bfloat16, concatenated gate and up rows, dense last dimensions, small
+// Differences of a case from bfloat16, concatenated gate and up rows, dense last dimensions, small
 // whole numbers, gathered rows, and every output.
 enum Flags : uint32_t {
   kFloat16 = 1 << 0,
@@ -25,7 +25,7 @@ enum Flags : uint32_t {
   kW1Transposed = 1 << 3,
   kW2Transposed = 1 << 4,
   kTransposed = kW1Transposed | kW2Transposed,
-  kAdjacent = kInterleaved | kW1Transposed,
+  kInterleavedColumns = kInterleaved | kW1Transposed,
   kGrouped = 1 << 5,
   kUnitScale = 1 << 6,
   kBiases = 1 << 7,  // forward's
@@ -58,9 +58,9 @@ struct StepCase {
            : has(kSplit)     ? TILEMOE_GATE_SPLIT
                              : TILEMOE_GATE_CONCATENATED;
   }
-  // Whether the device has gate and up columns of H in turn, which the host has one after the
+  // Whether the device has interleaved gate and up columns of H; the host has them one after the
   // other.
-  bool adjacent() const { return has(kInterleaved) && has(kW1Transposed); }
+  bool interleaved_columns() const { return has(kInterleaved) && has(kW1Transposed); }
 };
 
 inline void PrintTo(const StepCase& c, std::ostream* out) {
@@ -86,17 +86,21 @@ inline std::vector<StepCase> step_cases(Passes pass) {
       {"grouped", kForward, ragged, 37, 256, 192, 130, kGrouped},
       {"grouped", kBackward, ragged, 37, 256, 192, 33, kGrouped},
       {"nan_expert", kBoth, ragged, 37, 256, 192, 90, 0, kReGLU, 4},
-      {"adjacent_nan_expert", kBoth, ragged, 37, 256, 192, 90, kAdjacent, kReGLU, 4},
+      {"interleaved_columns_nan_expert", kBoth, ragged, 37, 256, 192, 90, kInterleavedColumns,
+       kReGLU, 4},
       {"interleaved", kForward, ragged, 37, 256, 136, 0, kInterleaved | kBiases},
       {"split", kForward, ragged, 37, 256, 136, 0, kSplit | kBiases},
       {"biases", kForward, ragged, 37, 256, 136, 0, kBiases},
       {"transposed", kForward, ragged, 37, 200, 136, 0, kTransposed},
       {"transposed_split", kForward, ragged, 37, 256, 192, 0, kSplit | kTransposed},
-      {"adjacent", kForward, ragged, 37, 200, 136, 77, kAdjacent | kW2Transposed | kBiases},
-      {"adjacent_tiny", kForward, one, 1, 8, 8, 0, kAdjacent},
-      {"adjacent_grouped", kForward, ragged, 37, 264, 328, 9, kAdjacent | kGrouped | kFloat16},
-      {"adjacent_inference", kForward, ragged, 37, 256, 192, 0, kAdjacent | kWithoutH},
-      {"adjacent_many_tiles", kForward, many, 1000, 1032, 520, 0, kAdjacent},
+      {"interleaved_columns", kForward, ragged, 37, 200, 136, 77,
+       kInterleavedColumns | kW2Transposed | kBiases},
+      {"interleaved_columns_tiny", kForward, one, 1, 8, 8, 0, kInterleavedColumns},
+      {"interleaved_columns_grouped", kForward, ragged, 37, 264, 328, 9,
+       kInterleavedColumns | kGrouped | kFloat16},
+      {"interleaved_columns_inference", kForward, ragged, 37, 256, 192, 0,
+       kInterleavedColumns | kWithoutH},
+      {"interleaved_columns_many_tiles", kForward, many, 1000, 1032, 520, 0, kInterleavedColumns},
       {"float16", kForward, ragged, 37, 256, 192, 0, kFloat16},
       {"float16_transposed", kForward, ragged, 37, 256, 192, 0, kFloat16 | kTransposed},
       {"identity", kForward, ragged, 37, 256, 328, 0, kBiases, kIdentity},
@@ -113,15 +117,17 @@ inline std::vector<StepCase> step_cases(Passes pass) {
       {"only_dH", kBackward, ragged, 37, 200, 136, 0, kWithoutAScaled | kWithoutDs},
       {"only_ds", kBackward, ragged, 37, 200, 136, 0, kWithoutDH | kWithoutAScaled},
       {"only_A_scaled", kBackward, ragged, 37, 200, 136, 0, kWithoutDH | kWithoutDs},
-      {"adjacent_dH_over_H", kBackward, ragged, 37, 200, 328, 20, kAdjacent | kDHOverH},
-      {"adjacent_many_tiles", kBackward, many, 1000, 264, 1032, 0,
-       kAdjacent | kW2Transposed | kDHOverH},
-      {"adjacent_unit_scale", kBackward, ragged, 37, 520, 328, 0, kAdjacent | kUnitScale, kSwiGLU},
+      {"interleaved_columns_dH_over_H", kBackward, ragged, 37, 200, 328, 20,
+       kInterleavedColumns | kDHOverH},
+      {"interleaved_columns_many_tiles", kBackward, many, 1000, 264, 1032, 0,
+       kInterleavedColumns | kW2Transposed | kDHOverH},
+      {"interleaved_columns_unit_scale", kBackward, ragged, 37, 520, 328, 0,
+       kInterleavedColumns | kUnitScale, kSwiGLU},
       {"unit_scale", kBackward, ragged, 37, 520, 328, 0, kUnitScale},
   };
   for (const auto& [name, tile] :
        {std::pair("_cooperative256", cuda::kCooperative256),
-        std::pair("_pairs256", cuda::kCluster256), std::pair("_pairs192", cuda::kCluster192),
+        std::pair("_cluster256", cuda::kCluster256), std::pair("_cluster192", cuda::kCluster192),
         std::pair("_pingpong128", cuda::kPingPong128),
         std::pair("_pingpong64", cuda::kPingPong64)}) {
     const auto add = [&, suffix = name, tile = tile](const std::string& kind, uint32_t flags) {
@@ -135,9 +141,9 @@ inline std::vector<StepCase> step_cases(Passes pass) {
     all.push_back(
         {std::string("down") + name, kForward, many, 1000, 1032, 520, 0, 0, kReGLU, -1, tile});
   }
-  // Every layout, with every dtype of the gradients, written and added; and again with experts so
-  // long that blocks share their weight gradients. Either tile meets each of them: that of a weight
-  // gradient follows from n.
+  // Every layout, with every dtype of the gradients, written and added; and again with experts that
+  // are long enough for split-K of the weight gradients. Each of them occurs with either tile,
+  // which follows from n in a weight gradient.
   struct Layout {
     const char* name;
     uint32_t flags;
@@ -146,7 +152,7 @@ inline std::vector<StepCase> step_cases(Passes pass) {
   constexpr std::pair<uint32_t, const char*> kDTypes[] = {{0, "_bf16"}, {kFloat16, "_fp16"}};
   for (const Layout& layout :
        {Layout{"concat", 0}, Layout{"concat_t", kTransposed}, Layout{"interleaved", kInterleaved},
-        Layout{"adjacent", kAdjacent | kW2Transposed}, Layout{"split", kSplit},
+        Layout{"columns", kInterleavedColumns | kW2Transposed}, Layout{"split", kSplit},
         Layout{"split_t", kSplit | kTransposed}, Layout{"plain", 0, kIdentity},
         Layout{"plain_t", kTransposed, kIdentity}})
     for (const auto& [dtype, dtype_name] : kDTypes)
@@ -164,7 +170,7 @@ inline std::vector<StepCase> step_cases(Passes pass) {
   for (const auto& [dtype, dtype_name] : kDTypes)
     for (const uint32_t transposed : {0u, uint32_t{kW1Transposed}})
       for (const bool wide : {false, true})
-        all.push_back({std::string(wide ? "pairs256" : "pairs192") + dtype_name +
+        all.push_back({std::string(wide ? "cluster256" : "cluster192") + dtype_name +
                            (transposed ? "_transposed" : ""),
                        kBackward,
                        {300, 1, 0, 640, 129},
@@ -187,7 +193,8 @@ inline std::vector<StepCase> step_cases(Passes pass) {
                              .activations = cuda::Activations::kSwiGLU};
   const cuda::Tiles tiles({cuda::ProductName::kActivationGradient, cuda::KitName::kSm90, swiglu});
   for (const cuda::TileConfiguration& tile : tiles) {
-    const std::string name = (tile.cluster == 1 ? "alone" : "pairs") + std::to_string(tile.block_n);
+    const std::string name =
+        (tile.cluster == 1 ? "single" : "cluster") + std::to_string(tile.block_n);
     const bool wide = tile.block_n == 256;
     all.push_back(
         {name, kBackward, ragged, 37, 200, wide ? 248 : 264, 77, kUnitScale, kSwiGLU, -1, tile});
@@ -211,7 +218,7 @@ inline std::vector<StepCase> step_cases(Passes pass) {
                1.702f,
                1.f};
     all.push_back(c);
-    c.name = "gpt_oss", c.flags |= kAdjacent | kW2Transposed;
+    c.name = "gpt_oss", c.flags |= kInterleavedColumns | kW2Transposed;
     all.push_back(c);
     c.name = "gpt_oss_float16", c.flags |= kFloat16;
     all.push_back(c);

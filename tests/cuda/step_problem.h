@@ -1,5 +1,5 @@
-// What the tests of the forward and of the backward steps have in common: a case's rows, experts
-// and weights on the host and on the device, and the comparison of what the steps leave there.
+// Common code of the tests of the forward and the backward steps: a case's rows, experts and
+// weights on the host and on the device, and the comparison of the steps' outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ class StepProblem {
   TwinTensor offsets_, tokens_, W1_, W1_up_, W2_;
 };
 
-// What the device has of every output, guards included.
+// The device's contents of every output, guards included.
 template <class Problem>
 std::vector<std::vector<uint8_t>> device_outputs(Problem& problem) {
   std::vector<std::vector<uint8_t>> bytes;
@@ -102,7 +102,7 @@ void expect_bits(Problem& problem, const std::vector<std::vector<uint8_t>>& got,
   }
 }
 
-// Compared with what the host has.
+// Compares them with the host's.
 template <class Problem>
 void expect_outputs(Problem& problem, const std::vector<std::vector<uint8_t>>& got,
                     const StepCase& c) {

@@ -1,5 +1,5 @@
-// Stores of rows by threads: what exists of a matrix is written where it belongs, and nothing else
-// is. Numbers are those of their place, so that a lost, a swapped and a strayed one show.
+// Stores of rows by threads: existing elements of a matrix are written to their places, and nothing
+// else is. Each number identifies its place, so that lost, swapped and misplaced ones show.
 // With CUDA_FORCE_PTX_JIT=1 the driver compiles the PTX for 8.0.
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 namespace tilemoe::cuda {
 namespace {
 
-// Two warps with two slabs each: warp w has rows [16 w, 16 w + 16) of every 32.
+// Two warps with two fragments each: warp w has rows [16 w, 16 w + 16) of every 32.
 template <class Element>
 struct TwoWarps {
   using Out = Element;
@@ -88,8 +88,8 @@ void PrintTo(const Case& c, std::ostream* out) {
 
 class ThreadStores : public testing::TestWithParam<Case> {
  protected:
-  // The matrix has rows before and after those that are stored, and padding: all of it has a number
-  // that no place has.
+  // The matrix has rows before and after the stored ones, and padding: all of it is filled with a
+  // number that no place has.
   template <class Element>
   static void stores_what_exists() {
     using Shape = TwoWarps<Element>;
@@ -143,7 +143,8 @@ INSTANTIATE_TEST_SUITE_P(
     , ThreadStores,
     testing::Values(
         Case{0, 64, 1, 64, 0}, Case{0, 64, 1, 64, 0, true},
-        // An end at, before and after the upper half of a slab, in the last slab and in the first.
+        // An end at, before and after the upper half of a fragment, in the last and in the first
+        // one.
         Case{0, 1, 1, 64, 8}, Case{5, 12, 1, 64, 8}, Case{3, 11, 1, 64, 8, true},
         Case{2, 11, 1, 64, 8}, Case{7, 7 + 61, 2, 64, 8}, Case{9, 9 + 150, 1, 128, 24},
         // Groups of 8 columns, of which the last batch has one, two, three; or the last tile none.
@@ -152,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{1, 40, 2, 32, 0}, Case{1, 70, 2, 136, 0}, Case{1, 70, 1, 184, 8, true}),
     [](const testing::TestParamInfo<Case>& info) { return name_of(info.param); });
 
-// H of inference is asked for of no tensor.
+// In inference H is not written to a tensor.
 TEST(StoreByThreadsOutput, WritesNothingThatIsNotWanted) {
   using Shape = TwoWarps<__half>;
   const auto none = StoreByThreads<Shape>::output({}, 2, 64);

@@ -24,7 +24,7 @@ struct Sizes {
   int32_t sources;
   int64_t source_rows, rows, P, d;
 };
-// Each way that the kernel has, with rows of few, of odd and of many 16 bytes.
+// Each path of the kernel, with rows of few, of an odd number of and of many 16-byte chunks.
 const Sizes kSizes[] = {{1, 1, 1, 1, 8},         {3, 40, 333, 1, 264},    {8, 500, 2000, 1, 2880},
                         {2, 100, 777, 2, 72},    {4, 256, 1000, 2, 4096}, {5, 33, 129, 3, 264},
                         {8, 300, 1500, 4, 2048}, {8, 300, 1500, 8, 2048}, {64, 7, 65, 11, 1032},
@@ -106,8 +106,8 @@ TEST(SumRows, HasTheBitsOfTheCpu) {
       }
 }
 
-// The same, but of NaN, whose payload no sum promises.
-TEST(SumRows, HasTheValuesOfTheCpuWhereNoneIsFinite) {
+// The same, but for the payload of NaN, which is not specified for sums.
+TEST(SumRows, HasTheValuesOfTheCpuIfNoneIsFinite) {
   for (const Sizes& sizes : kSizes)
     for (tilemoe_dtype dtype : kDTypes)
       for (Addend addend : {Addend::kNone, Addend::kGiven}) {

@@ -36,7 +36,7 @@ struct Gradients {
   std::vector<std::vector<float>> values;
 };
 
-// A head of zeros, as training begins with, would hide every other gradient.
+// A head of zeros, the initial value in training, would hide every other gradient.
 Gradients gradients_of(const ModelConfig& config, Sequences sequences) {
   Model model(config, sequences, 11);
   for (Parameter& parameter : model.parameters().all()) {
@@ -170,7 +170,7 @@ TEST(CudaTrainer, ResumedHasTheBitsOfTheUninterrupted) {
         save_checkpoint(folder, whole.steps_done(), whole.tensors(), whole.state({}), 1);
     take_steps(whole, 4);
     Trainer resumed(config, corpus);
-    take_steps(resumed, 2);  // what it did before must not matter
+    take_steps(resumed, 2);  // earlier steps must not matter
     resumed.load(checkpoint);
     take_steps(resumed, 4);
     EXPECT_EQ(everything(whole), everything(resumed));
@@ -178,7 +178,7 @@ TEST(CudaTrainer, ResumedHasTheBitsOfTheUninterrupted) {
   }
 }
 
-TEST(CudaTrainer, ACheckpointOfOneDeviceGoesOnOnTheOther) {
+TEST(CudaTrainer, ACheckpointOfOneDeviceContinuesOnTheOther) {
   const Corpus corpus = small_corpus();
   for (const Device from : {Device::kCpu, Device::kCuda}) {
     const Device to = from == Device::kCpu ? Device::kCuda : Device::kCpu;
@@ -193,7 +193,7 @@ TEST(CudaTrainer, ACheckpointOfOneDeviceGoesOnOnTheOther) {
   }
 }
 
-TEST(CudaSample, GoesOnWithWhatTheModelLearnt) {
+TEST(CudaSample, ContinuesWithWhatTheModelLearnt) {
   Corpus corpus = small_corpus();
   for (size_t i = 0; i < corpus.train.size(); ++i)
     corpus.train[i] = static_cast<uint8_t>("abcde"[i % 5]);

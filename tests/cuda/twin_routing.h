@@ -48,8 +48,7 @@ class TwinRouting {
     args.workspace_bytes = contents(workspace);
   }
 
-  // call(on the device, routing, workspace, bytes) for either side, whose routings then are the
-  // same.
+  // Runs call(on the device, routing, workspace, bytes) on both sides; the routings are equal then.
   template <class Call>
   void build(const Call& call) {
     for (const bool device : {false, true}) {

@@ -16,8 +16,8 @@ TEST(CudaWeightLayouts, LongExpertsAreRightOrRefused) {
                              cuda_memory());
 }
 
-// What compute-sanitizer runs. One launch for both gradients takes the dtype and the layout of the
-// first: it writes past a 16-bit second one, or half of a float32 second one.
+// The tests that compute-sanitizer runs. One launch for both gradients would use the dtype and the
+// layout of the first: it would write past a 16-bit second one, or half of a float32 second one.
 void expect_two_gradients(bool (*differ)(const GradientForm& dW1, const GradientForm& dW1_up)) {
   expect_weight_layouts(kShape, {DType::kBFloat16}, cuda_memory(), [&](const WeightLayout& layout) {
     return layout.split() && layout.W1 == layout.W1_up && layout.dW1.present &&

@@ -82,7 +82,7 @@ class GpuRun(unittest.TestCase):
         passes = json.dumps({"tests": 3, "failures": 0, "testsuites": []})
         script = (f"echo '{passes}' >${{3#*json:}}; echo $2; "
                   'if [ "$CUDA_FORCE_PTX_JIT" != 1 ]; then exit 1; fi')
-        programs = ["cuda_early_launch_test", "cuda_routing_test", "cuda_rounding_test",
+        programs = ["cuda_pdl_test", "cuda_routing_test", "cuda_rounding_test",
                     "cuda_route_tokens_test", "cuda_router_test", "cuda_score_and_bias_gradient_test",
                     "cuda_store_threads_test", "cuda_forward_steps_test"]
         for program in programs:

@@ -1,5 +1,5 @@
-// Kernels are started early where their own code can wait, and nowhere else; none runs ahead of its
-// data. With CUDA_FORCE_PTX_JIT=1 the driver compiles the PTX for 8.0, which has nothing to wait with.
+// Kernels are launched with PDL if and only if their code can wait; none runs ahead of its data.
+// With CUDA_FORCE_PTX_JIT=1 the driver compiles the PTX for 8.0, which has no instruction to wait.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -22,7 +22,7 @@ struct RoundParams {
   int32_t round;
 };
 
-// Reads what the other end of the grid before it wrote, late.
+// Reads what the other end of the previous grid wrote late.
 __global__ void __launch_bounds__(kThreads) next_round(const RoundParams params) {
   wait_for_previous();
   const int place = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
@@ -37,7 +37,7 @@ bool from_ptx() {
   return forced != nullptr && std::string(forced) == "1";
 }
 
-TEST(EarlyLaunch, IsOfKernelsThatCanWait) {
+TEST(Pdl, IsUsedForKernelsThatCanWait) {
   const DeviceInfo& device = current_device();
   const bool hopper = device.major == 9 && device.minor == 0;
   cudaFuncAttributes attributes{};
@@ -47,7 +47,7 @@ TEST(EarlyLaunch, IsOfKernelsThatCanWait) {
       << "binary " << attributes.binaryVersion << ", PTX " << attributes.ptxVersion;
 }
 
-TEST(EarlyLaunch, NeverRunsAheadOfItsData) {
+TEST(Pdl, NeverRunsAheadOfItsData) {
   constexpr int kRounds = 2000;
   int32_t *numbers[2] = {}, *wrong = nullptr;
   for (int32_t*& each : numbers) {

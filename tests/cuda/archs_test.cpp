@@ -1,6 +1,6 @@
-// The kits that a GPU runs, its own and sm80, compute the same sums in the same order, with tensor
-// cores that keep the same bits of them: all outputs of every case are equal, bit for bit. So each
-// kit checks the other.
+// The archs that a GPU runs, its own and sm80, compute the same sums in the same order, with tensor
+// cores that keep the same bits: all outputs of every case are equal, bit for bit. So each arch
+// checks the other.
 #include <gtest/gtest.h>
 
 #include "layer_support.h"
@@ -31,14 +31,14 @@ TEST_P(Archs, GiveTheSameBits) {
       EXPECT_EQ(
           outputs_changed_by([] { use_kit("sm80"); }, GetParam(), 1, cuda_memory(), Passes::kAll),
           std::vector<std::string>())
-          << "outputs of kit sm80 with other bits than " << own << "'s";
+          << "outputs of arch sm80 with other bits than " << own << "'s";
       return;
     } catch (const Error& error) {
       if (error.status() != Status::kUnsupported) throw;
       refused = error.what();
     }
   }
-  GTEST_SKIP() << "one of the two kits is not to be had here: " << refused;
+  GTEST_SKIP() << "one of the two archs is not available: " << refused;
 }
 
 std::vector<Case> cases_of_the_gpu() {
