@@ -1,5 +1,5 @@
-// The words that wgmma and tcgen05.mma are given, of every operand and tile that the kits have,
-// against those that CUTLASS's own constructors make (cutlass_words/words.inc).
+// The descriptors of wgmma and tcgen05.mma for every operand and tile of the archs, compared with
+// those of CUTLASS's own constructors (cutlass_words/words.inc).
 #include "cuda/ptx/descriptors.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@ namespace tilemoe::cuda {
 namespace instances {
 namespace {
 
-// Those of kits that this build does not have, too.
-constexpr Row kRowsOfAllKits[] = {
+// Includes the archs that this build lacks.
+constexpr Row kRowsOfAllArchs[] = {
 #define PRODUCT(STEP, UNIT, KIT, TILE, ...) \
   {{ProductName::k##STEP, KitName::k##KIT, Variant{__VA_ARGS__}}, TILE},
 #include "cuda/ops/kernels.inc"
@@ -38,17 +38,17 @@ struct Instruction {
 };
 
 struct Operand {
-  KitName kit;
+  KitName arch;
   std::string_view name;
   Major major;
-  int rows, slab;
+  int rows, fragment;
   uint32_t start;
   uint64_t cutlass[4];
 };
 
 #define INSTRUCTION(...)
-#define OPERAND(KIT, NAME, MAJOR, ROWS, SLAB, START, ...) \
-  {KitName::k##KIT, #NAME, Major::k##MAJOR, ROWS, SLAB, START, {__VA_ARGS__}},
+#define OPERAND(ARCH, NAME, MAJOR, ROWS, FRAGMENT, START, ...) \
+  {KitName::k##ARCH, #NAME, Major::k##MAJOR, ROWS, FRAGMENT, START, {__VA_ARGS__}},
 constexpr Operand kOperands[] = {
 #include "cutlass_words/words.inc"
 };
@@ -63,12 +63,12 @@ constexpr Instruction kInstructions[] = {
 #undef INSTRUCTION
 #undef OPERAND
 
-// What a kernel multiplies.
-struct Product {
+// The MMA of a kernel.
+struct Mma {
   MmaFormat format;
   Major a, b;
 };
-Product product_of(const instances::Row& row) {
+Mma mma_of(const instances::Row& row) {
   const bool summed_rows = row.key.product == ProductName::kWeightGradient;
   return {row.key.variant.recipe == RecipeName::kBF16 ? MmaFormat::kBF16 : MmaFormat::kF16,
           summed_rows ? Major::kMN : Major::kK, summed_rows ? Major::kMN : row.key.variant.weights};
@@ -80,13 +80,13 @@ TEST(Descriptors, InstructionsAreCutlass) {
         << std::hex << word.cutlass;
 }
 
-// As a kit's Mma makes them of a staged operand.
+// A descriptor as an arch's Mma makes it from a staged operand.
 template <class Staged>
 uint64_t word_of(const Operand& operand, uint32_t step) {
   const uint32_t shared =
-      operand.start + static_cast<uint32_t>(operand.slab) * 64 * Staged::kRowBytes;
+      operand.start + static_cast<uint32_t>(operand.fragment) * 64 * Staged::kRowBytes;
   const uint32_t chunk = Staged::kMajor == Major::kK ? 16 : Staged::kChunkBytes;
-  const uint64_t first = operand.kit == KitName::kSm100
+  const uint64_t first = operand.arch == KitName::kSm100
                              ? ptx::tcgen05_descriptor(shared, Staged::kAtomBytes, chunk)
                              : ptx::wgmma_descriptor(shared, Staged::kAtomBytes, chunk);
   return first + step * Staged::kStepBytes / 16;
@@ -96,8 +96,8 @@ TEST(Descriptors, OperandsAreCutlass) {
   constexpr uint64_t kChunkStride = uint64_t{0x3fff} << 16;
   for (const Operand& operand : kOperands) {
     const bool mn = operand.major == Major::kMN;
-    const int rows = operand.kit == KitName::kSm90 && operand.name == "A" ? 64 : operand.rows;
-    // Where an instruction's rows are one chunk there is no next one: CUTLASS has the distance 0.
+    const int rows = operand.arch == KitName::kSm90 && operand.name == "A" ? 64 : operand.rows;
+    // If an instruction's rows are one chunk, no next one exists: CUTLASS has the distance 0.
     const uint64_t unused = mn && rows == 64 ? kChunkStride : 0;
     for (uint32_t step = 0; step < 4; ++step) {
       const uint64_t word = mn ? word_of<StagedOperand<Major::kMN, 64>>(operand, step)
@@ -108,24 +108,24 @@ TEST(Descriptors, OperandsAreCutlass) {
   }
 }
 
-TEST(Descriptors, TheTableHasWhatTheKitsUse) {
+TEST(Descriptors, TheTableHasWhatTheArchsUse) {
   std::set<std::tuple<MmaFormat, int, int, Major, Major>> instructions;
   for (const Instruction& word : kInstructions)
     instructions.emplace(word.format, word.m, word.n, word.a, word.b);
   std::set<std::tuple<KitName, std::string_view, Major, int>> operands;
   for (const Operand& operand : kOperands)
-    operands.emplace(operand.kit, operand.name, operand.major, operand.rows);
-  for (const instances::Row& row : instances::kRowsOfAllKits) {
-    const KitName kit = row.key.kit;
-    if (kit == KitName::kSm80) continue;
-    const auto [format, a, b] = product_of(row);
+    operands.emplace(operand.arch, operand.name, operand.major, operand.rows);
+  for (const instances::Row& row : instances::kRowsOfAllArchs) {
+    const KitName arch = row.key.kit;
+    if (arch == KitName::kSm80) continue;
+    const auto [format, a, b] = mma_of(row);
     const auto [m, n] = std::tuple{row.tile.block_m, row.tile.block_n};
-    const int blocks = kit == KitName::kSm100 ? row.tile.cluster : 1;  // of a product
-    if (kit == KitName::kSm100) {
-      EXPECT_TRUE(instructions.contains({format, blocks * m, n, a, b})) << m << " x " << n;
+    const int ctas = arch == KitName::kSm100 ? row.tile.cluster : 1;  // of an MMA
+    if (arch == KitName::kSm100) {
+      EXPECT_TRUE(instructions.contains({format, ctas * m, n, a, b})) << m << " x " << n;
     }
-    EXPECT_TRUE(operands.contains({kit, blocks == 1 ? "A" : "PairA", a, m})) << m;
-    EXPECT_TRUE(operands.contains({kit, blocks == 1 ? "B" : "PairB", b, n / blocks})) << n;
+    EXPECT_TRUE(operands.contains({arch, ctas == 1 ? "A" : "TwoCtaA", a, m})) << m;
+    EXPECT_TRUE(operands.contains({arch, ctas == 1 ? "B" : "TwoCtaB", b, n / ctas})) << n;
   }
 }
 

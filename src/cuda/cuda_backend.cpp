@@ -1,6 +1,5 @@
 // The limits of the CUDA kernels that a layer's arguments can exceed, checked before anything is
 // written or launched.
-
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
@@ -67,7 +66,6 @@ constexpr int64_t kBiasColumns = 128, kCombineColumns = 8 * 256;
 
 }  // namespace
 
-// Throws Error(kUnsupported) with the tensor and the limit.
 void check_call_limits(const LayerTensors& tensors) {
   check_rows("X", tensors.X);
   check_rows("dO", tensors.dO);

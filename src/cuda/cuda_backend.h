@@ -13,4 +13,8 @@ Backend& backend();
 void set_kit(const char* name);
 std::string describe_kit();
 
+// Throws Error(kUnsupported), with the tensor and the limit, if a call's arguments exceed a limit of
+// the CUDA kernels.
+void check_call_limits(const LayerTensors& tensors);
+
 }  // namespace tilemoe::cuda

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/check.h"
-#include "cuda/cuda_backend.cpp"
+#include "cuda/cuda_backend.h"
 #include "cuda/gemm/schedule/splits.h"
 #include "tilemoe/error.h"
 

@@ -1,5 +1,5 @@
-// Has CUTLASS make the words that the kits' products are given, and writes them as rows of
-// words.inc. Compiled and run by write.py, with CUTLASS's headers; nothing of it is built otherwise.
+// Writes the descriptors of the archs' MMAs, as CUTLASS makes them, as rows of words.inc. Compiled
+// and run only by write.py, with CUTLASS's headers.
 #include <cutlass/version.h>
 
 #include <cstdint>
@@ -15,35 +15,35 @@ using namespace cute;
 
 FILE* out;
 
-// Of the kits' stages: 64 steps of the sum.
+// The archs' stages have 64 steps of the sum.
 using Steps = Int<64>;
-// Where a stage's operand may begin in a block's 227 KiB: first, between, last.
+// Where a stage's operand may begin in a CTA's 227 KiB: first, between, last.
 constexpr uint32_t kStarts[] = {0, 0x400, 0x4400, 0x38800};
 
-// The words of an operand (kRows, 64) by which CUTLASS's instructions read it: of each slab, for each
-// start, of its steps. `Step<_2, _1>` is the order of the kits: all steps of 64 rows, then the next.
-// Of a pair of blocks each has kRows; these are the first one's, and the instruction takes them of
-// both.
-template <class Operation, class Atom, int kRows, bool kIsA, int kBlocks = 1>
-void operand(const char* kit, const char* major) {
+// CUTLASS's descriptors of an operand (kRows, 64): for each start and fragment those of all steps.
+// `Step<_2, _1>` is the order of the archs: all steps of 64 rows, then the next rows. With 2 CTAs
+// each has kRows; these are the first CTA's descriptors, which the instruction uses in both.
+template <class Operation, class Atom, int kRows, bool kIsA, int kCtas = 1>
+void operand(const char* arch, const char* major) {
   using Element = cutlass::half_t;
   const auto staged =
       make_tensor(make_smem_ptr(static_cast<Element*>(nullptr)),
-                  tile_to_shape(Atom{}, Shape<Int<kBlocks * kRows>, Steps>{}, Step<_2, _1>{}));
-  const auto product = make_tiled_mma(Operation{}).get_slice(0);
+                  tile_to_shape(Atom{}, Shape<Int<kCtas * kRows>, Steps>{}, Step<_2, _1>{}));
+  const auto mma = make_tiled_mma(Operation{}).get_slice(0);
   const auto words = [&] {
     if constexpr (kIsA)
-      return product.make_fragment_A(product.partition_A(staged));
+      return mma.make_fragment_A(mma.partition_A(staged));
     else
-      return product.make_fragment_B(product.partition_B(staged));
+      return mma.make_fragment_B(mma.partition_B(staged));
   }();
   for (const uint32_t start : kStarts)
-    for (int slab = 0; slab < size<1>(words); ++slab) {
-      fprintf(out, "OPERAND(%s, %s%s, %s, %d, %d, 0x%05x", kit, kBlocks == 1 ? "" : "Pair",
-              kIsA ? "A" : "B", major, kRows, slab, start);
+    for (int fragment = 0; fragment < size<1>(words); ++fragment) {
+      fprintf(out, "OPERAND(%s, %s%s, %s, %d, %d, 0x%05x", arch, kCtas == 1 ? "" : "TwoCta",
+              kIsA ? "A" : "B", major, kRows, fragment, start);
       for (int step = 0; step < size<2>(words); ++step) {
-        // No pointer of the host has an address in shared memory, so all words are of address 0.
-        const auto moved = words.data() + words.layout()(0, slab, step) + start / sizeof(uint128_t);
+        // A host pointer has no address in shared memory, so all descriptors have address 0.
+        const auto moved =
+            words.data() + words.layout()(0, fragment, step) + start / sizeof(uint128_t);
         fprintf(out, ", 0x%016llx", static_cast<unsigned long long>(uint64_t{*moved}));
       }
       fprintf(out, ")\n");
@@ -70,27 +70,27 @@ void hopper() {
   operand<OfMN, AtomMN, kColumns, false>("Sm90", "MN");
 }
 
-template <class Element, int kColumns, UMMA::Major kA, UMMA::Major kB, int kBlocks>
+template <class Element, int kColumns, UMMA::Major kA, UMMA::Major kB, int kCtas>
 void instruction() {
   using Operation =
-      conditional_t<kBlocks == 1,
+      conditional_t<kCtas == 1,
                     SM100_MMA_F16BF16_SS<Element, Element, float, 128, kColumns, kA, kB>,
                     SM100_MMA_F16BF16_2x1SM_SS<Element, Element, float, 256, kColumns, kA, kB>>;
   fprintf(out, "INSTRUCTION(%s, %d, %d, %s, %s, 0x%08x)\n",
-          is_same_v<Element, cutlass::half_t> ? "F16" : "BF16", 128 * kBlocks, kColumns,
+          is_same_v<Element, cutlass::half_t> ? "F16" : "BF16", 128 * kCtas, kColumns,
           kA == UMMA::Major::K ? "K" : "MN", kB == UMMA::Major::K ? "K" : "MN",
           static_cast<unsigned>(uint32_t(MMA_Traits<Operation>{}.idesc_)));
 }
 
-template <int kColumns, int kBlocks = 1>
+template <int kColumns, int kCtas = 1>
 void instructions() {
   constexpr auto kK = UMMA::Major::K, kMN = UMMA::Major::MN;
   const auto of_element = [](auto element) {
     using Element = decltype(element);
-    instruction<Element, kColumns, kK, kK, kBlocks>();
-    instruction<Element, kColumns, kK, kMN, kBlocks>();
-    instruction<Element, kColumns, kMN, kK, kBlocks>();
-    instruction<Element, kColumns, kMN, kMN, kBlocks>();
+    instruction<Element, kColumns, kK, kK, kCtas>();
+    instruction<Element, kColumns, kK, kMN, kCtas>();
+    instruction<Element, kColumns, kMN, kK, kCtas>();
+    instruction<Element, kColumns, kMN, kMN, kCtas>();
   };
   of_element(cutlass::half_t{});
   of_element(cutlass::bfloat16_t{});
@@ -114,7 +114,7 @@ void blackwell() {
 }
 
 template <int kColumns>
-void blackwell_pairs() {
+void blackwell_2cta() {
   constexpr auto kK = UMMA::Major::K, kMN = UMMA::Major::MN;
   instructions<kColumns, 2>();
   using Element = cutlass::half_t;
@@ -130,7 +130,7 @@ void blackwell_pairs() {
 
 }  // namespace
 
-// The file to write: CUTLASS itself says on the standard output that it has no shared memory here.
+// The argument is the file to write: CUTLASS itself writes to the standard output.
 int main(int, char** arguments) {
   out = fopen(arguments[1], "w");
   if (out == nullptr) return 1;
@@ -139,7 +139,7 @@ int main(int, char** arguments) {
   blackwell<128>();
   blackwell<192>();
   blackwell<256>();
-  blackwell_pairs<256>();
+  blackwell_2cta<256>();
   hopper<64>();
   hopper<128>();
   hopper<192>();

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes words.inc: the words of matrix products as CUTLASS itself makes them, to which
-tests/descriptors_test.cpp holds the library's own.
+"""Writes words.inc: the descriptors of MMAs as CUTLASS itself makes them, with which
+tests/descriptors_test.cpp compares the library's own.
 
   tests/cutlass_words/write.py            # after a change of words.cpp, or with a newer CUTLASS
   tests/cutlass_words/write.py --check    # whether the file is what CUTLASS makes
 
 Downloads CUTLASS's headers, the wheel nvidia-cutlass of the version below, into a temporary folder;
---cutlass names a folder of headers that is there already. Needs g++ and CUDA's headers, no GPU.
+--cutlass names an existing folder of headers. Needs g++ and CUDA's headers, no GPU.
 """
 
 import argparse
@@ -22,10 +22,10 @@ WHEEL = "nvidia-cutlass==4.2.0.0"
 IN_WHEEL = "cutlass_library/source/include/"
 
 HEADER = """\
-// Written by write.py, from what CUTLASS's own constructors make; not to be changed by hand.
+// Written by write.py with CUTLASS's own constructors; do not edit.
 //   INSTRUCTION(dtype, rows of D, columns of D, major of A, major of B, word)
-//   OPERAND(kit, operand, major, its rows in a stage, slab, where the operand begins,
-//           words of 16 steps of the sum each); PairA and PairB: a block's, of a pair's product
+//   OPERAND(arch, operand, major, its rows in a stage, fragment, where the operand begins,
+//           words of 16 steps of the sum each); TwoCtaA, TwoCtaB: a CTA's operands of a 2-CTA MMA
 """
 
 
@@ -40,7 +40,7 @@ def download(folder):
 
 
 def rows(cutlass, cuda, folder):
-    """What words.cpp writes, compiled with these headers."""
+    """The rows that words.cpp writes, compiled with these headers."""
     program, table = folder / "words", folder / "rows"
     includes = [f"-I{path}" for path in (cutlass, cuda, cuda / "cccl")]
     subprocess.run(
