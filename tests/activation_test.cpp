@@ -87,7 +87,7 @@ TEST_P(ActivationError, IsBelowTheToleranceInFloat32) {
   for_each(DType::kFloat32, [](ActivationValue<double> truth, double x, double O, double dX) {
     EXPECT_LE(std::fabs(O - truth.A), kTolerance * std::fabs(truth.A) + kSmallestNormal)
         << "act(" << x << ") is " << O << ", expected " << truth.A;
-    // Where a derivative crosses zero, its terms cancel: they are as large as f and x f. That of
+    // Where a derivative crosses zero, its terms, as large as f and x f, cancel. The derivative of
     // GLU has one sign.
     const double cancelled =
         GetParam().activation == Activation::kGLU ? 0 : 0x1p-10 * std::min(1.0, std::exp(x));

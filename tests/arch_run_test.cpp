@@ -1,5 +1,5 @@
-// Two archs compared by `tilemoe check --against`, with archs that are made up: the CPU backend
-// computes, and the memory between spoils what one of them computed.
+// Two archs compared by `tilemoe check --against`, with invented archs: the CPU backend computes,
+// and the memory spoils the results of one of them.
 #include "arch_run.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The host's, less one bit of what is read back, or what `on_read` does.
+// The host's memory; a read changes one bit if `on_read` returns true.
 class SpoilingMemory final : public verify::Memory {
  public:
   Device device() const override { return host_.device(); }
@@ -155,7 +155,7 @@ TEST_F(ArchRuns, ThatFailNameTheCase) {
 
 TEST(Child, IsKilledIfItIsSilent) {
   const auto nothing = [](const std::string&) {};
-  std::string told;
+  std::string emitted;
   pid_t child = 0;
   const ChildEnd hung = run_child(
       500ms,
@@ -167,7 +167,7 @@ TEST(Child, IsKilledIfItIsSilent) {
   EXPECT_TRUE(hung.hung);
   EXPECT_EQ(hung.signal, SIGKILL);
   EXPECT_EQ(kill(child, 0), -1) << "it is gone";
-  // One that is slow, and emits lines, is not.
+  // A slow child that emits lines is not killed.
   const ChildEnd slow = run_child(
       2s,
       [](const Emit& emit) {
@@ -176,9 +176,9 @@ TEST(Child, IsKilledIfItIsSilent) {
           emit("one line\nand another");
         }
       },
-      [&](const std::string& line) { told += line + ";"; });
+      [&](const std::string& line) { emitted += line + ";"; });
   EXPECT_EQ(slow.words(), "ended with status 0");
-  EXPECT_EQ(told.substr(0, 21), "one line;and another;");
+  EXPECT_EQ(emitted.substr(0, 21), "one line;and another;");
   EXPECT_EQ(run_child(
                 1s, [](const Emit&) { throw std::runtime_error("x"); }, nothing)
                 .status,

@@ -11,7 +11,7 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What both passes take.
+// Arguments of both passes.
 template <class P>
 Cases<P> shared_cases(bool split) {
   Cases<P> cases = {
@@ -146,7 +146,7 @@ TEST(BackwardArguments, Grouped) {
   run_backward_cases<false, true>();
 }
 
-// What is optional may be left out, alone and together.
+// Optional arguments may be left out, alone and together.
 TEST(ForwardArguments, OptionalOnesMayBeAbsent) {
   Pass<false> p;
   p.forward.addend = p.weights.b1 = p.weights.b2 = {};
@@ -265,8 +265,8 @@ TEST(BackwardRest, AfterOverH) {
   run_cases(cases);
 }
 
-// dH that nothing in its own call uses is there for the next.
-TEST(BackwardRest, DHIsComputedThoughNothingAsksForIt) {
+// dH that no output of its own call uses is computed for the next call.
+TEST(BackwardRest, DHIsComputedThoughNothingUsesIt) {
   for (const tilemoe_backward_mode mode : {TILEMOE_BACKWARD_FIRST, TILEMOE_BACKWARD_OVER_H}) {
     LayerProblem whole, divided;
     for (LayerProblem* p : {&whole, &divided}) require(tilemoe_forward(&p->experts, &p->forward));
@@ -286,7 +286,7 @@ TEST(BackwardRest, DHIsComputedThoughNothingAsksForIt) {
   }
 }
 
-// What lies where dO is to be, or nothing at all, is not looked at.
+// dO is not read: it may be wrong or absent.
 TEST(BackwardRest, DOIsNotRead) {
   Rest<TILEMOE_BACKWARD_OVER_H> p;
   p.backward.dO = p.backward.dX;

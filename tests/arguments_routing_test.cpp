@@ -209,9 +209,9 @@ TEST(RoutingArguments, RouteTokensWithSelectionBias) {
   run_cases(cases);
 }
 
-// What one launch does not take is unsupported, which the query of the workspace says already; a
-// wrong argument stays one.
-TEST(RoutingArguments, RouteTokensIsOfFew) {
+// Sizes above the limits of one launch are unsupported, in the workspace query too; a wrong
+// argument stays an invalid argument.
+TEST(RoutingArguments, RouteTokensHasLimits) {
   tilemoe_routing_spec spec{};
   spec.struct_size = sizeof spec;
   spec.kind = TILEMOE_ROUTING_TOP_K;

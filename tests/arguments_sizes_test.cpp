@@ -112,7 +112,7 @@ TEST(SizeArguments, Queries) {
   EXPECT_EQ(p.bytes, 77u);
 }
 
-// Less is never more: any part of the gradients needs at most what all of them do.
+// Any subset of the gradients needs at most the workspace of all of them.
 TEST(SizeArguments, WorkspaceOfParts) {
   Sizes p;
   p.query.pass = TILEMOE_PASS_BACKWARD;
@@ -138,8 +138,7 @@ TEST(SizeArguments, WorkspaceOfParts) {
   EXPECT_EQ(bytes_of(TILEMOE_BACKWARD_WHOLE, TILEMOE_GRADIENT_B2), 0u);
 }
 
-// The largest sizes there are do not wrap around; those whose product no 64-bit number holds are
-// refused.
+// The largest sizes do not wrap around; sizes whose product exceeds 64 bits are refused.
 TEST(SizeArguments, OverflowingSizes) {
   Sizes p;
   constexpr int64_t kWidest = int64_t{1} << 24;
@@ -165,7 +164,7 @@ TEST(SizeArguments, OverflowingSizes) {
   EXPECT_EQ(p.saved.total, 77u);
 }
 
-// One limit on rows, a smaller one where the hardware has it, told by every size query.
+// The limit on rows, smaller on some hardware, is checked by every size query.
 TEST(SizeArguments, RowsOfADevice) {
   constexpr int64_t kCuda = int64_t{1} << 30;
   Sizes p;
@@ -204,14 +203,14 @@ TEST(SizeArguments, Threads) {
   EXPECT_EQ(tilemoe_num_threads(), before);
 }
 
-TEST(SizeArguments, Kits) {
+TEST(SizeArguments, Archs) {
   for (const char* none : {"", "SM80", "sm70", "sm80 ", "hopper", "sm1000"}) {
     EXPECT_NE(tilemoe_set_cuda_kit(none), TILEMOE_SUCCESS) << none;
     EXPECT_NE(std::string(tilemoe_last_error()).find(" arch"), std::string::npos) << none;
   }
   for (const char* automatic : {"auto", static_cast<const char*>(nullptr)})
     EXPECT_EQ(tilemoe_set_cuda_kit(automatic), TILEMOE_SUCCESS);
-  // No device is here to have one.
+  // Without a device no arch is selected.
   const std::string said = tilemoe_cuda_kit();
   EXPECT_NE(said.find("use the CPU backend"), std::string::npos) << said;
   EXPECT_EQ(said, tilemoe_last_error());
@@ -228,7 +227,7 @@ TEST(SizeArguments, Devices) {
             std::string::npos);
 }
 
-// Names of numbers that mean nothing are still text.
+// Unknown numbers have names as well.
 TEST(SizeArguments, Names) {
   const std::string version = std::to_string(TILEMOE_VERSION_MAJOR) + "." +
                               std::to_string(TILEMOE_VERSION_MINOR) + "." +

@@ -66,7 +66,7 @@ struct Problem {
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
-  // What the call might write outside of the arena.
+  // The outputs that the call might write outside of the arena.
   std::vector<int64_t> host_outputs() const { return {}; }
 
   // Tensors of the arena's memory; floats are small whole numbers, integers 0.
@@ -119,7 +119,7 @@ using Cases = std::vector<BadCase<P>>;
 
 enum class Layout { kContiguous, kRows, kMatrix };
 
-// What a tensor may be.
+// The accepted properties of a tensor.
 struct Argument {
   Layout layout = Layout::kContiguous;
   bool optional = false;

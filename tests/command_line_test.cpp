@@ -1,4 +1,4 @@
-// The program as a user meets it: what it prints, and its exit status.
+// The program as a user runs it: its output and its exit status.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ Outcome tilemoe(const std::string& arguments) {
   return run_shell("'" TILEMOE_PROGRAM "' " + arguments + " 2>&1");
 }
 
-// One clear sentence, and nothing of a crash.
+// One clear sentence, and no crash.
 void expect_error(const std::string& arguments, int status, const std::string& part) {
   const Outcome outcome = tilemoe(arguments);
   EXPECT_EQ(outcome.status, status) << outcome.text;
@@ -209,7 +209,7 @@ TEST(Check, JudgesTheCasesThatMatch) {
   EXPECT_EQ(outcome.text.find("float32"), std::string::npos) << outcome.text;
   expect_error("check no-such-case", kWrongUsage,
                "no case matches no-such-case; `tilemoe check --list`");
-  // One of several, which must not be left out in silence.
+  // One of several patterns, which must not be ignored silently.
   expect_error("check one-token/bfloat16 no-such-case", kWrongUsage,
                "no case matches no-such-case");
   expect_error("check one-token/float32 --dtype bfloat16", kWrongUsage,

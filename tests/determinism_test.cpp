@@ -1,5 +1,5 @@
 // The same bits on every run, for every number of threads, on a busy machine, and while another
-// thread is inside the library too.
+// thread is in the library.
 #include <thread>
 
 #include "layer_support.h"

@@ -1,4 +1,4 @@
-// Hashes of what a case computes: each bit of it is in them.
+// Hashes of a case's outputs: they depend on each bit.
 #include "verify/digest.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ TEST(Digest, IsWrittenInSixteenDigits) {
   EXPECT_EQ(hexadecimal(0x00ab'cdef'0123'4567), "00abcdef01234567");
 }
 
-TEST(Digest, TellsBitsAndPlacesApart) {
+TEST(Digest, DistinguishesBitsAndPlaces) {
   const std::set<uint64_t> hashes = {digest_of({0.f, 1.f}), digest_of({-0.f, 1.f}),
                                      digest_of({1.f, 0.f}), digest_of({0.f, 1.f, 0.f}),
                                      digest_of({0.f, float_of(0x3f800001)})};

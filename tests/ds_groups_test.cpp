@@ -1,4 +1,4 @@
-// The partial sums of ds: one for each 64 columns of A, on whatever tiles the backend works.
+// The partial sums of ds: one for each 64 columns of A, whatever tiles the backend uses.
 #include <gtest/gtest.h>
 
 #include <algorithm>

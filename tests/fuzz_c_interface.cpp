@@ -22,7 +22,7 @@ void require(bool condition, const char* what) {
     throw Finding(std::string(what) + " (last error: '" + tilemoe_last_error() + "')");
 }
 
-// A refused size leaves the number alone and says why.
+// A refused size query leaves the number unchanged and reports the reason.
 void check_size(World& world, tilemoe_status status, bool untouched) {
   ++world.statistics.sizes;
   if (status == TILEMOE_SUCCESS) return;
@@ -31,7 +31,7 @@ void check_size(World& world, tilemoe_status status, bool untouched) {
   require(*tilemoe_last_error() != '\0', "size: refused without a word");
 }
 
-// A size that no struct has: what is behind a struct is not looked at.
+// A size that no struct has: memory behind a struct is not read.
 uint64_t no_size(Choices& choices, uint64_t size) {
   const auto any = static_cast<uint64_t>(any_number(choices));
   return any < size ? any : UINT64_MAX - any % 4096;
@@ -173,7 +173,7 @@ void Problem::routing_hazards(Call& call, tilemoe_routing& routing) {
   });
 }
 
-// What a built routing promises, whatever it was built from.
+// The invariants of a built routing, whatever it was built from.
 void Problem::check_routing() const {
   const int64_t E = spec_.E, capacity = routing_.spec.capacity;
   require(routing_.offsets[0] == 0, "routing: offsets start at 0");
@@ -335,8 +335,8 @@ void Problem::weights(Call& call, const tilemoe_experts& experts, tilemoe_weight
   if (choices_.one_in(2)) call.input(weights.b2, experts.dtype, {E, d}, Layout::kRows, true);
 }
 
-// Some of the weights' gradients. Those that are added to hold garbage, so nothing is asked of
-// their values.
+// Some of the weights' gradients. If they are added to, they contain garbage, so their values are
+// not checked.
 void Problem::gradients(Call& call, const tilemoe_experts& experts, const tilemoe_weights& weights,
                         tilemoe_weights& gradients, bool accumulate) {
   if (accumulate) call.may_overflow();
@@ -436,7 +436,7 @@ bool Problem::backward(const tilemoe_experts& good) {
   call.hazard([&saved, state = choices_.between(-1, 3)] {
     saved.state = static_cast<tilemoe_saved_state>(state);
   });
-  // None that there is: H would be an output in one, and an input in the others.
+  // An unknown mode: H would be an output in one mode, and an input in the others.
   call.hazard([&args, mode = any_number(choices_)] {
     const auto number = static_cast<int32_t>(mode);
     const bool exists = number >= TILEMOE_BACKWARD_WHOLE && number <= TILEMOE_BACKWARD_REST;
@@ -515,7 +515,7 @@ void Problem::losses() {
   call.run([&] { return tilemoe_router_losses(&args); });
 }
 
-// Every source is one array that ends where nobody may read.
+// Every source is one array that ends before an inaccessible page.
 void Problem::sum_rows() {
   Call call(world_, choices_, "tilemoe_sum_rows");
   tilemoe_sum_rows_args args{};
@@ -549,7 +549,7 @@ void Problem::sum_rows() {
   std::memset(world_.sources.begin(), 0x3c, world_.sources.bytes());  // a number in every dtype
   world_.sources.remember();
   call.run([&] {
-    const int64_t width = std::clamp<int64_t>(args.out.shape[1], 0, 64);  // whatever became of it
+    const int64_t width = std::clamp<int64_t>(args.out.shape[1], 0, 64);  // it may be spoiled
     const int64_t source_rows = std::clamp<int64_t>(args.source_rows, 0, 5);
     const size_t bytes =
         static_cast<size_t>(source_rows * width) * tilemoe_dtype_size(args.out.dtype);

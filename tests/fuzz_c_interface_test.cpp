@@ -1,5 +1,5 @@
 // The fuzzer with bytes of a fixed random sequence: the same calls on every run. TILEMOE_FUZZ_SEEDS
-// asks for another number of sequences.
+// sets the number of sequences.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -18,8 +18,8 @@ class FuzzCInterface : public testing::TestWithParam<int> {
 };
 
 int number_of_seeds() {
-  const char* const asked = std::getenv("TILEMOE_FUZZ_SEEDS");
-  return asked ? std::stoi(asked) : 300;
+  const char* const requested = std::getenv("TILEMOE_FUZZ_SEEDS");
+  return requested ? std::stoi(requested) : 300;
 }
 
 TEST_P(FuzzCInterface, KeepsItsPromises) {
@@ -35,7 +35,7 @@ TEST_P(FuzzCInterface, KeepsItsPromises) {
       FAIL() << "seed " << seed << ": " << finding.what();
     }
   }
-  // Both answers are common, or the fuzzer tries nothing.
+  // Both outcomes are common, or the fuzzer tests nothing.
   EXPECT_GT(world.statistics.succeeded, seeds * 3);
   EXPECT_GT(world.statistics.refused, seeds * 3);
   RecordProperty("succeeded", std::to_string(world.statistics.succeeded));

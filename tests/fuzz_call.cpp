@@ -12,7 +12,7 @@ namespace {
 
 constexpr unsigned char kSentinel = 0xA5;
 
-// Elements of a tensor whose extent fits its slab, as offsets in bytes from its first.
+// Elements of a tensor whose extent fits its region, as offsets in bytes from its first.
 void for_each_element(const tilemoe_tensor& tensor, const std::function<void(size_t)>& visit) {
   int64_t shape[TILEMOE_MAX_DIMS] = {1, 1, 1}, stride[TILEMOE_MAX_DIMS] = {};
   for (int i = 0; i < tensor.ndim; ++i) shape[i] = tensor.shape[i], stride[i] = tensor.stride[i];
@@ -49,16 +49,16 @@ uint64_t Choices::word() {
 }
 
 World::World() {
-  for (size_t i = 0; i < kSlabs; ++i) slabs.push_back(std::make_unique<Slab>(kSlabBytes));
+  for (size_t i = 0; i < kRegions; ++i) regions.push_back(std::make_unique<Region>(kRegionBytes));
 }
 
 void Call::fail(const std::string& what) const {
   throw Finding(std::string(name_) + ": " + what + " (last error: '" + tilemoe_last_error() + "')");
 }
 
-Slab& Call::next_slab() {
-  if (entries_.size() == world_.slabs.size()) throw std::logic_error("too few slabs");
-  return *world_.slabs[entries_.size()];
+Region& Call::next_region() {
+  if (entries_.size() == world_.regions.size()) throw std::logic_error("too few regions");
+  return *world_.regions[entries_.size()];
 }
 
 void Call::lay_out(tilemoe_tensor& tensor, tilemoe_dtype dtype,
@@ -81,20 +81,20 @@ void Call::lay_out(tilemoe_tensor& tensor, tilemoe_dtype dtype,
 
 void Call::input(tilemoe_tensor& tensor, tilemoe_dtype dtype, std::initializer_list<int64_t> shape,
                  Layout layout, bool aligned, int64_t low, int64_t high) {
-  Slab& slab = next_slab();
+  Region& region = next_region();
   lay_out(tensor, dtype, shape, layout, aligned);
-  entries_.push_back({&tensor, &slab, false, aligned, low, high});
+  entries_.push_back({&tensor, &region, false, aligned, low, high});
 }
 
 void Call::output(tilemoe_tensor& tensor, tilemoe_dtype dtype, std::initializer_list<int64_t> shape,
                   Layout layout, bool aligned) {
-  Slab& slab = next_slab();
+  Region& region = next_region();
   lay_out(tensor, dtype, shape, layout, aligned);
-  entries_.push_back({&tensor, &slab, true, aligned, 0, 0});
+  entries_.push_back({&tensor, &region, true, aligned, 0, 0});
 }
 
 void Call::workspace(void*& pointer, size_t& bytes, size_t needed) {
-  if (needed > world_.workspace->bytes()) world_.workspace = std::make_unique<Slab>(needed);
+  if (needed > world_.workspace->bytes()) world_.workspace = std::make_unique<Region>(needed);
   workspace_pointer_ = &pointer, workspace_bytes_ = &bytes, needed_ = needed;
   bytes = needed;
   pointer = world_.workspace->place(needed, 16, choices_.one_in(2));
@@ -102,7 +102,7 @@ void Call::workspace(void*& pointer, size_t& bytes, size_t needed) {
     *workspace_bytes_ = static_cast<size_t>(choices_.below(static_cast<int64_t>(needed_)));
   });
   hazard([this] { *workspace_pointer_ = nullptr; });
-  // As a number, since it may be null already; twice it is not on 16 bytes either.
+  // As a number, since it may be null already; applied twice it is not on 16 bytes either.
   hazard([this] {
     const auto address = reinterpret_cast<uintptr_t>(*workspace_pointer_) / 16 * 16;
     *workspace_pointer_ =
@@ -138,12 +138,12 @@ void Call::spoil_tensor(tilemoe_tensor& tensor) {
 void Call::place(Entry& entry) {
   tilemoe_tensor& tensor = *entry.tensor;
   if (tensor.ndim == 0) return;  // absent
-  const size_t bytes = extent(tensor, entry.slab->bytes());
+  const size_t bytes = extent(tensor, entry.region->bytes());
   const bool fits = bytes != SIZE_MAX;
   const size_t element = std::max<size_t>(tilemoe_dtype_size(tensor.dtype), 1);
-  tensor.data =
-      entry.slab->place(fits ? bytes : 0, entry.aligned ? 16 : element, fits && choices_.one_in(2));
-  std::memset(entry.slab->begin(), kSentinel, entry.slab->bytes());
+  tensor.data = entry.region->place(fits ? bytes : 0, entry.aligned ? 16 : element,
+                                    fits && choices_.one_in(2));
+  std::memset(entry.region->begin(), kSentinel, entry.region->bytes());
   if (fits && bytes > 0) fill(entry, bytes);
 }
 
@@ -205,7 +205,7 @@ bool Call::run(const std::function<tilemoe_status()>& call) {
     if (tensor.data)
       tensor.data = choices_.one_in(2) ? nullptr : static_cast<unsigned char*>(tensor.data) - 1;
   }
-  for (Entry& entry : entries_) entry.slab->remember();
+  for (Entry& entry : entries_) entry.region->remember();
   world_.workspace->remember();
   world_.routing.remember();
 
@@ -226,7 +226,7 @@ void Call::check_refused(tilemoe_status status, bool spoiled) const {
     fail("answered " + std::string(tilemoe_status_name(status)));
   if (std::strlen(tilemoe_last_error()) == 0) fail("refused without a word");
   for (const Entry& entry : entries_)
-    if (!entry.slab->unchanged()) fail("wrote, though it refused");
+    if (!entry.region->unchanged()) fail("wrote, though it refused");
   if (!world_.workspace->unchanged()) fail("wrote to the workspace, though it refused");
   if (!world_.routing.unchanged()) fail("wrote to the routing, though it refused");
 }
@@ -236,7 +236,7 @@ void Call::check_done() const {
   for (const Entry& entry : entries_) {
     if (entry.is_output)
       check_output(entry);
-    else if (!entry.slab->unchanged())
+    else if (!entry.region->unchanged())
       fail("wrote to an input");
   }
   if (!builds_routing_ && !world_.routing.unchanged()) fail("wrote to the routing");
@@ -253,23 +253,24 @@ void Call::check_done() const {
 
 void Call::check_output(const Entry& entry) const {
   const tilemoe_tensor& tensor = *entry.tensor;
-  const Slab& slab = *entry.slab;
-  std::vector<bool> addressed(slab.bytes(), false);
+  const Region& region = *entry.region;
+  std::vector<bool> addressed(region.bytes(), false);
   if (tensor.ndim != 0) {
-    const size_t bytes = extent(tensor, slab.bytes());
+    const size_t bytes = extent(tensor, region.bytes());
     if (bytes == SIZE_MAX) fail("took a tensor that no memory holds");
-    const auto start = static_cast<size_t>(static_cast<unsigned char*>(tensor.data) - slab.begin());
+    const auto start =
+        static_cast<size_t>(static_cast<unsigned char*>(tensor.data) - region.begin());
     if (bytes > 0)
       for_each_element(tensor, [&](size_t at) {
         for (size_t i = 0; i < tilemoe_dtype_size(tensor.dtype); ++i)
           addressed[start + at + i] = true;
         if (world_.finite && finite_outputs_ && is_float(tensor.dtype) &&
-            !is_finite(slab.begin() + start + at, tensor.dtype))
+            !is_finite(region.begin() + start + at, tensor.dtype))
           fail("wrote a number that is not finite, from finite ones");
       });
   }
-  for (size_t at = 0; at < slab.bytes(); ++at)
-    if (!addressed[at] && !slab.unchanged(at, at + 1)) fail("wrote beside an output's elements");
+  for (size_t at = 0; at < region.bytes(); ++at)
+    if (!addressed[at] && !region.unchanged(at, at + 1)) fail("wrote outside an output's elements");
 }
 
 }  // namespace tilemoe::fuzz

@@ -1,5 +1,5 @@
-// One call of the C interface under the fuzzer: its tensors in guarded slabs, at most a few of its
-// arguments spoiled, and what must hold afterwards whatever they were.
+// One call of the C interface under the fuzzer: its tensors in guarded regions, at most a few of
+// its arguments spoiled, and the checks afterwards.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace tilemoe::fuzz {
 
-// A broken promise of the interface.
+// A violated guarantee of the interface.
 struct Finding : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -46,21 +46,22 @@ struct Statistics {
   int64_t sizes = 0, succeeded = 0, refused = 0;
 };
 
-// What outlives a call: slabs, and how values are made.
+// State that outlives a call: regions, and the settings of values.
 struct World {
-  static constexpr size_t kSlabBytes = size_t{1} << 16;
-  static constexpr size_t kSlabs = 26;
+  static constexpr size_t kRegionBytes = size_t{1} << 16;
+  static constexpr size_t kRegions = 26;
 
   World();
-  std::vector<std::unique_ptr<Slab>> slabs;
-  std::unique_ptr<Slab> workspace = std::make_unique<Slab>(1);  // as large as was ever needed
-  Slab routing{kSlabBytes};
-  Slab sources{kSlabBytes};  // of sum_rows
-  bool finite = true;        // of every float that calls are given
+  std::vector<std::unique_ptr<Region>> regions;
+  std::unique_ptr<Region> workspace = std::make_unique<Region>(1);  // as large as was ever needed
+  Region routing{kRegionBytes};
+  Region sources{kRegionBytes};  // of sum_rows
+  bool finite = true;            // whether every float of the calls is finite
   Statistics statistics;
 };
 
-// kMatrix: of the last two dimensions either is contiguous; kRows: the last one; kColumns: the other.
+// kMatrix: of the last two dimensions either is contiguous; kRows: the last one; kColumns: the
+// other.
 enum class Layout { kContiguous, kRows, kColumns, kMatrix };
 
 class Call {
@@ -76,9 +77,9 @@ class Call {
   void output(tilemoe_tensor& tensor, tilemoe_dtype dtype, std::initializer_list<int64_t> shape,
               Layout layout = Layout::kContiguous, bool aligned = false);
   void workspace(void*& pointer, size_t& bytes, size_t needed);
-  // A way to spoil what is not a tensor.
+  // A way to spoil an argument that is not a tensor.
   void hazard(std::function<void()> spoil) { hazards_.push_back(std::move(spoil)); }
-  // The call is not given the outputs in `part` of its arguments: nobody writes to them.
+  // The call does not get the outputs in `part` of its arguments: nothing writes to them.
   template <class Part>
   void withdraw(const Part& part) {
     for (Entry& entry : entries_) {
@@ -93,18 +94,18 @@ class Call {
   // Outputs of these inputs need not be finite.
   void may_overflow() { finite_outputs_ = false; }
 
-  // Spoils up to two arguments, calls and checks. True where the call succeeded.
+  // Spoils up to two arguments, calls and checks. Returns whether the call succeeded.
   bool run(const std::function<tilemoe_status()>& call);
 
  private:
   struct Entry {
     tilemoe_tensor* tensor;
-    Slab* slab;
+    Region* region;
     bool is_output;
     bool aligned;
     int64_t low, high;
   };
-  Slab& next_slab();
+  Region& next_region();
   void lay_out(tilemoe_tensor& tensor, tilemoe_dtype dtype, std::initializer_list<int64_t> shape,
                Layout layout, bool aligned);
   void spoil_tensor(tilemoe_tensor& tensor);

@@ -1,4 +1,4 @@
-// Memory for the fuzz test: slabs between pages that nobody may touch, so that an access past
+// Memory for the fuzz test: regions between inaccessible pages, so that an access past
 // either end stops the program even from code that no sanitizer sees.
 #pragma once
 
@@ -14,22 +14,22 @@
 
 namespace tilemoe::fuzz {
 
-class Slab {
+class Region {
  public:
-  explicit Slab(size_t bytes) : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
+  explicit Region(size_t bytes) : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
     bytes_ = (bytes + page_ - 1) / page_ * page_;
     void* memory = mmap(nullptr, bytes_ + 2 * page_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<unsigned char*>(memory) + page_;
     if (mprotect(base_, bytes_, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
   }
-  ~Slab() { munmap(base_ - page_, bytes_ + 2 * page_); }
-  Slab(const Slab&) = delete;
-  Slab& operator=(const Slab&) = delete;
+  ~Region() { munmap(base_ - page_, bytes_ + 2 * page_); }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
 
   unsigned char* begin() const { return base_; }
   size_t bytes() const { return bytes_; }
-  // Where `count` bytes touch the guard before or, as far as `alignment` lets them, the one behind.
+  // Places `count` bytes next to the guard before or, as far as `alignment` allows, behind them.
   unsigned char* place(size_t count, size_t alignment, bool at_end) const {
     return at_end ? base_ + (bytes_ - count) / alignment * alignment : base_;
   }
@@ -46,7 +46,7 @@ class Slab {
   std::vector<unsigned char> before_;
 };
 
-// Bytes from a tensor's first element to past its last; SIZE_MAX where a dimension or a stride is
+// Bytes from a tensor's first element to past its last; SIZE_MAX if a dimension or a stride is
 // negative, there are too many dimensions, or the sum is past `limit`.
 inline size_t extent(const tilemoe_tensor& tensor, size_t limit) {
   const size_t element = tilemoe_dtype_size(tensor.dtype);

@@ -1,4 +1,4 @@
-// The CPU backend's matrix product: its values, and that a row's bits do not depend on where the
+// The CPU backend's GEMM: its values, and that a row's bits do not depend on where the
 // row lies or on how many rows there are.
 #include "cpu/gemm.h"
 
@@ -19,8 +19,8 @@
 namespace tilemoe::cpu {
 namespace {
 
-constexpr int64_t kMostRows = 40;
-constexpr int64_t kAllRows = 48;  // of the product that the others are compared with
+constexpr int64_t kMaxRows = 40;
+constexpr int64_t kAllRows = 48;  // of the GEMM that the others are compared with
 constexpr float kGuard = -77.0f;
 
 enum class Layout { kRows, kColumns };  // the contiguous dimension
@@ -33,7 +33,7 @@ std::vector<float> random_values(int64_t count, unsigned seed) {
   return values;
 }
 
-// A random matrix (rows, columns) of any type, a few elements wider than it has to be.
+// A random matrix (rows, columns) of any type, a few elements wider than necessary.
 class Random {
  public:
   Random(int64_t rows, int64_t columns, Layout layout, tilemoe_dtype dtype, unsigned seed) {
@@ -88,7 +88,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-// What C holds before the product: the addend, and guards behind each row.
+// C before the GEMM: the addend, and guards behind each row.
 std::vector<float> before(const Case& c) {
   std::vector<float> C = random_values(kAllRows * (c.columns + 1), 3);
   for (int64_t i = 0; i < kAllRows; ++i)
@@ -96,9 +96,9 @@ std::vector<float> before(const Case& c) {
   return C;
 }
 
-// Rows first .. first + rows of the product; the other rows of C stay as they were.
-std::vector<float> product(const Case& c, const Random& A, const Random& B, int64_t first,
-                           int64_t rows) {
+// Rows first .. first + rows of the GEMM; the other rows of C are unchanged.
+std::vector<float> gemm(const Case& c, const Random& A, const Random& B, int64_t first,
+                        int64_t rows) {
   std::vector<float> C = before(c);
   const auto needed = static_cast<size_t>(panel_floats(rows, c.columns, c.depth));
   std::vector<float> panels(needed + 1, std::numeric_limits<float>::quiet_NaN());
@@ -114,7 +114,7 @@ std::vector<float> product(const Case& c, const Random& A, const Random& B, int6
 TEST(Gemm, IsTheSumOfProducts) {
   for (const Case& c : cases()) {
     const Random A(kAllRows, c.depth, c.a, c.dtype, 1), B(c.depth, c.columns, c.b, c.dtype, 2);
-    const std::vector<float> start = before(c), C = product(c, A, B, 0, kAllRows);
+    const std::vector<float> start = before(c), C = gemm(c, A, B, 0, kAllRows);
     for (int64_t i = 0; i < kAllRows; ++i)
       for (int64_t j = 0; j < c.columns; ++j) {
         const auto at = static_cast<size_t>(i * (c.columns + 1) + j);
@@ -132,13 +132,13 @@ TEST(Gemm, IsTheSumOfProducts) {
 TEST(Gemm, ARowsBitsDependOnNeitherItsPlaceNorTheNumberOfRows) {
   for (const Case& c : cases()) {
     const Random A(kAllRows, c.depth, c.a, c.dtype, 1), B(c.depth, c.columns, c.b, c.dtype, 2);
-    const std::vector<float> start = before(c), all = product(c, A, B, 0, kAllRows);
+    const std::vector<float> start = before(c), all = gemm(c, A, B, 0, kAllRows);
     const auto stride = static_cast<size_t>(c.columns + 1);
-    // What is converted along the rows comes in eights.
+    // Conversions along the rows handle eight at a time.
     const int64_t step = c.dtype != TILEMOE_FLOAT32 && c.a == Layout::kColumns ? 8 : 1;
-    for (int64_t rows = step; rows <= kMostRows; rows += step)
+    for (int64_t rows = step; rows <= kMaxRows; rows += step)
       for (const int64_t first : {int64_t{0}, kAllRows - rows}) {
-        const std::vector<float> some = product(c, A, B, first, rows);
+        const std::vector<float> some = gemm(c, A, B, first, rows);
         for (int64_t i = 0; i < kAllRows; ++i) {
           const bool inside = i >= first && i < first + rows;
           const float* expected = (inside ? all : start).data() + static_cast<size_t>(i) * stride;

@@ -1,5 +1,5 @@
-// Callers of other versions through every entry, on the CPU: an older one, whose structs end where
-// a page begins that nobody may touch, and a newer one, whose structs have a field more.
+// Callers of other versions through every entry, on the CPU: an older one, whose structs end at an
+// inaccessible page, and a newer one, whose structs have an additional field.
 #include "arguments_layer_problem.h"
 #include "core/check.h"
 #include "fuzz_memory.h"
@@ -7,32 +7,32 @@
 namespace tilemoe::arguments {
 namespace {
 
-// Makes a struct of this version that of another.
+// Turns a struct of this version into that of another.
 class Caller {
  public:
   virtual ~Caller() = default;
   template <class Struct>
-  Struct* make(const Struct& today, size_t least = kLeastBytes<Struct>) {
-    return reinterpret_cast<Struct*>(place(&today, sizeof(Struct), least));
+  Struct* make(const Struct& today, size_t min_bytes = kLeastBytes<Struct>) {
+    return reinterpret_cast<Struct*>(place(&today, sizeof(Struct), min_bytes));
   }
 
  protected:
-  virtual void* place(const void* today, size_t bytes, size_t least) = 0;
+  virtual void* place(const void* today, size_t bytes, size_t min_bytes) = 0;
 };
 
 class Older final : public Caller {
-  void* place(const void* today, size_t, size_t least) override {
-    slabs_.push_back(std::make_unique<fuzz::Slab>(least));
-    unsigned char* const at = slabs_.back()->place(least, 8, true);
-    std::memcpy(at, today, least);
-    const uint64_t size = least;
+  void* place(const void* today, size_t, size_t min_bytes) override {
+    regions_.push_back(std::make_unique<fuzz::Region>(min_bytes));
+    unsigned char* const at = regions_.back()->place(min_bytes, 8, true);
+    std::memcpy(at, today, min_bytes);
+    const uint64_t size = min_bytes;
     std::memcpy(at, &size, sizeof size);
     return at;
   }
-  std::vector<std::unique_ptr<fuzz::Slab>> slabs_;
+  std::vector<std::unique_ptr<fuzz::Region>> regions_;
 };
 
-// With `added` bytes more, all of them `value`, between pages as above.
+// With `added` additional bytes, all of them `value`, between pages as above.
 class Newer final : public Caller {
  public:
   explicit Newer(size_t added, unsigned char value = 0) : added_(added), value_(value) {}
@@ -40,8 +40,8 @@ class Newer final : public Caller {
  private:
   void* place(const void* today, size_t bytes, size_t) override {
     const uint64_t size = bytes + added_;
-    slabs_.push_back(std::make_unique<fuzz::Slab>(size));
-    unsigned char* const at = slabs_.back()->place(size, 8, true);
+    regions_.push_back(std::make_unique<fuzz::Region>(size));
+    unsigned char* const at = regions_.back()->place(size, 8, true);
     std::memcpy(at, today, bytes);
     std::memset(at + bytes, value_, added_);
     std::memcpy(at, &size, sizeof size);
@@ -49,7 +49,7 @@ class Newer final : public Caller {
   }
   size_t added_;
   unsigned char value_;
-  std::vector<std::unique_ptr<fuzz::Slab>> slabs_;
+  std::vector<std::unique_ptr<fuzz::Region>> regions_;
 };
 
 class Today final : public Caller {
@@ -70,16 +70,16 @@ Struct sized() {
   return value;
 }
 
-// Of a spec that rounds, that part which may be left out says how; who rounds may still know of no
-// groups.
-size_t least_spec(const tilemoe_routing_spec& spec) {
+// A spec that rounds needs the field that says how; a caller that rounds may still not know groups.
+size_t min_spec_bytes(const tilemoe_routing_spec& spec) {
   return spec.kind == TILEMOE_ROUTING_ROUNDED ? offsetof(tilemoe_routing_spec, round_tokens)
                                               : kLeastBytes<tilemoe_routing_spec>;
 }
 tilemoe_routing* make_routing(Caller& caller, const tilemoe_routing_spec& spec) {
-  return caller.make(sized<tilemoe_routing>(), offsetof(tilemoe_routing, spec) + least_spec(spec));
+  return caller.make(sized<tilemoe_routing>(),
+                     offsetof(tilemoe_routing, spec) + min_spec_bytes(spec));
 }
-// Bound as the call's own is, which may be built already: binding writes no memory.
+// Bound like the call's own routing, which may be built already: binding writes no memory.
 tilemoe_routing* bound_routing(Caller& caller, const RoutingProblem& p) {
   tilemoe_routing* const routing = make_routing(caller, p.spec);
   require(tilemoe_routing_bind(&p.spec, p.memory, p.memory_bytes, routing));
@@ -116,14 +116,14 @@ void hand(Caller& caller, Pass<kBackward>& p) {
 }
 template <int kCall>
 void hand(Caller& caller, SizesOf<kCall>& p) {
-  p.spec_pointer = caller.make(p.spec, least_spec(p.spec));
+  p.spec_pointer = caller.make(p.spec, min_spec_bytes(p.spec));
   p.experts_pointer = caller.make(p.experts);
   p.routing_pointer = make_routing(caller, p.spec);
   p.saved_pointer = caller.make(sized<tilemoe_saved_size>());
   p.query_pointer = caller.make(p.query);
 }
 
-// What a call wrote outside of its arena.
+// The outputs that a call wrote outside of its arena.
 template <class P>
 std::vector<int64_t> numbers(const P&) {
   return {};
@@ -161,10 +161,10 @@ void expect_growth() {
     Newer newer(added);
     EXPECT_TRUE(run(newer) == expected) << P().function() << ": newer";
   }
-  // Something that this version does not know is refused by the first entry that reads it.
-  Newer asks(8, 1);
+  // A field that this version does not know is refused by the first entry that reads the struct.
+  Newer unknown_field(8, 1);
   P p;
-  hand(asks, p);
+  hand(unknown_field, p);
   expect_refused(p.call(), "newer version");
 }
 
@@ -183,7 +183,7 @@ TEST(InterfaceGrowth, OlderAndNewerCallersGetTheSame) {
   expect_growth<Pass<false>>(), expect_growth<Pass<true>>();
 }
 
-// A struct of each wrong size, in the place of one of a valid call's.
+// A struct of each wrong size in place of one of a valid call.
 template <class P, class Struct, class Set>
 void expect_checked(const char* name, const Struct& today, const Set& set, bool required = true) {
   const auto refused = [&](Struct* given, const char* words) {
@@ -192,8 +192,8 @@ void expect_checked(const char* name, const Struct& today, const Set& set, bool 
     EXPECT_EQ(p.call(), TILEMOE_INVALID_ARGUMENT) << name;
     expect_error(name), expect_error(words);
   };
-  Newer asks(8, 1);
-  refused(asks.make(today), "newer version");
+  Newer unknown_field(8, 1);
+  refused(unknown_field.make(today), "newer version");
   Older older;
   refused(older.make(today, kLeastBytes<Struct> - 4), "struct_size");
   refused(older.make(today, 8), "struct_size");
@@ -233,7 +233,7 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
       "part", pass.part, [](auto& p, auto* part) { p.args().part = part; }, false);
   expect_checked<Pass<true>>(
       "weights", pass.dweights, [](auto& p, auto* all) { p.args().dweights = all; }, false);
-  // One that is absent is not read: the query's own pointer is, before its fields.
+  // An absent struct is not read: the query's own pointer is checked before its fields.
   struct Query : Sizes {
     const char* function() const { return "tilemoe_workspace_bytes"; }
     tilemoe_status call() { return tilemoe_workspace_bytes(pointer, &bytes); }
@@ -242,8 +242,8 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
   expect_checked<Query>("query", Query().query, [](auto& p, auto* query) { p.pointer = query; });
 }
 
-// A routing of before round_tokens could not say later what its spec asked for.
-TEST(InterfaceGrowth, ARoutingHoldsWhatItsSpecAsksFor) {
+// A routing of a version before round_tokens cannot keep the spec's round_tokens.
+TEST(InterfaceGrowth, ARoutingKeepsTheFieldsOfItsSpec) {
   auto spec = sized<tilemoe_routing_spec>();
   spec.kind = TILEMOE_ROUTING_ROUNDED;
   spec.T = 2 * kT, spec.E = kE, spec.K = kK, spec.m = 2;
@@ -266,8 +266,8 @@ TEST(InterfaceGrowth, ARoutingHoldsWhatItsSpecAsksFor) {
       << tilemoe_last_error();
 }
 
-// Of a struct that the library fills, nothing is read but its size.
-TEST(InterfaceGrowth, FilledStructsAreFilledAsFarAsTheyGo) {
+// Only the size of a struct that the library fills is read.
+TEST(InterfaceGrowth, FilledStructsAreFilledUpToTheirSize) {
   auto spec = sized<tilemoe_routing_spec>();
   spec.T = kT, spec.E = kE, spec.K = kK;
   auto experts = sized<tilemoe_experts>();

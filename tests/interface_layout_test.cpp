@@ -1,5 +1,5 @@
-// The layout of version 0.2.0's structs, frozen: what stands here may be added to, at the ends of
-// structs, and never changed. An edit of the header that moves a field fails here.
+// The frozen layout of version 0.2.0's structs: fields may be appended to structs, and nothing may
+// be changed. An edit of the header that moves a field fails here.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -22,21 +22,22 @@ struct Field {
 struct Layout {
   const char* type;
   size_t bytes, bytes_then;
-  size_t least, least_then;  // that are taken, part of the interface too; 0: it has no struct_size
+  size_t min_bytes,
+      min_then;  // that are taken, part of the interface too; 0: it has no struct_size
   std::vector<Field> fields;
 };
 #define FIELD(name, bytes_then)                                     \
   Field {                                                           \
 #name, offsetof(Struct, name), sizeof(Struct::name), bytes_then \
   }
-#define STRUCT(type, bytes_then, least_then, ...)                                             \
-  [] {                                                                                        \
-    using Struct = type;                                                                      \
-    return Layout{#type, sizeof(type), bytes_then, least<type>(), least_then, {__VA_ARGS__}}; \
+#define STRUCT(type, bytes_then, min_then, ...)                                                 \
+  [] {                                                                                          \
+    using Struct = type;                                                                        \
+    return Layout{#type, sizeof(type), bytes_then, min_bytes<type>(), min_then, {__VA_ARGS__}}; \
   }()
 
 template <class Struct>
-constexpr size_t least() {
+constexpr size_t min_bytes() {
   if constexpr (std::is_same_v<Struct, tilemoe_tensor>)
     return 0;
   else
@@ -115,13 +116,13 @@ std::vector<Layout> layouts() {
   };
 }
 
-TEST(InterfaceLayout, FieldsStandWhereTheyStood) {
+TEST(InterfaceLayout, FieldsKeepTheirOffsets) {
   for (const Layout& layout : layouts()) {
     size_t offset_then = 0;
     for (const Field& field : layout.fields) {
       EXPECT_EQ(field.offset, offset_then) << layout.type << "." << field.name;
       offset_then += field.bytes_then;
-      // A spec may grow within a routing, at whose end it stands.
+      // A spec may grow within a routing, in which it is last.
       const bool last = std::string(field.name) == "spec";
       EXPECT_TRUE(last ? field.bytes >= field.bytes_then : field.bytes == field.bytes_then)
           << layout.type << "." << field.name;
@@ -134,8 +135,8 @@ TEST(InterfaceLayout, StructsOnlyGrow) {
   EXPECT_EQ(sizeof(tilemoe_tensor), 64u);
 }
 
-// A field that is appended must not land in what older callers have as padding, which is garbage:
-// so no struct has any, at its end or between fields.
+// An appended field must not lie in the padding of older callers, which is garbage: so no struct
+// has padding, at its end or between fields.
 TEST(InterfaceLayout, HasNoPadding) {
   for (const Layout& layout : layouts()) {
     size_t end = 0;
@@ -147,7 +148,7 @@ TEST(InterfaceLayout, HasNoPadding) {
   }
 }
 
-TEST(InterfaceLayout, StructSizeStandsFirst) {
+TEST(InterfaceLayout, StructSizeIsFirst) {
   for (const Layout& layout : layouts()) {
     if (std::string(layout.type) == "tilemoe_tensor") continue;
     EXPECT_STREQ(layout.fields[0].name, "struct_size") << layout.type;
@@ -156,11 +157,12 @@ TEST(InterfaceLayout, StructSizeStandsFirst) {
   }
 }
 
-TEST(InterfaceLayout, LeastSizes) {
-  for (const Layout& layout : layouts()) EXPECT_EQ(layout.least, layout.least_then) << layout.type;
+TEST(InterfaceLayout, MinimumSizes) {
+  for (const Layout& layout : layouts())
+    EXPECT_EQ(layout.min_bytes, layout.min_then) << layout.type;
 }
 
-// Numbers of enums are what callers have compiled in.
+// Callers have the numbers of enums compiled in.
 TEST(InterfaceLayout, NumbersOfEnums) {
   EXPECT_EQ(TILEMOE_INTERNAL_ERROR, 4);
   EXPECT_EQ(TILEMOE_INT64, 4);
@@ -184,7 +186,7 @@ TEST(InterfaceLayout, NumbersOfEnums) {
 
 // ------------------------------------------------- a library that is newer
 
-// What 0.2.0 might have had, and a version after it that appended a field.
+// A struct as of 0.2.0, and of a later version that appended a field.
 struct Then {
   uint64_t struct_size = sizeof(Then);
   int64_t a = 0;
@@ -215,7 +217,7 @@ TEST(GrownStruct, OfAnOlderCallerIsNotWrittenPast) {
   EXPECT_EQ(then[1].a, 78);
 }
 
-TEST(GrownStruct, OfANewerCallerIsTakenWhereItAsksForNothingNew) {
+TEST(GrownStruct, OfANewerCallerIsAcceptedIfNewFieldsAreZero) {
   Now now;
   now.a = 5;
   EXPECT_EQ(read_struct("x", reinterpret_cast<const Then*>(&now)).a, 5);

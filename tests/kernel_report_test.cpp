@@ -1,4 +1,5 @@
-// What tilemoe_kernels makes of its times: quartiles, interleaved rounds, limits, the results file.
+// The evaluation of times in tilemoe_kernels: quartiles, interleaved rounds, limits, the results
+// file.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -9,7 +10,7 @@
 
 namespace tilemoe::app {
 
-// Of a GPU, which this test has none of.
+// A GPU's specification; this test has no GPU.
 std::unique_ptr<Clock> make_cuda_clock() {
   return nullptr;
 }

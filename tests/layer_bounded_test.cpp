@@ -20,7 +20,7 @@ TEST_P(LayerBounded, IsNearFloat64) {
   const Case& one = GetParam();
   const Report report = check_case(one, 1);
   expect_passed(report);
-  // Nothing can be spoiled in a layer without a pair; of one token, a tensor may have a single row.
+  // A layer without a pair cannot be spoiled; with one token, a tensor may have a single row.
   for (const TensorReport& tensor : report.tensors) {
     SCOPED_TRACE(output_name(tensor.output));
     const int most = has_a_pair(one) ? static_cast<int>(std::size(kSpoilings)) : 0;
@@ -31,7 +31,7 @@ TEST_P(LayerBounded, IsNearFloat64) {
 
 INSTANTIATE_TEST_SUITE_P(, LayerBounded, testing::ValuesIn(verification_cases()), test_name);
 
-// Results that cannot be spoiled are no pass: zeros in the place of all of them.
+// Results that cannot be spoiled do not pass: zeros in place of all of them.
 TEST(LayerSpoilings, ThatAreNotTriedFail) {
   const Case one = named_case("biases/bfloat16");
   const Inputs inputs = make_inputs(one, 1);

@@ -1,5 +1,4 @@
-// Every case on small whole numbers, bit for bit equal to the reference: catches each slip of an
-// index.
+// Every case on small whole numbers, bit for bit equal to the reference: detects every index error.
 #include "layer_support.h"
 
 namespace tilemoe::verify {

@@ -1,6 +1,5 @@
-// Operands that reach past 2^31 elements: strides so large that nearly all of the address range is
-// never touched. (M, d) and (M, 2n) tensors of that size are the registry's huge cases, run by
-// name.
+// Operands that extend past 2^31 elements: strides so large that most of the address range is never
+// touched. (M, d) and (M, 2n) tensors of that size are the registry's huge cases, run by name.
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -130,8 +129,8 @@ TEST_P(LayerLarge, StridesPast32Bits) {
     EXPECT_TRUE(inputs[i]->equals_the_dense_one()) << "input " << i << " was changed";
 }
 
-// As the registry's largest case is judged, on a layer that fits.
-TEST(HiddenLayer, IsJudgedInTheMidstOfACrowd) {
+// The comparison of the registry's largest case, on a layer that fits.
+TEST(HiddenLayer, IsComparedWithinACrowd) {
   const Case large{.name = "hidden",
                    .T = 61,
                    .d = 72,

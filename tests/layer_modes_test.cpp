@@ -1,4 +1,4 @@
-// What the modes of forward and backward promise each other.
+// The modes of forward and backward, compared with each other.
 #include <algorithm>
 #include <cmath>
 
@@ -42,7 +42,7 @@ TEST_P(LayerModes, DHOverHGivesTheBitsOfTheOtherPath) {
   expect_same_bits(run(apart), run(over));
 }
 
-// Products of other shapes may be summed in another order, and then rounded to the other side.
+// GEMMs of other shapes may be summed in another order, and then rounded differently.
 TEST_P(LayerModes, ColumnBlocksGiveWhatTheWholeGives) {
   Case blocks = GetParam();
   blocks.column_blocks = 3;
@@ -79,7 +79,7 @@ TEST_P(LayerModes, DHOverHInTwoCallsGivesOnesBits) {
   two[kH] = one[kH];  // dH by now
   expect_same_bits(one, two);
 
-  second.dweights.W2 = first.dweights.W2;  // of a dO that is not there
+  second.dweights.W2 = first.dweights.W2;  // which needs the absent dO
   EXPECT_THROW(problem.experts().backward(second), Error);
 }
 
@@ -131,7 +131,7 @@ TEST_P(LayerModes, DHServesManyCalls) {
   expect_same_bits(all, problem.computed());
   EXPECT_TRUE(problem.damage().empty());
 
-  problem.forward();  // dH is the last forward's no longer
+  problem.forward();  // dH no longer belongs to the last forward
   EXPECT_THROW(problem.experts().backward(rest), Error);
 }
 
@@ -159,7 +159,7 @@ TEST_P(LayerModes, ConsumedStateIsRefused) {
   expect_same_bits(before, problem.computed());
 }
 
-// Expects the call to be refused with a sentence that has `text`, and the outputs to stay as they are.
+// Expects the call to be refused with a message that contains `text`, and the outputs unchanged.
 void expect_refused(Problem& problem, const BackwardArgs& args, const char* text) {
   const std::vector<uint64_t> before = problem.fingerprints();
   try {
@@ -172,7 +172,7 @@ void expect_refused(Problem& problem, const BackwardArgs& args, const char* text
   EXPECT_EQ(problem.outputs_other_than(before), std::vector<std::string>());
 }
 
-// Once a part's dH lies over H, whatever would take it for H is refused.
+// Once a part's dH lies over H, any call that would read it as H is refused.
 TEST_P(LayerModes, AnInterruptedPassEndsRight) {
   if (GetParam().routing == RoutingKind::kGrouped) return;
   Case over = GetParam();
@@ -208,7 +208,7 @@ TEST_P(LayerModes, AnInterruptedPassEndsRight) {
     args.part = &early;
     expect_refused(problem, args, "part is the last");
 
-    // The rest of the pass goes on as if nothing had been refused.
+    // The rest of the pass continues as if nothing had been refused.
     for (size_t p = done; p < order.size(); ++p) {
       args.part = &order[p];
       problem.experts().backward(args);
@@ -219,8 +219,8 @@ TEST_P(LayerModes, AnInterruptedPassEndsRight) {
   }
 }
 
-// A pass that was interrupted and begun again has tokens twice.
-TEST_P(LayerModes, APassThatBeginsAgainIsRefused) {
+// A pass that was interrupted and restarted has tokens twice.
+TEST_P(LayerModes, APassThatRestartsIsRefused) {
   if (GetParam().routing == RoutingKind::kGrouped) return;
   Case over = GetParam();
   over.dH_over_H = over.in_parts = true;
@@ -256,7 +256,7 @@ TEST_P(LayerModes, BackwardCanBeRepeated) {
   expect_same_bits(first, problem.computed());
 }
 
-// Each gradient alone has the bits that it has among all others.
+// Each gradient alone has the bits that it has together with all others.
 TEST_P(LayerModes, AnAbsentGradientChangesNoOther) {
   const Computed all = run(GetParam());
   const Gradients none{
@@ -304,9 +304,9 @@ TEST(LayerSplit, AFrozenHalfChangesNotTheOther) {
   }
 }
 
-// accumulate: what is there is added in float32 and rounded once; for experts of no row, of one, of
-// many; and where the gradients' rows alternate.
-TEST(LayerAccumulation, AddsToWhatIsThere) {
+// accumulate: the previous values are added in float32 and rounded once; for experts with no row,
+// one row and many rows; also if the gradients' rows alternate.
+TEST(LayerAccumulation, AddsToThePreviousValues) {
   const Case routed = integer_form(named_case("biases/float32"));
   const Case interleaved = integer_form(named_case("interleaved/float32"));
   Case grouped = routed;

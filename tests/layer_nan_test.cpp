@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// What a NaN may change: whole tokens of O and dX, pairs of H and ds, experts of weight gradients.
+// The reach of a NaN: whole tokens of O and dX, pairs of H and ds, experts of weight gradients.
 struct Reach {
   std::set<int64_t> tokens, pairs, experts;
 };
@@ -27,7 +27,7 @@ Outcome run(const Inputs& inputs) {
   return {problem.computed(), problem.pairs()};
 }
 
-// Which part of an output an element belongs to, and whether that part is within reach.
+// The part of an output that an element belongs to, and whether that part is within reach.
 class Confinement {
  public:
   Confinement(const Case& test_case, const std::vector<Pair>& pairs, Reach reach)
@@ -58,7 +58,7 @@ class Confinement {
   std::set<int64_t> rows_;
 };
 
-// Bits outside the reach are equal. Returns in how many outputs the NaN arrived at all.
+// Expects equal bits outside the reach. Returns the number of outputs that the NaN reached.
 int expect_confined(const Case& test_case, const Outcome& clean, const Outcome& spoiled,
                     Reach reach) {
   const Confinement confinement(test_case, clean.pairs, std::move(reach));
@@ -85,7 +85,7 @@ int expect_confined(const Case& test_case, const Outcome& clean, const Outcome& 
   return arrived;
 }
 
-// The pairs that a condition picks, with their tokens and experts as asked.
+// The pairs that a condition selects, with their tokens and experts if requested.
 template <class Condition>
 Reach reach_of(const std::vector<Pair>& pairs, Condition&& condition) {
   Reach reach;
@@ -120,8 +120,8 @@ class LayerNaN : public testing::TestWithParam<Case> {
     const auto begin = rows.begin() + row * GetParam().d;
     std::fill(begin, begin + GetParam().d, kNaN);
   }
-  void expect_confined_to(const Reach& reach, int least_outputs) {
-    EXPECT_GE(expect_confined(GetParam(), clean_, run(inputs_), reach), least_outputs);
+  void expect_confined_to(const Reach& reach, int min_outputs) {
+    EXPECT_GE(expect_confined(GetParam(), clean_, run(inputs_), reach), min_outputs);
   }
 
   Inputs inputs_;
@@ -153,7 +153,7 @@ TEST_P(LayerNaN, InAnExpertsW2StaysWithItsTokens) {
   expect_confined_to(of_expert(), 4);  // O, dX, ds, dW1
 }
 
-// The rows of one expert, as a whole batch that went wrong before it was sent here.
+// All rows of one expert, as if a whole batch were NaN before it was sent to this rank.
 TEST_P(LayerNaN, InAnExpertsTokensStaysWithThem) {
   const Reach rows = of_expert();
   for (int64_t token : rows.tokens) spoil_row(inputs_.X, token);

@@ -1,5 +1,5 @@
-// The yardstick itself: the reference's backward against differences of its forward, its rounding
-// against the definition of the types, the comparisons against errors of known size.
+// The reference itself: its backward against differences of its forward, its rounding against the
+// definition of the types, the comparisons against errors of known size.
 #include <cmath>
 #include <limits>
 #include <set>
@@ -162,7 +162,7 @@ TEST(Comparison, MeasuresAnErrorOfKnownSize) {
   EXPECT_EQ(figures.worst_row_index, 1);
 }
 
-TEST(Comparison, JudgesSmallRowsByTheRmsNorm) {
+TEST(Comparison, MeasuresSmallRowsByTheRmsNorm) {
   const std::vector<double> truth = {1, 0};  // rms norm sqrt(1/2)
   const Figures figures = measure(std::vector<float>{1, 0x1p-10f}, truth, 1, 1e-2);
   EXPECT_DOUBLE_EQ(figures.worst_row, 0x1p-10 / (1e-2 * std::sqrt(0.5)));
@@ -189,7 +189,7 @@ TEST(Comparison, FindsNaNInAnyRow) {
   }
 }
 
-TEST(Comparison, HoldsZerosToZero) {
+TEST(Comparison, RequiresZerosToBeZero) {
   const std::vector<double> zeros(4, 0);
   EXPECT_TRUE(within(measure(std::vector<float>(4, 0), zeros, 2, 1e-2), kEqual));
   EXPECT_FALSE(within(measure(std::vector<float>{0, 0, 0, 1e-30f}, zeros, 2, 1e-2), {1, 1}));
@@ -203,7 +203,7 @@ TEST(Registry, NamesAreUnique) {
     for (const Case& one : *cases) EXPECT_TRUE(names.insert(one.name).second) << one.name;
 }
 
-TEST(Registry, SizesTellDimensionsApart) {
+TEST(Registry, SizesDifferPerDimension) {
   const std::set<std::string> edges = {"one-token", "smallest", "every-expert", "single-expert"};
   for (const Case& one : verification_cases()) {
     if (edges.count(one.name.substr(0, one.name.find('/')))) continue;

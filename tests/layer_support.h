@@ -1,4 +1,4 @@
-// What the tests of the layer share: cases as parameters, and reports as failures.
+// Common code of the layer's tests: cases as parameters, and reports as failures.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ inline void expect_same_bits(const Computed& a, const Computed& b) {
         << "in " << output_name(static_cast<Output>(output));
 }
 
-// A layer whose backward is divided gives the bits of one call; what is added to dX is in dX itself.
+// A layer whose backward is divided gives the bits of one call; the addend of dX is dX itself.
 inline void expect_the_bits_of_one_call(Case one, bool Case::*divided, Memory& memory) {
   one.addend = true;
   for (const bool dH_over_H : {false, true}) {

@@ -13,8 +13,8 @@ namespace {
 std::atomic<bool> counting{false};
 std::atomic<int64_t> allocations{0};
 
-// Whether oneDNN or its OpenMP runtime is among the callers. The return address alone does not
-// tell: their strings and vectors may be instantiated in this program.
+// Whether oneDNN or its OpenMP runtime is among the callers. The return address alone does not show
+// it: their strings and vectors may be instantiated in this program.
 bool called_by_onednn() {
   constexpr int kDepth = 48;
   void* frames[kDepth];

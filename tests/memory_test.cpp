@@ -1,4 +1,4 @@
-// The memory contract: what lives from forward to backward is what saved_bytes says, and a step
+// The memory contract: saved_bytes is the size of the state from forward to backward, and a step
 // allocates nothing.
 #include <cstdlib>
 #include <memory>
@@ -37,7 +37,7 @@ TEST(Allocations, NoneInForwardAndBackward) {
   }
 }
 
-// Zeros: what routing decides does not matter here.
+// Zeros: the routing's choice does not matter here.
 class RoutingMemory {
  public:
   explicit RoutingMemory(const RoutingSpec& spec)
@@ -192,7 +192,7 @@ TEST(SavedBytes, DoNotGrowWithGranularity) {
   }
 }
 
-// Saved state is all that joins forward to backward: X, H and the routing, moved elsewhere, do.
+// Backward needs only the saved state: X, H and the routing, also after a move in memory.
 TEST(SavedBytes, AreAllThatBackwardNeeds) {
   for (const Case& one :
        named_cases({"biases", "general", "rounded-nearest", "grouped"}, {"bfloat16"})) {

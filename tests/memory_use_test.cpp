@@ -1,4 +1,4 @@
-// Which arrays share memory.
+// Overlap of arrays in memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace tilemoe {
 namespace {
 
-bool shares(const tilemoe_tensor& a, const tilemoe_tensor& b) {
+bool overlap(const tilemoe_tensor& a, const tilemoe_tensor& b) {
   MemoryUse memory;
   memory.writes("a", a);
   memory.reads("b", b);
@@ -35,12 +35,12 @@ tilemoe_tensor strided(float* data, std::vector<int64_t> shape, std::vector<int6
 TEST(MemoryUse, RangesThatTouch) {
   std::vector<float> data(100);
   const auto at = [&](int64_t first, int64_t count) { return strided(&data[first], {count}, {1}); };
-  EXPECT_FALSE(shares(at(0, 10), at(10, 10)));
-  EXPECT_TRUE(shares(at(0, 11), at(10, 10)));
-  EXPECT_TRUE(shares(at(10, 10), at(0, 11)));
-  EXPECT_TRUE(shares(at(0, 100), at(50, 1)));
-  EXPECT_FALSE(shares(at(0, 0), at(0, 10)));
-  EXPECT_FALSE(shares(tilemoe_tensor{}, at(0, 10)));
+  EXPECT_FALSE(overlap(at(0, 10), at(10, 10)));
+  EXPECT_TRUE(overlap(at(0, 11), at(10, 10)));
+  EXPECT_TRUE(overlap(at(10, 10), at(0, 11)));
+  EXPECT_TRUE(overlap(at(0, 100), at(50, 1)));
+  EXPECT_FALSE(overlap(at(0, 0), at(0, 10)));
+  EXPECT_FALSE(overlap(tilemoe_tensor{}, at(0, 10)));
 }
 
 // Views of one matrix, with its strides, that interleave.
@@ -49,19 +49,19 @@ TEST(MemoryUse, ColumnsOfOneMatrix) {
   const auto columns = [&](int64_t first, int64_t count) {
     return strided(&data[first], {10, count}, {100, 1});
   };
-  EXPECT_FALSE(shares(columns(0, 50), columns(50, 50)));
-  EXPECT_FALSE(shares(columns(50, 50), columns(0, 50)));
-  EXPECT_TRUE(shares(columns(0, 51), columns(50, 50)));
-  EXPECT_TRUE(shares(columns(0, 60), columns(20, 10)));
+  EXPECT_FALSE(overlap(columns(0, 50), columns(50, 50)));
+  EXPECT_FALSE(overlap(columns(50, 50), columns(0, 50)));
+  EXPECT_TRUE(overlap(columns(0, 51), columns(50, 50)));
+  EXPECT_TRUE(overlap(columns(0, 60), columns(20, 10)));
   // gate and up rows of one tensor of all experts; and rows that alternate
-  EXPECT_FALSE(shares(strided(&data[0], {5, 4, 20}, {200, 20, 1}),
-                      strided(&data[80], {5, 6, 20}, {200, 20, 1})));
-  EXPECT_FALSE(shares(strided(&data[0], {5, 5, 20}, {200, 40, 1}),
+  EXPECT_FALSE(overlap(strided(&data[0], {5, 4, 20}, {200, 20, 1}),
+                       strided(&data[80], {5, 6, 20}, {200, 20, 1})));
+  EXPECT_FALSE(overlap(strided(&data[0], {5, 5, 20}, {200, 40, 1}),
+                       strided(&data[20], {5, 5, 20}, {200, 40, 1})));
+  EXPECT_TRUE(overlap(strided(&data[0], {5, 5, 21}, {200, 40, 1}),
                       strided(&data[20], {5, 5, 20}, {200, 40, 1})));
-  EXPECT_TRUE(shares(strided(&data[0], {5, 5, 21}, {200, 40, 1}),
-                     strided(&data[20], {5, 5, 20}, {200, 40, 1})));
-  // of other strides nothing is known
-  EXPECT_TRUE(shares(columns(0, 50), strided(&data[50], {5, 50}, {200, 1})));
+  // views with other strides are not analysed
+  EXPECT_TRUE(overlap(columns(0, 50), strided(&data[50], {5, 50}, {200, 1})));
 }
 
 // Against every element, for small views at every distance.
@@ -85,8 +85,8 @@ TEST(MemoryUse, AgreesWithElements) {
               };
               mark(a), mark(b);
               const bool meet = *std::max_element(seen.begin(), seen.end()) > 1;
-              EXPECT_EQ(shares(a, b), meet) << rows << " " << columns << " " << other_rows << " "
-                                            << other_columns << " " << row << " " << first;
+              EXPECT_EQ(overlap(a, b), meet) << rows << " " << columns << " " << other_rows << " "
+                                             << other_columns << " " << row << " " << first;
               meetings += meet, ++pairs;
             }
   EXPECT_GT(meetings, pairs / 10);

@@ -1,4 +1,4 @@
-// What `check` reports of a case, right and wrong.
+// The report of `check` on a case, right and wrong.
 #include "verify/outcome.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ Outcome run(const char* name, verify::Memory& memory = verify::host_memory()) {
   return verify::run_case(*verify::find_case(name), kSeed, 0, memory, verify::Passes::kAll);
 }
 
-// The host's, of which one large tensor is read with its first element changed by a part in 16.
+// The host's memory; one large tensor is read with its first element changed by a part in 16.
 class WrongMemory final : public verify::Memory {
  public:
   Device device() const override { return Device::kCpu; }

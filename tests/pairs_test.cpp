@@ -1,4 +1,4 @@
-// Whether pairs of blocks multiply, as TILEMOE_PAIRS asks.
+// 2-CTA MMAs are used if TILEMOE_PAIRS requests them.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -13,21 +13,22 @@ class Pairs : public testing::Test {
  protected:
   void SetUp() override { unsetenv("TILEMOE_PAIRS"); }
   void TearDown() override { unsetenv("TILEMOE_PAIRS"); }
-  static bool asked_by(const char* value) {
+  static bool requested_by(const char* value) {
     setenv("TILEMOE_PAIRS", value, 1);
     return pairs_asked_for();
   }
 };
 
-TEST_F(Pairs, AreForWhoAsks) {
+TEST_F(Pairs, AreUsedOnRequest) {
   EXPECT_FALSE(pairs_asked_for());
-  EXPECT_FALSE(asked_by(""));
-  EXPECT_FALSE(asked_by("0"));
-  EXPECT_TRUE(asked_by("1"));
+  EXPECT_FALSE(requested_by(""));
+  EXPECT_FALSE(requested_by("0"));
+  EXPECT_TRUE(requested_by("1"));
 }
 
-TEST_F(Pairs, AreNotAskedForByAnythingElse) {
-  for (const char* value : {"yes", "2", "01", " 1"}) EXPECT_THROW(asked_by(value), Error) << value;
+TEST_F(Pairs, AreNotRequestedByOtherValues) {
+  for (const char* value : {"yes", "2", "01", " 1"})
+    EXPECT_THROW(requested_by(value), Error) << value;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The CPU backend's threads and the process they live in: fork, exit, cancellation, and a system
-// that starts no more threads.
+// The CPU backend's threads and their process: fork, exit, cancellation, and a system that starts
+// no more threads.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sys/resource.h>
@@ -30,7 +30,7 @@ bool computes() {
   return sum == 999 * 1000 / 2;
 }
 
-// What `body` ends with in a child of fork(): its exit status, or "signal 11", or "hangs".
+// The end of `body` in a child of fork(): its exit status, or "signal 11", or "hangs".
 template <class Body>
 std::string end_of_child(Body&& body) {
   const pid_t child = ::fork();
@@ -69,11 +69,11 @@ TEST_F(Process, AForkedChildEndsWithoutComputing) {
   EXPECT_EQ(end_of_child([] {}), "0");
 }
 
-TEST_F(Process, AForkedChildHasThreadsOfItsOwn) {
+TEST_F(Process, AForkedChildHasItsOwnThreads) {
   const auto compute = [] {
     require(num_threads() == kThreads);
     for (int round = 0; round < 100; ++round) require(computes());
-    // All at once: as many threads as it says.
+    // All at once: num_threads() of them.
     std::atomic<int> begun{0};
     parallel_for(kThreads, [&](int64_t, int) {
       for (++begun; begun < kThreads;) std::this_thread::yield();
@@ -100,7 +100,7 @@ TEST_F(Process, AForkedChildChangesItsThreads) {
   EXPECT_EQ(num_threads(), kThreads);
 }
 
-// The fork meets other threads wherever they are: in a call, or waiting for the pool's mutex.
+// The fork happens while other threads are in a call or wait for the pool's mutex.
 TEST_F(Process, AForkWhileOthersCompute) {
   std::atomic<bool> done{false};
   std::vector<std::thread> others;
@@ -189,7 +189,7 @@ TEST_F(Process, ACancelledThreadEndsItsCall) {
   EXPECT_TRUE(computes());
 }
 
-// ------------------------------------------------------------ where the system starts no threads
+// ------------------------------------------------------------ if the system starts no threads
 
 // Stacks larger than any memory.
 void refuse_threads() {
@@ -199,7 +199,7 @@ void refuse_threads() {
   require(pthread_setattr_default_np(&attributes) == 0);
 }
 
-TEST_F(Process, GoesOnWithoutNewThreads) {
+TEST_F(Process, ContinuesWithoutNewThreads) {
   EXPECT_EQ(end_of_child([] {
               refuse_threads();
               require(num_threads() == 1);  // of kThreads, as the parent had
@@ -214,7 +214,7 @@ TEST_F(Process, GoesOnWithoutNewThreads) {
             "0");
 }
 
-TEST_F(Process, GoesOnWithTheThreadsThatStarted) {
+TEST_F(Process, ContinuesWithTheThreadsThatStarted) {
   EXPECT_EQ(end_of_child([] {
               int64_t pages = 0;
               std::ifstream("/proc/self/statm") >> pages;

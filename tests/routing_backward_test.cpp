@@ -44,7 +44,7 @@ std::vector<float> random_vector(int64_t size, uint32_t seed) {
   return make_logits(Logits::kNormal, size, 1, seed);
 }
 
-// A routing from logits, its backward's arguments and what the caller's dlogits held before.
+// A routing from logits, its backward's arguments and the previous values of the caller's dlogits.
 struct Problem {
   Matrix logits;
   Routed routed;
@@ -123,7 +123,7 @@ double rounding_of(DType dtype) {
   return dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
 }
 
-// `scale` is that of the terms that a gradient is the sum of.
+// `scale` is the scale of the terms whose sum is the gradient.
 void expect_near(const std::vector<float>& got, int64_t t, const Row64& want, DType dtype,
                  const std::vector<float>& before, double scale = 1) {
   const auto E = static_cast<int64_t>(want.size());
@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(, TopKBackward, testing::ValuesIn(kScorings),
                            return "Scoring" + std::to_string(static_cast<int>(each.param));
                          });
 
-// Where the scores alone tell the gradient the logits may be absent, and change nothing.
+// If the gradient follows from the scores alone, the logits may be absent, and change nothing.
 TEST(SoftmaxOverChosenBackward, NeedsNoLogits) {
   const int64_t T = 25, E = 12, K = 3;
   for (Scoring scoring : {Scoring::kSoftmaxOverChosen, Scoring::kSoftmaxRenormalized}) {
@@ -228,7 +228,7 @@ TEST(SoftmaxOverChosenBackward, NeedsNoLogits) {
   }
 }
 
-// The gradient of equal shares among infinite logits, and none to those that weigh nothing.
+// The gradient of equal scores among infinite logits; experts with score 0 get none.
 TEST(SoftmaxBackward, IsFiniteWhereLogitsAreInfinite) {
   const int64_t T = 3, E = 4, K = 2;
   const std::vector<float> rows = {kInfinity,  kInfinity,  1,          2,           //
@@ -285,12 +285,12 @@ TEST_P(RoundedBackward, EqualsCentralDifferences) {
         const std::vector<int32_t> sorted = sorted_descending(row_of_logits(values, t, E));
         const std::vector<int64_t> chosen(sorted.begin(), sorted.begin() + K);
         const auto loss = [&](const Row64& logits) {
-          const Row64 shares = scores64(Scoring::kSoftmaxRenormalized, logits, chosen);
+          const Row64 scores = scores64(Scoring::kSoftmaxRenormalized, logits, chosen);
           double sum = 0;
           for (int32_t p = routing.token_offsets[t]; p < routing.token_offsets[t + 1]; ++p) {
             const int64_t e = problem.routed.expert_of(routing.pair_row[p]);
             const auto at = std::find(chosen.begin(), chosen.end(), e) - chosen.begin();
-            const double score = at < K ? shares[static_cast<size_t>(at)]
+            const double score = at < K ? scores[static_cast<size_t>(at)]
                                         : scores64(Scoring::kSoftmaxOverAll, logits, {e})[0];
             sum += score * problem.ds[static_cast<size_t>(p)];
           }

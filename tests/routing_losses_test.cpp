@@ -10,7 +10,7 @@ struct Losses {
   double balance = 0, z = 0;
 };
 
-// From logits (T, E) in float64; tokens with a NaN are left out.
+// Computed from logits (T, E) in float64; tokens with a NaN are left out.
 Losses losses64(const std::vector<double>& logits, const std::vector<int32_t>& counts) {
   const size_t E = counts.size(), T = logits.size() / E;
   std::vector<double> mean(E, 0);
@@ -149,7 +149,7 @@ TEST(RouterLosses, AreOneWhenBalancedAndZeroWithoutChoices) {
 }
 
 // Experts masked with -inf weigh nothing and get no gradient; a token without any finite logit has
-// an infinite z, and without the z-loss no NaN comes of it.
+// an infinite z, and without the z-loss no NaN results.
 TEST(RouterLosses, TakeInfiniteLogits) {
   const int64_t T = 2, E = 3;
   Matrix logits({1, -kInfinity, 2, -kInfinity, -kInfinity, -kInfinity}, DType::kFloat32, T, E);
@@ -171,10 +171,10 @@ TEST(RouterLosses, TakeInfiniteLogits) {
   expect_close(with_z.get(0, 2), 2 * log_sum_exp / (1 + std::exp(-1.0)), 1e-6);
 
   Matrix infinite({kInfinity, 1, kInfinity}, DType::kFloat32, 1, E);
-  Matrix beside(std::vector<float>(3, 0.f), DType::kFloat32, 1, E);
-  EXPECT_EQ(call(infinite, counts, 1.f, 1.f, beside.tensor()).z, kInfinity);
-  EXPECT_EQ(beside.get(0, 0), kInfinity);
-  EXPECT_EQ(beside.get(0, 1), 0.f);  // p is 0, and the log infinite
+  Matrix logits_gradient(std::vector<float>(3, 0.f), DType::kFloat32, 1, E);
+  EXPECT_EQ(call(infinite, counts, 1.f, 1.f, logits_gradient.tensor()).z, kInfinity);
+  EXPECT_EQ(logits_gradient.get(0, 0), kInfinity);
+  EXPECT_EQ(logits_gradient.get(0, 1), 0.f);  // p is 0, and the log infinite
 }
 
 TEST(RouterLosses, WriteNoLossesWhereNoneAreWanted) {

@@ -149,7 +149,7 @@ TEST(Rank, PutsTheGreaterKeyFirstThenTheLowerIndex) {
 }
 
 TEST(AddLanes, AddsInHalves) {
-  // A sum whose result tells the order: 1 is lost beside 2^24 unless the large ones cancel first.
+  // A sum whose result shows the order: 1 is lost next to 2^24 unless the large terms cancel first.
   float lanes[order::kSumLanes] = {};
   lanes[0] = 0x1p24f, lanes[16] = -0x1p24f, lanes[1] = 1.f, lanes[17] = 0x1p-24f;
   EXPECT_EQ(order::add_lanes(lanes), 1.f);  // (2^24 - 2^24) + (1 + 2^-24), the latter to even

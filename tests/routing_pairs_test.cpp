@@ -144,7 +144,7 @@ TEST(RouteTopK, ReadsScoresOfEveryType) {
   }
 }
 
-// Pairs that do not fit are the highest expert's, and of those the highest tokens'.
+// The pairs that do not fit belong to the highest expert, and to its highest tokens.
 TEST(RouteTopK, DropsTheHighestPastCapacity) {
   const int64_t T = 30, E = 5, K = 2;
   const Pairs pairs = random_top_k(T, E, K, 11);
@@ -175,7 +175,7 @@ TEST(RouteGeneral, EqualsAStableSort) {
     SCOPED_TRACE(testing::Message() << "T " << T << ", E " << E << ", pairs " << count);
     const Pairs pairs = random_triples(T, E, count, 5);
     for (int64_t capacity : {count, count / 2}) {
-      if (capacity == 0 && count > 0) continue;  // 0 asks for the bound
+      if (capacity == 0 && count > 0) continue;  // 0 stands for the bound
       RoutingSpec spec = RoutingSpec::general(Device::kCpu, T, E, count);
       spec.capacity = capacity;
       const Reference want = route(pairs, T, E, capacity);
@@ -214,8 +214,8 @@ TEST(RouteGeneral, SkipsTokensOutOfRangeAlone) {
   EXPECT_EQ(routed.counter(TILEMOE_COUNT_BAD_IDS), 3);
 }
 
-// Many blocks of pairs: those of the middle have no token in range, and those after it a smaller one
-// than the first had.
+// Many blocks of pairs: the middle ones have no token in range, and those after them a smaller
+// token than the first ones.
 TEST(RouteGeneral, SkipsTokensThatAreOutOfOrderFarBehind) {
   const size_t part = 20000;
   std::vector<int32_t> tokens(3 * part, 2), experts(tokens.size(), 0);

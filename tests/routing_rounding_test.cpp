@@ -19,7 +19,7 @@ struct Shape {
   int64_t T, E, K, m;
 };
 
-// f' by the words of the documentation.
+// f' by the definition in the documentation.
 std::vector<int64_t> targets(Rounding rule, const std::vector<int32_t>& f, const Shape& shape,
                              int64_t seed, int64_t step) {
   const int64_t m = shape.m;
@@ -214,7 +214,7 @@ TEST_P(TokenRounding, DropsTheHighestPastCapacity) {
   }
 }
 
-// What must hold at sizes that no full sort is made for.
+// Invariants, at sizes that are too large for a full sort.
 TEST_P(TokenRounding, KeepsItsPromises) {
   for (const Shape& shape : {Shape{4096, 32, 4, 128}, {1000, 512, 8, 16}, {3000, 5, 2, 999}}) {
     const auto& [T, E, K, m] = shape;
@@ -312,7 +312,7 @@ class Concatenation {
   std::array<int32_t, TILEMOE_COUNTERS> counters{};
 };
 
-// Each group of S tokens routed alone, as a batch of its own.
+// Each group of S tokens routed alone, as a separate batch.
 Concatenation route_apart(Rounding rule, const std::vector<float>& values, const Shape& shape,
                           int64_t S, int64_t capacity, int64_t seed, int64_t step) {
   Concatenation all(S, shape.E, capacity);
@@ -496,7 +496,7 @@ TEST(StochasticRounding, DependsOnSeedAndStepAlone) {
   EXPECT_NE(offsets(1, 1), offsets(2, 1));
 }
 
-// A token with a NaN ranks last: it takes no place that another token of the same kind would have.
+// A token with a NaN ranks last: it takes no place from another token of the same kind.
 TEST(RoundingWithNaN, NeverPrefersTheTokenWithNaN) {
   const Shape shape = {96, 8, 2, 16};
   for (Rounding rule : {Rounding::kDown, Rounding::kUp}) {

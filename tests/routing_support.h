@@ -1,4 +1,4 @@
-// What the tests of routing share: logits of every kind, routings with guarded memory, and a naive
+// Common code of the routing tests: logits of every kind, routings with guarded memory, and a naive
 // reference that sorts everything.
 #pragma once
 
@@ -41,8 +41,8 @@ inline bool is_sigmoid(Scoring scoring) {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Memory of the library's on 64 bytes, filled with a pattern, that must leave the pattern behind
-// its end alone.
+// Memory for the library, aligned to 64 bytes and filled with a pattern; the pattern behind its end
+// must not change.
 class Guarded {
  public:
   explicit Guarded(size_t bytes) : bytes_(bytes), lines_(bytes / sizeof(Line) + 3, Line{}) {
@@ -230,7 +230,7 @@ class Matrix {
     std::memcpy(&bits, at(row, column), sizeof bits);
     return dtype_ == DType::kBFloat16 ? to_float(BFloat16{bits}) : to_float(Float16{bits});
   }
-  // What was stored, (rows, columns).
+  // The stored values, (rows, columns).
   std::vector<float> values() {
     std::vector<float> all;
     for (int64_t r = 0; r < rows_; ++r)
@@ -290,7 +290,7 @@ inline bool has_nan(const std::vector<float>& x) {
   return std::any_of(x.begin(), x.end(), [](float each) { return std::isnan(each); });
 }
 
-// softmax over `x` in float64, in the limit where logits are infinite.
+// softmax over `x` in float64; the limit if logits are infinite.
 inline std::vector<double> softmax64(const std::vector<float>& x) {
   std::vector<double> p(x.size());
   const double max = *std::max_element(x.begin(), x.end());

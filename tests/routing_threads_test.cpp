@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kT = 900, kE = 70, kK = 6;
 
-// All that was written, as bytes, so that NaN equals NaN.
+// Everything that was written, as bytes, so that NaN equals NaN.
 using Bytes = std::string;
 template <class Element>
 void append(Bytes& bytes, const Element* data, size_t count) {

@@ -1,6 +1,6 @@
-// The routing of few tokens from the tokens themselves: logits against float64 and, bit for bit,
-// against the order of the sum that the documentation gives; all else against top-K and the routing
-// from those logits.
+// The routing at small T from the tokens themselves: logits against float64 and, bit for bit,
+// against the documented order of the sum; everything else against top-K and the routing from those
+// logits.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -34,7 +34,7 @@ std::vector<float> normal(int64_t count, float scale, uint32_t seed) {
   return x;
 }
 
-// On 16 bytes, rows `gap` elements further apart than they need, the gaps NaN.
+// A matrix on 16 bytes, with gaps of `gap` NaN elements between its rows.
 class Aligned {
  public:
   Aligned(const std::vector<float>& values, DType dtype, int64_t rows, int64_t columns,
@@ -82,7 +82,7 @@ struct Problem {
   }
 };
 
-// What one call left.
+// The results of a call.
 struct Result {
   std::vector<unsigned char> routing;
   std::vector<float> logits;  // (T, E)
@@ -113,7 +113,7 @@ Result route(Problem& problem, bool wants_logits = true, bool wants_counts = tru
   return {bytes_of(memory), logits.values(), counts};
 }
 
-// The same from logits, by the calls that take them.
+// The same by the calls that take logits.
 Result compose(const Problem& problem, const std::vector<float>& values) {
   const auto [T, d, E, K] = problem.size;
   Matrix logits(values, problem.types.logits, T, E);
@@ -164,7 +164,7 @@ float logit_in_order(const float* x, const float* w, int64_t d) {
   return logit;
 }
 
-// As a GPU's warp has it: a lane's eight columns of a stretch at a time.
+// The order of a GPU's warp: a lane has eight columns of a stretch at a time.
 float logit_by_lanes(const float* x, const float* w, int64_t d) {
   float logit = 0.f;
   for (int32_t part = 0; part < few::parts_of(d); ++part) {
@@ -232,8 +232,8 @@ TEST(RouteTokens, LogitsAreClose) {
   EXPECT_TRUE(std::sqrt(error / norm) <= 3e-7) << std::sqrt(error / norm);
 }
 
-// Logits that are wished for: expert e has columns e and E' + e, by each of which it has 4 times the
-// token's number. Infinity and NaN come of numbers that four times overflow.
+// Prescribed logits: expert e has columns e and E' + e, each of which contributes 4 times the
+// token's number. Infinity and NaN result from numbers that overflow times four.
 Problem with_logits(const Size& size, const Types& types, const std::vector<float>& logits) {
   const int64_t width = (size.E + 7) / 8 * 8, d = 2 * width;
   const auto largest = types.X == DType::kFloat32 ? 3.4e38f : 3.38e38f;
@@ -325,7 +325,7 @@ TEST(RouteTokens, ABiasOf16BitsIsWidened) {
   EXPECT_NE(result.logits, without.logits);
 }
 
-// A token's logits are its own: whatever stands beside it, and wherever it stands.
+// A token's logits do not depend on the other tokens or on its place.
 TEST(RouteTokens, DoesNotDependOnOtherTokens) {
   const Size size{23, 1544, 20, 3};
   Problem all = Problem::random(size, kTypes[1], 23);
@@ -338,7 +338,7 @@ TEST(RouteTokens, DoesNotDependOnOtherTokens) {
 }
 
 // The places of pairs from sets of tokens, as a GPU's block has them, are those of the routing.
-TEST(RouteTokens, SetsOfTokensTellThePlaces) {
+TEST(RouteTokens, SetsOfTokensGiveThePlaces) {
   for (const Size& size : {Size{64, 64, 9, 4}, Size{33, 64, 40, 8}, Size{32, 64, 3, 3}}) {
     Problem problem = Problem::random(size, kTypes[0], 29);
     const Result result = route(problem);

@@ -52,7 +52,7 @@ Choice choose(Scoring scoring, Matrix& logits, int64_t K, const std::vector<floa
           {counts.begin(), counts.end() - 1}};
 }
 
-// What a token's experts are ranked by.
+// The values that rank a token's experts.
 std::vector<float> ranking(Scoring scoring, std::vector<float> row,
                            const std::vector<float>& bias) {
   if (!is_sigmoid(scoring)) return row;
@@ -247,7 +247,7 @@ Choice choose(const Case& c, Matrix& logits, const std::vector<float>& bias) {
                          {c.n_group, c.topk_group, c.group_score, c.factor});
 }
 
-// The experts of the best groups, best first, then the others as they come.
+// The experts of the best groups, best first, then the others in their order.
 std::vector<int32_t> sorted_in_groups(const Case& c, std::vector<float> ranking) {
   const int64_t size = c.E / c.n_group;
   std::vector<float> worth;
@@ -338,7 +338,7 @@ TEST(GroupLimitedScores, AreThoseOfTheChosenTimesTheFactor) {
     }
 }
 
-// As many groups as there are: the choice and the bits of a choice without groups.
+// topk_group = n_group: the choice and the bits of a choice without groups.
 TEST(GroupLimitedScores, OfAllGroupsAreThoseOfNone) {
   Case c{50, 96, 6, 8, 8};
   Matrix logits(make_logits(Logits::kNormal, c.T, c.E), DType::kBFloat16, c.T, c.E);
@@ -389,7 +389,7 @@ TEST(GivenIds, AreAbsentOutsideTheExperts) {
   Matrix logits(rows, DType::kFloat32, T, E);
   for (const Scoring scoring : kScorings) {
     const Choice got = score(scoring, logits, ids, K, 1);
-    // Those that are there have the scores that they have among themselves.
+    // Ids that are present have the scores of a choice without the others.
     Matrix first({1, 2, 3, 4}, DType::kFloat32, 1, E);
     const Choice alone = score(scoring, first, {3, 0}, 2, 1);
     EXPECT_EQ(got.scores[0], alone.scores[0]);
@@ -409,7 +409,7 @@ TEST(GivenIds, CountEachTimeTheyAreRepeated) {
   }
 }
 
-TEST(GivenIds, ShareEquallyWhereAllWeighNothing) {
+TEST(GivenIds, HaveEqualScoresIfAllWeightsAreZero) {
   Matrix logits({-kInfinity, -kInfinity, 3}, DType::kFloat32, 1, 3);
   const Choice got = score(Scoring::kSigmoidRenormalized, logits, {0, -1, 1}, 3, 4);
   EXPECT_EQ(got.scores, (std::vector<float>{2, 0, 2}));

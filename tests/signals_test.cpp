@@ -1,5 +1,5 @@
-// Signals that meet the CPU backend at work: they wait, and a handler runs on its thread's own
-// stack (cpu/held_signals.h says what happened otherwise).
+// Signals while the CPU backend computes: they wait, and a handler runs on its thread's own stack
+// (cpu/held_signals.h says what happened otherwise).
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -18,18 +18,18 @@
 namespace tilemoe::cpu {
 namespace {
 
-sigset_t held_now() {
-  sigset_t held;
-  pthread_sigmask(SIG_SETMASK, nullptr, &held);
-  return held;
+sigset_t blocked_now() {
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  return blocked;
 }
 
 void expect_only_faults_pass() {
-  const sigset_t held = held_now();
+  const sigset_t blocked = blocked_now();
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGPROF, SIGUSR1, SIGCHLD})
-    EXPECT_EQ(sigismember(&held, signal), 1) << "signal " << signal;
+    EXPECT_EQ(sigismember(&blocked, signal), 1) << "signal " << signal;
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
-    EXPECT_EQ(sigismember(&held, signal), 0) << "signal " << signal;
+    EXPECT_EQ(sigismember(&blocked, signal), 0) << "signal " << signal;
 }
 
 class Signals : public testing::TestWithParam<int> {
@@ -43,7 +43,7 @@ TEST_P(Signals, WaitWhileTasksRun) {
     parallel_for(tasks, [](int64_t, int) { expect_only_faults_pass(); });
 }
 
-// A task that goes on only when all have begun is the only one of its worker.
+// A task that continues only when all have begun is the only one of its worker.
 TEST_P(Signals, WaitOnEveryWorker) {
   std::atomic<int> begun{0};
   parallel_for(GetParam(), [&](int64_t, int) {
@@ -54,16 +54,16 @@ TEST_P(Signals, WaitOnEveryWorker) {
   });
 }
 
-TEST_P(Signals, AreHeldAfterwardsAsTheyWereBefore) {
+TEST_P(Signals, AreBlockedAfterwardsAsTheyWereBefore) {
   sigset_t quit;
   sigemptyset(&quit);
   sigaddset(&quit, SIGQUIT);
   sigset_t before;
   pthread_sigmask(SIG_BLOCK, &quit, &before);
   const auto expect_quit_alone = [] {
-    const sigset_t held = held_now();
-    EXPECT_EQ(sigismember(&held, SIGQUIT), 1);
-    EXPECT_EQ(sigismember(&held, SIGINT), 0);
+    const sigset_t blocked = blocked_now();
+    EXPECT_EQ(sigismember(&blocked, SIGQUIT), 1);
+    EXPECT_EQ(sigismember(&blocked, SIGINT), 0);
   };
   parallel_for(10, [](int64_t, int) {});
   expect_quit_alone();
@@ -75,7 +75,7 @@ TEST_P(Signals, AreHeldAfterwardsAsTheyWereBefore) {
 
 INSTANTIATE_TEST_SUITE_P(, Signals, testing::Values(1, 2, 5), testing::PrintToStringParamName());
 
-// ---------------------------------------------------------------- where a handler's frame lies
+// ---------------------------------------------------------------- a handler's stack frame
 
 uintptr_t stack_begin, stack_end;  // of the thread that takes the signals
 std::atomic<int> taken, taken_off_stack;
@@ -106,7 +106,7 @@ Matrix matrix_of(std::vector<float>& values, int64_t columns) {
   return matrix;
 }
 
-// Products of the size at which oneDNN does not pack, and of more terms than fit its own stack
+// GEMMs of the size at which oneDNN does not pack, and with more terms than fit its own stack
 // frame.
 TEST(SignalHandlers, RunOnTheirThreadsStack) {
   constexpr int64_t kRows = 64, kColumns = 256, kDepth = 1024;

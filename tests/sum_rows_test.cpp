@@ -27,7 +27,7 @@ std::vector<float> normals(int64_t count, uint32_t seed) {
   return make_logits(Logits::kNormal, count, 1, seed);
 }
 
-// Sources in memory of their own, and which of their rows are added.
+// Sources in separate arrays, and the rows of them that are added.
 class Rows {
  public:
   Rows(const Sizes& sizes, DType dtype, uint32_t seed = 1) : sizes_(sizes), dtype_(dtype) {
@@ -128,7 +128,7 @@ TEST(SumRows, TheAddendMayBeTheOutput) {
   }
 }
 
-// One place and no addend: whatever bits there are.
+// One place and no addend: all bits are copied.
 TEST(SumRows, ACopyKeepsEveryBit) {
   constexpr int64_t kRows = 128;  // 16-bit patterns, all of them, 512 a row
   for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
@@ -148,7 +148,7 @@ TEST(SumRows, ACopyKeepsEveryBit) {
   }
 }
 
-// -0 is what it was where it is the only term, and where all are -0; NaN and infinities stay.
+// -0 stays -0 if it is the only term or if all terms are -0; NaN and infinities stay.
 TEST(SumRows, TheFirstTermBeginsTheSum) {
   const float infinity = kInfinity;
   for (DType dtype : kDTypes) {

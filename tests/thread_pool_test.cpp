@@ -14,14 +14,14 @@
 namespace tilemoe::cpu {
 namespace {
 
-// Restores one thread a core after a test that changed it.
+// Restores one thread per core after a test that changed it.
 class ThreadPool : public testing::TestWithParam<int> {
  protected:
   void SetUp() override { set_num_threads(GetParam()); }
   void TearDown() override { set_num_threads(0); }
 };
 
-TEST_P(ThreadPool, HasTheThreadsAskedFor) {
+TEST_P(ThreadPool, HasTheRequestedThreads) {
   EXPECT_EQ(num_threads(), GetParam());
 }
 
@@ -52,7 +52,7 @@ TEST_P(ThreadPool, NoTwoRunningTasksShareAWorker) {
   });
 }
 
-// What tasks wrote is visible to the caller afterwards, and to the tasks of the next call.
+// The data that tasks wrote is visible to the caller afterwards, and to the tasks of the next call.
 TEST_P(ThreadPool, PublishesWhatTasksWrote) {
   std::vector<int64_t> values(257, 0);
   for (int round = 0; round < 200; ++round)
@@ -63,7 +63,7 @@ TEST_P(ThreadPool, PublishesWhatTasksWrote) {
     ASSERT_EQ(values[i], 200 * static_cast<int64_t>(values.size() - 1 - i));
 }
 
-TEST_P(ThreadPool, ThrowsTheFirstExceptionAndGoesOn) {
+TEST_P(ThreadPool, ThrowsTheFirstExceptionAndContinues) {
   for (int64_t thrower : {0, 3, 99}) {
     try {
       parallel_for(100, [&](int64_t task, int) {
@@ -127,7 +127,7 @@ TEST_P(ThreadPool, ServesSeveralCallersAtOnce) {
 INSTANTIATE_TEST_SUITE_P(, ThreadPool, testing::Values(1, 2, 3, 8),
                          testing::PrintToStringParamName());
 
-TEST(ThreadPoolSize, ZeroAsksForOneACore) {
+TEST(ThreadPoolSize, ZeroIsOnePerCore) {
   set_num_threads(0);
   const auto cores = std::thread::hardware_concurrency();
   EXPECT_EQ(num_threads(), cores == 0 ? 1 : static_cast<int>(cores));

@@ -1,4 +1,4 @@
-// The tile that each projection takes, against the times of all its tiles measured on an H100:
+// The tile that each projection uses, against the times of all its tiles measured on an H100:
 // data/tile_times.jsonl, one projection per line.
 #include <gtest/gtest.h>
 
@@ -19,12 +19,12 @@ using nlohmann::json;
 constexpr DeviceModel kH100 = hopper_model(132);
 constexpr double kBar = 1.03;
 
-// What bfloat16 and plain SwiGLU have.
+// The tiles of bfloat16 and plain SwiGLU.
 constexpr Variant kSwiGLU{.activations = Activations::kSwiGLU};
 constexpr Variant kSwiGLUBackward{.weights = Major::kMN, .activations = Activations::kSwiGLU};
 
-Tiles tiles_of(ProductName product, const Variant& variant) {
-  const Tiles tiles({product, KitName::kSm90, variant});
+Tiles tiles_of(ProductName gemm, const Variant& variant) {
+  const Tiles tiles({gemm, KitName::kSm90, variant});
   EXPECT_FALSE(tiles.empty());
   return tiles;
 }
@@ -43,7 +43,7 @@ std::vector<json> measured() {
   return entries;
 }
 
-// Of a quantity: a number, or its quartiles.
+// The median of a quantity: a number, or its quartiles.
 double median_of(const json& value) {
   return value.is_array() ? value.at(1).get<double>() : value.get<double>();
 }
@@ -89,7 +89,7 @@ TEST(TileChoice, IsWithinThreePercentOfTheBestTileMeasured) {
   }
 }
 
-// Of a whole block of rows in the mean, half of the experts have two.
+// With one whole block of rows on average, half of the experts have two blocks.
 TEST(TileChoice, CountsTheSecondBlockOfExpertsAboveTheMean) {
   json entry = {{"T", 2048}, {"d", 2048}, {"n", 768}, {"E", 128}, {"K", 8}, {"step", "up"}};
   EXPECT_EQ(pick_of(entry), kCluster256);

@@ -130,8 +130,8 @@ TEST_P(Vectors, RoundToTheNearestTiesToEven) {
   rounds_to_the_nearest<Float16>();
 }
 
-// Small whole numbers: every sum is exact in every type and order. One more element at the end
-// stays what it was.
+// Small whole numbers: every sum is exact in every type and order. An additional element at the end
+// must not change.
 template <class Element>
 struct Row {
   std::vector<Element> values;
@@ -209,7 +209,7 @@ TEST_P(Vectors, AddUpRowsOfEveryLength) {
   }
 }
 
-// Of a matrix with two interleaved halves, the second one's row ends with the memory.
+// The matrix has two interleaved halves; a row of the second one ends with the memory.
 TEST_P(Vectors, ReadNothingPastAnInterleavedRow) {
   for (int64_t count = 8; count <= 72; count += 8) {
     std::vector<float> pairs(static_cast<size_t>(2 * count));

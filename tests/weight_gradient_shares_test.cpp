@@ -1,5 +1,5 @@
-// Where the weight gradients cut the sums over long experts: on reference tiles, into shares, which
-// decides their bits and what scratch they ask for.
+// Split-K of the weight gradients over long experts: on reference tiles. The splits determine the
+// bits and the required scratch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace tilemoe::cuda {
 namespace {
 
-constexpr int kH100 = 132;  // multiprocessors
+constexpr int kH100 = 132;  // SMs
 constexpr int32_t kEveryCluster = kH100 / 2;
 
 struct Layer {
@@ -40,40 +40,40 @@ ScratchSizes sizes_of(const Layer& layer) {
   return {.capacity = layer.T * layer.K, .rows_of_an_expert = rows_of_an_expert(spec)};
 }
 
-int32_t shares(Step step, const Layer& layer, int multiprocessors = kH100) {
-  return weight_gradient_shares(step, experts_of(layer), sizes_of(layer), multiprocessors);
+int32_t splits(Step step, const Layer& layer, int sms = kH100) {
+  return weight_gradient_shares(step, experts_of(layer), sizes_of(layer), sms);
 }
 
-// Layers whose experts cannot be long: no token chooses one twice.
-TEST(WeightGradientShares, NoneWhereNoExpertCanBeLong) {
+// Layers whose experts cannot be long: no token chooses an expert twice.
+TEST(WeightGradientSplits, NoneIfNoExpertCanBeLong) {
   const Layer wide{.T = 8192, .d = 2048, .n = 3072, .E = 8, .K = 2};
-  const Layer few_rows{.T = 2048, .d = 2048, .n = 768, .E = 128, .K = 8};
-  for (const Layer& layer : {wide, few_rows}) {
-    EXPECT_EQ(shares(Step::kWeightGradient1, layer), 0) << layer.T;
+  const Layer small_M{.T = 2048, .d = 2048, .n = 768, .E = 128, .K = 8};
+  for (const Layer& layer : {wide, small_M}) {
+    EXPECT_EQ(splits(Step::kWeightGradient1, layer), 0) << layer.T;
     EXPECT_LT(ExpertRanks::bytes(layer.E, 0), size_t{1} << 16);
   }
-  // Where ids may repeat within a token, or rows come from elsewhere, one can.
+  // If ids may repeat within a token, or rows come from elsewhere, an expert can be long.
   for (const tilemoe_routing_kind kind : {TILEMOE_ROUTING_GENERAL, TILEMOE_ROUTING_GROUPED})
-    for (Layer layer : {wide, few_rows}) {
+    for (Layer layer : {wide, small_M}) {
       layer.kind = kind;
-      EXPECT_EQ(shares(Step::kWeightGradient1, layer), kEveryCluster) << layer.T;
+      EXPECT_EQ(splits(Step::kWeightGradient1, layer), kEveryCluster) << layer.T;
     }
   Layer rounded = wide;
   rounded.kind = TILEMOE_ROUTING_ROUNDED;
-  EXPECT_EQ(shares(Step::kWeightGradient1, rounded), 0);
+  EXPECT_EQ(splits(Step::kWeightGradient1, rounded), 0);
 }
 
-TEST(WeightGradientShares, AllWhereOneCan) {
+TEST(WeightGradientSplits, AllIfOneCanBeLong) {
   const Layer fine{.T = 24576, .d = 1536, .n = 256, .E = 128, .K = 8};  // 7b-n256
-  EXPECT_EQ(shares(Step::kWeightGradient1, fine), kEveryCluster);
-  EXPECT_EQ(shares(Step::kWeightGradient2, fine), kEveryCluster);
+  EXPECT_EQ(splits(Step::kWeightGradient1, fine), kEveryCluster);
+  EXPECT_EQ(splits(Step::kWeightGradient2, fine), kEveryCluster);
   EXPECT_EQ(ExpertRanks::bytes(0, kEveryCluster) >> 20, 33u);
   const Layer one{.T = 8192, .d = 2048, .n = 3072, .E = 1, .K = 1, .activation = TILEMOE_SILU};
-  EXPECT_EQ(shares(Step::kWeightGradient2, one), kEveryCluster);
+  EXPECT_EQ(splits(Step::kWeightGradient2, one), kEveryCluster);
 }
 
-TEST(WeightGradientShares, PartsThatMayBeAskedForAlone) {
-  // One part's tiles are few enough to be cut, both parts' are not.
+TEST(WeightGradientSplits, PartsThatMayBeRequestedAlone) {
+  // The tiles of one part are few enough to be split, those of both parts are not.
   Layer layer{.T = 8192, .d = 2048, .n = 2304, .E = 8, .K = 2, .layout = TILEMOE_GATE_SPLIT};
   const auto of_parts = [&](bool dW1, bool dW1_up) {
     ScratchSizes sizes = sizes_of(layer);
@@ -84,38 +84,38 @@ TEST(WeightGradientShares, PartsThatMayBeAskedForAlone) {
   EXPECT_EQ(of_parts(false, true), kEveryCluster);
   EXPECT_EQ(of_parts(true, true), kEveryCluster);
   layer.layout = TILEMOE_GATE_CONCATENATED;
-  EXPECT_EQ(of_parts(true, false), 0);  // of one tensor there are always both
+  EXPECT_EQ(of_parts(true, false), 0);  // one tensor always has both
 }
 
-// The step's shares are at least those of each product that it may be.
-TEST(WeightGradientShares, CoverEveryProduct) {
+// The step's number of splits is at least that of each GEMM that it may run.
+TEST(WeightGradientSplits, CoverEveryGemm) {
   for (const int64_t T : {512, 1024, 1025, 4096, 20000})
     for (const int64_t d : {64, 520, 2048})
       for (const int64_t n : {8, 200, 768, 3072})
         for (const int64_t K : {1, 4})
-          for (const int multiprocessors : {2, 78, 132})
+          for (const int sms : {2, 78, 132})
             for (const auto layout :
                  {TILEMOE_GATE_CONCATENATED, TILEMOE_GATE_INTERLEAVED, TILEMOE_GATE_SPLIT}) {
               const Layer layer{.T = T, .d = d, .n = n, .E = 8, .K = K, .layout = layout};
-              const int32_t all = shares(Step::kWeightGradient1, layer, multiprocessors);
-              const auto product = [&](int64_t columns, int parts) {
+              const int32_t all = splits(Step::kWeightGradient1, layer, sms);
+              const auto gemm = [&](int64_t columns, int parts) {
                 const ScratchSizes sizes = sizes_of(layer);
                 return weight_gradient_shares({.dense_columns = columns,
                                                .parts = parts,
                                                .d = d,
                                                .capacity = sizes.capacity,
                                                .of_an_expert = sizes.rows_of_an_expert},
-                                              workers_of(0, multiprocessors));
+                                              workers_of(0, sms));
               };
-              EXPECT_GE(all, product(n, 2));
-              EXPECT_TRUE(layout != TILEMOE_GATE_INTERLEAVED || all >= product(2 * n, 1));
-              EXPECT_TRUE(layout != TILEMOE_GATE_SPLIT || all >= product(n, 1));
+              EXPECT_GE(all, gemm(n, 2));
+              EXPECT_TRUE(layout != TILEMOE_GATE_INTERLEAVED || all >= gemm(2 * n, 1));
+              EXPECT_TRUE(layout != TILEMOE_GATE_SPLIT || all >= gemm(n, 1));
             }
 }
 
-// No share where the kernel's own rule lets no expert through, and only there: the most rows that
+// No splits if and only if the kernel's own rule admits no expert: the maximum number of rows that
 // an expert may have, among all.
-TEST(WeightGradientShares, AgreeWithTheKernelsRule) {
+TEST(WeightGradientSplits, AgreeWithTheKernelsRule) {
   for (const int64_t tiles : {1, 6, 48, 192, 263})
     for (const int64_t capacity : {1025, 8192, 100000})
       for (int64_t most = 1; most <= capacity; most *= 3) {
@@ -126,18 +126,18 @@ TEST(WeightGradientShares, AgreeWithTheKernelsRule) {
       }
 }
 
-// And on no number of multiprocessors, where workers are asked for.
-TEST(WeightGradientShares, FollowFromTheWorkersAlone) {
+// Nor on the number of SMs, if workers are requested.
+TEST(WeightGradientSplits, FollowFromTheWorkersAlone) {
   const Layer layer{.T = 24576, .d = 1536, .n = 256, .E = 128, .K = 8};
   for (const Step step : {Step::kWeightGradient1, Step::kWeightGradient2}) {
     ScratchSizes sizes = sizes_of(layer);
     for (const int32_t workers : {50, 66, 500}) {
       sizes.workers = workers;
-      for (const int multiprocessors : {1, 78, 132})
-        EXPECT_EQ(weight_gradient_shares(step, experts_of(layer), sizes, multiprocessors), workers);
+      for (const int sms : {1, 78, 132})
+        EXPECT_EQ(weight_gradient_shares(step, experts_of(layer), sizes, sms), workers);
     }
   }
-  // One has nobody to share with, however long an expert is.
+  // One worker never splits, however long an expert is.
   const Layer one{.T = 8192, .d = 128, .n = 64, .E = 1, .K = 1};
   ScratchSizes sizes = sizes_of(one);
   for (const int32_t workers : {1, 2}) {
@@ -148,29 +148,29 @@ TEST(WeightGradientShares, FollowFromTheWorkersAlone) {
   EXPECT_EQ(workers_of(0, 1), 1);
 }
 
-// Every k block is in one share, and shares differ by one at most.
-TEST(WeightGradientShares, CutALineIntoEqualParts) {
+// Every k block is in one split, and the sizes of splits differ by at most one.
+TEST(WeightGradientSplits, CutALineIntoEqualParts) {
   for (const int32_t k_blocks : {0, 7, 15, 16, 529, 100'000})
     for (const int32_t at_most : {0, 2, 66, 1000}) {
       const Shares cut = Shares::of(k_blocks, at_most);
       EXPECT_LE(cut.count, at_most);
       EXPECT_TRUE(cut.count == at_most || cut.count == k_blocks / kLeastShare);
-      int32_t at = 0, least = INT32_MAX, most = 0;
+      int32_t at = 0, min = INT32_MAX, most = 0;
       for (int32_t share = 0; share < cut.count; ++share) {
         EXPECT_EQ(cut.begin(share), at);
         const int32_t mine = cut.begin(share + 1) - at;
-        least = std::min(least, mine), most = std::max(most, mine), at += mine;
+        min = std::min(min, mine), most = std::max(most, mine), at += mine;
       }
       for (const int32_t past : {cut.count, cut.count + 1}) EXPECT_EQ(cut.begin(past), k_blocks);
       if (cut.count == 0) continue;
       EXPECT_EQ(at, k_blocks);
-      EXPECT_GE(least, kLeastShare);
-      EXPECT_LE(most, least + 1);
+      EXPECT_GE(min, kLeastShare);
+      EXPECT_LE(most, min + 1);
     }
 }
 
 // The halves of all reference tiles are all blocks of D, each once. The last of an odd number of
-// blocks of rows has blocks of columns for halves, and may have one too few.
+// row blocks has column blocks as halves, and may have only one.
 TEST(ReferenceTilesOf, AWeightGradientAreItsBlocks) {
   for (const int64_t d : {8, 128, 136, 256, 384, 1032})
     for (const int64_t n : {8, 136, 200, 264, 768, 2880})
@@ -204,7 +204,7 @@ TEST(ReferenceTilesOf, AWeightGradientAreItsBlocks) {
       }
 }
 
-// Tiles that are near in number need the same rows of D: after a group of columns the next rows.
+// Tiles with close numbers need the same rows of D: after a group of columns the next rows.
 TEST(ReferenceTilesOf, AWeightGradientComeInGroupsOfColumns) {
   const ReferenceTiles reference{.m_blocks = 4, .n_blocks = 11};
   std::vector<std::pair<int32_t, int32_t>> order;

@@ -1,5 +1,5 @@
 // Every combination of layouts and dtypes in which the C interface takes the experts' weights and
-// their gradients, and what is expected of it on every backend.
+// their gradients, and the expected result on every backend.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ inline std::string describe(const WeightLayout& layout) {
 }
 
 // All combinations of W1, W1_up and their gradients. W2 and dW2, which no kernel reads or writes
-// together with those, take all of theirs in turn.
+// together with those, cycle through all of theirs.
 inline std::vector<WeightLayout> weight_layouts() {
   constexpr Contiguous kEither[] = {Contiguous::kLast, Contiguous::kLastButOne};
   std::vector<GradientForm> gradients = {{.present = false}};
@@ -105,7 +105,7 @@ class WeightLayoutProblem {
     expected_ = problem_->computed();
   }
 
-  // Runs forward and backward in this layout. What is refused must have written nothing.
+  // Runs forward and backward in this layout. A refused call must have written nothing.
   void check(const WeightLayout& layout) {
     SCOPED_TRACE(std::string(case_.dtype == DType::kFloat32    ? "float32"
                              : case_.dtype == DType::kBFloat16 ? "bfloat16"
@@ -241,7 +241,7 @@ class WeightLayoutProblem {
   Computed expected_;
 };
 
-// Of the table, what `takes` takes.
+// The entries of the table for which `takes` is true.
 template <class Takes>
 void expect_weight_layouts(const Case& shape, const std::vector<DType>& dtypes, Memory& memory,
                            const Takes& takes) {

@@ -16,7 +16,7 @@ enum class Status : int {
   kInternalError = TILEMOE_INTERNAL_ERROR,
 };
 
-// What went wrong, as a sentence with the shape seen, the file and the line.
+// The reason, as a sentence with the shape seen, the file and the line.
 class Error : public std::runtime_error {
  public:
   Error(Status status, const std::string& what) : std::runtime_error(what), status_(status) {}
