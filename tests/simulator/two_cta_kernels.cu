@@ -4,7 +4,7 @@
 #include "cuda/ptx/descriptors.h"
 #include "cuda/ptx/tcgen05.h"
 #include "cuda/ptx/warp.h"
-#include "pair_kernels.h"
+#include "two_cta_kernels.h"
 #include "tensor_stages.h"
 #include "two_cta_kernels.h"
 
