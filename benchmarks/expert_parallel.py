@@ -46,7 +46,7 @@ COPIES = 14  # of rows of pairs, T K d, that "usual" has at once, with the exper
 
 
 class Way:
-    """name@N: the GEMMs with N CTAs per SM, in waves (tilemoe.set_block_turns)."""
+    """name@N: the GEMMs with N CTAs per SM, in waves (tilemoe.set_ctas_per_sm)."""
 
     all_experts = False  # on every rank
     waits = False  # for the host: no graph can have it
@@ -62,7 +62,7 @@ class Way:
 
     def step(self):
         """-> O, dX, drouter, dW1, dW2"""
-        tilemoe.set_block_turns(self.ctas_per_sm)
+        tilemoe.set_ctas_per_sm(self.ctas_per_sm)
         O = self.forward()
         leaves = [self.problem.X, self.problem.router, self.W1, self.W2]
         return O, *torch.autograd.grad(O, leaves, self.problem.dO)
@@ -173,7 +173,7 @@ WAYS = {
     "own": (Own, {}),
     "serial": (Ours, {}),
     "serial-kept": (Ours, dict(keep_gathered=True)),
-    "no-overlap": (Ours, dict(beside=False)),
+    "no-overlap": (Ours, dict(overlap=False)),
     "chunks-2": (Ours, dict(chunks=2)),
     "chunks-4": (Ours, dict(chunks=4)),
     "chunks-auto": (Ours, dict(chunks="auto")),

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kAlignment = 16;  // bytes, of pointers and strides
 
 // For the whole process; the library itself takes it with each call.
-std::atomic<int32_t> turns_of_blocks = 1;
+std::atomic<int32_t> process_ctas_per_sm = 1;
 
 // As Python has it, of types that users pass by mistake.
 const char* name_of(ScalarType dtype) {
@@ -95,15 +95,15 @@ Tensor contiguous_copy(const Tensor& tensor) {
 
 }  // namespace
 
-int32_t Call::block_turns() {
-  return turns_of_blocks.load(std::memory_order_relaxed);
+int32_t Call::ctas_per_sm() {
+  return process_ctas_per_sm.load(std::memory_order_relaxed);
 }
 
-void set_block_turns(int64_t turns) {
-  constexpr int64_t kMost = 16;
-  if (turns < 1 || turns > kMost)
-    refuse("turns is " + std::to_string(turns) + ", expected 1 to " + std::to_string(kMost));
-  turns_of_blocks.store(static_cast<int32_t>(turns), std::memory_order_relaxed);
+void set_ctas_per_sm(int64_t count) {
+  constexpr int64_t kMax = 16;
+  if (count < 1 || count > kMax)
+    refuse("CTAs per SM is " + std::to_string(count) + ", expected 1 to " + std::to_string(kMax));
+  process_ctas_per_sm.store(static_cast<int32_t>(count), std::memory_order_relaxed);
 }
 
 torch::stable::Device device_of(std::initializer_list<Argument> arguments) {

@@ -57,8 +57,8 @@ class Call {
 
   tilemoe_device device() const { return device_; }
   void* stream() const { return stream_; }
-  // What tilemoe.set_block_turns was last given, for forward and backward.
-  static int32_t block_turns();
+  // The value that tilemoe.set_ctas_per_sm last set, for forward and backward.
+  static int32_t ctas_per_sm();
 
   // The tensor as the C interface sees it.
   tilemoe_tensor view(const char* name, const Tensor& tensor) const;
@@ -76,7 +76,7 @@ class Call {
   std::shared_ptr<void> held_;  // a lock or a device guard
 };
 
-void set_block_turns(int64_t turns);
+void set_ctas_per_sm(int64_t count);
 
 // What torch's allocator has no memory for.
 struct OutOfMemory : std::runtime_error {

@@ -226,7 +226,7 @@ void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tenso
   args.O = call.view("O", O);
   args.addend = call.view("addend", added);
   args.saved = H ? &saved : nullptr;
-  args.block_turns = call.block_turns();
+  args.block_turns = call.ctas_per_sm();
   args.part = part;
   const Tensor workspace =
       workspace_for(call, layer, spec, H ? TILEMOE_PASS_FORWARD : TILEMOE_PASS_INFERENCE,
@@ -286,7 +286,7 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   args.dX = call.view("dX", gradients[kDX]);
   args.ds = call.view("ds", gradients[kDs]);
   args.accumulate = accumulate;
-  args.block_turns = call.block_turns();
+  args.block_turns = call.ctas_per_sm();
   args.part = part;
   args.workspace_bytes = given_workspace ? static_cast<size_t>(given_workspace->numel()) : 0;
   const Tensor workspace = given_workspace

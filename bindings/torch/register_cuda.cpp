@@ -22,11 +22,11 @@ int64_t capture_id(Tensor tensor) {
   return status == cudaStreamCaptureStatusActive ? static_cast<int64_t>(id) : 0;
 }
 
-void set_kit(std::string kit) {
-  check(tilemoe_set_cuda_kit(kit.c_str()));
+void set_arch(std::string arch) {
+  check(tilemoe_set_cuda_kit(arch.c_str()));
 }
 
-std::string kit_of(int64_t device) {
+std::string arch_of(int64_t device) {
   const torch::stable::accelerator::DeviceGuard guard(narrowed<int32_t>("device", device));
   std::string text = tilemoe_cuda_kit();
   if (*tilemoe_last_error()) throw std::runtime_error("unsupported: " + text);
@@ -42,7 +42,7 @@ TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CUDA, m) {
 }
 
 TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {
-  m.impl("set_block_turns", TORCH_BOX(&tilemoe_torch::set_block_turns));
-  m.impl("set_kit", TORCH_BOX(&tilemoe_torch::set_kit));
-  m.impl("kit_of", TORCH_BOX(&tilemoe_torch::kit_of));
+  m.impl("set_ctas_per_sm", TORCH_BOX(&tilemoe_torch::set_ctas_per_sm));
+  m.impl("set_arch", TORCH_BOX(&tilemoe_torch::set_arch));
+  m.impl("arch_of", TORCH_BOX(&tilemoe_torch::arch_of));
 }

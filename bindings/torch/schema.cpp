@@ -28,10 +28,11 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
   // 10000 * major + 100 * minor + patch
   m.def("version() -> int");
-  // Of the process or a device, not of a tensor: the library with the CUDA backend alone has them.
-  m.def("set_block_turns(int turns) -> ()");
-  m.def("set_kit(str kit) -> ()");
-  m.def("kit_of(int device) -> str");
+  // Settings of the process or a device, without a tensor: only the library with the CUDA backend
+  // implements them.
+  m.def("set_ctas_per_sm(int count) -> ()");
+  m.def("set_arch(str arch) -> ()");
+  m.def("arch_of(int device) -> str");
   // The capture of a CUDA graph that the current stream of a tensor's GPU is in; 0: none.
   m.def("capture_id(Tensor tensor) -> int");
 

@@ -47,7 +47,7 @@ def build(args, mesh, device, order=None):
     why = refusal(args.experts, c, device.type) or not_shared(args, c)
     if why is not None:
         raise Refusal(why)
-    tilemoe.set_block_turns(args.ctas_per_sm)
+    tilemoe.set_ctas_per_sm(args.ctas_per_sm)
     # The GEMMs of float32 next to bfloat16 are the router's: by TF32, exact for bfloat16 inputs.
     torch.set_float32_matmul_precision("highest" if args.precision == "float32" else "high")
     groups, spread = None, None

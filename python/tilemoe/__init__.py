@@ -6,10 +6,10 @@ try:
     import torch as _torch  # noqa: F401  first: every module below imports it
 
     from . import _flops as _flops  # registers them
-    from ._config import set_kit, show_config
+    from ._config import set_arch, set_kit, show_config
     from ._from_modules import from_modules
     from ._library import VERSION as __version__
-    from ._library import set_block_turns
+    from ._library import set_block_turns, set_ctas_per_sm
     from .functional import WeightGradients, grouped_experts, moe, moe_general
     from .module import MoE, MoEAux
     from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
@@ -35,7 +35,9 @@ __all__ = [
     "rounded_router",
     "router_losses",
     "scores_at",
+    "set_arch",
     "set_block_turns",
+    "set_ctas_per_sm",
     "set_kit",
     "show_config",
     "top_k",

@@ -1,43 +1,49 @@
-"""What this installation can do on this machine, for reports of errors and for the impatient."""
+"""Selects the arch, and shows what this installation supports on this machine."""
 
 import platform
 from collections.abc import Iterator
 
 import torch
 
-from . import _library, ops
+from . import _library, _renamed, ops
 
-KITS = ("auto", "sm80", "sm90", "sm100")  # as src/cuda/arch.cpp knows them
+ARCHS = ("auto", "sm80", "sm90", "sm100")  # the names that tilemoe_set_cuda_kit takes
 
 
-def set_kit(kit: str | None) -> None:
-    """Selects the arch, the kernels of the experts' GEMMs on GPUs, for the whole process.
+def set_arch(arch: str | None) -> None:
+    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process.
 
-    "sm80" (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0), "sm100"
-    (tcgen05; 10.x; experimental: never executed on a GPU), or None or "auto" for the newest that a
-    GPU runs, without "sm100".
+    "sm80" (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0),
+    "sm100" (tcgen05; 10.x; experimental: never executed on a GPU), or None or "auto" for the newest
+    that a GPU supports, without "sm100".
 
-    Before the first call the environment variable TILEMOE_ARCH (older name: TILEMOE_KIT) selects it;
-    the variable is read once and takes the same names. A call of set_kit changes the calls that begin
-    afterwards; a captured CUDA graph keeps the kernels that it was captured with.
+    Before the first call the environment variable TILEMOE_ARCH (older name: TILEMOE_KIT) selects
+    it; the variable is read once and takes the same names. set_arch changes the calls that begin
+    after it; a captured CUDA graph keeps the kernels that it was captured with.
     `tilemoe.show_config()` prints each GPU's arch. Without CUDA nothing changes.
 
     Raises:
-        ValueError: `kit` is none of these.
-        NotImplementedError: the library was built without this arch. That a GPU does not run it
-            is an error of the first call there.
+        ValueError: `arch` is none of these.
+        NotImplementedError: the library was built without this arch. If a GPU does not support
+            the arch, the first call on that GPU raises the error.
     """
-    kit = "auto" if kit is None else kit
-    if not isinstance(kit, str) or kit not in KITS:
-        raise ValueError(f"tilemoe: kit is {kit!r}, expected None, {', '.join(map(repr, KITS))}")
+    arch = "auto" if arch is None else arch
+    if not isinstance(arch, str) or arch not in ARCHS:
+        raise ValueError(f"tilemoe: arch is {arch!r}, expected None, {', '.join(map(repr, ARCHS))}")
     if _library.why_no_cuda() is None:
-        ops.call(_library.operators.set_kit, kit)
+        ops.call(_library.operators.set_arch, arch)
 
 
-def kit_of(index: int) -> tuple[str | None, str | None]:
-    """A GPU's kit, and why it is that; or None, and why the library does not use the GPU."""
+def set_kit(kit: str | None) -> None:
+    """Call `set_arch(kit)`, whose older name this is. Deprecated."""
+    _renamed.warn("set_kit", "set_arch", 2)
+    set_arch(kit)
+
+
+def arch_of(index: int) -> tuple[str | None, str | None]:
+    """(a GPU's arch and the reason for it, None), or (None, why the library does not use it)."""
     try:
-        return ops.call(_library.operators.kit_of, index), None
+        return ops.call(_library.operators.arch_of, index), None
     except (NotImplementedError, RuntimeError) as error:
         return None, str(error).split(" [")[0]
 
@@ -46,8 +52,8 @@ def _gpus() -> Iterator[str]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         size = f"{properties.total_memory / 2**30:.0f} GiB"
-        kit, reason = kit_of(index)
-        yield f"cuda:{index} {properties.name}, {size}: {kit or f'not used, {reason}'}"
+        arch, reason = arch_of(index)
+        yield f"cuda:{index} {properties.name}, {size}: {arch or f'not used, {reason}'}"
 
 
 def _cpu() -> str:
@@ -62,7 +68,7 @@ def _cuda() -> Iterator[tuple[str, str]]:
         return
     yield "CUDA", f"yes, by torch's CUDA {torch.version.cuda}; bfloat16 and float16"
     if not torch.cuda.is_available():
-        yield "GPUs", "none that torch can use: see torch.cuda.is_available()"
+        yield "GPUs", "torch cannot use any: see torch.cuda.is_available()"
     for gpu in _gpus():
         yield "GPU", gpu
 
@@ -80,9 +86,9 @@ def lines() -> list[tuple[str, str]]:
 
 
 def show_config() -> None:
-    """Prints the versions, the libraries that were loaded, and which devices can be used, or why not.
+    """Print the versions, the loaded libraries, and each device with its arch or why it is unused.
 
-    Paste it into a report of an error.
+    Paste the output into a bug report.
 
     Example:
         >>> import tilemoe

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor; torch.distributed.tensor is imported only where one may be."""
+    """Whether it is a DTensor; torch.distributed.tensor is imported only if it may be one."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return False
     from torch.distributed.tensor import DTensor
@@ -22,8 +22,8 @@ def is_dtensor(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
 
 
 class Spread:
-    """How the tokens of a DTensor x (..., d) lie on its mesh: on each axis every rank holds the
-    same ones (`Replicate`) or its own (`Shard` of a dimension before the last)."""
+    """The placement of the tokens of a DTensor x (..., d) on its mesh: on each axis every rank has
+    the same tokens (`Replicate`) or its own (`Shard` of a dimension before the last)."""
 
     def __init__(self, x):
         from torch.distributed.tensor import Partial, Replicate
@@ -36,7 +36,7 @@ class Spread:
             if not whole_rows:
                 raise ValueError(
                     f"tilemoe: x has placements {self.placements}: a token's {x.shape[-1]} values "
-                    "must lie on one rank: redistribute x to Replicate() or Shard() of its tokens"
+                    "must be on one rank: redistribute x to Replicate() or Shard() of its tokens"
                 )
         self._sum = tuple(
             Partial() if placement.is_shard() else Replicate() for placement in self.placements
@@ -48,19 +48,19 @@ class Spread:
                 self.parts *= self.mesh.size(axis)
 
     def parameter(self, name, tensor):
-        """The whole parameter as a plain tensor. Where ranks hold different tokens its gradient is
-        the sum of theirs."""
+        """The whole parameter as a plain tensor. If ranks have different tokens, its gradient is
+        the sum of the ranks' gradients."""
         if tensor is None or not is_dtensor(tensor):
             return tensor
         if tensor.device_mesh != self.mesh:
             raise ValueError(
-                f"tilemoe: {name} lies on {tensor.device_mesh} and x on {self.mesh}, expected one "
+                f"tilemoe: {name} is on {tensor.device_mesh} and x on {self.mesh}, expected one "
                 "mesh"
             )
         return tensor.redistribute(placements=self._whole).to_local(grad_placements=self._sum)
 
     def local_like_x(self, name, tensor):
-        """This rank's part of a DTensor whose dimensions but the last lie as x's do."""
+        """This rank's part of a DTensor whose placements, except of the last dimension, are x's."""
         if not is_dtensor(tensor) or (tensor.device_mesh, tensor.placements) != (
             self.mesh,
             self.placements,
@@ -72,7 +72,7 @@ class Spread:
         return tensor.to_local()
 
     def output(self, local):
-        """A rank's rows (..., d) as a DTensor that lies as x does."""
+        """A rank's rows (..., d) as a DTensor with x's placements."""
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(
@@ -98,8 +98,9 @@ class Spread:
 
 
 class OnMesh:
-    """Parameters (E, ...) whose experts are spread over a mesh of one dimension: rank r has those
-    from r * E / ranks on. What fully_shard makes of them over another mesh is whole here again."""
+    """Parameters (E, ...) whose experts are spread over a mesh of one dimension: rank r has
+    E / ranks experts, from r * E / ranks on. If fully_shard shards them over another mesh, it
+    gathers them before they are used."""
 
     def __init__(self, mesh, E, gradients):
         if mesh.ndim != 1:
@@ -110,8 +111,7 @@ class OnMesh:
         self.mesh, self.size = mesh, mesh.size()
         if E % self.size:
             raise ValueError(
-                f"tilemoe: E is {E}, and the experts do not go evenly to expert_mesh's "
-                f"{self.size} ranks"
+                f"tilemoe: E is {E}, which is no multiple of expert_mesh's {self.size} ranks"
             )
         if gradients not in ("mean", "sum"):
             raise ValueError(
@@ -131,7 +131,7 @@ class OnMesh:
         seed have different experts, and no number of ranks changes what a CPU draws."""
         with torch.no_grad():
             if not is_dtensor(parameter) or parameter.device_mesh != self.mesh:
-                return torch.nn.init.uniform_(parameter, low, high)  # fully_shard's, too
+                return torch.nn.init.uniform_(parameter, low, high)  # also under fully_shard
             local = parameter.to_local()
             first = self.mesh.get_local_rank() * local.shape[0]
             drawn = torch.empty_like(local[0])
@@ -157,15 +157,15 @@ class OnMesh:
 
 
 def local_bfloat16(parameter):
-    """This rank's part, in the type of the products, as torchtitan's own experts take it."""
+    """This rank's part in bfloat16, the type of torchtitan's GEMMs."""
     return (parameter.to_local() if is_dtensor(parameter) else parameter).bfloat16()
 
 
 def plain(name, tensor):
-    """The parameter where x is no DTensor: it must be none either."""
+    """The parameter if x is no DTensor; it must not be a DTensor either."""
     if tensor is not None and is_dtensor(tensor):
         raise ValueError(
-            f"tilemoe: {name} is a DTensor and x is not: make x a DTensor, whose placements say "
-            "which tokens a rank holds, or shard the module by fully_shard"
+            f"tilemoe: {name} is a DTensor and x is not: make x a DTensor, whose placements define "
+            "the tokens of a rank, or shard the module by fully_shard"
         )
     return tensor

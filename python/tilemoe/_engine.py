@@ -1,8 +1,8 @@
-"""Which gradients of a node torch's engine passes on, read while the node runs.
+"""The gradients of a node that torch's engine passes on, read while the node runs.
 
-`needs_input_grad` was decided in forward. A walk of the graph may need less: autograd.grad and
-backward(inputs=) name their inputs, and a pipeline's split backward walks the graph once for the
-input and once for the weights."""
+`needs_input_grad` is set in forward. A walk of the graph may need fewer gradients: autograd.grad
+and backward(inputs=) name their inputs, and a pipeline's split backward walks the graph once for
+the input and once for the weights."""
 
 import torch
 
@@ -13,9 +13,9 @@ _will_execute = getattr(torch._C, "_will_engine_execute_node", lambda node: True
 def needed_now(ctx, needs):
     """`needs`, ctx.needs_input_grad, without the inputs whose edge the engine does not run.
 
-    Unchanged if the engine cannot answer: while torch.compile traces, under compiled autograd, and
-    for a node that is called without the engine. Inputs that are outputs of one node share an edge
-    and count together."""
+    Unchanged if the engine does not report it: while torch.compile traces, under compiled autograd,
+    and for a node that is called without the engine. Inputs that are outputs of one node share an
+    edge and count together."""
     if torch.compiler.is_compiling() or _running() is not ctx:
         return needs
     nodes = (node for node, _ in ctx.next_functions if node is not None)  # one for each need
@@ -25,5 +25,5 @@ def needed_now(ctx, needs):
 def _runs(node):
     try:
         return _will_execute(node)
-    except RuntimeError:  # how torch answers for a leaf that autograd.grad was given as an input
+    except RuntimeError:  # torch raises it for a leaf that autograd.grad received as an input
         return True

@@ -8,7 +8,7 @@ StateDict = Mapping[str, Tensor]
 
 
 def split_key(key, endings):
-    """(prefix, ending) where `key` is prefix + ending at a dot, else (None, None)."""
+    """(prefix, ending) if `key` is prefix + ending at a dot, else (None, None)."""
     for ending in endings:
         if key == ending or key.endswith("." + ending):
             return key[: len(key) - len(ending)], ending
@@ -16,7 +16,7 @@ def split_key(key, endings):
 
 
 def partner_of(state_dict, key, partner):
-    """The entry that has to be there where `key` is."""
+    """The entry that is required together with `key`."""
     if partner not in state_dict:
-        raise ValueError(f"{key} is in the state dict, {partner} is not")
+        raise ValueError(f"{key} is in the state dict, but {partner} is not")
     return state_dict[partner]

@@ -1,5 +1,5 @@
-"""What a rank takes for a layer whose experts are on several, before anything is allocated. The
-places are counted as _team.py and expert_parallel.py have them, the layer's own by the library."""
+"""The memory of a rank for a layer whose experts are spread over ranks, before anything is
+allocated. The sizes follow _team.py and expert_parallel.py; the library reports the layer's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Union
 
 import torch
 
-from . import _library, _rules
+from . import _library, _renamed, _rules
 from ._expert_cost import Way, best_chunks, best_way
 from ._team import cuts_of
 from .functional import Activation
@@ -21,13 +21,13 @@ Dispatch = Literal["all_gather", "pull", "auto"]
 
 
 class Memory(NamedTuple):
-    """Bytes of a rank for one layer, beside weights, its own x and O, their gradients, the router,
-    and what torch.distributed takes for itself."""
+    """Bytes of a rank for one layer, without weights, its own x and O, their gradients, the router,
+    and the memory of torch.distributed itself."""
 
-    places: int  # pairs of its experts that there is memory for: not bytes
+    places: int  # pairs of its experts that fit: not bytes
     kept: int  # from forward to backward
-    forward: int  # the most while forward runs, what is kept included
-    backward: int  # the most while backward runs, its weights' gradients included
+    forward: int  # the maximum while forward runs, including what is kept
+    backward: int  # the maximum while backward runs, including its weights' gradients
 
     def __str__(self) -> str:
         kept, forward, backward = (f"{size / _GIB:.3f}" for size in self[1:])
@@ -38,12 +38,12 @@ class Memory(NamedTuple):
 
 
 class Places(NamedTuple):
-    """How much memory a rank has for pairs of its experts, and what becomes of those past it."""
+    """The capacity of a rank for pairs of its experts, and how rows travel."""
 
     capacity_factor: float | None = None
     on_overflow: str = "nan"
     keep_gathered: bool = False
-    beside: bool = True
+    overlap: bool = True
     chunks: Chunks = 1
     dispatch: Dispatch = "all_gather"
 
@@ -62,7 +62,7 @@ class Places(NamedTuple):
         _rules.number("dispatch", ("all_gather", "pull", "auto"), self.dispatch)
         if self.dispatch == "pull" and chunks not in (1, "auto"):
             raise ValueError(
-                f"tilemoe: chunks is {chunks}, but dispatch is 'pull', which is in one piece"
+                f"tilemoe: chunks is {chunks}, but dispatch is 'pull', which has one chunk"
             )
 
     def way_of(
@@ -84,11 +84,12 @@ class Places(NamedTuple):
 
 
 def _on_one_host() -> bool:
-    """Whether all processes of the job are, as torchrun tells it."""
+    """Whether all processes of the job run on one host, by torchrun's environment variables."""
     local = os.environ.get("LOCAL_WORLD_SIZE")
     return local is not None and local == os.environ.get("WORLD_SIZE")
 
 
+@_renamed.option("beside", "overlap")
 def plan(
     T: int,
     d: int,
@@ -99,7 +100,7 @@ def plan(
     *,
     capacity_factor: float | None = None,
     keep_gathered: bool = False,
-    beside: bool = True,
+    overlap: bool = True,
     chunks: Chunks = 1,
     dispatch: Dispatch = "all_gather",
     activation: Activation = "swiglu",
@@ -108,16 +109,16 @@ def plan(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
 ) -> Memory:
-    """What a rank of `ranks` takes for `moe`, or for `MoE(expert_mesh=)` without shared experts and
-    without rounding, with T tokens on each rank.
+    """Return the memory that a rank needs for `moe`, or for `MoE(expert_mesh=)` without shared
+    experts and without rounding, with T tokens on each rank.
 
     Args:
         T, d, n, E, K: tokens of a rank, their width, the experts', all ranks' experts, a token's.
         ranks: of the group, or of expert_mesh.
         capacity_factor: None: every routing fits, with T * min(K, E / ranks) pairs of each rank; a
-            number: that many times the mean, T * K pairs.
-        keep_gathered, beside, chunks, dispatch, activation, bias, column_blocks: as in `moe`.
-        dtype, device: of the tokens. A GPU's own partial sums are known where there is one.
+            number: this factor times the mean, T * K pairs.
+        keep_gathered, overlap, chunks, dispatch, activation, bias, column_blocks: as in `moe`.
+        dtype, device: of the tokens. The partial sums of a GPU are counted only on that GPU.
 
     Returns:
         A `Memory`. Peak of a step: the larger of `forward` and `backward`.
@@ -132,8 +133,8 @@ def plan(
         (131072, 49152)
     """
     if ranks < 1 or E % ranks:
-        raise ValueError(f"tilemoe: E is {E}, and the experts do not go evenly to {ranks} ranks")
-    places = Places(capacity_factor, "nan", keep_gathered, beside, chunks, dispatch)
+        raise ValueError(f"tilemoe: E is {E}, which is no multiple of the {ranks} ranks")
+    places = Places(capacity_factor, "nan", keep_gathered, overlap, chunks, dispatch)
     places.check()
     E_local, N, size = E // ranks, T * ranks, dtype.itemsize
     width = min(K, E_local)  # of ids and scores that the layer gets
@@ -155,8 +156,8 @@ def plan(
     # The packed, the ids, the scores, those of here.
     gathered = 6 * ids + 4 * narrowed + 8 * tokens * width
     if way.pulls:
-        # On the CPU what is sent or received is there once more, at most so many rows; on GPUs it
-        # lies in symmetric memory.
+        # On the CPU there is a second copy of the rows that are sent or received; on GPUs they are
+        # in symmetric memory.
         sent = min(ranks, K) * own if torch.device(device).type == "cpu" else 0
         adding = rows + own + sent
         arriving = rows + 2 * sent
@@ -164,7 +165,7 @@ def plan(
         # Adding up the ranks' sums: theirs here and there, this rank's in float32 and rounded.
         adding = 2 * rows + 4 * T * d + own
         arriving = 0
-    # What came back of the chunks before the last while that one is computed.
+    # Results of the chunks before the last, received while the last chunk is computed.
     back_already = cuts_of(T, way.chunks)[-2] * ranks * d * size
     computing = (2 - keep_gathered) * rows + back_already + of_forward
     forward = kept + gathered + max(computing, adding, arriving)
@@ -173,7 +174,7 @@ def plan(
     of_W1 = E_local * h_width * (d + bias) * size
     ds = 8 * tokens * width
     made = rows + ds + of_W2  # dX of what came, and what goes on to the optimizer
-    back = beside * (own if way.pulls else rows)  # dX's sums are here while dW1 is made
+    back = overlap * (own if way.pulls else rows)  # dX's sums, received while dW1 is computed
     computing = (2 - keep_gathered) * rows + made + max(of_backward, of_dW1 + of_W1 + back)
     backward = kept + max(computing, ds + gathered + of_W2 + of_W1 + adding)
     return Memory(C, kept, forward, backward)

@@ -1,11 +1,12 @@
-"""What torch.utils.flop_counter.FlopCounterMode counts of the operators: their GEMMs, by shapes.
+"""The operators' formulas for torch.utils.flop_counter.FlopCounterMode: their GEMMs, by shapes.
 
-A layer of T tokens with K experts each is 6 * T * K * d * n forward and 12 * T * K * d * n backward
-if its activation is gated, 4 and 8 otherwise, less what no gradient is computed for. The router's
-linear layer is torch's own, except for `moe_tokens`. The rows of a rounded routing are T * K.
+A layer of T tokens with K experts each has 6 * T * K * d * n flops in forward and
+12 * T * K * d * n in backward if its activation is gated, otherwise 4 and 8, without gradients that
+are not computed. The router's linear layer is torch's own, except for `moe_tokens`. The rows of a
+rounded routing count as T * K.
 
-torch.utils.flop_counter imports triton, which takes longer than all of this package, so the
-formulas are registered when a program imports it."""
+torch.utils.flop_counter imports triton, which takes longer to import than this package, so the
+formulas are registered when a program imports torch.utils.flop_counter."""
 
 import importlib.abc
 import importlib.util
@@ -43,7 +44,7 @@ def _backward(has_dO, X, H, weights, numbers, wanted):
     rows, d, n, width = _sizes(X, weights, H[0], numbers)
     flops = 0
     if has_dO and wanted & _THROUGH_A:
-        flops += 2 * rows * d * n  # dO @ W2; without dO, H holds dH already
+        flops += 2 * rows * d * n  # dO @ W2; without dO, H already contains dH
     if wanted & WANTED_W2:
         flops += 2 * rows * d * n
     if wanted & WANTED_X:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Names(NamedTuple):
-    """Of an expert's linear layers."""
+    """Names of an expert's linear layers."""
 
     up: tuple[str, ...]  # gate and up; or one layer, of both or of an activation without a gate
     down: str
@@ -34,7 +34,7 @@ _FORMS = (
     _Names(("gate_up_proj",), "down_proj", True),
     _Names(("up_proj",), "down_proj", False),
 )
-# What follows from the modules.
+# Options that follow from the modules.
 _DERIVED = (
     "d", "n", "E", "K", "hidden_size", "intermediate_size", "num_experts", "clamp", "alpha",
     "up_shift", "bias", "router_bias", "selection_bias", "device", "dtype",
@@ -51,31 +51,31 @@ def from_modules(
     activation: Activation | None = None,
     **options: Any,
 ) -> MoE:
-    """Makes an MoE of a router and a list of expert modules, with copies of their weights.
+    """Make an MoE from a router and a list of expert modules, with copies of their weights.
 
     An expert has the children `gate_proj`, `up_proj` and `down_proj`; `w1`, `w3` and `w2`;
     `gate_up_proj`, whose first n rows are the gate, and `down_proj`; or `up_proj` and `down_proj`
-    for an activation without a gate. They are torch.nn.Linear, all with a bias or none. What an
-    expert computes between them is found out by calling it with known values, so that an expert
-    that computes anything else is refused.
+    for an activation without a gate. They are torch.nn.Linear, all with a bias or none. Each
+    expert is called with known values to find its activation; an expert that computes anything
+    else is an error.
 
     Args:
-        gate: torch.nn.Linear, or a module with a `weight` (E, d). A `bias` (E) and a buffer
-            `e_score_correction_bias` (E) of it are taken over.
+        gate: torch.nn.Linear, or a module with a `weight` (E, d). Its `bias` (E) and its buffer
+            `e_score_correction_bias` (E) are copied if they exist.
         experts: E modules that map tokens (..., d) to (..., d).
         top_k: experts per token.
         scoring: how scores are computed from the gate's logits, see `MoE`.
-        activation: None: as the experts compute it. Another one than theirs is an error.
+        activation: None: the experts' activation. Any other than theirs is an error.
         options: other arguments of `MoE` that do not follow from the modules, such as n_group,
             topk_group, routed_scaling_factor, router_dtype, balance_coefficient, return_aux.
 
     Returns:
         An MoE on the experts' device and in their dtype, in the gate's mode (train or eval). Its
-        parameters require gradients as the modules' do.
+        parameters require gradients if the modules' do.
 
     Raises:
-        ValueError: a module, or an attribute of one, that is not understood, or modules that
-            differ; the message names it.
+        ValueError: a module or an attribute is not supported, or the modules differ; the message
+            names it.
         NotImplementedError: the experts compute something that TileMoE does not.
         TypeError: gate or an expert is not a torch.nn.Module, or an option follows from the
             modules.
@@ -148,8 +148,8 @@ def _check_module(name: str, module: object) -> None:
         if is_observed(part):
             where = ".".join(filter(None, (name, child)))
             raise ValueError(
-                f"tilemoe: {where} has hooks or a forward of its own, which the layer would not "
-                "call: remove them first"
+                f"tilemoe: {where} has hooks or its own forward, which the layer would not call: "
+                "remove them first"
             )
 
 
@@ -196,14 +196,14 @@ def _check_experts(modules: list[nn.Module]) -> _Names:
         tensors = _tensors(module)
         for child in sorted(tensors.keys() ^ of_first.keys()):
             raise ValueError(
-                f"tilemoe: {name} or experts.0 has {child}, and the other has not: expected "
-                "experts that are alike"
+                f"tilemoe: {name} or experts.0 has {child}, but the other does not: expected "
+                "experts with the same parameters"
             )
         for child, tensor in tensors.items():
             if child not in known:
                 raise ValueError(
                     f"tilemoe: {name}.{child} {tuple(tensor.shape)} is not a weight or a bias of "
-                    f"{', '.join(linears)}, which is all that from_modules understands"
+                    f"{', '.join(linears)}, which is all that from_modules supports"
                 )
             _check_plain(f"{name}.{child}", tensor)
             like = of_first[child]
@@ -250,7 +250,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 class _Given(nn.Module):
-    """In the place of a linear layer: returns what it was given, whatever its input."""
+    """In the place of a linear layer: returns a given value for any input."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()
@@ -261,8 +261,8 @@ class _Given(nn.Module):
 
 
 def _between(module: nn.Module, names: _Names, x: Tensor, *given: Tensor) -> Tensor:
-    """What the expert computes between its linear layers: their outputs for x (rows, d) are
-    `given`, each (rows, n), or in one (rows, 2n)."""
+    """The result of the expert between its linear layers, if their outputs for x (rows, d) are
+    `given`, each (rows, n), or one (rows, 2n)."""
     expert = _trained(module)
     down = nn.Identity()
     down.weight = given[0].detach()
@@ -272,14 +272,14 @@ def _between(module: nn.Module, names: _Names, x: Tensor, *given: Tensor) -> Ten
 
 
 def _trained(module: nn.Module) -> nn.Module:
-    """The module in training mode, with its own parts: a dropout shows."""
+    """A copy of the module in training mode with the same children: a dropout has effect."""
     copied = copy.copy(module)
     copied.training = True
     return copied
 
 
 def _form_of(module: nn.Module, names: _Names) -> Form:
-    """The activation and its numbers, by the evaluation that experts of transformers get."""
+    """The activation and its numbers, by the same evaluation as for transformers' experts."""
     first = getattr(module, names.up[0])
     n, d = getattr(module, names.down).in_features, first.in_features
 
@@ -297,15 +297,15 @@ def _form_of(module: nn.Module, names: _Names) -> Form:
     def forward(*values: Tensor) -> Tensor:
         return evaluated(*(values[0].chunk(2, dim=-1) if names.gated else values))
 
-    forward.__qualname__ = "forward"  # as messages name it
-    # A module of transformers, as far as the evaluation reads it.
+    forward.__qualname__ = "forward"  # its name in messages
+    # The attributes of a transformers module that the evaluation reads.
     like = dict(__module__=type(module).__module__, is_concatenated=True)
     like["_apply_gate" if names.gated else "act_fn"] = staticmethod(forward)
     stand_in = type(type(module).__qualname__, (), like)()
     from . import _transformers_forms as forms  # imports torch._dynamo, a second of import time
 
-    evaluate = forms._ask_gate if names.gated else forms._ask_activation
-    with ThreadPoolExecutor(1) as thread:  # which none of the caller's modes reach
+    evaluate = forms._form_of_gate if names.gated else forms._form_of_activation
+    with ThreadPoolExecutor(1) as thread:  # to which none of the caller's modes apply
         return thread.submit(evaluate, stand_in).result()
 
 
@@ -324,7 +324,7 @@ def _check_alike(name: str, module: nn.Module, first: nn.Module, names: _Names) 
 
 @torch.no_grad()
 def _check_composition(name: str, module: nn.Module, names: _Names) -> None:
-    """Whether the expert is its linear layers and what is between them, by a few tokens."""
+    """Checks on a few tokens that the expert is its linear layers and the function between."""
     first = getattr(module, names.up[0])
     x = torch.randn(4, first.in_features, generator=torch.Generator().manual_seed(0), device="cpu")
     x = x.to(first.weight)
@@ -337,8 +337,8 @@ def _check_composition(name: str, module: nn.Module, names: _Names) -> None:
     if not is_same or not (got.double() - want.double()).norm() <= limit:
         raise ValueError(
             f"tilemoe: {name}, a {type(module).__qualname__}, computes something before "
-            f"{' and '.join(names.up)} or after {names.down}, or returns something else than a "
-            "tensor like its input"
+            f"{' and '.join(names.up)} or after {names.down}, or does not return a tensor like its "
+            "input"
         )
 
 
@@ -357,13 +357,13 @@ def _gate_state(gate: nn.Module, E: int, d: int, device: torch.device) -> dict[s
         if name not in shapes:
             raise ValueError(
                 f"tilemoe: gate.{name} {tuple(tensor.shape)} is not one of {', '.join(shapes)}, "
-                "which is all that from_modules understands"
+                "which is all that from_modules supports"
             )
         _check_plain(f"gate.{name}", tensor)
         if tuple(tensor.shape) != shapes[name] or tensor.device != device:
             raise ValueError(
                 f"tilemoe: gate.{name} has shape {tuple(tensor.shape)} on {tensor.device}, "
-                f"expected {shapes[name]} on {device}, as {E} experts of width {d} have it"
+                f"expected {shapes[name]} on {device} for {E} experts of width {d}"
             )
     state = {f"gate.{name}": tensor.detach().clone() for name, tensor in tensors.items()}
     correction = state.get("gate.e_score_correction_bias")
@@ -401,7 +401,7 @@ def _copy_requires_grad(
         wanted = {getattr(getattr(m, li), of).requires_grad for m in modules for li in linears}
         if len(wanted) > 1:
             raise ValueError(
-                f"tilemoe: {of} of {' and '.join(linears)} requires a gradient in some experts and "
-                "in others not: one tensor holds all of them"
+                f"tilemoe: {of} of {' and '.join(linears)} requires a gradient in some experts but "
+                "not in others: one tensor contains all of them"
             )
         parameter.requires_grad_(wanted.pop())

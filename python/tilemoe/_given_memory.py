@@ -1,5 +1,5 @@
-"""Checks of the memory that a caller gives for weights' gradients: backward writes it, so what
-cannot be intended is refused when the layer is called, before anything is computed."""
+"""Checks of the memory that a caller passes for weights' gradients. Backward writes it, so an
+unusable tensor is an error when the layer is called, before anything is computed."""
 
 import torch
 
@@ -11,13 +11,13 @@ _ALIGNMENT = 16  # bytes
 
 
 def check(given, weights, dtype, others):
-    """given: six tensors or None, as `weights`; dtype: what the layer computes in; others: the
+    """given: six tensors or None, as `weights`; dtype: of the layer's computation; others: the
     layer's other inputs by name.
 
     Raises:
-        ValueError: memory for an absent weight, of another shape, dtype or device than the weight's
-            gradient, that requires a gradient, that is not on 16 bytes, or that shares elements
-            with an input of the layer or with the memory of another gradient.
+        ValueError: memory for an absent weight, with another shape, dtype or device than the
+            weight's gradient, that requires a gradient, that is not aligned to 16 bytes, or that
+            shares elements with an input of the layer or with the memory of another gradient.
     """
     given = [(f"weight_grad_out.{name}", out) for name, out in zip(WEIGHTS, given)]
     for (where, out), name, weight in zip(given, WEIGHTS, weights):
@@ -60,7 +60,7 @@ def _check_one(where, out, name, weight, dtype):
 
 
 def _address(tensor):
-    """Its storage's; 0 for one without memory, and for those that are traced, or wrap others."""
+    """The address of its storage; 0 for a tensor without memory, a traced one, or a wrapper."""
     return tensor.untyped_storage().data_ptr() if type(tensor) in _library.PLAIN else 0
 
 
@@ -79,7 +79,7 @@ def _check_alignment(where, out):
 
 
 class _Memory:
-    """Where a tensor's elements are."""
+    """The positions of a tensor's elements in memory."""
 
     def __init__(self, tensor):
         self.dtype, self.itemsize = tensor.dtype, tensor.element_size()
@@ -88,8 +88,8 @@ class _Memory:
         self.end = self.begin + (1 + sum(s * (n - 1) for s, n in self.dims)) * self.itemsize
 
     def meets(self, other):
-        """Whether an element is in both: exact for the same dtype and strides, such as two halves
-        of one tensor; for others, whether their ranges meet."""
+        """Whether both share an element: exact for the same dtype and strides, such as two halves
+        of one tensor; otherwise, whether their address ranges overlap."""
         if self.end <= other.begin or other.end <= self.begin:
             return False
         strides = [s for s, _ in self.dims]
@@ -101,9 +101,9 @@ class _Memory:
 
 
 def _reaches(dims, distance):
-    """Whether `distance` is a sum of strides, each times at most so many steps either way. Strides
-    descend; those of a tensor that does not overlap itself step past all that smaller ones
-    reach."""
+    """Whether `distance` is a sum of strides, each times at most its number of steps in either
+    direction. Strides descend; in a tensor that does not overlap itself, each stride is larger than
+    the distance that the smaller ones reach."""
     if not dims:
         return distance == 0
     (stride, most), *smaller = dims

@@ -1,5 +1,5 @@
 """Checkpoints of six families of Hugging Face models: state dicts to and from `MoE`'s names, and
-the arguments of `MoE` that a model's configuration asks for. Users find it in state_dict.py."""
+the arguments of `MoE` for a model's configuration. state_dict.py exports it."""
 
 import re
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from ._entries import StateDict, partner_of, split_key
 
 
 class _Family(NamedTuple):
-    """How the hub's files name what of an MoE layer is not named as ours is."""
+    """The names in the hub's files that differ from ours."""
 
     gate: str = "gate_proj"  # of one expert
     up: str = "up_proj"
     down: str = "down_proj"
     block: str = "mlp"  # the layer in the decoder's block
     shared: str | None = None  # ours is shared_experts
-    has: tuple[str, ...] = ()  # of _OPTIONAL, beside the shared experts
+    has: tuple[str, ...] = ()  # of _OPTIONAL, without the shared experts
 
 
 _FAMILIES = {
@@ -37,7 +37,7 @@ _ROLES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _ROLES |= {"w1": "gate", "w3": "up", "w2": "down"}
 _SHARED = tuple(f"{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
 _STACKED = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
-# What a layer of ours may have, and a family has a place for or not.
+# Optional entries of our layer, which not every family supports.
 _OPTIONAL = (
     "gate.bias",
     "gate.e_score_correction_bias",
@@ -58,16 +58,16 @@ _OF_MXFP4 = tuple(
 
 
 def from_huggingface(state_dict: StateDict) -> dict[str, Tensor]:
-    """Checkpoints of DeepSeek-V3, Qwen3-MoE, Qwen3-Next, OLMoE, Mixtral and gpt-oss -> ours, from
-    the hub's own files (an entry an expert) or from transformers' models (stacked). Values stay.
+    """Convert checkpoints of DeepSeek-V3, Qwen3-MoE, Qwen3-Next, OLMoE, Mixtral and gpt-oss to
+    ours, from the hub's own files (one entry per expert) or from transformers' models (stacked).
+    Values do not change.
 
-    An expert's entries stand by each other: put the files of a checkpoint that is cut into several
-    together first. Mixtral's `block_sparse_moe` becomes `mlp`, as in transformers; other names
-    before those of the layer stay.
+    All entries of a layer must be in the state dict: merge the files of a sharded checkpoint first.
+    Mixtral's `block_sparse_moe` becomes `mlp`, as in transformers; other prefixes do not change.
 
     Raises:
-        ValueError: an expert, or one of its weights, is missing; a shape does not fit its
-            neighbours'; or the weights are quantized (MXFP4, float8).
+        ValueError: an expert, or one of its weights, is missing; a shape does not fit the other
+            shapes; or the weights are quantized (MXFP4, float8).
     """
     converted: dict[str, Tensor | None] = {}
     layers: dict[str, dict[tuple[int, str], str]] = {}  # prefix: {(expert, role): key}
@@ -103,11 +103,11 @@ def _refuse_quantized(key: str, tensor: Tensor) -> None:
         )
     is_of_experts = re.search(r"(^|\.)(shared_)?experts?\.", key) is not None
     if is_of_experts and (key.endswith("_scale_inv") or tensor.dtype.itemsize < 2):
-        raise ValueError(f"{key}: quantized weights are not read: dequantize the checkpoint first")
+        raise ValueError(f"{key}: quantized weights are not supported: dequantize the checkpoint")
 
 
 def _converted(state_dict: StateDict, key: str, tensor: Tensor) -> tuple[str, Tensor]:
-    """The name and the value of what is no single expert's weight."""
+    """The name and the value of an entry that is not the weight of a single expert."""
     stacked = tuple(f"experts.{name}" for name in _STACKED)
     routers, shared = ("router.weight", "router.bias"), [f"shared_expert.{w}" for w in _SHARED]
     prefix, ending = split_key(key, (*stacked, *routers, *shared))
@@ -131,8 +131,8 @@ def _converted(state_dict: StateDict, key: str, tensor: Tensor) -> tuple[str, Te
 
 
 def _is_transposed(state_dict: StateDict, key: str, prefix: str) -> bool:
-    """Whether a layer's weights are gpt-oss's (E, d, 2n) and (E, n, d). No two weights can be read
-    both ways: of (E, 2n, d) and (E, d, n) it would be true that n = 4n."""
+    """Whether a layer's weights are gpt-oss's (E, d, 2n) and (E, n, d). The shapes are unambiguous:
+    if both (E, 2n, d) and (E, d, n) fitted, n would equal 4n."""
     W1 = partner_of(state_dict, key, prefix + "experts.gate_up_proj")
     W2 = partner_of(state_dict, key, prefix + "experts.down_proj")
     if W1.dim() == W2.dim() == 3:
@@ -149,7 +149,7 @@ def _is_transposed(state_dict: StateDict, key: str, prefix: str) -> bool:
 
 
 def _halves_of_pairs(tensor: Tensor) -> Tensor:
-    """(E, 2n, ...), gate and up rows in turn -> gate rows, then up rows."""
+    """(E, 2n, ...), interleaved gate/up rows -> gate rows, then up rows."""
     return tensor.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2).contiguous()
 
 
@@ -193,16 +193,17 @@ def _stack(
 
 
 def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
-    """Ours -> the names and layouts of the hub's files of a family: "deepseek_v3", "qwen3_moe",
-    "qwen3_next", "olmoe", "mixtral" or "gpt_oss" (in bfloat16, not MXFP4). transformers'
-    `from_pretrained` reads them. The way back of `from_huggingface`: the same bits.
+    """Convert ours to the names and layouts of the hub's files of a family: "deepseek_v3",
+    "qwen3_moe", "qwen3_next", "olmoe", "mixtral" or "gpt_oss" (in bfloat16, not MXFP4).
+    transformers' `from_pretrained` reads them. The inverse of `from_huggingface`, with the same
+    bits.
 
     Raises:
-        ValueError: another family, or an entry that the family has no place for.
+        ValueError: another family, or an entry that the family does not support.
     """
     form = _FAMILIES[_known(family)]
     shared = tuple(f"shared_experts.{weight}" for weight in _SHARED)
-    homeless = set(_OPTIONAL) - set(form.has) | set(() if form.shared else shared)
+    unsupported = set(_OPTIONAL) - set(form.has) | set(() if form.shared else shared)
     stacked = ("experts.gate_up_proj", "experts.down_proj")
     split = _as_gpt_oss if family == "gpt_oss" else _single_experts
     converted = {}
@@ -211,8 +212,8 @@ def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
         if ending is None:
             converted[key] = tensor
             continue
-        if ending in homeless:
-            raise ValueError(f"{key}: {family} has no place for it")
+        if ending in unsupported:
+            raise ValueError(f"{key}: {family} does not support it")
         if prefix.endswith("mlp."):
             prefix = prefix[: -len("mlp.")] + form.block + "."
         if ending in shared:
@@ -239,11 +240,11 @@ def _single_experts(ending: str, tensor: Tensor, form: _Family) -> dict[str, Ten
 
 
 def _as_gpt_oss(ending: str, tensor: Tensor, form: _Family) -> dict[str, Tensor]:
-    in_turn = lambda rows: rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    interleaved = lambda rows: rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
     if ending == "experts.gate_up_proj":
-        return {ending: in_turn(tensor).mT.contiguous()}
+        return {ending: interleaved(tensor).mT.contiguous()}
     if ending == "experts.gate_up_proj_bias":
-        return {ending: in_turn(tensor).contiguous()}
+        return {ending: interleaved(tensor).contiguous()}
     if ending == "experts.down_proj":
         return {ending: tensor.mT.contiguous()}
     return {ending.replace("gate.", "router."): tensor}
@@ -263,19 +264,19 @@ _ACTIVATIONS = {
 
 
 def options_of(config: Any) -> dict[str, Any]:
-    """The arguments of `MoE` for a model of transformers: `MoE(**options_of(config), ...)` has the
-    function and, by `from_huggingface`, the parameters of the model's MoE layers.
+    """Return the arguments of `MoE` for a model of transformers: `MoE(**options_of(config), ...)`
+    computes the same as the model's MoE layers with the parameters of `from_huggingface`.
 
-    Not among them: losses (transformers' are taken over all layers at once), `return_aux`, `dtype`
-    and `device`; nor which of the model's layers are MoE layers, as `first_k_dense_replace`,
-    `mlp_only_layers` and `decoder_sparse_step` say.
+    The result does not contain losses (transformers computes them over all layers at once),
+    `return_aux`, `dtype` and `device`, nor which layers are MoE layers (`first_k_dense_replace`,
+    `mlp_only_layers`, `decoder_sparse_step`).
 
     Args:
         config: a configuration of transformers whose `model_type` is "deepseek_v3", "qwen3_moe",
             "qwen3_next", "olmoe", "mixtral" or "gpt_oss".
 
     Raises:
-        ValueError: another model, or a setting that `MoE` does not have; it names it.
+        ValueError: another model, or a setting that `MoE` does not support; it names it.
 
     Example:
         >>> from types import SimpleNamespace
@@ -292,7 +293,7 @@ def options_of(config: Any) -> dict[str, Any]:
 def _known(family: str | None) -> str:
     if family not in _FAMILIES:
         names = ", ".join(_FAMILIES)
-        raise ValueError(f"tilemoe.state_dict knows {names}, but the model is {family!r}")
+        raise ValueError(f"tilemoe.state_dict supports {names}, but the model is {family!r}")
     return family
 
 
@@ -320,10 +321,10 @@ def _activation(config: Any) -> str:
 
 
 def _refuse_other(config: Any, name: str, *expected: Any) -> None:
-    """What a configuration may say, and the model's class in transformers does not look at."""
+    """Rejects other values of a setting that the model's class in transformers does not read."""
     value = getattr(config, name, expected[0])
     if value not in expected:
-        raise ValueError(f"{name} is {value!r}, but MoE has the layer of {expected[0]!r}")
+        raise ValueError(f"{name} is {value!r}, but MoE supports only {expected[0]!r}")
 
 
 def _softmax(config: Any) -> str:
@@ -367,7 +368,7 @@ def _of_mixtral(config: Any) -> dict[str, Any]:
 def _of_gpt_oss(config: Any) -> dict[str, Any]:
     _refuse_other(config, "swiglu_limit", 7.0)
     return _common(config, "intermediate_size", "softmax_over_chosen") | dict(
-        activation="swiglu",  # whatever hidden_act says: the class has its own
+        activation="swiglu",  # for any hidden_act: the class does not read it
         clamp=7.0,
         alpha=1.702,
         up_shift=1.0,

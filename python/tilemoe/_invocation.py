@@ -9,6 +9,6 @@ def is_command() -> bool:
     words = getattr(sys, "argv", None)  # a program that embeds Python may have none
     if __package__ != "tilemoe" or not words:
         return False
-    if words[0] == "-m":  # so it is while `python -m` imports the package of what it runs
+    if words[0] == "-m":  # while `python -m` imports the package of the module that it runs
         return sys.orig_argv[len(sys.orig_argv) - len(words)] in ("tilemoe", "-mtilemoe")
     return Path(words[0]).name == "tilemoe"

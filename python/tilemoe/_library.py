@@ -1,16 +1,18 @@
-"""Finds and loads the operators' libraries: libtilemoe_torch (their names and the CPU) and, where
-torch itself has CUDA, libtilemoe_torch_cuda. A build with TILEMOE_CPU=OFF has no kernels for the CPU:
-libtilemoe_torch then has the operators' names alone."""
+"""Finds and loads the operators' libraries: libtilemoe_torch (their names and the CPU kernels) and,
+if torch has CUDA, libtilemoe_torch_cuda. A build with TILEMOE_CPU=OFF has no CPU kernels:
+libtilemoe_torch then contains only the operators' names."""
 
 import torch
 
+from . import _renamed
 from ._folder import directory
 
 LEAST_TORCH = (2, 10)
 
 
 def _namespace() -> str:
-    """Of the operators: what their build, TILEMOE_TORCH_NAMESPACE, wrote beside the libraries."""
+    """The operators' namespace, which their build (TILEMOE_TORCH_NAMESPACE) wrote to a file next to
+    the libraries."""
     written = directory() / "namespace.txt"
     return written.read_text().strip() if written.exists() else "tilemoe"
 
@@ -23,7 +25,7 @@ def _check_torch():
 
 
 def _load():
-    """Loads both libraries. Returns why there is no CUDA, or None where there is."""
+    """Loads both libraries. Returns why CUDA is not supported, or None if it is."""
     _check_torch()
     folder = directory()
     cpu = folder / "libtilemoe_torch.so"
@@ -60,12 +62,12 @@ _no_cpu = None
 if not torch._C._dispatch_has_kernel_for_dispatch_key(f"{NAMESPACE}::moe", "CPU"):
     _no_cpu = "this tilemoe was built without its CPU backend (TILEMOE_CPU=OFF)"
 _version = operators.version()
-# Of the library that is loaded, whatever package it came with.
+# The version of the loaded library, whatever package it came with.
 VERSION = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 
 
 def why_no_cuda() -> str | None:
-    """Why the operators have no CUDA; None where they have it, though there may be no GPU."""
+    """Why the operators do not support CUDA; None if they do, with a GPU or without one."""
     return _no_cuda
 
 
@@ -74,31 +76,37 @@ def why_no_cpu() -> str | None:
     return _no_cpu
 
 
-def set_block_turns(turns: int) -> None:
-    """How many blocks of threads, one after the other, a product on a GPU has for each
-    multiprocessor: 1 (the default) to 16, for the whole process.
+def set_ctas_per_sm(count: int) -> None:
+    """Set the number of CTAs that a GEMM on a GPU launches per SM, one after another (in waves): 1
+    (the default) to 16, for the whole process.
 
-    One block stays for the whole product, and fills its pipeline once. Where kernels of another
-    stream hold multiprocessors, as NCCL's do in training on several GPUs, the blocks meant for
-    these begin when others have ended; with 4 others take over. Results have the same bits.
+    With 1, a CTA runs for the whole GEMM and fills its pipeline once. If kernels of another stream
+    occupy SMs, as NCCL's do in training on several GPUs, the CTAs for these SMs start only when
+    other CTAs have ended. With 4, the free SMs take over their work. Results have the same bits.
     Without a GPU nothing changes.
 
     Raises:
-        ValueError: `turns` is no int from 1 to 16.
+        ValueError: `count` is no int from 1 to 16.
     """
-    if not isinstance(turns, int) or not 1 <= turns <= 16:
-        raise ValueError(f"tilemoe: turns is {turns!r}, expected an int, 1 to 16")
+    if not isinstance(count, int) or not 1 <= count <= 16:
+        raise ValueError(f"tilemoe: CTAs per SM is {count!r}, expected an int, 1 to 16")
     if _no_cuda is None:
-        operators.set_block_turns(turns)
+        operators.set_ctas_per_sm(count)
+
+
+def set_block_turns(turns: int) -> None:
+    """Call `set_ctas_per_sm(turns)`, whose older name this is. Deprecated."""
+    _renamed.warn("set_block_turns", "set_ctas_per_sm", 2)
+    set_ctas_per_sm(turns)
 
 
 def class_of(value) -> str:
-    """The class with its module, as messages name what they were given."""
+    """The class with its module, for error messages."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def require_tensor(value, name):
-    """Refuses what is no tensor, and tensors whose elements no kernel can read."""
+    """Rejects a value that is no tensor, and a tensor whose elements no kernel can read."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"tilemoe: {name} is a {class_of(value)}, expected a torch.Tensor")
     if value.layout is not torch.strided or value.is_nested or value.is_quantized:
@@ -113,7 +121,7 @@ def require_tensor(value, name):
 
 
 def require_weight(value, name):
-    """The same for a weight, which a subclass of torch.Tensor may hold packed."""
+    """The same for a weight, which may be a subclass of torch.Tensor with packed elements."""
     require_tensor(value, name)
     if type(value) not in PLAIN and not value.is_floating_point():
         raise NotImplementedError(
@@ -123,8 +131,8 @@ def require_weight(value, name):
 
 
 def require_device(tensor, name):
-    """Refuses what is no tensor, or one on a device that no library is for, in one sentence; every
-    function calls it first."""
+    """Rejects a value that is no tensor, and a tensor on a device without a library, with a message
+    of one sentence; every function calls it first."""
     require_tensor(tensor, name)
     if torch.jit.is_tracing():
         raise NotImplementedError(
@@ -145,7 +153,7 @@ def require_device(tensor, name):
 
 
 def require_dtype(x):
-    """Refuses what no kernel computes in, in one sentence."""
+    """Rejects a dtype that no kernel computes in, with a message of one sentence."""
     dtype, on_gpu = x.dtype, x.is_cuda
     if dtype is torch.bfloat16 or dtype is torch.float16 or dtype is torch.float32 and not on_gpu:
         return
@@ -160,8 +168,8 @@ def require_dtype(x):
 
 
 def require_together(x, x_name, **tensors):
-    """Refuses tensors that are not on x's device, before an operator makes of them what a later one
-    refuses under a name that the caller never gave."""
+    """Rejects tensors that are not on x's device, before an operator derives a tensor from them
+    that a later operator rejects under a name that the caller never passed."""
     for name, tensor in tensors.items():
         if tensor is None:
             continue

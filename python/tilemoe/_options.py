@@ -1,4 +1,4 @@
-"""Checks of what MoE's constructor is given; each error names the argument that does not fit."""
+"""Checks of the arguments of MoE's constructor; each error names the argument that does not fit."""
 
 import math
 
@@ -6,15 +6,16 @@ import torch
 
 from . import _rules
 
-# Token rounding divides a chosen expert's probability by the token's chosen sum: these do the same.
+# Token rounding divides a chosen expert's probability by the sum over the token's chosen experts;
+# so do these scorings.
 _ROUNDED_SCORINGS = ("softmax_over_chosen", "softmax_renormalized")
 
 
 def size_of(letter: str, by_letter: int | None, name: str, by_name: int | None) -> int:
-    """The size that was given by its letter or by its name."""
+    """The size, given by its letter or by its name."""
     if (by_letter is None) == (by_name is None):
         seen = "neither is" if by_name is None else "both are"
-        raise TypeError(f"tilemoe: MoE takes {letter} or {name}, and {seen} given")
+        raise TypeError(f"tilemoe: MoE requires {letter} or {name}, but {seen} given")
     size = by_letter if by_letter is not None else by_name
     _check_int(letter if by_letter is not None else name, size)
     assert size is not None
@@ -48,8 +49,8 @@ def check_dtypes(**dtypes: torch.dtype | None) -> None:
 
 
 def check_default_dtype(device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
-    """Refuses float32 parameters on a GPU unless the caller chose float32: forward takes them there
-    only if something casts them first."""
+    """Rejects float32 parameters on a GPU unless the caller chose float32: there forward supports
+    them only if something casts them first."""
     if dtype is not None or torch.get_default_dtype() != torch.float32:
         return
     where = torch.get_default_device() if device is None else torch.device(device)
@@ -67,7 +68,7 @@ def check_losses(return_aux: bool, balance_coefficient: float, z_coefficient: fl
         raise ValueError(
             f"tilemoe: balance_coefficient is {balance_coefficient} and z_coefficient "
             f"{z_coefficient}, but return_aux=False returns no aux.loss: pass return_aux=True and "
-            "add aux.loss to the task's loss"
+            "add aux.loss to the loss of the task"
         )
 
 
@@ -76,18 +77,19 @@ def check_activation(activation: str, clamp: float, alpha: float, up_shift: floa
     for name, value in (("clamp", clamp), ("alpha", alpha), ("up_shift", up_shift)):
         if value and activation != "swiglu":
             raise ValueError(
-                f"tilemoe: {name} is {value} and activation {activation!r}, but only swiglu has it"
+                f"tilemoe: {name} is {value} and activation {activation!r}, but only swiglu "
+                "supports it"
             )
         if not math.isfinite(value) or name == "clamp" and value < 0:
-            least = " of at least 0" if name == "clamp" else ""
-            raise ValueError(f"tilemoe: {name} is {value}, expected a finite number{least}")
+            bound = " of at least 0" if name == "clamp" else ""
+            raise ValueError(f"tilemoe: {name} is {value}, expected a finite number{bound}")
 
 
 def check_scoring(scoring: str, selection_bias: bool, rounding: str | None, m: int) -> None:
     _rules.number("scoring", _rules.SCORINGS, scoring)
     if selection_bias and scoring not in _rules.SIGMOIDS:
         raise ValueError(
-            f"tilemoe: scoring is {scoring!r}, but only the sigmoid scorings have a selection bias"
+            f"tilemoe: scoring is {scoring!r}, but only sigmoid scorings support a selection bias"
         )
     if rounding is None:
         return
@@ -107,7 +109,7 @@ def check_groups(
     group_score: str | None,
     routed_scaling_factor: float,
 ) -> None:
-    """Of the group-limited choice, and of the factor on the scores."""
+    """Checks the options of the group-limited choice, and the factor on the scores."""
     _check_int("n_group", n_group)
     _check_int("topk_group", topk_group)
     _rules.rule(E, K, scoring, n_group, topk_group, group_score)
@@ -116,5 +118,5 @@ def check_groups(
         if rounding is not None and value != 1:
             raise ValueError(
                 f"tilemoe: rounding is {rounding!r} and {name} {value}, which token rounding does "
-                "not know"
+                "not support"
             )

@@ -1,4 +1,4 @@
-"""What stands where in the lists that operators take: bindings/torch/packing.h in Python."""
+"""The order of the lists that operators take: bindings/torch/packing.h in Python."""
 
 WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
@@ -9,7 +9,7 @@ REALS = ("routed_scaling_factor", "clamp", "alpha", "up_shift")
 
 
 class At:
-    """Places in `numbers`, of which `rule` is the beginning, and in `reals`."""
+    """Positions in `numbers`, which begins with `rule`, and in `reals`."""
 
     KIND, K, SCORING, N_GROUP, TOPK_GROUP, GROUP_SCORE = range(len(RULE))
     ACTIVATION, GATE_LAYOUT, COLUMN_BLOCKS = range(len(RULE), len(NUMBERS))
@@ -17,7 +17,8 @@ class At:
 
 
 def pack_gradients(all_of_them):
-    """The eight, None for the absent or for all, as the operators take them: (gradients, places)."""
+    """The eight gradients, None for an absent one or for all, as operators take them: (gradients,
+    places)."""
     if all_of_them is None:
         return [], 0
     places = 0

@@ -1,9 +1,9 @@
-"""The deduplicated way between the ranks of a layer: a rank has the rows of the tokens that chose one
-of its experts and no others, and a token's rank the partial sums of the ranks that have one.
+"""The deduplicated transfer between the ranks of a layer: a rank gets only the rows of the tokens
+that chose one of its experts, and a token's rank the partial sums of the ranks with such an expert.
 
-On GPUs a rank reads these rows itself from the ranks that have them, out of symmetric memory: no
-shape depends on what was chosen, and the host waits for nothing. On the CPU they are sent, by a
-collective whose sizes the host reads off the choice. The rows are the same, and so are all bits."""
+On GPUs a rank reads these rows from the ranks that have them, in symmetric memory: no shape depends
+on the routing, and the host never waits. On the CPU the rows are sent by a collective whose sizes
+the host computes from the routing. The rows, and so all bits, are the same."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _ops = _library.operators
 
 
 class Pull:
-    """One call's. Of N tokens of all ranks those that this rank needs are packed in their order into
-    C rows, those past them left out: a rank with as many places for pairs as C needs no more.
+    """The transfer of one call. The tokens that this rank needs, of N tokens of all ranks, are
+    packed in their order into C rows; tokens past C are left out. A rank with a capacity of C pairs
+    needs no more rows.
 
-    ids (N, K) int32, of all E experts; capacity: rows C at most, the same on every rank."""
+    ids (N, K) int32, of all E experts; capacity: maximum of C, the same on every rank."""
 
     chunks = 1
 
@@ -43,14 +44,14 @@ class Pull:
         self.team, self.rows = team, rows
         # (C) int32: the token of each row of this rank; N: none.
         self.tokens = token.new_full((rows + 1,), N).scatter_(0, at, token)[:rows]
-        # (t, R) int32: the row of each of this rank's tokens on every rank, counted through all of
-        # them; -1: none.
+        # (t, R) int32: the row of each of this rank's tokens on every rank, numbered over all
+        # ranks; -1: none.
         own = slice(team.rank * team.rows, team.rank * team.rows + team.t)
         first = rows * torch.arange(R, dtype=torch.int32, device=ids.device)
         self.places = torch.where(there[own], place[own] + first, -1)
 
     def ids_of_rows(self, ids: Tensor) -> Tensor:
-        """(N, K) -> (C, K), -1 where a row has no token."""
+        """(N, K) -> (C, K), -1 for rows without a token."""
         return _with_last(ids, -1).index_select(0, self.tokens.long())
 
     def scores_of_rows(self, scores: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class Pull:
         return PulledRows(rows, self._transport(own).spread(self, own, rows))
 
     def depart(self, parts: Tensor) -> PulledSums:
-        """parts (C, d): what this rank makes of its rows."""
+        """parts (C, d): this rank's results for its rows."""
         return PulledSums(self, parts)
 
     def collect(self, parts: Tensor, addend: Tensor | None, out: Tensor) -> Any:
@@ -93,7 +94,7 @@ class _ScoresOfRows(torch.autograd.Function):
 
 
 class PulledRows:
-    """What an Arrival is where rows are gathered."""
+    """The counterpart of _team.Arrival for pulled rows."""
 
     def __init__(self, rows: Tensor, underway: Any) -> None:
         self.rows, self._underway = rows, underway
@@ -101,12 +102,12 @@ class PulledRows:
     def wait(self) -> Tensor:
         self._underway.wait()
         rows = self.rows
-        del self.rows, self._underway  # whoever has the rows decides how long they live
+        del self.rows, self._underway  # the caller's reference alone keeps the rows alive
         return rows
 
 
 class PulledSums:
-    """What a Departure is where rows are gathered."""
+    """The counterpart of _team.Departure for pulled rows."""
 
     def __init__(self, pull: Pull, parts: Tensor) -> None:
         self._pull, self._parts = pull, parts
@@ -122,7 +123,7 @@ class PulledSums:
         return self
 
     def sum(self, addend: Tensor | None = None) -> Tensor:
-        """(t, d): the sums of this rank's tokens, and the addend where they have not left yet."""
+        """(t, d): the sums of this rank's tokens, with the addend unless they have left already."""
         if self._left is None:
             self.leave(addend)
         assert self._left is not None
@@ -152,7 +153,7 @@ class _Done:
 
 
 class _Collectives:
-    """Rows are sent to whom they are for."""
+    """Sends rows to the ranks that need them."""
 
     def spread(self, pull: Pull, own: Tensor, rows: Tensor) -> _Done:
         team = pull.team
@@ -170,7 +171,7 @@ class _Collectives:
         received = parts.new_empty(sum(back), parts.shape[1])
         sent = parts[: sum(counts)]
         dist.all_to_all_single(received, sent, back, counts, group=pull.team.group)
-        # By the ranks, and of each in the order of the tokens.
+        # Ordered by rank, then by token.
         nth = here.t().flatten().cumsum(0, dtype=torch.int32).view(here.t().shape).t() - 1
         places = torch.where(here, nth, -1)
         _sum_rows([received.data_ptr()], len(received), places, addend, out)
@@ -178,7 +179,7 @@ class _Collectives:
 
 
 def _counts_by_rank(pull: Pull) -> list[int]:
-    """Rows of this rank that come from each."""
+    """The number of this rank's rows that come from each rank."""
     team = pull.team
     tokens = pull.tokens[pull.tokens < team.tokens]
     return torch.bincount(tokens // max(team.rows, 1), minlength=team.size).tolist()
@@ -188,16 +189,16 @@ def _counts_by_rank(pull: Pull) -> list[int]:
 
 
 class _Link:
-    """What a process has of a group for all its calls: memory that its ranks read, and a stream on
-    which one exchange comes after the other, in the order of the calls, which is one on all ranks.
-    It does not hold the group: a group that is destroyed takes its link along."""
+    """A process's state of a group for all calls: memory that the group's ranks read, and a stream
+    on which exchanges run in the order of the calls, which is the same on all ranks. It has no
+    reference to the group: destroying a group destroys its link."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)
         self._memory: tuple[Tensor, Any] | None = None  # and its handle
-        # Memory that a captured exchange uses again in each replay: torch does not say when a graph
-        # is gone, so it stays as long as the link.
+        # Memory that a captured exchange uses again in each replay: torch does not report when a
+        # graph is destroyed, so the memory lives as long as the link.
         self._in_graphs: list[tuple[Tensor, Any]] = []
         self._timeout_ms = max(int(_timeout_of(group, device).total_seconds() * 1000), 1)
 
@@ -214,27 +215,28 @@ class _Link:
     ) -> _Underway:  # fmt: skip
         """Every rank has as many source_rows, of which `own` are the first."""
         handle = self._handle(group, max(source_rows * own.shape[1] * own.element_size(), 1))
-        # Before the stream reads anything: whatever fails below, the tensors outlive its reads.
+        # Made before the stream reads anything: if something fails below, the tensors outlive the
+        # reads.
         underway = _Underway(self.stream, (own, places, addend, out))
         with torch.cuda.stream(self.stream):
             handle.get_buffer(handle.rank, own.shape, own.dtype).copy_(own)
-            handle.barrier(0, self._timeout_ms)  # every rank's rows are there
+            handle.barrier(0, self._timeout_ms)  # every rank has written its rows
             _sum_rows(list(handle.buffer_ptrs), source_rows, places, addend, out)
-            handle.barrier(0, self._timeout_ms)  # and read
+            handle.barrier(0, self._timeout_ms)  # every rank has read them
         return underway
 
     def _handle(self, group: dist.ProcessGroup, size: int) -> Any:
-        """Of at least so many bytes, as many on every rank."""
+        """The handle of symmetric memory of at least `size` bytes, the same size on every rank."""
         from torch.distributed import _symmetric_memory as symmetric
 
         captures = torch.cuda.is_current_stream_capturing()
         if self._memory is None or self._memory[0].numel() < size:
             if captures:
                 raise RuntimeError(
-                    "tilemoe: ranks agree on memory when a layer is first called with so many "
-                    "tokens, which a CUDA graph cannot capture: call it once before"
+                    "tilemoe: ranks allocate symmetric memory in the first call of a layer with "
+                    "this many tokens, which a CUDA graph cannot capture: call the layer once first"
                 )
-            torch.cuda.synchronize(self.device)  # the old one is not read any more
+            torch.cuda.synchronize(self.device)  # no work reads the old memory any more
             self._memory = None
             memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
             self._memory = memory, symmetric.rendezvous(memory, group)
@@ -244,9 +246,9 @@ class _Link:
 
 
 class _Underway:
-    """Work of `stream`, which waits for what the current stream has computed, on tensors of the
-    current stream. They live until `wait`. If nobody calls that, as after an exception, the stream
-    that torch reuses their memory on waits all the same."""
+    """Work on `stream`, which waits for the current stream, with tensors of the current stream. The
+    tensors live until `wait`. If nothing calls `wait`, for instance after an exception, the stream
+    on which torch reuses their memory waits when this object is deleted."""
 
     def __init__(self, stream: torch.cuda.Stream, tensors: tuple[Tensor | None, ...]) -> None:
         self._stream, self._tensors = stream, tensors
@@ -267,7 +269,7 @@ class _Underway:
 
 
 def _timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
-    """The group's own, where this torch tells it."""
+    """The group's timeout, if this torch exposes it; else torch's default."""
     options = getattr(group._get_backend(device), "options", None)
     return getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
 

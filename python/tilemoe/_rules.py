@@ -1,4 +1,4 @@
-"""The C interface's enums by name, and the sizes of a routing that it knows before any value."""
+"""The C interface's enums by name, and the sizes of a routing, which do not depend on values."""
 
 import math
 from typing import Literal, get_args
@@ -14,10 +14,11 @@ SCORINGS = (
     "sigmoid",
     "sigmoid_renormalized",
 )
-SCORES_GIVEN = -1  # in place of a scoring: what flows back is the gradient of the scores themselves
-MOST_GROUPS = 32
-FEW_T, FEW_E, FEW_K, FEW_D = 64, 512, 32, 65536  # TILEMOE_ROUTE_TOKENS_MOST_T and so on
-LEAST_FACTOR = 2.0**-126  # float32's least normal number: to the library 0 is 1
+SCORES_GIVEN = -1  # in place of a scoring: backward returns the gradient of the scores themselves
+MAX_GROUPS = 32
+# TILEMOE_ROUTE_TOKENS_MOST_T and so on: the limits of moe_tokens.
+DECODE_T, DECODE_E, DECODE_K, DECODE_D = 64, 512, 32, 65536
+MIN_FACTOR = 2.0**-126  # float32's smallest normal number: the library reads 0 as 1
 GROUP_SCORES = ("top2_sum", "max")
 SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 ROUNDINGS = ("nearest", "up", "down", "stochastic", "balanced")
@@ -42,7 +43,7 @@ def number(what, names, name):
 
 
 def rule(E, K, scoring, n_group=1, topk_group=1, group_score=None):
-    """The beginning of an operator's numbers (_packing.RULE), of a choice from logits."""
+    """The first of an operator's numbers (_packing.RULE), for a choice from logits."""
     if group_score is None:
         if n_group == 1 and topk_group == 1:
             return [TOP_K, K, number("scoring", SCORINGS, scoring), 1, 1, 0]
@@ -57,7 +58,7 @@ def rule(E, K, scoring, n_group=1, topk_group=1, group_score=None):
 
 
 def rule_of(kind, K, scoring):
-    """The same of a routing that was built; scoring: its number, or SCORES_GIVEN."""
+    """The same for a routing that exists already; scoring: its number, or SCORES_GIVEN."""
     return [kind, K, scoring, 1, 1, 0]
 
 
@@ -65,10 +66,9 @@ def _check_groups(E, K, scoring, n_group, topk_group, group_score):
     def refuse(sentence):
         raise ValueError(f"tilemoe: {sentence}")
 
-    if not 1 <= n_group <= MOST_GROUPS or E % n_group:
+    if not 1 <= n_group <= MAX_GROUPS or E % n_group:
         refuse(
-            f"n_group is {n_group}, expected 1 to {MOST_GROUPS} groups into which E = {E} experts "
-            "go"
+            f"n_group is {n_group}, expected 1 to {MAX_GROUPS} groups that divide E = {E} experts"
         )
     width = E // n_group
     if not 1 <= topk_group <= n_group:
@@ -79,14 +79,14 @@ def _check_groups(E, K, scoring, n_group, topk_group, group_score):
             f"than K = {K}"
         )
     if group_score == "top2_sum" and scoring not in SIGMOIDS:
-        refuse(f"group_score is top2_sum, which goes with the sigmoid scorings, not {scoring}")
+        refuse(f"group_score is top2_sum, which requires a sigmoid scoring, not {scoring}")
     if group_score == "top2_sum" and width < 2:
         refuse(f"group_score is top2_sum, but n_group is {n_group}: groups of one expert")
 
 
 def check_factor(routed_scaling_factor):
-    """Of those that are not 1."""
-    if not LEAST_FACTOR <= routed_scaling_factor < math.inf:
+    """Checks a factor that is not 1."""
+    if not MIN_FACTOR <= routed_scaling_factor < math.inf:
         raise ValueError(
             f"tilemoe: routed_scaling_factor is {routed_scaling_factor}, expected a finite number "
             "above 0"
@@ -106,7 +106,7 @@ def w1_rows(activation, gate_layout, n):
 
 
 def reads_logits(scoring, kind):
-    """Whether the logits' gradient needs the logits again, beside the scores."""
+    """Whether the logits' gradient needs the logits again, in addition to the scores."""
     return kind == ROUNDED or SCORINGS[scoring] not in (
         "softmax_over_chosen",
         "softmax_renormalized",
@@ -114,7 +114,7 @@ def reads_logits(scoring, kind):
 
 
 def rounded_capacity(T, E, K, m, rounding, round_tokens):
-    """Rows that a rounded routing may have; round_tokens: tokens that are rounded by themselves, 0
+    """The maximum rows of a rounded routing; round_tokens: tokens that are rounded separately, 0
     for all."""
     if round_tokens:
         return T // round_tokens * rounded_capacity(round_tokens, E, K, m, rounding, 0)
@@ -140,8 +140,7 @@ def counters_of(routing):
 
 
 def row_arrays_of(routing, E, capacity, pairs=None):
-    """row_score (as int32), row_token, pair_row, what follows them; pairs: as many as rows, unless
-    they are told."""
+    """row_score (as int32), row_token, pair_row, and the rest; pairs: None: as many as rows."""
     start, step = _on_16_bytes(E + 1), _on_16_bytes(capacity)
     pairs = capacity if pairs is None else pairs
     sizes = (capacity, capacity, pairs)
@@ -150,8 +149,8 @@ def row_arrays_of(routing, E, capacity, pairs=None):
 
 
 def routing_elements(kind, T, E, capacity, pairs=None):
-    """Elements of the int32 tensor that tilemoe_routing_bind lays out; pairs: as many as rows,
-    unless they are told."""
+    """Elements of the int32 tensor that tilemoe_routing_bind lays out; pairs: None: as many as
+    rows."""
     elements = _on_16_bytes(E + 1) + _on_16_bytes(capacity)  # offsets, row_score
     if kind != GROUPED:
         elements += _on_16_bytes(capacity)  # row_token

@@ -1,5 +1,5 @@
-"""What torch traces in the operators' place: fake kernels, which tell the shapes of what comes out
-and refuse what the kernels refuse, in the library's own sentences."""
+"""Fake kernels, which torch traces in the operators' place: they return the shapes of the outputs
+and raise the same errors as the kernels, with the library's messages."""
 
 import functools
 
@@ -57,7 +57,7 @@ def _check_lists(weights, numbers, reals):
 
 
 def _check_weights(function, X, weights, numbers):
-    """Returns n, as W2 tells it."""
+    """Returns n, from W2."""
     W1, W1_up, W2, b1, b1_up, b2 = weights
     _check_dims("W2", W2, 3, "(E, d, n)")
     E, d, n = W2.shape
@@ -90,8 +90,8 @@ def _named_tensors(names, values):
 
 
 def check_devices(names, values):
-    """One device for all tensors. A single one on meta brings its call to these kernels, whose
-    outputs nobody fills, and where the others lie says nothing of it."""
+    """Requires one device for all tensors. A single tensor on meta dispatches its call to these
+    kernels, whose outputs are not computed, whatever the other tensors' devices are."""
     first = None
     for name, tensor in _named_tensors(names, values):
         if first is None:
@@ -101,7 +101,8 @@ def check_devices(names, values):
 
 
 def _register(name):
-    """Registers what follows as the operator's fake kernel, behind a check of all its tensors."""
+    """Registers the decorated function as the operator's fake kernel, after a check of all its
+    tensors."""
     schema = getattr(operators, name).default._schema
     names = [argument.name for argument in schema.arguments]
 
@@ -233,7 +234,8 @@ def _(X, router_weight, router_bias, selection_bias, weights, addend, numbers, r
 
 
 def _gradient_like(weight):
-    """A gradient in its weight's own layout, whichever of its last two dimensions is contiguous."""
+    """A gradient with the layout of its weight, contiguous in the same one of the last two
+    dimensions."""
     if weight.dim() == 3 and weight.stride(2) != 1 and weight.stride(1) == 1:
         E, rows, columns = weight.shape
         return weight.new_empty((E, columns, rows)).transpose(1, 2)
@@ -241,7 +243,7 @@ def _gradient_like(weight):
 
 
 def empty_gradients(X, H, weights, numbers, wanted):
-    """The eight gradients, uninitialised, None for what `wanted` has no bit for."""
+    """The eight gradients, uninitialised; None for each without a bit in `wanted`."""
     dX = X.new_empty(X.shape) if wanted & WANTED_X else None
     pairs = (X.shape[0], numbers[At.K]) if numbers[At.KIND] == TOP_K else (H.shape[0],)
     ds = X.new_empty(pairs, dtype=torch.float32) if wanted & WANTED_S else None

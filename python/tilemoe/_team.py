@@ -19,11 +19,11 @@ RankTokens = int | Sequence[int] | None
 
 
 class Team:
-    """One call's.
+    """The ranks of one call.
 
     group: the ranks, in the order of their experts; t: this rank's tokens; rank_tokens: those of
-    every rank, or the most that one has, or None where each has as many as this one; chunks: in
-    which rows travel, at most so many as a rank has; pulls: none is gathered (_pull.py)."""
+    every rank, or their maximum, or None if each has as many as this one; chunks: the number of
+    chunks in which rows travel, limited to a rank's rows; pulls: rows are pulled (_pull.py)."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Team:
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.t = t
         self.counts = _counts(rank_tokens, t, self.size, self.rank)
-        # Of a rank, in what is gathered:
+        # Rows of each rank in the gathered tensor:
         self.rows = most_tokens(t, rank_tokens)
         if t > self.rows:
             raise ValueError(
-                f"tilemoe: rank {self.rank} has {t} tokens, and rank_tokens says {self.rows} at "
-                "most"
+                f"tilemoe: rank {self.rank} has {t} tokens, but the maximum in rank_tokens is "
+                f"{self.rows}"
             )
         self.cuts = cuts_of(self.rows, chunks)  # of a rank's rows into chunks
 
@@ -57,11 +57,11 @@ class Team:
 
     @property
     def token_cuts(self) -> list[int]:
-        """Of what is gathered into its chunks."""
+        """The first token of each chunk in the gathered tensor."""
         return [self.size * cut for cut in self.cuts]
 
     def own_rows(self, chunk: int) -> slice:
-        """A chunk's among one rank's rows."""
+        """A chunk's rows among one rank's rows."""
         return slice(self.cuts[chunk], self.cuts[chunk + 1])
 
     def all_rows(self, chunk: int) -> slice:
@@ -114,7 +114,7 @@ class Team:
 
 
 def cuts_of(rows: int, chunks: int) -> list[int]:
-    """Where chunks of so many rows begin, and the last one ends: none is empty but of no rows."""
+    """The first row of each chunk, and the end of the last. No chunk is empty unless rows is 0."""
     chunks = max(min(chunks, rows), 1)
     return [rows * chunk // chunks for chunk in range(chunks + 1)]
 
@@ -129,14 +129,14 @@ def total_of(received: Tensor, addend: Tensor | None = None) -> Tensor:
 
 
 def most_tokens(t: int, rank_tokens: RankTokens) -> int:
-    """That a rank has, of which this one has t."""
+    """The maximum tokens of a rank, if this one has t."""
     if rank_tokens is None:
         return t
     return rank_tokens if isinstance(rank_tokens, int) else max(rank_tokens)
 
 
 def _counts(rank_tokens: RankTokens, t: int, size: int, rank: int) -> tuple[int, ...] | None:
-    """Of every rank, or None where they are not known here."""
+    """The tokens of every rank, or None if they are not known here."""
     if rank_tokens is None:
         return (t,) * size
     if isinstance(rank_tokens, int):
@@ -148,7 +148,7 @@ def _counts(rank_tokens: RankTokens, t: int, size: int, rank: int) -> tuple[int,
         )
     if counts[rank] != t:
         raise ValueError(
-            f"tilemoe: rank {rank} has {t} tokens, and rank_tokens says {counts[rank]}"
+            f"tilemoe: rank {rank} has {t} tokens, but rank_tokens has {counts[rank]} for it"
         )
     return counts
 
@@ -177,7 +177,7 @@ class Arrival:
         works.append(dist.all_gather_into_tensor(into, own, group=group, async_op=True))
 
     def go_on(self) -> Arrival:
-        """Collectives of one group are done in turn: what is called before comes before."""
+        """Starts the other chunks. Collectives of one group run in the order of their calls."""
         for chunk in range(len(self._underway[0]), self.team.chunks):
             self._start(chunk)
         return self
@@ -195,7 +195,7 @@ class Arrival:
         works, rows, _ = self._underway
         for work in works:
             work.wait()
-        self._underway = None  # whoever has the rows decides how long they live
+        self._underway = None  # the caller's reference alone keeps the rows alive
         return rows
 
 
@@ -210,21 +210,21 @@ class Departure:
         return self._parts is parts
 
     def send(self) -> None:
-        """The next chunk, which the current stream has computed."""
+        """Sends the next chunk, which the current stream has computed."""
         parts = self._parts[self.team.all_rows(len(self._underway))]
         received = torch.empty_like(parts)
         work = dist.all_to_all_single(received, parts, group=self.team.group, async_op=True)
         self._underway.append((work, received))
 
     def leave(self) -> Departure:
-        """All that have not left. Nothing is to be added."""
+        """Sends the remaining chunks."""
         while len(self._underway) < self.team.chunks:
             self.send()
         return self
 
     def sum(self, addend: Tensor | None = None) -> Tensor:
-        """(t, d): the ranks' parts of this rank's tokens, and the addend, in float32, rounded once;
-        no more than once."""
+        """(t, d): the sum of the ranks' parts of this rank's tokens and the addend, in float32,
+        rounded once. Called at most once."""
         self.leave()
         underway, self._underway = self._underway, []
         del self._parts
@@ -245,21 +245,21 @@ class Departure:
 
 
 class Travel:
-    """ops.Travel of a call whose X came from all ranks: in backward X comes, and dX leaves, beside
-    its products. In chunks X and dO come beside the products of those before, O leaves beside those
-    of the chunks that follow.
+    """ops.Travel of a call whose X comes from all ranks. In backward X arrives, and dX leaves,
+    while GEMMs run. In chunks, X and dO arrive during the GEMMs of the chunk before, and O leaves
+    during those of the next chunk.
 
-    way: the team, or a Pull; kept: forward has kept what came, and none comes again; beside: else
-    all is done in turn, in backward."""
+    way: the team, or a Pull; kept: forward has kept the rows, and backward does not gather them;
+    overlap: False: in backward all steps run one after another."""
 
-    def __init__(self, way: Any, kept: bool, beside: bool) -> None:
-        self.way, self.kept, self.beside = way, kept, beside
+    def __init__(self, way: Any, kept: bool, overlap: bool) -> None:
+        self.way, self.kept, self.overlap = way, kept, overlap
         self._arrival: Any = None
         self._departure: Any = None
         self._gradient: Any = None
 
     def forward_begins(self, arrival: Any) -> Tensor:
-        """-> X, which `chunk_arrived` waits for where there are chunks."""
+        """-> X; with chunks, `chunk_arrived` waits for it."""
         if self.way.chunks == 1:
             return arrival.wait()
         self._arrival = arrival
@@ -277,20 +277,20 @@ class Travel:
         self._departure.send()
 
     def sum_of(self, O: Tensor, addend: Tensor | None) -> Tensor:
-        """(t, d): the sum of an O whose chunks have left already, or of any other, and the addend."""
+        """(t, d): the sum of O, whose chunks may have left already, and the addend."""
         return self._departed(O).sum(addend)
 
     def gradient_begins(self, dO: Tensor) -> Tensor:
-        """-> dO of all tokens, which `gradient_arrived` waits for where all is not done in turn."""
+        """-> dO of all tokens; with overlapped chunks, `gradient_arrived` waits for it."""
         self._gradient = self.way.start(dO)
         rows = self._gradient.rows
-        # Anomaly detection looks at what a node of the graph has computed.
-        if self.way.chunks == 1 or not self.beside or torch.is_anomaly_enabled():
+        # Anomaly detection reads the results of each node of the graph.
+        if self.way.chunks == 1 or not self.overlap or torch.is_anomaly_enabled():
             self.gradient_arrived()
         return rows
 
     def gradient_arrived(self, chunk: int | None = None) -> None:
-        """dO, or a chunk of it, is there for what the stream computes from here on."""
+        """Makes the current stream wait for dO, or for a chunk of it."""
         if self._gradient is None:
             return
         if chunk is not None:
@@ -304,7 +304,7 @@ class Travel:
             return source
         self._arrival = self.way.start(source)
         rows = self._arrival.rows
-        if not self.beside:
+        if not self.overlap:
             self.arrived()
         return rows
 
@@ -314,7 +314,7 @@ class Travel:
             self._arrival = None
 
     def made(self, dX: Tensor) -> None:
-        if self.beside:
+        if self.overlap:
             self._departure = self.way.depart(dX).leave()
 
     def sum_back(self, dX: Tensor) -> Tensor:
@@ -345,8 +345,8 @@ class _Gathered(torch.autograd.Function):
 
 
 def gathered(own: Tensor, travel: Travel, arrival: Any) -> Tensor:
-    """own (t, d), and its rows on their way -> (N, d), or a Pull's (C, d); where there are chunks
-    still on their way. Backward adds the ranks' parts of a token's gradient."""
+    """own (t, d), and its rows on their way -> (N, d), or a Pull's (C, d); with chunks, these rows
+    are still on their way. Backward adds the ranks' parts of a token's gradient."""
     return _Gathered.apply(own, travel, arrival)
 
 
@@ -389,7 +389,7 @@ class _ScoresOfPairs(torch.autograd.Function):
 
 def scores_of_pairs(own, team, scores, tokens, experts, E_local):
     """own (t, E) float32: the score of each pair that this rank's tokens could have; scores, tokens
-    and experts (pairs) of this rank's experts, whose token is N where there is none -> scores."""
+    and experts (pairs) of this rank's experts, with token N in unused places -> scores."""
     return _ScoresOfPairs.apply(own, team, scores, tokens, experts, E_local)
 
 
@@ -409,8 +409,8 @@ class _Returned(torch.autograd.Function):
 def returned(
     parts: Tensor, addend: Tensor | None, travel: Travel, is_spoilt: Tensor | None
 ) -> Tensor:
-    """parts (N, d), or (C, d): what this rank's experts make of what came -> (t, d): this rank's tokens'
-    sums, NaN where is_spoilt () says so."""
+    """parts (N, d), or (C, d): results of this rank's experts for the received rows -> (t, d): the
+    sums of this rank's tokens, NaN if is_spoilt ()."""
     return _Returned.apply(parts, addend, travel, is_spoilt)
 
 
@@ -440,7 +440,7 @@ class _Scaled(torch.autograd.Function):
     def backward(ctx, gradient):
         if torch.is_grad_enabled():
             return gradient * ctx.factor, None
-        return gradient.mul_(ctx.factor), None  # nobody else has it yet, and a copy is a peak
+        return gradient.mul_(ctx.factor), None  # no other reference exists; a copy would be a peak
 
 
 def gradient_scaled(weight: Tensor, factor: float) -> Tensor:

@@ -1,10 +1,10 @@
-"""torchtitan's dispatchers that move tokens by a library of their own, DeepEP or HybridEP, around
-TileMoE's experts (see torchtitan.py).
+"""torchtitan's dispatchers that move tokens with a library, DeepEP or HybridEP, around TileMoE's
+experts (see torchtitan.py).
 
-Both send a token's row once to a rank, whatever the number of its experts there, and add up what
-comes back. So where they hand over these rows as they came, the *compact form*, nothing is copied
-or sorted by expert: a row goes through `tilemoe.moe` with the ids of this rank's experts, and -1 for
-the token's others. One row a token goes back.
+Both send a token's row once to a rank, whatever the number of its experts there, and add up the
+results. If they return the received rows without copies per expert, in the *compact form*, nothing
+is copied or sorted by expert: `tilemoe.moe` gets the rows with the ids of this rank's experts, and
+-1 for the token's other experts. One row per token goes back.
 """
 
 from collections.abc import Callable
@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from . import functional
-from .routing import at_most_experts
+from .routing import narrowed_to_experts
 
 Experts = Callable[..., Tensor]  # torchtitan.Computed, called with `routed`
 
 
 def of_deepep(dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: Experts) -> Tensor:
     """x (T, D), scores and ids (T, K) -> (T, D), by DeepEP's compact form. It waits for the number
-    of rows, so there is memory for the pairs of this rank's experts and for no more."""
+    of rows, so the capacity is the exact number of pairs of this rank's experts."""
     from torchtitan.distributed.deepep import deepep
 
     buffer, T = deepep._buffer, x.shape[0]
     if T > buffer.num_max_tokens_per_rank:
         raise ValueError(
-            f"tilemoe: there are {T} tokens, and DeepEP's buffer was made for "
-            f"{buffer.num_max_tokens_per_rank}"
+            f"tilemoe: DeepEP's buffer was made for {buffer.num_max_tokens_per_rank} tokens, but "
+            f"the call has {T}"
         )
     will_backward = torch.is_grad_enabled()
     received, here, received_scores, counts, handle = torch.ops.deepep.dispatch(
@@ -40,7 +40,7 @@ def of_deepep(dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: 
         num_tokens_per_rank=T,
         cudagraphable=False,
     )
-    here, received_scores = at_most_experts(here, received_scores, counts.shape[0])
+    here, received_scores = narrowed_to_experts(here, received_scores, counts.shape[0])
     out = experts(received, routed=_chosen(here, received_scores, int(counts.sum())))
     combined = torch.ops.deepep.combine(out, handle, will_backward)
     deepep.sync_combine()
@@ -50,8 +50,8 @@ def of_deepep(dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: 
 def of_hybridep(
     dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: Experts
 ) -> Tensor:
-    """The same by HybridEP: by its compact form where it waits for the number of rows, else by its
-    rows of pairs, which are as many as the dispatcher's non_blocking_capacity_factor says."""
+    """The same by HybridEP: by its compact form if it waits for the number of rows, else by its
+    rows of pairs, whose number the dispatcher's non_blocking_capacity_factor sets."""
     from torchtitan.distributed.deepep import hybridep
 
     E, group = dispatcher.num_experts, dispatcher.ep_mesh.get_group()
@@ -67,7 +67,7 @@ def of_hybridep(
             dispatcher.non_blocking_capacity_factor,
             dispatcher.pad_multiple,
         )
-        # Scored within the experts' product: nobody keeps what it was for the scores' gradient.
+        # The down-projection applies the scores, so no unscaled result is kept for their gradient.
         routed = partial(functional.grouped_experts, counts=counts, row_scores=row_scores)
         out = experts(rows, routed=routed)
         return torch.ops.hybridep.combine(out, handle, x.shape[0], dispatcher.pad_multiple)
@@ -87,7 +87,7 @@ def of_hybridep(
 
 
 def _chosen(ids: Tensor, scores: Tensor, pairs: int) -> Callable[..., Tensor]:
-    """tilemoe.moe of received tokens, ids and scores (received, K); so many ids are no -1."""
+    """tilemoe.moe of received tokens, ids and scores (received, K); pairs: ids other than -1."""
     return partial(functional.moe, logits_or_scores=scores, ids=ids, capacity=max(pairs, 1))
 
 

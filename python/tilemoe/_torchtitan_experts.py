@@ -9,8 +9,8 @@ from . import functional
 
 
 class Computed:
-    """What computes experts, whoever chose them. FSDP gathers their parameters where they are
-    called, so TileMoERoutedExperts, too, goes through forward."""
+    """Computes experts, for any routing. FSDP gathers parameters when forward is called, so
+    TileMoERoutedExperts calls forward, too."""
 
     def layer(self) -> dict[str, Any]:
         """Weights and form, as arguments of `tilemoe.moe` and of `grouped_experts`."""
@@ -23,8 +23,8 @@ class Computed:
         *,
         routed: Callable[..., torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """x_RD (R, D), sorted by expert -> (R, D) bfloat16, zero past the sum of the counts; or what
-        `routed` makes of x, in bfloat16, and of the layer."""
+        """x_RD (R, D), sorted by expert -> (R, D) bfloat16, zero past the sum of the counts; or the
+        result of `routed` for x, in bfloat16, and the layer."""
         x = x_RD.bfloat16()
         if routed is not None:
             return routed(x, **self.layer())

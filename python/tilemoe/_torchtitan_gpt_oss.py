@@ -24,19 +24,19 @@ class TileMoEGptOssGroupedExperts(Computed, GptOssGroupedExperts):
             W1=local_bfloat16(self.mlp1_weight_EGD),
             W2=local_bfloat16(self.mlp2_weight_EDF),
             b1=local_bfloat16(self.mlp1_bias_EG),
-            b2=self._share_of_mlp2_bias(),
+            b2=self._part_of_mlp2_bias(),
             gate_layout="interleaved",
             clamp=self.swiglu_limit,
             alpha=1.702,  # a constant of torchtitan's swiglu
             up_shift=1.0,
         )
 
-    def _share_of_mlp2_bias(self) -> torch.Tensor:
-        """This rank's, of the tensor-parallel ranks whose results are added up."""
+    def _part_of_mlp2_bias(self) -> torch.Tensor:
+        """This rank's part of the bias; the results of the tensor-parallel ranks are added up."""
         weight, bias = self.mlp1_weight_EGD, local_bfloat16(self.mlp2_bias_ED)
         if not isinstance(weight, DTensor):
-            # Under torchtitan's spmd_types parameters are plain, and the region's mesh tells: of a
-            # region whose experts are on several ranks it has no tensor parallelism. There the
+            # Under torchtitan's spmd_types parameters are plain, and the degree comes from the
+            # region's mesh, which has no tensor parallelism if experts are spread over ranks. The
             # ranks' gradients are added up, too.
             return bias / spmd_mesh_size("tp")
         mesh = weight.device_mesh

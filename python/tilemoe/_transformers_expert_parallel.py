@@ -14,13 +14,13 @@ from .routing import counts_of_ids
 
 
 class TileMoEEP(EPImplementation):
-    """Tokens of ranks that have batches of their own: `tilemoe.expert_parallel.moe`, a token's row
-    once to every rank and one row back. Ranks that share one batch have its rows already: each
+    """Ranks with different batches use `tilemoe.expert_parallel.moe`: a token's row goes once to
+    every rank, and one row comes back. Ranks that share one batch have its rows already: each rank
     computes its own experts' part of it, as in AllReduceEP.
 
-    Before the former the ranks tell each other their tokens and pairs, for which the host waits, as
-    it does in transformers' AllToAllEP; so batches may be of any sizes, and there is memory for the
-    most pairs that a rank's experts have, and for no more."""
+    With different batches the ranks first exchange the counts of their tokens and pairs, for which
+    the host waits, as it does in transformers' AllToAllEP. So batches may have any sizes, and the
+    capacity is the maximum number of pairs over the ranks' experts."""
 
     def __init__(self, experts: torch.nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
         super().__init__(experts, ep_mesh, tp_mesh)
@@ -31,7 +31,7 @@ class TileMoEEP(EPImplementation):
             self.all_reduce.experts_forward = self._forward
 
     def _forward(self, *args: Tensor) -> Tensor:
-        """Whatever the model's experts_implementation is."""
+        """Computes the experts for any experts_implementation of the model."""
         return experts_forward(self.experts, *args)
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class TileMoEEP(EPImplementation):
             return self.all_reduce(hidden_states, top_k_index, top_k_weights)
         given = hidden_states, top_k_index, top_k_weights
         x, ids, weights = (self._own_rows(tensor) for tensor in given)
-        rank_tokens, factor = self._tell(ids)
+        rank_tokens, factor = self._exchange_counts(ids)
         out = computed(
             expert_parallel.moe,
             self.experts,
@@ -60,19 +60,19 @@ class TileMoEEP(EPImplementation):
         return rows.full_tensor()
 
     def _own_rows(self, tensor: Tensor) -> Tensor:
-        """The ranks of tp_mesh have the same rows: this one's share of them."""
+        """This rank's part of the rows, which all ranks of tp_mesh have."""
         if self.tp_mesh.size() == 1:
             return tensor
         same = DTensor.from_local(tensor, self.tp_mesh, [Replicate()], run_check=False)
         return same.redistribute(placements=[Shard(0)]).to_local()
 
-    def _tell(self, ids: Tensor) -> tuple[list[int], float | None]:
-        """ids (t, K) of this rank -> the tokens of every rank, and the capacity_factor of the most
-        pairs that one has."""
+    def _exchange_counts(self, ids: Tensor) -> tuple[list[int], float | None]:
+        """ids (t, K) of this rank -> the tokens of every rank, and the capacity_factor for the
+        maximum number of pairs of a rank."""
         ranks = self.ep_mesh.size()
         of_experts = counts_of_ids(ids, ranks * self.num_local_experts)
         of_ranks = torch.cat([of_experts.view(ranks, -1).sum(1), of_experts.new_tensor([len(ids)])])
-        told = Team(self.ep_mesh.get_group(), ids.shape[0]).gather_flat(of_ranks)
-        tokens, most = told[:, ranks].tolist(), int(told[:, :ranks].sum(0).max())
-        mean = max(tokens) * ids.shape[1]  # of a rank, where all had as many tokens
+        counts = Team(self.ep_mesh.get_group(), ids.shape[0]).gather_flat(of_ranks)
+        tokens, most = counts[:, ranks].tolist(), int(counts[:, :ranks].sum(0).max())
+        mean = max(tokens) * ids.shape[1]  # pairs of a rank, if all had as many tokens
         return tokens, max(most, 1) / mean if mean else None

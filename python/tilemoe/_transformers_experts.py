@@ -1,4 +1,4 @@
-"""transformers' experts modules computed with the weights that they have (see transformers.py)."""
+"""Computes transformers' experts modules with their own weights (see transformers.py)."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 
 from . import functional
 from ._transformers_forms import form_of, refuse_quantized
-from .routing import at_most_experts
+from .routing import narrowed_to_experts
 
 
 def experts_forward(
@@ -17,10 +17,10 @@ def experts_forward(
 ) -> torch.Tensor:
     """hidden_states (T, d), top_k_index (T, K), top_k_weights (T, K) -> (T, d).
 
-    An id outside [0, E), as expert parallelism gives for experts of other ranks, adds nothing to
-    the output and gets no gradient.
+    An id outside [0, E), which expert parallelism passes for experts of other ranks, adds nothing
+    to the output and gets no gradient.
     """
-    here = at_most_experts(top_k_index, top_k_weights, self.down_proj.shape[0])
+    here = narrowed_to_experts(top_k_index, top_k_weights, self.down_proj.shape[0])
     return computed(functional.moe, self, hidden_states, *here)
 
 
@@ -32,8 +32,8 @@ def computed(
     top_k_weights: torch.Tensor,
     **options,
 ) -> torch.Tensor:
-    """What `moe`, tilemoe.moe or that of tilemoe.expert_parallel, makes of tokens with the module's
-    weights. It gets the options."""
+    """Calls `moe` (tilemoe.moe or tilemoe.expert_parallel.moe) with the tokens, the module's
+    weights and the options."""
     refuse_quantized(experts)
     form = form_of(experts)
     first = "gate_up_proj" if experts.has_gate else "up_proj"
@@ -45,8 +45,8 @@ def computed(
         W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
     if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantized model
         b1, b2 = b1.to(W1.dtype), b2.to(W1.dtype)
-    # A norm in float32 may stand before experts in 16 bits; the weights' type decides, and the
-    # caller gets its own type back.
+    # A norm in float32 may precede experts in 16 bits; the weights' type decides, and the result
+    # has the caller's type.
     out = moe(
         hidden_states.to(W1.dtype),
         top_k_weights.float(),

@@ -1,4 +1,4 @@
-"""What transformers' experts modules compute, found out by asking them (see transformers.py)."""
+"""The form of transformers' experts modules, found by evaluating them (see transformers.py)."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Form(NamedTuple):
-    """What experts compute between their two products, as arguments of `tilemoe.moe`."""
+    """The function of experts between their two GEMMs, as arguments of `tilemoe.moe`."""
 
     activation: str
     gate_layout: str = "concatenated"
@@ -27,12 +27,12 @@ class Form(NamedTuple):
 
 
 def form_of(module: torch.nn.Module) -> Form:
-    """The module's form, asked for again only where what it depends on has changed."""
+    """The module's form, evaluated again only if something that it depends on has changed."""
     known = getattr(module, "_tilemoe_form", None)
     if torch.compiler.is_compiling():  # the answer is a constant of the graph
-        return known[1] if known else _ask(module)
+        return known[1] if known else _find_form(module)
     if known is None or known[0] != _what_decides(module):
-        return _ask(module)
+        return _find_form(module)
     return known[1]
 
 
@@ -61,11 +61,11 @@ def _what_decides(module: torch.nn.Module) -> tuple:
 @torch.compiler.disable(
     reason="call tilemoe.transformers.prepare(model), or the model once, before compiling"
 )
-def _ask(module: torch.nn.Module) -> Form:
+def _find_form(module: torch.nn.Module) -> Form:
     _refuse_unknown(module)
     _refuse_widths(module)
-    # In a thread of its own, which none of the caller's modes reach: checkpointing's hooks, autocast,
-    # inference mode, a default device.
+    # In a separate thread, to which none of the caller's modes apply: checkpointing's hooks,
+    # autocast, inference mode, a default device.
     with ThreadPoolExecutor(1) as thread:
         form = thread.submit(_form_compared, module).result()
     module._tilemoe_form = (_what_decides(module), form)
@@ -74,7 +74,7 @@ def _ask(module: torch.nn.Module) -> Form:
 
 def _form_compared(module: torch.nn.Module) -> Form:
     """The form of the gate, if the class's own forward computes nothing else."""
-    form = _ask_gate(module) if module.has_gate else _ask_activation(module)
+    form = _form_of_gate(module) if module.has_gate else _form_of_activation(module)
     error = difference(module, between(form), *_written_out(module))
     if error is not None and error > TOLERANCE:
         names = unknown_attributes(module)
@@ -88,8 +88,8 @@ def _form_compared(module: torch.nn.Module) -> Form:
 
 
 def _written_out(module: torch.nn.Module) -> list[Callable]:
-    """The default gate, as most classes' forwards have it in place of a call of _apply_gate: it is
-    right there, whatever _apply_gate has been replaced by."""
+    """The default gate, which most classes' forwards contain in place of a call of _apply_gate,
+    even if _apply_gate has been replaced."""
     if not module.has_gate or not hasattr(module, "act_fn"):
         return []
     return [_of_columns(lambda gate, up: module.act_fn(gate) * up, module.is_concatenated)]
@@ -120,7 +120,7 @@ def _refuse_unknown(module: torch.nn.Module) -> None:
 
 
 def _refuse_widths(module: torch.nn.Module) -> None:
-    """Of down_proj (E, d, n) or (E, n, d): either is judged alike."""
+    """Checks the widths of down_proj, (E, d, n) or (E, n, d)."""
     widths = module.down_proj.shape[-2:]
     if any(width % _rules.WIDTH_MULTIPLE for width in widths):
         raise _refusal(
@@ -131,7 +131,7 @@ def _refuse_widths(module: torch.nn.Module) -> None:
 
 
 def refuse_quantized(module: torch.nn.Module) -> None:
-    """Weights that a tool has replaced by integers: their shape says nothing."""
+    """Rejects weights that a tool has replaced by integers, in another shape."""
     for name, weight in module._parameters.items():
         if weight is not None and not weight.is_floating_point():
             kind = type(weight).__name__
@@ -139,7 +139,7 @@ def refuse_quantized(module: torch.nn.Module) -> None:
 
 
 def refuse_weights(module: torch.nn.Module) -> None:
-    """Those that forward would fail with, or would give noise for."""
+    """Rejects weights for which forward would fail or return noise."""
     present = {name: p for name, p in module._parameters.items() if p is not None}
     for name, weight in present.items():
         _refuse_weight(module, name, weight)
@@ -158,7 +158,7 @@ def refuse_weights(module: torch.nn.Module) -> None:
 
 
 def _dtype(weight: torch.Tensor) -> torch.dtype:
-    """In which it is computed with. (Autocast leaves float64 as it is.)"""
+    """The dtype of the computation. (Autocast does not change float64.)"""
     known = weight.dtype in FLOAT_TYPES
     return (known and autocast_dtype(weight.device)) or weight.dtype
 
@@ -171,7 +171,7 @@ def _refuse_weight(module: torch.nn.Module, name: str, weight: torch.Tensor) -> 
         raise _refusal(module, f"its {name} is on {weight.device}, expected cpu or cuda")
     why_no_cuda = _library.why_no_cuda()
     if kind == "cuda" and why_no_cuda is not None:
-        raise _refusal(module, f"its {name} is on {weight.device}, and {why_no_cuda}")
+        raise _refusal(module, f"its {name} is on {weight.device}, but {why_no_cuda}")
     if kind == "cuda" and dtype == torch.float32 and not name.endswith("_bias"):
         raise _refusal(
             module,
@@ -205,7 +205,7 @@ GATED = {
 
 
 def _function(form: Form) -> Callable:
-    """Of x, or of gate and up."""
+    """The form's function of x, or of gate and up."""
     if form.activation == "swiglu":
         return lambda gate, up: _swiglu(gate, up, form.clamp, form.alpha, form.up_shift)
     return (ACTIVATIONS | GATED)[form.activation]
@@ -226,22 +226,22 @@ def _of_columns(function: Callable, is_concatenated: bool) -> Callable:
     return lambda H: function(H[..., ::2], H[..., 1::2])
 
 
-def _ask_activation(module: torch.nn.Module) -> Form:
-    x = _values().reshape(3, -1)  # a matrix, as the activation is used to
-    asked = _asked(module, module.act_fn, x)
+def _form_of_activation(module: torch.nn.Module) -> Form:
+    x = _values().reshape(3, -1)  # a matrix, as in forward
+    theirs = _evaluated(module, module.act_fn, x)
     forms = [Form(name) for name in ACTIVATIONS]
     ours = {form: _value_and_slopes(_function(form), x) for form in forms}
     for form in forms:
-        if _agree(asked, ours[form], scale=1 + x.abs()):
+        if _agree(theirs, ours[form], scale=1 + x.abs()):
             return form
     raise _refusal(
         module,
         f"its activation {_name(module.act_fn)} is none of {', '.join(ACTIVATIONS)}"
-        + _nearest(asked, ours, x.abs() <= 8),
+        + _nearest(theirs, ours, x.abs() <= 8),
     )
 
 
-def _ask_gate(module: torch.nn.Module) -> Form:
+def _form_of_gate(module: torch.nn.Module) -> Form:
     layout = "concatenated" if module.is_concatenated else "interleaved"
 
     def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -256,7 +256,7 @@ def _ask_gate(module: torch.nn.Module) -> Form:
     pairs = torch.cartesian_prod(values, values)
     pairs = pairs[torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))]
     gate, up = pairs.T.reshape(2, len(values), len(values))
-    asked = _asked(module, gated, gate, up)
+    theirs = _evaluated(module, gated, gate, up)
 
     forms = [Form("swiglu", layout, *_swiglu_numbers(gated))]
     forms += [Form(name, layout) for name in ("swiglu", *GATED)]
@@ -264,14 +264,14 @@ def _ask_gate(module: torch.nn.Module) -> Form:
     scale = (1 + gate.abs()) * (1 + up.abs())
     for form in forms:
         ours[form] = _value_and_slopes(_function(form), gate, up)
-        if _agree(asked, ours[form], scale):
+        if _agree(theirs, ours[form], scale):
             return form
     act = f" with act_fn {_name(module.act_fn)}" if hasattr(module, "act_fn") else ""
     raise _refusal(
         module,
         f"its {_name(module._apply_gate)}{act} is no swiglu (with clamp, alpha and up_shift), "
         f"geglu, geglu_tanh, reglu or glu of {layout} columns"
-        + _nearest(asked, ours, (gate.abs() <= 8) & (up.abs() <= 8)),
+        + _nearest(theirs, ours, (gate.abs() <= 8) & (up.abs() <= 8)),
     )
 
 
@@ -312,19 +312,19 @@ def _value_and_slopes(function: Callable, *inputs: torch.Tensor) -> list[torch.T
     return [value.detach(), *torch.autograd.grad(value.sum(), inputs)]
 
 
-def _asked(
+def _evaluated(
     module: torch.nn.Module, function: Callable, *inputs: torch.Tensor
 ) -> list[torch.Tensor]:
     try:
         return _value_and_slopes(function, *inputs)
     except Exception as error:
-        raise _refusal(module, f"what it computes could not be asked: {error}") from error
+        raise _refusal(module, f"its function could not be evaluated: {error}") from error
 
 
-def _agree(asked: list[torch.Tensor], ours: list[torch.Tensor], scale: torch.Tensor) -> bool:
-    """Equal but for rounding, in float64 or in float32 if the module computes in that, and for
-    constants written with nine digits."""
-    for a, b in zip(asked, ours, strict=True):
+def _agree(theirs: list[torch.Tensor], ours: list[torch.Tensor], scale: torch.Tensor) -> bool:
+    """Whether both are equal up to rounding, in float64, or in float32 if the module computes in
+    it, and up to constants written with nine digits."""
+    for a, b in zip(theirs, ours, strict=True):
         relative, absolute = (2e-6, 1e-6) if _is_float32(a) else (1e-8, 1e-12)
         if a.shape != b.shape:
             return False
@@ -338,13 +338,13 @@ def _is_float32(tensor: torch.Tensor) -> bool:
     return torch.equal(tensor, tensor.float().double())
 
 
-def _nearest(asked: list[torch.Tensor], ours: dict, moderate: torch.Tensor) -> str:
+def _nearest(theirs: list[torch.Tensor], ours: dict, moderate: torch.Tensor) -> str:
     """-> the form that differs least, and by how much, over the moderate inputs."""
 
     def differs(tensors: list[torch.Tensor]) -> float:
-        if any(a.shape != b.shape for a, b in zip(asked, tensors, strict=True)):
+        if any(a.shape != b.shape for a, b in zip(theirs, tensors, strict=True)):
             return float("inf")
-        pairs = [(a[moderate], b[moderate]) for a, b in zip(asked, tensors, strict=True)]
+        pairs = [(a[moderate], b[moderate]) for a, b in zip(theirs, tensors, strict=True)]
         return max(((a - b).norm() / b.norm()).nan_to_num(torch.inf).item() for a, b in pairs)
 
     form, error = min(((f, differs(tensors)) for f, tensors in ours.items()), key=lambda x: x[1])

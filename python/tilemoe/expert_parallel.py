@@ -1,13 +1,13 @@
-"""The layer with its experts spread over ranks: each has its own tokens and E / ranks experts.
+"""The layer with its experts spread over ranks: each rank has its own tokens and E / ranks experts.
 
-A token's row goes once to every rank, whatever the number of its experts there; or, where a token
-has fewer experts than there are ranks, once to those that have one. A rank's experts gather from
-these rows as from its own, their combine adds what they make of a token, and that sum goes back to
+A token's row goes once to every rank, whatever the number of its experts there ("all_gather"), or
+only to the ranks that have an expert of the token ("pull"). A rank's experts gather from these rows
+as from the rank's own rows, combine adds a token's results on this rank, and the sum goes back to
 the token's rank, which adds the ranks' sums in float32. No rank sorts or copies rows by expert,
-shapes depend on no choice, and the host waits for nothing.
+shapes do not depend on the routing, and the host never waits.
 
-`tilemoe.MoE(expert_mesh=)` is the module. It takes torch.distributed as it is: start the processes,
-and make the process group, before."""
+`tilemoe.MoE(expert_mesh=)` is the module. Start the processes and make the process group of
+torch.distributed first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from . import _library, _rules, functional, ops
+from . import _library, _renamed, _rules, functional, ops
 from ._autocast import autocast_dtype
 from ._expert_cost import Way
 from ._expert_plan import Chunks, Dispatch, Memory, Places, plan
@@ -42,7 +42,7 @@ from .routing import (
     OnOverflow,
     Rounding,
     Scoring,
-    at_most_experts,
+    narrowed_to_experts,
     counts_of_ids,
     route_rounded,
     rows_of,
@@ -55,6 +55,7 @@ __all__ = ["Memory", "clip_grad_norm_", "moe", "plan"]
 _ops = _library.operators
 
 
+@_renamed.option("beside", "overlap")
 def moe(
     x: Tensor,
     logits_or_scores: Tensor,
@@ -87,7 +88,7 @@ def moe(
     capacity_factor: float | None = None,
     on_overflow: OnOverflow = "nan",
     keep_gathered: bool = False,
-    beside: bool = True,
+    overlap: bool = True,
     chunks: Chunks = 1,
     dispatch: Dispatch = "all_gather",
     rank_tokens: RankTokens = None,
@@ -96,39 +97,41 @@ def moe(
     column_blocks: int = 1,
     return_aux: bool = False,
 ) -> Any:
-    """`tilemoe.moe` of experts that lie on several ranks. Every rank of the group calls it.
+    """Compute `tilemoe.moe` with experts that are spread over ranks. Every rank of the group calls
+    this function.
 
     Args:
-        x: this rank's tokens; logits_or_scores, ids, addend: theirs.
+        x: this rank's tokens; logits_or_scores, ids, addend: those of these tokens.
         W1, W2, W1_up, b1, b1_up, b2: this rank's experts: of E, those from rank * E / ranks on.
-        group: the ranks, of torch.distributed.
+        group: the process group of torch.distributed.
         K, ids, scoring, selection_bias, n_group, topk_group, group_score, routed_scaling_factor: as
-            in `moe`; ids are those of all E experts, and one outside [0, E) is none.
-        rounding, m, rounding_tokens, seed, offset: as in `moe`, of the tokens of all ranks, in the
-            order of the ranks. seed and offset are the same on every rank.
+            in `moe`; ids number all E experts, and a pair with an id outside [0, E) is skipped.
+        rounding, m, rounding_tokens, seed, offset: as in `moe`, over the tokens of all ranks, in
+            the order of the ranks. seed and offset are the same on every rank.
         capacity_factor: None: a rank has memory for every pair that its experts can receive, so no
-            routing loses one. A number saves memory: capacity for that many times the mean, which
-            is T * K pairs if every rank has T tokens. One rank has T * K.
+            routing loses one. A number saves memory: the capacity is this factor times the mean,
+            which is T * K pairs if every rank has T tokens. One rank has T * K.
         on_overflow: if a rank's experts receive more pairs than its capacity, which only a
             capacity_factor allows: "nan", the outputs of all ranks are NaN; "drop", the pairs past
             the capacity are left out, the last tokens' of the highest experts.
-        keep_gathered: backward has all ranks' rows kept for it, and does not gather them again.
-        beside: in backward X is gathered beside the products, and dX goes back beside dW1's. False:
-            all in turn. The bits are the same.
-        chunks: X travels in so many collectives, each beside the products with the one before, and
-            O likewise; in backward dO, where `beside` has X and dX. 1: each in one. O, dX and the
-            gradients of logits and scores have the same bits; the weights' are sums in another
-            order of the tokens, which is also that of `on_overflow`. "auto": as a model of the time
-            has it, from the sizes alone. With rounding and with "pull" it is 1.
-        dispatch: "all_gather": every token's row goes to every rank; "pull": each rank reads those
-            of the tokens with an expert there, out of symmetric memory, which GPUs of one host
-            have (on the CPU they are sent); "auto": as the model has it, and all_gather where the
-            processes are not all of one host. O, dX and the gradients of logits and scores have
-            the same bits, and the weights'. With rounding it is "all_gather".
-        rank_tokens: None: every rank has as many tokens as this one, which is not looked after; or
-            the tokens of each rank; or the most that a rank has, the same number on all of them.
+        keep_gathered: keep all ranks' rows for backward, which otherwise gathers them again.
+        overlap: in backward, gather X while the GEMMs run, and send dX back while dW1's run. False:
+            all steps run one after another. The bits are the same. Older name: `beside`.
+        chunks: number of collectives in which X travels, each overlapped with the GEMMs of the
+            chunk before, and O likewise; in backward dO, while `overlap` applies to X and dX. 1:
+            one collective for each. O, dX and the gradients of logits and scores have the same
+            bits; the weights' gradients are sums in another order of the tokens, which is also that
+            of `on_overflow`. "auto": chosen by a model of the time, from the sizes alone. With
+            rounding and with "pull" it is 1.
+        dispatch: "all_gather": every token's row goes to every rank; "pull": each rank reads the
+            rows of the tokens with an expert there, from symmetric memory, which GPUs of one host
+            have (on the CPU they are sent); "auto": chosen by the model, and all_gather if the
+            processes are not all on one host. All outputs and gradients have the same bits. With
+            rounding it is "all_gather".
+        rank_tokens: None: every rank has as many tokens as this one, which is not checked; or the
+            tokens of each rank; or the maximum over the ranks, the same number on all of them.
         activation, gate_layout, clamp, alpha, up_shift, overwrite_H, column_blocks: as in `moe`.
-        return_aux: also return what the routing did.
+        return_aux: also return the counts of the routing.
 
     Shape:
         x (..., d); logits (..., E), or ids and scores (..., K); weights as in `moe`, of E / ranks
@@ -139,7 +142,7 @@ def moe(
         `overflow`, which counts the pairs of all ranks.
 
     Gradients of x, logits and scores are those of the sum of the ranks' objectives, and so are the
-    weights': where a loss is averaged over the ranks, scale the latter by 1 / ranks.
+    weights': if the loss is averaged over the ranks, scale the weights' gradients by 1 / ranks.
 
     Raises:
         ValueError: an argument does not fit; the other ranks then wait for this one.
@@ -148,7 +151,7 @@ def moe(
         W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift,
         column_blocks, overwrite_H, None, False,
     )  # fmt: skip
-    places = Places(capacity_factor, on_overflow, keep_gathered, beside, chunks, dispatch)
+    places = Places(capacity_factor, on_overflow, keep_gathered, overlap, chunks, dispatch)
     places.check()
     _library.require_device(x, "x")
     rows = rows_of(x, "x", "(..., d)")
@@ -189,7 +192,7 @@ def team_of(
     group: dist.ProcessGroup, x: Tensor, places: Places, rank_tokens: RankTokens,
     sizes: tuple[int, int, int, int], rounds: bool,
 ) -> Team:  # fmt: skip
-    """Of a call with x (t, d), in a layer of these d, n, E and K."""
+    """The team of a call with x (t, d), in a layer of these d, n, E and K."""
     way = Way(1, False)
     if not rounds:
         T = most_tokens(x.shape[0], rank_tokens)
@@ -222,15 +225,15 @@ def given(scores: Tensor, ids: Tensor, E: int) -> _Chosen:
 
 
 def start(x: Tensor, team: Team) -> Arrival | None:
-    """Sends x (t, d) to every rank, in autocast's dtype: its first chunk, before the choice. None
-    where the choice says what travels."""
+    """Sends the first chunk of x (t, d) to every rank, in autocast's dtype, before the experts are
+    chosen. None with "pull", in which the chosen experts determine the rows to send."""
     if team.pulls:
         return None
     return Arrival(team, x.detach().to(autocast_dtype(x.device) or x.dtype), 0)
 
 
 class OfTeam(NamedTuple):
-    """What the ranks' tokens chose together."""
+    """The choice of all ranks' tokens."""
 
     counts: Tensor  # (E) int32, before rounding
     tokens: Tensor  # () int32
@@ -260,16 +263,16 @@ def routed(
     if team.pulls:
         pull = Pull(ids, E_local, capacity, team)
         ids, scores = pull.ids_of_rows(ids), pull.scores_of_rows(scores)
-    rows, beside = _rows(x, team, places, arrival, pull)
+    rows, comm = _rows(x, team, places, arrival, pull)
     own_ids = ids - first
-    own_ids, scores = at_most_experts(own_ids, scores, E_local)
+    own_ids, scores = narrowed_to_experts(own_ids, scores, E_local)
     places_here = max(min(capacity, own_ids.numel()), 1)
     parts, _ = functional._of_ids(
-        rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, beside,
+        rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, comm,
         team.token_cuts if team.chunks > 1 else None,
     )  # fmt: skip
-    del rows  # before there are as many of what came back
-    out = _back(parts, addend, beside.travel, places, capacity < most, overflow)
+    del rows  # before as many rows of results are allocated
+    out = _back(parts, addend, comm.travel, places, capacity < most, overflow)
     here = (chosen.ids >= 0) & (chosen.ids < E)
     none = torch.zeros_like(overflow)
     aux = Aux(
@@ -307,15 +310,15 @@ def _gather_choice(chosen: _Chosen, team: Team) -> tuple[Tensor, Tensor, Tensor,
 
 def _rows(
     x: Tensor, team: Team, places: Places, arrival: Arrival | None, pull: Pull | None = None
-) -> tuple[Tensor, ops.Beside]:
-    """All ranks' rows (N, d), or a Pull's (C, d); how backward has them again, and what becomes of
-    their gradient."""
+) -> tuple[Tensor, ops.Comm]:
+    """All ranks' rows (N, d), or a Pull's (C, d); and the communication that gets them again in
+    backward and sends their gradient back."""
     own = x.to(autocast_dtype(x.device) or x.dtype)
     way = team if pull is None else pull
-    travel = Travel(way, places.keep_gathered, places.beside)
+    travel = Travel(way, places.keep_gathered, places.overlap)
     arrival = way.start(own) if arrival is None else arrival.go_on()
     rows = gathered(own, travel, arrival)
-    return rows, ops.Beside(travel, (rows if places.keep_gathered else own).detach())
+    return rows, ops.Comm(travel, (rows if places.keep_gathered else own).detach())
 
 
 def _back(
@@ -346,7 +349,7 @@ def rounded(
     the same logits. how: rounding, m, rounding_tokens, seed, offset."""
     if team.counts is None:
         raise ValueError(
-            "tilemoe: rounding needs the tokens of each rank: rank_tokens is their most alone"
+            "tilemoe: rounding needs the tokens of each rank, but rank_tokens is only their maximum"
         )
     arrival = start(x, team)
     tokens, E = sum(team.counts), E_local * team.size
@@ -362,18 +365,18 @@ def rounded(
     chosen, ids = top_k(logits, K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (t, E)
     scores = scores_of_pairs(score_of, team, pairs.scores, pairs.tokens, pairs.experts, E_local)
-    rows, beside = _rows(x, team, places, arrival)
+    rows, comm = _rows(x, team, places, arrival)
     args = (pairs.tokens, pairs.experts, scores.detach(), team.tokens, E_local)
     routing_here = ops.call_undifferentiated(_ops.route_general.default, *args)
     rule = _rules.rule_of(_rules.GENERAL, 0, _rules.SCORES_GIVEN)
     parts = functional._run(
         _ops.experts.default, rows, scores, routing_here, layer, None, (pairs.tokens.shape[0],),
-        rule, beside=beside,
+        rule, comm=comm,
     )  # fmt: skip
     del rows
     of_ranks = offsets[:: E_local].diff()  # pairs of each rank's experts
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
-    out = _back(parts, addend, beside.travel, places, capacity < most_pairs, overflow)
+    out = _back(parts, addend, comm.travel, places, capacity < most_pairs, overflow)
     aux = _aux_of_rounded(routing, offsets, ids, E, most_pairs, team, overflow)
     of_team = OfTeam(counts, torch.full((), tokens, dtype=torch.int32, device=x.device))
     return out, aux, of_team
@@ -388,7 +391,7 @@ class _Pairs(NamedTuple):
 
 
 def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
-    """Those of this rank's experts, of a rounded routing of all tokens with so many rows."""
+    """The pairs of this rank's experts, from a rounded routing of all tokens with `rows` rows."""
     row_score, row_token, *_ = _rules.row_arrays_of(routing, E, rows)
     first = team.rank * E_local
     of_own = offsets[first : first + E_local + 1]
@@ -408,7 +411,7 @@ def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
 
 
 def _aux_of_rounded(routing, offsets, ids, E, rows, team, overflow):
-    """Of this rank's tokens; ids (t, K) are what they chose."""
+    """The Aux of this rank's tokens, which chose ids (t, K)."""
     _, row_token, *_ = _rules.row_arrays_of(routing, E, rows)
     row = torch.arange(rows, device=routing.device)
     own_first = sum(team.counts[: team.rank])
@@ -437,14 +440,14 @@ def _aux_of_rounded(routing, offsets, ids, E, rows, team, overflow):
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
-    """torch.nn.utils.clip_grad_norm_ of parameters that lie on several meshes: experts on one,
-    everything else on another.
+    """Clip the norm of gradients, as torch.nn.utils.clip_grad_norm_ does, for parameters on several
+    meshes: experts on one, everything else on another.
 
     Every rank calls it. A gradient that is no DTensor counts as the same on all ranks.
 
     Args:
         parameters: whose gradients are scaled in place.
-        max_norm: of all of them together, at most.
+        max_norm: upper bound of the norm of all gradients together.
         norm_type: 2, or another number, or inf.
 
     Returns:

@@ -1,5 +1,5 @@
-"""`Experts`, `SharedExperts` and the latter's gate, as parts of `MoE`: parameters by Hugging Face's
-names, computed by functional.py."""
+"""`Experts`, `SharedExperts` and `SharedExpertGate`, the parts of `MoE`: parameters with Hugging
+Face's names, computed by functional.py."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ExpertGradients = Literal["mean", "sum"]
 
 class Experts(nn.Module):
     """Hugging Face's `experts`: `gate_up_proj` (E, 2n, d), n gate rows then n up rows, or `up_proj`
-    (E, n, d) where the activation is not gated; `down_proj` (E, d, n); with biases
-    `gate_up_proj_bias` (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d).
+    (E, n, d) if the activation is not gated; `down_proj` (E, d, n); with biases `gate_up_proj_bias`
+    (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d).
 
-    With `expert_mesh` they are DTensors of these shapes, a rank of the mesh has its part of the E."""
+    With `expert_mesh` they are DTensors of these shapes, sharded over E."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Experts(nn.Module):
         **routing: Any,
     ) -> Any:
         """x (T, d), logits (T, E), or with ids among `routing` scores (T, K), and other arguments
-        of functional.moe -> what that returns; with a team what `_on_team` does."""
+        of functional.moe -> its result; with a team that of `_on_team`."""
         if team is not None:
             return self._on_team(x, logits, team, **routing)
         W1, W2, b1, b2 = self._weights(spread.parameter if spread else self._own)
@@ -92,8 +92,8 @@ class Experts(nn.Module):
             alpha=self.alpha, up_shift=self.up_shift, return_aux=return_aux, **routing,
         )  # fmt: skip
 
-    def of_few(self, x: Tensor, gate: functional.Gate, **options: Any) -> Any:
-        """x (T, d), a gate, and other arguments of functional.moe_tokens -> what that returns."""
+    def of_decode(self, x: Tensor, gate: functional.Gate, **options: Any) -> Any:
+        """x (T, d), a gate, and other arguments of functional.moe_tokens -> its result."""
         W1, W2, b1, b2 = self._weights(self._own)
         return functional.moe_tokens(
             x, gate, W1, W2, b1=b1, b2=b2, activation=self.activation, clamp=self.clamp,
@@ -117,7 +117,7 @@ class Experts(nn.Module):
         **choice: Any,
     ) -> tuple[Tensor, Aux, OfTeam]:
         """x (t, d), logits (t, E), or with ids scores (t, K), of this rank's tokens; its rows on
-        their way -> O (t, d), its Aux, and what all ranks chose."""
+        their way -> O (t, d), its Aux, and the choice of all ranks."""
         from . import expert_parallel
 
         W1, W2, b1, b2 = self._weights(self._own)
@@ -152,9 +152,9 @@ class Experts(nn.Module):
 
 
 class Projection(nn.Module):
-    """A `weight` (rows, columns) by a name of its own. Calling it returns the weight, with which
-    the caller computes, so a wrapper that replaces the weight during the call (PEFT's
-    `target_parameters`) applies. It is not a torch.nn.Linear, whose wrappers expect its output."""
+    """A module with a `weight` (rows, columns). Calling it returns the weight, which the caller
+    uses, so a wrapper that replaces the weight during the call (PEFT's `target_parameters`)
+    applies. It is not a torch.nn.Linear, because wrappers of that expect its output."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Projection(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, which is not read: wrappers require an input -> weight (rows, columns)."""
+        """x (not read, but wrappers require an input) -> weight (rows, columns)."""
         return self.weight
 
     def extra_repr(self) -> str:
@@ -181,10 +181,10 @@ class Projection(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """DeepSeek's `shared_experts`: one MLP that every token goes through, `gate_proj.weight` and
-    `up_proj.weight` (n, d), the latter alone where the activation is not gated, and
-    `down_proj.weight` (d, n). It is computed as one expert that has all tokens, so what backward
-    keeps of it is H, beside an x that the layer keeps anyway."""
+    """DeepSeek's `shared_experts`: one MLP for every token, with `gate_proj.weight` and
+    `up_proj.weight` (n, d), only the latter if the activation is not gated, and `down_proj.weight`
+    (d, n). It is computed as one expert with all tokens, so backward keeps only H of it, in
+    addition to x, which the layer keeps anyway."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class SharedExperts(nn.Module):
         column_blocks: int = 1,
         overwrite_H: bool | None = None,
     ) -> Tensor:
-        """x (T, d), row_scores (T), which scale the rows -> (T, d)."""
+        """x (T, d), row_scores (T), factors of the rows -> (T, d)."""
         local = spread.parameter if spread else plain
 
         def weight(name):  # (1, rows, columns): of one expert
@@ -251,9 +251,9 @@ class SharedExperts(nn.Module):
 
 
 class SharedExpertGate(Projection):
-    """Qwen's `shared_expert_gate`: `weight` (1, d). The sigmoid of its product with a token scales
-    the shared experts' result. The product is in x's dtype, or autocast's, as in transformers; the
-    sigmoid is float32, where transformers rounds it to that dtype."""
+    """Qwen's `shared_expert_gate`: `weight` (1, d). The sigmoid of its linear output scales the
+    shared experts' result. The linear output has x's dtype, or autocast's, as in transformers; the
+    sigmoid is float32, whereas transformers rounds it to that dtype."""
 
     def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
         """x (T, d) -> scores (T) float32."""

@@ -1,10 +1,9 @@
-"""The layer as functions of tensors. Letters as everywhere: T tokens of width d, E experts of width
-n, K experts a token; W1 (E, 2n, d), or (E, n, d) where it is split or the activation has no gate;
-W2 (E, d, n).
+"""The layer as functions of tensors. Letters: T tokens of width d, E experts of width n, K experts
+per token; W1 (E, 2n, d), or (E, n, d) if it is split or the activation has no gate; W2 (E, d, n).
 
-Either of a weight's last two dimensions may be the contiguous one: pass a checkpoint's transposed
-tensor as its `transpose(1, 2)`, nothing is copied. Under autocast x, the weights and the biases are
-cast, as in a linear layer; logits and scores stay as they are, since routing counts in float32."""
+Either of a weight's last two dimensions may be contiguous: pass a checkpoint's transposed tensor as
+its `transpose(1, 2)`; nothing is copied. Under autocast x, the weights and the biases are cast, as
+in a linear layer; logits and scores are not cast, since routing computes in float32."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ _ops = _library.operators
 class WeightGradients(NamedTuple):
     """Memory for the gradients of weights; None if autograd shall return that gradient as usual.
 
-    Each has its weight's shape, its dtype or float32, and lies on 16 bytes. It shares memory with no
-    input and no other gradient, and requires no gradient itself."""
+    Each has its weight's shape, its dtype or float32, and is aligned to 16 bytes. It shares memory
+    with no input and no other gradient, and requires no gradient itself."""
 
     W1: Tensor | None = None
     W1_up: Tensor | None = None
@@ -74,7 +73,7 @@ class _Experts(TypedDict, total=False):
 
 
 class _Routed(_Experts, total=False):
-    """Those of `moe`, but for return_aux."""
+    """The options of `moe` without return_aux."""
 
     K: int | None
     ids: Tensor | None
@@ -94,7 +93,7 @@ class _Routed(_Experts, total=False):
 
 
 class _Layer(NamedTuple):
-    """What the experts compute, and how a call of them is differentiated."""
+    """The weights and options of the experts, and of the gradients of a call."""
 
     weights: list[Tensor | None]  # _packing.WEIGHTS
     numbers: tuple[int, ...]  # _packing.NUMBERS from activation on
@@ -150,70 +149,70 @@ def moe(
     accumulate: bool = True,
     return_aux: bool = False,
 ) -> Tensor | tuple[Tensor, Aux]:
-    """The routed layer: O_t = addend_t + sum over the token's K experts of s * expert(x_t).
+    """Compute the routed layer: O_t = addend_t + sum over the token's K experts of s * expert(x_t).
 
-    Either `K` is given, and each token's experts are chosen from the router's logits, or `ids`
-    are, and the second argument is their scores.
+    With `K`, each token's experts are chosen from the router's logits. With `ids`, the experts are
+    given, and the second argument is their scores.
 
     Args:
         x: the tokens; float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on a GPU.
-        logits_or_scores: with `K` the router's logits, to which the gradient goes; with `ids` the
-            chosen experts' scores, to which it goes then. float32, bfloat16 or float16.
+        logits_or_scores: with `K` the router's logits, with `ids` the scores of the chosen experts.
+            The gradient goes to this tensor. float32, bfloat16 or float16.
         W1: the experts' first weights, gate and up rows. See `gate_layout`.
         W2: the experts' second weights.
         K: experts that each token chooses by its logits.
         ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
-        W1_up, b1_up: the up rows and their biases, where `gate_layout` is "split".
-        b1, b2: biases of the first and the second product.
+        W1_up, b1_up: the up rows and their biases, if `gate_layout` is "split".
+        b1, b2: biases of the first and the second GEMM.
         activation: gated, "swiglu", "geglu", "geglu_tanh", "reglu" or "glu"; not gated, "silu",
             "gelu", "gelu_tanh", "relu", "relu_squared" or "identity".
         gate_layout: where W1's gate and up rows are: "concatenated", "interleaved" or "split".
-        clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: the plain one.
+        clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: plain swiglu.
         scoring: the scores of chosen experts, see `top_k`.
-        selection_bias: added to the sigmoid scores where experts are chosen, not in the scores.
+        selection_bias: added to the sigmoid scores to choose experts, not to the scores themselves.
         n_group, topk_group, group_score: choice among the experts of the best groups, see `top_k`.
             Not with rounding.
         routed_scaling_factor: every score is multiplied by it. Not with rounding.
         rounding: makes each expert's count of tokens a multiple of `m`, for training: "nearest",
-            "up", "down", "stochastic" or "balanced". It goes with softmax_over_chosen.
-        m: see `rounding`; the tile of the GPU's products is 128.
-        rounding_tokens: round every so many tokens, of which there is then a multiple, by
-            themselves, as batches of that size would be. Group i of G draws from the offset
-            `offset * G + i`.
-        seed, offset: of "stochastic": ints, or int64 tensors of one element on x's device.
-        capacity: (token, expert) pairs that there is memory for, with which H and the workspaces
-            are sized, where many ids are known to be outside [0, E): the part of a layer whose
-            experts lie on several GPUs, for instance. Pairs past it, the last tokens of the highest
-            experts, are counted and have no row. None: all of them fit. Not with rounding.
-        on_overflow: what becomes of the output where a pair did not fit: "nan", all of it is NaN;
-            "drop", the pair is left out, as if its id were outside [0, E).
-        addend: added to the output in float32 before that is rounded, a residual for instance.
+            "up", "down", "stochastic" or "balanced". It requires softmax_over_chosen.
+        m: see `rounding`; the tile of the GPU's GEMMs is 128.
+        rounding_tokens: round each group of this many tokens separately, as batches of that size;
+            T must be a multiple of it. Group i of G draws from the offset `offset * G + i`.
+        seed, offset: for "stochastic": ints, or int64 tensors of one element on x's device.
+        capacity: maximum number of (token, expert) pairs, which sets the size of H and of the
+            workspaces, if many ids are known to be outside [0, E): for a part of a layer whose
+            experts are spread over GPUs, for instance. Pairs past it, the last tokens of the
+            highest experts, are counted and have no row. None: all pairs fit. Not with rounding.
+        on_overflow: the output if a pair did not fit: "nan", all of it is NaN; "drop", the pair is
+            left out, as if its id were outside [0, E).
+        addend: added to the output in float32 before rounding, a residual for instance.
         overwrite_H: whether backward writes dH, its largest intermediate, over H, the largest
-            tensor that forward kept. None: where nothing reads H again, so not under
-            `retain_graph`, nor while it is traced by torch.compile, nor in a CUDA graph that
-            forward is not in. True: always; a second backward is then an error. False: never.
-        column_blocks: the experts' outputs, and their inputs' gradients, exist in so many blocks of
-            columns, of a multiple of 64 each, one after the other: less memory for a little time.
+            tensor that forward kept. None: if nothing reads H again, so not under `retain_graph`,
+            nor while torch.compile traces it, nor in a CUDA graph that does not contain forward.
+            True: always; a second backward is then an error. False: never.
+        column_blocks: compute the experts' outputs, and their inputs' gradients, in this many
+            blocks of columns, each a multiple of 64, one after another: less memory for a little
+            more time.
         weight_grad_out: memory into which backward writes the weights' gradients, or adds them
-            if `accumulate`; the weights' `.grad` then stays as it is. A walk of the graph writes it
-            if the engine runs the edge to that weight: autograd.grad(out, x) does not. Under
+            if `accumulate`; the weights' `.grad` is not changed. A walk of the graph writes it if
+            the engine runs the edge to that weight: autograd.grad(out, x) does not. Under
             torch.compile and compiled autograd every walk writes.
-        return_aux: also return what the routing did.
+        return_aux: also return the counts of the routing.
 
     Shape:
-        x (..., d); logits (..., E), or ids and scores (..., K); W1 (E, 2n, d), or (E, n, d) where
-        it is split or the activation has no gate; W2 (E, d, n); biases b1 (E, 2n) or (E, n) as W1
-        has rows, b2 (E, d); selection_bias (E) float32; addend and the output as x. d and n are
-        multiples of 8. Either of a weight's last two dimensions may be the contiguous one.
+        x (..., d); logits (..., E), or ids and scores (..., K); W1 (E, 2n, d), or (E, n, d) if it
+        is split or the activation has no gate; W2 (E, d, n); biases b1 (E, 2n) or (E, n), one for
+        each row of W1, b2 (E, d); selection_bias (E) float32; addend and the output as x. d and n
+        are multiples of 8. Either of a weight's last two dimensions may be contiguous.
 
     Returns:
         O, of x's shape and dtype; with `return_aux` O and an `Aux`.
 
     Raises:
-        ValueError: a shape, a dtype, a device or an option that does not fit; it names the argument.
+        ValueError: a shape, a dtype, a device or an option does not fit; it names the argument.
         TypeError: an argument is no tensor.
-        NotImplementedError: what no kernel computes, float32 on a GPU for instance, and tensors
-            that no kernel reads: nested, sparse, quantized, packed.
+        NotImplementedError: no kernel supports the dtype, float32 on a GPU for instance, or the
+            layout of a tensor: nested, sparse, quantized, packed.
         torch.OutOfMemoryError: too little memory for the output, H or the workspace.
 
     Example:
@@ -251,7 +250,7 @@ def moe(
     elif capacity is not None:
         if rounding is not None:
             raise ValueError(
-                f"tilemoe: capacity is {capacity} and rounding {rounding!r}, which knows its own"
+                f"tilemoe: capacity is {capacity} and rounding {rounding!r}, which sets its own"
             )
         E = _experts_in(W1)
         _check_shape("logits", router, rows.shape[0], E)
@@ -325,14 +324,14 @@ def moe_general(
     accumulate: bool = True,
     return_aux: bool = False,
 ) -> Tensor | tuple[Tensor, Aux]:
-    """The routed layer with any number of experts a token, given as (token, expert, score).
+    """Compute the routed layer of (token, expert, score), with any number of experts per token.
 
     Args:
         x: the tokens.
-        tokens, experts: which token goes to which expert, int32 or int64, sorted by token. A pair
-            whose expert is outside [0, E), or whose token is outside [0, T) or smaller than one
-            before it, is skipped.
-        scores: what each pair's result is scaled by; the gradient goes to them.
+        tokens, experts: the token and the expert of each pair, int32 or int64, sorted by token. A
+            pair is skipped if its expert is outside [0, E), or if its token is outside [0, T) or
+            smaller than one before it.
+        scores: the factor of each pair's result; the gradient goes to them.
         W1, W2, W1_up, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift, addend,
             overwrite_H, column_blocks, weight_grad_out, accumulate, return_aux: as in `moe`.
 
@@ -394,7 +393,7 @@ def grouped_experts(
     weight_grad_out: WeightGradients | None = None,
     accumulate: bool = True,
 ) -> Tensor:
-    """The experts alone, over rows that are sorted by expert already.
+    """Compute the experts alone, over rows that are already sorted by expert.
 
     Args:
         rows: the first counts[0] of them go through expert 0, the next counts[1] through expert 1,
@@ -402,8 +401,8 @@ def grouped_experts(
             and in the gradient.
         counts: rows of each expert, int32 or int64, at least 0, with a sum of at most R. On the CPU
             other counts are a ValueError. On a GPU the host does not read them: a negative count
-            is 0 there, and experts get no rows past R.
-        row_scores: what each row's result is scaled by; the gradient goes to them. None: 1.
+            counts as 0, and experts get no rows past R.
+        row_scores: the factor of each row's result; the gradient goes to them. None: 1.
         W1, W2, W1_up, b1, b1_up, b2, activation, gate_layout, clamp, alpha, up_shift, addend,
             overwrite_H, column_blocks, weight_grad_out, accumulate: as in `moe`.
 
@@ -444,14 +443,14 @@ def grouped_experts(
 
 
 def _experts_in(W1):
-    """E, of a W1 whose other sizes the operators look at."""
+    """E of W1, whose other sizes the operators check."""
     _library.require_weight(W1, "W1")
     if W1.dim() != 3:
         raise ValueError(f"tilemoe: W1 has shape {shape_text(W1.shape)}, expected three dimensions")
     return W1.shape[0]
 
 
-_NO_K = "tilemoe: K is None: it says how many experts to choose from the logits"
+_NO_K = "tilemoe: K is None, expected the number of experts to choose from the logits"
 _PLAIN_CHOICE = (1, 1, None, 1.0)  # n_group, topk_group, group_score, routed_scaling_factor
 
 
@@ -497,16 +496,17 @@ def _layer(W1, W1_up, W2, b1, b1_up, b2, activation, gate_layout, clamp, alpha, 
 
 
 class Gate(NamedTuple):
-    """A router that is not computed yet: what stands in the place of logits where tokens are few."""
+    """A router whose GEMM `moe_tokens` computes, for a small T."""
 
     weight: Tensor  # (E, d)
     bias: Tensor | None  # (E)
     logits_dtype: torch.dtype
 
     def takes(self, T: int, K: int) -> bool:
-        """Whether T tokens are few enough."""
+        """Whether `moe_tokens` supports T tokens and these sizes."""
         E, d = self.weight.shape
-        return T <= _rules.FEW_T and E <= _rules.FEW_E and K <= _rules.FEW_K and d <= _rules.FEW_D
+        small = T <= _rules.DECODE_T and K <= _rules.DECODE_K
+        return small and E <= _rules.DECODE_E and d <= _rules.DECODE_D
 
 
 def moe_tokens(
@@ -533,9 +533,9 @@ def moe_tokens(
     wants_logits: bool,
     return_aux: bool,
 ) -> tuple[Tensor, Aux | None, Tensor]:
-    """`moe` of few tokens in inference, from x (T, d) and the router's weight: O (T, d), its Aux
-    where it is asked for, and the logits (T, E), empty where they are not. Four kernels on a GPU,
-    the Aux left out."""
+    """`moe` for a small T in inference, from x (T, d) and the router's weight: O (T, d), its Aux
+    if `return_aux`, and the logits (T, E), empty unless `wants_logits`. Four kernels on a GPU,
+    without those of the Aux."""
     layer = _layer(
         W1, None, W2, b1, None, b2, activation, "concatenated", clamp, alpha, up_shift,
         column_blocks, None, None, False,
@@ -564,7 +564,8 @@ def _aux_of_top_k(routing, counts):
 
 
 def _chunks_of(ids, E, routing, cuts):
-    """An expert's rows are in the order of their tokens; those past the capacity have none."""
+    """The ops.Chunks of a routing: an expert's rows are in the order of their tokens, and pairs
+    past the capacity have no row."""
     offsets = _rules.offsets_of(routing, E)
     counts = [counts_of_ids(ids[begin:end], E) for begin, end in zip(cuts, cuts[1:])]
     ends = offsets[:-1] + torch.stack(counts).cumsum(0, dtype=torch.int32)
@@ -572,19 +573,19 @@ def _chunks_of(ids, E, routing, cuts):
 
 
 def _of_ids(
-    x, scores, ids, E, layer, addend, capacity, on_overflow, return_aux, beside=None, cuts=None
+    x, scores, ids, E, layer, addend, capacity, on_overflow, return_aux, comm=None, cuts=None
 ):
-    """O (T, d) of ids and scores (T, K), and its Aux or None. beside: see `_run`; cuts: of tokens
-    into the chunks in which it travels."""
+    """O (T, d) of ids and scores (T, K), and its Aux or None. comm: see `_run`; cuts: the first
+    token of each chunk in which it travels."""
     (T, K), pairs = ids.shape, ids.numel()
     rows = pairs if capacity is None else rows_for(capacity, pairs)
     check_on_overflow(on_overflow)
     routing = ops.call_undifferentiated(_ops.route_top_k.default, ids, scores.detach(), E, rows)
     if cuts is not None:
-        beside = beside._replace(chunks=_chunks_of(ids, E, routing, cuts))
+        comm = comm._replace(chunks=_chunks_of(ids, E, routing, cuts))
     rule = _rules.rule_of(_rules.TOP_K, K, _rules.SCORES_GIVEN)
     out = _run(
-        _ops.experts.default, x, scores, routing, layer, addend, (rows,), rule, beside=beside
+        _ops.experts.default, x, scores, routing, layer, addend, (rows,), rule, comm=comm
     )
     if rows != pairs and on_overflow == "nan":
         out = _spoilt(out, _rules.counters_of(routing)[0] > 0)
@@ -595,7 +596,7 @@ def _of_ids(
 
 
 def rows_for(capacity, pairs):
-    """A caller's capacity as rows of a routing, of which no more than pairs can be in use."""
+    """The rows of a routing for a caller's capacity, at most `pairs`."""
     if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
         raise ValueError(f"tilemoe: capacity is {capacity!r}, expected an int of at least 1")
     return min(capacity, pairs)
@@ -617,7 +618,7 @@ class _Spoilt(torch.autograd.Function):
 
 
 def _spoilt(out, is_spoilt):
-    """out, which nobody else has, or NaN in its place where is_spoilt () says so."""
+    """out, to which the caller has the only reference, or NaN in its place if is_spoilt ()."""
     if torch.compiler.is_compiling():
         return out.masked_fill(is_spoilt, torch.nan)
     if not (torch.is_grad_enabled() and out.requires_grad):
@@ -626,7 +627,7 @@ def _spoilt(out, is_spoilt):
 
 
 def _top_k(x, logits, layer, addend, rule, factor, selection_bias, return_aux):
-    """O (T, d), and where it is asked for its Aux."""
+    """O (T, d), with `return_aux` also its Aux."""
     args = (x, logits, selection_bias, layer, addend, (), rule, factor, return_aux)
     found = _run(_ops.moe.default, *args)
     if not return_aux:
@@ -637,7 +638,7 @@ def _top_k(x, logits, layer, addend, rule, factor, selection_bias, return_aux):
 
 def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, rounding, m, tokens,
              seed, offset):  # fmt: skip
-    """The same; the counts are those before rounding."""
+    """The same with token rounding; the counts are those before rounding."""
     _check_scoring_of_rounded(scoring, selection_bias)
     T, E = logits.shape
     args = (K, rounding, m, tokens, seed, offset)
@@ -655,13 +656,13 @@ def _rounded(x, logits, layer, addend, K, scoring, selection_bias, return_aux, r
 
 
 def _check_scoring_of_rounded(scoring, selection_bias):
-    # Over the chosen experts the two softmaxes are one; an added pair's score is of the second.
+    # Over the chosen experts both softmaxes are equal; an added pair's score is from the second.
     if scoring not in ("softmax_over_chosen", "softmax_renormalized"):
         raise ValueError(
-            f"tilemoe: scoring is {scoring!r}, but rounding goes with softmax_over_chosen"
+            f"tilemoe: scoring is {scoring!r}, but rounding requires softmax_over_chosen"
         )
     if selection_bias is not None:
-        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings have it")
+        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings support it")
 
 
 def _check_rounded(rounding, *, scoring, selection_bias, n_group, topk_group, group_score,
@@ -685,27 +686,27 @@ def _experts(x, router, routing, layer, addend, kind, K, capacity, scoring):
 
 
 def _run(
-    op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=False, beside=None
+    op, x, router, third, layer, addend, capacity, rule, factor=1.0, more=False, comm=None
 ):
-    """`moe` or `experts`, whose third argument is `third`, and which has a capacity or none. O, and
-    where `more` is asked for what else it gives; H is autograd's. `beside`: an ops.Beside, by which
-    backward gets x."""
+    """Calls `moe` or `experts`, whose third argument is `third`, with a capacity or none. Returns
+    O, and with `more` the operator's other outputs except H, which autograd keeps. `comm`: an
+    ops.Comm, through which backward gets x."""
     try:
-        return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, beside)
+        return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, comm)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         _require_weights(layer.weights, addend)
         raise
 
 
 def _require_weights(weights, addend):
-    """Names what is no tensor, or is one that no kernel reads, of which torch's errors say little.
-    Only after an error: it would cost the host time in every call."""
+    """Raises an error that names the argument that is no tensor, or one that no kernel reads;
+    torch's errors do not. Called only after an error: in every call it would cost host time."""
     for name, tensor in zip((*WEIGHTS, "addend"), (*weights, addend)):
         if tensor is not None:
             _library.require_weight(tensor, name)
 
 
-def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, beside):
+def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, comm):
     weights = layer.weights
     device_type = x.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
@@ -726,8 +727,8 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more,
         _given_memory.check(given, layer.weights, x.dtype, others)
     rest = (*capacity, [*rule, *layer.numbers], [factor, *layer.reals])
     if not torch.is_grad_enabled():
-        if beside is not None and beside.chunks is not None:
-            return ops.forward_in_chunks(x, third, weights, *rest, False, beside)[0]
+        if comm is not None and comm.chunks is not None:
+            return ops.forward_in_chunks(x, third, weights, *rest, False, comm)[0]
         found = ops.call_undifferentiated(
             op, x, router, third, weights, addend, *rest, False, False
         )
@@ -741,6 +742,6 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more,
     else:
         accumulate = given is not None and layer.accumulate
         return ops.differentiated(
-            op, tensors, third, rest, layer.overwrite_H, more, given, accumulate, beside
+            op, tensors, third, rest, layer.overwrite_H, more, given, accumulate, comm
         )
     return (found[0], *found[2:]) if more else found[0]

@@ -1,8 +1,8 @@
 """`MoE`: router, routing, experts and shared experts as one torch.nn.Module, with Hugging Face's
 names and shapes. Its parts are in router.py and experts.py.
 
-The letters are those of docs/mathematics.md: T tokens of width d, E experts of width n, K of them
-for each token.
+The letters are those of docs/mathematics.md: T tokens of width d, E experts of width n, K experts
+per token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import _library, _options
+from . import _library, _options, _renamed
 from ._autocast import autocast_dtype
 from ._distributed import Spread, is_dtensor, plain
 from .experts import ExpertGradients, Experts, SharedExpertGate, SharedExperts
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 _DROPPED_LOSSES = (
     "tilemoe: aux.loss has no gradient: torch.utils.checkpoint with use_reentrant=True "
     "differentiates only the tensors that its function returns, not those of the MoEAux. Pass "
-    "use_reentrant=False, or return aux.loss itself from the function that is checkpointed"
+    "use_reentrant=False, or return aux.loss itself from the checkpointed function"
 )
 
 
 class MoEAux(NamedTuple):
-    """What MoE.forward returns beside its output: tensors on the module's device, read without the
-    host being kept waiting. A pytree, as every NamedTuple is."""
+    """The second result of MoE.forward: tensors on the module's device, for which the host does not
+    wait. A pytree, as every NamedTuple is."""
 
     loss: Tensor  # () float32: balance_coefficient * balance + z_coefficient * z; add it
     balance: Tensor  # () float32, 1 when balanced; 0 where both coefficients are 0
@@ -56,7 +56,7 @@ class MoEAux(NamedTuple):
     expert_counts: Tensor  # (E) int32: tokens that chose an expert, before rounding
     dropped: Tensor  # () int32: chosen pairs that rounding leaves out
     added: Tensor  # () int32: pairs that rounding adds
-    without: Tensor  # () int32: tokens that rounding, or the given ids, leave without an expert
+    without: Tensor  # () int32: tokens without an expert, because of rounding or of the given ids
     overflow: Tensor  # () int32: pairs of all ranks past a capacity_factor's capacity, else 0
 
 
@@ -71,79 +71,81 @@ class MoE(nn.Module):
         E, num_experts: experts.
         K, top_k: experts per token.
         activation: of the experts, see `moe`.
-        clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: the plain one.
+        clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: plain swiglu.
         bias: the experts have biases.
         scoring: scores from logits: "softmax_over_chosen", "softmax_over_all",
             "softmax_renormalized", "sigmoid", "sigmoid_renormalized".
-        n_group, topk_group: the experts stand in `n_group` groups of neighbours, at most 32, and a
-            token chooses its K among those of its `topk_group` best ones (DeepSeek). 1: no groups.
-        group_score: of a group: "top2_sum" of its two best experts' sigmoid + selection bias, for
-            the sigmoid scorings alone; or "max", of its best. None: the former under the sigmoid
-            scorings, the latter under the softmaxes.
+        n_group, topk_group: the experts form `n_group` groups of consecutive experts, at most 32,
+            and a token chooses its K experts from its `topk_group` best groups (DeepSeek). 1: no
+            groups.
+        group_score: score of a group: "top2_sum", the sum of its two best experts' sigmoid +
+            selection bias, only for the sigmoid scorings; or "max", its best expert's score. None:
+            "top2_sum" for the sigmoid scorings, "max" for the softmax scorings.
         routed_scaling_factor: every score is multiplied by it, after any renormalisation; the
             shared experts are not.
         selection_bias: experts are chosen by sigmoid + bias, the bias not in the score
             (DeepSeek-V3); sigmoid scorings only. See `update_selection_bias`.
         rounding: in training, round each expert's tokens to a multiple of `m`: "nearest", "up",
-            "down", "stochastic", "balanced"; None and evaluation: plain top-K. It needs a softmax
-            scoring over the chosen.
+            "down", "stochastic", "balanced"; None and evaluation: plain top-K. It requires a
+            softmax scoring over the chosen experts.
         m: see `rounding`.
-        rounding_tokens: round every so many tokens, of which there is then a multiple, by
-            themselves; None: all of a call.
-        shared_intermediate_size: width inside the shared experts, an MLP of the experts' activation
-            and without biases that every token goes through, its result added to the routed one;
-            a multiple of 8, for several shared experts the sum of their widths. None or 0: none.
-        shared_expert_gate: the shared experts' result is scaled by the sigmoid of a linear layer of
-            the token (Qwen).
-        balance_coefficient, z_coefficient: of the Switch Transformer's load balance loss and
-            ST-MoE's z loss in `aux.loss`. The losses are computed where one of them is not 0.
-        column_blocks: the experts' outputs, and their inputs' gradients, exist in so many blocks of
-            columns one after the other: less memory for a little time.
+        rounding_tokens: round each group of this many tokens separately; the tokens of a call must
+            be a multiple of it. None: round all tokens of a call together.
+        shared_intermediate_size: width inside the shared experts, an MLP with the experts'
+            activation and without biases. Every token goes through it, and its result is added to
+            the routed one. A multiple of 8; for several shared experts the sum of their widths.
+            None or 0: no shared experts.
+        shared_expert_gate: scale the shared experts' result by the sigmoid of a linear layer of the
+            token (Qwen).
+        balance_coefficient, z_coefficient: coefficients of the Switch Transformer's load balance
+            loss and ST-MoE's z loss in `aux.loss`. The losses are computed if one of them is not 0.
+        column_blocks: compute the experts' outputs, and their inputs' gradients, in this many
+            blocks of columns, one after another: less memory for a little more time.
         overwrite_H: whether backward writes dH over H, the largest tensor that forward kept. None:
-            where nothing reads H again; True: always; False: never. See `tilemoe.moe`.
+            if nothing reads H again; True: always; False: never. See `tilemoe.moe`.
         fused_decode: in evaluation without gradients, up to 64 tokens take one operator that
             computes the router's GEMM too; its logits may differ from the linear layer's in the
             last bit. False: the linear layer always, so a token's bits do not depend on whether
             gradients are enabled.
         router_bias: the router's linear layer has a bias (gpt-oss).
-        router_dtype: of the router's parameters and logits, float32 for instance; None: the
+        router_dtype: dtype of the router's parameters and logits, float32 for instance; None: the
             module's dtype.
-        expert_mesh: a DeviceMesh of one dimension, `mesh["ep"]` for instance, over whose ranks the
-            experts are spread; each rank calls the layer with its own tokens. See
+        expert_mesh: a DeviceMesh of one dimension, `mesh["ep"]` for instance. The experts are
+            spread over its ranks, and each rank calls the layer with its own tokens. See
             `tilemoe.expert_parallel`.
         capacity_factor: with expert_mesh. None: a rank has memory for every pair that its experts
-            can receive, so no routing loses one. A number saves memory: capacity for that many
+            can receive, so no routing loses one. A number saves memory: the capacity is this factor
             times the mean of a rank's pairs.
         on_overflow: if a rank's experts receive more pairs than its capacity, which only a
             capacity_factor allows: "nan", the outputs of all ranks are NaN; "drop", the pairs past
             the capacity are left out.
-        keep_gathered: the rows that came from all ranks are kept for backward, which otherwise
-            gathers them again.
-        beside: with expert_mesh, backward gathers rows beside its products, and sends dX back
-            beside dW1's; False: all in turn. The bits are the same.
-        chunks: with expert_mesh, rows travel in so many collectives beside products, in forward as
-            in backward; or "auto". See `tilemoe.expert_parallel.moe`.
-        dispatch: with expert_mesh: "all_gather", every row goes to every rank; "pull", to those
+        keep_gathered: keep the rows of all ranks for backward, which otherwise gathers them again.
+        overlap: with expert_mesh, backward gathers rows while its GEMMs run, and sends dX back
+            while dW1's run; False: all steps run one after another. The bits are the same. Older
+            name: `beside`.
+        chunks: with expert_mesh, the number of collectives in which rows travel while GEMMs run, in
+            forward and in backward; or "auto". See `tilemoe.expert_parallel.moe`.
+        dispatch: with expert_mesh: "all_gather", every row goes to every rank; "pull", to the ranks
             with an expert of its token; "auto". See `tilemoe.expert_parallel.moe`.
         rank_tokens: None: all ranks of expert_mesh have as many tokens in a call as this one; or
-            the tokens of each rank; or the most that a rank has, the same number on all of them. An
-            attribute of that name can be set before each call.
+            the tokens of each rank; or the maximum over the ranks, the same number on all of them.
+            An attribute of that name can be set before each call.
         expert_gradients: "mean": the experts' gradients are those of the mean of the objectives of
-            expert_mesh's ranks, as data parallel training has it for everything else; "sum": of
-            their sum, where somebody else divides.
-        return_aux: False: forward returns out alone, as the layers of torch.nn do and as
+            expert_mesh's ranks, as in data parallel training; "sum": those of the sum, if the
+            caller divides.
+        return_aux: False: forward returns only out, as the layers of torch.nn do and as
             torch.nn.Sequential expects; True: out and a `MoEAux`. The loss coefficients require
             True.
-        device, dtype: of the parameters, as in torch.nn. On a GPU dtype has to be given if the
-            default dtype is float32: torch.bfloat16 or torch.float16, or torch.float32 for
-            parameters that FSDP's mixed precision or torch.autocast casts.
+        device, dtype: of the parameters, as in torch.nn. On a GPU dtype is required if the default
+            dtype is float32: torch.bfloat16 or torch.float16, or torch.float32 for parameters that
+            FSDP's mixed precision or torch.autocast casts.
 
     Shape:
         x (..., d) -> out (..., d).
 
     Raises:
-        ValueError: a size or an option that does not fit, float32 parameters on a GPU without an
-            explicit dtype, or a loss coefficient without return_aux=True.
+        ValueError: a size or an option does not fit, float32 parameters on a GPU have no explicit
+            dtype, or a loss coefficient has no return_aux=True.
         TypeError: a size is missing, given twice, or no int.
 
     Example:
@@ -154,6 +156,7 @@ class MoE(nn.Module):
         torch.Size([3, 5, 64])
     """
 
+    @_renamed.option("beside", "overlap")
     def __init__(
         self,
         d: int | None = None,
@@ -192,7 +195,7 @@ class MoE(nn.Module):
         capacity_factor: float | None = None,
         on_overflow: OnOverflow = "nan",
         keep_gathered: bool = False,
-        beside: bool = True,
+        overlap: bool = True,
         chunks: Chunks = 1,
         dispatch: Dispatch = "all_gather",
         rank_tokens: RankTokens = None,
@@ -217,7 +220,7 @@ class MoE(nn.Module):
         if shared_expert_gate and not shared_intermediate_size:
             raise ValueError(
                 "tilemoe: shared_expert_gate is True, but shared_intermediate_size is "
-                f"{shared_intermediate_size}: there are no shared experts"
+                f"{shared_intermediate_size}: the layer has no shared experts"
             )
         if column_blocks < 1:
             raise ValueError(f"tilemoe: column_blocks is {column_blocks}, expected at least 1")
@@ -230,7 +233,7 @@ class MoE(nn.Module):
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
         self.column_blocks, self.overwrite_H = column_blocks, overwrite_H
         self.return_aux = return_aux
-        self.router_dtype = router_dtype  # here too: what wraps the gate may hide its attributes
+        self.router_dtype = router_dtype  # here too: a wrapper of the gate may hide its attributes
         self.fused_decode = fused_decode
         self._ran_without_gradients = False  # since the last time with them
         self.expert_mesh, self.rank_tokens = expert_mesh, rank_tokens
@@ -239,7 +242,7 @@ class MoE(nn.Module):
             from .expert_parallel import Places
 
             self._places = Places(
-                capacity_factor, on_overflow, keep_gathered, beside, chunks, dispatch
+                capacity_factor, on_overflow, keep_gathered, overlap, chunks, dispatch
             )
             self._places.check()
         self.gate = Router(
@@ -269,7 +272,8 @@ class MoE(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights uniform in +-1/sqrt(fan-in), as in torch.nn.Linear; biases zero."""
+        """Set the weights to values uniform in +-1/sqrt(fan-in), as torch.nn.Linear does, and the
+        biases to zero."""
         for part in self.children():
             part.reset_parameters()  # type: ignore[operator]
 
@@ -282,19 +286,20 @@ class MoE(nn.Module):
         ids: Tensor | None = None,
         token_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, MoEAux]:
-        """Routes the tokens of x and computes their experts.
+        """Route the tokens of x and compute their experts.
 
         Args:
-            x: the tokens, of the parameters' dtype or of autocast's.
-            seed, offset: of stochastic rounding, int or int64 tensor of one element; in training it
-                needs both. The same two give the same rounding: count `offset` up once a step.
-            ids: each token's experts, int32 or int64, where they were chosen elsewhere, in a
-                rollout for instance; one outside [0, E), -1 say, is none. Their scores are those
-                that `scoring` gives the gate's logits at these ids, so gradients reach the gate;
-                no expert is chosen here, and aux counts what was given.
+            x: the tokens, in the parameters' dtype or in autocast's.
+            seed, offset: for stochastic rounding, int or int64 tensor of one element; in training
+                both are required. The same two values give the same rounding: increase `offset` by
+                one each step.
+            ids: each token's experts, int32 or int64, if they were chosen elsewhere, in a rollout
+                for instance; an id outside [0, E), such as -1, is skipped. Their scores are those
+                of `scoring` for the gate's logits at these ids, so gradients reach the gate; no
+                expert is chosen here, and aux counts the given ids.
             token_mask: bool, False for tokens that are padding: no routed expert computes them, so
                 their routed output is 0, and they count neither in the losses nor in aux. With
-                expert_mesh all ranks give one, or none does.
+                expert_mesh all ranks pass a mask, or none does.
 
         Shape:
             x (..., d), ids (..., K), token_mask (...) -> out (..., d).
@@ -304,7 +309,7 @@ class MoE(nn.Module):
 
         Raises:
             ValueError: x, ids or token_mask do not fit, stochastic rounding lacks seed or offset,
-                or ids or token_mask are given where rounding is on: in training, with the
+                or ids or token_mask are given while rounding is on: in training, with the
                 constructor's `rounding`.
         """
         _library.require_device(x, "x")
@@ -325,12 +330,12 @@ class MoE(nn.Module):
         if is_dtensor(x):
             spread, local = Spread(x), x.to_local()
         tokens = local.reshape(-1, self.d)  # (T, d)
-        # A reentrant checkpoint of this layer: an x that requires a gradient though none is taken.
+        # In a reentrant checkpoint of this layer x requires a gradient though gradients are off.
         mask = self._rows_of_mask(token_mask, x, spread, rounding)
         is_plain = spread is None and ids is None and mask is None and not x.requires_grad
-        gate = self._gate_of_few(tokens) if is_plain else None
+        gate = self._gate_of_decode(tokens) if is_plain else None
         if gate is not None:
-            out, aux, logits = self._few(tokens, gate)
+            out, aux, logits = self._decode(tokens, gate)
         else:
             own = self._cast(tokens)
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
@@ -372,13 +377,13 @@ class MoE(nn.Module):
         ids: Tensor | None,
         token_mask: Tensor | None,
     ) -> Tensor | tuple[Tensor, MoEAux]:
-        """forward of this rank's tokens, the experts being on several ranks."""
+        """forward of this rank's tokens, with experts on several ranks."""
         from . import expert_parallel
 
         assert self.expert_mesh is not None and self._places is not None
         if is_dtensor(x):
             raise ValueError(
-                "tilemoe: x is a DTensor: with expert_mesh each rank gives its own tokens, as a "
+                "tilemoe: x is a DTensor: with expert_mesh each rank passes its own tokens, as a "
                 "plain tensor"
             )
         mask = self._rows_of_mask(token_mask, x, None, rounding)
@@ -428,7 +433,7 @@ class MoE(nn.Module):
         loss, balance, z = self._losses(logits, of_team.counts, mask)
         if not self._has_losses():
             return loss, balance, z
-        # A rank's mean has the weight of its tokens.
+        # A rank's mean is weighted by its tokens.
         if mask is None:
             share = team.t * team.size / of_team.tokens.clamp(min=1).float()
         else:
@@ -439,30 +444,30 @@ class MoE(nn.Module):
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
     def _cast(self, tokens: Tensor) -> Tensor:
-        """The tokens in autocast's dtype, once, where shared experts would keep a copy of their own
-        beside the routed experts'."""
+        """The tokens, cast to autocast's dtype once if there are shared experts, which would
+        otherwise keep a copy in addition to that of the routed experts."""
         dtype = autocast_dtype(tokens.device)
         if self.shared_experts is None or dtype is None:
             return tokens
         return tokens.to(dtype)
 
-    def _gate_of_few(self, tokens: Tensor) -> Gate | None:
-        """The router of tokens (T, d) that are few enough for one kernel, in inference."""
-        # In training an activation checkpoint runs without gradients what it then runs with them,
-        # and must get the same bits.
+    def _gate_of_decode(self, tokens: Tensor) -> Gate | None:
+        """The router for `moe_tokens`, if it supports tokens (T, d), in inference; else None."""
+        # In training an activation checkpoint runs this without gradients and again with them, and
+        # must get the same bits.
         if self.training or torch.is_grad_enabled() or autocast_dtype(tokens.device) is not None:
             return None
         if not self.fused_decode:
             return None
         if torch.compiler.is_exporting():
-            return None  # one graph for any number of tokens
+            return None  # the graph must hold for any number of tokens
         if type(self.gate) is not Router or type(self.experts) is not Experts:
-            return None  # somebody's own in their places
-        return None if is_observed(self.experts) else self.gate.of_few(tokens, self.K)
+            return None  # replaced by another module
+        return None if is_observed(self.experts) else self.gate.of_decode(tokens, self.K)
 
-    def _few(self, tokens: Tensor, gate: Gate) -> tuple[Tensor, Aux | None, Tensor]:
-        """tokens (T, d) -> out (T, d), what a return_aux gives, logits (T, E) where losses are."""
-        return self.experts.of_few(
+    def _decode(self, tokens: Tensor, gate: Gate) -> tuple[Tensor, Aux | None, Tensor]:
+        """tokens (T, d) -> out (T, d), Aux with return_aux, logits (T, E) if losses need them."""
+        return self.experts.of_decode(
             tokens,
             gate,
             addend=self._shared(tokens, None),
@@ -473,7 +478,7 @@ class MoE(nn.Module):
         )
 
     def _rule(self) -> dict[str, Any]:
-        """Arguments of functional.moe and moe_tokens that tell how tokens choose."""
+        """The arguments of functional.moe and moe_tokens for the choice of experts."""
         return dict(
             K=self.K,
             scoring=self.scoring,
@@ -485,7 +490,7 @@ class MoE(nn.Module):
         )
 
     def _selection_bias(self) -> Tensor | None:
-        """The gate's, or that of the gate which a wrapper holds."""
+        """The selection bias of the gate, or of the gate inside a wrapper."""
         if isinstance(self.gate, Router):
             return self.gate.e_score_correction_bias
         for module in self.gate.modules():  # the gate itself first
@@ -513,8 +518,8 @@ class MoE(nn.Module):
         """logits (T, E), ids (T, K), mask (T) -> scores (T, K), arguments of functional.moe."""
         if rounding is not None:
             raise ValueError(
-                f"tilemoe: ids are given, and rounding is {rounding!r}, which in training chooses "
-                "other pairs: make the layer without rounding, or call eval()"
+                f"tilemoe: ids are given, but rounding is {rounding!r}, which chooses other pairs "
+                "in training: make the layer without rounding, or call eval()"
             )
         if mask is not None:
             ids = ids.masked_fill(~mask.unsqueeze(-1), -1)
@@ -537,8 +542,8 @@ class MoE(nn.Module):
         check_token_mask(mask, x, "x")
         if rounding is not None:
             raise ValueError(
-                f"tilemoe: token_mask is given, and rounding is {rounding!r}, which in training "
-                "rounds all tokens: make the layer without rounding, or leave the padding out of x"
+                f"tilemoe: token_mask is given, but rounding is {rounding!r}, which rounds all "
+                "tokens in training: make the layer without rounding, or remove the padding from x"
             )
         if spread is not None:
             mask = spread.local_like_x("token_mask", mask)
@@ -546,7 +551,7 @@ class MoE(nn.Module):
 
     @staticmethod
     def _counts(aux: Aux, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What MoEAux has of a routing's Aux."""
+        """The fields of MoEAux from a routing's Aux."""
         without = aux.without
         if mask is not None:
             without = without - (~mask).sum(dtype=torch.int32)
@@ -616,13 +621,13 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def update_selection_bias(self, expert_counts: Tensor, rate: float = 1e-3) -> None:
-        """DeepSeek-V3's load balance without a loss: bias += rate * sign(mean(c) - c), so that an
-        expert with too few tokens is chosen more often (arXiv 2408.15664, algorithm 1; arXiv
-        2412.19437, section 2.1.2, whose rate is 1e-3).
+        """Balance the load without a loss, as DeepSeek-V3 does: bias += rate * sign(mean(c) - c),
+        so that an expert with too few tokens is chosen more often (arXiv 2408.15664, algorithm 1;
+        arXiv 2412.19437, section 2.1.2, with rate 1e-3).
 
         expert_counts (E): `aux.expert_counts` of one step, summed over its micro-batches and, in
-        data parallel training, over the ranks (all_reduce), so that all ranks keep one bias. Call
-        it once after each optimizer step.
+        data parallel training, over the ranks (all_reduce), so that all ranks keep the same bias.
+        Call it once after each optimizer step.
         """
         bias = self._selection_bias()
         if bias is None:

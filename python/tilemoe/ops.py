@@ -23,11 +23,11 @@ _EXCEPTIONS = {
 
 _NO_TANGENTS = (
     "tilemoe: forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) is not "
-    "there: use backward or torch.autograd.grad"
+    "supported: use backward or torch.autograd.grad"
 )
 _NO_TRANSFORMS = (
-    "tilemoe: torch.func's transforms (grad, vjp, jacrev, vmap, ...) are not there: use backward or "
-    "torch.autograd.grad"
+    "tilemoe: torch.func's transforms (grad, vjp, jacrev, vmap, ...) are not supported: use "
+    "backward or torch.autograd.grad"
 )
 _EVERYTHING = 255  # every bit of `wanted`
 
@@ -41,9 +41,9 @@ def _reraise(error):
 
 
 def refuse_tangents(args):
-    """Of tensors, lists of them, and whatever else there is: below autograd a tangent would be
-    lost, and the derivative be zero. Where a call costs too much, `forward_ad._current_level` is
-    looked at before."""
+    """Rejects tensors with a tangent, also in lists, among any arguments: below autograd the
+    tangent would be lost, and the derivative would be zero. Callers for which a call costs too much
+    check `forward_ad._current_level` first."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return
     for tensor in args:
@@ -55,14 +55,14 @@ def refuse_tangents(args):
 
 
 def refuse_transforms():
-    """torch.func's, of what is differentiated by a rule that they cannot use."""
+    """Rejects torch.func's transforms, which cannot use the caller's rule for gradients."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise NotImplementedError(_NO_TRANSFORMS)
 
 
 def call(op, *args):
-    """Calls an operator. What is wrong in an argument is a ValueError, what the library cannot do a
-    NotImplementedError, as Python has it; torch makes a RuntimeError of each."""
+    """Calls an operator. Turns torch's RuntimeError into a ValueError for a wrong argument, and
+    into a NotImplementedError for something that the library does not support."""
     if forward_ad._current_level >= 0:
         refuse_tangents(args)
     try:
@@ -72,8 +72,8 @@ def call(op, *args):
 
 
 def call_undifferentiated(op, *args):
-    """The same where no gradient can be asked for, past the autograd kernels, which are Python: a
-    third of what the host does."""
+    """The same if no gradient can be required. It skips the autograd kernels, which are Python and
+    take a third of the host's time."""
     if torch.compiler.is_compiling():  # it costs nothing there, and the guard cannot be traced
         return call(op, *args)
     if forward_ad._current_level >= 0:
@@ -86,8 +86,8 @@ def call_undifferentiated(op, *args):
 
 
 def call_in_backward(op, *args):
-    """Calls an operator from a gradient's rule. Its own autograd kernel refuses gradients of
-    gradients; none are asked for, and it is left out, where create_graph is not."""
+    """Calls an operator from a gradient's rule. The operator's autograd kernel rejects gradients of
+    gradients; without create_graph none are required, and the kernel is skipped."""
     if torch.is_grad_enabled():
         return call(op, *args)
     return call_undifferentiated(op, *args)
@@ -115,7 +115,7 @@ def _save_scores(ctx, logits, ids, scores, scoring, routed_scaling_factor):
 
 
 def _scores_backward(ctx, dscores, *_):
-    """Of `top_k` and of `scores_at`, whose first argument has a gradient and no other."""
+    """Backward of `top_k` and of `scores_at`: only the first argument has a gradient."""
     others = (None,) * (len(ctx.needs_input_grad) - 1)
     if dscores is None:
         return None, *others
@@ -131,7 +131,7 @@ def _router_losses_context(ctx, inputs, output):
 def _router_losses_backward(ctx, dlosses):
     logits, expert_counts = ctx.saved_tensors
     gradient = _ops.router_losses_backward.default
-    # The losses' own gradients are on the device: they scale there, no one waits for them.
+    # The losses' own gradients stay on the device and scale there: the host does not wait.
     of_balance = call_in_backward(gradient, logits, expert_counts, 1.0, 0.0)
     of_z = call_in_backward(gradient, logits, expert_counts, 0.0, 1.0)
     return (dlosses[0] * of_balance + dlosses[1] * of_z).to(logits.dtype), None
@@ -142,17 +142,17 @@ CONSUMED = (
     "run forward again"
 )
 _NO_MEMORY = (
-    "tilemoe_backward: no memory for the gradients of W1 and b1, and H holds dH already: free some "
-    "and call backward again with the same gradient of the output, which goes on from dH; in a "
-    "graph of several layers, of which torch has freed those nearer the loss, run forward again"
+    "tilemoe_backward: no memory for the gradients of W1 and b1, and H already contains dH: free "
+    "some and call backward again with the same gradient of the output, which continues from dH; "
+    "in a graph of several layers, torch has freed the layers nearer the loss: run forward again"
 )
 _ANOTHER_GRADIENT = (
     "tilemoe_backward: an earlier backward ran out of memory after it had written dH over H, and "
-    "only one with the same gradient of the output, and of the same inputs, can go on from there: "
-    "run forward again"
+    "only a backward with the same gradient of the output, for the same inputs, can continue from "
+    "dH: run forward again"
 )
 _NO_SECOND_GRADIENT = (
-    "tilemoe: gradients of gradients are not there: run backward without create_graph"
+    "tilemoe: gradients of gradients are not supported: run backward without create_graph"
 )
 _NOT_KEPT = (
     "tilemoe_backward: H was not kept: call the layer with gradients enabled, or the operator "
@@ -161,39 +161,39 @@ _NOT_KEPT = (
 
 
 class Travel(Protocol):
-    """What others see of a backward, and what it waits for. dW1 and db1 come last, from dH and X
-    alone, so X may arrive until then, and dX may leave while they are computed."""
+    """The communication of one call. Backward computes dW1 and db1 last, from dH and X alone, so X
+    may arrive until then, and dX may leave while they are computed."""
 
-    beside: bool  # dW1 and db1 are a stage of their own; else all is done in turn
+    overlap: bool  # dW1 and db1 are a stage of their own; else no communication overlaps
 
     def begin(self, source: torch.Tensor) -> torch.Tensor:
-        """X, which may be on its way, of what forward has kept in its place."""
+        """Starts to gather X from what forward kept in its place -> X, which may be on its way."""
 
     def arrived(self) -> None:
-        """X is there for what the stream computes from here on."""
+        """Makes the current stream wait for X."""
 
     def made(self, dX: torch.Tensor) -> None:
-        """dX is there."""
+        """Sends dX, which the current stream has computed."""
 
     def gradient_arrived(self, chunk: int | None = None) -> None:
-        """dO, or a chunk of it, is there, likewise."""
+        """Makes the current stream wait for dO, or for a chunk of it."""
 
     def chunk_arrived(self, chunk: int) -> None:
-        """A chunk of X is there, in forward; they come in order."""
+        """Makes the current stream wait for a chunk of X, in forward; the chunks come in order."""
 
     def chunk_made(self, O: torch.Tensor) -> None:
-        """The next chunk of O is there."""
+        """Sends the next chunk of O, which the current stream has computed."""
 
 
 class Chunks(NamedTuple):
-    """Of a batch whose X, and dO, come a chunk at a time."""
+    """The chunks of a batch whose X, and dO, arrive one chunk at a time."""
 
-    bounds: torch.Tensor  # (chunks + 1, E) int32: of an expert's rows
-    cuts: list[int]  # chunks + 1, of the tokens
+    bounds: torch.Tensor  # (chunks + 1, E) int32: first row of each expert and chunk
+    cuts: list[int]  # chunks + 1: first token of each chunk
 
 
-class Beside(NamedTuple):
-    """A call's travel, and what is kept of it in the place of X."""
+class Comm(NamedTuple):
+    """A call's communication, and the tensor that is kept in the place of X."""
 
     travel: Travel
     source: torch.Tensor
@@ -201,12 +201,12 @@ class Beside(NamedTuple):
 
 
 def _save_experts(ctx, X, router, weights, H, routing, numbers, reals, keep_H, overwrite_H,
-                  beside=None):  # fmt: skip
+                  comm=None):  # fmt: skip
     """Keeps what the backward of one call of `experts` or `moe` reads: X, H, the routing, the
-    weights by reference, and logits only where the scoring's rule reads them."""
+    weights by reference, and logits only if the scoring's rule reads them."""
     scoring, kind = numbers[At.SCORING], numbers[At.KIND]
     reads = router is not None and scoring != SCORES_GIVEN and reads_logits(scoring, kind)
-    ctx.travel, kept, ctx.chunks = (None, X, None) if beside is None else beside
+    ctx.travel, kept, ctx.chunks = (None, X, None) if comm is None else comm
     ctx.save_for_backward(kept, H, routing, *weights, router if reads else None)
     ctx.set_materialize_grads(False)  # none of H's, which is as large as H
     ctx.router_dtype = router.dtype if router is not None else torch.float32
@@ -216,29 +216,29 @@ def _save_experts(ctx, X, router, weights, H, routing, numbers, reals, keep_H, o
 
 
 class _Begun(NamedTuple):
-    """What a backward that ran out of memory left on its ctx, when H held dH already."""
+    """The state that a backward leaves on its ctx if it runs out of memory when H contains dH."""
 
     dO: torch.Tensor
     version: int  # dO's
-    asked: int  # bits of the gradients that it was to compute, given ones included
+    requested: int  # bits of the gradients to compute, given ones included
     dH: torch.Tensor  # (capacity, 2n or n): what saved-tensor hooks bring back may be H anew
     made: list  # the eight gradients, None where one was given, is not wanted, or is left
     left: int  # bits of those that are to be computed from dH
-    complete: bool  # else ds stands in the place of what a scoring rule makes of it
+    complete: bool  # else ds is in the place of the router's gradient, which is computed from it
 
-    def check(self, dO, asked):
+    def check(self, dO, requested):
         same = dO is self.dO or torch.equal(dO, self.dO)
-        if asked != self.asked or not same or self.dO._version != self.version:
+        if requested != self.requested or not same or self.dO._version != self.version:
             raise RuntimeError(_ANOTHER_GRADIENT)
 
 
 def _experts_gradients(ctx, dO, needs, given=None, accumulate=False):
-    """Gradients of X, the router, the six weights and the addend, None for what `needs`, a truth
-    for each, does not ask for. `given` are six weights' gradients to write, or to add to; those do
-    not come back."""
+    """Gradients of X, the router, the six weights and the addend; None for each that `needs`, a
+    bool for each, does not require. `given`: six weights' gradients to write, or to add to, which
+    are not returned."""
     if ctx.consumed and ctx.begun is None:
         if ctx.overwrite_H is None:
-            ctx.saved_tensors  # torch refuses where it has freed them, and tells of retain_graph
+            ctx.saved_tensors  # if torch has freed them, its error explains retain_graph
         raise RuntimeError(CONSUMED)
     X, H, routing, *weights, logits = ctx.saved_tensors
     wanted = 0
@@ -283,7 +283,7 @@ def _router_gradient(ctx, call, ds, routing, logits, weights):
 
 
 def _finished(ctx, made, dO, routing, needs, E):
-    """The eight gradients in the types of what they are of, and the addend's."""
+    """The eight gradients in the types of their tensors, and the addend's gradient."""
     if needs[1] and ctx.numbers[At.SCORING] == SCORES_GIVEN:
         made[1] = made[1].to(ctx.router_dtype)
     return [*made, _addend_gradient(ctx, dO, routing, E) if needs[8] else None]
@@ -301,8 +301,8 @@ _OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP
 
 
 def _without_given(wanted, given):
-    """The eight gradients, those that are given and asked for and None for the others, and the bits
-    of those that are to be made. None in place of eight where none is given."""
+    """The eight gradients, None unless given and required, and the bits of those to make. None in
+    place of the eight if none is given."""
     if given is None:
         return None, wanted
     places = [None] * len(GRADIENTS)
@@ -314,27 +314,27 @@ def _without_given(wanted, given):
 
 
 def _gradients_over_H(ctx, dO, saved, needs, wanted, given, accumulate):
-    """_experts_gradients with dH written over H. Where memory fails after that, what was made stays
-    on the ctx, and a call with the same dO goes on from it."""
+    """_experts_gradients with dH written over H. If it runs out of memory after that, the gradients
+    made so far stay on the ctx, and a call with the same dO continues from them."""
     if torch.is_grad_enabled():
         raise NotImplementedError(_NO_SECOND_GRADIENT)  # memory that is written has no history
     _, H, routing, weights, _ = saved
-    asked = wanted
+    requested = wanted
     given, wanted = _without_given(wanted, given)
     # Compiled autograd puts another object in the ctx's place for one call.
     state = getattr(ctx, "real", ctx)
-    compute = _begin if state.begun is None else _go_on
-    made = compute(ctx, state, dO, saved, given, wanted, asked, accumulate)
+    compute = _begin if state.begun is None else _continue
+    made = compute(ctx, state, dO, saved, given, wanted, requested, accumulate)
     try:
         finished = _finished(ctx, made, dO, routing, needs, weights[0].shape[0])
     except Exception:
-        state.begun = _Begun(dO, dO._version, asked, H, made, 0, True)
+        state.begun = _Begun(dO, dO._version, requested, H, made, 0, True)
         raise
     state.begun = None
     return finished
 
 
-def _begin(ctx, state, dO, saved, given, wanted, asked, accumulate):
+def _begin(ctx, state, dO, saved, given, wanted, requested, accumulate):
     """The eight gradients, None for those that are given."""
     X, H, routing, weights, logits = saved
     if state.consumed:  # by another thread, meanwhile
@@ -342,7 +342,7 @@ def _begin(ctx, state, dO, saved, given, wanted, asked, accumulate):
     state.consumed = True
     now = wanted
     if ctx.travel is not None:
-        now = (wanted & ~_OF_W1 if ctx.travel.beside else 0) or wanted
+        now = (wanted & ~_OF_W1 if ctx.travel.overlap else 0) or wanted
         if now == wanted:
             ctx.travel.arrived()
         if now == wanted or given is not None:
@@ -363,16 +363,16 @@ def _begin(ctx, state, dO, saved, given, wanted, asked, accumulate):
     if ctx.travel is not None and made[0] is not None:
         ctx.travel.made(made[0])
     if now != wanted or not complete:
-        state.begun = _Begun(dO, dO._version, asked, H, made, left | wanted & ~now, False)
+        state.begun = _Begun(dO, dO._version, requested, H, made, left | wanted & ~now, False)
     if not complete:
         raise torch.OutOfMemoryError(_NO_MEMORY)
     if now == wanted:
         return made
-    return _go_on(ctx, state, dO, saved, given, wanted, asked, accumulate)
+    return _continue(ctx, state, dO, saved, given, wanted, requested, accumulate)
 
 
 def _backward_in_chunks(ctx, dO, saved, wanted):
-    """The gradients of `wanted`, none of W1 or b1: the products with dO a chunk at a time."""
+    """The gradients of `wanted`, without W1 and b1: the GEMMs with dO run one chunk at a time."""
     X, H, routing, weights, _ = saved
     made = empty_gradients(X, H, weights, ctx.numbers, wanted)
     E, d, n = weights[WEIGHTS.index("W2")].shape
@@ -390,7 +390,7 @@ def _backward_in_chunks(ctx, dO, saved, wanted):
         except Exception as error:
             if chunk == 0:
                 raise
-            # No error that means that nothing was written.
+            # Not an error class that means that nothing was written.
             raise RuntimeError(
                 f"tilemoe: H was overwritten with dH for {chunk} of {chunks} chunks of tokens, "
                 f"then: {error}"
@@ -398,28 +398,28 @@ def _backward_in_chunks(ctx, dO, saved, wanted):
     return [gradient for gradient in made if gradient is not None]
 
 
-def forward_in_chunks(X, routing, weights, capacity, numbers, reals, keep_H, beside):
-    """`experts` without addend, of an X that comes a chunk at a time, to a place where it goes so."""
+def forward_in_chunks(X, routing, weights, capacity, numbers, reals, keep_H, comm):
+    """`experts` without addend, of an X that arrives, and an O that leaves, one chunk at a time."""
     O = torch.empty_like(X)
     shape = (capacity, h_width(numbers[At.ACTIVATION], weights[WEIGHTS.index("W2")].shape[2]))
     H = X.new_empty(shape) if keep_H else None
-    for chunk in range(len(beside.chunks.cuts) - 1):
-        beside.travel.chunk_arrived(chunk)
+    for chunk in range(len(comm.chunks.cuts) - 1):
+        comm.travel.chunk_arrived(chunk)
         call_undifferentiated(
-            _ops.experts_part.default, X, routing, weights, *beside.chunks, chunk, capacity,
+            _ops.experts_part.default, X, routing, weights, *comm.chunks, chunk, capacity,
             numbers, reals, O, H,
         )  # fmt: skip
-        beside.travel.chunk_made(O)
+        comm.travel.chunk_made(O)
     return O, X.new_empty(0) if H is None else H
 
 
-def _go_on(ctx, state, dO, saved, given, _, asked, accumulate):
-    """The same, from what an earlier backward left, or this one's beginning."""
+def _continue(ctx, state, dO, saved, given, _, requested, accumulate):
+    """The same, from the state that an earlier backward or `_begin` left."""
     begun = state.begun
     if ctx.travel is not None:
         ctx.travel.gradient_arrived()
         ctx.travel.arrived()
-    begun.check(dO, asked)
+    begun.check(dO, requested)
     X, _, routing, weights, logits = saved
     made = list(begun.made)
     if begun.complete:
@@ -439,7 +439,7 @@ def _go_on(ctx, state, dO, saved, given, _, asked, accumulate):
 
 
 def _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate):
-    """The eight gradients, where H is overwritten by a traced backward or memory is given for some;
+    """The eight gradients, if a traced backward overwrites H or memory is given for some gradients;
     None for those."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise NotImplementedError(_NO_SECOND_GRADIENT)  # memory that is written has no history
@@ -450,7 +450,7 @@ def _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate):
     ctx.consumed = overwrite
 
     def compute(dO, bits):
-        """Those of `bits`, in new memory where none is given."""
+        """The gradients of `bits`, in new memory unless it is given."""
         made = empty_gradients(X, H, weights, ctx.numbers, wanted & bits)
         into = [new if out is None else out for new, out in zip(made, given)]
         into = [out if bits & 1 << bit else None for bit, out in enumerate(into)]
@@ -467,7 +467,7 @@ def _gradients_into(ctx, dO, saved, overwrite, wanted, given, accumulate):
     of_W1 = WANTED_W1 | WANTED_W1_UP
     if not (overwrite and wanted & WANTED_X and wanted & of_W1):
         return list(compute(dO, _EVERYTHING))
-    # dX's workspace is gone before there is memory for dW1: both at once would be the peak.
+    # dX's workspace is freed before dW1 is allocated: both at once would be the peak.
     first, second = compute(dO, _EVERYTHING & ~of_W1), compute(None, of_W1)
     return [a if a is not None else b for a, b in zip(first, second)]
 
@@ -494,7 +494,7 @@ def _moe_context(ctx, inputs, output):
 
 
 def _layer_backward(ctx, dO, *_):
-    """Of `experts` and of `moe`, whose third argument has no gradient and neither has a number."""
+    """Backward of `experts` and `moe`: the third argument and the numbers have no gradient."""
     arguments = len(ctx.needs_input_grad)
     if dO is None:
         return (None,) * arguments
@@ -505,23 +505,23 @@ def _layer_backward(ctx, dO, *_):
 
 
 def differentiated(
-    op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False, beside=None
+    op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False, comm=None
 ):
-    """`experts` or `moe` as the functions call it where nothing is traced. It computes the same as
-    the operator's own autograd kernel, in half of the host's time: it passes the dispatcher once,
-    and not twice with all arguments as Python objects.
+    """`experts` or `moe` as the functions call it if nothing is traced. It computes the same as the
+    operator's own autograd kernel in half of the host's time: it passes the dispatcher once, not
+    twice with all arguments as Python objects.
 
     tensors: X, the router's, the six weights, the addend; third, rest: the operator's other
     arguments, numbers and reals the last, keep_H not among them. `given` is memory for weights'
     gradients, kept as it is and not as saved tensors: other layers and micro-batches add to it
-    meanwhile. `beside`: a Beside, whose source is kept in the place of X.
-    -> O or, of `moe` where `more` is asked for, O, routing, expert_counts."""
+    meanwhile. `comm`: a Comm, whose source is kept in the place of X.
+    -> O or, of `moe` with `more`, O, routing, expert_counts."""
     if forward_ad._current_level >= 0:
         refuse_tangents((*tensors, third))
-    # Torch looks at every argument and every result several times: what is absent is none.
+    # Torch checks every argument and every result several times: absent tensors are not passed.
     absent = [i for i, tensor in enumerate(tensors) if tensor is None]
     there = [tensor for tensor in tensors if tensor is not None]
-    call = (op, rest, overwrite_H, more, given, accumulate, absent, beside)
+    call = (op, rest, overwrite_H, more, given, accumulate, absent, comm)
     apply = _Differentiated.apply if torch.compiler.is_compiling() else _apply
     return apply(call, third, *there)
 
@@ -537,20 +537,20 @@ def _with_absent(ctx, needs):
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, third, *there):
-        op, rest, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent, beside = call
+        op, rest, overwrite_H, more, ctx.given, ctx.accumulate, ctx.absent, comm = call
         tensors, needs = list(there), _with_absent(ctx, ctx.needs_input_grad)
         for i in ctx.absent:
             tensors.insert(i, None)
         keep_H = True in needs[: len(GRADIENTS)]
         X, router, *weights, addend = tensors
-        if beside is not None and beside.chunks is not None:
-            O, H, *routed = forward_in_chunks(X, third, weights, *rest, keep_H, beside)
+        if comm is not None and comm.chunks is not None:
+            O, H, *routed = forward_in_chunks(X, third, weights, *rest, keep_H, comm)
         else:
             O, H, *routed = call_undifferentiated(
                 op, X, router, third, weights, addend, *rest, keep_H, bool(overwrite_H)
             )
         routing = routed[0] if routed else third
-        _save_experts(ctx, X, router, weights, H, routing, *rest[-2:], keep_H, overwrite_H, beside)
+        _save_experts(ctx, X, router, weights, H, routing, *rest[-2:], keep_H, overwrite_H, comm)
         if not more:
             return O
         ctx.mark_non_differentiable(*routed)
@@ -567,16 +567,16 @@ class _Differentiated(torch.autograd.Function):
         return None, None, *gradients
 
 
-# Past the Python of Function.apply, which is for functorch: where that is, it is not called.
+# Skips the Python of Function.apply, which only functorch needs: with functorch this is not called.
 _apply = super(torch.autograd.Function, _Differentiated).apply
 
 _library_of_gradients = torch.library.Library(NAMESPACE, "IMPL")
 
 
 def _differentiate(name, save, backward):
-    """Registers what torch.library.register_autograd would, but for defaults of arguments, of which
-    there are none here: it looks each up in the schema, in time quadratic in their number, longer
-    than all else that the host does for `experts` taken together."""
+    """Registers the same as torch.library.register_autograd, without defaults of arguments, which
+    no operator here has. torch looks each default up in the schema in time quadratic in their
+    number, which takes longer than everything else that the host does for `experts`."""
     op = getattr(_ops, name).default
     has_list = isinstance(op._schema.returns[0].type, torch.ListType)
     names = [argument.name for argument in op._schema.arguments]
@@ -628,17 +628,17 @@ def _refuse_double_backward(ctx, *_):
 
 
 def _refuse_backward(ctx, *_):
-    raise NotImplementedError("tilemoe: moe_tokens has no gradient, it is for inference: call moe")
+    raise NotImplementedError("tilemoe: moe_tokens is for inference and has no gradient: call moe")
 
 
 def _refuse_vmap(info, in_dims, *args):
     raise NotImplementedError(
-        "tilemoe: vmap over its operators is not there: put the batch into the tokens"
+        "tilemoe: vmap over its operators is not supported: put the batch into the tokens"
     )
 
 
 def _refuse_tangents_alone(name):
-    """An autograd kernel for what has no gradient: it looks for tangents and is done."""
+    """Registers an autograd kernel that only rejects tangents, for an operator without gradient."""
     op = getattr(_ops, name).default
 
     def kernel(*args):

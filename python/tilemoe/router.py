@@ -1,4 +1,4 @@
-"""`Router`: the linear layer that makes logits of tokens, as a part of `MoE`."""
+"""`Router`: the linear layer that computes logits from tokens, a part of `MoE`."""
 
 from collections.abc import Callable
 from typing import Optional
@@ -13,7 +13,7 @@ from .functional import Gate
 
 
 def is_observed(module: nn.Module) -> bool:
-    """Whether somebody sees the module being called, or wraps its forward."""
+    """Whether the module has hooks or a wrapped forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -25,12 +25,12 @@ def is_observed(module: nn.Module) -> bool:
 
 
 class _WideLinear(torch.autograd.Function):
-    """x (T, d), weight (E, d) -> logits (T, E), computed in `dtype`. Backward keeps x as it is
-    given, where torch.nn.functional.linear would keep a copy of it in the wider dtype.
+    """x (T, d), weight (E, d) -> logits (T, E), computed in `dtype`. Backward keeps x in its own
+    dtype, whereas torch.nn.functional.linear would keep a copy in the wider dtype.
 
-    On a GPU bfloat16 factors make float32 products as they are: no copy of x is widened, nor does
-    TF32 have a say. A gradient of float32 is a factor as the sum of two in bfloat16, whose 16 bits
-    are more than x's and weight's own gradients keep."""
+    On a GPU the GEMM multiplies bfloat16 factors with float32 results: x is not widened, and TF32
+    is not used. A float32 gradient is split into the sum of two bfloat16 factors, whose 16 bits are
+    more than x's and weight's own gradients keep."""
 
     @staticmethod
     def forward(ctx, x, weight, dtype):
@@ -65,9 +65,9 @@ class _WideLinear(torch.autograd.Function):
 
 
 class Router(nn.Module):
-    """x (T, d) -> logits (T, E). Hugging Face's `gate`: `weight` (E, d); where asked for `bias`
-    (E), a part of the logits; and, for a selection bias, the buffer `e_score_correction_bias` (E),
-    float32 whatever the module is cast to."""
+    """x (T, d) -> logits (T, E). Hugging Face's `gate`: `weight` (E, d); optionally `bias` (E),
+    which is added to the logits; and, for a selection bias, the buffer `e_score_correction_bias`
+    (E), which stays float32 if the module is cast."""
 
     e_score_correction_bias: Tensor | None
     bias: Tensor | None
@@ -100,9 +100,9 @@ class Router(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def of_few(self, x: Tensor, K: int) -> Optional[Gate]:
-        """What makes the logits of few tokens x (T, d) in the call that chooses by them; None where
-        that would not do what calling this module does: a part of it was replaced or has hooks, or
+    def of_decode(self, x: Tensor, K: int) -> Optional[Gate]:
+        """The Gate for a small T, with which moe_tokens computes the logits of x (T, d); None if
+        the result would differ from calling this module: a part of it was replaced or has hooks, or
         a linear layer would compute in another dtype than the kernel."""
         if type(self) is not Router or is_observed(self):
             return None
@@ -140,7 +140,7 @@ class Router(nn.Module):
         return logits.reshape(*x.shape[:-1], weight.shape[0])
 
     def _check_devices(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        # What stayed on meta would make an output of noise.
+        # A tensor that stayed on meta would make the output noise.
         correction = self.e_score_correction_bias
         names = ("weight", "bias", "e_score_correction_bias")
         for name, tensor in zip(names, (weight, bias, correction)):

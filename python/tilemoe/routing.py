@@ -1,6 +1,6 @@
 """Routing as functions of tensors: T tokens choose K of E experts.
 
-What is built here is on the device and never waits for the host."""
+All results are on the device, and no function waits for the host."""
 
 from typing import Literal, NamedTuple
 
@@ -22,13 +22,13 @@ Counter = int | Tensor  # seed and offset of stochastic rounding: int, or int64 
 
 
 class Aux(NamedTuple):
-    """What a routing did, on the device: reading it is the first wait for the host."""
+    """The counts of a routing, on the device: only reading them makes the host wait."""
 
     expert_counts: Tensor  # (E) int32: how often each expert was chosen, before rounding
     dropped: Tensor  # () int32: chosen pairs that rounding dropped
     added: Tensor  # () int32: pairs that rounding added
     skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
-    without: Tensor  # () int32: tokens that no expert gets
+    without: Tensor  # () int32: tokens without an expert
     overflow: Tensor  # () int32: pairs that did not fit into the capacity; they are skipped too
 
 
@@ -47,24 +47,24 @@ def top_k(
     routed_scaling_factor: float = 1.0,
     ids_dtype: torch.dtype = torch.int32,
 ) -> tuple[Tensor, Tensor]:
-    """Each token's K experts and their scores, in descending order.
+    """Choose each token's K experts and compute their scores, in descending order.
 
     Ties go to the lower id, NaN ranks last.
 
     Args:
         logits: the router's, float32, bfloat16 or float16.
-        K: experts a token.
-        scoring: "softmax_over_chosen", of the K logits; "softmax_over_all", of all, as they are;
-            "softmax_renormalized", the same divided by their sum; "sigmoid"; or
-            "sigmoid_renormalized".
-        selection_bias: of the sigmoid scorings: added where experts are chosen, not in the scores.
-        n_group, topk_group: the experts stand in n_group groups of E / n_group neighbours, and a
-            token chooses among those of its topk_group best groups. At most 32 groups; those
-            chosen have K experts at least.
-        group_score: what a group is worth: "top2_sum", the sum of its two best sigmoids with bias
-            (DeepSeek-V3), which goes with the sigmoid scorings; or "max", its best (DeepSeek-V2).
-            None: top2_sum under the sigmoid scorings, else max.
-        routed_scaling_factor: every score is multiplied by it at last.
+        K: experts per token.
+        scoring: "softmax_over_chosen", the softmax of the K logits; "softmax_over_all", of all
+            logits; "softmax_renormalized", the same divided by its sum over the K experts;
+            "sigmoid"; or "sigmoid_renormalized".
+        selection_bias: for the sigmoid scorings: added to choose experts, not to the scores.
+        n_group, topk_group: the experts form n_group groups of E / n_group consecutive experts, and
+            a token chooses from its topk_group best groups. At most 32 groups; the chosen groups
+            must have at least K experts.
+        group_score: score of a group: "top2_sum", the sum of its two best sigmoids with bias
+            (DeepSeek-V3), for the sigmoid scorings; or "max", its best (DeepSeek-V2). None:
+            top2_sum for the sigmoid scorings, else max.
+        routed_scaling_factor: every score is multiplied by it at the end.
         ids_dtype: torch.int32 or torch.int64.
 
     Shape:
@@ -74,14 +74,14 @@ def top_k(
         The scores, float32 and differentiable in the logits, and the experts' ids.
 
     Raises:
-        ValueError: K is not 1 to E, or another argument does not fit; it names the argument.
+        ValueError: K is outside 1 to E, or another argument does not fit; it names the argument.
 
     Example:
         >>> scores, ids = tilemoe.top_k(torch.tensor([[0.0, 2.0, 1.0]]), 2)
         >>> ids
         tensor([[1, 2]], dtype=torch.int32)
 
-        Of two groups the better one alone:
+        Choose only from the better of two groups:
 
         >>> logits = torch.tensor([[3.0, -1.0, 2.0, 1.0]])
         >>> tilemoe.top_k(logits, 2, scoring="sigmoid", n_group=2)[1]
@@ -107,15 +107,16 @@ def scores_at(
     scoring: Scoring = "softmax_over_chosen",
     routed_scaling_factor: float = 1.0,
 ) -> Tensor:
-    """The scores of experts that were chosen elsewhere, such as a rollout's, by a rule of `top_k`.
+    """Compute the scores of experts that were chosen elsewhere, in a rollout for instance, by a
+    rule of `top_k`.
 
-    Where the ids are what `top_k` chooses, in its order, they have its bits. Pass them on with
-    `moe(x, scores, ..., ids=ids)`.
+    If the ids are those that `top_k` chooses, in its order, the scores have the same bits. Pass
+    them on with `moe(x, scores, ..., ids=ids)`.
 
     Args:
         logits: the router's, float32, bfloat16 or float16.
-        ids: the experts, int32 or int64. One outside [0, E) is absent: it has score 0 and no part
-            in a sum. One that is there twice counts twice.
+        ids: the experts, int32 or int64. An id outside [0, E) is absent: it has score 0 and is not
+            part of a sum. An id that occurs twice counts twice.
         scoring, routed_scaling_factor: as in `top_k`.
 
     Shape:
@@ -159,22 +160,22 @@ def rounded_router(
     seed: Counter | None = None,
     offset: Counter | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token's experts under token rounding, as pairs for `moe_general`, which with them
-    computes what `moe` does with the same `rounding` and the options that go with it.
+    """Choose each token's experts with token rounding, as pairs for `moe_general`, which computes
+    from them the same as `moe` with the same rounding options.
 
     Args:
         logits: the router's, float32, bfloat16 or float16.
-        K: experts a token, before rounding.
+        K: experts per token, before rounding.
         rounding, m, rounding_tokens, seed, offset: as in `moe`.
 
     Shape:
-        logits (T, E) -> tokens, experts and scores (pairs), as many as there can be.
+        logits (T, E) -> tokens, experts and scores (pairs), the maximum number of pairs.
 
     Returns:
         tokens and experts, int32, sorted by token, and scores, float32 and differentiable in the
-        logits: the softmax over all experts, which of a chosen pair is divided by its sum over
-        the token's K, whether they stay or not. Pairs past the last have token T, expert E and
-        score 0, and are skipped.
+        logits: the softmax over all experts. The score of a chosen pair is divided by the sum over
+        the token's K chosen experts, including those that rounding drops. Pairs past the last have
+        token T, expert E and score 0, and are skipped.
 
     Raises:
         ValueError: an argument does not fit.
@@ -190,12 +191,12 @@ def rounded_router(
     there = pair < offsets[E]
     row = torch.where(there, pair_row, 0).long()
     tokens = torch.where(there, row_token[row], T)
-    # Not of the offsets behind the first: torch.compile (2.11) searches a view from its base on.
+    # Search all offsets, not those after the first: torch.compile (2.11) ignores a view's offset.
     expert = torch.searchsorted(offsets.contiguous(), row, right=True) - 1
     experts = torch.where(there, expert.to(torch.int32), E)
     chosen, ids = top_k(logits, K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (T, E)
-    # Past the last pair any place will do: each its own, since gradients are added there.
+    # Pairs past the last may have any place; each has its own, since gradients are added there.
     at = torch.where(there, tokens.long() * E + experts, pair)
     scores = torch.where(there, score_of.flatten().gather(0, at), 0.0)
     return tokens, experts, scores
@@ -204,7 +205,7 @@ def rounded_router(
 def router_losses(
     logits: Tensor, expert_counts: Tensor, token_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The router's losses: the load balance loss and the z loss.
+    """Compute the router's losses: the load balance loss and the z loss.
 
     balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e), 1 when balanced (Switch Transformer,
     arXiv 2101.03961, equation 4), with c the expert_counts;
@@ -213,8 +214,8 @@ def router_losses(
     Args:
         logits: the router's.
         expert_counts: tokens that chose each expert, int32, as in `Aux`.
-        token_mask: bool; a token whose value is False, such as padding, has no part in either mean
-            and no gradient. expert_counts must not count it either. None: every token counts.
+        token_mask: bool; a token with False, such as padding, is in neither mean and has no
+            gradient. expert_counts must not count it either. None: every token counts.
 
     Shape:
         logits (..., E), expert_counts (E), token_mask (...) -> two scalars.
@@ -229,9 +230,9 @@ def router_losses(
     rows = rows_of(logits, "logits", "(..., E)")
     if token_mask is not None:
         check_token_mask(token_mask, logits, "logits")
-        # A token with a NaN logit has no part in the operator's means, and no gradient.
+        # The operator leaves a token with a NaN logit out of its means; it has no gradient.
         rows = rows.masked_fill(~token_mask.reshape(-1, 1), torch.nan)
-    # Copies, not views: FSDP-2 warns of a module's outputs that are views and have a gradient.
+    # Copies, not views: FSDP-2 warns if outputs of a module are views and have a gradient.
     losses = ops.call(_ops.router_losses.default, rows, expert_counts)
     balance, z = torch.ops.aten.unbind_copy.int(losses)
     return balance, z
@@ -261,22 +262,22 @@ def rows_of(tensor, name, expected):
 
 
 def shaped_like(rows, like):
-    """(rows, width), which nobody else has, as (..., width). A view that changes nothing would be a
-    node of the graph; of what autograd knows as a view FSDP-2 warns where a module returns it."""
+    """(rows, width), to which the caller has the only reference, as (..., width). A view without
+    effect would be a node of the graph, and FSDP-2 warns if a module returns a view of autograd."""
     if like.dim() == 2:
         return rows
     return torch.ops.aten._unsafe_view(rows, (*like.shape[:-1], rows.shape[-1]))
 
 
 def route_rounded(logits, K, rounding, m, tokens, seed, offset):
-    """The rounded routing of logits (T, E), the rows it may have, the counts (E) before rounding."""
+    """The rounded routing of logits (T, E), its maximum rows, the counts (E) before rounding."""
     number = _rules.number("rounding", _rules.ROUNDINGS, rounding)
     if (rounding == "stochastic") != (seed is not None and offset is not None):
-        raise ValueError("tilemoe: stochastic rounding has a seed and an offset, no other has")
+        raise ValueError("tilemoe: stochastic rounding, and only it, requires a seed and an offset")
     seed, offset = (_counter(value, logits.device) for value in (seed, offset))
     T, E = logits.shape
     if tokens is not None and (tokens < 1 and T > 0 or T % max(tokens, 1)):
-        raise ValueError(f"tilemoe: rounding_tokens is {tokens}, and T = {T} is no multiple of it")
+        raise ValueError(f"tilemoe: rounding_tokens is {tokens}, but T = {T} is no multiple of it")
     tokens = 0 if tokens is None or tokens >= T else tokens
     args = (logits.detach(), seed, offset, K, m, number, tokens)
     routing, counts = ops.call_undifferentiated(_ops.route_rounded.default, *args)
@@ -291,10 +292,9 @@ def _counter(value, device):
     return torch.full((1,), value, dtype=torch.int64, device=device)
 
 
-def at_most_experts(ids: Tensor, scores: Tensor, E: int) -> tuple[Tensor, Tensor]:
-    """ids and scores (N, K) of a choice that may have fewer experts here than K -> the same, or (N,
-    E), a place for each expert here: a token has no more of them. One that it has twice has both
-    scores."""
+def narrowed_to_experts(ids: Tensor, scores: Tensor, E: int) -> tuple[Tensor, Tensor]:
+    """ids and scores (N, K) of a choice -> the same, or (N, E) with a place for each expert here if
+    K is larger than E. An expert that a token has twice gets the sum of both scores."""
     if ids.shape[1] <= E:
         return ids, scores
     experts = torch.arange(E, dtype=ids.dtype, device=ids.device)
@@ -311,7 +311,7 @@ def counts_of_ids(ids, E):
 
 
 def aux_of_pairs(routing, E, T, capacity, counts=None):
-    """Of a routing of pairs that were given; counts (E): where not all of them may have a row."""
+    """The Aux of a routing of given pairs; counts (E): if some pairs may have no row."""
     offsets, counters = _rules.offsets_of(routing, E), _rules.counters_of(routing)
     _, row_token, *_ = _rules.row_arrays_of(routing, E, capacity)
     there = torch.arange(capacity, device=routing.device) < offsets[E]

@@ -1,16 +1,16 @@
-"""State dicts between `MoE`'s names and layouts, which are those of transformers' experts, and
-those of Hugging Face's checkpoints, torchtitan and ScatterMoE. No value changes: every round trip
-gives the same bits.
+"""Converts state dicts between `MoE`'s names and layouts, which are those of transformers' experts,
+and those of Hugging Face's checkpoints, torchtitan and ScatterMoE. No value changes: every round
+trip returns the same bits.
 
 A function takes a state dict of one layer or of a whole model and returns a new one: the entries
-it knows by the end of their names are converted in their place, all others are passed through as
-they are. Converted tensors own their memory where rows move, and are the given ones where not.
+that it recognises by the end of their names are converted in their place, and all others are
+returned unchanged. A converted tensor has new memory if rows move, else it is the given tensor.
 
 Here                                     Hugging Face's (e: an expert)
     gate.weight, gate.bias                   router.weight, router.bias (gpt-oss)
     experts.gate_up_proj (E, 2n, d)          experts.{e}.gate_proj.weight, .up_proj.weight;
                                              experts.{e}.w1.weight, .w3.weight (Mixtral);
-                                             gpt-oss: (E, d, 2n), gate and up columns in turn
+                                             gpt-oss: (E, d, 2n), interleaved gate/up columns
     experts.down_proj (E, d, n)              experts.{e}.down_proj.weight; experts.{e}.w2.weight
                                              (Mixtral); gpt-oss: (E, n, d)
     shared_experts.*_proj.weight             the same (DeepSeek); shared_expert.*_proj.weight (Qwen)
@@ -62,7 +62,8 @@ _TITAN_RENAMED = {  # torchtitan's: ours
 
 
 def from_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
-    """torchtitan's names and (w1, w2, w3) -> ours. Non-persistent counters need no conversion."""
+    """Convert torchtitan's names and (w1, w2, w3) to ours. Non-persistent counters need no
+    conversion."""
     w1, w3 = _TITAN + "w1_EFD", _TITAN + "w3_EFD"
     converted = {}
     for key, tensor in state_dict.items():
@@ -80,10 +81,10 @@ def from_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
 
 
 def to_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
-    """Ours -> torchtitan's names and (w1, w2, w3). Raises ValueError where torchtitan has no place:
-    experts without a gate, or with biases."""
+    """Convert ours to torchtitan's names and (w1, w2, w3). Raises ValueError for entries that
+    torchtitan does not support: experts without a gate, or with biases."""
     renamed = {ours: titan for titan, ours in _TITAN_RENAMED.items()}
-    homeless = (
+    unsupported = (
         "experts.up_proj",
         "experts.up_proj_bias",
         "experts.gate_up_proj_bias",
@@ -91,10 +92,10 @@ def to_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
     )
     converted = {}
     for key, tensor in state_dict.items():
-        prefix, ending = split_key(key, (*renamed, "experts.gate_up_proj", *homeless))
+        prefix, ending = split_key(key, (*renamed, "experts.gate_up_proj", *unsupported))
         if ending is None:
             converted[key] = tensor
-        elif ending in homeless:
+        elif ending in unsupported:
             raise ValueError(f"{key}: torchtitan's experts have a gate and no biases")
         elif ending == "experts.gate_up_proj":
             gate, up = _halves(key, tensor)
@@ -112,7 +113,7 @@ def _halves(key, tensor):
 
 
 def _halves_swapped(key, tensor):
-    """(E, 2n, ...) -> the same with its two halves changed over."""
+    """(E, 2n, ...) -> the same with its two halves swapped."""
     first, second = _halves(key, tensor)
     return torch.cat([second, first], dim=1)
 
@@ -124,8 +125,8 @@ _SCATTER = {  # ScatterMoE's: ours, where the row order is the same
 
 
 def from_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
-    """ScatterMoE's `GLUMLP` (up rows, then gate rows) or `MLP` -> ours. An MLP is told from a
-    GLUMLP by the shapes of its two weights."""
+    """Convert ScatterMoE's `GLUMLP` (up rows, then gate rows) or `MLP` to ours. The shapes of the
+    two weights distinguish an MLP from a GLUMLP."""
     converted = {}
     for key, tensor in state_dict.items():
         prefix, ending = split_key(key, (*_SCATTER, "experts.weight", "experts.bias"))
@@ -150,7 +151,7 @@ def from_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
 
 
 def to_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
-    """Ours -> ScatterMoE's `GLUMLP` (gated) or `MLP` (not gated)."""
+    """Convert ours to ScatterMoE's `GLUMLP` (gated) or `MLP` (not gated)."""
     same = {ours: scatter for scatter, ours in _SCATTER.items()}
     same |= {"experts.up_proj": "experts.weight", "experts.up_proj_bias": "experts.bias"}
     gated = {

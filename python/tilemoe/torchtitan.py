@@ -3,16 +3,16 @@
     torchrun --nproc-per-node 1 -m torchtitan.train --module qwen3 --config qwen3_moe_debug \\
       --override.imports tilemoe.torchtitan.experts
 
-replaces every `GroupedExperts` of the model's configuration, gpt-oss's too, by a subclass that keeps
-the parameters, their names, initialisation and sharding, and computes them as one grouped layer on
-`tilemoe.grouped_experts`: w1, w3 and w2 are read in place, the activation between them is not kept
-for backward. Routers, dispatchers (expert parallelism), combination and checkpoints stay
-torchtitan's. As there, the GEMMs are bfloat16's.
+replaces every `GroupedExperts` of the model's configuration, gpt-oss's too, by a subclass that
+keeps the parameters, their names, initialisation and sharding, and computes them as one grouped
+layer with `tilemoe.grouped_experts`: w1, w3 and w2 are read in place, and the activation is not
+kept for backward. Routers, dispatchers (expert parallelism), combination and checkpoints stay
+torchtitan's. The GEMMs are in bfloat16, as torchtitan's are.
 
-`--override.imports tilemoe.torchtitan.routed_experts` replaces every `RoutedExperts`, the dispatch of
-tokens and the combination of results with it: experts gather a token's row as they load it, and one
-kernel scores and adds up their results. This applies without expert parallelism, in place of
-torchtitan's all-to-all, and around DeepEP and HybridEP. With other dispatchers it is the same as
+`--override.imports tilemoe.torchtitan.routed_experts` replaces every `RoutedExperts`, with the
+dispatch of tokens and the combination of results: experts gather a token's row when they load it,
+and one kernel scores and adds up their results. This applies without expert parallelism, in place
+of torchtitan's all-to-all, and around DeepEP and HybridEP. With other dispatchers it is the same as
 `experts`.
 """
 
@@ -60,13 +60,13 @@ class TileMoEGroupedExperts(Computed, GroupedExperts):
 class TileMoERoutedExperts(RoutedExperts):
     """Dispatch, experts and combination as one layer, by the dispatcher of the configuration:
 
-    none (`LocalTokenDispatcher`, or an expert mesh that is not there): `tilemoe.moe`;
-    `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` where a token has at least as many
+    none (`LocalTokenDispatcher`, or no expert mesh): `tilemoe.moe`;
+    `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` if a token has at least as many
     experts as there are ranks, or `dispatch` is not "all_gather": `tilemoe.expert_parallel.moe` in
-    its place, by `dispatch`, with memory for every routing, and for `capacity_factor` times the mean
-    where that is given;
-    `DeepEPTokenDispatcher` and `HybridEPTokenDispatcher`: `tilemoe.moe` of the tokens that they bring
-    (see _torchtitan_dispatchers.py), but for the rows of DeepEP's `cudagraphable` in inference;
+    its place, by `dispatch`, with memory for every routing, or for `capacity_factor` times the mean
+    if it is set;
+    `DeepEPTokenDispatcher` and `HybridEPTokenDispatcher`: `tilemoe.moe` of the tokens that they
+    receive (see _torchtitan_dispatchers.py), except DeepEP's `cudagraphable` in inference;
     any other, and classes derived from these: its own dispatch and combine around the experts."""
 
     @dataclass(kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class TileMoERoutedExperts(RoutedExperts):
         chosen: dict[str, Any] = dict(logits_or_scores=topk_scores_BLK, ids=topk_expert_ids_BLK)
         routed: Callable[..., torch.Tensor] = functional.moe
         if mesh is not None:
-            # torchtitan pads sequences before: every rank has as many tokens.
+            # torchtitan has padded the sequences: every rank has as many tokens.
             routed = expert_parallel.moe
             chosen |= dict(group=mesh.get_group(), dispatch=self.dispatch)
             chosen |= dict(capacity_factor=self.capacity_factor)
@@ -112,8 +112,8 @@ class TileMoERoutedExperts(RoutedExperts):
     def parallelize(self, parallel_dims: Any) -> None:
         dispatcher, mesh = self.token_dispatcher, parallel_dims.get_optional_mesh("ep")
         if type(dispatcher) is MinimalAsyncEPTokenDispatcher and mesh is not None:
-            # It sends a row for every pair; ours one to every rank, or to each with one of the
-            # token's experts, and needs no buffer of its.
+            # It sends a row for every pair. Ours sends one row to every rank, or to each rank with
+            # an expert of the token, and does not need its buffer.
             if mesh.size() <= dispatcher.top_k or self.dispatch != "all_gather":
                 sizes = dict(num_experts=dispatcher.num_experts, top_k=dispatcher.top_k)
                 self.token_dispatcher = AllToAllTokenDispatcher.Config(**sizes).build()
@@ -121,9 +121,9 @@ class TileMoERoutedExperts(RoutedExperts):
 
 
 def _around(dispatcher: LocalTokenDispatcher) -> Callable[..., torch.Tensor] | None:
-    """What computes experts on the tokens that the dispatcher brings, if it brings such."""
+    """The function that computes experts on the tokens that the dispatcher receives, or None."""
     if type(dispatcher) is DeepEPTokenDispatcher:
-        # Its static form has a row for every pair, and none but inference may take it.
+        # Its static form has a row for every pair and is for inference only.
         is_static = dispatcher.cudagraphable and not torch.is_grad_enabled()
         return None if is_static else _torchtitan_dispatchers.of_deepep
     if type(dispatcher) is HybridEPTokenDispatcher:
@@ -137,9 +137,10 @@ def routed_experts(
     capacity_factor: float | None = None,
     dispatch: expert_parallel.Dispatch = "all_gather",
 ) -> RoutedExperts.Config:
-    """The override's factory. capacity_factor: under expert parallelism by all-to-all, memory for
-    so many times the mean of a rank's pairs, past which the output is NaN; None: for every routing.
-    dispatch: as in `tilemoe.expert_parallel.moe`.
+    """Make the replacing configuration, as the override's factory. capacity_factor: under expert
+    parallelism by all-to-all, the capacity as a multiple of the mean of a rank's pairs, past which
+    the output is NaN; None: memory for every routing. dispatch: as in
+    `tilemoe.expert_parallel.moe`.
     """
     if type(cfg) is not RoutedExperts.Config:
         raise NotImplementedError(
@@ -152,7 +153,8 @@ def routed_experts(
 
 @override(target=GroupedExperts.Config, description="Compute grouped experts by TileMoE.")
 def experts(cfg: GroupedExperts.Config) -> GroupedExperts.Config:
-    """The override's factory: torchtitan calls it for every experts configuration that it finds."""
+    """Make the replacing configuration, as the override's factory: torchtitan calls it for every
+    experts configuration that it finds."""
     kind = type(cfg)
     if kind is GroupedExperts.Config:
         return derive(cfg, TileMoEGroupedExperts.Config)
@@ -160,7 +162,7 @@ def experts(cfg: GroupedExperts.Config) -> GroupedExperts.Config:
         "torchtitan.models.gpt_oss.moe",
         "GptOssGroupedExperts.Config",
     ):
-        # Imported where it is met: its package asks for more of torch than the others do.
+        # Imported only if it is used: its package requires a newer torch than the others.
         from ._torchtitan_gpt_oss import TileMoEGptOssGroupedExperts
 
         return derive(cfg, TileMoEGptOssGroupedExperts.Config)

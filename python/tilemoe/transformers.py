@@ -4,14 +4,14 @@
     tilemoe.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="tilemoe")
 
-The model's weights are read where they lie, in the layout their class declares: nothing is copied,
-converted or renamed, so checkpoints, optimizers and adapters see what they always saw.
+The model's weights are read in place, in the layout that their class declares: nothing is copied,
+converted or renamed, so checkpoints, optimizers and adapters do not change.
 
 The activation is not derived from a name: the class's own `_apply_gate` (or `act_fn`, without a
-gate) is evaluated once, on the CPU, over a grid of values, and the form that gives the same values
-and gradients is used. The class's own forward then computes a few tokens with small random weights,
-which must give what TileMoE computes. A class with another gate, with another forward, or with a
-parameter, buffer, submodule or flag that the experts interface does not describe, is refused with
+gate) is evaluated once, on the CPU, over a grid of values, and the form with the same values and
+gradients is used. The class's own forward then computes a few tokens with small random weights, and
+the result must equal TileMoE's. A class with another gate, with another forward, or with a
+parameter, buffer, submodule or flag that the experts interface does not describe, raises
 NotImplementedError.
 """
 
@@ -25,12 +25,12 @@ from ._transformers_forms import Form, form_of, refuse_quantized, refuse_weights
 
 
 def register(name: str = "tilemoe") -> None:
-    """Adds TileMoE to transformers' experts implementations, and where there is such a thing
-    (transformers 5.23) to its implementations of expert parallelism. Nothing else is changed.
+    """Add TileMoE to transformers' experts implementations, and from transformers 5.23 on to its
+    implementations of expert parallelism. Nothing else is changed.
 
     Afterwards `experts_implementation=name` in `from_pretrained` or `from_config`, or
     `model.set_experts_implementation(name)`, selects it, and `ep_implementation=name` of a
-    `DistributedConfig` how tokens come to experts that are on several ranks.
+    `DistributedConfig` selects its expert parallelism.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
@@ -54,12 +54,12 @@ def register(name: str = "tilemoe") -> None:
 
 
 def prepare(model: torch.nn.Module) -> dict[str, Form]:
-    """Find what every experts module of `model` computes, before the first forward.
+    """Find the form of every experts module of `model`, before the first forward.
 
-    Forward does the same at its first call. Call prepare() to get a refusal early, or to compile
-    the model with `fullgraph=True` before it has run: a form is found outside of a graph and is a
-    constant in it. Call it under the torch.autocast that the model will run under, since that
-    decides the dtype.
+    Forward does the same at its first call. Call prepare() to get an error early, or to compile the
+    model with `fullgraph=True` before it has run: a form is found outside a graph and is a constant
+    in the graph. Call it under the torch.autocast that the model will run under, since that decides
+    the dtype.
 
     Args:
         model: a model of transformers, or an experts module.

@@ -32,7 +32,7 @@ class Here:
         commands = iter(self.commands.pop, None)
         self.answers = measure.answers(peer, case, vars(settings), commands)
 
-    def ask(self, command):
+    def request(self, command):
         self.commands.append(command)
         answer = next(self.answers)
         if reason := answer.get("left_out"):

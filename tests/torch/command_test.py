@@ -44,7 +44,7 @@ def run(*words):
     [
         ("chek", "unknown command chek; did you mean check?"),
         ("zzzzzz", "unknown command zzzzzz; `tilemoe --help` lists the commands"),
-        ("train", "train is a command of the C++ program alone"),
+        ("train", "train is only a command of the C++ program"),
         ("info --jsno", "unknown option --jsno; did you mean --json?"),
         ("info --js", "unknown option --js; did you mean --json?"),  # no abbreviations
         ("info more", "unknown argument more"),
@@ -363,7 +363,7 @@ NO_DRIVER = {"driver": None, "driver_cuda": None, "gpus": []}
         ({"gpus": []}, [("torch finds no GPU", "nvidia-smi")]),
         ({"gpus": [V100]}, [("cuda:0 Tesla V100, compute capability 7.0", "8.0 or newer (A100")]),
         ({"gpus": [V100, dataclasses.replace(H100, index=1)]}, []),
-        ({"gpus": [dataclasses.replace(H100, kit=None, reason="no kernel image")]},
+        ({"gpus": [dataclasses.replace(H100, arch=None, reason="no kernel image")]},
          [("no kernel image", "update NVIDIA's driver")]),
         ({**NO_DRIVER, "gpus_in_machine": 0, "has_cuda_library": False, "torch_cuda": None},
          [("torch 2.11.0+cu130 was built without CUDA", "install a torch with CUDA"),

@@ -490,11 +490,11 @@ def test_deterministic_on_a_busy_gpu():
 def test_the_same_bits_with_blocks_in_turns(turns):
     tensors = logits_layer(torch.bfloat16, bias=True)
     want = results(tilemoe.moe, tensors, K=K)
-    tilemoe.set_block_turns(turns)
+    tilemoe.set_ctas_per_sm(turns)
     try:
         same_bits(results(tilemoe.moe, tensors, K=K), want)
     finally:
-        tilemoe.set_block_turns(1)
+        tilemoe.set_ctas_per_sm(1)
 
 
 def test_a_second_call_takes_no_new_memory():

@@ -93,7 +93,7 @@ def test_the_plans_sizes():
     assert plan(**sizes, ranks=1).places == plan(**sizes, ranks=1, capacity_factor=1.5).places == 64 * 3
     kept = [plan(**sizes, ranks=2, keep_gathered=keep).kept for keep in (False, True)]
     assert kept[1] - kept[0] == 2 * 2 * 64 * 32
-    with pytest.raises(ValueError, match="E is 8, and the experts do not go evenly to 3 ranks"):
+    with pytest.raises(ValueError, match="E is 8, which is no multiple of the 3 ranks"):
         plan(**sizes, ranks=3)
     assert "288 places" in str(plan(**sizes, ranks=2, capacity_factor=1.5))
 

@@ -109,18 +109,18 @@ def transfers_are_beside_products(job):
         ({}, alone, whole, "gather wait gather products send wait products send"),
         (dict(keep_gathered=True), alone, whole, "gather wait products send products send"),
         (dict(overwrite_H=False), alone, whole, in_turn),
-        (dict(beside=False), alone, whole, in_turn),
+        (dict(overlap=False), alone, whole, in_turn),
         (dict(chunks=2), alone, by_chunk,
          f"{both} chunk products chunk wait products send send wait products send"),
         (dict(chunks=2, overwrite_H=False), alone, by_chunk,
          f"{both} wait wait products send send send"),
-        (dict(chunks=2, beside=False), alone, by_chunk, both_in_turn),
+        (dict(chunks=2, overlap=False), alone, by_chunk, both_in_turn),
         # What was chosen says which rows are sent.
         (dict(dispatch="pull"), alone, "choice send wait products send",
          "send wait send products send wait products send"),
         (dict(dispatch="pull", keep_gathered=True), alone, "choice send wait products send",
          "send wait products send products send"),
-        (dict(dispatch="pull", beside=False), alone, "choice send wait products send",
+        (dict(dispatch="pull", overlap=False), alone, "choice send wait products send",
          "send wait send wait products send send"),
         # It looks at dO before the products do.
         (dict(chunks=2), anomaly, by_chunk,
@@ -198,7 +198,7 @@ def peak_is_the_plans(job):
     t, width, of_expert = 4000, 128, 64
     sizes = dict(d=width, n=of_expert, E=E, K=K)
     less = dict(capacity_factor=1.5)
-    for options in ({}, less, dict(keep_gathered=True, bias=True, **less), dict(beside=False),
+    for options in ({}, less, dict(keep_gathered=True, bias=True, **less), dict(overlap=False),
                     dict(chunks=4), dict(chunks=4, **less), dict(chunks=2, keep_gathered=True),
                     dict(dispatch="pull"), dict(dispatch="pull", **less),
                     dict(dispatch="pull", keep_gathered=True, bias=True, **less)):  # fmt: skip
@@ -240,7 +240,7 @@ def a_graph_has_all_of_it(job):
     """Forward and backward in a CUDA graph, which nothing that waits for the host gets into; replayed
     with other tokens it computes what the calls do."""
     x, dO, own = job.batch([9] * job.world, job.dtype)
-    for options in ({}, dict(keep_gathered=True), dict(beside=False), dict(chunks=2),
+    for options in ({}, dict(keep_gathered=True), dict(overlap=False), dict(chunks=2),
                     dict(dispatch="pull"), dict(rounding="nearest", m=4)):  # fmt: skip
         _, spread = job.make(job.dtype, **options, **LOSSES)
         given = x[own].clone()

@@ -17,7 +17,7 @@ from expert_parallel_job import (
 )  # fmt: skip
 from processes import expect, on
 from stored import rounded
-from tilemoe.routing import at_most_experts
+from tilemoe.routing import narrowed_to_experts
 
 
 def module_equals_one_process(job):
@@ -118,12 +118,12 @@ def bits_are_those_of_the_parts(job):
             choice = dict(scoring="sigmoid", routed_scaling_factor=2.5)
             in_turn = parts_by_hand(x, dO, logits, layer, job.world, **choice)
             for how in ({}, dict(keep_gathered=True), dict(capacity_factor=float(job.world)),
-                        dict(beside=False), dict(overwrite_H=False), dict(chunks=2),
-                        dict(chunks=3, keep_gathered=True), dict(chunks=4, beside=False),
+                        dict(overlap=False), dict(overwrite_H=False), dict(chunks=2),
+                        dict(chunks=3, keep_gathered=True), dict(chunks=4, overlap=False),
                         dict(chunks=2, overwrite_H=False), dict(chunks=1000),
                         dict(chunks="auto"), dict(dispatch="pull"),
                         dict(dispatch="pull", keep_gathered=True),
-                        dict(dispatch="pull", beside=False, capacity_factor=float(job.world)),
+                        dict(dispatch="pull", overlap=False, capacity_factor=float(job.world)),
                         dict(dispatch="pull", overwrite_H=False)):  # fmt: skip
                 # Of so few tokens one chunk is what "auto" takes.
                 chunks = how.get("chunks", 1)
@@ -280,7 +280,7 @@ def overflow_is_nan_or_dropped(job):
     for rank in range(job.world):
         mine = {name: t[rank * size :][:size] for name, t in layer.items()}
         at = (ids // size == rank).any(1).nonzero()[:few, 0]
-        of_rank, s = at_most_experts(ids[at] - rank * size, scores[at], size)
+        of_rank, s = narrowed_to_experts(ids[at] - rank * size, scores[at], size)
         part = tilemoe.moe(x[at], s, ids=of_rank, capacity=few, on_overflow="drop", **mine)
         O[at] += part.float()
     assert torch.equal(got["O"], O.to(x.dtype)[own])
@@ -359,7 +359,7 @@ def refusals(job):
         dtype=job.dtype,
         device=job.device,
     )
-    expect("E is 7, and the experts do not go evenly", lambda: make(E=7))
+    expect("E is 7, which is no multiple of expert_mesh's", lambda: make(E=7))
     expect("capacity_factor is 0, expected None or a number above 0", lambda: make(capacity_factor=0))
     for chunks in (0, True, 2.0, "all"):
         message = f"chunks is {chunks!r}, expected 'auto' or an int of at least 1"
@@ -371,9 +371,9 @@ def refusals(job):
     moe = make()
     x = torch.zeros(5, d, dtype=job.dtype, device=job.device)
     for tokens, message in (
-        (4, "has 5 tokens, and rank_tokens says 4 at most"),
+        (4, "has 5 tokens, but the maximum in rank_tokens is 4"),
         ([5] * (job.world + 1), f"expected the tokens of each of {job.world} ranks"),
-        ([6] * job.world, f"rank {job.rank} has 5 tokens, and rank_tokens says 6"),
+        ([6] * job.world, f"rank {job.rank} has 5 tokens, but rank_tokens has 6 for it"),
     ):
         moe.rank_tokens = tokens
         expect(message, lambda: moe(x))

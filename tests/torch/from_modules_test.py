@@ -317,7 +317,7 @@ REFUSED = {
         lambda: with_child(Mixtral(), "w2", linear(n + 8, d)),
         r"experts.0.w2.weight has shape \(32, 32\), expected \(32, 24\)",
     ),
-    "a hook": (lambda: hooked(Mixtral()), "experts.0.w1 has hooks or a forward of its own"),
+    "a hook": (lambda: hooked(Mixtral()), "experts.0.w1 has hooks or its own forward"),
     "meta": (lambda: Mixtral().to("meta"), "experts.0.w1.weight is on meta: load the"),
 }
 
@@ -333,7 +333,7 @@ DIFFERENT = {
     "a class": (DeepSeek, "experts.4 is a DeepSeek and experts.0 a Mixtral, expected one class"),
     "an activation": (lambda: Mixtral(nn.GELU()), "experts.4 and experts.0 have different"),
     "a dtype": (lambda: Mixtral().half(), "experts.4.w1.weight is torch.float16 .*, but exp"),
-    "biases": (lambda: Mixtral(bias=True), "experts.4 or experts.0 has w1.bias, and the other"),
+    "biases": (lambda: Mixtral(bias=True), "experts.4 or experts.0 has w1.bias, but the other"),
 }
 
 
@@ -368,4 +368,4 @@ def test_gates_and_options_that_do_not_fit_are_refused():
     refused(ValueError, "K is 7, expected 1 to E = 6", top_k=7)
     refused(ValueError, "pass return_aux=True", balance_coefficient=0.1)
     experts[2].w1.requires_grad_(False)
-    refused(ValueError, "weight of w1 and w3 requires a gradient in some experts and in others not")
+    refused(ValueError, "weight of w1 and w3 requires a gradient in some experts but not in others")

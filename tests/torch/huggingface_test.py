@@ -191,7 +191,7 @@ def test_options_are_the_models():
 @pytest.mark.parametrize(
     "family, options, message",
     [
-        ("llama", {}, "knows deepseek_v3, .*, but the model is 'llama'"),
+        ("llama", {}, "supports deepseek_v3, .*, but the model is 'llama'"),
         ("mixtral", dict(router_jitter_noise=0.1), "router_jitter_noise is 0.1"),
         ("olmoe", dict(hidden_act="mish"), "hidden_act is 'mish', expected one of silu"),
         ("deepseek_v3", dict(scoring_func="softmax"), "scoring_func is 'softmax'"),

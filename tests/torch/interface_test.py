@@ -15,7 +15,8 @@ from checks import refused
 import tilemoe
 import tilemoe.state_dict
 from tilemoe import (
-    _config, _from_modules, _huggingface, _library, _options, _rules, functional, module, routing,
+    _config, _expert_plan, _from_modules, _huggingface, _library, _options, _rules, expert_parallel,
+    functional, module, routing,
 )  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ def test_every_activation_is_documented():
         assert f'"{name}"' in tilemoe.moe.__doc__, name
 
 
-def test_config_tells_versions_and_devices(capsys):
+def test_config_prints_versions_and_devices(capsys):
     tilemoe.show_config()
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["tilemoe"] == tilemoe.__version__ and lines["torch"] == torch.__version__
@@ -56,26 +57,82 @@ def test_config_tells_versions_and_devices(capsys):
     assert lines["CUDA"].startswith("yes" if why is None else f"no: {why}")
 
 
-def test_config_tells_each_gpus_kit(monkeypatch, capsys):
+def test_config_prints_each_gpus_arch(monkeypatch, capsys):
     class Ampere:
         name, total_memory = "NVIDIA A100", 80 * 2**30
 
-    kits = {0: "sm80, the newest for compute capability 8.0"}
+    archs = {0: "sm80, the newest for compute capability 8.0"}
 
-    def kit_of(index):
-        if index in kits:
-            return kits[index]
+    def arch_of(index):
+        if index in archs:
+            return archs[index]
         raise RuntimeError("unsupported: tilemoe_cuda_kit: TITAN V has none [device.cpp:1: x]")
 
     monkeypatch.setattr(_library, "_no_cuda", None)
-    monkeypatch.setattr(_library, "operators", types.SimpleNamespace(kit_of=kit_of))
+    monkeypatch.setattr(_library, "operators", types.SimpleNamespace(arch_of=arch_of))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Ampere)
     tilemoe.show_config()
-    told = capsys.readouterr().out
-    assert "cuda:0 NVIDIA A100, 80 GiB: sm80, the newest for compute capability 8.0\n" in told
-    assert "cuda:1 NVIDIA A100, 80 GiB: not used, tilemoe_cuda_kit: TITAN V has none\n" in told
+    out = capsys.readouterr().out
+    assert "cuda:0 NVIDIA A100, 80 GiB: sm80, the newest for compute capability 8.0\n" in out
+    assert "cuda:1 NVIDIA A100, 80 GiB: not used, tilemoe_cuda_kit: TITAN V has none\n" in out
+
+
+# Each older name works for one version, with a warning; both names in one call are an error.
+def warns_of(name, newer):
+    return pytest.warns(DeprecationWarning, match=f"tilemoe: {name} is the older name of {newer} ")
+
+
+@pytest.mark.parametrize(
+    "name, newer, value, wrong",
+    [("set_kit", "set_arch", "sm80", "hopper"), ("set_block_turns", "set_ctas_per_sm", 4, 17)],
+)
+def test_an_older_function_warns_and_calls_the_newer(monkeypatch, name, newer, value, wrong):
+    calls = []
+    monkeypatch.setattr(_library, "_no_cuda", None)
+    monkeypatch.setattr(_library, "operators", types.SimpleNamespace(**{newer: calls.append}))
+    with warns_of(name, newer) as seen:
+        getattr(tilemoe, name)(value)
+    assert calls == [value] and [w.filename for w in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(tilemoe, newer)(value)
+    assert calls == [value, value]
+    with warns_of(name, newer), pytest.raises(ValueError, match=f"is {wrong!r}, expected"):
+        getattr(tilemoe, name)(wrong)
+
+
+WEIGHTS = torch.zeros(6, 32, 32), torch.zeros(6, 32, 16)
+OVERLAPPED = {
+    "MoE": lambda **options: tilemoe.MoE(**SIZES, expert_mesh=object(), **options),
+    "moe": lambda **options: expert_parallel.moe(
+        torch.zeros(3, 32), torch.zeros(3, 6), *WEIGHTS, group=None, K=2, **options
+    ),
+    "plan": lambda **options: expert_parallel.plan(T=64, **SIZES, ranks=2, **options),
+}
+
+
+@pytest.mark.parametrize("call", OVERLAPPED.values(), ids=OVERLAPPED)
+def test_beside_warns_and_is_overlap(monkeypatch, call):
+    class Stop(Exception):
+        pass
+
+    def places(_factor, _on_overflow, _keep_gathered, overlap, *_):
+        raise Stop(overlap)
+
+    for of in (expert_parallel, _expert_plan):
+        monkeypatch.setattr(of, "Places", places)
+    with warns_of("beside=", "overlap=") as seen, pytest.raises(Stop, match="False"):
+        call(beside=False)
+    assert [w.filename for w in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for options, overlap in ((dict(overlap=False), "False"), ({}, "True")):
+            with pytest.raises(Stop, match=overlap):
+                call(**options)
+    with pytest.raises(TypeError, match="overlap and beside, its older name, are both given"):
+        call(overlap=True, beside=True)
 
 
 def test_sizes_go_by_letters_or_names():
@@ -88,10 +145,10 @@ def test_sizes_go_by_letters_or_names():
 @pytest.mark.parametrize("letter", SIZES)
 def test_a_size_is_given_once(letter):
     without = {name: size for name, size in SIZES.items() if name != letter}
-    with pytest.raises(TypeError, match=f"takes {letter} or {NAMES[letter]}, and neither is given"):
+    with pytest.raises(TypeError, match=f"requires {letter} or {NAMES[letter]}, but neither is given"):
         tilemoe.MoE(**without)
     twice = SIZES | {NAMES[letter]: SIZES[letter]}
-    with pytest.raises(TypeError, match=f"takes {letter} or {NAMES[letter]}, and both are given"):
+    with pytest.raises(TypeError, match=f"requires {letter} or {NAMES[letter]}, but both are given"):
         tilemoe.MoE(**twice)
     for wrong in (16.0, True, "16"):
         with pytest.raises(TypeError, match=f"{NAMES[letter]} is {wrong!r}, expected an int"):

@@ -105,7 +105,7 @@ def test_ids_in_evaluation_and_without_aux():
     moe = make(rounding="stochastic", m=8)
     x, dO = batch()
     ids = any_ids(torch.int32)
-    with pytest.raises(ValueError, match="ids are given, and rounding is 'stochastic', which in"):
+    with pytest.raises(ValueError, match="ids are given, but rounding is 'stochastic', which"):
         moe(x, seed=1, offset=0, ids=ids)
     plain = make()
     same_bits(run(moe.eval(), x, dO, ids=ids), run(plain, x, dO, ids=ids))
@@ -148,13 +148,13 @@ def test_wrong_ids_are_refused():
     [
         (dict(n_group=0), "n_group is 0, expected 1 to 32"),
         (dict(E=66, n_group=33), "n_group is 33, expected 1 to 32 groups"),
-        (dict(n_group=4, topk_group=4), "n_group is 4, expected 1 to 32 groups into which E = 6"),
+        (dict(n_group=4, topk_group=4), "n_group is 4, expected 1 to 32 groups that divide E = 6"),
         (dict(n_group=3, topk_group=4), "topk_group is 4, expected 1 to n_group = 3"),
         (dict(n_group=3, topk_group=0), "topk_group is 0, expected 1 to n_group = 3"),
         (dict(topk_group=2), "topk_group is 2, expected 1 to n_group = 1"),
         (dict(n_group=3, K=3), "topk_group is 1, but 1 groups of 2 experts have fewer"),
         (dict(n_group=2, group_score="sum"), "group_score is 'sum', expected one of top2_sum, max"),
-        (dict(n_group=2, group_score="top2_sum"), "group_score is top2_sum, which goes with the"),
+        (dict(n_group=2, group_score="top2_sum"), "group_score is top2_sum, which requires a"),
         (dict(n_group=6, topk_group=2, scoring="sigmoid"), "groups of one expert"),
         (dict(routed_scaling_factor=0.0), "routed_scaling_factor is 0.0, expected a finite number"),
         (dict(routed_scaling_factor=float("inf")), "routed_scaling_factor is inf, expected a fin"),

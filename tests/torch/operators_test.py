@@ -198,7 +198,7 @@ def other_kinds(x):
 
 # Of the process, the library and a stream: no kernel computes with a tensor there.
 WITHOUT_TENSORS = {
-    "set_block_turns", "set_kit", "kit_of", "capture_id", "layer_bytes", "version",
+    "set_ctas_per_sm", "set_arch", "arch_of", "capture_id", "layer_bytes", "version",
     "device_description", "verification_cases", "verify_case",  # `like` only names a device
 }  # fmt: skip
 
@@ -282,9 +282,9 @@ REFUSED = [
     ("gate_layout is 'mixed'", dict(gate_layout="mixed")),
     ("scoring is 'max'", dict(scoring="max")),
     ("rounding is 'half'", dict(rounding="half")),
-    ("rounding goes with softmax_over_chosen", dict(rounding="up", scoring="sigmoid")),
-    ("has a seed and an offset", dict(rounding="stochastic")),
-    ("has a seed and an offset", dict(rounding="up", seed=1, offset=1)),
+    ("rounding requires softmax_over_chosen", dict(rounding="up", scoring="sigmoid")),
+    ("requires a seed and an offset", dict(rounding="stochastic")),
+    ("requires a seed and an offset", dict(rounding="up", seed=1, offset=1)),
     ("K is None", dict(K=None)),
     ("only the sigmoid scorings", dict(selection_bias=torch.zeros(E))),
     ("clamp, alpha and up_shift belong to swiglu", dict(activation="geglu", alpha=1.0)),
@@ -642,27 +642,28 @@ def test_statuses_become_exceptions():
     def fails(text):
         raise RuntimeError(text)
 
-    for kind, told, said in (
+    for kind, text, said in (
         (ValueError, "invalid argument: the sentence", "^the sentence$"),
         (NotImplementedError, "unsupported: the sentence", "^the sentence$"),
         (RuntimeError, "internal error: x", "^internal error: x$"),
     ):
-        assert type(refused(kind, said, ops.call, fails, told)) is kind
+        assert type(refused(kind, said, ops.call, fails, text)) is kind
 
 
-def test_block_turns_and_kits_out_of_range_are_refused():
-    for turns in (0, 17, -1, 2.0, None):
-        refused(ValueError, "turns is .*, expected an int, 1 to 16", tilemoe.set_block_turns, turns)
-    for kit in ("", "SM80", "sm70", "hopper", 80, b"sm80"):
-        refused(ValueError, "kit is .*, expected None, 'auto', 'sm80'", tilemoe.set_kit, kit)
+def test_ctas_per_sm_and_archs_out_of_range_are_refused():
+    for count in (0, 17, -1, 2.0, None):
+        said = "CTAs per SM is .*, expected an int, 1 to 16"
+        refused(ValueError, said, tilemoe.set_ctas_per_sm, count)
+    for arch in ("", "SM80", "sm70", "hopper", 80, b"sm80"):
+        refused(ValueError, "arch is .*, expected None, 'auto', 'sm80'", tilemoe.set_arch, arch)
     if _library.why_no_cuda() is None:
         try:
-            tilemoe.set_kit("sm100")
-        except NotImplementedError as error:  # of a build without it; this machine's GPU is asked later
+            tilemoe.set_arch("sm100")
+        except NotImplementedError as error:  # a build without it; this GPU is checked later
             assert "this build has no arch sm100" in str(error)
     selected = os.environ.get("TILEMOE_ARCH") or os.environ.get("TILEMOE_KIT")
-    for kit in ("auto", None, selected or "auto"):  # the last for what follows
-        tilemoe.set_kit(kit)
+    for arch in ("auto", None, selected or "auto"):  # the last for the following tests
+        tilemoe.set_arch(arch)
 
 
 def test_vmap_is_refused():

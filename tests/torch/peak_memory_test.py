@@ -317,7 +317,7 @@ def test_another_walk_of_the_graph_does_not_go_on(big):
         torch.autograd.grad(O, [tensors["W1"], tensors["W2"]], dO)
     assert O.grad_fn.begun is not None
     for inputs in (list(tensors.values()), [tensors["W2"]], [tensors["x"]]):
-        with pytest.raises(RuntimeError, match="and of the same inputs, can go on"):
+        with pytest.raises(RuntimeError, match="for the same inputs, can continue"):
             torch.autograd.grad(O, inputs, dO)
 
 

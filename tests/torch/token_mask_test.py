@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=f"token_mask is on meta and x on {DEVICE}"):
         moe(x, token_mask=some().to("meta"))
     rounded = make(rounding="up", m=8)
-    with pytest.raises(ValueError, match="rounding is 'up', which in training rounds all tokens"):
+    with pytest.raises(ValueError, match="rounding is 'up', which rounds all tokens"):
         rounded(x, token_mask=some())
     assert rounded.eval()(x, token_mask=some())[0].dtype == DTYPE
 

@@ -15,8 +15,8 @@ W1, W2 = torch.randn(E, 2 * n, d), torch.randn(E, d, n)
 
 version: str = tilemoe.__version__
 tilemoe.show_config()
-tilemoe.set_block_turns(1)
-tilemoe.set_kit("auto")
+tilemoe.set_ctas_per_sm(1)
+tilemoe.set_arch("auto")
 
 # From logits, from scores and ids, with what the routing did.
 assert_type(tilemoe.moe(x, logits, W1, W2, K=K, activation="geglu"), Tensor)

@@ -64,7 +64,7 @@ def _run(words):
         raise WrongUsage("a command is required; `tilemoe --help` lists them")
     if not name.startswith("-") and name not in COMMANDS:
         if name in OF_CPP:
-            raise WrongUsage(f"{name} is a command of the C++ program alone (docs/development.md)")
+            raise WrongUsage(f"{name} is only a command of the C++ program (docs/development.md)")
         raise WrongUsage(_complaint("command", name, COMMANDS, "tilemoe"))
     if name == "bench":
         return _bench(words[1:])
@@ -96,7 +96,7 @@ def _fail(status, error):
 
 
 def _with_output_written(status):
-    """What was printed may still be in a buffer, and the device be full."""
+    """Flushes standard output, which may fail if the disk is full."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -105,7 +105,7 @@ def _with_output_written(status):
 
 
 def _cannot_write(error):
-    with open(os.devnull, "w") as nothing:  # or Python tries again when it ends
+    with open(os.devnull, "w") as nothing:  # otherwise Python tries again when it exits
         os.dup2(nothing.fileno(), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return _CLOSED_PIPE
@@ -113,7 +113,7 @@ def _cannot_write(error):
 
 
 def main(words=None):
-    """Runs the command of `words`, else of the command line.
+    """Run the command of `words`, else of the command line.
 
     Returns:
         The exit status: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted.
@@ -128,7 +128,7 @@ def main(words=None):
     except SystemExit as error:  # argparse's --help and --version
         status = error.code or DONE
     except OSError as error:
-        if error.filename is None:  # of standard output, which has no name
+        if error.filename is None:  # standard output has no name
             return _cannot_write(error)
         return _fail(FAILED, error)
     except (Failed, RuntimeError) as error:

@@ -1,5 +1,5 @@
-"""Cases of the registry by one arch, in a child process: a kernel that traps or hangs is a failure of
-the run. Two runs on one GPU must have the same bits."""
+"""Runs cases of the registry with one arch in a child process, so that a kernel that traps or hangs
+is a failure of the run. Two runs on one GPU must have the same bits."""
 
 import argparse
 import dataclasses
@@ -45,10 +45,10 @@ def environment(arch):
 @dataclasses.dataclass
 class ArchRun:
     arch: str
-    skipped: str | None = None  # why it was not run; then nothing follows
+    skipped: str | None = None  # why it was not run; then the other fields are empty
     device: str | None = None
-    cases: int = 0  # that were run to their end
-    tensors: int = 0  # that were compared with float64
+    cases: int = 0  # completed
+    tensors: int = 0  # compared with float64
     failures: list = dataclasses.field(default_factory=list)
     bits: dict = dataclasses.field(default_factory=dict)  # (case, tensor): hash
 
@@ -77,7 +77,7 @@ class ArchRun:
 
 
 def emit(**event):
-    """What the child prints: JSON, an object a line."""
+    """Prints, in the child, one JSON object per line."""
     print(json.dumps(event), flush=True)
 
 
@@ -88,7 +88,7 @@ def emit_cases(run, description, cases):
         emit(case=case)
         try:
             emit(result=run(case))
-        except RuntimeError as error:  # the GPU does no more for this process
+        except RuntimeError as error:  # the process cannot use the GPU any more
             emit(error=str(error))
             return
 
@@ -97,17 +97,17 @@ def run(name, words, limit_s=LIMIT_S, environment=None, on_case=lambda text: Non
     """Runs `tilemoe check` with the words in a child process.
 
     Args:
-        name: of the run: the arch, or "cpu".
-        words: of its command line; they select the cases.
+        name: name of the run: the arch, or "cpu".
+        words: arguments of its command line, which select the cases.
         limit_s: seconds after which a child that prints nothing is killed.
-        environment: of the child.
+        environment: environment of the child.
         on_case: called with a line of text before each case.
 
     Returns:
         ArchRun.
 
     Raises:
-        WrongUsage: the child refused its command line.
+        WrongUsage: the child rejected its command line.
     """
     found, count, case, error = ArchRun(name), None, None, None
     with subprocess.Popen(

@@ -1,6 +1,6 @@
 """`tilemoe check`: runs the cases of the registry on a device and prints the error of each tensor
-against float64, and its limit. Exit status 1 if an error is above its limit. With --against: two
-archs of the GPU, in a child process each, also compared with each other bit for bit."""
+against float64, and its limit. Exit status 1 if an error is above its limit. With --against: runs
+two archs of the GPU, each in a child process, and also compares their results bit for bit."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from .installation import version
 from .output import StatusLine, check_writable, table, write
 from .registry import REDUCED_HELP, Registry, Results, operators, why_no_layer
 
-MOST = {"repeat": 1_000_000, "threads": 4096, "seed": 2**63 - 1}
+MAXIMA = {"repeat": 1_000_000, "threads": 4096, "seed": 2**63 - 1}
 TITLES = ("case", "tensor", "Frobenius", "limit", "worst row", "limit", "")
 
 
@@ -39,7 +39,7 @@ def add_options(parser):
     add("--against", choices=archs.ARCHS, metavar="ARCH",
         help="run the cases by --arch and by this arch, each in a process of its own, and compare "
         "their bits")  # fmt: skip
-    add("--lines", action="store_true", help=argparse.SUPPRESS)  # what archs.run() reads
+    add("--lines", action="store_true", help=argparse.SUPPRESS)  # for archs.run()
 
 
 def _device(wanted):
@@ -87,7 +87,7 @@ def _print(results, args, description):
 
 
 def _words(args):
-    """Of the command line of a child that runs the same cases."""
+    """The command line of a child that runs the same cases."""
     words = ["--device", "cuda", "--dtype", args.dtype, "--pass", args.passes, "--seed", args.seed,
              "--repeat", args.repeat, *(["--reduced"] if args.reduced else [])]  # fmt: skip
     return [*words, "--", *args.patterns, *args.case]
@@ -120,7 +120,7 @@ def _compare(args, arch):
 
 
 def _emit(args):
-    """The child of archs.run()."""
+    """The main function of the child of archs.run()."""
     try:
         operators()
         if args.device != "cpu" and (reason := why_no_layer()) is not None:
@@ -144,7 +144,7 @@ def run(args):
     arch = archs.arch_of(args)
     if arch is not None and args.device == "cpu":
         raise WrongUsage("--arch selects kernels of a GPU: leave out --device cpu")
-    for name, most in MOST.items():
+    for name, most in MAXIMA.items():
         if not 0 <= getattr(args, name) <= most:
             raise WrongUsage(f"--{name} is {getattr(args, name)}, expected 0 to {most}")
     if args.lines:

@@ -1,7 +1,7 @@
-"""`tilemoe doctor`: whether the library computes right on this machine, and how fast, in one report
-file for the project: info, the quick cases of the registry by each arch that the GPU runs, the archs'
-bits compared, and the bench of a small layer. Without a usable GPU the same on the CPU, and what a GPU
-lacks. Exit status 1 if a result is wrong, or if a GPU was named and cannot be used."""
+"""`tilemoe doctor`: checks the library's results and speed on this machine and writes one report
+file: info, the quick cases of the registry with each arch that the GPU supports, the comparison of
+the archs' bits, and the bench of a small layer. Without a usable GPU it does the same on the CPU
+and reports what a GPU lacks. Exit status 1: a result is wrong, or a named GPU cannot be used."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def add_options(parser):
 
 
 def _index(device):
-    """Of the GPU; None for the CPU."""
+    """The index of the GPU; None for the CPU."""
     if device == "cpu":
         return None
     found = re.fullmatch(r"auto|cuda(?::(\d{1,3}))?", device)
@@ -59,7 +59,7 @@ def _lacks(found, index):
 
 
 def _visible(index):
-    """CUDA_VISIBLE_DEVICES of children that see this GPU alone."""
+    """CUDA_VISIBLE_DEVICES of children that see only this GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",")[index].strip() if visible else str(index)
 
@@ -75,7 +75,7 @@ def _run_archs(names, limit_s, variables):
 
 
 def _bench(kind, variables):
-    """[a measurement as JSON], and why there are none or None."""
+    """[a measurement as JSON], and the reason if there are none, else None."""
     from ..bench import records
 
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +95,7 @@ def _bench(kind, variables):
 
 
 def _compare(runs):
-    """The first of the archs that ran is what the others are compared with.
+    """Compares the first of the archs that ran with the others.
     -> ([text] of the cases that differ, by arch; [text] to print)"""
     ran = [one for one in runs if one.skipped is None]
     differ, lines = {}, []
@@ -108,7 +108,7 @@ def _compare(runs):
 
 
 def _result(runs, differ, lacks, named):
-    """-> (whether all is well, the last line of the report)"""
+    """-> (whether everything passed, the last line of the report)"""
     ran = [one for one in runs if one.skipped is None]
     wrong = [one for one in ran if one.failures or differ.get(one.arch) or not one.cases]
     good = [one.arch for one in ran if one not in wrong]
@@ -200,4 +200,4 @@ def run(args):
 
 
 def _tracker():
-    return installation.issues() or "the repository that you have TileMoE from"
+    return installation.issues() or "the repository from which you got TileMoE"

@@ -1,4 +1,4 @@
-"""`tilemoe info`: versions, libraries, and which devices can be used, or why not."""
+"""`tilemoe info`: prints versions, libraries, and the usable devices, or why one is not usable."""
 
 import json
 
@@ -19,7 +19,7 @@ def _backends(found):
     if lacks:
         cuda["reason"] = "; ".join(one.what for one in lacks)
     else:
-        cuda["arch"] = next(gpu.kit for gpu in found.gpus if gpu.reason is None)
+        cuda["arch"] = next(gpu.arch for gpu in found.gpus if gpu.reason is None)
     return [cpu, cuda]
 
 
@@ -28,7 +28,7 @@ def as_json(found):
     for gpu in found.gpus:
         devices.append(
             {"name": f"cuda:{gpu.index}", "model": gpu.name, "memory_bytes": gpu.memory_bytes,
-             "capability": "{}.{}".format(*gpu.capability), "arch": gpu.kit, "reason": gpu.reason}
+             "capability": "{}.{}".format(*gpu.capability), "arch": gpu.arch, "reason": gpu.reason}
         )  # fmt: skip
     return {
         "version": found.version, "commit": found.commit, "libraries": found.libraries,

@@ -1,5 +1,5 @@
-"""What is installed on this machine and what a GPU lacks, found without torch or the operators if
-they cannot be loaded."""
+"""Finds what is installed on this machine and what a GPU lacks, also without torch or the operators
+if they cannot be loaded."""
 
 import ctypes
 import dataclasses
@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import _folder
 
 CPU_LIBRARY, CUDA_LIBRARY = "libtilemoe_torch.so", "libtilemoe_torch_cuda.so"
-LEAST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"  # PCI's class of GPUs
 _SUCCESS = 0  # of CUDA's driver
@@ -24,7 +24,7 @@ class Gpu:
     name: str
     memory_bytes: int
     capability: tuple
-    kit: str | None  # and why it is that
+    arch: str | None  # its arch, and the reason
     reason: str | None = None  # why the library does not use it
 
 
@@ -37,9 +37,9 @@ class Installation:
     has_cuda_library: bool
     python: str
     torch: str | None  # its version
-    torch_cuda: str | None  # that torch was built with
+    torch_cuda: str | None  # the CUDA that torch was built with
     operators_error: str | None  # why they cannot be loaded
-    cuda_error: str | None  # why the operators have no CUDA
+    cuda_error: str | None  # why the operators do not support CUDA
     threads: int | None
     gpus_in_machine: int  # that PCI lists
     driver: str | None  # its release
@@ -49,7 +49,7 @@ class Installation:
 
 
 def issues():
-    """The address of the project's issues, of the package's metadata; None if it has none."""
+    """The address of the project's issues from the package's metadata; None if it has none."""
     try:
         urls = importlib.metadata.metadata("tilemoe").get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:
@@ -59,7 +59,7 @@ def issues():
 
 
 def version():
-    """Of the package: of its metadata, else of the library."""
+    """The version in the package's metadata, else that of the library."""
     try:
         return importlib.metadata.version("tilemoe")
     except importlib.metadata.PackageNotFoundError:
@@ -89,7 +89,7 @@ def _gpus_in_machine(devices=Path("/sys/bus/pci/devices")):
 
 
 def _driver():
-    """Its release, and the newest CUDA that it supports; None for what is not known."""
+    """The driver's release, and the newest CUDA that it supports; None for an unknown value."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
@@ -105,7 +105,7 @@ def _driver():
 
 
 def _torch():
-    """Its version and the CUDA that it was built with; or why it cannot be imported."""
+    """torch's version and the CUDA that it was built with; or why it cannot be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -135,10 +135,10 @@ def _gpus():
     found = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        kit, reason = _config.kit_of(index)
+        arch, reason = _config.arch_of(index)
         found.append(
             Gpu(index, properties.name, properties.total_memory,
-                (properties.major, properties.minor), kit, reason)
+                (properties.major, properties.minor), arch, reason)
         )  # fmt: skip
     return found
 
@@ -184,8 +184,8 @@ def _numbers(text):
 
 
 def missing(found):
-    """[Missing] that keeps the library from a GPU, in the order in which to get them; empty if it can
-    use a GPU."""
+    """[Missing]: what the library needs to use a GPU, in the order in which to get it; empty if it
+    can use a GPU."""
     lacks = []
 
     def add(what, how):
@@ -223,12 +223,12 @@ def missing(found):
 
 
 def _add_unusable(found, add):
-    """What keeps from a GPU although there is a driver."""
+    """Adds what is missing for a GPU if the machine has a driver."""
     for gpu in found.gpus:
         capability = "{}.{}".format(*gpu.capability)
         add(f"cuda:{gpu.index} {gpu.name}, compute capability {capability}: {gpu.reason}",
             "use a GPU of compute capability 8.0 or newer (A100, RTX 30, H100 and newer)"
-            if gpu.capability < LEAST_CAPABILITY else
+            if gpu.capability < MIN_CAPABILITY else
             "update NVIDIA's driver, and unset TILEMOE_ARCH if it is set")  # fmt: skip
     if found.gpus:
         return

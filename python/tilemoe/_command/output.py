@@ -16,7 +16,7 @@ def table(titles, rows, left):
 
 
 class StatusLine:
-    """Drawn over itself on a terminal; nothing elsewhere."""
+    """A line that each draw overwrites, on a terminal; otherwise nothing is printed."""
 
     def __init__(self):
         self._width = 0 if sys.stderr.isatty() else None
@@ -35,7 +35,7 @@ class StatusLine:
 
 
 def check_writable(file):
-    """Before minutes of work, not after them. Leaves what is in the file."""
+    """Checks, before minutes of work, that the file can be written. Does not change its content."""
     if file is None:
         return
     try:

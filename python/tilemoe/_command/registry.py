@@ -1,10 +1,10 @@
-"""The registry of verification cases (verify/registry.cpp), which the operators carry inside."""
+"""The registry of verification cases (verify/registry.cpp), a part of the operators' library."""
 
 import json
 
 from .errors import Failed, WrongUsage
 
-REDUCED_HELP = "only the quick cases that together run every kernel"
+REDUCED_HELP = "only the quick cases, which together run every kernel"
 
 
 def operators():
@@ -14,7 +14,7 @@ def operators():
     except (ImportError, OSError) as error:
         raise Failed(f"{error}; `tilemoe doctor` reports what is missing") from None
     if not hasattr(loaded, "verify_case"):
-        raise Failed("the operators that were loaded are of an older tilemoe: install one version")
+        raise Failed("the loaded operators are from an older tilemoe: install one version")
     return loaded, ops.call
 
 
@@ -30,11 +30,11 @@ def why_no_layer(index=0):
         return "torch finds no GPU (torch.cuda.is_available() is False)"
     if index >= (count := torch.cuda.device_count()):
         return f"this machine has {count} GPUs, the first is cuda:0"
-    return _config.kit_of(index)[1]
+    return _config.arch_of(index)[1]
 
 
 class Registry:
-    """On one device, "cpu" or "cuda:0"."""
+    """The registry on one device, "cpu" or "cuda:0"."""
 
     def __init__(self, device):
         import torch
@@ -47,10 +47,10 @@ class Registry:
 
     def cases(self, patterns=(), dtype="all", reduced=False):
         """[{"case", "rows", "d", "n", "E", "K"}]; WrongUsage if a pattern matches none."""
-        told = self._call(
+        text = self._call(
             self._operators.verification_cases, self._like, list(patterns), dtype, reduced
         )
-        found = json.loads(told)
+        found = json.loads(text)
         if found["complaint"]:
             raise WrongUsage(found["complaint"])
         return found["cases"]
@@ -58,12 +58,12 @@ class Registry:
     def run(self, case, seed=1, repeats=0, backward=True):
         """The results of a case by name: verify::to_json of its Outcome. Raises RuntimeError for an
         error of the device."""
-        told = self._call(self._operators.verify_case, self._like, case, seed, repeats, backward)
-        return json.loads(told)
+        text = self._call(self._operators.verify_case, self._like, case, seed, repeats, backward)
+        return json.loads(text)
 
 
 class Results:
-    """Of several cases."""
+    """The results of several cases."""
 
     LISTS, COUNTS = ("rows", "failures", "impossible"), ("spoilings", "refused")
 

@@ -41,7 +41,7 @@ def _weighted_rows(dO, s, order):
 
 
 @compiled
-def _products_with_rows(dO, Y, rows_of_pairs, K: int):
+def _row_dots(dO, Y, rows_of_pairs, K: int):
     """-> ds (T, K)"""
     return (Y[rows_of_pairs].view(-1, K, Y.shape[1]).float() * dO[:, None].float()).sum(-1)
 
@@ -71,5 +71,5 @@ class Combine(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dO):
         Y, s, order, rows_of_pairs = ctx.saved_tensors
-        ds = _products_with_rows(dO, Y, rows_of_pairs, s.shape[1])
+        ds = _row_dots(dO, Y, rows_of_pairs, s.shape[1])
         return _weighted_rows(dO, s, order), ds.to(s.dtype), None, None

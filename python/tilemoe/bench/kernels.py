@@ -7,7 +7,7 @@ STEPS = {
     "up-projection": r"SwiGLUEpilogue|ActivationEpilogue",
     "activation gradient": r"ActivationGradientEpilogue",
     "weight gradients": r"WeightGradientEpilogue",
-    "input gradient": r"SummedWeights|DensePart",
+    "input gradient": r"SummedWeights|WeightsByParts|DensePart",
     "down-projection": r"StoreEpilogue",
     "combine": r"combine",
     "routing": r"route|top_k|routing|score_gradient|bias_gradient",

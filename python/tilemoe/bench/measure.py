@@ -233,8 +233,8 @@ class Graph(Measured):
 
 
 def needed_bytes(peer, case):
-    """About what a peer takes in addition to the problem: gradients, a copy of W1, O and dX, its
-    own."""
+    """An estimate of a peer's memory in addition to the problem: gradients, a copy of W1, O and dX,
+    and its working memory."""
     weights = 5 * case.E * case.d * case.n + 3 * case.T * case.d
     return weights * DTYPES[case.dtype].itemsize + peer.working_bytes(case)
 
@@ -262,7 +262,7 @@ def measured(peer, case, passes="both", host=False, graph=False):
 
 
 def reason_of(error):
-    """One sentence."""
+    """The error as one sentence."""
     sentence = (str(error) or "without a message").splitlines()[0]
     kinds = (MemoryError, torch.OutOfMemoryError)
     if isinstance(error, kinds) or "can't allocate memory" in sentence:

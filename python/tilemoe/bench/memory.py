@@ -1,4 +1,4 @@
-"""What a layer keeps between its passes, and the peak of both."""
+"""The memory that a layer keeps between its passes, and the peak of both."""
 
 import os
 
@@ -62,9 +62,10 @@ def _on_cuda(peer, forward, backward):
 
 
 def floor_above_resident(case, column_blocks=1):
-    """Bytes that a layer which keeps H must hold above weights, X and dO at its peak, by arithmetic
-    without partial sums or a router's own. The candidates, each with H, the routing and O: the
-    down-projection (A, Y), dX (dX, ds, dW2, dX~, before it A' there), all the gradients."""
+    """The minimum bytes at the peak of a layer that keeps H, above weights, X and dO, by
+    arithmetic, without partial sums or the router's own memory. The candidates, each with H, the
+    routing and O: the down-projection (A, Y), dX (dX, ds, dW2, dX~, before it A' in its place), all
+    gradients."""
     size = DTYPES[case.dtype].itemsize
     T, d, n, E = case.T, case.d, case.n, case.E
     pairs = T * case.K
@@ -83,10 +84,10 @@ def measure(peer, passes="both"):
     """Bytes of a call, by torch's allocator.
 
     Returns:
-        saved_bytes: kept from forward to backward, X included, weights not. peak_bytes: the most
-        that is alive, with resident_bytes: weights, X and dO. floor_bytes: the lower bound of a
-        layer that keeps H, by arithmetic. On a GPU reserved_bytes: the most that torch's allocator
-        had of the device. Without a backward saved_bytes and floor_bytes are absent.
+        saved_bytes: kept from forward to backward, X included, weights not. peak_bytes: the maximum
+        of live memory, with resident_bytes: weights, X and dO. floor_bytes: the lower bound of a
+        layer that keeps H, by arithmetic. On a GPU reserved_bytes: the maximum that torch's
+        allocator reserved. Without a backward saved_bytes and floor_bytes are absent.
     """
     found, backward = {}, passes in ("both", "backward")
     forward = peer.infer if passes == "inference" else peer.forward

@@ -20,7 +20,7 @@ from .problem import ACTIVATIONS, DTYPES, glu
 
 class Peer:
     name = ""
-    packages = ("torch",)  # whose versions belong to the numbers
+    packages = ("torch",)  # packages whose versions are recorded with the numbers
     install = ""  # the command that installs it
     module = None  # that it imports
     only_if_named = False  # not among the peers that run if none is named
@@ -28,7 +28,7 @@ class Peer:
 
     @classmethod
     def variables(cls, environment):
-        """Of its process, in addition to its environment."""
+        """Variables of its process, in addition to the environment."""
         return {}
 
     @classmethod
@@ -44,7 +44,7 @@ class Peer:
 
     @staticmethod
     def working_bytes(case):
-        """About what it holds at once in addition to weights, gradients and tokens: copies of the
+        """An estimate of its memory in addition to weights, gradients and tokens: copies of the
         gathered rows and of H."""
         return 3 * case.rows * (case.d + 3 * case.n) * DTYPES[case.dtype].itemsize
 
@@ -90,7 +90,7 @@ class Peer:
         return top.softmax(dim=-1).to(self.X.dtype), ids
 
     def wrong_kernels(self, names=()):
-        """Why it ran other kernels than its name promises, or None. names: of those that ran, if
+        """Why it ran other kernels than its name implies, or None. names: the kernels that ran, if
         they are known."""
         return None
 
@@ -143,8 +143,8 @@ class TileMoE(Peer):
         return module
 
     def infer(self):
-        """By tilemoe.MoE, which routes few tokens from the tokens; by the functions if the case has
-        what it lacks."""
+        """By tilemoe.MoE, which uses moe_tokens for a small T; by the functions if the module does
+        not support the case."""
         case = self.problem.case
         if case.zipf or case.biases or case.rounding:
             return self.forward()
@@ -188,7 +188,7 @@ TileMoESm90 = _variant("tilemoe-sm90", TileMoESm80, forced="sm90")  # by wgmma
 
 
 def arch_variables(arch):
-    """By the name of today and the one that older builds read."""
+    """The arch, by the current name of the variable and by the one that older builds read."""
     return {"TILEMOE_ARCH": arch, "TILEMOE_KIT": arch}
 
 

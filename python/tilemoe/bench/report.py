@@ -1,4 +1,4 @@
-"""What the bench prints of a case: the table, the host times, the kernels, and a line per peer."""
+"""The bench's output for a case: the table, the host times, the kernels, and a line per peer."""
 
 from .._command.output import table
 from .kernels import short, step

@@ -72,7 +72,7 @@ def cache_variables(folder):
 
 
 class Worker:
-    """A peer's process. It starts at once, and answers one command at a time."""
+    """A peer's process. It starts immediately and answers one command at a time."""
 
     def __init__(self, peer, case, settings):
         self.peer, self.timeout, self.rounds = peer, settings.timeout, []
@@ -98,7 +98,7 @@ class Worker:
             self.answers.put(json.loads(line))
         self.answers.put(None)
 
-    def ask(self, command):
+    def request(self, command):
         """The answer to a command. LeftOut, and the process is ended, if there is none in time."""
         try:
             self.process.stdin.write(command + "\n")
@@ -144,10 +144,10 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
     workers, left_out = [start(peer, case, settings) for peer in peers], {}
     living = list(workers)
 
-    def ask(worker, command):
+    def request(worker, command):
         """The answer; or None, and the worker is left out."""
         try:
-            return worker.ask(command)
+            return worker.request(command)
         except LeftOut as reason:
             if worker.peer is TileMoE:
                 raise LeftOut(f"{worker.peer.name}: {reason}") from reason
@@ -158,7 +158,7 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
     try:
         for worker in workers:
             say(f"{case.name}: preparing {worker.peer.name}")
-            ask(worker, "prepare")
+            request(worker, "prepare")
         began = time.monotonic()
         for index in range(settings.rounds):
             # Each is first as often; the others in random order, since the clock of a GPU at its
@@ -166,7 +166,7 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
             first = living[index % len(living)]
             others = [worker for worker in living if worker is not first]
             for worker in [first, *random.Random(index).sample(others, len(others))]:
-                if (times := ask(worker, "round")) is not None:
+                if (times := request(worker, "round")) is not None:
                     worker.rounds.append(times)
             line = ", ".join(f"{w.peer.name} {total_ms(w.rounds[-1]):.3f}" for w in living)
             say(f"{case.name}: round {index + 1} of {settings.rounds}, ms: {line}")
@@ -174,7 +174,7 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
                 left = (time.monotonic() - began) * (settings.rounds - 1)
                 rest = settings.rounds - 1
                 say(f"{case.name}: about {duration(left)} for the other {rest} rounds")
-        answers = {w.peer.name: answer for w in list(living) if (answer := ask(w, "finish"))}
+        answers = {w.peer.name: answer for w in list(living) if (answer := request(w, "finish"))}
     finally:
         for worker in workers:
             worker.close()
@@ -233,7 +233,7 @@ def compile_ahead(cases, peers, settings, say):
         began = time.monotonic()
         worker = Worker(peer, dataclasses.replace(case, T=min(case.T, COMPILE_TOKENS)), settings)
         try:
-            worker.ask("prepare")
+            worker.request("prepare")
             say(f"{case.name}: {peer.name} compiled, {time.monotonic() - began:.0f} s")
         except LeftOut as reason:
             say(f"{case.name}: {peer.name} is left out: {reason}")

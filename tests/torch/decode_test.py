@@ -66,7 +66,7 @@ def taken(monkeypatch):
 
 def logits_of(layer, x):
     """What the operator chose by, and what else it gives: O, routing, expert_counts."""
-    gate = layer._gate_of_few(x)
+    gate = layer._gate_of_decode(x)
     rule = _rules.rule(E, K, layer.scoring, layer.n_group, layer.topk_group, layer.group_score)
     W1, W2, b1, b2 = layer.experts._weights(lambda _, weight: weight)
     activation = _rules.ACTIVATIONS.index(layer.experts.activation)
@@ -298,20 +298,20 @@ def test_an_exported_layer_serves_any_number_of_tokens(strict, taken):
 def test_limits_are_the_headers():
     header = (ROOT / "include" / "tilemoe" / "tilemoe.h").read_text()
     limits = dict(re.findall(r"#define TILEMOE_ROUTE_TOKENS_MOST_(\w) (\d+)", header))
-    ours = {name: str(getattr(_rules, f"FEW_{name}")) for name in "TEKD"}
+    ours = {name: str(getattr(_rules, f"DECODE_{name}")) for name in "TEKD"}
     assert limits == ours
 
 
 def test_it_has_no_gradient():
     layer, x = make(), tokens(4).requires_grad_()
     with torch.no_grad():
-        gate = layer._gate_of_few(x)
+        gate = layer._gate_of_decode(x)
     W1, W2, *_ = layer.experts._weights(lambda _, weight: weight)
     found = tm.moe_tokens(
         x, gate.weight, None, None, [W1, None, W2, None, None, None], None,
         [0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0], x.dtype, False,
     )  # fmt: skip
-    refused(NotImplementedError, "moe_tokens has no gradient", found[0].sum().backward)
+    refused(NotImplementedError, "moe_tokens is for inference and has no gradient", found[0].sum().backward)
 
 
 @torch.no_grad()
