@@ -14,10 +14,10 @@ namespace {
 
 constexpr int64_t kAlignment = 16;  // bytes, of pointers and strides
 
-// For the whole process; the library itself takes it with each call.
+// For the whole process; each call passes it to the library.
 std::atomic<int32_t> process_ctas_per_sm = 1;
 
-// As Python has it, of types that users pass by mistake.
+// Python's name of a type, for types that users pass by mistake.
 const char* name_of(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Double: return "float64";
@@ -40,7 +40,7 @@ std::string describe(const torch::stable::Device& device) {
   }
 }
 
-// Whether the argument of this name has whole numbers.
+// Whether the argument with this name has whole numbers.
 bool is_counted(const std::string& name) {
   static constexpr const char* kNames[] = {"ids",  "tokens", "experts", "counts", "expert_counts",
                                            "seed", "offset", "routing", "place"};
@@ -80,14 +80,14 @@ Tensor empty_on(torch::stable::Device device, torch::headeronly::IntHeaderOnlyAr
   try {
     return torch::stable::empty(shape, dtype, std::nullopt, device);
   } catch (const std::exception&) {
-    // Torch's own sentence goes to stderr: the stable ABI brings back that a call failed, not why.
+    // Torch prints the reason to stderr: the stable ABI returns only that a call failed.
     std::string sizes;
     for (int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
     throw OutOfMemory("(" + sizes + ")");
   }
 }
 
-// torch::stable::contiguous gives a contiguous tensor back as it is, wherever it lies.
+// torch::stable::contiguous returns a contiguous tensor itself, at any address.
 Tensor contiguous_copy(const Tensor& tensor) {
   Tensor copy = empty_on(tensor.device(), tensor.sizes(), tensor.scalar_type());
   return torch::stable::copy_(copy, tensor);

@@ -1,6 +1,6 @@
-// What one call of the library needs to know of the device that its tensors are on, and the way
-// from torch's tensors to the C interface's views. call_cpu.cpp and call_cuda.cpp are its two
-// beginnings: each library of the binding is linked with one of them.
+// The device state of one call of the library, and the conversion of torch's tensors to the C
+// interface's views. call_cpu.cpp and call_cuda.cpp define its constructor: each library of the
+// binding is linked with one of them.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -24,11 +24,11 @@ using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Tensors = std::vector<MaybeTensor>;  // Tensor?[]
 
-// Of a list that has another length than its names, or its fields, have.
+// Throws for a list whose length is not that of its names or fields.
 [[noreturn]] void refuse_length(const char* name, size_t size, size_t expected);
 
-// An argument of an operator under its name in the schema: a tensor, null where it is absent, or a
-// list of tensors that have a name each.
+// An argument of an operator with its name in the schema: a tensor, null if it is absent, or a list
+// of tensors with a name each.
 struct Argument {
   Argument(const char* its_name, const Tensor& its_tensor) : name(its_name), tensor(&its_tensor) {}
   Argument(const char* its_name, const MaybeTensor& its_tensor)
@@ -45,14 +45,14 @@ struct Argument {
   const Tensors* list = nullptr;
 };
 
-// Of all of them; refused where they are on several.
+// The device of all tensors. Throws if they are on several devices.
 torch::stable::Device device_of(std::initializer_list<Argument> arguments);
 
 class Call {
  public:
   // `arguments` are all of the operator's tensors, also those that it does not read: torch chooses
-  // an operator's library by any of them. CPU: torch's number of threads holds while the object
-  // lives. CUDA: the tensors' device and its current stream do.
+  // an operator's library by any of them. While the object lives, the library on the CPU keeps
+  // torch's number of threads, and on CUDA the tensors' device is current.
   explicit Call(std::initializer_list<Argument> arguments);
 
   tilemoe_device device() const { return device_; }
@@ -73,24 +73,25 @@ class Call {
   torch::stable::Device torch_device_;
   tilemoe_device device_;
   void* stream_ = nullptr;
-  std::shared_ptr<void> held_;  // a lock or a device guard
+  std::shared_ptr<void> guard_;  // a lock or a device guard
 };
 
 void set_ctas_per_sm(int64_t count);
 
-// What torch's allocator has no memory for.
+// Torch's allocator has no memory for a tensor.
 struct OutOfMemory : std::runtime_error {
   explicit OutOfMemory(const std::string& shape)
       : std::runtime_error("out of memory: tilemoe: no memory for a tensor of shape " + shape) {}
 };
 
-// Throws where a call of the library failed: a std::runtime_error that begins with the status, of
-// which python/tilemoe/ops.py makes Python's exception. The type would not do: torch 2.11 makes a
-// ValueError of std::invalid_argument, 2.15 does not.
+// Throws if a call of the library failed: a std::runtime_error that begins with the status, which
+// python/tilemoe/ops.py converts to Python's exception. The C++ type is not enough: torch 2.11
+// converts std::invalid_argument to a ValueError, 2.15 does not.
 void check(tilemoe_status status);
 [[noreturn]] void refuse(const std::string& sentence);
 
-// One of the C interface's enums, or its int32. It judges the value, but 2^32 would be its 0.
+// One of the C interface's enums, or its int32. The library checks the value, but would read 2^32
+// as 0.
 template <typename To>
 To narrowed(const char* name, int64_t value) {
   if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max())
@@ -102,15 +103,15 @@ To narrowed(const char* name, int64_t value) {
 std::string describe_shape(const Tensor& tensor);
 void check_dims(const char* name, const Tensor& tensor, int64_t dims, const char* expected);
 
-// A matrix whose rows are dense and do not overlap: the tensor itself where it is one, else a
-// contiguous copy. `dense_rows_on_16` asks for rows on 16 bytes too, as those of X are.
+// A matrix whose rows are dense and do not overlap: the tensor itself if possible, else a
+// contiguous copy. `dense_rows_on_16` also requires rows on 16 bytes, like those of X.
 Tensor dense_rows(const Tensor& tensor);
 Tensor dense_rows_on_16(const Tensor& tensor);
-// Of a weight (E, rows, columns), or a bias (E, rows), the tensor itself if it begins, and its rows
-// lie, on 16 bytes, else a copy of the same layout. A weight of neither major stays as it is, for
-// the library to refuse.
+// A weight (E, rows, columns), or a bias (E, rows): the tensor itself if it and its rows begin on
+// 16 bytes, else a copy with the same layout. A weight that is neither row-major nor column-major
+// is returned unchanged, and the library rejects it.
 Tensor weight_on_16(const Tensor& weight);
-// New memory in a weight's own layout: whichever of its last two dimensions is contiguous.
+// New memory with the weight's layout: contiguous in the same one of the last two dimensions.
 Tensor empty_like_weight(const Tensor& weight);
 
 }  // namespace tilemoe_torch

@@ -1,5 +1,5 @@
-// A call on the CPU. The library's workers follow torch.get_num_threads(): sizes of workspaces
-// depend on their number, so it is held from the first size asked for to the last call.
+// A call on the CPU. The library has torch.get_num_threads() workers. Sizes of workspaces depend on
+// their number, so it is locked from the first query of a size to the last call.
 #include <pthread.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -14,11 +14,11 @@ namespace {
 
 std::shared_mutex threads_mutex;  // shared: a call is running; exclusive: their number changes
 
-// A child of fork() lacks the threads that held it.
+// A child of fork() lacks the threads that locked it.
 [[maybe_unused]] const int fork_handler =
     pthread_atfork(nullptr, nullptr, [] { new (&threads_mutex) std::shared_mutex; });
 
-std::shared_ptr<void> hold_torch_threads() {
+std::shared_ptr<void> lock_torch_threads() {
   const auto wanted = static_cast<int>(torch::stable::get_num_threads());
   for (;;) {
     auto calling = std::make_shared<std::shared_lock<std::shared_mutex>>(threads_mutex);
@@ -32,6 +32,6 @@ std::shared_ptr<void> hold_torch_threads() {
 }  // namespace
 
 Call::Call(std::initializer_list<Argument> arguments)
-    : torch_device_(device_of(arguments)), device_(TILEMOE_CPU), held_(hold_torch_threads()) {}
+    : torch_device_(device_of(arguments)), device_(TILEMOE_CPU), guard_(lock_torch_threads()) {}
 
 }  // namespace tilemoe_torch

@@ -1,5 +1,5 @@
-// A call on a GPU: the tensor's device is the current one meanwhile, and the work goes to torch's
-// current stream there.
+// A call on a GPU: the tensors' device is current during the call, and the work goes to torch's
+// current stream of that device.
 #include <torch/csrc/stable/accelerator.h>
 
 #include "call.h"
@@ -19,6 +19,6 @@ Call::Call(std::initializer_list<Argument> arguments)
     : torch_device_(device_of(arguments)),  // a GPU: torch chose this library by one of them
       device_(TILEMOE_CUDA),
       stream_(current_stream(torch_device_.index())),
-      held_(std::make_shared<torch::stable::accelerator::DeviceGuard>(torch_device_.index())) {}
+      guard_(std::make_shared<torch::stable::accelerator::DeviceGuard>(torch_device_.index())) {}
 
 }  // namespace tilemoe_torch

@@ -13,7 +13,7 @@
 namespace tilemoe_torch {
 namespace {
 
-// What the experts compute.
+// The function of the experts.
 struct Config {
   Numbers numbers;
   Reals reals;
@@ -23,9 +23,9 @@ struct Config {
         reals(unpack<Reals>("reals", its_reals)) {}
 };
 
-// The experts' weights, of which W1 and W2 are there. On the CPU one that is not on 16 bytes is
-// copied, as X is: a checkpoint that is mapped into memory has tensors on 8. On a GPU the library
-// refuses it: a copy in every call would cost a weight's memory and time.
+// The experts' weights; W1 and W2 are required. On the CPU a weight that is not on 16 bytes is
+// copied, as X is: a memory-mapped checkpoint has tensors on 8. On a GPU the library rejects it: a
+// copy in every call would cost a weight's memory and time.
 class Weights {
  public:
   Weights(const Call& call, const Tensors& list) : list_(list) {
@@ -57,10 +57,10 @@ tilemoe_weights views(const Call& call, const MaybeTensor* first, const char* co
   return all;
 }
 
-// Where W1 and W2 have unlike sizes either may be the wrong one: the sentence has both.
+// If the sizes of W1 and W2 do not match, either may be wrong: the message contains both.
 void check_one_layer(const tilemoe_experts& experts, const Tensor& W1, const Tensor& W2) {
   const bool gated = tilemoe_activation_gated(experts.activation);
-  if (!gated && experts.gate_layout != TILEMOE_GATE_CONCATENATED) return;  // the library refuses it
+  if (!gated && experts.gate_layout != TILEMOE_GATE_CONCATENATED) return;  // the library rejects it
   const bool both = gated && experts.gate_layout != TILEMOE_GATE_SPLIT;
   const int64_t rows = both ? 2 * experts.n : experts.n;
   if (W1.dim() == 3 && W1.size(0) == experts.E && W1.size(1) == rows && W1.size(2) == experts.d)
@@ -69,7 +69,7 @@ void check_one_layer(const tilemoe_experts& experts, const Tensor& W1, const Ten
          (both ? "(E, 2n, d)" : "(E, n, d)") + " and (E, d, n) of the same E, n and d");
 }
 
-// The sizes are W2's, which has one shape whatever the activation and the layout of the gate.
+// The sizes are W2's, whose shape does not depend on the activation and the layout of the gate.
 tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& weights,
                            const Config& config) {
   const auto& [numbers, reals] = config;
@@ -121,14 +121,14 @@ void check_top_k(const Rule& rule) {
     refuse("kind is " + std::to_string(rule.kind) + ", expected that of a top-K routing");
 }
 
-// Every gradient of one backward, in the order of their bits; what is absent is not computed.
+// Every gradient of one backward, in the order of their bits; absent ones are not computed.
 using Gradients = Tensors;
 
-// Those that come of dH alone but dX, and so can come last.
+// The gradients, except dX, that are computed from dH alone, and so can be computed last.
 constexpr int64_t kOfW1 =
     TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP | TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP;
 
-// The gradients that an operator was given, each at its bit.
+// The gradients that are passed to an operator, each at its bit.
 Gradients given(const std::vector<Tensor>& list, int64_t places) {
   const auto bits = static_cast<uint64_t>(places);
   const auto expected = static_cast<size_t>(std::popcount(bits));
@@ -141,8 +141,8 @@ Gradients given(const std::vector<Tensor>& list, int64_t places) {
   return gradients;
 }
 
-// The bits of those that are there. Of none, which the library takes for all, dW1's: its workspace
-// is the least, and enough for dH over H.
+// The bits of the gradients that exist. If there are none, which the library reads as all, dW1's
+// bit: its workspace is the smallest, and sufficient for dH over H.
 uint32_t workspace_bits(const Gradients& gradients) {
   int64_t bits = 0;
   for (size_t i = 0; i < kGradients; ++i)
@@ -157,7 +157,7 @@ Gradients select(const Gradients& gradients, int64_t bits) {
   return selected;
 }
 
-// Puts new memory where `wanted` has a bit, zeros where sums are added to it.
+// Allocates memory for each bit of `wanted`, zeroed if sums are added to it.
 void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H,
               const Weights& weights, const Numbers& numbers, bool accumulate,
               Gradients& gradients) {
@@ -184,7 +184,7 @@ std::vector<Tensor> in_order(const Gradients& gradients, int64_t wanted) {
   return made;
 }
 
-// One part of a pass, of those that `bounds` and `cuts` make.
+// One of the parts of a pass that `bounds` and `cuts` define.
 tilemoe_part part_of(const Tensor& bounds, const std::vector<int64_t>& cuts, int64_t part,
                      int64_t E) {
   const auto parts = static_cast<int64_t>(cuts.size()) - 1;
@@ -205,7 +205,7 @@ tilemoe_part part_of(const Tensor& bounds, const std::vector<int64_t>& cuts, int
   return made;
 }
 
-// Writes O, and H where it is there, else as in inference.
+// Writes O, and H if it is given, else as in inference.
 void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tensor,
                   const Weights& weights, const MaybeTensor& addend, const tilemoe_experts& layer,
                   const tilemoe_routing_spec& spec, const tilemoe_part* part, const Tensor& O,
@@ -236,7 +236,7 @@ void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tenso
   check(tilemoe_forward(&layer, &args));
 }
 
-// O, and H where it is to be kept, else empty.
+// O, and H if it is to be kept, else empty.
 std::tuple<Tensor, Tensor> forward(const Call& call, const Tensor& X, const Tensor& routing_tensor,
                                    const Weights& weights, const MaybeTensor& addend,
                                    int64_t capacity, const Config& config, bool keep_H) {
@@ -251,8 +251,8 @@ std::tuple<Tensor, Tensor> forward(const Call& call, const Tensor& X, const Tens
   return {O, H};
 }
 
-// Asks for all memory that it needs, its workspace the last, before it launches anything; when it
-// returns the workspace is torch's again. A part has a workspace of the caller's.
+// Allocates all memory, the workspace last, before it launches anything, and frees the workspace
+// when it returns. A part uses a workspace of the caller.
 void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
               tilemoe_backward_mode mode, const Tensor& routing_tensor, const Weights& weights,
               const Config& config, const Gradients& gradients, bool accumulate,
@@ -298,7 +298,7 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   check(tilemoe_backward(&experts, &args));
 }
 
-// What router_backward makes of ds.
+// The result of router_backward for ds.
 Tensor of_logits(const Call& call, const Tensor& ds, const Tensor& X, const Tensor& routing,
                  const Weights& weights, const MaybeTensor& logits, const Config& config,
                  ScalarType dtype) {
@@ -424,8 +424,8 @@ std::vector<Tensor> experts_backward(const Tensor& dO, const Tensor& X, const Te
   return in_order(gradients, wanted);
 }
 
-// In two stages where dW1 and its like are new memory: they are asked for when the workspace of dX
-// is torch's again, so that both are never there at once.
+// In two stages if gradients of W1 and b1 are new memory: they are allocated after the workspace of
+// dX is freed, so both never exist at once.
 std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
     const MaybeTensor& dO, const Tensor& X, const Tensor& H, const Tensor& routing,
     const Tensors& weight_list, const MaybeTensor& logits, const std::vector<Tensor>& given_list,
@@ -448,9 +448,9 @@ std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
     backward(call, dO, X, H, TILEMOE_BACKWARD_OVER_H, routing, weights, config,
              select(gradients, first), accumulate);
   } else if (wanted & ~kOfW1) {
-    refuse("dO is absent: what comes of dH alone are the gradients of W1 and b1");
+    refuse("dO is absent: dH alone gives only the gradients of W1 and b1");
   }
-  // From here on H holds dH. What fails for want of memory can be gone on from, and nothing else.
+  // From here on H contains dH. Only a failure for lack of memory can be continued from.
   try {
     const MaybeTensor ds = gradients[kDs];
     MaybeTensor dlogits;
@@ -488,7 +488,7 @@ void experts_backward_out(const MaybeTensor& dO, const Tensor& X, const MaybeTen
   const Config config(numbers, reals);
   if (H.has_value() == H_consumed.has_value())
     refuse("H and H_consumed are both given or both absent, expected one of them");
-  if (!dO && !H_consumed) refuse("dO is absent, expected only with an H_consumed that holds dH");
+  if (!dO && !H_consumed) refuse("dO is absent, expected only with an H_consumed that contains dH");
   const tilemoe_backward_mode mode = H    ? TILEMOE_BACKWARD_WHOLE
                                      : dO ? TILEMOE_BACKWARD_OVER_H
                                           : TILEMOE_BACKWARD_REST;
@@ -531,7 +531,8 @@ void experts_backward_part(const Tensor& dO, const Tensor& X, const Tensor& H,
                    {"workspace", workspace}});
   const Weights weights(call, weight_list);
   const Config config(numbers, reals);
-  if (places & kOfW1) refuse("gradients of W1 or b1 are given, which come of dH alone, afterwards");
+  if (places & kOfW1)
+    refuse("gradients of W1 or b1 are given, but they are computed afterwards, from dH alone");
   const tilemoe_part of_pass = part_of(bounds, cuts, part, weights.W2().size(0));
   backward(call, dO, X, H, TILEMOE_BACKWARD_OVER_H, routing, weights, config, gradients, false,
            &of_pass, &workspace);

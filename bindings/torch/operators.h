@@ -1,6 +1,6 @@
 // The operators, one function each, the same for every device. Symbols as in tilemoe.h; integers
-// that name a rule (kind, scoring, rounding, activation, gate_layout) are its enums. What each does
-// and which shapes it takes is told once, in schema.cpp; what stands where in a list, in packing.h.
+// that name a rule (kind, scoring, rounding, activation, gate_layout) are its enums. schema.cpp
+// documents the function and the shapes of each operator, packing.h the order of lists.
 #pragma once
 
 #include <tuple>

@@ -1,5 +1,5 @@
-// What stands where in the lists that operators take, the one place on this side.
-// python/tilemoe/_packing.py is its twin: tests/torch/packing_test.py compares the two.
+// The order of the lists that operators take. python/tilemoe/_packing.py is its twin:
+// tests/torch/packing_test.py compares the two.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,9 @@ namespace tilemoe_torch {
 constexpr const char* kWeightNames[] = {"W1", "W1_up", "W2", "b1", "b1_up", "b2"};
 constexpr size_t kW1 = 0, kW1Up = 1, kW2 = 2, kB1 = 3, kB1Up = 4, kB2 = 5, kWeights = 6;
 
-// Tensor(a!)[] gradients, those whose bit is in `places`, and what comes back of those in `wanted`:
-// in the order of their bits. Absent ones are no tensors of the list: torch 2.11 traces no operator
-// that writes to a list with an absent one.
+// Tensor(a!)[] gradients, those whose bit is in `places`, and the returned ones, those in `wanted`,
+// in the order of their bits. Absent gradients are not in the list: torch 2.11 cannot trace an
+// operator that writes to a list with an absent tensor.
 constexpr const char* kGradientNames[] = {"dX",  "ds",  "dW1",    "dW1_up",
                                           "dW2", "db1", "db1_up", "db2"};
 constexpr size_t kDX = 0, kDs = 1, kDWeights = 2, kGradients = kDWeights + kWeights;
@@ -35,8 +35,8 @@ static_assert(TILEMOE_GRADIENT_B1 == bit(kDWeights + kB1));
 static_assert(TILEMOE_GRADIENT_B1_UP == bit(kDWeights + kB1Up));
 static_assert(TILEMOE_GRADIENT_B2 == bit(kDWeights + kB2));
 
-// int[] rule: what the routing is, and by which rule of choice. kind, scoring and group_score are
-// tilemoe.h's enums; scoring is -1 where the scores were given.
+// int[] rule: the kind of the routing and the rule that chooses experts. kind, scoring and
+// group_score are tilemoe.h's enums; scoring is -1 if the scores were given.
 struct Rule {
   int64_t kind;
   int64_t K;
@@ -46,7 +46,7 @@ struct Rule {
   int64_t group_score;
 };
 
-// int[] numbers: the rule's, then what an expert computes; tilemoe.h's enums again.
+// int[] numbers: the rule's, then the experts' function; also tilemoe.h's enums.
 struct Numbers {
   Rule rule;
   int64_t activation;
@@ -71,7 +71,7 @@ struct Reals {
   double up_shift;
 };
 
-// A list of numbers as the record of that many fields.
+// Converts a list of numbers to the record with that number of fields.
 template <typename Record, typename Number>
 Record unpack(const char* name, const std::vector<Number>& list) {
   static_assert(std::is_trivially_copyable_v<Record> && sizeof(Record) % sizeof(Number) == 0);

@@ -7,8 +7,7 @@
 
 namespace tilemoe_torch {
 
-// The same functions serve every dispatch key: what differs is the Call that the library is linked
-// with.
+// The same functions serve every dispatch key: only the Call that is linked differs.
 inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("top_k", TORCH_BOX(&top_k));
   m.impl("scores_at", TORCH_BOX(&scores_at));

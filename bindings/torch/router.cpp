@@ -31,7 +31,7 @@ Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const T
 namespace {
 
 struct LossesArgs {
-  Tensor logits, counts, workspace;  // what the views look at
+  Tensor logits, counts, workspace;  // the memory of the views
   tilemoe_router_losses_args args{};
 
   LossesArgs(const Call& call, const Tensor& logits_given, const Tensor& expert_counts)
@@ -117,7 +117,7 @@ Tensor scores_at(const Tensor& logits, const Tensor& ids, int64_t scoring,
   return scores;
 }
 
-// The gradient is that of a routing, so one is built again from what was chosen.
+// The gradient is that of a routing, so a routing is built again from the chosen ids.
 Tensor top_k_backward(const Tensor& dscores, const Tensor& ids, const Tensor& scores,
                       const MaybeTensor& logits, int64_t E, int64_t scoring,
                       double routed_scaling_factor, ScalarType dtype) {

@@ -20,9 +20,9 @@ int64_t elements(const tilemoe_routing_spec& spec) {
   return static_cast<int64_t>(routing_bytes(spec) / sizeof(int32_t));
 }
 
-constexpr int64_t kEveryPair = 0;  // a capacity: rows for all of them
+constexpr int64_t kEveryPair = 0;  // as a capacity: rows for all pairs
 
-// Builds a routing of kind top-K from what was chosen.
+// Builds a routing of kind top-K from the chosen ids.
 Tensor build_top_k(const Call& call, const Tensor& ids, const Tensor& scores, int64_t E,
                    int64_t capacity) {
   check_dims("ids", ids, 2, "(T, K)");
@@ -38,8 +38,8 @@ Tensor build_top_k(const Call& call, const Tensor& ids, const Tensor& scores, in
   return routing.tensor();
 }
 
-// Refuses counts that the rows do not have, which the library would cut. Only for the CPU: a GPU's
-// counts are not read by the host.
+// Rejects counts that exceed the rows, which the library would clip. Only for the CPU: the host
+// does not read a GPU's counts.
 template <typename Count>
 void check_counts(const Tensor& counts, int64_t rows) {
   const auto* count = static_cast<const Count*>(counts.data_ptr());

@@ -17,7 +17,7 @@ inline tilemoe_routing_spec routing_spec(const Call& call, tilemoe_routing_kind 
   spec.T = T, spec.E = E, spec.K = K;
   if (kind == TILEMOE_ROUTING_GENERAL) spec.pairs = capacity;
   spec.capacity = capacity;
-  // A routing that was built is read alike whatever rounding built it.
+  // Reading an existing routing does not depend on the rounding that built it.
   spec.rounding = TILEMOE_ROUND_DOWN;
   spec.m = 1;
   return spec;
@@ -27,7 +27,7 @@ inline tilemoe_routing_spec routing_spec(const Call& call, tilemoe_routing_kind 
 class NewRouting {
  public:
   NewRouting(const Call& call, const tilemoe_routing_spec& spec);
-  // With another workspace than most calls need.
+  // With another size of workspace than most calls need.
   NewRouting(const Call& call, const tilemoe_routing_spec& spec, size_t workspace_bytes);
 
   tilemoe_routing& get() { return routing_; }
@@ -42,25 +42,25 @@ class NewRouting {
   tilemoe_routing routing_{};
 };
 
-// Routes by the logits, and how often each expert was chosen (E).
+// Routes by the logits: the routing, and how often each expert was chosen (E).
 std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logits,
                                             const MaybeTensor& selection_bias, const Rule& rule,
                                             double routed_scaling_factor);
 
-// What few tokens are routed by.
+// The router for a small T.
 struct TokenRouter {
   const Tensor& weight;               // (E, d)
   const MaybeTensor& bias;            // (E)
   const MaybeTensor& selection_bias;  // (E)
   ScalarType logits_dtype;
 };
-// Routes few tokens X (T, d): the routing, how often each expert was chosen (E), and the logits
-// (T, E) where they are wanted, else empty.
+// Routes tokens X (T, d) for a small T: the routing, how often each expert was chosen (E), and the
+// logits (T, E) if they are wanted, else empty.
 std::tuple<Tensor, Tensor, Tensor> route_tokens(const Call& call, const Tensor& X,
                                                 const TokenRouter& router, const Rule& rule,
                                                 double routed_scaling_factor, bool wants_logits);
 
-// The routing that `tensor` holds.
+// The routing in `tensor`.
 tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,
                              const Tensor& tensor);
 

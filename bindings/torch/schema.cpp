@@ -1,5 +1,5 @@
-// What the operators are called and take, once for all devices. Fake kernels, autograd and the rest
-// are registered in Python (python/tilemoe/ops.py).
+// The operators' names and arguments, once for all devices. Python registers fake kernels and
+// autograd (python/tilemoe/ops.py).
 #include "namespace.h"
 #include "tilemoe/tilemoe.h"
 
@@ -11,8 +11,7 @@ int64_t version() {
 
 }  // namespace
 
-// What stands where in the lists `weights`, `gradients`, `rule`, `numbers` and `reals` is in
-// packing.h.
+// packing.h has the order of the lists `weights`, `gradients`, `rule`, `numbers` and `reals`.
 TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   // logits (T, E) -> scores (T, K) float32, ids (T, K), expert_counts (E) int32
   m.def(
@@ -20,8 +19,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "ScalarType ids_dtype) -> (Tensor scores, Tensor ids, Tensor expert_counts)");
   // logits (T, E), ids (T, K) -> scores (T, K) float32; 0 for ids outside [0, E)
   m.def("scores_at(Tensor logits, Tensor ids, int scoring, float routed_scaling_factor) -> Tensor");
-  // Of both: dscores (T, K) -> dlogits (T, E) of `dtype`; logits only where the scoring's rule
-  // reads them
+  // Backward of both: dscores (T, K) -> dlogits (T, E) of `dtype`; logits only if the scoring's
+  // rule reads them
   m.def(
       "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
       "int scoring, float routed_scaling_factor, ScalarType dtype) -> Tensor");
@@ -40,7 +39,7 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def(
       "route_logits(Tensor logits, Tensor? selection_bias, int[] rule, "
       "float routed_scaling_factor) -> (Tensor routing, Tensor expert_counts)");
-  // Rows for `capacity` pairs: what does not fit, the highest experts' last tokens, is counted and
+  // Rows for `capacity` pairs: pairs past it, the highest experts' last tokens, are counted and
   // skipped.
   m.def("route_top_k(Tensor ids, Tensor scores, int E, SymInt capacity) -> Tensor");
   m.def("route_general(Tensor tokens, Tensor experts, Tensor scores, SymInt T, int E) -> Tensor");
@@ -50,46 +49,46 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "(Tensor routing, Tensor expert_counts)");
   m.def("route_grouped(Tensor counts, Tensor? row_scores, SymInt rows) -> Tensor");
 
-  // X (T, d), or the grouped entry's rows -> O of X's shape, and H (capacity, 2n or n) where it is
-  // to be kept, else empty. `router` is the tensor that the scores came from: logits under a
-  // scoring rule, or, where scoring is -1, the scores themselves. It is not read; its gradient is
-  // what flows back. `overwrite_H` is for the backward, whose dH is then written over H.
+  // X (T, d), or the grouped entry's rows -> O of X's shape, and H (capacity, 2n or n) if keep_H,
+  // else empty. `router` is the tensor that the scores were computed from: logits under a scoring
+  // rule, or, if scoring is -1, the scores themselves. It is not read; autograd passes its gradient
+  // back. `overwrite_H` is for the backward, which then writes dH over H.
   m.def(
       "experts(Tensor X, Tensor? router, Tensor routing, Tensor?[] weights, Tensor? addend, "
       "SymInt capacity, int[] numbers, float[] reals, bool keep_H, bool overwrite_H) -> "
       "(Tensor O, Tensor H)");
-  // route_logits and experts in one call of the host, the form that models use: (T, d), (T, E).
+  // route_logits and experts in one call of the host, which models use: (T, d), (T, E).
   m.def(
       "moe(Tensor X, Tensor logits, Tensor? selection_bias, Tensor?[] weights, Tensor? addend, "
       "int[] numbers, float[] reals, bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H, "
       "Tensor routing, Tensor expert_counts)");
-  // The same of few tokens, whose logits it computes itself, rounded to `logits_dtype` and returned
-  // where `wants_logits`, else empty. For inference: it has no gradient.
+  // The same for a small T, with logits that it computes, rounded to `logits_dtype` and returned if
+  // `wants_logits`, else empty. For inference: it has no gradient.
   m.def(
       "moe_tokens(Tensor X, Tensor router_weight, Tensor? router_bias, Tensor? selection_bias, "
       "Tensor?[] weights, Tensor? addend, int[] numbers, float[] reals, ScalarType logits_dtype, "
       "bool wants_logits) -> (Tensor O, Tensor routing, Tensor expert_counts, Tensor logits)");
   // The gradients whose bit is in `wanted` (TILEMOE_GRADIENT_), in that order: dX, ds, dW1, dW1_up,
-  // dW2, db1, db1_up, db2. What is not wanted is not computed. In the place of ds, under a scoring
-  // rule, is what router_backward makes of it: one call less for the host.
+  // dW2, db1, db1_up, db2. Others are not computed. Under a scoring rule, the result of
+  // router_backward replaces ds: one call less for the host.
   m.def(
       "experts_backward(Tensor dO, Tensor X, Tensor H, Tensor routing, Tensor?[] weights, "
       "Tensor? logits, int[] numbers, float[] reals, ScalarType router_dtype, int wanted) -> "
       "Tensor[]");
-  // The same, with dH written over H and the least memory at a time: W1's and b1's gradients are
-  // asked for when the workspace of the others is freed. A weight's gradient that is given, its bit
-  // in `places`, is written, or added to (accumulate); it is neither in `wanted` nor in `made`.
-  // Where no memory is left once H holds dH, `complete` is false and `made` has all but the
-  // gradients of W1 and b1, with ds as it is; a call without dO goes on from there to them.
+  // The same, with dH written over H and the lowest peak of memory: W1's and b1's gradients are
+  // allocated after the workspace of the others is freed. A weight's gradient that is given, its
+  // bit in `places`, is written, or added to (accumulate); it is neither in `wanted` nor in `made`. If
+  // no memory is left when H contains dH, `complete` is false and `made` has all but the gradients
+  // of W1 and b1, with the unchanged ds; a call without dO then computes them.
   m.def(
       "experts_backward_over_H(Tensor? dO, Tensor X, Tensor(a!) H, Tensor routing, "
       "Tensor?[] weights, Tensor? logits, Tensor(b!)[] gradients, int places, int[] numbers, "
       "float[] reals, ScalarType router_dtype, int wanted, bool accumulate) -> (Tensor[] made, "
       "bool complete)");
-  // As experts_backward, into the caller's memory, the form that is traced: a gradient that is
-  // absent is not computed, those of weights are written, or added to (accumulate). H_consumed in
-  // place of H has dH written over it; a second call without dO then computes dW1 and db1, for
-  // which memory need not be there before.
+  // As experts_backward, into the caller's memory, for tracing: a gradient that is absent is not
+  // computed, those of weights are written, or added to (accumulate). dH is written over H_consumed
+  // if it is given in place of H; a second call without dO then computes dW1 and db1, whose memory
+  // need not exist before.
   m.def(
       "experts_backward_out(Tensor? dO, Tensor X, Tensor? H, Tensor(a!)? H_consumed, "
       "Tensor routing, Tensor?[] weights, Tensor(b!)[] gradients, int places, int[] numbers, "
@@ -100,8 +99,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def(
       "experts_part(Tensor X, Tensor routing, Tensor?[] weights, Tensor bounds, int[] cuts, "
       "int part, int capacity, int[] numbers, float[] reals, Tensor(a!) O, Tensor(b!)? H) -> ()");
-  // The gradients, among them none of W1 and b1, are written by the call of the last part. All calls
-  // have one workspace, of `backward` bytes of layer_bytes.
+  // The call of the last part writes the gradients, without those of W1 and b1. All calls have one
+  // workspace, of layer_bytes' `backward` bytes.
   m.def(
       "experts_backward_part(Tensor dO, Tensor X, Tensor(a!) H, Tensor routing, Tensor?[] weights, "
       "Tensor(b!)[] gradients, int places, Tensor bounds, int[] cuts, int part, int[] numbers, "
@@ -111,9 +110,9 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "router_backward(Tensor ds, Tensor routing, Tensor? logits, int E, int[] rule, "
       "float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
-  // sizes: T, E, d, n, capacity. Bytes of a layer on `like`'s device and in its dtype: of the
-  // routing, of H, of the forward's workspace, of the largest of a backward's with dH over H, of that
-  // of dW1, which comes last.
+  // sizes: T, E, d, n, capacity. Bytes of a layer on `like`'s device and in its dtype: the routing,
+  // H, the workspace of forward, the largest workspace of a backward with dH over H, and that of
+  // dW1, which is computed last.
   m.def(
       "layer_bytes(Tensor like, int[] sizes, int[] numbers) -> (int routing, int H, int forward, "
       "int backward, int dW1)");
@@ -125,8 +124,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "router_losses_backward(Tensor logits, Tensor expert_counts, float balance_coefficient, "
       "float z_coefficient) -> Tensor");
 
-  // out (rows, d) = addend + the sum of the rows in place (rows, P) int32 of `sources`: the addresses
-  // of arrays (source_rows, d), which may be other GPUs' memory. Row r of source s is
+  // out (rows, d) = addend + the sum of the rows in place (rows, P) int32 of `sources`: addresses
+  // of arrays (source_rows, d), which may be in other GPUs' memory. Row r of source s is
   // s * source_rows + r, any other number is no row. addend may be out. It has no gradient.
   m.def(
       "sum_rows(int[] sources, int source_rows, Tensor place, Tensor? addend, Tensor(a!) out) "

@@ -1,5 +1,5 @@
-// The verification code of the repository (verify/), for `python -m tilemoe check` and `doctor`. `like`
-// is any tensor of the device that is meant. All return text.
+// The repository's verification code (verify/), for `python -m tilemoe check` and `doctor`. `like`
+// is any tensor on the device to check. All return text.
 #pragma once
 
 #include <string>
