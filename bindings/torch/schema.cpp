@@ -77,9 +77,9 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "Tensor[]");
   // The same, with dH written over H and the lowest peak of memory: W1's and b1's gradients are
   // allocated after the workspace of the others is freed. A weight's gradient that is given, its
-  // bit in `places`, is written, or added to (accumulate); it is neither in `wanted` nor in `made`. If
-  // no memory is left when H contains dH, `complete` is false and `made` has all but the gradients
-  // of W1 and b1, with the unchanged ds; a call without dO then computes them.
+  // bit in `places`, is written, or added to (accumulate); it is neither in `wanted` nor in `made`.
+  // If no memory is left when H contains dH, `complete` is false and `made` has all but the
+  // gradients of W1 and b1, with the unchanged ds; a call without dO then computes them.
   m.def(
       "experts_backward_over_H(Tensor? dO, Tensor X, Tensor(a!) H, Tensor routing, "
       "Tensor?[] weights, Tensor? logits, Tensor(b!)[] gradients, int places, int[] numbers, "

@@ -51,8 +51,8 @@ class MoEAux(NamedTuple):
     wait. A pytree, as every NamedTuple is."""
 
     loss: Tensor  # () float32: balance_coefficient * balance + z_coefficient * z; add it
-    balance: Tensor  # () float32, 1 when balanced; 0 where both coefficients are 0
-    z: Tensor  # () float32; 0 where both coefficients are 0
+    balance: Tensor  # () float32, 1 when balanced; 0 if both coefficients are 0
+    z: Tensor  # () float32; 0 if both coefficients are 0
     expert_counts: Tensor  # (E) int32: tokens that chose an expert, before rounding
     dropped: Tensor  # () int32: chosen pairs that rounding leaves out
     added: Tensor  # () int32: pairs that rounding adds

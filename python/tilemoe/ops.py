@@ -222,7 +222,7 @@ class _Begun(NamedTuple):
     version: int  # dO's
     requested: int  # bits of the gradients to compute, given ones included
     dH: torch.Tensor  # (capacity, 2n or n): what saved-tensor hooks bring back may be H anew
-    made: list  # the eight gradients, None where one was given, is not wanted, or is left
+    made: list  # the eight gradients, None for each that is given, not wanted, or left
     left: int  # bits of those that are to be computed from dH
     complete: bool  # else ds is in the place of the router's gradient, which is computed from it
 

@@ -111,9 +111,9 @@ def check_c_interface(library):
 def check_python(libraries):
     environment = {"PYTHONPATH": str(ROOT / "python"), "TILEMOE_LIBRARY_DIR": str(libraries)}
     why = "this tilemoe was built without its CPU backend (TILEMOE_CPU=OFF)"
-    told = run(sys.executable, "-c", CALLS, **environment)
-    assert told.startswith(3 * f"tilemoe cannot use cpu: {why}\n"), told
-    assert re.search(rf"^CPU +no: {re.escape(why)}$", told, re.MULTILINE), told
+    out = run(sys.executable, "-c", CALLS, **environment)
+    assert out.startswith(3 * f"tilemoe cannot use cpu: {why}\n"), out
+    assert re.search(rf"^CPU +no: {re.escape(why)}$", out, re.MULTILINE), out
     assert run(sys.executable, "-c", TRACED, **environment) == "(5, 16) cuda\n"
 
 

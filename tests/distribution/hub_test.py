@@ -1,6 +1,6 @@
 """The folder for the kernel hub (TILEMOE_HUB, made by scripts/hub.sh) as Hugging Face's kernels load
-it, somewhere else than where it was made and beside the package itself. TILEMOE_KERNELS is where
-kernels is installed: transformers, in other tests, behaves differently where it finds it."""
+it, elsewhere than where it was made, and together with the package itself. TILEMOE_KERNELS is where
+kernels is installed: transformers, in other tests, behaves differently if it finds it."""
 
 import ast
 import json
@@ -26,13 +26,13 @@ from pathlib import Path
 from kernels import Metadata
 
 variant = Path(sys.argv[1])
-told = Metadata.read_from_file(variant / "metadata.json").digest
-print(len(told.files))
-told.validate(type(told).hash_variant(told.algorithm, variant))
+digest = Metadata.read_from_file(variant / "metadata.json").digest
+print(len(digest.files))
+digest.validate(type(digest).hash_variant(digest.algorithm, variant))
 """
 
 # Both copies compute the same layer; the folder's comes first and alone.
-BESIDE_THE_PACKAGE = """
+WITH_THE_PACKAGE = """
 import os, sys
 from pathlib import Path
 import torch
@@ -101,9 +101,9 @@ def libraries():
     return found
 
 
-def test_computes_beside_the_package(moved):
-    told = with_kernels(BESIDE_THE_PACKAGE, moved, METADATA["id"])
-    assert str(moved) in told
+def test_computes_together_with_the_package(moved):
+    out = with_kernels(WITH_THE_PACKAGE, moved, METADATA["id"])
+    assert str(moved) in out
 
 
 def test_imports_itself_and_torch_alone():

@@ -15,7 +15,7 @@ sys.path.append(str(ROOT / "cmake"))
 from project_urls import project_urls  # noqa: E402
 
 SDIST = Path(os.environ["TILEMOE_SDIST"])
-# What the package is built from, and what says what it is. Tests run in the repository.
+# The sources of the package and its descriptions. Tests run in the repository.
 PARTS = (
     "CMakeLists.txt", "bindings", "cmake", "include", "pyproject.toml", "python", "src", "verify",
     "CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md",
@@ -54,12 +54,12 @@ def test_cmake_finds_what_it_names(unpacked, tmp_path):
 
 
 def test_says_what_it_is(unpacked):
-    told = email.message_from_string((unpacked / "PKG-INFO").read_text())
-    assert SDIST.name == f"tilemoe-{told['Version']}.tar.gz"
-    assert "+" not in told["Version"]  # it is for a build with CUDA and for one without
-    assert told["License-Expression"] == "Apache-2.0"
-    assert told.get_all("License-File") == ["LICENSE"]
-    assert told["Author"] in (ROOT / "CITATION.cff").read_text()
+    metadata = email.message_from_string((unpacked / "PKG-INFO").read_text())
+    assert SDIST.name == f"tilemoe-{metadata['Version']}.tar.gz"
+    assert "+" not in metadata["Version"]  # it is for a build with CUDA and for one without
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Author"] in (ROOT / "CITATION.cff").read_text()
     urls = [f"{name}, {address}" for name, address in project_urls().items()]
-    assert told.get_all("Project-URL", []) == urls
-    assert not any(c.startswith("License ::") for c in told.get_all("Classifier"))
+    assert metadata.get_all("Project-URL", []) == urls
+    assert not any(c.startswith("License ::") for c in metadata.get_all("Classifier"))

@@ -14,7 +14,7 @@ static void require(tilemoe_status status) {
   exit(1);
 }
 
-/* Zeroed memory. The C library puts it on 16 bytes on every 64-bit machine, as tilemoe asks. */
+/* Zeroed memory. The C library puts it on 16 bytes on every 64-bit machine, as tilemoe requires. */
 static void* allocate(size_t bytes) {
   void* memory = calloc(1, bytes ? bytes : 1);
   if (!memory) {

@@ -1,5 +1,5 @@
-// A C++ program outside TileMoE: router, forward and backward of a SwiGLU layer. O is held against
-// plain loops in double, dX against differences of the same loops.
+// A C++ program outside TileMoE: router, forward and backward of a SwiGLU layer. O is compared with
+// plain loops in double, dX with differences of the same loops.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -62,18 +62,18 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
 
 @pytest.mark.parametrize("subset", range(1, 64))
 def test_only_what_is_asked_for_is_computed(subset):
-    asked = [name for bit, name in enumerate(WANTED) if subset & 1 << bit]
+    wanted = [name for bit, name in enumerate(WANTED) if subset & 1 << bit]
     everything, want = problem(bias=True)
     for overwrite_H in (None, True):
-        tensors = {name: t.detach().requires_grad_(name in asked) for name, t in everything.items()}
+        tensors = {key: t.detach().requires_grad_(key in wanted) for key, t in everything.items()}
         with Calls() as calls:
             O = tilemoe.moe(**tensors, K=K, overwrite_H=overwrite_H)
             O.backward(dO_of())
         (backward,) = calls.of(OVER_H)
-        assert backward[-2] == sum(WANTED[name] for name in asked)
+        assert backward[-2] == sum(WANTED[name] for name in wanted)
         for name, tensor in tensors.items():
-            assert (tensor.grad is not None) == (name in asked)
-            assert name not in asked or torch.equal(tensor.grad, want[f"d{name}"])
+            assert (tensor.grad is not None) == (name in wanted)
+            assert name not in wanted or torch.equal(tensor.grad, want[f"d{name}"])
 
 
 @pytest.mark.parametrize("subset", [1, 2, 4, 8, 1 | 2, 4 | 8, 16 | 32, 1 | 8])
@@ -429,7 +429,7 @@ def test_weights_off_16_bytes(dtype, kinds, how):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("training", [True, False], ids=["training", "few tokens"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "small T"])
 def test_a_mapped_checkpoint_that_is_assigned(training):
     """A file of safetensors begins a tensor on 8 bytes."""
     torch.manual_seed(1)

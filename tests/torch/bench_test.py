@@ -136,11 +136,11 @@ def test_check_refuses_swapped_gate_and_up_and_another_activation():
 
 def test_own_row_orders_are_undone():
     for peer, order in ((peers.SonicMoE, [0, 3, 1, 4, 2, 5]), (peers.ScatterMoE, [3, 4, 5, 0, 1, 2])):
-        held = peer.__new__(peer)
-        held.order = peer.rows_of_W1(3)
-        assert held.order.tolist() == order
+        measured = peer.__new__(peer)
+        measured.order = peer.rows_of_W1(3)
+        assert measured.order.tolist() == order
         given = torch.arange(6)
-        assert torch.equal(held.given_layout(given[held.order][None])[0], given)
+        assert torch.equal(measured.given_layout(given[measured.order][None])[0], given)
 
 
 def test_memory_is_what_the_design_says():
@@ -255,10 +255,10 @@ def test_kernels_are_means_of_calls(monkeypatch):
     """By stand-ins for the profiler's answers: one kernel is in two calls of three only."""
     answers = iter([[("a", 1.0), ("a", 2.0)], [("b", 4.0)], [("a", 3.0), ("c", 3.0)],
                     [("b", 5.0)], [("a", 3.0)], [("b", 9.0)]])  # fmt: skip
-    held = measure.Measured.__new__(measure.Measured)
-    held.peer, held.passes = SimpleNamespace(forward=None, backward=None), "both"
-    monkeypatch.setattr(held, "_profiled", lambda work: (next(answers), None), raising=False)
-    assert held._kernels() == [["forward", "a", 1.33, 3.0], ["backward", "b", 1.0, 6.0],
+    measured = measure.Measured.__new__(measure.Measured)
+    measured.peer, measured.passes = SimpleNamespace(forward=None, backward=None), "both"
+    monkeypatch.setattr(measured, "_profiled", lambda work: (next(answers), None), raising=False)
+    assert measured._kernels() == [["forward", "a", 1.33, 3.0], ["backward", "b", 1.0, 6.0],
                                ["forward", "c", 0.33, 1.0]]  # fmt: skip
 
 
@@ -407,7 +407,7 @@ def test_processes_another_build_and_failures(other_build, tmp_path):
 
 
 def test_peers_compile_ahead(monkeypatch):
-    """The smallest case first, with few tokens; if one cannot run, the others do."""
+    """The smallest case first, with a small T; if one cannot run, the others do."""
     said, tokens = [], []
 
     def start(peer, case, settings):
@@ -465,7 +465,7 @@ def test_a_peer_that_ran_other_kernels_is_refused(monkeypatch, tmp_path):
 
 
 def case_of(monkeypatch, *words):
-    """The cases and the settings that the command line asks for."""
+    """The cases and the settings of the command line."""
     found = []
     monkeypatch.setattr(session, "run", lambda case, classes, settings, **_: found.append(
         (case, classes, settings)) or result_of({"tilemoe": [(1.0, 2.0)]}))  # fmt: skip

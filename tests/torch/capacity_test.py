@@ -97,7 +97,7 @@ def test_past_it_the_output_is_nan_and_the_pairs_are_counted():
             assert aux.expert_counts.tolist() == counts
             without = int((~here(fitting(ids, capacity)).any(1)).sum())
             assert aux.without == without
-    # What is spoilt gives no gradient that looks like one.
+    # A spoilt output has no gradient that looks valid.
     (O.detach().requires_grad_() * 1).sum().backward()
     O = tilemoe.moe(**tensors, ids=ids, capacity=M - 9)
     (O * O).sum().backward()

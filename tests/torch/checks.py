@@ -1,4 +1,4 @@
-"""What tests of all parts use: refusals, equal bits, the operators that run, programs of their own."""
+"""Common code of the tests: refusals, equal bits, the operators that run, programs of their own."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ class Calls(TorchDispatchMode):
 
     @property
     def names(self):
-        """Of those that compute gradients of experts."""
+        """The operators that compute gradients of experts."""
         return [name for name, _ in self.seen if name.startswith("experts_backward")]
 
 

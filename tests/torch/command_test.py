@@ -76,9 +76,9 @@ def test_without_a_command_it_helps(capsys):
 
 def test_help_and_version(capsys):
     assert run("--help") == 0
-    told = " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
     for status in ("0 done", "1 the work failed", "2 wrong usage", "130 Ctrl-C", "141 closed pipe"):
-        assert status in told
+        assert status in out
     for name in ("info", "doctor", "check", "bench"):
         assert run(name, "--help") == 0
         assert capsys.readouterr().out.startswith(f"usage: tilemoe {name} ")
@@ -187,7 +187,7 @@ def test_every_quick_case_passes(tmp_path):
     assert all(row["passed"] for row in report["rows"])
 
 
-# oneDNN's product as the library calls it, but for one element of what it computes.
+# oneDNN's GEMM as the library calls it, except for one element of its result.
 WRONG_PRODUCT = """
 typedef long long dim;
 int dnnl_sgemm(char ta, char tb, dim M, dim N, dim K, float alpha, const float *A, dim lda,
@@ -207,13 +207,13 @@ int dnnl_sgemm(char ta, char tb, dim M, dim N, dim K, float alpha, const float *
 
 
 @pytest.fixture
-def product(tmp_path):
-    """A function: -> a library to preload, by a factor of the product's first element."""
-    source = tmp_path / "product.c"
+def gemm(tmp_path):
+    """A function: -> a library to preload, with a factor for the first element of the GEMM."""
+    source = tmp_path / "gemm.c"
     source.write_text(WRONG_PRODUCT)
 
     def build(factor):
-        library = tmp_path / f"product-{factor}.so"
+        library = tmp_path / f"gemm-{factor}.so"
         cc = shutil.which("cc") or shutil.which("gcc")
         subprocess.run(
             [cc, "-O1", "-shared", "-fPIC", f"-DFACTOR={factor}", "-o", library, source], check=True
@@ -223,16 +223,16 @@ def product(tmp_path):
     return build
 
 
-def test_check_fails_if_a_product_is_wrong(product):
+def test_check_fails_if_a_gemm_is_wrong(gemm):
     words = ("check", "swiglu/float32", "--device", "cpu")
-    right = command(*words, LD_PRELOAD=product("1.0f"))
+    right = command(*words, LD_PRELOAD=gemm("1.0f"))
     assert right.returncode == 0, right.stdout + right.stderr
-    wrong = command(*words, LD_PRELOAD=product("1.01f"))
+    wrong = command(*words, LD_PRELOAD=gemm("1.01f"))
     assert wrong.returncode == 1, wrong.stdout + wrong.stderr
     assert "FAILED" in wrong.stdout and "swiglu/float32, H: frobenius" in wrong.stdout
 
 
-def test_a_failure_is_told(monkeypatch, capsys):
+def test_a_failure_is_printed(monkeypatch, capsys):
     row = {"case": "a/float32", "tensor": "O", "frobenius": None, "frobenius_limit": 1e-6,
            "worst_row": None, "worst_row_limit": 1e-6, "passed": False}  # fmt: skip
     result = {"rows": [row], "failures": ["a/float32, O: nan"], "impossible": ["a: zeroed"],
@@ -262,7 +262,7 @@ def test_check_on_a_gpu_that_cannot_be_used(capsys, monkeypatch):
     assert check._device("auto") == check._device("cuda") == "cuda:0"
 
 
-def test_a_file_that_cannot_be_written_is_told_before(monkeypatch, capsys):
+def test_a_file_that_cannot_be_written_is_an_early_error(monkeypatch, capsys):
     monkeypatch.setattr(registry.Registry, "run", lambda *_: pytest.fail("a case was run"))
     assert run("check", "smallest/float32", "--device", "cpu", "--json", "/nowhere/out.json") == 1
     assert "cannot write /nowhere/out.json" in capsys.readouterr().err
@@ -312,10 +312,10 @@ def test_without_the_operators(torch, sentence, how, tmp_path):
     as_json = command("info", "--json", **where)
     cpu = json.loads(as_json.stdout)["backends"][0]
     assert not cpu["available"] and sentence in cpu["reason"]
-    told = command("doctor", "--json", tmp_path / "report.json", **where)
-    assert told.returncode == 1 and told.stderr == ""
-    assert sentence in told.stdout and how in told.stdout
-    assert "result     FAILED: no GPU can be used\n" in told.stdout
+    done = command("doctor", "--json", tmp_path / "report.json", **where)
+    assert done.returncode == 1 and done.stderr == ""
+    assert sentence in done.stdout and how in done.stdout
+    assert "result     FAILED: no GPU can be used\n" in done.stdout
     for words in (("check", "--list"), *([] if torch == TORCH else [("bench", "--list")])):
         failed = command(*words, **where)
         assert failed.returncode == 1 and failed.stderr.startswith("tilemoe: error: ")
@@ -443,7 +443,7 @@ def test_check_of_two_archs(child, tmp_path, capsys):
         "", "Some GPU", "3 tensors compared bit for bit, 0 cases differ"]  # fmt: skip
     words = ["--device", "cuda", "--dtype", "all", "--pass", "all", "--seed", "1", "--repeat", "3",
              "--reduced", "--", "a"]  # fmt: skip
-    assert [(arch, kit, given) for arch, kit, _, given in child.ran()] == [
+    assert [(arch, older, given) for arch, older, _, given in child.ran()] == [
         ("sm90", False, words), ("sm80", False, words)]  # fmt: skip
     report = json.loads(file.read_text())
     assert report["differences"] == [] and report["tensors_compared"] == 3

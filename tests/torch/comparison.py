@@ -43,9 +43,9 @@ def errors(got, want, smallest):
 
 
 def limits_of_expected(got, want, rounding):
-    """Of a tensor of a 16-bit layer, whose values float64 has without rounding (want) and rounding
-    where the library stores (rounding, by stored.py): 1.25 times the error of the latter, rows 2
-    times its worst row's."""
+    """The limits for a 16-bit layer's tensor, from its float64 values without rounding (want) and
+    with rounding where the library stores (rounding, by stored.py): 1.25 times the error of the
+    latter, rows 2 times its worst row's."""
     least = LIMITS[torch.float32]
     whole, row = errors(rounding.to(got.dtype), want, 1e-2)
     return Limits(max(1.25 * whole, least.whole), max(2 * row, least.row), 1e-2)

@@ -1,5 +1,5 @@
 """The yardstick itself: the reference agrees with a second writing of the layer, and the comparison
-refuses every kind of slip that the package's tests are there to find."""
+rejects every kind of error that the package's tests must find."""
 
 import pytest
 import torch

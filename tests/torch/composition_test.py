@@ -1,4 +1,4 @@
-"""MoE beside the rest of PyTorch: compiled, under autocast, recomputed, frozen in part, copied,
+"""MoE with the rest of PyTorch: compiled, under autocast, recomputed, frozen in part, copied,
 stored, made on the meta device. Bits, wherever the same sums are taken in the same order."""
 
 import copy
@@ -128,7 +128,7 @@ def test_autocast(dtype, router_dtype):
     assert logits.dtype == (router_dtype or dtype)
     assert got["out"].dtype == dtype
     assert all(got["d" + k].dtype == torch.float32 for k, _ in moe.named_parameters())
-    # The same layer kept in 16 bits, its router in float32 where that was asked.
+    # The same layer kept in 16 bits, its router in float32 if required.
     low = copy.deepcopy(moe)
     low.experts.to(dtype)
     if router_dtype is None:
@@ -180,7 +180,7 @@ def test_checkpoint_in_a_compiled_model(fresh_compiler):
     same_bits(run_module(called, moe, x, dO, **key), run(moe, x, dO, **key))
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- what is required
 
 
 def test_requires_grad_subsets():
@@ -231,7 +231,7 @@ def test_memory_from_forward_to_backward(options, router_dtype):
     rows = T * K + {"balanced": m, "stochastic": E * (m - 1)}.get(moe.rounding, 0)
     width = n if moe.experts.activation == "relu_squared" else 2 * n
     wanted = 2 * T * d + 2 * rows * width + 16 * rows + 32 * E
-    if moe.shared_experts is not None:  # their H, the sigmoid and the rows' scores; X is there
+    if moe.shared_experts is not None:  # their H, the sigmoid and the rows' scores; X is kept
         wanted += 2 * T * 2 * moe.shared_experts.up_proj.weight.shape[0] + 8 * T
     dense_in_E = moe.rounding or moe.balance_coefficient or moe.scoring != "softmax_over_chosen"
     if dense_in_E:

@@ -34,7 +34,7 @@ def test_a_capture_has_an_id_of_its_own():
 
 
 def test_graphed_callables_keep_H():
-    """Backward is captured by itself: a replay that keeps the graph needs H as forward left it."""
+    """Backward is captured alone: a replay that keeps the graph needs H as forward left it."""
     tensors = logits_layer(torch.bfloat16)
     want = expected(tensors)
     layer = lambda *args: tilemoe.moe(*args, K=K)  # noqa: E731
@@ -141,6 +141,6 @@ def test_the_default_takes_no_more_than_overwriting_always():
         return torch.cuda.max_memory_allocated() - before
 
     peaks = {how: peak(how) for how in (False, True, None)}
-    # An allocation may get up to 1 MiB more than it asks for, as the allocator's blocks are by then.
+    # An allocation may get up to 1 MiB more than requested, depending on the allocator's blocks.
     assert peaks[None] <= peaks[True] + 4 * MIB, peaks
     assert peaks[False] - peaks[None] >= 0.9 * 2 * T * K * n, peaks

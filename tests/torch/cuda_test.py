@@ -59,7 +59,7 @@ def test_float32_parameters_are_a_choice():
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("router_dtype", [None, torch.float32], ids=str)
 def test_a_recomputation_in_evaluation_has_the_bits_of_its_forward(router_dtype, precision):
-    """Of few tokens, with and without TF32, under a reentrant checkpoint."""
+    """With a small T, with and without TF32, under a reentrant checkpoint."""
     torch.set_float32_matmul_precision(precision)
     try:
         layer = module_support.make(router_dtype=router_dtype).eval()
@@ -113,7 +113,7 @@ def test_the_same_ids_as_on_the_cpu(logits_dtype, scoring):
     torch.testing.assert_close(scores.cpu(), scores_of_cpu, rtol=1e-6, atol=0)
 
 
-def test_a_float32_routers_products():
+def test_a_float32_routers_gemms():
     """Logits are float32's, and the gradients no further from float64's than rounding them is."""
     router = Router(d, E, dtype=torch.float32, device="cuda").to(torch.bfloat16)
     router.reset_parameters()
@@ -290,7 +290,7 @@ def nodes_of(graph):
 
 @pytest.mark.parametrize("router", [{}, dict(router_dtype=torch.float32, router_bias=True)])
 @torch.no_grad()
-def test_few_tokens_are_four_kernels(router):
+def test_small_T_is_four_kernels(router):
     """The router, the up-projection, the down-projection and the combine; nothing is set or copied."""
     moe = tilemoe.MoE(256, 128, 32, 4, return_aux=False, dtype=torch.bfloat16, **router).eval()
     for T in (1, 16, 64):
@@ -327,7 +327,7 @@ def test_compiled_into_cuda_graphs():
 
 @pytest.mark.parametrize("tokens", [None, 1024], ids=["whole", "groups"])
 def test_compiled_rounding_chooses_the_same(tokens):
-    """Of many experts, so that a search in the wrong place finds the wrong ones."""
+    """Many experts, so that a search in the wrong place finds wrong ones."""
     torch._dynamo.reset()
     many, how = 64, dict(rounding="nearest", m=16, rounding_tokens=tokens)
     logits = normal(4096, many, seed=3, dtype=torch.float32)
@@ -347,7 +347,7 @@ def test_compiled_rounding_chooses_the_same(tokens):
 
 
 def test_a_side_stream():
-    """What is given was written on the same stream, late: a kernel of another would be early."""
+    """The inputs are written late on the same stream: a kernel on another stream would be early."""
     tensors = logits_layer(torch.bfloat16, bias=True)
     dO = normal(T, d, seed=30, dtype=torch.bfloat16)  # made here: a copy from the host waits
 
@@ -486,11 +486,11 @@ def test_deterministic_on_a_busy_gpu():
         same_bits(results(tilemoe.moe, tensors, K=K), want)
 
 
-@pytest.mark.parametrize("turns", [2, 4, 16])
-def test_the_same_bits_with_blocks_in_turns(turns):
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_the_same_bits_with_any_ctas_per_sm(count):
     tensors = logits_layer(torch.bfloat16, bias=True)
     want = results(tilemoe.moe, tensors, K=K)
-    tilemoe.set_ctas_per_sm(turns)
+    tilemoe.set_ctas_per_sm(count)
     try:
         same_bits(results(tilemoe.moe, tensors, K=K), want)
     finally:

@@ -1,5 +1,5 @@
-"""Layers on two GPUs of one process: each as on the other one, in turn and from two threads. Run by
---device cuda; scripts/gpu/run.py's stage two-gpus runs it where there are two."""
+"""Layers on two GPUs of one process: one after another and from two threads, with equal bits. Run
+by --device cuda; scripts/gpu/run.py's stage two-gpus runs it where there are two."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Few tokens in inference: `moe_tokens` has the router's product inside. Its logits are those of a
+"""Small T in inference: `moe_tokens` contains the router's GEMM. Its logits are those of a
 linear layer but for the order of the sum; all else has the bits of what takes these logits."""
 
 import re
@@ -65,7 +65,7 @@ def taken(monkeypatch):
 
 
 def logits_of(layer, x):
-    """What the operator chose by, and what else it gives: O, routing, expert_counts."""
+    """The logits by which the operator chose, and its other results: O, routing, expert_counts."""
     gate = layer._gate_of_decode(x)
     rule = _rules.rule(E, K, layer.scoring, layer.n_group, layer.topk_group, layer.group_score)
     W1, W2, b1, b2 = layer.experts._weights(lambda _, weight: weight)
@@ -248,7 +248,7 @@ def test_a_router_of_another_dtype_keeps_its_linear_layer(taken):
 
 
 @torch.no_grad()
-def test_a_weight_elsewhere_is_told(taken):
+def test_a_weight_elsewhere_is_an_error(taken):
     layer = make()
     layer.gate.to("meta")
     refused(ValueError, "x is on .* and gate.weight on meta", layer, tokens(3))

@@ -31,7 +31,7 @@ class Job:
         dtype = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
         self.device, self.dtype = device, dtype
         self.mesh = init_device_mesh(device, (world,))
-        # Of a gradient that ranks have averaged; one rank's own errors are no larger.
+        # For a gradient that ranks have averaged; one rank's own errors are no larger.
         self.limits = LIMITS[dtype]
 
     def make(self, dtype=None, **options):
@@ -216,7 +216,7 @@ def dtensor_refusals(job):
 
 
 def local_part(job):
-    """What torchtitan's experts compute with under expert parallelism."""
+    """The tensors of torchtitan's experts under expert parallelism."""
     weight = torch.arange(32.0, device=job.device).reshape(4, 8).requires_grad_()
     spread = distribute_tensor(weight.detach(), job.mesh, [Shard(0)]).requires_grad_()
     for parameter, want in (weight, weight), (spread, weight.chunk(job.world)[job.rank]):

@@ -1,4 +1,4 @@
-"""What the documentation shows runs as it stands there."""
+"""The code blocks of the documentation run unchanged."""
 
 import pathlib
 import re
@@ -35,7 +35,7 @@ def test_the_pages_have_their_blocks():
 
 @pytest.mark.parametrize("page, block, printed", ALONE, ids=[page for page, *_ in ALONE])
 def test_a_block(page, block, printed, capsys, monkeypatch):
-    # What a page prints is the CPU's, on a machine with a GPU too: cuda_documentation_test.py.
+    # A page shows the CPU's output, also on a machine with a GPU: cuda_documentation_test.py.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if "transformers import" in block:
         pytest.importorskip("transformers", reason="transformers is not installed")
@@ -76,12 +76,12 @@ def test_a_model_of_transformers(page, block, printed, monkeypatch):
     assert len(calls) == 1
 
 
-def test_every_public_name_is_told_of():
+def test_every_public_name_is_documented():
     assert [name for name in tilemoe.__all__ if name not in PYTORCH] == []
 
 
 def run_example(name):
-    """What it prints."""
+    """The output of the example."""
     return python(ROOT / "examples" / name)
 
 

@@ -33,15 +33,15 @@ def run(*arguments):
 
 def test_every_way_is_checked_and_timed(tmp_path):
     """And one that fails is named."""
-    file, asked = tmp_path / "figures.jsonl", [*bench.WAYS, "serial@4"]
+    file, ways = tmp_path / "figures.jsonl", [*bench.WAYS, "serial@4"]
     done = run("--tokens", "64", "--high-priority", "--rounds", "3", "--json", str(file), "--ways",
-               *asked, "serial@99")  # fmt: skip
+               *ways, "serial@99")  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "left out: serial@99: ValueError: tilemoe: turns is 99" in done.stdout
     found = {one.name.removeprefix("expert-parallel/small/T=64/"): one for one in records.read(file)}
     links = found.pop("links").values
     assert links["ranks"] == 2 and links["all_gather_gb_per_s"] > 0 < links["all_to_all_gb_per_s"]
-    assert list(found) == asked
+    assert list(found) == ways
     for way, one in found.items():
         assert one.values["ranks"] == 2 and one.values["T"] == 64
         assert one.values["TORCH_NCCL_HIGH_PRIORITY"] == "1"

@@ -1,4 +1,4 @@
-"""What the scenarios of expert_parallel_worker.py share: a rank's layer and its tokens, the same
+"""Common code of the scenarios of expert_parallel_worker.py: a rank's layer and its tokens, the same
 computed by one process, and by its parts."""
 
 import json
@@ -31,7 +31,7 @@ class Job:
         self.dtypes = [torch.bfloat16] + [torch.float32] * (device == "cpu")
         self.dtype = self.dtypes[-1]  # of a layer whose test is of something else
 
-    def tell(self, scenario, result=""):
+    def report(self, scenario, result=""):
         """Writes the result of a process that will not."""
         file = self.folder / f"{self.rank}.json"
         results = json.loads(file.read_text()) if file.exists() else {}
@@ -63,7 +63,7 @@ def full(tensor):
 
 
 def mean(tensor):
-    """What data parallel training makes of the ranks' gradients of a parameter that each has."""
+    """The result of data parallel training for the ranks' gradients of a common parameter."""
     total = tensor.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size()
@@ -122,7 +122,7 @@ def layouts(world):
 
 
 def parts_by_hand(x, dO, logits, layer, world, **choice):
-    """What the ranks compute, one after the other in this process, from `tilemoe.moe` alone: O, dX,
+    """The ranks' results, one after another in this process, from `tilemoe.moe` alone: O, dX,
     dlogits of all tokens, and every weight's gradient."""
     leaf = lambda t: t.detach().clone().requires_grad_()
     logits = leaf(logits)

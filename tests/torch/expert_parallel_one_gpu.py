@@ -3,7 +3,7 @@
     python expert_parallel_one_gpu.py --device cuda --world 4     values, not times
     python expert_parallel_one_gpu.py                             on a CPU, whose files stand in
 
-torch allows symmetric memory of several ranks on one GPU where it is asked to. NCCL does not: the
+torch allows symmetric memory of several ranks on one GPU if an option allows it. NCCL does not: the
 collectives go by the CPU (staged.py). The GPU's processes take turns, so a barrier takes as long as
 its ranks' turns. Scenarios are those of expert_parallel_worker.py that pull, and some more; what a
 whole step in a CUDA graph does is left to ranks with NCCL.
@@ -199,7 +199,7 @@ def a_killed_rank_ends_a_barrier(job):
     dist.barrier()
 
     def gone(*_):
-        job.tell(name)
+        job.report(name)
         time.sleep(1)  # the others have what it gave to the choice
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -214,8 +214,8 @@ def a_killed_rank_ends_a_barrier(job):
     seconds = time.monotonic() - begin
     print(f"after {seconds:.1f} s: {said}", flush=True)
     in_time = timeout_s - 1 <= seconds <= timeout_s + 15
-    told = any("CUDA error" in words for words in said)
-    job.tell(name, "" if in_time and told else f"after {seconds:.1f} s: {said}")
+    said_cuda = any("CUDA error" in words for words in said)
+    job.report(name, "" if in_time and said_cuda else f"after {seconds:.1f} s: {said}")
     os._exit(0)  # its GPU's context is gone, and whatever ends with it would fail
 
 
@@ -232,15 +232,15 @@ SCENARIOS = {
     travel.what_is_kept: (2, 4),
     peak_is_the_plans: (2, 4),
     travel.nothing_waits_for_the_device: (2,),
-    travel.transfers_are_beside_products: (2,),
+    travel.transfers_overlap_with_gemms: (2,),
     values.composes: (2,),
     values.no_tokens_anywhere: (2, 4),
     exchanges_were_through_symmetric_memory: (2, 4),
-    # Of four, one that had its error was seen to wait for ever in a copy to the host.
+    # With four ranks, one that had its error once waited forever in a copy to the host.
     a_killed_rank_ends_a_barrier: (2,),
 }
 
 
 if __name__ == "__main__":
-    os.environ |= ENVIRONMENT  # torch asks when it has need of it
+    os.environ |= ENVIRONMENT  # torch reads it when it needs it
     sys.exit(main_of(__file__, __doc__, SCENARIOS, Job))

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cpu
 
 
 def of(world, *more):
-    """A test of so many processes; of four in a long run alone."""
+    """A test with N processes; with four only in a long run."""
     return pytest.param(world, *more, marks=[pytest.mark.long] * (world == 4))
 
 
@@ -83,7 +83,7 @@ def test_the_example_learns():
 
 
 def test_the_plans_sizes():
-    """Places by hand: of every routing unless told, of the mean, and one rank's own."""
+    """Places by hand: of every routing by default, of the mean, and one rank's own."""
     plan = tilemoe.expert_parallel.plan
     sizes = dict(T=64, d=32, n=16, E=8, K=3)
     assert plan(**sizes, ranks=2).places == 64 * 2 * 3
@@ -119,14 +119,14 @@ def test_the_model_of_chunks(layer, ranks):
     plan = tilemoe.expert_parallel.plan
     assert plan(**given, chunks="auto") == plan(**given, chunks=best)
     assert best == 1 or plan(**given, chunks=best) != plan(**given)
-    # Where products take no time nothing hides anything, and every chunk costs its latency.
+    # If GEMMs take no time, nothing is hidden, and every chunk costs its latency.
     idle = rates._replace(tflop_per_s=1e9)
     of_idle = [_expert_cost.exposed_ms(T, *sizes, ranks, c, 2, idle) for c in (1, 2, 4)]
     assert of_idle == sorted(of_idle)
 
 
 def test_the_model_of_pulling(monkeypatch):
-    """Few experts a token are pulled, many gathered; "auto" asks it where all is on one host."""
+    """Few experts per token are pulled, many gathered; "auto" uses it if all is on one host."""
     best_way, Way = _expert_cost.best_way, _expert_cost.Way
     few, many = (32768, 4096, 3072, 64, 2), (32768, *REAL["qwen3-235b"])
     for chunks in (1, 4):

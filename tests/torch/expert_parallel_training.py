@@ -1,4 +1,4 @@
-"""Scenarios of expert_parallel_worker.py: FSDP-2 beside it, and distributed checkpoints."""
+"""Scenarios of expert_parallel_worker.py: with FSDP-2, and distributed checkpoints."""
 
 import copy
 
@@ -113,7 +113,7 @@ def fsdp_mixed_precision(job):
 
 @on("cpu")
 def gradients_that_somebody_else_divides(job):
-    """expert_gradients="sum", and fully_shard told to divide by all ranks: the same gradients."""
+    """expert_gradients="sum", and fully_shard set to divide by all ranks: the same gradients."""
     for mesh in meshes(job):
         counts = [10] * job.world
         whole, spread = job.make(torch.float32, mesh=mesh["ep"], expert_gradients="sum")

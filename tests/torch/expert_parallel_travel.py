@@ -51,7 +51,7 @@ def nothing_waits_for_the_device(job):
 
 
 def what_is_kept(job):
-    """For backward: of X this rank's own rows, or those of all where that is asked for; H with the
+    """For backward: of X this rank's own rows, or those of all if that is required; H with the
     rows of the capacity. Nothing else has a row for each rank's token,
     but for bits of the choice where a rank has fewer experts than K."""
     t, factor = 18, 1.25
@@ -77,18 +77,18 @@ def what_is_kept(job):
         out.backward(dO[own])
 
 
-def transfers_are_beside_products(job):
+def transfers_overlap_with_gemms(job):
     """Backward waits for X when all but dW1 is done, and sends dX before dW1. In chunks the choice
-    waits for no more than the first, and products for the one that they read; O leaves by chunks.
-    Where it is told to, or where dH does not lie over H, it does so in turn."""
+    waits for no more than the first, and GEMMs for the one that they read; O leaves by chunks.
+    Without overlap, or if dH is not written over H, one step runs after another."""
     events = []
 
-    def told(name, function):
+    def recorded(name, function):
         return lambda *args, **options: (events.append(name), function(*args, **options))[1]
 
-    def products(op, *args):
+    def gemms(op, *args):
         if "experts" in str(op):
-            events.append("products")
+            events.append("gemms")
         return computed(op, *args)
 
     def gather(rows, *args, **options):
@@ -100,43 +100,45 @@ def transfers_are_beside_products(job):
     alone = contextlib.nullcontext
     # (torch's check for NaN has no DTensors.)
     anomaly = functools.partial(torch.autograd.detect_anomaly, check_nan=False)
-    whole = "gather choice wait products send"  # X; ids, scores and counts
-    in_turn = "gather wait gather wait products send send"  # dO and X
-    by_chunk = "gather choice gather chunk products send chunk wait products send"
+    whole = "gather choice wait gemms send"  # X; ids, scores and counts
+    one_by_one = "gather wait gather wait gemms send send"  # dO and X
+    by_chunk = "gather choice gather chunk gemms send chunk wait gemms send"
     both = "gather gather gather gather"  # two chunks of dO and of X
-    both_in_turn = "gather gather wait gather gather wait products send send send"
+    both_one_by_one = "gather gather wait gather gather wait gemms send send send"
     for how, within, *want in (
-        ({}, alone, whole, "gather wait gather products send wait products send"),
-        (dict(keep_gathered=True), alone, whole, "gather wait products send products send"),
-        (dict(overwrite_H=False), alone, whole, in_turn),
-        (dict(overlap=False), alone, whole, in_turn),
+        ({}, alone, whole, "gather wait gather gemms send wait gemms send"),
+        (dict(keep_gathered=True), alone, whole, "gather wait gemms send gemms send"),
+        (dict(overwrite_H=False), alone, whole, one_by_one),
+        (dict(overlap=False), alone, whole, one_by_one),
         (dict(chunks=2), alone, by_chunk,
-         f"{both} chunk products chunk wait products send send wait products send"),
+         f"{both} chunk gemms chunk wait gemms send send wait gemms send"),
         (dict(chunks=2, overwrite_H=False), alone, by_chunk,
-         f"{both} wait wait products send send send"),
-        (dict(chunks=2, overlap=False), alone, by_chunk, both_in_turn),
-        # What was chosen says which rows are sent.
-        (dict(dispatch="pull"), alone, "choice send wait products send",
-         "send wait send products send wait products send"),
-        (dict(dispatch="pull", keep_gathered=True), alone, "choice send wait products send",
-         "send wait products send products send"),
-        (dict(dispatch="pull", overlap=False), alone, "choice send wait products send",
-         "send wait send wait products send send"),
-        # It looks at dO before the products do.
+         f"{both} wait wait gemms send send send"),
+        (dict(chunks=2, overlap=False), alone, by_chunk, both_one_by_one),
+        # The routing determines the rows to send.
+        (dict(dispatch="pull"), alone, "choice send wait gemms send",
+         "send wait send gemms send wait gemms send"),
+        (dict(dispatch="pull", keep_gathered=True), alone, "choice send wait gemms send",
+         "send wait gemms send gemms send"),
+        (dict(dispatch="pull", overlap=False), alone, "choice send wait gemms send",
+         "send wait send wait gemms send send"),
+        # It reads dO before the GEMMs do.
         (dict(chunks=2), anomaly, by_chunk,
-         "gather gather wait gather gather products products send send wait products send"),
+         "gather gather wait gather gather gemms gemms send send wait gemms send"),
     ):  # fmt: skip
         _, spread = job.make(job.dtype, **how)
         x, dO, own = job.batch([9] * job.world, job.dtype)
         events.clear()
         with (
-            mock.patch.object(dist, "all_to_all_single", told("send", dist.all_to_all_single)),
-            mock.patch.object(_Link, "_exchange", told("send", _Link._exchange)),
+            mock.patch.object(dist, "all_to_all_single", recorded("send", dist.all_to_all_single)),
+            mock.patch.object(_Link, "_exchange", recorded("send", _Link._exchange)),
             mock.patch.object(dist, "all_gather_into_tensor", gather),
-            mock.patch.object(of_team.Arrival, "wait", told("wait", of_team.Arrival.wait)),
-            mock.patch.object(PulledRows, "wait", told("wait", PulledRows.wait)),
-            mock.patch.object(of_team.Arrival, "wait_chunk", told("chunk", of_team.Arrival.wait_chunk)),
-            mock.patch.object(tilemoe.ops, "call_undifferentiated", products),
+            mock.patch.object(of_team.Arrival, "wait", recorded("wait", of_team.Arrival.wait)),
+            mock.patch.object(PulledRows, "wait", recorded("wait", PulledRows.wait)),
+            mock.patch.object(
+                of_team.Arrival, "wait_chunk", recorded("chunk", of_team.Arrival.wait_chunk)
+            ),
+            mock.patch.object(tilemoe.ops, "call_undifferentiated", gemms),
             within(),
         ):
             out, _ = spread(x[own].requires_grad_())
@@ -149,7 +151,7 @@ def transfers_are_beside_products(job):
 
 def settled(collective):
     """It to its end, and then time in which gloo's thread lets go of the tensors: freed by that
-    thread they would be missing in what the profiler tells. Meanwhile gloo has copies of its own."""
+    thread they would be missing in the profiler's report. Meanwhile gloo has copies of its own."""
 
     def call(*args, async_op=False, **options):
         collective(*args, **options)
@@ -270,7 +272,7 @@ def a_killed_rank_is_an_error_on_the_others(job):
     begin = time.monotonic()
     if job.rank == job.world - 1:
         out, _ = spread(x[own].requires_grad_())
-        job.tell("a_killed_rank_is_an_error_on_the_others")
+        job.report("a_killed_rank_is_an_error_on_the_others")
         os.kill(os.getpid(), signal.SIGKILL)  # the others are in backward, or will be
     try:
         for _ in range(2):
@@ -294,9 +296,9 @@ def a_killed_rank_ends_the_others(job):
     step(spread, x[own], dO[own])
     torch.cuda.synchronize()
     if job.rank == job.world - 1:
-        job.tell(name)
+        job.report(name)
         os.kill(os.getpid(), signal.SIGKILL)
-    job.tell(
+    job.report(
         name, ENDS + "Watchdog caught collective operation timeout|NCCL error|ncclRemote|CUDA error"
     )
     # Whoever still waits after that is ended by this, and says nothing of NCCL.

@@ -116,7 +116,7 @@ def bits_are_those_of_the_parts(job):
             g = torch.Generator().manual_seed(3)
             logits = torch.randn(sum(counts), E, generator=g).to(job.device)
             choice = dict(scoring="sigmoid", routed_scaling_factor=2.5)
-            in_turn = parts_by_hand(x, dO, logits, layer, job.world, **choice)
+            one_by_one = parts_by_hand(x, dO, logits, layer, job.world, **choice)
             for how in ({}, dict(keep_gathered=True), dict(capacity_factor=float(job.world)),
                         dict(overlap=False), dict(overwrite_H=False), dict(chunks=2),
                         dict(chunks=3, keep_gathered=True), dict(chunks=4, overlap=False),
@@ -125,11 +125,11 @@ def bits_are_those_of_the_parts(job):
                         dict(dispatch="pull", keep_gathered=True),
                         dict(dispatch="pull", overlap=False, capacity_factor=float(job.world)),
                         dict(dispatch="pull", overwrite_H=False)):  # fmt: skip
-                # Of so few tokens one chunk is what "auto" takes.
+                # For so small a T, "auto" chooses one chunk.
                 chunks = how.get("chunks", 1)
                 order = order_of_chunks(counts, 1 if chunks == "auto" else chunks)
                 sums = parts_by_hand(x[order], dO[order], logits[order], layer, job.world, **choice)
-                want = in_turn | {k: t for k, t in sums.items() if k[1:] in layer}
+                want = one_by_one | {k: t for k, t in sums.items() if k[1:] in layer}
                 both = how in ({}, dict(dispatch="pull"))
                 for tokens in (counts, max(counts) + 3)[: 2 if both else 1]:
                     got, aux = spread_call(
@@ -265,7 +265,7 @@ def overflow_is_nan_or_dropped(job):
         same = torch.tensor([torch.equal(got["O"], want["O"][own])], device=job.device)
         everyone = [torch.zeros_like(same) for _ in range(job.world)]
         dist.all_gather(everyone, same)
-        # What is left out is the last token's of the highest expert: the last rank's token.
+        # The pair of the highest expert's last token is left out: the last rank's token.
         assert [bool(s) for s in everyone] == [True] * (job.world - 1) + [False]
         assert torch.equal(got["O"][:-1], want["O"][own][:-1])
     # Places for fewer pairs than tokens that need a rank: its last ones are not pulled.
@@ -314,7 +314,7 @@ def no_tokens_anywhere(job):
 
 
 def composes(job):
-    """Checkpointing, two walks, autocast, few tokens in evaluation, leading shapes, a frozen router."""
+    """Checkpointing, two walks, autocast, small T in inference, leading shapes, a frozen router."""
     for how in (dict(), dict(chunks=2), dict(dispatch="pull")):
         composes_with(job, *job.make(job.dtype, **how, **SHARED))
 

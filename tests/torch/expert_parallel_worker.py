@@ -28,7 +28,7 @@ SCENARIOS = {
     values.values_are_drawn_alike: (1, 2, 4),
     travel.nothing_waits_for_the_device: (2,),
     travel.what_is_kept: (2, 4),
-    travel.transfers_are_beside_products: (2,),
+    travel.transfers_overlap_with_gemms: (2,),
     travel.peak_is_the_plans: (2, 4),
     travel.a_graph_has_all_of_it: (1, 2, 4),
     values.no_tokens_anywhere: (2,),

@@ -44,7 +44,7 @@ def test_a_layer(activation, overwrite_H):
     assert counted(lambda: out.backward(torch.ones_like(out)))[0] == 2 * forward
 
 
-# What alone requires a gradient -> GEMMs of backward: dO @ W2, and each gradient's own.
+# The only tensor that requires a gradient -> GEMMs of backward: dO @ W2, and each gradient's own.
 OF_ONE = {"x": 1 + 2, "logits_or_scores": 1, "W1": 1 + 2, "b1": 1, "W2": 1, "b2": 0}
 
 

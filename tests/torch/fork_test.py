@@ -33,7 +33,7 @@ def expected():
 
 
 def load(method, rounds):
-    """What the workers of `rounds` loaders computed, one loader after the other."""
+    """The results of the workers of `rounds` loaders, one loader after another."""
     def outputs():
         loader = torch.utils.data.DataLoader(Outputs(), batch_size=None, num_workers=4,
                                              multiprocessing_context=method, timeout=120)
@@ -48,7 +48,7 @@ def start_python(code, timeout, cwd=None, **environment):
                    env={**os.environ, "PYTHONPATH": path, **environment})
 
 
-# A hang may need many rounds to show: TILEMOE_LOADER_ROUNDS=100 runs so many of each.
+# A hang may need many rounds to show: TILEMOE_LOADER_ROUNDS=100 runs this many of each.
 def rounds(default):
     return int(os.environ.get("TILEMOE_LOADER_ROUNDS", default))
 
@@ -80,7 +80,7 @@ def test_data_loaders_compute_first(expected, method, tmp_path):
     require_equal(torch.load(tmp_path / "out.pt"), expected, count)
 
 
-# Each in a Python of its own: what a test's process has started besides, such as threads of OpenMP,
+# Each in a separate Python: what else a test's process has started, such as threads of OpenMP,
 # is nothing that a child could use. The library has as many threads as torch shall have. Torch's
 # own, which survive neither fork nor exit, begin with torch.set_num_threads() or with larger work.
 BEFORE = """
@@ -125,7 +125,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0""")
 
 
 def test_threads_that_cannot_start_are_an_error():
-    """Neither a hang nor a smaller pool that nobody hears of; the next call tries again."""
+    """Neither a hang nor a silently smaller pool; the next call tries again."""
     run("""
 import resource
 torch.set_num_threads(64)  # starts torch's own

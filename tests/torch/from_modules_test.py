@@ -77,7 +77,7 @@ class Plain(nn.Module):
 
 
 class Gate(nn.Module):
-    """Of DeepSeek-V3."""
+    """DeepSeek-V3's router."""
 
     def __init__(self):
         super().__init__()

@@ -74,7 +74,7 @@ def counter_of(rounding):
     [(None, 1), (None, 4), (None, 16), (None, 64), (2, 4), (3, 4), (4, 1), (36, 1), (1, 8)],
 )
 def test_rounding(rounding, groups, m):
-    """Of all tokens, or of each of several groups of them."""
+    """Token rounding of all tokens, or of each of several groups of tokens."""
     options = dict(K=K, rounding=rounding, m=m, **counter_of(rounding))
     tensors = logits_layer(DTYPE)
     if groups is not None:
@@ -99,7 +99,7 @@ LAST_BIT = {
 def test_rounded_pairs_give_the_same_layer(rounding, tokens):
     how = dict(rounding=rounding, m=4, rounding_tokens=tokens, **counter_of(rounding))
     tensors = some_tokens(logits_layer(DTYPE), 36)
-    asked = [t for t in tensors.values() if t.requires_grad]
+    wanted = [t for t in tensors.values() if t.requires_grad]
     out, aux = tilemoe.moe(**tensors, K=K, **how, return_aux=True)
     layer = {name: tensors[name] for name in ("x", "W1", "W2")}
     pairs = tilemoe.rounded_router(tensors["logits_or_scores"], K, **how)
@@ -108,7 +108,7 @@ def test_rounded_pairs_give_the_same_layer(rounding, tokens):
     dO = normal(*out.shape, seed=30, dtype=DTYPE)
 
     def with_gradients(O):
-        return dict(zip(names, [O, *torch.autograd.grad(O, asked, dO, retain_graph=True)]))
+        return dict(zip(names, [O, *torch.autograd.grad(O, wanted, dO, retain_graph=True)]))
 
     same, of_pairs = tilemoe.moe_general(**layer, **given, return_aux=True)
     there = int(36 * K - aux.dropped + aux.added)
@@ -292,7 +292,7 @@ def test_rows_that_lie_over_each_other(step):
 
 
 @pytest.mark.parametrize("T", [0, 1])
-def test_few_tokens(T):
+def test_small_T(T):
     tensors = some_tokens(logits_layer(DTYPE, bias=True), T)
     O = tilemoe.moe(**tensors, K=K)
     O.sum().backward()

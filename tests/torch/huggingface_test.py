@@ -42,7 +42,7 @@ QWEN_NEXT = dict(
     linear_value_head_dim=8,
 )  # fmt: skip
 OTHERS = dict(intermediate_size=n)
-# By name: the family, its block, and what its configuration says beside COMMON.
+# By name: the family, its block, and what its configuration has in addition to COMMON.
 LAYERS = {
     "deepseek_v3": ("deepseek_v3", DeepseekV3MoE, DEEPSEEK),
     "deepseek_v3, sigmoids as they are": (

@@ -1,4 +1,4 @@
-"""What users of the package meet before any number: names, types, defaults, examples, versions."""
+"""The package's interface without numbers: names, types, defaults, examples, versions."""
 
 import doctest
 import inspect

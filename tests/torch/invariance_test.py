@@ -1,5 +1,5 @@
 """Batch invariance of the experts: for given logits a token's bits, its row of O, dX and dlogits, do
-not depend on the tokens beside it, how many there are, or where it stands among them."""
+not depend on the other tokens, how many there are, or where it stands among them."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_a_tokens_bits_do_not_depend_on_its_batch(dtype, size, kind):
         assert not differing(layer, whole, tokens), f"a batch of {len(tokens)}"
 
 
-def test_a_token_alone_has_the_bits_that_it_has_beside_others():
+def test_a_token_alone_has_the_same_bits_as_among_others():
     layer = Layer(256, 128, DTYPE)
     whole = layer(torch.arange(TOKENS, device=target.DEVICE))
     for t in range(0, TOKENS, TOKENS // 60):

@@ -4,7 +4,7 @@ import sys
 
 
 def python(processes):
-    """-> the beginning of a command for so many processes of this Python on this machine, where its
+    """-> the beginning of a command for N processes of this Python on this machine, where its
     own name need not have an address."""
     if processes == 1:
         return [sys.executable]

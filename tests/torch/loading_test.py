@@ -64,9 +64,9 @@ with FakeTensorMode():
 def refused_on_cuda(libraries, dtype="bfloat16"):
     """-> the sentence."""
     program = WORKS + ON_CUDA.format(dtype=dtype)
-    works, told = succeeds(program, TILEMOE_LIBRARY_DIR=str(libraries)).splitlines()
+    works, out = succeeds(program, TILEMOE_LIBRARY_DIR=str(libraries)).splitlines()
     assert works == "(5, 16)"
-    return told
+    return out
 
 
 def import_fails(libraries):
@@ -111,13 +111,14 @@ def test_torch_too_old():
 class TestCuda:
     def test_library_absent(self, libraries):
         (libraries / CUDA).unlink(missing_ok=True)
-        told = refused_on_cuda(libraries)
-        assert told == "tilemoe cannot use cuda:0: this tilemoe was built without its CUDA library"
+        out = refused_on_cuda(libraries)
+        assert out == "tilemoe cannot use cuda:0: this tilemoe was built without its CUDA library"
 
     def test_library_corrupt(self, libraries):
         (libraries / CUDA).write_bytes(b"\x7fELF")
-        told = refused_on_cuda(libraries)
-        assert re.fullmatch(r"tilemoe cannot use cuda:0: its CUDA library cannot be loaded \(.*\)", told)
+        out = refused_on_cuda(libraries)
+        said = r"tilemoe cannot use cuda:0: its CUDA library cannot be loaded \(.*\)"
+        assert re.fullmatch(said, out)
 
     def test_float32(self, libraries):
         if not (libraries / CUDA).exists():

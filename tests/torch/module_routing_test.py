@@ -50,7 +50,7 @@ def test_forward_and_gradients(options, dtype):
 
 
 def chosen_by(moe, x):
-    """What the layer itself would choose: ids (..., K)."""
+    """The choice of the layer itself: ids (..., K)."""
     with torch.no_grad():
         _, ids = tilemoe.top_k(
             moe.gate(x), K, scoring=moe.scoring, selection_bias=moe.gate.e_score_correction_bias,
@@ -60,7 +60,7 @@ def chosen_by(moe, x):
 
 
 def any_ids(dtype):
-    """Of each token K different experts, a fifth of them none, all of the first token's."""
+    """K different experts for each token, a fifth of them none, all of the first token's."""
     g = torch.Generator().manual_seed(4)
     ids = torch.rand(*SHAPE, E, generator=g, device="cpu").argsort(-1)[..., :K]
     absent = torch.rand(*SHAPE, K, generator=g, device="cpu") < 0.2

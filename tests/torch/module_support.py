@@ -50,7 +50,7 @@ def run(moe, x, dO, **arguments):
 def expected(moe, x, dO, seed=None, offset=None, ids=None, stored=None):
     """The same in float64, rounding to `stored` where the experts store, if that is given. The logits
     have the module's own values, so that the same experts are chosen, and the gradient of their
-    float64 product."""
+    float64 GEMM."""
     p = {k: v.detach().double().requires_grad_() for k, v in moe.named_parameters()}
     up = "experts.gate_up_proj" if "experts.gate_up_proj" in p else "experts.up_proj"
     x64 = x.detach().double().requires_grad_()
@@ -97,9 +97,9 @@ def expected(moe, x, dO, seed=None, offset=None, ids=None, stored=None):
     return {"out": out, **aux} | {"d" + k: g for k, g in zip(names, gradients)}
 
 
-def _with_value(product, value):
-    """The value that a module computed, the gradient of the product."""
-    return product + (value - product).detach()
+def _with_value(result, value):
+    """The value that a module computed, with the gradient of `result`."""
+    return result + (value - result).detach()
 
 
 def expected_of_shared(moe, p, x, flat, form, stored):

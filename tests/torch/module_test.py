@@ -28,7 +28,7 @@ OPTIONS = {
         shared_intermediate_size=16, shared_expert_gate=True, scoring="softmax_renormalized"
     ),
     "shared, not gated inside": dict(shared_intermediate_size=40, activation="relu_squared"),
-    "shared beside rounding": dict(
+    "shared and rounding": dict(
         shared_intermediate_size=24, shared_expert_gate=True, rounding="nearest", m=8
     ),
     "float32 router with a bias": dict(router_bias=True, router_dtype=torch.float32),
@@ -85,7 +85,7 @@ def test_non_contiguous_input():
     x, dO = batch()
     strided = x.detach().permute(2, 0, 1).contiguous().permute(1, 2, 0).requires_grad_()
     assert not strided.is_contiguous()
-    # Torch's own product for the router may order its sums by the strides.
+    # Torch's own GEMM for the router may order its sums by the strides.
     check(run(moe, strided, dO.mT.contiguous().mT), expected(moe, x, dO))
 
 

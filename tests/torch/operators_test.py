@@ -1,4 +1,4 @@
-"""What torch is told of each operator: schema, fake kernel, autograd; and what the operators
+"""What torch knows about each operator: schema, fake kernel, autograd; and what the operators
 refuse, in the same words whether a kernel runs or torch only traces."""
 
 import os
@@ -196,7 +196,7 @@ def other_kinds(x):
     yield "router_backward", (ds, rounded, logits, E, *chosen_by(2, kind=2), torch.float32)
 
 
-# Of the process, the library and a stream: no kernel computes with a tensor there.
+# State of the process, the library and a stream: no kernel computes with a tensor.
 WITHOUT_TENSORS = {
     "set_ctas_per_sm", "set_arch", "arch_of", "capture_id", "layer_bytes", "version",
     "device_description", "verification_cases", "verify_case",  # `like` only names a device

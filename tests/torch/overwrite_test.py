@@ -1,4 +1,4 @@
-"""dH over H: where a backward may write it, and what it does where it may not."""
+"""dH over H: when a backward may write it, and what it does when it may not."""
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
@@ -355,10 +355,10 @@ def test_the_operators_leave_H_as_it_is():
 
 
 def asks_nobody(monkeypatch):
-    def asked():
-        raise AssertionError("a traced backward asks whether its graph is kept")
+    def called():
+        raise AssertionError("a traced backward reads whether its graph is kept")
 
-    monkeypatch.setattr(_overwrite, "_keeps_graph", asked)
+    monkeypatch.setattr(_overwrite, "_keeps_graph", called)
 
 
 @pytest.mark.parametrize("how", ["real", "fake"])
@@ -420,7 +420,7 @@ def test_compiled_autograd(seen_by, overwrite_H):
      (7, None, BESIDE_H)],
 )  # fmt: skip
 def test_H_of_another_capture_is_kept(forward, backward, operator, monkeypatch):
-    """A graph that is captured is replayed, and asks nothing then: cuda_test.py has graphs."""
+    """A captured graph is replayed and checks nothing then: cuda_test.py has graphs."""
     monkeypatch.setattr(ops, "capture_of", lambda tensor: forward)
     monkeypatch.setattr(_overwrite, "capture_of", lambda tensor: backward)
     expect(operator)
@@ -459,7 +459,7 @@ def test_given_memory_among_new(names, accumulate):
 class StopsAt(ops.Travel):
     """X and dO of one process, in chunks; the one of number `chunk` cannot be had once."""
 
-    beside = True
+    overlap = True
 
     def __init__(self, chunk):
         self.chunk = chunk
@@ -478,14 +478,14 @@ def test_chunks_that_were_interrupted_give_no_wrong_gradient(stopped_at):
     def layer(travel):
         x, scores = leaf(T, d, seed=20, dtype=DTYPE), leaf(T, K, seed=21)
         of = weights(DTYPE)
-        beside = ops.Beside(travel, x)
+        comm = ops.Comm(travel, x)
         ids = torch.arange(T * K).view(T, K) % E
         experts = functional._layer(
             of["W1"], None, of["W2"], None, None, None, "swiglu", "concatenated", 0.0, 0.0, 0.0, 0,
             None, None, None,
         )  # fmt: skip
         out, _ = functional._of_ids(
-            x, scores, ids.to(DEVICE), E, experts, None, None, "nan", False, beside, [0, 3, 5, T]
+            x, scores, ids.to(DEVICE), E, experts, None, None, "nan", False, comm, [0, 3, 5, T]
         )
         return out, {"x": x, "scores": scores, **{k: w for k, w in of.items() if w is not None}}
 

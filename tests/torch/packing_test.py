@@ -1,4 +1,4 @@
-"""What stands where in the lists that operators take is said twice: in packing.h, by which they
+"""The order of the lists that operators take is defined twice: in packing.h, by which they
 read them, and in tilemoe._packing, by which they are written."""
 
 import re

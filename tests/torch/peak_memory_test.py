@@ -1,4 +1,4 @@
-"""What backward takes at its worst moment, on the CPU, where torch's profiler tells every byte of
+"""The peak memory of backward, on the CPU, where torch's profiler reports every byte of
 its allocator; and a backward that memory fails half-way. cuda_test.py has the GPU's."""
 
 import ctypes
@@ -29,7 +29,7 @@ BYTES = {
     "A'": 4 * ROWS * n,
 }
 MIB = 1 << 20
-SLACK = 3 * MIB  # partial sums, and where a thread's products turn weights over; no size is less
+SLACK = 3 * MIB  # partial sums, and weights that a thread's GEMMs transpose; no size is less
 
 
 def layer(T=T, d=d, n=n, E=E, K=K, dtype=torch.float32):
@@ -79,20 +79,20 @@ def backward_of(overwrite_H):
 
 
 def test_stages_of_backward():
-    """dW1 is asked for when dX's workspace is given back, and no second H is."""
+    """dW1 is allocated after dX's workspace is freed, and no second H exists."""
     changes = allocations(backward_of(None))
     assert changes.count(BYTES["dW1"]) == 1 and changes.count(BYTES["dX"]) == 1
     at = changes.index(BYTES["dW1"])
     workspace = max(changes)
     assert BYTES["dX rows"] <= workspace <= BYTES["dX rows"] + SLACK
     assert changes.index(workspace) < changes.index(-workspace) < at
-    # What lives on when dW1 comes: nothing but gradients.
+    # Only gradients live when dW1 is computed.
     gradients = sum(BYTES[name] for name in ("dX", "dlogits", "ds", "dW2"))
     assert abs(sum(changes[:at]) - gradients) <= SLACK
     # A second H, or a workspace with dH inside, is in none of them.
     assert all(change <= BYTES["dX rows"] + SLACK for change in changes)
-    beside = max(allocations(backward_of(False)))
-    assert BYTES["H"] + BYTES["dX rows"] <= beside <= BYTES["H"] + BYTES["dX rows"] + SLACK
+    not_over_H = max(allocations(backward_of(False)))
+    assert BYTES["H"] + BYTES["dX rows"] <= not_over_H <= BYTES["H"] + BYTES["dX rows"] + SLACK
 
 
 def test_the_peak_of_backward_is_its_floor(capsys):
@@ -209,7 +209,7 @@ def fill_holes(library, least=MIB):
 def no_more_than(bytes_more):
     """Memory that malloc can have, beyond what the process has in use: larger blocks come from
     mmap or a hole of the heap."""
-    gc.collect()  # what an exception of before still held would be room
+    gc.collect()  # memory that an earlier exception still referenced would be room
     library = c_library()
     library.malloc_trim(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -236,7 +236,7 @@ def test_a_hole_of_the_heap_is_no_room():
     try:
         with no_more_than(8 * MIB):
             assert not library.malloc(100 * MIB)
-        hole = library.malloc(100 * MIB)  # where there was one, it is there again
+        hole = library.malloc(100 * MIB)  # if there was one, it exists again
         assert hole
         library.free(hole)
     finally:
@@ -310,7 +310,7 @@ def test_going_on_has_dH_though_a_hook_brings_H_back(big):
 
 
 def test_another_walk_of_the_graph_does_not_go_on(big):
-    """What was made is of the inputs that the first walk had."""
+    """The gradients made so far are those of the first walk's inputs."""
     tensors, dO, _ = big
     O = forward(tensors)
     with no_more_than(TIGHT), pytest.raises(torch.OutOfMemoryError, match="run forward again"):

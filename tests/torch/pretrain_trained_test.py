@@ -192,7 +192,7 @@ def test_the_weights_are_those_of_the_checkpoint(run):
     assert all(p.dtype == torch.bfloat16 for p in narrow.model.parameters())
     for a, b, c in zip(*(of.model.parameters() for of in (wide, narrow, first)), strict=True):
         assert torch.equal(a.bfloat16(), b) and not torch.equal(a, c)
-    # What it learned is there.
+    # It contains what was learned.
     data = list((ROOT / "include/tilemoe/tilemoe.h").read_bytes()[: 33 * 40])
     text = torch.tensor(data).view(40, 33)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 import tilemoe
 
 SOURCES = sorted(Path(tilemoe.__file__).parent.glob("*.py"))
-# Asked for with getattr: without it the package does less, and nothing wrong.
+# Read with getattr: without it the package does less, and nothing wrong.
 OPTIONAL = {
     "torch._C._autograd._get_current_graph_task_keep_graph": "H is never overwritten",
     "torch._C._storage_Use_Count": "H is never overwritten",
@@ -38,13 +38,13 @@ def test_this_torch_has_it(name):
     assert operator.attrgetter(name.removeprefix("torch."))(torch) is not None
 
 
-def test_the_optional_ones_are_those_that_are_asked_for():
+def test_the_optional_ones_are_those_read_with_getattr():
     text = "".join(source.read_text() for source in SOURCES)
-    asked = {
+    found = {
         f"{owner}.{name}"
         for owner, name in re.findall(r'getattr\((torch\._C(?:\.\w+)*), "(\w+)"', text)
     }
-    assert asked == set(OPTIONAL)
+    assert found == set(OPTIONAL)
 
 
 def test_what_is_read_of_others():

@@ -20,7 +20,7 @@ LIMIT_S = 240
 TIMEOUT_S = 60  # of a collective
 # What a scenario leaves for a result that has to end its process, before a regular expression of the
 # process's last words.
-ENDS = "the process should have ended by itself, saying: "
+ENDS = "the process should have ended alone, saying: "
 
 
 def expect(message, call):
@@ -94,7 +94,7 @@ def launch(program, names, world, folder, device, only="", limit_s=LIMIT_S, **mo
         for process in processes:
             process.wait(timeout=max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        pass  # a scenario without a result tells
+        pass  # a scenario without a result is an error
     finally:
         ended = [process.poll() not in (None, 0) for process in processes]
         for process in processes:
@@ -116,8 +116,8 @@ def launch(program, names, world, folder, device, only="", limit_s=LIMIT_S, **mo
 
 
 def main_of(program, description, scenarios, job_type, **own):
-    """Of a program that is its own processes, too. own: options besides those here, as argparse takes
-    them; job_type has their values by name."""
+    """The main function of a program that also starts its processes. own: options in addition to
+    those here, as argparse takes them; job_type has their values by name."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--world", type=int, default=2, help="processes")

@@ -21,7 +21,7 @@ def is_gated(activation):
 
 
 def weights(dtype, activation="swiglu", gate_layout="concatenated", bias=False, transposed=False):
-    """-> {W1, W2, ...}: unit-scale leaves of the layout that is asked for."""
+    """-> {W1, W2, ...}: unit-scale leaves of the given layout."""
     rows = 2 * n if is_gated(activation) and gate_layout != "split" else n
     shapes = {"W1": (E, rows, d, d**-0.5), "W2": (E, d, n, n**-0.5)}
     if gate_layout == "split":

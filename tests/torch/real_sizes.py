@@ -81,7 +81,7 @@ def run(tensors, K):
 
 
 class Sums:
-    """What a yardstick adds up over the experts: O, dX (T, d), ds (T * K)."""
+    """The sums of a yardstick over the experts: O, dX (T, d), ds (T * K)."""
 
     def __init__(self, x, pairs, dtype):
         self.O = torch.zeros(x.shape, dtype=dtype, device=x.device)
@@ -138,7 +138,7 @@ class RowErrors:
             setattr(other, name, value.clone() if torch.is_tensor(value) else value)
         return other
 
-    def verdict(self):
+    def result(self):
         """-> {figure: number}, and under "failed" which bounds do not hold. NaN holds none."""
         whole = lambda off: _relative(off.sum(), self.truth.sum()).item()
         row, at = _worst(self.ours, self.truth, self.smallest.exact)
@@ -181,7 +181,7 @@ def _worst(off, norm, smallest):
 
 
 class Comparison:
-    """Our results beside the yardsticks. `kept` experts' weight gradients stay, to be spoiled."""
+    """Our results next to the yardsticks. `kept` experts' weight gradients stay, to be spoiled."""
 
     def __init__(self, layer, tensors, ours):
         self.layer, self.ours = layer, ours
@@ -248,8 +248,8 @@ class Comparison:
         chosen.scatter_(1, self.ids, True)
         self.strays = int((self.ours["dlogits"].masked_fill(chosen, 0) != 0).sum())
 
-    def verdicts(self):
-        return {name: errors.verdict() for name, errors in self.errors.items()}
+    def results(self):
+        return {name: errors.result() for name, errors in self.errors.items()}
 
     # ------------------------------------------------------------ spoiled copies
 
@@ -258,7 +258,7 @@ class Comparison:
         tried, missed = 0, []
         for name, what, errors in self._spoiled(torch.Generator().manual_seed(seed)):
             tried += 1
-            failed = errors.verdict()["failed"]
+            failed = errors.result()["failed"]
             missed += [f"{name}, {what}: {y}" for y in ("exact", "plain") if y not in failed]
         return tried, missed
 
@@ -336,19 +336,19 @@ def check(layer, device="cuda", seed=1):
     other_bits = [name for name in OUTPUTS if not torch.equal(ours[name], again[name])]
     del again
     comparison = Comparison(layer, tensors, ours)
-    verdicts = comparison.verdicts()
+    results = comparison.results()
     tried, missed = comparison.missed_spoilings()
-    failed = [f"{name}: {y}" for name, verdict in verdicts.items() for y in verdict["failed"]]
+    failed = [f"{name}: {y}" for name, result in results.items() for y in result["failed"]]
     failed += [f"{name}: other bits in a second run" for name in other_bits]
     failed += [f"let pass: {what}" for what in missed]
     if comparison.strays:
         failed.append(f"dlogits: {comparison.strays} of experts that no token chose are not zero")
-    ratio = {name: v["error"] / max(v["expected_error"], 1e-300) for name, v in verdicts.items()}
+    ratio = {name: v["error"] / max(v["expected_error"], 1e-300) for name, v in results.items()}
     found = {
         **layer._asdict(),
         "failed": failed,
         "error_over_expected": ratio,
-        "outputs": verdicts,
+        "outputs": results,
         "spoilings_tried": tried,
         "seconds": round(time.monotonic() - begin, 2),
     }

@@ -28,7 +28,7 @@ def compared(layer=SMALL, edit=None, inputs=lambda tensors: None):
 
 def failed(comparison):
     """{output: names of the yardsticks that it fails by}"""
-    return {name: v["failed"] for name, v in comparison.verdicts().items() if v["failed"]}
+    return {name: v["failed"] for name, v in comparison.results().items() if v["failed"]}
 
 
 @pytest.mark.parametrize("K", [2, 3, 5])
@@ -37,9 +37,9 @@ def test_a_right_layer_passes_and_its_spoiled_copies_do_not(K):
     assert failed(comparison) == {} and comparison.strays == 0
     tried, missed = comparison.missed_spoilings()
     assert tried > 80 and missed == []
-    for verdict in comparison.verdicts().values():
-        if verdict["expected_error"]:
-            assert 0.95 < verdict["error"] / verdict["expected_error"] < 1.05
+    for result in comparison.results().values():
+        if result["expected_error"]:
+            assert 0.95 < result["error"] / result["expected_error"] < 1.05
 
 
 def test_all_of_it():

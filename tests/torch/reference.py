@@ -55,7 +55,7 @@ def _wide(logits):
 def _first_in_order(values, K):
     """ids (T, K) of the greatest values (T, E): ties to the lower id, NaN last."""
     ranked = torch.where(values.isnan(), -torch.inf, values)
-    # -inf beats NaN: a second, stable key tells them apart.
+    # -inf beats NaN: a second, stable key distinguishes them.
     order = ranked.argsort(dim=-1, descending=True, stable=True)
     isnan = values.isnan().gather(-1, order).to(torch.uint8)
     order = order.gather(-1, isnan.argsort(dim=-1, stable=True))
@@ -209,7 +209,7 @@ def rounded_pairs(logits, K, rounding, m=128, seed=0, step=0):
 
 
 def pairs_of_groups(logits, K, rounding, m, size, seed, step):
-    """The same where every `size` tokens are rounded by themselves, `stochastic` by a step each."""
+    """The same if each `size` tokens are rounded separately, `stochastic` with one step each."""
     parts = logits.split(size)
     made = [
         rounded_pairs(part, K, rounding, m, seed, step * len(parts) + i)

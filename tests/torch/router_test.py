@@ -1,4 +1,4 @@
-"""The router by itself: choice among groups of experts, scores of ids chosen elsewhere, the factor
+"""The router alone: choice among groups of experts, scores of ids chosen elsewhere, the factor
 of all scores; against the same in plain PyTorch (reference.py)."""
 
 import re
@@ -58,7 +58,7 @@ def score_bound(logits, of):
 
 
 def assert_scores(got, want, logits):
-    """got, float32, beside want, float64: NaN and 0 where it has them."""
+    """got, float32, next to want, float64: NaN and 0 in the same places."""
     assert torch.equal(got.isnan(), want.isnan())
     wrong = (got.double() - want).abs() > score_bound(logits.double(), E) * want.abs()
     assert not wrong.any(), (got[wrong], want[wrong])
@@ -70,7 +70,7 @@ def assert_scores(got, want, logits):
 @each_choice
 @each_dtype
 def test_choice_among_groups(scoring, n_group, topk_group, group_score, dtype):
-    """Of few values, so that experts and groups tie: the lower comes first."""
+    """Logits of few values, so that experts and groups tie: the lower comes first."""
     generator = torch.Generator("cpu").manual_seed(n_group)
     values = torch.tensor([0.25, 0.5, 1.0, 2.0, 3.5, -1.5], device="cpu")  # no two sums of two tie
     picked = torch.randint(len(values), (400, E), generator=generator, device="cpu")

@@ -1,4 +1,4 @@
-"""What the way through symmetric memory takes of torch, for processes on a CPU: files that each of
+"""Stand-ins for torch's symmetric memory, for processes on a CPU: files that each of
 them maps, and gloo's barriers. Streams are nothing, since all is done when its call returns."""
 
 import contextlib

@@ -30,7 +30,7 @@ def titan_state(prefix=""):
 
 
 def scatter_state(gated, bias, prefix=""):
-    """As ScatterMoE's GLUMLP and MLP name and shape it, with a router beside it."""
+    """As ScatterMoE's GLUMLP and MLP name and shape it, with a router next to it."""
     g = torch.Generator().manual_seed(0)
     width = 2 * n if gated else n
     state = {

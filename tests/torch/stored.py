@@ -2,7 +2,7 @@
 backward: its error is what a correct 16-bit layer is expected to have.
 
 Stored are H, A, Y, dH, A' and dX~; the sums of a token's rows and the weights' gradients are rounded
-by whoever asks. Forward A comes from the H that was not rounded, backward A from the stored one.
+by the caller. Forward A comes from the H that was not rounded, backward A from the stored one.
 Without a dtype nothing is rounded, and this is the layer itself.
 """
 
@@ -14,7 +14,7 @@ from reference import activate
 
 
 class Gradients(NamedTuple):
-    """Of one expert's rows, and of its weights; db1 and db2 are None where there is no bias."""
+    """Gradients of one expert's rows and weights; db1 and db2 are None without biases."""
 
     x: torch.Tensor  # (rows, d), dX~
     s: torch.Tensor  # (rows)

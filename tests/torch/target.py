@@ -1,4 +1,4 @@
-"""What the tests run on. conftest.py's --device sets it before any test module is read."""
+"""The device of the tests. conftest.py's --device sets it before any test module is read."""
 
 import torch
 

@@ -26,7 +26,7 @@ def some(seed=3):
 
 
 def of_real_tokens(results, mask):
-    """What a run has of them, after a look at the others'."""
+    """The results of the real tokens, after a check of the padding's."""
     for name in ("out", "dx"):
         assert (results[name][~mask] == 0).all(), name
     return results | {name: results[name][mask] for name in ("out", "dx")}
@@ -84,7 +84,7 @@ def test_given_ids():
     module_support.check(got, expected(moe, x_real, dO[mask], ids=ids[mask]))
 
 
-def test_few_tokens_in_evaluation():
+def test_small_T_in_evaluation():
     """They take the linear layer, with and without gradients."""
     moe, mask = make(**LOSSES).eval(), some()
     x, _ = batch()

@@ -1,4 +1,4 @@
-"""torchtitan's whole models, and its part of HybridEP: what asks for a newer torch than its experts
+"""torchtitan's whole models, and its part of HybridEP: what requires a newer torch than its experts
 do. Two and four processes on this machine (gloo)."""
 
 import pathlib

@@ -35,7 +35,7 @@ class Job:
         self._dims = {}
 
     def dims(self, parallelism):
-        """One for all models of the same degrees: torchtitan's FSDP asks for the same mesh."""
+        """One for all models of the same degrees: torchtitan's FSDP requires the same mesh."""
         key = str(parallelism)
         if key not in self._dims:
             self._dims[key] = ParallelDims.from_config(parallelism, self.world)

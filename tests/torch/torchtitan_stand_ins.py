@@ -12,7 +12,7 @@ import types
 import torch
 import torch.distributed as dist
 
-# torchtitan's own part of it asks for an operator's types that torch 2.11 does not know.
+# torchtitan's own part of it requires types of an operator that torch 2.11 does not have.
 HAS_HYBRIDEP = hasattr(getattr(torch._library, "opaque_object", None), "CustomClassBase")
 
 

@@ -245,7 +245,7 @@ def overridden(name):
     return theirs, ours
 
 
-@pytest.mark.filterwarnings("ignore:In CPU autocast")  # torchtitan's router asks for float32
+@pytest.mark.filterwarnings("ignore:In CPU autocast")  # torchtitan's router requires float32
 @pytest.mark.parametrize("override", ["experts", "routed_experts"])
 def test_an_override_in_a_layer(override, monkeypatch):
     """Of the routed experts one call of tilemoe.moe, of tokens that nobody sorted. X is kept once,
@@ -278,7 +278,7 @@ def test_an_override_in_a_layer(override, monkeypatch):
 
 @pytest.mark.cpu  # gloo
 def test_its_dispatchers_over_two_processes(tmp_path):
-    """HybridEP's, too, where this torch has what torchtitan's part of it asks for."""
+    """HybridEP's, too, if this torch has what torchtitan's part of it requires."""
     names = [scenario.__name__ for scenario in torchtitan_worker.SCENARIOS]
     for rank, result in enumerate(launch_processes(torchtitan_worker.__file__, names, 2, tmp_path, "cpu")):
         assert not any(result.values()), f"rank {rank}: {result}"

@@ -48,7 +48,7 @@ def region(job, ours=True, dispatcher=ALL_TO_ALL, whole=False, sharded=False, **
         p.data = (every if whole else own_of(job, every)).bfloat16().float()
     mesh = None if whole else job.mesh["ep"]
     module.parallelize(types.SimpleNamespace(get_optional_mesh=lambda name: mesh))
-    if sharded:  # as torchtitan has it: the experts by themselves, gathered where they are called
+    if sharded:  # as torchtitan has it: the experts separately, gathered when they are called
         fully_shard(module.inner_experts, mesh=job.mesh["efsdp"])
     return module
 
@@ -114,7 +114,7 @@ def all_to_all_is_ours(job):
 
 
 def past_its_places_it_is_nan(job):
-    """As many as every routing takes unless told: all tokens with the last rank's experts."""
+    """As many as any routing needs by default: all tokens with the last rank's experts."""
     out = step(job, region(job, capacity_factor=1.5), last=True)[0]
     assert out.isnan().all()
     assert step(job, region(job), last=True)[0].isfinite().all()
@@ -155,7 +155,7 @@ def deepep_where_a_token_has_more_experts_than_a_rank(job):
 
 
 def deepeps_static_form_stays(job):
-    """In inference alone; the stand-in refuses it, so that it is seen to be asked for."""
+    """In inference only; the stand-in raises an error, which shows that it is called."""
     module = region(job, dispatcher=DeepEPTokenDispatcher.Config(**SIZES, cudagraphable=True))
     want = step(job, region(job, dispatcher=DeepEPTokenDispatcher.Config(**SIZES)))
     for got, one in zip(step(job, module), want, strict=True):
@@ -166,7 +166,7 @@ def deepeps_static_form_stays(job):
             module(torch.zeros(1, T, D, dtype=torch.bfloat16), ids.float(), ids, None)
         except AssertionError:
             return
-    raise AssertionError("the compact form was asked for")
+    raise AssertionError("the compact form was called")
 
 
 def hybridep_brings_tokens(job):

@@ -1,8 +1,8 @@
 """Expert and tensor parallelism of transformers with TileMoE's experts: two processes (gloo) against
 one with `eager` experts. Run by torch.distributed.run it is the worker of its own test.
 
-The interface of transformers' expert parallelism is 5.23's. Where it is not installed, a stand-in of
-its base class, of AllReduceEP and of its registry takes its place (`stand_in`). Where it is, a whole
+The interface of transformers' expert parallelism is 5.23's. If it is not installed, a stand-in of
+its base class, of AllReduceEP and of its registry takes its place (`stand_in`). If it is, a whole
 model runs through it, in place of those that 5.17 spreads."""
 
 import copy
@@ -54,7 +54,7 @@ def load(folder, experts, parallelism=None):
 
 
 def stand_in():
-    """transformers.distributed.expert_parallel of 5.23, as far as TileMoE asks for it."""
+    """transformers.distributed.expert_parallel of 5.23, as far as TileMoE uses it."""
 
     class EPImplementation:
         def __init__(self, experts, ep_mesh, tp_mesh):
@@ -120,16 +120,16 @@ def implemented(whole, how):
     own = slice(rank * E // 2, (rank + 1) * E // 2)
     for name, p in whole.named_parameters():
         setattr(half, name, torch.nn.Parameter(p.detach()[own].clone()))
-    shares = how == "one batch"
+    one_batch = how == "one batch"
     counts = {"no token here": [0, 11], "one batch": [9, 9]}.get(how, [9, 14])
     K, last = (3, 1.0) if how == "one rank's experts" else (4, 0.0)
     implementation = EPImplementationInterface()["tilemoe"](
-        half, mesh["ep"], mesh["ep"] if shares else mesh["alone"]
+        half, mesh["ep"], mesh["ep"] if one_batch else mesh["alone"]
     )
 
     batches = []
     for r, count in enumerate(counts):
-        generator = torch.Generator().manual_seed(0 if shares else r)
+        generator = torch.Generator().manual_seed(0 if one_batch else r)
         x, dO = torch.randn(2, count, d, generator=generator)
         weights = torch.rand(count, K, generator=generator)
         order = torch.rand(count, E, generator=generator) - last * (torch.arange(E) >= E // 2)
@@ -139,12 +139,12 @@ def implemented(whole, how):
     out = implementation(x, ids, weights)
     leaves = x, weights, *half.parameters()
     got = [out, *torch.autograd.grad(out, leaves, dO)]
-    every = [torch.cat(parts).detach() for parts in zip(*batches[: 1 if shares else 2])]
+    every = [torch.cat(parts).detach() for parts in zip(*batches[: 1 if one_batch else 2])]
     x, ids, weights, dO = every
     leaves = x.requires_grad_(), weights.requires_grad_(), *whole.parameters()
     out = whole(x, ids, weights)
     want = [out, *torch.autograd.grad(out, leaves, dO)]
-    first = 0 if shares else sum(counts[:rank])
+    first = 0 if one_batch else sum(counts[:rank])
     tokens = slice(first, first + counts[rank])
     want = [w[tokens] if i < 3 else w[own] for i, w in enumerate(want)]
     pairs = [(g, w) for g, w in zip(got, want, strict=True) if w.numel()]

@@ -1,4 +1,4 @@
-"""What decides whether and how TileMoE computes an experts module of transformers: everything that
+"""Whether and how TileMoE computes an experts module of transformers: everything that
 the class does must be recognised, and followed when it changes."""
 
 import types
@@ -76,7 +76,7 @@ class Plain(torch.nn.Module):
 
 
 def scaled(name, value):
-    """What is made and what is done of an output that is multiplied by an attribute."""
+    """An attribute, and a function that multiplies an expert's output by it."""
     make = {name: lambda: value}
 
     def after(self, Y, expert):
@@ -163,7 +163,7 @@ def test_a_number_that_is_added_later_is_noticed():
 
 
 def test_around_the_interface_a_subclass_may_do_anything():
-    """Its forward calls TileMoE, and what it adds is computed by itself."""
+    """Its forward calls TileMoE, and adds a result of its own."""
 
     class Scaled(MixtralExperts):
         @torch.no_grad()

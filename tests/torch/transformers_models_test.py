@@ -97,18 +97,18 @@ def assert_same(got, want):
 @each_model
 def test_the_experts_matter(name):
     model = build(name)
-    shares = []
+    fractions = []
     for layer in model.model.layers:
         for module in experts_of(layer):
             module.register_forward_hook(
                 lambda module, args, out, layer=layer: setattr(layer, "experts_norm", out.norm())
             )
             layer.register_forward_hook(
-                lambda layer, args, out: shares.append((layer.experts_norm / out.norm()).item())
+                lambda layer, args, out: fractions.append((layer.experts_norm / out.norm()).item())
             )
     run(model)
-    print(name, shares)
-    assert len(shares) >= 1 and all(share >= 0.3 for share in shares)
+    print(name, fractions)
+    assert len(fractions) >= 1 and all(fraction >= 0.3 for fraction in fractions)
 
 
 @each_model
@@ -160,7 +160,7 @@ def compiled(model):
 
 @pytest.mark.parametrize("mode", [checkpointed, under_inference_mode, copied, compiled])
 def test_modes_of_the_caller(mode):
-    """The first forward of a model, in which its experts are asked what they compute."""
+    """The first forward of a model, in which its experts are evaluated."""
     model = build("gpt_oss")
     want = run(copy.deepcopy(model).double())
     model.set_experts_implementation("tilemoe")

@@ -1,4 +1,4 @@
-"""The routers of transformers beside tilemoe.top_k, given the same float32 logits: the same
+"""The routers of transformers compared with tilemoe.top_k, given the same float32 logits: the same
 experts, scores and gradients to float32's rounding."""
 
 import pytest

@@ -120,7 +120,7 @@ def run(module, x, ids, scores, dO):
 
 def run_eager(module, x, ids, scores, dO):
     """The same by the class's own loop, in float64. It cannot take sentinels: they become pairs of
-    expert 0 with weight 0, whose gradient nobody asks for."""
+    expert 0 with weight 0, whose gradient is not required."""
     module = copy.deepcopy(module).double()
     module.config = copy.copy(module.config)
     module.config._experts_implementation = "eager"

@@ -379,7 +379,7 @@ def test_weights_are_read_and_gradients_written_in_place(cls):
 
 @pytest.mark.parametrize("cls", [MixtralExperts, GptOssExperts, NemotronHExperts])
 def test_autocast_computes_in_its_type(cls):
-    """The output and x's gradient keep their float32; the products are bfloat16's."""
+    """The output and x's gradient keep their float32; the GEMMs are bfloat16's."""
     module = fill(build(cls), meets_clamp=False)
     data = problem()
     want = run_eager(module, *data)

@@ -67,7 +67,7 @@ balanced.load_state_dict(tilemoe.state_dict.from_torchtitan(state))
 
 
 class Config:
-    """What a configuration of transformers says."""
+    """A configuration of transformers."""
 
     model_type, hidden_act = "qwen3_moe", "silu"
     hidden_size, moe_intermediate_size = d, n

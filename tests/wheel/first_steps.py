@@ -1,4 +1,4 @@
-"""What a user does first with an installed wheel. Run by scripts/test_wheel.sh in an environment that
+"""A user's first steps with an installed wheel. Run by scripts/test_wheel.sh in an environment that
 has the package, no torch and no compiler: `python - TORCH < first_steps.py`, with the folder that
 has torch."""
 

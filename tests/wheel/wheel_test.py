@@ -156,10 +156,10 @@ def test_has_the_command(tmp_path):
         )
         info = run("info", "--json")
         assert info.returncode == 0, info.stderr
-        told = json.loads(info.stdout)
-        assert told["version"] == version and told["backends"][0]["available"]
-        assert Path(told["libraries"]) == Path(sysconfig.get_path("platlib")) / "tilemoe" / "lib"
-        assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", told["commit"])
+        found = json.loads(info.stdout)
+        assert found["version"] == version and found["backends"][0]["available"]
+        assert Path(found["libraries"]) == Path(sysconfig.get_path("platlib")) / "tilemoe" / "lib"
+        assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", found["commit"])
         check = run("check", "smallest", "--device", "cpu")
         assert check.returncode == 0, check.stdout + check.stderr
         assert "3 cases, 48 tensors, 0 failures" in check.stdout

@@ -5,9 +5,9 @@ import torch
 
 from .problem import Case, Problem, glu
 
-# Of a tensor's norm. 16 bits: a peer stores up to eight tensors between an input and a gradient,
-# each rounded by 2^-9 of its value (bfloat16); measured 0.4 to 0.7 %. A swapped gate or a lost
-# expert is over 10 %.
+# Relative to a tensor's norm. 16 bits: a peer stores up to eight tensors between an input and a
+# gradient, each rounded by 2^-9 of its value (bfloat16); measured 0.4 to 0.7 %. A swapped gate or a
+# lost expert is over 10 %.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 NAMES = ("O", "dX", "drouter", "dW1", "dW2", "db1", "db2")
 SIZES = dict(d=256, n=128, E=8, K=2)

@@ -20,7 +20,7 @@ def _cpu_model():
 
 
 def cores():
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -43,14 +43,14 @@ def _command(*words):
 
 
 def commit():
-    """Of the source tree that this runs from, `-dirty` if files differ; None if installed."""
+    """The commit of the source tree of this file, `-dirty` if files differ; None if installed."""
     if not (ROOT / "include" / "tilemoe" / "tilemoe.h").exists():
         return None
     return _command("git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*")
 
 
 def _build_commit():
-    """Of the tilemoe that this Python imports; None if the package has none."""
+    """The commit of the imported tilemoe; None if the package has none."""
     from tilemoe import _library
 
     written = _library.directory() / "commit.txt"

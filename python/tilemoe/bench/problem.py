@@ -51,7 +51,7 @@ class Case:
         return self.T * self.K
 
     def flop(self, passes):
-        """Of the passes timed: six GEMM dimensions per row forward, twelve backward."""
+        """FLOP of the timed passes: six GEMM dimensions per row forward, twelve backward."""
         factor = {"forward": 6, "inference": 6, "backward": 12, "both": 18}[passes]
         return factor * self.rows * self.d * self.n
 
@@ -112,5 +112,5 @@ class Problem:
         return torch.addmm(self.prepared, self.X, self.router.t())
 
     def resident_bytes(self):
-        """Of all that the caller owns before the first call."""
+        """Bytes of all tensors that the caller owns before the first call."""
         return sum(t.untyped_storage().nbytes() for t in [*self.leaves, self.dO])

@@ -191,7 +191,7 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
 
 
 def total_ms(times):
-    """Of the passes of a round."""
+    """The time of all passes of a round."""
     return sum(ms for key, ms in times.items() if key in ("forward_ms", "backward_ms"))
 
 
