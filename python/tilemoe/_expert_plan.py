@@ -173,7 +173,7 @@ def plan(
     of_W2 = E_local * (d * n + bias * d) * size
     of_W1 = E_local * h_width * (d + bias) * size
     ds = 8 * tokens * width
-    made = rows + ds + of_W2  # dX of what came, and what goes on to the optimizer
+    made = rows + ds + of_W2  # dX of the received rows, and the gradients for the optimizer
     back = overlap * (own if way.pulls else rows)  # dX's sums, received while dW1 is computed
     computing = (2 - keep_gathered) * rows + made + max(of_backward, of_dW1 + of_W1 + back)
     backward = kept + max(computing, ds + gathered + of_W2 + of_W1 + adding)

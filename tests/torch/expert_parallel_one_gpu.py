@@ -43,7 +43,7 @@ ENVIRONMENT = {
 
 class Job(expert_parallel_job.Job):
     gpu = 0
-    backend = "cpu:gloo,cuda:gloo"  # "gloo" alone: a mesh of GPUs would ask for NCCL
+    backend = "cpu:gloo,cuda:gloo"  # "gloo" alone: a mesh of GPUs would require NCCL
 
     def __init__(self, rank, world, folder, device):
         super().__init__(rank, world, folder, device)

@@ -347,7 +347,7 @@ def test_going_on_adds_once_to_given_memory(big):
 
 
 def test_what_fails_otherwise_leaves_no_wrong_state(big, monkeypatch):
-    """An error after dH is written that memory is not the reason of: no gradient comes of it."""
+    """An error after dH is written, other than for lack of memory: no gradient results from it."""
     tensors, dO, _ = big
     O = forward(tensors)
     operator = tilemoe.ops.call_undifferentiated

@@ -12,7 +12,7 @@ OF_THE_CPU = "of the CPU alone, or of float32"
 ONE_GPU = "this machine has one GPU"
 NO_CUDA_LIBRARY = "built without CUDA"
 NO_CUDA_TENSORS = "this torch has no CUDA tensors"
-OLDER_TORCH = "torchtitan's models ask for a newer torch"
+OLDER_TORCH = "torchtitan's models require a newer torch"
 
 
 class Skip(NamedTuple):

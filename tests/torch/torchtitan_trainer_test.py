@@ -20,7 +20,7 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed")
 import torchtitan_stand_ins
 
 if not torchtitan_stand_ins.HAS_HYBRIDEP:
-    pytest.skip("torchtitan's models ask for a newer torch", allow_module_level=True)
+    pytest.skip("torchtitan's models require a newer torch", allow_module_level=True)
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]

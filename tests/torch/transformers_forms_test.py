@@ -367,7 +367,7 @@ def test_weights_on_two_devices_are_refused_by_name():
 
 @pytest.mark.parametrize("used", [False, True], ids=["before its first use", "after it"])
 def test_a_quantized_weight_is_refused_by_name(used):
-    """As bitsandbytes' Params4bit stands in a weight's place."""
+    """A weight's replacement, as bitsandbytes' Params4bit is."""
 
     class Params4bit(torch.nn.Parameter):
         pass
