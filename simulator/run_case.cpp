@@ -49,9 +49,9 @@ CaseRun::CaseRun(const Job& job)
     : state_(new State{job, verify::make_inputs(job.test_case, job.data_seed), {}}) {
   Machine::instance().set_device(job.setting->device);
   Machine::instance().set_schedule(job.schedule);
-  if (tilemoe_set_cuda_kit(job.setting->arch) != TILEMOE_SUCCESS)
+  if (tilemoe_set_cuda_arch(job.setting->arch) != TILEMOE_SUCCESS)
     throw std::runtime_error(tilemoe_last_error());
-  setenv("TILEMOE_PAIRS", job.setting->two_ctas ? "1" : "0", 1);
+  setenv("TILEMOE_2CTA", job.setting->two_ctas ? "1" : "0", 1);
 }
 CaseRun::~CaseRun() = default;
 

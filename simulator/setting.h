@@ -14,7 +14,7 @@ struct Setting {
   const char* in_words;
   const char* arch;
   DeviceKind device;
-  bool two_ctas = false;  // 2-CTA MMAs: TILEMOE_PAIRS
+  bool two_ctas = false;  // 2-CTA MMAs: TILEMOE_2CTA
 };
 
 std::span<const Setting> all_settings();

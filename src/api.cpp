@@ -135,14 +135,23 @@ int tilemoe_num_threads(void) {
   return tilemoe::num_threads();
 }
 
+tilemoe_status tilemoe_set_cuda_arch(const char* name) {
+  return guarded("tilemoe_set_cuda_arch", [&] { tilemoe::cuda::set_kit(name); });
+}
+
+const char* tilemoe_cuda_arch(void) {
+  const tilemoe_status status =
+      guarded("tilemoe_cuda_arch", [&] { last_description = tilemoe::cuda::describe_kit(); });
+  return status == TILEMOE_SUCCESS ? last_description.c_str() : last_error.c_str();
+}
+
+// Older names.
 tilemoe_status tilemoe_set_cuda_kit(const char* name) {
-  return guarded("tilemoe_set_cuda_kit", [&] { tilemoe::cuda::set_kit(name); });
+  return tilemoe_set_cuda_arch(name);
 }
 
 const char* tilemoe_cuda_kit(void) {
-  const tilemoe_status status =
-      guarded("tilemoe_cuda_kit", [&] { last_description = tilemoe::cuda::describe_kit(); });
-  return status == TILEMOE_SUCCESS ? last_description.c_str() : last_error.c_str();
+  return tilemoe_cuda_arch();
 }
 
 tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec, int64_t* capacity) {

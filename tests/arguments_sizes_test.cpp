@@ -203,17 +203,30 @@ TEST(SizeArguments, Threads) {
   EXPECT_EQ(tilemoe_num_threads(), before);
 }
 
+// By both names of the functions.
 TEST(SizeArguments, Archs) {
-  for (const char* none : {"", "SM80", "sm70", "sm80 ", "hopper", "sm1000"}) {
-    EXPECT_NE(tilemoe_set_cuda_kit(none), TILEMOE_SUCCESS) << none;
-    EXPECT_NE(std::string(tilemoe_last_error()).find(" arch"), std::string::npos) << none;
+  struct Functions {
+    tilemoe_status (*select)(const char*);
+    const char* (*describe)();
+  };
+  std::string texts[2];
+  std::string* text = texts;
+  for (const Functions& names : {Functions{tilemoe_set_cuda_arch, tilemoe_cuda_arch},
+                                 Functions{tilemoe_set_cuda_kit, tilemoe_cuda_kit}}) {
+    for (const char* none : {"", "SM80", "sm70", "sm80 ", "hopper", "sm1000"}) {
+      EXPECT_NE(names.select(none), TILEMOE_SUCCESS) << none;
+      EXPECT_NE(std::string(tilemoe_last_error()).find(" arch"), std::string::npos) << none;
+      *text += tilemoe_last_error();
+    }
+    for (const char* automatic : {"auto", static_cast<const char*>(nullptr)})
+      EXPECT_EQ(names.select(automatic), TILEMOE_SUCCESS);
+    // Without a device no arch is selected.
+    const std::string said = names.describe();
+    EXPECT_NE(said.find("use the CPU backend"), std::string::npos) << said;
+    EXPECT_EQ(said, tilemoe_last_error());
+    *text++ += said;
   }
-  for (const char* automatic : {"auto", static_cast<const char*>(nullptr)})
-    EXPECT_EQ(tilemoe_set_cuda_kit(automatic), TILEMOE_SUCCESS);
-  // Without a device no arch is selected.
-  const std::string said = tilemoe_cuda_kit();
-  EXPECT_NE(said.find("use the CPU backend"), std::string::npos) << said;
-  EXPECT_EQ(said, tilemoe_last_error());
+  EXPECT_EQ(texts[0], texts[1]);
 }
 
 TEST(SizeArguments, Devices) {

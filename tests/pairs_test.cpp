@@ -1,4 +1,4 @@
-// 2-CTA MMAs are used if TILEMOE_PAIRS requests them.
+// 2-CTA MMAs are used if TILEMOE_2CTA requests them.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -11,10 +11,10 @@ namespace {
 
 class Pairs : public testing::Test {
  protected:
-  void SetUp() override { unsetenv("TILEMOE_PAIRS"); }
-  void TearDown() override { unsetenv("TILEMOE_PAIRS"); }
+  void SetUp() override { unsetenv("TILEMOE_2CTA"); }
+  void TearDown() override { unsetenv("TILEMOE_2CTA"); }
   static bool requested_by(const char* value) {
-    setenv("TILEMOE_PAIRS", value, 1);
+    setenv("TILEMOE_2CTA", value, 1);
     return pairs_asked_for();
   }
 };

@@ -121,7 +121,7 @@ typedef enum tilemoe_device TILEMOE_INT { TILEMOE_CPU = 0, TILEMOE_CUDA = 1 } ti
 
 /* 1 if this build has the backend and a device for it is present, else 0 (tilemoe_last_error() has
  * the reason). GPUs need compute capability 8.0 or newer; if no arch of this build runs on the
- * device (tilemoe_set_cuda_kit), the layer is TILEMOE_UNSUPPORTED; routing and the router run. */
+ * device (tilemoe_set_cuda_arch), the layer is TILEMOE_UNSUPPORTED; routing and the router run. */
 TILEMOE_API int tilemoe_device_available(tilemoe_device device);
 /* One line about the backend ("cpu: 2 threads, AVX3, oneDNN 2.6.3"); valid until the thread's next
  * call. */
@@ -147,9 +147,12 @@ TILEMOE_API int tilemoe_num_threads(void);
  *
  * May be called from any thread at any time. A layer's call that another thread is in may take
  * either arch for each GEMM that it has still to launch. */
-TILEMOE_API tilemoe_status tilemoe_set_cuda_kit(const char* name);
+TILEMOE_API tilemoe_status tilemoe_set_cuda_arch(const char* name);
 /* The current device's arch and the reason: "sm90, the newest for compute capability 9.0", "sm80,
  * set by TILEMOE_ARCH"; or the error if no arch runs there. Valid until the thread's next call. */
+TILEMOE_API const char* tilemoe_cuda_arch(void);
+/* The older names of the two functions above. They do the same, errors included. */
+TILEMOE_API tilemoe_status tilemoe_set_cuda_kit(const char* name);
 TILEMOE_API const char* tilemoe_cuda_kit(void);
 
 /* ---------------------------------------------------------------- routing */

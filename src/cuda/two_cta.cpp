@@ -8,10 +8,10 @@
 namespace tilemoe::cuda::sm100 {
 
 bool pairs_asked_for() {
-  const char* const text = std::getenv("TILEMOE_PAIRS");
+  const char* const text = std::getenv("TILEMOE_2CTA");
   const std::string_view value = text ? text : "";
   TILEMOE_CHECK(value.empty() || value == "0" || value == "1",
-                "TILEMOE_PAIRS is '" << value << "', expected 0 or 1");
+                "TILEMOE_2CTA is '" << value << "', expected 0 or 1");
   return value == "1";
 }
 

@@ -3,7 +3,7 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// TILEMOE_PAIRS=1 asks for it. No GPU has run them, so that nobody else does.
+// TILEMOE_2CTA=1 asks for it. No GPU has run them, so that nobody else does.
 bool pairs_asked_for();
 
 }  // namespace tilemoe::cuda::sm100

@@ -12,7 +12,7 @@ namespace tilemoe::verify {
 namespace {
 
 void use_kit(const char* name) {
-  ASSERT_EQ(tilemoe_set_cuda_kit(name), TILEMOE_SUCCESS) << tilemoe_last_error();
+  ASSERT_EQ(tilemoe_set_cuda_arch(name), TILEMOE_SUCCESS) << tilemoe_last_error();
 }
 
 class Archs : public testing::TestWithParam<Case> {
@@ -23,7 +23,7 @@ class Archs : public testing::TestWithParam<Case> {
 TEST_P(Archs, GiveTheSameBits) {
   std::string refused;
   for (const char* own : {"sm90", "sm100"}) {
-    if (tilemoe_set_cuda_kit(own) != TILEMOE_SUCCESS) {
+    if (tilemoe_set_cuda_arch(own) != TILEMOE_SUCCESS) {
       refused = tilemoe_last_error();
       continue;
     }

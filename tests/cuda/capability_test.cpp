@@ -283,21 +283,21 @@ TEST(Arch, OfTheEnvironmentIsReadOnceAndTheProgramWins) {
   setenv("TILEMOE_ARCH", "sm70", 1);  // once read, it is not read again
   EXPECT_EQ(refusal([&] { kit_of(hopper); }).text, before.text);
 
-  EXPECT_EQ(tilemoe_set_cuda_kit("auto"), TILEMOE_SUCCESS);
+  EXPECT_EQ(tilemoe_set_cuda_arch("auto"), TILEMOE_SUCCESS);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
   EXPECT_EQ(refusal([&] { kit_of(blackwell); }).text.find("sm100"), std::string::npos);
-  EXPECT_EQ(tilemoe_set_cuda_kit("sm90"), TILEMOE_SUCCESS);
+  EXPECT_EQ(tilemoe_set_cuda_arch("sm90"), TILEMOE_SUCCESS);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, set by the program");
 #ifdef TILEMOE_WITH_SM100
-  EXPECT_EQ(tilemoe_set_cuda_kit("sm100"), TILEMOE_SUCCESS);
+  EXPECT_EQ(tilemoe_set_cuda_arch("sm100"), TILEMOE_SUCCESS);
   EXPECT_EQ(kit_of(blackwell), KitName::kSm100);
-  EXPECT_EQ(tilemoe_set_cuda_kit("sm90"), TILEMOE_SUCCESS);
+  EXPECT_EQ(tilemoe_set_cuda_arch("sm90"), TILEMOE_SUCCESS);
 #else
-  EXPECT_EQ(tilemoe_set_cuda_kit("sm100"), TILEMOE_UNSUPPORTED);
+  EXPECT_EQ(tilemoe_set_cuda_arch("sm100"), TILEMOE_UNSUPPORTED);
 #endif
-  EXPECT_EQ(tilemoe_set_cuda_kit("nonsense"), TILEMOE_INVALID_ARGUMENT);
+  EXPECT_EQ(tilemoe_set_cuda_arch("nonsense"), TILEMOE_INVALID_ARGUMENT);
   EXPECT_EQ(describe_kit_of(hopper), "sm90, set by the program") << "a refusal changes nothing";
-  EXPECT_EQ(tilemoe_set_cuda_kit(nullptr), TILEMOE_SUCCESS);
+  EXPECT_EQ(tilemoe_set_cuda_arch(nullptr), TILEMOE_SUCCESS);
   EXPECT_EQ(kit_of(hopper), KitName::kSm90);
 }
 
