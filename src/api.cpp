@@ -136,12 +136,12 @@ int tilemoe_num_threads(void) {
 }
 
 tilemoe_status tilemoe_set_cuda_arch(const char* name) {
-  return guarded("tilemoe_set_cuda_arch", [&] { tilemoe::cuda::set_kit(name); });
+  return guarded("tilemoe_set_cuda_arch", [&] { tilemoe::cuda::set_arch(name); });
 }
 
 const char* tilemoe_cuda_arch(void) {
   const tilemoe_status status =
-      guarded("tilemoe_cuda_arch", [&] { last_description = tilemoe::cuda::describe_kit(); });
+      guarded("tilemoe_cuda_arch", [&] { last_description = tilemoe::cuda::describe_arch(); });
   return status == TILEMOE_SUCCESS ? last_description.c_str() : last_error.c_str();
 }
 

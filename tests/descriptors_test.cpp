@@ -17,10 +17,10 @@ namespace {
 
 // Includes the archs that this build lacks.
 constexpr Row kRowsOfAllArchs[] = {
-#define PRODUCT(STEP, UNIT, KIT, TILE, ...) \
-  {{ProductName::k##STEP, KitName::k##KIT, Variant{__VA_ARGS__}}, TILE},
+#define KERNEL(STEP, UNIT, ARCH, TILE, ...) \
+  {{GemmName::k##STEP, ArchName::k##ARCH, Variant{__VA_ARGS__}}, TILE},
 #include "cuda/ops/kernels.inc"
-#undef PRODUCT
+#undef KERNEL
 };
 
 }  // namespace
@@ -38,7 +38,7 @@ struct Instruction {
 };
 
 struct Operand {
-  KitName arch;
+  ArchName arch;
   std::string_view name;
   Major major;
   int rows, fragment;
@@ -48,7 +48,7 @@ struct Operand {
 
 #define INSTRUCTION(...)
 #define OPERAND(ARCH, NAME, MAJOR, ROWS, FRAGMENT, START, ...) \
-  {KitName::k##ARCH, #NAME, Major::k##MAJOR, ROWS, FRAGMENT, START, {__VA_ARGS__}},
+  {ArchName::k##ARCH, #NAME, Major::k##MAJOR, ROWS, FRAGMENT, START, {__VA_ARGS__}},
 constexpr Operand kOperands[] = {
 #include "cutlass_words/words.inc"
 };
@@ -69,9 +69,9 @@ struct Mma {
   Major a, b;
 };
 Mma mma_of(const instances::Row& row) {
-  const bool summed_rows = row.key.product == ProductName::kWeightGradient;
+  const bool rows_are_k = row.key.gemm == GemmName::kWeightGradient;
   return {row.key.variant.recipe == RecipeName::kBF16 ? MmaFormat::kBF16 : MmaFormat::kF16,
-          summed_rows ? Major::kMN : Major::kK, summed_rows ? Major::kMN : row.key.variant.weights};
+          rows_are_k ? Major::kMN : Major::kK, rows_are_k ? Major::kMN : row.key.variant.weights};
 }
 
 TEST(Descriptors, InstructionsAreCutlass) {
@@ -86,7 +86,7 @@ uint64_t word_of(const Operand& operand, uint32_t step) {
   const uint32_t shared =
       operand.start + static_cast<uint32_t>(operand.fragment) * 64 * Staged::kRowBytes;
   const uint32_t chunk = Staged::kMajor == Major::kK ? 16 : Staged::kChunkBytes;
-  const uint64_t first = operand.arch == KitName::kSm100
+  const uint64_t first = operand.arch == ArchName::kSm100
                              ? ptx::tcgen05_descriptor(shared, Staged::kAtomBytes, chunk)
                              : ptx::wgmma_descriptor(shared, Staged::kAtomBytes, chunk);
   return first + step * Staged::kStepBytes / 16;
@@ -96,7 +96,7 @@ TEST(Descriptors, OperandsAreCutlass) {
   constexpr uint64_t kChunkStride = uint64_t{0x3fff} << 16;
   for (const Operand& operand : kOperands) {
     const bool mn = operand.major == Major::kMN;
-    const int rows = operand.arch == KitName::kSm90 && operand.name == "A" ? 64 : operand.rows;
+    const int rows = operand.arch == ArchName::kSm90 && operand.name == "A" ? 64 : operand.rows;
     // If an instruction's rows are one chunk, no next one exists: CUTLASS has the distance 0.
     const uint64_t unused = mn && rows == 64 ? kChunkStride : 0;
     for (uint32_t step = 0; step < 4; ++step) {
@@ -112,16 +112,16 @@ TEST(Descriptors, TheTableHasWhatTheArchsUse) {
   std::set<std::tuple<MmaFormat, int, int, Major, Major>> instructions;
   for (const Instruction& word : kInstructions)
     instructions.emplace(word.format, word.m, word.n, word.a, word.b);
-  std::set<std::tuple<KitName, std::string_view, Major, int>> operands;
+  std::set<std::tuple<ArchName, std::string_view, Major, int>> operands;
   for (const Operand& operand : kOperands)
     operands.emplace(operand.arch, operand.name, operand.major, operand.rows);
   for (const instances::Row& row : instances::kRowsOfAllArchs) {
-    const KitName arch = row.key.kit;
-    if (arch == KitName::kSm80) continue;
+    const ArchName arch = row.key.arch;
+    if (arch == ArchName::kSm80) continue;
     const auto [format, a, b] = mma_of(row);
     const auto [m, n] = std::tuple{row.tile.block_m, row.tile.block_n};
-    const int ctas = arch == KitName::kSm100 ? row.tile.cluster : 1;  // of an MMA
-    if (arch == KitName::kSm100) {
+    const int ctas = arch == ArchName::kSm100 ? row.tile.cluster : 1;  // of an MMA
+    if (arch == ArchName::kSm100) {
       EXPECT_TRUE(instructions.contains({format, ctas * m, n, a, b})) << m << " x " << n;
     }
     EXPECT_TRUE(operands.contains({arch, ctas == 1 ? "A" : "TwoCtaA", a, m})) << m;

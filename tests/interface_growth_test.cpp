@@ -12,7 +12,7 @@ class Caller {
  public:
   virtual ~Caller() = default;
   template <class Struct>
-  Struct* make(const Struct& today, size_t min_bytes = kLeastBytes<Struct>) {
+  Struct* make(const Struct& today, size_t min_bytes = kMinBytes<Struct>) {
     return reinterpret_cast<Struct*>(place(&today, sizeof(Struct), min_bytes));
   }
 
@@ -73,7 +73,7 @@ Struct sized() {
 // A spec that rounds needs the field that says how; a caller that rounds may still not know groups.
 size_t min_spec_bytes(const tilemoe_routing_spec& spec) {
   return spec.kind == TILEMOE_ROUTING_ROUNDED ? offsetof(tilemoe_routing_spec, round_tokens)
-                                              : kLeastBytes<tilemoe_routing_spec>;
+                                              : kMinBytes<tilemoe_routing_spec>;
 }
 tilemoe_routing* make_routing(Caller& caller, const tilemoe_routing_spec& spec) {
   return caller.make(sized<tilemoe_routing>(),
@@ -195,7 +195,7 @@ void expect_checked(const char* name, const Struct& today, const Set& set, bool 
   Newer unknown_field(8, 1);
   refused(unknown_field.make(today), "newer version");
   Older older;
-  refused(older.make(today, kLeastBytes<Struct> - 4), "struct_size");
+  refused(older.make(today, kMinBytes<Struct> - 4), "struct_size");
   refused(older.make(today, 8), "struct_size");
   Struct unset = today;
   unset.struct_size = 0;

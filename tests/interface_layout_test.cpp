@@ -41,7 +41,7 @@ constexpr size_t min_bytes() {
   if constexpr (std::is_same_v<Struct, tilemoe_tensor>)
     return 0;
   else
-    return kLeastBytes<Struct>;
+    return kMinBytes<Struct>;
 }
 
 std::vector<Layout> layouts() {
@@ -233,7 +233,7 @@ TEST(GrownStruct, OfANewerCallerIsAcceptedIfNewFieldsAreZero) {
 TEST(GrownStruct, SizesThatWereNeverSetAreRefused) {
   Now now;
   for (const uint64_t size : {uint64_t{0}, uint64_t{8}, uint64_t{15}, uint64_t{17},
-                              uint64_t{kMostStructBytes} + 8, UINT64_MAX}) {
+                              uint64_t{kMaxStructBytes} + 8, UINT64_MAX}) {
     now.struct_size = size;
     EXPECT_THROW(read_struct("x", &now, sizeof(Then)), Error) << size;
     EXPECT_THROW(write_struct("x", &now, Now{}, sizeof(Then)), Error) << size;

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "routing/few_tokens.h"
+#include "routing/decode.h"
 #include "routing_support.h"
 
 namespace tilemoe::routing_test {
@@ -167,15 +167,15 @@ float logit_in_order(const float* x, const float* w, int64_t d) {
 // The order of a GPU's warp: a lane has eight columns of a stretch at a time.
 float logit_by_lanes(const float* x, const float* w, int64_t d) {
   float logit = 0.f;
-  for (int32_t part = 0; part < few::parts_of(d); ++part) {
+  for (int32_t part = 0; part < decode::parts_of(d); ++part) {
     float lane[order::kSumLanes] = {};
     for (int l = 0; l < order::kSumLanes; ++l)
-      for (int s = 0; s < few::kStretches; ++s) {
-        const int64_t first = few::first_column(part, s, l);
-        float xs[few::kLaneColumns] = {}, ws[few::kLaneColumns] = {};
-        for (int i = 0; i < few::kLaneColumns && first < d; ++i)
+      for (int s = 0; s < decode::kStretches; ++s) {
+        const int64_t first = decode::first_column(part, s, l);
+        float xs[decode::kLaneColumns] = {}, ws[decode::kLaneColumns] = {};
+        for (int i = 0; i < decode::kLaneColumns && first < d; ++i)
           xs[i] = x[first + i], ws[i] = w[first + i];
-        lane[l] = few::add_columns(xs, ws, lane[l]);
+        lane[l] = decode::add_columns(xs, ws, lane[l]);
       }
     logit += order::add_lanes(lane);
   }
@@ -343,7 +343,7 @@ TEST(RouteTokens, SetsOfTokensGiveThePlaces) {
     Problem problem = Problem::random(size, kTypes[0], 29);
     const Result result = route(problem);
     std::vector<std::vector<uint32_t>> tokens(static_cast<size_t>(size.E),
-                                              std::vector<uint32_t>(few::TokenSet::kWords));
+                                              std::vector<uint32_t>(decode::TokenSet::kWords));
     Guarded memory(problem.spec().bytes());
     std::memcpy(memory.data(), result.routing.data(), result.routing.size());
     const Routing routing(problem.spec(), memory.data(), memory.bytes());
@@ -354,7 +354,7 @@ TEST(RouteTokens, SetsOfTokensGiveThePlaces) {
     for (int64_t pair = 0; pair < size.T * size.K; ++pair) {
       const auto t = static_cast<int32_t>(pair / size.K);
       tokens[static_cast<size_t>(expert_of(pair))]
-            [static_cast<size_t>(few::TokenSet::word_of(t))] |= few::TokenSet::bit_of(t);
+            [static_cast<size_t>(decode::TokenSet::word_of(t))] |= decode::TokenSet::bit_of(t);
     }
     for (int64_t pair = 0; pair < size.T * size.K; ++pair) {
       const int64_t e = expert_of(pair);
@@ -362,8 +362,9 @@ TEST(RouteTokens, SetsOfTokensGiveThePlaces) {
         return tokens[static_cast<size_t>(e)][static_cast<size_t>(w)];
       };
       const auto t = static_cast<int32_t>(pair / size.K);
-      EXPECT_EQ(routing.pair_row[pair], routing.offsets[e] + few::TokenSet::count_before(t, word));
-      EXPECT_EQ(routing.offsets[e + 1] - routing.offsets[e], few::TokenSet::count(word));
+      EXPECT_EQ(routing.pair_row[pair],
+                routing.offsets[e] + decode::TokenSet::count_before(t, word));
+      EXPECT_EQ(routing.offsets[e + 1] - routing.offsets[e], decode::TokenSet::count(word));
     }
   }
 }

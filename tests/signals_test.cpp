@@ -1,5 +1,5 @@
 // Signals while the CPU backend computes: they wait, and a handler runs on its thread's own stack
-// (cpu/held_signals.h says what happened otherwise).
+// (cpu/blocked_signals.h says what happened otherwise).
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>

@@ -23,8 +23,8 @@ constexpr double kBar = 1.03;
 constexpr Variant kSwiGLU{.activations = Activations::kSwiGLU};
 constexpr Variant kSwiGLUBackward{.weights = Major::kMN, .activations = Activations::kSwiGLU};
 
-Tiles tiles_of(ProductName gemm, const Variant& variant) {
-  const Tiles tiles({gemm, KitName::kSm90, variant});
+Tiles tiles_of(GemmName gemm, const Variant& variant) {
+  const Tiles tiles({gemm, ArchName::kSm90, variant});
   EXPECT_FALSE(tiles.empty());
   return tiles;
 }
@@ -59,17 +59,17 @@ TileConfiguration pick_of(const json& entry) {
   if (step == "up") {
     UpProjection up{};
     up.experts = &experts, up.rows = rows;
-    return choose_tile(size_of(up), tiles_of(ProductName::kUpProjection, kSwiGLU), kH100);
+    return choose_tile(size_of(up), tiles_of(GemmName::kUpProjection, kSwiGLU), kH100);
   }
   if (step == "down") {
     DownProjection down{};
     down.experts = &experts, down.rows = rows, down.Y.shape[1] = experts.d;
-    return choose_tile(size_of(down), tiles_of(ProductName::kDownProjection, {}), kH100);
+    return choose_tile(size_of(down), tiles_of(GemmName::kDownProjection, {}), kH100);
   }
   EXPECT_EQ(step, "dA'");
   ActivationGradient gradient{};
   gradient.experts = &experts, gradient.rows = rows;
-  return choose_tile(size_of(gradient), tiles_of(ProductName::kActivationGradient, kSwiGLUBackward),
+  return choose_tile(size_of(gradient), tiles_of(GemmName::kActivationGradient, kSwiGLUBackward),
                      kH100);
 }
 

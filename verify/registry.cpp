@@ -327,7 +327,7 @@ const std::vector<Case>& all_verification_cases() {
   return cases;
 }
 
-std::vector<Case> asked_for(std::vector<Case> cases) {
+std::vector<Case> requested(std::vector<Case> cases) {
   if (reduced_run()) std::erase_if(cases, [](const Case& one) { return !one.reduced; });
   return cases;
 }
@@ -340,7 +340,7 @@ bool reduced_run() {
 }
 
 const std::vector<Case>& verification_cases() {
-  static const std::vector<Case> cases = asked_for(all_verification_cases());
+  static const std::vector<Case> cases = requested(all_verification_cases());
   return cases;
 }
 const std::vector<Case>& bench_cases() {

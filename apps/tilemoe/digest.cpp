@@ -66,7 +66,7 @@ int digest(const DigestOptions& options) {
                  {"seed", options.cases.seed},
                  {"pass", options.cases.pass},
                  {"cases", json::array()}};
-  if (device == Device::kCuda) report["arch"] = tilemoe_cuda_kit();
+  if (device == Device::kCuda) report["arch"] = tilemoe_cuda_arch();
   for (const verify::Case& test_case : options.cases.choose(device)) {
     if (test_case.too_large)
       throw std::runtime_error(test_case.name + " is too large to be read back whole");

@@ -112,7 +112,7 @@ json support_of(Device device) {
 
 // "sm90, the newest for compute capability 9.0"; or why the device has none.
 std::string arch_of_device() {
-  const std::string text = tilemoe_cuda_kit();
+  const std::string text = tilemoe_cuda_arch();
   return *tilemoe_last_error() ? "none, " + in_words(text) : text;
 }
 

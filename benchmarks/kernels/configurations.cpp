@@ -79,9 +79,9 @@ class Comparison {
     compare_column_groups(step::kUpProjection, up_, up);
     compare_column_groups(step::kDownProjection, down_, down);
     std::vector<Choice> launches;
-    for (const bool early : {false, true})
-      launches.push_back({early ? "with PDL" : "without PDL", [&, early] {
-                            up_.tuning.early = down_.tuning.early = combine_.tuning.early = early;
+    for (const bool pdl : {false, true})
+      launches.push_back({pdl ? "with PDL" : "without PDL", [&, pdl] {
+                            up_.tuning.pdl = down_.tuning.pdl = combine_.tuning.pdl = pdl;
                             up(up_), down(down_), backend.combine(combine_);
                           }});
     compare("forward", launches);

@@ -23,12 +23,12 @@ int64_t capture_id(Tensor tensor) {
 }
 
 void set_arch(std::string arch) {
-  check(tilemoe_set_cuda_kit(arch.c_str()));
+  check(tilemoe_set_cuda_arch(arch.c_str()));
 }
 
 std::string arch_of(int64_t device) {
   const torch::stable::accelerator::DeviceGuard guard(narrowed<int32_t>("device", device));
-  std::string text = tilemoe_cuda_kit();
+  std::string text = tilemoe_cuda_arch();
   if (*tilemoe_last_error()) throw std::runtime_error("unsupported: " + text);
   return text;
 }

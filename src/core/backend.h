@@ -86,12 +86,12 @@ struct TileConfiguration;
 
 // How a CUDA step runs, where the caller, a benchmark or a test has a say. No bit depends on it.
 struct Tuning {
-  int block_turns = 1;  // blocks of threads for each multiprocessor, one after the other
+  int ctas_per_sm = 1;  // blocks of threads for each SM, one after the other
   const cuda::TileConfiguration* tile = nullptr;  // one of the step's; null: as the model chooses
   int32_t column_group = 0;  // blocks of columns that share rows while they are in L2; 0: 8
   // Whether products and the combine start while the kernel before them ends: the layer asks for it
   // where rows are few (docs/decisions.md).
-  bool early = false;
+  bool pdl = false;
 };
 
 // The rows of a batch as a step sees them: device pointers.
@@ -192,7 +192,7 @@ struct ScoreGradient {
 };
 
 // dW2_e = dO_e^T A'_e (gathers dO). `workers`: how many the sums over long experts' rows are shared
-// out to, which decides these sums' bits (CUDA); 0: the device's own, half its multiprocessors.
+// out to, which decides these sums' bits (CUDA); 0: the device's own, half its SMs.
 // Exact zeros for an expert without rows (beta 0).
 struct WeightGradient2 {
   const tilemoe_experts* experts;

@@ -15,20 +15,20 @@ void throw_error(Status status, const std::string& message, const char* file, in
 
 namespace {
 
-uint64_t checked_size(const char* name, const void* given, size_t least) {
+uint64_t checked_size(const char* name, const void* given, size_t min_bytes) {
   TILEMOE_CHECK(given != nullptr, name << " is null");
   uint64_t size = 0;
   std::memcpy(&size, given, sizeof size);
-  TILEMOE_CHECK(size >= least && size <= kMostStructBytes && size % 4 == 0,
-                name << ".struct_size is " << size << ", expected at least " << least
+  TILEMOE_CHECK(size >= min_bytes && size <= kMaxStructBytes && size % 4 == 0,
+                name << ".struct_size is " << size << ", expected at least " << min_bytes
                      << ": set it to sizeof the struct");
   return size;
 }
 
 }  // namespace
 
-void copy_struct(const char* name, const void* given, size_t least, void* copy, size_t known) {
-  const uint64_t size = checked_size(name, given, least);
+void copy_struct(const char* name, const void* given, size_t min_bytes, void* copy, size_t known) {
+  const uint64_t size = checked_size(name, given, min_bytes);
   const auto* const bytes = static_cast<const unsigned char*>(given);
   for (size_t i = known; i < size; ++i)
     TILEMOE_CHECK(bytes[i] == 0, name << ".struct_size is " << size << " and byte " << i
@@ -37,8 +37,8 @@ void copy_struct(const char* name, const void* given, size_t least, void* copy, 
   std::memcpy(copy, given, std::min<size_t>(known, size));
 }
 
-void fill_struct(const char* name, void* to, size_t least, const void* value, size_t known) {
-  const uint64_t size = checked_size(name, to, least);
+void fill_struct(const char* name, void* to, size_t min_bytes, const void* value, size_t known) {
+  const uint64_t size = checked_size(name, to, min_bytes);
   const size_t filled = std::min<size_t>(known, size);
   auto* const bytes = static_cast<unsigned char*>(to);
   std::memcpy(bytes + sizeof size, static_cast<const unsigned char*>(value) + sizeof size,

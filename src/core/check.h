@@ -38,83 +38,82 @@ namespace tilemoe {
 
 // The least of a struct that is taken: its first layout, less what may be absent at its end.
 template <class Struct>
-inline constexpr size_t kLeastBytes = sizeof(Struct);
+inline constexpr size_t kMinBytes = sizeof(Struct);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_routing_spec> = offsetof(tilemoe_routing_spec, m);
+inline constexpr size_t kMinBytes<tilemoe_routing_spec> = offsetof(tilemoe_routing_spec, m);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_routing> =
-    offsetof(tilemoe_routing, spec) + kLeastBytes<tilemoe_routing_spec>;
+inline constexpr size_t kMinBytes<tilemoe_routing> =
+    offsetof(tilemoe_routing, spec) + kMinBytes<tilemoe_routing_spec>;
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_top_k_args> = offsetof(tilemoe_top_k_args, stream);
+inline constexpr size_t kMinBytes<tilemoe_top_k_args> = offsetof(tilemoe_top_k_args, stream);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_top_k_scores_args> = offsetof(tilemoe_top_k_scores_args,
-                                                                          stream);
+inline constexpr size_t kMinBytes<tilemoe_top_k_scores_args> = offsetof(tilemoe_top_k_scores_args,
+                                                                        stream);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_route_top_k_args> = offsetof(tilemoe_route_top_k_args,
+inline constexpr size_t kMinBytes<tilemoe_route_top_k_args> = offsetof(tilemoe_route_top_k_args,
+                                                                       stream);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_route_tokens_args> = offsetof(tilemoe_route_tokens_args,
+                                                                        stream);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_route_general_args> = offsetof(tilemoe_route_general_args,
                                                                          stream);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_route_tokens_args> = offsetof(tilemoe_route_tokens_args,
-                                                                          stream);
+inline constexpr size_t kMinBytes<tilemoe_route_rounded_args> = offsetof(tilemoe_route_rounded_args,
+                                                                         stream);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_route_general_args> =
-    offsetof(tilemoe_route_general_args, stream);
+inline constexpr size_t kMinBytes<tilemoe_route_grouped_args> = offsetof(tilemoe_route_grouped_args,
+                                                                         stream);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_route_rounded_args> =
-    offsetof(tilemoe_route_rounded_args, stream);
-template <>
-inline constexpr size_t kLeastBytes<tilemoe_route_grouped_args> =
-    offsetof(tilemoe_route_grouped_args, stream);
-template <>
-inline constexpr size_t kLeastBytes<tilemoe_router_backward_args> =
+inline constexpr size_t kMinBytes<tilemoe_router_backward_args> =
     offsetof(tilemoe_router_backward_args, stream);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_router_losses_args> =
-    offsetof(tilemoe_router_losses_args, stream);
+inline constexpr size_t kMinBytes<tilemoe_router_losses_args> = offsetof(tilemoe_router_losses_args,
+                                                                         stream);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_sum_rows_args> = offsetof(tilemoe_sum_rows_args,
-                                                                      stream);
+inline constexpr size_t kMinBytes<tilemoe_sum_rows_args> = offsetof(tilemoe_sum_rows_args, stream);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_experts> = offsetof(tilemoe_experts, clamp);
+inline constexpr size_t kMinBytes<tilemoe_experts> = offsetof(tilemoe_experts, clamp);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_weights> = offsetof(tilemoe_weights, b1);
+inline constexpr size_t kMinBytes<tilemoe_weights> = offsetof(tilemoe_weights, b1);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_saved_size> = offsetof(tilemoe_saved_size, total);
+inline constexpr size_t kMinBytes<tilemoe_saved_size> = offsetof(tilemoe_saved_size, total);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_saved> = offsetof(tilemoe_saved, parts_tokens);
+inline constexpr size_t kMinBytes<tilemoe_saved> = offsetof(tilemoe_saved, parts_tokens);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_workspace_query> = offsetof(tilemoe_workspace_query,
-                                                                        gradients);
+inline constexpr size_t kMinBytes<tilemoe_workspace_query> = offsetof(tilemoe_workspace_query,
+                                                                      gradients);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_forward_args> = offsetof(tilemoe_forward_args,
-                                                                     block_turns);
+inline constexpr size_t kMinBytes<tilemoe_forward_args> = offsetof(tilemoe_forward_args,
+                                                                   block_turns);
 template <>
-inline constexpr size_t kLeastBytes<tilemoe_backward_args> = offsetof(tilemoe_backward_args,
-                                                                      block_turns);
+inline constexpr size_t kMinBytes<tilemoe_backward_args> = offsetof(tilemoe_backward_args,
+                                                                    block_turns);
 
 // A size past this was never set.
-inline constexpr size_t kMostStructBytes = 1 << 12;
+inline constexpr size_t kMaxStructBytes = 1 << 12;
 
 // `given` starts with its struct_size. Copies what both know to `copy`, of `known` bytes; throws
 // where `given` is null or too small, or has something in the bytes that `copy` lacks.
-void copy_struct(const char* name, const void* given, size_t least, void* copy, size_t known);
+void copy_struct(const char* name, const void* given, size_t min_bytes, void* copy, size_t known);
 // Copies `value`, of `known` bytes, to as much as `to` has by its struct_size, which it keeps, and
 // zeroes the rest of it.
-void fill_struct(const char* name, void* to, size_t least, const void* value, size_t known);
+void fill_struct(const char* name, void* to, size_t min_bytes, const void* value, size_t known);
 
 // A caller's struct as this version knows it: what the caller's lacks is zero.
 template <class Struct>
-Struct read_struct(const char* name, const Struct* given, size_t least = kLeastBytes<Struct>) {
+Struct read_struct(const char* name, const Struct* given, size_t min_bytes = kMinBytes<Struct>) {
   static_assert(std::is_trivially_copyable_v<Struct> && offsetof(Struct, struct_size) == 0);
   Struct copy{};
-  copy_struct(name, given, least, &copy, sizeof copy);
+  copy_struct(name, given, min_bytes, &copy, sizeof copy);
   copy.struct_size = sizeof copy;
   return copy;
 }
 // Fills a caller's struct, as far as it goes.
 template <class Struct>
 void write_struct(const char* name, Struct* to, const Struct& value,
-                  size_t least = kLeastBytes<Struct>) {
-  fill_struct(name, to, least, &value, sizeof value);
+                  size_t min_bytes = kMinBytes<Struct>) {
+  fill_struct(name, to, min_bytes, &value, sizeof value);
 }
 
 // ---- tensors

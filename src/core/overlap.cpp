@@ -22,7 +22,7 @@ int64_t extent(const tilemoe_tensor& tensor) {
 // A dimension of two views that have one stride there.
 struct SharedDimension {
   int64_t stride;
-  int64_t least, most;  // index in one less index in the other
+  int64_t lowest, highest;  // index in one less index in the other
 };
 
 // Whether `distance` is a sum of strides times differences of indices. Strides descend, and each
@@ -32,7 +32,7 @@ bool reaches(const SharedDimension* dimension, int count, int64_t distance) {
   int64_t down = distance / dimension->stride;
   if (down * dimension->stride > distance) --down;
   for (int64_t difference : {down, down + 1})
-    if (difference >= dimension->least && difference <= dimension->most &&
+    if (difference >= dimension->lowest && difference <= dimension->highest &&
         reaches(dimension + 1, count - 1, distance - difference * dimension->stride))
       return true;
   return false;
@@ -56,7 +56,7 @@ bool elements_meet(const tilemoe_tensor& a, const tilemoe_tensor& b) {
   int64_t reach = 0;
   for (int i = count - 1; i >= 0; --i) {
     if (reach >= dimensions[i].stride) return true;
-    reach += std::max(-dimensions[i].least, dimensions[i].most) * dimensions[i].stride;
+    reach += std::max(-dimensions[i].lowest, dimensions[i].highest) * dimensions[i].stride;
   }
   const auto bytes = static_cast<int64_t>(reinterpret_cast<uintptr_t>(b.data) -
                                           reinterpret_cast<uintptr_t>(a.data));
@@ -75,7 +75,7 @@ bool same_view(const tilemoe_tensor& a, const tilemoe_tensor& b) {
 
 void MemoryUse::add(const Entry& entry) {
   if (entry.begin == entry.end) return;
-  TILEMOE_ASSERT(count_ < kMost, "a call with more than " << kMost << " arrays");
+  TILEMOE_ASSERT(count_ < kMaxArrays, "a call with more than " << kMaxArrays << " arrays");
   entries_[count_++] = entry;
 }
 

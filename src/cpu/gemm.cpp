@@ -50,7 +50,7 @@ Operand operand(const Matrix& matrix, int64_t rows, int64_t columns, float* pane
 // kernels than 16: they are padded to 16.
 constexpr int64_t kBlockRows = 48;
 constexpr int64_t kGroupRows = 6;
-constexpr int64_t kMostPaddedRows = 16;
+constexpr int64_t kMaxPaddedRows = 16;
 
 bool has_avx512() {
   static const bool has =
@@ -59,7 +59,7 @@ bool has_avx512() {
 }
 
 int64_t padded_rows() {
-  return has_avx512() ? kMostPaddedRows : 4;
+  return has_avx512() ? kMaxPaddedRows : 4;
 }
 
 struct RowCuts {
@@ -108,11 +108,11 @@ void sgemm_padded(int64_t rows, int64_t columns, int64_t terms, const Operand& A
 
 // Of a plain product, all of it. But on those CPUs, B by columns, a row of more terms than this gets
 // bits that depend on the number of rows.
-constexpr int64_t kMostTermsByColumns = 768;
+constexpr int64_t kMaxTermsByColumns = 768;
 
 int64_t depth_of_call(const Matrix& A, const Matrix& B, int64_t depth) {
   if (!is_plain(A) || !is_plain(B)) return std::min(depth, kDepth);
-  return B.rows_are_contiguous() || !has_avx512() ? depth : std::min(depth, kMostTermsByColumns);
+  return B.rows_are_contiguous() || !has_avx512() ? depth : std::min(depth, kMaxTermsByColumns);
 }
 
 // Floats of the operands that are gathered or converted.
@@ -124,7 +124,7 @@ int64_t operand_floats(int64_t rows, int64_t columns, int64_t depth) {
 
 // Rows of a plain operand are padded over the whole depth at once.
 int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth) {
-  return operand_floats(rows, columns, depth) + kMostPaddedRows * (depth + columns);
+  return operand_floats(rows, columns, depth) + kMaxPaddedRows * (depth + columns);
 }
 
 // oneDNN keeps packing buffers of its own; nothing else is allocated.

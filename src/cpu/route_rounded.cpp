@@ -305,7 +305,7 @@ void list_rows_of_tokens(int64_t begin, int64_t end, const RoundScratch& scratch
 void fill_pairs(const RoundScratch& scratch, tilemoe_routing& routing) {
   constexpr int64_t kTokensPerBlock = 256;
   const int64_t T = routing.spec.T;
-  const Blocks blocks = Blocks::cut(T, kTokensPerBlock, kMostBlocks);
+  const Blocks blocks = Blocks::cut(T, kTokensPerBlock, kMaxBlocks);
   parallel_for(blocks.count, [&](int64_t b, int) {
     count_rows_of_tokens(blocks.begin(b), blocks.end(b), scratch, routing);
   });

@@ -7,13 +7,13 @@
 #include "cpu/matrix.h"
 #include "cpu/native_fma.h"
 #include "cpu/thread_pool.h"
-#include "routing/few_tokens.h"
+#include "routing/decode.h"
 #include "routing/spec.h"
 
 namespace tilemoe::cpu {
 namespace {
 
-using few::kLaneColumns, few::kPartColumns, few::kStretches;
+using decode::kLaneColumns, decode::kPartColumns, decode::kStretches;
 using order::kSumLanes;
 
 constexpr int64_t kTaskExperts = 8;
@@ -40,7 +40,7 @@ struct PartByLanes {
   TILEMOE_HOST_DEVICE void load(const Element* row, int64_t part, int64_t d) {
     for (int s = 0; s < kStretches; ++s)
       for (int l = 0; l < kSumLanes; ++l) {
-        const int64_t first = few::first_column(part, s, l);
+        const int64_t first = decode::first_column(part, s, l);
         for (int i = 0; i < kLaneColumns; ++i)
           of[s][i][l] = first < d ? to_float(row[first + i]) : 0.f;
       }
@@ -66,10 +66,10 @@ template <class Element, class Weight, class Logit>
 void logits_of_experts(const tilemoe_route_tokens_args& args, int64_t first, int64_t count,
                        Logit* logits) {
   const int64_t T = args.X.shape[0], d = args.X.shape[1], E = args.router_weight.shape[0];
-  float sum[few::kMostTokens][kTaskExperts] = {};
+  float sum[decode::kMaxTokens][kTaskExperts] = {};
   with_native_fma([&]() TILEMOE_ALWAYS_INLINE {
     PartByLanes weight[kTaskExperts], x;
-    for (int64_t part = 0; part < few::parts_of(d); ++part) {
+    for (int64_t part = 0; part < decode::parts_of(d); ++part) {
       for (int64_t e = 0; e < count; ++e)
         weight[e].load(row_of<const Weight>(args.router_weight, first + e), part, d);
       for (int64_t t = 0; t < T; ++t) {

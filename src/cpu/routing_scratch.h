@@ -18,8 +18,8 @@ struct Blocks {
   int64_t count;
 
   // Blocks of at least `smallest` items, at most `most` of them.
-  static Blocks cut(int64_t items, int64_t smallest, int64_t most) {
-    const int64_t size = std::max({smallest, (items + most - 1) / most, int64_t{1}});
+  static Blocks cut(int64_t items, int64_t smallest, int64_t limit) {
+    const int64_t size = std::max({smallest, (items + limit - 1) / limit, int64_t{1}});
     return {items, size, (items + size - 1) / size};
   }
   int64_t begin(int64_t block) const { return block * size; }
@@ -36,7 +36,7 @@ inline Blocks token_blocks(int64_t T, int64_t E) {
 
 // What building a routing, and going back from it, keep in the caller's workspace.
 
-constexpr int64_t kMostBlocks = 64;  // where a block has an array of E of its own
+constexpr int64_t kMaxBlocks = 64;  // where a block has an array of E of its own
 
 inline int32_t saturate(int64_t count) {
   return static_cast<int32_t>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
@@ -51,7 +51,7 @@ struct SortScratch {
   int32_t* rows;  // (blocks + 1, E)
 
   SortScratch(int64_t pairs, int64_t experts, ScratchLayout& layout)
-      : blocks(Blocks::cut(pairs, std::max(kPairsPerBlock, experts), kMostBlocks)), E(experts) {
+      : blocks(Blocks::cut(pairs, std::max(kPairsPerBlock, experts), kMaxBlocks)), E(experts) {
     rows = layout.take<int32_t>((blocks.count + 1) * E);
   }
 
@@ -131,7 +131,7 @@ struct RoundScratch {
         sort(spec.T * spec.K, spec.E, layout),
         groups(spec),
         group_blocks(
-            Blocks::cut(groups.count, std::max<int64_t>(1, kLogitsPerTask / spec.E), kMostBlocks)) {
+            Blocks::cut(groups.count, std::max<int64_t>(1, kLogitsPerTask / spec.E), kMaxBlocks)) {
     const int64_t T = spec.T, E = spec.E, chosen_pairs = T * spec.K;
     ids = layout.take<int32_t>(chosen_pairs);
     scores = layout.take<float>(chosen_pairs);
@@ -164,7 +164,7 @@ struct BackwardScratch {
   float* ds;        // (tokens, K)
 
   BackwardScratch(const tilemoe_routing_spec& spec, ScratchLayout& layout)
-      : tokens(Blocks::cut(spec.T, std::max<int64_t>(1, kLogitsPerTask / spec.E), kMostBlocks)) {
+      : tokens(Blocks::cut(spec.T, std::max<int64_t>(1, kLogitsPerTask / spec.E), kMaxBlocks)) {
     gradient = layout.take<float>(tokens.count * spec.E);
     ids = layout.take<int32_t>(tokens.count * spec.K);
     scores = layout.take<float>(tokens.count * spec.K);

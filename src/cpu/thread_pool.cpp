@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "cpu/held_signals.h"
+#include "cpu/blocked_signals.h"
 
 namespace tilemoe::cpu {
 namespace {
@@ -117,7 +117,7 @@ class Pool {
  public:
   // Of `threads`, as many as the system starts; why_fewer() tells of the others.
   explicit Pool(int threads) {
-    const HeldSignals held;  // a worker begins with what this thread holds
+    const BlockedSignals blocked;  // a worker begins with what this thread holds
     threads_.reserve(static_cast<size_t>(threads - 1));
     try {
       for (int worker = 1; worker < threads; ++worker)
@@ -193,7 +193,7 @@ class Pool {
   }
 
   void serve(uint64_t worker) {
-    const HeldSignals held;  // for good: the program's own threads take them
+    const BlockedSignals blocked;  // for good: the program's own threads take them
     omp_set_num_threads(1);
     inside_task = true;
     uint64_t seen = 0;
@@ -294,7 +294,7 @@ int num_threads() noexcept {
 }
 
 void set_num_threads(int threads) {
-  const HeldSignals held;
+  const BlockedSignals blocked;
   {
     std::lock_guard lock(pool_mutex);
     threads_to_start = threads;
@@ -313,7 +313,7 @@ namespace detail {
 
 void run_tasks(int64_t tasks, TaskFunction function, void* context) {
   if (tasks <= 0) return;
-  const HeldSignals held;
+  const BlockedSignals blocked;
   const SingleThreadedOpenMP guard;
   if (!Pool::inside_task && tasks > 1) {
     Pool::inside_task = true;

@@ -22,8 +22,8 @@ void run_tasks(int64_t tasks, TaskFunction function, void* context);
 // Calls body(task, worker) for every task in [0, tasks), in ascending order of starting; worker is
 // in [0, num_threads()) and no two running tasks share it. Returns when all are done; the first
 // exception is thrown again here. A call from inside a task, or while another thread's call runs,
-// is done by the caller alone, as worker 0 of its own. Signals wait meanwhile (held_signals.h says
-// why): their handlers run when the call has returned.
+// is done by the caller alone, as worker 0 of its own. Signals wait meanwhile (blocked_signals.h
+// says why): their handlers run when the call has returned.
 template <class Body>
 void parallel_for(int64_t tasks, Body&& body) {
   using Callable = std::remove_reference_t<Body>;

@@ -60,19 +60,19 @@ void sum_outer_products(const Rows& rows, bool accumulate, const StepScratch& sc
 }
 
 GradientTile gradient_tile(const Rows& rows, const OuterProduct& product) {
-  constexpr int64_t kShares = 8;
+  constexpr int64_t kMinTasks = 8;
   constexpr GradientTile kTiles[] = {
       {kGradientTile, kGradientTile}, {256, 512}, {128, 512}, {128, 256}, {128, 128}};
-  int64_t most_rows = 0;
+  int64_t max_rows = 0;
   for (int64_t e = 0; e < rows.E; ++e)
-    most_rows = std::max<int64_t>(most_rows, rows.offsets[e + 1] - rows.offsets[e]);
+    max_rows = std::max<int64_t>(max_rows, rows.offsets[e + 1] - rows.offsets[e]);
   const double all = static_cast<double>(rows.offsets[rows.E]) *
                      static_cast<double>(product.rows * product.columns);
   GradientTile tile{};
   for (const GradientTile& candidate : kTiles) {
     tile = {std::min(candidate.rows, product.rows), std::min(candidate.columns, product.columns)};
-    const double one = static_cast<double>(most_rows * tile.rows * tile.columns);
-    if (one * kShares <= all) break;
+    const double one = static_cast<double>(max_rows * tile.rows * tile.columns);
+    if (one * kMinTasks <= all) break;
   }
   return tile;
 }

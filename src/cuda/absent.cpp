@@ -10,12 +10,12 @@ Backend& backend() {
   TILEMOE_CHECK_SUPPORTED(false, "this build has no CUDA backend: use the CPU backend");
 }
 
-void set_kit(const char* name) {
+void set_arch(const char* name) {
   TILEMOE_CHECK_SUPPORTED(name == nullptr || std::strcmp(name, "auto") == 0,
                           "this build has no CUDA backend, and no arch '" << name << "'");
 }
 
-std::string describe_kit() {
+std::string describe_arch() {
   backend();
   return {};
 }

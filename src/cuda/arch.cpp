@@ -14,9 +14,9 @@
 namespace tilemoe::cuda {
 namespace {
 
-struct Kit {
+struct Arch {
   std::string_view name;
-  KitName kit;
+  ArchName arch;
   const char* needs;  // of compute capability
   bool (*runs_on)(const DeviceInfo&);
   bool tested = true;  // on a GPU
@@ -24,59 +24,59 @@ struct Kit {
 
 constexpr std::string_view kAuto = "auto", kByProgram = "the program";
 // The newest first. No other generation runs wgmma and TMA as sm_90a has them, older or newer.
-constexpr Kit kKits[] = {
-    {"sm100", KitName::kSm100, "10.0", [](const DeviceInfo& device) { return device.major == 10; },
+constexpr Arch kArchs[] = {
+    {"sm100", ArchName::kSm100, "10.0", [](const DeviceInfo& device) { return device.major == 10; },
      false},
-    {"sm90", KitName::kSm90, "9.0",
+    {"sm90", ArchName::kSm90, "9.0",
      [](const DeviceInfo& device) { return device.major == 9 && device.minor == 0; }},
-    {"sm80", KitName::kSm80, "8.0 or newer",
+    {"sm80", ArchName::kSm80, "8.0 or newer",
      [](const DeviceInfo& device) { return device.major >= 8; }},
 };
 
-const Kit* find(std::string_view name) {
-  const auto* const found = std::find_if(std::begin(kKits), std::end(kKits),
-                                         [&](const Kit& k) { return k.name == name; });
-  return found == std::end(kKits) ? nullptr : found;
+const Arch* find(std::string_view name) {
+  const auto* const found = std::find_if(std::begin(kArchs), std::end(kArchs),
+                                         [&](const Arch& k) { return k.name == name; });
+  return found == std::end(kArchs) ? nullptr : found;
 }
 
-const BuiltKit* find(std::span<const BuiltKit> built, const Kit& kit) {
+const BuiltArch* find(std::span<const BuiltArch> built, const Arch& arch) {
   const auto found = std::find_if(built.begin(), built.end(),
-                                  [&](const BuiltKit& one) { return kit.kit == one.kit; });
+                                  [&](const BuiltArch& one) { return arch.arch == one.arch; });
   return found == built.end() ? nullptr : &*found;
 }
 
 // "sm90 for 90a and sm80 for 80"
-std::string names_of(std::span<const BuiltKit> built) {
+std::string names_of(std::span<const BuiltArch> built) {
   std::string names;
-  for (const Kit& kit : kKits)
-    if (const BuiltKit* const one = find(built, kit))
+  for (const Arch& arch : kArchs)
+    if (const BuiltArch* const one = find(built, arch))
       names.append(names.empty() ? "" : " and ")
-          .append(kit.name)
+          .append(arch.name)
           .append(" for ")
-          .append(one->archs);
+          .append(one->cuda_archs);
   return names.empty() ? "none" : names;
 }
 
-const Kit& check_built(const KitRequest& request, std::span<const BuiltKit> built) {
-  const Kit* const kit = find(request.kit);
-  TILEMOE_CHECK(kit, "the arch '" << request.kit << "', set by " << request.by
-                                  << ", is not known: expected auto, sm80, sm90 or sm100");
-  TILEMOE_CHECK_SUPPORTED(find(built, *kit), "this build has no arch " << kit->name << ", set by "
-                                                                       << request.by << ": it has "
-                                                                       << names_of(built));
-  return *kit;
+const Arch& check_built(const ArchRequest& request, std::span<const BuiltArch> built) {
+  const Arch* const arch = find(request.arch);
+  TILEMOE_CHECK(arch, "the arch '" << request.arch << "', set by " << request.by
+                                   << ", is not known: expected auto, sm80, sm90 or sm100");
+  TILEMOE_CHECK_SUPPORTED(find(built, *arch), "this build has no arch " << arch->name << ", set by "
+                                                                        << request.by << ": it has "
+                                                                        << names_of(built));
+  return *arch;
 }
 
-bool runs(const Kit& kit, const DeviceInfo& device, std::span<const BuiltKit> built) {
-  const BuiltKit* const one = find(built, kit);
-  return kit.runs_on(device) && one && has_code(one->archs, device);
+bool runs(const Arch& arch, const DeviceInfo& device, std::span<const BuiltArch> built) {
+  const BuiltArch* const one = find(built, arch);
+  return arch.runs_on(device) && one && has_code(one->cuda_archs, device);
 }
 
-const Kit& choose(const DeviceInfo& device, const KitRequest& request,
-                  std::span<const BuiltKit> built) {
-  if (request.kit == kAuto) {
-    for (const Kit& kit : kKits)
-      if (kit.tested && runs(kit, device, built)) return kit;
+const Arch& choose(const DeviceInfo& device, const ArchRequest& request,
+                   std::span<const BuiltArch> built) {
+  if (request.arch == kAuto) {
+    for (const Arch& arch : kArchs)
+      if (arch.tested && runs(arch, device, built)) return arch;
     TILEMOE_CHECK_SUPPORTED(false, device.name
                                        << " has compute capability " << device.capability()
                                        << ", for which this build has no arch of the layer's "
@@ -85,30 +85,30 @@ const Kit& choose(const DeviceInfo& device, const KitRequest& request,
                                        << "): routing, the router's backward and its losses run "
                                           "here, for the layer use the CPU backend");
   }
-  const Kit& kit = check_built(request, built);
-  TILEMOE_CHECK_SUPPORTED(kit.runs_on(device), device.name << " has compute capability "
-                                                           << device.capability() << ", the arch "
-                                                           << kit.name << ", set by " << request.by
-                                                           << ", needs " << kit.needs);
-  TILEMOE_CHECK_SUPPORTED(runs(kit, device, built),
+  const Arch& arch = check_built(request, built);
+  TILEMOE_CHECK_SUPPORTED(arch.runs_on(device),
                           device.name << " has compute capability " << device.capability()
-                                      << ", the arch " << kit.name << ", set by " << request.by
+                                      << ", the arch " << arch.name << ", set by " << request.by
+                                      << ", needs " << arch.needs);
+  TILEMOE_CHECK_SUPPORTED(runs(arch, device, built),
+                          device.name << " has compute capability " << device.capability()
+                                      << ", the arch " << arch.name << ", set by " << request.by
                                       << ", has no code for it in this build, which "
                                       << "has " << names_of(built));
-  return kit;
+  return arch;
 }
 
 // Those with a row in the table of products.
-std::span<const BuiltKit> kits_of_this_build() {
-  static const std::vector<BuiltKit> built = [] {
-    std::vector<BuiltKit> kits = {{KitName::kSm80, TILEMOE_ARCHS_OF_SM80},
-                                  {KitName::kSm90, TILEMOE_ARCHS_OF_SM90},
-                                  {KitName::kSm100, TILEMOE_ARCHS_OF_SM100}};
-    std::erase_if(kits, [](const BuiltKit& one) {
+std::span<const BuiltArch> archs_of_this_build() {
+  static const std::vector<BuiltArch> built = [] {
+    std::vector<BuiltArch> archs = {{ArchName::kSm80, TILEMOE_CUDA_ARCHS_OF_SM80},
+                                    {ArchName::kSm90, TILEMOE_CUDA_ARCHS_OF_SM90},
+                                    {ArchName::kSm100, TILEMOE_CUDA_ARCHS_OF_SM100}};
+    std::erase_if(archs, [](const BuiltArch& one) {
       return std::none_of(std::begin(instances::kRows), std::end(instances::kRows),
-                          [&](const instances::Row& row) { return row.key.kit == one.kit; });
+                          [&](const instances::Row& row) { return row.key.arch == one.arch; });
     });
-    return kits;
+    return archs;
   }();
   return built;
 }
@@ -137,7 +137,7 @@ const Environment& environment() {
   return found;
 }
 
-KitRequest request() {
+ArchRequest request() {
   if (const std::string_view* const name = set_by_program.load(std::memory_order_relaxed))
     return {*name, kByProgram};
   const Environment& set = environment();
@@ -149,30 +149,30 @@ KitRequest request() {
   return {};
 }
 
-void report_untested(const KitRequest& asked) {
+void report_untested(const ArchRequest& requested) {
   static const int reported = std::fprintf(
       stderr, "tilemoe: warning: %s selects kernels that were never executed on a GPU\n",
-      (std::string(asked.by) + "=" + std::string(asked.kit)).c_str());
+      (std::string(requested.by) + "=" + std::string(requested.arch)).c_str());
   static_cast<void>(reported);
 }
 
 }  // namespace
 
-KitName choose_kit(const DeviceInfo& device, const KitRequest& request,
-                   std::span<const BuiltKit> built) {
-  return choose(device, request, built).kit;
+ArchName choose_arch(const DeviceInfo& device, const ArchRequest& request,
+                     std::span<const BuiltArch> built) {
+  return choose(device, request, built).arch;
 }
 
-std::string describe_choice(const DeviceInfo& device, const KitRequest& request,
-                            std::span<const BuiltKit> built) {
-  const Kit& kit = choose(device, request, built);
-  std::string text(kit.name);
-  if (request.kit != kAuto) {
+std::string describe_choice(const DeviceInfo& device, const ArchRequest& request,
+                            std::span<const BuiltArch> built) {
+  const Arch& arch = choose(device, request, built);
+  std::string text(arch.name);
+  if (request.arch != kAuto) {
     text.append(", set by ").append(request.by);
-    return kit.tested ? text : text + ", never executed on a GPU";
+    return arch.tested ? text : text + ", never executed on a GPU";
   }
   text += ", the newest for compute capability " + device.capability();
-  for (const Kit& newer : kKits)
+  for (const Arch& newer : kArchs)
     if (!newer.tested && newer.runs_on(device))
       text.append(" without ")
           .append(newer.name)
@@ -181,27 +181,27 @@ std::string describe_choice(const DeviceInfo& device, const KitRequest& request,
   return text;
 }
 
-KitName kit_of(const DeviceInfo& device) {
-  const KitRequest asked = request();
-  const Kit& kit = choose(device, asked, kits_of_this_build());
+ArchName arch_of(const DeviceInfo& device) {
+  const ArchRequest requested = request();
+  const Arch& arch = choose(device, requested, archs_of_this_build());
   // A program that selects it by name knows the arch from the documentation.
-  if (!kit.tested && asked.by != kByProgram) report_untested(asked);
-  return kit.kit;
+  if (!arch.tested && requested.by != kByProgram) report_untested(requested);
+  return arch.arch;
 }
 
-std::string describe_kit_of(const DeviceInfo& device) {
-  return describe_choice(device, request(), kits_of_this_build());
+std::string describe_arch_of(const DeviceInfo& device) {
+  return describe_choice(device, request(), archs_of_this_build());
 }
 
-void set_kit(const char* name) {
-  const KitRequest asked{name ? name : kAuto, kByProgram};
+void set_arch(const char* name) {
+  const ArchRequest requested{name ? name : kAuto, kByProgram};
   const std::string_view* known = &kAuto;
-  if (asked.kit != kAuto) known = &check_built(asked, kits_of_this_build()).name;
+  if (requested.arch != kAuto) known = &check_built(requested, archs_of_this_build()).name;
   set_by_program.store(known, std::memory_order_relaxed);
 }
 
-std::string describe_kit() {
-  return describe_kit_of(current_device());
+std::string describe_arch() {
+  return describe_arch_of(current_device());
 }
 
 }  // namespace tilemoe::cuda

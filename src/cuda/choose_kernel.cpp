@@ -16,17 +16,17 @@ namespace tilemoe::cuda {
 
 namespace {
 
-KitName kit() {
-  return kit_of(current_device());
+ArchName arch() {
+  return arch_of(current_device());
 }
-DeviceModel model(KitName kit) {
-  const int multiprocessors = current_device().multiprocessors;
-  switch (kit) {
-    case KitName::kSm80: return mma_sync_model(multiprocessors);
-    case KitName::kSm90: return hopper_model(multiprocessors);
-    case KitName::kSm100: return blackwell_model(multiprocessors);
+DeviceModel model(ArchName arch) {
+  const int sms = current_device().sms;
+  switch (arch) {
+    case ArchName::kSm80: return mma_sync_model(sms);
+    case ArchName::kSm90: return hopper_model(sms);
+    case ArchName::kSm100: return blackwell_model(sms);
   }
-  TILEMOE_ASSERT(false, "kit " << static_cast<int>(kit) << " has no model of its tiles");
+  TILEMOE_ASSERT(false, "arch " << static_cast<int>(arch) << " has no model of its tiles");
 }
 
 Major major_of(const tilemoe_tensor& weights) {
@@ -42,75 +42,75 @@ Activations activations_of(const tilemoe_experts& experts) {
 }
 
 // The first key, if there are kernels of it.
-ProductKey either(const ProductKey& special, const ProductKey& general) {
+KernelKey either(const KernelKey& special, const KernelKey& general) {
   return Tiles(special).empty() ? general : special;
 }
 
 // Tiles that the model chooses among. Whether pairs of blocks multiply is not its choice on 10.x,
 // where nothing is measured.
-std::span<const TileConfiguration> offered(const Tiles& tiles, KitName kit) {
+std::span<const TileConfiguration> offered(const Tiles& tiles, ArchName arch) {
   const std::span<const TileConfiguration> all(tiles.data(), tiles.size());
-  if (kit != KitName::kSm100) return all;
-  const int cluster = sm100::pairs_asked_for() ? 2 : 1;
+  if (arch != ArchName::kSm100) return all;
+  const int cluster = sm100::requests_2cta() ? 2 : 1;
   const auto found = std::find_if(all.begin(), all.end(),
                                   [&](const auto& tile) { return tile.cluster == cluster; });
   return found == all.end() ? all : std::span(found, 1);
 }
 
 template <class Step>
-TileConfiguration choose(const Step& step, const ProductKey& key) {
+TileConfiguration choose(const Step& step, const KernelKey& key) {
   const Tiles tiles(key);
   TILEMOE_ASSERT(!tiles.empty(), "a step without a kernel");
-  const TileConfiguration* const asked = step.tuning.tile;
-  if (asked != nullptr && std::find(tiles.begin(), tiles.end(), *asked) != tiles.end())
-    return *asked;
-  return choose_tile(size_of(step), offered(tiles, key.kit), model(key.kit));
+  const TileConfiguration* const requested = step.tuning.tile;
+  if (requested != nullptr && std::find(tiles.begin(), tiles.end(), *requested) != tiles.end())
+    return *requested;
+  return choose_tile(size_of(step), offered(tiles, key.arch), model(key.arch));
 }
 
 template <class Step>
 void run(const Step& step) {
-  const ProductKey key = key_of(step);
+  const KernelKey key = key_of(step);
   start(key, choose(step, key), step);
 }
 
 }  // namespace
 
-ProductKey key_of(const UpProjection& step) {
+KernelKey key_of(const UpProjection& step) {
   const tilemoe_experts& experts = *step.experts;
   const tilemoe_tensor& W1 = step.weights.W1;
   Variant general{.recipe = recipe_of(experts.dtype),
                   .weights = major_of(W1),
                   .activations = activations_of(experts),
-                  .adjacent = has_adjacent_columns(experts, W1)};
+                  .interleaved_columns = has_interleaved_columns(experts, W1)};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
   special.gathers = step.rows.token != nullptr;
-  const ProductKey key{ProductName::kUpProjection, kit(), general};
-  return is_plain_swiglu(experts) ? either({key.product, key.kit, special}, key) : key;
+  const KernelKey key{GemmName::kUpProjection, arch(), general};
+  return is_plain_swiglu(experts) ? either({key.gemm, key.arch, special}, key) : key;
 }
 
-ProductKey key_of(const DownProjection& step) {
-  return {ProductName::kDownProjection,
-          kit(),
+KernelKey key_of(const DownProjection& step) {
+  return {GemmName::kDownProjection,
+          arch(),
           {.recipe = recipe_of(step.experts->dtype), .weights = major_of(step.W2)}};
 }
 
-ProductKey key_of(const ActivationGradient& step) {
+KernelKey key_of(const ActivationGradient& step) {
   const tilemoe_experts& experts = *step.experts;
   Variant general{.recipe = recipe_of(experts.dtype),
                   .weights = major_of_transpose(step.W2),
                   .activations = activations_of(experts)};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
-  const ProductKey key{ProductName::kActivationGradient, kit(), general};
-  const bool plain = is_plain_swiglu(experts) && !has_adjacent_columns(experts, step.W1);
-  return plain ? either({key.product, key.kit, special}, key) : key;
+  const KernelKey key{GemmName::kActivationGradient, arch(), general};
+  const bool plain = is_plain_swiglu(experts) && !has_interleaved_columns(experts, step.W1);
+  return plain ? either({key.gemm, key.arch, special}, key) : key;
 }
 
-ProductKey key_of(const InputGradient& step) {
+KernelKey key_of(const InputGradient& step) {
   return {
-      ProductName::kInputGradient,
-      kit(),
+      GemmName::kInputGradient,
+      arch(),
       {.recipe = recipe_of(step.experts->dtype), .weights = major_of_transpose(step.weights.W1)}};
 }
 
@@ -155,19 +155,19 @@ GradientOutput output_of(const tilemoe_tensor& out) {
 
 void run_weight_gradient(WeightGradient step, int32_t workers) {
   if (step.parts == 0) return;
-  step.shares = weight_gradient_shares({.dense_columns = step.dense_columns,
+  step.splits = weight_gradient_splits({.dense_columns = step.dense_columns,
                                         .parts = step.parts,
                                         .d = step.gathered.shape[1],
                                         .capacity = step.rows.capacity,
                                         .of_an_expert = step.rows.of_an_expert},
-                                       workers_of(workers, current_device().multiprocessors));
+                                       workers_of(workers, current_device().sms));
   const GradientOutput out = output_of(step.part[0].out);
   for (int p = 1; p < step.parts; ++p)
     TILEMOE_ASSERT(output_of(step.part[p].out) == out,
                    "a weight gradient's parts differ in dtype or major");
-  const ProductKey key{
-      ProductName::kWeightGradient,
-      kit(),
+  const KernelKey key{
+      GemmName::kWeightGradient,
+      arch(),
       {.recipe = recipe_of(step.experts->dtype), .float_out = out.is_float32, .out = out.major}};
   const Tiles tiles(key);
   // A block's tile is a half of a reference tile.
@@ -182,8 +182,8 @@ void run_weight_gradient(WeightGradient step, int32_t workers) {
 
 size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
                                      const ScratchSizes& sizes) {
-  return ExpertRanks::bytes(
-      experts.E, weight_gradient_shares(step, experts, sizes, current_device().multiprocessors));
+  return ExpertRanks::bytes(experts.E,
+                            weight_gradient_splits(step, experts, sizes, current_device().sms));
 }
 
 void weight_gradient_2(const WeightGradient2& step) {
@@ -196,15 +196,15 @@ void weight_gradient_2(const WeightGradient2& step) {
                        .parts = 1,
                        .accumulate = step.accumulate,
                        .scratch = step.scratch,
-                       .shares = 0,
+                       .splits = 0,
                        .stream = step.stream,
                        .tuning = step.tuning},
                       step.workers);
 }
 
 void weight_gradient_1(const WeightGradient1& step) {
-  const bool adjacent = has_adjacent_columns(*step.experts, step.W1);
-  const UpParts parts = up_parts(*step.experts, step.dW1, step.dW1_up, adjacent);
+  const bool interleaved_columns = has_interleaved_columns(*step.experts, step.W1);
+  const UpParts parts = up_parts(*step.experts, step.dW1, step.dW1_up, interleaved_columns);
   WeightGradient gradient{.experts = step.experts,
                           .rows = step.rows,
                           .dense = step.dH,
@@ -214,7 +214,7 @@ void weight_gradient_1(const WeightGradient1& step) {
                           .parts = 0,
                           .accumulate = step.accumulate,
                           .scratch = step.scratch,
-                          .shares = 0,
+                          .splits = 0,
                           .stream = step.stream,
                           .tuning = step.tuning};
   for (int p = 0; p < parts.count; ++p) {

@@ -1,4 +1,4 @@
-// The steps that are products, as the backend calls them: which of the kit's kernels, and which
+// The steps that are products, as the backend calls them: which of the arch's kernels, and which
 // tile.
 #pragma once
 
@@ -19,10 +19,10 @@ size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
                                      const ScratchSizes& sizes);
 
 // What a step asks for, and the tile that it takes of those that there are.
-ProductKey key_of(const UpProjection& step);
-ProductKey key_of(const DownProjection& step);
-ProductKey key_of(const ActivationGradient& step);
-ProductKey key_of(const InputGradient& step);
+KernelKey key_of(const UpProjection& step);
+KernelKey key_of(const DownProjection& step);
+KernelKey key_of(const ActivationGradient& step);
+KernelKey key_of(const InputGradient& step);
 TileConfiguration tile_of(const UpProjection& step);
 TileConfiguration tile_of(const DownProjection& step);
 TileConfiguration tile_of(const ActivationGradient& step);

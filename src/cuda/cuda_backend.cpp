@@ -61,7 +61,7 @@ int64_t blocks_of(int64_t count, int64_t size) {
 }
 
 // The smallest tile that any kernel has, and columns of a bias gradient's and a combine's CTA.
-constexpr int64_t kLeastTileRows = 16, kLeastTileColumns = 64;
+constexpr int64_t kMinTileRows = 16, kMinTileColumns = 64;
 constexpr int64_t kBiasColumns = 128, kCombineColumns = 8 * 256;
 
 }  // namespace
@@ -79,8 +79,8 @@ void check_call_limits(const LayerTensors& tensors) {
   const int64_t E = tensors.experts.E, d = tensors.experts.d, n = tensors.experts.n;
   const int64_t widest = std::max(d, 2 * n);
   const tilemoe_routing_spec& routing = tensors.routing;
-  check_count("the GEMMs", routing.capacity / kLeastTileRows + std::min(E, routing.capacity),
-              blocks_of(widest, kLeastTileColumns), tensors);
+  check_count("the GEMMs", routing.capacity / kMinTileRows + std::min(E, routing.capacity),
+              blocks_of(widest, kMinTileColumns), tensors);
   const ReferenceTiles of_parts = ReferenceTiles::of(d, n, 2),
                        of_both = ReferenceTiles::of(d, 2 * n, 1);
   const int32_t n_blocks = std::max(of_parts.n_blocks, of_both.n_blocks);
@@ -98,10 +98,10 @@ class CudaBackend final : public Backend {
     const DeviceInfo& device = current_device();
     std::ostringstream text;
     text << "cuda: " << device.name << ", compute capability " << device.capability() << ", "
-         << device.multiprocessors << " multiprocessors";
+         << device.sms << " SMs";
     try {
-      text << ", arch " << describe_kit_of(device);
-    } catch (const Error&) {  // which tilemoe_cuda_kit() tells
+      text << ", arch " << describe_arch_of(device);
+    } catch (const Error&) {  // which tilemoe_cuda_arch() tells
       text << ", no arch: routing and the router alone, not the layer";
     }
     return text.str();
@@ -109,7 +109,7 @@ class CudaBackend final : public Backend {
 
   void check_supported(const tilemoe_experts& experts) const override {
     // Or its error, before anything is written or launched.
-    if (kit_of(current_device()) == KitName::kSm100) sm100::pairs_asked_for();
+    if (arch_of(current_device()) == ArchName::kSm100) sm100::requests_2cta();
     TILEMOE_CHECK_SUPPORTED(is_16bit(experts.dtype),
                             "experts.dtype is " << tilemoe_dtype_name(experts.dtype)
                                                 << ", the CUDA backend takes bfloat16 and float16");

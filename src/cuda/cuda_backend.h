@@ -9,9 +9,9 @@ namespace tilemoe::cuda {
 // The backend, or Error(kUnsupported) with the reason where this build or machine has none.
 Backend& backend();
 
-// What tilemoe_set_cuda_kit() and tilemoe_cuda_kit() do.
-void set_kit(const char* name);
-std::string describe_kit();
+// What tilemoe_set_cuda_arch() and tilemoe_cuda_arch() do.
+void set_arch(const char* name);
+std::string describe_arch();
 
 // Throws Error(kUnsupported), with the tensor and the limit, if a call's arguments exceed a limit of
 // the CUDA kernels.

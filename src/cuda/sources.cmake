@@ -11,25 +11,25 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/gemm/schedule/sizes.cpp
   cuda/two_cta.cpp
 )
-# Products: files that their table makes, for the architectures that a kit runs on.
+# Products: files that their table makes, for the architectures that an arch runs on.
 include(cuda/ops/kernels.cmake)
-write_product_instances(product_kernels)
-target_compile_definitions(tilemoe_cuda_objects PRIVATE ${kit_definitions})
-list(JOIN TILEMOE_CUDA_ARCHS "," archs)
-list(JOIN archs_of_sm80 "," archs_of_sm80)
-list(JOIN archs_of_sm90 "," archs_of_sm90)
-list(JOIN archs_of_sm100 "," archs_of_sm100)
+write_kernel_instances(gemm_kernels)
+target_compile_definitions(tilemoe_cuda_objects PRIVATE ${arch_definitions})
+list(JOIN TILEMOE_CUDA_ARCHS "," cuda_archs)
+list(JOIN cuda_archs_of_sm80 "," cuda_archs_of_sm80)
+list(JOIN cuda_archs_of_sm90 "," cuda_archs_of_sm90)
+list(JOIN cuda_archs_of_sm100 "," cuda_archs_of_sm100)
 set_source_files_properties(cuda/core/device.cpp
-  PROPERTIES COMPILE_DEFINITIONS TILEMOE_CUDA_ARCHS="${archs}")
-set(archs_of_kits)
-foreach(kit IN LISTS kits)
-  string(TOUPPER ${kit} name)
-  list(APPEND archs_of_kits "TILEMOE_ARCHS_OF_${name}=\"${archs_of_${kit}}\"")
+  PROPERTIES COMPILE_DEFINITIONS TILEMOE_CUDA_ARCHS="${cuda_archs}")
+set(cuda_archs_of_archs)
+foreach(arch IN LISTS archs)
+  string(TOUPPER ${arch} name)
+  list(APPEND cuda_archs_of_archs "TILEMOE_CUDA_ARCHS_OF_${name}=\"${cuda_archs_of_${arch}}\"")
 endforeach()
 set_source_files_properties(cuda/arch.cpp
-  PROPERTIES COMPILE_DEFINITIONS "${archs_of_kits}")
+  PROPERTIES COMPILE_DEFINITIONS "${cuda_archs_of_archs}")
 # Everything else, by rows, tokens and pairs: for every architecture of the build.
-set(rowwise_kernels
+set(kernel_sources
   cuda/kernels/bias_gradient.cu
   cuda/kernels/combine.cu
   cuda/kernels/pair_sort.cu
@@ -51,12 +51,12 @@ set(uncontracted_kernels
   cuda/kernels/weigh_tokens.cu
 )
 target_sources(tilemoe_cuda_objects PRIVATE
-  ${product_kernels} ${rowwise_kernels} ${uncontracted_kernels})
-cuda_code(rowwise_code ${TILEMOE_CUDA_ARCHS})
-set_source_files_properties(${rowwise_kernels}
-  PROPERTIES COMPILE_OPTIONS "${rowwise_code};-Xptxas=-Werror")
+  ${gemm_kernels} ${kernel_sources} ${uncontracted_kernels})
+cuda_code(kernel_code ${TILEMOE_CUDA_ARCHS})
+set_source_files_properties(${kernel_sources}
+  PROPERTIES COMPILE_OPTIONS "${kernel_code};-Xptxas=-Werror")
 set_source_files_properties(${uncontracted_kernels}
-  PROPERTIES COMPILE_OPTIONS "${rowwise_code};-Xptxas=-Werror;-fmad=false")
+  PROPERTIES COMPILE_OPTIONS "${kernel_code};-Xptxas=-Werror;-fmad=false")
 # Whole-program: a relocatable kernel would lose registers to its calls. Spills and products that the
 # assembler serialises are warnings of ptxas, and errors here.
 target_compile_options(tilemoe_cuda_objects PRIVATE

@@ -7,7 +7,7 @@
 
 namespace tilemoe::cuda::sm100 {
 
-bool pairs_asked_for() {
+bool requests_2cta() {
   const char* const text = std::getenv("TILEMOE_2CTA");
   const std::string_view value = text ? text : "";
   TILEMOE_CHECK(value.empty() || value == "0" || value == "1",

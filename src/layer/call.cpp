@@ -226,7 +226,7 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
       saved(read_struct("saved", args.saved)),
       part(read_part(args.part, routing.spec)),
       backend(backend_of(experts)),
-      work(asked_for()),
+      work(requested_work()),
       plan(backend, experts, routing.spec, work) {
   check_reserved("backward args", args.reserved);
   check_block_turns(args.block_turns);
@@ -237,24 +237,25 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
   check_memory();
 }
 
-BackwardWork BackwardCall::asked_for() const {
+BackwardWork BackwardCall::requested_work() const {
   TILEMOE_CHECK(args.mode >= TILEMOE_BACKWARD_WHOLE && args.mode <= TILEMOE_BACKWARD_REST,
                 "mode is " << static_cast<int>(args.mode) << ", expected 0 to 3");
-  BackwardWork asked{.mode = args.mode};
-  asked.dH_over_H = args.mode == TILEMOE_BACKWARD_OVER_H ||
-                    (args.mode == TILEMOE_BACKWARD_REST && saved.state == TILEMOE_SAVED_DH_OVER_H);
-  const auto ask = [&](const tilemoe_tensor& gradient, uint32_t bit) {
-    if (present(gradient)) asked.gradients |= bit;
+  BackwardWork requested{.mode = args.mode};
+  requested.dH_over_H =
+      args.mode == TILEMOE_BACKWARD_OVER_H ||
+      (args.mode == TILEMOE_BACKWARD_REST && saved.state == TILEMOE_SAVED_DH_OVER_H);
+  const auto request = [&](const tilemoe_tensor& gradient, uint32_t bit) {
+    if (present(gradient)) requested.gradients |= bit;
   };
-  ask(args.dX, TILEMOE_GRADIENT_X);
-  ask(args.ds, TILEMOE_GRADIENT_S);
-  ask(gradients.W1, TILEMOE_GRADIENT_W1);
-  ask(gradients.W1_up, TILEMOE_GRADIENT_W1_UP);
-  ask(gradients.W2, TILEMOE_GRADIENT_W2);
-  ask(gradients.b1, TILEMOE_GRADIENT_B1);
-  ask(gradients.b1_up, TILEMOE_GRADIENT_B1_UP);
-  ask(gradients.b2, TILEMOE_GRADIENT_B2);
-  return asked;
+  request(args.dX, TILEMOE_GRADIENT_X);
+  request(args.ds, TILEMOE_GRADIENT_S);
+  request(gradients.W1, TILEMOE_GRADIENT_W1);
+  request(gradients.W1_up, TILEMOE_GRADIENT_W1_UP);
+  request(gradients.W2, TILEMOE_GRADIENT_W2);
+  request(gradients.b1, TILEMOE_GRADIENT_B1);
+  request(gradients.b1_up, TILEMOE_GRADIENT_B1_UP);
+  request(gradients.b2, TILEMOE_GRADIENT_B2);
+  return requested;
 }
 
 void BackwardCall::check_tensors() const {
@@ -375,13 +376,13 @@ BackwardWork work_of(const tilemoe_workspace_query& query) {
   TILEMOE_CHECK((query.gradients & ~BackwardWork::kAll) == 0,
                 "gradients is " << query.gradients << ", expected TILEMOE_GRADIENT_ bits");
   const bool rest = query.mode == TILEMOE_BACKWARD_REST;
-  const uint32_t most = rest ? BackwardWork::kFromDH : BackwardWork::kAll;
-  TILEMOE_CHECK((query.gradients & ~most) == 0,
+  const uint32_t limit = rest ? BackwardWork::kFromDH : BackwardWork::kAll;
+  TILEMOE_CHECK((query.gradients & ~limit) == 0,
                 "gradients is " << query.gradients
                                 << ", expected those of dX, dW1 and db1 alone: mode is REST");
   return {.mode = query.mode,
           .dH_over_H = rest || query.mode == TILEMOE_BACKWARD_OVER_H,
-          .gradients = query.gradients ? query.gradients : most};
+          .gradients = query.gradients ? query.gradients : limit};
 }
 
 }  // namespace tilemoe

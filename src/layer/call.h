@@ -56,7 +56,7 @@ class BackwardCall {
   bool counts_parts() const;
 
  private:
-  BackwardWork asked_for() const;
+  BackwardWork requested_work() const;
   void check_tensors() const;
   void check_weight_gradients() const;
   void check_mode() const;

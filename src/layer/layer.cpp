@@ -77,14 +77,14 @@ tilemoe_tensor tokens_of(const tilemoe_tensor& tensor, const std::optional<tilem
 }
 
 // Up to here a product lasts little longer than its launch. 64 tokens of 32 experts each.
-constexpr int64_t kFewRows = 2048;
+constexpr int64_t kSmallT = 2048;
 
 Tuning tuning_of(int32_t block_turns) {
-  return {.block_turns = std::max<int>(block_turns, 1)};
+  return {.ctas_per_sm = std::max<int>(block_turns, 1)};
 }
 Tuning forward_tuning(const tilemoe_forward_args& args, const tilemoe_routing_spec& spec) {
   Tuning tuning = tuning_of(args.block_turns);
-  tuning.early = spec.capacity <= kFewRows;
+  tuning.pdl = spec.capacity <= kSmallT;
   return tuning;
 }
 

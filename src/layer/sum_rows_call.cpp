@@ -14,17 +14,17 @@ void check_sizes(const tilemoe_sum_rows_args& args) {
   TILEMOE_CHECK(args.sources >= 1 && args.sources <= TILEMOE_MAX_SOURCES,
                 "sources is " << args.sources << ", expected 1 to " << TILEMOE_MAX_SOURCES);
   TILEMOE_CHECK(args.source != nullptr, "source is null, expected " << args.sources << " pointers");
-  const int64_t most = kMaxRows / args.sources;
-  TILEMOE_CHECK(args.source_rows >= 0 && args.source_rows <= most,
-                "source_rows is " << args.source_rows << ", expected 0 to " << most << " of "
+  const int64_t limit = kMaxRows / args.sources;
+  TILEMOE_CHECK(args.source_rows >= 0 && args.source_rows <= limit,
+                "source_rows is " << args.source_rows << ", expected 0 to " << limit << " of "
                                   << args.sources << " sources");
   TILEMOE_CHECK(is_float(args.out.dtype),
                 "out is " << describe(args.out) << ", expected float32, bfloat16 or float16");
   TILEMOE_CHECK(args.out.ndim == 2, "out is " << describe(args.out) << ", expected (rows, d)");
   const int64_t rows = args.out.shape[0], d = args.out.shape[1];
-  const int64_t most_rows = max_rows(args.device);
-  TILEMOE_CHECK(rows >= 0 && rows <= most_rows,
-                "rows is " << rows << ", expected 0 to " << most_rows);
+  const int64_t row_limit = max_rows(args.device);
+  TILEMOE_CHECK(rows >= 0 && rows <= row_limit,
+                "rows is " << rows << ", expected 0 to " << row_limit);
   TILEMOE_CHECK(d >= kWidthMultiple && d % kWidthMultiple == 0 && d <= kMaxWidth,
                 "d is " << d << ", expected a positive multiple of " << kWidthMultiple
                         << ", at most " << kMaxWidth);

@@ -40,9 +40,9 @@ int64_t input_block_columns(const tilemoe_experts& experts, bool dh_over_h) {
   if (columns == experts.d || !dh_over_h) return columns;
   const int64_t room = experts.n + columns;
   const int64_t blocks = (experts.d + room - 1) / room;
-  const int64_t least = (experts.d + blocks - 1) / blocks;
+  const int64_t min_columns = (experts.d + blocks - 1) / blocks;
   for (int64_t multiple : {256, 64})
-    if (const int64_t whole = (least + multiple - 1) / multiple * multiple; whole <= room)
+    if (const int64_t whole = (min_columns + multiple - 1) / multiple * multiple; whole <= room)
       return std::min(experts.d, whole);
   return columns;
 }

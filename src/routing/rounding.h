@@ -63,8 +63,8 @@ TILEMOE_HOST_DEVICE bool rounds_up(tilemoe_rounding rule, int64_t remainder, int
 TILEMOE_HOST_DEVICE int32_t rounded_count(int64_t f, int64_t T, int64_t m, bool up) {
   if (T < m || m == 1) return static_cast<int32_t>(f);
   const int64_t target = f / m * m + (up ? m : 0);
-  const int64_t most = T / m * m;
-  return static_cast<int32_t>(target < most ? target : most);
+  const int64_t limit = T / m * m;
+  return static_cast<int32_t>(target < limit ? target : limit);
 }
 
 // Balanced: how many experts go up so that the sum of all f' is nearest to that of all f; a half

@@ -93,8 +93,8 @@ void check_groups(Args& args, int64_t K, int64_t E) {
 }
 
 void check_tokens_and_experts(int64_t T, int64_t E, tilemoe_device device) {
-  const int64_t most = limits::max_rows(device);
-  TILEMOE_CHECK(T >= 0 && T <= most, "T is " << T << ", expected 0 to " << most);
+  const int64_t limit = limits::max_rows(device);
+  TILEMOE_CHECK(T >= 0 && T <= limit, "T is " << T << ", expected 0 to " << limit);
   TILEMOE_CHECK(E >= 1 && E <= limits::kMaxExperts,
                 "E is " << E << ", expected 1 to " << limits::kMaxExperts);
 }
@@ -203,10 +203,10 @@ void top_k_scores(const tilemoe_top_k_scores_args* given) {
   Backend& backend = backend_for(args.device);
   const int64_t T = args.logits.shape[0], E = args.logits.shape[1];
   TILEMOE_CHECK(args.ids.ndim == 2, "ids are " << describe(args.ids) << ", expected (T, K)");
-  const int64_t K = args.ids.shape[1], most = limits::max_rows(args.device);
+  const int64_t K = args.ids.shape[1], limit = limits::max_rows(args.device);
   TILEMOE_CHECK(K >= 1, "K is " << K << ", expected at least 1");
-  TILEMOE_CHECK(checked_product(T, K, "T * K") <= most,
-                "T * K is " << T << " * " << K << ", expected at most " << most);
+  TILEMOE_CHECK(checked_product(T, K, "T * K") <= limit,
+                "T * K is " << T << " * " << K << ", expected at most " << limit);
   check_choice(args, T, E, K);
   MemoryUse memory;
   memory.reads("logits", args.logits);
@@ -233,26 +233,26 @@ void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* given
 namespace {
 
 // What one launch takes. Past it other calls do the same, so it is no wrong argument.
-void check_few_tokens(const tilemoe_routing_spec& spec, int64_t d) {
+void check_decode(const tilemoe_routing_spec& spec, int64_t d) {
   TILEMOE_CHECK(spec.kind == TILEMOE_ROUTING_TOP_K,
                 "the routing is of kind " << kind_name(spec.kind) << ", expected top-K");
   TILEMOE_CHECK(d >= limits::kWidthMultiple && d % limits::kWidthMultiple == 0,
                 "d is " << d << ", expected a multiple of " << limits::kWidthMultiple);
-  const auto check_most = [](const char* name, int64_t value, int64_t most) {
-    TILEMOE_CHECK_SUPPORTED(value <= most,
-                            name << " is " << value << ", route_tokens takes at most " << most
+  const auto check_max = [](const char* name, int64_t value, int64_t limit) {
+    TILEMOE_CHECK_SUPPORTED(value <= limit,
+                            name << " is " << value << ", route_tokens takes at most " << limit
                                  << ": past it, call top_k and route_top_k with the logits");
   };
-  check_most("T", spec.T, TILEMOE_ROUTE_TOKENS_MOST_T);
-  check_most("E", spec.E, TILEMOE_ROUTE_TOKENS_MOST_E);
-  check_most("K", spec.K, TILEMOE_ROUTE_TOKENS_MOST_K);
-  check_most("d", d, TILEMOE_ROUTE_TOKENS_MOST_D);
+  check_max("T", spec.T, TILEMOE_ROUTE_TOKENS_MOST_T);
+  check_max("E", spec.E, TILEMOE_ROUTE_TOKENS_MOST_E);
+  check_max("K", spec.K, TILEMOE_ROUTE_TOKENS_MOST_K);
+  check_max("d", d, TILEMOE_ROUTE_TOKENS_MOST_D);
 }
 
 }  // namespace
 
 size_t route_tokens_workspace_bytes(const tilemoe_routing_spec& spec, int64_t d) {
-  check_few_tokens(spec, d);
+  check_decode(spec, d);
   return backend_for(spec.device).route_tokens_scratch_bytes(spec, d);
 }
 
@@ -267,7 +267,7 @@ void route_tokens(tilemoe_routing* routing, const tilemoe_route_tokens_args* giv
   TILEMOE_CHECK(args.X.ndim == 2, "X is " << describe(args.X) << ", expected (T, d)");
   const int64_t d = args.X.shape[1];
   check_tensor("X", args.X, {{spec.T, d}, kFloats, Strides::kRows});
-  check_few_tokens(spec, d);
+  check_decode(spec, d);
   check_tensor("router_weight", args.router_weight,
                {{spec.E, d}, {args.X.dtype, TILEMOE_FLOAT32}, Strides::kRows});
   if (present(args.router_bias)) check_vector("router_bias", args.router_bias, spec.E, kFloats);

@@ -88,19 +88,19 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
                 "device is " << static_cast<int>(spec.device) << ", expected cpu (0) or cuda (1)");
   TILEMOE_CHECK(spec.kind >= TILEMOE_ROUTING_TOP_K && spec.kind <= TILEMOE_ROUTING_GROUPED,
                 "routing kind is " << static_cast<int>(spec.kind) << ", expected 0 to 3");
-  const int64_t most = max_rows(spec.device);
-  TILEMOE_CHECK(spec.T >= 0 && spec.T <= most, "T is " << spec.T << ", expected 0 to " << most);
+  const int64_t limit = max_rows(spec.device);
+  TILEMOE_CHECK(spec.T >= 0 && spec.T <= limit, "T is " << spec.T << ", expected 0 to " << limit);
   TILEMOE_CHECK(spec.E >= 1 && spec.E <= kMaxExperts,
                 "E is " << spec.E << ", expected 1 to " << kMaxExperts);
   TILEMOE_CHECK(spec.pairs >= 0, "pairs is " << spec.pairs << ", expected at least 0");
-  TILEMOE_CHECK(spec.capacity >= 0 && spec.capacity <= most,
-                "capacity is " << spec.capacity << ", expected 0 to " << most);
+  TILEMOE_CHECK(spec.capacity >= 0 && spec.capacity <= limit,
+                "capacity is " << spec.capacity << ", expected 0 to " << limit);
   const bool chooses = spec.kind == TILEMOE_ROUTING_TOP_K || spec.kind == TILEMOE_ROUTING_ROUNDED;
   if (chooses) {
     TILEMOE_CHECK(spec.K >= 1 && spec.K <= spec.E,
                   "K is " << spec.K << ", expected 1 to E = " << spec.E);
-    TILEMOE_CHECK(checked_product(spec.T, spec.K, "T * K") <= most,
-                  "T * K is " << spec.T << " * " << spec.K << ", expected at most " << most);
+    TILEMOE_CHECK(checked_product(spec.T, spec.K, "T * K") <= limit,
+                  "T * K is " << spec.T << " * " << spec.K << ", expected at most " << limit);
   }
   if (spec.kind == TILEMOE_ROUTING_ROUNDED) {
     TILEMOE_CHECK(spec.m >= 1 && spec.m <= kMaxMultiple,
@@ -121,9 +121,9 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
   if (spec.capacity == 0) spec.capacity = row_bound(spec);
   if (spec.kind == TILEMOE_ROUTING_TOP_K) spec.pairs = spec.T * spec.K;
   if (spec.kind == TILEMOE_ROUTING_ROUNDED || grouped(spec)) spec.pairs = spec.capacity;
-  TILEMOE_CHECK(spec.pairs <= most && spec.capacity <= most,
+  TILEMOE_CHECK(spec.pairs <= limit && spec.capacity <= limit,
                 "the routing has " << spec.pairs << " pairs and " << spec.capacity
-                                   << " rows, expected at most " << most);
+                                   << " rows, expected at most " << limit);
   return spec;
 }
 

@@ -11,13 +11,13 @@
 namespace tilemoe::verify {
 namespace {
 
-void use_kit(const char* name) {
+void use_arch(const char* name) {
   ASSERT_EQ(tilemoe_set_cuda_arch(name), TILEMOE_SUCCESS) << tilemoe_last_error();
 }
 
 class Archs : public testing::TestWithParam<Case> {
  protected:
-  void TearDown() override { use_kit("auto"); }
+  void TearDown() override { use_arch("auto"); }
 };
 
 TEST_P(Archs, GiveTheSameBits) {
@@ -29,7 +29,7 @@ TEST_P(Archs, GiveTheSameBits) {
     }
     try {
       EXPECT_EQ(
-          outputs_changed_by([] { use_kit("sm80"); }, GetParam(), 1, cuda_memory(), Passes::kAll),
+          outputs_changed_by([] { use_arch("sm80"); }, GetParam(), 1, cuda_memory(), Passes::kAll),
           std::vector<std::string>())
           << "outputs of arch sm80 with other bits than " << own << "'s";
       return;

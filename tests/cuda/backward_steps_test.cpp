@@ -24,7 +24,7 @@ struct Launch {
 
   Tuning tuning(const StepCase& c) const {
     Tuning tuning = tuning_of(c);
-    tuning.block_turns = block_turns;
+    tuning.ctas_per_sm = block_turns;
     return tuning;
   }
 };
@@ -126,9 +126,9 @@ class BackwardProblem : public StepProblem {
   // The smaller of the two weight gradients' maximum numbers of splits of a long expert.
   int32_t min_splits(int32_t workers) const {
     const ScratchSizes sizes{.capacity = capacity_, .workers = workers};
-    const int sms = cuda::current_device().multiprocessors;
-    return std::min(cuda::weight_gradient_shares(Step::kWeightGradient1, experts_, sizes, sms),
-                    cuda::weight_gradient_shares(Step::kWeightGradient2, experts_, sizes, sms));
+    const int sms = cuda::current_device().sms;
+    return std::min(cuda::weight_gradient_splits(Step::kWeightGradient1, experts_, sizes, sms),
+                    cuda::weight_gradient_splits(Step::kWeightGradient2, experts_, sizes, sms));
   }
   TwinTensor& ds_partial() { return ds_partial_; }
   // The partial sums of the rows that exist, group by group.
@@ -244,7 +244,7 @@ StepCase long_experts_case(uint32_t flags) {
 TEST(SplitK, DependsOnTheWorkersAndNotOnTheClusters) {
   const StepCase c = long_experts_case(kUnitScale);
   BackwardProblem problem(c);
-  const int32_t clusters = cuda::current_device().multiprocessors / 2;
+  const int32_t clusters = cuda::current_device().sms / 2;
   std::vector<std::vector<std::vector<uint8_t>>> by_workers;
   for (const int32_t workers : {1, clusters / 4, clusters, 2 * clusters, 1000}) {
     SCOPED_TRACE(workers);

@@ -16,13 +16,13 @@
 namespace tilemoe::cuda {
 namespace {
 
-constexpr BuiltKit kBoth[] = {{KitName::kSm80, "80"}, {KitName::kSm90, "90a"}};
-constexpr BuiltKit kOnlySm90[] = {{KitName::kSm90, "90a"}};
-constexpr BuiltKit kOnlySm80[] = {{KitName::kSm80, "80"}};
+constexpr BuiltArch kBoth[] = {{ArchName::kSm80, "80"}, {ArchName::kSm90, "90a"}};
+constexpr BuiltArch kOnlySm90[] = {{ArchName::kSm90, "90a"}};
+constexpr BuiltArch kOnlySm80[] = {{ArchName::kSm80, "80"}};
 
 DeviceInfo gpu(int major, int minor) {
   return {.index = 0,
-          .multiprocessors = 108,
+          .sms = 108,
           .major = major,
           .minor = minor,
           .l2_bytes = 40 << 20,
@@ -116,19 +116,19 @@ TEST(Capability, OfABuildIsWhatItHasCodeFor) {
 
 // An arch that the device would run, but that was compiled for other devices.
 TEST(Arch, NeedsCodeForTheDevice) {
-  constexpr BuiltKit kBlackwell[] = {{KitName::kSm80, "100,120"}, {KitName::kSm90, "90a"}};
-  EXPECT_EQ(choose_kit(gpu(10, 3), {}, kBlackwell), KitName::kSm80);
-  EXPECT_EQ(choose_kit(gpu(9, 0), {}, kBlackwell), KitName::kSm90);
+  constexpr BuiltArch kBlackwell[] = {{ArchName::kSm80, "100,120"}, {ArchName::kSm90, "90a"}};
+  EXPECT_EQ(choose_arch(gpu(10, 3), {}, kBlackwell), ArchName::kSm80);
+  EXPECT_EQ(choose_arch(gpu(9, 0), {}, kBlackwell), ArchName::kSm90);
   expect_part(refusal([&] {
-                choose_kit(gpu(9, 0), {"sm80", "TILEMOE_ARCH"}, kBlackwell);
+                choose_arch(gpu(9, 0), {"sm80", "TILEMOE_ARCH"}, kBlackwell);
               }),
               Status::kUnsupported,
               "the arch sm80, set by TILEMOE_ARCH, has no code for it in this build, which has "
               "sm90 for 90a and sm80 for 100,120");
-  expect_part(refusal([&] { choose_kit(gpu(8, 6), {}, kBlackwell); }), Status::kUnsupported,
+  expect_part(refusal([&] { choose_arch(gpu(8, 6), {}, kBlackwell); }), Status::kUnsupported,
               "for which this build has no arch");
-  constexpr BuiltKit kOnHopper[] = {{KitName::kSm80, "100,90"}, {KitName::kSm90, "90a"}};
-  EXPECT_EQ(choose_kit(gpu(9, 0), {"sm80", "TILEMOE_ARCH"}, kOnHopper), KitName::kSm80);
+  constexpr BuiltArch kOnHopper[] = {{ArchName::kSm80, "100,90"}, {ArchName::kSm90, "90a"}};
+  EXPECT_EQ(choose_arch(gpu(9, 0), {"sm80", "TILEMOE_ARCH"}, kOnHopper), ArchName::kSm80);
 }
 
 TEST(Arch, IsTheNewestThatTheDeviceRuns) {
@@ -136,17 +136,17 @@ TEST(Arch, IsTheNewestThatTheDeviceRuns) {
     const DeviceInfo device = gpu(major, minor);
     SCOPED_TRACE(device.capability());
     if (major < 8) {
-      expect_part(refusal([&] { choose_kit(device, {}, kBoth); }), Status::kUnsupported,
+      expect_part(refusal([&] { choose_arch(device, {}, kBoth); }), Status::kUnsupported,
                   "Some GPU has compute capability 7.5, for which this build has no arch");
       continue;
     }
     const bool hopper = major == 9;
-    EXPECT_EQ(choose_kit(device, {}, kBoth), hopper ? KitName::kSm90 : KitName::kSm80);
+    EXPECT_EQ(choose_arch(device, {}, kBoth), hopper ? ArchName::kSm90 : ArchName::kSm80);
     EXPECT_EQ(describe_choice(device, {}, kBoth),
               std::string(hopper ? "sm90" : "sm80") + ", the newest for compute capability " +
                   device.capability() +
                   (major == 10 ? " without sm100, which this build lacks" : ""));
-    EXPECT_EQ(choose_kit(device, {}, kOnlySm80), KitName::kSm80);
+    EXPECT_EQ(choose_arch(device, {}, kOnlySm80), ArchName::kSm80);
   }
 }
 
@@ -154,19 +154,19 @@ TEST(Arch, IsTheRequestedOne) {
   for (const auto& [major, minor] : kCapabilities) {
     const DeviceInfo device = gpu(major, minor);
     SCOPED_TRACE(device.capability());
-    const KitRequest sm80{"sm80", "TILEMOE_ARCH"}, sm90{"sm90", "the program"};
+    const ArchRequest sm80{"sm80", "TILEMOE_ARCH"}, sm90{"sm90", "the program"};
     if (major >= 8) {
-      EXPECT_EQ(choose_kit(device, sm80, kBoth), KitName::kSm80);
+      EXPECT_EQ(choose_arch(device, sm80, kBoth), ArchName::kSm80);
       EXPECT_EQ(describe_choice(device, sm80, kBoth), "sm80, set by TILEMOE_ARCH");
     } else {
-      expect_part(refusal([&] { choose_kit(device, sm80, kBoth); }), Status::kUnsupported,
+      expect_part(refusal([&] { choose_arch(device, sm80, kBoth); }), Status::kUnsupported,
                   "has compute capability 7.5, the arch sm80, set by TILEMOE_ARCH, needs 8.0");
     }
     if (major == 9) {
-      EXPECT_EQ(choose_kit(device, sm90, kBoth), KitName::kSm90);
+      EXPECT_EQ(choose_arch(device, sm90, kBoth), ArchName::kSm90);
       EXPECT_EQ(describe_choice(device, sm90, kBoth), "sm90, set by the program");
     } else {
-      expect_part(refusal([&] { choose_kit(device, sm90, kBoth); }), Status::kUnsupported,
+      expect_part(refusal([&] { choose_arch(device, sm90, kBoth); }), Status::kUnsupported,
                   "has compute capability " + device.capability() +
                       ", the arch sm90, set by the program, needs 9.0");
     }
@@ -178,7 +178,7 @@ TEST(Arch, ThatTheBuildLacksIsRefused) {
   for (const auto& [major, minor] : kCapabilities) {
     const DeviceInfo device = gpu(major, minor);
     SCOPED_TRACE(device.capability());
-    const auto ask = [&](const char* arch, std::span<const BuiltKit> built) {
+    const auto ask = [&](const char* arch, std::span<const BuiltArch> built) {
       return refusal([&] { describe_choice(device, {arch, "TILEMOE_ARCH"}, built); });
     };
     expect_part(ask("sm100", kBoth), Status::kUnsupported,
@@ -188,29 +188,29 @@ TEST(Arch, ThatTheBuildLacksIsRefused) {
     expect_part(ask("sm90", kOnlySm80), Status::kUnsupported, "it has sm80 for 80");
     if (major == 9) continue;
     expect_part(
-        refusal([&] { choose_kit(device, {}, kOnlySm90); }), Status::kUnsupported,
+        refusal([&] { choose_arch(device, {}, kOnlySm90); }), Status::kUnsupported,
         "for which this build has no arch of the layer's grouped GEMMs (it has sm90 for 90a)");
   }
 }
 
-constexpr BuiltKit kAll[] = {
-    {KitName::kSm80, "80,100f"}, {KitName::kSm90, "90a"}, {KitName::kSm100, "100f"}};
+constexpr BuiltArch kAll[] = {
+    {ArchName::kSm80, "80,100f"}, {ArchName::kSm90, "90a"}, {ArchName::kSm100, "100f"}};
 
 TEST(Arch, ThatWasNeverExecutedRunsOnlyIfSelected) {
-  constexpr BuiltKit kOnlySm100[] = {{KitName::kSm100, "100f"}};
-  const KitRequest automatic{"auto", "TILEMOE_ARCH"}, sm100{"sm100", "TILEMOE_ARCH"};
+  constexpr BuiltArch kOnlySm100[] = {{ArchName::kSm100, "100f"}};
+  const ArchRequest automatic{"auto", "TILEMOE_ARCH"}, sm100{"sm100", "TILEMOE_ARCH"};
   for (const auto& [major, minor] : kCapabilities) {
     const DeviceInfo device = gpu(major, minor);
     SCOPED_TRACE(device.capability());
-    expect_part(refusal([&] { choose_kit(device, {}, kOnlySm100); }), Status::kUnsupported,
+    expect_part(refusal([&] { choose_arch(device, {}, kOnlySm100); }), Status::kUnsupported,
                 "for which this build has no arch of the layer's grouped GEMMs");
     if (major == 10) {
-      EXPECT_EQ(choose_kit(device, {}, kAll), KitName::kSm80);
-      EXPECT_EQ(choose_kit(device, automatic, kAll), KitName::kSm80);
+      EXPECT_EQ(choose_arch(device, {}, kAll), ArchName::kSm80);
+      EXPECT_EQ(choose_arch(device, automatic, kAll), ArchName::kSm80);
       EXPECT_EQ(describe_choice(device, {}, kAll),
                 "sm80, the newest for compute capability " + device.capability() +
                     " without sm100, which was never executed on a GPU");
-      EXPECT_EQ(choose_kit(device, sm100, kAll), KitName::kSm100);
+      EXPECT_EQ(choose_arch(device, sm100, kAll), ArchName::kSm100);
       EXPECT_EQ(describe_choice(device, sm100, kAll),
                 "sm100, set by TILEMOE_ARCH, never executed on a GPU");
       continue;
@@ -218,14 +218,14 @@ TEST(Arch, ThatWasNeverExecutedRunsOnlyIfSelected) {
     if (major >= 8) {
       EXPECT_EQ(describe_choice(device, {}, kAll), describe_choice(device, {}, kBoth));
     }
-    expect_part(refusal([&] { choose_kit(device, sm100, kAll); }), Status::kUnsupported,
+    expect_part(refusal([&] { choose_arch(device, sm100, kAll); }), Status::kUnsupported,
                 "has compute capability " + device.capability() +
                     ", the arch sm100, set by TILEMOE_ARCH, needs 10.0");
   }
   // Nor does its code for another device.
-  constexpr BuiltKit kElsewhere[] = {{KitName::kSm80, "80"}, {KitName::kSm100, "120"}};
-  EXPECT_EQ(choose_kit(gpu(10, 0), {}, kElsewhere), KitName::kSm80);
-  expect_part(refusal([&] { choose_kit(gpu(10, 0), sm100, kElsewhere); }), Status::kUnsupported,
+  constexpr BuiltArch kElsewhere[] = {{ArchName::kSm80, "80"}, {ArchName::kSm100, "120"}};
+  EXPECT_EQ(choose_arch(gpu(10, 0), {}, kElsewhere), ArchName::kSm80);
+  expect_part(refusal([&] { choose_arch(gpu(10, 0), sm100, kElsewhere); }), Status::kUnsupported,
               "has no code for it");
 }
 
@@ -233,7 +233,7 @@ TEST(Arch, HasAName) {
   for (const auto& [major, minor] : kCapabilities)
     for (const char* name : {"sm70", "SM90", "sm_90", "90", "sm80,sm90", "sm80 ", "cpu"})
       expect_part(refusal([&] {
-                    choose_kit(gpu(major, minor), {name, "TILEMOE_ARCH"}, kBoth);
+                    choose_arch(gpu(major, minor), {name, "TILEMOE_ARCH"}, kBoth);
                   }),
                   Status::kInvalidArgument,
                   "the arch '" + std::string(name) +
@@ -254,51 +254,51 @@ TEST(Arch, OfTheEnvironmentIsReadOnceAndTheProgramWins) {
   testing::internal::CaptureStderr();
   for (int call = 0; call < 2; ++call) {
     if (!older.empty() && !arch.empty() && older != arch) {
-      const Refusal refused = refusal([&] { kit_of(hopper); });
+      const Refusal refused = refusal([&] { arch_of(hopper); });
       expect_part(refused, Status::kInvalidArgument, "TILEMOE_ARCH is " + arch);
       expect_part(refused, Status::kInvalidArgument, "TILEMOE_KIT, its older name, is " + older);
     } else if (arch == "nonsense") {
-      expect_part(refusal([&] { kit_of(hopper); }), Status::kInvalidArgument, "'nonsense'");
+      expect_part(refusal([&] { arch_of(hopper); }), Status::kInvalidArgument, "'nonsense'");
     } else if (arch == "sm100") {
 #ifdef TILEMOE_WITH_SM100
-      EXPECT_EQ(kit_of(blackwell), KitName::kSm100);
+      EXPECT_EQ(arch_of(blackwell), ArchName::kSm100);
       reported =
           "tilemoe: warning: TILEMOE_ARCH=sm100 selects kernels that were never executed on "
           "a GPU\n";
 #endif
-      EXPECT_EQ(refusal([&] { kit_of(hopper); }).status, Status::kUnsupported);
+      EXPECT_EQ(refusal([&] { arch_of(hopper); }).status, Status::kUnsupported);
     } else if (arch == "sm90" || older == "sm90") {
-      EXPECT_EQ(describe_kit_of(hopper),
+      EXPECT_EQ(describe_arch_of(hopper),
                 std::string("sm90, set by ") + (arch.empty() ? "TILEMOE_KIT" : "TILEMOE_ARCH"));
-      expect_part(refusal([&] { kit_of(ampere); }), Status::kUnsupported, "needs 9.0");
+      expect_part(refusal([&] { arch_of(ampere); }), Status::kUnsupported, "needs 9.0");
       if (arch.empty())
         reported = "tilemoe: warning: TILEMOE_KIT is the older name of TILEMOE_ARCH\n";
     } else {
       EXPECT_EQ(arch + older, "");
-      EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
+      EXPECT_EQ(describe_arch_of(hopper), "sm90, the newest for compute capability 9.0");
     }
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(), reported);
-  const Refusal before = refusal([&] { kit_of(hopper); });
+  const Refusal before = refusal([&] { arch_of(hopper); });
   setenv("TILEMOE_ARCH", "sm70", 1);  // once read, it is not read again
-  EXPECT_EQ(refusal([&] { kit_of(hopper); }).text, before.text);
+  EXPECT_EQ(refusal([&] { arch_of(hopper); }).text, before.text);
 
   EXPECT_EQ(tilemoe_set_cuda_arch("auto"), TILEMOE_SUCCESS);
-  EXPECT_EQ(describe_kit_of(hopper), "sm90, the newest for compute capability 9.0");
-  EXPECT_EQ(refusal([&] { kit_of(blackwell); }).text.find("sm100"), std::string::npos);
+  EXPECT_EQ(describe_arch_of(hopper), "sm90, the newest for compute capability 9.0");
+  EXPECT_EQ(refusal([&] { arch_of(blackwell); }).text.find("sm100"), std::string::npos);
   EXPECT_EQ(tilemoe_set_cuda_arch("sm90"), TILEMOE_SUCCESS);
-  EXPECT_EQ(describe_kit_of(hopper), "sm90, set by the program");
+  EXPECT_EQ(describe_arch_of(hopper), "sm90, set by the program");
 #ifdef TILEMOE_WITH_SM100
   EXPECT_EQ(tilemoe_set_cuda_arch("sm100"), TILEMOE_SUCCESS);
-  EXPECT_EQ(kit_of(blackwell), KitName::kSm100);
+  EXPECT_EQ(arch_of(blackwell), ArchName::kSm100);
   EXPECT_EQ(tilemoe_set_cuda_arch("sm90"), TILEMOE_SUCCESS);
 #else
   EXPECT_EQ(tilemoe_set_cuda_arch("sm100"), TILEMOE_UNSUPPORTED);
 #endif
   EXPECT_EQ(tilemoe_set_cuda_arch("nonsense"), TILEMOE_INVALID_ARGUMENT);
-  EXPECT_EQ(describe_kit_of(hopper), "sm90, set by the program") << "a refusal changes nothing";
+  EXPECT_EQ(describe_arch_of(hopper), "sm90, set by the program") << "a refusal changes nothing";
   EXPECT_EQ(tilemoe_set_cuda_arch(nullptr), TILEMOE_SUCCESS);
-  EXPECT_EQ(kit_of(hopper), KitName::kSm90);
+  EXPECT_EQ(arch_of(hopper), ArchName::kSm90);
 }
 
 }  // namespace

@@ -191,7 +191,7 @@ inline std::vector<StepCase> step_cases(Passes pass) {
   }
   const cuda::Variant swiglu{.weights = cuda::Major::kMN,
                              .activations = cuda::Activations::kSwiGLU};
-  const cuda::Tiles tiles({cuda::ProductName::kActivationGradient, cuda::KitName::kSm90, swiglu});
+  const cuda::Tiles tiles({cuda::GemmName::kActivationGradient, cuda::ArchName::kSm90, swiglu});
   for (const cuda::TileConfiguration& tile : tiles) {
     const std::string name =
         (tile.cluster == 1 ? "single" : "cluster") + std::to_string(tile.block_n);

@@ -16,14 +16,14 @@ namespace {
 template <class Element>
 struct TwoWarps {
   using Out = Element;
-  static constexpr int kSlabs = 2, kThreads = 2 * kWarp, BLOCK_M = 64, BLOCK_N = 128;
+  static constexpr int kFragments = 2, kThreads = 2 * kWarp, BLOCK_M = 64, BLOCK_N = 128;
 
-  __device__ static int32_t slab_row(int index) { return slab_row(index, threadIdx.x); }
-  __device__ static int32_t slab_row(int index, std::integral auto thread) {
-    return index * 32 + static_cast<int32_t>(thread / kWarp) * slab::kRows;
+  __device__ static int32_t fragment_row(int index) { return fragment_row(index, threadIdx.x); }
+  __device__ static int32_t fragment_row(int index, std::integral auto thread) {
+    return index * 32 + static_cast<int32_t>(thread / kWarp) * fragment::kRows;
   }
 };
-static_assert(SlabStore<StoreByThreads<TwoWarps<__half>>>);
+static_assert(FragmentStore<StoreByThreads<TwoWarps<__half>>>);
 
 // Positive, exact in 8 bits of fraction, of another value in every row and column near by.
 __host__ __device__ int number_at(int32_t part, int32_t row, int32_t column) {
@@ -42,17 +42,17 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const auto column = static_cast<int32_t>(blockIdx.x) * kColumns;
   const int32_t row = first_row + static_cast<int32_t>(blockIdx.y) * Shape::BLOCK_M;
   for (int32_t part = 0; part < parts; ++part) {
-    Slabs<Shape::kSlabs, kColumns> D;
-    uint32_t words[Shape::kSlabs][kColumns / 8][2];
+    AccumulatorFragments<Shape::kFragments, kColumns> D;
+    uint32_t words[Shape::kFragments][kColumns / 8][2];
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) {
-        const int32_t r = row + Shape::slab_row(m) + slab::row(i % 4 / 2);
-        D[m][i] = static_cast<float>(number_at(part, r, column + slab::column(i / 4) + i % 2));
+        const int32_t r = row + Shape::fragment_row(m) + fragment::row(i % 4 / 2);
+        D[m][i] = static_cast<float>(number_at(part, r, column + fragment::column(i / 4) + i % 2));
       }
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int w = 0; w < kColumns / 4; ++w)
         words[m][w / 2][w % 2] = pack(D[m][2 * w], D[m][2 * w + 1], typename Shape::Out());
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       continue;
     }
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int first = 0; first < kColumns; first += Store::kBatchColumns)
         store.store_packed(out, m, row, row_end, part, column + first, &words[m][first / 8]);

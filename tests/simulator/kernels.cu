@@ -9,8 +9,8 @@
 namespace tilemoe::simulator_test {
 namespace {
 
-using cuda::launch_early;
 using cuda::launch_kernel;
+using cuda::launch_pdl;
 namespace ptx = cuda::ptx;
 
 template <Mirror kHow>
@@ -141,13 +141,13 @@ __global__ void write_one(int32_t* out) {
 }
 
 __global__ void write_numbers(int32_t* data) {
-  cuda::wait_for_data();
-  cuda::let_next_start();
+  cuda::pdl_wait();
+  cuda::pdl_trigger();
   data[threadIdx.x] = static_cast<int32_t>(threadIdx.x);  // numbers
 }
 template <bool kWaits>
 __global__ void read_numbers(int32_t* out, const int32_t* data) {
-  if (kWaits) cuda::wait_for_data();
+  if (kWaits) cuda::pdl_wait();
   out[threadIdx.x] = data[threadIdx.x] + 1;  // early
 }
 struct OverlapParams {
@@ -232,12 +232,12 @@ void all_write_one(int32_t* out, int blocks) {
 
 void overlapping_launches(bool waits, int32_t* data, int32_t* out) {
   const OverlapParams params{data, out};
-  const cuda::EarlyLaunch where{.blocks = dim3(1), .threads = 64, .stream = nullptr};
-  launch_early<first_launch>(where, params);
+  const cuda::PdlLaunch where{.blocks = dim3(1), .threads = 64, .stream = nullptr};
+  launch_pdl<first_launch>(where, params);
   if (waits)
-    launch_early<second_launch<true>>(where, params);
+    launch_pdl<second_launch<true>>(where, params);
   else
-    launch_early<second_launch<false>>(where, params);
+    launch_pdl<second_launch<false>>(where, params);
 }
 
 void multiply(float* out, const uint16_t* a, const uint16_t* b) {

@@ -4,7 +4,6 @@
 #include "cuda/ptx/descriptors.h"
 #include "cuda/ptx/tcgen05.h"
 #include "cuda/ptx/warp.h"
-#include "two_cta_kernels.h"
 #include "tensor_stages.h"
 #include "two_cta_kernels.h"
 
@@ -54,8 +53,8 @@ __device__ void multiply(Barriers& barriers, uint32_t memory, uint32_t tensor) {
     if (kHow == TwoCta::kCommitOfOneCta)
       ptx::tcgen05_commit(empty);  // commits_alone
     else
-      ptx::tcgen05_commit_pair(empty, kHow == TwoCta::kStagesCommittedToOneCta ? 1 : 3);  // commits
-    ptx::tcgen05_commit_pair(Barriers::at(barriers.done[pass.stage]),
+      ptx::tcgen05_commit_2cta(empty, kHow == TwoCta::kStagesCommittedToOneCta ? 1 : 3);  // commits
+    ptx::tcgen05_commit_2cta(Barriers::at(barriers.done[pass.stage]),
                              kHow == TwoCta::kAccumulatorsCommittedToOneCta ? 1 : 3);
   }
   for (int s = 0; s < kStages; ++s, pass.advance())

@@ -18,7 +18,7 @@ DeviceInfo read(int index) {
   cudaDeviceProp properties{};
   TILEMOE_CHECK_CUDA(cudaGetDeviceProperties(&properties, index), "device " << index);
   return {.index = index,
-          .multiprocessors = properties.multiProcessorCount,
+          .sms = properties.multiProcessorCount,
           .major = properties.major,
           .minor = properties.minor,
           .l2_bytes = static_cast<size_t>(properties.l2CacheSize),
@@ -70,25 +70,26 @@ const DeviceInfo& device_at(int index) {
   return known_device(index);
 }
 
-bool has_code(std::string_view archs, const DeviceInfo& device) {
-  const auto runs = [&](std::string_view arch) {
-    if (arch == "80") return device.major >= 8;  // with PTX, for what has no code of its own
-    if (arch == "90" || arch == "90a") return device.major == 9 && device.minor == 0;
-    if (arch == "100" || arch == "100f") return device.major == 10;
-    return arch == "120" && device.major == 12;
+bool has_code(std::string_view cuda_archs, const DeviceInfo& device) {
+  const auto runs = [&](std::string_view cuda_arch) {
+    if (cuda_arch == "80") return device.major >= 8;  // with PTX, for what has no code of its own
+    if (cuda_arch == "90" || cuda_arch == "90a") return device.major == 9 && device.minor == 0;
+    if (cuda_arch == "100" || cuda_arch == "100f") return device.major == 10;
+    return cuda_arch == "120" && device.major == 12;
   };
-  for (size_t end = 0; !archs.empty(); archs.remove_prefix(std::min(end + 1, archs.size()))) {
-    end = std::min(archs.find(','), archs.size());
-    if (runs(archs.substr(0, end))) return true;
+  for (size_t end = 0; !cuda_archs.empty();
+       cuda_archs.remove_prefix(std::min(end + 1, cuda_archs.size()))) {
+    end = std::min(cuda_archs.find(','), cuda_archs.size());
+    if (runs(cuda_archs.substr(0, end))) return true;
   }
   return false;
 }
 
-void require_code(std::string_view archs, const DeviceInfo& device) {
-  TILEMOE_CHECK_SUPPORTED(has_code(archs, device),
+void require_code(std::string_view cuda_archs, const DeviceInfo& device) {
+  TILEMOE_CHECK_SUPPORTED(has_code(cuda_archs, device),
                           device.name
                               << " has compute capability " << device.capability()
-                              << ", this build has code for " << archs
+                              << ", this build has code for " << cuda_archs
                               << ": build with another TILEMOE_CUDA_ARCHS, or use the CPU backend");
 }
 
@@ -120,7 +121,7 @@ namespace tilemoe::cuda::sm80 {
 namespace {
 
 // INT_MAX: not set.
-int shared_kib_asked_for() {
+int requested_shared_kib() {
   const char* const text = std::getenv("TILEMOE_SHARED_KIB");
   if (text == nullptr || *text == '\0') return INT_MAX;
   int kib = 0;
@@ -134,7 +135,7 @@ int shared_kib_asked_for() {
 }  // namespace
 
 int shared_bytes_of_block(const DeviceInfo& device) {
-  const int kib = shared_kib_asked_for();
+  const int kib = requested_shared_kib();
   return kib == INT_MAX ? device.shared_bytes : std::min(device.shared_bytes, kib * 1024);
 }
 

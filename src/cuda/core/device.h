@@ -44,7 +44,7 @@ class OncePerDevice {
 
 struct DeviceInfo {
   int index;
-  int multiprocessors;
+  int sms;
   int major, minor;  // compute capability
   size_t l2_bytes;
   int shared_bytes;  // that a block may have
@@ -53,7 +53,7 @@ struct DeviceInfo {
   std::string capability() const { return std::to_string(major) + "." + std::to_string(minor); }
 };
 
-// Throws Error(kUnsupported) where no kernel runs on the device: the rowwise ones take compute
+// Throws Error(kUnsupported) where no kernel runs on the device: the row-wise ones take compute
 // capability 8.0. Products ask for more (cuda/products.h).
 void require_any_kernel(const DeviceInfo& device);
 
@@ -66,9 +66,9 @@ const DeviceInfo& device_at(int index);
 // alone: kernels include device.h.
 
 // Whether code for these architectures, "80,90a" as in TILEMOE_CUDA_ARCHS, runs on the device.
-bool has_code(std::string_view archs, const DeviceInfo& device);
+bool has_code(std::string_view cuda_archs, const DeviceInfo& device);
 // Throws Error(kUnsupported) where it does not.
-void require_code(std::string_view archs, const DeviceInfo& device);
+void require_code(std::string_view cuda_archs, const DeviceInfo& device);
 
 // What to say where asking for the devices gave `found`, with a driver of that version (as
 // cudaDriverGetVersion has it: 12040; 0 where there is none).
@@ -78,10 +78,10 @@ std::string why_no_device(cudaError_t found, int driver);
 
 namespace tilemoe::cuda::sm80 {
 
-// How a multiprocessor's shared memory is used: GPUs of one kit have 99, 163 or 227 KiB of it for a
+// How an SM's shared memory is used: GPUs of one arch have 99, 163 or 227 KiB of it for a
 // block.
 
-// Blocks of a multiprocessor at a time, and the stages of each.
+// Blocks of an SM at a time, and the stages of each.
 struct BlockRoom {
   int blocks, stages;
   bool operator==(const BlockRoom&) const = default;

@@ -13,16 +13,17 @@ namespace tilemoe::cuda {
 
 constexpr int kWarp = 32;  // threads
 
-// The slab law: a warp has its part of a product as slabs of 16 rows by N columns, in the order of
-// mma.m16n8's C fragment, one slab under the other. wgmma leaves them so, and mma.sync does; from
-// tensor memory they can be read so. The arithmetic of an epilogue is written for slabs; a kit says
-// where a warp's slabs lie in the tile (Shape::slab_row()), and when it is done.
+// The fragment law: a warp has its part of a product as fragments of 16 rows by N columns, in the
+// order of mma.m16n8's C fragment, one fragment under the other. wgmma leaves them so, and mma.sync
+// does; from tensor memory they can be read so. The arithmetic of an epilogue is written for
+// fragments; an arch says where a warp's fragments lie in the tile (Shape::fragment_row()), and
+// when it is done.
 
 // Number 4 j + i of a lane: row lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2.
-template <int kSlabs, int kColumns>
-using Slabs = float[kSlabs][kColumns / 2];
+template <int kFragments, int kColumns>
+using AccumulatorFragments = float[kFragments][kColumns / 2];
 
-namespace slab {
+namespace fragment {
 
 constexpr int kRows = 16;
 
@@ -38,7 +39,7 @@ __device__ __forceinline__ int32_t column(int j = 0) {
   return 8 * j + lane() % 4 * 2;
 }
 
-}  // namespace slab
+}  // namespace fragment
 
 // 16-bit numbers on the device: two neighbouring ones as one word, eight as 16 bytes. (One by itself
 // is routing/half.h's, whose text the host shares.)
@@ -75,7 +76,7 @@ __device__ __forceinline__ void unpack_eight(const uint4& words, float (&out)[8]
   }
 }
 
-// A bias of each expert, added to a product's slabs.
+// A bias of each expert, added to a product's fragments.
 
 struct Bias {
   const void* data = nullptr;  // (E, columns) of the product's type; null: none
@@ -93,14 +94,14 @@ inline Bias bias_of(const tilemoe_tensor& b) {
           .columns = static_cast<int32_t>(b.shape[1])};
 }
 
-// To kColumns columns of slabs, which begin at column `column` of the bias and at a lane's number
-// kFirst.
-template <class Element, int kFirst, int kColumns, int kSlabs, int kNumbers>
+// To kColumns columns of fragments, which begin at column `column` of the bias and at a lane's
+// number kFirst.
+template <class Element, int kFirst, int kColumns, int kFragments, int kNumbers>
 __device__ __forceinline__ void add_bias(const Bias& bias, int32_t expert, int32_t column,
-                                         float (&D)[kSlabs][kNumbers]) {
+                                         float (&D)[kFragments][kNumbers]) {
   if (bias.data == nullptr) return;
   const auto* row = static_cast<const Element*>(bias.data) + expert * bias.expert_stride;
-  const int32_t lane_column = column + slab::column();
+  const int32_t lane_column = column + fragment::column();
 #pragma unroll
   for (int j = 0; j < kColumns / 8; ++j) {
     const int32_t c = lane_column + 8 * j;
@@ -108,7 +109,7 @@ __device__ __forceinline__ void add_bias(const Bias& bias, int32_t expert, int32
     const auto low = static_cast<float>(row[c * bias.column_stride]);
     const auto high = static_cast<float>(row[(c + 1) * bias.column_stride]);
 #pragma unroll
-    for (int m = 0; m < kSlabs; ++m) {
+    for (int m = 0; m < kFragments; ++m) {
       float* d = &D[m][kFirst + 4 * j];
       d[0] += low, d[1] += high, d[2] += low, d[3] += high;
     }

@@ -12,14 +12,14 @@ namespace tilemoe::cuda {
 
 // Nothing that the kernel before writes is read, and nothing that it reads written, before this.
 // Some thread of every kernel that is started early waits, so that none ends before its predecessor.
-__device__ __forceinline__ void wait_for_data() {
+__device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
 // The next kernel may start; it sees what this one wrote once it waited.
-__device__ __forceinline__ void let_next_start() {
+__device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
@@ -27,11 +27,11 @@ __device__ __forceinline__ void let_next_start() {
 
 // Begins every kernel that is started early, unless it does both by itself.
 __device__ __forceinline__ void wait_for_previous() {
-  wait_for_data();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
 }
 
-inline cudaLaunchAttribute early_launch(bool allowed) {
+inline cudaLaunchAttribute pdl_attribute(bool allowed) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = allowed ? 1 : 0;
@@ -41,7 +41,7 @@ inline cudaLaunchAttribute early_launch(bool allowed) {
 // Whether the kernel's code on the current device was compiled for 9.0 or more. The device does not
 // tell: on Hopper it may be PTX for 8.0, which the driver compiled there (CUDA_FORCE_PTX_JIT=1).
 template <auto kKernel>
-bool can_wait() {
+bool supports_pdl() {
   static OncePerDevice<bool> known;
   return known.get(current_device().index, [] {
     cudaFuncAttributes attributes{};
@@ -50,18 +50,18 @@ bool can_wait() {
   });
 }
 
-struct EarlyLaunch {
+struct PdlLaunch {
   dim3 blocks;
   int threads;
   cudaStream_t stream;
   int shared_bytes = 0;
-  bool early = true;     // not where this is false
+  bool pdl = true;       // not where this is false
   unsigned cluster = 1;  // blocks of one
 };
 
 template <auto kKernel, class Params>
-void launch_early(const EarlyLaunch& where, const Params& params) {
-  cudaLaunchAttribute attributes[2] = {early_launch(where.early && can_wait<kKernel>()), {}};
+void launch_pdl(const PdlLaunch& where, const Params& params) {
+  cudaLaunchAttribute attributes[2] = {pdl_attribute(where.pdl && supports_pdl<kKernel>()), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {.x = where.cluster, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};

@@ -7,7 +7,7 @@
 
 namespace tilemoe::cuda {
 
-enum class KitName { kSm80, kSm90, kSm100 };
+enum class ArchName { kSm80, kSm90, kSm100 };
 
 struct Sm80;   // from Ampere on: mma.sync, cp.async
 struct Sm90;   // Hopper: wgmma, TMA, clusters
@@ -60,7 +60,8 @@ struct Variant {
   RecipeName recipe = RecipeName::kBF16;
   Major weights = Major::kK;                      // of the operand that is weights
   Activations activations = Activations::kPlain;  // of a step that has them
-  bool adjacent = false;   // up-projection: gate and up of a column of A are neighbours in W1
+  bool interleaved_columns =
+      false;               // up-projection: gate and up of a column of A are neighbours in W1
   bool gathers = true;     // up-projection: rows may come by a token list
   bool float_out = false;  // weight gradients: written in float32
   OutputMajor out = OutputMajor::kRow;  // weight gradients

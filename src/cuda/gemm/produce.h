@@ -36,7 +36,7 @@ __device__ __forceinline__ int32_t load_weights_first(const typename Gemm::Param
 
 // `shared` is the ring's first stage. starts_tma() is true in one thread of the first warp, all of
 // which call it. Calls after_tile(position in the ring, tile) behind each tile's k blocks: what else
-// the kit brings through the ring. Only those wait for an empty stage without whom it is not full
+// the arch brings through the ring. Only those wait for an empty stage without whom it is not full
 // again: another thread could be so late that the phase it waits for is two behind.
 template <class Gemm, class StartsTma, class AfterTile>
 __device__ __forceinline__ void produce(const typename Gemm::Params& params,
@@ -52,7 +52,7 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
   int32_t have_weights = 0;  // k blocks
   if constexpr (Gemm::kWeightsFirst) {
     have_weights = load_weights_first<Gemm>(params, ring, shared, starts_tma());
-    wait_for_data();
+    pdl_wait();
   }
   typename Gemm::Order order(params.order);
   typename Gemm::Ring::Position at;

@@ -34,7 +34,7 @@ static_assert(kRegisters >= 224, "an epilogue has 64 numbers, their words and th
 constexpr int kSharedBytes = 227 * 1024;  // of a block
 constexpr int kSwizzleAtom = 1024;        // 8 rows of 128 bytes: what shared tiles are aligned to
 
-constexpr int kTensorMemoryColumns = 512;  // of a multiprocessor, and so of its one block
+constexpr int kTensorMemoryColumns = 512;  // of an SM, and so of its one block
 constexpr int kAccumulators = 2;           // one is multiplied into while the other is stored
 constexpr int kAccumulatorColumns = kTensorMemoryColumns / kAccumulators;
 
@@ -49,23 +49,24 @@ struct TileShape {
   static constexpr int BLOCK_N = kTile.block_n;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
   static constexpr int kCluster = kTile.cluster;
-  static constexpr int kBlocks = kCluster;  // of a product
+  static constexpr int kCtas = kCluster;  // of a product
   // Of B, which each brings its part of.
-  static constexpr int kRowsOfB = BLOCK_N / kBlocks;
+  static constexpr int kRowsOfB = BLOCK_N / kCtas;
   using OwnColumns = TileShape<Recipe, TileConfiguration{BLOCK_M, kRowsOfB}>;
 
   static constexpr int kWarpRows = BLOCK_M / kStoringWarps;  // one of each lane
-  static constexpr int kSlabs = kWarpRows / slab::kRows;
+  static constexpr int kFragments = kWarpRows / fragment::kRows;
 
   static_assert(sizeof(Element) == 2 && sizeof(typename Recipe::B) == 2, "products of 16 bits");
-  static_assert(kTile.schedule == Schedule::kCooperative && (kBlocks == 1 || kBlocks == 2));
+  static_assert(kTile.schedule == Schedule::kCooperative && (kCtas == 1 || kCtas == 2));
   static_assert(BLOCK_M == 128, "row i of a product is lane i of tensor memory");
   static_assert(BLOCK_N % kBatchColumns == 0 && BLOCK_N <= kAccumulatorColumns);
 
-  // First row of this warp's slab, counted from the tile's first; its columns are the tile's.
-  __device__ static int32_t slab_row(int index) { return slab_row(index, threadIdx.x); }
-  __device__ static int32_t slab_row(int index, std::integral auto thread) {
-    return static_cast<int32_t>(thread) / kWarp % kStoringWarps * kWarpRows + index * slab::kRows;
+  // First row of this warp's fragment, counted from the tile's first; its columns are the tile's.
+  __device__ static int32_t fragment_row(int index) { return fragment_row(index, threadIdx.x); }
+  __device__ static int32_t fragment_row(int index, std::integral auto thread) {
+    return static_cast<int32_t>(thread) / kWarp % kStoringWarps * kWarpRows +
+           index * fragment::kRows;
   }
 };
 
@@ -79,7 +80,7 @@ struct TileShape {
 // all of them arrive there.
 
 // Arrivals are those of one block.
-template <int kPlaces_, int kFullArrivals, int kEmptyArrivals, int kBlocks>
+template <int kPlaces_, int kFullArrivals, int kEmptyArrivals, int kCtas>
 class Ring {
  public:
   static constexpr int kPlaces = kPlaces_;
@@ -88,12 +89,12 @@ class Ring {
 
   __device__ explicit Ring(uint32_t barriers) : barriers_(barriers) {}
 
-  // By one thread; ptx::fence_mbarrier_init() follows. `told_full` and `told_empty`: how often the
-  // other block of a pair arrives here.
-  __device__ void init(int32_t told_full, int32_t told_empty) const {
+  // By one thread; ptx::fence_mbarrier_init() follows. `remote_full_arrivals` and
+  // `remote_empty_arrivals`: how often the other block of a pair arrives here.
+  __device__ void init(int32_t remote_full_arrivals, int32_t remote_empty_arrivals) const {
     for (int place = 0; place < kPlaces; ++place) {
-      ptx::mbarrier_init(full(place), kFullArrivals + told_full);
-      ptx::mbarrier_init(empty(place), kEmptyArrivals + told_empty);
+      ptx::mbarrier_init(full(place), kFullArrivals + remote_full_arrivals);
+      ptx::mbarrier_init(empty(place), kEmptyArrivals + remote_empty_arrivals);
     }
   }
 
@@ -110,26 +111,26 @@ class Ring {
   }
 
   // The same in a pair's first block, for what both have done.
-  __device__ void wait_empty_in_all(const Position& at) const {
-    if constexpr (kBlocks > 1)
+  __device__ void wait_empty_2cta(const Position& at) const {
+    if constexpr (kCtas > 1)
       ptx::mbarrier_wait_acquire_cluster(empty(at.stage), at.parity ^ 1);
     else
       wait_empty(at);
   }
-  __device__ void wait_full_in_all(const Position& at) const {
-    if constexpr (kBlocks > 1)
+  __device__ void wait_full_2cta(const Position& at) const {
+    if constexpr (kCtas > 1)
       ptx::mbarrier_wait_acquire_cluster(full(at.stage), at.parity);
     else
       wait_full(at);
   }
 
   // Tells the block that multiplies: of a pair, its first.
-  __device__ void tell_full(int32_t place) const { tell(full(place)); }
-  __device__ void tell_empty(int32_t place) const { tell(empty(place)); }
+  __device__ void arrive_full(int32_t place) const { arrive(full(place)); }
+  __device__ void arrive_empty(int32_t place) const { arrive(empty(place)); }
 
  private:
-  __device__ static void tell(uint32_t barrier) {
-    if constexpr (kBlocks > 1)
+  __device__ static void arrive(uint32_t barrier) {
+    if constexpr (kCtas > 1)
       ptx::mbarrier_arrive_release_cluster(ptx::cluster_address(barrier, 0));
     else
       ptx::mbarrier_arrive(barrier);
@@ -159,10 +160,10 @@ concept Epilogue = requires(const E epilogue, const typename E::Params& params,
 // block alone.
 
 // Of products that this thread has started, when they are done.
-template <int kBlocks>
-__device__ __forceinline__ void tell_when_done(uint32_t barrier) {
-  if constexpr (kBlocks == 2)
-    ptx::tcgen05_commit_pair(barrier, 0b11);
+template <int kCtas>
+__device__ __forceinline__ void commit_to(uint32_t barrier) {
+  if constexpr (kCtas == 2)
+    ptx::tcgen05_commit_2cta(barrier, 0b11);
   else
     ptx::tcgen05_commit(barrier);
 }
@@ -179,26 +180,26 @@ __device__ __forceinline__ void multiply_tiles(const typename Gemm::Params& para
                                                const typename Gemm::Ring& ring,
                                                const typename Gemm::Accumulators& accumulators,
                                                uint32_t shared, uint32_t tensor_memory) {
-  constexpr int kBlocks = Gemm::Shape::kBlocks;
-  const typename Gemm::Products products(shared);
+  constexpr int kCtas = Gemm::Shape::kCtas;
+  const typename Gemm::TiledMma mma(shared);
   typename Gemm::Order order(params.order);
   typename Gemm::Ring::Position at;
   typename Gemm::Accumulators::Position to;
   for (Tile tile; order.next(tile); to.advance()) {
     const int32_t k_blocks = ptx::uniform(tile.k_blocks);
     const uint32_t D = tensor_memory + to.stage * kAccumulatorColumns;
-    accumulators.wait_empty_in_all(to);
+    accumulators.wait_empty_2cta(to);
     for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
-      ring.wait_full_in_all(at);
+      ring.wait_full_2cta(at);
       __syncwarp();  // (orders nothing: the lane that is elected has waited by itself)
       if (ptx::elect_one()) {
         // The threads' copies arrive by themselves when they land, so that none waits for its own;
         // what they wrote is handed to the tensor cores by the one who waited for it.
         if constexpr (Gemm::kThreadsCopy) ptx::fence_proxy_async();
         ptx::tcgen05_fence_after_sync();
-        products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);
-        tell_when_done<kBlocks>(ring.empty(at.stage));
-        if (k_block + 1 == k_blocks) tell_when_done<kBlocks>(accumulators.full(to.stage));
+        mma.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);
+        commit_to<kCtas>(ring.empty(at.stage));
+        if (k_block + 1 == k_blocks) commit_to<kCtas>(accumulators.full(to.stage));
       }
     }
   }
@@ -207,8 +208,8 @@ __device__ __forceinline__ void multiply_tiles(const typename Gemm::Params& para
 
 // By a pair's second block.
 template <class Gemm>
-__device__ __forceinline__ void tell_of_stages(const typename Gemm::Params& params,
-                                               const typename Gemm::Ring& ring) {
+__device__ __forceinline__ void signal_full_stages(const typename Gemm::Params& params,
+                                                   const typename Gemm::Ring& ring) {
   typename Gemm::Order order(params.order);
   typename Gemm::Ring::Position at;
   for (Tile tile; order.next(tile);) {
@@ -218,7 +219,7 @@ __device__ __forceinline__ void tell_of_stages(const typename Gemm::Params& para
       __syncwarp();  // (orders nothing: the elected lane has waited by itself)
       if (ptx::elect_one()) {
         if constexpr (Gemm::kThreadsCopy) ptx::fence_proxy_async();
-        ring.tell_full(at.stage);
+        ring.arrive_full(at.stage);
       }
     }
   }
@@ -245,7 +246,7 @@ __device__ __forceinline__ void store_tiles(const typename Gemm::Params& params,
     epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), tile);
     ptx::tcgen05_fence_before_sync();
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) accumulators.tell_empty(from.stage);
+    if (threadIdx.x % kWarp == 0) accumulators.arrive_empty(from.stage);
   }
 }
 
@@ -256,7 +257,7 @@ __device__ __forceinline__ void store_tiles(const typename Gemm::Params& params,
 //   multiplying  one warp: multiplies them into one of two accumulators in tensor memory
 //   storing      four warps: finish a tile from the other, each 32 of its rows
 //
-// Two blocks may be a pair (Shape::kBlocks): they walk the same order side by side, each with its
+// Two blocks may be a pair (Shape::kCtas): they walk the same order side by side, each with its
 // rows and its half of B's columns, and the first one's multiplying warp multiplies for both.
 //
 // All roles walk the same tile order on their own, and go on to the next tile at once:
@@ -297,14 +298,14 @@ struct GroupedGemm {
       load::copies_by_threads<LoadA> || load::copies_by_threads<LoadB>;
   static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;
   static constexpr int kFullArrivals = 1 + (kThreadsCopy ? load::kProducerThreads : 0);
-  using Products = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
+  using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
 
   // Shared memory: stages (A, B), barriers, the address of tensor memory.
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
   static constexpr int kOtherRoom = 256;
   static constexpr int kStages = (kSharedBytes - kOtherRoom) / kStageBytes;
-  using Ring = sm100::Ring<kStages, kFullArrivals, 1, Shape::kBlocks>;
-  using Accumulators = sm100::Ring<kAccumulators, 1, kStoringWarps, Shape::kBlocks>;
+  using Ring = sm100::Ring<kStages, kFullArrivals, 1, Shape::kCtas>;
+  using Accumulators = sm100::Ring<kAccumulators, 1, kStoringWarps, Shape::kCtas>;
   static constexpr int kRingAt = kStages * kStageBytes;
   static constexpr int kAccumulatorsAt = kRingAt + Ring::kBarrierBytes;
   static constexpr int kTensorMemoryAt = kAccumulatorsAt + Accumulators::kBarrierBytes;
@@ -322,26 +323,26 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const typename Gemm::Ring ring(shared + Gemm::kRingAt);
   const typename Gemm::Accumulators accumulators(shared + Gemm::kAccumulatorsAt);
   const int32_t warp = ptx::uniform(static_cast<int32_t>(threadIdx.x) / kWarp);
-  constexpr int kBlocks = Gemm::Shape::kBlocks;
-  const bool is_first = blockIdx.x % kBlocks == 0;
+  constexpr int kCtas = Gemm::Shape::kCtas;
+  const bool is_first = blockIdx.x % kCtas == 0;
   const auto sync = [] {
-    if constexpr (kBlocks > 1)
+    if constexpr (kCtas > 1)
       ptx::cluster_sync();
     else
       __syncthreads();
   };
   if (threadIdx.x == 0) {
-    constexpr int kOthers = kBlocks - 1;
+    constexpr int kOthers = kCtas - 1;
     ring.init(is_first ? kOthers : 0, 0);
     accumulators.init(0, is_first ? kOthers * kStoringWarps : 0);
     ptx::fence_mbarrier_init();
     typename Gemm::LoadA(params.a, 0).prefetch();
     typename Gemm::LoadB(params.b, 0).prefetch();
   }
-  if constexpr (kBlocks > 1) sync();  // a pair allocates together: both must run
+  if constexpr (kCtas > 1) sync();  // a pair allocates together: both must run
   if (warp == kMultiplyingWarp) {
-    ptx::tensor_memory_allocate<kTensorMemoryColumns, kBlocks>(shared + Gemm::kTensorMemoryAt);
-    ptx::tensor_memory_relinquish<kBlocks>();
+    ptx::tensor_memory_allocate<kTensorMemoryColumns, kCtas>(shared + Gemm::kTensorMemoryAt);
+    ptx::tensor_memory_relinquish<kCtas>();
     ptx::tcgen05_fence_before_sync();  // (not needed: to allocate is no asynchronous access)
   }
   wait_for_previous();
@@ -360,7 +361,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   } else if (is_first) {
     multiply_tiles<Gemm>(params, ring, accumulators, shared, tensor_memory);
   } else {
-    if constexpr (kBlocks > 1) tell_of_stages<Gemm>(params, ring);
+    if constexpr (kCtas > 1) signal_full_stages<Gemm>(params, ring);
   }
 
   // Every accumulator has been read, and every product before that was done. Nobody arrives in the
@@ -368,7 +369,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   sync();
   if (warp == kMultiplyingWarp) {
     ptx::tcgen05_fence_after_sync();
-    ptx::tensor_memory_free<kTensorMemoryColumns, kBlocks>(tensor_memory);
+    ptx::tensor_memory_free<kTensorMemoryColumns, kCtas>(tensor_memory);
   }
 }
 

@@ -1,4 +1,4 @@
-// Starts a grouped GEMM: one block a multiprocessor, each working through its share of the tiles, or
+// Starts a grouped GEMM: one block an SM, each working through its share of the tiles, or
 // as many as take turns there. Blocks that multiply together are a cluster.
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+// `max_tiles` is known on the host: idle blocks are not started for tiny problems.
 template <class Gemm>
-void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* stream,
+void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
             const Tuning& tuning) {
   constexpr auto kKernel = grouped_gemm<Gemm>;
   constexpr int64_t kTogether = Gemm::Order::kTogether;
@@ -26,15 +26,15 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
                        Gemm::kSharedBytesUsed << " bytes of shared memory for a grouped GEMM");
     return true;
   });
-  const int64_t at_once = int64_t{device.multiprocessors} * tuning.block_turns / kTogether;
-  const int64_t blocks = std::min(std::max<int64_t>(at_once, 1), tiles_at_most) * kTogether;
-  launch_early<kKernel>({.blocks = dim3(static_cast<unsigned>(blocks)),
-                         .threads = kBlockThreads,
-                         .stream = static_cast<cudaStream_t>(stream),
-                         .shared_bytes = Gemm::kSharedBytesUsed,
-                         .early = tuning.early,
-                         .cluster = Gemm::Shape::kBlocks},
-                        params);
+  const int64_t at_once = int64_t{device.sms} * tuning.ctas_per_sm / kTogether;
+  const int64_t blocks = std::min(std::max<int64_t>(at_once, 1), max_tiles) * kTogether;
+  launch_pdl<kKernel>({.blocks = dim3(static_cast<unsigned>(blocks)),
+                       .threads = kBlockThreads,
+                       .stream = static_cast<cudaStream_t>(stream),
+                       .shared_bytes = Gemm::kSharedBytesUsed,
+                       .pdl = tuning.pdl,
+                       .cluster = Gemm::Shape::kCtas},
+                      params);
 }
 
 }  // namespace tilemoe::cuda::sm100

@@ -1,4 +1,4 @@
-// A stage's products by tcgen05.mma: what a kit calls its Mma.
+// A stage's products by tcgen05.mma: what an arch calls its Mma.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,9 @@ class Mma {
   __device__ __forceinline__ void multiply(uint32_t D, uint32_t stage, bool overwrites) const {
 #pragma unroll
     for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
-      ptx::tcgen05_mma_f16<Shape::kBlocks>(D, advance(a_, stage + step * A::kStepBytes),
-                                           advance(b_, stage + step * B::kStepBytes), kInstruction,
-                                           !overwrites || step != 0);
+      ptx::tcgen05_mma_f16<Shape::kCtas>(D, advance(a_, stage + step * A::kStepBytes),
+                                         advance(b_, stage + step * B::kStepBytes), kInstruction,
+                                         !overwrites || step != 0);
   }
 
  private:
@@ -42,7 +42,7 @@ class Mma {
     return dtype == TILEMOE_BFLOAT16 ? ptx::MmaFormat::kBF16 : ptx::MmaFormat::kF16;
   }
   static constexpr uint32_t kInstruction = ptx::tcgen05_instruction(
-      format_of(kDType), Shape::kBlocks* Shape::BLOCK_M, Shape::BLOCK_N, A::kMajor, B::kMajor);
+      format_of(kDType), Shape::kCtas* Shape::BLOCK_M, Shape::BLOCK_N, A::kMajor, B::kMajor);
 
   template <class Operand>
   __device__ static uint64_t descriptor(uint32_t shared) {
@@ -65,35 +65,35 @@ constexpr uint32_t kLane = 1u << 16;  // in addresses of tensor memory
 // Columns that an epilogue has in registers at a time: a group of ds.
 constexpr int kBatchColumns = 64;
 
-// A batch of columns of one of a warp's slabs.
-using Batch = Slabs<1, kBatchColumns>;
+// A batch of columns of one of a warp's fragments.
+using Batch = AccumulatorFragments<1, kBatchColumns>;
 
 class WarpAccumulators {
  public:
   // `address` of the warp's first lane and the tile's first column.
   __device__ explicit WarpAccumulators(uint32_t address) : address_(address) {}
 
-  // Begins to bring kColumns columns of slab m, from `column` on. All lanes of the warp call it, and
-  // land() before the numbers are used.
+  // Begins to bring kColumns columns of fragment m, from `column` on. All lanes of the warp call
+  // it, and land() before the numbers are used.
   template <int kColumns>
   __device__ __forceinline__ void pull(int m, int32_t column, float* numbers) const {
     static_assert(kColumns % kLoad == 0);
 #pragma unroll
     for (int c = 0; c < kColumns; c += kLoad)
       ptx::tensor_memory_load_16x32(numbers + c / 2,
-                                    address_ + m * slab::kRows * kLane + column + c);
+                                    address_ + m * fragment::kRows * kLane + column + c);
   }
-  // Waits for what was pulled into these slabs, and keeps uses of them behind that.
-  template <int kSlabs, int kNumbers>
-  __device__ __forceinline__ static void land(float (&slabs)[kSlabs][kNumbers]) {
+  // Waits for what was pulled into these fragments, and keeps uses of them behind that.
+  template <int kFragments, int kNumbers>
+  __device__ __forceinline__ static void land(float (&fragments)[kFragments][kNumbers]) {
     ptx::tensor_memory_wait_loads();
 #pragma unroll
-    for (auto& slab : slabs)
+    for (auto& fragment : fragments)
 #pragma unroll
-      for (float& number : slab) ptx::pin(number);
+      for (float& number : fragment) ptx::pin(number);
   }
 
-  // Columns of slab m from `column` on, as many as a batch has.
+  // Columns of fragment m from `column` on, as many as a batch has.
   __device__ __forceinline__ void read(int m, int32_t column, Batch& batch) const {
     pull<kBatchColumns>(m, column, batch[0]);
     land(batch);

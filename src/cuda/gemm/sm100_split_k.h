@@ -12,15 +12,15 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// A batch of columns of all of a warp's slabs.
+// A batch of columns of all of a warp's fragments.
 template <class Shape>
-using Columns = Slabs<Shape::kSlabs, kBatchColumns>;
+using Columns = AccumulatorFragments<Shape::kFragments, kBatchColumns>;
 
 // Of each tile, batches of columns; of each batch, the storing threads' accumulators 4 at a time.
 template <class Shape>
 struct PartialSums {
   static constexpr int kBatches = Shape::BLOCK_N / kBatchColumns;
-  static constexpr int kVectors = kBatchColumns / 2 / 4;  // of a slab
+  static constexpr int kVectors = kBatchColumns / 2 / 4;  // of a fragment
   static constexpr int kThreads = kStoringWarps * kWarp;
 
   float4* data;
@@ -29,7 +29,7 @@ struct PartialSums {
                                         const Columns<Shape>& D) const {
     float4* const to = of(tile, batch);
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const float* const value = &D[m][4 * v];
@@ -40,7 +40,7 @@ struct PartialSums {
   __device__ __forceinline__ void add(int32_t tile, int32_t batch, Columns<Shape>& D) const {
     const float4* const from = of(tile, batch);
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const float4 part = from[(m * kVectors + v) * kThreads];
@@ -53,7 +53,8 @@ struct PartialSums {
   // This thread's, of the storing ones of a product or of as many that have no others beside them.
   __device__ float4* of(int32_t tile, int32_t batch) const {
     return data +
-           (static_cast<int64_t>(tile) * kBatches + batch) * (Shape::kSlabs * kVectors * kThreads) +
+           (static_cast<int64_t>(tile) * kBatches + batch) *
+               (Shape::kFragments * kVectors * kThreads) +
            threadIdx.x % kThreads;
   }
   static_assert(kFirstStoringWarp * kWarp % kThreads == 0);
@@ -63,7 +64,7 @@ struct PartialSums {
 
 // The product's.
 template <class Shape_, class Order_, class Epilogue_>
-struct SharedSums {
+struct ReduceSplits {
   using Shape = Shape_;
   using Order = Order_;
   using Epilogue = Epilogue_;
@@ -77,18 +78,18 @@ struct SharedSums {
 // added in the order of the rows that they are sums over.
 template <class Sums>
 __global__ void __launch_bounds__(kStoringWarps* kWarp, 4)
-    add_shared_sums(const __grid_constant__ Sums params) {
+    reduce_splits(const __grid_constant__ Sums params) {
   using Shape = typename Sums::Shape;
   constexpr int32_t kBatches = PartialSums<Shape>::kBatches;
   wait_for_previous();
   const LongTiles long_tiles(params.order.long_tiles);
   const int32_t border = static_cast<int32_t>(blockIdx.x) + 1;
-  const Shares& shares = long_tiles.shares();
-  if (border >= shares.count) return;
-  const int32_t at = shares.begin(border);
+  const Splits& splits = long_tiles.splits();
+  if (border >= splits.count) return;
+  const int32_t at = splits.begin(border);
   const LongTiles::Place place = long_tiles.at(at, long_tiles.rank_at(at));
   const int32_t tile_begin = at - place.k_block;
-  if (place.k_block == 0 || shares.begin(border - 1) > tile_begin) return;
+  if (place.k_block == 0 || splits.begin(border - 1) > tile_begin) return;
 
   const auto batch = static_cast<int32_t>(blockIdx.y) % kBatches;
   const auto half = static_cast<int32_t>(blockIdx.y) / kBatches;
@@ -96,22 +97,21 @@ __global__ void __launch_bounds__(kStoringWarps* kWarp, 4)
   const int32_t tile_end = tile_begin + tile.k_blocks;
   if (tile.m_block * Shape::BLOCK_M >= params.epilogue.gradient.size.rows) return;
   Columns<Shape> D = {};
-  const auto add = [&](int32_t share, bool at_its_end) {
-    params.epilogue.partial_sums.add(Shares::partial_sum(share, at_its_end) * 2 + half, batch, D);
+  const auto add = [&](int32_t split, bool at_its_end) {
+    params.epilogue.partial_sums.add(Splits::partial_sum(split, at_its_end) * 2 + half, batch, D);
   };
   add(border - 1, true);
-  for (int32_t share = border; shares.begin(share) < tile_end; ++share) add(share, false);
+  for (int32_t split = border; splits.begin(split) < tile_end; ++split) add(split, false);
   typename Sums::Epilogue(params.epilogue).store_columns(D, tile, batch * kBatchColumns);
 }
 
 // Of the product that was started with `params`.
-template <class Product>
-void launch_shared_sums(const typename Product::Params& params, const WeightGradient& step) {
-  using Sums =
-      SharedSums<typename Product::Shape, typename Product::Order, typename Product::Epilogue>;
-  constexpr int kBatches = PartialSums<typename Product::Shape>::kBatches;
-  launch_early<add_shared_sums<Sums>>(
-      {.blocks = dim3(static_cast<unsigned>(step.shares - 1), kBatches * 2),
+template <class Gemm>
+void launch_reduce_splits(const typename Gemm::Params& params, const WeightGradient& step) {
+  using Sums = ReduceSplits<typename Gemm::Shape, typename Gemm::Order, typename Gemm::Epilogue>;
+  constexpr int kBatches = PartialSums<typename Gemm::Shape>::kBatches;
+  launch_pdl<reduce_splits<Sums>>(
+      {.blocks = dim3(static_cast<unsigned>(step.splits - 1), kBatches * 2),
        .threads = kStoringWarps * kWarp,
        .stream = static_cast<cudaStream_t>(step.stream)},
       Sums{.order = params.order, .epilogue = params.epilogue});

@@ -31,7 +31,7 @@ struct TileShape {
   static constexpr int BLOCK_N = kTile.block_n;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
   static constexpr int kCluster = 1;
-  static constexpr bool kFewRows = BLOCK_M < 64;
+  static constexpr bool kSmallM = BLOCK_M < 64;
 
   static constexpr int kWarpRows = BLOCK_M < 64 ? BLOCK_M : 64;
   // Of 192 columns eight warps have 48 each: six of 64 would leave two schedulers one warp. Few rows
@@ -41,19 +41,20 @@ struct TileShape {
                                                                             : 64;
   static constexpr int kWarpsAcross = BLOCK_N / kWarpColumns;
   static constexpr int kThreads = BLOCK_M / kWarpRows * kWarpsAcross * kWarp;
-  static constexpr int kSlabs = kWarpRows / slab::kRows;
+  static constexpr int kFragments = kWarpRows / fragment::kRows;
 
   static_assert(sizeof(Element) == 2 && sizeof(typename Recipe::B) == 2, "products of 16 bits");
   static_assert(kTile.schedule == Schedule::kCooperative && kTile.cluster == 1);
-  static_assert(BLOCK_M % kWarpRows == 0 && kWarpRows % slab::kRows == 0 &&
+  static_assert(BLOCK_M % kWarpRows == 0 && kWarpRows % fragment::kRows == 0 &&
                 BLOCK_N % kWarpColumns == 0);
 
-  // First row and column of this warp's slab, counted from the tile's first.
-  __device__ static int32_t slab_row(int index) { return slab_row(index, threadIdx.x); }
-  __device__ static int32_t slab_row(int index, std::integral auto thread) {
-    return static_cast<int32_t>(thread) / kWarp / kWarpsAcross * kWarpRows + index * slab::kRows;
+  // First row and column of this warp's fragment, counted from the tile's first.
+  __device__ static int32_t fragment_row(int index) { return fragment_row(index, threadIdx.x); }
+  __device__ static int32_t fragment_row(int index, std::integral auto thread) {
+    return static_cast<int32_t>(thread) / kWarp / kWarpsAcross * kWarpRows +
+           index * fragment::kRows;
   }
-  __device__ static int32_t slab_column() { return warp_across() * kWarpColumns; }
+  __device__ static int32_t fragment_column() { return warp_across() * kWarpColumns; }
 
   // Which of the warps across the tile this one is. A scheduler has every fourth warp: those of the
   // same rows have one each, and so have those of one half of the columns, so that all schedulers
@@ -79,12 +80,13 @@ struct RingPosition {
   uint32_t parity = 0;
 };
 
-template <int kStageBytes, int kWarps, int kMostStages>
+template <int kStageBytes, int kWarps, int kMaxStages>
 class Ring {
  public:
-  static constexpr int kBarrierBytes = 2 * kMostStages * static_cast<int>(sizeof(uint64_t));
+  static constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(uint64_t));
 
-  // `stages` of them, which is 2 to kMostStages, begin at `shared`, behind kBarrierBytes of barriers.
+  // `stages` of them, which is 2 to kMaxStages, begin at `shared`, behind kBarrierBytes of
+  // barriers.
   __device__ Ring(uint32_t shared, int32_t stages)
       : barriers_(shared - kBarrierBytes), stages_(stages) {
     // A register: it would be worked out anew for each access. And the first barrier's, not the first
@@ -152,12 +154,12 @@ class LinePosition {
   uint32_t place_ = 0;
 };
 
-template <class Order, int kMostStages>
+template <class Order, int kMaxStages>
 class TileLine {
  public:
   // By one thread.
   __device__ void init() {
-    for (uint64_t& told : told_) ptx::mbarrier_init(ptx::shared_address(&told), 1);
+    for (uint64_t& found : found_) ptx::mbarrier_init(ptx::shared_address(&found), 1);
   }
   // By the first warp.
   __device__ void begin(const typename Order::Params& params) {
@@ -171,12 +173,12 @@ class TileLine {
     new (&lane) Order(order);
     if (threadIdx.x > 0) return;
     tiles_[at.slot()] = tile;
-    ptx::mbarrier_arrive(ptx::shared_address(&told_[at.slot()]));
+    ptx::mbarrier_arrive(ptx::shared_address(&found_[at.slot()]));
   }
 
   // By every warp: the tile, once it is there.
   __device__ const Tile& wait(const LinePosition& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&told_[at.slot()]), at.parity());
+    ptx::mbarrier_wait(ptx::shared_address(&found_[at.slot()]), at.parity());
     return tiles_[at.slot()];
   }
   // Of what has been waited for.
@@ -187,13 +189,13 @@ class TileLine {
  private:
   // A warp stores a tile while others copy what lies a whole ring ahead of it, and the tile after
   // that is looked for.
-  static constexpr int kSlots = kMostStages + 3;
+  static constexpr int kSlots = kMaxStages + 3;
 
   struct alignas(Order) Lane {
     std::byte order[sizeof(Order)];
   };
 
-  uint64_t told_[kSlots];
+  uint64_t found_[kSlots];
   Tile tiles_[kSlots];
   Lane lanes_[kWarp];
 };
@@ -350,23 +352,23 @@ struct GroupedGemm {
     typename LoadB::Params b;
     typename Epilogue::Params epilogue;
     typename Order::Params order;
-    int32_t stages = 0;  // 2 to kMostStages, as the device's shared memory allows
+    int32_t stages = 0;  // 2 to kMaxStages, as the device's shared memory allows
   };
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
-  using Products = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
+  using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
 
   // Where rows are few, tiles are waited for rather than multiplied. A block that has its
-  // multiprocessor to itself has to keep as much under way as memory brings meanwhile: some 70 KiB.
-  static constexpr int kMostStages = Shape::kFewRows ? 12 : 4;
-  // Blocks that a multiprocessor's registers hold at a time, or of few rows, whose stages are enough.
+  // SM to itself has to keep as much under way as memory brings meanwhile: some 70 KiB.
+  static constexpr int kMaxStages = Shape::kSmallM ? 12 : 4;
+  // Blocks that an SM's registers hold at a time, or of few rows, whose stages are enough.
   static constexpr int kBlocksAtOnce = Shape::kThreads == 128 ? 2 : Shape::kThreads < 128 ? 4 : 1;
-  static constexpr bool kWeightsFirst = Shape::kFewRows && rows_in_order<LoadA>;
+  static constexpr bool kWeightsFirst = Shape::kSmallM && rows_in_order<LoadA>;
 
   // Shared memory: the tiles under way, barriers, stages (A, B).
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
-  using Ring = sm80::Ring<kStageBytes, Shape::kThreads / kWarp, kMostStages>;
-  using Line = TileLine<Order, kMostStages>;
+  using Ring = sm80::Ring<kStageBytes, Shape::kThreads / kWarp, kMaxStages>;
+  using Line = TileLine<Order, kMaxStages>;
   static constexpr int kOtherBytes =
       (Ring::kBarrierBytes + static_cast<int>(sizeof(Line)) + kSwizzleAtom - 1) / kSwizzleAtom *
       kSwizzleAtom;
@@ -378,7 +380,7 @@ template <class Gemm>
 __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
     grouped_gemm(const __grid_constant__ typename Gemm::Params params) {
   using Shape = typename Gemm::Shape;
-  using Products = typename Gemm::Products;
+  using TiledMma = typename Gemm::TiledMma;
   TILEMOE_DYNAMIC_SHARED(uint8_t, memory, kSwizzleAtom);
   auto& line = *reinterpret_cast<typename Gemm::Line*>(memory);
   const typename Gemm::Ring ring(ptx::shared_address(memory + Gemm::kOtherBytes), params.stages);
@@ -389,7 +391,7 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
   if constexpr (!Gemm::kWeightsFirst) wait_for_previous();
   __syncthreads();
 
-  const Products products;
+  const TiledMma mma;
   const typename Gemm::Epilogue epilogue(params.epilogue);
   LoadAhead<Gemm> ahead(params, line);
   // With stages to spare, warps are two k blocks apart before one waits for another to have read.
@@ -401,34 +403,34 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
 
   RingPosition at;
   Accumulators<Shape> D;
-  typename Products::Fragments fragments[2];
-  static_assert(Products::kSteps == 4);
+  typename TiledMma::Fragments fragments[2];
+  static_assert(TiledMma::kSteps == 4);
   for (LinePosition now;; line.advance(now)) {
     const int32_t k_blocks = line.tile(now).k_blocks;
     if (k_blocks == kNoTile) break;
     clear<Shape>(D);
     if (ptx::uniform(epilogue.wants(line.tile(now)))) {
       ring.wait_full(at);
-      products.load(fragments[0], ring.address(at), 0);
+      mma.load(fragments[0], ring.address(at), 0);
       for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
         const uint32_t stage = ring.address(at);
-        products.load(fragments[1], stage, 1);
-        Products::multiply(D, fragments[0]);
+        mma.load(fragments[1], stage, 1);
+        TiledMma::multiply(D, fragments[0]);
         ahead.copy(ring);
-        products.load(fragments[0], stage, 2);
-        Products::multiply(D, fragments[1]);
-        products.load(fragments[1], stage, 3);
+        mma.load(fragments[0], stage, 2);
+        TiledMma::multiply(D, fragments[1]);
+        mma.load(fragments[1], stage, 3);
         ring.release(at);
         ring.advance(at);
         // The next tile's are read when this one is stored, and registers free.
         const bool ends = k_block + 1 == k_blocks;
         ahead.advance(ring);
-        Products::multiply(D, fragments[0]);
+        TiledMma::multiply(D, fragments[0]);
         if (!ends) {
           ring.wait_full(at);
-          products.load(fragments[0], ring.address(at), 0);
+          mma.load(fragments[0], ring.address(at), 0);
         }
-        Products::multiply(D, fragments[1]);
+        TiledMma::multiply(D, fragments[1]);
         ahead.find_tile();
       }
     } else {

@@ -11,9 +11,9 @@
 
 namespace tilemoe::cuda::sm80 {
 
-// `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+// `max_tiles` is known on the host: idle blocks are not started for tiny problems.
 template <class Gemm>
-void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* stream,
+void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
             const Tuning& tuning) {
   constexpr auto kKernel = grouped_gemm<Gemm>;
   constexpr int64_t kTogether = Gemm::Order::kTogether;
@@ -22,24 +22,23 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
   const BlockRoom room = rooms.get(device.index, [&] {
     const BlockRoom found =
         block_room(shared_bytes_of_block(device), Gemm::kStageBytes, Gemm::kOtherBytes,
-                   {.blocks = Gemm::kBlocksAtOnce, .stages = Gemm::kMostStages});
+                   {.blocks = Gemm::kBlocksAtOnce, .stages = Gemm::kMaxStages});
     const int bytes = Gemm::shared_bytes(found.stages);
     TILEMOE_CHECK_CUDA(
         cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         bytes << " bytes of shared memory for a grouped GEMM");
     return found;
   });
-  const int64_t at_once =
-      int64_t{device.multiprocessors} * room.blocks * tuning.block_turns / kTogether;
-  const int64_t blocks = std::min(std::max<int64_t>(at_once, 1), tiles_at_most) * kTogether;
+  const int64_t at_once = int64_t{device.sms} * room.blocks * tuning.ctas_per_sm / kTogether;
+  const int64_t blocks = std::min(std::max<int64_t>(at_once, 1), max_tiles) * kTogether;
   typename Gemm::Params with_stages = params;
   with_stages.stages = room.stages;
-  launch_early<kKernel>({.blocks = dim3(static_cast<unsigned>(blocks)),
-                         .threads = Gemm::Shape::kThreads,
-                         .stream = static_cast<cudaStream_t>(stream),
-                         .shared_bytes = Gemm::shared_bytes(room.stages),
-                         .early = tuning.early},
-                        with_stages);
+  launch_pdl<kKernel>({.blocks = dim3(static_cast<unsigned>(blocks)),
+                       .threads = Gemm::Shape::kThreads,
+                       .stream = static_cast<cudaStream_t>(stream),
+                       .shared_bytes = Gemm::shared_bytes(room.stages),
+                       .pdl = tuning.pdl},
+                      with_stages);
 }
 
 }  // namespace tilemoe::cuda::sm80

@@ -12,14 +12,14 @@ namespace tilemoe::cuda::sm80 {
 
 // Of a warp's part of a tile, in float32.
 template <class Shape>
-using Accumulators = Slabs<Shape::kSlabs, Shape::kWarpColumns>;
+using Accumulators = AccumulatorFragments<Shape::kFragments, Shape::kWarpColumns>;
 
 template <class Shape>
 __device__ __forceinline__ void clear(Accumulators<Shape>& D) {
 #pragma unroll
-  for (auto& slab : D)
+  for (auto& fragment : D)
 #pragma unroll
-    for (float& number : slab) number = 0.f;
+    for (float& number : fragment) number = 0.f;
 }
 
 // Where a lane reads kCount fragments of an operand in a stage, of 16 rows each. An ldmatrix brings
@@ -77,15 +77,15 @@ class Mma {
 
   // Of one step: the warp's rows of A and its columns, which are rows of B.
   struct Fragments {
-    uint32_t a[Shape::kSlabs][4];
+    uint32_t a[Shape::kFragments][4];
     uint32_t b[Shape::kWarpColumns / 16][4];
   };
 
-  __device__ Mma() : a_(Shape::slab_row(0)), b_(Shape::slab_column()) {}
+  __device__ Mma() : a_(Shape::fragment_row(0)), b_(Shape::fragment_column()) {}
 
   __device__ __forceinline__ void load(Fragments& to, uint32_t stage, int step) const {
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m) a_.load(to.a[m], stage, step, m);
+    for (int m = 0; m < Shape::kFragments; ++m) a_.load(to.a[m], stage, step, m);
 #pragma unroll
     for (int n = 0; n < Shape::kWarpColumns / 16; ++n) b_.load(to.b[n], stage + A::kBytes, step, n);
   }
@@ -93,7 +93,7 @@ class Mma {
   // D += the products of a step.
   __device__ __forceinline__ static void multiply(Accumulators<Shape>& D, const Fragments& of) {
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
         // There and back, so that two neighbours in time have an operand in common.
@@ -105,7 +105,7 @@ class Mma {
   }
 
  private:
-  FragmentPlaces<A, Shape::kSlabs, true> a_;
+  FragmentPlaces<A, Shape::kFragments, true> a_;
   FragmentPlaces<B, Shape::kWarpColumns / 16, false> b_;
 };
 

@@ -15,7 +15,7 @@ namespace tilemoe::cuda::sm80 {
 // Of each tile, what each column of warps has; of that, the threads' accumulators 4 at a time.
 template <class Shape>
 struct PartialSums {
-  static constexpr int kVectors = Shape::kWarpColumns / 2 / 4;            // of a slab
+  static constexpr int kVectors = Shape::kWarpColumns / 2 / 4;            // of a fragment
   static constexpr int kThreads = Shape::kThreads / Shape::kWarpsAcross;  // of such a column
   static constexpr int kAcross = Shape::kWarpsAcross;
 
@@ -26,7 +26,7 @@ struct PartialSums {
     const int32_t warp = thread / kWarp;
     float4* const to = of(tile, Shape::warp_across()) + warp / kAcross * kWarp + thread % kWarp;
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const float* const value = &D[m][4 * v];
@@ -38,7 +38,7 @@ struct PartialSums {
   __device__ __forceinline__ void add(int32_t tile, int32_t across, Accumulators<Shape>& D) const {
     const float4* const from = of(tile, across) + threadIdx.x;
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const float4 part = from[(m * kVectors + v) * kThreads];
@@ -49,8 +49,8 @@ struct PartialSums {
 
  private:
   __device__ float4* of(int32_t tile, int32_t across) const {
-    return data +
-           (static_cast<int64_t>(tile) * kAcross + across) * (Shape::kSlabs * kVectors * kThreads);
+    return data + (static_cast<int64_t>(tile) * kAcross + across) *
+                      (Shape::kFragments * kVectors * kThreads);
   }
 };
 
@@ -59,7 +59,7 @@ struct PartialSums {
 // `Shape` and `Order` are the product's; `Epilogue` is of the shape that one column of its warps
 // has.
 template <class Shape_, class Order_, class Epilogue_>
-struct SharedSums {
+struct ReduceSplits {
   using Shape = Shape_;
   using Order = Order_;
   using Epilogue = Epilogue_;
@@ -74,18 +74,18 @@ struct SharedSums {
 // added in the order of the rows that they are sums over.
 template <class Sums>
 __global__ void __launch_bounds__(PartialSums<typename Sums::Shape>::kThreads)
-    add_shared_sums(const __grid_constant__ Sums params) {
+    reduce_splits(const __grid_constant__ Sums params) {
   using Shape = typename Sums::Shape;
   constexpr int32_t kAcross = Shape::kWarpsAcross;
   wait_for_previous();
   const LongTiles long_tiles(params.order.long_tiles);
   const int32_t border = static_cast<int32_t>(blockIdx.x) + 1;
-  const Shares& shares = long_tiles.shares();
-  if (border >= shares.count) return;
-  const int32_t at = shares.begin(border);
+  const Splits& splits = long_tiles.splits();
+  if (border >= splits.count) return;
+  const int32_t at = splits.begin(border);
   const LongTiles::Place place = long_tiles.at(at, long_tiles.rank_at(at));
   const int32_t tile_begin = at - place.k_block;
-  if (place.k_block == 0 || shares.begin(border - 1) > tile_begin) return;
+  if (place.k_block == 0 || splits.begin(border - 1) > tile_begin) return;
 
   const auto across = static_cast<int32_t>(blockIdx.y) % kAcross;
   const auto half = static_cast<int32_t>(blockIdx.y) / kAcross;
@@ -94,28 +94,28 @@ __global__ void __launch_bounds__(PartialSums<typename Sums::Shape>::kThreads)
   tile.n_block = tile.n_block * kAcross + across;
   if (tile.m_block * Shape::BLOCK_M >= params.epilogue.gradient.size.rows) return;
   Accumulators<Shape> D = {};
-  const auto add = [&](int32_t share, bool at_its_end) {
-    params.partial_sums.add(Shares::partial_sum(share, at_its_end) * 2 + half, across, D);
+  const auto add = [&](int32_t split, bool at_its_end) {
+    params.partial_sums.add(Splits::partial_sum(split, at_its_end) * 2 + half, across, D);
   };
   add(border - 1, true);
-  for (int32_t share = border; shares.begin(share) < tile_end; ++share) add(share, false);
+  for (int32_t split = border; splits.begin(split) < tile_end; ++split) add(split, false);
   typename Sums::Epilogue(params.epilogue).store(D, tile);
 }
 
 // Of the product that was started with `params`.
-template <class Product>
-void launch_shared_sums(const typename Product::Params& params, const WeightGradient& step) {
-  using Shape = typename Product::Shape;
+template <class Gemm>
+void launch_reduce_splits(const typename Gemm::Params& params, const WeightGradient& step) {
+  using Shape = typename Gemm::Shape;
   using Column =
       TileShape<typename Shape::Recipe, TileConfiguration{Shape::BLOCK_M, Shape::kWarpColumns}>;
-  using Epilogue = typename Product::Epilogue::template Of<Column>;
-  using Sums = SharedSums<Shape, typename Product::Order, Epilogue>;
+  using Epilogue = typename Gemm::Epilogue::template Of<Column>;
+  using Sums = ReduceSplits<Shape, typename Gemm::Order, Epilogue>;
   constexpr int kAcross = Shape::kWarpsAcross;
   static_assert(Column::kThreads == PartialSums<Shape>::kThreads);
   typename Epilogue::Params columns = Epilogue::params(step, nullptr);
   columns.gradient.blocks_a_part = params.epilogue.gradient.blocks_a_part * kAcross;
-  launch_early<add_shared_sums<Sums>>(
-      {.blocks = dim3(static_cast<unsigned>(step.shares - 1), kAcross * 2),
+  launch_pdl<reduce_splits<Sums>>(
+      {.blocks = dim3(static_cast<unsigned>(step.splits - 1), kAcross * 2),
        .threads = Column::kThreads,
        .stream = static_cast<cudaStream_t>(step.stream)},
       Sums{.order = params.order,

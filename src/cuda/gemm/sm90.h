@@ -63,31 +63,33 @@ struct TileShape {
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
   static constexpr Schedule kSchedule = kTile.schedule;
   static constexpr int kCluster = kTile.cluster;
-  static constexpr bool kFewRows = BLOCK_M < 128;
+  static constexpr bool kSmallM = BLOCK_M < 128;
 
   // Of one consumer: rows, instructions of 64 rows each, and how many consumers a stage is read by.
   static constexpr int kRows = kSchedule == Schedule::kCooperative ? BLOCK_M / kConsumers : BLOCK_M;
-  static constexpr int kSlabs = kRows / 64;  // a warp has 16 rows of each instruction's
+  static constexpr int kFragments = kRows / 64;  // a warp has 16 rows of each instruction's
   static constexpr int kReaders = kSchedule == Schedule::kCooperative ? kConsumers : 1;
 
   static_assert(sizeof(Element) == sizeof(typename Recipe::B), "one swizzle for both operands");
   static_assert(kCluster == 1 || kCluster == 2, "B is brought in halves");
   static_assert(kRows % 64 == 0, "an instruction multiplies 64 rows");
-  static_assert(kSlabs * BLOCK_N / 2 <= 192, "accumulators leave no registers for the epilogue");
+  static_assert(kFragments * BLOCK_N / 2 <= 192,
+                "accumulators leave no registers for the epilogue");
 
-  // First row of this warp's slab, counted from the consumer's first; its columns are the tile's.
-  __device__ static int32_t slab_row(int index) { return slab_row(index, threadIdx.x); }
-  __device__ static int32_t slab_row(int index, std::integral auto thread) {
-    return index * 64 + static_cast<int32_t>(thread % kWarpgroup / kWarp) * slab::kRows;
+  // First row of this warp's fragment, counted from the consumer's first; its columns are the
+  // tile's.
+  __device__ static int32_t fragment_row(int index) { return fragment_row(index, threadIdx.x); }
+  __device__ static int32_t fragment_row(int index, std::integral auto thread) {
+    return index * 64 + static_cast<int32_t>(thread % kWarpgroup / kWarp) * fragment::kRows;
   }
 };
 
 // The named barriers of a grouped GEMM's block, one a direction.
 
 enum class NamedBarrier : uint32_t {
-  kBlock = 0,  // __syncthreads()
-  kTurn0 = 1,  // ping-pong: consumer 1 tells consumer 0 that the ring is its
-  kTurn1 = 2,
+  kBlock = 0,      // __syncthreads()
+  kPingPong0 = 1,  // ping-pong: consumer 1 tells consumer 0 that the ring is its
+  kPingPong1 = 2,
   kStore0 = 3,  // the warps of a consumer that store together
   kStore1 = 4,
 };
@@ -196,33 +198,33 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
 // consumers either work on a tile together or take tiles in turn.
 
 // D = sum over the tile's k blocks of A B^T, for the consumer's rows from `first_row` on. Calls
-// beside_products(k block) when a k block's are under way, and beside_last_products() when all of
+// during_mma(k block) when a k block's are under way, and during_last_mma() when all of
 // the tile has landed and its last products are.
-template <class Gemm, class BesideProducts, class BesideLastProducts>
+template <class Gemm, class DuringMma, class DuringLastMma>
 __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
                                          const typename Gemm::Ring& ring,
                                          typename Gemm::Ring::Position& at, uint32_t shared,
                                          int32_t first_row, int32_t k_blocks,
-                                         const BesideProducts& beside_products,
-                                         const BesideLastProducts& beside_last_products) {
-  using Products = typename Gemm::Products;
-  const Products products(shared, first_row);
+                                         const DuringMma& during_mma,
+                                         const DuringLastMma& during_last_mma) {
+  using TiledMma = typename Gemm::TiledMma;
+  const TiledMma mma(shared, first_row);
   int32_t previous = 0;
   for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
     ring.wait_full(at);
     // The threads' copies arrive by themselves when they land, so that none waits for its own; what
     // they wrote is handed to the tensor cores by those who waited for it.
     if constexpr (Gemm::kThreadsCopy) ptx::fence_proxy_async();
-    products.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);
+    mma.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);
     if (k_block > 0) {
-      Products::template wait<1>();
+      TiledMma::template wait<1>();
       ring.release(previous);
     }
-    beside_products(k_block);
+    during_mma(k_block);
     previous = at.stage;
   }
-  beside_last_products();
-  Products::finish(D);
+  during_last_mma();
+  TiledMma::finish(D);
   ring.release(previous);
 }
 
@@ -239,10 +241,10 @@ __device__ __forceinline__ typename Gemm::Epilogue consumers_epilogue(
 template <class Gemm>
 __device__ __forceinline__ auto find_tiles(typename Gemm::Order& order,
                                            typename Gemm::Ring::Position& at, int32_t consumer) {
-  constexpr bool kTurns = Gemm::Shape::kSchedule == Schedule::kPingPong;
+  constexpr bool kIsPingPong = Gemm::Shape::kSchedule == Schedule::kPingPong;
   return [&, consumer, whose = 0](Tile& tile) mutable {
     while (order.next(tile)) {
-      const bool mine = !kTurns || whose == consumer;
+      const bool mine = !kIsPingPong || whose == consumer;
       whose = 1 - whose;
       if (mine) return true;
       at.advance(tile.k_blocks);
@@ -254,26 +256,26 @@ __device__ __forceinline__ auto find_tiles(typename Gemm::Order& order,
 // Ping-pong: one multiplies while the other stores. The other one's products hide the search for
 // the next tile, and the larger accumulators leave it no registers beside its own.
 template <class Gemm>
-__device__ __forceinline__ void consume_in_turns(const typename Gemm::Params& params,
-                                                 const typename Gemm::Ring& ring, uint32_t shared,
-                                                 int32_t consumer) {
+__device__ __forceinline__ void consume_ping_pong(const typename Gemm::Params& params,
+                                                  const typename Gemm::Ring& ring, uint32_t shared,
+                                                  int32_t consumer) {
   static_assert(!ReadsThroughRing<typename Gemm::Epilogue>);
   constexpr uint32_t kBoth = kConsumers * kWarpgroup;
-  const uint32_t my_turn = number_of(NamedBarrier::kTurn0, consumer);
-  const uint32_t other_turn = number_of(NamedBarrier::kTurn0, 1 - consumer);
+  const uint32_t own_barrier = number_of(NamedBarrier::kPingPong0, consumer);
+  const uint32_t other_barrier = number_of(NamedBarrier::kPingPong0, 1 - consumer);
   auto epilogue = consumers_epilogue<Gemm>(params, shared, consumer);
   typename Gemm::Order order(params.order);
   typename Gemm::Ring::Position at;
   Accumulators<typename Gemm::Shape> D;
-  if (consumer == 1) ptx::barrier_arrive(other_turn, kBoth);
+  if (consumer == 1) ptx::barrier_arrive(other_barrier, kBoth);
   auto next_tile = find_tiles<Gemm>(order, at, consumer);
   Tile tile;
   for (bool more = next_tile(tile); more;) {
     if constexpr (BeginsEarly<typename Gemm::Epilogue>) epilogue.begin(tile, tile.row_begin);
-    ptx::barrier_sync(my_turn, kBoth);
+    ptx::barrier_sync(own_barrier, kBoth);
     multiply<Gemm>(
         D, ring, at, shared, 0, tile.k_blocks, [](int32_t) {},
-        [&] { ptx::barrier_arrive(other_turn, kBoth); });
+        [&] { ptx::barrier_arrive(other_barrier, kBoth); });
     store_at_once(epilogue, D, tile, tile.row_begin);
     more = next_tile(tile);
   }
@@ -283,12 +285,12 @@ __device__ __forceinline__ void consume_in_turns(const typename Gemm::Params& pa
 // Cooperative: each has half of a tile's rows. They store at the same time, so they look for their
 // next tile while the last products run; an epilogue may store beside the next tile's products.
 template <class Gemm>
-__device__ __forceinline__ void consume_together(const typename Gemm::Params& params,
-                                                 const typename Gemm::Ring& ring, uint32_t shared,
-                                                 int32_t consumer) {
+__device__ __forceinline__ void consume_cooperative(const typename Gemm::Params& params,
+                                                    const typename Gemm::Ring& ring,
+                                                    uint32_t shared, int32_t consumer) {
   using Shape = typename Gemm::Shape;
   using Epilogue = typename Gemm::Epilogue;
-  constexpr bool kStoresLater = StoresLater<Epilogue, Shape>;
+  constexpr bool kDeferred = DeferredEpilogue<Epilogue, Shape>;
   const int32_t first_row = consumer * Shape::kRows;
   auto epilogue = consumers_epilogue<Gemm>(params, shared, consumer);
   typename Gemm::Order order(params.order);
@@ -306,9 +308,9 @@ __device__ __forceinline__ void consume_together(const typename Gemm::Params& pa
     first_tile = false;
   };
   // Of the tile that the epilogue holds, the batches from `batch` on.
-  const auto store_held_from = [&](int32_t batch) {
-    if constexpr (kStoresLater)
-      for (; batch < Epilogue::kBatches; ++batch) epilogue.store_held(batch);
+  const auto store_deferred_from = [&](int32_t batch) {
+    if constexpr (kDeferred)
+      for (; batch < Epilogue::kBatches; ++batch) epilogue.store_deferred(batch);
   };
 
   auto next_tile = find_tiles<Gemm>(order, at, consumer);
@@ -320,21 +322,21 @@ __device__ __forceinline__ void consume_together(const typename Gemm::Params& pa
         D, ring, at, shared, first_row, tile.k_blocks,
         [&](int32_t k_block) {
           if (k_block == 0) release_block();
-          if constexpr (kStoresLater) epilogue.store_held(k_block);
+          if constexpr (kDeferred) epilogue.store_deferred(k_block);
         },
         [&] { more = next_tile(next); });
     const int32_t row = tile.row_begin + first_row;
     if constexpr (ReadsThroughRing<Epilogue>) {
       epilogue.store(D, tile, row, typename Gemm::Blocks(ring, at, shared));
-    } else if constexpr (kStoresLater) {
-      store_held_from(tile.k_blocks);
-      epilogue.hold(D, tile, row);
+    } else if constexpr (kDeferred) {
+      store_deferred_from(tile.k_blocks);
+      epilogue.defer(D, tile, row);
     } else {
       epilogue.store(D, tile, row);
     }
     tile = next;
   }
-  store_held_from(0);
+  store_deferred_from(0);
   epilogue.finish();
 }
 
@@ -359,7 +361,7 @@ struct GroupedGemm {
       load::copies_by_threads<LoadA> || load::copies_by_threads<LoadB>;
   static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;
   static constexpr int kFullArrivals = 1 + (kThreadsCopy ? kWarpgroup : 0);
-  static constexpr bool kWeightsFirst = Shape::kFewRows && rows_in_order<LoadA>;
+  static constexpr bool kWeightsFirst = Shape::kSmallM && rows_in_order<LoadA>;
   static constexpr int kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;
 
   // Shared memory: stages (A, B), the consumers' epilogues, barriers.
@@ -369,8 +371,8 @@ struct GroupedGemm {
   static constexpr int kStages = (kSharedBytes - kEpilogueBytes - kBarrierRoom) / kStageBytes;
   using Ring = sm90::Ring<kStages, kFullArrivals, kReadingWarps, Shape::kCluster>;
   using Blocks = EpilogueBlocks<Ring, kStageBytes>;
-  using Products = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
-  static_assert(Shape::BLOCK_K % Products::kK == 0);
+  using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
+  static_assert(Shape::BLOCK_K % TiledMma::kK == 0);
   static constexpr int kEpilogueAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kEpilogueAt + kEpilogueBytes;
   static constexpr int kSharedBytesUsed = kBarriersAt + Ring::kBarrierBytes;
@@ -412,9 +414,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     if constexpr (Gemm::kWeightsFirst) wait_for_previous();  // (the producer's wait would do)
     ptx::acquire_registers<kConsumerRegisters>();
     if constexpr (Gemm::Shape::kSchedule == Schedule::kPingPong)
-      consume_in_turns<Gemm>(params, ring, shared, warpgroup - 1);
+      consume_ping_pong<Gemm>(params, ring, shared, warpgroup - 1);
     else
-      consume_together<Gemm>(params, ring, shared, warpgroup - 1);
+      consume_cooperative<Gemm>(params, ring, shared, warpgroup - 1);
   }
   if constexpr (Gemm::Shape::kCluster > 1) sync();
 }

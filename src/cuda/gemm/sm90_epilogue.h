@@ -45,27 +45,27 @@ concept ReadsThroughRing = EpilogueBase<E> &&
 };
 
 // An epilogue that stores beside the next tile's products: hold() brings the accumulators, or what
-// is made of them, to registers of its own, store_held(batch) stores one of kBatches batches of
+// is made of them, to registers of its own, store_deferred(batch) stores one of kBatches batches of
 // them. All batches are stored, in order, before the next hold().
 template <class E, class Shape>
-concept StoresLater = EpilogueBase<E> &&
+concept DeferredEpilogue = EpilogueBase<E> &&
     requires(E epilogue, Accumulators<Shape>& D, const Tile& tile, int32_t row, int32_t batch) {
   { E::kBatches } -> std::convertible_to<int>;
-  epilogue.hold(D, tile, row);
-  epilogue.store_held(batch);
+  epilogue.defer(D, tile, row);
+  epilogue.store_deferred(batch);
 };
 
 template <class E, class Shape>
-concept EpilogueOf = StoringEpilogue<E, Shape> || StoresLater<E, Shape> || ReadsThroughRing<E>;
+concept EpilogueOf = StoringEpilogue<E, Shape> || DeferredEpilogue<E, Shape> || ReadsThroughRing<E>;
 
 // Whichever of the first two it is.
 template <class E, class Accumulators>
 __device__ __forceinline__ void store_at_once(E& epilogue, Accumulators& D, const Tile& tile,
                                               int32_t row) {
-  if constexpr (requires { epilogue.hold(D, tile, row); }) {
-    epilogue.hold(D, tile, row);
+  if constexpr (requires { epilogue.defer(D, tile, row); }) {
+    epilogue.defer(D, tile, row);
 #pragma unroll
-    for (int batch = 0; batch < E::kBatches; ++batch) epilogue.store_held(batch);
+    for (int batch = 0; batch < E::kBatches; ++batch) epilogue.store_deferred(batch);
   } else {
     epilogue.store(D, tile, row);
   }

@@ -1,5 +1,5 @@
-// Starts a grouped GEMM: one block a multiprocessor, each working through its share of the tiles,
-// or as many as take turns there. Two multiprocessors stand so close together that clusters of two
+// Starts a grouped GEMM: one block an SM, each working through its share of the tiles,
+// or as many as take turns there. Two SMs stand so close together that clusters of two
 // leave none idle.
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace tilemoe::cuda::sm90 {
 
-// `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
+// `max_tiles` is known on the host: idle blocks are not started for tiny problems.
 template <class Gemm>
-void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* stream,
+void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
             const Tuning& tuning) {
   const DeviceInfo& device = current_device();
   const auto kernel = grouped_gemm<Gemm>;
@@ -26,10 +26,9 @@ void launch(const typename Gemm::Params& params, int64_t tiles_at_most, void* st
     return true;
   });
   constexpr int kCluster = Gemm::Shape::kCluster;
-  const int64_t clusters =
-      std::max<int64_t>(1, device.multiprocessors / kCluster) * tuning.block_turns;
-  const int64_t blocks = std::min(clusters, tiles_at_most) * kCluster;
-  cudaLaunchAttribute attributes[2] = {early_launch(tuning.early), {}};
+  const int64_t clusters = std::max<int64_t>(1, device.sms / kCluster) * tuning.ctas_per_sm;
+  const int64_t blocks = std::min(clusters, max_tiles) * kCluster;
+  cudaLaunchAttribute attributes[2] = {pdl_attribute(tuning.pdl), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};

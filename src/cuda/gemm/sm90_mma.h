@@ -1,4 +1,4 @@
-// A stage's products by wgmma: what a kit calls its Mma.
+// A stage's products by wgmma: what an arch calls its Mma.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace tilemoe::cuda::sm90 {
 
 // Of one consumer's rows of a tile, in float32.
 template <class Shape>
-using Accumulators = Slabs<Shape::kSlabs, Shape::BLOCK_N>;
+using Accumulators = AccumulatorFragments<Shape::kFragments, Shape::BLOCK_N>;
 
 // A staged operand as wgmma reads it: by descriptors.
 template <class Operand>
@@ -41,15 +41,15 @@ class Mma {
   __device__ __forceinline__ void multiply(Accumulators<Shape>& D, uint32_t stage,
                                            bool overwrites) const {
     // 64 rows of A are 8 KiB either way: 64 rows of 128 bytes, or one chunk.
-    constexpr int kSlabBytes = 64 * A::kRowBytes;
+    constexpr int kFragmentBytes = 64 * A::kRowBytes;
     pin(D);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
 #pragma unroll
-      for (int m = 0; m < Shape::kSlabs; ++m)
+      for (int m = 0; m < Shape::kFragments; ++m)
         ptx::wgmma<typename Shape::Element, Shape::BLOCK_N, A::kMajor, B::kMajor>(
-            D[m], advance(a_, stage + m * kSlabBytes + step * A::kStepBytes),
+            D[m], advance(a_, stage + m * kFragmentBytes + step * A::kStepBytes),
             advance(b_, stage + step * B::kStepBytes), !overwrites || step != 0);
     ptx::wgmma_commit();
   }
@@ -68,7 +68,7 @@ class Mma {
  private:
   __device__ __forceinline__ static void pin(Accumulators<Shape>& D) {
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
       for (float& number : D[m]) ptx::pin(number);
   }
 

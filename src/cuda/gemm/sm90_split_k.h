@@ -22,7 +22,7 @@ struct PartialSums {
   static constexpr int kVectors = kSlice / 2 / 4;  // of a thread and slice
   static constexpr int kThreads = kConsumers * kWarpgroup;
   static constexpr size_t kTileBytes = size_t{kSlices} * kVectors * kThreads * sizeof(float4);
-  static_assert(Shape::kSlabs == 1 && Shape::kSchedule == Schedule::kCooperative);
+  static_assert(Shape::kFragments == 1 && Shape::kSchedule == Schedule::kCooperative);
 
   float4* data;
 
@@ -58,7 +58,7 @@ struct PartialSums {
 // `Shape` and `Order` are the product's; `Epilogue` is one for tiles of as many rows and of the
 // columns of a slice of partial sums.
 template <class Shape, class Order, class Epilogue>
-struct SharedSums {
+struct ReduceSplits {
   typename Order::Params order;
   typename Epilogue::Params epilogue;
   PartialSums<Shape> partial_sums;
@@ -69,7 +69,7 @@ struct SharedSums {
 // added in the order of the rows that they are sums over.
 template <class Shape, class Order, class Epilogue>
 __global__ void __launch_bounds__(kBlockThreads)
-    add_shared_sums(const __grid_constant__ SharedSums<Shape, Order, Epilogue> params) {
+    reduce_splits(const __grid_constant__ ReduceSplits<Shape, Order, Epilogue> params) {
   constexpr int32_t kSlices = PartialSums<Shape>::kSlices;
   __shared__ __align__(kSwizzleAtom) uint8_t memory[kConsumers * Epilogue::kSharedBytes + 16];
   wait_for_previous();
@@ -77,12 +77,12 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (consumer < 0) return;  // the epilogue's threads are consumers of a product's block
   const LongTiles long_tiles(params.order.long_tiles);
   const int32_t border = static_cast<int32_t>(blockIdx.x) + 1;
-  const Shares& shares = long_tiles.shares();
-  if (border >= shares.count) return;
-  const int32_t at = shares.begin(border);
+  const Splits& splits = long_tiles.splits();
+  if (border >= splits.count) return;
+  const int32_t at = splits.begin(border);
   const LongTiles::Place place = long_tiles.at(at, long_tiles.rank_at(at));
   const int32_t tile_begin = at - place.k_block;
-  if (place.k_block == 0 || shares.begin(border - 1) > tile_begin) return;
+  if (place.k_block == 0 || splits.begin(border - 1) > tile_begin) return;
 
   const auto slice = static_cast<int32_t>(blockIdx.y) % kSlices;
   const auto half = static_cast<int32_t>(blockIdx.y) / kSlices;
@@ -90,12 +90,12 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int32_t tile_end = tile_begin + tile.k_blocks;
   tile.n_block = tile.n_block * kSlices + slice;
   float D[1][PartialSums<Shape>::kSlice / 2] = {};
-  const auto add = [&](int32_t share, bool at_its_end) {
-    params.partial_sums.add(Shares::partial_sum(share, at_its_end) * 2 + half, slice, D[0]);
+  const auto add = [&](int32_t split, bool at_its_end) {
+    params.partial_sums.add(Splits::partial_sum(split, at_its_end) * 2 + half, slice, D[0]);
   };
   if (tile.m_block * Shape::BLOCK_M >= params.epilogue.size.rows) return;
   add(border - 1, true);
-  for (int32_t share = border; shares.begin(share) < tile_end; ++share) add(share, false);
+  for (int32_t split = border; splits.begin(split) < tile_end; ++split) add(split, false);
 
   Epilogue epilogue(params.epilogue,
                     ptx::shared_address(memory) + consumer * Epilogue::kSharedBytes,
@@ -105,21 +105,21 @@ __global__ void __launch_bounds__(kBlockThreads)
 }
 
 // Of the product that was started with `params`.
-template <class Product>
-void launch_shared_sums(const typename Product::Params& params, const WeightGradient& step) {
-  using Shape = typename Product::Shape;
+template <class Gemm>
+void launch_reduce_splits(const typename Gemm::Params& params, const WeightGradient& step) {
+  using Shape = typename Gemm::Shape;
   using Sums = PartialSums<Shape>;
   using Slice = TileShape<typename Shape::Recipe,
                           TileConfiguration{Shape::BLOCK_M, Sums::kSlice, Shape::kSchedule}>;
-  using Epilogue = typename Product::Epilogue::template Of<Slice>;
-  using Order = typename Product::Order;
+  using Epilogue = typename Gemm::Epilogue::template Of<Slice>;
+  using Order = typename Gemm::Order;
   typename Epilogue::Params slices = Epilogue::params(step, nullptr);
   slices.blocks_a_part = params.epilogue.blocks_a_part * Sums::kSlices;
-  launch_early<add_shared_sums<Shape, Order, Epilogue>>(
-      {.blocks = dim3(static_cast<unsigned>(step.shares - 1), Sums::kSlices * 2),
+  launch_pdl<reduce_splits<Shape, Order, Epilogue>>(
+      {.blocks = dim3(static_cast<unsigned>(step.splits - 1), Sums::kSlices * 2),
        .threads = kBlockThreads,
        .stream = static_cast<cudaStream_t>(step.stream)},
-      SharedSums<Shape, Order, Epilogue>{
+      ReduceSplits<Shape, Order, Epilogue>{
           .order = params.order, .epilogue = slices, .partial_sums = params.epilogue.partial_sums});
 }
 

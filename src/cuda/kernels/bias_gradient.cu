@@ -23,7 +23,7 @@ constexpr int kVector = 8;  // columns of a thread: 16 bytes
 
 // Chunks have numbers that need no prefix sum: chunk i of expert e is offsets[e] / kRows + e + i.
 // They are distinct, ascend, and stay below capacity / kRows + E.
-__host__ __device__ int64_t most_chunks(int64_t capacity, int64_t E) {
+__host__ __device__ int64_t max_chunks(int64_t capacity, int64_t E) {
   return capacity / kRows + E;
 }
 __device__ int32_t first_chunk(const int32_t* offsets, int32_t e) {
@@ -38,7 +38,7 @@ struct ChunkSums {
   int64_t row_bytes;
   int32_t E;
   int32_t width;
-  float* partial;  // (most_chunks, width)
+  float* partial;  // (max_chunks, width)
 };
 
 // A block sums kThreads * kVector columns of one chunk.
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
 void sum_columns(const ChunkSums& sums, int64_t capacity, tilemoe_dtype dtype,
                  cudaStream_t stream) {
   constexpr int kColumns = kThreads * kVector;
-  const dim3 grid(static_cast<unsigned>(most_chunks(capacity, sums.E)),
+  const dim3 grid(static_cast<unsigned>(max_chunks(capacity, sums.E)),
                   static_cast<unsigned>((sums.width + kColumns - 1) / kColumns));
   launch_kernel("sums of bias gradients", {.blocks = grid, .threads = kThreads, .stream = stream},
                 with_element(dtype, [&]<class Element>() { return &sum_chunks<Element>; }), sums);
@@ -156,7 +156,7 @@ void write_b1(const BiasGradient& step, const ChunkSums& sums, cudaStream_t stre
   const auto write = [&](const BiasColumns& columns) {
     write_bias(sums, columns, step.accumulate, stream);
   };
-  if (has_adjacent_columns(*step.experts, step.W1))
+  if (has_interleaved_columns(*step.experts, step.W1))
     return write(bias_columns(step.db1, 0, 0, sums.width, 1));
   switch (step.experts->gate_layout) {
     case TILEMOE_GATE_SPLIT:
@@ -175,7 +175,7 @@ void write_b1(const BiasGradient& step, const ChunkSums& sums, cudaStream_t stre
 
 size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, int64_t capacity) {
   const int64_t width = std::max(experts.d, width_of_H(experts));
-  return static_cast<size_t>(most_chunks(capacity, experts.E) * width) * sizeof(float);
+  return static_cast<size_t>(max_chunks(capacity, experts.E) * width) * sizeof(float);
 }
 
 void bias_gradient(const BiasGradient& step) {

@@ -1,4 +1,4 @@
-// Shared memory of the rowwise kernels beyond the 48 KiB that a kernel has unasked.
+// Shared memory of the row-wise kernels beyond the 48 KiB that a kernel has unasked.
 #pragma once
 
 #include <atomic>
@@ -12,20 +12,20 @@ namespace tilemoe::cuda {
 
 // The most of a block, dynamic and static together, that every GPU from compute capability 8.0 on
 // has: 8.6, 8.9 and 12.0 have no more.
-constexpr int kMostSharedBytes = 99 * 1024;
+constexpr int kMaxSharedBytes = 99 * 1024;
 
 // Lets a kernel ask for up to kBytes of dynamic shared memory; once a kernel and device.
 template <auto kKernel, int kBytes>
 void allow_shared_memory() {
-  static_assert(kBytes <= kMostSharedBytes, "no GPU of 99 KiB could run this kernel");
+  static_assert(kBytes <= kMaxSharedBytes, "no GPU of 99 KiB could run this kernel");
   static OncePerDevice<bool> allowed;
   allowed.get(current_device().index, [] {
     cudaFuncAttributes attributes{};
     TILEMOE_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kKernel), "a kernel's shared memory");
     const size_t all = attributes.sharedSizeBytes + kBytes;
-    TILEMOE_ASSERT(all <= kMostSharedBytes, "a rowwise kernel takes "
-                                                << all << " bytes of shared memory, at most "
-                                                << kMostSharedBytes);
+    TILEMOE_ASSERT(all <= kMaxSharedBytes, "a row-wise kernel takes "
+                                               << all << " bytes of shared memory, at most "
+                                               << kMaxSharedBytes);
     TILEMOE_CHECK_CUDA(
         cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         kBytes << " bytes of shared memory for routing");
@@ -49,7 +49,7 @@ using Counter = unsigned long long;
 class Arrivals {
  public:
   static constexpr int kCountBits = 16;
-  static constexpr Counter kMostBlocks = (Counter{1} << kCountBits) - 1;
+  static constexpr Counter kMaxBlocks = (Counter{1} << kCountBits) - 1;
 
   __device__ Arrivals(Counter* counter, Counter stamp) : counter_(counter), stamp_(stamp) {}
 
@@ -67,7 +67,7 @@ class Arrivals {
     __syncthreads();
     if (threadIdx.x == 0) {
       __threadfence();
-      last = (atomicAdd(counter_, Counter{1}) & kMostBlocks) + 1 == blocks;
+      last = (atomicAdd(counter_, Counter{1}) & kMaxBlocks) + 1 == blocks;
       if (last) *static_cast<volatile Counter*>(counter_) = 0;
       __threadfence();
     }

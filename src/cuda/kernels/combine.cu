@@ -122,11 +122,11 @@ void launch_parts(CombineParams params, const Combine& step) {
   params.part_chunks = (params.chunks + kParts - 1) / kParts;
   const int64_t blocks = (params.outputs * params.part_chunks + kThreads - 1) / kThreads;
   TILEMOE_ASSERT(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
-  launch_early<combine_rows<Element, kPairs, kParts, kAtOnce>>(
+  launch_pdl<combine_rows<Element, kPairs, kParts, kAtOnce>>(
       {.blocks = static_cast<unsigned>(blocks),
        .threads = kThreads,
        .stream = static_cast<cudaStream_t>(step.stream),
-       .early = step.tuning.early},
+       .pdl = step.tuning.pdl},
       params);
 }
 

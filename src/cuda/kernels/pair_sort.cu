@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_pairs(const SortParams para
       memory[i] = 0;
     __syncthreads();
     count_warp(params, begin, end, first, tables.range, warp_rows);
-    wait_for_data();  // the counts of all blocks are there
+    pdl_wait();  // the counts of all blocks are there
     add_columns(params, first, tables);
     __syncthreads();
     rows_before = find_rows(params, first, tables, rows_before);
@@ -254,12 +254,12 @@ void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_ro
   const auto on = static_cast<cudaStream_t>(stream);
   constexpr int kBytesEach = (kWarps + 2) * sizeof(int32_t);
   allow_shared_memory<place_pairs, kPlaceRange * kBytesEach>();
-  launch_early<count_pairs>({.blocks = blocks, .threads = kThreads, .stream = on}, params);
-  launch_early<place_pairs>({.blocks = blocks + 1,
-                             .threads = kThreads,
-                             .stream = on,
-                             .shared_bytes = std::min(kPlaceRange, pairs.E) * kBytesEach},
-                            params);
+  launch_pdl<count_pairs>({.blocks = blocks, .threads = kThreads, .stream = on}, params);
+  launch_pdl<place_pairs>({.blocks = blocks + 1,
+                           .threads = kThreads,
+                           .stream = on,
+                           .shared_bytes = std::min(kPlaceRange, pairs.E) * kBytesEach},
+                          params);
 }
 
 // From each token's chosen ids and scores.

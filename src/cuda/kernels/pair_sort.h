@@ -62,13 +62,13 @@ struct PairBlocks {
   int64_t count;
 
   static constexpr int64_t kPairsAtOnce = 512;
-  static constexpr int64_t kMostBlocks = 128;  // about the multiprocessors of a Hopper GPU
+  static constexpr int64_t kMaxBlocks = 128;  // about the SMs of a Hopper GPU
 
   explicit PairBlocks(const tilemoe_routing_spec& spec) {
     // A block of at least E pairs keeps the table of counts no larger than the pairs themselves.
-    const int64_t even = (spec.pairs + kMostBlocks - 1) / kMostBlocks;
-    const int64_t least = even > spec.E ? even : spec.E;
-    size = (least + kPairsAtOnce - 1) / kPairsAtOnce * kPairsAtOnce;
+    const int64_t even = (spec.pairs + kMaxBlocks - 1) / kMaxBlocks;
+    const int64_t min_size = even > spec.E ? even : spec.E;
+    size = (min_size + kPairsAtOnce - 1) / kPairsAtOnce * kPairsAtOnce;
     count = spec.pairs > size ? (spec.pairs + size - 1) / size : 1;
   }
 };

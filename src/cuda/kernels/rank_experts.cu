@@ -13,7 +13,7 @@ struct RankParams {
   const int32_t* offsets;  // (E + 1)
   int32_t E;
   int32_t tiles;              // of an expert
-  int32_t most_shares;        // 0: no expert is long
+  int32_t max_splits;         // 0: no expert is long
   RankedExpert* ranked;       // out (E)
   LongExperts* long_experts;  // out (1)
 };
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) rank_rows(const RankParams params) {
     const int32_t rows = params.offsets[other + 1] - params.offsets[other];
     const bool comes_before = rows > mine || (rows == mine && other < expert);
     if (comes_before) ++rank, blocks_before += sum_blocks(rows);
-    if (is_long(rows, M, params.tiles, params.most_shares))
+    if (is_long(rows, M, params.tiles, params.max_splits))
       ++all_long.count, all_long.k_blocks += sum_blocks(rows);
   }
   rank = sum_of_lanes(rank);
@@ -51,18 +51,18 @@ __global__ void __launch_bounds__(kThreads) rank_rows(const RankParams params) {
 
 }  // namespace
 
-void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t most_shares,
+void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t max_splits,
                   void* stream) {
   const int64_t blocks = (rows.E + kExperts - 1) / kExperts;
-  launch_early<rank_rows>({.blocks = static_cast<unsigned>(blocks),
-                           .threads = kThreads,
-                           .stream = static_cast<cudaStream_t>(stream)},
-                          RankParams{.offsets = rows.offsets,
-                                     .E = static_cast<int32_t>(rows.E),
-                                     .tiles = static_cast<int32_t>(tiles),
-                                     .most_shares = most_shares,
-                                     .ranked = to.ranked,
-                                     .long_experts = to.long_experts});
+  launch_pdl<rank_rows>({.blocks = static_cast<unsigned>(blocks),
+                         .threads = kThreads,
+                         .stream = static_cast<cudaStream_t>(stream)},
+                        RankParams{.offsets = rows.offsets,
+                                   .E = static_cast<int32_t>(rows.E),
+                                   .tiles = static_cast<int32_t>(tiles),
+                                   .max_splits = max_splits,
+                                   .ranked = to.ranked,
+                                   .long_experts = to.long_experts});
 }
 
 }  // namespace tilemoe::cuda

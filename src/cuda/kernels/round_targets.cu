@@ -171,12 +171,12 @@ void find_targets(const RoundParams& params, void* stream) {
   const auto groups = static_cast<unsigned>(params.scratch.groups.count);
   const auto experts = static_cast<unsigned>(params.routing.spec.E);
   if (params.scratch.several_groups()) {
-    launch_early<round_counts<true>>(
+    launch_pdl<round_counts<true>>(
         {.blocks = groups, .threads = 1 << kTargetBits<true>, .stream = on}, params);
-    launch_early<add_groups>({.blocks = experts + 1, .threads = kAddThreads, .stream = on}, params);
+    launch_pdl<add_groups>({.blocks = experts + 1, .threads = kAddThreads, .stream = on}, params);
   } else {
-    launch_early<round_counts<false>>(
-        {.blocks = 1, .threads = 1 << kTargetBits<false>, .stream = on}, params);
+    launch_pdl<round_counts<false>>({.blocks = 1, .threads = 1 << kTargetBits<false>, .stream = on},
+                                    params);
   }
 }
 

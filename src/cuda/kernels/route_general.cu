@@ -105,8 +105,7 @@ void route_general(const tilemoe_routing& routing, const tilemoe_route_general_a
   const KernelLaunch by_triples{.blocks = blocks, .threads = kThreads, .stream = stream};
   launch_kernel("the largest tokens of triples", by_triples, find_largest_tokens, params);
   launch_kernel("tokens and experts of triples", by_triples, settle_triples, params);
-  const int64_t token_blocks =
-      std::min<int64_t>(spec.T / kThreads + 1, current_device().multiprocessors * 4);
+  const int64_t token_blocks = std::min<int64_t>(spec.T / kThreads + 1, current_device().sms * 4);
   launch_kernel(
       "offsets of tokens",
       {.blocks = static_cast<unsigned>(token_blocks), .threads = kThreads, .stream = stream},

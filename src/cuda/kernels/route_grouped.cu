@@ -51,7 +51,7 @@ void route_grouped(const tilemoe_routing& routing, const tilemoe_route_grouped_a
                 integer_array(args.counts), E, capacity, routing.offsets, routing.counters);
   if (capacity == 0) return;
   const int64_t blocks =
-      std::min<int64_t>((capacity + kThreads - 1) / kThreads, current_device().multiprocessors * 2);
+      std::min<int64_t>((capacity + kThreads - 1) / kThreads, current_device().sms * 2);
   launch_kernel("scores of rows",
                 {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .stream = stream},
                 fill_scores, static_cast<const float*>(args.scores.data), routing.offsets + E,

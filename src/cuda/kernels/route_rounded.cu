@@ -223,13 +223,13 @@ void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_a
   const auto groups = static_cast<unsigned>(scratch.groups.count);
   find_targets(params, args.stream);
   if (scratch.several_groups() && scratch.groups.tokens <= kLittleGroup)
-    launch_early<fill_rows<kLittleBits>>(
+    launch_pdl<fill_rows<kLittleBits>>(
         {.blocks = experts * groups, .threads = 1 << kLittleBits, .stream = stream}, params);
   else
-    launch_early<fill_rows<kMuchBits>>(
+    launch_pdl<fill_rows<kMuchBits>>(
         {.blocks = experts * groups, .threads = 1 << kMuchBits, .stream = stream}, params);
   const int64_t pair_blocks = (scratch.words + kPairWarps - 1) / kPairWarps;
-  launch_early<list_pairs>(
+  launch_pdl<list_pairs>(
       {.blocks = static_cast<unsigned>(pair_blocks + 1), .threads = kPairThreads, .stream = stream},
       params);
 }

@@ -1,7 +1,7 @@
 // The routing of few tokens from the tokens themselves, in one launch:
 //
 //   every block            a part of 512 columns of eight experts' logits, of up to 16 tokens: so the
-//                          weights, which nobody read before, come through many multiprocessors
+//                          weights, which nobody read before, come through many SMs
 //   the last of a tile     adds the parts of its 16 tokens, rounds, and chooses: a warp a token
 //   the last of these      sorts all pairs by expert: from each expert's set of tokens follow the
 //                          offsets, and a pair's row from how many of the set are before its token
@@ -13,7 +13,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/route_tokens.h"
 #include "cuda/kernels/top_k.h"
-#include "routing/few_tokens.h"
+#include "routing/decode.h"
 #include "routing/spec.h"
 
 namespace tilemoe::cuda {
@@ -22,7 +22,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kTileTokens = 16;
-constexpr int kMostTiles = few::kMostTokens / kTileTokens;
+constexpr int kMaxTiles = decode::kMaxTokens / kTileTokens;
 
 struct RouteTokensParams {
   PartialLogits partial;
@@ -31,7 +31,7 @@ struct RouteTokensParams {
   void* logits;       // (T, E) of logits_dtype; null: not wanted
   TopKParams choice;  // without logits; its ids and scores are those of `pairs`
   ChosenPairs pairs;
-  Counter* counters;  // (kMostTiles + 1)
+  Counter* counters;  // (kMaxTiles + 1)
   Counter stamp;
 
   __device__ Arrivals arrivals(int32_t which) const { return {counters + which, stamp}; }
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool exists = expert < params.partial.E;
   const bool several_tiles = gridDim.z > 1;
   const int32_t first = tile * kTileTokens, end = min(first + kTileTokens, params.partial.T);
-  const Arrivals of_tile = params.arrivals(tile), of_all = params.arrivals(kMostTiles);
+  const Arrivals of_tile = params.arrivals(tile), of_all = params.arrivals(kMaxTiles);
 
   if (exists) prefetch_weight(params.partial, expert, part);
   wait_for_previous();
@@ -142,10 +142,10 @@ struct TokenScratch {
   float* partial;
 
   TokenScratch(const tilemoe_routing_spec& spec, int64_t d, ScratchLayout& layout) {
-    counters = layout.take<Counter>(kMostTiles + 1);
+    counters = layout.take<Counter>(kMaxTiles + 1);
     ids = layout.take<int32_t>(spec.pairs);
     scores = layout.take<float>(spec.pairs);
-    partial = layout.take<float>(few::parts_of(d) * spec.T * spec.E);
+    partial = layout.take<float>(decode::parts_of(d) * spec.T * spec.E);
   }
 };
 
@@ -159,7 +159,7 @@ void launch(const RouteTokensParams& params, cudaStream_t stream) {
   const auto tiles = static_cast<unsigned>((params.choice.T + kTileTokens - 1) / kTileTokens);
   const auto groups = static_cast<unsigned>((params.choice.E + kWarps - 1) / kWarps);
   const auto parts = static_cast<unsigned>(params.partial.parts);
-  launch_early<route_tokens_by_blocks<kSlots>>(
+  launch_pdl<route_tokens_by_blocks<kSlots>>(
       {.blocks = dim3(parts, groups, std::max(tiles, 1u)), .threads = kThreads, .stream = stream},
       params);
 }
@@ -184,7 +184,7 @@ void route_tokens(const tilemoe_routing& routing, const tilemoe_route_tokens_arg
       .partial = {.X = matrix_of(args.X),
                   .weight = matrix_of(args.router_weight),
                   .d = static_cast<int32_t>(d),
-                  .parts = few::parts_of(d),
+                  .parts = decode::parts_of(d),
                   .T = T,
                   .E = E,
                   .sums = scratch.partial},

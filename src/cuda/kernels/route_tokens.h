@@ -9,11 +9,11 @@
 #include "cuda/kernels/block.h"
 #include "cuda/kernels/warp_choice.h"
 #include "cuda/ptx/copy.h"
-#include "routing/few_tokens.h"
+#include "routing/decode.h"
 
 namespace tilemoe::cuda {
 
-using few::kLaneColumns, few::kStretches;
+using decode::kLaneColumns, decode::kStretches;
 
 constexpr int kTokensAtOnce = 4;  // of a warp, whose loads are under way together
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_part(const Element* row, int32_t part, int3
                                           float (&out)[kStretches][kLaneColumns]) {
 #pragma unroll
   for (int s = 0; s < kStretches; ++s) {
-    const int64_t first = few::first_column(part, s, lane_index());
+    const int64_t first = decode::first_column(part, s, lane_index());
 #pragma unroll
     for (float& x : out[s]) x = 0.f;
     if (first < d) load_eight(row + first, out[s]);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_tokens(const PartialLogits& params,
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
 #pragma unroll
-    for (int s = 0; s < kStretches; ++s) sum[i] = few::add_columns(x[i][s], weight[s], sum[i]);
+    for (int s = 0; s < kStretches; ++s) sum[i] = decode::add_columns(x[i][s], weight[s], sum[i]);
   const float total = add_lanes_of_each(sum);
   constexpr int kLanesEach = kWarp / kCount;
   if (lane_index() % kLanesEach == 0)
@@ -138,7 +138,7 @@ __device__ __forceinline__ void prefetch_weight(const PartialLogits& params, int
   const int64_t element = params.weight.dtype == TILEMOE_FLOAT32 ? 4 : 2;
 #pragma unroll
   for (int s = 0; s < kStretches; ++s) {
-    const int64_t column = few::first_column(part, s, lane_index());
+    const int64_t column = decode::first_column(part, s, lane_index());
     if (column < params.d) ptx::prefetch_to_l2(params.weight.row<char>(expert) + column * element);
   }
 }
@@ -154,15 +154,15 @@ struct ChosenPairs {
   int32_t* expert_counts;  // out (E); null: not wanted
 };
 
-// E <= kMostE. Loops end with the last pair: where there is one token, the instructions for others are
-// not fetched.
-template <int kThreads, int kMostE>
+// E <= kMaxE. Loops end with the last pair: where there is one token, the instructions for others
+// are not fetched.
+template <int kThreads, int kMaxE>
 __device__ void route_pairs(const ChosenPairs& params) {
-  using few::TokenSet;
+  using decode::TokenSet;
   using Scan = BlockScan<int32_t, Add, kThreads>;
-  constexpr int kPairsEach = few::kMostTokens * few::kMostChosen / kThreads;
-  __shared__ uint32_t tokens[TokenSet::kWords][kMostE], nan_tokens[TokenSet::kWords];
-  __shared__ int32_t first_row[kMostE];
+  constexpr int kPairsEach = decode::kMaxTokens * decode::kMaxChosen / kThreads;
+  __shared__ uint32_t tokens[TokenSet::kWords][kMaxE], nan_tokens[TokenSet::kWords];
+  __shared__ int32_t first_row[kMaxE];
   __shared__ typename Scan::Shared scan;
   const tilemoe_routing& routing = params.routing;
   const auto thread = static_cast<int32_t>(threadIdx.x);

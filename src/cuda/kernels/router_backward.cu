@@ -135,8 +135,8 @@ struct Group {
   int32_t tokens;  // of the warp; 0 where a token's pairs alone do not tell its gradient
 
   explicit Group(const BackwardParams& params) : lanes(1), tokens(0) {
-    const bool pairs_tell = !params.rounded && params.scoring != TILEMOE_SOFTMAX_OVER_ALL;
-    if (!pairs_tell || params.token_offsets != nullptr || params.K > kWarp) return;
+    const bool pairs_suffice = !params.rounded && params.scoring != TILEMOE_SOFTMAX_OVER_ALL;
+    if (!pairs_suffice || params.token_offsets != nullptr || params.K > kWarp) return;
     while (lanes < params.K) lanes *= 2;
     tokens = static_cast<int32_t>(std::min<int64_t>(kWarp / lanes, kTokensWindow / params.E));
   }

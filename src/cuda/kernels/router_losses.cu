@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int64_t kMostBlocks = 1024;
+constexpr int64_t kMaxBlocks = 1024;
 
 struct LossSums {
   double balance, z;
@@ -36,7 +36,7 @@ struct LossScratch {
   float* load;      // (E) E * c_e / sum(c)
 
   LossScratch(int64_t T, int64_t E, ScratchLayout& layout)
-      : blocks(std::min(kMostBlocks, (T + kWarps - 1) / kWarps)) {
+      : blocks(std::min(kMaxBlocks, (T + kWarps - 1) / kWarps)) {
     sums = layout.take<LossSums>(blocks);
     total = layout.take<LossSums>(1);
     load = layout.take<float>(E);

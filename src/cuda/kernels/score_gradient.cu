@@ -12,7 +12,7 @@ namespace tilemoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPairThreads = 1024;  // where there are enough pairs for every multiprocessor
+constexpr int kPairThreads = 1024;  // where there are enough pairs for every SM
 
 struct ScoreGradientParams {
   const float* ds_partial;  // (ds_groups, capacity)
@@ -102,7 +102,7 @@ void score_gradient(const ScoreGradient& step) {
       .ds = step.ds};
   if (params.pairs == 0) return;
   const int64_t all_threads = biased ? int64_t{params.pairs} * kWarp : params.pairs;
-  const bool large = params.pairs >= int64_t{kPairThreads} * current_device().multiprocessors;
+  const bool large = params.pairs >= int64_t{kPairThreads} * current_device().sms;
   const int threads = !biased && large ? kPairThreads : kThreads;
   const auto kernel = with_element(step.experts->dtype, [&]<class Element>() {
     return biased ? &sum_with_bias<Element> : &sum_partials;

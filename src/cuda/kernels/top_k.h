@@ -103,7 +103,7 @@ __device__ __forceinline__ void choose_by_warp(const TopKParams& params, const G
 
 // Top-K by a block a token: any E and K, and many experts in groups.
 
-// A block's K stand in shared memory up to here, where a multiprocessor still takes three blocks;
+// A block's K stand in shared memory up to here, where an SM still takes three blocks;
 // past it they are sorted where they are written.
 constexpr int64_t kMaxSharedK = 8192;
 

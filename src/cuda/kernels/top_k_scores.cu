@@ -125,8 +125,8 @@ void top_k_scores(const tilemoe_top_k_scores_args& args) {
         cudaMemsetAsync(params.counts, 0, static_cast<size_t>(E) * sizeof(int32_t), stream),
         "scores of chosen experts: " << E << " counts");
   if (T == 0) return;
-  const int64_t most = int64_t{current_device().multiprocessors} * kBlocksAtOnce;
-  const auto blocks = static_cast<unsigned>(std::min((T + kWarps - 1) / kWarps, most));
+  const int64_t limit = int64_t{current_device().sms} * kBlocksAtOnce;
+  const auto blocks = static_cast<unsigned>(std::min((T + kWarps - 1) / kWarps, limit));
   with_float(args.logits.dtype, [&]<class Logit>() {
     launch_kernel("scores of chosen experts",
                   {.blocks = blocks, .threads = kThreads, .stream = stream}, score_tokens<Logit>,

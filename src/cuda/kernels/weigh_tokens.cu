@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, kSlots > 8 ? 2 : 3)
 template <int kSlots>
 void launch_warps(const WeighParams& params, cudaStream_t stream) {
   allow_shared_memory<choose_and_weigh<kSlots>, kSlots * kWarp * sizeof(TileRow)>();
-  launch_early<choose_and_weigh<kSlots>>(
+  launch_pdl<choose_and_weigh<kSlots>>(
       {.blocks = static_cast<unsigned>(params.scratch.words),
        .threads = kThreads,
        .stream = stream,
@@ -197,7 +197,7 @@ void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& s
                       top_k_counts ? scratch.counts : nullptr, stream));
     if (T == 0) return;
     return with_float(logits.dtype, [&]<class Logit>() {
-      launch_early<weigh_chosen<Logit>>(
+      launch_pdl<weigh_chosen<Logit>>(
           {.blocks = static_cast<unsigned>(scratch.words), .threads = kThreads, .stream = on},
           params);
     });

@@ -113,7 +113,7 @@ class WideChoice {
         const int place = count + __popc(found & ((1u << lane_index()) - 1));
         if (may_be_chosen) shared.candidates[place] = rank;
         count += __popc(found);
-        if (count <= kMostCandidates - kWarp) continue;
+        if (count <= kMaxCandidates - kWarp) continue;
         const uint64_t best = best_candidates(shared, count, K);
         last = __shfl_sync(kAllLanes, best, K - 1);
         if (lane_index() < K) shared.candidates[lane_index()] = best;
@@ -127,7 +127,7 @@ class WideChoice {
 
  private:
   static constexpr int kSlots = 4;
-  static constexpr int kMostCandidates = kSlots * kWarp;
+  static constexpr int kMaxCandidates = kSlots * kWarp;
   static constexpr uint64_t kNone = ~uint64_t{0};  // no number's rank
 
   // The K-th best of the lanes' numbers.

@@ -69,8 +69,8 @@ class HalfOfWeights {
 
 namespace tilemoe::cuda {
 
-// Blackwell's kit (compute capability 10.x): tcgen05, tensor memory, TMA. Its parts have the names by
-// which steps ask for them, as sm90/kit.h's.
+// Blackwell's arch (compute capability 10.x): tcgen05, tensor memory, TMA. Its parts have the names
+// by which steps ask for them, as sm90/arch.h's.
 
 namespace sm100 {
 
@@ -88,22 +88,22 @@ struct WeightsOf {
   using type = load::Weights<Shape, kMajor, kParts>;
 };
 template <class Shape, Major kMajor, int kParts>
-requires(Shape::kBlocks == 2) struct WeightsOf<Shape, kMajor, kParts> {
+requires(Shape::kCtas == 2) struct WeightsOf<Shape, kMajor, kParts> {
   using type = HalfOfWeights<load::Weights<typename Shape::OwnColumns, kMajor, 1>, kParts>;
 };
 template <class Shape, Major kMajor>
-struct SummedWeightsOf {
-  using type = load::SummedWeights<Shape, kMajor>;
+struct WeightsByPartsOf {
+  using type = load::WeightsByParts<Shape, kMajor>;
 };
 template <class Shape, Major kMajor>
-requires(Shape::kBlocks == 2) struct SummedWeightsOf<Shape, kMajor> {
-  using type = HalfOfWeights<load::SummedWeights<typename Shape::OwnColumns, kMajor>, 1>;
+requires(Shape::kCtas == 2) struct WeightsByPartsOf<Shape, kMajor> {
+  using type = HalfOfWeights<load::WeightsByParts<typename Shape::OwnColumns, kMajor>, 1>;
 };
 
 }  // namespace sm100
 
 struct Sm100 {
-  static constexpr KitName kName = KitName::kSm100;
+  static constexpr ArchName kName = ArchName::kSm100;
 
   template <Variant kVariant, TileConfiguration kTile>
   using Shape = sm100::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
@@ -114,21 +114,21 @@ struct Sm100 {
   template <class Shape>
   using PartRows = load::DensePartRows<Shape>;
   template <class Shape>
-  using SummedGathered = load::GatheredSummedRows<Shape>;
+  using AGathered = load::GatheredRowsAsK<Shape>;
 
   // ---- operand B
   template <class Shape, Major kMajor, int kParts>
   using Weights = typename sm100::WeightsOf<Shape, kMajor, kParts>::type;
   template <class Shape, Major kMajor>
-  using SummedWeights = typename sm100::SummedWeightsOf<Shape, kMajor>::type;
+  using WeightsByParts = typename sm100::WeightsByPartsOf<Shape, kMajor>::type;
   template <class Shape>
-  using SummedDense = load::DenseSummedRows<Shape>;
+  using BDense = load::DenseRowsAsK<Shape>;
 
   // ---- epilogues; rows leave 32 columns at a time, from registers
   template <class Shape>
   using RowStore = StoreByThreads<Shape, 32>;
-  template <class Shape, Activations kSet, bool kAdjacent>
-  using Activation = sm100::ActivationEpilogue<Shape, kSet, kAdjacent, RowStore<Shape>>;
+  template <class Shape, Activations kSet, bool kInterleavedColumns>
+  using Activation = sm100::ActivationEpilogue<Shape, kSet, kInterleavedColumns, RowStore<Shape>>;
   template <class Shape>
   using Store = sm100::StoreEpilogue<Shape, RowStore<Shape>>;
   template <class Shape, Activations kSet>
@@ -138,22 +138,21 @@ struct Sm100 {
 
   // ---- the product of them, in a tile order: a pair of blocks always has the same columns
   template <class Shape>
-  using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kBlocks, Shape::kBlocks == 2>;
+  using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kCtas, Shape::kCtas == 2>;
   template <class Shape>
   using ExpertOrder = sm100::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
-  using Product = sm100::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
-  template <class Product>
-  static void launch(const typename Product::Params& params, int64_t tiles_at_most, void* stream,
+  using Gemm = sm100::GroupedGemm<Shape, A, B, Epilogue, Order>;
+  // `max_tiles` is known on the host: idle blocks are not started for tiny problems.
+  template <class Gemm>
+  static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
-    sm100::launch<Product>(params, tiles_at_most, stream, tuning);
+    sm100::launch<Gemm>(params, max_tiles, stream, tuning);
   }
   // The last part of a weight gradient that was cut.
-  template <class Product>
-  static void add_shared_sums(const typename Product::Params& params,
-                              const cuda::WeightGradient& step) {
-    sm100::launch_shared_sums<Product>(params, step);
+  template <class Gemm>
+  static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
+    sm100::launch_reduce_splits<Gemm>(params, step);
   }
 };
 

@@ -1,5 +1,6 @@
-// The kit of every GPU from compute capability 8.0 on: mma.sync, cp.async, and nothing that a later
-// generation has of its own. Its parts have the names by which steps ask for them, as sm90/kit.h's.
+// The arch of every GPU from compute capability 8.0 on: mma.sync, cp.async, and nothing that a
+// later generation has of its own. Its parts have the names by which steps ask for them, as
+// sm90/arch.h's.
 #pragma once
 
 #include <type_traits>
@@ -31,7 +32,7 @@ using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 }  // namespace sm80
 
 struct Sm80 {
-  static constexpr KitName kName = KitName::kSm80;
+  static constexpr ArchName kName = ArchName::kSm80;
 
   template <Variant kVariant, TileConfiguration kTile>
   using Shape = sm80::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
@@ -42,22 +43,22 @@ struct Sm80 {
   template <class Shape>
   using PartRows = sm80::PartRows<Shape>;
   template <class Shape>
-  using SummedGathered = sm80::GatheredSummedRows<Shape>;
+  using AGathered = sm80::GatheredRowsAsK<Shape>;
 
   // ---- operand B
   template <class Shape, Major kMajor, int kParts>
   using Weights = sm80::Weights<Shape, kMajor, kParts>;
   template <class Shape, Major kMajor>
-  using SummedWeights = sm80::SummedWeights<Shape, kMajor>;
+  using WeightsByParts = sm80::WeightsByParts<Shape, kMajor>;
   template <class Shape>
-  using SummedDense = sm80::DenseSummedRows<Shape>;
+  using BDense = sm80::DenseRowsAsK<Shape>;
 
   // ---- epilogues; rows leave 32 columns at a time where a warp's parts have them
   template <class Shape>
   using RowStore =
       std::conditional_t<Shape::kWarpColumns == 64, StoreByThreads<Shape, 32>, StoreByWords<Shape>>;
-  template <class Shape, Activations kSet, bool kAdjacent>
-  using Activation = sm80::ActivationEpilogue<Shape, kSet, kAdjacent, RowStore<Shape>>;
+  template <class Shape, Activations kSet, bool kInterleavedColumns>
+  using Activation = sm80::ActivationEpilogue<Shape, kSet, kInterleavedColumns, RowStore<Shape>>;
   template <class Shape>
   using Store = sm80::StoreEpilogue<Shape, RowStore<Shape>>;
   template <class Shape, Activations kSet>
@@ -71,18 +72,17 @@ struct Sm80 {
   template <class Shape>
   using ExpertOrder = sm80::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
-  using Product = sm80::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
-  template <class Product>
-  static void launch(const typename Product::Params& params, int64_t tiles_at_most, void* stream,
+  using Gemm = sm80::GroupedGemm<Shape, A, B, Epilogue, Order>;
+  // `max_tiles` is known on the host: idle blocks are not started for tiny problems.
+  template <class Gemm>
+  static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
-    sm80::launch<Product>(params, tiles_at_most, stream, tuning);
+    sm80::launch<Gemm>(params, max_tiles, stream, tuning);
   }
   // The last part of a weight gradient that was cut.
-  template <class Product>
-  static void add_shared_sums(const typename Product::Params& params,
-                              const cuda::WeightGradient& step) {
-    sm80::launch_shared_sums<Product>(params, step);
+  template <class Gemm>
+  static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
+    sm80::launch_reduce_splits<Gemm>(params, step);
   }
 };
 

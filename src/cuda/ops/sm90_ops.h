@@ -1,4 +1,4 @@
-// Hopper's kit: the parts that the steps name. Another GPU generation's has parts of these names
+// Hopper's arch: the parts that the steps name. Another GPU generation's has parts of these names
 // and these Params; what an epilogue computes is not among them (epilogue/), when it does is.
 #pragma once
 
@@ -36,7 +36,7 @@ using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 template <class Shape>
 using RowStore = RaggedStore<Shape>;
 
-template <class Shape, Activations kSet, bool kAdjacent>
+template <class Shape, Activations kSet, bool kInterleavedColumns>
 struct ActivationOf {
   using type = ActivationEpilogue<Shape, kSet, RowStore<Shape>>;
 };
@@ -46,18 +46,18 @@ struct ActivationOf<Shape, Activations::kSwiGLU, false> {
 };
 // Gate and up of few columns are narrower than a box of TMA, and ping-pong hides what is not held.
 template <class Shape>
-requires(Shape::kFewRows) struct ActivationOf<Shape, Activations::kSwiGLU, false> {
+requires(Shape::kSmallM) struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = ActivationEpilogue<Shape, Activations::kSwiGLU, StoreByThreads<Shape>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kGated, true> {
-  using type = AdjacentActivationEpilogue<Shape, RowStore<Shape>>;
+  using type = InterleavedActivationEpilogue<Shape, RowStore<Shape>>;
 };
 
 }  // namespace sm90
 
 struct Sm90 {
-  static constexpr KitName kName = KitName::kSm90;
+  static constexpr ArchName kName = ArchName::kSm90;
 
   template <Variant kVariant, TileConfiguration kTile>
   using Shape = sm90::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
@@ -68,19 +68,19 @@ struct Sm90 {
   template <class Shape>
   using PartRows = load::DensePartRows<Shape>;
   template <class Shape>
-  using SummedGathered = load::GatheredSummedRows<Shape>;
+  using AGathered = load::GatheredRowsAsK<Shape>;
 
   // ---- operand B
   template <class Shape, Major kMajor, int kParts>
   using Weights = load::Weights<Shape, kMajor, kParts>;
   template <class Shape, Major kMajor>
-  using SummedWeights = load::SummedWeights<Shape, kMajor>;
+  using WeightsByParts = load::WeightsByParts<Shape, kMajor>;
   template <class Shape>
-  using SummedDense = load::DenseSummedRows<Shape>;
+  using BDense = load::DenseRowsAsK<Shape>;
 
   // ---- epilogues
-  template <class Shape, Activations kSet, bool kAdjacent>
-  using Activation = typename sm90::ActivationOf<Shape, kSet, kAdjacent>::type;
+  template <class Shape, Activations kSet, bool kInterleavedColumns>
+  using Activation = typename sm90::ActivationOf<Shape, kSet, kInterleavedColumns>::type;
   template <class Shape>
   using Store = sm90::StoreEpilogue<Shape, sm90::RowStore<Shape>>;
   template <class Shape, Activations kSet>
@@ -94,18 +94,17 @@ struct Sm90 {
   template <class Shape>
   using ExpertOrder = sm90::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
-  using Product = sm90::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // `tiles_at_most` is known on the host: idle blocks are not started for tiny problems.
-  template <class Product>
-  static void launch(const typename Product::Params& params, int64_t tiles_at_most, void* stream,
+  using Gemm = sm90::GroupedGemm<Shape, A, B, Epilogue, Order>;
+  // `max_tiles` is known on the host: idle blocks are not started for tiny problems.
+  template <class Gemm>
+  static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
-    sm90::launch<Product>(params, tiles_at_most, stream, tuning);
+    sm90::launch<Gemm>(params, max_tiles, stream, tuning);
   }
   // The last part of a weight gradient that was cut.
-  template <class Product>
-  static void add_shared_sums(const typename Product::Params& params,
-                              const cuda::WeightGradient& step) {
-    sm90::launch_shared_sums<Product>(params, step);
+  template <class Gemm>
+  static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
+    sm90::launch_reduce_splits<Gemm>(params, step);
   }
 };
 

@@ -1,5 +1,5 @@
 // The kernels of the steps that are products, as the table of instances lists them
-// (instances/products.inc): a kit, a variant and a tile each.
+// (instances/kernels.inc): an arch, a variant and a tile each.
 #pragma once
 
 #include <array>
@@ -13,20 +13,20 @@
 namespace tilemoe::cuda {
 
 // Starts a kernel: defined in the step's header, instantiated by the table.
-template <class Kit, Variant kVariant, TileConfiguration kTile>
+template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const UpProjection& step);
-template <class Kit, Variant kVariant, TileConfiguration kTile>
+template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const DownProjection& step);
-template <class Kit, Variant kVariant, TileConfiguration kTile>
+template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const ActivationGradient& step);
-template <class Kit, Variant kVariant, TileConfiguration kTile>
+template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const InputGradient& step);
-template <class Kit, Variant kVariant, TileConfiguration kTile>
+template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const WeightGradient& step);
 
-// The table of products.inc as the host sees it: what there is for a step, and what starts it.
+// The table of kernels.inc as the host sees it: what there is for a step, and what starts it.
 
-enum class ProductName {
+enum class GemmName {
   kUpProjection,
   kDownProjection,
   kActivationGradient,
@@ -35,24 +35,24 @@ enum class ProductName {
 };
 
 template <class Step>
-inline constexpr ProductName kProductOf{};
+inline constexpr GemmName kGemmOf{};
 template <>
-inline constexpr ProductName kProductOf<UpProjection> = ProductName::kUpProjection;
+inline constexpr GemmName kGemmOf<UpProjection> = GemmName::kUpProjection;
 template <>
-inline constexpr ProductName kProductOf<DownProjection> = ProductName::kDownProjection;
+inline constexpr GemmName kGemmOf<DownProjection> = GemmName::kDownProjection;
 template <>
-inline constexpr ProductName kProductOf<ActivationGradient> = ProductName::kActivationGradient;
+inline constexpr GemmName kGemmOf<ActivationGradient> = GemmName::kActivationGradient;
 template <>
-inline constexpr ProductName kProductOf<InputGradient> = ProductName::kInputGradient;
+inline constexpr GemmName kGemmOf<InputGradient> = GemmName::kInputGradient;
 template <>
-inline constexpr ProductName kProductOf<WeightGradient> = ProductName::kWeightGradient;
+inline constexpr GemmName kGemmOf<WeightGradient> = GemmName::kWeightGradient;
 
 // A row without its tile.
-struct ProductKey {
-  ProductName product;
-  KitName kit;
+struct KernelKey {
+  GemmName gemm;
+  ArchName arch;
   Variant variant;
-  bool operator==(const ProductKey&) const = default;
+  bool operator==(const KernelKey&) const = default;
 };
 
 namespace instances {
@@ -63,11 +63,11 @@ using enum OutputMajor;
 using enum Activations;
 
 struct Row {
-  ProductKey key;
+  KernelKey key;
   TileConfiguration tile;
 };
 
-// A kit's rows, where the build has the kit (instances.cmake).
+// An arch's rows, where the build has the arch (instances.cmake).
 #ifdef TILEMOE_WITHOUT_SM80
 #define TILEMOE_ROW_OF_Sm80(...)
 #else
@@ -85,10 +85,10 @@ struct Row {
 #endif
 
 inline constexpr Row kRows[] = {
-#define PRODUCT(STEP, UNIT, KIT, TILE, ...) \
-  TILEMOE_ROW_OF_##KIT({{ProductName::k##STEP, KitName::k##KIT, Variant{__VA_ARGS__}}, TILE}, )
+#define KERNEL(STEP, UNIT, ARCH, TILE, ...) \
+  TILEMOE_ROW_OF_##ARCH({{GemmName::k##STEP, ArchName::k##ARCH, Variant{__VA_ARGS__}}, TILE}, )
 #include "cuda/ops/kernels.inc"
-#undef PRODUCT
+#undef KERNEL
 };
 
 }  // namespace instances
@@ -96,7 +96,7 @@ inline constexpr Row kRows[] = {
 // The tiles that a key has kernels for, in the table's order; empty: there is no such kernel.
 class Tiles {
  public:
-  constexpr explicit Tiles(const ProductKey& key) {
+  constexpr explicit Tiles(const KernelKey& key) {
     for (const instances::Row& row : instances::kRows)
       if (row.key == key) tiles_.at(count_++) = row.tile;
   }
@@ -113,6 +113,6 @@ class Tiles {
 
 // Starts the kernel of a row. Throws where the table has none.
 template <class Step>
-void start(const ProductKey& key, const TileConfiguration& tile, const Step& step);
+void start(const KernelKey& key, const TileConfiguration& tile, const Step& step);
 
 }  // namespace tilemoe::cuda

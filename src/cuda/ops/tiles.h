@@ -9,8 +9,8 @@ namespace tilemoe::cuda {
 inline constexpr TileConfiguration kWarps256{128, 256};
 inline constexpr TileConfiguration kWarps192{128, 192};
 inline constexpr TileConfiguration kWarps128{128, 128};
-inline constexpr TileConfiguration kFewRows64{64, 128};
-inline constexpr TileConfiguration kFewRows16{16, 64};
+inline constexpr TileConfiguration kSmallM64{64, 128};
+inline constexpr TileConfiguration kSmallM16{16, 64};
 
 // The tiles that Hopper's kernels are made for.
 
@@ -25,6 +25,6 @@ inline constexpr TileConfiguration kPingPong64{64, 64, Schedule::kPingPong};  //
 
 inline constexpr TileConfiguration kTensorMemory256{128, 256};
 inline constexpr TileConfiguration kTensorMemory192{128, 192};
-inline constexpr TileConfiguration kTensorMemoryPair{128, 256, Schedule::kCooperative, 2};
+inline constexpr TileConfiguration kTensorMemory2Cta{128, 256, Schedule::kCooperative, 2};
 
 }  // namespace tilemoe::cuda

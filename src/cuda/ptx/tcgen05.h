@@ -23,7 +23,7 @@ __device__ __forceinline__ void tcgen05_fence_after_sync() {
 
 // D += A B^T of 16 steps of the sum; `accumulate` 0 overwrites D. D is an address in tensor memory,
 // `instruction` and the operands are words of tcgen05_descriptors.h. By one thread.
-template <int kBlocks>
+template <int kCtas>
 __device__ __forceinline__ void tcgen05_mma_f16(uint32_t d, uint64_t a, uint64_t b,
                                                 uint32_t instruction, uint32_t accumulate) {
   asm volatile(
@@ -32,7 +32,7 @@ __device__ __forceinline__ void tcgen05_mma_f16(uint32_t d, uint64_t a, uint64_t
       "setp.ne.b32 p, %4, 0;\n"
       "tcgen05.mma.cta_group::%5.kind::f16 [%0], %1, %2, %3, p;\n"
       "}" ::"r"(d),
-      "l"(a), "l"(b), "r"(instruction), "r"(accumulate), "n"(kBlocks)
+      "l"(a), "l"(b), "r"(instruction), "r"(accumulate), "n"(kCtas)
       : "memory");
 }
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ void tcgen05_commit(uint32_t barrier) {
 
 // The same of a pair's products, at the same place in every block of the cluster whose bit is set
 // in `blocks`.
-__device__ __forceinline__ void tcgen05_commit_pair(uint32_t barrier, uint16_t blocks) {
+__device__ __forceinline__ void tcgen05_commit_2cta(uint32_t barrier, uint16_t blocks) {
   asm volatile(
       "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"
       " [%0], %1;" ::"r"(barrier),
@@ -54,33 +54,33 @@ __device__ __forceinline__ void tcgen05_commit_pair(uint32_t barrier, uint16_t b
       : "memory");
 }
 
-// Tensor memory: 128 lanes of 512 columns of 32 bits, a multiprocessor's. An address has the lane
+// Tensor memory: 128 lanes of 512 columns of 32 bits, an SM's. An address has the lane
 // in its upper 16 bits, the column in its lower. Of a block's warps, number w reaches the 32 lanes
 // from 32 (w % 4) on.
 
 // Waits until there are kColumns columns, and writes the address of the first to shared memory. All
 // lanes of a warp call it; the same warp frees them. Of a pair of blocks (tcgen05.h) both, by warps
 // of the same number, call all three, and wait for each other in each; they get the same columns.
-template <uint32_t kColumns, int kBlocks>
+template <uint32_t kColumns, int kCtas>
 __device__ __forceinline__ void tensor_memory_allocate(uint32_t shared) {
   static_assert(kColumns >= 32 && kColumns <= 512 && (kColumns & (kColumns - 1)) == 0);
   asm volatile("tcgen05.alloc.cta_group::%2.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared),
-               "n"(kColumns), "n"(kBlocks)
+               "n"(kColumns), "n"(kCtas)
                : "memory");
 }
 
 // This block allocates no more, so that another may.
-template <int kBlocks>
+template <int kCtas>
 __device__ __forceinline__ void tensor_memory_relinquish() {
-  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::%0.sync.aligned;" ::"n"(kBlocks)
+  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::%0.sync.aligned;" ::"n"(kCtas)
                : "memory");
 }
 
 // Before the block ends, by the warp that allocated.
-template <uint32_t kColumns, int kBlocks>
+template <uint32_t kColumns, int kCtas>
 __device__ __forceinline__ void tensor_memory_free(uint32_t address) {
   asm volatile("tcgen05.dealloc.cta_group::%2.sync.aligned.b32 %0, %1;" ::"r"(address),
-               "n"(kColumns), "n"(kBlocks)
+               "n"(kColumns), "n"(kCtas)
                : "memory");
 }
 

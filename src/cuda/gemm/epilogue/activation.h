@@ -1,4 +1,4 @@
-// A = act(H) of slabs, in place.
+// A = act(H) of fragments, in place.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@ __device__ __forceinline__ void activate_two(const Function& f, float* gate, con
   }
 }
 
-// Of slabs that have gate columns and then the up columns of the same columns of A, or of columns
-// without a gate: A takes the first part's place.
-template <Activations kSet, int kSlabs, int kNumbers>
+// Of fragments that have gate columns and then the up columns of the same columns of A, or of
+// columns without a gate: A takes the first part's place.
+template <Activations kSet, int kFragments, int kNumbers>
 __device__ __forceinline__ void activate(const ActivationParams& params,
-                                         float (&D)[kSlabs][kNumbers]) {
+                                         float (&D)[kFragments][kNumbers]) {
   constexpr bool kGated = kSet != Activations::kPlain;
   constexpr int kUp = kGated ? kNumbers / 2 : kNumbers;  // the first of the up part
   // All at once: a switch over activations inside a loop over slices spilled registers.
   with_activation<kSet>(params, [&](const auto& f) {
 #pragma unroll
-    for (int m = 0; m < kSlabs; ++m)
+    for (int m = 0; m < kFragments; ++m)
 #pragma unroll
       for (int i = 0; i < kUp; i += 2)
         activate_two<kGated>(f, &D[m][i], &D[m][(kUp + i) % kNumbers]);
@@ -47,14 +47,14 @@ __device__ __forceinline__ float2 side_by_side(float left, float right) {
   return upper ? float2{second, first} : float2{first, second};
 }
 
-// Of slabs that have gate and up of a column of A in neighbouring columns: A takes the first half
-// of the columns, as a slab has them.
-template <int kSlabs, int kNumbers>
-__device__ __forceinline__ void activate_adjacent(const ActivationParams& params,
-                                                  float (&D)[kSlabs][kNumbers]) {
+// Of fragments that have gate and up of a column of A in neighbouring columns: A takes the first
+// half of the columns, as a fragment has them.
+template <int kFragments, int kNumbers>
+__device__ __forceinline__ void activate_interleaved(const ActivationParams& params,
+                                                     float (&D)[kFragments][kNumbers]) {
   with_activation<Activations::kGated, false>(params, [&](const auto& f) {
 #pragma unroll
-    for (int m = 0; m < kSlabs; ++m)
+    for (int m = 0; m < kFragments; ++m)
 #pragma unroll
       for (int j = 0; j < kNumbers / 8; ++j)
 #pragma unroll

@@ -1,5 +1,5 @@
 // From dA' and the stored H: A = act(H) again, dH = act'(H) (s dA'), A' = s A and the row sums
-// <dA', A>, of 16 columns of a slab at a time, in 16 bits as they come and go.
+// <dA', A>, of 16 columns of a fragment at a time, in 16 bits as they come and go.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace tilemoe::cuda {
 
-// A lane's numbers of 16 columns of a slab: word i has numbers 2 i and 2 i + 1, which are in the
-// upper 8 rows where i is even.
+// A lane's numbers of 16 columns of a fragment: word i has numbers 2 i and 2 i + 1, which are in
+// the upper 8 rows where i is even.
 using PackedBlock = uint32_t[4];
 
 // Gate and up of two neighbouring columns, or their one column of H.
@@ -49,11 +49,11 @@ __device__ __forceinline__ void differentiate_block(const Function& f, PackedBlo
 }
 
 // Of a group of columns, over the four lanes that share two rows: even lanes get the upper row's
-// sum, odd ones the lower's, which slab::row(lane % 2) is. A lane gives its part of the other row to
-// its neighbour, so that the sums are those of lanes xor 1, then of lanes xor 2.
+// sum, odd ones the lower's, which fragment::row(lane % 2) is. A lane gives its part of the other
+// row to its neighbour, so that the sums are those of lanes xor 1, then of lanes xor 2.
 __device__ __forceinline__ float ds_of_row(const float (&ds)[2]) {
   constexpr uint32_t kAllLanes = 0xffffffff;
-  const bool odd = slab::lane() % 2 != 0;
+  const bool odd = fragment::lane() % 2 != 0;
   float sum = odd ? ds[1] : ds[0];
   sum += __shfl_xor_sync(kAllLanes, odd ? ds[0] : ds[1], 1);
   return sum + __shfl_xor_sync(kAllLanes, sum, 2);

@@ -1,5 +1,5 @@
-// The up-projection's end, of a slab: H = D + bias, stored where it is wanted, and A = act(H) from
-// the float32 accumulators, so that inference and training give equal bits.
+// The up-projection's end, of a fragment: H = D + bias, stored where it is wanted, and A = act(H)
+// from the float32 accumulators, so that inference and training give equal bits.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace tilemoe::cuda {
 
-// A slab's columns are kParts parts of equal width: gate, then up of the same columns of A; or where
-// W1 has these in adjacent columns, and so has H, one part of both.
-template <class Shape, Activations kActivations, bool kAdjacent, SlabStore Rows>
-class SlabActivation {
+// A fragment's columns are kParts parts of equal width: gate, then up of the same columns of A; or
+// where W1 has these in adjacent columns, and so has H, one part of both.
+template <class Shape, Activations kActivations, bool kInterleavedColumns, FragmentStore Rows>
+class FragmentActivation {
  public:
-  static constexpr int kParts = kActivations == Activations::kPlain || kAdjacent ? 1 : 2;
-  static_assert(!kAdjacent || kActivations == Activations::kGated);
+  static constexpr int kParts = kActivations == Activations::kPlain || kInterleavedColumns ? 1 : 2;
+  static_assert(!kInterleavedColumns || kActivations == Activations::kGated);
 
   struct Params {
     typename Rows::Output H;  // (capacity, kParts, columns of a part); may be not wanted
@@ -37,25 +37,26 @@ class SlabActivation {
     return params;
   }
 
-  __device__ explicit SlabActivation(const Params& params) : params_(params) {}
+  __device__ explicit FragmentActivation(const Params& params) : params_(params) {}
 
   // Of a part of H.
-  __device__ int32_t columns() const { return params_.A.columns * (kAdjacent ? 2 : 1); }
+  __device__ int32_t columns() const { return params_.A.columns * (kInterleavedColumns ? 2 : 1); }
 
-  // Slab m of the warp, whose parts begin at `column` of H's.
+  // Fragment m of the warp, whose parts begin at `column` of H's.
   template <int kNumbers>
   __device__ __forceinline__ void finish(int m, const Tile& tile, int32_t column,
                                          float (&H)[1][kNumbers]) const {
-    constexpr int kPart = 2 * kNumbers / kParts;               // columns
-    constexpr int kActivated = kAdjacent ? kPart / 2 : kPart;  // of A
+    constexpr int kPart = 2 * kNumbers / kParts;                         // columns
+    constexpr int kActivated = kInterleavedColumns ? kPart / 2 : kPart;  // of A
     finish_part<0, kPart>(0, m, tile, column, H);
     if constexpr (kParts == 2) finish_part<kPart / 2, kPart>(1, m, tile, column, H);
-    if constexpr (kAdjacent)
-      activate_adjacent(params_.activation, H);
+    if constexpr (kInterleavedColumns)
+      activate_interleaved(params_.activation, H);
     else
       activate<kActivations>(params_.activation, H);
-    store_slab<kActivated>(Rows(0, 0), params_.A, m, tile.row_begin, tile.row_end, 0,
-                           kAdjacent ? column / 2 : column, [&](int i) { return H[0][i]; });
+    store_fragment<kActivated>(Rows(0, 0), params_.A, m, tile.row_begin, tile.row_end, 0,
+                               kInterleavedColumns ? column / 2 : column,
+                               [&](int i) { return H[0][i]; });
   }
 
  private:
@@ -64,8 +65,8 @@ class SlabActivation {
   __device__ __forceinline__ void finish_part(int part, int m, const Tile& tile, int32_t column,
                                               float (&H)[1][kNumbers]) const {
     add_bias<typename Shape::Element, kFirst, kPart>(params_.bias[part], tile.expert, column, H);
-    store_slab<kPart>(Rows(0, 0), params_.H, m, tile.row_begin, tile.row_end, part, column,
-                      [&](int i) { return H[0][kFirst + i]; });
+    store_fragment<kPart>(Rows(0, 0), params_.H, m, tile.row_begin, tile.row_end, part, column,
+                          [&](int i) { return H[0][kFirst + i]; });
   }
 
   const Params& params_;

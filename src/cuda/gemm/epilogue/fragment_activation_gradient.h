@@ -1,4 +1,5 @@
-// Reads rows of a 16-bit matrix as slabs have them, by nothing that a GPU generation has of its own:
+// Reads rows of a 16-bit matrix as fragments have them, by nothing that a GPU generation has of its
+// own:
 // the mirror image of epilogue/store_threads.h.
 #pragma once
 
@@ -15,42 +16,43 @@
 
 namespace tilemoe::cuda {
 
-// 32 columns of a slab's upper and lower 8 rows, as they come from memory: a lane has 8 columns of
-// either. Columns and rows that are not there are zeros.
+// 32 columns of a fragment's upper and lower 8 rows, as they come from memory: a lane has 8 columns
+// of either. Columns and rows that are not there are zeros.
 struct LoadedColumns {
   uint4 row[2];
 };
 
 template <class Element>
-__device__ __forceinline__ LoadedColumns load_columns(const Element* slab_row, int64_t row_stride,
+__device__ __forceinline__ LoadedColumns load_columns(const Element* fragment_row,
+                                                      int64_t row_stride,
                                                       const bool (&row_exists)[2],
                                                       int32_t columns_left) {
   constexpr int kGroup = 8;
-  const int32_t lane = slab::lane(), column = lane % 4 * kGroup;
-  const Element* const first = slab_row + lane / 4 * row_stride + column;
+  const int32_t lane = fragment::lane(), column = lane % 4 * kGroup;
+  const Element* const first = fragment_row + lane / 4 * row_stride + column;
   LoadedColumns loaded{};
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     if (row_exists[half] && column < columns_left)
-      loaded.row[half] = ptx::load_global_16(first + half * (slab::kRows / 2) * row_stride);
+      loaded.row[half] = ptx::load_global_16(first + half * (fragment::kRows / 2) * row_stride);
   return loaded;
 }
 
-// As a slab has them: words[j][half] has numbers 4 j + 2 half and the next. All lanes of a warp call
-// it.
+// As a fragment has them: words[j][half] has numbers 4 j + 2 half and the next. All lanes of a warp
+// call it.
 __device__ __forceinline__ void words_of_columns(const LoadedColumns& loaded,
                                                  uint32_t (&words)[4][2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint4& row = loaded.row[half];
-    const uint4 word = words_of_group({row.x, row.y, row.z, row.w}, slab::lane());
+    const uint4 word = words_of_group({row.x, row.y, row.z, row.w}, fragment::lane());
     words[0][half] = word.x, words[1][half] = word.y, words[2][half] = word.z,
     words[3][half] = word.w;
   }
 }
 
-// H and dH of the activation gradient, 32 columns of A of a slab at a time: gate and up words as a
-// slab has them, whether gate and up lie in two parts or in adjacent columns.
+// H and dH of the activation gradient, 32 columns of A of a fragment at a time: gate and up words
+// as a fragment has them, whether gate and up lie in two parts or in adjacent columns.
 
 template <class Shape, Activations kActivations>
 class WordsOfH {
@@ -58,7 +60,7 @@ class WordsOfH {
   using Element = typename Shape::Out;
   static constexpr int kColumns = 32;  // of A
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;
-  static constexpr bool kMayBeAdjacent = kActivations == Activations::kGated;
+  static constexpr bool kMayInterleaveColumns = kActivations == Activations::kGated;
   using Rows = StoreByThreads<Shape, kColumns>;
 
   struct Params {
@@ -66,18 +68,19 @@ class WordsOfH {
     int64_t row_stride;        // of H, in elements
     typename Rows::Output dH;  // (capacity, kParts, n), or (capacity, 1, 2n); may be not wanted
     int32_t n;
-    bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
+    bool
+        interleaved_columns;  // gate and up of a column of A lie side by side; needs kMayInterleaveColumns
   };
 
   static Params params(const ActivationGradient& step) {
     const tilemoe_experts& experts = *step.experts;
-    const bool adjacent = has_adjacent_columns(experts, step.W1);
-    const int64_t parts = adjacent ? 1 : kParts, columns = kParts * experts.n / parts;
+    const bool interleaved_columns = has_interleaved_columns(experts, step.W1);
+    const int64_t parts = interleaved_columns ? 1 : kParts, columns = kParts * experts.n / parts;
     return {.H = static_cast<const Element*>(step.H.data),
             .row_stride = step.H.stride[0],
             .dH = Rows::output(step.dH, parts, columns),
             .n = static_cast<int32_t>(experts.n),
-            .adjacent = adjacent};
+            .interleaved_columns = interleaved_columns};
   }
 
   // words[j][half] has numbers 4 j + 2 half and the next.
@@ -91,14 +94,15 @@ class WordsOfH {
 
   __device__ WordsOfH(const Params& params, const Tile& tile) : params_(params), tile_(tile) {}
 
-  // Of slab m, from `column` of A on. What is not there is zeros.
+  // Of fragment m, from `column` of A on. What is not there is zeros.
   __device__ __forceinline__ Loaded load(int m, int32_t column) const {
     Loaded loaded{};
-    const int32_t row = tile_.row_begin + Shape::slab_row(m);
-    const bool exists[2] = {row + slab::row(0) < tile_.row_end, row + slab::row(1) < tile_.row_end};
+    const int32_t row = tile_.row_begin + Shape::fragment_row(m);
+    const bool exists[2] = {row + fragment::row(0) < tile_.row_end,
+                            row + fragment::row(1) < tile_.row_end};
     const Element* const first = params_.H + row * params_.row_stride;
-    if (adjacent()) {
-      load_adjacent(first + 2 * column, exists, params_.n - column, loaded);
+    if (interleaved_columns()) {
+      load_interleaved(first + 2 * column, exists, params_.n - column, loaded);
     } else {
 #pragma unroll
       for (int p = 0; p < kParts; ++p)
@@ -110,12 +114,12 @@ class WordsOfH {
 
   // All lanes of a warp call it.
   __device__ __forceinline__ void words(const Loaded& loaded, Words& gate, Words& up) const {
-    if (adjacent()) {
+    if (interleaved_columns()) {
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const uint2 both = adjacent_words(loaded, j, half);
+          const uint2 both = interleaved_words(loaded, j, half);
           gate[j][half] = __byte_perm(both.x, both.y, kLowHalves);
           up[j][half] = __byte_perm(both.x, both.y, kHighHalves);
         }
@@ -125,12 +129,12 @@ class WordsOfH {
     }
   }
 
-  // dH's, in H's place of the slab.
+  // dH's, in H's place of the fragment.
   __device__ __forceinline__ void store(int m, int32_t column, const Words& gate,
                                         const Words& up) const {
     const Rows rows(0, 0);
-    if (adjacent()) {
-      store_adjacent(m, column, gate, up);
+    if (interleaved_columns()) {
+      store_interleaved(m, column, gate, up);
     } else {
       rows.store_packed(params_.dH, m, tile_.row_begin, tile_.row_end, 0, column, gate);
       if constexpr (kParts == 2)
@@ -141,22 +145,23 @@ class WordsOfH {
  private:
   static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
 
-  __device__ bool adjacent() const {
-    return kMayBeAdjacent && params_.adjacent;
+  __device__ bool interleaved_columns() const {
+    return kMayInterleaveColumns && params_.interleaved_columns;
   }
 
-  __device__ __forceinline__ void load_adjacent(const Element* slab_row, const bool (&exists)[2],
-                                                int32_t columns_left, Loaded& loaded) const {
-    if constexpr (kMayBeAdjacent) {
+  __device__ __forceinline__ void load_interleaved(const Element* fragment_row,
+                                                   const bool (&exists)[2], int32_t columns_left,
+                                                   Loaded& loaded) const {
+    if constexpr (kMayInterleaveColumns) {
       const Element* const first =
-          slab_row + slab::row(0) * params_.row_stride + 2 * slab::column();
+          fragment_row + fragment::row(0) * params_.row_stride + 2 * fragment::column();
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           if (exists[half] && 8 * j < columns_left) {
-            const uint2 both =
-                ptx::load_global_8(first + half * (slab::kRows / 2) * params_.row_stride + 16 * j);
+            const uint2 both = ptx::load_global_8(
+                first + half * (fragment::kRows / 2) * params_.row_stride + 16 * j);
             uint4& vector = loaded.part[half].row[j / 2];
             if (j % 2 == 0)
               vector.x = both.x, vector.y = both.y;
@@ -165,19 +170,19 @@ class WordsOfH {
           }
     }
   }
-  __device__ static uint2 adjacent_words(const Loaded& loaded, int j, int half) {
+  __device__ static uint2 interleaved_words(const Loaded& loaded, int j, int half) {
     const uint4& vector = loaded.part[half % kParts].row[j / 2];
     return j % 2 == 0 ? uint2{vector.x, vector.y} : uint2{vector.z, vector.w};
   }
-  __device__ __forceinline__ void store_adjacent(int m, int32_t column, const Words& gate,
-                                                 const Words& up) const {
+  __device__ __forceinline__ void store_interleaved(int m, int32_t column, const Words& gate,
+                                                    const Words& up) const {
     if (params_.dH.columns == 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t row = tile_.row_begin + Shape::slab_row(m) + slab::row(half);
+      const int32_t row = tile_.row_begin + Shape::fragment_row(m) + fragment::row(half);
       if (row >= tile_.row_end) continue;
       Element* const first =
-          params_.dH.data + row * params_.dH.row_stride + 2 * (column + slab::column());
+          params_.dH.data + row * params_.dH.row_stride + 2 * (column + fragment::column());
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j)
         if (column + 8 * j < params_.n)
@@ -191,8 +196,8 @@ class WordsOfH {
   const Tile& tile_;
 };
 
-// The activation gradient's end, of a slab: from D = dA' and the stored H, A = act(H) again, dH =
-// act'(H) (s dA'), A' = s A and the row sums <dA', A> of each 64 columns.
+// The activation gradient's end, of a fragment: from D = dA' and the stored H, A = act(H) again, dH
+// = act'(H) (s dA'), A' = s A and the row sums <dA', A> of each 64 columns.
 //
 // Threads read H from memory as they need it, since registers for more would be spilled, and store
 // dH and A' from registers. While one warp waits, others of its scheduler work. dH may lie over H:
@@ -200,7 +205,7 @@ class WordsOfH {
 // stored.
 
 template <class Shape, Activations kActivations>
-class SlabActivationGradient {
+class FragmentActivationGradient {
  public:
   using Element = typename Shape::Out;  // of H, dH and A'
   using H = WordsOfH<Shape, kActivations>;
@@ -229,19 +234,20 @@ class SlabActivationGradient {
             .activation = activation_params(experts)};
   }
 
-  __device__ explicit SlabActivationGradient(const Params& params) : params_(params) {}
+  __device__ explicit FragmentActivationGradient(const Params& params) : params_(params) {}
 
-  // Slab m of the warp, of a group of ds's columns that begins at `column`; `h` is the tile's. False:
+  // Fragment m of the warp, of a group of ds's columns that begins at `column`; `h` is the tile's.
+  // False:
   // neither it nor a later one has rows.
   template <class Function>
   __device__ __forceinline__ bool finish(const Function& f, const H& h, int m, const Tile& tile,
                                          int32_t column, const float (&dA)[1][kGroup / 2]) const {
-    const int32_t row = tile.row_begin + Shape::slab_row(m);
+    const int32_t row = tile.row_begin + Shape::fragment_row(m);
     if (row >= tile.row_end) return false;
     float s[2], ds[2] = {0.f, 0.f};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t r = row + slab::row(half);
+      const int32_t r = row + fragment::row(half);
       s[half] = params_.score != nullptr && r < tile.row_end ? params_.score[r] : 1.f;
     }
 #pragma unroll
@@ -255,7 +261,7 @@ class SlabActivationGradient {
   }
 
  private:
-  // H::kColumns columns of a slab.
+  // H::kColumns columns of a fragment.
   template <class Function>
   __device__ __forceinline__ void differentiate(const Function& f, const H& h,
                                                 const typename H::Loaded& loaded, int m,
@@ -280,8 +286,8 @@ class SlabActivationGradient {
   }
 
   __device__ void store_sum(float sum, int32_t row, int32_t row_end, int32_t group) const {
-    const int32_t r = row + slab::row(slab::lane() % 2);
-    if (slab::lane() % 4 < 2 && r < row_end && params_.ds_partial != nullptr)
+    const int32_t r = row + fragment::row(fragment::lane() % 2);
+    if (fragment::lane() % 4 < 2 && r < row_end && params_.ds_partial != nullptr)
       params_.ds_partial[group * params_.capacity + r] = sum;
   }
 

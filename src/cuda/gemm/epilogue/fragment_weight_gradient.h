@@ -15,9 +15,9 @@
 
 namespace tilemoe::cuda {
 
-// Of all of a warp's slabs, some of its columns.
+// Of all of a warp's fragments, some of its columns.
 template <class Shape, class Out, OutputMajor kMajor>
-class SlabWeightGradient {
+class FragmentWeightGradient {
  public:
   static constexpr bool kFloat = std::is_same_v<Out, float>;
   static constexpr bool kTransposed = kMajor == OutputMajor::kColumn;
@@ -46,9 +46,9 @@ class SlabWeightGradient {
     return params;
   }
 
-  __device__ explicit SlabWeightGradient(const Params& params) : params_(params) {}
+  __device__ explicit FragmentWeightGradient(const Params& params) : params_(params) {}
 
-  // Where columns from `column` on of a tile are; the warp's rows begin at Shape::slab_row().
+  // Where columns from `column` on of a tile are; the warp's rows begin at Shape::fragment_row().
   __device__ GradientPlace place_of(const Tile& tile, int32_t column) const {
     const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
     return {part, tile.expert, tile.m_block * Shape::BLOCK_M,
@@ -60,8 +60,8 @@ class SlabWeightGradient {
     return tile.m_block * Shape::BLOCK_M >= params_.size.rows || nothing_to_add;
   }
 
-  template <int kSlabs, int kNumbers>
-  __device__ __forceinline__ void store(float (&D)[kSlabs][kNumbers],
+  template <int kFragments, int kNumbers>
+  __device__ __forceinline__ void store(float (&D)[kFragments][kNumbers],
                                         const GradientPlace& place) const {
     const GradientSize& size = params_.size;
     const Gradient<Out>& gradient = params_.part[place.part];
@@ -75,9 +75,9 @@ class SlabWeightGradient {
   }
 
  private:
-  template <int kSlabs, int kNumbers>
+  template <int kFragments, int kNumbers>
   __device__ __forceinline__ void store_rows(const Gradient<Out>& to, const GradientPlace& place,
-                                             const float (&D)[kSlabs][kNumbers]) const {
+                                             const float (&D)[kFragments][kNumbers]) const {
     using Rows = StoreByThreads<Shape, 32>;
     const typename Rows::Output out{.data = to.data,
                                     .row_stride = to.stride,
@@ -90,17 +90,17 @@ class SlabWeightGradient {
   }
 
   // Those from kFirst on, fewer than a lane's 16 bytes of each row: 4 bytes at a time.
-  template <int kFirst, int kSlabs, int kNumbers>
+  template <int kFirst, int kFragments, int kNumbers>
   __device__ __forceinline__ void store_last_columns(const Gradient<Out>& to,
                                                      const GradientPlace& place,
-                                                     const float (&D)[kSlabs][kNumbers]) const {
-    const int32_t column = place.column + slab::column();
+                                                     const float (&D)[kFragments][kNumbers]) const {
+    const int32_t column = place.column + fragment::column();
     Out* const first = to.data + place.expert * to.expert_stride + column;
 #pragma unroll
-    for (int m = 0; m < kSlabs; ++m)
+    for (int m = 0; m < kFragments; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t row = place.row + Shape::slab_row(m) + slab::row(half);
+        const int32_t row = place.row + Shape::fragment_row(m) + fragment::row(half);
         if (row >= params_.size.rows) continue;
 #pragma unroll
         for (int j = kFirst / 8; j < kNumbers / 4; ++j) {
@@ -114,19 +114,19 @@ class SlabWeightGradient {
 
   // Blocks of 8x8 numbers are transposed in registers. Then the four lanes of a column of D have 2
   // of its rows of each block, and take 8 of one block each.
-  template <int kSlabs, int kNumbers>
+  template <int kFragments, int kNumbers>
   __device__ __forceinline__ void store_transposed(const Gradient<Out>& to,
                                                    const GradientPlace& place,
-                                                   const float (&D)[kSlabs][kNumbers]) const {
+                                                   const float (&D)[kFragments][kNumbers]) const {
     constexpr int kRun = 8;  // rows of D that a lane writes
-    const int32_t lane = slab::lane();
-    const int32_t row = place.row + Shape::slab_row(0) + lane % 4 * kRun;
+    const int32_t lane = fragment::lane();
+    const int32_t row = place.row + Shape::fragment_row(0) + lane % 4 * kRun;
     const int32_t column = place.column + lane / 4;
     Out* const first = to.data + place.expert * to.expert_stride + column * to.stride + row;
 #pragma unroll
     for (int j = 0; j < kNumbers / 4; ++j)
 #pragma unroll
-      for (int m = 0; m < kSlabs; m += 2) {
+      for (int m = 0; m < kFragments; m += 2) {
         uint32_t block[4];
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
@@ -134,8 +134,8 @@ class SlabWeightGradient {
           block[b] = ptx::movmatrix(pack(two[0], two[1], Out()));
         }
         const uint4 run = words_of_group(block, lane);
-        if (row + m * slab::kRows < params_.size.rows && column + 8 * j < params_.size.columns)
-          *reinterpret_cast<uint4*>(first + 8 * j * to.stride + m * slab::kRows) = run;
+        if (row + m * fragment::kRows < params_.size.rows && column + 8 * j < params_.size.columns)
+          *reinterpret_cast<uint4*>(first + 8 * j * to.stride + m * fragment::kRows) = run;
       }
   }
 

@@ -1,5 +1,5 @@
-// A tile's end, batch by batch of a warp's slabs, as a loop: written out it would be many times as
-// many instructions, which a multiprocessor fetches anew for each tile.
+// A tile's end, batch by batch of a warp's fragments, as a loop: written out it would be many times
+// as many instructions, which an SM fetches anew for each tile.
 #pragma once
 
 #include <cstdint>
@@ -15,46 +15,46 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// Calls body(m, column) of each slab that has rows and each batch of columns of it, of kColumns from
-// `first` on, that has columns before `end`.
+// Calls body(m, column) of each fragment that has rows and each batch of columns of it, of kColumns
+// from `first` on, that has columns before `end`.
 template <class Shape, int kColumns = Shape::BLOCK_N, int kStep = kBatchColumns, class Body>
 __device__ __forceinline__ void for_each_batch(const Tile& tile, int32_t first, int32_t end,
                                                const Body& body) {
   const int32_t last = min(first + kColumns, end);
 #pragma unroll 1
-  for (int m = 0; m < Shape::kSlabs; ++m) {
-    if (tile.row_begin + Shape::slab_row(m) >= tile.row_end) return;
+  for (int m = 0; m < Shape::kFragments; ++m) {
+    if (tile.row_begin + Shape::fragment_row(m) >= tile.row_end) return;
 #pragma unroll 1
     for (int32_t column = first; column < last; column += kStep) body(m, column);
   }
 }
 
-// The up-projection's end (epilogue/slab_activation.h), batch by batch.
+// The up-projection's end (epilogue/fragment_activation.h), batch by batch.
 
 // A tile's columns are kParts parts of equal width, and so are a batch's: gate, then up of the same
 // columns of A.
-template <class Shape, Activations kActivations, bool kAdjacent, SlabStore Rows>
+template <class Shape, Activations kActivations, bool kInterleavedColumns, FragmentStore Rows>
 class ActivationEpilogue {
  public:
-  using Slab = SlabActivation<Shape, kActivations, kAdjacent, Rows>;
-  static constexpr int kParts = Slab::kParts;
+  using Fragment = FragmentActivation<Shape, kActivations, kInterleavedColumns, Rows>;
+  static constexpr int kParts = Fragment::kParts;
   static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of a part
 
   struct Params {
-    typename Slab::Params slab;
+    typename Fragment::Params fragment;
     int32_t columns;  // of a part
   };
   static Params params(const tilemoe_tensor& H, const tilemoe_tensor& A, const UpParts& biases,
                        const tilemoe_experts& experts) {
-    return {.slab = Slab::params(H, A, biases, experts),
-            .columns = static_cast<int32_t>(kAdjacent ? 2 * experts.n : experts.n)};
+    return {.fragment = Fragment::params(H, A, biases, experts),
+            .columns = static_cast<int32_t>(kInterleavedColumns ? 2 * experts.n : experts.n)};
   }
 
   __device__ explicit ActivationEpilogue(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ void store(const WarpAccumulators& D, const Tile& tile) const {
     constexpr int kPart = kBatchColumns / kParts;
-    const Slab slab(params_.slab);
+    const Fragment fragment(params_.fragment);
     const int32_t first = tile.n_block * kColumns;
     for_each_batch<Shape, kColumns, kPart>(
         tile, first, params_.columns, [&](int m, int32_t column) {
@@ -63,7 +63,7 @@ class ActivationEpilogue {
           for (int part = 0; part < kParts; ++part)
             D.pull<kPart>(m, part * kColumns + column - first, &H[0][part * kPart / 2]);
           D.land(H);
-          slab.finish(m, tile, column, H);
+          fragment.finish(m, tile, column, H);
         });
   }
 
@@ -71,30 +71,30 @@ class ActivationEpilogue {
   const Params& params_;
 };
 
-// The activation gradient's end (epilogue/slab_activation_gradient.h), batch by batch: a batch is a
-// group of ds.
+// The activation gradient's end (epilogue/fragment_activation_gradient.h), batch by batch: a batch
+// is a group of ds.
 
 template <class Shape, Activations kActivations>
 class ActivationGradientEpilogue {
  public:
-  using Slab = SlabActivationGradient<Shape, kActivations>;
+  using Fragment = FragmentActivationGradient<Shape, kActivations>;
   static constexpr int kColumns = Shape::BLOCK_N;
   static_assert(kBatchColumns == kDsColumns);
 
-  using Params = typename Slab::Params;
-  static Params params(const ActivationGradient& step) { return Slab::params(step); }
+  using Params = typename Fragment::Params;
+  static Params params(const ActivationGradient& step) { return Fragment::params(step); }
 
   __device__ explicit ActivationGradientEpilogue(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ void store(const WarpAccumulators& D, const Tile& tile) const {
     const int32_t first = tile.n_block * kColumns;
     with_activation<kActivations>(params_.activation, [&](const auto& f) {
-      const Slab slab(params_);
-      const typename Slab::H h(params_.H, tile);
+      const Fragment fragment(params_);
+      const typename Fragment::H h(params_.H, tile);
       for_each_batch<Shape>(tile, first, params_.H.n, [&](int m, int32_t column) {
         Batch dA;
         D.read(m, column - first, dA);
-        slab.finish(f, h, m, tile, column, dA);
+        fragment.finish(f, h, m, tile, column, dA);
       });
     });
   }
@@ -105,7 +105,7 @@ class ActivationGradientEpilogue {
 
 // D + bias, rounded and stored.
 
-template <class Shape, SlabStore Rows>
+template <class Shape, FragmentStore Rows>
 class StoreEpilogue {
  public:
   static constexpr int kColumns = Shape::BLOCK_N;
@@ -128,8 +128,8 @@ class StoreEpilogue {
       Batch batch;
       D.read(m, column - first, batch);
       add_bias<typename Shape::Element, 0, kBatchColumns>(params_.bias, tile.expert, column, batch);
-      store_slab<kBatchColumns>(Rows(0, 0), params_.D, m, tile.row_begin, tile.row_end, 0, column,
-                                [&](int i) { return batch[0][i]; });
+      store_fragment<kBatchColumns>(Rows(0, 0), params_.D, m, tile.row_begin, tile.row_end, 0,
+                                    column, [&](int i) { return batch[0][i]; });
     });
   }
 
@@ -137,32 +137,33 @@ class StoreEpilogue {
   const Params& params_;
 };
 
-// A weight gradient's end (epilogue/slab_weight_gradient.h), columns by columns. Of a tile that is
-// one part of a sum, D is left for later.
+// A weight gradient's end (epilogue/fragment_weight_gradient.h), columns by columns. Of a tile that
+// is one part of a sum, D is left for later.
 
 template <class Shape, class Out, OutputMajor kMajor>
 class WeightGradientEpilogue {
  public:
-  using Slabs = SlabWeightGradient<Shape, Out, kMajor>;
+  using AccumulatorFragments = FragmentWeightGradient<Shape, Out, kMajor>;
 
   struct Params {
-    typename Slabs::Params gradient;
+    typename AccumulatorFragments::Params gradient;
     PartialSums<Shape> partial_sums;
   };
 
   static Params params(const WeightGradient& step, void* partial_sums) {
-    return {.gradient = Slabs::params(step), .partial_sums = {static_cast<float4*>(partial_sums)}};
+    return {.gradient = AccumulatorFragments::params(step),
+            .partial_sums = {static_cast<float4*>(partial_sums)}};
   }
 
   __device__ explicit WeightGradientEpilogue(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ void store(const WarpAccumulators& D, const Tile& tile) const {
-    if (Slabs(params_.gradient).leaves(tile)) return;
+    if (AccumulatorFragments(params_.gradient).leaves(tile)) return;
 #pragma unroll 1
     for (int32_t column = 0; column < Shape::BLOCK_N; column += kBatchColumns) {
       Columns<Shape> columns;
 #pragma unroll
-      for (int m = 0; m < Shape::kSlabs; ++m) D.pull<kBatchColumns>(m, column, columns[m]);
+      for (int m = 0; m < Shape::kFragments; ++m) D.pull<kBatchColumns>(m, column, columns[m]);
       D.land(columns);
       if (tile.partial_sum >= 0)
         params_.partial_sums.write(tile.partial_sum, column / kBatchColumns, columns);
@@ -171,11 +172,11 @@ class WeightGradientEpilogue {
     }
   }
 
-  // A batch of columns of all of the warp's slabs, the tile's from `column` on.
+  // A batch of columns of all of the warp's fragments, the tile's from `column` on.
   __device__ __forceinline__ void store_columns(Columns<Shape>& D, const Tile& tile,
                                                 int32_t column) const {
-    const Slabs slabs(params_.gradient);
-    slabs.store(D, slabs.place_of(tile, column));
+    const AccumulatorFragments fragments(params_.gradient);
+    fragments.store(D, fragments.place_of(tile, column));
   }
 
  private:

@@ -18,13 +18,13 @@
 namespace tilemoe::cuda::sm90 {
 
 // A tile's columns are two parts: gate, then up of the same columns of A.
-template <class Shape, SlabStore Rows>
+template <class Shape, FragmentStore Rows>
 class SwiGLUEpilogue {
  public:
   static constexpr int kParts = 2;
   static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of A
   static constexpr int kSharedBytes = Rows::kSharedBytes;
-  static_assert(Shape::kSlabs == 1 && Rows::kBatchColumns == kColumns, "a part is a batch");
+  static_assert(Shape::kFragments == 1 && Rows::kBatchColumns == kColumns, "a part is a batch");
 
   struct Params {
     typename Rows::Output H;  // (capacity, 2, n); may be not wanted
@@ -44,7 +44,7 @@ class SwiGLUEpilogue {
 
   static constexpr int kBatches = 2;  // up, A
 
-  __device__ __forceinline__ void hold(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
+  __device__ __forceinline__ void defer(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
     row_ = row;
     row_end_ = tile.row_end;
     column_ = tile.n_block * kColumns;
@@ -67,7 +67,7 @@ class SwiGLUEpilogue {
     }
   }
 
-  __device__ __forceinline__ void store_held(int32_t batch) {
+  __device__ __forceinline__ void store_deferred(int32_t batch) {
     if (row_ >= row_end_) return;
     if (batch == 0) {
 #pragma unroll
@@ -124,7 +124,7 @@ class SwiGLUEpilogue {
 // epilogue_swiglu.h.
 
 // A tile's columns are kParts parts of equal width: gate, then up of the same columns of A.
-template <class Shape, Activations kActivations, SlabStore Rows>
+template <class Shape, Activations kActivations, FragmentStore Rows>
 class ActivationEpilogue {
  public:
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;
@@ -185,8 +185,8 @@ class ActivationEpilogue {
 // The up-projection's end where W1 has gate and up in adjacent columns, and so has H: H = D + bias,
 // stored as it is, and A = act(H) from two neighbouring accumulators of one thread.
 
-template <class Shape, SlabStore Rows>
-class AdjacentActivationEpilogue {
+template <class Shape, FragmentStore Rows>
+class InterleavedActivationEpilogue {
  public:
   static constexpr int kParts = 1;                       // of the tile's columns
   static constexpr int kColumns = Shape::BLOCK_N;        // of H
@@ -208,7 +208,7 @@ class AdjacentActivationEpilogue {
             .activation = activation_params(experts)};
   }
 
-  __device__ AdjacentActivationEpilogue(const Params& params, uint32_t shared, int32_t thread)
+  __device__ InterleavedActivationEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), rows_(shared, thread) {}
 
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
@@ -217,7 +217,7 @@ class AdjacentActivationEpilogue {
     const auto number = [&](int m, int i) { return D[m][i]; };
     add_bias<typename Shape::Element, 0, kColumns>(params_.bias[0], tile.expert, first, D);
     store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 0, first, number);
-    activate_adjacent(params_.activation, D);
+    activate_interleaved(params_.activation, D);
     store_columns<Shape, kActivated>(rows_, params_.A, row, tile.row_end, 0, first / 2, number);
   }
 

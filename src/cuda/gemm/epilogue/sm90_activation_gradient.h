@@ -30,15 +30,15 @@ class SliceOfH {
   static constexpr int kRowBytes = 128;
 
   // Lane l gives row l % 16, and the left or right 8 of 16 columns.
-  __device__ SliceOfH(uint32_t shared, bool adjacent)
+  __device__ SliceOfH(uint32_t shared, bool interleaved_columns)
       : shared_(shared),
-        place_(shared + lane() % slab::kRows * kRowBytes +
-               swizzled_chunk(lane(), lane() / slab::kRows)),
-        adjacent_(adjacent) {}
+        place_(shared + lane() % fragment::kRows * kRowBytes +
+               swizzled_chunk(lane(), lane() / fragment::kRows)),
+        interleaved_columns_(interleaved_columns) {}
 
   __device__ __forceinline__ void load(int block, PackedBlock& gate, PackedBlock& up) const {
-    if (adjacent_) {
-      load_adjacent(adjacent_place(block), gate, up);
+    if (interleaved_columns_) {
+      load_interleaved(interleaved_place(block), gate, up);
     } else {
       ptx::ldmatrix_x4(gate, place(block));
       if constexpr (kParts == 2) ptx::ldmatrix_x4(up, place(block) + kPartBytes);
@@ -46,16 +46,16 @@ class SliceOfH {
   }
   __device__ __forceinline__ void store(int block, const PackedBlock& gate,
                                         const PackedBlock& up) const {
-    if (adjacent_) {
-      store_adjacent(adjacent_place(block), gate, up);
+    if (interleaved_columns_) {
+      store_interleaved(interleaved_place(block), gate, up);
     } else {
       store_at(place(block), gate);
       if constexpr (kParts == 2) store_at(place(block) + kPartBytes, up);
     }
   }
   // `offset` bytes further, as one box's.
-  __device__ __forceinline__ void store_beside(int block, uint32_t offset,
-                                               const PackedBlock& words) const {
+  __device__ __forceinline__ void store_at_offset(int block, uint32_t offset,
+                                                  const PackedBlock& words) const {
     store_at(place(block) + offset, words);
   }
 
@@ -68,35 +68,35 @@ class SliceOfH {
 
   // Adjacent: a box of H has 32 columns of A, two blocks. A lane has gate and up of two neighbours,
   // 8 bytes, in four places: of the two halves of the columns, rows l / 4 and l / 4 + 8.
-  __device__ uint32_t adjacent_place(int block) const {
+  __device__ uint32_t interleaved_place(int block) const {
     const uint32_t row = lane() / 4, two = lane() % 4;
     return (shared_ + row * kRowBytes + swizzled_chunk(row, two / 2) + two % 2 * 8 +
             block / 2 * kPartBytes) ^
            block % 2 * 64;
   }
-  __device__ static uint32_t adjacent_at(uint32_t place, int i) {
+  __device__ static uint32_t interleaved_at(uint32_t place, int i) {
     return (place ^ i / 2 * 32) + i % 2 * 8 * kRowBytes;
   }
-  __device__ static void load_adjacent(uint32_t place, PackedBlock& gate, PackedBlock& up) {
+  __device__ static void load_interleaved(uint32_t place, PackedBlock& gate, PackedBlock& up) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint2 both = ptx::load_shared_8(adjacent_at(place, i));
+      const uint2 both = ptx::load_shared_8(interleaved_at(place, i));
       gate[i] = __byte_perm(both.x, both.y, kLowHalves);
       up[i] = __byte_perm(both.x, both.y, kHighHalves);
     }
   }
-  __device__ static void store_adjacent(uint32_t place, const PackedBlock& gate,
-                                        const PackedBlock& up) {
+  __device__ static void store_interleaved(uint32_t place, const PackedBlock& gate,
+                                           const PackedBlock& up) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      ptx::store_shared_8(adjacent_at(place, i), {__byte_perm(gate[i], up[i], kLowHalves),
-                                                  __byte_perm(gate[i], up[i], kHighHalves)});
+      ptx::store_shared_8(interleaved_at(place, i), {__byte_perm(gate[i], up[i], kLowHalves),
+                                                     __byte_perm(gate[i], up[i], kHighHalves)});
   }
 
   static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
 
   uint32_t shared_, place_;
-  bool adjacent_;
+  bool interleaved_columns_;
 };
 
 // The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
@@ -137,9 +137,9 @@ class ActivationGradientEpilogue {
   static constexpr int kSharedBytes = kScaledInStage ? 0 : kSlices * kScaledBytes;
   static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
   static_assert(kSlice == kDsColumns, "a slice is a group of ds");
-  static_assert(Shape::kSlabs == 1, "a consumer has 64 rows");
+  static_assert(Shape::kFragments == 1, "a consumer has 64 rows");
 
-  static constexpr bool kMayBeAdjacent = kActivations == Activations::kGated;
+  static constexpr bool kMayInterleaveColumns = kActivations == Activations::kGated;
 
   struct Params {
     CUtensorMap H;          // ragged (capacity, kParts, n), or (capacity, 1, 2n) where adjacent
@@ -149,14 +149,15 @@ class ActivationGradientEpilogue {
     float* ds_partial;      // (ds_groups(n), capacity); null: not wanted
     int64_t capacity;
     int32_t n;
-    bool adjacent;  // gate and up of a column of A lie side by side; needs kMayBeAdjacent
+    bool
+        interleaved_columns;  // gate and up of a column of A lie side by side; needs kMayInterleaveColumns
     ActivationParams activation;
   };
 
   static Params params(const ActivationGradient& step) {
     const tilemoe_experts& experts = *step.experts;
-    const bool adjacent = has_adjacent_columns(experts, step.W1);
-    const int64_t parts = adjacent ? 1 : kParts, columns = kParts * experts.n / parts;
+    const bool interleaved_columns = has_interleaved_columns(experts, step.W1);
+    const int64_t parts = interleaved_columns ? 1 : kParts, columns = kParts * experts.n / parts;
     return {.H = ragged_rows_map<Element>(step.H, parts, columns, Shape::BLOCK_M),
             .dH = RaggedStore<Shape>::output(step.dH, parts, columns),
             .A_scaled = RaggedStore<Shape>::output(step.A_scaled, 1, experts.n),
@@ -164,7 +165,7 @@ class ActivationGradientEpilogue {
             .ds_partial = step.ds_partial,
             .capacity = step.rows.capacity,
             .n = static_cast<int32_t>(experts.n),
-            .adjacent = adjacent,
+            .interleaved_columns = interleaved_columns,
             .activation = activation_params(experts)};
   }
 
@@ -236,15 +237,15 @@ class ActivationGradientEpilogue {
     return static_cast<int32_t>(threadIdx.x % kWarpgroup / kWarp);
   }
 
-  __device__ static bool adjacent(const Params& params) {
-    return kMayBeAdjacent && params.adjacent;
+  __device__ static bool interleaved_columns(const Params& params) {
+    return kMayInterleaveColumns && params.interleaved_columns;
   }
   // Where a slice's box number `box` lies in H.
   struct Place {
     int32_t part, column;
   };
   __device__ static Place place_of(const Params& params, int32_t box, int32_t column) {
-    return adjacent(params) ? Place{0, 2 * column + box * kSlice} : Place{box, column};
+    return interleaved_columns(params) ? Place{0, 2 * column + box * kSlice} : Place{box, column};
   }
 
   // The warp's 16 rows from `row` on, those before the expert's end.
@@ -292,7 +293,7 @@ class ActivationGradientEpilogue {
   __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
                                                 uint32_t scaled_part, const float* dA,
                                                 float (&ds)[2]) const {
-    const SliceOfH<kParts, kPartBytes> slice(warp_part, adjacent(params_));
+    const SliceOfH<kParts, kPartBytes> slice(warp_part, interleaved_columns(params_));
 #pragma unroll
     for (int first = 0; first < kSlice / 16; first += kBlocksAtOnce) {
       PackedBlock gate[kBlocksAtOnce], up[kBlocksAtOnce] = {}, A_scaled[kBlocksAtOnce];
@@ -305,7 +306,7 @@ class ActivationGradientEpilogue {
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b) {
         slice.store(first + b, gate[b], up[b]);
-        slice.store_beside(first + b, scaled_part - warp_part, A_scaled[b]);
+        slice.store_at_offset(first + b, scaled_part - warp_part, A_scaled[b]);
       }
     }
   }
@@ -325,7 +326,7 @@ class ActivationGradientEpilogue {
   }
 
   __device__ void store_sum(float sum, int32_t row, int32_t row_end, int32_t group) const {
-    const int32_t r = row + slab::row(lane() % 2);
+    const int32_t r = row + fragment::row(lane() % 2);
     if (lane() % 4 < 2 && r < row_end && params_.ds_partial != nullptr)
       params_.ds_partial[group * params_.capacity + r] = sum;
   }

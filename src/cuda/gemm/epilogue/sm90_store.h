@@ -21,13 +21,13 @@
 namespace tilemoe::cuda::sm90 {
 
 template <class Shape>
-struct HeldTile {
+struct DeferredTile {
   // [subtile][j][half] has accumulators 4 j + 2 half and the next.
-  uint32_t words[Shape::kSlabs][Shape::BLOCK_N / 8][2];
+  uint32_t words[Shape::kFragments][Shape::BLOCK_N / 8][2];
 
   __device__ __forceinline__ void round(const Accumulators<Shape>& D) {
 #pragma unroll
-    for (int m = 0; m < Shape::kSlabs; ++m)
+    for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int j = 0; j < Shape::BLOCK_N / 8; ++j)
 #pragma unroll
@@ -41,7 +41,7 @@ struct HeldTile {
 // takes 16 rows of a warp at a time and leaves out those past the end.
 
 constexpr int kStoreColumns = kRaggedColumns;  // 128 bytes: as wide as a swizzled row can be
-constexpr int kStoreRows = slab::kRows;
+constexpr int kStoreRows = fragment::kRows;
 
 // A matrix (rows, parts, columns): H has a gate and an up part, so that a box of columns never
 // spills from one into the other.
@@ -99,7 +99,7 @@ class RaggedStore {
                                                int32_t row_end, int32_t part, int32_t column,
                                                const uint32_t (*words)[2]) const {
     const int32_t thread = ptx::thread_index();
-    row = ptx::uniform(row + Shape::slab_row(m, thread));
+    row = ptx::uniform(row + Shape::fragment_row(m, thread));
     row_end = ptx::uniform(row_end);
     column = ptx::uniform(column);
     const uint32_t slots = ptx::uniform(place_);
@@ -141,7 +141,7 @@ class RaggedStore {
 
 // D + bias, rounded and stored beside the next tile's products.
 
-template <class Shape, SlabStore Rows>
+template <class Shape, FragmentStore Rows>
 class StoreEpilogue {
  public:
   static_assert(Shape::BLOCK_N % Rows::kBatchColumns == 0);
@@ -163,24 +163,24 @@ class StoreEpilogue {
 
   static constexpr int kBatches = Shape::BLOCK_N / Rows::kBatchColumns;
 
-  __device__ __forceinline__ void hold(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
+  __device__ __forceinline__ void defer(Accumulators<Shape>& D, const Tile& tile, int32_t row) {
     row_ = row;
     row_end_ = tile.row_end;
     column_ = tile.n_block * Shape::BLOCK_N;
     if (row_ >= row_end_) return;
     add_bias<typename Shape::Element, 0, Shape::BLOCK_N>(params_.bias, tile.expert, column_, D);
-    held_.round(D);
+    deferred_.round(D);
   }
 
-  __device__ __forceinline__ void store_held(int32_t batch) {
+  __device__ __forceinline__ void store_deferred(int32_t batch) {
     if (row_ >= row_end_) return;
 #pragma unroll
     for (int i = 0; i < kBatches; ++i)
       if (i == batch)  // registers have constant numbers
 #pragma unroll
-        for (int m = 0; m < Shape::kSlabs; ++m)
+        for (int m = 0; m < Shape::kFragments; ++m)
           rows_.store_packed(params_.D, m, row_, row_end_, 0, column_ + i * Rows::kBatchColumns,
-                             &held_.words[m][i * Rows::kBatchColumns / 8]);
+                             &deferred_.words[m][i * Rows::kBatchColumns / 8]);
   }
 
   __device__ void finish() const {
@@ -190,7 +190,7 @@ class StoreEpilogue {
  private:
   const Params& params_;
   Rows rows_;
-  HeldTile<Shape> held_;
+  DeferredTile<Shape> deferred_;
   int32_t row_ = 0, row_end_ = 0, column_;  // of the tile that is held; no row: none is
 };
 

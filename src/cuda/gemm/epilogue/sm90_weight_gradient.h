@@ -32,7 +32,8 @@ class TransposedStore {
   static constexpr int kSlotBytes = kBatchColumns * kRowBytes;
   static constexpr int kSlots = 2;
   static constexpr int kSharedBytes = kSlots * kSlotBytes;  // of a consumer
-  static_assert(Shape::kSlabs == 1 && kRowBytes == 128, "a swizzled row of the consumer's rows");
+  static_assert(Shape::kFragments == 1 && kRowBytes == 128,
+                "a swizzled row of the consumer's rows");
 
   __device__ TransposedStore(uint32_t shared, int32_t thread) : shared_(shared) {
     // Lane l gives row l % 8 of one of four 8x8 blocks: columns of D left and right, rows of D
@@ -133,20 +134,20 @@ class WeightGradientEpilogue {
   }
 
   // 16 bits: later.
-  __device__ __forceinline__ void hold(Accumulators<Shape>& D, const Tile& tile,
-                                       int32_t row) requires(!kFloat) {
+  __device__ __forceinline__ void defer(Accumulators<Shape>& D, const Tile& tile,
+                                        int32_t row) requires(!kFloat) {
     place_ = place_of(tile, row);
-    holds_ = finish_sum(D, tile, place_);
-    if (holds_) held_.round(D);
+    has_deferred_ = finish_sum(D, tile, place_);
+    if (has_deferred_) deferred_.round(D);
   }
-  __device__ __forceinline__ void store_held(int32_t batch) requires(!kFloat) {
-    if (!holds_) return;
+  __device__ __forceinline__ void store_deferred(int32_t batch) requires(!kFloat) {
+    if (!has_deferred_) return;
     const Output& out = params_.part[place_.part].out;
 #pragma unroll
     for (int i = 0; i < kBatches; ++i) {
       if (i != batch) continue;  // registers have constant numbers
       const int32_t column = place_.column + i * Store::kBatchColumns;
-      const auto* words = &held_.words[0][i * Store::kBatchColumns / 8];
+      const auto* words = &deferred_.words[0][i * Store::kBatchColumns / 8];
       if constexpr (!kTransposed)
         store_.store_packed(out, 0, place_.row, params_.size.rows, place_.expert, column, words);
       else if (column < params_.size.columns)
@@ -209,9 +210,9 @@ class WeightGradientEpilogue {
 
   const Params& params_;
   Store store_;
-  HeldTile<Shape> held_;
+  DeferredTile<Shape> deferred_;
   GradientPlace place_;  // of the tile that is held, if one is
-  bool holds_ = false;
+  bool has_deferred_ = false;
 };
 
 }  // namespace tilemoe::cuda::sm90

@@ -1,4 +1,4 @@
-// What the epilogues ask of a store of rows: a kit's own, or epilogue/store_threads.h's.
+// What the epilogues ask of a store of rows: an arch's own, or epilogue/store_threads.h's.
 #pragma once
 
 #include <concepts>
@@ -12,21 +12,21 @@
 
 namespace tilemoe::cuda {
 
-// Rounds slabs and stores them as rows, up to an end that may be known on the device only, an
-// expert's last. A warp calls it for its own slabs; constructed by every thread that does.
+// Rounds fragments and stores them as rows, up to an end that may be known on the device only, an
+// expert's last. A warp calls it for its own fragments; constructed by every thread that does.
 //   Output    a matrix (rows, parts, columns), as a kernel's parameter: output() makes it of a
 //             tensor (rows, parts * columns), and of an absent one a matrix of no columns
-//   store()   kBatchColumns columns of the warp's slab m, from `column` of part `part` on, of rows
-//             that begin at row + Shape::slab_row(m). What is at or past row_end or the part's last
+//   store()   kBatchColumns columns of the warp's fragment m, from `column` of part `part` on, of rows
+//             that begin at row + Shape::fragment_row(m). What is at or past row_end or the part's last
 //             column is left out. value(j, i) is the lane's number 4 j + i, counted from the
 //             batch's first column; its arguments are constants when unrolled
 //   store_packed()  the same of what is rounded: words[j][half] has 4 j + 2 half and the next
 //   finish()        before the thread ends
 // `shared` has kSharedBytes for the threads that `thread` counts, of which the warp is one.
 template <class S>
-concept SlabStore = requires(const S store, const tilemoe_tensor& tensor, int64_t size,
-                             const typename S::Output& out, int m, int32_t at, uint32_t shared,
-                             float (*value)(int j, int i), const uint32_t (*words)[2]) {
+concept FragmentStore = requires(const S store, const tilemoe_tensor& tensor, int64_t size,
+                                 const typename S::Output& out, int m, int32_t at, uint32_t shared,
+                                 float (*value)(int j, int i), const uint32_t (*words)[2]) {
   { S::kBatchColumns } -> std::convertible_to<int>;
   { S::kSharedBytes } -> std::convertible_to<int>;
   { S::output(tensor, size, size) } -> std::same_as<typename S::Output>;
@@ -36,11 +36,12 @@ concept SlabStore = requires(const S store, const tilemoe_tensor& tensor, int64_
   store.finish();
 };
 
-// The first kColumns columns of a warp's slab m, batch by batch; number(i) is the lane's number i.
-template <int kColumns, SlabStore Store, class Number>
-__device__ __forceinline__ void store_slab(const Store& rows, const typename Store::Output& out,
-                                           int m, int32_t row, int32_t row_end, int32_t part,
-                                           int32_t column, const Number& number) {
+// The first kColumns columns of a warp's fragment m, batch by batch; number(i) is the lane's number
+// i.
+template <int kColumns, FragmentStore Store, class Number>
+__device__ __forceinline__ void store_fragment(const Store& rows, const typename Store::Output& out,
+                                               int m, int32_t row, int32_t row_end, int32_t part,
+                                               int32_t column, const Number& number) {
   constexpr int kBatch = Store::kBatchColumns;
   static_assert(kColumns % kBatch == 0);
 #pragma unroll
@@ -49,15 +50,15 @@ __device__ __forceinline__ void store_slab(const Store& rows, const typename Sto
                [&](int j, int i) { return number(first / 2 + 4 * j + i); });
 }
 
-// The same of all of a warp's slabs; number(m, i) is the lane's number i in slab m.
-template <class Shape, int kColumns, SlabStore Store, class Number>
+// The same of all of a warp's fragments; number(m, i) is the lane's number i in fragment m.
+template <class Shape, int kColumns, FragmentStore Store, class Number>
 __device__ __forceinline__ void store_columns(const Store& rows, const typename Store::Output& out,
                                               int32_t row, int32_t row_end, int32_t part,
                                               int32_t column, const Number& number) {
 #pragma unroll
-  for (int m = 0; m < Shape::kSlabs; ++m)
-    store_slab<kColumns>(rows, out, m, row, row_end, part, column,
-                         [&](int i) { return number(m, i); });
+  for (int m = 0; m < Shape::kFragments; ++m)
+    store_fragment<kColumns>(rows, out, m, row, row_end, part, column,
+                             [&](int i) { return number(m, i); });
 }
 
 // Stores rows up to an end that may be known on the device only, an expert's last, by nothing that
@@ -87,8 +88,8 @@ __device__ __forceinline__ uint4 words_of_group(const uint32_t (&group)[4], int3
   return {word[0], word[1], word[2], word[3]};
 }
 
-// A SlabStore (epilogue/store.h) of 16-bit numbers. The four lanes of a row write 64 bytes of it
-// side by side, which are two sectors of L2. A batch has by default the columns that a gated
+// A FragmentStore (epilogue/store.h) of 16-bit numbers. The four lanes of a row write 64 bytes of
+// it side by side, which are two sectors of L2. A batch has by default the columns that a gated
 // activation leaves of a tile's.
 template <class Shape, int kBatch = Shape::BLOCK_N / 2>
 class StoreByThreads {
@@ -138,7 +139,7 @@ class StoreByThreads {
     // Read anew: with threadIdx, Hopper's kernels that hold words beside their next products spilled
     // five times as much.
     const int32_t thread = ptx::thread_index(), lane = thread % kWarp;
-    row += Shape::slab_row(m, thread);
+    row += Shape::fragment_row(m, thread);
     if (row >= row_end || column >= out.columns) return;  // the whole warp, which shuffles
     row += lane / 4;
     column += lane % 4 * kGroup;
@@ -149,7 +150,7 @@ class StoreByThreads {
       for (int half = 0; half < 2; ++half) {
         const uint32_t(*const w)[2] = words + first / 8;
         const uint4 group = words_of_group({w[0][half], w[1][half], w[2][half], w[3][half]}, lane);
-        const int32_t r = row + half * slab::kRows / 2;
+        const int32_t r = row + half * fragment::kRows / 2;
         if (r < row_end && column + first < out.columns)
           *reinterpret_cast<uint4*>(place + r * out.row_stride + first) = group;
       }
@@ -161,7 +162,7 @@ class StoreByThreads {
 // Stores rows of few columns up to an end that may be known on the device only: each thread writes
 // two numbers at a time, 4 bytes, as it has them.
 
-// A SlabStore (epilogue/store.h) where a warp's columns are fewer than StoreByThreads takes.
+// A FragmentStore (epilogue/store.h) where a warp's columns are fewer than StoreByThreads takes.
 template <class Shape>
 class StoreByWords {
  public:
@@ -188,10 +189,10 @@ class StoreByWords {
                                                int32_t row_end, int32_t part, int32_t column,
                                                const uint32_t (*words)[2]) const {
     if (column >= out.columns) return;
-    Element* const place = out.data + part * out.part_stride + column + slab::column();
+    Element* const place = out.data + part * out.part_stride + column + fragment::column();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t r = row + Shape::slab_row(m) + slab::row(half);
+      const int32_t r = row + Shape::fragment_row(m) + fragment::row(half);
       if (r < row_end) *reinterpret_cast<uint32_t*>(place + r * out.row_stride) = words[0][half];
     }
   }

@@ -1,5 +1,5 @@
-// Slabs as a part of a weight gradient in memory, in either major and any type: what is there is
-// added to, or written over.
+// Fragments as a part of a weight gradient in memory, in either major and any type: what is there
+// is added to, or written over.
 #pragma once
 
 #include <cstdint>
@@ -27,20 +27,20 @@ struct GradientSize {
 
 // Calls visit(place, numbers) for the lane's runs of numbers that exist and are neighbours in
 // memory: two where the gradient is row-major, one otherwise.
-template <class Shape, OutputMajor kMajor, class Out, int kSlabs, int kNumbers, class Visit>
+template <class Shape, OutputMajor kMajor, class Out, int kFragments, int kNumbers, class Visit>
 __device__ __forceinline__ void for_each_run(const Gradient<Out>& to, const GradientSize& size,
                                              const GradientPlace& first,
-                                             float (&D)[kSlabs][kNumbers], const Visit& visit) {
+                                             float (&D)[kFragments][kNumbers], const Visit& visit) {
   constexpr bool kTransposed = kMajor == OutputMajor::kColumn;
   constexpr int kRun = kTransposed ? 1 : 2;
   Out* const expert = to.data + first.expert * to.expert_stride;
   const int64_t stride = to.stride;
-  const int32_t column = first.column + slab::column();
+  const int32_t column = first.column + fragment::column();
 #pragma unroll
-  for (int m = 0; m < kSlabs; ++m)
+  for (int m = 0; m < kFragments; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t row = first.row + Shape::slab_row(m) + slab::row(half);
+      const int32_t row = first.row + Shape::fragment_row(m) + fragment::row(half);
       if (row >= size.rows) continue;
       Out* place = expert + (kTransposed ? column * stride + row : row * stride + column);
 #pragma unroll
@@ -55,10 +55,10 @@ __device__ __forceinline__ void for_each_run(const Gradient<Out>& to, const Grad
 }
 
 // Adds what the gradient has, in float32.
-template <class Shape, OutputMajor kMajor, class Out, int kSlabs, int kNumbers>
+template <class Shape, OutputMajor kMajor, class Out, int kFragments, int kNumbers>
 __device__ __forceinline__ void add_gradient(const Gradient<Out>& from, const GradientSize& size,
                                              const GradientPlace& first,
-                                             float (&D)[kSlabs][kNumbers]) {
+                                             float (&D)[kFragments][kNumbers]) {
   for_each_run<Shape, kMajor>(from, size, first, D, [](const Out* old, float* number) {
 #pragma unroll
     for (int i = 0; i < (kMajor == OutputMajor::kColumn ? 1 : 2); ++i)
@@ -66,11 +66,11 @@ __device__ __forceinline__ void add_gradient(const Gradient<Out>& from, const Gr
   });
 }
 
-// Float32 slabs as they are.
-template <class Shape, OutputMajor kMajor, int kSlabs, int kNumbers>
+// Float32 fragments as they are.
+template <class Shape, OutputMajor kMajor, int kFragments, int kNumbers>
 __device__ __forceinline__ void write_gradient(const Gradient<float>& to, const GradientSize& size,
                                                const GradientPlace& first,
-                                               float (&D)[kSlabs][kNumbers]) {
+                                               float (&D)[kFragments][kNumbers]) {
   for_each_run<Shape, kMajor>(to, size, first, D, [](float* place, const float* number) {
     if constexpr (kMajor == OutputMajor::kRow)
       *reinterpret_cast<float2*>(place) = {number[0], number[1]};

@@ -11,13 +11,13 @@
 namespace tilemoe::cuda::load {
 
 // Copies to this block, or to the same place in every block of its cluster.
-template <int kBlocks>
+template <int kCtas>
 struct BoxCopy {
   template <class... Place>
   __device__ static void load(uint32_t shared, const CUtensorMap* map, uint32_t full,
                               Place... place) {
-    if constexpr (kBlocks > 1)
-      ptx::tma_load_multicast(shared, map, full, (1 << kBlocks) - 1, place...);
+    if constexpr (kCtas > 1)
+      ptx::tma_load_multicast(shared, map, full, (1 << kCtas) - 1, place...);
     else
       ptx::tma_load(shared, map, full, place...);
   }

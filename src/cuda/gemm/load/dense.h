@@ -97,7 +97,7 @@ class DensePartRows {
 
 // Operand B from rows grouped by expert, of one or two parts of columns, by TMA.
 template <class Shape>
-class DenseSummedRows {
+class DenseRowsAsK {
  public:
   using Operand = StagedOperand<Major::kMN, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
@@ -129,7 +129,7 @@ class DenseSummedRows {
     return params;
   }
 
-  __device__ DenseSummedRows(const Params& params, int32_t /*thread*/) : params_(params) {}
+  __device__ DenseRowsAsK(const Params& params, int32_t /*thread*/) : params_(params) {}
 
   __device__ void prefetch() const {
     for (const CUtensorMap& map : params_.part) ptx::tma_prefetch_map(&map);
@@ -139,7 +139,7 @@ class DenseSummedRows {
     column_ = (tile.n_block - part_ * params_.blocks_a_part) * Operand::kRows;
     row_begin_ = tile.row_begin;
     row_end_ = tile.row_end;
-    shared_by_cluster_ = tile.shares_b;
+    shared_by_cluster_ = tile.multicast_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
     const int32_t row = kRaggedRows - row_end_ + row_begin_ + k_block * Shape::BLOCK_K;

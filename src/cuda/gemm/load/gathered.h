@@ -118,7 +118,7 @@ class GatheredRows {
 // The producer's instructions are what limits these kernels. So a lane looks up one row for its
 // whole warp, two k blocks ahead; and what a copy needs beside the row is known to the tile.
 template <class Shape>
-class GatheredSummedRows {
+class GatheredRowsAsK {
  public:
   using Operand = StagedOperand<Major::kMN, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = 0;
@@ -130,7 +130,7 @@ class GatheredSummedRows {
     return gather_source(source, rows);
   }
 
-  __device__ GatheredSummedRows(const Params& params, int32_t thread)
+  __device__ GatheredRowsAsK(const Params& params, int32_t thread)
       : params_(params),
         row_in_warp_(thread % kWarp / kPieces),
         piece_(thread % kPieces),

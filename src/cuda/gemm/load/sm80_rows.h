@@ -176,7 +176,7 @@ class PartRows {
 // itself where there is no token list; looked up one k block ahead. Columns past the source's width
 // are zeros too.
 template <class Shape>
-class GatheredSummedRows {
+class GatheredRowsAsK {
  public:
   using Operand = StagedOperand<Major::kMN, Shape::BLOCK_M>;
   using Params = GatherSource;
@@ -185,7 +185,7 @@ class GatheredSummedRows {
     return gather_source(source, rows);
   }
 
-  __device__ GatheredSummedRows(const Params& params, int32_t thread)
+  __device__ GatheredRowsAsK(const Params& params, int32_t thread)
       : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
@@ -240,7 +240,7 @@ class GatheredSummedRows {
 
 // Operand B from rows grouped by expert, of one or two parts of columns.
 template <class Shape>
-class DenseSummedRows {
+class DenseRowsAsK {
  public:
   using Operand = StagedOperand<Major::kMN, Shape::BLOCK_N>;
 
@@ -263,8 +263,7 @@ class DenseSummedRows {
     return params;
   }
 
-  __device__ DenseSummedRows(const Params& params, int32_t thread)
-      : params_(params), stage_(thread) {}
+  __device__ DenseRowsAsK(const Params& params, int32_t thread) : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
     const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;

@@ -195,7 +195,7 @@ class Weights {
 // Where the sum runs over the gate part and then the up part: W1's, which lie one after the other,
 // interleaved or in two tensors.
 template <class Shape, Major kMajor>
-class SummedWeights {
+class WeightsByParts {
  public:
   using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
 
@@ -216,7 +216,7 @@ class SummedWeights {
     return params;
   }
 
-  __device__ SummedWeights(const Params& params, int32_t thread)
+  __device__ WeightsByParts(const Params& params, int32_t thread)
       : params_(params), stage_(thread) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {

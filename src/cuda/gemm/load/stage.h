@@ -31,7 +31,7 @@ struct RingPosition {
 
 namespace tilemoe::cuda::load {
 
-// What brings a product's operands where a warpgroup does nothing else: the kits of Hopper and of
+// What brings a product's operands where a warpgroup does nothing else: the archs of Hopper and of
 // Blackwell.
 
 constexpr int kProducerThreads = 128;  // a block's first

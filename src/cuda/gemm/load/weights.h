@@ -121,7 +121,7 @@ class Weights {
   __device__ void begin(const Tile& tile) {
     expert_ = ptx::uniform(tile.expert);
     first_row_ = ptx::uniform(tile.n_block) * (Shape::BLOCK_N / kParts);
-    shared_by_cluster_ = tile.shares_b;
+    shared_by_cluster_ = tile.multicast_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
     load_boxes<kBoxes, Shape::kCluster>(*this, shared_by_cluster_, shared, full, k_block);
@@ -143,7 +143,7 @@ class Weights {
 
 // Operand B from one expert's weights.
 template <class Shape, Major kMajor>
-class SummedWeights {
+class WeightsByParts {
  public:
   using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
@@ -168,7 +168,7 @@ class SummedWeights {
     return params;
   }
 
-  __device__ SummedWeights(const Params& params, int32_t /*thread*/) : params_(params) {}
+  __device__ WeightsByParts(const Params& params, int32_t /*thread*/) : params_(params) {}
 
   __device__ void prefetch() const {
     for (const CUtensorMap& map : params_.part) ptx::tma_prefetch_map(&map);
@@ -176,7 +176,7 @@ class SummedWeights {
   __device__ void begin(const Tile& tile) {
     expert_ = tile.expert;
     first_row_ = tile.n_block * Shape::BLOCK_N;
-    shared_by_cluster_ = tile.shares_b;
+    shared_by_cluster_ = tile.multicast_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
     const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);

@@ -54,13 +54,13 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile,
     return std::numeric_limits<double>::infinity();
   const RowBlocks row_blocks =
       expected_row_blocks(static_cast<double>(size.rows) / static_cast<double>(size.E), tile);
-  const bool few_rows = tile.block_m <= device.few_rows;
-  if (few_rows && row_blocks.of_an_expert > kOneBlock * row_blocks.touched)
+  const bool small_m = tile.block_m <= device.small_m;
+  if (small_m && row_blocks.of_an_expert > kOneBlock * row_blocks.touched)
     return std::numeric_limits<double>::infinity();
   const double tiles = static_cast<double>(size.E) * row_blocks.of_an_expert *
                        static_cast<double>(blocks(size.columns, tile.block_n));
-  const double products = static_cast<double>(tile.block_m) * tile.block_n *
-                          static_cast<double>(blocks(size.sum, 64) * 64) / device.multiply_adds;
+  const double mma = static_cast<double>(tile.block_m) * tile.block_n *
+                     static_cast<double>(blocks(size.sum, 64) * 64) / device.multiply_adds;
   const double epilogue = size.epilogue_a_column * tile.block_n * tile.block_m / 64;
   const double b_read = row_blocks.alone + (1 - row_blocks.alone) / tile.cluster;
   const double loads = static_cast<double>(blocks(size.sum, 64)) *
@@ -70,16 +70,16 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile,
                           (row_blocks.touched * static_cast<double>(size.E * size.columns) +
                            static_cast<double>(size.gathers ? 0 : size.rows));
   const double memory =
-      tiles == 0 ? 0 : operands / tiles / device.memory_bytes * (1 + device.asked_twice * b_read);
+      tiles == 0 ? 0 : operands / tiles / device.memory_bytes * (1 + device.reread_cost * b_read);
   const double wait = tile.cluster == 1 ? 0
                       : size.gathers    ? device.gather_wait
                                         : device.cluster_wait;
-  const double main = std::max(std::max(products, loads) + wait, memory);
-  const double tile_time = few_rows ? main + device.few_rows_overhead
+  const double main = std::max(std::max(mma, loads) + wait, memory);
+  const double tile_time = small_m ? main + device.small_m_overhead
                            : tile.schedule == Schedule::kPingPong
                                ? std::max(main, epilogue / 2) + device.ping_pong_overhead
                                : main + epilogue / 2 + device.tile_overhead;
-  const double waves = tiles / device.multiprocessors;
+  const double waves = tiles / device.sms;
   // A last wave that is not full costs a whole one, if there are few.
   const double rounded = waves < 8 ? std::ceil(waves) : waves + 0.5;
   return rounded * tile_time;

@@ -8,9 +8,9 @@
 
 namespace tilemoe::cuda {
 
-// Rates are of one multiprocessor; the rest is fitted to measured times.
+// Rates are of one SM; the rest is fitted to measured times.
 struct DeviceModel {
-  int multiprocessors;
+  int sms;
   double multiply_adds;  // a cycle
   double l2_bytes;       // a cycle
   double memory_bytes;   // a cycle
@@ -19,16 +19,16 @@ struct DeviceModel {
   // Cycles that a cluster's blocks wait for each other, where rows are gathered and where not.
   double gather_wait, cluster_wait;
   // Part of the operands that is read from memory once more, where nobody shares what it reads of B.
-  double asked_twice;
-  // A tile of at most so many rows is for experts that have no more. It lets its multiprocessor load
+  double reread_cost;
+  // A tile of at most so many rows is for experts that have no more. It lets its SM load
   // on while it stores, and takes these cycles in place of the overhead.
-  int few_rows;
-  double few_rows_overhead;
+  int small_m;
+  double small_m_overhead;
 };
 
 // Hopper, fitted to what `tilemoe_kernels --configurations` measured on an H100.
-constexpr DeviceModel hopper_model(int multiprocessors) {
-  return {.multiprocessors = multiprocessors,
+constexpr DeviceModel hopper_model(int sms) {
+  return {.sms = sms,
           .multiply_adds = 2048,
           .l2_bytes = 44,
           .memory_bytes = 12,
@@ -36,16 +36,16 @@ constexpr DeviceModel hopper_model(int multiprocessors) {
           .ping_pong_overhead = 450,
           .gather_wait = 2600,
           .cluster_wait = 300,
-          .asked_twice = 0.2,
-          .few_rows = 64,
-          .few_rows_overhead = 150};
+          .reread_cost = 0.2,
+          .small_m = 64,
+          .small_m_overhead = 150};
 }
 
 // Blackwell, not measured. Published of a B200: 2.25 PFLOP/s of dense 16-bit products and 8 TB/s of
-// 148 multiprocessors, which at 1.85 GHz are 4096 and 29 a cycle of each. The rest is Hopper's; an
+// 148 SMs, which at 1.85 GHz are 4096 and 29 a cycle of each. The rest is Hopper's; an
 // epilogue is hidden behind the next tile's products.
-constexpr DeviceModel blackwell_model(int multiprocessors) {
-  return {.multiprocessors = multiprocessors,
+constexpr DeviceModel blackwell_model(int sms) {
+  return {.sms = sms,
           .multiply_adds = 4096,
           .l2_bytes = 44,
           .memory_bytes = 29,
@@ -53,14 +53,14 @@ constexpr DeviceModel blackwell_model(int multiprocessors) {
           .ping_pong_overhead = 0,
           .gather_wait = 0,
           .cluster_wait = 0,
-          .asked_twice = 0.2,
-          .few_rows = 0,
-          .few_rows_overhead = 0};
+          .reread_cost = 0.2,
+          .small_m = 0,
+          .small_m_overhead = 0};
 }
 
-// Any GPU, by mma.sync: rates of an H100, of whose products this kit has five eighths.
-constexpr DeviceModel mma_sync_model(int multiprocessors) {
-  return {.multiprocessors = multiprocessors,
+// Any GPU, by mma.sync: rates of an H100, of whose products this arch has five eighths.
+constexpr DeviceModel mma_sync_model(int sms) {
+  return {.sms = sms,
           .multiply_adds = 1280,
           .l2_bytes = 44,
           .memory_bytes = 12,
@@ -68,9 +68,9 @@ constexpr DeviceModel mma_sync_model(int multiprocessors) {
           .ping_pong_overhead = 0,
           .gather_wait = 0,
           .cluster_wait = 0,
-          .asked_twice = 0.2,
-          .few_rows = 16,
-          .few_rows_overhead = 150};
+          .reread_cost = 0.2,
+          .small_m = 16,
+          .small_m_overhead = 150};
 }
 
 // Which tile a projection uses. The candidates are the tiles that its kernels are built for; each

@@ -20,17 +20,17 @@ class LongTiles {
     const RankedExpert* ranked;       // (E)
     const LongExperts* long_experts;  // (1)
     int32_t tiles;                    // reference tiles of an expert
-    int32_t most_shares;
+    int32_t max_splits;
   };
 
   __device__ explicit LongTiles(const Params& params) : params_(params) {
     const LongExperts all = *params.long_experts;
     experts_ = all.count;
-    shares_ = Shares::of(all.k_blocks * params.tiles, params.most_shares);
+    splits_ = Splits::of(all.k_blocks * params.tiles, params.max_splits);
   }
 
   __device__ int32_t experts() const { return experts_; }
-  __device__ const Shares& shares() const { return shares_; }
+  __device__ const Splits& splits() const { return splits_; }
 
   // A k block of the line.
   struct Place {
@@ -61,7 +61,7 @@ class LongTiles {
  private:
   const Params& params_;
   int32_t experts_;
-  Shares shares_;
+  Splits splits_;
 };
 
 // Tile order of the weight gradients: every expert has a product of the same size, summed over as
@@ -85,12 +85,12 @@ class ExpertTiles {
   };
 
   __device__ explicit ExpertTiles(const Params& params)
-      : params_(params), long_tiles_(params.long_tiles), share_(cluster() - clusters()) {}
+      : params_(params), long_tiles_(params.long_tiles), split_(cluster() - clusters()) {}
 
   // All lanes of a warp call it. False at the end.
   __device__ bool next(Tile& tile) {
-    if (next_ == share_end_ && share_ < long_tiles_.shares().count) begin_share();
-    return next_ < share_end_ ? next_of_share(tile) : next_of_short(tile);
+    if (next_ == split_end_ && split_ < long_tiles_.splits().count) begin_split();
+    return next_ < split_end_ ? next_of_split(tile) : next_of_short(tile);
   }
 
   // Half of the expert's reference tile of that number.
@@ -104,7 +104,7 @@ class ExpertTiles {
             .n_block = place.n_block,
             .k_blocks = max(1, sum_blocks(expert.end - expert.begin)),
             .m_block = place.m_block,
-            .shares_b = place.same_columns};
+            .multicast_b = place.same_columns};
   }
 
  private:
@@ -113,22 +113,22 @@ class ExpertTiles {
   __device__ static int32_t half() { return static_cast<int32_t>(blockIdx.x) % 2; }
 
   // The cluster's next one, if there is one.
-  __device__ void begin_share() {
-    share_ += clusters();
-    next_ = long_tiles_.shares().begin(share_);
-    share_end_ = long_tiles_.shares().begin(share_ + 1);
-    if (next_ < share_end_) rank_ = long_tiles_.rank_at(next_);
+  __device__ void begin_split() {
+    split_ += clusters();
+    next_ = long_tiles_.splits().begin(split_);
+    split_end_ = long_tiles_.splits().begin(split_ + 1);
+    if (next_ < split_end_) rank_ = long_tiles_.rank_at(next_);
   }
 
-  __device__ bool next_of_share(Tile& tile) {
+  __device__ bool next_of_split(Tile& tile) {
     const LongTiles::Place place = long_tiles_.at(next_, rank_);
     tile = tile_of(params_, place.expert, place.tile, half());
     const int32_t whole = tile.k_blocks;
-    tile.k_blocks = min(whole - place.k_block, share_end_ - next_);
+    tile.k_blocks = min(whole - place.k_block, split_end_ - next_);
     tile.row_begin += place.k_block * BLOCK_K;
     tile.row_end = min(tile.row_end, tile.row_begin + tile.k_blocks * BLOCK_K);
     if (tile.k_blocks < whole)
-      tile.partial_sum = Shares::partial_sum(share_, place.k_block == 0) * 2 + half();
+      tile.partial_sum = Splits::partial_sum(split_, place.k_block == 0) * 2 + half();
     next_ += tile.k_blocks;
     const bool ends_expert =
         place.k_block + tile.k_blocks == whole && place.tile + 1 == params_.long_tiles.tiles;
@@ -150,8 +150,8 @@ class ExpertTiles {
 
   const Params& params_;
   LongTiles long_tiles_;
-  int32_t share_;                     // that is under way; past the last, none
-  int32_t next_ = 0, share_end_ = 0;  // its k blocks that are still to be done
+  int32_t split_;                     // that is under way; past the last, none
+  int32_t next_ = 0, split_end_ = 0;  // its k blocks that are still to be done
   int32_t rank_ = 0;                  // of the expert that has the first of them
   int32_t round_ = 0;                 // of the short experts' tiles
 };

@@ -50,7 +50,7 @@ class RowTiles {
             .k_blocks = static_cast<int32_t>(k_blocks)};
   }
   // Tiles at most, which the host knows.
-  static int64_t at_most(const Rows& rows, int64_t n_blocks) {
+  static int64_t max_tiles(const Rows& rows, int64_t n_blocks) {
     const int64_t m_blocks = rows.capacity / BLOCK_M + std::min<int64_t>(rows.E, rows.capacity);
     TILEMOE_ASSERT(m_blocks <= INT32_MAX / (2 * n_blocks),  // cuda_backend.cpp
                    "the GEMM of " << rows.capacity << " rows of " << rows.E
@@ -98,7 +98,7 @@ class RowTiles {
     const int32_t m = in_group / width;
     tile.row_begin = begin + (m * kCluster + rank) * BLOCK_M;
     tile.n_block = first_n + in_group - m * width;
-    tile.shares_b = kCluster > 1;
+    tile.multicast_b = kCluster > 1;
     return true;
   }
 

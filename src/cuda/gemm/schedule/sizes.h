@@ -27,15 +27,15 @@ struct WeightGradientSize {
 };
 
 // Those that a step's sums over long experts are shared out to; none asked for: one for each two
-// multiprocessors.
-int32_t workers_of(int32_t asked_for, int multiprocessors);
+// SMs.
+int32_t workers_of(int32_t requested, int sms);
 
 // Shares at most; 0: no expert counts as long. Experts that have more rows than they may, of ids
 // that repeat within a token, are then not cut: slower, and right.
-int32_t weight_gradient_shares(const WeightGradientSize& size, int32_t workers);
+int32_t weight_gradient_splits(const WeightGradientSize& size, int32_t workers);
 
 // Shares of the step, for whatever of its outputs may be asked for: their most.
-int32_t weight_gradient_shares(Step step, const tilemoe_experts& experts, const ScratchSizes& sizes,
-                               int multiprocessors);
+int32_t weight_gradient_splits(Step step, const tilemoe_experts& experts, const ScratchSizes& sizes,
+                               int sms);
 
 }  // namespace tilemoe::cuda

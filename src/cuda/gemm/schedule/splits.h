@@ -80,47 +80,47 @@ struct ReferenceTiles {
 // An expert is long where one of its reference tiles is more than 1 / kOfAnAverage of a worker's
 // average work; but a sum over few rows is not worth the way through memory.
 constexpr int64_t kOfAnAverage = 4;
-constexpr int32_t kFewRows = 1024;
-constexpr int32_t kLeastShare = 8;  // k blocks
+constexpr int32_t kShortSum = 1024;
+constexpr int32_t kMinSplit = 8;  // k blocks
 
 // Whether a tile of an expert of so many rows, among M rows of which each expert has as many tiles,
 // is long beside all tiles' work spread over the shares.
-TILEMOE_HOST_DEVICE bool is_long(int64_t rows, int64_t M, int64_t tiles, int64_t shares) {
-  return rows > kFewRows && rows * kOfAnAverage * shares > M * tiles;
+TILEMOE_HOST_DEVICE bool is_long(int64_t rows, int64_t M, int64_t tiles, int64_t splits) {
+  return rows > kShortSum && rows * kOfAnAverage * splits > M * tiles;
 }
 
 // Shares that the work on long experts is cut into at most; 0: no expert counts as long. `tiles`
-// are of an expert, which has at most `most_rows` of the `capacity` rows. None counts as long where
+// are of an expert, which has at most `max_rows` of the `capacity` rows. None counts as long where
 // one with that many would not, all rows in use: with fewer in use some then go uncut.
-inline int32_t shares_at_most(int64_t tiles, int64_t capacity, int64_t most_rows, int32_t workers) {
+inline int32_t max_splits(int64_t tiles, int64_t capacity, int64_t max_rows, int32_t workers) {
   // Of `blocks` k blocks in all, no more than all have a tile that long.
-  const int64_t blocks = capacity / kSumRows + capacity / kFewRows;
-  if (capacity <= kFewRows || tiles >= kOfAnAverage * workers || blocks > INT32_MAX / tiles)
+  const int64_t blocks = capacity / kSumRows + capacity / kShortSum;
+  if (capacity <= kShortSum || tiles >= kOfAnAverage * workers || blocks > INT32_MAX / tiles)
     return 0;
-  const int64_t shares = std::min<int64_t>(workers, tiles * blocks / kLeastShare);
-  if (shares < 2) return 0;  // nothing to share
-  return is_long(most_rows, capacity, tiles, shares) ? static_cast<int32_t>(shares) : 0;
+  const int64_t splits = std::min<int64_t>(workers, tiles * blocks / kMinSplit);
+  if (splits < 2) return 0;  // nothing to share
+  return is_long(max_rows, capacity, tiles, splits) ? static_cast<int32_t>(splits) : 0;
 }
 
 // The reference tiles of long experts by rank, number and k block, as one line of k blocks that is
 // cut into equal shares. A tile that a share's border cuts has a partial sum on either side; so a
 // share has two at most, one at each end.
-struct Shares {
+struct Splits {
   int32_t k_blocks = 0, count = 0;
 
-  TILEMOE_HOST_DEVICE static Shares of(int32_t k_blocks, int32_t at_most) {
-    const int32_t worth_it = k_blocks / kLeastShare;
-    return {k_blocks, worth_it < at_most ? worth_it : at_most};
+  TILEMOE_HOST_DEVICE static Splits of(int32_t k_blocks, int32_t max_splits) {
+    const int32_t worth_it = k_blocks / kMinSplit;
+    return {k_blocks, worth_it < max_splits ? worth_it : max_splits};
   }
   // First k block of a share; of one past the last, the end.
-  TILEMOE_HOST_DEVICE int32_t begin(int32_t share) const {
-    if (share >= count) return k_blocks;
+  TILEMOE_HOST_DEVICE int32_t begin(int32_t split) const {
+    if (split >= count) return k_blocks;
     const int32_t longer = k_blocks % count;
-    return share * (k_blocks / count) + (share < longer ? share : longer);
+    return split * (k_blocks / count) + (split < longer ? split : longer);
   }
   // Where the partial sum at one end of a share has its place, counted over all shares.
-  TILEMOE_HOST_DEVICE static int32_t partial_sum(int32_t share, bool at_its_end) {
-    return 2 * share + (at_its_end ? 1 : 0);
+  TILEMOE_HOST_DEVICE static int32_t partial_sum(int32_t split, bool at_its_end) {
+    return 2 * split + (at_its_end ? 1 : 0);
   }
 };
 
@@ -144,11 +144,11 @@ struct ExpertRanks {
   RankedExpert* ranked;       // (E)
   void* partial_sums;         // (2 a share) reference tiles of float32
 
-  static size_t bytes(int64_t E, int32_t shares) {
+  static size_t bytes(int64_t E, int32_t splits) {
     constexpr size_t kTileBytes =
         size_t{2} * ReferenceTiles::kRows * ReferenceTiles::kColumns * sizeof(float);
     return kHead + static_cast<size_t>(E) * sizeof(RankedExpert) +
-           2 * static_cast<size_t>(shares) * kTileBytes;
+           2 * static_cast<size_t>(splits) * kTileBytes;
   }
   static ExpertRanks in(const Scratch& scratch, int64_t E) {
     auto* const head = static_cast<std::byte*>(scratch.data);
@@ -161,7 +161,7 @@ struct ExpertRanks {
 };
 
 // Fills in both; `tiles` are reference tiles of an expert.
-void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t most_shares,
+void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t max_splits,
                   void* stream);
 
 }  // namespace tilemoe::cuda

@@ -15,12 +15,12 @@ struct Tile {
   int32_t m_block = 0;  // where rows are summed over: the tile's block of rows of the product
   // All blocks of the cluster have this expert and n_block, and so the same B. They always have the
   // same k_blocks.
-  bool shares_b = false;
+  bool multicast_b = false;
   // Where the tile's sum is one part of an expert's: which place among the partial sums it has.
   int32_t partial_sum = -1;
 };
 
-// What a kit's skeleton asks of an order of tiles.
+// What an arch's skeleton asks of an order of tiles.
 
 // Which tile next: next() is called by whole warps and gives every warp of a block the same tiles.
 template <class O>

@@ -8,11 +8,11 @@
 #include "routing/order.h"
 #include "tilemoe/tilemoe.h"
 
-namespace tilemoe::few {
+namespace tilemoe::decode {
 
-constexpr int kMostTokens = TILEMOE_ROUTE_TOKENS_MOST_T;
-constexpr int kMostExperts = TILEMOE_ROUTE_TOKENS_MOST_E;
-constexpr int kMostChosen = TILEMOE_ROUTE_TOKENS_MOST_K;
+constexpr int kMaxTokens = TILEMOE_ROUTE_TOKENS_MOST_T;
+constexpr int kMaxExperts = TILEMOE_ROUTE_TOKENS_MOST_E;
+constexpr int kMaxChosen = TILEMOE_ROUTE_TOKENS_MOST_K;
 
 // A logit is a sum of parts of 512 columns each. Within a part lane l of 32 has columns 8 l to
 // 8 l + 7 and 256 + 8 l to 256 + 8 l + 7, which it adds in ascending order by fma; then lanes are
@@ -42,7 +42,7 @@ TILEMOE_HOST_DEVICE float add_columns(const float (&x)[kLaneColumns],
 // token's place among an expert's rows is the number of members before it.
 class TokenSet {
  public:
-  static constexpr int kWords = kMostTokens / 32;
+  static constexpr int kWords = kMaxTokens / 32;
 
   TILEMOE_HOST_DEVICE static int word_of(int32_t token) { return token / 32; }
   TILEMOE_HOST_DEVICE static uint32_t bit_of(int32_t token) { return 1u << token % 32; }
@@ -70,6 +70,6 @@ class TokenSet {
 #endif
   }
 };
-static_assert(kMostTokens % 32 == 0);
+static_assert(kMaxTokens % 32 == 0);
 
-}  // namespace tilemoe::few
+}  // namespace tilemoe::decode

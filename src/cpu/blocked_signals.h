@@ -13,23 +13,23 @@ namespace tilemoe::cpu {
 
 // Cancellation, and signals that the thread did not cause itself, wait until the object goes. Those
 // of its own faults do not: held ones would end the process without the handler that reports them.
-class HeldSignals {
+class BlockedSignals {
  public:
-  HeldSignals() {
-    sigset_t held;
-    sigfillset(&held);
+  BlockedSignals() {
+    sigset_t blocked;
+    sigfillset(&blocked);
     for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
-      sigdelset(&held, fault);
-    pthread_sigmask(SIG_BLOCK, &held, &before_);
+      sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before_);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellation_before_);
   }
-  ~HeldSignals() {
-    int held = 0;
-    pthread_setcancelstate(cancellation_before_, &held);
+  ~BlockedSignals() {
+    int blocked = 0;
+    pthread_setcancelstate(cancellation_before_, &blocked);
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
-  HeldSignals(const HeldSignals&) = delete;
-  HeldSignals& operator=(const HeldSignals&) = delete;
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
 
  private:
   sigset_t before_;

@@ -41,7 +41,7 @@ ScratchSizes sizes_of(const Layer& layer) {
 }
 
 int32_t splits(Step step, const Layer& layer, int sms = kH100) {
-  return weight_gradient_shares(step, experts_of(layer), sizes_of(layer), sms);
+  return weight_gradient_splits(step, experts_of(layer), sizes_of(layer), sms);
 }
 
 // Layers whose experts cannot be long: no token chooses an expert twice.
@@ -78,7 +78,7 @@ TEST(WeightGradientSplits, PartsThatMayBeRequestedAlone) {
   const auto of_parts = [&](bool dW1, bool dW1_up) {
     ScratchSizes sizes = sizes_of(layer);
     sizes.dW1 = dW1, sizes.dW1_up = dW1_up;
-    return weight_gradient_shares(Step::kWeightGradient1, experts_of(layer), sizes, kH100);
+    return weight_gradient_splits(Step::kWeightGradient1, experts_of(layer), sizes, kH100);
   };
   EXPECT_EQ(of_parts(true, false), kEveryCluster);
   EXPECT_EQ(of_parts(false, true), kEveryCluster);
@@ -100,7 +100,7 @@ TEST(WeightGradientSplits, CoverEveryGemm) {
               const int32_t all = splits(Step::kWeightGradient1, layer, sms);
               const auto gemm = [&](int64_t columns, int parts) {
                 const ScratchSizes sizes = sizes_of(layer);
-                return weight_gradient_shares({.dense_columns = columns,
+                return weight_gradient_splits({.dense_columns = columns,
                                                .parts = parts,
                                                .d = d,
                                                .capacity = sizes.capacity,
@@ -119,8 +119,8 @@ TEST(WeightGradientSplits, AgreeWithTheKernelsRule) {
   for (const int64_t tiles : {1, 6, 48, 192, 263})
     for (const int64_t capacity : {1025, 8192, 100000})
       for (int64_t most = 1; most <= capacity; most *= 3) {
-        const int32_t cut = shares_at_most(tiles, capacity, most, kEveryCluster);
-        const int32_t any = shares_at_most(tiles, capacity, capacity, kEveryCluster);
+        const int32_t cut = max_splits(tiles, capacity, most, kEveryCluster);
+        const int32_t any = max_splits(tiles, capacity, capacity, kEveryCluster);
         EXPECT_TRUE(cut == 0 || cut == any);
         EXPECT_EQ(cut > 0, any > 0 && is_long(most, capacity, tiles, any));
       }
@@ -134,7 +134,7 @@ TEST(WeightGradientSplits, FollowFromTheWorkersAlone) {
     for (const int32_t workers : {50, 66, 500}) {
       sizes.workers = workers;
       for (const int sms : {1, 78, 132})
-        EXPECT_EQ(weight_gradient_shares(step, experts_of(layer), sizes, sms), workers);
+        EXPECT_EQ(weight_gradient_splits(step, experts_of(layer), sizes, sms), workers);
     }
   }
   // One worker never splits, however long an expert is.
@@ -142,7 +142,7 @@ TEST(WeightGradientSplits, FollowFromTheWorkersAlone) {
   ScratchSizes sizes = sizes_of(one);
   for (const int32_t workers : {1, 2}) {
     sizes.workers = workers;
-    EXPECT_EQ(weight_gradient_shares(Step::kWeightGradient2, experts_of(one), sizes, kH100),
+    EXPECT_EQ(weight_gradient_splits(Step::kWeightGradient2, experts_of(one), sizes, kH100),
               workers == 1 ? 0 : 2);
   }
   EXPECT_EQ(workers_of(0, 1), 1);
@@ -152,19 +152,19 @@ TEST(WeightGradientSplits, FollowFromTheWorkersAlone) {
 TEST(WeightGradientSplits, CutALineIntoEqualParts) {
   for (const int32_t k_blocks : {0, 7, 15, 16, 529, 100'000})
     for (const int32_t at_most : {0, 2, 66, 1000}) {
-      const Shares cut = Shares::of(k_blocks, at_most);
+      const Splits cut = Splits::of(k_blocks, at_most);
       EXPECT_LE(cut.count, at_most);
-      EXPECT_TRUE(cut.count == at_most || cut.count == k_blocks / kLeastShare);
+      EXPECT_TRUE(cut.count == at_most || cut.count == k_blocks / kMinSplit);
       int32_t at = 0, min = INT32_MAX, most = 0;
-      for (int32_t share = 0; share < cut.count; ++share) {
-        EXPECT_EQ(cut.begin(share), at);
-        const int32_t mine = cut.begin(share + 1) - at;
+      for (int32_t split = 0; split < cut.count; ++split) {
+        EXPECT_EQ(cut.begin(split), at);
+        const int32_t mine = cut.begin(split + 1) - at;
         min = std::min(min, mine), most = std::max(most, mine), at += mine;
       }
       for (const int32_t past : {cut.count, cut.count + 1}) EXPECT_EQ(cut.begin(past), k_blocks);
       if (cut.count == 0) continue;
       EXPECT_EQ(at, k_blocks);
-      EXPECT_GE(min, kLeastShare);
+      EXPECT_GE(min, kMinSplit);
       EXPECT_LE(most, min + 1);
     }
 }

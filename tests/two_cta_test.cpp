@@ -1,9 +1,10 @@
 // 2-CTA MMAs are used if TILEMOE_2CTA requests them.
+#include "cuda/two_cta.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
-#include "cuda/two_cta.h"
 #include "tilemoe/error.h"
 
 namespace tilemoe::cuda::sm100 {
@@ -15,12 +16,12 @@ class Pairs : public testing::Test {
   void TearDown() override { unsetenv("TILEMOE_2CTA"); }
   static bool requested_by(const char* value) {
     setenv("TILEMOE_2CTA", value, 1);
-    return pairs_asked_for();
+    return requests_2cta();
   }
 };
 
 TEST_F(Pairs, AreUsedOnRequest) {
-  EXPECT_FALSE(pairs_asked_for());
+  EXPECT_FALSE(requests_2cta());
   EXPECT_FALSE(requested_by(""));
   EXPECT_FALSE(requested_by("0"));
   EXPECT_TRUE(requested_by("1"));
