@@ -8,7 +8,7 @@
 
 namespace tilemoe::cuda {
 
-// Of two neighbouring columns.
+// Applies the activation to two neighbouring columns.
 template <bool kGated, class Function>
 __device__ __forceinline__ void activate_two(const Function& f, float* gate, const float* up) {
   if constexpr (requires { f.two(gate[0], gate[1], up[0], up[1]); }) {
@@ -19,8 +19,8 @@ __device__ __forceinline__ void activate_two(const Function& f, float* gate, con
   }
 }
 
-// Of fragments that have gate columns and then the up columns of the same columns of A, or of
-// columns without a gate: A takes the first part's place.
+// For fragments that hold gate columns and then the up columns of the same columns of A, or columns
+// without a gate: A replaces the first part.
 template <Activations kSet, int kFragments, int kNumbers>
 __device__ __forceinline__ void activate(const ActivationParams& params,
                                          float (&D)[kFragments][kNumbers]) {
@@ -36,8 +36,8 @@ __device__ __forceinline__ void activate(const ActivationParams& params,
   });
 }
 
-// Of eight columns, lane q of the four that share a row has column q (left) and column 4 + q
-// (right); it gets columns 2q and 2q + 1. Every lane sends one of its two to each of two others.
+// Four lanes share a row of eight columns. Lane q has column q (left) and column 4 + q (right); it
+// gets columns 2q and 2q + 1. Every lane sends one number to each of two other lanes.
 __device__ __forceinline__ float2 side_by_side(float left, float right) {
   const uint32_t lane = threadIdx.x % 4;
   const bool odd = lane & 1, upper = lane & 2;
@@ -47,8 +47,8 @@ __device__ __forceinline__ float2 side_by_side(float left, float right) {
   return upper ? float2{second, first} : float2{first, second};
 }
 
-// Of fragments that have gate and up of a column of A in neighbouring columns: A takes the first
-// half of the columns, as a fragment has them.
+// For fragments with interleaved gate/up columns: A replaces the first half of the columns, in a
+// fragment's layout.
 template <int kFragments, int kNumbers>
 __device__ __forceinline__ void activate_interleaved(const ActivationParams& params,
                                                      float (&D)[kFragments][kNumbers]) {

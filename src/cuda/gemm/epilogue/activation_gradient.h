@@ -1,5 +1,6 @@
-// From dA' and the stored H: A = act(H) again, dH = act'(H) (s dA'), A' = s A and the row sums
-// <dA', A>, of 16 columns of a fragment at a time, in 16 bits as they come and go.
+// The arithmetic of the activation gradient, 16 columns of a fragment at a time, with 16-bit inputs
+// and outputs. From dA' and the stored H it computes A = act(H) again, dH = act'(H) (s dA'), A' = s
+// A and the row sums <dA', A>.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +11,10 @@
 namespace tilemoe::cuda {
 
 // A lane's numbers of 16 columns of a fragment: word i has numbers 2 i and 2 i + 1, which are in
-// the upper 8 rows where i is even.
+// the upper 8 rows if i is even.
 using PackedBlock = uint32_t[4];
 
-// Gate and up of two neighbouring columns, or their one column of H.
+// Gate and up of two neighbouring columns, or the two columns of H if the activation has no gate.
 template <class Function>
 __device__ __forceinline__ void differentiate_two(const Function& f, float2 gate, float2 up,
                                                   float2& A, float2& gate_slope, float2& up_slope) {
@@ -25,8 +26,8 @@ __device__ __forceinline__ void differentiate_two(const Function& f, float2 gate
   }
 }
 
-// dH takes H's place. dA has the block's 8 numbers, s the scores of the lane's upper and lower row;
-// ds gets what the columns add to these rows' sums, columns ascending.
+// dH replaces H. dA has the block's 8 numbers, s the scores of the lane's upper and lower row. The
+// columns' terms of these rows' sums are added to ds in ascending order.
 template <class Element, Activations kSet, class Function>
 __device__ __forceinline__ void differentiate_block(const Function& f, PackedBlock& gate,
                                                     PackedBlock& up, PackedBlock& A_scaled,
@@ -48,9 +49,9 @@ __device__ __forceinline__ void differentiate_block(const Function& f, PackedBlo
   }
 }
 
-// Of a group of columns, over the four lanes that share two rows: even lanes get the upper row's
-// sum, odd ones the lower's, which fragment::row(lane % 2) is. A lane gives its part of the other
-// row to its neighbour, so that the sums are those of lanes xor 1, then of lanes xor 2.
+// Reduces the sums of a group of columns over the four lanes that share two rows: even lanes get
+// the sum of the upper row, odd lanes that of the lower row (fragment::row(lane % 2)). The order is
+// lane xor 1, then lane xor 2: a lane first sends its part of the other row to its neighbour.
 __device__ __forceinline__ float ds_of_row(const float (&ds)[2]) {
   constexpr uint32_t kAllLanes = 0xffffffff;
   const bool odd = fragment::lane() % 2 != 0;

@@ -86,8 +86,8 @@ class WordsOfH {
   // words[j][half] has numbers 4 j + 2 half and the next.
   using Words = uint32_t[kColumns / 8][2];
 
-  // As it comes from memory: gate and up; or where these are adjacent, 8 bytes of either row of each
-  // 8 columns of A, the upper rows' in the first.
+  // As it comes from memory: gate and up; or where these are adjacent, 8 bytes of either row of
+  // each 8 columns of A, the upper rows' in the first.
   struct Loaded {
     LoadedColumns part[kParts];
   };

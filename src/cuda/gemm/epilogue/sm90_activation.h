@@ -1,7 +1,6 @@
-// The up-projection's end where the activation is plain SwiGLU: H = D + bias, stored where it is
-// wanted, and A = silu(gate) up from the float32 accumulators, so that inference and training give
-// equal bits. Of the three parts that are stored, the gate leaves at once, while A is being
-// computed; up and A are held, and leave beside the next tile's products.
+// Epilogues of the up-projection: H = D + bias, stored if the caller requests it, and A = act(H)
+// from the float32 accumulators, so that inference and training give equal bits. Three epilogues:
+// plain SwiGLU with deferred stores, any activation, and interleaved gate/up columns.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,9 @@
 
 namespace tilemoe::cuda::sm90 {
 
-// A tile's columns are two parts: gate, then up of the same columns of A.
+// Plain SwiGLU: A = silu(gate) up. A tile's columns are two parts: gate, then up of the same
+// columns of A. The gate is stored at once, while A is computed; the stores of up and A are
+// deferred: they overlap with the MMAs of the next tile.
 template <class Shape, FragmentStore Rows>
 class SwiGLUEpilogue {
  public:
@@ -27,7 +28,7 @@ class SwiGLUEpilogue {
   static_assert(Shape::kFragments == 1 && Rows::kBatchColumns == kColumns, "a part is a batch");
 
   struct Params {
-    typename Rows::Output H;  // (capacity, 2, n); may be not wanted
+    typename Rows::Output H;  // (capacity, 2, n); optional
     typename Rows::Output A;  // (capacity, 1, n)
     Bias bias[kParts];
   };
@@ -90,15 +91,15 @@ class SwiGLUEpilogue {
  private:
   static constexpr int kSlices = kColumns / 8;
   static constexpr int kUp = kColumns / 2;  // the first accumulator of the up part
-  // The last slices' accumulators are held as they are, and activated beside the next tile's
-  // products too: as many as there are registers for.
+  // The accumulators of the last slices are kept in float32 and activated during the next tile's
+  // MMAs, too: as many as fit in registers.
   static constexpr int kLate = kSlices - 4;  // the first of these slices
   static constexpr int kLateNumbers = 4 * (kSlices - kLate);
 
-  // A part in 16 bits; [j][half] has its numbers 4 j + 2 half and the next.
+  // A part in 16 bits; [j][half] holds numbers 4 j + 2 half and 4 j + 2 half + 1.
   using Part = uint32_t[kSlices][2];
 
-  // Four numbers to slice j.
+  // Rounds four numbers to slice j of `part`.
   __device__ __forceinline__ static void round(Part& part, int j, const float* numbers) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -106,7 +107,7 @@ class SwiGLUEpilogue {
                    pack(numbers[2 * half], numbers[2 * half + 1], typename Shape::Out()));
   }
 
-  // Four of A take the gate's place.
+  // Four numbers of A replace the gate.
   __device__ __forceinline__ static void activate(float* gate, const float* up) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) activation::SwiGLU().two(gate[i], gate[i + 1], up[i], up[i + 1]);
@@ -114,16 +115,13 @@ class SwiGLUEpilogue {
 
   const Params& params_;
   Rows rows_;
-  Part up_, A_;  // but for the last slices
+  Part up_, A_;  // all slices except the last
   float late_gate_[kLateNumbers], late_up_[kLateNumbers];
-  int32_t row_ = 0, row_end_ = 0, column_;  // of the tile that is held; no row: none is
+  int32_t row_ = 0, row_end_ = 0, column_;  // of the deferred tile; no rows: none
 };
 
-// The up-projection's end: H = D + bias, stored where it is wanted, and A = act(H) from the float32
-// accumulators, so that inference and training give equal bits. Plain SwiGLU's is in
-// epilogue_swiglu.h.
-
-// A tile's columns are kParts parts of equal width: gate, then up of the same columns of A.
+// Any activation. A tile's columns are kParts parts of equal width: gate, then up of the same
+// columns of A.
 template <class Shape, Activations kActivations, FragmentStore Rows>
 class ActivationEpilogue {
  public:
@@ -132,7 +130,7 @@ class ActivationEpilogue {
   static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {
-    typename Rows::Output H;  // (capacity, kParts, n); may be not wanted
+    typename Rows::Output H;  // (capacity, kParts, n); optional
     typename Rows::Output A;  // (capacity, 1, n)
     Bias bias[kParts];
     ActivationParams activation;
@@ -169,7 +167,7 @@ class ActivationEpilogue {
  private:
   static constexpr int kUp = kColumns / 2;  // the first accumulator of the up part
 
-  // The part that begins at accumulator kFirst.
+  // Stores the part that begins at accumulator kFirst.
   template <int kFirst>
   __device__ __forceinline__ void store_part(const typename Rows::Output& out, int32_t part,
                                              int32_t row, int32_t row_end, int32_t column,
@@ -182,9 +180,8 @@ class ActivationEpilogue {
   Rows rows_;
 };
 
-// The up-projection's end where W1 has gate and up in adjacent columns, and so has H: H = D + bias,
-// stored as it is, and A = act(H) from two neighbouring accumulators of one thread.
-
+// Interleaved gate/up columns in W1 and H: A = act(H) from two neighbouring accumulators of one
+// thread.
 template <class Shape, FragmentStore Rows>
 class InterleavedActivationEpilogue {
  public:
@@ -194,7 +191,7 @@ class InterleavedActivationEpilogue {
   static constexpr int kSharedBytes = Rows::kSharedBytes;
 
   struct Params {
-    typename Rows::Output H;  // (capacity, 1, 2n); may be not wanted
+    typename Rows::Output H;  // (capacity, 1, 2n); optional
     typename Rows::Output A;  // (capacity, 1, n)
     Bias bias[1];             // (E, 2n)
     ActivationParams activation;

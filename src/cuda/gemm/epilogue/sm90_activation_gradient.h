@@ -1,5 +1,4 @@
-// A warp's part of a slice of H in shared memory, 16 rows by 64 columns of A: read in blocks of 16
-// columns, and written over by dH.
+// The epilogue of the activation gradient, which reads H through the ring.
 #pragma once
 
 #include <cuda.h>
@@ -22,14 +21,15 @@
 
 namespace tilemoe::cuda::sm90 {
 
-// Two boxes, kPartBytes apart: gate and up columns, or where these are adjacent, the first and the
-// last half of both. kParts 1: the one box of an activation without a gate.
+// A warp's part of a slice of H in shared memory, 16 rows by 64 columns of A: read in blocks of 16
+// columns and overwritten by dH. Two boxes, kPartBytes apart: gate and up columns, or the first and
+// last half of interleaved gate/up columns. kParts 1: the one box of an activation without a gate.
 template <int kParts, int kPartBytes>
 class SliceOfH {
  public:
   static constexpr int kRowBytes = 128;
 
-  // Lane l gives row l % 16, and the left or right 8 of 16 columns.
+  // Lane l addresses row l % 16, and the left or right 8 of 16 columns.
   __device__ SliceOfH(uint32_t shared, bool interleaved_columns)
       : shared_(shared),
         place_(shared + lane() % fragment::kRows * kRowBytes +
@@ -66,8 +66,9 @@ class SliceOfH {
     ptx::stmatrix_x4(place, words[0], words[1], words[2], words[3]);
   }
 
-  // Adjacent: a box of H has 32 columns of A, two blocks. A lane has gate and up of two neighbours,
-  // 8 bytes, in four places: of the two halves of the columns, rows l / 4 and l / 4 + 8.
+  // Interleaved: a box of H has 32 columns of A, two blocks. A lane has gate and up of two
+  // neighbouring columns, 8 bytes, in four places: rows l / 4 and l / 4 + 8 of each half of the
+  // columns.
   __device__ uint32_t interleaved_place(int block) const {
     const uint32_t row = lane() / 4, two = lane() % 4;
     return (shared_ + row * kRowBytes + swizzled_chunk(row, two / 2) + two % 2 * 8 +
@@ -99,22 +100,23 @@ class SliceOfH {
   bool interleaved_columns_;
 };
 
-// The activation gradient's end: from D = dA' and the stored H, A = act(H) again, dH = act'(H) (s
-// dA'), A' = s A and the row sums <dA', A> of each 64 columns.
+// From D = dA' and the stored H: A = act(H) again, dH = act'(H) (s dA'), A' = s A and the row sums
+// <dA', A> of each 64 columns.
 //
-// H comes through the ring, slice by slice of columns, each in a stage of its own. A warp walks the
-// slices of its 16 rows by itself:
+// H is loaded through the ring, slice by slice of columns, each in its own stage. A warp walks the
+// slices of its 16 rows independently of the other warps:
 //
 //   producer   H -> stage                                              the next tile's operands
-//   warp                  H -> dH in place, A' beside it
+//   warp                  H -> dH in place, A' next to it
 //   TMA                                         dH, A' ->
 //
-// A slice is a group of ds's partial sums, so their order is no tile's: a lane's own columns
-// ascending, by fma, then its neighbours' (lane xor 1), then the other two lanes' (xor 2).
+// A slice is a group of ds's partial sums, so the order of these sums does not depend on the tile:
+// a lane's own columns in ascending order, by fma, then those of lane xor 1, then those of lane xor
+// 2.
 //
-// dH may lie over H: a slice is stored after it has landed, and rows past the expert's last are
-// neither read nor stored. H comes as two boxes: gate and up columns, or where these are adjacent,
-// the first and the last half of both.
+// dH may overwrite H in global memory: a slice is stored after it has landed, and rows past the
+// expert's last row are neither read nor stored. H is loaded as two boxes: gate and up columns, or
+// the first and last half of interleaved gate/up columns.
 
 template <class Shape, Activations kActivations>
 class ActivationGradientEpilogue {
@@ -128,8 +130,8 @@ class ActivationGradientEpilogue {
   static constexpr int kBlocksAtOnce = kActivations == Activations::kSwiGLU ? 2 : 1;
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
   static constexpr int kPartBytes = Shape::BLOCK_M * kRowBytes;
-  // A' lies in a slice's stage, after H or dH; where a stage is too small, every slice's has a
-  // place of its own.
+  // A' lies in the slice's stage, after H or dH; if a stage is too small, each slice of A' has its
+  // own place.
   static constexpr int kScaledAt = kParts * kPartBytes;
   static constexpr bool kScaledInStage =
       kScaledAt + kPartBytes <= (Shape::BLOCK_M + Shape::BLOCK_N) * kRowBytes;
@@ -143,14 +145,13 @@ class ActivationGradientEpilogue {
 
   struct Params {
     CUtensorMap H;          // ragged (capacity, kParts, n), or (capacity, 1, 2n) where adjacent
-    RaggedOutput dH;        // the same; may be not wanted
-    RaggedOutput A_scaled;  // (capacity, 1, n); may be not wanted
+    RaggedOutput dH;        // the same; optional
+    RaggedOutput A_scaled;  // (capacity, 1, n); optional
     const float* score;     // (capacity); null: every s is 1
-    float* ds_partial;      // (ds_groups(n), capacity); null: not wanted
+    float* ds_partial;      // (ds_groups(n), capacity); null: not stored
     int64_t capacity;
     int32_t n;
-    bool
-        interleaved_columns;  // gate and up of a column of A lie side by side; needs kMayInterleaveColumns
+    bool interleaved_columns;  // of H; requires kMayInterleaveColumns
     ActivationParams activation;
   };
 
@@ -169,7 +170,7 @@ class ActivationGradientEpilogue {
             .activation = activation_params(experts)};
   }
 
-  // Brings slices of H: (kParts, BLOCK_M, kSlice).
+  // Loads slices of H: (kParts, BLOCK_M, kSlice).
   class Load {
    public:
     static constexpr int kBlocks = kSlices;
@@ -201,7 +202,7 @@ class ActivationGradientEpilogue {
   __device__ ActivationGradientEpilogue(const Params& params, uint32_t shared, int32_t /*thread*/)
       : params_(params), shared_(shared) {}
 
-  // Before the tile's products: scores of this lane's rows.
+  // Loads the scores of this lane's rows, before the tile's MMAs.
   __device__ void begin(const Tile& tile, int32_t row) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -210,7 +211,7 @@ class ActivationGradientEpilogue {
     }
   }
 
-  // The consumer's rows, from `row` on, of every slice.
+  // Processes the consumer's rows, from `row` on, of every slice.
   template <class Blocks>
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile, int32_t row,
                                         Blocks slices) const {
@@ -219,7 +220,7 @@ class ActivationGradientEpilogue {
     });
   }
 
-  // Until the last slice's stage is no longer read.
+  // Waits until TMA has read the last slice's stage.
   __device__ void wait_for_stores() const {
     if (lane() == 0) ptx::tma_store_wait_read<0>();
     __syncwarp();
@@ -240,7 +241,7 @@ class ActivationGradientEpilogue {
   __device__ static bool interleaved_columns(const Params& params) {
     return kMayInterleaveColumns && params.interleaved_columns;
   }
-  // Where a slice's box number `box` lies in H.
+  // The position of a slice's box number `box` in H.
   struct Place {
     int32_t part, column;
   };
@@ -248,7 +249,7 @@ class ActivationGradientEpilogue {
     return interleaved_columns(params) ? Place{0, 2 * column + box * kSlice} : Place{box, column};
   }
 
-  // The warp's 16 rows from `row` on, those before the expert's end.
+  // Processes the warp's 16 rows from `row` on, those before the expert's end.
   template <class Function, class Blocks>
   __device__ __forceinline__ void finish_rows(const Function& f,
                                               const float (&dA)[Shape::BLOCK_N / 2],
@@ -264,7 +265,7 @@ class ActivationGradientEpilogue {
       if (row < tile.row_end && column < params_.n) {
         float ds[2] = {0.f, 0.f};
         differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds);
-        const float sum = ds_of_row(ds);  // beside the slice's last stores
+        const float sum = ds_of_row(ds);  // overlaps with the slice's last stores
         ptx::fence_proxy_async();
         __syncwarp();
         if (lane() == 0) send(warp_part, scaled_part, row, row_end, column);
@@ -280,7 +281,7 @@ class ActivationGradientEpilogue {
     }
   }
 
-  // Where the warp's A' of a slice goes whose H or dH is at `warp_part`.
+  // The address of the warp's A' of the slice whose H or dH is at `warp_part`.
   __device__ uint32_t scaled_part_of(uint32_t warp_part, int slice) const {
     if constexpr (kScaledInStage)
       return warp_part + kScaledAt;
@@ -288,7 +289,7 @@ class ActivationGradientEpilogue {
       return ptx::uniform(shared_ + slice * kScaledBytes + warp() * kStoreRows * kRowBytes);
   }
 
-  // A slice of the warp's rows: its 16-bit numbers come and go in blocks of 16 columns.
+  // Processes a slice of the warp's rows in blocks of 16 columns of 16-bit numbers.
   template <class Function>
   __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
                                                 uint32_t scaled_part, const float* dA,
@@ -311,7 +312,7 @@ class ActivationGradientEpilogue {
     }
   }
 
-  // One lane sends the warp's part of a slice off.
+  // One lane starts the TMA stores of the warp's part of a slice.
   __device__ void send(uint32_t warp_part, uint32_t scaled_part, int32_t row, int32_t row_end,
                        int32_t column) const {
     const auto to = [&](const RaggedOutput& out, uint32_t from, Place place) {

@@ -1,5 +1,5 @@
-// A consumer's tile in 16 bits, in registers: rounded when its products are done, stored beside the
-// next tile's.
+// Stores of a consumer's rows by TMA, and the epilogue of the down-projection and the input
+// gradient, whose stores are deferred: they overlap with the MMAs of the next tile.
 #pragma once
 
 #include <cuda.h>
@@ -20,9 +20,11 @@
 
 namespace tilemoe::cuda::sm90 {
 
+// A consumer's rows of a tile in 16 bits, in registers: rounded when the tile's MMAs are done,
+// stored during the MMAs of the next tile.
 template <class Shape>
 struct DeferredTile {
-  // [subtile][j][half] has accumulators 4 j + 2 half and the next.
+  // [m][j][half] holds accumulators 4 j + 2 half and 4 j + 2 half + 1 of fragment m.
   uint32_t words[Shape::kFragments][Shape::BLOCK_N / 8][2];
 
   __device__ __forceinline__ void round(const Accumulators<Shape>& D) {
@@ -37,22 +39,21 @@ struct DeferredTile {
   }
 };
 
-// Stores rows up to an end that may be known on the device only, an expert's last: TMA
-// takes 16 rows of a warp at a time and leaves out those past the end.
-
+// Ragged stores: the end of the rows, an expert's last row, is known on the device only. A TMA
+// store takes 16 rows of a warp and clips the rows past the end.
 constexpr int kStoreColumns = kRaggedColumns;  // 128 bytes: as wide as a swizzled row can be
 constexpr int kStoreRows = fragment::kRows;
 
-// A matrix (rows, parts, columns): H has a gate and an up part, so that a box of columns never
-// spills from one into the other.
+// A matrix (rows, parts, columns): H has a gate and an up part, so that a box of columns is clipped
+// at the end of its part.
 struct RaggedOutput {
   CUtensorMap map;  // ragged, boxes of (1, kStoreRows, kStoreColumns)
-  int32_t columns;  // of one part; 0: not wanted
+  int32_t columns;  // of one part; 0: not stored
 };
 
-// Stores a warp's rows through slots of shared memory of its own, a batch of slices of columns at a
-// time: registers go to the slots by stmatrix, TMA takes them from there. No warp waits
-// for another. A fence waits for all stores to shared memory, so a batch has one.
+// Stores a warp's rows through the warp's own slots of shared memory, a batch of slices of columns
+// at a time: stmatrix writes registers to the slots, TMA stores the slots. No warp waits for
+// another warp. A fence waits for all stores to shared memory, so each batch has one fence.
 template <class Shape>
 class RaggedStore {
  public:
@@ -67,7 +68,7 @@ class RaggedStore {
   static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
 
   using Output = RaggedOutput;
-  // Of `out` (rows, parts * columns); not wanted where it is absent.
+  // `out`: (rows, parts * columns); not stored if absent.
   static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
     if (!present(out)) return {};
     return {.map = ragged_rows_map<typename Shape::Out>(out, parts, columns, kStoreRows),
@@ -75,7 +76,7 @@ class RaggedStore {
   }
 
   __device__ RaggedStore(uint32_t shared, int32_t thread) {
-    // Lane l gives row l % 16 of a store, and the left or right 8 of 16 columns.
+    // Lane l addresses row l % 16 of a store, and the left or right 8 of 16 columns.
     const uint32_t row = thread % kStoreRows * kRowBytes;
     place_ = shared + thread / kWarp * kWarpBytes + row +
              (thread % kWarp / kStoreRows ^ (row >> 7 & 7)) * 16;
@@ -85,7 +86,7 @@ class RaggedStore {
   __device__ __forceinline__ void store(const RaggedOutput& out, int m, int32_t row,
                                         int32_t row_end, int32_t part, int32_t column,
                                         const Value& value) const {
-    // Rounded while TMA still reads the batch before from the slots.
+    // Rounds while TMA still reads the previous batch from the slots.
     uint32_t words[kBatchColumns / 8][2];
 #pragma unroll
     for (int j = 0; j < kBatchColumns / 8; ++j)
@@ -106,7 +107,7 @@ class RaggedStore {
     if (row >= row_end || column >= out.columns) return;
     const bool first_lane = thread % kWarp == 0;
     if (first_lane) ptx::tma_store_wait_read<0>();
-    __syncwarp();  // nobody reads the slots any more
+    __syncwarp();  // TMA has read the slots
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot)
 #pragma unroll
@@ -135,12 +136,12 @@ class RaggedStore {
     return pack(low, high, typename Shape::Out());
   }
 
-  // Of the lane's first 8 columns in the first slot: in lane 0, the slot. Slots are on 1024 bytes.
+  // Address of the lane's first 8 columns in the first slot; in lane 0, of the slot. Slots are
+  // aligned to 1024 bytes.
   uint32_t place_;
 };
 
-// D + bias, rounded and stored beside the next tile's products.
-
+// D + bias, rounded; the stores are deferred.
 template <class Shape, FragmentStore Rows>
 class StoreEpilogue {
  public:
@@ -153,7 +154,7 @@ class StoreEpilogue {
     Bias bias;
   };
 
-  // Of `bias` (E, columns), which may be absent.
+  // `bias`: (E, columns), may be absent.
   static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
     return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
   }
@@ -191,7 +192,7 @@ class StoreEpilogue {
   const Params& params_;
   Rows rows_;
   DeferredTile<Shape> deferred_;
-  int32_t row_ = 0, row_end_ = 0, column_;  // of the tile that is held; no row: none is
+  int32_t row_ = 0, row_end_ = 0, column_;  // of the deferred tile; no rows: none
 };
 
 }  // namespace tilemoe::cuda::sm90

@@ -1,5 +1,5 @@
-// D^T in 16 bits: a consumer's 64 rows become 128 contiguous bytes of the output's rows, which are
-// D's columns.
+// The epilogue of the weight gradients: D or its transpose, written or added, in 16 bits or
+// float32.
 #pragma once
 
 #include <cuda.h>
@@ -8,21 +8,22 @@
 #include <type_traits>
 
 #include "cuda/core/fragment.h"
+#include "cuda/core/gemm_steps.h"
 #include "cuda/gemm/epilogue/sm90_store.h"
 #include "cuda/gemm/epilogue/weight_gradient.h"
 #include "cuda/gemm/load/operand.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/gemm/sm90.h"
 #include "cuda/gemm/sm90_split_k.h"
-#include "cuda/ops/table.h"
 #include "cuda/ptx/barriers.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/tma.h"
 
 namespace tilemoe::cuda::sm90 {
 
-// Batches of columns go through two slots of shared memory in turn: all four warps write one,
-// transposed, and TMA takes it from there while the other is written.
+// Stores D^T in 16 bits: a consumer's 64 rows become 128 contiguous bytes of the output's rows,
+// which are D's columns. Batches of columns alternate between two slots of shared memory: all four
+// warps write one slot, transposed, while TMA stores the other.
 template <class Shape>
 class TransposedStore {
  public:
@@ -36,16 +37,17 @@ class TransposedStore {
                 "a swizzled row of the consumer's rows");
 
   __device__ TransposedStore(uint32_t shared, int32_t thread) : shared_(shared) {
-    // Lane l gives row l % 8 of one of four 8x8 blocks: columns of D left and right, rows of D
-    // upper and lower.
+    // Lane l addresses row l % 8 of one of four 8x8 blocks: left and right columns of D, upper and
+    // lower rows of D.
     const uint32_t lane = thread % kWarp, warp = thread / kWarp;
     lane_offset_ =
         (lane / 16 * 8 + lane % 8) * kRowBytes + swizzled_chunk(lane % 8, warp * 2 + lane / 8 % 2);
   }
 
-  // kBatchColumns columns of D, of which words[j][half] has accumulators 4 j + 2 half and the next,
-  // to rows from `out_row` on and columns from `out_column` on of the output's part `part`. The map
-  // has boxes of (kBatchColumns, 1, 64) and clips what is not there. All of the consumer call it.
+  // Stores kBatchColumns columns of D to rows from `out_row` and columns from `out_column` of the
+  // output's part `part`. words[j][half] holds accumulators 4 j + 2 half and 4 j + 2 half + 1. The
+  // map has boxes of (kBatchColumns, 1, 64) and clips at the output's end. All threads of the
+  // consumer call it.
   __device__ __forceinline__ void store_packed(const CUtensorMap& out, int32_t out_column,
                                                int32_t part, int32_t out_row,
                                                const uint32_t (*words)[2]) {
@@ -53,7 +55,7 @@ class TransposedStore {
     next_slot_ = (next_slot_ + 1) % kSlots;
     const bool sends = threadIdx.x % kWarpgroup == 0;
     if (sends) ptx::tma_store_wait_read<kSlots - 1>();
-    sync();  // nobody reads the slot any more
+    sync();  // TMA has read the slot
 #pragma unroll
     for (int j = 0; j < kBatchColumns / 8; j += 2)
       ptx::stmatrix_x4_transposed(slot + lane_offset_ + j * 8 * kRowBytes, words[j][0], words[j][1],
@@ -77,19 +79,18 @@ class TransposedStore {
   }
 
   uint32_t shared_;       // this consumer's slots
-  uint32_t lane_offset_;  // of the row that this lane gives, in a slot
+  uint32_t lane_offset_;  // of the row that this lane addresses, in a slot
   int32_t next_slot_ = 0;
 };
 
-// D, or its transpose, as an expert's weight gradient: written, or added to what is there in
-// float32 and rounded once, in 16 bits or float32. D's columns are in one or two parts, a gradient
-// each. Of a tile that is one part of a sum, D is left for later.
-
+// D, or its transpose, as an expert's weight gradient: written, or added to the gradient in float32
+// and rounded once. D's columns are in one or two parts, each a gradient. If the tile is one split
+// of a split-K sum, D is written to the partial sums instead.
 template <class Shape, class Out, OutputMajor kMajor>
 class WeightGradientEpilogue {
  public:
   template <class Other>
-  using Of = WeightGradientEpilogue<Other, Out, kMajor>;  // the same of another shape
+  using Of = WeightGradientEpilogue<Other, Out, kMajor>;  // the same epilogue for another shape
   static constexpr bool kFloat = std::is_same_v<Out, float>;
   static constexpr bool kTransposed = kMajor == OutputMajor::kColumn;
   using Store = std::conditional_t<kTransposed, TransposedStore<Shape>, RaggedStore<Shape>>;
@@ -109,7 +110,7 @@ class WeightGradientEpilogue {
     PartialSums<Shape> partial_sums;
   };
 
-  // Partial sums have tiles as the product has: a slice's epilogue writes none.
+  // The partial sums have the GEMM's tiles; the epilogue of a slice writes none.
   static Params params(const WeightGradient& step, void* partial_sums) {
     const int64_t columns = step.dense_columns, rows = step.gathered.shape[1];
     Params params{
@@ -125,7 +126,7 @@ class WeightGradientEpilogue {
   __device__ WeightGradientEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), store_(shared, thread) {}
 
-  // Float32: at once.
+  // Float32 is stored at once.
   __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile,
                                         int32_t row) requires(kFloat) {
     const GradientPlace place = place_of(tile, row);
@@ -133,7 +134,7 @@ class WeightGradientEpilogue {
     write_gradient<Shape, kMajor>(params_.part[place.part].gradient, params_.size, place, D);
   }
 
-  // 16 bits: later.
+  // The stores of 16 bits are deferred.
   __device__ __forceinline__ void defer(Accumulators<Shape>& D, const Tile& tile,
                                         int32_t row) requires(!kFloat) {
     place_ = place_of(tile, row);
@@ -160,7 +161,7 @@ class WeightGradientEpilogue {
   }
 
  private:
-  // Of `out` (E, columns, rows).
+  // `out`: (E, columns, rows)
   static Part part_of(const tilemoe_tensor& out, int64_t rows, int64_t columns) {
     const int64_t E = out.shape[0], stride = kTransposed ? out.stride[1] : out.stride[2];
     Part part{
@@ -193,8 +194,8 @@ class WeightGradientEpilogue {
             (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N};
   }
 
-  // Adds what is there, if it is asked for. False where nothing is to be stored, or D is one part
-  // of a sum and left where these are.
+  // Adds the gradient in memory if requested. Returns false if nothing is stored: the rows are
+  // outside, nothing is to be added, or D is a split and was written to the partial sums.
   __device__ __forceinline__ bool finish_sum(Accumulators<Shape>& D, const Tile& tile,
                                              const GradientPlace& place) const {
     const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
@@ -211,7 +212,7 @@ class WeightGradientEpilogue {
   const Params& params_;
   Store store_;
   DeferredTile<Shape> deferred_;
-  GradientPlace place_;  // of the tile that is held, if one is
+  GradientPlace place_;  // of the deferred tile, if any
   bool has_deferred_ = false;
 };
 

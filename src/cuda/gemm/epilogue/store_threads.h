@@ -136,8 +136,8 @@ class StoreByThreads {
   __device__ __forceinline__ void store_packed(const Output& out, int m, int32_t row,
                                                int32_t row_end, int32_t part, int32_t column,
                                                const uint32_t (*words)[2]) const {
-    // Read anew: with threadIdx, Hopper's kernels that hold words beside their next products spilled
-    // five times as much.
+    // Read anew: with threadIdx, Hopper's kernels that hold words beside their next products
+    // spilled five times as much.
     const int32_t thread = ptx::thread_index(), lane = thread % kWarp;
     row += Shape::fragment_row(m, thread);
     if (row >= row_end || column >= out.columns) return;  // the whole warp, which shuffles

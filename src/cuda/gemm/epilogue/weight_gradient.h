@@ -1,5 +1,5 @@
-// Fragments as a part of a weight gradient in memory, in either major and any type: what is there
-// is added to, or written over.
+// Stores fragments to a weight gradient in memory, in either major and any type: adds to the
+// gradient or overwrites it.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace tilemoe::cuda {
 
-// A gradient of every expert, (rows, columns) each. D's columns are in one or two of them.
+// One gradient, (E, rows, columns). D's columns are in one or two gradients.
 template <class Out>
 struct Gradient {
   Out* data;
-  int64_t expert_stride, stride;  // the latter of D's dimension that is not contiguous
+  int64_t expert_stride, stride;  // `stride`: of D's dimension that is not contiguous
 };
 
-// Of a consumer's rows of a tile, in the gradient.
+// The position of a consumer's rows of a tile in the gradient.
 struct GradientPlace {
   int32_t part, expert, row, column;
 };
@@ -25,8 +25,8 @@ struct GradientSize {
   int32_t rows, columns;
 };
 
-// Calls visit(place, numbers) for the lane's runs of numbers that exist and are neighbours in
-// memory: two where the gradient is row-major, one otherwise.
+// Calls visit(place, numbers) for each run of the lane's numbers that is inside the gradient and
+// contiguous in memory: two numbers if the gradient is row-major, else one.
 template <class Shape, OutputMajor kMajor, class Out, int kFragments, int kNumbers, class Visit>
 __device__ __forceinline__ void for_each_run(const Gradient<Out>& to, const GradientSize& size,
                                              const GradientPlace& first,
@@ -54,7 +54,7 @@ __device__ __forceinline__ void for_each_run(const Gradient<Out>& to, const Grad
     }
 }
 
-// Adds what the gradient has, in float32.
+// Adds the gradient in memory to the fragments, in float32.
 template <class Shape, OutputMajor kMajor, class Out, int kFragments, int kNumbers>
 __device__ __forceinline__ void add_gradient(const Gradient<Out>& from, const GradientSize& size,
                                              const GradientPlace& first,
@@ -66,7 +66,7 @@ __device__ __forceinline__ void add_gradient(const Gradient<Out>& from, const Gr
   });
 }
 
-// Float32 fragments as they are.
+// Writes fragments to a float32 gradient.
 template <class Shape, OutputMajor kMajor, int kFragments, int kNumbers>
 __device__ __forceinline__ void write_gradient(const Gradient<float>& to, const GradientSize& size,
                                                const GradientPlace& first,

@@ -1,5 +1,5 @@
-// A stage of operand B as boxes of TMA. Blocks of a cluster that share it bring the
-// boxes in turn, each to all of them.
+// A stage of operand B as TMA boxes. The CTAs of a cluster that share the operand load the boxes
+// alternately, each box by multicast to all CTAs.
 #pragma once
 
 #include <cuda.h>
@@ -10,7 +10,7 @@
 
 namespace tilemoe::cuda::load {
 
-// Copies to this block, or to the same place in every block of its cluster.
+// Copies to this CTA, or to the same address in every CTA of its cluster.
 template <int kCtas>
 struct BoxCopy {
   template <class... Place>
@@ -23,7 +23,7 @@ struct BoxCopy {
   }
 };
 
-// The boxes that this block brings, each by loader.load_box(copy, number, stage...).
+// Loads the boxes of this CTA, each by loader.load_box(copy, number, stage...).
 template <int kBoxes, int kCluster, class Loader, class... Stage>
 __device__ void load_boxes(const Loader& loader, bool shared_by_cluster, Stage... stage) {
   if (kCluster > 1 && shared_by_cluster) {

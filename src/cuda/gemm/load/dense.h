@@ -1,5 +1,5 @@
-// Operand A from rows grouped by expert, by TMA. A tile that reaches past its expert
-// brings the next expert's rows along; they meet no row that is stored.
+// Loaders of dense operands by TMA: rows grouped by expert as A (rows of a projection; gate and up
+// parts as one K) and as B (K of a weight gradient).
 #pragma once
 
 #include <cuda.h>
@@ -53,12 +53,9 @@ class DenseRows {
   int32_t row_begin_;
 };
 
-// Operands of a product whose sum runs over the gate part and then the up part, by TMA:
-// dH, whose rows are (parts, n), and W1, whose parts lie one after the other, interleaved or in two
-// tensors. A part that ends inside a k block is filled up with zeros, in both operands alike.
-
-// Operand A from rows grouped by expert. A tile that reaches past its expert brings the next
-// expert's rows along; they meet no row that is stored.
+// Operand A of the input gradient: dH, whose K is the gate part and then the up part. A part that
+// ends inside a k block is padded with zeros, in both operands. A tile that extends past its expert
+// also loads rows of the next expert; the results of these rows are not stored.
 template <class Shape>
 class DensePartRows {
  public:
@@ -71,7 +68,7 @@ class DensePartRows {
     int32_t blocks_a_part;
   };
 
-  // Of dH (capacity, parts * columns).
+  // dH: (capacity, parts * columns)
   static Params params(const tilemoe_tensor& dH, int64_t parts, int64_t columns) {
     return {.rows = make_tensor_map({.dtype = kDTypeOf<typename Shape::Element>,
                                      .data = dH.data,
@@ -95,7 +92,7 @@ class DensePartRows {
   int32_t row_begin_;
 };
 
-// Operand B from rows grouped by expert, of one or two parts of columns, by TMA.
+// Operand B of a weight gradient: K is the rows of an expert; the columns are in one or two parts.
 template <class Shape>
 class DenseRowsAsK {
  public:
@@ -108,7 +105,8 @@ class DenseRowsAsK {
     int32_t blocks_a_part;
   };
 
-  // Without rows there may be no dense matrix, and none is read; a map has an address all the same.
+  // Without rows the dense matrix may be absent and is not read, but a tensor map requires an
+  // address.
   static Params params(const WeightGradient& step) {
     using Element = typename Shape::Element;
     const int64_t columns = step.dense_columns, rows = step.rows.capacity;

@@ -1,5 +1,5 @@
-// What rows are gathered from: row r of an expert is row token[r] of the source, or row r itself
-// where there is no token list.
+// Loaders of operand A that gather rows by a token list with cp.async: rows of a projection
+// (K-major) and the rows that a weight gradient sums over (MN-major).
 #pragma once
 
 #include <cuda.h>
@@ -19,6 +19,7 @@
 
 namespace tilemoe::cuda {
 
+// Row r of an expert is row token[r] of the source, or row r itself if the token list is null.
 struct GatherSource {
   const void* source;    // (T, width)
   uint32_t row_bytes;    // from one row to the next
@@ -26,8 +27,8 @@ struct GatherSource {
   const int32_t* token;  // (capacity) or null
 };
 
-// The rows of `source` that the routing names. From one to the next 32 bits of bytes, so that an
-// address is one multiplication.
+// The rows of `source` that the routing names. The distance between rows fits in 32 bits of bytes,
+// so that an address takes one multiplication.
 inline GatherSource gather_source(const tilemoe_tensor& source, const Rows& rows) {
   const auto element = static_cast<int64_t>(tilemoe_dtype_size(source.dtype));
   const int64_t bytes = source.shape[0] > 1 ? source.stride[0] * element : 0;
@@ -43,11 +44,10 @@ inline GatherSource gather_source(const tilemoe_tensor& source, const Rows& rows
 
 namespace tilemoe::cuda::load {
 
-// Operand A from rows that lie anywhere: row r of the tile is row token[row_begin + r] of the
-// source, or row row_begin + r itself where there is no token list. Copied by all threads of the
-// producer, 16 bytes at a time; eight neighbouring threads read one row's 128 bytes. Rows past the
-// expert's last and columns past the source's width are zeros.
-
+// Operand A, gathered: row r of the tile is row token[row_begin + r] of the source, or row
+// row_begin + r if the token list is null. All threads of the producer copy 16 bytes at a time;
+// eight neighbouring threads read the 128 bytes of one row. Rows past the expert's last row and
+// columns past the source's width are zeros.
 template <class Shape>
 class GatheredRows {
  public:
@@ -79,9 +79,9 @@ class GatheredRows {
     }
   }
 
-  // A row that does not exist is not read. A prototype that read the expert's last row in its place
-  // took 5 % longer than the copies it was to replace on 7b-n1024 and 28 % longer on qwen3-235b
-  // (H100); one that did not was 5 % faster on the former. Why was not measured.
+  // Rows past the expert's last row are not read. A prototype that read the last row instead was 5
+  // % slower than the copies it replaced on 7b-n1024 and 28 % slower on qwen3-235b (H100); without
+  // these reads it was 5 % faster on 7b-n1024. The cause was not measured.
   __device__ void copy(uint32_t shared, int32_t k_block) const {
     const int32_t column =
         k_block * Operand::kRowBytes + static_cast<int32_t>(chunk_) * 16;  // in bytes
@@ -106,17 +106,15 @@ class GatheredRows {
   uint32_t source_row_[kPasses];  // half the registers of pointers: the producer has 40
 };
 
-// Operands of a product that sums over an expert's rows. A stage is BLOCK_K rows of the expert by
-// the operand's block of columns, as chunks of 64 columns; rows past the expert's last are zeros in
-// both operands, since 0 times what lies there may be NaN.
-
-// Operand A from rows that lie anywhere: row r of the sum is row token[r] of the source, or row r
-// itself where there is no token list. Copied by all threads of the producer, 16 bytes at a time;
-// eight neighbouring threads read one row's 128 bytes. Columns past the source's width are zeros
-// too.
+// Operand A of a weight gradient, whose K dimension is an expert's rows: step r of the sum is row
+// token[r] of the source, or row r if the token list is null. A stage holds BLOCK_K rows by the
+// tile's columns, in chunks of 64 columns. All threads of the producer copy 16 bytes at a time;
+// eight neighbouring threads read the 128 bytes of one row. Rows past the expert's last row are
+// zeros in both operands, because 0 times an unknown number may be NaN; columns past the source's
+// width are zeros too.
 //
-// The producer's instructions are what limits these kernels. So a lane looks up one row for its
-// whole warp, two k blocks ahead; and what a copy needs beside the row is known to the tile.
+// The number of producer instructions limits these kernels. Therefore a lane looks up one row for
+// its whole warp, two k blocks ahead, and all else that a copy needs is computed once per tile.
 template <class Shape>
 class GatheredRowsAsK {
  public:
@@ -162,7 +160,7 @@ class GatheredRowsAsK {
     for (int i = 0; i < kPasses; ++i) {
       const int32_t source_row = __shfl_sync(0xffffffff, now, i * kRowsAPass + row_in_warp_);
       const char* row = first_ + static_cast<uint64_t>(static_cast<uint32_t>(source_row)) *
-                                     params_.row_bytes;  // not read where there is none
+                                     params_.row_bytes;  // not read if the row is absent
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
         ptx::cp_async_16(shared + shared_offset_ + chunk * Operand::kChunkBytes +
@@ -183,7 +181,7 @@ class GatheredRowsAsK {
   static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
   static_assert(kWarp % kWarpRows == 0, "a lane looks up one row");
 
-  // This lane's row of the k block after the last one asked for.
+  // This lane's row of the next k block.
   __device__ int32_t look_up() {
     const int32_t row = next_row_;
     next_row_ += Shape::BLOCK_K;

@@ -1,5 +1,5 @@
-// A sum that runs over the gate part and then the up part, each filled up with zeros to whole k
-// blocks.
+// Loaders of operand B by TMA: the weights of one expert, with gate and up as parts of the columns
+// (projections) or as parts of K (input gradient).
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +16,8 @@
 
 namespace tilemoe::cuda {
 
-// A k block counted over both parts, as its part and where it begins there.
+// K is the gate part and then the up part, each padded with zeros to whole k blocks. Maps a k
+// block, counted over both parts, to its part and the position in it.
 struct PartOfSum {
   int32_t part, begin;
 
@@ -27,7 +28,7 @@ struct PartOfSum {
   }
 };
 
-// Of the part that `blocks_left` k blocks of the sum begin in.
+// The part in which the last `blocks_left` k blocks begin.
 __device__ __forceinline__ int32_t blocks_left_of_part(int32_t blocks_left, int32_t blocks_a_part) {
   return blocks_left > blocks_a_part ? blocks_left - blocks_a_part : blocks_left;
 }
@@ -41,15 +42,15 @@ int32_t k_blocks_of_a_part(int64_t columns) {
 
 namespace tilemoe::cuda::load {
 
-// Neighbouring rows of one expert's weights, as TMA brings them for operand B.
+// A TMA box of neighbouring rows of one expert's weights.
 
 template <Major kMajor, int kRows_>
 struct WeightBox {
   static constexpr int kRows = kRows_;
   using Operand = StagedOperand<kMajor, kRows>;
 
-  // Of W (E, rows, sum). K-major: a map (E, rows, sum), boxes of (1, kRows, BLOCK_K); MN-major: one
-  // of (E, sum, rows), boxes of (1, BLOCK_K, 64).
+  // W: (E, rows, K). K-major: a map (E, rows, K), boxes of (1, kRows, BLOCK_K); MN-major: a map
+  // (E, K, rows), boxes of (1, BLOCK_K, 64).
   template <class Shape>
   static CUtensorMap map(const tilemoe_tensor& W) {
     const int64_t E = W.shape[0], rows = W.shape[1], sum = W.shape[2];
@@ -82,10 +83,10 @@ struct WeightBox {
   }
 };
 
-// Operand B: BLOCK_N columns of the product, which are rows of one expert's weights, by TMA.
-// Of a gated activation the tile has two parts, gate rows and then as many up rows, each
-// from a map of its own: so gate and up of a column meet in one thread's accumulators, whether they
-// lie one after the other, interleaved or in two tensors, and neither spills into the other.
+// Operand B of a projection: BLOCK_N columns of the GEMM, which are rows of one expert's weights.
+// With a gated activation the tile has two parts of equal size, gate rows and up rows, each with
+// its own map. So gate and up of a column are in the accumulators of one thread, whether they are
+// concatenated, interleaved or in two tensors.
 
 template <class Shape, Major kMajor, int kParts>
 class Weights {
@@ -93,7 +94,7 @@ class Weights {
   using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
-  // A cluster's blocks bring half of B each where it has halves: three chunks of rows have none.
+  // Each CTA of a cluster loads half of B if the chunks can be halved: three chunks cannot.
   static constexpr bool kHasHalves = kMajor == Major::kK || Shape::BLOCK_N % 128 == 0;
   static constexpr int kBoxes = Shape::kCluster == 1 ? kParts
                                 : kHasHalves         ? 2
@@ -106,7 +107,7 @@ class Weights {
     CUtensorMap part[kParts];
   };
 
-  // Of kParts weights (E, columns of the product, sum).
+  // kParts weights: (E, columns of the GEMM, K)
   static Params params(const tilemoe_tensor* weights) {
     Params params{};
     for (int p = 0; p < kParts; ++p) params.part[p] = Box::template map<Shape>(weights[p]);
@@ -141,14 +142,14 @@ class Weights {
   bool shared_by_cluster_;
 };
 
-// Operand B from one expert's weights.
+// Operand B of the input gradient: one expert's W1, whose K is the gate part and then the up part.
 template <class Shape, Major kMajor>
 class WeightsByParts {
  public:
   using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
   static constexpr int kThreadArrivals = 0;
-  // What lies in chunks of rows comes chunk by chunk: three of them have no halves.
+  // MN-major weights are loaded chunk by chunk: three chunks cannot be halved.
   static constexpr int kBoxRows = kMajor == Major::kMN ? 64 : Shape::BLOCK_N / Shape::kCluster;
   static constexpr int kBoxes = Shape::BLOCK_N / kBoxRows;
   using Box = WeightBox<kMajor, kBoxRows>;
@@ -158,7 +159,7 @@ class WeightsByParts {
     int32_t blocks_a_part;
   };
 
-  // Of W1's parts (E, columns, d), which are summed over; the product has d columns.
+  // W1's parts: (E, columns, d). The columns are K; the GEMM has d columns.
   static Params params(const UpParts& W1) {
     Params params{};
     params.blocks_a_part = k_blocks_of_a_part<Shape>(W1.columns);
