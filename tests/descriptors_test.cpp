@@ -89,7 +89,7 @@ uint64_t word_of(const Operand& operand, uint32_t step) {
   const uint64_t first = operand.arch == ArchName::kSm100
                              ? ptx::tcgen05_descriptor(shared, Staged::kAtomBytes, chunk)
                              : ptx::wgmma_descriptor(shared, Staged::kAtomBytes, chunk);
-  return first + step * Staged::kStepBytes / 16;
+  return first + step * Staged::step_bytes(16, 2) / 16;
 }
 
 TEST(Descriptors, OperandsAreCutlass) {

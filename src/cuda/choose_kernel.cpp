@@ -78,7 +78,7 @@ void run(const Step& step) {
 KernelKey key_of(const UpProjection& step) {
   const tilemoe_experts& experts = *step.experts;
   const tilemoe_tensor& W1 = step.weights.W1;
-  Variant general{.recipe = recipe_of(experts.dtype),
+  Variant general{.recipe = recipe_of(experts),
                   .weights = major_of(W1),
                   .activations = activations_of(experts),
                   .interleaved_columns = has_interleaved_columns(experts, W1)};
@@ -92,12 +92,12 @@ KernelKey key_of(const UpProjection& step) {
 KernelKey key_of(const DownProjection& step) {
   return {GemmName::kDownProjection,
           arch(),
-          {.recipe = recipe_of(step.experts->dtype), .weights = major_of(step.W2)}};
+          {.recipe = recipe_of(*step.experts), .weights = major_of(step.W2)}};
 }
 
 KernelKey key_of(const ActivationGradient& step) {
   const tilemoe_experts& experts = *step.experts;
-  Variant general{.recipe = recipe_of(experts.dtype),
+  Variant general{.recipe = recipe_of(experts),
                   .weights = major_of_transpose(step.W2),
                   .activations = activations_of(experts)};
   Variant special = general;
@@ -108,10 +108,9 @@ KernelKey key_of(const ActivationGradient& step) {
 }
 
 KernelKey key_of(const InputGradient& step) {
-  return {
-      GemmName::kInputGradient,
-      arch(),
-      {.recipe = recipe_of(step.experts->dtype), .weights = major_of_transpose(step.weights.W1)}};
+  return {GemmName::kInputGradient,
+          arch(),
+          {.recipe = recipe_of(*step.experts), .weights = major_of_transpose(step.weights.W1)}};
 }
 
 TileConfiguration tile_of(const UpProjection& step) {
@@ -168,7 +167,7 @@ void run_weight_gradient(WeightGradient step, int32_t workers) {
   const KernelKey key{
       GemmName::kWeightGradient,
       arch(),
-      {.recipe = recipe_of(step.experts->dtype), .float_out = out.is_float32, .out = out.major}};
+      {.recipe = recipe_of(*step.experts), .float_out = out.is_float32, .out = out.major}};
   const Tiles tiles(key);
   // A block's tile is a half of a reference tile.
   const auto* const tile = std::find_if(tiles.begin(), tiles.end(), [&](const auto& each) {

@@ -13,9 +13,9 @@ namespace tilemoe::cuda {
 namespace {
 
 // Two warps with two fragments each: warp w has rows [16 w, 16 w + 16) of every 32.
-template <class Element>
+template <class Element_>
 struct TwoWarps {
-  using Out = Element;
+  using Element = Element_;
   static constexpr int kFragments = 2, kThreads = 2 * kWarp, BLOCK_M = 64, BLOCK_N = 128;
 
   __device__ static int32_t fragment_row(int index) { return fragment_row(index, threadIdx.x); }
@@ -23,7 +23,7 @@ struct TwoWarps {
     return index * 32 + static_cast<int32_t>(thread / kWarp) * fragment::kRows;
   }
 };
-static_assert(FragmentStore<StoreByThreads<TwoWarps<__half>>>);
+static_assert(FragmentStore<StoreByThreads<TwoWarps<__half>, __half>>);
 
 // Positive, exact in 8 bits of fraction, of another value in every row and column near by.
 __host__ __device__ int number_at(int32_t part, int32_t row, int32_t column) {
@@ -34,9 +34,9 @@ __host__ __device__ int number_at(int32_t part, int32_t row, int32_t column) {
 // the store in float32, or in 16 bits.
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
-    store_tiles(const typename StoreByThreads<Shape>::Output out, int32_t parts, int32_t first_row,
-                int32_t row_end, bool packed) {
-  using Store = StoreByThreads<Shape>;
+    store_tiles(const typename StoreByThreads<Shape, typename Shape::Element>::Output out,
+                int32_t parts, int32_t first_row, int32_t row_end, bool packed) {
+  using Store = StoreByThreads<Shape, typename Shape::Element>;
   constexpr int kColumns = Shape::BLOCK_N;
   const Store store(0, static_cast<int32_t>(threadIdx.x));
   const auto column = static_cast<int32_t>(blockIdx.x) * kColumns;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int w = 0; w < kColumns / 4; ++w)
-        words[m][w / 2][w % 2] = pack(D[m][2 * w], D[m][2 * w + 1], typename Shape::Out());
+        words[m][w / 2][w % 2] = pack(D[m][2 * w], D[m][2 * w + 1], typename Shape::Element());
     if (!packed) {
       store_columns<Shape, kColumns>(store, out, row, row_end, part, column,
                                      [&](int m, int i) { return D[m][i]; });
@@ -110,9 +110,9 @@ class ThreadStores : public testing::TestWithParam<Case> {
                                 .stride = {stride, 1}};
     const dim3 tiles((c.columns + Shape::BLOCK_N - 1) / Shape::BLOCK_N,
                      (c.row_end - c.first_row + Shape::BLOCK_M - 1) / Shape::BLOCK_M);
-    store_tiles<Shape>
-        <<<tiles, Shape::kThreads>>>(StoreByThreads<Shape>::output(tensor, c.parts, c.columns),
-                                     c.parts, c.first_row, c.row_end, c.packed);
+    store_tiles<Shape><<<tiles, Shape::kThreads>>>(
+        StoreByThreads<Shape, typename Shape::Element>::output(tensor, c.parts, c.columns), c.parts,
+        c.first_row, c.row_end, c.packed);
     TILEMOE_CHECK_CUDA(cudaGetLastError(), "stores");
     TILEMOE_CHECK_CUDA(cudaMemcpy(found.data(), data, bytes, cudaMemcpyDeviceToHost), "a matrix");
     cudaFree(data);
@@ -156,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(
 // In inference H is not written to a tensor.
 TEST(StoreByThreadsOutput, WritesNothingThatIsNotWanted) {
   using Shape = TwoWarps<__half>;
-  const auto none = StoreByThreads<Shape>::output({}, 2, 64);
+  const auto none = StoreByThreads<Shape, typename Shape::Element>::output({}, 2, 64);
   EXPECT_EQ(none.columns, 0);
   store_tiles<Shape><<<dim3(2, 2), Shape::kThreads>>>(none, 2, 0, 128, false);
   TILEMOE_CHECK_CUDA(cudaGetLastError(), "stores");
@@ -165,7 +165,7 @@ TEST(StoreByThreadsOutput, WritesNothingThatIsNotWanted) {
 
 // No thread can write 16 bytes at once to what is not aligned to them.
 TEST(StoreByThreadsOutput, RefusesWhatIsNotAligned) {
-  using Store = StoreByThreads<TwoWarps<__half>>;
+  using Store = StoreByThreads<TwoWarps<__half>, __half>;
   alignas(16) static __half memory[8];
   const tilemoe_tensor good{
       .data = memory, .dtype = TILEMOE_FLOAT16, .ndim = 2, .shape = {4, 48}, .stride = {56, 1}};

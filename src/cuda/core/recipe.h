@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "core/dtype.h"
 #include "cuda/core/variant.h"
 
@@ -32,29 +34,40 @@ auto with_element(tilemoe_dtype dtype, const Body& body) {
 
 namespace tilemoe::cuda {
 
-// What the numbers of a product are: its operands, what it stores, and the scales of either. They
-// are apart, so that a recipe of 8-bit operands is a recipe and not a second kernel.
+// A recipe names the types of a GEMM's operands and of every output that an epilogue stores, and
+// the K of an MMA instruction. Accumulators are float32.
 
-// Operands without scales.
-struct Unscaled {};
-
-template <class A_, class B_, class Out_, class Scale_ = Unscaled>
-struct Recipe {
-  using A = A_;
-  using B = B_;
-  using Out = Out_;
-  using Scale = Scale_;
+template <class Element>
+struct SixteenBit {
+  using A = Element;
+  using B = Element;
+  static constexpr int kMmaK = 16;
+  struct Out {
+    using H = Element;        // pre-activations
+    using A = Element;        // activations
+    using Y = Element;        // outputs of the experts
+    using dH = Element;       // gradient of H
+    using AScaled = Element;  // A' = s A
+    using dXRows = Element;   // input gradient, one row per pair
+    using dW = Element;       // weight gradients (or float32)
+  };
 };
+using BF16 = SixteenBit<__nv_bfloat16>;
+using F16 = SixteenBit<__half>;
 
 template <RecipeName kName>
 struct RecipeOf;
 template <>
 struct RecipeOf<RecipeName::kBF16> {
-  using type = Recipe<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16>;
+  using type = BF16;
 };
 template <>
 struct RecipeOf<RecipeName::kF16> {
-  using type = Recipe<__half, __half, __half>;
+  using type = F16;
 };
+
+// Whether an epilogue that stores outputs of these types can use one store for all of them.
+template <class First, class... Others>
+inline constexpr bool all_same = (std::is_same_v<First, Others> && ...);
 
 }  // namespace tilemoe::cuda

@@ -31,8 +31,6 @@ void make_context_current() {
   TILEMOE_CHECK_CUDA(cudaSetDevice(device), "making a context current");
 }
 
-constexpr cuuint64_t kElementBytes = 2;
-
 CUtensorMapDataType map_type(tilemoe_dtype dtype) {
   switch (dtype) {
     case TILEMOE_BFLOAT16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -84,7 +82,8 @@ CUtensorMap make_tensor_map(const TensorMapSpec& spec) {
   std::array<cuuint64_t, 2> stride_bytes;
   for (size_t i = 0; i < 2; ++i)
     stride_bytes[i] =
-        size[i + 1] == 1 ? 16 : static_cast<cuuint64_t>(spec.stride[i]) * kElementBytes;
+        size[i + 1] == 1 ? 16
+                         : static_cast<cuuint64_t>(spec.stride[i]) * tilemoe_dtype_size(spec.dtype);
   return encode<3>(spec.dtype, spec.data, size, stride_bytes, box);
 }
 
@@ -94,7 +93,7 @@ constexpr cuuint64_t kWraps = uint64_t{1} << 34;  // times kRaggedRows is 2^64
 static_assert(limits::kMaxRowsCuda < kRaggedRows && limits::kMaxWidth < kRaggedRows);
 
 cuuint64_t ragged_row_bytes(const RaggedMapSpec& spec) {
-  const auto row_bytes = static_cast<cuuint64_t>(spec.row_stride) * kElementBytes;
+  const auto row_bytes = static_cast<cuuint64_t>(spec.row_stride) * tilemoe_dtype_size(spec.dtype);
   TILEMOE_ASSERT(row_bytes < kWraps && spec.rows < kRaggedRows,  // cuda_backend.cpp
                  "a matrix of " << spec.rows << " rows of " << row_bytes << " bytes");
   return row_bytes;
@@ -116,7 +115,8 @@ CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, const MapParts& par
   const cuuint64_t row_bytes = ragged_row_bytes(spec);
   // The stride of a dimension of size 1 is free, as above.
   const cuuint64_t part_bytes =
-      parts.count == 1 ? 16 : static_cast<cuuint64_t>(parts.stride) * kElementBytes;
+      parts.count == 1 ? 16
+                       : static_cast<cuuint64_t>(parts.stride) * tilemoe_dtype_size(spec.dtype);
   return encode<5>(
       spec.dtype, spec.data,
       {static_cast<cuuint64_t>(spec.columns), cuuint64_t{kRaggedRows},

@@ -11,8 +11,9 @@
 
 namespace tilemoe::cuda {
 
-// A tensor of three dimensions of 16-bit numbers, fastest first. The fastest is contiguous; strides
-// and boxes are in elements, the strides multiples of 8. A stride of a dimension of size 1 is free.
+// A tensor of three dimensions, fastest first. The fastest is contiguous; strides and boxes are in
+// elements of `dtype`, the strides multiples of 16 bytes. A stride of a dimension of size 1 is
+// free.
 struct TensorMapSpec {
   tilemoe_dtype dtype;
   const void* data;

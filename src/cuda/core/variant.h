@@ -1,5 +1,5 @@
-// What names a kernel of a GEMM: its arch, its variant and its tile. Host code without CUDA's headers
-// includes it.
+// What names a kernel of a GEMM: its arch, its variant and its tile. Host code without CUDA's
+// headers includes it.
 #pragma once
 
 #include "core/check.h"
@@ -39,15 +39,15 @@ struct TileConfiguration {
 
 enum class RecipeName { kBF16, kF16 };
 
-// Of experts of a dtype. Throws Error(kUnsupported) where there is none.
-inline RecipeName recipe_of(tilemoe_dtype dtype) {
-  switch (dtype) {
+// The recipe of the experts. Throws Error(kUnsupported) if there is no kernel for their dtype.
+inline RecipeName recipe_of(const tilemoe_experts& experts) {
+  switch (experts.dtype) {
     case TILEMOE_BFLOAT16: return RecipeName::kBF16;
     case TILEMOE_FLOAT16: return RecipeName::kF16;
     default: break;
   }
-  TILEMOE_CHECK_SUPPORTED(false, "products of " << tilemoe_dtype_name(dtype)
-                                                << ": the CUDA backend has bfloat16 and float16");
+  TILEMOE_CHECK_SUPPORTED(false, "GEMMs of " << tilemoe_dtype_name(experts.dtype)
+                                             << ": the CUDA backend supports bfloat16 and float16");
 }
 
 // What a kernel of a product is made for, beside its tile.

@@ -1,5 +1,29 @@
-// The block's tile, its warps and what they share of registers, shared and tensor memory, with
-// everything that follows from them at compile time.
+// Grouped GEMM for Blackwell 10.x (tcgen05, tensor memory, TMA): persistent and warp-specialized,
+// for any loaders, epilogue and tile order.
+//
+//   producer   warps 0 to 3: load the k blocks of A and B into a ring of stages, by TMA (one
+//              thread) or cp.async (all threads)
+//   storing    warps 4 to 7: run the epilogue on one of two accumulators in tensor memory, each warp
+//              on 32 rows
+//   MMA        warp 8: one lane issues the MMAs of every k block into the other accumulator
+//
+// 2-CTA MMA (Shape::kCtas 2): the two CTAs of a cluster walk the same tile order, each with its own
+// rows and half of B's columns; the MMA warp of the first CTA issues the MMAs of both.
+//
+// Every role walks the same tile order on its own and continues with the next tile at once:
+//
+//   producer   | load 6      | load 7      | load 8 ...
+//   MMA        | 4 -> even   | 5 -> even   | 6 -> odd    | 7 -> odd ...       (k blocks)
+//   storing    | previous tile, odd        | this tile, even ...
+//
+//   arrives            by                               at
+//   producer           TMA bytes, cp.async              full of a stage
+//   MMA                tcgen05.commit                   empty of a stage, full of an accumulator
+//   storing            one arrival per warp             empty of an accumulator
+//   MMA, second CTA    an arrival at the first CTA      full of a stage
+//
+// Template parameters: LoadA and LoadB (load/stage.h), Epilogue (below), Order (schedule/tile.h).
+// launch_gemm.h launches the kernel.
 #pragma once
 
 #include <concepts>
@@ -9,60 +33,60 @@
 #include "cuda/core/launch.h"
 #include "cuda/core/recipe.h"
 #include "cuda/gemm/load/stage.h"
-#include "cuda/gemm/produce.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/gemm/sm100_mma.h"
 #include "cuda/ptx/address.h"
 #include "cuda/ptx/barriers.h"
+#include "cuda/ptx/copy.h"
 #include "cuda/ptx/tcgen05.h"
 #include "cuda/ptx/warp.h"
 
 namespace tilemoe::cuda::sm100 {
 
-// Warps in this order: those that load, those that store, the one that multiplies. A warp reaches
-// the lanes of tensor memory that its number modulo 4 names, so the storing ones begin at such a
-// number.
+// ---- Sizes.
+
+// The warps of a CTA: producer, storing, MMA. A warp can access the lanes of tensor memory given by
+// its index modulo 4, so the first storing warp has such an index.
 constexpr int kStoringWarps = 4;
 constexpr int kFirstStoringWarp = load::kProducerThreads / kWarp;
-constexpr int kMultiplyingWarp = kFirstStoringWarp + kStoringWarps;
-constexpr int kBlockThreads = (kMultiplyingWarp + 1) * kWarp;
+constexpr int kMmaWarp = kFirstStoringWarp + kStoringWarps;
+constexpr int kBlockThreads = (kMmaWarp + 1) * kWarp;
 static_assert(kFirstStoringWarp % 4 == 0);
 
-constexpr int kRegisters = 65536 / kBlockThreads / 8 * 8;  // of a thread at most
+constexpr int kRegisters = 65536 / kBlockThreads / 8 * 8;  // upper bound per thread
 static_assert(kRegisters >= 224, "an epilogue has 64 numbers, their words and their addresses");
 
-constexpr int kSharedBytes = 227 * 1024;  // of a block
-constexpr int kSwizzleAtom = 1024;        // 8 rows of 128 bytes: what shared tiles are aligned to
+constexpr int kSharedBytes = 227 * 1024;  // of a CTA
+constexpr int kSwizzleAtom = 1024;  // 8 rows of 128 bytes: the alignment of tiles in shared memory
 
-constexpr int kTensorMemoryColumns = 512;  // of an SM, and so of its one block
-constexpr int kAccumulators = 2;           // one is multiplied into while the other is stored
+constexpr int kTensorMemoryColumns = 512;  // of an SM, which runs one CTA
+constexpr int kAccumulators = 2;           // MMAs write one while the other is stored
 constexpr int kAccumulatorColumns = kTensorMemoryColumns / kAccumulators;
 
-// Two blocks of a cluster multiply together, as a pair: they have neighbouring rows of the same
-// columns, and each brings half of B.
+// A CTA's tile. With 2-CTA MMA the CTAs have neighbouring rows of the same columns, and each loads
+// half of B.
 template <class Recipe_, TileConfiguration kTile>
 struct TileShape {
   using Recipe = Recipe_;
   using Element = typename Recipe::A;  // of the operands
-  using Out = typename Recipe::Out;    // that is stored
   static constexpr int BLOCK_M = kTile.block_m;
   static constexpr int BLOCK_N = kTile.block_n;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
   static constexpr int kCluster = kTile.cluster;
-  static constexpr int kCtas = kCluster;  // of a product
-  // Of B, which each brings its part of.
-  static constexpr int kRowsOfB = BLOCK_N / kCtas;
+  static constexpr int kCtas = kCluster;            // of an MMA
+  static constexpr int kRowsOfB = BLOCK_N / kCtas;  // that each CTA loads
   using OwnColumns = TileShape<Recipe, TileConfiguration{BLOCK_M, kRowsOfB}>;
 
-  static constexpr int kWarpRows = BLOCK_M / kStoringWarps;  // one of each lane
+  static constexpr int kWarpRows = BLOCK_M / kStoringWarps;  // one per lane
   static constexpr int kFragments = kWarpRows / fragment::kRows;
 
-  static_assert(sizeof(Element) == 2 && sizeof(typename Recipe::B) == 2, "products of 16 bits");
+  static_assert(sizeof(Element) == 2 && sizeof(typename Recipe::B) == 2, "16-bit MMAs");
   static_assert(kTile.schedule == Schedule::kCooperative && (kCtas == 1 || kCtas == 2));
-  static_assert(BLOCK_M == 128, "row i of a product is lane i of tensor memory");
+  static_assert(BLOCK_M == 128, "row i of a tile is lane i of tensor memory");
   static_assert(BLOCK_N % kBatchColumns == 0 && BLOCK_N <= kAccumulatorColumns);
 
-  // First row of this warp's fragment, counted from the tile's first; its columns are the tile's.
+  // First row of this warp's fragment, counted from the tile's first row; a fragment has all
+  // columns of the tile.
   __device__ static int32_t fragment_row(int index) { return fragment_row(index, threadIdx.x); }
   __device__ static int32_t fragment_row(int index, std::integral auto thread) {
     return static_cast<int32_t>(thread) / kWarp % kStoringWarps * kWarpRows +
@@ -70,16 +94,18 @@ struct TileShape {
   }
 };
 
-// Rings between roles, of stages of operands and of accumulators. Each place has two barriers:
-//   full   ends a phase when what is in it may be read
-//   empty  ends a phase when nobody reads it any more
-// Both of its sides pass every place in order, so that none is two phases behind the other.
-//
-// Blocks of a pair have a ring each. In the first one's a place is full when the other's is as
-// well, which arrives for it; and empty, of accumulators, when both blocks' warps have read theirs:
-// all of them arrive there.
+// ---- Rings.
 
-// Arrivals are those of one block.
+// A ring between two roles: of stages of operands, or of accumulators. Each place has two
+// mbarriers:
+//   full   completes a phase when the place may be read
+//   empty  completes a phase when all readers are done
+// Both roles pass every place in order, so that neither is two phases behind the other.
+//
+// Each CTA of a pair has its own rings. A stage of the first CTA is full only when that of the
+// second CTA is full too, whose MMA warp arrives here; an accumulator of the first CTA is empty
+// when the warps of both CTAs have read theirs: all of them arrive here. The template's arrivals
+// are those of one CTA.
 template <int kPlaces_, int kFullArrivals, int kEmptyArrivals, int kCtas>
 class Ring {
  public:
@@ -89,8 +115,8 @@ class Ring {
 
   __device__ explicit Ring(uint32_t barriers) : barriers_(barriers) {}
 
-  // By one thread; ptx::fence_mbarrier_init() follows. `remote_full_arrivals` and
-  // `remote_empty_arrivals`: how often the other block of a pair arrives here.
+  // Called by one thread; ptx::fence_mbarrier_init() must follow. The remote arrivals are those of
+  // the other CTA of a pair.
   __device__ void init(int32_t remote_full_arrivals, int32_t remote_empty_arrivals) const {
     for (int place = 0; place < kPlaces; ++place) {
       ptx::mbarrier_init(full(place), kFullArrivals + remote_full_arrivals);
@@ -101,8 +127,8 @@ class Ring {
   __device__ uint32_t full(int32_t place) const { return barriers_ + 8u * place; }
   __device__ uint32_t empty(int32_t place) const { return barriers_ + 8u * (kPlaces + place); }
 
-  // The first round finds every place empty without an arrival: the phase before the first counts as
-  // ended.
+  // In the first round every place is empty without an arrival: the phase before the first counts
+  // as ended.
   __device__ void wait_empty(const Position& at) const {
     ptx::mbarrier_wait(empty(at.stage), at.parity ^ 1);
   }
@@ -110,7 +136,7 @@ class Ring {
     ptx::mbarrier_wait(full(at.stage), at.parity);
   }
 
-  // The same in a pair's first block, for what both have done.
+  // The same in the first CTA of a pair, for arrivals of both CTAs.
   __device__ void wait_empty_2cta(const Position& at) const {
     if constexpr (kCtas > 1)
       ptx::mbarrier_wait_acquire_cluster(empty(at.stage), at.parity ^ 1);
@@ -124,7 +150,7 @@ class Ring {
       wait_full(at);
   }
 
-  // Tells the block that multiplies: of a pair, its first.
+  // Arrives at the CTA that issues the MMAs: the first of a pair.
   __device__ void arrive_full(int32_t place) const { arrive(full(place)); }
   __device__ void arrive_empty(int32_t place) const { arrive(empty(place)); }
 
@@ -139,141 +165,16 @@ class Ring {
   uint32_t barriers_;
 };
 
-// What plugs into the skeleton beside loaders (load/loader.h), and what a part lacks when it does
-// not.
+// ---- The GEMM: its parts and its shared memory.
 
-// Finishes a tile: store() is called by every storing warp with its own rows, of which it pulls what
-// it needs. Warps never wait for each other in it.
+// Finishes a tile: every storing warp calls store() with its own rows and reads from tensor memory
+// the columns that it needs. Warps never wait for each other in it.
 template <class E>
 concept Epilogue = requires(const E epilogue, const typename E::Params& params,
                             const WarpAccumulators& D, const Tile& tile) {
   E(params);
   epilogue.store(D, tile);
 };
-
-// The multiplying warp's part of a grouped GEMM: one of its lanes starts the products of every tile
-// and tells by tcgen05.commit when they are done: a stage, to the producer, and a tile, to the
-// storing warps. It never waits for its own products.
-//
-// Of a pair of blocks the first one's starts both blocks' products, and tells both. The other's
-// tells the first one of its stages: copies by threads, when they land, can arrive in their own
-// block alone.
-
-// Of products that this thread has started, when they are done.
-template <int kCtas>
-__device__ __forceinline__ void commit_to(uint32_t barrier) {
-  if constexpr (kCtas == 2)
-    ptx::tcgen05_commit_2cta(barrier, 0b11);
-  else
-    ptx::tcgen05_commit(barrier);
-}
-
-// The last commits arrive in this block's memory.
-template <class Ring>
-__device__ __forceinline__ void wait_for_last(const Ring& ring, typename Ring::Position at) {
-  for (int i = 0; i < Ring::kPlaces; ++i, at.advance()) ring.wait_empty(at);
-}
-
-// The accumulators begin at `tensor_memory`.
-template <class Gemm>
-__device__ __forceinline__ void multiply_tiles(const typename Gemm::Params& params,
-                                               const typename Gemm::Ring& ring,
-                                               const typename Gemm::Accumulators& accumulators,
-                                               uint32_t shared, uint32_t tensor_memory) {
-  constexpr int kCtas = Gemm::Shape::kCtas;
-  const typename Gemm::TiledMma mma(shared);
-  typename Gemm::Order order(params.order);
-  typename Gemm::Ring::Position at;
-  typename Gemm::Accumulators::Position to;
-  for (Tile tile; order.next(tile); to.advance()) {
-    const int32_t k_blocks = ptx::uniform(tile.k_blocks);
-    const uint32_t D = tensor_memory + to.stage * kAccumulatorColumns;
-    accumulators.wait_empty_2cta(to);
-    for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
-      ring.wait_full_2cta(at);
-      __syncwarp();  // (orders nothing: the lane that is elected has waited by itself)
-      if (ptx::elect_one()) {
-        // The threads' copies arrive by themselves when they land, so that none waits for its own;
-        // what they wrote is handed to the tensor cores by the one who waited for it.
-        if constexpr (Gemm::kThreadsCopy) ptx::fence_proxy_async();
-        ptx::tcgen05_fence_after_sync();
-        mma.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);
-        commit_to<kCtas>(ring.empty(at.stage));
-        if (k_block + 1 == k_blocks) commit_to<kCtas>(accumulators.full(to.stage));
-      }
-    }
-  }
-  wait_for_last(ring, at);
-}
-
-// By a pair's second block.
-template <class Gemm>
-__device__ __forceinline__ void signal_full_stages(const typename Gemm::Params& params,
-                                                   const typename Gemm::Ring& ring) {
-  typename Gemm::Order order(params.order);
-  typename Gemm::Ring::Position at;
-  for (Tile tile; order.next(tile);) {
-    const int32_t k_blocks = ptx::uniform(tile.k_blocks);
-    for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
-      ring.wait_full(at);
-      __syncwarp();  // (orders nothing: the elected lane has waited by itself)
-      if (ptx::elect_one()) {
-        if constexpr (Gemm::kThreadsCopy) ptx::fence_proxy_async();
-        ring.arrive_full(at.stage);
-      }
-    }
-  }
-  wait_for_last(ring, at);
-}
-
-// A storing warp's part of a grouped GEMM: finishes its rows of every tile while the next one's
-// products run.
-
-// `tensor_memory` is the warp's first lane of the first accumulator.
-template <class Gemm>
-__device__ __forceinline__ void store_tiles(const typename Gemm::Params& params,
-                                            const typename Gemm::Accumulators& accumulators,
-                                            uint32_t tensor_memory) {
-  const typename Gemm::Epilogue epilogue(params.epilogue);
-  typename Gemm::Order order(params.order);
-  typename Gemm::Accumulators::Position from;
-  for (Tile tile; order.next(tile); from.advance()) {
-    accumulators.wait_full(from);
-    // (Neither this nor the one below orders anything: loads from tensor memory and the wait for
-    // them are the whole warp's.)
-    __syncwarp();
-    ptx::tcgen05_fence_after_sync();
-    epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), tile);
-    ptx::tcgen05_fence_before_sync();
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) accumulators.arrive_empty(from.stage);
-  }
-}
-
-// The grouped-GEMM skeleton for tcgen05: persistent, warp-specialised, for any loaders, epilogue and
-// tile order.
-//
-//   producer     four warps: bring k block after k block of both operands into the ring
-//   multiplying  one warp: multiplies them into one of two accumulators in tensor memory
-//   storing      four warps: finish a tile from the other, each 32 of its rows
-//
-// Two blocks may be a pair (Shape::kCtas): they walk the same order side by side, each with its
-// rows and its half of B's columns, and the first one's multiplying warp multiplies for both.
-//
-// All roles walk the same tile order on their own, and go on to the next tile at once:
-//
-//   producer     | load 6      | load 7      | load 8 ...
-//   multiplying  | 4 -> even   | 5 -> even   | 6 -> odd    | 7 -> odd ...       (k blocks)
-//   storing      | the tile before, odd      | this tile, even ...
-//
-//   who tells whom     by                        that
-//   producer           bytes and copies landed   a stage is full
-//   multiplying        tcgen05.commit            a stage is empty, an accumulator is full
-//   storing            an arrival of each warp   an accumulator is empty
-//   multiplying, of a pair's second block:
-//                      an arrival in the first   a stage is full
-//
-// What plugs in (load/loader.h and parts.h say what each must have): LoadA, LoadB, Epilogue, Order.
 
 template <class Shape_, load::Loader LoadA_, load::Loader LoadB_, Epilogue Epilogue_,
           TileOrder Order_>
@@ -293,27 +194,156 @@ struct GroupedGemm {
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M &&
                 LoadB::Operand::kRows == Shape::kRowsOfB);
-  static constexpr bool kWeightsFirst = false;
-  static constexpr bool kThreadsCopy =
-      load::copies_by_threads<LoadA> || load::copies_by_threads<LoadB>;
-  static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;
-  static constexpr int kFullArrivals = 1 + (kThreadsCopy ? load::kProducerThreads : 0);
   using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
 
-  // Shared memory: stages (A, B), barriers, the address of tensor memory.
-  static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
+  // Shared memory: stages, barriers, the address of tensor memory.
+  using Stage = load::Stage<LoadA, LoadB>;
   static constexpr int kOtherRoom = 256;
-  static constexpr int kStages = (kSharedBytes - kOtherRoom) / kStageBytes;
-  using Ring = sm100::Ring<kStages, kFullArrivals, 1, Shape::kCtas>;
+  static constexpr int kStages = (kSharedBytes - kOtherRoom) / Stage::kBytes;
+  using Ring = sm100::Ring<kStages, Stage::kFullArrivals, 1, Shape::kCtas>;
   using Accumulators = sm100::Ring<kAccumulators, 1, kStoringWarps, Shape::kCtas>;
-  static constexpr int kRingAt = kStages * kStageBytes;
+  static constexpr int kRingAt = kStages * Stage::kBytes;
   static constexpr int kAccumulatorsAt = kRingAt + Ring::kBarrierBytes;
   static constexpr int kTensorMemoryAt = kAccumulatorsAt + Accumulators::kBarrierBytes;
   static constexpr int kSharedBytesUsed = kTensorMemoryAt + static_cast<int>(sizeof(uint32_t));
   static_assert(kStages >= 3, "fewer stages do not hide the latency of memory");
   static_assert(kSharedBytesUsed <= kSharedBytes);
-  static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && kStageBytes % kSwizzleAtom == 0);
+  static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && Stage::kBytes % kSwizzleAtom == 0);
 };
+
+// ---- Producer: warps 0 to 3.
+
+// `shared` is the first stage. A thread waits for an empty stage only if the stage cannot become
+// full again without this thread's arrival; any other thread could be two phases late.
+template <class Gemm>
+__device__ __forceinline__ void produce(const typename Gemm::Params& params,
+                                        const typename Gemm::Ring& ring, uint32_t shared,
+                                        int32_t warp) {
+  using LoadA = typename Gemm::LoadA;
+  using LoadB = typename Gemm::LoadB;
+  using Stage = typename Gemm::Stage;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  if (!Stage::kThreadsCopy && thread >= kWarp) return;  // one thread starts TMA
+
+  LoadA load_a(params.a, thread);
+  LoadB load_b(params.b, thread);
+  typename Gemm::Order order(params.order);
+  typename Gemm::Ring::Position at;
+  for (Tile tile; order.next(tile);) {
+    load_a.begin(tile);
+    load_b.begin(tile);
+    for (int32_t k_block = 0; k_block < tile.k_blocks; ++k_block, at.advance()) {
+      if constexpr (Stage::kThreadsCopy) ring.wait_empty(at);
+      const uint32_t stage_a = shared + at.stage * Stage::kBytes;
+      const uint32_t stage_b = stage_a + Stage::kBAt;
+      if (warp == 0 && ptx::elect_one()) {
+        if constexpr (!Stage::kThreadsCopy) ring.wait_empty(at);
+        const uint32_t full = ring.full(at.stage);
+        ptx::mbarrier_arrive_expect_bytes(full, Stage::kTmaBytes);
+        if constexpr (load::TmaLoader<LoadA>) load_a.load(stage_a, full, k_block);
+        if constexpr (load::TmaLoader<LoadB>) load_b.load(stage_b, full, k_block);
+      }
+      if constexpr (load::ThreadLoader<LoadA>) load_a.copy(stage_a, k_block);
+      if constexpr (load::ThreadLoader<LoadB>) load_b.copy(stage_b, k_block);
+      if constexpr (Stage::kThreadsCopy) ptx::cp_async_arrive(ring.full(at.stage));
+    }
+  }
+}
+
+// ---- MMA: warp 8. It never waits for its own MMAs; tcgen05.commit arrives when they are done.
+
+// Makes the MMAs that this thread has issued arrive at `barrier`, in both CTAs of a pair.
+template <int kCtas>
+__device__ __forceinline__ void commit_to(uint32_t barrier) {
+  if constexpr (kCtas == 2)
+    ptx::tcgen05_commit_2cta(barrier, 0b11);
+  else
+    ptx::tcgen05_commit(barrier);
+}
+
+// Waits for the last commits: they arrive in this CTA's shared memory.
+template <class Ring>
+__device__ __forceinline__ void wait_for_last(const Ring& ring, typename Ring::Position at) {
+  for (int i = 0; i < Ring::kPlaces; ++i, at.advance()) ring.wait_empty(at);
+}
+
+// `tensor_memory` is the address of the first accumulator.
+template <class Gemm>
+__device__ __forceinline__ void multiply_tiles(const typename Gemm::Params& params,
+                                               const typename Gemm::Ring& ring,
+                                               const typename Gemm::Accumulators& accumulators,
+                                               uint32_t shared, uint32_t tensor_memory) {
+  constexpr int kCtas = Gemm::Shape::kCtas;
+  const typename Gemm::TiledMma mma(shared);
+  typename Gemm::Order order(params.order);
+  typename Gemm::Ring::Position at;
+  typename Gemm::Accumulators::Position to;
+  for (Tile tile; order.next(tile); to.advance()) {
+    const int32_t k_blocks = ptx::uniform(tile.k_blocks);
+    const uint32_t D = tensor_memory + to.stage * kAccumulatorColumns;
+    accumulators.wait_empty_2cta(to);
+    for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
+      ring.wait_full_2cta(at);
+      __syncwarp();  // (orders nothing: the elected lane has waited, too)
+      if (ptx::elect_one()) {
+        // cp.async arrives when a copy lands; the thread that waited makes the copied bytes visible
+        // to the async proxy, which tcgen05.mma reads through.
+        if constexpr (Gemm::Stage::kThreadsCopy) ptx::fence_proxy_async();
+        ptx::tcgen05_fence_after_sync();
+        mma.multiply(D, at.stage * Gemm::Stage::kBytes, k_block == 0);
+        commit_to<kCtas>(ring.empty(at.stage));
+        if (k_block + 1 == k_blocks) commit_to<kCtas>(accumulators.full(to.stage));
+      }
+    }
+  }
+  wait_for_last(ring, at);
+}
+
+// The MMA warp of a pair's second CTA. cp.async can arrive in its own CTA only, so this warp waits
+// for the full stages and arrives at the first CTA.
+template <class Gemm>
+__device__ __forceinline__ void signal_full_stages(const typename Gemm::Params& params,
+                                                   const typename Gemm::Ring& ring) {
+  typename Gemm::Order order(params.order);
+  typename Gemm::Ring::Position at;
+  for (Tile tile; order.next(tile);) {
+    const int32_t k_blocks = ptx::uniform(tile.k_blocks);
+    for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
+      ring.wait_full(at);
+      __syncwarp();  // (orders nothing: the elected lane has waited, too)
+      if (ptx::elect_one()) {
+        if constexpr (Gemm::Stage::kThreadsCopy) ptx::fence_proxy_async();
+        ring.arrive_full(at.stage);
+      }
+    }
+  }
+  wait_for_last(ring, at);
+}
+
+// ---- Storing warps: they finish their rows of a tile while the MMAs of the next tile run.
+
+// `tensor_memory` is the address of the warp's first lane in the first accumulator.
+template <class Gemm>
+__device__ __forceinline__ void store_tiles(const typename Gemm::Params& params,
+                                            const typename Gemm::Accumulators& accumulators,
+                                            uint32_t tensor_memory) {
+  const typename Gemm::Epilogue epilogue(params.epilogue);
+  typename Gemm::Order order(params.order);
+  typename Gemm::Accumulators::Position from;
+  for (Tile tile; order.next(tile); from.advance()) {
+    accumulators.wait_full(from);
+    // (Neither this __syncwarp() nor the one below orders anything: the whole warp executes loads
+    // from tensor memory and the wait for them.)
+    __syncwarp();
+    ptx::tcgen05_fence_after_sync();
+    epilogue.store(WarpAccumulators(tensor_memory + from.stage * kAccumulatorColumns), tile);
+    ptx::tcgen05_fence_before_sync();
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) accumulators.arrive_empty(from.stage);
+  }
+}
+
+// ---- Kernel.
 
 template <class Gemm>
 __global__ void __launch_bounds__(kBlockThreads, 1)
@@ -339,11 +369,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     typename Gemm::LoadA(params.a, 0).prefetch();
     typename Gemm::LoadB(params.b, 0).prefetch();
   }
-  if constexpr (kCtas > 1) sync();  // a pair allocates together: both must run
-  if (warp == kMultiplyingWarp) {
+  if constexpr (kCtas > 1) sync();  // a CTA pair allocates together: both must run
+  if (warp == kMmaWarp) {
     ptx::tensor_memory_allocate<kTensorMemoryColumns, kCtas>(shared + Gemm::kTensorMemoryAt);
     ptx::tensor_memory_relinquish<kCtas>();
-    ptx::tcgen05_fence_before_sync();  // (not needed: to allocate is no asynchronous access)
+    ptx::tcgen05_fence_before_sync();  // (not needed: an allocation is not asynchronous)
   }
   wait_for_previous();
   __syncthreads();
@@ -351,10 +381,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const auto tensor_memory = *reinterpret_cast<const uint32_t*>(memory + Gemm::kTensorMemoryAt);
 
   if (warp < kFirstStoringWarp) {
-    load::produce<Gemm>(
-        params, ring, shared, [warp] { return warp == 0 && ptx::elect_one(); },
-        [](const auto& /*at*/, const Tile& /*tile*/) {});
-  } else if (warp < kMultiplyingWarp) {
+    produce<Gemm>(params, ring, shared, warp);
+  } else if (warp < kMmaWarp) {
     store_tiles<Gemm>(params, accumulators,
                       tensor_memory + (warp - kFirstStoringWarp) * kWarp * kLane);
     ptx::tcgen05_fence_before_sync();  // (not needed: every tile's store ends with one)
@@ -364,10 +392,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     if constexpr (kCtas > 1) signal_full_stages<Gemm>(params, ring);
   }
 
-  // Every accumulator has been read, and every product before that was done. Nobody arrives in the
-  // other block any more.
+  // Every accumulator has been read, so every MMA is done. No further arrival at the other CTA
+  // follows.
   sync();
-  if (warp == kMultiplyingWarp) {
+  if (warp == kMmaWarp) {
     ptx::tcgen05_fence_after_sync();
     ptx::tensor_memory_free<kTensorMemoryColumns, kCtas>(tensor_memory);
   }

@@ -17,7 +17,9 @@ namespace tilemoe::cuda::sm100 {
 template <class Shape, class A, class B>
 class Mma {
  public:
-  static constexpr int kK = 16;  // steps of the sum that an instruction takes
+  static constexpr int kK = Shape::Recipe::kMmaK;  // of an instruction
+  static constexpr int kStepA = A::step_bytes(kK, sizeof(typename Shape::Element));
+  static constexpr int kStepB = B::step_bytes(kK, sizeof(typename Shape::Element));
   static_assert(Shape::BLOCK_K % kK == 0);
 
   // `shared` is the first stage.
@@ -29,8 +31,8 @@ class Mma {
   __device__ __forceinline__ void multiply(uint32_t D, uint32_t stage, bool overwrites) const {
 #pragma unroll
     for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
-      ptx::tcgen05_mma_f16<Shape::kCtas>(D, advance(a_, stage + step * A::kStepBytes),
-                                         advance(b_, stage + step * B::kStepBytes), kInstruction,
+      ptx::tcgen05_mma_f16<Shape::kCtas>(D, advance(a_, stage + step * kStepA),
+                                         advance(b_, stage + step * kStepB), kInstruction,
                                          !overwrites || step != 0);
   }
 

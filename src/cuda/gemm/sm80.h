@@ -26,7 +26,6 @@ template <class Recipe_, TileConfiguration kTile>
 struct TileShape {
   using Recipe = Recipe_;
   using Element = typename Recipe::A;  // of the operands
-  using Out = typename Recipe::Out;    // that is stored
   static constexpr int BLOCK_M = kTile.block_m;
   static constexpr int BLOCK_N = kTile.block_n;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
@@ -363,7 +362,7 @@ struct GroupedGemm {
   static constexpr int kMaxStages = Shape::kSmallM ? 12 : 4;
   // Blocks that an SM's registers hold at a time, or of few rows, whose stages are enough.
   static constexpr int kBlocksAtOnce = Shape::kThreads == 128 ? 2 : Shape::kThreads < 128 ? 4 : 1;
-  static constexpr bool kWeightsFirst = Shape::kSmallM && rows_in_order<LoadA>;
+  static constexpr bool kWeightsFirst = Shape::kSmallM && load::rows_in_order<LoadA>;
 
   // Shared memory: the tiles under way, barriers, stages (A, B).
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;

@@ -26,7 +26,7 @@ __device__ __forceinline__ void clear(Accumulators<Shape>& D) {
 // four 8x8 blocks: of A the upper and lower 8 rows of the first 8 steps of the sum, then of the last
 // 8; of B, whose products take 8 rows each, both eights of the sum of the first 8 rows, then of the
 // next.
-template <class Operand, int kCount, bool kIsA>
+template <class Operand, int kCount, bool kIsA, int kStepBytes>
 class FragmentPlaces {
  public:
   // `first_row` is the warp's first of the operand.
@@ -52,13 +52,13 @@ class FragmentPlaces {
                                        int number) const {
     // The swizzle is an exclusive or of bits that no other term of the place has.
     if constexpr (Operand::kMajor == Major::kK)
-      ptx::ldmatrix_x4(fragment, ((stage + offset_[0]) ^ step * Operand::kStepBytes) +
+      ptx::ldmatrix_x4(fragment, ((stage + offset_[0]) ^ step * kStepBytes) +
                                      number * (16 * Operand::kRowBytes));
     else if constexpr (kOffsets == 1)
-      ptx::ldmatrix_x4_transposed(
-          fragment, ((stage + offset_[0]) ^ number * 32) + step * Operand::kStepBytes);
+      ptx::ldmatrix_x4_transposed(fragment,
+                                  ((stage + offset_[0]) ^ number * 32) + step * kStepBytes);
     else
-      ptx::ldmatrix_x4_transposed(fragment, stage + offset_[number] + step * Operand::kStepBytes);
+      ptx::ldmatrix_x4_transposed(fragment, stage + offset_[number] + step * kStepBytes);
   }
 
  private:
@@ -73,7 +73,7 @@ class FragmentPlaces {
 template <class Shape, class A, class B>
 class Mma {
  public:
-  static constexpr int kSteps = Shape::BLOCK_K / 16;
+  static constexpr int kSteps = Shape::BLOCK_K / Shape::Recipe::kMmaK;
 
   // Of one step: the warp's rows of A and its columns, which are rows of B.
   struct Fragments {
@@ -105,8 +105,12 @@ class Mma {
   }
 
  private:
-  FragmentPlaces<A, Shape::kFragments, true> a_;
-  FragmentPlaces<B, Shape::kWarpColumns / 16, false> b_;
+  template <class Operand>
+  static constexpr int kStepBytes = Operand::step_bytes(Shape::Recipe::kMmaK,
+                                                        sizeof(typename Shape::Element));
+
+  FragmentPlaces<A, Shape::kFragments, true, kStepBytes<A>> a_;
+  FragmentPlaces<B, Shape::kWarpColumns / 16, false, kStepBytes<B>> b_;
 };
 
 }  // namespace tilemoe::cuda::sm80

@@ -1,20 +1,31 @@
-// The grouped-GEMM skeleton: persistent, warp-specialised, for any loaders, epilogue and tile
-// order.
+// Grouped GEMM for Hopper (wgmma, TMA): persistent and warp-specialized, for any loaders, epilogue
+// and tile order.
 //
-//   producer     one warpgroup: brings k block after k block of both operands into the ring
-//   consumers    two warpgroups: multiply, then hand float32 accumulators to the epilogue
+//   producer   warpgroup 0: loads the k blocks of A and B into a ring of stages, by TMA (one thread)
+//              or cp.async (all threads)
+//   consumers  warpgroups 1 and 2: MMAs, then the epilogue on float32 accumulators. Cooperative:
+//              each has half of a tile's rows. Ping-pong: each has every other tile; one runs MMAs
+//              while the other runs its epilogue.
 //
-// All roles walk the same tile order on their own. In the steady state the ring is full, a stage is
-// refilled as soon as its readers are done with it, across the borders of tiles, and one group of
-// products is always under way while the next stage is waited for:
+// Every role walks the same tile order on its own. In the steady state the ring is full, a stage is
+// refilled as soon as its readers have released it, also across tiles, and one group of MMAs is in
+// flight while the next stage is waited for:
 //
-//   producer     | load 4        | load 5        | load 6 ...
-//   consumer     | mma 0 | mma 1, release 0 | mma 2, release 1 | ... | epilogue | mma ...
+//   producer   | load 4        | load 5        | load 6 ...
+//   consumer   | mma 0 | mma 1, release 0 | mma 2, release 1 | ... | epilogue | mma ...
 //
-// An epilogue may hold what it stores in registers, and store it beside the next tile's first
-// products.
+//   barrier    arrivals                                                     waits
+//   full       the thread that starts TMA, with its bytes; each copying      consumers
+//              thread's cp.async
+//   empty      each reading warp of every CTA of the cluster                 producer
+//   ping-pong  all threads of the other consumer                             consumer
 //
-// What plugs in (parts.h says what each must have): LoadA, LoadB, Epilogue, Order.
+// An epilogue may defer its stores: it keeps the finished tile in registers and stores it during
+// the MMAs of the next tile. It may also read an operand of its own through the ring, after a
+// tile's k blocks.
+//
+// Template parameters: LoadA and LoadB (load/stage.h), Epilogue (sm90_epilogue.h), Order
+// (schedule/tile.h). launch_gemm.h launches the kernel.
 #pragma once
 
 #include <concepts>
@@ -24,40 +35,39 @@
 #include "cuda/core/launch.h"
 #include "cuda/core/recipe.h"
 #include "cuda/gemm/load/stage.h"
-#include "cuda/gemm/produce.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/gemm/sm90_epilogue.h"
 #include "cuda/gemm/sm90_mma.h"
 #include "cuda/ptx/address.h"
 #include "cuda/ptx/barriers.h"
+#include "cuda/ptx/copy.h"
 #include "cuda/ptx/warp.h"
 #include "cuda/ptx/wgmma.h"
 
 namespace tilemoe::cuda::sm90 {
 
-// The block's tile and how the two consumer warpgroups share it, with everything that follows from
-// them at compile time.
+// ---- Sizes.
 
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
-constexpr int kBlockThreads = (1 + kConsumers) * kWarpgroup;  // the producer comes first
+constexpr int kBlockThreads = (1 + kConsumers) * kWarpgroup;  // the producer is first
 static_assert(kWarpgroup == load::kProducerThreads);
 
-// 65536 registers over 384 threads are 168 a thread at launch; what the producer gives back, the
-// consumers take: 40 + 2 * 232 = 3 * 168.
+// At launch each of the 384 threads has 168 of the 65536 registers. The producer releases registers
+// and the consumers acquire them: 40 + 2 * 232 = 3 * 168.
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
-constexpr int kSharedBytes = 227 * 1024;  // of a block
-constexpr int kSwizzleAtom = 1024;        // 8 rows of 128 bytes: what shared tiles are aligned to
+constexpr int kSharedBytes = 227 * 1024;  // of a CTA
+constexpr int kSwizzleAtom = 1024;  // 8 rows of 128 bytes: the alignment of tiles in shared memory
 
-// A cluster's blocks work side by side on tiles of neighbouring rows and share what they read of B.
+// A CTA's tile and its division among the consumers. The CTAs of a cluster have tiles of
+// neighbouring rows and share operand B.
 template <class Recipe_, TileConfiguration kTile>
 struct TileShape {
   using Recipe = Recipe_;
   using Element = typename Recipe::A;  // of the operands
-  using Out = typename Recipe::Out;    // that is stored
   static constexpr int BLOCK_M = kTile.block_m;
   static constexpr int BLOCK_N = kTile.block_n;
   static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
@@ -65,32 +75,34 @@ struct TileShape {
   static constexpr int kCluster = kTile.cluster;
   static constexpr bool kSmallM = BLOCK_M < 128;
 
-  // Of one consumer: rows, instructions of 64 rows each, and how many consumers a stage is read by.
+  // Rows of one consumer, its instructions of 64 rows each, and the number of consumers that read a
+  // stage.
   static constexpr int kRows = kSchedule == Schedule::kCooperative ? BLOCK_M / kConsumers : BLOCK_M;
-  static constexpr int kFragments = kRows / 64;  // a warp has 16 rows of each instruction's
+  static constexpr int kFragments = kRows / 64;  // a warp has 16 rows of each
   static constexpr int kReaders = kSchedule == Schedule::kCooperative ? kConsumers : 1;
 
   static_assert(sizeof(Element) == sizeof(typename Recipe::B), "one swizzle for both operands");
-  static_assert(kCluster == 1 || kCluster == 2, "B is brought in halves");
+  static_assert(kCluster == 1 || kCluster == 2, "each CTA loads half of B");
   static_assert(kRows % 64 == 0, "an instruction multiplies 64 rows");
   static_assert(kFragments * BLOCK_N / 2 <= 192,
                 "accumulators leave no registers for the epilogue");
 
-  // First row of this warp's fragment, counted from the consumer's first; its columns are the
-  // tile's.
+  // First row of this warp's fragment, counted from the consumer's first row; a fragment has all
+  // columns of the tile.
   __device__ static int32_t fragment_row(int index) { return fragment_row(index, threadIdx.x); }
   __device__ static int32_t fragment_row(int index, std::integral auto thread) {
     return index * 64 + static_cast<int32_t>(thread % kWarpgroup / kWarp) * fragment::kRows;
   }
 };
 
-// The named barriers of a grouped GEMM's block, one a direction.
+// ---- Barriers and the ring.
 
+// Named barriers, one per direction.
 enum class NamedBarrier : uint32_t {
   kBlock = 0,      // __syncthreads()
-  kPingPong0 = 1,  // ping-pong: consumer 1 tells consumer 0 that the ring is its
+  kPingPong0 = 1,  // ping-pong: consumer 1 hands the ring to consumer 0
   kPingPong1 = 2,
-  kStore0 = 3,  // the warps of a consumer that store together
+  kStore0 = 3,  // the warps of consumer 0, which store together
   kStore1 = 4,
 };
 
@@ -98,16 +110,16 @@ __device__ constexpr uint32_t number_of(NamedBarrier first, int consumer) {
   return static_cast<uint32_t>(first) + static_cast<uint32_t>(consumer);
 }
 
-// The ring of stages between the producer and the consumers. Each stage has two barriers:
-//   full   ends a phase when the stage's operands have landed: one arrival of the thread that
-//          starts TMA, with the bytes it will deliver, and one of each thread that copies.
-//   empty  ends a phase when every warp that reads the stage has finished its products, those of
-//          the cluster's other block too: its producer writes here as well.
-// A waiter must never be two phases behind, since it knows a phase by its parity alone: the
-// producer and the consumers of a tile pass every stage in order; of two consumers in ping-pong the
-// one whose turn it is not waits at a named barrier, not here.
-
-// kReadingWarps: of one block.
+// The ring of stages between the producer and the consumers. Each stage has two mbarriers:
+//   full   completes a phase when the stage's operands have landed: one arrival of the thread that
+//          starts TMA, with the bytes to expect, and one of each thread that copies.
+//   empty  completes a phase when every warp that reads the stage has finished its MMAs, including
+//          those of the cluster's other CTA, whose producer writes to this stage as well.
+// A waiter knows a phase by its parity only, so it must never be two phases behind: the producer
+// and the consumers of a tile pass every stage in order, and in ping-pong the inactive consumer
+// waits at a named barrier instead.
+//
+// kReadingWarps: of one CTA.
 template <int kStages_, int kFullArrivals, int kReadingWarps, int kCluster>
 class Ring {
  public:
@@ -134,7 +146,7 @@ class Ring {
   __device__ uint32_t full(int32_t stage) const { return barriers_ + 8u * stage; }
   __device__ uint32_t empty(int32_t stage) const { return barriers_ + 8u * (kStages + stage); }
 
-  // The first round finds every stage empty without an arrival: the phase before the first counts
+  // In the first round every stage is empty without an arrival: the phase before the first counts
   // as ended.
   __device__ void wait_empty(const Position& at) const {
     ptx::mbarrier_wait(empty(at.stage), at.parity ^ 1);
@@ -143,7 +155,7 @@ class Ring {
     ptx::mbarrier_wait(full(at.stage), at.parity);
   }
 
-  // A whole warp is done with the stage: lane i tells block i of the cluster.
+  // Called by a whole warp that has read the stage: lane i arrives at CTA i of the cluster.
   __device__ void release(int32_t stage) const {
     if (threadIdx.x % kWarp >= kCluster) return;
     if constexpr (kCluster > 1)
@@ -154,90 +166,151 @@ class Ring {
 
  private:
   uint32_t barriers_;
-  uint32_t releasing_;  // the barriers of the block that this lane tells
+  uint32_t releasing_;  // the barriers of the CTA at which this lane arrives
 };
 
-// The producer's part of a grouped GEMM: brings both operands' k blocks, and what the epilogue
-// reads, into the ring.
+// ---- The GEMM: its parts and its shared memory.
 
-// Brings what the tile's epilogue reads; the threads that copy k blocks arrive with empty hands.
+template <class Shape_, load::Loader LoadA_, load::Loader LoadB_, EpilogueOf<Shape_> Epilogue_,
+          TileOrder Order_>
+struct GroupedGemm {
+  using Shape = Shape_;
+  using LoadA = LoadA_;
+  using LoadB = LoadB_;
+  using Epilogue = Epilogue_;
+  using Order = Order_;
+
+  struct Params {
+    typename LoadA::Params a;
+    typename LoadB::Params b;
+    typename Epilogue::Params epilogue;
+    typename Order::Params order;
+  };
+
+  static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
+  // The weights of the first stages are loaded before the previous kernel has ended (stage.h).
+  static constexpr bool kWeightsFirst = Shape::kSmallM && load::rows_in_order<LoadA>;
+  static constexpr int kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;
+
+  // Shared memory: stages, the consumers' epilogues, barriers.
+  using Stage = load::Stage<LoadA, LoadB>;
+  static constexpr int kEpilogueBytes = kConsumers * Epilogue::kSharedBytes;
+  static constexpr int kBarrierRoom = 256;
+  static constexpr int kStages = (kSharedBytes - kEpilogueBytes - kBarrierRoom) / Stage::kBytes;
+  using Ring = sm90::Ring<kStages, Stage::kFullArrivals, kReadingWarps, Shape::kCluster>;
+  using Blocks = EpilogueBlocks<Ring, Stage::kBytes>;
+  using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
+  using Accumulate = InPlace;
+  static_assert(Shape::BLOCK_K % TiledMma::kK == 0);
+  static constexpr int kEpilogueAt = kStages * Stage::kBytes;
+  static constexpr int kBarriersAt = kEpilogueAt + kEpilogueBytes;
+  static constexpr int kSharedBytesUsed = kBarriersAt + Ring::kBarrierBytes;
+  static_assert(Ring::kBarrierBytes <= kBarrierRoom && kSharedBytesUsed <= kSharedBytes);
+  static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && Stage::kBytes % kSwizzleAtom == 0 &&
+                Epilogue::kSharedBytes % kSwizzleAtom == 0);
+};
+
+// ---- Producer.
+
+// Starts TMA for the weights of the first stages, at most one round of the ring, without waiting
+// for the previous kernel. Returns the number of k blocks.
 template <class Gemm>
-__device__ __forceinline__ void produce_for_epilogue(const typename Gemm::Params& params,
-                                                     const typename Gemm::Ring& ring,
-                                                     typename Gemm::Ring::Position& at,
-                                                     uint32_t shared, const Tile& tile) {
+__device__ __forceinline__ int32_t load_weights_first(const typename Gemm::Params& params,
+                                                      const typename Gemm::Ring& ring,
+                                                      uint32_t shared, bool starts_tma) {
+  using Stage = typename Gemm::Stage;
+  static_assert(!Stage::kThreadsCopy);
+  typename Gemm::LoadB load(params.b, 0);
+  typename Gemm::Order order(params.order);
+  int32_t stage = 0;
+  for (Tile tile; stage < Gemm::Ring::kStages && order.next(tile);) {
+    load.begin(tile);
+    for (int32_t k_block = 0; k_block < tile.k_blocks && stage < Gemm::Ring::kStages;
+         ++k_block, ++stage) {
+      if (!starts_tma) continue;
+      const uint32_t full = ring.full(stage);
+      ptx::mbarrier_arrive_expect_bytes(full, Stage::kTmaBytes);
+      load.load(shared + stage * Stage::kBytes + Stage::kBAt, full, k_block);
+    }
+  }
+  return stage;
+}
+
+// Loads the blocks of the epilogue's own operand, which follow a tile's k blocks. The threads that
+// copy k blocks only arrive.
+template <class Gemm>
+__device__ __forceinline__ void load_for_epilogue(const typename Gemm::Params& params,
+                                                  const typename Gemm::Ring& ring,
+                                                  typename Gemm::Ring::Position& at,
+                                                  uint32_t shared, const Tile& tile) {
   using Load = typename Gemm::Epilogue::Load;
+  using Stage = typename Gemm::Stage;
   static_assert(Gemm::Shape::kSchedule == Schedule::kCooperative, "consumers pass every block");
-  static_assert(Load::kBlockBytes <= Gemm::kStageBytes);
+  static_assert(Load::kBlockBytes <= Stage::kBytes);
   Load load(params.epilogue);
   load.begin(tile);
   for (int32_t block = 0; block < Load::kBlocks; ++block, at.advance()) {
-    if constexpr (Gemm::kThreadsCopy) ring.wait_empty(at);
+    if constexpr (Stage::kThreadsCopy) ring.wait_empty(at);
     const uint32_t full = ring.full(at.stage);
     if (threadIdx.x == 0) {
-      if constexpr (!Gemm::kThreadsCopy) ring.wait_empty(at);  // (of no kernel yet: all copy rows)
+      if constexpr (!Stage::kThreadsCopy) ring.wait_empty(at);  // (no kernel yet: all copy rows)
       ptx::mbarrier_arrive_expect_bytes(full, Load::kTmaBytes);
-      load.load(shared + at.stage * Gemm::kStageBytes, full, block);
+      load.load(shared + at.stage * Stage::kBytes, full, block);
     }
-    if constexpr (Gemm::kThreadsCopy) ptx::mbarrier_arrive(full);
+    if constexpr (Stage::kThreadsCopy) ptx::mbarrier_arrive(full);
   }
 }
 
+// `shared` is the first stage. A thread waits for an empty stage only if the stage cannot become
+// full again without this thread's arrival; any other thread could be two phases late.
 template <class Gemm>
 __device__ __forceinline__ void produce(const typename Gemm::Params& params,
                                         const typename Gemm::Ring& ring, uint32_t shared) {
-  load::produce<Gemm>(
-      params, ring, shared, [] { return threadIdx.x == 0; },
-      [&](typename Gemm::Ring::Position& at, const Tile& tile) {
-        if constexpr (ReadsThroughRing<typename Gemm::Epilogue>)
-          produce_for_epilogue<Gemm>(params, ring, at, shared, tile);
-      });
-}
+  using LoadA = typename Gemm::LoadA;
+  using LoadB = typename Gemm::LoadB;
+  using Stage = typename Gemm::Stage;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  if (!Stage::kThreadsCopy && thread >= kWarp) return;  // one thread starts TMA
 
-// A consumer's part of a grouped GEMM: multiplies, and hands the accumulators to the epilogue. Two
-// consumers either work on a tile together or take tiles in turn.
-
-// D = sum over the tile's k blocks of A B^T, for the consumer's rows from `first_row` on. Calls
-// during_mma(k block) when a k block's are under way, and during_last_mma() when all of
-// the tile has landed and its last products are.
-template <class Gemm, class DuringMma, class DuringLastMma>
-__device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
-                                         const typename Gemm::Ring& ring,
-                                         typename Gemm::Ring::Position& at, uint32_t shared,
-                                         int32_t first_row, int32_t k_blocks,
-                                         const DuringMma& during_mma,
-                                         const DuringLastMma& during_last_mma) {
-  using TiledMma = typename Gemm::TiledMma;
-  const TiledMma mma(shared, first_row);
-  int32_t previous = 0;
-  for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
-    ring.wait_full(at);
-    // The threads' copies arrive by themselves when they land, so that none waits for its own; what
-    // they wrote is handed to the tensor cores by those who waited for it.
-    if constexpr (Gemm::kThreadsCopy) ptx::fence_proxy_async();
-    mma.multiply(D, at.stage * Gemm::kStageBytes, k_block == 0);
-    if (k_block > 0) {
-      TiledMma::template wait<1>();
-      ring.release(previous);
-    }
-    during_mma(k_block);
-    previous = at.stage;
+  LoadA load_a(params.a, thread);
+  LoadB load_b(params.b, thread);
+  int32_t have_weights = 0;  // k blocks
+  if constexpr (Gemm::kWeightsFirst) {
+    have_weights = load_weights_first<Gemm>(params, ring, shared, threadIdx.x == 0);
+    pdl_wait();
   }
-  during_last_mma();
-  TiledMma::finish(D);
-  ring.release(previous);
+  typename Gemm::Order order(params.order);
+  typename Gemm::Ring::Position at;
+  for (Tile tile; order.next(tile);) {
+    load_a.begin(tile);
+    load_b.begin(tile);
+    for (int32_t k_block = 0; k_block < tile.k_blocks; ++k_block, at.advance()) {
+      if constexpr (Stage::kThreadsCopy) ring.wait_empty(at);
+      const uint32_t stage_a = shared + at.stage * Stage::kBytes;
+      const uint32_t stage_b = stage_a + Stage::kBAt;
+      if (threadIdx.x == 0) {
+        if constexpr (!Stage::kThreadsCopy) ring.wait_empty(at);
+        const uint32_t full = ring.full(at.stage);
+        const bool has_weights = Gemm::kWeightsFirst && have_weights > 0;
+        if (!has_weights) ptx::mbarrier_arrive_expect_bytes(full, Stage::kTmaBytes);
+        if constexpr (load::TmaLoader<LoadA>) load_a.load(stage_a, full, k_block);
+        if constexpr (load::TmaLoader<LoadB>)
+          if (!has_weights) load_b.load(stage_b, full, k_block);
+      }
+      --have_weights;
+      if constexpr (load::ThreadLoader<LoadA>) load_a.copy(stage_a, k_block);
+      if constexpr (load::ThreadLoader<LoadB>) load_b.copy(stage_b, k_block);
+      if constexpr (Stage::kThreadsCopy) ptx::cp_async_arrive(ring.full(at.stage));
+    }
+    if constexpr (ReadsThroughRing<typename Gemm::Epilogue>)
+      load_for_epilogue<Gemm>(params, ring, at, shared, tile);
+  }
 }
 
-template <class Gemm>
-__device__ __forceinline__ typename Gemm::Epilogue consumers_epilogue(
-    const typename Gemm::Params& params, uint32_t shared, int32_t consumer) {
-  using Epilogue = typename Gemm::Epilogue;
-  return Epilogue(params.epilogue, shared + Gemm::kEpilogueAt + consumer * Epilogue::kSharedBytes,
-                  static_cast<int32_t>(threadIdx.x % kWarpgroup));
-}
+// ---- Consumers.
 
-// Finds the next tile of one consumer: in ping-pong passes over every other one, and moves the ring's
-// position on past it.
+// Returns a function that finds the next tile of one consumer. In ping-pong a consumer skips every
+// other tile and advances the ring's position past it.
 template <class Gemm>
 __device__ __forceinline__ auto find_tiles(typename Gemm::Order& order,
                                            typename Gemm::Ring::Position& at, int32_t consumer) {
@@ -253,8 +326,49 @@ __device__ __forceinline__ auto find_tiles(typename Gemm::Order& order,
   };
 }
 
-// Ping-pong: one multiplies while the other stores. The other one's products hide the search for
-// the next tile, and the larger accumulators leave it no registers beside its own.
+// D = A B^T over the tile's k blocks, for the consumer's rows from `first_row`. Calls during_mma(k
+// block) while the MMAs of a k block are in flight, and during_last_mma() when the tile's last MMAs
+// are in flight.
+template <class Gemm, class DuringMma, class DuringLastMma>
+__device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
+                                         const typename Gemm::Ring& ring,
+                                         typename Gemm::Ring::Position& at, uint32_t shared,
+                                         int32_t first_row, int32_t k_blocks,
+                                         const DuringMma& during_mma,
+                                         const DuringLastMma& during_last_mma) {
+  using TiledMma = typename Gemm::TiledMma;
+  using Accumulate = typename Gemm::Accumulate;
+  using Stage = typename Gemm::Stage;
+  const TiledMma mma(shared, first_row);
+  int32_t previous = 0;
+  for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
+    ring.wait_full(at);
+    // cp.async arrives when a copy lands; the threads that waited make the copied bytes visible to
+    // the async proxy, which wgmma reads through.
+    if constexpr (Stage::kThreadsCopy) ptx::fence_proxy_async();
+    Accumulate::add(D, mma, at.stage * Stage::kBytes, k_block);
+    if (k_block >= Accumulate::kLag) {
+      Accumulate::template wait_for_previous<TiledMma>();
+      ring.release(previous);
+    }
+    during_mma(k_block);
+    previous = at.stage;
+  }
+  during_last_mma();
+  Accumulate::template finish<TiledMma>(D);
+  ring.release(previous);
+}
+
+template <class Gemm>
+__device__ __forceinline__ typename Gemm::Epilogue consumers_epilogue(
+    const typename Gemm::Params& params, uint32_t shared, int32_t consumer) {
+  using Epilogue = typename Gemm::Epilogue;
+  return Epilogue(params.epilogue, shared + Gemm::kEpilogueAt + consumer * Epilogue::kSharedBytes,
+                  static_cast<int32_t>(threadIdx.x % kWarpgroup));
+}
+
+// Ping-pong. The search for the next tile overlaps with the other consumer's MMAs; the accumulators
+// leave no registers for a second tile next to the current one.
 template <class Gemm>
 __device__ __forceinline__ void consume_ping_pong(const typename Gemm::Params& params,
                                                   const typename Gemm::Ring& ring, uint32_t shared,
@@ -282,8 +396,8 @@ __device__ __forceinline__ void consume_ping_pong(const typename Gemm::Params& p
   epilogue.finish();
 }
 
-// Cooperative: each has half of a tile's rows. They store at the same time, so they look for their
-// next tile while the last products run; an epilogue may store beside the next tile's products.
+// Cooperative. Both consumers store at the same time, so they search for the next tile during the
+// last MMAs. An epilogue may defer its stores.
 template <class Gemm>
 __device__ __forceinline__ void consume_cooperative(const typename Gemm::Params& params,
                                                     const typename Gemm::Ring& ring,
@@ -297,7 +411,7 @@ __device__ __forceinline__ void consume_cooperative(const typename Gemm::Params&
   typename Gemm::Ring::Position at;
   Accumulators<Shape> D;
 
-  // The last of the epilogue's blocks of the tile before.
+  // Releases the last of the epilogue's blocks of the previous tile.
   bool first_tile = true;
   const auto release_block = [&] {
     if constexpr (ReadsThroughRing<Epilogue>)
@@ -307,7 +421,7 @@ __device__ __forceinline__ void consume_cooperative(const typename Gemm::Params&
       }
     first_tile = false;
   };
-  // Of the tile that the epilogue holds, the batches from `batch` on.
+  // Stores the batches of the deferred tile from `batch` on.
   const auto store_deferred_from = [&](int32_t batch) {
     if constexpr (kDeferred)
       for (; batch < Epilogue::kBatches; ++batch) epilogue.store_deferred(batch);
@@ -340,46 +454,7 @@ __device__ __forceinline__ void consume_cooperative(const typename Gemm::Params&
   epilogue.finish();
 }
 
-template <class Shape_, load::Loader LoadA_, load::Loader LoadB_, EpilogueOf<Shape_> Epilogue_,
-          TileOrder Order_>
-struct GroupedGemm {
-  using Shape = Shape_;
-  using LoadA = LoadA_;
-  using LoadB = LoadB_;
-  using Epilogue = Epilogue_;
-  using Order = Order_;
-
-  struct Params {
-    typename LoadA::Params a;
-    typename LoadB::Params b;
-    typename Epilogue::Params epilogue;
-    typename Order::Params order;
-  };
-
-  static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
-  static constexpr bool kThreadsCopy =
-      load::copies_by_threads<LoadA> || load::copies_by_threads<LoadB>;
-  static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;
-  static constexpr int kFullArrivals = 1 + (kThreadsCopy ? kWarpgroup : 0);
-  static constexpr bool kWeightsFirst = Shape::kSmallM && rows_in_order<LoadA>;
-  static constexpr int kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;
-
-  // Shared memory: stages (A, B), the consumers' epilogues, barriers.
-  static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
-  static constexpr int kEpilogueBytes = kConsumers * Epilogue::kSharedBytes;
-  static constexpr int kBarrierRoom = 256;
-  static constexpr int kStages = (kSharedBytes - kEpilogueBytes - kBarrierRoom) / kStageBytes;
-  using Ring = sm90::Ring<kStages, kFullArrivals, kReadingWarps, Shape::kCluster>;
-  using Blocks = EpilogueBlocks<Ring, kStageBytes>;
-  using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
-  static_assert(Shape::BLOCK_K % TiledMma::kK == 0);
-  static constexpr int kEpilogueAt = kStages * kStageBytes;
-  static constexpr int kBarriersAt = kEpilogueAt + kEpilogueBytes;
-  static constexpr int kSharedBytesUsed = kBarriersAt + Ring::kBarrierBytes;
-  static_assert(Ring::kBarrierBytes <= kBarrierRoom && kSharedBytesUsed <= kSharedBytes);
-  static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && kStageBytes % kSwizzleAtom == 0 &&
-                Epilogue::kSharedBytes % kSwizzleAtom == 0);
-};
+// ---- Kernel.
 
 template <class Gemm>
 __global__ void __launch_bounds__(kBlockThreads, 1)
@@ -395,7 +470,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       typename Gemm::Epilogue::Load(params.epilogue).prefetch();
   }
   if constexpr (!Gemm::kWeightsFirst) wait_for_previous();
-  // The other block of the cluster copies into this one's memory and arrives at its barriers.
+  // The other CTA of the cluster copies into this CTA's memory and arrives at its barriers.
   const auto sync = [] {
     if constexpr (Gemm::Shape::kCluster > 1)
       ptx::cluster_sync();
@@ -404,14 +479,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   };
   sync();
 
-  // Uniform over the warp, and known to be so.
+  // The compiler knows that a shuffled value is uniform over the warp.
   const int32_t warpgroup =
       __shfl_sync(0xffffffff, static_cast<int32_t>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
     ptx::release_registers<kProducerRegisters>();
     produce<Gemm>(params, ring, shared);
   } else {
-    if constexpr (Gemm::kWeightsFirst) wait_for_previous();  // (the producer's wait would do)
+    if constexpr (Gemm::kWeightsFirst) wait_for_previous();  // (the producer's wait would suffice)
     ptx::acquire_registers<kConsumerRegisters>();
     if constexpr (Gemm::Shape::kSchedule == Schedule::kPingPong)
       consume_ping_pong<Gemm>(params, ring, shared, warpgroup - 1);

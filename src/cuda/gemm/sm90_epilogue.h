@@ -1,4 +1,5 @@
-// What plugs into the skeleton, and what a part lacks when it does not.
+// The contract of sm90's epilogues, as concepts, and the operand that an epilogue reads through the
+// ring.
 #pragma once
 
 #include <concepts>
@@ -10,8 +11,8 @@
 
 namespace tilemoe::cuda::sm90 {
 
-// Finishes one consumer's accumulators: store() is called by its 128 threads with the global number
-// of the consumer's first row, finish() once at the end. kSharedBytes are each consumer's own.
+// Finishes one consumer's accumulators. Its 128 threads call store() with the global number of the
+// consumer's first row, and finish() once at the end. Each consumer has kSharedBytes of its own.
 template <class E>
 concept EpilogueBase = requires(E epilogue, const typename E::Params& params, int32_t thread,
                                 uint32_t shared) {
@@ -26,10 +27,10 @@ concept StoringEpilogue = EpilogueBase<E> &&
   epilogue.store(D, tile, row);
 };
 
-// An epilogue with an operand of its own names what brings it: kBlocks blocks a tile that follow
-// the k blocks through the ring, each kTmaBytes by TMA, in a stage of which the
-// epilogue uses kBlockBytes. store() gets them as EpilogueBlocks; wait_for_stores() waits until its
-// stores have read them.
+// An epilogue with an operand of its own names its loader: kBlocks blocks per tile follow the k
+// blocks through the ring, each kTmaBytes by TMA, in a stage of which the epilogue uses
+// kBlockBytes. store() receives them as EpilogueBlocks; wait_for_stores() waits until the
+// epilogue's stores have read them.
 template <class E>
 concept ReadsThroughRing = EpilogueBase<E> &&
     requires(E epilogue, typename E::Load load, const typename E::Params& params, const Tile& tile,
@@ -44,9 +45,9 @@ concept ReadsThroughRing = EpilogueBase<E> &&
   epilogue.wait_for_stores();
 };
 
-// An epilogue that stores beside the next tile's products: hold() brings the accumulators, or what
-// is made of them, to registers of its own, store_deferred(batch) stores one of kBatches batches of
-// them. All batches are stored, in order, before the next hold().
+// An epilogue that stores during the next tile's MMAs: defer() finishes the accumulators and keeps
+// the result in the epilogue's registers, store_deferred(batch) stores one of kBatches batches of
+// it. All batches are stored, in order, before the next defer().
 template <class E, class Shape>
 concept DeferredEpilogue = EpilogueBase<E> &&
     requires(E epilogue, Accumulators<Shape>& D, const Tile& tile, int32_t row, int32_t batch) {
@@ -58,7 +59,7 @@ concept DeferredEpilogue = EpilogueBase<E> &&
 template <class E, class Shape>
 concept EpilogueOf = StoringEpilogue<E, Shape> || DeferredEpilogue<E, Shape> || ReadsThroughRing<E>;
 
-// Whichever of the first two it is.
+// Stores at once, by either of the first two kinds.
 template <class E, class Accumulators>
 __device__ __forceinline__ void store_at_once(E& epilogue, Accumulators& D, const Tile& tile,
                                               int32_t row) {
@@ -71,24 +72,23 @@ __device__ __forceinline__ void store_at_once(E& epilogue, Accumulators& D, cons
   }
 }
 
-// An epilogue that reads a few numbers a row has begin() called before the tile's products.
+// An epilogue that reads a few numbers per row: begin() is called before the tile's MMAs.
 template <class E>
 concept BeginsEarly = requires(E epilogue, const Tile& tile, int32_t row) {
   epilogue.begin(tile, row);
 };
 
-// What an epilogue reads beside the accumulators, from a consumer's side: blocks that follow a
-// tile's k blocks through the ring, so that they are under way while the last products run and the
-// next tile's operands follow them. A block's stage is the epilogue's, to write what it stores too,
-// until it is released: by every warp, one block later, or by the next tile's products the last.
-
+// A consumer's view of the operand that its epilogue reads through the ring: the blocks follow a
+// tile's k blocks, so they are loaded while the last MMAs run, and the next tile's operands follow
+// them. The epilogue owns a block's stage, and may write its outputs there, until every warp
+// releases it: one block later, and for the last block during the next tile's MMAs.
 template <class Ring, int kStageBytes>
 class EpilogueBlocks {
  public:
   __device__ EpilogueBlocks(const Ring& ring, typename Ring::Position& at, uint32_t shared)
       : ring_(ring), at_(at), shared_(shared) {}
 
-  // Where the block lies, which has landed.
+  // Waits for the block and returns its address.
   __device__ uint32_t wait() const {
     ring_.wait_full(at_);
     return shared_ + at_.stage * kStageBytes;

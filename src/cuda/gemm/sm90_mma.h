@@ -1,4 +1,4 @@
-// A stage's products by wgmma: what an arch calls its Mma.
+// The MMAs of a stage by wgmma, and how they accumulate.
 #pragma once
 
 #include <cstdint>
@@ -10,37 +10,39 @@
 
 namespace tilemoe::cuda::sm90 {
 
-// Of one consumer's rows of a tile, in float32.
+// One consumer's rows of a tile, in float32.
 template <class Shape>
 using Accumulators = AccumulatorFragments<Shape::kFragments, Shape::BLOCK_N>;
 
-// A staged operand as wgmma reads it: by descriptors.
+// The wgmma descriptor of a staged operand.
 template <class Operand>
 __device__ __forceinline__ uint64_t descriptor(uint32_t shared) {
   return ptx::wgmma_descriptor(shared, Operand::kAtomBytes,
                                Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes);
 }
-// A descriptor moved by `bytes`, which never leave its 18 bits of address.
+// Advances a descriptor by `bytes`; the address stays within its 18 bits.
 __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t bytes) {
   return descriptor + (bytes >> 4);
 }
 
-// Of a consumer's rows. A and B are operands as they lie in a stage, one after the other.
+// The MMAs of one consumer's rows. A and B are the operands of a stage, one after the other.
 template <class Shape, class A, class B>
 class Mma {
  public:
-  static constexpr int kK = 16;  // steps of the sum that an instruction takes
+  static constexpr int kK = Shape::Recipe::kMmaK;  // of an instruction
+  static constexpr int kStepA = A::step_bytes(kK, sizeof(typename Shape::Element));
+  static constexpr int kStepB = B::step_bytes(kK, sizeof(typename Shape::Element));
 
-  // `shared` is the first stage; `first_row` the consumer's first of A.
+  // `shared` is the address of the first stage, `first_row` the consumer's first row of A.
   __device__ Mma(uint32_t shared, int32_t first_row)
       : a_(descriptor<A>(shared + first_row * A::kRowBytes)),
         b_(descriptor<B>(shared + A::kBytes)) {}
 
-  // D += the products of the stage that begins `stage` bytes after the first, which are under way
-  // as one group when it returns; `overwrites` D instead.
+  // D += A B^T of the stage at `stage` bytes after the first, as one group that is in flight on
+  // return; `overwrites`: D = A B^T.
   __device__ __forceinline__ void multiply(Accumulators<Shape>& D, uint32_t stage,
                                            bool overwrites) const {
-    // 64 rows of A are 8 KiB either way: 64 rows of 128 bytes, or one chunk.
+    // 64 rows of A are 8 KiB in both majors: 64 rows of 128 bytes, or one chunk.
     constexpr int kFragmentBytes = 64 * A::kRowBytes;
     pin(D);
     ptx::wgmma_fence();
@@ -49,17 +51,17 @@ class Mma {
 #pragma unroll
       for (int m = 0; m < Shape::kFragments; ++m)
         ptx::wgmma<typename Shape::Element, Shape::BLOCK_N, A::kMajor, B::kMajor>(
-            D[m], advance(a_, stage + m * kFragmentBytes + step * A::kStepBytes),
-            advance(b_, stage + step * B::kStepBytes), !overwrites || step != 0);
+            D[m], advance(a_, stage + m * kFragmentBytes + step * kStepA),
+            advance(b_, stage + step * kStepB), !overwrites || step != 0);
     ptx::wgmma_commit();
   }
 
-  // Until at most kPending groups are under way.
+  // Waits until at most kPending groups are in flight.
   template <int kPending>
   __device__ static void wait() {
     ptx::wgmma_wait<kPending>();
   }
-  // The same of all; D may be read then.
+  // Waits for all groups; D may be read afterwards.
   __device__ __forceinline__ static void finish(Accumulators<Shape>& D) {
     ptx::wgmma_wait<0>();
     pin(D);
@@ -73,6 +75,27 @@ class Mma {
   }
 
   uint64_t a_, b_;
+};
+
+// How the MMAs of a k block enter the accumulators: wgmma adds to D. (A policy that promotes
+// partial sums, as FP8 needs, would have its own add() and finish().)
+struct InPlace {
+  static constexpr int kLag = 1;  // a stage is released this many k blocks later
+
+  template <class Mma, class D>
+  __device__ __forceinline__ static void add(D& accumulators, const Mma& mma, uint32_t stage,
+                                             int32_t k_block) {
+    mma.multiply(accumulators, stage, k_block == 0);
+  }
+  // Waits for all groups but the last kLag.
+  template <class Mma>
+  __device__ __forceinline__ static void wait_for_previous() {
+    Mma::template wait<kLag>();
+  }
+  template <class Mma, class D>
+  __device__ __forceinline__ static void finish(D& accumulators) {
+    Mma::finish(accumulators);
+  }
 };
 
 }  // namespace tilemoe::cuda::sm90

@@ -62,7 +62,7 @@ void run(const DownProjection& step) {
   using Shape = typename Arch::template Shape<kVariant, kTile>;
   using A = typename Arch::template Rows<Shape, false>;
   using W2 = typename Arch::template Weights<Shape, kVariant.weights, 1>;
-  using Epilogue = typename Arch::template Store<Shape>;
+  using Epilogue = typename Arch::template Store<Shape, typename Shape::Recipe::Out::Y>;
   using Gemm = ProjectionGemm<Arch, Shape, A, W2, Epilogue>;
   typename Gemm::Params params{.a = A::params(step.A, step.rows),
                                .b = W2::params(&step.W2),
@@ -93,7 +93,7 @@ void run(const InputGradient& step) {
   using Shape = typename Arch::template Shape<kVariant, kTile>;
   using dH = typename Arch::template PartRows<Shape>;
   using W1 = typename Arch::template WeightsByParts<Shape, kVariant.weights>;
-  using Epilogue = typename Arch::template Store<Shape>;
+  using Epilogue = typename Arch::template Store<Shape, typename Shape::Recipe::Out::dXRows>;
   using Gemm = ProjectionGemm<Arch, Shape, dH, W1, Epilogue>;
   const tilemoe_experts& experts = *step.experts;
   const UpWeights& from = step.weights;
@@ -113,7 +113,7 @@ void run(const InputGradient& step) {
 template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const WeightGradient& step) {
   using Shape = typename Arch::template Shape<kVariant, kTile>;
-  using Out = std::conditional_t<kVariant.float_out, float, typename Shape::Out>;
+  using Out = std::conditional_t<kVariant.float_out, float, typename Shape::Recipe::Out::dW>;
   using Gathered = typename Arch::template AGathered<Shape>;
   using Dense = typename Arch::template BDense<Shape>;
   using Epilogue = typename Arch::template WeightGradient<Shape, Out, kVariant.out>;

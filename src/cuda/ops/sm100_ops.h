@@ -29,7 +29,6 @@ class HalfOfWeights {
   using Load = Load_;
   using Operand = typename Load::Operand;
   static constexpr int kTmaBytes = Load::kTmaBytes;
-  static constexpr int kThreadArrivals = Load::kThreadArrivals;
 
   struct Params {
     typename Load::Params part[kParts];
@@ -125,12 +124,13 @@ struct Sm100 {
   using BDense = load::DenseRowsAsK<Shape>;
 
   // ---- epilogues; rows leave 32 columns at a time, from registers
-  template <class Shape>
-  using RowStore = StoreByThreads<Shape, 32>;
+  template <class Shape, class Element>
+  using RowStore = StoreByThreads<Shape, Element, 32>;
   template <class Shape, Activations kSet, bool kInterleavedColumns>
-  using Activation = sm100::ActivationEpilogue<Shape, kSet, kInterleavedColumns, RowStore<Shape>>;
-  template <class Shape>
-  using Store = sm100::StoreEpilogue<Shape, RowStore<Shape>>;
+  using Activation = sm100::ActivationEpilogue<Shape, kSet, kInterleavedColumns,
+                                               RowStore<Shape, typename Shape::Recipe::Out::H>>;
+  template <class Shape, class Element>
+  using Store = sm100::StoreEpilogue<Shape, RowStore<Shape, Element>>;
   template <class Shape, Activations kSet>
   using ActivationGradient = sm100::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>

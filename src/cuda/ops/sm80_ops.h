@@ -54,13 +54,14 @@ struct Sm80 {
   using BDense = sm80::DenseRowsAsK<Shape>;
 
   // ---- epilogues; rows leave 32 columns at a time where a warp's parts have them
-  template <class Shape>
-  using RowStore =
-      std::conditional_t<Shape::kWarpColumns == 64, StoreByThreads<Shape, 32>, StoreByWords<Shape>>;
+  template <class Shape, class Element>
+  using RowStore = std::conditional_t<Shape::kWarpColumns == 64, StoreByThreads<Shape, Element, 32>,
+                                      StoreByWords<Shape, Element>>;
   template <class Shape, Activations kSet, bool kInterleavedColumns>
-  using Activation = sm80::ActivationEpilogue<Shape, kSet, kInterleavedColumns, RowStore<Shape>>;
-  template <class Shape>
-  using Store = sm80::StoreEpilogue<Shape, RowStore<Shape>>;
+  using Activation = sm80::ActivationEpilogue<Shape, kSet, kInterleavedColumns,
+                                              RowStore<Shape, typename Shape::Recipe::Out::H>>;
+  template <class Shape, class Element>
+  using Store = sm80::StoreEpilogue<Shape, RowStore<Shape, Element>>;
   template <class Shape, Activations kSet>
   using ActivationGradient = sm80::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>

@@ -33,25 +33,27 @@ template <class Shape>
 using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 
 // How rows leave, but for those of the activation's gradient, which are in shared memory already.
-template <class Shape>
-using RowStore = RaggedStore<Shape>;
+template <class Shape, class Element>
+using RowStore = RaggedStore<Shape, Element>;
 
 template <class Shape, Activations kSet, bool kInterleavedColumns>
 struct ActivationOf {
-  using type = ActivationEpilogue<Shape, kSet, RowStore<Shape>>;
+  using type = ActivationEpilogue<Shape, kSet, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
-  using type = SwiGLUEpilogue<Shape, RowStore<Shape>>;
+  using type = SwiGLUEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
 // Gate and up of few columns are narrower than a box of TMA, and ping-pong hides what is not held.
 template <class Shape>
 requires(Shape::kSmallM) struct ActivationOf<Shape, Activations::kSwiGLU, false> {
-  using type = ActivationEpilogue<Shape, Activations::kSwiGLU, StoreByThreads<Shape>>;
+  using type = ActivationEpilogue<Shape, Activations::kSwiGLU,
+                                  StoreByThreads<Shape, typename Shape::Recipe::Out::H>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kGated, true> {
-  using type = InterleavedActivationEpilogue<Shape, RowStore<Shape>>;
+  using type =
+      InterleavedActivationEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
 
 }  // namespace sm90
@@ -81,8 +83,8 @@ struct Sm90 {
   // ---- epilogues
   template <class Shape, Activations kSet, bool kInterleavedColumns>
   using Activation = typename sm90::ActivationOf<Shape, kSet, kInterleavedColumns>::type;
-  template <class Shape>
-  using Store = sm90::StoreEpilogue<Shape, sm90::RowStore<Shape>>;
+  template <class Shape, class Element>
+  using Store = sm90::StoreEpilogue<Shape, sm90::RowStore<Shape, Element>>;
   template <class Shape, Activations kSet>
   using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>

@@ -17,6 +17,8 @@ namespace tilemoe::cuda {
 template <class Shape, Activations kActivations, bool kInterleavedColumns, FragmentStore Rows>
 class FragmentActivation {
  public:
+  static_assert(all_same<typename Rows::Element, typename Shape::Recipe::Out::H,
+                         typename Shape::Recipe::Out::A>);
   static constexpr int kParts = kActivations == Activations::kPlain || kInterleavedColumns ? 1 : 2;
   static_assert(!kInterleavedColumns || kActivations == Activations::kGated);
 

@@ -57,11 +57,11 @@ __device__ __forceinline__ void words_of_columns(const LoadedColumns& loaded,
 template <class Shape, Activations kActivations>
 class WordsOfH {
  public:
-  using Element = typename Shape::Out;
+  using Element = typename Shape::Recipe::Out::H;
   static constexpr int kColumns = 32;  // of A
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;
   static constexpr bool kMayInterleaveColumns = kActivations == Activations::kGated;
-  using Rows = StoreByThreads<Shape, kColumns>;
+  using Rows = StoreByThreads<Shape, Element, kColumns>;
 
   struct Params {
     const Element* H;
@@ -207,9 +207,11 @@ class WordsOfH {
 template <class Shape, Activations kActivations>
 class FragmentActivationGradient {
  public:
-  using Element = typename Shape::Out;  // of H, dH and A'
+  using Out = typename Shape::Recipe::Out;
+  using Element = typename Out::dH;
+  static_assert(all_same<Element, typename Out::H, typename Out::AScaled>);
   using H = WordsOfH<Shape, kActivations>;
-  using Rows = StoreByThreads<Shape, H::kColumns>;
+  using Rows = StoreByThreads<Shape, Element, H::kColumns>;
 
   static constexpr int kGroup = kDsColumns;
 

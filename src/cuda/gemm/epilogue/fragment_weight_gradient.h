@@ -78,7 +78,7 @@ class FragmentWeightGradient {
   template <int kFragments, int kNumbers>
   __device__ __forceinline__ void store_rows(const Gradient<Out>& to, const GradientPlace& place,
                                              const float (&D)[kFragments][kNumbers]) const {
-    using Rows = StoreByThreads<Shape, 32>;
+    using Rows = StoreByThreads<Shape, Out, 32>;
     const typename Rows::Output out{.data = to.data,
                                     .row_stride = to.stride,
                                     .part_stride = to.expert_stride,

@@ -22,6 +22,8 @@ namespace tilemoe::cuda::sm90 {
 template <class Shape, FragmentStore Rows>
 class SwiGLUEpilogue {
  public:
+  static_assert(all_same<typename Rows::Element, typename Shape::Recipe::Out::H,
+                         typename Shape::Recipe::Out::A>);
   static constexpr int kParts = 2;
   static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of A
   static constexpr int kSharedBytes = Rows::kSharedBytes;
@@ -104,7 +106,7 @@ class SwiGLUEpilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       ptx::pin(part[j][half] =
-                   pack(numbers[2 * half], numbers[2 * half + 1], typename Shape::Out()));
+                   pack(numbers[2 * half], numbers[2 * half + 1], typename Rows::Element()));
   }
 
   // Four numbers of A replace the gate.
@@ -125,6 +127,8 @@ class SwiGLUEpilogue {
 template <class Shape, Activations kActivations, FragmentStore Rows>
 class ActivationEpilogue {
  public:
+  static_assert(all_same<typename Rows::Element, typename Shape::Recipe::Out::H,
+                         typename Shape::Recipe::Out::A>);
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;
   static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of A
   static constexpr int kSharedBytes = Rows::kSharedBytes;
@@ -185,6 +189,8 @@ class ActivationEpilogue {
 template <class Shape, FragmentStore Rows>
 class InterleavedActivationEpilogue {
  public:
+  static_assert(all_same<typename Rows::Element, typename Shape::Recipe::Out::H,
+                         typename Shape::Recipe::Out::A>);
   static constexpr int kParts = 1;                       // of the tile's columns
   static constexpr int kColumns = Shape::BLOCK_N;        // of H
   static constexpr int kActivated = Shape::BLOCK_N / 2;  // of A

@@ -121,7 +121,9 @@ class SliceOfH {
 template <class Shape, Activations kActivations>
 class ActivationGradientEpilogue {
  public:
-  using Element = typename Shape::Out;                                        // of H, dH and A'
+  using Out = typename Shape::Recipe::Out;
+  using Element = typename Out::dH;
+  static_assert(all_same<Element, typename Out::H, typename Out::AScaled>);
   static constexpr int kParts = kActivations == Activations::kPlain ? 1 : 2;  // of H
   static constexpr int kColumns = Shape::BLOCK_N;
   static constexpr int kSlice = kStoreColumns;
@@ -160,8 +162,8 @@ class ActivationGradientEpilogue {
     const bool interleaved_columns = has_interleaved_columns(experts, step.W1);
     const int64_t parts = interleaved_columns ? 1 : kParts, columns = kParts * experts.n / parts;
     return {.H = ragged_rows_map<Element>(step.H, parts, columns, Shape::BLOCK_M),
-            .dH = RaggedStore<Shape>::output(step.dH, parts, columns),
-            .A_scaled = RaggedStore<Shape>::output(step.A_scaled, 1, experts.n),
+            .dH = RaggedStore<Shape, Element>::output(step.dH, parts, columns),
+            .A_scaled = RaggedStore<Shape, Element>::output(step.A_scaled, 1, experts.n),
             .score = step.rows.score,
             .ds_partial = step.ds_partial,
             .capacity = step.rows.capacity,

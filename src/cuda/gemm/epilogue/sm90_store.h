@@ -22,7 +22,7 @@ namespace tilemoe::cuda::sm90 {
 
 // A consumer's rows of a tile in 16 bits, in registers: rounded when the tile's MMAs are done,
 // stored during the MMAs of the next tile.
-template <class Shape>
+template <class Shape, class Element>
 struct DeferredTile {
   // [m][j][half] holds accumulators 4 j + 2 half and 4 j + 2 half + 1 of fragment m.
   uint32_t words[Shape::kFragments][Shape::BLOCK_N / 8][2];
@@ -34,8 +34,8 @@ struct DeferredTile {
       for (int j = 0; j < Shape::BLOCK_N / 8; ++j)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          ptx::pin(words[m][j][half] = pack(D[m][4 * j + 2 * half], D[m][4 * j + 2 * half + 1],
-                                            typename Shape::Out()));
+          ptx::pin(words[m][j][half] =
+                       pack(D[m][4 * j + 2 * half], D[m][4 * j + 2 * half + 1], Element()));
   }
 };
 
@@ -54,14 +54,15 @@ struct RaggedOutput {
 // Stores a warp's rows through the warp's own slots of shared memory, a batch of slices of columns
 // at a time: stmatrix writes registers to the slots, TMA stores the slots. No warp waits for
 // another warp. A fence waits for all stores to shared memory, so each batch has one fence.
-template <class Shape>
+template <class Shape, class Element_>
 class RaggedStore {
  public:
+  using Element = Element_;
   static constexpr int kSlice = kStoreColumns;
   static constexpr int kSlices = Shape::BLOCK_N / kSlice;
   static constexpr int kSlots = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;  // of a batch
   static constexpr int kBatchColumns = kSlots * kSlice;
-  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(typename Shape::Out));
+  static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = kStoreRows * kRowBytes;
   static constexpr int kWarpBytes = kSlots * kSlotBytes;
   static constexpr int kSharedBytes = kWarpgroup / kWarp * kWarpBytes;  // of a consumer
@@ -71,7 +72,7 @@ class RaggedStore {
   // `out`: (rows, parts * columns); not stored if absent.
   static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
     if (!present(out)) return {};
-    return {.map = ragged_rows_map<typename Shape::Out>(out, parts, columns, kStoreRows),
+    return {.map = ragged_rows_map<Element>(out, parts, columns, kStoreRows),
             .columns = static_cast<int32_t>(columns)};
   }
 
@@ -133,7 +134,7 @@ class RaggedStore {
 
  private:
   __device__ static uint32_t packed(float low, float high) {
-    return pack(low, high, typename Shape::Out());
+    return pack(low, high, Element());
   }
 
   // Address of the lane's first 8 columns in the first slot; in lane 0, of the slot. Slots are
@@ -191,7 +192,7 @@ class StoreEpilogue {
  private:
   const Params& params_;
   Rows rows_;
-  DeferredTile<Shape> deferred_;
+  DeferredTile<Shape, typename Rows::Element> deferred_;
   int32_t row_ = 0, row_end_ = 0, column_;  // of the deferred tile; no rows: none
 };
 

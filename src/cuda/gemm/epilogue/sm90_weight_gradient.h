@@ -24,10 +24,9 @@ namespace tilemoe::cuda::sm90 {
 // Stores D^T in 16 bits: a consumer's 64 rows become 128 contiguous bytes of the output's rows,
 // which are D's columns. Batches of columns alternate between two slots of shared memory: all four
 // warps write one slot, transposed, while TMA stores the other.
-template <class Shape>
+template <class Shape, class Element>
 class TransposedStore {
  public:
-  using Element = typename Shape::Out;
   static constexpr int kBatchColumns = 64;
   static constexpr int kRowBytes = 64 * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = kBatchColumns * kRowBytes;
@@ -93,7 +92,9 @@ class WeightGradientEpilogue {
   using Of = WeightGradientEpilogue<Other, Out, kMajor>;  // the same epilogue for another shape
   static constexpr bool kFloat = std::is_same_v<Out, float>;
   static constexpr bool kTransposed = kMajor == OutputMajor::kColumn;
-  using Store = std::conditional_t<kTransposed, TransposedStore<Shape>, RaggedStore<Shape>>;
+  using Element = typename Shape::Recipe::Out::dW;  // of the 16-bit stores
+  using Store =
+      std::conditional_t<kTransposed, TransposedStore<Shape, Element>, RaggedStore<Shape, Element>>;
   using Output = std::conditional_t<kTransposed, CUtensorMap, RaggedOutput>;
   static constexpr int kSharedBytes = kFloat ? 0 : Store::kSharedBytes;
   static constexpr int kBatches = Shape::BLOCK_N / Store::kBatchColumns;
@@ -211,7 +212,7 @@ class WeightGradientEpilogue {
 
   const Params& params_;
   Store store_;
-  DeferredTile<Shape> deferred_;
+  DeferredTile<Shape, Element> deferred_;
   GradientPlace place_;  // of the deferred tile, if any
   bool has_deferred_ = false;
 };

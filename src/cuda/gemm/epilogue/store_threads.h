@@ -91,10 +91,10 @@ __device__ __forceinline__ uint4 words_of_group(const uint32_t (&group)[4], int3
 // A FragmentStore (epilogue/store.h) of 16-bit numbers. The four lanes of a row write 64 bytes of
 // it side by side, which are two sectors of L2. A batch has by default the columns that a gated
 // activation leaves of a tile's.
-template <class Shape, int kBatch = Shape::BLOCK_N / 2>
+template <class Shape, class Element_, int kBatch = Shape::BLOCK_N / 2>
 class StoreByThreads {
  public:
-  using Element = typename Shape::Out;
+  using Element = Element_;
   static constexpr int kGroup = 8;  // columns a lane writes: 16 bytes
   static constexpr int kBatchColumns = kBatch;
   static constexpr int kSharedBytes = 0;
@@ -163,16 +163,16 @@ class StoreByThreads {
 // two numbers at a time, 4 bytes, as it has them.
 
 // A FragmentStore (epilogue/store.h) where a warp's columns are fewer than StoreByThreads takes.
-template <class Shape>
+template <class Shape, class Element_>
 class StoreByWords {
  public:
-  using Element = typename Shape::Out;
+  using Element = Element_;
   static constexpr int kBatchColumns = 8;
   static constexpr int kSharedBytes = 0;
 
-  using Output = typename StoreByThreads<Shape, 32>::Output;
+  using Output = typename StoreByThreads<Shape, Element, 32>::Output;
   static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
-    return StoreByThreads<Shape, 32>::output(out, parts, columns);
+    return StoreByThreads<Shape, Element, 32>::output(out, parts, columns);
   }
 
   __device__ StoreByWords(uint32_t /*shared*/, int32_t /*thread*/) {}

@@ -25,7 +25,6 @@ class DenseRows {
  public:
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = Operand::kBytes;
-  static constexpr int kThreadArrivals = 0;
   static constexpr bool kInOrder = true;
 
   struct Params {
@@ -61,7 +60,6 @@ class DensePartRows {
  public:
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = Operand::kBytes;
-  static constexpr int kThreadArrivals = 0;
 
   struct Params {
     CUtensorMap rows;  // (capacity, parts, n), boxes of (BLOCK_M, 1, BLOCK_K)
@@ -98,7 +96,6 @@ class DenseRowsAsK {
  public:
   using Operand = StagedOperand<Major::kMN, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
-  static constexpr int kThreadArrivals = 0;
 
   struct Params {
     CUtensorMap part[2];  // (capacity, n) each, ragged, boxes of (BLOCK_K, 64)

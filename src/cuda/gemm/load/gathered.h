@@ -53,7 +53,6 @@ class GatheredRows {
  public:
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = 0;
-  static constexpr int kThreadArrivals = kProducerThreads;
 
   using Params = GatherSource;
 
@@ -120,7 +119,6 @@ class GatheredRowsAsK {
  public:
   using Operand = StagedOperand<Major::kMN, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = 0;
-  static constexpr int kThreadArrivals = kProducerThreads;
 
   using Params = GatherSource;
 

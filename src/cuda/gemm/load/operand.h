@@ -21,8 +21,10 @@ struct StagedOperand {
   static constexpr int kAtomBytes = 8 * kRowBytes;
   static_assert(kRows % (kMajor == Major::kK ? 8 : 64) == 0, "parts begin at whole atoms");
 
-  // Bytes from one instruction's 16 steps of the sum to the next's.
-  static constexpr int kStepBytes = kMajor == Major::kK ? 32 : 16 * kRowBytes;
+  // Bytes from the operand of one MMA, `mma_k` elements of K, to that of the next.
+  static constexpr int step_bytes(int mma_k, int element_bytes) {
+    return mma_k * (kMajor == Major::kK ? element_bytes : kRowBytes);
+  }
 };
 
 // Where the 16-byte chunk `chunk` of row `row` lies in its atom.

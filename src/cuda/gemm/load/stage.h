@@ -1,4 +1,5 @@
-// The ring of stages that a producer warpgroup fills (sm90, sm100), and what a loader of it provides.
+// The stages that a producer warpgroup fills (sm90, sm100): the loaders' contract, the layout of a
+// stage and positions in the ring.
 #pragma once
 
 #include <concepts>
@@ -9,7 +10,7 @@
 
 namespace tilemoe::cuda {
 
-// A stage and how often the ring has gone round, by parity.
+// A stage, and the parity of the number of completed rounds of the ring.
 template <int kStages>
 struct RingPosition {
   int32_t stage = 0;
@@ -31,38 +32,31 @@ struct RingPosition {
 
 namespace tilemoe::cuda::load {
 
-// What brings a product's operands where a warpgroup does nothing else: the archs of Hopper and of
-// Blackwell.
+constexpr int kProducerThreads = 128;  // the first threads of a CTA
 
-constexpr int kProducerThreads = 128;  // a block's first
-
-// Brings one operand's k blocks into shared memory, as its Operand lays them out. Constructed by
-// every thread of the producer that takes part; begin() is told each tile.
+// A loader writes one operand's k blocks to shared memory in the layout of its Operand. Every
+// thread of the producer that takes part constructs it and calls begin() for each tile.
 template <class L>
 concept LoaderBase = requires(L loader, const typename L::Params& params, const Tile& tile,
                               int32_t thread) {
   typename L::Operand;
-  { L::kTmaBytes } -> std::convertible_to<int>;
-  { L::kThreadArrivals } -> std::convertible_to<int>;
+  { L::kTmaBytes } -> std::convertible_to<int>;  // that TMA delivers per stage; 0: threads copy
   L(params, thread);
   loader.begin(tile);
   loader.prefetch();
 };
 
-// load(shared, full barrier, k block): one thread starts TMA, which delivers
-// kTmaBytes.
+// load(shared, full barrier, k block): one thread starts TMA, which delivers kTmaBytes.
 template <class L>
-concept TmaLoader = LoaderBase<L> && L::kThreadArrivals == 0 &&
-                    (L::kTmaBytes == L::Operand::kBytes) &&
+concept TmaLoader = LoaderBase<L> &&(L::kTmaBytes == L::Operand::kBytes) &&
                     requires(L loader, uint32_t shared, uint32_t full, int32_t k_block) {
   loader.load(shared, full, k_block);
 };
 
-// copy(shared, k block): every thread of the producer issues its cp.async; the skeleton
-// arrives for them when the copies land.
+// copy(shared, k block): every thread of the producer issues its cp.async; the chapter makes the
+// full barrier count them when they land.
 template <class L>
-concept ThreadLoader = LoaderBase<L> &&
-                           L::kThreadArrivals == kProducerThreads&& L::kTmaBytes == 0 &&
+concept ThreadLoader = LoaderBase<L> && L::kTmaBytes == 0 &&
                        requires(L loader, uint32_t shared, int32_t k_block) {
   loader.copy(shared, k_block);
 };
@@ -70,23 +64,27 @@ concept ThreadLoader = LoaderBase<L> &&
 template <class L>
 concept Loader = TmaLoader<L> || ThreadLoader<L>;
 
-template <Loader L>
-inline constexpr bool copies_by_threads = ThreadLoader<L>;
+// A stage of the ring: A, then B. Further operands (scales, an adapter's factors) would follow B.
+template <Loader LoadA, Loader LoadB>
+struct Stage {
+  using A = typename LoadA::Operand;
+  using B = typename LoadB::Operand;
+  static constexpr int kBAt = A::kBytes;  // offset of B
+  static constexpr int kBytes = A::kBytes + B::kBytes;
+  static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;
+  static constexpr bool kThreadsCopy = ThreadLoader<LoadA> || ThreadLoader<LoadB>;
+  // Arrivals at a full barrier per phase: the thread that starts TMA, and each copying thread.
+  static constexpr int kFullArrivals = 1 + (kThreadsCopy ? kProducerThreads : 0);
+};
 
-}  // namespace tilemoe::cuda::load
-
-namespace tilemoe::cuda {
-
-// Which products may bring weights before the kernel before them in the stream has ended.
-//
-// A kernel that is started early begins when every block of the one before has waited for its own
-// predecessor. So what older kernels wrote is there: the offsets of experts' rows, from which a
-// block's tiles follow, and the weights. Where operand A's rows are those of the tile itself, they
-// alone are the result of the kernel before; a gather's tokens may be too.
-
+// Whether a GEMM may load weights before the previous kernel of the stream has ended. With PDL a
+// kernel starts when every CTA of the previous kernel has waited for its own predecessor. So the
+// results of older kernels are complete: the offsets of the experts' rows, which determine a CTA's
+// tiles, and the weights. If the rows of operand A are the tile's own rows, they are the only
+// result of the previous kernel that the GEMM reads; a gather also reads the token list.
 template <class LoadA>
 inline constexpr bool rows_in_order = requires {
   requires LoadA::kInOrder;
 };
 
-}  // namespace tilemoe::cuda
+}  // namespace tilemoe::cuda::load

@@ -93,7 +93,6 @@ class Weights {
  public:
   using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
-  static constexpr int kThreadArrivals = 0;
   // Each CTA of a cluster loads half of B if the chunks can be halved: three chunks cannot.
   static constexpr bool kHasHalves = kMajor == Major::kK || Shape::BLOCK_N % 128 == 0;
   static constexpr int kBoxes = Shape::kCluster == 1 ? kParts
@@ -148,7 +147,6 @@ class WeightsByParts {
  public:
   using Operand = StagedOperand<kMajor, Shape::BLOCK_N>;
   static constexpr int kTmaBytes = Operand::kBytes;
-  static constexpr int kThreadArrivals = 0;
   // MN-major weights are loaded chunk by chunk: three chunks cannot be halved.
   static constexpr int kBoxRows = kMajor == Major::kMN ? 64 : Shape::BLOCK_N / Shape::kCluster;
   static constexpr int kBoxes = Shape::BLOCK_N / kBoxRows;
