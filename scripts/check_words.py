@@ -193,7 +193,9 @@ def findings(words, root, path):
 
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="*", help="paths below the root")
     parser.add_argument("--root", type=pathlib.Path, default=TABLE.parents[1])

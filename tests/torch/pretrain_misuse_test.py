@@ -31,7 +31,7 @@ ALONE = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    corpus.build(folder, sources.files([ROOT / "include"]), validation=0.2)
+    corpus.build(folder, sources.files([ROOT / "docs", ROOT / "include"]), validation=0.2)
     return folder
 
 

@@ -61,7 +61,7 @@ def test_a_duration_is_read_at_a_glance():
 def test_the_screen_has_some_steps_and_the_log_all(tmp_path, monkeypatch, capsys):
     for name, value in ALONE.items():
         monkeypatch.setenv(name, str(value))
-    manifest = corpus.build(tmp_path / "data", sources.files([ROOT / "include"]), validation=0.2)
+    manifest = corpus.build(tmp_path / "data", sources.files([ROOT / "docs", ROOT / "include"]), validation=0.2)
     options = f"--config tiny --data {tmp_path / 'data'} --output {tmp_path / 'run'} --batch 2"
     options += " --evaluate-batches 1 --precision float32 --steps 5 --log-every 3"
     capsys.readouterr()

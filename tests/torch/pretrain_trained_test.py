@@ -42,7 +42,7 @@ def trained_run(folder, data, *options):
 def run(tmp_path_factory):
     """A token is a byte; its parameters are float32."""
     folder = tmp_path_factory.mktemp("bytes")
-    corpus.build(folder / "data", sources.files([ROOT / "include"]), validation=0.2)
+    corpus.build(folder / "data", sources.files([ROOT / "docs", ROOT / "include"]), validation=0.2)
     return trained_run(folder / "run", folder / "data", "--save-every", "6")
 
 
@@ -51,7 +51,7 @@ def worded(tmp_path_factory):
     """A run's folder with a tokenizer of its own, as far as tokens go."""
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     folder = tmp_path_factory.mktemp("worded")
-    corpus.build(folder, sources.files([ROOT / "include"]), validation=0.2, vocabulary=400)
+    corpus.build(folder, sources.files([ROOT / "docs", ROOT / "include"]), validation=0.2, vocabulary=400)
     (folder / "run").mkdir()
     tokens.keep(folder, folder / "run")
     return folder / "run"

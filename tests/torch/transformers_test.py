@@ -287,7 +287,7 @@ def test_weights_that_no_kernel_computes_with_are_refused_beforehand(cls, monkey
         with pytest.raises(NotImplementedError, match="its down_proj is .*float.*, expected"):
             _transformers_forms.refuse_weights(seen)
     monkeypatch.setattr(tilemoe._library, "_no_cuda", "it was built without CUDA")
-    with pytest.raises(NotImplementedError, match="on cuda:0, and it was built without CUDA"):
+    with pytest.raises(NotImplementedError, match="on cuda:0, but it was built without CUDA"):
         _transformers_forms.refuse_weights(seen)
 
 
