@@ -227,6 +227,8 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
 
   LoadA load_a(params.a, thread);
   LoadB load_b(params.b, thread);
+  // (A lambda: written in the condition below, the same expression is scheduled differently.)
+  const auto starts_tma = [warp] { return warp == 0 && ptx::elect_one(); };
   typename Gemm::Order order(params.order);
   typename Gemm::Ring::Position at;
   for (Tile tile; order.next(tile);) {
@@ -236,7 +238,7 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
       if constexpr (Stage::kThreadsCopy) ring.wait_empty(at);
       const uint32_t stage_a = shared + at.stage * Stage::kBytes;
       const uint32_t stage_b = stage_a + Stage::kBAt;
-      if (warp == 0 && ptx::elect_one()) {
+      if (starts_tma()) {
         if constexpr (!Stage::kThreadsCopy) ring.wait_empty(at);
         const uint32_t full = ring.full(at.stage);
         ptx::mbarrier_arrive_expect_bytes(full, Stage::kTmaBytes);
