@@ -1,25 +1,16 @@
-// What a call of the layer is asked for, read from the caller's structs and checked: nothing is
-// written before.
+// The calls of the layer, forward and backward: the arguments of the caller, read and checked. Until
+// that is done, nothing is written.
 #pragma once
 
 #include <optional>
 
 #include "core/backend.h"
+#include "layer/arguments.h"
 #include "layer/workspace.h"
 
 namespace tilemoe {
 
-tilemoe_experts read_experts(const tilemoe_experts* experts);
-// The spec, complete, and for the same experts and device.
-tilemoe_routing_spec read_spec(const tilemoe_routing_spec* spec, const tilemoe_experts& experts);
-
-// T, or the rows of the grouped entry: those of X, O, dO and dX.
-int64_t outer_rows(const tilemoe_routing_spec& spec);
-
-// The device's, if it can run these experts.
-Backend& backend_of(const tilemoe_experts& experts);
-
-// The arguments, as this version knows them.
+// The arguments, in the structs of this version.
 class ForwardCall {
  public:
   ForwardCall(const tilemoe_experts* experts, const tilemoe_forward_args* args);
@@ -52,7 +43,7 @@ class BackwardCall {
   const BackwardWork work;
   const BackwardPlan plan;
 
-  // Whether the caller's saved state has the count of the parts' tokens, which older ones lack.
+  // Whether the caller's saved state has the count of the parts' tokens: older structs lack it.
   bool counts_parts() const;
 
  private:
@@ -64,7 +55,7 @@ class BackwardCall {
   void check_memory() const;
 };
 
-// What a query asks about. Throws unless it is one of backward.
+// The backward that a query describes. Throws if the pass of the query is another.
 BackwardWork work_of(const tilemoe_workspace_query& query);
 
 }  // namespace tilemoe

@@ -1,58 +1,20 @@
 #include "routing/rules.h"
 
-#include <cmath>
-
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/overlap.h"
 #include "routing/groups.h"
 #include "routing/order.h"
+#include "routing/rule_arguments.h"
 #include "routing/spec.h"
 
 namespace tilemoe {
 namespace {
 
-constexpr DTypes kFloats = {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16};
-constexpr DTypes kFloat32 = {TILEMOE_FLOAT32};
-constexpr DTypes kIntegers = {TILEMOE_INT32, TILEMOE_INT64};
-constexpr DTypes kInt32 = {TILEMOE_INT32};
-constexpr DTypes kInt64 = {TILEMOE_INT64};
-
-const char* kind_name(tilemoe_routing_kind kind) {
-  switch (kind) {
-    case TILEMOE_ROUTING_TOP_K: return "top-K";
-    case TILEMOE_ROUTING_GENERAL: return "general";
-    case TILEMOE_ROUTING_ROUNDED: return "rounded";
-    case TILEMOE_ROUTING_GROUPED: return "grouped";
-  }
-  return "unknown";
-}
-
-// Arrays of routing have any number of elements a row, so nothing is asked of their alignment.
-void check_vector(const char* name, const tilemoe_tensor& tensor, int64_t size, DTypes dtypes) {
-  check_tensor(name, tensor, {{size}, dtypes, Strides::kContiguous, false});
-}
-void check_matrix(const char* name, const tilemoe_tensor& tensor, int64_t rows, int64_t columns,
-                  DTypes dtypes, Strides strides = Strides::kContiguous) {
-  check_tensor(name, tensor, {{rows, columns}, dtypes, strides, false});
-}
-
 void check_kind(const tilemoe_routing& routing, tilemoe_routing_kind expected) {
   TILEMOE_CHECK(routing.spec.kind == expected, "the routing is of kind "
                                                    << kind_name(routing.spec.kind) << ", expected "
                                                    << kind_name(expected));
-}
-
-void check_scoring(tilemoe_scoring scoring) {
-  TILEMOE_CHECK(scoring >= TILEMOE_SOFTMAX_OVER_CHOSEN && scoring <= TILEMOE_SIGMOID_RENORMALIZED,
-                "scoring is " << static_cast<int>(scoring) << ", expected 0 to 4");
-}
-
-// Puts 1 in the place of 0.
-void check_factor(float& routed_scaling_factor) {
-  TILEMOE_CHECK(std::isfinite(routed_scaling_factor),
-                "routed_scaling_factor is " << routed_scaling_factor << ", expected a number");
-  if (routed_scaling_factor == 0) routed_scaling_factor = 1;
 }
 
 // Leaves one group where there is nothing to choose among groups.
@@ -92,29 +54,6 @@ void check_groups(Args& args, int64_t K, int64_t E) {
   if (topk_group == n_group) n_group = topk_group = 1;
 }
 
-void check_tokens_and_experts(int64_t T, int64_t E, tilemoe_device device) {
-  const int64_t limit = limits::max_rows(device);
-  TILEMOE_CHECK(T >= 0 && T <= limit, "T is " << T << ", expected 0 to " << limit);
-  TILEMOE_CHECK(E >= 1 && E <= limits::kMaxExperts,
-                "E is " << E << ", expected 1 to " << limits::kMaxExperts);
-}
-
-// Where T and E come from the logits themselves.
-void check_logits(const tilemoe_tensor& logits, tilemoe_device device) {
-  TILEMOE_CHECK(logits.ndim == 2, "logits are " << describe(logits) << ", expected (T, E)");
-  const int64_t T = logits.shape[0], E = logits.shape[1];
-  check_tokens_and_experts(T, E, device);
-  check_matrix("logits", logits, T, E, kFloats, Strides::kRows);
-}
-
-void check_dlogits(const tilemoe_tensor& dlogits, int64_t T, int64_t E,
-                   const tilemoe_tensor& logits) {
-  if (present(logits))
-    check_matrix("dlogits", dlogits, T, E, {TILEMOE_FLOAT32, logits.dtype}, Strides::kRows);
-  else
-    check_matrix("dlogits", dlogits, T, E, kFloats, Strides::kRows);
-}
-
 // How a token chooses K of E, and what scores it gets.
 template <class Args>
 void check_rule(Args& args, int64_t K, int64_t E) {
@@ -134,21 +73,6 @@ void check_choice(const Args& args, int64_t T, int64_t E, int64_t K) {
   if (present(args.expert_counts)) check_vector("expert_counts", args.expert_counts, E, kInt32);
 }
 
-// The scores alone tell the gradient of a softmax over the chosen, by either of its names.
-bool needs_logits(tilemoe_scoring scoring, tilemoe_routing_kind kind) {
-  const bool over_chosen =
-      scoring == TILEMOE_SOFTMAX_OVER_CHOSEN || scoring == TILEMOE_SOFTMAX_RENORMALIZED;
-  return kind == TILEMOE_ROUTING_ROUNDED || !over_chosen;
-}
-
-// ds: (pairs), or (T, K) where there are K a token.
-void check_pairs(const char* name, const tilemoe_tensor& tensor, const tilemoe_routing_spec& spec) {
-  if (spec.kind == TILEMOE_ROUTING_TOP_K && tensor.ndim == 2)
-    check_matrix(name, tensor, spec.T, spec.K, kFloat32);
-  else
-    check_vector(name, tensor, spec.pairs, kFloat32);
-}
-
 // A routing to build, and what from.
 template <class Args>
 struct Building {
@@ -165,13 +89,6 @@ struct Building {
     memory.writes("routing", routing.offsets, routing_bytes(routing.spec));
   }
 };
-
-void check_routing_workspace(const Backend& backend, const tilemoe_routing_spec& spec,
-                             const void* workspace, size_t bytes, MemoryUse& memory) {
-  const size_t needed = backend.routing_scratch_bytes(spec);
-  check_workspace(workspace, bytes, needed);
-  memory.writes("workspace", workspace, needed);
-}
 
 }  // namespace
 
@@ -337,67 +254,6 @@ void route_grouped(tilemoe_routing* routing, const tilemoe_route_grouped_args* g
   build.memory.reads("scores", args.scores);
   build.memory.check();
   build.backend.route_grouped(build.routing, args);
-}
-
-void router_backward(const tilemoe_router_backward_args* given) {
-  tilemoe_router_backward_args args = read_struct("router_backward args", given);
-  check_scoring(args.scoring);
-  const tilemoe_routing routing = read_routing(args.routing);
-  args.routing = &routing;
-  const tilemoe_routing_spec& spec = routing.spec;
-  Backend& backend = backend_for(spec.device);
-  const bool rounded = spec.kind == TILEMOE_ROUTING_ROUNDED;
-  TILEMOE_CHECK(rounded || spec.kind == TILEMOE_ROUTING_TOP_K,
-                "the routing is of kind " << kind_name(spec.kind) << ", expected top-K or rounded");
-  check_reserved("router_backward args", args.reserved);
-  check_factor(args.routed_scaling_factor);
-  TILEMOE_CHECK(!rounded || args.routed_scaling_factor == 1,
-                "routed_scaling_factor is " << args.routed_scaling_factor
-                                            << ", expected 1: token rounding has none");
-  TILEMOE_CHECK(!rounded || args.scoring == TILEMOE_SOFTMAX_RENORMALIZED,
-                "scoring is " << static_cast<int>(args.scoring)
-                              << ", expected 2 (softmax renormalised), the rule of token rounding");
-  if (present(args.logits) || needs_logits(args.scoring, spec.kind))
-    check_matrix("logits", args.logits, spec.T, spec.E, kFloats, Strides::kRows);
-  check_pairs("ds", args.ds, spec);
-  check_dlogits(args.dlogits, spec.T, spec.E, args.logits);
-  check_flag("accumulate", args.accumulate);
-  MemoryUse memory;
-  check_routing_workspace(backend, spec, args.workspace, args.workspace_bytes, memory);
-  memory.reads("routing", routing.offsets, routing_bytes(spec));
-  memory.reads("logits", args.logits);
-  memory.reads("ds", args.ds);
-  memory.writes("dlogits", args.dlogits);
-  memory.check();
-  backend.router_backward(args);
-}
-
-size_t router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E) {
-  check_tokens_and_experts(T, E, device);
-  return backend_for(device).router_losses_scratch_bytes(T, E);
-}
-
-void router_losses(const tilemoe_router_losses_args* given) {
-  const tilemoe_router_losses_args args = read_struct("router_losses args", given);
-  check_reserved("router_losses args", args.reserved);
-  check_logits(args.logits, args.device);
-  const int64_t T = args.logits.shape[0], E = args.logits.shape[1];
-  check_vector("expert_counts", args.expert_counts, E, kInt32);
-  if (present(args.losses)) check_vector("losses", args.losses, 2, kFloat32);
-  if (present(args.dlogits)) check_dlogits(args.dlogits, T, E, args.logits);
-  TILEMOE_CHECK(std::isfinite(args.balance_coefficient) && std::isfinite(args.z_coefficient),
-                "balance_coefficient is " << args.balance_coefficient << " and z_coefficient "
-                                          << args.z_coefficient << ", expected finite numbers");
-  const size_t needed = router_losses_workspace_bytes(args.device, T, E);
-  check_workspace(args.workspace, args.workspace_bytes, needed);
-  MemoryUse memory;
-  memory.reads("logits", args.logits);
-  memory.reads("expert_counts", args.expert_counts);
-  memory.writes("losses", args.losses);
-  memory.writes("dlogits", args.dlogits);
-  memory.writes("workspace", args.workspace, needed);
-  memory.check();
-  backend_for(args.device).router_losses(args);
 }
 
 }  // namespace tilemoe

@@ -1,0 +1,178 @@
+#include "layer/arguments.h"
+
+#include <cmath>
+#include <utility>
+
+#include "core/activation_kinds.h"
+#include "core/check.h"
+#include "core/overlap.h"
+#include "layer/workspace.h"
+#include "routing/spec.h"
+
+namespace tilemoe {
+namespace {
+
+using namespace limits;
+
+const char* contiguous_dimension(const tilemoe_tensor& W1) {
+  return contiguous_along_d(W1) ? "d" : "n";
+}
+
+void check_activation(const tilemoe_experts& experts) {
+  const ActivationKind kind = activation_kind(experts.activation);
+  TILEMOE_CHECK(kind.name != nullptr, "activation is " << static_cast<int>(experts.activation)
+                                                       << ", which is none of tilemoe_activation");
+  TILEMOE_CHECK(
+      experts.gate_layout >= TILEMOE_GATE_CONCATENATED && experts.gate_layout <= TILEMOE_GATE_SPLIT,
+      "gate_layout is " << static_cast<int>(experts.gate_layout) << ", expected 0 to 2");
+  TILEMOE_CHECK(kind.gated || experts.gate_layout == TILEMOE_GATE_CONCATENATED,
+                kind.name << " has no gate, so gate_layout must be 0");
+  const bool shaped = experts.clamp != 0 || experts.alpha != 0 || experts.up_shift != 0;
+  TILEMOE_CHECK(!shaped || experts.activation == TILEMOE_SWIGLU,
+                "clamp, alpha and up_shift belong to swiglu, but the activation is " << kind.name);
+  TILEMOE_CHECK(std::isfinite(experts.clamp) && experts.clamp >= 0 &&
+                    std::isfinite(experts.alpha) && std::isfinite(experts.up_shift),
+                "clamp " << experts.clamp << ", alpha " << experts.alpha << ", up_shift "
+                         << experts.up_shift << ": expected finite numbers and clamp >= 0");
+}
+
+void check_fits(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
+  TILEMOE_CHECK(experts.device == spec.device,
+                "experts are on device " << static_cast<int>(experts.device) << ", the routing on "
+                                         << static_cast<int>(spec.device));
+  TILEMOE_CHECK(experts.E == spec.E,
+                "experts.E is " << experts.E << ", the routing's E is " << spec.E);
+}
+
+}  // namespace
+
+bool split(const tilemoe_experts& experts) {
+  return experts.gate_layout == TILEMOE_GATE_SPLIT;
+}
+int64_t w1_rows(const tilemoe_experts& experts) {
+  return split(experts) ? experts.n : h_width(experts);
+}
+
+bool contiguous_along_d(const tilemoe_tensor& W1) {
+  return W1.stride[2] == 1;
+}
+
+tilemoe_experts read_experts(const tilemoe_experts* given) {
+  const tilemoe_experts experts = read_struct("experts", given);
+  TILEMOE_CHECK(is_float(experts.dtype), "experts.dtype is "
+                                             << tilemoe_dtype_name(experts.dtype)
+                                             << ", expected float32, bfloat16 or float16");
+  TILEMOE_CHECK(experts.E >= 1 && experts.E <= kMaxExperts,
+                "E is " << experts.E << ", expected 1 to " << kMaxExperts);
+  for (const auto& [name, width] : {std::pair("d", experts.d), std::pair("n", experts.n)})
+    TILEMOE_CHECK(width >= kWidthMultiple && width % kWidthMultiple == 0 && width <= kMaxWidth,
+                  name << " is " << width << ", expected a positive multiple of " << kWidthMultiple
+                       << ", at most " << kMaxWidth);
+  check_activation(experts);
+  TILEMOE_CHECK(experts.column_blocks >= 0,
+                "column_blocks is " << experts.column_blocks << ", expected at least 0");
+  const int64_t matrix = checked_product(h_width(experts), experts.d, "2n * d");
+  checked_product(checked_product(experts.E, matrix, "E * 2n * d"), 4, "bytes of W1");
+  return experts;
+}
+
+tilemoe_routing_spec read_spec(const tilemoe_routing_spec* given, const tilemoe_experts& experts) {
+  const tilemoe_routing_spec spec = complete(given);
+  check_fits(experts, spec);
+  return spec;
+}
+
+int64_t outer_rows(const tilemoe_routing_spec& spec) {
+  return spec.kind == TILEMOE_ROUTING_GROUPED ? spec.capacity : spec.T;
+}
+
+Backend& backend_of(const tilemoe_experts& experts) {
+  Backend& backend = backend_for(experts.device);
+  backend.check_supported(experts);
+  return backend;
+}
+
+tilemoe_routing read_routing_of(const tilemoe_routing* given, const tilemoe_experts& experts) {
+  const tilemoe_routing routing = read_routing(given);
+  check_fits(experts, routing.spec);
+  return routing;
+}
+
+std::optional<tilemoe_part> read_part(const tilemoe_part* given, const tilemoe_routing_spec& spec) {
+  if (given == nullptr) return {};
+  const tilemoe_part part = read_struct("part", given);
+  check_reserved("part", part.reserved);
+  check_flag("part.last", part.last);
+  TILEMOE_CHECK(spec.kind != TILEMOE_ROUTING_GROUPED,
+                "part is given, and the routing is grouped: its rows have no tokens");
+  TILEMOE_CHECK(part.begins != nullptr && part.ends != nullptr,
+                "part.begins or part.ends is null, expected (E) int32 of each");
+  TILEMOE_CHECK(part.first_token >= 0 && part.first_token <= spec.T && part.tokens >= 0 &&
+                    part.tokens <= spec.T - part.first_token,
+                "part has " << part.tokens << " tokens from " << part.first_token
+                            << " on, expected some of T = " << spec.T);
+  return part;
+}
+
+void check_weights(const tilemoe_experts& experts, const tilemoe_weights& weights) {
+  const DTypes dtype = {experts.dtype};
+  const int64_t E = experts.E, d = experts.d, n = experts.n;
+  const char* not_split = "only the split gate layout has it";
+  check_tensor("weights.W1", weights.W1,
+               {{E, w1_rows(experts), d}, dtype, Strides::kMatrixEitherMajor});
+  check_tensor("weights.W2", weights.W2, {{E, d, n}, dtype, Strides::kMatrixEitherMajor});
+  check_optional("weights.b1", weights.b1, {{E, w1_rows(experts)}, dtype, Strides::kRows});
+  check_optional("weights.b2", weights.b2, {{E, d}, dtype, Strides::kRows});
+  if (!split(experts)) {
+    check_absent("weights.W1_up", weights.W1_up, not_split);
+    check_absent("weights.b1_up", weights.b1_up, not_split);
+    return;
+  }
+  check_tensor("weights.W1_up", weights.W1_up, {{E, n, d}, dtype, Strides::kMatrixEitherMajor});
+  TILEMOE_CHECK(contiguous_along_d(weights.W1) == contiguous_along_d(weights.W1_up),
+                "weights.W1 is contiguous along "
+                    << contiguous_dimension(weights.W1) << " and weights.W1_up along "
+                    << contiguous_dimension(weights.W1_up) << ", expected the same");
+  check_optional("weights.b1_up", weights.b1_up, {{E, n}, dtype, Strides::kRows});
+  TILEMOE_CHECK(present(weights.b1) == present(weights.b1_up),
+                "weights.b1 is " << describe(weights.b1) << " and b1_up is "
+                                 << describe(weights.b1_up) << ": give both or neither");
+}
+
+void check_rows(const char* name, const tilemoe_tensor& tensor, const tilemoe_experts& experts,
+                const tilemoe_routing_spec& spec) {
+  check_tensor(name, tensor, {{outer_rows(spec), experts.d}, {experts.dtype}, Strides::kRows});
+}
+void check_optional_rows(const char* name, const tilemoe_tensor& tensor,
+                         const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
+  if (present(tensor)) check_rows(name, tensor, experts, spec);
+}
+
+void check_H(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+             const tilemoe_saved& saved) {
+  check_reserved("saved", saved.reserved);
+  check_tensor("saved.H", saved.H, {{spec.capacity, h_width(experts)}, {experts.dtype}});
+}
+
+void check_block_turns(int32_t turns) {
+  TILEMOE_CHECK(turns >= 0 && turns <= kMaxBlockTurns,
+                "block_turns is " << turns << ", expected 0 to " << kMaxBlockTurns);
+}
+
+void read_weights_and_routing(MemoryUse& memory, const tilemoe_weights& weights,
+                              const tilemoe_routing& routing,
+                              const std::optional<tilemoe_part>& part) {
+  memory.reads("weights.W1", weights.W1);
+  memory.reads("weights.W1_up", weights.W1_up);
+  memory.reads("weights.W2", weights.W2);
+  memory.reads("weights.b1", weights.b1);
+  memory.reads("weights.b1_up", weights.b1_up);
+  memory.reads("weights.b2", weights.b2);
+  memory.reads("routing", routing.offsets, routing_bytes(routing.spec));
+  if (!part) return;
+  const size_t bytes = static_cast<size_t>(routing.spec.E) * sizeof(int32_t);
+  memory.reads("part.begins", part->begins, bytes);
+  memory.reads("part.ends", part->ends, bytes);
+}
+
+}  // namespace tilemoe

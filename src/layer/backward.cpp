@@ -1,0 +1,192 @@
+#include "core/backend.h"
+#include "core/check.h"
+#include "layer/call.h"
+#include "layer/layer.h"
+#include "layer/steps.h"
+
+namespace tilemoe {
+namespace {
+
+// The steps of one backward, in the order of the memory plan.
+class BackwardSteps {
+ public:
+  BackwardSteps(const BackwardCall& call, StepObserver* observer)
+      : call_(call),
+        run_(call.backend, observer),
+        experts_(&call.experts),
+        rows_(rows_of(call.routing)),
+        any_rows_(call.routing.spec.capacity > 0),
+        base_(static_cast<char*>(call.args.workspace)),
+        dH_(call.work.dH_over_H ? call.saved.H
+                                : region(call.experts, call.routing.spec, base_, call.plan.dH,
+                                         h_width(call.experts))),
+        A_scaled_(
+            region(call.experts, call.routing.spec, base_, call.plan.A_scaled, call.experts.n)),
+        ds_partial_(reinterpret_cast<float*>(base_ + call.plan.ds_partial)),
+        accumulate_(call.args.accumulate != 0),
+        tuning_(tuning_of(call.args.block_turns)) {}
+
+  // dH, A' and the partial sums of ds, as far as the call requires them.
+  void activation_gradient() const {
+    if (!any_rows_ || !call_.work.needs_activation_gradient()) return;
+    run_(step::kActivationGradient, &Backend::activation_gradient,
+         {.experts = experts_,
+          .rows = rows_of(call_.routing, call_.part),
+          .dO = call_.args.dO,
+          .W1 = call_.weights.W1,
+          .W2 = call_.weights.W2,
+          .H = call_.saved.H,
+          .dH = call_.work.needs_dH() ? dH_ : tilemoe_tensor{},
+          .A_scaled = wants(TILEMOE_GRADIENT_W2) ? A_scaled_ : tilemoe_tensor{},
+          .ds_partial = wants(TILEMOE_GRADIENT_S) ? ds_partial_ : nullptr,
+          .scratch = scratch_at(base_, call_.plan.activation_scratch),
+          .stream = call_.args.stream,
+          .tuning = tuning_});
+  }
+
+  void score_gradient() const {
+    if (!wants(TILEMOE_GRADIENT_S)) return;
+    run_(step::kScoreGradient, &Backend::score_gradient,
+         {.experts = experts_,
+          .routing = &call_.routing,
+          .ds_partial = ds_partial_,
+          .dO = call_.args.dO,
+          .b2 = call_.weights.b2,
+          .ds = static_cast<float*>(call_.args.ds.data),
+          .stream = call_.args.stream});
+  }
+
+  // Sums over no rows are zeros, here and below.
+  void weight_gradient_2() const {
+    if (!wants(TILEMOE_GRADIENT_W2)) return;
+    run_(step::kWeightGradient2, &Backend::weight_gradient_2,
+         {.experts = experts_,
+          .rows = rows_,
+          .dO = call_.args.dO,
+          .A_scaled = A_scaled_,
+          .dW2 = call_.gradients.W2,
+          .accumulate = accumulate_,
+          .scratch = scratch_at(base_, call_.plan.dW2_scratch),
+          .stream = call_.args.stream,
+          .tuning = tuning_});
+  }
+
+  void input_gradient() const {
+    if (!wants(TILEMOE_GRADIENT_X)) return;
+    for_each_block(call_.experts.d, call_.plan.block_columns, [&](int64_t first, int64_t columns) {
+      const tilemoe_tensor dX_rows =
+          region(call_.experts, call_.routing.spec, base_, call_.plan.dX_rows, columns);
+      if (any_rows_)
+        run_(step::kInputGradient, &Backend::input_gradient,
+             {.experts = experts_,
+              .rows = rows_,
+              .dH = dH_,
+              .weights = {slice(call_.weights.W1, 2, first, columns),
+                          slice(call_.weights.W1_up, 2, first, columns),
+                          {},
+                          {}},
+              .dX_rows = dX_rows,
+              .scratch = scratch_at(base_, call_.plan.dX_scratch),
+              .stream = call_.args.stream,
+              .tuning = tuning_});
+      run_(step::kCombineGradient, &Backend::combine,
+           {.experts = experts_,
+            .routing = &call_.routing,
+            .row_values = dX_rows,
+            .scale_by_score = false,
+            .addend = slice(call_.args.addend, 1, first, columns),
+            .out = slice(call_.args.dX, 1, first, columns),
+            .stream = call_.args.stream});
+    });
+  }
+
+  void weight_gradient_1() const {
+    if (!wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP)) return;
+    run_(step::kWeightGradient1, &Backend::weight_gradient_1,
+         {.experts = experts_,
+          .rows = rows_,
+          .W1 = call_.weights.W1,
+          .dH = dH_,
+          .X = call_.args.X,
+          .dW1 = call_.gradients.W1,
+          .dW1_up = call_.gradients.W1_up,
+          .accumulate = accumulate_,
+          .scratch = scratch_at(base_, call_.plan.dW1_scratch),
+          .stream = call_.args.stream,
+          .tuning = tuning_});
+  }
+
+  void bias_gradient() const {
+    const bool db1 = wants(TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP);
+    if (!db1 && !wants(TILEMOE_GRADIENT_B2)) return;
+    run_(step::kBiasGradient, &Backend::bias_gradient,
+         {.experts = experts_,
+          .rows = rows_,
+          .dO = call_.args.dO,
+          .db2 = call_.gradients.b2,
+          .W1 = call_.weights.W1,
+          .dH = db1 ? dH_ : tilemoe_tensor{},
+          .db1 = call_.gradients.b1,
+          .db1_up = call_.gradients.b1_up,
+          .accumulate = accumulate_,
+          .scratch = scratch_at(base_, call_.plan.bias_scratch),
+          .stream = call_.args.stream});
+  }
+
+ private:
+  bool wants(uint32_t any_of) const { return call_.work.wants(any_of); }
+
+  const BackwardCall& call_;
+  const StepRunner run_;
+  const tilemoe_experts* experts_;
+  const Rows rows_;
+  const bool any_rows_;
+  char* const base_;  // of the workspace
+  const tilemoe_tensor dH_, A_scaled_;
+  float* const ds_partial_;
+  const bool accumulate_;
+  const Tuning tuning_;
+};
+
+// Called before the first kernel that writes dH over H: if the call fails, or other parts follow, H is
+// neither what forward wrote nor dH.
+void begin_over_H(const BackwardCall& call, tilemoe_saved& saved) {
+  if (call.args.mode != TILEMOE_BACKWARD_OVER_H) return;
+  if (call.counts_parts()) {
+    if (saved.state != TILEMOE_SAVED_PARTS_OF_DH) saved.parts_tokens = 0;
+    saved.parts_tokens += call.part ? call.part->tokens : call.routing.spec.T;
+  }
+  saved.state = TILEMOE_SAVED_PARTS_OF_DH, saved.dH = nullptr;
+}
+
+// What a backward leaves for the next call.
+void update_saved(const BackwardCall& call, tilemoe_saved& saved) {
+  switch (call.args.mode) {
+    case TILEMOE_BACKWARD_WHOLE: saved.state = TILEMOE_SAVED_H, saved.dH = nullptr; return;
+    case TILEMOE_BACKWARD_OVER_H: saved.state = TILEMOE_SAVED_DH_OVER_H, saved.dH = nullptr; return;
+    case TILEMOE_BACKWARD_FIRST:
+      saved.state = TILEMOE_SAVED_H_AND_DH, saved.dH = call.args.workspace;
+      return;
+    case TILEMOE_BACKWARD_REST: return;
+  }
+}
+
+}  // namespace
+
+// In this order dX~ is no longer needed when the scratch of dW1 is used.
+void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given,
+              StepObserver* observer) {
+  const BackwardCall call(experts, given);
+  const BackwardSteps run(call, observer);
+  begin_over_H(call, *call.args.saved);
+  run.activation_gradient();
+  if (call.part && !call.part->last) return;  // the other steps take all rows
+  update_saved(call, *call.args.saved);
+  run.score_gradient();
+  run.weight_gradient_2();
+  run.input_gradient();
+  run.weight_gradient_1();
+  run.bias_gradient();
+}
+
+}  // namespace tilemoe

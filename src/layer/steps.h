@@ -1,0 +1,86 @@
+// What forward and backward run steps with: views of the workspace and of the rows, and the runner.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "layer/workspace.h"
+#include "routing/spec.h"
+
+namespace tilemoe {
+
+inline Scratch scratch_at(void* workspace, const ScratchRegion& region) {
+  return {static_cast<char*>(workspace) + region.place, region.size};
+}
+
+// A contiguous (capacity, width) matrix in the workspace.
+inline tilemoe_tensor region(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+                             void* workspace, size_t place, int64_t width) {
+  tilemoe_tensor tensor{};
+  tensor.data = static_cast<char*>(workspace) + place;
+  tensor.dtype = experts.dtype;
+  tensor.ndim = 2;
+  tensor.shape[0] = spec.capacity, tensor.shape[1] = width;
+  tensor.stride[0] = width, tensor.stride[1] = 1;
+  return tensor;
+}
+
+// Indices [first, first + count) of a dimension. An absent tensor stays absent.
+inline tilemoe_tensor slice(tilemoe_tensor tensor, int dimension, int64_t first, int64_t count) {
+  if (!present(tensor)) return tensor;
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype));
+  tensor.data = static_cast<char*>(tensor.data) + first * tensor.stride[dimension] * element;
+  tensor.shape[dimension] = count;
+  return tensor;
+}
+
+// Calls body(first, columns) for each block of `columns` of the d columns.
+template <class Body>
+void for_each_block(int64_t d, int64_t columns, const Body& body) {
+  for (int64_t first = 0; first < d; first += columns) body(first, std::min(columns, d - first));
+}
+
+inline Rows rows_of(const tilemoe_routing& routing) {
+  return {.E = routing.spec.E,
+          .capacity = routing.spec.capacity,
+          .of_an_expert = rows_of_an_expert(routing.spec),
+          .offsets = routing.offsets,
+          .token = routing.row_token,
+          .score = routing.row_score};
+}
+
+// The rows of a part, for the steps with one row of output per row.
+inline Rows rows_of(const tilemoe_routing& routing, const std::optional<tilemoe_part>& part) {
+  Rows rows = rows_of(routing);
+  if (part) rows.offsets = part->begins, rows.ends = part->ends;
+  return rows;
+}
+
+inline Tuning tuning_of(int32_t block_turns) {
+  return {.ctas_per_sm = std::max<int>(block_turns, 1)};
+}
+
+// Runs steps of a backend. The observer, unless null, sees each begin and end.
+class StepRunner {
+ public:
+  StepRunner(Backend& backend, StepObserver* observer) : backend_(backend), observer_(observer) {}
+
+  template <class Args>
+  void operator()(const char* name, void (Backend::*step)(const Args&),
+                  const std::type_identity_t<Args>& args) const {
+    if (observer_) observer_->begin(name);
+    (backend_.*step)(args);
+    if (observer_) observer_->end(name);
+  }
+
+ private:
+  Backend& backend_;
+  StepObserver* observer_;
+};
+
+}  // namespace tilemoe
