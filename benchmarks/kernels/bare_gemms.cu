@@ -14,7 +14,7 @@
 #include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/sm80_mma.h"
 #include "cuda/gemm/sm90_mma.h"
-#include "cuda/ops/tiles.h"
+#include "cuda/ops/table.h"
 #include "cuda/ptx/barriers.h"
 #include "cuda/ptx/descriptors.h"
 #include "cuda/ptx/warp.h"

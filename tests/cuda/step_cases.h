@@ -10,7 +10,7 @@
 
 #include "core/activation_kinds.h"
 #include "cuda/choose_kernel.h"
-#include "cuda/ops/tiles.h"
+#include "cuda/ops/table.h"
 
 namespace tilemoe::test {
 

@@ -18,7 +18,7 @@
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/gemm/sm100_launch.h"
 #include "cuda/gemm/sm100_split_k.h"
-#include "cuda/ops/tiles.h"
+#include "cuda/ops/table.h"
 
 namespace tilemoe::cuda::sm100 {
 

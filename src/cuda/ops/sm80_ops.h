@@ -14,7 +14,7 @@
 #include "cuda/gemm/schedule/row_tiles.h"
 #include "cuda/gemm/sm80_launch.h"
 #include "cuda/gemm/sm80_split_k.h"
-#include "cuda/ops/tiles.h"
+#include "cuda/ops/table.h"
 
 namespace tilemoe::cuda {
 

@@ -17,7 +17,7 @@
 #include "cuda/gemm/schedule/row_tiles.h"
 #include "cuda/gemm/sm90_launch.h"
 #include "cuda/gemm/sm90_split_k.h"
-#include "cuda/ops/tiles.h"
+#include "cuda/ops/table.h"
 
 namespace tilemoe::cuda {
 

@@ -8,9 +8,29 @@
 #include "core/backend.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/variant.h"
-#include "cuda/ops/tiles.h"
 
 namespace tilemoe::cuda {
+
+// Tiles of the mma.sync kernels: as wide as the registers of a warp allow, and shorter ones for
+// experts with few rows.
+inline constexpr TileConfiguration kWarps256{128, 256};
+inline constexpr TileConfiguration kWarps192{128, 192};
+inline constexpr TileConfiguration kWarps128{128, 128};
+inline constexpr TileConfiguration kSmallM64{64, 128};
+inline constexpr TileConfiguration kSmallM16{16, 64};
+
+// Tiles of the Hopper kernels.
+inline constexpr TileConfiguration kCooperative256{128, 256, Schedule::kCooperative};
+inline constexpr TileConfiguration kCluster256{128, 256, Schedule::kCooperative, 2};
+inline constexpr TileConfiguration kCluster192{128, 192, Schedule::kCooperative, 2};
+inline constexpr TileConfiguration kPingPong128{128, 128, Schedule::kPingPong};
+inline constexpr TileConfiguration kPingPong64{64, 64, Schedule::kPingPong};  // for small M
+
+// Tiles of the Blackwell kernels: the widest of an instruction, the other width that the reference
+// tiles of weight gradients have, and the widest of a CTA pair.
+inline constexpr TileConfiguration kTensorMemory256{128, 256};
+inline constexpr TileConfiguration kTensorMemory192{128, 192};
+inline constexpr TileConfiguration kTensorMemory2Cta{128, 256, Schedule::kCooperative, 2};
 
 // Starts a kernel: defined in the step's header, instantiated by the table.
 template <class Arch, Variant kVariant, TileConfiguration kTile>

@@ -9,7 +9,6 @@
 #include "cuda/gemm/load/operand.h"
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/schedule/tile.h"
-#include "cuda/ops/table.h"
 #include "cuda/ptx/copy.h"
 
 namespace tilemoe::cuda::sm80 {
