@@ -1,4 +1,4 @@
-// The C interface: every function turns what is thrown below it into a status and a text.
+// The C interface: every function returns exceptions as a status and a text.
 
 #include <exception>
 #include <new>

@@ -1,4 +1,4 @@
-// The activations by their properties, stated once; and the list of them all, which follows.
+// The properties of the activations, and the list of all activations that follows from them.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 namespace tilemoe {
 
 struct ActivationKind {
-  const char* name;  // null: there is no such activation
+  const char* name;  // null: no such activation exists
   bool gated;
 };
 
@@ -29,7 +29,7 @@ constexpr ActivationKind activation_kind(tilemoe_activation activation) {
   return {.name = nullptr, .gated = false};
 }
 
-// SwiGLU as it was first, whose sigmoid has no factor and whose columns are not clamped or shifted.
+// Plain SwiGLU: its sigmoid has no factor, and its columns are neither clamped nor shifted.
 constexpr bool is_plain_swiglu(const tilemoe_experts& experts) {
   return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
          experts.up_shift == 0;

@@ -1,5 +1,5 @@
-// W1, its gradient or its biases as the parts that make H's columns: gate and then up, whatever the
-// layout.
+// What the layer and the backends share: the parts of W1, the names and arguments of the steps, and
+// the interface of a backend.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,8 @@
 
 namespace tilemoe {
 
+// W1, its gradient or its biases as the parts that make the columns of H: gate, then up, for every
+// layout.
 struct UpParts {
   tilemoe_tensor part[2];  // (E, columns, ...) each; absent where its tensor is
   int count;
@@ -46,10 +48,10 @@ inline tilemoe_tensor transposed(tilemoe_tensor W) {
   return W;
 }
 
-// The steps of a layer by name, and who looks on while they run, as a benchmark's clock does. A new
-// step is named here and run in layer.cpp.
+// The names of the steps, and the observer of a call, for example the clock of a benchmark. The
+// name of a new step is added here; layer.cpp and backward.cpp run the steps.
 
-// As they stand in tables and in JSON.
+// As tables and JSON have them.
 namespace step {
 inline constexpr const char* kUpProjection = "up_projection";
 inline constexpr const char* kDownProjection = "down_projection";
@@ -70,10 +72,9 @@ class StepObserver {
   virtual void end(const char* step) = 0;
 };
 
-// What a backend provides: the steps of the layer and of the routing, one function each, named as
-// in docs/mathematics.md. The layer and routing/ check every argument and own the order and the
-// memory plan, so a step may trust what it is given. Nothing here allocates; scratch comes with the
-// step.
+// A backend has one function for each step of the layer and of the routing, named as in
+// docs/mathematics.md. layer/ and routing/ check every argument, and own the order of the steps and
+// the memory plan, so a step does not check again. No step allocates: it receives its scratch.
 
 struct Scratch {
   void* data = nullptr;
@@ -84,31 +85,31 @@ namespace cuda {
 struct TileConfiguration;
 }
 
-// How a CUDA step runs, where the caller, a benchmark or a test has a say. No bit depends on it.
+// Settings of a CUDA step that a caller, a benchmark or a test may choose. No bit depends on them.
 struct Tuning {
-  int ctas_per_sm = 1;  // blocks of threads for each SM, one after the other
-  const cuda::TileConfiguration* tile = nullptr;  // one of the step's; null: as the model chooses
+  int ctas_per_sm = 1;                            // CTAs per SM, in waves
+  const cuda::TileConfiguration* tile = nullptr;  // one of the step's; null: the cost model chooses
   int32_t column_group = 0;  // blocks of columns that share rows while they are in L2; 0: 8
-  // Whether products and the combine start while the kernel before them ends: the layer asks for it
-  // where rows are few (docs/decisions.md).
+  // PDL: whether GEMMs and the combine start while the previous kernel ends. The layer sets it for
+  // small M (docs/decisions.md).
   bool pdl = false;
 };
 
-// The rows of a batch as a step sees them: device pointers.
+// The rows of a batch as a step receives them: device pointers.
 struct Rows {
   int64_t E = 0;
   int64_t capacity = 0;
   int64_t of_an_expert =
       INT64_MAX;  // at most, unless ids repeat within a token; past capacity: any
   const int32_t* offsets = nullptr;  // (E + 1)
-  // (E) where an expert's rows end that are worked on; null: where the next expert's begin. Of steps
-  // with a row of output per row alone.
+  // (E) the end of each expert's rows to process; null: the begin of the next expert's rows. Only
+  // for steps with one row of output per row.
   const int32_t* ends = nullptr;
   const int32_t* token = nullptr;  // (capacity) source row in X and dO; null: row r is row r
   const float* score = nullptr;    // (capacity); null: every s is 1
 };
 
-// Where W1's columns come from, and the activation. One per step that touches W1.
+// W1 and its biases, for the steps that read them.
 struct UpWeights {
   tilemoe_tensor W1, W1_up;  // W1_up only when split
   tilemoe_tensor b1, b1_up;  // absent without biases
@@ -128,7 +129,7 @@ struct UpProjection {
   Tuning tuning = {};
 };
 
-// Y = A W2^T + b2, or a block of Y's columns, which are then the rows of W2 that are given.
+// Y = A W2^T + b2, or a block of the columns of Y: W2 then has only the rows of that block.
 struct DownProjection {
   const tilemoe_experts* experts;
   Rows rows;
@@ -154,8 +155,8 @@ struct Combine {
   Tuning tuning = {};
 };
 
-// ds is summed by groups of 64 columns of A, whatever the tiles: each writes a row of partial sums,
-// which are then added in order. Inside a group CUDA's kernels have one order too
+// ds is summed by groups of 64 columns of A for every tile size: each group writes a row of partial
+// sums, which are then added in order. Inside a group the CUDA kernels have one order, too
 // (docs/mathematics.md).
 inline constexpr int64_t kDsColumns = 64;
 constexpr int64_t ds_groups(int64_t n) {
@@ -191,8 +192,8 @@ struct ScoreGradient {
   void* stream;
 };
 
-// dW2_e = dO_e^T A'_e (gathers dO). `workers`: how many the sums over long experts' rows are shared
-// out to, which decides these sums' bits (CUDA); 0: the device's own, half its SMs.
+// dW2_e = dO_e^T A'_e (gathers dO). `workers`: the number of workers that the split-K of long
+// experts is made for, which decides the bits of these sums (CUDA); 0: half the SMs of the device.
 // Exact zeros for an expert without rows (beta 0).
 struct WeightGradient2 {
   const tilemoe_experts* experts;
@@ -207,7 +208,7 @@ struct WeightGradient2 {
   int32_t workers = 0;
 };
 
-// dX~ = dH W1, or a block of dX~'s columns, which are then the columns of W1 that are given.
+// dX~ = dH W1, or a block of the columns of dX~: W1 then has only the columns of that block.
 struct InputGradient {
   const tilemoe_experts* experts;
   Rows rows;
@@ -246,7 +247,7 @@ struct BiasGradient {
   void* stream;
 };
 
-// A step that asks for scratch of its own.
+// The steps with scratch of their own.
 enum class Step {
   kUpProjection,
   kDownProjection,
@@ -257,12 +258,12 @@ enum class Step {
   kBiasGradient,
 };
 
-// What the size of a step's scratch depends on beside the experts.
+// What the size of a step's scratch depends on, in addition to the experts.
 struct ScratchSizes {
   int64_t capacity;
   int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert
   int32_t workers = 0;                    // of the weight gradients
-  // kWeightGradient1: which of its outputs are asked for. Both: either may be left out.
+  // kWeightGradient1: which outputs are wanted. Both: either may be left out.
   bool dW1 = true, dW1_up = true;
 };
 
@@ -280,7 +281,7 @@ class Backend {
   virtual ~Backend() = default;
   // One line for `tilemoe info`.
   virtual std::string description() const = 0;
-  // Throws Error(kUnsupported) with the reason where this backend cannot run these experts.
+  // Throws Error(kUnsupported) with the reason if this backend cannot run these experts.
   virtual void check_supported(const tilemoe_experts& experts) const = 0;
   // The same if a call of the layer exceeds a limit of this backend's kernels.
   virtual void check_limits(const LayerTensors& /*tensors*/) const {}
@@ -298,7 +299,7 @@ class Backend {
   virtual void weight_gradient_1(const WeightGradient1& step) = 0;
   virtual void bias_gradient(const BiasGradient& step) = 0;
 
-  // ---- routing. Arguments are those of the public interface, checked.
+  // ---- routing, with the checked arguments of the public interface
   virtual size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const = 0;
   virtual size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d) const = 0;
   virtual size_t router_losses_scratch_bytes(int64_t T, int64_t E) const = 0;
@@ -312,16 +313,16 @@ class Backend {
   virtual void router_backward(const tilemoe_router_backward_args& args) = 0;
   virtual void router_losses(const tilemoe_router_losses_args& args) = 0;
 
-  // ---- rows of several arrays. The same of its arguments.
+  // ---- sums of rows of several arrays, with checked arguments
   virtual void sum_rows(const tilemoe_sum_rows_args& args) = 0;
 };
 
-// The backend of a device, or Error(kUnsupported) with the reason why this build or machine has
+// The backend of a device. Throws Error(kUnsupported) with the reason if this build or machine has
 // none.
 Backend& backend_for(tilemoe_device device);
 Backend& cpu_backend();
 
-// Threads of the CPU backend (cpu/thread_pool.h); 0 asks for one a core.
+// Threads of the CPU backend (cpu/thread_pool.h); 0: one per core.
 void set_num_threads(int threads);
 int num_threads() noexcept;
 

@@ -1,5 +1,6 @@
-// Argument checks shared by every entry and every backend. A failed check throws Error, whose text
-// ends with the file, the line and the expression.
+// Argument checks that every entry and every backend share: errors, structs of any version,
+// tensors, and the limits of the library. A failed check throws Error, whose text ends with the
+// file, the line and the expression.
 #pragma once
 
 #include <cstddef>
@@ -30,13 +31,13 @@ namespace tilemoe {
   TILEMOE_CHECK_AS(::tilemoe::Status::kInvalidArgument, condition, message)
 #define TILEMOE_CHECK_SUPPORTED(condition, message) \
   TILEMOE_CHECK_AS(::tilemoe::Status::kUnsupported, condition, message)
-// A defect of ours, never the caller's.
+// A defect of the library, never of the caller.
 #define TILEMOE_ASSERT(condition, message) \
   TILEMOE_CHECK_AS(::tilemoe::Status::kInternalError, condition, message)
 
-// ---- structs that grow at their end (the rules stand in tilemoe.h)
+// ---- structs that grow at their end (tilemoe.h has the rules)
 
-// The least of a struct that is taken: its first layout, less what may be absent at its end.
+// The minimum size of a struct: its first layout without the optional fields at its end.
 template <class Struct>
 inline constexpr size_t kMinBytes = sizeof(Struct);
 template <>
@@ -90,17 +91,17 @@ template <>
 inline constexpr size_t kMinBytes<tilemoe_backward_args> = offsetof(tilemoe_backward_args,
                                                                     block_turns);
 
-// A size past this was never set.
+// A larger size means that the caller never set it.
 inline constexpr size_t kMaxStructBytes = 1 << 12;
 
-// `given` starts with its struct_size. Copies what both know to `copy`, of `known` bytes; throws
-// where `given` is null or too small, or has something in the bytes that `copy` lacks.
+// `given` starts with its struct_size. Copies the bytes that both have to `copy` of `known` bytes;
+// throws if `given` is null or too small, or is not zero in the bytes that `copy` lacks.
 void copy_struct(const char* name, const void* given, size_t min_bytes, void* copy, size_t known);
-// Copies `value`, of `known` bytes, to as much as `to` has by its struct_size, which it keeps, and
-// zeroes the rest of it.
+// Copies `value` of `known` bytes to `to`, as far as the struct_size of `to` reaches, keeps that
+// size and zeroes the rest.
 void fill_struct(const char* name, void* to, size_t min_bytes, const void* value, size_t known);
 
-// A caller's struct as this version knows it: what the caller's lacks is zero.
+// A caller's struct in the layout of this version: fields that the caller's struct lacks are zero.
 template <class Struct>
 Struct read_struct(const char* name, const Struct* given, size_t min_bytes = kMinBytes<Struct>) {
   static_assert(std::is_trivially_copyable_v<Struct> && offsetof(Struct, struct_size) == 0);
@@ -132,12 +133,12 @@ inline bool is_float(tilemoe_dtype dtype) {
 std::string describe(const tilemoe_tensor& tensor);
 std::string describe_shape(const tilemoe_tensor& tensor);
 
-// a * b and a + b, or an error that names `what` where they pass 2^62 or a term is negative.
+// a * b and a + b, or an error that names `what` if the result exceeds 2^62 or a term is negative.
 int64_t checked_product(int64_t a, int64_t b, const char* what);
 int64_t checked_sum(int64_t a, int64_t b, const char* what);
 size_t round_up(size_t bytes, size_t to);
 
-// How a tensor's strides may lie.
+// The strides that a tensor may have.
 enum class Strides {
   kContiguous,  // dense, last dimension fastest
   kRows,        // last dimension contiguous, the others any multiple of 16 bytes, not overlapping
@@ -145,7 +146,7 @@ enum class Strides {
                       // bytes
 };
 
-// The dimensions and the dtypes that a rule asks for: values, since a rule may outlive the braces
+// The dimensions and the dtypes that a rule requires: values, since a rule may outlive the braces
 // that it was written with.
 struct Shape {
   int ndim = 0;
@@ -185,16 +186,15 @@ void check_reserved(const char* name, int32_t reserved);
 
 namespace tilemoe::limits {
 
-// What the library takes, stated once: the checks answer with an error past it, and `tilemoe info`
-// prints it.
+// The limits of the library: the checks report an error past them, and `tilemoe info` prints them.
 
 inline constexpr int64_t kWidthMultiple = 8;  // d, n: a 16-bit row is a multiple of 16 bytes
-inline constexpr int64_t kMaxWidth = int64_t{1} << 24;  // d, n: no grid of blocks is too tall
+inline constexpr int64_t kMaxWidth = int64_t{1} << 24;  // d, n: no grid is too tall
 // T, pairs, capacity: int32 on the device. A tensor map holds fewer (cuda/core/tensor_map.h).
 inline constexpr int64_t kMaxRows = INT32_MAX;
 inline constexpr int64_t kMaxRowsCuda = (int64_t{1} << 30) - 1;
-// Strides of X, dO, weights and their gradients on CUDA: rows in 32 bits of bytes, since an address is
-// one multiplication; experts as TMA takes them.
+// Strides of X, dO, weights and their gradients on CUDA: rows in 32 bits of bytes, since an address
+// is one multiplication; experts as TMA takes them.
 inline constexpr int64_t kMaxRowStrideBytesCuda = UINT32_MAX;
 inline constexpr int64_t kMaxExpertStrideBytesCuda = (int64_t{1} << 40) - 1;
 inline constexpr int64_t kMaxMultiple = INT32_MAX;            // m

@@ -1,5 +1,5 @@
-// From a dtype to the C++ type of its elements. A dispatch names every type that it has code for,
-// and refuses any other by name: no type stands for the rest.
+// From a dtype to the C++ type of its elements. A dispatch lists every type that it has code for,
+// and rejects any other type by name.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ template <class... Elements>
   TILEMOE_CHECK_SUPPORTED(false, tilemoe_dtype_name(dtype) << " is none of " << names.str());
 }
 
-// Returns body.operator()<Element>() of the one of `Elements` that `dtype` names. Every one of them
-// returns the same type, such as a kernel's:
+// Returns body.operator()<Element>() for the one of `Elements` that `dtype` names. The result has
+// the same type for every element, for example a kernel:
 //   with_one_of<float, BFloat16>(dtype, [&]<class Element>() { return &kernel<Element>; })
 // With [] instead of [&] nvcc warns of the lambda's conversion to a function pointer.
 template <class... Elements, class Body>

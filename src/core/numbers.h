@@ -1,11 +1,11 @@
-// Functions that every backend compiles to the same arithmetic.
+// Numbers with the same bits on host and device: bit casts, bfloat16 and float16.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-// Always inlined: on the host the caller decides which instructions a function may use, so one text
-// is compiled for any CPU and for those with fused multiply-add.
+// Always inlined: on the host the caller decides which instructions a function may use, so the same
+// text is compiled for any CPU and for CPUs with fused multiply-add.
 #if defined(__CUDACC__)
 #define TILEMOE_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -64,7 +64,7 @@ TILEMOE_HOST_DEVICE void store(float x, float& out) {
   out = x;
 }
 
-// To the nearest, ties to even. A NaN stays one.
+// Rounds to nearest, ties to even. A NaN stays a NaN.
 TILEMOE_HOST_DEVICE void store(float x, BFloat16& out) {
   const auto bits = static_cast<uint32_t>(order::bits_of(x));
   const uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);

@@ -9,7 +9,7 @@
 namespace tilemoe {
 namespace {
 
-// Elements from a tensor's first to its last, 0 where there is none.
+// Elements from a tensor's first to its last; 0 if it has none.
 int64_t extent(const tilemoe_tensor& tensor) {
   int64_t last = 0;
   for (int i = 0; i < tensor.ndim; ++i) {
@@ -38,7 +38,7 @@ bool reaches(const SharedDimension* dimension, int count, int64_t distance) {
   return false;
 }
 
-// Of views with one dtype and the same strides, exactly; of others it is taken for granted.
+// Exact for views with one dtype and the same strides; true for all others.
 bool elements_meet(const tilemoe_tensor& a, const tilemoe_tensor& b) {
   if (a.dtype != b.dtype || a.ndim != b.ndim) return true;
   SharedDimension dimensions[TILEMOE_MAX_DIMS];

@@ -1,4 +1,4 @@
-// What a call reads and writes, to refuse outputs that share memory with anything else.
+// The memory that a call reads and writes, to reject outputs that share memory with anything else.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace tilemoe {
 
-// Tensors have passed their checks, absent ones are left out. Names and tensors must outlive the
+// The tensors have passed their checks; absent ones are ignored. Names and tensors must outlive the
 // object.
 class MemoryUse {
  public:
@@ -19,7 +19,7 @@ class MemoryUse {
   void reads(const char* name, const void* memory, size_t bytes);
   void writes(const char* name, const void* memory, size_t bytes);
 
-  // Throws where two of them share memory of which one is written.
+  // Throws if two of them share memory and at least one is written.
   void check() const;
 
  private:

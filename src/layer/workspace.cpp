@@ -26,15 +26,15 @@ class Plan {
   size_t used_ = 0;
 };
 
-// Columns of Y that exist at a time.
+// Columns of Y in memory at a time.
 int64_t output_block_columns(const tilemoe_experts& experts) {
   const int64_t blocks = std::max<int64_t>(experts.column_blocks, 1);
   const int64_t columns = (experts.d + blocks - 1) / blocks;
   return blocks == 1 ? columns : std::min(experts.d, (columns + 63) / 64 * 64);
 }
 
-// Those of dX~. Where dH lies over H, the place that A and Y had in the forward pass is dX~'s
-// alone: as few blocks as fit there, of whole tiles of 256 if they do.
+// The same of dX~. If dH lies over H, dX~ has the whole place that A and Y had in the forward pass:
+// the fewest blocks that fit there, of whole tiles of 256 if possible.
 int64_t input_block_columns(const tilemoe_experts& experts, bool dh_over_h) {
   const int64_t columns = output_block_columns(experts);
   if (columns == experts.d || !dh_over_h) return columns;

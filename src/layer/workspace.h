@@ -1,4 +1,4 @@
-// The layer's memory plan: what lies where in the caller's workspace, and how large it is.
+// The memory plan of the layer: where each tensor lies in the caller's workspace, and its size.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ int64_t h_width(const tilemoe_experts& experts);
 // Bytes of a (capacity, width) matrix.
 size_t row_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec, int64_t width);
 
-// Rows that an expert has at most; more than all rows where nothing is known.
+// The maximum number of rows of an expert; more than all rows if it is unknown.
 int64_t rows_of_an_expert(const tilemoe_routing_spec& spec);
 
-// What a step may use while it runs.
+// The scratch of a step while it runs.
 struct ScratchRegion {
   size_t place = 0, size = 0;
 };
@@ -40,7 +40,7 @@ struct BackwardWork {
 
   bool wants(uint32_t any_of) const { return (gradients & any_of) != 0; }
   bool from_dH() const { return mode == TILEMOE_BACKWARD_REST; }
-  // Whether dH has to be there, for this call or for those that follow.
+  // Whether dH has to be computed, for this call or for those that follow.
   bool needs_dH() const {
     return mode != TILEMOE_BACKWARD_WHOLE || wants(TILEMOE_GRADIENT_X | kOfW1);
   }
@@ -56,10 +56,11 @@ struct BackwardWork {
       kFromDH | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2;
 };
 
-// dH lives from the activation gradient to the last step, and on to calls of mode REST: nothing
-// else takes its place, which is the first. In the rest of the workspace one follows the other: A'
-// with the partial sums of ds, then with the scratch of dW2; dX~; the scratch of dW1 and of the
-// biases' gradients. What is not asked for has no place: so less work never needs more.
+// dH lives from the activation gradient to the last step, and until calls of mode REST: it lies
+// first, and nothing shares its place. The rest of the workspace holds, one after another in time:
+// A' with the partial sums of ds, then A' with the scratch of dW2; dX~; the scratch of dW1 and of
+// the bias gradients. A tensor that is not requested has no place, so less work never needs more
+// memory.
 struct BackwardPlan {
   size_t dH = 0, A_scaled = 0, dX_rows = 0, ds_partial = 0, total = 0;
   int64_t block_columns = 0;  // of dX~

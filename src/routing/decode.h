@@ -1,4 +1,4 @@
-// The routing of few tokens from the tokens themselves: the order of a logit's sum and the places of
+// Routing at small T from the tokens themselves: the order of a logit's sum and the places of
 // pairs, the same text on host and device.
 #pragma once
 
@@ -14,10 +14,10 @@ constexpr int kMaxTokens = TILEMOE_ROUTE_TOKENS_MOST_T;
 constexpr int kMaxExperts = TILEMOE_ROUTE_TOKENS_MOST_E;
 constexpr int kMaxChosen = TILEMOE_ROUTE_TOKENS_MOST_K;
 
-// A logit is a sum of parts of 512 columns each. Within a part lane l of 32 has columns 8 l to
-// 8 l + 7 and 256 + 8 l to 256 + 8 l + 7, which it adds in ascending order by fma; then lanes are
-// added in halves (order::add_lanes). Parts are added in ascending order, the bias at last. Columns
-// past d are none. A warp has a part in registers: two loads of 16 bytes a lane, of 16-bit numbers.
+// A logit is a sum of parts of 512 columns each. Within a part lane l of 32 has columns 8 l to 8 l
+// + 7 and 256 + 8 l to 256 + 8 l + 7, which it adds in ascending order by fma; then lanes are added
+// in halves (order::add_lanes). Parts are added in ascending order, then the bias. Columns past d
+// are skipped. A warp has a part in registers: two loads of 16 bytes a lane for 16-bit numbers.
 constexpr int kLaneColumns = 8;
 constexpr int kStretchColumns = order::kSumLanes * kLaneColumns;
 constexpr int kStretches = 2;  // of a part
@@ -31,15 +31,15 @@ TILEMOE_HOST_DEVICE int64_t first_column(int64_t part, int stretch, int lane) {
   return part * kPartColumns + stretch * kStretchColumns + lane * kLaneColumns;
 }
 
-// A lane's sum goes on by its eight columns of a stretch.
+// Adds the eight columns of a stretch to a lane's sum.
 TILEMOE_HOST_DEVICE float add_columns(const float (&x)[kLaneColumns],
                                       const float (&weight)[kLaneColumns], float sum) {
   for (int i = 0; i < kLaneColumns; ++i) sum = fmaf(x[i], weight[i], sum);
   return sum;
 }
 
-// The tokens that chose an expert, each once at most. Pairs stand in the order of tokens, so that a
-// token's place among an expert's rows is the number of members before it.
+// The tokens that chose an expert, each at most once. Pairs are in the order of tokens, so the
+// place of a token among an expert's rows is the number of members before it.
 class TokenSet {
  public:
   static constexpr int kWords = kMaxTokens / 32;

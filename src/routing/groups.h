@@ -1,5 +1,5 @@
-// Group-limited choice: a token chooses among the experts of its best groups alone. What a group is
-// worth and which come first is the same on host and device, bit for bit.
+// Group-limited choice: a token chooses only among the experts of its best groups. The score of a
+// group and the order of groups have the same bits on host and device.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class TopTwo {
     second_ = greater(lesser(best_, other.best_), greater(second_, other.second_));
     best_ = greater(best_, other.best_);
   }
-  // Of what the group is ranked by.
+  // The key that the group is ranked by.
   TILEMOE_HOST_DEVICE int32_t key_of(tilemoe_group_score score) const {
     return key(score == TILEMOE_GROUP_MAX ? best_ : best_ + second_);
   }
@@ -39,7 +39,7 @@ class TopTwo {
  private:
   static constexpr float kNone = -__builtin_huge_valf();
 
-  // Of a NaN and a number the number, where it stands second; of two zeros either, whose keys are
+  // If `a` is a NaN and `b` a number, the number; of two zeros either one, since their keys are
   // equal.
   TILEMOE_HOST_DEVICE static float greater(float a, float b) {
 #if defined(__CUDA_ARCH__)
@@ -59,7 +59,7 @@ class TopTwo {
   float best_, second_;
 };
 
-// Whether a group of `key` stands before another: of equal ones the lower first.
+// Whether a group of `key` precedes another; of equal keys the lower group comes first.
 TILEMOE_HOST_DEVICE bool group_before(int32_t key, int32_t group, int32_t other_key,
                                       int32_t other) {
   return key > other_key || (key == other_key && group < other);

@@ -1,5 +1,5 @@
-// The numbers that decide an order of choice, the same on host and device bit for bit: exp,
-// sigmoid, comparison keys and the order in which a sum over experts is taken.
+// The numbers that decide an order of choice, with the same bits on host and device: exp, sigmoid,
+// comparison keys, the order of a sum over experts, and the rules of scoring.
 //
 // What keeps the bits equal: a product feeds a sum only through an explicit fmaf, so contraction
 // has nothing to change (it is switched off all the same); +, *, / and fmaf round once, correctly,
@@ -100,14 +100,14 @@ TILEMOE_HOST_DEVICE float add_lanes(float (&lanes)[kSumLanes]) {
 
 namespace tilemoe {
 
-// What every backend knows of a scoring rule.
+// ---- rules of scoring
 
 // Whether experts are ranked by sigmoid plus selection bias, else by the logit itself.
 TILEMOE_HOST_DEVICE bool ranks_by_sigmoid(tilemoe_scoring scoring) {
   return scoring == TILEMOE_SIGMOID || scoring == TILEMOE_SIGMOID_RENORMALIZED;
 }
 
-// A share of a sum; where all are 0 the `present` ones share equally, as softmax does.
+// A share of a sum. If all are 0, the `present` ones have equal shares, as in softmax.
 template <class Count>
 TILEMOE_HOST_DEVICE float share_of(float value, float sum, Count present) {
   return sum > 0 ? value / sum : 1.f / static_cast<float>(present);

@@ -1,3 +1,5 @@
+// Token rounding: its random bits and its targets, the same on host and device.
+//
 // Philox 4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
 // numbers: as easy as 1, 2, 3" (SC 2011): 128 random bits from a counter and a key, no state.
 #pragma once
@@ -58,8 +60,8 @@ TILEMOE_HOST_DEVICE bool rounds_up(tilemoe_rounding rule, int64_t remainder, int
   return false;
 }
 
-// f'_e: the multiple of m below f or above it, and never more than T holds. Nothing is rounded
-// where T < m, nor where m is 1: f may then be of several groups of T tokens.
+// f'_e: the multiple of m below f or above it, at most the largest one in T. Nothing is rounded if
+// T < m or m is 1: f may then be of several groups of T tokens.
 TILEMOE_HOST_DEVICE int32_t rounded_count(int64_t f, int64_t T, int64_t m, bool up) {
   if (T < m || m == 1) return static_cast<int32_t>(f);
   const int64_t target = f / m * m + (up ? m : 0);
@@ -77,8 +79,8 @@ TILEMOE_HOST_DEVICE int64_t tokens_rounded_together(const tilemoe_routing_spec& 
   return spec.round_tokens > 0 ? spec.round_tokens : spec.T;
 }
 
-// The groups of tokens that are rounded by themselves. Where nothing can be rounded groups make no
-// difference, and all tokens are one.
+// The groups of tokens that are rounded separately. If nothing can be rounded, groups make no
+// difference, and all tokens are one group.
 struct RoundGroups {
   int64_t count;   // at least 1
   int64_t tokens;  // of a group

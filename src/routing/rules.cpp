@@ -17,7 +17,7 @@ void check_kind(const tilemoe_routing& routing, tilemoe_routing_kind expected) {
                                                    << kind_name(expected));
 }
 
-// Leaves one group where there is nothing to choose among groups.
+// Sets one group if all groups would be chosen.
 template <class Args>
 void check_groups(Args& args, int64_t K, int64_t E) {
   int64_t& n_group = args.n_group;
@@ -39,12 +39,11 @@ void check_groups(Args& args, int64_t K, int64_t E) {
   switch (args.group_score) {
     case TILEMOE_GROUP_MAX: break;
     case TILEMOE_GROUP_TOP2_SUM:
-      TILEMOE_CHECK(
-          ranks_by_sigmoid(args.scoring),
-          "group_score is 0 (sum of the two best), expected 1 (the best): of logits a sum "
-          "of two tells nothing");
+      TILEMOE_CHECK(ranks_by_sigmoid(args.scoring),
+                    "group_score is 0 (sum of the two best), expected 1 (the best): a sum of "
+                    "two logits is no score");
       TILEMOE_CHECK(size >= 2, "n_group is " << n_group << " of E = " << E
-                                             << " experts, but a sum of the two best asks for "
+                                             << " experts, but a sum of the two best requires "
                                                 "groups of at least 2");
       break;
     default:
@@ -54,7 +53,7 @@ void check_groups(Args& args, int64_t K, int64_t E) {
   if (topk_group == n_group) n_group = topk_group = 1;
 }
 
-// How a token chooses K of E, and what scores it gets.
+// The rule by which a token chooses K of E experts and gets its scores.
 template <class Args>
 void check_rule(Args& args, int64_t K, int64_t E) {
   check_groups(args, K, E);
@@ -73,7 +72,7 @@ void check_choice(const Args& args, int64_t T, int64_t E, int64_t K) {
   if (present(args.expert_counts)) check_vector("expert_counts", args.expert_counts, E, kInt32);
 }
 
-// A routing to build, and what from.
+// A routing to build, and the arguments to build it from.
 template <class Args>
 struct Building {
   tilemoe_routing routing;
@@ -149,7 +148,7 @@ void route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* given
 
 namespace {
 
-// What one launch takes. Past it other calls do the same, so it is no wrong argument.
+// The limits of one launch. Past them other calls do the same, so the argument is not wrong.
 void check_decode(const tilemoe_routing_spec& spec, int64_t d) {
   TILEMOE_CHECK(spec.kind == TILEMOE_ROUTING_TOP_K,
                 "the routing is of kind " << kind_name(spec.kind) << ", expected top-K");

@@ -1,4 +1,4 @@
-// The routing entries: argument checks that no backend owns, then the backend of the device.
+// The entries of routing: each checks its arguments and calls the backend of the device.
 #pragma once
 
 #include "tilemoe/tilemoe.h"

@@ -10,8 +10,8 @@ namespace {
 
 using namespace limits;
 
-// Of a group of S tokens, S*K plus what rounding may add at most, and never more than every token
-// in every expert.
+// For a group of S tokens: S*K plus the most that rounding may add, and at most every token in
+// every expert.
 int64_t rounded_capacity(const tilemoe_routing_spec& spec) {
   if (spec.T == 0) return 0;
   const int64_t tokens = tokens_rounded_together(spec);
@@ -45,7 +45,7 @@ bool has_token_offsets(const tilemoe_routing_spec& spec) {
   return spec.kind == TILEMOE_ROUTING_GENERAL || spec.kind == TILEMOE_ROUTING_ROUNDED;
 }
 
-// Hands out consecutive arrays of 4-byte elements.
+// Places consecutive arrays of 4-byte elements.
 class Layout {
  public:
   explicit Layout(char* base) : base_(base) {}
@@ -74,7 +74,7 @@ tilemoe_routing lay_out(const tilemoe_routing_spec& spec, Layout& layout) {
     routing.pair_row = layout.take<int32_t>(spec.pairs);
   }
   if (has_token_offsets(spec)) routing.token_offsets = layout.take<int32_t>(spec.T + 1);
-  // Last, so that its place tells whether the spec is still the one that was bound.
+  // Last, so that its place shows whether the spec is still the one that was bound.
   routing.counters = layout.take<int32_t>(TILEMOE_COUNTERS);
   return routing;
 }
@@ -146,7 +146,7 @@ tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, siz
 
 namespace {
 
-// What a struct of `size` bytes has for the spec at its end.
+// The bytes that a struct of `size` bytes has for the spec at its end.
 uint64_t spec_bytes(uint64_t size) {
   return size - offsetof(tilemoe_routing, spec);
 }

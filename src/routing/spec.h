@@ -1,5 +1,5 @@
-// The sizes of a routing, which no backend owns: capacity, the layout of the object in the caller's
-// memory, and the checks of the arguments that build one.
+// The sizes of a routing: its capacity, the layout of the object in the caller's memory, the checks
+// of both, and the layout of scratch.
 #pragma once
 
 #include "core/check.h"
@@ -7,7 +7,7 @@
 
 namespace tilemoe {
 
-// Checks the spec and returns it, as this version knows it, with pairs and capacity filled in.
+// Checks the spec and returns it in the layout of this version, with pairs and capacity filled in.
 tilemoe_routing_spec complete(const tilemoe_routing_spec* spec);
 
 // Bytes of the routing object's arrays. `spec` is complete.
@@ -19,10 +19,10 @@ tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, siz
 // Fills a caller's struct.
 void write_routing(const tilemoe_routing& routing, tilemoe_routing* to);
 
-// The routing as this version knows it, `spec` complete. Throws unless it came from bind_routing.
+// The routing in the layout of this version, `spec` complete. Throws unless bind_routing made it.
 tilemoe_routing read_routing(const tilemoe_routing* routing);
 
-// Hands out consecutive arrays of a step's scratch; without memory it only measures.
+// Places consecutive arrays in a step's scratch; without memory it only measures.
 
 class ScratchLayout {
  public:
