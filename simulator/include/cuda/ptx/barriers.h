@@ -1,4 +1,4 @@
-// Simulated: barriers in shared memory (src/cuda/ptx/mbarrier.h).
+// Simulated: barriers and fences (src/cuda/ptx/barriers.h).
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ __device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint32_t barrier, 
   simulator::wait_mbarrier(barrier, parity);
 }
 
-// Simulated: the hardware's sixteen barriers of a block (src/cuda/ptx/named_barrier.h).
+// The sixteen named barriers of a CTA.
 
 __device__ __forceinline__ void barrier_sync(uint32_t barrier, uint32_t threads) {
   simulator::named_barrier(barrier, threads, true);
@@ -46,13 +46,13 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t thread
   simulator::named_barrier(barrier, threads, false);
 }
 
-// Simulated: ordinary accesses before those of the async proxy (src/cuda/ptx/proxy_fence.h).
+// Orders ordinary accesses before those of the async proxy.
 
 __device__ __forceinline__ void fence_proxy_async() {
   simulator::fence_proxy();
 }
 
-// Simulated: blocks of a cluster (src/cuda/ptx/cluster.h).
+// The CTAs of a cluster.
 
 __device__ __forceinline__ void cluster_sync() {
   simulator::sync_cluster();

@@ -1,4 +1,4 @@
-// Simulated: 16-byte copies from global to shared memory (src/cuda/ptx/cp_async.h).
+// Simulated: copies between global memory, shared memory and registers (src/cuda/ptx/copy.h).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
   simulator::arrive_copies(barrier);
 }
 
-// Simulated: 16 or 8 bytes at a time (src/cuda/ptx/vector_copy.h).
+// 16 or 8 bytes at a time.
 
 __device__ __forceinline__ uint2 load_shared_8(uint32_t shared) {
   uint2 v;
@@ -38,11 +38,11 @@ __device__ __forceinline__ uint2 load_global_8(const void* global) {
   return v;
 }
 
-// Simulated: there are no caches (src/cuda/ptx/prefetch.h).
+// Prefetches do nothing: the simulator has no caches.
 
 __device__ __forceinline__ void prefetch_to_l2(const void*) {}
 
-// Simulated: four 8x8 blocks from shared memory to a warp's registers (src/cuda/ptx/ldmatrix.h).
+// ldmatrix: four 8x8 blocks from shared memory to a warp's registers.
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t shared) {
   simulator::load_matrices(r, shared, false);
@@ -51,7 +51,7 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&r)[4], uint32_
   simulator::load_matrices(r, shared, true);
 }
 
-// Simulated: four 8x8 blocks from a warp's registers to shared memory (src/cuda/ptx/stmatrix.h).
+// stmatrix: four 8x8 blocks from a warp's registers to shared memory.
 
 __device__ __forceinline__ void stmatrix_x4(uint32_t shared, uint32_t r0, uint32_t r1, uint32_t r2,
                                             uint32_t r3) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void stmatrix_x4_transposed(uint32_t shared, uint32_t
   simulator::store_matrices(shared, {r0, r1, r2, r3}, true);
 }
 
-// Simulated: the transpose of an 8x8 block in a warp's registers (src/cuda/ptx/movmatrix.h).
+// movmatrix: the transpose of an 8x8 block in a warp's registers.
 
 __device__ __forceinline__ uint32_t movmatrix(uint32_t word) {
   return simulator::move_matrix(word);

@@ -1,4 +1,4 @@
-// Simulated: a warp's product of 16 x 8 x 16 (src/cuda/ptx/mma_sync.h).
+// Simulated: a warp's MMA of 16 x 8 x 16 (src/cuda/ptx/mma_sync.h).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Simulated: matrix products into tensor memory (src/cuda/ptx/tcgen05.h).
+// Simulated: MMAs into tensor memory, and tensor memory (src/cuda/ptx/tcgen05.h).
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ __device__ __forceinline__ void tcgen05_commit_2cta(uint32_t barrier, uint16_t b
   simulator::commit_tcgen05(2, barrier, blocks);
 }
 
-// Simulated: tensor memory (src/cuda/ptx/tensor_memory.h).
+// Tensor memory.
 
 template <uint32_t kColumns, int kCtas>
 __device__ __forceinline__ void tensor_memory_allocate(uint32_t shared) {

@@ -1,4 +1,4 @@
-// Simulated: warpgroup matrix products (src/cuda/ptx/wgmma.h).
+// Simulated: warpgroup MMAs (src/cuda/ptx/wgmma.h).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b
                             kBMajor == Major::kMN);
 }
 
-// Simulated: there is no lack of registers (src/cuda/ptx/registers.h).
+// The simulator has no limit on registers.
 
 template <int kRegisters>
 __device__ __forceinline__ void release_registers() {
