@@ -26,7 +26,7 @@ DeviceModel model(ArchName arch) {
     case ArchName::kSm90: return hopper_model(sms);
     case ArchName::kSm100: return blackwell_model(sms);
   }
-  TILEMOE_ASSERT(false, "arch " << static_cast<int>(arch) << " has no model of its tiles");
+  TILEMOE_ASSERT(false, "arch " << static_cast<int>(arch) << " has no cost model");
 }
 
 Major major_of(const tilemoe_tensor& weights) {
@@ -41,12 +41,12 @@ Activations activations_of(const tilemoe_experts& experts) {
                                                            : Activations::kPlain;
 }
 
-// The first key, if there are kernels of it.
+// The first key if it has kernels.
 KernelKey either(const KernelKey& special, const KernelKey& general) {
   return Tiles(special).empty() ? general : special;
 }
 
-// Tiles that the model chooses among. Whether pairs of blocks multiply is not its choice on 10.x,
+// Tiles that the model chooses among. The model does not choose 2-CTA MMA on 10.x,
 // where nothing is measured.
 std::span<const TileConfiguration> offered(const Tiles& tiles, ArchName arch) {
   const std::span<const TileConfiguration> all(tiles.data(), tiles.size());
@@ -141,7 +141,7 @@ void input_gradient(const InputGradient& step) {
 
 namespace {
 
-// What a weight gradient's kernel is compiled for of its output.
+// The properties of the output that a weight gradient kernel is compiled for.
 struct GradientOutput {
   bool is_float32;
   OutputMajor major;
@@ -169,7 +169,7 @@ void run_weight_gradient(WeightGradient step, int32_t workers) {
       arch(),
       {.recipe = recipe_of(*step.experts), .float_out = out.is_float32, .out = out.major}};
   const Tiles tiles(key);
-  // A block's tile is a half of a reference tile.
+  // The tile of a CTA is half of a reference tile.
   const auto* const tile = std::find_if(tiles.begin(), tiles.end(), [&](const auto& each) {
     return each.block_n == column_block(step.dense_columns);
   });

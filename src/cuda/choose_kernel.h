@@ -1,5 +1,4 @@
-// The steps that are products, as the backend calls them: which of the arch's kernels, and which
-// tile.
+// The GEMM steps, as the backend calls them: which kernel of the arch, and which tile.
 #pragma once
 
 #include "core/backend.h"
@@ -18,7 +17,7 @@ void weight_gradient_1(const WeightGradient1& step);
 size_t weight_gradient_scratch_bytes(Step step, const tilemoe_experts& experts,
                                      const ScratchSizes& sizes);
 
-// What a step asks for, and the tile that it takes of those that there are.
+// The key of a step, and the tile that it takes.
 KernelKey key_of(const UpProjection& step);
 KernelKey key_of(const DownProjection& step);
 KernelKey key_of(const ActivationGradient& step);

@@ -1,5 +1,5 @@
-// The limits of the CUDA kernels that a layer's arguments can exceed, checked before anything is
-// written or launched.
+// The CUDA backend, and the limits of its kernels, which are checked before anything is written or
+// launched.
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ void check_matrices(const char* name, const tilemoe_tensor& matrices) {
                                << kMaxExpertStrideBytesCuda);
 }
 
-// Tiles and CTAs are counted in 31 bits. What passes that has tensors of terabytes.
+// Tiles and CTAs are counted in 31 bits. Only tensors of terabytes exceed that.
 void check_count(const char* what, int64_t rows, int64_t columns, const LayerTensors& tensors) {
   TILEMOE_CHECK_SUPPORTED(columns == 0 || rows <= INT32_MAX / 2 / columns,
                           what << " of " << tensors.routing.capacity << " rows and "
@@ -101,7 +101,7 @@ class CudaBackend final : public Backend {
          << device.sms << " SMs";
     try {
       text << ", arch " << describe_arch_of(device);
-    } catch (const Error&) {  // which tilemoe_cuda_arch() tells
+    } catch (const Error&) {  // which tilemoe_cuda_arch() reports
       text << ", no arch: routing and the router alone, not the layer";
     }
     return text.str();

@@ -1,15 +1,15 @@
 // The CUDA backend: routing and the router on GPUs from compute capability 8.0 on, the layer on
-// those that have products (cuda/products.h).
+// GPUs that an arch of this build runs on (cuda/arch.h).
 #pragma once
 
 #include "core/backend.h"
 
 namespace tilemoe::cuda {
 
-// The backend, or Error(kUnsupported) with the reason where this build or machine has none.
+// The backend. Throws Error(kUnsupported) with the reason if this build or machine has none.
 Backend& backend();
 
-// What tilemoe_set_cuda_arch() and tilemoe_cuda_arch() do.
+// The implementation of tilemoe_set_cuda_arch() and tilemoe_cuda_arch().
 void set_arch(const char* name);
 std::string describe_arch();
 

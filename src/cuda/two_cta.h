@@ -1,9 +1,9 @@
-// Whether blocks multiply in pairs, where the arch has kernels of it.
+// Whether kernels use 2-CTA MMA, if the arch has such kernels.
 #pragma once
 
 namespace tilemoe::cuda::sm100 {
 
-// TILEMOE_2CTA=1 asks for it. No GPU has run them, so that nobody else does.
+// TILEMOE_2CTA=1 selects it. No GPU has run these kernels, so they are off by default.
 bool requests_2cta();
 
 }  // namespace tilemoe::cuda::sm100

@@ -72,7 +72,8 @@ const DeviceInfo& device_at(int index) {
 
 bool has_code(std::string_view cuda_archs, const DeviceInfo& device) {
   const auto runs = [&](std::string_view cuda_arch) {
-    if (cuda_arch == "80") return device.major >= 8;  // with PTX, for what has no code of its own
+    if (cuda_arch == "80")
+      return device.major >= 8;  // with PTX, for devices without code of their own
     if (cuda_arch == "90" || cuda_arch == "90a") return device.major == 9 && device.minor == 0;
     if (cuda_arch == "100" || cuda_arch == "100f") return device.major == 10;
     return cuda_arch == "120" && device.major == 12;

@@ -1,4 +1,5 @@
-// The current device, what is known once of each, and errors of the CUDA runtime as exceptions.
+// Devices: their properties, read once per device; whether they run the code of a build; shared
+// memory; and errors of the CUDA runtime as exceptions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,7 +27,7 @@ inline std::string describe_error(cudaError_t error) {
 
 constexpr int kMaxDevices = 64;
 
-// A value for each device, found when it is first asked for there, by one thread.
+// One value per device, computed by one thread at the first use on that device.
 template <class Value>
 class OncePerDevice {
  public:
@@ -47,23 +48,22 @@ struct DeviceInfo {
   int sms;
   int major, minor;  // compute capability
   size_t l2_bytes;
-  int shared_bytes;  // that a block may have
+  int shared_bytes;  // maximum of a CTA
   std::string name;
 
   std::string capability() const { return std::to_string(major) + "." + std::to_string(minor); }
 };
 
-// Throws Error(kUnsupported) where no kernel runs on the device: the row-wise ones take compute
-// capability 8.0. Products ask for more (cuda/products.h).
+// Throws Error(kUnsupported) if no kernel runs on the device: kernels without a GEMM require
+// compute capability 8.0. GEMMs require an arch that runs on the device (cuda/arch.h).
 void require_any_kernel(const DeviceInfo& device);
 
-// Read once a device. Throws Error(kUnsupported) where there is none that any kernel runs on.
+// Read once per device. Throws Error(kUnsupported) if no kernel runs on the device.
 const DeviceInfo& current_device();
 // The same of another, as CUDA counts them, without a context on it.
 const DeviceInfo& device_at(int index);
 
-// Whether this machine's devices run what a build has, and what to say where they do not. Host code
-// alone: kernels include device.h.
+// ---- whether the devices of this machine run the code of a build, and the errors if not
 
 // Whether code for these architectures, "80,90a" as in TILEMOE_CUDA_ARCHS, runs on the device.
 bool has_code(std::string_view cuda_archs, const DeviceInfo& device);
@@ -78,20 +78,19 @@ std::string why_no_device(cudaError_t found, int driver);
 
 namespace tilemoe::cuda::sm80 {
 
-// How an SM's shared memory is used: GPUs of one arch have 99, 163 or 227 KiB of it for a
-// block.
+// ---- shared memory of an SM: GPUs of one arch have 99, 163 or 227 KiB for a CTA
 
-// Blocks of an SM at a time, and the stages of each.
+// CTAs per SM, and the stages of each.
 struct BlockRoom {
   int blocks, stages;
   bool operator==(const BlockRoom&) const = default;
 };
 
-// As many blocks as may be wanted that have two stages each, and as many stages as these have room
-// for, at most those wanted. `block_bytes` are what one block may have. No stages: no room.
+// The wanted number of CTAs, or as many as have room for two stages each; and the wanted number of
+// stages, or as many as fit. `block_bytes` is the maximum of one CTA. No stages: no room.
 constexpr BlockRoom block_room(int block_bytes, int stage_bytes, int other_bytes,
                                const BlockRoom& wanted) {
-  constexpr int kOfTheSystem = 1024;  // of each block; all blocks share what one has with it
+  constexpr int kOfTheSystem = 1024;  // of each CTA; all CTAs share the maximum of one plus this
   for (int blocks = wanted.blocks; blocks > 0; --blocks) {
     const int own = (block_bytes + kOfTheSystem) / blocks - kOfTheSystem;
     const int stages = (own - other_bytes) / stage_bytes;

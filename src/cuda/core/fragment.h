@@ -1,4 +1,4 @@
-// The unit that all GPUs of today have in common.
+// A warp and its fragments: the layout of a warp's part of a GEMM tile, 16-bit words, biases.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,11 +13,11 @@ namespace tilemoe::cuda {
 
 constexpr int kWarp = 32;  // threads
 
-// The fragment law: a warp has its part of a product as fragments of 16 rows by N columns, in the
-// order of mma.m16n8's C fragment, one fragment under the other. wgmma leaves them so, and mma.sync
-// does; from tensor memory they can be read so. The arithmetic of an epilogue is written for
-// fragments; an arch says where a warp's fragments lie in the tile (Shape::fragment_row()), and
-// when it is done.
+// The layout of fragments: a warp has its part of a GEMM tile as fragments of 16 rows by N columns,
+// in the order of mma.m16n8's C fragment, one below the other. wgmma and mma.sync produce this
+// layout, and tensor memory can be read in it. The arithmetic of an epilogue takes fragments; an
+// arch defines where the fragments of a warp lie in the tile (Shape::fragment_row()), and when the
+// arithmetic runs.
 
 // Number 4 j + i of a lane: row lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2.
 template <int kFragments, int kColumns>
@@ -41,8 +41,8 @@ __device__ __forceinline__ int32_t column(int j = 0) {
 
 }  // namespace fragment
 
-// 16-bit numbers on the device: two neighbouring ones as one word, eight as 16 bytes. (One by itself
-// is routing/half.h's, whose text the host shares.)
+// 16-bit numbers on the device: two adjacent ones as one word, eight as 16 bytes. (core/numbers.h
+// has the functions of a single number, which the host shares.)
 
 __device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16) {
   const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
@@ -76,16 +76,16 @@ __device__ __forceinline__ void unpack_eight(const uint4& words, float (&out)[8]
   }
 }
 
-// A bias of each expert, added to a product's fragments.
+// A bias of each expert, added to the fragments of a GEMM.
 
 struct Bias {
-  const void* data = nullptr;  // (E, columns) of the product's type; null: none
+  const void* data = nullptr;  // (E, columns) of the GEMM's type; null: none
   int64_t expert_stride = 0;   // in elements
   int32_t column_stride = 1;   // 2 where gate and up alternate
   int32_t columns = 0;
 };
 
-// Of `b` (E, columns); none where it is absent.
+// From `b` (E, columns); no bias if it is absent.
 inline Bias bias_of(const tilemoe_tensor& b) {
   if (!present(b)) return {};
   return {.data = b.data,
@@ -94,8 +94,8 @@ inline Bias bias_of(const tilemoe_tensor& b) {
           .columns = static_cast<int32_t>(b.shape[1])};
 }
 
-// To kColumns columns of fragments, which begin at column `column` of the bias and at a lane's
-// number kFirst.
+// Added to kColumns columns of fragments, which begin at column `column` of the bias and at a
+// lane's number kFirst.
 template <class Element, int kFirst, int kColumns, int kFragments, int kNumbers>
 __device__ __forceinline__ void add_bias(const Bias& bias, int32_t expert, int32_t column,
                                          float (&D)[kFragments][kNumbers]) {

@@ -1,4 +1,4 @@
-// The parts of W1 as the CUDA backend takes them.
+// What the GEMMs share: the gate and up columns of W1, and the weight gradients as one step.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace tilemoe::cuda {
 
-// H, and with it dH, has gate and up of a column side by side where W1 does: interleaved and
-// contiguous along 2n. TMA cannot part them.
+// H and dH have interleaved gate/up columns if W1 has them: interleaved and contiguous along 2n.
+// TMA cannot separate them.
 inline bool has_interleaved_columns(const tilemoe_experts& experts, const tilemoe_tensor& W1) {
   return experts.gate_layout == TILEMOE_GATE_INTERLEAVED && present(W1) && W1.stride[2] != 1;
 }
 
-// Gate, then up; or both at once where H has them in adjacent columns.
+// Gate, then up; or both at once if H has interleaved gate/up columns.
 inline UpParts up_parts(const tilemoe_experts& experts, const tilemoe_tensor& W,
                         const tilemoe_tensor& W_up, bool interleaved_columns) {
   if (interleaved_columns) return {{W, {}}, 1, 2 * experts.n};
   return tilemoe::up_parts(experts, W, W_up);
 }
 
-// What the weight gradients have in common.
+// ---- the weight gradients
 
 // Per expert and part, out = [out +] the sum over the expert's rows of dense^T gathered. The parts'
 // outputs have one dtype and one major.
@@ -37,7 +37,7 @@ struct WeightGradient {
   int parts;
   bool accumulate;
   Scratch scratch;
-  int32_t splits;  // of long experts, at most; see schedule/weight_gradient_splits.h
+  int32_t splits;  // maximum number of splits of long experts (gemm/schedule/sizes.h)
   void* stream;
   Tuning tuning = {};
 };

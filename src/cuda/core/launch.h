@@ -1,6 +1,7 @@
-// Programmatic dependent launch: a kernel starts while the one before it in the stream ends. The
-// instructions for it exist from compute capability 9.0 on. Code for less has none and would run
-// ahead of its data, so a kernel is started early only where its own code can wait.
+// Launches of kernels, with PDL (programmatic dependent launch): a kernel starts while the previous
+// kernel of the stream ends. Its instructions exist from compute capability 9.0 on. Code for less
+// has no wait and would read its data too early, so PDL is used only if the code of the kernel can
+// wait.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,9 @@
 
 namespace tilemoe::cuda {
 
-// Nothing that the kernel before writes is read, and nothing that it reads written, before this.
-// Some thread of every kernel that is started early waits, so that none ends before its predecessor.
+// Before this wait a kernel reads nothing that the previous kernel writes, and writes nothing that
+// it reads. A thread of every kernel launched with PDL waits, so that none ends before its
+// predecessor.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -25,7 +27,7 @@ __device__ __forceinline__ void pdl_trigger() {
 #endif
 }
 
-// Begins every kernel that is started early, unless it does both by itself.
+// The begin of every kernel that is launched with PDL, unless the kernel does both separately.
 __device__ __forceinline__ void wait_for_previous() {
   pdl_wait();
   pdl_trigger();
@@ -39,7 +41,7 @@ inline cudaLaunchAttribute pdl_attribute(bool allowed) {
 }
 
 // Whether the kernel's code on the current device was compiled for 9.0 or more. The device does not
-// tell: on Hopper it may be PTX for 8.0, which the driver compiled there (CUDA_FORCE_PTX_JIT=1).
+// decide it: on Hopper the code may be PTX for 8.0 that the driver compiled (CUDA_FORCE_PTX_JIT=1).
 template <auto kKernel>
 bool supports_pdl() {
   static OncePerDevice<bool> known;
@@ -56,7 +58,7 @@ struct PdlLaunch {
   cudaStream_t stream;
   int shared_bytes = 0;
   bool pdl = true;       // not where this is false
-  unsigned cluster = 1;  // blocks of one
+  unsigned cluster = 1;  // CTAs of a cluster
 };
 
 template <auto kKernel, class Params>
@@ -75,9 +77,9 @@ void launch_pdl(const PdlLaunch& where, const Params& params) {
                      "a kernel of " << where.blocks.x << " by " << where.blocks.y << " blocks");
 }
 
-// Starts a kernel, and answers with the error of this launch alone. <<<>>> with cudaGetLastError()
-// would take an error for ours that the caller has pending, and clear it; cudaLaunchKernelEx
-// returns its own. (Where an earlier kernel broke the context, every call returns that.)
+// Launches a kernel and returns the error of this launch only. <<<>>> with cudaGetLastError() would
+// report, and clear, an error that the caller has pending; cudaLaunchKernelEx returns its own. (If
+// an earlier kernel broke the context, every call returns that error.)
 
 struct KernelLaunch {
   dim3 blocks;

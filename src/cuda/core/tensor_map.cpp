@@ -8,7 +8,8 @@
 namespace tilemoe::cuda {
 namespace {
 
-// From the driver through the runtime, so that nothing links against the driver's library.
+// The runtime returns the function of the driver, so that nothing links against the driver's
+// library.
 PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
   static const auto function = [] {
     void* found = nullptr;
@@ -23,8 +24,8 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
   return function;
 }
 
-// The driver wants a context that is current, and a thread that has not yet launched or allocated
-// anything has none: autograd's own, when its first work is ours.
+// The driver requires a current context. A thread that has not launched or allocated anything has
+// none, for example the thread of autograd, if TileMoE is its first work.
 void make_context_current() {
   int device = 0;
   TILEMOE_CHECK_CUDA(cudaGetDevice(&device), "asking for the device");
@@ -47,8 +48,8 @@ CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuin
                    const std::array<cuuint32_t, kDims>& box) {
   std::array<cuuint32_t, kDims> element_strides;
   element_strides.fill(1);
-  // No variable that is itself returned: that would be wherever the caller's compiler has the result,
-  // for which some (GCC 12) do not keep the 64 bytes' alignment that the driver asks for.
+  // No variable that is itself returned: that would be wherever the caller's compiler has the
+  // result, for which some (GCC 12) do not keep the 64 bytes' alignment that the driver asks for.
   std::array<CUtensorMap, 1> map;
   const auto try_to_encode = [&] {
     return encode_function()(map.data(), map_type(dtype), kDims, const_cast<void*>(data),

@@ -13,29 +13,29 @@ struct Sm80;   // from Ampere on: mma.sync, cp.async
 struct Sm90;   // Hopper: wgmma, TMA, clusters
 struct Sm100;  // Blackwell 10.x: tcgen05, tensor memory, TMA
 
-// How operands and products lie in memory.
+// ---- the layout of operands and results in memory
 
 // Which dimension of an operand is contiguous: the one that is summed over, or the other.
 enum class Major { kK, kMN };
 
-// Of a product: row-major, its columns are contiguous; column-major, its rows are.
+// The output of a GEMM: row-major has contiguous columns; column-major has contiguous rows.
 enum class OutputMajor { kRow, kColumn };
 
-// A block's tile, as a kernel is made for it and as it is chosen among.
+// ---- the tile of a CTA, which a kernel is compiled for and the cost model chooses
 
 enum class Schedule {
   kCooperative,  // all consumers work on one tile
-  kPingPong,     // two take tiles in turn: one multiplies while the other stores
+  kPingPong,     // two take tiles alternately: one multiplies while the other stores
 };
 
 struct TileConfiguration {
   int block_m, block_n;
   Schedule schedule = Schedule::kCooperative;
-  int cluster = 1;  // blocks that share what they read of B
+  int cluster = 1;  // CTAs that share their loads of B
   bool operator==(const TileConfiguration&) const = default;
 };
 
-// The recipes by name, for the host: core/recipe.h says what each is.
+// ---- the recipes by name, for the host; core/recipe.h defines each
 
 enum class RecipeName { kBF16, kF16 };
 
@@ -50,20 +50,19 @@ inline RecipeName recipe_of(const tilemoe_experts& experts) {
                                              << ": the CUDA backend supports bfloat16 and float16");
 }
 
-// What a kernel of a product is made for, beside its tile.
+// ---- what a GEMM kernel is compiled for, in addition to its tile
 
 // Which activations a kernel has in it. Each takes instructions in every kernel that has it.
 enum class Activations { kSwiGLU, kGated, kPlain };
 
-// A field that a step leaves no choice of keeps its default.
+// A field that does not apply to a step keeps its default.
 struct Variant {
   RecipeName recipe = RecipeName::kBF16;
   Major weights = Major::kK;                      // of the operand that is weights
   Activations activations = Activations::kPlain;  // of a step that has them
-  bool interleaved_columns =
-      false;               // up-projection: gate and up of a column of A are neighbours in W1
-  bool gathers = true;     // up-projection: rows may come by a token list
-  bool float_out = false;  // weight gradients: written in float32
+  bool interleaved_columns = false;     // up-projection: interleaved gate/up columns in W1
+  bool gathers = true;                  // up-projection: rows may come by a token list
+  bool float_out = false;               // weight gradients: written in float32
   OutputMajor out = OutputMajor::kRow;  // weight gradients
   bool operator==(const Variant&) const = default;
 };

@@ -1,4 +1,4 @@
-// What the products over rows grouped by expert share: all but the weight gradients.
+// The five GEMMs of the layer: their loaders, epilogue and tile order, for any arch.
 #pragma once
 
 #include <type_traits>
@@ -35,8 +35,8 @@ int64_t k_blocks(int64_t sum) {
 
 // H = X W1^T + b1, A = act(H): gathers X while it loads, and finishes A before it stores.
 
-// Where gate and up are neighbours in W1, the product has 2n columns like any other, and its end
-// makes a column of A of two.
+// With interleaved gate/up columns in W1, the GEMM has 2n columns like any other, and its epilogue
+// computes one column of A from two.
 template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const UpProjection& step) {
   using Shape = typename Arch::template Shape<kVariant, kTile>;

@@ -1,6 +1,4 @@
-// Operand B of a pair of blocks: each brings half of the tile's columns, which a product reads from
-// both blocks' stages. The first block has the first half; of a tile in two parts, gate and then up
-// columns, that is the gate part.
+// The arch of Blackwell (compute capability 10.x), and its operand B of a CTA pair.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +20,9 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// `Load_` brings as many columns as one block's, of one part.
+// Operand B of a CTA pair: each CTA loads half of the columns of the tile, and an MMA reads the
+// stages of both. The first CTA has the first half: the gate part, if the tile has gate columns,
+// then up columns. `Load_` loads the columns of one CTA and one part.
 template <class Load_, int kParts>
 class HalfOfWeights {
  public:
@@ -34,7 +34,7 @@ class HalfOfWeights {
     typename Load::Params part[kParts];
   };
 
-  // Of kParts weights (E, columns of the product, sum).
+  // From kParts weights (E, columns of the GEMM, sum).
   static Params params(const tilemoe_tensor* weights) {
     Params params{};
     for (int p = 0; p < kParts; ++p) params.part[p] = Load::params(weights + p);
@@ -68,12 +68,12 @@ class HalfOfWeights {
 
 namespace tilemoe::cuda {
 
-// Blackwell's arch (compute capability 10.x): tcgen05, tensor memory, TMA. Its parts have the names
-// by which steps ask for them, as sm90/arch.h's.
+// The arch: tcgen05, tensor memory, TMA. Its parts have the names that ops.h uses, as in
+// sm90_ops.h.
 
 namespace sm100 {
 
-// Two blocks work side by side on the halves of a reference tile, as they come.
+// Two CTAs work on the halves of a reference tile, without a cluster.
 template <class Shape>
 struct HalvesOfReferenceTilesOf {
   static_assert(Shape::BLOCK_M == ReferenceTiles::kRows);
@@ -123,7 +123,7 @@ struct Sm100 {
   template <class Shape>
   using BDense = load::DenseRowsAsK<Shape>;
 
-  // ---- epilogues; rows leave 32 columns at a time, from registers
+  // ---- epilogues; rows are stored 32 columns at a time, from registers
   template <class Shape, class Element>
   using RowStore = StoreByThreads<Shape, Element, 32>;
   template <class Shape, Activations kSet, bool kInterleavedColumns>
@@ -136,20 +136,20 @@ struct Sm100 {
   template <class Shape, class Out, OutputMajor kMajor>
   using WeightGradient = sm100::WeightGradientEpilogue<Shape, Out, kMajor>;
 
-  // ---- the product of them, in a tile order: a pair of blocks always has the same columns
+  // ---- the GEMM of these parts, in a tile order: a CTA pair always has the same columns
   template <class Shape>
   using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kCtas, Shape::kCtas == 2>;
   template <class Shape>
   using ExpertOrder = sm100::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
   using Gemm = sm100::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // `max_tiles` is known on the host: idle blocks are not started for tiny problems.
+  // The host knows `max_tiles`, so tiny problems launch no idle CTAs.
   template <class Gemm>
   static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
     sm100::launch<Gemm>(params, max_tiles, stream, tuning);
   }
-  // The last part of a weight gradient that was cut.
+  // The reduction of a weight gradient with split-K.
   template <class Gemm>
   static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
     sm100::launch_reduce_splits<Gemm>(params, step);

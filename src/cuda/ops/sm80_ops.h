@@ -1,6 +1,5 @@
-// The arch of every GPU from compute capability 8.0 on: mma.sync, cp.async, and nothing that a
-// later generation has of its own. Its parts have the names by which steps ask for them, as
-// sm90/arch.h's.
+// The arch of every GPU from compute capability 8.0 on: mma.sync, cp.async, and no instruction of a
+// later generation. Its parts have the names that ops.h uses, as in sm90_ops.h.
 #pragma once
 
 #include <type_traits>
@@ -20,7 +19,7 @@ namespace tilemoe::cuda {
 
 namespace sm80 {
 
-// Two blocks work side by side on the halves of a reference tile, as they come.
+// Two CTAs work on the halves of a reference tile, without a cluster.
 template <class Shape>
 struct HalvesOfReferenceTilesOf {
   static_assert(Shape::BLOCK_M == ReferenceTiles::kRows);
@@ -53,7 +52,7 @@ struct Sm80 {
   template <class Shape>
   using BDense = sm80::DenseRowsAsK<Shape>;
 
-  // ---- epilogues; rows leave 32 columns at a time where a warp's parts have them
+  // ---- epilogues; rows are stored 32 columns at a time if the parts of a warp have as many
   template <class Shape, class Element>
   using RowStore = std::conditional_t<Shape::kWarpColumns == 64, StoreByThreads<Shape, Element, 32>,
                                       StoreByWords<Shape, Element>>;
@@ -67,20 +66,20 @@ struct Sm80 {
   template <class Shape, class Out, OutputMajor kMajor>
   using WeightGradient = sm80::WeightGradientEpilogue<Shape, Out, kMajor>;
 
-  // ---- the product of them, in a tile order
+  // ---- the GEMM of these parts, in a tile order
   template <class Shape>
   using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kCluster>;
   template <class Shape>
   using ExpertOrder = sm80::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
   using Gemm = sm80::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // `max_tiles` is known on the host: idle blocks are not started for tiny problems.
+  // The host knows `max_tiles`, so tiny problems launch no idle CTAs.
   template <class Gemm>
   static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
     sm80::launch<Gemm>(params, max_tiles, stream, tuning);
   }
-  // The last part of a weight gradient that was cut.
+  // The reduction of a weight gradient with split-K.
   template <class Gemm>
   static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
     sm80::launch_reduce_splits<Gemm>(params, step);

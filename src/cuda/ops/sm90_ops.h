@@ -1,5 +1,6 @@
-// Hopper's arch: the parts that the steps name. Another GPU generation's has parts of these names
-// and these Params; what an epilogue computes is not among them (epilogue/), when it does is.
+// The arch of Hopper: the parts that ops.h names. Other archs have parts with the same names and
+// Params. The arithmetic of an epilogue is shared (gemm/epilogue); its time is the choice of the
+// arch.
 #pragma once
 
 #include <type_traits>
@@ -23,7 +24,7 @@ namespace tilemoe::cuda {
 
 namespace sm90 {
 
-// A cluster's two blocks have the halves of a reference tile.
+// The two CTAs of a cluster have the halves of a reference tile.
 template <class Shape>
 struct HalvesOfReferenceTilesOf {
   static_assert(Shape::BLOCK_M == ReferenceTiles::kRows && Shape::kCluster == 2);
@@ -32,7 +33,7 @@ struct HalvesOfReferenceTilesOf {
 template <class Shape>
 using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 
-// How rows leave, but for those of the activation's gradient, which are in shared memory already.
+// How rows are stored, except those of the activation gradient, which are in shared memory already.
 template <class Shape, class Element>
 using RowStore = RaggedStore<Shape, Element>;
 
@@ -44,7 +45,8 @@ template <class Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = SwiGLUEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
-// Gate and up of few columns are narrower than a box of TMA, and ping-pong hides what is not held.
+// Gate and up of few columns are narrower than a box of TMA, and ping-pong hides a store that is
+// not deferred.
 template <class Shape>
 requires(Shape::kSmallM) struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = ActivationEpilogue<Shape, Activations::kSwiGLU,
@@ -90,20 +92,20 @@ struct Sm90 {
   template <class Shape, class Out, OutputMajor kMajor>
   using WeightGradient = sm90::WeightGradientEpilogue<Shape, Out, kMajor>;
 
-  // ---- the product of them, in a tile order
+  // ---- the GEMM of these parts, in a tile order
   template <class Shape>
   using RowOrder = RowTiles<Shape::BLOCK_M, Shape::kCluster>;
   template <class Shape>
   using ExpertOrder = sm90::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
   using Gemm = sm90::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // `max_tiles` is known on the host: idle blocks are not started for tiny problems.
+  // The host knows `max_tiles`, so tiny problems launch no idle CTAs.
   template <class Gemm>
   static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
     sm90::launch<Gemm>(params, max_tiles, stream, tuning);
   }
-  // The last part of a weight gradient that was cut.
+  // The reduction of a weight gradient with split-K.
   template <class Gemm>
   static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
     sm90::launch_reduce_splits<Gemm>(params, step);

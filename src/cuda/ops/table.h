@@ -1,5 +1,5 @@
-// The kernels of the steps that are products, as the table of instances lists them
-// (instances/kernels.inc): an arch, a variant and a tile each.
+// The GEMM kernels of the steps, as kernels.inc lists them: an arch, a variant and a tile each; and
+// the tiles by name.
 #pragma once
 
 #include <array>
@@ -44,7 +44,7 @@ void run(const InputGradient& step);
 template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const WeightGradient& step);
 
-// The table of kernels.inc as the host sees it: what there is for a step, and what starts it.
+// ---- the table of kernels.inc for the host: the kernels of a step, and how each is started
 
 enum class GemmName {
   kUpProjection,
@@ -87,7 +87,7 @@ struct Row {
   TileConfiguration tile;
 };
 
-// An arch's rows, where the build has the arch (instances.cmake).
+// The rows of an arch, if the build has the arch (kernels.cmake).
 #ifdef TILEMOE_WITHOUT_SM80
 #define TILEMOE_ROW_OF_Sm80(...)
 #else
@@ -113,7 +113,7 @@ inline constexpr Row kRows[] = {
 
 }  // namespace instances
 
-// The tiles that a key has kernels for, in the table's order; empty: there is no such kernel.
+// The tiles that a key has kernels for, in the order of the table; empty: no such kernel exists.
 class Tiles {
  public:
   constexpr explicit Tiles(const KernelKey& key) {
@@ -131,7 +131,7 @@ class Tiles {
   size_t count_ = 0;
 };
 
-// Starts the kernel of a row. Throws where the table has none.
+// Starts the kernel of a row. Throws if the table has no such row.
 template <class Step>
 void start(const KernelKey& key, const TileConfiguration& tile, const Step& step);
 

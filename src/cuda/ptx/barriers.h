@@ -1,5 +1,6 @@
-// Barriers in shared memory that count arrivals and bytes. A barrier is named by its shared
-// address.
+// Barriers and fences: mbarriers, named barriers, proxy fences, clusters.
+//
+// An mbarrier in shared memory counts arrivals and bytes. Its shared address names it.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,14 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, by its cluster address. Orders nothing but the block's
-// own accesses: a release for the whole cluster is a memory barrier, which took half of the time
-// of a product again.
+// Arrives at a barrier of any CTA of the cluster, by its cluster address. Orders only the accesses
+// of its own CTA: a release for the whole cluster is a memory barrier, with which a GEMM took 1.5x
+// the time.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// The same, and hands on what this block's threads wrote or were told of.
+// The same, and releases what the threads of this CTA wrote or acquired.
 __device__ __forceinline__ void mbarrier_arrive_release_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");
@@ -53,7 +54,7 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t pa
   return ended != 0;
 }
 
-// The same; waits a while for it in hardware, from compute capability 9.0 on.
+// The same, with a bounded wait in hardware, from compute capability 9.0 on.
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t ended;
   asm volatile(
@@ -79,7 +80,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 #endif
 }
 
-// The same, where other blocks of the cluster release: from compute capability 9.0 on.
+// The same if other CTAs of the cluster release: from compute capability 9.0 on.
 __device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint32_t barrier, uint32_t parity) {
   uint32_t ended = 0;
   while (ended == 0)
@@ -94,7 +95,7 @@ __device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint32_t barrier, 
         : "memory");
 }
 
-// The hardware's sixteen barriers of a block. Number 0 is __syncthreads().
+// The sixteen named barriers of a CTA. Number 0 is __syncthreads().
 
 // Waits until `threads` threads have arrived or waited.
 __device__ __forceinline__ void barrier_sync(uint32_t barrier, uint32_t threads) {
@@ -107,15 +108,15 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t thread
 
 // Orders ordinary accesses of shared memory before later ones of the tensor cores and the copy
 // engine: by the writing thread before the barrier that hands its data over, or by the thread that
-// passed that barrier, before it starts the product that reads the data.
+// passed that barrier, before it starts the MMA that reads the data.
 
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Blocks of a cluster: they run side by side and reach each other's shared memory.
+// The CTAs of a cluster run concurrently and can access each other's shared memory.
 
-// Until every thread of the cluster that has not exited is here.
+// Waits until every thread of the cluster that has not exited has arrived.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -123,7 +124,7 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// Where block `rank` of the cluster has what lies at `shared` here.
+// The cluster address, in CTA `rank`, of what lies at `shared` in this CTA.
 __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t rank) {
   uint32_t address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));

@@ -1,4 +1,6 @@
-// 16-byte copies from global to shared memory, one a thread.
+// Copies: cp.async, loads and stores of 16 and 8 bytes, prefetch, ldmatrix, stmatrix, movmatrix.
+//
+// cp.async: 16-byte copies from global to shared memory, one per thread.
 #pragma once
 
 #include <cstdint>
@@ -58,15 +60,14 @@ __device__ __forceinline__ uint2 load_global_8(const void* global) {
   return v;
 }
 
-// Asks for the cache line of an address to be brought to L2. Nothing is read: what others write to
-// it meanwhile arrives there too, so it may come before any wait for them.
+// Prefetches the cache line of an address to L2. It reads nothing, and later writes of others reach
+// L2, too, so it may precede any wait for these writes.
 
 __device__ __forceinline__ void prefetch_to_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
-// Four 8x8 blocks of 16-bit numbers from shared memory to a warp's registers: the inverse of
-// ptx/stmatrix.h.
+// ldmatrix: four 8x8 blocks of 16-bit numbers from shared memory to the registers of a warp.
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -75,7 +76,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t shared) {
                : "memory");
 }
 
-// Of the blocks' transposes.
+// The same, transposing each block.
 __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&r)[4], uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -1,6 +1,8 @@
-// The word by which wgmma finds an operand in shared memory (PTX ISA, "Asynchronous Warpgroup Level
-// Matrix Shared Memory Layout"). Plain arithmetic, for the host too: tests/descriptors_test.cpp holds
-// it to CUTLASS's.
+// The descriptors of wgmma and tcgen05.mma. Plain arithmetic, for the host too; the tests compare
+// them with those of CUTLASS (tests/descriptors_test.cpp).
+//
+// wgmma: an operand in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory
+// Layout").
 #pragma once
 
 #include <cstdint>
@@ -22,9 +24,8 @@ TILEMOE_HOST_DEVICE constexpr uint64_t wgmma_descriptor(uint32_t shared, uint32_
          static_cast<uint64_t>(chunk_stride >> 4) << 16 | ((shared & 0x3ffff) >> 4);
 }
 
-// The words by which tcgen05.mma of 16-bit operands knows what to read and how to multiply it (PTX
-// ISA, "Instruction descriptor" and "Shared memory descriptor" of tcgen05). Plain arithmetic, for the
-// host too: tests/descriptors_test.cpp holds them to CUTLASS's.
+// tcgen05.mma of 16-bit operands (PTX ISA, "Instruction descriptor" and "Shared memory descriptor"
+// of tcgen05).
 
 enum class MmaFormat : uint32_t { kF16 = 0, kBF16 = 1 };
 

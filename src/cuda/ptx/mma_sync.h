@@ -1,4 +1,4 @@
-// A warp's product of 16 x 8 x 16, from compute capability 8.0 on: D += A B^T, 16-bit operands and
+// A warp's MMA of 16 x 8 x 16, from compute capability 8.0 on: D += A B^T, 16-bit operands and
 // float32 sums. Lane l has
 //   a[i]  of A (16, 16): row l / 4 + 8 (i % 2), columns 8 (i / 2) + 2 (l % 4) and the next
 //   b[i]  of B (8, 16): row l / 4, columns 8 i + 2 (l % 4) and the next

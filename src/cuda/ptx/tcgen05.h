@@ -1,9 +1,10 @@
-// Matrix products by tcgen05.mma, from shared memory to tensor memory, of one block or of a pair:
-// one thread starts them and they run by themselves, in the order in which they were started.
+// tcgen05: MMAs from shared memory to tensor memory, of one CTA or of a CTA pair, and tensor
+// memory. One thread issues the MMAs; they run asynchronously, in the order in which they were
+// issued.
 //
-// A pair is blocks 2 i and 2 i + 1 of a cluster. Of its product each block has half of A's rows, of
-// B's and of D's, at the same addresses as the other. All instructions of a kernel are of one
-// block, or all of a pair. The other block must not have ended.
+// A CTA pair is CTAs 2 i and 2 i + 1 of a cluster. Each CTA has half of the rows of A, B and D of a
+// 2-CTA MMA, at the same addresses as the other. Either all instructions of a kernel are of one
+// CTA, or all are of a CTA pair. The other CTA must not have ended.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,9 @@
 
 namespace tilemoe::cuda::ptx {
 
-// Around what hands data from one thread to another, of barriers and mbarriers alike: by the thread
-// that ran or started tcgen05 instructions before it tells, and by the other when it was told.
+// Fences around a barrier or an mbarrier that passes data from one thread to another: the thread
+// that ran or issued tcgen05 instructions calls the first before it arrives, the other thread calls
+// the second after its wait.
 __device__ __forceinline__ void tcgen05_fence_before_sync() {
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }
@@ -36,16 +38,16 @@ __device__ __forceinline__ void tcgen05_mma_f16(uint32_t d, uint64_t a, uint64_t
       : "memory");
 }
 
-// One arrival at the barrier when all products that this thread has started so far are done, and
-// read their operands no more. Fences before the arrival by itself.
+// Arrives at the barrier once when all MMAs that this thread has issued are done and no longer read
+// their operands. It contains the fence before the arrival.
 __device__ __forceinline__ void tcgen05_commit(uint32_t barrier) {
   asm volatile(
       "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(barrier)
       : "memory");
 }
 
-// The same of a pair's products, at the same place in every block of the cluster whose bit is set
-// in `blocks`.
+// The same for the MMAs of a CTA pair, at the same address in every CTA of the cluster whose bit is
+// set in `blocks`.
 __device__ __forceinline__ void tcgen05_commit_2cta(uint32_t barrier, uint16_t blocks) {
   asm volatile(
       "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"
@@ -54,13 +56,14 @@ __device__ __forceinline__ void tcgen05_commit_2cta(uint32_t barrier, uint16_t b
       : "memory");
 }
 
-// Tensor memory: 128 lanes of 512 columns of 32 bits, an SM's. An address has the lane
-// in its upper 16 bits, the column in its lower. Of a block's warps, number w reaches the 32 lanes
-// from 32 (w % 4) on.
+// Tensor memory of an SM: 128 lanes of 512 columns of 32 bits. An address has the lane in its upper
+// 16 bits and the column in its lower 16. Warp w of a CTA can access the 32 lanes from 32 (w % 4)
+// on.
 
-// Waits until there are kColumns columns, and writes the address of the first to shared memory. All
-// lanes of a warp call it; the same warp frees them. Of a pair of blocks (tcgen05.h) both, by warps
-// of the same number, call all three, and wait for each other in each; they get the same columns.
+// Waits until kColumns columns are free, and writes the address of the first to shared memory. All
+// lanes of a warp call it; the same warp frees them. Both CTAs of a CTA pair call all three
+// functions, by warps of the same number, and wait for each other in each; they get the same
+// columns.
 template <uint32_t kColumns, int kCtas>
 __device__ __forceinline__ void tensor_memory_allocate(uint32_t shared) {
   static_assert(kColumns >= 32 && kColumns <= 512 && (kColumns & (kColumns - 1)) == 0);
@@ -69,14 +72,14 @@ __device__ __forceinline__ void tensor_memory_allocate(uint32_t shared) {
                : "memory");
 }
 
-// This block allocates no more, so that another may.
+// This CTA allocates no more, so that another CTA may.
 template <int kCtas>
 __device__ __forceinline__ void tensor_memory_relinquish() {
   asm volatile("tcgen05.relinquish_alloc_permit.cta_group::%0.sync.aligned;" ::"n"(kCtas)
                : "memory");
 }
 
-// Before the block ends, by the warp that allocated.
+// Called before the CTA ends, by the warp that allocated.
 template <uint32_t kColumns, int kCtas>
 __device__ __forceinline__ void tensor_memory_free(uint32_t address) {
   asm volatile("tcgen05.dealloc.cta_group::%2.sync.aligned.b32 %0, %1;" ::"r"(address),
@@ -85,8 +88,8 @@ __device__ __forceinline__ void tensor_memory_free(uint32_t address) {
 }
 
 // 16 lanes by 32 columns, from `address` on, which is the first or the seventeenth of the warp's
-// lanes. Number 4 j + i of a warp's lane l is lane l / 4 + 8 (i / 2), column 8 j + 2 (l % 4) + i % 2.
-// All lanes of a warp call it; the numbers are there after tensor_memory_wait_loads().
+// lanes. Number 4 j + i of a warp's lane l is lane l / 4 + 8 (i / 2), column 8 j + 2 (l % 4) + i %
+// 2. All lanes of a warp call it; the numbers are valid after tensor_memory_wait_loads().
 __device__ __forceinline__ void tensor_memory_load_16x32(float* d, uint32_t address) {
   asm volatile(
       "tcgen05.ld.sync.aligned.16x256b.x4.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
@@ -98,7 +101,7 @@ __device__ __forceinline__ void tensor_memory_load_16x32(float* d, uint32_t addr
       : "memory");
 }
 
-// Until this thread's loads are complete.
+// Waits until the loads of this thread are complete.
 __device__ __forceinline__ void tensor_memory_wait_loads() {
   asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
 }

@@ -1,6 +1,5 @@
-// TMA: boxes of a tensor map of three to five dimensions, between global and shared
-// memory.
-// Coordinates are in elements, fastest dimension first. What lies outside the tensor is read as
+// TMA: boxes of a tensor map of three to five dimensions, between global and shared memory.
+// Coordinates are in elements, fastest dimension first. Elements outside the tensor are read as
 // zeros and not written.
 #pragma once
 
@@ -42,8 +41,8 @@ __device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap* map
       : "memory");
 }
 
-// The same into every block of the cluster whose bit is set in `blocks`, at the same address, and
-// to the barrier there.
+// The same into every CTA of the cluster whose bit is set in `blocks`, at the same address, and to
+// the barrier there.
 __device__ __forceinline__ void tma_load_multicast(uint32_t shared, const CUtensorMap* map,
                                                    uint32_t barrier, uint16_t blocks, int32_t x,
                                                    int32_t y, int32_t z) {
@@ -87,13 +86,13 @@ __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until at most kPending groups have yet to read their shared memory.
+// Waits until at most kPending groups still have to read their shared memory.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Until every group is complete.
+// Waits until every group is complete.
 __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

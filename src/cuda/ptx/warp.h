@@ -1,4 +1,6 @@
-// One lane of a warp, the same each time, in a way that the compiler knows to be one.
+// What a warp or a thread does alone: elect, its number, pins, dynamic shared memory, ex2 and rcp.
+//
+// Elects one lane of a warp, the same each time; the compiler knows that it is one.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +20,8 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// The thread's number in its block, read anew each time: threadIdx.x would be kept in a register,
-// which kernels with many accumulators do not have.
+// The number of the thread in its CTA, read anew each time: threadIdx.x would occupy a register,
+// which kernels with many accumulators lack.
 
 __device__ __forceinline__ int32_t thread_index() {
   int32_t index;
@@ -38,7 +40,7 @@ __device__ __forceinline__ void pin(uint32_t& value) {
 
 }  // namespace tilemoe::cuda::ptx
 
-// The shared memory that a launch asks for beyond a kernel's own.
+// The dynamic shared memory of a launch.
 //   TILEMOE_DYNAMIC_SHARED(float, values, alignof(float));  // float values[]
 
 #define TILEMOE_DYNAMIC_SHARED(type, name, alignment) \

@@ -1,6 +1,6 @@
-// Warpgroup matrix products: D (64, N) += A (64, 16) B (N, 16)^T, A and B from shared memory, D in
-// float32 registers. Accumulator 4 j + i of lane l in warp w is row 16 w + l / 4 + 8 (i / 2),
-// column 8 j + 2 (l % 4) + i % 2.
+// Warpgroup MMAs and the registers of warpgroups. D (64, N) += A (64, 16) B (N, 16)^T, A and B from
+// shared memory, D in float32 registers. Accumulator 4 j + i of lane l in warp w is row 16 w + l /
+// 4 + 8 (i / 2), column 8 j + 2 (l % 4) + i % 2.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,14 +14,14 @@
 
 namespace tilemoe::cuda::ptx {
 
-// Before the first product after registers or shared memory were written.
+// Called before the first MMA after registers or shared memory were written.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Until at most kPending groups are under way.
+// Waits until at most kPending groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -65,7 +65,7 @@ __device__ __forceinline__ void wgmma_wait() {
   else                                        \
     TILEMOE_WGMMA_OF(n, "f16", __VA_ARGS__)
 
-// One product of 16 steps of the sum; `accumulate` 0 overwrites D. All four warps call it.
+// One MMA of 16 steps of the sum; `accumulate` 0 overwrites D. All four warps call it.
 template <class Element, int kN, Major kAMajor, Major kBMajor>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b,
                                       int32_t accumulate) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b
 #undef TILEMOE_OUT32
 #undef TILEMOE_OUT8
 
-// How a block's registers are split between its warpgroups. Every warp of a warpgroup calls it.
+// Moves registers of a CTA between its warpgroups. Every warp of a warpgroup calls it.
 
 template <int kRegisters>
 __device__ __forceinline__ void release_registers() {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void release_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Waits until the block's other warpgroups have released as many.
+// Waits until the other warpgroups of the CTA have released enough registers.
 template <int kRegisters>
 __device__ __forceinline__ void acquire_registers() {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
