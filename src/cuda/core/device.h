@@ -67,7 +67,7 @@ const DeviceInfo& device_at(int index);
 
 // Whether code for these architectures, "80,90a" as in TILEMOE_CUDA_ARCHS, runs on the device.
 bool has_code(std::string_view cuda_archs, const DeviceInfo& device);
-// Throws Error(kUnsupported) where it does not.
+// Throws Error(kUnsupported) if it does not.
 void require_code(std::string_view cuda_archs, const DeviceInfo& device);
 
 // What to say where asking for the devices gave `found`, with a driver of that version (as

@@ -21,7 +21,7 @@ struct FloatArray {
       default: return static_cast<const float*>(data)[i];
     }
   }
-  // Elements first, first + step, ... before `end`, 0 past it: all loads are under way together.
+  // Elements first, first + step, ... before `end`, 0 past it: all loads are in flight together.
   template <int kCount>
   __device__ __forceinline__ void load(int64_t first, int64_t step, int64_t end,
                                        float (&out)[kCount]) const {

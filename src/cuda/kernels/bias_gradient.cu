@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kRows = 256;  // of a chunk: at d = 4096 a chunk's sums are 1 / 128 of its bytes
-constexpr int kAtOnce = 8;  // rows whose loads are under way together
+constexpr int kAtOnce = 8;  // rows whose loads are in flight together
 constexpr int kVector = 8;  // columns of a thread: 16 bytes
 
 // Chunks have numbers that need no prefix sum: chunk i of expert e is offsets[e] / kRows + e + i.
@@ -41,7 +41,7 @@ struct ChunkSums {
   float* partial;  // (max_chunks, width)
 };
 
-// A block sums kThreads * kVector columns of one chunk.
+// A CTA sums kThreads * kVector columns of one chunk.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) sum_chunks(const ChunkSums params) {
   const int32_t column = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x) * kVector;

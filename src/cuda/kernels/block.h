@@ -1,4 +1,5 @@
-// Shared memory of the row-wise kernels beyond the 48 KiB that a kernel has unasked.
+// What the kernels of this folder share within a CTA: dynamic shared memory, the last-arriving CTA,
+// scans, and the expert of a row.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,11 @@
 
 namespace tilemoe::cuda {
 
-// The most of a block, dynamic and static together, that every GPU from compute capability 8.0 on
-// has: 8.6, 8.9 and 12.0 have no more.
+// The maximum of a CTA, dynamic and static together, that every GPU from compute capability 8.0 on
+// supports: that of 8.6, 8.9 and 12.0.
 constexpr int kMaxSharedBytes = 99 * 1024;
 
-// Lets a kernel ask for up to kBytes of dynamic shared memory; once a kernel and device.
+// Allows a kernel up to kBytes of dynamic shared memory; once per kernel and device.
 template <auto kKernel, int kBytes>
 void allow_shared_memory() {
   static_assert(kBytes <= kMaxSharedBytes, "no GPU of 99 KiB could run this kernel");
@@ -33,16 +34,15 @@ void allow_shared_memory() {
   });
 }
 
-// Which of a kernel's blocks arrives last, told by a counter in scratch, whose contents nobody has
-// to clear: no launch before the kernel, no state that outlives a call and that two streams could
-// meet at.
+// Finds the last-arriving CTA of a kernel by a counter in scratch that needs no clearing: no launch
+// before the kernel, and no state that outlives a call and that two streams could share.
 //
-// A counter has a stamp and, in its low bits, how many blocks arrived. Every launch has a stamp of
-// its own, a random number to whatever the memory held. A block that does not find it puts it there,
-// with none arrived, by one compare-and-swap: where that fails another block was first. The last
-// block leaves 0, which is no stamp, since a launch in a CUDA graph has the same one on every replay.
-// A counter is taken for opened where it was not if 48 bits of what others left there are the
-// launch's: of random memory one in 2^48.
+// A counter has a stamp and, in its low bits, the number of CTAs that arrived. Every launch has its
+// own stamp, a number that is random relative to the contents of the memory. A CTA that does not
+// find the stamp writes it, with none arrived, by one compare-and-swap; if that fails, another CTA
+// was first. The last CTA leaves 0, which is no stamp, since a launch in a CUDA graph has the same
+// stamp on every replay. A counter is wrongly taken as open only if 48 bits of its old contents
+// equal the stamp: one in 2^48 for random memory.
 
 using Counter = unsigned long long;
 
@@ -53,15 +53,15 @@ class Arrivals {
 
   __device__ Arrivals(Counter* counter, Counter stamp) : counter_(counter), stamp_(stamp) {}
 
-  // Called by thread 0 of every block that is to arrive, some time before it does: it takes two
-  // round trips to L2, beside which there may be other work.
+  // Called by thread 0 of every CTA that will arrive, some time before it does: it takes two round
+  // trips to L2, which may overlap with other work.
   __device__ void open() const {
     const Counter seen = *static_cast<volatile Counter*>(counter_);
     if (seen >> kCountBits != stamp_) atomicCAS(counter_, seen, stamp_ << kCountBits);
   }
 
-  // Called by all threads of one of `blocks` blocks, after what they wrote for the last one. True in
-  // that one, which then sees what all of them wrote, if it reads around L1 (__ldcg).
+  // Called by all threads of one of `blocks` CTAs, after their writes for the last one. Returns
+  // true in the last one, which then sees the writes of all, if it reads around L1 (__ldcg).
   __device__ bool is_last(Counter blocks) const {
     __shared__ bool last;
     __syncthreads();
@@ -93,7 +93,7 @@ inline Counter next_stamp() {
   return stamp == 0 ? 1 : stamp;
 }
 
-// Scans over the threads of a block, for numbers whose order of combination does not matter.
+// Scans over the threads of a CTA, for numbers whose order of combination does not matter.
 
 struct Add {
   template <class Number>
@@ -119,7 +119,7 @@ class BlockScan {
   };
   struct Result {
     Number inclusive;  // of this thread
-    Number total;      // of the block
+    Number total;      // of the CTA
   };
 
   // Called by all threads. Ends with a barrier, so the next call may follow at once.
@@ -128,7 +128,7 @@ class BlockScan {
     value = scan_lanes(value);
     if (lane == kWarp - 1) shared.warp_total[warp] = value;
     __syncthreads();
-    // Lanes past the last warp repeat it; nobody asks them.
+    // Lanes past the last warp repeat it; their results are not used.
     const Number through = scan_lanes(shared.warp_total[min(lane, kWarps - 1)]);
     const Number total = __shfl_sync(kAllLanes, through, kWarps - 1);
     const Number before = __shfl_sync(kAllLanes, through, max(warp - 1, 0));

@@ -53,8 +53,8 @@ struct Sums {
   }
 };
 
-// One thread for 16 bytes of each part of one output row. Of a token's rows it has kAtOnce under
-// way together; where these are few, more parts keep as many bytes under way.
+// One thread for 16 bytes of each part of one output row. It has kAtOnce rows of a token in flight
+// together; with few rows, more parts keep as many bytes in flight.
 template <class Element, Pairs kPairs, int kParts, int kAtOnce>
 __global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams params) {
   wait_for_previous();

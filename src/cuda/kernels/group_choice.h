@@ -1,5 +1,5 @@
-// Which groups of experts a token may choose from: by a warp whose registers have the row, or by a
-// block that reads it again. An expert of another group becomes NaN, and so ranks last.
+// The groups of experts that a token may choose from: by a warp whose registers have the row, or by
+// a CTA that reads it again. An expert of another group becomes NaN, and so ranks last.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ class WarpGroups {
 
  private:
   __device__ __forceinline__ order::TopTwo top_two_of_group(const WarpRow<kSlots>& row) const {
-    __syncwarp();  // the row before has been read (its shuffles alone would tell)
+    __syncwarp();  // the previous row has been read (its shuffles alone would order it)
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) shared_[s * kWarp + lane_index()] = row.x[s];
     __syncwarp();
@@ -93,7 +93,8 @@ class WarpGroups {
     return top_two_of_lanes(mine, limit_.lanes);
   }
 
-  // Bit g * lanes: whether group g is among the best. The lanes of a group share the others out.
+  // Bit g * lanes: whether group g is among the best. The lanes of a group divide the others among
+  // themselves.
   __device__ __forceinline__ uint32_t best_groups(const order::TopTwo& mine) const {
     const int32_t lanes = limit_.lanes, key = mine.key_of(limit_.score);
     int32_t before = 0;

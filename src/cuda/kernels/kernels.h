@@ -1,4 +1,4 @@
-// The steps of the routing that have kernels, as the backend calls them.
+// The steps with kernels of this folder, as the backend calls them: routing, then the layer.
 #pragma once
 
 #include "core/backend.h"
@@ -26,8 +26,7 @@ size_t router_backward_scratch_bytes(const tilemoe_routing_spec& spec);
 void router_losses(const tilemoe_router_losses_args& args);
 size_t router_losses_scratch_bytes(int64_t T, int64_t E);
 
-// The steps of the layer that are no products, as the backend calls them, and the sums of rows of
-// several arrays.
+// The steps of the layer without a GEMM, and the sums of rows of several arrays.
 
 void combine(const Combine& step);
 void score_gradient(const ScoreGradient& step);

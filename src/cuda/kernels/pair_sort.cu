@@ -13,11 +13,11 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 static_assert(PairBlocks::kPairsAtOnce == kThreads);  // so that every warp has whole groups of 32
 
-// Experts whose counts are in shared memory together; where there are more, blocks go through their
-// pairs once a range.
+// Experts whose counts are in shared memory together; with more experts, CTAs go through their
+// pairs once per range.
 constexpr int kCountRange = 8192;  // 32 KiB
 constexpr int kPlaceRange = 1376;  // 18 numbers each, 97 KiB
-constexpr int kAtOnce = 8;         // pairs of a thread whose loads are under way together
+constexpr int kAtOnce = 8;         // pairs of a thread whose loads are in flight together
 
 struct SortParams {
   Pairs pairs;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 1) count_pairs(const SortParams para
   __shared__ int32_t skipped, nan_tokens;
   const Pairs& pairs = params.pairs;
   int32_t* const out = params.counts_of(blockIdx.x);
-  wait_for_previous();  // the pairs are there, and place_pairs may look at them
+  wait_for_previous();  // the pairs are complete, and place_pairs may read them
   if (threadIdx.x == 0) skipped = nan_tokens = 0;
   for (int64_t first = 0; first < pairs.E; first += kCountRange) {
     const auto range = static_cast<int32_t>(min(int64_t{kCountRange}, pairs.E - first));
@@ -109,8 +109,7 @@ __device__ void add_columns(const SortParams& params, int64_t first, const Table
   }
 }
 
-// One block more than there are blocks of pairs writes what is told of all of them, while the
-// others place theirs.
+// One CTA in addition to those of the pairs writes the totals while the others place their pairs.
 __device__ bool is_past_last(const SortParams& params) {
   return static_cast<int32_t>(blockIdx.x) == params.blocks;
 }
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_pairs(const SortParams para
       memory[i] = 0;
     __syncthreads();
     count_warp(params, begin, end, first, tables.range, warp_rows);
-    pdl_wait();  // the counts of all blocks are there
+    pdl_wait();  // the counts of all CTAs are complete
     add_columns(params, first, tables);
     __syncthreads();
     rows_before = find_rows(params, first, tables, rows_before);

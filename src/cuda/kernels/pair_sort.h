@@ -22,7 +22,7 @@ struct Pairs {
   int64_t count;
 
   __device__ __forceinline__ int32_t expert(int64_t pair) const { return judged(experts.at(pair)); }
-  // Pairs first, first + step, ... before `end`: all loads are under way together.
+  // Pairs first, first + step, ... before `end`: all loads are in flight together.
   template <int kCount>
   __device__ __forceinline__ void load_experts(int64_t first, int64_t step, int64_t end,
                                                int32_t (&out)[kCount]) const {

@@ -1,4 +1,4 @@
-// Ranks experts by their rows for the weight gradients, and says which of them are long.
+// Ranks experts by their rows for the weight gradients, and finds the long ones.
 #include "core/check.h"
 #include "cuda/core/launch.h"
 #include "cuda/gemm/schedule/expert_tiles.h"

@@ -1,4 +1,4 @@
-// What building a rounded routing keeps in the caller's workspace.
+// Token rounding: its scratch in the caller's workspace, and the softmax and choice of a token.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,8 @@ namespace tilemoe::cuda {
 
 constexpr int64_t kWordTokens = 32;  // tokens of a mask
 
-// A token's weight for an expert, in an order without signs: greater is chosen first. 0 where there
-// is no token, 1 for NaN; the top bit tells whether the token chose the expert, and so whether the
-// weight is s or p.
+// A token's weight for an expert, in an order without signs: greater is chosen first. 0 for no
+// token, 1 for NaN; the top bit is set if the token chose the expert: the weight then is s, else p.
 class WeightCode {
  public:
   static constexpr int kBits = 30;  // of the order: weights are at most 1
@@ -123,7 +122,7 @@ void find_targets(const RoundParams& params, void* stream);
 // One token's softmax and choice as token rounding sees them, with the CPU's bits. By all lanes of
 // a warp; translation units compile it without contraction.
 
-// The greatest number of a row (E); NaN where there is none.
+// The greatest number of a row (E); NaN if it has none.
 template <class Logit>
 __device__ __forceinline__ float largest_logit(const Logit* row, int64_t E) {
   int32_t best = INT32_MIN;

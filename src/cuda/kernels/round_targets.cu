@@ -1,6 +1,6 @@
-// Token rounding's second step: every expert's rows f' from its counts f, a block a group of tokens,
-// and what is told of all rows. Of several groups one launch more adds up what each expert has in
-// those before.
+// Token rounding's second step: every expert's rows f' from its counts f, one CTA per group of
+// tokens, and the totals of all rows. With several groups, another launch adds up the rows that
+// each expert has in the previous groups.
 #include "cuda/core/launch.h"
 #include "cuda/kernels/block.h"
 #include "cuda/kernels/round.h"
@@ -10,7 +10,7 @@
 namespace tilemoe::cuda {
 namespace {
 
-// ------------------------------------------------------------ what is told of all rows
+// ------------------------------------------------------------ totals of all rows
 
 // Called by all threads of one block: rows_of(e), of an expert before capacity, is called by one of
 // them, and then dropped() by each, whose sum is that of the dropped pairs.
@@ -45,7 +45,7 @@ __device__ void fill_offsets(const RoundParams& params, const RowsOf& rows_of,
   routing.counters[TILEMOE_COUNT_DROPPED] = static_cast<int32_t>(both >> 32);
 }
 
-// ------------------------------------------------------------ f', a block a group
+// ------------------------------------------------------------ f', one CTA per group
 
 // Balanced: the experts with a remainder above the threshold's go up, and those with its own up to
 // an id.
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(1 << kTargetBits<kSeveralGroups>, 1)
 
 constexpr int kAddThreads = 256;
 
-// A block an expert: what it has in the groups before each. One block more adds up all experts.
+// One CTA per expert: its rows in the groups before each. Another CTA adds up all experts.
 __global__ void __launch_bounds__(kAddThreads) add_groups(const RoundParams params) {
   wait_for_previous();
   using Scan = BlockScan<int32_t, Add, kAddThreads>;

@@ -1,7 +1,7 @@
 // Token rounding. By token: its choice and every expert's weight, stored by expert
-// (weigh_tokens.cu). A block a group of tokens: f' (round_targets.cu). By expert and group: a
-// threshold instead of a sort, then the rows in order of tokens and masks of the tokens they are for.
-// By token again: the rows it has, read off the masks.
+// (weigh_tokens.cu). One CTA per group of tokens: f' (round_targets.cu). By expert and group: a
+// threshold instead of a sort, then the rows in order of tokens and masks of the tokens they are
+// for. By token again: the rows it has, read off the masks.
 #include "cuda/core/launch.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/round.h"
@@ -12,7 +12,7 @@ namespace {
 
 // ------------------------------------------------------------ rows, by expert and group
 
-constexpr int64_t kLittleGroup = 8192;  // tokens of a group that a small block is enough for
+constexpr int64_t kLittleGroup = 8192;  // tokens of a group that a small CTA is enough for
 constexpr int kAtOnce = 8;              // words whose loads are under way together
 
 // The codes of the tokens that an expert takes: those above a threshold, and the first of those
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kPairThreads, 4) list_pairs(const RoundParams 
     const uint32_t below = (word.kept | word.added) & ((1u << lane) - 1);
     return routing.offsets[e] + word.rows_before + __popc(below);
   };
-  // visit(e0, experts): bit i of `experts` tells whether e0 + i has a row for this lane's token.
+  // visit(e0, experts): bit i of `experts` is set if e0 + i has a row for this lane's token.
   const auto each_expert = [&](const auto& mask_of, const auto& visit) {
     for (int64_t e0 = 0; e0 < E; e0 += kWarp)
       visit(e0, transpose_bits(e0 + lane < E ? mask_of(words[e0 + lane]) : 0));

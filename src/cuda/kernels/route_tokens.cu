@@ -1,8 +1,8 @@
-// The routing of few tokens from the tokens themselves, in one launch:
+// Routing at small T from the tokens themselves, in one launch:
 //
-//   every block            a part of 512 columns of eight experts' logits, of up to 16 tokens: so the
-//                          weights, which nobody read before, come through many SMs
-//   the last of a tile     adds the parts of its 16 tokens, rounds, and chooses: a warp a token
+//   every CTA              a part of 512 columns of the logits of eight experts, up to 16 tokens: so
+//                          the weights, which no kernel read before, are loaded by many SMs
+//   the last of a tile     adds the parts of its 16 tokens, rounds, and chooses: one warp per token
 //   the last of these      sorts all pairs by expert: from each expert's set of tokens follow the
 //                          offsets, and a pair's row from how many of the set are before its token
 #include <algorithm>
@@ -39,7 +39,7 @@ struct RouteTokensParams {
 
 // ---------------------------------------------------------------- choice
 
-// What is chosen by, and what is stored where logits are wanted.
+// The numbers that rank the experts, which are stored if logits are wanted.
 __device__ __forceinline__ float rounded_logit(const RouteTokensParams& params, int64_t place,
                                                float x) {
   const auto as = [&]<class Logit>(Logit rounded) {
@@ -54,7 +54,8 @@ __device__ __forceinline__ float rounded_logit(const RouteTokensParams& params, 
   }
 }
 
-// Token t's logits, in shared memory: all parts' loads of a few are under way together.
+// Token t's logits, in shared memory: the loads of all parts of a few tokens are in flight
+// together.
 template <int kSlots>
 __device__ __forceinline__ void add_parts(const RouteTokensParams& params, int32_t t, float* row) {
   constexpr int kPartsAtOnce = kSlots <= 4 ? 8 : kSlots <= 8 ? 4 : 2;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void add_parts(const RouteTokensParams& params, int32
   __syncwarp();
 }
 
-// The tokens [first, end), by all warps of the block.
+// The tokens [first, end), by all warps of the CTA.
 template <int kSlots>
 __device__ void choose_tokens(const RouteTokensParams& params, int32_t first, int32_t end) {
   using Groups = WarpGroups<kSlots>;

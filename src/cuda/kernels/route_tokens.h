@@ -1,5 +1,7 @@
-// A part of the logits of few tokens: 512 columns of one expert's, by one warp, which has the
-// expert's weights in registers and goes through tokens.
+// Routing at small T: parts of the logits, and the routing from the choices by one CTA.
+//
+// A part of the logits is 512 columns of one expert, by one warp, which has the weights of the
+// expert in registers and goes through tokens.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +63,8 @@ __device__ __forceinline__ void load_part(const Element* row, int32_t part, int3
   }
 }
 
-// order::add_lanes of each of the sums; lane l returns that of sum l * kCount / 32. While a lane has
-// several, the two halves of the lanes exchange, and each goes on with half of the sums.
+// order::add_lanes of each of the sums; lane l returns that of sum l * kCount / 32. While a lane
+// has several, the two halves of the lanes exchange, and each goes on with half of the sums.
 template <int kCount>
 __device__ __forceinline__ float add_lanes_of_each(float (&sum)[kCount]) {
 #pragma unroll
@@ -143,8 +145,8 @@ __device__ __forceinline__ void prefetch_weight(const PartialLogits& params, int
   }
 }
 
-// The routing from few tokens' choice, by one block: each expert's set of tokens tells how many rows
-// it has, and a pair's place among them.
+// The routing from the choices at small T, by one CTA: the set of tokens of each expert gives its
+// number of rows, and the place of a pair among them.
 
 struct ChosenPairs {
   const int32_t* ids;   // (T, K) in [0, E), each once a token
@@ -154,8 +156,8 @@ struct ChosenPairs {
   int32_t* expert_counts;  // out (E); null: not wanted
 };
 
-// E <= kMaxE. Loops end with the last pair: where there is one token, the instructions for others
-// are not fetched.
+// E <= kMaxE. Loops end with the last pair: for one token, the instructions for others are not
+// fetched.
 template <int kThreads, int kMaxE>
 __device__ void route_pairs(const ChosenPairs& params) {
   using decode::TokenSet;

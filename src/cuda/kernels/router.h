@@ -1,5 +1,5 @@
-// What the router's backward is given, a token's pairs as it reads them, and the window of a row in
-// shared memory that their gradients are added into.
+// The router's backward: its parameters, the pairs of a token, the window of a row in shared memory
+// that their gradients are added into, and the types of logits and gradients.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct BackwardParams {
   const int32_t* pair_row;       // (pairs)
   const int32_t* token_offsets;  // (T + 1); null: K pairs a token
   const float* ds;               // (pairs)
-  const void* logits;            // (T, E); null where the scores alone tell
+  const void* logits;            // (T, E); null if the scores alone determine it
   int64_t logits_stride;
   const int32_t* chosen;  // (T, K) rounded: each token's choice
   void* dlogits;          // (T, E)
@@ -75,7 +75,7 @@ __device__ inline void add_to_window(float* window, int32_t place, float gradien
 
 // The types of logits and of their gradient, which is of the logits' type or float32.
 
-// Calls body.operator()<Logit, Gradient>(); refuses any other type of the gradient.
+// Calls body.operator()<Logit, Gradient>(); rejects any other type of the gradient.
 template <class Body>
 void with_gradient_types(tilemoe_dtype logits, tilemoe_dtype gradient, const Body& body) {
   with_float(logits, [&]<class Logit>() {

@@ -1,7 +1,7 @@
 // From the scores' gradient to the logits'. A token's pairs are few and are added into a window of
 // its row in shared memory; what a softmax over all takes from every expert is added when the
-// window is written, so a gradient is rounded once. Where a token's pairs alone tell its gradient,
-// a warp has several tokens side by side, else one.
+// window is written, so a gradient is rounded once. If the pairs of a token alone determine its
+// gradient, a warp has several tokens, else one.
 #include <algorithm>
 
 #include "core/check.h"
@@ -129,10 +129,10 @@ __global__ void __launch_bounds__(kThreads, 4) backward_rows(const BackwardParam
     top_k_row<Logit, Out>(params, pairs, row, t, windows[warp]);
 }
 
-// How a warp of backward_groups is shared out among tokens.
+// How a warp of backward_groups is divided among tokens.
 struct Group {
   int32_t lanes;   // of a token: a power of two, at least K
-  int32_t tokens;  // of the warp; 0 where a token's pairs alone do not tell its gradient
+  int32_t tokens;  // of the warp; 0 if the pairs of a token alone do not determine its gradient
 
   explicit Group(const BackwardParams& params) : lanes(1), tokens(0) {
     const bool pairs_suffice = !params.rounded && params.scoring != TILEMOE_SOFTMAX_OVER_ALL;

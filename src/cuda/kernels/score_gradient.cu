@@ -12,7 +12,7 @@ namespace tilemoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPairThreads = 1024;  // where there are enough pairs for every SM
+constexpr int kPairThreads = 1024;  // if every SM has enough pairs
 
 struct ScoreGradientParams {
   const float* ds_partial;  // (ds_groups, capacity)
@@ -45,8 +45,8 @@ __device__ float sum_groups(const ScoreGradientParams& params, int32_t row) {
   return ds;
 }
 
-// One thread a pair. An expert's rows are in the order of their tokens: of a large block's tokens
-// several have neighbours there, so that what comes from memory, 32 bytes at a time, serves them all.
+// One thread per pair. The rows of an expert are in the order of their tokens: several tokens of a
+// large CTA are adjacent there, so one load of 32 bytes from memory serves all of them.
 __global__ void __launch_bounds__(kPairThreads) sum_partials(const ScoreGradientParams params) {
   const int64_t pair = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (pair >= params.pairs) return;

@@ -24,7 +24,7 @@ struct Quotient {
   int32_t shift = 0;
 
   explicit Quotient(uint32_t divisor) {
-    if (divisor == 0) return;  // of no rows, for which nobody asks
+    if (divisor == 0) return;  // no rows, so no quotient is used
     shift = 31 + std::bit_width(divisor - 1);
     multiplier = static_cast<uint32_t>((uint64_t{1} << shift) / divisor + 1);
   }
@@ -81,8 +81,8 @@ struct Copy {
   __device__ uint4 rounded() const { return term; }
 };
 
-// One thread for 16 bytes of each part of one row of `out`. A load from another GPU takes 1 to 2 us,
-// so each thread has kAtOnce rows' parts under way together; where places are few, more parts.
+// One thread for 16 bytes of each part of one row of `out`. A load from another GPU takes 1 to 2
+// us, so each thread has the parts of kAtOnce rows in flight together; with few places, more parts.
 // Nothing is loaded as read-only (.nc): other GPUs write the sources between two launches.
 template <class Sums, int kParts, int kAtOnce>
 __global__ void __launch_bounds__(kThreads)

@@ -20,13 +20,13 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kMaxWarpExperts = 512;    // of a warp's choice: 16 registers a lane
 constexpr int kMaxWideExperts = 16384;  // past it few tokens would leave the GPU idle
 
-// Blocks that an SM holds at once, by the registers that a row and its groups take.
+// CTAs per SM, by the registers that a row and its groups take.
 template <int kSlots, bool kGroups>
 constexpr int kBlocksAtOnce = kSlots <= 4   ? (kGroups ? 6 : 8)
                               : kSlots <= 8 ? (kGroups ? 4 : 5)
                                             : (kGroups ? 2 : 3);
-// For 8.0 ptxas spills at so few registers, and gets those of fewer blocks; on 12.0 an SM
-// has 1536 threads.
+// For 8.0 ptxas spills at so few registers, and gets those of fewer blocks; on 12.0 a
+// SM has 1536 threads.
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 template <int kSlots, bool kGroups>
 constexpr int kBlocksCompiledFor = kBlocksAtOnce<kSlots, kGroups>;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksCompiledFor<kSlots, kGroups>)
     if (counts[e] != 0) atomicAdd(&params.counts[e], counts[e]);
 }
 
-// Blocks of wide warps that an SM has registers for. ptxas 13.0 spills 8 bytes with those
+// CTAs of wide warps that an SM has registers for. ptxas 13.0 spills 8 bytes with those
 // of three where it compiles for 10.0 and 12.0, and none for 8.0 and 9.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kWideBlocks = 2;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, kWideBlocks)
   }
 }
 
-// As many blocks as tokens take, or as a GPU holds at once where an SM holds `each`.
+// As many CTAs as the tokens need, or as the GPU holds at once with `each` CTAs per SM.
 unsigned warp_blocks(const TopKParams& params, int64_t each) {
   return static_cast<unsigned>(
       std::min<int64_t>((params.T + kWarps - 1) / kWarps, current_device().sms * each));

@@ -177,7 +177,7 @@ __device__ __forceinline__ void store_by_warp(const TopKParams& params, int64_t 
   params.scores[pair] = score;
 }
 
-// What is done to a row before its choice, where nothing limits it.
+// The change of a row before its choice if nothing limits the choice.
 struct NoGroups {
   template <int kSlots>
   __device__ __forceinline__ void limit(WarpRow<kSlots>&) const {}
@@ -205,10 +205,10 @@ __device__ __forceinline__ void choose_by_warp(const TopKParams& params, const G
   });
 }
 
-// Top-K by a block a token: any E and K, and many experts in groups.
+// Top-K by one CTA per token: any E and K, and many experts in groups.
 
-// A block's K stand in shared memory up to here, where an SM still takes three blocks;
-// past it they are sorted where they are written.
+// Up to this K the choices of a CTA are in shared memory, and an SM still holds three CTAs; past it
+// they are sorted in the output.
 constexpr int64_t kMaxSharedK = 8192;
 
 // sum over i of value(i) in the order of routing/order.h, in every thread of the block.

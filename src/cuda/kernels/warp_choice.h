@@ -150,8 +150,8 @@ class WarpChoice {
 };
 
 // A token's choice within one warp by 16-bit logits: as float32 their last bits are zeros, so that
-// a number's key and its place in the row fit one word. One reduction over the lanes then tells the
-// best of a row and where it stands, where WarpChoice takes two.
+// a number's key and its place in the row fit one word. One reduction over the lanes then gives the
+// best of a row and its place; WarpChoice takes two.
 
 template <int kSlots>
 class PackedChoice {

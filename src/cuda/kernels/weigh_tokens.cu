@@ -23,7 +23,7 @@ struct WeighParams {
   RoundScratch scratch;
 };
 
-// What a block found out, token by token, before it is stored expert by expert.
+// The results of a CTA, token by token, before they are stored expert by expert.
 using TileRow = uint32_t[kWordTokens + 1];  // the last is for the banks
 
 // Stores the codes of experts [e0, e0 + count) with lane = token.
@@ -75,7 +75,7 @@ __device__ __forceinline__ bool weigh(const WeighParams& params, WarpRow<kSlots>
   return sum != sum;
 }
 
-// A block takes 32 tokens, a warp four of them one by one.
+// A CTA takes 32 tokens, a warp four of them one by one.
 template <int kSlots>
 __global__ void __launch_bounds__(kThreads, kSlots > 8 ? 2 : 3)
     choose_and_weigh(const WeighParams params) {
@@ -126,7 +126,7 @@ void launch_warps(const WeighParams& params, cudaStream_t stream) {
 
 constexpr int kTileExperts = 256;
 
-// A block takes 32 tokens, a warp four of them together.
+// A CTA takes 32 tokens, a warp four of them together.
 template <class Logit>
 __global__ void __launch_bounds__(kThreads, 3) weigh_chosen(const WeighParams params) {
   __shared__ TileRow tile[kTileExperts];

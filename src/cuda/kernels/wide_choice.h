@@ -18,7 +18,7 @@ struct Threshold {
 // 256 where many have little. By reasoning: groups of tokens were not measured yet.
 constexpr int kMuchBits = 10, kLittleBits = 8;
 
-// By a block of kThreads, one for every bin of a digit.
+// By a CTA of kThreads threads, one for every bin of a digit.
 template <int kBits>
 class BlockSelect {
  public:
@@ -80,7 +80,7 @@ class WideChoice {
   };
 
   // Greatest first, ties to the lower id, NaN last; lane k < K returns the k-th best of
-  // value(logit(e), e), e in [0, E). K <= min(E, 32). `nan` tells whether a logit is.
+  // value(logit(e), e), e in [0, E). K <= min(E, 32). `nan` is whether a logit is NaN.
   template <class Logit, class Value>
   __device__ static Chosen choose(Shared& shared, const Logit& logit, const Value& value, int32_t E,
                                   int32_t K, bool& nan) {

@@ -1,6 +1,8 @@
-// Warpgroup MMAs and the registers of warpgroups. D (64, N) += A (64, 16) B (N, 16)^T, A and B from
-// shared memory, D in float32 registers. Accumulator 4 j + i of lane l in warp w is row 16 w + l /
-// 4 + 8 (i / 2), column 8 j + 2 (l % 4) + i % 2.
+// Warpgroup MMAs and the registers of warpgroups.
+//
+// wgmma: D (64, N) += A (64, 16) B (N, 16)^T, A and B from shared memory, D in float32 registers.
+// Accumulator 4 j + i of lane l in warp w is row 16 w + l / 4 + 8 (i / 2), column
+// 8 j + 2 (l % 4) + i % 2.
 #pragma once
 
 #include <cuda_bf16.h>

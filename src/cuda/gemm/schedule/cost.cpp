@@ -13,14 +13,15 @@ int64_t blocks(int64_t size, int64_t block) {
   return (size + block - 1) / block;
 }
 
-// The part of the experts that have rows, blocks of rows that an expert has on average, and the part
-// of these that find no partner in a cluster.
+// The part of the experts that have rows, blocks of rows that an expert has on average, and the
+// part of these that find no partner in a cluster.
 struct RowBlocks {
   double touched, of_an_expert, alone;
 };
 
-// Counts of experts' rows are on the device. Here every pair chose at random: a count's variance is
-// its mean, so where that is a whole number of blocks, half of the experts have one more.
+// The counts of rows are on the device. The model assumes that every pair chose at random: the
+// variance of a count is its mean, so if the mean is a whole number of blocks, half of the experts
+// have one more.
 RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& tile) {
   constexpr double kNegligible = 1e-6;
   const double spread = std::sqrt(2 * rows_an_expert);
@@ -44,10 +45,10 @@ RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& ti
 // Row blocks of an expert with rows, up to which all are said to have one.
 constexpr double kOneBlock = 1.1;
 
-// Cycles of the whole product. A cooperative tile's epilogue is exposed, that of ping-pong runs
-// beside the other consumer's products. Memory gives less where several blocks ask for the same of
-// B at a time. A cluster's blocks read B once where they have row blocks of one expert, but wait for
-// each other: longest where rows are gathered.
+// Cycles of the whole GEMM. The epilogue of a cooperative tile is exposed; in ping-pong it overlaps
+// with the MMAs of the other consumer. Memory delivers less if several CTAs read the same part of B
+// at a time. The CTAs of a cluster read B once if they have row blocks of one expert, but wait for
+// each other, longest if rows are gathered.
 double cycles(const ProjectionSize& size, const TileConfiguration& tile,
               const DeviceModel& device) {
   if (tile.block_n == 192 && column_block(size.columns) != 192)
@@ -65,7 +66,7 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile,
   const double b_read = row_blocks.alone + (1 - row_blocks.alone) / tile.cluster;
   const double loads = static_cast<double>(blocks(size.sum, 64)) *
                        (tile.block_m + b_read * tile.block_n) * 128 / device.l2_bytes;
-  // Each operand once; gathered rows are few beside the weights.
+  // Each operand once; gathered rows are few compared with the weights.
   const double operands = 2.0 * static_cast<double>(size.sum) *
                           (row_blocks.touched * static_cast<double>(size.E * size.columns) +
                            static_cast<double>(size.gathers ? 0 : size.rows));

@@ -1,4 +1,4 @@
-// A GPU as the choice of tiles sees it.
+// The cost model that chooses the tile of a projection, and the devices that it is fitted to.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ struct DeviceModel {
   double multiply_adds;  // a cycle
   double l2_bytes;       // a cycle
   double memory_bytes;   // a cycle
-  // Cycles that a tile takes beside its products, loads and epilogue.
+  // Cycles that a tile takes in addition to its MMAs, loads and epilogue.
   double tile_overhead, ping_pong_overhead;
-  // Cycles that a cluster's blocks wait for each other, where rows are gathered and where not.
+  // Cycles that the CTAs of a cluster wait for each other, with and without gathered rows.
   double gather_wait, cluster_wait;
-  // Part of the operands that is read from memory once more, where nobody shares what it reads of B.
+  // Part of the operands that is read from memory once more if no CTA shares its loads of B.
   double reread_cost;
-  // A tile of at most so many rows is for experts that have no more. It lets its SM load
-  // on while it stores, and takes these cycles in place of the overhead.
+  // A tile with at most this number of rows is for experts with no more rows. Its SM continues to
+  // load while it stores, and it takes these cycles in place of the overhead.
   int small_m;
   double small_m_overhead;
 };
@@ -41,9 +41,9 @@ constexpr DeviceModel hopper_model(int sms) {
           .small_m_overhead = 150};
 }
 
-// Blackwell, not measured. Published of a B200: 2.25 PFLOP/s of dense 16-bit products and 8 TB/s of
-// 148 SMs, which at 1.85 GHz are 4096 and 29 a cycle of each. The rest is Hopper's; an
-// epilogue is hidden behind the next tile's products.
+// Blackwell, not measured. Published of a B200: 2.25 PFLOP/s of dense 16-bit GEMMs and 8 TB/s for
+// 148 SMs, which at 1.85 GHz are 4096 and 29 per cycle and SM. The rest is Hopper's; an
+// epilogue is hidden behind the MMAs of the next tile.
 constexpr DeviceModel blackwell_model(int sms) {
   return {.sms = sms,
           .multiply_adds = 4096,
@@ -58,7 +58,7 @@ constexpr DeviceModel blackwell_model(int sms) {
           .small_m_overhead = 0};
 }
 
-// Any GPU, by mma.sync: rates of an H100, of whose products this arch has five eighths.
+// Any GPU, by mma.sync: rates of an H100; this arch reaches five eighths of its MMA rate.
 constexpr DeviceModel mma_sync_model(int sms) {
   return {.sms = sms,
           .multiply_adds = 1280,
@@ -76,11 +76,11 @@ constexpr DeviceModel mma_sync_model(int sms) {
 // Which tile a projection uses. The candidates are the tiles that its kernels are built for; each
 // is scored by a model of the time it takes.
 
-// A projection as the model sees it; the counts of experts' rows are on the device, so rows are
-// taken as if every pair had chosen at random.
+// A projection for the model. The counts of rows are on the device, so the model assumes that every
+// pair chose at random.
 struct ProjectionSize {
   int64_t rows, E;
-  int64_t columns;           // of the product
+  int64_t columns;           // of the GEMM
   int64_t sum;               // d or n
   double epilogue_a_column;  // cycles of a consumer for 64 rows of one column
   bool gathers = false;      // rows of A come by threads' copies

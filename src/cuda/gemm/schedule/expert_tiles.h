@@ -1,4 +1,4 @@
-// The reference tiles of long experts, shared out.
+// The tile order of the weight gradients, and the split-K of long experts.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ __device__ __forceinline__ int32_t sum_blocks(int32_t rows) {
   return (rows + kSumRows - 1) / kSumRows;
 }
 
-// Their shares, with the experts that they are of.
+// The splits of long experts, with their experts.
 class LongTiles {
  public:
   struct Params {
@@ -64,18 +64,18 @@ class LongTiles {
   Splits splits_;
 };
 
-// Tile order of the weight gradients: every expert has a product of the same size, summed over as
-// many rows as the expert has. Counts are read from the device, so the host never waits for them.
+// Tile order of the weight gradients: every expert has a GEMM of the same size, summed over the
+// rows of the expert. Counts are read from the device, so the host never waits for them.
 
-// Two blocks work side by side on the halves of a reference tile, which mostly need the same columns
-// of B: a cluster. It first works off its shares of the long experts' tiles, one of every
-// `clusters`: their number has no say in where the shares begin. Then it takes one of every
-// `clusters` tiles of the order in which experts get shorter: there and back, so that who has the
-// longer one of one round has the shorter one of the next.
+// Two CTAs, a cluster, work on the halves of a reference tile, which mostly need the same columns
+// of B. The cluster first takes its splits of the tiles of long experts, one of every `clusters`:
+// the number of clusters does not affect where splits begin. Then it takes one of every `clusters`
+// tiles of the experts in descending order of rows, alternately forwards and backwards, so that a
+// cluster with the longer tile of one round has the shorter tile of the next.
 template <int BLOCK_K>
 class ExpertTiles {
  public:
-  static constexpr int kTogether = 2;  // blocks whose number the grid's is a multiple of
+  static constexpr int kTogether = 2;  // the grid has a multiple of this number of CTAs
   static_assert(BLOCK_K == kSumRows, "ranks count k blocks of this size");
 
   struct Params {
@@ -93,7 +93,7 @@ class ExpertTiles {
     return next_ < split_end_ ? next_of_split(tile) : next_of_short(tile);
   }
 
-  // Half of the expert's reference tile of that number.
+  // Half of reference tile `number` of the expert.
   __device__ static Tile tile_of(const Params& params, const RankedExpert& expert, int32_t number,
                                  int32_t half) {
     const ReferenceTiles::Half place = params.reference.half(number, half);
@@ -112,7 +112,7 @@ class ExpertTiles {
   __device__ static int32_t clusters() { return static_cast<int32_t>(gridDim.x) / 2; }
   __device__ static int32_t half() { return static_cast<int32_t>(blockIdx.x) % 2; }
 
-  // The cluster's next one, if there is one.
+  // The next one of the cluster, if it has one.
   __device__ void begin_split() {
     split_ += clusters();
     next_ = long_tiles_.splits().begin(split_);
@@ -150,7 +150,7 @@ class ExpertTiles {
 
   const Params& params_;
   LongTiles long_tiles_;
-  int32_t split_;                     // that is under way; past the last, none
+  int32_t split_;                     // the current one; past the last, none
   int32_t next_ = 0, split_end_ = 0;  // its k blocks that are still to be done
   int32_t rank_ = 0;                  // of the expert that has the first of them
   int32_t round_ = 0;                 // of the short experts' tiles

@@ -18,19 +18,19 @@ inline int32_t column_group(const Tuning& tuning) {
   return tuning.column_group != 0 ? tuning.column_group : kColumnGroup;
 }
 
-// A persistent block takes tiles blockIdx.x, blockIdx.x + gridDim.x, ... of the order in which
-//   experts ascend, so that one expert's weights are read by neighbours in time;
+// A persistent CTA takes tiles blockIdx.x, blockIdx.x + gridDim.x, ... of the order in which
+//   experts ascend, so that CTAs read the weights of one expert at about the same time;
 //   within an expert, groups of `n_group` blocks of columns ascend; within a group, row blocks; and
-//   within a row block, the group's columns: rows gathered once are met by the whole group while
-//   they are in L2, and so is the group's slice of the weights by the next row block.
+//   within a row block, the group's columns: the whole group uses rows gathered once while they are
+//   in L2, and the next row block uses the group's slice of the weights.
 // A cluster of two takes two row blocks of the same columns at a time, so that both need the same
 // weights; of an expert's last, odd row block it takes two blocks of columns, so that none is idle.
-// With kSameColumns it never does: the second block then has rows past the expert's last alone.
+// With kSameColumns it never does: the second CTA then has only rows past the expert's last.
 // Every warp that needs tiles walks the order itself, 32 experts at a time.
 template <int BLOCK_M, int kCluster = 1, bool kSameColumns = false>
 class RowTiles {
  public:
-  static constexpr int kTogether = kCluster;  // blocks whose number the grid's is a multiple of
+  static constexpr int kTogether = kCluster;  // the grid has a multiple of this number of CTAs
 
   struct Params {
     const int32_t* begins;  // (E)
@@ -49,7 +49,7 @@ class RowTiles {
             .n_group = std::min(n_group, static_cast<int32_t>(n_blocks)),
             .k_blocks = static_cast<int32_t>(k_blocks)};
   }
-  // Tiles at most, which the host knows.
+  // The maximum number of tiles, which the host knows.
   static int64_t max_tiles(const Rows& rows, int64_t n_blocks) {
     const int64_t m_blocks = rows.capacity / BLOCK_M + std::min<int64_t>(rows.E, rows.capacity);
     TILEMOE_ASSERT(m_blocks <= INT32_MAX / (2 * n_blocks),  // cuda_backend.cpp
@@ -65,7 +65,7 @@ class RowTiles {
 
   // All lanes of a warp call it. False at the end.
   __device__ bool next(Tile& tile) {
-    __syncwarp();  // (orders no memory: the lanes come together, for which shuffles would do)
+    __syncwarp();  // (orders no memory: it only converges the lanes, as shuffles would)
     const int32_t index = next_;
     next_ += static_cast<int32_t>(gridDim.x) / kCluster;
     for (int32_t tiles; index >= before_ + (tiles = __shfl_sync(kAllLanes, tiles_through_, 31));) {
@@ -109,7 +109,7 @@ class RowTiles {
 
   __device__ static int32_t blocks(int32_t rows) { return (rows + BLOCK_M - 1) / BLOCK_M; }
 
-  // Of an expert; what a cluster takes at a time is one.
+  // Tiles of an expert; what a cluster takes at a time counts as one.
   __device__ int32_t cluster_tiles(int32_t rows) const {
     const int32_t m_blocks = blocks(rows) + kFilledUp;
     if constexpr (kSameColumns) return m_blocks / kCluster * params_.n_blocks;

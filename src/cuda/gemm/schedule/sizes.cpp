@@ -66,11 +66,11 @@ int32_t weight_gradient_splits(Step step, const tilemoe_experts& experts, const 
     return splits(n, 1);
   switch (experts.gate_layout) {
     case TILEMOE_GATE_CONCATENATED: return splits(n, 2);
-    // Two parts, or one where gate and up lie in adjacent columns: the weight's strides tell.
+    // Two parts, or one with interleaved gate/up columns, by the strides of the weight.
     case TILEMOE_GATE_INTERLEAVED: return std::max(splits(n, 2), splits(2 * n, 1));
     case TILEMOE_GATE_SPLIT: break;
   }
-  // Of two that may be asked for one alone may be.
+  // If two outputs may be wanted, either may be wanted alone.
   return sizes.dW1 && sizes.dW1_up ? std::max(splits(n, 2), splits(n, 1)) : splits(n, 1);
 }
 

@@ -1,4 +1,4 @@
-// What the choice of a tile knows of a step: the rows' number, the experts and the widths alone.
+// The sizes of a step that the choice of its tile and its split-K depend on.
 #pragma once
 
 #include <cstddef>
@@ -14,27 +14,26 @@ ProjectionSize size_of(const DownProjection& step);
 ProjectionSize size_of(const InputGradient& step);
 ProjectionSize size_of(const ActivationGradient& step);
 
-// Into how many shares the weight gradients cut the work on long experts, and what scratch that
-// takes. One function tells the kernel and the memory plan.
+// ---- the number of splits of long experts in the weight gradients, and their scratch. The kernel
+// and the memory plan call the same function.
 
-// A product of `parts` dense parts of so many columns with d gathered ones.
+// A GEMM of `parts` dense parts of `dense_columns` columns with d gathered columns.
 struct WeightGradientSize {
   int64_t dense_columns;  // of a part
   int parts;
   int64_t d;
   int64_t capacity;      // rows, of all experts
-  int64_t of_an_expert;  // rows that one may have; past capacity: any
+  int64_t of_an_expert;  // maximum rows of one; past capacity: any
 };
 
-// Those that a step's sums over long experts are shared out to; none asked for: one for each two
-// SMs.
+// The workers that the split-K of long experts is made for; 0 requested: one for each two SMs.
 int32_t workers_of(int32_t requested, int sms);
 
-// Shares at most; 0: no expert counts as long. Experts that have more rows than they may, of ids
-// that repeat within a token, are then not cut: slower, and right.
+// The maximum number of splits; 0: no expert counts as long. Experts with more rows than the
+// maximum, from ids that repeat within a token, are then not split: slower, but correct.
 int32_t weight_gradient_splits(const WeightGradientSize& size, int32_t workers);
 
-// Shares of the step, for whatever of its outputs may be asked for: their most.
+// Splits of the step: the maximum over the outputs that may be wanted.
 int32_t weight_gradient_splits(Step step, const tilemoe_experts& experts, const ScratchSizes& sizes,
                                int sms);
 

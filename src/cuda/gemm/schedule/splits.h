@@ -1,9 +1,10 @@
-// The reference tiles of a weight gradient: where the sums over a long expert's rows are cut.
+// Split-K of the weight gradients: the reference tiles, the splits of long experts, and their
+// ranks.
 //
-// A cut changes a sum's bits. So cuts are made on tiles of one size, whatever the kernels' are: a
-// kernel's tile lies in one half of a reference tile and inherits the cuts of the whole. The size
-// is that of the most that any kernel takes at a time, a Hopper cluster's two blocks, and no more,
-// since a share of the work sends up to two partial sums of this size through memory.
+// A split changes the bits of a sum. So splits are defined on tiles of one size for all kernels:
+// the tile of a kernel lies in one half of a reference tile and inherits its splits. The size is
+// the largest that a kernel takes at a time, that of the two CTAs of a Hopper cluster, since each
+// split sends up to two partial sums of this size through memory.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +20,9 @@ namespace tilemoe::cuda {
 // ones.
 constexpr int32_t kSumRows = 64;
 
-// Dense columns of a reference tile: 192 where these waste so many fewer than 256 that it makes up
-// for what tiles of 192 do slower. Of the input gradient they took 7 and 13 % longer where neither
-// wastes any, 5 % less where 256 wastes a fifteenth.
+// Dense columns of a reference tile: 192 if these waste so much less than 256 that it outweighs the
+// lower speed of tiles of 192. In the input gradient they took 7 and 13 % longer if neither wastes
+// columns, 5 % less if 256 wastes a fifteenth.
 constexpr int column_block(int64_t columns) {
   const int64_t narrow = (columns + 191) / 192 * 192, wide = (columns + 255) / 256 * 256;
   return 20 * narrow <= 19 * wide ? 192 : 256;
@@ -55,7 +56,7 @@ struct ReferenceTiles {
     int32_t m_block, n_block;
     bool same_columns;  // as the other half
   };
-  // Half 0 or 1 of the reference tile of that number.
+  // Half 0 or 1 of reference tile `number`.
   TILEMOE_HOST_DEVICE Half half(int32_t number, int32_t which) const {
     const int32_t together = m_blocks / 2;
     if (number >= together * n_blocks) {
@@ -73,38 +74,38 @@ struct ReferenceTiles {
   }
 };
 
-// Which experts count as long in a weight gradient, and how the work on them is cut. It follows
-// from the counts of rows, the product's size and the number of workers, an argument of the step:
-// no tile and no number of clusters has a say in it, since cuts change a sum's bits.
+// Which experts count as long in a weight gradient, and how they are split. It depends on the
+// counts of rows, the size of the GEMM and the number of workers, an argument of the step, but on
+// no tile and no number of clusters, since splits change the bits of a sum.
 
-// An expert is long where one of its reference tiles is more than 1 / kOfAnAverage of a worker's
+// An expert is long if one of its reference tiles is more than 1 / kOfAnAverage of a worker's
 // average work; but a sum over few rows is not worth the way through memory.
 constexpr int64_t kOfAnAverage = 4;
 constexpr int32_t kShortSum = 1024;
 constexpr int32_t kMinSplit = 8;  // k blocks
 
-// Whether a tile of an expert of so many rows, among M rows of which each expert has as many tiles,
-// is long beside all tiles' work spread over the shares.
+// Whether a tile of an expert with `rows` rows, of M rows in all, is long compared with the work of
+// all tiles divided by the splits. Each expert has the same number of tiles.
 TILEMOE_HOST_DEVICE bool is_long(int64_t rows, int64_t M, int64_t tiles, int64_t splits) {
   return rows > kShortSum && rows * kOfAnAverage * splits > M * tiles;
 }
 
-// Shares that the work on long experts is cut into at most; 0: no expert counts as long. `tiles`
-// are of an expert, which has at most `max_rows` of the `capacity` rows. None counts as long where
-// one with that many would not, all rows in use: with fewer in use some then go uncut.
+// The maximum number of splits of the work on long experts; 0: no expert counts as long. `tiles`
+// are of an expert, which has at most `max_rows` of the `capacity` rows. None counts as long if
+// one with that many would not, with all rows in use: with fewer in use some then are not split.
 inline int32_t max_splits(int64_t tiles, int64_t capacity, int64_t max_rows, int32_t workers) {
   // Of `blocks` k blocks in all, no more than all have a tile that long.
   const int64_t blocks = capacity / kSumRows + capacity / kShortSum;
   if (capacity <= kShortSum || tiles >= kOfAnAverage * workers || blocks > INT32_MAX / tiles)
     return 0;
   const int64_t splits = std::min<int64_t>(workers, tiles * blocks / kMinSplit);
-  if (splits < 2) return 0;  // nothing to share
+  if (splits < 2) return 0;  // nothing to split
   return is_long(max_rows, capacity, tiles, splits) ? static_cast<int32_t>(splits) : 0;
 }
 
 // The reference tiles of long experts by rank, number and k block, as one line of k blocks that is
-// cut into equal shares. A tile that a share's border cuts has a partial sum on either side; so a
-// share has two at most, one at each end.
+// cut into equal splits. A tile that the border of a split cuts has a partial sum on either side;
+// so a split has at most two, one at each end.
 struct Splits {
   int32_t k_blocks = 0, count = 0;
 
@@ -112,20 +113,20 @@ struct Splits {
     const int32_t worth_it = k_blocks / kMinSplit;
     return {k_blocks, worth_it < max_splits ? worth_it : max_splits};
   }
-  // First k block of a share; of one past the last, the end.
+  // First k block of a split; for the one past the last, the end.
   TILEMOE_HOST_DEVICE int32_t begin(int32_t split) const {
     if (split >= count) return k_blocks;
     const int32_t longer = k_blocks % count;
     return split * (k_blocks / count) + (split < longer ? split : longer);
   }
-  // Where the partial sum at one end of a share has its place, counted over all shares.
+  // The index of the partial sum at one end of a split, counted over all splits.
   TILEMOE_HOST_DEVICE static int32_t partial_sum(int32_t split, bool at_its_end) {
     return 2 * split + (at_its_end ? 1 : 0);
   }
 };
 
-// Experts in the order in which the weight gradients take them, longest first; those that are long;
-// and the scratch where both are told.
+// Experts in the order of the weight gradients, longest first; the long experts; and the scratch
+// for both.
 
 struct RankedExpert {
   int32_t expert;
@@ -142,7 +143,7 @@ struct LongExperts {
 struct ExpertRanks {
   LongExperts* long_experts;  // (1)
   RankedExpert* ranked;       // (E)
-  void* partial_sums;         // (2 a share) reference tiles of float32
+  void* partial_sums;         // (2 per split) reference tiles of float32
 
   static size_t bytes(int64_t E, int32_t splits) {
     constexpr size_t kTileBytes =
