@@ -7,14 +7,14 @@
 
 namespace tilemoe::cpu {
 
-// A = act(gate, up); `up` is null where there is no gate, and `gate` then is all of H. A may lie
+// A = act(gate, up); `up` is null without a gate, and `gate` then is all of H. A may lie
 // over `gate`.
 void activate(const tilemoe_experts& experts, const float* gate, const float* up, float* A,
               int64_t count);
 
 struct ActivationGradientRow {
   const float* gate;  // H
-  const float* up;    // null where there is no gate
+  const float* up;    // null without a gate
   const float* dA;    // dA' = dO W2, before the score
   float score;        // s
   float* d_gate;      // out dH = act'(H) (s dA'); null: not wanted; may lie over gate

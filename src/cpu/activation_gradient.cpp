@@ -14,7 +14,7 @@ namespace {
 
 static_assert(kInnerColumns % kDsColumns == 0, "a task has whole groups of ds");
 
-// A row that is read or written as float32: in place where it is float32, else through `buffer`.
+// A row that is read or written as float32: in place if it is float32, else through `buffer`.
 float* as_float(char* row, tilemoe_dtype dtype, float* buffer) {
   return dtype == TILEMOE_FLOAT32 ? reinterpret_cast<float*>(row) : buffer;
 }
@@ -25,7 +25,7 @@ void store_unless_in_place(const float* values, char* row, tilemoe_dtype dtype, 
 // One row's group of columns, where each tensor has its first.
 struct RowPlaces {
   char* H_gate;
-  char* H_up;     // null where there is no gate
+  char* H_up;     // null without a gate
   char* dH_gate;  // null: not wanted
   char* dH_up;
   char* A_scaled;  // null: not wanted

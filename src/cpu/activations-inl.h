@@ -1,5 +1,5 @@
-// The activations, each stated once, on float32 vectors; and which of them a layer has. For
-// inclusion in a file that Highway compiles once for every target.
+// The activations on float32 vectors, and the activation of a layer. For inclusion in a file that
+// Highway compiles once for every target.
 //
 // Each has value(d, x) and value_and_slope(d, x, slope). They keep their relative accuracy in the
 // negative tail, down to where the result leaves float32's range, and pass NaN on.
@@ -236,7 +236,7 @@ struct ClampedSwiGLU {
   }
 };
 
-// ------------------------------------------------------------- which of them: it names them all
+// ------------------------------------------------------------- the activation of a layer
 
 // Plain SwiGLU, or gpt-oss's form of it.
 template <class Body>

@@ -1,6 +1,6 @@
 // Keeps signal handlers and pthread_cancel() off a thread while it computes.
 //
-// oneDNN's float32 products without packing point the stack register at a buffer on the heap
+// oneDNN's float32 GEMMs without packing point the stack register at a buffer on the heap
 // (jit_avx512_common_gemm_f32 and jit_avx_gemm_f32, K > 84; uxlfoundation/oneDNN#4845). A handler
 // that runs meanwhile has its frame, 3 kB with AVX-512, written over whatever lies below that
 // buffer. Cancellation unwinds the stack at a wait, past functions that must not throw.
@@ -11,8 +11,9 @@
 
 namespace tilemoe::cpu {
 
-// Cancellation, and signals that the thread did not cause itself, wait until the object goes. Those
-// of its own faults do not: held ones would end the process without the handler that reports them.
+// Cancellation, and signals that the thread did not cause itself, wait until the object is
+// destroyed. Signals of its own faults do not wait: held ones would end the process without the
+// handler that reports them.
 class BlockedSignals {
  public:
   BlockedSignals() {

@@ -1,4 +1,4 @@
-// One token's choice of its K best experts, and the sums over a row that scores are made of.
+// One token's choice: its K best experts, with or without groups, and their scores.
 #pragma once
 
 #include <algorithm>
@@ -100,7 +100,7 @@ class BestK {
   int64_t K_;
 };
 
-// What a choice ranks by: the logit itself, or its sigmoid plus a bias.
+// The number that a choice ranks by: the logit itself, or its sigmoid plus a bias.
 struct RankByLogit {
   TILEMOE_HOST_DEVICE void apply(float (&)[kChunk], int64_t, int) const {}
 };
@@ -113,7 +113,8 @@ struct RankBySigmoid {
   }
 };
 
-// ids = the K best, best first; values = what they were ranked by. Returns whether a logit is NaN.
+// ids = the K best, best first; values = the numbers that ranked them. Returns whether a logit is
+// NaN.
 template <class Logit, class Id, class RankBy>
 TILEMOE_HOST_DEVICE bool choose(const Logit* row, int64_t E, int64_t K, const RankBy& rank_by,
                                 float* values, Id* ids) {
@@ -145,7 +146,7 @@ TILEMOE_HOST_DEVICE bool choose(const Logit* row, int64_t E, int64_t K, const Ra
   return any_nan;
 }
 
-// A token's choice among the experts of its best groups: the others rank last, as NaN does.
+// ---- the choice among the experts of a token's best groups: the others rank last, as NaN does
 
 struct GroupLimit {
   int64_t n_group = 1, topk_group = 1;
@@ -245,7 +246,7 @@ TILEMOE_HOST_DEVICE void sigmoid_scores(tilemoe_scoring scoring, int64_t K, floa
   if (scoring == TILEMOE_SIGMOID_RENORMALIZED) share(scores, K, sum_chosen(scores, K), K);
 }
 
-// What comes last: the factor, or NaN.
+// The last step: the factor, or NaN.
 TILEMOE_HOST_DEVICE void finish_scores(float factor, bool any_nan, int64_t K, float* scores) {
   for (int64_t k = 0; k < K; ++k)
     scores[k] = any_nan ? order::from_key(order::kNaNKey) : scores[k] * factor;

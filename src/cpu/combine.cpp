@@ -1,4 +1,4 @@
-// O or dX from the rows of Y or dX~. A task is a range of tokens, or of rows where rows are
+// O or dX from the rows of Y or dX~. A task is a range of tokens, or of rows if rows are
 // grouped; grouped rows past the last one are zero, and the addend is not read there.
 #include <algorithm>
 

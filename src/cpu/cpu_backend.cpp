@@ -29,7 +29,7 @@ std::string CpuBackend::description() const {
   return text.str();
 }
 
-// Whatever the interface admits runs here.
+// Everything that the interface accepts runs here.
 void CpuBackend::check_supported(const tilemoe_experts&) const {}
 
 size_t CpuBackend::scratch_bytes(Step step, const tilemoe_experts& experts,

@@ -1,17 +1,17 @@
-// The CPU backend: runs anywhere, and is the reference that other backends are tested against. One
-// file a step; each says how the step is cut into tasks.
+// The CPU backend: it runs on any machine, and is the reference in tests of other backends. It has
+// one file per step, which defines the tasks of the step.
 #pragma once
 
 #include "core/backend.h"
 
 namespace tilemoe::cpu {
 
-// The backend, or Error(kUnsupported) in a build without it (cpu/absent.cpp).
+// The backend. Throws Error(kUnsupported) in a build without it (cpu/absent.cpp).
 Backend& backend();
 
 class CpuBackend final : public Backend {
  public:
-  // Starts the threads, so that no step does: whoever asks for a size has them.
+  // Starts the threads, so that no step does: a query of a size starts them.
   CpuBackend();
 
   std::string description() const override;

@@ -16,7 +16,8 @@ namespace tilemoe::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Calls body with a value of the C++ type that `dtype` names: with_float, for the vectors of a target.
+// Calls body with a value of the C++ type that `dtype` names: with_float, for the vectors of a
+// target.
 template <class Body>
 HWY_INLINE void with_type(tilemoe_dtype dtype, Body&& body) {
   switch (dtype) {
@@ -39,7 +40,8 @@ void to_float(const void* from, tilemoe_dtype dtype, int64_t step, float* to, in
       for_each_vector(
           count, [&](auto d, int64_t i) HWY_ATTR { hn::StoreU(load(d, source + i), d, to + i); });
     } else {
-      // A vector's load also covers the element after its last; past the row that is not ours.
+      // A vector's load also covers the element after its last; past the row another task may own
+      // it.
       const int64_t last = count - 8;
       for_each_vector(last, [&](auto d, int64_t i)
                                 HWY_ATTR { hn::StoreU(load_even(d, source + 2 * i), d, to + i); });

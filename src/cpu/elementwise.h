@@ -15,7 +15,7 @@ const char* vector_target();
 // to[i] = from[i * step]; step is 1 or 2.
 void to_float(const void* from, tilemoe_dtype dtype, int64_t step, float* to, int64_t count);
 
-// to[i * step] = from[i], or += where `add` is set (added in float32, rounded once). Elements in
+// to[i * step] = from[i], or += if `add` is set (added in float32, rounded once). Elements in
 // between are not touched. Any step.
 void from_float(const float* from, void* to, tilemoe_dtype dtype, int64_t step, int64_t count,
                 bool add);

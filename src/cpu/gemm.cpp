@@ -14,14 +14,14 @@ namespace {
 struct Operand {
   const float* data;
   int64_t row_stride;
-  char transposed;  // 'T' where columns are the contiguous dimension
+  char transposed;  // 'T' if columns are the contiguous dimension
 
   Operand from_row(int64_t i) const {
     return {data + (transposed == 'T' ? i : i * row_stride), row_stride, transposed};
   }
 };
 
-// Whether a product can read the matrix where it lies.
+// Whether a GEMM can read the matrix in place.
 bool is_plain(const Matrix& matrix) {
   const bool unit =
       matrix.rows_are_contiguous() ? matrix.column_stride == 1 : matrix.row_stride == 1;
@@ -42,12 +42,12 @@ Operand operand(const Matrix& matrix, int64_t rows, int64_t columns, float* pane
 }
 
 // On AVX2 oneDNN (measured with 2.6.3) sums a row in an order that depends on where the row lies:
-// it cuts a call into blocks of 48 or 96 rows and one or two of what is left, takes a block by
-// groups of 6, and a last group of 1, 2 or 3 rows gets other bits than one of 4, 5 or 6. Its
-// kernels for AVX and SSE4.1 treat a single row so. Therefore a call gets whole blocks, or what is
-// left of them in groups of 4 to 6; fewer rows are padded to 4. On AVX-512 no row's bits depend on
-// the others, but on some CPUs (such as family 6, model 167) fewer than 16 rows by rows go to other
-// kernels than 16: they are padded to 16.
+// it cuts a call into blocks of 48 or 96 rows and one or two blocks of the remaining rows, takes a
+// block by groups of 6, and a last group of 1, 2 or 3 rows gets other bits than one of 4, 5 or 6.
+// Its kernels for AVX and SSE4.1 do this with a single row. Therefore a call gets whole blocks, or
+// the remaining rows in groups of 4 to 6; fewer rows are padded to 4. On AVX-512 no row's bits
+// depend on the others, but on some CPUs (such as family 6, model 167) fewer than 16 rows by rows
+// go to other kernels than 16: they are padded to 16.
 constexpr int64_t kBlockRows = 48;
 constexpr int64_t kGroupRows = 6;
 constexpr int64_t kMaxPaddedRows = 16;
@@ -86,7 +86,7 @@ void sgemm(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const
                                                         << ") returned " << status);
 }
 
-// A product of fewer than padded_rows() rows: A and C pass through `panel`, where the other rows are
+// A GEMM of fewer than padded_rows() rows: A and C pass through `panel`, where the other rows are
 // zero. A keeps its layout, which chooses oneDNN's kernel.
 void sgemm_padded(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const Operand& B,
                   bool add, float* C, int64_t row_stride, float* panel) {
@@ -106,8 +106,8 @@ void sgemm_padded(int64_t rows, int64_t columns, int64_t terms, const Operand& A
   for (int64_t i = 0; i < rows; ++i) std::copy_n(result + i * columns, columns, C + i * row_stride);
 }
 
-// Of a plain product, all of it. But on those CPUs, B by columns, a row of more terms than this gets
-// bits that depend on the number of rows.
+// The terms of one call: all for plain operands. But on those CPUs, with B by columns, a row of
+// more terms than this gets bits that depend on the number of rows.
 constexpr int64_t kMaxTermsByColumns = 768;
 
 int64_t depth_of_call(const Matrix& A, const Matrix& B, int64_t depth) {

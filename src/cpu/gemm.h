@@ -1,4 +1,4 @@
-// Float32 products of matrices of any type and layout.
+// Float32 GEMMs of matrices of any type and layout.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace tilemoe::cpu {
 
-// Floats of panel memory that products up to (rows, depth) x (depth, columns) need, plain
+// Floats of panel memory that GEMMs up to (rows, depth) x (depth, columns) need, plain
 // operands too.
 int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth);
 
-// C (rows, columns) = A (rows, depth) B (depth, columns), or C += where `add` is set, on the
+// C (rows, columns) = A (rows, depth) B (depth, columns), or C += if `add` is set, on the
 // calling thread. An operand that is not plain float32 is gathered or converted into `panels` by
 // parts of kDepth. Nothing outside the given sizes is read. In a task of parallel_for, and up to
 // kTileRows rows, a row's bits depend on neither its place nor the number of rows.
 void multiply(int64_t rows, int64_t columns, int64_t depth, const Matrix& A, const Matrix& B,
               bool add, float* C, int64_t row_stride, float* panels);
 
-// Where a product's float32 result goes: straight into the output where that is float32 with
-// contiguous rows, else into scratch, from which store() converts it.
+// The destination of the float32 result of a GEMM: the output itself if it is float32 with
+// contiguous rows, else scratch, from which store() converts it.
 class OutputTile {
  public:
   OutputTile(const Matrix& out, int64_t rows, int64_t columns, float* scratch);
@@ -28,8 +28,8 @@ class OutputTile {
   float* row(int64_t i) const { return data_ + i * row_stride_; }
   int64_t row_stride() const { return row_stride_; }
   bool in_place() const { return in_place_; }
-  // Rounds the tile to the output's type, or adds it to what is there. In place there is nothing
-  // left to do: the product itself has added.
+  // Rounds the tile to the output's type, or adds it to the output. In place it does nothing: the
+  // GEMM itself has added.
   void store(bool add) const;
 
  private:

@@ -1,4 +1,4 @@
-// The elements of a tensor whose type is known.
+// Typed views of the caller's matrices, and the rows of W1 for every gate layout.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ Element* row_of(const tilemoe_tensor& matrix, int64_t row) {
   return static_cast<Element*>(matrix.data) + row * matrix.stride[0];
 }
 
-// Views of matrices that lie in the caller's memory in whatever type and layout they have there.
+// ---- views of matrices in the caller's memory, with their type and layout
 
 // Element (i, j) lies row(i) * row_stride + column(j) * column_stride elements after `data`, where
 // row(i) is i, or row_index[i] in a gathered matrix. At most one of the two indices is given, and
@@ -67,7 +67,7 @@ inline Matrix row_matrix(const tilemoe_tensor& tensor, const int32_t* index = nu
   Matrix matrix;
   matrix.data = static_cast<char*>(tensor.data);
   matrix.dtype = tensor.dtype;
-  // The stride of a single row means nothing; products want one that its columns fit in.
+  // The stride of a single row means nothing; GEMMs require one that its columns fit in.
   matrix.row_stride = tensor.shape[0] == 1 ? tensor.shape[1] : tensor.stride[0];
   matrix.row_index = index;
   return matrix;
@@ -83,8 +83,8 @@ inline Matrix expert_matrix(const tilemoe_tensor& tensor, int64_t expert) {
   return matrix;
 }
 
-// W1's rows as products see them, whatever the gate layout: for a range of A's columns, the parts
-// of W1 that make H's columns. H itself always has gate columns first, then up columns.
+// The rows of W1 for GEMMs, for every gate layout: for a range of A's columns, the parts of W1 that
+// make H's columns. H itself always has gate columns first, then up columns.
 
 struct UpPart {
   Matrix weights;   // (columns, d); of a bias (columns, 1)

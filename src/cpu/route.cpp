@@ -1,5 +1,5 @@
 // Routing from pairs: they are sorted by expert and keep their order, so row r of an expert is the
-// r-th pair that asked for it. Pairs past the capacity are the highest expert's last ones.
+// r-th pair with this expert. Pairs past the capacity are the highest expert's last ones.
 #include <limits>
 
 #include "cpu/cpu_backend.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kSkipped = -1;
 
-// Pairs of a top-K routing: K a token.
+// Pairs of a top-K routing: K per token.
 template <class Id, class Score>
 struct TopKPairs {
   const Id* ids;

@@ -1,5 +1,5 @@
-// The routing of few tokens: logits, then top-K and the routing as they are. A task is some experts'
-// logits of all tokens.
+// Routing at small T: logits, then the steps top-K and routing. A task is the logits of some
+// experts and all tokens.
 #include <algorithm>
 
 #include "core/check.h"

@@ -47,8 +47,8 @@ class TokenPairs {
   int64_t begin_, end_;
 };
 
-// g_i = -p_i * dot for every expert: what a softmax over all takes from the logits that the others
-// gained.
+// g_i = -p_i * dot for every expert: the part that a softmax over all takes from this logit because
+// the others gained.
 template <class Logit>
 void subtract_softmax(const Logit* row, int64_t E, float max, float dot, float* g) {
   with_native_fma([&]() TILEMOE_ALWAYS_INLINE {

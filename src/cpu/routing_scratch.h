@@ -1,5 +1,5 @@
-// How routing cuts tokens, or pairs, into tasks: by the problem alone, so that results do not
-// depend on the number of threads.
+// Routing: how tokens, or pairs, are cut into tasks, and the scratch. Both depend on the problem
+// alone, so results do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -34,9 +34,9 @@ inline Blocks token_blocks(int64_t T, int64_t E) {
   return Blocks::cut(T, std::max<int64_t>(1, kLogitsPerTask / E), std::max<int64_t>(1, T));
 }
 
-// What building a routing, and going back from it, keep in the caller's workspace.
+// ---- the scratch of a routing and of the router's backward, in the caller's workspace
 
-constexpr int64_t kMaxBlocks = 64;  // where a block has an array of E of its own
+constexpr int64_t kMaxBlocks = 64;  // if a block has its own array of E
 
 inline int32_t saturate(int64_t count) {
   return static_cast<int32_t>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
@@ -80,7 +80,7 @@ struct SortScratch {
   static constexpr int64_t kPairsPerBlock = 4096;
 };
 
-// What one block of the caller's pairs holds beside its counts.
+// The results of one block of the caller's pairs, in addition to its counts.
 struct PairBlock {
   int32_t token_before;  // general: the largest token in range before the block
   int32_t bad_ids;
@@ -98,7 +98,7 @@ struct PairScratch {
   }
 };
 
-// What the columns of a token's softmax need, and the last of its K.
+// A token's softmax, for its columns, and the last of its K.
 struct TokenSoftmax {
   float max, sum;  // p(e) = softmax_weight(logit, max) / sum
   int32_t last_key, last_id;
@@ -123,7 +123,7 @@ struct RoundScratch {
   int64_t candidates_each;
   uint64_t* candidates;  // (E, candidates_each) ranks of (p, token) that a group may add
   int32_t* row_pair;     // (capacity) pair of a chosen row, -1 for an added one
-  int32_t* chosen_row;   // (T, K) row of a pair, -1 where it is dropped
+  int32_t* chosen_row;   // (T, K) row of a pair, -1 if it is dropped
   int32_t* next_slot;    // (T)
 
   RoundScratch(const tilemoe_routing_spec& spec, ScratchLayout& layout)

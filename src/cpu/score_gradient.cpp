@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kPairs = 256;  // of one task
 
-// -1 where the pair has no row.
+// -1 if the pair has no row.
 int64_t row_of_pair(const tilemoe_routing& routing, int64_t pair) {
   switch (routing.spec.kind) {
     case TILEMOE_ROUTING_GROUPED: return pair < routing.offsets[routing.spec.E] ? pair : -1;

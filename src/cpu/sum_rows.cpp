@@ -30,7 +30,7 @@ struct Sources {
   }
 };
 
-// The first term begins the sum, so that it keeps its sign where it is -0.
+// The first term begins the sum, so that -0 keeps its sign.
 class Sum {
  public:
   Sum(tilemoe_dtype dtype, int64_t count) : dtype_(dtype), count_(count) {}

@@ -35,7 +35,7 @@ class SingleThreadedOpenMP {
 };
 
 // Steps follow each other closely, and waking a thread costs about as much as a short step takes;
-// so a thread looks out for so long before it sleeps, and lets others have its core meanwhile.
+// so a thread polls for this time before it sleeps, and yields its core meanwhile.
 constexpr std::chrono::microseconds kSpinTime{50};
 
 template <class Condition>
@@ -93,10 +93,10 @@ class Job {
   std::exception_ptr error_;
 };
 
-// What a call and the workers agree on, in one word: the call's number, how many workers it wants,
-// whether it is closed, and how many workers are inside. A worker enters an open call only, and the
-// caller closes it when no task is left to start; so the caller waits for those who are inside,
-// never for one that is still waking up, and the job outlives every use.
+// The state that a call and the workers share, in one word: the number of the call, the number of
+// workers that it wants, whether it is closed, and the number of workers inside. A worker enters an
+// open call only, and the caller closes it when no task is left to start; so the caller waits for
+// those who are inside, never for one that is still waking up, and the job outlives every use.
 struct CallWord {
   static constexpr uint64_t kInside = 0xffff;  // 16 bits
   static constexpr uint64_t kClosed = uint64_t{1} << 16;
@@ -115,7 +115,7 @@ struct CallWord {
 
 class Pool {
  public:
-  // Of `threads`, as many as the system starts; why_fewer() tells of the others.
+  // Starts `threads` threads, or as many as the system allows; why_fewer() has the reason.
   explicit Pool(int threads) {
     const BlockedSignals blocked;  // a worker begins with what this thread holds
     threads_.reserve(static_cast<size_t>(threads - 1));
@@ -244,10 +244,10 @@ int hardware_threads() {
 
 std::mutex pool_mutex;  // held to start a pool and to end it
 std::atomic<Pool*> current_pool{nullptr};
-int threads_to_start = 0;  // of the next pool; 0 for one a core
+int threads_to_start = 0;  // of the next pool; 0 for one per core
 
-// The one of this process, started when it is first asked for. Null where there is no memory for
-// it: the caller then works alone.
+// The pool of this process, started at the first use. Null if it has no memory: the caller then
+// works alone.
 Pool* pool() noexcept {
   if (Pool* const started = current_pool.load(std::memory_order_acquire)) return started;
   std::lock_guard lock(pool_mutex);

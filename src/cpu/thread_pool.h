@@ -1,6 +1,6 @@
-// The CPU backend's threads. Work is cut into tasks whose number and contents depend on the problem
-// alone, and a task writes only what is its own, so results do not depend on how many threads there
-// are or who runs what.
+// The threads of the CPU backend. Work is cut into tasks whose number and contents depend on the
+// problem alone, and a task writes only its own output, so results do not depend on the number of
+// threads or on which thread runs which task.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace tilemoe::cpu {
 
 // Threads that parallel_for may use, the calling one included.
 int num_threads() noexcept;
-// 0 asks for one a core. Throws Error with kDeviceError where the system starts fewer, which are
-// then used. Not to be called while another thread is inside the library.
+// 0: one per core. Throws Error with kDeviceError if the system starts fewer, which are then used.
+// Not to be called while another thread is inside the library.
 void set_num_threads(int threads);
 
 namespace detail {
@@ -23,7 +23,7 @@ void run_tasks(int64_t tasks, TaskFunction function, void* context);
 // in [0, num_threads()) and no two running tasks share it. Returns when all are done; the first
 // exception is thrown again here. A call from inside a task, or while another thread's call runs,
 // is done by the caller alone, as worker 0 of its own. Signals wait meanwhile (blocked_signals.h
-// says why): their handlers run when the call has returned.
+// has the reason): their handlers run when the call has returned.
 template <class Body>
 void parallel_for(int64_t tasks, Body&& body) {
   using Callable = std::remove_reference_t<Body>;

@@ -16,7 +16,7 @@ int64_t tile_floats() {
       {kTileRows * 2 * kInnerColumns, kTileRows * kOuterColumns, kGradientTile * kGradientTile});
 }
 
-// Panels for the projections' products (rows of a tile) and for the weight gradients' (summed over
+// Panels for the GEMMs of the projections (rows of a tile) and of the weight gradients (summed over
 // rows).
 int64_t largest_panels(const tilemoe_experts& experts, int64_t capacity) {
   const int64_t h_width = tilemoe_activation_gated(experts.activation) ? 2 * experts.n : experts.n;

@@ -1,5 +1,5 @@
-// How the steps cut their work, and the scratch that a worker needs for a piece. Everything here
-// follows from the problem alone, so results do not depend on the number of threads.
+// How the steps cut their work into tasks, and the scratch of a worker. Everything here depends on
+// the problem alone, so results do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +10,18 @@
 
 namespace tilemoe::cpu {
 
-// Rows of X, H and A that one task works on, at most: with the weights that meet them they stay in
-// a core's second-level cache. With 128, products with W1^T and W2^T lose 5 % to packing the
+// Rows of X, H and A that one task works on, at most: they stay in the second-level cache of a
+// core together with their weights. With 128, GEMMs with W1^T and W2^T lose 5 % to packing the
 // weights.
 constexpr int64_t kTileRows = 256;
 // Columns of A that one task of the up-projection or of the activation gradient makes; H has twice
-// as many where there is a gate.
+// as many with a gate.
 constexpr int64_t kInnerColumns = 256;
 // Columns of Y and dX~ that one task makes.
 constexpr int64_t kOuterColumns = 512;
 // Rows and columns of a weight gradient that one task makes, at most.
 constexpr int64_t kGradientTile = 512;
-// Terms of a sum that are taken at once where an operand has to be gathered or converted first. In
+// Terms of a sum that are taken at once if an operand has to be gathered or converted first. In
 // weight gradients 512 would be 4 % slower.
 constexpr int64_t kDepth = 256;
 

@@ -18,7 +18,7 @@ namespace tilemoe::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Widths are multiples of 8, so what full vectors leave over is done by vectors of at most 8.
+// Widths are multiples of 8, so the rest after full vectors is done by vectors of at most 8.
 using FullTag = hn::ScalableTag<float>;
 using RestTag = hn::CappedTag<float, 8>;
 

@@ -1,4 +1,4 @@
-// What both weight gradients share: per expert, the sum over its rows of outer products.
+// Both weight gradients: per expert, the sum over its rows of outer products.
 
 #include <algorithm>
 
@@ -18,21 +18,20 @@ struct OuterProduct {
   Matrix out;    // (rows, columns)
   int64_t rows, columns;
 
-  // The same, transposed where the rows of `out` are not contiguous.
+  // The same, transposed if the rows of `out` are not contiguous.
   OuterProduct along_out() const {
     if (out.rows_are_contiguous()) return *this;
     return {right, left, out.transposed(), columns, rows};
   }
 };
 
-// One task: `rows` by `columns` of one product.
+// One task: `rows` by `columns` of one GEMM.
 struct GradientTile {
   int64_t rows, columns;
 };
 
 // The largest tile with which no task has more than an eighth of the work, down to 128 by 128: the
-// more one expert has of all rows, the finer its products are cut. Products with long rows are the
-// faster ones.
+// more of all rows one expert has, the finer its GEMMs are cut. GEMMs with long rows are faster.
 GradientTile gradient_tile(const Rows& rows, const OuterProduct& product);
 
 // The tile of `product` that begins at element (i, j), over the rows [first, first + count) of
@@ -96,7 +95,7 @@ void sum_tile(const OuterProduct& product, int64_t first, int64_t count, int64_t
   tile.store(accumulate);
 }
 
-// dW1_e = dH_e^T X_e, by parts where gate and up rows are not one matrix.
+// dW1_e = dH_e^T X_e, by parts if gate and up rows are not one matrix.
 
 void CpuBackend::weight_gradient_1(const WeightGradient1& step) {
   const tilemoe_experts& experts = *step.experts;

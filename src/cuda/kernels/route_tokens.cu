@@ -1,6 +1,6 @@
 // Routing at small T from the tokens themselves, in one launch:
 //
-//   every CTA              a part of 512 columns of the logits of eight experts, up to 16 tokens: so
+//   every CTA              a part of 512 columns of the logits of eight experts, 16 tokens: so
 //                          the weights, which no kernel read before, are loaded by many SMs
 //   the last of a tile     adds the parts of its 16 tokens, rounds, and chooses: one warp per token
 //   the last of these      sorts all pairs by expert: from each expert's set of tokens follow the
