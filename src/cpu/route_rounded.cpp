@@ -170,7 +170,7 @@ void round_groups(const tilemoe_route_rounded_args& args, const tilemoe_routing_
   });
 }
 
-// The rows that each expert has room for, and what is told of all of them.
+// The rows that each expert has room for, and the totals of all rows.
 void fill_offsets(const tilemoe_route_rounded_args& args, const RoundScratch& scratch,
                   tilemoe_routing& routing) {
   const tilemoe_routing_spec& spec = routing.spec;

@@ -40,7 +40,7 @@ void sum_tile(const OuterProduct& product, int64_t first, int64_t count, int64_t
               const GradientTile& tile, bool accumulate, const WorkerScratch& scratch);
 
 // Sums product_of(expert), alike for every expert, over the expert's rows. A task is a tile of one
-// expert's product.
+// expert's GEMM.
 template <class ProductOf>
 void sum_outer_products(const Rows& rows, bool accumulate, const StepScratch& scratch,
                         ProductOf&& product_of) {

@@ -71,7 +71,7 @@ bool has_code(std::string_view cuda_archs, const DeviceInfo& device);
 void require_code(std::string_view cuda_archs, const DeviceInfo& device);
 
 // What to say where asking for the devices gave `found`, with a driver of that version (as
-// cudaDriverGetVersion has it: 12040; 0 where there is none).
+// cudaDriverGetVersion has it: 12040; 0 without a driver).
 std::string why_no_device(cudaError_t found, int driver);
 
 }  // namespace tilemoe::cuda

@@ -1,5 +1,5 @@
 // Arrays of routing, whose type is known when they are read: a switch that all threads take alike
-// costs nothing beside the memory, and there is one kernel instead of one for every two types.
+// costs nothing compared with the memory, and one kernel replaces one for every two types.
 #pragma once
 
 #include <cstdint>

@@ -25,8 +25,8 @@ template <int kSlots, bool kGroups>
 constexpr int kBlocksAtOnce = kSlots <= 4   ? (kGroups ? 6 : 8)
                               : kSlots <= 8 ? (kGroups ? 4 : 5)
                                             : (kGroups ? 2 : 3);
-// For 8.0 ptxas spills at so few registers, and gets those of fewer blocks; on 12.0 a
-// SM has 1536 threads.
+// For 8.0 ptxas spills with so few registers, and gets those of fewer CTAs; on 12.0 an SM has 1536
+// threads.
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 template <int kSlots, bool kGroups>
 constexpr int kBlocksCompiledFor = kBlocksAtOnce<kSlots, kGroups>;
