@@ -194,6 +194,7 @@ struct GroupedGemm {
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M &&
                 LoadB::Operand::kRows == Shape::kRowsOfB);
+  static constexpr int kThreads = kBlockThreads;
   using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
 
   // Shared memory: stages, barriers, the address of tensor memory.

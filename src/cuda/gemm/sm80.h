@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <new>
 
+#include "cuda/core/device.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/launch.h"
 #include "cuda/core/recipe.h"
@@ -373,6 +374,13 @@ struct GroupedGemm {
       kSwizzleAtom;
   static constexpr int shared_bytes(int stages) { return kOtherBytes + stages * kStageBytes; }
   static_assert(LoadA::Operand::kBytes % kSwizzleAtom == 0 && kStageBytes % kSwizzleAtom == 0);
+
+  // For launch_gemm(): the CTAs of an SM, and the stages of each that its shared memory holds.
+  static constexpr int kThreads = Shape::kThreads;
+  static BlockRoom room_on(const DeviceInfo& device) {
+    return block_room(shared_bytes_of_block(device), kStageBytes, kOtherBytes,
+                      {.blocks = kBlocksAtOnce, .stages = kMaxStages});
+  }
 };
 
 template <class Gemm>

@@ -188,8 +188,10 @@ struct GroupedGemm {
   };
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
-  // The weights of the first stages are loaded before the previous kernel has ended (stage.h).
   static constexpr bool kWeightsFirst = Shape::kSmallM && load::rows_in_order<LoadA>;
+  static constexpr int kThreads = kBlockThreads;
+  // Two SMs share a TPC, so a grid of whole clusters of two leaves no SM idle.
+  static constexpr int kSmsPerCluster = Shape::kCluster;
   static constexpr int kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;
 
   // Shared memory: stages, the consumers' epilogues, barriers.

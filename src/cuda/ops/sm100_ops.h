@@ -8,13 +8,13 @@
 #include "cuda/core/recipe.h"
 #include "cuda/gemm/epilogue/sm100_epilogues.h"
 #include "cuda/gemm/epilogue/store_threads.h"
+#include "cuda/gemm/launch_gemm.h"
 #include "cuda/gemm/load/dense.h"
 #include "cuda/gemm/load/gathered.h"
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
 #include "cuda/gemm/schedule/tile.h"
-#include "cuda/gemm/sm100_launch.h"
 #include "cuda/gemm/sm100_split_k.h"
 #include "cuda/ops/table.h"
 
@@ -143,11 +143,10 @@ struct Sm100 {
   using ExpertOrder = sm100::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
   using Gemm = sm100::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // The host knows `max_tiles`, so tiny problems launch no idle CTAs.
   template <class Gemm>
   static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
-    sm100::launch<Gemm>(params, max_tiles, stream, tuning);
+    launch_gemm<sm100::grouped_gemm<Gemm>, Gemm>(params, max_tiles, stream, tuning);
   }
   // The reduction of a weight gradient with split-K.
   template <class Gemm>

@@ -7,11 +7,11 @@
 #include "cuda/core/recipe.h"
 #include "cuda/gemm/epilogue/sm80_epilogues.h"
 #include "cuda/gemm/epilogue/store_threads.h"
+#include "cuda/gemm/launch_gemm.h"
 #include "cuda/gemm/load/sm80_rows.h"
 #include "cuda/gemm/load/sm80_weights.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
-#include "cuda/gemm/sm80_launch.h"
 #include "cuda/gemm/sm80_split_k.h"
 #include "cuda/ops/table.h"
 
@@ -73,11 +73,10 @@ struct Sm80 {
   using ExpertOrder = sm80::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
   using Gemm = sm80::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // The host knows `max_tiles`, so tiny problems launch no idle CTAs.
   template <class Gemm>
   static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
-    sm80::launch<Gemm>(params, max_tiles, stream, tuning);
+    launch_gemm<sm80::grouped_gemm<Gemm>, Gemm>(params, max_tiles, stream, tuning);
   }
   // The reduction of a weight gradient with split-K.
   template <class Gemm>

@@ -11,12 +11,12 @@
 #include "cuda/gemm/epilogue/sm90_store.h"
 #include "cuda/gemm/epilogue/sm90_weight_gradient.h"
 #include "cuda/gemm/epilogue/store_threads.h"
+#include "cuda/gemm/launch_gemm.h"
 #include "cuda/gemm/load/dense.h"
 #include "cuda/gemm/load/gathered.h"
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
-#include "cuda/gemm/sm90_launch.h"
 #include "cuda/gemm/sm90_split_k.h"
 #include "cuda/ops/table.h"
 
@@ -99,11 +99,10 @@ struct Sm90 {
   using ExpertOrder = sm90::HalvesOfReferenceTiles<Shape>;
   template <class Shape, class A, class B, class Epilogue, class Order>
   using Gemm = sm90::GroupedGemm<Shape, A, B, Epilogue, Order>;
-  // The host knows `max_tiles`, so tiny problems launch no idle CTAs.
   template <class Gemm>
   static void launch(const typename Gemm::Params& params, int64_t max_tiles, void* stream,
                      const Tuning& tuning) {
-    sm90::launch<Gemm>(params, max_tiles, stream, tuning);
+    launch_gemm<sm90::grouped_gemm<Gemm>, Gemm>(params, max_tiles, stream, tuning);
   }
   // The reduction of a weight gradient with split-K.
   template <class Gemm>
