@@ -1,5 +1,24 @@
-// The block's tile and how its warps share it, with everything that follows from them at compile
-// time.
+// The chapter of mma.sync (sm80): a persistent grouped GEMM for every GPU from compute capability
+// 8.0 on, of any loaders, epilogue and tile order.
+//
+// Roles: every warp copies (cp.async), multiplies (ldmatrix, mma.sync) and stores its part of the
+// tile. A warp specialized for copies would be the third warp of its scheduler: registers are
+// divided evenly among warps, so each thread would have 168, and the MMAs of 64 by 64 per warp use
+// 192.
+//
+// Timeline of one warp. A stage that every warp has read is refilled between the MMAs of the next k
+// block, across the borders of tiles: the next tile's operands land while this tile is stored.
+//
+//   copies       | . 3 . .       | . 4 . .       | . 5 ...
+//   MMAs         | 0 0 0 0       | 1 1 1 1       | 2 2 2 2 ...        (steps of 16 along K)
+//   ldmatrix     | 0 0 0   1       1 1   2         2 2   3
+//
+// The fragments of a step are read during the MMAs of the step before it. Warps wait only for
+// stages, never for each other: while one copies, stores or waits, the other warp of its scheduler
+// multiplies.
+//
+// In this order: the sizes of a tile; the ring of stages; the queue of tiles; the loads ahead of
+// the MMAs; what plugs in; the kernel.
 #pragma once
 
 #include <concepts>
@@ -21,21 +40,23 @@
 
 namespace tilemoe::cuda::sm80 {
 
-// Each warp has up to 64 rows by 64 columns of the tile: as many products for each byte it reads of
-// shared memory as registers allow, and of ds's groups exactly one.
+// ---- sizes
+
+// A CTA's tile and its division among warps. A warp has up to 64 rows by 64 columns: as many MMAs
+// for each byte read from shared memory as registers allow, and exactly one group of columns of ds.
 template <class Recipe_, TileConfiguration kTile>
 struct TileShape {
   using Recipe = Recipe_;
   using Element = typename Recipe::A;  // of the operands
   static constexpr int BLOCK_M = kTile.block_m;
   static constexpr int BLOCK_N = kTile.block_n;
-  static constexpr int BLOCK_K = 128 / sizeof(Element);  // a swizzled row of 128 bytes
+  static constexpr int BLOCK_K = 128 / sizeof(Element);  // one swizzled row of 128 bytes
   static constexpr int kCluster = 1;
   static constexpr bool kSmallM = BLOCK_M < 64;
 
   static constexpr int kWarpRows = BLOCK_M < 64 ? BLOCK_M : 64;
-  // Of 192 columns eight warps have 48 each: six of 64 would leave two schedulers one warp. Few rows
-  // are waited for rather than multiplied, by as many warps as are of use.
+  // 192 columns: eight warps with 48 each, since six with 64 would leave two schedulers only one
+  // warp. Small M is bound by latency instead of by MMAs: as many warps as have a use.
   static constexpr int kWarpColumns = BLOCK_M <= 16                         ? 16
                                       : BLOCK_N % 64 != 0 || BLOCK_N == 192 ? 48
                                                                             : 64;
@@ -48,7 +69,7 @@ struct TileShape {
   static_assert(BLOCK_M % kWarpRows == 0 && kWarpRows % fragment::kRows == 0 &&
                 BLOCK_N % kWarpColumns == 0);
 
-  // First row and column of this warp's fragment, counted from the tile's first.
+  // First row and column of this warp's fragment `index`, relative to the tile.
   __device__ static int32_t fragment_row(int index) { return fragment_row(index, threadIdx.x); }
   __device__ static int32_t fragment_row(int index, std::integral auto thread) {
     return static_cast<int32_t>(thread) / kWarp / kWarpsAcross * kWarpRows +
@@ -56,9 +77,9 @@ struct TileShape {
   }
   __device__ static int32_t fragment_column() { return warp_across() * kWarpColumns; }
 
-  // Which of the warps across the tile this one is. A scheduler has every fourth warp: those of the
-  // same rows have one each, and so have those of one half of the columns, so that all schedulers
-  // have work in a tile of which half the rows or columns are not there.
+  // Position of this warp along the tile's columns. A scheduler has every fourth warp. The order
+  // gives each scheduler one warp of the same rows and one of each half of the columns, so that all
+  // schedulers have work even if half of the tile's rows or columns do not exist.
   __device__ static int32_t warp_across() {
     const auto warp = static_cast<int32_t>(threadIdx.x) / kWarp;
     if constexpr (kWarpsAcross == 4)
@@ -68,33 +89,34 @@ struct TileShape {
   }
 };
 
-// The ring of stages that every warp copies to and reads from. Each stage has two barriers:
-//   full   ends a phase when all threads' copies to the stage have landed
-//   empty  ends a phase when every thread has read it
-// So warps never wait for each other but through a stage, and may be k blocks apart. None can be two
-// phases ahead of another: it would have to fill a stage that the other has not read.
+// ---- the ring of stages
 
-// A stage and how often the ring has gone round, by parity.
+// A stage, and the parity of the rounds of the ring. (load/stage.h's position is for a number of
+// stages that is known at compile time.)
 struct RingPosition {
   int32_t stage = 0;
   uint32_t parity = 0;
 };
 
+// Every warp copies to the stages and reads from them. Each stage has two mbarriers:
+//   full   completes a phase when the copies of all threads to the stage have landed
+//   empty  completes a phase when every thread has read the stage
+// Warps synchronize only by them, and may be k blocks apart. No warp can be two phases ahead of
+// another: it would have to fill a stage that the other has not read.
 template <int kStageBytes, int kWarps, int kMaxStages>
 class Ring {
  public:
   static constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(uint64_t));
 
-  // `stages` of them, which is 2 to kMaxStages, begin at `shared`, behind kBarrierBytes of
-  // barriers.
+  // `stages` stages, 2 to kMaxStages, begin at `shared`; the barriers lie before them.
   __device__ Ring(uint32_t shared, int32_t stages)
       : barriers_(shared - kBarrierBytes), stages_(stages) {
-    // A register: it would be worked out anew for each access. And the first barrier's, not the first
-    // stage's: of a barrier that an instruction names by a negative offset, racecheck knows nothing.
+    // Keep it in a register instead of recomputing it for each access. It is the address of the
+    // first barrier, not of the first stage: racecheck does not track barriers at negative offsets.
     ptx::pin(barriers_);
   }
 
-  // By one thread.
+  // Called by one thread.
   __device__ void init() const {
     for (int32_t stage = 0; stage < stages_; ++stage) {
       const RingPosition at{stage};
@@ -110,18 +132,18 @@ class Ring {
     if (++at.stage == stages_) at.stage = 0, at.parity ^= 1;
   }
 
-  // The first round finds every stage empty without an arrival: the phase before the first counts
-  // as ended.
+  // In the first round every stage is empty without arrivals: the phase before the first one counts
+  // as complete.
   __device__ void wait_empty(const RingPosition& at) const {
     ptx::mbarrier_wait(empty(at), at.parity ^ 1);
   }
-  // The stage is full when this thread's copies have landed, and all others'.
+  // Arrives at `full` when this thread's copies have landed.
   __device__ void fill(const RingPosition& at) const { ptx::cp_async_arrive(full(at)); }
   __device__ void wait_full(const RingPosition& at) const {
     ptx::mbarrier_wait(full(at), at.parity);
   }
-  // This thread has read the stage. (One arrival of a warp would do, after __syncwarp(); that leaves
-  // no instruction where the warp is together, and racecheck then knows of one lane's reads.)
+  // This thread has read the stage. (One arrival per warp after __syncwarp() would suffice. But
+  // that compiles to nothing in a converged warp, and racecheck would see the reads of one lane.)
   __device__ void release(const RingPosition& at) const { ptx::mbarrier_arrive(empty(at)); }
 
  private:
@@ -134,13 +156,11 @@ class Ring {
   int32_t stages_;
 };
 
-// The tiles of a block, from the first warp, which looks for them, to all: as many as may be under
-// way when each has one k block. Where it has come to in their order lies in shared memory too: it
-// would take registers that the products need.
+// ---- the queue of tiles
 
-constexpr int32_t kNoTile = 0;  // k blocks: the order has come to its end
+constexpr int32_t kNoTile = 0;  // k blocks of the entry behind the last tile
 
-// A place in the line, and how often it has gone round, by parity: both in one register.
+// A slot of the queue, and the parity of the rounds, in one register.
 class LinePosition {
  public:
   __device__ uint32_t slot() const { return place_ / 2; }
@@ -154,14 +174,17 @@ class LinePosition {
   uint32_t place_ = 0;
 };
 
+// The first warp finds the CTA's tiles and passes them to all warps. The queue has a slot for every
+// tile that may be in flight if each has only one k block. The state of the order is in shared
+// memory too, since the MMAs need the registers.
 template <class Order, int kMaxStages>
 class TileLine {
  public:
-  // By one thread.
+  // Called by one thread.
   __device__ void init() {
     for (uint64_t& found : found_) ptx::mbarrier_init(ptx::shared_address(&found), 1);
   }
-  // By the first warp.
+  // Called by the first warp.
   __device__ void begin(const typename Order::Params& params) {
     new (lanes_[threadIdx.x].order) Order(params);
   }
@@ -176,19 +199,19 @@ class TileLine {
     ptx::mbarrier_arrive(ptx::shared_address(&found_[at.slot()]));
   }
 
-  // By every warp: the tile, once it is there.
+  // Called by every warp: waits for the tile.
   __device__ const Tile& wait(const LinePosition& at) const {
     ptx::mbarrier_wait(ptx::shared_address(&found_[at.slot()]), at.parity());
     return tiles_[at.slot()];
   }
-  // Of what has been waited for.
+  // The tile after wait().
   __device__ const Tile& tile(const LinePosition& at) const { return tiles_[at.slot()]; }
 
   __device__ static void advance(LinePosition& at) { at.advance(kSlots); }
 
  private:
-  // A warp stores a tile while others copy what lies a whole ring ahead of it, and the tile after
-  // that is looked for.
+  // While one warp stores a tile, others copy tiles up to a whole ring ahead, and the first warp
+  // finds the one after those.
   static constexpr int kSlots = kMaxStages + 3;
 
   struct alignas(Order) Lane {
@@ -200,10 +223,10 @@ class TileLine {
   Lane lanes_[kWarp];
 };
 
-// The loading side of a warp: copies its part of the tiles' k blocks in the order in which they are
-// multiplied, some stages ahead, across the borders of tiles. So the next tile's operands land while
-// this one's results are stored.
+// ---- loads ahead of the MMAs
 
+// A warp's part of the copies: the k blocks of all tiles in the order of their MMAs, some stages
+// ahead of them.
 template <class Gemm>
 class LoadAhead {
  public:
@@ -221,11 +244,11 @@ class LoadAhead {
     begin_tile();
   }
 
-  // The next k block's, if there is one, to the stage after the last.
+  // Copies the next k block, if there is one, to the next stage.
   __device__ __forceinline__ void copy_next(const Ring& ring) { copy_of<true, true>(ring); }
 
-  // The same in parts, to stand among products. First the copies, once the stage has been read. Who
-  // copies A fills the stages.
+  // The same in three parts, which are placed between MMAs. First, the copies into the empty stage;
+  // A's copies, which come last if the two are separate, fill the stage.
   template <bool kA = true, bool kB = true>
   __device__ __forceinline__ void copy(const Ring& ring) const {
     if (left_ <= 0) return;
@@ -235,15 +258,15 @@ class LoadAhead {
     if constexpr (kB) load_b_.copy(stage + Gemm::LoadA::Operand::kBytes, left_);
     if constexpr (kA) ring.fill(at_);
   }
-  // On to the next k block,
+  // Second, advances to the next k block.
   __device__ __forceinline__ void advance(const Ring& ring) {
     load_a_.advance(left_);
     load_b_.advance(left_);
     ring.advance(at_);
     --left_;
   }
-  // and where there is none left, to the next tile's. That one is looked up at once, so that its
-  // first addresses are there when they are needed.
+  // Third, after a tile's last k block, begins the next tile at once, so that its first addresses
+  // are known when they are needed.
   template <bool kLooks = true>
   __device__ __forceinline__ void find_tile() {
     if (left_ != 0) return;
@@ -252,10 +275,10 @@ class LoadAhead {
     begin_tile();
   }
 
-  // The first `count` k blocks: their weights while the kernel before still runs, then their rows,
-  // which it writes. Who copies B looks for the tiles.
+  // The first `count` k blocks under PDL: their weights while the previous kernel runs, then their
+  // rows, which that kernel writes. The copies of B find the tiles.
   __device__ __forceinline__ void copy_weights_first(const Ring& ring, int32_t count) {
-    LoadAhead rows = *this;  // goes the same way again
+    LoadAhead rows = *this;  // repeats the same k blocks
     for (int32_t i = 0; i < count; ++i) copy_of<false, true>(ring);
     wait_for_previous();
     for (int32_t i = 0; i < count; ++i) rows.template copy_of<true, false>(ring);
@@ -264,7 +287,7 @@ class LoadAhead {
  private:
   template <bool kA, bool kB>
   __device__ __forceinline__ void copy_of(const Ring& ring) {
-    if (left_ <= 0) return;  // of a block that has no tile, loaders have not begun
+    if (left_ <= 0) return;  // without a tile, the loaders have not begun
     copy<kA, kB>(ring);
     advance(ring);
     find_tile<kB>();
@@ -282,21 +305,20 @@ class LoadAhead {
   }
 
   Line& line_;
-  LinePosition next_;  // the tile's place that is asked for next
+  LinePosition next_;  // slot of the tile after the one being copied
   RingPosition at_;
   typename Gemm::LoadA load_a_;
   typename Gemm::LoadB load_b_;
-  int32_t left_;  // k blocks of the tile; none, or fewer, where there is no tile
+  int32_t left_;  // k blocks left of the tile; 0 or less without a tile
 };
 
-// What plugs into the skeleton, and what a part lacks when it does not.
+// ---- what plugs in
 
-// Copies one operand's k blocks to shared memory, as its Operand lays them out. Constructed by every
-// thread; begin() is told each tile, copy(shared, blocks left) starts the thread's own copies of the
-// tile's first k block, and after each advance(blocks left) of the next. The k blocks that are left
-// of the tile include the one that is copied, or left behind. They stand among the products, so they
-// are as few instructions as can be: addresses move on from k block to k block, and each copy has
-// one condition.
+// Copies the k blocks of one operand to shared memory, in the layout of its Operand. Every thread
+// constructs it. begin() receives each tile; copy(shared, blocks left) starts this thread's copies
+// of the tile's first k block, and after each advance(blocks left) of the next one. `blocks left`
+// includes the k block that is copied, or passed. Both are placed between MMAs and therefore have
+// few instructions: addresses advance from k block to k block, and each copy has one condition.
 template <class L>
 concept Loader = requires(L loader, const typename L::Params& params, const Tile& tile,
                           int32_t thread, uint32_t shared, int32_t blocks_left) {
@@ -307,9 +329,9 @@ concept Loader = requires(L loader, const typename L::Params& params, const Tile
   loader.advance(blocks_left);
 };
 
-// Finishes a tile: store() is called by every warp with its own accumulators, which it may change.
-// Warps never wait for each other in it. Where all of a warp's part of the tile lies past the last
-// row or column, wants() is false, and its accumulators are zeros.
+// Finishes a tile: every warp calls store() with its own accumulators, which store() may change.
+// Warps do not wait for each other in it. If a warp's whole part of the tile lies past the last row
+// or column, wants() is false and the accumulators are zeros.
 template <class E, class Shape>
 concept EpilogueOf = requires(E epilogue, const typename E::Params& params, Accumulators<Shape>& D,
                               const Tile& tile) {
@@ -318,25 +340,9 @@ concept EpilogueOf = requires(E epilogue, const typename E::Params& params, Accu
   epilogue.store(D, tile);
 };
 
-// The grouped-GEMM skeleton for mma.sync: persistent; every warp copies, multiplies and stores, for
-// any loaders, epilogue and tile order.
-//
-// (A warp that only copies would be the third of its scheduler. Registers are shared out by
-// scheduler, so all warps would have 168, and a warp's 64 by 64 products take 192.)
-//
-// A stage that every warp has read is filled again beside the next k block's products, across the
-// borders of tiles: the next tile's operands land while this one's results are stored.
-//
-//   copies       | . 3 . .       | . 4 . .       | . 5 ...
-//   products     | 0 0 0 0       | 1 1 1 1       | 2 2 2 2 ...        (steps of 16 of the sum)
-//   fragments    | 0 0 0   1       1 1   2         2 2   3
-//
-// A step's fragments are read while the step before it is multiplied. Warps wait for stages alone,
-// never for each other: while one copies, stores or waits, the other of its scheduler multiplies.
-//
-// What plugs in (parts.h says what each must have): LoadA, LoadB, Epilogue, Order.
+// ---- the kernel
 
-constexpr int kSwizzleAtom = 1024;  // 8 rows of 128 bytes: what shared tiles are aligned to
+constexpr int kSwizzleAtom = 1024;  // 8 rows of 128 bytes: the alignment of operands in stages
 
 template <class Shape_, Loader LoadA_, Loader LoadB_, EpilogueOf<Shape_> Epilogue_,
           TileOrder Order_>
@@ -352,20 +358,20 @@ struct GroupedGemm {
     typename LoadB::Params b;
     typename Epilogue::Params epilogue;
     typename Order::Params order;
-    int32_t stages = 0;  // 2 to kMaxStages, as the device's shared memory allows
+    int32_t stages = 0;  // 2 to kMaxStages: as many as the device's shared memory holds
   };
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
   using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
 
-  // Where rows are few, tiles are waited for rather than multiplied. A block that has its
-  // SM to itself has to keep as much under way as memory brings meanwhile: some 70 KiB.
+  // Small M is bound by memory latency. A CTA that is alone on its SM must keep as many bytes in
+  // flight as memory delivers within that latency: about 70 KiB.
   static constexpr int kMaxStages = Shape::kSmallM ? 12 : 4;
-  // Blocks that an SM's registers hold at a time, or of few rows, whose stages are enough.
+  // CTAs per SM: as many as its registers hold, or with small M as many as keep enough in flight.
   static constexpr int kBlocksAtOnce = Shape::kThreads == 128 ? 2 : Shape::kThreads < 128 ? 4 : 1;
   static constexpr bool kWeightsFirst = Shape::kSmallM && load::rows_in_order<LoadA>;
 
-  // Shared memory: the tiles under way, barriers, stages (A, B).
+  // Shared memory: queue of tiles, barriers, stages (A, B).
   static constexpr int kStageBytes = LoadA::Operand::kBytes + LoadB::Operand::kBytes;
   using Ring = sm80::Ring<kStageBytes, Shape::kThreads / kWarp, kMaxStages>;
   using Line = TileLine<Order, kMaxStages>;
@@ -401,7 +407,8 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
   const TiledMma mma;
   const typename Gemm::Epilogue epilogue(params.epilogue);
   LoadAhead<Gemm> ahead(params, line);
-  // With stages to spare, warps are two k blocks apart before one waits for another to have read.
+  // One stage stays free, or two of more than three: then a warp can be two k blocks ahead of
+  // another before it waits for that warp's reads.
   const int32_t first = params.stages > 3 ? 2 : 1;
   if constexpr (Gemm::kWeightsFirst)
     ahead.copy_weights_first(ring, params.stages - first);
@@ -429,7 +436,7 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
         mma.load(fragments[1], stage, 3);
         ring.release(at);
         ring.advance(at);
-        // The next tile's are read when this one is stored, and registers free.
+        // The next tile's first fragments are read after this tile is stored: registers are free.
         const bool ends = k_block + 1 == k_blocks;
         ahead.advance(ring);
         TiledMma::multiply(D, fragments[0]);

@@ -1,4 +1,4 @@
-// A stage's products by mma.sync.
+// The MMAs of a stage by mma.sync, with fragments read by ldmatrix.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tilemoe::cuda::sm80 {
 
-// Of a warp's part of a tile, in float32.
+// A warp's part of a tile, in float32.
 template <class Shape>
 using Accumulators = AccumulatorFragments<Shape::kFragments, Shape::kWarpColumns>;
 
@@ -22,14 +22,14 @@ __device__ __forceinline__ void clear(Accumulators<Shape>& D) {
     for (float& number : fragment) number = 0.f;
 }
 
-// Where a lane reads kCount fragments of an operand in a stage, of 16 rows each. An ldmatrix brings
-// four 8x8 blocks: of A the upper and lower 8 rows of the first 8 steps of the sum, then of the last
-// 8; of B, whose products take 8 rows each, both eights of the sum of the first 8 rows, then of the
-// next.
+// The addresses at which a lane reads kCount fragments of an operand in a stage; a fragment has 16
+// rows. One ldmatrix reads four 8x8 blocks. A: the upper and lower 8 rows at the first 8 steps of
+// K, then at the last 8. B, of which an MMA takes 8 rows: both halves of K of the first 8 rows,
+// then of the next 8.
 template <class Operand, int kCount, bool kIsA, int kStepBytes>
 class FragmentPlaces {
  public:
-  // `first_row` is the warp's first of the operand.
+  // `first_row` is the warp's first row of the operand.
   __device__ explicit FragmentPlaces(int32_t first_row) {
     const uint32_t lane = threadIdx.x % kWarp, eight = lane & 7;
     const uint32_t second = lane / 8 % 2, third = lane / 16;  // halves of the four blocks
@@ -47,10 +47,10 @@ class FragmentPlaces {
     }
   }
 
-  // Of 16 steps of the sum.
+  // Reads fragment `number` of the stage's 16 steps `step` of K.
   __device__ __forceinline__ void load(uint32_t (&fragment)[4], uint32_t stage, int step,
                                        int number) const {
-    // The swizzle is an exclusive or of bits that no other term of the place has.
+    // The swizzle is an exclusive or of bits that no other term of the address has.
     if constexpr (Operand::kMajor == Major::kK)
       ptx::ldmatrix_x4(fragment, ((stage + offset_[0]) ^ step * kStepBytes) +
                                      number * (16 * Operand::kRowBytes));
@@ -62,20 +62,20 @@ class FragmentPlaces {
   }
 
  private:
-  // Rows that lie in one chunk of 64 are found by one offset.
+  // One offset suffices if all rows lie in one chunk of 64.
   static constexpr int kOffsets =
       Operand::kMajor == Major::kK || 64 % (16 * kCount) == 0 ? 1 : kCount;
 
   uint32_t offset_[kOffsets];
 };
 
-// A warp's. A and B are operands as they lie in a stage, one after the other.
+// The MMAs of one warp. A and B are the operands of a stage, one after the other.
 template <class Shape, class A, class B>
 class Mma {
  public:
   static constexpr int kSteps = Shape::BLOCK_K / Shape::Recipe::kMmaK;
 
-  // Of one step: the warp's rows of A and its columns, which are rows of B.
+  // The fragments of one step: the warp's rows of A, and its columns, which are rows of B.
   struct Fragments {
     uint32_t a[Shape::kFragments][4];
     uint32_t b[Shape::kWarpColumns / 16][4];
@@ -90,13 +90,13 @@ class Mma {
     for (int n = 0; n < Shape::kWarpColumns / 16; ++n) b_.load(to.b[n], stage + A::kBytes, step, n);
   }
 
-  // D += the products of a step.
+  // D += A B of one step.
   __device__ __forceinline__ static void multiply(Accumulators<Shape>& D, const Fragments& of) {
 #pragma unroll
     for (int m = 0; m < Shape::kFragments; ++m)
 #pragma unroll
       for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
-        // There and back, so that two neighbours in time have an operand in common.
+        // Back and forth, so that consecutive MMAs share an operand.
         const int n = m % 2 == 0 ? j : Shape::kWarpColumns / 8 - 1 - j;
         const uint32_t b[2] = {of.b[n / 2][n % 2 * 2], of.b[n / 2][n % 2 * 2 + 1]};
         ptx::mma_m16n8k16(reinterpret_cast<float(&)[4]>(D[m][4 * n]), of.a[m], b,

@@ -1,18 +1,19 @@
-// Accumulators of a tile in memory, in float32 and in the order of the threads that have them: for
-// sums that several blocks have parts of.
+// Split-K of the weight gradients on sm80; gemm/split_k.h, the same for sm90 and sm100, explains it.
+// (By that text, sm80's kernels for Blackwell would be other machine code.)
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/core/gemm_steps.h"
 #include "cuda/core/launch.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/sm80.h"
-#include "cuda/ops/table.h"
 
 namespace tilemoe::cuda::sm80 {
 
-// Of each tile, what each column of warps has; of that, the threads' accumulators 4 at a time.
+// The partial sums of a tile: slices that a column of warps has; of each slice, the threads'
+// accumulators, 4 at a time.
 template <class Shape>
 struct PartialSums {
   static constexpr int kVectors = Shape::kWarpColumns / 2 / 4;            // of a fragment
@@ -34,7 +35,7 @@ struct PartialSums {
       }
   }
 
-  // Adds a column of warps to the accumulators of a block that has no other.
+  // Adds the slice of a column of warps to the accumulators of a CTA that has only this column.
   __device__ __forceinline__ void add(int32_t tile, int32_t across, Accumulators<Shape>& D) const {
     const float4* const from = of(tile, across) + threadIdx.x;
 #pragma unroll
@@ -54,10 +55,7 @@ struct PartialSums {
   }
 };
 
-// The last part of a weight gradient: tiles of long experts that several shares have parts of.
-
-// `Shape` and `Order` are the product's; `Epilogue` is of the shape that one column of its warps
-// has.
+// `Shape` and `Order` are the GEMM's; `Epilogue` is that of the shape of one column of its warps.
 template <class Shape_, class Order_, class Epilogue_>
 struct ReduceSplits {
   using Shape = Shape_;
@@ -69,9 +67,9 @@ struct ReduceSplits {
   PartialSums<Shape> partial_sums;
 };
 
-// Block (i, j) has the border of shares i and i + 1, and of the tile that it cuts the column j of
-// warps, counted over its halves. A tile that more borders cut is the first one's. The parts are
-// added in the order of the rows that they are sums over.
+// CTA (i, j) has the border of splits i and i + 1, and the column j of warps of the tile that this
+// border cuts, counted over the tile's halves. If several borders cut a tile, the first one's CTA
+// has it. The partial sums are added in the order of the rows.
 template <class Sums>
 __global__ void __launch_bounds__(PartialSums<typename Sums::Shape>::kThreads)
     reduce_splits(const __grid_constant__ Sums params) {
@@ -102,7 +100,7 @@ __global__ void __launch_bounds__(PartialSums<typename Sums::Shape>::kThreads)
   typename Sums::Epilogue(params.epilogue).store(D, tile);
 }
 
-// Of the product that was started with `params`.
+// For the GEMM that was launched with `params`.
 template <class Gemm>
 void launch_reduce_splits(const typename Gemm::Params& params, const WeightGradient& step) {
   using Shape = typename Gemm::Shape;

@@ -15,7 +15,7 @@
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
 #include "cuda/gemm/schedule/tile.h"
-#include "cuda/gemm/sm100_split_k.h"
+#include "cuda/gemm/split_k.h"
 #include "cuda/ops/table.h"
 
 namespace tilemoe::cuda::sm100 {
@@ -151,7 +151,7 @@ struct Sm100 {
   // The reduction of a weight gradient with split-K.
   template <class Gemm>
   static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
-    sm100::launch_reduce_splits<Gemm>(params, step);
+    launch_reduce_splits<sm100::WeightGradientReduction<Gemm>>(params, step);
   }
 };
 

@@ -17,7 +17,7 @@
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
-#include "cuda/gemm/sm90_split_k.h"
+#include "cuda/gemm/split_k.h"
 #include "cuda/ops/table.h"
 
 namespace tilemoe::cuda {
@@ -107,7 +107,7 @@ struct Sm90 {
   // The reduction of a weight gradient with split-K.
   template <class Gemm>
   static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
-    sm90::launch_reduce_splits<Gemm>(params, step);
+    launch_reduce_splits<sm90::WeightGradientReduction<Gemm>>(params, step);
   }
 };
 

@@ -1,5 +1,6 @@
-// The up-projection's end, of a fragment: H = D + bias, stored where it is wanted, and A = act(H)
-// from the float32 accumulators, so that inference and training give equal bits.
+// The up-projection's epilogue for one fragment (sm80, sm100): H = D + bias, stored if it is
+// wanted, and A = act(H) from the float32 accumulators, so that inference and training give equal
+// bits.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace tilemoe::cuda {
 
-// A fragment's columns are kParts parts of equal width: gate, then up of the same columns of A; or
-// where W1 has these in adjacent columns, and so has H, one part of both.
+// A fragment's columns are kParts parts of equal width: gate, then up of the same columns of A. If
+// W1 has interleaved gate/up columns, H has too, and there is one part of both.
 template <class Shape, Activations kActivations, bool kInterleavedColumns, FragmentStore Rows>
 class FragmentActivation {
  public:
@@ -23,7 +24,7 @@ class FragmentActivation {
   static_assert(!kInterleavedColumns || kActivations == Activations::kGated);
 
   struct Params {
-    typename Rows::Output H;  // (capacity, kParts, columns of a part); may be not wanted
+    typename Rows::Output H;  // (capacity, kParts, columns of a part); may be absent
     typename Rows::Output A;  // (capacity, 1, n)
     Bias bias[kParts];
     ActivationParams activation;
@@ -41,10 +42,10 @@ class FragmentActivation {
 
   __device__ explicit FragmentActivation(const Params& params) : params_(params) {}
 
-  // Of a part of H.
+  // Columns of a part of H.
   __device__ int32_t columns() const { return params_.A.columns * (kInterleavedColumns ? 2 : 1); }
 
-  // Fragment m of the warp, whose parts begin at `column` of H's.
+  // Finishes fragment m of the warp; its parts begin at `column` of H's parts.
   template <int kNumbers>
   __device__ __forceinline__ void finish(int m, const Tile& tile, int32_t column,
                                          float (&H)[1][kNumbers]) const {
@@ -62,7 +63,7 @@ class FragmentActivation {
   }
 
  private:
-  // H's part that begins at a lane's number kFirst.
+  // The part of H that begins at a lane's number kFirst.
   template <int kFirst, int kPart, int kNumbers>
   __device__ __forceinline__ void finish_part(int part, int m, const Tile& tile, int32_t column,
                                               float (&H)[1][kNumbers]) const {

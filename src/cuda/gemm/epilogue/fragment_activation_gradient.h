@@ -1,6 +1,5 @@
-// Reads rows of a 16-bit matrix as fragments have them, by nothing that a GPU generation has of its
-// own:
-// the mirror image of epilogue/store_threads.h.
+// The activation gradient's epilogue for one fragment (sm80, sm100). It reads H from global memory
+// by threads, the reverse of epilogue/store_threads.h.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +15,8 @@
 
 namespace tilemoe::cuda {
 
-// 32 columns of a fragment's upper and lower 8 rows, as they come from memory: a lane has 8 columns
-// of either. Columns and rows that are not there are zeros.
+// 32 columns of a fragment's upper and lower 8 rows in the layout of the loads: a lane has 8
+// columns of one row of either. Columns and rows that do not exist are zeros.
 struct LoadedColumns {
   uint4 row[2];
 };
@@ -38,8 +37,8 @@ __device__ __forceinline__ LoadedColumns load_columns(const Element* fragment_ro
   return loaded;
 }
 
-// As a fragment has them: words[j][half] has numbers 4 j + 2 half and the next. All lanes of a warp
-// call it.
+// The same in the layout of a fragment: words[j][half] has numbers 4 j + 2 half and the next. All
+// lanes of a warp call it.
 __device__ __forceinline__ void words_of_columns(const LoadedColumns& loaded,
                                                  uint32_t (&words)[4][2]) {
 #pragma unroll
@@ -51,9 +50,8 @@ __device__ __forceinline__ void words_of_columns(const LoadedColumns& loaded,
   }
 }
 
-// H and dH of the activation gradient, 32 columns of A of a fragment at a time: gate and up words
-// as a fragment has them, whether gate and up lie in two parts or in adjacent columns.
-
+// H and dH of the activation gradient, 32 columns of A at a time: words of gate and up in the
+// layout of a fragment, whether gate and up are two parts or interleaved columns.
 template <class Shape, Activations kActivations>
 class WordsOfH {
  public:
@@ -66,10 +64,9 @@ class WordsOfH {
   struct Params {
     const Element* H;
     int64_t row_stride;        // of H, in elements
-    typename Rows::Output dH;  // (capacity, kParts, n), or (capacity, 1, 2n); may be not wanted
+    typename Rows::Output dH;  // (capacity, kParts, n), or (capacity, 1, 2n); may be absent
     int32_t n;
-    bool
-        interleaved_columns;  // gate and up of a column of A lie side by side; needs kMayInterleaveColumns
+    bool interleaved_columns;  // interleaved gate/up columns; needs kMayInterleaveColumns
   };
 
   static Params params(const ActivationGradient& step) {
@@ -86,15 +83,15 @@ class WordsOfH {
   // words[j][half] has numbers 4 j + 2 half and the next.
   using Words = uint32_t[kColumns / 8][2];
 
-  // As it comes from memory: gate and up; or where these are adjacent, 8 bytes of either row of
-  // each 8 columns of A, the upper rows' in the first.
+  // In the layout of the loads: gate and up; or of interleaved columns, 8 bytes of each row for
+  // every 8 columns of A, with the upper rows in the first.
   struct Loaded {
     LoadedColumns part[kParts];
   };
 
   __device__ WordsOfH(const Params& params, const Tile& tile) : params_(params), tile_(tile) {}
 
-  // Of fragment m, from `column` of A on. What is not there is zeros.
+  // Loads fragment m from `column` of A on; columns and rows that do not exist are zeros.
   __device__ __forceinline__ Loaded load(int m, int32_t column) const {
     Loaded loaded{};
     const int32_t row = tile_.row_begin + Shape::fragment_row(m);
@@ -129,7 +126,7 @@ class WordsOfH {
     }
   }
 
-  // dH's, in H's place of the fragment.
+  // Stores dH of the fragment that load() read.
   __device__ __forceinline__ void store(int m, int32_t column, const Words& gate,
                                         const Words& up) const {
     const Rows rows(0, 0);
@@ -196,14 +193,13 @@ class WordsOfH {
   const Tile& tile_;
 };
 
-// The activation gradient's end, of a fragment: from D = dA' and the stored H, A = act(H) again, dH
-// = act'(H) (s dA'), A' = s A and the row sums <dA', A> of each 64 columns.
+// From D = dA' and the stored H: A = act(H) again, dH = act'(H) (s dA'), A' = s A and the row sums
+// <dA', A> of each 64 columns.
 //
-// Threads read H from memory as they need it, since registers for more would be spilled, and store
-// dH and A' from registers. While one warp waits, others of its scheduler work. dH may lie over H:
-// a warp has read what it stores over, and rows past the expert's last are neither read nor
+// Threads read H when they need it, since reading ahead would spill registers, and store dH and A'
+// from registers. While one warp waits, other warps of its scheduler work. dH may be the memory of
+// H: a warp reads H before it overwrites it, and rows past the expert's last are neither read nor
 // stored.
-
 template <class Shape, Activations kActivations>
 class FragmentActivationGradient {
  public:
@@ -219,7 +215,7 @@ class FragmentActivationGradient {
 
   struct Params {
     HParams H;
-    typename Rows::Output A_scaled;  // (capacity, 1, n); may be not wanted
+    typename Rows::Output A_scaled;  // (capacity, 1, n); may be absent
     const float* score;              // (capacity); null: every s is 1
     float* ds_partial;               // (ds_groups(n), capacity); null: not wanted
     int64_t capacity;
@@ -238,9 +234,8 @@ class FragmentActivationGradient {
 
   __device__ explicit FragmentActivationGradient(const Params& params) : params_(params) {}
 
-  // Fragment m of the warp, of a group of ds's columns that begins at `column`; `h` is the tile's.
-  // False:
-  // neither it nor a later one has rows.
+  // Finishes fragment m of the warp, for the group of columns of ds that begins at `column`; `h` is
+  // the tile's. Returns false if neither this fragment nor a later one has rows.
   template <class Function>
   __device__ __forceinline__ bool finish(const Function& f, const H& h, int m, const Tile& tile,
                                          int32_t column, const float (&dA)[1][kGroup / 2]) const {

@@ -1,6 +1,6 @@
-// D, or its transpose, as an expert's weight gradient: written, or added to what is there in
-// float32 and rounded once, in 16 bits or float32. D's columns are in one or two parts, a gradient
-// each.
+// The weight gradients' epilogue by threads (sm80, sm100). D or its transpose is an expert's
+// gradient, in 16 bits or float32: it is written, or added to the old gradient in float32 and
+// rounded once. D's columns have one or two parts; each part is a gradient.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tilemoe::cuda {
 
-// Of all of a warp's fragments, some of its columns.
+// Works on some columns of all of a warp's fragments.
 template <class Shape, class Out, OutputMajor kMajor>
 class FragmentWeightGradient {
  public:
@@ -48,13 +48,13 @@ class FragmentWeightGradient {
 
   __device__ explicit FragmentWeightGradient(const Params& params) : params_(params) {}
 
-  // Where columns from `column` on of a tile are; the warp's rows begin at Shape::fragment_row().
+  // Place of a tile's columns from `column` on; the warp's rows begin at Shape::fragment_row().
   __device__ GradientPlace place_of(const Tile& tile, int32_t column) const {
     const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
     return {part, tile.expert, tile.m_block * Shape::BLOCK_M,
             (tile.n_block - part * params_.blocks_a_part) * Shape::BLOCK_N + column};
   }
-  // Whether a tile leaves the gradient as it is.
+  // Whether a tile does not change the gradient.
   __device__ bool leaves(const Tile& tile) const {
     const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
     return tile.m_block * Shape::BLOCK_M >= params_.size.rows || nothing_to_add;
@@ -89,7 +89,7 @@ class FragmentWeightGradient {
     if constexpr (kWide < 2 * kNumbers) store_last_columns<kWide>(to, place, D);
   }
 
-  // Those from kFirst on, fewer than a lane's 16 bytes of each row: 4 bytes at a time.
+  // The columns from kFirst on, too few for 16 bytes per lane and row: 4 bytes at a time.
   template <int kFirst, int kFragments, int kNumbers>
   __device__ __forceinline__ void store_last_columns(const Gradient<Out>& to,
                                                      const GradientPlace& place,
@@ -112,8 +112,8 @@ class FragmentWeightGradient {
       }
   }
 
-  // Blocks of 8x8 numbers are transposed in registers. Then the four lanes of a column of D have 2
-  // of its rows of each block, and take 8 of one block each.
+  // Transposes blocks of 8x8 numbers in registers. Then each of the four lanes of a column of D has
+  // 2 of its rows of each block, and exchanges them for 8 rows of one block.
   template <int kFragments, int kNumbers>
   __device__ __forceinline__ void store_transposed(const Gradient<Out>& to,
                                                    const GradientPlace& place,

@@ -10,8 +10,9 @@
 #include "cuda/gemm/epilogue/fragment_weight_gradient.h"
 #include "cuda/gemm/epilogue/store_threads.h"
 #include "cuda/gemm/schedule/tile.h"
+#include "cuda/gemm/sm100.h"
 #include "cuda/gemm/sm100_mma.h"
-#include "cuda/gemm/sm100_split_k.h"
+#include "cuda/gemm/split_k.h"
 
 namespace tilemoe::cuda::sm100 {
 
@@ -137,6 +138,25 @@ class StoreEpilogue {
   const Params& params_;
 };
 
+// A batch of columns of all of a warp's fragments.
+template <class Shape>
+using Columns = AccumulatorFragments<Shape::kFragments, kBatchColumns>;
+
+// Partial sums: a slice is a batch of columns.
+template <class Shape>
+struct PartialSumsLayout {
+  static constexpr int kSlices = Shape::BLOCK_N / kBatchColumns;
+  static constexpr int kFragments = Shape::kFragments;
+  static constexpr int kColumns = kBatchColumns;
+  static constexpr int kThreads = kStoringWarps * kWarp;
+  static_assert(kFirstStoringWarp * kWarp % kThreads == 0);
+
+  // The reduction's CTA has no threads but those that store.
+  __device__ __forceinline__ static float4* of_thread(float4* slice) {
+    return slice + threadIdx.x % kThreads;
+  }
+};
+
 // A weight gradient's end (epilogue/fragment_weight_gradient.h), columns by columns. Of a tile that
 // is one part of a sum, D is left for later.
 
@@ -147,7 +167,7 @@ class WeightGradientEpilogue {
 
   struct Params {
     typename AccumulatorFragments::Params gradient;
-    PartialSums<Shape> partial_sums;
+    PartialSums<PartialSumsLayout<Shape>> partial_sums;
   };
 
   static Params params(const WeightGradient& step, void* partial_sums) {
@@ -166,7 +186,9 @@ class WeightGradientEpilogue {
       for (int m = 0; m < Shape::kFragments; ++m) D.pull<kBatchColumns>(m, column, columns[m]);
       D.land(columns);
       if (tile.partial_sum >= 0)
-        params_.partial_sums.write(tile.partial_sum, column / kBatchColumns, columns);
+        params_.partial_sums.write(PartialSumsLayout<Shape>::of_thread(params_.partial_sums.at(
+                                       tile.partial_sum, column / kBatchColumns)),
+                                   columns);
       else
         store_columns(columns, tile, column);
     }
@@ -181,6 +203,37 @@ class WeightGradientEpilogue {
 
  private:
   const Params& params_;
+};
+
+// The reduction of its partial sums: by CTAs of as many warps as store a GEMM's tile.
+template <class Gemm>
+struct WeightGradientReduction {
+  using Shape = typename Gemm::Shape;
+  using Order = typename Gemm::Order;
+  using Sums = PartialSums<PartialSumsLayout<Shape>>;
+  using Epilogue = typename Gemm::Epilogue;
+  static constexpr int kThreads = Sums::kThreads, kMinCtas = 4, kNBlocks = 1;
+
+  struct Params {
+    typename Order::Params order;
+    typename Epilogue::Params epilogue;
+  };
+  static Params params(const typename Gemm::Params& gemm, const WeightGradient& /*step*/) {
+    return {.order = gemm.order, .epilogue = gemm.epilogue};
+  }
+
+  __device__ __forceinline__ static int32_t worker() { return 0; }
+  __device__ __forceinline__ static int32_t rows(const Params& params) {
+    return params.epilogue.gradient.size.rows;
+  }
+  __device__ __forceinline__ static const Sums& sums(const Params& params) {
+    return params.epilogue.partial_sums;
+  }
+  __device__ __forceinline__ static void store(const Params& params, typename Sums::Slice& D,
+                                               const Tile& tile, int32_t slice,
+                                               int32_t /*worker*/) {
+    Epilogue(params.epilogue).store_columns(D, tile, slice * kBatchColumns);
+  }
 };
 
 }  // namespace tilemoe::cuda::sm100

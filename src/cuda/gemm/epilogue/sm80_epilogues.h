@@ -1,6 +1,5 @@
-// A tile's end, fragment by fragment, as a loop: written out for all of a warp's fragments it is
-// some 90 KiB of instructions for a gated activation's gradient, which an SM fetches anew for each
-// tile.
+// The four epilogues of sm80. Each is a loop over a warp's fragments: unrolled, the gradient of a
+// gated activation is about 90 KiB of instructions, which an SM fetches again for each tile.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +15,12 @@
 
 namespace tilemoe::cuda::sm80 {
 
-// A warp's fragment, as what works on several takes it.
+// One fragment of a warp, as functions of several fragments take it.
 template <class Shape>
 using OneFragment = AccumulatorFragments<1, Shape::kWarpColumns>;
 
-// Calls body(m, fragment m) of each; false ends it. The others move up by one, since registers have
-// constant numbers, so D is lost.
+// Calls body(m, fragment m) for each fragment until body returns false. Registers have constant
+// numbers, so the other fragments move up by one after each call, and D is lost.
 template <class Shape, class Body>
 __device__ __forceinline__ void for_each_fragment(Accumulators<Shape>& D, const Body& body) {
 #pragma unroll 1
@@ -34,9 +33,7 @@ __device__ __forceinline__ void for_each_fragment(Accumulators<Shape>& D, const 
   }
 }
 
-// The up-projection's end (epilogue/fragment_activation.h), fragment by fragment.
-
-// A warp's columns are the parts that a fragment has.
+// The up-projection (epilogue/fragment_activation.h). A warp's columns are a fragment's parts.
 template <class Shape, Activations kActivations, bool kInterleavedColumns, FragmentStore Rows>
 class ActivationEpilogue {
  public:
@@ -70,9 +67,8 @@ class ActivationEpilogue {
   Fragment fragment_;
 };
 
-// The activation gradient's end (epilogue/fragment_activation_gradient.h), fragment by fragment: a
-// warp's columns are a group of ds.
-
+// The activation gradient (epilogue/fragment_activation_gradient.h). A warp's columns are one group
+// of columns of ds.
 template <class Shape, Activations kActivations>
 class ActivationGradientEpilogue {
  public:
@@ -106,8 +102,7 @@ class ActivationGradientEpilogue {
   const Params& params_;
 };
 
-// D + bias, rounded and stored.
-
+// The down-projection and the input gradient: rounds D + bias and stores it.
 template <class Shape, FragmentStore Rows>
 class StoreEpilogue {
  public:
@@ -118,7 +113,7 @@ class StoreEpilogue {
     Bias bias;
   };
 
-  // Of `bias` (E, columns), which may be absent.
+  // `bias` (E, columns) may be absent.
   static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
     return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
   }
@@ -141,14 +136,13 @@ class StoreEpilogue {
   const Params& params_;
 };
 
-// A weight gradient's end (epilogue/fragment_weight_gradient.h). Of a tile that is one part of a
-// sum, D is left for later.
-
+// The weight gradients (epilogue/fragment_weight_gradient.h). D of a tile whose sum a split's
+// border cuts goes to the partial sums.
 template <class Shape, class Out, OutputMajor kMajor>
 class WeightGradientEpilogue {
  public:
   template <class Other>
-  using Of = WeightGradientEpilogue<Other, Out, kMajor>;  // the same of another shape
+  using Of = WeightGradientEpilogue<Other, Out, kMajor>;  // the same epilogue for another shape
   using AccumulatorFragments = FragmentWeightGradient<Shape, Out, kMajor>;
 
   struct Params {
@@ -156,7 +150,7 @@ class WeightGradientEpilogue {
     PartialSums<Shape> partial_sums;
   };
 
-  // Partial sums have tiles as the product has: an epilogue of another shape writes none.
+  // The partial sums have the GEMM's tiles: an epilogue of another shape writes none.
   static Params params(const WeightGradient& step, void* partial_sums) {
     return {.gradient = AccumulatorFragments::params(step),
             .partial_sums = {static_cast<float4*>(partial_sums)}};

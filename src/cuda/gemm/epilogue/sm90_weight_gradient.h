@@ -14,7 +14,9 @@
 #include "cuda/gemm/load/operand.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/gemm/sm90.h"
-#include "cuda/gemm/sm90_split_k.h"
+#include "cuda/gemm/sm90_epilogue.h"
+#include "cuda/gemm/split_k.h"
+#include "cuda/ptx/address.h"
 #include "cuda/ptx/barriers.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/tma.h"
@@ -82,6 +84,31 @@ class TransposedStore {
   int32_t next_slot_ = 0;
 };
 
+// Partial sums: slices of 64 columns, of which every consumer thread has 32 numbers.
+template <class Shape>
+struct PartialSumsLayout {
+  static constexpr int kColumns = 64;
+  static constexpr int kSlices = Shape::BLOCK_N / kColumns;
+  static constexpr int kFragments = 1;
+  static constexpr int kThreads = kConsumers * kWarpgroup;
+  static_assert(Shape::kFragments == 1 && Shape::kSchedule == Schedule::kCooperative);
+
+  // The producer's threads come first.
+  __device__ __forceinline__ static float4* of_thread(float4* slice) {
+    return slice + threadIdx.x - kWarpgroup;
+  }
+};
+
+template <class Shape, int kSlice = 0>
+__device__ __forceinline__ void write_slices(const PartialSums<PartialSumsLayout<Shape>>& to,
+                                             int32_t tile, const Accumulators<Shape>& D) {
+  using Layout = PartialSumsLayout<Shape>;
+  if constexpr (kSlice < Layout::kSlices) {
+    to.template write<kSlice * Layout::kColumns / 2>(Layout::of_thread(to.at(tile, kSlice)), D);
+    write_slices<Shape, kSlice + 1>(to, tile, D);
+  }
+}
+
 // D, or its transpose, as an expert's weight gradient: written, or added to the gradient in float32
 // and rounded once. D's columns are in one or two parts, each a gradient. If the tile is one split
 // of a split-K sum, D is written to the partial sums instead.
@@ -108,7 +135,7 @@ class WeightGradientEpilogue {
     GradientSize size;  // of D, the columns of a part
     int32_t blocks_a_part;
     bool accumulate;
-    PartialSums<Shape> partial_sums;
+    PartialSums<PartialSumsLayout<Shape>> partial_sums;
   };
 
   // The partial sums have the GEMM's tiles; the epilogue of a slice writes none.
@@ -202,7 +229,7 @@ class WeightGradientEpilogue {
     const bool nothing_to_add = params_.accumulate && tile.row_begin == tile.row_end;
     if (place.row >= params_.size.rows || nothing_to_add) return false;
     if (tile.partial_sum >= 0) {
-      params_.partial_sums.write(tile.partial_sum, D);
+      write_slices<Shape>(params_.partial_sums, tile.partial_sum, D);
       return false;
     }
     if (params_.accumulate)
@@ -215,6 +242,53 @@ class WeightGradientEpilogue {
   DeferredTile<Shape, Element> deferred_;
   GradientPlace place_;  // of the deferred tile, if any
   bool has_deferred_ = false;
+};
+
+// The reduction of its partial sums: by CTAs whose consumers have one slice.
+template <class Gemm>
+struct WeightGradientReduction {
+  using Shape = typename Gemm::Shape;
+  using Order = typename Gemm::Order;
+  using Sums = PartialSums<PartialSumsLayout<Shape>>;
+  using Slice = TileShape<typename Shape::Recipe,
+                          TileConfiguration{Shape::BLOCK_M, PartialSumsLayout<Shape>::kColumns,
+                                            Shape::kSchedule}>;
+  using Epilogue = typename Gemm::Epilogue::template Of<Slice>;
+  static constexpr int kThreads = kBlockThreads, kMinCtas = 0, kNBlocks = Sums::kSlices;
+
+  struct Params {
+    typename Order::Params order;
+    typename Epilogue::Params epilogue;
+    Sums partial_sums;
+  };
+  static Params params(const typename Gemm::Params& gemm, const WeightGradient& step) {
+    Params params{.order = gemm.order,
+                  .epilogue = Epilogue::params(step, nullptr),
+                  .partial_sums = gemm.epilogue.partial_sums};
+    params.epilogue.blocks_a_part = gemm.epilogue.blocks_a_part * Sums::kSlices;
+    return params;
+  }
+
+  // The epilogue's threads are the consumers of a GEMM's CTA.
+  __device__ __forceinline__ static int32_t worker() {
+    return static_cast<int32_t>(threadIdx.x / kWarpgroup) - 1;
+  }
+  __device__ __forceinline__ static int32_t rows(const Params& params) {
+    return params.epilogue.size.rows;
+  }
+  __device__ __forceinline__ static const Sums& sums(const Params& params) {
+    return params.partial_sums;
+  }
+  __device__ __forceinline__ static void store(const Params& params, typename Sums::Slice& D,
+                                               const Tile& tile, int32_t /*slice*/,
+                                               int32_t consumer) {
+    __shared__ __align__(kSwizzleAtom) uint8_t memory[kConsumers * Epilogue::kSharedBytes + 16];
+    Epilogue epilogue(params.epilogue,
+                      ptx::shared_address(memory) + consumer * Epilogue::kSharedBytes,
+                      static_cast<int32_t>(threadIdx.x % kWarpgroup));
+    store_at_once(epilogue, D, tile, tile.row_begin + consumer * Shape::kRows);
+    epilogue.finish();
+  }
 };
 
 }  // namespace tilemoe::cuda::sm90

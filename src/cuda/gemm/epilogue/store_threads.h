@@ -1,4 +1,5 @@
-// What the epilogues ask of a store of rows: an arch's own, or epilogue/store_threads.h's.
+// The stores of rows that epilogues use: the concept, and the two implementations by threads, for
+// every arch. (sm90 has its own by TMA.)
 #pragma once
 
 #include <concepts>
@@ -12,17 +13,17 @@
 
 namespace tilemoe::cuda {
 
-// Rounds fragments and stores them as rows, up to an end that may be known on the device only, an
-// expert's last. A warp calls it for its own fragments; constructed by every thread that does.
-//   Output    a matrix (rows, parts, columns), as a kernel's parameter: output() makes it of a
-//             tensor (rows, parts * columns), and of an absent one a matrix of no columns
-//   store()   kBatchColumns columns of the warp's fragment m, from `column` of part `part` on, of rows
-//             that begin at row + Shape::fragment_row(m). What is at or past row_end or the part's last
-//             column is left out. value(j, i) is the lane's number 4 j + i, counted from the
-//             batch's first column; its arguments are constants when unrolled
-//   store_packed()  the same of what is rounded: words[j][half] has 4 j + 2 half and the next
-//   finish()        before the thread ends
-// `shared` has kSharedBytes for the threads that `thread` counts, of which the warp is one.
+// Rounds fragments and stores them as rows, up to an expert's last row, which only the device
+// knows. A warp calls it for its own fragments; every thread of the warp constructs it.
+//   Output    a matrix (rows, parts, columns), as a kernel parameter: output() makes it from a
+//             tensor (rows, parts * columns); from an absent tensor, a matrix without columns
+//   store()   stores kBatchColumns columns of the warp's fragment m, from `column` of part `part`
+//             on, in rows from row + Shape::fragment_row(m) on; not at or past row_end or the part's
+//             last column. value(j, i) is the lane's number 4 j + i, counted from the batch's
+//             first column; its arguments are constants when unrolled
+//   store_packed()  the same of rounded numbers: words[j][half] has 4 j + 2 half and the next
+//   finish()        called before the thread ends
+// `shared` has kSharedBytes for the group of threads that `thread` counts, which contains the warp.
 template <class S>
 concept FragmentStore = requires(const S store, const tilemoe_tensor& tensor, int64_t size,
                                  const typename S::Output& out, int m, int32_t at, uint32_t shared,
@@ -36,8 +37,8 @@ concept FragmentStore = requires(const S store, const tilemoe_tensor& tensor, in
   store.finish();
 };
 
-// The first kColumns columns of a warp's fragment m, batch by batch; number(i) is the lane's number
-// i.
+// Stores the first kColumns columns of a warp's fragment m in batches; number(i) is the lane's
+// number i.
 template <int kColumns, FragmentStore Store, class Number>
 __device__ __forceinline__ void store_fragment(const Store& rows, const typename Store::Output& out,
                                                int m, int32_t row, int32_t row_end, int32_t part,
@@ -50,7 +51,7 @@ __device__ __forceinline__ void store_fragment(const Store& rows, const typename
                [&](int j, int i) { return number(first / 2 + 4 * j + i); });
 }
 
-// The same of all of a warp's fragments; number(m, i) is the lane's number i in fragment m.
+// The same for all of a warp's fragments; number(m, i) is the lane's number i in fragment m.
 template <class Shape, int kColumns, FragmentStore Store, class Number>
 __device__ __forceinline__ void store_columns(const Store& rows, const typename Store::Output& out,
                                               int32_t row, int32_t row_end, int32_t part,
@@ -61,11 +62,8 @@ __device__ __forceinline__ void store_columns(const Store& rows, const typename 
                              [&](int i) { return number(m, i); });
 }
 
-// Stores rows up to an end that may be known on the device only, an expert's last, by nothing that
-// a GPU generation has of its own: each thread writes 16 bytes at a time from its registers.
-
 // A 4x4 transposition: lane q of the four that share a row has word q of four groups of 8 columns,
-// and gets the four words of group q, which are 16 contiguous bytes.
+// and receives the four words of group q, which are 16 contiguous bytes.
 __device__ __forceinline__ uint4 words_of_group(const uint32_t (&group)[4], int32_t lane) {
   constexpr uint32_t kAllLanes = 0xffffffff;
   const bool odd = lane & 1, upper = lane & 2;
@@ -88,9 +86,9 @@ __device__ __forceinline__ uint4 words_of_group(const uint32_t (&group)[4], int3
   return {word[0], word[1], word[2], word[3]};
 }
 
-// A FragmentStore (epilogue/store.h) of 16-bit numbers. The four lanes of a row write 64 bytes of
-// it side by side, which are two sectors of L2. A batch has by default the columns that a gated
-// activation leaves of a tile's.
+// A FragmentStore of 16-bit numbers: each thread writes 16 bytes at a time from its registers. The
+// four lanes of a row write 64 contiguous bytes, which are two sectors of L2. By default a batch
+// has half of a tile's columns, which are the columns of A with a gated activation.
 template <class Shape, class Element_, int kBatch = Shape::BLOCK_N / 2>
 class StoreByThreads {
  public:
@@ -103,7 +101,7 @@ class StoreByThreads {
   struct Output {
     Element* data;
     int64_t row_stride, part_stride;  // in elements; multiples of kGroup
-    int32_t columns;                  // of one part, a multiple of kGroup; 0: not wanted
+    int32_t columns;                  // of one part, a multiple of kGroup; 0: absent
   };
   static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
     if (!present(out)) return {};
@@ -136,8 +134,8 @@ class StoreByThreads {
   __device__ __forceinline__ void store_packed(const Output& out, int m, int32_t row,
                                                int32_t row_end, int32_t part, int32_t column,
                                                const uint32_t (*words)[2]) const {
-    // Read anew: with threadIdx, Hopper's kernels that hold words beside their next products
-    // spilled five times as much.
+    // Read again: with threadIdx, sm90's kernels with deferred stores, which hold words during the
+    // next MMAs, spilled five times as much.
     const int32_t thread = ptx::thread_index(), lane = thread % kWarp;
     row += Shape::fragment_row(m, thread);
     if (row >= row_end || column >= out.columns) return;  // the whole warp, which shuffles
@@ -159,10 +157,8 @@ class StoreByThreads {
   __device__ void finish() const {}
 };
 
-// Stores rows of few columns up to an end that may be known on the device only: each thread writes
-// two numbers at a time, 4 bytes, as it has them.
-
-// A FragmentStore (epilogue/store.h) where a warp's columns are fewer than StoreByThreads takes.
+// A FragmentStore for warps with fewer columns than StoreByThreads takes: each thread writes two
+// numbers, 4 bytes, at a time.
 template <class Shape, class Element_>
 class StoreByWords {
  public:

@@ -1,5 +1,5 @@
-// Which part of a stage a thread copies: rows of 128 bytes, 16 bytes at a time, eight neighbouring
-// threads a row.
+// Operands of sm80 from rows, by cp.async: A by expert or gathered, and both operands of the weight
+// gradients.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@
 
 namespace tilemoe::cuda::sm80 {
 
-// Of kRows rows that all kThreads threads copy in passes.
+// A thread's part of a stage: kRows rows of 128 bytes. A thread copies 16 bytes at a time, eight
+// adjacent threads copy a row, and all kThreads threads copy the rows in passes.
 template <int kThreads, int kRows>
 class StageRows {
  public:
@@ -29,22 +30,22 @@ class StageRows {
         piece_(thread % kPieces),
         offset_(row_ * kRowBytes + swizzled_chunk(row_, piece_)) {}
 
-  __device__ int32_t row() const { return row_; }  // in the first pass; kAtOnce more in each other
+  __device__ int32_t row() const { return row_; }  // in the first pass; each pass adds kAtOnce
   __device__ int32_t piece() const { return piece_; }
   __device__ int32_t byte() const { return piece_ * kPieceBytes; }
 
-  // Whether the thread has a row in a pass: known where they fit.
+  // Whether the thread has a row in a pass: a constant if all threads have one.
   __device__ bool has(int pass) const {
     return (pass + 1) * kAtOnce <= kRows || row_ + pass * kAtOnce < kRows;
   }
-  // To the piece of that pass; zeros where the source is not valid.
+  // Copies the piece of that pass; writes zeros if `valid` is false.
   __device__ __forceinline__ void copy(uint32_t shared, int pass, const char* source,
                                        bool valid) const {
     if (has(pass)) ptx::cp_async_16(place(shared, pass), source, valid ? 16 : 0);
   }
 
  private:
-  // Half an atom further, the swizzle has another bit.
+  // Half a swizzle atom further, one more bit of the swizzle is set.
   __device__ uint32_t place(uint32_t shared, int pass) const {
     return ((shared + offset_) ^ (pass * kAtOnce % 8 * kPieceBytes)) + pass * kAtOnce * kRowBytes;
   }
@@ -53,18 +54,16 @@ class StageRows {
   uint32_t offset_;
 };
 
-// Operand A from rows, K-major. Rows past the expert's last and columns past the source's width are
-// zeros.
-
-// Row r of the tile is row token[row_begin + r] of the source, or row row_begin + r itself where
-// there is no token list.
+// Operand A from rows, K-major. Row r of the tile is row token[row_begin + r] of the source, or row
+// row_begin + r without a token list. Rows past the expert's last and columns past the source's
+// width are zeros.
 template <class Shape, bool kGathers>
 class SourceRows {
  public:
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   struct Params {
     GatherSource from;
-    int32_t padded_bytes;  // of a row, to the end of its last k block
+    int32_t padded_bytes;  // of a row, up to the end of its last k block
   };
   static constexpr bool kInOrder = !kGathers;
 
@@ -111,7 +110,7 @@ class SourceRows {
   uint32_t source_row_[Stage::kPasses];
 };
 
-// Rows of parts of columns, summed over all of them: dH.
+// Operand A from rows that have one or two parts of columns, K-major; K runs over all parts: dH.
 template <class Shape>
 class PartRows {
  public:
@@ -121,7 +120,7 @@ class PartRows {
     const char* rows;
     int64_t row_bytes;
     int32_t blocks_a_part;
-    int32_t padding;  // columns of a part's last k block that are the next part's
+    int32_t padding;  // columns of a part's last k block that belong to the next part
   };
 
   // Of dH (capacity, parts * columns).
@@ -163,17 +162,17 @@ class PartRows {
 
   const Params& params_;
   Stage stage_;
-  const char* from_;   // this thread's piece of the next k block, of its first row
+  const char* from_;   // this thread's piece of the next k block, in its first row
   int32_t rows_left_;  // from that row on
 };
 
-// Operands of a product that sums over an expert's rows. A stage is BLOCK_K rows of the expert by
-// the operand's block of columns, as chunks of 64 columns; rows past the expert's last are zeros in
-// both operands, since 0 times what lies there may be NaN.
+// The operands of the weight gradients, whose K is an expert's rows: a stage is BLOCK_K rows by the
+// operand's block of columns, as chunks of 64 columns. Rows past the expert's last are zeros in
+// both operands, since 0 times their memory's contents may be NaN.
 
-// Operand A from rows that lie anywhere: row r of the sum is row token[r] of the source, or row r
-// itself where there is no token list; looked up one k block ahead. Columns past the source's width
-// are zeros too.
+// Operand A from gathered rows, MN-major: row r of K is row token[r] of the source, or row r
+// without a token list. The tokens are read one k block ahead. Columns past the source's width are
+// zeros.
 template <class Shape>
 class GatheredRowsAsK {
  public:
@@ -237,7 +236,7 @@ class GatheredRowsAsK {
   uint32_t source_row_[Stage::kPasses];
 };
 
-// Operand B from rows grouped by expert, of one or two parts of columns.
+// Operand B from rows grouped by expert, MN-major, of one or two parts of columns.
 template <class Shape>
 class DenseRowsAsK {
  public:
@@ -300,7 +299,7 @@ class DenseRowsAsK {
 
   const Params& params_;
   Stage stage_;
-  const char* from_;  // this thread's piece of the next k block, of its first row
+  const char* from_;  // this thread's piece of the next k block, in its first row
   int32_t rows_left_, columns_left_;
 };
 

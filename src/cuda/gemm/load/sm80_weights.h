@@ -1,8 +1,8 @@
-// Operand B: BLOCK_N columns of the product, which are rows of one expert's weights, in either
-// major. Rows past the weights' last and steps past the sum's are zeros.
+// Operand B of sm80, by cp.async: BLOCK_N columns of the GEMM, which are rows of one expert's
+// weights, in either major. Rows past the weights' last and steps past the end of K are zeros.
 //
-// Of a gated activation each warp's columns are two parts, gate rows and then as many up rows: so
-// gate and up of a column meet in one thread's accumulators, whether they lie one after the other,
+// With a gated activation each warp's columns are two parts, gate rows and then as many up rows: so
+// one thread's accumulators have gate and up of a column, whether these lie one after the other,
 // interleaved or in two tensors.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace tilemoe::cuda::sm80 {
 
-// Every expert's weights (E, rows, sum), of which one of the last two is contiguous.
+// The weights of all experts (E, rows, K); one of the last two dimensions is contiguous.
 struct ExpertWeights {
   const char* data;
   int64_t expert_bytes;
@@ -38,7 +38,7 @@ struct ExpertWeights {
   }
 };
 
-// Copies a stage of a tile's rows. kParts: of a warp's columns, gate and up.
+// Copies a stage of a tile's rows. A warp's columns have kParts parts: two for gate and up.
 template <class Shape, Major kMajor, int kParts>
 class WeightStage {
  public:
@@ -48,7 +48,8 @@ class WeightStage {
   static constexpr int kPieceElements = Stage::kPieceBytes / kElementBytes;
   static constexpr int kPartColumns = Shape::kWarpColumns / kParts;
   static constexpr int kPiecesAPart = Stage::kPieces / kParts;
-  // K-major: a pass is of one part, or of whole warps' columns, of which a thread has one part.
+  // K-major: a pass has rows of one part, or the columns of whole warps; a thread then has one
+  // part.
   static constexpr bool kPassOfOnePart = kParts == 1 || kPartColumns % Stage::kAtOnce == 0;
   static constexpr bool kThreadHasOnePart = kMajor == Major::kMN || !kPassOfOnePart;
   static_assert(kPassOfOnePart || kMajor == Major::kMN ||
@@ -56,29 +57,29 @@ class WeightStage {
 
   __device__ explicit WeightStage(int32_t thread) : stage_(thread) {}
 
-  // What this thread copies first of an expert's weights.
+  // The first address that this thread copies from, of an expert's weights.
   __device__ const char* first(const ExpertWeights& W, int32_t expert, int32_t n_block) const {
     const auto line = static_cast<uint32_t>(kMajor == Major::kK ? row(n_block) : sum());
     const auto in_line = static_cast<uint32_t>(kMajor == Major::kK ? sum() : row(n_block));
     return W.data + expert * W.expert_bytes + uint64_t{line} * W.line_bytes +
            uint64_t{in_line} * kElementBytes;
   }
-  // Where that is: which row of the part, and which step of the sum.
+  // Its row of the part and its step of K.
   __device__ int32_t row(int32_t n_block) const {
     return n_block * (Shape::BLOCK_N / kParts) + row_in_tile();
   }
   __device__ int32_t sum() const {
     return kMajor == Major::kK ? stage_.piece() * kPieceElements : stage_.row();
   }
-  // The part that a thread copies of, where it is one.
+  // The part that this thread copies, if kThreadHasOnePart.
   __device__ int part() const {
     return kMajor == Major::kMN ? stage_.piece() / kPiecesAPart
            : kPassOfOnePart     ? 0
                                 : stage_.row() / kPartColumns % kParts;
   }
 
-  // A k block, of which from(part) is what this thread copies first, as first() gives it, and from
-  // there on `rows` and `sum` are left. Lines are line_bytes(part) apart.
+  // Copies a k block. from(part) is this thread's first address, as first() returns it; `rows` rows
+  // and `sum` steps of K are left from there on. Lines are line_bytes(part) apart.
   template <class FromPart, class OfPart>
   __device__ __forceinline__ void copy(uint32_t shared, const FromPart& from,
                                        const OfPart& line_bytes, int32_t rows, int32_t sum) const {
@@ -87,7 +88,7 @@ class WeightStage {
     else
       copy_mn_major(shared, from(0), line_bytes(0), rows, sum);
   }
-  // Bytes from a k block to the next.
+  // Bytes from one k block to the next.
   __device__ static uint64_t block_bytes(uint32_t line_bytes) {
     return kMajor == Major::kK ? Stage::kRowBytes : uint64_t{line_bytes} * Shape::BLOCK_K;
   }
@@ -102,7 +103,7 @@ class WeightStage {
       return stage_.row() / Shape::kWarpColumns * kPartColumns + stage_.row() % kPartColumns;
   }
 
-  // Rows of 128 bytes of the sum.
+  // Rows of 128 bytes along K.
   template <class FromPart, class OfPart>
   __device__ __forceinline__ void copy_k_major(uint32_t shared, const FromPart& from,
                                                const OfPart& line_bytes, int32_t rows,
@@ -121,7 +122,7 @@ class WeightStage {
     }
   }
 
-  // Chunks of 64 rows: steps of the sum, of 128 bytes each.
+  // Chunks of 64 rows: each step of K has 128 bytes of them.
   __device__ __forceinline__ void copy_mn_major(uint32_t shared, const char* from,
                                                 uint32_t line_bytes, int32_t rows,
                                                 int32_t sum) const {
@@ -147,10 +148,10 @@ class Weights {
 
   struct Params {
     ExpertWeights part[kParts];
-    int32_t padding;  // steps from the end of the sum to that of its last k block
+    int32_t padding;  // steps from the end of K to the end of its last k block
   };
 
-  // Of kParts weights (E, columns of the product, sum), which are as wide as each other.
+  // Of kParts weights (E, columns of the GEMM, K) of one shape.
   static Params params(const tilemoe_tensor* weights) {
     Params params{};
     for (int p = 0; p < kParts; ++p) params.part[p] = ExpertWeights::of<kMajor>(weights[p]);
@@ -181,18 +182,18 @@ class Weights {
   static constexpr int kPointers =
       WeightStage<Shape, kMajor, kParts>::kThreadHasOnePart ? 1 : kParts;
 
-  // Of a part, or of the one that the thread has.
+  // The weights of a part, or of the only part that the thread has.
   __device__ const ExpertWeights& weights(int part) const {
     return params_.part[kPointers == 1 ? stage_.part() : part];
   }
 
   const Params& params_;
   WeightStage<Shape, kMajor, kParts> stage_;
-  const char* from_[kPointers];  // what this thread copies first of the next k block
+  const char* from_[kPointers];  // this thread's first address of the next k block
   int32_t rows_left_;
 };
 
-// Where the sum runs over the gate part and then the up part: W1's, which lie one after the other,
+// Weights whose K is the gate part and then the up part: W1's, which lie one after the other,
 // interleaved or in two tensors.
 template <class Shape, Major kMajor>
 class WeightsByParts {
@@ -202,10 +203,10 @@ class WeightsByParts {
   struct Params {
     ExpertWeights part[2];
     int32_t blocks_a_part;
-    int32_t padding;  // steps from the end of a part to that of its last k block
+    int32_t padding;  // steps from the end of a part to the end of its last k block
   };
 
-  // Of W1's parts (E, columns, d), which are summed over; the product has d columns.
+  // Of W1's parts (E, columns, d): K runs over the columns, and the GEMM has d columns.
   static Params params(const UpParts& W1) {
     Params params{};
     params.blocks_a_part = k_blocks_of_a_part<Shape>(W1.columns);
@@ -240,7 +241,7 @@ class WeightsByParts {
  private:
   const Params& params_;
   WeightStage<Shape, kMajor, 1> stage_;
-  const char* from_;  // what this thread copies first of the next k block
+  const char* from_;  // this thread's first address of the next k block
   const char* of_next_part_;
   uint32_t line_bytes_;
   int32_t rows_left_;
