@@ -1,5 +1,5 @@
-// Launches a persistent grouped GEMM of any arch on the current device: the grid is one wave of CTAs
-// over the SMs, or tuning.ctas_per_sm of them, and never more CTAs than there are tiles.
+// Launches a persistent grouped GEMM of any arch on the current device: the grid is one wave of
+// CTAs over the SMs, or tuning.ctas_per_sm of them, and never more CTAs than there are tiles.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ struct GemmResidency {
   int stages;  // 0: the Gemm has a constant number
 };
 
-// sm80 fits its stages to the device (Gemm::room_on()). A CTA of the other arches uses nearly all of
-// an SM's shared memory, so the SM holds one.
+// sm80 fits its stages to the device (Gemm::room_on()). A CTA of the other arches uses nearly all
+// of an SM's shared memory, so the SM holds one.
 template <class Gemm>
 GemmResidency residency_of(const DeviceInfo& device) {
   if constexpr (requires { Gemm::room_on(device); }) {

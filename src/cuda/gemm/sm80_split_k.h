@@ -1,4 +1,4 @@
-// Split-K of the weight gradients on sm80; gemm/split_k.h, the same for sm90 and sm100, explains it.
+// Split-K of the weight gradients on sm80. gemm/split_k.h, for sm90 and sm100, explains it.
 // (By that text, sm80's kernels for Blackwell would be other machine code.)
 #pragma once
 

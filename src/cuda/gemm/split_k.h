@@ -1,7 +1,8 @@
-// Split-K of the weight gradients on sm90 and sm100 (sm80: sm80_split_k.h). The work on long experts
-// is divided into equal splits (schedule/splits.h). If the border of two splits lies within a tile,
-// the CTAs on both sides write the float32 accumulators of their k blocks to memory, as the threads
-// have them; a second kernel adds these partial sums in the order of the rows and stores the tile.
+// Split-K of the weight gradients on sm90 and sm100 (sm80: sm80_split_k.h). The work on long
+// experts is divided into equal splits (schedule/splits.h). If the border of two splits lies within
+// a tile, the CTAs on both sides write the float32 accumulators of their k blocks to memory, as the
+// threads have them; a second kernel adds these partial sums in the order of the rows and stores
+// the tile.
 #pragma once
 
 #include <cstddef>
