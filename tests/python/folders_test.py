@@ -44,13 +44,8 @@ ONE_INCLUDER = {
     "cpu/activations-inl.h": "the place of an activation; with its includer one more would exceed the limit",
     "cuda/gemm/epilogue/sm80_epilogues.h": "ops names the parts of an arch, and an epilogue is no part of ops",
     "cuda/gemm/epilogue/sm90_activation.h": "ops names the parts of an arch, and an epilogue is no part of ops",
-    "cuda/gemm/epilogue/sm90_weight_gradient.h": "ops names the parts of an arch, and an epilogue is no part of ops",
-    "cuda/gemm/epilogue/sm100_epilogues.h": "ops names the parts of an arch, and an epilogue is no part of ops",
     "cuda/gemm/load/sm80_weights.h": "ops names the parts of an arch, and a loader is no part of ops",
 }
-# Files of gemm that are about to be joined: each line leaves with its file.
-PENDING = {f"cuda/gemm/{arch}_split_k.h includes cuda/ops/table.h" for arch in ("sm80", "sm90", "sm100")} | {
-    f"cuda/gemm/{arch}_launch.h of cuda/ops/{arch}_ops.h" for arch in ("sm80", "sm90", "sm100")}
 # Headers of ptx without an instruction: the simulator compiles them as they are.
 WITHOUT_TWIN = {"address.h", "descriptors.h"}
 
@@ -81,7 +76,7 @@ class Tree:
                 continue
             wrong += [f"{name} includes {other}" for other in others
                       if folder(other) != here and folder(other) not in ALLOWED[here]]
-        return [line for line in wrong if line not in PENDING]
+        return wrong
 
     def missing_includes(self):
         """Names in quotes with the folder of a source that are no file."""
@@ -138,7 +133,7 @@ class Tree:
                 limit = CHAPTER_LINES if user in CHAPTERS else LINES
                 if self.lines(name) + self.lines(user) <= limit:
                     lone.append(f"{name} of {user}")
-        return [line for line in lone if line not in PENDING]
+        return lone
 
     def ptx_without_twin(self):
         twins = {path.name for path in (self.root / "simulator/include/cuda/ptx").glob("*.h")}

@@ -24,8 +24,7 @@
 // the MMAs of the next tile. It may also read an operand of its own through the ring, after a
 // tile's k blocks.
 //
-// Template parameters: LoadA and LoadB (load/stage.h), Epilogue (sm90_epilogue.h), Order
-// (schedule/tile.h). launch_gemm.h launches the kernel.
+// Parts: LoadA, LoadB (load/stage.h), Epilogue (sm90_epilogue.h), Order (schedule/tile.h).
 #pragma once
 
 #include <concepts>
