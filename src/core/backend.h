@@ -1,4 +1,4 @@
-// What the layer and the backends share: the parts of W1, the names and arguments of the steps, and
+// The contract between the layer and the backends: the parts of W1, the names and arguments of the steps, and
 // the interface of a backend.
 #pragma once
 
@@ -258,7 +258,7 @@ enum class Step {
   kBiasGradient,
 };
 
-// What the size of a step's scratch depends on, in addition to the experts.
+// Sizes that determine a step's scratch, in addition to the experts.
 struct ScratchSizes {
   int64_t capacity;
   int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert

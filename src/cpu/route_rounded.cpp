@@ -32,7 +32,7 @@ class FirstRanks {
     if (count_ == size_ && count_ > needed_) sift();
   }
 
-  // Their number is `needed` if that many were offered. In ascending order of token.
+  // Their number is at most `needed`. In ascending order of token.
   int64_t finish() {
     if (count_ > needed_) sift();
     std::sort(buffer_, buffer_ + count_,

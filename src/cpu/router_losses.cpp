@@ -1,5 +1,5 @@
 // The balance loss and the router's z-loss, and their gradient. A first pass sums by block of
-// tokens, in float64 and in the order of blocks; a second, when asked for, adds the gradient.
+// tokens, in float64 and in the order of blocks; a second pass, if requested, adds the gradient.
 #include <cmath>
 
 #include "cpu/choose.h"

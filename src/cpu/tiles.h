@@ -51,7 +51,7 @@ class StepScratch {
 
 // The rows of a batch cut into tiles that never cross from one expert to the next: the tasks of the
 // steps whose output has a row per row. An expert's tiles are of equal height, give or take a row:
-// a short last one would have all of the weights packed for few rows.
+// a short last one would have all of the weights packed for a handful of rows.
 
 struct RowTile {
   int64_t expert;

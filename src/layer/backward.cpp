@@ -159,7 +159,7 @@ void begin_over_H(const BackwardCall& call, tilemoe_saved& saved) {
   saved.state = TILEMOE_SAVED_PARTS_OF_DH, saved.dH = nullptr;
 }
 
-// What a backward leaves for the next call.
+// Intermediate results that a backward leaves for the next call.
 void update_saved(const BackwardCall& call, tilemoe_saved& saved) {
   switch (call.args.mode) {
     case TILEMOE_BACKWARD_WHOLE: saved.state = TILEMOE_SAVED_H, saved.dH = nullptr; return;

@@ -32,7 +32,7 @@ struct ForwardPlan {
               const tilemoe_routing_spec& spec);
 };
 
-// What a backward makes.
+// Intermediate results of a backward.
 struct BackwardWork {
   tilemoe_backward_mode mode = TILEMOE_BACKWARD_WHOLE;
   bool dH_over_H = false;  // OVER_H, and REST after it

@@ -107,7 +107,7 @@ TILEMOE_HOST_DEVICE bool ranks_by_sigmoid(tilemoe_scoring scoring) {
   return scoring == TILEMOE_SIGMOID || scoring == TILEMOE_SIGMOID_RENORMALIZED;
 }
 
-// A share of a sum. If all are 0, the `present` ones have equal shares, as in softmax.
+// A share of a sum. If all are 0, the `present` ones get equal parts, as in softmax.
 template <class Count>
 TILEMOE_HOST_DEVICE float share_of(float value, float sum, Count present) {
   return sum > 0 ? value / sum : 1.f / static_cast<float>(present);

@@ -154,8 +154,8 @@ uint64_t spec_bytes(uint64_t size) {
 }  // namespace
 
 void write_routing(const tilemoe_routing& routing, tilemoe_routing* to) {
-  // An older caller's routing has no room for the end of a newer spec, and could not say later what
-  // it asked for.
+  // An older caller's routing has no room for the end of a newer spec, so a later call could not
+  // know the requested rounding.
   if (to != nullptr && to->struct_size < sizeof routing)
     TILEMOE_CHECK(routing.spec.round_tokens == 0,
                   "routing.struct_size is " << to->struct_size

@@ -99,7 +99,7 @@ constexpr BlockRoom block_room(int block_bytes, int stage_bytes, int other_bytes
   return {};
 }
 
-// What a block may have on the device; at most TILEMOE_SHARED_KIB, where that is set: with it, a
+// Shared memory available to a CTA on the device; at most TILEMOE_SHARED_KIB, where that is set: with it, a
 // GPU runs the code of one that has less.
 int shared_bytes_of_block(const DeviceInfo& device);
 

@@ -1,4 +1,4 @@
-// What the GEMMs share: the gate and up columns of W1, and the weight gradients as one step.
+// Shared by the GEMMs: the gate and up columns of W1, and the weight gradients as one step.
 #pragma once
 
 #include <cstdint>

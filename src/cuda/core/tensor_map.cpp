@@ -49,7 +49,7 @@ CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuin
   std::array<cuuint32_t, kDims> element_strides;
   element_strides.fill(1);
   // No variable that is itself returned: that would be wherever the caller's compiler has the
-  // result, for which some (GCC 12) do not keep the 64 bytes' alignment that the driver asks for.
+  // result, for which some (GCC 12) do not keep the 64 bytes' alignment that the driver requires.
   std::array<CUtensorMap, 1> map;
   const auto try_to_encode = [&] {
     return encode_function()(map.data(), map_type(dtype), kDims, const_cast<void*>(data),

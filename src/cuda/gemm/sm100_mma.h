@@ -12,7 +12,7 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// Of a tile, or of the tiles of a pair of blocks. A and B are operands as they lie in a block's
+// Of a tile, or of the tiles of a CTA pair. A and B are operands as they lie in a block's
 // stage, one after the other.
 template <class Shape, class A, class B>
 class Mma {

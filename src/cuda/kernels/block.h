@@ -1,4 +1,4 @@
-// What the kernels of this folder share within a CTA: dynamic shared memory, the last-arriving CTA,
+// Building blocks of this folder's kernels within a CTA: dynamic shared memory, the last-arriving CTA,
 // scans, and the expert of a row.
 #pragma once
 

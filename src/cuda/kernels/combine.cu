@@ -54,7 +54,7 @@ struct Sums {
 };
 
 // One thread for 16 bytes of each part of one output row. It has kAtOnce rows of a token in flight
-// together; with few rows, more parts keep as many bytes in flight.
+// together; with a small T, more parts keep as many bytes in flight.
 template <class Element, Pairs kPairs, int kParts, int kAtOnce>
 __global__ void __launch_bounds__(kThreads) combine_rows(const CombineParams params) {
   wait_for_previous();

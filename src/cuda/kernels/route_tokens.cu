@@ -54,7 +54,7 @@ __device__ __forceinline__ float rounded_logit(const RouteTokensParams& params, 
   }
 }
 
-// Token t's logits, in shared memory: the loads of all parts of a few tokens are in flight
+// Token t's logits, in shared memory: the loads of all parts of several tokens are in flight
 // together.
 template <int kSlots>
 __device__ __forceinline__ void add_parts(const RouteTokensParams& params, int32_t t, float* row) {

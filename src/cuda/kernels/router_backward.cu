@@ -77,7 +77,7 @@ __device__ void rounded_row(const BackwardParams& params, const TokenPairs& pair
       });
 }
 
-// What a pair gives to its expert's logit; `dot` is the sum of s ds over the token's pairs. Every s
+// A pair's term of its expert's logit gradient; `dot` is the sum of s ds over the token's pairs. Every s
 // has the factor in it, which the gradient of a share of a sum sees once, as s, and not twice, as s
 // in the sum of all.
 template <class Logit>

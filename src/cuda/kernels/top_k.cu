@@ -18,7 +18,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMaxWarpExperts = 512;    // of a warp's choice: 16 registers a lane
-constexpr int kMaxWideExperts = 16384;  // past it few tokens would leave the GPU idle
+constexpr int kMaxWideExperts = 16384;  // past it a small T would leave the GPU idle
 
 // CTAs per SM, by the registers that a row and its groups take.
 template <int kSlots, bool kGroups>

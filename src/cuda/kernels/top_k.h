@@ -133,14 +133,14 @@ struct TopKParams {
   GroupLimit groups;
 };
 
-// What a choice by sigmoid ranks by.
+// The value by which a choice by sigmoid ranks.
 __device__ __forceinline__ float biased_sigmoid(const TopKParams& params, float logit, int64_t e) {
   const float value = order::sigmoid(logit);
   return params.bias == nullptr ? value : value + params.bias[e];
 }
 
 // A token's top-K by one warp: its experts and their scores, from a row that fits the warp's
-// registers. Top-K and the routing of few tokens have this one text.
+// registers. Top-K and the routing of decode share this code.
 
 template <int kSlots>
 __device__ __forceinline__ void rank_by_sigmoid(const TopKParams& params, WarpRow<kSlots>& row) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void rank_by_sigmoid(const TopKParams& params, WarpRo
   }
 }
 
-// Lane k's score. `best` is what it chose; sum_over_all(max) is asked for by that rule alone.
+// Lane k's score. `best` is what it chose; only that rule calls sum_over_all(max).
 template <class SumOverAll>
 __device__ __forceinline__ float score_by_warp(const TopKParams& params, const FloatArray& logits,
                                                const Chosen& best, bool nan,
@@ -228,7 +228,7 @@ __device__ float sum_by_first_warp(float& shared, int64_t count, const Value& va
 template <int kThreads>
 __device__ void score_by_block(const TopKParams& params, const FloatArray& logits,
                                const IntegerArray& ids, float* values) {
-  __shared__ float shared_sum;
+  __shared__ float cta_sum;
   const int32_t E = params.E, K = params.K;
   const auto chosen = [&](int64_t k) { return values[k]; };
   if (ranks_by_sigmoid(params.scoring)) {
@@ -236,7 +236,7 @@ __device__ void score_by_block(const TopKParams& params, const FloatArray& logit
       values[k] = order::sigmoid(logits.at(ids.at(k)));
     if (params.scoring == TILEMOE_SIGMOID) return;
     __syncthreads();
-    const float sum = sum_by_first_warp(shared_sum, K, chosen);
+    const float sum = sum_by_first_warp(cta_sum, K, chosen);
     for (int64_t k = threadIdx.x; k < K; k += kThreads) values[k] = share_of(values[k], sum, K);
     return;
   }
@@ -247,8 +247,8 @@ __device__ void score_by_block(const TopKParams& params, const FloatArray& logit
   __syncthreads();
   const auto weight = [&](int64_t e) { return order::softmax_weight(logits.at(e), max); };
   const float sum = params.scoring == TILEMOE_SOFTMAX_OVER_ALL
-                        ? sum_by_first_warp(shared_sum, E, weight)
-                        : sum_by_first_warp(shared_sum, K, chosen);
+                        ? sum_by_first_warp(cta_sum, E, weight)
+                        : sum_by_first_warp(cta_sum, K, chosen);
   for (int64_t k = threadIdx.x; k < K; k += kThreads) values[k] /= sum;
 }
 

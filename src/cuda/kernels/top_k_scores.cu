@@ -28,7 +28,7 @@ struct ScoreParams {
   float factor;  // of every score
 };
 
-// What a token's scores are made of, in every lane.
+// The terms of a token's scores, in every lane.
 template <class Logit>
 class TokenScores {
  public:

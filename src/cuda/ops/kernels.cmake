@@ -1,4 +1,4 @@
-# What an arch's products are compiled for, of TILEMOE_CUDA_ARCHS. Where that is nothing the arch is
+# The entries of TILEMOE_CUDA_ARCHS for which an arch's GEMMs are compiled. Without any the arch is
 # not built: its rows of kernels.inc are left out, here and in table.h.
 set(archs sm80 sm90 sm100)
 set(cuda_archs_of_sm90 ${TILEMOE_CUDA_ARCHS})

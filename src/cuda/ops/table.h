@@ -12,7 +12,7 @@
 namespace tilemoe::cuda {
 
 // Tiles of the mma.sync kernels: as wide as the registers of a warp allow, and shorter ones for
-// experts with few rows.
+// experts with small M.
 inline constexpr TileConfiguration kWarps256{128, 256};
 inline constexpr TileConfiguration kWarps192{128, 192};
 inline constexpr TileConfiguration kWarps128{128, 128};

@@ -1,4 +1,4 @@
-// What a warp or a thread does alone: elect, its number, pins, dynamic shared memory, ex2 and rcp.
+// Operations of a single warp or thread: elect, its number, pins, dynamic shared memory, ex2 and rcp.
 //
 // Elects one lane of a warp, the same each time; the compiler knows that it is one.
 #pragma once

@@ -79,7 +79,7 @@ struct ReferenceTiles {
 // no tile and no number of clusters, since splits change the bits of a sum.
 
 // An expert is long if one of its reference tiles is more than 1 / kOfAnAverage of a worker's
-// average work; but a sum over few rows is not worth the way through memory.
+// average work; but the sum of a short split is not worth a round trip through memory.
 constexpr int64_t kOfAnAverage = 4;
 constexpr int32_t kShortSum = 1024;
 constexpr int32_t kMinSplit = 8;  // k blocks
@@ -92,7 +92,7 @@ TILEMOE_HOST_DEVICE bool is_long(int64_t rows, int64_t M, int64_t tiles, int64_t
 
 // The maximum number of splits of the work on long experts; 0: no expert counts as long. `tiles`
 // are of an expert, which has at most `max_rows` of the `capacity` rows. None counts as long if
-// one with that many would not, with all rows in use: with fewer in use some then are not split.
+// a longer split would not, with all rows in use: with fewer rows in use some experts are not split.
 inline int32_t max_splits(int64_t tiles, int64_t capacity, int64_t max_rows, int32_t workers) {
   // Of `blocks` k blocks in all, no more than all have a tile that long.
   const int64_t blocks = capacity / kSumRows + capacity / kShortSum;
