@@ -1,4 +1,4 @@
-// A stage's products by tcgen05.mma: what an arch calls its Mma.
+// The MMAs of a stage by tcgen05.mma, and a store warp's rows of D in tensor memory.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// Of a tile, or of the tiles of a CTA pair. A and B are operands as they lie in a block's
-// stage, one after the other.
+// The MMAs of one tile, or of both tiles of a CTA pair. A and B are the operands' layouts in a
+// stage, where B follows A.
 template <class Shape, class A, class B>
 class Mma {
  public:
@@ -22,12 +22,12 @@ class Mma {
   static constexpr int kStepB = B::step_bytes(kK, sizeof(typename Shape::Element));
   static_assert(Shape::BLOCK_K % kK == 0);
 
-  // `shared` is the first stage.
+  // `shared` is the address of the first stage.
   __device__ explicit Mma(uint32_t shared)
       : a_(descriptor<A>(shared)), b_(descriptor<B>(shared + A::kBytes)) {}
 
-  // D += the products of the stage that begins `stage` bytes after the first, which are under way
-  // when it returns; `overwrites` D instead. By one thread.
+  // Starts D += A B of the stage at `stage` bytes after the first, or D = A B if `overwrites`.
+  // Asynchronous; called by one thread.
   __device__ __forceinline__ void multiply(uint32_t D, uint32_t stage, bool overwrites) const {
 #pragma unroll
     for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
@@ -51,7 +51,7 @@ class Mma {
     return ptx::tcgen05_descriptor(shared, Operand::kAtomBytes,
                                    Operand::kMajor == Major::kK ? 16 : Operand::kChunkBytes);
   }
-  // A descriptor moved by `bytes`, which never leave its 18 bits of address.
+  // Advances a descriptor by `bytes`; the address stays within its 18 bits.
   __device__ static uint64_t advance(uint64_t descriptor, uint32_t bytes) {
     return descriptor + (bytes >> 4);
   }
@@ -59,24 +59,24 @@ class Mma {
   uint64_t a_, b_;
 };
 
-// A storing warp's rows of a tile in tensor memory, which an epilogue pulls into registers some
-// columns at a time: a whole tile has no room there.
+// A store warp's rows of a tile in tensor memory. An epilogue loads them in batches of columns,
+// because a whole tile does not fit into registers.
 
-constexpr uint32_t kLane = 1u << 16;  // in addresses of tensor memory
+constexpr uint32_t kLane = 1u << 16;  // one lane in addresses of tensor memory
 
-// Columns that an epilogue has in registers at a time: a group of ds.
+// Columns that an epilogue has in registers at a time: one group of ds.
 constexpr int kBatchColumns = 64;
 
-// A batch of columns of one of a warp's fragments.
+// A batch of columns of one fragment of a warp.
 using Batch = AccumulatorFragments<1, kBatchColumns>;
 
 class WarpAccumulators {
  public:
-  // `address` of the warp's first lane and the tile's first column.
+  // `address`: the warp's first lane and the tile's first column.
   __device__ explicit WarpAccumulators(uint32_t address) : address_(address) {}
 
-  // Begins to bring kColumns columns of fragment m, from `column` on. All lanes of the warp call
-  // it, and land() before the numbers are used.
+  // Starts to load kColumns columns of fragment m, from `column` on. The whole warp calls it, and
+  // calls land() before it uses the numbers.
   template <int kColumns>
   __device__ __forceinline__ void pull(int m, int32_t column, float* numbers) const {
     static_assert(kColumns % kLoad == 0);
@@ -85,7 +85,7 @@ class WarpAccumulators {
       ptx::tensor_memory_load_16x32(numbers + c / 2,
                                     address_ + m * fragment::kRows * kLane + column + c);
   }
-  // Waits for what was pulled into these fragments, and keeps uses of them behind that.
+  // Waits for the loads into these fragments; the compiler keeps uses of them after the wait.
   template <int kFragments, int kNumbers>
   __device__ __forceinline__ static void land(float (&fragments)[kFragments][kNumbers]) {
     ptx::tensor_memory_wait_loads();
@@ -95,14 +95,14 @@ class WarpAccumulators {
       for (float& number : fragment) ptx::pin(number);
   }
 
-  // Columns of fragment m from `column` on, as many as a batch has.
+  // Loads one batch of columns of fragment m, from `column` on, and waits for it.
   __device__ __forceinline__ void read(int m, int32_t column, Batch& batch) const {
     pull<kBatchColumns>(m, column, batch[0]);
     land(batch);
   }
 
  private:
-  static constexpr int kLoad = 32;  // columns of an instruction
+  static constexpr int kLoad = 32;  // columns per instruction
 
   uint32_t address_;
 };

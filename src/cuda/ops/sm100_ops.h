@@ -40,7 +40,7 @@ class HalfOfWeights {
     for (int p = 0; p < kParts; ++p) params.part[p] = Load::params(weights + p);
     return params;
   }
-  // Of W1's parts (E, columns, d), which are summed over.
+  // The parts of W1 (E, columns, d); their columns are the k of the GEMM.
   static Params params(const UpParts& W1) {
     static_assert(kParts == 1);
     return {{Load::params(W1)}};
@@ -107,7 +107,7 @@ struct Sm100 {
   template <Variant kVariant, TileConfiguration kTile>
   using Shape = sm100::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
 
-  // ---- operand A: rows by expert, or summed over
+  // ---- operand A: rows grouped by expert, or rows as the k of the GEMM
   template <class Shape, bool kGathers>
   using Rows = std::conditional_t<kGathers, load::GatheredRows<Shape>, load::DenseRows<Shape>>;
   template <class Shape>

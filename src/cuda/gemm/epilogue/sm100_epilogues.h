@@ -1,5 +1,6 @@
-// A tile's end, batch by batch of a warp's fragments, as a loop: written out it would be many times
-// as many instructions, which an SM fetches anew for each tile.
+// The epilogues of sm100: a store warp finishes its fragments of a tile in a loop over batches of
+// columns. The loop is not unrolled: the unrolled code would be many times larger, and an SM would
+// fetch those instructions again for every tile.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// Calls body(m, column) of each fragment that has rows and each batch of columns of it, of kColumns
-// from `first` on, that has columns before `end`.
+// Calls body(m, column) for every fragment m with valid rows and every batch of columns in
+// [first, min(first + kColumns, end)).
 template <class Shape, int kColumns = Shape::BLOCK_N, int kStep = kBatchColumns, class Body>
 __device__ __forceinline__ void for_each_batch(const Tile& tile, int32_t first, int32_t end,
                                                const Body& body) {
@@ -30,16 +31,14 @@ __device__ __forceinline__ void for_each_batch(const Tile& tile, int32_t first, 
   }
 }
 
-// The up-projection's end (epilogue/fragment_activation.h), batch by batch.
-
-// A tile's columns are kParts parts of equal width, and so are a batch's: gate, then up of the same
-// columns of A.
+// The up-projection: bias and activation (epilogue/fragment_activation.h). The columns of a tile,
+// and of a batch, are kParts parts of equal width: gate, then up of the same columns of A.
 template <class Shape, Activations kActivations, bool kInterleavedColumns, FragmentStore Rows>
 class ActivationEpilogue {
  public:
   using Fragment = FragmentActivation<Shape, kActivations, kInterleavedColumns, Rows>;
   static constexpr int kParts = Fragment::kParts;
-  static constexpr int kColumns = Shape::BLOCK_N / kParts;  // of a part
+  static constexpr int kColumns = Shape::BLOCK_N / kParts;  // per part
 
   struct Params {
     typename Fragment::Params fragment;
@@ -72,9 +71,7 @@ class ActivationEpilogue {
   const Params& params_;
 };
 
-// The activation gradient's end (epilogue/fragment_activation_gradient.h), batch by batch: a batch
-// is a group of ds.
-
+// The activation gradient (epilogue/fragment_activation_gradient.h). A batch is one group of ds.
 template <class Shape, Activations kActivations>
 class ActivationGradientEpilogue {
  public:
@@ -104,8 +101,7 @@ class ActivationGradientEpilogue {
   const Params& params_;
 };
 
-// D + bias, rounded and stored.
-
+// Stores D + bias, rounded.
 template <class Shape, FragmentStore Rows>
 class StoreEpilogue {
  public:
@@ -116,7 +112,7 @@ class StoreEpilogue {
     Bias bias;
   };
 
-  // Of `bias` (E, columns), which may be absent.
+  // `bias` is (E, columns) and optional.
   static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
     return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
   }
@@ -157,9 +153,8 @@ struct PartialSumsLayout {
   }
 };
 
-// A weight gradient's end (epilogue/fragment_weight_gradient.h), columns by columns. Of a tile that
-// is one part of a sum, D is left for later.
-
+// A weight gradient (fragment_weight_gradient.h), batch by batch. A tile of a split expert writes D
+// as a partial sum; split_k.h adds the splits.
 template <class Shape, class Out, OutputMajor kMajor>
 class WeightGradientEpilogue {
  public:
@@ -194,7 +189,7 @@ class WeightGradientEpilogue {
     }
   }
 
-  // A batch of columns of all of the warp's fragments, the tile's from `column` on.
+  // Stores one batch of columns of all fragments of the warp, from `column` of the tile on.
   __device__ __forceinline__ void store_columns(Columns<Shape>& D, const Tile& tile,
                                                 int32_t column) const {
     const AccumulatorFragments fragments(params_.gradient);
