@@ -171,7 +171,7 @@ def archs():
 
 
 def decode():
-    """One forward of few tokens."""
+    """One forward in decode."""
     rows = []
     found = Results("decode").table_of("decode")
     for layer, of in found.items():
@@ -439,7 +439,7 @@ def tests():
             for name, one in simulated.items()]  # fmt: skip
     return section(
         "Tests on GPUs",
-        "What the GPU stages reported. Cases of `tilemoe check` count as tests; a sanitizer's "
+        "Results of the GPU stages. Cases of `tilemoe check` count as tests; a sanitizer's "
         "items count alone.",
         table("stage | GPU | TileMoE | commit | items | tests | failed | skipped | s", rows),
         "In the simulator, on a CPU, the quick verification cases with the outputs compared:",

@@ -37,7 +37,7 @@ endfunction()
 set(cuda_known_archs 80 90a 100 100f 120)
 set(cuda_code_80
   -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80)
-set(cuda_code_90 -gencode=arch=compute_90,code=sm_90)  # of the arch sm80, which needs nothing of 9.0a
+set(cuda_code_90 -gencode=arch=compute_90,code=sm_90)  # for the arch sm80, which needs no 9.0a
 set(cuda_code_90a -gencode=arch=compute_90a,code=sm_90a)
 set(cuda_code_100 -gencode=arch=compute_100,code=sm_100)
 set(cuda_code_100f -gencode=arch=compute_100f,code=sm_100f)

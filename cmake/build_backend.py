@@ -24,7 +24,7 @@ from scikit_build_core.build import (  # noqa: F401  hooks that stay as they are
     prepare_metadata_for_build_wheel,
 )
 
-LEAST_TORCH = "torch>=2.10"
+MIN_TORCH = "torch>=2.10"
 _of_sdist = Path("PKG-INFO").exists()  # hooks run in the root of the tree that is built
 
 
@@ -49,4 +49,4 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 def get_requires_for_build_wheel(config_settings=None):
     required = backend.get_requires_for_build_wheel(config_settings)
-    return required if find_torch() else [*required, LEAST_TORCH]
+    return required if find_torch() else [*required, MIN_TORCH]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from find_torch import find_torch
 
-LEAST_NVCC = (12, 5)
+MIN_NVCC = (12, 5)
 
 
 def has_cuda():
@@ -27,7 +27,7 @@ def has_cuda():
         return False
     text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
     release = re.search(r"release (\d+)\.(\d+)", text)
-    return release is not None and tuple(map(int, release.groups())) >= LEAST_NVCC
+    return release is not None and tuple(map(int, release.groups())) >= MIN_NVCC
 
 
 if __name__ == "__main__":

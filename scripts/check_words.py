@@ -78,6 +78,8 @@ class Words:
 
     def of_text(self, text, line):
         """Those of a comment or string that begins at `line`: (line, word, replacement)."""
+        if self.allowed.fullmatch(f'"{text}"'):  # a string of Python alone, without its quotes here
+            return
         # The marks and line ends of a comment part no words; its length and lines stay.
         plain = re.sub(r"(?m)^[ \t]*(?://+|\*(?!/)|#+)", lambda m: " " * len(m.group()), text)
         # Of the allowed ones those that cannot be words of a sentence.

@@ -48,8 +48,8 @@ def variant_of(unpacked, kernel):
         _, nvcc = kernel_hash.kernels(cuda)
         major = nvcc.split(".")[0]
         backend, where = "cuda", f"cu{major}0"
-    least = stable_abi[backend].replace(".", "")
-    return backend, f"torch-stable-abi{least}-{where}-{platform.machine()}-linux"
+    min_torch = stable_abi[backend].replace(".", "")
+    return backend, f"torch-stable-abi{min_torch}-{where}-{platform.machine()}-linux"
 
 
 def copy_package(unpacked, folder):

@@ -15,7 +15,7 @@ namespace tilemoe::simulator {
 // bit of the instruction ("tnspA"), not of the descriptor.
 enum class OperandMajor { kK, kMN };
 
-// In bytes. What the two offsets are depends on the order of the operand:
+// In bytes. The two offsets depend on the order of the operand:
 //                          leading_offset is from         stride_offset is from
 //   K-major, no swizzle    8 steps of the sum to the next 8 rows to the next 8
 //   K-major, swizzled      unused                         8 rows to the next 8

@@ -1,4 +1,4 @@
-// What a thread reads about itself without an instruction: threadIdx and the rest.
+// The variables that a thread reads about itself without an instruction: threadIdx and the rest.
 #pragma once
 
 #include <vector_types.h>

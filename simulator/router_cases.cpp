@@ -23,7 +23,7 @@ class RouterTensors {
   std::function<double(int64_t)> normal() {
     return [this](int64_t) { return random_.normal(); };
   }
-  // Whole numbers below `end`, so that many are the same.
+  // Whole numbers below `end`; many are equal.
   std::function<double(int64_t)> below(int64_t end) {
     return [this, end](int64_t) { return static_cast<double>(random_.below(end)); };
   }

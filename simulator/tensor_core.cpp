@@ -135,13 +135,13 @@ void sum_groups(int fraction_bits, const Row& row, const Columns& columns, int f
       const auto exponent = static_cast<int16_t>(row.exponent[k] + columns.exponent[k][lane]);
       top[lane] = top[lane] > exponent ? top[lane] : exponent;
     }
-  int16_t least = top[0], most = top[0];
+  int16_t min_top = top[0], max_top = top[0];
   for (int lane = 1; lane < kLanes; ++lane) {
-    least = least < top[lane] ? least : top[lane];
-    most = most > top[lane] ? most : top[lane];
+    min_top = min_top < top[lane] ? min_top : top[lane];
+    max_top = max_top > top[lane] ? max_top : top[lane];
   }
   // An infinity or NaN in D has the exponent 128.
-  if (least < kMinTop || most > kMaxTop || !row.finite || !columns.finite) {
+  if (min_top < kMinTop || max_top > kMaxTop || !row.finite || !columns.finite) {
     for (int lane = 0; lane < kLanes; ++lane)
       D[lane] = sum_of_group<kGroup>(fraction_bits, row.value + first, row.exponent + first,
                                      &columns.value[first][lane], &columns.exponent[first][lane],

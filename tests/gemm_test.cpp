@@ -111,7 +111,7 @@ std::vector<float> gemm(const Case& c, const Random& A, const Random& B, int64_t
   return C;
 }
 
-TEST(Gemm, IsTheSumOfProducts) {
+TEST(Gemm, ElementsAreWithinTheRoundingBound) {
   for (const Case& c : cases()) {
     const Random A(kAllRows, c.depth, c.a, c.dtype, 1), B(c.depth, c.columns, c.b, c.dtype, 2);
     const std::vector<float> start = before(c), C = gemm(c, A, B, 0, kAllRows);

@@ -23,9 +23,9 @@ TEST_P(LayerBounded, IsNearFloat64) {
   // A layer without a pair cannot be spoiled; with one token, a tensor may have a single row.
   for (const TensorReport& tensor : report.tensors) {
     SCOPED_TRACE(output_name(tensor.output));
-    const int most = has_a_pair(one) ? static_cast<int>(std::size(kSpoilings)) : 0;
-    EXPECT_LE(tensor.spoilings_tried, most);
-    EXPECT_GE(tensor.spoilings_tried, one.outer_rows() == 1 ? most - 1 : most);
+    const int max_spoilings = has_a_pair(one) ? static_cast<int>(std::size(kSpoilings)) : 0;
+    EXPECT_LE(tensor.spoilings_tried, max_spoilings);
+    EXPECT_GE(tensor.spoilings_tried, one.outer_rows() == 1 ? max_spoilings - 1 : max_spoilings);
   }
 }
 

@@ -47,14 +47,14 @@ TEST_P(LayerModes, ColumnBlocksGiveWhatTheWholeGives) {
   Case blocks = GetParam();
   blocks.column_blocks = 3;
   const Computed whole = run(GetParam()), cut = run(blocks);
-  const double most = GetParam().dtype == DType::kFloat32 ? 1e-6 : 1e-3;
+  const double max_error = GetParam().dtype == DType::kFloat32 ? 1e-6 : 1e-3;
   for (Output output : {kO, kDX}) {
     double error = 0, norm = 0;
     for (size_t i = 0; i < whole[output].size(); ++i) {
       error += std::pow(cut[output][i] - whole[output][i], 2);
       norm += std::pow(whole[output][i], 2);
     }
-    EXPECT_TRUE(std::sqrt(error) <= most * std::sqrt(norm)) << output_name(output);
+    EXPECT_TRUE(std::sqrt(error) <= max_error * std::sqrt(norm)) << output_name(output);
   }
 }
 

@@ -174,8 +174,8 @@ TEST(SavedBytes, AreRowsAndHAndLittleMore) {
     // offsets
     const bool offsets = general || one.routing == RoutingKind::kRounded;
     const int64_t pairs = std::max(M, one.routing == RoutingKind::kTopK ? one.T * one.K : M);
-    const int64_t most = 16 * pairs + 4 * one.E + (offsets ? 4 * one.T : 0) + 256;
-    EXPECT_LE(saved(size.routing), most) << one.name;
+    const int64_t max_saved = 16 * pairs + 4 * one.E + (offsets ? 4 * one.T : 0) + 256;
+    EXPECT_LE(saved(size.routing), max_saved) << one.name;
     EXPECT_EQ(size.routing, spec.bytes()) << one.name;
   }
 }

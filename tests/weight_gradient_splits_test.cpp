@@ -118,11 +118,11 @@ TEST(WeightGradientSplits, CoverEveryGemm) {
 TEST(WeightGradientSplits, AgreeWithTheKernelsRule) {
   for (const int64_t tiles : {1, 6, 48, 192, 263})
     for (const int64_t capacity : {1025, 8192, 100000})
-      for (int64_t most = 1; most <= capacity; most *= 3) {
-        const int32_t cut = max_splits(tiles, capacity, most, kEveryCluster);
+      for (int64_t max_rows = 1; max_rows <= capacity; max_rows *= 3) {
+        const int32_t cut = max_splits(tiles, capacity, max_rows, kEveryCluster);
         const int32_t any = max_splits(tiles, capacity, capacity, kEveryCluster);
         EXPECT_TRUE(cut == 0 || cut == any);
-        EXPECT_EQ(cut > 0, any > 0 && is_long(most, capacity, tiles, any));
+        EXPECT_EQ(cut > 0, any > 0 && is_long(max_rows, capacity, tiles, any));
       }
 }
 
@@ -151,21 +151,21 @@ TEST(WeightGradientSplits, FollowFromTheWorkersAlone) {
 // Every k block is in one split, and the sizes of splits differ by at most one.
 TEST(WeightGradientSplits, CutALineIntoEqualParts) {
   for (const int32_t k_blocks : {0, 7, 15, 16, 529, 100'000})
-    for (const int32_t at_most : {0, 2, 66, 1000}) {
-      const Splits cut = Splits::of(k_blocks, at_most);
-      EXPECT_LE(cut.count, at_most);
-      EXPECT_TRUE(cut.count == at_most || cut.count == k_blocks / kMinSplit);
-      int32_t at = 0, min = INT32_MAX, most = 0;
+    for (const int32_t max_count : {0, 2, 66, 1000}) {
+      const Splits cut = Splits::of(k_blocks, max_count);
+      EXPECT_LE(cut.count, max_count);
+      EXPECT_TRUE(cut.count == max_count || cut.count == k_blocks / kMinSplit);
+      int32_t at = 0, min = INT32_MAX, max = 0;
       for (int32_t split = 0; split < cut.count; ++split) {
         EXPECT_EQ(cut.begin(split), at);
         const int32_t mine = cut.begin(split + 1) - at;
-        min = std::min(min, mine), most = std::max(most, mine), at += mine;
+        min = std::min(min, mine), max = std::max(max, mine), at += mine;
       }
       for (const int32_t past : {cut.count, cut.count + 1}) EXPECT_EQ(cut.begin(past), k_blocks);
       if (cut.count == 0) continue;
       EXPECT_EQ(at, k_blocks);
       EXPECT_GE(min, kMinSplit);
-      EXPECT_LE(most, min + 1);
+      EXPECT_LE(max, min + 1);
     }
 }
 

@@ -276,7 +276,7 @@ class Evaluation {
   bool rounds_;
   SumOrder order_;
   size_t d_, n_, h_;
-  size_t parts_;  // of each expert's rows, with separate sums
+  size_t parts_;  // parts of an expert's rows, with separate sums
   std::vector<std::vector<Pair>> experts_;
   std::vector<Real> values_[kOutputs];
 };

@@ -267,8 +267,8 @@ std::vector<Case> calibration_cases() {
   };
 }
 
-// Rows times width exceeds 2^31 in the (M, d) tensors, then in the (M, 2n) ones, in which few
-// tokens have many pairs, so that X and O stay small; then in the weights.
+// Rows times width exceeds 2^31 in the (M, d) tensors, then in the (M, 2n) ones, in which each
+// of a small T of tokens has many pairs, so that X and O stay small; then in the weights.
 std::vector<Case> make_huge_cases() {
   const Case shape{
       .T = 97, .E = 3, .dtype = DType::kBFloat16, .routing = RoutingKind::kGeneral, .huge = true};

@@ -20,7 +20,7 @@ struct ArchTask {
   uint64_t seed = 1;
   int64_t repeats = 0;  // of each case
   verify::Passes passes = verify::Passes::kAll;
-  std::chrono::milliseconds max_silence = std::chrono::seconds(600);  // of a case
+  std::chrono::milliseconds max_silence = std::chrono::seconds(600);  // per case
   // Called in the child: selects the arch. Returns why it cannot be used; empty if it can.
   std::function<std::string(const std::string& arch)> select;
   std::function<verify::Memory&()> memory;  // called in the child, after `select`

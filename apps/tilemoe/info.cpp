@@ -27,8 +27,8 @@ struct Limit {
 };
 
 std::vector<Limit> limit_table() {
-  const auto range = [](int64_t least, int64_t most) {
-    return std::to_string(least) + " to " + std::to_string(most);
+  const auto range = [](int64_t min, int64_t max) {
+    return std::to_string(min) + " to " + std::to_string(max);
   };
   return {
       {"d, n", "multiples of " + std::to_string(limits::kWidthMultiple) + ", " +

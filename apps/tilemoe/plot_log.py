@@ -21,7 +21,7 @@ import math
 import os
 
 PACKAGE = "python3-matplotlib"
-MAX_COLUMNS = 400  # of the load picture: steps are averaged to at most this number
+MAX_COLUMNS = 400  # the load picture averages steps to at most this number
 
 
 def fail(reason):

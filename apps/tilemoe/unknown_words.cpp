@@ -9,19 +9,19 @@ namespace {
 // Letters to add, remove, replace or swap with their neighbour that make `a` of `b`: the distance
 // of optimal string alignment.
 size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<size_t>> least(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  std::vector<std::vector<size_t>> distances(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i)
     for (size_t j = 0; j <= b.size(); ++j) {
       if (i == 0 || j == 0) {
-        least[i][j] = i + j;
+        distances[i][j] = i + j;
         continue;
       }
-      least[i][j] = std::min(
-          {least[i - 1][j] + 1, least[i][j - 1] + 1, least[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      distances[i][j] = std::min({distances[i - 1][j] + 1, distances[i][j - 1] + 1,
+                                  distances[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
       const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (swapped) least[i][j] = std::min(least[i][j], least[i - 2][j - 2] + 1);
+      if (swapped) distances[i][j] = std::min(distances[i][j], distances[i - 2][j - 2] + 1);
     }
-  return least[a.size()][b.size()];
+  return distances[a.size()][b.size()];
 }
 
 std::vector<std::string> option_names(const CLI::App& command) {
@@ -51,12 +51,12 @@ std::string nearest(std::string_view word, const std::vector<std::string>& known
   constexpr size_t kLettersASlip = 3;  // one slip per N letters
   constexpr size_t kLongest = 64;      // a name of a file, not of an option
   std::string best;
-  size_t least = std::min(word.size(), kLongest) / kLettersASlip + 1;
+  size_t min_slips = std::min(word.size(), kLongest) / kLettersASlip + 1;
   for (const std::string& name : known) {
     if (word.size() > kLongest) break;
     const size_t slips = distance(word, name);
-    if (slips >= least) continue;
-    least = slips;
+    if (slips >= min_slips) continue;
+    min_slips = slips;
     best = name;
   }
   return best;

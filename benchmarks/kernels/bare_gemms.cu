@@ -157,7 +157,7 @@ Rate rate_of(Kernel kernel, const DeviceBuffer& numbers, int ctas, int launches)
                                               static_cast<float*>(sums.data()),
                                               static_cast<Clocks*>(clocks.data())});
   check_cuda(cudaGetLastError(), "a bare GEMM");
-  // Of the last launch, by its CTAs' own clocks: how fast they multiplied, and at which clock.
+  // The speed and the clock of the last launch, by its CTAs' own clocks.
   std::vector<Clocks> of_ctas(static_cast<size_t>(ctas));
   clocks.read(of_ctas.data(), of_ctas.size() * sizeof(Clocks));
   double cycles = 0, ns = 0;

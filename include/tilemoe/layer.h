@@ -126,7 +126,7 @@ struct BackwardArgs {
   }
 };
 
-// What the experts compute, and on which device. A value without resources:
+// The function of the experts, and their device. A value without resources:
 //   const Experts experts{.device = Device::kCpu, .d = 256, .n = 128, .E = 16};
 struct Experts {
   Required<Device> device;

@@ -491,7 +491,7 @@ typedef enum tilemoe_gate_layout TILEMOE_INT {
   TILEMOE_GATE_SPLIT = 2         /* W1 (E, n, d) is the gate, W1_up (E, n, d) the up (w1, w3) */
 } tilemoe_gate_layout;
 
-/* What the experts compute. */
+/* The function of the experts. */
 typedef struct tilemoe_experts {
   uint64_t struct_size;
   tilemoe_device device;

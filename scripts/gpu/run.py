@@ -178,8 +178,8 @@ def parsed():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/gpu"),
                         help="the folder of logs, of what has passed, and of results (build/gpu)")
     parser.add_argument("--wheel", type=pathlib.Path,
-                        help="of the PyTorch package, for the stages torch, command, sizes, two-gpus, "
-                             "one-gpu-ranks and bench")
+                        help="the PyTorch package's, for the stages torch, command, sizes, "
+                             "two-gpus, one-gpu-ranks and bench")
     parser.add_argument("--packages", type=pathlib.Path,
                         help="a folder of wheels that the package's tests need (packages.sh)")
     parser.add_argument("--again", action="store_true", help="also run what has passed")

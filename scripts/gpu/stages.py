@@ -1,7 +1,7 @@
 """The stages of run.py: what each runs, and what it reads from the output.
 
-A stage is a list of items, each one command with its own time limit. What an item needs and this
-machine lacks is found before it runs, and named.
+A stage is a list of items, each one command with its own time limit. If this machine lacks
+something that an item needs, that is found before the item runs, and named.
 """
 
 import csv

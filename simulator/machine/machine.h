@@ -105,7 +105,7 @@ struct Thread {
   size_t clock_index() const;
 };
 
-// What a barrier gathers of the knowledge of the threads that arrive.
+// The knowledge that a barrier gathers from the threads that arrive.
 class Gathering {
  public:
   void add(Thread& thread);  // what it did so far; it continues in its next epoch

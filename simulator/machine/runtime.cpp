@@ -44,10 +44,10 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization)
       started.shape.pdl = attribute.val.programmaticStreamSerializationAllowed != 0;
   }
-  const auto most = max_dynamic_bytes().find(kernel);
-  const size_t allowed = most == max_dynamic_bytes().end()
+  const auto max_bytes = max_dynamic_bytes().find(kernel);
+  const size_t allowed = max_bytes == max_dynamic_bytes().end()
                              ? kDefaultMaxBytes
-                             : std::max(kDefaultMaxBytes, static_cast<size_t>(most->second));
+                             : std::max(kDefaultMaxBytes, static_cast<size_t>(max_bytes->second));
   if (config.dynamicSmemBytes > allowed) return cudaErrorInvalidValue;
   return Machine::instance().launch(std::move(started));
 }

@@ -43,7 +43,7 @@ struct AgentsOfCluster {
 struct Accessor {
   uint32_t agent;
   Epoch epoch;
-  const Knowledge* knows;  // of the thread that makes it, or made the copy that does
+  const Knowledge* knows;  // the knowledge of the thread that makes it, or made the copy that does
   const AgentsOfCluster* cluster;
   const Epoch* reads_done;  // of its warp's lanes: reads up to these epochs are over
   bool in_order;            // its own earlier accesses are ordered before this one

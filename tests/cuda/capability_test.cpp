@@ -178,14 +178,15 @@ TEST(Arch, ThatTheBuildLacksIsRefused) {
   for (const auto& [major, minor] : kCapabilities) {
     const DeviceInfo device = gpu(major, minor);
     SCOPED_TRACE(device.capability());
-    const auto ask = [&](const char* arch, std::span<const BuiltArch> built) {
+    const auto message_for = [&](const char* arch, std::span<const BuiltArch> built) {
       return refusal([&] { describe_choice(device, {arch, "TILEMOE_ARCH"}, built); });
     };
-    expect_part(ask("sm100", kBoth), Status::kUnsupported,
+    expect_part(message_for("sm100", kBoth), Status::kUnsupported,
                 "this build has no arch sm100, set by TILEMOE_ARCH: it has sm90 for "
                 "90a and sm80 for 80");
-    expect_part(ask("sm80", kOnlySm90), Status::kUnsupported, "this build has no arch sm80");
-    expect_part(ask("sm90", kOnlySm80), Status::kUnsupported, "it has sm80 for 80");
+    expect_part(message_for("sm80", kOnlySm90), Status::kUnsupported,
+                "this build has no arch sm80");
+    expect_part(message_for("sm90", kOnlySm80), Status::kUnsupported, "it has sm80 for 80");
     if (major == 9) continue;
     expect_part(
         refusal([&] { choose_arch(device, {}, kOnlySm90); }), Status::kUnsupported,

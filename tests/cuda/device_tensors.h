@@ -34,7 +34,7 @@ class TwinBuffer {
   uint8_t* host() { return host_.data() + kGuard; }
   uint8_t* device() { return static_cast<uint8_t*>(device_) + kGuard; }
   void upload() {
-    const std::vector<uint8_t> bytes = with_halves_in_turn(host_, true);
+    const std::vector<uint8_t> bytes = reordered(host_, true);
     expect_cuda(cudaMemcpy(device_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "upload");
   }
   // The contents of the device, guards included.
@@ -42,7 +42,7 @@ class TwinBuffer {
     std::vector<uint8_t> bytes(host_.size());
     expect_cuda(cudaMemcpy(bytes.data(), device_, bytes.size(), cudaMemcpyDeviceToHost),
                 "download");
-    return with_halves_in_turn(bytes, false);
+    return reordered(bytes, false);
   }
   // From here on the elements of a row's two halves are interleaved on the device.
   void alternate_on_device(size_t row_bytes, size_t element_bytes) {
@@ -63,15 +63,15 @@ class TwinBuffer {
 
  private:
   // Interleaves the halves, or separates them again.
-  std::vector<uint8_t> with_halves_in_turn(const std::vector<uint8_t>& bytes, bool in_turn) const {
+  std::vector<uint8_t> reordered(const std::vector<uint8_t>& bytes, bool interleave) const {
     std::vector<uint8_t> result = bytes;
     if (row_bytes_ == 0) return result;
     const size_t half = row_bytes_ / 2;
     for (size_t row = kGuard; row + row_bytes_ + kGuard <= bytes.size(); row += row_bytes_)
       for (size_t at = 0; at < row_bytes_; at += element_bytes_) {
         const size_t alternate = at % half * 2 + at / half * element_bytes_;
-        std::memcpy(&result[row + (in_turn ? alternate : at)],
-                    &bytes[row + (in_turn ? at : alternate)], element_bytes_);
+        std::memcpy(&result[row + (interleave ? alternate : at)],
+                    &bytes[row + (interleave ? at : alternate)], element_bytes_);
       }
     return result;
   }

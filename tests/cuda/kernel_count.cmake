@@ -3,7 +3,7 @@
 # instantiation costs compile time and bytes of every program. ARCHS: the archs of the build,
 # sm90+sm80.
 cmake_minimum_required(VERSION 3.22)
-set(most 80)
+set(max_count 80)
 string(REGEX MATCHALL "sm[0-9]+" ARCHS "${ARCHS}")
 
 foreach(arch IN LISTS ARCHS)
@@ -30,10 +30,10 @@ foreach(object IN LISTS objects)
   endforeach()
 endforeach()
 foreach(arch IN LISTS ARCHS)
-  message(STATUS "${count_${arch}} GEMM kernels of ${arch}, at most ${most}")
+  message(STATUS "${count_${arch}} GEMM kernels of ${arch}, limit ${max_count}")
   if(count_${arch} EQUAL 0)
     message(FATAL_ERROR "no GEMM kernel of ${arch} was found: does this test search for old names?")
-  elseif(count_${arch} GREATER most)
-    message(FATAL_ERROR "${count_${arch}} GEMM kernels of ${arch}, at most ${most}")
+  elseif(count_${arch} GREATER max_count)
+    message(FATAL_ERROR "${count_${arch}} GEMM kernels of ${arch}, limit ${max_count}")
   endif()
 endforeach()

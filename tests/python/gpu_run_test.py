@@ -176,7 +176,7 @@ class GpuRun(unittest.TestCase):
                               "O": "12"})
         self.assertEqual(results["reduced-sm80"]["status"], "passed")
 
-    def test_reads_the_field_kit_of_earlier_programs(self):
+    def test_reads_the_older_name_of_the_field_arch(self):
         self.runs_archs("sm90", "sm80")
         program = self.folder / "programs" / "tilemoe"
         written = program.read_text()

@@ -103,7 +103,7 @@ class Usage(unittest.TestCase):
                 self.assertEqual(os.listdir(empty), [])
         self.assertEqual(small_run.contents(self.shared.name), before)
 
-    def test_help_tells_the_statuses(self):
+    def test_help_lists_the_statuses(self):
         result = tilemoe("--help")
         self.assertEqual(result.returncode, 0)
         for status in ("0 done", "1 the work failed", "2 wrong usage", "130", "143", "129", "141"):

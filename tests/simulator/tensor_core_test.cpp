@@ -215,7 +215,7 @@ TEST_P(TensorCoreTest, AnyBits) {
         [&] { return static_cast<uint32_t>(random()); });
 }
 
-// The same without infinities and NaN, which leave no finite sum among so many addends.
+// The same without infinities and NaN, which leave hardly any sum finite.
 TEST_P(TensorCoreTest, AnyFiniteBits) {
   const uint16_t top = type == OperandType::kBFloat16 ? 0x7f80 : 0x7c00;
   const auto number = [&] {
@@ -302,7 +302,7 @@ TEST_P(TensorCoreTest, Zeros) {
 }
 
 TEST_P(TensorCoreTest, SubnormalSums) {
-  if (type == OperandType::kFloat16) return;      // its products are not so small
+  if (type == OperandType::kFloat16) return;      // no product of its numbers is that small
   EXPECT_EQ(sum({{0x1.8p-75, 0x1p-74}}, 0), 1u);  // of 1.5 units
   EXPECT_EQ(sum({{-0x1.8p-75, 0x1p-74}}, 0), kSign | 1u);
   EXPECT_EQ(sum({{-0x1p-75, 0x1p-75}}, 0), 0u);                        // of half a unit; not -0

@@ -148,7 +148,7 @@ TEST(Options, WordsThatMeanNothingAreRefusedWhenParsed) {
   }
 }
 
-TEST(Options, WarmUpIsAtMostATenthOfANewRun) {
+TEST(Options, WarmUpIsLimitedToATenthOfANewRun) {
   const auto warm_up = [](const std::string& arguments) {
     CommandLine line(arguments);
     line.options.settle(line.table);

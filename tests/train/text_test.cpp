@@ -42,7 +42,7 @@ TEST(Text, HoldsOutTheLastWholeDocuments) {
   EXPECT_EQ(corpus.names, (std::vector<std::string>{(folder / "a.txt").string()}));
 }
 
-TEST(Text, HoldsOutAtMostATenthOfASmallText) {
+TEST(Text, ValidationPartIsLimitedToATenthOfASmallText) {
   TempFolder folder;
   write_file(folder / "a.txt", documents('a', 30, 100));
   EXPECT_EQ(read_text({folder / "a.txt"}, kDefaultValidationBytes).validation.size(), 300U);

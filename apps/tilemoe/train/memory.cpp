@@ -51,8 +51,8 @@ class HostMemory final : public Memory {
   void copy_out(void* to_host, const void* from, size_t bytes) override {
     std::memcpy(to_host, from, bytes);
   }
-  // What a container or the process may have at most counts as if nothing of it were taken: of a
-  // container's memory, caches that make room for others are a part.
+  // The limit of a container or of the process counts as if none of it were taken, since a
+  // container's memory includes caches that make room for others.
   std::optional<double> available() const override {
     const double bytes =
         std::min({available_on_machine(), limit_of_process(), limit_in("/sys/fs/cgroup/memory.max"),

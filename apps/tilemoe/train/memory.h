@@ -38,7 +38,7 @@ class CountingMemory final : public Memory {
   double bytes() const { return bytes_; }
 
  private:
-  double bytes_ = 0;  // of a model that is far too large, more than 64 bits count
+  double bytes_ = 0;  // a model that is far too large needs more than 64 bits count
 };
 
 // An array of numbers, zero at first. What is in it is the host's to touch in the host's memory

@@ -23,9 +23,10 @@ Model::Model(const ModelConfig& config, Sequences capacity, uint64_t seed)
     : config_(config),
       capacity_(capacity),
       operators_(make_operators(config.device)),
-      parameters_(
-          seed, *operators_,
-          {.most = config.max_parameters, .trained = config.trained, .memory = config.memory}),
+      parameters_(seed, *operators_,
+                  {.max_numbers = config.max_parameters,
+                   .trained = config.trained,
+                   .memory = config.memory}),
       workspace_(*operators_, config.memory),
       embedding_(parameters_.add_normal("embedding.weight",
                                         {config.embedded_bytes, kByteValues, config.width},

@@ -73,8 +73,8 @@ class MoeLayer {
   Array<int32_t> counts_;         // (E) choices before rounding
   Array<int64_t> seed_and_step_;  // (2)
   Array<std::byte> routing_memory_;
-  std::optional<Routing> routing_;  // of the last forward, in routing_memory_
-  Weights weights_;                 // of the last forward
+  std::optional<Routing> routing_;  // the last forward's, in routing_memory_
+  Weights weights_;                 // the last forward's
   ConstTensor X_;
   // If the experts compute in 16 bits: X, W1 and W2 of the last forward, dO, and O or dX.
   Array<uint16_t> X_copy_, w1_copy_, w2_copy_, dO_copy_, result_copy_;

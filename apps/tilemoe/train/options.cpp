@@ -96,9 +96,9 @@ void require_multiple(const char* option, int64_t value, int64_t of) {
   require(value >= of && value <= kLargestSize && value % of == 0, "--", option, " is ", value,
           ", expected a positive multiple of ", of);
 }
-void require_number(const char* option, double value, double least, double most) {
-  require(value >= least && value <= most, "--", option, " is ", value, ", expected ", least,
-          " to ", most);
+void require_number(const char* option, double value, double min, double max) {
+  require(value >= min && value <= max, "--", option, " is ", value, ", expected ", min, " to ",
+          max);
 }
 
 }  // namespace

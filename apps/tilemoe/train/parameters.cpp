@@ -12,9 +12,9 @@ Parameter& ParameterStore::add(const std::string& name, std::vector<int64_t> sha
                                ParameterGroup group) {
   const int64_t size =
       std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>());
-  if (size > rules_.most - count())
+  if (size > rules_.max_numbers - count())
     throw std::runtime_error("the model's parameters are more than the " +
-                             std::to_string(rules_.most) + " numbers that exist for them");
+                             std::to_string(rules_.max_numbers) + " numbers that exist for them");
   const int64_t gradients = rules_.trained ? size : 0;
   return parameters_.emplace_back(Parameter{.name = name,
                                             .shape = std::move(shape),

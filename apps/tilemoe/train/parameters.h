@@ -27,14 +27,14 @@ struct Parameter {
 };
 
 struct ParameterRules {
-  int64_t most = std::numeric_limits<int64_t>::max();  // numbers in all parameters together
+  int64_t max_numbers = std::numeric_limits<int64_t>::max();  // in all parameters together
   bool trained = true;       // else they have no gradients and no first values
   Memory* memory = nullptr;  // of the parameters; that of `operators` without one
 };
 
 class ParameterStore {
  public:
-  // A parameter that would make them more than `rules.most` numbers is refused with
+  // A parameter that would make them more than `rules.max_numbers` numbers is refused with
   // std::runtime_error, before its memory is taken.
   explicit ParameterStore(uint64_t seed, Operators& operators = cpu_operators(),
                           const ParameterRules& rules = {})

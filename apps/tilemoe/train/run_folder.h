@@ -12,8 +12,8 @@ namespace tilemoe::train {
 
 class File;
 
-// Made if missing, and for one process alone: a second one that opens it gets an error. What an
-// interrupted save left there is removed.
+// Made if missing, and for one process alone: a second one that opens it gets an error. Files that
+// an interrupted save left there are removed.
 class RunFolder {
  public:
   explicit RunFolder(std::filesystem::path path);

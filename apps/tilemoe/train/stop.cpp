@@ -17,7 +17,7 @@ bool is_ignored(const Taken& one) {
   return (one.earlier.sa_flags & SA_SIGINFO) == 0 && one.earlier.sa_handler == SIG_IGN;
 }
 
-bool asks_to_stop(int signal) {
+bool is_stop_request(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
 }
 
@@ -25,11 +25,11 @@ bool asks_to_stop(int signal) {
 void remember(int signal) {
   if (received == 0) received = signal;
   if (signal == SIGPIPE) pipe_closed = 1;
-  if (!asks_to_stop(signal)) return;
+  if (!is_stop_request(signal)) return;
   struct sigaction end {};
   end.sa_handler = SIG_DFL;
   for (const Taken& one : taken)
-    if (asks_to_stop(one.signal) && !is_ignored(one)) sigaction(one.signal, &end, nullptr);
+    if (is_stop_request(one.signal) && !is_ignored(one)) sigaction(one.signal, &end, nullptr);
 }
 
 }  // namespace

@@ -18,8 +18,8 @@ struct Corpus {
   std::vector<uint8_t> validation;
   std::vector<int64_t> train_documents;
   std::vector<int64_t> validation_documents;
-  std::string sha256;              // of all bytes, in the order of the files
-  std::string split_sha256;        // of the training part, its size, and the validation part
+  std::string sha256;              // hash of all bytes, in the order of the files
+  std::string split_sha256;        // hash of the training part, its size, and the validation part
   std::vector<std::string> names;  // the files read
 };
 

@@ -18,9 +18,9 @@ namespace {
 
 constexpr float kHidden = -1e30f;  // its exponential is 0
 
-// products[r][s] = <rows_r, columns_s> for s in [0, end); columns (w, stride)
-void row_products(const float* rows, const float* columns, int64_t width, int64_t stride,
-                  int64_t end, float* products) {
+// dots[r][s] = <rows_r, columns_s> for s in [0, end); columns (w, stride)
+void dot_products(const float* rows, const float* columns, int64_t width, int64_t stride,
+                  int64_t end, float* dots) {
   for (int64_t s = 0; s < end; s += lanes()) {
     FloatVector sum[kQueries];
     for (int64_t r = 0; r < kQueries; ++r) sum[r] = zero();
@@ -29,7 +29,7 @@ void row_products(const float* rows, const float* columns, int64_t width, int64_
       for (int64_t r = 0; r < kQueries; ++r)
         sum[r] = hn::MulAdd(broadcast(rows[r * width + c]), column, sum[r]);
     }
-    for (int64_t r = 0; r < kQueries; ++r) store(sum[r], products + r * stride + s);
+    for (int64_t r = 0; r < kQueries; ++r) store(sum[r], dots + r * stride + s);
   }
 }
 
@@ -117,7 +117,7 @@ void head_forward(const AttentionHead& head, float slope, const float* qkv, floa
     const int64_t count = std::min(kQueries, head.length - first);
     const int64_t end = ceil_div(first + count, kRowMultiple) * kRowMultiple;
     head.copy_queries(qkv, first, kQueries, queries);
-    row_products(queries, keys_transposed, width, padded, end, scores);
+    dot_products(queries, keys_transposed, width, padded, end, scores);
     float sums[kQueries];
     for (int64_t r = 0; r < count; ++r) {
       const RowSum row = exponentiate(scores + r * padded, end, first + r, slope);
@@ -168,13 +168,13 @@ void head_backward(const AttentionHead& head, float slope, const float* qkv, con
     std::fill_n(douts, kQueries * width, 0.f);
     for (int64_t r = 0; r < count; ++r)
       std::copy_n(dout + (first + r) * head.out_stride(), width, douts + r * width);
-    row_products(queries, keys_transposed, width, padded, end, p);
-    row_products(douts, values_transposed, width, padded, end, dscores);
+    dot_products(queries, keys_transposed, width, padded, end, p);
+    dot_products(douts, values_transposed, width, padded, end, dscores);
     for (int64_t r = 0; r < count; ++r)
       score_gradient(p + r * padded, dscores + r * padded, end, first + r, slope,
                      log_sum[first + r],
                      dot(douts + r * width, out + (first + r) * head.out_stride(), width));
-    // Past the sequence a query and its dO are zero, and so are its products: p and dscores there.
+    // Past the sequence a query and its dO are zero, and so are p and dscores there.
     weighted_sums(dscores, padded, keys, width, end, dqueries);
     for (int64_t r = 0; r < count; ++r)
       scale_row(head.scale(), dqueries + r * width, dqkv + (first + r) * head.qkv_stride(), width);
