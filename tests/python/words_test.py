@@ -51,7 +51,7 @@ class Table(unittest.TestCase):
 
 class Names(unittest.TestCase):
     def test_are_split_at_underscores_and_capitals(self):
-        for name in ("kit", "kit_of", "KitName", "kKits", "KIT", "BuiltKit", "a_kit_"):
+        for name in ("kits", "kit_of", "KitName", "kKits", "KIT", "BuiltKit", "a_kit_"):
             self.assertEqual(found("a.cpp", f"int {name};\n"), [(1, name)], name)
 
     def test_that_only_look_alike_are_left_alone(self):

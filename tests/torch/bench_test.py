@@ -231,6 +231,31 @@ def test_ratios_are_those_of_the_rounds_and_honest():
     assert records.quartiles([7.0]) == [7.0, 7.0, 7.0]
 
 
+@pytest.mark.parametrize(("kernel", "step"), [
+    ("a::grouped_gemm<a::Gemm<S, load::GatheredRows<S>, load::Weights<S>, a::SwiGLUEpilogue<S>>>",
+     "up-projection"),
+    ("a::grouped_gemm<a::Gemm<S, load::GatheredRows<S>, load::Weights<S>, "
+     "a::InterleavedActivationEpilogue<S>>>", "up-projection"),
+    ("a::grouped_gemm<a::Gemm<S, load::DenseRows<S>, load::Weights<S>, a::StoreEpilogue<S>>>",
+     "down-projection"),
+    ("a::grouped_gemm<a::Gemm<S, load::GatheredRows<S>, load::Weights<S>, "
+     "a::ActivationGradientEpilogue<S>>>", "activation gradient"),
+    ("a::grouped_gemm<a::Gemm<S, load::DensePartRows<S>, load::WeightsByParts<S>, a::StoreEpilogue<S>>>",
+     "input gradient"),
+    ("a::grouped_gemm<a::Gemm<S, a::DensePartRows<S>, a::SummedWeights<S>, a::StoreEpilogue<S>>>",
+     "input gradient"),
+    ("a::grouped_gemm<a::Gemm<S, load::GatheredRowsAsK<S>, load::DenseRowsAsK<S>, "
+     "a::WeightGradientEpilogue<S, float, 0>>>", "weight gradients"),
+    ("a::reduce_splits<a::ReduceSplits<S, a::ExpertOrder<S>, a::WeightGradientEpilogue<S, float, 0>>>",
+     "weight gradients"),
+    ("tilemoe::cuda::(anonymous namespace)::rank_rows(a::Params)", "weight gradients"),
+    ("tilemoe::cuda::(anonymous namespace)::count_pairs<int>(a::Params)", "routing"),
+    ("tilemoe::exchange::(anonymous namespace)::sum_places<float>(a::Params)", "combine"),
+])  # fmt: skip
+def test_the_step_of_a_kernel(kernel, step):
+    assert kernels.step(f"void {kernel}") == step
+
+
 def test_the_profile_by_kernel():
     tile = "a::TileShape<__nv_bfloat16, 128, 256, (a::Schedule)0, 1>"
     gemm = f"a::GroupedGemm<{tile}, a::GatheredRows<{tile} >, a::ActivationEpilogue<{tile}, 0> >"
@@ -473,7 +498,7 @@ def case_of(monkeypatch, *words):
     return found
 
 
-def test_what_the_command_line_asks_for(monkeypatch):
+def test_the_command_line_becomes_settings(monkeypatch):
     ((case, classes, settings),) = case_of(monkeypatch)
     assert case == CASES["cpu-t512"] and settings == session.Settings()
     names = {peer.name for peer in classes}

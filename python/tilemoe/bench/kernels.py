@@ -2,15 +2,18 @@
 
 import re
 
-# A kernel's step, TileMoE's first: the first pattern that its name contains.
+# The step of a kernel is the first pattern that its name contains, TileMoE's own first: the types of
+# src/cuda/gemm/{epilogue,load} in the name of a GEMM. SummedWeights, the older name of
+# WeightsByParts, and DensePart are in stored profiles.
 STEPS = {
     "up-projection": r"SwiGLUEpilogue|ActivationEpilogue",
     "activation gradient": r"ActivationGradientEpilogue",
-    "weight gradients": r"WeightGradientEpilogue",
-    "input gradient": r"SummedWeights|WeightsByParts|DensePart",
+    "weight gradients": r"WeightGradientEpilogue|reduce_splits|rank_rows",
+    "input gradient": r"WeightsByParts|PartRows|SummedWeights|DensePart",
     "down-projection": r"StoreEpilogue",
-    "combine": r"combine",
-    "routing": r"route|top_k|routing|score_gradient|bias_gradient",
+    "combine": r"combine|sum_places",
+    # The other kernels of src/cuda/kernels.
+    "routing": r"route|top_k|routing|score_gradient|bias_gradient|tilemoe::cuda::\(anonymous",
     "other GEMMs": r"(?i)gemm|nvjet|cutlass|cublas|mma",
     "gather or sort": r"(?i)gather|scatter|index|sort|scan",
     "elementwise": r"(?i)elementwise|triton|softmax|reduce",
