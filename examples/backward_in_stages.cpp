@@ -144,8 +144,8 @@ Gradients with_the_lowest_peak(Layer* layer) {
   const ConstTensor dO = layer->dO();
   BackwardArgs first = layer->backward_args(), rest = first;  // routing, weights, X, saved
 
-  const uint32_t asked_for = TILEMOE_GRADIENT_X | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2;
-  Floats workspace = memory(experts.workspace_bytes(spec, BackwardMode::kOverH, asked_for));
+  const uint32_t requested = TILEMOE_GRADIENT_X | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2;
+  Floats workspace = memory(experts.workspace_bytes(spec, BackwardMode::kOverH, requested));
   first.mode = BackwardMode::kOverH;
   first.dO = dO, first.dX = dX, first.ds = ds, first.dweights.W2 = dW2;
   first.workspace = workspace.data(), first.workspace_bytes = size_in_bytes(workspace);

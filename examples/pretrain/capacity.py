@@ -9,9 +9,10 @@ from configs import Config
 from tilemoe.module import Experts
 
 
-def kept_pairs(scores, ids, E, most, tokens):
-    """scores, ids (T, K) -> which pairs stay (T, K) bool, counts of the chosen (E) int32: of every
-    `tokens` tokens an expert keeps the `most` pairs of the highest scores, equal ones by token."""
+def kept_pairs(scores, ids, E, max_pairs, tokens):
+    """scores, ids (T, K) -> which pairs stay (T, K) bool, counts of the chosen (E) int32: an
+    expert keeps the `max_pairs` pairs of the highest scores of every `tokens` tokens, equal ones by
+    token."""
     T, K = ids.shape
     groups = T // tokens
     group = torch.arange(T, device=ids.device) // tokens
@@ -22,7 +23,7 @@ def kept_pairs(scores, ids, E, most, tokens):
     segment = segment[order]
     first = torch.searchsorted(segment, segment)
     rank = torch.arange(T * K, device=ids.device) - first
-    stays = torch.empty_like(rank, dtype=torch.bool).scatter(0, order, rank < most)
+    stays = torch.empty_like(rank, dtype=torch.bool).scatter(0, order, rank < max_pairs)
     ends = torch.searchsorted(
         segment, torch.arange(groups * E, device=ids.device), right=True
     )  # (groups E)
@@ -49,8 +50,8 @@ class Bounded(Experts):
         if T % tokens:
             raise ValueError(f"routing_tokens is {tokens}, and T = {T} is no multiple of it")
         scores, ids = tilemoe.topk_router(logits, K, **routing)
-        most = math.ceil(self.capacity * tokens * K / E)
-        stays, counts = kept_pairs(scores, ids, E, most, tokens)
+        max_pairs = math.ceil(self.capacity * tokens * K / E)
+        stays, counts = kept_pairs(scores, ids, E, max_pairs, tokens)
         out, aux = tilemoe.moe(
             x, scores, self.gate_up_proj, self.down_proj, ids=torch.where(stays, ids, -1),
             activation=self.activation, column_blocks=rest["column_blocks"], return_aux=True,

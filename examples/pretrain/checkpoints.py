@@ -41,7 +41,7 @@ def read(state, folder, alone=False):
 class Checkpoints:
     def __init__(self, folder, keep):
         self.folder, self.keep = Path(folder), keep
-        self.lock = None  # of the first process, which alone writes names and removes them
+        self.lock = None  # held by the first process alone, which writes and removes names
         why = None
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -257,7 +257,7 @@ def main(argv=None):
     add = parser.add_argument
     add("folder", type=Path, help="where the corpus goes")
     add("text", nargs="*", help="files, or folders with files")
-    add("--packages", nargs="*", metavar="PACKAGE", help="of the distribution, in place of files; "
+    add("--packages", nargs="*", metavar="PACKAGE", help="packages to read in place of files; "
         f"without names {', '.join(sources.PACKAGES)}")  # fmt: skip
     add("--vocabulary", type=whole(1), default=16384, help="tokens of the tokenizer")
     add("--bytes", action="store_true", help="no tokenizer: a token is a byte")

@@ -85,7 +85,7 @@ class GroupedMM(Sorted):
 
     def compute_rows(self, x, scores, expert, order, ends):
         T, K = scores.shape
-        row = torch.empty_like(order)  # of a pair: undoes `order`
+        row = torch.empty_like(order)  # the row of each pair: the inverse of `order`
         row.scatter_(0, order, torch.arange(T * K, device=x.device))
         pairs = x[:, None].expand(T, K, -1).reshape(T * K, -1)
         rows = Permute.apply(pairs, order, row)  # (T K, d), by expert

@@ -1,5 +1,5 @@
-"""What a run reports: log.jsonl and TensorBoard have every step, the screen one of N steps. The
-first process writes them."""
+"""The log of a run: log.jsonl and TensorBoard have every step, the screen one of N steps. The first
+process writes them."""
 
 import json
 import math

@@ -31,36 +31,36 @@ class OlderName(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
-def whole(least, most=math.inf):
-    """For `type=` of argparse: an int in [least, most]."""
+def whole(minimum, maximum=math.inf):
+    """For `type=` of argparse: an int in [minimum, maximum]."""
 
     def parsed(text):
-        if not re.fullmatch(r"[+-]?[0-9]+", text) or not least <= int(text) <= most:
+        if not re.fullmatch(r"[+-]?[0-9]+", text) or not minimum <= int(text) <= maximum:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is no whole number {_range(least, most, 'of at least')}"
+                f"{text!r} is no whole number {_range(minimum, maximum, 'of at least')}"
             )
         return int(text)
 
     return parsed
 
 
-def real(least, most=math.inf, above=False):
-    """For `type=` of argparse: a finite float in [least, most), or in (least, most) if it has to
-    be `above`."""
+def real(minimum, maximum=math.inf, above=False):
+    """For `type=` of argparse: a finite float in [minimum, maximum), or in (minimum, maximum) with
+    `above`."""
 
     def parsed(text):
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        in_range = least < value < most if above else least <= value < most
+        in_range = minimum < value < maximum if above else minimum <= value < maximum
         if not (math.isfinite(value) and in_range):
-            expected = _range(least, most, "above" if above else "of at least", "and below")
+            expected = _range(minimum, maximum, "above" if above else "of at least", "and below")
             raise argparse.ArgumentTypeError(f"{text!r} is no number {expected}")
         return value
 
     return parsed
 
 
-def _range(least, most, lower, upper="and at most"):
-    return f"{lower} {least}" + (f" {upper} {most}" if most < math.inf else "")
+def _range(minimum, maximum, lower, upper="and at most"):
+    return f"{lower} {minimum}" + (f" {upper} {maximum}" if maximum < math.inf else "")

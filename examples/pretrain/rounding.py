@@ -55,7 +55,7 @@ class NotFinite(ValueError):
 class Named(NamedTuple):
     model: str
     method: str
-    tiles: int | None  # of an expert: T K / (E m); None: top-K, which does not depend on it
+    tiles: int | None  # mean tiles per expert: T K / (E m); None: top-K, which does not depend on it
     seed: int
 
     def __str__(self):

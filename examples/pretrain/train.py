@@ -109,7 +109,7 @@ def arguments(argv=None):
     add("--warmup", type=whole(0), default=10, help="steps")
     add("--weight-decay", type=real(0), default=0.1)
     add("--clip", type=real(0, above=True), default=1.0, help="largest norm of the gradient")
-    add("--bias-rate", type=real(0), default=1e-3, help="of the selection bias, a step")
+    add("--bias-rate", type=real(0), default=1e-3, help="change of the selection bias per step")
     add("--seed", type=whole(0, 2**32 - 1), default=0)
     add("--deterministic", action="store_true", help="the same bits from every run")
     add("--save-every", type=whole(1), default=100, help="steps")

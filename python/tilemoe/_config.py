@@ -7,7 +7,7 @@ import torch
 
 from . import _library, _renamed, ops
 
-ARCHS = ("auto", "sm80", "sm90", "sm100")  # the names that tilemoe_set_cuda_kit takes
+ARCHS = ("auto", "sm80", "sm90", "sm100")  # the names that tilemoe_set_cuda_arch takes
 
 
 def set_arch(arch: str | None) -> None:
@@ -35,7 +35,7 @@ def set_arch(arch: str | None) -> None:
 
 
 def set_kit(kit: str | None) -> None:
-    """Call `set_arch(kit)`, whose older name this is. Deprecated."""
+    """Call `set_arch`; `set_kit` is its older name. Deprecated."""
     _renamed.warn("set_kit", "set_arch", 2)
     set_arch(kit)
 

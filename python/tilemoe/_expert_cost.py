@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ._team import cuts_of
 
 _MAX_CHUNKS = 8
-_TILE_ROWS = 128  # of a GEMM: an expert's last tile of each chunk is half empty on average
+_TILE_ROWS = 128  # rows of a GEMM tile: an expert's last tile of a chunk is half empty on average
 
 
 class Way(NamedTuple):
@@ -26,7 +26,7 @@ class Rates(NamedTuple):
 
     gather_gb_per_s: float = 330.0  # that leave a GPU; 1 GB is 1e9 bytes
     return_gb_per_s: float = 310.0
-    latency_ms: float = 0.06  # of a collective
+    latency_ms: float = 0.06  # latency of a collective
     tflop_per_s: float = 600.0  # of the GEMMs
     # The extra time of each chunk after the first, which the model does not explain: collectives
     # and GEMMs compete for SMs and memory. About the measured value of two H100 with 2 and 4 chunks
@@ -69,7 +69,7 @@ def pull_ms(
 ) -> float:
     """The same for pulled rows with randomly chosen experts: each rank waits for X, O and dO. A
     rank first copies its rows to the memory from which the others read them."""
-    copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** K)  # of a token, on other ranks than its own
+    copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** K)  # a token's copies on other ranks than its own
     row = T * d * itemsize * 1e-6  # MB
     reading = copies * row / rates.pull_gb_per_s
     # X and dO are copied as they are; O has a row for each received token.

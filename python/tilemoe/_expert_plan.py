@@ -76,11 +76,11 @@ class Places(NamedTuple):
             return best_way(*sizes, chunks)
         return Way(chunks, False)
 
-    def capacity(self, pairs: int, ranks: int, most: int) -> int:
-        """Rows of one rank: the factor times the mean; `most` suffices for every routing."""
+    def capacity(self, pairs: int, ranks: int, max_pairs: int) -> int:
+        """Rows of one rank: the factor times the mean; `max_pairs` suffices for every routing."""
         if self.capacity_factor is None:
-            return most
-        return min(math.ceil(self.capacity_factor * pairs / ranks), most)
+            return max_pairs
+        return min(math.ceil(self.capacity_factor * pairs / ranks), max_pairs)
 
 
 def _on_one_host() -> bool:
@@ -89,7 +89,7 @@ def _on_one_host() -> bool:
     return local is not None and local == os.environ.get("WORLD_SIZE")
 
 
-@_renamed.option("beside", "overlap")
+@_renamed.option(beside="overlap")
 def plan(
     T: int,
     d: int,

@@ -324,7 +324,7 @@ def _check_alike(name: str, module: nn.Module, first: nn.Module, names: _Names) 
 
 @torch.no_grad()
 def _check_composition(name: str, module: nn.Module, names: _Names) -> None:
-    """Checks on a few tokens that the expert is its linear layers and the function between."""
+    """Checks with random rows that the expert is its linear layers and the function between."""
     first = getattr(module, names.up[0])
     x = torch.randn(4, first.in_features, generator=torch.Generator().manual_seed(0), device="cpu")
     x = x.to(first.weight)

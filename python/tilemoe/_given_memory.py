@@ -96,8 +96,8 @@ class _Memory:
         if self.dtype != other.dtype or strides != [s for s, _ in other.dims]:
             return True
         distance, rest = divmod(other.begin - self.begin, self.itemsize)
-        most = [(s, max(n, m) - 1) for (s, n), (_, m) in zip(self.dims, other.dims)]
-        return rest != 0 or _reaches(sorted(most, reverse=True), distance)
+        steps = [(s, max(n, m) - 1) for (s, n), (_, m) in zip(self.dims, other.dims)]
+        return rest != 0 or _reaches(sorted(steps, reverse=True), distance)
 
 
 def _reaches(dims, distance):
@@ -106,9 +106,9 @@ def _reaches(dims, distance):
     the distance that the smaller ones reach."""
     if not dims:
         return distance == 0
-    (stride, most), *smaller = dims
+    (stride, max_steps), *smaller = dims
     down = distance // max(stride, 1)
     return any(
-        abs(steps) <= most and _reaches(smaller, distance - steps * stride)
+        abs(steps) <= max_steps and _reaches(smaller, distance - steps * stride)
         for steps in (down, down + 1)
     )

@@ -7,7 +7,7 @@ import torch
 from . import _renamed
 from ._folder import directory
 
-LEAST_TORCH = (2, 10)
+MIN_TORCH = (2, 10)
 
 
 def _namespace() -> str:
@@ -19,9 +19,9 @@ def _namespace() -> str:
 
 def _check_torch():
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < LEAST_TORCH:
-        least = ".".join(map(str, LEAST_TORCH))
-        raise ImportError(f"tilemoe needs torch {least} or newer, but torch is {torch.__version__}")
+    if version < MIN_TORCH:
+        required = ".".join(map(str, MIN_TORCH))
+        raise ImportError(f"tilemoe needs torch {required} or newer, but torch is {torch.__version__}")
 
 
 def _load():

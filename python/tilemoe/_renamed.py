@@ -14,12 +14,14 @@ def warn(old: str, new: str, stacklevel: int) -> None:
     warnings.warn(text, DeprecationWarning, stacklevel + 1)
 
 
-def option(old: str, new: str) -> Callable[[_Function], _Function]:
-    """Make a function accept the keyword `old` as the older name of its keyword `new`.
+def option(**names: str) -> Callable[[_Function], _Function]:
+    """Make a function accept a keyword's older name: `option(old="new")`.
 
     Raises, when the decorated function is called:
         TypeError: the call has both keywords.
     """
+
+    ((old, new),) = names.items()
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)

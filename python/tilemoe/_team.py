@@ -38,7 +38,7 @@ class Team:
         self.t = t
         self.counts = _counts(rank_tokens, t, self.size, self.rank)
         # Rows of each rank in the gathered tensor:
-        self.rows = most_tokens(t, rank_tokens)
+        self.rows = max_tokens(t, rank_tokens)
         if t > self.rows:
             raise ValueError(
                 f"tilemoe: rank {self.rank} has {t} tokens, but the maximum in rank_tokens is "
@@ -128,7 +128,7 @@ def total_of(received: Tensor, addend: Tensor | None = None) -> Tensor:
     return total.to(received.dtype)
 
 
-def most_tokens(t: int, rank_tokens: RankTokens) -> int:
+def max_tokens(t: int, rank_tokens: RankTokens) -> int:
     """The maximum tokens of a rank, if this one has t."""
     if rank_tokens is None:
         return t

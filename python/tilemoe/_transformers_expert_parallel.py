@@ -73,6 +73,6 @@ class TileMoEEP(EPImplementation):
         of_experts = counts_of_ids(ids, ranks * self.num_local_experts)
         of_ranks = torch.cat([of_experts.view(ranks, -1).sum(1), of_experts.new_tensor([len(ids)])])
         counts = Team(self.ep_mesh.get_group(), ids.shape[0]).gather_flat(of_ranks)
-        tokens, most = counts[:, ranks].tolist(), int(counts[:, :ranks].sum(0).max())
+        tokens, max_pairs = counts[:, ranks].tolist(), int(counts[:, :ranks].sum(0).max())
         mean = max(tokens) * ids.shape[1]  # pairs of a rank, if all had as many tokens
-        return tokens, max(most, 1) / mean if mean else None
+        return tokens, max(max_pairs, 1) / mean if mean else None

@@ -1,4 +1,4 @@
-"""The forward of an experts class itself, run on a few tokens and compared with what TileMoE
+"""The forward of an experts class itself, run on random tokens and compared with what TileMoE
 computes (see transformers.py)."""
 
 import inspect

@@ -29,7 +29,7 @@ from ._team import (
     Team,
     Travel,
     gathered,
-    most_tokens,
+    max_tokens,
     returned,
     scores_of_all,
     scores_of_pairs,
@@ -55,7 +55,7 @@ __all__ = ["Memory", "clip_grad_norm_", "moe", "plan"]
 _ops = _library.operators
 
 
-@_renamed.option("beside", "overlap")
+@_renamed.option(beside="overlap")
 def moe(
     x: Tensor,
     logits_or_scores: Tensor,
@@ -116,7 +116,7 @@ def moe(
             the capacity are left out, the last tokens' of the highest experts.
         keep_gathered: keep all ranks' rows for backward, which otherwise gathers them again.
         overlap: in backward, gather X while the GEMMs run, and send dX back while dW1's run. False:
-            all steps run one after another. The bits are the same. Older name: `beside`.
+            all steps run one after another. The bits are the same. Older name: `beside=`.
         chunks: number of collectives in which X travels, each overlapped with the GEMMs of the
             chunk before, and O likewise; in backward dO, while `overlap` applies to X and dX. 1:
             one collective for each. O, dX and the gradients of logits and scores have the same
@@ -195,7 +195,7 @@ def team_of(
     """The team of a call with x (t, d), in a layer of these d, n, E and K."""
     way = Way(1, False)
     if not rounds:
-        T = most_tokens(x.shape[0], rank_tokens)
+        T = max_tokens(x.shape[0], rank_tokens)
         way = places.way_of(T, *sizes, dist.get_world_size(group), x.dtype)
     return Team(group, x.shape[0], rank_tokens, *way)
 
@@ -253,8 +253,8 @@ def routed(
     K, E = chosen.ids.shape[1], E_local * team.size
     ids, scores, counts, tokens = _gather_choice(chosen, team)
     first = team.rank * E_local
-    most = team.tokens * (min(K, E_local) if chosen.distinct else K)
-    capacity = places.capacity(team.tokens * K, team.size, most)
+    max_pairs = team.tokens * (min(K, E_local) if chosen.distinct else K)
+    capacity = places.capacity(team.tokens * K, team.size, max_pairs)
 
     # Pairs of each rank's experts.
     of_ranks = counts.view(team.size, team.size, E_local).sum((0, 2))
@@ -272,7 +272,7 @@ def routed(
         team.token_cuts if team.chunks > 1 else None,
     )  # fmt: skip
     del rows  # before as many rows of results are allocated
-    out = _back(parts, addend, comm.travel, places, capacity < most, overflow)
+    out = _back(parts, addend, comm.travel, places, capacity < max_pairs, overflow)
     here = (chosen.ids >= 0) & (chosen.ids < E)
     none = torch.zeros_like(overflow)
     aux = Aux(
@@ -357,10 +357,10 @@ def rounded(
     if any(count != team.rows for count in team.counts):
         of_all = torch.cat([of_all[r * team.rows :][:c] for r, c in enumerate(team.counts)])
     rounding, m, size = how[:3]
-    routing, most_pairs, counts = route_rounded(of_all, K, *how)
-    capacity = places.capacity(most_pairs, team.size, min(most_pairs, tokens * E_local))
+    routing, max_pairs, counts = route_rounded(of_all, K, *how)
+    capacity = places.capacity(max_pairs, team.size, min(max_pairs, tokens * E_local))
     offsets = _rules.offsets_of(routing, E)
-    pairs = _own_pairs(routing, offsets, E, E_local, most_pairs, capacity, team)
+    pairs = _own_pairs(routing, offsets, E, E_local, max_pairs, capacity, team)
 
     chosen, ids = top_k(logits, K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (t, E)
@@ -376,8 +376,8 @@ def rounded(
     del rows
     of_ranks = offsets[:: E_local].diff()  # pairs of each rank's experts
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
-    out = _back(parts, addend, comm.travel, places, capacity < most_pairs, overflow)
-    aux = _aux_of_rounded(routing, offsets, ids, E, most_pairs, team, overflow)
+    out = _back(parts, addend, comm.travel, places, capacity < max_pairs, overflow)
+    aux = _aux_of_rounded(routing, offsets, ids, E, max_pairs, team, overflow)
     of_team = OfTeam(counts, torch.full((), tokens, dtype=torch.int32, device=x.device))
     return out, aux, of_team
 

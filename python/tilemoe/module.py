@@ -122,7 +122,7 @@ class MoE(nn.Module):
         keep_gathered: keep the rows of all ranks for backward, which otherwise gathers them again.
         overlap: with expert_mesh, backward gathers rows while its GEMMs run, and sends dX back
             while dW1's run; False: all steps run one after another. The bits are the same. Older
-            name: `beside`.
+            name: `beside=`.
         chunks: with expert_mesh, the number of collectives in which rows travel while GEMMs run, in
             forward and in backward; or "auto". See `tilemoe.expert_parallel.moe`.
         dispatch: with expert_mesh: "all_gather", every row goes to every rank; "pull", to the ranks
@@ -156,7 +156,7 @@ class MoE(nn.Module):
         torch.Size([3, 5, 64])
     """
 
-    @_renamed.option("beside", "overlap")
+    @_renamed.option(beside="overlap")
     def __init__(
         self,
         d: int | None = None,
@@ -622,8 +622,8 @@ class MoE(nn.Module):
     @torch.no_grad()
     def update_selection_bias(self, expert_counts: Tensor, rate: float = 1e-3) -> None:
         """Balance the load without a loss, as DeepSeek-V3 does: bias += rate * sign(mean(c) - c),
-        so that an expert with too few tokens is chosen more often (arXiv 2408.15664, algorithm 1;
-        arXiv 2412.19437, section 2.1.2, with rate 1e-3).
+        so that an expert with less than the mean load is chosen more often (arXiv 2408.15664,
+        algorithm 1; arXiv 2412.19437, section 2.1.2, with rate 1e-3).
 
         expert_counts (E): `aux.expert_counts` of one step, summed over its micro-batches and, in
         data parallel training, over the ranks (all_reduce), so that all ranks keep the same bias.

@@ -61,10 +61,9 @@ class TileMoERoutedExperts(RoutedExperts):
     """Dispatch, experts and combination as one layer, by the dispatcher of the configuration:
 
     none (`LocalTokenDispatcher`, or no expert mesh): `tilemoe.moe`;
-    `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` if a token has at least as many
-    experts as there are ranks, or `dispatch` is not "all_gather": `tilemoe.expert_parallel.moe` in
-    its place, by `dispatch`, with memory for every routing, or for `capacity_factor` times the mean
-    if it is set;
+    `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` if K is at least the number of
+    ranks, or `dispatch` is not "all_gather": `tilemoe.expert_parallel.moe` in its place, by
+    `dispatch`, with memory for every routing, or for `capacity_factor` times the mean if it is set;
     `DeepEPTokenDispatcher` and `HybridEPTokenDispatcher`: `tilemoe.moe` of the tokens that they
     receive (see _torchtitan_dispatchers.py), except DeepEP's `cudagraphable` in inference;
     any other, and classes derived from these: its own dispatch and combine around the experts."""

@@ -61,7 +61,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
 
 
 @pytest.mark.parametrize("subset", range(1, 64))
-def test_only_what_is_asked_for_is_computed(subset):
+def test_only_requested_gradients_are_computed(subset):
     wanted = [name for bit, name in enumerate(WANTED) if subset & 1 << bit]
     everything, want = problem(bias=True)
     for overwrite_H in (None, True):
@@ -78,7 +78,7 @@ def test_only_what_is_asked_for_is_computed(subset):
 
 @pytest.mark.parametrize("subset", [1, 2, 4, 8, 1 | 2, 4 | 8, 16 | 32, 1 | 8])
 @pytest.mark.parametrize("how", ["grad", "backward", "of views"])
-def test_only_what_a_walk_asks_for_is_computed(how, subset):
+def test_only_inputs_of_a_walk_are_computed(how, subset):
     """All tensors require gradients; the walk names some of them."""
     names = [name for bit, name in enumerate(WANTED) if subset & 1 << bit]
     tensors, want = problem(bias=True)
@@ -98,7 +98,7 @@ def test_only_what_a_walk_asks_for_is_computed(how, subset):
 
 
 @pytest.mark.parametrize("name, answer", [("_running", None), ("_will_execute", True)])
-def test_a_torch_that_cannot_tell_computes_everything(name, answer, monkeypatch):
+def test_a_torch_without_the_answer_computes_everything(name, answer, monkeypatch):
     tensors, want = problem()
     monkeypatch.setattr(_engine, name, lambda *node: answer)
     O = tilemoe.moe(**tensors, K=K)
@@ -109,7 +109,7 @@ def test_a_torch_that_cannot_tell_computes_everything(name, answer, monkeypatch)
     assert torch.equal(dx, want["dx"])
 
 
-def test_the_operators_compute_what_a_walk_asks_for():
+def test_the_operators_compute_the_inputs_of_a_walk():
     x, logits, W1, W2 = logits_layer(DTYPE).values()
     packed = ([0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0])
     O, *_ = torch.ops.tilemoe.moe(

@@ -67,7 +67,7 @@ def test_from_logits_too(dtype):
 
 
 @each_dtype
-def test_past_it_pairs_are_dropped_where_that_is_asked_for(dtype):
+def test_past_it_pairs_are_dropped_on_request(dtype):
     tensors, ids = problem(dtype)
     capacity = int(here(ids).sum()) - 9
     left = fitting(ids, capacity)

@@ -188,7 +188,7 @@ def test_every_quick_case_passes(tmp_path):
 
 
 # oneDNN's GEMM as the library calls it, except for one element of its result.
-WRONG_PRODUCT = """
+WRONG_GEMM = """
 typedef long long dim;
 int dnnl_sgemm(char ta, char tb, dim M, dim N, dim K, float alpha, const float *A, dim lda,
                const float *B, dim ldb, float beta, float *C, dim ldc) {
@@ -210,7 +210,7 @@ int dnnl_sgemm(char ta, char tb, dim M, dim N, dim K, float alpha, const float *
 def gemm(tmp_path):
     """A function: -> a library to preload, with a factor for the first element of the GEMM."""
     source = tmp_path / "gemm.c"
-    source.write_text(WRONG_PRODUCT)
+    source.write_text(WRONG_GEMM)
 
     def build(factor):
         library = tmp_path / f"gemm-{factor}.so"

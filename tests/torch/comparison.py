@@ -46,9 +46,9 @@ def limits_of_expected(got, want, rounding):
     """The limits for a 16-bit layer's tensor, from its float64 values without rounding (want) and
     with rounding where the library stores (rounding, by stored.py): 1.25 times the error of the
     latter, rows 2 times its worst row's."""
-    least = LIMITS[torch.float32]
+    float32 = LIMITS[torch.float32]
     whole, row = errors(rounding.to(got.dtype), want, 1e-2)
-    return Limits(max(1.25 * whole, least.whole), max(2 * row, least.row), 1e-2)
+    return Limits(max(1.25 * whole, float32.whole), max(2 * row, float32.row), 1e-2)
 
 
 def assert_close(got, want, what="tensor", limits=None):

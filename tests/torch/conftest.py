@@ -33,7 +33,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "cpu: of the CPU alone, or of float32")
+    config.addinivalue_line("markers", "cpu: needs the CPU, or float32")
     if config.getoption("--device") == "cpu":
         return
     if not torch.cuda.is_available():

@@ -45,7 +45,7 @@ def same_on(device, got, want):
     same_bits({name: t.to(DEVICES[0]) for name, t in got.items()}, want)
 
 
-def test_in_turn_without_a_change_of_device():
+def test_alternately_without_a_change_of_device():
     of_devices, want = layers()
     for _ in range(5):
         for device, tensors in zip(DEVICES, of_devices):

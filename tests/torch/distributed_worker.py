@@ -22,7 +22,7 @@ import module_support
 from processes import expect, main_of
 from tilemoe._distributed import local_bfloat16
 
-SHAPE = (4, 11)  # of the whole batch: two sequences for each of two ranks
+SHAPE = (4, 11)  # the whole batch: two sequences for each of two ranks
 
 
 class Job:

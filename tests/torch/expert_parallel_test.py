@@ -162,7 +162,7 @@ def test_the_model_chooses_what_was_fast_on_gpus():
     assert len(layers) >= 3
 
 
-def test_the_name_of_a_dimension_is_asked_for():
+def test_the_name_of_a_dimension_is_required():
     class Mesh:
         ndim = 2
 

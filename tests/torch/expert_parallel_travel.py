@@ -181,17 +181,17 @@ def settled():
 
 
 def peaks_on_a_gpu(forward, backward):
-    most = []
+    peaks = []
     begin = settled()
     for call in (forward, backward):
         torch.cuda.reset_peak_memory_stats()
         kept = call()
         torch.cuda.synchronize()
-        most.append(torch.cuda.max_memory_allocated() - begin)
+        peaks.append(torch.cuda.max_memory_allocated() - begin)
         if call is forward:
             stays = torch.cuda.memory_allocated() - begin
         del kept
-    return stays, *most
+    return stays, *peaks
 
 
 def peak_is_the_plans(job):
@@ -212,7 +212,7 @@ def peak_is_the_plans(job):
         inputs, out = [x, *spread.experts.parameters()], []
         forward = lambda: out.append(spread(x))
         backward = lambda: torch.autograd.grad(out.pop(), inputs, dO)
-        if job.device == "cuda":  # what a first call takes for good
+        if job.device == "cuda":  # a first call takes memory for good
             forward(), backward()
         peaks = peaks_on_a_gpu if job.device == "cuda" else peaks_on_a_cpu
         stays, in_forward, in_backward = peaks(forward, backward)
@@ -221,10 +221,10 @@ def peak_is_the_plans(job):
         seen = {"kept": stays - own, "forward": in_forward - own, "backward": in_backward - 2 * own}
         if job.rank == 0:
             print(options, {k: (v, getattr(plan, k)) for k, v in seen.items()})
-        for name, most in seen.items():
+        for name, peak in seen.items():
             said = getattr(plan, name)
-            assert most <= said + router + 2**16, (options, name, most, said)
-            assert most >= 0.8 * said, (options, name, most, said)
+            assert peak <= said + router + 2**16, (options, name, peak, said)
+            assert peak >= 0.8 * said, (options, name, peak, said)
 
 
 def warm_up(call):

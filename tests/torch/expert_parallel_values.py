@@ -94,9 +94,9 @@ def padding(job):
 
 def order_of_chunks(counts, chunks):
     """Tokens of all ranks as they are gathered in chunks: the first of every rank's, and so on."""
-    most, firsts = max(counts), [sum(counts[:rank]) for rank in range(len(counts))]
-    chunks = max(1, min(chunks, most))
-    cuts = [most * chunk // chunks for chunk in range(chunks + 1)]
+    max_count, firsts = max(counts), [sum(counts[:rank]) for rank in range(len(counts))]
+    chunks = max(1, min(chunks, max_count))
+    cuts = [max_count * chunk // chunks for chunk in range(chunks + 1)]
     return [
         first + row
         for begin, end in zip(cuts, cuts[1:])

@@ -66,7 +66,7 @@ def test_config_prints_each_gpus_arch(monkeypatch, capsys):
     def arch_of(index):
         if index in archs:
             return archs[index]
-        raise RuntimeError("unsupported: tilemoe_cuda_kit: TITAN V has none [device.cpp:1: x]")
+        raise RuntimeError("unsupported: tilemoe_cuda_arch: TITAN V has none [device.cpp:1: x]")
 
     monkeypatch.setattr(_library, "_no_cuda", None)
     monkeypatch.setattr(_library, "operators", types.SimpleNamespace(arch_of=arch_of))
@@ -76,7 +76,7 @@ def test_config_prints_each_gpus_arch(monkeypatch, capsys):
     tilemoe.show_config()
     out = capsys.readouterr().out
     assert "cuda:0 NVIDIA A100, 80 GiB: sm80, the newest for compute capability 8.0\n" in out
-    assert "cuda:1 NVIDIA A100, 80 GiB: not used, tilemoe_cuda_kit: TITAN V has none\n" in out
+    assert "cuda:1 NVIDIA A100, 80 GiB: not used, tilemoe_cuda_arch: TITAN V has none\n" in out
 
 
 # Each older name works for one version, with a warning; both names in one call are an error.
@@ -114,7 +114,7 @@ OVERLAPPED = {
 
 
 @pytest.mark.parametrize("call", OVERLAPPED.values(), ids=OVERLAPPED)
-def test_beside_warns_and_is_overlap(monkeypatch, call):
+def test_the_older_name_of_overlap_warns(monkeypatch, call):
     class Stop(Exception):
         pass
 

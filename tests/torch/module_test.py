@@ -246,12 +246,12 @@ def test_selection_bias_balances():
         randn = lambda *shape: torch.randn(shape, generator=g, device="cpu").to(DEVICE, DTYPE)
         moe.gate.weight.copy_(randn(E, d) * d**-0.5)
         x = randn(512, d) + 0.7 * randn(d)  # favours some
-        most = []
+        max_loads = []
         for _ in range(80):
             _, aux = moe(x)
-            most.append(aux.expert_counts.max().item() / (512 * K / E))
+            max_loads.append(aux.expert_counts.max().item() / (512 * K / E))
             moe.update_selection_bias(aux.expert_counts, rate=0.01)
-    assert most[0] > 1.5 and max(most[-10:]) < 1.15, most
+    assert max_loads[0] > 1.5 and max(max_loads[-10:]) < 1.15, max_loads
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from target import DEVICE, DTYPE, DTYPES
 from tilemoe import WeightGradients, _overwrite, functional, ops
 
 OVER_H = "experts_backward_over_H"
-BESIDE_H = "experts_backward"
+KEEPS_H = "experts_backward"
 
 
 USED_UP = "consumed by an earlier backward"
@@ -111,7 +111,7 @@ LAYERS = {
 def test_the_same_bits_wherever_dH_lies(layer, dtype):
     function, tensors, options = LAYERS[layer](dtype)
     want = results(function, tensors, overwrite_H=False, **options)
-    for overwrite_H, operator in ((None, OVER_H), (True, OVER_H), (False, BESIDE_H)):
+    for overwrite_H, operator in ((None, OVER_H), (True, OVER_H), (False, KEEPS_H)):
         with Calls() as calls:
             got = results(function, tensors, overwrite_H=overwrite_H, **options)
         assert calls.names == [operator]
@@ -121,7 +121,7 @@ def test_the_same_bits_wherever_dH_lies(layer, dtype):
 
 def test_the_module_leaves_it_open_and_takes_an_answer():
     x = normal(T, d, seed=20, dtype=DTYPE).requires_grad_()
-    want = {None: OVER_H, True: OVER_H, False: BESIDE_H}
+    want = {None: OVER_H, True: OVER_H, False: KEEPS_H}
     for overwrite_H, operator in want.items():
         torch.manual_seed(1)
         moe = tilemoe.MoE(d, n, E, K, return_aux=True, dtype=DTYPE, device=DEVICE, overwrite_H=overwrite_H)
@@ -141,7 +141,7 @@ def test_a_kept_graph_is_used_again():
     with Calls() as calls:
         for keep in (True, True, False):
             same_bits(gradients(O, tensors, retain_graph=keep), want)
-    assert calls.names == [BESIDE_H, BESIDE_H, OVER_H]
+    assert calls.names == [KEEPS_H, KEEPS_H, OVER_H]
     refused(RuntimeError, FREED, gradients, O, tensors)
 
 
@@ -205,7 +205,7 @@ def test_a_node_called_by_hand_keeps_H():
     O = tilemoe.moe(**tensors, K=K)
     with Calls() as calls:
         O.grad_fn.apply(dO_of(O))
-    assert calls.names == [BESIDE_H]
+    assert calls.names == [KEEPS_H]
     same_bits(gradients(O, tensors), want)
 
 
@@ -220,7 +220,7 @@ def test_checkpoints_overwrite_what_they_recomputed(use_reentrant):
     O = checkpoint(layer, *args, use_reentrant=use_reentrant)
     with Calls() as calls:
         O.backward(dO_of(O), retain_graph=not use_reentrant)
-    assert calls.names == [OVER_H if use_reentrant else BESIDE_H]
+    assert calls.names == [OVER_H if use_reentrant else KEEPS_H]
     assert torch.equal(O, tilemoe.moe(**tensors, K=K))
     same_bits({name: t.grad for name, t in tensors.items()}, want)
     if not use_reentrant:
@@ -255,7 +255,7 @@ def test_hooks_that_copy_have_right_gradients_each_time():
     with Calls() as calls:
         same_bits(gradients(O, tensors, retain_graph=True), want)
         same_bits(gradients(O, tensors), want)
-    assert calls.names == [BESIDE_H, OVER_H]
+    assert calls.names == [KEEPS_H, OVER_H]
     with torch.autograd.graph.save_on_cpu():
         O = tilemoe.moe(**tensors, K=K)
     same_bits(gradients(O, tensors), want)
@@ -279,7 +279,7 @@ def test_a_hook_that_keeps_the_tensor_sees_dH():
     assert not torch.equal(H, before)
 
 
-def test_H_that_another_tensor_shares_is_kept():
+def test_H_with_another_tensor_on_it_is_kept():
     tensors, want = problem()
     seen = []
 
@@ -315,7 +315,7 @@ def test_H_is_kept_unless_torchs_count_of_users_is_understood(how, monkeypatch):
     else:
         monkeypatch.setattr(torch._C, "_storage_Use_Count", make(torch._C._storage_Use_Count))
     monkeypatch.setattr(_overwrite, "_alone", _overwrite._users_if_alone())
-    expect(OVER_H if overwrites else BESIDE_H)
+    expect(OVER_H if overwrites else KEEPS_H)
 
 
 def expect(operator):
@@ -329,7 +329,7 @@ def expect(operator):
 
 def test_without_torchs_answer_H_is_kept(monkeypatch):
     monkeypatch.setattr(_overwrite, "_keeps_graph", lambda: True)  # as where torch lacks it
-    expect(BESIDE_H)
+    expect(KEEPS_H)
 
 
 def test_the_operators_leave_H_as_it_is():
@@ -354,7 +354,7 @@ def test_the_operators_leave_H_as_it_is():
 # ------------------------------------------------------------------- tracing
 
 
-def asks_nobody(monkeypatch):
+def refuse_reading_the_graph(monkeypatch):
     def called():
         raise AssertionError("a traced backward reads whether its graph is kept")
 
@@ -364,7 +364,7 @@ def asks_nobody(monkeypatch):
 @pytest.mark.parametrize("how", ["real", "fake"])
 def test_a_traced_backward_keeps_H(how, monkeypatch):
     tensors, want = problem()
-    asks_nobody(monkeypatch)
+    refuse_reading_the_graph(monkeypatch)
 
     def both(dO, *leaves):
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
@@ -382,7 +382,7 @@ def test_a_traced_backward_keeps_H(how, monkeypatch):
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 def test_a_compiled_layer_keeps_H(backend, monkeypatch):
     tensors, want = problem()
-    asks_nobody(monkeypatch)
+    refuse_reading_the_graph(monkeypatch)
     O = compiled(tilemoe.moe, backend)(**tensors, K=K)
     same_bits(gradients(O, tensors, retain_graph=True), want)
     same_bits(gradients(O, tensors), want)
@@ -416,8 +416,8 @@ def test_compiled_autograd(seen_by, overwrite_H):
 
 @pytest.mark.parametrize(
     ("forward", "backward", "operator"),
-    [(None, None, OVER_H), (7, 7, OVER_H), (7, 8, BESIDE_H), (None, 8, BESIDE_H),
-     (7, None, BESIDE_H)],
+    [(None, None, OVER_H), (7, 7, OVER_H), (7, 8, KEEPS_H), (None, 8, KEEPS_H),
+     (7, None, KEEPS_H)],
 )  # fmt: skip
 def test_H_of_another_capture_is_kept(forward, backward, operator, monkeypatch):
     """A captured graph is replayed and checks nothing then: cuda_test.py has graphs."""

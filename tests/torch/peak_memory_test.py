@@ -52,8 +52,8 @@ def one_thread():
 
 
 def allocations(call):
-    """What a call takes from torch's allocator and gives back, in order: bytes, negative when they
-    are given back. What the call returns stays alive."""
+    """The bytes that a call takes from torch's allocator and gives back, in order, negative when they
+    are given back. The call's result stays alive."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
@@ -102,7 +102,7 @@ def test_the_peak_of_backward_is_its_floor(capsys):
     floor = max(first, last)
     seen = {how: max(live_sums(allocations(backward_of(how)))) for how in (None, True, False)}
     with capsys.disabled():
-        of = ", ".join(f"overwrite_H={how} {most / MIB:.2f}" for how, most in seen.items())
+        of = ", ".join(f"overwrite_H={how} {peak / MIB:.2f}" for how, peak in seen.items())
         print(f"\nbackward's peak, MiB: floor {floor / MIB:.2f}; seen with {of}")
     assert floor <= seen[None] <= floor + SLACK
     assert seen[True] == seen[None]
@@ -192,11 +192,11 @@ def c_library():
     return library
 
 
-def fill_holes(library, least=MIB):
+def fill_holes(library, minimum=MIB):
     """Takes what malloc can give of address space it has already: a heap that other tests have
     left in pieces may have a hole of a gradient's size. Nothing of it is touched."""
     taken, size = [], 1 << 40
-    while size >= least:
+    while size >= minimum:
         block = library.malloc(size)
         if block:
             taken.append(block)

@@ -30,9 +30,9 @@ def alone(tmp_path_factory, data):  # noqa: F811
     return folder
 
 
-def close(ours, theirs, least):
+def close(ours, theirs, first):
     records, references = steps(ours), steps(theirs)
-    assert sorted(records) == list(range(least, 25))
+    assert sorted(records) == list(range(first, 25))
     for step, record in records.items():
         reference = references[step]
         assert record["batch"] == reference["batch"] and record["T"] == reference["T"] == 128

@@ -322,8 +322,8 @@ def test_small_blocks_are_gathered_together(monkeypatch):
     c = dataclasses.replace(CONFIGS["tiny"], layers=5)
     blocks = list(model_of(c).blocks)
     size = sum(p.numel() for p in blocks[0].parameters())
-    for least, expected in ((1, [1] * 5), (size + 1, [2, 2, 1]), (99 * size, [5])):
-        monkeypatch.setattr(plan, "GROUP", least)
+    for size_limit, expected in ((1, [1] * 5), (size + 1, [2, 2, 1]), (99 * size, [5])):
+        monkeypatch.setattr(plan, "GROUP", size_limit)
         found = list(parallel.groups(blocks))
         assert [len(group) for group in found] == expected
         assert sum(found, []) == blocks

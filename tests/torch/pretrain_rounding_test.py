@@ -35,11 +35,11 @@ def chosen(T, E, K, seed=0):
 
 
 @pytest.mark.parametrize(
-    "T, groups, E, K, most", [(24, 1, 5, 2, 6), (24, 3, 5, 2, 2), (8, 2, 4, 4, 3)]
+    "T, groups, E, K, max_pairs", [(24, 1, 5, 2, 6), (24, 3, 5, 2, 2), (8, 2, 4, 4, 3)]
 )
-def test_capacity_keeps_the_highest_scores(T, groups, E, K, most):
+def test_capacity_keeps_the_highest_scores(T, groups, E, K, max_pairs):
     scores, ids = chosen(T, E, K)
-    stays, counts = capacity.kept_pairs(scores, ids, E, most, T // groups)
+    stays, counts = capacity.kept_pairs(scores, ids, E, max_pairs, T // groups)
     assert counts.tolist() == torch.bincount(ids.flatten(), minlength=E).tolist()
     expected = torch.zeros(T, K, dtype=torch.bool)
     for group in range(groups):
@@ -48,7 +48,7 @@ def test_capacity_keeps_the_highest_scores(T, groups, E, K, most):
             of_expert = (ids[first : first + T // groups] == e).nonzero() + torch.tensor([first, 0])
             score = lambda pair: -math.inf if scores[pair].isnan() else float(scores[pair])
             pairs = sorted(map(tuple, of_expert.tolist()), key=lambda pair: (-score(pair), pair))
-            for pair in pairs[:most]:
+            for pair in pairs[:max_pairs]:
                 expected[pair] = True
     assert torch.equal(stays, expected) and not stays.all()
 
@@ -84,8 +84,8 @@ def test_dropped_pairs_have_no_part_in_output_and_gradient():
     out, aux = experts(x, logits, None, **routing)
     scores, ids = logits.topk(c.K)
     scores = scores.softmax(-1)
-    most = math.ceil(0.5 * 16 * c.K / c.E)
-    stays, counts = capacity.kept_pairs(scores, ids, c.E, most, 16)
+    max_pairs = math.ceil(0.5 * 16 * c.K / c.E)
+    stays, counts = capacity.kept_pairs(scores, ids, c.E, max_pairs, 16)
     assert aux.dropped == (~stays).sum() > 0 and aux.added == 0
     assert aux.without == (~stays.any(dim=1)).sum()
     assert torch.equal(aux.expert_counts, counts)

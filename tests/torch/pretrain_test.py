@@ -248,7 +248,7 @@ def test_the_selection_bias_is_one_over_two_processes(data, tmp_path):
 
 
 @pytest.mark.long
-def test_the_log_tells_what_routing_did(whole, data, tmp_path):
+def test_the_log_has_the_counts_of_routing(whole, data, tmp_path):
     """The same of one process and of two, which share the micro-batches."""
     bounded = ["--capacity", "0.75", "--routing-tokens", "32", "--steps", "4"]
     runs = []
@@ -317,8 +317,8 @@ def test_speed_is_measured_alternately(data, tmp_path, processes):
         v = line.values
         assert v["processes"] == processes and v["rounds"] == 2 and v["kind.head_ms"] > 0
         assert 0 < v["update_ms"][1] < v["step_ms"][1]
-        least, median, most = v["tokens_per_s_and_process"]
-        assert least <= median <= most
+        low, median, high = v["tokens_per_s_and_process"]
+        assert low <= median <= high
         assert median == pytest.approx(2 * 32 / (v["step_ms"][1] / 1e3), rel=0.5)
         losses.append(v["last_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

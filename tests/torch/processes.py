@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 LIMIT_S = 240
-TIMEOUT_S = 60  # of a collective
+TIMEOUT_S = 60  # timeout of a collective
 # What a scenario leaves for a result that has to end its process, before a regular expression of the
 # process's last words.
 ENDS = "the process should have ended alone, saying: "

@@ -81,8 +81,8 @@ def scores_at(logits, ids, *, scoring="softmax_over_chosen", routed_scaling_fact
     at = torch.where(there, ids, 0).long()
     if scoring in ("softmax_over_chosen", "softmax_renormalized"):  # one function
         # Finite, so that a token without any id has gradient 0 and not NaN.
-        least = torch.finfo(x.dtype).min
-        p = torch.where(there, x.gather(-1, at), least).softmax(-1)
+        lowest = torch.finfo(x.dtype).min
+        p = torch.where(there, x.gather(-1, at), lowest).softmax(-1)
     elif scoring == "softmax_over_all":
         p = x.softmax(-1).gather(-1, at)
     elif scoring in ("sigmoid", "sigmoid_renormalized"):

@@ -8,7 +8,7 @@ import torch
 
 import target
 
-OF_THE_CPU = "of the CPU alone, or of float32"
+OF_THE_CPU = "needs the CPU, or float32"
 ONE_GPU = "this machine has one GPU"
 NO_CUDA_LIBRARY = "built without CUDA"
 NO_CUDA_TENSORS = "this torch has no CUDA tensors"
@@ -66,7 +66,7 @@ def expected(without=()):
         "autograd_test.py::test_weights_off_16_bytes",
         "capacity_test.py::test_bits_do_not_depend_on_a_capacity_that_suffices",
         "capacity_test.py::test_from_logits_too",
-        "capacity_test.py::test_past_it_pairs_are_dropped_where_that_is_asked_for",
+        "capacity_test.py::test_past_it_pairs_are_dropped_on_request",
         "functional_test.py::test_gpt_oss_form",
         "huggingface_test.py::test_a_model_as_its_files_have_it",
         "module_test.py::test_gpt_oss_form", "operators_test.py::test_a_type_that_no_kernel_has",

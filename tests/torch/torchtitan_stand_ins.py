@@ -2,8 +2,8 @@
 interface and the layout of DeepEP's `ElasticBuffer` and of its hybrid-ep branch's `HybridEPBuffer`,
 and nothing of how they work. Everything between these buffers and the experts is torchtitan's own.
 
-What a buffer need not give, it gives as NaN. It takes bfloat16 alone, and its combine no other rows
-than its dispatch gave.
+A buffer returns NaN for everything that it need not define. It takes bfloat16 alone, and its combine
+only the rows of its dispatch.
 """
 
 import sys

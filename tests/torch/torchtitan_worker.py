@@ -195,8 +195,8 @@ def hybridep_that_does_not_wait_brings_pairs(job):
 
 
 def minimal_async_ep_is_ours(job):
-    """Where a token has as many experts as there are ranks, or rows go to those with one of its
-    experts; elsewhere it stays, with its buffer."""
+    """TileMoE replaces it if K is at least the number of ranks, or if rows go only to the ranks of
+    their experts; otherwise it stays, with its buffer."""
     own = dict(dtype=torch.bfloat16, device=torch.device("cpu"))
     is_torchtitans(job, MinimalAsyncEPTokenDispatcher.Config(**SIZES, **own))
     fewer = MinimalAsyncEPTokenDispatcher.Config(**(SIZES | dict(top_k=1)), **own)

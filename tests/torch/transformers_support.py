@@ -109,7 +109,7 @@ def problem(seed=1, sentinels=False):
 
 
 def run(module, x, ids, scores, dO):
-    """-> {name: tensor}: the output and every gradient that there is."""
+    """-> {name: tensor}: the output and every gradient that is not None."""
     x, scores = (t.detach().clone().requires_grad_() for t in (x, scores))
     module.zero_grad()
     out = module(x, ids, scores)

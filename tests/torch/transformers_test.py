@@ -291,7 +291,7 @@ def test_weights_that_no_kernel_computes_with_are_refused_beforehand(cls, monkey
         _transformers_forms.refuse_weights(seen)
 
 
-def test_a_changed_limit_or_activation_is_asked_for_again():
+def test_a_changed_limit_or_activation_is_read_again():
     module = small(GptOssExperts)
     data = problem()
     before = run(module, *data)
@@ -346,13 +346,13 @@ class LargeTensors(TorchDispatchMode):
         super().__init__()
         weights = [p for p in module.parameters() if p.ndim == 3]
         self.known = {p.untyped_storage().data_ptr() for p in weights}
-        self.least = min(p.numel() for p in weights)
+        self.min_elements = min(p.numel() for p in weights)
         self.seen = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.numel() >= self.least:
+            if isinstance(tensor, torch.Tensor) and tensor.numel() >= self.min_elements:
                 if tensor.untyped_storage().data_ptr() not in self.known:
                     self.known.add(tensor.untyped_storage().data_ptr())
                     self.seen.append(str(function))

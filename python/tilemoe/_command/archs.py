@@ -19,7 +19,7 @@ _COMMAND = (sys.executable, "-m", "tilemoe", "check", "--lines")
 
 def add_options(parser, help):
     parser.add_argument("--arch", choices=ARCHS, help=help)
-    parser.add_argument("--kit", choices=ARCHS, help=argparse.SUPPRESS)
+    parser.add_argument("--kit", dest="older_arch", choices=ARCHS, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=LIMIT_S, metavar="S",
         help=f"seconds after which a case that has not ended counts as hung ({LIMIT_S})")  # fmt: skip
 
@@ -28,12 +28,12 @@ def arch_of(args):
     """The arch of the options --arch and --kit, its older name; None without them."""
     if args.limit < 1:
         raise WrongUsage(f"--limit is {args.limit}, expected at least 1")
-    if args.kit is None:
+    if args.older_arch is None:
         return args.arch
-    if args.arch not in (None, args.kit):
-        raise WrongUsage(f"--arch {args.arch} and --kit {args.kit}, its older name, differ")
+    if args.arch not in (None, args.older_arch):
+        raise WrongUsage(f"--arch {args.arch} and --kit {args.older_arch}, its older name, differ")
     print("tilemoe: warning: --kit is the older name of --arch", file=sys.stderr)
-    return args.kit
+    return args.older_arch
 
 
 def environment(arch):

@@ -144,9 +144,9 @@ def run(args):
     arch = archs.arch_of(args)
     if arch is not None and args.device == "cpu":
         raise WrongUsage("--arch selects kernels of a GPU: leave out --device cpu")
-    for name, most in MAXIMA.items():
-        if not 0 <= getattr(args, name) <= most:
-            raise WrongUsage(f"--{name} is {getattr(args, name)}, expected 0 to {most}")
+    for name, maximum in MAXIMA.items():
+        if not 0 <= getattr(args, name) <= maximum:
+            raise WrongUsage(f"--{name} is {getattr(args, name)}, expected 0 to {maximum}")
     if args.lines:
         return _emit(args)
     operators()  # or why they cannot be loaded

@@ -175,9 +175,9 @@ def _say(line):
 def _run(args):
     if args.list:
         return _list()
-    for option, least in (("rounds", 1), ("timeout", 1), ("threads", 0)):
-        if getattr(args, option) < least:
-            raise WrongUsage(f"--{option} is {getattr(args, option):g}, expected at least {least}")
+    for option, minimum in (("rounds", 1), ("timeout", 1), ("threads", 0)):
+        if getattr(args, option) < minimum:
+            raise WrongUsage(f"--{option} is {getattr(args, option):g}, expected at least {minimum}")
     if args.graph and args.passes not in (None, "inference"):
         raise WrongUsage(f"--graph measures --pass inference, not {args.passes}")
     if args.graph and args.host:

@@ -8,7 +8,7 @@ import subprocess
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]  # of the source tree, if this is one
+ROOT = pathlib.Path(__file__).resolve().parents[3]  # the source tree, if it is one
 
 
 def _cpu_model():

@@ -44,11 +44,11 @@ class CpuClock:
 class CudaClock:
     FLUSH_BYTES = 256 << 20  # five times the L2
     CYCLES_PER_MS = 1_900_000  # of an H100's SM at its highest clock
-    LEAST_AHEAD_MS, MOST_AHEAD_MS = 7, 100
+    MIN_AHEAD_MS, MAX_AHEAD_MS = 7, 100
 
     def __init__(self):
         self.flush = torch.zeros(self.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-        self.ahead_ms = self.LEAST_AHEAD_MS
+        self.ahead_ms = self.MIN_AHEAD_MS
 
     def timed(self, work):
         """Milliseconds on the device with cold caches, and what the call returned. The device
@@ -76,7 +76,7 @@ class CudaClock:
         result = work()
         elapsed = (time.perf_counter() - begin) * 1e3
         torch.cuda.synchronize()
-        self.ahead_ms = min(max(self.ahead_ms, 2 * elapsed), self.MOST_AHEAD_MS)
+        self.ahead_ms = min(max(self.ahead_ms, 2 * elapsed), self.MAX_AHEAD_MS)
         return elapsed, result
 
     @staticmethod
@@ -178,17 +178,17 @@ class Graph(Measured):
     of the layer, whose weights are cold: the copies that run between two runs of one read at least
     three times the size of the L2. Replays follow each other while the host is ahead."""
 
-    LEAST_FORWARDS, REPLAYS, MOST_COPIES, L2_BETWEEN = 48, 4, 64, 3
+    MIN_FORWARDS, REPLAYS, MAX_COPIES, L2_BETWEEN = 48, 4, 64, 3
 
     def __init__(self, make_peer, case):
         self.host_peer, self.passes, self.clock = None, "inference", CudaClock()
         expert = 3 * case.n * case.d * DTYPES[case.dtype].itemsize
         l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         copies = -(-self.L2_BETWEEN * l2_bytes // (expert * case.K)) + 1  # it reads K or more
-        if copies > self.MOST_COPIES:
+        if copies > self.MAX_COPIES:
             raise LeftOut(f"{copies} copies of so small a layer would be needed for cold weights")
         peers = [make_peer(Problem(case, seed)) for seed in range(copies)]
-        self.peer, repeats = peers[0], -(-self.LEAST_FORWARDS // copies)
+        self.peer, repeats = peers[0], -(-self.MIN_FORWARDS // copies)
         self.forwards = repeats * copies
         experts = sum(peer.top_k()[1].unique().numel() for peer in peers) / copies
         self.values = {"copies": copies, "experts": experts, "weight_bytes": int(experts * expert)}

@@ -20,7 +20,7 @@ from .measure import LeftOut
 from .peers import TileMoE
 from .records import Measurement, quartiles
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the package, for its own workers
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # the package's folder, for its own workers
 COMPILE_AT_ONCE = 4  # each holds a layer's weights and gradients
 COMPILE_TOKENS = 1024  # tiles are chosen by time, for each T: not while others disturb it
 
@@ -178,7 +178,7 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
     finally:
         for worker in workers:
             worker.close()
-    commit = answers[TileMoE.name]["commit"] or "unknown"  # of the bench, too
+    commit = answers[TileMoE.name]["commit"] or "unknown"  # the commit of the bench, too
     for answer in answers.values():
         answer["commit"] = answer["commit"] or commit
     ours = living[0].rounds
