@@ -117,6 +117,10 @@ class Program(unittest.TestCase):
                 subprocess.run(["git", *command], cwd=root, check=True)
             self.assertEqual(run(root).stdout, "b.cpp:1: slab -> fragment\n")
 
+    def test_finds_nothing_in_this_tree(self):
+        result = run(str(ROOT))
+        self.assertEqual((result.returncode, result.stdout), (0, ""))
+
 
 if __name__ == "__main__":
     unittest.main()
