@@ -4,7 +4,6 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/arch.cpp
   cuda/choose_kernel.cpp
   cuda/core/device.cpp
-  cuda/core/device.cpp
   cuda/core/tensor_map.cpp
   cuda/ops/table.cpp
   cuda/gemm/schedule/cost.cpp
