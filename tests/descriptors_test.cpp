@@ -8,8 +8,11 @@
 #include <string_view>
 #include <tuple>
 
-#include "cuda/gemm/load/operand.h"
 #include "cuda/ops/table.h"
+// The host needs of this header the layout of an operand.
+#define __device__
+#include "cuda/gemm/load/stage.h"
+#undef __device__
 
 namespace tilemoe::cuda {
 namespace instances {

@@ -10,7 +10,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/gemm/schedule/sizes.cpp
   cuda/two_cta.cpp
 )
-# Products: files that their table makes, for the architectures that an arch runs on.
+# GEMM kernels: generated from their table, for the architectures of each arch.
 include(cuda/ops/kernels.cmake)
 write_kernel_instances(gemm_kernels)
 target_compile_definitions(tilemoe_cuda_objects PRIVATE ${arch_definitions})

@@ -3,7 +3,7 @@
 #include "async_kernels.h"
 #include "cuda/core/device.h"
 #include "cuda/core/tensor_map.h"
-#include "cuda/gemm/load/operand.h"
+#include "cuda/gemm/load/stage.h"
 #include "cuda/ptx/address.h"
 #include "cuda/ptx/barriers.h"
 #include "cuda/ptx/descriptors.h"

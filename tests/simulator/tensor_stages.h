@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "cuda/gemm/load/operand.h"
+#include "cuda/gemm/load/stage.h"
 #include "cuda/ptx/address.h"
 #include "cuda/ptx/barriers.h"
 

@@ -6,7 +6,7 @@
 
 #include "cuda/core/fragment.h"
 #include "cuda/core/recipe.h"
-#include "cuda/gemm/load/operand.h"
+#include "cuda/gemm/load/stage.h"
 #include "cuda/ptx/tcgen05.h"
 #include "cuda/ptx/warp.h"
 

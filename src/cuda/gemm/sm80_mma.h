@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/core/fragment.h"
-#include "cuda/gemm/load/operand.h"
+#include "cuda/gemm/load/stage.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/mma_sync.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/core/fragment.h"
-#include "cuda/gemm/load/operand.h"
+#include "cuda/gemm/load/stage.h"
 #include "cuda/ptx/warp.h"
 #include "cuda/ptx/wgmma.h"
 

@@ -11,7 +11,7 @@
 #include "cuda/core/gemm_steps.h"
 #include "cuda/gemm/epilogue/sm90_store.h"
 #include "cuda/gemm/epilogue/weight_gradient.h"
-#include "cuda/gemm/load/operand.h"
+#include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/gemm/sm90.h"
 #include "cuda/gemm/sm90_epilogue.h"

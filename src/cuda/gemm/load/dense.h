@@ -10,7 +10,6 @@
 #include "cuda/core/fragment.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/tensor_map.h"
-#include "cuda/gemm/load/cluster_boxes.h"
 #include "cuda/gemm/load/gathered.h"
 #include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/load/weights.h"

@@ -10,12 +10,9 @@
 #include "core/check.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/gemm_steps.h"
-#include "cuda/core/tensor_map.h"
-#include "cuda/gemm/load/cluster_boxes.h"
 #include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/ptx/copy.h"
-#include "cuda/ptx/tma.h"
 
 namespace tilemoe::cuda {
 

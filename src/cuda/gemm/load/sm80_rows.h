@@ -6,7 +6,7 @@
 
 #include "core/backend.h"
 #include "cuda/gemm/load/gathered.h"
-#include "cuda/gemm/load/operand.h"
+#include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/ptx/copy.h"

@@ -10,8 +10,8 @@
 
 #include "core/check.h"
 #include "cuda/core/gemm_steps.h"
-#include "cuda/gemm/load/operand.h"
 #include "cuda/gemm/load/sm80_rows.h"
+#include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/schedule/tile.h"
 

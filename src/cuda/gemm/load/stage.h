@@ -5,10 +5,37 @@
 #include <concepts>
 #include <cstdint>
 
-#include "cuda/gemm/load/operand.h"
+#include "core/numbers.h"
+#include "cuda/core/variant.h"
 #include "cuda/gemm/schedule/tile.h"
 
 namespace tilemoe::cuda {
+
+// An operand's tile of one k block in shared memory, as loaders write it and MMAs read it: rows of
+// 128 bytes in swizzled atoms of 1024 bytes. TMA writes this layout and wgmma reads it; threads
+// copy to it, and ldmatrix reads it, without bank conflicts.
+//
+// K-major: (kRows, 64). MN-major: chunks of 64 rows, each (64 steps of the sum, 64 rows).
+template <Major kMajor_, int kRows_>
+struct StagedOperand {
+  static constexpr Major kMajor = kMajor_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kRowBytes = 128;
+  static constexpr int kBytes = kRows * kRowBytes;
+  static constexpr int kChunkBytes = 64 * kRowBytes;
+  static constexpr int kAtomBytes = 8 * kRowBytes;
+  static_assert(kRows % (kMajor == Major::kK ? 8 : 64) == 0, "parts begin at whole atoms");
+
+  // Bytes from the operand of one MMA, `mma_k` elements of K, to that of the next.
+  static constexpr int step_bytes(int mma_k, int element_bytes) {
+    return mma_k * (kMajor == Major::kK ? element_bytes : kRowBytes);
+  }
+};
+
+// Where the 16-byte chunk `chunk` of row `row` lies in its atom.
+TILEMOE_HOST_DEVICE uint32_t swizzled_chunk(uint32_t row, uint32_t chunk) {
+  return (chunk ^ (row & 7)) * 16;
+}
 
 // A stage, and the parity of the number of completed rounds of the ring.
 template <int kStages>
