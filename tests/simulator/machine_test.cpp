@@ -187,7 +187,7 @@ TEST_F(Simulator, NamesAReadThatDoesNotWaitForItsCopy) {
       const Finding& finding = read != nullptr ? *read : *unwritten;
       EXPECT_TRUE(names(finding.site, line_of("uses"))) << describe(finding);
       if (read != nullptr) {
-        EXPECT_TRUE(names(read->other, line_of("fills")) || begins(read->other, "cp_async.h"))
+        EXPECT_TRUE(names(read->other, line_of("fills")) || begins(read->other, "copy.h"))
             << describe(*read);
         EXPECT_NE(read->other_thread.find("cp.async of thread"), std::string::npos);
       }
@@ -201,7 +201,7 @@ TEST_F(Simulator, NamesACopyOverWhatOthersRead) {
       const Finding* const over = find(outcome, FindingKind::kOverwrittenInUse);
       ASSERT_NE(over, nullptr) << all(outcome.findings);
       EXPECT_TRUE(names(over->other, line_of("uses"))) << describe(*over);
-      EXPECT_NE(over->site.find("cp_async.h"), std::string::npos) << describe(*over);
+      EXPECT_NE(over->site.find("copy.h"), std::string::npos) << describe(*over);
     }
 }
 
