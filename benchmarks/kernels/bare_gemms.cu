@@ -12,9 +12,10 @@
 #include "cuda/core/recipe.h"
 #include "cuda/device.h"  // of apps/tilemoe
 #include "cuda/gemm/load/stage.h"
-#include "cuda/gemm/sm80_mma.h"
-#include "cuda/gemm/sm90_mma.h"
+#include "cuda/gemm/sm80.h"
+#include "cuda/gemm/sm90.h"
 #include "cuda/ops/table.h"
+#include "cuda/ptx/address.h"
 #include "cuda/ptx/barriers.h"
 #include "cuda/ptx/descriptors.h"
 #include "cuda/ptx/warp.h"
