@@ -28,7 +28,7 @@ struct Finding {
   std::string block, thread;  // "(3, 0)", "17"
   std::string address;        // "shared 0x1a40", "array 3 (4096 bytes) + 132"; empty: none
   std::string what;           // in words
-  std::string site, other;    // "ring.h:64 < load_ahead.h:48 < ..."; `other` may be empty
+  std::string site, other;    // "sm80.h:112 < sm80.h:251 < ..."; `other` may be empty
   std::string other_thread;   // who made the other access
 };
 std::string describe(const Finding& finding);
